@@ -1,0 +1,357 @@
+"""The artifact folder: the one exchange format of the project, and a valid Hugging Face folder.
+
+In: a folder, or an `Artifact` in memory. Out: the other one.
+
+    config.json         public ALBERT names; our options under the key `albertkit`
+    model.safetensors   each weight once, under the public names
+    tokenizer.json      (+ spiece.model or vocab.txt where the original has one)
+    albertkit.json      task, labels, pooling, depth, metrics, how it was made, and the hash of each file
+    README.md           a model card, written here
+
+Writing is atomic: everything goes into a folder beside the target, is flushed to disk, and is renamed. Reading never
+unpickles, bounds every size before it allocates, and checks names, shapes and hashes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from albertkit import __version__
+from albertkit.config import AlbertConfig
+from albertkit.errors import AlbertkitError, nearest
+from albertkit.interop.names import CLASSIFIERS, names
+from albertkit.tokenizer import Tokenizer
+from albertkit.weights import HEADS, encoder_shapes, head_shapes, heads_in, size
+
+FORMAT = 1
+JSON_LIMIT = 16 * 2**20
+WEIGHTS_FILE = "model.safetensors"
+META_FILE = "albertkit.json"
+TASKS = ("pretrain", "classify", "tag", "answer", "choose", "embed")
+# Head → the class of transformers that reads the folder.
+ARCHITECTURES = {
+    "classify": "AlbertForSequenceClassification",
+    "tag": "AlbertForTokenClassification",
+    "choose": "AlbertForMultipleChoice",
+    "answer": "AlbertForQuestionAnswering",
+    "sop": "AlbertForPreTraining",
+    "mlm": "AlbertForMaskedLM",
+}
+
+
+@dataclass(frozen=True)
+class Meta:
+    """`albertkit.json`: what the weights alone do not say."""
+
+    task: str = "pretrain"
+    """What the model was made for."""
+    labels: tuple[str, ...] = ()
+    """Names of the classes, in the order of the head's rows."""
+    pooling: str = "mean"
+    """How token vectors become one vector."""
+    depth: int | None = None
+    """Layers to apply by default; None means all."""
+    quantisation: str | None = None
+    """How the weights are stored, when not as floats."""
+    metrics: dict[str, Any] = field(default_factory=dict)
+    """Scores, by name of the data they were measured on."""
+    made: tuple[dict[str, Any], ...] = ()
+    """What was done, first step first."""
+
+    def __post_init__(self) -> None:
+        if self.task not in TASKS:
+            raise AlbertkitError(
+                f"task is {self.task!r}{nearest(str(self.task), TASKS)}; choose one of {', '.join(TASKS)}"
+            )
+        if self.depth is not None and (not isinstance(self.depth, int) or not 1 <= self.depth <= 1024):
+            raise AlbertkitError(f"depth is {self.depth!r} in {META_FILE}; it must be a whole number from 1 to 1024")
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Meta:
+        """Read `albertkit.json`; unknown keys are errors."""
+        known = {f.name for f in dataclasses.fields(cls)}
+        for key in data:
+            if key not in known:
+                raise AlbertkitError(
+                    f"unknown key {key!r} in {META_FILE}{nearest(key, known)}; a newer albertkit may know it"
+                )
+        values = dict(data)
+        for key in ("labels", "made"):
+            if not isinstance(values.get(key, []), list):
+                raise AlbertkitError(f"{key} is {values[key]!r} in {META_FILE}; it must be a list")
+            values[key] = tuple(values.get(key, ()))
+        return cls(**values)
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """A model in memory: config, weights under our names, tokenizer, and what is known about it."""
+
+    config: AlbertConfig
+    weights: dict[str, np.ndarray]
+    tokenizer: Tokenizer | None = None
+    meta: Meta = field(default_factory=Meta)
+
+    def __post_init__(self) -> None:
+        check_weights(self.config, self.weights)
+
+    @property
+    def heads(self) -> list[str]:
+        """The heads the weights hold."""
+        return heads_in(frozenset(self.weights))
+
+
+def check_weights(config: AlbertConfig, weights: dict[str, np.ndarray]) -> None:
+    """Refuse missing, odd, mis-shaped or non-finite tensors, by name."""
+    expected = encoder_shapes(config, pooler="encoder.pooler.weight" in weights)
+    for head in heads_in(frozenset(weights)):
+        if head in HEADS:
+            rows = weights.get(f"heads.{head}.linear.weight")
+            expected |= head_shapes(config, head, labels=2 if rows is None or not rows.shape else len(rows))
+    for name, shape in expected.items():
+        if name not in weights:
+            raise AlbertkitError(f"tensor {name!r} is missing; a model of this config needs it with shape {shape}")
+        if weights[name].shape != shape:
+            raise AlbertkitError(
+                f"tensor {name!r} has shape {weights[name].shape}; config.json asks for {shape}, so one of them is wrong"
+            )
+    for name, array in weights.items():
+        own_head = name.startswith("heads.") and name.split(".")[1] not in HEADS
+        if name not in expected and not own_head:
+            raise AlbertkitError(f"tensor {name!r} is not part of this model{nearest(name, expected)}")
+        if array.dtype.kind != "f":
+            raise AlbertkitError(f"tensor {name!r} holds {array.dtype}; weights must be floating point")
+        if not np.isfinite(array).all():
+            raise AlbertkitError(f"tensor {name!r} holds NaN or infinity; the file is damaged or the training failed")
+
+
+# Reading ---------------------------------------------------------------------------------------------------------
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file of bounded size."""
+    try:
+        length = path.stat().st_size
+        if length > JSON_LIMIT:
+            raise AlbertkitError(f"{path} has {length:,} bytes; a file of this kind has at most {JSON_LIMIT:,}")
+        data = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise AlbertkitError(f"{path} does not exist; is {path.parent} the folder of a model?") from None
+    except OSError as error:
+        raise AlbertkitError(f"{path} cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, AlbertkitError):
+            raise
+        raise AlbertkitError(f"{path} is not valid JSON: {str(error)[:200]}") from None
+    if not isinstance(data, dict):
+        raise AlbertkitError(f"{path} holds a {type(data).__name__}; it must be a JSON object")
+    return data
+
+
+def read_tensors(path: Path) -> dict[str, np.ndarray]:
+    """All tensors of a safetensors file; halves and bfloat16 become float32."""
+    import ml_dtypes  # noqa: F401  teaches numpy the name 'bfloat16', which the reader asks for
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(str(path), framework="numpy") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  not a mapping
+    except FileNotFoundError:
+        raise AlbertkitError(f"{path} does not exist; a model folder holds {WEIGHTS_FILE}") from None
+    except (SafetensorError, OSError, ValueError, TypeError, MemoryError) as error:
+        raise AlbertkitError(f"{path} is not a whole safetensors file: {str(error)[:200]}") from None
+    small = ("float16", "bfloat16")
+    return {name: t.astype(np.float32) if t.dtype.name in small else t for name, t in tensors.items()}
+
+
+def digest(path: Path) -> str:
+    """SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest() if hasattr(hashlib, "file_digest") else _digest(file)
+
+
+def _digest(file: Any) -> str:
+    total = hashlib.sha256()
+    while block := file.read(2**20):
+        total.update(block)
+    return total.hexdigest()
+
+
+def read_meta(folder: Path) -> tuple[Meta, dict[str, str]]:
+    """`albertkit.json` and the hashes it holds."""
+    data = read_json(folder / META_FILE)
+    found = data.pop("format", None)
+    data.pop("albertkit", None)
+    files = data.pop("files", {})
+    if found != FORMAT:
+        raise AlbertkitError(f"{folder / META_FILE} has format {found!r}; this albertkit reads {FORMAT}, so update it")
+    if not isinstance(files, dict) or not all(isinstance(v, str) for v in files.values()):
+        raise AlbertkitError(f"'files' in {folder / META_FILE} must map file names to hashes")
+    return Meta.from_dict(data), files
+
+
+def check_files(folder: Path, files: dict[str, str]) -> None:
+    """Compare each file with the hash that was written with it."""
+    for name, wanted in files.items():
+        if Path(name).name != name:
+            raise AlbertkitError(f"{META_FILE} names the file {name!r}; only plain names inside the folder are allowed")
+        path = folder / name
+        if not path.is_file():
+            raise AlbertkitError(f"{path} is missing; {META_FILE} lists it, so the folder is incomplete")
+        if digest(path) != wanted:
+            raise AlbertkitError(f"{path} has changed since it was written (its hash differs); copy the folder anew")
+
+
+def read_artifact(folder: Path | str) -> Artifact:
+    """Open a folder that albertkit wrote."""
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise AlbertkitError(f"{folder} is not a folder; give the folder of a model")
+    if not (folder / META_FILE).is_file():
+        raise AlbertkitError(f"{folder} holds no {META_FILE}; run  albertkit convert {folder} OUT  first")
+    meta, files = read_meta(folder)
+    check_files(folder, files)
+    config = AlbertConfig.from_dict(read_json(folder / "config.json"))
+    public = read_tensors(folder / WEIGHTS_FILE)
+    ours = {name.torch: name.ours for name in names(config, classifier=_classifier(meta.task))}
+    weights = {ours.get(name, name): array for name, array in public.items()}
+    tokenizer = None
+    if (folder / "tokenizer.json").is_file():
+        tokenizer = Tokenizer.load(folder, vocab_size=config.vocab_size)
+    return Artifact(config, weights, tokenizer, meta)
+
+
+def _classifier(task: str) -> str:
+    return task if task in CLASSIFIERS else "classify"
+
+
+# Writing ---------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def new_folder(target: Path, overwrite: bool = False) -> Iterator[Path]:
+    """A scratch folder that becomes `target` when the block ends well, and vanishes when it does not."""
+    target = Path(os.path.abspath(target))  # noqa: PTH100  keeps a symlinked parent as the user wrote it
+    if target.exists() and not overwrite and (not target.is_dir() or any(target.iterdir())):
+        raise AlbertkitError(f"{target} exists and is not empty; choose another place or allow overwriting (--force)")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".part", dir=target.parent))
+    except OSError as error:
+        raise AlbertkitError(f"{target.parent} cannot be written: {error.strerror}; choose another place") from None
+    try:
+        yield scratch
+        for path in scratch.iterdir():
+            _flush(path)
+        _flush(scratch)
+        old = None
+        if target.exists():
+            old = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".old", dir=target.parent))
+            target.rename(old / target.name)
+        scratch.chmod(0o755)
+        scratch.rename(target)
+        _flush(target.parent)
+        if old is not None:
+            shutil.rmtree(old, ignore_errors=True)
+    except OSError as error:
+        raise AlbertkitError(f"writing {target} failed: {error.strerror}; nothing was changed") from None
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _flush(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write_json(path: Path, data: dict[str, Any]) -> None:
+    """Readable JSON with a newline at its end."""
+    path.write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def write_artifact(artifact: Artifact, folder: Path | str, overwrite: bool = False) -> Path:
+    """Write the folder, whole or not at all."""
+    from safetensors.numpy import save_file
+
+    folder = Path(folder)
+    config, meta = artifact.config, artifact.meta
+    if artifact.tokenizer is not None and artifact.tokenizer.vocab_size > config.vocab_size:
+        raise AlbertkitError(
+            f"the tokenizer knows {artifact.tokenizer.vocab_size} pieces and the model {config.vocab_size}; "
+            f"they do not belong together"
+        )
+    theirs = {name.ours: name.torch for name in names(config, classifier=_classifier(meta.task))}
+    tensors = {theirs.get(n, n): np.ascontiguousarray(a) for n, a in artifact.weights.items()}
+    with new_folder(folder, overwrite) as scratch:
+        write_json(scratch / "config.json", public_config(artifact))
+        save_file(tensors, str(scratch / WEIGHTS_FILE), metadata={"format": "pt"})
+        if artifact.tokenizer is not None:
+            artifact.tokenizer.save(scratch)
+        files = {path.name: digest(path) for path in sorted(scratch.iterdir())}
+        about = {"format": FORMAT, "albertkit": __version__, **dataclasses.asdict(meta), "files": files}
+        write_json(scratch / META_FILE, about)
+        (scratch / "README.md").write_text(model_card(artifact), encoding="utf-8")
+    return folder
+
+
+def public_config(artifact: Artifact) -> dict[str, Any]:
+    """`config.json` with what transformers wants to know: the class to open it with, and the labels."""
+    data = artifact.config.to_dict()
+    heads = artifact.heads
+    data["architectures"] = [next((name for head, name in ARCHITECTURES.items() if head in heads), "AlbertModel")]
+    if artifact.meta.labels:
+        data["id2label"] = {str(i): label for i, label in enumerate(artifact.meta.labels)}
+        data["label2id"] = {label: i for i, label in enumerate(artifact.meta.labels)}
+    return data
+
+
+def model_card(artifact: Artifact) -> str:
+    """README.md of the folder, from what the artifact itself knows."""
+    config, meta = artifact.config, artifact.meta
+    encoder = {n: a.shape for n, a in artifact.weights.items() if n.startswith("encoder.")}
+    lines = [
+        "---",
+        "library_name: albertkit",
+        "tags: [albert]",
+        "---",
+        f"# ALBERT, {size(encoder):,} parameters",
+        "",
+        f"- layers {config.num_hidden_layers} (weights of {config.num_hidden_groups * config.inner_group_num}), "
+        f"hidden {config.hidden_size}, heads {config.num_attention_heads}, "
+        f"embedding {config.embedding_size}, vocabulary {config.vocab_size:,}, length {config.max_position_embeddings}",
+        f"- task: {meta.task}; heads: {', '.join(artifact.heads) or 'none'}",
+    ]
+    if artifact.tokenizer is not None:
+        lines.append(f"- tokenizer: {artifact.tokenizer.kind}, {artifact.tokenizer.vocab_size:,} pieces")
+    if meta.labels:
+        shown = ", ".join(meta.labels[:20]) + (" …" if len(meta.labels) > 20 else "")
+        lines.append(f"- labels: {shown}")
+    if config.options.active():
+        lines.append(f"- options beyond canonical ALBERT: {', '.join(config.options.active())}")
+    for title, entries in (("Scores", meta.metrics.items()), ("How it was made", enumerate(meta.made, 1))):
+        rows = [f"- {key}: {json.dumps(value, ensure_ascii=False)}" for key, value in entries]
+        lines += ["", f"## {title}", "", *rows] if rows else []
+    lines += [
+        "",
+        "```python",
+        "from albertkit.model import AlbertModel",
+        'model = AlbertModel.from_artifact("FOLDER")',
+        "```",
+        "",
+    ]
+    return "\n".join(lines)

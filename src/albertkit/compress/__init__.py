@@ -1,0 +1,1 @@
+"""What makes a model smaller or tells how large it is."""

@@ -1,0 +1,352 @@
+"""The shape of a model: `AlbertConfig`, its options, and the table of presets.
+
+In: a `config.json` with the public ALBERT names, or a preset name. Out: one frozen, validated `AlbertConfig`.
+After this file: `weights.py` turns a config into the table of its tensors.
+
+Canonical ALBERT is what every default gives. What this project adds lives in `Options`, stored in `config.json`
+under the key `albertkit`, so that a reader of the public format sees at once that a model is more than canonical.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from albertkit.errors import AlbertkitError, nearest
+
+# Public name of an activation → the name we keep. The original code calls the tanh form `gelu`; transformers calls it
+# `gelu_new` and keeps `gelu` for the erf form. `config.json` follows transformers.
+ACTIVATIONS = {
+    "gelu": "gelu",
+    "gelu_new": "gelu_new",
+    "gelu_pytorch_tanh": "gelu_new",
+    "gelu_fast": "gelu_new",
+    "relu": "relu",
+    "silu": "silu",
+    "swish": "silu",
+    "tanh": "tanh",
+}
+
+# Largest value of each size. They bound what a hostile config.json can make us allocate.
+LIMITS = {
+    "vocab_size": 4_000_000,
+    "embedding_size": 65_536,
+    "hidden_size": 65_536,
+    "num_hidden_layers": 1_024,
+    "num_hidden_groups": 1_024,
+    "num_attention_heads": 4_096,
+    "intermediate_size": 262_144,
+    "inner_group_num": 64,
+    "max_position_embeddings": 1_048_576,
+    "type_vocab_size": 1_024,
+}
+MAX_PARAMETERS = 20_000_000_000
+
+
+@dataclass(frozen=True)
+class Options:
+    """What goes beyond canonical ALBERT. Every default is off."""
+
+    brightmart_layout: bool = False
+    """Position and segment embeddings and the first LayerNorm at size H, after the projection, as in albert_zh."""
+
+    def active(self) -> list[str]:
+        """Names of the options that are on; such a model cannot be opened by transformers."""
+        return [f.name for f in dataclasses.fields(self) if getattr(self, f.name) != f.default]
+
+
+@dataclass(frozen=True)
+class AlbertConfig:
+    """The public `config.json` of ALBERT, checked. The defaults are `base` with the dropout of version 2."""
+
+    vocab_size: int = 30_000
+    """Rows of the word embedding table, V."""
+    embedding_size: int = 128
+    """Width of the embedding tables, E (the factorisation's k)."""
+    hidden_size: int = 768
+    """Width of the layers, H."""
+    num_hidden_layers: int = 12
+    """How often the shared layer is applied, L."""
+    num_hidden_groups: int = 1
+    """Sets of layer weights, m; layer i uses group i·m // L, so groups may be uneven."""
+    num_attention_heads: int = 12
+    """Attention heads; they divide H."""
+    intermediate_size: int = 3_072
+    """Width of the feed-forward part, F."""
+    inner_group_num: int = 1
+    """Layers inside one group, applied one after the other at each use of the group."""
+    hidden_act: str = "gelu_new"
+    """Activation of the feed-forward part and of the masked-word head."""
+    hidden_dropout_prob: float = 0.0
+    """Dropout after the embeddings, the attention output and the feed-forward output."""
+    attention_probs_dropout_prob: float = 0.0
+    """Dropout on the attention weights."""
+    classifier_dropout_prob: float = 0.1
+    """Dropout before a task head."""
+    max_position_embeddings: int = 512
+    """Longest input in tokens."""
+    type_vocab_size: int = 2
+    """Number of segments."""
+    initializer_range: float = 0.02
+    """Standard deviation of fresh weights."""
+    layer_norm_eps: float = 1e-12
+    """ε inside the square root of LayerNorm."""
+    pad_token_id: int = 0
+    bos_token_id: int = 2
+    eos_token_id: int = 3
+    options: Options = field(default_factory=Options)
+    """What this project adds, under the key `albertkit`."""
+
+    def __post_init__(self) -> None:
+        for name, limit in LIMITS.items():
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= limit:
+                raise AlbertkitError(f"{name} is {value!r}; it must be a whole number from 1 to {limit:,}")
+        if self.hidden_size % self.num_attention_heads:
+            raise AlbertkitError(
+                f"hidden_size {self.hidden_size} is not a multiple of num_attention_heads "
+                f"{self.num_attention_heads}; choose a number of heads that divides it"
+            )
+        if self.num_hidden_groups > self.num_hidden_layers:
+            raise AlbertkitError(
+                f"num_hidden_groups {self.num_hidden_groups} exceeds num_hidden_layers "
+                f"{self.num_hidden_layers}; a group without a layer would never be used"
+            )
+        if self.hidden_act not in ACTIVATIONS:
+            raise AlbertkitError(
+                f"hidden_act {self.hidden_act!r} is unknown; choose one of {', '.join(ACTIVATIONS)}"
+                f"{nearest(str(self.hidden_act), ACTIVATIONS)}"
+            )
+        object.__setattr__(self, "hidden_act", ACTIVATIONS[self.hidden_act])
+        for name in ("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout_prob"):
+            self._number(name, 0.0, 1.0, "from 0 up to, not including, 1")
+        self._number("layer_norm_eps", 1e-20, 1.0, "between 1e-20 and 1")
+        self._number("initializer_range", 0.0, 10.0, "from 0 to 10")
+        for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+                raise AlbertkitError(f"{name} is {value!r}; it must be a token id, 0 or above")
+        if not isinstance(self.options, Options):
+            raise AlbertkitError(f"options is {type(self.options).__name__}; it must be an Options")
+        layer = self.hidden_size * (4 * self.hidden_size + 2 * self.intermediate_size)
+        tables = self.embedding_size * (self.vocab_size + self.max_position_embeddings)
+        total = tables + layer * self.num_hidden_groups * self.inner_group_num
+        if total > MAX_PARAMETERS:
+            raise AlbertkitError(
+                f"this shape has about {total:,} parameters; the limit is {MAX_PARAMETERS:,}, so check the sizes"
+            )
+
+    def _number(self, name: str, low: float, high: float, rule: str) -> None:
+        value = getattr(self, name)
+        if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+            raise AlbertkitError(f"{name} is {value!r}; it must be a number {rule}")
+        if not low <= value < high:
+            raise AlbertkitError(f"{name} is {value!r}; it must be {rule}")
+        object.__setattr__(self, name, float(value))
+
+    @property
+    def head_size(self) -> int:
+        """Width of one attention head."""
+        return self.hidden_size // self.num_attention_heads
+
+    def group_of(self, layer: int) -> int:
+        """The group whose weights layer `layer` uses; layers past the last one go on with the last group.
+
+        The published rule is int(i / L · m). Whole numbers give the same group for every public checkpoint and spare
+        the rare shapes (22 groups of 22 layers) where rounding would leave a group unused.
+        """
+        last = self.num_hidden_layers - 1
+        return min(layer, last) * self.num_hidden_groups // self.num_hidden_layers
+
+    def replace(self, **changes: Any) -> AlbertConfig:
+        """A copy with some fields changed, checked again."""
+        known = {f.name for f in dataclasses.fields(self)}
+        for name in changes:
+            if name not in known:
+                raise AlbertkitError(f"unknown config field {name!r}{nearest(name, known)}")
+        return dataclasses.replace(self, **changes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The content of `config.json`, under the public names."""
+        public = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "options"}
+        # transformers would open a model with options and compute something else: a model type of our own stops it.
+        public["model_type"] = "albertkit" if self.options.active() else "albert"
+        if self.options.active():
+            public["albertkit"] = {name: getattr(self.options, name) for name in self.options.active()}
+        return public
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> AlbertConfig:
+        """Read a `config.json`. Unknown keys are errors; the known extras of other projects are passed over."""
+        if not isinstance(data, Mapping):
+            raise AlbertkitError(f"config.json holds a {type(data).__name__}; it must be an object of names and values")
+        known = {f.name for f in dataclasses.fields(cls)} - {"options"}
+        values: dict[str, Any] = {}
+        for key, value in data.items():
+            if key in known:
+                values[key] = value
+            elif key == "albertkit":
+                values["options"] = _read_options(value)
+            elif key in REQUIRED_VALUES:
+                if value not in REQUIRED_VALUES[key]:
+                    allowed = " or ".join(repr(v) for v in REQUIRED_VALUES[key])
+                    raise AlbertkitError(
+                        f"{key} is {value!r} in config.json; this is not an ALBERT unless it is {allowed}"
+                    )
+            elif key not in FOREIGN_KEYS:
+                raise AlbertkitError(
+                    f"unknown key {key!r} in config.json{nearest(key, known | FOREIGN_KEYS)}; remove it or correct its name"
+                )
+        missing = [name for name in SHAPE_KEYS if name not in values]
+        if missing:
+            raise AlbertkitError(
+                f"config.json lacks {', '.join(missing)}; a model's shape must be written out, so add the missing keys"
+            )
+        for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
+            if values.get(name, 0) is None:
+                del values[name]
+        return cls(**values)
+
+
+def _read_options(value: Any) -> Options:
+    known = {f.name: f for f in dataclasses.fields(Options)}
+    if not isinstance(value, Mapping):
+        raise AlbertkitError(f"the key 'albertkit' in config.json holds {value!r}; it must be an object of options")
+    for key, setting in value.items():
+        if key not in known:
+            raise AlbertkitError(
+                f"unknown option {key!r} in config.json{nearest(key, known)}; a newer albertkit may know it"
+            )
+        if type(setting) is not type(known[key].default):
+            raise AlbertkitError(f"option {key} is {setting!r}; it must be like {known[key].default!r}")
+    return Options(**value)
+
+
+# Without these a file does not say what model it is; the defaults of different programs differ.
+SHAPE_KEYS = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+
+# Keys of other projects that change the computation: only these values are ALBERT as we compute it.
+REQUIRED_VALUES: dict[str, tuple[Any, ...]] = {
+    "model_type": ("albert", "albertkit"),
+    "position_embedding_type": ("absolute",),
+    "down_scale_factor": (1,),
+    "net_structure_type": (0,),
+    "num_memory_blocks": (0,),
+    "gap_size": (0,),
+    "ln_type": ("postln",),
+    "is_decoder": (False,),
+    "is_encoder_decoder": (False,),
+    "add_cross_attention": (False,),
+    "tie_word_embeddings": (True,),
+    "pruned_heads": ({},),
+}
+
+# Keys of other projects that do not change the encoder's numbers.
+FOREIGN_KEYS = frozenset(
+    [
+        "_name_or_path",
+        "_attn_implementation",
+        "_attn_implementation_autoset",
+        "architectures",
+        "auto_map",
+        "bad_words_ids",
+        "begin_suppress_tokens",
+        "chunk_size_feed_forward",
+        "cross_attention_hidden_size",
+        "custom_pipelines",
+        "decoder_start_token_id",
+        "directionality",
+        "diversity_penalty",
+        "do_sample",
+        "dtype",
+        "early_stopping",
+        "encoder_no_repeat_ngram_size",
+        "exponential_decay_length_penalty",
+        "finetuning_task",
+        "forced_bos_token_id",
+        "forced_eos_token_id",
+        "id2label",
+        "label2id",
+        "language",
+        "layers_to_keep",
+        "length_penalty",
+        "max_length",
+        "min_length",
+        "model_max_length",
+        "no_repeat_ngram_size",
+        "num_beam_groups",
+        "num_beams",
+        "num_labels",
+        "num_return_sequences",
+        "output_attentions",
+        "output_hidden_states",
+        "output_past",
+        "output_scores",
+        "pooler_fc_size",
+        "pooler_num_attention_heads",
+        "pooler_num_fc_layers",
+        "pooler_size_per_head",
+        "pooler_type",
+        "prefix",
+        "problem_type",
+        "remove_invalid_values",
+        "repetition_penalty",
+        "return_dict",
+        "return_dict_in_generate",
+        "sep_token_id",
+        "suppress_tokens",
+        "task_specific_params",
+        "temperature",
+        "tf_legacy_loss",
+        "tokenizer_class",
+        "top_k",
+        "top_p",
+        "torch_dtype",
+        "torchscript",
+        "transformers_version",
+        "typical_p",
+        "use_bfloat16",
+        "use_cache",
+        "xla_device",
+    ]
+)
+
+_ZH = {"vocab_size": 21_128, "hidden_act": "gelu"}
+# Name → what differs from the defaults. Heads of 26 in tiny-zh are what the public checkpoint has.
+PRESETS: dict[str, dict[str, Any]] = {
+    "tiny-zh": dict(_ZH, hidden_size=312, num_hidden_layers=4, num_attention_heads=12, intermediate_size=1_248),
+    "small-zh": dict(_ZH, hidden_size=384, num_hidden_layers=6, num_attention_heads=12, intermediate_size=1_536),
+    "small": {"hidden_size": 384, "num_attention_heads": 12, "intermediate_size": 1_536},
+    "base": {},
+    "large": {
+        "hidden_size": 1_024,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 16,
+        "intermediate_size": 4_096,
+    },
+    "xlarge": {
+        "hidden_size": 2_048,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 16,
+        "intermediate_size": 8_192,
+    },
+    "xxlarge": {"hidden_size": 4_096, "num_attention_heads": 64, "intermediate_size": 16_384},
+}
+
+
+def preset(name: str) -> AlbertConfig:
+    """The config of a published shape: `base`, or `base-v1` for the dropout of the first release.
+
+    Version 2 (the default) trains without dropout. Version 1 uses 0.1, except xxlarge, which never had any.
+    """
+    size, version = name, 2
+    for number in (1, 2):
+        if name.endswith(f"-v{number}"):
+            size, version = name.removesuffix(f"-v{number}"), number
+    if size not in PRESETS:
+        raise AlbertkitError(f"unknown preset {name!r}{nearest(size, PRESETS)}; choose one of {', '.join(PRESETS)}")
+    dropout = 0.1 if version == 1 and size != "xxlarge" else 0.0
+    return AlbertConfig(**PRESETS[size], hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout)

@@ -1,0 +1,48 @@
+"""Other people's checkpoints: `open_model` reads any of them, `convert` writes it as an artifact.
+
+In: a path of any kind. Out: an `Artifact`. The readers themselves are the other files of this folder.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from albertkit.artifact import META_FILE, Artifact, read_artifact, write_artifact
+from albertkit.errors import AlbertkitError
+
+KINDS = (
+    "an albertkit artifact, a Hugging Face folder, a TensorFlow checkpoint, an albert_zh folder, "
+    "or a PL-BERT file (.t7, .pth, .onnx)"
+)
+
+
+def open_model(path: Path | str) -> Artifact:
+    """Open any ALBERT there is; the kind is decided from the files."""
+    from albertkit.interop import google_tf, huggingface, plbert
+    from albertkit.interop.tensor_bundle import find_bundle
+
+    path = Path(path)
+    if path.is_file() and path.suffix in (".onnx", ".t7", ".pth", ".pt"):
+        return plbert.read_file(path)
+    if path.is_file() and path.name in huggingface.WEIGHT_FILES:
+        path = path.parent
+    if path.is_dir() and (path / META_FILE).is_file():
+        return read_artifact(path)
+    if path.is_dir() and huggingface.weight_file(path) is not None:
+        return huggingface.read_folder(path)
+    bundle = find_bundle(path)
+    if bundle is not None:
+        return google_tf.read_checkpoint(bundle)
+    if path.is_dir():
+        lone = [p for p in sorted(path.iterdir()) if p.suffix in (".onnx", ".t7", ".pth")]
+        if len(lone) == 1:
+            return plbert.read_file(lone[0])
+    there = "does not exist" if not path.exists() else "is none that albertkit knows"
+    raise AlbertkitError(f"{path} {there}; give {KINDS}")
+
+
+def convert(source: Path | str, target: Path | str, overwrite: bool = False) -> Artifact:
+    """Read any ALBERT checkpoint and write it as an artifact folder."""
+    artifact = open_model(source)
+    write_artifact(artifact, target, overwrite=overwrite)
+    return artifact

@@ -1,0 +1,278 @@
+"""Read a TensorFlow checkpoint without TensorFlow.
+
+A checkpoint is a "tensor bundle": `PREFIX.index`, a sorted table from tensor name to dtype, shape and place,
+and shards `PREFIX.data-0000N-of-0000M` with the raw values. Files come from strangers, so every number is
+checked before it is used, every failure is an `AlbertkitError`, and nothing in a checkpoint is ever run.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from albertkit.errors import AlbertkitError, nearest, need
+
+MAX_ENTRIES, MAX_KEY_BYTES, MAX_DIMS = 100_000, 4096, 32
+MAX_INDEX_BYTES, MAX_TENSOR_BYTES, MAX_TOTAL_BYTES = 64 << 20, 8 << 30, 16 << 30
+
+_MAGIC, _FOOTER, _TRAILER, _CHUNK = 0xDB4775248B80FB57, 48, 5, 1 << 20
+_DTYPES = {1: "float32", 2: "float64", 3: "int32", 4: "uint8", 5: "int16", 6: "int8", 9: "int64"}
+_DTYPES |= {10: "bool", 14: "bfloat16", 17: "uint16", 19: "float16", 22: "uint32", 23: "uint64"}
+_STORED = {name: np.dtype(name) for name in _DTYPES.values() if name != "bfloat16"}  # as on disk
+_STORED |= {"bfloat16": np.dtype("uint16"), "bool": np.dtype("uint8")}
+_SUFFIX = re.compile(r"\.(index|meta|data-\d{5}-of-\d{5})$")
+_NAMED = re.compile(r'^\s*model_checkpoint_path:\s*"([^"\n]*)"', re.MULTILINE)
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class BundleEntry:
+    """One tensor of a checkpoint; `crc32c` is masked, as stored; shard -1 marks a tensor stored in slices."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    shard: int
+    offset: int
+    size: int
+    crc32c: int
+
+
+class _Bad(Exception):
+    """What is wrong and what to do; `_reading` adds the file and makes it the error of the project."""
+
+    def __init__(self, fault: str, remedy: str = "download or copy the checkpoint again") -> None:
+        super().__init__(f"{fault}; {remedy}")
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except _Bad as error:
+        raise AlbertkitError(f"{path}: {error}") from None
+    except UnicodeDecodeError as error:
+        raise AlbertkitError(f"{path}: {error.object[:60]!r} is not UTF-8; copy the files again") from None
+    except OSError as error:
+        raise AlbertkitError(f"{path}: {error.strerror or error}; check the path and permissions") from None
+    except MemoryError:
+        raise AlbertkitError(f"{path}: does not fit in memory; read fewer tensors at once, by name") from None
+
+
+def _extend_crc(crc: int, data: bytes) -> int:
+    return int(need("google_crc32c", "train", "reading a TensorFlow checkpoint").extend(crc, data))
+
+
+def _mask(crc: int) -> int:
+    return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def _varint(data: bytes, at: int, end: int) -> tuple[int, int]:
+    value = 0
+    for place in range(at, min(at + 10, end)):
+        value |= (data[place] & 127) << 7 * (place - at)
+        if data[place] < 128:
+            return value & 0xFFFFFFFFFFFFFFFF, place + 1
+    raise _Bad("a variable-length number in it does not end where it should")
+
+
+def _fields(message: bytes) -> Iterator[tuple[int, int, bytes]]:
+    """Each field of a protobuf message: its tag (number and wire type together), its number, its bytes."""
+    at, end = 0, len(message)
+    while at < end:
+        tag, at = _varint(message, at, end)
+        wire, number, width = tag & 7, 0, {1: 8, 5: 4}.get(tag & 7, 0)
+        if wire in (0, 2):
+            number, at = _varint(message, at, end)
+            width = number if wire == 2 else 0
+        if width > end - at or wire not in (0, 1, 2, 5):
+            raise _Bad(f"a protobuf field of wire type {wire} and {width} bytes has {end - at} bytes left")
+        payload, at = message[at : at + width], at + width
+        yield tag, int.from_bytes(payload, "little") if wire in (1, 5) else number, payload
+
+
+def _block(data: bytes, offset: int, size: int) -> bytes:
+    stop = offset + size
+    if stop + _TRAILER > len(data) - _FOOTER:
+        raise _Bad(f"a block of {size} bytes at {offset} does not fit in its {len(data)} bytes")
+    if _mask(_extend_crc(0, data[offset : stop + 1])) != int.from_bytes(data[stop + 1 : stop + 5], "little"):
+        raise _Bad(f"the checksum of the block at byte {offset} does not match")
+    if data[stop]:
+        raise _Bad(f"it is compressed (type {data[stop]}), not plain", "save it with TensorFlow 1.2 or newer")
+    return data[offset:stop]
+
+
+def _records(block: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """The key and value of each record of a block; a key gives only what differs from the key before it."""
+    end = len(block) - 4 - 4 * int.from_bytes(block[-4:], "little")
+    if end < 0:
+        raise _Bad("a block is shorter than its list of restart points")
+    at, key = 0, b""
+    while at < end:
+        shared, at = _varint(block, at, end)
+        added, at = _varint(block, at, end)
+        length, at = _varint(block, at, end)
+        if shared > len(key) or shared + added > MAX_KEY_BYTES or length > min(_CHUNK, end - at - added):
+            raise _Bad(f"a record has lengths {shared}, {added} and {length}, which do not fit its block")
+        key = key[:shared] + block[at : at + added]
+        yield key, block[at + added : at + added + length]
+        at += added + length
+
+
+def _table(data: bytes) -> Iterator[tuple[bytes, bytes]]:
+    if len(data) < _FOOTER or int.from_bytes(data[-8:], "little") != _MAGIC:
+        raise _Bad(f"it ends in {data[-8:].hex() or 'nothing'}, and an index ends in 57fb808b247547db")
+    at, handle = 0, [0, 0, 0, 0]
+    for i in range(4):  # place and size of the meta block (not used), then of the block that lists all others
+        handle[i], at = _varint(data[-_FOOTER:], at, _FOOTER - 8)
+    last, count, block_bytes, key_bytes = None, 0, 0, 0
+    for _, value in _records(_block(data, handle[2], handle[3])):
+        offset, at = _varint(value, 0, len(value))
+        size, _ = _varint(value, at, len(value))
+        block_bytes += size + _TRAILER
+        if block_bytes > len(data):
+            raise _Bad(f"its blocks overlap, as together they are over its {len(data)} bytes")
+        for key, content in _records(_block(data, offset, size)):
+            if last is not None and key <= last:
+                raise _Bad(f"key {key[:80]!r} follows {last[:80]!r}, and keys must be in order")
+            last, count, key_bytes = key, count + 1, key_bytes + len(key)
+            if count > MAX_ENTRIES or key_bytes > MAX_INDEX_BYTES:
+                raise _Bad(f"it holds over {MAX_ENTRIES} entries, or names over {MAX_INDEX_BYTES} bytes")
+            yield key, content
+
+
+def _shape(message: bytes) -> tuple[int, ...]:
+    dims: list[int] = []
+    for tag, number, inner in _fields(message):
+        if tag == 18:
+            dims.append(([0] + [size for kind, size, _ in _fields(inner) if kind == 8])[-1])
+        if len(dims) > MAX_DIMS or (tag == 24 and number):
+            raise _Bad(f"a tensor has an unknown number of axes, or over {MAX_DIMS}")
+    return tuple(dims)
+
+
+def _entry(name: str, message: bytes) -> BundleEntry:
+    shape: tuple[int, ...] = ()
+    numbers, sliced = dict.fromkeys((8, 24, 32, 40, 53), 0), False  # dtype, shard, offset, size, crc
+    for tag, number, inner in _fields(message):
+        shape = _shape(inner) if tag == 18 else shape
+        sliced = sliced or tag == 58
+        if tag in numbers:
+            numbers[tag] = number
+    code, shard, offset, size, crc = numbers.values()
+    dtype = _DTYPES.get(code, "string" if code == 7 else f"type-{code}")
+    if dtype in _STORED:
+        expected = math.prod(shape) * _STORED[dtype].itemsize
+        if math.prod(max(dim, 1) for dim in shape) * _STORED[dtype].itemsize > MAX_TENSOR_BYTES:
+            raise _Bad(f"tensor {name!r} of shape {shape} is over the limit of {MAX_TENSOR_BYTES} bytes")
+        if not sliced and size != expected:
+            raise _Bad(f"tensor {name!r} of {dtype} {shape} takes {expected} bytes, and {size} are given")
+    return BundleEntry(name, dtype, shape, -1 if sliced else shard, offset, size, crc)
+
+
+def _load(prefix: Path) -> tuple[int, bool, dict[str, BundleEntry]]:
+    path, shards, big, entries = Path(f"{prefix}.index"), 0, False, {}
+    with _reading(path):
+        if not path.is_file():
+            raise _Bad("there is no such file", "give the checkpoint's prefix, its path without '.index'")
+        if (size := path.stat().st_size) > MAX_INDEX_BYTES:
+            raise _Bad(f"it has {size} bytes, over the limit of {MAX_INDEX_BYTES}", "check the path")
+        with path.open("rb") as file:
+            data = file.read(size)
+        for key, value in _table(data):
+            if not key:
+                for tag, number, inner in _fields(value):
+                    shards = number if tag == 8 else shards
+                    big = number == 1 if tag == 16 else big
+                    if tag == 26 and any(kind == 16 and version > 1 for kind, version, _ in _fields(inner)):
+                        raise _Bad("it asks for a newer reader than version 1", "save it in format V2")
+            elif key[0]:  # keys that begin with a zero byte place the slices of a partitioned tensor
+                name = key.decode("utf-8")
+                entries[name] = _entry(name, value)
+        last_shard = max((entry.shard for entry in entries.values()), default=0)
+        if not max(0, last_shard) < shards < 100_000:
+            raise _Bad(f"its header gives {shards} shards, and there must be {last_shard + 1} to 99999")
+    return shards, big, entries
+
+
+def _tensor(prefix: Path, shards: int, big: bool, entry: BundleEntry, verify: bool) -> np.ndarray:
+    path = Path(f"{prefix}.data-{entry.shard:05d}-of-{shards:05d}")
+    with _reading(path):
+        name, end = entry.name, entry.offset + entry.size
+        if not path.is_file():
+            raise _Bad(f"this shard, which holds tensor {name!r}, is missing", "put it beside the index")
+        if end > (have := path.stat().st_size):
+            raise _Bad(f"it has {have} bytes, and tensor {name!r} ends at byte {end}")
+        raw, filled, crc = np.empty(entry.size, np.uint8), 0, 0
+        with path.open("rb", buffering=0) as file:
+            file.seek(entry.offset)
+            while filled < entry.size and (chunk := file.read(min(_CHUNK, entry.size - filled))):
+                raw[filled : filled + len(chunk)] = np.frombuffer(chunk, np.uint8)
+                filled, crc = filled + len(chunk), _extend_crc(crc, chunk) if verify else 0
+        if filled != entry.size or (verify and _mask(crc) != entry.crc32c):
+            raise _Bad(f"the values of tensor {name!r} do not match their checksum")
+        stored = _STORED[entry.dtype].newbyteorder(">" if big else "<")
+        values = raw.view(stored).astype(stored.newbyteorder("="), copy=False)
+        if entry.dtype == "bfloat16":
+            values = (values.astype(np.uint32) << 16).view(np.float32)
+        return (values.astype(bool) if entry.dtype == "bool" else values).reshape(entry.shape)
+
+
+def find_bundle(path: Path) -> Path | None:
+    """The prefix of the checkpoint that a path means (a prefix, one of its files, or a folder), or None.
+
+    Where a folder has several, the plain name in its `checkpoint` file decides; a path in it is not followed.
+    """
+    with _reading(path):
+        short = _SUFFIX.sub("", path.name)
+        for name in filter(None, (path.name, short)):
+            if (path.parent / f"{name}.index").is_file():
+                return path.parent / name
+        folder, start = (path, "") if path.is_dir() else (path.parent, f"{short}.ckpt")
+        found = sorted(f.name[:-6] for f in folder.glob("[!.]*.index") if f.name.startswith(start))
+        if len(found) < 2:
+            return folder / found[0] if found else None
+        named = None
+        if (note := folder / "checkpoint").is_file():
+            with note.open("rb") as file:
+                named = _NAMED.search(file.read(_CHUNK).decode("utf-8", "replace"))
+        if named and named[1] in found:
+            return folder / named[1]
+        reason = f"; the 'checkpoint' file names {named[1][:200]!r}, not one of them" if named else ""
+        raise _Bad(f"{len(found)} checkpoints: {', '.join(found[:9])}{reason}", "give the path of one")
+
+
+def list_bundle(prefix: Path) -> dict[str, BundleEntry]:
+    """What a checkpoint holds, by tensor name in sorted order; only the index file is read."""
+    return _load(prefix)[2]
+
+
+def read_bundle(prefix: Path, names: Collection[str] | None = None, verify: bool = True) -> dict[str, np.ndarray]:
+    """The tensors of a checkpoint (those of `names`, or all that are numbers); bfloat16 becomes float32.
+
+    `verify=False` leaves out the checksums of the values; the index is always checked.
+    """
+    shards, big, entries = _load(prefix)
+    chosen: list[BundleEntry] = []
+    with _reading(prefix):
+        for name in dict.fromkeys(entries if names is None else names):
+            if (entry := entries.get(name)) is None:
+                raise _Bad(f"there is no tensor {name!r}{nearest(name, entries)}", "see list_bundle")
+            if entry.dtype not in _STORED and names is None:
+                _log.info("%s: skipped tensor %r, as %s values are not read", prefix, name, entry.dtype)
+                continue
+            if entry.dtype not in _STORED:
+                raise _Bad(f"tensor {name!r} is {entry.dtype}, and only numbers are read", "leave it out")
+            if entry.shard < 0:
+                raise _Bad(f"tensor {name!r} is partitioned into slices, not whole", "save it again whole")
+            chosen.append(entry)
+        if (total := sum(e.size * (1 + (e.dtype == "bfloat16")) for e in chosen)) > MAX_TOTAL_BYTES:
+            raise _Bad(f"{total} bytes of tensors, over the limit of {MAX_TOTAL_BYTES}", "give fewer names")
+    return {entry.name: _tensor(prefix, shards, big, entry, verify) for entry in chosen}

@@ -1,0 +1,38 @@
+"""The model in torch: `AlbertModel` (encoder plus heads), `Batch` (packed texts), the heads and their named results."""
+
+from albertkit.model.batch import Batch
+from albertkit.model.encoder import Encoded, Encoder
+from albertkit.model.heads import (
+    AnswerHead,
+    Answers,
+    ChooseHead,
+    ClassifyHead,
+    Head,
+    MaskedWordHead,
+    Scores,
+    SentenceOrderHead,
+    TagHead,
+    WordScores,
+)
+from albertkit.model.model import AlbertModel, ModelOutput
+from albertkit.model.pooling import POOLINGS, pool
+
+__all__ = [
+    "POOLINGS",
+    "AlbertModel",
+    "AnswerHead",
+    "Answers",
+    "Batch",
+    "ChooseHead",
+    "ClassifyHead",
+    "Encoded",
+    "Encoder",
+    "Head",
+    "MaskedWordHead",
+    "ModelOutput",
+    "Scores",
+    "SentenceOrderHead",
+    "TagHead",
+    "WordScores",
+    "pool",
+]

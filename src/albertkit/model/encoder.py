@@ -1,0 +1,170 @@
+"""The encoder, top to bottom: embeddings at E, projection to H, one shared layer applied L times, the pooler.
+
+In: a `Batch`. Out: `Encoded`. Left out on purpose: heads (`heads.py`) and everything beyond canonical ALBERT
+(`options.py`). Post-LN throughout, and dropout where the original code has it: after the embeddings, on the attention
+weights, after the attention output and after the feed-forward output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from albertkit.config import AlbertConfig
+from albertkit.errors import AlbertkitError
+from albertkit.model.attention import Attention
+from albertkit.model.batch import Batch
+from albertkit.model.options import BrightmartEmbeddings
+
+ACTIVATION: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": F.gelu,
+    "gelu_new": lambda x: F.gelu(x, approximate="tanh"),
+    "relu": F.relu,
+    "silu": F.silu,
+    "tanh": torch.tanh,
+}
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """What the encoder computed for a batch."""
+
+    hidden: Tensor
+    """Last hidden states, (tokens, H)."""
+    pooled: Tensor | None
+    """tanh of a dense layer over each text's first token, (texts, H); None for an encoder without pooler."""
+    layers: tuple[Tensor, ...]
+    """Hidden states after the embeddings and after each layer, when asked for: L + 1 tensors of (tokens, H)."""
+    batch: Batch
+    word_table: Tensor
+    """The word embedding table (V, E), which the masked-word head multiplies with."""
+    projection: Tensor
+    """The matrix from E to H, (H, E)."""
+
+
+class Embeddings(nn.Module):
+    """Word, position and segment tables at size E, their sum normalised, then projected to H."""
+
+    def __init__(self, config: AlbertConfig) -> None:
+        super().__init__()
+        e = config.embedding_size
+        self.word = nn.Embedding(config.vocab_size, e)
+        self.position = nn.Embedding(config.max_position_embeddings, e)
+        self.segment = nn.Embedding(config.type_vocab_size, e)
+        self.norm = nn.LayerNorm(e, eps=config.layer_norm_eps)
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+        self.projection = nn.Linear(e, config.hidden_size)
+
+    def forward(self, batch: Batch) -> Tensor:
+        summed = self.word(batch.ids) + self.segment(batch.segments) + self.position(batch.positions)
+        out: Tensor = self.projection(self.dropout(self.norm(summed)))
+        return out
+
+
+class FeedForward(nn.Module):
+    """Two dense layers with the activation between them, and the dropout that ports of ALBERT tend to forget."""
+
+    def __init__(self, config: AlbertConfig) -> None:
+        super().__init__()
+        self.up = nn.Linear(config.hidden_size, config.intermediate_size)
+        self.down = nn.Linear(config.intermediate_size, config.hidden_size)
+        self.activation = ACTIVATION[config.hidden_act]
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        out: Tensor = self.dropout(self.down(self.activation(self.up(hidden))))
+        return out
+
+
+class Layer(nn.Module):
+    """One post-LN transformer layer: the weights that ALBERT uses again and again."""
+
+    def __init__(self, config: AlbertConfig) -> None:
+        super().__init__()
+        self.attention = Attention(config)
+        self.attention_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.ffn = FeedForward(config)
+        self.ffn_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+
+    def forward(self, hidden: Tensor, batch: Batch) -> Tensor:
+        hidden = self.attention_norm(hidden + self.attention(hidden, batch))
+        out: Tensor = self.ffn_norm(hidden + self.ffn(hidden))
+        return out
+
+
+class Encoder(nn.Module):
+    """Embeddings, the shared layers, and the pooler.
+
+    `checkpointing = True` trades time for memory in training: each *use* of a shared layer keeps only its input, and
+    computes the rest again in the backward pass.
+    """
+
+    def __init__(self, config: AlbertConfig, pooler: bool = True) -> None:
+        super().__init__()
+        self.config = config
+        self.checkpointing = False
+        embeddings = BrightmartEmbeddings if config.options.brightmart_layout else Embeddings
+        self.embeddings = embeddings(config)
+        self.groups = nn.ModuleList(
+            nn.ModuleList(Layer(config) for _ in range(config.inner_group_num)) for _ in range(config.num_hidden_groups)
+        )
+        self.pooler = nn.Linear(config.hidden_size, config.hidden_size) if pooler else None
+        self.apply(self.initialise)
+
+    def initialise(self, module: nn.Module) -> None:
+        """Fresh weights as in the original: normal, cut off at two standard deviations; biases 0, norms 1."""
+        if isinstance(module, nn.Linear | nn.Embedding):
+            std = self.config.initializer_range
+            nn.init.trunc_normal_(module.weight, std=std, a=-2 * std, b=2 * std)
+        if isinstance(module, nn.Linear) and module.bias is not None:
+            nn.init.zeros_(module.bias)
+
+    def check(self, batch: Batch) -> None:
+        """Refuse ids, segments and positions outside their tables (torch would crash or read at random)."""
+        for name, values, rows in (
+            ("token id", batch.ids, self.config.vocab_size),
+            ("segment", batch.segments, self.config.type_vocab_size),
+            ("position", batch.positions, self.config.max_position_embeddings),
+        ):
+            low, high = (int(v) for v in values.aminmax())
+            if low < 0 or high >= rows:
+                raise AlbertkitError(f"{name} {low if low < 0 else high} is outside this model's 0 … {rows - 1}")
+
+    def use(self, layer: int, hidden: Tensor, batch: Batch) -> Tensor:
+        """Apply layer number `layer` (0-based): every inner layer of its group, once."""
+        for inner in self.groups[self.config.group_of(layer)]:  # type: ignore[attr-defined]
+            if self.checkpointing and self.training and torch.is_grad_enabled():
+                hidden = checkpoint(inner, hidden, batch, use_reentrant=False)
+            else:
+                hidden = inner(hidden, batch)
+        return hidden
+
+    def forward(self, batch: Batch, depth: int | None = None, keep_layers: bool = False) -> Encoded:
+        """Encode a batch; `depth` applies that many layers instead of L, `keep_layers` keeps all hidden states."""
+        depth = self.config.num_hidden_layers if depth is None else depth
+        if depth < 1:
+            raise AlbertkitError(f"depth is {depth}; apply at least one layer")
+        if not torch.compiler.is_compiling():
+            self.check(batch)
+        hidden = self.embeddings(batch)  # (tokens, H)
+        layers = [hidden]
+        for layer in range(depth):
+            hidden = self.use(layer, hidden, batch)
+            if keep_layers:
+                layers.append(hidden)
+        pooled = None
+        if self.pooler is not None:
+            pooled = torch.tanh(self.pooler(hidden[batch.starts]))  # (texts, H)
+        return Encoded(
+            hidden=hidden,
+            pooled=pooled,
+            layers=tuple(layers) if keep_layers else (),
+            batch=batch,
+            word_table=self.embeddings.word.weight,
+            projection=self.embeddings.projection.weight,
+        )

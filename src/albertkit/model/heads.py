@@ -1,0 +1,136 @@
+"""Task heads: small modules from `Encoded` to named scores.
+
+In: `Encoded`. Out: `WordScores`, `Scores` or `Answers`. A head is any `nn.Module` whose `forward` takes an `Encoded`; your own
+go beside these (see `docs/own-head.md`). Losses live with the training loop, not here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from albertkit.config import AlbertConfig
+from albertkit.errors import AlbertkitError
+from albertkit.model.encoder import ACTIVATION, Encoded
+
+
+@dataclass(frozen=True)
+class WordScores:
+    """Scores over the vocabulary at some tokens."""
+
+    logits: Tensor  # (n, V)
+    positions: Tensor  # (n,) indices into the packed tokens
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Scores over classes: a row for each text (or each token, for tagging; or each question, for multiple choice)."""
+
+    logits: Tensor  # (rows, classes)
+
+
+@dataclass(frozen=True)
+class Answers:
+    """Scores of each token as the first and as the last of the answer."""
+
+    start: Tensor  # (tokens,)
+    end: Tensor  # (tokens,)
+
+
+class Head(nn.Module):
+    """What heads share: a dropout before one dense layer."""
+
+    def __init__(self, config: AlbertConfig, outputs: int, dropout: bool = True) -> None:
+        super().__init__()
+        self.dropout = nn.Dropout(config.classifier_dropout_prob if dropout else 0.0)
+        self.linear = nn.Linear(config.hidden_size, outputs)
+        nn.init.normal_(self.linear.weight, std=config.initializer_range)
+        nn.init.zeros_(self.linear.bias)
+
+    def scores(self, vectors: Tensor) -> Tensor:
+        """(n, H) → (n, outputs)."""
+        out: Tensor = self.linear(self.dropout(vectors))
+        return out
+
+
+def _pooled(encoded: Encoded) -> Tensor:
+    if encoded.pooled is None:
+        raise AlbertkitError("this head reads the pooler, and this encoder has none; build it with pooler=True")
+    return encoded.pooled
+
+
+class MaskedWordHead(nn.Module):
+    """Which word stands here: H → E, activation, LayerNorm, then the word table itself (tied) plus a bias.
+
+    `positions` limits the work to some tokens: in pre-training, the masked ones.
+    """
+
+    def __init__(self, config: AlbertConfig) -> None:
+        super().__init__()
+        self.bare_projection = config.options.brightmart_layout
+        wide = config.hidden_size if self.bare_projection else config.embedding_size
+        self.dense = nn.Linear(config.hidden_size, wide)
+        self.norm = nn.LayerNorm(wide, eps=config.layer_norm_eps)
+        self.bias = nn.Parameter(torch.zeros(config.vocab_size))
+        self.activation = ACTIVATION[config.hidden_act]
+        nn.init.trunc_normal_(self.dense.weight, std=config.initializer_range)
+        nn.init.zeros_(self.dense.bias)
+
+    def forward(self, encoded: Encoded, positions: Tensor | None = None) -> WordScores:
+        if positions is None:
+            positions = torch.arange(len(encoded.hidden), device=encoded.hidden.device)
+        vectors = self.norm(self.activation(self.dense(encoded.hidden[positions])))
+        if self.bare_projection:  # albert_zh normalises at H and goes down to E through the same matrix that came up
+            vectors = vectors @ encoded.projection
+        return WordScores(F.linear(vectors, encoded.word_table, self.bias), positions)
+
+
+class SentenceOrderHead(Head):
+    """Are the two segments in order (0) or swapped (1)?"""
+
+    def __init__(self, config: AlbertConfig) -> None:
+        super().__init__(config, 2)
+
+    def forward(self, encoded: Encoded) -> Scores:
+        return Scores(self.scores(_pooled(encoded)))
+
+
+class ClassifyHead(Head):
+    """One row of class scores for each text (one column for a regression)."""
+
+    def forward(self, encoded: Encoded) -> Scores:
+        return Scores(self.scores(_pooled(encoded)))
+
+
+class TagHead(Head):
+    """One row of label scores for each token."""
+
+    def forward(self, encoded: Encoded) -> Scores:
+        return Scores(self.scores(encoded.hidden))
+
+
+class AnswerHead(Head):
+    """Where an answer starts and ends; no dropout, as in the original."""
+
+    def __init__(self, config: AlbertConfig) -> None:
+        super().__init__(config, 2, dropout=False)
+
+    def forward(self, encoded: Encoded) -> Answers:
+        start, end = self.scores(encoded.hidden).unbind(-1)
+        return Answers(start, end)
+
+
+class ChooseHead(Head):
+    """Multiple choice: each text is one question with one of its choices; `choices` texts in a row belong together."""
+
+    def __init__(self, config: AlbertConfig) -> None:
+        super().__init__(config, 1)
+
+    def forward(self, encoded: Encoded, choices: int) -> Scores:
+        texts = len(encoded.batch.lengths)
+        if texts % choices:
+            raise AlbertkitError(f"{texts} texts cannot be split into questions of {choices} choices")
+        return Scores(self.scores(_pooled(encoded)).view(-1, choices))

@@ -1,0 +1,150 @@
+"""The command line as people and pipes use it: real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from albertkit.model import AlbertModel
+from albertkit.tokenizer import Tokenizer
+from tests.conftest import SPIECE, tiny
+
+
+def run(*args: str, text: str | bytes = "", ok: bool = True) -> subprocess.CompletedProcess:
+    data = text.encode() if isinstance(text, str) else text
+    environment = {**os.environ, "PYTHONIOENCODING": "utf-8"}
+    done = subprocess.run(
+        [sys.executable, "-m", "albertkit.cli", *args], input=data, capture_output=True, env=environment
+    )
+    if ok:
+        assert done.returncode == 0, done.stderr.decode()
+    return done
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("models") / "one"
+    AlbertModel(tiny(vocab_size=30000)).save(path, Tokenizer.from_spiece(SPIECE))
+    return path
+
+
+def test_plan_prints_the_published_counts():
+    out = run("plan", "base").stdout.decode()
+    assert "11,683,584 parameters" in out and "\x1b" not in out  # no colour in a pipe
+    data = json.loads(run("plan", "xxlarge", "--json").stdout)
+    assert data["parameters"]["total"] == 222_595_584 and data["config"]["hidden_size"] == 4096
+
+
+def test_plan_reads_a_folder(folder):
+    assert json.loads(run("plan", str(folder), "--length", "16", "--json").stdout)["config"]["hidden_size"] == 32
+
+
+def test_tokenize_takes_arguments_files_and_pipes(tmp_path):
+    want = "[CLS] ▁this ▁is ▁a ▁test [SEP]\n2 48 25 21 1289 3\n"
+    assert run("tokenize", "this is a test").stdout.decode() == want
+    assert run("tokenize", text="this is a test\n\n").stdout.decode() == want
+    (tmp_path / "t.txt").write_text("This  is a TEST\r\n", encoding="utf-8")
+    assert run("tokenize", "--file", str(tmp_path / "t.txt")).stdout.decode() == want
+    row = json.loads(run("tokenize", "--json", "--pair", "yes", "naïve").stdout)
+    assert row["segments"] == [0] * (len(row["ids"]) - 2) + [1, 1]
+    assert [row["text"][a:b] for a, b in row["offsets"][1:2]] == ["naïve"]
+
+
+def test_tokenize_warns_of_the_wrong_vocabulary():
+    done = run("tokenize", "你好世界")
+    assert b"more than half" in done.stderr and b"note" not in done.stdout
+
+
+def test_info_and_convert(folder, tmp_path):
+    about = json.loads(run("info", str(folder), "--json").stdout)
+    assert about["config"]["hidden_size"] == 32 and about["tokenizer"] == {"kind": "unigram", "pieces": 30000}
+    assert b"hidden_size" in run("info", str(folder)).stdout
+    run("convert", str(folder), str(tmp_path / "two"))
+    again = run("convert", str(folder), str(tmp_path / "two"), ok=False)
+    assert again.returncode == 2 and b"exists and is not empty" in again.stderr
+    run("convert", str(folder), str(tmp_path / "two"), "--force")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["two"]
+
+
+@pytest.mark.parametrize(
+    ("args", "text", "message"),
+    [
+        (["plan", "bas"], "", "unknown preset 'bas' (did you mean 'base'?)"),
+        (["plan", "--nosuch"], "", "No such option"),
+        (["plan", "base", "--length", "513"], "", "length is 513"),
+        (["nosuch"], "", "No such command"),
+        (["info", "nowhere"], "", "nowhere does not exist"),
+        (["tokenize", "--file", "nowhere"], "", "nowhere cannot be read"),
+        (["tokenize", "--model", "nowhere", "x"], "", "nowhere"),
+        (["tokenize", "--file", "x", "text"], "", "choose one"),
+        (["tokenize"], b"good\n\xff\xfe\n", "line 2 of stdin is not UTF-8"),
+    ],
+)
+def test_errors_are_one_sentence_and_code_2(args, text, message):
+    done = run(*args, text=text, ok=False)
+    lines = done.stderr.decode().strip().splitlines()
+    assert done.returncode == 2 and len(lines) == 1 and message in lines[0], done.stderr.decode()
+
+
+def test_every_verb_has_help_with_an_example():
+    import click
+
+    from albertkit.cli import app
+
+    for name, command in app.commands.items():
+        shown = command.get_help(click.Context(command, info_name=name))
+        assert "Example:" in shown and f"albertkit {name}" in shown, name
+        assert all(p.help for p in command.params if isinstance(p, click.Option)), name
+
+
+def test_import_is_light():
+    """The seam: what runs a model, and the command line, never import torch."""
+    code = (
+        "import sys, albertkit, albertkit.cli, albertkit.artifact, albertkit.tokenizer, albertkit.compress.plan, "
+        "albertkit.interop.convert, albertkit.interop.huggingface, albertkit.interop.plbert\n"
+        "print([m for m in ('torch', 'transformers', 'onnxruntime') if m in sys.modules])"
+    )
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
+    code = "import sys, albertkit.cli; print([m for m in ('numpy', 'tokenizers', 'onnx') if m in sys.modules])"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
+
+
+def test_help_is_quick():
+    """Half a second is the promise; the best of five keeps a busy machine from failing it."""
+    best = min(_timed("--help") for _ in range(5))
+    assert best < 0.5
+
+
+def _timed(*args: str) -> float:
+    start = time.perf_counter()
+    run(*args)
+    return time.perf_counter() - start
+
+
+def test_without_torch_everything_that_runs_works(folder, tmp_path):
+    """A process in which torch cannot be imported still plans, tokenises, describes and converts safetensors."""
+    blocked = tmp_path / "blocked" / "torch"
+    blocked.mkdir(parents=True)
+    (blocked / "__init__.py").write_text("raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')")
+    environment = {**os.environ, "PYTHONPATH": str(blocked.parent)}
+
+    def albertkit(*args):
+        return subprocess.run(
+            [sys.executable, "-m", "albertkit.cli", *args], capture_output=True, text=True, env=environment
+        )
+
+    assert albertkit("plan").returncode == 0
+    assert albertkit("tokenize", "this is a test").stdout.endswith("1289 3\n")
+    assert albertkit("info", str(folder)).returncode == 0
+    assert albertkit("convert", str(folder), str(tmp_path / "out")).returncode == 0
+    (tmp_path / "old").mkdir()
+    for name in ("config.json", "tokenizer.json"):
+        (tmp_path / "old" / name).write_bytes((folder / name).read_bytes())
+    (tmp_path / "old" / "pytorch_model.bin").write_bytes(b"PK")
+    done = albertkit("convert", str(tmp_path / "old"), str(tmp_path / "out2"))
+    assert done.returncode == 2 and "pip install 'albertkit[train]'" in done.stderr
