@@ -8,6 +8,7 @@ import lzma
 import os
 import random
 import struct
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from albertkit.errors import AlbertkitError
-from albertkit.tokenizer import Encoding, Tokenizer
+from albertkit.tokenizer import Encoding, Tokenizer, spiece, unigram
 from tests.make_tokenizer_golden import FIXTURES, preprocess, reference
 
 ROOT = Path(__file__).parents[1]
@@ -122,8 +123,34 @@ def test_offsets_point_at_the_surface(tok, text):
         assert 0 <= a <= b <= len(text)
         piece = tok.vocabulary.tokens[i].replace("▁", "")
         if i not in (1, 2, 3) and piece and "▁" not in text:
-            covered, _ = tok._normalise(text[a:b])
+            covered, _ = tok._unigram.normalise(text[a:b])
             assert piece in covered.replace(" ", "") or "ς" in covered or "σ" in covered or "Σ" in text
+
+
+@settings(max_examples=200, deadline=None)
+@given(texts=st.lists(mixed, max_size=5))
+def test_remembered_words_change_nothing(tok, texts):
+    """`ids_batch` goes word by word and remembers, `encode` cuts whole texts."""
+    whole = [tok.encode(text, add_specials=False).ids for text in texts]
+    assert tok.ids_batch(texts) == whole
+    assert tok.ids_batch(texts) == whole
+
+
+def test_words_are_forgotten(tok, monkeypatch):
+    monkeypatch.setattr(unigram, "REMEMBERED", 10)
+    monkeypatch.setattr(unigram, "TEXTS", 1)
+    fresh = Tokenizer.from_spiece(SPIECE)
+    assert fresh.ids_batch(ENGLISH * 3) == tok.ids_batch(ENGLISH * 3)
+    assert len(fresh._unigram._known) < 20
+    assert fresh.ids_batch(["", " ", "\u200b", "▁"]) == [[], [], [], []]
+
+
+def test_threads_share_a_tokenizer(tok, monkeypatch):
+    monkeypatch.setattr(unigram, "REMEMBERED", 50)
+    fresh = Tokenizer.from_spiece(SPIECE)
+    batches = [[f"{line} {i % 7}" for line in ENGLISH] for i in range(40)]
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(fresh.ids_batch, batches)) == [tok.ids_batch(batch) for batch in batches]
 
 
 def test_offsets_of_plain_text_are_exact(tok):
@@ -164,6 +191,13 @@ def test_special_strings_are_ordinary_text(tok):
     assert tok.tokens(made.ids)[-3:] == ["[MASK]", ".", "[SEP]"]
     assert [text[a:b] for (a, b), i in zip(made.offsets, made.ids, strict=True) if i == 4] == ["[MASK]"] * 2
     assert [w for w in made.words if w is not None] == sorted(w for w in made.words if w is not None)
+
+
+def test_spaces_made_by_normalisation_after_a_mask(tok):
+    made = tok.encode("[MASK]x¨<pad>", recognise_mask=True, add_specials=False)
+    assert tok.tokens(made.ids)[:2] == ["[MASK]", "x"]
+    assert tok.pad_id not in made.ids
+    assert made.offsets[-1][1] == len("[MASK]x¨<pad>")
 
 
 def test_pair(tok):
@@ -415,8 +449,42 @@ def test_mismatches_are_errors(tok, tmp_path):
     fails("different vocabularies")
 
 
+def test_trusted_files_are_not_compared(tok, tmp_path):
+    tok.save(tmp_path)
+    (tmp_path / "spiece.model").write_bytes(b"kept as it is")
+    with pytest.raises(AlbertkitError, match="not a SentencePiece model"):
+        Tokenizer.load(tmp_path)
+    trusted = Tokenizer.load(tmp_path, 30000, trusted=True)
+    assert trusted.fingerprint() == tok.fingerprint()
+    assert trusted.vocabulary.spiece == b"kept as it is"
+
+
+def test_both_readers_of_spiece_agree(monkeypatch):
+    data = SPIECE.read_bytes()
+    fast = spiece.parse(data)
+    monkeypatch.setattr(spiece, "_usual", lambda data, model: 0)
+    assert spiece.parse(data) == fast
+    assert len(fast.tokens) == 30000
+
+
+def test_a_damaged_table_is_noticed_when_it_is_needed(tok, tmp_path):
+    """The table is walked at the first character that is not plain ASCII, whatever that character is."""
+    data, table = SPIECE.read_bytes(), tok.vocabulary.charsmap
+    texts = 4 + int.from_bytes(table[:4], "little")
+    bad = table[:texts] + b"\xff" * (len(table) - texts - 1) + b"\0"
+    (tmp_path / "s.model").write_bytes(data.replace(table, bad))
+    damaged = Tokenizer.from_spiece(tmp_path / "s.model")
+    assert damaged.encode(ENGLISH[0]) == tok.encode(ENGLISH[0])
+    for _ in range(2):
+        with pytest.raises(AlbertkitError, match="table is damaged"):
+            damaged.encode("café")
+    (tmp_path / "s.model").write_bytes(data.replace(table, table[:-1] + b"x"))
+    with pytest.raises(AlbertkitError, match="cut off"):
+        Tokenizer.from_spiece(tmp_path / "s.model")
+
+
 def build_json(tok: Tokenizer) -> str:
-    from albertkit.tokenizer_build import to_json
+    from albertkit.tokenizer.tokenizer_json import to_json
 
     return to_json(tok.vocabulary)
 
@@ -474,11 +542,7 @@ def test_train(kind, tmp_path):
     assert (tok.pad_id, tok.unk_id) == (0, 1)
     assert 50 < tok.vocab_size <= 200
     assert tok.encode(lines[0]).unknown_fraction == 0
-    second = Tokenizer.train(iter(lines), kind, 200)
-    if kind == "wordpiece":
-        assert tok.fingerprint() == second.fingerprint()
-    else:  # the library's unigram trainer is not deterministic to the last digit
-        assert len(set(tok.vocabulary.tokens) & set(second.vocabulary.tokens)) > 0.9 * tok.vocab_size
+    assert tok.fingerprint() == Tokenizer.train(iter(lines), kind, 200).fingerprint()
     tok.save(tmp_path)
     assert not (tmp_path / "spiece.model").exists()
     again = Tokenizer.load(tmp_path, tok.vocab_size)

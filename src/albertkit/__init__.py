@@ -13,9 +13,11 @@ if TYPE_CHECKING:
     from albertkit.config import AlbertConfig, preset
     from albertkit.errors import AlbertkitError
     from albertkit.interop.convert import convert, open_model
+    from albertkit.runtime.albert import Albert
     from albertkit.tokenizer import Tokenizer
 
 _DOOR = {
+    "Albert": "runtime.albert",
     "AlbertConfig": "config",
     "AlbertkitError": "errors",
     "Artifact": "artifact",
@@ -29,6 +31,7 @@ _DOOR = {
 }
 
 __all__ = [
+    "Albert",
     "AlbertConfig",
     "AlbertkitError",
     "Artifact",

@@ -3,7 +3,8 @@
 In: a folder, or an `Artifact` in memory. Out: the other one.
 
     config.json         public ALBERT names; our options under the key `albertkit`
-    model.safetensors   each weight once, under the public names
+    model.safetensors   each weight once, under the public names (float), or
+    quantised.safetensors   in 8 or 4 bits, under our names (`compress/quantize.py`)
     tokenizer.json      (+ spiece.model or vocab.txt where the original has one)
     albertkit.json      task, labels, pooling, depth, metrics, how it was made, and the hash of each file
     README.md           a model card, written here
@@ -29,16 +30,19 @@ from typing import Any
 import numpy as np
 
 from albertkit import __version__
+from albertkit.compress.quantize import Matrix, pack, unpack
 from albertkit.config import AlbertConfig
 from albertkit.errors import AlbertkitError, nearest
 from albertkit.interop.names import CLASSIFIERS, names
 from albertkit.tokenizer import Tokenizer
-from albertkit.weights import HEADS, encoder_shapes, head_shapes, heads_in, size
+from albertkit.weights import HEADS, Shapes, encoder_shapes, head_shapes, heads_in, size
 
 FORMAT = 1
 JSON_LIMIT = 16 * 2**20
 WEIGHTS_FILE = "model.safetensors"
+QUANTISED_FILE = "quantised.safetensors"
 META_FILE = "albertkit.json"
+QUANTISATIONS = {"int8": 8, "int4": 4}
 TASKS = ("pretrain", "classify", "tag", "answer", "choose", "embed")
 # Head → the class of transformers that reads the folder.
 ARCHITECTURES = {
@@ -61,6 +65,10 @@ class Meta:
     """Names of the classes, in the order of the head's rows."""
     pooling: str = "mean"
     """How token vectors become one vector."""
+    normalise: bool = True
+    """Whether sentence vectors are brought to length 1."""
+    prompts: dict[str, str] = field(default_factory=dict)
+    """Texts to put before a text, by name (`query`, `passage`)."""
     depth: int | None = None
     """Layers to apply by default; None means all."""
     quantisation: str | None = None
@@ -75,6 +83,13 @@ class Meta:
             raise AlbertkitError(
                 f"task is {self.task!r}{nearest(str(self.task), TASKS)}; choose one of {', '.join(TASKS)}"
             )
+        if self.quantisation is not None and self.quantisation not in QUANTISATIONS:
+            raise AlbertkitError(
+                f"quantisation is {self.quantisation!r} in {META_FILE}; this albertkit knows {', '.join(QUANTISATIONS)}"
+            )
+        prompts = self.prompts.items() if isinstance(self.prompts, dict) else [(0, 0)]
+        if not isinstance(self.normalise, bool) or not all(isinstance(x, str) for pair in prompts for x in pair):
+            raise AlbertkitError(f"normalise must be true or false and prompts an object of texts in {META_FILE}")
         if self.depth is not None and (not isinstance(self.depth, int) or not 1 <= self.depth <= 1024):
             raise AlbertkitError(f"depth is {self.depth!r} in {META_FILE}; it must be a whole number from 1 to 1024")
 
@@ -113,27 +128,36 @@ class Artifact:
         return heads_in(frozenset(self.weights))
 
 
-def check_weights(config: AlbertConfig, weights: dict[str, np.ndarray]) -> None:
-    """Refuse missing, odd, mis-shaped or non-finite tensors, by name."""
-    expected = encoder_shapes(config, pooler="encoder.pooler.weight" in weights)
-    for head in heads_in(frozenset(weights)):
+def expected_shapes(config: AlbertConfig, names: frozenset[str], rows: dict[str, int]) -> Shapes:
+    """What a file with these tensors must hold; `rows` counts the rows of task heads."""
+    expected = encoder_shapes(config, pooler="encoder.pooler.weight" in names)
+    for head in heads_in(names):
         if head in HEADS:
-            rows = weights.get(f"heads.{head}.linear.weight")
-            expected |= head_shapes(config, head, labels=2 if rows is None or not rows.shape else len(rows))
+            expected |= head_shapes(config, head, labels=rows.get(f"heads.{head}.linear.weight", 2))
+    return expected
+
+
+def check_weights(config: AlbertConfig, weights: dict[str, np.ndarray] | dict[str, np.ndarray | Matrix]) -> None:
+    """Refuse missing, odd, mis-shaped or non-finite tensors, by name."""
+    arrays = {n: w.values if isinstance(w, Matrix) else w for n, w in weights.items()}
+    rows = {n: len(a) for n, a in arrays.items() if a.ndim == 2}
+    expected = expected_shapes(config, frozenset(weights), rows)
     for name, shape in expected.items():
-        if name not in weights:
+        if name not in arrays:
             raise AlbertkitError(f"tensor {name!r} is missing; a model of this config needs it with shape {shape}")
-        if weights[name].shape != shape:
+        if arrays[name].shape != shape:
             raise AlbertkitError(
-                f"tensor {name!r} has shape {weights[name].shape}; config.json asks for {shape}, so one of them is wrong"
+                f"tensor {name!r} has shape {arrays[name].shape}; config.json asks for {shape}, so one of them is wrong"
             )
-    for name, array in weights.items():
+    for name, array in arrays.items():
         own_head = name.startswith("heads.") and name.split(".")[1] not in HEADS
         if name not in expected and not own_head:
             raise AlbertkitError(f"tensor {name!r} is not part of this model{nearest(name, expected)}")
-        if array.dtype.kind != "f":
+        weight = weights[name]
+        numbers = weight.scale if isinstance(weight, Matrix) else array
+        if numbers.dtype.kind != "f":
             raise AlbertkitError(f"tensor {name!r} holds {array.dtype}; weights must be floating point")
-        if not np.isfinite(array).all():
+        if not np.isfinite(numbers).all():
             raise AlbertkitError(f"tensor {name!r} holds NaN or infinity; the file is damaged or the training failed")
 
 
@@ -214,23 +238,58 @@ def check_files(folder: Path, files: dict[str, str]) -> None:
             raise AlbertkitError(f"{path} has changed since it was written (its hash differs); copy the folder anew")
 
 
+@dataclass(frozen=True)
+class Stored:
+    """A model as its folder stores it: quantised matrices stay quantised. What the runtime opens."""
+
+    config: AlbertConfig
+    weights: dict[str, np.ndarray | Matrix]
+    tokenizer: Tokenizer | None
+    meta: Meta
+    identity: str
+    """A hash that two models share only if they are the same."""
+
+
+def read_stored(folder: Path | str) -> Stored:
+    """Open a model folder for running: an artifact as it is, anything else through its reader."""
+    folder = Path(folder)
+    if not (folder / META_FILE).is_file():
+        from albertkit.interop.convert import open_model
+
+        artifact = open_model(folder)
+        total = hashlib.sha256(json.dumps(artifact.config.to_dict(), sort_keys=True).encode())
+        for name in sorted(artifact.weights):
+            total.update(name.encode() + np.ascontiguousarray(artifact.weights[name]).tobytes())
+        weights: dict[str, np.ndarray | Matrix] = dict(artifact.weights)
+        return Stored(artifact.config, weights, artifact.tokenizer, artifact.meta, total.hexdigest())
+    meta, files = read_meta(folder)
+    check_files(folder, files)
+    config = AlbertConfig.from_dict(read_json(folder / "config.json"))
+    if meta.quantisation:
+        tensors = read_tensors(folder / QUANTISED_FILE)
+        rows = {n: len(a) for n, a in tensors.items() if a.ndim == 2}
+        stored = unpack(tensors, expected_shapes(config, frozenset(tensors), rows))
+    else:
+        ours = {name.torch: name.ours for name in names(config, classifier=_classifier(meta.task))}
+        stored = {ours.get(name, name): array for name, array in read_tensors(folder / WEIGHTS_FILE).items()}
+    check_weights(config, stored)
+    tokenizer = None
+    if (folder / "tokenizer.json").is_file():
+        tokenizer = Tokenizer.load(folder, vocab_size=config.vocab_size, trusted=True)
+    identity = hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
+    return Stored(config, stored, tokenizer, meta, identity)
+
+
 def read_artifact(folder: Path | str) -> Artifact:
-    """Open a folder that albertkit wrote."""
+    """Open a folder that albertkit wrote, with all weights as floats."""
     folder = Path(folder)
     if not folder.is_dir():
         raise AlbertkitError(f"{folder} is not a folder; give the folder of a model")
     if not (folder / META_FILE).is_file():
         raise AlbertkitError(f"{folder} holds no {META_FILE}; run  albertkit convert {folder} OUT  first")
-    meta, files = read_meta(folder)
-    check_files(folder, files)
-    config = AlbertConfig.from_dict(read_json(folder / "config.json"))
-    public = read_tensors(folder / WEIGHTS_FILE)
-    ours = {name.torch: name.ours for name in names(config, classifier=_classifier(meta.task))}
-    weights = {ours.get(name, name): array for name, array in public.items()}
-    tokenizer = None
-    if (folder / "tokenizer.json").is_file():
-        tokenizer = Tokenizer.load(folder, vocab_size=config.vocab_size)
-    return Artifact(config, weights, tokenizer, meta)
+    stored = read_stored(folder)
+    weights = {name: w.floats() if isinstance(w, Matrix) else w for name, w in stored.weights.items()}
+    return Artifact(stored.config, weights, stored.tokenizer, stored.meta)
 
 
 def _classifier(task: str) -> str:
@@ -253,7 +312,8 @@ def new_folder(target: Path, overwrite: bool = False) -> Iterator[Path]:
         raise AlbertkitError(f"{target.parent} cannot be written: {error.strerror}; choose another place") from None
     try:
         yield scratch
-        for path in scratch.iterdir():
+        for path in scratch.rglob("*"):
+            path.chmod(0o755 if path.is_dir() else 0o644)
             _flush(path)
         _flush(scratch)
         old = None
@@ -279,13 +339,19 @@ def _flush(path: Path) -> None:
         os.close(handle)
 
 
-def write_json(path: Path, data: dict[str, Any]) -> None:
+def write_json(path: Path, data: Any) -> None:
     """Readable JSON with a newline at its end."""
     path.write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def write_artifact(artifact: Artifact, folder: Path | str, overwrite: bool = False) -> Path:
-    """Write the folder, whole or not at all."""
+def write_artifact(
+    artifact: Artifact,
+    folder: Path | str,
+    overwrite: bool = False,
+    bits: int | None = None,
+    moments: dict[str, np.ndarray] | None = None,
+) -> Path:
+    """Write the folder, whole or not at all; with `bits`, quantised (`moments`: see `quantize.pack`)."""
     from safetensors.numpy import save_file
 
     folder = Path(folder)
@@ -295,11 +361,18 @@ def write_artifact(artifact: Artifact, folder: Path | str, overwrite: bool = Fal
             f"the tokenizer knows {artifact.tokenizer.vocab_size} pieces and the model {config.vocab_size}; "
             f"they do not belong together"
         )
-    theirs = {name.ours: name.torch for name in names(config, classifier=_classifier(meta.task))}
-    tensors = {theirs.get(n, n): np.ascontiguousarray(a) for n, a in artifact.weights.items()}
+    file = WEIGHTS_FILE
+    if bits is not None:
+        packed = pack(artifact.weights, bits, moments)
+        file, tensors = QUANTISED_FILE, {n: np.ascontiguousarray(a) for n, a in packed.items()}
+        meta = dataclasses.replace(meta, quantisation=f"int{bits}")
+        artifact = dataclasses.replace(artifact, meta=meta)
+    else:
+        meta = dataclasses.replace(meta, quantisation=None)
+        tensors = public_tensors(artifact)
     with new_folder(folder, overwrite) as scratch:
         write_json(scratch / "config.json", public_config(artifact))
-        save_file(tensors, str(scratch / WEIGHTS_FILE), metadata={"format": "pt"})
+        save_file(tensors, str(scratch / file), metadata={"format": "pt"})
         if artifact.tokenizer is not None:
             artifact.tokenizer.save(scratch)
         files = {path.name: digest(path) for path in sorted(scratch.iterdir())}
@@ -307,6 +380,19 @@ def write_artifact(artifact: Artifact, folder: Path | str, overwrite: bool = Fal
         write_json(scratch / META_FILE, about)
         (scratch / "README.md").write_text(model_card(artifact), encoding="utf-8")
     return folder
+
+
+def public_tensors(artifact: Artifact) -> dict[str, np.ndarray]:
+    """The weights under their public names."""
+    theirs = {name.ours: name.torch for name in names(artifact.config, classifier=_classifier(artifact.meta.task))}
+    return {theirs.get(n, n): np.ascontiguousarray(a) for n, a in artifact.weights.items()}
+
+
+def write_weights(artifact: Artifact, folder: Path) -> None:
+    """`model.safetensors` alone."""
+    from safetensors.numpy import save_file
+
+    save_file(public_tensors(artifact), str(folder / WEIGHTS_FILE), metadata={"format": "pt"})
 
 
 def public_config(artifact: Artifact) -> dict[str, Any]:
@@ -349,8 +435,8 @@ def model_card(artifact: Artifact) -> str:
     lines += [
         "",
         "```python",
-        "from albertkit.model import AlbertModel",
-        'model = AlbertModel.from_artifact("FOLDER")',
+        "from albertkit import Albert",
+        'Albert("FOLDER").embed(["a text", "another"])',
         "```",
         "",
     ]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -15,10 +16,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from albertkit import __version__
+from albertkit import __version__, cli_search
 from albertkit.errors import AlbertkitError
 
 if TYPE_CHECKING:
+    from albertkit.runtime.albert import Albert
     from albertkit.tokenizer import Tokenizer
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON for machines instead of a table.")
@@ -32,10 +34,11 @@ def app() -> None:
     """The ALBERT toolkit: one compact transformer, from raw text to a deployed service.
 
     \b
+    albertkit embed 'a text' -m FOLDER      sentence vectors
+    albertkit fill 'a [MASK] text' -m FOLDER
+    albertkit index notes/ -o notes.idx     then: albertkit search notes.idx 'a question'
     albertkit plan base                     what a shape costs
-    albertkit tokenize 'this is a test'     the pieces of a text
-    albertkit info FOLDER                   describe any ALBERT checkpoint
-    albertkit convert FOLDER OUT            turn it into an artifact
+    albertkit convert FOLDER OUT            any ALBERT checkpoint to an artifact
     """
 
 
@@ -174,6 +177,156 @@ def convert(source: Path, target: Path, force: bool, as_json: bool) -> None:
         note("this layout is not transformers' own, so transformers will refuse the folder; albertkit reads it")
 
 
+model = click.option("-m", "--model", type=path, help="Model folder of any kind.")
+bits = click.option("--bits", type=click.Choice(["8", "4"]), help="Quantise a float model on opening.")
+threads = click.option("--threads", type=click.IntRange(1, 1024), help="Processors to use  [default: all]")
+depth = click.option("--depth", type=click.IntRange(1, 1024), help="Layers to apply  [default: the model's]")
+
+
+@app.command(epilog="Example:  cat notes.txt | albertkit embed -m my-albert/ -o notes.npy")
+@click.argument("texts", nargs=-1)
+@model
+@click.option("-f", "--file", type=path, help="Read texts from a file, one a line.")
+@click.option("-o", "--output", type=path, help="Write .npy, .jsonl or .parquet  [default: JSON lines on stdout]")
+@click.option("--pooling", type=click.Choice(["mean", "cls", "pooler", "max"]), help="[default: the model's]")
+@click.option("--layer", type=int, help="Hidden state to use: 0 the embeddings, -1 the last.")
+@depth
+@click.option("--dim", type=click.IntRange(min=1), help="Keep only the first numbers of each vector.")
+@click.option(
+    "--long",
+    type=click.Choice(["split", "truncate", "error"]),
+    default="split",
+    show_default=True,
+    help="Texts beyond the model's length.",
+)
+@click.option("--prompt", help="Text, or name of one of the model's prompts, to put before each text.")
+@bits
+@threads
+@force
+def embed(
+    texts: tuple[str, ...],
+    model: Path | None,
+    file: Path | None,
+    output: Path | None,
+    bits: str | None,
+    threads: int | None,
+    force: bool,
+    **settings: Any,
+) -> None:
+    """Sentence vectors of TEXTS, or of each line of --file or stdin.
+
+    Works in a pipe and in bounded memory. Stopped by Ctrl-C, it leaves the vectors finished so far in OUTPUT.part and says
+    how to go on.
+    """
+    from albertkit.runtime.output import json_line, writer
+
+    albert = open_albert(model, bits, threads)
+    source = read_texts(texts, file)
+    if output is None:
+        for text, vector in paired(source, lambda t: albert.embed_iter(t, **settings)):
+            click.echo(json_line(text, vector))
+        return
+    with writer(output, force) as write:
+        for text, vector in progress(paired(source, lambda t: albert.embed_iter(t, **settings)), "texts"):
+            write(text, vector)
+
+
+@app.command(epilog="Example:  albertkit similar 'a cat sat' 'the dog stood' -m my-albert/")
+@click.argument("texts", nargs=-1)
+@model
+@click.option("-f", "--file", type=path, help="Read texts from a file, one a line.")
+@depth
+@bits
+@threads
+@as_json
+def similar(
+    texts: tuple[str, ...],
+    model: Path | None,
+    file: Path | None,
+    depth: int | None,
+    bits: str | None,
+    threads: int | None,
+    as_json: bool,
+) -> None:
+    """A table of the similarities (cosine) of TEXTS, all with all."""
+    found = list(read_texts(texts, file))
+    if not 2 <= len(found) <= 1000:
+        raise AlbertkitError(f"{len(found)} texts were given; give 2 to 1,000, or use index and search for more")
+    scores = open_albert(model, bits, threads).similarity(found, depth=depth)
+    if as_json:
+        click.echo(
+            json.dumps(
+                {"texts": found, "scores": [[round(float(x), 6) for x in row] for row in scores]}, ensure_ascii=False
+            )
+        )
+        return
+    width = max(len(text[:40]) for text in found)
+    click.echo(" " * (width + 4) + "  ".join(f"{i:>5}" for i in range(1, len(found) + 1)))
+    for number, (text, row) in enumerate(zip(found, scores, strict=True), 1):
+        click.echo(f"{number:>2}  {text[:40]:<{width}}" + "  ".join(f"{x:5.2f}" for x in row))
+
+
+@app.command(epilog="Example:  albertkit fill 'the capital of france is [MASK].' -m my-albert/")
+@click.argument("texts", nargs=-1)
+@model
+@click.option("-f", "--file", type=path, help="Read texts from a file, one a line.")
+@click.option("-k", default=5, show_default=True, type=click.IntRange(1, 1000), help="Words for each mask.")
+@depth
+@bits
+@threads
+@as_json
+def fill(
+    texts: tuple[str, ...],
+    model: Path | None,
+    file: Path | None,
+    k: int,
+    depth: int | None,
+    bits: str | None,
+    threads: int | None,
+    as_json: bool,
+) -> None:
+    """The likeliest words for each [MASK] in TEXTS."""
+    albert = open_albert(model, bits, threads)
+    for text in read_texts(texts, file):
+        for guesses in albert.fill_mask(text, k=k, depth=depth):
+            if as_json:
+                click.echo(json.dumps({"text": text, "guesses": [asdict(g) for g in guesses]}, ensure_ascii=False))
+                continue
+            for guess in guesses:
+                click.echo(f"{guess.score:6.1%}  {guess.word}\t{guess.text}")
+
+
+@app.command(epilog="Example:  albertkit quantize my-albert/ my-albert-int8/ --bits 8")
+@click.argument("source", type=path)
+@click.argument("target", type=path)
+@click.option("--bits", type=click.Choice(["8", "4"]), default="8", show_default=True, help="Bits for each weight.")
+@click.option("-f", "--file", type=path, help="At 4 bits: some hundred lines like those the model will read.")
+@force
+@as_json
+def quantize(source: Path, target: Path, bits: str, file: Path | None, force: bool, as_json: bool) -> None:
+    """Write SOURCE with its weights in 8 or 4 bits to TARGET, and compare the two.
+
+    At 4 bits the weights are rounded so that errors cancel on text like that of --file; without one, the model
+    writes its own.
+    """
+    from albertkit.compress.shrink import shrink
+
+    texts = None if file is None else list(read_texts((), file))
+    report = shrink(source, target, int(bits), texts, overwrite=force, progress=quiet_or_note)
+    if as_json:
+        click.echo(json.dumps(asdict(report)))
+        return
+    click.echo(f"{target}: {megabytes(report.bytes)} (before {megabytes(report.bytes_before)})")
+    click.echo(
+        f"vectors agree with the float model: cosine {report.cosine_mean:.4f} on average, {report.cosine_least:.4f} at least"
+    )
+
+
+# `index`, `search` and `cluster` stand in cli_search.py.
+for _verb in (cli_search.index, cli_search.search, cli_search.cluster):
+    app.add_command(_verb)
+
+
 # What the verbs share --------------------------------------------------------------------------------------------
 
 
@@ -188,6 +341,39 @@ def open_tokenizer(model: Path | None) -> Tokenizer:
     if model.suffix == ".txt":
         return Tokenizer.from_vocab(model)
     return Tokenizer.from_spiece(model)
+
+
+def open_albert(model: Path | None, bits: str | None = None, threads: int | None = None) -> Albert:
+    """A model ready to run."""
+    from albertkit.runtime.albert import Albert
+
+    return Albert(model, bits=None if bits is None else int(bits), threads=threads)
+
+
+def paired(texts: Iterator[str], work: Any) -> Iterator[tuple[str, Any]]:
+    """Each text with its result, from a function that reads ahead."""
+    held: deque[str] = deque()
+
+    def remember() -> Iterator[str]:
+        for text in texts:
+            held.append(text)
+            yield text
+
+    for result in work(remember()):
+        yield held.popleft(), result
+
+
+def progress(items: Any, unit: str) -> Any:
+    """A progress bar on stderr, on a terminal only."""
+    from tqdm import tqdm
+
+    return tqdm(items, unit=f" {unit}", disable=not sys.stderr.isatty(), leave=False)
+
+
+def quiet_or_note(text: str) -> None:
+    """What a long step is doing, on a terminal only."""
+    if sys.stderr.isatty():
+        click.echo(f"\r\x1b[K{text}", err=True, nl=False)
 
 
 def read_texts(texts: tuple[str, ...], file: Path | None) -> Iterator[str]:

@@ -1,0 +1,126 @@
+"""What the shared layer's matrices see: the mean of x·xᵀ over their inputs x, summed over all uses of the layer.
+
+In: an artifact and, if there are any, texts like those it will read. Out: `{matrix name: moments}` for `quantize.pack`, which
+rounds 4-bit weights so that errors cancel on such inputs. Without texts, the model writes its own: random tokens,
+masked and filled by its masked-word head a few times over, until they look like its language. No torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from itertools import islice
+
+import numpy as np
+
+from albertkit.artifact import Artifact
+from albertkit.errors import AlbertkitError
+from albertkit.runtime import graph as graphs
+from albertkit.runtime.batching import Rows, rows
+from albertkit.runtime.engine import Engine, cores, open_graph
+
+TEXTS, LENGTH, ROUNDS = 96, 64, 4
+LIKELY = 50
+SAMPLE = 12_000  # inputs of each matrix that are kept
+# Which of the watched tensors each matrix of a layer reads.
+READS = {
+    "attention.query": 0,
+    "attention.key": 0,
+    "attention.value": 0,
+    "attention.output": 1,
+    "ffn.up": 2,
+    "ffn.down": 3,
+}
+
+Progress = Callable[[str], None]
+
+
+def moments(
+    artifact: Artifact, texts: Iterable[str] | None = None, progress: Progress = lambda _: None
+) -> dict[str, np.ndarray]:
+    """Second moments of the inputs of every matrix in the shared layers."""
+    config = artifact.config
+    ids = own_text(artifact, progress) if texts is None else _tokens(artifact, texts)
+    threads = cores()
+    engine = Engine(config, dict(artifact.weights), threads)
+    places = [(g, i) for g in range(config.num_hidden_groups) for i in range(config.inner_group_num)]
+    watched = {
+        (g, i): open_graph(
+            graphs.layer_graph(config, dict(artifact.weights), f"encoder.groups.{g}.{i}", engine.levels, watch=True),
+            threads,
+        )
+        for g, i in places
+    }
+    tokens = sum(len(row) for row in ids)
+    share = min(1.0, SAMPLE * len(places) / (tokens * config.num_hidden_layers * config.inner_group_num))
+    generator = np.random.default_rng(0)
+    sums: dict[tuple[int, int], list[np.ndarray | float]] = {place: [0.0, 0.0, 0.0, 0.0] for place in places}
+    counts = dict.fromkeys(places, 0)
+    for batch in rows(ids):
+        progress("watching the layer")
+        hidden = engine.run(batch, 0)
+        inside = np.arange(batch.ids.shape[1])[None] < batch.lengths[:, None]
+        for layer in range(config.num_hidden_layers):
+            for inner in range(config.inner_group_num):
+                place = (config.group_of(layer), inner)
+                before = hidden
+                hidden, *seen = watched[place].run(None, {"hidden": hidden, "lengths": batch.lengths})
+                chosen = inside & (generator.random(inside.shape) < share)
+                counts[place] += int(chosen.sum())
+                for at, values in enumerate([before, *seen]):
+                    picked = values[chosen]
+                    sums[place][at] = sums[place][at] + picked.T @ picked
+    out = {}
+    for (g, i), total in sums.items():
+        for part, at in READS.items():
+            mean = np.asarray(total[at]) / max(1, counts[g, i])
+            out[f"encoder.groups.{g}.{i}.{part}.weight"] = mean.astype(np.float32)
+    return out
+
+
+def _tokens(artifact: Artifact, texts: Iterable[str]) -> list[list[int]]:
+    if artifact.tokenizer is None:
+        raise AlbertkitError("calibration texts need a tokenizer, and this model has none")
+    chosen = list(islice((text for text in texts if text.strip()), 512))
+    if not chosen:
+        raise AlbertkitError(
+            "there are no calibration texts; give a file with some hundred lines like those the model will read"
+        )
+    limit = min(128, artifact.config.max_position_embeddings)
+    return [e.ids for e in artifact.tokenizer.encode_batch(chosen, max_length=limit)]
+
+
+def own_text(artifact: Artifact, progress: Progress = lambda _: None, texts: int = TEXTS) -> list[list[int]]:
+    """Token ids the model finds likely; plain random ones for a model that cannot fill masks."""
+    config, tokenizer = artifact.config, artifact.tokenizer
+    generator = np.random.default_rng(0)
+    length = min(LENGTH, config.max_position_embeddings)
+    first = min(5, config.vocab_size - 1)
+    ids = generator.integers(first, config.vocab_size, (texts, length))
+    mask_id = None if tokenizer is None else tokenizer.mask_id
+    if tokenizer is None or mask_id is None or "heads.mlm.bias" not in artifact.weights:
+        return [list(map(int, row)) for row in ids]
+    ids[:, 0], ids[:, -1] = tokenizer.cls_id or 0, tokenizer.sep_id or 0
+    engine = Engine(config, dict(artifact.weights))
+    for turn in range(ROUNDS):
+        progress(f"writing its own text, {turn + 1} of {ROUNDS}")
+        masked = generator.random(ids.shape) < (0.85 if turn == 0 else 0.5)
+        masked[:, [0, -1]] = False
+        for start in range(0, texts, 16):
+            part = slice(start, start + 16)
+            ids[part][masked[part]] = _sample(engine, ids[part], masked[part], mask_id, first, generator)
+    return [list(map(int, row)) for row in ids]
+
+
+def _sample(
+    engine: Engine, ids: np.ndarray, masked: np.ndarray, mask_id: int, first: int, generator: np.random.Generator
+) -> np.ndarray:
+    """A word for each masked place, drawn by its probability among the likeliest."""
+    asked = np.where(masked, mask_id, ids).astype(np.int64)
+    lengths = np.full(len(ids), ids.shape[1], np.int32)
+    batch = Rows(asked, np.zeros_like(asked), lengths, np.arange(len(ids)))
+    scores = engine.words(engine.run(batch, engine.config.num_hidden_layers)[masked])
+    scores[:, :first] = -np.inf
+    kept = min(LIKELY, scores.shape[1] - first)
+    likely = np.argpartition(scores, -kept, axis=1)[:, -kept:]
+    drawn = (np.take_along_axis(scores, likely, axis=1) + generator.gumbel(size=likely.shape)).argmax(axis=1)
+    return np.take_along_axis(likely, drawn[:, None], axis=1)[:, 0]

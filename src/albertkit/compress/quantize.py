@@ -1,0 +1,200 @@
+"""Weights in 8 or 4 bits: how they are stored, and how they come back.
+
+In: float matrices (rows, columns), one row for each output. Out: `Matrix`. Each row has one float scale, so that a weight is
+value · scale with a value from -127 to 127. A matrix that reads the output of a LayerNorm also has a number for each column
+(`smooth`): inputs are multiplied by it and weights divided, so that the few large channels of a LayerNorm do not spoil the 8 bits
+of all others (Xiao et al., SmoothQuant, arXiv 2211.10438; here from the LayerNorm's own scale and shift, without data).
+
+At 4 bits a value is q · step, where q is from -8 to 7 and the step, a whole number from 1 to 15, is shared by a block
+of 32 neighbouring weights. A 4-bit matrix therefore *is* an 8-bit one, written in half the space: it opens into int8 by
+one integer multiplication, exactly, and runs on the same kernels. Nothing is quantised again at start.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from albertkit.errors import AlbertkitError
+
+BLOCK = 32
+BITS = (8, 4)
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A matrix of whole numbers and the scale of each row."""
+
+    values: np.ndarray  # (rows, columns) int8
+    scale: np.ndarray  # (rows,) float32
+    smooth: np.ndarray | None = None  # (columns,) float32: what inputs are multiplied by
+
+    def floats(self) -> np.ndarray:
+        """The weights as float32."""
+        weights = self.values * self.scale[:, None]
+        return weights if self.smooth is None else weights * self.smooth
+
+
+def quantize_rows(weight: np.ndarray) -> Matrix:
+    """8 bits: the largest weight of a row becomes ±127."""
+    top = np.abs(weight).max(axis=1)
+    scale = np.where(top > 0, top / 127, 1).astype(np.float32)
+    values = np.clip(np.rint(weight / scale[:, None]), -127, 127).astype(np.int8)
+    return Matrix(values, scale)
+
+
+def quantize_blocks(weight: np.ndarray, moments: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """4 bits: packed values (rows, ⌈columns/32⌉·16), steps (rows, ⌈columns/32⌉) and row scales.
+
+    For each block every step is tried, and the one with the smallest squared error is kept. With `moments`, the mean of
+    x·xᵀ over the inputs x that the matrix sees, columns are rounded one after the other and each one's error is made
+    good by the columns that follow (Frantar et al., GPTQ, arXiv 2210.17323).
+    """
+    rows, columns = weight.shape
+    blocks = -(-columns // BLOCK)
+    left = weight.astype(np.float32, copy=True)  # what is still to be written, errors of earlier columns included
+    top = np.abs(weight).max(axis=1)
+    scale = np.where(top > 0, top / 120, 1).astype(np.float32)  # 8 · 15: the largest value a block can write
+    factor = None if moments is None else _inverse_factor(moments)
+    steps = np.ones((rows, blocks), np.uint8)
+    values = np.zeros((rows, blocks * BLOCK), np.int8)
+    for block in range(blocks):
+        start, stop = block * BLOCK, min(columns, (block + 1) * BLOCK)
+        weighed = None if factor is None else 1 / np.square(np.diag(factor)[start:stop])
+        steps[:, block] = _best_steps(left[:, start:stop] / scale[:, None], weighed)
+        grid = scale * steps[:, block]
+        if factor is None:
+            values[:, start:stop] = np.clip(np.rint(left[:, start:stop] / grid[:, None]), -8, 7)
+            continue
+        errors = np.zeros((rows, stop - start), np.float32)
+        for j in range(start, stop):
+            values[:, j] = np.clip(np.rint(left[:, j] / grid), -8, 7)
+            errors[:, j - start] = (left[:, j] - values[:, j] * grid) / factor[j, j]
+            left[:, j + 1 : stop] -= np.outer(errors[:, j - start], factor[j, j + 1 : stop])
+        left[:, stop:] -= errors @ factor[start:stop, stop:]
+    nibbles = (values + 8).astype(np.uint8)
+    return nibbles[:, 0::2] | nibbles[:, 1::2] << 4, steps, scale
+
+
+def _best_steps(cut: np.ndarray, weighed: np.ndarray | None) -> np.ndarray:
+    """The step of each row of one block, by (weighed) squared error."""
+    best = np.full(len(cut), np.inf, np.float32)
+    steps = np.ones(len(cut), np.uint8)
+    for step in range(1, 16):
+        off = np.square(np.clip(np.rint(cut / step), -8, 7) * step - cut)
+        error = off.sum(axis=1) if weighed is None else off @ weighed
+        better = error < best
+        best[better], steps[better] = error[better], step
+    return steps
+
+
+def _inverse_factor(moments: np.ndarray) -> np.ndarray:
+    """U, upper triangular, with UᵀU the inverse of the moments (a hundredth of their mean added to the diagonal)."""
+    square = moments.astype(np.float64, copy=True)
+    diagonal = np.diag(square).copy()
+    square[np.diag_indices(len(square))] += np.where(diagonal > 0, 0.01 * diagonal.mean(), 1.0)
+    factor: np.ndarray = np.linalg.cholesky(np.linalg.inv(square)).T.astype(np.float32)
+    return factor
+
+
+def open_blocks(packed: np.ndarray, steps: np.ndarray, scale: np.ndarray, columns: int) -> Matrix:
+    """A 4-bit matrix as the 8-bit one it stands for."""
+    rows, blocks = steps.shape
+    if packed.shape != (rows, blocks * BLOCK // 2) or scale.shape != (rows,) or columns > blocks * BLOCK:
+        raise AlbertkitError(
+            f"a 4-bit matrix has parts of shapes {packed.shape}, {steps.shape}, {scale.shape}; they do not fit"
+        )
+    if steps.max(initial=0) > 15:
+        raise AlbertkitError(f"a 4-bit matrix has a step of {steps.max()}; steps are 1 to 15, so the file is damaged")
+    nibbles = np.empty((rows, blocks * BLOCK), np.int8)
+    nibbles[:, 0::2] = packed & 15
+    nibbles[:, 1::2] = packed >> 4
+    nibbles -= 8
+    nibbles.reshape(rows, blocks, BLOCK)[:] *= steps.astype(np.int8)[:, :, None]
+    return Matrix(np.ascontiguousarray(nibbles[:, :columns]), scale)
+
+
+def is_matrix(name: str, array: np.ndarray) -> bool:
+    """What is quantised: the matrices of the encoder and of the masked-word head. Segment tables and task heads are
+    small, and stay float.
+    """
+    kept = (".segment.", ".linear.")
+    return array.ndim == 2 and not any(part in name for part in kept) and name.startswith(("encoder.", "heads.mlm."))
+
+
+def in_four_bits(name: str) -> bool:
+    """What 4 bits are for: the shared layers and the pooler. Embeddings stay at 8, since a rare word's row is read alone."""
+    return name.startswith(("encoder.groups.", "encoder.pooler."))
+
+
+def smoothing(weights: dict[str, np.ndarray], name: str) -> np.ndarray | None:
+    """The `smooth` of a matrix behind a LayerNorm: one over the root of each channel's usual size."""
+    for parts, norm in (
+        (("attention.query", "attention.key", "attention.value"), "ffn_norm"),
+        (("ffn.up",), "attention_norm"),
+    ):
+        for part in parts:
+            if name.endswith(f".{part}.weight"):
+                prefix = name.removesuffix(f".{part}.weight")
+                size = np.abs(weights[f"{prefix}.{norm}.weight"]) + np.abs(weights[f"{prefix}.{norm}.bias"])
+                middle = float(np.median(size)) or 1.0
+                return (np.clip(size / middle, 1e-3, 1e3) ** -0.5).astype(np.float32)
+    return None
+
+
+def pack(
+    weights: dict[str, np.ndarray], bits: int, moments: dict[str, np.ndarray] | None = None
+) -> dict[str, np.ndarray]:
+    """Float weights to the tensors of a quantised file: `NAME`, `NAME.scale`, `NAME.smooth` and, at 4 bits, `NAME.step`."""
+    if bits not in BITS:
+        raise AlbertkitError(f"bits is {bits!r}; choose 8 or 4")
+    out: dict[str, np.ndarray] = {}
+    for name, array in weights.items():
+        if not is_matrix(name, array):
+            out[name] = np.ascontiguousarray(array, np.float32)
+            continue
+        smooth = smoothing(weights, name)
+        if smooth is not None:
+            out[f"{name}.smooth"] = smooth
+            array = array / smooth
+        if bits == 8 or not in_four_bits(name):
+            matrix = quantize_rows(array)
+            out |= {name: matrix.values, f"{name}.scale": matrix.scale}
+            continue
+        seen = (moments or {}).get(name)
+        if seen is not None and smooth is not None:
+            seen = seen * smooth * smooth[:, None]
+        packed, steps, scale = quantize_blocks(array, seen)
+        out |= {name: packed, f"{name}.step": steps, f"{name}.scale": scale}
+    return out
+
+
+def unpack(tensors: dict[str, np.ndarray], shapes: dict[str, tuple[int, ...]]) -> dict[str, np.ndarray | Matrix]:
+    """The tensors of a quantised file to float arrays and `Matrix`es; `shapes` says how wide each matrix is."""
+    out: dict[str, np.ndarray | Matrix] = {}
+    for name, array in tensors.items():
+        if name.endswith((".scale", ".step", ".smooth")):
+            continue
+        scale, steps, smooth = (tensors.get(f"{name}.{part}") for part in ("scale", "step", "smooth"))
+        if scale is None:
+            out[name] = array
+            continue
+        if name not in shapes or array.ndim != 2:
+            raise AlbertkitError(f"tensor {name!r} is quantised, and is no matrix of this model")
+        if smooth is not None and (smooth.dtype != np.float32 or smooth.shape != shapes[name][1:]):
+            raise AlbertkitError(
+                f"tensor {name!r} has {smooth.shape} numbers to smooth with; it has {shapes[name][1:]} columns"
+            )
+        if steps is not None:
+            if array.dtype != np.uint8 or steps.dtype != np.uint8 or steps.ndim != 2:
+                raise AlbertkitError(f"tensor {name!r} holds {array.dtype}; at 4 bits it must be packed uint8")
+            matrix = open_blocks(array, steps, scale.astype(np.float32), shapes[name][1])
+        elif array.dtype != np.int8 or scale.shape != array.shape[:1]:
+            raise AlbertkitError(
+                f"tensor {name!r} holds {array.dtype} with {scale.shape} scales; at 8 bits it must be int8, a scale a row"
+            )
+        else:
+            matrix = Matrix(array, scale.astype(np.float32))
+        out[name] = Matrix(matrix.values, matrix.scale, smooth)
+    return out

@@ -1,0 +1,99 @@
+"""A model in fewer bits, and how much of it is left: the verb `quantize`.
+
+In: a model folder of any kind. Out: a quantised artifact folder, and a `Report` that compares its vectors with the float
+model's on texts nobody calibrated with (or, without texts, on text of the model's own).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from albertkit.artifact import QUANTISED_FILE, read_stored, write_artifact
+from albertkit.compress.calibrate import moments, own_text
+from albertkit.compress.quantize import BITS
+from albertkit.config import AlbertConfig
+from albertkit.errors import AlbertkitError
+from albertkit.interop.convert import open_model
+from albertkit.runtime.batching import rows
+from albertkit.runtime.engine import Engine
+from albertkit.runtime.graph import Weights
+
+
+@dataclass(frozen=True)
+class Report:
+    """What quantisation did."""
+
+    bits: int
+    bytes_before: int
+    bytes: int
+    cosine_mean: float
+    """Agreement of mean-pooled vectors with the float model's."""
+    cosine_least: float
+    texts: int
+
+
+def shrink(
+    source: Path | str,
+    target: Path | str,
+    bits: int,
+    texts: Sequence[str] | None = None,
+    overwrite: bool = False,
+    progress: Callable[[str], None] = lambda _: None,
+) -> Report:
+    """Quantise a model and write it; a tenth of the texts is kept aside to compare with."""
+    if bits not in BITS:
+        raise AlbertkitError(f"bits is {bits!r}; choose 8 or 4")
+    artifact = open_model(source)
+    if artifact.meta.quantisation is not None:
+        raise AlbertkitError(
+            f"{source} is stored as {artifact.meta.quantisation} already; quantise the float model it came from"
+        )
+    if texts is not None and len(texts) < 10:
+        raise AlbertkitError(f"{len(texts)} calibration texts were given; give at least 10, better some hundred")
+    if texts is None:
+        held = own_text(artifact, progress, texts=16)
+    elif artifact.tokenizer is None:
+        raise AlbertkitError("calibration texts need a tokenizer, and this model has none")
+    else:
+        limit = artifact.config.max_position_embeddings
+        held = [e.ids for e in artifact.tokenizer.encode_batch(list(texts)[::10][:64], max_length=limit)]
+    seen = None
+    if bits == 4:
+        calibration = None if texts is None else [text for i, text in enumerate(texts) if i % 10]
+        seen = moments(artifact, calibration, progress)
+    step = {"step": "quantize", "bits": bits, "calibration": "own text" if texts is None else f"{len(texts)} texts"}
+    meta = dataclasses.replace(artifact.meta, made=(*artifact.meta.made, step))
+    progress("writing")
+    write_artifact(dataclasses.replace(artifact, meta=meta), target, overwrite, bits=bits, moments=seen)
+    after = read_stored(target)
+    first, second = (
+        _vectors(artifact.config, dict(artifact.weights), held),
+        _vectors(artifact.config, after.weights, held),
+    )
+    cosine = (first * second).sum(axis=1)
+    progress("")
+    return Report(
+        bits=bits,
+        bytes_before=sum(a.nbytes for a in artifact.weights.values()),
+        bytes=(Path(target) / QUANTISED_FILE).stat().st_size,
+        cosine_mean=float(cosine.mean()),
+        cosine_least=float(cosine.min()),
+        texts=len(held),
+    )
+
+
+def _vectors(config: AlbertConfig, weights: Weights, ids: list[list[int]]) -> np.ndarray:
+    """Mean-pooled unit vectors."""
+    engine = Engine(config, weights)
+    out = np.empty((len(ids), config.hidden_size), np.float32)
+    for batch in rows(ids):
+        hidden = engine.run(batch, config.num_hidden_layers)
+        for at, place in enumerate(batch.order):
+            mean = hidden[at, : batch.lengths[at]].mean(axis=0)
+            out[place] = mean / max(float(np.linalg.norm(mean)), 1e-12)
+    return out

@@ -1,0 +1,334 @@
+"""`Albert`: a model for people. Texts in, vectors and words out, without torch.
+
+In: a model folder of any kind. Out: numpy arrays and named results. One text or many; lists, generators, numpy arrays
+and columns of tables; results in the order of the input. Before this file: `engine.py` computes, `batching.py` packs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from albertkit.artifact import Stored, read_stored
+from albertkit.compress.quantize import pack, unpack
+from albertkit.errors import AlbertkitError, nearest
+from albertkit.runtime.batching import BUDGET, rows
+from albertkit.runtime.engine import Engine
+
+POOLINGS = ("mean", "cls", "pooler", "max")
+LONG = ("split", "truncate", "error")
+WINDOW_TEXTS = 4096  # texts sorted by length together; bounds memory for endless input
+WINDOW_CHARACTERS = 4_000_000
+MAX_CHARACTERS = 1_000_000  # in one text, unless it is truncated
+OVERLAP = 64  # tokens shared by neighbouring windows of a long text
+
+
+@dataclass(frozen=True)
+class TokenVectors:
+    """One text, token by token."""
+
+    vectors: np.ndarray  # (tokens, H)
+    tokens: list[str]
+    offsets: list[tuple[int, int]]  # characters of the text; (0, 0) at special tokens
+    ids: list[int]
+
+
+@dataclass(frozen=True)
+class Guess:
+    """One word for a mask."""
+
+    word: str
+    score: float  # probability
+    text: str  # the text with the word in its place
+
+
+class Albert:
+    """A model ready to use.
+
+    bits: 8 or 4 quantises a float model on opening (`albertkit quantize` does it once and for all).
+    threads: processors to use; default all that this process may use. device: "cuda" runs through torch.
+    """
+
+    def __init__(
+        self,
+        model: str | Path | None = None,
+        *,
+        bits: int | None = None,
+        threads: int | None = None,
+        device: str = "cpu",
+        depth: int | None = None,
+        budget: int = BUDGET,
+    ) -> None:
+        stored = open_stored(model)
+        weights = stored.weights
+        if bits is not None and stored.meta.quantisation is None:
+            floats = {name: array for name, array in weights.items() if isinstance(array, np.ndarray)}
+            weights = unpack(pack(floats, bits), {name: array.shape for name, array in floats.items()})
+        elif bits is not None and stored.meta.quantisation != f"int{bits}":
+            raise AlbertkitError(
+                f"bits={bits} was asked for, and the model is stored as {stored.meta.quantisation}; open the float model"
+            )
+        if stored.tokenizer is None:
+            raise AlbertkitError(
+                f"{model} holds no tokenizer, so it cannot read text; put tokenizer.json beside the weights"
+            )
+        self.config, self.meta, self.tokenizer = stored.config, stored.meta, stored.tokenizer
+        self.bits = bits
+        self.depth = self._check_depth(depth if depth is not None else stored.meta.depth)
+        self.name = f"{stored.identity[:16]}-depth{self.depth}{f'-int{bits}' if bits else ''}"
+        self.budget = budget
+        if device == "cpu":
+            self.engine: Any = Engine(self.config, weights, threads)
+        else:
+            from albertkit.runtime.torch_engine import TorchEngine
+
+            self.engine = TorchEngine(self.config, weights, device)
+
+    @property
+    def dim(self) -> int:
+        """Length of a sentence vector."""
+        return self.config.hidden_size
+
+    @property
+    def max_tokens(self) -> int:
+        """Tokens of a text that one pass can read, special ones included."""
+        return self.config.max_position_embeddings
+
+    # Vectors -----------------------------------------------------------------------------------------------------
+
+    def embed(self, texts: str | Iterable[str], **settings: Any) -> np.ndarray:
+        """Sentence vectors, float32 and of length 1: (dim,) for one text, (texts, dim) for many.
+
+        pooling: mean, cls, pooler or max (default the model's). layer: which hidden state (0 the embeddings, -1 the
+        last). depth: layers to apply. dim: keep the first numbers only. normalise: length 1. long: what to do with a
+        text beyond the position table: split (windows, then their mean), truncate, or error. prompt: put before each
+        text, or the name of one of the model's prompts.
+        """
+        if isinstance(texts, str):
+            return next(self.embed_iter([texts], **settings))
+        found = list(self.embed_iter(texts, **settings))
+        width = settings.get("dim") or self.dim
+        return np.stack(found) if found else np.zeros((0, width), np.float32)
+
+    def embed_iter(
+        self,
+        texts: Iterable[str],
+        *,
+        pooling: str | None = None,
+        layer: int | None = None,
+        depth: int | None = None,
+        dim: int | None = None,
+        normalise: bool | None = None,
+        long: str = "split",
+        prompt: str | None = None,
+    ) -> Iterator[np.ndarray]:
+        """The vectors of `embed` one by one, in bounded memory however many texts there are."""
+        how = pooling or self.meta.pooling
+        if how not in POOLINGS:
+            raise AlbertkitError(
+                f"unknown pooling {how!r}{nearest(how, POOLINGS)}; choose one of {', '.join(POOLINGS)}"
+            )
+        if long not in LONG:
+            raise AlbertkitError(f"long is {long!r}; choose one of {', '.join(LONG)}")
+        if dim is not None and not 1 <= dim <= self.dim:
+            raise AlbertkitError(f"dim is {dim}; this model has 1 to {self.dim} dimensions")
+        depth = self._layers_to_apply(layer, depth, how)
+        unit = self.meta.normalise if normalise is None else normalise
+        before = self.meta.prompts.get(prompt, prompt) if prompt else ""
+        for window in windows(texts):
+            for vector in self._embed_window([before + text for text in window], how, depth, long):
+                cut = vector if dim is None else vector[:dim]
+                yield cut / max(float(np.linalg.norm(cut)), 1e-12) if unit else cut
+
+    def _embed_window(self, texts: list[str], how: str, depth: int, long: str) -> Iterator[np.ndarray]:
+        pieces, owners = self._cut(texts, long)
+        vectors = np.empty((len(pieces), self.dim), np.float32)
+        for batch in rows(pieces, budget=self.budget):
+            vectors[batch.order] = self._pool(self.engine.run(batch, depth), batch.lengths, how)
+        start = 0
+        for count in owners:
+            own = vectors[start : start + count]
+            if count == 1:
+                yield own[0]
+            elif how == "max":
+                yield own.max(axis=0)
+            else:  # windows weigh as many tokens as they hold
+                weights = np.array([len(p) for p in pieces[start : start + count]], np.float32)
+                yield (own * (weights / weights.sum())[:, None]).sum(axis=0)
+            start += count
+
+    def _pool(self, hidden: np.ndarray, lengths: np.ndarray, how: str) -> np.ndarray:
+        """(texts, length, H) → (texts, H)."""
+        if how == "cls":
+            return hidden[:, 0]
+        if how == "pooler":
+            pooled: np.ndarray = self.engine.pooler(hidden[:, 0])
+            return pooled
+        inside = np.arange(hidden.shape[1])[None, :, None] < lengths[:, None, None]
+        if how == "max":
+            return np.where(inside, hidden, -np.inf).max(axis=1)
+        total: np.ndarray = np.where(inside, hidden, 0).sum(axis=1)
+        return total / lengths[:, None]
+
+    def _cut(self, texts: list[str], long: str) -> tuple[list[list[int]], list[int]]:
+        """Token ids with special tokens, long texts as several pieces, and how many pieces each text has."""
+        tokenizer = self.tokenizer
+        first = [] if tokenizer.cls_id is None else [tokenizer.cls_id]
+        last = [] if tokenizer.sep_id is None else [tokenizer.sep_id]
+        if tokenizer.kind == "phoneme":
+            first = last = [tokenizer.pad_id]
+        room = self.max_tokens - len(first) - len(last)
+        if room < 1:
+            raise AlbertkitError(
+                f"this model reads {self.max_tokens} tokens, too few for a text and its special tokens"
+            )
+        checked = [self._check_size(place, text, long, room) for place, text in enumerate(texts)]
+        pieces: list[list[int]] = []
+        owners: list[int] = []
+        for place, ids in enumerate(tokenizer.ids_batch(checked)):
+            if len(ids) > room and long == "error":
+                raise AlbertkitError(
+                    f"text {place} has {len(ids)} tokens and the model reads {room}; choose long='split' or 'truncate'"
+                )
+            step = max(1, room - OVERLAP)
+            count = 1 if len(ids) <= room or long == "truncate" else 1 + math.ceil((len(ids) - room) / step)
+            pieces += [[*first, *ids[i * step : i * step + room], *last] or [tokenizer.pad_id] for i in range(count)]
+            owners.append(count)
+        return pieces, owners
+
+    def _check_size(self, place: int, text: str, long: str, room: int) -> str:
+        if len(text) <= MAX_CHARACTERS:
+            return text
+        if long == "truncate":  # what can matter: generous, and found without reading the rest
+            return " ".join(text[:MAX_CHARACTERS].split())[: 64 * room]
+        raise AlbertkitError(
+            f"text {place} has {len(text):,} characters; one text has at most {MAX_CHARACTERS:,}, so split it or choose long='truncate'"
+        )
+
+    def tokens(self, texts: str | Iterable[str], *, layer: int | None = None, depth: int | None = None) -> Any:
+        """Token vectors with the characters each one covers: one `TokenVectors`, or a list of them. Long texts are cut."""
+        single = isinstance(texts, str)
+        depth = self._layers_to_apply(layer, depth, "mean")
+        out: list[TokenVectors] = []
+        for window in windows([texts] if isinstance(texts, str) else texts):
+            encodings = self.tokenizer.encode_batch(window, max_length=self.max_tokens)
+            found: list[Any] = [None] * len(encodings)
+            for batch in rows([e.ids for e in encodings], [e.segments for e in encodings], self.budget):
+                hidden = self.engine.run(batch, depth)
+                for at, place in enumerate(batch.order):
+                    e = encodings[place]
+                    found[place] = TokenVectors(
+                        hidden[at, : len(e.ids)].copy(), self.tokenizer.tokens(e.ids), e.offsets, e.ids
+                    )
+            out += found
+        return out[0] if single else out
+
+    def similarity(self, first: str | Iterable[str], second: str | Iterable[str] | None = None, **settings: Any) -> Any:
+        """Cosine of texts: a number for two texts, a (first, second) table for many; without `second`, all with all."""
+        a = self.embed(first, **settings)
+        b = a if second is None else self.embed(second, **settings)
+        table = np.atleast_2d(a) @ np.atleast_2d(b).T
+        if a.ndim == b.ndim == 1:
+            return float(table[0, 0])
+        return table[0] if a.ndim == 1 else table[:, 0] if b.ndim == 1 else table
+
+    # Words -------------------------------------------------------------------------------------------------------
+
+    def fill_mask(self, text: str, k: int = 5, depth: int | None = None) -> list[list[Guess]]:
+        """The `k` likeliest words for each [MASK] of a text, each guess with the text it gives."""
+        if self.tokenizer.mask_id is None:
+            raise AlbertkitError("this vocabulary has no [MASK]")
+        if not 1 <= k <= self.config.vocab_size:
+            raise AlbertkitError(f"k is {k}; choose 1 to {self.config.vocab_size}")
+        encoding = self.tokenizer.encode(text, recognise_mask=True)
+        places = [i for i, token in enumerate(encoding.ids) if token == self.tokenizer.mask_id]
+        if not places:
+            raise AlbertkitError(f"{text[:40]!r} holds no [MASK]; write [MASK] where a word is missing")
+        if len(encoding.ids) > self.max_tokens:
+            raise AlbertkitError(
+                f"the text has {len(encoding.ids)} tokens; with a mask it must fit into {self.max_tokens}"
+            )
+        (batch,) = rows([encoding.ids], [encoding.segments])
+        hidden = self.engine.run(batch, self._layers_to_apply(None, depth, "mean"))[0, places]
+        scores = self.engine.words(hidden)[:, : self.tokenizer.vocab_size]
+        scores = np.exp(scores - scores.max(axis=1, keepdims=True))
+        scores /= scores.sum(axis=1, keepdims=True)
+        best = np.argsort(-scores, axis=1)[:, :k]
+        return [
+            [self._guess(text, nth, int(i), float(row[i])) for i in top]
+            for nth, (row, top) in enumerate(zip(scores, best, strict=True))
+        ]
+
+    def _guess(self, text: str, nth: int, token: int, score: float) -> Guess:
+        piece = self.tokenizer.tokens([token])[0]
+        word = piece.removeprefix("##").replace("▁", "")
+        parts = text.split("[MASK]")
+        return Guess(word or piece, score, "[MASK]".join(parts[: nth + 1]) + word + "[MASK]".join(parts[nth + 1 :]))
+
+    # Checks ------------------------------------------------------------------------------------------------------
+
+    def _check_depth(self, depth: int | None) -> int:
+        depth = self.config.num_hidden_layers if depth is None else depth
+        if not isinstance(depth, int) or not 1 <= depth <= 1024:
+            raise AlbertkitError(
+                f"depth is {depth!r}; apply 1 to 1024 layers (this model has {self.config.num_hidden_layers})"
+            )
+        return depth
+
+    def _layers_to_apply(self, layer: int | None, depth: int | None, how: str) -> int:
+        depth = self.depth if depth is None else self._check_depth(depth)
+        if layer is None:
+            return depth
+        if not -depth - 1 <= layer <= depth:
+            raise AlbertkitError(f"layer is {layer}; with depth {depth} there are layers 0 (the embeddings) to {depth}")
+        if how == "pooler" and layer not in (depth, -1):
+            raise AlbertkitError("the pooler reads the last layer; choose mean, cls or max for another one")
+        return layer if layer >= 0 else depth + 1 + layer
+
+
+def open_stored(model: str | Path | None) -> Stored:
+    """A model folder as stored, whatever kind it is."""
+    if model is None:
+        raise AlbertkitError("no model was named, and this version ships none; give a model folder")
+    from albertkit.interop.sentence_transformers import is_folder, read_folder
+
+    path = Path(model)
+    if is_folder(path):
+        return read_folder(path)
+    return read_stored(path)
+
+
+def windows(texts: Iterable[str]) -> Iterator[list[str]]:
+    """Stretches of the input that are sorted together: bounded in texts and in characters. Every text is checked."""
+    if isinstance(texts, bytes):
+        raise AlbertkitError(
+            "bytes were given where text is needed; decode them first, for example with .decode('utf-8')"
+        )
+    if not isinstance(texts, Iterable):
+        raise AlbertkitError(
+            f"texts is a {type(texts).__name__}; give a text, or several in a list, a generator or a column"
+        )
+    held, window = 0, list[str]()
+    for place, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise AlbertkitError(
+                f"text {place} is {_describe(text)}; every text must be a str, so leave it out or replace it"
+            )
+        window.append(text)
+        held += len(text)
+        if len(window) >= WINDOW_TEXTS or held >= WINDOW_CHARACTERS:
+            yield window
+            held, window = 0, []
+    if window:
+        yield window
+
+
+def _describe(value: Any) -> str:
+    if isinstance(value, bytes):
+        return "bytes, not text (decode it first)"
+    return "missing (None or NaN)" if value is None or value != value else f"a {type(value).__name__}"

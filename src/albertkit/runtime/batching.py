@@ -1,0 +1,58 @@
+"""Texts to batches: the one place that decides which texts are computed together.
+
+In: token ids of many texts, any lengths. Out: `Rows`, batches of neighbouring lengths. A batch holds at most `budget` tokens,
+padding included, so that its activations stay in the processor's cache, and wastes at most `waste` of them on padding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+BUDGET = 1024
+WASTE = 48
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A padded batch and where its texts came from."""
+
+    ids: np.ndarray  # (texts, length) int64
+    segments: np.ndarray  # (texts, length) int64
+    lengths: np.ndarray  # (texts,) int32
+    order: np.ndarray  # (texts,) place of each text in the input
+
+
+def groups(lengths: Sequence[int], budget: int = BUDGET, waste: int = WASTE) -> Iterator[list[int]]:
+    """Places of texts to compute together, longest first."""
+    batch: list[int] = []
+    longest = spent = 0
+    for place in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        padding = longest - lengths[place]
+        if batch and ((len(batch) + 1) * longest > budget or spent + padding > waste):
+            yield batch
+            batch, spent = [], 0
+        if not batch:
+            longest, padding = lengths[place], 0
+        batch.append(place)
+        spent += padding
+    if batch:
+        yield batch
+
+
+def rows(
+    ids: Sequence[Sequence[int]], segments: Sequence[Sequence[int]] | None = None, budget: int = BUDGET
+) -> Iterator[Rows]:
+    """Batches of token ids; segments are 0 where none are given."""
+    lengths = [len(row) for row in ids]
+    for places in groups(lengths, budget):
+        longest = lengths[places[0]]
+        table = np.zeros((len(places), longest), np.int64)
+        kinds = np.zeros((len(places), longest), np.int64)
+        for at, place in enumerate(places):
+            table[at, : lengths[place]] = ids[place]
+            if segments is not None:
+                kinds[at, : lengths[place]] = segments[place]
+        yield Rows(table, kinds, np.array([lengths[p] for p in places], np.int32), np.array(places))

@@ -1,0 +1,114 @@
+"""The engine: onnxruntime applies the one shared layer, as often as asked.
+
+In: config, weights and `Rows`. Out: hidden states as numpy. The layer is opened once and holds each weight once; depth is the
+number of times it is called, from 1 to beyond L. Hidden states stay inside onnxruntime from call to call.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from albertkit.config import AlbertConfig
+from albertkit.errors import AlbertkitError
+from albertkit.runtime import graph as graphs
+from albertkit.runtime.batching import Rows
+
+if TYPE_CHECKING:
+    import onnxruntime
+
+
+def cores() -> int:
+    """Processors this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def levels() -> graphs.Levels:
+    """8-bit activations where products of 8-bit numbers are summed without overflow; 7-bit ones on older x86 processors."""
+    if platform.machine().lower() not in ("x86_64", "amd64", "i386", "i686"):
+        return graphs.Levels(255)
+    try:
+        flags = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="ignore")
+    except OSError:
+        return graphs.Levels(127)
+    return graphs.Levels(255 if "avx512_vnni" in flags or "avx_vnni" in flags else 127)
+
+
+def open_graph(graph: graphs.Graph, threads: int) -> onnxruntime.InferenceSession:
+    """A session over a graph; the weights are handed over, not copied into the model."""
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL  # the graphs are fused as they are
+    names = list(graph.weights)
+    options.add_external_initializers(names, [ort.OrtValue.ortvalue_from_numpy(graph.weights[n]) for n in names])
+    return ort.InferenceSession(graph.model, options, providers=["CPUExecutionProvider"])
+
+
+class Engine:
+    """A model ready to run on the CPU."""
+
+    def __init__(self, config: AlbertConfig, weights: graphs.Weights, threads: int | None = None) -> None:
+        threads = cores() if threads is None else threads
+        if not 1 <= threads <= 1024:
+            raise AlbertkitError(f"threads is {threads}; choose 1 to 1024")
+        self.config, self.weights, self.threads = config, weights, threads
+        self.levels = levels()
+        self._embedding = open_graph(graphs.embedding_graph(config, weights, self.levels), 1)
+        self._layers = [
+            [
+                open_graph(graphs.layer_graph(config, weights, f"encoder.groups.{g}.{i}", self.levels), threads)
+                for i in range(config.inner_group_num)
+            ]
+            for g in range(config.num_hidden_groups)
+        ]
+
+    def run(self, rows: Rows, depth: int) -> np.ndarray:
+        """Hidden states (texts, length, H) after `depth` layers; depth 0 gives the embeddings. What stands beyond a
+        text's length is undefined.
+        """
+        import onnxruntime as ort
+
+        inputs = {
+            "ids": ort.OrtValue.ortvalue_from_numpy(rows.ids),
+            "segments": ort.OrtValue.ortvalue_from_numpy(rows.segments),
+        }
+        lengths = ort.OrtValue.ortvalue_from_numpy(rows.lengths)
+        (hidden,) = self._embedding.run_with_ort_values(None, inputs)
+        for layer in range(depth):
+            for inner in self._layers[self.config.group_of(layer)]:
+                (hidden,) = inner.run_with_ort_values(None, {"hidden": hidden, "lengths": lengths})
+        array: np.ndarray = hidden.numpy()
+        return array
+
+    @cached_property
+    def _pooler(self) -> onnxruntime.InferenceSession:
+        if "encoder.pooler.weight" not in self.weights:
+            raise AlbertkitError("this model has no pooler; choose mean, cls or max")
+        return open_graph(graphs.dense_graph(self.weights, "encoder.pooler", tanh=True), 1)
+
+    @cached_property
+    def _masked_word(self) -> onnxruntime.InferenceSession:
+        if "heads.mlm.bias" not in self.weights:
+            raise AlbertkitError(
+                "this model has no masked-word head, so it cannot fill masks; use a pre-trained checkpoint"
+            )
+        return open_graph(graphs.masked_word_graph(self.config, self.weights, self.levels), self.threads)
+
+    def pooler(self, first: np.ndarray) -> np.ndarray:
+        """tanh of a dense layer over first tokens (n, H)."""
+        (out,) = self._pooler.run(None, {"x": np.ascontiguousarray(first)})
+        return np.asarray(out)
+
+    def words(self, hidden: np.ndarray) -> np.ndarray:
+        """Scores over the vocabulary (n, V) for hidden states (n, H)."""
+        (out,) = self._masked_word.run(None, {"x": np.ascontiguousarray(hidden)})
+        return np.asarray(out)

@@ -1,0 +1,72 @@
+"""The same engine through torch, for a GPU: same calls, same results. Needs the [train] extra."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from albertkit.config import AlbertConfig
+from albertkit.errors import AlbertkitError, need
+from albertkit.runtime.batching import Rows
+from albertkit.runtime.graph import Weights, as_float
+
+
+class TorchEngine:
+    """A model ready to run on `device` ("cuda", "mps", or "torch" for torch on the CPU), in float32."""
+
+    def __init__(self, config: AlbertConfig, weights: Weights, device: str) -> None:
+        self.torch = need("torch", "train", f"device={device!r}")
+        from albertkit.artifact import Artifact
+        from albertkit.model import AlbertModel
+
+        self.device = "cpu" if device == "torch" else device
+        if self.device.startswith("cuda") and not self.torch.cuda.is_available():
+            raise AlbertkitError(
+                "device='cuda' was asked for, and torch sees no GPU here; leave device away to use the CPU"
+            )
+        floats = {name: as_float(weight) for name, weight in weights.items()}
+        known = {n: a for n, a in floats.items() if n.startswith(("encoder.", "heads.mlm."))}
+        self.config = config
+        try:
+            self.model = AlbertModel.from_artifact(Artifact(config, known)).to(self.device)
+        except (RuntimeError, AssertionError) as error:
+            raise AlbertkitError(f"torch cannot use device {device!r}: {str(error).splitlines()[0][:160]}") from None
+
+    def run(self, rows: Rows, depth: int) -> np.ndarray:
+        """Hidden states (texts, length, H) after `depth` layers."""
+        from albertkit.model import Batch
+
+        torch = self.torch
+        mask = torch.arange(rows.ids.shape[1])[None] < torch.from_numpy(rows.lengths)[:, None]
+        batch = Batch.unpad(torch.from_numpy(rows.ids), mask, torch.from_numpy(rows.segments)).to(self.device)
+        with torch.inference_mode():
+            if depth == 0:
+                hidden = self.model.encoder.embeddings(batch)
+            else:
+                hidden = self.model.encoder(batch, depth=depth).hidden
+            out: np.ndarray = batch.pad(hidden).float().cpu().numpy()
+        return out
+
+    def pooler(self, first: np.ndarray) -> np.ndarray:
+        """tanh of a dense layer over first tokens (n, H)."""
+        if self.model.encoder.pooler is None:
+            raise AlbertkitError("this model has no pooler; choose mean, cls or max")
+        with self.torch.inference_mode():
+            moved = self.torch.from_numpy(first).to(self.device)
+            out: np.ndarray = self.torch.tanh(self.model.encoder.pooler(moved)).cpu().numpy()
+        return out
+
+    def words(self, hidden: np.ndarray) -> np.ndarray:
+        """Scores over the vocabulary (n, V)."""
+        from albertkit.model import Batch, Encoded
+
+        if "mlm" not in self.model.heads:
+            raise AlbertkitError(
+                "this model has no masked-word head, so it cannot fill masks; use a pre-trained checkpoint"
+            )
+        table = self.model.encoder.embeddings
+        with self.torch.inference_mode():
+            moved = self.torch.from_numpy(np.ascontiguousarray(hidden)).to(self.device)
+            batch = Batch.of([[0] * len(hidden)])
+            encoded = Encoded(moved, None, (), batch, table.word.weight, table.projection.weight)
+            out: np.ndarray = self.model.heads["mlm"](encoded).logits.cpu().numpy()
+        return out

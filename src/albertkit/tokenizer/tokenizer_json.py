@@ -1,0 +1,221 @@
+"""`tokenizer.json`, the format of the `tokenizers` library: read as a `Vocabulary`, and written from one.
+
+In: a file, ours or one that transformers wrote for ALBERT. Out: a `Vocabulary`; and the other way round, a file that
+transformers can open. Before this file: `vocabulary.py`; after it: `tokenizer.py`. `bert` and `metaspace_words` are the
+rust parts that running, training and writing share.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import unicodedata
+from array import array
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import Tokenizer as Rust
+
+from albertkit.errors import AlbertkitError
+from albertkit.tokenizer.normalise import SPACE
+from albertkit.tokenizer.vocabulary import (
+    PIECE_LIMIT,
+    SPECIALS,
+    Vocabulary,
+    check_tokens,
+    comma_after_digit,
+    read_bytes,
+    symbols_vocabulary,
+    wordpiece,
+)
+
+PENALTY = 100.0  # what transformers takes off the score of "2010,", so that the comma stays apart
+
+
+# --- reading ------------------------------------------------------------
+
+
+def read_json(path: Path) -> Vocabulary:
+    """The vocabulary and the rules in a `tokenizer.json`."""
+    try:
+        data = json.loads(read_bytes(path).decode("utf-8"))
+        model, sort = data["model"], data["model"].get("type")
+        steps = _flat(data.get("normalizer"))
+        names = {step["type"] for step in steps}
+        if sort == "Unigram":
+            return _unigram(path, data, steps)
+        if sort not in ("WordPiece", "WordLevel"):
+            raise AlbertkitError(
+                f"{path} holds a {sort} model, and ALBERT uses Unigram or WordPiece (or WordLevel for symbols): use the "
+                "tokenizer.json that belongs to the checkpoint"
+            )
+        ids: dict[str, int] = model["vocab"]
+        if not ids or not all(type(i) is int and 0 <= i < PIECE_LIMIT for i in ids.values()):
+            raise TypeError("its ids are not small whole numbers")
+        tokens = [""] * (max(ids.values()) + 1)
+        for token, index in ids.items():
+            tokens[index] = token
+        if sort == "WordLevel":
+            return symbols_vocabulary(tokens, lower="Lowercase" in names)
+        if len(ids) != len(tokens):
+            raise TypeError("some ids have no token or two")
+        if len(steps) != 1 or names != {"BertNormalizer"}:
+            raise TypeError(f"a WordPiece model needs a BertNormalizer, not {sorted(names)}")
+        if model.get("continuing_subword_prefix") != "##":
+            raise TypeError("its continuing_subword_prefix is not '##'")
+        lower, strip = bool(steps[0]["lowercase"]), steps[0].get("strip_accents")
+        _added(data, tokens)
+        return wordpiece(tokens, path, lower, lower if strip is None else bool(strip))
+    except AlbertkitError:
+        raise
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, MemoryError, OverflowError) as error:
+        what = f"no {error}" if isinstance(error, KeyError) else str(error)
+        raise AlbertkitError(
+            f"{path} is not a usable tokenizer.json ({what}): copy the original again, or remove it if spiece.model or "
+            "vocab.txt is there"
+        ) from None
+
+
+def _flat(step: Any) -> list[dict[str, Any]]:
+    """The steps of a normalizer, in order."""
+    if step is None:
+        return []
+    if step["type"] == "Sequence":
+        return [inner for one in step["normalizers"] for inner in _flat(one)]
+    return [step]
+
+
+def _added(data: dict[str, Any], tokens: list[str]) -> set[int]:
+    """The ids of the special added tokens, all of which must be in the vocabulary."""
+    special = set()
+    for added in data.get("added_tokens") or []:
+        index = added["id"]
+        if not 0 <= index < len(tokens) or tokens[index] != added["content"]:
+            raise TypeError(f"its added token {added['content']!r} is not in the vocabulary")
+        if added.get("special"):
+            special.add(index)
+    return special
+
+
+def _unigram(path: Path, data: dict[str, Any], steps: list[dict[str, Any]]) -> Vocabulary:
+    names = {step["type"] for step in steps}
+    known = {"Replace", "NFKD", "NFKC", "NFC", "Nmt", "StripAccents", "Lowercase", "Precompiled", "Strip"}
+    if names - known:
+        raise TypeError(f"albertkit has no rule for its normalizer {sorted(names - known)[0]}")
+    model, special = data["model"], SPECIALS["unigram"]
+    tokens = [token for token, _ in model["vocab"]]
+    scores = array("f", [score for _, score in model["vocab"]])  # a TypeError if one is no number
+    "".join(tokens)  # a TypeError if one is no text
+    if len(tokens) > PIECE_LIMIT or not (math.isfinite(sum(scores)) and -1e6 < min(scores) <= max(scores) < 1e6):
+        raise TypeError("its vocab is not a list of tokens with scores")
+    for i in [i for i, score in enumerate(scores) if score < -0.75 * PENALTY]:
+        if comma_after_digit(tokens[i]):
+            scores[i] = model["vocab"][i][1] + PENALTY
+    blobs = [step["precompiled_charsmap"] for step in steps if step["type"] == "Precompiled"]
+    made = Vocabulary(
+        kind="unigram",
+        tokens=tokens,
+        scores=scores.tolist(),
+        hidden=frozenset(tokens.index(name) for name in special if name in tokens) | _added(data, tokens),
+        unk_id=model.get("unk_id"),
+        lower="Lowercase" in names,
+        strip_accents=bool(names & {"StripAccents", "NFKD"}),
+        charsmap=base64.b64decode(blobs[0], validate=True) if blobs else b"",
+    )
+    check_tokens(made, path)
+    if made.unk_id != made.ids[special[1]] or model.get("byte_fallback"):
+        raise TypeError("its unknown token is not <unk>, or it falls back to bytes")
+    return made
+
+
+# --- writing ------------------------------------------------------------
+
+
+def bert(tokenizer: Rust, lower: bool, strip_accents: bool) -> Rust:
+    """Give a rust tokenizer the rules of BERT."""
+    tokenizer.normalizer = normalizers.BertNormalizer(
+        clean_text=True, handle_chinese_chars=True, strip_accents=strip_accents, lowercase=lower
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece(cleanup=True)
+    return tokenizer
+
+
+def bert_runner(vocabulary: Vocabulary) -> Rust:
+    """The rust tokenizer that runs a WordPiece vocabulary."""
+    model = models.WordPiece(vocabulary.ids, unk_token=SPECIALS["wordpiece"][1], max_input_chars_per_word=100)
+    return bert(Rust(model), vocabulary.lower, vocabulary.strip_accents)
+
+
+def metaspace_words() -> pre_tokenizers.Sequence:
+    """Words, each with a "▁" before it."""
+    parts = [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(SPACE, prepend_scheme="always")]
+    return pre_tokenizers.Sequence(parts)
+
+
+def to_json(vocabulary: Vocabulary) -> str:
+    """A self-contained tokenizer.json that transformers and the tokenizers library can open."""
+    if vocabulary.kind == "phoneme":
+        return _phoneme_json(vocabulary)
+    tokenizer = bert_runner(vocabulary) if vocabulary.kind == "wordpiece" else _unigram_rust(vocabulary)
+    names = [vocabulary.tokens[i] for i in sorted(vocabulary.hidden)]
+    tokenizer.add_special_tokens([AddedToken(n, special=True, normalized=False, lstrip=n == "[MASK]") for n in names])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS]:0 $A:0 [SEP]:0",
+        pair="[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1",
+        special_tokens=[(name, vocabulary.ids[name]) for name in ("[CLS]", "[SEP]")],
+    )
+    return str(tokenizer.to_str())
+
+
+def _unigram_rust(vocabulary: Vocabulary) -> Rust:
+    """What imitates our `Unigram` in other programs."""
+    scored = [
+        (token, score - PENALTY if comma_after_digit(token) else score)
+        for token, score in zip(vocabulary.tokens, vocabulary.scores, strict=True)
+    ]
+    tokenizer = Rust(models.Unigram(scored, vocabulary.unk_id, False))
+    steps: list[Any] = [normalizers.Replace(Regex(r"[\x{1c}-\x{1f}]"), " ")]
+    if not vocabulary.charsmap:
+        steps.append(normalizers.Replace(Regex(r"[\p{Cc}\p{Cf}&&[^\s]]"), ""))
+    if vocabulary.strip_accents:
+        steps += [normalizers.NFKD(), normalizers.Replace(Regex(_combining()), "")]
+    if vocabulary.lower:
+        steps.append(normalizers.Lowercase())
+    steps.append(normalizers.Precompiled(vocabulary.charsmap) if vocabulary.charsmap else normalizers.NFKC())
+    tokenizer.normalizer = normalizers.Sequence(steps)
+    tokenizer.pre_tokenizer = metaspace_words()
+    tokenizer.decoder = decoders.Metaspace(SPACE, prepend_scheme="always")
+    return tokenizer
+
+
+def _combining() -> str:
+    """A regular expression for the characters with a combining class, by this Python's Unicode tables."""
+    found = [c for c in range(0x300, 0x20000) if unicodedata.combining(chr(c))]
+    members = set(found)
+    starts = [c for c in found if c - 1 not in members]
+    ends = [c for c in found if c + 1 not in members]
+    return "[" + "".join(f"\\x{{{a:x}}}-\\x{{{b:x}}}" for a, b in zip(starts, ends, strict=True)) + "]"
+
+
+def _phoneme_json(vocabulary: Vocabulary) -> str:
+    pad = vocabulary.tokens[0]
+    ids = {symbol: i for i, symbol in enumerate(vocabulary.tokens) if symbol}
+    tokenizer = Rust(models.WordLevel(ids, unk_token=pad))
+    others = "[^" + "".join(f"\\x{{{ord(c):x}}}" for c in ids) + "]"
+    steps: list[Any] = [normalizers.Lowercase()] if vocabulary.lower else []
+    tokenizer.normalizer = normalizers.Sequence([*steps, normalizers.Replace(Regex(others), "")])
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"(?m:.)|\n"), "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    data = json.loads(tokenizer.to_str())
+    ends = {"SpecialToken": {"id": "pad", "type_id": 0}}
+    middle = [{"Sequence": {"id": "A", "type_id": 0}}]
+    data["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": [ends, *middle, ends],
+        "pair": [ends, *middle, {"Sequence": {"id": "B", "type_id": 0}}, ends],
+        "special_tokens": {"pad": {"id": "pad", "ids": [0], "tokens": [pad]}},
+    }
+    return json.dumps(data, ensure_ascii=False)

@@ -1,0 +1,146 @@
+"""Weights in few bits: exact where they promise to be, close where they cannot."""
+
+from __future__ import annotations
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from safetensors.numpy import load_file, save_file
+
+from albertkit.artifact import META_FILE, QUANTISED_FILE, read_artifact, read_stored, write_artifact
+from albertkit.compress.calibrate import moments, own_text
+from albertkit.compress.quantize import Matrix, open_blocks, pack, quantize_blocks, quantize_rows, unpack
+from albertkit.compress.shrink import shrink
+from albertkit.errors import AlbertkitError
+from tests.conftest import tiny
+from tests.runtime.test_albert import make
+
+shapes = st.tuples(st.integers(1, 9), st.integers(1, 80))
+
+
+@given(shapes, st.integers(0, 2**32 - 1))
+@settings(max_examples=60, deadline=None)
+def test_eight_bits_are_within_half_a_step(shape, seed):
+    weight = np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+    matrix = quantize_rows(weight)
+    assert np.abs(matrix.floats() - weight).max() <= (matrix.scale / 2 * 1.001).max()
+
+
+@given(shapes, st.integers(0, 2**32 - 1))
+@settings(max_examples=60, deadline=None)
+def test_four_bits_open_into_eight_exactly(shape, seed):
+    weight = np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+    packed, steps, scale = quantize_blocks(weight)
+    matrix = open_blocks(packed, steps, scale, shape[1])
+    assert matrix.values.shape == shape and matrix.values.dtype == np.int8
+    assert np.abs(matrix.values.astype(int)).max() <= 120
+    for row in range(shape[0]):
+        for column in range(shape[1]):
+            nibble = int(packed[row, column // 2] >> (4 * (column % 2)) & 15) - 8
+            assert matrix.values[row, column] == nibble * int(steps[row, column // 32])
+    assert np.square(matrix.floats() - weight).mean() <= 0.03 * np.square(weight).mean()
+
+
+def test_knowing_the_inputs_makes_four_bits_better():
+    """On correlated inputs the output's error falls clearly below plain rounding's."""
+    rng = np.random.default_rng(0)
+    inputs = (rng.normal(size=(4000, 24)) @ rng.normal(size=(24, 96)) + 0.1 * rng.normal(size=(4000, 96))).astype(
+        np.float32
+    )
+    weight = rng.normal(size=(64, 96)).astype(np.float32)
+    errors = []
+    for seen in (None, inputs.T @ inputs / len(inputs)):
+        matrix = open_blocks(*quantize_blocks(weight, seen), 96)
+        errors.append(np.square(inputs @ (matrix.floats() - weight).T).mean())
+    assert errors[1] < 0.5 * errors[0]
+
+
+def test_zeros_and_single_values_survive():
+    for weight in (
+        np.zeros((3, 40), np.float32),
+        np.eye(3, 40, dtype=np.float32),
+        np.full((2, 33), -1e-30, np.float32),
+    ):
+        assert np.abs(quantize_rows(weight).floats() - weight).max() < 1e-2
+        assert np.isfinite(open_blocks(*quantize_blocks(weight), weight.shape[1]).floats()).all()
+
+
+def test_pack_and_unpack_keep_names_and_smooth():
+    artifact = make(tiny(vocab_size=30000))
+    for bits in (8, 4):
+        packed = pack(artifact.weights, bits)
+        opened = unpack(packed, {n: a.shape for n, a in artifact.weights.items()})
+        assert set(opened) == set(artifact.weights)
+        up = opened["encoder.groups.0.0.ffn.up.weight"]
+        assert isinstance(up, Matrix) and up.smooth is not None and up.smooth.shape == (32,)
+        assert isinstance(opened["encoder.embeddings.word.weight"], Matrix)
+        original = artifact.weights["encoder.groups.0.0.ffn.up.weight"]
+        assert np.corrcoef(up.floats().ravel(), original.ravel())[0, 1] > (0.999 if bits == 8 else 0.98)
+    with pytest.raises(AlbertkitError, match="choose 8 or 4"):
+        pack(artifact.weights, 3)
+
+
+def test_own_text_and_moments():
+    artifact = make(tiny(vocab_size=30000, num_hidden_groups=2))
+    ids = own_text(artifact, texts=8)
+    assert len(ids) == 8 and {row[0] for row in ids} == {artifact.tokenizer.cls_id}
+    assert own_text(artifact, texts=8) == ids
+    seen = moments(artifact, ["some text to look at", "and another one"] * 8)
+    assert seen["encoder.groups.1.0.ffn.down.weight"].shape == (48, 48) and len(seen) == 12
+    for square in seen.values():
+        assert np.allclose(square, square.T, atol=1e-4) and np.linalg.eigvalsh(square).min() > -1e-3
+
+
+def test_shrink_reports_and_artifacts_open_as_floats(tmp_path):
+    artifact = make(tiny(vocab_size=30000))
+    write_artifact(artifact, tmp_path / "float")
+    sizes = [(tmp_path / "float" / "model.safetensors").stat().st_size]
+    for bits in (8, 4):
+        report = shrink(tmp_path / "float", tmp_path / str(bits), bits, [f"text {i} is here" for i in range(40)])
+        assert report.texts == 4 and report.cosine_least > (0.99 if bits == 8 else 0.9)
+        sizes.append(report.bytes)
+        back = read_artifact(tmp_path / str(bits))
+        assert back.heads == ["mlm"] and back.meta.made[-1]["bits"] == bits
+        assert all(a.dtype == np.float32 for a in back.weights.values())
+    assert sizes[0] > 2.5 * sizes[1] > 2.5 * sizes[2]
+    with pytest.raises(AlbertkitError, match="at least 10"):
+        shrink(tmp_path / "float", tmp_path / "x", 8, ["few"])
+
+
+def test_arrays_in_any_memory_order_are_written_right(tmp_path):
+    artifact = make(tiny(vocab_size=30000))
+    turned = {n: np.asfortranarray(a) for n, a in artifact.weights.items()}
+    for bits in (None, 8, 4):
+        write_artifact(artifact, tmp_path / f"a{bits}", bits=bits)
+        write_artifact(type(artifact)(artifact.config, turned, artifact.tokenizer), tmp_path / f"b{bits}", bits=bits)
+        first, second = read_artifact(tmp_path / f"a{bits}"), read_artifact(tmp_path / f"b{bits}")
+        assert all(np.array_equal(first.weights[n], second.weights[n]) for n in first.weights)
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_damaged_quantised_files(tmp_path, bits):
+    write_artifact(make(tiny(vocab_size=30000)), tmp_path / "m", bits=bits)
+    import json
+
+    about = json.loads((tmp_path / "m" / META_FILE).read_text())
+    about["files"] = {}
+    (tmp_path / "m" / META_FILE).write_text(json.dumps(about))
+    path = tmp_path / "m" / QUANTISED_FILE
+    good = load_file(path)
+    name = "encoder.groups.0.0.ffn.up.weight"
+    for change in (
+        {name: good[name].astype(np.float32)},
+        {f"{name}.scale": good[f"{name}.scale"][:-1].copy()},
+        {f"{name}.scale": np.full_like(good[f"{name}.scale"], np.nan)},
+        {f"{name}.smooth": good[f"{name}.smooth"][:-1].copy()},
+        {name: good[name][:-1].copy()},
+        {"odd": good[name], "odd.scale": good[f"{name}.scale"]},
+        {f"{name}.step": np.full((48, 1), 99, np.uint8)},
+    ):
+        save_file({**good, **change}, path)
+        with pytest.raises(AlbertkitError):
+            read_stored(tmp_path / "m")
+    save_file({n: a for n, a in good.items() if n != name}, path)
+    with pytest.raises(AlbertkitError):
+        read_stored(tmp_path / "m")
