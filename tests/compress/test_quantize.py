@@ -68,8 +68,9 @@ def test_zeros_and_single_values_survive():
 
 def test_pack_and_unpack_keep_names_and_smooth():
     artifact = make(tiny(vocab_size=30000))
+    seen = moments(artifact, ["a text to look at"] * 20)
     for bits in (8, 4):
-        packed = pack(artifact.weights, bits)
+        packed = pack(artifact.weights, bits, seen)
         opened = unpack(packed, {n: a.shape for n, a in artifact.weights.items()})
         assert set(opened) == set(artifact.weights)
         up = opened["encoder.groups.0.0.ffn.up.weight"]
@@ -120,7 +121,8 @@ def test_arrays_in_any_memory_order_are_written_right(tmp_path):
 
 @pytest.mark.parametrize("bits", [8, 4])
 def test_damaged_quantised_files(tmp_path, bits):
-    write_artifact(make(tiny(vocab_size=30000)), tmp_path / "m", bits=bits)
+    artifact = make(tiny(vocab_size=30000))
+    write_artifact(artifact, tmp_path / "m", bits=bits, moments=moments(artifact, ["a text to look at"] * 20))
     import json
 
     about = json.loads((tmp_path / "m" / META_FILE).read_text())

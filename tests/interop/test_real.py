@@ -9,10 +9,13 @@ import numpy as np
 import pytest
 import torch
 
+from albertkit.compress.shrink import shrink
 from albertkit.interop.convert import convert, open_model
 from albertkit.interop.plbert import SYMBOLS
 from albertkit.interop.tensor_bundle import find_bundle, read_bundle
 from albertkit.model import AlbertModel, Batch
+from albertkit.runtime.albert import Albert
+from albertkit.runtime.batching import rows
 from tests.conftest import real
 
 
@@ -177,3 +180,81 @@ def test_the_real_tensorflow_bundle_reads_fully():
     tensors = read_bundle(prefix)
     assert len(tensors) == 78 and sum(a.size for a in tensors.values()) == 6_698_373
     assert all(np.isfinite(a).all() for a in tensors.values())
+
+
+# The torch-free runtime on the same checkpoints.
+
+KOREAN_TEXTS = """대한민국의 수도는 서울이다.
+나는 오늘 아침에 밥을 먹었다.
+오늘 날씨가 정말 좋네요.
+그는 학교에서 수학을 공부한다.
+한국에서 가장 큰 도시는 서울이다.
+이 영화는 정말 재미있었다.
+그녀는 매일 아침 공원에서 운동을 한다.
+우리 가족은 여름에 바다로 여행을 갔다.
+컴퓨터가 고장 나서 수리점에 맡겼다.
+정부는 새로운 경제 정책을 발표했다.
+세종대왕은 1443년에 한글을 창제하였다.
+비가 많이 와서 경기가 취소되었다.
+그 회사는 작년에 매출이 크게 늘었다.
+책을 읽는 것은 좋은 습관이다.
+기차가 늦게 도착해서 회의에 늦었다.""".splitlines()
+CHINESE_TEXTS = """今天天气很好，我们去公园玩吧。
+北京是中华人民共和国的首都，也是全国的政治和文化中心。
+他在大学里学习计算机科学，毕业以后想当老师。
+这部电影讲述了一个年轻人寻找父亲的故事。
+我每天早上七点起床，然后去跑步。
+公司今年的收入比去年增长了百分之二十。
+医生建议他多喝水，少吃油腻的食物。
+火车晚点了两个小时，所以我们错过了会议。
+长江是亚洲最长的河流，全长六千三百多公里。
+因为下雨，足球比赛被取消了。
+科学家发现了一种新的治疗方法。
+请把窗户关上，外面太冷了。""".splitlines()
+
+
+def agreement(first: Albert, second: Albert, texts: list[str]) -> tuple[float, float]:
+    """Smallest cosine of sentence vectors, and the share of single masks whose likeliest word is the same."""
+    cosine = float((first.embed(texts) * second.embed(texts)).sum(axis=1).min())
+    same = total = 0
+    for text in texts:
+        ids = first.tokenizer.encode(text).ids
+        asked = []
+        for place in range(1, len(ids) - 1, 2):
+            asked.append([*ids[:place], first.tokenizer.mask_id, *ids[place + 1 :]])
+        places = list(range(1, len(ids) - 1, 2))
+        best = []
+        for albert in (first, second):
+            (batch,) = rows(asked, budget=10**6)
+            hidden = albert.engine.run(batch, albert.depth)[np.argsort(batch.order), places]
+            best.append(albert.engine.words(hidden).argmax(axis=1))
+        same += int((best[0] == best[1]).sum())
+        total += len(places)
+    return cosine, same / total
+
+
+@pytest.mark.parametrize(("name", "texts"), [("zh-tiny", CHINESE_TEXTS), ("ko-base", KOREAN_TEXTS)])
+def test_runtime_equals_transformers_and_survives_eight_bits(name, texts, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    albert = Albert(real(name))
+    theirs = transformers.AlbertModel.from_pretrained(real(name)).eval()
+    for found in albert.tokens(texts):
+        with torch.no_grad():
+            want = theirs(torch.tensor([found.ids])).last_hidden_state[0].numpy()
+        assert np.abs(found.vectors - want).max() <= 1e-4
+    cosine, same = agreement(albert, Albert(real(name), bits=8), texts)  # smoothed by random tokens, on opening
+    assert cosine >= 0.99 and same >= 0.92, (cosine, same)
+    if name == "zh-tiny":
+        shrink(real(name), tmp_path / "m", 8)  # smoothed by text of its own, once and for all
+        cosine, same = agreement(albert, Albert(tmp_path / "m"), texts)
+        assert cosine >= 0.99 and same >= 0.95, (cosine, same)
+
+
+def test_four_bits_survive(tmp_path):
+    """Rounded with nothing but text the model writes itself: vectors close, and every clear mask filled the same."""
+    albert = Albert(real("zh-tiny"))
+    shrink(real("zh-tiny"), tmp_path / "own", 4)
+    small = Albert(tmp_path / "own")
+    assert (albert.embed(CHINESE_TEXTS) * small.embed(CHINESE_TEXTS)).sum(axis=1).mean() >= 0.96
+    same = [albert.fill_mask(t)[0][0].word == small.fill_mask(t)[0][0].word for t in CHINESE]
+    assert sum(same) >= len(same) - 1

@@ -1,8 +1,8 @@
 """What the shared layer's matrices see: the mean of x·xᵀ over their inputs x, summed over all uses of the layer.
 
 In: an artifact and, if there are any, texts like those it will read. Out: `{matrix name: moments}` for `quantize.pack`, which
-rounds 4-bit weights so that errors cancel on such inputs. Without texts, the model writes its own: random tokens,
-masked and filled by its masked-word head a few times over, until they look like its language. No torch.
+smooths 8-bit inputs by them, and rounds 4-bit weights so that errors cancel on such inputs. Without texts, the model writes
+its own: random tokens, masked and filled by its masked-word head a few times over, until they look like its language. No torch.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from itertools import islice
 import numpy as np
 
 from albertkit.artifact import Artifact
+from albertkit.config import AlbertConfig
 from albertkit.errors import AlbertkitError
 from albertkit.runtime import graph as graphs
 from albertkit.runtime.batching import Rows, rows
 from albertkit.runtime.engine import Engine, cores, open_graph
 
-TEXTS, LENGTH, ROUNDS = 96, 64, 4
+TEXTS, LENGTH, ROUNDS = 96, 64, 6
 LIKELY = 50
 SAMPLE = 12_000  # inputs of each matrix that are kept
 # Which of the watched tensors each matrix of a layer reads.
@@ -38,14 +39,20 @@ def moments(
     artifact: Artifact, texts: Iterable[str] | None = None, progress: Progress = lambda _: None
 ) -> dict[str, np.ndarray]:
     """Second moments of the inputs of every matrix in the shared layers."""
-    config = artifact.config
     ids = own_text(artifact, progress) if texts is None else _tokens(artifact, texts)
+    return moments_of(artifact.config, dict(artifact.weights), ids, progress)
+
+
+def moments_of(
+    config: AlbertConfig, weights: graphs.Weights, ids: list[list[int]], progress: Progress = lambda _: None
+) -> dict[str, np.ndarray]:
+    """The same, for token ids."""
     threads = cores()
-    engine = Engine(config, dict(artifact.weights), threads)
+    engine = Engine(config, weights, threads)
     places = [(g, i) for g in range(config.num_hidden_groups) for i in range(config.inner_group_num)]
     watched = {
         (g, i): open_graph(
-            graphs.layer_graph(config, dict(artifact.weights), f"encoder.groups.{g}.{i}", engine.levels, watch=True),
+            graphs.layer_graph(config, weights, f"encoder.groups.{g}.{i}", engine.levels, watch=True),
             threads,
         )
         for g, i in places
@@ -89,13 +96,19 @@ def _tokens(artifact: Artifact, texts: Iterable[str]) -> list[list[int]]:
     return [e.ids for e in artifact.tokenizer.encode_batch(chosen, max_length=limit)]
 
 
+def random_tokens(config: AlbertConfig, texts: int) -> list[list[int]]:
+    """Token ids that mean nothing: enough to see which channels are large."""
+    first, length = min(5, config.vocab_size - 1), min(LENGTH, config.max_position_embeddings)
+    drawn: list[list[int]] = np.random.default_rng(0).integers(first, config.vocab_size, (texts, length)).tolist()
+    return drawn
+
+
 def own_text(artifact: Artifact, progress: Progress = lambda _: None, texts: int = TEXTS) -> list[list[int]]:
     """Token ids the model finds likely; plain random ones for a model that cannot fill masks."""
     config, tokenizer = artifact.config, artifact.tokenizer
     generator = np.random.default_rng(0)
-    length = min(LENGTH, config.max_position_embeddings)
     first = min(5, config.vocab_size - 1)
-    ids = generator.integers(first, config.vocab_size, (texts, length))
+    ids = np.array(random_tokens(config, texts))
     mask_id = None if tokenizer is None else tokenizer.mask_id
     if tokenizer is None or mask_id is None or "heads.mlm.bias" not in artifact.weights:
         return [list(map(int, row)) for row in ids]

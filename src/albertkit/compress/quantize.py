@@ -1,9 +1,9 @@
 """Weights in 8 or 4 bits: how they are stored, and how they come back.
 
 In: float matrices (rows, columns), one row for each output. Out: `Matrix`. Each row has one float scale, so that a weight is
-value · scale with a value from -127 to 127. A matrix that reads the output of a LayerNorm also has a number for each column
-(`smooth`): inputs are multiplied by it and weights divided, so that the few large channels of a LayerNorm do not spoil the 8 bits
-of all others (Xiao et al., SmoothQuant, arXiv 2211.10438; here from the LayerNorm's own scale and shift, without data).
+value · scale with a value from -127 to 127. Where `moments` say what inputs a matrix sees (`calibrate.py`), it also has a
+number for each column (`smooth`): inputs are multiplied by it and weights divided, so that the few large channels of a
+LayerNorm do not spoil the 8 bits of all others (Xiao et al., SmoothQuant, arXiv 2211.10438).
 
 At 4 bits a value is q · step, where q is from -8 to 7 and the step, a whole number from 1 to 15, is shared by a block
 of 32 neighbouring weights. A 4-bit matrix therefore *is* an 8-bit one, written in half the space: it opens into int8 by
@@ -128,19 +128,20 @@ def in_four_bits(name: str) -> bool:
     return name.startswith(("encoder.groups.", "encoder.pooler."))
 
 
-def smoothing(weights: dict[str, np.ndarray], name: str) -> np.ndarray | None:
-    """The `smooth` of a matrix behind a LayerNorm: one over the root of each channel's usual size."""
-    for parts, norm in (
-        (("attention.query", "attention.key", "attention.value"), "ffn_norm"),
-        (("ffn.up",), "attention_norm"),
-    ):
-        for part in parts:
-            if name.endswith(f".{part}.weight"):
-                prefix = name.removesuffix(f".{part}.weight")
-                size = np.abs(weights[f"{prefix}.{norm}.weight"]) + np.abs(weights[f"{prefix}.{norm}.bias"])
-                middle = float(np.median(size)) or 1.0
-                return (np.clip(size / middle, 1e-3, 1e3) ** -0.5).astype(np.float32)
-    return None
+SMOOTHED = ("attention.query", "attention.key", "attention.value", "attention.output", "ffn.up")
+
+
+def smoothing(name: str, moments: np.ndarray | None, bits: int) -> np.ndarray | None:
+    """The `smooth` of a matrix: each input channel's usual size (its root mean square) to the power of -1/2.
+
+    At 4 bits -1/4, since what is taken from the inputs is given to the weights, which have little room there. The down
+    product is left alone: its inputs are an activation's, which no channel dominates.
+    """
+    if moments is None or not name.removesuffix(".weight").endswith(SMOOTHED):
+        return None
+    size = np.sqrt(np.maximum(np.diag(moments), 0))
+    middle = float(np.median(size)) or 1.0
+    return (np.clip(size / middle, 1e-3, 1e3) ** (-0.5 if bits == 8 else -0.25)).astype(np.float32)
 
 
 def pack(
@@ -154,7 +155,8 @@ def pack(
         if not is_matrix(name, array):
             out[name] = np.ascontiguousarray(array, np.float32)
             continue
-        smooth = smoothing(weights, name)
+        seen = (moments or {}).get(name)
+        smooth = smoothing(name, seen, bits)
         if smooth is not None:
             out[f"{name}.smooth"] = smooth
             array = array / smooth
@@ -162,7 +164,6 @@ def pack(
             matrix = quantize_rows(array)
             out |= {name: matrix.values, f"{name}.scale": matrix.scale}
             continue
-        seen = (moments or {}).get(name)
         if seen is not None and smooth is not None:
             seen = seen * smooth * smooth[:, None]
         packed, steps, scale = quantize_blocks(array, seen)

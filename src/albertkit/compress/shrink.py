@@ -62,10 +62,8 @@ def shrink(
     else:
         limit = artifact.config.max_position_embeddings
         held = [e.ids for e in artifact.tokenizer.encode_batch(list(texts)[::10][:64], max_length=limit)]
-    seen = None
-    if bits == 4:
-        calibration = None if texts is None else [text for i, text in enumerate(texts) if i % 10]
-        seen = moments(artifact, calibration, progress)
+    calibration = None if texts is None else [text for i, text in enumerate(texts) if i % 10]
+    seen = moments(artifact, calibration, progress)
     step = {"step": "quantize", "bits": bits, "calibration": "own text" if texts is None else f"{len(texts)} texts"}
     meta = dataclasses.replace(artifact.meta, made=(*artifact.meta.made, step))
     progress("writing")

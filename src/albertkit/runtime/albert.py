@@ -67,8 +67,11 @@ class Albert:
         stored = open_stored(model)
         weights = stored.weights
         if bits is not None and stored.meta.quantisation is None:
+            from albertkit.compress.calibrate import moments_of, random_tokens
+
             floats = {name: array for name, array in weights.items() if isinstance(array, np.ndarray)}
-            weights = unpack(pack(floats, bits), {name: array.shape for name, array in floats.items()})
+            seen = moments_of(stored.config, weights, random_tokens(stored.config, 16))
+            weights = unpack(pack(floats, bits, seen), {name: array.shape for name, array in floats.items()})
         elif bits is not None and stored.meta.quantisation != f"int{bits}":
             raise AlbertkitError(
                 f"bits={bits} was asked for, and the model is stored as {stored.meta.quantisation}; open the float model"

@@ -1,0 +1,87 @@
+"""sentence-transformers folders: read with equal vectors, written with equal vectors, refused when we would differ."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+from albertkit.artifact import write_artifact
+from albertkit.config import Options
+from albertkit.errors import AlbertkitError
+from albertkit.interop.sentence_transformers import write_folder
+from albertkit.runtime.albert import Albert
+from albertkit.runtime.wrappers import AlbertEmbeddings, AlbertVectors
+from tests.conftest import tiny
+from tests.runtime.test_albert import TEXTS, make
+
+
+@pytest.fixture(scope="module")
+def artifact():
+    return make(tiny(vocab_size=30000))
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls", "max"])
+@pytest.mark.parametrize("normalise", [True, False])
+def test_round_trip_keeps_the_vectors(artifact, tmp_path, pooling, normalise):
+    meta = dataclasses.replace(
+        artifact.meta, task="embed", pooling=pooling, normalise=normalise, prompts={"query": "ask: "}
+    )
+    artifact = dataclasses.replace(artifact, meta=meta)
+    write_artifact(artifact, tmp_path / "ours")
+    write_folder(artifact, tmp_path / "theirs")
+    ours, back = Albert(tmp_path / "ours"), Albert(tmp_path / "theirs")
+    assert np.abs(ours.embed(TEXTS) - back.embed(TEXTS)).max() <= 1e-6
+    assert back.meta.pooling == pooling and back.meta.normalise is normalise
+    assert np.abs(ours.embed("x", prompt="query") - back.embed("ask: x")).max() <= 1e-6
+    library = pytest.importorskip("sentence_transformers")
+    theirs = library.SentenceTransformer(str(tmp_path / "theirs"), device="cpu")
+    texts = [t for t in TEXTS if t]
+    assert np.abs(theirs.encode(texts) - back.embed(texts)).max() <= 1e-5
+    assert np.abs(theirs.encode(["x"], prompt_name="query")[0] - back.embed("x", prompt="query")).max() <= 1e-5
+
+
+def test_their_shorter_length_is_honoured(artifact, tmp_path):
+    write_folder(artifact, tmp_path / "m")
+    (tmp_path / "m" / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 16}))
+    albert = Albert(tmp_path / "m")
+    assert albert.max_tokens == 16
+    assert albert.embed("word " * 50, long="truncate").shape == (32,)
+
+
+def test_what_we_would_compute_differently_is_refused(artifact, tmp_path):
+    write_folder(artifact, tmp_path / "m")
+    modules = json.loads((tmp_path / "m" / "modules.json").read_text())
+    pooling = json.loads((tmp_path / "m" / "1_Pooling" / "config.json").read_text())
+
+    def refused(words, new_modules=modules, new_pooling=pooling):
+        (tmp_path / "m" / "modules.json").write_text(json.dumps(new_modules))
+        (tmp_path / "m" / "1_Pooling" / "config.json").write_text(json.dumps(new_pooling))
+        with pytest.raises(AlbertkitError, match=words):
+            Albert(tmp_path / "m")
+
+    dense = {"idx": 3, "name": "3", "path": "3_Dense", "type": "sentence_transformers.models.Dense"}
+    refused("leaves out none", [*modules, dense])
+    refused("only plain names", [{**modules[0], "path": "../elsewhere"}, *modules[1:]])
+    refused("must be a list", {"a": 1})
+    refused("pools by", new_pooling={"pooling_mode_weightedmean_tokens": True})
+    with pytest.raises(AlbertkitError, match="cannot compute"):
+        write_folder(make(tiny(vocab_size=30000, options=Options(brightmart_layout=True))), tmp_path / "x")
+
+
+def test_wrappers(artifact, tmp_path):
+    write_artifact(artifact, tmp_path / "m")
+    chain = AlbertEmbeddings(tmp_path / "m")
+    documents = chain.embed_documents(TEXTS)
+    assert np.allclose(documents, chain.albert.embed(TEXTS)) and isinstance(documents[0][0], float)
+    assert np.allclose(chain.embed_query("one"), chain.albert.embed("one"))
+    step = AlbertVectors(tmp_path / "m", pooling="cls")
+    assert step.get_params()["pooling"] == "cls" and np.allclose(
+        step.fit_transform(TEXTS), chain.albert.embed(TEXTS, pooling="cls")
+    )
+    pipeline = pytest.importorskip("sklearn.pipeline")
+    linear = pytest.importorskip("sklearn.linear_model")
+    model = pipeline.make_pipeline(AlbertVectors(tmp_path / "m"), linear.LogisticRegression())
+    assert list(model.fit(["good", "bad"] * 4, [1, 0] * 4).predict(["good", "bad"])) == [1, 0]
