@@ -26,14 +26,20 @@ check: .venv/all  ## format, lint and types
 checkpoints: .venv/all  ## fetch real ALBERT checkpoints for more tests (network)
 	$(BIN)/python tests/fetch_checkpoints.py
 
-bench: .venv/all  ## side by side with peers
-	@ls bench/*.py >/dev/null 2>&1 || echo "no benchmark yet; they come with the runtime"
+bench: .venv-bench/all  ## side by side with peers (about ten minutes)
+	.venv-bench/bin/python bench/inference.py
 
 docs: .venv/all  ## rewrite the generated parts of README and docs
 	$(BIN)/python docs/generate.py
 
 clean:  ## remove what was set up
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-bench .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+.venv-bench/all: pyproject.toml
+	test -x .venv-bench/bin/python || $(PYTHON) -m venv .venv-bench
+	.venv-bench/bin/python -m pip install -q --upgrade pip
+	.venv-bench/bin/python -m pip install -q torch==$$(sed -n 's/^torch==//p' constraints.txt) -e '.[train]' --group bench
+	touch $@
 
 .venv/pip: constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv

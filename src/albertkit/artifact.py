@@ -79,6 +79,13 @@ class Meta:
     """What was done, first step first."""
 
     def __post_init__(self) -> None:
+        for name, kind in (("task", str), ("pooling", str), ("metrics", dict)):
+            if not isinstance(getattr(self, name), kind):
+                raise AlbertkitError(f"{name} is {getattr(self, name)!r} in {META_FILE}; it must be a {kind.__name__}")
+        if not all(isinstance(label, str) for label in self.labels) or not all(isinstance(s, dict) for s in self.made):
+            raise AlbertkitError(f"labels must be texts and the steps of 'made' objects in {META_FILE}")
+        if self.quantisation is not None and not isinstance(self.quantisation, str):
+            raise AlbertkitError(f"quantisation is {self.quantisation!r} in {META_FILE}; it must be a text or null")
         if self.task not in TASKS:
             raise AlbertkitError(
                 f"task is {self.task!r}{nearest(str(self.task), TASKS)}; choose one of {', '.join(TASKS)}"
@@ -270,13 +277,15 @@ def read_stored(folder: Path | str) -> Stored:
         rows = {n: len(a) for n, a in tensors.items() if a.ndim == 2}
         stored = unpack(tensors, expected_shapes(config, frozenset(tensors), rows))
     else:
-        ours = {name.torch: name.ours for name in names(config, classifier=_classifier(meta.task))}
+        public = json_architecture(folder) or _classifier(meta.task)
+        ours = {name.torch: name.ours for name in names(config, classifier=public)}
         stored = {ours.get(name, name): array for name, array in read_tensors(folder / WEIGHTS_FILE).items()}
     check_weights(config, stored)
     tokenizer = None
     if (folder / "tokenizer.json").is_file():
         tokenizer = Tokenizer.load(folder, vocab_size=config.vocab_size, trusted=True)
-    identity = hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
+    main = QUANTISED_FILE if meta.quantisation else WEIGHTS_FILE
+    identity = hashlib.sha256(f"{files.get(main) or digest(folder / main)}".encode()).hexdigest()
     return Stored(config, stored, tokenizer, meta, identity)
 
 
@@ -296,15 +305,37 @@ def _classifier(task: str) -> str:
     return task if task in CLASSIFIERS else "classify"
 
 
+def public_classifier(artifact: Artifact) -> str:
+    """Which head is written under the public name `classifier`: the task's, else the first there is."""
+    there = [head for head in CLASSIFIERS if head in artifact.heads]
+    if artifact.meta.task in there:
+        return artifact.meta.task
+    return there[0] if there else "classify"
+
+
+def json_architecture(folder: Path) -> str | None:
+    """Which head the class named in config.json gives to `classifier`."""
+    listed = read_json(folder / "config.json").get("architectures")
+    found = listed[0] if isinstance(listed, list) and listed else None
+    return next((head for head in CLASSIFIERS if ARCHITECTURES[head] == found), None)
+
+
 # Writing ---------------------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
 def new_folder(target: Path, overwrite: bool = False) -> Iterator[Path]:
     """A scratch folder that becomes `target` when the block ends well, and vanishes when it does not."""
+    from safetensors import SafetensorError
+
     target = Path(os.path.abspath(target))  # noqa: PTH100  keeps a symlinked parent as the user wrote it
-    if target.exists() and not overwrite and (not target.is_dir() or any(target.iterdir())):
-        raise AlbertkitError(f"{target} exists and is not empty; choose another place or allow overwriting (--force)")
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        if not overwrite:
+            raise AlbertkitError(
+                f"{target} exists and is not empty; choose another place or allow overwriting (--force)"
+            )
+        if not any((target / name).is_file() for name in (META_FILE, "modules.json")):
+            raise AlbertkitError(f"{target} is no model folder, so it is not replaced; choose another place")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".part", dir=target.parent))
@@ -321,12 +352,18 @@ def new_folder(target: Path, overwrite: bool = False) -> Iterator[Path]:
             old = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".old", dir=target.parent))
             target.rename(old / target.name)
         scratch.chmod(0o755)
-        scratch.rename(target)
+        try:
+            scratch.rename(target)
+        except OSError:
+            if old is not None:
+                (old / target.name).rename(target)
+            raise
         _flush(target.parent)
         if old is not None:
             shutil.rmtree(old, ignore_errors=True)
-    except OSError as error:
-        raise AlbertkitError(f"writing {target} failed: {error.strerror}; nothing was changed") from None
+    except (OSError, SafetensorError) as error:
+        why = getattr(error, "strerror", None) or str(error)[:120]
+        raise AlbertkitError(f"writing {target} failed: {why}; nothing was changed") from None
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
@@ -374,7 +411,7 @@ def write_artifact(
         write_json(scratch / "config.json", public_config(artifact))
         save_file(tensors, str(scratch / file), metadata={"format": "pt"})
         if artifact.tokenizer is not None:
-            artifact.tokenizer.save(scratch)
+            artifact.tokenizer.save(scratch, model_max_length=config.max_position_embeddings)
         files = {path.name: digest(path) for path in sorted(scratch.iterdir())}
         about = {"format": FORMAT, "albertkit": __version__, **dataclasses.asdict(meta), "files": files}
         write_json(scratch / META_FILE, about)
@@ -384,7 +421,7 @@ def write_artifact(
 
 def public_tensors(artifact: Artifact) -> dict[str, np.ndarray]:
     """The weights under their public names."""
-    theirs = {name.ours: name.torch for name in names(artifact.config, classifier=_classifier(artifact.meta.task))}
+    theirs = {name.ours: name.torch for name in names(artifact.config, classifier=public_classifier(artifact))}
     return {theirs.get(n, n): np.ascontiguousarray(a) for n, a in artifact.weights.items()}
 
 
@@ -399,7 +436,9 @@ def public_config(artifact: Artifact) -> dict[str, Any]:
     """`config.json` with what transformers wants to know: the class to open it with, and the labels."""
     data = artifact.config.to_dict()
     heads = artifact.heads
-    data["architectures"] = [next((name for head, name in ARCHITECTURES.items() if head in heads), "AlbertModel")]
+    first = public_classifier(artifact)
+    order = [first, *ARCHITECTURES] if first in heads else list(ARCHITECTURES)
+    data["architectures"] = [next((ARCHITECTURES[head] for head in order if head in heads), "AlbertModel")]
     if artifact.meta.labels:
         data["id2label"] = {str(i): label for i, label in enumerate(artifact.meta.labels)}
         data["label2id"] = {label: i for i, label in enumerate(artifact.meta.labels)}

@@ -1,7 +1,7 @@
 """The command line: verbs, and nothing but reading arguments and printing.
 
 Every verb imports what it needs when it runs, so that `albertkit --help` stays quick and a torch-free install works. This is
-the only file that prints. Results go to stdout, notes and errors to stderr; an error is one sentence and exit code 2.
+the only file that prints, with `cli_search.py`. Results go to stdout, notes and errors to stderr; an error is one sentence and exit code 2.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from albertkit.runtime.albert import Albert
     from albertkit.tokenizer import Tokenizer
 
+LINE_LIMIT = 64 * 2**20
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON for machines instead of a table.")
 force = click.option("--force", is_flag=True, help="Replace what is there.")
 path = click.Path(path_type=Path)
@@ -300,7 +301,7 @@ def fill(
 @click.argument("source", type=path)
 @click.argument("target", type=path)
 @click.option("--bits", type=click.Choice(["8", "4"]), default="8", show_default=True, help="Bits for each weight.")
-@click.option("-f", "--file", type=path, help="At 4 bits: some hundred lines like those the model will read.")
+@click.option("-f", "--file", type=path, help="Some hundred lines like those the model will read.")
 @force
 @as_json
 def quantize(source: Path, target: Path, bits: str, file: Path | None, force: bool, as_json: bool) -> None:
@@ -391,7 +392,9 @@ def read_texts(texts: tuple[str, ...], file: Path | None) -> Iterator[str]:
     except OSError as error:
         raise AlbertkitError(f"{name} cannot be read: {error.strerror}") from None
     with source:
-        for number, line in enumerate(source, 1):
+        for number, line in enumerate(iter(lambda: source.readline(LINE_LIMIT + 1), b""), 1):
+            if len(line) > LINE_LIMIT:
+                raise AlbertkitError(f"line {number} of {name} has over {LINE_LIMIT:,} bytes; break it into lines")
             try:
                 text = line.decode("utf-8").strip()
             except UnicodeDecodeError:
@@ -444,11 +447,16 @@ def main() -> NoReturn:
         place = context.command_path if context is not None else "albertkit"
         click.echo(f"{place}: {error.format_message()} (see {place} --help)", err=True)
         code = 2
+    except (OSError, MemoryError) as error:
+        if isinstance(error, BrokenPipeError):
+            sys.stderr.close()  # the reader has gone; python would complain about stdout at exit
+        else:
+            why = getattr(error, "strerror", None) or "out of memory"
+            click.echo(f"albertkit: {why}: {getattr(error, 'filename', None) or 'the output'}", err=True)
+            code = 2
     except (click.Abort, KeyboardInterrupt):
         click.echo("albertkit: stopped", err=True)
         code = 130
-    except BrokenPipeError:
-        sys.stderr.close()  # the reader has gone; python would complain about stdout at exit
     sys.exit(code)
 
 

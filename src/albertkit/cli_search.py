@@ -74,7 +74,7 @@ def index(
         if files:
             with progress("index", "texts") as step:
                 changed = held.add(records_from(files, field, split, id_field), batch=batch, progress=step)
-            gone += 0 if keep else held.delete_unseen()
+            gone += 0 if keep else held.delete_unseen(files)
         total = len(held)
     if as_json:
         click.echo(json.dumps({"index": str(output), "changed": changed, "deleted": gone, "total": total}))

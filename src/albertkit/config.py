@@ -115,7 +115,7 @@ class AlbertConfig:
                 f"num_hidden_groups {self.num_hidden_groups} exceeds num_hidden_layers "
                 f"{self.num_hidden_layers}; a group without a layer would never be used"
             )
-        if self.hidden_act not in ACTIVATIONS:
+        if not isinstance(self.hidden_act, str) or self.hidden_act not in ACTIVATIONS:
             raise AlbertkitError(
                 f"hidden_act {self.hidden_act!r} is unknown; choose one of {', '.join(ACTIVATIONS)}"
                 f"{nearest(str(self.hidden_act), ACTIVATIONS)}"
@@ -141,7 +141,12 @@ class AlbertConfig:
 
     def _number(self, name: str, low: float, high: float, rule: str) -> None:
         value = getattr(self, name)
-        if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+        if (
+            not isinstance(value, int | float)
+            or isinstance(value, bool)
+            or abs(value) > 1e30
+            or not math.isfinite(value)
+        ):
             raise AlbertkitError(f"{name} is {value!r}; it must be a number {rule}")
         if not low <= value < high:
             raise AlbertkitError(f"{name} is {value!r}; it must be {rule}")

@@ -337,7 +337,7 @@ def test_ctrl_c_leaves_what_is_finished(folder, tmp_path):
         message = child.communicate()[1].decode()
     finally:
         child.kill()
-    assert child.returncode == 2 and "vectors are whole in" in message and "to go on" in message, message
+    assert child.returncode == 2 and "vectors are in" in message and "to go on" in message, message
     found = np.load(part)
     assert len(found) > 1000 and f"first {len(found)} vectors" in message and np.isfinite(found).all()
     assert not out.exists()

@@ -137,7 +137,7 @@ def test_files_that_shrank_lose_their_lines(index):
     index.close()
     with Index.open(index.path, Toy()) as again:
         again.add([Record(f"a:{i}", f"a line {i}", "a", i) for i in range(2)])
-        assert again.delete_unseen() == 3 and len(again) == 7
+        assert again.delete_unseen(["a"]) == 3 and len(again) == 7
         assert again.delete_source("b") == 5 and len(again) == 2
 
 

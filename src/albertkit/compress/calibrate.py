@@ -96,19 +96,21 @@ def _tokens(artifact: Artifact, texts: Iterable[str]) -> list[list[int]]:
     return [e.ids for e in artifact.tokenizer.encode_batch(chosen, max_length=limit)]
 
 
-def random_tokens(config: AlbertConfig, texts: int) -> list[list[int]]:
+def random_tokens(config: AlbertConfig, texts: int, seed: int = 0) -> list[list[int]]:
     """Token ids that mean nothing: enough to see which channels are large."""
     first, length = min(5, config.vocab_size - 1), min(LENGTH, config.max_position_embeddings)
-    drawn: list[list[int]] = np.random.default_rng(0).integers(first, config.vocab_size, (texts, length)).tolist()
+    drawn: list[list[int]] = np.random.default_rng(seed).integers(first, config.vocab_size, (texts, length)).tolist()
     return drawn
 
 
-def own_text(artifact: Artifact, progress: Progress = lambda _: None, texts: int = TEXTS) -> list[list[int]]:
+def own_text(
+    artifact: Artifact, progress: Progress = lambda _: None, texts: int = TEXTS, seed: int = 0
+) -> list[list[int]]:
     """Token ids the model finds likely; plain random ones for a model that cannot fill masks."""
     config, tokenizer = artifact.config, artifact.tokenizer
-    generator = np.random.default_rng(0)
+    generator = np.random.default_rng(seed)
     first = min(5, config.vocab_size - 1)
-    ids = np.array(random_tokens(config, texts))
+    ids = np.array(random_tokens(config, texts, seed))
     mask_id = None if tokenizer is None else tokenizer.mask_id
     if tokenizer is None or mask_id is None or "heads.mlm.bias" not in artifact.weights:
         return [list(map(int, row)) for row in ids]

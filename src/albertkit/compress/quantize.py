@@ -175,7 +175,7 @@ def unpack(tensors: dict[str, np.ndarray], shapes: dict[str, tuple[int, ...]]) -
     """The tensors of a quantised file to float arrays and `Matrix`es; `shapes` says how wide each matrix is."""
     out: dict[str, np.ndarray | Matrix] = {}
     for name, array in tensors.items():
-        if name.endswith((".scale", ".step", ".smooth")):
+        if name.endswith((".scale", ".step", ".smooth")) and name.rpartition(".")[0] in tensors:
             continue
         scale, steps, smooth = (tensors.get(f"{name}.{part}") for part in ("scale", "step", "smooth"))
         if scale is None:

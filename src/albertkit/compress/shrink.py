@@ -56,7 +56,7 @@ def shrink(
     if texts is not None and len(texts) < 10:
         raise AlbertkitError(f"{len(texts)} calibration texts were given; give at least 10, better some hundred")
     if texts is None:
-        held = own_text(artifact, progress, texts=16)
+        held = own_text(artifact, progress, texts=16, seed=1)  # not what it is calibrated on
     elif artifact.tokenizer is None:
         raise AlbertkitError("calibration texts need a tokenizer, and this model has none")
     else:

@@ -18,7 +18,7 @@ KINDS = (
 
 def open_model(path: Path | str) -> Artifact:
     """Open any ALBERT there is; the kind is decided from the files."""
-    from albertkit.interop import google_tf, huggingface, plbert
+    from albertkit.interop import google_tf, huggingface, plbert, sentence_transformers
     from albertkit.interop.tensor_bundle import find_bundle
 
     path = Path(path)
@@ -28,6 +28,8 @@ def open_model(path: Path | str) -> Artifact:
         path = path.parent
     if path.is_dir() and (path / META_FILE).is_file():
         return read_artifact(path)
+    if sentence_transformers.is_folder(path):
+        return sentence_transformers.read_folder(path)
     if path.is_dir() and huggingface.weight_file(path) is not None:
         return huggingface.read_folder(path)
     bundle = find_bundle(path)

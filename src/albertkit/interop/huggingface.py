@@ -39,7 +39,7 @@ def read_folder(folder: Path) -> Artifact:
     if path is None:
         raise AlbertkitError(f"{folder} holds none of {', '.join(WEIGHT_FILES)}; is it the folder of a model?")
     settings = read_config(folder)
-    architecture = " ".join(str(a) for a in settings.get("architectures") or [])
+    architecture = str(settings.get("architectures"))
     classifier, task = "classify", "pretrain"
     for word, head in (("TokenClassification", "tag"), ("MultipleChoice", "choose")):
         classifier = head if word in architecture else classifier

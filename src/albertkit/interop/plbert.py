@@ -91,6 +91,8 @@ def read_onnx(path: Path) -> tuple[Tensors, int]:
     try:
         graph = onnx.load(str(path), load_external_data=False).graph
         stored = {t.name: t for t in graph.initializer}
+        if any(t.data_location == onnx.TensorProto.EXTERNAL for t in stored.values()):
+            raise AlbertkitError(f"{path} keeps weights in other files, which are not read; save it as one file")
         tensors: Tensors = {}
         uses = 0
         for name, tensor in stored.items():

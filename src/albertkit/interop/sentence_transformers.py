@@ -1,28 +1,27 @@
 """sentence-transformers folders whose encoder is an ALBERT: read for the runtime, and written from an artifact.
 
-In: a folder with `modules.json` (Transformer, Pooling, perhaps Normalize). Out: `Stored`, with pooling, normalisation and
+In: a folder with `modules.json` (Transformer, Pooling, perhaps Normalize). Out: an `Artifact`, with pooling, normalisation and
 prompts honoured; a module we do not compute is an error, never passed over. `write_folder` makes such a folder from an
 artifact, with equal vectors.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
 from albertkit.artifact import (
     META_FILE,
     Artifact,
-    Stored,
+    Meta,
     new_folder,
     public_config,
     read_json,
-    read_stored,
     write_json,
     write_weights,
 )
 from albertkit.errors import AlbertkitError
+from albertkit.interop import huggingface
 
 MODULES = "modules.json"
 # Their name for a pooling → ours.
@@ -31,7 +30,7 @@ POOLINGS = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
 }
-MODES = {"mean": "mean", "cls": "cls", "max": "max"}
+MODES = ("mean", "cls", "max")
 
 
 def is_folder(folder: Path) -> bool:
@@ -58,7 +57,7 @@ def _modules(folder: Path) -> list[tuple[str, Path]]:
     return out
 
 
-def read_folder(folder: Path) -> Stored:
+def read_folder(folder: Path) -> Artifact:
     """Open a sentence-transformers folder."""
     modules = _modules(folder)
     kinds = [kind for kind, _ in modules]
@@ -66,43 +65,44 @@ def read_folder(folder: Path) -> Stored:
         raise AlbertkitError(
             f"{folder} has the steps {', '.join(kinds)}; albertkit computes Transformer, Pooling and Normalize, and leaves out none"
         )
-    stored = read_stored(modules[0][1])
+    artifact = huggingface.read_folder(modules[0][1])
     pooling = _pooling(read_json(modules[1][1] / "config.json"), folder)
+    made = ({"step": "convert", "from": folder.name, "layout": "sentence-transformers"},)
+    meta = Meta(task="embed", pooling=pooling, normalise="Normalize" in kinds, prompts=_prompts(folder), made=made)
+    config, weights = artifact.config, artifact.weights
+    limit = folder / "sentence_bert_config.json"
+    length = read_json(limit).get("max_seq_length") if limit.is_file() else None
+    if isinstance(length, int) and 1 <= length < config.max_position_embeddings:
+        # their models cut at this length; so that vectors are equal, ours end there too
+        config = config.replace(max_position_embeddings=length)
+        table = "encoder.embeddings.position.weight"
+        weights = {**weights, table: weights[table][:length]}
+    return Artifact(config, weights, artifact.tokenizer, meta)
+
+
+def _prompts(folder: Path) -> dict[str, str]:
     about = folder / "config_sentence_transformers.json"
     settings: dict[str, Any] = read_json(about) if about.is_file() else {}
     prompts = settings.get("prompts") or {}
-    meta = dataclasses.replace(
-        stored.meta,
-        task="embed",
-        pooling=pooling,
-        normalise="Normalize" in kinds,
-        prompts={k: v for k, v in prompts.items() if v},
-    )
-    limit = folder / "sentence_bert_config.json"
-    length = read_json(limit).get("max_seq_length") if limit.is_file() else None
-    config = stored.config
-    if isinstance(length, int) and 1 <= length < config.max_position_embeddings:
-        # their models cut at this length; so that vectors are equal, ours end there too
-        table = stored.weights["encoder.embeddings.position.weight"]
-        assert not hasattr(table, "scale")
-        weights = {**stored.weights, "encoder.embeddings.position.weight": table[:length]}
-        return dataclasses.replace(
-            stored, config=config.replace(max_position_embeddings=length), weights=weights, meta=meta
-        )
-    return dataclasses.replace(stored, meta=meta)
+    if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):
+        raise AlbertkitError(f"{about} holds prompts that are no texts")
+    usual = settings.get("default_prompt_name")
+    if usual is not None:  # they put it before every text; here the name `default` does the same
+        prompts = {**prompts, "default": prompts.get(usual, "")}
+    return {name: text for name, text in prompts.items() if text}
 
 
 def _pooling(settings: dict[str, Any], folder: Path) -> str:
-    if settings.get("pooling_mode") in MODES:
-        return MODES[settings["pooling_mode"]]
-    on = [name for name, value in settings.items() if name.startswith("pooling_mode_") and value is True]
-    if len(on) != 1 or on[0] not in POOLINGS:
-        found = settings.get("pooling_mode") or ", ".join(on) or "none"
-        raise AlbertkitError(f"{folder} pools by {found}; albertkit knows mean, cls and max")
     if settings.get("include_prompt") is False:
         raise AlbertkitError(
             f"{folder} leaves the prompt out of pooling (include_prompt false), which albertkit does not"
         )
+    if settings.get("pooling_mode") in MODES:
+        return str(settings["pooling_mode"])
+    on = [name for name, value in settings.items() if name.startswith("pooling_mode_") and value is True]
+    if len(on) != 1 or on[0] not in POOLINGS:
+        found = settings.get("pooling_mode") or ", ".join(on) or "none"
+        raise AlbertkitError(f"{folder} pools by {found}; albertkit knows mean, cls and max")
     return POOLINGS[on[0]]
 
 

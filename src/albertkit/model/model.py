@@ -100,7 +100,8 @@ class AlbertModel(nn.Module):
             rows = artifact.weights.get(f"heads.{name}.linear.weight")
             modules[name] = build_head(name, artifact.config, labels=2 if rows is None else len(rows))
         model = cls(artifact.config, modules, pooler="encoder.pooler.weight" in artifact.weights)
-        fresh = {name for name in model.state_dict() if name.startswith("heads.") and name not in artifact.weights}
+        there = {name.split(".")[1] for name in artifact.weights if name.startswith("heads.")}
+        fresh = {n for n in model.state_dict() if n.startswith("heads.") and n.split(".")[1] not in there}
         state = {name: torch.from_numpy(np.array(array, copy=True)) for name, array in artifact.weights.items()}
         missing, unexpected = model.load_state_dict(state, strict=False)
         odd = sorted(set(missing) - fresh) + sorted(unexpected)

@@ -22,7 +22,8 @@ from albertkit.runtime.engine import Engine
 
 POOLINGS = ("mean", "cls", "pooler", "max")
 LONG = ("split", "truncate", "error")
-WINDOW_TEXTS = 4096  # texts sorted by length together; bounds memory for endless input
+WINDOW_TEXTS = 4096  # most texts sorted by length together; bounds memory for endless input
+FIRST_WINDOW = 64  # the first windows are small, so that a pipe flows and a stopped run has something to show
 WINDOW_CHARACTERS = 4_000_000
 MAX_CHARACTERS = 1_000_000  # in one text, unless it is truncated
 OVERLAP = 64  # tokens shared by neighbouring windows of a long text
@@ -83,7 +84,8 @@ class Albert:
         self.config, self.meta, self.tokenizer = stored.config, stored.meta, stored.tokenizer
         self.bits = bits
         self.depth = self._check_depth(depth if depth is not None else stored.meta.depth)
-        self.name = f"{stored.identity[:16]}-depth{self.depth}{f'-int{bits}' if bits else ''}"
+        kind = stored.meta.quantisation or (f"int{bits}" if bits else "float")
+        self.name = f"{stored.identity[:16]}-{kind}-{stored.meta.pooling}-depth{self.depth}-{self.max_tokens}"
         self.budget = budget
         if device == "cpu":
             self.engine: Any = Engine(self.config, weights, threads)
@@ -138,18 +140,20 @@ class Albert:
             )
         if long not in LONG:
             raise AlbertkitError(f"long is {long!r}; choose one of {', '.join(LONG)}")
-        if dim is not None and not 1 <= dim <= self.dim:
+        if dim is not None and (not isinstance(dim, int) or not 1 <= dim <= self.dim):
             raise AlbertkitError(f"dim is {dim}; this model has 1 to {self.dim} dimensions")
         depth = self._layers_to_apply(layer, depth, how)
         unit = self.meta.normalise if normalise is None else normalise
-        before = self.meta.prompts.get(prompt, prompt) if prompt else ""
+        before = self.meta.prompts.get(prompt, prompt) if prompt else self.meta.prompts.get("default", "")
+        start = 0
         for window in windows(texts):
-            for vector in self._embed_window([before + text for text in window], how, depth, long):
+            for vector in self._embed_window([before + text for text in window], how, depth, long, start):
                 cut = vector if dim is None else vector[:dim]
                 yield cut / max(float(np.linalg.norm(cut)), 1e-12) if unit else cut
+            start += len(window)
 
-    def _embed_window(self, texts: list[str], how: str, depth: int, long: str) -> Iterator[np.ndarray]:
-        pieces, owners = self._cut(texts, long)
+    def _embed_window(self, texts: list[str], how: str, depth: int, long: str, first: int) -> Iterator[np.ndarray]:
+        pieces, owners = self._cut(texts, long, first)
         vectors = np.empty((len(pieces), self.dim), np.float32)
         for batch in rows(pieces, budget=self.budget):
             vectors[batch.order] = self._pool(self.engine.run(batch, depth), batch.lengths, how)
@@ -178,8 +182,11 @@ class Albert:
         total: np.ndarray = np.where(inside, hidden, 0).sum(axis=1)
         return total / lengths[:, None]
 
-    def _cut(self, texts: list[str], long: str) -> tuple[list[list[int]], list[int]]:
-        """Token ids with special tokens, long texts as several pieces, and how many pieces each text has."""
+    def _cut(self, texts: list[str], long: str, number: int) -> tuple[list[list[int]], list[int]]:
+        """Token ids with special tokens, long texts as several pieces, and how many pieces each text has.
+
+        `number` is the place of the first text in the whole input, for errors.
+        """
         tokenizer = self.tokenizer
         first = [] if tokenizer.cls_id is None else [tokenizer.cls_id]
         last = [] if tokenizer.sep_id is None else [tokenizer.sep_id]
@@ -190,10 +197,10 @@ class Albert:
             raise AlbertkitError(
                 f"this model reads {self.max_tokens} tokens, too few for a text and its special tokens"
             )
-        checked = [self._check_size(place, text, long, room) for place, text in enumerate(texts)]
+        checked = [self._check_size(place, text, long, room) for place, text in enumerate(texts, number)]
         pieces: list[list[int]] = []
         owners: list[int] = []
-        for place, ids in enumerate(tokenizer.ids_batch(checked)):
+        for place, ids in enumerate(tokenizer.ids_batch(checked), number):
             if len(ids) > room and long == "error":
                 raise AlbertkitError(
                     f"text {place} has {len(ids)} tokens and the model reads {room}; choose long='split' or 'truncate'"
@@ -233,6 +240,7 @@ class Albert:
 
     def similarity(self, first: str | Iterable[str], second: str | Iterable[str] | None = None, **settings: Any) -> Any:
         """Cosine of texts: a number for two texts, a (first, second) table for many; without `second`, all with all."""
+        settings = {**settings, "normalise": True}  # a cosine, whatever the model's own vectors look like
         a = self.embed(first, **settings)
         b = a if second is None else self.embed(second, **settings)
         table = np.atleast_2d(a) @ np.atleast_2d(b).T
@@ -246,7 +254,7 @@ class Albert:
         """The `k` likeliest words for each [MASK] of a text, each guess with the text it gives."""
         if self.tokenizer.mask_id is None:
             raise AlbertkitError("this vocabulary has no [MASK]")
-        if not 1 <= k <= self.config.vocab_size:
+        if not isinstance(k, int) or not 1 <= k <= self.config.vocab_size:
             raise AlbertkitError(f"k is {k}; choose 1 to {self.config.vocab_size}")
         encoding = self.tokenizer.encode(text, recognise_mask=True)
         places = [i for i, token in enumerate(encoding.ids) if token == self.tokenizer.mask_id]
@@ -287,7 +295,7 @@ class Albert:
         depth = self.depth if depth is None else self._check_depth(depth)
         if layer is None:
             return depth
-        if not -depth - 1 <= layer <= depth:
+        if not isinstance(layer, int) or not -depth - 1 <= layer <= depth:
             raise AlbertkitError(f"layer is {layer}; with depth {depth} there are layers 0 (the embeddings) to {depth}")
         if how == "pooler" and layer not in (depth, -1):
             raise AlbertkitError("the pooler reads the last layer; choose mean, cls or max for another one")
@@ -298,25 +306,22 @@ def open_stored(model: str | Path | None) -> Stored:
     """A model folder as stored, whatever kind it is."""
     if model is None:
         raise AlbertkitError("no model was named, and this version ships none; give a model folder")
-    from albertkit.interop.sentence_transformers import is_folder, read_folder
-
-    path = Path(model)
-    if is_folder(path):
-        return read_folder(path)
-    return read_stored(path)
+    return read_stored(model)
 
 
 def windows(texts: Iterable[str]) -> Iterator[list[str]]:
     """Stretches of the input that are sorted together: bounded in texts and in characters. Every text is checked."""
+    if isinstance(texts, str):
+        texts = [texts]
     if isinstance(texts, bytes):
         raise AlbertkitError(
             "bytes were given where text is needed; decode them first, for example with .decode('utf-8')"
         )
-    if not isinstance(texts, Iterable):
+    if not isinstance(texts, Iterable) or getattr(texts, "ndim", 1) != 1:
         raise AlbertkitError(
             f"texts is a {type(texts).__name__}; give a text, or several in a list, a generator or a column"
         )
-    held, window = 0, list[str]()
+    held, window, most = 0, list[str](), FIRST_WINDOW
     for place, text in enumerate(texts):
         if not isinstance(text, str):
             raise AlbertkitError(
@@ -324,9 +329,9 @@ def windows(texts: Iterable[str]) -> Iterator[list[str]]:
             )
         window.append(text)
         held += len(text)
-        if len(window) >= WINDOW_TEXTS or held >= WINDOW_CHARACTERS:
+        if len(window) >= most or held >= WINDOW_CHARACTERS:
             yield window
-            held, window = 0, []
+            held, window, most = 0, [], min(2 * most, WINDOW_TEXTS)
     if window:
         yield window
 
@@ -334,4 +339,7 @@ def windows(texts: Iterable[str]) -> Iterator[list[str]]:
 def _describe(value: Any) -> str:
     if isinstance(value, bytes):
         return "bytes, not text (decode it first)"
-    return "missing (None or NaN)" if value is None or value != value else f"a {type(value).__name__}"
+    missing = (
+        value is None or type(value).__name__ in ("NAType", "NaTType") or (isinstance(value, float) and value != value)
+    )
+    return "missing (None or NaN)" if missing else f"a {type(value).__name__}"

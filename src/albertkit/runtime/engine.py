@@ -58,9 +58,9 @@ class Engine:
 
     def __init__(self, config: AlbertConfig, weights: graphs.Weights, threads: int | None = None) -> None:
         threads = cores() if threads is None else threads
-        if not 1 <= threads <= 1024:
+        if not isinstance(threads, int) or not 1 <= threads <= 1024:
             raise AlbertkitError(f"threads is {threads}; choose 1 to 1024")
-        self.config, self.weights, self.threads = config, weights, threads
+        self.config, self.threads = config, threads
         self.levels = levels()
         self._embedding = open_graph(graphs.embedding_graph(config, weights, self.levels), 1)
         self._layers = [
@@ -70,6 +70,8 @@ class Engine:
             ]
             for g in range(config.num_hidden_groups)
         ]
+        # onnxruntime holds the layers now; what the heads may still need stays
+        self.weights = {name: weight for name, weight in weights.items() if not name.startswith("encoder.groups.")}
 
     def run(self, rows: Rows, depth: int) -> np.ndarray:
         """Hidden states (texts, length, H) after `depth` layers; depth 0 gives the embeddings. What stands beyond a

@@ -30,28 +30,36 @@ def writer(target: Path, overwrite: bool = False) -> Iterator[Write]:
     """A function that takes a text and its vector."""
     if target.suffix not in SINKS:
         raise AlbertkitError(f"{target} ends with {target.suffix!r}; choose one of {', '.join(SINKS)}")
-    if target.exists() and not overwrite:
-        raise AlbertkitError(f"{target} exists; choose another name or allow overwriting (--force)")
     part = target.with_name(target.name + ".part")
+    for path in (target, part):
+        if path.exists() and not overwrite:
+            raise AlbertkitError(f"{path} exists; move it away, choose another name or allow overwriting (--force)")
     sink: Npy | Jsonl | Parquet = SINKS[target.suffix](part)
     try:
         yield sink.write
-    except (KeyboardInterrupt, Exception) as error:
-        sink.close()
-        if sink.rows and isinstance(error, KeyboardInterrupt | AlbertkitError):
-            why = "stopped" if isinstance(error, KeyboardInterrupt) else str(error)
-            raise Interrupted(
-                f"{why}; the first {sink.rows} vectors are whole in {part}: leave the first {sink.rows} texts away to go on"
-            ) from None
-        part.unlink(missing_ok=True)
-        raise
+    except (KeyboardInterrupt, OSError, AlbertkitError) as error:
+        with contextlib.suppress(OSError):
+            sink.close()
+        why = "stopped" if isinstance(error, KeyboardInterrupt) else getattr(error, "strerror", None) or str(error)
+        if not sink.rows:
+            part.unlink(missing_ok=True)
+            raise AlbertkitError(why) from None
+        raise Interrupted(
+            f"{why}; the first {sink.rows} vectors are in {part}: to go on, move it away and embed the texts from number "
+            f"{sink.rows + 1} on into another file"
+        ) from None
     sink.close()
     os.replace(part, target)  # noqa: PTH105  atomic on every system
 
 
 def json_line(text: str, vector: np.ndarray) -> str:
     """A text and its vector as one line of JSON."""
-    return json.dumps({"text": text, "vector": [round(float(x), 7) for x in vector]}, ensure_ascii=False)
+    return json.dumps({"text": valid(text), "vector": [round(float(x), 7) for x in vector]}, ensure_ascii=False)
+
+
+def valid(text: str) -> str:
+    """A text that can be written: halves of characters (from arguments that are not UTF-8) become U+FFFD."""
+    return text.encode("utf-8", "replace").decode("utf-8") if not text.isascii() else text
 
 
 class Jsonl:
@@ -99,12 +107,13 @@ class Parquet:
         self.arrow = need("pyarrow", "parquet", "writing Parquet")
         need("pyarrow.parquet", "parquet", "writing Parquet")
         self.path, self.rows = path, 0
+        _open(path, "wb").close()  # an unwritable place is found out before the work
         self.texts: list[str] = []
         self.vectors: list[np.ndarray] = []
         self.sink: Any = None
 
     def write(self, text: str, vector: np.ndarray) -> None:
-        self.texts.append(text)
+        self.texts.append(valid(text))
         self.vectors.append(vector)
         self.rows += 1
         if len(self.texts) >= GROUP:

@@ -251,10 +251,11 @@ class Index:
         """Delete all records of one file."""
         return self._delete("source = ?", [(source,)])
 
-    def delete_unseen(self) -> int:
-        """Of the files added since the index was opened, delete the records that were not in them any more."""
-        seen = "source IN (SELECT DISTINCT source FROM texts WHERE slot IN seen) AND slot NOT IN seen"
-        return self._delete(seen, [()])
+    def delete_unseen(self, places: Iterable[Path | str]) -> int:
+        """Of these files and folders, delete the records that nothing added since the index was opened."""
+        inside = "(source = ? OR substr(source, 1, length(?)) = ?) AND slot NOT IN seen"
+        folders = [(str(place), str(place).rstrip("/") + "/") for place in places]
+        return self._delete(inside, [(name, folder, folder) for name, folder in folders])
 
     def _delete(self, where: str, values: Sequence[tuple[str, ...]]) -> int:
         with self._transaction("IMMEDIATE"):
