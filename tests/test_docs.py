@@ -97,3 +97,14 @@ def test_the_public_door():
         assert getattr(albertkit, name).__doc__, name
     with pytest.raises(AttributeError, match="it offers Albert, AlbertConfig"):
         _ = albertkit.nothing
+
+
+def test_the_inference_page_shows_what_was_measured():
+    """docs/inference.md is written from bench/results/inference.json, and nothing else."""
+    import json
+
+    spec = importlib.util.spec_from_file_location("inference", ROOT / "bench" / "inference.py")
+    bench = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(bench)
+    page = (ROOT / "docs" / "inference.md").read_text(encoding="utf-8")
+    assert page == bench.table(json.loads(bench.RESULT.read_text()))
