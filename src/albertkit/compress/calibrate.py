@@ -48,7 +48,7 @@ def moments_of(
 ) -> dict[str, np.ndarray]:
     """The same, for token ids."""
     threads = cores()
-    engine = Engine(config, weights, threads)
+    engine = Engine(config, dict(weights), threads)
     places = [(g, i) for g in range(config.num_hidden_groups) for i in range(config.inner_group_num)]
     watched = {
         (g, i): open_graph(

@@ -54,7 +54,7 @@ def open_graph(graph: graphs.Graph, threads: int) -> onnxruntime.InferenceSessio
 
 
 class Engine:
-    """A model ready to run on the CPU."""
+    """A model ready to run on the CPU. It takes the layers out of `weights`, so that they are not held twice."""
 
     def __init__(self, config: AlbertConfig, weights: graphs.Weights, threads: int | None = None) -> None:
         threads = cores() if threads is None else threads
@@ -64,14 +64,16 @@ class Engine:
         self.levels = levels()
         self._embedding = open_graph(graphs.embedding_graph(config, weights, self.levels), 1)
         self._layers = [
-            [
-                open_graph(graphs.layer_graph(config, weights, f"encoder.groups.{g}.{i}", self.levels), threads)
-                for i in range(config.inner_group_num)
-            ]
+            [self._open_layer(weights, f"encoder.groups.{g}.{i}") for i in range(config.inner_group_num)]
             for g in range(config.num_hidden_groups)
         ]
-        # onnxruntime holds the layers now; what the heads may still need stays
-        self.weights = {name: weight for name, weight in weights.items() if not name.startswith("encoder.groups.")}
+        self.weights = weights  # what the heads may still need
+
+    def _open_layer(self, weights: graphs.Weights, prefix: str) -> onnxruntime.InferenceSession:
+        graph = graphs.layer_graph(self.config, weights, prefix, self.levels)
+        for name in [name for name in weights if name.startswith(f"{prefix}.")]:
+            del weights[name]
+        return open_graph(graph, self.threads)
 
     def run(self, rows: Rows, depth: int) -> np.ndarray:
         """Hidden states (texts, length, H) after `depth` layers; depth 0 gives the embeddings. What stands beyond a
