@@ -446,6 +446,7 @@ def table(result: dict) -> str:
         "|---|---|---|",
         *(f"| {name} | {c['seconds']:.2f} | {c['peak_rss_mb']:.0f} |" for name, c in result["cold"].items()),
         "",
+        *([result["remark"], ""] if "remark" in result else []),
         "Agreement is the smallest cosine of 24 sentence vectors with those of transformers. Random weights are the hardest case for int8 and 4 bits; "
         "`albertkit quantize` reports it for a real model.",
         "",

@@ -15,9 +15,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import google_crc32c
 import numpy as np
 
-from albertkit.errors import AlbertkitError, nearest, need
+from albertkit.errors import AlbertkitError, nearest
 
 MAX_ENTRIES, MAX_KEY_BYTES, MAX_DIMS = 100_000, 4096, 32
 MAX_INDEX_BYTES, MAX_TENSOR_BYTES, MAX_TOTAL_BYTES = 64 << 20, 8 << 30, 16 << 30
@@ -67,7 +68,7 @@ def _reading(path: Path) -> Iterator[None]:
 
 
 def _extend_crc(crc: int, data: bytes) -> int:
-    return int(need("google_crc32c", "train", "reading a TensorFlow checkpoint").extend(crc, data))
+    return int(google_crc32c.extend(crc, data))
 
 
 def _mask(crc: int) -> int:
