@@ -245,12 +245,6 @@ def test_missing_files_are_named(tmp_path: Path) -> None:
     fails(lambda: list_bundle(tmp_path / ("n" * 300)))
 
 
-def test_without_the_checksum_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    writer.write_bundle(tmp_path / "m", SMALL)
-    monkeypatch.setitem(__import__("sys").modules, "google_crc32c", None)
-    fails(lambda: list_bundle(tmp_path / "m"), "google_crc32c", "albertkit[train]")
-
-
 # Hostile numbers
 
 
