@@ -52,6 +52,8 @@ class Options:
 
     brightmart_layout: bool = False
     """Position and segment embeddings and the first LayerNorm at size H, after the projection, as in albert_zh."""
+    scale_embedding: bool = False
+    """Word vectors are multiplied with √E before positions and segments are added."""
 
     def active(self) -> list[str]:
         """Names of the options that are on; such a model cannot be opened by transformers."""
@@ -322,9 +324,17 @@ FOREIGN_KEYS = frozenset(
 _ZH = {"vocab_size": 21_128, "hidden_act": "gelu"}
 # Name → what differs from the defaults. Heads of 26 in tiny-zh are what the public checkpoint has.
 PRESETS: dict[str, dict[str, Any]] = {
+    "tiny": {
+        "embedding_size": 64,
+        "hidden_size": 128,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "intermediate_size": 512,
+        "max_position_embeddings": 128,
+    },
     "tiny-zh": dict(_ZH, hidden_size=312, num_hidden_layers=4, num_attention_heads=12, intermediate_size=1_248),
     "small-zh": dict(_ZH, hidden_size=384, num_hidden_layers=6, num_attention_heads=12, intermediate_size=1_536),
-    "small": {"hidden_size": 384, "num_attention_heads": 12, "intermediate_size": 1_536},
+    "small": {"hidden_size": 384, "num_attention_heads": 6, "intermediate_size": 1_536},
     "base": {},
     "large": {
         "hidden_size": 1_024,

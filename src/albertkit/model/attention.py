@@ -39,7 +39,7 @@ class Attention(nn.Module):
         return out
 
 
-def attend(mixed: Tensor, runs: list[tuple[int, int]], dropout: float = 0.0) -> Tensor:
+def attend(mixed: Tensor, runs: tuple[tuple[int, int], ...], dropout: float = 0.0) -> Tensor:
     """Attention over packed queries, keys and values (tokens, 3, heads, d); one fused call for each run of equal lengths."""
     parts = []
     start = 0

@@ -1,7 +1,7 @@
 """Several texts as one row of tokens, without padding: the form the model computes on.
 
 In: lists of token ids, or a padded (texts, length) batch with a mask. Out: `Batch`, whose tensors are all
-(tokens,) long, plus the length of each text. No padding is computed on, ever; `unpad`/`pad` go to and from the padded
+(tokens,) long, plus the lengths of the texts. No padding is computed on, ever; `unpad`/`pad` go to and from the padded
 form for those who need it. Next: `encoder.py`.
 """
 
@@ -17,22 +17,29 @@ from torch import Tensor
 from albertkit.errors import AlbertkitError
 
 
+def runs_of(lengths: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    """Neighbouring equal lengths, counted: (5, 5, 3) → ((2, 5), (1, 3))."""
+    return tuple((len(list(group)), length) for length, group in groupby(lengths))
+
+
 @dataclass(frozen=True)
 class Batch:
-    """Packed texts. `lengths` are plain numbers, since they shape the computation."""
+    """Packed texts. `runs` are plain numbers, since they shape the computation: neighbouring texts of equal length as
+    (texts, length); sorted batches have few, and a batch of texts of one length has one.
+    """
 
     ids: Tensor  # (tokens,) int64
     segments: Tensor  # (tokens,) int64
     positions: Tensor  # (tokens,) int64
-    lengths: tuple[int, ...]
+    runs: tuple[tuple[int, int], ...]
 
     def __post_init__(self) -> None:
-        tokens = sum(self.lengths)
+        tokens = sum(texts * length for texts, length in self.runs)
         for name in ("ids", "segments", "positions"):
             shape = tuple(getattr(self, name).shape)
             if shape != (tokens,):
                 raise AlbertkitError(f"{name} has shape {shape}; the lengths of the texts add up to ({tokens},)")
-        if not self.lengths or min(self.lengths) < 1:
+        if not self.runs or min(min(run) for run in self.runs) < 1:
             raise AlbertkitError("a batch needs at least one text, and a text at least one token")
 
     @classmethod
@@ -46,7 +53,7 @@ class Batch:
         if segments is not None:
             kinds = torch.tensor([kind for row in segments for kind in row], dtype=torch.long)
         places = torch.cat([torch.arange(n) for n in lengths]) if lengths else flat
-        return cls(flat, kinds, places, lengths)
+        return cls(flat, kinds, places, runs_of(lengths))
 
     @classmethod
     def unpad(
@@ -65,10 +72,10 @@ class Batch:
         if positions is None:
             positions = torch.arange(length, device=ids.device).expand(texts, length)
         if mask is None:
-            return cls(ids.reshape(-1), segments.reshape(-1), positions.reshape(-1), (length,) * texts)
+            return cls(ids.reshape(-1), segments.reshape(-1), positions.reshape(-1), ((texts, length),))
         kept = mask != 0  # (texts, length)
         lengths = tuple(int(n) for n in kept.sum(1).tolist())
-        return cls(ids[kept], segments[kept], positions.expand_as(ids)[kept], lengths)
+        return cls(ids[kept], segments[kept], positions.expand_as(ids)[kept], runs_of(lengths))
 
     def pad(self, values: Tensor, fill: float = 0.0) -> Tensor:
         """(tokens, …) → (texts, longest, …), each text at the left, `fill` after its end."""
@@ -79,14 +86,15 @@ class Batch:
         return out
 
     @property
-    def starts(self) -> list[int]:
-        """Index of the first token of each text."""
-        return [0, *accumulate(self.lengths)][:-1]
+    def lengths(self) -> tuple[int, ...]:
+        """Tokens of each text."""
+        return tuple(length for texts, length in self.runs for _ in range(texts))
 
-    @property
-    def runs(self) -> list[tuple[int, int]]:
-        """Neighbouring texts of equal length as (texts, length); sorted batches have few."""
-        return [(len(list(group)), length) for length, group in groupby(self.lengths)]
+    def first(self, values: Tensor) -> Tensor:
+        """(tokens, …) → (texts, …): what stands at the first token of each text."""
+        if len(self.runs) == 1:
+            return values[:: self.runs[0][1]].contiguous()  # a view would keep all of `values` in memory
+        return values[[0, *accumulate(self.lengths)][:-1]]
 
     def to(self, device: torch.device | str) -> Batch:
         """The same batch on another device."""

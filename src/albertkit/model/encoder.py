@@ -59,9 +59,12 @@ class Embeddings(nn.Module):
         self.norm = nn.LayerNorm(e, eps=config.layer_norm_eps)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
         self.projection = nn.Linear(e, config.hidden_size)
+        self.scale = e**0.5 if config.options.scale_embedding else 1.0
 
     def forward(self, batch: Batch) -> Tensor:
-        summed = self.word(batch.ids) + self.segment(batch.segments) + self.position(batch.positions)
+        words = self.word(batch.ids)
+        words = words * self.scale if self.scale != 1.0 else words
+        summed = words + self.segment(batch.segments) + self.position(batch.positions)
         out: Tensor = self.projection(self.dropout(self.norm(summed)))
         return out
 
@@ -97,17 +100,28 @@ class Layer(nn.Module):
         return out
 
 
+def _apply(layer: nn.Module, share: float, hidden: Tensor, batch: Batch) -> Tensor:
+    """A layer, whose weights get only `share` of this use's gradient."""
+    if share == 1.0:
+        out: Tensor = layer(hidden, batch)
+        return out
+    weights = {name: p.detach() + share * (p - p.detach()) for name, p in layer.named_parameters()}
+    return torch.func.functional_call(layer, weights, (hidden, batch))
+
+
 class Encoder(nn.Module):
     """Embeddings, the shared layers, and the pooler.
 
     `checkpointing = True` trades time for memory in training: each *use* of a shared layer keeps only its input, and
-    computes the rest again in the backward pass.
+    computes the rest again in the backward pass. `layer_decay` below 1 weighs, in training, what each use adds to the
+    gradient of the shared weights: the last use counts fully, each earlier one `layer_decay` times the one after it.
     """
 
     def __init__(self, config: AlbertConfig, pooler: bool = True) -> None:
         super().__init__()
         self.config = config
         self.checkpointing = False
+        self.layer_decay = 1.0
         embeddings = BrightmartEmbeddings if config.options.brightmart_layout else Embeddings
         self.embeddings = embeddings(config)
         self.groups = nn.ModuleList(
@@ -135,13 +149,15 @@ class Encoder(nn.Module):
             if low < 0 or high >= rows:
                 raise AlbertkitError(f"{name} {low if low < 0 else high} is outside this model's 0 … {rows - 1}")
 
-    def use(self, layer: int, hidden: Tensor, batch: Batch) -> Tensor:
-        """Apply layer number `layer` (0-based): every inner layer of its group, once."""
+    def use(self, layer: int, hidden: Tensor, batch: Batch, share: float = 1.0) -> Tensor:
+        """Apply layer number `layer` (0-based): every inner layer of its group, once. `share` of the gradient reaches its
+        weights.
+        """
         for inner in self.groups[self.config.group_of(layer)]:  # type: ignore[attr-defined]
             if self.checkpointing and self.training and torch.is_grad_enabled():
-                hidden = checkpoint(inner, hidden, batch, use_reentrant=False)
+                hidden = checkpoint(_apply, inner, share, hidden, batch, use_reentrant=False)
             else:
-                hidden = inner(hidden, batch)
+                hidden = _apply(inner, share, hidden, batch)
         return hidden
 
     def forward(self, batch: Batch, depth: int | None = None, keep_layers: bool = False) -> Encoded:
@@ -149,17 +165,18 @@ class Encoder(nn.Module):
         depth = self.config.num_hidden_layers if depth is None else depth
         if depth < 1:
             raise AlbertkitError(f"depth is {depth}; apply at least one layer")
-        if not torch.compiler.is_compiling():
+        if not torch.compiler.is_compiling() and not (self.training and batch.ids.is_cuda):  # would wait for the GPU
             self.check(batch)
         hidden = self.embeddings(batch)  # (tokens, H)
         layers = [hidden]
         for layer in range(depth):
-            hidden = self.use(layer, hidden, batch)
+            share = self.layer_decay ** (depth - 1 - layer) if self.training else 1.0
+            hidden = self.use(layer, hidden, batch, share)
             if keep_layers:
                 layers.append(hidden)
         pooled = None
         if self.pooler is not None:
-            pooled = torch.tanh(self.pooler(hidden[batch.starts]))  # (texts, H)
+            pooled = torch.tanh(self.pooler(batch.first(hidden)))  # (texts, H)
         return Encoded(
             hidden=hidden,
             pooled=pooled,

@@ -26,8 +26,9 @@ class BrightmartEmbeddings(nn.Module):
         self.segment = nn.Embedding(config.type_vocab_size, h)
         self.norm = nn.LayerNorm(h, eps=config.layer_norm_eps)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
+        self.scale = e**0.5 if config.options.scale_embedding else 1.0
 
     def forward(self, batch: Batch) -> Tensor:
-        words = self.projection(self.word(batch.ids))
+        words = self.projection(self.word(batch.ids) * self.scale)
         out: Tensor = self.dropout(self.norm(words + self.segment(batch.segments) + self.position(batch.positions)))
         return out

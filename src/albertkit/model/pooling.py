@@ -29,7 +29,7 @@ def pool(encoded: Encoded, how: str = "mean", layer: int | None = None) -> Tenso
             )
         hidden = encoded.layers[layer]
     if how == "cls":
-        return hidden[encoded.batch.starts]
+        return encoded.batch.first(hidden)
     texts = hidden.split(list(encoded.batch.lengths))
     if how == "mean":
         return torch.stack([text.mean(0) for text in texts])

@@ -224,6 +224,8 @@ def embedding_graph(config: AlbertConfig, weights: Weights, levels: Levels) -> G
         words = b.node("Mul", rows, scale)
     else:
         words = b.node("Gather", b.weight("word", table), ids)
+    if config.options.scale_embedding:
+        words = b.node("Mul", words, b.constant(config.embedding_size**0.5, np.float32))
     projection = as_float(weights["encoder.embeddings.projection.weight"])
     if config.options.brightmart_layout:
         words = b.product(words, "projection", projection)
