@@ -1,0 +1,1 @@
+"""Data: text to shards (`corpus.py`), shards to rows (`stream.py`), rows to questions (`masking.py`)."""

@@ -1,0 +1,134 @@
+"""Shards to texts for sentence vectors: sentences, passages, phrases and questions, as token ids, sorted by length.
+
+In: the shards of `corpus.py`. Out: `Passages`, ragged ids on disk. Next: `train/teachers.py` gives each a target vector.
+
+What is drawn, a seeded share of each kind: whole sentences; passages of two to eight sentences; the opening of a document, which is often a
+definition or a title; phrases of three to ten words from inside a sentence; and every sentence that ends with a question mark. A text is in once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from albertkit.data.shards import Shard, ids, word_starts
+from albertkit.errors import AlbertkitError
+
+
+@dataclass(frozen=True)
+class Shares:
+    """How many texts of each kind, for each sentence of the corpus."""
+
+    sentences: float = 0.7
+    passages: float = 0.25
+    phrases: float = 0.15
+    questions: float = 1.0
+    openings: float = 1.0
+    longest: int = 254
+    """Tokens of the longest passage, without special ones."""
+
+
+@dataclass(frozen=True)
+class Passages:
+    """Texts as token ids, without special tokens, shortest first."""
+
+    ids: np.ndarray  # (tokens,) uint16 or uint32
+    ends: np.ndarray  # (texts,) int64
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    def __getitem__(self, at: int) -> np.ndarray:
+        return self.ids[self.ends[at - 1] if at else 0 : self.ends[at]]
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Tokens of each text."""
+        return np.diff(self.ends, prepend=0)
+
+    def save(self, folder: Path) -> None:
+        """Write two arrays."""
+        folder.mkdir(parents=True, exist_ok=True)
+        np.save(folder / "ids.npy", self.ids)
+        np.save(folder / "ends.npy", self.ends)
+
+    @classmethod
+    def open(cls, folder: Path) -> Passages:
+        """The arrays, memory-mapped."""
+        try:
+            found = [np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in ("ids", "ends")]
+        except (OSError, ValueError) as error:
+            raise AlbertkitError(f"{folder} holds no passages ({error}); draw them first") from None
+        return cls(*found)
+
+
+def draw(shards: Sequence[Shard], question_mark: int | None, shares: Shares, seed: int = 0) -> Passages:
+    """Texts of all kinds from all shards, each once."""
+    starts: list[np.ndarray] = []
+    stops: list[np.ndarray] = []
+    offset = 0
+    for number, shard in enumerate(shards):
+        begin, end = spans(shard, question_mark, shares, np.random.default_rng([seed, number]))
+        starts.append(begin + offset)
+        stops.append(end + offset)
+        offset += len(shard.tokens)
+    begin, end = np.concatenate(starts), np.concatenate(stops)
+    pairs = np.unique(begin * (2**20) + (end - begin))  # the same span drawn twice is one text
+    begin, length = pairs >> 20, pairs & (2**20 - 1)
+    order = np.argsort(length, kind="stable")
+    begin, length = begin[order], length[order]
+    whole = np.concatenate([ids(np.asarray(shard.tokens)) for shard in shards])
+    ends = np.cumsum(length)
+    places = np.repeat(begin - (ends - length), length) + np.arange(ends[-1] if len(ends) else 0)
+    return Passages(whole[places], ends)
+
+
+def spans(
+    shard: Shard, question_mark: int | None, shares: Shares, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """Token ranges of the texts of one shard."""
+    ends = np.asarray(shard.sentences, np.int64)
+    starts = np.concatenate([[0], ends[:-1]])
+    lengths = ends - starts
+    documents = np.asarray(shard.documents, np.int64)
+    last = documents[np.searchsorted(documents, np.arange(len(ends)), side="right")]  # end of each one's document
+    tokens = np.asarray(shard.tokens)
+    found: list[tuple[np.ndarray, np.ndarray]] = []
+
+    def some(share: float, which: np.ndarray) -> np.ndarray:
+        return np.asarray(which[rng.random(len(which)) < share])
+
+    whole = np.flatnonzero((lengths >= 4) & (lengths <= shares.longest))
+    at = some(shares.sentences, whole)
+    found.append((starts[at], ends[at]))
+    if question_mark is not None:
+        asks = whole[ids(tokens[ends[whole] - 1]) == question_mark]
+        at = some(shares.questions, asks)
+        found.append((starts[at], ends[at]))
+    at = some(shares.openings, np.concatenate([[0], documents[:-1]]))
+    at = at[lengths[at] <= shares.longest]
+    found.append((starts[at], ends[at]))
+    at = some(shares.passages, whole)
+    stop = np.minimum(at + rng.integers(2, 9, len(at)), last[at])
+    stop = np.minimum(stop, np.searchsorted(ends, starts[at] + shares.longest, side="right"))
+    kept = stop > at + 1
+    found.append((starts[at[kept]], ends[stop[kept] - 1]))
+    at = some(shares.phrases, whole[lengths[whole] >= 12])
+    found.append(_phrases(tokens, starts[at], ends[at], rng))
+    return np.concatenate([a for a, _ in found]), np.concatenate([b for _, b in found])
+
+
+def _phrases(
+    tokens: np.ndarray, starts: np.ndarray, ends: np.ndarray, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """Three to ten whole words from inside each sentence."""
+    words = np.flatnonzero(word_starts(tokens))
+    first, after = np.searchsorted(words, starts), np.searchsorted(words, ends)
+    count = rng.integers(3, 11, len(starts))
+    room = after - first - count
+    kept = room > 0
+    begin = first[kept] + (rng.random(int(kept.sum())) * room[kept]).astype(np.int64)
+    return words[begin], words[np.minimum(begin + count[kept], len(words) - 1)]

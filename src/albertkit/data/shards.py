@@ -1,0 +1,199 @@
+"""A corpus folder, opened: token ids in memory-mapped files, with the ends of sentences and documents.
+
+In: a folder that `corpus.py` wrote. Out: `Shards`, and a list of `Shard` for each split. Before this file: `corpus.py`;
+after it: what masks words and makes batches. No torch here.
+
+    manifest.json               counts, settings, inputs, and the hash of each file; written last
+    tokenizer/                  the tokenizer the ids belong to
+    unigrams.npy                int64 (vocabulary,): how often each id occurs in the train split
+    train-00000.tokens.npy      uint16 or uint32: ids of all sentences; the highest bit is set where a word starts
+    train-00000.sentences.npy   uint32: the token at which each sentence ends
+    train-00000.documents.npy   uint32: the sentence at which each document ends
+
+Opening compares types and lengths with the manifest; with `verify` it also reads every file and compares its hash.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeGuard
+
+import numpy as np
+
+from albertkit.artifact import digest, read_json
+from albertkit.errors import AlbertkitError, nearest
+from albertkit.tokenizer import Tokenizer
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+TOKENIZER = "tokenizer"
+UNIGRAMS = "unigrams.npy"
+SPLITS = ("train", "held-out")
+PARTS = ("tokens", "sentences", "documents")
+UINT16_VOCABULARY = 1 << 15  # ids of a larger vocabulary leave no bit free in 16
+
+
+def token_type(vocabulary: int) -> np.dtype[Any]:
+    """The type in which the ids of a vocabulary of this size are kept, one bit being left for word starts."""
+    return np.dtype(np.uint16 if vocabulary <= UINT16_VOCABULARY else np.uint32)
+
+
+def word_bit(dtype: Any) -> int:
+    """The bit that marks a word start: 0x8000 for uint16, 0x80000000 for uint32."""
+    return 1 << (8 * np.dtype(dtype).itemsize - 1)
+
+
+def ids(tokens: np.ndarray) -> np.ndarray:
+    """The ids alone, in the type they came in."""
+    return tokens & tokens.dtype.type(word_bit(tokens.dtype) - 1)
+
+
+def word_starts(tokens: np.ndarray) -> np.ndarray:
+    """True where a word starts."""
+    return tokens >= tokens.dtype.type(word_bit(tokens.dtype))
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One shard: three arrays, which lie on disk until they are read."""
+
+    name: str
+    tokens: np.ndarray  # (tokens,) ids, the highest bit set where a word starts
+    sentences: np.ndarray  # (sentences,) the token at which each ends
+    documents: np.ndarray  # (documents,) the sentence at which each ends
+
+
+@dataclass(frozen=True)
+class Shards:
+    """A finished corpus folder."""
+
+    folder: Path
+    vocabulary: int
+    manifest: dict[str, Any]
+
+    @classmethod
+    def open(cls, folder: Path | str, verify: bool = False) -> Shards:
+        """Open a corpus folder and check that all of it is there; `verify` also compares every byte with its hash."""
+        folder = Path(folder)
+        if not (folder / MANIFEST).is_file():
+            raise AlbertkitError(_missing(folder))
+        manifest = read_json(folder / MANIFEST)
+        _check_manifest(manifest, folder / MANIFEST)
+        made = cls(folder, manifest["vocabulary"], manifest)
+        if digest(_there(folder / TOKENIZER / "tokenizer.json")) != manifest["tokenizer"]:
+            raise AlbertkitError(
+                f"the tokenizer in {folder} has changed since the corpus was made (its hash differs); copy the folder anew"
+            )
+        made.unigrams()
+        for split in SPLITS:
+            for shard, entry in zip(made.split(split), manifest["splits"][split], strict=True):
+                if verify:
+                    _verify(folder, shard, entry, made.vocabulary)
+        return made
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """uint16, or uint32 for a vocabulary of more than 32,768 tokens."""
+        return token_type(self.vocabulary)
+
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer the ids belong to."""
+        return Tokenizer.load(self.folder / TOKENIZER, vocab_size=self.vocabulary)
+
+    def unigrams(self) -> np.ndarray:
+        """How often each id occurs in the train split: int64 (vocabulary,)."""
+        return np.array(_load(self.folder / UNIGRAMS, np.dtype(np.int64), self.vocabulary))
+
+    def split(self, name: str) -> list[Shard]:
+        """The shards of `train` or `held-out`, in order."""
+        if name not in SPLITS:
+            raise AlbertkitError(f"split is {name!r}{nearest(str(name), SPLITS)}; choose one of {', '.join(SPLITS)}")
+        return [self._shard(entry) for entry in self.manifest["splits"][name]]
+
+    def _shard(self, entry: dict[str, Any]) -> Shard:
+        types = {"tokens": self.dtype, "sentences": np.dtype(np.uint32), "documents": np.dtype(np.uint32)}
+        name = entry["name"]
+        arrays = {part: _load(self.folder / f"{name}.{part}.npy", types[part], entry[part]) for part in PARTS}
+        for part, within in (("sentences", "tokens"), ("documents", "sentences")):
+            last = int(arrays[part][-1])
+            if last != entry[within]:
+                raise AlbertkitError(
+                    f"{name}.{part}.npy in {self.folder} ends at {last:,} and the shard has {entry[within]:,} {within}: "
+                    "the file is damaged, so copy the folder anew"
+                )
+        return Shard(name, **arrays)
+
+
+def _missing(folder: Path) -> str:
+    """Why a folder without a manifest cannot be opened."""
+    if not folder.is_dir():
+        return f"{folder} is not a folder; make a corpus with  albertkit corpus TEXTS -o {folder}"
+    if any(folder.iterdir()):
+        return f"{folder} holds no {MANIFEST}, so it is no finished corpus; run the same command again to finish it"
+    return f"{folder} is empty; make a corpus with  albertkit corpus TEXTS -o {folder}"
+
+
+def _check_manifest(data: dict[str, Any], path: Path) -> None:
+    """Refuse a manifest that lacks something or names files outside its folder."""
+    if data.get("format") != FORMAT:
+        raise AlbertkitError(f"{path} has format {data.get('format')!r}; this albertkit reads {FORMAT}, so update it")
+    size, splits = data.get("vocabulary"), data.get("splits")
+    if not _count(size) or data.get("dtype") != token_type(size).name or not isinstance(data.get("tokenizer"), str):
+        raise AlbertkitError(
+            f"{path} says vocabulary {size!r} and dtype {data.get('dtype')!r}, which do not fit; make the corpus anew"
+        )
+    if not isinstance(splits, dict) or set(splits) != set(SPLITS):
+        raise AlbertkitError(f"'splits' in {path} must be an object with {' and '.join(SPLITS)}; make the corpus anew")
+    for split in SPLITS:
+        for number, entry in enumerate(splits[split] if isinstance(splits[split], list) else [None]):
+            name = f"{split}-{number:05d}"
+            wanted = {f"{name}.{part}.npy" for part in PARTS}
+            if (
+                not isinstance(entry, dict)
+                or entry.get("name") != name
+                or not all(_count(entry.get(part)) for part in PARTS)
+                or not isinstance(entry.get("files"), dict)
+                or set(entry["files"]) != wanted
+            ):
+                raise AlbertkitError(
+                    f"shard {number} of {split!r} in {path} is not described whole; make the corpus anew"
+                )
+
+
+def _count(value: Any) -> TypeGuard[int]:
+    """Whether a value is a positive whole number."""
+    return type(value) is int and value > 0
+
+
+def _there(path: Path) -> Path:
+    if not path.is_file():
+        raise AlbertkitError(f"{path} is missing; {MANIFEST} lists it, so the folder is incomplete: copy it anew")
+    return path
+
+
+def _load(path: Path, dtype: np.dtype[Any], length: int) -> np.ndarray:
+    """A one-dimensional array on disk, of the type and length the manifest says."""
+    try:
+        found = np.load(_there(path), mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        if isinstance(error, AlbertkitError):
+            raise
+        raise AlbertkitError(f"{path} is not a whole .npy file ({str(error)[:100]}); copy the folder anew") from None
+    if found.dtype != dtype or found.shape != (length,):
+        raise AlbertkitError(
+            f"{path} holds {found.dtype} {found.shape}; {MANIFEST} says {dtype} ({length},), so copy the folder anew"
+        )
+    return found
+
+
+def _verify(folder: Path, shard: Shard, entry: dict[str, Any], vocabulary: int) -> None:
+    """Read a shard whole: hashes, ids within the vocabulary, ends that only rise."""
+    for name, wanted in entry["files"].items():
+        if digest(folder / name) != wanted:
+            raise AlbertkitError(f"{folder / name} has changed since it was written (its hash differs); copy it anew")
+    if int(ids(shard.tokens).max()) >= vocabulary:
+        raise AlbertkitError(f"{shard.name} in {folder} holds ids beyond its vocabulary of {vocabulary}; make it anew")
+    for part, ends in (("sentences", shard.sentences), ("documents", shard.documents)):
+        if ends[0] == 0 or not (ends[1:] > ends[:-1]).all():
+            raise AlbertkitError(f"{shard.name}.{part}.npy in {folder} does not rise throughout; make the corpus anew")

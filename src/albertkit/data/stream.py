@@ -1,0 +1,298 @@
+"""Shards to rows: an endless, seeded, resumable stream of training rows, all of one length, without padding.
+
+In: the shards of `corpus.py`. Out: `Pairs`, rows of two consecutive segments. Next: `masking.py`, on the device.
+
+A row is a run of whole sentences of one document, long enough to fill it, cut in two at a sentence's end. What is too much is
+trimmed from the longer segment, at either side alike. Cuts are made only where both segments have the same chance of each
+shape, so that neither a missing start or end nor the length of a sentence tells which segment came first. Documents too
+short for a row are read on into the next one; such rows, and those without a fair place to cut (one long sentence, say), ask
+no question about order. A share of the rows is one text without a cut, since that is what a model mostly reads in use.
+
+Every epoch cuts the documents anew. Shards are planned and shuffled in groups, so that memory does not grow with the
+corpus, and a position in the stream is three numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from albertkit.errors import AlbertkitError
+
+SPECIALS = 3  # [CLS] first [SEP] second [SEP]
+GROUP_TOKENS = 256 * 2**20  # tokens planned and shuffled together
+TRIES = 16  # to find a place where a row may be cut in two
+
+
+class Sentences(Protocol):
+    """What a shard must have; `shards.Shard` does."""
+
+    @property
+    def tokens(self) -> np.ndarray:
+        """Token ids, the highest bit set where a word starts."""
+
+    @property
+    def sentences(self) -> np.ndarray:
+        """Token at which each sentence ends."""
+
+    @property
+    def documents(self) -> np.ndarray:
+        """Sentence at which each document ends."""
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where the next row comes from."""
+
+    epoch: int = 0
+    group: int = 0
+    row: int = 0
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Rows of two segments that follow each other, in the order of the document."""
+
+    tokens: np.ndarray  # (rows, length - 2) uint16 or uint32; the highest bit marks the start of a word
+    first: np.ndarray  # (rows,) tokens of the first segment: all of them for one text; else the last column is not used
+    ordered: np.ndarray  # (rows,) whether both come from one document and meet at a sentence's end
+
+    def __getitem__(self, rows: slice) -> Pairs:
+        return Pairs(self.tokens[rows], self.first[rows], self.ordered[rows])
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+@dataclass(frozen=True)
+class Spans:
+    """Where the two segments of each row lie in their shard: [a0, a1) and [b0, b1)."""
+
+    a0: np.ndarray
+    a1: np.ndarray
+    b0: np.ndarray
+    b1: np.ndarray
+    ordered: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.a0)
+
+
+@dataclass(frozen=True)
+class Runs:
+    """Sentences that fill a row, by their numbers in the shard."""
+
+    first: np.ndarray
+    last: np.ndarray
+    tail: np.ndarray  # whether the run was made to end with its document; others were made to start at a sentence
+
+
+def plan(shard: Sentences, width: int, epoch: int, rng: np.random.Generator, single: float = 0.0) -> Spans:
+    """Cut a shard into rows of `width` tokens, or one more for the share that is a `single` text. What is trimmed in one
+    epoch is seen in another.
+    """
+    ends = np.asarray(shard.sentences, np.int64)
+    starts = np.concatenate([[0], ends[:-1]])
+    last = np.asarray(shard.documents, np.int64) - 1  # last sentence of each document
+    begin = starts[np.concatenate([[0], last[:-1] + 1])]
+    end = ends[last]
+    long = end - begin >= width
+    inside = _inside(starts, ends, (begin[long], end[long]), width, epoch, rng)
+    parts = [_cut(starts, ends, inside, width, rng)]
+    short = np.flatnonzero(~long)
+    if len(short) and ends[-1] >= width:
+        kept = short[rng.random(len(short)) < (end[short] - begin[short]) / width]
+        parts.append(_across(begin[kept], end, int(ends[-1]), width))
+    names = ("a0", "a1", "b0", "b1", "ordered")
+    made = Spans(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
+    return _joined(made, width, int(ends[-1]), rng.random(len(made)) < single)
+
+
+def _joined(spans: Spans, width: int, tokens: int, chosen: np.ndarray) -> Spans:
+    """The chosen rows as one text: from where they begin, without a gap."""
+    chosen = chosen & (tokens > width)
+    begin = np.minimum(spans.a0, tokens - width - 1)
+    end = begin + width + 1
+    return Spans(
+        np.where(chosen, begin, spans.a0),
+        np.where(chosen, end, spans.a1),
+        np.where(chosen, end, spans.b0),
+        np.where(chosen, end, spans.b1),
+        spans.ordered & ~chosen,
+    )
+
+
+def _inside(
+    starts: np.ndarray,
+    ends: np.ndarray,
+    documents: tuple[np.ndarray, np.ndarray],
+    width: int,
+    epoch: int,
+    rng: np.random.Generator,
+) -> Runs:
+    """The sentences of each row inside the documents: all documents step forward together."""
+    begin, end = documents
+    at = np.searchsorted(starts, begin)
+    firsts, lasts, tails = [np.empty(0, np.int64)], [np.empty(0, np.int64)], [np.empty(0, bool)]
+
+    def add(first: np.ndarray, last: np.ndarray, tail: bool) -> None:
+        firsts.append(first)
+        lasts.append(last)
+        tails.append(np.full(len(first), tail))
+
+    if epoch:  # another cut: begin up to a row later, where the document is long enough
+        later = np.searchsorted(starts, begin + (rng.random(len(begin)) * width).astype(np.int64))
+        moved = starts[np.minimum(later, len(starts) - 1)]
+        fits = (later < len(starts)) & (end - moved >= width)
+        head = fits & (rng.random(len(begin)) < (moved - begin) / width)
+        add(at[head], np.searchsorted(ends, begin[head] + width), False)  # what was passed over, with what follows it
+        at = np.where(fits, later, at)
+    while len(at):
+        stop = np.searchsorted(ends, starts[at] + width)  # the sentence that fills the row
+        add(at, stop, False)
+        left = end - ends[stop]
+        tail = (left > 0) & (left < width) & (rng.random(len(at)) < left / width)
+        if tail.any():  # a rest too short for a row is read together with what stands before it
+            first = np.searchsorted(starts, end[tail] - width, side="right") - 1
+            add(first, np.searchsorted(ends, end[tail]), True)
+        more = left >= width
+        at, end = stop[more] + 1, end[more]
+    return Runs(np.concatenate(firsts), np.concatenate(lasts), np.concatenate(tails))
+
+
+def _cut(starts: np.ndarray, ends: np.ndarray, runs: Runs, width: int, rng: np.random.Generator) -> Spans:
+    """Split runs of sentences in two at a sentence's end, and trim them to `width` tokens together.
+
+    The last sentence of a run is one without which the row would not be full, and so longer than most. A cut is made only
+    behind a sentence of which the same is true: then the shapes of both segments are alike, and swapped they would
+    have made a row as well. (In a run that ends with its document, the same holds for first sentences.)
+    """
+    begin, end = starts[runs.first], ends[runs.last]
+    excess = end - begin - width
+    half = np.full(len(begin), -1)
+    waiting = np.flatnonzero(runs.last > runs.first)
+    for _ in range(TRIES):
+        first, last = runs.first[waiting], runs.last[waiting]
+        behind = first + (rng.random(len(waiting)) * (last - first)).astype(np.int64)
+        alike = behind + runs.tail[waiting]
+        fits = ends[alike] - starts[alike] > excess[waiting]
+        half[waiting[fits]] = ends[behind[fits]]
+        waiting = waiting[~fits]
+    ordered = half >= 0
+    before, after = half - begin, end - half
+    odd = rng.integers(0, 2, len(begin))  # the odd token falls to either: always to one side, it would tell the order
+    off_first = np.clip((excess + before - after + odd) // 2, 0, excess)
+    off_second = excess - off_first
+    front = (rng.random(len(begin)) * (off_first + 1)).astype(np.int64)
+    front_second = (rng.random(len(begin)) * (off_second + 1)).astype(np.int64)
+    plain = begin + (rng.random(len(begin)) * (excess + 1)).astype(np.int64)  # where no question is asked: no gap
+    return Spans(
+        np.where(ordered, begin + front, plain),
+        np.where(ordered, half - off_first + front, plain + width // 2),
+        np.where(ordered, half + front_second, plain + width // 2),
+        np.where(ordered, end - off_second + front_second, plain + width),
+        ordered,
+    )
+
+
+def _across(begin: np.ndarray, document_ends: np.ndarray, tokens: int, width: int) -> Spans:
+    """Rows that start with a short document and read on into the next ones; cut where a document ends."""
+    begin = np.minimum(begin, tokens - width)
+    half = document_ends[np.searchsorted(document_ends, begin, side="right")]
+    half = np.where(half < begin + width, half, begin + width // 2)
+    return Spans(begin, half, half, begin + width, np.zeros(len(begin), bool))
+
+
+class Stream:
+    """Rows without end: epoch after epoch, group after group of shards, each shuffled."""
+
+    def __init__(
+        self, shards: Sequence[Sentences], length: int, seed: int, at: Position | None = None, single: float = 0.0
+    ) -> None:
+        self.shards, self.width, self.seed, self.single = shards, length - SPECIALS, seed, single
+        if self.width < 2:
+            raise AlbertkitError(f"length is {length}; a row needs at least {SPECIALS + 2} tokens")
+        sizes = [len(shard.tokens) for shard in shards]
+        if max(sizes, default=0) < self.width:
+            raise AlbertkitError(
+                f"the largest shard holds {max(sizes, default=0):,} tokens and a row needs {self.width}; "
+                f"give more text or a smaller --length"
+            )
+        self.at = at or Position()
+        self._open(self.at)
+
+    def _groups(self, epoch: int) -> list[np.ndarray]:
+        """The shards of each group, in this epoch's order."""
+        order = np.random.default_rng([self.seed, epoch]).permutation(len(self.shards))
+        groups: list[np.ndarray] = []
+        current: list[int] = []
+        size = 0
+        for shard in order:
+            tokens = len(self.shards[shard].tokens)
+            if current and size + tokens > GROUP_TOKENS:
+                groups.append(np.array(current))
+                current, size = [], 0
+            current.append(shard)
+            size += tokens
+        return [*groups, np.array(current)]
+
+    def _open(self, at: Position) -> None:
+        """Plan and shuffle the group at a position."""
+        groups = self._groups(at.epoch)
+        self._last = at.group == len(groups) - 1
+        members = groups[at.group]
+        self._spans = []
+        for s in members:
+            rng = np.random.default_rng([self.seed, at.epoch, s, self.width])
+            self._spans.append(plan(self.shards[s], self.width, at.epoch, rng, self.single))
+        self._members = members
+        counts = np.array([len(spans) for spans in self._spans])
+        self._bounds = np.concatenate([[0], np.cumsum(counts)])
+        order = np.random.default_rng([self.seed, at.epoch, at.group, self.width, 1])
+        self._order = order.permutation(int(counts.sum()))
+
+    def take(self, rows: int, mine: slice = slice(None)) -> Pairs:
+        """The next `rows` rows; with `mine`, only those of them are read (one process's share of a batch)."""
+        wanted = np.zeros(rows, bool)
+        wanted[mine] = True
+        parts = []
+        while rows:
+            found = self._order[self.at.row : self.at.row + rows]
+            if len(found):
+                parts.append(self._read(found[wanted[: len(found)]]))
+                wanted = wanted[len(found) :]
+                rows -= len(found)
+            if rows:
+                self.at = Position(self.at.epoch + 1, 0) if self._last else Position(self.at.epoch, self.at.group + 1)
+                self._open(self.at)
+            else:
+                self.at = Position(self.at.epoch, self.at.group, self.at.row + len(found))
+        if len(parts) == 1:
+            return parts[0]
+        names = ("tokens", "first", "ordered")
+        return Pairs(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
+
+    def _read(self, places: np.ndarray) -> Pairs:
+        """Gather rows from the shards they lie in."""
+        home = np.searchsorted(self._bounds, places, side="right") - 1
+        tokens = np.empty((len(places), self.width + 1), self.shards[0].tokens.dtype)
+        first = np.empty(len(places), np.int32)
+        ordered = np.empty(len(places), bool)
+        column = np.arange(self.width + 1)
+        for member in np.unique(home):
+            rows = np.flatnonzero(home == member)
+            spans, at = self._spans[member], places[rows] - self._bounds[member]
+            length = spans.a1[at] - spans.a0[at]
+            jump = np.where(column[None] < length[:, None], spans.a0[at][:, None], (spans.b0[at] - length)[:, None])
+            shard = self.shards[self._members[member]].tokens
+            tokens[rows] = shard[np.minimum(jump + column[None], len(shard) - 1)]
+            first[rows], ordered[rows] = length, spans.ordered[at]
+        return Pairs(tokens, first, ordered)
+
+    @property
+    def rows_in_group(self) -> int:
+        """Rows of the group at hand; the whole epoch, for a corpus of one group."""
+        return len(self._order)

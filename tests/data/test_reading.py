@@ -1,0 +1,228 @@
+"""Files into blocks and documents: formats, places, limits, and what is wrong with a file."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import lzma
+import sys
+
+import pytest
+
+from albertkit.data import documents as documents_module
+from albertkit.data import reading
+from albertkit.data.documents import documents, paragraphs
+from albertkit.data.reading import blocks
+from albertkit.data.sources import find
+from albertkit.errors import AlbertkitError
+from tests.data.making import text
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch):
+    monkeypatch.setattr(reading, "BLOCK", 2000)
+
+
+@pytest.fixture
+def limit(monkeypatch):
+    monkeypatch.setattr(reading, "LIMIT", 6000)
+    monkeypatch.setattr(documents_module, "LIMIT", 6000)
+
+
+def read(paths, field=None, skip_bad=False):
+    return [d for block in blocks(find(paths, field), field) for d in documents(block, skip_bad).paragraphs]
+
+
+def plain(whole: str) -> list[list[str]]:
+    return [document.split("\n") for document in whole.split("\n\n")]
+
+
+def pack_zst(data: bytes) -> bytes:
+    zstandard = pytest.importorskip("zstandard")
+    half = len(data) // 2  # two frames, as `cat a.zst b.zst` makes them
+    return zstandard.compress(data[:half]) + zstandard.compress(data[half:])
+
+
+PACKS = {"": bytes, ".gz": gzip.compress, ".xz": lzma.compress, ".zst": pack_zst}
+
+
+@pytest.mark.parametrize("suffix", PACKS)
+def test_packed_text(tmp_path, suffix):
+    whole = text(40)
+    path = tmp_path / f"a.txt{suffix}"
+    path.write_bytes(PACKS[suffix](whole.encode()))
+    found = list(blocks(find([path])))
+    assert len(found) > 5 and read([path]) == plain(whole)
+    assert found[-1].read == path.stat().st_size
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_line_ends_and_marks_at_the_beginning(tmp_path, end):
+    whole = text(30)
+    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbf" + (whole + "\n\n").replace("\n", end).encode())
+    assert read([tmp_path / "a.txt"]) == plain(whole)
+
+
+def test_jsonl_and_its_field(tmp_path):
+    rows = plain(text(40))
+    lines = [json.dumps({"id": i, "body": "\n\n".join(row), "n": None}) for i, row in enumerate(rows)]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines) + '\n\n{"body": null}\n{"body": " "}', encoding="utf-8")
+    assert read([tmp_path / "a.jsonl"], "body") == rows
+    (tmp_path / "b.txt.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
+    assert read([tmp_path / "b.txt.gz"], "body") == rows  # with a field, text files are JSONL
+    with pytest.raises(AlbertkitError, match=r"line 1 of .* has no field 'bodi' \(did you mean 'body'\?\)"):
+        read([tmp_path / "a.jsonl"], "bodi")
+    with pytest.raises(AlbertkitError, match="is a int: it must be a text"):
+        read([tmp_path / "a.jsonl"], "id")
+
+
+@pytest.mark.parametrize("line", ["{", "[1]", '{"text": 3}', '{"a": "b"}', "[" * 5000, '{"text": "a\\u0000b"}'])
+def test_bad_json_lines_are_errors_or_passed_over(tmp_path, line):
+    (tmp_path / "a.jsonl").write_text(f'{{"text": "good"}}\n{line}\n{{"text": "too"}}\n')
+    with pytest.raises(AlbertkitError, match=r"2 of .*a\.jsonl"):
+        read([tmp_path / "a.jsonl"])
+    assert read([tmp_path / "a.jsonl"], skip_bad=True) == [["good"], ["too"]]
+
+
+def test_lone_surrogates_in_json_are_text(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": "a\\ud800b"}\n')
+    assert len(read([tmp_path / "a.jsonl"])) == 1
+
+
+def test_parquet(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+
+    rows = plain(text(300))
+    table = pyarrow.table({"body": ["\n".join(r) for r in rows] + [None, ""], "n": list(range(302))})
+    parquet.write_table(table, tmp_path / "a.parquet", row_group_size=37)
+    found = list(blocks(find([tmp_path / "a.parquet"]), "body"))
+    assert len(found) > 5 and read([tmp_path / "a.parquet"], "body") == rows
+    assert list(blocks(find([tmp_path / "a.parquet"]), "body", found[3].next)) == found[4:]
+    with pytest.raises(AlbertkitError, match="has no column 'text'; it has body, n"):
+        read([tmp_path / "a.parquet"])
+    with pytest.raises(AlbertkitError, match="column 'n' of .* holds int64"):
+        read([tmp_path / "a.parquet"], "n")
+    (tmp_path / "b.parquet").write_bytes(b"PAR1 nothing PAR1")
+    with pytest.raises(AlbertkitError, match="is not a whole Parquet file"):
+        read([tmp_path / "b.parquet"])
+    (tmp_path / "c.parquet.gz").write_bytes(b"")
+    with pytest.raises(AlbertkitError, match="packed Parquet"):
+        find([tmp_path / "c.parquet.gz"])
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl"])
+def test_reading_can_begin_at_any_block(tmp_path, name, limit):
+    whole = text(30) + "\n\n" + "\n".join(f"line {i} of a long document" for i in range(900)) + "\n\nend"
+    if name == "a.jsonl":
+        whole = "\n".join(json.dumps({"text": "\n".join(d)}) for d in plain(text(30)))
+    for copy in (name, f"b{name}"):
+        (tmp_path / copy).write_text(whole, encoding="utf-8")
+    sources = find([tmp_path / name, tmp_path / f"b{name}"])
+    found = list(blocks(sources))
+    assert [b.next for b in found if b.at.source == 0][:-1] == [b.at for b in found if b.at.source == 0][1:]
+    for number, block in enumerate(found):
+        assert [b.data for b in blocks(sources, None, block.at)] == [b.data for b in found[number:]]
+    assert b"".join(b.data for b in found if b.at.source == 1).decode() == whole
+
+
+def test_blocks_do_not_depend_on_how_bytes_arrive(tmp_path, monkeypatch):
+    whole = text(30).encode()
+    (tmp_path / "a.txt").write_bytes(whole)
+    wanted = [block.data for block in blocks(find([tmp_path / "a.txt"]))]
+
+    class Dripping(io.BytesIO):
+        def readinto(self, buffer):
+            return super().readinto(memoryview(buffer)[:7])
+
+    monkeypatch.setattr(sys, "stdin", type("In", (), {"buffer": Dripping(whole)}))
+    assert [block.data for block in blocks(find(["-"]))] == wanted
+
+
+def test_a_long_document_becomes_several_that_know_it(tmp_path, limit):
+    lines = [f"paragraph {i} of one document" for i in range(800)]
+    (tmp_path / "a.txt").write_text("short\n\n" + "\n".join(lines) + "\n\nlast")
+    made = [documents(block) for block in blocks(find([tmp_path / "a.txt"]))]
+    assert [d.inside for d in made][:2] == [False, False] and sum(d.inside for d in made) >= 3
+    flat = [d for part in made for d in part.paragraphs]
+    assert flat[0] == ["short"] and flat[-1] == ["last"] and [p for d in flat[1:-1] for p in d] == lines
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.txt.gz"])
+def test_a_giant_line_is_an_error(tmp_path, limit, name):
+    whole = b'{"text": "one"}\n' + b"x" * 20_000 + b"\n"
+    (tmp_path / name).write_bytes(gzip.compress(whole) if name.endswith("gz") else whole)
+    with pytest.raises(AlbertkitError, match=r"line 2 of .* has over 6,000 bytes: put one paragraph on a line"):
+        read([tmp_path / name], skip_bad=True)
+
+
+@pytest.mark.parametrize("junk", [b"\xff\xfe\x00\x01", b"a\0b", "ünïcode".encode("latin-1"), "text".encode("utf-16")])
+def test_binary_junk(tmp_path, junk):
+    (tmp_path / "a.txt").write_bytes(b"good\n\n" + junk + b"\nalso good\n")
+    with pytest.raises(AlbertkitError, match=r"line 3 of .* (is not UTF-8|holds zero bytes)"):
+        read([tmp_path / "a.txt"])
+    made = [documents(b, skip_bad=True) for b in blocks(find([tmp_path / "a.txt"]))]
+    assert made[0].bad == 1 and made[0].paragraphs == [["good"], ["also good"]]
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".xz", ".zst"])
+def test_damaged_archives(tmp_path, suffix):
+    whole = PACKS[suffix](text(200).encode())
+    for name, data in (("cut", whole[:-40]), ("junk", b"not packed at all"), ("flip", _flip(whole))):
+        path = tmp_path / f"{name}.txt{suffix}"
+        path.write_bytes(data)
+        with pytest.raises(AlbertkitError, match="cannot be unpacked|is not UTF-8|holds zero bytes"):
+            read([path])
+
+
+def _flip(data: bytes) -> bytes:
+    at = len(data) * 2 // 3
+    return data[:at] + bytes([data[at] ^ 255]) + data[at + 1 :]
+
+
+def test_a_missing_library_names_the_pip_line(tmp_path, monkeypatch):
+    (tmp_path / "a.txt.zst").write_bytes(b"")
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    with pytest.raises(AlbertkitError, match=r"pip install 'albertkit\[zst\]'"):
+        read([tmp_path / "a.txt.zst"])
+
+
+def test_folders_are_walked_in_order(tmp_path):
+    for name in ("b/z.txt", "b/a.jsonl", "a.txt.xz", ".hidden.txt", ".git/x.txt", "picture.png", "c.parquet"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"")
+    names = [source.name[len(str(tmp_path)) + 1 :] for source in find([tmp_path])]
+    assert names == ["a.txt.xz", "c.parquet", "b/a.jsonl", "b/z.txt"]
+    forms = [(source.form, source.packed) for source in find([tmp_path])]
+    assert forms == [("text", ".xz"), ("parquet", ""), ("jsonl", ""), ("text", "")]
+
+
+def test_inputs_that_are_none(tmp_path):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(AlbertkitError, match="no text file was found"):
+        find([tmp_path / "empty"])
+    with pytest.raises(AlbertkitError, match="cannot be read: No such file"):
+        find([tmp_path / "nothing.txt"])
+    with pytest.raises(AlbertkitError, match="no regular file"):
+        find(["/dev/null"])
+    with pytest.raises(AlbertkitError, match="stdin was named twice"):
+        find(["-", "-"])
+
+
+def test_a_file_that_changes_is_noticed(tmp_path):
+    (tmp_path / "a.txt").write_text("one")
+    sources = find([tmp_path / "a.txt"])
+    (tmp_path / "a.txt").write_text("another")
+    with pytest.raises(AlbertkitError, match="was changed while"):
+        list(blocks(sources))
+
+
+def test_paragraphs_within_a_budget(tmp_path):
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / name).write_text(text(60, seed=ord(name[0])), encoding="utf-8")
+    sources = find([tmp_path])
+    whole = list(paragraphs(sources, None))
+    some = [t for t, _ in paragraphs(sources, None, budget=8000)]
+    assert len(some) < len(whole) / 2 and any("Document 98" in t for t in some)
+    assert whole[-1][1] == sum(source.size for source in sources)
