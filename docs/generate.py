@@ -1,12 +1,15 @@
 """Write the pages of docs/ that show what the program itself says: run by `make docs`, checked by a test.
 
-cli.md      the help of every verb
-shapes.md   what each preset costs
+cli.md                the help of every verb
+shapes.md             what each preset costs
+pretraining-cost.md   measured training speed, and what follows for many GPUs
 """
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -52,7 +55,65 @@ def shapes_page() -> str:
     return "\n".join([*lines, ""])
 
 
-PAGES = {"cli.md": cli_page, "shapes.md": shapes_page}
+BUDGET = 100e9  # tokens that the cost table is for
+STEP = 2**21  # tokens in one update: 4,096 rows of 512, as in the original
+LINKS = {
+    8: ("NVLink, 400 GB/s", 400e9),
+    64: ("400 Gb/s between machines", 50e9),
+    512: ("400 Gb/s between machines", 50e9),
+}
+
+
+def cost_page() -> str:
+    found = json.loads((DOCS.parent / "bench" / "results" / "pretraining.json").read_text(encoding="utf-8"))
+    machine = found["machine"]
+    lines = [NOTE, "# What pre-training costs", "",
+             f"Measured on one {machine['gpu']}, torch {machine['torch']}, rows of {machine['length']} tokens, bf16, by `bench/pretraining.py`: tokens a second",
+             "end to end (reading shards, drawing masks and order, forward, backward, optimizer, losses read every twenty updates), share of the",
+             "measured bf16 matrix-product peak, and peak memory for a token of the batch. transformers computes on tokens that lie ready on the device.", "",
+             "| shape | rows | program | thousand tokens / s | ours ÷ it | share of peak | kB / token |",
+             "|---|---|---|---|---|---|---|"]  # fmt: skip
+    for shape, runs in found["shapes"].items():
+        ours = runs["albertkit"]
+        for name, run in runs.items():
+            if name == "rows":
+                continue
+            share = f"{run['share_of_peak']:.0%}" if "share_of_peak" in run else ""
+            lines.append(
+                f"| {shape} | {runs['rows']} | {name} | {run['tokens_per_second'] / 1e3:,.0f} "
+                f"| {ours['tokens_per_second'] / run['tokens_per_second']:.2f} | {share} "
+                f"| {run['bytes_per_token'] / 1e3:,.0f} |"
+            )
+    lines += ["", "## Many GPUs", "",
+              "A model, not a measurement: time of an update = tokens of a GPU ÷ the speed above + the time to add up the gradients (float32, a ring, nothing hidden",
+              f"behind computing). {BUDGET / 1e9:,.0f} G tokens in updates of {STEP / 1e6:.1f} M tokens. Since layers share their weights, gradients are small; "
+              "memory is what one GPU needs for",
+              "the rows of the table above, weights and optimizer included.", "",
+              "| shape | gradients | memory | GPU hours, 1 GPU | " + " | ".join(f"hours on {n} GPUs ({link[0]})" for n, link in LINKS.items()) + " |",
+              "|---|---|---|---|" + "---|" * len(LINKS)]  # fmt: skip
+    for shape, runs in found["shapes"].items():
+        lines.append(cost_row(shape, runs))
+    return "\n".join([*lines, ""])
+
+
+def cost_row(shape: str, runs: dict[str, Any]) -> str:
+    made = plan(preset(shape)).parameters
+    gradients = 4 * (made["total"] + made["heads (masked word, order)"])
+    speed = runs["albertkit"]["tokens_per_second"]
+    memory = runs["albertkit"]["bytes_per_token"] * runs["rows"] * 128
+    cells = []
+    for count, (_, bandwidth) in LINKS.items():
+        update = STEP / count / speed + 2 * (count - 1) / count * gradients / bandwidth
+        hours = BUDGET / STEP * update / 3600
+        cells.append(f"{hours:,.1f} ({BUDGET / speed / count / 3600 / hours:.0%} of ideal)")
+    return (
+        f"| {shape} | {gradients / 1e6:,.0f} MB | {memory / 1e9:,.0f} GB | {BUDGET / speed / 3600:,.0f} | "
+        + " | ".join(cells)
+        + " |"
+    )
+
+
+PAGES = {"cli.md": cli_page, "shapes.md": shapes_page, "pretraining-cost.md": cost_page}
 
 
 def main() -> None:

@@ -1,0 +1,55 @@
+"""What pre-training asks of a model: row lengths, masking, sentence order, and the documents' extra losses. No torch here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from albertkit.errors import AlbertkitError
+from albertkit.train.settings import setting
+
+
+@dataclass(frozen=True)
+class Goals:
+    """What the model is asked to learn."""
+
+    lengths: str = setting("128", "Tokens a row; '128:0.9,512:0.1' spends the last tenth of the budget on longer rows.")
+    short: float = setting(0.1, "Share of the updates that see rows of a quarter of the length, as short texts are.")
+    single: float = setting(0.3, "Share of the rows that are one text instead of two segments.")
+    mask: float = setting(0.15, "Share of the tokens that are masked.")
+    order: float = setting(1.0, "Weight of the sentence-order loss; 0 leaves it out.")
+    consistency: float = setting(0.0, "Weight λ of the loss that makes the layers' hidden states alike.")
+    layer_decay: float = setting(1.0, "Below 1, earlier uses of the shared layer weigh less in its gradient.")
+    eval_rows: int = setting(1024, "Held-out rows to evaluate on.")
+
+    def __post_init__(self) -> None:
+        for name in ("short", "single"):
+            if not 0 <= getattr(self, name) < 1:
+                raise AlbertkitError(f"{name} is {getattr(self, name)}; it must be from 0 up to, not including, 1")
+        if not 0 < self.mask < 0.9:
+            raise AlbertkitError(f"mask is {self.mask}; it must be between 0 and 0.9")
+        if not 0 < self.layer_decay <= 1:
+            raise AlbertkitError(f"layer_decay is {self.layer_decay}; it must be above 0 and at most 1")
+        if self.order < 0 or self.consistency < 0:
+            raise AlbertkitError("order and consistency are weights; they must be 0 or above")
+        self.phases()
+
+    def phases(self) -> list[tuple[int, float]]:
+        """(length, share of the budget) in order; the shares add up to 1."""
+        try:
+            parts = [part.split(":") for part in self.lengths.split(",")]
+            found = [(int(p[0]), float(p[1]) if len(p) > 1 else 1.0) for p in parts]
+        except (ValueError, IndexError):
+            raise AlbertkitError(f"lengths is {self.lengths!r}; write it like 128 or 128:0.9,512:0.1") from None
+        total = sum(share for _, share in found)
+        if min(length for length, _ in found) < 8 or min(share for _, share in found) <= 0 or abs(total - 1) > 1e-6:
+            raise AlbertkitError(f"lengths is {self.lengths!r}; a row has 8 tokens or more, and shares add up to 1")
+        return found
+
+    def length_at(self, progress: float) -> int:
+        """Tokens a row at a share of the budget."""
+        spent = 0.0
+        for length, share in self.phases():
+            spent += share
+            if progress < spent:
+                return length
+        return self.phases()[-1][0]

@@ -1,0 +1,395 @@
+"""The training loop, the only one of the project.
+
+In: a `Work` (what is trained, on what), `Settings`, a folder. Out: that folder, with checkpoints, metrics, a plot and the finished
+model. `pretrain.py`, and later fine-tuning and distillation, say what the work is; everything else happens here once:
+budget, schedule, precision, compiling, accumulation, many processes, checkpoints, resuming, stopping, alarms.
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from albertkit.artifact import Artifact, read_json, write_artifact
+from albertkit.data.masking import mix
+from albertkit.data.writing import write_json
+from albertkit.errors import AlbertkitError
+from albertkit.train import checkpoint
+from albertkit.train.optim import optimizers
+from albertkit.train.report import Report, plot
+from albertkit.train.settings import Settings
+from albertkit.train.team import Team, team
+
+REWINDS = 3
+
+
+class Work(Protocol):
+    """What a training consists of."""
+
+    @property
+    def measures(self) -> tuple[str, ...]:
+        """Names of the numbers that the objective sums up."""
+
+    @property
+    def better(self) -> str:
+        """The evaluation by which the best checkpoint is chosen; lower is better if it names a loss."""
+
+    @property
+    def operations(self) -> float:
+        """Operations for a token of training, for the share of peak."""
+
+    @property
+    def objective(self) -> nn.Module:
+        """Holds the model; called with one of the parts below, gives (loss, sums): `sums` is (n, 2), a total and a count
+        for each of `measures`.
+        """
+
+    def compile(self) -> None:
+        """Let torch compile the parts that are worth it."""
+
+    def next(self, step: int, progress: float, crew: Team) -> tuple[list[tuple[Any, ...]], int]:
+        """This process's parts of the next batch, and the tokens of the whole batch."""
+
+    def evaluate(self) -> dict[str, float]:
+        """Scores on held-out data."""
+
+    def alarm(self, numbers: dict[str, float], progress: float, step: int) -> Alarm | None:
+        """What to do, if the numbers say that nothing is being learnt, or that what was learnt is lost."""
+
+    def place(self) -> dict[str, Any]:
+        """Where the data stands, as JSON."""
+
+    def restore(self, artifact: Artifact, data: dict[str, Any]) -> None:
+        """Go back to saved weights and a place in the data."""
+
+    def artifact(self, metrics: dict[str, float], state: checkpoint.State) -> Artifact:
+        """The model as it is now."""
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """Something is wrong with the training."""
+
+    text: str
+    rewind: bool = False
+    """Go back to the last checkpoint at half the rate, instead of stopping."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a training ended."""
+
+    model: Path | None
+    """The finished model's folder, or None if it was stopped before its end."""
+    state: checkpoint.State
+    metrics: dict[str, float]
+
+
+def train(
+    work: Work,
+    settings: Settings,
+    out: Path | str,
+    resume: bool = False,
+    say: Callable[[str], None] = lambda text: None,
+    bar: bool = False,
+) -> Outcome:
+    """Train until the budget is spent; `say` gets sentences for the user."""
+    out = Path(out)
+    with team(settings.device) as crew, stopping() as stop:
+        run = Run(work, settings, out, crew, say if crew.leads else lambda text: None)
+        run.open(resume)
+        run.report = Report(out, settings, run.state.step, bar) if crew.leads else None
+        try:
+            return run.go(stop)
+        except torch.OutOfMemoryError:
+            raise AlbertkitError(
+                f"the device is out of memory with {settings.micro or settings.batch} rows at once; set --micro to half"
+            ) from None
+        finally:
+            if run.report:
+                run.report.close()
+
+
+class Run:
+    """One training in its folder."""
+
+    report: Report | None = None
+
+    def __init__(self, work: Work, settings: Settings, out: Path, crew: Team, say: Callable[[str], None]) -> None:
+        self.work, self.settings, self.out, self.crew, self.say = work, settings, out, crew, say
+        self.state = checkpoint.State()
+        work.objective.to(crew.device)
+        cuda = crew.device.type == "cuda"
+        self.optimizers = optimizers(work.objective, settings, fused=cuda)
+        self.tops = [[group["lr"] for group in o.param_groups] for o in self.optimizers]
+        self.step_of = work.objective
+        if settings.compile == "whole":
+            self.step_of = torch.compile(work.objective, dynamic=False)  # type: ignore[assignment]
+        elif settings.compile == "layer" or (settings.compile == "auto" and cuda):
+            work.compile()
+        if crew.world > 1:
+            self.step_of = nn.parallel.DistributedDataParallel(self.step_of, find_unused_parameters=True)
+        self.peak = peak(crew.device) if crew.leads else 1.0
+        self.numbers: dict[str, float] = {}
+        self.rewinds = 0
+        self.clear()
+
+    def open(self, resume: bool) -> None:
+        """Make the folder, or go on from its last checkpoint."""
+        there = checkpoint.steps(self.out)
+        self.crew.wait()  # all have looked before the first one writes
+        mine = asdict(self.settings)
+        if there and not resume:
+            raise AlbertkitError(
+                f"{self.out} holds a training at step {there[-1]}; go on with --resume, or choose another folder"
+            )
+        if self.crew.leads:
+            try:
+                self.out.mkdir(parents=True, exist_ok=True)
+                checkpoint.sweep(self.out)
+                if there and (self.out / "settings.json").is_file():
+                    before = read_json(self.out / "settings.json")
+                    changed = [f"{k} {before.get(k)} → {v}" for k, v in mine.items() if before.get(k) != v]
+                    if changed:
+                        self.say(f"settings changed since the last start: {', '.join(changed)}")
+                write_json(self.out / "settings.json", mine)
+            except OSError as error:
+                raise AlbertkitError(f"{self.out} cannot be written: {error.strerror}; choose another folder") from None
+        if there:
+            self.restore(there[-1])
+            self.say(f"going on from step {self.state.step:,} ({self.state.tokens:,} tokens)")
+        elif self.crew.leads:
+            self.save()
+        self.crew.wait()
+        self.began = time.perf_counter() - self.state.seconds
+
+    def restore(self, step: int) -> None:
+        """Put everything back as it was at a checkpoint."""
+        artifact, tensors, state = checkpoint.load(checkpoint.place(self.out, step))
+        self.work.restore(artifact, state.data)
+        checkpoint.restore_optimizers(self.optimizers, tensors)
+        self.state = state
+        self.numbers = artifact.meta.metrics.get("held-out", {})
+
+    def save(self) -> None:
+        """Write a checkpoint and delete those that are no longer needed."""
+        self.state.data, self.state.sums = self.work.place(), self.sums.tolist()
+        artifact = self.work.artifact(self.numbers, self.state)
+        checkpoint.save(self.out, artifact, checkpoint.optimizer_tensors(self.optimizers), self.state)
+        checkpoint.prune(self.out, self.settings.keep, self.state.best.get("step"))
+
+    def sound(self) -> bool:
+        """Whether all weights are finite. What is not is never saved, and the next line of metrics rewinds it."""
+        return all(bool(p.isfinite().all()) for p in self.work.objective.parameters())
+
+    def progress(self) -> float:
+        """Share of the budget that is spent; the first process's clock counts."""
+        self.state.seconds = time.perf_counter() - self.began
+        spent = self.settings.progress(self.state.step, self.state.tokens, self.state.seconds)
+        return self.crew.from_lead(spent) if self.settings.minutes is not None else spent
+
+    def go(self, stop: Stop) -> Outcome:
+        """Step after step until the budget is spent or someone asks to stop."""
+        state, settings = self.state, self.settings
+        if self.crew.world == 1 and state.sums:  # the line of metrics that was under way
+            self.sums += torch.tensor(state.sums, device=self.crew.device)
+        progress, saved = self.progress(), time.perf_counter()
+        while progress < 1:
+            self.step(progress)
+            state = self.state
+            before, progress = progress, self.progress()
+            due = state.step % settings.log_every == 0 or progress >= 1
+            if due and not self.log(progress):
+                progress, saved = self.progress(), time.perf_counter()
+                continue
+            marks = settings.evaluations
+            evaluated = marks > 0 and (int(progress * marks) > int(before * marks) or progress >= 1)
+            if evaluated:
+                self.evaluate()
+            stopped = self.crew.any(stop.asked) if due or self.crew.world == 1 else False
+            old = time.perf_counter() - saved > 60 * settings.save_minutes
+            counted = settings.save_steps is not None and state.step % settings.save_steps == 0
+            if self.crew.leads and (evaluated or stopped or old or counted) and self.sound():
+                self.save()
+                saved = time.perf_counter()
+            if stopped:
+                self.say(f"stopped at step {state.step:,} and saved; the same command with --resume goes on")
+                return Outcome(None, state, self.numbers)
+            if settings.patience and self.crew.any(state.worse >= settings.patience):
+                self.say(f"no better for {settings.patience} evaluations: ending at step {state.step:,}")
+                break
+        return self.finish()
+
+    def step(self, progress: float) -> None:
+        """One update of the weights."""
+        state, settings = self.state, self.settings
+        parts, tokens = self.work.next(state.step, progress, self.crew)
+        torch.manual_seed(mix(settings.seed + self.crew.rank * 2**32, state.step) >> 1)
+        self.work.objective.train()
+        for number, part in enumerate(parts):
+            more = number < len(parts) - 1
+            with self.step_of.no_sync() if more and self.crew.world > 1 else nothing():  # type: ignore[operator]
+                loss, sums = self.step_of(*part)
+                (loss / len(parts)).backward()
+            self.sums += sums.detach()
+        clip = settings.clip or math.inf
+        self.norm = nn.utils.clip_grad_norm_(self.work.objective.parameters(), clip)
+        factor = settings.factor(progress) * state.backoff
+        for optimizer, tops in zip(self.optimizers, self.tops, strict=True):
+            for group, top in zip(optimizer.param_groups, tops, strict=True):
+                group["lr"] = top * factor
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        state.step += 1
+        state.tokens += tokens
+        self.since += tokens
+
+    def clear(self) -> None:
+        """Start summing anew."""
+        self.sums = torch.zeros(len(self.work.measures), 2, device=self.crew.device)
+        self.since, self.clock = 0, time.perf_counter()
+
+    def log(self, progress: float) -> bool:
+        """Write a line of metrics; False if the training had to rewind."""
+        sums = self.crew.sum(self.sums.double().clone()).tolist()
+        numbers = {name: total / max(count, 1) for name, (total, count) in zip(self.work.measures, sums, strict=True)}
+        numbers["gradient"] = float(self.norm)
+        finite = all(math.isfinite(value) for value in numbers.values())
+        alarm = self.work.alarm(numbers, progress, self.state.step) if finite else Alarm("not a number", rewind=True)
+        if alarm is not None and alarm.rewind:
+            self.rewind(f"{alarm.text} ({', '.join(f'{k} {v:.3g}' for k, v in numbers.items())})")
+            return False
+        speed = self.since / (time.perf_counter() - self.clock)
+        share = speed * self.work.operations / self.peak / self.crew.world
+        if self.report:
+            rate = self.optimizers[0].param_groups[0]["lr"]
+            state, left = self.state, self.state.seconds * (1 / max(progress, 1e-9) - 1)
+            self.report.line(
+                state.step, "train", tokens=state.tokens, seconds=state.seconds, **numbers, rate=rate,
+                tokens_per_second=speed, share_of_peak=share,
+            )  # fmt: skip
+            shown = " ".join(f"{name} {numbers[name]:.3f}" for name in self.work.measures)
+            left_text = f"{left / 60:.0f} min left" if left >= 90 else f"{left:.0f} s left"
+            self.report.show(progress, f" {shown} {speed / 1000:,.1f} ktok/s {share:.0%} of peak {left_text}")
+        if alarm is not None:
+            raise AlbertkitError(
+                f"stopped at step {self.state.step:,}: {alarm.text}. The last checkpoint is "
+                f"{checkpoint.place(self.out, checkpoint.steps(self.out)[-1])}"
+            )
+        self.clear()
+        return True
+
+    def rewind(self, what: str) -> None:
+        """Back to the last checkpoint, and from the second time on to the best one, at half the rate."""
+        self.rewinds += 1
+        if self.rewinds > REWINDS:
+            raise AlbertkitError(
+                f"step {self.state.step:,}: {what}, after {REWINDS} rewinds; lower --learning-rate or raise --warmup, "
+                f"then go on from {checkpoint.place(self.out, checkpoint.steps(self.out)[-1])} with --resume"
+            )
+        self.crew.wait()
+        failed, seconds = self.state.step, self.state.seconds
+        last = checkpoint.steps(self.out)[-1]
+        self.restore(last if self.rewinds == 1 else self.state.best.get("step", last))
+        self.state.backoff *= 0.5**self.rewinds
+        self.began = time.perf_counter() - (self.state.seconds if self.settings.minutes is None else seconds)
+        self.say(f"step {failed:,}: {what}; back to step {self.state.step:,} at {self.state.backoff:g} of the rate")
+        if self.report:
+            self.report.line(failed, "rewind", to=self.state.step, backoff=self.state.backoff)
+        self.clear()
+
+    def evaluate(self) -> None:
+        """Score on held-out data, and remember whether it is the best so far."""
+        if self.crew.leads:
+            self.work.objective.eval()
+            self.numbers = self.work.evaluate()
+            score = self.numbers.get(self.work.better)
+            if score is not None and math.isfinite(score):
+                sign = 1 if "loss" in self.work.better else -1
+                self.state.worse += 1
+                if not self.state.best or sign * score < sign * self.state.best["score"]:
+                    self.state.best, self.state.worse = {"step": self.state.step, "score": score}, 0
+            if self.report and self.numbers:
+                self.report.line(self.state.step, "eval", tokens=self.state.tokens, **self.numbers)
+                shown = ", ".join(f"{k.replace('_', ' ')} {v:.4f}" for k, v in self.numbers.items())
+                self.say(f"step {self.state.step:,}: {shown}")
+        self.crew.wait()
+        self.clock = time.perf_counter()
+        self.since = 0
+
+    def finish(self) -> Outcome:
+        """Write the finished model and the plot."""
+        target = self.out / "model"
+        if self.crew.leads:
+            self.save()
+            best = self.state.best.get("step", self.state.step)
+            if self.settings.take_best and best != self.state.step:
+                kept, last = self.numbers, self.state
+                self.restore(best)
+                self.numbers = self.work.evaluate() or kept
+                self.state = last
+            artifact = self.work.artifact(self.numbers, self.state)
+            write_artifact(artifact, target, overwrite=target.exists())
+            plot(self.out / "metrics.jsonl", self.out / "loss.png")
+        self.crew.wait()
+        return Outcome(target, self.state, self.numbers)
+
+
+@dataclass
+class Stop:
+    """Whether someone asked to stop."""
+
+    asked: bool = False
+
+
+@contextmanager
+def stopping() -> Iterator[Stop]:
+    """SIGTERM and Ctrl-C ask once; the step in progress is finished and saved. A second Ctrl-C breaks off."""
+    stop = Stop()
+
+    def ask(number: int, frame: Any) -> None:
+        if stop.asked and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        stop.asked = True
+
+    try:
+        before = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
+    except ValueError:  # not the main thread: nobody can send us signals
+        before = {}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def nothing() -> Iterator[None]:
+    """A context that does nothing."""
+    yield
+
+
+def peak(device: torch.device, size: int | None = None) -> float:
+    """Operations a second of a large matrix product on this device, measured: bf16 on a GPU, float32 elsewhere."""
+    cuda = device.type == "cuda"
+    size = size or (8192 if cuda else 1024)
+    x = torch.randn(size, size, device=device, dtype=torch.bfloat16 if cuda else torch.float32)
+    best = math.inf
+    for _ in range(4):
+        began = time.perf_counter()
+        y: Tensor = x @ x
+        if cuda:
+            torch.cuda.synchronize()
+        else:
+            y.sum().item()
+        best = min(best, time.perf_counter() - began)
+    return 2 * size**3 / best

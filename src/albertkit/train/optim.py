@@ -1,0 +1,102 @@
+"""Parameters to optimizers: AdamW and Muon are torch's; LAMB, which torch lacks, is here.
+
+In: a model and `Settings`. Out: a list of optimizers whose learning rates the loop sets at each step. Matrices decay; biases
+and norms do not, and LAMB does not rescale them, as in the original code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from albertkit.errors import AlbertkitError
+from albertkit.train.settings import Settings
+
+
+class Lamb(torch.optim.Optimizer):
+    """Layer-wise adaptive moments (arXiv 1904.00962): an Adam step, rescaled for each tensor to the size of its weights.
+
+    update = m̂ / (√v̂ + ε) + λ·w, and w moves by rate · ‖w‖ / ‖update‖ · update. Groups with `adapt=False` keep the plain
+    step. Relatives: AdamW is the same without the ratio; LARS has it without the second moment.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1.76e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-6,
+        weight_decay: float = 0.01,
+    ) -> None:
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "adapt": True})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """One update; all tensors of a group at a time."""
+        for group in self.param_groups:
+            params = [p for p in group["params"] if p.grad is not None]
+            if not params:
+                continue
+            for p in params:
+                if not self.state[p]:
+                    self.state[p] |= {
+                        "step": torch.zeros((), dtype=torch.float32),
+                        "exp_avg": torch.zeros_like(p),
+                        "exp_avg_sq": torch.zeros_like(p),
+                    }
+                self.state[p]["step"] += 1
+            self._update(params, group)
+
+    def _update(self, params: list[Tensor], group: dict[str, Any]) -> None:
+        grads = [p.grad for p in params]
+        first = [self.state[p]["exp_avg"] for p in params]
+        second = [self.state[p]["exp_avg_sq"] for p in params]
+        step = float(self.state[params[0]]["step"])
+        beta1, beta2 = group["betas"]
+        torch._foreach_lerp_(first, grads, 1 - beta1)  # type: ignore[arg-type]
+        torch._foreach_mul_(second, beta2)
+        torch._foreach_addcmul_(second, grads, grads, 1 - beta2)  # type: ignore[arg-type]
+        below = torch._foreach_sqrt(second)
+        torch._foreach_mul_(below, (1 - beta2**step) ** -0.5)
+        torch._foreach_add_(below, group["eps"])
+        update = torch._foreach_div(first, below)
+        torch._foreach_mul_(update, 1 / (1 - beta1**step))
+        if group["weight_decay"]:
+            torch._foreach_add_(update, params, alpha=group["weight_decay"])
+        if group["adapt"]:
+            sizes, lengths = torch._foreach_norm(params), torch._foreach_norm(update)
+            ratios = [
+                torch.where((w > 0) & (u > 0), w / u, torch.ones_like(w)) for w, u in zip(sizes, lengths, strict=True)
+            ]
+            torch._foreach_mul_(update, ratios)
+        torch._foreach_add_(params, update, alpha=-group["lr"])
+
+
+def optimizers(model: nn.Module, settings: Settings, fused: bool = False) -> list[torch.optim.Optimizer]:
+    """One optimizer, or two for Muon, which is made for the matrices inside the layers alone."""
+    named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
+    flat = [p for _, p in named if p.dim() < 2]
+    if settings.optimizer == "muon":
+        if not hasattr(torch.optim, "Muon"):
+            raise AlbertkitError(f"torch {torch.__version__} has no Muon; install torch 2.9 or later, or choose adamw")
+        inner = [p for n, p in named if p.dim() == 2 and ".groups." in n]
+        rest = [p for n, p in named if p.dim() == 2 and ".groups." not in n]
+        muon = torch.optim.Muon(
+            inner, lr=settings.rate, weight_decay=settings.weight_decay, adjust_lr_fn="match_rms_adamw"
+        )
+        return [muon, _adamw(rest, flat, settings, fused)]
+    matrices = [p for _, p in named if p.dim() >= 2]
+    if settings.optimizer == "adamw":
+        return [_adamw(matrices, flat, settings, fused)]
+    groups = [{"params": matrices}, {"params": flat, "weight_decay": 0.0, "adapt": False}]
+    return [Lamb(groups, lr=settings.rate, weight_decay=settings.weight_decay)]
+
+
+def _adamw(matrices: list[Any], flat: list[Any], settings: Settings, fused: bool) -> torch.optim.Optimizer:
+    groups: list[dict[str, Any]] = [{"params": matrices}, {"params": flat, "weight_decay": 0.0}]
+    return torch.optim.AdamW(
+        groups, lr=settings.rate, betas=(0.9, 0.98), eps=1e-6, weight_decay=settings.weight_decay, fused=fused
+    )

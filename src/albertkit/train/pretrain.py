@@ -1,0 +1,307 @@
+"""Pre-training: shards to a model that fills masks and knows the order of sentences.
+
+In: the folder `corpus.py` wrote, a shape, `Settings` and `Goals`. Out: a `Work` for `loop.py`.
+
+Loss = masked words + sentence order (+ λ · consistency of the layers, an option). Word scores are computed at masked tokens alone.
+Both losses are divided by what is expected in a batch, not by what was drawn, so that a batch gives the same gradient
+however it is shared among processes and parts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from albertkit.artifact import Artifact, Meta
+from albertkit.compress.plan import operations
+from albertkit.config import AlbertConfig
+from albertkit.data import masking
+from albertkit.data.shards import Shards
+from albertkit.data.stream import Pairs, Position, Stream
+from albertkit.errors import AlbertkitError
+from albertkit.model import AlbertModel, Batch
+from albertkit.model.encoder import Layer
+from albertkit.model.model import build_head
+from albertkit.tokenizer import Tokenizer
+from albertkit.train import precision
+from albertkit.train.checkpoint import State
+from albertkit.train.goals import Goals
+from albertkit.train.loop import Alarm
+from albertkit.train.settings import Settings
+from albertkit.train.team import Team
+
+STUCK_AT = 0.4  # share of the budget after which a model must do better than counting words
+STUCK_STEPS = 500  # and the updates it has at least
+DIVERGED_STEPS = 50  # updates before which a loss may jump
+STUCK_LINES = 3  # lines of metrics in a row that must say so: one may be about few words
+
+
+class Objective(nn.Module):
+    """Rows to losses: draws the questions, runs the model, compares."""
+
+    def __init__(self, model: AlbertModel, specials: masking.Specials, goals: Goals) -> None:
+        super().__init__()
+        self.model, self.goals = model, goals
+        self.cls, self.sep, self.mask = specials.cls, specials.sep, specials.mask
+        self.register_buffer("words", specials.words, persistent=False)
+        self.dtype = torch.float32
+        self.ask, self.judge = masking.ask, judge
+        model.encoder.layer_decay = goals.layer_decay
+
+    def forward(
+        self, tokens: Tensor, first: Tensor, ordered: Tensor, key: Tensor, offset: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """(loss, sums of `Pretraining.measures`)."""
+        goals = self.goals
+        specials = masking.Specials(self.cls, self.sep, self.mask, self.words)  # type: ignore[arg-type]
+        with torch.no_grad():
+            asked = self.ask(tokens, first, ordered, key, offset, specials, goals.mask)
+        batch = Batch.unpad(asked.ids, segments=asked.segments)
+        names = ("mlm", "sop") if goals.order else ("mlm",)
+        options: dict[str, Any] = {"heads": names, "inputs": {"mlm": {"positions": asked.positions}}}
+        options["keep_layers"] = goals.consistency > 0
+        out = precision.call(self.model, self.dtype, batch, **options)
+        loss, right, known = self.judge(out.heads["mlm"].logits, asked.words)
+        total = loss / (len(tokens) * (tokens.shape[1] - 1) * goals.mask)
+        sums = [(loss, known), (right, known)]
+        if goals.order:
+            loss, right, known = judge(out.heads["sop"].logits, asked.order)
+            total = total + goals.order * loss / len(tokens)
+            sums += [(loss, known), (right, known)]
+        if goals.consistency:
+            loss = consistency(out.encoded.layers[1:])
+            total = total + goals.consistency * loss
+            sums += [(loss, torch.ones_like(loss))]
+        return total, torch.stack([torch.stack([a.detach().float(), b.float()]) for a, b in sums])
+
+
+def judge(scores: Tensor, answers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Scores (n, classes) against answers: sum of the losses, how many are right, how many were asked."""
+    scores = scores.float()
+    loss = F.cross_entropy(scores, answers, ignore_index=masking.IGNORED, reduction="sum")
+    known = answers >= 0
+    return loss, ((scores.argmax(-1) == answers) & known).sum(), known.sum()
+
+
+def consistency(layers: tuple[Tensor, ...]) -> Tensor:
+    """-log σ(cos) of each token's hidden states after every two layers, on average: likeness is rewarded."""
+    unit = F.normalize(torch.stack(layers, 1).float(), dim=-1)  # (tokens, L, H)
+    alike = unit @ unit.transpose(1, 2)  # (tokens, L, L)
+    pairs = torch.triu_indices(len(layers), len(layers), offset=1, device=unit.device)
+    return -F.logsigmoid(alike[:, pairs[0], pairs[1]]).mean() if len(layers) > 1 else alike.sum() * 0
+
+
+class Pretraining:
+    """The work of pre-training, for `loop.train`."""
+
+    better = "mlm_loss"
+
+    def __init__(
+        self,
+        shards: Shards | Path | str,
+        config: AlbertConfig,
+        settings: Settings,
+        goals: Goals | None = None,
+        start: Artifact | None = None,
+    ) -> None:
+        self.shards = shards if isinstance(shards, Shards) else Shards.open(shards)
+        self.settings, self.goals = settings, goals or Goals()
+        self.tokenizer = self.shards.tokenizer()
+        self.config = fit(config, self.tokenizer) if start is None else same_words(start, self.tokenizer)
+        longest = max(length for length, _ in self.goals.phases())
+        if longest > self.config.max_position_embeddings:
+            raise AlbertkitError(
+                f"rows of {longest} tokens do not fit the {self.config.max_position_embeddings} positions of this shape"
+            )
+        torch.manual_seed(settings.seed)
+        if start is None:
+            heads = {name: build_head(name, self.config) for name in ("mlm", "sop")}
+            self.model = AlbertModel(self.config, heads)
+        else:
+            self.model = AlbertModel.from_artifact(start)
+            for name in ("mlm", "sop"):
+                if name not in self.model.heads:
+                    self.model.heads[name] = build_head(name, self.config)
+        self.objective = Objective(self.model, specials(self.tokenizer), self.goals)
+        self.measures: tuple[str, ...] = ("mlm_loss", "mlm_accuracy")
+        self.measures += ("sop_loss", "sop_accuracy") if self.goals.order else ()
+        self.measures += ("consistency_loss",) if self.goals.consistency else ()
+        self.length = self.goals.phases()[0][0]
+        counted = operations(self.config, self.length)["total"]
+        counted += self.goals.mask * 2 * self.config.embedding_size * (self.config.hidden_size + self.config.vocab_size)
+        self.operations = 3 * counted
+        self.start = start
+        counts = self.shards.unigrams()
+        share = counts[counts > 0] / counts.sum()
+        self.entropy = -float((share * np.log(share)).sum())
+        self.stuck = 0
+        self.lowest = math.inf
+        self.at: dict[int, Position] = {}
+        self.streams: dict[int, Stream] = {}
+
+    def compile(self) -> None:
+        """Compile what is large: one shared layer, which is then used L times, the questions, and the word loss."""
+        for module in self.model.encoder.modules():
+            if isinstance(module, Layer):
+                module.compile(dynamic=False)
+        self.objective.ask = torch.compile(masking.ask, dynamic=False)
+        self.objective.judge = torch.compile(judge, dynamic=False)
+
+    def stream(self, length: int) -> Stream:
+        """The rows of a length, from where they were left."""
+        if length not in self.streams:
+            train = self.shards.split("train")
+            self.streams[length] = Stream(train, length, self.settings.seed, self.at.get(length), self.goals.single)
+        return self.streams[length]
+
+    def next(self, step: int, progress: float, crew: Team) -> tuple[list[tuple[Any, ...]], int]:
+        """This process's rows of the next batch, as tensors on its device."""
+        self.objective.dtype = precision.choose(self.settings, crew.device)
+        length = self.goals.length_at(progress)
+        if masking.mix(self.settings.seed + 1, step) / 2**64 < self.goals.short:
+            length = max(8, length // 4)
+        rows = self.settings.batch * self.length // length
+        each = max(1, rows // crew.world)
+        rows = each * crew.world
+        stream = self.stream(length)
+        pairs = stream.take(rows, slice(crew.rank * each, (crew.rank + 1) * each))
+        self.at[length] = stream.at
+        most = max(1, self.settings.micro * self.length // length) if self.settings.micro else each
+        part = max(n for n in range(1, min(most, each) + 1) if each % n == 0)
+        key = masking.key(self.settings.seed, step, crew.device)
+        parts = []
+        for start in range(0, each, part):
+            offset = masking.sent(crew.rank * each + start, crew.device)
+            parts.append((*tensors(pairs[start : start + part], crew.device), key, offset))
+        return parts, rows * length
+
+    @torch.no_grad()
+    def evaluate(self) -> dict[str, float]:
+        """The measures on rows of the held-out documents, with masks that are the same each time."""
+        held = self.shards.split("held-out")
+        if max((len(shard.tokens) for shard in held), default=0) < self.length - 3:
+            return {}
+        stream = Stream(held, self.length, 0, single=self.goals.single)
+        rows = min(self.goals.eval_rows, stream.rows_in_group)
+        if not rows:
+            return {}
+        device = self.model.encoder.embeddings.word.weight.device
+        key = masking.key(0, 0, device)
+        sums = torch.zeros(len(self.measures), 2, device=device)
+        for start in range(0, rows, 64):
+            pairs = stream.take(min(64, rows - start))
+            with torch.compiler.set_stance("force_eager"):  # not worth compiling for
+                _, found = self.objective(*tensors(pairs, device), key, masking.sent(start, device))
+            sums += found
+        return {name: a / max(b, 1) for name, (a, b) in zip(self.measures, sums.tolist(), strict=True)}
+
+    def alarm(self, numbers: dict[str, float], progress: float, step: int) -> Alarm | None:
+        """Divergence: the loss is far above what it has been. Collapse: after the warm-up, masked words are still guessed no
+        better than by counting words.
+        """
+        loss = numbers["mlm_loss"]
+        if step > DIVERGED_STEPS and loss > 1.15 * self.lowest + 0.2:
+            return Alarm(f"the loss was {self.lowest:.2f} and is {loss:.2f}: the training has diverged", rewind=True)
+        self.lowest = min(self.lowest, loss)
+        early = progress < max(STUCK_AT, 2 * self.settings.warmup) or step < STUCK_STEPS
+        self.stuck = 0 if early or loss < self.entropy else self.stuck + 1
+        if self.stuck < STUCK_LINES:
+            return None
+        return Alarm(
+            f"the loss of masked words is {loss:.2f}, and counting words alone gives {self.entropy:.2f}: the model has "
+            f"collapsed. Start again with half the --learning-rate, a longer --warmup or another --seed; with very little "
+            f"data or budget, with a smaller shape"
+        )
+
+    def place(self) -> dict[str, Any]:
+        """Position in the rows of each length, and the lowest loss so far."""
+        lowest = {} if math.isinf(self.lowest) else {"lowest": self.lowest}
+        return {"rows": {str(length): asdict(at) for length, at in self.at.items()}, **lowest}
+
+    def restore(self, artifact: Artifact, data: dict[str, Any]) -> None:
+        """Saved weights, and the place in the data they were saved at."""
+        if artifact.config != self.config:
+            raise AlbertkitError(
+                "the checkpoint has another shape than the one asked for; resume with the same --shape"
+            )
+        state = {name: torch.from_numpy(np.array(array, copy=True)) for name, array in artifact.weights.items()}
+        self.model.load_state_dict(state)
+        self.at = {int(length): Position(**at) for length, at in data.get("rows", {}).items()}
+        self.lowest = data.get("lowest", math.inf)
+        self.streams = {}
+
+    def artifact(self, metrics: dict[str, float], state: State) -> Artifact:
+        """The model as it is now, with how it came about."""
+        done = {
+            "step": "pretrain",
+            "updates": state.step,
+            "tokens": state.tokens,
+            "minutes": round(state.seconds / 60, 2),
+            "settings": {k: v for k, v in {**asdict(self.settings), **asdict(self.goals)}.items() if v is not None},
+            "corpus": self.shards.manifest.get("counts", {}),
+        }
+        before = self.start.meta.made if self.start else ()
+        meta = Meta(task="pretrain", metrics={"held-out": metrics} if metrics else {}, made=(*before, done))
+        return Artifact(self.config, self.model.weights(), self.tokenizer, meta)
+
+
+def tensors(pairs: Pairs, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows as tensors on a device; unsigned numbers travel as signed ones of the same bits."""
+    signed = pairs.tokens.view(np.int16 if pairs.tokens.itemsize == 2 else np.int32)
+    found = tuple(torch.from_numpy(np.ascontiguousarray(a)) for a in (signed, pairs.first, pairs.ordered))
+    if device.type == "cuda":
+        return tuple(t.pin_memory().to(device, non_blocking=True) for t in found)  # type: ignore[return-value]
+    return found  # type: ignore[return-value]
+
+
+def fit(config: AlbertConfig, tokenizer: Tokenizer) -> AlbertConfig:
+    """The shape with the tokenizer's vocabulary, rounded up to a multiple of 8, which GPUs multiply faster."""
+    size = -(-tokenizer.vocab_size // 8) * 8
+    ids = {"pad_token_id": tokenizer.pad_id, "bos_token_id": tokenizer.cls_id, "eos_token_id": tokenizer.sep_id}
+    return config.replace(vocab_size=size, **{k: v for k, v in ids.items() if v is not None})
+
+
+def same_words(start: Artifact, tokenizer: Tokenizer) -> AlbertConfig:
+    """The shape of the model to start from, if its word table is about the corpus's tokens."""
+    if tokenizer.vocab_size > start.config.vocab_size:
+        raise AlbertkitError(
+            f"the corpus has {tokenizer.vocab_size} pieces and the model to start from knows {start.config.vocab_size}; "
+            f"make the corpus with that model's tokenizer"
+        )
+    if start.tokenizer is not None and start.tokenizer.vocabulary.tokens != tokenizer.vocabulary.tokens:
+        raise AlbertkitError(
+            "the model to start from has another vocabulary than the corpus; make the corpus with that model's tokenizer"
+        )
+    return start.config
+
+
+def specials(tokenizer: Tokenizer) -> masking.Specials:
+    """What masking needs to know of a tokenizer."""
+    cls, sep, mask = tokenizer.cls_id, tokenizer.sep_id, tokenizer.mask_id
+    if cls is None or sep is None or mask is None:
+        raise AlbertkitError(
+            "this tokenizer has no [CLS], [SEP] or [MASK], which pre-training needs; train another one"
+        )
+    words = [i for i in range(tokenizer.vocab_size) if i not in {tokenizer.pad_id, tokenizer.unk_id, cls, sep, mask}]
+    return masking.Specials(cls, sep, mask, torch.tensor(words))
+
+
+def describe(work: Pretraining) -> dict[str, Any]:
+    """What a training will do, before it does it."""
+    rows = work.settings.batch
+    return {
+        "parameters": sum(p.numel() for p in work.model.parameters()),
+        "vocabulary": work.config.vocab_size,
+        "tokens in the corpus": sum(len(s.tokens) for s in work.shards.split("train")),
+        "tokens for one update": rows * work.length,
+        **{k: v for k, v in dataclasses.asdict(work.settings).items() if v is not None},
+        **dataclasses.asdict(work.goals),
+    }

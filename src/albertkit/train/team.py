@@ -1,0 +1,88 @@
+"""The processes that train together, as `torchrun` started them; one process is a team of one.
+
+In: the environment. Out: `Team`, with the few things the loop asks of the others.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from albertkit.errors import AlbertkitError
+
+
+@dataclass(frozen=True)
+class Team:
+    """This process among `world`, and the device it computes on."""
+
+    rank: int
+    world: int
+    device: torch.device
+
+    @property
+    def leads(self) -> bool:
+        """The one process that writes files and speaks."""
+        return self.rank == 0
+
+    def sum(self, values: Tensor) -> Tensor:
+        """The sum over all processes."""
+        if self.world > 1:
+            dist.all_reduce(values)
+        return values
+
+    def any(self, flag: bool) -> bool:
+        """Whether it is true in any process."""
+        if self.world == 1:
+            return flag
+        return bool(self.sum(torch.tensor([float(flag)], device=self.device)).item() > 0)
+
+    def from_lead(self, value: float) -> float:
+        """The first process's number, so that all see the same clock."""
+        if self.world == 1:
+            return value
+        shared = torch.tensor([value], dtype=torch.float64, device=self.device)
+        dist.broadcast(shared, 0)
+        return float(shared.item())
+
+    def wait(self) -> None:
+        """Until all are here."""
+        if self.world > 1:
+            dist.barrier()
+
+
+def choose_device(name: str) -> torch.device:
+    """A device by name; `auto` takes a GPU if there is one."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise AlbertkitError(f"device is {name!r}, and torch {torch.__version__} sees no GPU; use --device cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise AlbertkitError(f"device {name!r} cannot be used: {str(error)[:120]}; use --device cpu") from None
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
+    return device
+
+
+@contextmanager
+def team(device: str) -> Iterator[Team]:
+    """Join the processes `torchrun` started, and leave them at the end."""
+    chosen = choose_device(device)
+    world = int(os.environ.get("WORLD_SIZE", 1))
+    if chosen.type == "cuda":
+        torch.cuda.set_device(chosen)
+    if world > 1:
+        dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo")
+    try:
+        yield Team(int(os.environ.get("RANK", 0)) if world > 1 else 0, world, chosen)
+    finally:
+        if world > 1:
+            dist.destroy_process_group()

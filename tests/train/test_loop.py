@@ -1,0 +1,529 @@
+"""The loop: it learns, it resumes to the bit, it stops when it should, and it survives what goes wrong."""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.numpy
+import torch
+
+from albertkit.errors import AlbertkitError
+from albertkit.runtime.albert import Albert
+from albertkit.train import checkpoint, loop, pretrain
+from albertkit.train.goals import Goals
+from albertkit.train.loop import Run
+from albertkit.train.pretrain import Objective
+from albertkit.train.report import Report, read
+from albertkit.train.settings import Settings
+from tests.conftest import tiny
+from tests.train.conftest import Bench, write_shards
+
+CLOCKS = ("seconds", "tokens_per_second", "share_of_peak")
+
+
+def weights(run: Path) -> bytes:
+    return (run / "model" / "model.safetensors").read_bytes()
+
+
+def lines(run: Path, kind: str | None = None) -> list[dict]:
+    """The metrics without what the clock says."""
+    found = [{k: v for k, v in line.items() if k not in CLOCKS} for line in read(run / "metrics.jsonl")]
+    return [line for line in found if kind in (None, line["kind"])]
+
+
+class Died(Exception):
+    """Stands for the power cut."""
+
+
+def die_at(monkeypatch, step: int) -> None:
+    """The process ends right before an update."""
+    before = Run.step
+
+    def fatal(self, progress):
+        if self.state.step == step:
+            raise Died
+        before(self, progress)
+
+    monkeypatch.setattr(Run, "step", fatal)
+
+
+# Learning --------------------------------------------------------------------------------------------------------
+
+
+def test_it_learns_words_and_order(bench, corpus, tmp_path, monkeypatch):
+    """Well below what counting words gives, and the order of numbered sentences is found out; no alarm on the way."""
+    monkeypatch.setattr(pretrain, "STUCK_STEPS", 50)
+    config = tiny(hidden_size=64, embedding_size=32, intermediate_size=128, num_hidden_layers=2, initializer_range=0.1)
+    goals = Goals(lengths="32", eval_rows=256)
+    outcome = Bench(bench.shards, config).train(
+        tmp_path, goals, steps=220, batch=32, learning_rate=3e-3, log_every=20, evaluations=4
+    )
+    share = corpus.unigrams() / corpus.unigrams().sum()
+    entropy = -float((share[share > 0] * np.log(share[share > 0])).sum())
+    found = outcome.metrics
+    assert found["mlm_loss"] < entropy - 0.7
+    assert found["mlm_accuracy"] > 1.2 * share.max()
+    assert found["sop_accuracy"] > 0.8 and found["sop_loss"] < 0.5
+    train = lines(tmp_path, "train")
+    assert train[-1]["mlm_loss"] < train[0]["mlm_loss"] - 0.7
+    losses = [line["mlm_loss"] for line in lines(tmp_path, "eval")]
+    assert len(losses) == 4 and losses == sorted(losses, reverse=True)
+    assert outcome.state.best["score"] == pytest.approx(losses[-1]) and outcome.model == tmp_path / "model"
+    assert [line["rate"] for line in train][-1] < 0.1 * max(line["rate"] for line in train)
+    words = {guess.word for guess in Albert(outcome.model).fill_mask("one red green [MASK] white . two")[0][:8]}
+    assert words <= {"red", "green", "blue", "white", "black", "grey", "pink", "brown", "."}
+
+
+@pytest.mark.parametrize("optimizer", ["lamb", "adamw"])
+def test_optimizers_bring_the_loss_down(bench, tmp_path, optimizer):
+    rate = {"lamb": 5e-2, "adamw": 5e-3}[optimizer]
+    bench.train(tmp_path, steps=40, batch=32, optimizer=optimizer, learning_rate=rate, evaluations=0)
+    found = lines(tmp_path, "train")
+    assert found[-1]["mlm_loss"] < found[0]["mlm_loss"] - 0.25
+
+
+def test_parts_do_not_change_the_training(bench, tmp_path):
+    for micro in (None, 2):
+        bench.train(tmp_path / str(micro), steps=6, batch=8, micro=micro, log_every=1, evaluations=0)
+    for one, other in zip(lines(tmp_path / "None"), lines(tmp_path / "2"), strict=True):
+        assert one.pop("kind") == other.pop("kind") and one == pytest.approx(other, rel=1e-4)
+
+
+# Resuming --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "lamb"])
+def test_dying_anywhere_and_resuming_gives_the_same_bits(bench, tmp_path, monkeypatch, optimizer):
+    """With dropout, too: thirty updates at once, or killed four times at random."""
+    dropout = tiny(num_hidden_layers=2, hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1)
+    given = {"steps": 30, "save_steps": 5, "optimizer": optimizer}
+    fitted = Bench(bench.shards, dropout)
+    fitted.train(tmp_path / "straight", **given)
+    for step in sorted(np.random.default_rng(1).choice(np.arange(1, 30), 4, replace=False).tolist()):
+        with monkeypatch.context() as patch:
+            die_at(patch, step)
+            with pytest.raises(Died):
+                fitted.train(tmp_path / "killed", resume=True, **given)
+    fitted.train(tmp_path / "killed", resume=True, **given)
+    assert weights(tmp_path / "killed") == weights(tmp_path / "straight")
+    assert lines(tmp_path / "killed") == lines(tmp_path / "straight")
+    one, other = (json.loads((tmp_path / r / "model" / "albertkit.json").read_text()) for r in ("killed", "straight"))
+    assert one["metrics"] == other["metrics"] != {}
+
+
+def test_rows_of_two_lengths_switch_and_resume(bench, tmp_path, monkeypatch):
+    goals = Goals(lengths="16:0.5,32:0.5", eval_rows=64, short=0.0)
+    given = {"steps": 16, "save_steps": 3, "log_every": 1}
+    seen = []
+    inner = Objective.forward
+    monkeypatch.setattr(
+        Objective, "forward", lambda self, tokens, *rest: seen.append(tokens.shape) or inner(self, tokens, *rest)
+    )
+    bench.train(tmp_path / "straight", goals, **given, evaluations=0)
+    assert seen == [(8, 14)] * 8 + [(4, 30)] * 8  # as many tokens, in fewer rows
+    assert lines(tmp_path / "straight")[-1]["tokens"] == 16 * 128
+    for step in (5, 8, 11):
+        with monkeypatch.context() as patch:
+            die_at(patch, step)
+            with pytest.raises(Died):
+                bench.train(tmp_path / "killed", goals, resume=True, **given, evaluations=0)
+    bench.train(tmp_path / "killed", goals, resume=True, **given, evaluations=0)
+    assert weights(tmp_path / "killed") == weights(tmp_path / "straight")
+    assert lines(tmp_path / "killed") == lines(tmp_path / "straight")
+
+
+def test_a_share_of_the_updates_sees_short_rows(bench, tmp_path, monkeypatch):
+    seen = []
+    inner = Objective.forward
+    monkeypatch.setattr(
+        Objective, "forward", lambda self, tokens, *rest: seen.append(tokens.shape) or inner(self, tokens, *rest)
+    )
+    bench.train(tmp_path / "straight", Goals(lengths="32", short=0.5), steps=40, evaluations=0, save_steps=7)
+    assert set(seen) == {(8, 30), (32, 6)} and 10 < seen.count((32, 6)) < 30  # eight tokens a row, four times the rows
+    with monkeypatch.context() as patch:
+        die_at(patch, 20)
+        with pytest.raises(Died):
+            bench.train(tmp_path / "killed", Goals(lengths="32", short=0.5), steps=40, evaluations=0, save_steps=7)
+    bench.train(tmp_path / "killed", Goals(lengths="32", short=0.5), resume=True, steps=40, evaluations=0, save_steps=7)
+    assert weights(tmp_path / "killed") == weights(tmp_path / "straight")
+
+
+def test_a_finished_training_resumed_stays_as_it_is(bench, tmp_path):
+    first = bench.train(tmp_path, steps=6)
+    before = {p.name: p.read_bytes() for p in (tmp_path / "model").iterdir()}
+    again = bench.train(tmp_path, resume=True, steps=6)
+    assert again.metrics == first.metrics and again.state.step == 6
+    assert (tmp_path / "model" / "model.safetensors").read_bytes() == before["model.safetensors"]
+    metrics = [
+        json.loads(text)["metrics"]
+        for text in (before["albertkit.json"], (tmp_path / "model" / "albertkit.json").read_bytes())
+    ]
+    assert metrics[0] == metrics[1] != {}
+
+
+def test_a_longer_budget_goes_on_and_says_what_changed(bench, tmp_path):
+    said: list[str] = []
+    bench.train(tmp_path, steps=4)
+    outcome = bench.train(tmp_path, resume=True, steps=8, learning_rate=0.01, say=said.append)
+    assert outcome.state.step == 8
+    assert any("steps 4 → 8" in text and "learning_rate None → 0.01" in text for text in said)
+    assert any("going on from step 4 (512 tokens)" in text for text in said)
+    assert json.loads((tmp_path / "settings.json").read_text())["steps"] == 8
+
+
+def test_settings_are_replaced_in_one_stroke(bench, tmp_path):
+    """A kill while they are written must not leave half a file, which no resume could read."""
+    bench.train(tmp_path, steps=2)
+    with (tmp_path / "settings.json").open() as held:
+        bench.train(tmp_path, resume=True, steps=3)
+        assert json.load(held)["steps"] == 2  # the old file was not written into
+
+
+def test_resume_without_a_checkpoint_starts(bench, tmp_path):
+    assert bench.train(tmp_path / "new", resume=True, steps=2).state.step == 2
+
+
+def test_a_folder_that_holds_a_training_is_not_overwritten(bench, tmp_path):
+    bench.train(tmp_path, steps=2)
+    with pytest.raises(AlbertkitError, match="holds a training at step 2; go on with --resume, or choose another"):
+        bench.train(tmp_path, steps=2)
+
+
+def test_another_shape_cannot_resume(bench, tmp_path):
+    bench.train(tmp_path, steps=2)
+    with pytest.raises(AlbertkitError, match="another shape.*same --shape"):
+        Bench(bench.shards, tiny(hidden_size=64)).train(tmp_path, resume=True, steps=4)
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_works(bench, tmp_path):
+    bench.train(tmp_path, steps=6, save_steps=3, evaluations=0)
+    file = tmp_path / "checkpoints" / "step-00000006" / "training.safetensors"
+    data = bytearray(file.read_bytes())
+    data[-3] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(AlbertkitError, match="step-00000006 to go on from the one before"):
+        bench.train(tmp_path, resume=True, steps=9)
+    for path in sorted(file.parent.rglob("*"), reverse=True):
+        path.rmdir() if path.is_dir() else path.unlink()
+    file.parent.rmdir()
+    assert bench.train(tmp_path, resume=True, steps=9).state.step == 9
+
+
+def test_what_a_kill_left_half_written_is_swept_away(bench, tmp_path):
+    bench.train(tmp_path, steps=2)
+    left = [tmp_path / "checkpoints" / name for name in (".step-00000009.abc.part", ".step-00000001.old")]
+    for path in left:
+        path.mkdir()
+        (path / "training.json").write_text("{")
+    bench.train(tmp_path, resume=True, steps=4)
+    assert not any(path.exists() for path in left)
+
+
+@pytest.mark.parametrize("rest", ['{"step": 9', "garbage\n", '{"kind": "train"}\n', "[1]\n", ""])
+def test_metrics_behind_the_checkpoint_are_cut_off(tmp_path, rest):
+    """Whole lines of later steps, and a line that a kill broke off."""
+    line = lambda step: json.dumps({"step": step, "kind": "train"}) + "\n"  # noqa: E731
+    file = tmp_path / "metrics.jsonl"
+    file.write_text(line(2) + line(4) + line(7) * (rest == "") + rest + line(3))
+    report = Report(tmp_path, Settings(steps=9, tensorboard=False), step=4, bar=False)
+    report.line(5, "train", mlm_loss=1.23456789)
+    report.close()
+    assert file.read_text() == line(2) + line(4) + '{"step": 5, "kind": "train", "mlm_loss": 1.234568}\n'
+    assert [found["step"] for found in read(file)] == [2, 4, 5]
+
+
+# Stopping --------------------------------------------------------------------------------------------------------
+
+main_thread = pytest.mark.skipif(
+    threading.current_thread() is not threading.main_thread(), reason="signals reach the main thread alone"
+)
+
+
+@main_thread
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_saves_and_the_rest_is_the_same(bench, tmp_path, monkeypatch, number):
+    said: list[str] = []
+    inner = Run.step
+
+    def step(self, progress):
+        inner(self, progress)
+        if self.state.step == 7:
+            os.kill(os.getpid(), number)
+
+    given = {"steps": 12, "log_every": 1, "evaluations": 1}
+    handlers = [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)]
+    with monkeypatch.context() as patch:
+        patch.setattr(Run, "step", step)
+        outcome = bench.train(tmp_path / "stopped", say=said.append, **given)
+    assert outcome.model is None and outcome.state.step == 7 and checkpoint.steps(tmp_path / "stopped")[-1] == 7
+    assert said[-1].startswith("stopped at step 7 and saved") and "--resume" in said[-1]
+    assert [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)] == handlers
+    bench.train(tmp_path / "stopped", resume=True, **given)
+    bench.train(tmp_path / "straight", **given)
+    assert weights(tmp_path / "stopped") == weights(tmp_path / "straight")
+    assert lines(tmp_path / "stopped") == lines(tmp_path / "straight")
+
+
+@main_thread
+def test_a_second_interrupt_breaks_off():
+    with loop.stopping() as stop:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert stop.asked
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(1)
+
+
+def test_training_works_beside_the_main_thread(bench, tmp_path):
+    found = []
+    thread = threading.Thread(target=lambda: found.append(bench.train(tmp_path, steps=2)))
+    thread.start()
+    thread.join()
+    assert found[0].state.step == 2
+
+
+# Budgets ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_budget_in_minutes_ends_near_its_time(bench, tmp_path):
+    began = time.perf_counter()
+    outcome = bench.train(tmp_path, minutes=0.025, log_every=1000)
+    assert 1.5 <= outcome.state.seconds < 4 and time.perf_counter() - began < 20
+    rates = [line["rate"] for line in lines(tmp_path, "train")]
+    assert outcome.state.step > 10 and rates[-1] < 1e-4  # the schedule went to its end
+
+
+def test_minutes_go_on_counting_after_a_resume(bench, tmp_path):
+    """A checkpoint that says 100 seconds were spent: half a second of 100.5 is left."""
+    bench.train(tmp_path, steps=4)
+    file = checkpoint.place(tmp_path, 4) / "training.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "seconds": 100.0}))
+    began = time.perf_counter()
+    outcome = bench.train(tmp_path, resume=True, minutes=100.5 / 60)
+    assert time.perf_counter() - began < 30 and 100.5 <= outcome.state.seconds < 103
+
+
+def test_a_budget_in_tokens(bench, tmp_path):
+    outcome = bench.train(tmp_path, tokens=1000)
+    assert outcome.state.step == 8 and outcome.state.tokens == 1024  # 8 rows of 16 at a time
+
+
+# What goes wrong -------------------------------------------------------------------------------------------------
+
+
+def spoil(monkeypatch, when) -> list[torch.Tensor]:
+    """The loss is not a number where `when(call)` says so; the rows of each call are kept."""
+    inner = Objective.forward
+    rows: list[torch.Tensor] = []
+
+    def forward(self, *given):
+        loss, sums = inner(self, *given)
+        if not self.training:
+            return loss, sums
+        rows.append(given[0])
+        bad = math.nan if when(len(rows) - 1) else 1.0
+        return loss * bad, sums * bad
+
+    monkeypatch.setattr(Objective, "forward", forward)
+    return rows
+
+
+def test_not_a_number_rewinds_to_the_last_checkpoint_at_half_the_rate(bench, tmp_path, monkeypatch):
+    said: list[str] = []
+    rows = spoil(monkeypatch, lambda call: call == 12)
+    outcome = bench.train(
+        tmp_path, steps=20, save_steps=5, schedule="constant", warmup=0.0, say=said.append, evaluations=0
+    )
+    assert outcome.state.step == 20 and outcome.state.backoff == 0.5
+    assert any("back to step 10 at 0.5 of the rate" in text for text in said)
+    assert torch.equal(rows[15], rows[10]) and not torch.equal(rows[15], rows[14])  # the data went back as well
+    rates = {line["step"]: line["rate"] for line in lines(tmp_path, "train")}
+    assert rates == {5: 1e-3, 10: 1e-3, 15: 5e-4, 20: 5e-4}
+    assert [(line["step"], line["to"]) for line in lines(tmp_path, "rewind")] == [(15, 10)]
+    assert all(
+        np.isfinite(t).all() for t in safetensors.numpy.load_file(tmp_path / "model" / "model.safetensors").values()
+    )
+
+
+def test_not_a_number_is_never_saved(bench, tmp_path, monkeypatch):
+    """A checkpoint falls due between the accident and the line of metrics that shows it."""
+    spoil(monkeypatch, lambda call: call == 12)
+    outcome = bench.train(tmp_path, steps=20, save_steps=1, keep=30, log_every=10, evaluations=6)
+    assert outcome.state.step == 20 and outcome.state.backoff == 0.5
+    for step in checkpoint.steps(tmp_path):
+        checkpoint.load(checkpoint.place(tmp_path, step))  # refuses what is not finite
+
+
+def test_three_rewinds_are_enough(bench, tmp_path, monkeypatch):
+    spoil(monkeypatch, lambda call: call >= 7)
+    with pytest.raises(AlbertkitError, match=r"mlm_loss nan.*after 3 rewinds; lower --learning-rate.*step-00000005"):
+        bench.train(tmp_path, steps=20, save_steps=5)
+    assert [line["backoff"] for line in lines(tmp_path, "rewind")] == [0.5, 0.25, 0.125]
+    monkeypatch.undo()
+    assert bench.train(tmp_path, resume=True, steps=20).state.step == 20
+
+
+def test_a_rate_beyond_all_reason_is_found_out(bench, tmp_path):
+    with pytest.raises(AlbertkitError, match="after 3 rewinds; lower --learning-rate"):
+        bench.train(tmp_path, steps=30, learning_rate=1e14, clip=0, warmup=0.0, save_steps=2, log_every=3)
+
+
+def test_collapse_is_told_with_what_to_change(bench, tmp_path, monkeypatch):
+    """A rate of nothing: masked words are guessed worse than by counting words."""
+    monkeypatch.setattr(pretrain, "STUCK_STEPS", 10)
+    with pytest.raises(
+        AlbertkitError,
+        match=r"stopped at step 25: .* is 4\.\d\d, .* gives 3\.55: .*half the --learning-rate.* last checkpoint",
+    ):
+        bench.train(tmp_path, steps=30, learning_rate=1e-9, evaluations=0)
+    assert checkpoint.steps(tmp_path) == [0]  # what has collapsed is not what a resume should go on from
+
+
+def test_a_loss_that_jumps_is_an_alarm_that_rewinds(bench):
+    work = bench.work(Settings(steps=60, device="cpu"))
+    assert work.alarm({"mlm_loss": 2.0}, 0.2, 60) is None
+    alarm = work.alarm({"mlm_loss": 2.6}, 0.5, 80)
+    assert alarm is not None and alarm.rewind and "was 2.00 and is 2.60" in alarm.text
+    assert work.alarm({"mlm_loss": 2.4}, 0.5, 80) is None and work.alarm({"mlm_loss": 9.0}, 0.5, 10) is None
+    assert work.place()["lowest"] == 2.0
+
+
+def test_a_training_that_diverges_goes_back_and_learns_on(bench, tmp_path, monkeypatch):
+    """The weights are shaken once, at update 62: the next line of metrics sees it and goes back to step 60."""
+    before, said = Run.step, []
+
+    def shaken(self, progress):
+        before(self, progress)
+        if self.state.step == 62 and not self.rewinds:
+            with torch.no_grad():
+                for weight in self.work.objective.parameters():
+                    weight.mul_(20)
+
+    monkeypatch.setattr(Run, "step", shaken)
+    outcome = bench.train(tmp_path, steps=80, save_steps=20, learning_rate=3e-3, evaluations=0, say=said.append)
+    assert any("has diverged" in text and "back to step 60" in text for text in said), said
+    assert outcome.state.step == 80 and lines(tmp_path, "train")[-1]["mlm_loss"] < 4
+
+
+def test_the_alarm_waits_and_keeps_quiet_when_words_are_learnt(bench):
+    def told(losses, progress=0.5, step=1000, **given):
+        work = bench.work(Settings(steps=2000, device="cpu", **given))
+        return [work.alarm({"mlm_loss": work.entropy + loss}, progress, step) for loss in losses]
+
+    assert "collapsed" in str(told([0.1, 0.0, 0.1])[2])
+    assert told([0.1, 0.1, -0.01, 0.1, 0.1]) == [None] * 5  # one line may be chance, three in a row are not
+    assert told([-0.2] * 9) == told([0.1] * 9, progress=0.3) == told([0.1] * 9, step=400) == [None] * 9
+    assert told([0.1] * 9, warmup=0.3) == [None] * 9 and told([0.1] * 9, 0.7, warmup=0.3)[2] is not None
+
+
+@pytest.mark.parametrize("file", ["model", "training"])
+def test_a_full_disk_leaves_the_earlier_checkpoint_and_a_resume_works(bench, tmp_path, monkeypatch, file):
+    def full(*given, **more):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    bench.train(tmp_path / "straight", steps=12, evaluations=0)
+    with monkeypatch.context() as patch:
+        die_at(patch, 6)
+        with pytest.raises(Died):
+            bench.train(tmp_path / "full", steps=12, save_steps=4, evaluations=0)
+    before = {p: p.read_bytes() for p in (tmp_path / "full" / "checkpoints").rglob("*") if p.is_file()}
+    with monkeypatch.context() as patch:
+        patch.setattr(*((safetensors.numpy, "save_file", full) if file == "model" else (checkpoint, "save_file", full)))
+        with pytest.raises(
+            AlbertkitError, match="step-00000008 failed: No space left on device|/model failed: No space"
+        ):
+            bench.train(tmp_path / "full", resume=True, steps=12, save_steps=4, evaluations=0)
+    after = {p: p.read_bytes() for p in (tmp_path / "full" / "checkpoints").rglob("*") if p.is_file()}
+    assert before == after and checkpoint.steps(tmp_path / "full")[-1] == 4
+    bench.train(tmp_path / "full", resume=True, steps=12, save_steps=4, evaluations=0)
+    assert weights(tmp_path / "full") == weights(tmp_path / "straight")
+
+
+def test_a_folder_that_cannot_be_written_says_so(bench, tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(AlbertkitError, match="cannot be written: Not a directory; choose another folder"):
+        bench.train(tmp_path / "file" / "run", steps=2)
+    if os.getuid() == 0:
+        return  # root may write anywhere
+    (tmp_path / "locked").mkdir(mode=0o500)
+    with pytest.raises(AlbertkitError, match="cannot be written: Permission denied; choose another folder"):
+        bench.train(tmp_path / "locked" / "run", steps=2)
+
+
+def test_out_of_memory_names_the_remedy(bench, tmp_path, monkeypatch):
+    def full(self, *given):
+        raise torch.OutOfMemoryError("no room")
+
+    monkeypatch.setattr(Objective, "forward", full)
+    with pytest.raises(AlbertkitError, match="out of memory with 8 rows at once; set --micro to half"):
+        bench.train(tmp_path, steps=2)
+
+
+# Files -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_last_checkpoints_and_the_best_remain(bench, tmp_path, monkeypatch):
+    scores = iter([3.0, 1.0, 2.0, 2.5, 2.6, 2.7])
+    monkeypatch.setattr(pretrain.Pretraining, "evaluate", lambda self: {"mlm_loss": next(scores)})
+    outcome = bench.train(tmp_path, steps=12, evaluations=6, save_steps=1, keep=3)
+    assert outcome.state.best == {"step": 4, "score": 1.0}
+    assert checkpoint.steps(tmp_path) == [4, 10, 11, 12]
+    assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == [f"step-{n:08d}" for n in (4, 10, 11, 12)]
+
+
+def test_a_checkpoint_opens_as_a_model(bench, tmp_path):
+    bench.train(tmp_path, steps=4, save_steps=2)
+    for folder in (tmp_path / "checkpoints" / "step-00000002" / "model", tmp_path / "model"):
+        guesses = Albert(folder).fill_mask("one cat [MASK] cow .")
+        assert len(guesses[0]) >= 1 and 0 < guesses[0][0].score <= 1
+        made = json.loads((folder / "albertkit.json").read_text())["made"]
+        assert made[-1]["step"] == "pretrain" and made[-1]["settings"]["batch"] == 8
+
+
+def test_plot_and_tensorboard_are_written(bench, tmp_path):
+    bench.train(tmp_path, steps=6, log_every=2, tensorboard=True)
+    assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+    events = list((tmp_path / "tensorboard").glob("events.*"))
+    data = b"".join(path.read_bytes() for path in events)
+    assert b"train/mlm_loss" in data and b"eval/sop_accuracy" in data
+
+
+def test_lines_of_metrics_hold_what_the_page_promises(bench, tmp_path):
+    bench.train(tmp_path, steps=7, log_every=3)
+    found = read(tmp_path / "metrics.jsonl")
+    train = [line for line in found if line["kind"] == "train"]
+    assert [line["step"] for line in train] == [3, 6, 7]  # and the last one, wherever it falls
+    names = {"mlm_loss", "mlm_accuracy", "sop_loss", "sop_accuracy", "gradient", "rate", *CLOCKS}
+    assert names | {"step", "kind", "tokens"} == set(train[0])
+    assert [line["tokens"] for line in train] == [384, 768, 896]
+    assert [line["step"] for line in found if line["kind"] == "eval"] == [4, 7]
+
+
+@pytest.mark.parametrize("held", [0, 1])
+def test_a_corpus_with_hardly_any_held_out_text_trains(tmp_path, held):
+    """Nothing to evaluate on is no score of zero."""
+    shards = write_shards(tmp_path / "shards", train=40, held=held, parts=1)
+    goals = Goals(lengths="128", eval_rows=64)
+    outcome = Bench(shards, tiny(max_position_embeddings=128)).train(tmp_path / "run", goals, steps=3, batch=2)
+    assert outcome.metrics == {} and outcome.state.best == {} and lines(tmp_path / "run", "eval") == []
+
+
+def test_a_held_out_split_that_happens_to_give_no_row_is_no_score(bench, monkeypatch):
+    """Short documents give a row by chance, and few of them perhaps none."""
+    work = bench.work(Settings(steps=1, device="cpu"))
+    monkeypatch.setattr(pretrain.Stream, "rows_in_group", property(lambda self: 0))
+    assert work.evaluate() == {}
+
+
+def test_peak_is_a_plausible_number(monkeypatch):
+    monkeypatch.undo()
+    assert 1e8 < loop.peak(torch.device("cpu"), 128) < 1e15

@@ -1,0 +1,115 @@
+"""Real processes: killed, told to stop, and two training as one."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from albertkit.train import checkpoint
+from albertkit.train.loop import Run
+from albertkit.train.settings import Settings
+from albertkit.train.team import Team
+from tests.train.test_loop import lines, weights
+
+# As in the tests' own process: one thread, so that sums are made in the same order.
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+
+
+def command(shards: Path, out: Path, config: Path, **given) -> list[str]:
+    """`albertkit pretrain` with the settings of `Bench.train`."""
+    quick = {"batch": 8, "evaluations": 2, "log_every": 5, "lengths": "16", "eval_rows": 64, "device": "cpu"}
+    options = [f"--{name.replace('_', '-')}={value}" for name, value in {**quick, **given}.items()]
+    options.append("--no-tensorboard")
+    return ["-m", "albertkit", "pretrain", str(shards), "-o", str(out), "--shape", str(config), *options]
+
+
+@pytest.fixture
+def config(bench, tmp_path) -> Path:
+    path = tmp_path / "shape.json"
+    path.write_text(json.dumps(bench.config.to_dict()))
+    return path
+
+
+def wait_for(condition, process: subprocess.Popen, seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert process.poll() is None, process.stderr.read().decode()
+        assert time.monotonic() < end, "it takes too long"
+        time.sleep(0.002)
+
+
+def test_sigkill_and_sigterm_then_the_same_bits(bench, tmp_path, config):
+    """Killed by the system at a random moment, resumed, asked to stop, resumed again: as if nothing had happened."""
+    given = {"steps": 120, "save_steps": 5, "log_every": 1}
+    bench.train(tmp_path / "straight", **given)
+    out = tmp_path / "killed"
+    line = [sys.executable, *command(bench.shards, out, config, **given)]
+    with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENVIRONMENT) as process:
+        wait_for(lambda: len(checkpoint.steps(out)) > 1, process)
+        time.sleep(random.Random(0).uniform(0, 0.3))
+        process.kill()
+        assert process.wait() == -signal.SIGKILL
+    reached = checkpoint.steps(out)[-1]
+    assert 5 <= reached < 120 and not (out / "model").exists()
+    with subprocess.Popen(
+        [*line, "--resume"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENVIRONMENT
+    ) as process:
+        said = b""
+        while b"going on from step" not in said:
+            said = process.stderr.readline()
+            assert said, "it ended"
+        process.send_signal(signal.SIGTERM)
+        output, errors = process.communicate(timeout=60)
+        assert process.returncode == 0 and output == b""
+        assert b"and saved; the same command with --resume goes on" in errors
+    assert reached < checkpoint.steps(out)[-1] < 120 and not (out / "model").exists()
+    bench.train(out, resume=True, **given)
+    assert weights(out) == weights(tmp_path / "straight")
+    assert lines(out) == lines(tmp_path / "straight")
+
+
+def test_two_processes_train_as_one(bench, tmp_path, config):
+    """Four updates by one process, four by two, four by one again: the numbers of twelve by one."""
+    given = {"schedule": "constant", "warmup": 0.0, "log_every": 1, "evaluations": 1}
+    bench.train(tmp_path / "one", steps=4, **given)
+    bench.train(tmp_path / "team", steps=4, **given)
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2"]
+    line = command(bench.shards, tmp_path / "team", config, steps=8, **given)
+    done = subprocess.run(
+        [sys.executable, *torchrun, *line, "--resume"], capture_output=True, env=ENVIRONMENT, timeout=120
+    )
+    assert done.returncode == 0, done.stderr.decode()[-2000:]
+    assert len(done.stdout.splitlines()) == 1  # only the first process speaks
+    assert json.loads(done.stdout)["tokens"] == 8 * 128
+    for run in ("one", "team"):
+        bench.train(tmp_path / run, resume=True, steps=12, **given)
+    one, team = (lines(tmp_path / run, "train") for run in ("one", "team"))
+    assert [line["step"] for line in team] == [line["step"] for line in one] == list(range(1, 13))
+    for mine, theirs in zip(team, one, strict=True):
+        for name in ("mlm_loss", "sop_loss", "mlm_accuracy", "sop_accuracy"):
+            assert mine[name] == pytest.approx(theirs[name], abs=2e-6), (mine["step"], name)
+        assert mine["gradient"] == pytest.approx(theirs["gradient"], rel=1e-4)
+
+
+def test_the_first_process_writes_nothing_before_all_have_looked(tmp_path):
+    """Otherwise one that comes late would take the first one's checkpoint for somebody else's training."""
+    seen = []
+
+    class Crew(Team):
+        def wait(self) -> None:
+            seen.append(sorted(path.name for path in tmp_path.iterdir()))
+
+    run = object.__new__(Run)  # building one whole would need the other process
+    run.settings, run.out, run.crew = Settings(steps=1), tmp_path, Crew(0, 2, torch.device("cpu"))
+    run.state, run.save = checkpoint.State(), lambda: (tmp_path / "checkpoints").mkdir()
+    run.open(resume=False)
+    assert seen == [[], ["checkpoints", "settings.json"]]
