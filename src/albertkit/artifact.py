@@ -43,7 +43,7 @@ WEIGHTS_FILE = "model.safetensors"
 QUANTISED_FILE = "quantised.safetensors"
 META_FILE = "albertkit.json"
 QUANTISATIONS = {"int8": 8, "int4": 4}
-TASKS = ("pretrain", "classify", "tag", "answer", "choose", "embed")
+TASKS = ("pretrain", "classify", "tag", "answer", "choose", "intent", "embed")
 # Head → the class of transformers that reads the folder.
 ARCHITECTURES = {
     "classify": "AlbertForSequenceClassification",
@@ -73,13 +73,15 @@ class Meta:
     """Layers to apply by default; None means all."""
     quantisation: str | None = None
     """How the weights are stored, when not as floats."""
+    details: dict[str, Any] = field(default_factory=dict)
+    """Settings of the task: kind of labels, temperature, thresholds."""
     metrics: dict[str, Any] = field(default_factory=dict)
     """Scores, by name of the data they were measured on."""
     made: tuple[dict[str, Any], ...] = ()
     """What was done, first step first."""
 
     def __post_init__(self) -> None:
-        for name, kind in (("task", str), ("pooling", str), ("metrics", dict)):
+        for name, kind in (("task", str), ("pooling", str), ("details", dict), ("metrics", dict)):
             if not isinstance(getattr(self, name), kind):
                 raise AlbertkitError(f"{name} is {getattr(self, name)!r} in {META_FILE}; it must be a {kind.__name__}")
         if not all(isinstance(label, str) for label in self.labels) or not all(isinstance(s, dict) for s in self.made):
@@ -257,9 +259,16 @@ class Stored:
     """A hash that two models share only if they are the same."""
 
 
+def model_folder(folder: Path | str) -> Path:
+    """The folder itself, or the finished model inside the folder of a training."""
+    folder = Path(folder)
+    inner = folder / "model"
+    return inner if (inner / META_FILE).is_file() and not (folder / META_FILE).is_file() else folder
+
+
 def read_stored(folder: Path | str) -> Stored:
     """Open a model folder for running: an artifact as it is, anything else through its reader."""
-    folder = Path(folder)
+    folder = model_folder(folder)
     if not (folder / META_FILE).is_file():
         from albertkit.interop.convert import open_model
 
@@ -291,7 +300,7 @@ def read_stored(folder: Path | str) -> Stored:
 
 def read_artifact(folder: Path | str) -> Artifact:
     """Open a folder that albertkit wrote, with all weights as floats."""
-    folder = Path(folder)
+    folder = model_folder(folder)
     if not folder.is_dir():
         raise AlbertkitError(f"{folder} is not a folder; give the folder of a model")
     if not (folder / META_FILE).is_file():

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from albertkit.compress.quantize import pack, unpack
 from albertkit.errors import AlbertkitError, nearest
 from albertkit.runtime.batching import BUDGET, rows
 from albertkit.runtime.engine import Engine
+from albertkit.runtime.graph import as_float
 
 POOLINGS = ("mean", "cls", "pooler", "max")
 LONG = ("split", "truncate", "error")
@@ -87,6 +89,11 @@ class Albert:
         kind = stored.meta.quantisation or (f"int{bits}" if bits else "float")
         self.name = f"{stored.identity[:16]}-{kind}-{stored.meta.pooling}-depth{self.depth}-{self.max_tokens}"
         self.budget = budget
+        self.heads = {
+            name.split(".")[1]: (as_float(weights[name]), as_float(weights[name.replace("weight", "bias")]))
+            for name in weights
+            if name.startswith("heads.") and name.endswith(".linear.weight")
+        }
         if device == "cpu":
             self.engine: Any = Engine(self.config, weights, threads)
         else:
@@ -280,6 +287,62 @@ class Albert:
         word = piece.removeprefix("##").replace("▁", "")
         parts = text.split("[MASK]")
         return Guess(word or piece, score, "[MASK]".join(parts[: nth + 1]) + word + "[MASK]".join(parts[nth + 1 :]))
+
+    # Tasks -------------------------------------------------------------------------------------------------------
+    # For a model that was fine-tuned; `runtime/predict.py` does the work.
+
+    @cached_property
+    def task(self) -> Any:
+        """What the model was fine-tuned for."""
+        from albertkit.tasks.make import task_of
+
+        return task_of(self.meta)
+
+    def classify(self, texts: str | Iterable[str], pairs: str | Iterable[str] | None = None) -> Any:
+        """Class, classes or value of each text or pair, with probabilities: one `Label`, or a list of them."""
+        from albertkit.runtime.predict import listed, predict
+        from albertkit.tasks.examples import Text
+
+        first, single = listed(texts)
+        second = [None] * len(first) if pairs is None else listed(pairs)[0]
+        if len(second) != len(first):
+            raise AlbertkitError(f"there are {len(first)} texts and {len(second)} pairs; give one pair for each text")
+        found = predict(self, [Text(a, b) for a, b in zip(first, second, strict=True)], "classify")
+        return found[0] if single else found
+
+    def tag(self, texts: str | Iterable[str]) -> Any:
+        """The entities in each text, as spans of characters: one `Entities`, or a list of them."""
+        from albertkit.runtime.predict import listed, predict
+        from albertkit.tasks.examples import Tagged
+        from albertkit.tasks.tag import words_of
+
+        given, single = listed(texts)
+        found = predict(self, [Tagged(text, words_of(text)) for text in given], "tag")
+        return found[0] if single else found
+
+    def understand(self, texts: str | Iterable[str]) -> Any:
+        """Intent and slots of each text: one `Understood`, or a list of them."""
+        from albertkit.runtime.predict import listed, predict
+        from albertkit.tasks.examples import Tagged
+        from albertkit.tasks.tag import words_of
+
+        given, single = listed(texts)
+        found = predict(self, [Tagged(text, words_of(text)) for text in given], "intent")
+        return found[0] if single else found
+
+    def answer(self, question: str, context: str) -> Any:
+        """Where the context answers the question: a `Found`, empty if it does not."""
+        from albertkit.runtime.predict import predict
+        from albertkit.tasks.examples import Question
+
+        return predict(self, [Question("0", question, context)], "answer")[0]
+
+    def choose(self, context: str, question: str, choices: Iterable[str]) -> Any:
+        """Which choice is right: a `Chosen`."""
+        from albertkit.runtime.predict import predict
+        from albertkit.tasks.examples import Choice
+
+        return predict(self, [Choice(context, question, tuple(choices))], "choose")[0]
 
     # Checks ------------------------------------------------------------------------------------------------------
 

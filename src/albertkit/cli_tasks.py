@@ -1,0 +1,232 @@
+"""The verbs of the tasks: `finetune` and `evaluate`, and those that use a fine-tuned model.
+
+In: arguments. Out: calls into `train/tune.py` and `runtime/albert.py`, printed. With `cli.py` and its other parts, the only
+files that print.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from albertkit.cli_train import of, options
+from albertkit.errors import AlbertkitError, need
+from albertkit.train.settings import setting
+from albertkit.train.tuning import Options
+
+folder = click.Path(path_type=Path)
+as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON for machines.")
+
+
+@dataclasses.dataclass(frozen=True)
+class Reading:
+    """How to read labelled files; the same fields as `tasks.files.ReadOptions`."""
+
+    text_column: str | None = setting(None, "Column of the text: its name, or its number from 1.")
+    pair_column: str | None = setting(None, "Column of the second text.")
+    label_column: str | None = setting(None, "Column of the label.")
+    header: str = setting("auto", "Whether the first row names the columns: auto, yes, no.")
+    format: str = setting("auto", "csv, tsv, jsonl, json, parquet or columns.")
+    separator: str | None = setting(None, "What stands between several labels of one text, such as |.")
+    kind: str = setting("auto", "What labels are: single, multi, regression.")
+    split: str | None = setting(None, "Part of a file that holds several: train, dev, test.")
+    skip_bad: bool = setting(False, "Pass over bad rows and count them, instead of stopping.")
+
+
+def read_files(task: str, paths: dict[str, Path], reading: Reading) -> dict[str, list[Any]]:
+    """The examples of each file; notes go to stderr."""
+    from albertkit.tasks.reading import ReadOptions, check_labels, read
+
+    found = {}
+    for name, path in paths.items():
+        given = dataclasses.asdict(reading)
+        given["split"] = given["split"] or name
+        data = read(task, path, ReadOptions(**given))
+        for text in data.notes:
+            click.echo(f"{path}: {text}", err=True)
+        found[name] = data.examples
+    if "train" in found:
+        for text in check_labels(found["train"], found.get("dev", ()), unseen="note"):
+            click.echo(text, err=True)
+    return found
+
+
+@click.command(epilog="Example:  albertkit finetune classify train.tsv --dev dev.tsv -o sentiment --start FOLDER")
+@click.argument("task", type=click.Choice(["classify", "tag", "answer", "choose", "intent"]))
+@click.argument("train", type=folder)
+@click.option("--dev", type=folder, help="Held-out examples; without, one in ten of TRAIN.")
+@click.option("-o", "--out", type=folder, required=True, help="Folder for runs, report and model.")
+@click.option("--start", type=folder, required=True, help="The pre-trained model to start from.")
+@options(Options, Reading)
+def finetune(task: str, train: Path, dev: Path | None, out: Path, start: Path, **given: Any) -> None:
+    """Teach a model a TASK from the examples in TRAIN.
+
+    \b
+    classify   texts or pairs with classes, several classes, or numbers (csv, tsv, jsonl, parquet)
+    tag        words with labels (CoNLL columns, CLUENER, jsonl)
+    answer     SQuAD and CMRC questions
+    choose     RACE questions
+    intent     intents and slots (ATIS and SNIPS folders)
+
+    --out then holds model/, report.md and runs/. The same command goes on where it was stopped.
+    """
+    need("torch", "train", "fine-tuning")
+    from tqdm import tqdm
+
+    from albertkit.train.tune import finetune as tune
+
+    opts, reading = of(Options, given), of(Reading, given)
+    data = read_files(task, {"train": train, **({"dev": dev} if dev else {})}, reading)
+    if dev is None:
+        data["dev"], data["train"] = data["train"][::10], [e for i, e in enumerate(data["train"]) if i % 10]
+    done = tune(
+        task, data["train"], data["dev"], out, start, opts, bar=True,
+        say=lambda text: tqdm.write(text, file=sys.stderr),
+    )  # fmt: skip
+    click.echo(json.dumps({"model": str(done.model), **done.metrics}))
+
+
+@click.command(epilog="Example:  albertkit evaluate sentiment test.tsv")
+@click.argument("model", type=folder)
+@click.argument("test", type=folder)
+@click.option("--bits", type=click.Choice(["8", "4"]), help="Quantise on opening.")
+@options(Reading)
+@as_json
+def evaluate(model: Path, test: Path, bits: str | None, as_json: bool, **given: Any) -> None:
+    """Measure a fine-tuned MODEL on the examples in TEST, on the torch-free runtime."""
+    from albertkit.runtime.albert import Albert
+    from albertkit.runtime.predict import predict
+
+    albert = Albert(model, bits=int(bits) if bits else None)
+    task = albert.meta.task
+    examples = read_files(task, {"test": test}, of(Reading, given))["test"]
+    metrics = albert.task.measure(predict(albert, examples, task), examples)
+    if as_json:
+        click.echo(json.dumps({"examples": len(examples), **metrics}))
+        return
+    click.echo(f"{len(examples):,} examples")
+    for name, value in metrics.items():
+        click.echo(f"  {name:24} {value:.4f}")
+
+
+def plain(result: Any) -> Any:
+    """A result as JSON."""
+    if dataclasses.is_dataclass(result) and not isinstance(result, type):
+        return {k: plain(v) for k, v in dataclasses.asdict(result).items()}
+    if isinstance(result, tuple | list):
+        return [plain(v) for v in result]
+    if isinstance(result, dict):
+        return {k: plain(v) for k, v in result.items()}
+    return result
+
+
+def lines(texts: Iterable[str]) -> list[str]:
+    """The texts given, or each line of stdin."""
+    found = list(texts)
+    return found or [line.rstrip("\n") for line in sys.stdin]
+
+
+@click.command(epilog="Example:  albertkit classify sentiment 'what a lovely film'")
+@click.argument("model", type=folder)
+@click.argument("texts", nargs=-1)
+@click.option("--pair", help="The second text of each pair.")
+@as_json
+def classify(model: Path, texts: tuple[str, ...], pair: str | None, as_json: bool) -> None:
+    """Say what class TEXTS (or the lines of stdin) have, with the probability."""
+    from albertkit.runtime.albert import Albert
+
+    given = lines(texts)
+    for text, found in zip(given, Albert(model).classify(given, [pair] * len(given) if pair else None), strict=True):
+        if as_json:
+            click.echo(json.dumps({"text": text, **plain(found)}, ensure_ascii=False))
+        else:
+            label = ", ".join(found.label) if isinstance(found.label, tuple) else found.label
+            shown = f"{label:.4f}" if isinstance(label, float) else f"{label}\t{found.probability:.1%}"
+            click.echo(f"{shown}\t{text}")
+
+
+@click.command(epilog="Example:  albertkit tag ner 'Angela Merkel visited Paris.'")
+@click.argument("model", type=folder)
+@click.argument("texts", nargs=-1)
+@as_json
+def tag(model: Path, texts: tuple[str, ...], as_json: bool) -> None:
+    """Find the entities in TEXTS (or the lines of stdin)."""
+    from albertkit.runtime.albert import Albert
+
+    given = lines(texts)
+    for text, found in zip(given, Albert(model).tag(given), strict=True):
+        if as_json:
+            click.echo(json.dumps(plain(found), ensure_ascii=False))
+        else:
+            for span in found.spans:
+                click.echo(f"{span.label}\t{text[span.start : span.end]}\t{span.start}:{span.end}\t{span.score:.1%}")
+
+
+@click.command(epilog="Example:  albertkit intent atis 'flights from boston to denver on monday'")
+@click.argument("model", type=folder)
+@click.argument("texts", nargs=-1)
+@as_json
+def intent(model: Path, texts: tuple[str, ...], as_json: bool) -> None:
+    """Say what TEXTS (or the lines of stdin) ask for, and the slots they fill."""
+    from albertkit.runtime.albert import Albert
+
+    given = lines(texts)
+    for text, found in zip(given, Albert(model).understand(given), strict=True):
+        if as_json:
+            click.echo(json.dumps({"text": text, **plain(found)}, ensure_ascii=False))
+        else:
+            slots = ", ".join(f"{s.label}={text[s.start : s.end]}" for s in found.spans)
+            click.echo(f"{found.intent}\t{found.probability:.1%}\t{slots}")
+
+
+def whole(context: Path | None) -> str:
+    """A file's text, or all of stdin."""
+    try:
+        return context.read_text(encoding="utf-8") if context else sys.stdin.read()
+    except (OSError, UnicodeDecodeError) as error:
+        raise AlbertkitError(f"{context or 'stdin'} cannot be read as text: {error}") from None
+
+
+@click.command(epilog="Example:  albertkit answer qa 'Who wrote it?' --context book.txt")
+@click.argument("model", type=folder)
+@click.argument("question")
+@click.option("--context", type=folder, help="File with the text to read; without, stdin.")
+@as_json
+def answer(model: Path, question: str, context: Path | None, as_json: bool) -> None:
+    """Answer QUESTION with words of a text of any length."""
+    from albertkit.runtime.albert import Albert
+
+    text = whole(context)
+    found = Albert(model).answer(question, text)
+    if as_json:
+        click.echo(json.dumps(plain(found), ensure_ascii=False))
+    else:
+        click.echo(f"{found.text}\t{found.probability:.1%}\t{found.start}:{found.end}" if found.text else "no answer")
+
+
+@click.command(epilog="Example:  albertkit choose race 'What is it about?' rain sun snow --context story.txt")
+@click.argument("model", type=folder)
+@click.argument("question")
+@click.argument("choices", nargs=-1, required=True)
+@click.option("--context", type=folder, help="File with the text to read; without, stdin.")
+@as_json
+def choose(model: Path, question: str, choices: tuple[str, ...], context: Path | None, as_json: bool) -> None:
+    """Pick the right one of CHOICES for QUESTION about a text."""
+    from albertkit.runtime.albert import Albert
+
+    text = whole(context)
+    found = Albert(model).choose(text, question, choices)
+    if as_json:
+        click.echo(json.dumps(plain(found), ensure_ascii=False))
+    else:
+        for text, probability in zip(choices, found.probabilities, strict=True):
+            click.echo(f"{'→' if text == found.text else ' '} {probability:.1%}\t{text}")
+
+
+VERBS = (finetune, evaluate, classify, tag, intent, answer, choose)

@@ -1,0 +1,114 @@
+"""Multiple choice and reading comprehension: which of several choices answers a question about a context.
+
+In: `Choice` examples. Out: `Chosen`. Before this file: `examples.py`. Each choice is one input of the encoder, in the
+order of the choices: the context as first text, the question with the choice as second.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from albertkit.errors import AlbertkitError
+from albertkit.tasks.examples import Choice
+from albertkit.tasks.task import Feature
+from albertkit.tokenizer import Tokenizer
+
+_BLANK = re.compile("_+")
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The choice taken, its place among the choices, and the probability of each."""
+
+    index: int
+    text: str
+    probabilities: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Choose:
+    """Multiple choice; questions may have different numbers of choices."""
+
+    head = "choose"
+    labels: ClassVar[tuple[str, ...]] = ()
+    outputs = 1
+
+    @classmethod
+    def of(cls, examples: Sequence[Choice], **settings: Any) -> Choose:
+        """The task; the examples must say which choice is right."""
+        for example in examples:
+            if example.right is None:
+                raise AlbertkitError(
+                    f"{example.where or 'an example'} does not say which choice is right; training needs it"
+                )
+        return cls(**settings)
+
+    def features(self, examples: Sequence[Choice], tokenizer: Tokenizer, max_length: int) -> list[Feature]:
+        """One for each choice; the first of an example has the place of the right one as target.
+
+        The context loses its end where not all fits. A question so long that it leaves no room for the context loses
+        its beginning, since the choice is mostly at the end.
+        """
+        cls, sep = tokenizer.encode("", "", max_length=max_length).ids[:2]
+        for example in examples:
+            _check(example)
+        firsts = list(dict.fromkeys(example.context for example in examples))
+        contexts = dict(zip(firsts, tokenizer.encode_batch(firsts, add_specials=False), strict=True))
+        seconds = [joined(example.question, choice) for example in examples for choice in example.choices]
+        asked = iter(tokenizer.encode_batch(seconds, add_specials=False))
+        out: list[Feature] = []
+        for number, example in enumerate(examples):
+            context = contexts[example.context].ids
+            for place in range(len(example.choices)):
+                room = max_length - 3
+                second = next(asked).ids[-(room - bool(context)) :]
+                first = context[: room - len(second)]
+                ids = [cls, *first, sep, *second, sep]
+                segments = [0] * (len(first) + 2) + [1] * (len(second) + 1)
+                out.append(Feature(ids, segments, number, None if place else example.right))
+        return out
+
+    def results(
+        self, scores: Sequence[np.ndarray], features: Sequence[Feature], examples: Sequence[Choice]
+    ) -> list[Chosen]:
+        """The likeliest choice of each example, from the (1,) score of each feature."""
+        rows: list[list[float]] = [[] for _ in examples]
+        for score, feature in zip(scores, features, strict=True):
+            rows[feature.example].append(float(np.asarray(score).reshape(())))
+        out = []
+        for row, example in zip(rows, examples, strict=True):
+            chances = np.exp(np.array(row) - max(row))
+            chances /= chances.sum()
+            best = int(chances.argmax())
+            out.append(Chosen(best, example.choices[best], tuple(chances.tolist())))
+        return out
+
+    def measure(self, results: Sequence[Chosen], examples: Sequence[Choice]) -> dict[str, float]:
+        """The share of right choices, among examples that say which is right."""
+        hits = [r.index == e.right for r, e in zip(results, examples, strict=True) if e.right is not None]
+        return {"accuracy": sum(hits) / max(1, len(hits))}
+
+
+def joined(question: str, choice: str) -> str:
+    """Question and choice as one text: the choice goes into the blanks, or behind the question.
+
+    >>> joined("Tom lives in _ .", "Leeds"), joined("Where does Tom live?", "Leeds")
+    ('Tom lives in Leeds .', 'Where does Tom live? Leeds')
+    """
+    if "_" not in question:
+        return f"{question} {choice}" if question else choice
+    return _BLANK.sub(lambda _: choice, question)
+
+
+def _check(example: Choice) -> None:
+    count, right = len(example.choices), example.right
+    if not count or (right is not None and not 0 <= right < count):
+        raise AlbertkitError(
+            f"{example.where or 'an example'} has {count} choices and number {right} is right, counted from 0; give at "
+            "least one choice, and a number that exists"
+        )

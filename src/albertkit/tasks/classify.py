@@ -1,0 +1,183 @@
+"""Classes and numbers for texts and pairs: one class, several at once, or a value.
+
+In: `Text` examples. Out: `Label` results. Metrics are scikit-learn's and scipy's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from albertkit.errors import AlbertkitError, nearest, need
+from albertkit.tasks.examples import Text
+from albertkit.tasks.task import Feature
+from albertkit.tokenizer import Tokenizer
+
+KINDS = ("single", "multi", "regression")
+
+
+@dataclass(frozen=True)
+class Label:
+    """What a text was found to be."""
+
+    label: str | tuple[str, ...] | float
+    """The class, the classes, or the value."""
+    probability: float = 1.0
+    """How sure: of the class, or of all classes of a multi-label answer together."""
+    probabilities: dict[str, float] | None = None
+    """Of every class."""
+
+
+@dataclass(frozen=True)
+class Classify:
+    """Text classification, single or pair; sentiment, matching, regression."""
+
+    labels: tuple[str, ...]
+    kind: str = "single"
+    temperature: float = 1.0
+    """Scores are divided by it, so that probabilities mean what they say; found on held-out examples."""
+    threshold: float = 0.5
+    """Multi-label: classes at least this likely are given."""
+    weights: tuple[float, ...] | None = None
+    """Of each class in the loss; None weighs all alike."""
+    middle: float = 0.0
+    spread: float = 1.0
+    """Regression: value = middle + spread · score."""
+
+    head = "classify"
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise AlbertkitError(f"kind is {self.kind!r}; choose one of {', '.join(KINDS)}")
+
+    @classmethod
+    def of(cls, examples: Sequence[Text], kind: str | None = None) -> Classify:
+        """The task that these examples are about: kind and classes as found in their labels."""
+        found = [e.label for e in examples]
+        if not found or any(label is None for label in found):
+            where = next((e.where for e in examples if e.label is None), "the data")
+            raise AlbertkitError(f"{where} has no label; training needs one for each text")
+        if kind is None:
+            first = found[0]
+            kind = "regression" if isinstance(first, float) else "multi" if isinstance(first, tuple) else "single"
+        if kind == "regression":
+            values = np.array([float(label) for label in found], np.float64)  # type: ignore[arg-type]
+            return cls((), "regression", middle=float(values.mean()), spread=float(values.std()) or 1.0)
+        counts = Counter(c for label in found for c in (label if isinstance(label, tuple) else (str(label),)))
+        if len(counts) < 2 and kind == "single":
+            raise AlbertkitError(f"all {len(found)} examples have the class {next(iter(counts))!r}; two are needed")
+        return cls(tuple(sorted(counts)), kind)
+
+    @property
+    def outputs(self) -> int:
+        """Rows of the head."""
+        return max(1, len(self.labels))
+
+    def features(self, examples: Sequence[Text], tokenizer: Tokenizer, max_length: int) -> list[Feature]:
+        """One feature for each example; the longer text of a pair is cut first."""
+        alone = [i for i, e in enumerate(examples) if e.pair is None]
+        paired = [i for i, e in enumerate(examples) if e.pair is not None]
+        made: list[Feature | None] = [None] * len(examples)
+        for places in (alone, paired):
+            pairs = [examples[i].pair or "" for i in places] if places is paired else None
+            found = tokenizer.encode_batch([examples[i].text for i in places], pairs, max_length=max_length)
+            for i, encoding in zip(places, found, strict=True):
+                made[i] = Feature(encoding.ids, encoding.segments, i, self.target(examples[i]))
+        return [feature for feature in made if feature is not None]
+
+    def target(self, example: Text) -> int | list[float] | float | None:
+        """The label in numbers: a row, a list of 0 and 1, or the value in spreads from the middle."""
+        label = example.label
+        if label is None:
+            return None
+        if self.kind == "regression":
+            return (float(label) - self.middle) / self.spread  # type: ignore[arg-type]
+        for one in label if isinstance(label, tuple) else (str(label),):
+            if one not in self.labels:
+                raise AlbertkitError(
+                    f"{example.where or 'an example'} has the class {one!r}{nearest(one, self.labels)}, which the training "
+                    f"data does not have; known are {', '.join(self.labels[:20])}"
+                )
+        if self.kind == "multi":
+            return [float(name in (label if isinstance(label, tuple) else (label,))) for name in self.labels]
+        return self.labels.index(str(label))
+
+    def results(
+        self, scores: Sequence[np.ndarray], features: Sequence[Feature], examples: Sequence[Text]
+    ) -> list[Label]:
+        """One `Label` for each example."""
+        return [self.result(np.asarray(row, np.float64)) for row in scores]
+
+    def result(self, row: np.ndarray) -> Label:
+        """Scores of one text (classes,) → its label."""
+        if self.kind == "regression":
+            return Label(self.middle + self.spread * float(row[0]))
+        chances = self.chances(row[None])[0]
+        by_name = dict(zip(self.labels, chances.tolist(), strict=True))
+        if self.kind == "multi":
+            given = tuple(name for name, p in by_name.items() if p >= self.threshold)
+            sure = float(np.prod(np.maximum(chances, 1 - chances)))
+            return Label(given, sure, by_name)
+        best = int(chances.argmax())
+        return Label(self.labels[best], float(chances[best]), by_name)
+
+    def chances(self, scores: np.ndarray) -> np.ndarray:
+        """(n, classes) scores → probabilities, at the task's temperature."""
+        scores = scores / self.temperature
+        if self.kind == "multi":
+            return 1 / (1 + np.exp(-np.clip(scores, -60, 60)))
+        scores = np.exp(scores - scores.max(-1, keepdims=True))
+        return scores / scores.sum(-1, keepdims=True)
+
+    def measure(self, results: Sequence[Label], examples: Sequence[Text]) -> dict[str, float]:
+        """Accuracy, F1 (of the second of two classes, else the mean over classes), Matthews' correlation; or correlations."""
+        need("sklearn", "train", "measuring")
+        from scipy.stats import pearsonr, spearmanr
+        from sklearn import metrics
+
+        if self.kind == "regression":
+            found = [float(r.label) for r in results]  # type: ignore[arg-type]
+            right = [float(e.label) for e in examples]  # type: ignore[arg-type]
+            flat = len(set(found)) < 2 or len(set(right)) < 2
+            return {
+                "spearman": 0.0 if flat else float(spearmanr(found, right).statistic),
+                "pearson": 0.0 if flat else float(pearsonr(found, right).statistic),
+                "rmse": math.sqrt(metrics.mean_squared_error(right, found)),
+            }
+        if self.kind == "multi":
+            truth = np.array([self.target(e) for e in examples])
+            guess = np.array([[float(n in r.label) for n in self.labels] for r in results])  # type: ignore[operator]
+            return {
+                "f1": float(metrics.f1_score(truth, guess, average="micro", zero_division=0)),
+                "f1_macro": float(metrics.f1_score(truth, guess, average="macro", zero_division=0)),
+                "exact": float((truth == guess).all(1).mean()),
+            }
+        right_names, names = [str(e.label) for e in examples], [str(r.label) for r in results]
+        two = {"average": "binary", "pos_label": self.labels[1]} if len(self.labels) == 2 else {"average": "macro"}
+        return {
+            "accuracy": float(metrics.accuracy_score(right_names, names)),
+            "f1": float(metrics.f1_score(right_names, names, zero_division=0, **two)),
+            "mcc": float(metrics.matthews_corrcoef(right_names, names)),
+        }
+
+    def calibrated(self, scores: np.ndarray, examples: Sequence[Text]) -> float:
+        """The temperature at which held-out labels are likeliest; 1 for a regression."""
+        if self.kind == "regression" or not len(scores):
+            return 1.0
+        from scipy.optimize import minimize_scalar
+
+        targets = np.array([self.target(e) for e in examples])
+
+        def loss(log_temperature: float) -> float:
+            scaled = scores.astype(np.float64) / math.exp(log_temperature)
+            if self.kind == "multi":
+                return float((np.logaddexp(0, scaled) - targets * scaled).mean())
+            top = scaled.max(1, keepdims=True)
+            total = top[:, 0] + np.log(np.exp(scaled - top).sum(1))
+            return float((total - scaled[np.arange(len(targets)), targets]).mean())
+
+        return math.exp(float(minimize_scalar(loss, bounds=(-2.0, 3.0), method="bounded").x))

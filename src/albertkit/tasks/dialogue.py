@@ -1,0 +1,95 @@
+"""Dialogue state tracking: what the user wants so far, turn by turn, from what each turn says.
+
+In: `Turn`s, and for each the probabilities of labels. Out: texts to classify (several labels each), `State`s, metrics.
+Before this file: `examples.py`; beside it: `classify.py`, which learns and finds the labels.
+
+A label is "slot=value" for what a turn informs of, "request=slot" for what it asks. Only values seen in training are
+labels, so a new value is missed, and counts as wrong. "dontcare" is a value like any other. A value is replaced by a
+later one and never taken back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from albertkit.errors import AlbertkitError
+from albertkit.tasks.examples import Text, Turn
+
+REQUEST = "request"
+
+
+@dataclass(frozen=True)
+class State:
+    """What holds after a turn, and what the turn asks for."""
+
+    goal: dict[str, str]
+    """The value of each slot so far."""
+    requests: frozenset[str]
+    """The slots asked for in this turn."""
+
+
+def texts(turns: Sequence[Turn]) -> list[Text]:
+    """What the classifier reads: the system's words, then the user's, with the labels of this turn, sorted."""
+    return [
+        Text(turn.system, turn.user, tuple(sorted({f"{slot}={value}" for slot, value in turn.said})), turn.where)
+        for turn in turns
+    ]
+
+
+def track(turns: Sequence[Turn], predictions: Sequence[Mapping[str, float]], threshold: float = 0.5) -> list[State]:
+    """The state after each turn. Turns of a dialogue come in order; another dialogue may come between them.
+
+    Per slot the likeliest value that reaches the threshold replaces the earlier one. A turn whose number does not go up
+    begins its dialogue anew.
+    """
+    if len(turns) != len(predictions):
+        raise AlbertkitError(f"there are {len(turns)} turns and {len(predictions)} predictions; give one for each turn")
+    goals: dict[str, tuple[int, dict[str, str]]] = {}  # last turn and goal of each dialogue
+    out = []
+    for turn, chances in zip(turns, predictions, strict=True):
+        last, goal = goals.get(turn.dialogue, (-1, {}))
+        goal = dict(goal) if turn.number > last else {}
+        best: dict[str, float] = {}
+        requests = set()
+        for label, chance in chances.items():
+            slot, mark, value = label.partition("=")
+            if not mark:
+                raise AlbertkitError(
+                    f"the label {label!r} has no '='; labels of a turn are slot=value and request=slot"
+                )
+            if chance < threshold:
+                continue
+            if slot == REQUEST:
+                requests.add(value)
+            elif chance > best.get(slot, -1.0):
+                best[slot], goal[slot] = chance, value
+        goals[turn.dialogue] = turn.number, goal
+        out.append(State(goal, frozenset(requests)))
+    return out
+
+
+def truth(turns: Sequence[Turn]) -> list[State]:
+    """The states that the data says are right."""
+    return [
+        State(
+            {slot: value for slot, value in turn.state if slot != REQUEST},
+            frozenset(value for slot, value in turn.said if slot == REQUEST),
+        )
+        for turn in turns
+    ]
+
+
+def measure(states: Sequence[State], turns: Sequence[Turn]) -> dict[str, float]:
+    """Shares of turns: with every slot right ("joint_goal"), with all requests right ("requests"), and for each slot
+    those with its value right, or rightly without one ("slot_food").
+    """
+    right = truth(turns)
+    pairs = list(zip(states, right, strict=True))
+    count = max(1, len(pairs))
+    slots = sorted({slot for state in right for slot in state.goal})
+    return {
+        "joint_goal": sum(a.goal == b.goal for a, b in pairs) / count,
+        "requests": sum(a.requests == b.requests for a, b in pairs) / count,
+        **{f"slot_{slot}": sum(a.goal.get(slot) == b.goal.get(slot) for a, b in pairs) / count for slot in slots},
+    }

@@ -1,0 +1,234 @@
+"""Sentence vectors, learnt from teachers, at several depths and widths at once, while masked words are not forgotten.
+
+In: a pre-trained model, `Passages` with their targets (`teachers.py`), and the shards for masked words. Out: a `Work` for `loop.py`.
+
+A batch holds texts of one length, so nothing is padded. One forward pass gives the mean vector after each of some depths; each, cut to each of some
+widths, is compared with the target cut alike:
+
+    loss = 2 · (1 - cos) + KL of the rows of in-batch similarities (scale 20)
+
+Every update also sees rows of masked words with the order of sentences, at the full depth and, for half of them, at a smaller one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from albertkit.artifact import Artifact
+from albertkit.data.passages import Passages
+from albertkit.errors import AlbertkitError
+from albertkit.model import AlbertModel, Batch
+from albertkit.model.encoder import Layer
+from albertkit.train import precision, pretrain
+from albertkit.train.checkpoint import State
+from albertkit.train.goals import Goals
+from albertkit.train.loop import Alarm
+from albertkit.train.settings import Settings, setting
+from albertkit.train.team import Team
+
+
+@dataclass(frozen=True)
+class Aims:
+    """What the vectors should be good at."""
+
+    depths: str = setting("3,6,9,12", "Depths at which the vectors should be good.")
+    widths: str = setting("64,128,256,384", "Widths to which a vector may be cut.")
+    tokens: int = setting(65_536, "Tokens of texts in one batch.")
+    most: int = setting(2_048, "Most texts in one batch.")
+    words: float = setting(0.25, "Weight of the masked-word loss; 0 leaves it out.")
+    scale: float = setting(20.0, "Similarities are multiplied with it before their rows are compared.")
+
+    def numbers(self, name: str) -> tuple[int, ...]:
+        """`depths` or `widths` as numbers."""
+        try:
+            found = tuple(sorted(int(n) for n in getattr(self, name).split(",")))
+        except ValueError:
+            found = ()
+        if not found or found[0] < 1:
+            raise AlbertkitError(f"{name} is {getattr(self, name)!r}; write whole numbers with commas: 3,6,12")
+        return found
+
+
+class Objective(nn.Module):
+    """Texts with targets, or rows of masked words, to a loss."""
+
+    def __init__(self, model: AlbertModel, words: pretrain.Objective | None, aims: Aims) -> None:
+        super().__init__()
+        self.model, self.words, self.aims = model, words, aims
+        self.depths, self.widths = aims.numbers("depths"), aims.numbers("widths")
+        self.dtype = torch.float32
+
+    def forward(self, kind: str, *given: Tensor) -> tuple[Tensor, Tensor]:
+        """(loss, sums of `Distilling.measures`)."""
+        if kind == "words" and self.words is not None:
+            self.words.dtype = self.dtype
+            loss, sums = self.words(*given)
+            empty = torch.zeros(len(self.depths), 2, device=sums.device)
+            return self.aims.words * loss, torch.cat([empty, sums[:2]])
+        ids, wanted = given
+        found = self.vectors(ids)
+        wanted = wanted.float()
+        losses = [self.compare(vectors, wanted) for vectors in found]
+        alike = [F.cosine_similarity(v, wanted[:, : v.shape[1]]).detach().sum() for v in found]
+        count = torch.tensor(float(len(ids)), device=ids.device)
+        sums = torch.stack([torch.stack([a, count]) for a in alike])
+        return torch.stack(losses).mean(), torch.cat([sums, torch.zeros(2, 2, device=ids.device)])
+
+    def vectors(self, ids: Tensor) -> list[Tensor]:
+        """(texts, length) → the mean vector of each text after each depth."""
+        batch = Batch.unpad(ids)
+        out = precision.call(
+            self.model, self.dtype, batch, depth=self.depths[-1], keep_layers=True, heads=()
+        ).encoded  # fmt: skip
+        return [out.layers[d].view(*ids.shape, -1).float().mean(1) for d in self.depths]
+
+    def compare(self, vectors: Tensor, wanted: Tensor) -> Tensor:
+        """The mean over widths of distance and of the rows of similarities."""
+        losses = []
+        for width in self.widths:
+            mine, theirs = F.normalize(vectors[:, :width], dim=-1), F.normalize(wanted[:, :width], dim=-1)
+            near = 2 * (1 - (mine * theirs).sum(-1).mean())
+            hide = torch.eye(len(mine), device=mine.device, dtype=torch.bool)
+            scores = (self.aims.scale * mine @ mine.T).masked_fill(hide, -1e4)
+            goal = (self.aims.scale * theirs @ theirs.T).masked_fill(hide, -1e4)
+            rows = F.kl_div(scores.log_softmax(-1), goal.log_softmax(-1), log_target=True, reduction="batchmean")
+            losses.append(near + rows)
+        return torch.stack(losses).mean()
+
+
+class Distilling:
+    """The work of learning sentence vectors, for `loop.train`."""
+
+    def __init__(
+        self, start: Artifact, passages: Path, shards: Path | None, settings: Settings, aims: Aims | None = None
+    ) -> None:
+        self.start, self.settings, self.aims = start, settings, aims or Aims()
+        self.passages = Passages.open(passages)
+        self.targets = np.load(passages / "targets.npy", mmap_mode="r", allow_pickle=False)
+        if start.tokenizer is None or len(self.targets) != len(self.passages):
+            raise AlbertkitError(
+                f"{passages} has {len(self.passages)} texts and {len(self.targets)} targets; draw anew"
+            )
+        self.tokenizer = start.tokenizer
+        self.ends = (self.tokenizer.cls_id or 0, self.tokenizer.sep_id or 0)
+        torch.manual_seed(settings.seed)
+        self.words: pretrain.Pretraining | None = None
+        if shards is not None and self.aims.words:
+            rows = dataclasses.replace(settings, batch=max(1, settings.batch))
+            self.words = pretrain.Pretraining(shards, start.config, rows, Goals(eval_rows=512), start)
+            self.model = self.words.model
+        else:
+            self.model = AlbertModel.from_artifact(start)
+        inner = self.words.objective if self.words else None
+        self.objective = Objective(self.model, inner, self.aims)
+        if max(self.objective.widths) > min(start.config.hidden_size, self.targets.shape[1]):
+            raise AlbertkitError(
+                f"widths go up to {max(self.objective.widths)}; vectors have {start.config.hidden_size}"
+            )
+        lengths = self.passages.lengths
+        self.lengths, self.firsts = np.unique(lengths, return_index=True)
+        self.counts = np.diff(self.firsts, append=len(lengths))
+        enough = (self.counts >= 8) & (self.lengths + 2 <= start.config.max_position_embeddings)
+        self.lengths, self.firsts, self.counts = self.lengths[enough], self.firsts[enough], self.counts[enough]
+        if not len(self.lengths):
+            raise AlbertkitError(f"{passages} holds too few texts of any one length; draw more")
+        self.chances = self.counts * self.lengths / (self.counts * self.lengths).sum()
+        self.operations = 3 * pretrain.operations(start.config, 64)["total"]
+
+    @property
+    def measures(self) -> tuple[str, ...]:
+        """Cosine with the target after each depth, then masked words."""
+        return (*(f"cosine_{d}" for d in self.objective.depths), "mlm_loss", "mlm_accuracy")
+
+    @property
+    def better(self) -> str:
+        """The last depth's likeness to the teachers."""
+        return f"cosine_{self.objective.depths[-1]}"
+
+    def compile(self) -> None:
+        """One layer for all lengths."""
+        for module in self.model.encoder.modules():
+            if isinstance(module, Layer):
+                module.compile(dynamic=True)
+
+    def next(self, step: int, progress: float, crew: Team) -> tuple[list[tuple[Any, ...]], int]:
+        """Texts of one length, and rows of masked words."""
+        self.objective.dtype = precision.choose(self.settings, crew.device)
+        ids, wanted = self.texts(np.random.default_rng([self.settings.seed, 7, step, crew.rank]), crew.device)
+        parts: list[tuple[Any, ...]] = [("texts", ids, wanted)]
+        tokens = ids.numel() * crew.world
+        if self.words is not None:
+            rows, more = self.words.next(step, progress, crew)
+            parts += [("words", *row) for row in rows]
+            tokens += more
+        return parts, tokens
+
+    def texts(self, rng: np.random.Generator, device: torch.device) -> tuple[Tensor, Tensor]:
+        """A batch of texts of one length, drawn so that every token of the passages is as likely."""
+        at = int(rng.choice(len(self.lengths), p=self.chances))
+        length, first, count = int(self.lengths[at]), int(self.firsts[at]), int(self.counts[at])
+        rows = min(count, self.aims.most, max(8, self.aims.tokens // (length + 2)))
+        chosen = np.sort(
+            first + rng.permutation(count)[:rows] if count < 4 * rows else first + rng.integers(0, count, rows)
+        )
+        starts = self.passages.ends[chosen] - length
+        table = np.empty((rows, length + 2), np.int32)
+        table[:, 0], table[:, -1] = self.ends
+        table[:, 1:-1] = self.passages.ids[starts[:, None] + np.arange(length)]
+        found = torch.from_numpy(table), torch.from_numpy(self.targets[chosen])
+        if device.type == "cuda":
+            found = tuple(t.pin_memory().to(device, non_blocking=True) for t in found)  # type: ignore[assignment]
+        return found[0].long(), found[1]
+
+    @torch.no_grad()
+    def evaluate(self) -> dict[str, float]:
+        """Likeness on fixed batches, and the masked words of held-out rows."""
+        device = next(self.model.parameters()).device
+        sums = torch.zeros(len(self.measures), 2, device=device)
+        with torch.compiler.set_stance("force_eager"):
+            for number in range(8):
+                sums += self.objective("texts", *self.texts(np.random.default_rng([10**6, number]), device))[1]
+        found = {n: a / max(b, 1) for n, (a, b) in zip(self.measures, sums.tolist(), strict=True)}
+        if self.words is not None:
+            found |= {k: v for k, v in self.words.evaluate().items() if k in found}
+        return {k: v for k, v in found.items() if v}
+
+    def alarm(self, numbers: dict[str, float], progress: float, step: int) -> Alarm | None:
+        """None: a rate that is too high shows as a number that is not finite."""
+        return None
+
+    def place(self) -> dict[str, Any]:
+        """Where the rows of masked words stand; texts follow from the step."""
+        return {"words": self.words.place()} if self.words else {}
+
+    def restore(self, artifact: Artifact, data: dict[str, Any]) -> None:
+        """Saved weights, and the place in the rows."""
+        if self.words is not None:
+            self.words.restore(artifact, data.get("words", {}))
+        else:
+            state = {name: torch.from_numpy(np.array(array, copy=True)) for name, array in artifact.weights.items()}
+            self.model.load_state_dict(state)
+
+    def artifact(self, metrics: dict[str, float], state: State) -> Artifact:
+        """The model as it is now: made for vectors, with the mean of the tokens as its pooling."""
+        done = {
+            "step": "distill",
+            "updates": state.step,
+            "tokens": state.tokens,
+            "minutes": round(state.seconds / 60, 2),
+            "texts": len(self.passages),
+            "settings": {k: v for k, v in {**asdict(self.settings), **asdict(self.aims)}.items() if v is not None},
+        }
+        meta = dataclasses.replace(
+            self.start.meta, task="embed", pooling="mean", normalise=True, quantisation=None,
+            metrics={**self.start.meta.metrics, "vectors": metrics}, made=(*self.start.meta.made, done),
+        )  # fmt: skip
+        return Artifact(self.model.config, self.model.weights(), self.tokenizer, meta)

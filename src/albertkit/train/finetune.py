@@ -1,0 +1,322 @@
+"""Fine-tuning: labelled examples and a pre-trained model to a model for one task.
+
+In: a `Task` (`tasks/`), examples, the model to start from, `Settings`. Out: a `Work` for `loop.py`; `finetune` does all of it.
+
+Texts are packed without padding. Batches hold texts of like length: a stretch of shuffled examples is sorted, cut into batches, and the
+batches are shuffled; seed and epoch decide it, so that a place in the data is two numbers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from albertkit.artifact import Artifact
+from albertkit.compress.plan import operations
+from albertkit.errors import AlbertkitError
+from albertkit.model import AlbertModel, Batch, ModelOutput
+from albertkit.model.model import build_head
+from albertkit.runtime.batching import groups
+from albertkit.tasks.task import Feature, Task
+from albertkit.tokenizer import Tokenizer
+from albertkit.train import precision
+from albertkit.train.checkpoint import State
+from albertkit.train.loop import Alarm
+from albertkit.train.settings import Settings
+from albertkit.train.team import Team
+
+STRETCH = 50  # batches that are sorted by length together
+BUDGET = 4096  # tokens at once in an evaluation
+IGNORED = -100
+
+
+# Losses ----------------------------------------------------------------------------------------------------------
+# Each takes the model's output and the targets of the texts, and gives the mean loss.
+
+
+def classify_loss(task: Any, out: ModelOutput, targets: list[Any]) -> Tensor:
+    """Cross-entropy; of each class alone for several labels; squared distance for values."""
+    scores = out.heads["classify"].logits.float()  # (texts, classes)
+    if task.kind == "single":
+        weights = getattr(task, "weights", None)
+        weight = None if weights is None else torch.tensor(weights, device=scores.device)
+        return F.cross_entropy(scores, torch.tensor(targets, device=scores.device), weight)
+    wanted = torch.tensor(targets, dtype=torch.float32, device=scores.device)
+    if task.kind == "multi":
+        return F.binary_cross_entropy_with_logits(scores, wanted)
+    return F.mse_loss(scores[:, 0], wanted)
+
+
+def tag_loss(task: Any, out: ModelOutput, targets: list[Any]) -> Tensor:
+    """Cross-entropy at the first piece of each word."""
+    scores = out.heads["tag"].logits.float()  # (tokens, labels)
+    wanted = torch.tensor([t for row in targets for t in row], device=scores.device)
+    total = F.cross_entropy(scores, wanted, ignore_index=IGNORED, reduction="sum")
+    return total / (wanted != IGNORED).sum().clamp(min=1)
+
+
+def answer_loss(task: Any, out: ModelOutput, targets: list[Any]) -> Tensor:
+    """Cross-entropy of the first and of the last token of the answer, over the tokens of each text."""
+    found, batch = out.heads["answer"], out.encoded.batch
+    wanted = torch.tensor(targets, device=found.start.device)  # (texts, 2)
+    losses = [
+        F.cross_entropy(batch.pad(scores.float(), -1e4), wanted[:, side])
+        for side, scores in enumerate((found.start, found.end))
+    ]
+    return (losses[0] + losses[1]) / 2
+
+
+def choose_loss(task: Any, out: ModelOutput, targets: list[Any]) -> Tensor:
+    """Cross-entropy over the choices of each question."""
+    scores = out.heads["choose"].logits.float()  # (questions, choices)
+    return F.cross_entropy(scores, torch.tensor([t for t in targets if t is not None], device=scores.device))
+
+
+def intent_loss(task: Any, out: ModelOutput, targets: list[Any]) -> Tensor:
+    """Intent and slots together."""
+    scores = out.heads["classify"].logits.float()
+    intents = F.cross_entropy(scores, torch.tensor([t[0] for t in targets], device=scores.device))
+    return intents + tag_loss(task, out, [t[1] for t in targets])
+
+
+LOSSES: dict[tuple[str, ...], Callable[[Any, ModelOutput, list[Any]], Tensor]] = {
+    ("classify",): classify_loss,
+    ("tag",): tag_loss,
+    ("answer",): answer_loss,
+    ("choose",): choose_loss,
+    ("classify", "tag"): intent_loss,
+}
+
+
+def heads_of(task: Task) -> tuple[str, ...]:
+    """The heads a task reads."""
+    return task.head if isinstance(task.head, tuple) else (task.head,)
+
+
+class Objective(nn.Module):
+    """Texts and targets to a loss."""
+
+    def __init__(self, model: AlbertModel, task: Task) -> None:
+        super().__init__()
+        self.model, self.task = model, task
+        self.heads = heads_of(task)
+        self.dtype = torch.float32
+
+    def run(self, batch: Batch, choices: int) -> ModelOutput:
+        """The model's output for the task's heads."""
+        inputs = {"choose": {"choices": choices}} if "choose" in self.heads else None
+        out: ModelOutput = precision.call(self.model, self.dtype, batch, heads=self.heads, inputs=inputs)
+        return out
+
+    def forward(self, batch: Batch, targets: list[Any], choices: int, texts: int) -> tuple[Tensor, Tensor]:
+        """(loss, its sum and count)."""
+        loss = LOSSES[self.heads](self.task, self.run(batch, choices), targets)
+        return loss, torch.stack([loss.detach() * texts, torch.full_like(loss, texts).detach()])[None]
+
+
+class Finetuning:
+    """The work of fine-tuning, for `loop.train`."""
+
+    measures = ("loss",)
+
+    def __init__(
+        self,
+        task: Task,
+        start: Artifact,
+        train: Sequence[Any],
+        dev: Sequence[Any],
+        settings: Settings,
+        max_length: int = 128,
+        metric: str | None = None,
+    ) -> None:
+        if start.tokenizer is None:
+            raise AlbertkitError("the model to start from holds no tokenizer, so it cannot read text")
+        self.task, self.start, self.settings = task, start, settings
+        self.tokenizer: Tokenizer = start.tokenizer
+        self.max_length = min(max_length, start.config.max_position_embeddings)
+        self.dev = dev
+        self.features = units(task.features(train, self.tokenizer, self.max_length), len(train))
+        if not self.features:
+            raise AlbertkitError("there are no examples to learn from")
+        self.dev_features = task.features(dev, self.tokenizer, self.max_length) if len(dev) else []
+        torch.manual_seed(settings.seed)
+        self.model = fresh(start, task)
+        self.objective = Objective(self.model, task)
+        self.metric = metric
+        length = int(np.mean([len(f.ids) for unit in self.features for f in unit]))
+        self.operations = 3 * operations(start.config, max(1, min(length, self.max_length)))["total"]
+        self.at = (0, 0)
+        self._order: tuple[int, list[np.ndarray]] | None = None
+        self.seen: list[Any] = []
+
+    @property
+    def better(self) -> str:
+        """The score that chooses the best checkpoint: the one asked for, or the task's first."""
+        return self.metric or next(iter(self.names()), "loss")
+
+    def names(self) -> list[str]:
+        """Names of the scores there are, once an evaluation has been made."""
+        return self.seen
+
+    def compile(self) -> None:
+        """Nothing: lengths differ from batch to batch."""
+
+    @property
+    def batches(self) -> int:
+        """Batches in an epoch."""
+        return -(-len(self.features) // self.settings.batch)
+
+    def order(self, epoch: int) -> list[np.ndarray]:
+        """The examples of each batch of an epoch."""
+        if self._order is None or self._order[0] != epoch:
+            rng = np.random.default_rng([self.settings.seed, epoch])
+            order, size = rng.permutation(len(self.features)), self.settings.batch
+            lengths = np.array([max(len(f.ids) for f in unit) for unit in self.features])
+            made = []
+            for start in range(0, len(order), STRETCH * size):
+                stretch = order[start : start + STRETCH * size]
+                stretch = stretch[np.argsort(-lengths[stretch], kind="stable")]
+                made += [stretch[i : i + size] for i in range(0, len(stretch), size)]
+            self._order = epoch, [made[i] for i in rng.permutation(len(made))]
+        return self._order[1]
+
+    def next(self, step: int, progress: float, crew: Team) -> tuple[list[tuple[Any, ...]], int]:
+        """This process's texts of the next batch."""
+        self.objective.dtype = precision.choose(self.settings, crew.device)
+        epoch, number = self.at
+        whole = self.order(epoch)[number]
+        self.at = (epoch, number + 1) if number + 1 < len(self.order(epoch)) else (epoch + 1, 0)
+        mine = whole[crew.rank :: crew.world] if len(whole) >= crew.world else whole
+        most = self.settings.micro or len(mine)
+        tokens = sum(len(f.ids) for i in whole for f in self.features[i])
+        parts = [self.part([self.features[i] for i in mine[s : s + most]], crew) for s in range(0, len(mine), most)]
+        return parts, tokens
+
+    def part(self, chosen: list[list[Feature]], crew: Team) -> tuple[Any, ...]:
+        """Some examples as (batch, targets, choices, texts)."""
+        features = [feature for unit in chosen for feature in unit]
+        batch = Batch.of([f.ids for f in features], [f.segments for f in features]).to(crew.device)
+        return batch, [f.target for f in features], len(chosen[0]), len(chosen)
+
+    @torch.no_grad()
+    def scores(self, features: Sequence[Feature]) -> list[Any]:
+        """The heads' scores for each feature, as the task reads them."""
+        self.objective.eval()
+        found: list[Any] = [None] * len(features)
+        device = next(self.model.parameters()).device
+        for places in groups([len(f.ids) for f in features], BUDGET, BUDGET):
+            batch = Batch.of([features[i].ids for i in places], [features[i].segments for i in places]).to(device)
+            out = self.objective.run(batch, 1)
+            for i, row in zip(places, split_scores(out, self.objective.heads), strict=True):
+                found[i] = row
+        return found
+
+    def evaluate(self) -> dict[str, float]:
+        """The task's metrics on the held-out examples."""
+        if not self.dev_features:
+            return {}
+        self.last_scores = self.scores(self.dev_features)
+        self.results = self.task.results(self.last_scores, self.dev_features, self.dev)
+        found = self.task.measure(self.results, self.dev)
+        self.seen = list(found)
+        if self.metric is not None and self.metric not in found:
+            raise AlbertkitError(f"there is no metric {self.metric!r}; choose one of {', '.join(found)}")
+        return found
+
+    def alarm(self, numbers: dict[str, float], progress: float, step: int) -> Alarm | None:
+        """None: whether a fine-tuning collapsed is judged by its predictions, when it is done."""
+        return None
+
+    def place(self) -> dict[str, Any]:
+        """Epoch and batch."""
+        return {"epoch": self.at[0], "batch": self.at[1]}
+
+    def restore(self, artifact: Artifact, data: dict[str, Any]) -> None:
+        """Saved weights, and the place in the data."""
+        state = {name: torch.from_numpy(np.array(array, copy=True)) for name, array in artifact.weights.items()}
+        self.model.load_state_dict(state)
+        self.at = (int(data.get("epoch", 0)), int(data.get("batch", 0)))
+
+    def artifact(self, metrics: dict[str, float], state: State) -> Artifact:
+        """The model as it is now."""
+        task = self.task
+        if metrics and hasattr(task, "calibrated") and len(self.dev):
+            task = dataclasses.replace(task, temperature=task.calibrated(np.stack(self.last_scores), self.dev))  # type: ignore[type-var]
+        done = {
+            "step": "finetune",
+            "task": type(task).__name__.lower(),
+            "updates": state.step,
+            "minutes": round(state.seconds / 60, 2),
+            "examples": len(self.features),
+            "settings": {k: v for k, v in asdict(self.settings).items() if v is not None},
+        }
+        meta = dataclasses.replace(
+            self.start.meta, task=kind_of(task), labels=tuple(task.labels), details=details(task, self.max_length),
+            metrics={"dev": metrics} if metrics else {}, made=(*self.start.meta.made, done), quantisation=None,
+        )  # fmt: skip
+        return Artifact(self.model.config, self.model.weights(), self.tokenizer, meta)
+
+
+def units(features: list[Feature], examples: int) -> list[list[Feature]]:
+    """What is drawn together: all choices of a question; else each feature by itself. Those without a target are left out."""
+    if any(f.target is None for f in features):
+        grouped: list[list[Feature]] = [[] for _ in range(examples)]
+        for feature in features:
+            grouped[feature.example].append(feature)
+        return [unit for unit in grouped if any(f.target is not None for f in unit)]
+    return [[feature] for feature in features]
+
+
+def split_scores(out: ModelOutput, heads: tuple[str, ...]) -> list[Any]:
+    """The heads' scores as one array (or a tuple of them) for each text."""
+    lengths = list(out.encoded.batch.lengths)
+    by_head: list[list[np.ndarray]] = []
+    for head in heads:
+        found = out.heads[head]
+        if head == "tag":
+            parts = found.logits.float().cpu().split(lengths)
+        elif head == "answer":
+            parts = torch.stack([found.start, found.end], -1).float().cpu().split(lengths)
+        else:
+            parts = found.logits.float().cpu().unbind(0)
+        by_head.append([part.numpy() for part in parts])
+    return by_head[0] if len(by_head) == 1 else list(zip(*by_head, strict=True))
+
+
+def fresh(start: Artifact, task: Task) -> AlbertModel:
+    """The encoder to start from, with fresh heads for the task; other heads are dropped."""
+    encoder = {name: array for name, array in start.weights.items() if name.startswith("encoder.")}
+    model = AlbertModel(start.config, {name: head_for(name, start, task) for name in heads_of(task)})
+    state = {name: torch.from_numpy(np.array(array, copy=True)) for name, array in encoder.items()}
+    missing, unexpected = model.load_state_dict(state, strict=False)
+    odd = [name for name in missing if not name.startswith(("heads.", "encoder.pooler."))] + list(unexpected)
+    if odd:
+        raise AlbertkitError(f"the weights do not fit the model at {odd[0]!r}")
+    return model
+
+
+def head_for(name: str, start: Artifact, task: Any) -> nn.Module:
+    """A fresh head with as many rows as the task has labels."""
+    labels = task.labels
+    if name == "classify":
+        labels = getattr(task, "intents", None) or range(task.outputs)
+    return build_head(name, start.config, labels=max(1, len(labels)))
+
+
+def kind_of(task: Task) -> str:
+    """The task's name in `albertkit.json`."""
+    heads = heads_of(task)
+    return "intent" if len(heads) > 1 else heads[0]
+
+
+def details(task: Any, max_length: int) -> dict[str, Any]:
+    """The task's settings, as JSON."""
+    plain = {f.name: getattr(task, f.name) for f in dataclasses.fields(task) if f.name != "labels"}
+    return {"max_length": max_length, **{k: list(v) if isinstance(v, tuple) else v for k, v in plain.items()}}

@@ -1,0 +1,166 @@
+"""`finetune`: examples to a finished model, with presets by size, several seeds, and a new start when a training collapses.
+
+In: a task's name, examples, a model to start from. Out: a folder:
+
+    OUT/model/          the artifact of the best run
+    OUT/report.md       metrics, worst errors, time and memory; confusion.png or reliability.png beside it
+    OUT/runs/seed-0/    each run as `loop.py` leaves it (metrics, checkpoints)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from albertkit.artifact import Artifact, read_artifact, write_artifact, write_json
+from albertkit.errors import AlbertkitError
+from albertkit.interop.convert import open_model
+from albertkit.tasks.make import make_task
+from albertkit.train.finetune import Finetuning
+from albertkit.train.loop import Outcome, train
+from albertkit.train.settings import Settings
+from albertkit.train.summary import write_report
+from albertkit.train.tuning import Options, preset_epochs, preset_rate
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """How a fine-tuning ended."""
+
+    model: Path
+    metrics: dict[str, float]
+    runs: list[dict[str, Any]]
+    """Seed, metrics, seconds and whether it collapsed, for each run."""
+
+
+def finetune(
+    task: str,
+    examples: Sequence[Any],
+    dev: Sequence[Any],
+    out: Path | str,
+    start: Artifact | Path | str,
+    options: Options | None = None,
+    say: Callable[[str], None] = lambda text: None,
+    bar: bool = False,
+    **settings: Any,
+) -> Tuned:
+    """Train a model for a task; run again, it goes on where it stopped. `settings` go to the task (kind, stride …)."""
+    options, out = options or Options(), Path(out)
+    artifact = start if isinstance(start, Artifact) else load(start)
+    made = make_task(task, examples, **settings)
+    if options.class_weights and getattr(made, "kind", "") == "single":
+        made = weighted(made, examples)
+    runs: list[dict[str, Any]] = []
+    best: tuple[float, Artifact, Finetuning] | None = None
+    for number in range(options.seeds):
+        work, outcome, notes = _one(made, artifact, examples, dev, out, options, options.seed + number, say, bar)
+        if outcome.model is None:
+            raise AlbertkitError(f"stopped; the same command goes on from {out}")
+        finished = read_artifact(outcome.model)
+        runs.append({**notes, "metrics": outcome.metrics})
+        score = sign(work.better) * outcome.metrics.get(work.better, 0.0)
+        if best is None or score > best[0]:
+            best = score, finished, work
+    assert best is not None
+    _, finished, work = best
+    if len(runs) > 1:
+        spread = summary([run["metrics"] for run in runs])
+        meta = dataclasses.replace(finished.meta, metrics={**finished.meta.metrics, "dev over seeds": spread})
+        finished = dataclasses.replace(finished, meta=meta)
+    write_artifact(finished, out / "model", overwrite=(out / "model").exists())
+    write_json(out / "runs.json", runs)
+    write_report(out, work, finished, runs)
+    return Tuned(out / "model", finished.meta.metrics.get("dev", {}), runs)
+
+
+def sign(metric: str) -> int:
+    """Whether more is better."""
+    return -1 if "loss" in metric or metric == "rmse" else 1
+
+
+def summary(metrics: list[dict[str, float]]) -> dict[str, list[float]]:
+    """Mean and standard deviation of each metric."""
+    return {
+        name: [statistics.fmean(m[name] for m in metrics), statistics.stdev(m[name] for m in metrics)]
+        for name in metrics[0]
+    }
+
+
+def load(start: Path | str) -> Artifact:
+    """A model folder of any kind."""
+    from albertkit.artifact import META_FILE, model_folder
+
+    folder = model_folder(Path(start))
+    return read_artifact(folder) if (folder / META_FILE).is_file() else open_model(folder)
+
+
+def weighted(task: Any, examples: Sequence[Any]) -> Any:
+    """The task with a weight for each class: the rarer, the more."""
+    counts = Counter(str(e.label) for e in examples)
+    weights = tuple(len(examples) / (len(task.labels) * counts[label]) for label in task.labels)
+    return dataclasses.replace(task, weights=weights)
+
+
+def _one(
+    task: Any,
+    start: Artifact,
+    examples: Sequence[Any],
+    dev: Sequence[Any],
+    out: Path,
+    options: Options,
+    seed: int,
+    say: Callable[[str], None],
+    bar: bool,
+) -> tuple[Finetuning, Outcome, dict[str, Any]]:
+    """One run, begun anew with another seed and half the rate as long as it collapses."""
+    rate = options.learning_rate or preset_rate(start.config)
+    collapsed = 0
+    while True:
+        this = seed + 1000 * collapsed
+        work = Finetuning(
+            task, start, examples, dev, plan_of(options, start, 1, rate, this), options.max_length, options.metric
+        )
+        epochs = options.epochs or preset_epochs(len(work.features))
+        work.settings = plan_of(options, start, max(1, round(work.batches * epochs)), rate, this, math.ceil(epochs))
+        work.model.encoder.checkpointing = options.checkpointing
+        began = time.perf_counter()
+        outcome = train(work, work.settings, out / "runs" / f"seed-{this}", resume=True, say=say, bar=bar)
+        notes = {"seed": this, "rate": rate, "seconds": time.perf_counter() - began, "collapsed": collapsed}
+        if outcome.model is None or not collapse(work) or collapsed >= options.restarts:
+            return work, outcome, notes
+        collapsed += 1
+        rate /= 2
+        say(f"the model answers the same to everything: collapsed. Starting again with rate {rate:g} and another seed")
+
+
+def plan_of(options: Options, start: Artifact, steps: int, rate: float, seed: int, evaluations: int = 1) -> Settings:
+    """The loop's settings for one run: an evaluation and a checkpoint each epoch, the best one is the result."""
+    return Settings(
+        steps=steps, batch=options.batch, micro=options.micro, learning_rate=rate, warmup=0.1, seed=seed,
+        evaluations=evaluations, patience=options.patience, take_best=True, device=options.device, compile="no",
+        tensorboard=False, keep=1,
+    )  # fmt: skip
+
+
+def collapse(work: Finetuning) -> bool:
+    """Whether every held-out example got the same answer, though they differ."""
+    if not len(work.dev):
+        return False
+    answers = {repr(work_answer(result)) for result in work.results}
+    return len(work.results) > 4 and len(answers) == 1
+
+
+def work_answer(result: Any) -> Any:
+    """What a result says, without how sure it is."""
+    for name in ("label", "index", "spans", "text"):
+        if hasattr(result, name):
+            value = getattr(result, name)
+            return round(value, 4) if isinstance(value, float) else value
+    return result

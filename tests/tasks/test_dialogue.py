@@ -1,0 +1,106 @@
+"""States of dialogues, from what turns say."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from albertkit.errors import AlbertkitError
+from albertkit.tasks.dialogue import State, measure, texts, track, truth
+from albertkit.tasks.examples import Text, Turn
+
+TURNS = [
+    Turn("600", 0, "", "An expensive place in the south.", (("area", "south"), ("price range", "expensive")),
+         (("price range", "expensive"), ("area", "south")), "woz.json:1"),
+    Turn("600", 1, "There is Chiquito.", "Its phone? Any area is fine.", (("area", "dontcare"), ("price range", "expensive")),
+         (("request", "phone"), ("request", "address"), ("area", "dontcare"))),
+    Turn("600", 2, "01223 400170.", "Thank you.", (("area", "dontcare"), ("price range", "expensive")), ()),
+    Turn("601", 0, "", "Tuscan food.", (("food", "tuscan"),), (("food", "tuscan"),)),
+]  # fmt: skip
+
+
+def oracle(turns):
+    return [dict.fromkeys(text.label, 0.9) for text in texts(turns)]
+
+
+def test_texts():
+    found = texts(TURNS)
+    assert found[0] == Text(
+        "", "An expensive place in the south.", ("area=south", "price range=expensive"), "woz.json:1"
+    )
+    assert found[1].label == ("area=dontcare", "request=address", "request=phone") and found[2].label == ()
+    assert found[1].text == "There is Chiquito." and found[1].pair == "Its phone? Any area is fine."
+
+
+def test_track_by_hand():
+    states = track(TURNS, oracle(TURNS))
+    assert states == truth(TURNS)
+    assert states[1] == State({"price range": "expensive", "area": "dontcare"}, frozenset({"phone", "address"}))
+    assert states[2].requests == frozenset() and states[3].goal == {"food": "tuscan"}
+    assert measure(states, TURNS) == {
+        "joint_goal": 1,
+        "requests": 1,
+        "slot_area": 1,
+        "slot_food": 1,
+        "slot_price range": 1,
+    }
+
+
+def test_the_likeliest_value_above_the_threshold():
+    turns = [Turn("1", i, "", "") for i in range(3)]
+    found = track(
+        turns,
+        [
+            {"area=south": 0.6, "area=north": 0.7, "food=thai": 0.4, "request=phone": 0.49},
+            {"area=south": 0.3, "food=thai": 0.5, "request=phone": 0.5},
+            {"area=east": 0.51, "area=dontcare": 0.9, "food=a=b": 0.8},
+        ],
+    )
+    assert [s.goal for s in found] == [
+        {"area": "north"},
+        {"area": "north", "food": "thai"},
+        {"area": "dontcare", "food": "a=b"},
+    ]
+    assert [set(s.requests) for s in found] == [set(), {"phone"}, set()]
+    assert track(turns[:1], [{"area=south": 0.6}], threshold=0.7)[0].goal == {}
+
+
+def test_dialogues_do_not_mix():
+    a, b = Turn("a", 0, "", ""), Turn("b", 0, "", "")
+    found = track([a, b, Turn("a", 1, "", ""), a], [{"x=1": 1.0}, {"x=2": 1.0}, {}, {}])
+    assert [s.goal for s in found] == [{"x": "1"}, {"x": "2"}, {"x": "1"}, {}]  # the last begins anew
+
+
+def test_measure_by_hand():
+    guesses = oracle(TURNS)
+    guesses[0].pop("area=south")  # wrong in the first turn only: the second says it anew
+    guesses[1].pop("request=phone")
+    guesses[3] = {"food=thai": 0.9}  # "tuscan" was not seen in training
+    found = measure(track(TURNS, guesses), TURNS)
+    assert next(iter(found)) == "joint_goal"
+    assert found == {"joint_goal": 0.5, "requests": 0.75, "slot_area": 0.75, "slot_food": 0.75, "slot_price range": 1.0}
+    assert measure([], []) == {"joint_goal": 0.0, "requests": 0.0}
+
+
+def test_errors():
+    with pytest.raises(AlbertkitError, match="4 turns and 1 predictions"):
+        track(TURNS, [{}])
+    with pytest.raises(AlbertkitError, match="'south' has no '='"):
+        track(TURNS[:1], [{"south": 0.9}])
+
+
+said = st.dictionaries(st.sampled_from(["food", "area"]), st.sampled_from(["x", "y", "dontcare"]))
+
+
+@given(st.lists(st.tuples(st.sampled_from("ab"), said, st.sets(st.sampled_from(["phone", "address"]))), max_size=10))
+def test_what_turns_say_adds_up(drawn):
+    goals: dict[str, dict[str, str]] = {}
+    turns = []
+    for number, (name, new, requests) in enumerate(drawn):
+        goals[name] = {**goals.get(name, {}), **new}
+        says = (*new.items(), *(("request", slot) for slot in requests))
+        turns.append(Turn(name, number, "", "", tuple(goals[name].items()), says))
+    states = track(turns, oracle(turns))
+    assert states == truth(turns)
+    assert set(measure(states, turns).values()) <= {1.0} or not turns

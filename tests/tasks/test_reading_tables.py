@@ -1,0 +1,305 @@
+"""Texts and pairs with labels: csv, tsv, JSONL, Parquet, GLUE, and which column is which."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import lzma
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from albertkit.errors import AlbertkitError
+from albertkit.tasks.examples import Text
+from albertkit.tasks.reading import ReadOptions, read
+
+
+def put(path, text):
+    path.write_bytes(text.encode())
+    return path
+
+
+def plain(data):
+    return [(e.text, e.pair, e.label) for e in data.examples]
+
+
+# GLUE and its Chinese relatives, as they come -------------------------------------------------------------------------
+
+
+def test_sst2(tmp_path):
+    path = put(tmp_path / "train.tsv", 'sentence\tlabel\nhide new secretions \t0\n\nno "wit" , only gags\t1\n')
+    data = read("classify", path)
+    assert data.examples == [
+        Text("hide new secretions", None, "0", f"{path}:2"),
+        Text('no "wit" , only gags', None, "1", f"{path}:4"),
+    ]
+    assert data.notes == ("text in column 1 'sentence', label in column 2 'label'",)
+
+
+def test_cola_has_no_header(tmp_path):
+    rows = "gj04\t1\t\tOur friends won't buy this.\ngj04\t0\t*\tThe more we it.\nbc01\t1\t\tHe ran.\n"
+    assert plain(read("classify", put(tmp_path / "train.tsv", rows))) == [
+        ("Our friends won't buy this.", None, "1"),
+        ("The more we it.", None, "0"),
+        ("He ran.", None, "1"),
+    ]
+
+
+def test_mrpc_mark_and_quotes(tmp_path):
+    rows = (
+        "\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String\n"
+        '1\t702876\t702977\t"He said so .\tShe said " so " .\n'
+        '0\t2108705\t2108831\tOne\t" Two\n'
+    )
+    assert plain(read("match", put(tmp_path / "train.tsv", rows))) == [
+        ('"He said so .', 'She said " so " .', "1"),
+        ("One", '" Two', "0"),
+    ]
+
+
+def test_rte_label_names(tmp_path):
+    rows = "index\tsentence1\tsentence2\tlabel\n0\tA.\tB.\tnot_entailment\n1\tC.\tD.\tentailment\n"
+    assert plain(read("match", put(tmp_path / "dev.tsv", rows)))[0] == ("A.", "B.", "not_entailment")
+
+
+def test_stsb_is_a_regression(tmp_path):
+    header = "index\tgenre\tfilename\tyear\told_index\tsource1\tsource2\tsentence1\tsentence2\tscore\n"
+    row = "{}\tmain-captions\tMSRvid\t2012test\t0001\tnone\tnone\tA plane.\tAn air plane.\t{}\n"
+    path = put(tmp_path / "train.tsv", header + row.format(0, "5.000") + row.format(1, "3.80"))
+    data = read("match", path)
+    assert plain(data) == [("A plane.", "An air plane.", 5.0), ("A plane.", "An air plane.", 3.8)]
+    assert all(type(e.label) is float for e in data.examples) and "regression" in data.notes[1]
+    assert plain(read("match", path, ReadOptions(kind="single")))[0][2] == "5.000"
+
+
+def test_other_glue_headers(tmp_path):
+    qqp = "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate\n1\t2\t3\tWhy?\tHow?\t0\n"
+    qnli = "index\tquestion\tsentence\tlabel\n0\tWho?\tHe did.\tentailment\n"
+    mnli = "index\tgenre\tsentence1_parse\tsentence1\tsentence2\tlabel1\tgold_label\n0\tfiction\t(x)\tA\tB\tneutral\tentailment\n"
+    for name, rows, right in (
+        ("qqp", qqp, ("Why?", "How?", "0")),
+        ("qnli", qnli, ("Who?", "He did.", "entailment")),
+        ("mnli", mnli, ("A", "B", "entailment")),
+    ):
+        assert plain(read("match", put(tmp_path / f"{name}.tsv", rows))) == [right]
+
+
+def test_chinese_without_header(tmp_path):
+    one = "".join(f"这间酒店的环境很不错{i}\t{'positive' if i % 2 else 'negative'}\n" for i in range(12))
+    assert plain(read("classify", put(tmp_path / "train.tsv", one)))[1] == ("这间酒店的环境很不错1", None, "positive")
+    two = "".join(f"花呗提额在哪{i}\t里可以提花呗额度{i}\t{i % 2}\n" for i in range(12))
+    assert plain(read("match", put(tmp_path / "train.txt", two)))[3] == ("花呗提额在哪3", "里可以提花呗额度3", "1")
+
+
+# Formats -------------------------------------------------------------------------------------------------------------
+
+
+def test_csv_quotes_and_lines_inside_cells(tmp_path):
+    path = put(tmp_path / "a.csv", 'text,label\r\n"a, ""b""\nand c",x\r\nd,y\r\n,\r\n')
+    data = read("classify", path)
+    assert plain(data) == [('a, "b"\nand c', None, "x"), ("d", None, "y")]
+    assert [e.where for e in data.examples] == [f"{path}:2", f"{path}:4"]
+
+
+def test_semicolons_and_other_delimiters(tmp_path):
+    assert plain(read("classify", put(tmp_path / "a.csv", "text;label\na, b;x\nc;y\n")))[0] == ("a, b", None, "x")
+    path = put(tmp_path / "a.txt", "text|label\na|x\nb|y\n")
+    assert plain(read("classify", path, ReadOptions(delimiter="|")))[1] == ("b", None, "y")
+
+
+def test_quotes_when_asked(tmp_path):
+    path = put(tmp_path / "a.tsv", 'text\tlabel\n"a\tb"\tx\n')
+    assert plain(read("classify", path, ReadOptions(quotes=True))) == [("a\tb", None, "x")]
+    path = put(tmp_path / "a.csv", 'text,label\n"a,x\n')
+    assert plain(read("classify", path, ReadOptions(quotes=False))) == [('"a', None, "x")]
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, lzma.compress], ids=[".gz", ".xz"])
+@pytest.mark.parametrize("name", ["a.tsv", "a.csv", "a.jsonl", "a.json", "a.txt"])
+def test_packed(tmp_path, name, pack):
+    rows = {
+        "a.csv": "text,label\na,x\nb,y\n",
+        "a.jsonl": '{"text": "a", "label": "x"}\n{"text": "b", "label": "y"}\n',
+        "a.json": '[{"text": "a", "label": "x"},\n {"text": "b", "label": "y"}]',
+    }.get(name, "text\tlabel\na\tx\nb\ty\n")
+    path = tmp_path / f"{name}{'.gz' if pack is gzip.compress else '.xz'}"
+    path.write_bytes(pack(rows.encode()))
+    assert plain(read("classify", path)) == [("a", None, "x"), ("b", None, "y")]
+
+
+def test_jsonl_values(tmp_path):
+    rows = [{"text": " a ", "label": 1}, {"label": True, "text": "b", "other": [1]}, {"text": "c\ud800", "label": "x"}]
+    path = put(tmp_path / "a.jsonl", "\n".join(map(json.dumps, rows)))
+    assert plain(read("classify", path)) == [("a", None, "1"), ("b", None, "true"), ("c?", None, "x")]
+
+
+def test_json_over_many_lines_and_in_lists(tmp_path):
+    rows = [{"sentence1": "a", "sentence2": "b", "label": "0"}, {"sentence1": "c", "sentence2": "d", "label": "1"}]
+    right = [("a", "b", "0"), ("c", "d", "1")]
+    for text in (
+        json.dumps(rows),
+        json.dumps(rows, indent=2),
+        "\n".join(json.dumps(r, indent=2) for r in rows),
+        "\n".join(map(json.dumps, rows)),
+    ):
+        data = read("match", put(tmp_path / "a.json", text))
+        assert plain(data) == right
+    assert data.examples[1].where.endswith(":2")
+
+
+def test_parquet(tmp_path):
+    arrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "a.parquet"
+    table = {"idx": [0, 1], "sentence": ["a", "b"], "label": [1, 0], "picture": [b"x", b"y"], "tags": [["p", "q"], []]}
+    parquet.write_table(arrow.table(table), path)
+    data = read("classify", path)
+    assert plain(data) == [("a", None, "1"), ("b", None, "0")] and data.examples[1].where == f"{path}:2"
+    assert plain(read("classify", path, ReadOptions(label_column="tags"))) == [("a", None, ("p", "q")), ("b", None, ())]
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(AlbertkitError, match="not a whole Parquet file"):
+        read("classify", path)
+
+
+def test_the_split_of_a_folder(tmp_path):
+    for name in ("train.tsv", "dev.tsv"):
+        put(tmp_path / name, f"text\tlabel\n{name}\tx\n")
+    assert plain(read("classify", tmp_path, ReadOptions(split="validation"))) == [("dev.tsv", None, "x")]
+    with pytest.raises(AlbertkitError, match=r"is a folder with dev\.tsv, train\.tsv; name one.*--split"):
+        read("classify", tmp_path)
+
+
+# Labels --------------------------------------------------------------------------------------------------------------
+
+
+def test_several_labels(tmp_path):
+    path = put(tmp_path / "a.jsonl", '{"text": "a", "labels": ["x", "y", "x"]}\n{"text": "b", "labels": []}\n')
+    assert plain(read("classify", path)) == [("a", None, ("x", "y")), ("b", None, ())]
+    path = put(tmp_path / "a.tsv", "text\tlabel\na\tx| y\nb\t\nc\ty\n")
+    right = [("a", None, ("x", "y")), ("b", None, ()), ("c", None, ("y",))]
+    assert plain(read("classify", path, ReadOptions(separator="|"))) == right
+
+
+@pytest.mark.parametrize(
+    ("name", "labels", "kind"),
+    [
+        ("label", [f"{i / 10}" for i in range(20)], float),  # many, not whole
+        ("label", [f"{i}" for i in range(20)], str),  # whole
+        ("label", ["1.0", "0.5", "0.0"], str),  # few
+        ("score", ["1.0", "0.5", "0.0"], float),  # few, but it says score
+        ("score", ["1", "5", "3"], str),  # stars
+        ("label", ["1.5", "x"] * 20, str),
+    ],
+)
+def test_numbers_that_are_labels_or_values(tmp_path, name, labels, kind):
+    rows = "".join(f"text {i}\t{label}\n" for i, label in enumerate(labels))
+    data = read("classify", put(tmp_path / "a.tsv", f"text\t{name}\n{rows}"))
+    assert {type(e.label) for e in data.examples} == {kind}
+
+
+def test_unlabelled(tmp_path):
+    path = put(tmp_path / "test.tsv", "index\tsentence\n0\ta\n1\tb\n")
+    assert plain(read("classify", path, ReadOptions(labelled=False))) == [("a", None, None), ("b", None, None)]
+    with pytest.raises(
+        AlbertkitError, match="not clear which column .* holds the label; it has 1 'index', 2 'sentence'"
+    ):
+        read("classify", path)
+    path = put(tmp_path / "b.txt", "one text\nother text\n")
+    options = ReadOptions(labelled=False, format="tsv")
+    assert plain(read("classify", path, options)) == [("one text", None, None), ("other text", None, None)]
+
+
+# Columns -------------------------------------------------------------------------------------------------------------
+
+
+def test_columns_by_name_and_number(tmp_path):
+    path = put(tmp_path / "a.csv", "Body,Mood,Title,id\nlong one,good,t1,1\nlong two,bad,t2,2\n")
+    with pytest.raises(AlbertkitError, match="not clear which column .* it has 1 'Body', 2 'Mood', 3 'Title', 4 'id'"):
+        read("classify", path)
+    named = ReadOptions(text_column="body", label_column="Mood")
+    assert plain(read("classify", path, named)) == [("long one", None, "good"), ("long two", None, "bad")]
+    numbered = ReadOptions(text_column=1, pair_column="3", label_column=2)
+    assert plain(read("match", path, numbered))[0] == ("long one", "t1", "good")
+
+
+def test_a_first_text_that_was_asked_for(tmp_path):
+    path = put(tmp_path / "a.tsv", "sentence1\tsentence2\tlabel\na\tb\tx\n")
+    options = ReadOptions(text_column="sentence1")
+    assert plain(read("classify", path, options)) == [("a", None, "x")]
+    assert plain(read("match", path, options)) == [("a", "b", "x")]
+
+
+def test_headers_with_unknown_names(tmp_path):
+    rows = "".join(f"una frase {i}\t{'bien' if i % 3 else 'mal'}\n" for i in range(30))
+    data = read("classify", put(tmp_path / "a.tsv", f"frase\tetiqueta\n{rows}"))
+    assert len(data.examples) == 30 and {e.label for e in data.examples} == {"bien", "mal"}
+    assert len(read("classify", tmp_path / "a.tsv", ReadOptions(header="no")).examples) == 31
+    numbers = "".join(f"una frase {i}\t{i % 3}\n" for i in range(5))
+    assert len(read("classify", put(tmp_path / "b.tsv", f"frase\tclase\n{numbers}")).examples) == 5
+
+
+def test_labels_that_look_like_names_of_columns(tmp_path):
+    """A class called `question` or `score` in the first row does not make it a header."""
+    rows = "".join(f"some text {i}\t{'question' if i % 2 == 0 else 'score'}\n" for i in range(10))
+    data = read("classify", put(tmp_path / "a.tsv", rows))
+    assert len(data.examples) == 10 and data.examples[0].label == "question"
+
+
+def test_the_label_may_come_first(tmp_path):
+    rows = "".join(f"{'pos' if i % 2 else 'neg'}\tthis is text number {i}\n" for i in range(20))
+    assert plain(read("classify", put(tmp_path / "a.tsv", rows)))[1] == ("this is text number 1", None, "pos")
+    rows = "".join(f"{i}\tthis is text number {i}\t{'pos' if i % 2 else 'neg'}\n" for i in range(20))
+    assert plain(read("classify", put(tmp_path / "b.tsv", rows)))[1] == ("this is text number 1", None, "pos")
+
+
+def test_named_columns_are_not_guessed_among_several(tmp_path):
+    """`lang` is no label, although it repeats."""
+    rows = "".join(f'{{"id": {i}, "text": "text {i}", "lang": "en"}}\n' for i in range(20))
+    with pytest.raises(AlbertkitError, match="holds the label; it has 1 'id', 2 'text', 3 'lang'"):
+        read("classify", put(tmp_path / "a.jsonl", rows))
+
+
+# Round trips ---------------------------------------------------------------------------------------------------------
+
+CELL = st.text(st.characters(exclude_categories=["Cs", "Cc", "Zl", "Zp"]), min_size=1, max_size=12).map(str.strip)
+ROWS = st.lists(
+    st.tuples(CELL.filter(bool), CELL.filter(bool), st.sampled_from(["x", "y", "z z"])), min_size=1, max_size=8
+)
+FAST = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@FAST
+@given(rows=ROWS, form=st.sampled_from(["csv", "tsv", "jsonl", "json", "csv.gz"]))
+def test_what_is_written_is_read(tmp_path, rows, form):
+    names = ("sentence1", "sentence2", "label")
+    path = tmp_path / f"a.{form}"
+    if form.startswith("json"):
+        text = "\n".join(
+            json.dumps(dict(zip(names, row, strict=True)), indent=1 if form == "json" else None) for row in rows
+        )
+    elif form == "tsv":
+        text = "\n".join("\t".join(row) for row in [names, *rows])
+    else:
+        with (tmp_path / "plain").open("w", newline="", encoding="utf-8") as file:
+            csv.writer(file).writerows([names, *rows])
+        text = (tmp_path / "plain").read_bytes().decode()
+    path.write_bytes(gzip.compress(text.encode()) if form.endswith("gz") else text.encode())
+    assert plain(read("match", path)) == rows
+
+
+@FAST
+@given(rows=st.lists(st.tuples(st.text(max_size=20).filter(str.strip), st.sampled_from("xy")), min_size=1, max_size=6))
+def test_csv_with_anything_in_its_cells(tmp_path, rows):
+    path = tmp_path / "a.csv"
+    with path.open("w", newline="", encoding="utf-8", errors="replace") as file:
+        csv.writer(file, quoting=csv.QUOTE_ALL).writerows([("text", "label"), *rows])
+    try:
+        found = plain(read("classify", path))
+    except AlbertkitError as error:
+        assert "zero bytes" in str(error)
+        return
+    assert [(t.replace("\r", "").strip(), y) for t, y in rows] == [
+        (t.replace("\r", "").strip(), y) for t, _, y in found
+    ]
