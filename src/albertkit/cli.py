@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from albertkit import __version__, cli_search
+from albertkit import __version__, cli_corpus, cli_search, cli_tasks, cli_train
 from albertkit.errors import AlbertkitError
 
 if TYPE_CHECKING:
@@ -323,8 +323,17 @@ def quantize(source: Path, target: Path, bits: str, file: Path | None, force: bo
     )
 
 
-# `index`, `search` and `cluster` stand in cli_search.py.
-for _verb in (cli_search.index, cli_search.search, cli_search.cluster):
+# `corpus` and `tokenizer` stand in cli_corpus.py, `index`, `search` and `cluster` in cli_search.py, `pretrain` in cli_train.py,
+# those of the tasks in cli_tasks.py.
+for _verb in (
+    cli_corpus.corpus,
+    cli_corpus.tokenizer,
+    cli_search.index,
+    cli_search.search,
+    cli_search.cluster,
+    cli_train.pretrain,
+    *cli_tasks.VERBS,
+):
     app.add_command(_verb)
 
 
