@@ -74,9 +74,12 @@ def answer_loss(task: Any, out: ModelOutput, targets: list[Any]) -> Tensor:
 
 
 def choose_loss(task: Any, out: ModelOutput, targets: list[Any]) -> Tensor:
-    """Cross-entropy over the choices of each question."""
-    scores = out.heads["choose"].logits.float()  # (questions, choices)
-    return F.cross_entropy(scores, torch.tensor([t for t in targets if t is not None], device=scores.device))
+    """Cross-entropy over the choices of each question; a target stands at the first choice of each."""
+    scores = out.heads["choose"].logits.float()[:, 0]  # (texts,)
+    firsts = [i for i, target in enumerate(targets) if target is not None]
+    parts = scores.split([b - a for a, b in zip(firsts, [*firsts[1:], len(targets)], strict=True)])
+    table = nn.utils.rnn.pad_sequence(list(parts), batch_first=True, padding_value=-1e4)  # (questions, most choices)
+    return F.cross_entropy(table, torch.tensor([targets[i] for i in firsts], device=scores.device))
 
 
 def intent_loss(task: Any, out: ModelOutput, targets: list[Any]) -> Tensor:
@@ -109,15 +112,15 @@ class Objective(nn.Module):
         self.heads = heads_of(task)
         self.dtype = torch.float32
 
-    def run(self, batch: Batch, choices: int) -> ModelOutput:
-        """The model's output for the task's heads."""
-        inputs = {"choose": {"choices": choices}} if "choose" in self.heads else None
+    def run(self, batch: Batch) -> ModelOutput:
+        """The model's output for the task's heads; each choice is scored by itself."""
+        inputs = {"choose": {"choices": 1}} if "choose" in self.heads else None
         out: ModelOutput = precision.call(self.model, self.dtype, batch, heads=self.heads, inputs=inputs)
         return out
 
-    def forward(self, batch: Batch, targets: list[Any], choices: int, texts: int) -> tuple[Tensor, Tensor]:
+    def forward(self, batch: Batch, targets: list[Any], texts: int) -> tuple[Tensor, Tensor]:
         """(loss, its sum and count)."""
-        loss = LOSSES[self.heads](self.task, self.run(batch, choices), targets)
+        loss = LOSSES[self.heads](self.task, self.run(batch), targets)
         return loss, torch.stack([loss.detach() * texts, torch.full_like(loss, texts).detach()])[None]
 
 
@@ -200,10 +203,10 @@ class Finetuning:
         return parts, tokens
 
     def part(self, chosen: list[list[Feature]], crew: Team) -> tuple[Any, ...]:
-        """Some examples as (batch, targets, choices, texts)."""
+        """Some examples as (batch, targets, examples)."""
         features = [feature for unit in chosen for feature in unit]
         batch = Batch.of([f.ids for f in features], [f.segments for f in features]).to(crew.device)
-        return batch, [f.target for f in features], len(chosen[0]), len(chosen)
+        return batch, [f.target for f in features], len(chosen)
 
     @torch.no_grad()
     def scores(self, features: Sequence[Feature]) -> list[Any]:
@@ -213,7 +216,7 @@ class Finetuning:
         device = next(self.model.parameters()).device
         for places in groups([len(f.ids) for f in features], BUDGET, BUDGET):
             batch = Batch.of([features[i].ids for i in places], [features[i].segments for i in places]).to(device)
-            out = self.objective.run(batch, 1)
+            out = self.objective.run(batch)
             for i, row in zip(places, split_scores(out, self.objective.heads), strict=True):
                 found[i] = row
         return found

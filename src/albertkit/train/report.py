@@ -95,6 +95,7 @@ def plot(metrics: Path, target: Path) -> bool:
         axes.set_xlabel("million tokens")
         axes.set_ylabel(part)
         axes.grid(alpha=0.3)
-        axes.legend(fontsize=7)
+        if axes.get_legend_handles_labels()[0]:
+            axes.legend(fontsize=7)
     figure.savefig(target, dpi=110)
     return True

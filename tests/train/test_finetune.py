@@ -1,0 +1,305 @@
+"""Fine-tuning: it learns every task, does not collapse unseen, resumes, and the torch-free runtime says what torch says."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from albertkit.artifact import Artifact, read_artifact, write_artifact
+from albertkit.errors import AlbertkitError
+from albertkit.model import AlbertModel
+from albertkit.runtime.albert import Albert
+from albertkit.runtime.predict import predict, scores
+from albertkit.tasks.classify import Classify, Label
+from albertkit.tasks.examples import Choice, Question, Span, Tagged, Text
+from albertkit.tasks.make import make_task, task_of
+from albertkit.tokenizer import Tokenizer
+from albertkit.train import tune
+from albertkit.train.finetune import Finetuning
+from albertkit.train.settings import Settings
+from albertkit.train.tuning import Options, preset_epochs, preset_rate
+from tests.conftest import tiny
+from tests.train.conftest import TOPICS, VOCAB
+
+ANIMALS, TREES = TOPICS[1], TOPICS[2]
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory) -> Artifact:
+    path = tmp_path_factory.mktemp("vocab") / "vocab.txt"
+    path.write_text("\n".join(VOCAB) + "\n")
+    torch.manual_seed(0)
+    config = tiny(vocab_size=len(VOCAB), initializer_range=0.1, max_position_embeddings=64)
+    return Artifact(config, AlbertModel(config).weights(), Tokenizer.from_vocab(path))
+
+
+def words(rng, ring: list[str], count: int) -> str:
+    return " ".join(rng.choice(ring, count))
+
+
+def texts(count: int, seed: int = 0, kind: str = "single") -> list[Text]:
+    """Texts about animals or trees; the number is how many animals there are."""
+    rng = np.random.default_rng(seed)
+    made = []
+    for n in range(count):
+        beasts = int(rng.integers(0, 6))
+        text = f"{words(rng, ANIMALS, beasts)} {words(rng, TREES, 5 - beasts)} {words(rng, TOPICS[0], int(rng.integers(1, 9)))}"
+        label = {
+            "single": "animal" if beasts >= 3 else "tree",
+            "regression": float(beasts),
+            "multi": tuple(name for name, there in (("animal", beasts > 0), ("tree", beasts < 5)) if there),
+        }[kind]
+        made.append(Text(text, label=label, where=f"made:{n}"))
+    return made
+
+
+def tagged(count: int, seed: int = 0) -> list[Tagged]:
+    rng = np.random.default_rng(seed)
+    made = []
+    for _ in range(count):
+        parts = [*rng.choice(TOPICS[0], 3), str(rng.choice(ANIMALS)), *rng.choice(TOPICS[0], 2), str(rng.choice(TREES))]
+        text, places, at = " ".join(parts), [], 0
+        for part in parts:
+            places.append((at, at + len(part)))
+            at += len(part) + 1
+        spans = (Span(*places[3], "animal"), Span(*places[6], "tree"))
+        made.append(Tagged(text, tuple(places), spans, intent="buy" if "red" in parts else "look"))
+    return made
+
+
+def questions(count: int, seed: int = 0) -> list[Question]:
+    rng = np.random.default_rng(seed)
+    made = []
+    for n in range(count):
+        beast, before = str(rng.choice(ANIMALS)), words(rng, TOPICS[0], int(rng.integers(2, 6)))
+        context = f"{before} {beast} {words(rng, TREES, 3)}"
+        made.append(Question(str(n), "cat", context, ((len(before) + 1, beast),)))
+    return made
+
+
+def choices(count: int, seed: int = 0) -> list[Choice]:
+    rng = np.random.default_rng(seed)
+    made = []
+    for n in range(count):
+        right = int(rng.integers(0, 2 + n % 2))
+        options = tuple(str(rng.choice(ANIMALS if i == right else TREES)) for i in range(2 + n % 2))
+        made.append(Choice(words(rng, TOPICS[0], 4), "cat", options, right))
+    return made
+
+
+TASKS = {
+    "classify": (texts, "accuracy", 0.85),
+    "tag": (tagged, "f1", 0.9),
+    "answer": (questions, "exact", 0.9),
+    "choose": (choices, "accuracy", 0.9),
+    "intent": (tagged, "f1", 0.9),
+}
+
+
+@pytest.fixture(scope="module")
+def tuned(start, tmp_path_factory):
+    """A model for a task, trained once for all tests of this file."""
+    made: dict[str, tune.Tuned] = {}
+
+    def of(task: str) -> tune.Tuned:
+        if task not in made:
+            examples = TASKS[task][0]
+            options = Options(epochs=10, batch=16, learning_rate=3e-3, max_length=40, device="cpu")
+            made[task] = tune.finetune(
+                task, examples(240), examples(60, 9), tmp_path_factory.mktemp(task), start, options
+            )
+        return made[task]
+
+    return of
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_it_learns(tuned, task):
+    _, metric, least = TASKS[task]
+    done = tuned(task)
+    assert done.metrics[metric] >= least, done.metrics
+    assert not any(run["collapsed"] for run in done.runs)
+    report = (done.model.parent / "report.md").read_text()
+    assert f"Task: {task}" in report and "Peak memory" in report
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_the_runtime_says_what_torch_says(tuned, start, task):
+    """Scores to 1e-4, results the same, and int8 within half a point... of sixty examples: one example at most."""
+    done = tuned(task)
+    examples = TASKS[task][0](60, 9)
+    artifact = read_artifact(done.model)
+    made = task_of(artifact.meta)
+    work = Finetuning(made, artifact, examples, (), Settings(steps=1, device="cpu"), 40)
+    work.model = AlbertModel.from_artifact(artifact)
+    work.objective.model = work.model
+    features = made.features(examples, artifact.tokenizer, 40)
+    albert = Albert(done.model)
+    for ours, theirs in zip(scores(albert, features), work.scores(features), strict=True):
+        pairs = zip(ours, theirs, strict=True) if isinstance(ours, tuple) else ((ours, theirs),)
+        for a, b in pairs:
+            np.testing.assert_allclose(a, b, atol=1e-4)
+    found = predict(albert, examples, task)
+    assert made.measure(found, examples) == pytest.approx(artifact.meta.metrics["dev"], abs=1e-6)
+    small = made.measure(predict(Albert(done.model, bits=8), examples, task), examples)
+    metric = TASKS[task][1]
+    assert abs(small[metric] - artifact.meta.metrics["dev"][metric]) <= 1.01 / 60
+
+
+def test_the_methods_of_albert(tuned):
+    label = Albert(tuned("classify").model.parent).classify("cat dog cow hen pig red")  # the run's folder will do
+    assert label.label == "animal" and label.probability == max(label.probabilities.values())
+    both = Albert(tuned("classify").model).classify(["cat dog cow", "oak elm ash"])
+    assert [found.label for found in both] == ["animal", "tree"]
+    (entity, _) = Albert(tuned("tag").model).tag("red green cat blue pink elm").spans
+    assert entity.label == "animal" and "red green cat"[entity.start : entity.end] == "cat"
+    assert Albert(tuned("answer").model).answer("cat", "red green dog oak elm fir").text == "dog"
+    assert Albert(tuned("choose").model).choose("red green", "cat", ["oak", "cow"]).text == "cow"
+    assert {s.label for s in Albert(tuned("intent").model).understand("blue pink cat green grey elm").spans} >= {
+        "animal"
+    }
+    with pytest.raises(AlbertkitError, match="made for 'tag' and cannot do 'classify'; use tag"):
+        Albert(tuned("tag").model).classify("red")
+    with pytest.raises(AlbertkitError, match="2 texts and 1 pairs"):
+        Albert(tuned("classify").model).classify(["a", "b"], ["c"])
+
+
+@pytest.mark.parametrize(("kind", "metric", "least"), [("regression", "spearman", 0.8), ("multi", "f1", 0.85)])
+def test_other_kinds_of_labels(start, tmp_path, kind, metric, least):
+    options = Options(epochs=10, batch=16, learning_rate=3e-3, device="cpu")
+    done = tune.finetune("classify", texts(240, kind=kind), texts(60, 9, kind), tmp_path, start, options)
+    assert done.metrics[metric] > least
+    found = Albert(done.model).classify("cat dog cow hen pig")
+    assert found.label > 3 if kind == "regression" else found.label == ("animal",)
+
+
+def test_a_collapse_starts_again_with_another_seed_and_half_the_rate(start, tmp_path):
+    """Dead weights give everybody the same answer; after two new starts the run is kept and says so."""
+    dead = Artifact(start.config, {n: np.zeros_like(w) for n, w in start.weights.items()}, start.tokenizer, start.meta)
+    said: list[str] = []
+    options = Options(epochs=1, batch=16, learning_rate=1e-6, device="cpu")
+    done = tune.finetune("classify", texts(40), texts(30, 9), tmp_path, dead, options, say=said.append)
+    assert sum("collapsed" in text for text in said) == 2
+    assert done.runs[0]["collapsed"] == 2 and done.runs[0]["rate"] == pytest.approx(2.5e-7)
+
+
+def test_seeds_are_summed_up_and_the_best_is_kept(start, tmp_path):
+    options = Options(epochs=2, batch=16, learning_rate=3e-3, seeds=3, device="cpu")
+    done = tune.finetune("classify", texts(80), texts(40, 9), tmp_path, start, options)
+    found = [run["metrics"]["accuracy"] for run in done.runs]
+    assert len(found) == 3 and done.metrics["accuracy"] == max(found)
+    mean, spread = read_artifact(done.model).meta.metrics["dev over seeds"]["accuracy"]
+    assert mean == pytest.approx(np.mean(found)) and spread == pytest.approx(np.std(found, ddof=1))
+    assert "Over 3 seeds" in (tmp_path / "report.md").read_text()
+
+
+def test_a_stopped_run_goes_on_to_the_same_weights(start, tmp_path, monkeypatch):
+    options = Options(epochs=4, batch=16, learning_rate=1e-3, device="cpu")
+    tune.finetune("classify", texts(60), texts(30, 9), tmp_path / "straight", start, options)
+
+    class Died(Exception):
+        pass
+
+    with monkeypatch.context() as patch:
+        before, seen = Finetuning.next, []
+
+        def fatal(self, *given):
+            seen.append(1)
+            if len(seen) == 10:
+                raise Died
+            return before(self, *given)
+
+        patch.setattr(Finetuning, "next", fatal)
+        with pytest.raises(Died):
+            tune.finetune("classify", texts(60), texts(30, 9), tmp_path / "killed", start, options)
+    tune.finetune("classify", texts(60), texts(30, 9), tmp_path / "killed", start, options)
+    weights = [(tmp_path / run / "model" / "model.safetensors").read_bytes() for run in ("straight", "killed")]
+    assert weights[0] == weights[1]
+
+
+def test_micro_parts_and_checkpointing_change_nothing(start):
+    """The gradient of a batch, whole, in parts of two, and with activations computed again."""
+    found = []
+    for micro, again in ((None, False), (2, False), (None, True)):
+        settings = Settings(steps=1, batch=8, micro=micro, device="cpu")
+        work = Finetuning(make_task("classify", texts(8)), start, texts(8), (), settings, 40)
+        work.model.encoder.checkpointing = again
+        work.model.heads["classify"].dropout.p = 0.0
+        from albertkit.train.team import Team
+
+        parts, tokens = work.next(0, 0.5, Team(0, 1, torch.device("cpu")))
+        assert len(parts) == (4 if micro else 1) and tokens > 0
+        for part in parts:
+            (work.objective(*part)[0] / len(parts)).backward()
+        found.append(work.model.encoder.groups[0][0].ffn.up.weight.grad)
+    torch.testing.assert_close(found[1], found[0], atol=1e-6, rtol=1e-4)
+    torch.testing.assert_close(found[2], found[0], atol=1e-6, rtol=1e-4)
+
+
+def test_class_weights_and_temperature():
+    task = make_task("classify", [Text("a", label="x")] * 30 + [Text("b", label="y")] * 10)
+    assert tune.weighted(task, [Text("a", label="x")] * 30 + [Text("b", label="y")] * 10).weights == pytest.approx(
+        (2 / 3, 2)
+    )
+    rng = np.random.default_rng(0)
+    truth = rng.integers(0, 2, 4000)
+    calm = np.stack([-(2 * truth - 1.0), 2 * truth - 1.0], 1) + rng.normal(0, 1, (4000, 2))
+    examples = [Text("", label="xy"[t]) for t in truth]
+    assert task.calibrated(calm * 6, examples) == pytest.approx(6 * task.calibrated(calm, examples), rel=0.02)
+    loud = Classify(("x", "y"), temperature=4.0)
+    assert loud.result(np.array([4.0, 0.0])).probability == pytest.approx(1 / (1 + np.exp(-1)))
+
+
+def test_what_is_said_before_anything_is_trained(start, tmp_path):
+    with pytest.raises(AlbertkitError, match="all 3 examples have the class 'x'"):
+        make_task("classify", [Text("a", label="x")] * 3)
+    with pytest.raises(AlbertkitError, match="made:0 has no label"):
+        make_task("classify", [Text("a", where="made:0")])
+    task = make_task("classify", [Text("a", label="x"), Text("b", label="y")])
+    with pytest.raises(AlbertkitError, match=r"d:7 has the class 'z'.* known are x, y"):
+        task.target(Text("a", label="z", where="d:7"))
+    with pytest.raises(AlbertkitError, match="unknown task 'clasify' .did you mean 'classify'"):
+        make_task("clasify", [])
+    with pytest.raises(AlbertkitError, match="no metric 'beauty'; choose one of accuracy"):
+        options = Options(epochs=1, metric="beauty", device="cpu")
+        tune.finetune("classify", texts(20), texts(20, 9), tmp_path, start, options)
+    bare = Artifact(start.config, start.weights)
+    with pytest.raises(AlbertkitError, match="no tokenizer"):
+        Finetuning(task, bare, texts(4), (), Settings(steps=1))
+
+
+def test_presets_follow_the_size():
+    from albertkit.config import preset
+
+    rates = [preset_rate(preset(name)) for name in ("tiny-zh", "small", "base", "large", "xxlarge")]
+    assert rates == sorted(rates, reverse=True) and len(set(rates)) == 5
+    assert preset_epochs(100) > preset_epochs(10_000) > preset_epochs(1_000_000)
+
+
+def test_metrics_of_one_class_and_of_nothing_are_defined():
+    task = Classify(("a", "b"))
+    found = task.measure([Label("a"), Label("a")], [Text("", label="a"), Text("", label="a")])
+    assert found["accuracy"] == 1.0 and found["f1"] == 0.0
+
+
+def test_the_command_line_from_a_file_to_a_label(start, tmp_path):
+    from click.testing import CliRunner
+
+    from albertkit.cli import app
+
+    write_artifact(start, tmp_path / "start")
+    for name, count, seed in (("train", 160, 0), ("dev", 40, 9)):
+        rows = [f"{e.text}\t{e.label}" for e in texts(count, seed)]
+        (tmp_path / f"{name}.tsv").write_text("text\tlabel\n" + "\n".join(rows) + "\n")
+    run = CliRunner()
+    done = run.invoke(app, ["finetune", "classify", str(tmp_path / "train.tsv"), "--dev", str(tmp_path / "dev.tsv"), "-o",
+                            str(tmp_path / "out"), "--start", str(tmp_path / "start"), "--epochs", "8", "--learning-rate",
+                            "3e-3", "--batch", "16", "--device", "cpu"])  # fmt: skip
+    assert done.exit_code == 0, done.output
+    found = run.invoke(app, ["evaluate", str(tmp_path / "out"), str(tmp_path / "dev.tsv"), "--json"])
+    assert json.loads(found.stdout.splitlines()[-1])["accuracy"] > 0.8, found.output
+    said = run.invoke(app, ["classify", str(tmp_path / "out"), "cat dog cow hen", "--json"])
+    assert json.loads(said.stdout)["label"] == "animal"
