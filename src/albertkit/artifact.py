@@ -43,7 +43,7 @@ WEIGHTS_FILE = "model.safetensors"
 QUANTISED_FILE = "quantised.safetensors"
 META_FILE = "albertkit.json"
 QUANTISATIONS = {"int8": 8, "int4": 4}
-TASKS = ("pretrain", "classify", "tag", "answer", "choose", "intent", "embed")
+TASKS = ("pretrain", "classify", "tag", "answer", "choose", "intent", "match", "dialogue", "embed")
 # Head → the class of transformers that reads the folder.
 ARCHITECTURES = {
     "classify": "AlbertForSequenceClassification",

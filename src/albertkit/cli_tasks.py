@@ -58,7 +58,7 @@ def read_files(task: str, paths: dict[str, Path], reading: Reading) -> dict[str,
 
 
 @click.command(epilog="Example:  albertkit finetune classify train.tsv --dev dev.tsv -o sentiment --start FOLDER")
-@click.argument("task", type=click.Choice(["classify", "tag", "answer", "choose", "intent"]))
+@click.argument("task", type=click.Choice(["classify", "tag", "answer", "choose", "match", "intent", "dialogue"]))
 @click.argument("train", type=folder)
 @click.option("--dev", type=folder, help="Held-out examples; without, one in ten of TRAIN.")
 @click.option("-o", "--out", type=folder, required=True, help="Folder for runs, report and model.")
@@ -72,7 +72,9 @@ def finetune(task: str, train: Path, dev: Path | None, out: Path, start: Path, *
     tag        words with labels (CoNLL columns, CLUENER, jsonl)
     answer     SQuAD and CMRC questions
     choose     RACE questions
+    match      pairs with scores or classes, to vectors for search
     intent     intents and slots (ATIS and SNIPS folders)
+    dialogue   WOZ turns, to the state after each
 
     --out then holds model/, report.md and runs/. The same command goes on where it was stopped.
     """
@@ -85,6 +87,7 @@ def finetune(task: str, train: Path, dev: Path | None, out: Path, start: Path, *
     data = read_files(task, {"train": train, **({"dev": dev} if dev else {})}, reading)
     if dev is None:
         data["dev"], data["train"] = data["train"][::10], [e for i, e in enumerate(data["train"]) if i % 10]
+    out.mkdir(parents=True, exist_ok=True)
     done = tune(
         task, data["train"], data["dev"], out, start, opts, bar=True,
         say=lambda text: tqdm.write(text, file=sys.stderr),

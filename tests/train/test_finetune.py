@@ -283,6 +283,7 @@ def test_metrics_of_one_class_and_of_nothing_are_defined():
     task = Classify(("a", "b"))
     found = task.measure([Label("a"), Label("a")], [Text("", label="a"), Text("", label="a")])
     assert found["accuracy"] == 1.0 and found["f1"] == 0.0
+    assert not task.knows(Text("", label="c")) and task.knows(Text("", label="a"))
 
 
 def test_the_command_line_from_a_file_to_a_label(start, tmp_path):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from albertkit.artifact import META_FILE, Artifact, read_artifact, write_artifact
+from albertkit.artifact import META_FILE, Artifact, model_folder, read_artifact, write_artifact
 from albertkit.errors import AlbertkitError
 
 KINDS = (
@@ -21,7 +21,7 @@ def open_model(path: Path | str) -> Artifact:
     from albertkit.interop import google_tf, huggingface, plbert, sentence_transformers
     from albertkit.interop.tensor_bundle import find_bundle
 
-    path = Path(path)
+    path = model_folder(path)
     if path.is_file() and path.suffix in (".onnx", ".t7", ".pth", ".pt"):
         return plbert.read_file(path)
     if path.is_file() and path.name in huggingface.WEIGHT_FILES:

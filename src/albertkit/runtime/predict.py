@@ -17,7 +17,14 @@ from albertkit.tasks.task import Feature
 if TYPE_CHECKING:
     from albertkit.runtime.albert import Albert
 
-VERBS = {"classify": "classify", "tag": "tag", "answer": "answer", "choose": "choose", "intent": "understand"}
+VERBS = {
+    "classify": "classify",
+    "tag": "tag",
+    "answer": "answer",
+    "choose": "choose",
+    "intent": "understand",
+    "match": "similarity",
+}
 
 
 def predict(albert: Albert, examples: Sequence[Any], task: str, depth: int | None = None) -> list[Any]:
@@ -37,7 +44,7 @@ def scores(albert: Albert, features: Sequence[Feature], depth: int | None = None
     """The heads' scores for each feature: an array, or a tuple of arrays for a task of two heads."""
     heads = albert.task.head if isinstance(albert.task.head, tuple) else (albert.task.head,)
     for head in heads:
-        if head not in albert.heads:
+        if head != "vector" and head not in albert.heads:
             raise AlbertkitError(f"this model has no {head!r} head; fine-tune it for the task first")
     found: list[Any] = [None] * len(features)
     layers = albert._layers_to_apply(None, depth, "pooler")
@@ -51,11 +58,16 @@ def scores(albert: Albert, features: Sequence[Feature], depth: int | None = None
 
 def _head(albert: Albert, head: str, hidden: np.ndarray, lengths: np.ndarray) -> list[np.ndarray]:
     """One head's scores for each text of a batch."""
+    if head == "vector":
+        return list(albert._pool(hidden, lengths, "mean"))
     weight, bias = albert.heads[head]
     if head in ("tag", "answer"):
         return [row[:length] @ weight.T + bias for row, length in zip(hidden, lengths, strict=True)]
-    how = str(albert.meta.details.get("reads", "pooler"))
-    return list(albert._pool(hidden, lengths, how) @ weight.T + bias)
+    if albert.meta.details.get("reads") == "vector":  # a head on frozen sentence vectors
+        vectors = albert._pool(hidden, lengths, albert.meta.pooling)
+        vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+        return list(vectors @ weight.T + bias)
+    return list(albert._pool(hidden, lengths, "pooler") @ weight.T + bias)
 
 
 def listed(texts: str | Iterable[str]) -> tuple[list[str], bool]:

@@ -17,6 +17,7 @@ from albertkit.tasks.examples import Text
 from albertkit.tasks.task import Feature
 from albertkit.tokenizer import Tokenizer
 
+OUTSIDE = "oos"  # the class of texts that fit none
 KINDS = ("single", "multi", "regression")
 
 
@@ -42,6 +43,8 @@ class Classify:
     """Scores are divided by it, so that probabilities mean what they say; found on held-out examples."""
     threshold: float = 0.5
     """Multi-label: classes at least this likely are given."""
+    floor: float = 0.0
+    """Single class: below this probability a text is out of scope."""
     weights: tuple[float, ...] | None = None
     """Of each class in the loss; None weighs all alike."""
     middle: float = 0.0
@@ -86,8 +89,16 @@ class Classify:
             pairs = [examples[i].pair or "" for i in places] if places is paired else None
             found = tokenizer.encode_batch([examples[i].text for i in places], pairs, max_length=max_length)
             for i, encoding in zip(places, found, strict=True):
-                made[i] = Feature(encoding.ids, encoding.segments, i, self.target(examples[i]))
+                target = self.target(examples[i]) if self.knows(examples[i]) else None
+                made[i] = Feature(encoding.ids, encoding.segments, i, target)
         return [feature for feature in made if feature is not None]
+
+    def knows(self, example: Text) -> bool:
+        """Whether the label is one of the task's; others cannot be learnt, and count as missed when measured."""
+        label = example.label
+        if label is None or self.kind == "regression":
+            return label is not None
+        return all(one in self.labels for one in (label if isinstance(label, tuple) else (str(label),)))
 
     def target(self, example: Text) -> int | list[float] | float | None:
         """The label in numbers: a row, a list of 0 and 1, or the value in spreads from the middle."""
@@ -123,6 +134,8 @@ class Classify:
             sure = float(np.prod(np.maximum(chances, 1 - chances)))
             return Label(given, sure, by_name)
         best = int(chances.argmax())
+        if chances[best] < self.floor:
+            return Label(OUTSIDE, 1 - float(chances[best]), by_name)
         return Label(self.labels[best], float(chances[best]), by_name)
 
     def chances(self, scores: np.ndarray) -> np.ndarray:
@@ -149,7 +162,7 @@ class Classify:
                 "rmse": math.sqrt(metrics.mean_squared_error(right, found)),
             }
         if self.kind == "multi":
-            truth = np.array([self.target(e) for e in examples])
+            truth = np.array([[float(n in e.label) for n in self.labels] for e in examples])  # type: ignore[operator]
             guess = np.array([[float(n in r.label) for n in self.labels] for r in results])  # type: ignore[operator]
             return {
                 "f1": float(metrics.f1_score(truth, guess, average="micro", zero_division=0)),
@@ -170,7 +183,8 @@ class Classify:
             return 1.0
         from scipy.optimize import minimize_scalar
 
-        targets = np.array([self.target(e) for e in examples])
+        known = [i for i, e in enumerate(examples) if self.knows(e)]
+        scores, targets = scores[known], np.array([self.target(examples[i]) for i in known])
 
         def loss(log_temperature: float) -> float:
             scaled = scores.astype(np.float64) / math.exp(log_temperature)

@@ -13,8 +13,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from albertkit.errors import AlbertkitError
+from albertkit.tasks.classify import Classify
 from albertkit.tasks.examples import Text, Turn
+from albertkit.tasks.task import Feature
+from albertkit.tokenizer import Tokenizer
 
 REQUEST = "request"
 
@@ -27,6 +32,51 @@ class State:
     """The value of each slot so far."""
     requests: frozenset[str]
     """The slots asked for in this turn."""
+
+
+@dataclass(frozen=True)
+class Dialogue:
+    """State tracking as a task: each turn is a text with several labels; results are the states after each turn."""
+
+    labels: tuple[str, ...]
+    threshold: float = 0.5
+
+    head = "classify"
+    kind = "multi"
+
+    @classmethod
+    def of(cls, turns: Sequence[Turn]) -> Dialogue:
+        """The labels that these turns have."""
+        labels = sorted({label for text in texts(turns) for label in text.label or ()})  # type: ignore[union-attr]
+        if not labels:
+            raise AlbertkitError("no turn says anything about a slot; state tracking needs turns with labels")
+        return cls(tuple(labels))
+
+    @property
+    def outputs(self) -> int:
+        """Rows of the head."""
+        return len(self.labels)
+
+    def features(self, examples: Sequence[Turn], tokenizer: Tokenizer, max_length: int) -> list[Feature]:
+        """One feature for each turn; values that training never saw are left out of its targets."""
+        known = set(self.labels)
+        made = [
+            Text(t.text, t.pair, tuple(n for n in t.label if n in known), t.where)  # type: ignore[union-attr]
+            for t in texts(examples)
+        ]
+        return Classify(self.labels, "multi").features(made, tokenizer, max_length)
+
+    def results(
+        self, scores: Sequence[np.ndarray], features: Sequence[Feature], examples: Sequence[Turn]
+    ) -> list[State]:
+        """The state after each turn."""
+        chances = Classify(self.labels, "multi").chances(np.stack(scores).astype(np.float64))
+        by_turn = [dict(zip(self.labels, row.tolist(), strict=True)) for row in chances]
+        return track(examples, by_turn, self.threshold)
+
+    def measure(self, results: Sequence[State], examples: Sequence[Turn]) -> dict[str, float]:
+        """Joint goal accuracy first."""
+        return measure(results, examples)
 
 
 def texts(turns: Sequence[Turn]) -> list[Text]:

@@ -11,9 +11,19 @@ from albertkit.errors import AlbertkitError, nearest
 from albertkit.tasks.answer import Answer
 from albertkit.tasks.choose import Choose
 from albertkit.tasks.classify import Classify
+from albertkit.tasks.dialogue import Dialogue
+from albertkit.tasks.match import Match
 from albertkit.tasks.tag import Intent, Tag
 
-TASKS: dict[str, Any] = {"classify": Classify, "tag": Tag, "answer": Answer, "choose": Choose, "intent": Intent}
+TASKS: dict[str, Any] = {
+    "classify": Classify,
+    "tag": Tag,
+    "answer": Answer,
+    "choose": Choose,
+    "intent": Intent,
+    "match": Match,
+    "dialogue": Dialogue,
+}
 
 
 def make_task(name: str, examples: Sequence[Any], **settings: Any) -> Any:

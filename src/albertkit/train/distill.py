@@ -123,7 +123,13 @@ class Distilling:
         self.words: pretrain.Pretraining | None = None
         if shards is not None and self.aims.words:
             rows = dataclasses.replace(settings, batch=max(1, settings.batch))
-            self.words = pretrain.Pretraining(shards, start.config, rows, Goals(eval_rows=512), start)
+            self.words = pretrain.Pretraining(
+                shards,
+                start.config,
+                rows,
+                Goals(lengths=str(min(128, start.config.max_position_embeddings)), eval_rows=512),
+                start,
+            )
             self.model = self.words.model
         else:
             self.model = AlbertModel.from_artifact(start)

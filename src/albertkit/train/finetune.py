@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from albertkit.artifact import Artifact
 from albertkit.compress.plan import operations
 from albertkit.errors import AlbertkitError
-from albertkit.model import AlbertModel, Batch, ModelOutput
+from albertkit.model import AlbertModel, Batch, ModelOutput, pool
 from albertkit.model.model import build_head
 from albertkit.runtime.batching import groups
 from albertkit.tasks.task import Feature, Task
@@ -89,12 +89,31 @@ def intent_loss(task: Any, out: ModelOutput, targets: list[Any]) -> Tensor:
     return intents + tag_loss(task, out, [t[1] for t in targets])
 
 
+def match_loss(task: Any, out: ModelOutput, targets: list[Any]) -> Tensor:
+    """Losses over the cosines of pairs, see `tasks/match.py`; texts 2i and 2i + 1 are a pair."""
+    vectors = F.normalize(out.heads["vector"].float(), dim=-1)
+    first, second = vectors[0::2], vectors[1::2]
+    wanted = torch.tensor(targets[0::2], dtype=torch.float32, device=vectors.device)
+    if task.loss == "mnrl":  # the partner among all second texts, and the other way round
+        scores = task.scale * first @ second.T
+        right = torch.arange(len(scores), device=scores.device)
+        return (F.cross_entropy(scores, right) + F.cross_entropy(scores.T, right)) / 2
+    cosines = (first * second).sum(-1)
+    if task.loss == "contrastive":
+        apart = F.relu(cosines - task.margin) ** 2
+        return (wanted * (1 - cosines) ** 2 + (1 - wanted) * apart).mean()
+    gaps = task.scale * (cosines[:, None] - cosines[None])  # pair i above pair j, where j should be above i
+    gaps = gaps.masked_fill(wanted[:, None] >= wanted[None], -1e4).flatten()
+    return torch.logsumexp(torch.cat([gaps.new_zeros(1), gaps]), 0)
+
+
 LOSSES: dict[tuple[str, ...], Callable[[Any, ModelOutput, list[Any]], Tensor]] = {
     ("classify",): classify_loss,
     ("tag",): tag_loss,
     ("answer",): answer_loss,
     ("choose",): choose_loss,
     ("classify", "tag"): intent_loss,
+    ("vector",): match_loss,
 }
 
 
@@ -115,7 +134,10 @@ class Objective(nn.Module):
     def run(self, batch: Batch) -> ModelOutput:
         """The model's output for the task's heads; each choice is scored by itself."""
         inputs = {"choose": {"choices": 1}} if "choose" in self.heads else None
-        out: ModelOutput = precision.call(self.model, self.dtype, batch, heads=self.heads, inputs=inputs)
+        heads = [head for head in self.heads if head != "vector"]
+        out: ModelOutput = precision.call(self.model, self.dtype, batch, heads=heads, inputs=inputs)
+        if "vector" in self.heads:
+            out.heads["vector"] = pool(out.encoded, "mean")
         return out
 
     def forward(self, batch: Batch, targets: list[Any], texts: int) -> tuple[Tensor, Tensor]:
@@ -254,7 +276,7 @@ class Finetuning:
             task = dataclasses.replace(task, temperature=task.calibrated(np.stack(self.last_scores), self.dev))  # type: ignore[type-var]
         done = {
             "step": "finetune",
-            "task": type(task).__name__.lower(),
+            "task": kind_of(task),
             "updates": state.step,
             "minutes": round(state.seconds / 60, 2),
             "examples": len(self.features),
@@ -288,7 +310,7 @@ def split_scores(out: ModelOutput, heads: tuple[str, ...]) -> list[Any]:
         elif head == "answer":
             parts = torch.stack([found.start, found.end], -1).float().cpu().split(lengths)
         else:
-            parts = found.logits.float().cpu().unbind(0)
+            parts = (found if head == "vector" else found.logits).float().cpu().unbind(0)
         by_head.append([part.numpy() for part in parts])
     return by_head[0] if len(by_head) == 1 else list(zip(*by_head, strict=True))
 
@@ -296,7 +318,9 @@ def split_scores(out: ModelOutput, heads: tuple[str, ...]) -> list[Any]:
 def fresh(start: Artifact, task: Task) -> AlbertModel:
     """The encoder to start from, with fresh heads for the task; other heads are dropped."""
     encoder = {name: array for name, array in start.weights.items() if name.startswith("encoder.")}
-    model = AlbertModel(start.config, {name: head_for(name, start, task) for name in heads_of(task)})
+    model = AlbertModel(
+        start.config, {name: head_for(name, start, task) for name in heads_of(task) if name != "vector"}
+    )
     state = {name: torch.from_numpy(np.array(array, copy=True)) for name, array in encoder.items()}
     missing, unexpected = model.load_state_dict(state, strict=False)
     odd = [name for name in missing if not name.startswith(("heads.", "encoder.pooler."))] + list(unexpected)
@@ -315,8 +339,7 @@ def head_for(name: str, start: Artifact, task: Any) -> nn.Module:
 
 def kind_of(task: Task) -> str:
     """The task's name in `albertkit.json`."""
-    heads = heads_of(task)
-    return "intent" if len(heads) > 1 else heads[0]
+    return type(task).__name__.lower()
 
 
 def details(task: Any, max_length: int) -> dict[str, Any]:

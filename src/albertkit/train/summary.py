@@ -41,7 +41,8 @@ def write_report(out: Path, work: Finetuning, artifact: Artifact, runs: list[dic
     if len(work.dev):
         if isinstance(work.task, Classify) and work.task.kind == "single":
             lines += pictures(out, work, float(artifact.meta.details.get("temperature", 1.0)))
-        lines += worst(work)
+        if artifact.meta.task != "match":  # a cosine is not right or wrong
+            lines += worst(work)
     (out / "report.md").write_text("\n".join(lines), encoding="utf-8")
     return out / "report.md"
 
@@ -64,7 +65,7 @@ def worst(work: Finetuning) -> list[str]:
         "|---|---|---|---|",
     ]
     for sure, example, right, found in rows[:WORST]:
-        text = getattr(example, "text", None) or getattr(example, "question", "")
+        text = next((getattr(example, n) for n in ("text", "question", "user") if hasattr(example, n)), "")
         second = getattr(example, "pair", None)
         shown = f"{text} ⟂ {second}" if second else text
         lines.append(f"| {sure:.2f} | {cell(right)} | {cell(found)} | {cell(shown, 160)} |")
@@ -85,6 +86,8 @@ def truth(example: Any) -> Any:
         return example.answers[0][1] if example.answers else ""
     if hasattr(example, "right"):
         return example.right
+    if hasattr(example, "state"):
+        return dict(example.state)
     label = example.label
     return round(label, 2) if isinstance(label, float) else label
 
@@ -95,6 +98,8 @@ def said(result: Any) -> Any:
         return tuple((s.start, s.end, s.label) for s in result.spans)
     if hasattr(result, "index"):
         return result.index
+    if hasattr(result, "goal"):
+        return result.goal
     if hasattr(result, "label"):
         return round(result.label, 2) if isinstance(result.label, float) else result.label
     return result.text

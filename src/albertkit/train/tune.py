@@ -22,8 +22,11 @@ from typing import Any
 from albertkit.artifact import Artifact, read_artifact, write_artifact, write_json
 from albertkit.errors import AlbertkitError
 from albertkit.interop.convert import open_model
+from albertkit.tasks.classify import OUTSIDE
+from albertkit.tasks.examples import Text
 from albertkit.tasks.make import make_task
 from albertkit.train.finetune import Finetuning
+from albertkit.train.frozen import few
 from albertkit.train.loop import Outcome, train
 from albertkit.train.settings import Settings
 from albertkit.train.summary import write_report
@@ -53,7 +56,15 @@ def finetune(
 ) -> Tuned:
     """Train a model for a task; run again, it goes on where it stopped. `settings` go to the task (kind, stride …)."""
     options, out = options or Options(), Path(out)
-    artifact = start if isinstance(start, Artifact) else load(start)
+    artifact = start if isinstance(start, Artifact) else open_model(start)
+    if task == "intent" and all(isinstance(e, Text) for e in examples):
+        task = "classify"  # intents without slots
+    if options.shots:
+        examples = few(examples, options.shots, options.seed)
+    if options.freeze:
+        if task != "classify" or isinstance(start, Artifact):
+            raise AlbertkitError("only classes are learnt on frozen vectors, and from a model folder")
+        return frozen(artifact, Path(start), examples, dev, out, options)
     made = make_task(task, examples, **settings)
     if options.class_weights and getattr(made, "kind", "") == "single":
         made = weighted(made, examples)
@@ -93,12 +104,40 @@ def summary(metrics: list[dict[str, float]]) -> dict[str, list[float]]:
     }
 
 
-def load(start: Path | str) -> Artifact:
-    """A model folder of any kind."""
-    from albertkit.artifact import META_FILE, model_folder
+def frozen(
+    start: Artifact, folder: Path, examples: Sequence[Any], dev: Sequence[Any], out: Path, options: Options
+) -> Tuned:
+    """A head on frozen vectors. Examples of the class `oos` set the floor below which a text is out of scope."""
+    from albertkit.runtime.albert import Albert
+    from albertkit.runtime.predict import predict
+    from albertkit.train.frozen import fit
 
-    folder = model_folder(Path(start))
-    return read_artifact(folder) if (folder / META_FILE).is_file() else open_model(folder)
+    began = time.perf_counter()
+    inside = [e for e in examples if e.label != OUTSIDE]
+    made = fit(Albert(folder), start, inside, [e for e in examples if e.label == OUTSIDE], options.seed)
+    seconds = time.perf_counter() - began
+    write_artifact(made, out / "model", overwrite=(out / "model").exists())
+    albert = Albert(out / "model")
+    metrics = {}
+    if len(dev):
+        found = predict(albert, dev, "classify")
+        metrics = albert.task.measure(found, dev)
+        if any(e.label == OUTSIDE for e in dev):
+            metrics |= outside_scores(found, dev)
+        made = dataclasses.replace(made, meta=dataclasses.replace(made.meta, metrics={"dev": metrics}))
+        write_artifact(made, out / "model", overwrite=True)
+    runs = [{"seed": options.seed, "metrics": metrics, "seconds": seconds, "collapsed": 0}]
+    write_json(out / "runs.json", runs)
+    return Tuned(out / "model", metrics, runs)
+
+
+def outside_scores(found: Sequence[Any], dev: Sequence[Any]) -> dict[str, float]:
+    """Accuracy among texts with a class, and F1 of finding those without."""
+    from sklearn.metrics import f1_score
+
+    strange, said = [e.label == OUTSIDE for e in dev], [r.label == OUTSIDE for r in found]
+    inside = [r.label == e.label for r, e in zip(found, dev, strict=True) if e.label != OUTSIDE]
+    return {"in_scope_accuracy": sum(inside) / max(1, len(inside)), "out_of_scope_f1": float(f1_score(strange, said))}
 
 
 def weighted(task: Any, examples: Sequence[Any]) -> Any:

@@ -23,12 +23,14 @@ class Options:
     seed: int = setting(0, "The first seed.")
     restarts: int = setting(2, "New starts with another seed and half the rate, if a run collapses.")
     patience: int = setting(0, "Stop after this many epochs without a better one; 0 never does.")
+    freeze: bool = setting(False, "Learn only a head on the model's sentence vectors: seconds instead of minutes.")
+    shots: int | None = setting(None, "Use so many examples of each class.")
     class_weights: bool = setting(False, "Rare classes weigh more in the loss.")
     checkpointing: bool = setting(False, "Keep less in memory and compute it again (about a third slower).")
     device: str = setting("auto", "cpu or cuda; auto takes a GPU if there is one.")
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch", "micro", "learning_rate", "seeds"):
+        for name in ("epochs", "batch", "micro", "learning_rate", "seeds", "shots"):
             value = getattr(self, name)
             if value is not None and not 0 < value < 1e9:
                 raise AlbertkitError(f"{name} is {value}; it must be above 0")

@@ -1,0 +1,115 @@
+"""Semantic matching with vectors: two texts are encoded by themselves and compared by their cosine (a bi-encoder, for search).
+
+In: `Text` pairs with a score, a class of two, or none (then every pair belongs together). Out: `Alike` results. For a cross-encoder, which reads both
+texts at once and is more exact but cannot be indexed, use `classify.py` with pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from albertkit.errors import AlbertkitError, need
+from albertkit.tasks.examples import Text
+from albertkit.tasks.task import Feature
+from albertkit.tokenizer import Tokenizer
+
+LOSSES = ("cosent", "mnrl", "contrastive")
+
+
+@dataclass(frozen=True)
+class Alike:
+    """How alike two texts are."""
+
+    score: float
+
+
+@dataclass(frozen=True)
+class Match:
+    """Pairs to vectors.
+
+    loss: cosent (pairs that are more alike get the higher cosine; scores or classes), mnrl (each text finds its partner among
+    all of the batch; pairs that belong together), contrastive (together: cosine 1; apart: below the margin).
+    """
+
+    labels: tuple[str, ...] = ()
+    loss: str = "cosent"
+    scale: float = 20.0
+    """Cosines are multiplied with it before they are compared."""
+    margin: float = 0.5
+
+    head = "vector"
+
+    def __post_init__(self) -> None:
+        if self.loss not in LOSSES:
+            raise AlbertkitError(f"loss is {self.loss!r}; choose one of {', '.join(LOSSES)}")
+
+    @classmethod
+    def of(cls, examples: Sequence[Text], loss: str | None = None) -> Match:
+        """The task of these pairs: cosent where they have scores or classes, mnrl where they only belong together."""
+        for e in examples:
+            if e.pair is None:
+                raise AlbertkitError(f"{e.where or 'an example'} has no second text; matching needs pairs")
+        labels = {str(e.label) for e in examples if not isinstance(e.label, float) and e.label is not None}
+        if len(labels) > 2:
+            raise AlbertkitError(
+                f"pairs have the classes {', '.join(sorted(labels)[:5])} …; matching knows two, or numbers"
+            )
+        graded = any(e.label is not None for e in examples)
+        return cls(tuple(sorted(labels)), loss or ("cosent" if graded else "mnrl"))
+
+    @property
+    def outputs(self) -> int:
+        """Vectors have no classes."""
+        return 0
+
+    def target(self, example: Text) -> float | None:
+        """The score, or 1 for the second of two classes and for pairs that belong together."""
+        if example.label is None:
+            return 1.0
+        if isinstance(example.label, float):
+            return example.label
+        return float(not self.labels or str(example.label) == self.labels[-1])
+
+    def features(self, examples: Sequence[Text], tokenizer: Tokenizer, max_length: int) -> list[Feature]:
+        """Two features for each pair; the target stands at the first."""
+        texts = [text for e in examples for text in (e.text, e.pair or "")]
+        found = tokenizer.encode_batch(texts, max_length=max_length)
+        return [
+            Feature(encoding.ids, encoding.segments, i // 2, None if i % 2 else self.target(examples[i // 2]))
+            for i, encoding in enumerate(found)
+        ]
+
+    def results(
+        self, scores: Sequence[np.ndarray], features: Sequence[Feature], examples: Sequence[Text]
+    ) -> list[Alike]:
+        """The cosine of each pair's vectors."""
+        table = np.stack(scores).astype(np.float64)
+        table /= np.maximum(np.linalg.norm(table, axis=1, keepdims=True), 1e-12)
+        return [Alike(float(score)) for score in (table[0::2] * table[1::2]).sum(1)]
+
+    def measure(self, results: Sequence[Alike], examples: Sequence[Text]) -> dict[str, float]:
+        """Rank correlation for scores; for classes the area under the curve, average precision and the best accuracy."""
+        need("sklearn", "train", "measuring")
+        from scipy.stats import pearsonr, spearmanr
+        from sklearn import metrics
+
+        found = np.array([r.score for r in results])
+        right = np.array([self.target(e) or 0.0 for e in examples])
+        if len(set(right.tolist())) < 2:
+            return {"mean_cosine": float(found.mean())}
+        if not self.labels:
+            return {
+                "spearman": float(spearmanr(found, right).statistic),
+                "pearson": float(pearsonr(found, right).statistic),
+            }
+        order = np.argsort(-found)
+        hits = np.cumsum(right[order])
+        accuracy = (hits + (1 - right).sum() - np.cumsum(1 - right[order])) / len(right)
+        return {
+            "auc": float(metrics.roc_auc_score(right, found)),
+            "average_precision": float(metrics.average_precision_score(right, found)),
+            "best_accuracy": float(max(accuracy.max(), (1 - right).mean())),
+        }

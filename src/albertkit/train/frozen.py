@@ -1,0 +1,95 @@
+"""A classifier on frozen sentence vectors: minutes become seconds, and a handful of examples is enough. No torch.
+
+In: `Text` examples with one class each, and a model whose vectors are good. Out: an artifact whose head reads the vector itself.
+
+Every text is encoded once, by the torch-free runtime. The head is scikit-learn's logistic regression; its strength is chosen by cross-validation.
+With a floor, a text that fits no class well is out of scope.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from albertkit.artifact import Artifact
+from albertkit.errors import AlbertkitError, need
+from albertkit.runtime.albert import Albert
+from albertkit.tasks.classify import Classify
+from albertkit.tasks.examples import Text
+
+STRENGTHS = (1.0, 10.0, 100.0)
+
+
+def few(examples: Sequence[Text], shots: int, seed: int = 0) -> list[Text]:
+    """`shots` examples of each class, drawn."""
+    by_class: dict[Any, list[Text]] = defaultdict(list)
+    for example in examples:
+        by_class[example.label].append(example)
+    rng = np.random.default_rng(seed)
+    return [
+        own[i] for label in sorted(by_class) for own in [by_class[label]] for i in rng.permutation(len(own))[:shots]
+    ]
+
+
+def fit(
+    albert: Albert, start: Artifact, examples: Sequence[Text], outside: Sequence[Text] = (), seed: int = 0
+) -> Artifact:
+    """Learn a head; `outside` are examples that fit no class, from which the floor is set (else from the classes alone)."""
+    need("sklearn", "train", "a classifier on frozen vectors")
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.model_selection import cross_val_predict
+
+    task = Classify.of(examples, "single")
+    if any(example.pair is not None for example in examples):
+        raise AlbertkitError("frozen vectors are of single texts; fine-tune the whole model for pairs")
+    vectors = albert.embed([example.text for example in examples], normalise=True)
+    targets = np.array([task.target(example) for example in examples])
+    least = min(Counter(targets.tolist()).values())
+    folds = min(5, least)
+    best: tuple[float, float, np.ndarray | None] = (-np.inf, 10.0, None)
+    for strength in STRENGTHS if folds >= 2 else ():
+        model = LogisticRegression(C=strength, max_iter=1000)
+        chances = cross_val_predict(model, vectors, targets, cv=folds, method="predict_proba")
+        score = float(np.log(np.maximum(chances[np.arange(len(targets)), targets], 1e-9)).mean())
+        if score > best[0]:
+            best = score, strength, chances
+    model = LogisticRegression(C=best[1], max_iter=1000).fit(vectors, targets)
+    weight, bias = rows_of(model)
+    floor = 0.0
+    if len(outside):
+        strange = albert.embed([example.text for example in outside], normalise=True)
+        floor = cut(
+            task.chances(strange @ weight.T + bias).max(1), best[2].max(1) if best[2] is not None else np.ones(1)
+        )
+    task = dataclasses.replace(task, floor=floor)
+    weights = {n: w for n, w in start.weights.items() if n.startswith("encoder.")}
+    weights |= {
+        "heads.classify.linear.weight": weight.astype(np.float32),
+        "heads.classify.linear.bias": bias.astype(np.float32),
+    }
+    done = {"step": "frozen classifier", "examples": len(examples), "strength": best[1], "seed": seed}
+    details = {k: v for k, v in dataclasses.asdict(task).items() if k != "labels"}
+    meta = dataclasses.replace(
+        start.meta, task="classify", labels=task.labels, made=(*start.meta.made, done), quantisation=None,
+        details={**details, "reads": "vector", "max_length": albert.max_tokens},
+    )  # fmt: skip
+    return Artifact(start.config, weights, start.tokenizer, meta)
+
+
+def rows_of(model: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Weights and biases with a row for each class; two classes share one in scikit-learn."""
+    weight, bias = np.asarray(model.coef_), np.asarray(model.intercept_)
+    if len(weight) == 1:
+        return np.concatenate([-weight / 2, weight / 2]), np.concatenate([-bias / 2, bias / 2])
+    return weight, bias
+
+
+def cut(strange: np.ndarray, known: np.ndarray) -> float:
+    """The floor that tells strange texts from known ones best, by the mean of both rates."""
+    edges = np.unique(np.concatenate([strange, known]))
+    rates = [((strange < edge).mean() + (known >= edge).mean()) / 2 for edge in edges]
+    return float(edges[int(np.argmax(rates))])

@@ -1,0 +1,222 @@
+"""What is learnt on or about sentence vectors: matching, frozen classifiers, few shots, dialogue states, distilling."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from albertkit.artifact import Artifact, read_artifact, write_artifact
+from albertkit.data.passages import Passages, Shares, draw
+from albertkit.errors import AlbertkitError
+from albertkit.model import AlbertModel
+from albertkit.runtime.albert import Albert
+from albertkit.runtime.predict import predict
+from albertkit.tasks.examples import Text, Turn
+from albertkit.tasks.match import Match
+from albertkit.tokenizer import Tokenizer
+from albertkit.train import distill, loop, teachers, tune
+from albertkit.train.frozen import cut, few, fit
+from albertkit.train.settings import Settings
+from albertkit.train.tuning import Options
+from tests.conftest import tiny
+from tests.train.conftest import TOPICS, VOCAB
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory):
+    path = tmp_path_factory.mktemp("vocab") / "vocab.txt"
+    path.write_text("\n".join(VOCAB) + "\n")
+    torch.manual_seed(0)
+    config = tiny(vocab_size=len(VOCAB), initializer_range=0.1, max_position_embeddings=64)
+    artifact = Artifact(config, AlbertModel(config).weights(), Tokenizer.from_vocab(path))
+    return write_artifact(artifact, tmp_path_factory.mktemp("start") / "model")
+
+
+def about(rng, topic: int) -> str:
+    return " ".join([*rng.choice(TOPICS[topic][:5], 4), *rng.choice(["one", "two", "three"], int(rng.integers(0, 4)))])
+
+
+def pairs(count: int, seed: int, graded: bool) -> list[Text]:
+    rng = np.random.default_rng(seed)
+    made = []
+    for _ in range(count):
+        a, b = rng.integers(0, 4, 2)
+        same = float(a == b)
+        made.append(Text(about(rng, a), about(rng, b), same if graded else ("yes" if same else "no")))
+    return made
+
+
+@pytest.mark.parametrize(
+    ("loss", "graded", "metric"),
+    [("cosent", True, "spearman"), ("contrastive", False, "auc"), ("cosent", False, "auc"), ("mnrl", False, "auc")],
+)
+def test_matching_learns_what_belongs_together(start, tmp_path, loss, graded, metric):
+    examples = pairs(300, 0, graded)
+    if loss == "mnrl":  # only pairs that belong together
+        rng = np.random.default_rng(1)
+        examples = [Text(about(rng, t), about(rng, t)) for t in rng.integers(0, 4, 300)]
+    options = Options(epochs=4, batch=32 if loss != "mnrl" else 4, learning_rate=2e-3, device="cpu")
+    done = tune.finetune("match", examples, pairs(80, 9, graded), tmp_path, start, options, loss=loss)
+    albert = Albert(done.model)
+    dev = pairs(80, 9, graded)
+    task = Match.of(dev)
+    untrained = Albert(start)
+    before = task.measure([type("", (), {"score": untrained.similarity(e.text, e.pair)}) for e in dev], dev)
+    after = task.measure([type("", (), {"score": albert.similarity(e.text, e.pair)}) for e in dev], dev)
+    least = 0.65 if graded else 0.8  # ranks of two values correlate with 0.75 at most
+    assert after[metric] > max(least, before[metric]), (before, after)
+    if loss != "mnrl":
+        assert albert.task.measure(predict(albert, dev, "match"), dev)[metric] == pytest.approx(after[metric], abs=1e-6)
+
+
+def test_cosent_and_the_others_by_hand():
+    from albertkit.train.finetune import match_loss
+
+    vectors = torch.tensor([[1.0, 0.0], [1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])  # cosines 1 and 0
+    out = SimpleNamespace(heads={"vector": vectors})
+    right = match_loss(Match(("a", "b"), "cosent", scale=20.0), out, [1.0, None, 0.0, None])
+    wrong = match_loss(Match(("a", "b"), "cosent", scale=20.0), out, [0.0, None, 1.0, None])
+    assert right == pytest.approx(np.log1p(np.exp(-20)), abs=1e-6) and wrong == pytest.approx(20.0, abs=1e-4)
+    apart = match_loss(Match(("a", "b"), "contrastive", margin=0.5), out, [0.0, None, 1.0, None])
+    assert apart == pytest.approx((0.25 + 1.0) / 2)
+    with pytest.raises(AlbertkitError, match="no second text"):
+        Match.of([Text("a")])
+
+
+def classes(count: int, seed: int = 0) -> list[Text]:
+    rng = np.random.default_rng(seed)
+    return [Text(about(rng, int(t)), label=["colour", "animal", "tree"][t]) for t in rng.integers(0, 3, count)]
+
+
+def test_a_frozen_classifier_learns_and_runs(start, tmp_path):
+    done = tune.finetune("classify", classes(120), classes(60, 9), tmp_path, start, Options(freeze=True))
+    assert done.metrics["accuracy"] > 0.9
+    made = read_artifact(done.model)
+    np.testing.assert_array_equal(
+        made.weights["encoder.groups.0.0.ffn.up.weight"],
+        read_artifact(start).weights["encoder.groups.0.0.ffn.up.weight"],
+    )
+    assert Albert(done.model).classify("cat dog cow hen").label == "animal"
+
+
+def test_few_shots_and_what_is_out_of_scope(start, tmp_path):
+    rng = np.random.default_rng(3)
+    metals = [Text(about(rng, 3), label="oos") for _ in range(30)]
+    assert sorted(e.label for e in few(classes(200), 8)) == ["animal"] * 8 + ["colour"] * 8 + ["tree"] * 8
+    options = Options(freeze=True, shots=12)
+    done = tune.finetune("intent", [*classes(200), *metals], [*classes(60, 9), *metals], tmp_path, start, options)
+    assert done.metrics["in_scope_accuracy"] > 0.6 and done.metrics["out_of_scope_f1"] > 0.4, done.metrics
+    assert cut(np.array([0.2, 0.3]), np.array([0.6, 0.9])) == 0.6
+
+
+def test_frozen_refuses_pairs(start):
+    with pytest.raises(AlbertkitError, match="single texts"):
+        fit(Albert(start), read_artifact(start), [Text("a", "b", "x"), Text("a", "b", "y")])
+
+
+def test_the_estimator_is_one_of_scikit_learn_s(start):
+    from sklearn.base import clone
+    from sklearn.model_selection import GridSearchCV
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import FunctionTransformer
+
+    from albertkit.estimators import AlbertClassifier
+
+    texts, labels = [e.text for e in classes(90)], [e.label for e in classes(90)]
+    found = AlbertClassifier(start).fit(texts, labels)
+    assert found.score(texts, labels) > 0.9 and list(found.classes_) == ["animal", "colour", "tree"]
+    chances = found.predict_proba(texts[:5])
+    assert chances.shape == (5, 3) and np.allclose(chances.sum(1), 1, atol=1e-5)
+    assert (found.classes_[chances.argmax(1)] == found.predict(texts[:5])).all()
+    assert clone(found).get_params() == found.get_params()
+    line = make_pipeline(FunctionTransformer(lambda x: [t.lower() for t in x]), AlbertClassifier(start))
+    search = GridSearchCV(line, {"albertclassifier__seed": [0, 1]}, cv=2).fit(texts[:30], np.array(labels[:30]))
+    assert search.best_score_ > 0.5
+    numbers = AlbertClassifier(start, frozen=False, epochs=1, batch=16).fit(
+        texts[:32], [int(x == "tree") for x in labels[:32]]
+    )
+    assert set(numbers.predict(texts[:4]).tolist()) <= {0, 1}
+
+
+def test_dialogue_states_are_tracked(start, tmp_path):
+    def turns(count: int, seed: int) -> list[Turn]:
+        rng = np.random.default_rng(seed)
+        made = []
+        for d in range(count):
+            state: dict[str, str] = {}
+            for n in range(3):
+                slot, ring = (("pet", TOPICS[1]), ("plant", TOPICS[2]))[int(rng.integers(0, 2))]
+                value = str(rng.choice(ring[:3]))
+                state[slot] = value
+                made.append(Turn(str(d), n, "one", f"{value} two", tuple(state.items()), ((slot, value),)))
+        return made
+
+    options = Options(epochs=20, batch=16, learning_rate=5e-3, device="cpu")
+    done = tune.finetune("dialogue", turns(60, 0), turns(20, 9), tmp_path, start, options)
+    assert done.metrics["joint_goal"] > 0.9, done.metrics
+    albert = Albert(done.model)
+    assert predict(albert, turns(20, 9), "dialogue")[0].goal
+
+
+# Distilling ------------------------------------------------------------------------------------------------------
+
+
+def test_passages_are_what_they_say(corpus):
+    found = draw(corpus.split("train"), None, Shares(longest=30), seed=1)
+    assert (np.diff(found.lengths) >= 0).all() and found.lengths.max() <= 30 and found.lengths.min() >= 3
+    again = draw(corpus.split("train"), None, Shares(longest=30), seed=1)
+    assert np.array_equal(found.ids, again.ids) and np.array_equal(found.ends, again.ends)
+    tokenizer = corpus.tokenizer()
+    whole = " ".join(tokenizer.decode(s.tokens[:] & 0x7FFF) for s in corpus.split("train"))
+    for at in range(0, len(found), len(found) // 20):
+        assert tokenizer.decode(found[at].tolist()) in whole
+
+
+def test_targets_hold_all_teachers_and_the_first_numbers_most():
+    rng = np.random.default_rng(0)
+    hidden = rng.normal(size=(3000, 6)) * [5, 4, 3, 2, 1, 0.5]
+    raw = np.concatenate([hidden @ rng.normal(size=(6, 16)) + 3, hidden @ rng.normal(size=(6, 16))], 1).astype(
+        np.float16
+    )
+    mixed = teachers.mix(raw, [16, 16], teachers.Mixture((), (1.0, 1.5), 12)).astype(np.float64)
+    assert mixed.shape == (3000, 12) and np.allclose(np.linalg.norm(mixed, axis=1), 1, atol=2e-3)
+    power = (mixed**2).mean(0)
+    assert (np.diff(power) < 1e-3).all() and power[:6].sum() > 0.98
+
+    def cosines(x):
+        x = x - x.mean(0)
+        x = x / np.linalg.norm(x, axis=1, keepdims=True)
+        return x[:500] @ x[500:1000].T
+
+    both = (cosines(raw[:, :16].astype(float)) + 2.25 * cosines(raw[:, 16:].astype(float))) / 3.25
+    assert np.corrcoef(both.flatten(), (mixed[:500] @ mixed[500:1000].T).flatten())[0, 1] > 0.99
+
+
+def test_a_student_learns_its_teachers_vectors_at_every_depth_and_width(corpus, shards, tmp_path):
+    """Targets that are a fixed turn of the mean of word vectors: learnable, at two depths and two widths."""
+    tokenizer = corpus.tokenizer()
+    config = tiny(vocab_size=64, initializer_range=0.1, max_position_embeddings=40)
+    torch.manual_seed(0)
+    artifact = Artifact(config, AlbertModel(config, {}).weights(), tokenizer)
+    found = draw(corpus.split("train"), None, Shares(longest=20), seed=1)
+    found.save(tmp_path / "texts")
+    rng = np.random.default_rng(0)
+    table = rng.normal(size=(64, 32))
+    wanted = np.stack([table[found[i]].mean(0) for i in range(len(found))])
+    wanted /= np.linalg.norm(wanted, axis=1, keepdims=True)
+    np.save(tmp_path / "texts" / "targets.npy", wanted.astype(np.float16))
+    settings = Settings(steps=60, batch=4, learning_rate=3e-3, evaluations=2, device="cpu", tensorboard=False)
+    aims = distill.Aims(depths="1,3", widths="8,32", tokens=400, most=32, words=0.25)
+    work = distill.Distilling(artifact, tmp_path / "texts", shards, settings, aims)
+    work.objective.eval()
+    before = work.evaluate()
+    outcome = loop.train(work, settings, tmp_path / "run")
+    for depth in (1, 3):
+        assert outcome.metrics[f"cosine_{depth}"] > max(0.5, before[f"cosine_{depth}"] + 0.2), (before, outcome.metrics)
+    assert "mlm_loss" in outcome.metrics
+    made = read_artifact(outcome.model)
+    assert made.meta.task == "embed" and made.meta.pooling == "mean"
+    assert np.array_equal(Passages.open(tmp_path / "texts").ends, found.ends)
