@@ -1,0 +1,145 @@
+"""Fine-tuning beside transformers' Trainer: same checkpoint, same examples, same epochs, same batch, in one run.
+
+    python bench/finetuning.py MODEL TRAIN DEV [--examples 1600] [--epochs 1] [--seeds 1]
+
+MODEL is a folder that transformers opens too; TRAIN and DEV are tables of texts and classes. Both sides learn with AdamW at the same rate with the
+same warm-up, and are measured on DEV at the end. Each side runs in a process of its own, one after the other, since threads that wait for work slow others down.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "src"))
+
+RATE, BATCH, LENGTH = 2e-4, 32, 128
+
+
+def examples(path: Path, count: int | None) -> list[Any]:
+    """Texts with classes."""
+    from albertkit.tasks.reading import read
+
+    return read("classify", path).examples[:count]
+
+
+def ours(model: Path, train: Path, dev: Path, count: int, epochs: int, seed: int) -> dict[str, float]:
+    """albertkit's loop."""
+    from albertkit.interop.convert import open_model
+    from albertkit.tasks.make import make_task
+    from albertkit.train.finetune import Finetuning
+    from albertkit.train.loop import train as run
+    from albertkit.train.settings import Settings
+
+    learn, held = examples(train, count), examples(dev, None)
+    steps = epochs * -(-len(learn) // BATCH)
+    settings = Settings(
+        steps=steps,
+        batch=BATCH,
+        learning_rate=RATE,
+        warmup=0.1,
+        seed=seed,
+        evaluations=0,
+        tensorboard=False,
+        device="cpu",
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        began = time.perf_counter()
+        work = Finetuning(make_task("classify", learn), open_model(model), learn, held, settings, LENGTH)
+        run(work, settings, folder)
+        seconds = time.perf_counter() - began
+    return {"seconds": seconds, "accuracy": work.evaluate()["accuracy"]}
+
+
+def theirs(model: Path, train: Path, dev: Path, count: int, epochs: int, seed: int) -> dict[str, float]:
+    """transformers' Trainer, with padding to the longest of a batch and texts of like length together."""
+    import torch
+    from transformers import AlbertForSequenceClassification as Model
+    from transformers import AutoTokenizer, DataCollatorWithPadding, Trainer, TrainingArguments
+
+    learn, held = examples(train, count), examples(dev, None)
+    labels = sorted({e.label for e in learn})
+    tokenizer = AutoTokenizer.from_pretrained(model)
+
+    class Table(torch.utils.data.Dataset):  # type: ignore[type-arg]
+        def __init__(self, rows: list[Any]) -> None:
+            texts = tokenizer([e.text for e in rows], truncation=True, max_length=LENGTH)
+            self.rows = [
+                {**{k: v[i] for k, v in texts.items()}, "labels": labels.index(e.label)} for i, e in enumerate(rows)
+            ]
+
+        def __len__(self) -> int:
+            return len(self.rows)
+
+        def __getitem__(self, at: int) -> dict[str, Any]:
+            return self.rows[at]
+
+    with tempfile.TemporaryDirectory() as folder:
+        began = time.perf_counter()
+        torch.manual_seed(seed)
+        net = Model.from_pretrained(
+            model, num_labels=len(labels), attn_implementation="sdpa", ignore_mismatched_sizes=True
+        )
+        arguments = TrainingArguments(
+            folder, per_device_train_batch_size=BATCH, num_train_epochs=epochs, learning_rate=RATE, warmup_ratio=0.1,
+            weight_decay=0.01, seed=seed, group_by_length=True, save_strategy="no", report_to=[], use_cpu=True,
+            disable_tqdm=True, logging_strategy="no",
+        )  # fmt: skip
+        trainer = Trainer(net, arguments, DataCollatorWithPadding(tokenizer), Table(learn))
+        trainer.train()
+        seconds = time.perf_counter() - began
+        found = trainer.predict(Table(held)).predictions.argmax(-1)
+    right = sum(labels[i] == e.label for i, e in zip(found, held, strict=True))
+    return {"seconds": seconds, "accuracy": right / len(held)}
+
+
+SIDES = {"albertkit": ours, "transformers' Trainer": theirs}
+
+
+def child(name: str, given: tuple[Any, ...], queue: Any) -> None:
+    queue.put(SIDES[name](*given))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("train", type=Path)
+    parser.add_argument("dev", type=Path)
+    parser.add_argument("--examples", type=int, default=1600)
+    parser.add_argument("--epochs", type=int, default=1)
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "finetuning.json")
+    args = parser.parse_args()
+    context = multiprocessing.get_context("spawn")
+    found: dict[str, list[dict[str, float]]] = {name: [] for name in SIDES}
+    for seed in range(args.seeds):
+        for name in SIDES:
+            queue = context.Queue()
+            given = (args.model, args.train, args.dev, args.examples, args.epochs, seed)
+            process = context.Process(target=child, args=(name, given, queue))
+            process.start()
+            while process.is_alive() and queue.empty():
+                process.join(0.5)
+            if queue.empty():
+                sys.exit(f"{name} ended without a result (code {process.exitcode})")
+            found[name].append(queue.get())
+            process.join()
+            print(seed, name, found[name][-1], flush=True)
+    seconds = {name: statistics.fmean(run["seconds"] for run in runs) for name, runs in found.items()}
+    ratio = seconds["transformers' Trainer"] / seconds["albertkit"]
+    print(f"albertkit is {ratio:.2f} times as fast")
+    from inference import machine
+
+    result = {"machine": machine(2), "examples": args.examples, "epochs": args.epochs, "runs": found, "ratio": ratio}
+    args.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
