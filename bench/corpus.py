@@ -29,7 +29,7 @@ SHARED = Path(os.environ.get("ALBERTKIT_SHARED", Path(__file__).parent.parent.pa
 def measure(texts: list[str], folder: Path, options: list[str]) -> dict:
     shutil.rmtree(folder, ignore_errors=True)
     command = [sys.executable, "-m", "albertkit.cli", "corpus", *texts, "-o", str(folder), "--json", *options]
-    start = time.perf_counter()
+    start, before, spent = time.perf_counter(), busy(), own()
     process = subprocess.Popen(command, stdout=subprocess.PIPE)
     peak = {"all": 0.0, "parent": 0.0, "processes": 0}
     while process.poll() is None:
@@ -40,7 +40,8 @@ def measure(texts: list[str], folder: Path, options: list[str]) -> dict:
     seconds = time.perf_counter() - start
     if process.returncode:
         raise SystemExit(f"the command failed: {' '.join(command)}")
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    mine, watching = (now - then for now, then in zip(own(), spent, strict=True))
+    others = busy() - before - mine - watching
     manifest = json.loads((folder / "manifest.json").read_text())
     counts = manifest["counts"]
     return {
@@ -52,12 +53,25 @@ def measure(texts: list[str], folder: Path, options: list[str]) -> dict:
         "shards": {name: len(entries) for name, entries in manifest["splits"].items()},
         "corpus_bytes": sum(path.stat().st_size for path in folder.rglob("*.npy")),
         "seconds": seconds,
-        "processor_seconds": used.ru_utime + used.ru_stime,
+        "processor_seconds": mine,
+        "processor_seconds_of_other_programs": max(others, 0.0),
         "tokens_per_second": counts["tokens_read"] / seconds,
         "peak_rss_mb": peak["all"],
         "peak_rss_parent_mb": peak["parent"],
         "processes": peak["processes"],
     }
+
+
+def own() -> tuple[float, float]:
+    """Processor seconds of all commands run so far, and of this program itself."""
+    children, this = resource.getrusage(resource.RUSAGE_CHILDREN), resource.getrusage(resource.RUSAGE_SELF)
+    return children.ru_utime + children.ru_stime, this.ru_utime + this.ru_stime
+
+
+def busy() -> float:
+    """Seconds that the processors of this machine have worked since it started."""
+    fields = [int(value) for value in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
+    return (sum(fields) - fields[3] - fields[4]) / os.sysconf("SC_CLK_TCK")
 
 
 def tree(root: int) -> list[float]:
@@ -102,13 +116,13 @@ def machine() -> dict:
 
 def table(data: dict) -> str:
     lines = [
-        "| | text | tokens | seconds | million tokens/s | peak RSS, all processes | shards |",
+        "| | text | tokens | seconds (all runs) | million tokens/s | peak RSS, all processes | shards |",
         "|---|---|---|---|---|---|---|",
     ]
     for name, row in data["runs"].items():
         lines.append(
             f"| {name} | {row['text_bytes'] / 1e6:,.0f} MB in {len(row['files'])} .xz | {row['counts']['tokens_read'] / 1e6:,.1f} M "
-            f"| {row['seconds']:.1f} | {row['tokens_per_second'] / 1e6:.2f} | {row['peak_rss_mb']:,.0f} MB "
+            f"| {row['seconds']:.1f} ({', '.join(map(str, row['seconds_of_all_runs']))}) | {row['tokens_per_second'] / 1e6:.2f} | {row['peak_rss_mb']:,.0f} MB "
             f"| {row['corpus_bytes'] / 1e6:,.0f} MB |"
         )
     m = data["machine"]
@@ -122,6 +136,7 @@ def main() -> None:
     parser.add_argument("-o", "--output", type=Path)
     parser.add_argument("--name", default="English Wikipedia", help="row of the table")
     parser.add_argument("--tokenizer")
+    parser.add_argument("--repeat", type=int, default=1, help="measure so often, and keep the run in the middle")
     parser.add_argument("--table", action="store_true")
     args = parser.parse_args()
     data = json.loads(RESULT.read_text()) if RESULT.exists() else {"machine": machine(), "runs": {}}
@@ -129,7 +144,10 @@ def main() -> None:
         if args.output is None:
             parser.error("name a folder for the corpus (-o)")
         options = ["--tokenizer", args.tokenizer] if args.tokenizer else []
-        row = measure(args.texts, args.output, options)
+        runs = sorted(
+            (measure(args.texts, args.output, options) for _ in range(args.repeat)), key=lambda row: row["seconds"]
+        )
+        row = {**runs[len(runs) // 2], "seconds_of_all_runs": [round(run["seconds"], 1) for run in runs]}
         data["machine"] = machine()
         data["runs"][args.name] = {"text_bytes": unpacked(args.texts), **row}
         RESULT.write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n")

@@ -331,6 +331,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "num_attention_heads": 4,
         "intermediate_size": 512,
         "max_position_embeddings": 128,
+        "initializer_range": 0.05,
     },
     "tiny-zh": dict(_ZH, hidden_size=312, num_hidden_layers=4, num_attention_heads=12, intermediate_size=1_248),
     "small-zh": dict(_ZH, hidden_size=384, num_hidden_layers=6, num_attention_heads=12, intermediate_size=1_536),

@@ -17,7 +17,7 @@ from albertkit.data.documents import documents
 from albertkit.data.reading import Block
 from albertkit.data.sentences import CJK, split
 from albertkit.data.shards import ids, token_type, word_bit
-from albertkit.data.words import Words
+from albertkit.data.words import Words, sums
 from albertkit.tokenizer import Tokenizer
 from albertkit.tokenizer.normalise import SPACE
 
@@ -104,9 +104,8 @@ class Cutter:
 
         None come of a sentence without tokens, and several of one that is too long.
         """
-        parts = self.words(sentences)
-        tokens = np.frombuffer(b"".join(parts), self.dtype).copy()
-        lengths = np.array([len(part) for part in parts], np.int64) // self.dtype.itemsize
+        data, lengths = self.words(sentences)
+        tokens = np.frombuffer(data, self.dtype).copy()
         made = np.minimum(lengths, 1)
         if len(lengths) and int(lengths.max()) > self.rules.max_sentence:
             lengths, made = self._shorten(tokens, lengths)
@@ -132,13 +131,6 @@ class Cutter:
             result.append(end - start)
             start = end
         return np.array(result, np.int64), made
-
-
-def sums(values: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """The sum of each run of values; `counts` says how long the runs are, and may say 0."""
-    total = np.concatenate([[0], np.cumsum(values, dtype=np.int64)])
-    ends = np.cumsum(counts, dtype=np.int64)
-    return total[ends] - total[ends - counts]
 
 
 def hash64(text: str) -> int:

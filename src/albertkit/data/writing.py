@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from albertkit.data.pieces import sums
 from albertkit.data.shards import ids, word_starts
+from albertkit.data.words import sums
 
 
 @dataclass(frozen=True)
