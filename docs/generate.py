@@ -24,7 +24,7 @@ NOTE = "<!-- Written by `make docs`; do not edit. -->\n"
 def cli_page() -> str:
     lines = [NOTE, "# The command line", "", "Every verb prints JSON with `--json`, reads texts from arguments, `--file` or stdin where it",
              "takes texts, and ends with one sentence on stderr and code 2 when something is wrong.", ""]  # fmt: skip
-    context = click.Context(app, info_name="albertkit")
+    context = click.Context(app, info_name="albertkit", **app.context_settings)
     for name in sorted(app.commands):
         command = app.commands[name]
         shown = command.get_help(click.Context(command, info_name=name, parent=context, max_content_width=100))

@@ -74,7 +74,8 @@ def test_commands_in_the_docs_exist():
             command = app.commands.get(words[1])
             assert command is not None, f"{page.name}: {line}"
             try:
-                command.make_context(words[1], words[2:], resilient_parsing=False)
+                parent = click.Context(app, info_name="albertkit", **app.context_settings)  # -h is click's to remember
+                command.make_context(words[1], words[2:], parent=parent, resilient_parsing=False)
             except click.MissingParameter:
                 pass
             except click.UsageError as error:
