@@ -1,7 +1,7 @@
 """The command line: verbs, and nothing but reading arguments and printing.
 
 Every verb imports what it needs when it runs, so that `albertkit --help` stays quick and a torch-free install works. This is
-the only file that prints, with `cli_search.py`. Results go to stdout, notes and errors to stderr; an error is one sentence and exit code 2.
+the only file that prints, with its parts `cli_*.py`. Results go to stdout, notes and errors to stderr; an error is one sentence and exit code 2.
 """
 
 from __future__ import annotations
@@ -332,6 +332,7 @@ for _verb in (
     cli_search.search,
     cli_search.cluster,
     cli_train.pretrain,
+    cli_train.distill,
     *cli_tasks.VERBS,
 ):
     app.add_command(_verb)

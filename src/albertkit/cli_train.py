@@ -16,7 +16,7 @@ from typing import Any
 import click
 
 from albertkit.errors import AlbertkitError, need
-from albertkit.train.goals import Goals
+from albertkit.train.goals import Aims, Goals
 from albertkit.train.settings import Settings
 
 folder = click.Path(path_type=Path)
@@ -87,6 +87,64 @@ def pretrain(
 
     outcome = train(work, settings, out, resume=resume, say=lambda text: tqdm.write(text, file=sys.stderr), bar=True)
     if outcome.model is not None and os.environ.get("RANK", "0") == "0":
+        click.echo(json.dumps({"model": str(outcome.model), "tokens": outcome.state.tokens, **outcome.metrics}))
+
+
+@click.command(
+    epilog="Example:  albertkit distill shards -o vectors --start run/model --teacher minilm --teacher gte:1.5"
+)
+@click.argument("shards", type=folder)
+@click.option("-o", "--out", type=folder, required=True, help="Folder for texts, checkpoints, metrics and the model.")
+@click.option("--start", type=folder, required=True, help="The pre-trained model.")
+@click.option(
+    "--teacher", "teachers", multiple=True, required=True, help="Folder of a sentence encoder, or FOLDER:WEIGHT."
+)
+@click.option("--workers", default=1, show_default=True, help="Processes that turn ids into text for the teachers.")
+@click.option("--resume", is_flag=True, help="Go on from the last checkpoint in --out, if there is one.")
+@options(Settings, Aims)
+def distill(
+    shards: Path, out: Path, start: Path, teachers: tuple[str, ...], workers: int, resume: bool, **given: Any
+) -> None:
+    """Teach a pre-trained model sentence vectors, from the vectors other encoders give to texts of SHARDS.
+
+    Sentences, passages, phrases and questions are drawn from the corpus once, and each teacher reads them once; then the student learns to give a
+    mixture of the teachers' vectors, at every depth of --depths and every width of --widths, and keeps filling masks.
+    """
+    need("torch", "train", "distilling")
+    if not any(given[name] is not None for name in ("steps", "tokens", "minutes")):
+        given["minutes"] = DEFAULT_MINUTES
+    settings, aims = of(Settings, given), of(Aims, given)
+    from tqdm import tqdm
+
+    from albertkit.artifact import read_artifact
+    from albertkit.data.passages import Passages, Shares, draw
+    from albertkit.data.shards import Shards
+    from albertkit.train.distill import Distilling
+    from albertkit.train.loop import train
+    from albertkit.train.teachers import Mixture, teach
+    from albertkit.train.team import choose_device
+
+    texts, artifact = out / "texts", read_artifact(start)
+    if not (texts / "targets.npy").is_file():
+        corpus = Shards.open(shards)
+        longest = artifact.config.max_position_embeddings - 2
+        mark = corpus.tokenizer().id_of("?")
+        draw(corpus.split("train"), mark, Shares(longest=min(254, longest)), settings.seed).save(texts)
+        named = [(name.rpartition(":") if ":" in name else (name, "", "1")) for name in teachers]
+        mixture = Mixture(
+            tuple(Path(a) for a, _, _ in named), tuple(float(c) for _, _, c in named), artifact.config.hidden_size
+        )
+        teach(
+            Passages.open(texts),
+            shards / "tokenizer",
+            mixture,
+            texts / "targets.npy",
+            choose_device(settings.device),
+            workers,
+        )
+    work = Distilling(artifact, texts, shards, settings, aims)
+    outcome = train(work, settings, out, resume=resume, say=lambda text: tqdm.write(text, file=sys.stderr), bar=True)
+    if outcome.model is not None:
         click.echo(json.dumps({"model": str(outcome.model), "tokens": outcome.state.tokens, **outcome.metrics}))
 
 

@@ -209,7 +209,7 @@ def test_a_student_learns_its_teachers_vectors_at_every_depth_and_width(corpus, 
     wanted /= np.linalg.norm(wanted, axis=1, keepdims=True)
     np.save(tmp_path / "texts" / "targets.npy", wanted.astype(np.float16))
     settings = Settings(steps=60, batch=4, learning_rate=3e-3, evaluations=2, device="cpu", tensorboard=False)
-    aims = distill.Aims(depths="1,3", widths="8,32", tokens=400, most=32, words=0.25)
+    aims = distill.Aims(depths="1,3", widths="8,32", text_tokens=400, most_texts=32, words=0.25)
     work = distill.Distilling(artifact, tmp_path / "texts", shards, settings, aims)
     work.objective.eval()
     before = work.evaluate()
@@ -220,3 +220,37 @@ def test_a_student_learns_its_teachers_vectors_at_every_depth_and_width(corpus, 
     made = read_artifact(outcome.model)
     assert made.meta.task == "embed" and made.meta.pooling == "mean"
     assert np.array_equal(Passages.open(tmp_path / "texts").ends, found.ends)
+
+
+def test_the_verb_distill_from_a_bert_to_vectors(corpus, shards, tmp_path):
+    """A tiny random BERT as the teacher: texts are drawn, it reads them, and the student comes nearer to it."""
+    transformers = pytest.importorskip("transformers")
+    from click.testing import CliRunner
+    from safetensors.torch import save_file
+
+    from albertkit.cli import app
+
+    folder = tmp_path / "teacher"
+    folder.mkdir()
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=len(VOCAB), hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32,
+        initializer_range=0.5,
+    )  # fmt: skip
+    config.save_pretrained(folder)
+    state = transformers.BertModel(config, add_pooling_layer=False).state_dict()
+    save_file({k: v for k, v in state.items() if v.is_floating_point()}, folder / "model.safetensors")
+    corpus.tokenizer().save(folder)  # its tokenizer.json; the config stays the teacher's
+    config.save_pretrained(folder)
+    torch.manual_seed(1)
+    shape = tiny(vocab_size=64, initializer_range=0.1, max_position_embeddings=40)
+    write_artifact(Artifact(shape, AlbertModel(shape).weights(), corpus.tokenizer()), tmp_path / "start")
+    given = ["distill", str(shards), "-o", str(tmp_path / "out"), "--start", str(tmp_path / "start"), "--teacher",
+             f"{folder}:1.0", "--steps", "50", "--batch", "4", "--text-tokens", "400", "--most-texts", "32", "--depths", "1,3",
+             "--widths", "8,32", "--learning-rate", "3e-3", "--device", "cpu", "--no-tensorboard"]  # fmt: skip
+    done = CliRunner().invoke(app, given)
+    assert done.exit_code == 0, done.output
+    targets = np.load(tmp_path / "out" / "texts" / "targets.npy")
+    assert targets.shape == (len(Passages.open(tmp_path / "out" / "texts")), 32) and np.isfinite(targets).all()
+    assert Albert(tmp_path / "out").embed("cat dog cow").shape == (32,)
+    assert '"cosine_3": 0.' in done.output

@@ -13,7 +13,7 @@ Every update also sees rows of masked words with the order of sentences, at the 
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -29,32 +29,10 @@ from albertkit.model import AlbertModel, Batch
 from albertkit.model.encoder import Layer
 from albertkit.train import precision, pretrain
 from albertkit.train.checkpoint import State
-from albertkit.train.goals import Goals
+from albertkit.train.goals import Aims, Goals
 from albertkit.train.loop import Alarm
-from albertkit.train.settings import Settings, setting
+from albertkit.train.settings import Settings
 from albertkit.train.team import Team
-
-
-@dataclass(frozen=True)
-class Aims:
-    """What the vectors should be good at."""
-
-    depths: str = setting("3,6,9,12", "Depths at which the vectors should be good.")
-    widths: str = setting("64,128,256,384", "Widths to which a vector may be cut.")
-    tokens: int = setting(65_536, "Tokens of texts in one batch.")
-    most: int = setting(2_048, "Most texts in one batch.")
-    words: float = setting(0.25, "Weight of the masked-word loss; 0 leaves it out.")
-    scale: float = setting(20.0, "Similarities are multiplied with it before their rows are compared.")
-
-    def numbers(self, name: str) -> tuple[int, ...]:
-        """`depths` or `widths` as numbers."""
-        try:
-            found = tuple(sorted(int(n) for n in getattr(self, name).split(",")))
-        except ValueError:
-            found = ()
-        if not found or found[0] < 1:
-            raise AlbertkitError(f"{name} is {getattr(self, name)!r}; write whole numbers with commas: 3,6,12")
-        return found
 
 
 class Objective(nn.Module):
@@ -181,7 +159,7 @@ class Distilling:
         """A batch of texts of one length, drawn so that every token of the passages is as likely."""
         at = int(rng.choice(len(self.lengths), p=self.chances))
         length, first, count = int(self.lengths[at]), int(self.firsts[at]), int(self.counts[at])
-        rows = min(count, self.aims.most, max(8, self.aims.tokens // (length + 2)))
+        rows = min(count, self.aims.most_texts, max(8, self.aims.text_tokens // (length + 2)))
         chosen = np.sort(
             first + rng.permutation(count)[:rows] if count < 4 * rows else first + rng.integers(0, count, rows)
         )

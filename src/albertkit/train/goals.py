@@ -1,4 +1,7 @@
-"""What pre-training asks of a model: row lengths, masking, sentence order, and the documents' extra losses. No torch here."""
+"""What pre-training and distilling ask of a model: row lengths, masking, sentence order, extra losses; depths and widths of vectors.
+
+No torch here, so that `--help` is quick.
+"""
 
 from __future__ import annotations
 
@@ -53,3 +56,25 @@ class Goals:
             if progress < spent:
                 return length
         return self.phases()[-1][0]
+
+
+@dataclass(frozen=True)
+class Aims:
+    """What the vectors should be good at."""
+
+    depths: str = setting("3,6,9,12", "Depths at which the vectors should be good.")
+    widths: str = setting("64,128,256,384", "Widths to which a vector may be cut.")
+    text_tokens: int = setting(65_536, "Tokens of texts in one batch.")
+    most_texts: int = setting(2_048, "Most texts in one batch.")
+    words: float = setting(0.25, "Weight of the masked-word loss; 0 leaves it out.")
+    scale: float = setting(20.0, "Similarities are multiplied with it before their rows are compared.")
+
+    def numbers(self, name: str) -> tuple[int, ...]:
+        """`depths` or `widths` as numbers."""
+        try:
+            found = tuple(sorted(int(n) for n in getattr(self, name).split(",")))
+        except ValueError:
+            found = ()
+        if not found or found[0] < 1:
+            raise AlbertkitError(f"{name} is {getattr(self, name)!r}; write whole numbers with commas: 3,6,12")
+        return found
