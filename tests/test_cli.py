@@ -97,7 +97,7 @@ def test_every_verb_has_help_with_an_example():
     from albertkit.cli import app
 
     for name, command in app.commands.items():
-        shown = command.get_help(click.Context(command, info_name=name))
+        shown = command.get_help(click.Context(command, info_name=name, **app.context_settings))
         assert "Example:" in shown and f"albertkit {name}" in shown, name
         assert all(p.help for p in command.params if isinstance(p, click.Option)), name
 

@@ -335,6 +335,7 @@ for _verb in (
     cli_train.distill,
     *cli_tasks.VERBS,
 ):
+    _verb.context_settings.setdefault("help_option_names", ["-h", "--help"])  # also where a verb is called by itself
     app.add_command(_verb)
 
 

@@ -86,13 +86,26 @@ def finetune(task: str, train: Path, dev: Path | None, out: Path, start: Path, *
     opts, reading = of(Options, given), of(Reading, given)
     data = read_files(task, {"train": train, **({"dev": dev} if dev else {})}, reading)
     if dev is None:
-        data["dev"], data["train"] = data["train"][::10], [e for i, e in enumerate(data["train"]) if i % 10]
+        data["train"], data["dev"] = parted(data["train"])
     out.mkdir(parents=True, exist_ok=True)
     done = tune(
         task, data["train"], data["dev"], out, start, opts, bar=True,
         say=lambda text: tqdm.write(text, file=sys.stderr),
     )  # fmt: skip
     click.echo(json.dumps({"model": str(done.model), **done.metrics}))
+
+
+def parted(examples: list[Any]) -> tuple[list[Any], list[Any]]:
+    """(train, dev): one in ten is held out; turns of a dialogue and questions about one text stay together."""
+    groups: dict[str, list[Any]] = {}
+    for number, example in enumerate(examples):
+        name = getattr(example, "dialogue", None) or getattr(example, "context", None) or str(number)
+        groups.setdefault(name, []).append(example)
+    train: list[Any] = []
+    dev: list[Any] = []
+    for number, group in enumerate(groups.values()):
+        (train if number % 10 else dev).extend(group)
+    return train, dev
 
 
 @click.command(epilog="Example:  albertkit evaluate sentiment test.tsv")

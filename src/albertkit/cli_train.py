@@ -130,10 +130,8 @@ def distill(
         longest = artifact.config.max_position_embeddings - 2
         mark = corpus.tokenizer().id_of("?")
         draw(corpus.split("train"), mark, Shares(longest=min(254, longest)), settings.seed).save(texts)
-        named = [(name.rpartition(":") if ":" in name else (name, "", "1")) for name in teachers]
-        mixture = Mixture(
-            tuple(Path(a) for a, _, _ in named), tuple(float(c) for _, _, c in named), artifact.config.hidden_size
-        )
+        named = [weighed(name) for name in teachers]
+        mixture = Mixture(tuple(a for a, _ in named), tuple(b for _, b in named), artifact.config.hidden_size)
         teach(
             Passages.open(texts),
             shards / "tokenizer",
@@ -146,6 +144,15 @@ def distill(
     outcome = train(work, settings, out, resume=resume, say=lambda text: tqdm.write(text, file=sys.stderr), bar=True)
     if outcome.model is not None:
         click.echo(json.dumps({"model": str(outcome.model), "tokens": outcome.state.tokens, **outcome.metrics}))
+
+
+def weighed(name: str) -> tuple[Path, float]:
+    """FOLDER or FOLDER:WEIGHT."""
+    path, colon, weight = name.rpartition(":")
+    try:
+        return (Path(path), float(weight)) if colon and not Path(name).exists() else (Path(name), 1.0)
+    except ValueError:
+        raise AlbertkitError(f"teacher {name!r} is neither a folder nor FOLDER:WEIGHT, such as gte:1.5") from None
 
 
 def shape_of(shape: str) -> Any:

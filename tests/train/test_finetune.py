@@ -304,3 +304,43 @@ def test_the_command_line_from_a_file_to_a_label(start, tmp_path):
     assert json.loads(found.stdout.splitlines()[-1])["accuracy"] > 0.8, found.output
     said = run.invoke(app, ["classify", str(tmp_path / "out"), "cat dog cow hen", "--json"])
     assert json.loads(said.stdout)["label"] == "animal"
+
+
+def test_a_finished_fine_tuning_run_again_stays_as_it_is(start, tmp_path):
+    options = Options(epochs=3, batch=16, learning_rate=3e-3, device="cpu")
+    first = tune.finetune("classify", texts(60), texts(30, 9), tmp_path, start, options)
+    before = read_artifact(first.model)
+    again = tune.finetune("classify", texts(60), texts(30, 9), tmp_path, start, options)
+    after = read_artifact(again.model)
+    assert again.metrics == first.metrics and after.meta.details == before.meta.details
+    assert all(np.array_equal(after.weights[name], weight) for name, weight in before.weights.items())
+    with pytest.raises(AlbertkitError, match="other examples"):
+        tune.finetune("classify", texts(60, 5), texts(30, 9), tmp_path, start, options)
+
+
+def test_a_class_that_only_held_out_examples_have_counts_as_missed(start, tmp_path):
+    dev = [*texts(20, 9), Text("cat dog", label="fish")]
+    options = Options(epochs=1, batch=16, device="cpu")
+    done = tune.finetune("classify", texts(40), dev, tmp_path, start, options)
+    assert done.metrics["accuracy"] <= 20 / 21 and (tmp_path / "report.md").is_file()
+
+
+def test_the_lowest_rmse_is_the_best(start, tmp_path):
+    options = Options(epochs=6, batch=16, learning_rate=3e-3, metric="rmse", device="cpu")
+    done = tune.finetune(
+        "classify", texts(100, kind="regression"), texts(40, 9, "regression"), tmp_path, start, options
+    )
+    lines = [json.loads(line) for line in (tmp_path / "runs" / "seed-0" / "metrics.jsonl").read_text().splitlines()]
+    assert done.metrics["rmse"] == pytest.approx(
+        min(line["rmse"] for line in lines if line["kind"] == "eval"), abs=1e-5
+    )
+
+
+def test_what_is_held_out_when_nothing_is_said():
+    from albertkit.cli_tasks import parted
+    from albertkit.tasks.examples import Turn
+
+    turns = [Turn(str(n // 4), n % 4, "", "") for n in range(80)]
+    train, dev = parted(turns)
+    assert len(train) + len(dev) == 80 and not {t.dialogue for t in train} & {t.dialogue for t in dev} and dev
+    assert [len(part) for part in parted(texts(50))] == [45, 5]

@@ -151,7 +151,7 @@ class Albert:
             raise AlbertkitError(f"dim is {dim}; this model has 1 to {self.dim} dimensions")
         depth = self._layers_to_apply(layer, depth, how)
         unit = self.meta.normalise if normalise is None else normalise
-        before = self.meta.prompts.get(prompt, prompt) if prompt else self.meta.prompts.get("default", "")
+        before = self.meta.prompts.get("default", "") if prompt is None else self.meta.prompts.get(prompt, prompt)
         start = 0
         for window in windows(texts):
             for vector in self._embed_window([before + text for text in window], how, depth, long, start):

@@ -74,4 +74,6 @@ def listed(texts: str | Iterable[str]) -> tuple[list[str], bool]:
     """Texts as a list, and whether it was a single one."""
     if isinstance(texts, str):
         return [texts], True
-    return list(texts), False
+    from albertkit.runtime.albert import windows
+
+    return [text for window in windows(texts) for text in window], False  # which checks every one

@@ -162,7 +162,8 @@ class Classify:
                 "rmse": math.sqrt(metrics.mean_squared_error(right, found)),
             }
         if self.kind == "multi":
-            truth = np.array([[float(n in e.label) for n in self.labels] for e in examples])  # type: ignore[operator]
+            have = [e.label if isinstance(e.label, tuple) else (str(e.label),) for e in examples]
+            truth = np.array([[float(n in labels) for n in self.labels] for labels in have])
             guess = np.array([[float(n in r.label) for n in self.labels] for r in results])  # type: ignore[operator]
             return {
                 "f1": float(metrics.f1_score(truth, guess, average="micro", zero_division=0)),
@@ -170,10 +171,10 @@ class Classify:
                 "exact": float((truth == guess).all(1).mean()),
             }
         right_names, names = [str(e.label) for e in examples], [str(r.label) for r in results]
-        two = {"average": "binary", "pos_label": self.labels[1]} if len(self.labels) == 2 else {"average": "macro"}
+        second = [self.labels[1]] if len(self.labels) == 2 else None  # labels of neither class may be among the names
         return {
             "accuracy": float(metrics.accuracy_score(right_names, names)),
-            "f1": float(metrics.f1_score(right_names, names, zero_division=0, **two)),
+            "f1": float(metrics.f1_score(right_names, names, zero_division=0, average="macro", labels=second)),
             "mcc": float(metrics.matthews_corrcoef(right_names, names)),
         }
 

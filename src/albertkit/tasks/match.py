@@ -58,6 +58,10 @@ class Match:
                 f"pairs have the classes {', '.join(sorted(labels)[:5])} …; matching knows two, or numbers"
             )
         graded = any(e.label is not None for e in examples)
+        if labels and labels not in ({"0", "1"}, {"no", "yes"}, {"false", "true"}):
+            raise AlbertkitError(
+                f"pairs have the classes {', '.join(sorted(labels))}; write 1 for those that belong together and 0 for the others"
+            )
         return cls(tuple(sorted(labels)), loss or ("cosent" if graded else "mnrl"))
 
     @property

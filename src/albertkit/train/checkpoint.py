@@ -126,6 +126,13 @@ def prune(run: Path, keep: int, best: int | None) -> None:
     sweep(run)
 
 
+def forget(run: Path, step: int) -> None:
+    """Delete the checkpoints after a step."""
+    for later in steps(run):
+        if later > step:
+            shutil.rmtree(place(run, later).rename(run / "checkpoints" / f".step-{later:08d}.old"), ignore_errors=True)
+
+
 def sweep(run: Path) -> None:
     """Delete scratch folders that a kill left behind."""
     folder = run / "checkpoints"

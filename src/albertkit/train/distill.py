@@ -7,7 +7,7 @@ widths, is compared with the target cut alike:
 
     loss = 2 · (1 - cos) + KL of the rows of in-batch similarities (scale 20)
 
-Every update also sees rows of masked words with the order of sentences, at the full depth and, for half of them, at a smaller one.
+Every update also sees rows of masked words with the order of sentences, at the full depth.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Objective(nn.Module):
         found = self.vectors(ids)
         wanted = wanted.float()
         losses = [self.compare(vectors, wanted) for vectors in found]
-        alike = [F.cosine_similarity(v, wanted[:, : v.shape[1]]).detach().sum() for v in found]
+        alike = [F.cosine_similarity(v[:, : wanted.shape[1]], wanted[:, : v.shape[1]]).detach().sum() for v in found]
         count = torch.tensor(float(len(ids)), device=ids.device)
         sums = torch.stack([torch.stack([a, count]) for a in alike])
         return torch.stack(losses).mean(), torch.cat([sums, torch.zeros(2, 2, device=ids.device)])
@@ -212,7 +212,7 @@ class Distilling:
             "settings": {k: v for k, v in {**asdict(self.settings), **asdict(self.aims)}.items() if v is not None},
         }
         meta = dataclasses.replace(
-            self.start.meta, task="embed", pooling="mean", normalise=True, quantisation=None,
+            self.start.meta, task="embed", pooling="mean", normalise=True, quantisation=None, depth=None, prompts={},
             metrics={**self.start.meta.metrics, "vectors": metrics}, made=(*self.start.meta.made, done),
         )  # fmt: skip
         return Artifact(self.model.config, self.model.weights(), self.tokenizer, meta)

@@ -9,6 +9,7 @@ batches are shuffled; seed and epoch decide it, so that a place in the data is t
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -177,6 +178,8 @@ class Finetuning:
         self.metric = metric
         length = int(np.mean([len(f.ids) for unit in self.features for f in unit]))
         self.operations = 3 * operations(start.config, max(1, min(length, self.max_length)))["total"]
+        seen = repr((task.labels, start.config, [f.ids for unit in self.features for f in unit]))
+        self.identity = hashlib.sha256(seen.encode()).hexdigest()[:16]
         self.at = (0, 0)
         self._order: tuple[int, list[np.ndarray]] | None = None
         self.seen: list[Any] = []
@@ -261,10 +264,14 @@ class Finetuning:
 
     def place(self) -> dict[str, Any]:
         """Epoch and batch."""
-        return {"epoch": self.at[0], "batch": self.at[1]}
+        return {"epoch": self.at[0], "batch": self.at[1], "examples": self.identity}
 
     def restore(self, artifact: Artifact, data: dict[str, Any]) -> None:
         """Saved weights, and the place in the data."""
+        if data.get("examples") != self.identity:
+            raise AlbertkitError(
+                "the folder holds a fine-tuning on other examples, or from another model; choose another one"
+            )
         state = {name: torch.from_numpy(np.array(array, copy=True)) for name, array in artifact.weights.items()}
         self.model.load_state_dict(state)
         self.at = (int(data.get("epoch", 0)), int(data.get("batch", 0)))
@@ -284,8 +291,10 @@ class Finetuning:
         }
         meta = dataclasses.replace(
             self.start.meta, task=kind_of(task), labels=tuple(task.labels), details=details(task, self.max_length),
-            metrics={"dev": metrics} if metrics else {}, made=(*self.start.meta.made, done), quantisation=None,
+            metrics={"dev": metrics} if metrics else {}, made=(*self.start.meta.made, done), quantisation=None, depth=None,
         )  # fmt: skip
+        if "vector" in heads_of(task):  # as it was trained
+            meta = dataclasses.replace(meta, pooling="mean", prompts={})
         return Artifact(self.model.config, self.model.weights(), self.tokenizer, meta)
 
 

@@ -43,10 +43,14 @@ def fit(
     from sklearn.linear_model import LogisticRegression
     from sklearn.model_selection import cross_val_predict
 
+    if not all(isinstance(example.label, str) for example in examples):
+        raise AlbertkitError(
+            "a head on frozen vectors learns one class for each text; fine-tune the whole model instead"
+        )
     task = Classify.of(examples, "single")
     if any(example.pair is not None for example in examples):
         raise AlbertkitError("frozen vectors are of single texts; fine-tune the whole model for pairs")
-    vectors = albert.embed([example.text for example in examples], normalise=True)
+    vectors = albert.embed([example.text for example in examples], normalise=True, long="truncate", prompt="")
     targets = np.array([task.target(example) for example in examples])
     least = min(Counter(targets.tolist()).values())
     folds = min(5, least)
@@ -61,7 +65,7 @@ def fit(
     weight, bias = rows_of(model)
     floor = 0.0
     if len(outside):
-        strange = albert.embed([example.text for example in outside], normalise=True)
+        strange = albert.embed([example.text for example in outside], normalise=True, long="truncate", prompt="")
         floor = cut(
             task.chances(strange @ weight.T + bias).max(1), best[2].max(1) if best[2] is not None else np.ones(1)
         )

@@ -203,6 +203,8 @@ class Run:
         if self.crew.world == 1 and state.sums:  # the line of metrics that was under way
             self.sums += torch.tensor(state.sums, device=self.crew.device)
         progress, saved = self.progress(), time.perf_counter()
+        if settings.patience and self.crew.any(state.worse >= settings.patience):
+            return self.finish()
         while progress < 1:
             self.step(progress)
             state = self.state
@@ -299,7 +301,11 @@ class Run:
         self.crew.wait()
         failed, seconds = self.state.step, self.state.seconds
         last = checkpoint.steps(self.out)[-1]
-        self.restore(last if self.rewinds == 1 else self.state.best.get("step", last))
+        back = last if self.rewinds == 1 else self.state.best.get("step", last)
+        self.restore(int(self.crew.from_lead(float(back))))
+        if self.crew.leads:  # what came after is not to be trusted
+            checkpoint.forget(self.out, self.state.step)
+        self.crew.wait()
         self.state.backoff *= 0.5**self.rewinds
         self.began = time.perf_counter() - (self.state.seconds if self.settings.minutes is None else seconds)
         self.say(f"step {failed:,}: {what}; back to step {self.state.step:,} at {self.state.backoff:g} of the rate")
@@ -314,7 +320,7 @@ class Run:
             self.numbers = self.work.evaluate()
             score = self.numbers.get(self.work.better)
             if score is not None and math.isfinite(score):
-                sign = 1 if "loss" in self.work.better else -1
+                sign = 1 if "loss" in self.work.better or self.work.better == "rmse" else -1
                 self.state.worse += 1
                 if not self.state.best or sign * score < sign * self.state.best["score"]:
                     self.state.best, self.state.worse = {"step": self.state.step, "score": score}, 0
@@ -332,7 +338,7 @@ class Run:
         if self.crew.leads:
             self.save()
             best = self.state.best.get("step", self.state.step)
-            if self.settings.take_best and best != self.state.step:
+            if self.settings.take_best and (best != self.state.step or not self.numbers):
                 kept, last = self.numbers, self.state
                 self.restore(best)
                 self.numbers = self.work.evaluate() or kept

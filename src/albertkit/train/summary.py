@@ -89,7 +89,7 @@ def truth(example: Any) -> Any:
     if hasattr(example, "state"):
         return dict(example.state)
     label = example.label
-    return round(label, 2) if isinstance(label, float) else label
+    return round(label, 2) if isinstance(label, float) else tuple(sorted(label)) if isinstance(label, tuple) else label
 
 
 def said(result: Any) -> Any:
@@ -122,7 +122,8 @@ def pictures(out: Path, work: Finetuning, temperature: float) -> list[str]:
     names = {label: i for i, label in enumerate(labels)}
     table = np.zeros((len(labels), len(labels)))
     for example, result in zip(work.dev, work.results, strict=True):
-        table[names[str(example.label)], names[result.label]] += 1
+        if str(example.label) in names and result.label in names:
+            table[names[str(example.label)], names[result.label]] += 1
     figure = Figure(figsize=(4.5, 4), layout="constrained")
     axes = figure.subplots()
     axes.imshow(table / np.maximum(table.sum(1, keepdims=True), 1), cmap="Blues", vmin=0, vmax=1)

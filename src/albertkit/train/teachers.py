@@ -156,7 +156,7 @@ def mix(raw: np.ndarray, widths: list[int], mixture: Mixture) -> np.ndarray:
     seen = joined(raw[sample])
     _, basis = np.linalg.eigh(seen.T @ seen)
     basis = basis[:, ::-1][:, : mixture.width]  # (all, width), the strongest direction first
-    targets = np.empty((len(raw), mixture.width), np.float16)
+    targets = np.empty((len(raw), basis.shape[1]), np.float16)
     for start in range(0, len(raw), 65_536):
         turned = joined(raw[start : start + 65_536]) @ basis
         targets[start : start + 65_536] = turned / np.linalg.norm(turned, axis=1, keepdims=True)

@@ -29,7 +29,7 @@ from albertkit.train.finetune import Finetuning
 from albertkit.train.frozen import few
 from albertkit.train.loop import Outcome, train
 from albertkit.train.settings import Settings
-from albertkit.train.summary import write_report
+from albertkit.train.summary import truth, write_report
 from albertkit.train.tuning import Options, preset_epochs, preset_rate
 
 
@@ -59,6 +59,8 @@ def finetune(
     artifact = start if isinstance(start, Artifact) else open_model(start)
     if task == "intent" and all(isinstance(e, Text) for e in examples):
         task = "classify"  # intents without slots
+    if options.shots and task != "classify":
+        raise AlbertkitError("shots are examples of each class; only classes have them")
     if options.shots:
         examples = few(examples, options.shots, options.seed)
     if options.freeze:
@@ -193,7 +195,7 @@ def collapse(work: Finetuning) -> bool:
     if not len(work.dev):
         return False
     answers = {repr(work_answer(result)) for result in work.results}
-    return len(work.results) > 4 and len(answers) == 1
+    return len(work.results) > 4 and len(answers) == 1 and len({repr(truth(example)) for example in work.dev}) > 1
 
 
 def work_answer(result: Any) -> Any:
