@@ -354,8 +354,8 @@ def new_folder(target: Path, overwrite: bool = False) -> Iterator[Path]:
         yield scratch
         for path in scratch.rglob("*"):
             path.chmod(0o755 if path.is_dir() else 0o644)
-            _flush(path)
-        _flush(scratch)
+            flush(path)
+        flush(scratch)
         old = None
         if target.exists():
             old = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".old", dir=target.parent))
@@ -367,7 +367,7 @@ def new_folder(target: Path, overwrite: bool = False) -> Iterator[Path]:
             if old is not None:
                 (old / target.name).rename(target)
             raise
-        _flush(target.parent)
+        flush(target.parent)
         if old is not None:
             shutil.rmtree(old, ignore_errors=True)
     except (OSError, SafetensorError) as error:
@@ -377,7 +377,10 @@ def new_folder(target: Path, overwrite: bool = False) -> Iterator[Path]:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _flush(path: Path) -> None:
+def flush(path: Path) -> None:
+    """Bring a file, or the names in a folder, to the disk."""
+    if path.is_dir() and os.name == "nt":
+        return  # Windows cannot open folders
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

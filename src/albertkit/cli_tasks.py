@@ -121,6 +121,10 @@ def evaluate(model: Path, test: Path, bits: str | None, as_json: bool, **given: 
 
     albert = Albert(model, bits=int(bits) if bits else None)
     task = albert.meta.task
+    from albertkit.tasks.make import TASKS
+
+    if task not in TASKS:
+        raise AlbertkitError(f"{model} was made for {task!r}; fine-tune it for a task before it is evaluated")
     examples = read_files(task, {"test": test}, of(Reading, given))["test"]
     metrics = albert.task.measure(predict(albert, examples, task), examples)
     if as_json:

@@ -1,4 +1,4 @@
-"""The verbs that train: `pretrain`. Options come from the settings' own fields, so that each is explained once.
+"""The verbs that make models from text: `pretrain` and `distill`. Options come from the settings' own fields, so that each is explained once.
 
 In: arguments. Out: calls into `train/`. With `cli.py` and its other parts, the only files that print.
 """

@@ -14,12 +14,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from albertkit.artifact import digest
+from albertkit.artifact import digest, flush
 from albertkit.data.journal import JOURNAL, in_use, remove
 from albertkit.data.settings import Settings
 from albertkit.data.shards import MANIFEST, TOKENIZER
 from albertkit.data.sources import Source
-from albertkit.data.writing import flush
 from albertkit.errors import AlbertkitError
 from albertkit.tokenizer import Tokenizer
 from albertkit.tokenizer.tokenizer_json import to_json

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from albertkit.artifact import flush
 from albertkit.data.shards import ids, word_starts
 from albertkit.data.words import sums
 
@@ -163,14 +164,3 @@ def _replace(path: Path, write: Any) -> str:
     finally:
         part.unlink(missing_ok=True)
     return hashed.hash.hexdigest()
-
-
-def flush(path: Path) -> None:
-    """Bring a file, or the names in a folder, to the disk."""
-    if path.is_dir() and os.name == "nt":
-        return  # Windows cannot open folders
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -39,6 +39,11 @@ class ModelOutput:
     heads: dict[str, Any]
 
 
+def tensors_of(weights: Mapping[str, np.ndarray]) -> dict[str, torch.Tensor]:
+    """Arrays as tensors of their own, for `load_state_dict`."""
+    return {name: torch.from_numpy(np.array(array, copy=True)) for name, array in weights.items()}
+
+
 def build_head(name: str, config: AlbertConfig, labels: int = 2) -> nn.Module:
     """A fresh built-in head; `labels` counts the classes of `classify` and `tag`."""
     if name in ("classify", "tag"):
@@ -102,7 +107,7 @@ class AlbertModel(nn.Module):
         model = cls(artifact.config, modules, pooler="encoder.pooler.weight" in artifact.weights)
         there = {name.split(".")[1] for name in artifact.weights if name.startswith("heads.")}
         fresh = {n for n in model.state_dict() if n.startswith("heads.") and n.split(".")[1] not in there}
-        state = {name: torch.from_numpy(np.array(array, copy=True)) for name, array in artifact.weights.items()}
+        state = tensors_of(artifact.weights)
         missing, unexpected = model.load_state_dict(state, strict=False)
         odd = sorted(set(missing) - fresh) + sorted(unexpected)
         if odd:

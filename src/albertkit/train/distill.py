@@ -27,12 +27,13 @@ from albertkit.data.passages import Passages
 from albertkit.errors import AlbertkitError
 from albertkit.model import AlbertModel, Batch
 from albertkit.model.encoder import Layer
+from albertkit.model.model import tensors_of
 from albertkit.train import precision, pretrain
 from albertkit.train.checkpoint import State
 from albertkit.train.goals import Aims, Goals
-from albertkit.train.loop import Alarm
 from albertkit.train.settings import Settings
 from albertkit.train.team import Team
+from albertkit.train.work import Alarm
 
 
 class Objective(nn.Module):
@@ -198,8 +199,7 @@ class Distilling:
         if self.words is not None:
             self.words.restore(artifact, data.get("words", {}))
         else:
-            state = {name: torch.from_numpy(np.array(array, copy=True)) for name, array in artifact.weights.items()}
-            self.model.load_state_dict(state)
+            self.model.load_state_dict(tensors_of(artifact.weights))
 
     def artifact(self, metrics: dict[str, float], state: State) -> Artifact:
         """The model as it is now: made for vectors, with the mean of the tokens as its pooling."""

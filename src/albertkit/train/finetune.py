@@ -23,15 +23,15 @@ from albertkit.artifact import Artifact
 from albertkit.compress.plan import operations
 from albertkit.errors import AlbertkitError
 from albertkit.model import AlbertModel, Batch, ModelOutput, pool
-from albertkit.model.model import build_head
+from albertkit.model.model import build_head, tensors_of
 from albertkit.runtime.batching import groups
 from albertkit.tasks.task import Feature, Task
 from albertkit.tokenizer import Tokenizer
 from albertkit.train import precision
 from albertkit.train.checkpoint import State
-from albertkit.train.loop import Alarm
 from albertkit.train.settings import Settings
 from albertkit.train.team import Team
+from albertkit.train.work import Alarm
 
 STRETCH = 50  # batches that are sorted by length together
 BUDGET = 4096  # tokens at once in an evaluation
@@ -272,8 +272,7 @@ class Finetuning:
             raise AlbertkitError(
                 "the folder holds a fine-tuning on other examples, or from another model; choose another one"
             )
-        state = {name: torch.from_numpy(np.array(array, copy=True)) for name, array in artifact.weights.items()}
-        self.model.load_state_dict(state)
+        self.model.load_state_dict(tensors_of(artifact.weights))
         self.at = (int(data.get("epoch", 0)), int(data.get("batch", 0)))
 
     def artifact(self, metrics: dict[str, float], state: State) -> Artifact:
@@ -330,8 +329,7 @@ def fresh(start: Artifact, task: Task) -> AlbertModel:
     model = AlbertModel(
         start.config, {name: head_for(name, start, task) for name in heads_of(task) if name != "vector"}
     )
-    state = {name: torch.from_numpy(np.array(array, copy=True)) for name, array in encoder.items()}
-    missing, unexpected = model.load_state_dict(state, strict=False)
+    missing, unexpected = model.load_state_dict(tensors_of(encoder), strict=False)
     odd = [name for name in missing if not name.startswith(("heads.", "encoder.pooler."))] + list(unexpected)
     if odd:
         raise AlbertkitError(f"the weights do not fit the model at {odd[0]!r}")

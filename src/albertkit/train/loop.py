@@ -8,18 +8,16 @@ budget, schedule, precision, compiling, accumulation, many processes, checkpoint
 from __future__ import annotations
 
 import math
-import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from albertkit.artifact import Artifact, read_json, write_artifact
+from albertkit.artifact import read_json, write_artifact
 from albertkit.data.masking import mix
 from albertkit.data.writing import write_json
 from albertkit.errors import AlbertkitError
@@ -27,71 +25,11 @@ from albertkit.train import checkpoint
 from albertkit.train.optim import optimizers
 from albertkit.train.report import Report, plot
 from albertkit.train.settings import Settings
-from albertkit.train.team import Team, team
+from albertkit.train.stopping import Stop, stopping
+from albertkit.train.team import Team, peak, team
+from albertkit.train.work import Alarm, Outcome, Work
 
 REWINDS = 3
-
-
-class Work(Protocol):
-    """What a training consists of."""
-
-    @property
-    def measures(self) -> tuple[str, ...]:
-        """Names of the numbers that the objective sums up."""
-
-    @property
-    def better(self) -> str:
-        """The evaluation by which the best checkpoint is chosen; lower is better if it names a loss."""
-
-    @property
-    def operations(self) -> float:
-        """Operations for a token of training, for the share of peak."""
-
-    @property
-    def objective(self) -> nn.Module:
-        """Holds the model; called with one of the parts below, gives (loss, sums): `sums` is (n, 2), a total and a count
-        for each of `measures`.
-        """
-
-    def compile(self) -> None:
-        """Let torch compile the parts that are worth it."""
-
-    def next(self, step: int, progress: float, crew: Team) -> tuple[list[tuple[Any, ...]], int]:
-        """This process's parts of the next batch, and the tokens of the whole batch."""
-
-    def evaluate(self) -> dict[str, float]:
-        """Scores on held-out data."""
-
-    def alarm(self, numbers: dict[str, float], progress: float, step: int) -> Alarm | None:
-        """What to do, if the numbers say that nothing is being learnt, or that what was learnt is lost."""
-
-    def place(self) -> dict[str, Any]:
-        """Where the data stands, as JSON."""
-
-    def restore(self, artifact: Artifact, data: dict[str, Any]) -> None:
-        """Go back to saved weights and a place in the data."""
-
-    def artifact(self, metrics: dict[str, float], state: checkpoint.State) -> Artifact:
-        """The model as it is now."""
-
-
-@dataclass(frozen=True)
-class Alarm:
-    """Something is wrong with the training."""
-
-    text: str
-    rewind: bool = False
-    """Go back to the last checkpoint at half the rate, instead of stopping."""
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How a training ended."""
-
-    model: Path | None
-    """The finished model's folder, or None if it was stopped before its end."""
-    state: checkpoint.State
-    metrics: dict[str, float]
 
 
 def train(
@@ -239,7 +177,7 @@ class Run:
         self.work.objective.train()
         for number, part in enumerate(parts):
             more = number < len(parts) - 1
-            with self.step_of.no_sync() if more and self.crew.world > 1 else nothing():  # type: ignore[operator]
+            with self.step_of.no_sync() if more and self.crew.world > 1 else nullcontext():  # type: ignore[operator]
                 loss, sums = self.step_of(*part)
                 (loss / len(parts)).backward()
             self.sums += sums.detach()
@@ -348,54 +286,3 @@ class Run:
             plot(self.out / "metrics.jsonl", self.out / "loss.png")
         self.crew.wait()
         return Outcome(target, self.state, self.numbers)
-
-
-@dataclass
-class Stop:
-    """Whether someone asked to stop."""
-
-    asked: bool = False
-
-
-@contextmanager
-def stopping() -> Iterator[Stop]:
-    """SIGTERM and Ctrl-C ask once; the step in progress is finished and saved. A second Ctrl-C breaks off."""
-    stop = Stop()
-
-    def ask(number: int, frame: Any) -> None:
-        if stop.asked and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        stop.asked = True
-
-    try:
-        before = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
-    except ValueError:  # not the main thread: nobody can send us signals
-        before = {}
-    try:
-        yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-@contextmanager
-def nothing() -> Iterator[None]:
-    """A context that does nothing."""
-    yield
-
-
-def peak(device: torch.device, size: int | None = None) -> float:
-    """Operations a second of a large matrix product on this device, measured: bf16 on a GPU, float32 elsewhere."""
-    cuda = device.type == "cuda"
-    size = size or (8192 if cuda else 1024)
-    x = torch.randn(size, size, device=device, dtype=torch.bfloat16 if cuda else torch.float32)
-    best = math.inf
-    for _ in range(4):
-        began = time.perf_counter()
-        y: Tensor = x @ x
-        if cuda:
-            torch.cuda.synchronize()
-        else:
-            y.sum().item()
-        best = min(best, time.perf_counter() - began)
-    return 2 * size**3 / best

@@ -29,14 +29,14 @@ from albertkit.data.stream import Pairs, Position, Stream
 from albertkit.errors import AlbertkitError
 from albertkit.model import AlbertModel, Batch
 from albertkit.model.encoder import Layer
-from albertkit.model.model import build_head
+from albertkit.model.model import build_head, tensors_of
 from albertkit.tokenizer import Tokenizer
 from albertkit.train import precision
 from albertkit.train.checkpoint import State
 from albertkit.train.goals import Goals
-from albertkit.train.loop import Alarm
 from albertkit.train.settings import Settings
 from albertkit.train.team import Team
+from albertkit.train.work import Alarm
 
 STUCK_AT = 0.4  # share of the budget after which a model must do better than counting words
 STUCK_STEPS = 500  # and the updates it has at least
@@ -232,8 +232,7 @@ class Pretraining:
             raise AlbertkitError(
                 "the checkpoint has another shape than the one asked for; resume with the same --shape"
             )
-        state = {name: torch.from_numpy(np.array(array, copy=True)) for name, array in artifact.weights.items()}
-        self.model.load_state_dict(state)
+        self.model.load_state_dict(tensors_of(artifact.weights))
         self.at = {int(length): Position(**at) for length, at in data.get("rows", {}).items()}
         self.lowest = data.get("lowest", math.inf)
         self.streams = {}

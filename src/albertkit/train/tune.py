@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from albertkit.artifact import Artifact, read_artifact, write_artifact, write_json
+from albertkit.artifact import Artifact, read_artifact, write_artifact
+from albertkit.data.writing import write_json
 from albertkit.errors import AlbertkitError
 from albertkit.interop.convert import open_model
 from albertkit.tasks.classify import OUTSIDE
