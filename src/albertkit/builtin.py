@@ -1,0 +1,81 @@
+"""The models that come with the package: folders under `models/`, artifacts like any other.
+
+In: a name, a path or nothing. Out: a folder, or what is known about a built-in model. `artifact.py` asks here first, so whatever opens a model
+takes these names too. The table says what a model is for; its shape, licence, language and scores stand in its own files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from albertkit.errors import AlbertkitError, nearest
+
+MODELS = Path(__file__).parent / "models"
+BUILTINS = {
+    "small": "sentence vectors",
+    "small-pretrained": "words behind masks, and a start for fine-tuning",
+}
+DEFAULT = "small"  # what `Albert()` opens
+START = "small-pretrained"  # what fine-tuning begins with
+WORDS = "small-pretrained"  # what fills masks when `Albert()` is asked to
+
+
+def resolve(model: Path | str | None, default: str = DEFAULT) -> Path:
+    """The folder of a model: the built-in one for None or a name of `BUILTINS`; what exists under that path goes first."""
+    if model is None:
+        return MODELS / default
+    if str(model) in BUILTINS and not Path(model).exists():
+        return MODELS / str(model)
+    return Path(model)
+
+
+@dataclass(frozen=True)
+class About:
+    """A built-in model, without its weights having been read."""
+
+    name: str
+    purpose: str
+    path: str
+    bytes: int
+    """Of all files in the folder."""
+    shape: dict[str, int]
+    quantisation: str | None
+    language: str | None
+    licence: str | None
+    scores: dict[str, Any]
+    """By the name of the data they were measured on."""
+    hash: str
+    """See `fingerprint`."""
+
+
+def about(name: str) -> About:
+    """What the folder of a built-in model says about itself."""
+    from albertkit.artifact import read_json, read_meta
+    from albertkit.config import AlbertConfig
+
+    if name not in BUILTINS:
+        raise AlbertkitError(f"{name!r} is no built-in model{nearest(name, BUILTINS)}; there is {', '.join(BUILTINS)}")
+    folder = MODELS / name
+    meta, _ = read_meta(folder)
+    config = AlbertConfig.from_dict(read_json(folder / "config.json"))
+    shape = {
+        "layers": config.num_hidden_layers,
+        "hidden": config.hidden_size,
+        "vocabulary": config.vocab_size,
+        "length": config.max_position_embeddings,
+    }
+    return About(
+        name, BUILTINS[name], str(folder), sum(p.stat().st_size for p in folder.iterdir()), shape, meta.quantisation,
+        meta.details.get("language"), meta.details.get("licence"), meta.metrics, fingerprint(folder),
+    )  # fmt: skip
+
+
+def fingerprint(folder: Path) -> str:
+    """One hash for weights, config and vocabulary of an artifact, from those in its albertkit.json (which may itself change, as may the card)."""
+    from albertkit.artifact import read_meta
+
+    _, files = read_meta(folder)
+    return hashlib.sha256("".join(f"{name} {files[name]}\n" for name in sorted(files)).encode()).hexdigest()
