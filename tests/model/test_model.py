@@ -14,7 +14,7 @@ from torch import nn
 from albertkit.artifact import read_artifact
 from albertkit.config import Options
 from albertkit.errors import AlbertkitError
-from albertkit.model import AlbertModel, Batch, Encoded, Encoder, pool
+from albertkit.model import AlbertModel, Batch, Encoded, Encoder, attention, pool
 from albertkit.model.model import build_head
 from albertkit.weights import HEADS, encoder_shapes, head_shapes
 from tests.conftest import tiny
@@ -136,6 +136,48 @@ def test_depth_is_a_knob():
         assert MODEL(batch, depth=7, keep_layers=True).encoded.layers[-1].shape == (4, 32)
     with pytest.raises(AlbertkitError, match="depth is 0"):
         MODEL(batch, depth=0)
+
+
+@pytest.mark.parametrize("options", [{}, {"inner_group_num": 2}, {"checkpointing": True}], ids=str)
+def test_the_first_tokens_alone_are_the_same_and_learn_the_same(options):
+    """What is left out of the last layer is what nobody reads."""
+    torch.manual_seed(0)
+    options = dict(options)
+    checkpointing = options.pop("checkpointing", False)
+    model = AlbertModel(tiny(**options), {"classify": build_head("classify", tiny(), 3)}).train()
+    model.encoder.checkpointing = checkpointing
+    found = []
+    for first_only in (False, True):
+        model.zero_grad()
+        out = model(Batch.of(TEXTS), first_only=first_only)
+        out.heads["classify"].logits.square().sum().backward()
+        found.append((out.heads["classify"].logits, {n: p.grad.clone() for n, p in model.named_parameters()}))
+        assert len(out.encoded.hidden) == (len(TEXTS) if first_only else sum(map(len, TEXTS)))
+    assert torch.allclose(found[0][0], found[1][0], atol=1e-6)
+    for name, gradient in found[0][1].items():
+        assert torch.allclose(gradient, found[1][1][name], atol=1e-5), name
+
+
+TEXTS = [[1, 2, 3, 4], [5, 6, 7, 8], [9, 10], [11], [12, 13, 14, 15, 16], [17, 18], [19, 20, 21]]
+
+
+def test_padded_attention_is_the_same():
+    """The way a GPU takes for many lengths, on the CPU."""
+    batch = Batch.of(TEXTS)
+    mixed = torch.randn(sum(map(len, TEXTS)), 3, 2, 4, requires_grad=True)
+    query = torch.randn(len(TEXTS), 2, 1, 4)
+    pairs = [(attention.attend(mixed, batch), attention.attend_padded(mixed, batch))]
+    plain = attention.attend_first(query, mixed[:, 1:], batch)
+    padded = torch.stack([
+        torch.nn.functional.scaled_dot_product_attention(
+            query[i], part[:, 1].transpose(0, 1), part[:, 2].transpose(0, 1))[:, 0]
+        for i, part in enumerate(mixed.split([len(t) for t in TEXTS]))
+    ])  # fmt: skip
+    pairs.append((plain, padded))
+    for one, two in pairs:
+        assert torch.allclose(one, two, atol=1e-6)
+        gradients = [torch.autograd.grad(x.sin().sum(), mixed, retain_graph=True)[0] for x in (one, two)]
+        assert torch.allclose(*gradients, atol=1e-6)
 
 
 def test_pooling():

@@ -394,7 +394,17 @@ def test_a_loss_that_jumps_is_an_alarm_that_rewinds(bench):
     alarm = work.alarm({"mlm_loss": 2.6}, 0.5, 80)
     assert alarm is not None and alarm.rewind and "was 2.00 and is 2.60" in alarm.text
     assert work.alarm({"mlm_loss": 2.4}, 0.5, 80) is None and work.alarm({"mlm_loss": 9.0}, 0.5, 10) is None
-    assert work.place()["lowest"] == 2.0
+    assert work.place()["lowest"] == {"16": 2.0}
+
+
+def test_longer_rows_may_start_with_a_higher_loss(bench):
+    """When the rows grow, positions that were never seen make the loss jump: no divergence."""
+    work = bench.work(Settings(steps=60, device="cpu"), Goals(lengths="16:0.5,32:0.5"))
+    assert work.alarm({"mlm_loss": 2.0}, 0.4, 60) is None and work.alarm({"mlm_loss": 7.0}, 0.6, 80) is None
+    assert work.alarm({"mlm_loss": 9.0}, 0.7, 90) is not None
+    again = bench.work(Settings(steps=60, device="cpu"), Goals(lengths="16:0.5,32:0.5"))
+    again.restore(work.artifact({}, checkpoint.State()), work.place())
+    assert again.lowest == {16: 2.0, 32: 7.0}
 
 
 def test_a_training_that_diverges_goes_back_and_learns_on(bench, tmp_path, monkeypatch):

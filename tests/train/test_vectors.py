@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from types import SimpleNamespace
 
 import numpy as np
@@ -165,14 +166,28 @@ def test_dialogue_states_are_tracked(start, tmp_path):
 
 
 def test_passages_are_what_they_say(corpus):
-    found = draw(corpus.split("train"), None, Shares(longest=30), seed=1)
+    found = draw(corpus.split("train"), None, Shares(longest=30, variants=0), seed=1)
     assert (np.diff(found.lengths) >= 0).all() and found.lengths.max() <= 30 and found.lengths.min() >= 3
-    again = draw(corpus.split("train"), None, Shares(longest=30), seed=1)
+    again = draw(corpus.split("train"), None, Shares(longest=30, variants=0), seed=1)
     assert np.array_equal(found.ids, again.ids) and np.array_equal(found.ends, again.ends)
     tokenizer = corpus.tokenizer()
     whole = " ".join(tokenizer.decode(s.tokens[:] & 0x7FFF) for s in corpus.split("train"))
     for at in range(0, len(found), len(found) // 20):
         assert tokenizer.decode(found[at].tolist()) in whole
+
+
+def test_variants_are_sentences_with_a_few_words_exchanged(corpus):
+    shares = Shares(sentences=1, passages=0, phrases=0, openings=0, longest=30, variants=0)
+    train = corpus.split("train")
+    plain, both = draw(train, None, shares, 1), draw(train, None, dataclasses.replace(shares, variants=1), 1)
+    known = {bytes(plain[i]) for i in range(len(plain))}
+    fit = [plain[i] for i in range(len(plain)) if 6 <= len(plain[i]) <= 48]
+    new = [both[i] for i in range(len(both)) if bytes(both[i]) not in known]
+    assert len(both) == len(plain) + len(fit) and len(new) > 0.5 * len(fit)
+    assert (np.diff(both.lengths) >= 0).all()
+    for text in new[:: max(1, len(new) // 20)]:
+        nearest = min((text != other).sum() for other in fit if len(other) == len(text))
+        assert 1 <= nearest <= 12  # three words of at most four tokens
 
 
 def test_targets_hold_all_teachers_and_the_first_numbers_most():
@@ -195,7 +210,8 @@ def test_targets_hold_all_teachers_and_the_first_numbers_most():
     assert np.corrcoef(both.flatten(), (mixed[:500] @ mixed[500:1000].T).flatten())[0, 1] > 0.99
 
 
-def test_a_student_learns_its_teachers_vectors_at_every_depth_and_width(corpus, shards, tmp_path):
+@pytest.mark.parametrize("words", [0.25, 0.0])
+def test_a_student_learns_its_teachers_vectors_at_every_depth_and_width(corpus, shards, tmp_path, words):
     """Targets that are a fixed turn of the mean of word vectors: learnable, at two depths and two widths."""
     tokenizer = corpus.tokenizer()
     config = tiny(vocab_size=64, initializer_range=0.1, max_position_embeddings=40)
@@ -209,15 +225,15 @@ def test_a_student_learns_its_teachers_vectors_at_every_depth_and_width(corpus, 
     wanted /= np.linalg.norm(wanted, axis=1, keepdims=True)
     np.save(tmp_path / "texts" / "targets.npy", wanted.astype(np.float16))
     settings = Settings(steps=60, batch=4, learning_rate=3e-3, evaluations=2, device="cpu", tensorboard=False)
-    aims = distill.Aims(depths="1,3", widths="8,32", text_tokens=400, most_texts=32, words=0.25)
+    aims = distill.Aims(depths="1,3", widths="8,32", text_tokens=400, most_texts=32, words=words)
     work = distill.Distilling(artifact, tmp_path / "texts", shards, settings, aims)
     work.objective.eval()
     before = work.evaluate()
     outcome = loop.train(work, settings, tmp_path / "run")
     for depth in (1, 3):
         assert outcome.metrics[f"cosine_{depth}"] > max(0.5, before[f"cosine_{depth}"] + 0.2), (before, outcome.metrics)
-    assert "mlm_loss" in outcome.metrics
     made = read_artifact(outcome.model)
+    assert ("mlm_loss" in outcome.metrics) == ("heads.mlm.bias" in made.weights) == bool(words)
     assert made.meta.task == "embed" and made.meta.pooling == "mean"
     assert np.array_equal(Passages.open(tmp_path / "texts").ends, found.ends)
 

@@ -3,7 +3,8 @@
 In: the shards of `corpus.py`. Out: `Passages`, ragged ids on disk. Next: `train/teachers.py` gives each a target vector.
 
 What is drawn, a seeded share of each kind: whole sentences; passages of two to eight sentences; the opening of a document, which is often a
-definition or a title; phrases of three to ten words from inside a sentence; and every sentence that ends with a question mark. A text is in once.
+definition or a title; phrases of three to ten words from inside a sentence; every sentence that ends with a question mark; and sentences in which one
+to three words were exchanged for others of the corpus, so that a student learns what a single word changes. A text is in once.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ class Shares:
     phrases: float = 0.15
     questions: float = 1.0
     openings: float = 1.0
+    variants: float = 0.15
+    """Sentences with some words exchanged."""
     longest: int = 254
     """Tokens of the longest passage, without special ones."""
 
@@ -78,12 +81,51 @@ def draw(shards: Sequence[Shard], question_mark: int | None, shares: Shares, see
     begin, end = np.concatenate(starts), np.concatenate(stops)
     pairs = np.unique(begin * (2**20) + (end - begin))  # the same span drawn twice is one text
     begin, length = pairs >> 20, pairs & (2**20 - 1)
-    order = np.argsort(length, kind="stable")
-    begin, length = begin[order], length[order]
-    whole = np.concatenate([ids(np.asarray(shard.tokens)) for shard in shards])
+    marked = np.concatenate([np.asarray(shard.tokens) for shard in shards])
+    whole = ids(marked)
+    texts = gather(whole, begin, length)
+    rng = np.random.default_rng([seed, len(shards)])
+    at = np.flatnonzero((length >= 6) & (length <= 48) & (rng.random(len(length)) < shares.variants))
+    changed = exchanged(whole, np.flatnonzero(word_starts(marked)), begin[at], length[at], rng)
+    return by_length(np.concatenate([texts, changed]), np.concatenate([length, length[at]]))
+
+
+def gather(whole: np.ndarray, begin: np.ndarray, length: np.ndarray) -> np.ndarray:
+    """The tokens of some spans, one after the other."""
     ends = np.cumsum(length)
-    places = np.repeat(begin - (ends - length), length) + np.arange(ends[-1] if len(ends) else 0)
-    return Passages(whole[places], ends)
+    return whole[np.repeat(begin - (ends - length), length) + np.arange(ends[-1] if len(ends) else 0)]
+
+
+def by_length(tokens: np.ndarray, length: np.ndarray) -> Passages:
+    """Texts that stand one after the other, in the order of their lengths."""
+    order = np.argsort(length, kind="stable")
+    begin = np.cumsum(length) - length
+    return Passages(gather(tokens, begin[order], length[order]), np.cumsum(length[order]))
+
+
+def exchanged(
+    whole: np.ndarray, words: np.ndarray, begin: np.ndarray, length: np.ndarray, rng: np.random.Generator
+) -> np.ndarray:
+    """The spans with one to three words exchanged for words of as many tokens from anywhere in the corpus."""
+    tokens = gather(whole, begin, length)
+    sizes = np.diff(words, append=len(whole))  # of each word
+    first, after = np.searchsorted(words, begin), np.searchsorted(words, begin + length)
+    offset = np.cumsum(length) - length
+    times = rng.integers(1, 4, len(begin))
+    for turn in range(3):
+        chosen = first + (rng.random(len(begin)) * np.maximum(1, after - first)).astype(np.int64)
+        chosen = np.minimum(chosen, len(words) - 1)
+        inside = (words[chosen] >= begin) & (words[chosen] + sizes[chosen] <= begin + length) & (times > turn)
+        for size in range(1, 5):
+            pool = np.flatnonzero(sizes == size)
+            here = np.flatnonzero(inside & (sizes[chosen] == size))
+            if not len(pool) or not len(here):
+                continue
+            other = words[pool[rng.integers(0, len(pool), len(here))]]
+            to = offset[here] + words[chosen[here]] - begin[here]
+            for step in range(size):
+                tokens[to + step] = whole[other + step]
+    return tokens
 
 
 def spans(

@@ -13,40 +13,74 @@ from torch import Tensor, nn
 from albertkit.config import AlbertConfig
 from albertkit.model.batch import Batch
 
+MANY = 4  # runs of equal lengths that a GPU takes one by one
+
 
 class Attention(nn.Module):
     """Multi-head attention, softmax(QKᵀ/√d)·V, with its output projection; dropout on the weights and on the output."""
 
     def __init__(self, config: AlbertConfig) -> None:
         super().__init__()
-        h = config.hidden_size
-        self.query = nn.Linear(h, h)
-        self.key = nn.Linear(h, h)
-        self.value = nn.Linear(h, h)
-        self.output = nn.Linear(h, h)
+        h, a = config.hidden_size, config.attention_size  # equal, unless heads were pruned away
+        self.query = nn.Linear(h, a)
+        self.key = nn.Linear(h, a)
+        self.value = nn.Linear(h, a)
+        self.output = nn.Linear(a, h)
         self.heads = config.num_attention_heads
         self.weight_dropout = config.attention_probs_dropout_prob
         self.output_dropout = nn.Dropout(config.hidden_dropout_prob)
 
-    def forward(self, hidden: Tensor, batch: Batch) -> Tensor:
+    def forward(self, hidden: Tensor, batch: Batch, first: bool = False) -> Tensor:
+        """(tokens, H) → (tokens, H); with `first`, what the first token of each text sees: (texts, H)."""
         tokens = hidden.shape[0]
-        weight = torch.cat([self.query.weight, self.key.weight, self.value.weight])
-        bias = torch.cat([self.query.bias, self.key.bias, self.value.bias])
-        mixed = F.linear(hidden, weight, bias).view(tokens, 3, self.heads, -1)  # (tokens, 3, heads, d)
+        parts = (self.key, self.value) if first else (self.query, self.key, self.value)
+        weight, bias = torch.cat([p.weight for p in parts]), torch.cat([p.bias for p in parts])
+        mixed = F.linear(hidden, weight, bias).view(tokens, len(parts), self.heads, -1)  # (tokens, 3 or 2, heads, d)
         dropout = self.weight_dropout if self.training else 0.0
-        mixed = attend(mixed, batch.runs, dropout)  # (tokens, heads, d)
-        out: Tensor = self.output_dropout(self.output(mixed.reshape(tokens, -1)))
+        if first:
+            query = self.query(batch.first(hidden)).view(-1, self.heads, 1, mixed.shape[-1])
+            mixed = attend_first(query, mixed, batch, dropout)  # (texts, heads, d)
+        else:
+            mixed = attend(mixed, batch, dropout)  # (tokens, heads, d)
+        out: Tensor = self.output_dropout(self.output(mixed.flatten(1)))
         return out
 
 
-def attend(mixed: Tensor, runs: tuple[tuple[int, int], ...], dropout: float = 0.0) -> Tensor:
-    """Attention over packed queries, keys and values (tokens, 3, heads, d); one fused call for each run of equal lengths."""
+def attend(mixed: Tensor, batch: Batch, dropout: float = 0.0) -> Tensor:
+    """Attention over packed queries, keys and values (tokens, 3, heads, d); one fused call for each run of equal lengths.
+
+    On a GPU, which would wait for the processor to start many small calls, many runs are padded into one call.
+    """
+    if mixed.is_cuda and len(batch.runs) > MANY:
+        return attend_padded(mixed, batch, dropout)
     parts = []
-    start = 0
-    for texts, length in runs:
-        part = mixed[start : start + texts * length].view(texts, length, *mixed.shape[1:])
-        query, key, value = part.permute(2, 0, 3, 1, 4).unbind(0)  # (texts, heads, length, d) each
-        context = F.scaled_dot_product_attention(query, key, value, dropout_p=dropout)
+    sizes = [texts * length for texts, length in batch.runs]
+    for part, (texts, length) in zip(mixed.split(sizes), batch.runs, strict=True):  # slices would each cost a backward
+        query, key, value = part.view(texts, length, *mixed.shape[1:]).permute(2, 0, 3, 1, 4).unbind(0)
+        context = F.scaled_dot_product_attention(query, key, value, dropout_p=dropout)  # (texts, heads, length, d)
         parts.append(context.transpose(1, 2).reshape(texts * length, *mixed.shape[2:]))
-        start += texts * length
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def attend_padded(mixed: Tensor, batch: Batch, dropout: float = 0.0) -> Tensor:
+    """The same in one call over padded texts, whose empty places nobody attends to."""
+    places = batch.padding
+    query, key, value = mixed[places.tokens].permute(2, 0, 3, 1, 4).unbind(0)  # (texts, heads, longest, d) each
+    mask = places.inside[:, None, None, :]
+    context = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout)
+    return context.transpose(1, 2).flatten(0, 1)[places.back]
+
+
+def attend_first(query: Tensor, mixed: Tensor, batch: Batch, dropout: float = 0.0) -> Tensor:
+    """One query for each text (texts, heads, 1, d) over packed keys and values (tokens, 2, heads, d) → (texts, heads, d)."""
+    if mixed.is_cuda and len(batch.runs) > MANY:
+        places = batch.padding
+        key, value = mixed[places.tokens].permute(2, 0, 3, 1, 4).unbind(0)
+        mask = places.inside[:, None, None, :]
+        return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout)[:, :, 0]
+    parts = []
+    tokens, texts = mixed.split([n * length for n, length in batch.runs]), query.split([n for n, _ in batch.runs])
+    for part, asked, (n, length) in zip(tokens, texts, batch.runs, strict=True):
+        key, value = part.view(n, length, *mixed.shape[1:]).permute(2, 0, 3, 1, 4).unbind(0)
+        parts.append(F.scaled_dot_product_attention(asked, key, value, dropout_p=dropout)[:, :, 0])
     return parts[0] if len(parts) == 1 else torch.cat(parts)

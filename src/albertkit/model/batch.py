@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import accumulate, groupby
 
 import torch
@@ -20,6 +21,15 @@ from albertkit.errors import AlbertkitError
 def runs_of(lengths: Sequence[int]) -> tuple[tuple[int, int], ...]:
     """Neighbouring equal lengths, counted: (5, 5, 3) → ((2, 5), (1, 3))."""
     return tuple((len(list(group)), length) for length, group in groupby(lengths))
+
+
+@dataclass(frozen=True)
+class Padding:
+    """Where packed tokens stand in a padded (texts, longest) table."""
+
+    tokens: Tensor  # (texts, longest) places among the packed tokens; 0 where there is none
+    inside: Tensor  # (texts, longest) bool: whether there is one
+    back: Tensor  # (tokens,) places in the flattened table
 
 
 @dataclass(frozen=True)
@@ -89,6 +99,16 @@ class Batch:
     def lengths(self) -> tuple[int, ...]:
         """Tokens of each text."""
         return tuple(length for texts, length in self.runs for _ in range(texts))
+
+    @cached_property
+    def padding(self) -> Padding:
+        """The way to the padded form and back, computed once for all layers."""
+        lengths = torch.tensor(self.lengths)
+        inside = torch.arange(int(lengths.max())) < lengths[:, None]
+        begins = lengths.cumsum(0) - lengths
+        tokens = (begins[:, None] + torch.arange(inside.shape[1])).where(inside, 0)
+        device = self.ids.device
+        return Padding(tokens.to(device), inside.to(device), inside.flatten().nonzero()[:, 0].to(device))
 
     def first(self, values: Tensor) -> Tensor:
         """(tokens, …) → (texts, …): what stands at the first token of each text."""

@@ -35,7 +35,7 @@ class Encoded:
     """What the encoder computed for a batch."""
 
     hidden: Tensor
-    """Last hidden states, (tokens, H)."""
+    """Last hidden states, (tokens, H); only those of the first tokens, (texts, H), if no others were asked for."""
     pooled: Tensor | None
     """tanh of a dense layer over each text's first token, (texts, H); None for an encoder without pooler."""
     layers: tuple[Tensor, ...]
@@ -94,19 +94,20 @@ class Layer(nn.Module):
         self.ffn = FeedForward(config)
         self.ffn_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
 
-    def forward(self, hidden: Tensor, batch: Batch) -> Tensor:
-        hidden = self.attention_norm(hidden + self.attention(hidden, batch))
+    def forward(self, hidden: Tensor, batch: Batch, first: bool = False) -> Tensor:
+        kept = batch.first(hidden) if first else hidden
+        hidden = self.attention_norm(kept + self.attention(hidden, batch, first))
         out: Tensor = self.ffn_norm(hidden + self.ffn(hidden))
         return out
 
 
-def _apply(layer: nn.Module, share: float, hidden: Tensor, batch: Batch) -> Tensor:
-    """A layer, whose weights get only `share` of this use's gradient."""
+def _apply(layer: nn.Module, share: float, hidden: Tensor, batch: Batch, first: bool) -> Tensor:
+    """A layer, whose weights get only `share` of this use's gradient; with `first`, at the first tokens alone."""
     if share == 1.0:
-        out: Tensor = layer(hidden, batch)
+        out: Tensor = layer(hidden, batch, first)
         return out
     weights = {name: p.detach() + share * (p - p.detach()) for name, p in layer.named_parameters()}
-    return torch.func.functional_call(layer, weights, (hidden, batch))
+    return torch.func.functional_call(layer, weights, (hidden, batch, first))
 
 
 class Encoder(nn.Module):
@@ -149,19 +150,27 @@ class Encoder(nn.Module):
             if low < 0 or high >= rows:
                 raise AlbertkitError(f"{name} {low if low < 0 else high} is outside this model's 0 … {rows - 1}")
 
-    def use(self, layer: int, hidden: Tensor, batch: Batch, share: float = 1.0) -> Tensor:
+    def use(self, layer: int, hidden: Tensor, batch: Batch, share: float = 1.0, first: bool = False) -> Tensor:
         """Apply layer number `layer` (0-based): every inner layer of its group, once. `share` of the gradient reaches its
-        weights.
+        weights; with `first`, only the first tokens come out.
         """
-        for inner in self.groups[self.config.group_of(layer)]:  # type: ignore[attr-defined]
+        group = list(self.groups[self.config.group_of(layer)])  # type: ignore[call-overload]
+        for number, inner in enumerate(group, 1):
+            alone = first and number == len(group)
             if self.checkpointing and self.training and torch.is_grad_enabled():
-                hidden = checkpoint(_apply, inner, share, hidden, batch, use_reentrant=False)
+                hidden = checkpoint(_apply, inner, share, hidden, batch, alone, use_reentrant=False)
             else:
-                hidden = _apply(inner, share, hidden, batch)
+                hidden = _apply(inner, share, hidden, batch, alone)
         return hidden
 
-    def forward(self, batch: Batch, depth: int | None = None, keep_layers: bool = False) -> Encoded:
-        """Encode a batch; `depth` applies that many layers instead of L, `keep_layers` keeps all hidden states."""
+    def forward(
+        self, batch: Batch, depth: int | None = None, keep_layers: bool = False, first_only: bool = False
+    ) -> Encoded:
+        """Encode a batch; `depth` applies that many layers instead of L, `keep_layers` keeps all hidden states.
+
+        `first_only` leaves out of the last layer what only other tokens than the first of each text would need: most of
+        it, since they still are looked at, but do not look.
+        """
         depth = self.config.num_hidden_layers if depth is None else depth
         if depth < 1:
             raise AlbertkitError(f"depth is {depth}; apply at least one layer")
@@ -171,12 +180,12 @@ class Encoder(nn.Module):
         layers = [hidden]
         for layer in range(depth):
             share = self.layer_decay ** (depth - 1 - layer) if self.training else 1.0
-            hidden = self.use(layer, hidden, batch, share)
+            hidden = self.use(layer, hidden, batch, share, first_only and layer == depth - 1)
             if keep_layers:
                 layers.append(hidden)
         pooled = None
         if self.pooler is not None:
-            pooled = torch.tanh(self.pooler(batch.first(hidden)))  # (texts, H)
+            pooled = torch.tanh(self.pooler(hidden if first_only else batch.first(hidden)))  # (texts, H)
         return Encoded(
             hidden=hidden,
             pooled=pooled,

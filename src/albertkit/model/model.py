@@ -63,6 +63,10 @@ class AlbertModel(nn.Module):
 
     def __init__(self, config: AlbertConfig, heads: Mapping[str, nn.Module] | None = None, pooler: bool = True) -> None:
         super().__init__()
+        if config.options.static:
+            raise AlbertkitError(
+                "a static model has no layers, so torch has nothing to train; start from the model it was made from"
+            )
         self.config = config
         self.encoder = Encoder(config, pooler=pooler)
         self.heads = nn.ModuleDict(dict(heads or {}))
@@ -75,11 +79,12 @@ class AlbertModel(nn.Module):
         keep_layers: bool = False,
         heads: Collection[str] | None = None,
         inputs: Mapping[str, Mapping[str, Any]] | None = None,
+        first_only: bool = False,
     ) -> ModelOutput:
         """Encode, then run the heads named (default all); `inputs` gives a head more than the encoding:
-        `inputs={"mlm": {"positions": masked}}`.
+        `inputs={"mlm": {"positions": masked}}`. `first_only`: see `Encoder.forward`; for heads that read the pooler.
         """
-        encoded = self.encoder(batch, depth=depth, keep_layers=keep_layers)
+        encoded = self.encoder(batch, depth=depth, keep_layers=keep_layers, first_only=first_only)
         chosen = list(self.heads) if heads is None else list(heads)
         for name in chosen:
             if name not in self.heads:

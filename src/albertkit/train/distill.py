@@ -111,7 +111,7 @@ class Distilling:
             )
             self.model = self.words.model
         else:
-            self.model = AlbertModel.from_artifact(start)
+            self.model = bare(start)
         inner = self.words.objective if self.words else None
         self.objective = Objective(self.model, inner, self.aims)
         if max(self.objective.widths) > min(start.config.hidden_size, self.targets.shape[1]):
@@ -125,7 +125,7 @@ class Distilling:
         self.lengths, self.firsts, self.counts = self.lengths[enough], self.firsts[enough], self.counts[enough]
         if not len(self.lengths):
             raise AlbertkitError(f"{passages} holds too few texts of any one length; draw more")
-        self.chances = self.counts * self.lengths / (self.counts * self.lengths).sum()
+        self.chances = self.counts / self.counts.sum()
         self.operations = 3 * pretrain.operations(start.config, 64)["total"]
 
     @property
@@ -157,7 +157,7 @@ class Distilling:
         return parts, tokens
 
     def texts(self, rng: np.random.Generator, device: torch.device) -> tuple[Tensor, Tensor]:
-        """A batch of texts of one length, drawn so that every token of the passages is as likely."""
+        """A batch of texts of one length; a length is as likely as it is frequent among the texts."""
         at = int(rng.choice(len(self.lengths), p=self.chances))
         length, first, count = int(self.lengths[at]), int(self.firsts[at]), int(self.counts[at])
         rows = min(count, self.aims.most_texts, max(8, self.aims.text_tokens // (length + 2)))
@@ -216,3 +216,9 @@ class Distilling:
             metrics={**self.start.meta.metrics, "vectors": metrics}, made=(*self.start.meta.made, done),
         )  # fmt: skip
         return Artifact(self.model.config, self.model.weights(), self.tokenizer, meta)
+
+
+def bare(start: Artifact) -> AlbertModel:
+    """The encoder alone, without pooler and heads, which vectors do not need."""
+    weights = {n: a for n, a in start.weights.items() if n.startswith("encoder.") and ".pooler." not in n}
+    return AlbertModel.from_artifact(dataclasses.replace(start, weights=weights))

@@ -67,7 +67,7 @@ class Run:
         self.state = checkpoint.State()
         work.objective.to(crew.device)
         cuda = crew.device.type == "cuda"
-        self.optimizers = optimizers(work.objective, settings, fused=cuda)
+        self.optimizers = optimizers(work.objective, settings)
         self.tops = [[group["lr"] for group in o.param_groups] for o in self.optimizers]
         self.step_of = work.objective
         if settings.compile == "whole":

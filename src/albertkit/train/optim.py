@@ -119,7 +119,7 @@ def orthogonal(matrix: Tensor, rounds: int) -> Tensor:
     return (wide if x.shape[0] <= x.shape[1] else wide.T).to(matrix.dtype)
 
 
-def optimizers(model: nn.Module, settings: Settings, fused: bool = False) -> list[torch.optim.Optimizer]:
+def optimizers(model: nn.Module, settings: Settings) -> list[torch.optim.Optimizer]:
     """One optimizer, or two for Muon, which is made for the matrices inside the layers alone."""
     named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
     flat = [p for _, p in named if p.dim() < 2]
@@ -127,16 +127,16 @@ def optimizers(model: nn.Module, settings: Settings, fused: bool = False) -> lis
         inner = [p for n, p in named if p.dim() == 2 and ".groups." in n]
         rest = [p for n, p in named if p.dim() == 2 and ".groups." not in n]
         muon = Muon(inner, lr=settings.rate, weight_decay=settings.weight_decay)
-        return [muon, _adamw(rest, flat, settings, fused)]
+        return [muon, _adamw(rest, flat, settings)]
     matrices = [p for _, p in named if p.dim() >= 2]
     if settings.optimizer == "adamw":
-        return [_adamw(matrices, flat, settings, fused)]
+        return [_adamw(matrices, flat, settings)]
     groups = [{"params": matrices}, {"params": flat, "weight_decay": 0.0, "adapt": False}]
     return [Lamb(groups, lr=settings.rate, weight_decay=settings.weight_decay)]
 
 
-def _adamw(matrices: list[Any], flat: list[Any], settings: Settings, fused: bool) -> torch.optim.Optimizer:
+def _adamw(matrices: list[Any], flat: list[Any], settings: Settings) -> torch.optim.Optimizer:
     groups: list[dict[str, Any]] = [{"params": matrices}, {"params": flat, "weight_decay": 0.0}]
     return torch.optim.AdamW(
-        groups, lr=settings.rate, betas=(0.9, 0.98), eps=1e-6, weight_decay=settings.weight_decay, fused=fused
+        groups, lr=settings.rate, betas=(0.9, 0.98), eps=1e-6, weight_decay=settings.weight_decay, fused=True
     )

@@ -54,6 +54,7 @@ class Objective(nn.Module):
         self.register_buffer("words", specials.words, persistent=False)
         self.dtype = torch.float32
         self.ask, self.judge = masking.ask, judge
+        self.depth: int | None = None  # of this update; None is the full one
         model.encoder.layer_decay = goals.layer_decay
 
     def forward(
@@ -67,7 +68,7 @@ class Objective(nn.Module):
         batch = Batch.unpad(asked.ids, segments=asked.segments)
         names = ("mlm", "sop") if goals.order else ("mlm",)
         options: dict[str, Any] = {"heads": names, "inputs": {"mlm": {"positions": asked.positions}}}
-        options["keep_layers"] = goals.consistency > 0
+        options["keep_layers"], options["depth"] = goals.consistency > 0, self.depth
         out = precision.call(self.model, self.dtype, batch, **options)
         loss, right, known = self.judge(out.heads["mlm"].logits, asked.words)
         total = loss / (len(tokens) * (tokens.shape[1] - 1) * goals.mask)
@@ -121,6 +122,11 @@ class Pretraining:
             raise AlbertkitError(
                 f"rows of {longest} tokens do not fit the {self.config.max_position_embeddings} positions of this shape"
             )
+        deepest = max(self.goals.shallow(), default=1)
+        if deepest > self.config.num_hidden_layers:
+            raise AlbertkitError(
+                f"depths go up to {deepest}, and this shape has {self.config.num_hidden_layers} layers; choose fewer"
+            )
         torch.manual_seed(settings.seed)
         if start is None:
             heads = {name: build_head(name, self.config) for name in ("mlm", "sop")}
@@ -143,7 +149,7 @@ class Pretraining:
         share = counts[counts > 0] / counts.sum()
         self.entropy = -float((share * np.log(share)).sum())
         self.stuck = 0
-        self.lowest = math.inf
+        self.lowest: dict[int, float] = {}  # by the length of rows: other lengths have other losses
         self.at: dict[int, Position] = {}
         self.streams: dict[int, Stream] = {}
 
@@ -165,6 +171,7 @@ class Pretraining:
     def next(self, step: int, progress: float, crew: Team) -> tuple[list[tuple[Any, ...]], int]:
         """This process's rows of the next batch, as tensors on its device."""
         self.objective.dtype = precision.choose(self.settings, crew.device)
+        self.objective.depth = self.drawn(step)
         length = self.goals.length_at(progress)
         if masking.mix(self.settings.seed + 1, step) / 2**64 < self.goals.short:
             length = max(8, length // 4)
@@ -183,8 +190,23 @@ class Pretraining:
             parts.append((*tensors(pairs[start : start + part], crew.device), key, offset))
         return parts, rows * length
 
-    @torch.no_grad()
+    def drawn(self, step: int) -> int | None:
+        """The depth of an update: every second time the full one, else one of the shallower ones there are."""
+        depths, chance = self.goals.shallow(), masking.mix(self.settings.seed + 2, step)
+        return depths[(chance >> 1) % len(depths)] if depths and chance & 1 else None
+
     def evaluate(self) -> dict[str, float]:
+        """The measures on held-out rows, at the full depth; of masked words, also at the shallower depths that are learnt."""
+        self.objective.depth = None
+        found = self.measured()
+        for depth in self.goals.shallow() if found else ():
+            self.objective.depth = depth
+            found |= {f"{name}_at_{depth}": v for name, v in self.measured().items() if name.startswith("mlm")}
+        self.objective.depth = None
+        return found
+
+    @torch.no_grad()
+    def measured(self) -> dict[str, float]:
         """The measures on rows of the held-out documents, with masks that are the same each time."""
         held = self.shards.split("held-out")
         if max((len(shard.tokens) for shard in held), default=0) < self.length - 3:
@@ -207,10 +229,11 @@ class Pretraining:
         """Divergence: the loss is far above what it has been. Collapse: after the warm-up, masked words are still guessed no
         better than by counting words.
         """
-        loss = numbers["mlm_loss"]
-        if step > DIVERGED_STEPS and loss > 1.15 * self.lowest + 0.2:
-            return Alarm(f"the loss was {self.lowest:.2f} and is {loss:.2f}: the training has diverged", rewind=True)
-        self.lowest = min(self.lowest, loss)
+        loss, length = numbers["mlm_loss"], self.goals.length_at(progress)
+        lowest = self.lowest.get(length, math.inf)
+        if step > DIVERGED_STEPS and loss > 1.15 * lowest + 0.2:
+            return Alarm(f"the loss was {lowest:.2f} and is {loss:.2f}: the training has diverged", rewind=True)
+        self.lowest[length] = min(lowest, loss)
         early = progress < max(STUCK_AT, 2 * self.settings.warmup) or step < STUCK_STEPS
         self.stuck = 0 if early or loss < self.entropy else self.stuck + 1
         if self.stuck < STUCK_LINES:
@@ -222,9 +245,9 @@ class Pretraining:
         )
 
     def place(self) -> dict[str, Any]:
-        """Position in the rows of each length, and the lowest loss so far."""
-        lowest = {} if math.isinf(self.lowest) else {"lowest": self.lowest}
-        return {"rows": {str(length): asdict(at) for length, at in self.at.items()}, **lowest}
+        """Position in the rows, and the lowest loss so far, of each length."""
+        lowest = {str(length): loss for length, loss in self.lowest.items()}
+        return {"rows": {str(length): asdict(at) for length, at in self.at.items()}, "lowest": lowest}
 
     def restore(self, artifact: Artifact, data: dict[str, Any]) -> None:
         """Saved weights, and the place in the data they were saved at."""
@@ -234,7 +257,7 @@ class Pretraining:
             )
         self.model.load_state_dict(tensors_of(artifact.weights))
         self.at = {int(length): Position(**at) for length, at in data.get("rows", {}).items()}
-        self.lowest = data.get("lowest", math.inf)
+        self.lowest = {int(length): float(loss) for length, loss in data.get("lowest", {}).items()}
         self.streams = {}
 
     def artifact(self, metrics: dict[str, float], state: State) -> Artifact:
@@ -302,5 +325,5 @@ def describe(work: Pretraining) -> dict[str, Any]:
         "tokens in the corpus": sum(len(s.tokens) for s in work.shards.split("train")),
         "tokens for one update": rows * work.length,
         **{k: v for k, v in dataclasses.asdict(work.settings).items() if v is not None},
-        **dataclasses.asdict(work.goals),
+        **{k: v for k, v in dataclasses.asdict(work.goals).items() if v != ""},
     }

@@ -29,6 +29,7 @@ from albertkit.tokenizer import Tokenizer
 CHUNK = 8192  # texts tokenised together
 TOKENS = 131_072  # tokens at once on the device
 SAMPLE = 100_000  # texts from which the turn is found
+MIXED = 65_536  # texts turned at once
 
 
 @dataclass(frozen=True)
@@ -71,14 +72,12 @@ def vectors(model: Any, ids: Sequence[Sequence[int]], device: torch.device) -> t
     while start < len(order):
         rows = max(1, TOKENS // max(1, len(ids[order[min(start + 1024, len(order)) - 1]])))
         places = order[start : start + min(rows, 1024)]
-        longest = max(len(ids[i]) for i in places)
-        table = torch.zeros(len(places), longest, dtype=torch.long)
-        mask = torch.zeros(len(places), longest, dtype=torch.long)
-        for row, i in enumerate(places):
-            table[row, : len(ids[i])] = torch.tensor(ids[i])
-            mask[row, : len(ids[i])] = 1
-        mask = mask.to(device)
-        hidden = model(input_ids=table.to(device), attention_mask=mask).last_hidden_state.float()
+        lengths = np.array([len(ids[i]) for i in places])
+        inside = np.arange(lengths.max()) < lengths[:, None]  # (texts, longest)
+        table = np.zeros(inside.shape, np.int64)
+        table[inside] = np.concatenate([ids[i] for i in places])
+        mask = torch.from_numpy(inside).to(device)
+        hidden = model(input_ids=torch.from_numpy(table).to(device), attention_mask=mask).last_hidden_state.float()
         pooled = (hidden * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
         out[places] = F.normalize(pooled, dim=-1).cpu()
         start += len(places)
@@ -135,29 +134,30 @@ def teach(
             side_by_side.append(vectors(model, ids, device))
         raw[at : at + len(chunk)] = torch.cat(side_by_side, 1).numpy()
         at += len(chunk)
-    write_array(target, mix(raw, [m.config.hidden_size for m, _ in loaded], mixture))
+    write_array(target, mix(raw, [m.config.hidden_size for m, _ in loaded], mixture, device))
     return target
 
 
-def mix(raw: np.ndarray, widths: list[int], mixture: Mixture) -> np.ndarray:
+def mix(raw: np.ndarray, widths: list[int], mixture: Mixture, device: torch.device | str = "cpu") -> np.ndarray:
     """Teachers' vectors side by side (texts, sum of widths) → targets (texts, width), float16."""
-    sample = np.random.default_rng(0).permutation(len(raw))[:SAMPLE]
+    sample = np.sort(np.random.default_rng(0).permutation(len(raw))[:SAMPLE])
     bounds = np.cumsum([0, *widths])
-    parts = list(zip(bounds[:-1], bounds[1:], mixture.weights, strict=True))
-    means = [raw[sample, a:b].astype(np.float32).mean(0) for a, b, _ in parts]
+    parts = list(zip(bounds[:-1].tolist(), bounds[1:].tolist(), mixture.weights, strict=True))
 
-    def joined(rows: np.ndarray) -> np.ndarray:
-        out = []
-        for (a, b, weight), mean in zip(parts, means, strict=True):
-            part = rows[:, a:b].astype(np.float32) - mean
-            out.append(weight * part / np.maximum(np.linalg.norm(part, axis=1, keepdims=True), 1e-6))
-        return np.concatenate(out, 1)
+    def sent(rows: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(rows).to(device).float()
 
-    seen = joined(raw[sample])
-    _, basis = np.linalg.eigh(seen.T @ seen)
-    basis = basis[:, ::-1][:, : mixture.width]  # (all, width), the strongest direction first
+    first = sent(raw[sample])
+    means = [first[:, a:b].mean(0) for a, b, _ in parts]
+
+    def joined(rows: torch.Tensor) -> torch.Tensor:
+        centred = [weight * F.normalize(rows[:, a:b] - mean) for (a, b, weight), mean in zip(parts, means, strict=True)]
+        return torch.cat(centred, 1)
+
+    seen = joined(first)
+    basis = torch.linalg.eigh(seen.T.double() @ seen.double())[1].flip(1)[:, : mixture.width].float()  # strongest first
     targets = np.empty((len(raw), basis.shape[1]), np.float16)
-    for start in range(0, len(raw), 65_536):
-        turned = joined(raw[start : start + 65_536]) @ basis
-        targets[start : start + 65_536] = turned / np.linalg.norm(turned, axis=1, keepdims=True)
+    for start in range(0, len(raw), MIXED):
+        turned = F.normalize(joined(sent(raw[start : start + MIXED])) @ basis)
+        targets[start : start + MIXED] = turned.half().cpu().numpy()
     return targets
