@@ -1,8 +1,8 @@
 """Fine-tuning beside transformers' Trainer: same checkpoint, same examples, same epochs, same batch, in one run.
 
-    python bench/finetuning.py MODEL TRAIN DEV [--examples 1600] [--epochs 1] [--seeds 1]
+    python bench/finetuning.py MODEL TRAIN DEV --name SST-2 [--examples 1600] [--epochs 1] [--seeds 1]
 
-MODEL is a folder that transformers opens too; TRAIN and DEV are tables of texts and classes. Both sides learn with AdamW at the same rate with the
+MODEL is a folder that transformers opens too; TRAIN and DEV are tables of texts and classes. All sides learn with AdamW at the same rate with the
 same warm-up, and are measured on DEV at the end. Each side runs in a process of its own, one after the other, since threads that wait for work slow others down.
 """
 
@@ -15,6 +15,7 @@ import statistics
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -58,8 +59,10 @@ def ours(model: Path, train: Path, dev: Path, count: int, epochs: int, seed: int
     return {"seconds": seconds, "accuracy": work.evaluate()["accuracy"]}
 
 
-def theirs(model: Path, train: Path, dev: Path, count: int, epochs: int, seed: int) -> dict[str, float]:
-    """transformers' Trainer, with padding to the longest of a batch and texts of like length together."""
+def theirs(
+    model: Path, train: Path, dev: Path, count: int, epochs: int, seed: int, grouped: bool = False
+) -> dict[str, float]:
+    """transformers' Trainer, with padding to the longest of a batch; `grouped` puts texts of like length together."""
     import torch
     from transformers import AlbertForSequenceClassification as Model
     from transformers import AutoTokenizer, DataCollatorWithPadding, Trainer, TrainingArguments
@@ -89,7 +92,7 @@ def theirs(model: Path, train: Path, dev: Path, count: int, epochs: int, seed: i
         )
         arguments = TrainingArguments(
             folder, per_device_train_batch_size=BATCH, num_train_epochs=epochs, learning_rate=RATE, warmup_ratio=0.1,
-            weight_decay=0.01, seed=seed, group_by_length=True, save_strategy="no", report_to=[], use_cpu=True,
+            weight_decay=0.01, seed=seed, group_by_length=grouped, save_strategy="no", report_to=[], use_cpu=True,
             disable_tqdm=True, logging_strategy="no",
         )  # fmt: skip
         trainer = Trainer(net, arguments, DataCollatorWithPadding(tokenizer), Table(learn))
@@ -100,7 +103,11 @@ def theirs(model: Path, train: Path, dev: Path, count: int, epochs: int, seed: i
     return {"seconds": seconds, "accuracy": right / len(held)}
 
 
-SIDES = {"albertkit": ours, "transformers' Trainer": theirs}
+SIDES = {
+    "albertkit": ours,
+    "transformers' Trainer": theirs,
+    "transformers' Trainer, group_by_length": partial(theirs, grouped=True),
+}
 
 
 def child(name: str, given: tuple[Any, ...], queue: Any) -> None:
@@ -115,6 +122,7 @@ def main() -> None:
     parser.add_argument("--examples", type=int, default=1600)
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--name", required=True, help="what the result is called, such as SST-2")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "finetuning.json")
     args = parser.parse_args()
     context = multiprocessing.get_context("spawn")
@@ -133,12 +141,14 @@ def main() -> None:
             process.join()
             print(seed, name, found[name][-1], flush=True)
     seconds = {name: statistics.fmean(run["seconds"] for run in runs) for name, runs in found.items()}
-    ratio = seconds["transformers' Trainer"] / seconds["albertkit"]
-    print(f"albertkit is {ratio:.2f} times as fast")
+    ratios = {name: value / seconds["albertkit"] for name, value in seconds.items() if name != "albertkit"}
+    for name, ratio in ratios.items():
+        print(f"albertkit is {ratio:.2f} times as fast as {name}")
     from inference import machine
 
-    result = {"machine": machine(2), "examples": args.examples, "epochs": args.epochs, "runs": found, "ratio": ratio}
-    args.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    result = {"machine": machine(2), "examples": args.examples, "epochs": args.epochs, "runs": found, "ratios": ratios}
+    before = json.loads(args.out.read_text(encoding="utf-8")) if args.out.is_file() else {}
+    args.out.write_text(json.dumps({**before, args.name: result}, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

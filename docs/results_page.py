@@ -1,0 +1,181 @@
+"""The results page: what fine-tuning gives on real data, beside published numbers; for `generate.py`.
+
+In: `bench/results/tasks/NAME/*.json` (bench/tasks.py), `fewshot.json`, `finetuning.json`, `published.json`. Out: the text of docs/results.md. No number is
+written here; what was not measured yet is left out.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent.parent / "bench" / "results"
+TITLES = {
+    "en": {
+        "sst-2": "SST-2", "cola": "CoLA", "mrpc": "MRPC", "rte": "RTE", "sts-b": "STS-B", "squad": "SQuAD 1.1", "race-middle": "RACE-M",
+        "conll2003": "CoNLL-2003", "clinc150-small": "CLINC150 small", "clinc150-full": "CLINC150 OOS+", "atis": "ATIS", "snips": "Snips",
+        "woz2": "WoZ 2.0",
+    },
+    "zh": {"chnsenticorp": "ChnSentiCorp", "afqmc": "AFQMC", "cluener": "CLUENER", "cmrc2018": "CMRC 2018"},
+}  # fmt: skip
+LANGUAGES = {"en": "English", "zh": "Chinese"}
+METRICS = {
+    "accuracy": "accuracy", "mcc": "Matthews", "f1": "F1", "exact": "exact", "spearman": "Spearman", "pearson": "Pearson",
+    "joint_goal": "joint goal", "requests": "requests", "in_scope_accuracy": "in-scope accuracy",
+    "out_of_scope_recall": "out-of-scope recall", "out_of_scope_f1": "out-of-scope F1",
+}  # fmt: skip
+NAMES = {  # where the metric's name alone is not clear
+    ("intent", "accuracy"): "intent accuracy",
+    ("intent", "f1"): "slot F1",
+    ("intent", "exact"): "whole frame",
+    ("tag", "f1"): "entity F1",
+    ("answer", "exact"): "exact match",
+}
+
+
+def page(folder: Path = RESULTS) -> str:
+    """The whole page, from what lies in the folder of results."""
+    published = read(folder / "published.json")
+    lines = ["<!-- Written by `make docs`; do not edit. -->\n", "# Results", "",
+             "What `albertkit finetune` gives on labelled data that others publish numbers for, run by `bench/tasks.py` with the defaults of",
+             "[fine-tuning](finetuning.md) but for the few options in `bench/tasksets.py`. Scores are in percent: mean ± standard deviation over seeds. The best epoch is",
+             "chosen on dev; where dev is also what is reported, that flatters a little, as in most published dev numbers.", ""]  # fmt: skip
+    names = sorted(path.name for path in (folder / "tasks").glob("*") if any(path.glob("*.json")))
+    for name in names:
+        records = {path.stem: read(path) for path in sorted((folder / "tasks" / name).glob("*.json"))}
+        for language in LANGUAGES:
+            lines += table(language, records, published)
+    if not names:
+        lines += ["No run has been recorded yet.", ""]
+    lines += few_shots(folder / "fewshot.json") + trainer(folder / "finetuning.json")
+    lines += ["## Where the published numbers come from", "",
+              "They were trained by others, with other settings, and some on other parts of the data, as said here; a dash means that we found no number we could check.", ""]  # fmt: skip
+    for model, about in published["models"].items():
+        lines.append(f"- {model}, {about['parameters']:g} M parameters: {about['source']}")
+    return "\n".join([*lines, ""])
+
+
+def read(path: Path) -> Any:
+    """A file of results."""
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+# Fine-tuning -------------------------------------------------------------------------------------------------------
+
+
+def table(language: str, records: dict[str, Any], published: dict[str, Any]) -> list[str]:
+    """The table of one starting model and language."""
+    ours = [records[key] for key in TITLES[language] if key in records and scored(records[key])]
+    if not ours:
+        return []
+    peers = {m: about for m, about in published["models"].items() if about["language"] == language}
+    start, machines = ours[0]["start"], sorted({one["device"] for one in ours})
+    seeds = sorted({len(one["runs"]) for one in ours})
+    lines = [f"## {LANGUAGES[language]}: {start['name']}", "",
+             f"The model to start from has {start['parameters'] / 1e6:.1f} M parameters in {start['layers']} layers of width {start['hidden']}. "
+             f"{' or '.join(map(str, seeds))} seeds on {', '.join(machines)}, torch {ours[0]['versions']['torch']}, {ours[0]['jobs']} data sets at a time; seconds are of one seed, evaluations included.", ""]  # fmt: skip
+    heads = [f"{model} ({about['parameters']:g} M)" for model, about in peers.items()]
+    lines += ["| data | metric | albertkit | " + " | ".join(heads) + " | learnt from | measured on | seconds |",
+              "|---" * (len(heads) + 6) + "|"]  # fmt: skip
+    for one in ours:
+        for number, metric in enumerate(one["metrics"]):
+            if metric in METRICS:
+                lines.append(row(one, metric, list(peers), published, first=number == 0))
+    return [*lines, "", below(ours, published), ""]
+
+
+def scored(record: dict[str, Any]) -> bool:
+    """Whether the metrics are there, and of all the data."""
+    return record["cap"] is None and all(one["metrics"] for one in record["runs"])
+
+
+def row(record: dict[str, Any], metric: str, peers: list[str], published: dict[str, Any], first: bool) -> str:
+    """One metric of a data set."""
+    data, others = record["data"], published["scores"].get(record["data"], {}).get(metric, {})
+    title = next(titles[data] for titles in TITLES.values() if data in titles)
+    cells = [f"{others[peer]:g}" if peer in others else "–" for peer in peers]
+    count, seconds = record["examples"], statistics.fmean(one["seconds"] for one in record["runs"])
+    held = f"{count[record['held']]:,} ({record['note']})"
+    last = [f"{count['train']:,}", held, f"{seconds:,.0f}"] if first else ["", "", ""]
+    return f"| {' | '.join([title if first else '', label(record, metric), score(record, metric), *cells, *last])} |"
+
+
+def label(record: dict[str, Any], metric: str) -> str:
+    """A metric's name; that of an intent with slots is not that of an intent alone."""
+    joint = record["task"] != "intent" or "exact" in record["metrics"]
+    return (NAMES.get((record["task"], metric)) if joint else None) or METRICS[metric]
+
+
+def values(record: dict[str, Any], metric: str) -> list[float]:
+    """In percent, one for each seed."""
+    return [100 * one["metrics"][metric] for one in record["runs"]]
+
+
+def score(record: dict[str, Any], metric: str) -> str:
+    """Mean and spread."""
+    found = values(record, metric)
+    spread = f" ± {statistics.stdev(found):.1f}" if len(found) > 1 else ""
+    return f"**{statistics.fmean(found):.1f}**{spread}"
+
+
+def below(records: list[dict[str, Any]], published: dict[str, Any]) -> str:
+    """Which published numbers are above ours, in a sentence for each model that has any."""
+    lower: dict[str, list[str]] = {}
+    count = 0
+    for record in records:
+        for metric, others in published["scores"].get(record["data"], {}).items():
+            for model, value in others.items():
+                count += 1
+                gap = value - statistics.fmean(values(record, metric))
+                if gap > 0:
+                    title = next(titles[record["data"]] for titles in TITLES.values() if record["data"] in titles)
+                    lower.setdefault(model, []).append(f"{title} {label(record, metric)} by {gap:.1f}")
+    if not lower:
+        return f"No published number of this table is above ours ({count} compared)."
+    shown = [f"{model} on {', '.join(lower[model])}" for model in published["models"] if model in lower]
+    return f"Of {count} published numbers, {sum(map(len, lower.values()))} are above ours: {'; '.join(shown)}."
+
+
+# Other runs --------------------------------------------------------------------------------------------------------
+
+
+def few_shots(path: Path) -> list[str]:
+    """Eight examples of each intent."""
+    if not path.exists():
+        return []
+    found = read(path)
+    lines = ["## A few examples of each class", "",
+             f"{found['shots']} texts of each of {found['classes']} intents of CLINC150 (small) and {found['shots']} out-of-scope texts, measured on {found['examples']['test']:,} "
+             f"texts of its test split, by `bench/fewshot.py`: mean over {found['seeds']} draws, {found['machine']['processor']}. Ours is a head on the frozen vectors of "
+             f"{found['model']}. Closed: out of scope cannot be said. setfit's training is capped at {found['setfit_steps']} updates.", "",
+             "| program | seconds to learn | closed accuracy | in-scope accuracy | out-of-scope F1 |",
+             "|---|---|---|---|---|"]  # fmt: skip
+    for name, side in found["sides"].items():
+        if "error" in side:
+            lines.append(f"| {name} | did not run: {side['error']} | – | – | – |")
+            continue
+        cells = [f"{100 * side[key]:.1f}" for key in ("closed_accuracy", "in_scope_accuracy", "out_of_scope_f1")]
+        lines.append(f"| {name} | {side['seconds']:.1f} | {' | '.join(cells)} |")
+    return [*lines, ""]
+
+
+def trainer(path: Path) -> list[str]:
+    """Beside transformers' Trainer."""
+    if not path.exists():
+        return []
+    lines = ["## Beside transformers' Trainer", "",
+             "The same checkpoint, examples, epochs, rate and batch, by `bench/finetuning.py`. The Trainer pads to the longest text of a batch; with group_by_length its batches "
+             "hold texts of like length, as ours do.", "",
+             "| data | program | seconds | accuracy | albertkit is faster by |", "|---|---|---|---|---|"]  # fmt: skip
+    for data, found in read(path).items():
+        for name, runs in found["runs"].items():
+            seconds, right = (statistics.fmean(one[key] for one in runs) for key in ("seconds", "accuracy"))
+            ratio = f"{found['ratios'][name]:.2f}" if name in found["ratios"] else ""
+            lines.append(f"| {data} | {name} | {seconds:.1f} | {100 * right:.1f} | {ratio} |")
+    machines = {found["machine"]["processor"] for found in read(path).values()}
+    lines += ["", f"Machine: {', '.join(sorted(machines))}. " + " ".join(
+        f"{data}: {found['examples']:,} examples, {found['epochs']} epoch(s), {len(next(iter(found['runs'].values())))} run(s)."
+        for data, found in read(path).items())]  # fmt: skip
+    return [*lines, ""]
