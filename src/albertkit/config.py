@@ -54,6 +54,10 @@ class Options:
     """Position and segment embeddings and the first LayerNorm at size H, after the projection, as in albert_zh."""
     scale_embedding: bool = False
     """Word vectors are multiplied with √E before positions and segments are added."""
+    head_size: int = 0
+    """Width of one attention head where heads were pruned away; 0 means H divided by the number of heads."""
+    static: bool = False
+    """One vector of size H for each piece, and their mean; there are no layers (`compress/static.py`)."""
 
     def active(self) -> list[str]:
         """Names of the options that are on; such a model cannot be opened by transformers."""
@@ -75,7 +79,7 @@ class AlbertConfig:
     num_hidden_groups: int = 1
     """Sets of layer weights, m; layer i uses group i·m // L, so groups may be uneven."""
     num_attention_heads: int = 12
-    """Attention heads; they divide H."""
+    """Attention heads; they divide H, unless the option `head_size` gives their width."""
     intermediate_size: int = 3_072
     """Width of the feed-forward part, F."""
     inner_group_num: int = 1
@@ -107,7 +111,13 @@ class AlbertConfig:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= limit:
                 raise AlbertkitError(f"{name} is {value!r}; it must be a whole number from 1 to {limit:,}")
-        if self.hidden_size % self.num_attention_heads:
+        if not isinstance(self.options, Options):
+            raise AlbertkitError(f"options is {type(self.options).__name__}; it must be an Options")
+        if not 0 <= self.options.head_size <= LIMITS["hidden_size"]:
+            raise AlbertkitError(
+                f"option head_size is {self.options.head_size}; it must be 1 to {LIMITS['hidden_size']:,}, or 0 for H / heads"
+            )
+        if self.hidden_size % self.num_attention_heads and not self.options.head_size:
             raise AlbertkitError(
                 f"hidden_size {self.hidden_size} is not a multiple of num_attention_heads "
                 f"{self.num_attention_heads}; choose a number of heads that divides it"
@@ -131,9 +141,7 @@ class AlbertConfig:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 0:
                 raise AlbertkitError(f"{name} is {value!r}; it must be a token id, 0 or above")
-        if not isinstance(self.options, Options):
-            raise AlbertkitError(f"options is {type(self.options).__name__}; it must be an Options")
-        layer = self.hidden_size * (4 * self.hidden_size + 2 * self.intermediate_size)
+        layer = self.hidden_size * (4 * self.attention_size + 2 * self.intermediate_size)
         tables = self.embedding_size * (self.vocab_size + self.max_position_embeddings)
         total = tables + layer * self.num_hidden_groups * self.inner_group_num
         if total > MAX_PARAMETERS:
@@ -157,7 +165,12 @@ class AlbertConfig:
     @property
     def head_size(self) -> int:
         """Width of one attention head."""
-        return self.hidden_size // self.num_attention_heads
+        return self.options.head_size or self.hidden_size // self.num_attention_heads
+
+    @property
+    def attention_size(self) -> int:
+        """Width of all heads together, A: H, unless heads were pruned away."""
+        return self.head_size * self.num_attention_heads
 
     def group_of(self, layer: int) -> int:
         """The group whose weights layer `layer` uses; layers past the last one go on with the last group.

@@ -25,6 +25,8 @@ def norm(name: str, size: int) -> Shapes:
 def embedding_shapes(config: AlbertConfig) -> Shapes:
     """Tables at size E and the projection to H (or, in the brightmart layout, tables at H after a bare projection)."""
     v, e, h = config.vocab_size, config.embedding_size, config.hidden_size
+    if config.options.static:
+        return {"encoder.embeddings.word.weight": (v, h)}
     wide = h if config.options.brightmart_layout else e
     shapes = {
         "encoder.embeddings.word.weight": (v, e),
@@ -40,12 +42,13 @@ def embedding_shapes(config: AlbertConfig) -> Shapes:
 
 def layer_shapes(config: AlbertConfig, prefix: str) -> Shapes:
     """One set of layer weights: attention, feed-forward and their two norms."""
-    h, f = config.hidden_size, config.intermediate_size
+    h, f, a = config.hidden_size, config.intermediate_size, config.attention_size
     shapes: Shapes = {}
-    for part in ("query", "key", "value", "output"):
-        shapes |= linear(f"{prefix}.attention.{part}", h, h)
+    for part in ("query", "key", "value"):
+        shapes |= linear(f"{prefix}.attention.{part}", a, h)
     return {
         **shapes,
+        **linear(f"{prefix}.attention.output", h, a),
         **norm(f"{prefix}.attention_norm", h),
         **linear(f"{prefix}.ffn.up", f, h),
         **linear(f"{prefix}.ffn.down", h, f),
@@ -56,6 +59,8 @@ def layer_shapes(config: AlbertConfig, prefix: str) -> Shapes:
 def encoder_shapes(config: AlbertConfig, pooler: bool = True) -> Shapes:
     """Everything below the heads."""
     shapes = embedding_shapes(config)
+    if config.options.static:
+        return shapes
     for group in range(config.num_hidden_groups):
         for inner in range(config.inner_group_num):
             shapes |= layer_shapes(config, f"encoder.groups.{group}.{inner}")

@@ -7,7 +7,8 @@ its own: random tokens, masked and filled by its masked-word head a few times ov
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from itertools import islice
 
 import numpy as np
@@ -39,7 +40,7 @@ def moments(
     artifact: Artifact, texts: Iterable[str] | None = None, progress: Progress = lambda _: None
 ) -> dict[str, np.ndarray]:
     """Second moments of the inputs of every matrix in the shared layers."""
-    ids = own_text(artifact, progress) if texts is None else _tokens(artifact, texts)
+    ids = calibration(artifact, texts, progress)
     return moments_of(artifact.config, dict(artifact.weights), ids, progress)
 
 
@@ -47,21 +48,46 @@ def moments_of(
     config: AlbertConfig, weights: graphs.Weights, ids: list[list[int]], progress: Progress = lambda _: None
 ) -> dict[str, np.ndarray]:
     """The same, for token ids."""
+    if config.options.static:
+        return {}
+    sums: dict[tuple[str, int], np.ndarray | float] = {}
+    counts: dict[str, int] = {}
+    for seen in watch(config, weights, ids, progress):
+        counts[seen.prefix] = counts.get(seen.prefix, 0) + len(seen.inputs[0])
+        for at, values in enumerate(seen.inputs):
+            sums[seen.prefix, at] = sums.get((seen.prefix, at), 0.0) + values.T @ values
+    return {
+        f"{prefix}.{part}.weight": (np.asarray(sums[prefix, at]) / max(1, count)).astype(np.float32)
+        for prefix, count in counts.items()
+        for part, at in READS.items()
+    }
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What one use of one layer saw in one batch."""
+
+    prefix: str
+    """The layer's name, `encoder.groups.G.I`."""
+    inputs: tuple[np.ndarray, ...]
+    """Inputs of its products by the numbers in `READS`, each (tokens, width); the same tokens in all."""
+
+
+def watch(
+    config: AlbertConfig, weights: graphs.Weights, ids: list[list[int]], progress: Progress = lambda _: None
+) -> Iterator[Seen]:
+    """What the products of the shared layers read, at every use of them; of many tokens a sample."""
     threads = cores()
     engine = Engine(config, dict(weights), threads)
     places = [(g, i) for g in range(config.num_hidden_groups) for i in range(config.inner_group_num)]
+    prefixes = {(g, i): f"encoder.groups.{g}.{i}" for g, i in places}
     watched = {
-        (g, i): open_graph(
-            graphs.layer_graph(config, weights, f"encoder.groups.{g}.{i}", engine.levels, watch=True),
-            threads,
-        )
-        for g, i in places
+        place: open_graph(graphs.layer_graph(config, weights, prefix, engine.levels, watch=True), threads)
+        for place, prefix in prefixes.items()
     }
     tokens = sum(len(row) for row in ids)
     share = min(1.0, SAMPLE * len(places) / (tokens * config.num_hidden_layers * config.inner_group_num))
     generator = np.random.default_rng(0)
-    sums: dict[tuple[int, int], list[np.ndarray | float]] = {place: [0.0, 0.0, 0.0, 0.0] for place in places}
-    counts = dict.fromkeys(places, 0)
     for batch in rows(ids):
         progress("watching the layer")
         hidden = engine.run(batch, 0)
@@ -72,19 +98,15 @@ def moments_of(
                 before = hidden
                 hidden, *seen = watched[place].run(None, {"hidden": hidden, "lengths": batch.lengths})
                 chosen = inside & (generator.random(inside.shape) < share)
-                counts[place] += int(chosen.sum())
-                for at, values in enumerate([before, *seen]):
-                    picked = values[chosen]
-                    sums[place][at] = sums[place][at] + picked.T @ picked
-    out = {}
-    for (g, i), total in sums.items():
-        for part, at in READS.items():
-            mean = np.asarray(total[at]) / max(1, counts[g, i])
-            out[f"encoder.groups.{g}.{i}.{part}.weight"] = mean.astype(np.float32)
-    return out
+                yield Seen(prefixes[place], tuple(values[chosen] for values in [before, *seen]))
 
 
-def _tokens(artifact: Artifact, texts: Iterable[str]) -> list[list[int]]:
+def calibration(
+    artifact: Artifact, texts: Iterable[str] | None, progress: Progress = lambda _: None
+) -> list[list[int]]:
+    """Token ids of some hundred texts; without texts, of the model's own."""
+    if texts is None:
+        return own_text(artifact, progress)
     if artifact.tokenizer is None:
         raise AlbertkitError("calibration texts need a tokenizer, and this model has none")
     chosen = list(islice((text for text in texts if text.strip()), 512))

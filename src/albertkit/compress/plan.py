@@ -56,7 +56,7 @@ def parameters(config: AlbertConfig) -> dict[str, int]:
     projection = {name: shape for name, shape in embedding.items() if ".projection." in name}
     layer = layer_shapes(config, "layer")
     attention = {name: shape for name, shape in layer.items() if "attention" in name}
-    copies = config.num_hidden_groups * config.inner_group_num
+    copies = 0 if config.options.static else config.num_hidden_groups * config.inner_group_num
     total = size(encoder_shapes(config))
     return {
         "word embedding": config.vocab_size * config.embedding_size,
@@ -72,6 +72,8 @@ def parameters(config: AlbertConfig) -> dict[str, int]:
 
 def unshared(config: AlbertConfig) -> int:
     """BERT of the same shape: V·H embedding, a layer's weights L times."""
+    if config.options.static:
+        return size(encoder_shapes(config))
     whole = config.replace(embedding_size=config.hidden_size)
     layers = size(layer_shapes(config, "layer")) * config.num_hidden_layers * config.inner_group_num
     tables = {n: s for n, s in embedding_shapes(whole).items() if ".projection." not in n}
@@ -79,13 +81,15 @@ def unshared(config: AlbertConfig) -> int:
 
 
 def operations(config: AlbertConfig, length: int) -> dict[str, float]:
-    """A matrix of r×c costs 2·r·c a token; attention over S tokens costs 4·S·H a token and layer."""
-    h, f, e = config.hidden_size, config.intermediate_size, config.embedding_size
+    """A matrix of r×c costs 2·r·c a token; attention over S tokens costs 4·S·A a token and layer."""
+    h, f, e, a = config.hidden_size, config.intermediate_size, config.embedding_size, config.attention_size
+    if config.options.static:
+        return {"mean of vectors": 1.0 * h, "total": 1.0 * h}
     uses = config.num_hidden_layers * config.inner_group_num
     parts = {
         "projection E→H": 2.0 * e * h,
-        "attention matrices": 2.0 * 4 * h * h * uses,
-        "attention over the text": 4.0 * length * h * uses,
+        "attention matrices": 2.0 * 4 * h * a * uses,
+        "attention over the text": 4.0 * length * a * uses,
         "feed-forward": 2.0 * 2 * h * f * uses,
         "pooler": 2.0 * h * h / length,
     }
@@ -112,18 +116,20 @@ def memory(config: AlbertConfig, length: int, batch: int) -> dict[str, int]:
     """Activations, float32, beside the weights.
 
     Inference holds the widest moment of one layer: input and sum, with either queries, keys, values and context (4·H) or the
-    feed-forward width twice. Training keeps, for each use of a layer and each token, what the backward pass reads:
+    feed-forward width twice (H read as A, the width of all heads, for these four). Training keeps, for each use of a layer and each token, what the backward pass reads:
     its input, Q, K and V, the context, both norms' inputs, the first norm's output (8·H), the feed-forward before
     and after the activation (2·F), a number a head and four for the norms. With a checkpoint per use it keeps the inputs alone,
     and one layer's worth while it recomputes.
     """
-    h, f = config.hidden_size, config.intermediate_size
+    h, f, a = config.hidden_size, config.intermediate_size, config.attention_size
     tokens = length * batch
     uses = config.num_hidden_layers * config.inner_group_num
-    per_use = 8 * h + 2 * f + config.num_attention_heads + 4
+    per_use = 4 * h + 4 * a + 2 * f + config.num_attention_heads + 4
     weights = size(encoder_shapes(config))
+    if config.options.static:
+        return {"inference": 4 * tokens * h}
     return {
-        "inference": 4 * tokens * (2 * h + max(4 * h, 2 * f)),
+        "inference": 4 * tokens * (2 * h + max(4 * a, 2 * f)),
         "training": 4 * tokens * uses * per_use,
         "training, checkpointed": 4 * tokens * (uses * h + per_use),
         "gradients and AdamW state": 4 * 3 * weights,

@@ -13,14 +13,14 @@ from pathlib import Path
 
 import numpy as np
 
-from albertkit.artifact import QUANTISED_FILE, read_stored, write_artifact
+from albertkit.artifact import QUANTISED_FILE, Artifact, Stored, read_stored, write_artifact
 from albertkit.compress.calibrate import moments, own_text
 from albertkit.compress.quantize import BITS
 from albertkit.config import AlbertConfig
 from albertkit.errors import AlbertkitError
 from albertkit.interop.convert import open_model
 from albertkit.runtime.batching import rows
-from albertkit.runtime.engine import Engine
+from albertkit.runtime.engine import open_engine
 from albertkit.runtime.graph import Weights
 
 
@@ -69,11 +69,7 @@ def shrink(
     progress("writing")
     write_artifact(dataclasses.replace(artifact, meta=meta), target, overwrite, bits=bits, moments=seen)
     after = read_stored(target)
-    first, second = (
-        _vectors(artifact.config, dict(artifact.weights), held),
-        _vectors(artifact.config, after.weights, held),
-    )
-    cosine = (first * second).sum(axis=1)
+    cosine = agreement(artifact, after, held)
     progress("")
     return Report(
         bits=bits,
@@ -85,9 +81,16 @@ def shrink(
     )
 
 
-def _vectors(config: AlbertConfig, weights: Weights, ids: list[list[int]]) -> np.ndarray:
+def agreement(first: Artifact | Stored, second: Artifact | Stored, ids: list[list[int]]) -> np.ndarray:
+    """Cosines of the mean-pooled vectors that two models of the same vocabulary give to token ids."""
+    vectors = [mean_vectors(model.config, dict(model.weights), ids) for model in (first, second)]
+    cosine: np.ndarray = (vectors[0] * vectors[1]).sum(axis=1)
+    return cosine
+
+
+def mean_vectors(config: AlbertConfig, weights: Weights, ids: list[list[int]]) -> np.ndarray:
     """Mean-pooled unit vectors."""
-    engine = Engine(config, weights)
+    engine = open_engine(config, weights)
     out = np.empty((len(ids), config.hidden_size), np.float32)
     for batch in rows(ids):
         hidden = engine.run(batch, config.num_hidden_layers)

@@ -8,16 +8,17 @@ from __future__ import annotations
 from pathlib import Path
 
 from albertkit.artifact import META_FILE, Artifact, model_folder, read_artifact, write_artifact
+from albertkit.builtin import BUILTINS
 from albertkit.errors import AlbertkitError
 
 KINDS = (
     "an albertkit artifact, a Hugging Face folder, a TensorFlow checkpoint, an albert_zh folder, "
-    "or a PL-BERT file (.t7, .pth, .onnx)"
+    f"a PL-BERT file (.t7, .pth, .onnx), or the name of a built-in model ({', '.join(BUILTINS)})"
 )
 
 
-def open_model(path: Path | str) -> Artifact:
-    """Open any ALBERT there is; the kind is decided from the files."""
+def open_model(path: Path | str | None = None) -> Artifact:
+    """Open any ALBERT there is; the kind is decided from the files. None is the built-in model."""
     from albertkit.interop import google_tf, huggingface, plbert, sentence_transformers
     from albertkit.interop.tensor_bundle import find_bundle
 

@@ -1,6 +1,6 @@
 """`Albert`: a model for people. Texts in, vectors and words out, without torch.
 
-In: a model folder of any kind. Out: numpy arrays and named results. One text or many; lists, generators, numpy arrays
+In: a model folder of any kind, or nothing for the built-in one. Out: numpy arrays and named results. One text or many; lists, generators, numpy arrays
 and columns of tables; results in the order of the input. Before this file: `engine.py` computes, `batching.py` packs.
 """
 
@@ -15,13 +15,16 @@ from typing import Any
 
 import numpy as np
 
-from albertkit.artifact import Stored, read_stored
+from albertkit import builtin
+from albertkit.artifact import read_stored
 from albertkit.compress.quantize import pack, unpack
 from albertkit.errors import AlbertkitError, nearest
 from albertkit.runtime.batching import BUDGET, rows
-from albertkit.runtime.engine import Engine
+from albertkit.runtime.engine import open_engine
 from albertkit.runtime.graph import as_float
+from albertkit.tokenizer import Encoding
 
+Exit = str | float  # see `runtime/exits.py`
 POOLINGS = ("mean", "cls", "pooler", "max")
 LONG = ("split", "truncate", "error")
 WINDOW_TEXTS = 4096  # most texts sorted by length together; bounds memory for endless input
@@ -50,9 +53,22 @@ class Guess:
     text: str  # the text with the word in its place
 
 
+@dataclass(frozen=True)
+class Recipe:
+    """How texts become vectors: the settings of `Albert.embed`, checked."""
+
+    pooling: str
+    depth: int
+    long: str
+    dim: int | None
+    unit: bool  # to length 1
+    before: str  # put before each text
+
+
 class Albert:
     """A model ready to use.
 
+    model: a folder of any kind, or the name of a built-in model; default the built-in English one (`albertkit models`).
     bits: 8 or 4 quantises a float model on opening (`albertkit quantize` does it once and for all).
     threads: processors to use; default all that this process may use. device: "cuda" runs through torch.
     """
@@ -67,8 +83,9 @@ class Albert:
         depth: int | None = None,
         budget: int = BUDGET,
     ) -> None:
-        stored = open_stored(model)
+        stored = read_stored(model)
         weights = stored.weights
+        self._asks_another = builtin.resolve(model) == builtin.resolve(None) and "heads.mlm.bias" not in weights
         if bits is not None and stored.meta.quantisation is None:
             from albertkit.compress.calibrate import moments_of, random_tokens
 
@@ -95,7 +112,11 @@ class Albert:
             if name.startswith("heads.") and name.endswith(".linear.weight")
         }
         if device == "cpu":
-            self.engine: Any = Engine(self.config, weights, threads)
+            self.engine: Any = open_engine(self.config, weights, threads)
+        elif self.config.options.static:
+            raise AlbertkitError(
+                f"device is {device!r}; a static model is a table that the CPU reads, so leave device away"
+            )
         else:
             from albertkit.runtime.torch_engine import TorchEngine
 
@@ -119,7 +140,7 @@ class Albert:
         pooling: mean, cls, pooler or max (default the model's). layer: which hidden state (0 the embeddings, -1 the
         last). depth: layers to apply. dim: keep the first numbers only. normalise: length 1. long: what to do with a
         text beyond the position table: split (windows, then their mean), truncate, or error. prompt: put before each
-        text, or the name of one of the model's prompts.
+        text, or the name of one of the model's prompts. exit: leave early (see `embed_early`).
         """
         if isinstance(texts, str):
             return next(self.embed_iter([texts], **settings))
@@ -138,8 +159,48 @@ class Albert:
         normalise: bool | None = None,
         long: str = "split",
         prompt: str | None = None,
+        exit: Exit | None = None,
     ) -> Iterator[np.ndarray]:
         """The vectors of `embed` one by one, in bounded memory however many texts there are."""
+        recipe = self.recipe(pooling, layer, depth, dim, normalise, long, prompt)
+        if exit is not None:
+            from albertkit.runtime.exits import embed_windows
+
+            for left in embed_windows(self, texts, recipe, exit, layer, depth):
+                yield from left.scores
+            return
+        start = 0
+        for window in windows(texts):
+            yield from self._embed_window([recipe.before + text for text in window], recipe, start)
+            start += len(window)
+
+    def embed_early(
+        self, texts: Iterable[str], exit: Exit, *, depth: int | None = None, **settings: Any
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Vectors (texts, dim), and the depth (texts,) at which each stopped moving.
+
+        exit: "99%" (or 0.99) promises vectors that agree with the full depth's for 99 % of texts, after `albertkit calibrate`; "cosine:0.99" leaves when
+        two looks in a row give vectors of at least that cosine.
+        """
+        from albertkit.runtime.exits import embed_windows
+
+        found = list(embed_windows(self, texts, self.recipe(depth=depth, **settings), exit, None, depth))
+        vectors = [vector for left in found for vector in left.scores]
+        width = settings.get("dim") or self.dim
+        depths = np.concatenate([left.depths for left in found]) if found else np.zeros(0, np.int64)
+        return np.stack(vectors) if vectors else np.zeros((0, width), np.float32), depths
+
+    def recipe(
+        self,
+        pooling: str | None = None,
+        layer: int | None = None,
+        depth: int | None = None,
+        dim: int | None = None,
+        normalise: bool | None = None,
+        long: str = "split",
+        prompt: str | None = None,
+    ) -> Recipe:
+        """The settings of `embed`, checked, with the model's own where none were given."""
         how = pooling or self.meta.pooling
         if how not in POOLINGS:
             raise AlbertkitError(
@@ -149,32 +210,21 @@ class Albert:
             raise AlbertkitError(f"long is {long!r}; choose one of {', '.join(LONG)}")
         if dim is not None and (not isinstance(dim, int) or not 1 <= dim <= self.dim):
             raise AlbertkitError(f"dim is {dim}; this model has 1 to {self.dim} dimensions")
-        depth = self._layers_to_apply(layer, depth, how)
+        if self.config.options.static and how != "mean":
+            raise AlbertkitError(f"pooling is {how!r}; a static model knows only the mean of its pieces' vectors")
         unit = self.meta.normalise if normalise is None else normalise
         before = self.meta.prompts.get("default", "") if prompt is None else self.meta.prompts.get(prompt, prompt)
-        start = 0
-        for window in windows(texts):
-            for vector in self._embed_window([before + text for text in window], how, depth, long, start):
-                cut = vector if dim is None else vector[:dim]
-                yield cut / max(float(np.linalg.norm(cut)), 1e-12) if unit else cut
-            start += len(window)
+        return Recipe(how, self._layers_to_apply(layer, depth, how), long, dim, unit, before)
 
-    def _embed_window(self, texts: list[str], how: str, depth: int, long: str, first: int) -> Iterator[np.ndarray]:
-        pieces, owners = self._cut(texts, long, first)
-        vectors = np.empty((len(pieces), self.dim), np.float32)
-        for batch in rows(pieces, budget=self.budget):
-            vectors[batch.order] = self._pool(self.engine.run(batch, depth), batch.lengths, how)
-        start = 0
-        for count in owners:
-            own = vectors[start : start + count]
-            if count == 1:
-                yield own[0]
-            elif how == "max":
-                yield own.max(axis=0)
-            else:  # windows weigh as many tokens as they hold
-                weights = np.array([len(p) for p in pieces[start : start + count]], np.float32)
-                yield (own * (weights / weights.sum())[:, None]).sum(axis=0)
-            start += count
+    def _embed_window(self, texts: list[str], recipe: Recipe, first: int) -> Iterator[np.ndarray]:
+        pieces, owners = self.pieces(texts, recipe.long, first)
+        if self.config.options.static:
+            vectors = self.engine.means(pieces)
+        else:
+            vectors = np.empty((len(pieces), self.dim), np.float32)
+            for batch in rows(pieces, budget=self.budget):
+                vectors[batch.order] = self._pool(self.engine.run(batch, recipe.depth), batch.lengths, recipe.pooling)
+        yield from joined(vectors, [len(p) for p in pieces], owners, recipe)
 
     def _pool(self, hidden: np.ndarray, lengths: np.ndarray, how: str) -> np.ndarray:
         """(texts, length, H) → (texts, H)."""
@@ -189,40 +239,52 @@ class Albert:
         total: np.ndarray = np.where(inside, hidden, 0).sum(axis=1)
         return total / lengths[:, None]
 
-    def _cut(self, texts: list[str], long: str, number: int) -> tuple[list[list[int]], list[int]]:
+    def pieces(self, texts: list[str], long: str, number: int = 0) -> tuple[list[list[int]], list[int]]:
         """Token ids with special tokens, long texts as several pieces, and how many pieces each text has.
 
         `number` is the place of the first text in the whole input, for errors.
         """
-        tokenizer = self.tokenizer
-        first = [] if tokenizer.cls_id is None else [tokenizer.cls_id]
-        last = [] if tokenizer.sep_id is None else [tokenizer.sep_id]
-        if tokenizer.kind == "phoneme":
-            first = last = [tokenizer.pad_id]
+        checked = [self._check_size(place, text, long) for place, text in enumerate(texts, number)]
+        return self.cut(self.tokenizer.ids_batch(checked), long, number)
+
+    def cut(self, texts: list[list[int]], long: str, number: int = 0) -> tuple[list[list[int]], list[int]]:
+        """As `pieces`, of texts that are token ids without special tokens."""
+        first, last = self._ends
         room = self.max_tokens - len(first) - len(last)
-        if room < 1:
-            raise AlbertkitError(
-                f"this model reads {self.max_tokens} tokens, too few for a text and its special tokens"
-            )
-        checked = [self._check_size(place, text, long, room) for place, text in enumerate(texts, number)]
         pieces: list[list[int]] = []
         owners: list[int] = []
-        for place, ids in enumerate(tokenizer.ids_batch(checked), number):
+        for place, ids in enumerate(texts, number):
             if len(ids) > room and long == "error":
                 raise AlbertkitError(
                     f"text {place} has {len(ids)} tokens and the model reads {room}; choose long='split' or 'truncate'"
                 )
             step = max(1, room - OVERLAP)
             count = 1 if len(ids) <= room or long == "truncate" else 1 + math.ceil((len(ids) - room) / step)
-            pieces += [[*first, *ids[i * step : i * step + room], *last] or [tokenizer.pad_id] for i in range(count)]
+            pieces += [
+                [*first, *ids[i * step : i * step + room], *last] or [self.tokenizer.pad_id] for i in range(count)
+            ]
             owners.append(count)
         return pieces, owners
 
-    def _check_size(self, place: int, text: str, long: str, room: int) -> str:
+    @cached_property
+    def _ends(self) -> tuple[list[int], list[int]]:
+        """The special tokens before and behind a text."""
+        tokenizer = self.tokenizer
+        first = [] if tokenizer.cls_id is None else [tokenizer.cls_id]
+        last = [] if tokenizer.sep_id is None else [tokenizer.sep_id]
+        if tokenizer.kind == "phoneme":
+            first = last = [tokenizer.pad_id]
+        if self.max_tokens <= len(first) + len(last):
+            raise AlbertkitError(
+                f"this model reads {self.max_tokens} tokens, too few for a text and its special tokens"
+            )
+        return first, last
+
+    def _check_size(self, place: int, text: str, long: str) -> str:
         if len(text) <= MAX_CHARACTERS:
             return text
         if long == "truncate":  # what can matter: generous, and found without reading the rest
-            return " ".join(text[:MAX_CHARACTERS].split())[: 64 * room]
+            return " ".join(text[:MAX_CHARACTERS].split())[: 64 * self.max_tokens]
         raise AlbertkitError(
             f"text {place} has {len(text):,} characters; one text has at most {MAX_CHARACTERS:,}, so split it or choose long='truncate'"
         )
@@ -259,6 +321,15 @@ class Albert:
 
     def fill_mask(self, text: str, k: int = 5, depth: int | None = None) -> list[list[Guess]]:
         """The `k` likeliest words for each [MASK] of a text, each guess with the text it gives."""
+        if self._filler is not self:
+            return self._filler.fill_mask(text, k, depth)
+        encoding, places = self.masked(text, k)
+        (batch,) = rows([encoding.ids], [encoding.segments])
+        hidden = self.engine.run(batch, self._layers_to_apply(None, depth, "mean"))[0, places]
+        return self.guesses(text, self.best_words(hidden, k))
+
+    def masked(self, text: str, k: int) -> tuple[Encoding, list[int]]:
+        """A text with [MASK] as the model reads it, and the places of its masks."""
         if self.tokenizer.mask_id is None:
             raise AlbertkitError("this vocabulary has no [MASK]")
         if not isinstance(k, int) or not 1 <= k <= self.config.vocab_size:
@@ -271,16 +342,24 @@ class Albert:
             raise AlbertkitError(
                 f"the text has {len(encoding.ids)} tokens; with a mask it must fit into {self.max_tokens}"
             )
-        (batch,) = rows([encoding.ids], [encoding.segments])
-        hidden = self.engine.run(batch, self._layers_to_apply(None, depth, "mean"))[0, places]
+        return encoding, places
+
+    def best_words(self, hidden: np.ndarray, k: int) -> list[list[tuple[int, float]]]:
+        """The `k` likeliest tokens and their probabilities for hidden states (n, H)."""
         scores = self.engine.words(hidden)[:, : self.tokenizer.vocab_size]
         scores = np.exp(scores - scores.max(axis=1, keepdims=True))
         scores /= scores.sum(axis=1, keepdims=True)
         best = np.argsort(-scores, axis=1)[:, :k]
-        return [
-            [self._guess(text, nth, int(i), float(row[i])) for i in top]
-            for nth, (row, top) in enumerate(zip(scores, best, strict=True))
-        ]
+        return [[(int(i), float(row[i])) for i in top] for row, top in zip(scores, best, strict=True)]
+
+    def guesses(self, text: str, best: list[list[tuple[int, float]]]) -> list[list[Guess]]:
+        """The words that `best_words` found for each mask of a text."""
+        return [[self._guess(text, nth, token, score) for token, score in top] for nth, top in enumerate(best)]
+
+    @cached_property
+    def _filler(self) -> Albert:
+        """This model; or, beside the built-in one for vectors, the built-in one for words."""
+        return Albert(builtin.WORDS, threads=self.engine.threads) if self._asks_another else self
 
     def _guess(self, text: str, nth: int, token: int, score: float) -> Guess:
         piece = self.tokenizer.tokens([token])[0]
@@ -289,7 +368,8 @@ class Albert:
         return Guess(word or piece, score, "[MASK]".join(parts[: nth + 1]) + word + "[MASK]".join(parts[nth + 1 :]))
 
     # Tasks -------------------------------------------------------------------------------------------------------
-    # For a model that was fine-tuned; `runtime/predict.py` does the work.
+    # For a model that was fine-tuned; `runtime/predict.py` does the work. depth: layers to apply. exit: each text leaves when it is sure, and its result
+    # says at which depth: "99%" (or 0.99: agree with the full depth on 99 % of texts), "entropy:0.1" or "patience:2".
 
     @cached_property
     def task(self) -> Any:
@@ -298,7 +378,14 @@ class Albert:
 
         return task_of(self.meta)
 
-    def classify(self, texts: str | Iterable[str], pairs: str | Iterable[str] | None = None) -> Any:
+    def classify(
+        self,
+        texts: str | Iterable[str],
+        pairs: str | Iterable[str] | None = None,
+        *,
+        depth: int | None = None,
+        exit: Exit | None = None,
+    ) -> Any:
         """Class, classes or value of each text or pair, with probabilities: one `Label`, or a list of them."""
         from albertkit.runtime.predict import listed, predict
         from albertkit.tasks.examples import Text
@@ -307,46 +394,56 @@ class Albert:
         second = [None] * len(first) if pairs is None else listed(pairs)[0]
         if len(second) != len(first):
             raise AlbertkitError(f"there are {len(first)} texts and {len(second)} pairs; give one pair for each text")
-        found = predict(self, [Text(a, b) for a, b in zip(first, second, strict=True)], "classify")
+        found = predict(self, [Text(a, b) for a, b in zip(first, second, strict=True)], "classify", depth, exit)
         return found[0] if single else found
 
-    def tag(self, texts: str | Iterable[str]) -> Any:
+    def tag(self, texts: str | Iterable[str], *, depth: int | None = None, exit: Exit | None = None) -> Any:
         """The entities in each text, as spans of characters: one `Entities`, or a list of them."""
         from albertkit.runtime.predict import listed, predict
         from albertkit.tasks.examples import Tagged
         from albertkit.tasks.tag import words_of
 
         given, single = listed(texts)
-        found = predict(self, [Tagged(text, words_of(text)) for text in given], "tag")
+        found = predict(self, [Tagged(text, words_of(text)) for text in given], "tag", depth, exit)
         return found[0] if single else found
 
-    def understand(self, texts: str | Iterable[str]) -> Any:
+    def understand(self, texts: str | Iterable[str], *, depth: int | None = None, exit: Exit | None = None) -> Any:
         """Intent and slots of each text: one `Understood`, or a list of them."""
         from albertkit.runtime.predict import listed, predict
         from albertkit.tasks.examples import Tagged
         from albertkit.tasks.tag import words_of
 
         given, single = listed(texts)
-        found = predict(self, [Tagged(text, words_of(text)) for text in given], "intent")
+        found = predict(self, [Tagged(text, words_of(text)) for text in given], "intent", depth, exit)
         return found[0] if single else found
 
-    def answer(self, question: str, context: str) -> Any:
+    def answer(self, question: str, context: str, *, depth: int | None = None, exit: Exit | None = None) -> Any:
         """Where the context answers the question: a `Found`, empty if it does not."""
         from albertkit.runtime.predict import predict
         from albertkit.tasks.examples import Question
 
-        return predict(self, [Question("0", question, context)], "answer")[0]
+        return predict(self, [Question("0", question, context)], "answer", depth, exit)[0]
 
-    def choose(self, context: str, question: str, choices: Iterable[str]) -> Any:
+    def choose(
+        self,
+        context: str,
+        question: str,
+        choices: Iterable[str],
+        *,
+        depth: int | None = None,
+        exit: Exit | None = None,
+    ) -> Any:
         """Which choice is right: a `Chosen`."""
         from albertkit.runtime.predict import predict
         from albertkit.tasks.examples import Choice
 
-        return predict(self, [Choice(context, question, tuple(choices))], "choose")[0]
+        return predict(self, [Choice(context, question, tuple(choices))], "choose", depth, exit)[0]
 
     # Checks ------------------------------------------------------------------------------------------------------
 
     def _check_depth(self, depth: int | None) -> int:
+        if depth is not None and self.config.options.static:
+            raise AlbertkitError(f"depth is {depth!r}; a static model has no layers, so leave it away")
         depth = self.config.num_hidden_layers if depth is None else depth
         if not isinstance(depth, int) or not 1 <= depth <= 1024:
             raise AlbertkitError(
@@ -355,6 +452,10 @@ class Albert:
         return depth
 
     def _layers_to_apply(self, layer: int | None, depth: int | None, how: str) -> int:
+        if self.config.options.static and (layer is not None or depth is not None):
+            raise AlbertkitError(
+                "a static model has one vector for each piece and no layers; leave layer and depth away"
+            )
         depth = self.depth if depth is None else self._check_depth(depth)
         if layer is None:
             return depth
@@ -365,11 +466,21 @@ class Albert:
         return layer if layer >= 0 else depth + 1 + layer
 
 
-def open_stored(model: str | Path | None) -> Stored:
-    """A model folder as stored, whatever kind it is."""
-    if model is None:
-        raise AlbertkitError("no model was named, and this version ships none; give a model folder")
-    return read_stored(model)
+def joined(vectors: np.ndarray, lengths: list[int], owners: list[int], recipe: Recipe) -> Iterator[np.ndarray]:
+    """The vector of each text from those of its pieces (pieces, H), which have `lengths` tokens; `owners` counts each text's."""
+    start = 0
+    for count in owners:
+        own = vectors[start : start + count]
+        if count == 1:
+            vector = own[0]
+        elif recipe.pooling == "max":
+            vector = own.max(axis=0)
+        else:  # windows weigh as many tokens as they hold
+            weights = np.array(lengths[start : start + count], np.float32)
+            vector = (own * (weights / weights.sum())[:, None]).sum(axis=0)
+        cut = vector if recipe.dim is None else vector[: recipe.dim]
+        yield cut / max(float(np.linalg.norm(cut)), 1e-12) if recipe.unit else cut
+        start += count
 
 
 def windows(texts: Iterable[str]) -> Iterator[list[str]]:

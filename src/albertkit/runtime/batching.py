@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -48,11 +49,16 @@ def rows(
     """Batches of token ids; segments are 0 where none are given."""
     lengths = [len(row) for row in ids]
     for places in groups(lengths, budget):
-        longest = lengths[places[0]]
-        table = np.zeros((len(places), longest), np.int64)
-        kinds = np.zeros((len(places), longest), np.int64)
-        for at, place in enumerate(places):
-            table[at, : lengths[place]] = ids[place]
-            if segments is not None:
-                kinds[at, : lengths[place]] = segments[place]
-        yield Rows(table, kinds, np.array([lengths[p] for p in places], np.int32), np.array(places))
+        yield packed(ids, segments, places)
+
+
+def packed(ids: Sequence[Any], segments: Sequence[Any] | None, places: list[int]) -> Rows:
+    """The texts at some places, the longest first, as one batch. Ids and segments are lists or arrays."""
+    lengths = [len(ids[place]) for place in places]
+    table = np.zeros((len(places), lengths[0]), np.int64)
+    kinds = np.zeros((len(places), lengths[0]), np.int64)
+    for at, place in enumerate(places):
+        table[at, : lengths[at]] = ids[place]
+        if segments is not None:
+            kinds[at, : lengths[at]] = segments[place]
+    return Rows(table, kinds, np.array(lengths, np.int32), np.array(places))

@@ -1,11 +1,13 @@
 """The engine: onnxruntime applies the one shared layer, as often as asked.
 
 In: config, weights and `Rows`. Out: hidden states as numpy. The layer is opened once and holds each weight once; depth is the
-number of times it is called, from 1 to beyond L. Hidden states stay inside onnxruntime from call to call.
+number of times it is called, from 1 to beyond L. Hidden states go from call to call as numpy arrays: copying them out costs less than
+onnxruntime's own values cost in Python (40 µs a call).
 """
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 from functools import cached_property
@@ -18,14 +20,30 @@ from albertkit.config import AlbertConfig
 from albertkit.errors import AlbertkitError
 from albertkit.runtime import graph as graphs
 from albertkit.runtime.batching import Rows
+from albertkit.runtime.static import StaticEngine
 
 if TYPE_CHECKING:
     import onnxruntime
 
 
 def cores() -> int:
-    """Processors this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Processors this process may use: those it may run on, or fewer where a container has a smaller share of them."""
+    there = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, math.ceil(min(there, share())))
+
+
+def share(group: Path = Path("/sys/fs/cgroup")) -> float:
+    """Processors that the control group allows, such as 1.5; inf where it sets no limit."""
+    try:
+        if (group / "cpu.max").is_file():
+            most, period = (group / "cpu.max").read_text(encoding="ascii").split()
+        else:
+            most, period = (
+                (group / "cpu" / f"cpu.cfs_{name}_us").read_text(encoding="ascii") for name in ("quota", "period")
+            )
+        return math.inf if most.strip() == "max" or int(most) <= 0 else int(most) / int(period)
+    except (OSError, ValueError, ZeroDivisionError):
+        return math.inf
 
 
 def levels() -> graphs.Levels:
@@ -39,8 +57,8 @@ def levels() -> graphs.Levels:
     return graphs.Levels(255 if "avx512_vnni" in flags or "avx_vnni" in flags else 127)
 
 
-def open_graph(graph: graphs.Graph, threads: int) -> onnxruntime.InferenceSession:
-    """A session over a graph; the weights are handed over, not copied into the model."""
+def open_graph(graph: graphs.Graph, threads: int, trace: Path | None = None) -> onnxruntime.InferenceSession:
+    """A session over a graph; the weights are handed over, not copied into the model. `trace`: where its operators' times go."""
     import onnxruntime as ort
 
     options = ort.SessionOptions()
@@ -48,20 +66,33 @@ def open_graph(graph: graphs.Graph, threads: int) -> onnxruntime.InferenceSessio
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL  # the graphs are fused as they are
+    if trace is not None:
+        options.enable_profiling, options.profile_file_prefix = True, str(trace)
     names = list(graph.weights)
     options.add_external_initializers(names, [ort.OrtValue.ortvalue_from_numpy(graph.weights[n]) for n in names])
     return ort.InferenceSession(graph.model, options, providers=["CPUExecutionProvider"])
 
 
+def open_engine(config: AlbertConfig, weights: graphs.Weights, threads: int | None = None) -> Engine | StaticEngine:
+    """The engine for a model: this one, or a mere table where there are no layers."""
+    return StaticEngine(config, weights) if config.options.static else Engine(config, weights, threads)
+
+
 class Engine:
     """A model ready to run on the CPU. It takes the layers out of `weights`, so that they are not held twice."""
 
-    def __init__(self, config: AlbertConfig, weights: graphs.Weights, threads: int | None = None) -> None:
+    def __init__(
+        self,
+        config: AlbertConfig,
+        weights: graphs.Weights,
+        threads: int | None = None,
+        precision: graphs.Levels | None = None,
+    ) -> None:
         threads = cores() if threads is None else threads
         if not isinstance(threads, int) or not 1 <= threads <= 1024:
             raise AlbertkitError(f"threads is {threads}; choose 1 to 1024")
         self.config, self.threads = config, threads
-        self.levels = levels()
+        self.levels = levels() if precision is None else precision
         self._embedding = open_graph(graphs.embedding_graph(config, weights, self.levels), 1)
         self._layers = [
             [self._open_layer(weights, f"encoder.groups.{g}.{i}") for i in range(config.inner_group_num)]
@@ -79,19 +110,16 @@ class Engine:
         """Hidden states (texts, length, H) after `depth` layers; depth 0 gives the embeddings. What stands beyond a
         text's length is undefined.
         """
-        import onnxruntime as ort
+        hidden: np.ndarray
+        (hidden,) = self._embedding.run(None, {"ids": rows.ids, "segments": rows.segments})
+        return self.layers(hidden, rows.lengths, 0, depth)
 
-        inputs = {
-            "ids": ort.OrtValue.ortvalue_from_numpy(rows.ids),
-            "segments": ort.OrtValue.ortvalue_from_numpy(rows.segments),
-        }
-        lengths = ort.OrtValue.ortvalue_from_numpy(rows.lengths)
-        (hidden,) = self._embedding.run_with_ort_values(None, inputs)
-        for layer in range(depth):
+    def layers(self, hidden: np.ndarray, lengths: np.ndarray, first: int, last: int) -> np.ndarray:
+        """Hidden states (texts, length, H) after layer `last`, from those after layer `first`."""
+        for layer in range(first, last):
             for inner in self._layers[self.config.group_of(layer)]:
-                (hidden,) = inner.run_with_ort_values(None, {"hidden": hidden, "lengths": lengths})
-        array: np.ndarray = hidden.numpy()
-        return array
+                (hidden,) = inner.run(None, {"hidden": hidden, "lengths": lengths})
+        return hidden
 
     @cached_property
     def _pooler(self) -> onnxruntime.InferenceSession:

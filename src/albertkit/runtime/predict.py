@@ -27,33 +27,53 @@ VERBS = {
 }
 
 
-def predict(albert: Albert, examples: Sequence[Any], task: str, depth: int | None = None) -> list[Any]:
-    """Results for examples, in their order."""
+def predict(
+    albert: Albert, examples: Sequence[Any], task: str, depth: int | None = None, exit: str | float | None = None
+) -> list[Any]:
+    """Results for examples, in their order; with `exit`, each leaves when it is sure, and says at which depth (`runtime/exits.py`)."""
+    features = features_of(albert, examples, task)
+    if exit is not None:
+        from albertkit.runtime.exits import leave_task
+
+        left = leave_task(albert, features, examples, exit, depth)
+        results = albert.task.results(left.scores, features, examples)
+        for result, layers in zip(results, left.depths.tolist(), strict=True):
+            object.__setattr__(result, "depth", layers)  # fresh, and frozen for everybody else
+        return list(results)
+    found: list[Any] = albert.task.results(scores(albert, features, depth), features, examples)
+    return found
+
+
+def features_of(albert: Albert, examples: Sequence[Any], task: str) -> list[Feature]:
+    """What the encoder reads for examples of a task; an error when the model was made for another one."""
     made = albert.meta.task
     if made != task:
         hint = f"; use {VERBS[made]}" if made in VERBS else "; fine-tune it first"
         raise AlbertkitError(f"this model was made for {made!r} and cannot do {task!r}{hint}")
-    known = albert.task
     length = min(int(albert.meta.details.get("max_length", albert.max_tokens)), albert.max_tokens)
-    features = known.features(examples, albert.tokenizer, length)
-    found: list[Any] = known.results(scores(albert, features, depth), features, examples)
-    return found
+    features: list[Feature] = albert.task.features(examples, albert.tokenizer, length)
+    return features
 
 
 def scores(albert: Albert, features: Sequence[Feature], depth: int | None = None) -> list[Any]:
     """The heads' scores for each feature: an array, or a tuple of arrays for a task of two heads."""
+    found: list[Any] = [None] * len(features)
+    layers = albert._layers_to_apply(None, depth, "pooler")
+    for batch in rows([f.ids for f in features], [f.segments for f in features], albert.budget):
+        by_text = read_heads(albert, albert.engine.run(batch, layers), batch.lengths)
+        for at, place in enumerate(batch.order):
+            found[place] = by_text[at]
+    return found
+
+
+def read_heads(albert: Albert, hidden: np.ndarray, lengths: np.ndarray) -> list[Any]:
+    """The scores of each text of a batch, from its hidden states (texts, length, H); for a task of two heads, tuples."""
     heads = albert.task.head if isinstance(albert.task.head, tuple) else (albert.task.head,)
     for head in heads:
         if head != "vector" and head not in albert.heads:
             raise AlbertkitError(f"this model has no {head!r} head; fine-tune it for the task first")
-    found: list[Any] = [None] * len(features)
-    layers = albert._layers_to_apply(None, depth, "pooler")
-    for batch in rows([f.ids for f in features], [f.segments for f in features], albert.budget):
-        hidden = albert.engine.run(batch, layers)  # (texts, length, H)
-        by_head = [_head(albert, head, hidden, batch.lengths) for head in heads]
-        for at, place in enumerate(batch.order):
-            found[place] = by_head[0][at] if len(heads) == 1 else tuple(part[at] for part in by_head)
-    return found
+    by_head = [_head(albert, head, hidden, lengths) for head in heads]
+    return by_head[0] if len(heads) == 1 else list(zip(*by_head, strict=True))
 
 
 def _head(albert: Albert, head: str, hidden: np.ndarray, lengths: np.ndarray) -> list[np.ndarray]:

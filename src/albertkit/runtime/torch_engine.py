@@ -46,6 +46,20 @@ class TorchEngine:
             out: np.ndarray = batch.pad(hidden).float().cpu().numpy()
         return out
 
+    def layers(self, hidden: np.ndarray, lengths: np.ndarray, first: int, last: int) -> np.ndarray:
+        """Hidden states (texts, length, H) after layer `last`, from those after layer `first`."""
+        from albertkit.model import Batch
+
+        torch = self.torch
+        mask = torch.arange(hidden.shape[1])[None] < torch.from_numpy(lengths)[:, None]
+        batch = Batch.unpad(torch.zeros(hidden.shape[:2], dtype=torch.long), mask).to(self.device)
+        with torch.inference_mode():
+            found = torch.from_numpy(hidden)[mask].to(self.device)
+            for layer in range(first, last):
+                found = self.model.encoder.use(layer, found, batch)
+            out: np.ndarray = batch.pad(found).float().cpu().numpy()
+        return out
+
     def pooler(self, first: np.ndarray) -> np.ndarray:
         """tanh of a dense layer over first tokens (n, H)."""
         if self.model.encoder.pooler is None:

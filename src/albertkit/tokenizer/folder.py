@@ -65,8 +65,11 @@ def _options(path: Path) -> dict[str, bool]:
     return found
 
 
-def write(made: Vocabulary, folder: Path, model_max_length: int) -> None:
-    """Write tokenizer.json, tokenizer_config.json, and spiece.model or vocab.txt where there was one."""
+def write(made: Vocabulary, folder: Path, model_max_length: int, compact: bool = False) -> None:
+    """Write tokenizer.json, tokenizer_config.json, and spiece.model or vocab.txt where there was one.
+
+    compact: for albertkit alone, so tokenizer.json is left out where spiece.model says the same.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     keys = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
     config = {
@@ -78,9 +81,12 @@ def write(made: Vocabulary, folder: Path, model_max_length: int) -> None:
         **({"strip_accents": made.strip_accents} if made.kind == "wordpiece" else {}),
         **dict(zip(keys, SPECIALS.get(made.kind, made.tokens[:1]), strict=False)),
     }
-    (folder / "tokenizer.json").write_text(to_json(made), encoding="utf-8")
     (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     if made.spiece:
         (folder / "spiece.model").write_bytes(made.spiece)
+        alone = {"lower": made.lower, "keep_accents": not made.strip_accents}
+        if compact and read_spiece(folder / "spiece.model", **alone) == made:
+            return
+    (folder / "tokenizer.json").write_text(to_json(made), encoding="utf-8")
     if made.kind == "wordpiece":
         (folder / "vocab.txt").write_bytes("".join(token + "\n" for token in made.tokens).encode())

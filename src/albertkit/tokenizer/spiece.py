@@ -10,7 +10,7 @@ reader for any protobuf message.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
 from math import isfinite
 
@@ -125,3 +125,23 @@ def _fields(data: bytes, at: int = 0) -> Iterator[tuple[int, int | bytes]]:
             raise ValueError("a field is cut off or of an unknown sort")
         yield key >> 3, data[at : at + size]
         at += size
+
+
+def only(data: bytes, kept: Container[int]) -> bytes:
+    """The same model with some of its pieces only, by their numbers; everything else stays as it is."""
+    out, number = bytearray(), 0
+    for field_number, value in _fields(data):
+        if not isinstance(value, bytes):
+            raise ValueError("a SentencePiece model is made of messages alone")
+        number += field_number == 1
+        if field_number != 1 or number - 1 in kept:
+            out += _varint(field_number << 3 | 2) + _varint(len(value)) + value
+    return bytes(out)
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 127:
+        out.append(value & 127 | 128)
+        value >>= 7
+    return bytes([*out, value])

@@ -206,9 +206,12 @@ class Tokenizer:
 
     # --- to a folder ------------------------------------------------------------
 
-    def save(self, folder: Path | str, model_max_length: int = 512) -> None:
-        """Write tokenizer.json, tokenizer_config.json, and spiece.model or vocab.txt where there was one."""
-        folder_files.write(self.vocabulary, Path(folder), model_max_length)
+    def save(self, folder: Path | str, model_max_length: int = 512, compact: bool = False) -> None:
+        """Write tokenizer.json, tokenizer_config.json, and spiece.model or vocab.txt where there was one.
+
+        compact: for albertkit alone, so tokenizer.json is left out where spiece.model says the same.
+        """
+        folder_files.write(self.vocabulary, Path(folder), model_max_length, compact)
 
     def fingerprint(self) -> str:
         """A hash of the vocabulary and the rules: equal fingerprints give equal ids."""

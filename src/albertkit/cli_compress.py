@@ -1,0 +1,326 @@
+"""The verbs that make a model smaller or tell what it costs: prune, static, export, profile, plan. As in `cli.py`: arguments → calls →
+printed results, imports when they run. (`quantize` stands in `cli.py`.)
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from fractions import Fraction
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from albertkit.errors import AlbertkitError
+
+if TYPE_CHECKING:
+    from albertkit.compress.fit import Proposal
+
+path = click.Path(path_type=Path)
+as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON for machines instead of a table.")
+force = click.option("--force", is_flag=True, help="Replace what is there.")
+threads = click.option("--threads", type=click.IntRange(1, 1024), help="Processors to use  [default: all]")
+
+
+class Amount(click.ParamType):
+    """A number to keep (8), or a share (0.5, 50%, 2/3)."""
+
+    name = "N|SHARE"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | float:
+        """The number as an int, a share as a float."""
+        if isinstance(value, int | float):
+            return value
+        try:
+            if value.endswith("%"):
+                return float(Fraction(value[:-1]) / 100)
+            return int(value) if value.isdigit() else float(Fraction(value))
+        except (ValueError, ZeroDivisionError):
+            self.fail(f"{value!r} is neither a number to keep, such as 8, nor a share, such as 0.5, 50% or 2/3")
+
+
+class Unit(click.ParamType):
+    """A number with a unit, from a table of units; without one, in the table's first unit."""
+
+    def __init__(self, name: str, units: dict[str, float]) -> None:
+        self.name, self.units = name, units
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """The number in seconds or bytes."""
+        if isinstance(value, int | float):
+            return float(value)
+        text = value.strip().lower()
+        digits = text.rstrip("abcdefghijklmnopqrstuvwxyzµ ")
+        unit = text[len(digits) :].strip() or next(iter(self.units))
+        try:
+            number = float(digits) * self.units[unit]
+        except (ValueError, KeyError):
+            number = 0.0
+        if not 0 < number < 1e18:
+            self.fail(f"{value!r} is not a number above 0 with one of the units {', '.join(self.units)}")
+        return number
+
+
+DURATION = Unit("TIME", {"ms": 1e-3, "s": 1.0, "us": 1e-6, "µs": 1e-6})
+SIZE = Unit("SIZE", {"mb": 1e6, "kb": 1e3, "gb": 1e9, "b": 1.0})
+
+
+@click.command(epilog="Example:  albertkit prune my-albert/ smaller/ --ffn 1/2 --heads 2/3 -f texts.txt")
+@click.argument("source", type=path)
+@click.argument("target", type=path)
+@click.option("--heads", type=Amount(), help="Attention heads to keep, as a number or a share.")
+@click.option("--ffn", type=Amount(), help="Feed-forward columns to keep, as a number or a share.")
+@click.option("--layers", type=click.IntRange(min=1), help="Keep the first layers only.")
+@click.option("--vocabulary", type=path, help="Keep the pieces that the lines of this file use.")
+@click.option("-f", "--file", type=path, help="Some hundred lines like those the model will read.")
+@click.option("--fit/--no-fit", default=True, help="Fit what stays to what the whole layer gave  [default: fit]")
+@force
+@as_json
+def prune(
+    source: Path, target: Path, vocabulary: Path | None, file: Path | None, force: bool, as_json: bool, **keep: Any
+) -> None:
+    """Take heads, feed-forward columns, layers or words out of SOURCE and write what is left to TARGET.
+
+    Matrices become smaller, so the model becomes faster, and stays a normal model for every verb. What a head or a column is worth is
+    judged on --file (without one, the model writes its own text), summed over all uses of the shared layer. Prune
+    first, then train again if you can (finetune, distill), then quantize.
+
+    \b
+    --ffn 1/2 --heads 2/3        half of the columns, two thirds of the heads
+    --vocabulary domain.txt      the same vectors for such texts, with a smaller word table
+    --layers 6                   the first six; for a model that was trained for it, or before training
+    """
+    from albertkit.cli import megabytes, quiet_or_note, read_texts
+    from albertkit.compress.prune import Keep
+    from albertkit.compress.prune import prune as run
+
+    texts = None if file is None else list(read_texts((), file))
+    words = None if vocabulary is None else list(read_texts((), vocabulary))
+    report = run(source, target, Keep(vocabulary=words, **keep), texts, overwrite=force, progress=quiet_or_note)
+    if as_json:
+        click.echo(json.dumps(asdict(report)))
+        return
+    click.echo(
+        f"{target}: {report.layers} layers, {report.heads} heads, feed-forward {report.ffn}, {report.vocabulary:,} pieces"
+    )
+    click.echo(f"  parameters  {report.parameters:,} (before {report.parameters_before:,})")
+    click.echo(f"  as float32  {megabytes(4 * report.parameters)} (before {megabytes(4 * report.parameters_before)})")
+    click.echo(f"  operations  {report.operations / report.operations_before:.0%} of before, for a token")
+    click.echo(
+        f"  vectors agree with the whole model's: cosine {report.cosine_mean:.4f} on average, {report.cosine_least:.4f} at least"
+    )
+
+
+@click.command(epilog="Example:  albertkit static my-albert/ table/ --texts texts.txt --dim 256")
+@click.argument("source", type=path)
+@click.argument("target", type=path)
+@click.option("--texts", type=path, help="Lines like those it will read, to count how often each piece occurs.")
+@click.option("--dim", type=click.IntRange(min=1), help="Numbers in a vector  [default: 256, or the model's]")
+@force
+@as_json
+def static(source: Path, target: Path, texts: Path | None, dim: int | None, force: bool, as_json: bool) -> None:
+    """Distil SOURCE into a table with one vector a piece, for vectors in microseconds.
+
+    The result is a model like any other for embed, similar, index, search and cluster; what needs layers (fill, finetune) refuses.
+    Word order and context are lost. `albertkit quantize TARGET SMALLER` makes the table four times smaller.
+    """
+    from albertkit.cli import megabytes, note, quiet_or_note, read_texts
+    from albertkit.compress.static import make_static
+
+    lines = None if texts is None else list(read_texts((), texts))
+    report = make_static(source, target, lines, dim, overwrite=force, progress=quiet_or_note)
+    if as_json:
+        click.echo(json.dumps(asdict(report)))
+        return
+    click.echo(f"{target}: {report.pieces:,} pieces, {report.dim} numbers each, {megabytes(report.bytes)}")
+    click.echo(f"  the kept directions hold {report.kept:.1%} of the variance")
+    if not report.weighted:
+        note("how often pieces occur is unknown, so all count the same; give --texts for better vectors")
+
+
+@click.command(epilog="Example:  albertkit export sentiment/ sentiment.onnx")
+@click.argument("source", type=path)
+@click.argument("target", type=path)
+@click.option(
+    "--to", "kind", type=click.Choice(["onnx"]), default="onnx", show_default=True, help="Format of the file."
+)
+@click.option(
+    "--head",
+    type=click.Choice(["vector", "mlm", "classify", "tag", "answer", "choose"]),
+    help="What comes out  [default: by the model's task]",
+)
+@click.option("--depth", type=click.IntRange(1, 1024), help="Layers to apply  [default: the model's]")
+@click.option("--loop", is_flag=True, help="Apply the layer in a Loop: less memory in OpenVINO, slower in onnxruntime.")
+@click.option("--tokenizer", is_flag=True, help="Write tokenizer.json beside the file too.")
+@click.option("--full-range", is_flag=True, help="8-bit activations in int8 files: for ARM, and x86 with VNNI only.")
+@force
+@as_json
+def export(source: Path, target: Path, kind: str, force: bool, as_json: bool, **settings: Any) -> None:
+    """Write SOURCE as one ONNX file that plain onnxruntime, OpenVINO and others run, after comparing the two.
+
+    Standard operators only; every weight is stored once. Inputs are input_ids, attention_mask and token_type_ids, of any number and
+    length; outputs are sentence_embedding and last_hidden_state, or the logits of the task. A quantised SOURCE gives an int8 file.
+    Text becomes ids by the tokenizer.json that --tokenizer writes.
+    """
+    from albertkit.cli import megabytes
+    from albertkit.interop.onnx_file import Settings
+    from albertkit.interop.onnx_file import export as run
+
+    report = run(source, target, Settings(**settings), overwrite=force)
+    if as_json:
+        click.echo(json.dumps(asdict(report)))
+        return
+    over = report.bytes / max(1, report.weight_bytes) - 1
+    click.echo(f"{target}: {megabytes(report.bytes)}, {over:.2%} more than its weights")
+    click.echo(f"  outputs  {', '.join(report.outputs)}")
+    click.echo(f"  differs from the model by {report.error:.1e} of a vector's length")
+
+
+@click.command(epilog="Example:  albertkit profile my-albert/ --length 32 --batch 1")
+@click.argument("model", type=path)
+@click.option("-f", "--file", type=path, help="Texts to run, one a line  [default: random tokens]")
+@click.option("--length", default=128, show_default=True, type=click.IntRange(min=1), help="Tokens in a random text.")
+@click.option("--batch", default=8, show_default=True, type=click.IntRange(1, 10_000), help="Random texts.")
+@threads
+@as_json
+def profile(model: Path, file: Path | None, length: int, batch: int, threads: int | None, as_json: bool) -> None:
+    """Show where the time of MODEL goes, part by part, against the machine's fastest matrix product.
+
+    A product near 100 % of the peak cannot become faster here; only less work helps (prune, quantize, fewer layers).
+    """
+    from albertkit.cli import read_texts
+    from albertkit.compress.profile import profile as run
+
+    texts = None if file is None else list(read_texts((), file))[:1000]
+    found = run(model, texts, (length, batch), threads)
+    if as_json:
+        click.echo(json.dumps(asdict(found)))
+        return
+    kinds = ", ".join(f"{kind} {rate / 1e9:,.0f}" for kind, rate in found.peaks.items())
+    click.echo(
+        f"{found.texts} texts, {found.tokens:,} tokens, {found.depth} layers, {found.threads} threads: {found.seconds * 1e3:.2f} ms"
+    )
+    click.echo(f"fastest matrix product, G operations/s: {kinds}; the whole model reaches {found.of_peak:.0%} of it\n")
+    click.echo(f"  {'part':<30}  {'ms':>9}  {'time':>6}  {'G ops/s':>8}  {'of peak':>7}")
+    for part in found.parts:
+        rate = f"{part.operations / part.seconds / 1e9:,.0f}" if part.operations and part.seconds else ""
+        share = "" if part.of_peak is None else f"{part.of_peak:.0%}"
+        click.echo(f"  {part.name:<30}  {part.seconds * 1e3:>9.3f}  {part.share:>6.1%}  {rate:>8}  {share:>7}")
+
+
+@click.command(epilog="Example:  albertkit plan my-albert/ --latency 20ms --memory 64MB --texts texts.txt")
+@click.argument("shape", default="base")
+@click.option("--length", default=128, show_default=True, help="Tokens in a text.")
+@click.option("--batch", default=32, show_default=True, help="Texts at a time, for the memory of a shape.")
+@click.option("--latency", type=DURATION, help="Propose what answers one text within this time, such as 20ms.")
+@click.option("--memory", type=SIZE, help="Propose what adds no more than this to a process, such as 64MB.")
+@click.option("--texts", type=path, help="Lines like those to be read: their usual length, and vectors to compare.")
+@click.option("--task", type=path, help="Labelled examples, to measure a fine-tuned model's loss of quality.")
+@click.option("--count", default=6, show_default=True, type=click.IntRange(1, 50), help="Proposals to try out.")
+@click.option("--plot", type=path, help="Draw latency against quality as this PNG.")
+@threads
+@as_json
+def plan(shape: str, length: int, batch: int, as_json: bool, **limits: Any) -> None:
+    """Tell what a SHAPE costs; with a limit, find what fits this machine.
+
+    SHAPE is a preset (tiny, small, base, large, xlarge, xxlarge; tiny-zh, small-zh; base-v1 for version 1) or a
+    model folder. Without --latency and --memory: parameters, operations, bytes.
+
+    With one of them the machine is measured for some seconds, and variants that are predicted to fit (shapes, bits, depths; for a
+    folder also prunings and a static table) are built and measured, each in a process of its own. Those marked * are beaten by no
+    other one. For a folder, what is lost is measured too: on --task if there is one, else as the cosine with the whole model's vectors.
+    """
+    if limits["latency"] is None and limits["memory"] is None:
+        for name in ("task", "plot"):
+            if limits[name] is not None:
+                raise AlbertkitError(f"--{name} needs a limit to plan for; give --latency or --memory")
+        _costs(shape, length, batch, as_json)
+        return
+    from albertkit.compress.wanted import Wanted, proposals
+
+    wanted = Wanted(length=length, **{n: limits[n] for n in ("latency", "memory", "texts", "task", "count", "threads")})
+    from albertkit.cli import quiet_or_note
+
+    found = proposals(shape, wanted, quiet_or_note)
+    if limits["plot"] is not None:
+        from albertkit.compress.pareto import draw
+
+        draw(found.proposals, found.limits, limits["plot"], found.metric)
+    if as_json:
+        click.echo(json.dumps(found.as_dict()))
+        return
+    _show_proposals(found)
+
+
+def _costs(shape: str, length: int, batch: int, as_json: bool) -> None:
+    """What a shape costs, by counting alone."""
+    from albertkit.cli import megabytes, table
+    from albertkit.compress.plan import plan as make_plan
+    from albertkit.compress.wanted import config_of
+
+    config = config_of(shape)
+    made = make_plan(config, length, batch)
+    if as_json:
+        click.echo(json.dumps({"config": config.to_dict(), **asdict(made)}, indent=2))
+        return
+    click.echo(
+        f"{shape}: {made.parameters['total']:,} parameters ({made.unshared:,} without sharing and factorisation)"
+    )
+    table("parameters", [(part, f"{n:,}") for part, n in made.parameters.items()])
+    table(
+        f"operations for a token (length {length})",
+        [(part, f"{n / 1e6:,.2f} M") for part, n in made.operations.items()],
+    )
+    table("weights", [(kind, megabytes(n)) for kind, n in made.bytes.items()])
+    table(
+        f"memory beside the weights ({batch} texts of {length} tokens, float32)",
+        [(part, megabytes(n)) for part, n in made.memory.items()],
+    )
+
+
+def _show_proposals(found: Any) -> None:
+    """A table of what was tried."""
+    machine = found.machine
+    kinds = ", ".join(f"{'float32' if b == 32 else 'int8'} {r / 1e9:,.0f}" for b, r in machine.peaks.items())
+    click.echo(
+        f"one text of {machine.length} tokens, {machine.threads} threads; matrix products reach {kinds} G operations/s"
+    )
+    click.echo(
+        f"Python and its libraries take {found.process / 1e6:.0f} MB; memory below comes on top, tokenizer included"
+    )
+    if not any(p.fits for p in found.proposals):
+        click.echo(click.style("nothing fits these limits; the nearest are", bold=True))
+    width = max(len(p.candidate.name) for p in found.proposals)
+    last = f"  {found.metric:>9}  {'loss':>7}" if found.metric else ""
+    click.echo(f"\n    {'':<{width}}  {'ms':>8}  {'measured':>8}  {'MB':>6}  {'measured':>8}  {'file MB':>7}{last}")
+    for proposal in found.proposals:
+        click.echo(_row(proposal, width, proposal in found.best, bool(found.metric)))
+    for proposal in found.proposals:
+        if proposal.steps:
+            click.echo(click.style(f"\n{proposal.candidate.name}", bold=True))
+            for step in proposal.steps:
+                click.echo(f"  {step}")
+
+
+def _row(proposal: Proposal, width: int, best: bool, judged: bool) -> str:
+    """One proposal as a line."""
+    trial, candidate = proposal.trial, proposal.candidate
+    assert trial is not None
+    cells = [
+        f"  {'*' if best else ' '} {candidate.name:<{width}}",
+        f"{proposal.latency * 1e3:>8.2f}",
+        f"{trial.latency * 1e3:>8.2f}",
+        f"{proposal.memory / 1e6:>6.0f}",
+        f"{trial.memory / 1e6:>8.0f}",
+        f"{candidate.file / 1e6:>7.1f}",
+    ]
+    if judged:
+        cells += [
+            "" if trial.quality is None else f"{trial.quality:>9.4f}",
+            "" if trial.loss is None else f"{trial.loss:>7.4f}",
+        ]
+    return "  ".join(cells).rstrip()
+
+
+VERBS = (prune, static, export, profile, plan)

@@ -1,0 +1,352 @@
+"""A model as one ONNX file that plain onnxruntime, OpenVINO and others run: the verb `export`.
+
+In: a model folder of any kind. Out: a file with the embedding, the shared layer (stored once: every use refers to the same weights, or
+a `Loop` applies it), pooling and the task's head; and a `Report`. Before this file: `portable.py` has the standard operators.
+
+    inputs    input_ids, attention_mask, token_type_ids        (texts, length) int64, both dynamic
+    outputs   sentence_embedding, last_hidden_state            vectors
+              logits                                           classify, choose: (texts, labels); tag, mlm: (texts, length, n)
+              start_logits, end_logits                         answer: (texts, length)
+              logits, tag_logits                               intent and slots
+
+Before the file is written, its outputs are compared with the artifact's own runtime, on texts of several lengths in one batch.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from onnx import ModelProto, TensorProto
+
+from albertkit.artifact import Stored, flush, read_stored
+from albertkit.config import AlbertConfig
+from albertkit.errors import AlbertkitError
+from albertkit.interop.portable import HIDDEN, PortableBuilder
+from albertkit.runtime import graph as graphs
+from albertkit.runtime.albert import Albert
+from albertkit.runtime.batching import Rows
+from albertkit.runtime.engine import Engine
+from albertkit.runtime.predict import _head as head_scores
+from albertkit.tokenizer.tokenizer_json import to_json
+
+HEADS = ("vector", "mlm", "classify", "tag", "answer", "choose")
+LARGEST = 2_000_000_000  # bytes that one protobuf message may have
+# Relative differences that are allowed: for floats; for one layer of int8; for all layers of int8. A number between two levels may
+# fall to either side, and each layer makes such a difference larger, up to what int8 itself differs from floats.
+FLOAT_ERROR, LAYER_ERROR, INT8_ERROR = 1e-4, 0.02, 0.25
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the file is to be."""
+
+    head: str | None = None
+    """What comes out: vector, mlm, classify, tag, answer or choose; None takes the task's."""
+    depth: int | None = None
+    """Layers to apply; None takes the model's."""
+    loop: bool = False
+    """Apply the layer in a Loop instead of writing its nodes once for each use; the weights are stored once in both."""
+    tokenizer: bool = False
+    """Write tokenizer.json beside the file, for the `tokenizers` library and others."""
+    full_range: bool = False
+    """8-bit activations instead of 7: for ARM, and x86 with VNNI instructions. Others would overflow in silence."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was written."""
+
+    path: str
+    bytes: int
+    weight_bytes: int
+    """Of the tensors in the file."""
+    outputs: list[str]
+    bits: int
+    depth: int
+    error: float
+    """Largest relative difference to the artifact's own outputs, by text and output."""
+
+
+def export(
+    source: Path | str | None, target: Path | str, settings: Settings | None = None, overwrite: bool = False
+) -> Report:
+    """Write a model as one ONNX file, after comparing it with the model."""
+    target, settings = Path(target), settings or Settings()
+    if target.is_dir():
+        raise AlbertkitError(f"{target} is a folder; name a file, such as {target / 'model.onnx'}")
+    if target.exists() and not overwrite:
+        raise AlbertkitError(f"{target} exists; choose another name or allow overwriting (--force)")
+    stored = read_stored(source)
+    beside = target.parent / "tokenizer.json"
+    if settings.tokenizer and beside.exists() and not overwrite:
+        raise AlbertkitError(f"{beside} exists; choose another folder or allow overwriting (--force)")
+    heads = heads_of(stored, settings.head)
+    depth = settings.depth or stored.meta.depth or stored.config.num_hidden_layers
+    levels = graphs.Levels(255 if settings.full_range else 127)
+    model = build(stored, heads, depth, levels, settings.loop)
+    data = model.SerializeToString()
+    if len(data) > LARGEST:
+        raise AlbertkitError(
+            f"the file would have {len(data):,} bytes; ONNX allows {LARGEST:,}, so quantise the model first"
+        )
+    error = check(data, source, heads, depth, levels)
+    write(data, target)
+    if settings.tokenizer and stored.tokenizer is not None:
+        write(to_json(stored.tokenizer.vocabulary).encode(), beside)
+    weights = sum(len(t.raw_data) for t in model.graph.initializer)
+    outputs = [output.name for output in model.graph.output]
+    bits = 8 if stored.meta.quantisation else 32
+    return Report(str(target), len(data), weights, outputs, bits, 0 if stored.config.options.static else depth, error)
+
+
+def heads_of(stored: Stored, wanted: str | None) -> tuple[str, ...]:
+    """The heads that the file computes."""
+    there = {name.split(".")[1] for name in stored.weights if name.startswith("heads.")}
+    task = stored.meta.task
+    if wanted is not None:
+        heads: tuple[str, ...] = (wanted,)
+    elif task == "pretrain":
+        heads = ("mlm",) if "mlm" in there else ("vector",)
+    elif task == "intent":
+        heads = ("classify", "tag")
+    else:
+        heads = ({"embed": "vector", "match": "vector", "dialogue": "classify"}.get(task, task),)
+    for head in heads:
+        if head not in HEADS or (head != "vector" and head not in there):
+            shown = ", ".join(["vector", *sorted(there & set(HEADS))])
+            raise AlbertkitError(f"this model has no head {head!r} to export; choose one of {shown}")
+    return heads
+
+
+# Building --------------------------------------------------------------------------------------------------------
+
+
+def build(stored: Stored, heads: tuple[str, ...], depth: int, levels: graphs.Levels, loop: bool = False) -> ModelProto:
+    """The whole model as an onnx message."""
+    config, weights, meta = stored.config, stored.weights, stored.meta
+    b = PortableBuilder(levels)
+    ids, mask, segments = (
+        b.input(name, TensorProto.INT64, ["texts", "length"])
+        for name in ("input_ids", "attention_mask", "token_type_ids")
+    )
+    b.prefix = "embedding."
+    hidden = graphs.embedding(b, config, weights, ids, segments)
+    inside = b.node("Cast", mask, to=TensorProto.FLOAT)  # (texts, length)
+    if not config.options.static:
+        away = b.node("Mul", b.node("Sub", b.constant(1.0, np.float32), inside), b.constant(HIDDEN, np.float32))
+        away = b.node("Unsqueeze", away, b.constant([1, 2], np.int64))  # (texts, 1, 1, length)
+        hidden = layers(b, config, weights, hidden, away, depth, loop)
+    outputs: dict[str, list[Any]] = {}
+    for head in heads:
+        outputs |= _head(b, stored, head, hidden, inside, heads)
+    about = {
+        "task": meta.task,
+        "labels": json.dumps(list(meta.labels), ensure_ascii=False),
+        "max_length": str(config.max_position_embeddings),
+        "prompts": json.dumps(meta.prompts, ensure_ascii=False),
+    }
+    return b.model(outputs, about)
+
+
+def layers(
+    b: PortableBuilder, config: AlbertConfig, weights: graphs.Weights, hidden: str, mask: str, depth: int, loop: bool
+) -> str:
+    """The shared layers, `depth` times: all uses one after the other, or one Loop for each group."""
+
+    def group(number: int, x: str) -> str:
+        for inner in range(config.inner_group_num):
+            b.prefix = f"group{number}.{inner}."
+            x = graphs.layer(b, config, weights, f"encoder.groups.{number}.{inner}", x, mask).result
+        return x
+
+    uses = [config.group_of(i) for i in range(depth)]
+    shape = ["texts", "length", config.hidden_size]
+    for number in sorted(set(uses)):
+        times = uses.count(number)
+        if not loop or times == 1:
+            for _ in range(times):
+                hidden = group(number, hidden)
+            continue
+        start = f"hidden_{number}"
+        with b.body() as nodes:
+            end = group(number, start)
+        hidden = b.repeat(times, hidden, nodes, (start, end), shape)
+    return hidden
+
+
+def _named(b: PortableBuilder, tensor: str, name: str) -> None:
+    b.nodes.append(_identity(tensor, name))
+
+
+def _identity(tensor: str, name: str) -> Any:
+    from onnx import helper
+
+    return helper.make_node("Identity", [tensor], [name], name=name)
+
+
+def _head(
+    b: PortableBuilder, stored: Stored, head: str, hidden: str, inside: str, heads: tuple[str, ...]
+) -> dict[str, list[Any]]:
+    """The nodes of one head; names and shapes of its outputs."""
+    config, weights, meta = stored.config, stored.weights, stored.meta
+    b.prefix = f"{head}."
+    if head == "vector":
+        vector = pooled(b, stored, hidden, inside, meta.pooling)
+        _named(b, unit(b, vector) if meta.normalise else vector, "sentence_embedding")
+        found: dict[str, list[Any]] = {"sentence_embedding": ["texts", config.hidden_size]}
+        if not config.options.static:
+            _named(b, hidden, "last_hidden_state")
+            found["last_hidden_state"] = ["texts", "length", config.hidden_size]
+        return found
+    if head == "mlm":
+        _named(b, graphs.masked_word(b, config, weights, hidden), "logits")
+        return {"logits": ["texts", "length", config.vocab_size]}
+    name = f"heads.{head}.linear"
+    labels = len(graphs.as_float(weights[f"{name}.bias"]))
+    if head == "answer":
+        start, end = b.split(graphs.dense(b, weights, name, hidden), 2)
+        for part, called in ((start, "start_logits"), (end, "end_logits")):
+            _named(b, b.node("Squeeze", part, b.constant([-1], np.int64)), called)
+        return {"start_logits": ["texts", "length"], "end_logits": ["texts", "length"]}
+    if head == "tag":
+        called = "logits" if heads == ("tag",) else "tag_logits"
+        _named(b, graphs.dense(b, weights, name, hidden), called)
+        return {called: ["texts", "length", labels]}
+    if meta.details.get("reads") == "vector":
+        text = unit(b, pooled(b, stored, hidden, inside, meta.pooling))
+    else:
+        text = pooled(b, stored, hidden, inside, "pooler")
+    b.prefix = f"{head}."
+    _named(b, graphs.dense(b, weights, name, text), "logits")
+    return {"logits": ["texts", labels]}
+
+
+def pooled(b: PortableBuilder, stored: Stored, hidden: str, inside: str, how: str) -> str:
+    """Hidden states of each text to one vector."""
+    if how in ("cls", "pooler"):
+        first = b.node("Gather", hidden, b.constant(0, np.int64), axis=1)
+        if how == "cls":
+            return first
+        if "encoder.pooler.weight" not in stored.weights:
+            raise AlbertkitError("this model has no pooler, so its vector cannot be exported with this pooling")
+        b.prefix = "pooler."
+        return b.node("Tanh", graphs.dense(b, stored.weights, "encoder.pooler", first))
+    wide = b.node("Unsqueeze", inside, b.constant([2], np.int64))  # (texts, length, 1)
+    if how == "max":
+        away = b.node("Mul", b.node("Sub", b.constant(1.0, np.float32), wide), b.constant(HIDDEN, np.float32))
+        return b.node("ReduceMax", b.node("Add", hidden, away), axes=[1], keepdims=0)
+    axis = b.constant([1], np.int64)
+    total = b.node("ReduceSum", b.node("Mul", hidden, wide), axis, keepdims=0)
+    count = b.node("Max", b.node("ReduceSum", inside, axis, keepdims=1), b.constant(1.0, np.float32))
+    return b.node("Div", total, count)
+
+
+def unit(b: PortableBuilder, vector: str) -> str:
+    """A vector brought to length 1."""
+    length = b.node("ReduceL2", vector, axes=[-1], keepdims=1)
+    return b.node("Div", vector, b.node("Max", length, b.constant(1e-12, np.float32)))
+
+
+# Checking and writing --------------------------------------------------------------------------------------------
+
+
+def sample(config: AlbertConfig, texts: int = 4) -> Rows:
+    """A batch of random token ids of different lengths, the longest first."""
+    rng = np.random.default_rng(0)
+    longest = min(48, config.max_position_embeddings)
+    lengths = np.array([max(1, longest * (texts - i) // texts) for i in range(texts)], np.int32)
+    ids = rng.integers(min(5, config.vocab_size - 1), config.vocab_size, (texts, longest))
+    segments = rng.integers(0, config.type_vocab_size, (texts, longest))
+    inside = np.arange(longest)[None] < lengths[:, None]
+    return Rows(np.where(inside, ids, 0), np.where(inside, segments, 0), lengths, np.arange(texts))
+
+
+def feed(rows: Rows) -> dict[str, np.ndarray]:
+    """A batch as the inputs of an exported file."""
+    inside = np.arange(rows.ids.shape[1])[None] < rows.lengths[:, None]
+    return {"input_ids": rows.ids, "attention_mask": inside.astype(np.int64), "token_type_ids": rows.segments}
+
+
+def check(data: bytes, source: Path | str | None, heads: tuple[str, ...], depth: int, levels: graphs.Levels) -> float:
+    """The file's difference to the model; an error where it is too large."""
+    stored = read_stored(source)
+    trials = [(data, depth, FLOAT_ERROR)]
+    if stored.meta.quantisation:
+        one = build(stored, heads, 1, levels).SerializeToString()
+        trials = [(one, 1, LAYER_ERROR), (data, depth, INT8_ERROR)]
+    for made, layers_applied, allowed in trials:
+        error = compare(made, source, heads, layers_applied, levels)
+        if not error <= allowed:
+            raise AlbertkitError(
+                f"the file's outputs differ from the model's by {error:.2g} after {layers_applied} layers, and {allowed} "
+                f"is allowed; it was not written"
+            )
+    return error
+
+
+def compare(data: bytes, source: Path | str | None, heads: tuple[str, ...], depth: int, levels: graphs.Levels) -> float:
+    """Largest relative difference between the outputs of an exported file and the runtime's, for one batch."""
+    import onnxruntime as ort
+
+    albert = Albert(source, threads=1)
+    rows = sample(albert.config)
+    if not albert.config.options.static:
+        albert.engine = Engine(albert.config, read_stored(source).weights, 1, levels)
+    hidden = albert.engine.run(rows, depth)
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    session = ort.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+    found = dict(zip([o.name for o in session.get_outputs()], session.run(None, feed(rows)), strict=True))
+    worst = 0.0
+    for name, wanted in expected(albert, hidden, rows, heads).items():
+        for text, length in enumerate(rows.lengths):
+            want = wanted[text]
+            got = found[name][text][: len(want)] if want.ndim and len(want) == length else found[name][text]
+            away = float(np.linalg.norm(got - want)) / max(float(np.linalg.norm(want)), 1e-6)
+            worst = max(worst, away if np.isfinite(away) else np.inf)
+    return worst
+
+
+def expected(albert: Albert, hidden: np.ndarray, rows: Rows, heads: tuple[str, ...]) -> dict[str, list[np.ndarray]]:
+    """What the runtime gives for each output, text by text; token outputs without padding."""
+    found: dict[str, list[np.ndarray]] = {}
+    for head in heads:
+        if head == "vector":
+            vectors = albert._pool(hidden, rows.lengths, albert.meta.pooling)
+            lengths = np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+            found["sentence_embedding"] = list(vectors / lengths if albert.meta.normalise else vectors)
+            if not albert.config.options.static:
+                found["last_hidden_state"] = [row[:n] for row, n in zip(hidden, rows.lengths, strict=True)]
+        elif head == "mlm":
+            found["logits"] = [albert.engine.words(row[:n]) for row, n in zip(hidden, rows.lengths, strict=True)]
+        else:
+            scores = head_scores(albert, head, hidden, rows.lengths)
+            if head == "answer":
+                found["start_logits"] = [s[:, 0] for s in scores]
+                found["end_logits"] = [s[:, 1] for s in scores]
+            else:
+                found["tag_logits" if head == "tag" and heads != ("tag",) else "logits"] = scores
+    return found
+
+
+def write(data: bytes, target: Path) -> None:
+    """A file, whole or not at all."""
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".part", dir=target.parent)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(data)
+            Path(name).chmod(0o644)
+            flush(Path(name))
+            Path(name).replace(target)
+        finally:
+            Path(name).unlink(missing_ok=True)
+    except OSError as error:
+        raise AlbertkitError(f"writing {target} failed: {error.strerror}; nothing was changed") from None

@@ -1,0 +1,168 @@
+"""Planning for a machine and profiling: the arithmetic of predictions, limits that are kept, and small real runs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import click
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from albertkit.artifact import write_artifact
+from albertkit.cli_compress import DURATION, SIZE, Amount
+from albertkit.compress.fit import Candidate, Limits, Proposal, Trial, pareto, propose, shapes_below, variants
+from albertkit.compress.machine import Machine, Surface, layer_weights, measure
+from albertkit.compress.pareto import draw
+from albertkit.compress.profile import profile
+from albertkit.compress.trial import measured
+from albertkit.compress.wanted import Wanted, config_of, proposals, steps
+from albertkit.config import preset
+from albertkit.errors import AlbertkitError
+from tests.conftest import tiny
+from tests.runtime.test_albert import make
+
+
+def flat(rate: float, sizes=(32, 64, 4096)) -> Surface:
+    """Seconds in proportion to both sizes."""
+    return Surface(sizes, sizes, np.array([[rate * a * b for b in sizes] for a in sizes]))
+
+
+def machine(rate=1e-9, call=1e-5) -> Machine:
+    return Machine(2, 32, {32: flat(rate), 8: flat(rate / 4)}, {32: flat(rate), 8: flat(rate / 4)}, flat(rate / 100),
+                   {32: 0.0, 8: 0.0}, call, 1e-4, {32: 1e11, 8: 4e11})  # fmt: skip
+
+
+@given(st.integers(16, 8192), st.integers(16, 8192))
+@settings(max_examples=100, deadline=None)
+def test_a_product_is_read_exactly_between_and_beyond_the_grid(a, b):
+    assert flat(1e-9).at(a, b) == pytest.approx(1e-9 * a * b, rel=1e-6)
+
+
+def test_latency_adds_up():
+    m, config = machine(), preset("base")
+    layer = 1e-9 * 768 * (768 + 3072) + 1e-5
+    assert m.latency(config) == pytest.approx(1e-4 + 1e-11 * 128 * 768 + 12 * layer)
+    assert m.latency(config, depth=3) < m.latency(config, bits=8) < m.latency(config)
+    assert m.latency(config, bits=4) == m.latency(config, bits=8)
+    fewer = config.replace(num_attention_heads=6, options=replace(config.options, head_size=64), intermediate_size=1536)
+    assert m.latency(fewer) - 1e-4 == pytest.approx((m.latency(config) - 1e-4) / 2, rel=0.01)
+
+
+@given(st.floats(1e-4, 0.2), st.floats(5e7, 1e9))
+@settings(max_examples=50, deadline=None)
+def test_proposals_keep_the_limits(latency, memory):
+    limits = Limits(latency, memory)
+    for candidates in (shapes_below("base", preset("base")), variants("mine", preset("small"))):
+        found = propose(candidates, machine(), limits, tokenizer=4e7)
+        assert found
+        if any(p.fits for p in found):
+            assert all(p.fits and p.latency <= latency and p.memory <= memory for p in found)
+            losses = [p.candidate.loss for p in found]
+            assert losses == sorted(losses)
+        else:
+            assert all(p.latency > latency or p.memory > memory for p in found)
+
+
+def test_without_pressure_the_whole_model_comes_first():
+    best = propose(variants("mine", preset("base")), machine(), Limits(latency=10.0), 4e7)[0].candidate
+    assert best.config == preset("base") and best.bits == 32 and best.name == "mine, float32, 12 layers"
+    tight = propose(variants("mine", preset("base")), machine(), Limits(latency=2e-4, memory=2e8), 4e7)
+    assert [p.candidate.static for p in tight] == [True]
+    grouped = {c.config.num_hidden_layers for c in variants("mine", tiny(num_hidden_groups=3)) if not c.static}
+    assert grouped == {3}
+
+
+def test_pareto_keeps_what_nothing_beats():
+    candidate = variants("mine", preset("base"))[0]
+
+    def tried(latency, memory, quality):
+        return Proposal(candidate, latency, memory, True, Trial(latency, memory, memory, quality, 0.0))
+
+    best, slow, small, worse = tried(1, 5, 0.9), tried(2, 5, 0.95), tried(3, 1, 0.5), tried(3, 6, 0.9)
+    assert pareto([best, slow, small, worse]) == [best, slow, small]
+
+
+def test_steps_name_the_commands():
+    model = make(tiny(), heads=())
+    config = preset("base").replace(num_hidden_layers=6, intermediate_size=1536)
+    made = steps(Candidate("m", config, 8, preset("base"), 0.0), "m", model)
+    assert made == (
+        "albertkit prune m PRUNED --ffn 1536 --layers 6 -f TEXTS",
+        "albertkit quantize PRUNED OUT --bits 8 -f TEXTS",
+    )
+    assert steps(Candidate("m", preset("base"), 32, preset("base"), 0.0), "m", model) == ()
+    assert steps(Candidate("m", config, 8, preset("base"), 0.0), "m", None) == ()
+
+
+def test_the_machine_is_measured():
+    config = tiny(hidden_size=64, num_attention_heads=2)
+    found = measure([config], 8, threads=1)
+    assert set(found.attention) == {32, 8} and found.peaks[32] > 1e8 and 0 < found.call < 0.01
+    assert 0 < found.latency(config) < 1 and 0 < found.latency(config, 8) < 1
+    shapes = {n: getattr(w, "values", w).shape for n, w in layer_weights(config, 8).items()}
+    assert shapes["layer.ffn.up.weight"] == (48, 64)
+
+
+def test_a_process_of_its_own_measures(tmp_path):
+    write_artifact(make(tiny(vocab_size=30000)), tmp_path / "m")
+    empty, full = measured(None, 16, 1), measured(tmp_path / "m", 16, 1)
+    assert 0 < full["latency"] < 1 and empty["latency"] == 0
+    assert 5e6 < full["memory"] < 5e8 and full["process"] > empty["process"] > 2e7
+    with pytest.raises(AlbertkitError, match="in a process of its own failed"):
+        measured(tmp_path / "nowhere", 16, 1)
+
+
+def test_a_plan_for_a_folder_and_its_picture(tmp_path):
+    write_artifact(make(tiny(vocab_size=30000)), tmp_path / "m")
+    (tmp_path / "texts.txt").write_text("".join(f"text {i} has some words\n" for i in range(30)))
+    wanted = Wanted(latency=1.0, memory=1e9, texts=tmp_path / "texts.txt", count=2, threads=1)
+    found = proposals(str(tmp_path / "m"), wanted)
+    assert found.metric == "cosine" and found.machine.length < 20 and len(found.proposals) == 2
+    first = found.proposals[0]
+    assert first.fits and first.trial.quality > 0.99 and first.trial.loss < 0.01 and first.trial.latency > 0
+    assert found.as_dict()["proposals"][0]["measured"]["latency"] == first.trial.latency
+    pytest.importorskip("matplotlib")
+    draw(found.proposals, found.limits, tmp_path / "plan.png", found.metric)
+    assert (tmp_path / "plan.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_profile_names_every_part(tmp_path):
+    artifact = make(tiny(vocab_size=30000, num_hidden_groups=2))
+    for bits in (None, 8):
+        write_artifact(artifact, tmp_path / str(bits), bits=bits)
+        found = profile(tmp_path / str(bits), size=(16, 3), threads=1)
+        names = {part.name for part in found.parts}
+        assert {"query, key, value product", "feed-forward down product", "attention over the text", "norms"} <= names
+        assert "other" not in names and ("int8: scaling of tokens" in names) == (bits == 8)
+        assert sum(part.share for part in found.parts) == pytest.approx(1)
+        up = next(p for p in found.parts if p.name == "feed-forward up product")
+        assert up.operations == 2 * 48 * 48 * 32 * 3 and up.of_peak > 0 and found.tokens == 48
+    texts = profile(tmp_path / "None", ["a text", "another text here"], threads=1)
+    assert texts.texts == 2
+    with pytest.raises(AlbertkitError, match="1 to 40 tokens"):
+        profile(tmp_path / "None", size=(41, 1))
+
+
+@pytest.mark.parametrize(("text", "value"), [("8", 8), ("0.5", 0.5), ("50%", 0.5), ("2/3", 2 / 3)])
+def test_amounts_are_read(text, value):
+    assert Amount().convert(text, None, None) == pytest.approx(value)
+    assert isinstance(Amount().convert(text, None, None), type(value))
+
+
+def test_units_are_read():
+    assert DURATION.convert("20ms", None, None) == pytest.approx(0.02) == DURATION.convert("20", None, None)
+    assert DURATION.convert("1.5 s", None, None) == 1.5 and SIZE.convert("64MB", None, None) == 64e6
+    for kind, bad in ((DURATION, "20 apples"), (SIZE, "-3MB"), (SIZE, "MB"), (DURATION, "nan"), (Amount(), "half")):
+        with pytest.raises(click.BadParameter):
+            kind.convert(bad, None, None)
+
+
+def test_shapes_of_folders_and_names(tmp_path):
+    write_artifact(make(tiny(vocab_size=30000)), tmp_path / "m")
+    assert config_of(str(tmp_path / "m")).hidden_size == 32 and config_of("base") == preset("base")
+    assert math.isclose(variants("m", preset("base"))[0].loss, 0.0)
+    with pytest.raises(AlbertkitError, match="unknown preset"):
+        config_of("bas")

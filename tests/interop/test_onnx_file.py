@@ -1,0 +1,235 @@
+"""The exported file: the artifact's numbers in onnxruntime and in OpenVINO, standard operators, every weight once, whole or not at all."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+
+from albertkit.artifact import Meta, read_stored, write_artifact
+from albertkit.compress.calibrate import moments_of, random_tokens
+from albertkit.compress.prune import Keep, prune
+from albertkit.compress.quantize import Matrix
+from albertkit.compress.static import make_static
+from albertkit.config import Options
+from albertkit.errors import AlbertkitError
+from albertkit.interop import onnx_file
+from albertkit.interop.onnx_file import Settings, export
+from albertkit.runtime.albert import Albert
+from albertkit.runtime.predict import scores
+from albertkit.weights import encoder_shapes, size
+from tests.conftest import tiny
+from tests.runtime.test_albert import TEXTS, make
+
+WORDS = [t for t in TEXTS if t]
+
+
+def feed(albert: Albert, texts, pairs=None) -> dict[str, np.ndarray]:
+    """Texts padded to one length, some tokens more."""
+    encodings = albert.tokenizer.encode_batch(texts, pairs, max_length=albert.max_tokens)
+    longest = min(albert.max_tokens, max(len(e.ids) for e in encodings) + 3)
+    made = {
+        name: np.zeros((len(texts), longest), np.int64) for name in ("input_ids", "attention_mask", "token_type_ids")
+    }
+    for row, e in enumerate(encodings):
+        made["input_ids"][row, : len(e.ids)] = e.ids
+        made["token_type_ids"][row, : len(e.ids)] = e.segments
+        made["attention_mask"][row, : len(e.ids)] = 1
+    return made
+
+
+def by_onnxruntime(path, given) -> dict[str, np.ndarray]:
+    session = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    return dict(zip([o.name for o in session.get_outputs()], session.run(None, given), strict=True))
+
+
+def by_openvino(path, given) -> dict[str, np.ndarray]:
+    openvino = pytest.importorskip("openvino")
+    model = openvino.Core().compile_model(str(path), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    found = model(given)
+    return {output.name: found[output.name] for output in onnx.load(path).graph.output}
+
+
+SHAPES = {
+    "plain": {},
+    "groups": {"num_hidden_layers": 5, "num_hidden_groups": 2, "inner_group_num": 2},
+    "brightmart": {"options": Options(brightmart_layout=True)},
+    "pruned": {"num_attention_heads": 3, "options": Options(head_size=8), "intermediate_size": 20},
+    **{act: {"hidden_act": act} for act in ("gelu", "relu", "silu", "tanh")},
+}
+
+
+@pytest.mark.parametrize("runner", [by_onnxruntime, by_openvino])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_vectors_equal_the_artifact(shape, runner, tmp_path):
+    write_artifact(make(tiny(vocab_size=30000, **SHAPES[shape])), tmp_path / "m")
+    albert = Albert(tmp_path / "m", threads=1)
+    for loop in (False, True):
+        report = export(tmp_path / "m", tmp_path / "m.onnx", Settings(head="vector", loop=loop), overwrite=loop)
+        assert report.error < 1e-5 and report.outputs == ["sentence_embedding", "last_hidden_state"]
+        found = runner(tmp_path / "m.onnx", feed(albert, WORDS))
+        assert np.abs(found["sentence_embedding"] - albert.embed(WORDS)).max() <= 1e-5
+        for row, tokens in zip(found["last_hidden_state"], albert.tokens(WORDS), strict=True):
+            assert np.abs(row[: len(tokens.ids)] - tokens.vectors).max() <= 1e-4
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls", "max", "pooler"])
+@pytest.mark.parametrize("unit", [True, False])
+def test_every_pooling(pooling, unit, tmp_path):
+    artifact = make(tiny(vocab_size=30000), heads=())
+    artifact = dataclasses.replace(artifact, meta=Meta(task="embed", pooling=pooling, normalise=unit, depth=2))
+    write_artifact(artifact, tmp_path / "m")
+    albert = Albert(tmp_path / "m", threads=1)
+    assert export(tmp_path / "m", tmp_path / "m.onnx").depth == 2
+    for runner in (by_onnxruntime, by_openvino):
+        found = runner(tmp_path / "m.onnx", feed(albert, WORDS))["sentence_embedding"]
+        assert np.abs(found - albert.embed(WORDS)).max() <= 2e-5
+
+
+def test_words_and_pairs(tmp_path):
+    write_artifact(make(tiny(vocab_size=30000)), tmp_path / "m")
+    albert = Albert(tmp_path / "m", threads=1)
+    assert export(tmp_path / "m", tmp_path / "m.onnx").outputs == ["logits"]
+    given = feed(albert, WORDS, list(reversed(WORDS)))
+    first, second = (run(tmp_path / "m.onnx", given)["logits"] for run in (by_onnxruntime, by_openvino))
+    inside = given["attention_mask"].astype(bool)
+    assert np.abs(first[inside] - second[inside]).max() < 1e-4 and first.shape[2] == 30000
+    stored = {t.name for t in onnx.load(tmp_path / "m.onnx").graph.initializer}
+    assert sum("word" in name for name in stored) == 1  # the table is read both ways and stored once
+
+
+@pytest.mark.parametrize("task", ["classify", "tag", "answer", "choose", "intent", "frozen"])
+def test_task_heads(task, tmp_path):
+    heads = ("classify", "tag") if task == "intent" else ("classify",) if task == "frozen" else (task,)
+    labels = () if task in ("answer", "choose") else ("O", "B-x") if task in ("tag", "intent") else ("a", "b")
+    details = {"reads": "vector"} if task == "frozen" else {"intents": ["a", "b"]} if task == "intent" else {}
+    meta = Meta(task="classify" if task == "frozen" else task, labels=labels, details=details)
+    write_artifact(dataclasses.replace(make(tiny(vocab_size=30000), heads), meta=meta), tmp_path / "m")
+    albert = Albert(tmp_path / "m", threads=1)
+    report = export(tmp_path / "m", tmp_path / "m.onnx")
+    given = feed(albert, WORDS)
+    from albertkit.tasks.task import Feature
+
+    encodings = albert.tokenizer.encode_batch(WORDS)
+    wanted = scores(albert, [Feature(e.ids, e.segments, i) for i, e in enumerate(encodings)])
+    for runner in (by_onnxruntime, by_openvino):
+        found = runner(tmp_path / "m.onnx", given)
+        assert set(found) == set(report.outputs)
+        for row, want in enumerate(wanted):
+            if task == "answer":
+                got = np.stack([found["start_logits"][row], found["end_logits"][row]], axis=1)[: len(want)]
+            elif task == "intent":
+                assert np.abs(found["tag_logits"][row][: len(want[1])] - want[1]).max() < 1e-4
+                got, want = found["logits"][row], want[0]
+            else:
+                got = found["logits"][row][: len(want)]
+            assert np.abs(got - want).max() < 1e-4
+
+
+@pytest.fixture(scope="module")
+def quantised(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("int8")
+    artifact = make(tiny(vocab_size=30000, hidden_size=64, intermediate_size=128))
+    seen = moments_of(artifact.config, dict(artifact.weights), random_tokens(artifact.config, 16))
+    for bits in (8, 4):
+        write_artifact(artifact, folder / str(bits), bits=bits, moments=seen)
+    return folder
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("loop", [False, True])
+def test_int8_is_int8(quantised, bits, loop, tmp_path):
+    albert = Albert(quantised / str(bits), threads=1)
+    report = export(quantised / str(bits), tmp_path / "m.onnx", Settings(head="vector", loop=loop))
+    assert report.bits == 8
+    model = onnx.load(tmp_path / "m.onnx")
+    nodes = list(model.graph.node) + [n for loop in model.graph.node for a in loop.attribute for n in a.g.node]
+    uses = 1 if loop else 3
+    assert [n.op_type for n in nodes].count("MatMulInteger") == 4 * uses
+    stored = read_stored(quantised / str(bits)).weights
+    floats = [t for t in model.graph.initializer if t.data_type == onnx.TensorProto.FLOAT and len(t.dims) == 2]
+    assert all(min(t.dims) <= 2 for t in floats), [t.name for t in floats]  # segments and scales alone
+    packed = sum(
+        w.values.nbytes + w.scale.nbytes
+        for n, w in stored.items()
+        if isinstance(w, Matrix) and n.startswith("encoder.") and "pooler" not in n
+    )
+    assert packed <= report.weight_bytes < 1.1 * packed
+    for runner in (by_onnxruntime, by_openvino):
+        found = runner(tmp_path / "m.onnx", feed(albert, WORDS))["sentence_embedding"]
+        assert (found * albert.embed(WORDS)).sum(1).min() > 0.995
+
+
+def test_one_int8_layer_is_equal_everywhere(quantised, tmp_path):
+    """Without layers to carry a rounding on, all runtimes agree closely."""
+    report = export(quantised / "8", tmp_path / "m.onnx", Settings(head="vector", depth=1))
+    albert = Albert(quantised / "8", threads=1)
+    first, second = (
+        run(tmp_path / "m.onnx", feed(albert, WORDS))["sentence_embedding"] for run in (by_onnxruntime, by_openvino)
+    )
+    assert report.error < 0.02 and (first * second).sum(1).min() > 0.9995
+
+
+def test_only_standard_operators_and_hardly_more_than_weights(tmp_path):
+    config = tiny(vocab_size=30000, embedding_size=64, hidden_size=256, intermediate_size=1024, num_hidden_layers=12)
+    write_artifact(make(config, heads=()), tmp_path / "m")
+    write_artifact(make(config, heads=()), tmp_path / "int8", bits=8)
+    for name in ("m", "int8"):
+        for loop in (False, True):
+            report = export(tmp_path / name, tmp_path / f"{name}{loop}.onnx", Settings(head="vector", loop=loop))
+            model = onnx.load(tmp_path / f"{name}{loop}.onnx")
+            onnx.checker.check_model(model, full_check=True)
+            assert [o.domain for o in model.opset_import] == [""]
+            assert report.bytes <= 1.03 * report.weight_bytes
+            assert (tmp_path / f"{name}{loop}.onnx").stat().st_size == report.bytes
+    needed = 4 * size(encoder_shapes(config, pooler=False))
+    assert needed <= (tmp_path / "mFalse.onnx").stat().st_size <= 1.03 * needed
+
+
+def test_pruned_small_vocabulary_and_static_models(tmp_path):
+    write_artifact(make(tiny(vocab_size=30000)), tmp_path / "m")
+    prune(tmp_path / "m", tmp_path / "small", Keep(heads=2, ffn=20, layers=2, vocabulary=WORDS))
+    make_static(tmp_path / "small", tmp_path / "static", dim=8)
+    for name in ("small", "static"):
+        export(tmp_path / name, tmp_path / f"{name}.onnx", Settings(head="vector"))
+        albert = Albert(tmp_path / name)
+        for runner in (by_onnxruntime, by_openvino):
+            found = runner(tmp_path / f"{name}.onnx", feed(albert, WORDS))["sentence_embedding"]
+            assert np.abs(found - albert.embed(WORDS)).max() < 1e-5
+
+
+def test_tokenizer_beside_and_facts_inside(tmp_path):
+    from tokenizers import Tokenizer as Rust
+
+    meta = Meta(task="classify", labels=("good", "böse"))
+    write_artifact(dataclasses.replace(make(tiny(vocab_size=30000), ("classify",)), meta=meta), tmp_path / "m")
+    export(tmp_path / "m", tmp_path / "out" / "m.onnx", Settings(tokenizer=True))
+    ids = Rust.from_file(str(tmp_path / "out" / "tokenizer.json")).encode("this is a test").ids
+    assert ids == Albert(tmp_path / "m").tokenizer.encode("this is a test").ids
+    known = {p.key: p.value for p in onnx.load(tmp_path / "out" / "m.onnx").metadata_props}
+    assert known["task"] == "classify" and known["labels"] == '["good", "böse"]' and known["max_length"] == "40"
+
+
+def test_a_file_that_differs_is_not_written(tmp_path, monkeypatch):
+    write_artifact(make(tiny(vocab_size=30000)), tmp_path / "m")
+    build = onnx_file.build
+    monkeypatch.setattr(onnx_file, "build", lambda stored, heads, depth, *rest: build(stored, heads, depth - 1, *rest))
+    with pytest.raises(AlbertkitError, match="differ from the model's .* not written"):
+        export(tmp_path / "m", tmp_path / "m.onnx")
+    assert [p.name for p in tmp_path.iterdir()] == ["m"]
+
+
+def test_bad_requests(tmp_path):
+    write_artifact(make(tiny(vocab_size=30000)), tmp_path / "m")
+    (tmp_path / "there.onnx").write_bytes(b"mine")
+    for target, settings, message in (
+        ("there.onnx", Settings(), "exists"),
+        ("m", Settings(), "is a folder"),
+        ("x.onnx", Settings(head="tag"), "choose one of vector, mlm"),
+    ):
+        with pytest.raises(AlbertkitError, match=message):
+            export(tmp_path / "m", tmp_path / target, settings)
+    assert (tmp_path / "there.onnx").read_bytes() == b"mine" and not (tmp_path / "x.onnx").exists()

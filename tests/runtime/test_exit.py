@@ -1,0 +1,469 @@
+"""Early exit: what a text says does not depend on who leaves beside it, and what is promised on held-out texts holds."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from albertkit.artifact import Artifact, Meta, read_artifact, write_artifact
+from albertkit.errors import AlbertkitError
+from albertkit.model import AlbertModel
+from albertkit.model.model import build_head
+from albertkit.runtime import exits
+from albertkit.runtime.agreement import FEWEST, Exits, at_least, fit, limits_of, line
+from albertkit.runtime.albert import Albert
+from albertkit.runtime.exits import Left, Rule, Walk, by_depth, parsed
+from albertkit.runtime.predict import features_of, predict, read_heads
+from albertkit.runtime.recalibrate import calibrate
+from albertkit.tasks.examples import Choice, Question, Tagged, Text
+from albertkit.tasks.sure import Judge, cosines
+from albertkit.tasks.tag import words_of
+from albertkit.tokenizer import Tokenizer
+from tests.conftest import tiny
+from tests.train.conftest import TOPICS, VOCAB
+
+LAYERS = 5
+WORDS = [word for topic in TOPICS[:3] for word in topic]
+LABELS = {
+    "classify": ("a", "b", "c"),
+    "tag": ("O", "B-x", "I-x"),
+    "intent": ("O", "B-x", "I-x"),
+    "match": (),
+    "answer": (),
+    "choose": (),
+    "embed": (),
+}
+DETAILS = {
+    "intent": {"intents": ["go", "stay"]},
+    "classify": {"kind": "single"},
+    "answer": {"stride": 4, "threshold": None},
+}
+
+
+def sentence(rng: np.random.Generator, most: int = 12) -> str:
+    return " ".join(rng.choice(WORDS, int(rng.integers(1, most))))
+
+
+def examples(task: str, count: int, seed: int = 0) -> list:
+    rng = np.random.default_rng(seed)
+    if task == "classify":
+        return [Text(sentence(rng)) for _ in range(count)]
+    if task == "match":
+        return [Text(sentence(rng), sentence(rng)) for _ in range(count)]
+    if task in ("tag", "intent"):
+        texts = [sentence(rng, 40) for _ in range(count)]
+        return [Tagged(text, words_of(text)) for text in texts]
+    if task == "answer":
+        return [Question(str(n), sentence(rng, 4), sentence(rng, 50)) for n in range(count)]
+    return [
+        Choice(sentence(rng), sentence(rng, 5), tuple(sentence(rng, 4) for _ in range(2 + n % 3))) for n in range(count)
+    ]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A model for a task with random weights, large enough to be sure of something."""
+    place = tmp_path_factory.mktemp("models")
+    (place / "vocab.txt").write_text("\n".join(VOCAB) + "\n")
+    tokenizer = Tokenizer.from_vocab(place / "vocab.txt")
+    config = tiny(vocab_size=len(VOCAB), num_hidden_layers=LAYERS, initializer_range=0.35, max_position_embeddings=32)
+
+    def of(task: str):
+        if not (place / task).exists():
+            torch.manual_seed(3)
+            heads = {"intent": ("classify", "tag"), "match": (), "embed": ()}.get(task, (task,))
+            count = {"classify": 2 if task == "intent" else 3, "tag": 3}
+            modules = {name: build_head(name, config, labels=count.get(name, 1)) for name in heads}
+            details = {"max_length": 32, **DETAILS.get(task, {})}
+            meta = Meta(task=task, labels=LABELS[task], details=details)
+            write_artifact(Artifact(config, AlbertModel(config, modules).weights(), tokenizer, meta), place / task)
+        return place / task
+
+    return of
+
+
+@pytest.fixture(scope="module")
+def albert(folder):
+    made: dict[str, Albert] = {}
+    return lambda task: made.setdefault(task, Albert(folder(task), threads=1, budget=48))
+
+
+def flat(result) -> dict:
+    """A result's names and numbers without nesting."""
+    out = {}
+
+    def go(name, value):
+        if isinstance(value, dict):
+            [go(f"{name}.{k}", v) for k, v in value.items()]
+        elif isinstance(value, list | tuple):
+            [go(f"{name}.{i}", v) for i, v in enumerate(value)]
+        elif isinstance(value, float):
+            out[name] = value
+        else:
+            out[f"{name}={value}"] = 1
+
+    go("", dataclasses.asdict(result))
+    return out
+
+
+TASKS = ("classify", "tag", "intent", "answer", "choose", "match")
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_an_exit_nobody_takes_is_the_plain_prediction(albert, task):
+    model, given = albert(task), examples(task, 12)
+    kind = "cosine:1.0000001" if task == "match" else "entropy:0"
+    plain, found = predict(model, given, task), predict(model, given, task, exit=kind)
+    assert [r.depth for r in found] == [LAYERS] * 12
+    for a, b in zip(plain, found, strict=True):
+        assert flat(a) == pytest.approx(flat(b), abs=1e-6)
+    if task != "choose":  # whose choices are grouped otherwise, since they leave together; else to the bit
+        assert list(map(repr, plain)) == list(map(repr, found))
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_an_exit_everybody_takes_is_that_depth(albert, task):
+    model, given = albert(task), examples(task, 12)
+    first = 2 if task == "match" else 1  # a vector has not moved before the second look
+    found = predict(model, given, task, exit="cosine:0" if task == "match" else "entropy:1")
+    if task != "match":  # every cosine of random vectors is above 0, or nearly
+        assert [r.depth for r in found] == [first] * 12
+        for a, b in zip(predict(model, given, task, depth=first), found, strict=True):
+            assert flat(a) == pytest.approx(flat(b), abs=1e-6)
+    else:
+        assert min(r.depth for r in found) == first
+
+
+def alone(model: Albert, task: str, rule: Rule, example) -> tuple[list, int]:
+    """The scores of one example by itself, and the depth it leaves at, in the plainest way."""
+    features = features_of(model, [example], task)
+    judge = Judge(model.task, features, [example])
+    ids, segments = [f.ids for f in features], [f.segments for f in features]
+    read = by_depth(model, ids, segments, [*rule.looks, rule.depth], lambda h, n: read_heads(model, h, n))
+    before, said, same = None, None, 0
+    for number, look in enumerate(rule.looks):
+        if rule.patience:
+            now = judge.says([0], read[look])[0]
+            same, said = (same + 1 if number and now == said else 0), now
+            leaves = same >= rule.patience
+        else:
+            leaves = judge.doubts([0], read[look], before)[0] <= rule.limits[number]
+        if leaves:
+            return read[look], look
+        before = read[look]
+    return read[rule.depth], rule.depth
+
+
+@pytest.mark.parametrize("task", TASKS[:-1])
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_any_schedule_says_what_each_text_says_alone(albert, task, data):
+    """Random looks and limits or patience, random texts: leaving and packing again change nothing for anybody."""
+    model = albert(task)
+    looks = tuple(sorted(data.draw(st.sets(st.integers(1, LAYERS - 1), max_size=LAYERS - 1), label="looks")))
+    patience = data.draw(st.integers(0, 2), label="patience")
+    limits = tuple(data.draw(st.floats(0.0, 1.0), label="limit") for _ in looks)
+    rule = Rule(LAYERS, looks, limits, patience)
+    given_examples = examples(task, data.draw(st.integers(1, 25), label="texts"), data.draw(st.integers(0, 99)))
+    features = features_of(model, given_examples, task)
+    judge = Judge(model.task, features, given_examples)
+    walk = Walk(model, rule, lambda h, n: read_heads(model, h, n), judge, judge.units)
+    found = walk.run([f.ids for f in features], [f.segments for f in features])
+    for unit, example in enumerate(given_examples):
+        scores, depth = alone(model, task, rule, example)
+        assert found.depths[unit] == depth
+        for place, one in zip(judge.units[unit], scores, strict=True):
+            mine = found.scores[place]
+            pairs = zip(mine, one, strict=True) if isinstance(one, tuple) else ((mine, one),)
+            for a, b in pairs:
+                np.testing.assert_allclose(a, b, atol=1e-5)
+
+
+def test_stretches_bound_what_is_held(albert, monkeypatch):
+    monkeypatch.setattr(exits, "HELD", 1)
+    model, given = albert("classify"), examples("classify", 40)
+    small = predict(model, given, "classify", exit="entropy:0.5")
+    monkeypatch.setattr(exits, "HELD", 100)
+    large = predict(model, given, "classify", exit="entropy:0.5")
+    assert [(r.label, r.depth) for r in small] == [(r.label, r.depth) for r in large]
+    assert len({r.depth for r in small}) > 1
+
+
+def test_fewer_layers_are_really_applied(albert, monkeypatch):
+    """Tokens times layers, counted at the engine, are what the depths say (and padding)."""
+    model, given = albert("classify"), examples("classify", 60)
+    spent, before = [], model.engine.layers
+    monkeypatch.setattr(
+        model.engine, "layers", lambda h, n, a, b: spent.append(int(n.sum()) * (b - a)) or before(h, n, a, b)
+    )
+    found = predict(model, given, "classify", exit="entropy:0.6")
+    wanted = [len(f.ids) * r.depth for f, r in zip(features_of(model, given, "classify"), found, strict=True)]
+    assert sum(spent) == sum(wanted) < LAYERS * sum(len(f.ids) for f in features_of(model, given, "classify"))
+
+
+def test_the_torch_engine_goes_step_by_step_too(folder):
+    given = examples("tag", 10)
+    ours = predict(Albert(folder("tag"), threads=1), given, "tag", exit="entropy:0.7")
+    theirs = predict(Albert(folder("tag"), device="torch"), given, "tag", exit="entropy:0.7")
+    assert [(r.spans and r.spans[0].label, r.depth) for r in ours] == [
+        (r.spans and r.spans[0].label, r.depth) for r in theirs
+    ]
+
+
+def test_means_and_savings():
+    left = Left([], np.array([2, 4, 12, 6]), 12)
+    assert left.mean == 6.0 and left.saving == 2.0
+    assert Left([], np.zeros(0, int), 12).saving == 1.0
+
+
+# Doubts ----------------------------------------------------------------------------------------------------------
+
+
+def test_doubts_by_hand(albert):
+    task = albert("classify").task
+    judge = Judge(task, [_feature(0), _feature(1)], [None, None])
+    doubts = judge.doubts([0, 1], [np.zeros(3), np.array([50.0, 0, 0])], None)
+    assert doubts[0] == pytest.approx(1) and doubts[1] == pytest.approx(0, abs=1e-9)
+    both = Judge(albert("choose").task, [_feature(0), _feature(0)], [None])
+    assert both.doubts([0], [np.array([1.0]), np.array([1.0])], None)[0] == pytest.approx(1)
+    assert both.says([0], [np.array([1.0]), np.array([2.0])]) == [1]
+    pair = Judge(albert("match").task, [_feature(0), _feature(0)], [None])
+    now, old = [np.array([1.0, 0]), np.array([1.0, 1])], [np.array([0.0, 1]), np.array([2.0, 2])]
+    assert np.isinf(pair.doubts([0, 1], now, None)).all()
+    np.testing.assert_allclose(pair.doubts([0, 1], now, old), [1, 0], atol=1e-12)
+
+
+def _feature(example: int):
+    from albertkit.tasks.task import Feature
+
+    return Feature([1], [0], example)
+
+
+def test_a_text_leaves_when_all_its_words_are_sure(albert):
+    """Only tokens that read a word count, and the least sure one decides."""
+    model = albert("tag")
+    (example,) = [Tagged("cat oak red", words_of("cat oak red"))]
+    features = features_of(model, [example], "tag")
+    judge = Judge(model.task, features, [example])
+    scores = np.zeros((len(features[0].ids), 3))
+    scores[1:-1, 0] = 50.0
+    assert judge.doubts([0], [scores], None)[0] == pytest.approx(0, abs=1e-9)  # the special tokens do not matter
+    scores[2] = 0
+    assert judge.doubts([0], [scores], None)[0] == pytest.approx(1)
+
+
+# Agreement -------------------------------------------------------------------------------------------------------
+
+
+def test_the_lower_bound_is_clopper_and_pearson_s():
+    from scipy.stats import beta
+
+    for right, count in ((299, 299), (290, 300), (1, 10), (0, 5), (580, 581), (2000, 4000)):
+        wanted = beta.ppf(0.05, right, count - right + 1) if right else 0.0
+        assert at_least(right, count) == pytest.approx(wanted, abs=1e-9)
+
+
+def made_up(rng: np.random.Generator, count: int, looks: int = 6) -> tuple[np.ndarray, np.ndarray]:
+    """Doubts, and whether texts agree, which is likelier with less doubt and deeper down."""
+    doubts = rng.beta(0.7, 1.5, (count, looks))
+    chance = 1 / (1 + np.exp(-(1.5 * np.log(doubts + 1e-3) - 0.5 * np.arange(looks) + 1)))
+    return doubts, rng.random((count, looks)) > chance
+
+
+def test_what_is_promised_holds_nineteen_times_in_twenty():
+    rng = np.random.default_rng(0)
+    fresh, right = made_up(rng, 40_000)
+    broken, saved = 0, []
+    for _ in range(150):
+        found = fit(*made_up(rng, 600), range(1, 7), 7)
+        limits = np.array(found.limits(0.9))
+        leaves = np.concatenate([fresh <= limits, np.ones((len(fresh), 1), bool)], 1)
+        at = leaves.argmax(1)
+        agreed = np.concatenate([right, np.ones((len(right), 1), bool)], 1)[np.arange(len(at)), at].mean()
+        broken += agreed < 0.9
+        saved.append(7 / (1 + at).mean())
+    assert broken <= 0.1 * 150  # 5 % are expected at most
+    assert np.mean(saved) > 1.2
+
+
+def test_the_more_is_promised_the_deeper_texts_go():
+    found = fit(*made_up(np.random.default_rng(1), 3000), range(1, 7), 7)
+    limits = [np.array(found.limits(share)) for share in (0.8, 0.9, 0.95)]
+    assert (limits[0] >= limits[1]).all() and (limits[1] >= limits[2]).all()
+    assert Exits.from_dict(json.loads(json.dumps(found.to_dict()))) == found
+    with pytest.raises(AlbertkitError, match=r"exit=0.9999 is more than .*at least 39,9"):
+        found.limits(0.9999)
+
+
+def test_lines_and_limits():
+    doubts = np.array([0.01] * 50 + [0.5] * 50)
+    a, b = line(doubts, np.array([True] * 49 + [False] + [True] * 25 + [False] * 25))
+    assert b > 0.5 and 1 / (1 + np.exp(-(a + b * np.log(0.5)))) == pytest.approx(0.5, abs=0.05)
+    (limit,) = limits_of([(a, b)], 0.1)
+    assert 0.01 < limit < 0.5
+    assert line(np.array([np.inf, 0.5]), np.array([True, True])) is None
+    assert limits_of([None, (-9.0, 0.0), (9.0, 0.0)], 0.1) == (-1.0, np.inf, -1.0)
+    assert fit(np.zeros((FEWEST - 1, 2)), np.ones((FEWEST - 1, 2), bool), (1, 2), 3) is None
+
+
+@pytest.mark.parametrize("damage", [{"looks": "x"}, {"lines": [[1]]}, {"risks": [[0, 1, 2]]}, {"depth": None}, []])
+def test_a_damaged_calibration_is_an_error(damage):
+    found = fit(*made_up(np.random.default_rng(1), 300), range(1, 7), 7).to_dict()
+    with pytest.raises(AlbertkitError, match="damaged"):
+        Exits.from_dict({**found, **damage} if damage else damage)
+
+
+@pytest.mark.parametrize("task", [*TASKS, "embed"])
+def test_calibrating_a_model_writes_its_limits(folder, tmp_path, task):
+    """Through the file, for every task; and agreement at the promised share on the very texts."""
+    artifact = read_artifact(folder(task))
+    write_artifact(artifact, tmp_path / "model")
+    rng = np.random.default_rng(5)
+    given = [sentence(rng, 60) for _ in range(200)] if task == "embed" else examples(task, 200, 5)
+    found = calibrate(tmp_path / "model", given)
+    assert (
+        found.depth == LAYERS
+        and found.looks == tuple(range(1, LAYERS))
+        and found.texts == (300 if task == "match" else 150)
+    )
+    model = Albert(tmp_path / "model", threads=1)
+    assert model.meta.details["exit"]["texts"] == found.texts
+    if found.risk(0.5) is None:
+        return
+    if task == "embed":
+        vectors, depths = model.embed_early(given, exit=0.5)
+        assert vectors.shape == (200, 32) and depths.shape == (200,) and depths.min() > 1
+        assert np.mean(cosines(vectors, model.embed(given)) >= 0.95) >= 0.5
+        return
+    early, full = predict(model, given, task, exit="50%"), predict(model, given, task)
+    assert all(1 <= r.depth <= LAYERS for r in early)
+    if task in ("classify", "tag"):
+        name = "label" if task == "classify" else "spans"
+        says = [[getattr(r, name) for r in results] for results in (early, full)]
+        if task == "tag":
+            says = [[[(s.start, s.end, s.label) for s in spans] for spans in side] for side in says]
+        assert np.mean([a == b for a, b in zip(*says, strict=True)]) >= 0.5
+
+
+# Vectors ---------------------------------------------------------------------------------------------------------
+
+
+def test_vectors_stop_when_they_stop_moving(albert):
+    model, rng = albert("embed"), np.random.default_rng(0)
+    texts = [sentence(rng, 70) for _ in range(30)]  # some of several pieces
+    np.testing.assert_allclose(model.embed(texts, exit="cosine:1.0000001"), model.embed(texts), atol=1e-6)
+    layers = {d: model.embed(texts, depth=d) for d in range(1, LAYERS + 1)}
+    moved = [1 - cosines(layers[d], layers[d - 1]) for d in range(2, LAYERS)]
+    limit = 1 - float(np.median(np.concatenate(moved)))
+    vectors, depths = model.embed_early(texts, exit=f"cosine:{limit}")
+    assert len(set(depths.tolist())) > 1 and depths.min() >= 2
+    for text, vector, depth in zip(range(30), vectors, depths, strict=True):
+        np.testing.assert_allclose(vector, layers[depth][text], atol=1e-5)
+        assert depth == LAYERS or moved[depth - 2][text] <= 1 - limit + 1e-6
+        assert all(moved[d - 2][text] >= 1 - limit - 1e-6 for d in range(2, min(depth, LAYERS)))
+    one = model.embed(texts[0], exit=f"cosine:{limit}")
+    np.testing.assert_allclose(one, vectors[0], atol=1e-5)
+    assert model.embed([], exit="cosine:0.9").shape == (0, 32)
+    assert model.similarity(texts[0], texts[1], exit="cosine:1.0000001") == pytest.approx(
+        model.similarity(texts[0], texts[1]), abs=1e-5
+    )
+
+
+def test_the_built_in_model_looks_where_it_was_distilled():
+    model = Albert(threads=1)
+    assert exits.looks_of(model) == (3, 6, 9, 12)
+    vectors, depths = model.embed_early(["a cat sat on the mat", "the dog stood there"], exit="cosine:0.9")
+    assert set(depths.tolist()) <= {6, 9, 12} and vectors.shape == (2, model.dim)
+
+
+# What is said about `exit=` --------------------------------------------------------------------------------------
+
+
+def test_what_exit_may_be():
+    assert parsed(0.99) == parsed("99%") == parsed("0.99") == ("agreement", 0.99)
+    assert parsed("entropy:0.1") == ("entropy", 0.1) and parsed("patience:2") == ("patience", 2.0)
+    for odd in ("much", "entropy:", "speed:3", True, "", ":", "99%%"):
+        with pytest.raises(AlbertkitError, match="write exit='99%'"):
+            parsed(odd)
+    for odd in (1.0, "100%", 0.3, 99, -0.5):
+        with pytest.raises(AlbertkitError, match="from 50%"):
+            parsed(odd)
+    with pytest.raises(AlbertkitError, match="0 or above"):
+        parsed("entropy:-1")
+
+
+def test_what_does_not_fit_is_said(albert, folder):
+    with pytest.raises(AlbertkitError, match="albertkit calibrate MODEL DEV"):
+        albert("classify").classify("cat", exit="99%")
+    with pytest.raises(AlbertkitError, match="have no cosine: choose entropy:NUMBER"):
+        albert("classify").classify("cat", exit="cosine:0.9")
+    with pytest.raises(AlbertkitError, match="have no entropy: choose cosine:NUMBER"):
+        albert("embed").embed("cat", exit="entropy:0.9")
+    with pytest.raises(AlbertkitError, match="patience counts answers"):
+        albert("embed").embed("cat", exit="patience:1")
+    with pytest.raises(AlbertkitError, match="1 or more looks"):
+        albert("classify").classify("cat", exit="patience:0.5")
+    with pytest.raises(AlbertkitError, match="layer=1 and exit="):
+        albert("embed").embed("cat", exit="cosine:0.9", layer=1)
+    with pytest.raises(AlbertkitError, match="7 texts are too few"):
+        calibrate(folder("classify"), examples("classify", 7))
+    with pytest.raises(AlbertkitError, match="choose depths from 1 to 4"):
+        calibrate(folder("classify"), examples("classify", 7), looks=(9,))
+
+
+def test_a_depth_beside_an_exit(albert, folder, tmp_path):
+    model, given = albert("classify"), examples("classify", 30)
+    found = predict(model, given, "classify", depth=3, exit="entropy:0.5")
+    assert max(r.depth for r in found) == 3
+    deep = [i for i, r in enumerate(found) if r.depth == 3]
+    plain = predict(model, given, "classify", depth=3)
+    assert deep and all(flat(found[i]) == pytest.approx(flat(plain[i]), abs=1e-6) for i in deep)
+    write_artifact(read_artifact(folder("classify")), tmp_path / "model")
+    calibrate(tmp_path / "model", examples("classify", 100))
+    with pytest.raises(AlbertkitError, match="agreeing with depth 5, and depth 3 was asked for"):
+        Albert(tmp_path / "model").classify("cat", depth=3, exit=0.5)
+
+
+def test_the_methods_take_depth_and_exit(albert):
+    label = albert("classify").classify("cat dog", depth=2)
+    assert label.depth is None and label == predict(albert("classify"), [Text("cat dog")], "classify", depth=2)[0]
+    assert albert("classify").classify(["cat", "dog"], exit="entropy:1")[1].depth == 1
+    assert albert("tag").tag("cat dog", exit="patience:1").depth >= 2
+    assert albert("intent").understand("cat dog", exit="entropy:1").depth == 1
+    assert albert("answer").answer("cat", "red cat oak", exit="entropy:1").depth == 1
+    assert albert("choose").choose("red", "cat", ["oak", "elm"], depth=3, exit="entropy:0").depth == 3
+
+
+def test_the_command_line(folder, tmp_path):
+    from click.testing import CliRunner
+
+    from albertkit.cli import app
+
+    run = CliRunner()
+    write_artifact(read_artifact(folder("classify")), tmp_path / "model")
+    rows = [f"{e.text}\t{'abc'[i % 3]}" for i, e in enumerate(examples("classify", 120))]
+    (tmp_path / "dev.tsv").write_text("text\tlabel\n" + "\n".join(rows) + "\n")
+    said = run.invoke(app, ["calibrate", str(tmp_path / "model"), str(tmp_path / "dev.tsv"), "--looks", "1,2,4"])
+    assert said.exit_code == 0 and "90 held-out texts, compared with depth 5" in said.stdout, said.output
+    assert "--exit 99.5%  cannot be promised" in said.stdout
+    said = run.invoke(app, ["classify", str(tmp_path / "model"), "cat", "--exit", "entropy:1", "--json"])
+    assert json.loads(said.stdout)["depth"] == 1 and "1.00 layers a text" in said.stderr
+    said = run.invoke(app, ["classify", str(tmp_path / "model"), "cat", "--depth", "2", "--json"])
+    assert "depth" not in json.loads(said.stdout)
+    said = run.invoke(
+        app, ["evaluate", str(tmp_path / "model"), str(tmp_path / "dev.tsv"), "--exit", "entropy:1", "--json"]
+    )
+    found = json.loads(said.stdout.splitlines()[-1])
+    assert found["mean_depth"] == 1 and found["times_fewer_layers"] == 5
+    (tmp_path / "texts.txt").write_text("\n".join(sentence(np.random.default_rng(i)) for i in range(60)))
+    write_artifact(read_artifact(folder("embed")), tmp_path / "vectors")
+    said = run.invoke(app, ["calibrate", str(tmp_path / "vectors"), str(tmp_path / "texts.txt"), "--json"])
+    assert json.loads(said.stdout)["texts"] == 45, said.output
+    said = run.invoke(app, ["embed", "cat", "-m", str(tmp_path / "vectors"), "--exit", "cosine:0.5"])
+    assert len(json.loads(said.stdout)["vector"]) == 32, said.output

@@ -1,0 +1,105 @@
+"""The plain numpy forward beside the engine and torch: hidden states of every layer, and attention."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from albertkit.artifact import Artifact, Meta, write_artifact
+from albertkit.config import Options
+from albertkit.errors import AlbertkitError
+from albertkit.model import AlbertModel
+from albertkit.runtime.albert import Albert
+from albertkit.runtime.batching import rows
+from albertkit.runtime.engine import open_engine
+from albertkit.runtime.inside import LONGEST, Inside, erf
+from tests.conftest import tiny
+
+IDS = [2, 17, 5, 44, 9, 3]
+SEGMENTS = [0, 0, 0, 1, 1, 1]
+SHAPES = [
+    {},
+    {"hidden_act": "gelu", "num_hidden_groups": 2, "inner_group_num": 2},
+    {"hidden_act": "silu", "options": Options(head_size=5)},
+    {"hidden_act": "relu", "options": Options(brightmart_layout=True, scale_embedding=True)},
+    {"hidden_act": "tanh", "options": Options(scale_embedding=True)},
+]
+
+
+def weights_of(config, seed=1):
+    torch.manual_seed(seed)
+    model = AlbertModel(config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.normal_(mean=1.0 if "norm.weight" in name else 0.0, std=0.15)
+    return model.weights()
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: str(shape.get("hidden_act", "plain")))
+def test_every_layer_is_the_engines(shape):
+    config = tiny(**shape)
+    weights = weights_of(config)
+    seen = Inside(config, weights).run(IDS, SEGMENTS, depth=4)  # beyond the model's own three
+    engine = open_engine(config, dict(weights), 1)
+    (batch,) = rows([IDS], [SEGMENTS])
+    for depth in range(5):
+        assert np.abs(seen.hidden[depth] - engine.run(batch, depth)[0]).max() < 1e-3
+    assert seen.attention.shape == (4, config.num_attention_heads, 6, 6)
+    assert np.allclose(seen.attention.sum(-1), 1, atol=1e-5) and seen.attention.min() >= 0
+
+
+def test_attention_is_that_of_transformers():
+    transformers = pytest.importorskip("transformers")
+    from albertkit.interop.names import names
+
+    config = tiny()
+    torch.manual_seed(0)
+    theirs = transformers.AlbertModel(transformers.AlbertConfig(**config.to_dict())).eval()
+    theirs.set_attn_implementation("eager")  # the only one that tells
+    state = {name: tensor.numpy() for name, tensor in theirs.state_dict().items()}
+    public = {n.torch.removeprefix("albert."): n.ours for n in names(config)}
+    weights = {public[name]: array for name, array in state.items() if name in public}
+    with torch.no_grad():
+        wanted = theirs(torch.tensor([IDS]), token_type_ids=torch.tensor([SEGMENTS]), output_attentions=True)
+    seen = Inside(config, weights).run(IDS, SEGMENTS)
+    for layer, attention in enumerate(wanted.attentions):
+        assert np.abs(seen.attention[layer] - attention[0].numpy()).max() < 1e-5
+
+
+def test_the_built_in_model_and_eight_bits():
+    """The engine also rounds activations to 8 bits, so that it is close to this and not the same."""
+    albert, inside = Albert(threads=1), Inside.open()
+    text = "A man plays the guitar."
+    seen = inside.look(text)
+    for layer in (0, 3, 12):
+        mine, engine = seen.hidden[layer], albert.tokens(text, layer=layer).vectors
+        cosines = (mine * engine).sum(1) / np.linalg.norm(mine, axis=1) / np.linalg.norm(engine, axis=1)
+        assert cosines.min() > 0.99, (layer, cosines)
+    assert seen.attention.shape == (12, 6, len(seen.ids), len(seen.ids))
+
+
+def test_masks_pairs_and_refusals(tmp_path):
+    inside = Inside.open("small-pretrained")
+    mask = inside.tokenizer.mask_id
+    assert mask in inside.look("a [MASK] text", depth=1).ids
+    pair = inside.look("a text", "another", depth=1)
+    assert pair.ids.count(inside.tokenizer.sep_id) == 2
+    with pytest.raises(AlbertkitError, match=f"it must have 1 to {LONGEST}"):
+        inside.run([5] * (LONGEST + 1))
+    with pytest.raises(AlbertkitError, match="without layers"):
+        Inside(tiny(options=Options(static=True)), {})
+    config = tiny()
+    folder = write_artifact(Artifact(config, weights_of(config), None, Meta(task="embed", depth=2)), tmp_path / "m")
+    bare = Inside.open(folder)
+    assert len(bare.run(IDS).hidden) == 3  # the depth that the model was made for
+    assert bare.run(IDS, depth=0).attention.shape == (0, 4, 6, 6)
+    with pytest.raises(AlbertkitError, match="no tokenizer"):
+        bare.look("a text")
+
+
+def test_erf():
+    import math
+
+    x = np.linspace(-4, 4, 801, dtype=np.float32)
+    assert np.abs(erf(x) - np.array([math.erf(v) for v in x])).max() < 5e-7
