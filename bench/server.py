@@ -1,0 +1,443 @@
+"""The server under load, from a second process, beside its engine alone and beside other servers of the same weights.
+
+    python bench/server.py                  # measure (about half an hour on two cores), keep the result as data
+    python bench/server.py --quick          # seconds instead of minutes, to see that it runs; nothing is kept
+    python bench/server.py --table          # docs/server-load.md from the kept data
+
+Every answer is compared with the vector the engine gives for that text. The peers are sentence-transformers behind FastAPI (torch,
+float32, one `encode` a request on a thread, as its documentation shows) and infinity-emb, where INFINITY names a python that has it.
+The server's clients are asyncio tasks that write HTTP by hand, so that they take little from the machine they share with it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import base64
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path[:0] = [str(Path(__file__).parent.parent / "src"), str(Path(__file__).parent)]
+
+RESULT = Path(__file__).parent / "results" / "server.json"
+PAGE = Path(__file__).parent.parent / "docs" / "server-load.md"
+FASTAPI = """
+import os, sys
+import torch
+from fastapi import FastAPI
+from pydantic import BaseModel
+from sentence_transformers import SentenceTransformer
+import uvicorn
+
+torch.set_num_threads(int(sys.argv[3]))
+model = SentenceTransformer(sys.argv[1], device="cpu")
+app = FastAPI()
+
+class Ask(BaseModel):
+    inputs: list[str]
+
+@app.post("/embed")
+def embed(ask: Ask) -> list[list[float]]:
+    return model.encode(ask.inputs, normalize_embeddings=True).tolist()
+
+uvicorn.run(app, host="127.0.0.1", port=int(sys.argv[2]), log_level="warning")
+"""
+
+
+# The client, in a process of its own -----------------------------------------------------------------------------
+
+
+class Client:
+    """Asks a server for vectors and compares them. `plan`: see `load`."""
+
+    def __init__(self, plan: dict[str, Any]) -> None:
+        self.plan = plan
+        self.texts = json.loads(Path(plan["texts"]).read_text(encoding="utf-8"))
+        self.wanted = np.load(plan["wanted"])
+        self.seen: list[tuple[float, float]] = []
+        self.tally = {"answered": 0, "texts": 0, "refused": 0, "lost": 0, "wrong": 0}
+        self.least = 1.0
+        self.numbers = count()
+
+    def request(self, places: list[int]) -> bytes:
+        """A request for some texts as bytes."""
+        texts = [self.texts[i] for i in places]
+        if self.plan["path"] == "/v1/embeddings":
+            asked: dict[str, Any] = {"model": self.plan["model"], "input": texts, "encoding_format": "base64"}
+        else:
+            asked = {"inputs": texts}
+        body = json.dumps(asked).encode()
+        head = f"POST {self.plan['path']} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+
+    async def ask(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One request and its answer."""
+        first = next(self.numbers) * self.plan["size"]
+        places = [i % len(self.texts) for i in range(first, first + self.plan["size"])]
+        began = time.perf_counter()
+        writer.write(self.request(places))
+        head = (await reader.readuntil(b"\r\n\r\n")).lower()
+        length = int(re.search(rb"content-length: (\d+)", head).group(1))  # type: ignore[union-attr]
+        body = await reader.readexactly(length)
+        took = time.perf_counter() - began
+        if not head.startswith(b"http/1.1 200"):
+            self.tally["refused"] += 1
+            self.seen.append((took, 0.0))
+            return
+        self.seen.append((took, 1.0))
+        self.tally["answered"] += 1
+        self.tally["texts"] += len(places)
+        self.compare(body, places)
+
+    def compare(self, body: bytes, places: list[int]) -> None:
+        """Count an answer that is not the engine's."""
+        data = json.loads(body)
+        if self.plan["path"] == "/v1/embeddings":
+            packed = b"".join(base64.b64decode(one["embedding"]) for one in data["data"])
+            found = np.frombuffer(packed, "<f4").reshape(len(places), -1)
+        else:
+            found = np.array(data, np.float32)
+        cosines = (found * self.wanted[places]).sum(1)
+        self.least = min(self.least, float(cosines.min()))
+        self.tally["wrong"] += int((cosines < self.plan["cosine"]).sum())
+
+    async def worker(self, until: float) -> None:
+        """One connection, one request after the other."""
+        while time.perf_counter() < until and sum(v for k, v in self.tally.items() if k != "texts") < self.plan["most"]:
+            try:
+                reader, writer = await asyncio.open_connection("127.0.0.1", self.plan["port"], limit=2**24)
+                while time.perf_counter() < until and self.tally["answered"] < self.plan["most"]:
+                    await self.ask(reader, writer)
+                writer.close()
+            except (OSError, asyncio.IncompleteReadError):
+                self.tally["lost"] += 1
+                await asyncio.sleep(0.01)
+
+    async def arrivals(self, until: float) -> None:
+        """Requests at a rate, whether the others have been answered or not; connections are used again."""
+        idle: list[Any] = []
+
+        async def one() -> None:
+            try:
+                pair = (
+                    idle.pop() if idle else await asyncio.open_connection("127.0.0.1", self.plan["port"], limit=2**24)
+                )
+                await self.ask(*pair)
+                idle.append(pair)
+            except (OSError, asyncio.IncompleteReadError):
+                self.tally["lost"] += 1
+
+        tasks, due = set(), time.perf_counter()
+        while due < until:
+            await asyncio.sleep(max(0.0, due - time.perf_counter()))
+            task = asyncio.ensure_future(one())
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
+            due += 1 / self.plan["rate"]
+        await asyncio.gather(*tasks)
+
+    async def run(self) -> dict[str, Any]:
+        """All of it."""
+        began = time.perf_counter()
+        until = began + self.plan["seconds"]
+        if self.plan["rate"]:
+            await self.arrivals(until)
+        else:
+            await asyncio.gather(*[self.worker(until) for _ in range(self.plan["clients"])])
+        seconds = time.perf_counter() - began
+        answered = np.array([took for took, right in self.seen if right] or [0.0])
+        refused = np.array([took for took, right in self.seen if not right] or [0.0])
+        used = os.times()
+        return {
+            **self.tally,
+            "seconds": seconds,
+            "texts_per_second": self.tally["texts"] / seconds,
+            "requests_per_second": self.tally["answered"] / seconds,
+            "milliseconds": {str(q): float(np.percentile(answered, q) * 1000) for q in (50, 90, 99, 100)},
+            "refused_milliseconds_99": float(np.percentile(refused, 99) * 1000),
+            "least_cosine": self.least,
+            "client_cpu": used.user + used.system,
+        }
+
+
+def load(port: int, **plan: Any) -> dict[str, Any]:
+    """Run the client in a second process. size: texts a request; clients: at once, or rate: requests a second; seconds; most."""
+    full = {
+        "port": port,
+        "path": "/v1/embeddings",
+        "model": "m",
+        "rate": 0,
+        "clients": 1,
+        "most": 10**9,
+        "cosine": 0.999,
+        **plan,
+    }
+    done = subprocess.run(
+        [sys.executable, __file__, "--client", json.dumps(full)], capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise RuntimeError(done.stderr[-2000:])
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+# The servers -----------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def started(command: list[str], port: int) -> Iterator[subprocess.Popen[bytes]]:
+    """A server that answers on a port."""
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        limit = time.monotonic() + 180
+        while process.poll() is None and time.monotonic() < limit:
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", port)) == 0:
+                    break
+            time.sleep(0.2)
+        else:
+            raise RuntimeError(f"{command[:3]} did not start")
+        time.sleep(1)
+        yield process
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(60)
+
+
+def free_port() -> int:
+    """A port nobody uses."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def ours(folder: Path, port: int, threads: int, *more: str) -> list[str]:
+    """The command of our server."""
+    base = [sys.executable, "-m", "albertkit.cli", "serve", f"m={folder}", "--port", str(port)]
+    return [*base, "--threads", str(threads), "--no-access-log", *more]
+
+
+def memory(pid: int) -> int:
+    """Resident bytes."""
+    found = re.search(r"VmRSS:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())
+    return int(found.group(1)) * 1024 if found else 0
+
+
+def cpu(pid: int) -> float:
+    """Seconds of processor used so far."""
+    parts = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(parts[11]) + int(parts[12])) / os.sysconf("SC_CLK_TCK")
+
+
+# What is measured ------------------------------------------------------------------------------------------------
+
+
+class Bench:
+    """One run: a model, texts, the engine's vectors of them, and how long to measure."""
+
+    def __init__(self, folder: Path, work: Path, threads: int, seconds: float) -> None:
+        from inference import mixed_texts
+
+        from albertkit.runtime.albert import Albert
+
+        self.folder, self.work, self.threads, self.seconds = folder, work, threads, seconds
+        self.albert = Albert(folder, threads=threads)
+        texts = mixed_texts(2048)
+        sizes = [len(ids) + 2 for ids in self.albert.tokenizer.ids_batch(texts)]
+        fit = [text for text, size in zip(texts, sizes, strict=True) if size <= self.albert.max_tokens]
+        self.texts = fit[:1024]  # peers cut longer ones, so that their vectors would differ
+        self.vectors = self.albert.embed(self.texts)
+        np.save(work / "wanted.npy", self.vectors)
+        (work / "texts.json").write_text(json.dumps(self.texts), encoding="utf-8")
+        self.files = {"texts": str(work / "texts.json"), "wanted": str(work / "wanted.npy")}
+
+    def bare(self, size: int) -> float:
+        """Texts a second of the engine alone, given `size` texts at a time."""
+        done, began = 0, time.perf_counter()
+        while time.perf_counter() - began < self.seconds:
+            at = done % len(self.texts)
+            self.albert.embed(self.texts[at : at + size])
+            done += size
+        return done / (time.perf_counter() - began)
+
+    def throughput(self) -> list[dict[str, Any]]:
+        """Server beside engine: requests of one and of many texts. `at once` is what the server has at hand together."""
+        found = []
+        for size, clients in ((1, 64), (8, 16), (32, 8), (128, 4)):
+            port = free_port()
+            with started(ours(self.folder, port, self.threads), port) as process:
+                load(port, size=size, clients=clients, seconds=min(3.0, self.seconds), **self.files)
+                before = cpu(process.pid)
+                run = load(port, size=size, clients=clients, seconds=self.seconds, **self.files)
+                run["server_cpu"] = cpu(process.pid) - before
+            bare = self.bare(size * clients)
+            found.append(
+                {"size": size, "clients": clients, "bare": bare, "ratio": run["texts_per_second"] / bare, **run}
+            )
+        return found
+
+    def overload(self) -> dict[str, Any]:
+        """Twice what can be computed, for a while; then normal again."""
+        port, deadline = free_port(), 2.0
+        with started(ours(self.folder, port, self.threads, "--deadline", str(deadline)), port) as process:
+            usual = load(port, size=8, clients=16, seconds=self.seconds, **self.files)
+            rate = 2 * usual["requests_per_second"]
+            run = load(port, size=8, rate=rate, seconds=3 * self.seconds, **self.files)
+            after = load(port, size=8, clients=16, seconds=self.seconds, **self.files)
+            return {
+                "deadline": deadline,
+                "rate": rate,
+                "usual": usual,
+                "overload": run,
+                "after": after,
+                "rss": memory(process.pid),
+            }
+
+    def steady(self, requests: int) -> dict[str, Any]:
+        """Resident memory over many requests."""
+        port, seen = free_port(), []
+        with started(ours(self.folder, port, self.threads), port) as process:
+            part = max(1, requests // 10)
+            for _ in range(10):
+                run = load(port, size=1, clients=32, seconds=1e6, most=part, **self.files)
+                seen.append(
+                    {"rss": memory(process.pid), **{k: run[k] for k in ("answered", "lost", "wrong", "refused")}}
+                )
+        return {"requests": requests, "seen": seen}
+
+    def peers(self, size: int = 8, clients: int = 16) -> dict[str, Any]:
+        """The same load on other servers of the same weights."""
+        found: dict[str, Any] = {}
+        float_folder, st = self.work / "float", self.work / "st"
+        write_peers(self.folder, float_folder, st)
+        script = self.work / "peer.py"
+        script.write_text(FASTAPI, encoding="utf-8")
+        python = os.environ.get("PEER", sys.executable)
+        plans = {
+            "albertkit, as stored": (lambda port: ours(self.folder, port, self.threads), "/v1/embeddings"),
+            "albertkit, float32": (lambda port: ours(float_folder, port, self.threads), "/v1/embeddings"),
+            "sentence-transformers behind FastAPI": (lambda port: [python, str(script), str(st), str(port), str(self.threads)], "/embed"),
+        }  # fmt: skip
+        if "INFINITY" in os.environ:
+            flags = ["v2", "--model-id", str(st), "--served-model-name", "m", "--device", "cpu", "--engine", "torch", "--no-bettertransformer", "--url-prefix", "/v1"]  # fmt: skip
+            plans["infinity-emb"] = (
+                lambda port: [os.environ["INFINITY"], *flags, "--port", str(port)],
+                "/v1/embeddings",
+            )
+        for name, (command, path) in plans.items():
+            for one in ((size, clients), (1, 32)):
+                port = free_port()
+                try:
+                    with started(command(port), port) as process:
+                        plan = {"size": one[0], "clients": one[1], "path": path, "cosine": 0.98, **self.files}
+                        load(port, seconds=min(3.0, self.seconds), **plan)
+                        run = load(port, seconds=self.seconds, **plan)
+                        found.setdefault(name, []).append(
+                            {"size": one[0], "clients": one[1], "rss": memory(process.pid), **run}
+                        )
+                except RuntimeError as error:
+                    found.setdefault(name, []).append({"failed": str(error)})
+        return found
+
+
+def write_peers(folder: Path, float_folder: Path, st: Path) -> None:
+    """The model with float weights: as an artifact, and for sentence-transformers."""
+    from albertkit.artifact import read_artifact, write_artifact
+    from albertkit.interop.sentence_transformers import write_folder
+
+    artifact = read_artifact(folder)
+    write_artifact(artifact, float_folder, overwrite=True)
+    write_folder(artifact, st, overwrite=True)
+
+
+# Keeping and showing ---------------------------------------------------------------------------------------------
+
+
+def table() -> str:
+    """docs/server-load.md."""
+    found = json.loads(RESULT.read_text(encoding="utf-8"))
+    machine = found["machine"]
+    lines = [
+        "<!-- Written by `python bench/server.py --table`; do not edit. -->", "", "# The server under load", "",
+        f"The built-in model, {found['threads']} threads of {machine['processor']}, {machine['date']}. Clients ran in a second process on the same machine. Every answer was compared with the engine's.", "",
+        "| texts a request | clients | texts/s | engine alone, texts/s | share | p50 ms | p99 ms | wrong | lost |", "|---|---|---|---|---|---|---|---|---|",
+    ]  # fmt: skip
+    for run in found["throughput"]:
+        lines.append(
+            f"| {run['size']} | {run['clients']} | {run['texts_per_second']:,.0f} | {run['bare']:,.0f} | {run['ratio']:.0%} "
+            f"| {run['milliseconds']['50']:.1f} | {run['milliseconds']['99']:.1f} | {run['wrong']} | {run['lost']} |"
+        )
+    over = found["overload"]
+    run = over["overload"]
+    lines += [
+        "", f"Twice the load it can bear ({over['rate']:,.0f} requests/s of 8 texts, answers due in {over['deadline']:g} s): "
+        f"{run['answered']:,} answered with p99 {run['milliseconds']['99'] / 1000:.2f} s, {run['refused']:,} refused (p99 {run['refused_milliseconds_99']:.0f} ms), "
+        f"{run['lost']} lost, {run['wrong']} wrong; {over['after']['texts_per_second'] / over['usual']['texts_per_second']:.0%} of the usual speed afterwards.", "",
+        f"Resident memory over {found['steady']['requests']:,} requests, tenth by tenth, MB: "
+        + ", ".join(f"{one['rss'] / 2**20:.0f}" for one in found["steady"]["seen"]) + ".", "",
+        "| server | texts a request | requests/s | p99 ms | least cosine with the engine's vector | RSS, MB |", "|---|---|---|---|---|---|",
+    ]  # fmt: skip
+    for name, runs in found["peers"].items():
+        for run in runs:
+            if "failed" in run:
+                lines.append(f"| {name} | | {run['failed'][:80]} | | | |")
+                continue
+            lines.append(
+                f"| {name} | {run['size']} | {run['requests_per_second']:,.1f} | {run['milliseconds']['99']:.0f} "
+                f"| {run['least_cosine']:.4f} | {run['rss'] / 2**20:.0f} |"
+            )
+    return "\n".join([*lines, ""])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, help="an artifact; default the built-in model")
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--seconds", type=float, default=30.0, help="of each measurement")
+    parser.add_argument("--requests", type=int, default=100_000, help="for resident memory")
+    parser.add_argument("--parts", default="throughput,overload,steady,peers")
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--table", action="store_true")
+    parser.add_argument("--client", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.client:
+        print(json.dumps(asyncio.run(Client(json.loads(given.client)).run())))
+        return
+    if given.table:
+        PAGE.write_text(table(), encoding="utf-8")
+        return
+    from inference import machine, versions
+
+    from albertkit.builtin import resolve
+
+    found: dict[str, Any] = json.loads(RESULT.read_text(encoding="utf-8")) if RESULT.exists() else {}
+    with tempfile.TemporaryDirectory() as work:
+        seconds = 2.0 if given.quick else given.seconds
+        bench = Bench(resolve(given.model), Path(work), given.threads, seconds)
+        found.update(
+            {"machine": machine(given.threads), "versions": versions(), "threads": given.threads, "seconds": seconds}
+        )
+        for part in given.parts.split(","):
+            settings = {"steady": [1000 if given.quick else given.requests]}.get(part, [])
+            found[part] = getattr(bench, part)(*settings)
+            print(part, json.dumps(found[part], indent=1))
+    if not given.quick:
+        RESULT.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,277 @@
+"""The batcher: one thread owns the engine and computes what all clients ask for, together.
+
+In: `Job`s, each some rows of tokens to be read in one way. Out: their results, given to the event loop. Before this file: `jobs.py`,
+where rows wait; `runtime/batching.py` decides which are computed together. After it: `work.py` makes jobs of requests.
+
+While the engine computes one batch, rows gather for the next, so that batches grow with the load and nobody waits for company. The
+oldest row is always in the next batch, with those of the waiting rows that fit to it by length. A job that cannot be done before its
+deadline is refused when it comes, from what is waiting and how fast the engine has been; one whose client has gone, or whose time is
+over before it was begun, is not computed any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from albertkit.runtime.batching import packed
+from albertkit.serve.jobs import Computing, Job, Lane, Pace, Row, Way, mark_of, segments_of
+from albertkit.serve.refusal import Refusal
+
+log = logging.getLogger("albertkit.serve")
+WINDOW = 16  # batches' worth of waiting tokens that are sorted by length together
+
+
+class Batcher:
+    """The queue and the thread. `watch` is told of every batch: model, texts, tokens, seconds, and how long its oldest row waited."""
+
+    def __init__(self, budget: int, deadline: float, watch: Callable[..., None] | None = None) -> None:
+        self.budget, self.deadline = budget, deadline
+        self._watch = watch or (lambda *about: None)
+        self._lanes: dict[Way, Lane] = {}
+        self._calls: deque[Job] = deque()
+        self._owed: dict[Pace, int] = {}
+        self._ready = threading.Condition()
+        self._stopped = False
+        self._began: float | None = None
+        self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def start(self) -> None:
+        """Begin to compute; results go to the running event loop."""
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Compute what is waiting, then end."""
+        with self._ready:
+            self._stopped = True
+            self._ready.notify()
+        if self._thread is not None:
+            self._thread.join()
+
+    def stuck(self) -> float | None:
+        """Seconds since the batch now computed began, 0 when idle; None when the thread does not run."""
+        began = self._began
+        if self._thread is None or not self._thread.is_alive():
+            return None
+        return 0.0 if began is None else time.monotonic() - began
+
+    # On the event loop -------------------------------------------------------------------------------------------
+
+    def waiting(self) -> tuple[int, float]:
+        """Tokens times layers that are waiting, and the seconds they will take."""
+        with self._ready:
+            owed = list(self._owed.items())
+        return sum(work for _, work in owed), sum(work * pace.seconds for pace, work in owed)
+
+    def check_queue(self, alone: float = 0.0) -> None:
+        """Refuse what would wait too long, if it takes `alone` seconds itself."""
+        _, ahead = self.waiting()
+        if ahead + alone > self.deadline:
+            raise Refusal(
+                429,
+                f"about {ahead:.1f} s of work are waiting and an answer is due in {self.deadline:g} s; ask again later",
+                again=ahead + alone - self.deadline,
+            )
+
+    def check(self, model: Computing, work: int) -> None:
+        """Refuse work (tokens times layers) that could not be done in time."""
+        alone = work * model.pace.seconds
+        if alone > self.deadline:
+            raise Refusal(
+                413,
+                f"this request takes about {alone:.0f} s to compute and an answer is due in {self.deadline:g} s; "
+                "send fewer texts at a time",
+            )
+        self.check_queue(alone)
+
+    async def run(self, job: Job) -> list[Any]:
+        """Results of a job's rows, in their order. Cancelled, the job is forgotten."""
+        if not job.ids and job.call is None:
+            return []
+        job.work = job.work or job.tokens * max(1, job.way.depth)
+        self.check(job.way.model, job.work)
+        job.done = asyncio.get_running_loop().create_future()
+        self._add(job)
+        try:
+            await job.done
+        finally:
+            if job.live:
+                self._forget(job)
+        if job.error is not None:
+            raise job.error
+        return job.results
+
+    def _add(self, job: Job) -> None:
+        job.arrived = time.monotonic()
+        job.results, job.left = [None] * len(job.ids), len(job.ids)
+        rows = [Row(job, place, len(ids)) for place, ids in enumerate(job.ids)]
+        with self._ready:
+            if self._stopped:
+                raise Refusal(503, "the server is shutting down; ask another one", again=1)
+            pace = job.way.model.pace
+            self._owed[pace] = self._owed.get(pace, 0) + job.work
+            if job.call is not None:
+                self._calls.append(job)
+            else:
+                self._lanes.setdefault(job.way, Lane()).waiting.extend(rows)
+            self._ready.notify()
+
+    def _forget(self, job: Job) -> None:
+        """Nobody waits any more: its rows will be passed over."""
+        with self._ready:
+            self._settle(job)
+
+    def _settle(self, job: Job) -> None:
+        """Take a job that is finished or given up off the books; the lock is held."""
+        if job.live:
+            job.live = False
+            self._pay(job, job.work)
+
+    def _pay(self, job: Job, work: int) -> None:
+        """Some of what a job owed is done; the lock is held."""
+        pace = job.way.model.pace
+        job.work -= work
+        left = self._owed.get(pace, 0) - work
+        self._owed[pace] = left
+        if left <= 0:
+            del self._owed[pace]
+
+    # On the engine's thread --------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while (batch := self._next()) is not None:
+            self._began = time.monotonic()
+            jobs = [batch] if isinstance(batch, Job) else list({row.job for row in batch})
+            try:
+                if isinstance(batch, Job):
+                    self._call(batch)
+                else:
+                    self._compute(batch)
+            except BaseException as problem:  # a fault of ours: nobody must wait for ever
+                log.exception("batcher failed")
+                with self._ready:
+                    for job in jobs:
+                        job.error = job.error or problem
+                        self._settle(job)
+                self._deliver(jobs)
+            self._began = None
+
+    def _next(self) -> list[Row] | Job | None:
+        """The next batch or call; waits for one. None when all is done and the server stops."""
+        with self._ready:
+            while True:
+                now = time.monotonic()
+                first: tuple[float, Way | None] | None = None
+                while self._calls and not self._in_time(self._calls[0], now):
+                    self._calls.popleft()
+                if self._calls:
+                    first = (self._calls[0].arrived, None)
+                for way, lane in list(self._lanes.items()):
+                    row = lane.oldest(WINDOW * self.budget)
+                    while row is not None and not self._in_time(row.job, now):
+                        row = lane.oldest(WINDOW * self.budget)
+                    if row is None:
+                        del self._lanes[way]
+                    elif first is None or row.job.arrived < first[0]:
+                        first = (row.job.arrived, way)
+                if first is not None:
+                    return self._calls.popleft() if first[1] is None else self._lanes[first[1]].take(self.budget)
+                if self._stopped:
+                    return None
+                self._ready.wait()
+
+    def _in_time(self, job: Job, now: float) -> bool:
+        """Whether somebody waits for a job; one whose time is over before it was begun is told so. The lock is held.
+
+        What was begun is finished: else, under too much load, the engine might spend its time on answers nobody gets.
+        """
+        if job.live and now > job.deadline and not job.started:
+            job.error = Refusal(
+                503, f"there was no time for this request within {self.deadline:g} s; ask again", again=1
+            )
+            self._settle(job)
+            self._deliver([job])
+        return job.live
+
+    def _compute(self, batch: list[Row]) -> None:
+        way = batch[0].job.way
+        began = time.monotonic()
+        error, found, size = None, list[Any](), 0
+        try:
+            rows = packed(
+                [row.job.ids[row.place] for row in batch],
+                None if all(row.job.segments is None for row in batch) else [segments_of(row) for row in batch],
+                list(range(len(batch))),
+            )
+            size = rows.ids.size
+            hidden = way.model.albert.engine.run(rows, way.depth)
+            found = list(way.reader(way, hidden, rows.lengths, [mark_of(row) for row in batch]))
+        except BaseException as problem:  # the thread must live on, whatever a batch does
+            log.exception("batch failed")
+            error = problem
+        seconds = time.monotonic() - began
+        if size * 2 >= self.budget and way.depth and error is None:
+            way.model.pace.learn(seconds / (size * way.depth))
+        finished = self._keep(batch, found, error, seconds)
+        self._deliver(finished)
+        waited = began - min(row.job.arrived for row in batch)
+        self._watch(way.model, len(batch), sum(row.length for row in batch), seconds, waited)
+
+    def _keep(self, batch: list[Row], found: list[Any], error: BaseException | None, seconds: float) -> list[Job]:
+        """Put results where they belong; returns the jobs that are done with."""
+        finished = []
+        now = time.monotonic()
+        with self._ready:
+            for job in {row.job for row in batch}:
+                job.computing += seconds
+                job.started = job.started or now - seconds
+            for at, row in enumerate(batch):
+                job = row.job
+                if not job.live:
+                    continue
+                if error is not None:
+                    job.error = error
+                else:
+                    job.results[row.place] = found[at]
+                    job.left -= 1
+                    self._pay(job, min(job.work, row.length * max(1, job.way.depth)))
+                if error is not None or not job.left:
+                    self._settle(job)
+                    finished.append(job)
+        return finished
+
+    def _call(self, job: Job) -> None:
+        job.started = time.monotonic()
+        try:
+            job.results = [job.call()] if job.call is not None else []
+        except BaseException as problem:
+            job.error = problem
+        job.computing = time.monotonic() - job.started
+        with self._ready:
+            live = job.live
+            self._settle(job)
+        if live:
+            self._deliver([job])
+
+    def _deliver(self, jobs: list[Job]) -> None:
+        if not jobs or self._loop is None:
+            return
+        try:
+            self._loop.call_soon_threadsafe(answered, jobs)
+        except RuntimeError:  # the loop is closed: nobody is left to hear
+            log.debug("answers without a loop")
+
+
+def answered(jobs: list[Job]) -> None:
+    """Wake those who wait for some jobs."""
+    for job in jobs:
+        if job.done is not None and not job.done.done():
+            job.done.set_result(None)

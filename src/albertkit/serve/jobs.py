@@ -1,0 +1,132 @@
+"""What the batcher works with: jobs, their rows, and the lanes in which rows wait.
+
+In: what a request wants computed. Out: the batch that is next in a lane. After this file: `batcher.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from albertkit.runtime.batching import groups
+
+LEARN = 0.2  # how much the newest full batch counts in the pace
+
+
+class Pace:
+    """How fast a model is: seconds for a token in a layer, learnt from batches that are at least half full."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def learn(self, seconds: float) -> None:
+        """Take a new measurement into account."""
+        self.seconds += LEARN * (seconds - self.seconds)
+
+
+class Computing(Protocol):
+    """What computes: `models.Model`."""
+
+    @property
+    def albert(self) -> Any: ...
+    @property
+    def pace(self) -> Pace: ...
+
+
+Reader = Callable[["Way", np.ndarray, np.ndarray, list[Any]], Sequence[Any]]
+"""(way, hidden states (texts, length, H), lengths, marks) → one result for each text."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """Rows that are computed alike can share a batch: by one model, to one depth, and read in one way."""
+
+    model: Computing
+    depth: int
+    reader: Reader
+    how: str = ""
+    """Something for the reader, the same for all rows."""
+
+
+@dataclass(eq=False)
+class Job:
+    """What one request wants computed."""
+
+    way: Way
+    ids: Sequence[Any]
+    """The tokens of each row."""
+    deadline: float
+    segments: Sequence[Any] | None = None
+    marks: list[Any] | None = None
+    """Something for the reader, for each row."""
+    results: list[Any] = field(default_factory=list)
+    left: int = 0
+    live: bool = True
+    arrived: float = 0.0
+    started: float = 0.0
+    computing: float = 0.0
+    """Seconds of the batches it was in."""
+    error: BaseException | None = None
+    done: asyncio.Future[None] | None = None
+    call: Callable[[], Any] | None = None
+    """Instead of rows: something to be called on the engine's thread."""
+    work: int = 0
+    """Tokens times layers still to be computed."""
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all rows."""
+        return sum(map(len, self.ids))
+
+
+@dataclass(eq=False)
+class Row:
+    """One row of a job."""
+
+    __slots__ = ("job", "length", "place")
+    job: Job
+    place: int
+    length: int
+
+
+class Lane:
+    """Rows waiting for one way, in the order they came."""
+
+    def __init__(self) -> None:
+        self.window: list[Row] = []
+        self.waiting: deque[Row] = deque()
+
+    def oldest(self, tokens: int) -> Row | None:
+        """The first row that somebody still waits for; fills the window up to `tokens`."""
+        self.window = [row for row in self.window if row.job.live]
+        held = sum(row.length for row in self.window)
+        while self.waiting and held < tokens:
+            row = self.waiting.popleft()
+            if row.job.live:
+                self.window.append(row)
+                held += row.length
+        return self.window[0] if self.window else None
+
+    def take(self, budget: int) -> list[Row]:
+        """The batch that holds the oldest row, the longest row first."""
+        places = next(p for p in groups([row.length for row in self.window], budget) if 0 in p)
+        batch = [self.window[place] for place in places]
+        gone = set(places)
+        self.window = [row for place, row in enumerate(self.window) if place not in gone]
+        return batch
+
+
+def segments_of(row: Row) -> Any:
+    """The segments of a row; 0 everywhere where a job has none."""
+    segments = row.job.segments
+    return np.zeros(row.length, np.int64) if segments is None else segments[row.place]
+
+
+def mark_of(row: Row) -> Any:
+    """What the reader wants to know about a row."""
+    return None if row.job.marks is None else row.job.marks[row.place]

@@ -1,0 +1,126 @@
+"""The endpoints that OpenAI's clients speak: vectors, and the list of models.
+
+In: requests in OpenAI's shapes. Out: answers in OpenAI's shapes. Before this file: `work.py` computes; after it: `app.py`.
+"""
+
+from __future__ import annotations
+
+import base64
+from typing import Annotated, Any, Literal, TypedDict
+
+import numpy as np
+from msgspec import Meta
+
+from albertkit.serve.models import Model
+from albertkit.serve.refusal import Refusal
+from albertkit.serve.schema import NUMBERS, TEXT, Depth, Dimensions, Long, Pooling, Strict, TextsOrTokens
+from albertkit.serve.work import Ask, Desk, texts_or_tokens
+
+
+class EmbeddingsRequest(Strict):
+    """Sentence vectors, as OpenAI's clients ask for them. Fields from `depth` on are ours."""
+
+    input: TextsOrTokens
+    model: Annotated[str, Meta(description="A served model's name.")]
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: Dimensions = None
+    user: str | None = None
+    depth: Depth = None
+    pooling: Pooling = None
+    long: Long = "split"
+    prompt: Annotated[str | None, Meta(description="A prompt's name or text, put before each text.")] = None
+
+
+class Embedding(TypedDict):
+    """One vector; as a string, it is base64 of little-endian float32."""
+
+    object: Literal["embedding"]
+    index: int
+    embedding: Annotated[Any, Meta(extra_json_schema={"anyOf": [NUMBERS, TEXT]})]
+
+
+class Usage(TypedDict):
+    """Tokens the model read, special ones included."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingsAnswer(TypedDict):
+    """Vectors in the order of the input."""
+
+    object: Literal["list"]
+    data: list[Embedding]
+    model: str
+    usage: Usage
+
+
+class ServedModel(TypedDict):
+    """A served model: OpenAI's four fields, then what it is and can do."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    task: str
+    labels: list[str]
+    endpoints: list[str]
+    dimensions: int
+    max_tokens: int
+    layers: int
+    depth: int
+    depths: Annotated[list[int], Meta(description="At which the model says something; others may be meaningless.")]
+    heads: int
+    parameters: int
+    vocabulary: int
+    tokenizer: str
+    pooling: str
+    prompts: dict[str, str]
+    weights: str
+    version: str
+
+
+class ModelList(TypedDict):
+    """The served models."""
+
+    object: Literal["list"]
+    data: list[ServedModel]
+
+
+async def embeddings(desk: Desk, ask: Ask, body: EmbeddingsRequest) -> dict[str, Any]:
+    """Sentence vectors."""
+    model = desk.pick(ask, body.model, "embed")
+    recipe = model.albert.recipe(
+        pooling=body.pooling, depth=body.depth, dim=body.dimensions, long=body.long, prompt=body.prompt
+    )
+    vectors = await desk.vectors(ask, model, texts_or_tokens(body.input, "input"), recipe)
+    if body.encoding_format == "base64":
+        shown: list[Any] = [base64.b64encode(row.astype("<f4").tobytes()).decode("ascii") for row in vectors]
+    else:
+        shown = list(np.ascontiguousarray(vectors, np.float32))
+    return {
+        "object": "list",
+        "data": [{"object": "embedding", "index": i, "embedding": row} for i, row in enumerate(shown)],
+        "model": model.name,
+        "usage": {"prompt_tokens": ask.tokens, "total_tokens": ask.tokens},
+    }
+
+
+async def models(desk: Desk, ask: Ask, body: None) -> dict[str, Any]:
+    """The served models, what they are and what they can do."""
+    return {"object": "list", "data": [about(model) for model in desk.models]}
+
+
+async def one_model(desk: Desk, ask: Ask, body: None, name: str) -> dict[str, Any]:
+    """One served model."""
+    for model in desk.models:
+        if model.name == name:
+            return about(model)
+    raise Refusal(404, f"there is no model {name!r}; served: {', '.join(m.name for m in desk.models)}", name="model")
+
+
+def about(model: Model) -> dict[str, Any]:
+    """A model as OpenAI lists it, and what more we know."""
+    facts = model.facts()
+    opened = facts.pop("opened")
+    return {**facts, "object": "model", "created": opened, "owned_by": "albertkit"}

@@ -1,0 +1,186 @@
+// How an answer forms: every depth of one text, where early exit would stop, and what the heads look at.
+
+import { Problem, ask, bytes } from "./api.js";
+import { attentionView } from "./attention.js";
+import { cli, curl, opened, py, sh } from "./code.js";
+import { el, fresh } from "./dom.js";
+import { field, makeTool } from "./tool.js";
+import { number, t } from "./words.js";
+
+const LONGEST = 64; // tokens whose attention can still be looked at
+const TOP = 65535; // what the server writes for an attention of 1
+const area = field("textarea", "inside.text", { rows: 2 });
+const pair = field("input", "inside.pair", { type: "text" });
+const question = field("input", "inside.question", { type: "text" });
+let threshold = 0.8;
+let view = { layer: 2, head: 1 };
+
+/** How sure the model is after each layer, in the numbers that early exit compares; null where it cannot leave. For masks, how
+    likely the best word is (of the least sure mask). */
+function sureness({ exit, depths, full_depth: full }) {
+  return depths.slice(0, full).map(({ depth, prediction }) => {
+    if (!exit) return Math.min(...prediction.map((guesses) => guesses[0].score));
+    const doubt = exit.doubts[depth === full ? exit.looks.length : exit.looks.indexOf(depth)];
+    return doubt === null || doubt === undefined ? null : Math.max(0, 1 - doubt);
+  });
+}
+
+/** What `exit=` is called with for the chosen threshold; null for masks, which always read all layers. */
+const rule = (exit) => exit && `${exit.kind}:${Number((exit.kind === "cosine" ? threshold : 1 - threshold).toFixed(3))}`;
+
+/** What a prediction says, in a few words: [[words, how likely], …]. */
+function says(kind, prediction) {
+  if (kind === "fill") return prediction.flatMap((guesses) => guesses.slice(0, prediction.length > 1 ? 1 : 3).map((g) => [g.word, g.score]));
+  if (kind === "classify") {
+    if (typeof prediction.label === "number") return [[number(prediction.label, 2), null]];
+    return Object.entries(prediction.probabilities ?? {}).sort((a, b) => b[1] - a[1]).slice(0, 3);
+  }
+  if (kind === "answer") return [[prediction.text || t("classify.none"), prediction.probability]];
+  const spans = prediction.spans.map((span) => [`${span.text} ${span.label}`, span.score]);
+  if (kind === "intent") return [[prediction.intent, prediction.probability], ...spans];
+  return spans.length ? spans : [[t("classify.none"), null]];
+}
+
+function layersTable({ answer }) {
+  const { depths, kind, exit, full_depth: full } = answer;
+  const sure = sureness(answer);
+  const digits = exit?.kind === "cosine" ? 3 : 2;
+  const gauge = (value, more) => el(
+    "td", { class: `gauge ${more}` },
+    value === null ? null : el("span", { class: "bar", vars: { "--share": Math.max(0, value) } }),
+    el("span", { class: "value", text: value === null ? "–" : number(value, digits) }),
+  );
+  const rows = depths.slice(0, full).map((one, at) => el(
+    "tr", {},
+    el("th", { scope: "row", text: String(one.depth) }),
+    kind ? el("td", { class: "says" }, says(kind, one.prediction).map(([words, share], i) => el(
+      "span", { class: i ? "word" : "word first" }, words, share === null ? null : el("small", { text: `${number(100 * share)} %` }),
+    ))) : null,
+    gauge(sure[at], ""), gauge(one.agreement, "soft"),
+  ));
+  const table = el(
+    "table", { class: kind ? "layers tells" : "layers" },
+    el("thead", {}, el(
+      "tr", {}, el("th", { scope: "col", "data-t": "inside.layer" }), kind ? el("th", { scope: "col", "data-t": "inside.says" }) : null,
+      el("th", { scope: "col", "data-t": kind ? "inside.sure" : "inside.still" }), el("th", { scope: "col", "data-t": "inside.agreement" }),
+    )),
+    el("tbody", {}, rows),
+  );
+  const slider = el("input", { id: fresh("threshold"), type: "range", min: 0.3, max: 0.99, step: 0.01, value: threshold });
+  const said = el("output", { for: slider.id, class: "said" });
+  const verdict = el("p", { class: "verdict", role: "status" });
+  function stop() {
+    threshold = Number(slider.value);
+    said.textContent = number(threshold, 2);
+    const at = sure.findIndex((value, i) => i < full - 1 && value !== null && value >= threshold);
+    rows.forEach((row, i) => {
+      row.classList.toggle("exit", i === at);
+      row.classList.toggle("skipped", at >= 0 && i > at);
+    });
+    const told = [at < 0 ? t("inside.exit.never", { layers: full }) : t("inside.exit", { layer: at + 1, layers: full, saved: number((100 * (full - at - 1)) / full) })];
+    if (at >= 0 && depths[at].same !== null) told.push(t(depths[at].same ? "inside.exit.same" : "inside.exit.other"));
+    if (exit?.promised) told.push(t("inside.promised", { layer: exit.promised }));
+    verdict.textContent = told.join(" ");
+  }
+  slider.addEventListener("input", () => { stop(); spec.refresh(); });
+  stop();
+  return [
+    el("h3", { "data-t": "inside.layers" }),
+    el("div", { class: "options" }, el("div", { class: "option grow long" }, el("label", { for: slider.id, "data-t": kind ? "inside.threshold" : "inside.threshold.vector" }), slider, said)),
+    verdict,
+    el("div", { class: "scroll", tabindex: 0, role: "region", "data-t-label": "inside.layers" }, table),
+    answer.settled ? el("p", { class: "hint", text: t("inside.settled", { layer: answer.settled }) }) : null,
+  ];
+}
+
+function draw(told) {
+  const { answer } = told;
+  if (!told.attention) return [...layersTable(told), el("p", { class: "hint", text: t("inside.weak", { most: LONGEST }) })];
+  const maps = attentionView(told.attention, answer.tokens, view, (chosen) => { view = chosen; spec.refresh(); });
+  return [...layersTable(told), el("h3", { "data-t": "inside.attention" }), maps];
+}
+
+function body(v, attention) {
+  return {
+    text: v.text, model: v.model.id, k: 3, ...(attention ? { attention } : {}),
+    ...(v.pair ? { pair: v.pair } : {}), ...(v.question ? { question: v.question } : {}),
+  };
+}
+
+/** Which call says it in Python: its arguments come before depth= or exit=. */
+function call(kind, v) {
+  const pair = v.pair ? `, ${py(v.pair)}` : "";
+  return {
+    fill: "albert.fill_mask(text, k=3", classify: `albert.classify(text${pair}`, tag: "albert.tag(text",
+    intent: "albert.understand(text", answer: `albert.answer(${py(v.question)}, text`,
+  }[kind];
+}
+
+function programs(v, { answer }) {
+  const { kind, exit, full_depth: full } = answer;
+  const { layer, head } = view;
+  const leave = rule(exit);
+  const each = kind ? `print(depth, ${call(kind, v)}, depth=depth))` : "print(depth, albert.embed(text, depth=depth) @ albert.embed(text))";
+  const early = !leave ? "" : kind ? `print(${call(kind, v)}, exit=${py(leave)}))\n` : `print(albert.embed_early([text], exit=${py(leave)})[1])\n`;
+  const verb = {
+    fill: ["fill", "-m", v.model.id], classify: ["classify", ...(v.pair ? ["--pair", v.pair] : [])], tag: ["tag"], intent: ["intent"], answer: ["answer"],
+  }[kind] ?? ["embed", "-m", v.model.id];
+  const rest = { fill: [v.text], answer: [v.model.id, v.question] }[kind] ?? (kind ? [v.model.id, v.text] : [v.text]);
+  const pipe = kind === "answer" ? `printf %s ${sh(v.text)} | ` : "";
+  const line = (...how) => pipe + cli(...verb, ...how, "--", ...rest);
+  return {
+    python:
+      `from albertkit.runtime.inside import Inside\n${opened(v.model.id)}text = ${py(v.text)}\n` +
+      `for depth in range(1, ${full + 1}):\n    ${each}\n${early}` +
+      `inner = Inside.open(${py(v.model.id)}).look(text${v.pair ? `, ${py(v.pair)}` : ""})\n` +
+      `print(inner.attention[${layer}, ${head}].round(2))  # ${t("inside.head", { layer: layer + 1, head: head + 1 })}`,
+    curl: curl("explain", body(v, "float")),
+    cli: `for depth in $(seq 1 ${full}); do\n  ${line("--depth", "DEPTH").replace("DEPTH", '"$depth"')}\ndone` +
+      (leave ? `\n${line("--exit", leave)}` : ""),
+  };
+}
+
+const spec = {
+  id: "inside", group: 3, needs: ["explain"], builtin: true, deep: false, slow: true,
+  make: ["albertkit serve small small-pretrained"],
+  fields: [area.node, pair.node, question.node],
+  examples: [
+    { name: "example.mask", text: "She is a professor at the [MASK] of Oxford." },
+    { name: "example.senses", text: "She sat on the bank of the river and counted her money." },
+    { name: "example.who", text: "The cup did not fit into the bag because it was too big." },
+  ],
+  fit(model) {
+    pair.node.hidden = model.task !== "classify";
+    question.node.hidden = model.task !== "answer";
+    if (model.task === "answer" && !question.input.value) question.input.value = "Who is it?";
+  },
+  prefer: (models) => models.find((one) => one.endpoints.includes("fill")),
+  read: () => ({
+    text: area.input.value.trim(),
+    pair: pair.node.hidden ? "" : pair.input.value.trim(),
+    question: question.node.hidden ? "" : question.input.value.trim(),
+  }),
+  write: ({ text }) => { area.input.value = text; },
+  async ask(values, signal) {
+    if (!values.text) throw new Problem(t("error.empty"));
+    const { model } = values;
+    const [pieces] = (await ask("tokenize", { inputs: [values.text], model: model.id }, signal)).answer;
+    const short = pieces.length + values.pair.length / 2 <= LONGEST;
+    const told = await ask("explain", body(values, short ? "base64" : null), signal);
+    if (short) {
+      const packed = new Uint16Array(bytes(told.answer.attention).buffer);
+      const n = told.answer.tokens.length;
+      const heads = model.heads;
+      told.attention = {
+        heads, layers: packed.length / (heads * n * n), tokens: n,
+        at: (layer, head, from, to) => packed[((layer * heads + head) * n + from) * n + to] / TOP,
+      };
+      view = { layer: Math.min(view.layer, told.attention.layers - 1), head: Math.min(view.head, heads - 1) };
+      told.answer.attention = null;
+    }
+    return told;
+  },
+  draw,
+  code: programs,
+};
+export const inside = makeTool(spec);

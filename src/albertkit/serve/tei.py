@@ -1,0 +1,294 @@
+"""The endpoints of Hugging Face's text-embeddings-inference (TEI), so that its clients work.
+
+In: requests in its shapes. Out: answers in its shapes. Before this file: `work.py` computes; after it: `app.py`. As there, fields
+that are not known are passed over; unlike there, a long text is read in windows unless `truncate` is set, and `rerank` works with any
+model.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, TypedDict
+
+import numpy as np
+from msgspec import Meta, Struct
+
+from albertkit import __version__
+from albertkit.serve.models import Model
+from albertkit.serve.refusal import Refusal
+from albertkit.serve.schema import (
+    NUMBERS,
+    ONE_OR_MANY,
+    Depth,
+    Dimensions,
+    IdsOrMany,
+    Pooling,
+    Served,
+    Texts,
+    TextsOrPairs,
+    TextsOrTokens,
+)
+from albertkit.serve.work import CUTTERS, Ask, Desk, texts_of, texts_or_tokens
+from albertkit.tasks.examples import Text
+
+YES = ("1", "yes", "true", "entailment", "positive")  # classes that mean "fits", for models of two classes
+
+
+class EmbedRequest(Struct, kw_only=True):
+    """Sentence vectors. Fields from `model` on are ours."""
+
+    inputs: TextsOrTokens
+    normalize: bool | None = None
+    truncate: Annotated[bool | None, Meta(description="Cut long texts instead of reading them in windows.")] = None
+    prompt_name: Annotated[str | None, Meta(description="One of the model's prompts.")] = None
+    dimensions: Dimensions = None
+    model: Served = None
+    depth: Depth = None
+    layer: Annotated[int | None, Meta(description="Hidden state to use: 0 the embeddings, -1 the last.")] = None
+    pooling: Pooling = None
+
+
+class RootRequest(Struct, kw_only=True):
+    """What TEI takes at its root: inputs for vectors, or for classes where the first served model is made for them."""
+
+    inputs: Annotated[Any, Meta(description="As for /embed or /predict.", extra_json_schema=ONE_OR_MANY)]
+    normalize: bool | None = None
+    truncate: bool | None = None
+
+
+class RerankRequest(Struct, kw_only=True):
+    """Texts by how well they fit a query: by a model that was fine-tuned on pairs, else by the cosine of vectors."""
+
+    query: str
+    texts: Annotated[list[str], Meta(min_length=1)]
+    raw_scores: bool = False
+    return_text: bool = False
+    truncate: bool | None = None
+    model: Served = None
+
+
+class RankedText(TypedDict, total=False):
+    """The text, if it was asked for."""
+
+    text: str
+
+
+class Rank(RankedText):
+    """A text's place in the request, and how well it fits."""
+
+    index: int
+    score: float
+
+
+class PredictRequest(Struct, kw_only=True):
+    """Classes of texts or pairs."""
+
+    inputs: TextsOrPairs
+    raw_scores: bool = False
+    truncate: bool | None = None
+    model: Served = None
+
+
+PREDICTION = {
+    "type": "object",
+    "properties": {"label": {"type": "string"}, "score": {"type": "number"}},
+    "required": ["label", "score"],
+}
+PREDICTIONS = {"type": "array", "items": PREDICTION}
+ONE_OR_MANY_PREDICTIONS = {"anyOf": [PREDICTIONS, {"type": "array", "items": PREDICTIONS}]}
+Predictions = Annotated[Any, Meta(extra_json_schema=ONE_OR_MANY_PREDICTIONS)]
+Rooted = Annotated[
+    Any, Meta(extra_json_schema={"anyOf": [{"type": "array", "items": NUMBERS}, ONE_OR_MANY_PREDICTIONS]})
+]
+
+
+class TokenizeRequest(Struct, kw_only=True):
+    """Pieces of texts."""
+
+    inputs: Texts
+    add_special_tokens: bool = True
+    model: Served = None
+
+
+class DecodeRequest(Struct, kw_only=True):
+    """Texts of token ids."""
+
+    ids: IdsOrMany
+    skip_special_tokens: bool = True
+    model: Served = None
+
+
+class Compared(Struct, kw_only=True):
+    """A text, and others to compare it with."""
+
+    source_sentence: str
+    sentences: Annotated[list[str], Meta(min_length=1)]
+
+
+class SimilarityRequest(Struct, kw_only=True):
+    """Cosines of a text with others."""
+
+    inputs: Compared
+    model: Served = None
+
+
+class Info(TypedDict):
+    """The first served model and the limits, in text-embeddings-inference's words."""
+
+    model_id: str
+    model_sha: str
+    model_dtype: str
+    model_type: dict[str, Any]
+    max_concurrent_requests: int
+    max_input_length: int
+    max_batch_tokens: int
+    max_batch_requests: int | None
+    max_client_batch_size: int
+    auto_truncate: bool
+    tokenization_workers: int
+    version: str
+
+
+async def embed(desk: Desk, ask: Ask, body: EmbedRequest) -> list[np.ndarray]:
+    """Sentence vectors."""
+    model = desk.pick(ask, body.model, "embed")
+    prompts = model.albert.meta.prompts
+    if body.prompt_name is not None and body.prompt_name not in prompts:
+        known = ", ".join(prompts) or "none"
+        raise Refusal(422, f"the model has no prompt {body.prompt_name!r}; it has: {known}", name="prompt_name")
+    recipe = model.albert.recipe(
+        body.pooling, body.layer, body.depth, body.dimensions, body.normalize,
+        "truncate" if body.truncate else "split", body.prompt_name,
+    )  # fmt: skip
+    vectors = await desk.vectors(ask, model, texts_or_tokens(body.inputs, "inputs"), recipe)
+    return list(np.ascontiguousarray(vectors, np.float32))
+
+
+async def similarity(desk: Desk, ask: Ask, body: SimilarityRequest) -> list[float]:
+    """Cosines of a text with others."""
+    model = desk.pick(ask, body.model, "embed")
+    recipe = model.albert.recipe(normalise=True)
+    vectors = await desk.vectors(ask, model, [body.inputs.source_sentence, *body.inputs.sentences], recipe)
+    found: list[float] = (vectors[1:] @ vectors[0]).tolist()
+    return found
+
+
+async def rerank(desk: Desk, ask: Ask, body: RerankRequest) -> list[dict[str, Any]]:
+    """Texts in the order in which they fit a query, the best first."""
+    model = desk.pick(ask, body.model, "rerank")
+    if reads_pairs(model):
+        rows = await desk.scores(ask, model, [Text(body.query, text) for text in body.texts], "classify")
+        scores = fitting(model, np.stack(rows).astype(np.float64), body.raw_scores)
+    else:
+        scores = await desk.fitting(ask, model, body.query, body.texts)
+    order = np.argsort(-scores, kind="stable").tolist()
+    return [
+        {"index": i, "score": float(scores[i])} | ({"text": body.texts[i]} if body.return_text else {}) for i in order
+    ]
+
+
+def reads_pairs(model: Model) -> bool:
+    """Whether a model scores pairs: made for classes, with a value or two classes."""
+    albert = model.albert
+    return "classify" in model.can and (albert.task.kind == "regression" or len(albert.task.labels) == 2)
+
+
+def fitting(model: Model, rows: np.ndarray, raw: bool) -> np.ndarray:
+    """(texts, classes) scores → how well each fits: the value, or the probability of the class that means yes."""
+    task = model.albert.task
+    if task.kind == "regression":
+        found: np.ndarray = rows[:, 0] if raw else task.middle + task.spread * rows[:, 0]
+        return found
+    yes = next((i for i, label in enumerate(task.labels) if label.lower() in YES), 1)
+    chosen: np.ndarray = (rows if raw else task.chances(rows))[:, yes]
+    return chosen
+
+
+async def predict(desk: Desk, ask: Ask, body: PredictRequest) -> list[Any]:
+    """Classes, the likeliest first: a list for one text or pair, a list of lists for several."""
+    model = desk.pick(ask, body.model, "predict")
+    examples, many = pairs_of(body.inputs)
+    task = model.albert.task
+    rows = np.stack(await desk.scores(ask, model, examples, "classify")).astype(np.float64)
+    if task.kind == "regression":
+        labels: tuple[str, ...] = ("value",)
+        scores = rows if body.raw_scores else task.middle + task.spread * rows
+    else:
+        labels, scores = task.labels, rows if body.raw_scores else task.chances(rows)
+    found = [[{"label": labels[i], "score": float(row[i])} for i in np.argsort(-row, kind="stable")] for row in scores]
+    return found if many else found[0]
+
+
+def pairs_of(value: Any) -> tuple[list[Text], bool]:
+    """Texts or pairs, and whether a list of them was given: "a", ["a", "b"] (a pair), or [["a"], ["a", "b"]]."""
+    many = isinstance(value, list) and bool(value) and isinstance(value[0], list)
+    found = []
+    for one in value if many else [value]:
+        parts = [one] if isinstance(one, str) and not many else one
+        if not isinstance(parts, list) or len(parts) not in (1, 2) or not all(isinstance(p, str) for p in parts):
+            rule = "a text, a pair [text, text], or a list of [text] and [text, text]"
+            raise Refusal(422, f"inputs must be {rule}", name="inputs")
+        found.append(Text(*parts))
+    return found, many
+
+
+async def tokenize(desk: Desk, ask: Ask, body: TokenizeRequest) -> list[list[dict[str, Any]]]:
+    """The pieces of texts."""
+    model = desk.pick(ask, body.model, "tokenize")
+    texts = texts_of(body.inputs, "inputs")
+    desk.count(ask, texts)
+    found = await desk.cut(lambda: [tokens_of(model, text, body.add_special_tokens) for text in texts])
+    ask.tokens = sum(map(len, found))
+    return found
+
+
+def tokens_of(model: Model, text: str, specials: bool = True, **settings: Any) -> list[dict[str, Any]]:
+    """The pieces of a text with the characters they cover."""
+    tokenizer = model.albert.tokenizer
+    made = tokenizer.encode(text, add_specials=specials, **settings)
+    rows = zip(made.ids, tokenizer.tokens(made.ids), made.specials, made.offsets, strict=True)
+    return [
+        {"id": i, "text": piece, "special": special, "start": None if special else a, "stop": None if special else b}
+        for i, piece, special, (a, b) in rows
+    ]
+
+
+async def decode(desk: Desk, ask: Ask, body: DecodeRequest) -> list[str]:
+    """The texts of token ids, as far as ids tell."""
+    model = desk.pick(ask, body.model, "tokenize")
+    many = texts_or_tokens(body.ids, "ids")
+    if many and isinstance(many[0], str):
+        raise Refusal(422, "ids must be token ids of a text, or a list of such", name="ids")
+    desk.count(ask, many)
+    tokenizer = model.albert.tokenizer
+    return await desk.cut(lambda: [tokenizer.decode(ids, body.skip_special_tokens) for ids in many])
+
+
+async def info(desk: Desk, ask: Ask, body: None) -> dict[str, Any]:
+    """The first served model and the limits."""
+    model, settings = next(iter(desk.models)), desk.settings
+    albert = model.albert
+    kind: dict[str, Any] = {"embedding": {"pooling": albert.meta.pooling}}
+    if "classify" in model.can:
+        names = {str(i): label for i, label in enumerate(albert.meta.labels)}
+        kind = {"classifier": {"id2label": names, "label2id": {label: int(i) for i, label in names.items()}}}
+    return {
+        "model_id": model.name,
+        "model_sha": albert.name,
+        "model_dtype": model.facts()["weights"],
+        "model_type": kind,
+        "max_concurrent_requests": settings.max_connections,
+        "max_input_length": albert.max_tokens,
+        "max_batch_tokens": settings.budget,
+        "max_batch_requests": None,
+        "max_client_batch_size": settings.max_texts,
+        "auto_truncate": False,
+        "tokenization_workers": CUTTERS,
+        "version": __version__,
+    }
+
+
+async def root(desk: Desk, ask: Ask, body: RootRequest) -> Any:
+    """What TEI answers at its root: classes from a model made for them, else vectors."""
+    if "predict" in next(iter(desk.models)).can:
+        return await predict(desk, ask, PredictRequest(inputs=body.inputs))
+    return await embed(desk, ask, EmbedRequest(inputs=body.inputs, normalize=body.normalize, truncate=body.truncate))

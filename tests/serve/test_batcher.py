@@ -1,0 +1,289 @@
+"""The batcher with an engine that counts: who shares a batch, who is refused, who is forgotten."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from albertkit.serve.batcher import Batcher
+from albertkit.serve.cache import OVERHEAD, Cache, key_of
+from albertkit.serve.jobs import Job, Pace, Way
+from albertkit.serve.models import Source
+from albertkit.serve.refusal import Refusal
+
+
+class Engine:
+    """Hidden states are the ids themselves; every batch is noted; it computes while `gate` is open."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[list[int]]] = []
+        self.gate = threading.Event()
+        self.gate.set()
+        self.fail = False
+
+    def run(self, rows, depth):
+        assert self.gate.wait(10)
+        if self.fail:
+            raise MemoryError("no room")
+        self.batches.append([row[:n].tolist() for row, n in zip(rows.ids, rows.lengths, strict=True)])
+        return rows.ids[:, :, None].astype(np.float32) + 1000 * rows.segments[:, :, None]
+
+
+def total(way, hidden, lengths, marks):
+    return [float(row[:n].sum()) for row, n in zip(hidden, lengths, strict=True)]
+
+
+class Model:
+    def __init__(self, seconds):
+        self.albert, self.pace = SimpleNamespace(engine=Engine()), Pace(seconds)
+
+
+def model(seconds=1e-6):
+    return Model(seconds)
+
+
+def job(made, *rows, depth=1, deadline=10.0, **more):
+    return Job(Way(made, depth, total), list(rows), time.monotonic() + deadline, **more)
+
+
+def running(test, budget=64, deadline=10.0):
+    """Run an async test with a batcher."""
+
+    async def go():
+        batcher = Batcher(budget, deadline)
+        batcher.start()
+        try:
+            await asyncio.wait_for(test(batcher), 20)
+        finally:
+            await asyncio.to_thread(batcher.stop)
+        assert batcher.waiting() == (0, 0.0)
+
+    asyncio.run(go())
+
+
+def test_what_waits_is_computed_together_and_given_back_in_order():
+    made = model()
+    engine = made.albert.engine
+
+    async def test(batcher):
+        engine.gate.clear()
+        first = asyncio.ensure_future(batcher.run(job(made, [1, 2, 3])))
+        await asyncio.sleep(0.05)  # it is being computed; the others gather
+        jobs = [job(made, *[[i] * n for n in (2, 8, 5)]) for i in range(1, 5)]
+        rest = [asyncio.ensure_future(batcher.run(one)) for one in jobs]
+        await asyncio.sleep(0.05)
+        engine.gate.set()
+        assert await first == [6.0]
+        assert await asyncio.gather(*rest) == [[2.0 * i, 8.0 * i, 5.0 * i] for i in range(1, 5)]
+
+    running(test)
+    assert engine.batches[0] == [[1, 2, 3]]
+    sizes = [[len(row) for row in batch] for batch in engine.batches[1:]]
+    assert sum(len(batch) for batch in sizes) == 12 and len(sizes) <= 3
+    assert all(batch == sorted(batch, reverse=True) and len(batch) * batch[0] <= 64 for batch in sizes)
+
+
+def test_the_oldest_goes_first_whatever_its_length():
+    made = model()
+    engine = made.albert.engine
+
+    async def test(batcher):
+        engine.gate.clear()
+        blocker = asyncio.ensure_future(batcher.run(job(made, [9])))
+        await asyncio.sleep(0.05)
+        old = asyncio.ensure_future(batcher.run(job(made, [7] * 3)))
+        new = [asyncio.ensure_future(batcher.run(job(made, [1] * 60))) for _ in range(5)]
+        await asyncio.sleep(0.05)
+        engine.gate.set()
+        await asyncio.gather(blocker, old, *new)
+
+    running(test)
+    assert engine.batches[1] == [[7] * 3]
+
+
+@given(st.lists(st.lists(st.integers(1, 60), min_size=1, max_size=20), min_size=1, max_size=12), st.integers(60, 400))
+@settings(max_examples=40, deadline=None)
+def test_every_row_is_computed_once(requests, budget):
+    made = model()
+
+    async def test(batcher):
+        jobs = [job(made, *[[k] * n for n in lengths]) for k, lengths in enumerate(requests, 1)]
+        found = await asyncio.gather(*[batcher.run(one) for one in jobs])
+        for k, (lengths, results) in enumerate(zip(requests, found, strict=True), 1):
+            assert results == [float(k * n) for n in lengths]
+
+    running(test, budget)
+    assert sum(map(len, made.albert.engine.batches)) == sum(map(len, requests))
+
+
+def test_ways_and_segments_do_not_mix():
+    made, other = model(), model()
+
+    async def test(batcher):
+        jobs = [
+            job(made, [1, 1], depth=1),
+            job(made, [1, 1], depth=2),
+            job(other, [1, 1]),
+            job(made, [1, 1], depth=1, segments=[[0, 1]]),
+        ]
+        assert await asyncio.gather(*[batcher.run(one) for one in jobs]) == [[2.0], [2.0], [2.0], [1002.0]]
+
+    running(test)
+    assert len(made.albert.engine.batches) >= 2 and len(other.albert.engine.batches) == 1
+
+
+def test_work_that_cannot_be_done_in_time_is_refused_at_once():
+    made = model(seconds=0.1)
+
+    async def test(batcher):
+        with pytest.raises(Refusal, match="takes about 6 s .* due in 5 s") as caught:
+            await batcher.run(job(made, [1] * 60))
+        assert caught.value.status == 413 and caught.value.again is None
+        made.albert.engine.gate.clear()
+        waiting = [asyncio.ensure_future(batcher.run(job(made, [1] * 20))) for _ in range(2)]
+        await asyncio.sleep(0.05)
+        began = time.monotonic()
+        with pytest.raises(Refusal, match="s of work are waiting") as caught:
+            await batcher.run(job(made, [1] * 20))
+        assert caught.value.status == 429 and caught.value.again == 1 and time.monotonic() - began < 1
+        made.albert.engine.gate.set()
+        assert await asyncio.gather(*waiting) == [[20.0], [20.0]]
+
+    running(test, deadline=5.0)
+
+
+def test_what_is_late_is_told_and_not_computed():
+    made = model()
+    engine = made.albert.engine
+
+    async def test(batcher):
+        engine.gate.clear()
+        first = asyncio.ensure_future(batcher.run(job(made, [1])))
+        await asyncio.sleep(0.05)
+        late = asyncio.ensure_future(batcher.run(job(made, [2], deadline=0.1)))
+        call = asyncio.ensure_future(batcher.run(job(made, deadline=0.1, call=lambda: 1, work=1)))
+        await asyncio.sleep(0.2)
+        engine.gate.set()
+        assert await first == [1.0]
+        for one in (late, call):
+            with pytest.raises(Refusal, match="no time") as caught:
+                await one
+            assert caught.value.status == 503 and caught.value.again == 1
+
+    running(test)
+    assert engine.batches == [[[1]]]
+
+
+def test_who_leaves_is_forgotten():
+    made = model()
+    engine = made.albert.engine
+
+    async def test(batcher):
+        engine.gate.clear()
+        first = asyncio.ensure_future(batcher.run(job(made, [1])))
+        await asyncio.sleep(0.05)
+        gone = [asyncio.ensure_future(batcher.run(job(made, [2] * 30))) for _ in range(50)]
+        stays = asyncio.ensure_future(batcher.run(job(made, [3])))
+        await asyncio.sleep(0.05)
+        before = batcher.waiting()[0]
+        for one in gone:
+            one.cancel()
+        await asyncio.gather(*gone, return_exceptions=True)
+        assert before == 1502 and batcher.waiting()[0] == 2
+        first.cancel()  # while it is being computed
+        engine.gate.set()
+        assert await stays == [3.0]
+
+    running(test)
+    assert engine.batches == [[[1]], [[3]]]
+
+
+def test_a_batch_that_fails_fails_alone():
+    made = model()
+
+    async def test(batcher):
+        made.albert.engine.fail = True
+        with pytest.raises(MemoryError):
+            await batcher.run(job(made, [1], [2]))
+        made.albert.engine.fail = False
+        assert await batcher.run(job(made, [1], [2])) == [1.0, 2.0]
+        with pytest.raises(ZeroDivisionError):
+            await batcher.run(job(made, call=lambda: 1 // 0, work=1))
+        assert await batcher.run(job(made, call=lambda: 5, work=1)) == [5] and batcher.stuck() < 5
+
+    running(test)
+
+
+def test_stopping_computes_what_waits_and_takes_nothing_new():
+    made = model()
+
+    async def go():
+        batcher = Batcher(64, 10)
+        assert batcher.stuck() is None
+        batcher.start()
+        made.albert.engine.gate.clear()
+        jobs = [asyncio.ensure_future(batcher.run(job(made, [1] * n))) for n in range(1, 30)]
+        await asyncio.sleep(0.05)
+        stopping = asyncio.ensure_future(asyncio.to_thread(batcher.stop))
+        await asyncio.sleep(0.05)
+        with pytest.raises(Refusal, match="shutting down"):
+            await batcher.run(job(made, [1]))
+        made.albert.engine.gate.set()
+        assert await asyncio.gather(*jobs) == [[float(n)] for n in range(1, 30)]
+        await stopping
+
+    asyncio.run(go())
+
+
+def test_the_pace_is_learnt_from_full_batches():
+    made = model(seconds=1.0)
+    made.pace.seconds = 1e-9
+
+    async def test(batcher):
+        await batcher.run(job(made, [1]))
+        assert made.pace.seconds == 1e-9
+        await batcher.run(job(made, *[[1] * 60] * 3))
+        assert made.pace.seconds > 1e-9
+
+    running(test)
+
+
+# Beside it -------------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 50)), max_size=200), st.integers(500, 5000))
+@settings(max_examples=60, deadline=None)
+def test_the_cache_stays_within_its_bytes(puts, limit):
+    cache = Cache(limit)
+    for name, size in puts:
+        cache.put(key_of("m", str(name)), np.full(size, name, np.float32), size)
+        assert cache.bytes <= limit
+        found = cache.get(key_of("m", str(name)))
+        assert found is None or (found[0] == name).all()
+    assert cache.bytes == sum(v.nbytes + OVERHEAD for v, _ in cache._held.values())
+
+
+def test_the_cache_forgets_what_was_not_used():
+    cache = Cache(2 * (OVERHEAD + 4))
+    for name in ("a", "b"):
+        cache.put(key_of("m", name), np.zeros(1, np.float32), 1)
+    assert cache.get(key_of("m", "a")) is not None
+    cache.put(key_of("m", "c"), np.zeros(1, np.float32), 1)
+    assert cache.get(key_of("m", "b")) is None and cache.get(key_of("m", "a")) is not None and len(cache) == 2
+    assert key_of("ab", "c") != key_of("a", "bc") and key_of("m", "\ud800") != key_of("m", "x")
+
+
+def test_names_of_models(tmp_path):
+    assert Source.of(f"en={tmp_path}") == Source("en", tmp_path)
+    assert Source.all_of([])[0].folder is None
+    (tmp_path / "a=b").mkdir()
+    assert Source.of(str(tmp_path / "a=b")).name == "a=b"
+    with pytest.raises(ValueError, match="two models are named 'x'"):
+        Source.all_of(["a/x", "b/x"])
