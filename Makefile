@@ -10,10 +10,7 @@ help:  ## show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 run: .venv/base  ## set up (no torch) and show what works offline
-	@$(BIN)/albertkit plan base
-	@echo
-	@echo '$$ albertkit tokenize "albertkit reads 1,000 words, naïve or not."'
-	@$(BIN)/albertkit tokenize "albertkit reads 1,000 words, naïve or not."
+	@PATH="$(CURDIR)/$(BIN):$$PATH" runs/demo.sh
 
 test: check  ## set up everything, check, and run the tests
 	$(BIN)/python -m pytest -n 2 --dist worksteal

@@ -26,7 +26,9 @@ def main() -> int:
     torch.manual_seed(0)
     config = preset("base")
     model = AlbertModel(config, {"mlm": build_head("mlm", config)})
-    tokenizer = Tokenizer.from_spiece(Path(__file__).parent.parent / "src" / "albertkit" / "models" / "spiece.model")
+    tokenizer = Tokenizer.from_spiece(
+        Path(__file__).parent.parent / "src" / "albertkit" / "models" / "small" / "spiece.model"
+    )
     texts = [" ".join(["some", "words", "of", "text"] * n) + f" {n}" for n in (1, 3, 30, 7, 100, 12)] * 50
     with tempfile.TemporaryDirectory() as folder:
         write_artifact(Artifact(config, model.weights(), tokenizer), Path(folder) / "m")

@@ -96,7 +96,7 @@ def build_model(folder: Path) -> None:
     torch.manual_seed(0)
     config = preset("base")
     model = AlbertModel(config)
-    tokenizer = Tokenizer.from_spiece(ROOT / "src" / "albertkit" / "models" / "spiece.model")
+    tokenizer = Tokenizer.from_spiece(ROOT / "src" / "albertkit" / "models" / "small" / "spiece.model")
     artifact = Artifact(config, model.weights(), tokenizer, Meta(task="embed"))
     write_artifact(artifact, folder / "float")
     seen = moments_of(config, dict(artifact.weights), random_tokens(config, 16))

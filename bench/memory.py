@@ -38,7 +38,7 @@ def main() -> None:
     config = AlbertConfig(
         hidden_size=32, num_attention_heads=2, intermediate_size=64, num_hidden_layers=2, embedding_size=16
     )
-    tokenizer = Tokenizer.from_spiece(ROOT / "src" / "albertkit" / "models" / "spiece.model")
+    tokenizer = Tokenizer.from_spiece(ROOT / "src" / "albertkit" / "models" / "small" / "spiece.model")
     curve = []
     with tempfile.TemporaryDirectory() as folder:
         write_artifact(Artifact(config, AlbertModel(config).weights(), tokenizer), Path(folder) / "m")

@@ -3,11 +3,14 @@
 cli.md                the help of every verb
 shapes.md             what each preset costs
 pretraining-cost.md   measured training speed, and what follows for many GPUs
+results.md            fine-tuning on real data, beside published numbers (see results_page.py)
+model-card.md         the built-in model; also README.md and albertkit.json in the folders of both (see model_card.py)
 """
 
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,11 @@ import click
 from albertkit.cli import app, megabytes
 from albertkit.compress.plan import plan
 from albertkit.config import PRESETS, preset
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import model_card
+import results_page
 
 DOCS = Path(__file__).parent
 NOTE = "<!-- Written by `make docs`; do not edit. -->\n"
@@ -113,13 +121,24 @@ def cost_row(shape: str, runs: dict[str, Any]) -> str:
     )
 
 
-PAGES = {"cli.md": cli_page, "shapes.md": shapes_page, "pretraining-cost.md": cost_page}
+BUILT_IN = f"../src/albertkit/models/{model_card.DEFAULT}"
+PAGES = {
+    "cli.md": cli_page,
+    "shapes.md": shapes_page,
+    "pretraining-cost.md": cost_page,
+    "results.md": results_page.page,
+    f"{BUILT_IN}/albertkit.json": model_card.meta_text,
+    f"{BUILT_IN}/README.md": model_card.readme,
+    f"../src/albertkit/models/{model_card.START}/albertkit.json": model_card.start_meta,
+    f"../src/albertkit/models/{model_card.START}/README.md": model_card.start_readme,
+    "model-card.md": model_card.page,
+}
 
 
 def main() -> None:
     for name, make in PAGES.items():
         (DOCS / name).write_text(make(), encoding="utf-8")
-        print(f"docs/{name}")
+        print((DOCS / name).resolve().relative_to(DOCS.parent.resolve()))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 ROOT = Path(__file__).parent.parent
 CHECKPOINTS = Path(os.environ.get("ALBERTKIT_CHECKPOINTS", ROOT / ".cache" / "checkpoints"))
 SHARED = Path(os.environ.get("ALBERTKIT_SHARED", ROOT.parent / "shared"))
-SPIECE = ROOT / "src" / "albertkit" / "models" / "spiece.model"
+SPIECE = ROOT / "src" / "albertkit" / "models" / "small" / "spiece.model"
 
 
 def tiny(**changes) -> AlbertConfig:

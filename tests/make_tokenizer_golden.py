@@ -51,7 +51,7 @@ def main() -> None:
     import sentencepiece
 
     model = sentencepiece.SentencePieceProcessor(
-        model_file=str(FIXTURES.parent.parent / "src" / "albertkit" / "models" / "spiece.model")
+        model_file=str(FIXTURES.parent.parent / "src" / "albertkit" / "models" / "small" / "spiece.model")
     )
     texts = BY_HAND.replace("|\n", "|").split("|")
     draw = random.Random(0)

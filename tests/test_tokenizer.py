@@ -22,7 +22,7 @@ from tests.make_tokenizer_golden import FIXTURES, preprocess, reference
 ROOT = Path(__file__).parents[1]
 SHARED = Path(os.environ.get("ALBERTKIT_SHARED", ROOT.parent / "shared"))
 CHECKPOINTS = ROOT / ".cache" / "checkpoints"
-SPIECE = FIXTURES.parent.parent / "src" / "albertkit" / "models" / "spiece.model"
+SPIECE = FIXTURES.parent.parent / "src" / "albertkit" / "models" / "small" / "spiece.model"
 ENGLISH = [
     "The quick brown fox jumps over the lazy dog.",
     "In 2010, the city had 1,234,567 inhabitants (3.5% more than in 2009).",

@@ -5,7 +5,7 @@ In: a folder, or an `Artifact` in memory. Out: the other one.
     config.json         public ALBERT names; our options under the key `albertkit`
     model.safetensors   each weight once, under the public names (float), or
     quantised.safetensors   in 8 or 4 bits, under our names (`compress/quantize.py`)
-    tokenizer.json      (+ spiece.model or vocab.txt where the original has one)
+    tokenizer.json      (+ spiece.model or vocab.txt where the original has one; quantised, spiece.model may stand alone)
     albertkit.json      task, labels, pooling, depth, metrics, how it was made, and the hash of each file
     README.md           a model card, written here
 
@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 
-from albertkit import __version__
+from albertkit import __version__, builtin
 from albertkit.compress.quantize import Matrix, pack, unpack
 from albertkit.config import AlbertConfig
 from albertkit.errors import AlbertkitError, nearest
@@ -259,15 +259,15 @@ class Stored:
     """A hash that two models share only if they are the same."""
 
 
-def model_folder(folder: Path | str) -> Path:
-    """The folder itself, or the finished model inside the folder of a training."""
-    folder = Path(folder)
+def model_folder(folder: Path | str | None) -> Path:
+    """The folder itself, the finished model inside the folder of a training, or a built-in model by its name or None."""
+    folder = builtin.resolve(folder)
     inner = folder / "model"
     return inner if (inner / META_FILE).is_file() and not (folder / META_FILE).is_file() else folder
 
 
-def read_stored(folder: Path | str) -> Stored:
-    """Open a model folder for running: an artifact as it is, anything else through its reader."""
+def read_stored(folder: Path | str | None) -> Stored:
+    """Open a model folder for running: an artifact as it is, anything else through its reader; None is the built-in model."""
     folder = model_folder(folder)
     if not (folder / META_FILE).is_file():
         from albertkit.interop.convert import open_model
@@ -291,14 +291,14 @@ def read_stored(folder: Path | str) -> Stored:
         stored = {ours.get(name, name): array for name, array in read_tensors(folder / WEIGHTS_FILE).items()}
     check_weights(config, stored)
     tokenizer = None
-    if (folder / "tokenizer.json").is_file():
+    if any((folder / name).is_file() for name in ("tokenizer.json", "spiece.model")):
         tokenizer = Tokenizer.load(folder, vocab_size=config.vocab_size, trusted=True)
     main = QUANTISED_FILE if meta.quantisation else WEIGHTS_FILE
     identity = hashlib.sha256(f"{files.get(main) or digest(folder / main)}".encode()).hexdigest()
     return Stored(config, stored, tokenizer, meta, identity)
 
 
-def read_artifact(folder: Path | str) -> Artifact:
+def read_artifact(folder: Path | str | None) -> Artifact:
     """Open a folder that albertkit wrote, with all weights as floats."""
     folder = model_folder(folder)
     if not folder.is_dir():
@@ -399,8 +399,12 @@ def write_artifact(
     overwrite: bool = False,
     bits: int | None = None,
     moments: dict[str, np.ndarray] | None = None,
+    kept: dict[str, Matrix] | None = None,
 ) -> Path:
-    """Write the folder, whole or not at all; with `bits`, quantised (`moments`: see `quantize.pack`)."""
+    """Write the folder, whole or not at all; with `bits`, quantised (`moments`: see `quantize.pack`).
+
+    kept: matrices that are 8-bit already; they are written as they are, and everything else as floats.
+    """
     from safetensors.numpy import save_file
 
     folder = Path(folder)
@@ -411,10 +415,10 @@ def write_artifact(
             f"they do not belong together"
         )
     file = WEIGHTS_FILE
-    if bits is not None:
-        packed = pack(artifact.weights, bits, moments)
+    if bits is not None or kept:
+        packed = pack(artifact.weights, bits, moments) if bits is not None else pack_kept(artifact.weights, kept or {})
         file, tensors = QUANTISED_FILE, {n: np.ascontiguousarray(a) for n, a in packed.items()}
-        meta = dataclasses.replace(meta, quantisation=f"int{bits}")
+        meta = dataclasses.replace(meta, quantisation=f"int{bits or 8}")
         artifact = dataclasses.replace(artifact, meta=meta)
     else:
         meta = dataclasses.replace(meta, quantisation=None)
@@ -423,12 +427,23 @@ def write_artifact(
         write_json(scratch / "config.json", public_config(artifact))
         save_file(tensors, str(scratch / file), metadata={"format": "pt"})
         if artifact.tokenizer is not None:
-            artifact.tokenizer.save(scratch, model_max_length=config.max_position_embeddings)
+            whole = file == WEIGHTS_FILE  # nobody else reads quantised files, so nobody else needs tokenizer.json
+            artifact.tokenizer.save(scratch, model_max_length=config.max_position_embeddings, compact=not whole)
         files = {path.name: digest(path) for path in sorted(scratch.iterdir())}
         about = {"format": FORMAT, "albertkit": __version__, **dataclasses.asdict(meta), "files": files}
         write_json(scratch / META_FILE, about)
         (scratch / "README.md").write_text(model_card(artifact), encoding="utf-8")
     return folder
+
+
+def pack_kept(weights: dict[str, np.ndarray], kept: dict[str, Matrix]) -> dict[str, np.ndarray]:
+    """The tensors of a quantised file: some matrices as they are, everything else as floats. See `quantize.pack`."""
+    out: dict[str, np.ndarray] = {n: np.asarray(a, np.float32) for n, a in weights.items() if n not in kept}
+    for name, matrix in kept.items():
+        out |= {name: matrix.values, f"{name}.scale": matrix.scale}
+        if matrix.smooth is not None:
+            out[f"{name}.smooth"] = matrix.smooth
+    return out
 
 
 def public_tensors(artifact: Artifact) -> dict[str, np.ndarray]:

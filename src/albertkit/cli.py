@@ -16,7 +16,17 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from albertkit import __version__, cli_corpus, cli_search, cli_tasks, cli_train
+from albertkit import (
+    __version__,
+    cli_compress,
+    cli_corpus,
+    cli_elastic,
+    cli_models,
+    cli_search,
+    cli_serve,
+    cli_tasks,
+    cli_train,
+)
 from albertkit.errors import AlbertkitError
 
 if TYPE_CHECKING:
@@ -35,8 +45,8 @@ def app() -> None:
     """The ALBERT toolkit: one compact transformer, from raw text to a deployed service.
 
     \b
-    albertkit embed 'a text' -m FOLDER      sentence vectors
-    albertkit fill 'a [MASK] text' -m FOLDER
+    albertkit embed 'a text'                sentence vectors
+    albertkit fill 'a [MASK] text'          the word that is missing
     albertkit index notes/ -o notes.idx     then: albertkit search notes.idx 'a question'
     albertkit plan base                     what a shape costs
     albertkit convert FOLDER OUT            any ALBERT checkpoint to an artifact
@@ -45,7 +55,9 @@ def app() -> None:
 
 @app.command(epilog="Example:  cat notes.txt | albertkit tokenize --json")
 @click.argument("texts", nargs=-1)
-@click.option("-m", "--model", type=path, help="Model folder, spiece.model or vocab.txt  [default: English]")
+@click.option(
+    "-m", "--model", type=path, help="Model, spiece.model or vocab.txt  [default: the built-in English model]"
+)
 @click.option("-f", "--file", type=path, help="Read texts from a file, one a line.")
 @click.option("--pair", help="A second text, put behind each text as segment 1.")
 @click.option("--max-length", type=click.IntRange(min=1), help="Cut to this many tokens.")
@@ -80,45 +92,6 @@ def tokenize(
             click.echo(" ".join(str(i) for i in encoding.ids))
         if encoding.unknown_fraction > 0.5:
             note(f"more than half of the pieces of {text[:30]!r} are unknown to this vocabulary; is it the right one?")
-
-
-@app.command(epilog="Example:  albertkit plan xlarge --length 512 --batch 8")
-@click.argument("shape", default="base")
-@click.option("--length", default=128, show_default=True, help="Tokens in a text.")
-@click.option("--batch", default=32, show_default=True, help="Texts at a time.")
-@as_json
-def plan(shape: str, length: int, batch: int, as_json: bool) -> None:
-    """Tell what a SHAPE costs: parameters, operations, bytes, memory.
-
-    SHAPE is a preset (tiny-zh, small-zh, small, base, large, xlarge, xxlarge; base-v1 for version 1) or a model
-    folder.
-    """
-    from albertkit.compress.plan import plan as make_plan
-    from albertkit.config import AlbertConfig, preset
-
-    if Path(shape).is_dir():
-        from albertkit.artifact import read_json
-
-        config = AlbertConfig.from_dict(read_json(Path(shape) / "config.json"))
-    else:
-        config = preset(shape)
-    made = make_plan(config, length, batch)
-    if as_json:
-        click.echo(json.dumps({"config": config.to_dict(), **asdict(made)}, indent=2))
-        return
-    click.echo(
-        f"{shape}: {made.parameters['total']:,} parameters ({made.unshared:,} without sharing and factorisation)"
-    )
-    table("parameters", [(part, f"{n:,}") for part, n in made.parameters.items()])
-    table(
-        f"operations for a token (length {length})",
-        [(part, f"{n / 1e6:,.2f} M") for part, n in made.operations.items()],
-    )
-    table("weights", [(kind, megabytes(n)) for kind, n in made.bytes.items()])
-    table(
-        f"memory beside the weights ({batch} texts of {length} tokens, float32)",
-        [(part, megabytes(n)) for part, n in made.memory.items()],
-    )
 
 
 @app.command(epilog="Example:  albertkit info albert_tiny_zh/")
@@ -178,13 +151,15 @@ def convert(source: Path, target: Path, force: bool, as_json: bool) -> None:
         note("this layout is not transformers' own, so transformers will refuse the folder; albertkit reads it")
 
 
-model = click.option("-m", "--model", type=path, help="Model folder of any kind.")
+model = click.option(
+    "-m", "--model", type=path, help="A folder of any kind, or a name  [default: the built-in English model]"
+)
 bits = click.option("--bits", type=click.Choice(["8", "4"]), help="Quantise a float model on opening.")
 threads = click.option("--threads", type=click.IntRange(1, 1024), help="Processors to use  [default: all]")
 depth = click.option("--depth", type=click.IntRange(1, 1024), help="Layers to apply  [default: the model's]")
 
 
-@app.command(epilog="Example:  cat notes.txt | albertkit embed -m my-albert/ -o notes.npy")
+@app.command(epilog="Example:  cat notes.txt | albertkit embed -o notes.npy")
 @click.argument("texts", nargs=-1)
 @model
 @click.option("-f", "--file", type=path, help="Read texts from a file, one a line.")
@@ -201,6 +176,7 @@ depth = click.option("--depth", type=click.IntRange(1, 1024), help="Layers to ap
     help="Texts beyond the model's length.",
 )
 @click.option("--prompt", help="Text, or name of one of the model's prompts, to put before each text.")
+@click.option("--exit", help="Leave when the vector stops moving: 99% (after calibrate), or cosine:0.99.")
 @bits
 @threads
 @force
@@ -232,7 +208,7 @@ def embed(
             write(text, vector)
 
 
-@app.command(epilog="Example:  albertkit similar 'a cat sat' 'the dog stood' -m my-albert/")
+@app.command(epilog="Example:  albertkit similar 'a cat sat' 'the dog stood'")
 @click.argument("texts", nargs=-1)
 @model
 @click.option("-f", "--file", type=path, help="Read texts from a file, one a line.")
@@ -267,7 +243,7 @@ def similar(
         click.echo(f"{number:>2}  {text[:40]:<{width}}" + "  ".join(f"{x:5.2f}" for x in row))
 
 
-@app.command(epilog="Example:  albertkit fill 'the capital of france is [MASK].' -m my-albert/")
+@app.command(epilog="Example:  albertkit fill 'the capital of france is [MASK].'")
 @click.argument("texts", nargs=-1)
 @model
 @click.option("-f", "--file", type=path, help="Read texts from a file, one a line.")
@@ -323,9 +299,10 @@ def quantize(source: Path, target: Path, bits: str, file: Path | None, force: bo
     )
 
 
-# `corpus` and `tokenizer` stand in cli_corpus.py, `index`, `search` and `cluster` in cli_search.py, `pretrain` in cli_train.py,
-# those of the tasks in cli_tasks.py.
+# `prune`, `static`, `export`, `profile` and `plan` stand in cli_compress.py, `corpus` and `tokenizer` in cli_corpus.py, `index`, `search` and `cluster` in cli_search.py, `pretrain` in cli_train.py,
+# those of the tasks in cli_tasks.py, `elastic` and `calibrate` in cli_elastic.py, `models` in cli_models.py, `serve` in cli_serve.py.
 for _verb in (
+    *cli_compress.VERBS,
     cli_corpus.corpus,
     cli_corpus.tokenizer,
     cli_search.index,
@@ -334,6 +311,9 @@ for _verb in (
     cli_train.pretrain,
     cli_train.distill,
     *cli_tasks.VERBS,
+    *cli_elastic.VERBS,
+    cli_models.models,
+    cli_serve.serve,
 ):
     _verb.context_settings.setdefault("help_option_names", ["-h", "--help"])  # also where a verb is called by itself
     app.add_command(_verb)
@@ -343,11 +323,11 @@ for _verb in (
 
 
 def open_tokenizer(model: Path | None) -> Tokenizer:
-    """A tokenizer from a model folder, a vocabulary file, or the English vocabulary in the package."""
+    """A tokenizer from a model, a vocabulary file, or the built-in model."""
+    from albertkit.builtin import resolve
     from albertkit.tokenizer import Tokenizer
 
-    if model is None:
-        return Tokenizer.from_spiece(Path(__file__).parent / "models" / "spiece.model")
+    model = resolve(model)
     if model.is_dir():
         return Tokenizer.load(model)
     if model.suffix == ".txt":

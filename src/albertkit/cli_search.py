@@ -17,13 +17,23 @@ from albertkit.errors import AlbertkitError
 if TYPE_CHECKING:
     from albertkit.runtime.search import Embedder
 
-model_option = click.option("-m", "--model", type=str, help="Model folder that makes the vectors.")
+model_option = click.option(
+    "-m",
+    "--model",
+    type=str,
+    help="Model that makes the vectors, a folder or a name  [default: the built-in English model]",
+)
 path = click.Path(path_type=Path)
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON for machines instead of a table.")
-known_model = click.option("-m", "--model", type=str, help="Model folder  [default: the one the index was made with]")
+known_model = click.option(
+    "-m",
+    "--model",
+    type=str,
+    help="Model, a folder or a name  [default: the one the index was made with, else the built-in English model]",
+)
 
 
-@click.command(epilog="Example:  albertkit index notes/ faq.jsonl --field question -o notes.idx -m my-albert/")
+@click.command(epilog="Example:  albertkit index notes/ faq.jsonl --field question -o notes.idx")
 @click.argument("files", nargs=-1, type=path)
 @click.option("-o", "--output", type=path, required=True, help="The index: a new file, or one that is added to.")
 @known_model
@@ -65,9 +75,7 @@ def index(
     if embedder is None or there:
         held = Index.open(output, embedder)
     else:
-        held = Index.create(
-            output, embedder, overwrite=force, place="" if model is None else str(Path(model).absolute())
-        )
+        held = Index.create(output, embedder, overwrite=force, place=place_of(model))
     with held:
         gone = sum(held.delete([name]) or held.delete_source(name) for name in delete)
         changed = 0
@@ -82,7 +90,7 @@ def index(
         click.echo(f"{output}: {total:,} texts, {changed:,} new or changed, {gone:,} deleted")
 
 
-@click.command(epilog='Example:  albertkit search notes.idx "how do I get my money back?" -m my-albert/')
+@click.command(epilog='Example:  albertkit search notes.idx "how do I get my money back?"')
 @click.argument("index", type=path)
 @click.argument("queries", nargs=-1)
 @known_model
@@ -113,7 +121,7 @@ def search(index: Path, queries: tuple[str, ...], model: str | None, count: int,
             click.echo("nothing was found", err=True)
 
 
-@click.command(epilog="Example:  albertkit cluster reviews.txt -k 12 -m my-albert/")
+@click.command(epilog="Example:  albertkit cluster reviews.txt -k 12")
 @click.argument("file", type=path)
 @model_option
 @click.option(
@@ -161,20 +169,30 @@ def cluster(
 # What the verbs share --------------------------------------------------------------------------------------------
 
 
-def open_embedder(model: str | None, index: Path | None = None) -> Embedder:
-    """The model that makes the vectors: the one named, or the one an index was made with."""
+def open_embedder(model: str | Path | None, index: Path | None = None) -> Embedder:
+    """The model that makes the vectors: the one named, or the one an index was made with, or the built-in one."""
     if index is not None:
+        from albertkit.builtin import BUILTINS, MODELS
         from albertkit.runtime.search import Index
 
         with Index.open(index, None) as held:
-            if model is None and held.place and not Path(held.place).exists():
+            place = MODELS / held.place if held.place in BUILTINS else Path(held.place) if held.place else None
+            if model is None and place is not None and not place.exists():
                 gone = f"{held.model}, which is no longer at {held.place}"
                 raise AlbertkitError(f"{index} was made with model {gone}; name its folder (-m)")
-            model = model or held.place or None
+            model = model or place
     return load(model)
 
 
-def load(model: str | None) -> Embedder:
+def place_of(model: str | None) -> str:
+    """What an index remembers of where its model lay: a path that holds everywhere, or the name of a built-in model."""
+    from albertkit.builtin import MODELS, resolve
+
+    folder = resolve(model)
+    return folder.name if folder.parent == MODELS else str(folder.absolute())
+
+
+def load(model: str | Path | None) -> Embedder:
     """The one place that knows the runtime's class."""
     from albertkit.runtime.albert import Albert
 

@@ -23,11 +23,12 @@ folder = click.Path(path_type=Path)
 DEFAULT_MINUTES = 10.0
 
 
-def options(*kinds: type) -> Callable[[Any], Any]:
-    """One option for each field of some dataclasses, in their order."""
+def options(*kinds: type, environment: str = "") -> Callable[[Any], Any]:
+    """One option for each field of some dataclasses that is explained, in their order; with `environment`, a variable that begins so too."""
 
     def add(command: Any) -> Any:
-        for field in reversed([field for kind in kinds for field in dataclasses.fields(kind)]):
+        fields = [field for kind in kinds for field in dataclasses.fields(kind) if "help" in field.metadata]
+        for field in reversed(fields):
             name = f"--{field.name.replace('_', '-')}"
             about: dict[str, Any] = {"help": field.metadata["help"], "default": field.default}
             kind = str(field.type)
@@ -36,6 +37,8 @@ def options(*kinds: type) -> Callable[[Any], Any]:
             else:
                 about["type"] = {"int": int, "float": float, "str": str}[kind.removesuffix(" | None")]
             about["show_default"] = field.default not in (None, True, False)
+            if environment:
+                about["envvar"] = f"{environment}{field.name.upper()}"
             command = click.option(name, field.name, **about)(command)
         return command
 
@@ -44,7 +47,7 @@ def options(*kinds: type) -> Callable[[Any], Any]:
 
 def of(kind: type, given: dict[str, Any]) -> Any:
     """Take a dataclass's fields out of the arguments."""
-    return kind(**{field.name: given.pop(field.name) for field in dataclasses.fields(kind)})
+    return kind(**{field.name: given.pop(field.name) for field in dataclasses.fields(kind) if field.name in given})
 
 
 @click.command(epilog="Example:  albertkit pretrain shards -o run --shape small --minutes 30")

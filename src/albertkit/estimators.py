@@ -25,7 +25,7 @@ except ImportError as missing:  # pragma: no cover
 class AlbertClassifier(ClassifierMixin, BaseEstimator):
     """Classes of texts.
 
-    start: the model folder to begin with. frozen: learn only a head on its sentence vectors (seconds); else the whole model is fine-tuned.
+    start: the model to begin with; default the built-in one. frozen: learn only a head on its sentence vectors (seconds); else the whole model is fine-tuned.
     epochs, learning_rate, batch, max_length, seed: as in `albertkit finetune`.
     """
 
@@ -61,15 +61,12 @@ class AlbertClassifier(ClassifierMixin, BaseEstimator):
         return self
 
     def _learn(self, examples: list[Text], folder: Path) -> Path:
-        from albertkit.artifact import write_artifact
-        from albertkit.interop.convert import open_model
-
         if self.frozen:
-            from albertkit.train.frozen import fit
+            from albertkit.interop.convert import open_model
+            from albertkit.train.frozen import fit, write
 
-            return write_artifact(
-                fit(Albert(self.start), open_model(self.start or ""), examples, seed=self.seed), folder / "model"
-            )
+            made = fit(Albert(self.start), open_model(self.start), examples, seed=self.seed)
+            return write(made, self.start, folder / "model")
         from albertkit.train.tune import finetune
         from albertkit.train.tuning import Options
 
@@ -77,7 +74,7 @@ class AlbertClassifier(ClassifierMixin, BaseEstimator):
             epochs=self.epochs, learning_rate=self.learning_rate, batch=self.batch, max_length=self.max_length,
             seed=self.seed,
         )  # fmt: skip
-        return finetune("classify", examples, (), folder / "run", open_model(self.start or ""), options).model
+        return finetune("classify", examples, (), folder / "run", self.start, options).model
 
     def predict(self, X: Sequence[str]) -> np.ndarray:
         """The label of each text."""

@@ -39,6 +39,8 @@ class Found:
     """Among the answers that were kept, no answer included where there may be none."""
     others: tuple[Found, ...] = ()
     """The next best, all with different texts."""
+    depth: ClassVar[int | None] = None
+    """Layers applied, on results of texts that may leave early (`exit=`); no part of what is compared or written."""
 
 
 @dataclass(frozen=True)

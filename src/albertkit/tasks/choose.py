@@ -28,6 +28,8 @@ class Chosen:
     index: int
     text: str
     probabilities: tuple[float, ...]
+    depth: ClassVar[int | None] = None
+    """Layers applied, on results of texts that may leave early (`exit=`); no part of what is compared or written."""
 
 
 @dataclass(frozen=True)

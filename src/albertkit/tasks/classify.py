@@ -9,6 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -31,6 +32,8 @@ class Label:
     """How sure: of the class, or of all classes of a multi-label answer together."""
     probabilities: dict[str, float] | None = None
     """Of every class."""
+    depth: ClassVar[int | None] = None
+    """Layers applied, on results of texts that may leave early (`exit=`); no part of what is compared or written."""
 
 
 @dataclass(frozen=True)

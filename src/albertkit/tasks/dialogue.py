@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -32,6 +33,8 @@ class State:
     """The value of each slot so far."""
     requests: frozenset[str]
     """The slots asked for in this turn."""
+    depth: ClassVar[int | None] = None
+    """Layers applied, on results of texts that may leave early (`exit=`); no part of what is compared or written."""
 
 
 @dataclass(frozen=True)

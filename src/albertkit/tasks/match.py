@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -24,6 +25,8 @@ class Alike:
     """How alike two texts are."""
 
     score: float
+    depth: ClassVar[int | None] = None
+    """Layers applied, on results of texts that may leave early (`exit=`); no part of what is compared or written."""
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from math import inf
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -45,6 +45,8 @@ class Entities:
 
     text: str
     spans: tuple[Entity, ...]
+    depth: ClassVar[int | None] = None
+    """Layers applied, on results of texts that may leave early (`exit=`); no part of what is compared or written."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,8 @@ class Understood:
     intent: str
     probability: float
     spans: tuple[Entity, ...]
+    depth: ClassVar[int | None] = None
+    """Layers applied, on results of texts that may leave early (`exit=`); no part of what is compared or written."""
 
 
 @dataclass(frozen=True)

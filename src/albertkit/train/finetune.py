@@ -36,6 +36,7 @@ from albertkit.train.work import Alarm
 STRETCH = 50  # batches that are sorted by length together
 BUDGET = 4096  # tokens at once in an evaluation
 IGNORED = -100
+POOLED = {"classify", "choose"}  # heads that read the first token alone
 
 
 # Losses ----------------------------------------------------------------------------------------------------------
@@ -136,7 +137,8 @@ class Objective(nn.Module):
         """The model's output for the task's heads; each choice is scored by itself."""
         inputs = {"choose": {"choices": 1}} if "choose" in self.heads else None
         heads = [head for head in self.heads if head != "vector"]
-        out: ModelOutput = precision.call(self.model, self.dtype, batch, heads=heads, inputs=inputs)
+        first = set(self.heads) <= POOLED
+        out: ModelOutput = precision.call(self.model, self.dtype, batch, heads=heads, inputs=inputs, first_only=first)
         if "vector" in self.heads:
             out.heads["vector"] = pool(out.encoded, "mean")
         return out

@@ -11,11 +11,13 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from albertkit.artifact import Artifact
+from albertkit.artifact import Artifact, read_stored, write_artifact
+from albertkit.compress.quantize import Matrix
 from albertkit.errors import AlbertkitError, need
 from albertkit.runtime.albert import Albert
 from albertkit.tasks.classify import Classify
@@ -82,6 +84,13 @@ def fit(
         details={**details, "reads": "vector", "max_length": albert.max_tokens},
     )  # fmt: skip
     return Artifact(start.config, weights, start.tokenizer, meta)
+
+
+def write(made: Artifact, start: Path | str | None, folder: Path, overwrite: bool = False) -> Path:
+    """Write what `fit` made from the model at `start`. Matrices that are 8-bit there stay so, and the vectors stay the same to the bit."""
+    before = read_stored(start).weights
+    kept = {name: matrix for name, matrix in before.items() if isinstance(matrix, Matrix) and name in made.weights}
+    return write_artifact(made, folder, overwrite, kept=kept)
 
 
 def rows_of(model: Any) -> tuple[np.ndarray, np.ndarray]:

@@ -22,6 +22,10 @@ class Goals:
     order: float = setting(1.0, "Weight of the sentence-order loss; 0 leaves it out.")
     consistency: float = setting(0.0, "Weight λ of the loss that makes the layers' hidden states alike.")
     layer_decay: float = setting(1.0, "Below 1, earlier uses of the shared layer weigh less in its gradient.")
+    depths: str = setting(
+        "",
+        "Shallower depths to learn at, too, such as 3,6,9: each update draws one or, every second time, the full depth.",
+    )
     eval_rows: int = setting(1024, "Held-out rows to evaluate on.")
 
     def __post_init__(self) -> None:
@@ -35,6 +39,7 @@ class Goals:
         if self.order < 0 or self.consistency < 0:
             raise AlbertkitError("order and consistency are weights; they must be 0 or above")
         self.phases()
+        self.shallow()
 
     def phases(self) -> list[tuple[int, float]]:
         """(length, share of the budget) in order; the shares add up to 1."""
@@ -47,6 +52,10 @@ class Goals:
         if min(length for length, _ in found) < 8 or min(share for _, share in found) <= 0 or abs(total - 1) > 1e-6:
             raise AlbertkitError(f"lengths is {self.lengths!r}; a row has 8 tokens or more, and shares add up to 1")
         return found
+
+    def shallow(self) -> tuple[int, ...]:
+        """`depths` as numbers, the shallowest first."""
+        return whole_numbers("depths", self.depths) if self.depths.strip() else ()
 
     def length_at(self, progress: float) -> int:
         """Tokens a row at a share of the budget."""
@@ -64,17 +73,24 @@ class Aims:
 
     depths: str = setting("3,6,9,12", "Depths at which the vectors should be good.")
     widths: str = setting("64,128,256,384", "Widths to which a vector may be cut.")
-    text_tokens: int = setting(65_536, "Tokens of texts in one batch.")
-    most_texts: int = setting(2_048, "Most texts in one batch.")
-    words: float = setting(0.25, "Weight of the masked-word loss; 0 leaves it out.")
+    text_tokens: int = setting(262_144, "Tokens of texts in one batch; a GPU waits for the processor with much fewer.")
+    most_texts: int = setting(4_096, "Most texts in one batch.")
+    words: float = setting(
+        0.0, "Weight of masked words, so that they are not forgotten; 0 makes a model for vectors alone."
+    )
     scale: float = setting(20.0, "Similarities are multiplied with it before their rows are compared.")
 
     def numbers(self, name: str) -> tuple[int, ...]:
         """`depths` or `widths` as numbers."""
-        try:
-            found = tuple(sorted(int(n) for n in getattr(self, name).split(",")))
-        except ValueError:
-            found = ()
-        if not found or found[0] < 1:
-            raise AlbertkitError(f"{name} is {getattr(self, name)!r}; write whole numbers with commas: 3,6,12")
-        return found
+        return whole_numbers(name, getattr(self, name))
+
+
+def whole_numbers(name: str, text: str) -> tuple[int, ...]:
+    """A setting such as 3,6,12 as numbers, the smallest first."""
+    try:
+        found = tuple(sorted(int(n) for n in text.split(",")))
+    except ValueError:
+        found = ()
+    if not found or found[0] < 1:
+        raise AlbertkitError(f"{name} is {text!r}; write whole numbers with commas: 3,6,12")
+    return found

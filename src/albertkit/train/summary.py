@@ -24,7 +24,7 @@ def write_report(out: Path, work: Finetuning, artifact: Artifact, runs: list[dic
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1024 if sys.platform != "darwin" else 2**20)
     lines = ["# Report", "", f"Task: {artifact.meta.task}. {len(work.features):,} inputs to learn from, "
              f"{len(work.dev):,} examples held out. Peak memory {peak:,.0f} MB.", ""]  # fmt: skip
-    names = list(runs[0]["metrics"])
+    names = [name for name in runs[0]["metrics"] if "_at_" not in name]
     if names:
         lines += [
             "| seed | rate | " + " | ".join(names) + " | seconds | collapsed before |",
@@ -38,6 +38,10 @@ def write_report(out: Path, work: Finetuning, artifact: Artifact, runs: list[dic
     if spread:
         shown = ", ".join(f"{name} {mean:.4f} ± {deviation:.4f}" for name, (mean, deviation) in spread.items())
         lines += [f"Over {len(runs)} seeds: {shown}.", ""]
+    at = artifact.meta.metrics.get("dev at depth")
+    if at:
+        lines += ["| depth | " + " | ".join(at) + " |", "|---" * (len(at) + 1) + "|",
+                  "| score | " + " | ".join(f"{value:.4f}" for value in at.values()) + " |", ""]  # fmt: skip
     if len(work.dev):
         if isinstance(work.task, Classify) and work.task.kind == "single":
             lines += pictures(out, work, float(artifact.meta.details.get("temperature", 1.0)))

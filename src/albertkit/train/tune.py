@@ -19,19 +19,32 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from albertkit import builtin
 from albertkit.artifact import Artifact, read_artifact, write_artifact
 from albertkit.data.writing import write_json
 from albertkit.errors import AlbertkitError
 from albertkit.interop.convert import open_model
 from albertkit.tasks.classify import OUTSIDE
 from albertkit.tasks.examples import Text
-from albertkit.tasks.make import make_task
+from albertkit.tasks.make import make_task, task_of
 from albertkit.train.finetune import Finetuning
 from albertkit.train.frozen import few
 from albertkit.train.loop import Outcome, train
 from albertkit.train.settings import Settings
 from albertkit.train.summary import truth, write_report
-from albertkit.train.tuning import Options, preset_epochs, preset_rate
+from albertkit.train.tuning import Depths, Options, preset_epochs, preset_rate
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is to be learnt, from what, and where it goes."""
+
+    task: Any
+    start: Artifact
+    examples: Sequence[Any]
+    dev: Sequence[Any]
+    out: Path
+    options: Options
 
 
 @dataclass(frozen=True)
@@ -49,14 +62,19 @@ def finetune(
     examples: Sequence[Any],
     dev: Sequence[Any],
     out: Path | str,
-    start: Artifact | Path | str,
+    start: Artifact | Path | str | None = None,
     options: Options | None = None,
     say: Callable[[str], None] = lambda text: None,
     bar: bool = False,
     **settings: Any,
 ) -> Tuned:
-    """Train a model for a task; run again, it goes on where it stopped. `settings` go to the task (kind, stride …)."""
+    """Train a model for a task; run again, it goes on where it stopped. `settings` go to the task (kind, stride …).
+
+    start: without it, the built-in model.
+    """
     options, out = options or Options(), Path(out)
+    if start is None:
+        start = builtin.resolve(None, builtin.DEFAULT if options.freeze else builtin.START)
     artifact = start if isinstance(start, Artifact) else open_model(start)
     if task == "intent" and all(isinstance(e, Text) for e in examples):
         task = "classify"  # intents without slots
@@ -71,10 +89,42 @@ def finetune(
     made = make_task(task, examples, **settings)
     if options.class_weights and getattr(made, "kind", "") == "single":
         made = weighted(made, examples)
+    return tuned(Job(made, artifact, examples, dev, out, options), say, bar)
+
+
+def elastic(
+    start: Artifact | Path | str,
+    examples: Sequence[Any],
+    dev: Sequence[Any],
+    out: Path | str,
+    options: Depths | None = None,
+    say: Callable[[str], None] = lambda text: None,
+    bar: bool = False,
+) -> Tuned:
+    """Train a fine-tuned model until every depth is a good one, and find when texts may leave early (`train/elastic.py`)."""
+    artifact = start if isinstance(start, Artifact) else open_model(start)
+    options, meta = options or Depths(), artifact.meta
+    if meta.task == "embed":
+        raise AlbertkitError(
+            "this model gives vectors, which `albertkit distill` already makes good at several depths; use depth=, or run  albertkit calibrate MODEL TEXTS  for exit="
+        )
+    task = task_of(meta)
+    if meta.details.get("reads") == "vector":
+        raise AlbertkitError(
+            "this model is a head on frozen vectors, so there are no layers to train; fine-tune without --freeze first"
+        )
+    epochs = options.epochs or max(1.0, preset_epochs(len(examples)) / 2)  # it knows the task already
+    options = dataclasses.replace(options, epochs=epochs)
+    return tuned(Job(task, artifact, examples, dev, Path(out), options), say, bar)
+
+
+def tuned(job: Job, say: Callable[[str], None], bar: bool) -> Tuned:
+    """A run for each seed; the best one is the result."""
+    options, out = job.options, job.out
     runs: list[dict[str, Any]] = []
     best: tuple[float, Artifact, Finetuning] | None = None
     for number in range(options.seeds):
-        work, outcome, notes = _one(made, artifact, examples, dev, out, options, options.seed + number, say, bar)
+        work, outcome, notes = _one(job, options.seed + number, say, bar)
         if outcome.model is None:
             raise AlbertkitError(f"stopped; the same command goes on from {out}")
         finished = read_artifact(outcome.model)
@@ -113,13 +163,13 @@ def frozen(
     """A head on frozen vectors. Examples of the class `oos` set the floor below which a text is out of scope."""
     from albertkit.runtime.albert import Albert
     from albertkit.runtime.predict import predict
-    from albertkit.train.frozen import fit
+    from albertkit.train.frozen import fit, write
 
     began = time.perf_counter()
     inside = [e for e in examples if e.label != OUTSIDE]
     made = fit(Albert(folder), start, inside, [e for e in examples if e.label == OUTSIDE], options.seed)
     seconds = time.perf_counter() - began
-    write_artifact(made, out / "model", overwrite=(out / "model").exists())
+    write(made, folder, out / "model", overwrite=(out / "model").exists())
     albert = Albert(out / "model")
     metrics = {}
     if len(dev):
@@ -128,7 +178,7 @@ def frozen(
         if any(e.label == OUTSIDE for e in dev):
             metrics |= outside_scores(found, dev)
         made = dataclasses.replace(made, meta=dataclasses.replace(made.meta, metrics={"dev": metrics}))
-        write_artifact(made, out / "model", overwrite=True)
+        write(made, folder, out / "model", overwrite=True)
     runs = [{"seed": options.seed, "metrics": metrics, "seconds": seconds, "collapsed": 0}]
     write_json(out / "runs.json", runs)
     return Tuned(out / "model", metrics, runs)
@@ -150,30 +200,30 @@ def weighted(task: Any, examples: Sequence[Any]) -> Any:
     return dataclasses.replace(task, weights=weights)
 
 
-def _one(
-    task: Any,
-    start: Artifact,
-    examples: Sequence[Any],
-    dev: Sequence[Any],
-    out: Path,
-    options: Options,
-    seed: int,
-    say: Callable[[str], None],
-    bar: bool,
-) -> tuple[Finetuning, Outcome, dict[str, Any]]:
+def work_of(job: Job, settings: Settings) -> Finetuning:
+    """The work: at the full depth, or at every depth."""
+    options = job.options
+    given = job.task, job.start, job.examples, job.dev, settings
+    if not isinstance(options, Depths) and not options.elastic:
+        return Finetuning(*given, options.max_length, options.metric)
+    from albertkit.train.elastic import Elastic
+
+    return Elastic(*given, options if isinstance(options, Depths) else Depths(**dataclasses.asdict(options)))
+
+
+def _one(job: Job, seed: int, say: Callable[[str], None], bar: bool) -> tuple[Finetuning, Outcome, dict[str, Any]]:
     """One run, begun anew with another seed and half the rate as long as it collapses."""
+    options, start = job.options, job.start
     rate = options.learning_rate or preset_rate(start.config)
     collapsed = 0
     while True:
         this = seed + 1000 * collapsed
-        work = Finetuning(
-            task, start, examples, dev, plan_of(options, start, 1, rate, this), options.max_length, options.metric
-        )
+        work = work_of(job, plan_of(options, start, 1, rate, this))
         epochs = options.epochs or preset_epochs(len(work.features))
         work.settings = plan_of(options, start, max(1, round(work.batches * epochs)), rate, this, math.ceil(epochs))
         work.model.encoder.checkpointing = options.checkpointing
         began = time.perf_counter()
-        outcome = train(work, work.settings, out / "runs" / f"seed-{this}", resume=True, say=say, bar=bar)
+        outcome = train(work, work.settings, job.out / "runs" / f"seed-{this}", resume=True, say=say, bar=bar)
         notes = {"seed": this, "rate": rate, "seconds": time.perf_counter() - began, "collapsed": collapsed}
         if outcome.model is None or not collapse(work) or collapsed >= options.restarts:
             return work, outcome, notes

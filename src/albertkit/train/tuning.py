@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from albertkit.config import AlbertConfig
 from albertkit.errors import AlbertkitError
@@ -27,15 +28,47 @@ class Options:
     shots: int | None = setting(None, "Use so many examples of each class.")
     class_weights: bool = setting(False, "Rare classes weigh more in the loss.")
     checkpointing: bool = setting(False, "Keep less in memory and compute it again (about a third slower).")
+    elastic: bool = setting(
+        False, "Make every depth a good model, so that texts may leave early (see albertkit elastic)."
+    )
     device: str = setting("auto", "cpu or cuda; auto takes a GPU if there is one.")
+
+    shortest: ClassVar[int] = 8
 
     def __post_init__(self) -> None:
         for name in ("epochs", "batch", "micro", "learning_rate", "seeds", "shots"):
             value = getattr(self, name)
             if value is not None and not 0 < value < 1e9:
                 raise AlbertkitError(f"{name} is {value}; it must be above 0")
-        if not 8 <= self.max_length <= 1_000_000 or self.restarts < 0:
+        if not self.shortest <= self.max_length <= 1_000_000 or self.restarts < 0:
             raise AlbertkitError(f"max_length is {self.max_length}; it must be 8 or more, and restarts 0 or more")
+
+
+@dataclass(frozen=True)
+class Depths(Options):
+    """How to make every depth a good model: the options of a fine-tuning, and what goes into the loss of each depth."""
+
+    elastic: bool = setting(True, "Learn at every depth; --no-elastic trains the full depth alone, to compare with.")
+    epochs: float | None = setting(None, "Times through the examples [default: half of what finetune takes].")
+    max_length: int = setting(0, "Longest input in tokens; 0 takes what the model was fine-tuned with.")
+    freeze: bool = False  # without a sentence these are no options of the verb
+    shots: int | None = None
+    draw: int = setting(0, "Depths drawn at random for each update, besides the full one; 0 takes all of them.")
+    shallow: float = setting(1.0, "Weight of all shallower depths together; the full depth has 1.")
+    teach: float = setting(0.5, "What shallower depths learn from: 0 the right answers, 1 what the full depth says.")
+    soften: float = setting(2.0, "Scores are divided by it before shallower depths are compared with the full one.")
+    consistency: float = setting(0.0, "Weight λ of the loss that makes the layers' hidden states alike.")
+
+    shortest: ClassVar[int] = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.draw < 0 or self.shallow < 0 or self.consistency < 0:
+            raise AlbertkitError("draw is a number of depths, shallow and consistency are weights; choose 0 or above")
+        if not 0 <= self.teach <= 1 or self.soften <= 0:
+            raise AlbertkitError(
+                f"teach is {self.teach} and soften {self.soften}; teach goes from 0 to 1, and soften is above 0"
+            )
 
 
 def preset_rate(config: AlbertConfig) -> float:
