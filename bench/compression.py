@@ -153,13 +153,15 @@ def exported(made: dict[str, Path], place: Path) -> dict[str, dict]:
 
     from albertkit.interop.onnx_file import Settings, export
     from albertkit.runtime.albert import Albert
+    from albertkit.runtime.engine import levels
 
     out = {}
     texts = sts()[0][:64]
     for name in ("whole, float32", "whole, int8", "FFN 1/2, heads 2/3, int8", "static, int8"):
         for loop in (False,) if "static" in name else (False, True):
             path = place / "model.onnx"
-            report = export(made[name], path, Settings(head="vector", loop=loop), overwrite=True)
+            wide = levels().top == 255  # as the runtime does on this processor
+            report = export(made[name], path, Settings(head="vector", loop=loop, full_range=wide), overwrite=True)
             albert = Albert(made[name])
             encodings = albert.tokenizer.encode_batch(texts)
             longest = max(len(e.ids) for e in encodings)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import math
 from dataclasses import replace
 
@@ -21,7 +23,7 @@ from albertkit.compress.trial import measured
 from albertkit.compress.wanted import Wanted, config_of, proposals, steps
 from albertkit.config import preset
 from albertkit.errors import AlbertkitError
-from tests.conftest import tiny
+from tests.conftest import ROOT, tiny
 from tests.runtime.test_albert import make
 
 
@@ -166,3 +168,15 @@ def test_shapes_of_folders_and_names(tmp_path):
     assert math.isclose(variants("m", preset("base"))[0].loss, 0.0)
     with pytest.raises(AlbertkitError, match="unknown preset"):
         config_of("bas")
+
+
+@pytest.mark.parametrize("name", ["plan", "compression"])
+def test_pages_show_what_was_measured(name):
+    """docs/planning.md and the measured part of docs/compression.md are written from bench/results alone."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "bench" / f"{name}.py")
+    bench = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(bench)
+    if not bench.RESULT.exists():
+        pytest.skip(f"python bench/{name}.py has not been run")
+    result, page = json.loads(bench.RESULT.read_text(encoding="utf-8")), bench.PAGE.read_text(encoding="utf-8")
+    assert page == (bench.table(result) if name == "plan" else bench.with_block(page, bench.block(result)))

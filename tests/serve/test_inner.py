@@ -1,4 +1,4 @@
-"""Attention from the server: the numbers of `Inside`, in both forms, within limits, and of the model that is served."""
+"""What /explain tells beside predictions: attention as `Inside` computes it, and where `exit=` would leave."""
 
 from __future__ import annotations
 
@@ -9,11 +9,17 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from albertkit.runtime.agreement import Exits
+from albertkit.runtime.exits import leave_task
 from albertkit.runtime.inside import Inside
+from albertkit.runtime.predict import features_of
 from albertkit.serve import inner
+from albertkit.serve.early import promised
 from albertkit.serve.inner import packed
 from albertkit.serve.models import Source
 from albertkit.serve.refusal import Refusal
+from albertkit.tasks.examples import Question, Tagged, Text
+from albertkit.tasks.tag import words_of
 
 
 def test_attention_in_both_forms(server, folders):
@@ -62,6 +68,50 @@ def test_two_models_stay_open_and_changed_files_are_refused(folders, alberts, mo
     models[2].number, models[2].albert = -9, alberts["pairs"]  # what is served is not what the folder holds
     with pytest.raises(inner.AlbertkitError, match="reload it first"):
         inner.inside_of(desk, models[2])
+
+
+def leaves(told, limit) -> int:
+    """Where a text leaves with a limit on its doubt, by what /explain says."""
+    found = [d for d, doubt in zip(told["looks"], told["doubts"], strict=False) if doubt is not None and doubt <= limit]
+    return min(found, default=3)
+
+
+def test_early_exit_is_where_exit_leaves(server, alberts):
+    text = "a text about Angela Merkel"
+    examples = {
+        "pairs": ({"pair": "another"}, Text(text, "another")),
+        "names": ({}, Tagged(text, words_of(text))),
+        "reader": ({"question": "who is it?"}, Question("0", "who is it?", text)),
+    }
+    for name, (more, example) in examples.items():
+        albert = alberts[name]
+        told = server.post("/explain", {"text": text, "model": name, **more}).json()["exit"]
+        assert told["kind"] == "entropy" and told["looks"] == [1, 2] and len(told["doubts"]) == 3
+        features = features_of(albert, [example], albert.meta.task)
+        for limit in sorted(
+            {0.0, 1.0, *(round(doubt + step, 4) for doubt in told["doubts"] for step in (-0.01, 0.01))}
+        ):
+            if limit >= 0:
+                left = leave_task(albert, features, [example], f"entropy:{limit}")
+                assert left.depths[0] == leaves(told, limit), (name, limit, told)
+    told = server.post("/explain", {"text": text, "model": "words"}).json()["exit"]
+    assert told["kind"] == "cosine" and told["doubts"][0] is None and told["promised"] is None
+    for cosine in (0.0, 0.5, 0.99):
+        assert alberts["words"].embed_early([text], f"cosine:{cosine}")[1][0] == leaves(told, 1 - cosine)
+    assert server.post("/explain", {"text": "a [MASK]", "model": "words"}).json()["exit"] is None
+    value = server.post("/explain", {"text": text, "model": "stars"}).json()["exit"]
+    assert value["kind"] == "change" and value["doubts"][0] is None
+
+
+def test_a_calibrated_model_says_where_it_leaves():
+    exits = Exits(3, (1, 2), ((0.0, 2.0), (0.0, 2.0)), tuple((r, 0.999, 2.0) for r in (1e-3, 1e-2)), 900)
+    albert = SimpleNamespace(depth=3, meta=SimpleNamespace(details={"exit": exits.to_dict()}))
+    limit = exits.limits(0.99)[0]
+    assert promised(albert, [1, 2], [limit / 2, 0.9, 0.0]) == 1
+    assert promised(albert, [1, 2], [limit * 2, limit / 2, 0.0]) == 2
+    assert promised(albert, [1, 2], [None, 0.9, 0.0]) == 3
+    albert.meta.details["exit"] = {"depth": 3}  # damaged
+    assert promised(albert, [1, 2], [0.0, 0.0, 0.0]) is None
 
 
 def test_packed():

@@ -29,7 +29,7 @@ from albertkit.tokenizer import Tokenizer
 DIM = 256
 RARE = 2e-4  # a: pieces that occur less often than this count almost fully
 EVEN = 0.25  # the power of its variance that a direction is divided by
-PRIOR = 0.1  # how many times each piece counts as seen, on average, before any text is read
+PRIOR = {"unigram": 10.0, "wordpiece": 0.1}  # how often each piece counts as seen, on average, before any text is read
 LENGTH = 8192  # pieces of a text that are averaged at once; longer texts are windows
 
 
@@ -149,6 +149,6 @@ def frequencies(tokenizer: Tokenizer, texts: Sequence[str] | None) -> np.ndarray
     for start in range(0, len(texts or ()), 4096):
         for ids in tokenizer.ids_batch((texts or ())[start : start + 4096]):
             np.add.at(seen, ids, 1)
-    total = PRIOR * count * prior + seen
+    total = PRIOR.get(tokenizer.kind, 0.1) * count * prior + seen
     out: np.ndarray = total / total.sum()
     return out

@@ -100,7 +100,7 @@ def rule_of(albert: Albert, exit: Exit, depth: int | None, kind: str) -> Rule:
             raise AlbertkitError(
                 f"exit={exit!r} is about agreeing with depth {exits.depth}, and depth {last} was asked for; leave depth away, or choose  {kind}:NUMBER"
             )
-        return Rule(last, exits.looks, exits.limits(value))
+        return agreeing(exits, value, moves=kind != "entropy")
     looks = tuple(look for look in looks_of(albert) if look < last)
     if name == "patience":
         if kind != "entropy":
@@ -111,6 +111,12 @@ def rule_of(albert: Albert, exit: Exit, depth: int | None, kind: str) -> Rule:
     if name != kind:
         raise AlbertkitError(f"exit is {exit!r}; this model's results have no {name}: choose {kind}:NUMBER, or {FORMS}")
     return Rule(last, looks, (1 - value if name == "cosine" else value,) * len(looks))
+
+
+def agreeing(exits: Exits, share: float, moves: bool) -> Rule:
+    """The rule that promises a share of agreement; looks at which nobody may leave are left out, unless the next one compares with them."""
+    pairs = [(k, limit) for k, limit in zip(exits.looks, exits.limits(share), strict=True) if moves or limit >= 0]
+    return Rule(exits.depth, tuple(look for look, _ in pairs), tuple(limit for _, limit in pairs))
 
 
 def parsed(exit: Exit) -> tuple[str, float]:

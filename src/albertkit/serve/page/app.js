@@ -37,7 +37,10 @@ function makeTabs() {
     const there = tool.offer(served);
     const tab = el(
       "button",
-      { type: "button", role: "tab", id: `tab-${tool.id}`, "aria-controls": `panel-${tool.id}`, class: there ? "tab" : "tab off", "data-group": tool.group, onclick: () => choose(tool.id) },
+      {
+        type: "button", role: "tab", id: `tab-${tool.id}`, "aria-controls": `panel-${tool.id}`, "data-group": tool.group,
+        class: there ? "tab" : "tab off", onclick: () => choose(tool.id),
+      },
       el("span", { "data-t": `${tool.id}.tab` }),
       there ? null : " ", there ? null : el("small", { "data-t": "missing.tab" }),
     );

@@ -12,6 +12,8 @@ const seen = (share) => Math.sqrt(share);
 /** A piece as people write it. */
 export const plain = (token) => token.text.replace(/^▁/, "").replace(/^##/, "") || "␣";
 
+const hint = (key) => el("p", { class: "hint", "data-t": key });
+
 function paint(canvas, attention, layer, head, size) {
   const n = attention.tokens;
   canvas.width = canvas.height = n;
@@ -58,6 +60,13 @@ export function attentionView(attention, tokens, chosen, tell) {
     const share = number(100 * attention.at(layer, head, from, to), 1);
     said.textContent = t("inside.from", { from: plain(tokens[from]), to: plain(tokens[to]), share });
   }
+  function point(row, column) {
+    if (row !== from) {
+      from = row;
+      show();
+    }
+    look(column);
+  }
   function strongest() {
     let best = 0;
     for (let to = 1; to < tokens.length; to++) if (attention.at(layer, head, from, to) > attention.at(layer, head, from, best)) best = to;
@@ -80,14 +89,14 @@ export function attentionView(attention, tokens, chosen, tell) {
       if (focused && i === from) requestAnimationFrame(() => node.focus());
       return node;
     }));
-    large.replaceChildren(largeMap(attention, tokens, layer, head, from, (row, column) => { if (row !== from) { from = row; show(); } look(column); }));
+    large.replaceChildren(largeMap(attention, tokens, layer, head, from, point));
     look(strongest());
   }
   show();
   return el(
     "div", { class: "attention" },
-    el("div", { class: "maps" }, el("p", { class: "hint", "data-t": "inside.grid" }), el("div", { class: "scroll", tabindex: 0, role: "region", "data-t-label": "inside.grid" }, grid)),
-    el("div", { class: "chosen" }, title, el("p", { class: "hint", "data-t": "inside.pick" }), words, said, el("p", { class: "hint", "data-t": "inside.map" }), large),
+    el("div", { class: "maps" }, hint("inside.grid"), el("div", { class: "scroll", tabindex: 0, role: "region", "data-t-label": "inside.grid" }, grid)),
+    el("div", { class: "chosen" }, title, hint("inside.pick"), words, said, hint("inside.map"), large),
   );
 }
 
@@ -104,6 +113,7 @@ function largeMap(attention, tokens, layer, head, from, point) {
     return [at(event.clientY - box.top, box.height), at(event.clientX - box.left, box.width)];
   };
   canvas.addEventListener("click", (event) => point(...place(event)));
-  const names = (kind) => el("div", { class: kind, "aria-hidden": "true" }, tokens.map((token, i) => el("span", { text: plain(token), class: i === from ? "from" : "" })));
+  const name = (token, i) => el("span", { text: plain(token), class: i === from ? "from" : "" });
+  const names = (kind) => el("div", { class: kind, "aria-hidden": "true" }, tokens.map(name));
   return el("div", { class: n > 40 ? "labelled dense" : "labelled", vars: { "--n": n } }, names("columns-of"), names("rows-of"), canvas);
 }

@@ -53,15 +53,17 @@ export function heatMap(scores, heads, caption, watch) {
       onpointerenter: () => watch(row, column),
     });
   };
+  const span = (kind, text) => el("span", { class: kind, text });
   const top = el("tr", {}, el("td", { class: "corner" }), scores[0].map((_, i) => el("th", { scope: "col", text: String(i + 1) })));
   const rows = scores.map((line, row) =>
     el(
       "tr", {},
-      el("th", { scope: "row", title: heads[row] }, el("span", { class: "place", text: String(row + 1) }), el("span", { class: "told", text: heads[row] })),
+      el("th", { scope: "row", title: heads[row] }, span("place", String(row + 1)), span("told", heads[row])),
       line.map((value, column) => cell(value, row, column)),
     ),
   );
-  return el("table", { class: scores.length > 8 ? "heat many" : "heat" }, el("caption", { class: "hidden", text: caption }), el("thead", {}, top), el("tbody", {}, rows));
+  const said = el("caption", { class: "hidden", text: caption });
+  return el("table", { class: scores.length > 8 ? "heat many" : "heat" }, said, el("thead", {}, top), el("tbody", {}, rows));
 }
 
 /** The scale of the colours, from 0 to 1. */

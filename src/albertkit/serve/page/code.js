@@ -20,10 +20,10 @@ export function pyList(texts) {
   return `[\n${texts.map((text) => `    ${py(text)},\n`).join("")}]`;
 }
 
-/** The line that opens a model. */
-export function opened(model) {
+/** The lines that open a model; `more` is another line to import. */
+export function opened(model, more = "") {
   const note = BUILTIN.includes(model) ? "" : `  # ${t("code.folder", { name: model })}`;
-  return `from albertkit import Albert\n\nalbert = Albert(${py(model)})${note}\n`;
+  return `from albertkit import Albert\n${more}\nalbert = Albert(${py(model)})${note}\n`;
 }
 
 /** A request. */
@@ -32,8 +32,8 @@ export function curl(path, body) {
   return `curl -s ${base()}/${path} \\\n  -H 'content-type: application/json'${key} \\\n  -d ${sh(JSON.stringify(body))}`;
 }
 
-/** A line of the command line; `undefined` parts fall away. */
-export const cli = (...parts) => ["albertkit", ...parts.filter((part) => part !== undefined).map((p) => sh(String(p)))].join(" ");
+/** A line of the command line; a part {raw} stays as it is. */
+export const cli = (...parts) => ["albertkit", ...parts.map((part) => part.raw ?? sh(String(part)))].join(" ");
 
 /** The block that shows programs: {node, show({python, curl, cli})}. One choice holds for all tools. */
 export function codeBlock() {

@@ -50,8 +50,20 @@ export const compare = makeTool({
   make: ["albertkit serve small"],
   fields: [area.node],
   examples: [
-    { name: "example.topics", texts: ["A man plays the guitar.", "Someone is making music.", "It rains all day long.", "The weather is terrible.", "The bank raised its interest rates.", "Loans will cost more from now on."] },
-    { name: "example.questions", texts: ["How do I get my money back?", "What is your refund policy?", "Where can I park my car?", "Is there a garage near the hotel?", "When does breakfast start?"] },
+    {
+      name: "example.topics",
+      texts: [
+        "A man plays the guitar.", "Someone is making music.", "It rains all day long.", "The weather is terrible.",
+        "The bank raised its interest rates.", "Loans will cost more from now on.",
+      ],
+    },
+    {
+      name: "example.questions",
+      texts: [
+        "How do I get my money back?", "What is your refund policy?", "Where can I park my car?", "Is there a garage near the hotel?",
+        "When does breakfast start?",
+      ],
+    },
     { name: "example.order", texts: ["The dog bit the man.", "The man bit the dog.", "A dog has bitten somebody.", "The dog did not bite anybody."] },
   ],
   read: () => ({ texts: lines(area.input.value) }),

@@ -7,7 +7,7 @@ import { field, makeTool } from "./tool.js";
 import { number, t } from "./words.js";
 
 const MOST = 12;
-const ROUNDS = 2; // the faster one counts
+const ROUNDS = 3; // the fastest one counts
 const area = field("textarea", "depth.texts", { rows: 5 });
 let chosen = 0;
 
@@ -28,6 +28,19 @@ async function measure({ texts, model }, signal, say) {
   return { points: summed(found), full: found[0].full_depth, kind: found[0].kind, count: texts.length, all: performance.now() - began };
 }
 
+/** Times that grow with depth, as they must: where one is shorter than the one before, both become their mean. */
+function rising(times) {
+  const groups = [];
+  for (const time of times) {
+    groups.push({ time, count: 1 });
+    while (groups.length > 1 && groups.at(-2).time > groups.at(-1).time) {
+      const [a, b] = groups.splice(-2);
+      groups.push({ time: (a.time * a.count + b.time * b.count) / (a.count + b.count), count: a.count + b.count });
+    }
+  }
+  return groups.flatMap(({ time, count }) => Array(count).fill(time));
+}
+
 /** For each depth: how fast, how much the vectors agree, and how many answers and neighbours stay. */
 function summed(found) {
   const full = found[0].full_depth;
@@ -42,11 +55,10 @@ function summed(found) {
   });
   const wanted = nearest(full - 1);
   const sum = (at, read) => found.reduce((total, one) => total + read(one.depths[at]), 0);
-  const slow = sum(full - 1, (one) => one.milliseconds);
-  return found[0].depths.slice(0, full).map((_, at) => {
-    const milliseconds = sum(at, (one) => one.milliseconds);
+  const times = rising(found[0].depths.slice(0, full).map((_, at) => sum(at, (one) => one.milliseconds)));
+  return times.map((milliseconds, at) => {
     return {
-      depth: at + 1, speed: slow / milliseconds, rate: (1000 * found.length) / milliseconds,
+      depth: at + 1, speed: times.at(-1) / milliseconds, rate: (1000 * found.length) / milliseconds,
       agreement: sum(at, (one) => one.agreement) / found.length,
       same: found.every((one) => one.depths[at].same !== null) ? sum(at, (one) => Number(one.same)) : null,
       kept: nearest(at).filter((place, i) => place === wanted[i]).length,
@@ -58,7 +70,9 @@ const [HIGH, LEFT, BELOW, ABOVE, RIGHT] = [320, 48, 52, 30, 26];
 
 /** The depths for which no faster one agrees as much: these are worth choosing. */
 function best(points) {
-  return points.filter((one) => points.every((other) => other.speed <= one.speed || other.agreement < one.agreement));
+  return points
+    .filter((one) => points.every((other) => other === one || other.speed < one.speed || other.agreement < one.agreement))
+    .sort((a, b) => a.speed - b.speed);
 }
 
 function chart(points, at, wide, pick) {
@@ -107,7 +121,7 @@ function draw({ points, full, kind, count }) {
     said.textContent = t("depth.of", { depth: chosen, layers: full });
     slider.setAttribute("aria-valuetext", said.textContent);
     plot();
-    const better = good.find((other) => other.speed > one.speed && other.agreement >= one.agreement);
+    const better = good.find((other) => other.speed >= one.speed && other.agreement > one.agreement);
     advice.textContent = better ? t("depth.better", { depth: better.depth }) : "";
     numbers.replaceChildren(
       big(number(one.speed, 1), "depth.speed", "×"),

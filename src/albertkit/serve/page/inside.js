@@ -67,6 +67,7 @@ function layersTable({ answer }) {
     el("tbody", {}, rows),
   );
   const slider = el("input", { id: fresh("threshold"), type: "range", min: 0.3, max: 0.99, step: 0.01, value: threshold });
+  const label = el("label", { for: slider.id, "data-t": kind ? "inside.threshold" : "inside.threshold.vector" });
   const said = el("output", { for: slider.id, class: "said" });
   const verdict = el("p", { class: "verdict", role: "status" });
   function stop() {
@@ -77,7 +78,8 @@ function layersTable({ answer }) {
       row.classList.toggle("exit", i === at);
       row.classList.toggle("skipped", at >= 0 && i > at);
     });
-    const told = [at < 0 ? t("inside.exit.never", { layers: full }) : t("inside.exit", { layer: at + 1, layers: full, saved: number((100 * (full - at - 1)) / full) })];
+    const saved = number((100 * (full - at - 1)) / full);
+    const told = [at < 0 ? t("inside.exit.never", { layers: full }) : t("inside.exit", { layer: at + 1, layers: full, saved })];
     if (at >= 0 && depths[at].same !== null) told.push(t(depths[at].same ? "inside.exit.same" : "inside.exit.other"));
     if (exit?.promised) told.push(t("inside.promised", { layer: exit.promised }));
     verdict.textContent = told.join(" ");
@@ -86,7 +88,7 @@ function layersTable({ answer }) {
   stop();
   return [
     el("h3", { "data-t": "inside.layers" }),
-    el("div", { class: "options" }, el("div", { class: "option grow long" }, el("label", { for: slider.id, "data-t": kind ? "inside.threshold" : "inside.threshold.vector" }), slider, said)),
+    el("div", { class: "options" }, el("div", { class: "option grow long" }, label, slider, said)),
     verdict,
     el("div", { class: "scroll", tabindex: 0, role: "region", "data-t-label": "inside.layers" }, table),
     answer.settled ? el("p", { class: "hint", text: t("inside.settled", { layer: answer.settled }) }) : null,
@@ -120,22 +122,22 @@ function programs(v, { answer }) {
   const { kind, exit, full_depth: full } = answer;
   const { layer, head } = view;
   const leave = rule(exit);
-  const each = kind ? `print(depth, ${call(kind, v)}, depth=depth))` : "print(depth, albert.embed(text, depth=depth) @ albert.embed(text))";
-  const early = !leave ? "" : kind ? `print(${call(kind, v)}, exit=${py(leave)}))\n` : `print(albert.embed_early([text], exit=${py(leave)})[1])\n`;
-  const verb = {
-    fill: ["fill", "-m", v.model.id], classify: ["classify", ...(v.pair ? ["--pair", v.pair] : [])], tag: ["tag"], intent: ["intent"], answer: ["answer"],
-  }[kind] ?? ["embed", "-m", v.model.id];
+  const each = kind ? `${call(kind, v)}, depth=depth)` : "albert.embed(text, depth=depth) @ albert.embed(text)";
+  const left = kind ? `${call(kind, v)}, exit=${py(leave)})` : `albert.embed_early([text], exit=${py(leave)})[1]`;
+  const early = leave ? `print(${left})\n` : "";
+  const verb = { classify: ["classify", ...(v.pair ? ["--pair", v.pair] : [])], fill: ["fill", "-m", v.model.id] }[kind] ??
+    (kind ? [kind] : ["embed", "-m", v.model.id]);
   const rest = { fill: [v.text], answer: [v.model.id, v.question] }[kind] ?? (kind ? [v.model.id, v.text] : [v.text]);
   const pipe = kind === "answer" ? `printf %s ${sh(v.text)} | ` : "";
   const line = (...how) => pipe + cli(...verb, ...how, "--", ...rest);
   return {
     python:
-      `from albertkit.runtime.inside import Inside\n${opened(v.model.id)}text = ${py(v.text)}\n` +
-      `for depth in range(1, ${full + 1}):\n    ${each}\n${early}` +
+      `${opened(v.model.id, "from albertkit.runtime.inside import Inside\n")}text = ${py(v.text)}\n` +
+      `for depth in range(1, ${full + 1}):\n    print(depth, ${each})\n${early}` +
       `inner = Inside.open(${py(v.model.id)}).look(text${v.pair ? `, ${py(v.pair)}` : ""})\n` +
       `print(inner.attention[${layer}, ${head}].round(2))  # ${t("inside.head", { layer: layer + 1, head: head + 1 })}`,
     curl: curl("explain", body(v, "float")),
-    cli: `for depth in $(seq 1 ${full}); do\n  ${line("--depth", "DEPTH").replace("DEPTH", '"$depth"')}\ndone` +
+    cli: `for depth in $(seq 1 ${full}); do\n  ${line("--depth", { raw: '"$depth"' })}\ndone` +
       (leave ? `\n${line("--exit", leave)}` : ""),
   };
 }

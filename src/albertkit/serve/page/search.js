@@ -120,6 +120,7 @@ function programs(values) {
   const { model, depth, text, kind } = values;
   const file = fileName || "notes.txt";
   const how = (name) => `${depth ? `, depth=${depth}` : ""}${model.prompts[name] === undefined ? "" : `, prompt="${name}"`}`;
+  const note = fileName ? "" : `  # ${t("code.saved", { name: file })}`;
   const cut = kind === "lines" ? "text.splitlines()" : 'text.split("\\n\\n")';
   const body = { query: values.query, texts: partsOf(text, kind).map((part) => part.text), k: K, model: model.id, ...(depth ? { depth } : {}) };
   const make = `import json, sys; text = open(${py(file)}, encoding="utf-8").read(); ` +
@@ -128,12 +129,12 @@ function programs(values) {
     curl("search", body).replace(/-d [\s\S]*$/, "-d @-");
   return {
     python:
-      `from pathlib import Path\n\n${opened(model.id)}text = Path(${py(file)}).read_text(encoding="utf-8")\n` +
+      `from pathlib import Path\n\n${opened(model.id)}text = Path(${py(file)}).read_text(encoding="utf-8")${note}\n` +
       `parts = [part for part in ${cut} if part.strip()]\n` +
       `vectors = albert.embed(parts${how("passage")})\nscores = vectors @ albert.embed(${py(values.query)}${how("query")})\n` +
       `for place in scores.argsort()[::-1][:${K}]:\n    print(round(float(scores[place]), 2), parts[place])`,
     curl: text.length > INLINE ? large : curl("search", body),
-    cli: `${depth ? `# ${t("code.all")}\n` : ""}${cli("index", "-o", "notes.idx", "-m", model.id, "--split", kind, "--", file)}\n` +
+    cli: `${depth ? `# ${t("code.all")}\n` : ""}${cli("index", "-o", "notes.idx", "-m", model.id, "--split", kind, "--", file)}${note}\n` +
       cli("search", "--mode", "vector", "-k", K, "notes.idx", "--", values.query),
   };
 }
@@ -145,8 +146,14 @@ export const search = makeTool({
     area.node,
     el(
       "div", { class: "options" },
-      el("div", { class: "option" }, chooser, el("label", { for: chooser.id, class: "button", "data-t": "search.file" }), el("span", { class: "hint wide-only", "data-t": "search.drop" })),
-      el("div", { class: "option", role: "radiogroup", "data-t-label": "search.parts" }, el("span", { class: "label", "data-t": "search.parts" }), kinds),
+      el(
+        "div", { class: "option" }, chooser, el("label", { for: chooser.id, class: "button", "data-t": "search.file" }),
+        el("span", { class: "hint wide-only", "data-t": "search.drop" }),
+      ),
+      el(
+        "div", { class: "option", role: "radiogroup", "data-t-label": "search.parts" },
+        el("span", { class: "label", "data-t": "search.parts" }), kinds,
+      ),
     ),
     query.node,
   ],

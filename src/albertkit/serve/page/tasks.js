@@ -31,12 +31,13 @@ function classBody({ texts: all, second, model, depth }) {
 /** One label: its name and the bars of all classes, or its value. */
 function oneClass(found, text) {
   const head = el("blockquote", { class: "sentence", text });
-  if (typeof found.label === "number") return el("section", { class: "one" }, head, el("p", { class: "value-of", text: t("classify.value", { value: number(found.label, 2) }) }));
+  const said = (text) => el("p", { class: "value-of", text });
+  if (typeof found.label === "number") return el("section", { class: "one" }, head, said(t("classify.value", { value: number(found.label, 2) })));
   const chosen = Array.isArray(found.label) ? found.label : [found.label];
   const rows = Object.entries(found.probabilities ?? { [chosen[0]]: found.probability })
     .sort((a, b) => b[1] - a[1]).slice(0, SHOWN)
     .map(([label, value]) => ({ label, value, best: chosen.includes(label) }));
-  return el("section", { class: "one" }, head, el("p", { class: "value-of", text: chosen.join(", ") || t("classify.none") }), bars(rows));
+  return el("section", { class: "one" }, head, said(chosen.join(", ") || t("classify.none")), bars(rows));
 }
 
 export const classify = makeTool({
@@ -58,7 +59,9 @@ export const classify = makeTool({
       "\n    print(found.label, round(found.probability, 3))",
     curl: curl("classify", classBody(values)),
     cli: values.second.length
-      ? values.texts.map((text, i) => cli("classify", "--pair", values.second[i] ?? "", ...onLine(values.depth), "--", values.model.id, text)).join("\n")
+      ? values.texts
+        .map((text, i) => cli("classify", "--pair", values.second[i] ?? "", ...onLine(values.depth), "--", values.model.id, text))
+        .join("\n")
       : cli("classify", ...onLine(values.depth), "--", values.model.id, ...values.texts),
   }),
 });
@@ -127,7 +130,8 @@ export const answer = makeTool({
   make: ["albertkit finetune answer train.json --dev dev.json -o reader", "albertkit serve reader"],
   fields: [context.node, question.node],
   examples: [{
-    context: "ALBERT was published in 2019 by Zhenzhong Lan and others. It shares one layer's weights among all layers, so that the model is small, and splits the embedding into two smaller matrices.",
+    context: "ALBERT was published in 2019 by Zhenzhong Lan and others. It shares one layer's weights among all layers, " +
+      "so that the model is small, and splits the embedding into two smaller matrices.",
     question: "When was ALBERT published?",
   }],
   read: () => ({ context: context.input.value.trim(), question: question.input.value.trim() }),
@@ -138,16 +142,21 @@ export const answer = makeTool({
   },
   draw({ answer: found }, values) {
     const all = points(values.context);
-    const others = found.others.filter((other) => other.text).slice(0, OTHERS);
+    const part = (start, end) => all.slice(start, end).join("");
+    const quote = (...parts) => el("blockquote", { class: "sentence wide" }, parts);
+    const others = found.others.filter((other) => other.text).slice(0, OTHERS).map((o) => ({ label: o.text, value: o.probability }));
     const best = found.text
-      ? [el("p", { class: "value-of" }, el("span", { text: found.text }), el("small", { text: ` ${number(100 * found.probability)} %` })),
-        el("blockquote", { class: "sentence wide" }, all.slice(0, found.start).join(""), el("mark", { text: all.slice(found.start, found.end).join("") }), all.slice(found.end).join(""))]
-      : [el("p", { class: "value-of", "data-t": "answer.none" }), el("blockquote", { class: "sentence wide", text: values.context })];
-    const more = others.length ? [el("h3", { class: "small", "data-t": "answer.others" }), bars(others.map((o) => ({ label: o.text, value: o.probability })), { class: "bars long" })] : [];
+      ? [
+        el("p", { class: "value-of" }, found.text, el("small", { text: ` ${number(100 * found.probability)} %` })),
+        quote(part(0, found.start), el("mark", { text: part(found.start, found.end) }), part(found.end)),
+      ]
+      : [el("p", { class: "value-of", "data-t": "answer.none" }), quote(values.context)];
+    const more = others.length ? [el("h3", { class: "small", "data-t": "answer.others" }), bars(others, { class: "bars long" })] : [];
     return [...best, ...more];
   },
   code: (values) => ({
-    python: `${opened(values.model.id)}context = ${py(values.context)}\nfound = albert.answer(${py(values.question)}, context${inPython(values.depth)})\nprint(found.text, round(found.probability, 3))`,
+    python: `${opened(values.model.id)}context = ${py(values.context)}\n` +
+      `found = albert.answer(${py(values.question)}, context${inPython(values.depth)})\nprint(found.text, round(found.probability, 3))`,
     curl: curl("answer", answerBody(values)),
     cli: `printf %s ${sh(values.context)} | ${cli("answer", ...onLine(values.depth), "--", values.model.id, values.question)}`,
   }),

@@ -38,7 +38,7 @@ export function makeTool(spec) {
   const form = el(
     "form", { novalidate: true, onsubmit: (event) => { event.preventDefault(); run(); } },
     body,
-    el("div", { class: "act" }, button, halt, examples),
+    el("div", { class: "act" }, button, examples, halt),
     status,
   );
   const missing = el("div", { class: "missing", hidden: true });

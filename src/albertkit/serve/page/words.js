@@ -58,6 +58,7 @@ export const WORDS = {
   "code.copy": ["Copy", "复制"],
   "code.copied": ["Copied", "已复制"],
   "code.folder": ["the folder that is served as “{name}”", "以“{name}”之名提供服务的文件夹"],
+  "code.saved": ["the text, saved as {name}", "把文本保存为 {name}"],
   "code.all": ["this command always applies all layers", "此命令总是使用全部层"],
 
   "missing": [
@@ -73,7 +74,7 @@ export const WORDS = {
   "compare.tab": ["Compare", "比较"],
   "compare.title": ["How alike are they?", "它们有多相似？"],
   "compare.lead": [
-    "Each text becomes a vector. The nearer two vectors point to each other, the more alike the texts: 1 is the same meaning, 0 nothing in common.",
+    "Each text becomes a vector. The closer two vectors point, the more alike the texts: 1 is the same meaning, 0 nothing in common.",
     "每段文本变成一个向量。两个向量方向越接近，文本就越相似：1 表示意思相同，0 表示毫无关系。",
   ],
   "compare.texts": ["Texts, one a line", "文本，每行一段"],
@@ -98,7 +99,10 @@ export const WORDS = {
   "search.query": ["What are you looking for?", "想找什么？"],
   "search.run": ["Search", "搜索"],
   "search.reading": ["Reading {done} of {count} parts…", "正在读取 {done} / {count} 段……"],
-  "search.indexed": ["{count} parts are in memory; {compute} ms in the engine for this question.", "内存中有 {count} 段；本次查询引擎用时 {compute} 毫秒。"],
+  "search.indexed": [
+    "{count} parts are in memory; {compute} ms in the engine for this question.",
+    "内存中有 {count} 段；本次查询引擎用时 {compute} 毫秒。",
+  ],
   "search.line": ["line {line}", "第 {line} 行"],
 
   "fill.tab": ["Fill a mask", "填词"],

@@ -1,0 +1,310 @@
+"""Elastic depth, measured: quality at each depth before and after `elastic`, with early exit, and the time that follows; the source of docs/elastic.md.
+
+    python bench/elastic.py train DATA --models RUNS [--start MODEL] [--only sst-2,mrpc,conll2003] [--fixed 3,4,6] [--examples N] [--epochs E] [--device auto]
+    python bench/elastic.py measure DATA --models RUNS [--only sst-2] [--bits 8] [--repeats 5] [--threads 2]
+
+`train` fine-tunes for each data set, and writes RUNS/SET/plain (the full depth alone), RUNS/SET/elastic (made elastic from it) and RUNS/SET/fixed-4 (fine-tuned with
+four layers from the start) and so on; plain and fixed ones learn as many epochs as plain and elastic together. One example in ten of the training data chooses checkpoints.
+`measure` needs no torch. Held-out examples (dev) are cut in two: limits found on one half are used on the other, and the other way round, so that no text has helped to find its
+own limit. Times are of the runtime on all held-out texts, every way in turn, `--repeats` times over; the middle one counts. With --sts (a file of pairs), the built-in
+model's vectors are measured as well. Results go to bench/results/elastic.json; data sets measured before stay.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path[:0] = [str(Path(__file__).parent.parent / "src"), str(Path(__file__).parent)]
+
+from inference import machine, versions  # noqa: E402
+from tasksets import SETS, Set, load  # noqa: E402
+
+from albertkit.runtime.agreement import Exits, calibrated, fit  # noqa: E402
+from albertkit.runtime.albert import Albert  # noqa: E402
+from albertkit.runtime.exits import Left, Rule, Walk, agreeing, by_depth, looks_of  # noqa: E402
+from albertkit.runtime.predict import features_of, predict, read_heads  # noqa: E402
+from albertkit.tasks.sure import CLOSE, Judge, cosines  # noqa: E402
+
+RESULT = Path(__file__).parent / "results" / "elastic.json"
+SHARES = (0.9, 0.95, 0.98, 0.99)
+ENTROPIES, PATIENCES = (0.05, 0.2, 0.4), (1, 2, 3)
+
+
+# Training --------------------------------------------------------------------------------------------------------
+
+
+def train(name: str, args: argparse.Namespace) -> None:
+    """The models of one data set."""
+    from albertkit.artifact import read_artifact
+    from albertkit.builtin import START, resolve
+    from albertkit.cli_tasks import parted
+    from albertkit.interop.convert import open_model
+    from albertkit.train.tune import elastic, finetune
+    from albertkit.train.tuning import Depths, Options, preset_epochs
+
+    chosen, out = SETS[name], args.models / name
+    learn, hold = parted(load(chosen, args.data, args.examples)["train"])
+    start = open_model(resolve(args.start, START))
+    given = {k: v for k, v in chosen.options.items() if k != "epochs"} | {"device": args.device, "seed": args.seed}
+    epochs = args.epochs or preset_epochs(len(learn)) / 2
+    plain = finetune(
+        chosen.task, learn, hold, out / "first", start, Options(**given, epochs=epochs), print, **chosen.settings
+    )
+    middle = read_artifact(plain.model)
+    given.pop("max_length", None)
+    for way, stretched in (("plain", False), ("elastic", True)):
+        elastic(middle, learn, hold, out / way, Depths(**given, epochs=epochs, elastic=stretched), print)
+    for depth in args.fixed:
+        shallow = replace(start, config=start.config.replace(num_hidden_layers=depth))
+        options = Options(**given, **{k: v for k, v in chosen.options.items() if k == "max_length"}, epochs=2 * epochs)
+        finetune(chosen.task, learn, hold, out / f"fixed-{depth}", shallow, options, print, **chosen.settings)
+
+
+# Measuring -------------------------------------------------------------------------------------------------------
+
+
+def depths_of(rule: Rule, judge: Any, read: dict[int, list[Any]], units: Sequence[int]) -> dict[int, int]:
+    """Where units leave, from what was read at every depth."""
+    left: dict[int, int] = {}
+    said: dict[int, tuple[Any, int]] = {}
+    before = None
+    for number, look in enumerate(rule.looks):
+        if rule.patience:
+            for unit, answer in zip(units, judge.says(units, read[look]), strict=True):
+                last, times = said.get(unit, (None, 0))
+                said[unit] = (answer, times + 1 if number and answer == last else 0)
+            leaving = [unit for unit in units if said[unit][1] >= rule.patience]
+        else:
+            doubts = judge.doubts(units, read[look], before)
+            leaving = [u for u, doubt in zip(units, doubts, strict=True) if doubt <= rule.limits[number]]
+        for unit in leaving:
+            left.setdefault(unit, look)
+        before = read[look]
+    return {unit: left.get(unit, rule.depth) for unit in units}
+
+
+def halves(count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Places of two halves, drawn once and for all."""
+    order = np.random.default_rng(1).permutation(count)
+    return np.sort(order[: count // 2]), np.sort(order[count // 2 :])
+
+
+class Held:
+    """Held-out examples of a task as a model sees them, at every depth."""
+
+    def __init__(self, albert: Albert, examples: list[Any]) -> None:
+        self.albert, self.examples, self.task = albert, examples, albert.task
+        self.features = features_of(albert, examples, albert.meta.task)
+        self.judge = Judge(self.task, self.features, examples)
+        ids, segments = [f.ids for f in self.features], [f.segments for f in self.features]
+        every = range(1, albert.depth + 1)
+        self.read = by_depth(albert, ids, segments, every, lambda h, n: read_heads(albert, h, n))
+        self.full = albert.depth
+
+    def quality(self, depths: dict[int, int]) -> dict[str, float]:
+        """Metrics, mean depth and agreement, when each unit leaves at its depth."""
+        mixed: list[Any] = [None] * len(self.features)
+        for unit, depth in depths.items():
+            for place in self.judge.units[unit]:
+                mixed[place] = self.read[depth][place]
+        found, full = (self.task.results(rows, self.features, self.examples) for rows in (mixed, self.read[self.full]))
+        from albertkit.tasks.sure import agree
+
+        mean = float(np.mean(list(depths.values())))
+        return {
+            **self.task.measure(found, self.examples),
+            "agreement": float(agree(self.task, found, full).mean()),
+            "mean_depth": mean,
+            "times_fewer_layers": self.full / mean,
+        }
+
+    def at(self, depth: int) -> dict[str, float]:
+        """All at one depth."""
+        return self.quality(dict.fromkeys(range(len(self.judge.units)), depth))
+
+    def promised(self, share: float, looks: Sequence[int]) -> dict[str, float] | None:
+        """Early exit with limits from the other half."""
+        sides, left = halves(len(self.examples)), {}
+        for mine, other in (sides, sides[::-1]):
+            exits = self.exits(other, looks)
+            if exits is None or exits.risk(share) is None:
+                return None
+            left |= depths_of(Rule(self.full, exits.looks, exits.limits(share)), self.judge, self.read, mine.tolist())
+        return self.quality(left)
+
+    def exits(self, places: np.ndarray, looks: Sequence[int]) -> Exits | None:
+        """Limits found on some of the examples."""
+        chosen = set(places.tolist())
+        number = {place: i for i, place in enumerate(places.tolist())}
+        kept = [i for i, f in enumerate(self.features) if f.example in chosen]
+        features = [replace(self.features[i], example=number[self.features[i].example]) for i in kept]
+        read = {d: [self.read[d][i] for i in kept] for d in (*looks, self.full)}
+        made = calibrated(self.task, read, features, [self.examples[p] for p in places])
+        return None if made is None else Exits.from_dict(made)
+
+    def rule(self, rule: Rule) -> dict[str, float]:
+        """A rule without a promise, on all."""
+        return self.quality(depths_of(rule, self.judge, self.read, range(len(self.judge.units))))
+
+
+def measure(chosen: Set, examples: list[Any], folder: Path, args: argparse.Namespace) -> dict[str, Any]:
+    """One data set: quality by depth and by rule, and times."""
+    models = {
+        p.name: p for p in sorted(folder.iterdir()) if p.name == "plain" or p.name.split("-")[0] in ("elastic", "fixed")
+    }
+    opened = {name: Albert(path, bits=args.bits, threads=args.threads) for name, path in models.items()}
+    found: dict[str, Any] = {
+        "task": chosen.task,
+        "metric": chosen.metrics[0],
+        "examples": len(examples),
+        "bits": args.bits,
+    }
+    found["made"] = {
+        name: [s for s in a.meta.made if s["step"] in ("finetune", "elastic")] for name, a in opened.items()
+    }
+    ways: dict[str, Callable[[], Any]] = {}
+    for name, albert in opened.items():
+        held = Held(albert, examples)
+        looks = range(1, held.full)
+        record: dict[str, Any] = {"layers": held.full, "depth": {d: held.at(d) for d in (*looks, held.full)}}
+        ways[f"{name}, full depth"] = lambda a=albert: predict(a, examples, chosen.task)
+        if not name.startswith("fixed"):
+            third = range(3, held.full, 3)
+            record["exit"] = {s: held.promised(s, looks) for s in SHARES}
+            record["exit, looks every third layer"] = {s: held.promised(s, third) for s in SHARES}
+            flat = [(f"entropy:{e}", Rule(held.full, tuple(looks), (e,) * len(looks))) for e in ENTROPIES]
+            flat += [(f"patience:{p}", Rule(held.full, tuple(looks), patience=p)) for p in PATIENCES]
+            record["rules"] = {text: held.rule(rule) for text, rule in flat}
+        if name == "elastic":
+            for depth in range(2, held.full, 2):
+                ways[f"elastic, depth {depth}"] = lambda a=albert, d=depth: predict(a, examples, chosen.task, depth=d)
+            for share in SHARES:
+                for text, these in (("", looks), (", looks every third layer", third)):
+                    exits = held.exits(np.arange(len(examples)), these)
+                    if exits is not None and exits.risk(share) is not None:
+                        rule = agreeing(exits, share, held.judge.moves)
+                        ways[f"elastic, exit {share:.0%}{text}"] = lambda h=held, r=rule: walked(h, r)
+        found[name] = record
+    found["seconds"] = race(ways, args.repeats)
+    return found
+
+
+def walked(held: Held, rule: Rule) -> Left:
+    """Early exit for real, features made anew."""
+    albert = held.albert
+    features = features_of(albert, held.examples, albert.meta.task)
+    judge = Judge(held.task, features, held.examples)
+    walk = Walk(albert, rule, lambda h, n: read_heads(albert, h, n), judge, judge.units)
+    left = walk.run([f.ids for f in features], [f.segments for f in features])
+    held.task.results(left.scores, features, held.examples)
+    return left
+
+
+def race(ways: dict[str, Callable[[], Any]], repeats: int) -> dict[str, dict[str, float]]:
+    """The middle time of each, all of them in turn; where texts left early, also the mean depth of what was timed."""
+    depths: dict[str, float] = {}
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(repeats):
+        for name, way in ways.items():
+            began = time.perf_counter()
+            done = way()
+            times[name].append(time.perf_counter() - began)
+            if isinstance(done, Left):
+                depths[name] = done.mean
+    return {
+        name: {"seconds": float(np.median(own)), **({"mean_depth": depths[name]} if name in depths else {})}
+        for name, own in times.items()
+    }
+
+
+def vectors(path: Path, args: argparse.Namespace) -> dict[str, Any]:
+    """The built-in model's vectors on pairs with marks: Spearman's correlation by depth and by share of agreement."""
+    from scipy.stats import spearmanr
+
+    from albertkit.tasks.reading import read
+
+    pairs = read("classify", path).examples
+    albert, marks = Albert(threads=args.threads), [float(e.label) for e in pairs]
+    texts = [t for e in pairs for t in (e.text, e.pair or "")]
+    full, looks = albert.depth, [look for look in looks_of(albert) if look < albert.depth]
+    by = {d: albert.embed(texts, depth=d) for d in (*looks, full)}
+
+    def score(found: np.ndarray, depths: np.ndarray) -> dict[str, float]:
+        alike = (found[0::2] * found[1::2]).sum(1)
+        agreed = float((cosines(found, by[full]) >= CLOSE).mean())
+        mean = float(depths.mean())
+        return {"spearman": float(spearmanr(alike, marks).statistic), "agreement": agreed, "mean_depth": mean, "times_fewer_layers": full / mean}  # fmt: skip
+
+    doubts = np.stack([np.full(len(texts), np.inf), *(1 - cosines(by[b], by[a]) for a, b in pairwise(looks))], 1)
+    agrees = np.stack([cosines(by[d], by[full]) >= CLOSE for d in looks], 1)
+    record: dict[str, Any] = {"layers": full, "texts": len(texts), "close": CLOSE}
+    record["depth"] = {d: score(v, np.full(len(texts), d)) for d, v in by.items()}
+    record["exit"] = {}
+    for share in SHARES:
+        depths = np.full(len(texts), full)
+        sides = halves(len(texts))
+        for mine, other in (sides, sides[::-1]):
+            exits = fit(doubts[other], agrees[other], looks, full)
+            if exits is not None and exits.risk(share) is not None:
+                leaves = doubts[mine] <= np.array(exits.limits(share))
+                depths[mine] = np.where(leaves.any(1), np.array(looks)[leaves.argmax(1)], full)
+        record["exit"][share] = score(np.stack([by[int(d)][i] for i, d in enumerate(depths)]), depths)
+    record["seconds"] = race(
+        {f"depth {d}": lambda d=d: albert.embed(texts, depth=d) for d in by}
+        | {f"exit cosine:{c}": lambda c=c: early(albert, texts, c) for c in (0.9, 0.95)},
+        args.repeats,
+    )
+    return record
+
+
+def early(albert: Albert, texts: list[str], cosine: float) -> Left:
+    """Vectors that stop when they stop moving."""
+    found, depths = albert.embed_early(texts, exit=f"cosine:{cosine}")
+    return Left(list(found), depths, albert.depth)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("step", choices=("train", "measure"))
+    parser.add_argument("data", type=Path)
+    parser.add_argument("--models", type=Path, required=True)
+    parser.add_argument("--start", type=Path)
+    parser.add_argument("--only", default="sst-2,mrpc,conll2003")
+    parser.add_argument("--fixed", default="4", type=lambda text: [int(d) for d in text.split(",") if d])
+    parser.add_argument("--examples", type=int, help="at most so many of each part")
+    parser.add_argument("--epochs", type=float, help="of plain and of elastic")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--bits", type=int)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--sts", type=Path, help="a file of pairs with marks, for vectors")
+    args = parser.parse_args()
+    names = [name for name in args.only.split(",") if name]
+    if args.step == "train":
+        for name in names:
+            train(name, args)
+        return
+    before = json.loads(RESULT.read_text(encoding="utf-8")) if RESULT.exists() else {"sets": {}}
+    for name in names:
+        examples = load(SETS[name], args.data, args.examples)["dev"]
+        before["sets"][name] = measure(SETS[name], examples, args.models / name, args)
+        print(name, json.dumps(before["sets"][name]["seconds"], indent=1))
+    if args.sts:
+        before["vectors"] = vectors(args.sts, args)
+    before |= {"machine": machine(args.threads), "libraries": versions()}
+    RESULT.write_text(json.dumps(before, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

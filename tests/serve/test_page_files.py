@@ -1,0 +1,46 @@
+"""The files of the page: every sentence in both languages, nothing inline, nothing from elsewhere, nothing large."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+SAME = ("language", "code.python", "code.curl", "depth.of")  # not in Chinese signs
+TABS = ("compare", "search", "fill", "classify", "tag", "answer", "inside", "depth")
+MADE = {f"{tab}.{part}" for tab in TABS for part in ("tab", "title", "lead", "run")} | {
+    *("search.lines", "search.paragraphs", "code.python", "code.curl", "code.cli")
+}  # keys that are put together
+PAGE = Path(__file__).parents[2] / "src" / "albertkit" / "serve" / "page"
+
+
+def words() -> dict[str, list[str]]:
+    text = (PAGE / "words.js").read_text(encoding="utf-8")
+    table = text[text.index("WORDS = {") + 8 : text.index("\n};") + 2]
+    return json.loads(re.sub(r",(\s*[\]}])", r"\1", table))
+
+
+def test_both_languages_say_everything():
+    table = words()
+    source = "".join(file.read_text(encoding="utf-8") for file in PAGE.iterdir() if file.name != "words.js")
+    for key, said in table.items():
+        assert len(said) == 2 and all(said), key
+        english, chinese = ({*re.findall(r"\{\w+\}", one)} for one in said)
+        assert english == chinese, key
+        assert re.search(r"[\u4e00-\u9fff]", said[1]) or key in SAME, key
+        assert f'"{key}"' in source or key in MADE, f"nobody says {key}"
+    for key in re.findall(r"""(?:\bt\(|"data-t(?:-label)?": |data-t(?:-label)?=)"([a-z.]+)\"""", source):
+        assert key in table, key
+
+
+def test_nothing_is_inline_and_nothing_is_large(server):
+    answer = server.get("/")
+    policy = answer.headers["content-security-policy"]
+    assert "default-src 'none'" in policy and "unsafe" not in policy
+    assert not re.search(r"<script(?![^>]*src=)|<style| style=|\son\w+=|https?://", answer.text)
+    for file in PAGE.iterdir():
+        text = file.read_text(encoding="utf-8")
+        assert text.count("\n") <= 400, file
+        assert not re.search(r"innerHTML|\beval\b|@import|\burl\(", text), file
+        assert not set(re.findall(r"https?://[^\s\"']+", text)) - {"http://www.w3.org/2000/svg"}, file
+        assert server.get(f"/page/{file.name}").status_code == 200
