@@ -20,8 +20,9 @@ from albertkit.interop import onnx_file
 from albertkit.interop.onnx_file import Settings, export
 from albertkit.runtime.albert import Albert
 from albertkit.runtime.predict import scores
+from albertkit.tokenizer import Tokenizer
 from albertkit.weights import encoder_shapes, size
-from tests.conftest import tiny
+from tests.conftest import real, tiny
 from tests.runtime.test_albert import TEXTS, make
 
 WORDS = [t for t in TEXTS if t]
@@ -233,3 +234,24 @@ def test_bad_requests(tmp_path):
         with pytest.raises(AlbertkitError, match=message):
             export(tmp_path / "m", tmp_path / target, settings)
     assert (tmp_path / "there.onnx").read_bytes() == b"mine" and not (tmp_path / "x.onnx").exists()
+
+
+@pytest.mark.parametrize("name", ["zh-tiny", "zh-tiny-brightmart"])
+def test_real_checkpoints_pruned_and_exported(name, tmp_path):
+    texts = [
+        "北京是中国的首都。",
+        "今天天气很好，我们去公园吧",
+        "albert 是一个 2019 年的模型",
+        "他说：“你好！”",
+        "长江流经上海",
+    ] * 3
+    prune(real(name), tmp_path / "small", Keep(ffn=0.75, heads=9, vocabulary=texts), texts)
+    albert = Albert(tmp_path / "small", threads=1)
+    whole = Tokenizer.load(real(name))
+    assert albert.config.vocab_size < 3000
+    assert [t.tokens for t in albert.tokens(texts)] == [whole.tokens(e.ids) for e in whole.encode_batch(texts)]
+    report = export(tmp_path / "small", tmp_path / "m.onnx", Settings(head="vector"))
+    assert report.bytes <= 1.03 * report.weight_bytes
+    for runner in (by_onnxruntime, by_openvino):
+        found = runner(tmp_path / "m.onnx", feed(albert, texts))["sentence_embedding"]
+        assert np.abs(found - albert.embed(texts)).max() <= 1e-5

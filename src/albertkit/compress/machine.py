@@ -27,7 +27,7 @@ from albertkit.runtime.builder import Builder
 from albertkit.runtime.engine import cores, levels, open_graph
 from albertkit.weights import embedding_shapes, layer_shapes
 
-SECONDS = 0.06  # that one measurement takes at least, where a call is short
+SECONDS = 0.1  # that one measurement takes at least, where a call is short
 HEAD = 64  # width of a head in measurements
 
 
