@@ -6,7 +6,7 @@
 `train` fine-tunes for each data set, and writes RUNS/SET/plain (the full depth alone), RUNS/SET/elastic (made elastic from it) and RUNS/SET/fixed-4 (fine-tuned with
 four layers from the start) and so on; plain and fixed ones learn as many epochs as plain and elastic together. One example in ten of the training data chooses checkpoints.
 `measure` needs no torch. Held-out examples (dev) are cut in two: limits found on one half are used on the other, and the other way round, so that no text has helped to find its
-own limit. Times are of the runtime on all held-out texts, every way in turn, `--repeats` times over; the middle one counts. With --sts (a file of pairs), the built-in
+own limit. Times are of the runtime on all held-out texts, every way in turn, `--repeats` times over; the best one counts. With --sts (a file of pairs), the built-in
 model's vectors are measured as well. Results go to bench/results/elastic.json; data sets measured before stay.
 """
 
@@ -132,15 +132,22 @@ class Held:
         """All at one depth."""
         return self.quality(dict.fromkeys(range(len(self.judge.units)), depth))
 
-    def promised(self, share: float, looks: Sequence[int]) -> dict[str, float] | None:
-        """Early exit with limits from the other half."""
-        sides, left = halves(len(self.examples)), {}
+    def rules(self, share: float, looks: Sequence[int]) -> list[tuple[np.ndarray, Rule]] | None:
+        """For each half its rule, which was found on the other one; None where a half cannot promise as much."""
+        sides, found = halves(len(self.examples)), []
         for mine, other in (sides, sides[::-1]):
             exits = self.exits(other, looks)
             if exits is None or exits.risk(share) is None:
                 return None
-            left |= depths_of(Rule(self.full, exits.looks, exits.limits(share)), self.judge, self.read, mine.tolist())
-        return self.quality(left)
+            found.append((mine, agreeing(exits, share, self.judge.moves)))
+        return found
+
+    def promised(self, share: float, looks: Sequence[int]) -> dict[str, float] | None:
+        """Early exit with limits from the other half."""
+        left: dict[int, int] = {}
+        for mine, rule in self.rules(share, looks) or ():
+            left |= depths_of(rule, self.judge, self.read, mine.tolist())
+        return self.quality(left) if left else None
 
     def exits(self, places: np.ndarray, looks: Sequence[int]) -> Exits | None:
         """Limits found on some of the examples."""
@@ -190,39 +197,47 @@ def measure(chosen: Set, examples: list[Any], folder: Path, args: argparse.Names
                 ways[f"elastic, depth {depth}"] = lambda a=albert, d=depth: predict(a, examples, chosen.task, depth=d)
             for share in SHARES:
                 for text, these in (("", looks), (", looks every third layer", third)):
-                    exits = held.exits(np.arange(len(examples)), these)
-                    if exits is not None and exits.risk(share) is not None:
-                        rule = agreeing(exits, share, held.judge.moves)
-                        ways[f"elastic, exit {share:.0%}{text}"] = lambda h=held, r=rule: walked(h, r)
+                    rules = held.rules(share, these)
+                    if rules is not None:
+                        ways[f"elastic, exit {share:.0%}{text}"] = lambda h=held, r=rules: walked(h, r)
         found[name] = record
     found["seconds"] = race(ways, args.repeats)
     return found
 
 
-def walked(held: Held, rule: Rule) -> Left:
-    """Early exit for real, features made anew."""
-    albert = held.albert
-    features = features_of(albert, held.examples, albert.meta.task)
-    judge = Judge(held.task, features, held.examples)
-    walk = Walk(albert, rule, lambda h, n: read_heads(albert, h, n), judge, judge.units)
-    left = walk.run([f.ids for f in features], [f.segments for f in features])
-    held.task.results(left.scores, features, held.examples)
-    return left
+def walked(held: Held, rules: list[tuple[np.ndarray, Rule]]) -> Left:
+    """Early exit for real, from examples to results, each half with its rule."""
+    albert, depths = held.albert, []
+    for places, rule in rules:
+        examples = [held.examples[place] for place in places]
+        features = features_of(albert, examples, albert.meta.task)
+        judge = Judge(held.task, features, examples)
+        walk = Walk(albert, rule, lambda h, n: read_heads(albert, h, n), judge, judge.units)
+        left = walk.run([f.ids for f in features], [f.segments for f in features])
+        held.task.results(left.scores, features, examples)
+        depths.append(left.depths)
+    return Left([], np.concatenate(depths), held.full)
 
 
 def race(ways: dict[str, Callable[[], Any]], repeats: int) -> dict[str, dict[str, float]]:
-    """The middle time of each, all of them in turn; where texts left early, also the mean depth of what was timed."""
+    """The best time of each, all of them in turn, by the clock and by the processor's; where texts left early, also the mean depth."""
+    spent: dict[str, list[float]] = {name: [] for name in ways}
     depths: dict[str, float] = {}
     times: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(repeats):
         for name, way in ways.items():
-            began = time.perf_counter()
+            began, used = time.perf_counter(), time.process_time()
             done = way()
             times[name].append(time.perf_counter() - began)
+            spent[name].append(time.process_time() - used)
             if isinstance(done, Left):
                 depths[name] = done.mean
     return {
-        name: {"seconds": float(np.median(own)), **({"mean_depth": depths[name]} if name in depths else {})}
+        name: {
+            "seconds": min(own),
+            "processor_seconds": min(spent[name]),
+            **({"mean_depth": depths[name]} if name in depths else {}),
+        }
         for name, own in times.items()
     }
 
@@ -299,11 +314,17 @@ def main() -> None:
     for name in names:
         examples = load(SETS[name], args.data, args.examples)["dev"]
         before["sets"][name] = measure(SETS[name], examples, args.models / name, args)
+        keep(before, args)
         print(name, json.dumps(before["sets"][name]["seconds"], indent=1))
     if args.sts:
         before["vectors"] = vectors(args.sts, args)
-    before |= {"machine": machine(args.threads), "libraries": versions()}
-    RESULT.write_text(json.dumps(before, indent=2) + "\n", encoding="utf-8")
+        keep(before, args)
+
+
+def keep(found: dict[str, Any], args: argparse.Namespace) -> None:
+    """Write what was measured so far."""
+    found |= {"machine": machine(args.threads), "libraries": versions()}
+    RESULT.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

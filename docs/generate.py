@@ -4,6 +4,7 @@ cli.md                the help of every verb
 shapes.md             what each preset costs
 pretraining-cost.md   measured training speed, and what follows for many GPUs
 results.md            fine-tuning on real data, beside published numbers (see results_page.py)
+elastic.md            quality and time at every depth and with early exit; also elastic.png (see elastic_page.py)
 model-card.md         the built-in model; also README.md and albertkit.json in the folders of both (see model_card.py)
 """
 
@@ -22,6 +23,7 @@ from albertkit.config import PRESETS, preset
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import elastic_page
 import model_card
 import results_page
 
@@ -127,6 +129,7 @@ PAGES = {
     "shapes.md": shapes_page,
     "pretraining-cost.md": cost_page,
     "results.md": results_page.page,
+    "elastic.md": elastic_page.page,
     f"{BUILT_IN}/albertkit.json": model_card.meta_text,
     f"{BUILT_IN}/README.md": model_card.readme,
     f"../src/albertkit/models/{model_card.START}/albertkit.json": model_card.start_meta,
@@ -136,6 +139,8 @@ PAGES = {
 
 
 def main() -> None:
+    if elastic_page.picture():
+        print("docs/elastic.png")
     for name, make in PAGES.items():
         (DOCS / name).write_text(make(), encoding="utf-8")
         print((DOCS / name).resolve().relative_to(DOCS.parent.resolve()))

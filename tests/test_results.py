@@ -28,6 +28,7 @@ def load():
     def module(name: str):
         spec = importlib.util.spec_from_file_location(name.rpartition("/")[2], ROOT / f"{name}.py")
         made = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = made  # dataclasses look there
         spec.loader.exec_module(made)
         return made
 

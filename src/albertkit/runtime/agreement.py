@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from albertkit.errors import AlbertkitError
+from albertkit.tasks.dialogue import Dialogue
 from albertkit.tasks.sure import CLOSE, Judge, agree, cosines
 
 CONFIDENCE = 0.95
@@ -184,7 +185,7 @@ def calibrated(
         last = np.stack(scores[full])
         agrees = [cosines(np.stack(scores[look]), last) >= CLOSE for look in looks]
         about = f"the cosine with the full depth's vector is at least {CLOSE}"
-    elif hasattr(task, "track") or type(task).__name__ == "Dialogue":  # a state holds earlier turns; compare each turn
+    elif isinstance(task, Dialogue):  # a state holds earlier turns, too; each turn is compared by itself
         said = judge.says(units, scores[full])
         agrees = [
             np.array([a == b for a, b in zip(judge.says(units, scores[look]), said, strict=True)]) for look in looks

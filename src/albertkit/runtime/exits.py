@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from albertkit.runtime.albert import Albert, Recipe
     from albertkit.tasks.task import Feature
 
-HELD = 16  # batches whose hidden states are held at once
+HELD = 8  # batches whose hidden states are held at once
 Exit = str | float
 FORMS = "exit='99%' (agree with the full depth on 99 % of texts)"
 
@@ -98,7 +98,7 @@ def rule_of(albert: Albert, exit: Exit, depth: int | None, kind: str) -> Rule:
         exits = Exits.from_dict(stored)
         if last != exits.depth:
             raise AlbertkitError(
-                f"exit={exit!r} is about agreeing with depth {exits.depth}, and depth {last} was asked for; leave depth away, or choose  {kind}:NUMBER"
+                f"exit={exit!r} is about agreeing with depth {exits.depth}, and depth {last} was asked for; leave depth away, choose {kind}:NUMBER, or calibrate anew"
             )
         return agreeing(exits, value, moves=kind != "entropy")
     looks = tuple(look for look in looks_of(albert) if look < last)

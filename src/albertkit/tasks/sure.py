@@ -10,6 +10,7 @@ moved since the last look, in spreads of the training values or as 1 - cosine.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -95,10 +96,15 @@ class Judge:
                 elif head == "answer":
                     found.append(row.argmax(0).tobytes())
                 elif getattr(self.task, "kind", "single") == "multi":
-                    found.append((row >= 0).tobytes())
+                    found.append((row >= self._least()).tobytes())
                 else:
                     found.append(int(row.argmax()))
         return tuple(found)
+
+    def _least(self) -> float:
+        """The score from which on one of several labels is given."""
+        threshold = min(max(float(self.task.threshold), 1e-9), 1 - 1e-9)
+        return float(getattr(self.task, "temperature", 1.0)) * math.log(threshold / (1 - threshold))
 
     def _choices(self, unit: int, now: Sequence[Any]) -> np.ndarray:
         return np.array([float(np.asarray(now[place]).reshape(())) for place in self.units[unit]])

@@ -1,0 +1,188 @@
+"""The page about elastic depth, and its picture: for `generate.py`.
+
+In: `bench/results/elastic.json` (bench/elastic.py) and `published-exits.json`. Out: the text of docs/elastic.md, and docs/elastic.png. No measured number is written here;
+what was not measured yet is left out.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+DOCS = Path(__file__).parent
+RESULTS = DOCS.parent / "bench" / "results"
+SHORT = " So short a training shows how depths compare, not what they can reach."
+TITLES = {"sst-2": "SST-2", "mrpc": "MRPC", "conll2003": "CoNLL-2003"}
+TEXT = """# Elastic depth
+
+ALBERT applies one layer again and again, so depth is a knob. `elastic` trains a fine-tuned model until every depth is a good model, with one head for
+all; then apply fewer layers, or let each text leave as soon as it is sure:
+
+```bash
+albertkit elastic sentiment train.tsv --dev dev.tsv -o sentiment-elastic
+albertkit classify sentiment-elastic 'what a lovely film' --depth 4
+albertkit classify sentiment-elastic 'what a lovely film' --exit 99%
+albertkit evaluate sentiment-elastic test.tsv --exit 99%   # also prints the mean depth
+```
+
+`Albert(FOLDER).classify(texts, depth=4)` and `exit="99%"` do the same, and so do `tag`, `understand`, `answer` and `choose`; a result says in `depth` where it left.
+`albertkit finetune classify train.tsv -o OUT --elastic` trains a model so from the start. A pre-trained model learns masked words at every depth with
+`albertkit elastic MODEL SHARDS -o OUT`.
+
+## How it is trained
+
+One pass gives the hidden states after every layer. The head reads the full depth, and all shallower ones (or `--draw 3` of them, drawn for each update). A shallower depth
+learns from the right answers and from what the full depth says (`--teach`, half and half by default), softened (`--soften`). The documents'
+cross-layer consistency loss can be added (`--consistency`). Each ingredient can be turned off, and LOG.md says what each was worth.
+
+## When texts leave
+
+| `exit=` | a text leaves when |
+|---|---|
+| `"99%"` or `0.99` | it is sure enough that texts agree with the full depth 99 times in 100 |
+| `"entropy:0.1"` | the entropy of its classes is at most a tenth of the highest possible one |
+| `"patience:2"` | two looks in a row said the same as the one before |
+| `"cosine:0.99"` | its vector has at least this cosine with that of the last look (vectors, `match`) |
+| `"change:0.05"` | its value changed by at most so many spreads of the training values (regression) |
+
+For tags the least sure word counts, for answers the less sure end of the least sure window, for several labels the least sure one; all windows and choices of an example leave together. Texts
+that are left are packed into full batches again, so time follows the layers applied.
+
+**What 99 % means.** `elastic` looks at its held-out examples after every layer: how sure is each text, and does it say there what it says at the full depth? A quarter of them draws for each
+depth a line from doubt to the chance of disagreeing. The others test rules of the form "leave where that chance is at most r", from the most careful one on, and stop before the first rule whose
+agreement is not above 99 % with 95 % confidence (Clopper and Pearson's lower bound). So the promise is: for texts like the held-out ones, with 95 % confidence in their draw. It
+does not depend on the lines being right; bad lines only make texts leave later. 99 % needs 400 held-out texts at least. The same examples may have chosen the best epoch; for limits from texts that played no part in the
+training, for texts of another kind, or after quantising:
+
+```bash
+albertkit calibrate sentiment-int8 fresh.tsv
+```
+
+Two vectors agree when their cosine is at least 0.95, two values when they differ by a tenth of the training values' spread.
+
+## Vectors
+
+Models that `albertkit distill` made are elastic as they come, at the depths they were trained at (3, 6, 9 and 12 for the built-in one; between them their vectors mean nothing). A vector cannot
+have stopped moving at the first look, so the second is the first at which a text can leave. `albertkit calibrate MODEL texts.txt` finds the limits for `exit="99%"`.
+
+```python
+from albertkit import Albert
+
+albert = Albert()
+vectors, depths = albert.embed_early(["a cat sat on the mat", "stocks fell again"], exit="cosine:0.9")
+print(f"{depths.mean():.1f} of {albert.depth} layers")
+```
+"""
+
+
+def page(folder: Path = RESULTS) -> str:
+    """The whole page, from what lies in the folder of results."""
+    lines = ["<!-- Written by `make docs`; do not edit. -->\n", TEXT]
+    found = read(folder / "elastic.json")
+    if found:
+        machine = found["machine"]
+        lines += ["## Measured", "",
+                  f"By `bench/elastic.py` on {machine['threads']} thread{'s' if machine['threads'] > 1 else ''} of {machine['processor']}. Limits come from one half of the held-out texts and are used on the other, both ways round. "
+                  "Times are the best of several, all ways in turn, of everything from text to result.", ""]  # fmt: skip
+        if (DOCS / "elastic.png").exists():
+            lines += ["![quality against layers applied](elastic.png)", ""]
+        for name, one in found["sets"].items():
+            lines += data_set(TITLES.get(name, name), one)
+        if "vectors" in found:
+            lines += vectors(found["vectors"])
+    return "\n".join([*lines, *published(read(folder / "published-exits.json"))])
+
+
+def read(path: Path) -> Any:
+    """A file of results, or nothing."""
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+
+def percent(value: float) -> str:
+    return f"{100 * value:.1f}"
+
+
+def data_set(title: str, one: dict[str, Any]) -> list[str]:
+    """Quality at each depth, then what exits give."""
+    metric, layers = one["metric"], one["elastic"]["layers"]
+    learnt = one["made"]["elastic"][-1]
+    lines = [f"### {title}", "",
+             f"{metric}, in percent, of {one['examples']:,} held-out examples{', int8' if one['bits'] == 8 else ''}. The last training saw {learnt['examples']:,} examples in {learnt['updates']:,} updates; "
+             f"“full depth alone” had the same updates.{SHORT if learnt['updates'] < 1000 else ''}", ""]  # fmt: skip
+    depths = [str(d) for d in range(1, layers + 1)]
+    lines += ["| depth | " + " | ".join(depths) + " |", "|---" * (layers + 1) + "|"]
+    for name, text in (("plain", "full depth alone"), ("elastic", "elastic")):
+        lines.append(f"| {text} | " + " | ".join(percent(one[name]["depth"][d][metric]) for d in depths) + " |")
+    fixed = {one[name]["layers"]: one[name] for name in one if name.startswith("fixed-")}
+    if fixed:
+        cells = [percent(fixed[int(d)]["depth"][d][metric]) if int(d) in fixed else "" for d in depths]
+        lines.append("| trained with so many layers | " + " | ".join(cells) + " |")
+    seconds = one["seconds"]
+    whole = seconds["elastic, full depth"]
+    lines += ["", f"| exit | {metric} | agrees with full depth | layers a text | times fewer | times faster |", "|---|---|---|---|---|---|"]  # fmt: skip
+    for share, row in one["elastic"]["exit"].items():
+        if row is None:
+            continue
+        timed = seconds.get(f"elastic, exit {float(share):.0%}")
+        times = f"{whole['seconds'] / timed['seconds']:.2f}" if timed else ""
+        lines.append(f"| {float(share):.0%} | {outcome(row, metric)} | {times} |")
+    for text, row in one["elastic"]["rules"].items():
+        lines.append(f"| {text} | {outcome(row, metric)} | |")
+    return [*lines, ""]
+
+
+def outcome(row: dict[str, float], metric: str) -> str:
+    """Quality, agreement, depth, saving."""
+    return f"{percent(row[metric])} | {percent(row['agreement'])} | {row['mean_depth']:.2f} | {row['times_fewer_layers']:.2f}"
+
+
+def vectors(one: dict[str, Any]) -> list[str]:
+    """Sentence vectors by depth and by exit."""
+    lines = ["### Sentence vectors of the built-in model", "",
+             f"Spearman's correlation with people's marks on STS-B dev, {one['texts']:,} texts; agreement is a cosine of at least {one['close']} with the full depth's vector.", "",
+             "| | Spearman | agrees with full depth | layers a text | times fewer |", "|---|---|---|---|---|"]  # fmt: skip
+    for depth, row in one["depth"].items():
+        lines.append(f"| depth {depth} | {outcome(row, 'spearman')} |")
+    for share, row in one["exit"].items():
+        lines.append(f"| exit {float(share):.0%} | {outcome(row, 'spearman')} |")
+    return [*lines, ""]
+
+
+def published(found: Any) -> list[str]:
+    """What others report."""
+    if not found:
+        return []
+    lines = ["## What others report", "", found["note"], "", "| method | on | times faster | score before → after | source |", "|---|---|---|---|---|"]  # fmt: skip
+    for row in found["rows"]:
+        scores = ", ".join(f"{name} {a:g} → {b:g}" for name, (a, b) in row["scores"].items()) or "–"
+        lines.append(f"| {row['method']} | {row['data']} | {row['speedup']:g} | {scores} | {row['source']} |")
+    return [*lines, ""]
+
+
+def picture(folder: Path = RESULTS, target: Path = DOCS / "elastic.png") -> bool:
+    """Quality against layers applied, a panel for each data set; False where nothing was measured."""
+    found = read(folder / "elastic.json")
+    if not found or not found["sets"]:
+        return False
+    from matplotlib.figure import Figure
+
+    sets = found["sets"]
+    figure = Figure(figsize=(4.6 * len(sets), 3.6), layout="constrained")
+    for axes, (name, one) in zip(figure.subplots(1, len(sets), squeeze=False)[0], sets.items(), strict=True):
+        metric = one["metric"]
+        for kind, text, style in (("plain", "full depth alone", "o:"), ("elastic", "elastic, one depth for all", "o-")):
+            rows = one[kind]["depth"].values()
+            axes.plot([r["mean_depth"] for r in rows], [100 * r[metric] for r in rows], style, ms=3, label=text)
+        rows = [r for r in one["elastic"]["exit"].values() if r]
+        axes.plot([r["mean_depth"] for r in rows], [100 * r[metric] for r in rows], "s-", ms=4, label="elastic, exit")
+        fixed = [one[n] for n in one if n.startswith("fixed-")]
+        points = [(f["layers"], 100 * f["depth"][str(f["layers"])][metric]) for f in fixed]
+        if points:
+            axes.plot(*zip(*points, strict=True), "k^", ms=5, label="trained with so many layers")
+        axes.set_title(TITLES.get(name, name), fontsize=9)
+        axes.set_xlabel("layers a text")
+        axes.set_ylabel(f"{metric}, %")
+        axes.legend(fontsize=7)
+    figure.savefig(target, dpi=110, metadata={"Software": None})
+    return True
