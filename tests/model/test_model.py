@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import hypothesis.strategies as st
 import pytest
@@ -283,3 +283,35 @@ def test_fresh_weights_follow_the_original():
     torch.manual_seed(0)
     weight = Encoder(tiny(vocab_size=5000)).embeddings.word.weight
     assert abs(weight.std().item() - 0.02 * 0.88) < 1e-3 and weight.abs().max() <= 0.04
+
+
+# Who sees whom, and vectors in the place of words ------------------------------------------------------------------
+
+
+def test_a_text_that_may_see_part_of_itself_is_that_part():
+    """Tokens that may look at the first n only are as if the text ended there; in the same batch, others see all."""
+    ids = [[2, 5, 6, 7, 3], [2, 8, 3], [2, 9, 10, 3]]
+    seen = torch.ones(3, 5, 5, dtype=torch.bool)
+    seen[0, :, 3:] = False
+    batch = Batch.of(ids)
+    found = MODEL(replace(batch, seen=seen)).encoded.hidden.split([5, 3, 4])
+    assert torch.allclose(found[0][:3], MODEL(Batch.of([ids[0][:3]])).encoded.hidden, atol=1e-5)
+    for got, row in zip(found[1:], ids[1:], strict=True):
+        assert torch.allclose(got, MODEL(Batch.of([row])).encoded.hidden, atol=1e-5)
+    firsts = MODEL(replace(batch, seen=seen), first_only=True).encoded
+    assert torch.allclose(firsts.hidden, torch.stack([part[0] for part in found]), atol=1e-5)
+    with pytest.raises(AlbertkitError, match="seen has shape"):
+        replace(batch, seen=seen[:2])
+
+
+def test_vectors_stand_in_the_place_of_words():
+    batch = Batch.of([[2, 5, 6, 3], [2, 7, 3]])
+    table = MODEL.encoder.embeddings.word.weight.detach()
+    places = torch.tensor([1, 5])
+    other = replace(batch, ids=batch.ids.index_fill(0, places, 1), vectors=table[batch.ids[places]], places=places)
+    assert torch.allclose(MODEL(other).encoded.hidden, MODEL(batch).encoded.hidden, atol=1e-6)
+    given = torch.randn(2, table.shape[1], requires_grad=True)
+    MODEL(replace(batch, vectors=given, places=places)).encoded.hidden.sum().backward()
+    assert given.grad.abs().sum() > 0
+    with pytest.raises(AlbertkitError, match="belong together"):
+        replace(batch, places=places)

@@ -1,7 +1,8 @@
 """Self-attention inside each text of a packed batch.
 
 In: hidden states (tokens, H) and the batch. Out: (tokens, H). A token attends to the tokens of its own text only. Texts of
-equal length that stand side by side are one call of torch's fused attention; no padding is computed on and no mask is built.
+equal length that stand side by side are one call of torch's fused attention; no padding is computed on and no mask is built,
+unless the batch says who may see whom.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def attend(mixed: Tensor, batch: Batch, dropout: float = 0.0) -> Tensor:
 
     On a GPU, which would wait for the processor to start many small calls, many runs are padded into one call.
     """
-    if mixed.is_cuda and len(batch.runs) > MANY:
+    if batch.seen is not None or (mixed.is_cuda and len(batch.runs) > MANY):
         return attend_padded(mixed, batch, dropout)
     parts = []
     sizes = [texts * length for texts, length in batch.runs]
@@ -67,16 +68,21 @@ def attend_padded(mixed: Tensor, batch: Batch, dropout: float = 0.0) -> Tensor:
     places = batch.padding
     query, key, value = mixed[places.tokens].permute(2, 0, 3, 1, 4).unbind(0)  # (texts, heads, longest, d) each
     mask = places.inside[:, None, None, :]
+    if batch.seen is not None:
+        mask = mask & batch.seen[:, None]
+        mask = mask | ~mask.any(-1, keepdim=True)  # an empty place looks at all: a row of nothing would be not a number
     context = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout)
     return context.transpose(1, 2).flatten(0, 1)[places.back]
 
 
 def attend_first(query: Tensor, mixed: Tensor, batch: Batch, dropout: float = 0.0) -> Tensor:
     """One query for each text (texts, heads, 1, d) over packed keys and values (tokens, 2, heads, d) → (texts, heads, d)."""
-    if mixed.is_cuda and len(batch.runs) > MANY:
+    if batch.seen is not None or (mixed.is_cuda and len(batch.runs) > MANY):
         places = batch.padding
         key, value = mixed[places.tokens].permute(2, 0, 3, 1, 4).unbind(0)
         mask = places.inside[:, None, None, :]
+        if batch.seen is not None:
+            mask = mask & batch.seen[:, None, :1]
         return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout)[:, :, 0]
     parts = []
     tokens, texts = mixed.split([n * length for n, length in batch.runs]), query.split([n for n, _ in batch.runs])

@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, groupby
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from albertkit.errors import AlbertkitError
 
@@ -42,6 +43,12 @@ class Batch:
     segments: Tensor  # (tokens,) int64
     positions: Tensor  # (tokens,) int64
     runs: tuple[tuple[int, int], ...]
+    seen: Tensor | None = None
+    """Which tokens of its text a token may look at, (texts, longest, longest) bool, rows look at columns; None: at all."""
+    vectors: Tensor | None = None
+    """Vectors of size E that stand where a word vector would (features of a picture, of a sensor), (extra, E)."""
+    places: Tensor | None = None
+    """Which tokens `vectors` replace, (extra,) int64 among the packed tokens; their ids are not read."""
 
     def __post_init__(self) -> None:
         tokens = sum(texts * length for texts, length in self.runs)
@@ -51,6 +58,17 @@ class Batch:
                 raise AlbertkitError(f"{name} has shape {shape}; the lengths of the texts add up to ({tokens},)")
         if not self.runs or min(min(run) for run in self.runs) < 1:
             raise AlbertkitError("a batch needs at least one text, and a text at least one token")
+        longest = max(length for _, length in self.runs)
+        whole = (sum(texts for texts, _ in self.runs), longest, longest)
+        if self.seen is not None and tuple(self.seen.shape) != whole:
+            raise AlbertkitError(f"seen has shape {tuple(self.seen.shape)}; for these texts it must be {whole}")
+        if (self.vectors is None) != (self.places is None):
+            raise AlbertkitError("vectors and places belong together: give both, or neither")
+        if self.vectors is not None and self.places is not None and self.places.shape != self.vectors.shape[:-1]:
+            raise AlbertkitError(
+                f"vectors has shape {tuple(self.vectors.shape)} and places {tuple(self.places.shape)}; "
+                "they must be (extra, E) and (extra,)"
+            )
 
     @classmethod
     def of(cls, ids: Sequence[Sequence[int]], segments: Sequence[Sequence[int]] | None = None) -> Batch:
@@ -118,9 +136,12 @@ class Batch:
 
     def to(self, device: torch.device | str) -> Batch:
         """The same batch on another device."""
-        return replace(
-            self,
-            ids=self.ids.to(device),
-            segments=self.segments.to(device),
-            positions=self.positions.to(device),
-        )
+        moved: dict[str, Any] = {k: value.to(device) for k, value in vars(self).items() if isinstance(value, Tensor)}
+        return replace(self, **moved)
+
+    def words(self, table: nn.Embedding) -> Tensor:
+        """The word vector of each token, (tokens, E), or the vector that stands in its place."""
+        words: Tensor = table(self.ids)
+        if self.vectors is None or self.places is None:
+            return words
+        return words.index_copy(0, self.places, self.vectors.to(words.dtype))

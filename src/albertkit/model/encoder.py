@@ -62,7 +62,7 @@ class Embeddings(nn.Module):
         self.scale = e**0.5 if config.options.scale_embedding else 1.0
 
     def forward(self, batch: Batch) -> Tensor:
-        words = self.word(batch.ids)
+        words = batch.words(self.word)
         words = words * self.scale if self.scale != 1.0 else words
         summed = words + self.segment(batch.segments) + self.position(batch.positions)
         out: Tensor = self.projection(self.dropout(self.norm(summed)))

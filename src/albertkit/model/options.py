@@ -29,6 +29,6 @@ class BrightmartEmbeddings(nn.Module):
         self.scale = e**0.5 if config.options.scale_embedding else 1.0
 
     def forward(self, batch: Batch) -> Tensor:
-        words = self.projection(self.word(batch.ids) * self.scale)
+        words = self.projection(batch.words(self.word) * self.scale)
         out: Tensor = self.dropout(self.norm(words + self.segment(batch.segments) + self.position(batch.positions)))
         return out

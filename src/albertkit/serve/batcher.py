@@ -220,10 +220,11 @@ class Batcher:
         seconds = time.monotonic() - began
         if size * 2 >= self.budget and way.depth and error is None:
             way.model.pace.learn(seconds / (size * way.depth))
-        finished = self._keep(batch, found, error, seconds)
-        self._deliver(finished)
         waited = began - min(row.job.arrived for row in batch)
-        self._watch(way.model, len(batch), sum(row.length for row in batch), seconds, waited)
+        self._watch(
+            way.model, len(batch), sum(row.length for row in batch), seconds, waited
+        )  # counted before it is answered
+        self._deliver(self._keep(batch, found, error, seconds))
 
     def _keep(self, batch: list[Row], found: list[Any], error: BaseException | None, seconds: float) -> list[Job]:
         """Put results where they belong; returns the jobs that are done with."""
