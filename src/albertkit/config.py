@@ -3,7 +3,7 @@
 In: a `config.json` with the public ALBERT names, or a preset name. Out: one frozen, validated `AlbertConfig`.
 After this file: `weights.py` turns a config into the table of its tensors.
 
-Canonical ALBERT is what every default gives. What this project adds lives in `Options`, stored in `config.json`
+Canonical ALBERT is what every default gives. What this project adds lives in `Options` (`options.py`), stored in `config.json`
 under the key `albertkit`, so that a reader of the public format sees at once that a model is more than canonical.
 """
 
@@ -16,6 +16,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from albertkit.errors import AlbertkitError, nearest
+from albertkit.options import Options, read_options
+
+__all__ = ["PRESETS", "AlbertConfig", "Options", "preset"]
 
 # Public name of an activation → the name we keep. The original code calls the tanh form `gelu`; transformers calls it
 # `gelu_new` and keeps `gelu` for the erf form. `config.json` follows transformers.
@@ -44,24 +47,6 @@ LIMITS = {
     "type_vocab_size": 1_024,
 }
 MAX_PARAMETERS = 20_000_000_000
-
-
-@dataclass(frozen=True)
-class Options:
-    """What goes beyond canonical ALBERT. Every default is off."""
-
-    brightmart_layout: bool = False
-    """Position and segment embeddings and the first LayerNorm at size H, after the projection, as in albert_zh."""
-    scale_embedding: bool = False
-    """Word vectors are multiplied with √E before positions and segments are added."""
-    head_size: int = 0
-    """Width of one attention head where heads were pruned away; 0 means H divided by the number of heads."""
-    static: bool = False
-    """One vector of size H for each piece, and their mean; there are no layers (`compress/static.py`)."""
-
-    def active(self) -> list[str]:
-        """Names of the options that are on; such a model cannot be opened by transformers."""
-        return [f.name for f in dataclasses.fields(self) if getattr(self, f.name) != f.default]
 
 
 @dataclass(frozen=True)
@@ -113,15 +98,17 @@ class AlbertConfig:
                 raise AlbertkitError(f"{name} is {value!r}; it must be a whole number from 1 to {limit:,}")
         if not isinstance(self.options, Options):
             raise AlbertkitError(f"options is {type(self.options).__name__}; it must be an Options")
-        if not 0 <= self.options.head_size <= LIMITS["hidden_size"]:
-            raise AlbertkitError(
-                f"option head_size is {self.options.head_size}; it must be 1 to {LIMITS['hidden_size']:,}, or 0 for H / heads"
-            )
         if self.hidden_size % self.num_attention_heads and not self.options.head_size:
             raise AlbertkitError(
                 f"hidden_size {self.hidden_size} is not a multiple of num_attention_heads "
                 f"{self.num_attention_heads}; choose a number of heads that divides it"
             )
+        if self.options.low_rank >= self.head_size:
+            raise AlbertkitError(
+                f"option low_rank is {self.options.low_rank}; a head is {self.head_size} wide, so it must be below that"
+            )
+        if self.options.norm == "document" and min(self.embedding_size, self.hidden_size) < 2:
+            raise AlbertkitError("option norm is 'document', whose σ needs two numbers; E and H must be 2 or more")
         if self.num_hidden_groups > self.num_hidden_layers:
             raise AlbertkitError(
                 f"num_hidden_groups {self.num_hidden_groups} exceeds num_hidden_layers "
@@ -172,6 +159,16 @@ class AlbertConfig:
         """Width of all heads together, A: H, unless heads were pruned away."""
         return self.head_size * self.num_attention_heads
 
+    @property
+    def score_size(self) -> int:
+        """Width at which a head's queries and keys meet: the head's, unless attention is of low rank."""
+        return self.options.low_rank or self.head_size
+
+    @property
+    def key_heads(self) -> int:
+        """How many sets of keys and values there are."""
+        return 1 if self.options.shared_heads else self.num_attention_heads
+
     def group_of(self, layer: int) -> int:
         """The group whose weights layer `layer` uses; layers past the last one go on with the last group.
 
@@ -209,7 +206,7 @@ class AlbertConfig:
             if key in known:
                 values[key] = value
             elif key == "albertkit":
-                values["options"] = _read_options(value)
+                values["options"] = read_options(value)
             elif key in REQUIRED_VALUES:
                 if value not in REQUIRED_VALUES[key]:
                     allowed = " or ".join(repr(v) for v in REQUIRED_VALUES[key])
@@ -229,20 +226,6 @@ class AlbertConfig:
             if values.get(name, 0) is None:
                 del values[name]
         return cls(**values)
-
-
-def _read_options(value: Any) -> Options:
-    known = {f.name: f for f in dataclasses.fields(Options)}
-    if not isinstance(value, Mapping):
-        raise AlbertkitError(f"the key 'albertkit' in config.json holds {value!r}; it must be an object of options")
-    for key, setting in value.items():
-        if key not in known:
-            raise AlbertkitError(
-                f"unknown option {key!r} in config.json{nearest(key, known)}; a newer albertkit may know it"
-            )
-        if type(setting) is not type(known[key].default):
-            raise AlbertkitError(f"option {key} is {setting!r}; it must be like {known[key].default!r}")
-    return Options(**value)
 
 
 # Without these a file does not say what model it is; the defaults of different programs differ.
@@ -345,6 +328,13 @@ PRESETS: dict[str, dict[str, Any]] = {
         "intermediate_size": 512,
         "max_position_embeddings": 128,
         "initializer_range": 0.05,
+    },
+    "mini": {
+        "embedding_size": 48,
+        "hidden_size": 192,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 6,
+        "intermediate_size": 768,
     },
     "tiny-zh": dict(_ZH, hidden_size=312, num_hidden_layers=4, num_attention_heads=12, intermediate_size=1_248),
     "small-zh": dict(_ZH, hidden_size=384, num_hidden_layers=6, num_attention_heads=12, intermediate_size=1_536),

@@ -37,18 +37,38 @@ def embedding_shapes(config: AlbertConfig) -> Shapes:
     }
     if config.options.brightmart_layout:
         del shapes["encoder.embeddings.projection.bias"]
+    if config.options.gru:
+        for part in ("input", "state"):
+            shapes[f"encoder.embeddings.gru.{part}_weight"] = (3 * h, h)
+            shapes[f"encoder.embeddings.gru.{part}_bias"] = (3 * h,)
+    return shapes
+
+
+def attention_shapes(config: AlbertConfig, prefix: str) -> Shapes:
+    """Queries, keys, values and their output; keys and values may be shared by all heads, or of low rank, or have a bias θ."""
+    h, a, d, options = config.hidden_size, config.attention_size, config.head_size, config.options
+    few = d * config.key_heads
+    shapes = {
+        **linear(f"{prefix}.query", a, h),
+        **linear(f"{prefix}.key", few, h),
+        **linear(f"{prefix}.value", few, h),
+        **linear(f"{prefix}.output", h, a),
+    }
+    if options.low_rank:
+        shapes |= {f"{prefix}.low.{part}": (options.low_rank, d) for part in ("query", "key", "value")}
+        shapes[f"{prefix}.low.lift"] = (d, options.low_rank)
+    if options.attention_bias:
+        heads = config.num_attention_heads
+        relative = options.attention_bias == "relative"
+        shapes[f"{prefix}.theta"] = (heads, 2 * options.relative_reach + 1) if relative else (heads,)
     return shapes
 
 
 def layer_shapes(config: AlbertConfig, prefix: str) -> Shapes:
     """One set of layer weights: attention, feed-forward and their two norms."""
-    h, f, a = config.hidden_size, config.intermediate_size, config.attention_size
-    shapes: Shapes = {}
-    for part in ("query", "key", "value"):
-        shapes |= linear(f"{prefix}.attention.{part}", a, h)
+    h, f = config.hidden_size, config.intermediate_size
     return {
-        **shapes,
-        **linear(f"{prefix}.attention.output", h, a),
+        **attention_shapes(config, f"{prefix}.attention"),
         **norm(f"{prefix}.attention_norm", h),
         **linear(f"{prefix}.ffn.up", f, h),
         **linear(f"{prefix}.ffn.down", h, f),
@@ -64,7 +84,7 @@ def encoder_shapes(config: AlbertConfig, pooler: bool = True) -> Shapes:
     for group in range(config.num_hidden_groups):
         for inner in range(config.inner_group_num):
             shapes |= layer_shapes(config, f"encoder.groups.{group}.{inner}")
-    if pooler:
+    if pooler and config.options.classifier != "mean":
         shapes |= linear("encoder.pooler", config.hidden_size, config.hidden_size)
     return shapes
 

@@ -96,7 +96,7 @@ def watch(
             for inner in range(config.inner_group_num):
                 place = (config.group_of(layer), inner)
                 before = hidden
-                hidden, *seen = watched[place].run(None, {"hidden": hidden, "lengths": batch.lengths})
+                hidden, *seen = watched[place].run(None, graphs.layer_feed(config, layer, hidden, batch.lengths))
                 chosen = inside & (generator.random(inside.shape) < share)
                 yield Seen(prefixes[place], tuple(values[chosen] for values in [before, *seen]))
 

@@ -150,6 +150,8 @@ def variants(
         layers = less.num_hidden_layers
         away = math.log2(config.num_hidden_layers / layers) if shallow is None else 8 * (1 - shallow[layers])
         for heads, ffn in PRUNINGS:
+            if config.options.shared_heads or config.options.attention_bias:
+                heads = 1.0  # such heads belong together (`prune.py`)
             cut = _cut(config, depth, heads, ffn)
             pruned = 0.5 * math.log2(_work(less) / _work(cut))
             found += [Candidate(name, cut, bits, config, away + pruned + ROUNDING[bits]) for bits in BITS]

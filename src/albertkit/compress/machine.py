@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
@@ -122,15 +122,17 @@ def measure(
     wide = _grid([c.intermediate_size for c in configs])
     narrow = _grid([c.embedding_size for c in configs])
     call = _empty_call()
+    options = next((c.options for c in configs if c.options.active()), Options())  # variants of one model have the same
     attention, ffn, head = {}, {}, {}
     for kind in kinds:
         progress(f"measuring {'float32' if kind == 32 else 'int8'}")
-        attention[kind] = _surface(hidden, heads, partial(_attention_time, length, threads, kind), call)
+        block = partial(_attention_time, length, threads, kind, options)
+        attention[kind] = _surface(hidden, heads, block, call)
         ffn[kind] = _surface(hidden, wide, partial(_ffn_time, length, threads, kind), call)
-        many, few = (_attention_time(length, threads, kind, 256, 256, width) for width in (16, HEAD))
+        many, few = (block(256, 256, width) for width in (16, HEAD))
         head[kind] = max(0.0, many - few) / 12
     progress("measuring the embedding")
-    places = _surface(narrow, hidden, partial(_embedding_time, length))
+    places = _surface(narrow, hidden, partial(_embedding_time, length, options))
     peaks = {kind: peak(threads, kind) for kind in kinds}
     return Machine(threads, length, attention, ffn, places, head, call, _around(length, hidden[0]), peaks)
 
@@ -161,23 +163,35 @@ def layer_weights(config: AlbertConfig, bits: int, seed: int = 0) -> graphs.Weig
     rng = np.random.default_rng(seed)
     made: graphs.Weights = {}
     for name, shape in layer_shapes(config, "layer").items():
-        if len(shape) == 2:
+        if len(shape) == 2 and ".low." not in name and ".theta" not in name:
             made[name] = _random(rng, *shape, bits)
         else:
             made[name] = rng.normal(size=shape).astype(np.float32)
     return made
 
 
-def _attention_time(length: int, threads: int, bits: int, hidden: int, inner: int, width: int = HEAD) -> float:
-    """Seconds of a layer's first half, with heads of `width`."""
+def _attention_time(
+    length: int, threads: int, bits: int, options: Options, hidden: int, inner: int, width: int = HEAD
+) -> float:
+    """Seconds of a layer's first half, with heads of `width`; with a window, of a mean layer."""
     heads = max(1, inner // width)
-    config = AlbertConfig(
-        hidden_size=hidden, num_attention_heads=heads, intermediate_size=1, options=Options(head_size=width)
-    )
+    options = replace(options, head_size=width, low_rank=min(options.low_rank, width - 1))
+    config = AlbertConfig(hidden_size=hidden, num_attention_heads=heads, intermediate_size=1, options=options)
+    if options.local(0) and length > 3 * options.window:
+        near = _block_time(length, threads, bits, config, True)
+        if not options.global_every:
+            return near
+        return near + (_block_time(length, threads, bits, config, False) - near) / options.global_every
+    return _block_time(length, threads, bits, config, False)
+
+
+def _block_time(length: int, threads: int, bits: int, config: AlbertConfig, local: bool) -> float:
+    """Seconds of a layer's first half."""
+    hidden = config.hidden_size
     b = Builder(levels())
     x = b.input("hidden", TensorProto.FLOAT, ["texts", "length", hidden])
     mask = b.input("lengths", TensorProto.INT32, ["texts"])
-    _, out = graphs.attention_block(b, config, layer_weights(config, bits), "layer", x, mask)
+    _, out = graphs.attention_block(b, config, layer_weights(config, bits), "layer", x, mask, local)
     session = open_graph(b.graph(out, ["texts", "length", hidden]), threads)
     feed = {"hidden": _states(length, hidden), "lengths": np.array([length], np.int32)}
     return usual(lambda: session.run(None, feed))
@@ -200,14 +214,15 @@ def _states(length: int, hidden: int) -> np.ndarray:
     return np.random.default_rng(0).normal(size=(1, length, hidden)).astype(np.float32)
 
 
-def _embedding_time(length: int, narrow: int, hidden: int) -> float:
-    """Seconds of the embedding."""
+def _embedding_time(length: int, options: Options, narrow: int, hidden: int) -> float:
+    """Seconds of the embedding, with its GRU if there is one."""
     config = AlbertConfig(
         vocab_size=1000,
         embedding_size=narrow,
         hidden_size=hidden,
         num_attention_heads=1,
         max_position_embeddings=length,
+        options=Options(gru=options.gru),
     )
     rng = np.random.default_rng(0)
     weights: graphs.Weights = {n: rng.normal(size=s).astype(np.float32) for n, s in embedding_shapes(config).items()}

@@ -54,14 +54,17 @@ def parameters(config: AlbertConfig) -> dict[str, int]:
     """Parameters by part."""
     embedding = embedding_shapes(config)
     projection = {name: shape for name, shape in embedding.items() if ".projection." in name}
+    front = {name: shape for name, shape in embedding.items() if ".gru." in name}
+    tables = size(embedding) - size(projection) - size(front) - config.vocab_size * config.embedding_size
     layer = layer_shapes(config, "layer")
     attention = {name: shape for name, shape in layer.items() if "attention" in name}
     copies = 0 if config.options.static else config.num_hidden_groups * config.inner_group_num
     total = size(encoder_shapes(config))
     return {
         "word embedding": config.vocab_size * config.embedding_size,
-        "position, segment, norm": size(embedding) - size(projection) - config.vocab_size * config.embedding_size,
+        "position, segment, norm": tables,
         "projection E→H": size(projection),
+        **({"GRU": size(front)} if front else {}),
         "shared attention": size(attention) * copies,
         "shared feed-forward": (size(layer) - size(attention)) * copies,
         "pooler": total - size(encoder_shapes(config, pooler=False)),
@@ -81,28 +84,44 @@ def unshared(config: AlbertConfig) -> int:
 
 
 def operations(config: AlbertConfig, length: int) -> dict[str, float]:
-    """A matrix of r×c costs 2·r·c a token; attention over S tokens costs 4·S·A a token and layer."""
-    h, f, e, a = config.hidden_size, config.intermediate_size, config.embedding_size, config.attention_size
+    """A matrix of r×c costs 2·r·c a token; attention over S tokens costs 4·S·A a token and layer.
+
+    With options: queries and contexts are heads · d_a wide at low rank, since its matrices are multiplied into those around them once for all
+    tokens; keys and values are one head wide where heads share them. In a window, beyond three of them, S is 3 · window + 1, one for each key of a block, and one
+    more for the first token's own row. θ costs one addition for each score, a GRU 12·H² a token.
+    """
+    h, f, e = config.hidden_size, config.intermediate_size, config.embedding_size
     if config.options.static:
         return {"mean of vectors": 1.0 * h, "total": 1.0 * h}
-    uses = config.num_hidden_layers * config.inner_group_num
+    a, few = config.score_size * config.num_attention_heads, config.score_size * config.key_heads
+    uses, inner = config.num_hidden_layers * config.inner_group_num, config.inner_group_num
+    seen = inner * sum(seen_by(config, layer, length) for layer in range(config.num_hidden_layers))
     parts = {
         "projection E→H": 2.0 * e * h,
-        "attention matrices": 2.0 * 4 * h * a * uses,
-        "attention over the text": 4.0 * length * a * uses,
+        **({"GRU": 2.0 * 6 * h * h} if config.options.gru else {}),
+        "attention matrices": 2.0 * (2 * h * a + 2 * h * few) * uses,
+        "attention over the text": 4.0 * a * seen,
+        **({"attention bias": 1.0 * config.num_attention_heads * seen} if config.options.attention_bias else {}),
         "feed-forward": 2.0 * 2 * h * f * uses,
-        "pooler": 2.0 * h * h / length,
+        **({"mean of tokens": 1.0 * h} if config.options.classifier else {"pooler": 2.0 * h * h / length}),
     }
     return {**parts, "total": sum(parts.values())}
+
+
+def seen_by(config: AlbertConfig, layer: int, length: int) -> int:
+    """Keys that are computed for each token of a text, in layer number `layer`."""
+    window = config.options.window
+    return 3 * window + 2 if config.options.local(layer) and length > 3 * window else length
 
 
 def weight_bytes(shapes: Shapes) -> dict[str, int]:
     """int8: one byte a weight and a float scale a row. 4-bit: half a byte and a float scale for each block of 32.
 
-    Vectors (biases, norms) stay float32 in both.
+    Vectors (biases, norms) and the small matrices of the options stay float32 in both.
     """
-    matrices = [shape for shape in shapes.values() if len(shape) == 2]
-    vectors = 4 * size({str(i): s for i, s in enumerate(s for s in shapes.values() if len(s) == 1)})
+    small = {name: shape for name, shape in shapes.items() if len(shape) == 1 or ".low." in name or ".theta" in name}
+    matrices = [shape for name, shape in shapes.items() if name not in small]
+    vectors = 4 * size(small)
     blocks = [rows * -(-columns // BLOCK) for rows, columns in matrices]
     return {
         "float32": 4 * size(shapes),
@@ -121,16 +140,18 @@ def memory(config: AlbertConfig, length: int, batch: int) -> dict[str, int]:
     and after the activation (2·F), a number a head and four for the norms. With a checkpoint per use it keeps the inputs alone,
     and one layer's worth while it recomputes.
     """
-    h, f, a = config.hidden_size, config.intermediate_size, config.attention_size
+    h, f = config.hidden_size, config.intermediate_size
+    a = config.score_size * (config.num_attention_heads + config.key_heads) / 2  # queries and context, keys and values
     tokens = length * batch
     uses = config.num_hidden_layers * config.inner_group_num
-    per_use = 4 * h + 4 * a + 2 * f + config.num_attention_heads + 4
+    per_use = int(4 * h + 4 * a + 2 * f + config.num_attention_heads + 4)
+    front = 7 * h if config.options.gru else 0  # its input, three gates, two kinds of new state, its state
     weights = size(encoder_shapes(config))
     if config.options.static:
         return {"inference": 4 * tokens * h}
     return {
-        "inference": 4 * tokens * (2 * h + max(4 * a, 2 * f)),
-        "training": 4 * tokens * uses * per_use,
-        "training, checkpointed": 4 * tokens * (uses * h + per_use),
+        "inference": int(4 * tokens * (2 * h + max(4 * a, 2 * f))),
+        "training": 4 * tokens * (uses * per_use + front),
+        "training, checkpointed": 4 * tokens * (uses * h + per_use + front),
         "gradients and AdamW state": 4 * 3 * weights,
     }

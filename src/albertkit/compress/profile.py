@@ -19,6 +19,7 @@ import numpy as np
 
 from albertkit.artifact import read_stored
 from albertkit.compress.machine import peak
+from albertkit.compress.plan import seen_by
 from albertkit.errors import AlbertkitError
 from albertkit.runtime import graph as graphs
 from albertkit.runtime.albert import Albert
@@ -34,7 +35,8 @@ PRODUCTS = {
     "projection": "embedding projection",
 }
 PARTS = {
-    "MultiHeadAttention": "attention over the text",
+    **dict.fromkeys(("MultiHeadAttention", "If"), "attention over the text"),
+    "GRU": "GRU",
     "LayerNormalization": "norms",
     "Split": "taking Q, K, V apart",
     "Add": "sums and biases",
@@ -42,6 +44,7 @@ PARTS = {
     **dict.fromkeys(("Abs", "ReduceMax", "Max", "Div", "Mul", "QuantizeLinear"), "int8: scaling of tokens"),
     **dict.fromkeys(("Gather", "Cast", "Shape", "Slice"), "embedding tables"),
 }
+INSIDE = ("", "")  # nodes whose time is another's
 REPEATS = 5
 
 
@@ -143,7 +146,7 @@ def _traced(source: Path | str | None, batches: list[Rows], depth: int, threads:
                 for layer in range(depth):
                     for i in range(config.inner_group_num):
                         session = sessions[f"{config.group_of(layer)}.{i}"]
-                        (hidden,) = session.run(None, {"hidden": hidden, "lengths": batch.lengths})
+                        (hidden,) = session.run(None, graphs.layer_feed(config, layer, hidden, batch.lengths))
         for name, session in sessions.items():
             _read(Path(session.end_profiling()), made[name], len(batches), found)
     return found
@@ -159,6 +162,8 @@ def _read(path: Path, graph: Graph, batches: int, found: dict[tuple[str, str], f
         if event.get("cat") == "Node" and name.endswith("_kernel_time"):
             times[name.removesuffix("_kernel_time")].append(float(event["dur"]) / 1e6)
     for node, seconds in times.items():
+        if names.get(node) == INSIDE:
+            continue
         first = len(seconds) // (REPEATS + 1)
         found[names.get(node, ("other", node.split("_")[0]))] += sum(seconds[first:]) / REPEATS
 
@@ -174,25 +179,30 @@ def _node_parts(graph: Graph) -> dict[str, tuple[str, str]]:
         if node.op_type in ("MatMul", "MatMulIntegerToFloat") and weight is not None:
             part = PRODUCTS[weight]
         out[node.name] = (part, node.op_type)
+        for branch in node.attribute:  # of an If, whose own time holds theirs
+            out |= {inner.name: INSIDE for inner in branch.g.node}
     return out
 
 
 def _operations(config: Any, batches: list[Rows], depth: int) -> dict[str, float]:
     """Operations of each product and of attention, padding included, since it is computed too."""
-    h, f, a, e = config.hidden_size, config.intermediate_size, config.attention_size, config.embedding_size
+    h, f, e = config.hidden_size, config.intermediate_size, config.embedding_size
+    a, few = config.score_size * config.num_attention_heads, config.score_size * config.key_heads
     uses = depth * config.inner_group_num
     tokens = sum(batch.ids.size for batch in batches)
-    squares = sum(batch.ids.size * batch.ids.shape[1] for batch in batches)
+    squares = sum(
+        batch.ids.size * config.inner_group_num * seen_by(config, layer, batch.ids.shape[1])
+        for batch in batches
+        for layer in range(depth)
+    )
     sizes = {
-        "qkv": 3 * a * h * uses,
+        "qkv": (a + 2 * few) * h * uses,
         "output": a * h * uses,
         "up": f * h * uses,
         "down": f * h * uses,
         "projection": e * h,
     }
-    return {PRODUCTS[n]: 2.0 * tokens * s for n, s in sizes.items()} | {
-        PARTS["MultiHeadAttention"]: 4.0 * squares * a * uses
-    }
+    return {PRODUCTS[n]: 2.0 * tokens * s for n, s in sizes.items()} | {PARTS["MultiHeadAttention"]: 4.0 * squares * a}
 
 
 def _parts(found: dict[tuple[str, str], float], seconds: float, counted: dict[str, float], best: float) -> list[Part]:

@@ -18,6 +18,7 @@ import json
 import os
 import tempfile
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -154,25 +155,25 @@ def build(stored: Stored, heads: tuple[str, ...], depth: int, levels: graphs.Lev
 def layers(
     b: PortableBuilder, config: AlbertConfig, weights: graphs.Weights, hidden: str, mask: str, depth: int, loop: bool
 ) -> str:
-    """The shared layers, `depth` times: all uses one after the other, or one Loop for each group."""
+    """The shared layers, `depth` times: all uses one after the other, or one Loop for each stretch of equal uses."""
 
-    def group(number: int, x: str) -> str:
+    def group(number: int, local: bool, x: str) -> str:
         for inner in range(config.inner_group_num):
             b.prefix = f"group{number}.{inner}."
-            x = graphs.layer(b, config, weights, f"encoder.groups.{number}.{inner}", x, mask).result
+            x = graphs.layer(b, config, weights, f"encoder.groups.{number}.{inner}", x, mask, local).result
         return x
 
-    uses = [config.group_of(i) for i in range(depth)]
+    uses = groupby((config.group_of(i), config.options.local(i)) for i in range(depth))
     shape = ["texts", "length", config.hidden_size]
-    for number in sorted(set(uses)):
-        times = uses.count(number)
+    for stretch, ((number, local), same) in enumerate(uses):
+        times = len(list(same))
         if not loop or times == 1:
             for _ in range(times):
-                hidden = group(number, hidden)
+                hidden = group(number, local, hidden)
             continue
-        start = f"hidden_{number}"
+        start = f"hidden_{stretch}"
         with b.body() as nodes:
-            end = group(number, start)
+            end = group(number, local, start)
         hidden = b.repeat(times, hidden, nodes, (start, end), shape)
     return hidden
 
@@ -213,7 +214,7 @@ def _head(
     if meta.details.get("reads") == "vector":
         text = unit(b, pooled(b, stored, hidden, inside, meta.pooling))
     else:
-        text = pooled(b, stored, hidden, inside, "pooler")
+        text = pooled(b, stored, hidden, inside, "mean" if config.options.classifier == "mean" else "pooler")
     b.prefix = f"{head}."
     _named(b, graphs.dense(b, weights, name, text), "logits")
     return {"logits": ["texts", labels]}

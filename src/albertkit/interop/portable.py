@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,9 +17,9 @@ import numpy as np
 from onnx import ModelProto, TensorProto, helper
 
 from albertkit.compress.quantize import Matrix
-from albertkit.runtime.builder import IR, OPSET, Builder
+from albertkit.runtime.builder import HIDDEN, IR, OPSET, Builder
 
-HIDDEN = -1e9  # added to the score of a token that is padding
+__all__ = ["HIDDEN", "PortableBuilder"]
 
 
 @dataclass
@@ -99,12 +99,20 @@ class PortableBuilder(Builder):
 
     def attend(self, mixed: str, bias: str, mask: str, heads: int, size: int) -> str:
         """Attention; `mask` (texts, 1, 1, length) is added to the scores."""
-        parts = self.split(self.node("Add", mixed, bias), 3)
+        return self.attend_parts(self.split(self.node("Add", mixed, bias), 3), mask, heads, size)
+
+    def key_mask(self, mask: str, length: str) -> str:
+        """As (texts, length)."""
+        return self.node("Squeeze", mask, self.constant([1, 2], np.int64))
+
+    def attend_parts(self, parts: Sequence[str], mask: str, heads: int, size: int, extra: str = "") -> str:
+        """The same over queries, keys and values; `extra` is added to the scores, too."""
         shape = self.constant([0, 0, heads, size], np.int64)
         query, key, value = (self.node("Reshape", part, shape) for part in parts)  # (texts, length, heads, size)
         query = self.node("Transpose", query, perm=[0, 2, 1, 3])
         query = self.node("Mul", query, self.constant(size**-0.5, np.float32))
         scores = self.node("MatMul", query, self.node("Transpose", key, perm=[0, 2, 3, 1]))
+        scores = self.node("Add", scores, extra) if extra else scores
         chances = self.node("Softmax", self.node("Add", scores, mask), axis=-1)
         context = self.node("MatMul", chances, self.node("Transpose", value, perm=[0, 2, 1, 3]))
         joined = self.constant([0, 0, heads * size], np.int64)

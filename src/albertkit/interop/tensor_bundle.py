@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import google_crc32c
 import numpy as np
 
 from albertkit.errors import AlbertkitError, nearest
@@ -68,6 +67,8 @@ def _reading(path: Path) -> Iterator[None]:
 
 
 def _extend_crc(crc: int, data: bytes) -> int:
+    import google_crc32c  # here, since only a TensorFlow checkpoint needs it
+
     return int(google_crc32c.extend(crc, data))
 
 

@@ -31,8 +31,11 @@ class Attention(nn.Module):
         self.weight_dropout = config.attention_probs_dropout_prob
         self.output_dropout = nn.Dropout(config.hidden_dropout_prob)
 
-    def forward(self, hidden: Tensor, batch: Batch, first: bool = False) -> Tensor:
-        """(tokens, H) → (tokens, H); with `first`, what the first token of each text sees: (texts, H)."""
+    def forward(self, hidden: Tensor, batch: Batch, first: bool = False, local: bool = False) -> Tensor:
+        """(tokens, H) → (tokens, H); with `first`, what the first token of each text sees: (texts, H).
+
+        `local` means something with the option `window` alone (`attention_options.py`).
+        """
         tokens = hidden.shape[0]
         parts = (self.key, self.value) if first else (self.query, self.key, self.value)
         weight, bias = torch.cat([p.weight for p in parts]), torch.cat([p.bias for p in parts])

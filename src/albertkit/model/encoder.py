@@ -18,8 +18,9 @@ from torch.utils.checkpoint import checkpoint
 from albertkit.config import AlbertConfig
 from albertkit.errors import AlbertkitError
 from albertkit.model.attention import Attention
+from albertkit.model.attention_options import OptionAttention
 from albertkit.model.batch import Batch
-from albertkit.model.options import BrightmartEmbeddings
+from albertkit.model.options import BrightmartEmbeddings, GruFront, norm_of
 
 ACTIVATION: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
@@ -56,17 +57,18 @@ class Embeddings(nn.Module):
         self.word = nn.Embedding(config.vocab_size, e)
         self.position = nn.Embedding(config.max_position_embeddings, e)
         self.segment = nn.Embedding(config.type_vocab_size, e)
-        self.norm = nn.LayerNorm(e, eps=config.layer_norm_eps)
+        self.norm = norm_of(config, e)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
         self.projection = nn.Linear(e, config.hidden_size)
         self.scale = e**0.5 if config.options.scale_embedding else 1.0
+        self.gru = GruFront(config.hidden_size) if config.options.gru else None
 
     def forward(self, batch: Batch) -> Tensor:
         words = batch.words(self.word)
         words = words * self.scale if self.scale != 1.0 else words
         summed = words + self.segment(batch.segments) + self.position(batch.positions)
         out: Tensor = self.projection(self.dropout(self.norm(summed)))
-        return out
+        return out if self.gru is None else self.gru(out, batch)
 
 
 class FeedForward(nn.Module):
@@ -89,25 +91,25 @@ class Layer(nn.Module):
 
     def __init__(self, config: AlbertConfig) -> None:
         super().__init__()
-        self.attention = Attention(config)
-        self.attention_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.attention = (OptionAttention if config.options.attends_otherwise else Attention)(config)
+        self.attention_norm = norm_of(config, config.hidden_size)
         self.ffn = FeedForward(config)
-        self.ffn_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.ffn_norm = norm_of(config, config.hidden_size)
 
-    def forward(self, hidden: Tensor, batch: Batch, first: bool = False) -> Tensor:
+    def forward(self, hidden: Tensor, batch: Batch, first: bool = False, local: bool = False) -> Tensor:
         kept = batch.first(hidden) if first else hidden
-        hidden = self.attention_norm(kept + self.attention(hidden, batch, first))
+        hidden = self.attention_norm(kept + self.attention(hidden, batch, first, local))
         out: Tensor = self.ffn_norm(hidden + self.ffn(hidden))
         return out
 
 
-def _apply(layer: nn.Module, share: float, hidden: Tensor, batch: Batch, first: bool) -> Tensor:
+def _apply(layer: nn.Module, share: float, hidden: Tensor, batch: Batch, first: bool, local: bool) -> Tensor:
     """A layer, whose weights get only `share` of this use's gradient; with `first`, at the first tokens alone."""
     if share == 1.0:
-        out: Tensor = layer(hidden, batch, first)
+        out: Tensor = layer(hidden, batch, first, local)
         return out
     weights = {name: p.detach() + share * (p - p.detach()) for name, p in layer.named_parameters()}
-    return torch.func.functional_call(layer, weights, (hidden, batch, first))
+    return torch.func.functional_call(layer, weights, (hidden, batch, first, local))
 
 
 class Encoder(nn.Module):
@@ -128,6 +130,7 @@ class Encoder(nn.Module):
         self.groups = nn.ModuleList(
             nn.ModuleList(Layer(config) for _ in range(config.inner_group_num)) for _ in range(config.num_hidden_groups)
         )
+        pooler = pooler and config.options.classifier != "mean"
         self.pooler = nn.Linear(config.hidden_size, config.hidden_size) if pooler else None
         self.apply(self.initialise)
 
@@ -155,12 +158,13 @@ class Encoder(nn.Module):
         weights; with `first`, only the first tokens come out.
         """
         group = list(self.groups[self.config.group_of(layer)])  # type: ignore[call-overload]
+        local = self.config.options.local(layer)
         for number, inner in enumerate(group, 1):
             alone = first and number == len(group)
             if self.checkpointing and self.training and torch.is_grad_enabled():
-                hidden = checkpoint(_apply, inner, share, hidden, batch, alone, use_reentrant=False)
+                hidden = checkpoint(_apply, inner, share, hidden, batch, alone, local, use_reentrant=False)
             else:
-                hidden = _apply(inner, share, hidden, batch, alone)
+                hidden = _apply(inner, share, hidden, batch, alone, local)
         return hidden
 
     def forward(
@@ -169,13 +173,14 @@ class Encoder(nn.Module):
         """Encode a batch; `depth` applies that many layers instead of L, `keep_layers` keeps all hidden states.
 
         `first_only` leaves out of the last layer what only other tokens than the first of each text would need: most of
-        it, since they still are looked at, but do not look.
+        it, since they still are looked at, but do not look. Where heads read the mean of all tokens, it is passed over.
         """
         depth = self.config.num_hidden_layers if depth is None else depth
         if depth < 1:
             raise AlbertkitError(f"depth is {depth}; apply at least one layer")
         if not torch.compiler.is_compiling() and not (self.training and batch.ids.is_cuda):  # would wait for the GPU
             self.check(batch)
+        first_only = first_only and self.config.options.classifier != "mean"
         hidden = self.embeddings(batch)  # (tokens, H)
         layers = [hidden]
         for layer in range(depth):

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from albertkit.config import AlbertConfig
 from albertkit.errors import AlbertkitError
 from albertkit.model.encoder import ACTIVATION, Encoded
+from albertkit.model.options import norm_of, text_means
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,7 @@ class Head(nn.Module):
         super().__init__()
         self.dropout = nn.Dropout(config.classifier_dropout_prob if dropout else 0.0)
         self.linear = nn.Linear(config.hidden_size, outputs)
+        self.reads_mean = config.options.classifier == "mean"
         nn.init.normal_(self.linear.weight, std=config.initializer_range)
         nn.init.zeros_(self.linear.bias)
 
@@ -55,11 +57,13 @@ class Head(nn.Module):
         out: Tensor = self.linear(self.dropout(vectors))
         return out
 
-
-def _pooled(encoded: Encoded) -> Tensor:
-    if encoded.pooled is None:
-        raise AlbertkitError("this head reads the pooler, and this encoder has none; build it with pooler=True")
-    return encoded.pooled
+    def text(self, encoded: Encoded) -> Tensor:
+        """What stands for a whole text, (texts, H): the pooler's vector, or the mean of the tokens where `classifier` says so."""
+        if self.reads_mean:
+            return text_means(encoded.hidden, encoded.batch)
+        if encoded.pooled is None:
+            raise AlbertkitError("this head reads the pooler, and this encoder has none; build it with pooler=True")
+        return encoded.pooled
 
 
 class MaskedWordHead(nn.Module):
@@ -73,7 +77,7 @@ class MaskedWordHead(nn.Module):
         self.bare_projection = config.options.brightmart_layout
         wide = config.hidden_size if self.bare_projection else config.embedding_size
         self.dense = nn.Linear(config.hidden_size, wide)
-        self.norm = nn.LayerNorm(wide, eps=config.layer_norm_eps)
+        self.norm = norm_of(config, wide)
         self.bias = nn.Parameter(torch.zeros(config.vocab_size))
         self.activation = ACTIVATION[config.hidden_act]
         nn.init.trunc_normal_(self.dense.weight, std=config.initializer_range)
@@ -95,14 +99,14 @@ class SentenceOrderHead(Head):
         super().__init__(config, 2)
 
     def forward(self, encoded: Encoded) -> Scores:
-        return Scores(self.scores(_pooled(encoded)))
+        return Scores(self.scores(self.text(encoded)))
 
 
 class ClassifyHead(Head):
     """One row of class scores for each text (one column for a regression)."""
 
     def forward(self, encoded: Encoded) -> Scores:
-        return Scores(self.scores(_pooled(encoded)))
+        return Scores(self.scores(self.text(encoded)))
 
 
 class TagHead(Head):
@@ -133,4 +137,4 @@ class ChooseHead(Head):
         texts = len(encoded.batch.lengths)
         if texts % choices:
             raise AlbertkitError(f"{texts} texts cannot be split into questions of {choices} choices")
-        return Scores(self.scores(_pooled(encoded)).view(-1, choices))
+        return Scores(self.scores(self.text(encoded)).view(-1, choices))

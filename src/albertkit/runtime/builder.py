@@ -7,6 +7,7 @@ that writes the same model in standard operators only.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +18,7 @@ from albertkit.compress.quantize import Matrix
 
 MICROSOFT = "com.microsoft"
 OPSET, IR = 17, 8  # old enough for every onnxruntime we accept
+HIDDEN = -1e9  # added to the score of a token that may not be seen
 FUSED = {"MultiHeadAttention", "FastGelu", "BiasGelu", "QuickGelu", "MatMulIntegerToFloat"}
 
 
@@ -79,6 +81,28 @@ class Builder:
         self.nodes.append(helper.make_node("Split", [name], outputs, name=f"Split_{name}", axis=-1))
         return outputs
 
+    def split_at(self, name: str, sizes: Sequence[int]) -> list[str]:
+        """Parts of given sizes along the last axis."""
+        outputs = [f"{name}_{i}" for i in range(len(sizes))]
+        given = [name, self.constant(list(sizes), np.int64)]
+        self.nodes.append(helper.make_node("Split", given, outputs, name=f"Split_{name}", axis=-1))
+        return outputs
+
+    def length_of(self, x: str) -> str:
+        """The size of the second axis, as a number."""
+        return self.node("Gather", self.node("Shape", x), self.constant(1, np.int64))
+
+    def choose(self, flag: str, yes: Callable[[], str], no: Callable[[], str]) -> str:
+        """One of two computations, by a bool of the graph; weights belong to the whole graph."""
+        branches = []
+        for make in (yes, no):
+            outer, self.nodes = self.nodes, []
+            made = make()
+            result = helper.make_tensor_value_info(made, TensorProto.FLOAT, None)
+            branches.append(helper.make_graph(self.nodes, f"branch_{made}", [], [result]))
+            self.nodes = outer
+        return self.node("If", flag, then_branch=branches[0], else_branch=branches[1])
+
     def constant(self, value: Any, dtype: Any) -> str:
         """A small array inside the graph."""
         array = np.asarray(value, dtype)
@@ -127,8 +151,15 @@ class Builder:
         """x · Wᵀ in floats, however W is stored."""
         return self.product(x, name, as_float(weight))
 
-    def norm(self, x: str, scale: str, shift: str, eps: float) -> str:
-        """LayerNorm over the last axis."""
+    def norm(self, x: str, scale: str, shift: str, eps: float, kind: str = "") -> str:
+        """LayerNorm over the last axis, or another `kind` of it (option `norm`)."""
+        if kind == "document":
+            size = len(self.weights[scale])
+            centred = self.node("Sub", x, self.node("ReduceMean", x, axes=[-1], keepdims=1))
+            variance = self.node("ReduceSumSquare", centred, axes=[-1], keepdims=1)
+            spread = self.node("Sqrt", self.node("Mul", variance, self.constant(1 / (size - 1), np.float32)))
+            unit = self.node("Div", centred, self.node("Add", spread, self.constant(max(eps, 1e-18), np.float32)))
+            return self.node("Add", self.node("Mul", unit, scale), shift)
         return self.node("LayerNormalization", x, scale, shift, axis=-1, epsilon=eps)
 
     def activation(self, kind: str, x: str, bias: str) -> str:
@@ -146,6 +177,18 @@ class Builder:
         """Attention of `heads` heads of `size` over queries, keys and values side by side; `mask` is each text's length."""
         query, key, value = self.split(mixed, 3)
         return self.node("MultiHeadAttention", query, key, value, bias, mask, num_heads=heads)
+
+    def attend_parts(self, parts: Sequence[str], mask: str, heads: int, size: int, extra: str = "") -> str:
+        """The same over queries, keys and values, biases added; `extra` (1, heads, length, length) is added to the scores."""
+        more = [extra] if extra else []
+        return self.node("MultiHeadAttention", *parts, "", mask, *more, num_heads=heads)
+
+    def key_mask(self, mask: str, length: str) -> str:
+        """0 for each token that is there, HIDDEN for padding, (texts, length)."""
+        place = self.node("Range", self.constant(0, np.int64), length, self.constant(1, np.int64))
+        ends = self.node("Unsqueeze", self.node("Cast", mask, to=TensorProto.INT64), self.constant([1], np.int64))
+        inside = self.node("Less", place, ends)
+        return self.node("Where", inside, self.constant(0.0, np.float32), self.constant(HIDDEN, np.float32))
 
     def graph(self, output: str, shape: list[Any], more: list[str] | None = None) -> Graph:
         """The finished graph, with one output, or more."""

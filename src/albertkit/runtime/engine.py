@@ -93,7 +93,8 @@ class Engine:
             raise AlbertkitError(f"threads is {threads}; choose 1 to 1024")
         self.config, self.threads = config, threads
         self.levels = levels() if precision is None else precision
-        self._embedding = open_graph(graphs.embedding_graph(config, weights, self.levels), 1)
+        few = threads if config.options.gru else 1  # a lookup and a small product are quicker without threads
+        self._embedding = open_graph(graphs.embedding_graph(config, weights, self.levels), few)
         self._layers = [
             [self._open_layer(weights, f"encoder.groups.{g}.{i}") for i in range(config.inner_group_num)]
             for g in range(config.num_hidden_groups)
@@ -118,7 +119,7 @@ class Engine:
         """Hidden states (texts, length, H) after layer `last`, from those after layer `first`."""
         for layer in range(first, last):
             for inner in self._layers[self.config.group_of(layer)]:
-                (hidden,) = inner.run(None, {"hidden": hidden, "lengths": lengths})
+                (hidden,) = inner.run(None, graphs.layer_feed(self.config, layer, hidden, lengths))
         return hidden
 
     @cached_property

@@ -21,6 +21,7 @@ from onnx import TensorProto
 
 from albertkit.compress.quantize import Matrix
 from albertkit.config import AlbertConfig
+from albertkit.runtime import graph_options
 from albertkit.runtime.builder import Builder, Graph, Levels, as_float
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "as_float",
     "dense_graph",
     "embedding_graph",
+    "layer_feed",
     "layer_graph",
     "masked_word_graph",
 ]
@@ -70,26 +72,37 @@ class LayerNames:
     result: str
 
 
-def sum_norm(b: Builder, x: str, bias: str, skip: str, norm: Sequence[str], eps: float) -> str:
+def sum_norm(b: Builder, x: str, bias: str, skip: str, norm: Sequence[str], eps: float, kind: str = "") -> str:
     """LayerNorm of x + bias + skip. (onnxruntime's one operator for this is four times slower than these three.)"""
     scale, shift = norm
-    return b.norm(b.node("Add", b.node("Add", x, bias), skip), scale, shift, eps)
+    return b.norm(b.node("Add", b.node("Add", x, bias), skip), scale, shift, eps, kind)
 
 
 def attention_block(
-    b: Builder, config: AlbertConfig, weights: Weights, prefix: str, hidden: str, mask: str
+    b: Builder,
+    config: AlbertConfig,
+    weights: Weights,
+    prefix: str,
+    hidden: str,
+    mask: str,
+    local: str | bool = False,
 ) -> tuple[str, str]:
-    """The first half of a layer: what its output product reads, and its result."""
-    inputs = ("query", "key", "value")
-    together = stacked([weights[f"{prefix}.attention.{part}.weight"] for part in inputs])
-    bias = np.concatenate([as_float(weights[f"{prefix}.attention.{part}.bias"]) for part in inputs])
-    mixed = b.product(hidden, "qkv", together)
-    context = b.attend(mixed, b.weight("qkv.bias", bias), mask, config.num_attention_heads, config.head_size)
-    out = b.product(context, "output", weights[f"{prefix}.attention.output.weight"])
+    """The first half of a layer: what its output product reads, and its result. `local`: whether it sees a window alone; or
+    the name of a number that says so (`graph_options.kind_of`).
+    """
+    parts, bias = graph_options.input_parts(config, weights, prefix)
+    mixed = b.product(hidden, "qkv", stacked(parts))
+    bias_name = b.weight("qkv.bias", bias)
+    if config.options.attends_otherwise:
+        mixed = b.node("Add", mixed, bias_name)
+        context = graph_options.attend(b, config, weights, prefix, mixed, mask, local)
+    else:
+        context = b.attend(mixed, bias_name, mask, config.num_attention_heads, config.head_size)
+    out = b.product(context, "output", graph_options.output_part(config, weights, prefix))
     bias_name, *norm = _vectors(
         b, weights, prefix, "attention.output.bias", "attention_norm.weight", "attention_norm.bias"
     )
-    return context, sum_norm(b, out, bias_name, hidden, norm, config.layer_norm_eps)
+    return context, sum_norm(b, out, bias_name, hidden, norm, config.layer_norm_eps, config.options.norm)
 
 
 def ffn_block(b: Builder, config: AlbertConfig, weights: Weights, prefix: str, hidden: str) -> tuple[str, str]:
@@ -104,16 +117,26 @@ def ffn_block(b: Builder, config: AlbertConfig, weights: Weights, prefix: str, h
         wide = b.node("Add", wide, b.constant(floor, np.float32)) if floor else wide
     narrow = b.product(wide, "down", down, floor)
     norm = _vectors(b, weights, prefix, "ffn_norm.weight", "ffn_norm.bias")
-    return wide, sum_norm(b, narrow, b.weight("ffn.down.bias", down_bias), hidden, norm, config.layer_norm_eps)
+    return wide, sum_norm(
+        b, narrow, b.weight("ffn.down.bias", down_bias), hidden, norm, config.layer_norm_eps, config.options.norm
+    )
 
 
 def _vectors(b: Builder, weights: Weights, prefix: str, *names: str) -> list[str]:
     return [b.weight(name, as_float(weights[f"{prefix}.{name}"])) for name in names]
 
 
-def layer(b: Builder, config: AlbertConfig, weights: Weights, prefix: str, hidden: str, mask: str) -> LayerNames:
-    """One layer over `hidden` (texts, length, H)."""
-    context, middle = attention_block(b, config, weights, prefix, hidden, mask)
+def layer(
+    b: Builder,
+    config: AlbertConfig,
+    weights: Weights,
+    prefix: str,
+    hidden: str,
+    mask: str,
+    local: str | bool = False,
+) -> LayerNames:
+    """One layer over `hidden` (texts, length, H); `local` as in `attention_block`."""
+    context, middle = attention_block(b, config, weights, prefix, hidden, mask, local)
     wide, result = ffn_block(b, config, weights, prefix, middle)
     return LayerNames(context, middle, wide, result)
 
@@ -121,14 +144,26 @@ def layer(b: Builder, config: AlbertConfig, weights: Weights, prefix: str, hidde
 def layer_graph(config: AlbertConfig, weights: Weights, prefix: str, levels: Levels, watch: bool = False) -> Graph:
     """One layer: `hidden` (texts, length, H) and `lengths` (texts,) → (texts, length, H).
 
-    With `watch`, the inputs of the output, up and down products come out too, for calibration.
+    With `watch`, the inputs of the output, up and down products come out too, for calibration. With the option `window` there is
+    an input `local`; `layer_feed` gives all of them.
     """
     b = Builder(levels)
     hidden = b.input("hidden", TensorProto.FLOAT, ["texts", "length", config.hidden_size])
     lengths = b.input("lengths", TensorProto.INT32, ["texts"])
-    made = layer(b, config, weights, prefix, hidden, lengths)
-    more = [made.context, made.middle, made.wide] if watch else []
+    local = b.input("local", TensorProto.INT64, []) if config.options.window else False
+    made = layer(b, config, weights, prefix, hidden, lengths, local)
+    more = []
+    if watch:
+        more = [graph_options.lifted(b, config, weights, prefix, made.context), made.middle, made.wide]
     return b.graph(made.result, ["texts", "length", config.hidden_size], more)
+
+
+def layer_feed(config: AlbertConfig, layer: int, hidden: np.ndarray, lengths: np.ndarray) -> dict[str, np.ndarray]:
+    """The inputs of a layer's graph for layer number `layer` (from 0)."""
+    fed = {"hidden": hidden, "lengths": lengths}
+    if config.options.window:
+        fed["local"] = np.array(graph_options.kind_of(config, layer, hidden.shape[1]), np.int64)
+    return fed
 
 
 def embedding(b: Builder, config: AlbertConfig, weights: Weights, ids: str, segments: str) -> str:
@@ -157,11 +192,11 @@ def embedding(b: Builder, config: AlbertConfig, weights: Weights, ids: str, segm
     scale, shift = (
         b.weight(f"norm.{p}", as_float(weights[f"encoder.embeddings.norm.{p}"])) for p in ("weight", "bias")
     )
-    out = b.norm(summed, scale, shift, config.layer_norm_eps)
+    out = b.norm(summed, scale, shift, config.layer_norm_eps, config.options.norm)
     if not config.options.brightmart_layout:
         bias = b.weight("projection.bias", as_float(weights["encoder.embeddings.projection.bias"]))
         out = b.node("Add", b.float_product(out, "projection", projection), bias)
-    return out
+    return graph_options.gru(b, weights, out) if config.options.gru else out
 
 
 def embedding_graph(config: AlbertConfig, weights: Weights, levels: Levels) -> Graph:
@@ -191,7 +226,7 @@ def masked_word(b: Builder, config: AlbertConfig, weights: Weights, x: str) -> s
     made = b.float_product(x, "dense", weights["heads.mlm.dense.weight"])
     inner = b.activation(config.hidden_act, made, b.weight("dense.bias", as_float(weights["heads.mlm.dense.bias"])))
     scale, shift = (b.weight(f"norm.{p}", as_float(weights[f"heads.mlm.norm.{p}"])) for p in ("weight", "bias"))
-    inner = b.norm(inner, scale, shift, config.layer_norm_eps)
+    inner = b.norm(inner, scale, shift, config.layer_norm_eps, config.options.norm)
     if config.options.brightmart_layout:
         inner = b.node("MatMul", inner, b.floats("projection", weights["encoder.embeddings.projection.weight"]))
     scores = b.product(inner, "word", weights["encoder.embeddings.word.weight"])

@@ -21,6 +21,7 @@ from albertkit.config import AlbertConfig
 from albertkit.errors import AlbertkitError
 from albertkit.runtime.builder import as_float
 
+GRU_PARTS = ("input_weight", "input_bias", "state_weight", "state_bias")
 LONGEST = 256  # tokens; attention grows with their square, times layers and heads
 
 
@@ -78,7 +79,8 @@ class Inside:
         states, maps = [hidden], []
         for layer in range(depth):
             for inner in range(self.config.inner_group_num):
-                hidden, attention = self._layer(f"encoder.groups.{self.config.group_of(layer)}.{inner}", hidden)
+                prefix = f"encoder.groups.{self.config.group_of(layer)}.{inner}"
+                hidden, attention = self._layer(prefix, hidden, self.config.options.local(layer))
             states.append(hidden)
             maps.append(attention)
         shape = (0, self.config.num_attention_heads, len(ids), len(ids))
@@ -100,23 +102,57 @@ class Inside:
         positions = w["encoder.embeddings.position.weight"][: len(ids)]
         summed = words + w["encoder.embeddings.segment.weight"][segments] + positions
         normed = self._norm("encoder.embeddings.norm", summed)
-        if options.brightmart_layout:
-            return normed
-        made: np.ndarray = normed @ projection + w["encoder.embeddings.projection.bias"]
-        return made
+        if not options.brightmart_layout:
+            normed = normed @ projection + w["encoder.embeddings.projection.bias"]
+        return normed + self._gru(normed) if options.gru else normed
 
-    def _layer(self, prefix: str, hidden: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _gru(self, x: np.ndarray) -> np.ndarray:
+        """A GRU from the first token to the last, (tokens, H)."""
+        w = {name: self.weights[f"encoder.embeddings.gru.{name}"] for name in GRU_PARTS}
+        given = x @ w["input_weight"].T + w["input_bias"]  # (tokens, 3H): reset, update, new
+        state, out = np.zeros(x.shape[1], np.float32), np.empty_like(x)
+        for token, row in enumerate(given):
+            own = w["state_weight"] @ state + w["state_bias"]
+            (reset_in, update_in, new_in), (reset_own, update_own, new_own) = np.split(row, 3), np.split(own, 3)
+            reset, update = (1 / (1 + np.exp(-a)) for a in (reset_in + reset_own, update_in + update_own))
+            state = (1 - update) * np.tanh(new_in + reset * new_own) + update * state
+            out[token] = state
+        return out
+
+    def _layer(self, prefix: str, hidden: np.ndarray, local: bool = False) -> tuple[np.ndarray, np.ndarray]:
         """(tokens, H) → the same, and (heads, tokens, tokens)."""
-        heads, size = self.config.num_attention_heads, self.config.head_size
+        options, size = self.config.options, self.config.head_size
         query, key, value = (
-            self._dense(f"{prefix}.attention.{part}", hidden).reshape(-1, heads, size).transpose(1, 0, 2)
+            self._dense(f"{prefix}.attention.{part}", hidden).reshape(len(hidden), -1, size).transpose(1, 0, 2)
             for part in ("query", "key", "value")
-        )  # (heads, tokens, size) each
-        attention = softmax(query @ key.transpose(0, 2, 1) / np.float32(size**0.5))
-        context = (attention @ value).transpose(1, 0, 2).reshape(len(hidden), heads * size)
+        )  # (heads, tokens, size) each; keys and values for one head where all share them
+        if options.low_rank:
+            low = {part: self.weights[f"{prefix}.attention.low.{part}"] for part in ("query", "key", "value", "lift")}
+            query, key, value = query @ low["query"].T, key @ low["key"].T, value @ low["value"].T
+        scores = query @ key.transpose(0, 2, 1) / np.float32(self.config.score_size**0.5)
+        attention = softmax(scores + self._bias(prefix, len(hidden), local))
+        context = attention @ value
+        if options.low_rank:
+            context = context @ low["lift"].T
+        context = context.transpose(1, 0, 2).reshape(len(hidden), self.config.attention_size)
         hidden = self._norm(f"{prefix}.attention_norm", hidden + self._dense(f"{prefix}.attention.output", context))
         wide = ACTIVATIONS[self.config.hidden_act](self._dense(f"{prefix}.ffn.up", hidden))
         return self._norm(f"{prefix}.ffn_norm", hidden + self._dense(f"{prefix}.ffn.down", wide)), attention
+
+    def _bias(self, prefix: str, tokens: int, local: bool) -> np.ndarray:
+        """What options add to the scores: θ, and -∞ beyond the window."""
+        options, place = self.config.options, np.arange(tokens)
+        away = place[None] - place[:, None]
+        made = np.zeros((1, tokens, tokens), np.float32)
+        if options.attention_bias == "head":
+            made = self.weights[f"{prefix}.attention.theta"][:, None, None] * (place == 0)
+        elif options.attention_bias:
+            reach = options.relative_reach
+            made = self.weights[f"{prefix}.attention.theta"][:, np.clip(away, -reach, reach) + reach]
+        if local:
+            apart = (np.abs(away) > options.window) & (place != 0) & (place != 0)[:, None]
+            made = np.where(apart, np.float32(-np.inf), made)
+        return made
 
     def _dense(self, name: str, x: np.ndarray) -> np.ndarray:
         made: np.ndarray = x @ self.weights[f"{name}.weight"].T + self.weights[f"{name}.bias"]
@@ -124,7 +160,11 @@ class Inside:
 
     def _norm(self, name: str, x: np.ndarray) -> np.ndarray:
         centred = x - x.mean(axis=-1, keepdims=True)
-        spread = np.sqrt(np.square(centred).mean(axis=-1, keepdims=True) + np.float32(self.config.layer_norm_eps))
+        eps = np.float32(self.config.layer_norm_eps)
+        if self.config.options.norm == "document":
+            spread = np.sqrt(np.square(centred).sum(axis=-1, keepdims=True) / np.float32(x.shape[-1] - 1)) + eps
+        else:
+            spread = np.sqrt(np.square(centred).mean(axis=-1, keepdims=True) + eps)
         made: np.ndarray = centred / spread * self.weights[f"{name}.weight"] + self.weights[f"{name}.bias"]
         return made
 

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from albertkit.errors import AlbertkitError
 from albertkit.train.settings import setting
 
+LIKENESSES = ("cosine", "dot")
+
 
 @dataclass(frozen=True)
 class Goals:
@@ -21,6 +23,9 @@ class Goals:
     mask: float = setting(0.15, "Share of the tokens that are masked.")
     order: float = setting(1.0, "Weight of the sentence-order loss; 0 leaves it out.")
     consistency: float = setting(0.0, "Weight λ of the loss that makes the layers' hidden states alike.")
+    likeness: str = setting(
+        "cosine", "What the consistency loss compares layers by: cosine, or dot (the plain product)."
+    )
     layer_decay: float = setting(1.0, "Below 1, earlier uses of the shared layer weigh less in its gradient.")
     depths: str = setting(
         "",
@@ -38,6 +43,8 @@ class Goals:
             raise AlbertkitError(f"layer_decay is {self.layer_decay}; it must be above 0 and at most 1")
         if self.order < 0 or self.consistency < 0:
             raise AlbertkitError("order and consistency are weights; they must be 0 or above")
+        if self.likeness not in LIKENESSES:
+            raise AlbertkitError(f"likeness is {self.likeness!r}; choose one of {', '.join(LIKENESSES)}")
         self.phases()
         self.shallow()
 

@@ -78,7 +78,7 @@ class Objective(nn.Module):
             total = total + goals.order * loss / len(tokens)
             sums += [(loss, known), (right, known)]
         if goals.consistency:
-            loss = consistency(out.encoded.layers[1:])
+            loss = consistency(out.encoded.layers[1:], goals.likeness)
             total = total + goals.consistency * loss
             sums += [(loss, torch.ones_like(loss))]
         return total, torch.stack([torch.stack([a.detach().float(), b.float()]) for a, b in sums])
@@ -92,9 +92,14 @@ def judge(scores: Tensor, answers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return loss, ((scores.argmax(-1) == answers) & known).sum(), known.sum()
 
 
-def consistency(layers: tuple[Tensor, ...]) -> Tensor:
-    """-log σ(cos) of each token's hidden states after every two layers, on average: likeness is rewarded."""
-    unit = F.normalize(torch.stack(layers, 1).float(), dim=-1)  # (tokens, L, H)
+def consistency(layers: tuple[Tensor, ...], likeness: str = "cosine") -> Tensor:
+    """-log σ(sim) of each token's hidden states after every two layers, on average: likeness is rewarded.
+
+    sim is the cosine, or the plain product ("dot"), which behind a LayerNorm is about H times as large: σ of it is 1 as soon as two
+    states are a little alike, and then teaches nothing more.
+    """
+    unit = torch.stack(layers, 1).float()  # (tokens, L, H)
+    unit = F.normalize(unit, dim=-1) if likeness == "cosine" else unit
     alike = unit @ unit.transpose(1, 2)  # (tokens, L, L)
     pairs = torch.triu_indices(len(layers), len(layers), offset=1, device=unit.device)
     return -F.logsigmoid(alike[:, pairs[0], pairs[1]]).mean() if len(layers) > 1 else alike.sum() * 0

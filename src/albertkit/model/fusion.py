@@ -1,0 +1,93 @@
+"""Features of pictures, sounds or sensors beside the words of a text: extra tokens that the encoder reads like any other.
+
+In: a `Batch` and `Extra` features of any width. Out: a `Batch` in which each text has k more tokens. Before this file: `batch.py`, whose `vectors` stand where a
+word vector would; after it: the encoder, which does not know the difference. `docs/fusion.md` is a worked example; `runtime/fused.py` runs the result without torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from albertkit.config import AlbertConfig
+from albertkit.errors import AlbertkitError, nearest
+from albertkit.model.batch import Batch, runs_of
+
+
+@dataclass(frozen=True)
+class Extra:
+    """Features that belong to the texts of a batch: k vectors of one kind for each text."""
+
+    kind: str
+    """Which projection of the `Fusion` they go through: "image", "sound"."""
+    vectors: Tensor  # (texts, k, D)
+    segment: int = 0
+    """The segment that the extra tokens belong to."""
+
+
+class Fusion(nn.Module):
+    """A projection from D to E for each kind of features; `fuse` puts what comes out into texts.
+
+    sizes: D of each kind. where: "start", behind the first token ([CLS]); or "end", behind the last. Positions are counted anew, so extra tokens have
+    the position at which they stand. As a head of an `AlbertModel` it is saved and loaded with the model; name the heads to run, since it is none.
+    """
+
+    def __init__(self, config: AlbertConfig, sizes: Mapping[str, int], where: str = "start") -> None:
+        super().__init__()
+        if where not in ("start", "end"):
+            raise AlbertkitError(f"where is {where!r}; choose start or end")
+        self.config, self.where = config, where
+        self.kinds = nn.ModuleDict({kind: nn.Linear(size, config.embedding_size) for kind, size in sizes.items()})
+        for linear in self.kinds.values():
+            nn.init.normal_(linear.weight, std=config.initializer_range)  # type: ignore[arg-type]
+            nn.init.zeros_(linear.bias)  # type: ignore[arg-type]
+
+    def forward(self, batch: Batch, extras: Sequence[Extra] | Extra) -> Batch:
+        return self.fuse(batch, [extras] if isinstance(extras, Extra) else extras)
+
+    def fuse(self, batch: Batch, extras: Sequence[Extra]) -> Batch:
+        """The batch with the extra tokens of each text, kinds in the order given."""
+        if batch.seen is not None or batch.vectors is not None:
+            raise AlbertkitError("this batch already says who sees whom or holds vectors; fuse a plain one")
+        texts = len(batch.lengths)
+        made = [self.project(extra, texts) for extra in extras]  # (texts, k, E) each
+        if not made:
+            return batch
+        device = batch.ids.device
+        vectors = torch.cat(made, 1).to(device)
+        count = vectors.shape[1]
+        kinds = torch.cat([torch.full((extra.vectors.shape[1],), extra.segment) for extra in extras]).to(device)
+        lengths = [length + count for length in batch.lengths]
+        if max(lengths) > self.config.max_position_embeddings:
+            raise AlbertkitError(
+                f"with {count} extra tokens a text has {max(lengths)}; this model reads {self.config.max_position_embeddings}, so cut it"
+            )
+        own, begins = torch.ones(sum(lengths), dtype=torch.bool), torch.tensor([0, *lengths[:-1]]).cumsum(0)
+        first = begins + (1 if self.where == "start" else torch.tensor(batch.lengths))
+        places = first[:, None] + torch.arange(count)  # (texts, k)
+        own[places.flatten()] = False
+        own, places = own.to(device), places.to(device)
+        ids, segments = (values.new_zeros(len(own)) for values in (batch.ids, batch.segments))
+        ids[own], segments[own] = batch.ids, batch.segments
+        segments[places] = kinds.to(segments.dtype)
+        positions = torch.cat([torch.arange(length) for length in lengths]).to(device)
+        return Batch(ids, segments, positions, runs_of(lengths), vectors=vectors.flatten(0, 1), places=places.flatten())
+
+    def project(self, extra: Extra, texts: int) -> Tensor:
+        """Features of one kind at size E."""
+        if extra.kind not in self.kinds:
+            known = ", ".join(self.kinds) or "none"
+            raise AlbertkitError(f"unknown kind {extra.kind!r}{nearest(extra.kind, self.kinds)}; there is {known}")
+        linear, shape = self.kinds[extra.kind], tuple(extra.vectors.shape)
+        if len(shape) != 3 or shape[0] != texts or shape[1] < 1 or shape[2] != linear.in_features:
+            raise AlbertkitError(
+                f"the features {extra.kind!r} have shape {shape}; for {texts} texts it must be ({texts}, k, {linear.in_features})"
+            )
+        if not 0 <= extra.segment < self.config.type_vocab_size:
+            raise AlbertkitError(f"segment is {extra.segment}; this model has 0 to {self.config.type_vocab_size - 1}")
+        weight: Tensor = linear.weight  # type: ignore[assignment]
+        out: Tensor = linear(extra.vectors.to(weight.device, weight.dtype))
+        return out

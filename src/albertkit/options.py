@@ -1,0 +1,139 @@
+"""What goes beyond canonical ALBERT: `Options`, one field an idea, and the rules of what goes together.
+
+In: the key `albertkit` of a `config.json`, or `name=value` from a command line. Out: `Options`, checked. All are off by default.
+Next: `config.py` holds them; `model/options.py`, `model/attention_options.py` (torch) and `runtime/graph_options.py` (ONNX) compute
+them; `docs/options.md` has the formula, the source and the cost of each.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from albertkit.errors import AlbertkitError, nearest
+
+LARGEST = {
+    "low_rank": 65_536,
+    "window": 1_048_576,
+    "global_every": 1_024,
+    "relative_reach": 65_536,
+    "head_size": 65_536,
+}
+CHOICES = {"attention_bias": ("", "head", "relative"), "norm": ("", "document"), "classifier": ("", "mean")}
+REACH = 64
+
+
+@dataclass(frozen=True)
+class Options:
+    """What goes beyond canonical ALBERT. Every default is off."""
+
+    brightmart_layout: bool = False
+    """Position and segment embeddings and the first LayerNorm at size H, after the projection, as in albert_zh."""
+    scale_embedding: bool = False
+    """Word vectors are multiplied with √E before positions and segments are added."""
+    head_size: int = 0
+    """Width of one attention head where heads were pruned away; 0 means H divided by the number of heads."""
+    static: bool = False
+    """One vector of size H for each piece, and their mean; there are no layers (`compress/static.py`)."""
+    low_rank: int = 0
+    """Queries, keys and values of each head are brought down to this width (d_a) before they meet; 0 leaves them alone."""
+    window: int = 0
+    """A token sees tokens at most this far away, and the first one, which sees all; 0 lets all see all."""
+    global_every: int = 0
+    """With a window, every so many layers one in which all see all; 0: none."""
+    shared_heads: bool = False
+    """All heads share one key and one value matrix; each has its own queries."""
+    attention_bias: str = ""
+    """A learnable θ on the scores: "head", one a head for the first token; "relative", one a head and distance."""
+    relative_reach: int = REACH
+    """With relative bias, distances beyond this count as this."""
+    gru: bool = False
+    """A GRU reads the embeddings before the first layer, and is added to them."""
+    norm: str = ""
+    """"document" divides by σ + ε, where LayerNorm divides by √(variance + ε)."""
+    classifier: str = ""
+    """"mean": heads that judge a whole text read the mean of its tokens; there is no tanh pooler."""
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value: Any = getattr(self, field.name)
+            alike = type(value) is type(field.default)
+            if not alike:
+                raise AlbertkitError(f"option {field.name} is {value!r}; it must be like {field.default!r}")
+            if field.name in CHOICES and value not in CHOICES[field.name]:
+                shown = " or ".join(repr(choice) for choice in CHOICES[field.name])
+                raise AlbertkitError(f"option {field.name} is {value!r}; choose {shown}")
+            if field.name in LARGEST and not 0 <= value <= LARGEST[field.name]:
+                raise AlbertkitError(f"option {field.name} is {value}; it must be 0 to {LARGEST[field.name]:,}")
+        if self.global_every and not self.window:
+            raise AlbertkitError(
+                "option global_every is set without a window; without one all layers are global already"
+            )
+        if self.global_every == 1:
+            raise AlbertkitError(
+                "option global_every is 1, which makes every layer global; leave the window away instead"
+            )
+        if self.relative_reach < 1 or (self.relative_reach != REACH and self.attention_bias != "relative"):
+            raise AlbertkitError(
+                f"option relative_reach is {self.relative_reach}; it must be 1 or more, and needs attention_bias=relative"
+            )
+        beside = [name for name in self.active() if name != "static"]
+        if self.static and beside:
+            raise AlbertkitError(f"a static model is a table without layers; {', '.join(beside)} cannot apply to it")
+
+    def active(self) -> list[str]:
+        """Names of the options that are on; such a model cannot be opened by transformers."""
+        return [f.name for f in dataclasses.fields(self) if getattr(self, f.name) != f.default]
+
+    @property
+    def attends_otherwise(self) -> bool:
+        """Whether attention is computed in another way than ALBERT's."""
+        return bool(self.low_rank or self.window or self.shared_heads or self.attention_bias)
+
+    def local(self, layer: int) -> bool:
+        """Whether layer number `layer` (from 0) sees a window alone."""
+        return self.window > 0 and not (self.global_every and (layer + 1) % self.global_every == 0)
+
+
+def read_options(value: Any) -> Options:
+    """The key `albertkit` of a config.json."""
+    known = {f.name: f for f in dataclasses.fields(Options)}
+    if not isinstance(value, Mapping):
+        raise AlbertkitError(f"the key 'albertkit' in config.json holds {value!r}; it must be an object of options")
+    for key in value:
+        if key not in known:
+            raise AlbertkitError(
+                f"unknown option {key!r} in config.json{nearest(key, known)}; a newer albertkit may know it"
+            )
+    return Options(**value)
+
+
+def given_options(pairs: Iterable[str], before: Options | None = None) -> Options:
+    """Options as a command line gives them: ["low_rank=32", "gru=true"]."""
+    known = {f.name: f for f in dataclasses.fields(Options)}
+    found: dict[str, Any] = {}
+    for pair in pairs:
+        name, equals, text = (part.strip() for part in pair.partition("="))
+        if not equals:
+            raise AlbertkitError(f"option {pair!r} has no value; write it like low_rank=32 or gru=true")
+        if name not in known:
+            raise AlbertkitError(f"unknown option {name!r}{nearest(name, known)}; there are {', '.join(known)}")
+        if name in found:
+            raise AlbertkitError(f"option {name} is given twice; give it once")
+        found[name] = _value(name, text, known[name].default)
+    return dataclasses.replace(before or Options(), **found)
+
+
+def _value(name: str, text: str, like: Any) -> Any:
+    if isinstance(like, bool):
+        if text.lower() not in ("true", "false", "yes", "no"):
+            raise AlbertkitError(f"option {name} is {text!r}; write true or false")
+        return text.lower() in ("true", "yes")
+    if isinstance(like, int):
+        try:
+            return int(text)
+        except ValueError:
+            raise AlbertkitError(f"option {name} is {text!r}; write a whole number") from None
+    return text

@@ -1,0 +1,436 @@
+"""The documents' options in torch: each against its formula written out plainly, alone and in a batch, and through training."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+import math
+import sys
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from albertkit import cli
+from albertkit.artifact import Artifact, read_artifact
+from albertkit.compress.plan import memory, operations, parameters, plan, weight_bytes
+from albertkit.config import AlbertConfig, Options, preset
+from albertkit.errors import AlbertkitError
+from albertkit.model import AlbertModel, Batch
+from albertkit.model.model import build_head
+from albertkit.model.options import DocumentNorm, GruFront
+from albertkit.options import given_options
+from albertkit.tasks.make import make_task
+from albertkit.tokenizer import Tokenizer
+from albertkit.train import loop
+from albertkit.train.finetune import Finetuning
+from albertkit.train.goals import Goals
+from albertkit.train.pretrain import Pretraining, consistency
+from albertkit.train.settings import Settings
+from albertkit.train.team import Team
+from albertkit.weights import encoder_shapes, size
+from tests.conftest import ROOT, tiny
+from tests.train.conftest import VOCAB, write_shards
+from tests.train.test_finetune import texts
+
+CASES = {
+    "low_rank": {"low_rank": 3},
+    "window": {"window": 4},
+    "window, mixed": {"window": 3, "global_every": 2},
+    "wide window": {"window": 13},
+    "shared_heads": {"shared_heads": True},
+    "head bias": {"attention_bias": "head"},
+    "relative bias": {"attention_bias": "relative", "relative_reach": 5},
+    "window, relative bias": {"window": 4, "attention_bias": "relative", "relative_reach": 9},
+    "window, head bias": {"window": 4, "attention_bias": "head"},
+    "all of attention": {"low_rank": 5, "window": 2, "shared_heads": True, "attention_bias": "relative"},
+    "gru": {"gru": True},
+    "norm": {"norm": "document"},
+    "classifier": {"classifier": "mean"},
+    "gru, brightmart": {"gru": True, "brightmart_layout": True, "norm": "document", "scale_embedding": True},
+    "everything": {
+        "low_rank": 4, "window": 4, "global_every": 2, "shared_heads": True, "attention_bias": "head", "gru": True,
+        "norm": "document", "classifier": "mean",
+    },
+}  # fmt: skip
+ALONE = Team(0, 1, torch.device("cpu"))
+EACH = (
+    "low_rank",
+    "window, mixed",
+    "shared_heads",
+    "head bias",
+    "relative bias",
+    "gru",
+    "norm",
+    "classifier",
+    "everything",
+)
+ATTENTION = [name for name, options in CASES.items() if Options(**options).attends_otherwise]
+
+
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch):
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    monkeypatch.setattr(loop, "peak", lambda device, size=None: 1e12)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory):
+    return write_shards(tmp_path_factory.mktemp("corpus") / "shards", train=60, held=20)
+
+
+def made(config: AlbertConfig, heads=("mlm", "sop", "classify"), seed: int = 0) -> AlbertModel:
+    """A model whose every weight counts."""
+    torch.manual_seed(seed)
+    model = AlbertModel(config, {name: build_head(name, config) for name in heads}).eval()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(torch.randn_like(p) * 0.15)
+    return model
+
+
+def ids(*lengths: int, seed: int = 0) -> list[list[int]]:
+    rng = np.random.default_rng(seed)
+    return [rng.integers(5, 97, n).tolist() for n in lengths]
+
+
+# Formulas --------------------------------------------------------------------------------------------------------
+
+
+def plain_attention(attention, config: AlbertConfig, x: torch.Tensor, local: bool, seen=None) -> torch.Tensor:
+    """The corrected formulas of docs/options.md for one text, token by token."""
+    o, n, d = config.options, len(x), config.head_size
+    query, key, value = (
+        part(x).view(n, -1, d).expand(n, config.num_attention_heads, d)
+        for part in (attention.query, attention.key, attention.value)
+    )
+    if o.low_rank:
+        low = attention.low
+        query, key, value = query @ low.query.T, key @ low.key.T, value @ low.value.T
+    scores = torch.einsum("ihd,jhd->hij", query, key) / math.sqrt(o.low_rank or d)
+    for i in range(n):
+        for j in range(n):
+            if o.attention_bias == "head" and j == 0:
+                scores[:, i, j] += attention.theta
+            if o.attention_bias == "relative":
+                reach = o.relative_reach
+                scores[:, i, j] += attention.theta[:, max(-reach, min(reach, j - i)) + reach]
+            hidden = local and abs(i - j) > o.window and 0 not in (i, j)
+            if hidden or (seen is not None and not seen[i, j]):
+                scores[:, i, j] = -math.inf
+    context = torch.einsum("hij,jhd->ihd", scores.softmax(-1), value)
+    context = context @ attention.low.lift.T if o.low_rank else context
+    return attention.output(context.flatten(1))
+
+
+@pytest.mark.parametrize("length", [1, 5, 11, 30])
+@pytest.mark.parametrize("case", ATTENTION)
+def test_attention_is_its_formula(case, length):
+    """Lengths within the window, where a mask is used, and beyond, where blocks are."""
+    config = tiny(options=Options(**CASES[case]))
+    attention = made(config).encoder.groups[0][0].attention
+    batch, x = Batch.of(ids(length, length)), torch.randn(2 * length, config.hidden_size)
+    for local in {False, bool(config.options.window)}:
+        wanted = torch.cat([plain_attention(attention, config, part, local) for part in x.split(length)])
+        torch.testing.assert_close(attention(x, batch, False, local), wanted, rtol=1e-4, atol=1e-5)
+        first = attention(x, batch, True, local)
+        torch.testing.assert_close(first, wanted[::length], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("case", ATTENTION)
+def test_padded_and_seen_are_the_same_formula(case, monkeypatch):
+    """What a GPU does with many lengths, and what generation does with who sees whom."""
+    config = tiny(options=Options(**CASES[case]))
+    attention = made(config).encoder.groups[0][0].attention
+    lengths = (30, 17, 4, 3, 2, 1)
+    batch = Batch.of(ids(*lengths))
+    x = torch.randn(sum(lengths), config.hidden_size)
+    seen = torch.ones(len(lengths), 30, 30, dtype=torch.bool).tril() | (torch.arange(30) < 3)
+    shown = dataclasses.replace(batch, seen=seen)
+    for local in {False, bool(config.options.window)}:
+        wanted = [plain_attention(attention, config, part, local) for part in x.split(lengths)]
+        torch.testing.assert_close(attention(x, batch, False, local), torch.cat(wanted), rtol=1e-4, atol=1e-5)
+        everyone = dataclasses.replace(batch, seen=torch.ones_like(seen))
+        torch.testing.assert_close(attention(x, everyone, False, local), torch.cat(wanted), rtol=1e-4, atol=1e-5)
+        wanted = [plain_attention(attention, config, p, local, s) for p, s in zip(x.split(lengths), seen, strict=True)]
+        torch.testing.assert_close(attention(x, shown, False, local), torch.cat(wanted), rtol=1e-4, atol=1e-5)
+        tops = torch.stack([text[0] for text in wanted])
+        torch.testing.assert_close(attention(x, shown, True, local), tops, rtol=1e-4, atol=1e-5)
+
+
+def test_blocks_over_padding_are_the_same_as_alone():
+    """Blocks of texts of several lengths at once, as on a GPU."""
+    config = tiny(options=Options(window=3, attention_bias="relative", shared_heads=True))
+    attention = made(config).encoder.groups[0][0].attention
+    batch = Batch.of(ids(40, 23, 9, 1))
+    heads, d = config.num_attention_heads, config.head_size
+    query, key, value = torch.randn(3, 73, heads, d).unbind(0)
+    places = batch.padding
+    table = [x[places.tokens].transpose(1, 2) for x in (query, key, value)]
+    found = attention.texts(*table, False, True, places.inside[:, None, None]).transpose(1, 2).flatten(0, 1)
+    wanted = attention.attend(query, key, value, batch, False, True)
+    torch.testing.assert_close(found[places.back], wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_the_documents_norm_and_its_gradient_for_equal_numbers():
+    norm = DocumentNorm(8, eps=1e-5)
+    x = torch.randn(5, 8)
+    wanted = (x - x.mean(-1, keepdim=True)) / (x.std(-1, keepdim=True) + 1e-5)
+    torch.testing.assert_close(norm(x), wanted)
+    flat = torch.ones(2, 8, requires_grad=True)
+    norm(flat).sum().backward()
+    assert bool(flat.grad.isfinite().all())
+
+
+def test_the_gru_is_torchs_and_knows_no_later_token():
+    torch.manual_seed(0)
+    front, theirs = GruFront(6), torch.nn.GRU(6, 6, batch_first=True)
+    names = ("input_weight", "state_weight", "input_bias", "state_bias")
+    with torch.no_grad():
+        for mine, own in zip(names, theirs.parameters(), strict=True):
+            getattr(front, mine).copy_(own)
+    batch, x = Batch.of(ids(7, 7, 3, 1)), torch.randn(18, 6)
+    wanted = torch.cat([part + theirs(part[None])[0][0] for part in x.split([7, 7, 3, 1])])
+    torch.testing.assert_close(front(x, batch), wanted)
+    changed = x.clone()
+    changed[5:7] += 1
+    torch.testing.assert_close(front(changed, batch)[:5], wanted[:5])
+
+
+def test_the_mean_classifier_reads_the_mean():
+    config = tiny(options=Options(classifier="mean"))
+    model, rows = made(config), ids(9, 9, 4)
+    assert model.encoder.pooler is None and "encoder.pooler.weight" not in encoder_shapes(config)
+    out = model(Batch.of(rows), first_only=True)
+    means = torch.stack([text.mean(0) for text in out.encoded.hidden.split([9, 9, 4])])
+    for name in ("classify", "sop"):
+        torch.testing.assert_close(out.heads[name].logits, model.heads[name].linear(means))
+
+
+def test_consistency_by_cosine_and_by_product():
+    layers = tuple(torch.randn(4, 6) for _ in range(3))
+    pairs = [(0, 1), (0, 2), (1, 2)]
+    dots = torch.stack([(layers[a] * layers[b]).sum(-1) for a, b in pairs])
+    torch.testing.assert_close(consistency(layers, "dot"), -F.logsigmoid(dots).mean())
+    cosines = torch.stack([F.cosine_similarity(layers[a], layers[b]) for a, b in pairs])
+    torch.testing.assert_close(consistency(layers), -F.logsigmoid(cosines).mean())
+    alike = consistency((layers[0], layers[0]))
+    assert alike < consistency((layers[0], -layers[0]))  # likeness is rewarded
+    with pytest.raises(AlbertkitError, match="cosine, dot"):
+        Goals(likeness="angle")
+
+
+# Whole models ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_packed_is_alone_and_the_table_is_the_model(case):
+    config = tiny(options=Options(**CASES[case]), num_hidden_groups=2)
+    model, rows = made(config), ids(40, 21, 21, 6, 1)
+    table = encoder_shapes(config)
+    assert {n: tuple(p.shape) for n, p in model.encoder.named_parameters(prefix="encoder")} == table
+    with torch.no_grad():
+        whole = model(Batch.of(rows))
+        for at, row in enumerate(rows):
+            alone = model(Batch.of([row]))
+            got = whole.encoded.hidden.split([len(r) for r in rows])[at]
+            torch.testing.assert_close(got, alone.encoded.hidden, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(
+                whole.heads["sop"].logits[at], alone.heads["sop"].logits[0], rtol=1e-4, atol=1e-5
+            )
+
+
+@pytest.mark.parametrize("case", EACH)
+def test_steps_of_pretraining_reach_every_weight(case, shards, tmp_path):
+    drops = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
+    config = tiny(options=Options(**CASES[case]), num_hidden_layers=2, **drops)
+    settings = Settings(steps=10, batch=4, device="cpu", learning_rate=0.01)
+    goals = Goals(lengths="24", short=0.0, eval_rows=8, consistency=0.1, likeness="dot", layer_decay=0.9)
+    work = Pretraining(shards, config, settings, goals)
+    before = {name: p.detach().clone() for name, p in work.model.named_parameters()}
+    run = loop.Run(work, settings, tmp_path, ALONE, print)
+    for _ in range(2):
+        run.step(0.5)
+    assert bool(run.sums.isfinite().all()) and all(math.isfinite(value) for value in work.evaluate().values())
+    for name, p in work.model.named_parameters():
+        assert not torch.equal(p, before[name]), name
+
+
+def test_pretraining_learns_with_options(shards, tmp_path):
+    """A loss that falls, with everything on, in bf16."""
+    config = tiny(options=Options(**CASES["everything"]), num_hidden_layers=2, initializer_range=0.1)
+    losses = []
+    for steps in (1, 25):
+        settings = Settings(
+            steps=steps, batch=16, evaluations=1, log_every=100, tensorboard=False, device="cpu", learning_rate=0.01, precision="bf16",
+        )  # fmt: skip
+        work = Pretraining(shards, config, settings, Goals(lengths="24", short=0.0, eval_rows=64))
+        with torch.backends.mkldnn.flags(enabled=False):  # which some processors without bf16 do not survive
+            losses.append(loop.train(work, settings, tmp_path / str(steps)).metrics["mlm_loss"])
+    assert losses[1] < losses[0] - 0.2
+    back = read_artifact(tmp_path / "25" / "model")
+    assert back.config == work.config and set(back.weights) == set(work.model.state_dict())
+
+
+@pytest.mark.parametrize("case", EACH)
+def test_a_few_steps_of_fine_tuning(case, tmp_path):
+    path = tmp_path / "vocab.txt"
+    path.write_text("\n".join(VOCAB) + "\n")
+    config = tiny(vocab_size=len(VOCAB), max_position_embeddings=64, options=Options(**CASES[case]))
+    start = Artifact(config, made(config, ()).weights(), Tokenizer.from_vocab(path))
+    examples = texts(24)
+    settings = Settings(steps=3, batch=8, evaluations=1, tensorboard=False, device="cpu")
+    work = Finetuning(make_task("classify", examples), start, examples, examples[:8], settings)
+    before = {name: p.detach().clone() for name, p in work.model.named_parameters()}
+    run = loop.Run(work, settings, tmp_path, ALONE, print)
+    for _ in range(3):
+        run.step(0.5)
+    assert 0 <= work.evaluate()["accuracy"] <= 1
+    new = [n for n in before if any(part in n for part in (".low.", ".theta", ".gru.", "heads.classify"))]
+    assert new and all(not torch.equal(dict(work.model.named_parameters())[n], before[n]) for n in new)
+
+
+@pytest.mark.parametrize("case", ["everything"])
+def test_a_layer_can_be_compiled(case):
+    """As one graph, whichever backend then makes of it."""
+    config = tiny(options=Options(**CASES[case]))
+    model = made(config)
+    layer, batch = model.encoder.groups[0][0], Batch.of(ids(30, 30))
+    x = torch.randn(60, config.hidden_size)
+    for local in {False, bool(config.options.window)}:
+        graph = torch.compile(layer, backend="eager", fullgraph=True, dynamic=False)
+        torch.testing.assert_close(graph(x, batch, False, local), layer(x, batch, False, local))
+
+
+# Counting, refusing, the command line ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_planner_counts_what_there_is(case):
+    config = tiny(options=Options(**CASES[case]), max_position_embeddings=64)
+    parts = parameters(config)
+    total = parts.pop("total")
+    parts.pop("heads (masked word, order)")
+    assert sum(parts.values()) == total == size(encoder_shapes(config))
+    made_plan = plan(config, length=64)
+    ops = made_plan.operations.copy()
+    assert ops.pop("total") == pytest.approx(sum(ops.values()))
+    assert made_plan.bytes["4-bit"] < made_plan.bytes["int8"] < made_plan.bytes["float32"] == 4 * total
+    assert all(n > 0 for n in memory(config, 64, 2).values())
+
+
+def test_what_saves_operations_and_what_does_not():
+    base = preset("base")
+
+    def of(length=512, **options):
+        return operations(base.replace(options=Options(**options)), length)["total"]
+
+    assert of(low_rank=32) < of() and of(shared_heads=True) < of() and of(window=64) < of()
+    assert of(window=64, global_every=3) > of(window=64)
+    assert of(window=64, length=60) == of(length=60) and of(gru=True) > of() < of(attention_bias="relative")
+    shapes = encoder_shapes(base.replace(options=Options(low_rank=32)))
+    assert weight_bytes(shapes)["int8"] - weight_bytes(encoder_shapes(base))["int8"] == 4 * 4 * 64 * 32  # stays float
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"low_rank": 8}, "below that"),
+        ({"low_rank": -1}, "0 to"),
+        ({"global_every": 2}, "without a window"),
+        ({"window": 4, "global_every": 1}, "every layer global"),
+        ({"relative_reach": 8}, "attention_bias=relative"),
+        ({"attention_bias": "row"}, "head"),
+        ({"norm": "layer"}, "document"),
+        ({"classifier": "max"}, "mean"),
+        ({"gru": 1}, "must be like False"),
+        ({"window": True}, "must be like 0"),
+        ({"static": True, "gru": True}, "without layers"),
+    ],
+    ids=str,
+)
+def test_refusals(options, says):
+    with pytest.raises(AlbertkitError, match=says):
+        tiny(options=Options(**options))
+
+
+def test_options_go_through_config_json():
+    config = tiny(options=Options(**CASES["everything"]))
+    data = json.loads(json.dumps(config.to_dict()))
+    assert data["model_type"] == "albertkit" and AlbertConfig.from_dict(data) == config
+    with pytest.raises(AlbertkitError, match="unknown option 'windw'.*window"):
+        AlbertConfig.from_dict({**data, "albertkit": {"windw": 4}})
+
+
+def test_options_from_the_command_line(shards, tmp_path, monkeypatch, capsys):
+    assert given_options(["low_rank=4", "gru=yes", "norm=document"]) == Options(low_rank=4, gru=True, norm="document")
+    for wrong, says in (
+        ("gru", "no value"),
+        ("gru=maybe", "true or false"),
+        ("window=a", "whole number"),
+        ("grv=true", "gru"),
+    ):
+        with pytest.raises(AlbertkitError, match=says):
+            given_options([wrong])
+    with pytest.raises(AlbertkitError, match="twice"):
+        given_options(["window=4", "window=5"])
+
+    def run(*args):
+        monkeypatch.setattr(sys, "argv", ["albertkit", *map(str, args)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        return ended.value.code, *capsys.readouterr()
+
+    shape = tmp_path / "shape.json"
+    shape.write_text(json.dumps(tiny().to_dict()))
+    given = ("--option", "window=4", "--option", "gru=true")
+    quick = (
+        "--lengths",
+        "16",
+        "--batch",
+        "4",
+        "--device",
+        "cpu",
+        "--eval-rows",
+        "8",
+        "--no-tensorboard",
+        "--steps",
+        "2",
+    )
+    code, out, err = run("pretrain", shards, "-o", tmp_path / "run", "--shape", shape, *given, *quick)
+    assert code == 0, err
+    assert read_artifact(json.loads(out)["model"]).config.options == Options(window=4, gru=True)
+    code, out, _ = run("plan", "base", *given, "--json")
+    assert code == 0 and json.loads(out)["parameters"]["GRU"] == 2 * (3 * 768 * 768 + 3 * 768)
+    code, _, err = run("plan", "base", "--option", "windw=4")
+    assert code != 0 and "window" in err
+
+
+def test_the_ablation_has_a_config_for_every_variant_and_a_page(monkeypatch):
+    """The bench itself runs for hours; that its table can be made is known before."""
+    monkeypatch.syspath_prepend(str(ROOT / "bench"))
+    ablation, pages = (importlib.import_module(name) for name in ("ablation", "ablation_page"))
+    lines = []
+    for name, variant in ablation.VARIANTS.items():
+        config = variant.config("small", 128)
+        Goals(**variant.goals)
+        for seed in range(3):
+            quality = 0.5 + 0.001 * seed + (0.1 if name == "gru" else 0.0)
+            lines.append({
+                "variant": name, "seed": seed, "machine": {"device": "CPU", "torch": "2"}, "parameters": size(encoder_shapes(config)),
+                "recipe": {"shape": "small", "length": 128, "tokens": 1000, "minutes": None}, "tokens_per_second": 100.0,
+                "operations_per_token": operations(config, 128)["total"], "mlm_loss": 3.0, "mlm_accuracy": quality, "sop_accuracy": quality,
+                "tasks": {"a": {"accuracy": quality}},
+            })  # fmt: skip
+    made_page = pages.page(lines, {})
+    (row,) = [line for line in made_page.splitlines() if "recurrent network" in line]
+    assert "+10.00 (higher)" in row and row.endswith("| holds: better |")
+    (row,) = [line for line in made_page.splitlines() if "layer_decay_rate speeds" in line]
+    assert "(same)" in row and row.endswith("| not seen: better |")
+    for claim in pages.CLAIMS:
+        assert claim.says in made_page
