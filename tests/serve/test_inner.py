@@ -9,12 +9,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from albertkit.explain.layers import promised
 from albertkit.runtime.agreement import Exits
 from albertkit.runtime.exits import leave_task
 from albertkit.runtime.inside import Inside
 from albertkit.runtime.predict import features_of
 from albertkit.serve import inner
-from albertkit.serve.early import promised
 from albertkit.serve.inner import packed
 from albertkit.serve.models import Source
 from albertkit.serve.refusal import Refusal

@@ -309,7 +309,7 @@ def test_what_is_copied_runs(visit, models, tmp_path, monkeypatch, capsys):
             assert answer["scores"][0][1] == pytest.approx(float(printed.split()[1]), abs=0.01)
         lines = [line.strip() for line in command.splitlines() if "albertkit" in line]
         for line in lines:
-            words = shlex.split(line.replace('"$depth"', "2"), comments=True)
+            words = shlex.split(line, comments=True)
             at = words.index("albertkit")
             given = words[2] if at else None  # what printf writes into the pipe
             result = CliRunner().invoke(app, words[at + 1 :], input=given)

@@ -1,7 +1,7 @@
 """How an answer forms: one text, computed to every depth.
 
-In: a text. Out: for each depth the time, the vectors, and what the model's task would say. Before this file: `runtime/predict.py`;
-after it: `look.py`. Attention is in `inner.py`.
+In: a text. Out: for each depth the time, the vectors, and what the model's task would say. Before this file: `runtime/predict.py` and
+`explain/layers.py`; after it: `look.py`. Attention is in `inner.py`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from albertkit.errors import AlbertkitError
+from albertkit.explain.layers import choice, settled
 from albertkit.runtime.albert import Albert
 from albertkit.runtime.batching import Rows, rows
 from albertkit.runtime.predict import predict
@@ -104,24 +105,9 @@ class Looking:
             for i, one in enumerate(found)
         ]
         upto = same[: self.albert.depth]
-        settled = len(upto) - next((i for i, right in enumerate(reversed(upto)) if not right), len(upto)) + 1
-        return told, None if self.kind is None else settled
+        return told, None if self.kind is None else settled(upto)
 
 
 def unit(rows: np.ndarray) -> np.ndarray:
     """Vectors brought to length 1."""
     return np.asarray(rows / np.maximum(np.linalg.norm(rows, axis=-1, keepdims=True), 1e-12), np.float32)
-
-
-def choice(kind: str | None, prediction: Any) -> Any:
-    """What counts as the same prediction: class, words, spans, or place."""
-    if kind == "fill":
-        return [guesses[0].word for guesses in prediction]
-    if kind == "classify":
-        return round(prediction.label, 2) if isinstance(prediction.label, float) else prediction.label
-    if kind == "answer":
-        return prediction.start, prediction.end
-    if kind in ("tag", "intent"):
-        spans = [(span.start, span.end, span.label) for span in prediction.spans]
-        return getattr(prediction, "intent", None), spans
-    return None

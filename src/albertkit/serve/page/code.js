@@ -32,8 +32,8 @@ export function curl(path, body) {
   return `curl -s ${base()}/${path} \\\n  -H 'content-type: application/json'${key} \\\n  -d ${sh(JSON.stringify(body))}`;
 }
 
-/** A line of the command line; a part {raw} stays as it is. */
-export const cli = (...parts) => ["albertkit", ...parts.map((part) => part.raw ?? sh(String(part)))].join(" ");
+/** A line of the command line. */
+export const cli = (...parts) => ["albertkit", ...parts.map((part) => sh(String(part)))].join(" ");
 
 /** The block that shows programs: {node, show({python, curl, cli})}. One choice holds for all tools. */
 export function codeBlock() {

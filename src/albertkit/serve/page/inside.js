@@ -137,7 +137,7 @@ function programs(v, { answer }) {
       `inner = Inside.open(${py(v.model.id)}).look(text${v.pair ? `, ${py(v.pair)}` : ""})\n` +
       `print(inner.attention[${layer}, ${head}].round(2))  # ${t("inside.head", { layer: layer + 1, head: head + 1 })}`,
     curl: curl("explain", body(v, "float")),
-    cli: `for depth in $(seq 1 ${full}); do\n  ${line("--depth", { raw: '"$depth"' })}\ndone` +
+    cli: cli("explain", ...(v.pair ? ["--pair", v.pair] : []), ...(v.question ? ["--question", v.question] : []), "--", v.model.id, v.text) +
       (leave ? `\n${line("--exit", leave)}` : ""),
   };
 }

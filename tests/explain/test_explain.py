@@ -1,0 +1,320 @@
+"""Words' values, attention and layers: against hand-made examples, the runtime, and each other."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from albertkit.artifact import Meta
+from albertkit.errors import AlbertkitError
+from albertkit.explain import Explainer, explain
+from albertkit.explain.attention import by_word, rollout
+from albertkit.explain.explainer import How
+from albertkit.explain.subject import Given, merged, subject_of
+from albertkit.explain.target import log_odds
+from albertkit.explain.variants import Variants
+from albertkit.runtime.albert import Albert
+from tests.serve.conftest import make
+from tests.train.conftest import TOPICS
+
+TEXT = "Angela Merkel visited Paris, and ate three croissants."
+ASKED: dict[str, dict] = {
+    "words": {"text": "the [MASK] of the story is a [MASK]"},
+    "pairs": {"text": TEXT, "pair": "She was hungry."},
+    "topics": {"text": TEXT},
+    "stars": {"text": TEXT},
+    "names": {"text": TEXT},
+    "reader": {"text": TEXT, "question": "Who ate it?"},
+    "exam": {"text": TEXT, "question": "Where was she?", "choices": ("in Paris", "at home", "away")},
+    "atis": {"text": TEXT},
+}
+VECTORS: dict[str, dict] = {"embed": {"text": TEXT}, "similar": {"text": TEXT, "pair": "someone went to France"}}
+CASES = [*ASKED.items(), *(("words", asked) for asked in VECTORS.values())]
+NAMES = [*ASKED, *VECTORS]
+
+
+def letters(alphabet: str, most: int) -> st.SearchStrategy[str]:
+    return st.lists(st.sampled_from(alphabet), max_size=most).map("".join)
+
+
+# Attention -------------------------------------------------------------------------------------------------------
+
+
+def test_rollout_by_hand():
+    """Two layers, two heads, two tokens: the mean of heads, half of it beside half of the token itself, one after the other."""
+    first = np.array([[[1.0, 0.0], [0.0, 1.0]], [[0.0, 1.0], [1.0, 0.0]]])  # mean: all 0.5
+    second = np.array([[[1.0, 0.0], [1.0, 0.0]], [[1.0, 0.0], [0.6, 0.4]]])  # mean: [1, 0], [0.8, 0.2]
+    mixed_first = np.array([[0.75, 0.25], [0.25, 0.75]])
+    mixed_second = np.array([[1.0, 0.0], [0.4, 0.6]])
+    assert rollout(np.stack([first, second])) == pytest.approx(mixed_second @ mixed_first)
+    assert rollout(np.stack([first, second])) == pytest.approx(np.array([[0.75, 0.25], [0.45, 0.55]]))
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 5), st.integers(1, 4), st.integers(1, 9), st.integers(0, 2**32 - 1))
+def test_rows_of_a_rollout_sum_to_one(layers, heads, tokens, seed):
+    shares = np.random.default_rng(seed).dirichlet(np.ones(tokens), (layers, heads, tokens))
+    rolled = rollout(shares)
+    assert rolled.sum(axis=-1) == pytest.approx(np.ones(tokens)) and (rolled >= 0).all()
+    assert by_word(rolled, [0], np.arange(tokens) // 2, tokens).sum() == pytest.approx(1)
+
+
+def test_words_that_share_a_token_are_one():
+    assert merged([(0, 2), (2, 5), (6, 8)], [("text", 0, 3), ("text", 3, 5), ("text", 5, 8)]) == [(0, 5), (6, 8)]
+
+
+@settings(max_examples=40, deadline=None)
+@given(text=letters("abc xyz'.,-北京é\n1[]", 40), pair=st.none() | letters("ab 中", 9))
+def test_every_token_of_a_text_belongs_to_a_word_that_holds_it(explainers, text, pair):
+    try:
+        subject = subject_of(explainers["pairs"].albert, Given(text, pair))
+    except AlbertkitError as error:
+        assert "no word" in str(error)
+        return
+    (row,) = subject.rows
+    for owner, place in zip(row.owner.tolist(), row.places, strict=True):
+        if place is not None and place[2] > place[1] and subject.parts[place[0]][place[1] : place[2]].strip():
+            word = subject.words[owner]
+            assert owner >= 0 and word.part == place[0] and word.start < place[2] and word.end > place[1]
+    assert set(row.owner.tolist()) - {-1} == set(range(len(subject.words)))
+    for word in subject.words:
+        assert word.text == subject.parts[word.part][word.start : word.end] and word.text.strip() == word.text
+
+
+# Values of words -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("hide", ["mask", "drop", "pad"])
+@pytest.mark.parametrize(("model", "asked"), CASES, ids=NAMES)
+def test_occlusion_equals_each_variant_alone(explainers, model, asked, hide):
+    explainer = explainers[model]
+    ready = explainer.prepare(
+        Given(asked["text"], asked.get("pair"), asked.get("question"), asked.get("choices", ())), How()
+    )
+    found = explainer.attribute(ready, "occlusion", How(hide=hide))
+    variants = Variants(explainer.albert, ready.subject, ready.target, hide)
+    words = len(ready.subject.words)
+    whole = variants.values(np.ones((1, words), bool))[0][0]
+    alone = [whole - variants.values(np.arange(words)[None] != word)[0][0] for word in range(words)]
+    assert found.values == pytest.approx(alone, abs=1e-4)
+    assert np.abs(found.values).max() > 1e-4
+
+
+def test_a_hidden_word_is_the_text_with_a_mask_in_its_place(learnt):
+    """From outside: the same numbers as classifying the texts by hand."""
+    albert = learnt.albert
+    found = learnt.explain("red cat dog oak blue", methods="occlusion", target="animal")
+
+    def odds(text: str) -> float:
+        encoding = albert.tokenizer.encode(text, recognise_mask=True)
+        from albertkit.runtime.predict import scores
+        from albertkit.tasks.task import Feature
+
+        (row,) = scores(albert, [Feature(encoding.ids, encoding.segments, 0)])
+        return log_odds(row.astype(float) / albert.task.temperature, albert.task.labels.index("animal"))
+
+    words = ["red", "cat", "dog", "oak", "blue"]
+    assert [word.text for word in found.words] == words
+    for place, value in enumerate(found.attribution("occlusion")):
+        masked = " ".join("[MASK]" if i == place else word for i, word in enumerate(words))
+        assert value == pytest.approx(odds(" ".join(words)) - odds(masked), abs=1e-4)
+    dropped = learnt.explain("red cat dog oak blue", methods="occlusion", target="animal", hide="drop")
+    assert dropped.attribution("occlusion")[1] == pytest.approx(
+        odds(" ".join(words)) - odds("red dog oak blue"), abs=1e-4
+    )
+    assert found.chance == pytest.approx(albert.classify(" ".join(words)).probabilities["animal"], abs=1e-6)
+
+
+@pytest.mark.parametrize("method", ["occlusion", "shapley", "gradients"])
+def test_what_was_learnt_is_found(learnt, method):
+    """Animals speak for `animal`, trees against it, and colours matter less."""
+    text = "cat red cow oak pig green fig hen blue"
+    found = learnt.explain(text, methods=method, target="animal", samples=8)
+    values = dict(zip(text.split(), found.attribution(method).tolist(), strict=True))
+    beasts, trees, colours = (
+        [v for word, v in values.items() if word in ring] for ring in (TOPICS[1], TOPICS[2], TOPICS[0])
+    )
+    assert np.mean(beasts) > 2 * np.mean(np.abs(colours)) and np.mean(trees) < 0 < min(beasts), values
+
+
+@pytest.mark.parametrize(("model", "asked"), CASES, ids=NAMES)
+def test_shapley_values_add_up(explainers, model, asked):
+    (found,) = explainers[model].explain(**asked, methods="shapley", samples=2).attributions
+    assert found.values.sum() == pytest.approx(found.full - found.empty, abs=1e-6)
+
+
+def test_shapley_of_a_sum_is_the_sum():
+    """Where words do not depend on each other, every order gives the same."""
+    from types import SimpleNamespace
+
+    from albertkit.explain.attribute import shapley
+
+    own = np.array([1.0, -2.0, 0.5])
+    variants = SimpleNamespace(subject=SimpleNamespace(words=[1, 2, 3]), values=lambda kept: (kept @ own, None))
+    assert shapley(variants, 3).values == pytest.approx(own)
+
+
+@pytest.mark.parametrize("hide", ["mask", "pad"])
+@pytest.mark.parametrize(("model", "asked"), CASES, ids=NAMES)
+def test_gradients_are_complete(explainers, model, asked, hide):
+    """The values add up to f(text) - f(baseline), and both are what the engine says."""
+    explainer = explainers[model]
+    found = explainer.explain(**asked, methods=["gradients", "occlusion"], hide=hide, steps=96)
+    gradients, occluded = found.attributions
+    gap = gradients.full - gradients.empty
+    assert gradients.values.sum() == pytest.approx(gap, abs=0.02 * max(1, abs(gap)))
+    assert (gradients.full, gradients.empty) == pytest.approx((occluded.full, occluded.empty), abs=2e-3)
+    assert found.value == pytest.approx(gradients.full, abs=2e-3)
+
+
+def test_gradients_of_slots_and_of_frozen_heads(explainers, tmp_path):
+    frozen = make(
+        tmp_path / "frozen", Meta(task="classify", labels=("no", "yes"), details={"reads": "vector"}), {"classify": 2}
+    )
+    for explainer, at in ((explainers["atis"], "Paris"), (Explainer(frozen, threads=1), None)):
+        gradients, occluded = explainer.explain(TEXT, at=at, methods=["gradients", "occlusion"], steps=96).attributions
+        assert (gradients.full, gradients.empty) == pytest.approx((occluded.full, occluded.empty), abs=2e-3)
+        assert gradients.values.sum() == pytest.approx(gradients.full - gradients.empty, abs=0.02)
+
+
+def test_ends_words_masks_and_labels_are_chosen(explainers):
+    reader, names, words, exam = (explainers[name] for name in ("reader", "names", "words", "exam"))
+    asked = ASKED["reader"]
+    both, start, end = (reader.explain(**asked, at=at) for at in (None, "start", "end"))
+    assert both.value == pytest.approx(start.value + end.value, abs=1e-5)
+    assert both.chance == pytest.approx(start.chance * end.chance, abs=1e-6)
+    tagged = names.explain(TEXT, at="Paris", target="B-LOC")
+    assert tagged.target == "B-LOC at 'Paris'" and names.explain(TEXT, at=4, target="B-LOC").value == tagged.value
+    second = words.explain(ASKED["words"]["text"], at=2)
+    best = words.albert.fill_mask(ASKED["words"]["text"], 1)[1][0]
+    assert second.chance == pytest.approx(best.score, rel=1e-3) and repr(best.word) in second.target
+    assert [word.text for word in second.words] == ["the", "of", "the", "story", "is", "a"]
+    named = words.explain(ASKED["words"]["text"], target="house")
+    assert named.target == "'house' at mask 1"
+    chosen = exam.explain(**ASKED["exam"], target="away")
+    wanted = exam.albert.choose(TEXT, "Where was she?", ASKED["exam"]["choices"]).probabilities[2]
+    assert chosen.chance == pytest.approx(wanted, abs=1e-6) and chosen.target == "choice 3, 'away'"
+    parts = {word.part for word in chosen.words}
+    assert parts == {"text", "question", "choice 1", "choice 2", "choice 3"}
+    blank = exam.explain(TEXT, question="She was in _ .", choices=("Paris", "London"))
+    assert blank.parts["choice 2"] == "She was in London ."
+
+
+# Layers ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("model", "asked"), CASES, ids=NAMES)
+def test_every_depth_is_what_the_runtime_says(explainers, model, asked):
+    explainer = explainers[model]
+    albert, text = explainer.albert, asked["text"]
+    call = {
+        "fill": lambda depth: albert.fill_mask(text, 3, depth=depth),
+        "classify": lambda depth: albert.classify(text, asked.get("pair"), depth=depth),
+        "tag": lambda depth: albert.tag(text, depth=depth),
+        "intent": lambda depth: albert.understand(text, depth=depth),
+        "answer": lambda depth: albert.answer(asked["question"], text, depth=depth),
+        "choose": lambda depth: albert.choose(text, asked["question"], asked["choices"], depth=depth),
+        "similar": lambda depth: pytest.approx(albert.similarity(text, asked["pair"], depth=depth), abs=1e-5),
+        "embed": lambda depth: None,
+    }
+    found = explainer.explain(**asked)
+    assert [layer.depth for layer in found.layers] == [1, 2, 3]
+    for layer in found.layers:
+        said = call[found.kind](layer.depth)
+        assert flat(layer.prediction) == pytest.approx(flat(said), abs=1e-5), (layer, said)
+    assert flat(found.prediction) == flat(found.layers[-1].prediction) and found.layers[-1].same
+    assert found.value == found.layers[-1].value and (found.settled or 1) <= 3
+    shallow = explainer.explain(**asked, depth=2)
+    assert len(shallow.layers) == 2 and shallow.exit is None
+    if found.exit is not None:
+        assert found.exit["looks"] == [1, 2] and set(found.doubts) <= {1, 2, 3} and 3 in found.doubts
+
+
+def flat(value) -> list:
+    """Numbers and words of a result, to compare."""
+    if value is None or isinstance(value, float | str | int):
+        return [value if not isinstance(value, float) else round(value, 5)]
+    if hasattr(value, "__dataclass_fields__"):
+        value = [getattr(value, name) for name in value.__dataclass_fields__]
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        return [hash(one) if isinstance(one, str) else one for part in value for one in flat(part)]
+    return [value]
+
+
+def test_attention_is_what_inside_says(explainers):
+    explainer = explainers["pairs"]
+    found = explainer.explain(**ASKED["pairs"], methods=["attention", "rollout"])
+    seen = explainer.inside.look(TEXT, "She was hungry.").attention
+    (one,) = found.maps
+    assert np.array_equal(one.attention, seen) and one.rollout == pytest.approx(rollout(seen))
+    last = seen[-1].mean(axis=0)[0]
+    values = found.attribution("attention")
+    assert values[0] == pytest.approx(last[one.owner == 0].sum(), abs=1e-6)
+    assert values.sum() == pytest.approx(last[one.owner >= 0].sum(), abs=1e-6)
+
+
+# Doors and errors ------------------------------------------------------------------------------------------------
+
+
+def test_the_doors_are_the_same(topics):
+    one = explain(topics, "cat dog oak")
+    two = Albert(topics).explain("cat dog oak", methods=("occlusion",))
+    assert one.to_dict() == two.to_dict()
+
+
+def test_the_built_in_model_for_words_fills_masks_for_the_other():
+    assert explain("small", "the capital of france is [MASK].", depth=2).kind == "fill"
+
+
+@pytest.mark.parametrize(
+    ("model", "asked", "why"),
+    [
+        ("pairs", {"text": "a " * 100}, "must fit into 64"),
+        ("names", {"text": "a " * 100}, "does not fit into the 64 tokens"),
+        ("reader", {"text": "a " * 100, "question": "who?"}, "does not fit"),
+        ("words", {"text": "a " * 100}, "must fit into 64"),
+        ("pairs", {"text": ""}, "holds no word"),
+        ("reader", {"text": "a b"}, "needs question"),
+        ("exam", {"text": "a b", "question": "who?"}, "needs choices"),
+        ("exam", {"text": "a b", "question": "who?", "choices": ("one",)}, "give 2 to 26"),
+        ("names", {"text": "a b", "pair": "c"}, "nothing reads it"),
+        ("pairs", {"text": "a b", "target": "yess"}, "did you mean 'yes'"),
+        ("pairs", {"text": "a b", "at": 1}, "at is '1'"),
+        ("names", {"text": "a b", "at": "9"}, "from 1 to 2"),
+        ("reader", {"text": "a b", "question": "who?", "at": "middle"}, "choose start or end"),
+        ("reader", {"text": "a b", "question": "who?", "target": "b"}, "leave it away"),
+        ("words", {"text": "a [MASK] b", "at": "2"}, "from 1 to 1"),
+        ("words", {"text": "a [MASK] b", "target": "qqqqqqqq"}, "as one piece"),
+        ("stars", {"text": "a b", "target": "3"}, "leave it away"),
+        ("pairs", {"text": "a b", "methods": "shaply"}, "did you mean 'shapley'"),
+        ("pairs", {"text": "a b", "hide": "gone"}, "choose one of mask, drop, pad"),
+        ("pairs", {"text": "a b", "hide": "drop", "methods": "gradients"}, "choose mask or pad"),
+        ("pairs", {"text": "a b", "steps": 2, "methods": "gradients"}, "choose 8 to 1024"),
+        ("pairs", {"text": "a b", "samples": 0, "methods": "shapley"}, "choose 1 to 5000"),
+        ("pairs", {"text": "a b", "sampels": 3}, "did you mean 'samples'"),
+        ("pairs", {"text": "a b", "depth": 0}, "depth is 0"),
+    ],
+)
+def test_errors_say_what_to_do(explainers, model, asked, why):
+    with pytest.raises(AlbertkitError, match=why):
+        explainers[model].explain(**asked)
+
+
+def test_a_missing_extra_is_named(topics, monkeypatch):
+    monkeypatch.setitem(sys.modules, "captum.attr", None)
+    monkeypatch.setitem(sys.modules, "captum", None)
+    with pytest.raises(AlbertkitError, match=r"pip install 'albertkit\[explain\]'"):
+        Explainer(topics).explain("cat oak", methods="gradients")
+
+
+def test_changed_files_are_refused(topics, folders):
+    explainer = Explainer(topics)
+    explainer.albert.source = folders["pairs"]
+    with pytest.raises(AlbertkitError, match="open it again"):
+        explainer.explain("cat oak")

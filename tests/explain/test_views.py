@@ -1,0 +1,197 @@
+"""What people see: the terminal, JSON, the page in a real browser, the picture."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from albertkit import cli_explain
+from albertkit.cli import app
+from albertkit.errors import AlbertkitError
+from albertkit.explain.attention import Map, rollout
+from albertkit.explain.attribute import METHODS
+from albertkit.explain.page import ROOM, packed, page
+
+ODD = 'cat <script>alert("1")</script> & dog </script> oak'
+
+
+def run(*arguments, text=None):
+    done = CliRunner().invoke(app, ["explain", *map(str, arguments)], input=text)
+    assert done.exception is None, (done.output, done.exception)
+    return done.output
+
+
+@pytest.fixture(scope="module")
+def found(learnt):
+    return learnt.explain(ODD, methods=["occlusion", "rollout"])
+
+
+def test_the_terminal_view(topics):
+    out = run(topics, "cat dog oak", "--method", "occlusion", "--method", "rollout")
+    assert re.search(r"^classify: (animal|tree), \d+\.\d% \(log-odds", out) and "layer by layer" in out
+    assert len(re.findall(r"^  cat +[+-]\d", out, re.M)) == 2
+    assert out == run(topics, "--method", "occlusion", "--method", "rollout", text="cat dog oak\n")
+
+
+def test_json_holds_what_python_holds(topics, learnt):
+    told = json.loads(run(topics, "cat dog oak", "--json", "--target", "tree"))
+    assert told == json.loads(json.dumps(learnt.explain("cat dog oak", target="tree").to_dict()))
+    assert told["words"][2] == {
+        "part": "text",
+        "start": 8,
+        "end": 11,
+        "text": "oak",
+        "values": told["words"][2]["values"],
+    }
+    assert told["parts"] == {"text": "cat dog oak"} and "attention" not in told["maps"][0]
+    whole = json.loads(run(topics, "cat dog oak", "--json", "--attention"))
+    assert np.array(whole["maps"][0]["attention"]).sum(-1) == pytest.approx(1, abs=1e-3)
+    assert [layer["depth"] for layer in told["layers"]] == [1, 2, 3]
+
+
+def test_the_check_on_the_command_line(topics, tmp_path):
+    file = tmp_path / "texts.txt"
+    file.write_text("cat dog oak red\noak elm fir blue cat\n", encoding="utf-8")
+    out = run(topics, "--check", file, "--method", "occlusion", "--method", "attention")
+    assert "2 texts" in out and re.search(r"^attention +-?\d", out, re.M)
+    told = json.loads(run(topics, "--check", file, "--json"))
+    assert told["hide"] == "drop" and told["methods"][0]["texts"] == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["x", "-o", "a.pdf"], "choose .html or .png"),
+        (["x", "--check", "f"], "leave the text and -o away"),
+        (["--check", "f", "--at", "2"], "--at belongs to one text"),
+        (["--check", "nosuch"], "cannot be read"),
+        (["x", "-o", "nosuch/a.html"], "folder that exists"),
+    ],
+)
+def test_errors(topics, arguments, why):
+    done = CliRunner().invoke(app, ["explain", str(topics), *arguments])
+    assert isinstance(done.exception, AlbertkitError) and why in str(done.exception)
+
+
+def test_the_methods_of_the_command_line_are_those_there_are():
+    assert tuple(cli_explain.METHODS) == METHODS
+
+
+def test_nothing_needs_torch(topics, tmp_path):
+    code = f"""
+import sys
+sys.modules["torch"] = None
+from albertkit.explain import explain
+found = explain({str(topics)!r}, "cat dog oak", methods=["occlusion", "shapley", "rollout"])
+found.to_html({str(tmp_path / "a.html")!r})
+try:
+    explain({str(topics)!r}, "cat dog oak", methods="gradients")
+except ValueError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "pip install 'albertkit[explain]'" in done.stdout, done.stderr
+    assert (tmp_path / "a.html").stat().st_size > 5000
+
+
+def test_files_are_whole_and_not_replaced_unasked(found, tmp_path):
+    path = found.to_html(tmp_path / "a.html")
+    with pytest.raises(AlbertkitError, match="exists"):
+        found.to_html(path)
+    found.to_html(path, overwrite=True)
+    assert [one.name for one in tmp_path.iterdir()] == ["a.html"]
+
+
+def test_the_picture_opens(found, explainers, tmp_path):
+    from PIL import Image
+
+    for number, one in enumerate((found, explainers["words"].explain("$x$ 北京 a_b", pair="two"))):
+        image = Image.open(io.BytesIO(one.to_png(tmp_path / f"{number}.png").read_bytes()))
+        image.load()
+        assert image.format == "PNG" and image.width > 800 and len(image.getcolors(10**6) or []) > 10
+
+
+def test_large_maps_are_made_smaller_and_it_is_said():
+    def of(layers, heads, tokens):
+        shares = np.full((layers, heads, tokens, tokens), 1 / tokens, np.float32)
+        return packed(Map(0, ("a",) * tokens, shares, rollout(shares[:1]), np.zeros(tokens, np.int64)), ROOM)
+
+    small, middle, large = of(12, 12, 60), of(12, 12, 256), of(24, 2, 256)
+    assert small.note == "" and len(small.data["heads"]) == 12 and len(small.data["layers"]) == 12
+    assert middle.data["heads"] == ["mean of all"] and len(middle.data["layers"]) == 12 and "mean" in middle.note
+    assert len(large.data["layers"]) == 14 and large.data["layers"][-1] == "24" and "14 of 24 layers" in large.note
+    for one in (small, middle, large):
+        assert len(json.dumps(one.data)) < 1_500_000
+
+
+def test_the_page_holds_no_way_out(found):
+    made = page(found)
+    assert len(made) < 2_000_000 and "http" not in made.replace("http-equiv", "")
+    assert made.count("<script") == 2 and "&lt;" in made and "<script>alert" not in made
+
+
+# In a browser ----------------------------------------------------------------------------------------------------
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
+@pytest.fixture(scope="module")
+def browser():
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed; make test installs it")
+    if CHROMIUM is None:
+        pytest.skip("there is no chromium; install it, for example apt-get install chromium")
+    with playwright.sync_playwright() as started:
+        made = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+        yield made
+        made.close()
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (375, "dark")])
+def test_the_page_in_a_browser(browser, found, tmp_path, width, scheme):
+    from playwright.sync_api import expect
+
+    path = found.to_html(tmp_path / "a.html")
+    context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme)
+    page = context.new_page()
+    wrong, asked = [], []
+    page.on("console", lambda said: wrong.append(said.text))
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.on("dialog", lambda dialog: wrong.append(dialog.message))
+    page.on("request", lambda request: asked.append(request.url))
+    page.goto(path.as_uri())
+    expect(page.locator(".text").first).to_have_text(ODD)
+    expect(page.locator("tbody").nth(1).locator("tr")).to_have_count(3)
+    tokens = found.maps[0].tokens
+    expect(page.locator(".pieces li")).to_have_count(len(tokens))
+    layer, head, token = (page.get_by_role("combobox", name=name) for name in ("layer", "head", "token"))
+    expect(head).to_be_disabled()
+    layer.focus()
+    page.keyboard.press("ArrowDown")  # a keyboard is enough
+    expect(head).to_be_enabled()
+    head.select_option(index=1)
+    token.select_option(index=0)
+    shares = found.maps[0].attention[0, 1, 0]
+    for place in (0, len(tokens) - 1):
+        share = round(100 * round(float(shares[place]) * 255) / 255)
+        expect(page.locator(".pieces li small").nth(place)).to_have_text(f"{share} %")
+    page.locator("canvas.all").click(position={"x": 3, "y": 3})
+    expect(head).to_have_value("0")
+    page.locator("summary").click()
+    expect(page.locator("details table")).to_be_visible()
+    assert page.evaluate("document.scrollingElement.scrollWidth") <= width
+    paper = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert paper == ("rgb(250, 249, 246)" if scheme == "light" else "rgb(21, 25, 27)")
+    axe = pytest.importorskip("axe_playwright_python.base", reason="axe-playwright-python is not installed")
+    page.evaluate(axe.AXE_FILE_PATH.read_text(encoding="utf-8"))
+    barriers = page.evaluate("axe.run(document, {resultTypes: ['violations']})")["violations"]
+    assert [(one["id"], one["nodes"][0]["html"][:150]) for one in barriers] == []
+    context.close()
+    assert wrong == [] and asked == [path.as_uri()]
