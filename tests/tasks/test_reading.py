@@ -177,7 +177,7 @@ def test_options_are_checked():
     ):
         with pytest.raises(AlbertkitError, match=message):
             ReadOptions(**options)
-    assert set(TASKS) == {"classify", "tag", "answer", "choose", "match", "intent", "dialogue"}
+    assert set(TASKS) == {"classify", "tag", "answer", "choose", "match", "intent", "dialogue", "generate"}
 
 
 def test_no_torch_and_no_pandas():

@@ -84,6 +84,7 @@ class Albert:
         budget: int = BUDGET,
     ) -> None:
         stored = read_stored(model)
+        self.source = model
         weights = stored.weights
         self._asks_another = builtin.resolve(model) == builtin.resolve(None) and "heads.mlm.bias" not in weights
         if bits is not None and stored.meta.quantisation is None:
@@ -111,6 +112,7 @@ class Albert:
             for name in weights
             if name.startswith("heads.") and name.endswith(".linear.weight")
         }
+        self._device, self._layers = device, dict(weights) if stored.meta.task == "generate" else {}
         if device == "cpu":
             self.engine: Any = open_engine(self.config, weights, threads)
         elif self.config.options.static:
@@ -328,6 +330,18 @@ class Albert:
         hidden = self.engine.run(batch, self._layers_to_apply(None, depth, "mean"))[0, places]
         return self.guesses(text, self.best_words(hidden, k))
 
+    def infill(
+        self, text: str, length: str | int | None = None, *, rounds: int = 10, k: int = 1, depth: int | None = None
+    ) -> Any:
+        """A text with its blanks filled: [MASK:3] stands for three tokens, [MASK:1-4] for one to four; an `Infilled`, or the `k` best.
+
+        length: tokens of a [MASK] that says nothing itself, such as 3 or "1-4". rounds: times that what is least sure is filled again.
+        """
+        from albertkit.runtime.infill import infill
+
+        found = infill(self._filler, text, length, rounds, k, depth)
+        return found[0] if k == 1 else found
+
     def masked(self, text: str, k: int) -> tuple[Encoding, list[int]]:
         """A text with [MASK] as the model reads it, and the places of its masks."""
         if self.tokenizer.mask_id is None:
@@ -438,6 +452,37 @@ class Albert:
         from albertkit.tasks.examples import Choice
 
         return predict(self, [Choice(context, question, tuple(choices))], "choose", depth, exit)[0]
+
+    def explain(self, text: str, **settings: Any) -> Any:
+        """What the model attends to, which words carry its prediction, and how that forms: an `Explanation` (see `docs/explain.md`)."""
+        from albertkit.explain import Explainer
+
+        return Explainer(self).explain(text, **settings)
+
+    @cached_property
+    def writer(self) -> Any:
+        """What writes texts, opened when it is first needed."""
+        from albertkit.runtime.generate import Writer
+
+        if self._device != "cpu":
+            raise AlbertkitError(f"device is {self._device!r}; texts are written on the CPU, so leave device away")
+        made = Writer(self.config, self._layers, self.engine, self.tokenizer)
+        self._layers = {}
+        return made
+
+    def generate(self, texts: str | Iterable[str], *, depth: int | None = None, **style: Any) -> Any:
+        """What the model writes from each text: one `Written`, or a list of them.
+
+        beams: texts kept side by side, of which the best wins. sample: draw words, with temperature, top_p and seed. no_repeat: write no
+        run of so many tokens twice. max_tokens: most tokens to write (default what it was trained with).
+        """
+        from albertkit.runtime.generate import Style, write
+        from albertkit.runtime.predict import check_made, listed
+
+        check_made(self, "generate")
+        given, single = listed(texts)
+        found = write(self, given, Style(**style), depth)
+        return found[0] if single else found
 
     # Checks ------------------------------------------------------------------------------------------------------
 

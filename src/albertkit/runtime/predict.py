@@ -24,6 +24,7 @@ VERBS = {
     "choose": "choose",
     "intent": "understand",
     "match": "similarity",
+    "generate": "generate",
 }
 
 
@@ -31,6 +32,12 @@ def predict(
     albert: Albert, examples: Sequence[Any], task: str, depth: int | None = None, exit: str | float | None = None
 ) -> list[Any]:
     """Results for examples, in their order; with `exit`, each leaves when it is sure, and says at which depth (`runtime/exits.py`)."""
+    if task == "generate" == albert.meta.task:
+        from albertkit.runtime.generate import write
+
+        if exit is not None:
+            raise AlbertkitError("a model that writes needs its full depth for every word; leave exit away")
+        return list(write(albert, [example.source for example in examples], depth=depth))
     features = features_of(albert, examples, task)
     if exit is not None:
         from albertkit.runtime.exits import leave_task
@@ -46,13 +53,18 @@ def predict(
 
 def features_of(albert: Albert, examples: Sequence[Any], task: str) -> list[Feature]:
     """What the encoder reads for examples of a task; an error when the model was made for another one."""
+    check_made(albert, task)
+    length = min(int(albert.meta.details.get("max_length", albert.max_tokens)), albert.max_tokens)
+    features: list[Feature] = albert.task.features(examples, albert.tokenizer, length)
+    return features
+
+
+def check_made(albert: Albert, task: str) -> None:
+    """Refuse a model that was made for another task."""
     made = albert.meta.task
     if made != task:
         hint = f"; use {VERBS[made]}" if made in VERBS else "; fine-tune it first"
         raise AlbertkitError(f"this model was made for {made!r} and cannot do {task!r}{hint}")
-    length = min(int(albert.meta.details.get("max_length", albert.max_tokens)), albert.max_tokens)
-    features: list[Feature] = albert.task.features(examples, albert.tokenizer, length)
-    return features
 
 
 def scores(albert: Albert, features: Sequence[Feature], depth: int | None = None) -> list[Any]:
@@ -87,7 +99,8 @@ def _head(albert: Albert, head: str, hidden: np.ndarray, lengths: np.ndarray) ->
         vectors = albert._pool(hidden, lengths, albert.meta.pooling)
         vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
         return list(vectors @ weight.T + bias)
-    return list(albert._pool(hidden, lengths, "pooler") @ weight.T + bias)
+    how = "mean" if albert.config.options.classifier == "mean" else "pooler"
+    return list(albert._pool(hidden, lengths, how) @ weight.T + bias)
 
 
 def listed(texts: str | Iterable[str]) -> tuple[list[str], bool]:

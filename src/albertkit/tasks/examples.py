@@ -69,6 +69,15 @@ class Choice:
 
 
 @dataclass(frozen=True)
+class Rewrite:
+    """A text, and the text to be written from it: a summary, a question, a plainer sentence."""
+
+    source: str
+    target: str | None = None
+    where: str = ""
+
+
+@dataclass(frozen=True)
 class Turn:
     """One turn of a dialogue: what the system said before, what the user says, and what holds after it."""
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from albertkit.errors import AlbertkitError, nearest
 from albertkit.tasks.columns import FOLDER, read_tagged
-from albertkit.tasks.examples import Choice, Question, Tagged, Text, Turn
+from albertkit.tasks.examples import Choice, Question, Rewrite, Tagged, Text, Turn
 from albertkit.tasks.files import (
     SHOWN,
     Data,
@@ -30,6 +30,7 @@ from albertkit.tasks.files import (
     told,
     whole,
 )
+from albertkit.tasks.rewrites import read_rewrites
 from albertkit.tasks.tables import read_texts
 from albertkit.tasks.trees import read_choices, read_questions, read_turns
 
@@ -127,6 +128,7 @@ TASKS: dict[str, Callable[[Path, ReadOptions, Problems], Found]] = {
     "match": _pairs,
     "intent": _intents,
     "dialogue": read_turns,
+    "generate": read_rewrites,
 }
 
 
@@ -200,6 +202,8 @@ def _key(example: Any) -> tuple[Any, ...] | None:
         return example.text, example.pair
     if isinstance(example, Question):
         return example.question, example.context
+    if isinstance(example, Rewrite):
+        return example.source, example.target
     if isinstance(example, Choice):
         return example.context, example.question, example.choices
     return (example.text,) if isinstance(example, Tagged) else None

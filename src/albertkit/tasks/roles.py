@@ -32,13 +32,26 @@ TEXTS = (
     *("sentence", "text", "review", "content", "comment", "utterance", "query", "question", "description", "title"),
     *("text_a", "sentence1", "文本", "内容", "评论", "句子"),
 )
+WRITTEN = (  # a text, and what is to be written from it
+    ("source", "target"),
+    ("src", "tgt"),
+    ("input", "output"),
+    ("document", "summary"),
+    ("article", "summary"),
+    ("article", "highlights"),
+    ("text", "summary"),
+    ("context", "question"),
+    ("passage", "question"),
+    ("question", "answer"),
+    ("原文", "摘要"),
+)
 SCORES = ("score", "similarity", "similarity_score", "relatedness_score")
 LABELS = (
     *("label", "labels", "gold_label", "quality", "is_duplicate", *SCORES, "class", "category", "intent", "sentiment"),
     *("target", "rating", "stars", "class index", "标签", "类别"),
 )
 NUMBERS = {"index", "id", "idx", "guid", "uid", "编号"}  # columns that only count
-KNOWN = {*(name for pair in PAIRS for name in pair), *TEXTS, *LABELS, *NUMBERS}
+KNOWN = {*(name for pair in (*PAIRS, *WRITTEN) for name in pair), *TEXTS, *LABELS, *NUMBERS}
 SAMPLE = 2000  # rows looked at to tell what a column holds
 
 Row = tuple[int, list[Any]]  # line, cells
@@ -111,7 +124,7 @@ def has_header(rows: Sequence[Row], options: ReadOptions) -> bool:
 
 def find_roles(table: Table, options: ReadOptions, paired: bool = False) -> Roles:
     """Which columns to use; with `paired`, there must be a second text."""
-    roles = Roles(*(_asked(table, role, getattr(options, f"{role}_column")) for role in ("text", "pair", "label")))
+    roles = Roles(*(asked(table, role, getattr(options, f"{role}_column")) for role in ("text", "pair", "label")))
     _by_name(table, roles, paired)
     if roles.text is None or (roles.label is None and options.labelled):
         guess = replace(roles)
@@ -133,7 +146,7 @@ def find_roles(table: Table, options: ReadOptions, paired: bool = False) -> Role
     return roles
 
 
-def _asked(table: Table, role: str, column: str | int | None) -> int | None:
+def asked(table: Table, role: str, column: str | int | None) -> int | None:
     """The place of a column that was named or numbered."""
     if column is None:
         return None

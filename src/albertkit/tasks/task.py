@@ -1,4 +1,4 @@
-"""What every task must be able to do. `classify.py`, `tag.py`, `answer.py`, `choose.py` do.
+"""What every task must be able to do. `classify.py`, `tag.py`, `answer.py`, `choose.py`, `generate.py` do.
 
 In: examples. Out: `Feature`s for the encoder, and from the head's scores results and metrics. The same code serves training,
 evaluation and use, so that they cannot differ.
@@ -27,6 +27,10 @@ class Feature:
     """What the head should say, in numbers: see the task's `loss` in `train/finetune.py`; None where nothing is known."""
     places: list[tuple[int, int]] | None = None
     """Characters that each token stands for, (0, 0) for special ones; for tasks that answer with characters."""
+    positions: list[int] | None = None
+    """The position of each token; None counts them."""
+    ranks: list[int] | None = None
+    """Who may look at whom: a token sees itself and every even rank up to its own; odd ranks are seen by nobody else. None: all see all."""
 
 
 class Task(Protocol):

@@ -1,0 +1,134 @@
+"""Fusion: extra tokens stand where they should, torch and the runtime agree, and the page's example needs both sides."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from albertkit.artifact import Artifact, write_artifact
+from albertkit.compress.shrink import shrink
+from albertkit.config import Options
+from albertkit.errors import AlbertkitError
+from albertkit.model import AlbertModel, Batch
+from albertkit.model.fusion import Extra, Fusion
+from albertkit.model.model import build_head
+from albertkit.runtime.fused import Fused
+from albertkit.train import loop
+from tests.conftest import ROOT, tiny
+
+TEXTS = [[2, 5, 6, 3], [2, 3], [2, 9, 8, 7, 6, 5, 3], [2, 11, 12, 3]]
+
+
+def features(seed: int, *shape: int) -> torch.Tensor:
+    return torch.from_numpy(np.random.default_rng(seed).normal(size=shape).astype(np.float32))
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.lists(st.integers(0, 96), min_size=1, max_size=9), min_size=1, max_size=4),
+    st.integers(1, 3),
+    st.integers(1, 2),
+    st.sampled_from(["start", "end"]),
+)
+def test_where_extra_tokens_stand(texts, k, m, where):
+    fusion = Fusion(tiny(), {"image": 6, "sound": 4}, where)
+    image, sound = features(0, len(texts), k, 6), features(1, len(texts), m, 4)
+    plain = Batch.of(texts, [[0] * len(t) for t in texts])
+    fused = fusion(plain, [Extra("image", image, segment=1), Extra("sound", sound)])
+    assert fused.lengths == tuple(len(t) + k + m for t in texts)
+    table = torch.nn.Embedding(97, 16)
+    with torch.no_grad():
+        words = fused.words(table).split(list(fused.lengths))
+        wanted = torch.cat([fusion.kinds["image"](image), fusion.kinds["sound"](sound)], 1)
+        for i, (row, text) in enumerate(zip(words, texts, strict=True)):
+            at = 1 if where == "start" else len(text)
+            torch.testing.assert_close(row[at : at + k + m], wanted[i])
+            torch.testing.assert_close(torch.cat([row[:at], row[at + k + m :]]), table(torch.tensor(text)))
+    for kinds, places, text in zip(
+        fused.segments.split(list(fused.lengths)), fused.positions.split(list(fused.lengths)), texts, strict=True
+    ):
+        assert places.tolist() == list(range(len(text) + k + m))
+        assert int(kinds.sum()) == k
+
+
+def test_what_cannot_be_fused():
+    fusion = Fusion(tiny(), {"image": 6})
+    batch = Batch.of(TEXTS)
+    for extra, why in (
+        (Extra("imagee", features(0, 4, 1, 6)), "did you mean 'image'"),
+        (Extra("image", features(0, 4, 1, 5)), r"must be \(4, k, 6\)"),
+        (Extra("image", features(0, 3, 1, 6)), "for 4 texts"),
+        (Extra("image", features(0, 4, 1, 6), segment=2), "segment is 2"),
+        (Extra("image", features(0, 4, 39, 6)), "reads 40"),
+    ):
+        with pytest.raises(AlbertkitError, match=why):
+            fusion(batch, extra)
+    with pytest.raises(AlbertkitError, match="fuse a plain one"):
+        fusion(fusion(batch, Extra("image", features(0, 4, 1, 6))), Extra("image", features(0, 4, 1, 6)))
+    with pytest.raises(AlbertkitError, match="start or end"):
+        Fusion(tiny(), {"image": 6}, "middle")
+    assert fusion(batch, []) is batch
+
+
+def test_the_gradient_reaches_the_projection():
+    model = AlbertModel(tiny(), {"fusion": Fusion(tiny(), {"image": 6}), "classify": build_head("classify", tiny())})
+    batch = model.heads["fusion"](Batch.of(TEXTS), Extra("image", features(0, 4, 2, 6)))
+    model(batch, heads=["classify"]).heads["classify"].logits.square().sum().backward()
+    assert float(model.heads["fusion"].kinds["image"].weight.grad.abs().sum()) > 0
+
+
+@pytest.mark.parametrize("where", ["start", "end"])
+@pytest.mark.parametrize("options", [Options(), Options(scale_embedding=True), Options(brightmart_layout=True)])
+def test_the_runtime_says_what_torch_says(tmp_path, where, options):
+    config = tiny(options=options, initializer_range=0.3)
+    torch.manual_seed(0)
+    fusion = Fusion(config, {"image": 6, "sound": 4}, where)
+    model = AlbertModel(config, {"fusion": fusion, "classify": build_head("classify", config, 3)}).eval()
+    write_artifact(Artifact(config, model.weights()), tmp_path / "m")
+    image, sound = features(0, 4, 2, 6), features(1, 4, 1, 4)
+    batch = fusion(Batch.of(TEXTS), [Extra("image", image, segment=1), Extra("sound", sound)])
+    with torch.no_grad():
+        out = model(batch, heads=["classify"])
+    ready = Fused(tmp_path / "m", where=where, threads=1)
+    given = {"image": image.numpy(), "sound": sound.numpy()}
+    hidden, lengths = ready.run(TEXTS, given, {"image": 1})
+    wanted = batch.pad(out.encoded.hidden).numpy()
+    for row, right, length in zip(hidden, wanted, lengths, strict=True):
+        np.testing.assert_allclose(row[:length], right[:length], atol=1e-5, rtol=1e-4)
+    scores = ready.classify(TEXTS, given, segments={"image": 1})
+    np.testing.assert_allclose(scores, out.heads["classify"].logits.numpy(), atol=1e-5, rtol=1e-4)
+    again = AlbertModel.from_artifact(tmp_path / "m", heads={"fusion": Fusion(config, {"image": 6, "sound": 4}, where)})
+    torch.testing.assert_close(again.heads["fusion"].kinds["sound"].weight, fusion.kinds["sound"].weight)
+
+
+def test_without_a_fusion(tmp_path):
+    write_artifact(Artifact(tiny(), AlbertModel(tiny()).weights()), tmp_path / "m")
+    with pytest.raises(AlbertkitError, match="no fusion"):
+        Fused(tmp_path / "m")
+
+
+def test_the_example_of_the_page_needs_text_and_picture(tmp_path, monkeypatch):
+    """The python blocks of docs/fusion.md, in order."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(loop, "peak", lambda device, size=None: 1e12)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    space: dict = {"__name__": "page"}
+    page = (ROOT / "docs" / "fusion.md").read_text(encoding="utf-8")
+    try:
+        for block in re.findall(r"^```python\n(.*?)^```", page, re.S | re.M):
+            exec(compile(block, "fusion.md", "exec"), space)
+    finally:
+        torch.set_num_threads(threads)
+    assert space["text_alone"] < 0.56 and space["picture_alone"] < 0.85
+    assert space["accuracy"] > space["picture_alone"] + 0.05
+    assert space["right"] == pytest.approx(space["accuracy"], abs=0.005)
+    shrink(tmp_path / "digits" / "model", tmp_path / "int8", bits=8)
+    small = Fused(tmp_path / "int8", threads=1)
+    scores = small.classify(space["ids"], {"image": space["pixels"]}, segments={"image": 1})
+    assert np.mean(scores.argmax(1) == space["scores"].argmax(1)) > 0.95

@@ -1,0 +1,253 @@
+"""Generation: what is read, who sees whom, what is measured, and that a small model learns to write."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from albertkit.artifact import Artifact
+from albertkit.cli import app
+from albertkit.errors import AlbertkitError
+from albertkit.model import AlbertModel
+from albertkit.model.model import build_head
+from albertkit.runtime.albert import Albert
+from albertkit.runtime.predict import predict
+from albertkit.tasks.examples import Question, Rewrite
+from albertkit.tasks.generate import Generate, Written, first_words, quality
+from albertkit.tasks.reading import ReadOptions, read
+from albertkit.tasks.rewrites import questions_to_ask, sentence_at
+from albertkit.tokenizer import Tokenizer
+from albertkit.train import loop, tune
+from albertkit.train.finetune import batch_of
+from albertkit.train.tuning import Options
+from tests.conftest import tiny
+from tests.train.conftest import TOPICS, VOCAB
+
+COLOURS, ANIMALS, TREES = TOPICS[:3]
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    """One thread, and no measurement of the machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    monkeypatch.setattr(loop, "peak", lambda device, size=None: 1e12)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory) -> Tokenizer:
+    path = tmp_path_factory.mktemp("vocab") / "vocab.txt"
+    path.write_text("\n".join(VOCAB) + "\n")
+    return Tokenizer.from_vocab(path)
+
+
+@pytest.fixture(scope="module")
+def start(tokenizer) -> Artifact:
+    torch.manual_seed(0)
+    config = tiny(vocab_size=len(VOCAB), initializer_range=0.1, max_position_embeddings=48, num_hidden_layers=2)
+    return Artifact(config, AlbertModel(config, {"mlm": build_head("mlm", config)}).weights(), tokenizer)
+
+
+# Reading -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.csv", 'source,target\n"A long, long text.",Short.\nOther text,Other\n'),
+        ("a.tsv", "id\tdocument\tsummary\n1\tA long, long text.\tShort.\n2\tOther text\tOther\n"),
+        ("a.tsv", "A long, long text.\tShort.\nOther text\tOther\n"),
+        (
+            "a.jsonl",
+            '{"target": "Short.", "source": "A long, long text."}\n{"source": "Other text", "target": "Other"}\n',
+        ),
+        ("a.json", '[{"input": "A long, long text.", "output": "Short."}, {"input": "Other text", "output": "Other"}]'),
+    ],
+)
+def test_files_as_they_come(tmp_path, name, content):
+    (tmp_path / name).write_text(content)
+    found = read("generate", tmp_path / name).examples
+    assert [(e.source, e.target) for e in found] == [("A long, long text.", "Short."), ("Other text", "Other")]
+    assert found[0].where.startswith(str(tmp_path / name))
+
+
+def test_columns_by_name_and_what_is_wrong(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("a,b,c\nx,one,two\ny,three,\n")
+    with pytest.raises(AlbertkitError, match="--text-column for the source"):
+        read("generate", path)
+    named = ReadOptions(text_column="b", label_column="c")
+    with pytest.raises(AlbertkitError, match="line 3: the target is empty"):
+        read("generate", path, named)
+    found = read("generate", path, ReadOptions(text_column="b", label_column="c", skip_bad=True))
+    assert [(e.source, e.target) for e in found.examples] == [("one", "two")]
+    with pytest.raises(AlbertkitError, match="name both"):
+        read("generate", path, ReadOptions(text_column="b", label_column="b"))
+
+
+def test_parquet(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(pyarrow.table({"article": ["long"], "highlights": ["short"]}), tmp_path / "a.parquet")
+    assert read("generate", tmp_path / "a.parquet").examples[0].target == "short"
+
+
+def test_questions_from_squad():
+    text = "It rained. Mr. Bell made the telephone in 1876. Then it was sold."
+    asked = Question("1", "When was it made?", text, ((text.index("1876"), "1876"),))
+    none = Question("2", "Who?", text, (), impossible=True)
+    (found,) = questions_to_ask([asked, none])
+    assert found == Rewrite("1876 | Mr. Bell made the telephone in 1876.", "When was it made?", "")
+
+
+@given(
+    st.lists(st.sampled_from(["It rained.", "She left.", "Why not?", "他来了。", "no stop"]), min_size=1, max_size=6),
+    st.data(),
+)
+def test_the_sentence_around_an_answer_holds_it(parts, data):
+    text = " ".join(parts)
+    begin = data.draw(st.integers(0, len(text) - 1))
+    end = data.draw(st.integers(begin + 1, len(text)))
+    assert "".join(text[begin:end].split()) in "".join(sentence_at(text, begin, end).split())
+
+
+# Who sees whom -------------------------------------------------------------------------------------------------------
+
+texts = st.lists(st.sampled_from([*COLOURS, *ANIMALS]), min_size=1, max_size=12).map(" ".join)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.tuples(texts, texts), min_size=1, max_size=3), st.integers(1, 8))
+def test_masks_see_the_source_and_what_was_written_before(tokenizer, pairs, most):
+    task = Generate(target_length=most)
+    features = task.features([Rewrite(a, b) for a, b in pairs], tokenizer, 20)
+    batch = batch_of(features)
+    assert batch.seen is not None
+    for number, (feature, (_, target)) in enumerate(zip(features, pairs, strict=True)):
+        size = len(feature.ids)
+        right = [*tokenizer.ids_batch([target])[0], tokenizer.sep_id][:most]
+        count, begin = len(right), size - 2 * len(right)
+        assert begin <= 20 - most - 1 and feature.ids[begin : begin + count] == right
+        assert [t for t in feature.target if t != -100] == right
+        seen = batch.seen[number, :size, :size].numpy()
+        for i in range(size):
+            mine = feature.positions[i] if i >= begin else -1
+            if i < begin:
+                wanted = set(range(begin))
+            elif i < begin + count:
+                wanted = set(range(i + 1))
+            else:
+                wanted = {*range(mine), i}
+            assert set(np.flatnonzero(seen[i]).tolist()) == wanted
+        assert feature.positions[begin + count :] == feature.positions[begin : begin + count]
+        assert max(feature.positions) < 20
+
+
+def test_no_room_for_a_source(tokenizer):
+    with pytest.raises(AlbertkitError, match="--target-length smaller"):
+        Generate(target_length=30).features([Rewrite("red", "cat")], tokenizer, 32)
+    with pytest.raises(AlbertkitError, match="has no target"):
+        Generate.of([Rewrite("red")])
+
+
+# Measuring -----------------------------------------------------------------------------------------------------------
+
+
+def test_quality_beside_a_copy():
+    examples = [
+        Rewrite("The cat sat on the mat today", "the cat sat down on it"),
+        Rewrite("A dog ran", "a dog ran far away home"),
+    ]
+    task = Generate.of(examples)
+    assert task.words == 6
+    perfect = task.measure([Written(e.target, 0.0, True) for e in examples], examples)
+    assert perfect["bleu"] == pytest.approx(1) and perfect["rouge_l"] == pytest.approx(1)
+    assert 0 < perfect["copy_rouge_l"] < 1 and perfect["length_ratio"] == 1
+    copied = task.measure([Written(first_words(e.source, 6), 0.0, True) for e in examples], examples)
+    assert copied["rouge_l"] == copied["copy_rouge_l"] and copied["bleu"] == copied["copy_bleu"]
+
+
+def test_rouge_by_hand_and_in_chinese():
+    # longest common run in order: the cat on mat = 4 of 5 and 4 of 6 words
+    assert quality(["the cat on a mat"], ["The cat sat on the mat."])["rouge_l"] == pytest.approx(8 / 11)
+    assert quality(["今天天气很好"], ["今天天气好"])["rouge_l"] == pytest.approx(10 / 11)
+    assert quality(["今天天气很好啊"], ["今天天气很好啊"])["bleu"] == pytest.approx(1)
+    assert quality(["", "a b"], ["x", "c d"])["rouge_l"] == 0
+
+
+# Learning ------------------------------------------------------------------------------------------------------------
+
+
+def rewrites(count: int, seed: int) -> list[Rewrite]:
+    """The colour and the animal of a source, in the other order, `one` between them, and an end."""
+    rng = np.random.default_rng(seed)
+    made = []
+    for _ in range(count):
+        colour, animal = str(rng.choice(COLOURS)), str(rng.choice(ANIMALS))
+        trees = rng.choice(TREES, int(rng.integers(1, 4))).tolist()
+        made.append(Rewrite(" ".join([colour, *trees[:1], animal, *trees[1:]]), f"{animal} one {colour}"))
+    return made
+
+
+@pytest.fixture(scope="module")
+def trained(start, tmp_path_factory):
+    out = tmp_path_factory.mktemp("writing")
+    torch.set_num_threads(1)
+    options = Options(
+        epochs=16, batch=16, learning_rate=4e-3, max_length=24, target_length=6, smoothing=0.05, device="cpu"
+    )
+    patch = pytest.MonkeyPatch()
+    patch.setattr(loop, "peak", lambda device, size=None: 1e12)
+    done = tune.finetune("generate", rewrites(400, 0), rewrites(60, 1), out, start, options)
+    patch.undo()
+    return out, done
+
+
+def test_a_small_model_learns_to_write(trained):
+    out, done = trained
+    assert done.metrics["word_accuracy"] > 0.95 and done.runs[0]["collapsed"] == 0
+    albert, test = Albert(out, threads=1), rewrites(50, 2)
+    for style in ({}, {"beams": 3}):
+        found = albert.generate([e.source for e in test], **style)
+        assert np.mean([w.text == e.target for w, e in zip(found, test, strict=True)]) > 0.9
+        assert all(w.finished for w in found)
+    metrics = albert.task.measure(predict(albert, test, "generate"), test)
+    assert metrics["rouge_l"] > 0.9 > 0.6 > metrics["copy_rouge_l"]
+    assert albert.task.target_length == 6 and albert.task.words == 3
+    with pytest.raises(AlbertkitError, match="leave exit away"):
+        predict(albert, test, "generate", exit="entropy:0.1")
+
+
+def test_evaluate_shows_the_copy_too(trained, tmp_path):
+    out, _ = trained
+    path = tmp_path / "test.jsonl"
+    path.write_text("".join(json.dumps({"source": e.source, "target": e.target}) + "\n" for e in rewrites(20, 3)))
+    for bits in ([], ["--bits", "8"]):
+        run = CliRunner().invoke(app, ["evaluate", str(out), str(path), "--json", *bits])
+        assert run.exit_code == 0, run.output
+        found = json.loads(run.output.splitlines()[-1])
+        assert found["rouge_l"] > 0.85 and {"bleu", "copy_bleu", "copy_rouge_l"} <= set(found)
+
+
+def test_a_start_must_be_able_to_write(start, tmp_path):
+    bare = Artifact(start.config, {n: w for n, w in start.weights.items() if "mlm" not in n}, start.tokenizer)
+    with pytest.raises(AlbertkitError, match="masked-word head"):
+        tune.finetune("generate", rewrites(8, 0), [], tmp_path / "a", bare, Options(max_length=24, target_length=6))
+    with pytest.raises(AlbertkitError, match="leave elastic away"):
+        options = Options(max_length=24, target_length=6, elastic=True)
+        tune.finetune("generate", rewrites(8, 0), [], tmp_path / "b", start, options)
+
+
+def test_the_masked_word_head_is_kept_as_learnt(start):
+    from albertkit.train.finetune import fresh
+
+    model = fresh(start, Generate())
+    np.testing.assert_array_equal(model.weights()["heads.mlm.dense.weight"], start.weights["heads.mlm.dense.weight"])
