@@ -1,0 +1,71 @@
+"""What the measured comparison of the documents' ideas says about a claim, for `docs/documents.md`.
+
+In: lines of `bench/results/ablation.jsonl`, as `bench/ablation.py` writes them, and the claims and their judging in `bench/ablation_page.py`. Out: a few
+words that go behind the places where a claim is shown, or nothing where nothing was measured.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from collections import defaultdict
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+BENCH = Path(__file__).resolve().parent.parent.parent / "bench"
+LINES = BENCH / "results" / "ablation.jsonl"
+CHINESE = {
+    "holds: ": "成立：",
+    "not seen: ": "未见：",
+    " (one seed: chance is not excluded)": "（只有一个随机种子，不能排除偶然）",
+    "smaller": "参数更少",
+    "fewer": "运算更少",
+    "faster": "更快",
+    "better": "质量更好",
+    "no worse": "质量不降",
+    "; ": "；",
+    ", ": "、",
+}
+
+
+@cache
+def judge() -> Any:
+    """The module that knows the claims."""
+    spec = importlib.util.spec_from_file_location("ablation_page", BENCH / "ablation_page.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["ablation_page"] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+def verdict(variant: str, against: str = "canonical") -> str:
+    """Which wishes of a claim were seen to come true, in the comparison with the most lines."""
+    lines = [json.loads(line) for line in LINES.read_text(encoding="utf-8").splitlines()] if LINES.is_file() else []
+    recipes: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for line in lines:
+        if "failed" not in line:
+            recipes[repr(sorted(line["recipe"].items()))].append(line)
+    largest = max(recipes.values(), key=len, default=[])
+    mine, theirs = ([line for line in largest if line["variant"] == name] for name in (variant, against))
+    if not mine or not theirs:
+        return ""
+    page = judge()
+    (claim,) = (c for c in page.CLAIMS if (c.variant, c.against) == (variant, against))
+    return str(page.judged(claim, page.numbers(mine), page.numbers(theirs))[1])
+
+
+def measured(variant: str, against: str = "canonical") -> str:
+    """In English."""
+    found = verdict(variant, against)
+    return f" · measured: {found}" if found else ""
+
+
+def tested(variant: str, against: str = "canonical") -> str:
+    """In Chinese."""
+    found = verdict(variant, against)
+    for english, chinese in CHINESE.items():
+        found = found.replace(english, chinese)
+    return f" · 实测：{found}" if found else ""
