@@ -1,6 +1,7 @@
-"""What compression without training costs and gains, on one model: pruning, a static table, a smaller vocabulary, exported files.
+"""What compression costs and gains, on one model: pruning, a static table, a smaller vocabulary, exported files; and what training gives back.
 
-    python bench/compression.py --model FOLDER      # measure, keep bench/results/compression.json
+    python bench/compression.py --model FOLDER      # without training: measure, keep bench/results/compression.json
+    python bench/compression.py --trained RUNS      # with training, on SST-2; see compression_trained.py
     python bench/compression.py --table             # the measured part of docs/compression.md from the kept data
 
 Quality: Spearman's correlation on STS-B dev, accuracy at masked words of held-out text where the model has that head, and the mean cosine with the
@@ -15,12 +16,16 @@ import json
 import lzma
 import os
 import platform
+import sys
 import tempfile
 import time
 from itertools import islice
 from pathlib import Path
 
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parent))
+from compression_trained import run, table
 
 ROOT = Path(__file__).parent.parent
 RESULT = ROOT / "bench" / "results" / "compression.json"
@@ -188,9 +193,25 @@ def exported(made: dict[str, Path], place: Path) -> dict[str, dict]:
 
 def block(result: dict) -> str:
     """The measured part of the page."""
+    lines = [BEGIN, ""]
+    if "quality" in result:
+        lines += without_training(result)
+    if "trained" in result:
+        found = result["trained"]
+        lines += [
+            f"With training ({found['threads'] or 'all'} threads, {found['date']}).",
+            "",
+            *table(found["variants"]),
+            "",
+        ]
+    return "\n".join([*lines, END])
+
+
+def without_training(result: dict) -> list[str]:
+    """Two tables: forms of one model, and exported files."""
     m = result["machine"]
     lines = [
-        BEGIN, "", f"Model: {m['model']}; {m['threads'] or 'all'} threads of {m['processor']}, {m['date']}. No model was trained after pruning.", "",
+        f"Model: {m['model']}; {m['threads'] or 'all'} threads of {m['processor']}, {m['date']}. No model was trained after pruning.", "",
         "| | STS-B dev | masked words | cosine | MB | texts/s | one text, ms |", "|---|---|---|---|---|---|---|",
     ]  # fmt: skip
     for name, q in result["quality"].items():
@@ -210,12 +231,36 @@ def block(result: dict) -> str:
         lines.append(
             f"| {name} | {e['bytes'] / 1e6:.2f} | {e['over_weights']:.2%} | {e['onnxruntime_least_cosine']:.6f} | {other} |"
         )
-    return "\n".join([*lines, "", END])
+    return [*lines, ""]
 
 
 def with_block(page: str, text: str) -> str:
     """The page with its measured part replaced."""
     return page[: page.index(BEGIN)] + text + page[page.index(END) + len(END) :]
+
+
+def measured(given: argparse.Namespace) -> dict:
+    """Everything that needs no training."""
+    info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    names = [line.split(":")[1].strip() for line in info.splitlines() if line.startswith("model name")]
+    result: dict = {
+        "machine": {
+            "model": Path(given.model).name if given.model else "the built-in one", "threads": given.threads,
+            "processor": names[0] if names else platform.processor(), "date": time.strftime("%Y-%m-%d"),
+        }
+    }  # fmt: skip
+    with tempfile.TemporaryDirectory() as scratch:
+        made = build(given.model, Path(scratch))
+        result["quality"] = quality(made)
+        result["export"] = exported(made, Path(scratch))
+        result["speed"] = speed(made, given.threads, 1 if given.trial else ROUNDS)
+    return result
+
+
+def keep(part: dict) -> None:
+    """Put what was measured beside what was measured before."""
+    before = json.loads(RESULT.read_text(encoding="utf-8")) if RESULT.is_file() else {}
+    RESULT.write_text(json.dumps({**before, **part}, indent=2) + "\n", encoding="utf-8")
 
 
 def main() -> None:
@@ -224,25 +269,26 @@ def main() -> None:
     parser.add_argument("--threads", type=int)
     parser.add_argument("--table", action="store_true", help="write the page's measured part from the kept data")
     parser.add_argument("--try", dest="trial", action="store_true", help="one round, and keep nothing")
+    parser.add_argument("--trained", help="folder for what is trained: recovery, 4 bits, a small student")
+    parser.add_argument(
+        "--start", help="with --trained: the pre-trained model to fine-tune  [default: the built-in one]"
+    )
+    parser.add_argument("--device", default="auto", help="with --trained: cpu or cuda")
+    parser.add_argument("--texts", type=Path, help="with --trained: lines for the student to read before the task")
+    parser.add_argument("--only", choices=["train", "measure"], help="with --trained: one half of it")
+    parser.add_argument("--quick", action="store_true", help="with --trained: toy size, and keep nothing")
     given = parser.parse_args()
-    if not given.table:
-        info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
-        names = [line.split(":")[1].strip() for line in info.splitlines() if line.startswith("model name")]
-        result: dict = {
-            "machine": {
-                "model": Path(given.model).name if given.model else "the built-in one", "threads": given.threads,
-                "processor": names[0] if names else platform.processor(), "date": time.strftime("%Y-%m-%d"),
-            }
-        }  # fmt: skip
-        with tempfile.TemporaryDirectory() as scratch:
-            made = build(given.model, Path(scratch))
-            result["quality"] = quality(made)
-            result["export"] = exported(made, Path(scratch))
-            result["speed"] = speed(made, given.threads, 1 if given.trial else ROUNDS)
+    if given.trained:
+        found = run(given, SHARED)
+        if found is None:
+            return
+        keep({"trained": found})
+    elif not given.table:
+        result = measured(given)
         if given.trial:
             print(block(result))
             return
-        RESULT.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+        keep(result)
     result = json.loads(RESULT.read_text(encoding="utf-8"))
     PAGE.write_text(with_block(PAGE.read_text(encoding="utf-8"), block(result)), encoding="utf-8")
 

@@ -14,7 +14,7 @@ albertkit pretrain "$out/shards" -o "$out/pretrain" --shape small --batch 1024 -
 # 3. Sentence vectors from two open teachers, at depths 3, 6, 9 and 12 and widths 64 to 384.
 albertkit distill "$out/shards" -o "$out/vectors" --start "$out/pretrain/model" --workers 10 \
   --teacher "$TEACHERS/minilm" --teacher "$TEACHERS/gte:1.5" --optimizer muon --learning-rate 1e-3 --warmup 0.02 \
-  --minutes "${MINUTES:-25}" --resume
+  --everyday 1000000 --near 0.5 --shallow 0.5 --minutes "${MINUTES:-25}" --resume
 
 # 4. Eight bits.
 albertkit quantize "$out/vectors/model" "$out/small" --bits 8 --force

@@ -43,7 +43,7 @@ WEIGHTS_FILE = "model.safetensors"
 QUANTISED_FILE = "quantised.safetensors"
 META_FILE = "albertkit.json"
 QUANTISATIONS = {"int8": 8, "int4": 4}
-TASKS = ("pretrain", "classify", "tag", "answer", "choose", "intent", "match", "dialogue", "embed")
+TASKS = ("pretrain", "classify", "tag", "answer", "choose", "intent", "match", "dialogue", "generate", "embed")
 # Head → the class of transformers that reads the folder.
 ARCHITECTURES = {
     "classify": "AlbertForSequenceClassification",
@@ -400,8 +400,9 @@ def write_artifact(
     bits: int | None = None,
     moments: dict[str, np.ndarray] | None = None,
     kept: dict[str, Matrix] | None = None,
+    smooths: dict[str, np.ndarray] | None = None,
 ) -> Path:
-    """Write the folder, whole or not at all; with `bits`, quantised (`moments`: see `quantize.pack`).
+    """Write the folder, whole or not at all; with `bits`, quantised (`moments`, `smooths`: see `quantize.pack`).
 
     kept: matrices that are 8-bit already; they are written as they are, and everything else as floats.
     """
@@ -416,7 +417,8 @@ def write_artifact(
         )
     file = WEIGHTS_FILE
     if bits is not None or kept:
-        packed = pack(artifact.weights, bits, moments) if bits is not None else pack_kept(artifact.weights, kept or {})
+        floats = artifact.weights
+        packed = pack(floats, bits, moments, smooths) if bits is not None else pack_kept(floats, kept or {})
         file, tensors = QUANTISED_FILE, {n: np.ascontiguousarray(a) for n, a in packed.items()}
         meta = dataclasses.replace(meta, quantisation=f"int{bits or 8}")
         artifact = dataclasses.replace(artifact, meta=meta)

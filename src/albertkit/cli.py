@@ -20,13 +20,18 @@ from albertkit import (
     __version__,
     cli_compress,
     cli_corpus,
+    cli_distill,
     cli_elastic,
+    cli_explain,
+    cli_generate,
     cli_models,
     cli_search,
     cli_serve,
+    cli_shrink,
     cli_tasks,
     cli_train,
 )
+from albertkit.cli_bulk import PREFIX, bulk_options, run_bulk
 from albertkit.errors import AlbertkitError
 
 if TYPE_CHECKING:
@@ -180,6 +185,7 @@ depth = click.option("--depth", type=click.IntRange(1, 1024), help="Layers to ap
 @bits
 @threads
 @force
+@bulk_options
 def embed(
     texts: tuple[str, ...],
     model: Path | None,
@@ -194,9 +200,14 @@ def embed(
 
     Works in a pipe and in bounded memory. Stopped by Ctrl-C, it leaves the vectors finished so far in OUTPUT.part and says
     how to go on.
+
+    With --engine, many files in several processes:  albertkit embed --engine local 'texts/*.jsonl' --out vectors
     """
     from albertkit.runtime.output import json_line, writer
 
+    bulk = {name: settings.pop(name) for name in list(settings) if name.startswith(PREFIX)}
+    if run_bulk("embed", texts, model, settings, bulk, bits, threads):
+        return
     albert = open_albert(model, bits, threads)
     source = read_texts(texts, file)
     if output is None:
@@ -273,45 +284,22 @@ def fill(
                 click.echo(f"{guess.score:6.1%}  {guess.word}\t{guess.text}")
 
 
-@app.command(epilog="Example:  albertkit quantize my-albert/ my-albert-int8/ --bits 8")
-@click.argument("source", type=path)
-@click.argument("target", type=path)
-@click.option("--bits", type=click.Choice(["8", "4"]), default="8", show_default=True, help="Bits for each weight.")
-@click.option("-f", "--file", type=path, help="Some hundred lines like those the model will read.")
-@force
-@as_json
-def quantize(source: Path, target: Path, bits: str, file: Path | None, force: bool, as_json: bool) -> None:
-    """Write SOURCE with its weights in 8 or 4 bits to TARGET, and compare the two.
-
-    At 4 bits the weights are rounded so that errors cancel on text like that of --file; without one, the model
-    writes its own.
-    """
-    from albertkit.compress.shrink import shrink
-
-    texts = None if file is None else list(read_texts((), file))
-    report = shrink(source, target, int(bits), texts, overwrite=force, progress=quiet_or_note)
-    if as_json:
-        click.echo(json.dumps(asdict(report)))
-        return
-    click.echo(f"{target}: {megabytes(report.bytes)} (before {megabytes(report.bytes_before)})")
-    click.echo(
-        f"vectors agree with the float model: cosine {report.cosine_mean:.4f} on average, {report.cosine_least:.4f} at least"
-    )
-
-
-# `prune`, `static`, `export`, `profile` and `plan` stand in cli_compress.py, `corpus` and `tokenizer` in cli_corpus.py, `index`, `search` and `cluster` in cli_search.py, `pretrain` in cli_train.py,
-# those of the tasks in cli_tasks.py, `elastic` and `calibrate` in cli_elastic.py, `models` in cli_models.py, `serve` in cli_serve.py.
+# `static`, `export`, `profile` and `plan` stand in cli_compress.py, `prune` and `quantize` in cli_shrink.py, `distill` in cli_distill.py, `corpus` and `tokenizer` in cli_corpus.py, `index`, `search` and `cluster` in cli_search.py, `pretrain` in cli_train.py,
+# those of the tasks in cli_tasks.py, `elastic` and `calibrate` in cli_elastic.py, `explain` in cli_explain.py, `generate` and `infill` in cli_generate.py, `models` in cli_models.py, `serve` in cli_serve.py.
 for _verb in (
     *cli_compress.VERBS,
+    *cli_shrink.VERBS,
     cli_corpus.corpus,
     cli_corpus.tokenizer,
     cli_search.index,
     cli_search.search,
     cli_search.cluster,
     cli_train.pretrain,
-    cli_train.distill,
+    cli_distill.distill,
     *cli_tasks.VERBS,
     *cli_elastic.VERBS,
+    *cli_explain.VERBS,
+    *cli_generate.VERBS,
     cli_models.models,
     cli_serve.serve,
 ):

@@ -1,5 +1,5 @@
-"""The verbs that make a model smaller or tell what it costs: prune, static, export, profile, plan. As in `cli.py`: arguments → calls →
-printed results, imports when they run. (`quantize` stands in `cli.py`.)
+"""The verbs that make another form of a model or tell what it costs: static, export, profile, plan. As in `cli.py`: arguments → calls →
+printed results, imports when they run. (`prune` and `quantize` stand in `cli_shrink.py`.)
 """
 
 from __future__ import annotations
@@ -64,52 +64,6 @@ class Unit(click.ParamType):
 
 DURATION = Unit("TIME", {"ms": 1e-3, "s": 1.0, "us": 1e-6, "µs": 1e-6})
 SIZE = Unit("SIZE", {"mb": 1e6, "kb": 1e3, "gb": 1e9, "b": 1.0})
-
-
-@click.command(epilog="Example:  albertkit prune my-albert/ smaller/ --ffn 1/2 --heads 2/3 -f texts.txt")
-@click.argument("source", type=path)
-@click.argument("target", type=path)
-@click.option("--heads", type=Amount(), help="Attention heads to keep, as a number or a share.")
-@click.option("--ffn", type=Amount(), help="Feed-forward columns to keep, as a number or a share.")
-@click.option("--layers", type=click.IntRange(min=1), help="Keep the first layers only.")
-@click.option("--vocabulary", type=path, help="Keep the pieces that the lines of this file use.")
-@click.option("-f", "--file", type=path, help="Some hundred lines like those the model will read.")
-@click.option("--fit/--no-fit", default=True, help="Fit what stays to what the whole layer gave  [default: fit]")
-@force
-@as_json
-def prune(
-    source: Path, target: Path, vocabulary: Path | None, file: Path | None, force: bool, as_json: bool, **keep: Any
-) -> None:
-    """Take heads, feed-forward columns, layers or words out of SOURCE and write what is left to TARGET.
-
-    Matrices become smaller, so the model becomes faster, and stays a normal model for every verb. What a head or a column is worth is
-    judged on --file (without one, the model writes its own text), summed over all uses of the shared layer. Prune
-    first, then train again if you can (finetune, distill), then quantize.
-
-    \b
-    --ffn 1/2 --heads 2/3        half of the columns, two thirds of the heads
-    --vocabulary domain.txt      the same vectors for such texts, with a smaller word table
-    --layers 6                   the first six; for a model that was trained for it, or before training
-    """
-    from albertkit.cli import megabytes, quiet_or_note, read_texts
-    from albertkit.compress.prune import Keep
-    from albertkit.compress.prune import prune as run
-
-    texts = None if file is None else list(read_texts((), file))
-    words = None if vocabulary is None else list(read_texts((), vocabulary))
-    report = run(source, target, Keep(vocabulary=words, **keep), texts, overwrite=force, progress=quiet_or_note)
-    if as_json:
-        click.echo(json.dumps(asdict(report)))
-        return
-    click.echo(
-        f"{target}: {report.layers} layers, {report.heads} heads, feed-forward {report.ffn}, {report.vocabulary:,} pieces"
-    )
-    click.echo(f"  parameters  {report.parameters:,} (before {report.parameters_before:,})")
-    click.echo(f"  as float32  {megabytes(4 * report.parameters)} (before {megabytes(4 * report.parameters_before)})")
-    click.echo(f"  operations  {report.operations / report.operations_before:.0%} of before, for a token")
-    click.echo(
-        f"  vectors agree with the whole model's: cosine {report.cosine_mean:.4f} on average, {report.cosine_least:.4f} at least"
-    )
 
 
 @click.command(epilog="Example:  albertkit static my-albert/ table/ --texts texts.txt --dim 256")
@@ -211,6 +165,9 @@ def profile(model: Path, file: Path | None, length: int, batch: int, threads: in
 
 @click.command(epilog="Example:  albertkit plan my-albert/ --latency 20ms --memory 64MB --texts texts.txt")
 @click.argument("shape", default="base")
+@click.option(
+    "--option", "extras", multiple=True, metavar="NAME=VALUE", help="An option beyond ALBERT; see docs/options.md."
+)
 @click.option("--length", default=128, show_default=True, help="Tokens in a text.")
 @click.option("--batch", default=32, show_default=True, help="Texts at a time, for the memory of a shape.")
 @click.option("--latency", type=DURATION, help="Propose what answers one text within this time, such as 20ms.")
@@ -221,10 +178,10 @@ def profile(model: Path, file: Path | None, length: int, batch: int, threads: in
 @click.option("--plot", type=path, help="Draw latency against quality as this PNG.")
 @threads
 @as_json
-def plan(shape: str, length: int, batch: int, as_json: bool, **limits: Any) -> None:
+def plan(shape: str, extras: tuple[str, ...], length: int, batch: int, as_json: bool, **limits: Any) -> None:
     """Tell what a SHAPE costs; with a limit, find what fits this machine.
 
-    SHAPE is a preset (tiny, small, base, large, xlarge, xxlarge; tiny-zh, small-zh; base-v1 for version 1) or a
+    SHAPE is a preset (tiny, mini, small, base, large, xlarge, xxlarge; tiny-zh, small-zh; base-v1 for version 1) or a
     model folder. Without --latency and --memory: parameters, operations, bytes.
 
     With one of them the machine is measured for some seconds, and variants that are predicted to fit (shapes, bits, depths; for a
@@ -235,8 +192,12 @@ def plan(shape: str, length: int, batch: int, as_json: bool, **limits: Any) -> N
         for name in ("task", "plot"):
             if limits[name] is not None:
                 raise AlbertkitError(f"--{name} needs a limit to plan for; give --latency or --memory")
-        _costs(shape, length, batch, as_json)
+        _costs(shape, extras, length, batch, as_json)
         return
+    if extras:
+        raise AlbertkitError(
+            "--option counts what a shape costs; with a limit, give a folder, whose own options are used"
+        )
     from albertkit.compress.wanted import Wanted, proposals
 
     wanted = Wanted(length=length, **{n: limits[n] for n in ("latency", "memory", "texts", "task", "count", "threads")})
@@ -253,13 +214,15 @@ def plan(shape: str, length: int, batch: int, as_json: bool, **limits: Any) -> N
     _show_proposals(found)
 
 
-def _costs(shape: str, length: int, batch: int, as_json: bool) -> None:
+def _costs(shape: str, extras: tuple[str, ...], length: int, batch: int, as_json: bool) -> None:
     """What a shape costs, by counting alone."""
     from albertkit.cli import megabytes, table
     from albertkit.compress.plan import plan as make_plan
     from albertkit.compress.wanted import config_of
+    from albertkit.options import given_options
 
     config = config_of(shape)
+    config = config.replace(options=given_options(extras, config.options)) if extras else config
     made = make_plan(config, length, batch)
     if as_json:
         click.echo(json.dumps({"config": config.to_dict(), **asdict(made)}, indent=2))
@@ -323,4 +286,4 @@ def _row(proposal: Proposal, width: int, best: bool, judged: bool) -> str:
     return "  ".join(cells).rstrip()
 
 
-VERBS = (prune, static, export, profile, plan)
+VERBS = (static, export, profile, plan)

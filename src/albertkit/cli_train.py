@@ -1,4 +1,4 @@
-"""The verbs that make models from text: `pretrain` and `distill`. Options come from the settings' own fields, so that each is explained once.
+"""The verb that makes a model from text: `pretrain` (`distill` stands in `cli_distill.py`). Options come from the settings' own fields, so that each is explained once.
 
 In: arguments. Out: calls into `train/`. With `cli.py` and its other parts, the only files that print.
 """
@@ -9,14 +9,14 @@ import dataclasses
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
 from albertkit.errors import AlbertkitError, need
-from albertkit.train.goals import Aims, Goals
+from albertkit.train.goals import Goals
 from albertkit.train.settings import Settings
 
 folder = click.Path(path_type=Path)
@@ -54,17 +54,30 @@ def of(kind: type, given: dict[str, Any]) -> Any:
 @click.argument("shards", type=folder)
 @click.option("-o", "--out", type=folder, required=True, help="Folder for checkpoints, metrics and the model.")
 @click.option("--shape", default="small", show_default=True, help="A preset, or a folder or JSON file with a config.")
+@click.option(
+    "--option", "extras", multiple=True, metavar="NAME=VALUE", help="An option beyond ALBERT; see docs/options.md."
+)
 @click.option("--start", type=folder, help="Begin with this model's weights instead of fresh ones.")
 @click.option("--resume", is_flag=True, help="Go on from the last checkpoint in --out, if there is one.")
 @click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
 @options(Settings, Goals)
 def pretrain(
-    shards: Path, out: Path, shape: str, start: Path | None, resume: bool, dry_run: bool, **given: Any
+    shards: Path,
+    out: Path,
+    shape: str,
+    extras: tuple[str, ...],
+    start: Path | None,
+    resume: bool,
+    dry_run: bool,
+    **given: Any,
 ) -> None:
     """Pre-train a model on SHARDS, the folder that `albertkit corpus` made.
 
     The budget is one of --steps, --tokens and --minutes (default: 10 minutes). On several GPUs or machines:
     torchrun --nproc-per-node 8 -m albertkit pretrain SHARDS -o RUN --minutes 60 --resume
+
+    --option switches on what other descriptions of ALBERT add to it, as often as needed:
+    --option low_rank=32 --option gru=true --option window=64 --option global_every=3
 
     --out then holds checkpoints/, metrics.jsonl, tensorboard/, loss.png, and the finished model in model/.
     Ctrl-C saves; the same command with --resume goes on, and ends with the same weights as if nothing had happened
@@ -80,7 +93,11 @@ def pretrain(
     from albertkit.train.pretrain import Pretraining, describe
 
     before = read_artifact(start) if start else None
-    config = before.config if before else shape_of(shape)
+    if before and extras:
+        raise AlbertkitError(
+            "--option and --start were both given; a model keeps the options it began with, so leave one away"
+        )
+    config = before.config if before else shape_of(shape, extras)
     work = Pretraining(shards, config, settings, goals, before)
     if dry_run:
         for name, value in describe(work).items():
@@ -93,73 +110,15 @@ def pretrain(
         click.echo(json.dumps({"model": str(outcome.model), "tokens": outcome.state.tokens, **outcome.metrics}))
 
 
-@click.command(
-    epilog="Example:  albertkit distill shards -o vectors --start run/model --teacher minilm --teacher gte:1.5"
-)
-@click.argument("shards", type=folder)
-@click.option("-o", "--out", type=folder, required=True, help="Folder for texts, checkpoints, metrics and the model.")
-@click.option("--start", type=folder, required=True, help="The pre-trained model.")
-@click.option(
-    "--teacher", "teachers", multiple=True, required=True, help="Folder of a sentence encoder, or FOLDER:WEIGHT."
-)
-@click.option("--workers", default=1, show_default=True, help="Processes that turn ids into text for the teachers.")
-@click.option("--resume", is_flag=True, help="Go on from the last checkpoint in --out, if there is one.")
-@options(Settings, Aims)
-def distill(
-    shards: Path, out: Path, start: Path, teachers: tuple[str, ...], workers: int, resume: bool, **given: Any
-) -> None:
-    """Teach a pre-trained model sentence vectors, from the vectors other encoders give to texts of SHARDS.
+def shape_of(shape: str, extras: Sequence[str] = ()) -> Any:
+    """A config by preset name, or from a model folder or a JSON file; with options such as low_rank=32."""
+    from albertkit.options import given_options
 
-    Sentences, passages, phrases and questions are drawn from the corpus once, and each teacher reads them once; then the student learns to give a
-    mixture of the teachers' vectors, at every depth of --depths and every width of --widths, and keeps filling masks.
-    """
-    need("torch", "train", "distilling")
-    if not any(given[name] is not None for name in ("steps", "tokens", "minutes")):
-        given["minutes"] = DEFAULT_MINUTES
-    settings, aims = of(Settings, given), of(Aims, given)
-    from tqdm import tqdm
-
-    from albertkit.artifact import read_artifact
-    from albertkit.data.passages import Passages, Shares, draw
-    from albertkit.data.shards import Shards
-    from albertkit.train.distill import Distilling
-    from albertkit.train.loop import train
-    from albertkit.train.teachers import Mixture, teach
-    from albertkit.train.team import choose_device
-
-    texts, artifact = out / "texts", read_artifact(start)
-    if not (texts / "targets.npy").is_file():
-        corpus = Shards.open(shards)
-        longest = artifact.config.max_position_embeddings - 2
-        mark = corpus.tokenizer().id_of("?")
-        draw(corpus.split("train"), mark, Shares(longest=min(254, longest)), settings.seed).save(texts)
-        named = [weighed(name) for name in teachers]
-        mixture = Mixture(tuple(a for a, _ in named), tuple(b for _, b in named), artifact.config.hidden_size)
-        teach(
-            Passages.open(texts),
-            shards / "tokenizer",
-            mixture,
-            texts / "targets.npy",
-            choose_device(settings.device),
-            workers,
-        )
-    work = Distilling(artifact, texts, shards, settings, aims)
-    outcome = train(work, settings, out, resume=resume, say=lambda text: tqdm.write(text, file=sys.stderr), bar=True)
-    if outcome.model is not None:
-        click.echo(json.dumps({"model": str(outcome.model), "tokens": outcome.state.tokens, **outcome.metrics}))
+    config = _plain_shape(shape)
+    return config.replace(options=given_options(extras, config.options)) if extras else config
 
 
-def weighed(name: str) -> tuple[Path, float]:
-    """FOLDER or FOLDER:WEIGHT."""
-    path, colon, weight = name.rpartition(":")
-    try:
-        return (Path(path), float(weight)) if colon and not Path(name).exists() else (Path(name), 1.0)
-    except ValueError:
-        raise AlbertkitError(f"teacher {name!r} is neither a folder nor FOLDER:WEIGHT, such as gte:1.5") from None
-
-
-def shape_of(shape: str) -> Any:
-    """A config by preset name, or from a model folder or a JSON file."""
+def _plain_shape(shape: str) -> Any:
     from albertkit.artifact import read_json
     from albertkit.config import AlbertConfig, preset
 

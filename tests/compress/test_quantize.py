@@ -146,3 +146,48 @@ def test_damaged_quantised_files(tmp_path, bits):
     save_file({n: a for n, a in good.items() if n != name}, path)
     with pytest.raises(AlbertkitError):
         read_stored(tmp_path / "m")
+
+
+def test_the_check_runs_without_torch_and_refuses(tmp_path):
+    """`quantize --check` where torch cannot be imported: numbers in the error, nothing written; then accepted."""
+    import json
+    import subprocess
+    import sys
+
+    write_artifact(make(tiny(vocab_size=30000)), tmp_path / "float")
+    (tmp_path / "lines.txt").write_text("\n".join(f"text {i} is here to be read" for i in range(20)))
+    given = [
+        "quantize",
+        str(tmp_path / "float"),
+        str(tmp_path / "small"),
+        "--bits",
+        "4",
+        "-f",
+        str(tmp_path / "lines.txt"),
+    ]
+    given += ["--check", str(tmp_path / "lines.txt"), "--tolerance", "0", "--json"]
+    code = "import sys; sys.modules['torch'] = None; from albertkit.cli import main; main()"
+    refused = subprocess.run([sys.executable, "-c", code, *given], capture_output=True, text=True, check=False)
+    assert refused.returncode == 2 and "masks 1.0000 before" in refused.stderr, refused.stderr
+    assert not (tmp_path / "small").exists()
+    accepted = subprocess.run(
+        [sys.executable, "-c", code, *given, "--accept"], capture_output=True, text=True, check=False
+    )
+    assert accepted.returncode == 0, accepted.stderr
+    verdict = json.loads(accepted.stdout)["verdict"]
+    assert verdict["metric"] == "masks" and 0 < verdict["loss"] == pytest.approx(1 - verdict["after"])
+
+
+def test_weights_trained_for_few_bits_are_rounded_as_they_are():
+    """With `smooths`, nothing is rounded to cancel errors, and the smoothing is the one that was given."""
+    artifact = make(tiny(vocab_size=30000))
+    name = "encoder.groups.0.0.ffn.up.weight"
+    smooth = np.linspace(0.5, 2, 32).astype(np.float32)
+    for bits in (8, 4):
+        packed = pack(artifact.weights, bits, None, {name: smooth})
+        np.testing.assert_array_equal(packed[f"{name}.smooth"], smooth)
+        assert f"{name.replace('up', 'down')}.smooth" not in packed
+        found = unpack(packed, {n: a.shape for n, a in artifact.weights.items()})[name].floats()
+        plain = artifact.weights[name] / smooth
+        made = quantize_rows(plain) if bits == 8 else open_blocks(*quantize_blocks(plain), 32)
+        np.testing.assert_array_equal(found, made.floats() * smooth)

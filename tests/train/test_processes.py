@@ -100,6 +100,52 @@ def test_two_processes_train_as_one(bench, tmp_path, config):
         assert mine["gradient"] == pytest.approx(theirs["gradient"], rel=1e-4)
 
 
+def child_of_rank(rank: int, parent: int) -> int | None:
+    """The process that torchrun started for a rank."""
+    for child in Path(f"/proc/{parent}/task/{parent}/children").read_text().split():
+        try:
+            environment = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if f"RANK={rank}".encode() in environment:
+            return int(child)
+    return None
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
+def test_a_killed_worker_is_replaced_and_the_run_goes_on(bench, tmp_path, config):
+    """Two processes with parted moments, one killed: torchrun starts both again, without --resume in the command. The checkpoint is one that a single
+    process goes on from, and the numbers are those of a single process."""
+    given = {"schedule": "constant", "warmup": 0.0, "log_every": 1, "evaluations": 1, "save_steps": 4}
+    torchrun = [
+        "--standalone",
+        "--local-addr=127.0.0.1",
+        "--nproc-per-node=2",
+        "--max-restarts=1",
+        "--monitor-interval=0.1",
+    ]
+    out = tmp_path / "team"
+    line = [*command(bench.shards, out, config, steps=60, **given), "--shard"]
+    line = [sys.executable, "-m", "torch.distributed.run", *torchrun, *line]
+    with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENVIRONMENT) as process:
+        try:
+            wait_for(lambda: 8 in checkpoint.steps(out), process)
+            os.kill(child_of_rank(1, process.pid), signal.SIGKILL)
+            output, errors = process.communicate(timeout=90)
+        finally:
+            process.terminate()  # torchrun takes its workers with it
+        assert process.returncode == 0, errors.decode()[-2000:]
+    assert b"going on from step" in errors and json.loads(output)["tokens"] == 60 * 128
+    bench.train(out, resume=True, **{**given, "steps": 62})
+    bench.train(tmp_path / "one", **{**given, "steps": 62})
+    one, team = (lines(run, "train") for run in (tmp_path / "one", out))
+    assert [line["step"] for line in team] == list(range(1, 63))
+    for mine, theirs in zip(team, one, strict=True):
+        assert mine["mlm_loss"] == pytest.approx(theirs["mlm_loss"], abs=5e-6 if mine["step"] < 12 else 1e-3), mine[
+            "step"
+        ]
+
+
 def test_the_first_process_writes_nothing_before_all_have_looked(tmp_path):
     """Otherwise one that comes late would take the first one's checkpoint for somebody else's training."""
     seen = []

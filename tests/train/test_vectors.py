@@ -21,6 +21,7 @@ from albertkit.tokenizer import Tokenizer
 from albertkit.train import distill, loop, teachers, tune
 from albertkit.train.frozen import cut, few, fit
 from albertkit.train.settings import Settings
+from albertkit.train.team import Team
 from albertkit.train.tuning import Options
 from tests.conftest import tiny
 from tests.train.conftest import TOPICS, VOCAB
@@ -263,10 +264,119 @@ def test_the_verb_distill_from_a_bert_to_vectors(corpus, shards, tmp_path):
     write_artifact(Artifact(shape, AlbertModel(shape).weights(), corpus.tokenizer()), tmp_path / "start")
     given = ["distill", str(shards), "-o", str(tmp_path / "out"), "--start", str(tmp_path / "start"), "--teacher",
              f"{folder}:1.0", "--steps", "50", "--batch", "4", "--text-tokens", "400", "--most-texts", "32", "--depths", "1,3",
-             "--widths", "8,32", "--learning-rate", "3e-3", "--device", "cpu", "--no-tensorboard"]  # fmt: skip
+             "--widths", "8,32", "--learning-rate", "3e-3", "--device", "cpu", "--no-tensorboard", "--everyday", "50", "--near", "0.5",
+             "--shallow", "0.5"]  # fmt: skip
     done = CliRunner().invoke(app, given)
     assert done.exit_code == 0, done.output
     targets = np.load(tmp_path / "out" / "texts" / "targets.npy")
     assert targets.shape == (len(Passages.open(tmp_path / "out" / "texts")), 32) and np.isfinite(targets).all()
     assert Albert(tmp_path / "out").embed("cat dog cow").shape == (32,)
     assert '"cosine_3": 0.' in done.output
+
+
+def test_freezing_needs_no_torch_and_reads_as_much_as_it_is_told(start, tmp_path):
+    """`finetune --freeze` in a process where torch cannot be imported; tokens beyond --max-length are not read."""
+    import json
+    import subprocess
+    import sys
+
+    rows = [f"{e.text} {e.text} {e.text}\t{e.label}" for e in classes(60)]
+    (tmp_path / "train.tsv").write_text("\n".join(["text\tlabel", *rows]) + "\n")
+    given = [
+        "finetune",
+        "classify",
+        str(tmp_path / "train.tsv"),
+        "--start",
+        str(start),
+        "--freeze",
+        "--max-length",
+        "8",
+    ]
+    code = f"""
+import sys
+class NoTorch:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] == "torch":
+            raise ImportError(name)
+sys.meta_path.insert(0, NoTorch())
+from albertkit.cli import app
+app({[*given, "-o", str(tmp_path / "out")]!r})
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["accuracy"] > 0.5
+    albert = Albert(tmp_path / "out" / "model")
+    assert albert.meta.details["max_length"] == 8
+    first, longer = "cat dog cow hen pig fox", "cat dog cow hen pig fox oak elm ash fir yew bay"
+    assert albert.classify(first).probabilities == albert.classify(longer).probabilities
+    with pytest.raises(AlbertkitError, match="only classes of texts"):
+        tune.finetune("match", pairs(20, 0, True), (), tmp_path / "no", start, Options(freeze=True))
+
+
+def test_masked_words_count_the_same_in_one_part_or_in_four(corpus, shards, tmp_path):
+    """`distill --micro`: texts are one half of an update, masked words the other."""
+    config = tiny(vocab_size=64, initializer_range=0.1, max_position_embeddings=40)
+    found = draw(corpus.split("train"), None, Shares(longest=20), seed=1)
+    found.save(tmp_path / "texts")
+    rng = np.random.default_rng(0)
+    np.save(tmp_path / "texts" / "targets.npy", rng.normal(size=(len(found), 32)).astype(np.float16))
+    aims = distill.Aims(depths="1,3", widths="8,32", text_tokens=400, most_texts=32, words=0.5)
+    gradients = []
+    for micro in (None, 2):
+        torch.manual_seed(0)
+        artifact = Artifact(config, AlbertModel(config, {}).weights(), corpus.tokenizer())
+        quick = Settings(steps=1, batch=8, micro=micro, device="cpu", tensorboard=False)
+        work = distill.Distilling(artifact, tmp_path / "texts", shards, quick, aims)
+        parts, _ = work.next(0, 0.0, Team(0, 1, torch.device("cpu")))
+        assert len(parts) == (2 if micro is None else 5)
+        for part in parts:
+            (work.objective(*part)[0] / len(parts)).backward()
+        gradients.append(work.model.encoder.groups[0][0].ffn.up.weight.grad)
+    assert torch.nn.functional.cosine_similarity(gradients[0].flatten(), gradients[1].flatten(), 0) > 0.98
+    assert 0.9 < float(gradients[0].norm() / gradients[1].norm()) < 1.1
+
+
+def test_widths_are_checked_before_teachers_read(shards, start, tmp_path):
+    from click.testing import CliRunner
+
+    from albertkit.cli import app
+
+    given = [
+        "distill",
+        str(shards),
+        "-o",
+        str(tmp_path / "out"),
+        "--start",
+        str(start),
+        "--teacher",
+        str(tmp_path / "none"),
+    ]
+    done = CliRunner().invoke(app, [*given, "--widths", "8,64", "--depths", "1,3"])
+    assert done.exit_code == 1 and "say --widths 8,32" in str(done.exception)
+    assert not (tmp_path / "out" / "texts").exists()
+
+
+def test_batches_hold_runs_of_like_texts_and_some_updates_stop_early(corpus, shards, tmp_path):
+    config = tiny(vocab_size=64, initializer_range=0.1, max_position_embeddings=40)
+    more = [list(row) for row in np.random.default_rng(1).integers(5, 60, (600, 6))]
+    found = draw(corpus.split("train"), None, Shares(longest=20), seed=1, more=more)
+    assert len(found) == len(draw(corpus.split("train"), None, Shares(longest=20), seed=1)) + 600
+    found.save(tmp_path / "texts")
+    rng = np.random.default_rng(0)
+    targets = rng.normal(size=(8, 32))[rng.integers(0, 8, len(found))] + 0.1 * rng.normal(size=(len(found), 32))
+    np.save(tmp_path / "texts" / "targets.npy", targets.astype(np.float16))
+    artifact = Artifact(config, AlbertModel(config, {}).weights(), corpus.tokenizer())
+    cpu = torch.device("cpu")
+    likeness = []
+    for near in (0.0, 1.0):
+        aims = distill.Aims(depths="1,2,3", widths="32", text_tokens=4000, most_texts=64, near=near, shallow=0.5)
+        work = distill.Distilling(artifact, tmp_path / "texts", None, Settings(steps=1, device="cpu"), aims)
+        batches = [work.texts(np.random.default_rng(n), cpu) for n in range(6)]
+        assert all(ids.shape[0] == len(wanted) for ids, wanted in batches)
+        best = [torch.nn.functional.normalize(wanted.float(), dim=-1) for _, wanted in batches]
+        likeness.append(np.mean([float((b @ b.T > 0.9).float().mean()) for b in best]))
+    assert likeness[1] > 1.5 * likeness[0]
+    depths = {work.next(step, 0.0, Team(0, 1, cpu))[0][0][2] for step in range(20)}
+    assert depths == {(1, 2), (1, 2, 3)}
+    with pytest.raises(AlbertkitError, match="near is 2"):
+        distill.Aims(near=2)

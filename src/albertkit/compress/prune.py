@@ -12,13 +12,13 @@ removal loses (see `LOG.md`); training afterwards recovers more (`albertkit dist
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from albertkit.artifact import Artifact, Meta, write_artifact
+from albertkit.artifact import Artifact, write_artifact
 from albertkit.compress.calibrate import READS, Progress, calibration, own_text, watch
 from albertkit.compress.plan import operations
 from albertkit.compress.shrink import agreement
@@ -72,8 +72,12 @@ def prune(
     texts: Sequence[str] | None = None,
     overwrite: bool = False,
     progress: Progress = lambda _: None,
+    recovery: Callable[[Artifact, Artifact], Artifact] | None = None,
 ) -> Report:
-    """Prune a model and write it. `texts` are like those it will read; without, it writes its own. A tenth is kept aside."""
+    """Prune a model and write it. `texts` are like those it will read; without, it writes its own. A tenth is kept aside.
+
+    recovery: gets the whole model and the pruned one, and gives the pruned one trained (`train/recover.py`).
+    """
     before = open_model(source)
     _check(before, keep, source)
     if texts is not None and len(texts) < 10:
@@ -82,14 +86,17 @@ def prune(
     ids: list[list[int]] = []
     if keep.heads is not None or keep.ffn is not None:
         ids = calibration(before, None if texts is None else [t for i, t in enumerate(texts) if i % 10], progress)
-    after = slim(truncate(before, keep.layers), keep, ids, progress)
+    after = _noted(before, slim(truncate(before, keep.layers), keep, ids, progress))
+    if recovery is not None:
+        progress("")
+        after = recovery(before, after)
     progress("comparing")
     cosine = agreement(before, after, held)
-    if keep.vocabulary is not None:
+    if keep.vocabulary is not None:  # last, so that a teacher and its student cut text alike
         progress("cutting the vocabulary")
-        after = cut_vocabulary(after, keep.vocabulary)
+        after = _noted(after, cut_vocabulary(after, keep.vocabulary))
     report = _report(before, after, cosine)
-    write_artifact(dataclasses.replace(after, meta=_meta(before, after)), target, overwrite)
+    write_artifact(after, target, overwrite)
     progress("")
     return report
 
@@ -103,6 +110,12 @@ def _check(artifact: Artifact, keep: Keep, source: Path | str) -> None:
         raise AlbertkitError("nothing was asked for; say what stays: heads, ffn, layers or vocabulary")
     if artifact.config.options.static and (keep.heads or keep.ffn or keep.layers):
         raise AlbertkitError("a static model has no layers; only its vocabulary can be pruned")
+    for option, why in (("shared_heads", "one key and value matrix"), ("attention_bias", "a table of biases")):
+        if keep.heads is not None and getattr(artifact.config.options, option):
+            raise AlbertkitError(
+                f"this model has the option {option}: its heads have {why} together, so no head can be taken out; "
+                f"prune ffn, layers or vocabulary"
+            )
 
 
 def _report(before: Artifact, after: Artifact, cosine: np.ndarray) -> Report:
@@ -122,9 +135,11 @@ def _report(before: Artifact, after: Artifact, cosine: np.ndarray) -> Report:
     )
 
 
-def _meta(before: Artifact, after: Artifact) -> Meta:
-    """What is known about the result: its history, and no scores or limits of early exit, since those were the whole model's."""
+def _noted(before: Artifact, after: Artifact) -> Artifact:
+    """The result, with what is known about it: its history, and no scores or limits of early exit, since those were the whole model's."""
     parts = ("num_attention_heads", "intermediate_size", "num_hidden_layers", "vocab_size")
+    if before.config == after.config:
+        return after
     step: dict[str, object] = {"step": "prune"}
     for part in parts:
         if getattr(before.config, part) != getattr(after.config, part):
@@ -132,7 +147,8 @@ def _meta(before: Artifact, after: Artifact) -> Meta:
     if before.meta.metrics:
         step["scores before"] = before.meta.metrics
     details = {name: value for name, value in after.meta.details.items() if name != "exit"}
-    return dataclasses.replace(after.meta, metrics={}, details=details, made=(*after.meta.made, step))
+    meta = dataclasses.replace(after.meta, metrics={}, details=details, made=(*after.meta.made, step))
+    return dataclasses.replace(after, meta=meta)
 
 
 # Layers ----------------------------------------------------------------------------------------------------------

@@ -79,11 +79,11 @@ def quantize_blocks(weight: np.ndarray, moments: np.ndarray | None = None) -> tu
 
 def _best_steps(cut: np.ndarray, weighed: np.ndarray | None) -> np.ndarray:
     """The step of each row of one block, by (weighed) squared error."""
-    best = np.full(len(cut), np.inf, np.float32)
+    best = np.full(len(cut), np.inf)
     steps = np.ones(len(cut), np.uint8)
     for step in range(1, 16):
         off = np.square(np.clip(np.rint(cut / step), -8, 7) * step - cut)
-        error = off.sum(axis=1) if weighed is None else off @ weighed
+        error = off.sum(axis=1, dtype=np.float64) if weighed is None else off @ weighed
         better = error < best
         best[better], steps[better] = error[better], step
     return steps
@@ -117,9 +117,9 @@ def open_blocks(packed: np.ndarray, steps: np.ndarray, scale: np.ndarray, column
 
 def is_matrix(name: str, array: np.ndarray) -> bool:
     """What is quantised: the matrices of the encoder and of the masked-word head. Segment tables and task heads are
-    small, and stay float.
+    small, and stay float, as do the small matrices of the options (`.low.`, `.theta`).
     """
-    kept = (".segment.", ".linear.")
+    kept = (".segment.", ".linear.", ".low.", ".theta")
     return array.ndim == 2 and not any(part in name for part in kept) and name.startswith(("encoder.", "heads.mlm."))
 
 
@@ -145,9 +145,15 @@ def smoothing(name: str, moments: np.ndarray | None, bits: int) -> np.ndarray | 
 
 
 def pack(
-    weights: dict[str, np.ndarray], bits: int, moments: dict[str, np.ndarray] | None = None
+    weights: dict[str, np.ndarray],
+    bits: int,
+    moments: dict[str, np.ndarray] | None = None,
+    smooths: dict[str, np.ndarray] | None = None,
 ) -> dict[str, np.ndarray]:
-    """Float weights to the tensors of a quantised file: `NAME`, `NAME.scale`, `NAME.smooth` and, at 4 bits, `NAME.step`."""
+    """Float weights to the tensors of a quantised file: `NAME`, `NAME.scale`, `NAME.smooth` and, at 4 bits, `NAME.step`.
+
+    smooths: of weights that were trained for few bits (`train/qat.py`), the `smooth` they were trained with; they are rounded as they are.
+    """
     if bits not in BITS:
         raise AlbertkitError(f"bits is {bits!r}; choose 8 or 4")
     out: dict[str, np.ndarray] = {}
@@ -156,7 +162,7 @@ def pack(
             out[name] = np.ascontiguousarray(array, np.float32)
             continue
         seen = (moments or {}).get(name)
-        smooth = smoothing(name, seen, bits)
+        smooth = smoothing(name, seen, bits) if smooths is None else smooths.get(name)
         if smooth is not None:
             out[f"{name}.smooth"] = smooth
             array = array / smooth

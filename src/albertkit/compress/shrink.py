@@ -1,7 +1,8 @@
 """A model in fewer bits, and how much of it is left: the verb `quantize`.
 
-In: a model folder of any kind. Out: a quantised artifact folder, and a `Report` that compares its vectors with the float
-model's on texts nobody calibrated with (or, without texts, on text of the model's own).
+In: a model folder of any kind, or what `train/qat.py` trained for few bits. Out: a quantised artifact folder, and a `Report` that compares its vectors
+with the float model's on texts nobody calibrated with (or, without texts, on text of the model's own). With a `Check`, nothing is written that loses
+more than it may. No torch.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from pathlib import Path
 
 import numpy as np
 
-from albertkit.artifact import QUANTISED_FILE, Artifact, Stored, read_stored, write_artifact
+from albertkit.artifact import QUANTISED_FILE, Artifact, Stored, new_folder, read_stored, write_artifact
 from albertkit.compress.calibrate import moments, own_text
+from albertkit.compress.judge import Check, Verdict, refuse
 from albertkit.compress.quantize import BITS
 from albertkit.config import AlbertConfig
 from albertkit.errors import AlbertkitError
@@ -35,6 +37,26 @@ class Report:
     """Agreement of mean-pooled vectors with the float model's."""
     cosine_least: float
     texts: int
+    verdict: Verdict | None = None
+    """What was lost on the examples of a check."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """Float weights that were trained for few bits, and what their inputs are multiplied with."""
+
+    artifact: Artifact
+    smooths: dict[str, np.ndarray]
+
+
+def float_model(source: Path | str) -> Artifact:
+    """A model that is not quantised yet."""
+    artifact = open_model(source)
+    if artifact.meta.quantisation is not None:
+        raise AlbertkitError(
+            f"{source} is stored as {artifact.meta.quantisation} already; quantise the float model it came from"
+        )
+    return artifact
 
 
 def shrink(
@@ -44,15 +66,16 @@ def shrink(
     texts: Sequence[str] | None = None,
     overwrite: bool = False,
     progress: Callable[[str], None] = lambda _: None,
+    check: Check | None = None,
+    trained: Trained | None = None,
 ) -> Report:
-    """Quantise a model and write it; a tenth of the texts is kept aside to compare with."""
+    """Quantise a model and write it; a tenth of the texts is kept aside to compare with.
+
+    check: what it is asked before it is written. trained: weights to store in the place of the source's.
+    """
     if bits not in BITS:
         raise AlbertkitError(f"bits is {bits!r}; choose 8 or 4")
-    artifact = open_model(source)
-    if artifact.meta.quantisation is not None:
-        raise AlbertkitError(
-            f"{source} is stored as {artifact.meta.quantisation} already; quantise the float model it came from"
-        )
+    artifact = float_model(source)
     if texts is not None and len(texts) < 10:
         raise AlbertkitError(f"{len(texts)} calibration texts were given; give at least 10, better some hundred")
     if texts is None:
@@ -62,22 +85,29 @@ def shrink(
     else:
         limit = artifact.config.max_position_embeddings
         held = [e.ids for e in artifact.tokenizer.encode_batch(list(texts)[::10][:64], max_length=limit)]
-    calibration = None if texts is None else [text for i, text in enumerate(texts) if i % 10]
-    seen = moments(artifact, calibration, progress)
-    step = {"step": "quantize", "bits": bits, "calibration": "own text" if texts is None else f"{len(texts)} texts"}
-    meta = dataclasses.replace(artifact.meta, made=(*artifact.meta.made, step))
-    progress("writing")
-    write_artifact(dataclasses.replace(artifact, meta=meta), target, overwrite, bits=bits, moments=seen)
-    after = read_stored(target)
-    cosine = agreement(artifact, after, held)
+    made = artifact if trained is None else trained.artifact
+    seen = None
+    if trained is None:
+        seen = moments(artifact, None if texts is None else [text for i, text in enumerate(texts) if i % 10], progress)
+    known = "own text" if texts is None else f"{len(texts)} texts"
+    step = {"step": "quantize", "bits": bits, "calibration": known if trained is None else "as trained"}
+    made = dataclasses.replace(made, meta=dataclasses.replace(made.meta, made=(*made.meta.made, step)))
+    with new_folder(Path(target), overwrite) as scratch:
+        progress("rounding")
+        write_artifact(made, scratch, bits=bits, moments=seen, smooths=None if trained is None else trained.smooths)
+        progress("comparing")
+        cosine = agreement(artifact, read_stored(scratch), held)
+        verdict = None if check is None else refuse(source, scratch, check)
+        size = (scratch / QUANTISED_FILE).stat().st_size
     progress("")
     return Report(
         bits=bits,
         bytes_before=sum(a.nbytes for a in artifact.weights.values()),
-        bytes=(Path(target) / QUANTISED_FILE).stat().st_size,
+        bytes=size,
         cosine_mean=float(cosine.mean()),
         cosine_least=float(cosine.min()),
         texts=len(held),
+        verdict=verdict,
     )
 
 

@@ -68,8 +68,14 @@ class Passages:
         return cls(*found)
 
 
-def draw(shards: Sequence[Shard], question_mark: int | None, shares: Shares, seed: int = 0) -> Passages:
-    """Texts of all kinds from all shards, each once."""
+def draw(
+    shards: Sequence[Shard],
+    question_mark: int | None,
+    shares: Shares,
+    seed: int = 0,
+    more: Sequence[Sequence[int]] = (),
+) -> Passages:
+    """Texts of all kinds from all shards, each once, and `more` of anybody's own, as ids."""
     starts: list[np.ndarray] = []
     stops: list[np.ndarray] = []
     offset = 0
@@ -87,7 +93,9 @@ def draw(shards: Sequence[Shard], question_mark: int | None, shares: Shares, see
     rng = np.random.default_rng([seed, len(shards)])
     at = np.flatnonzero((length >= 6) & (length <= 48) & (rng.random(len(length)) < shares.variants))
     changed = exchanged(whole, np.flatnonzero(word_starts(marked)), begin[at], length[at], rng)
-    return by_length(np.concatenate([texts, changed]), np.concatenate([length, length[at]]))
+    own = np.fromiter((token for text in more for token in text), texts.dtype)
+    lengths = np.fromiter((len(text) for text in more), np.int64, len(more))
+    return by_length(np.concatenate([texts, changed, own]), np.concatenate([length, length[at], lengths]))
 
 
 def gather(whole: np.ndarray, begin: np.ndarray, length: np.ndarray) -> np.ndarray:

@@ -69,7 +69,10 @@ def restore_optimizers(optimizers: list[torch.optim.Optimizer], flat: dict[str, 
             if int(home) == number:
                 state.setdefault(int(place), {})[name] = value
         try:
-            optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+            groups = torch.optim.Optimizer.state_dict(optimizer)[
+                "param_groups"
+            ]  # a parted one has not gathered its own
+            optimizer.load_state_dict({"state": state, "param_groups": groups})
         except (ValueError, KeyError, RuntimeError) as error:
             raise AlbertkitError(
                 f"the checkpoint's optimizer state does not fit ({error}); resume with the optimizer it was made with"

@@ -13,6 +13,7 @@ Every update also sees rows of masked words with the order of sentences, at the 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -31,9 +32,13 @@ from albertkit.model.model import tensors_of
 from albertkit.train import precision, pretrain
 from albertkit.train.checkpoint import State
 from albertkit.train.goals import Aims, Goals
+from albertkit.train.imitate import vectors_apart
+from albertkit.train.neighbours import alike
 from albertkit.train.settings import Settings
 from albertkit.train.team import Team
 from albertkit.train.work import Alarm
+
+RUN = 16  # texts of like meaning that come together
 
 
 class Objective(nn.Module):
@@ -45,41 +50,32 @@ class Objective(nn.Module):
         self.depths, self.widths = aims.numbers("depths"), aims.numbers("widths")
         self.dtype = torch.float32
 
-    def forward(self, kind: str, *given: Tensor) -> tuple[Tensor, Tensor]:
-        """(loss, sums of `Distilling.measures`)."""
+    def forward(self, kind: str, *given: Any) -> tuple[Tensor, Tensor]:
+        """(loss, sums of `Distilling.measures`); first given is what this part of the batch counts, then, for texts, at which depths."""
         if kind == "words" and self.words is not None:
+            share, *rows = given
             self.words.dtype = self.dtype
-            loss, sums = self.words(*given)
+            loss, sums = self.words(*rows)
             empty = torch.zeros(len(self.depths), 2, device=sums.device)
-            return self.aims.words * loss, torch.cat([empty, sums[:2]])
-        ids, wanted = given
-        found = self.vectors(ids)
+            return share * self.aims.words * loss, torch.cat([empty, sums[:2]])
+        share, depths, ids, wanted = given
+        found = self.vectors(ids, depths)
         wanted = wanted.float()
         losses = [self.compare(vectors, wanted) for vectors in found]
-        alike = [F.cosine_similarity(v[:, : wanted.shape[1]], wanted[:, : v.shape[1]]).detach().sum() for v in found]
-        count = torch.tensor(float(len(ids)), device=ids.device)
-        sums = torch.stack([torch.stack([a, count]) for a in alike])
-        return torch.stack(losses).mean(), torch.cat([sums, torch.zeros(2, 2, device=ids.device)])
+        likeness = [F.cosine_similarity(v[:, : wanted.shape[1]], wanted[:, : v.shape[1]]).detach().sum() for v in found]
+        sums = torch.zeros(len(self.depths) + 2, 2, device=ids.device)  # the last two are the masked words'
+        sums[: len(likeness), 0], sums[: len(likeness), 1] = torch.stack(likeness), len(ids)
+        return share * torch.stack(losses).mean(), sums
 
-    def vectors(self, ids: Tensor) -> list[Tensor]:
+    def vectors(self, ids: Tensor, depths: Sequence[int]) -> list[Tensor]:
         """(texts, length) → the mean vector of each text after each depth."""
         batch = Batch.unpad(ids)
-        out = precision.call(
-            self.model, self.dtype, batch, depth=self.depths[-1], keep_layers=True, heads=()
-        ).encoded  # fmt: skip
-        return [out.layers[d].view(*ids.shape, -1).float().mean(1) for d in self.depths]
+        out = precision.call(self.model, self.dtype, batch, depth=depths[-1], keep_layers=True, heads=()).encoded
+        return [out.layers[d].view(*ids.shape, -1).float().mean(1) for d in depths]
 
     def compare(self, vectors: Tensor, wanted: Tensor) -> Tensor:
         """The mean over widths of distance and of the rows of similarities."""
-        losses = []
-        for width in self.widths:
-            mine, theirs = F.normalize(vectors[:, :width], dim=-1), F.normalize(wanted[:, :width], dim=-1)
-            near = 2 * (1 - (mine * theirs).sum(-1).mean())
-            hide = torch.eye(len(mine), device=mine.device, dtype=torch.bool)
-            scores = (self.aims.scale * mine @ mine.T).masked_fill(hide, -1e4)
-            goal = (self.aims.scale * theirs @ theirs.T).masked_fill(hide, -1e4)
-            rows = F.kl_div(scores.log_softmax(-1), goal.log_softmax(-1), log_target=True, reduction="batchmean")
-            losses.append(near + rows)
+        losses = [vectors_apart(vectors[:, :width], wanted[:, :width], self.aims.scale) for width in self.widths]
         return torch.stack(losses).mean()
 
 
@@ -114,10 +110,7 @@ class Distilling:
             self.model = bare(start)
         inner = self.words.objective if self.words else None
         self.objective = Objective(self.model, inner, self.aims)
-        if max(self.objective.widths) > min(start.config.hidden_size, self.targets.shape[1]):
-            raise AlbertkitError(
-                f"widths go up to {max(self.objective.widths)}; vectors have {start.config.hidden_size}"
-            )
+        check(self.aims, min(start.config.hidden_size, self.targets.shape[1]))
         lengths = self.passages.lengths
         self.lengths, self.firsts = np.unique(lengths, return_index=True)
         self.counts = np.diff(self.firsts, append=len(lengths))
@@ -126,6 +119,7 @@ class Distilling:
         if not len(self.lengths):
             raise AlbertkitError(f"{passages} holds too few texts of any one length; draw more")
         self.chances = self.counts / self.counts.sum()
+        self.order: np.ndarray | None = None
         self.operations = 3 * pretrain.operations(start.config, 64)["total"]
 
     @property
@@ -147,23 +141,33 @@ class Distilling:
     def next(self, step: int, progress: float, crew: Team) -> tuple[list[tuple[Any, ...]], int]:
         """Texts of one length, and rows of masked words."""
         self.objective.dtype = precision.choose(self.settings, crew.device)
-        ids, wanted = self.texts(np.random.default_rng([self.settings.seed, 7, step, crew.rank]), crew.device)
-        parts: list[tuple[Any, ...]] = [("texts", ids, wanted)]
+        rng = np.random.default_rng([self.settings.seed, 7, step, crew.rank])
+        ids, wanted = self.texts(rng, crew.device)
         tokens = ids.numel() * crew.world
-        if self.words is not None:
-            rows, more = self.words.next(step, progress, crew)
-            parts += [("words", *row) for row in rows]
-            tokens += more
-        return parts, tokens
+        depths = self.objective.depths
+        if np.random.default_rng([self.settings.seed, 8, step]).random() < self.aims.shallow:
+            depths = depths[: -(-len(depths) // 2)]
+        if self.words is None:
+            return [("texts", 1.0, depths, ids, wanted)], tokens
+        rows, more = self.words.next(step, progress, crew)
+        # the loop takes the mean over parts; texts are one half of it and masked words the other, in however many parts those come
+        count = len(rows) + 1
+        parts: list[tuple[Any, ...]] = [("texts", count / 2, depths, ids, wanted)]
+        parts += [("words", count / (2 * len(rows)), *row) for row in rows]
+        return parts, tokens + more
 
     def texts(self, rng: np.random.Generator, device: torch.device) -> tuple[Tensor, Tensor]:
         """A batch of texts of one length; a length is as likely as it is frequent among the texts."""
         at = int(rng.choice(len(self.lengths), p=self.chances))
         length, first, count = int(self.lengths[at]), int(self.firsts[at]), int(self.counts[at])
         rows = min(count, self.aims.most_texts, max(8, self.aims.text_tokens // (length + 2)))
-        chosen = np.sort(
-            first + rng.permutation(count)[:rows] if count < 4 * rows else first + rng.integers(0, count, rows)
-        )
+        drawn = rng.permutation(count)[:rows] if count < 4 * rows else rng.integers(0, count, rows)
+        runs = int(rows * self.aims.near) // RUN
+        if runs:
+            place = (rng.integers(0, max(1, count - RUN + 1), runs)[:, None] + np.arange(RUN)).ravel()
+            drawn[: len(place)] = self.neighbours(device)[first + place] - first
+        chosen = np.unique(first + drawn)
+        rows = len(chosen)
         starts = self.passages.ends[chosen] - length
         table = np.empty((rows, length + 2), np.int32)
         table[:, 0], table[:, -1] = self.ends
@@ -173,6 +177,15 @@ class Distilling:
             found = tuple(t.pin_memory().to(device, non_blocking=True) for t in found)  # type: ignore[assignment]
         return found[0].long(), found[1]
 
+    def neighbours(self, device: torch.device) -> np.ndarray:
+        """The texts of each length in an order of like meaning; found once, when it is first asked for."""
+        if self.order is None:
+            self.order = np.arange(len(self.passages))
+            for first, count in zip(self.firsts.tolist(), self.counts.tolist(), strict=True):
+                vectors = torch.from_numpy(np.array(self.targets[first : first + count])).to(device)
+                self.order[first : first + count] = first + alike(vectors, seed=self.settings.seed).cpu().numpy()
+        return self.order
+
     @torch.no_grad()
     def evaluate(self) -> dict[str, float]:
         """Likeness on fixed batches, and the masked words of held-out rows."""
@@ -180,7 +193,9 @@ class Distilling:
         sums = torch.zeros(len(self.measures), 2, device=device)
         with torch.compiler.set_stance("force_eager"):
             for number in range(8):
-                sums += self.objective("texts", *self.texts(np.random.default_rng([10**6, number]), device))[1]
+                sums += self.objective(
+                    "texts", 1.0, self.objective.depths, *self.texts(np.random.default_rng([10**6, number]), device)
+                )[1]
         found = {n: a / max(b, 1) for n, (a, b) in zip(self.measures, sums.tolist(), strict=True)}
         if self.words is not None:
             found |= {k: v for k, v in self.words.evaluate().items() if k in found}
@@ -216,6 +231,14 @@ class Distilling:
             metrics={**self.start.meta.metrics, "vectors": metrics}, made=(*self.start.meta.made, done),
         )  # fmt: skip
         return Artifact(self.model.config, self.model.weights(), self.tokenizer, meta)
+
+
+def check(aims: Aims, width: int) -> None:
+    """Refuse widths that a vector does not have; before teachers read anything."""
+    widths = aims.numbers("widths")
+    if widths[-1] > width:
+        fitting = ",".join(str(n) for n in sorted({n for n in widths if n < width} | {width}))
+        raise AlbertkitError(f"widths go up to {widths[-1]}, and vectors have {width} numbers; say --widths {fitting}")
 
 
 def bare(start: Artifact) -> AlbertModel:

@@ -207,7 +207,7 @@ class Elastic(Finetuning):
         found: dict[int, list[Any]] = {depth: [None] * len(features) for depth in depths}
         device = next(self.model.parameters()).device
         for places in groups([len(f.ids) for f in features], BUDGET, BUDGET):
-            batch = Batch.of([features[i].ids for i in places], [features[i].segments for i in places]).to(device)
+            batch = self.batch([features[i] for i in places], self.dev).to(device)
             for depth, out in self.objective.outputs(batch, depths)[0].items():
                 for i, row in zip(places, split_scores(out, self.objective.heads), strict=True):
                     found[depth][i] = row

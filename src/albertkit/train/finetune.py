@@ -25,6 +25,8 @@ from albertkit.errors import AlbertkitError
 from albertkit.model import AlbertModel, Batch, ModelOutput, pool
 from albertkit.model.model import build_head, tensors_of
 from albertkit.runtime.batching import groups
+from albertkit.tasks.generate import check_able
+from albertkit.tasks.tag import IGNORED
 from albertkit.tasks.task import Feature, Task
 from albertkit.tokenizer import Tokenizer
 from albertkit.train import precision
@@ -35,7 +37,6 @@ from albertkit.train.work import Alarm
 
 STRETCH = 50  # batches that are sorted by length together
 BUDGET = 4096  # tokens at once in an evaluation
-IGNORED = -100
 POOLED = {"classify", "choose"}  # heads that read the first token alone
 
 
@@ -91,6 +92,13 @@ def intent_loss(task: Any, out: ModelOutput, targets: list[Any]) -> Tensor:
     return intents + tag_loss(task, out, [t[1] for t in targets])
 
 
+def words_loss(task: Any, out: ModelOutput, targets: list[Any]) -> Tensor:
+    """Cross-entropy of the right word at each mask."""
+    scores = out.heads["mlm"].logits.float()  # (masks, V)
+    wanted = torch.tensor([t for row in targets for t in row if t != IGNORED], device=scores.device)
+    return F.cross_entropy(scores, wanted, label_smoothing=task.smoothing)
+
+
 def match_loss(task: Any, out: ModelOutput, targets: list[Any]) -> Tensor:
     """Losses over the cosines of pairs, see `tasks/match.py`; texts 2i and 2i + 1 are a pair."""
     vectors = F.normalize(out.heads["vector"].float(), dim=-1)
@@ -116,6 +124,7 @@ LOSSES: dict[tuple[str, ...], Callable[[Any, ModelOutput, list[Any]], Tensor]] =
     ("choose",): choose_loss,
     ("classify", "tag"): intent_loss,
     ("vector",): match_loss,
+    ("mlm",): words_loss,
 }
 
 
@@ -133,9 +142,12 @@ class Objective(nn.Module):
         self.heads = heads_of(task)
         self.dtype = torch.float32
 
-    def run(self, batch: Batch) -> ModelOutput:
-        """The model's output for the task's heads; each choice is scored by itself."""
-        inputs = {"choose": {"choices": 1}} if "choose" in self.heads else None
+    def run(self, batch: Batch, targets: Sequence[Any] = ()) -> ModelOutput:
+        """The model's output for the task's heads; each choice is scored by itself, and words where `targets` ask for one."""
+        inputs: dict[str, dict[str, Any]] = {"choose": {"choices": 1}} if "choose" in self.heads else {}
+        if "mlm" in self.heads:
+            asked = torch.tensor([t != IGNORED for row in targets for t in row], device=batch.ids.device)
+            inputs["mlm"] = {"positions": asked.nonzero()[:, 0]}
         heads = [head for head in self.heads if head != "vector"]
         first = set(self.heads) <= POOLED
         out: ModelOutput = precision.call(self.model, self.dtype, batch, heads=heads, inputs=inputs, first_only=first)
@@ -145,14 +157,14 @@ class Objective(nn.Module):
 
     def forward(self, batch: Batch, targets: list[Any], texts: int) -> tuple[Tensor, Tensor]:
         """(loss, its sum and count)."""
-        loss = LOSSES[self.heads](self.task, self.run(batch), targets)
+        loss = LOSSES[self.heads](self.task, self.run(batch, targets), targets)
         return loss, torch.stack([loss.detach() * texts, torch.full_like(loss, texts).detach()])[None]
 
 
 class Finetuning:
     """The work of fine-tuning, for `loop.train`."""
 
-    measures = ("loss",)
+    measures: tuple[str, ...] = ("loss",)
 
     def __init__(
         self,
@@ -169,13 +181,13 @@ class Finetuning:
         self.task, self.start, self.settings = task, start, settings
         self.tokenizer: Tokenizer = start.tokenizer
         self.max_length = min(max_length, start.config.max_position_embeddings)
-        self.dev = dev
+        self.examples, self.dev = train, dev
         self.features = units(task.features(train, self.tokenizer, self.max_length), len(train))
         if not self.features:
             raise AlbertkitError("there are no examples to learn from")
         self.dev_features = task.features(dev, self.tokenizer, self.max_length) if len(dev) else []
         torch.manual_seed(settings.seed)
-        self.model = fresh(start, task)
+        self.model = self.build()
         self.objective = Objective(self.model, task)
         self.metric = metric
         length = int(np.mean([len(f.ids) for unit in self.features for f in unit]))
@@ -185,6 +197,14 @@ class Finetuning:
         self.at = (0, 0)
         self._order: tuple[int, list[np.ndarray]] | None = None
         self.seen: list[Any] = []
+
+    def build(self) -> AlbertModel:
+        """The model to train; a work of one's own may add modules."""
+        return fresh(self.start, self.task)
+
+    def batch(self, features: Sequence[Feature], examples: Sequence[Any]) -> Batch:
+        """Features as what the encoder reads; a work of one's own may add what else is known of the examples (`model/fusion.py`)."""
+        return batch_of(features)
 
     @property
     def better(self) -> str:
@@ -232,19 +252,21 @@ class Finetuning:
     def part(self, chosen: list[list[Feature]], crew: Team) -> tuple[Any, ...]:
         """Some examples as (batch, targets, examples)."""
         features = [feature for unit in chosen for feature in unit]
-        batch = Batch.of([f.ids for f in features], [f.segments for f in features]).to(crew.device)
+        batch = self.batch(features, self.examples).to(crew.device)
         return batch, [f.target for f in features], len(chosen)
 
     @torch.no_grad()
     def scores(self, features: Sequence[Feature]) -> list[Any]:
-        """The heads' scores for each feature, as the task reads them."""
+        """The heads' scores for each feature of the held-out examples, as the task reads them."""
         self.objective.eval()
         found: list[Any] = [None] * len(features)
         device = next(self.model.parameters()).device
         for places in groups([len(f.ids) for f in features], BUDGET, BUDGET):
-            batch = Batch.of([features[i].ids for i in places], [features[i].segments for i in places]).to(device)
-            out = self.objective.run(batch)
-            for i, row in zip(places, split_scores(out, self.objective.heads), strict=True):
+            chosen = [features[i] for i in places]
+            targets = [f.target for f in chosen]
+            out = self.objective.run(self.batch(chosen, self.dev).to(device), targets)
+            parts = split_words(out, targets) if self.objective.heads == ("mlm",) else None
+            for i, row in zip(places, parts or split_scores(out, self.objective.heads), strict=True):
                 found[i] = row
         return found
 
@@ -309,6 +331,28 @@ def units(features: list[Feature], examples: int) -> list[list[Feature]]:
     return [[feature] for feature in features]
 
 
+def batch_of(features: Sequence[Feature]) -> Batch:
+    """Features as what the encoder reads, with the positions and the order of looking that they ask for."""
+    batch = Batch.of([f.ids for f in features], [f.segments for f in features])
+    if any(f.positions is not None for f in features):
+        rows = [f.positions or range(len(f.ids)) for f in features]
+        batch = dataclasses.replace(batch, positions=torch.tensor([p for row in rows for p in row]))
+    if any(f.ranks is not None for f in features):
+        ranks = batch.pad(torch.tensor([rank for f in features for rank in f.ranks or [0] * len(f.ids)]))
+        before = (ranks % 2 == 0)[:, None, :] & (ranks[:, None, :] <= ranks[:, :, None])
+        batch = dataclasses.replace(batch, seen=before | torch.eye(ranks.shape[1], dtype=torch.bool))
+    return batch
+
+
+def split_words(out: ModelOutput, targets: Sequence[Any]) -> list[np.ndarray]:
+    """For each text (masks, 2): the likeliest word, and the log-probability of the right one."""
+    rows = [[t for t in row if t != IGNORED] for row in targets]
+    chances = out.heads["mlm"].logits.float().log_softmax(-1)
+    wanted = torch.tensor([t for row in rows for t in row], device=chances.device)
+    both = torch.stack([chances.argmax(-1).float(), chances.gather(1, wanted[:, None])[:, 0]], -1).cpu()
+    return [part.numpy() for part in both.split([len(row) for row in rows])]
+
+
 def split_scores(out: ModelOutput, heads: tuple[str, ...]) -> list[Any]:
     """The heads' scores as one array (or a tuple of them) for each text."""
     lengths = list(out.encoded.batch.lengths)
@@ -326,8 +370,12 @@ def split_scores(out: ModelOutput, heads: tuple[str, ...]) -> list[Any]:
 
 
 def fresh(start: Artifact, task: Task) -> AlbertModel:
-    """The encoder to start from, with fresh heads for the task; other heads are dropped."""
-    encoder = {name: array for name, array in start.weights.items() if name.startswith("encoder.")}
+    """The encoder to start from, with fresh heads for the task; other heads are dropped, but masked words stay as learnt."""
+    kept: tuple[str, ...] = ("encoder.",)
+    if "mlm" in heads_of(task):
+        check_able(start.config, start.weights)
+        kept = ("encoder.", "heads.mlm.")
+    encoder = {name: array for name, array in start.weights.items() if name.startswith(kept)}
     model = AlbertModel(
         start.config, {name: head_for(name, start, task) for name in heads_of(task) if name != "vector"}
     )

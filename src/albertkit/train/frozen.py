@@ -3,25 +3,33 @@
 In: `Text` examples with one class each, and a model whose vectors are good. Out: an artifact whose head reads the vector itself.
 
 Every text is encoded once, by the torch-free runtime. The head is scikit-learn's logistic regression; its strength is chosen by cross-validation.
-With a floor, a text that fits no class well is out of scope.
+With a floor, a text that fits no class well is out of scope. `freeze` is `finetune --freeze`: all of it, with a report of its scores.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from albertkit import builtin
 from albertkit.artifact import Artifact, read_stored, write_artifact
 from albertkit.compress.quantize import Matrix
+from albertkit.data.writing import write_json
 from albertkit.errors import AlbertkitError, need
+from albertkit.interop.convert import open_model
 from albertkit.runtime.albert import Albert
-from albertkit.tasks.classify import Classify
+from albertkit.runtime.batching import rows
+from albertkit.runtime.predict import predict
+from albertkit.tasks.classify import OUTSIDE, Classify
 from albertkit.tasks.examples import Text
+from albertkit.train.tuning import Options
 
 STRENGTHS = (1.0, 10.0, 100.0)
 
@@ -37,10 +45,77 @@ def few(examples: Sequence[Text], shots: int, seed: int = 0) -> list[Text]:
     ]
 
 
+@dataclass(frozen=True)
+class Tuned:
+    """How a fine-tuning ended, frozen or not."""
+
+    model: Path
+    metrics: dict[str, float]
+    runs: list[dict[str, Any]]
+    """Seed, metrics, seconds and whether it collapsed, for each run."""
+
+
+def freeze(
+    task: str, examples: Sequence[Any], dev: Sequence[Any], out: Path, start: Path | str | None, options: Options
+) -> Tuned:
+    """A head on the frozen vectors of the model at `start`. Examples of the class `oos` set the floor below which a text is out of scope."""
+    start = builtin.resolve(start, builtin.DEFAULT)
+    if task not in ("classify", "intent") or not all(isinstance(e, Text) for e in examples):
+        raise AlbertkitError(f"only classes of texts are learnt on frozen vectors; leave --freeze away for {task}")
+    if options.shots:
+        examples = few(examples, options.shots, options.seed)
+    began = time.perf_counter()
+    inside = [e for e in examples if e.label != OUTSIDE]
+    strange = [e for e in examples if e.label == OUTSIDE]
+    made = fit(Albert(start), open_model(start), inside, strange, options.seed, options.max_length)
+    seconds = time.perf_counter() - began
+    write(made, start, out / "model", overwrite=(out / "model").exists())
+    albert = Albert(out / "model")
+    metrics = {}
+    if len(dev):
+        found = predict(albert, dev, "classify")
+        metrics = albert.task.measure(found, dev)
+        if any(e.label == OUTSIDE for e in dev):
+            metrics |= outside_scores(found, dev)
+        made = dataclasses.replace(made, meta=dataclasses.replace(made.meta, metrics={"dev": metrics}))
+        write(made, start, out / "model", overwrite=True)
+    runs = [{"seed": options.seed, "metrics": metrics, "seconds": seconds, "collapsed": 0}]
+    write_json(out / "runs.json", runs)
+    return Tuned(out / "model", metrics, runs)
+
+
+def outside_scores(found: Sequence[Any], dev: Sequence[Any]) -> dict[str, float]:
+    """Accuracy among texts with a class, and F1 of finding those without."""
+    from sklearn.metrics import f1_score
+
+    strange, said = [e.label == OUTSIDE for e in dev], [r.label == OUTSIDE for r in found]
+    inside = [r.label == e.label for r, e in zip(found, dev, strict=True) if e.label != OUTSIDE]
+    return {"in_scope_accuracy": sum(inside) / max(1, len(inside)), "out_of_scope_f1": float(f1_score(strange, said))}
+
+
+def vectors_of(albert: Albert, examples: Sequence[Text], length: int) -> np.ndarray:
+    """Unit vectors of texts, cut to `length` tokens, as `predict` reads them."""
+    found = np.empty((len(examples), albert.dim), np.float32)
+    ids = [e.ids for e in albert.tokenizer.encode_batch([e.text for e in examples], max_length=length)]
+    for batch in rows(ids, budget=albert.budget):
+        hidden = albert.engine.run(batch, albert.depth)
+        found[batch.order] = albert._pool(hidden, batch.lengths, albert.meta.pooling)
+    unit: np.ndarray = found / np.maximum(np.linalg.norm(found, axis=1, keepdims=True), 1e-12)
+    return unit
+
+
 def fit(
-    albert: Albert, start: Artifact, examples: Sequence[Text], outside: Sequence[Text] = (), seed: int = 0
+    albert: Albert,
+    start: Artifact,
+    examples: Sequence[Text],
+    outside: Sequence[Text] = (),
+    seed: int = 0,
+    max_length: int | None = None,
 ) -> Artifact:
-    """Learn a head; `outside` are examples that fit no class, from which the floor is set (else from the classes alone)."""
+    """Learn a head; `outside` are examples that fit no class, from which the floor is set (else from the classes alone).
+
+    max_length: tokens of a text that are read; by default as many as the model can.
+    """
     need("sklearn", "train", "a classifier on frozen vectors")
     from sklearn.linear_model import LogisticRegression
     from sklearn.model_selection import cross_val_predict
@@ -52,7 +127,8 @@ def fit(
     task = Classify.of(examples, "single")
     if any(example.pair is not None for example in examples):
         raise AlbertkitError("frozen vectors are of single texts; fine-tune the whole model for pairs")
-    vectors = albert.embed([example.text for example in examples], normalise=True, long="truncate", prompt="")
+    length = min(max_length or albert.max_tokens, albert.max_tokens)
+    vectors = vectors_of(albert, examples, length)
     targets = np.array([task.target(example) for example in examples])
     least = min(Counter(targets.tolist()).values())
     folds = min(5, least)
@@ -67,7 +143,7 @@ def fit(
     weight, bias = rows_of(model)
     floor = 0.0
     if len(outside):
-        strange = albert.embed([example.text for example in outside], normalise=True, long="truncate", prompt="")
+        strange = vectors_of(albert, outside, length)
         floor = cut(
             task.chances(strange @ weight.T + bias).max(1), best[2].max(1) if best[2] is not None else np.ones(1)
         )
@@ -81,7 +157,7 @@ def fit(
     details = {k: v for k, v in dataclasses.asdict(task).items() if k != "labels"}
     meta = dataclasses.replace(
         start.meta, task="classify", labels=task.labels, made=(*start.meta.made, done), quantisation=None,
-        details={**details, "reads": "vector", "max_length": albert.max_tokens},
+        details={**details, "reads": "vector", "max_length": length},
     )  # fmt: skip
     return Artifact(start.config, weights, start.tokenizer, meta)
 

@@ -74,6 +74,9 @@ class Goals:
         return self.phases()[-1][0]
 
 
+MOST_EVERYDAY = 5_000_000
+
+
 @dataclass(frozen=True)
 class Aims:
     """What the vectors should be good at."""
@@ -86,6 +89,18 @@ class Aims:
         0.0, "Weight of masked words, so that they are not forgotten; 0 makes a model for vectors alone."
     )
     scale: float = setting(20.0, "Similarities are multiplied with it before their rows are compared.")
+    near: float = setting(
+        0.0, "Share of a batch that comes in runs of texts of like meaning, which are hard to tell apart."
+    )
+    shallow: float = setting(0.0, "Share of the updates that stop at half of the depths, and so cost less.")
+    everyday: int = setting(0, "Sentences of everyday life to add to those of the corpus, made by a grammar.")
+
+    def __post_init__(self) -> None:
+        for name in ("near", "shallow"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise AlbertkitError(f"{name} is {getattr(self, name)}; it is a share, from 0 to 1")
+        if not 0 <= self.everyday <= MOST_EVERYDAY:
+            raise AlbertkitError(f"everyday is {self.everyday}; it must be 0 to {MOST_EVERYDAY:,}")
 
     def numbers(self, name: str) -> tuple[int, ...]:
         """`depths` or `widths` as numbers."""

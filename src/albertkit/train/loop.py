@@ -26,7 +26,7 @@ from albertkit.train.optim import optimizers
 from albertkit.train.report import Report, plot
 from albertkit.train.settings import Settings
 from albertkit.train.stopping import Stop, stopping
-from albertkit.train.team import Team, peak, team
+from albertkit.train.team import Team, peak, restarted, team
 from albertkit.train.work import Alarm, Outcome, Work
 
 REWINDS = 3
@@ -61,13 +61,15 @@ class Run:
     """One training in its folder."""
 
     report: Report | None = None
+    parted = False  # whether each process has a part of the moments
 
     def __init__(self, work: Work, settings: Settings, out: Path, crew: Team, say: Callable[[str], None]) -> None:
         self.work, self.settings, self.out, self.crew, self.say = work, settings, out, crew, say
         self.state = checkpoint.State()
         work.objective.to(crew.device)
         cuda = crew.device.type == "cuda"
-        self.optimizers = optimizers(work.objective, settings)
+        self.parted = settings.shard and crew.world > 1
+        self.optimizers = optimizers(work.objective, settings, self.parted)
         self.tops = [[group["lr"] for group in o.param_groups] for o in self.optimizers]
         self.step_of = work.objective
         if settings.compile == "whole":
@@ -84,6 +86,7 @@ class Run:
     def open(self, resume: bool) -> None:
         """Make the folder, or go on from its last checkpoint."""
         there = checkpoint.steps(self.out)
+        resume = resume or restarted()
         self.crew.wait()  # all have looked before the first one writes
         mine = asdict(self.settings)
         if there and not resume:
@@ -105,7 +108,7 @@ class Run:
         if there:
             self.restore(there[-1])
             self.say(f"going on from step {self.state.step:,} ({self.state.tokens:,} tokens)")
-        elif self.crew.leads:
+        elif self.gather(True) and self.crew.leads:
             self.save()
         self.crew.wait()
         self.began = time.perf_counter() - self.state.seconds
@@ -117,6 +120,14 @@ class Run:
         checkpoint.restore_optimizers(self.optimizers, tensors)
         self.state = state
         self.numbers = artifact.meta.metrics.get("held-out", {})
+
+    def gather(self, wanted: bool) -> bool:
+        """Whether the first process wants to save. Where moments are parted, all processes ask this together, and it gets the others' parts."""
+        if self.parted:
+            wanted = self.crew.from_lead(float(wanted)) > 0
+            for optimizer in self.optimizers if wanted else ():
+                optimizer.consolidate_state_dict(0)  # type: ignore[attr-defined]
+        return wanted
 
     def save(self) -> None:
         """Write a checkpoint and delete those that are no longer needed."""
@@ -158,7 +169,8 @@ class Run:
             stopped = self.crew.any(stop.asked) if due or self.crew.world == 1 else False
             old = time.perf_counter() - saved > 60 * settings.save_minutes
             counted = settings.save_steps is not None and state.step % settings.save_steps == 0
-            if self.crew.leads and (evaluated or stopped or old or counted) and self.sound():
+            wanted = self.crew.leads and (evaluated or stopped or old or counted) and self.sound()
+            if self.gather(wanted) and self.crew.leads:
                 self.save()
                 saved = time.perf_counter()
             if stopped:
@@ -273,7 +285,7 @@ class Run:
     def finish(self) -> Outcome:
         """Write the finished model and the plot."""
         target = self.out / "model"
-        if self.crew.leads:
+        if self.gather(True) and self.crew.leads:
             self.save()
             best = self.state.best.get("step", self.state.step)
             if self.settings.take_best and (best != self.state.step or not self.numbers):

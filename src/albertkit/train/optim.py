@@ -119,24 +119,37 @@ def orthogonal(matrix: Tensor, rounds: int) -> Tensor:
     return (wide if x.shape[0] <= x.shape[1] else wide.T).to(matrix.dtype)
 
 
-def optimizers(model: nn.Module, settings: Settings) -> list[torch.optim.Optimizer]:
-    """One optimizer, or two for Muon, which is made for the matrices inside the layers alone."""
+def optimizers(model: nn.Module, settings: Settings, parted: bool = False) -> list[torch.optim.Optimizer]:
+    """One optimizer, or two for Muon, which is made for the matrices inside the layers alone.
+
+    parted: each process keeps the moments of some tensors, moves those, and sends them to the others (ZeRO-1, arXiv 1910.02054).
+    """
     named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
     flat = [p for _, p in named if p.dim() < 2]
     if settings.optimizer == "muon":
         inner = [p for n, p in named if p.dim() == 2 and ".groups." in n]
         rest = [p for n, p in named if p.dim() == 2 and ".groups." not in n]
-        muon = Muon(inner, lr=settings.rate, weight_decay=settings.weight_decay)
-        return [muon, _adamw(rest, flat, settings)]
+        muon = _made(Muon, inner, parted, lr=settings.rate, weight_decay=settings.weight_decay)
+        return [muon, _adamw(rest, flat, settings, parted)]
     matrices = [p for _, p in named if p.dim() >= 2]
     if settings.optimizer == "adamw":
-        return [_adamw(matrices, flat, settings)]
+        return [_adamw(matrices, flat, settings, parted)]
     groups = [{"params": matrices}, {"params": flat, "weight_decay": 0.0, "adapt": False}]
-    return [Lamb(groups, lr=settings.rate, weight_decay=settings.weight_decay)]
+    return [_made(Lamb, groups, parted, lr=settings.rate, weight_decay=settings.weight_decay)]
 
 
-def _adamw(matrices: list[Any], flat: list[Any], settings: Settings) -> torch.optim.Optimizer:
+def _adamw(matrices: list[Any], flat: list[Any], settings: Settings, parted: bool) -> torch.optim.Optimizer:
     groups: list[dict[str, Any]] = [{"params": matrices}, {"params": flat, "weight_decay": 0.0}]
-    return torch.optim.AdamW(
-        groups, lr=settings.rate, betas=(0.9, 0.98), eps=1e-6, weight_decay=settings.weight_decay, fused=True
-    )
+    given = {"lr": settings.rate, "betas": (0.9, 0.98), "eps": 1e-6, "weight_decay": settings.weight_decay}
+    return _made(
+        torch.optim.AdamW, groups, parted, **given, fused=not parted
+    )  # restored steps lie on the CPU if parted
+
+
+def _made(kind: Any, groups: Any, parted: bool, **given: Any) -> torch.optim.Optimizer:
+    if not parted:
+        made: torch.optim.Optimizer = kind(groups, **given)
+        return made
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    return ZeroRedundancyOptimizer(groups, kind, **given)

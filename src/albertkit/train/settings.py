@@ -44,6 +44,7 @@ class Settings:
         "torch.compile: layer (the shared layer; starts quickly), whole (everything; a minute to start, runs faster), no, or auto (layer on a GPU).",
     )
     device: str = setting("auto", "cpu, cuda, mps; auto takes a GPU if there is one.")
+    shard: bool = setting(False, "Several processes: each keeps a part of the optimizer's moments (ZeRO-1), not all.")
     seed: int = setting(0, "Every draw follows from it.")
     log_every: int = setting(20, "Updates between two lines of metrics.jsonl.")
     evaluations: int = setting(10, "Evaluations over the whole budget; the best checkpoint is kept.")

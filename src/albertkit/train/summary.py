@@ -45,7 +45,7 @@ def write_report(out: Path, work: Finetuning, artifact: Artifact, runs: list[dic
     if len(work.dev):
         if isinstance(work.task, Classify) and work.task.kind == "single":
             lines += pictures(out, work, float(artifact.meta.details.get("temperature", 1.0)))
-        if artifact.meta.task != "match":  # a cosine is not right or wrong
+        if artifact.meta.task not in ("match", "generate"):  # a cosine is not right or wrong, nor is a summary
             lines += worst(work)
     (out / "report.md").write_text("\n".join(lines), encoding="utf-8")
     return out / "report.md"
@@ -90,6 +90,8 @@ def truth(example: Any) -> Any:
         return example.answers[0][1] if example.answers else ""
     if hasattr(example, "right"):
         return example.right
+    if hasattr(example, "target"):
+        return example.target
     if hasattr(example, "state"):
         return dict(example.state)
     label = example.label

@@ -1,6 +1,7 @@
-"""Teachers: sentence encoders of other projects, whose vectors a small model learns to give.
+"""Teachers: models whose vectors a small model learns to give, our own and sentence encoders of other projects.
 
-In: `Passages` and folders of BERT-like sentence encoders (config.json, model.safetensors, tokenizer.json). Out: `targets.npy`, one vector a text.
+In: `Passages` (or texts) and folders of models of ours or of BERT-like sentence encoders (config.json, model.safetensors, tokenizer.json). Out:
+`targets.npy`, one vector a text.
 
 The vectors of all teachers are centred, brought to length 1, weighed and put side by side; then they are turned so that the first numbers carry most
 (a principal component analysis) and cut to the student's width. So the student's vector may be cut too, and the first 64 numbers are the best 64.
@@ -21,6 +22,7 @@ import torch.nn.functional as F
 from tokenizers import Tokenizer as Rust
 from tqdm import tqdm
 
+from albertkit.artifact import META_FILE, model_folder, read_json
 from albertkit.data.passages import Passages
 from albertkit.data.writing import write_array
 from albertkit.errors import AlbertkitError, need
@@ -42,21 +44,34 @@ class Mixture:
     """Numbers in a target."""
 
 
+def is_ours(folder: Path | str | None) -> bool:
+    """Whether a folder is a model of ours, or an ALBERT of another kind that we read."""
+    try:
+        place = model_folder(folder)
+        if (place / META_FILE).is_file() or not (place / "config.json").is_file():
+            return True  # what is no model at all is told by its reader
+        return read_json(place / "config.json").get("model_type") in ("albert", "albertkit")
+    except AlbertkitError:
+        return False
+
+
 def load(folder: Path, device: torch.device) -> tuple[Any, Rust]:
-    """A teacher's encoder, in half precision on a GPU, and its tokenizer."""
-    transformers = need("transformers", "train", "a teacher")
+    """A foreign teacher's encoder, in half precision on a GPU, and its tokenizer."""
+    transformers = need("transformers", "distill", "a teacher")
     from safetensors.torch import load_file
 
     try:
         config = transformers.AutoConfig.from_pretrained(folder)
         model = transformers.AutoModel.from_config(config)
-        state = {k.removeprefix("bert."): v.float() for k, v in load_file(str(folder / "model.safetensors")).items()}
+        prefix = f"{model.base_model_prefix}."
+        state = {k.removeprefix(prefix): v.float() for k, v in load_file(str(folder / "model.safetensors")).items()}
         rust = Rust.from_file(str(folder / "tokenizer.json"))
     except Exception as error:  # tokenizers and transformers raise what they like
         raise AlbertkitError(f"{folder} is no sentence encoder that can be opened: {str(error)[:160]}") from None
     missing, _ = model.load_state_dict(state, strict=False)
-    if any("pooler" not in name and "position_ids" not in name for name in missing):
-        raise AlbertkitError(f"{folder}/model.safetensors lacks {missing[0]!r}")
+    lost = [name for name in missing if "pooler" not in name and "position_ids" not in name]
+    if lost:
+        raise AlbertkitError(f"{folder}/model.safetensors lacks {lost[0]!r}")
     rust.no_padding()
     rust.enable_truncation(256)
     model = model.to(device).eval()
@@ -82,6 +97,29 @@ def vectors(model: Any, ids: Sequence[Sequence[int]], device: torch.device) -> t
         out[places] = F.normalize(pooled, dim=-1).cpu()
         start += len(places)
     return out
+
+
+class Speaker:
+    """A teacher that gives vectors to texts."""
+
+    def __init__(self, folder: Path, device: torch.device) -> None:
+        self.device = device
+        self.albert, self.foreign = None, None
+        if is_ours(folder):
+            from albertkit.runtime.albert import Albert
+
+            self.albert = Albert(folder, device=device.type)
+            self.width = self.albert.dim
+        else:
+            self.foreign = load(folder, device)
+            self.width = self.foreign[0].config.hidden_size
+
+    def vectors(self, texts: Sequence[str]) -> torch.Tensor:
+        """(texts, width), length 1."""
+        if self.albert is not None:
+            return torch.from_numpy(self.albert.embed(list(texts), long="truncate", normalise=True))
+        model, rust = self.foreign  # type: ignore[misc]
+        return vectors(model, [e.ids for e in rust.encode_batch_fast(list(texts))], self.device)
 
 
 _tokenizer: Tokenizer | None = None
@@ -123,19 +161,28 @@ def teach(
     """Write the target of every passage to `target`, float16 (texts, width)."""
     if len(mixture.folders) != len(mixture.weights):
         raise AlbertkitError("give one weight for each teacher")
-    loaded = [load(folder, device) for folder in mixture.folders]
-    width = sum(model.config.hidden_size for model, _ in loaded)
-    raw = np.empty((len(passages), width), np.float16)
+    loaded = [Speaker(folder, device) for folder in mixture.folders]
+    widths = [teacher.width for teacher in loaded]
+    raw = np.empty((len(passages), sum(widths)), np.float16)
     at = 0
     for chunk in tqdm(texts(passages, tokenizer, workers), total=-(-len(passages) // CHUNK), desc="teachers"):
-        side_by_side = []
-        for model, rust in loaded:
-            ids = [e.ids for e in rust.encode_batch_fast(chunk)]
-            side_by_side.append(vectors(model, ids, device))
-        raw[at : at + len(chunk)] = torch.cat(side_by_side, 1).numpy()
+        raw[at : at + len(chunk)] = torch.cat([teacher.vectors(chunk) for teacher in loaded], 1).numpy()
         at += len(chunk)
-    write_array(target, mix(raw, [m.config.hidden_size for m, _ in loaded], mixture, device))
+    write_array(target, mix(raw, widths, mixture, device))
     return target
+
+
+def spoken(given: Sequence[str], mixture: Mixture, device: torch.device) -> np.ndarray:
+    """Targets of texts, float16 (texts, width): one teacher's vectors as they are, where they are as wide as the student's; else the mixture's."""
+    loaded = [Speaker(folder, device) for folder in mixture.folders]
+    parts = []
+    for start in tqdm(range(0, len(given), CHUNK), desc="teachers", disable=None):
+        chunk = given[start : start + CHUNK]
+        parts.append(torch.cat([teacher.vectors(chunk) for teacher in loaded], 1).half().numpy())
+    raw = np.concatenate(parts)
+    if len(loaded) == 1 and raw.shape[1] == mixture.width:
+        return raw
+    return mix(raw, [teacher.width for teacher in loaded], mixture, device)
 
 
 def mix(raw: np.ndarray, widths: list[int], mixture: Mixture, device: torch.device | str = "cpu") -> np.ndarray:

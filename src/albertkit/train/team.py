@@ -82,12 +82,24 @@ def team(device: str) -> Iterator[Team]:
     if chosen.type == "cuda":
         torch.cuda.set_device(chosen)
     if world > 1:
-        dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo")
+        _join("nccl" if chosen.type == "cuda" else "gloo")
     try:
         yield Team(int(os.environ.get("RANK", 0)) if world > 1 else 0, world, chosen)
     finally:
         if world > 1:
             dist.destroy_process_group()
+
+
+def _join(backend: str) -> None:
+    """Meet the others. torchrun keeps its store over restarts, with the addresses of the dead, so each start meets under a name of its own."""
+    store, rank, world = next(dist.rendezvous("env://"))
+    start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    dist.init_process_group(backend, store=dist.PrefixStore(f"start {start}", store), rank=rank, world_size=world)
+
+
+def restarted() -> bool:
+    """Whether `torchrun --max-restarts` started this process after another one failed; then the run goes on by itself."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) > 0
 
 
 def peak(device: torch.device, size: int | None = None) -> float:

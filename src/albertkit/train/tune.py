@@ -24,11 +24,10 @@ from albertkit.artifact import Artifact, read_artifact, write_artifact
 from albertkit.data.writing import write_json
 from albertkit.errors import AlbertkitError
 from albertkit.interop.convert import open_model
-from albertkit.tasks.classify import OUTSIDE
 from albertkit.tasks.examples import Text
 from albertkit.tasks.make import make_task, task_of
 from albertkit.train.finetune import Finetuning
-from albertkit.train.frozen import few
+from albertkit.train.frozen import Tuned, few, freeze
 from albertkit.train.loop import Outcome, train
 from albertkit.train.settings import Settings
 from albertkit.train.summary import truth, write_report
@@ -47,16 +46,6 @@ class Job:
     options: Options
 
 
-@dataclass(frozen=True)
-class Tuned:
-    """How a fine-tuning ended."""
-
-    model: Path
-    metrics: dict[str, float]
-    runs: list[dict[str, Any]]
-    """Seed, metrics, seconds and whether it collapsed, for each run."""
-
-
 def finetune(
     task: str,
     examples: Sequence[Any],
@@ -73,8 +62,12 @@ def finetune(
     start: without it, the built-in model.
     """
     options, out = options or Options(), Path(out)
+    if options.freeze:
+        if isinstance(start, Artifact):
+            raise AlbertkitError("a head on frozen vectors is learnt from a model folder; write the model first")
+        return freeze(task, examples, dev, out, start, options)
     if start is None:
-        start = builtin.resolve(None, builtin.DEFAULT if options.freeze else builtin.START)
+        start = builtin.resolve(None, builtin.START)
     artifact = start if isinstance(start, Artifact) else open_model(start)
     if task == "intent" and all(isinstance(e, Text) for e in examples):
         task = "classify"  # intents without slots
@@ -82,10 +75,8 @@ def finetune(
         raise AlbertkitError("shots are examples of each class; only classes have them")
     if options.shots:
         examples = few(examples, options.shots, options.seed)
-    if options.freeze:
-        if task != "classify" or isinstance(start, Artifact):
-            raise AlbertkitError("only classes are learnt on frozen vectors, and from a model folder")
-        return frozen(artifact, Path(start), examples, dev, out, options)
+    if task == "generate":
+        settings = {"target_length": options.target_length, "smoothing": options.smoothing, **settings}
     made = make_task(task, examples, **settings)
     if options.class_weights and getattr(made, "kind", "") == "single":
         made = weighted(made, examples)
@@ -157,42 +148,6 @@ def summary(metrics: list[dict[str, float]]) -> dict[str, list[float]]:
     }
 
 
-def frozen(
-    start: Artifact, folder: Path, examples: Sequence[Any], dev: Sequence[Any], out: Path, options: Options
-) -> Tuned:
-    """A head on frozen vectors. Examples of the class `oos` set the floor below which a text is out of scope."""
-    from albertkit.runtime.albert import Albert
-    from albertkit.runtime.predict import predict
-    from albertkit.train.frozen import fit, write
-
-    began = time.perf_counter()
-    inside = [e for e in examples if e.label != OUTSIDE]
-    made = fit(Albert(folder), start, inside, [e for e in examples if e.label == OUTSIDE], options.seed)
-    seconds = time.perf_counter() - began
-    write(made, folder, out / "model", overwrite=(out / "model").exists())
-    albert = Albert(out / "model")
-    metrics = {}
-    if len(dev):
-        found = predict(albert, dev, "classify")
-        metrics = albert.task.measure(found, dev)
-        if any(e.label == OUTSIDE for e in dev):
-            metrics |= outside_scores(found, dev)
-        made = dataclasses.replace(made, meta=dataclasses.replace(made.meta, metrics={"dev": metrics}))
-        write(made, folder, out / "model", overwrite=True)
-    runs = [{"seed": options.seed, "metrics": metrics, "seconds": seconds, "collapsed": 0}]
-    write_json(out / "runs.json", runs)
-    return Tuned(out / "model", metrics, runs)
-
-
-def outside_scores(found: Sequence[Any], dev: Sequence[Any]) -> dict[str, float]:
-    """Accuracy among texts with a class, and F1 of finding those without."""
-    from sklearn.metrics import f1_score
-
-    strange, said = [e.label == OUTSIDE for e in dev], [r.label == OUTSIDE for r in found]
-    inside = [r.label == e.label for r, e in zip(found, dev, strict=True) if e.label != OUTSIDE]
-    return {"in_scope_accuracy": sum(inside) / max(1, len(inside)), "out_of_scope_f1": float(f1_score(strange, said))}
-
-
 def weighted(task: Any, examples: Sequence[Any]) -> Any:
     """The task with a weight for each class: the rarer, the more."""
     counts = Counter(str(e.label) for e in examples)
@@ -206,6 +161,8 @@ def work_of(job: Job, settings: Settings) -> Finetuning:
     given = job.task, job.start, job.examples, job.dev, settings
     if not isinstance(options, Depths) and not options.elastic:
         return Finetuning(*given, options.max_length, options.metric)
+    if job.task.head == "mlm":
+        raise AlbertkitError("a model that writes needs its full depth for every word; leave elastic away")
     from albertkit.train.elastic import Elastic
 
     return Elastic(*given, options if isinstance(options, Depths) else Depths(**dataclasses.asdict(options)))

@@ -31,6 +31,8 @@ class Options:
     elastic: bool = setting(
         False, "Make every depth a good model, so that texts may leave early (see albertkit elastic)."
     )
+    target_length: int = setting(32, "generate: most tokens to write; the source gets the rest of --max-length.")
+    smoothing: float = setting(0.0, "generate: label smoothing, the share of the loss that is spread over all words.")
     device: str = setting("auto", "cpu or cuda; auto takes a GPU if there is one.")
 
     shortest: ClassVar[int] = 8
@@ -53,6 +55,8 @@ class Depths(Options):
     max_length: int = setting(0, "Longest input in tokens; 0 takes what the model was fine-tuned with.")
     freeze: bool = False  # without a sentence these are no options of the verb
     shots: int | None = None
+    target_length: int = 32
+    smoothing: float = 0.0
     draw: int = setting(0, "Depths drawn at random for each update, besides the full one; 0 takes all of them.")
     shallow: float = setting(1.0, "Weight of all shallower depths together; the full depth has 1.")
     teach: float = setting(0.5, "What shallower depths learn from: 0 the right answers, 1 what the full depth says.")

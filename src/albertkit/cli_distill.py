@@ -1,0 +1,197 @@
+"""The verb `distill`: what teachers give to a student of any shape. As in `cli.py`: arguments → calls → printed results, imports when they run."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from albertkit.cli_train import DEFAULT_MINUTES, of, options, shape_of
+from albertkit.errors import AlbertkitError, need
+from albertkit.train.goals import Aims
+from albertkit.train.lesson import Lesson
+from albertkit.train.lesson import lesson as parsed
+from albertkit.train.settings import Settings
+
+if TYPE_CHECKING:
+    from albertkit.artifact import Artifact
+    from albertkit.train.lessons import Teachers
+    from albertkit.train.recover import Data
+    from albertkit.train.work import Outcome
+
+folder = click.Path(path_type=Path)
+
+
+@click.command(epilog="Example:  albertkit distill sentiment/ train.tsv --what logits,hidden:0.5 --shape mini -o small")
+@click.argument("given", nargs=-1, required=True, metavar="[TEACHER]... DATA")
+@click.option("-o", "--out", type=folder, required=True, help="Folder for checkpoints, metrics and the model.")
+@click.option("--start", type=folder, help="The student: a model to begin with.")
+@click.option("--shape", help="The student: a fresh model of this preset, folder or JSON file.")
+@click.option(
+    "--teacher", "teachers", multiple=True, help="A teacher, as if it stood before DATA; FOLDER or FOLDER:WEIGHT."
+)
+@click.option(
+    "--what",
+    default="vectors",
+    show_default=True,
+    help="vectors, logits, hidden, attention; with weights: logits,hidden:0.5.",
+)
+@click.option("--labels", default=0.5, show_default=True, help="With logits: weight of the right answers beside them.")
+@click.option(
+    "--soften", default=2.0, show_default=True, help="With logits: scores are divided by it before they are compared."
+)
+@click.option("--dev", type=folder, help="Held-out examples or texts; without, one in ten of DATA.")
+@click.option(
+    "--max-length", default=128, show_default=True, type=click.IntRange(8, 100_000), help="Longest input in tokens."
+)
+@click.option("--workers", default=1, show_default=True, help="Processes that turn ids of a corpus into text.")
+@click.option("--resume", is_flag=True, help="Go on from the last checkpoint in --out, if there is one.")
+@options(Settings, Aims)
+def distill(given: tuple[str, ...], out: Path, teachers: tuple[str, ...], resume: bool, **more: Any) -> None:
+    """Teach a student what TEACHERs know, on DATA. The student is --start, or fresh in a --shape.
+
+    \b
+    --what vectors     sentence vectors, of one teacher or a mixture (gte:1.5 counts more)
+    --what logits      scores of a fine-tuned teacher of ours; DATA are examples of its task
+    --what hidden      hidden states after every layer
+    --what attention   attention of the last layer, and relations of its values
+
+    DATA is a file with a text a line, or a corpus folder; for logits, labelled examples, or (for classes of single texts) lines without labels.
+    Vectors from a corpus folder are learnt at every depth of --depths and every width of --widths, with masked words beside them if --words says so.
+
+    Teachers are models of ours, or BERT-like encoders with config.json, model.safetensors and tokenizer.json, which need transformers. For hidden
+    and attention the student must have the teacher's vocabulary. Vectors and scores are kept in OUT/teacher.
+
+    The budget is one of --steps, --tokens and --minutes (default: 10 minutes).
+    """
+    need("torch", "train", "distilling")
+    if not any(more[name] is not None for name in ("steps", "tokens", "minutes")):
+        more["minutes"] = DEFAULT_MINUTES
+    settings, aims = of(Settings, more), of(Aims, more)
+    *named, data = given
+    names = [*named, *teachers]
+    if not names:
+        raise AlbertkitError("no teacher was given; name its folder before the data, or with --teacher")
+    from albertkit.train.lessons import Teachers
+
+    weighed_names = [weighed(name) for name in names]
+    known = Teachers(tuple(a for a, _ in weighed_names), tuple(b for _, b in weighed_names))
+    labels = more["labels"] if "logits" in more["what"] else 0.0
+    lesson = parsed(more["what"], labels, more["soften"])
+    alone = lesson.vectors and not lesson.logits and not lesson.watches
+    if alone and (Path(data) / "manifest.json").is_file():
+        outcome = sentence_vectors(known, Path(data), out, settings, aims, resume, more)
+    else:
+        if aims != Aims():
+            raise AlbertkitError(
+                "depths, widths, words and the like are for vectors from a corpus folder alone; leave them away here"
+            )
+        outcome = taught(known, Path(data), out, settings, lesson, resume, more)
+    if outcome.model is not None:
+        click.echo(json.dumps({"model": str(outcome.model), "tokens": outcome.state.tokens, **outcome.metrics}))
+
+
+def student_of(more: dict[str, Any], seed: int, tokenizer: Any, meta: Any = None) -> Artifact:
+    """The model to begin with, or a fresh one with a vocabulary (`tokenizer()`)."""
+    if (more["start"] is None) == (more["shape"] is None):
+        raise AlbertkitError("give the student with --start (a model) or --shape (a preset such as mini), one of them")
+    if more["start"] is not None:
+        from albertkit.interop.convert import open_model
+
+        return open_model(more["start"])
+    from albertkit.train.lessons import fresh_student
+
+    return fresh_student(shape_of(more["shape"]), tokenizer(), seed, meta)
+
+
+def sentence_vectors(
+    teachers: Teachers, shards: Path, out: Path, settings: Settings, aims: Aims, resume: bool, more: dict[str, Any]
+) -> Outcome:
+    """Vectors from a corpus: `train/distill.py`."""
+    from albertkit.cli_shrink import say
+    from albertkit.data.everyday import everyday
+    from albertkit.data.passages import Passages, Shares, draw
+    from albertkit.data.shards import Shards
+    from albertkit.train.distill import Distilling, check
+    from albertkit.train.loop import train
+    from albertkit.train.teachers import Mixture, teach
+    from albertkit.train.team import choose_device
+
+    corpus = Shards.open(shards)
+    artifact, texts = student_of(more, settings.seed, corpus.tokenizer), out / "texts"
+    check(aims, artifact.config.hidden_size)
+    if not (texts / "targets.npy").is_file():
+        longest = artifact.config.max_position_embeddings - 2
+        mark = corpus.tokenizer().id_of("?")
+        made = [one.ids[1:-1] for one in corpus.tokenizer().encode_batch(list(everyday(aims.everyday, settings.seed)))]
+        shares = Shares(longest=min(254, longest))
+        draw(corpus.split("train"), mark, shares, settings.seed, [ids for ids in made if ids]).save(texts)
+        mixture = Mixture(teachers.folders, teachers.weights, artifact.config.hidden_size)
+        place, device = texts / "targets.npy", choose_device(settings.device)
+        teach(Passages.open(texts), shards / "tokenizer", mixture, place, device, more["workers"])
+    work = Distilling(artifact, texts, shards, settings, aims)
+    return train(work, settings, out, resume=resume, say=say, bar=True)
+
+
+def taught(
+    teachers: Teachers, data: Path, out: Path, settings: Settings, lesson: Lesson, resume: bool, more: dict[str, Any]
+) -> Outcome:
+    """Everything else: `train/lessons.py`."""
+    from albertkit.artifact import Meta, read_stored
+    from albertkit.cli_shrink import check_words, say
+    from albertkit.train.lessons import distil, vocabulary_of
+    from albertkit.train.teachers import is_ours
+
+    first = teachers.folders[0]
+    meta = read_stored(first).meta if is_ours(first) else Meta()
+    kind = "embed" if meta.task == "embed" else "pretrain"
+    own = Meta(task=kind, pooling=meta.pooling, normalise=meta.normalise)
+    student = student_of(more, settings.seed, lambda: vocabulary_of(first), own)
+    lesson, found = read_lesson(first, meta, data, more["dev"], lesson)
+    if found.task is None:
+        check_words(student, data)
+    return distil(
+        teachers, student, found, lesson, settings, out, more["max_length"], resume, say, bar=sys.stderr.isatty()
+    )
+
+
+def read_lesson(teacher: Path, meta: Any, data: Path, dev: Path | None, lesson: Lesson) -> tuple[Lesson, Data]:
+    """The examples or texts; lines without labels teach no labels."""
+    import dataclasses
+
+    from albertkit.cli import read_texts
+    from albertkit.cli_shrink import texts_of
+    from albertkit.cli_tasks import Reading, parted, read_files
+    from albertkit.tasks.examples import Text
+    from albertkit.tasks.make import TASKS, task_of
+    from albertkit.train.recover import Data
+
+    if not lesson.logits:
+        return lesson, Data(None, *texts_of(data, dev))
+    if meta.task not in TASKS:
+        raise AlbertkitError(
+            f"{teacher} was made for {meta.task!r}, and gives no scores; give a fine-tuned model, or learn vectors or hidden"
+        )
+    task = task_of(meta)
+    held = [] if dev is None else read_files(meta.task, {"dev": dev}, Reading())["dev"]
+    if data.suffix == ".txt" and meta.task == "classify":
+        label: Any = {"single": (task.labels or ("",))[0], "multi": ()}.get(task.kind, 0.0)
+        return dataclasses.replace(lesson, labels=0.0), Data(
+            task, [Text(t, label=label) for t in read_texts((), data)], held
+        )
+    examples = read_files(meta.task, {"train": data}, Reading())["train"]
+    if dev is None:
+        examples, held = parted(examples)
+    return lesson, Data(task, examples, held)
+
+
+def weighed(name: str) -> tuple[Path, float]:
+    """FOLDER or FOLDER:WEIGHT."""
+    path, colon, weight = name.rpartition(":")
+    try:
+        return (Path(path), float(weight)) if colon and not Path(name).exists() else (Path(name), 1.0)
+    except ValueError:
+        raise AlbertkitError(f"teacher {name!r} is neither a folder nor FOLDER:WEIGHT, such as gte:1.5") from None

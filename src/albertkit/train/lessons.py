@@ -1,0 +1,198 @@
+"""`distill --what`: a teacher's vectors, scores, hidden states or attention to a student of any shape.
+
+In: teachers, a student, a `Lesson`, examples of the teacher's task or texts. Out: the folder of a training, with the student in `model/`. What a teacher gives once
+for each text (vectors, scores) is kept in `OUT/teacher/`, so that it reads every text once, however often the training starts; hidden states and
+attention are computed as they are needed. Before this file: `student.py`, `teachers.py`, `watching.py`. (Sentence vectors at several depths and
+widths from a corpus are `distill.py`'s.)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from albertkit.artifact import Artifact, Meta, digest, model_folder, read_artifact, read_stored, write_artifact
+from albertkit.config import AlbertConfig
+from albertkit.errors import AlbertkitError
+from albertkit.model import AlbertModel
+from albertkit.runtime.albert import Albert
+from albertkit.runtime.predict import scores
+from albertkit.tasks.task import Feature
+from albertkit.tokenizer import Tokenizer
+from albertkit.train.finetune import heads_of
+from albertkit.train.lesson import Lesson
+from albertkit.train.loop import train
+from albertkit.train.pretrain import fit
+from albertkit.train.recover import Data, plain_text
+from albertkit.train.settings import Settings
+from albertkit.train.student import HEAD, Gives, Imitating, Reading, finished
+from albertkit.train.teachers import Mixture, is_ours, spoken
+from albertkit.train.team import choose_device
+from albertkit.train.watching import open_watched, plain_attention
+from albertkit.train.work import Outcome
+
+
+@dataclass(frozen=True)
+class Teachers:
+    """Whom a student learns from: folders, and what each counts where there are several."""
+
+    folders: tuple[Path, ...]
+    weights: tuple[float, ...]
+
+
+def fresh_student(config: AlbertConfig, tokenizer: Tokenizer, seed: int, meta: Meta | None = None) -> Artifact:
+    """A student that knows nothing yet, with a vocabulary."""
+    torch.manual_seed(seed)
+    config = fit(config, tokenizer)
+    return Artifact(config, AlbertModel(config).weights(), tokenizer, meta or Meta())
+
+
+def vocabulary_of(folder: Path) -> Tokenizer:
+    """The tokenizer of a teacher."""
+    if is_ours(folder):
+        found = read_stored(folder).tokenizer
+        if found is None:
+            raise AlbertkitError(f"{folder} holds no tokenizer; give --start with a student that has one")
+        return found
+    return Tokenizer.load(folder)
+
+
+def distil(
+    teachers: Teachers,
+    student: Artifact,
+    data: Data,
+    lesson: Lesson,
+    settings: Settings,
+    out: Path,
+    max_length: int = 128,
+    resume: bool = False,
+    say: Callable[[str], None] = lambda text: None,
+    bar: bool = False,
+) -> Outcome:
+    """Train a student in `out`; with `resume`, go on where it was stopped."""
+    if len(teachers.folders) > 1 and (lesson.logits or lesson.watches):
+        raise AlbertkitError(
+            f"{len(teachers.folders)} teachers were given; several teach vectors alone, so give one for logits, hidden and attention"
+        )
+    if student.tokenizer is None:
+        raise AlbertkitError("the student has no tokenizer, so it cannot read text; give one with a tokenizer")
+    if lesson.attention:
+        plain_attention(student, "student")
+    first, work_device = teachers.folders[0], choose_device(settings.device)
+    gives = Gives(meta=read_stored(first).meta if is_ours(first) else None)
+    limit = min(max_length, student.config.max_position_embeddings)
+    if lesson.watches:
+        watched = open_watched(first, student.tokenizer, data.texts(), bool(lesson.attention))
+        limit = min(limit, watched.longest)
+        gives = dataclasses.replace(gives, watched=watched)
+    if lesson.logits:
+        gives = dataclasses.replace(
+            gives, logits=lambda features: kept_scores(first, student, data, features, out, work_device)
+        )
+    if lesson.vectors:
+        gives = dataclasses.replace(gives, vectors=kept_vectors(teachers, student, data, out, work_device))
+    task = data.task or Reading()
+    work = Imitating(task, student, data.train, data.dev, settings, lesson, gives, limit)
+    outcome = train(work, settings, out, resume=resume, say=say, bar=bar)
+    if outcome.model is not None and HEAD in read_artifact(outcome.model).weights:
+        write_artifact(finished(read_artifact(outcome.model)), outcome.model, overwrite=True)
+    return outcome
+
+
+# What a teacher gives once -----------------------------------------------------------------------------------------
+
+
+def kept(
+    folder: Path, name: str, about: Sequence[Any], compute: Callable[[], dict[str, np.ndarray]]
+) -> dict[str, np.ndarray]:
+    """What was computed before for the same things, or is now; written whole or not at all."""
+    total = hashlib.sha256()
+    for thing in about:
+        total.update(repr(thing).encode() + b"\0")
+    path = folder / "teacher" / f"{name}-{total.hexdigest()[:16]}.npz"
+    if not path.is_file():
+        made = compute()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_suffix(".part")
+        with part.open("wb") as file:
+            np.savez(file, **made)  # type: ignore[arg-type]
+        os.replace(part, path)  # noqa: PTH105  whole or not at all
+    try:
+        with np.load(path, allow_pickle=False) as found:
+            return {key: found[key] for key in found.files}
+    except (OSError, ValueError, KeyError) as error:
+        raise AlbertkitError(f"{path} is damaged ({error}); delete it, and the teacher reads again") from None
+
+
+def identity(folder: Path) -> str:
+    """What tells a teacher from others."""
+    return read_stored(folder).identity if is_ours(folder) else digest(model_folder(folder) / "model.safetensors")
+
+
+def kept_vectors(teachers: Teachers, student: Artifact, data: Data, out: Path, device: torch.device) -> np.ndarray:
+    """One vector for each text to learn from, then for each held-out one."""
+    assert student.tokenizer is not None
+    texts = [plain_text(example, student.tokenizer) for example in (*data.train, *data.dev)]
+    mixture = Mixture(teachers.folders, teachers.weights, student.config.hidden_size)
+    about = [*map(identity, teachers.folders), teachers.weights, mixture.width, *texts]
+    return kept(out, "vectors", about, lambda: {"vectors": spoken(texts, mixture, device)})["vectors"]
+
+
+def kept_scores(
+    folder: Path, student: Artifact, data: Data, features: Sequence[Feature], out: Path, device: torch.device
+) -> list[Any]:
+    """The teacher's scores for each feature of the examples to learn from."""
+    heads = heads_of(data.task)
+    about = [identity(folder), heads, *(f.ids for f in features)]
+    found = kept(out, "logits", about, lambda: packed(scores_for(folder, student, data, features, device), len(heads)))
+    by_head = []
+    for number in range(len(heads)):
+        flat, ends = found[f"scores{number}"], found[f"ends{number}"]
+        rows = np.split(flat, ends[:-1])
+        by_head.append([row[0] if flat.ndim == 2 and not found[f"deep{number}"] else row for row in rows])
+    return by_head[0] if len(heads) == 1 else list(zip(*by_head, strict=True))
+
+
+def packed(rows: list[Any], heads: int) -> dict[str, np.ndarray]:
+    """Ragged scores as arrays: all rows below each other, and where each text's end."""
+    made = {}
+    for number in range(heads):
+        arrays = [np.asarray(row[number] if heads > 1 else row, np.float32) for row in rows]
+        deep = arrays[0].ndim == 2  # a row for each token, not for each text
+        made[f"scores{number}"] = np.concatenate([a if deep else a[None] for a in arrays])
+        made[f"ends{number}"] = np.cumsum([len(a) if deep else 1 for a in arrays])
+        made[f"deep{number}"] = np.array(deep)
+    return made
+
+
+def scores_for(
+    folder: Path, student: Artifact, data: Data, features: Sequence[Feature], device: torch.device
+) -> list[Any]:
+    """The teacher's scores, by the torch-free runtime (or torch, on a GPU). A teacher with another vocabulary reads the examples its own way."""
+    albert, heads = Albert(folder, device=device.type), heads_of(data.task)
+    assert student.tokenizer is not None
+    same = albert.tokenizer.vocabulary.ids == student.tokenizer.vocabulary.ids
+    if same and max(len(f.ids) for f in features) <= albert.max_tokens:
+        return scores(albert, features)
+    if {"tag", "answer"} & set(heads):
+        raise AlbertkitError(
+            f"{folder} cuts text otherwise than the student, and its scores are of tokens; take a student with its vocabulary (--shape does)"
+        )
+    length = min(int(albert.meta.details.get("max_length", albert.max_tokens)), albert.max_tokens)
+    theirs: dict[int, list[Feature]] = {}
+    for feature in data.task.features(data.train, albert.tokenizer, length):
+        theirs.setdefault(feature.example, []).append(feature)
+    order = [theirs[f.example].pop(0) for f in features if theirs.get(f.example)]
+    if len(order) != len(features):
+        raise AlbertkitError(
+            f"{folder} reads the examples in other parts than the student; take a student with its vocabulary"
+        )
+    return scores(albert, order)

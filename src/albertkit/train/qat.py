@@ -1,0 +1,190 @@
+"""Training that knows the weights will be rounded (quantisation-aware): what is stored afterwards is what was trained.
+
+In: a float model, the bits it will be stored in, examples of its task or texts. Out: float weights and the `smooth` of each matrix, which `quantize.pack`
+rounds to the numbers that the last step computed with. Before this file: `student.py`; next: `compress/shrink.py`.
+
+Every matrix is rounded once an update and used L times, so that its gradient is the sum over all uses; rounding itself lets gradients through unchanged
+(Bengio et al., arXiv 1308.3432). Inputs of products are rounded for each token as `runtime/builder.py` does. The teacher is the float model.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from albertkit.artifact import Artifact
+from albertkit.compress.calibrate import calibration, moments_of
+from albertkit.compress.quantize import BITS, BLOCK, in_four_bits, is_matrix, smoothing
+from albertkit.errors import AlbertkitError
+from albertkit.model import AlbertModel
+from albertkit.model.attention import Attention
+from albertkit.model.encoder import FeedForward
+from albertkit.model.heads import MaskedWordHead
+from albertkit.runtime.builder import Levels
+from albertkit.runtime.graph import LOWEST
+from albertkit.train.lesson import Lesson, Training
+from albertkit.train.recover import Data, relearn
+from albertkit.train.watching import PLAIN
+
+Smooth = dict[str, np.ndarray]
+
+
+# Weights: `quantize.quantize_rows` and `quantize.quantize_blocks` in torch, to the bit ------------------------------
+
+
+def through(rounded: Tensor, given: Tensor) -> Tensor:
+    """The rounded numbers, whose gradient goes to those that were given."""
+    return rounded.detach() + (given - given.detach())
+
+
+@torch.no_grad()
+def eight(weight: Tensor) -> Tensor:
+    """A scale for each row, and whole numbers up to 127."""
+    top = weight.abs().amax(1)
+    scale = torch.where(top > 0, top / top.new_tensor(127), torch.ones_like(top))[:, None]
+    return (weight / scale).round().clamp(-127, 127) * scale
+
+
+@torch.no_grad()
+def four(weight: Tensor) -> Tensor:
+    """A scale for each row, a step for each block of 32, and whole numbers from -8 to 7."""
+    rows, columns = weight.shape
+    blocks = -(-columns // BLOCK)
+    top = weight.abs().amax(1)
+    scale = torch.where(top > 0, top / top.new_tensor(120), torch.ones_like(top))[:, None]
+    short = blocks * BLOCK - columns  # zeros at the end are rounded to zeros, and no error comes from them
+    cut = nn.functional.pad(weight / scale, (0, short)).view(rows, blocks, BLOCK)
+    steps = torch.ones(rows, blocks, 1, device=weight.device)
+    best = torch.full_like(steps, torch.inf, dtype=torch.float64)
+    for number in range(1, 16):
+        step = weight.new_tensor(number)
+        error = ((cut / step).round().clamp(-8, 7) * step - cut).square().sum(-1, keepdim=True, dtype=torch.float64)
+        steps, best = torch.where(error < best, step, steps), torch.minimum(error, best)
+    wide = steps.expand(rows, blocks, BLOCK).reshape(rows, -1)[:, :columns]
+    values = (weight / (scale * wide)).round().clamp(-8, 7)
+    return values * wide * scale
+
+
+def rounded(name: str, weight: Tensor, bits: int, smooth: Tensor | None = None) -> Tensor:
+    """A weight as it will be stored, with the gradient of the one it is made from."""
+    array = weight.detach()
+    array = array if smooth is None else array / smooth
+    made = four(array) if bits == 4 and in_four_bits(name) else eight(array)
+    return through(made if smooth is None else made * smooth, weight)
+
+
+def whole_tokens(x: Tensor, levels: Levels, smooth: Tensor | None = None, floor: float | None = None) -> Tensor:
+    """The input of a product as the runtime rounds it: each token by its own largest number. See `Builder.product`."""
+    with torch.no_grad():
+        y = x.float() if smooth is None else x.float() * smooth
+        y = y if floor is None else y + floor
+        reach = levels.top if floor is not None else levels.middle - 1
+        top = (y if floor is not None else y.abs()).amax(-1, keepdim=True)
+        grow = y.new_tensor(reach) / top.clamp(min=1e-20)
+        low, high = (0, levels.top) if floor is not None else (-levels.middle, levels.top - levels.middle)
+        y = (y * grow).round().clamp(low, high) / grow
+        y = y if floor is None else y - floor
+        y = y if smooth is None else y / smooth
+    return through(y.to(x.dtype), x)
+
+
+class Rounded(nn.Module):
+    """A model that computes as it will when it is stored in few bits. Its parameters are the model's own."""
+
+    def __init__(self, model: AlbertModel, bits: int, smooth: Smooth, levels: Levels | None = None) -> None:
+        super().__init__()
+        if bits not in BITS:
+            raise AlbertkitError(f"bits is {bits!r}; choose 8 or 4")
+        odd = sorted(set(model.config.options.active()) - PLAIN)
+        if odd:
+            raise AlbertkitError(
+                f"this model has the option {odd[0]}; training for few bits knows plain layers only, so quantise it without --train"
+            )
+        self.model, self.bits, self.levels = model, bits, levels or Levels()
+        self.smooth = {name: torch.from_numpy(np.array(array)) for name, array in smooth.items()}
+        floor = LOWEST[model.config.hidden_act]
+        for name, module in model.named_modules():
+            if isinstance(module, Attention):
+                self._round_input(module, f"{name}.query.weight")
+                self._round_input(module.output, f"{name}.output.weight")
+            elif isinstance(module, FeedForward):
+                self._round_input(module.up, f"{name}.up.weight")
+                self._round_input(module.down, f"{name}.down.weight", floor)
+            elif isinstance(module, MaskedWordHead) and not module.bare_projection:
+                module.norm.register_forward_hook(lambda _m, _g, out: whole_tokens(out, self.levels))
+
+    def _round_input(self, module: nn.Module, name: str, floor: float | None = None) -> None:
+        def hook(_module: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
+            smooth = self.smooth.get(name)
+            smooth = None if smooth is None else smooth.to(given[0].device)
+            return (whole_tokens(given[0], self.levels, smooth, floor), *given[1:])
+
+        module.register_forward_pre_hook(hook)
+
+    def weights(self) -> dict[str, Tensor]:
+        """Every matrix rounded, once for all its uses."""
+        found = {}
+        for name, parameter in self.model.named_parameters():
+            if is_matrix(name, parameter.detach().cpu().numpy()):
+                smooth = self.smooth.get(name)
+                found[name] = rounded(
+                    name, parameter, self.bits, None if smooth is None else smooth.to(parameter.device)
+                )
+        return found
+
+    def forward(self, *given: Any, **options: Any) -> Any:
+        return torch.func.functional_call(self.model, self.weights(), given, options)
+
+
+# Training ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Aware:
+    """A model trained for few bits."""
+
+    artifact: Artifact
+    """Float weights, to be rounded with `smooth` and nothing else."""
+    smooth: Smooth
+    metrics: dict[str, float]
+
+
+def smooths(artifact: Artifact, texts: list[str] | None, bits: int, progress: Callable[[str], None]) -> Smooth:
+    """The `smooth` of each matrix that has one, from what the float model's layers see."""
+    seen = moments_of(artifact.config, dict(artifact.weights), calibration(artifact, texts, progress), progress)
+    found = {name: smoothing(name, square, bits) for name, square in seen.items()}
+    return {name: array for name, array in found.items() if array is not None}
+
+
+def aware(
+    artifact: Artifact,
+    bits: int,
+    data: Data,
+    training: Training,
+    run: Path,
+    say: Callable[[str], None] = lambda text: None,
+    bar: bool = False,
+) -> Aware:
+    """Train a float model for `bits`; the same call goes on in `run` where it was stopped."""
+    if artifact.meta.quantisation is not None:
+        raise AlbertkitError(f"the model is stored as {artifact.meta.quantisation}; train the float model it came from")
+    smooth = smooths(artifact, data.texts()[:512] or None, bits, lambda text: None)
+    if data.task is None:
+        lesson = Lesson(hidden=1.0, vectors=1.0 if artifact.meta.task == "embed" else 0.0)
+    else:
+        lesson = Lesson(labels=0.5, logits=1.0, hidden=0.5)
+
+    def prepare(work: Any) -> None:
+        work.step = f"training for {bits} bits"
+        work.objective.called = Rounded(work.model, bits, smooth)
+        work.settings = dataclasses.replace(work.settings, precision="float32")  # half precision would round otherwise
+
+    made, metrics = relearn(artifact, artifact, data, lesson, training, run, prepare, say, bar)
+    return Aware(made, smooth, metrics)

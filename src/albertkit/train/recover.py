@@ -1,0 +1,161 @@
+"""Learning again what compressing a model has cost, from the model it was: `prune --recover`, and the training behind `quantize --train`.
+
+In: a compressed model, the whole one as its teacher, examples of its task or texts. Out: the same model, better. Before this file: `student.py`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from albertkit.artifact import Artifact, read_artifact, write_artifact
+from albertkit.compress.judge import Judge, Score
+from albertkit.errors import AlbertkitError
+from albertkit.tasks.make import TASKS, task_of
+from albertkit.tokenizer import Tokenizer
+from albertkit.train.lesson import Lesson, Training
+from albertkit.train.loop import train
+from albertkit.train.settings import Settings
+from albertkit.train.student import Gives, Imitating, Reading, finished
+from albertkit.train.tuning import preset_epochs, preset_rate
+from albertkit.train.watching import Own
+
+
+@dataclass(frozen=True)
+class Data:
+    """What is learnt from, and what is held out: examples of a task, or texts (strings, or token ids of a corpus) and no task."""
+
+    task: Any
+    train: Sequence[Any]
+    dev: Sequence[Any] = ()
+
+    def texts(self) -> list[str]:
+        """The texts to learn from, where they are known as such."""
+        found = []
+        for example in self.train[:4096]:
+            text = (
+                example
+                if isinstance(example, str)
+                else getattr(example, "text", None) or getattr(example, "context", None)
+            )
+            if isinstance(text, str) and text.strip():
+                found.append(text)
+        return found
+
+
+def data_for(artifact: Artifact, train: Sequence[Any], dev: Sequence[Any]) -> Data:
+    """Data with the task the model was fine-tuned for, if it was."""
+    if artifact.meta.details.get("reads") == "vector":
+        raise AlbertkitError(
+            "this model is a head on frozen vectors, so there are no layers to train; fine-tune without --freeze first"
+        )
+    return Data(task_of(artifact.meta) if artifact.meta.task in TASKS else None, train, dev)
+
+
+def plain_text(example: Any, tokenizer: Tokenizer) -> str:
+    """The text of an example, which has one."""
+    if isinstance(example, str):
+        return example
+    if isinstance(example, np.ndarray):
+        return tokenizer.decode(example.tolist())
+    text, pair = getattr(example, "text", None), getattr(example, "pair", None)
+    if not isinstance(text, str) or pair is not None:
+        raise AlbertkitError(
+            "vectors are of single texts; learn from logits or hidden where examples are pairs or questions"
+        )
+    return text
+
+
+def length_of(artifact: Artifact, training: Training) -> int:
+    """Tokens of the longest input."""
+    return training.max_length or int(artifact.meta.details.get("max_length", 128))
+
+
+def settings_of(training: Training, artifact: Artifact, steps: int, held: bool, evaluations: int = 1) -> Settings:
+    """The loop's settings: an evaluation each epoch, and the best one is the result where anything is held out."""
+    budget: dict[str, Any] = {"steps": steps} if training.minutes is None else {"minutes": training.minutes}
+    return Settings(
+        **budget, batch=training.batch, micro=training.micro, learning_rate=training.learning_rate or preset_rate(artifact.config),
+        warmup=0.1, seed=training.seed, evaluations=evaluations, take_best=held, device=training.device, compile="no",
+        tensorboard=False, keep=1,
+    )  # fmt: skip
+
+
+def relearn(
+    artifact: Artifact,
+    whole: Artifact,
+    data: Data,
+    lesson: Lesson,
+    training: Training,
+    run: Path,
+    prepare: Callable[[Imitating], None] = lambda work: None,
+    say: Callable[[str], None] = lambda text: None,
+    bar: bool = False,
+) -> tuple[Artifact, dict[str, float]]:
+    """Train `artifact` with `whole` as its teacher, in the folder `run`, where the same call goes on; `prepare` changes the work."""
+    gives = Gives(watched=Own(whole), logits=None, meta=whole.meta)
+    if lesson.logits:
+        gives = dataclasses.replace(gives, logits=lambda features: scores_of(whole, features))
+    held = len(data.dev) > 0
+    given = (data.task or Reading(), artifact, data.train, data.dev)
+    work = Imitating(*given, settings_of(training, artifact, 1, held), lesson, gives, length_of(artifact, training))
+    epochs = training.epochs or preset_epochs(len(work.features)) / 2  # it knew all of it once
+    steps = max(1, round(work.batches * epochs))
+    work.settings = settings_of(training, artifact, steps, held, math.ceil(epochs) if training.minutes is None else 10)
+    prepare(work)
+    outcome = train(work, work.settings, run, resume=True, say=say, bar=bar)
+    if outcome.model is None:
+        raise AlbertkitError(f"stopped; the same command goes on from {run}")
+    return finished(read_artifact(outcome.model)), outcome.metrics
+
+
+def scores_of(teacher: Artifact, features: Sequence[Any], device: str = "cpu") -> list[Any]:
+    """The teacher's scores for features, by the torch-free runtime."""
+    from albertkit.runtime.albert import Albert
+    from albertkit.runtime.predict import scores
+
+    with tempfile.TemporaryDirectory() as scratch:
+        write_artifact(teacher, Path(scratch) / "teacher")
+        return scores(Albert(Path(scratch) / "teacher", device=device), features)
+
+
+@dataclass
+class Recovery:
+    """What `prune` calls between cutting and writing; afterwards `scores` says what was lost and what came back."""
+
+    data: Data
+    training: Training
+    run: Path
+    say: Callable[[str], None] = lambda text: None
+    bar: bool = False
+    scores: dict[str, Score] = field(default_factory=dict)
+    """`whole`, `pruned`, `recovered`: each on the held-out examples; empty without any."""
+
+    def __call__(self, whole: Artifact, pruned: Artifact) -> Artifact:
+        """The pruned model, trained."""
+        lesson = Lesson(hidden=1.0, vectors=1.0 if whole.meta.task == "embed" else 0.0)
+        if self.data.task is not None:
+            lesson = Lesson(labels=0.5, logits=1.0, hidden=1.0)
+
+        def prepare(work: Imitating) -> None:
+            work.step = "recover"
+
+        made, _ = relearn(pruned, whole, self.data, lesson, self.training, self.run, prepare, self.say, self.bar)
+        if len(self.data.dev):
+            with tempfile.TemporaryDirectory() as scratch:
+                folders = {name: Path(scratch) / name for name in ("whole", "pruned", "recovered")}
+                for folder, artifact in zip(folders.values(), (whole, pruned, made), strict=True):
+                    write_artifact(artifact, folder)
+                dev = self.data.dev
+                if self.data.task is None and whole.tokenizer is not None:
+                    dev = [plain_text(text, whole.tokenizer) for text in dev]
+                judge = Judge(folders["whole"], dev)
+                self.scores = {name: judge(folder) for name, folder in folders.items()}
+        return made

@@ -1,0 +1,384 @@
+"""Learning from a teacher: the losses equal plain restatements, students learn from each kind, and a killed one goes on."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+from hypothesis import given, settings
+
+from albertkit.artifact import Artifact, Meta, read_artifact, write_artifact
+from albertkit.cli import app
+from albertkit.config import preset
+from albertkit.errors import AlbertkitError
+from albertkit.model import AlbertModel, Batch
+from albertkit.runtime.albert import Albert
+from albertkit.runtime.predict import predict
+from albertkit.tasks.make import task_of
+from albertkit.tokenizer import Tokenizer
+from albertkit.train import lessons, loop, tune
+from albertkit.train.imitate import attention_apart, hidden_apart, mapped, vectors_apart
+from albertkit.train.lesson import Lesson
+from albertkit.train.lessons import Teachers, distil, fresh_student
+from albertkit.train.recover import Data
+from albertkit.train.settings import Settings
+from albertkit.train.student import HEAD, Gives, Imitating, Reading
+from albertkit.train.team import Team
+from albertkit.train.tuning import Options
+from albertkit.train.watching import Foreign, Own, Seen, same_words
+from albertkit.weights import encoder_shapes, size
+from tests.conftest import tiny
+from tests.train.conftest import VOCAB
+from tests.train.test_finetune import choices, questions, tagged, texts
+
+BATCH = Batch.of([[2, 8, 9, 10, 3], [2, 11, 12, 13, 3], [2, 7, 3]])
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory) -> Tokenizer:
+    path = tmp_path_factory.mktemp("vocab") / "vocab.txt"
+    path.write_text("\n".join(VOCAB) + "\n")
+    return Tokenizer.from_vocab(path)
+
+
+def model_of(words: Tokenizer, seed: int = 0, task: str = "embed", **changes) -> Artifact:
+    torch.manual_seed(seed)
+    shape = {"vocab_size": len(VOCAB), "initializer_range": 0.15, "max_position_embeddings": 64, **changes}
+    config = tiny(**shape)
+    return Artifact(config, AlbertModel(config).weights(), words, Meta(task=task))
+
+
+@pytest.fixture(scope="module")
+def teacher(words, tmp_path_factory):
+    return write_artifact(model_of(words), tmp_path_factory.mktemp("teacher") / "model")
+
+
+def quick(steps: int, **more) -> Settings:
+    plain = {
+        "batch": 16,
+        "learning_rate": 3e-3,
+        "evaluations": 2,
+        "device": "cpu",
+        "tensorboard": False,
+        "compile": "no",
+    }
+    return Settings(steps=steps, **{**plain, **more})
+
+
+def one(folder) -> Teachers:
+    return Teachers((folder,), (1.0,))
+
+
+# Losses ----------------------------------------------------------------------------------------------------------
+
+
+@given(st.integers(1, 24), st.integers(1, 24))
+def test_layers_are_mapped_evenly(student, teacher):
+    found = mapped(student, teacher)
+    assert found[0] == 0 and found[-1] == teacher and len(found) == student + 1 and found == sorted(found)
+    assert all(abs(place - i * teacher / student) <= 0.5 for i, place in enumerate(found))
+    assert mapped(12, 12) == list(range(13)) and mapped(3, 12) == [0, 4, 8, 12]
+
+
+def plain_kl(theirs: np.ndarray, mine: np.ndarray) -> float:
+    return float((theirs * (np.log(theirs) - np.log(mine))).sum(-1).mean())
+
+
+def softmax(scores: np.ndarray) -> np.ndarray:
+    grown = np.exp(scores - scores.max(-1, keepdims=True))
+    return grown / grown.sum(-1, keepdims=True)
+
+
+def by_text(x: torch.Tensor, heads: int):
+    """Each text's (heads, n, d)."""
+    for part in x.flatten(1).unflatten(1, (heads, -1)).split(list(BATCH.lengths)):
+        yield part.numpy().transpose(1, 0, 2)
+
+
+@pytest.mark.parametrize(("heads", "others"), [(4, 4), (2, 4), (3, 4)])
+def test_the_attention_loss_is_minilm_s(heads, others):
+    torch.manual_seed(0)
+    mine, theirs = (tuple(torch.randn(13, n, d) for _ in range(3)) for n, d in ((heads, 8), (others, 6)))
+    found = float(attention_apart(Seen((), mine), Seen((), theirs), BATCH))
+    parts = heads if heads == others else {2: 2, 3: 3}[heads]
+    pairs = [(0, 1), (2, 2)] if heads == others else [(0, 0), (1, 1), (2, 2)]
+    total = 0.0
+    for a, b in pairs:
+        rows = []
+        for side in (theirs, mine):
+            first, second = (list(by_text(side[i], parts)) for i in (a, b))
+            rows.append(
+                [softmax(x @ y.transpose(0, 2, 1) / np.sqrt(x.shape[-1])) for x, y in zip(first, second, strict=True)]
+            )
+        counts = [r.shape[0] * r.shape[1] for r in rows[0]]
+        total += sum(plain_kl(t, m) * n for t, m, n in zip(*rows, counts, strict=True)) / sum(counts)
+    assert found == pytest.approx(total, rel=1e-4)
+    same = float(attention_apart(Seen((), mine), Seen((), mine), BATCH))
+    assert same == pytest.approx(0, abs=1e-6)
+
+
+def test_the_hidden_loss_by_hand():
+    torch.manual_seed(0)
+    mine = [torch.randn(13, 4) for _ in range(3)]  # two layers
+    theirs = [torch.randn(13, 6) for _ in range(5)]  # four
+    turn = torch.randn(6, 4)
+    wanted = np.mean(
+        [
+            np.square((m @ turn.T).numpy() - t.numpy()).mean() / np.square(t.numpy()).mean()
+            for m, t in zip(mine, theirs[::2], strict=True)
+        ]
+    )
+    found = hidden_apart(Seen(tuple(mine)), Seen(tuple(theirs)), lambda x: x @ turn.T)
+    assert float(found) == pytest.approx(float(wanted), rel=1e-5)
+    assert float(hidden_apart(Seen(tuple(mine)), Seen(tuple(mine)), lambda x: x)) == 0
+
+
+def test_the_vector_loss_by_hand():
+    mine, theirs = torch.tensor([[1.0, 0], [0, 1], [1, 1]]), torch.tensor([[1.0, 0], [1, 0], [0, 1]])
+    unit = [x.numpy() / np.linalg.norm(x.numpy(), axis=1, keepdims=True) for x in (mine, theirs)]
+    rows = []
+    for x in unit:
+        scores = 20 * x @ x.T
+        np.fill_diagonal(scores, -1e4)
+        rows.append(softmax(scores) + 1e-30)
+    near = 2 * (1 - (unit[0] * unit[1]).sum(1).mean())
+    assert float(vectors_apart(mine, theirs)) == pytest.approx(near + plain_kl(rows[1], rows[0]), rel=1e-4)
+    wide = torch.cat([theirs, torch.zeros(3, 2)], 1)  # of another width: similarities alone
+    assert float(vectors_apart(mine, wide)) == pytest.approx(plain_kl(rows[1], rows[0]), rel=1e-4)
+
+
+def test_what_is_watched_is_what_the_model_computed(words):
+    """The last layer's output follows from the queries, keys and values that were seen."""
+    artifact = model_of(words)
+    seen, encoded = Own(artifact, attention=True)(BATCH)
+    model = AlbertModel.from_artifact(artifact)
+    wanted = model(BATCH, keep_layers=True).encoded.layers
+    assert all(torch.equal(a, b) for a, b in zip(seen.layers, wanted, strict=True)) and len(seen.layers) == 4
+    query, key, value = (x.view(-1, 4, 8) for x in seen.attention)
+    contexts = []
+    for q, k, v in zip(*(x.split(list(BATCH.lengths)) for x in (query, key, value)), strict=True):
+        weights = torch.softmax(torch.einsum("nhd,mhd->hnm", q, k) / 8**0.5, -1)
+        contexts.append(torch.einsum("hnm,mhd->nhd", weights, v).flatten(1))
+    layer = model.encoder.groups[0][0]
+    hidden = layer.attention_norm(seen.layers[-2] + layer.attention.output(torch.cat(contexts)))
+    assert torch.allclose(layer.ffn_norm(hidden + layer.ffn(hidden)), encoded.hidden, atol=1e-5)
+
+
+def bert(words: Tokenizer, folder, **more):
+    """A tiny random BERT with our vocabulary, as transformers writes it."""
+    transformers = pytest.importorskip("transformers")
+    from safetensors.torch import save_file
+
+    torch.manual_seed(3)
+    words.save(folder)
+    config = transformers.BertConfig(
+        vocab_size=len(VOCAB), hidden_size=48, num_hidden_layers=4, num_attention_heads=3, intermediate_size=32,
+        max_position_embeddings=64, initializer_range=0.2, **more,
+    )  # fmt: skip
+    config.save_pretrained(folder)
+    model = transformers.BertModel(config, add_pooling_layer=False).eval()
+    save_file({k: v for k, v in model.state_dict().items() if v.is_floating_point()}, folder / "model.safetensors")
+    return model
+
+
+def test_a_foreign_teacher_shows_what_transformers_computes(words, tmp_path):
+    model = bert(words, tmp_path)
+    model.set_attn_implementation("eager")
+    seen, _ = Foreign(model, attention=True)(BATCH)
+    ids, inside = BATCH.pad(BATCH.ids), BATCH.padding.inside
+    with torch.no_grad():
+        out = model(input_ids=ids, attention_mask=inside.long(), output_hidden_states=True, output_attentions=True)
+    assert len(seen.layers) == 5 and torch.allclose(seen.layers[-1], out.last_hidden_state[inside], atol=1e-6)
+    query, key, _ = (x.split(list(BATCH.lengths)) for x in seen.attention)
+    for row, (q, k) in enumerate(zip(query, key, strict=True)):
+        weights = torch.softmax(torch.einsum("nhd,mhd->hnm", q, k) / 4.0, -1)
+        n = len(q)
+        assert torch.allclose(weights, out.attentions[-1][row, :, :n, :n], atol=1e-5)
+
+
+# Learning --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "what", [{"hidden": 1.0}, {"attention": 1.0}, {"vectors": 1.0}, {"hidden": 1.0, "attention": 0.5}]
+)
+def test_a_narrow_student_learns_from_texts(words, teacher, tmp_path, what):
+    lines, held = [e.text for e in texts(120, 5)], [e.text for e in texts(40, 6)]
+    student = fresh_student(
+        tiny(hidden_size=24, num_hidden_layers=2, num_attention_heads=3, initializer_range=0.15), words, 1
+    )
+    data, lesson, given = Data(None, lines, held), Lesson(**what), quick(40)
+    gives = Gives(watched=Own(read_artifact(teacher), True), meta=Meta(task="embed"))
+    if "vectors" in what:
+        kept = lessons.kept_vectors(one(teacher), student, data, tmp_path / "out", torch.device("cpu"))
+        gives = dataclasses.replace(gives, vectors=kept)
+    before = Imitating(Reading(), student, lines, held, given, lesson, gives).evaluate()["loss"]
+    outcome = distil(one(teacher), student, data, lesson, given, tmp_path / "out")
+    least = 0.95 if "vectors" in what else 0.8  # rows of similarities change slowly
+    assert outcome.metrics["loss"] < least * before, (before, outcome.metrics)
+    made = read_artifact(outcome.model)
+    assert HEAD not in made.weights and Albert(outcome.model).embed("cat dog").shape == (24,)
+    assert made.meta.made[-1]["step"] == "distill" and set(made.meta.made[-1]["lesson"]) >= set(what)
+    assert bool(list((tmp_path / "out" / "teacher").glob("vectors-*.npz"))) if "vectors" in what else True
+
+
+def test_scores_teach_more_than_few_labels(words, tmp_path):
+    """A teacher that saw many labels; a student that sees few of them, or the teacher's scores on many texts."""
+    options = Options(epochs=6, max_length=40, batch=16, learning_rate=3e-3, device="cpu")
+    large = tune.finetune("classify", texts(200, 0), texts(40, 9), tmp_path / "large", model_of(words), options).model
+    shape = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    student = fresh_student(tiny(**shape, initializer_range=0.2), words, 1)
+    options = dataclasses.replace(options, epochs=60, learning_rate=5e-3)
+    few = tune.finetune("classify", texts(12, 0), (), tmp_path / "few", student, options).model
+    data = Data(task_of(read_artifact(large).meta), texts(200, 0), texts(40, 9))
+    given = quick(80, learning_rate=5e-3)
+    outcome = distil(one(large), student, data, Lesson(logits=1.0), given, tmp_path / "taught", 40)
+    fresh = texts(200, 11)
+
+    def accuracy(folder):
+        albert = Albert(folder)
+        return albert.task.measure(predict(albert, fresh, "classify"), fresh)["accuracy"]
+
+    assert accuracy(outcome.model) > accuracy(few) + 0.05, (accuracy(outcome.model), accuracy(few))
+    assert len(list((tmp_path / "taught" / "teacher").glob("logits-*.npz"))) == 1
+    assert Albert(outcome.model).classify("cat dog cow hen pig").label in ("animal", "tree")
+
+
+@pytest.mark.parametrize(
+    ("task", "examples"), [("tag", tagged), ("answer", questions), ("intent", tagged), ("choose", choices)]
+)
+def test_scores_that_were_kept_are_the_teacher_s(words, tmp_path, task, examples):
+    """A student that is its teacher has nothing to learn: the loss of kept scores is 0."""
+    options = Options(epochs=1, max_length=40, batch=16, device="cpu")
+    model = tune.finetune(task, examples(24), (), tmp_path / "tuned", model_of(words), options).model
+    artifact = read_artifact(model)
+    data = Data(task_of(artifact.meta), examples(24), ())
+    kept = lambda features: lessons.kept_scores(model, artifact, data, features, tmp_path, torch.device("cpu"))  # noqa: E731
+    for _ in range(2):  # computed, then read
+        work = Imitating(data.task, artifact, data.train, (), quick(1), Lesson(logits=1.0), Gives(logits=kept), 40)
+        parts, _ = work.next(0, 0.0, Team(0, 1, torch.device("cpu")))
+        work.objective.eval()
+        assert work.objective(*parts[0])[0].item() == pytest.approx(0, abs=1e-5)
+
+
+def test_parts_of_a_batch_count_by_their_texts(words, teacher):
+    """16 texts as 6, 6 and 4: the gradient is that of the whole batch."""
+    lines = [" ".join(["cat", "dog", "cow"])] * 8 + ["red green"] * 8
+    gradients = []
+    for micro in (None, 6):
+        student = model_of(words, seed=1)
+        work = Imitating(
+            Reading(),
+            student,
+            lines,
+            (),
+            quick(1, micro=micro),
+            Lesson(hidden=1.0),
+            Gives(watched=Own(read_artifact(teacher))),
+        )
+        parts, _ = work.next(0, 0.0, Team(0, 1, torch.device("cpu")))
+        assert len(parts) == (1 if micro is None else 3) and sum(part[2] for part in parts) == 16
+        # the loss is a mean over tokens, so give every part the same length to compare
+        for part in parts:
+            (work.objective(*part)[0] / len(parts)).backward()
+        gradients.append(work.model.encoder.groups[0][0].ffn.up.weight.grad)
+        shares = [part[-1] for part in parts]
+        assert sum(shares) == pytest.approx(len(parts)) and [p[2] / 16 * len(parts) for p in parts] == pytest.approx(
+            shares
+        )
+    assert torch.nn.functional.cosine_similarity(gradients[0].flatten(), gradients[1].flatten(), 0) > 0.98
+
+
+def test_a_killed_student_ends_with_the_same_weights(words, teacher, tmp_path, monkeypatch):
+    """With a projection, which lives in checkpoints alone."""
+    lines, held = [e.text for e in texts(60, 5)], [e.text for e in texts(20, 6)]
+    student = fresh_student(tiny(hidden_size=24, num_hidden_layers=2, num_attention_heads=3), words, 1)
+    given = (one(teacher), student, Data(None, lines, held), Lesson(hidden=1.0, attention=1.0), quick(12, save_steps=4))
+    straight = distil(*given, tmp_path / "straight")
+    step = loop.Run.step
+
+    def killed(self, progress):
+        if self.state.step == 9:
+            raise KeyboardInterrupt
+        step(self, progress)
+
+    monkeypatch.setattr(loop.Run, "step", killed)
+    with pytest.raises(KeyboardInterrupt):
+        distil(*given, tmp_path / "killed")
+    monkeypatch.setattr(loop.Run, "step", step)
+    resumed = distil(*given, tmp_path / "killed", resume=True)
+    a, b = read_artifact(straight.model), read_artifact(resumed.model)
+    for name, array in a.weights.items():
+        np.testing.assert_array_equal(array, b.weights[name], err_msg=name)
+
+
+def test_other_vocabularies_are_refused_with_a_reason(words, teacher, tmp_path):
+    (tmp_path / "vocab.txt").write_text("\n".join([*VOCAB[:-2], "new", "words"]) + "\n")
+    other = Tokenizer.from_vocab(tmp_path / "vocab.txt")
+    student = fresh_student(tiny(), other, 1)
+    data = Data(None, ["cat dog"] * 20, ())
+    with pytest.raises(AlbertkitError, match="cuts text otherwise than the student .as many pieces, and other ones"):
+        distil(one(teacher), student, data, Lesson(hidden=1.0), quick(1), tmp_path / "out")
+    with pytest.raises(AlbertkitError, match="several teach vectors alone"):
+        distil(Teachers((teacher, teacher), (1.0, 1.0)), student, data, Lesson(hidden=1.0), quick(1), tmp_path / "out")
+    with pytest.raises(AlbertkitError, match="belong to a task"):
+        distil(one(teacher), student, data, Lesson(labels=1.0), quick(1), tmp_path / "out")
+    same_words(words, words, ["cat dog"], "x")
+
+
+def test_the_verb_distils_from_a_bert_and_from_a_classifier(words, tmp_path):
+    run = CliRunner()
+    (tmp_path / "bert").mkdir()
+    bert(words, tmp_path / "bert")
+    (tmp_path / "lines.txt").write_text("\n".join(e.text for e in texts(60, 5)))
+    (tmp_path / "shape.json").write_text(json.dumps(tiny(hidden_size=24, num_attention_heads=3).to_dict()))
+    quickly = ["--steps", "4", "--batch", "8", "--device", "cpu", "--no-tensorboard"]
+    base = [
+        "distill",
+        str(tmp_path / "bert"),
+        str(tmp_path / "lines.txt"),
+        "--shape",
+        str(tmp_path / "shape.json"),
+        *quickly,
+    ]
+    done = run.invoke(app, [*base, "--what", "hidden,attention:0.5", "-o", str(tmp_path / "a")])
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    assert {"loss", "hidden_loss", "attention_loss"} <= set(found) and HEAD not in read_artifact(tmp_path / "a").weights
+    both = [*base, "--teacher", f"{tmp_path / 'bert'}:0.5", "--what", "vectors", "-o", str(tmp_path / "b")]
+    assert run.invoke(app, both).exit_code == 0 and read_artifact(tmp_path / "b").meta.task == "embed"
+    options = Options(epochs=1, max_length=40, batch=16, device="cpu")
+    model = tune.finetune("classify", texts(40, 0), (), tmp_path / "tuned", model_of(words), options).model
+    base[1] = str(model)
+    done = run.invoke(app, [*base, "--what", "logits,hidden:0.5", "-o", str(tmp_path / "c")])
+    assert done.exit_code == 0, done.output
+    assert read_artifact(tmp_path / "c").meta.labels == read_artifact(model).meta.labels
+    for wrong, why in (
+        ([*base, "--what", "logits", "--widths", "8", "-o", str(tmp_path / "d")], "from a corpus folder alone"),
+        ([*base[:3], "-o", str(tmp_path / "d"), *quickly], "give the student"),
+        (["distill", str(tmp_path / "lines.txt"), "-o", str(tmp_path / "d")], "no teacher was given"),
+        ([*base, "--start", str(model), "-o", str(tmp_path / "d")], "one of them"),
+    ):
+        refused = run.invoke(app, wrong)
+        assert refused.exit_code == 1 and why in str(refused.exception), refused.output
+
+
+def test_a_student_of_two_million_parameters_is_a_preset():
+    config = preset("mini")
+    assert config.vocab_size == 30_000 and 1.8e6 < size(encoder_shapes(config)) < 2.1e6
+
+
+@given(st.integers(2, 40), st.integers(0, 1000))
+@settings(max_examples=20, deadline=None)
+def test_kept_scores_come_back_as_they_were(count, seed):
+    rng = np.random.default_rng(seed)
+    ragged = [rng.normal(size=(int(n), 3)).astype(np.float32) for n in rng.integers(1, 9, count)]
+    made = lessons.packed(ragged, 1)
+    assert made["scores0"].shape == (sum(map(len, ragged)), 3)
+    for a, b in zip(np.split(made["scores0"], made["ends0"][:-1]), ragged, strict=True):
+        np.testing.assert_array_equal(a, b)

@@ -1,0 +1,220 @@
+"""Training for few bits: torch rounds to the bit as the file stores, computes as the runtime does, and what it trains is better than plain rounding."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+
+from albertkit.artifact import Artifact, Meta, read_artifact, read_stored, write_artifact
+from albertkit.compress.judge import Check, Judge
+from albertkit.compress.quantize import Matrix, open_blocks, pack, quantize_blocks, quantize_rows, unpack
+from albertkit.compress.shrink import Trained, shrink
+from albertkit.errors import AlbertkitError
+from albertkit.model import AlbertModel, Batch
+from albertkit.model.model import build_head
+from albertkit.runtime.albert import Albert
+from albertkit.runtime.batching import rows
+from albertkit.runtime.builder import Levels
+from albertkit.runtime.engine import Engine
+from albertkit.runtime.predict import predict
+from albertkit.tokenizer import Tokenizer
+from albertkit.train import tune
+from albertkit.train.lesson import Lesson, Training
+from albertkit.train.qat import Rounded, aware, eight, four, rounded, smooths, whole_tokens
+from albertkit.train.recover import data_for, relearn
+from albertkit.train.tuning import Options
+from tests.conftest import tiny
+from tests.train.conftest import VOCAB
+from tests.train.test_finetune import texts
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory) -> Artifact:
+    path = tmp_path_factory.mktemp("vocab") / "vocab.txt"
+    path.write_text("\n".join(VOCAB) + "\n")
+    torch.manual_seed(0)
+    config = tiny(vocab_size=len(VOCAB), initializer_range=0.3, max_position_embeddings=64)
+    model = AlbertModel(config, {"mlm": build_head("mlm", config)})
+    return Artifact(config, model.weights(), Tokenizer.from_vocab(path))
+
+
+@given(st.tuples(st.integers(1, 9), st.integers(1, 80)), st.integers(0, 2**32 - 1), st.sampled_from([1e-6, 1.0, 300.0]))
+@settings(max_examples=60, deadline=None)
+def test_torch_rounds_to_the_bit_as_the_file_does(shape, seed, size):
+    weight = (size * np.random.default_rng(seed).standard_t(3, shape)).astype(np.float32)
+    weight[0] *= seed % 2  # a row of zeros now and then
+    tensor = torch.from_numpy(weight)
+    np.testing.assert_array_equal(eight(tensor).numpy(), quantize_rows(weight).floats())
+    np.testing.assert_array_equal(four(tensor).numpy(), open_blocks(*quantize_blocks(weight), shape[1]).floats())
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_what_is_stored_is_what_was_trained(start, tmp_path, bits):
+    """Every matrix, smoothing included, and biases untouched."""
+    smooth = smooths(start, [e.text for e in texts(40)], bits, lambda text: None)
+    assert any(name.endswith("ffn.up.weight") for name in smooth)
+    wanted = Rounded(AlbertModel.from_artifact(start), bits, smooth).weights()
+    write_artifact(start, tmp_path / "made", bits=bits, smooths=smooth)
+    stored = read_stored(tmp_path / "made").weights
+    matrices = {name for name, value in stored.items() if isinstance(value, Matrix)}
+    assert matrices == set(wanted) and "encoder.embeddings.word.weight" in matrices
+    for name in matrices:
+        np.testing.assert_array_equal(stored[name].floats(), wanted[name].detach().numpy(), err_msg=name)
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("top", [255, 127])
+def test_torch_computes_what_the_runtime_will(start, bits, top):
+    smooth = smooths(start, [e.text for e in texts(40)], bits, lambda text: None)
+    levels = Levels(top)
+    weights = unpack(pack(start.weights, bits, None, smooth), {n: a.shape for n, a in start.weights.items()})
+    engine = Engine(start.config, weights, 1, levels)
+    ids = [e.ids for e in start.tokenizer.encode_batch([e.text for e in texts(12, 3)])]
+    model = Rounded(AlbertModel.from_artifact(start), bits, smooth, levels).eval()
+    plain = AlbertModel.from_artifact(start)
+    far, near, apart = [], [], []
+    with torch.no_grad():
+        for batch in rows(ids):
+            want = engine.run(batch, start.config.num_hidden_layers)
+            packed = Batch.of([row[:n].tolist() for row, n in zip(batch.ids, batch.lengths, strict=True)])
+            inside = np.arange(batch.ids.shape[1])[None] < batch.lengths[:, None]
+            out = model(packed)
+            near.append(np.abs(out.encoded.hidden.numpy() - want[inside]))
+            far.append(np.abs(plain(packed).encoded.hidden.numpy() - want[inside]))
+            apart.append(np.abs(out.heads["mlm"].logits.numpy() - engine.words(want[inside])))
+    # a number on the edge between two levels may fall to either side, so: close nearly everywhere, and far closer than without rounding
+    near, far, apart = np.concatenate(near), np.concatenate(far), np.concatenate(apart)
+    assert np.median(near) < 1e-5 and near.mean() < 0.1 * far.mean() and np.median(apart) < 1e-3
+
+
+@given(st.integers(0, 2**32 - 1), st.sampled_from([None, 0.17]))
+@settings(max_examples=30, deadline=None)
+def test_tokens_are_rounded_alone_and_gradients_pass(seed, floor):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(5, 16, generator=generator)
+    x = x.clamp(min=-0.17) if floor else x
+    x.requires_grad_()
+    y = whole_tokens(x, Levels(), None, floor)
+    assert torch.equal(y[2:3], whole_tokens(x[2:3], Levels(), None, floor))  # whatever its neighbours are
+    reach = (x.detach() + floor).amax(1) / 255 if floor else x.detach().abs().amax(1) / 127
+    assert ((y - x).abs().amax(1) <= 0.5001 * reach + 1e-6).all()
+    y.backward(torch.full_like(y, 3.0))
+    assert torch.equal(x.grad, torch.full_like(x, 3.0))
+
+
+def test_the_gradient_of_a_shared_matrix_is_the_sum_over_its_uses(start):
+    """The matrix is rounded once and used three times: each use's gradient, found by giving every use a copy, adds up."""
+    model = AlbertModel.from_artifact(start).train()
+    wrapped = Rounded(model, 4, {})
+    batch = Batch.of([[2, 8, 9, 10, 3], [2, 11, 3]])
+    wrapped(batch).encoded.hidden.square().sum().backward()
+    whole = model.encoder.groups[0][0].ffn.up.weight.grad.clone()
+    torch.manual_seed(0)
+    unshared = start.config.replace(num_hidden_groups=3)
+    weights = dict(start.weights)
+    for name, array in start.weights.items():
+        if name.startswith("encoder.groups.0."):
+            weights |= {name.replace("groups.0.", f"groups.{g}."): array for g in (1, 2)}
+    copies = AlbertModel.from_artifact(Artifact(unshared, weights, None)).train()
+    Rounded(copies, 4, {})(batch).encoded.hidden.square().sum().backward()
+    parts = torch.stack([group[0].ffn.up.weight.grad for group in copies.encoder.groups])
+    assert torch.allclose(whole, parts.sum(0), rtol=1e-4, atol=1e-4) and parts.abs().amax(dim=(1, 2)).min() > 0
+    weight = torch.randn(4, 40, requires_grad=True)
+    rounded("encoder.groups.0.0.ffn.up.weight", weight, 4).sum().backward()
+    assert torch.equal(weight.grad, torch.ones_like(weight))
+
+
+def graded(count: int, seed: int) -> list:
+    """How many animals: a number feels every bit that is lost."""
+    return texts(count, seed, "regression")
+
+
+@pytest.fixture(scope="module")
+def tuned(start, tmp_path_factory):
+    """Its layers begin with a few large weights among many small ones, which is what 4 bits find hard."""
+    torch.manual_seed(2)
+    rng = np.random.default_rng(2)
+    config = start.config.replace(initializer_range=0.1)
+    weights = AlbertModel(config).weights()
+    for name, array in weights.items():
+        if ".groups." in name and array.ndim == 2:
+            weights[name] = (0.06 * np.clip(rng.standard_t(1.2, array.shape), -25, 25)).astype(np.float32)
+    start = Artifact(config, weights, start.tokenizer)
+    options = Options(epochs=6, batch=16, learning_rate=3e-3, max_length=32, device="cpu")
+    return tune.finetune(
+        "classify", graded(240, 0), graded(60, 9), tmp_path_factory.mktemp("tuned"), start, options
+    ).model
+
+
+def test_training_for_four_bits_beats_rounding_to_four_bits(tuned, tmp_path):
+    """Also rounding after the same training without any: what helps is to know of the rounding, not to train for longer."""
+    fresh, artifact = graded(300, 11), read_artifact(tuned)
+    lines = [e.text for e in graded(240, 0)]
+    data = data_for(artifact, graded(240, 0), graded(60, 9))
+    training = Training(epochs=4, batch=16, learning_rate=1e-3, device="cpu")
+    done = aware(artifact, 4, data, training, tmp_path / "run")
+    check = Check(fresh, tolerance=1.0)
+    report = shrink(tuned, tmp_path / "aware", 4, lines, check=check, trained=Trained(done.artifact, done.smooth))
+    longer, _ = relearn(
+        artifact, artifact, data, Lesson(labels=0.5, logits=1.0, hidden=0.5), training, tmp_path / "longer"
+    )
+    write_artifact(longer, tmp_path / "float")
+    shrink(tuned, tmp_path / "plain", 4, lines)
+    shrink(tmp_path / "float", tmp_path / "after", 4, lines)
+    errors = {}
+    for name in ("plain", "after", "aware"):
+        albert = Albert(tmp_path / name)
+        errors[name] = albert.task.measure(predict(albert, fresh, "classify"), fresh)["rmse"]
+    assert errors["aware"] < min(errors["plain"], errors["after"]), errors
+    assert report.verdict.after == Judge(tuned, fresh)(tmp_path / "aware").value
+    steps = [step["step"] for step in read_stored(tmp_path / "aware").meta.made]
+    assert steps[-2:] == ["training for 4 bits", "quantize"]
+
+
+def test_what_loses_too_much_is_refused_with_the_numbers(tuned, tmp_path):
+    fresh = graded(200, 11)
+    with pytest.raises(
+        AlbertkitError,
+        match=r"spearman 0\.\d{4} before, 0\.\d{4} after: 0\.\d{4} lost, and the tolerance is 0\.0001; nothing was",
+    ) as caught:
+        shrink(tuned, tmp_path / "no", 4, check=Check(fresh, tolerance=0.0001))
+    assert not (tmp_path / "no").exists() and "--accept" in str(caught.value)
+    assert [path.name for path in tmp_path.iterdir()] == []
+    report = shrink(tuned, tmp_path / "yes", 4, check=Check(fresh, tolerance=0.0001, accept=True))
+    assert not report.verdict.good and (tmp_path / "yes").is_dir()
+    assert shrink(tuned, tmp_path / "eight", 8, check=Check(fresh, tolerance=0.05)).verdict.good
+
+
+def test_vectors_and_masks_are_checked_too(start, tmp_path):
+    lines = [e.text for e in texts(60, 5)]
+    write_artifact(start, tmp_path / "words")
+    vectors = dataclasses.replace(start, meta=Meta(task="embed"))
+    write_artifact(vectors, tmp_path / "vectors")
+    for name, metric in (("words", "masks"), ("vectors", "cosine")):
+        verdict = shrink(tmp_path / name, tmp_path / f"{name}8", 8, lines, check=Check(lines, tolerance=0.5)).verdict
+        assert verdict.metric == metric and verdict.before == 1.0 and 0.5 < verdict.after < 1.0
+    with pytest.raises(AlbertkitError, match="cosine 1.0000 before"):
+        shrink(tmp_path / "vectors", tmp_path / "x", 4, lines, check=Check(lines, tolerance=0.0))
+
+
+def test_texts_alone_train_vectors_for_four_bits(start, tmp_path):
+    lines, held = [e.text for e in texts(160, 5)], [e.text for e in texts(60, 6)]
+    vectors = dataclasses.replace(start, meta=Meta(task="embed"))
+    write_artifact(vectors, tmp_path / "float")
+    done = aware(
+        vectors, 4, data_for(vectors, lines, held), Training(epochs=4, batch=16, learning_rate=1e-3, device="cpu"), tmp_path / "run",
+    )  # fmt: skip
+    shrink(tmp_path / "float", tmp_path / "aware", 4, lines, trained=Trained(done.artifact, done.smooth))
+    shrink(tmp_path / "float", tmp_path / "plain", 4, lines)
+    judge = Judge(tmp_path / "float", held)
+    assert judge(tmp_path / "aware").value > judge(tmp_path / "plain").value
+
+
+def test_options_that_are_not_known_are_refused(start):
+    with pytest.raises(AlbertkitError, match="choose 8 or 4"):
+        Rounded(AlbertModel.from_artifact(start), 3, {})

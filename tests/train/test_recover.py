@@ -1,0 +1,179 @@
+"""Recovery after pruning: quality comes back, a killed one goes on to the same weights, and the verb tells what was lost."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+
+from albertkit.artifact import Artifact, Meta, read_artifact, write_artifact
+from albertkit.cli import app
+from albertkit.compress.prune import Keep, prune
+from albertkit.errors import AlbertkitError
+from albertkit.model import AlbertModel
+from albertkit.tokenizer import Tokenizer
+from albertkit.train import loop, recover, tune
+from albertkit.train.lesson import Lesson, Training, lesson
+from albertkit.train.recover import Recovery, data_for, relearn
+from albertkit.train.tuning import Options
+from tests.conftest import tiny
+from tests.train.conftest import VOCAB
+from tests.train.test_finetune import tagged, texts
+
+QUICK = {"batch": 16, "learning_rate": 2e-3, "device": "cpu"}
+CUT = Keep(ffn=8, heads=1, fit=False)
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory) -> Artifact:
+    path = tmp_path_factory.mktemp("vocab") / "vocab.txt"
+    path.write_text("\n".join(VOCAB) + "\n")
+    torch.manual_seed(0)
+    config = tiny(vocab_size=len(VOCAB), initializer_range=0.15, max_position_embeddings=64)
+    return Artifact(config, AlbertModel(config).weights(), Tokenizer.from_vocab(path))
+
+
+@pytest.fixture(scope="module")
+def whole(start, tmp_path_factory):
+    """How many animals: a model that pruning hurts."""
+    options = Options(epochs=6, max_length=40, batch=16, learning_rate=3e-3, device="cpu")
+    data = texts(240, 0, "regression"), texts(60, 9, "regression")
+    return tune.finetune("classify", *data, tmp_path_factory.mktemp("whole"), start, options).model
+
+
+def test_training_brings_back_what_pruning_took(whole, tmp_path):
+    data = data_for(read_artifact(whole), texts(240, 0, "regression"), texts(120, 21, "regression"))
+    recovery = Recovery(data, Training(epochs=5, **QUICK), tmp_path / "run")
+    report = prune(whole, tmp_path / "small", CUT, [e.text for e in data.train], recovery=recovery)
+    before, pruned, after = (recovery.scores[name].value for name in ("whole", "pruned", "recovered"))
+    assert before > 0.9 and pruned < before - 0.05 and after > pruned + 0.6 * (before - pruned), recovery.scores
+    made = read_artifact(tmp_path / "small")
+    assert (report.heads, report.ffn) == (1, 8) == (made.config.num_attention_heads, made.config.intermediate_size)
+    assert [step["step"] for step in made.meta.made[-2:]] == ["prune", "recover"] and made.meta.task == "classify"
+    assert made.meta.metrics["dev"]["spearman"] == pytest.approx(after, abs=1e-3)
+
+
+def test_vectors_come_back_without_a_task(start, tmp_path):
+    lines, held = [e.text for e in texts(200, 5)], [e.text for e in texts(50, 6)]
+    write_artifact(dataclasses.replace(start, meta=Meta(task="embed")), tmp_path / "whole")
+    artifact = read_artifact(tmp_path / "whole")
+    recovery = Recovery(data_for(artifact, lines, held), Training(epochs=5, **QUICK), tmp_path / "run")
+    prune(tmp_path / "whole", tmp_path / "small", dataclasses.replace(CUT, vocabulary=lines), lines, recovery=recovery)
+    scores = {name: score.value for name, score in recovery.scores.items()}
+    assert scores["whole"] == pytest.approx(1, abs=1e-5) and scores["recovered"] > scores["pruned"] + 0.05, scores
+    made = read_artifact(tmp_path / "small")
+    assert [step["step"] for step in made.meta.made] == ["prune", "recover", "prune"]  # words go last
+    assert made.config.vocab_size < artifact.config.vocab_size and made.meta.task == "embed"
+
+
+def test_a_killed_recovery_ends_with_the_same_weights(whole, tmp_path, monkeypatch):
+    artifact = read_artifact(whole)
+    data = data_for(artifact, texts(80, 0, "regression"), ())
+    given = (artifact, artifact, data, Lesson(labels=0.5, logits=1.0, hidden=1.0), Training(epochs=3, **QUICK))
+    straight, _ = relearn(*given, tmp_path / "straight")
+    steps = loop.Run.step
+
+    def killed(self, progress):
+        if self.state.step == 7:
+            raise KeyboardInterrupt
+        steps(self, progress)
+
+    def often(training, artifact, count, held, evaluations=1):
+        return dataclasses.replace(plan(training, artifact, count, held, evaluations), save_steps=3)
+
+    plan = recover.settings_of
+    monkeypatch.setattr(recover, "settings_of", often)
+    monkeypatch.setattr(loop.Run, "step", killed)
+    with pytest.raises(KeyboardInterrupt):
+        relearn(*given, tmp_path / "killed")
+    monkeypatch.setattr(loop.Run, "step", steps)
+    said: list[str] = []
+    resumed, _ = relearn(*given, tmp_path / "killed", say=said.append)
+    assert any("going on from step 6" in text for text in said), said
+    for name, array in straight.weights.items():
+        np.testing.assert_array_equal(array, resumed.weights[name], err_msg=name)
+
+
+def test_the_verbs_prune_and_quantize_train_and_tell(start, tmp_path):
+    lines = [f"{e.text}\t{e.label}" for e in texts(160, 0)]
+    (tmp_path / "train.tsv").write_text("\n".join(["text\tlabel", *lines]) + "\n")
+    options = Options(epochs=4, max_length=40, batch=16, learning_rate=3e-3, device="cpu")
+    model = tune.finetune("classify", texts(160, 0), texts(40, 9), tmp_path / "tuned", start, options).model
+    run = CliRunner()
+    quick = ["--epochs", "1", "--batch", "16", "--device", "cpu"]
+    given = [
+        "prune",
+        str(model),
+        str(tmp_path / "small"),
+        "--ffn",
+        "1/2",
+        "--recover",
+        str(tmp_path / "train.tsv"),
+        *quick,
+    ]
+    done = run.invoke(app, given)
+    assert done.exit_code == 0, done.output
+    assert "accuracy on held-out examples: whole 0." in done.output or "whole 1." in done.output
+    assert (tmp_path / "small.run" / "metrics.jsonl").is_file()
+    again = run.invoke(app, given)
+    assert again.exit_code == 1 and "exists and is not empty" in str(again.exception)
+    given = [
+        "quantize",
+        str(tmp_path / "small"),
+        str(tmp_path / "bits"),
+        "--bits",
+        "4",
+        "--train",
+        str(tmp_path / "train.tsv"),
+        *quick,
+    ]
+    done = run.invoke(app, [*given, "--check", str(tmp_path / "train.tsv"), "--tolerance", "0.9", "--json"])
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    assert found["verdict"]["metric"] == "accuracy" and found["bits"] == 4
+    for wrong, why in (
+        (["--epochs", "3"], "without --recover"),
+        (["--recover", "x", "--epochs", "1", "--minutes", "1"], "choose one budget"),
+    ):
+        refused = run.invoke(app, ["prune", str(model), str(tmp_path / "y"), "--ffn", "8", *wrong])
+        assert refused.exit_code == 1 and why in str(refused.exception)
+    refused = run.invoke(app, ["quantize", str(model), str(tmp_path / "y"), "--tolerance", "0.1"])
+    assert "name examples with --check" in str(refused.exception)
+
+
+def test_texts_are_read_from_files_and_corpora(shards, tmp_path):
+    from albertkit.cli_shrink import texts_of
+
+    (tmp_path / "lines.txt").write_text("\n".join(f"text {i}" for i in range(40)))
+    train, dev = texts_of(tmp_path / "lines.txt", None)
+    assert len(train) == 36 and len(dev) == 4 and not set(train) & set(dev)
+    train, dev = texts_of(shards, None)
+    assert len(train) > 500 and isinstance(train[0], np.ndarray)
+    with pytest.raises(AlbertkitError, match="no corpus folder"):
+        texts_of(tmp_path, None)
+
+
+def test_a_tagger_recovers_too(start, tmp_path):
+    options = Options(epochs=4, max_length=40, batch=16, learning_rate=3e-3, device="cpu")
+    model = tune.finetune("tag", tagged(120), tagged(30, 9), tmp_path / "tuned", start, options).model
+    data = data_for(read_artifact(model), tagged(120), tagged(40, 7))
+    recovery = Recovery(data, Training(epochs=4, **QUICK), tmp_path / "run")
+    prune(model, tmp_path / "small", CUT, [e.text for e in data.train], recovery=recovery)
+    scores = {name: score.value for name, score in recovery.scores.items()}
+    assert scores["recovered"] >= max(0.9 * scores["whole"], scores["pruned"]), scores
+
+
+def test_lessons_are_read_and_refused():
+    assert lesson("logits, hidden:0.5", 0.25) == Lesson(logits=1.0, hidden=0.5, labels=0.25)
+    for text, why in (
+        ("logit", "did you mean"),
+        ("hidden,hidden", "twice"),
+        ("hidden:x", "no weight"),
+        ("hidden:0", "nothing is to be"),
+    ):
+        with pytest.raises(AlbertkitError, match=why):
+            lesson(text)
