@@ -4,10 +4,10 @@ BIN := .venv/bin
 export HF_HUB_OFFLINE = 1
 export TOKENIZERS_PARALLELISM = true
 
-.PHONY: run test check bench docs checkpoints help clean
+.PHONY: run test check bench docs site dist dist-check checkpoints help clean
 
 help:  ## show this list
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 run: .venv/base  ## set up (no torch) and show what works offline
 	@PATH="$(CURDIR)/$(BIN):$$PATH" runs/demo.sh
@@ -23,19 +23,32 @@ check: .venv/all  ## format, lint and types
 checkpoints: .venv/all  ## fetch real ALBERT checkpoints for more tests (network)
 	$(BIN)/python tests/fetch_checkpoints.py
 
-bench: .venv-bench/all  ## side by side with peers (about ten minutes)
-	.venv-bench/bin/python bench/inference.py
+BENCH ?= --quick
+bench: .venv-bench/all  ## every benchmark beside its peers, one report (about ten minutes; BENCH= for hours)
+	.venv-bench/bin/python bench/report.py $(BENCH)
 
 docs: .venv/all  ## rewrite the generated parts of README and docs
 	$(BIN)/python docs/generate.py
+	$(BIN)/python docs/dependencies.py
+
+site: .venv/all  ## the pages of docs/ as a site, in site/
+	$(BIN)/python docs/make_site.py
+
+dist: .venv/all  ## wheel and sdist, in dist/
+	rm -rf dist
+	$(BIN)/python -m hatchling build
+	$(BIN)/python -m pytest tests/test_wheel.py
+
+dist-check: dist  ## the wheel in empty environments, alone and with all extras (network)
+	.ci/dist-check
 
 clean:  ## remove what was set up
-	rm -rf .venv .venv-bench .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-bench site dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 .venv-bench/all: pyproject.toml
 	test -x .venv-bench/bin/python || $(PYTHON) -m venv .venv-bench
 	.venv-bench/bin/python -m pip install -q --upgrade pip
-	.venv-bench/bin/python -m pip install -q torch==$$(sed -n 's/^torch==//p' constraints.txt) -e '.[train]' --group bench
+	.venv-bench/bin/python -m pip install -q torch==$$(sed -n 's/^torch==//p' constraints.txt) -e '.[train,serve]' --group bench
 	touch $@
 
 .venv/pip: constraints.txt

@@ -1,10 +1,14 @@
 """Write the pages of docs/ that show what the program itself says: run by `make docs`, checked by a test.
 
 cli.md                the help of every verb
+api.md                the public names of Python, with their signatures (see api_page.py)
 shapes.md             what each preset costs
 pretraining-cost.md   measured training speed, and what follows for many GPUs
 results.md            fine-tuning on real data, beside published numbers (see results_page.py)
+scale.md              what large jobs would cost (see scale_page.py)
+benchmarks.md         every benchmark in one report; also benchmarks.png and README's table (see benchmarks_page.py)
 elastic.md            quality and time at every depth and with early exit; also elastic.png (see elastic_page.py)
+options.md            what goes beyond canonical ALBERT, and what it costs (see options_page.py)
 model-card.md         the built-in model; also README.md and albertkit.json in the folders of both (see model_card.py)
 """
 
@@ -13,7 +17,6 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -23,17 +26,22 @@ from albertkit.config import PRESETS, preset
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import api_page
+import benchmarks_page
 import elastic_page
 import model_card
+import options_page
 import results_page
+import scale_page
+from scale_page import BUDGET, LINKS, STEP, cost_row
 
 DOCS = Path(__file__).parent
 NOTE = "<!-- Written by `make docs`; do not edit. -->\n"
 
 
 def cli_page() -> str:
-    lines = [NOTE, "# The command line", "", "Every verb prints JSON with `--json`, reads texts from arguments, `--file` or stdin where it",
-             "takes texts, and ends with one sentence on stderr and code 2 when something is wrong.", ""]  # fmt: skip
+    lines = [NOTE, "# The command line", "", "Verbs that print a table print JSON with `--json`. Verbs that take texts read them from arguments, `--file` or stdin. When something",
+             "is wrong, a verb ends with one sentence on stderr and code 2.", ""]  # fmt: skip
     context = click.Context(app, info_name="albertkit", **app.context_settings)
     for name in sorted(app.commands):
         command = app.commands[name]
@@ -63,15 +71,6 @@ def shapes_page() -> str:
             f"| {megabytes(made.bytes['4-bit'])} | {megabytes(made.memory['inference'])} |"
         )
     return "\n".join([*lines, ""])
-
-
-BUDGET = 100e9  # tokens that the cost table is for
-STEP = 2**21  # tokens in one update: 4,096 rows of 512, as in the original
-LINKS = {
-    8: ("NVLink, 400 GB/s", 400e9),
-    64: ("400 Gb/s between machines", 50e9),
-    512: ("400 Gb/s between machines", 50e9),
-}
 
 
 def cost_page() -> str:
@@ -106,30 +105,17 @@ def cost_page() -> str:
     return "\n".join([*lines, ""])
 
 
-def cost_row(shape: str, runs: dict[str, Any]) -> str:
-    made = plan(preset(shape)).parameters
-    gradients = 4 * (made["total"] + made["heads (masked word, order)"])
-    speed = runs["albertkit"]["tokens_per_second"]
-    memory = runs["albertkit"]["bytes_per_token"] * runs["rows"] * 128
-    cells = []
-    for count, (_, bandwidth) in LINKS.items():
-        update = STEP / count / speed + 2 * (count - 1) / count * gradients / bandwidth
-        hours = BUDGET / STEP * update / 3600
-        cells.append(f"{hours:,.1f} ({BUDGET / speed / count / 3600 / hours:.0%} of ideal)")
-    return (
-        f"| {shape} | {gradients / 1e6:,.0f} MB | {memory / 1e9:,.0f} GB | {BUDGET / speed / 3600:,.0f} | "
-        + " | ".join(cells)
-        + " |"
-    )
-
-
 BUILT_IN = f"../src/albertkit/models/{model_card.DEFAULT}"
 PAGES = {
     "cli.md": cli_page,
+    "api.md": api_page.page,
     "shapes.md": shapes_page,
     "pretraining-cost.md": cost_page,
     "results.md": results_page.page,
     "elastic.md": elastic_page.page,
+    "scale.md": scale_page.page,
+    "benchmarks.md": lambda: benchmarks_page.page(benchmarks_page.load()),
+    "options.md": options_page.page,
     f"{BUILT_IN}/albertkit.json": model_card.meta_text,
     f"{BUILT_IN}/README.md": model_card.readme,
     f"../src/albertkit/models/{model_card.START}/albertkit.json": model_card.start_meta,
@@ -139,8 +125,15 @@ PAGES = {
 
 
 def main() -> None:
+    report = benchmarks_page.load()
     if elastic_page.picture():
         print("docs/elastic.png")
+    if report is not None:
+        print(benchmarks_page.picture(report).relative_to(DOCS.parent))
+        for name in benchmarks_page.HEADS:
+            readme = DOCS.parent / name
+            text = readme.read_text(encoding="utf-8")
+            readme.write_text(benchmarks_page.readme(text, report, name), encoding="utf-8")
     for name, make in PAGES.items():
         (DOCS / name).write_text(make(), encoding="utf-8")
         print((DOCS / name).resolve().relative_to(DOCS.parent.resolve()))

@@ -2,21 +2,51 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
+import inspect
+import os
 import re
 import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import click
 import pytest
+import torch
 
 import albertkit
+from albertkit.compress import machine, trial, wanted
+from albertkit.serve import run as serving
+from albertkit.train import loop
 from tests.conftest import ROOT
+from tests.workshop import LEFT_OUT, Typist, furnish, here, joined, once
 
 PAGES = sorted(p for p in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+ELSEWHERE = {
+    "docs/tutorial": "tests/test_tutorial.py"
+}  # a chapter's blocks build on each other; that test runs them so
+SHOWN = {  # kinds of blocks that are only looked at
+    "py": "needs another program; the sentence before it says which",
+    "text": "what a command prints",
+    "json": "what a server answers",
+    "yaml": "a file of another program",
+    "dockerfile": "a file of another program",
+}
 
 
 def blocks(text: str, kind: str) -> list[str]:
     return re.findall(rf"^```{kind}\n(.*?)^```", text, re.S | re.M)
+
+
+def load(folder: str, name: str):
+    """A program of docs/ or bench/, as a module."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / folder / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def test_the_two_readmes_are_in_step():
@@ -41,21 +71,90 @@ def test_the_two_readmes_are_in_step():
 
 
 def test_generated_pages_are_fresh():
-    spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
-    generate = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(generate)
+    generate = load("docs", "generate")
     for name, make in generate.PAGES.items():
         assert (ROOT / "docs" / name).read_text(encoding="utf-8") == make(), f"{name} is stale; run  make docs"
 
 
-@pytest.mark.parametrize(
-    "page", [p for p in PAGES if "```python" in p.read_text(encoding="utf-8")], ids=lambda p: p.name
-)
-def test_python_in_the_docs_runs(page, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+@pytest.fixture(scope="session")
+def furnished(tmp_path_factory):
+    return furnish(tmp_path_factory.mktemp("docs") / "workshop")
+
+
+@pytest.fixture
+def workshop(furnished, tmp_path, monkeypatch):
+    """A folder of its own with all the pages name; the machine is not measured."""
+    folder = tmp_path / "here"
+    shutil.copytree(furnished, folder, copy_function=os.link)  # whoever writes a file writes a new one
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
+    monkeypatch.setattr(loop, "peak", lambda device, size=None: 1e12)
+    monkeypatch.setattr(machine, "usual", once)
+    monkeypatch.setattr(trial, "measured", here)
+    monkeypatch.setattr(wanted, "measured", here)
+    monkeypatch.setattr(serving, "bind", lambda settings: [None])
+    monkeypatch.setattr(serving, "address", lambda settings, listener: "http://127.0.0.1:8080")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    typist = Typist()
+    monkeypatch.setattr(serving, "listen", typist.served)
+    yield typist
+    typist.closing.close()
+    torch.set_num_threads(threads)
+
+
+def pages_with(kind: str) -> list:
+    """Pages with blocks of a kind, but those that another test runs."""
+    here = [p for p in PAGES if not any(p.is_relative_to(ROOT / folder) for folder in ELSEWHERE)]
+    return [pytest.param(p, id=str(p.relative_to(ROOT))) for p in here if blocks(p.read_text(encoding="utf-8"), kind)]
+
+
+@pytest.mark.parametrize("page", pages_with("python"))
+def test_python_in_the_docs_runs(page, workshop):
+    shutil.rmtree("shards")  # docs/corpus.md makes its own
     space: dict = {"__name__": "docs"}
     for block in blocks(page.read_text(encoding="utf-8"), "python"):
         exec(compile(block, str(page), "exec"), space)
+
+
+@pytest.mark.parametrize("page", pages_with("bash"))
+def test_commands_in_the_docs_run(page, workshop):
+    """Every line of every bash block is typed, in order; what cannot be is in LEFT_OUT, with its reason."""
+    for block in blocks(page.read_text(encoding="utf-8"), "bash"):
+        workshop.block(block)
+
+
+def test_what_is_run_elsewhere_is():
+    for folder, test in ELSEWHERE.items():
+        assert Path(folder).name in (ROOT / test).read_text(encoding="utf-8")
+
+
+def test_blocks_have_a_kind_that_is_run_or_none():
+    """A block in another language cannot hide a command from the tests."""
+    for page in PAGES:
+        kinds = set(re.findall(r"^```(\w+)", page.read_text(encoding="utf-8"), re.M))
+        assert kinds <= {"bash", "python", *SHOWN}, f"{page.name}: {kinds - set(SHOWN)}"
+        for name, block in re.findall(r"^```(\w*)\n(.*?)^```", page.read_text(encoding="utf-8"), re.S | re.M):
+            hidden = name != "bash" and re.search(r"^\$? ?albertkit ", block, re.M)
+            assert page.name == "cli.md" or not hidden, f"{page.name}: a command in a block of kind {name!r}"
+
+
+def test_everything_that_is_left_out_is_somewhere():
+    """The table of what is not run names nothing that no page has."""
+    lines = [
+        line for page in PAGES for block in blocks(page.read_text(encoding="utf-8"), "bash") for line in joined(block)
+    ]
+    for start in LEFT_OUT:
+        assert any(line.startswith(start) for line in lines), start
+
+
+def test_the_typist_can_fail(workshop):
+    with pytest.raises(AssertionError, match="no test can type 'wget'"):
+        workshop.line("wget http://example.org")
+    with pytest.raises(AssertionError, match="ended with an error: nowhere does not exist"):
+        workshop.line("albertkit classify nowhere 'a text'")
+    workshop.block("cat notes.txt | albertkit tokenize > out.txt && albertkit models")
+    assert workshop.typed == 5 and Path("out.txt").read_text().startswith("[CLS]")
 
 
 def test_commands_in_the_docs_exist():
@@ -84,11 +183,126 @@ def test_commands_in_the_docs_exist():
     assert seen >= 8
 
 
-def test_links_lead_somewhere():
+def plain(text: str) -> str:
+    """A page without its code."""
+    return re.sub(r"`[^`\n]*`", "", re.sub(r"^```.*?^```", "", text, flags=re.S | re.M))
+
+
+def anchors(page: Path) -> set[str]:
+    """What code hosts, and the site, call the headings of a page."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.S | re.M)
+    titles = [re.sub(r"\[([^\]]*)\]\([^)]*\)|[`*]", r"\1", title) for title in re.findall(r"^#+ (.+)$", text, re.M)]
+    return {re.sub(r"[^\w\- ]", "", title.strip().lower()).replace(" ", "-") for title in titles}
+
+
+def links(page: Path) -> list[tuple[str, str]]:
+    """(file, anchor) of the links that stay in the repository."""
+    found = re.findall(r"\]\(([^)\s#]*)(?:#([^)\s]+))?\)", plain(page.read_text(encoding="utf-8")))
+    return [(target, anchor) for target, anchor in found if not target.startswith(("http://", "https://", "mailto:"))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_links_lead_somewhere(page):
+    for target, anchor in links(page):
+        file = (page.parent / target).resolve() if target else page
+        assert file.exists() and file.is_relative_to(ROOT), f"{page.name}: {target}"
+        if anchor:
+            assert anchor in anchors(file), (
+                f"{page.name}: {target}#{anchor}; there are {', '.join(sorted(anchors(file)))}"
+            )
+        on_site = file.suffix in (".md", ".png", ".svg") or file.name in ("LICENSE", "NOTICE")
+        assert on_site, f"{page.name}: {target} is not part of the site; name the file instead of linking it"
+
+
+def test_anchors_are_those_of_code_hosts(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("# The page, `one`: [two](x.md)!\n```bash\n# none\n```\n## 从文本到模型\n")
+    assert anchors(page) == {"the-page-one-two", "从文本到模型"}
+
+
+def test_every_page_is_on_the_site():
+    """mkdocs.yml names each page once, and no page that is not there."""
+    nav = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").split("\nnav:\n")[1]
+    named = re.findall(r"([\w./-]+\.md)$", nav, re.M)
+    assert len(named) == len(set(named))
+    there = {str(page.relative_to(ROOT)) for page in PAGES}
+    assert set(named) == there, f"to add to mkdocs.yml: {there - set(named)}; to take out: {set(named) - there}"
+
+
+def test_tests_that_pages_name_exist():
+    """SECURITY.md promises what tests hold; a test that was renamed breaks the promise."""
+    seen = 0
     for page in PAGES:
-        for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text(encoding="utf-8")):
-            if not target.startswith("http"):
-                assert (page.parent / target).exists(), f"{page.name}: {target}"
+        for file, name in re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", page.read_text(encoding="utf-8")):
+            assert re.search(rf"^def {name}\(", (ROOT / file).read_text(encoding="utf-8"), re.M), (
+                f"{page.name}: {file}::{name}"
+            )
+            seen += 1
+    assert seen >= 30
+
+
+def test_the_site_builds(tmp_path):
+    """Strictly: no warning, and nothing from another host."""
+    pytest.importorskip("mkdocs")
+    site = load("docs", "make_site")
+    source = site.gather(tmp_path / "source")
+    text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    config = tmp_path / "mkdocs.yml"
+    config.write_text(
+        text.replace("docs_dir: build/site-source", f"docs_dir: {source}").replace(
+            "paths: [src]", f"paths: [{ROOT / 'src'}]"
+        )
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "-f", str(config), "-d", str(tmp_path / "site")],
+        capture_output=True, text=True, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert site.foreign(tmp_path / "site") == []
+    api = (tmp_path / "site" / "docs" / "api.html").read_text(encoding="utf-8")
+    assert "embed_iter" in api and "albertkit/blob" not in api
+    (tmp_path / "site" / "docs" / "api.html").write_text('<script src="https://cdn.example.org/x.js"></script>')
+    assert len(site.foreign(tmp_path / "site")) == 1
+
+
+def table_cells() -> list[tuple[str, str]]:
+    """(command, Python) of the rows of README's table of what works."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8").split("## What works today")[1].split("\n## ")[0]
+    found = re.findall(r"^\|[^|]*\|([^|]*)\|([^|]*)\|$", text, re.M)[2:]
+    return [(command.strip().strip("`"), python.strip().strip("`")) for command, python in found]
+
+
+def test_commands_of_the_readmes_table_run(workshop):
+    """Each in turn; what one makes, later ones use, but for OUT, which each makes anew."""
+    commands = [command for command, _ in table_cells() if command]
+    assert len(commands) > 20
+    for command in commands:
+        shutil.rmtree("OUT", ignore_errors=True)
+        workshop.line(command)
+
+
+def test_python_of_the_readmes_table_exists():
+    """Every name that is called there is one of the interface, with the arguments it is called with."""
+    interface = load("docs", "api_page")
+    names = {path.rsplit(".", 1)[1]: interface.find(path) for group in interface.GROUPS.values() for path in group}
+    names |= {name: getattr(albertkit, name) for name in albertkit.__all__}
+    names |= {path.rsplit(".", 1)[1]: interface.find(path) for path in ("albertkit.compress.prune.Keep", "albertkit.compress.wanted.Wanted", "albertkit.compress.wanted.proposals")}  # fmt: skip
+    for _, code in table_cells():
+        for call in [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Call)]:
+            if isinstance(call.func, ast.Name) and call.func.id != "OpenAI":
+                found = names[call.func.id]
+            elif isinstance(call.func, ast.Attribute):
+                inner = call.func.value
+                while not isinstance(inner, ast.Name):
+                    inner = inner.func if isinstance(inner, ast.Call) else inner.value
+                owner = inner.id
+                found = getattr(names[owner], call.func.attr)
+            else:
+                continue
+            keywords = {word.arg for word in call.keywords}
+            taken = inspect.signature(found).parameters
+            anything = any(one.kind is one.VAR_KEYWORD for one in taken.values())
+            assert anything or keywords <= set(taken), code
 
 
 def test_the_public_door():
@@ -104,8 +318,6 @@ def test_the_inference_page_shows_what_was_measured():
     """docs/inference.md is written from bench/results/inference.json, and nothing else."""
     import json
 
-    spec = importlib.util.spec_from_file_location("inference", ROOT / "bench" / "inference.py")
-    bench = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(bench)
+    bench = load("bench", "inference")
     page = (ROOT / "docs" / "inference.md").read_text(encoding="utf-8")
     assert page == bench.table(json.loads(bench.RESULT.read_text()))

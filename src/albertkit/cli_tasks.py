@@ -15,6 +15,7 @@ from typing import Any
 
 import click
 
+from albertkit.cli_bulk import bulk_options, run_bulk
 from albertkit.cli_train import of, options
 from albertkit.errors import AlbertkitError, need
 from albertkit.train.settings import setting
@@ -63,7 +64,9 @@ def read_files(task: str, paths: dict[str, Path], reading: Reading) -> dict[str,
 
 
 @click.command(epilog="Example:  albertkit finetune classify train.tsv --dev dev.tsv -o sentiment")
-@click.argument("task", type=click.Choice(["classify", "tag", "answer", "choose", "match", "intent", "dialogue"]))
+@click.argument(
+    "task", type=click.Choice(["classify", "tag", "answer", "choose", "match", "intent", "dialogue", "generate"])
+)
 @click.argument("train", type=folder)
 @click.option("--dev", type=folder, help="Held-out examples; without, one in ten of TRAIN.")
 @click.option("-o", "--out", type=folder, required=True, help="Folder for runs, report and model.")
@@ -82,31 +85,38 @@ def finetune(task: str, train: Path, dev: Path | None, out: Path, start: Path | 
     match      pairs with scores or classes, to vectors for search
     intent     intents and slots (ATIS and SNIPS folders)
     dialogue   WOZ turns, to the state after each
+    generate   a source and what to write from it (csv, tsv, jsonl, parquet with columns source, target)
 
     --out then holds model/, report.md and runs/. The same command goes on where it was stopped.
     """
-    need("torch", "train", "fine-tuning")
+    opts, reading = of(Options, given), of(Reading, given)
+    need("sklearn" if opts.freeze else "torch", "train", "fine-tuning")
     from tqdm import tqdm
 
-    from albertkit.train.tune import finetune as tune
-
-    opts, reading = of(Options, given), of(Reading, given)
     data = read_files(task, {"train": train, **({"dev": dev} if dev else {})}, reading)
     if dev is None:
         data["train"], data["dev"] = parted(data["train"])
     out.mkdir(parents=True, exist_ok=True)
-    done = tune(
-        task, data["train"], data["dev"], out, start, opts, bar=True,
-        say=lambda text: tqdm.write(text, file=sys.stderr),
-    )  # fmt: skip
+    if opts.freeze:
+        from albertkit.train.frozen import freeze
+
+        done = freeze(task, data["train"], data["dev"], out, start, opts)
+    else:
+        from albertkit.train.tune import finetune as tune
+
+        done = tune(
+            task, data["train"], data["dev"], out, start, opts, bar=True,
+            say=lambda text: tqdm.write(text, file=sys.stderr),
+        )  # fmt: skip
     click.echo(json.dumps({"model": str(done.model), **done.metrics}))
 
 
 def parted(examples: list[Any]) -> tuple[list[Any], list[Any]]:
-    """(train, dev): one in ten is held out; turns of a dialogue and questions about one text stay together."""
+    """(train, dev): one in ten is held out; turns of a dialogue and questions about one text and one source's rewrites stay together."""
     groups: dict[str, list[Any]] = {}
     for number, example in enumerate(examples):
-        name = getattr(example, "dialogue", None) or getattr(example, "context", None) or str(number)
+        name = getattr(example, "dialogue", None) or getattr(example, "context", None)
+        name = name or getattr(example, "source", None) or str(number)
         groups.setdefault(name, []).append(example)
     train: list[Any] = []
     dev: list[Any] = []
@@ -136,6 +146,9 @@ def evaluate(
 
     if task not in TASKS:
         raise AlbertkitError(f"{model} was made for {task!r}; fine-tune it for a task before it is evaluated")
+    if task == "generate":  # before the work, not after it
+        need("rouge_score", "generate", "measuring written texts")
+        need("sacrebleu", "generate", "measuring written texts")
     examples = read_files(task, {"test": test}, of(Reading, given))["test"]
     results = predict(albert, examples, task, depth, exit)
     metrics = albert.task.measure(results, examples)
@@ -176,12 +189,24 @@ def lines(texts: Iterable[str]) -> list[str]:
 @depth
 @leave
 @as_json
+@bulk_options
 def classify(
-    model: Path, texts: tuple[str, ...], pair: str | None, depth: int | None, exit: str | None, as_json: bool
+    model: Path,
+    texts: tuple[str, ...],
+    pair: str | None,
+    depth: int | None,
+    exit: str | None,
+    as_json: bool,
+    **bulk: Any,
 ) -> None:
-    """Say what class TEXTS (or the lines of stdin) have, with the probability."""
+    """Say what class TEXTS (or the lines of stdin) have, with the probability.
+
+    With --engine, many files in several processes:  albertkit classify sentiment --engine local 'texts/*.jsonl' --out labels
+    """
     from albertkit.runtime.albert import Albert
 
+    if run_bulk("classify", texts, model, {"pair": pair, "depth": depth, "exit": exit}, bulk):
+        return
     given = lines(texts)
     results = Albert(model).classify(given, [pair] * len(given) if pair else None, depth=depth, exit=exit)
     for text, found in zip(given, results, strict=True):
@@ -200,10 +225,16 @@ def classify(
 @depth
 @leave
 @as_json
-def tag(model: Path, texts: tuple[str, ...], depth: int | None, exit: str | None, as_json: bool) -> None:
-    """Find the entities in TEXTS (or the lines of stdin)."""
+@bulk_options
+def tag(model: Path, texts: tuple[str, ...], depth: int | None, exit: str | None, as_json: bool, **bulk: Any) -> None:
+    """Find the entities in TEXTS (or the lines of stdin).
+
+    With --engine, many files in several processes:  albertkit tag ner --engine local 'texts/*.jsonl' --out entities
+    """
     from albertkit.runtime.albert import Albert
 
+    if run_bulk("tag", texts, model, {"depth": depth, "exit": exit}, bulk):
+        return
     given = lines(texts)
     results = Albert(model).tag(given, depth=depth, exit=exit)
     for text, found in zip(given, results, strict=True):

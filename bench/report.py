@@ -1,0 +1,269 @@
+"""Every side-by-side benchmark of the project in one run, and one report: `make bench`.
+
+    python bench/report.py --quick                 # smaller sizes, about ten minutes on two cores
+    python bench/report.py                         # full sizes, about two hours; keeps each benchmark's own results too
+    python bench/report.py --quick --only search   # some of them; what was found before of the others stays
+    python bench/report.py --list
+
+Each benchmark is a program of its own, with a time limit. One that fails or runs out of time is reported as such and does not stop the others. A quick run works on a copy of
+`bench/`, so that the results of full runs stay. Out: `bench/results/report.json`; `make docs` writes docs/benchmarks.md, its picture and README's table from it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
+RESULT = HERE / "results" / "report.json"
+TAIL = 1500  # characters of a failed program's output to keep
+sys.path[:0] = [str(ROOT / "src"), str(HERE)]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One comparison. `ratio` is how many times better ours is, whichever way better lies."""
+
+    what: str
+    unit: str
+    ours: str
+    value: float
+    peer: str | None = None
+    theirs: float | None = None
+    more_is_better: bool = True
+    share: float | None = None
+    """Of the most that this machine could do."""
+
+    @property
+    def ratio(self) -> float | None:
+        if self.theirs is None:
+            return None
+        return self.value / self.theirs if self.more_is_better else self.theirs / self.value
+
+
+@dataclass(frozen=True)
+class Part:
+    """A benchmark: its program, its settings, its file of results, and what to take from that."""
+
+    script: str
+    quick: tuple[str, ...]
+    full: tuple[str, ...]
+    result: str
+    minutes: tuple[float, float]
+    """Time limits: quick, full."""
+    rows: Callable[[Any], Iterator[Row]]
+    before: Callable[[Path], tuple[str, ...]] | None = None
+    """Makes inputs in a folder and gives the arguments that name them."""
+
+
+# What is taken from each -------------------------------------------------------------------------------------------
+
+KINDS = {
+    "albertkit, float32": ("transformers (SDPA)", "sentence-transformers (torch)", "onnxruntime, export"),
+    "albertkit, int8": ("onnxruntime, stock int8", "onnxruntime, pre-processed int8"),
+}
+
+
+def inference(found: Any) -> Iterator[Row]:
+    shares = found["peak"]["shares_at_128_tokens"]
+    for work, speeds in found["workloads"].items():
+        for ours, peers in KINDS.items():
+            share = shares.get(ours) if work == "128 tokens" else None
+            for peer in (peer for peer in peers if peer in speeds):
+                one, other = speeds[ours]["texts_per_second"], speeds[peer]["texts_per_second"]
+                yield Row(work, "texts/s", ours, one, peer, other, share=share)
+    ours = "albertkit, int8"
+    for peer in ("transformers", "sentence-transformers"):
+        if peer in found["cold"]:
+            for what, key, unit in (("cold start", "seconds", "s"), ("cold memory", "peak_rss_mb", "MB")):
+                yield Row(what, unit, ours, found["cold"][ours][key], peer, found["cold"][peer][key], False)
+    for ours, peers in KINDS.items():
+        for peer in (peer for peer in peers if peer in found["bytes"]):
+            yield Row("on disk", "MB", ours, found["bytes"][ours] / 1e6, peer, found["bytes"][peer] / 1e6, False)
+
+
+def memory(found: Any) -> Iterator[Row]:
+    late = [point["rss_mb"] for point in found["curve"][len(found["curve"]) // 2 :]]
+    yield Row("growth of memory", "MB", "albertkit", max(late) - min(late), more_is_better=False)
+
+
+def steps(found: Any) -> Iterator[Row]:
+    speeds = found["tokens_per_second"]
+    yield Row("pre-training", "tokens/s", "albertkit", speeds["albertkit"], "transformers", speeds["transformers"], share=found["share_of_peak"])  # fmt: skip
+
+
+def finetuning(found: Any) -> Iterator[Row]:
+    for one in found.values():
+        taken = {name: sum(run["seconds"] for run in runs) / len(runs) for name, runs in one["runs"].items()}
+        for peer in (name for name in taken if name != "albertkit"):
+            yield Row("fine-tuning", "s", "albertkit", taken["albertkit"], peer, taken[peer], False)
+
+
+def server(found: Any) -> Iterator[Row]:
+    for run in found.get("throughput", ()):
+        yield Row(
+            f"server, {run['size']} texts a request",
+            "texts/s",
+            "albertkit",
+            run["texts_per_second"],
+            share=run["ratio"],
+        )
+    ours, *others = found.get("peers", {}).items()
+    for name, runs in others:
+        for one, other in zip(ours[1], runs, strict=False):
+            if "failed" not in one and "failed" not in other:
+                yield Row(f"server, {one['size']} texts a request", "requests/s", ours[0], one["requests_per_second"], name, other["requests_per_second"])  # fmt: skip
+
+
+def search(found: Any) -> Iterator[Row]:
+    size = max(run["rows"] for run in found["runs"])
+    runs = {run["candidate"]: run for run in found["runs"] if run["rows"] == size}
+    ours = runs.pop("albertkit")
+    for run in runs.values():
+        label = f"{run['label']} (recall {run['recall_10']:.2f})"
+        yield Row("search", "ms", f"albertkit (recall {ours['recall_10']:.2f})", ours["query_ms_2"], label, run["query_ms_2"], False)  # fmt: skip
+
+
+# What they need beforehand -----------------------------------------------------------------------------------------
+
+
+def lessons(folder: Path) -> tuple[str, ...]:
+    """A float model that transformers opens, and lines of old books, to be told from each other by their length."""
+    import lzma
+
+    from albertkit import convert
+
+    convert("small-pretrained", folder / "model")
+    with lzma.open(ROOT / "runs" / "tiny.txt.xz", "rt", encoding="utf-8") as file:
+        lines = [line.strip().replace("\t", " ") for line in file if 20 < len(line) < 600]
+    middle = sorted(map(len, lines))[len(lines) // 2]
+    for name, part in (("train.tsv", lines[:2000]), ("dev.tsv", lines[2000:2200])):
+        rows = "".join(f"{line}\t{'long' if len(line) > middle else 'short'}\n" for line in part)
+        (folder / name).write_text(f"sentence\tlabel\n{rows}", encoding="utf-8")
+    return str(folder / "model"), str(folder / "train.tsv"), str(folder / "dev.tsv")
+
+
+PARTS = {
+    "inference": Part("inference.py", ("--texts", "150", "--rounds", "1"), (), "inference.json", (6, 40), inference),
+    "memory": Part("memory.py", (), (), "memory.json", (3, 10), memory),
+    "pre-training": Part("steps.py", ("--steps", "2", "--rounds", "2"), ("--steps", "8", "--rounds", "5"), "steps.json", (3, 15), steps),
+    "fine-tuning": Part("finetuning.py", ("--name", "length of lines", "--examples", "160"), ("--name", "length of lines"), "finetuning.json", (4, 40), finetuning, lessons),
+    "server": Part("server.py", ("--parts", "throughput,peers", "--seconds", "3"), (), "server.json", (4, 60), server),
+    "search": Part("search.py", ("--rows", "20000"), ("--rows", "100000"), "search.json", (3, 60), search),
+}  # fmt: skip
+
+
+# Running -----------------------------------------------------------------------------------------------------------
+
+
+def workplace(scratch: Path) -> Path:
+    """A copy of the programs whose results nobody keeps; everything else is the real thing."""
+    (scratch / "bench" / "results").mkdir(parents=True)
+    (scratch / "docs").mkdir()
+    for path in HERE.glob("*.py"):
+        shutil.copy(path, scratch / "bench")
+    for name in ("src", "runs"):
+        (scratch / name).symlink_to(ROOT / name)
+    return scratch
+
+
+def run(part: Part, quick: bool, place: Path, minutes: float | None) -> dict[str, Any]:
+    """One benchmark, with what it found or why it did not."""
+    limit = 60 * min(part.minutes[0 if quick else 1], minutes or 1e9)
+    began = time.perf_counter()
+    with tempfile.TemporaryDirectory() as inputs:
+        given = (*(part.before(Path(inputs)) if part.before else ()), *(part.quick if quick else part.full))
+        command = [sys.executable, str(place / "bench" / part.script), *given]
+        environment = {**os.environ, "HF_HUB_OFFLINE": "1", "ALBERTKIT_SHARED": os.environ.get("ALBERTKIT_SHARED", str(ROOT.parent / "shared"))}  # fmt: skip
+        code, output = ended(command, place, environment, limit)
+    output = re.sub(r"[\w.~-]*(?:/[\w.~+-]+)+/", "", output)[-TAIL:]  # names of files without their places
+    about: dict[str, Any] = {
+        "command": " ".join(["python", f"bench/{part.script}", *(part.quick if quick else part.full)])
+    }
+    about |= {"seconds": round(time.perf_counter() - began, 1), "limit_seconds": limit}
+    result = place / "bench" / "results" / part.result
+    if code is None:
+        return {**about, "status": "out of time", "output": output}
+    if code or not result.is_file():
+        return {**about, "status": "failed", "code": code, "output": output}
+    try:
+        rows = list(part.rows(json.loads(result.read_text(encoding="utf-8"))))
+    except (KeyError, ValueError, TypeError, IndexError) as error:
+        return {**about, "status": "failed", "code": 0, "output": f"its results lack {error!r}"}
+    return {**about, "status": "done", "rows": [{**asdict(row), "ratio": row.ratio} for row in rows]}
+
+
+def ended(command: list[str], place: Path, environment: dict[str, str], limit: float) -> tuple[int | None, str]:
+    """Exit code and output; None if it had to be stopped, with all it had started."""
+    process = subprocess.Popen(
+        command, cwd=place, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
+    )
+    try:
+        output, _ = process.communicate(timeout=limit)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, 9)
+        output, _ = process.communicate()
+        return None, output.decode(errors="replace")
+    return process.returncode, output.decode(errors="replace")
+
+
+def report(
+    names: list[str], quick: bool, out: Path, minutes: float | None = None, parts: dict[str, Part] | None = None
+) -> dict[str, Any]:
+    """Run them all and keep the report after each."""
+    from inference import machine, versions
+
+    parts = parts or PARTS
+    kept = json.loads(out.read_text(encoding="utf-8")) if out.is_file() else {}
+    mode = "quick" if quick else "full"
+    found = {name: part for name, part in kept.get("parts", {}).items() if kept.get("mode") == mode and name in parts}
+    with tempfile.TemporaryDirectory() as scratch:
+        place = workplace(Path(scratch)) if quick else ROOT
+        for name in names:
+            found[name] = run(parts[name], quick, place, minutes)
+            print(f"{name}: {found[name]['status']} after {found[name]['seconds']:.0f} s", flush=True)
+            threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+            whole = {"mode": mode, "machine": machine(threads), "libraries": versions(), "parts": found}
+            out.parent.mkdir(parents=True, exist_ok=True)
+            waiting = out.with_suffix(".part")
+            waiting.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
+            waiting.replace(out)
+    return whole
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="small sizes")
+    parser.add_argument("--only", default=",".join(PARTS), help="parts, with commas between them")
+    parser.add_argument("--minutes", type=float, help="the most that any part may take, below its own limit")
+    parser.add_argument("--out", type=Path, default=RESULT)
+    parser.add_argument("--list", action="store_true", help="say what would be run")
+    args = parser.parse_args()
+    names = args.only.split(",")
+    if unknown := [name for name in names if name not in PARTS]:
+        parser.error(f"there is no part {unknown[0]!r}; choose among {', '.join(PARTS)}")
+    if args.list:
+        for name in names:
+            part = PARTS[name]
+            print(f"{name:14} {part.minutes[0 if args.quick else 1]:3g} min  bench/{part.script} {' '.join(part.quick if args.quick else part.full)}")  # fmt: skip
+        return
+    whole = report(names, args.quick, args.out, args.minutes)
+    bad = [name for name in names if whole["parts"][name]["status"] != "done"]
+    print(f"{args.out}: {len(names) - len(bad)} of {len(names)} parts done; now run  make docs")
+    sys.exit(1 if bad else 0)
+
+
+if __name__ == "__main__":
+    main()

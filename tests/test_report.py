@@ -1,0 +1,160 @@
+"""The report of all benchmarks: what it takes from each, what it says of those that fail, and that README shows what was measured."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import sys
+
+import pytest
+
+from tests.conftest import ROOT
+
+RESULTS = ROOT / "bench" / "results"
+
+
+def loaded(folder: str, name: str):
+    spec = importlib.util.spec_from_file_location(name, ROOT / folder / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def bench():
+    before = list(sys.path)
+    yield loaded("bench", "report")
+    sys.path[:] = before
+
+
+@pytest.fixture(scope="module")
+def pages():
+    return loaded("docs", "benchmarks_page")
+
+
+@pytest.fixture
+def whole(bench):
+    """A report of what was recorded, of one benchmark that failed and of one that took too long."""
+    found = {
+        name: {
+            "command": f"python bench/{name}.py", "seconds": 3.0, "limit_seconds": 60.0, "status": "done",
+            "rows": [{**vars(row), "ratio": row.ratio} for row in bench.PARTS[name].rows(json.loads((RESULTS / f"{name}.json").read_text()))],
+        }
+        for name in ("inference", "memory", "search")
+    }  # fmt: skip
+    about = {"command": "python bench/x.py", "seconds": 1.0, "limit_seconds": 60.0}
+    found["server"] = {**about, "status": "failed", "code": 1, "output": "one\nValueError: no such thing"}
+    found["fine-tuning"] = {**about, "status": "out of time", "output": ""}
+    recorded = json.loads((RESULTS / "inference.json").read_text())
+    return {"mode": "full", "machine": recorded["machine"], "libraries": recorded["libraries"], "parts": found}
+
+
+def test_rows_are_what_was_recorded(bench, whole):
+    rows = whole["parts"]["inference"]["rows"]
+    found = json.loads((RESULTS / "inference.json").read_text())
+    row = next(r for r in rows if r["what"] == "mixed texts" and r["peer"] == "onnxruntime, export")
+    speeds = found["workloads"]["mixed texts"]
+    assert row["value"] == speeds["albertkit, float32"]["texts_per_second"]
+    assert row["ratio"] == row["value"] / speeds["onnxruntime, export"]["texts_per_second"]
+    cold = next(r for r in rows if r["what"] == "cold start" and r["peer"] == "transformers")
+    assert cold["ratio"] == found["cold"]["transformers"]["seconds"] / found["cold"]["albertkit, int8"]["seconds"] > 1
+    assert (
+        next(r for r in rows if r["what"] == "128 tokens")["share"]
+        == found["peak"]["shares_at_128_tokens"]["albertkit, float32"]
+    )
+
+
+def test_every_part_names_a_program_and_its_flags(bench):
+    for part in bench.PARTS.values():
+        text = (ROOT / "bench" / part.script).read_text(encoding="utf-8")
+        for flag in (word for word in (*part.quick, *part.full) if word.startswith("--")):
+            assert f'"{flag}"' in text, f"{part.script} has no {flag}"
+        assert part.result in text or part.result.removesuffix(".json") in text
+
+
+def program(folder, text: str) -> str:
+    path = folder / "bench"
+    (path / "results").mkdir(parents=True, exist_ok=True)
+    (path / "it.py").write_text(text, encoding="utf-8")
+    return "it.py"
+
+
+@pytest.mark.parametrize(
+    ("text", "status", "said"),
+    [
+        ("import json, pathlib\npathlib.Path(__file__).parent.joinpath('results/it.json').write_text('[1, 2]')", "done", ""),
+        ("print('before'); raise ValueError('no such thing')", "failed", "ValueError: no such thing"),
+        ("print('wrote nothing')", "failed", "wrote nothing"),
+        ("import pathlib\npathlib.Path(__file__).parent.joinpath('results/it.json').write_text('{}')", "failed", "lack"),
+        ("import time\nprint('slow', flush=True)\ntime.sleep(60)", "out of time", "slow"),
+    ],
+    ids=("done", "raises", "writes nothing", "writes something else", "slow"),
+)  # fmt: skip
+def test_failures_are_told(bench, tmp_path, text, status, said):
+    def rows(found):
+        yield bench.Row("thing", "s", "albertkit", found[0], "another", found[1], False)
+
+    part = bench.Part(program(tmp_path, text), (), (), "it.json", (1, 1), rows)
+    found = bench.run(part, True, tmp_path, 1.5 / 60 if status == "out of time" else 1.0)
+    assert found["status"] == status and said in found.get("output", "")
+    assert str(tmp_path) not in json.dumps(found)
+    if status == "done":
+        assert found["rows"][0]["ratio"] == 2.0
+
+
+def test_what_was_found_before_stays(bench, tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        bench, "run", lambda part, quick, place, minutes: {"status": "done", "seconds": 0.0, "rows": []}
+    )
+    out = tmp_path / "report.json"
+    bench.report(["memory"], True, out)
+    bench.report(["search"], True, out)
+    assert set(json.loads(out.read_text())["parts"]) == {"memory", "search"}
+    bench.report(["search"], False, out)
+    assert set(json.loads(out.read_text())["parts"]) == {"search"}  # quick and full are not mixed
+
+
+def test_the_page_shows_rows_and_failures(pages, whole):
+    text = pages.page(whole)
+    assert "no such thing" in text and "**It failed.**" in text and "**It ran out of time.**" in text
+    for row in whole["parts"]["inference"]["rows"]:
+        assert f"| {row['peer']} | {pages.number(row['theirs'])} | {row['ratio']:.2f} |" in text
+
+
+def test_the_nearest_program_is_the_hardest(pages, whole):
+    for row in pages.nearest(whole):
+        same = [r for r in pages.rows(whole) if r["what"] == row["what"] and r["ratio"] is not None]
+        values = [r["value"] for r in same]
+        assert row["value"] == (max(values) if row["more_is_better"] else min(values))
+        assert row["ratio"] == min(r["ratio"] for r in same if r["value"] == row["value"])
+
+
+def test_readme_is_left_alone_without_a_report(pages):
+    for name in pages.HEADS:
+        text = (ROOT / name).read_text(encoding="utf-8")
+        assert pages.readme(text, None, name) == text
+
+
+def test_both_readmes_get_the_same_numbers(pages, whole):
+    texts = {name: pages.readme((ROOT / name).read_text(encoding="utf-8"), whole, name) for name in pages.HEADS}
+    parts = [pages.MARKS.search(text).group() for text in texts.values()]
+    numbers = [re.findall(r"\| ([^|]+) \| [^|]+: ([^|]+) \| ([\d.]+) \|\n", part) for part in parts]
+    assert numbers[0] == numbers[1] and len(numbers[0]) == len(pages.nearest(whole))
+    assert {row["what"] for row in pages.nearest(whole)} <= set(pages.CHINESE)
+    for name, text in texts.items():  # a second time changes nothing
+        assert pages.readme(text, whole, name) == text
+
+
+def test_readme_shows_what_was_measured(pages):
+    report = pages.load()
+    for name in pages.HEADS:
+        text = (ROOT / name).read_text(encoding="utf-8")
+        assert pages.readme(text, report, name) == text, f"{name} is stale; run  make docs"
+        assert report is not None or pages.MARKS.search(text).group().count("\n") == 1
+
+
+def test_the_picture(pages, whole, tmp_path):
+    pytest.importorskip("matplotlib")
+    assert pages.picture(whole, tmp_path / "b.png").read_bytes().startswith(b"\x89PNG")

@@ -1,0 +1,335 @@
+"""The workshop of the docs' tests: a folder with every file and model that the pages name, and a hand that types their commands.
+
+In: lines of ```bash blocks. Out: what each verb printed, run in this process at tiny settings. `LEFT_OUT` is the one table of what is not run, with the reason.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import click
+import pyarrow
+import torch
+from click.testing import CliRunner
+from pyarrow import parquet
+
+from albertkit.artifact import Artifact, Meta, write_artifact
+from albertkit.cli import app
+from albertkit.data.corpus import build
+from albertkit.data.settings import Settings as Cutting
+from albertkit.errors import AlbertkitError
+from albertkit.model import AlbertModel
+from albertkit.model.model import build_head
+from albertkit.runtime.albert import Albert
+from albertkit.tokenizer import Tokenizer
+from tests.conftest import ROOT, SPIECE, tiny
+
+LEFT_OUT = {  # how a line begins → why no test types it
+    "make ": "sets up .venv or runs the whole suite; .ci/run does both",
+    "pip install": "needs a package index; tests/test_wheel.py installs the wheel without one",
+    "docker ": "needs a container engine; tests/serve/test_deploy.py checks the files it reads",
+    "kubectl ": "needs a cluster; tests/serve/test_deploy.py checks the manifest",
+    "torchrun ": "several processes; tests/train/test_processes.py runs them",
+    "python bench/": "measures for minutes, on data that is not in the repository",
+    "albertkit distill gte/": "needs other encoders; tests/train/test_vectors.py makes small ones",
+    "albertkit embed --engine ray": "needs a cluster; tests/bulk starts a small one where Ray is installed",
+    "ray start": "starts a cluster",
+    "pip download": "needs a package index",
+}
+FILTERS = ("sed", "grep", "head", "tail", "sort", "wc", "cut")  # run as they are
+SHORTER: dict[str, tuple[dict[str, int], list[str]]] = {  # verb → options to drop (with how many values), and to add
+    "pretrain": ({"--minutes": 1, "--steps": 1, "--tokens": 1, "--shape": 1, "--batch": 1, "--lengths": 1},
+                 ["--steps", "2", "--batch", "4", "--lengths", "32", "--shape", "tiny-shape.json", "--no-tensorboard"]),
+    "distill": ({"--minutes": 1, "--steps": 1, "--batch": 1}, ["--steps", "2", "--batch", "4", "--no-tensorboard"]),
+    "finetune": ({"--epochs": 1, "--seeds": 1}, ["--epochs", "1", "--batch", "8", "--restarts", "0"]),
+    "elastic": ({"--epochs": 1, "--dev": 1}, ["--epochs", "1", "--batch", "4", "--dev", "fresh.tsv"]),
+    "prune": ({"--minutes": 1, "--epochs": 1}, []),
+    "quantize": ({"--minutes": 1, "--epochs": 1}, []),
+    "static": ({"--dim": 1}, []),
+    "tokenizer": ({"--vocab-size": 1}, ["--vocab-size", "120"]),
+    "corpus": ({}, ["--min-tokens", "2", "--workers", "1"]),
+    "cluster": ({"-k": 1}, ["-k", "2"]),
+}  # fmt: skip
+ANEW = ("convert", "quantize", "prune", "static", "distill")  # verbs that refuse what is there
+TEXTS = (ROOT / "runs" / "notes.txt").read_text(encoding="utf-8").splitlines()
+GOOD, BAD = ("lovely", "fine", "a joy", "warm and clever"), ("dull", "a bore", "slow and cold", "a waste")
+TAGS = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
+MODELS: dict[str, tuple[Meta, dict[str, int]]] = {
+    "my-albert": (Meta(task="embed"), {"mlm": 0, "sop": 0}),
+    "my-domain": (Meta(task="embed"), {"mlm": 0, "sop": 0}),
+    "vectors": (Meta(task="embed"), {}),
+    "my-vectors": (Meta(task="embed"), {}),
+    "MODEL": (Meta(task="embed"), {}),
+    "IN": (Meta(task="embed"), {"mlm": 0}),
+    "FOLDER": (Meta(task="embed"), {}),
+    "sentiment/model": (Meta(task="classify", labels=("bad", "good"), details={"kind": "single"}), {"classify": 2}),
+    "runs/sentiment/model": (Meta(task="classify", labels=("bad", "good")), {"classify": 2}),
+    "ner/model": (Meta(task="tag", labels=TAGS), {"tag": 5}),
+    "qa/model": (Meta(task="answer", details={"stride": 16}), {"answer": 0}),
+}  # fmt: skip
+
+
+# What lies in the folder ------------------------------------------------------------------------------------------
+
+
+def furnish(folder: Path) -> Path:
+    """Every file and model that the pages name."""
+    for name, (meta, heads) in MODELS.items():
+        save(folder / name, meta, heads)
+    quantise(folder / "sentiment", folder / "sentiment-int8")
+    foreign(folder)
+    for name in ("notes.txt", "texts.txt", "domain.txt", "reviews.txt", "book.txt", "mine.txt", "my-texts.txt"):
+        (folder / name).write_text("\n".join(TEXTS) + "\n", encoding="utf-8")
+    for name in ("notes", "texts", "wiki", "my-texts", "domain"):
+        (folder / name).mkdir()
+        for part in ("new.txt", "old.txt"):
+            (folder / name / part).write_text("\n\n".join(f"{a}\n{b}" for a in TEXTS for b in TEXTS[:3]), "utf-8")
+    build([str(folder / "texts")], folder / "shards", Tokenizer.from_spiece(SPIECE), Cutting(min_tokens=2), workers=1)
+    for name, count in {"train": 3, "dev": 3, "test": 3, "fresh": 75}.items():  # limits need some hundred texts
+        (folder / f"{name}.tsv").write_text(reviews(count), encoding="utf-8")
+    rows = [{"id": str(n), "text": text, "body": text, "title": f"note {n}"} for n, text in enumerate(TEXTS)]
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    for name in ("faq.jsonl", "rows.jsonl", "documents.jsonl"):
+        (folder / name).write_text(lines, encoding="utf-8")
+    (folder / "texts" / "rows.jsonl").write_text(lines, encoding="utf-8")
+    parquet.write_table(pyarrow.table({"text": TEXTS}), folder / "reviews.parquet")
+    (folder / "mails").mkdir()
+    (folder / "mails" / "one.txt").write_text("Angela Merkel visited Paris.\n", encoding="utf-8")
+    (folder / "books.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
+    wide = shape().replace(hidden_size=64, num_attention_heads=1)  # heads as wide as those of real shapes
+    (folder / "tiny-shape.json").write_text(json.dumps(wide.to_dict()), encoding="utf-8")
+    return folder
+
+
+def shape() -> Any:
+    return tiny(vocab_size=30000, embedding_size=8, hidden_size=16, num_attention_heads=2, num_hidden_layers=4,
+                max_position_embeddings=160)  # fmt: skip
+
+
+def save(folder: Path, meta: Meta, heads: dict[str, int]) -> None:
+    config = shape()
+    torch.manual_seed(4)
+    model = AlbertModel(config, {name: build_head(name, config, labels or 2) for name, labels in heads.items()})
+    write_artifact(Artifact(config, model.weights(), Tokenizer.from_spiece(SPIECE), meta), folder)
+
+
+def quantise(source: Path, target: Path) -> None:
+    from albertkit.compress.shrink import shrink
+
+    shrink(source, target, bits=8)
+
+
+def foreign(folder: Path) -> None:
+    """Checkpoints in the layouts of others."""
+    from albertkit.interop.google_tf import to_variables
+    from albertkit.interop.sentence_transformers import write_folder
+    from tests.interop.bundle_writer import write_bundle
+    from tests.interop.test_foreign import google_config
+
+    config = shape().replace(classifier_dropout_prob=0.1)
+    heads = {name: build_head(name, config) for name in ("mlm", "sop")}
+    weights = AlbertModel(config, heads).weights()
+    tensorflow = folder / "albert_base"
+    tensorflow.mkdir()
+    write_bundle(tensorflow / "model.ckpt-best", to_variables(Artifact(config, weights)))
+    (tensorflow / "albert_config.json").write_text(json.dumps(google_config(config)))
+    shutil.copy(SPIECE, tensorflow / "30k-clean.model")
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"今天天气很好我喜欢北京的春"]
+    (folder / "vocab.txt").write_text("\n".join(dict.fromkeys(words)) + "\n", encoding="utf-8")
+    chinese = Tokenizer.from_vocab(folder / "vocab.txt")
+    small = shape().replace(vocab_size=chinese.vocab_size)
+    AlbertModel(small, {"mlm": build_head("mlm", small)}).save(folder / "albert_tiny_zh", chinese)
+    encoder = AlbertModel(config, {}, pooler=False).weights()
+    vectors = Artifact(config, encoder, Tokenizer.from_spiece(SPIECE), Meta(task="embed", pooling="mean"))
+    write_folder(vectors, folder / "st-albert")
+    plain = AlbertModel(config, {"mlm": build_head("mlm", config)})
+    plain.save(folder / "albert-base-v2", Tokenizer.from_spiece(SPIECE))
+    (folder / "albert-base-v2" / "albertkit.json").unlink()  # as transformers writes it
+
+
+def reviews(things: int) -> str:
+    rows = [(f"film {thing} was {word}", label) for thing in range(things) for word, label in
+            [*((w, "good") for w in GOOD), *((w, "bad") for w in BAD)]]  # fmt: skip
+    return "sentence\tlabel\n" + "".join(f"{text}\t{label}\n" for text, label in rows)
+
+
+# Who types ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Typist:
+    """Runs lines as a shell would, in the current folder: `cat FILE |`, `< FILE`, `> FILE`, `&&`, comments and long lines."""
+
+    clients: dict[int, Any] = field(default_factory=dict)
+    """By port, clients of the servers that `albertkit serve` would have started."""
+    closing: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+    furniture: set[str] = field(default_factory=lambda: {path.name for path in Path().iterdir()})
+    typed: int = 0
+
+    def block(self, text: str) -> None:
+        for line in joined(text):
+            self.line(line)
+
+    def line(self, line: str) -> None:
+        if any(line.startswith(start) for start in LEFT_OUT):
+            return
+        signs = shlex.shlex(line, posix=True, punctuation_chars="|&;<>")
+        signs.whitespace_split = True
+        for part in split(list(signs), "&&"):
+            self.pipe(part, line)
+
+    def pipe(self, words: list[str], line: str) -> None:
+        given = ""
+        for part in split(words, "|"):
+            part, source, target = redirected(part)
+            given = Path(source).read_text(encoding="utf-8") if source else given
+            given = self.command(part, given, line)
+            if target:
+                Path(target).write_text(given, encoding="utf-8")
+
+    def command(self, words: list[str], given: str, line: str) -> str:
+        while re.fullmatch(r"[A-Z_]+=.*", words[0]):
+            words = words[1:]
+        self.typed += 1
+        name, *rest = words
+        known: dict[str, Callable[[], str]] = {
+            "albertkit": lambda: self.albertkit(rest, given, line),
+            "curl": lambda: self.curl(rest, line),
+            "cat": lambda: "".join(Path(path).read_text(encoding="utf-8") for path in rest),
+            "echo": lambda: " ".join(rest) + "\n",
+            "printf": lambda: " ".join(rest).replace("\\n", "\n"),
+            "mkdir": lambda: str(Path(rest[-1]).mkdir(parents=True, exist_ok=True) or ""),
+            "cd": lambda: "",
+        }
+        if name in FILTERS:
+            return subprocess.run(words, input=given, capture_output=True, text=True, check=True).stdout
+        if name not in known:
+            raise AssertionError(
+                f"no test can type {name!r} in  {line}  : run it in workshop.py, or say in LEFT_OUT why not"
+            )
+        return known[name]()
+
+    def albertkit(self, words: list[str], given: str, line: str) -> str:
+        self.make_room(words)
+        try:
+            done = CliRunner().invoke(app, shorter(words), input=given, catch_exceptions=False)
+        except AlbertkitError as error:
+            raise AssertionError(f"{line}\nended with an error: {error}") from error
+        assert done.exit_code == 0, f"{line}\nended with {done.exit_code}:\n{done.output[-3000:]}"
+        return done.stdout
+
+    def make_room(self, words: list[str]) -> None:
+        """A page that makes what other pages only use begins without it, and of two ways to make something each begins anew."""
+        command = app.commands.get(words[0]) if words else None
+        if command is None or "--help" in words:
+            return
+        given = command.make_context(words[0], words[1:], parent=click.Context(app, **app.context_settings)).params
+        keys = [one.name for one in command.params if {"-o", "--out", "--output"} & set(one.opts)]
+        for key in [*keys, "target"]:
+            name = Path(given[key]).parts[0] if given.get(key) and Path(given[key]).parts else ""
+            again = words[0] in ANEW and Path(name).is_dir() and name != ""
+            if name in self.furniture or again:
+                shutil.rmtree(name) if Path(name).is_dir() else Path(name).unlink()
+                shutil.rmtree(f"{name}.run", ignore_errors=True)
+                self.furniture.discard(name)
+
+    def curl(self, words: list[str], line: str) -> str:
+        address = next(word for word in words if "://" in word)
+        data = words[words.index("-d") + 1] if "-d" in words else None
+        headers = dict(words[at + 1].split(": ", 1) for at, word in enumerate(words) if word == "-H")
+        port, path = re.fullmatch(r"http://[^/]+:(\d+)(/.*)", address).groups()
+        client = self.clients.get(int(port))
+        assert client is not None, f"{line}: nothing was served there before"
+        answer = client.post(path, content=data, headers=headers) if data else client.get(path)
+        assert answer.status_code == 200, f"{line}\n{answer.status_code}: {answer.text}"
+        return answer.text
+
+    def served(self, desk: Any, listener: Any, told: Callable[[], None]) -> None:
+        """Stands in for `serve.run.listen`: the same app, without a socket."""
+        from starlette.testclient import TestClient
+
+        from albertkit.serve.app import make_app
+
+        port = desk.settings.port
+        client = TestClient(make_app(desk), base_url=f"http://127.0.0.1:{port}")
+        self.clients[port] = self.closing.enter_context(client)
+        told()
+
+
+def joined(text: str) -> Iterator[str]:
+    """Lines to type, with long ones put together; prompts and comments alone are none."""
+    for line in text.replace("\\\n", " ").splitlines():
+        line = line.strip().removeprefix("$ ")
+        if line and not line.startswith("#"):
+            yield line
+
+
+def split(words: list[str], sign: str) -> list[list[str]]:
+    parts: list[list[str]] = [[]]
+    for word in words:
+        if word == sign:
+            parts.append([])
+        else:
+            parts[-1].append(word)
+    return [part for part in parts if part]
+
+
+def redirected(words: list[str]) -> tuple[list[str], str | None, str | None]:
+    found: dict[str, str | None] = {"<": None, ">": None}
+    for sign in found:
+        if sign in words:
+            at = words.index(sign)
+            found[sign] = words[at + 1]
+            words = words[:at] + words[at + 2 :]
+    return words, found["<"], found[">"]
+
+
+def shorter(words: list[str]) -> list[str]:
+    """The same command at tiny settings."""
+    drop, add = SHORTER.get(words[0], ({}, [])) if words else ({}, [])
+    kept: list[str] = []
+    skip = 0
+    for word in words:
+        if skip:
+            skip -= 1
+        elif word in drop:
+            skip = drop[word]
+        else:
+            kept.append(word)
+    if words and words[0] == "finetune" and "--start" not in words:
+        add = [*add, "--start", "my-albert"]
+    if words and words[0] in ("quantize", "prune") and not {"-f", "--file"} & set(words):
+        add = [*add, "-f", "texts.txt"]  # without, the model writes its own
+    if {"--recover", "--train"} & set(words):
+        add = [*add, "--epochs", "1", "--batch", "8"]
+    if "--engine" in words:
+        add = [*add, "--workers", "1"]
+    if "--check" in words and words[0] == "quantize":
+        add = [*add, "--accept"]  # a model that has learnt nothing loses much
+    if {"--latency", "--memory"} & set(words):
+        add = [*add, "--count", "1", *([] if "--texts" in words else ["--texts", "texts.txt"])]
+    return kept if "--dry-run" in words else [*kept, *add]
+
+
+def once(call: Callable[[], object], seconds: float = 0.0, least: int = 1) -> float:
+    """Stands in for `machine.usual`: the time of one call."""
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def here(folder: Path | None, length: int, threads: int) -> dict[str, float]:
+    """Stands in for `trial.measured`: the model opens and runs, in this process."""
+    latency = once(lambda: Albert(folder, threads=threads).embed("a text"))
+    return {"latency": min(latency, 0.001), "memory": 1e6, "process": 1e8}
