@@ -206,6 +206,10 @@ def embed(
     from albertkit.runtime.output import json_line, writer
 
     bulk = {name: settings.pop(name) for name in list(settings) if name.startswith(PREFIX)}
+    if bulk[f"{PREFIX}engine"] and (file or output):
+        raise AlbertkitError(
+            "--file and --output do not go with --engine; name files behind the verb, and a folder with --out"
+        )
     if run_bulk("embed", texts, model, settings, bulk, bits, threads):
         return
     albert = open_albert(model, bits, threads)

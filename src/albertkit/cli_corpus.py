@@ -6,7 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ from albertkit.errors import AlbertkitError
 if TYPE_CHECKING:
     from albertkit.data.corpus import Built
     from albertkit.data.estimate import Estimate
+    from albertkit.data.workers import Cut
 
 path = click.Path(path_type=Path)
 texts_argument = click.argument("texts", nargs=-1, required=True)
@@ -31,6 +32,8 @@ as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON for m
 @click.option("--tokenizer", type=path, help="Model folder, spiece.model or vocab.txt  [default: English]")
 @field_option
 @click.option("--workers", type=click.IntRange(1, 256), help="Processes  [default: one for each core]")
+@click.option("--engine", type=click.Choice(["local", "ray"]), default="local", help="Where they run: here, or on Ray.")
+@click.option("--address", help="With --engine ray: a running cluster  [default: one on this machine]")
 @click.option("--dedupe", default="documents", show_default=True, help="Keep once: documents, paragraphs or none.")
 @click.option("--min-tokens", default=16, show_default=True, help="Drop documents with fewer tokens.")
 @click.option("--held-out", default=0.005, show_default=True, help="Share of documents kept out of training.")
@@ -46,6 +49,8 @@ def corpus(
     output: Path,
     tokenizer: Path | None,
     workers: int | None,
+    engine: str,
+    address: str | None,
     force: bool,
     dry_run: bool,
     as_json: bool,
@@ -67,9 +72,27 @@ def corpus(
         say_estimate(estimate(texts, vocabulary, settings), output, as_json)
         return
     start = time.perf_counter()
-    with bar() as step:
-        built = build(texts, output, vocabulary, settings, workers=workers, force=force, progress=step)
+    with bar() as step, cutting(engine, address) as cut:
+        built = build(texts, output, vocabulary, settings, workers=workers, force=force, progress=step, cut=cut)
     say_built(built, time.perf_counter() - start, as_json)
+
+
+@contextmanager
+def cutting(engine: str, address: str | None) -> Iterator[Cut]:
+    """Who cuts text into tokens."""
+    from albertkit.data.workers import cut_blocks
+
+    if engine == "local":
+        if address is not None:
+            raise AlbertkitError(f"--address is {address!r}, and only Ray has one; add --engine ray")
+        yield cut_blocks
+        return
+    from functools import partial
+
+    from albertkit.bulk.ray_corpus import cut_on_ray
+
+    with redirect_stdout(sys.stderr):  # where Ray says what happened to a worker
+        yield partial(cut_on_ray, address=address)
 
 
 def say_estimate(found: Estimate, output: Path, as_json: bool) -> None:

@@ -30,7 +30,7 @@ from albertkit.data.settings import Settings
 from albertkit.data.shards import FORMAT, MANIFEST, SPLITS, TOKENIZER, UNIGRAMS, Shards, token_type
 from albertkit.data.sources import Source, find
 from albertkit.data.words import sums
-from albertkit.data.workers import cut_blocks
+from albertkit.data.workers import Cut, cut_blocks
 from albertkit.data.writing import Filling, Kept, Written, write_array, write_json
 from albertkit.errors import AlbertkitError
 from albertkit.tokenizer import Tokenizer
@@ -70,10 +70,12 @@ def build(
     workers: int | None = None,
     force: bool = False,
     progress: Progress = lambda *_: None,
+    cut: Cut = cut_blocks,
 ) -> Built:
     """Make a corpus, or finish one that was begun with the same inputs, settings and tokenizer.
 
     workers: processes that cut text into tokens, by default one for each core. force: replace the corpus that is there.
+    cut: who does it; the corpus is the same.
     """
     folder, workers = Path(folder), _workers(workers)
     if tokenizer.kind == "phoneme":
@@ -95,7 +97,7 @@ def build(
             try:
                 resumed = making.open(made)
                 write_tokenizer(tokenizer, folder)
-                making.run(workers, progress)
+                making.run(workers, progress, cut)
                 manifest = making.finish()
             except BaseException:
                 if not making.worth:
@@ -181,13 +183,13 @@ class Making:
 
     # --- the work ------------------------------------------------------------
 
-    def run(self, workers: int, progress: Progress) -> None:
+    def run(self, workers: int, progress: Progress, cut_by: Cut = cut_blocks) -> None:
         """Read everything, from the place on where the journal stands."""
         settings = self.settings
         before = np.cumsum([0] + [source.size for source in self.sources]).tolist()
         rules = Rules(settings.max_sentence, settings.dedupe == "paragraphs", settings.skip_bad)
         stream = blocks(self.sources, settings.field, self.place)
-        with closing(cut_blocks(stream, self.folder / TOKENIZER, rules, workers)) as cut:
+        with closing(cut_by(stream, self.folder / TOKENIZER, rules, workers)) as cut:
             for block, pieces in cut:
                 finished = self._take(block, pieces)
                 self._check_unknown(SURE)

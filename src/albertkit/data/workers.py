@@ -18,7 +18,7 @@ import signal
 import threading
 import traceback
 from collections import deque
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -29,6 +29,9 @@ from albertkit.errors import AlbertkitError
 from albertkit.tokenizer import Tokenizer
 
 WAITING = 2  # blocks at each worker
+Cut = Callable[
+    [Iterable[Block], Path, Rules, int], Generator[tuple[Block, Pieces], None, None]
+]  # `cut_blocks`, or another that does the same
 
 
 def cut_blocks(

@@ -1,0 +1,33 @@
+"""Small models of two kinds, and one Ray for all tests."""
+
+from __future__ import annotations
+
+import pytest
+
+from albertkit.artifact import write_artifact
+from tests.bulk.making import texts
+from tests.conftest import tiny
+from tests.runtime.test_albert import make
+
+pytest.importorskip("pyarrow")
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory):
+    """Folders of a float and an int8 model."""
+    from albertkit.compress.shrink import shrink
+
+    folder = tmp_path_factory.mktemp("models")
+    write_artifact(make(tiny(vocab_size=30000, max_position_embeddings=64), heads=()), folder / "float")
+    shrink(folder / "float", folder / "int8", 8, texts(20))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def ray():
+    """A Ray on this machine."""
+    ray = pytest.importorskip("ray")
+    from albertkit.bulk.ray_engine import joined
+
+    with joined(None, 2):
+        yield ray

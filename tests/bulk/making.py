@@ -1,0 +1,53 @@
+"""What the tests of bulk work share. Imported by worker processes, too, so it stays light."""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+
+import numpy as np
+
+WORDS = (
+    "one",
+    "two",
+    "three",
+    "four",
+    "five",
+    "six",
+    "red",
+    "green",
+    "blue",
+    "cat",
+    "dog",
+    "tree",
+    "house",
+    "in",
+    "the",
+)
+
+
+def texts(count: int, seed: int = 0) -> list[str]:
+    """Texts of one to twelve words."""
+    rng = random.Random(seed)
+    return [" ".join(rng.choices(WORDS, k=rng.randint(1, 12))) for _ in range(count)]
+
+
+def write_lines(path: Path, lines: list[str]) -> Path:
+    path.write_bytes("".join(f"{line}\n" for line in lines).encode())
+    return path
+
+
+def vectors(out: Path) -> tuple[list[tuple[str, int]], np.ndarray]:
+    """Keys and vectors of an output folder, part after part."""
+    from pyarrow import concat_tables
+    from pyarrow.parquet import read_table
+
+    table = concat_tables([read_table(path) for path in sorted(out.glob("part-*.parquet"))])
+    keys = list(zip(table["source"].to_pylist(), table["row"].to_pylist(), strict=True))
+    return keys, np.array(table["vector"].to_pylist(), np.float32)
+
+
+def dies(pipe: object, job: object) -> None:
+    """A worker that does not live long."""
+    os._exit(1)
