@@ -127,6 +127,7 @@ REFUSED = """
 |---|---|---|
 | `low_rank` of a head's width or more | the config | it would be no lower rank |
 | `global_every` without `window`, or 1 | the config | all layers would be global |
+| `window` above 2,048 | the config | a block of queries meets three of keys, so that memory grows with its square |
 | `relative_reach` without `attention_bias=relative` | the config | nothing would read it |
 | `norm=document` where E or H is 1 | the config | one number has no σ |
 | `static` with any other option | the config | a table has no layers |

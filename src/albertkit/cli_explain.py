@@ -80,8 +80,12 @@ def explain(
             raise AlbertkitError("--check reads its texts from a file and prints a table; leave the text and -o away")
         checked(Explainer(model, threads), check, most, methods, given, as_json)
         return
-    if output is not None and output.suffix not in (".html", ".png"):
-        raise AlbertkitError(f"{output} ends with {output.suffix!r}; choose .html or .png")
+    if output is not None:
+        from albertkit.explain.page import check_free
+
+        if output.suffix not in (".html", ".png"):
+            raise AlbertkitError(f"{output} ends with {output.suffix!r}; choose .html or .png")
+        check_free(output, force)
     texts = {name: given.pop(name) for name in ("pair", "question", "choices")}
     found = Explainer(model, threads).explain(read_text(text), **texts, methods=methods, **given)
     if output is not None:
@@ -129,7 +133,8 @@ def show(found: Explanation) -> None:
             part = word.part
             size = math.ceil(BAR * abs(value) / top) if abs(value) > top / 200 else 0
             bar = click.style(("█" if value > 0 else "░") * size, fg="green" if value > 0 else "red")
-            click.echo(f"  {word.text[:24]:<{width}}  {value:+7.3f}  {bar}")
+            name = "".join(c if c.isprintable() else "�" for c in word.text[:24])  # nothing that moves the cursor
+            click.echo(f"  {name:<{width}}  {value:+7.3f}  {bar}")
     doubts = found.doubts
     click.echo(
         "\nlayer by layer" + (f" (doubt: {found.exit['kind']}, as exit= compares it)" if found.exit and doubts else "")
@@ -158,7 +163,10 @@ def checked(
     hide = given.pop("hide") or "drop"
     results = faithfulness(explainer, read_given(path, most), methods, hide, **given)
     if as_json:
-        click.echo(json.dumps({"hide": hide, "methods": [dataclasses.asdict(one) for one in results]}))
+        told = [dataclasses.asdict(one) for one in results]
+        for one in told:  # of one text there is no error, and JSON has no number for that
+            one["gain_error"] = None if math.isnan(one["gain_error"]) else one["gain_error"]
+        click.echo(json.dumps({"hide": hide, "methods": told}))
         return
     table(results, hide)
 
@@ -172,7 +180,7 @@ def table(results: list[Faithfulness], hide: str) -> None:
         f"{'method':<12}{'without them':>14}{'random':>10}{'gain':>18}{'wins':>7}{'them alone':>13}{'random':>10}"
     )
     for one in results:
-        gain = f"{one.gain:+.3f} ± {one.gain_error:.3f}"
+        gain = f"{one.gain:+.3f}" + ("" if math.isnan(one.gain_error) else f" ± {one.gain_error:.3f}")
         click.echo(
             f"{one.method:<12}{one.comprehensiveness:>14.3f}{one.random_comprehensiveness:>10.3f}{gain:>18}{one.wins:>7.0%}"
             f"{one.sufficiency:>13.3f}{one.random_sufficiency:>10.3f}"

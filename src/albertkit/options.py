@@ -16,7 +16,7 @@ from albertkit.errors import AlbertkitError, nearest
 
 LARGEST = {
     "low_rank": 65_536,
-    "window": 1_048_576,
+    "window": 2_048,
     "global_every": 1_024,
     "relative_reach": 65_536,
     "head_size": 65_536,

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from albertkit.artifact import Meta
+from albertkit.config import Options
 from albertkit.errors import AlbertkitError
 from albertkit.explain import Explainer, explain
 from albertkit.explain.attention import by_word, rollout
@@ -154,7 +155,9 @@ def test_shapley_of_a_sum_is_the_sum():
     from albertkit.explain.attribute import shapley
 
     own = np.array([1.0, -2.0, 0.5])
-    variants = SimpleNamespace(subject=SimpleNamespace(words=[1, 2, 3]), values=lambda kept: (kept @ own, None))
+    variants = SimpleNamespace(
+        subject=SimpleNamespace(words=[1, 2, 3], rows=[1]), values=lambda kept: (kept @ own, None)
+    )
     assert shapley(variants, 3).values == pytest.approx(own)
 
 
@@ -179,6 +182,29 @@ def test_gradients_of_slots_and_of_frozen_heads(explainers, tmp_path):
         gradients, occluded = explainer.explain(TEXT, at=at, methods=["gradients", "occlusion"], steps=96).attributions
         assert (gradients.full, gradients.empty) == pytest.approx((occluded.full, occluded.empty), abs=2e-3)
         assert gradients.values.sum() == pytest.approx(gradients.full - gradients.empty, abs=0.02)
+
+
+def test_a_classifier_that_reads_the_mean(tmp_path):
+    """Without a pooler, gradients go through the mean, and what is attended to is the mean over all tokens."""
+    meta = Meta(task="classify", labels=("no", "yes"))
+    explainer = Explainer(make(tmp_path / "mean", meta, {"classify": 2}, options=Options(classifier="mean")), threads=1)
+    found = explainer.explain(TEXT, methods=["gradients", "occlusion", "attention"], steps=96)
+    gradients, occluded, attended = found.attributions
+    assert (gradients.full, gradients.empty) == pytest.approx((occluded.full, occluded.empty), abs=2e-3)
+    (one,) = found.maps
+    table = one.attention[-1].mean(axis=0)
+    assert attended.values == pytest.approx(by_word(table, range(len(one.tokens)), one.owner, len(found.words)))
+
+
+def test_limits_count_the_rows_of_choices(explainers):
+    choices = [f"word {n}" for n in range(26)]
+    with pytest.raises(AlbertkitError, match=r"samples is 100; for a text of \d+ words choose 1 to \d\d?$"):
+        explainers["exam"].explain("a b c", question="who?", choices=choices, methods="shapley", samples=100)
+
+
+def test_a_word_is_chosen_as_texts_are_read(explainers):
+    lower = explainers["words"].explain("a [MASK] b", target="paris")
+    assert explainers["words"].explain("a [MASK] b", target="Paris").value == lower.value
 
 
 def test_ends_words_masks_and_labels_are_chosen(explainers):
@@ -279,6 +305,9 @@ def test_the_built_in_model_for_words_fills_masks_for_the_other():
         ("names", {"text": "a " * 100}, "does not fit into the 64 tokens"),
         ("reader", {"text": "a " * 100, "question": "who?"}, "does not fit"),
         ("words", {"text": "a " * 100}, "must fit into 64"),
+        ("pairs", {"text": "a " * 600_000}, "1,200,000 characters"),
+        ("pairs", {"text": "a", "pair": "a " * 600_000}, "1,200,000 characters"),
+        ("words", {"text": "[MASK]" + "a " * 600_000}, "1,200,006 characters"),
         ("pairs", {"text": ""}, "holds no word"),
         ("reader", {"text": "a b"}, "needs question"),
         ("exam", {"text": "a b", "question": "who?"}, "needs choices"),

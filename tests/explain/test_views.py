@@ -64,6 +64,20 @@ def test_the_check_on_the_command_line(topics, tmp_path):
     assert "2 texts" in out and re.search(r"^attention +-?\d", out, re.M)
     told = json.loads(run(topics, "--check", file, "--json"))
     assert told["hide"] == "drop" and told["methods"][0]["texts"] == 2
+    alone = run(topics, "--check", file, "--json", "--most", "1")
+    assert "NaN" not in alone and json.loads(alone)["methods"][0]["gain_error"] is None
+    assert "nan" not in run(topics, "--check", file, "--most", "1")
+
+
+def test_controls_do_not_reach_the_terminal(topics):
+    assert "\x1b" not in run(topics, "cat\x1b[2Jdog \x07oak")
+
+
+def test_the_page_begins_at_the_token_that_is_read(explainers):
+    found = explainers["words"].explain("a b [MASK] c")
+    assert found.maps[0].tokens[found.maps[0].reader] == "[MASK]"
+    assert packed(found.maps[0], ROOM).data["from"] == found.maps[0].reader
+    assert explainers["pairs"].explain("a b").maps[0].reader == 0
 
 
 @pytest.mark.parametrize(

@@ -83,7 +83,15 @@ def test_the_gradient_reaches_the_projection():
 
 
 @pytest.mark.parametrize("where", ["start", "end"])
-@pytest.mark.parametrize("options", [Options(), Options(scale_embedding=True), Options(brightmart_layout=True)])
+@pytest.mark.parametrize(
+    "options",
+    [
+        Options(),
+        Options(scale_embedding=True),
+        Options(brightmart_layout=True),
+        Options(classifier="mean", gru=True, window=2, norm="document"),
+    ],
+)
 def test_the_runtime_says_what_torch_says(tmp_path, where, options):
     config = tiny(options=options, initializer_range=0.3)
     torch.manual_seed(0)
@@ -94,7 +102,8 @@ def test_the_runtime_says_what_torch_says(tmp_path, where, options):
     batch = fusion(Batch.of(TEXTS), [Extra("image", image, segment=1), Extra("sound", sound)])
     with torch.no_grad():
         out = model(batch, heads=["classify"])
-    ready = Fused(tmp_path / "m", where=where, threads=1)
+    ready = Fused(tmp_path / "m", threads=1)
+    assert ready.where == where
     given = {"image": image.numpy(), "sound": sound.numpy()}
     hidden, lengths = ready.run(TEXTS, given, {"image": 1})
     wanted = batch.pad(out.encoded.hidden).numpy()
@@ -104,6 +113,33 @@ def test_the_runtime_says_what_torch_says(tmp_path, where, options):
     np.testing.assert_allclose(scores, out.heads["classify"].logits.numpy(), atol=1e-5, rtol=1e-4)
     again = AlbertModel.from_artifact(tmp_path / "m", heads={"fusion": Fusion(config, {"image": 6, "sound": 4}, where)})
     torch.testing.assert_close(again.heads["fusion"].kinds["sound"].weight, fusion.kinds["sound"].weight)
+    other = Fusion(config, {"image": 6, "sound": 4}, "end" if where == "start" else "start")
+    with pytest.raises(AlbertkitError, match="do not fit the model"):
+        AlbertModel.from_artifact(tmp_path / "m", heads={"fusion": other})
+
+
+def test_what_the_runtime_refuses(tmp_path):
+    config = tiny()
+    write_artifact(
+        Artifact(config, AlbertModel(config, {"fusion": Fusion(config, {"image": 6})}).weights()), tmp_path / "m"
+    )
+    ready = Fused(tmp_path / "m", threads=1)
+    image = features(0, 4, 1, 6).numpy()
+    for ids, extras, segments, why in (
+        (TEXTS, {"imagee": image}, {}, "did you mean 'image'"),
+        (TEXTS, {"image": image[:, :, :5]}, {}, r"must be \(4, k, 6\)"),
+        (TEXTS, {"image": image[:3]}, {}, "for 4 texts"),
+        (TEXTS, {}, {}, "no features"),
+        (TEXTS, {"image": image}, {"image": 2}, "segment is 2"),
+        (TEXTS, {"image": np.repeat(image, 39, 1)}, {}, "reads 40"),
+        ([*TEXTS[:3], []], {"image": image}, {}, "without tokens"),
+        ([*TEXTS[:3], [-1]], {"image": image}, {}, "not among 0 to"),
+        ([*TEXTS[:3], [97]], {"image": image}, {}, "not among 0 to"),
+    ):
+        with pytest.raises(AlbertkitError, match=why):
+            ready.run(ids, extras, segments)
+    with pytest.raises(AlbertkitError, match="no 'classify' head"):
+        ready.classify(TEXTS, {"image": image})
 
 
 def test_without_a_fusion(tmp_path):

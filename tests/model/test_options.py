@@ -40,6 +40,8 @@ CASES = {
     "window": {"window": 4},
     "window, mixed": {"window": 3, "global_every": 2},
     "wide window": {"window": 13},
+    "window of half a text": {"window": 25, "attention_bias": "head"},
+    "window beyond texts": {"window": 2048},
     "shared_heads": {"shared_heads": True},
     "head bias": {"attention_bias": "head"},
     "relative bias": {"attention_bias": "relative", "relative_reach": 5},

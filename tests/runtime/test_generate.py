@@ -20,7 +20,7 @@ from albertkit.model import AlbertModel, Batch
 from albertkit.model.model import build_head
 from albertkit.runtime.albert import Albert
 from albertkit.runtime.batching import rows
-from albertkit.runtime.generate import Style, drawn, spread
+from albertkit.runtime.generate import HELD, Kept, Style, Writer, drawn, spread
 from albertkit.runtime.generate import Text as Draft
 from albertkit.tasks.examples import Rewrite
 from albertkit.tasks.generate import Generate, check_able
@@ -213,6 +213,40 @@ def test_drawing_follows_seed_and_probability(tokenizer, tmp_path):
     np.testing.assert_allclose(counts, [0.5, 0.3, 0.2], atol=0.04)
 
 
+@pytest.mark.filterwarnings("error")
+def test_the_smallest_temperature_takes_the_likeliest():
+    chances = np.array([-np.inf, -3.0, -0.06, -5.0])
+    assert {drawn(Style(sample=True, temperature=5e-324, seed=s))(chances, 0) for s in range(5)} == {2}
+
+
+def test_what_is_kept_at_once_counts_what_is_written(tokenizer, tmp_path, monkeypatch):
+    """Short sources with long targets do not come in batches that only their sources would fit into."""
+    _, folder = made(tokenizer, tmp_path / "m")
+    albert, seen = Albert(folder, threads=1, budget=64), []
+    read = Writer.read
+
+    def reading(self, batch, depth, room):
+        seen.append(len(batch.order) * (batch.ids.shape[1] + room))
+        return read(self, batch, depth, room)
+
+    monkeypatch.setattr(Writer, "read", reading)
+    many = albert.generate(["red cat"] * 40, max_tokens=20)
+    assert max(seen) <= HELD * albert.budget and len(many) == 40 and len({text.text for text in many}) == 1
+
+
+def test_beams_that_change_places_keep_their_source():
+    rng = np.random.default_rng(0)
+    table = rng.normal(size=(4, 5, 2)).astype(np.float32)
+    kept = Kept([table.copy()], [table.copy() + 1], np.array([3, 3, 2, 2]), 3, np.array([0, 0, 1, 1]), written=2)
+    kept.keys[0][1, :3], kept.keys[0][3, :3] = kept.keys[0][0, :3], kept.keys[0][2, :3]  # beams of one source share it
+    before = kept.keys[0].copy()
+    chosen = np.array([1, 1, 3, 2])
+    kept.take(chosen)
+    np.testing.assert_array_equal(kept.keys[0], before[chosen])
+    kept.take(np.array([2, 3]))
+    assert kept.lengths.tolist() == [2, 2] and kept.origin.tolist() == [1, 1] and kept.keys[0].shape[0] == 2
+
+
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_no_run_is_written_twice(tokenizer, tmp_path, size):
     _, folder = made(tokenizer, tmp_path / "m")
@@ -250,6 +284,10 @@ def test_what_cannot_write_says_why(tokenizer, tmp_path):
         albert.generate("red cat", max_tokens=100)
     with pytest.raises(AlbertkitError, match="choose one of them"):
         albert.generate("red", beams=2, sample=True)
+    with pytest.raises(AlbertkitError, match="turn sample on"):
+        albert.generate("red", temperature=0.5)
+    with pytest.raises(AlbertkitError, match="seed is -1"):
+        albert.generate("red", sample=True, seed=-1)
     with pytest.raises(AlbertkitError, match="on the CPU"):
         Albert(folder, device="torch").generate("red")
     with pytest.raises(AlbertkitError, match="made for 'pretrain'"):

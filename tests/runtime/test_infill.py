@@ -104,15 +104,24 @@ def test_lengths(spans):
 
 def test_what_is_wrong_with_a_length(twins):
     _, albert = twins
-    for wrong in ("0", "3-2", "a", "65", "-1", ""):
+    for wrong in ("0", "3-2", "a", "65", "-1", "", "9" * 5000):
         with pytest.raises(AlbertkitError, match="a range such as 1-4"):
             span_of(wrong)
+        with pytest.raises(AlbertkitError, match="a range such as 1-4"):
+            albert.infill(f"red [MASK] or [MASK:{wrong}]")
     with pytest.raises(AlbertkitError, match="holds no"):
         albert.infill("red cat")
     with pytest.raises(AlbertkitError, match="combinations"):
         albert.infill("[MASK] [MASK] [MASK]", "1-10")
     with pytest.raises(AlbertkitError, match="fit into"):
         albert.infill("red [MASK:60]")
+    with pytest.raises(AlbertkitError, match="fit into"):
+        albert.infill("[MASK:64]" * 10_000)
+    with pytest.raises(AlbertkitError, match="1,200,006 characters"):
+        albert.infill("[MASK]" + "a " * 600_000)
+    with pytest.raises(AlbertkitError, match="1,000,000,000 or more combinations"):
+        albert.infill("[MASK:1-64] " * 300)
+    assert lengths_of("[MASK: 2 - 3 ]", (1, 1)) == [(2,), (3,)]
     with pytest.raises(AlbertkitError, match="rounds"):
         albert.infill("red [MASK]", rounds=0)
 

@@ -244,7 +244,7 @@ choices = st.fixed_dictionaries(
         "brightmart_layout": st.booleans(),
         "scale_embedding": st.booleans(),
         "low_rank": st.sampled_from([0, 0, 1, 4, 7, 8, 20]),
-        "window": st.sampled_from([0, 1, 2, 5, 11, 30]),
+        "window": st.sampled_from([0, 1, 2, 5, 11, 30, 2048]),
         "global_every": st.sampled_from([0, 0, 1, 2, 3]),
         "shared_heads": st.booleans(),
         "attention_bias": st.sampled_from(["", "head", "relative"]),

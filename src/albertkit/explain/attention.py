@@ -22,6 +22,8 @@ class Map:
     attention: np.ndarray  # (layers, heads, from token, to token); each line of the last axis sums to 1
     rollout: np.ndarray  # (from token, to token); the same
     owner: np.ndarray  # (tokens,) the word each token belongs to, or -1
+    reader: int = 0
+    """The token that the target reads, the first if it reads several."""
 
 
 def rollout(attention: np.ndarray) -> np.ndarray:

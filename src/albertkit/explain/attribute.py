@@ -22,7 +22,7 @@ from albertkit.explain.attention import Map, by_word
 from albertkit.explain.variants import Variants
 
 METHODS = ("occlusion", "shapley", "gradients", "rollout", "attention")
-MOST_VARIANTS = 20_000
+MOST_VARIANTS = 20_000  # rows of tokens; with choices, a variant has one for each
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,8 @@ def occlusion(variants: Variants) -> Attribution:
 def shapley(variants: Variants, samples: int = 16, seed: int = 0) -> Attribution:
     """Words that come one by one, in `samples` random orders and their reverses."""
     words = len(variants.subject.words)
-    if samples < 1 or 2 * samples * words > MOST_VARIANTS:
-        most = max(1, MOST_VARIANTS // (2 * words))
+    most = max(1, MOST_VARIANTS // (2 * words * len(variants.subject.rows)))
+    if not 1 <= samples <= most:
         raise AlbertkitError(f"samples is {samples}; for a text of {words} words choose 1 to {most}")
     rng = np.random.default_rng(seed)
     orders = [order for _ in range(samples) for one in [rng.permutation(words)] for order in (one, one[::-1])]

@@ -176,15 +176,19 @@ class Explainer:
             row = ready.subject.rows[number]
             seen = self.inside.run(row.ids, row.segments, ready.depth).attention
             tokens = tuple(self.albert.tokenizer.tokens(row.ids))
-            found.append(Map(number, tokens, seen, rollout(seen), row.owner))
+            reader = min(ready.target.tokens, default=0)
+            found.append(Map(number, tokens, seen, rollout(seen), row.owner, reader))
         return tuple(found)
 
     def _readers(self, target: Target, one: Map) -> list[int]:
         """The tokens that the target reads in a row: the first for classes; for a mean, all."""
         if target.tokens:
             return sorted(set(target.tokens))
-        vector = target.form == "cosine" or self.albert.meta.details.get("reads") == "vector"
-        everywhere = vector and self.albert.meta.pooling in ("mean", "max")
+        albert = self.albert
+        if target.form == "cosine" or albert.meta.details.get("reads") == "vector":
+            everywhere = albert.meta.pooling in ("mean", "max")
+        else:
+            everywhere = albert.config.options.classifier == "mean"
         return list(range(len(one.tokens))) if everywhere else [0]
 
 

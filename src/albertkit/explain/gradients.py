@@ -24,6 +24,7 @@ from albertkit.explain.target import Target
 from albertkit.explain.variants import filler_of
 from albertkit.model import AlbertModel
 from albertkit.model.batch import Batch
+from albertkit.model.options import text_means
 from albertkit.model.pooling import pool
 from albertkit.runtime.albert import Albert
 from albertkit.runtime.builder import as_float
@@ -80,7 +81,7 @@ class Measured:
             read = [state @ weight.T + bias for state in states]
             return [(None, scores) for scores in read] if target.number == 1 else read
         weight, bias = self.heads["choose" if target.form == "choice" else "classify"]
-        vectors = encoded.pooled
+        vectors = encoded.pooled if encoded.pooled is not None else text_means(encoded.hidden, encoded.batch)
         if details.get("reads") == "vector":
             vectors = torch.nn.functional.normalize(pool(encoded, self.albert.meta.pooling), dim=-1)
         scores = vectors @ weight.T + bias

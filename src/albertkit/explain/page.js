@@ -49,6 +49,7 @@ function view(map, root) {
   map.heads.forEach((name, i) => option(head, i, name));
   map.tokens.forEach((token, i) => option(from, i, `${i + 1} ${plain(token)}`));
   const heads = map.heads.length;
+  all.style.maxWidth = `${Math.min(40, 7 * heads)}rem`; // few columns stay small, or a page of many layers has no end
   const read = (l, h, a, b) => maps[((l * heads + h) * n + a) * n + b] / 255;
   const at = (a, b) => (layer.value === "rollout" ? rolled[a * n + b] / 255 : read(Number(layer.value), Number(head.value), a, b));
   function look() {

@@ -46,6 +46,8 @@ def page(found: Explanation) -> str:
         f"<h1>{title}</h1>",
         f'<p>{escape(number(found))}</p><p class="soft">model {escape(found.model)}</p>',
         "<h2>Words</h2>",
+        '<p>Colours: <span class="word" style="--share:.4">for</span> and <span class="word against" style="--share:.4">against</span> '
+        "what is explained, stronger where the value is larger.</p>",
         *(section for one in found.attributions for section in words(found, one)),
         table(found),
         "<h2>Layer by layer</h2>",
@@ -176,7 +178,7 @@ def packed(one: Map, room: int) -> Packed:
         "heads": names,
         "data": bytes_of(shown[kept]),
         "rollout": bytes_of(one.rollout),
-        "from": min(1, tokens - 1),
+        "from": one.reader,
     }
     return Packed(data, note)
 
@@ -186,10 +188,17 @@ def bytes_of(shares: np.ndarray) -> str:
     return base64.b64encode(np.rint(np.clip(shares, 0, 1) * 255).astype(np.uint8).tobytes()).decode("ascii")
 
 
-def write(path: Path, data: bytes, overwrite: bool) -> Path:
-    """A whole file or none."""
+def check_free(path: Path, overwrite: bool) -> None:
+    """Say early that a file cannot be written."""
     if path.exists() and not overwrite:
         raise AlbertkitError(f"{path} exists; move it away, choose another name or allow overwriting (--force)")
+    if not path.parent.is_dir():
+        raise AlbertkitError(f"{path} cannot be written: {path.parent} is no folder; choose a folder that exists")
+
+
+def write(path: Path, data: bytes, overwrite: bool) -> Path:
+    """A whole file or none."""
+    check_free(path, overwrite)
     try:
         handle, part = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
         try:

@@ -61,7 +61,8 @@ def _bars(axes: Any, found: Explanation, method: str, values: np.ndarray, shown:
     axes.set_yticks(places, [found.words[place].text[:24] for place in shown])
     axes.invert_yaxis()
     axes.axvline(0, color="grey", linewidth=0.8)
-    axes.set_title(method)
+    axes.margins(y=0.01)
+    axes.set_title(method if len(shown) == len(found.words) else f"{method}, {len(shown)} of {len(found.words)} words")
     axes.set_xlabel("share" if method in ("rollout", "attention") else found.unit)
 
 
@@ -75,8 +76,9 @@ def _layers(axes: Any, found: Explanation) -> None:
 
 def _map(axes: Any, found: Explanation) -> None:
     one = found.maps[0]
-    axes.imshow(np.sqrt(one.rollout), cmap="GnBu", vmin=0, vmax=1)
-    axes.set_title("attention, rolled out")
+    axes.imshow(np.sqrt(one.rollout), cmap="GnBu", vmin=0)
+    which = f" ({list(found.parts)[one.row]})" if len(found.maps) > 1 else ""
+    axes.set_title(f"attention, rolled out{which}")
     if len(one.tokens) <= MOST_LABELS:
         names = [token.replace("▁", "").removeprefix("##") or "_" for token in one.tokens]
         axes.set_xticks(range(len(names)), names, rotation=90, fontsize=7)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from albertkit.errors import AlbertkitError
-from albertkit.runtime.albert import Albert
+from albertkit.runtime.albert import MAX_CHARACTERS, Albert
 from albertkit.runtime.inside import LONGEST
 from albertkit.runtime.predict import features_of
 from albertkit.tasks.choose import joined
@@ -73,6 +73,9 @@ def subject_of(albert: Albert, given: Given) -> Subject:
     if albert.config.options.static:
         raise AlbertkitError("a static model is a table without layers; there is nothing to look into")
     kind = kind_of(albert, given)
+    most = max(len(text) for text in (given.text, given.pair or "", given.question or "", *given.choices))
+    if most > MAX_CHARACTERS:  # before it is cut into tokens
+        raise AlbertkitError(f"the text has {most:,} characters; to look inside, it must fit into {LONGEST} tokens")
     if kind == "fill":
         made = albert.masked(given.text, 1)[0]
         places = [

@@ -213,6 +213,9 @@ def _word(albert: Albert, subject: Subject, hidden: np.ndarray, wanted: Wanted) 
     else:
         forms = (f"▁{word}", word, f"##{word}")
         token = next((i for i in map(albert.tokenizer.id_of, forms) if i is not None), None)
+        if token is None:  # as a text is read: in lower case, for instance
+            pieces = albert.tokenizer.encode(word, add_specials=False).ids
+            token = pieces[0] if len(pieces) == 1 and pieces[0] != albert.tokenizer.unk_id else None
     if token is None:
         raise AlbertkitError(
             f"target is {word!r}, which this vocabulary does not have as one piece; choose another word"

@@ -40,10 +40,19 @@ class Fusion(nn.Module):
         if where not in ("start", "end"):
             raise AlbertkitError(f"where is {where!r}; choose start or end")
         self.config, self.where = config, where
-        self.kinds = nn.ModuleDict({kind: nn.Linear(size, config.embedding_size) for kind, size in sizes.items()})
+        # Under the name of the place, so that a saved model says where its extra tokens stand.
+        self.add_module(
+            where, nn.ModuleDict({kind: nn.Linear(size, config.embedding_size) for kind, size in sizes.items()})
+        )
         for linear in self.kinds.values():
             nn.init.normal_(linear.weight, std=config.initializer_range)  # type: ignore[arg-type]
             nn.init.zeros_(linear.bias)  # type: ignore[arg-type]
+
+    @property
+    def kinds(self) -> nn.ModuleDict:
+        """The projection of each kind."""
+        found: nn.ModuleDict = self.get_submodule(self.where)  # type: ignore[assignment]
+        return found
 
     def forward(self, batch: Batch, extras: Sequence[Extra] | Extra) -> Batch:
         return self.fuse(batch, [extras] if isinstance(extras, Extra) else extras)

@@ -348,6 +348,10 @@ class Albert:
             raise AlbertkitError("this vocabulary has no [MASK]")
         if not isinstance(k, int) or not 1 <= k <= self.config.vocab_size:
             raise AlbertkitError(f"k is {k}; choose 1 to {self.config.vocab_size}")
+        if len(text) > MAX_CHARACTERS:
+            raise AlbertkitError(
+                f"the text has {len(text):,} characters; with a mask it must fit into {self.max_tokens} tokens"
+            )
         encoding = self.tokenizer.encode(text, recognise_mask=True)
         places = [i for i, token in enumerate(encoding.ids) if token == self.tokenizer.mask_id]
         if not places:

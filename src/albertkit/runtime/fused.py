@@ -14,7 +14,7 @@ import numpy as np
 from onnx import TensorProto
 
 from albertkit.artifact import read_stored
-from albertkit.errors import AlbertkitError
+from albertkit.errors import AlbertkitError, nearest
 from albertkit.runtime import graph as graphs
 from albertkit.runtime.builder import Builder, as_float
 from albertkit.runtime.engine import Engine, open_graph
@@ -33,17 +33,18 @@ class Given(Builder):
 class Fused:
     """A model with features, ready to run. `fusion` is the name its `Fusion` has among the heads."""
 
-    def __init__(
-        self, model: str | Path, fusion: str = "fusion", where: str = "start", threads: int | None = None
-    ) -> None:
+    def __init__(self, model: str | Path, fusion: str = "fusion", threads: int | None = None) -> None:
         stored = read_stored(model)
-        self.config, self.meta, self.tokenizer, self.where = stored.config, stored.meta, stored.tokenizer, where
-        weights, start = stored.weights, f"heads.{fusion}.kinds."
+        self.config, self.meta, self.tokenizer = stored.config, stored.meta, stored.tokenizer
+        weights, start = stored.weights, f"heads.{fusion}."
         self.heads = {name: as_float(array) for name, array in weights.items() if name.startswith("heads.")}
-        self.kinds = sorted({name[len(start) :].rpartition(".")[0] for name in self.heads if name.startswith(start)})
-        if not self.kinds or where not in ("start", "end"):
-            raise AlbertkitError(f"{model} has no fusion {fusion!r}, or where is {where!r}: train one (docs/fusion.md)")
-        self.prefix, self.table = start, as_float(weights["encoder.embeddings.word.weight"])
+        found = [
+            name[len(start) :].split(".") for name in self.heads if name.startswith((f"{start}start.", f"{start}end."))
+        ]
+        if not found:
+            raise AlbertkitError(f"{model} has no fusion {fusion!r}; train one (docs/fusion.md)")
+        self.where, self.kinds = found[0][0], sorted({".".join(parts[1:-1]) for parts in found})
+        self.prefix, self.table = f"{start}{self.where}.", as_float(weights["encoder.embeddings.word.weight"])
         b = Given()
         ids, segments = (b.input(name, TensorProto.INT64, ["texts", "length"]) for name in ("ids", "segments"))
         out = graphs.embedding(b, self.config, {**weights, "encoder.embeddings.word.weight": self.table}, ids, segments)
@@ -60,15 +61,14 @@ class Fused:
         """Hidden states (texts, length, H) and lengths (texts,) of texts with features (texts, k, D) of each kind, kinds in the order given."""
         made, kinds = [], []
         for kind, values in features.items():
-            if kind not in self.kinds or np.ndim(values) != 3 or len(values) != len(ids):
-                raise AlbertkitError(
-                    f"features {kind!r} must be of {', '.join(self.kinds)}, with shape ({len(ids)}, k, D)"
-                )
-            weight, bias = (self.heads[f"{self.prefix}{kind}.{part}"] for part in ("weight", "bias"))
-            made.append(np.asarray(values, np.float32) @ weight.T + bias)
-            kinds += [(segments or {}).get(kind, 0)] * values.shape[1]
+            segment = (segments or {}).get(kind, 0)
+            made.append(self._projected(kind, np.asarray(values, np.float32), len(ids), segment))
+            kinds += [segment] * made[-1].shape[1]
+        if not made:
+            raise AlbertkitError(f"there are no features; give some of {', '.join(self.kinds)}")
         extra = np.concatenate(made, 1)  # (texts, k, E)
         lengths = np.array([len(row) + extra.shape[1] for row in ids], np.int32)
+        self._check(ids, lengths)
         vectors = np.zeros((len(ids), int(lengths.max()), self.table.shape[1]), np.float32)
         kind_of = np.zeros(vectors.shape[:2], np.int64)
         for i, row in enumerate(ids):
@@ -82,9 +82,40 @@ class Fused:
         layers = self.meta.depth or self.config.num_hidden_layers
         return self.engine.layers(hidden, lengths, 0, layers if depth is None else depth), lengths
 
+    def _projected(self, kind: str, values: np.ndarray, texts: int, segment: int) -> np.ndarray:
+        """Features of one kind at size E, (texts, k, E)."""
+        if kind not in self.kinds:
+            raise AlbertkitError(f"unknown kind {kind!r}{nearest(kind, self.kinds)}; there is {', '.join(self.kinds)}")
+        weight, bias = (self.heads[f"{self.prefix}{kind}.{part}"] for part in ("weight", "bias"))
+        if values.ndim != 3 or len(values) != texts or values.shape[1] < 1 or values.shape[2] != weight.shape[1]:
+            raise AlbertkitError(
+                f"the features {kind!r} have shape {values.shape}; for {texts} texts it must be ({texts}, k, {weight.shape[1]})"
+            )
+        if not 0 <= segment < self.config.type_vocab_size:
+            raise AlbertkitError(f"segment is {segment}; this model has 0 to {self.config.type_vocab_size - 1}")
+        made: np.ndarray = values @ weight.T + bias
+        return made
+
+    def _check(self, ids: Sequence[Sequence[int]], lengths: np.ndarray) -> None:
+        if min(map(len, ids), default=0) < 1:
+            raise AlbertkitError("a text without tokens was given; each needs one at least")
+        if int(lengths.max()) > self.config.max_position_embeddings:
+            raise AlbertkitError(
+                f"with its extra tokens a text has {int(lengths.max())}; this model reads {self.config.max_position_embeddings}, so cut it"
+            )
+        if min(map(min, ids)) < 0 or max(map(max, ids)) >= len(self.table):
+            raise AlbertkitError(f"a token is not among 0 to {len(self.table) - 1}; use this model's tokenizer")
+
     def classify(self, ids: Sequence[Sequence[int]], features: Mapping[str, np.ndarray], **more: object) -> np.ndarray:
         """Scores of the head `classify` (texts, classes)."""
-        hidden, _ = self.run(ids, features, **more)  # type: ignore[arg-type]
+        hidden, lengths = self.run(ids, features, **more)  # type: ignore[arg-type]
+        if "heads.classify.linear.weight" not in self.heads:
+            raise AlbertkitError("this model has no 'classify' head; read hidden states with `run`")
         weight, bias = (self.heads[f"heads.classify.linear.{part}"] for part in ("weight", "bias"))
-        scores: np.ndarray = self.engine.pooler(hidden[:, 0]) @ weight.T + bias
+        if self.config.options.classifier == "mean":
+            inside = np.arange(hidden.shape[1])[None, :, None] < lengths[:, None, None]
+            read = np.where(inside, hidden, 0).sum(axis=1) / lengths[:, None]
+        else:
+            read = self.engine.pooler(hidden[:, 0])
+        scores: np.ndarray = read @ weight.T + bias
         return scores

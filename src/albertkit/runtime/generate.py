@@ -20,7 +20,7 @@ from onnx import TensorProto
 from albertkit.config import AlbertConfig
 from albertkit.errors import AlbertkitError
 from albertkit.runtime import graph as graphs
-from albertkit.runtime.batching import Rows, rows
+from albertkit.runtime.batching import Rows, groups, packed
 from albertkit.runtime.builder import Builder, Graph, Levels, as_float
 from albertkit.runtime.engine import Engine, open_graph
 from albertkit.tasks.generate import Written, check_able, marks
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 AWAY = np.float32(-1e9)  # added to the score of a token that may not be looked at
 MOST_BEAMS = 100
+HELD = 2  # times a batch's tokens: of so many, sources and what is written, keys and values are kept at once
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,12 @@ class Style:
             raise AlbertkitError(
                 f"temperature is {self.temperature} and top_p {self.top_p}; temperature is above 0, and top_p at most 1"
             )
+        if not self.sample and (self.temperature != 1 or self.top_p != 1):
+            raise AlbertkitError(
+                f"temperature is {self.temperature} and top_p {self.top_p}, and nothing is drawn; turn sample on, or leave them away"
+            )
+        if self.seed < 0:
+            raise AlbertkitError(f"seed is {self.seed}; choose 0 or above")
         if (self.max_tokens is not None and self.max_tokens < 1) or self.no_repeat < 0:
             raise AlbertkitError(
                 f"max_tokens is {self.max_tokens} and no_repeat {self.no_repeat}; write at least 1 token, and no_repeat is 0 or above"
@@ -114,13 +121,18 @@ class Kept:
     values: list[np.ndarray]
     lengths: np.ndarray  # (texts,) tokens of each source
     source: int
+    origin: np.ndarray  # (texts,) the number of the source
     written: int = 0
 
     def take(self, chosen: np.ndarray) -> None:
         """Go on with some of the texts, in this order; one may be taken several times."""
+        if np.array_equal(self.origin[chosen], self.origin):  # beams of one source change places: its own keys stay
+            for held in (*self.keys, *self.values):
+                held[:, self.source : self.past] = held[chosen, self.source : self.past]
+            return
         self.keys = [held[chosen] for held in self.keys]
         self.values = [held[chosen] for held in self.values]
-        self.lengths = self.lengths[chosen]
+        self.lengths, self.origin = self.lengths[chosen], self.origin[chosen]
 
     @property
     def past(self) -> int:
@@ -165,7 +177,7 @@ class Writer:
         nothing = np.zeros((texts, 0, self.config.attention_size), np.float32)
         away = np.zeros((texts, 1, length, length), np.float32)
         away += np.where(np.arange(length)[None] >= batch.lengths[:, None], AWAY, np.float32(0))[:, None, None]
-        kept = Kept([], [], batch.lengths.astype(np.int64), length)
+        kept = Kept([], [], batch.lengths.astype(np.int64), length, np.arange(texts))
         for use in self.uses(depth):
             hidden, key, value = use.run(None, {"hidden": hidden, "keys": nothing, "values": nothing, "away": away})
             for held, new in ((kept.keys, key), (kept.values, value)):
@@ -206,12 +218,15 @@ def drawn(style: Style) -> Pick:
 
     def pick(chances: np.ndarray, place: int) -> int:
         rng = dice.setdefault(place, np.random.default_rng([style.seed, place]))
-        scaled = chances / style.temperature
-        share = np.exp(scaled - scaled.max())
-        order = np.argsort(-share, kind="stable")
-        summed = np.cumsum(share[order] / share.sum())
-        count = int(np.searchsorted(summed, style.top_p * (1 - 1e-9))) + 1
-        at = np.searchsorted(summed[:count], rng.random() * summed[min(count, len(summed)) - 1], side="right")
+        with np.errstate(over="ignore"):  # at a temperature near 0 all but the likeliest are infinitely far
+            share = np.exp((chances - chances.max()) / style.temperature)
+        share /= share.sum()
+        order = np.flatnonzero(share > (1 - style.top_p) / len(share))  # the others have less than 1 - top_p together
+        if style.top_p < 1:
+            order = order[np.argsort(-share[order], kind="stable")]
+        summed = np.cumsum(share[order])
+        count = min(int(np.searchsorted(summed, style.top_p * (1 - 1e-9))) + 1, len(order))
+        at = np.searchsorted(summed[:count], rng.random() * summed[count - 1], side="right")
         return int(order[min(int(at), count - 1)])
 
     return pick
@@ -330,7 +345,8 @@ def write(albert: Albert, texts: Sequence[str], style: Style | None = None, dept
         )
     found: list[Any] = [None] * len(sources)
     pick = drawn(style) if style.sample else likeliest
-    for batch in rows(sources, budget=max(1, albert.budget // style.beams)):
+    for places in groups([len(source) + most for source in sources], max(1, HELD * albert.budget // style.beams)):
+        batch = packed(sources, None, places)
         if style.beams > 1:
             made = side_by_side(writer, batch, most, layers, style)
         else:

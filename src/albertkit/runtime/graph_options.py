@@ -88,16 +88,28 @@ def attend(
     def blocks() -> str:
         return Window(b, config, theta).attend(parts, mask)
 
+    # What no text of this model is long enough for is left out: blocks hold a table of window · 3 window numbers.
+    most = kind_of_length(config, config.max_position_embeddings)
+    kinds = (whole, lambda: whole(masked=True), blocks)
     if isinstance(local, bool):
-        return blocks() if local else whole()
+        return kinds[most if local else EVERYTHING]()
+    if most == EVERYTHING:
+        return whole()
     is_masked, is_long = (b.node("Equal", local, b.constant(kind, np.int64)) for kind in (MASKED, BLOCKS))
-    return b.choose(is_long, blocks, lambda: b.choose(is_masked, lambda: whole(masked=True), whole))
+    if most == MASKED:
+        return b.choose(is_masked, kinds[MASKED], whole)
+    return b.choose(is_long, blocks, lambda: b.choose(is_masked, kinds[MASKED], whole))
 
 
 def kind_of(config: AlbertConfig, layer: int, length: int) -> int:
     """What the input `local` is for a layer number and a length: EVERYTHING, MASKED or BLOCKS."""
+    return kind_of_length(config, length) if config.options.local(layer) else EVERYTHING
+
+
+def kind_of_length(config: AlbertConfig, length: int) -> int:
+    """How a layer that sees a window is computed for texts of a length."""
     window = config.options.window
-    if not config.options.local(layer) or length <= window + 1:
+    if length <= window + 1:
         return EVERYTHING
     return MASKED if length <= 3 * window else BLOCKS
 

@@ -21,7 +21,7 @@ from albertkit.runtime.batching import rows
 if TYPE_CHECKING:
     from albertkit.runtime.albert import Albert
 
-BLANK = re.compile(r"\[MASK(?::(\d+)(?:-(\d+))?)?\]")
+BLANK = re.compile(r"\[MASK(?::([^\[\]]*))?\]")
 MOST = 64  # tokens of one blank
 TRIALS = 256  # combinations of lengths
 ROUNDS = 1000
@@ -47,6 +47,10 @@ def infill(
     if not 1 <= rounds <= ROUNDS or not 1 <= k <= TRIALS:
         raise AlbertkitError(f"rounds is {rounds} and k {k}; choose 1 to {ROUNDS} rounds, and k from 1 to {TRIALS}")
     trials = lengths_of(text, span_of(str(length)) if length is not None else (1, 1))
+    if max(map(sum, trials)) > albert.max_tokens:  # before a text of that size is made
+        raise AlbertkitError(
+            f"the blanks have {max(map(sum, trials)):,} tokens; they must fit into {albert.max_tokens}, so make them fewer or shorter"
+        )
     encodings = [albert.masked(widened(text, trial), 1) for trial in trials]
     ids = [np.array(encoding.ids) for encoding, _ in encodings]
     places = [np.array(found) for _, found in encodings]
@@ -63,11 +67,11 @@ def infill(
 
 def span_of(given: str) -> tuple[int, int]:
     """A length such as 3, or a range such as 1-4."""
-    found = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", given)
+    found = re.fullmatch(r"\s*(\d{1,4})\s*(?:-\s*(\d{1,4})\s*)?", given)
     low, high = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
     if not 1 <= low <= high <= MOST:
         raise AlbertkitError(
-            f"the length of a blank is {given!r}; write a number of tokens from 1 to {MOST}, or a range such as 1-4"
+            f"the length of a blank is {given[:40]!r}; write a number of tokens from 1 to {MOST}, or a range such as 1-4"
         )
     return low, high
 
@@ -76,14 +80,15 @@ def lengths_of(text: str, default: tuple[int, int]) -> list[tuple[int, ...]]:
     """Every combination of lengths that the blanks of a text may have."""
     spans = []
     for match in BLANK.finditer(text):
-        own = match[1] and (f"{match[1]}-{match[2]}" if match[2] else match[1])
-        spans.append(span_of(own) if own else default)
+        spans.append(default if match[1] is None else span_of(match[1]))
     if not spans:
         raise AlbertkitError(f"{text[:40]!r} holds no [MASK]; write [MASK:3] where three tokens are missing")
-    count = int(np.prod([high - low + 1 for low, high in spans], dtype=float))
+    count = 1
+    for low, high in spans:
+        count = min(count * (high - low + 1), 10**9)  # a text of many blanks has more than a number can hold
     if count > TRIALS:
         raise AlbertkitError(
-            f"the blanks have {count:,} combinations of lengths; at most {TRIALS} are tried, so give some a length of their own ([MASK:3])"
+            f"the blanks have {count:,}{' or more' if count == 10**9 else ''} combinations of lengths; at most {TRIALS} are tried, so give some a length of their own ([MASK:3])"
         )
     return list(product(*(range(low, high + 1) for low, high in spans)))
 
