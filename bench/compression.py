@@ -24,8 +24,8 @@ from pathlib import Path
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).parent))
-from compression_trained import run, table
+sys.path[:0] = [str(Path(__file__).parent.parent / "src"), str(Path(__file__).parent)]
+from compression_trained import run, table  # noqa: E402
 
 ROOT = Path(__file__).parent.parent
 RESULT = ROOT / "bench" / "results" / "compression.json"

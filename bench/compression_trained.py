@@ -11,12 +11,13 @@ its dev file, by the torch-free runtime. With --texts, the student first learns 
 from __future__ import annotations
 
 import argparse
-import shutil
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+import tasks
 
 KEEP = {"ffn": 0.5, "heads": 2 / 3}
 BITS = 4
@@ -34,8 +35,24 @@ def examples(shared: Path, quick: bool) -> tuple[list[Any], list[Any]]:
     return (found[0][:64], found[1][:64]) if quick else (found[0], found[1])
 
 
+NAMES = ("whole", "pruned", "recovered", "plain-4bit", "aware-4bit", "alone", "taught")
+
+
 def there(folder: Path) -> bool:
     return (folder / "albertkit.json").is_file()
+
+
+def lacks(folder: Path) -> bool:
+    """Whether a variant is still to be made; says so."""
+    print(f"{folder.name}: {'done before' if there(folder) else 'to be made'}", flush=True)
+    return not there(folder)
+
+
+def finish(model: Path, folder: Path) -> None:
+    """A trained model to its place, whole or not at all."""
+    from albertkit.artifact import read_artifact, write_artifact
+
+    write_artifact(read_artifact(model), folder)
 
 
 def student_config(quick: bool) -> Any:
@@ -65,14 +82,14 @@ def build(
     from albertkit.train.tune import finetune
     from albertkit.train.tuning import Options
 
+    if tasks.missing():  # checkpoints are then chosen by plain accuracy
+        tasks.stand_in()
     train, dev = data
     texts = [e.text for e in train[:500]]
     options = Options(device=device, batch=32, **({"epochs": 1, "max_length": 32} if quick else {}))
     training = Training(device=device, batch=32, **({"epochs": 1, "max_length": 32} if quick else {}))
-    made = {
-        name: runs / name for name in ("whole", "pruned", "recovered", "plain-4bit", "aware-4bit", "alone", "taught")
-    }
-    if not there(made["whole"]):
+    made = {name: runs / name for name in NAMES}
+    if lacks(made["whole"]):
         if quick:  # a fresh small model is enough to see whether everything runs
             tokenizer = Tokenizer.load(Path(__file__).parent.parent / "src" / "albertkit" / "models" / "small")
             start = str(
@@ -83,26 +100,29 @@ def build(
                 )
             )
         done = finetune("classify", train, dev, runs / "finetune", start, options, say=print)
-        shutil.copytree(done.model, made["whole"], dirs_exist_ok=True)
+        finish(done.model, made["whole"])
     whole = read_artifact(made["whole"])
     task_data = data_for(whole, train, dev)
-    if not there(made["pruned"]):
+    if lacks(made["pruned"]):
         prune(made["whole"], made["pruned"], Keep(**KEEP), texts)
-    if not there(made["recovered"]):
+    if lacks(made["recovered"]):
         recovery = Recovery(task_data, training, runs / "recovered.run", print)
         prune(made["whole"], made["recovered"], Keep(**KEEP), texts, recovery=recovery)
-    if not there(made["plain-4bit"]):
+    if lacks(made["plain-4bit"]):
         shrink(made["whole"], made["plain-4bit"], BITS, texts)
-    if not there(made["aware-4bit"]):
+    if lacks(made["aware-4bit"]):
         found = aware(whole, BITS, task_data, training, runs / "aware-4bit.run", print)
         shrink(made["whole"], made["aware-4bit"], BITS, texts, trained=Trained(found.artifact, found.smooth))
+    wanted = [name for name in ("alone", "taught") if lacks(made[name])]
+    if not wanted:
+        return made
     student = fresh_student(student_config(quick), whole.tokenizer, 0)
     if texts_file is not None:
         student = general_student(runs, start, student, texts_file, device, quick)
-    if not there(made["alone"]):
+    if "alone" in wanted:
         done = finetune("classify", train, dev, runs / "alone.run", student, options, say=print)
-        shutil.copytree(done.model, made["alone"], dirs_exist_ok=True)
-    if not there(made["taught"]):
+        finish(done.model, made["alone"])
+    if "taught" in wanted:
         epochs = 1 if quick else 6
         settings = Settings(
             steps=max(1, epochs * len(train) // 32), batch=32, learning_rate=5e-4, evaluations=epochs, take_best=True, device=device,
@@ -112,7 +132,7 @@ def build(
         done = distil(teachers, student, task_data, lesson, settings, runs / "taught.run", resume=True, say=print)
         if done.model is None:
             raise SystemExit("stopped; the same command goes on")
-        shutil.copytree(done.model, made["taught"], dirs_exist_ok=True)
+        finish(done.model, made["taught"])
     return made
 
 
@@ -206,7 +226,13 @@ def run(given: argparse.Namespace, shared: Path) -> dict[str, Any] | None:
     runs = Path(given.trained)
     runs.mkdir(parents=True, exist_ok=True)
     data = examples(shared, given.quick)
-    made = build(runs, given.start, data, given.device, given.quick, given.texts)
+    if given.only == "measure":
+        made = {name: runs / name for name in NAMES}
+        lacking = [name for name, folder in made.items() if not there(folder)]
+        if lacking:
+            raise SystemExit(f"{', '.join(lacking)} not made yet; run --only train first")
+    else:
+        made = build(runs, given.start, data, given.device, given.quick, given.texts)
     if given.only == "train":
         return None
     result = measure(made, data[1], given.threads, 1 if given.quick else 5)

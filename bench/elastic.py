@@ -5,6 +5,7 @@
 
 `train` fine-tunes for each data set, and writes RUNS/SET/plain (the full depth alone), RUNS/SET/elastic (made elastic from it) and RUNS/SET/fixed-4 (fine-tuned with
 four layers from the start) and so on; plain and fixed ones learn as many epochs as plain and elastic together. One example in ten of the training data chooses checkpoints.
+What is trained already is left alone, and the same command goes on with what was stopped or killed.
 `measure` needs no torch. Held-out examples (dev) are cut in two: limits found on one half are used on the other, and the other way round, so that no text has helped to find its
 own limit. Times are of the runtime on all held-out texts, every way in turn, `--repeats` times over; the best one counts. With --sts (a file of pairs), the built-in
 model's vectors are measured as well. Results go to bench/results/elastic.json; data sets measured before stay.
@@ -29,6 +30,7 @@ sys.path[:0] = [str(Path(__file__).parent.parent / "src"), str(Path(__file__).pa
 from inference import machine, versions  # noqa: E402
 from tasksets import SETS, Set, load  # noqa: E402
 
+import tasks  # noqa: E402
 from albertkit.runtime.agreement import Exits, calibrated, fit  # noqa: E402
 from albertkit.runtime.albert import Albert  # noqa: E402
 from albertkit.runtime.exits import Left, Rule, Walk, agreeing, by_depth, looks_of  # noqa: E402
@@ -52,22 +54,34 @@ def train(name: str, args: argparse.Namespace) -> None:
     from albertkit.train.tune import elastic, finetune
     from albertkit.train.tuning import Depths, Options, preset_epochs
 
+    if tasks.missing():  # checkpoints are then chosen by plain metrics
+        tasks.stand_in()
     chosen, out = SETS[name], args.models / name
     learn, hold = parted(load(chosen, args.data, args.examples)["train"])
     start = open_model(resolve(args.start, START))
     given = {k: v for k, v in chosen.options.items() if k != "epochs"} | {"device": args.device, "seed": args.seed}
     epochs = args.epochs or preset_epochs(len(learn)) / 2
-    plain = finetune(
-        chosen.task, learn, hold, out / "first", start, Options(**given, epochs=epochs), print, **chosen.settings
-    )
-    middle = read_artifact(plain.model)
+    if untrained(out / "first"):
+        options = Options(**given, epochs=epochs)
+        finetune(chosen.task, learn, hold, out / "first", start, options, print, **chosen.settings)
+    middle = read_artifact(out / "first" / "model")
     given.pop("max_length", None)
     for way, stretched in (("plain", False), ("elastic", True)):
-        elastic(middle, learn, hold, out / way, Depths(**given, epochs=epochs, elastic=stretched), print)
+        if untrained(out / way):
+            elastic(middle, learn, hold, out / way, Depths(**given, epochs=epochs, elastic=stretched), print)
     for depth in args.fixed:
+        if not untrained(out / f"fixed-{depth}"):
+            continue
         shallow = replace(start, config=start.config.replace(num_hidden_layers=depth))
         options = Options(**given, **{k: v for k, v in chosen.options.items() if k == "max_length"}, epochs=2 * epochs)
         finetune(chosen.task, learn, hold, out / f"fixed-{depth}", shallow, options, print, **chosen.settings)
+
+
+def untrained(place: Path) -> bool:
+    """Whether a model is still to be trained; says which it is."""
+    there = (place / "report.md").is_file()
+    print(f"{place.parent.name}/{place.name}: {'done before' if there else 'training'}", flush=True)
+    return not there
 
 
 # Measuring -------------------------------------------------------------------------------------------------------
@@ -167,7 +181,9 @@ class Held:
 def measure(chosen: Set, examples: list[Any], folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     """One data set: quality by depth and by rule, and times."""
     models = {
-        p.name: p for p in sorted(folder.iterdir()) if p.name == "plain" or p.name.split("-")[0] in ("elastic", "fixed")
+        p.name: p
+        for p in sorted(folder.iterdir())
+        if (p.name == "plain" or p.name.split("-")[0] in ("elastic", "fixed")) and (p / "model").is_dir()
     }
     opened = {name: Albert(path, bits=args.bits, threads=args.threads) for name, path in models.items()}
     found: dict[str, Any] = {

@@ -5,7 +5,8 @@
     python bench/tasks.py score bench/results/tasks/built-in DATA
 
 Writes OUT/NAME/DATASET.json, one file a data set; one that is there is not run again, unless it is asked for with --only. `tasksets.py` says what the data sets are.
-Each runs in a process of its own, --jobs of them at a time; one that fails prints why and does not stop the others.
+Each runs in a process of its own, --jobs of them at a time; one that fails prints why and does not stop the others. Checkpoints lie in --runs until a data set is done, so the same
+command after a kill goes on where it was, seed by seed and epoch by epoch (the seconds of a run that was stopped are those since it went on).
 
 Where scikit-learn, scipy or seqeval are missing, a run still chooses its best epoch (`stand_in`), writes no metrics, and leaves its predictions
 (as it does with --predictions) in OUT/NAME/predictions/. `score` computes the metrics from them on a machine that has the libraries.
@@ -21,8 +22,8 @@ import json
 import multiprocessing
 import os
 import platform
+import shutil
 import sys
-import tempfile
 import time
 import traceback
 from collections.abc import Sequence
@@ -60,16 +61,15 @@ def run(name: str, args: argparse.Namespace) -> dict[str, Any]:
     artifact = open_model(start)
     folder, held = args.out / args.name, "test" if chosen.test else "dev"
     folder.mkdir(parents=True, exist_ok=True)
-    runs = []
-    with tempfile.TemporaryDirectory() as place:
-        done = finetune(chosen.task, parts["train"], parts["dev"], place, artifact, options, **chosen.settings)
-        for number, one in enumerate(done.runs):
-            model = Path(place) / "runs" / f"seed-{one['seed']}" / "model"
-            found = predictions(model, parts[held], options.device)
-            if args.predictions or not measured:
-                keep(folder / "predictions" / f"{name}-seed{number}.jsonl", found)
-            kept = {k: one[k] for k in ("seed", "rate", "seconds", "collapsed")}
-            runs.append({**kept, "metrics": measure(chosen, found, parts) if measured else None})
+    runs, place = [], (args.runs or folder / "runs") / name
+    done = finetune(chosen.task, parts["train"], parts["dev"], place, artifact, options, **chosen.settings)
+    for number, one in enumerate(done.runs):
+        model = place / "runs" / f"seed-{one['seed']}" / "model"
+        found = predictions(model, parts[held], options.device)
+        if args.predictions or not measured:
+            keep(folder / "predictions" / f"{name}-seed{number}.jsonl", found)
+        kept = {k: one[k] for k in ("seed", "rate", "seconds", "collapsed")}
+        runs.append({**kept, "metrics": measure(chosen, found, parts) if measured else None})
     record = {
         "data": name,
         "task": chosen.task,
@@ -86,6 +86,7 @@ def run(name: str, args: argparse.Namespace) -> dict[str, Any]:
         "versions": versions(),
     }
     write_json(folder / f"{name}.json", record)
+    shutil.rmtree(place, ignore_errors=True)
     return record
 
 
@@ -96,14 +97,17 @@ def predictions(model: Path, examples: Sequence[Any], device: str) -> list[Any]:
     from albertkit.artifact import read_artifact
     from albertkit.model import AlbertModel
     from albertkit.tasks.make import task_of
-    from albertkit.train.finetune import Finetuning, Objective
+    from albertkit.train.finetune import Finetuning, Objective, batch_of
 
     artifact = read_artifact(model)
     task = task_of(artifact.meta)
     net = AlbertModel.from_artifact(artifact)
     net.to("cuda" if device == "auto" and torch.cuda.is_available() else device.replace("auto", "cpu"))
     features = task.features(examples, artifact.tokenizer, int(artifact.meta.details["max_length"]))
-    scores = Finetuning.scores(SimpleNamespace(model=net, objective=Objective(net, task)), features)  # type: ignore[arg-type]
+    work = SimpleNamespace(
+        model=net, objective=Objective(net, task), dev=examples, batch=lambda rows, _: batch_of(rows)
+    )
+    scores = Finetuning.scores(work, features)  # type: ignore[arg-type]
     found: list[Any] = task.results(scores, features, examples)
     return found
 
@@ -113,7 +117,7 @@ def measure(chosen: Set, found: Sequence[Any], parts: dict[str, list[Any]]) -> d
     from albertkit.tasks.classify import OUTSIDE
     from albertkit.tasks.examples import Text
     from albertkit.tasks.make import make_task
-    from albertkit.train.tune import outside_scores
+    from albertkit.train.frozen import outside_scores
 
     held = parts["test"] if chosen.test else parts["dev"]
     texts = chosen.task == "intent" and isinstance(held[0], Text)
@@ -305,6 +309,9 @@ def main() -> None:
     parser.add_argument("--start-zh", type=Path, help="the model to start from for Chinese data")
     parser.add_argument("--name", default="built-in", help="what the model is called in the results")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "tasks")
+    parser.add_argument(
+        "--runs", type=Path, help="folder for checkpoints of what is not done yet  [default: OUT/NAME/runs]"
+    )
     parser.add_argument("--only", help="data sets, with commas between them")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=1, help="data sets at once")

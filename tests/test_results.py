@@ -94,13 +94,26 @@ def test_a_run_is_recorded_and_scored(load, tmp_path, monkeypatch, libraries):
     write_artifact(Artifact(config, AlbertModel(config).weights(), Tokenizer.load(SPIECE.parent)), tmp_path / "model")
     args = argparse.Namespace(
         data=tmp_path, start=tmp_path / "model", start_zh=None, name="tiny", out=tmp_path, seeds=2, device="cpu",
-        predictions=True, examples=None, epochs=1, jobs=1,
+        predictions=True, examples=None, epochs=1, jobs=1, runs=None,
     )  # fmt: skip
     if not libraries:
         for kind, name in ((Classify, "measure"), (Classify, "calibrated"), (Tag, "measure"), (Intent, "measure")):
             monkeypatch.setattr(kind, name, getattr(kind, name))
         monkeypatch.setattr(tasks, "missing", lambda: ["sklearn"])
-    record = tasks.run("sst-2", args)
+    with monkeypatch.context() as killed:  # after the training; the same command then goes on with what is trained
+        killed.setattr(tasks, "predictions", lambda *given: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            tasks.run("sst-2", args)
+    checkpoints = list((tmp_path / "tiny" / "runs" / "sst-2" / "runs").glob("*/checkpoints/*"))
+    assert checkpoints and not (tmp_path / "tiny" / "sst-2.json").exists()
+    before = {path: path.stat().st_mtime_ns for path in checkpoints}
+    with monkeypatch.context() as watched:
+        seen = []
+        watched.setattr(
+            tasks.shutil, "rmtree", lambda place, **_: seen.append({p: p.stat().st_mtime_ns for p in before})
+        )
+        record = tasks.run("sst-2", args)
+    assert before in seen  # nothing was trained again
     monkeypatch.undo()
     assert record["examples"] == {"train": 16, "dev": 16}
     tasks.score(tmp_path / "tiny", tmp_path)
@@ -108,6 +121,14 @@ def test_a_run_is_recorded_and_scored(load, tmp_path, monkeypatch, libraries):
     assert all(0 <= one["metrics"]["accuracy"] <= 1 for one in scored["runs"])
     assert not libraries or scored == record
     assert str(tmp_path) not in json.dumps(scored)
+
+
+def test_texts_out_of_scope_are_scored(load):
+    tasks = load("bench/tasks")
+    held = [Text("a", None, "x"), Text("b", None, "oos"), Text("c", None, "oos")]
+    found = [Label(label, 0.9, {}) for label in ("x", "oos", "x")]
+    scores = tasks.measure(tasks.SETS["clinc150-small"], found, {"train": held, "test": held})
+    assert scores["out_of_scope_recall"] == 0.5 and scores["in_scope_accuracy"] == 1.0
 
 
 def test_every_data_set_has_a_place_on_the_page(load):

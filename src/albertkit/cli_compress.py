@@ -168,7 +168,7 @@ def profile(model: Path, file: Path | None, length: int, batch: int, threads: in
 @click.option(
     "--option", "extras", multiple=True, metavar="NAME=VALUE", help="An option beyond ALBERT; see docs/options.md."
 )
-@click.option("--length", default=128, show_default=True, help="Tokens in a text.")
+@click.option("--length", type=int, help="Tokens in a text  [default: 128, or the most that SHAPE reads]")
 @click.option("--batch", default=32, show_default=True, help="Texts at a time, for the memory of a shape.")
 @click.option("--latency", type=DURATION, help="Propose what answers one text within this time, such as 20ms.")
 @click.option("--memory", type=SIZE, help="Propose what adds no more than this to a process, such as 64MB.")
@@ -178,11 +178,11 @@ def profile(model: Path, file: Path | None, length: int, batch: int, threads: in
 @click.option("--plot", type=path, help="Draw latency against quality as this PNG.")
 @threads
 @as_json
-def plan(shape: str, extras: tuple[str, ...], length: int, batch: int, as_json: bool, **limits: Any) -> None:
+def plan(shape: str, extras: tuple[str, ...], length: int | None, batch: int, as_json: bool, **limits: Any) -> None:
     """Tell what a SHAPE costs; with a limit, find what fits this machine.
 
-    SHAPE is a preset (tiny, mini, small, base, large, xlarge, xxlarge; tiny-zh, small-zh; base-v1 for version 1) or a
-    model folder. Without --latency and --memory: parameters, operations, bytes.
+    SHAPE is a preset (tiny, mini, small, base, large, xlarge, xxlarge; tiny-zh, small-zh; base-v1 for version 1), a
+    model folder, or small-pretrained, the built-in model with weights. Without --latency and --memory: parameters, operations, bytes.
 
     With one of them the machine is measured for some seconds, and variants that are predicted to fit (shapes, bits, depths; for a
     folder also prunings and a static table) are built and measured, each in a process of its own. Those marked * are beaten by no
@@ -214,7 +214,7 @@ def plan(shape: str, extras: tuple[str, ...], length: int, batch: int, as_json: 
     _show_proposals(found)
 
 
-def _costs(shape: str, extras: tuple[str, ...], length: int, batch: int, as_json: bool) -> None:
+def _costs(shape: str, extras: tuple[str, ...], length: int | None, batch: int, as_json: bool) -> None:
     """What a shape costs, by counting alone."""
     from albertkit.cli import megabytes, table
     from albertkit.compress.plan import plan as make_plan
@@ -223,6 +223,7 @@ def _costs(shape: str, extras: tuple[str, ...], length: int, batch: int, as_json
 
     config = config_of(shape)
     config = config.replace(options=given_options(extras, config.options)) if extras else config
+    length = min(128, config.max_position_embeddings) if length is None else length
     made = make_plan(config, length, batch)
     if as_json:
         click.echo(json.dumps({"config": config.to_dict(), **asdict(made)}, indent=2))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from albertkit.cli_tasks import Reading
 from albertkit.cli_train import DEFAULT_MINUTES, of, options, shape_of
 from albertkit.errors import AlbertkitError, need
 from albertkit.train.goals import Aims
@@ -49,17 +50,17 @@ folder = click.Path(path_type=Path)
 )
 @click.option("--workers", default=1, show_default=True, help="Processes that turn ids of a corpus into text.")
 @click.option("--resume", is_flag=True, help="Go on from the last checkpoint in --out, if there is one.")
-@options(Settings, Aims)
+@options(Settings, Aims, Reading)
 def distill(given: tuple[str, ...], out: Path, teachers: tuple[str, ...], resume: bool, **more: Any) -> None:
     """Teach a student what TEACHERs know, on DATA. The student is --start, or fresh in a --shape.
 
     \b
     --what vectors     sentence vectors, of one teacher or a mixture (gte:1.5 counts more)
     --what logits      scores of a fine-tuned teacher of ours; DATA are examples of its task
-    --what hidden      hidden states after every layer
+    --what hidden      hidden states: token embeddings, then after every layer
     --what attention   attention of the last layer, and relations of its values
 
-    DATA is a file with a text a line, or a corpus folder; for logits, labelled examples, or (for classes of single texts) lines without labels.
+    DATA is a file with a text a line, or a corpus folder; for logits, labelled examples as for finetune, or (for classes of single texts) a .txt file of lines without labels.
     Vectors from a corpus folder are learnt at every depth of --depths and every width of --widths, with masked words beside them if --words says so.
 
     Teachers are models of ours, or BERT-like encoders with config.json, model.safetensors and tokenizer.json, which need transformers. For hidden
@@ -70,7 +71,7 @@ def distill(given: tuple[str, ...], out: Path, teachers: tuple[str, ...], resume
     need("torch", "train", "distilling")
     if not any(more[name] is not None for name in ("steps", "tokens", "minutes")):
         more["minutes"] = DEFAULT_MINUTES
-    settings, aims = of(Settings, more), of(Aims, more)
+    settings, aims, more["reading"] = of(Settings, more), of(Aims, more), of(Reading, more)
     *named, data = given
     names = [*named, *teachers]
     if not names:
@@ -123,6 +124,7 @@ def sentence_vectors(
     corpus = Shards.open(shards)
     artifact, texts = student_of(more, settings.seed, corpus.tokenizer), out / "texts"
     check(aims, artifact.config.hidden_size)
+    same_teachers(texts, teachers)
     if not (texts / "targets.npy").is_file():
         longest = artifact.config.max_position_embeddings - 2
         mark = corpus.tokenizer().id_of("?")
@@ -134,6 +136,22 @@ def sentence_vectors(
         teach(Passages.open(texts), shards / "tokenizer", mixture, place, device, more["workers"])
     work = Distilling(artifact, texts, shards, settings, aims)
     return train(work, settings, out, resume=resume, say=say, bar=True)
+
+
+def same_teachers(texts: Path, teachers: Teachers) -> None:
+    """Write down whose vectors a folder holds, and refuse one with those of others."""
+    from albertkit.artifact import read_json
+    from albertkit.data.writing import write_json
+
+    note = texts / "teachers.json"
+    asked = {
+        "teachers": [[folder.name, weight] for folder, weight in zip(teachers.folders, teachers.weights, strict=True)]
+    }
+    if note.is_file() and (texts / "targets.npy").is_file() and read_json(note) != asked:
+        raise AlbertkitError(f"{texts} holds the vectors of other teachers; choose another --out, or delete {texts}")
+    if not (texts / "targets.npy").is_file():
+        texts.mkdir(parents=True, exist_ok=True)
+        write_json(note, asked)
 
 
 def taught(
@@ -150,7 +168,7 @@ def taught(
     kind = "embed" if meta.task == "embed" else "pretrain"
     own = Meta(task=kind, pooling=meta.pooling, normalise=meta.normalise)
     student = student_of(more, settings.seed, lambda: vocabulary_of(first), own)
-    lesson, found = read_lesson(first, meta, data, more["dev"], lesson)
+    lesson, found = read_lesson(first, meta, data, more["dev"], lesson, more["reading"])
     if found.task is None:
         check_words(student, data)
     return distil(
@@ -158,13 +176,15 @@ def taught(
     )
 
 
-def read_lesson(teacher: Path, meta: Any, data: Path, dev: Path | None, lesson: Lesson) -> tuple[Lesson, Data]:
+def read_lesson(
+    teacher: Path, meta: Any, data: Path, dev: Path | None, lesson: Lesson, reading: Reading
+) -> tuple[Lesson, Data]:
     """The examples or texts; lines without labels teach no labels."""
     import dataclasses
 
     from albertkit.cli import read_texts
     from albertkit.cli_shrink import texts_of
-    from albertkit.cli_tasks import Reading, parted, read_files
+    from albertkit.cli_tasks import parted, read_files
     from albertkit.tasks.examples import Text
     from albertkit.tasks.make import TASKS, task_of
     from albertkit.train.recover import Data
@@ -176,13 +196,13 @@ def read_lesson(teacher: Path, meta: Any, data: Path, dev: Path | None, lesson: 
             f"{teacher} was made for {meta.task!r}, and gives no scores; give a fine-tuned model, or learn vectors or hidden"
         )
     task = task_of(meta)
-    held = [] if dev is None else read_files(meta.task, {"dev": dev}, Reading())["dev"]
+    held = [] if dev is None else read_files(meta.task, {"dev": dev}, reading)["dev"]
     if data.suffix == ".txt" and meta.task == "classify":
         label: Any = {"single": (task.labels or ("",))[0], "multi": ()}.get(task.kind, 0.0)
         return dataclasses.replace(lesson, labels=0.0), Data(
             task, [Text(t, label=label) for t in read_texts((), data)], held
         )
-    examples = read_files(meta.task, {"train": data}, Reading())["train"]
+    examples = read_files(meta.task, {"train": data}, reading)["train"]
     if dev is None:
         examples, held = parted(examples)
     return lesson, Data(task, examples, held)

@@ -54,6 +54,8 @@ def elastic(model: Path, train: Path, dev: Path | None, out: Path, minutes: floa
 
     opts, reading, start = of(Depths, given), of(Reading, given), open_model(model)
     if start.meta.task == "pretrain":
+        if dev is not None or opts.epochs is not None:
+            raise AlbertkitError("a pre-trained model learns for --minutes; leave --dev and --epochs away")
         words(start, train, out, opts, minutes, say)
         return
     if minutes is not None:
@@ -95,7 +97,8 @@ def words(start: Artifact, shards: Path, out: Path, opts: Depths, minutes: float
     outcome = train(
         Pretraining(shards, start.config, settings, goals, start), settings, out, resume=True, say=say, bar=True
     )
-    click.echo(json.dumps({"model": str(outcome.model), **outcome.metrics}))
+    if outcome.model is not None:
+        click.echo(json.dumps({"model": str(outcome.model), **outcome.metrics}))
 
 
 @click.command(epilog="Example:  albertkit calibrate sentiment-int8 dev.tsv")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from albertkit.cli_compress import Amount, as_json, force, path
+from albertkit.cli_tasks import Reading
 from albertkit.cli_train import of, options
 from albertkit.errors import AlbertkitError, need
 from albertkit.train.lesson import Training
@@ -21,13 +22,14 @@ if TYPE_CHECKING:
     from albertkit.train.recover import Data
 
 MOST = 500_000  # texts of a corpus that are learnt from
+TABLES = (".csv", ".tsv", ".json", ".jsonl", ".parquet")
 
 
 def learn_options(flag: str, text: str) -> Callable[[Any], Any]:
     """The options of a training behind `flag`."""
 
     def add(command: Any) -> Any:
-        command = options(Training)(command)
+        command = options(Training, Reading)(command)
         command = click.option("--dev", type=path, help=f"With {flag}: held-out examples; without, one in ten.")(
             command
         )
@@ -45,14 +47,14 @@ def given_training(train: Path | None, flag: str, given: dict[str, Any]) -> Trai
     return found
 
 
-def read_data(artifact: Artifact, train: Path, dev: Path | None) -> Data:
+def read_data(artifact: Artifact, train: Path, dev: Path | None, reading: Reading | None = None) -> Data:
     """Examples of the model's task; for a model without one, texts of a file (one a line) or of a corpus folder."""
-    from albertkit.cli_tasks import Reading, parted, read_files
+    from albertkit.cli_tasks import parted, read_files
     from albertkit.tasks.make import TASKS
     from albertkit.train.recover import data_for
 
     if artifact.meta.task in TASKS:
-        found = read_files(artifact.meta.task, {"train": train, **({"dev": dev} if dev else {})}, Reading())
+        found = read_files(artifact.meta.task, {"train": train, **({"dev": dev} if dev else {})}, reading or Reading())
         if dev is None:
             found["train"], found["dev"] = parted(found["train"])
         return data_for(artifact, found["train"], found["dev"])
@@ -84,6 +86,7 @@ def texts_of(train: Path, dev: Path | None) -> tuple[list[Any], list[Any]]:
             f"{train} is no corpus folder; make one with  albertkit corpus, or give a file with a text a line"
         )
     else:
+        plain(train)
         found = list(read_texts((), train))
     if len(found) > MOST:
         note(f"{train} holds {len(found):,} texts; every {-(-len(found) // MOST)}th is used")
@@ -91,9 +94,18 @@ def texts_of(train: Path, dev: Path | None) -> tuple[list[Any], list[Any]]:
     if len(found) < 10:
         raise AlbertkitError(f"{train} holds {len(found)} texts; give at least 10, better many thousand")
     if dev is not None:
+        plain(dev)
         return found, list(read_texts((), dev))
     held = found[::10][:1000]
     return [text for i, text in enumerate(found) if i % 10 or i >= 10 * len(held)], held
+
+
+def plain(file: Path) -> None:
+    """Refuse a table where lines are read as texts: its labels and commas would be learnt as words."""
+    if file.suffix.lower() in TABLES:
+        raise AlbertkitError(
+            f"{file} is a table, and texts are read from plain lines here; write its texts to a .txt file, one a line"
+        )
 
 
 def passages_of(shards: Path) -> list[Any]:
@@ -117,13 +129,20 @@ def say(text: str) -> None:
 
 
 def free(target: Path, force: bool) -> None:
-    """Refuse a target that is taken before an hour is spent on it."""
-    if not force and target.exists() and (not target.is_dir() or any(target.iterdir())):
+    """Refuse a target that is taken, or that writing would refuse to replace, before an hour is spent on it."""
+    from albertkit.artifact import META_FILE
+
+    if not target.exists() or (target.is_dir() and not any(target.iterdir())):
+        return
+    if not force:
         raise AlbertkitError(f"{target} exists and is not empty; choose another place or allow overwriting (--force)")
+    if not (target / META_FILE).is_file():
+        raise AlbertkitError(f"{target} is no model folder, so it is not replaced; choose another place")
 
 
 def run_folder(target: Path) -> Path:
     """Where a training keeps its checkpoints, beside what it makes."""
+    target = target.absolute()
     return target.with_name(f"{target.name}.run")
 
 
@@ -163,9 +182,10 @@ def prune(
     from albertkit.compress.prune import Keep
     from albertkit.compress.prune import prune as run
 
-    train, dev = given.pop("train"), given.get("dev")
+    train, dev, reading = given.pop("train"), given.get("dev"), of(Reading, given)
     training = given_training(train, "--recover", given)
     given.pop("dev")
+    free(target, force)
     texts = None if file is None else list(read_texts((), file))
     words = None if vocabulary is None else list(read_texts((), vocabulary))
     recovery = None
@@ -174,8 +194,7 @@ def prune(
         from albertkit.interop.convert import open_model
         from albertkit.train.recover import Recovery
 
-        free(target, force)
-        data = read_data(open_model(source), train, dev)
+        data = read_data(open_model(source), train, dev, reading)
         recovery = Recovery(data, training, run_folder(target), say, bar=True)
         texts = texts or data.texts()[:512] or None
     report = run(source, target, Keep(vocabulary=words, **given), texts, force, quiet_or_note, recovery)
@@ -239,21 +258,21 @@ def quantize(
     from albertkit.compress.judge import Check
     from albertkit.compress.shrink import Trained, float_model, shrink
 
-    train, dev, check = given.pop("train"), given.get("dev"), given.pop("check")
+    train, dev, check, reading = given.pop("train"), given.get("dev"), given.pop("check"), of(Reading, given)
     training = given_training(train, "--train", given)
     tolerance, accept = given.pop("tolerance"), given.pop("accept")
     if check is None and (tolerance is not None or accept):
         raise AlbertkitError("--tolerance and --accept say what --check may lose; name examples with --check")
+    free(target, force)
     texts = None if file is None else list(read_texts((), file))
-    asked = None if check is None else Check(check_examples(source, check), tolerance, accept)
+    asked = None if check is None else Check(check_examples(source, check, reading), tolerance, accept)
     trained = None
     if train is not None:
         need("torch", "train", "training")
         from albertkit.train.qat import aware
 
-        free(target, force)
         artifact, run = float_model(source), run_folder(target) / f"{bits}-bits"
-        done = aware(artifact, int(bits), read_data(artifact, train, dev), training, run, say, bar=True)
+        done = aware(artifact, int(bits), read_data(artifact, train, dev, reading), training, run, say, bar=True)
         trained = Trained(done.artifact, done.smooth)
     report = shrink(source, target, int(bits), texts, force, quiet_or_note, asked, trained)
     if as_json:
@@ -262,15 +281,18 @@ def quantize(
     _show_quantised(target, report)
 
 
-def check_examples(source: Path, check: Path) -> list[Any]:
+def check_examples(source: Path, check: Path, reading: Reading) -> list[Any]:
     """Labelled examples for a fine-tuned model, lines for any other."""
     from albertkit.artifact import read_stored
     from albertkit.cli import read_texts
-    from albertkit.cli_tasks import Reading, read_files
+    from albertkit.cli_tasks import read_files
     from albertkit.tasks.make import TASKS
 
     task = read_stored(source).meta.task
-    return read_files(task, {"test": check}, Reading())["test"] if task in TASKS else list(read_texts((), check))
+    if task in TASKS:
+        return read_files(task, {"test": check}, reading)["test"]
+    plain(check)
+    return list(read_texts((), check))
 
 
 def _show_quantised(target: Path, report: Any) -> None:

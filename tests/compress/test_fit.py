@@ -20,9 +20,10 @@ from albertkit.compress.machine import Machine, Surface, layer_weights, measure
 from albertkit.compress.pareto import draw
 from albertkit.compress.profile import profile
 from albertkit.compress.trial import measured
-from albertkit.compress.wanted import Wanted, config_of, proposals, steps
+from albertkit.compress.wanted import Wanted, config_of, is_model, proposals, steps
 from albertkit.config import preset
 from albertkit.errors import AlbertkitError
+from albertkit.interop.convert import open_model
 from tests.conftest import ROOT, tiny
 from tests.runtime.test_albert import make
 
@@ -168,6 +169,17 @@ def test_shapes_of_folders_and_names(tmp_path):
     assert math.isclose(variants("m", preset("base"))[0].loss, 0.0)
     with pytest.raises(AlbertkitError, match="unknown preset"):
         config_of("bas")
+    assert is_model("small-pretrained") and not is_model("small") and config_of("small-pretrained").hidden_size == 384
+
+
+def test_the_commands_of_a_plan_begin_with_floats(tmp_path):
+    """What is stored in few bits can be neither pruned nor quantised, so it is made floats first."""
+    write_artifact(make(tiny(vocab_size=30000)), tmp_path / "m", bits=8)
+    model = open_model(tmp_path / "m")
+    smaller = next(c for c in variants("m", model.config) if c.bits == 4 and c.config.intermediate_size < 48)
+    first, second, third = steps(smaller, "m", model)
+    assert first == "albertkit convert m FLOAT" and second.startswith("albertkit prune FLOAT PRUNED ")
+    assert third.startswith("albertkit quantize PRUNED OUT --bits 4")
 
 
 @pytest.mark.parametrize("name", ["plan", "compression"])

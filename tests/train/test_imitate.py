@@ -24,7 +24,7 @@ from albertkit.tokenizer import Tokenizer
 from albertkit.train import lessons, loop, tune
 from albertkit.train.imitate import attention_apart, hidden_apart, mapped, vectors_apart
 from albertkit.train.lesson import Lesson
-from albertkit.train.lessons import Teachers, distil, fresh_student
+from albertkit.train.lessons import Teachers, distil, fresh_student, kept
 from albertkit.train.recover import Data
 from albertkit.train.settings import Settings
 from albertkit.train.student import HEAD, Gives, Imitating, Reading
@@ -315,6 +315,62 @@ def test_a_killed_student_ends_with_the_same_weights(words, teacher, tmp_path, m
     a, b = read_artifact(straight.model), read_artifact(resumed.model)
     for name, array in a.weights.items():
         np.testing.assert_array_equal(array, b.weights[name], err_msg=name)
+
+
+def test_another_lesson_does_not_go_on_in_the_same_folder(words, teacher, tmp_path):
+    student, data = fresh_student(tiny(), words, 1), Data(None, [e.text for e in texts(40, 5)], ())
+    distil(one(teacher), student, data, Lesson(hidden=1.0), quick(2), tmp_path / "out")
+    with pytest.raises(AlbertkitError, match="another model or teacher"):
+        distil(one(teacher), student, data, Lesson(hidden=1.0, attention=1.0), quick(4), tmp_path / "out", resume=True)
+
+
+@pytest.mark.parametrize("left", [0, 40, -1])
+def test_a_damaged_file_of_the_teacher_says_so(tmp_path, left):
+    kept(tmp_path, "vectors", ["a"], lambda: {"vectors": np.ones(100)})
+    (file,) = (tmp_path / "teacher").iterdir()
+    file.write_bytes(file.read_bytes()[:left])
+    with pytest.raises(AlbertkitError, match="is damaged .*; delete it"):
+        kept(tmp_path, "vectors", ["a"], dict)
+
+
+def test_a_killed_teacher_reads_no_text_twice(words, teacher, tmp_path, monkeypatch):
+    from albertkit.train import teachers
+
+    monkeypatch.setattr(teachers, "CHUNK", 10)
+    inner, read = teachers.Speaker.vectors, []
+
+    def speak(self, chunk):
+        if len(read) == 2:
+            raise KeyboardInterrupt
+        read.append(list(chunk))
+        return inner(self, chunk)
+
+    lines = [f"{e.text} {i}" for i, e in enumerate(texts(40, 5))]
+    given = (one(teacher), fresh_student(tiny(), words, 1), Data(None, lines[:30], lines[30:]))
+    with monkeypatch.context() as killed, pytest.raises(KeyboardInterrupt):
+        killed.setattr(teachers.Speaker, "vectors", speak)
+        lessons.kept_vectors(*given, tmp_path / "a", torch.device("cpu"))
+    assert len(list((tmp_path / "a" / "teacher").iterdir())) == 2
+    straight = lessons.kept_vectors(*given, tmp_path / "b", torch.device("cpu"))
+    later = []
+    monkeypatch.setattr(
+        teachers.Speaker, "vectors", lambda self, chunk: (later.append(list(chunk)), inner(self, chunk))[1]
+    )
+    np.testing.assert_array_equal(lessons.kept_vectors(*given, tmp_path / "a", torch.device("cpu")), straight)
+    assert later == [lines[20:30], lines[30:]]
+    assert [path.name.split("-")[0] for path in (tmp_path / "a" / "teacher").iterdir()] == ["vectors"]
+
+
+def test_vectors_of_other_teachers_are_refused(tmp_path):
+    from albertkit.cli_distill import same_teachers
+
+    mine, other = Teachers((tmp_path / "a",), (1.0,)), Teachers((tmp_path / "a",), (2.0,))
+    same_teachers(tmp_path / "texts", other)  # killed before the vectors were there
+    same_teachers(tmp_path / "texts", mine)
+    np.save(tmp_path / "texts" / "targets.npy", np.ones(1))
+    same_teachers(tmp_path / "texts", mine)
+    with pytest.raises(AlbertkitError, match="vectors of other teachers"):
+        same_teachers(tmp_path / "texts", other)
 
 
 def test_other_vocabularies_are_refused_with_a_reason(words, teacher, tmp_path):

@@ -190,6 +190,16 @@ def test_what_loses_too_much_is_refused_with_the_numbers(tuned, tmp_path):
     assert shrink(tuned, tmp_path / "eight", 8, check=Check(fresh, tolerance=0.05)).verdict.good
 
 
+def test_examples_that_show_no_loss_are_refused(start, tmp_path):
+    """A check by examples of another task would let everything pass."""
+    options = Options(epochs=1, max_length=40, batch=16, device="cpu")
+    model = tune.finetune("classify", texts(40), texts(20, 9), tmp_path / "tuned", start, options).model
+    strange = [dataclasses.replace(e, label="strange") for e in texts(20, 9)]
+    with pytest.raises(AlbertkitError, match="accuracy of the model as it is is 0 on these examples"):
+        shrink(model, tmp_path / "no", 8, check=Check(strange))
+    assert not (tmp_path / "no").exists()
+
+
 def test_vectors_and_masks_are_checked_too(start, tmp_path):
     lines = [e.text for e in texts(60, 5)]
     write_artifact(start, tmp_path / "words")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -98,6 +99,47 @@ def test_a_killed_recovery_ends_with_the_same_weights(whole, tmp_path, monkeypat
         np.testing.assert_array_equal(array, resumed.weights[name], err_msg=name)
 
 
+def test_a_folder_of_another_training_is_refused(whole, tmp_path):
+    """Other labels of the same texts, another lesson, another teacher: none goes on in silence with what is there."""
+    artifact = read_artifact(whole)
+    examples = texts(40, 0, "regression")
+    training, learnt = Training(epochs=1, **QUICK), Lesson(labels=0.5, logits=1.0, hidden=1.0)
+    relearn(artifact, artifact, data_for(artifact, examples, ()), learnt, training, tmp_path / "run")
+    corrected = [dataclasses.replace(examples[0], label=9.0), *examples[1:]]
+    name = "encoder.groups.0.0.ffn.up.weight"
+    name = name if name in artifact.weights else next(n for n in artifact.weights if n.endswith("ffn.up.weight"))
+    other = dataclasses.replace(artifact, weights={**artifact.weights, name: artifact.weights[name] + 1})
+    for given in (
+        (artifact, artifact, data_for(artifact, corrected, ()), learnt),
+        (artifact, artifact, data_for(artifact, examples, ()), Lesson(labels=0.5, logits=1.0)),
+        (artifact, other, data_for(artifact, examples, ()), learnt),
+    ):
+        with pytest.raises(
+            AlbertkitError, match="run: this folder holds a training on other examples, or from another"
+        ):
+            relearn(*given, training, tmp_path / "run")
+
+
+def test_what_cannot_be_written_or_read_is_refused_before_an_hour_is_spent(whole, tmp_path, monkeypatch):
+    from albertkit.cli_shrink import free, run_folder, texts_of
+
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "letter.txt").write_text("not a model")
+    with pytest.raises(AlbertkitError, match="exists and is not empty"):
+        free(tmp_path / "mine", False)
+    with pytest.raises(AlbertkitError, match="no model folder, so it is not replaced"):
+        free(tmp_path / "mine", True)
+    free(whole, True)
+    monkeypatch.chdir(tmp_path / "mine")
+    assert run_folder(Path()) == tmp_path / "mine.run"
+    (tmp_path / "table.tsv").write_text("text\tlabel\n" * 20)
+    with pytest.raises(AlbertkitError, match="is a table"):
+        texts_of(tmp_path / "table.tsv", None)
+    for verb in (["quantize"], ["prune", "--ffn", "8"]):
+        done = CliRunner().invoke(app, [verb[0], str(tmp_path / "no"), str(tmp_path / "mine"), *verb[1:]])
+        assert "exists and is not empty" in str(done.exception)  # before the model is looked for
+
+
 def test_the_verbs_prune_and_quantize_train_and_tell(start, tmp_path):
     lines = [f"{e.text}\t{e.label}" for e in texts(160, 0)]
     (tmp_path / "train.tsv").write_text("\n".join(["text\tlabel", *lines]) + "\n")
@@ -171,6 +213,7 @@ def test_lessons_are_read_and_refused():
     assert lesson("logits, hidden:0.5", 0.25) == Lesson(logits=1.0, hidden=0.5, labels=0.25)
     for text, why in (
         ("logit", "did you mean"),
+        ("embeddings", "hidden begins with those of tokens"),
         ("hidden,hidden", "twice"),
         ("hidden:x", "no weight"),
         ("hidden:0", "nothing is to be"),

@@ -74,6 +74,7 @@ class Judge:
         heads = self.whole.engine.weights if hasattr(self.whole.engine, "weights") else {}
         self.task = self.whole.meta.task if self.whole.meta.task in TASKS else None
         self.metric = "cosine"
+        self.known: np.ndarray | None = None
         if (
             self.task is None
             and self.whole.meta.task == "pretrain"
@@ -90,7 +91,8 @@ class Judge:
             name, value = next(iter(found.items()))
             return Score(name, float(value))
         if self.metric == "masks":
-            return Score("masks", float(np.mean(self.guesses(albert) == self.guesses(self.whole))))
+            self.known = self.guesses(self.whole) if self.known is None else self.known
+            return Score("masks", float(np.mean(self.guesses(albert) == self.known)))
         texts = list(self.examples)
         mine, theirs = (a.embed(texts, long="truncate", normalise=True) for a in (albert, self.whole))
         return Score("cosine", float((mine * theirs).sum(axis=1).mean()))
@@ -131,6 +133,11 @@ class Judge:
 def refuse(whole: Path | str | None, made: Path | str, check: Check) -> Verdict:
     """The verdict on a folder; an error, with the numbers, if it loses more than it may and nobody accepts that."""
     found = Judge(whole, check.examples).verdict(made, check.tolerance)
+    if found.before == 0 and not check.accept:
+        raise AlbertkitError(
+            f"{found.metric} of the model as it is is 0 on these examples, so no loss could be seen; nothing was written. Do their labels belong to "
+            "this model, and are the right columns read (--text-column, --label-column)?"
+        )
     if not found.good and not check.accept:
         raise AlbertkitError(
             f"{found}, and the tolerance is {found.tolerance:g}; nothing was written. Train it for few bits (--train), keep more bits, "

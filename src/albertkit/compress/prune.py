@@ -104,7 +104,8 @@ def prune(
 def _check(artifact: Artifact, keep: Keep, source: Path | str) -> None:
     if artifact.meta.quantisation is not None:
         raise AlbertkitError(
-            f"{source} is stored as {artifact.meta.quantisation}; prune the float model it came from, then quantise the result"
+            f"{source} is stored as {artifact.meta.quantisation}; prune the float model it came from, then quantise the result "
+            f"(without that model, make floats of this one:  albertkit convert {source} FLOAT)"
         )
     if keep == Keep(fit=keep.fit):
         raise AlbertkitError("nothing was asked for; say what stays: heads, ffn, layers or vocabulary")

@@ -54,7 +54,8 @@ def float_model(source: Path | str) -> Artifact:
     artifact = open_model(source)
     if artifact.meta.quantisation is not None:
         raise AlbertkitError(
-            f"{source} is stored as {artifact.meta.quantisation} already; quantise the float model it came from"
+            f"{source} is stored as {artifact.meta.quantisation} already; quantise the float model it came from, "
+            f"or make floats of it first:  albertkit convert {source} FLOAT"
         )
     return artifact
 

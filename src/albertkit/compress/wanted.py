@@ -12,12 +12,13 @@ from typing import Any
 
 import numpy as np
 
+from albertkit import builtin
 from albertkit.artifact import Artifact, model_folder, read_json
 from albertkit.compress.calibrate import Progress, calibration, own_text
 from albertkit.compress.fit import DEPTHS, Candidate, Limits, Proposal, pareto, propose, shapes_below, variants
 from albertkit.compress.machine import Machine, measure
 from albertkit.compress.trial import Data, measured, run_trials, tokenizer_memory
-from albertkit.config import AlbertConfig, preset
+from albertkit.config import PRESETS, AlbertConfig, preset
 from albertkit.errors import AlbertkitError
 from albertkit.interop.convert import open_model
 from albertkit.runtime.batching import rows
@@ -31,8 +32,8 @@ class Wanted:
 
     latency: float | None = None
     memory: float | None = None
-    length: int = 128
-    """Tokens of a text; where texts are given, their median is taken."""
+    length: int | None = None
+    """Tokens of a text; where texts are given, their median is taken, and else by default 128, or the most that the shape reads."""
     texts: Path | None = None
     task: Path | None = None
     """Labelled examples for a fine-tuned model."""
@@ -76,8 +77,8 @@ class Found:
 
 
 def config_of(shape: str) -> AlbertConfig:
-    """The shape of a folder or of a preset."""
-    if Path(shape).is_dir():
+    """The shape of a folder, of a built-in model or of a preset."""
+    if is_model(shape):
         folder = model_folder(shape)
         if (folder / "config.json").is_file():
             return AlbertConfig.from_dict(read_json(folder / "config.json"))
@@ -85,10 +86,15 @@ def config_of(shape: str) -> AlbertConfig:
     return preset(shape)
 
 
+def is_model(shape: str) -> bool:
+    """Whether there are weights: a folder, or a built-in model whose name is no preset's."""
+    return Path(shape).is_dir() or (shape in builtin.BUILTINS and shape not in PRESETS)
+
+
 def proposals(shape: str, wanted: Wanted, progress: Progress = lambda _: None) -> Found:
     """Measure the machine, propose, try out."""
     threads = wanted.threads or cores()
-    model = open_model(shape) if Path(shape).is_dir() else None
+    model = open_model(shape) if is_model(shape) else None
     tokenizer = _tokenizer(model)
     texts = None if wanted.texts is None else _lines(wanted.texts)
     config = preset(shape) if model is None else model.config
@@ -151,7 +157,7 @@ def _lines(path: Path) -> list[str]:
 
 def _length(config: AlbertConfig, wanted: Wanted, tokenizer: Tokenizer, texts: Sequence[str] | None) -> int:
     """Tokens of a usual text."""
-    length = wanted.length
+    length = min(128, config.max_position_embeddings) if wanted.length is None else wanted.length
     if texts is not None:
         length = int(np.median([len(ids) + 2 for ids in tokenizer.ids_batch(list(texts)[:2000])]))
         return min(length, config.max_position_embeddings)
@@ -205,7 +211,10 @@ def steps(candidate: Candidate, source: str, model: Artifact | None) -> tuple[st
         cut.append(f"--ffn {config.intermediate_size}")
     if config.num_hidden_layers != full.num_hidden_layers:
         cut.append(f"--layers {config.num_hidden_layers}")
-    made = [f"albertkit prune {source} PRUNED {' '.join(cut)} -f TEXTS"] if cut else []
+    made = []
+    if model.meta.quantisation is not None and (cut or candidate.bits != 32):
+        made, source = [f"albertkit convert {source} FLOAT"], "FLOAT"
+    made += [f"albertkit prune {source} PRUNED {' '.join(cut)} -f TEXTS"] if cut else []
     if candidate.bits != 32:
         made.append(f"albertkit quantize {'PRUNED' if cut else source} OUT --bits {candidate.bits} -f TEXTS")
     return tuple(made)

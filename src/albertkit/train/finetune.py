@@ -192,11 +192,23 @@ class Finetuning:
         self.metric = metric
         length = int(np.mean([len(f.ids) for unit in self.features for f in unit]))
         self.operations = 3 * operations(start.config, max(1, min(length, self.max_length)))["total"]
-        seen = repr((task.labels, start.config, [f.ids for unit in self.features for f in unit]))
-        self.identity = hashlib.sha256(seen.encode()).hexdigest()[:16]
+        seen = repr(
+            (
+                type(self).__name__,
+                task.labels,
+                start.config,
+                [(f.ids, f.target) for unit in self.features for f in unit],
+            )
+        )
+        self.identity = hashlib.sha256(seen.encode() + self.origin()).hexdigest()[:16]
         self.at = (0, 0)
         self._order: tuple[int, list[np.ndarray]] | None = None
         self.seen: list[Any] = []
+
+    def origin(self) -> bytes:
+        """What tells the model to start from, or whatever else a training must not go on without, from others."""
+        weights = {n: a for n, a in self.start.weights.items() if n.startswith("encoder.")}
+        return b"".join(hashlib.sha256(weights[n].tobytes()).digest() for n in sorted(weights))
 
     def build(self) -> AlbertModel:
         """The model to train; a work of one's own may add modules."""
@@ -294,7 +306,7 @@ class Finetuning:
         """Saved weights, and the place in the data."""
         if data.get("examples") != self.identity:
             raise AlbertkitError(
-                "the folder holds a fine-tuning on other examples, or from another model; choose another one"
+                "this folder holds a training on other examples, or from another model or teacher; choose another one, or delete it to begin anew"
             )
         self.model.load_state_dict(tensors_of(artifact.weights))
         self.at = (int(data.get("epoch", 0)), int(data.get("batch", 0)))

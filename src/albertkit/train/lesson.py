@@ -52,8 +52,11 @@ def lesson(what: str, labels: float = 0.0, soften: float = 2.0) -> Lesson:
     for part in what.split(","):
         name, colon, number = part.strip().partition(":")
         if name not in KINDS:
+            more = (
+                "; vectors are of whole texts, and hidden begins with those of tokens" if name == "embeddings" else ""
+            )
             raise AlbertkitError(
-                f"{name!r} is nothing a teacher gives{nearest(name, KINDS)}; choose among {', '.join(KINDS)}"
+                f"{name!r} is nothing a teacher gives{nearest(name, KINDS)}; choose among {', '.join(KINDS)}{more}"
             )
         if name in weights:
             raise AlbertkitError(f"{name} stands twice in {what!r}; name it once")

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import os
+import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -128,7 +129,7 @@ def kept(
     try:
         with np.load(path, allow_pickle=False) as found:
             return {key: found[key] for key in found.files}
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
         raise AlbertkitError(f"{path} is damaged ({error}); delete it, and the teacher reads again") from None
 
 
@@ -138,12 +139,20 @@ def identity(folder: Path) -> str:
 
 
 def kept_vectors(teachers: Teachers, student: Artifact, data: Data, out: Path, device: torch.device) -> np.ndarray:
-    """One vector for each text to learn from, then for each held-out one."""
+    """One vector for each text to learn from, then for each held-out one; each chunk is kept as it comes, so that a kill costs one chunk."""
     assert student.tokenizer is not None
     texts = [plain_text(example, student.tokenizer) for example in (*data.train, *data.dev)]
     mixture = Mixture(teachers.folders, teachers.weights, student.config.hidden_size)
-    about = [*map(identity, teachers.folders), teachers.weights, mixture.width, *texts]
-    return kept(out, "vectors", about, lambda: {"vectors": spoken(texts, mixture, device)})["vectors"]
+    who = [identity(folder) for folder in teachers.folders]
+
+    def part(chunk: Sequence[str], compute: Callable[[], np.ndarray]) -> np.ndarray:
+        return kept(out, "part", [*who, *chunk], lambda: {"vectors": compute()})["vectors"]
+
+    about = [*who, teachers.weights, mixture.width, *texts]
+    found = kept(out, "vectors", about, lambda: {"vectors": spoken(texts, mixture, device, part)})["vectors"]
+    for path in (out / "teacher").glob("part-*"):  # they are in the whole now
+        path.unlink()
+    return found
 
 
 def kept_scores(

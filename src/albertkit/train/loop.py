@@ -62,6 +62,7 @@ class Run:
 
     report: Report | None = None
     parted = False  # whether each process has a part of the moments
+    resumes = False  # whether the caller goes on where a training stopped
 
     def __init__(self, work: Work, settings: Settings, out: Path, crew: Team, say: Callable[[str], None]) -> None:
         self.work, self.settings, self.out, self.crew, self.say = work, settings, out, crew, say
@@ -85,7 +86,7 @@ class Run:
 
     def open(self, resume: bool) -> None:
         """Make the folder, or go on from its last checkpoint."""
-        there = checkpoint.steps(self.out)
+        there, self.resumes = checkpoint.steps(self.out), resume
         resume = resume or restarted()
         self.crew.wait()  # all have looked before the first one writes
         mine = asdict(self.settings)
@@ -116,7 +117,10 @@ class Run:
     def restore(self, step: int) -> None:
         """Put everything back as it was at a checkpoint."""
         artifact, tensors, state = checkpoint.load(checkpoint.place(self.out, step))
-        self.work.restore(artifact, state.data)
+        try:
+            self.work.restore(artifact, state.data)
+        except AlbertkitError as error:
+            raise AlbertkitError(f"{self.out}: {error}") from None
         checkpoint.restore_optimizers(self.optimizers, tensors)
         self.state = state
         self.numbers = artifact.meta.metrics.get("held-out", {})
@@ -149,7 +153,7 @@ class Run:
     def go(self, stop: Stop) -> Outcome:
         """Step after step until the budget is spent or someone asks to stop."""
         state, settings = self.state, self.settings
-        if self.crew.world == 1 and state.sums:  # the line of metrics that was under way
+        if self.crew.world == 1 and len(state.sums) == len(self.sums):  # the line of metrics that was under way
             self.sums += torch.tensor(state.sums, device=self.crew.device)
         progress, saved = self.progress(), time.perf_counter()
         if settings.patience and self.crew.any(state.worse >= settings.patience):
@@ -174,7 +178,8 @@ class Run:
                 self.save()
                 saved = time.perf_counter()
             if stopped:
-                self.say(f"stopped at step {state.step:,} and saved; the same command with --resume goes on")
+                how = "" if self.resumes else " with --resume"
+                self.say(f"stopped at step {state.step:,} and saved; the same command{how} goes on")
                 return Outcome(None, state, self.numbers)
             if settings.patience and self.crew.any(state.worse >= settings.patience):
                 self.say(f"no better for {settings.patience} evaluations: ending at step {state.step:,}")

@@ -258,7 +258,7 @@ class Pretraining:
         """Saved weights, and the place in the data they were saved at."""
         if artifact.config != self.config:
             raise AlbertkitError(
-                "the checkpoint has another shape than the one asked for; resume with the same --shape"
+                "the checkpoint has another shape than the one asked for; resume with the same --shape and --option"
             )
         self.model.load_state_dict(tensors_of(artifact.weights))
         self.at = {int(length): Position(**at) for length, at in data.get("rows", {}).items()}

@@ -109,6 +109,7 @@ class Rounded(nn.Module):
             )
         self.model, self.bits, self.levels = model, bits, levels or Levels()
         self.smooth = {name: torch.from_numpy(np.array(array)) for name, array in smooth.items()}
+        self.matrices = {n for n, p in model.named_parameters() if is_matrix(n, p.detach().cpu().numpy())}
         floor = LOWEST[model.config.hidden_act]
         for name, module in model.named_modules():
             if isinstance(module, Attention):
@@ -122,22 +123,24 @@ class Rounded(nn.Module):
 
     def _round_input(self, module: nn.Module, name: str, floor: float | None = None) -> None:
         def hook(_module: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
-            smooth = self.smooth.get(name)
-            smooth = None if smooth is None else smooth.to(given[0].device)
+            smooth = self.smooth_of(name, given[0].device)
             return (whole_tokens(given[0], self.levels, smooth, floor), *given[1:])
 
         module.register_forward_pre_hook(hook)
 
+    def smooth_of(self, name: str, device: torch.device) -> Tensor | None:
+        """The numbers a matrix is smoothed with, moved to the device once."""
+        if name in self.smooth:
+            self.smooth[name] = self.smooth[name].to(device)
+        return self.smooth.get(name)
+
     def weights(self) -> dict[str, Tensor]:
         """Every matrix rounded, once for all its uses."""
-        found = {}
-        for name, parameter in self.model.named_parameters():
-            if is_matrix(name, parameter.detach().cpu().numpy()):
-                smooth = self.smooth.get(name)
-                found[name] = rounded(
-                    name, parameter, self.bits, None if smooth is None else smooth.to(parameter.device)
-                )
-        return found
+        return {
+            name: rounded(name, parameter, self.bits, self.smooth_of(name, parameter.device))
+            for name, parameter in self.model.named_parameters()
+            if name in self.matrices
+        }
 
     def forward(self, *given: Any, **options: Any) -> Any:
         return torch.func.functional_call(self.model, self.weights(), given, options)

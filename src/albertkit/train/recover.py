@@ -24,6 +24,7 @@ from albertkit.train.lesson import Lesson, Training
 from albertkit.train.loop import train
 from albertkit.train.settings import Settings
 from albertkit.train.student import Gives, Imitating, Reading, finished
+from albertkit.train.team import choose_device
 from albertkit.train.tuning import preset_epochs, preset_rate
 from albertkit.train.watching import Own
 
@@ -102,7 +103,8 @@ def relearn(
     """Train `artifact` with `whole` as its teacher, in the folder `run`, where the same call goes on; `prepare` changes the work."""
     gives = Gives(watched=Own(whole), logits=None, meta=whole.meta)
     if lesson.logits:
-        gives = dataclasses.replace(gives, logits=lambda features: scores_of(whole, features))
+        device = choose_device(training.device).type
+        gives = dataclasses.replace(gives, logits=lambda features: scores_of(whole, features, device))
     held = len(data.dev) > 0
     given = (data.task or Reading(), artifact, data.train, data.dev)
     work = Imitating(*given, settings_of(training, artifact, 1, held), lesson, gives, length_of(artifact, training))
@@ -117,7 +119,7 @@ def relearn(
 
 
 def scores_of(teacher: Artifact, features: Sequence[Any], device: str = "cpu") -> list[Any]:
-    """The teacher's scores for features, by the torch-free runtime."""
+    """The teacher's scores for features, by the torch-free runtime (or torch, on a GPU)."""
     from albertkit.runtime.albert import Albert
     from albertkit.runtime.predict import scores
 

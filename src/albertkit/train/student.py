@@ -9,6 +9,7 @@ In: a task and examples (or texts and no task), the student, a `Lesson`, and wha
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -165,7 +166,7 @@ class Imitating(finetune.Finetuning):
         max_length: int = 128,
         metric: str | None = None,
     ) -> None:
-        self.free = isinstance(task, Reading)
+        self.free, self.lesson, self.gives = isinstance(task, Reading), lesson, gives
         if self.free and (lesson.logits or lesson.labels):
             raise AlbertkitError(
                 "logits and labels belong to a task; give examples of one, and a teacher fine-tuned for it"
@@ -175,7 +176,6 @@ class Imitating(finetune.Finetuning):
                 f"nothing can be learnt from a teacher for {finetune.kind_of(task)!r}; fine-tune the model instead"
             )
         super().__init__(task, start, train, dev, settings, max_length, metric)
-        self.lesson, self.gives = lesson, gives
         pooling = gives.meta.pooling if gives.meta is not None and lesson.vectors else start.meta.pooling
         self.objective: Objective = Objective(self.model, task, lesson, gives, pooling)
         self.measures: tuple[str, ...] = tuple(f"{name}_loss" for name in self.objective.parts)
@@ -189,6 +189,14 @@ class Imitating(finetune.Finetuning):
             [dataclasses.replace(f, target=(f.target, (place[id(f)], f.example))) for f in unit]
             for unit in self.features
         ]
+
+    def origin(self) -> bytes:
+        """The lesson and who gives it. Not the student's weights: pruning may give other last bits on another machine."""
+        total = hashlib.sha256(repr(self.lesson).encode())
+        for name, array in self.gives.watched.state_dict().items() if self.gives.watched is not None else ():
+            total.update(name.encode())
+            total.update(array.float().numpy().tobytes())
+        return total.digest()
 
     def build(self) -> AlbertModel:
         """The student, with the heads it has, if they are for this task."""

@@ -9,7 +9,7 @@ The vectors of all teachers are centred, brought to length 1, weighed and put si
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -172,14 +172,25 @@ def teach(
     return target
 
 
-def spoken(given: Sequence[str], mixture: Mixture, device: torch.device) -> np.ndarray:
-    """Targets of texts, float16 (texts, width): one teacher's vectors as they are, where they are as wide as the student's; else the mixture's."""
+def spoken(
+    given: Sequence[str],
+    mixture: Mixture,
+    device: torch.device,
+    keep: Callable[[Sequence[str], Callable[[], np.ndarray]], np.ndarray] = lambda chunk, compute: compute(),
+) -> np.ndarray:
+    """Targets of texts, float16 (texts, width): one teacher's vectors as they are, where they are as wide as the student's; else the mixture's.
+
+    keep: gets each chunk of texts and a function that computes its vectors, and may have them from before.
+    """
     loaded = [Speaker(folder, device) for folder in mixture.folders]
-    parts = []
-    for start in tqdm(range(0, len(given), CHUNK), desc="teachers", disable=None):
-        chunk = given[start : start + CHUNK]
-        parts.append(torch.cat([teacher.vectors(chunk) for teacher in loaded], 1).half().numpy())
-    raw = np.concatenate(parts)
+
+    def speak(chunk: Sequence[str]) -> np.ndarray:
+        return torch.cat([teacher.vectors(chunk) for teacher in loaded], 1).half().numpy()
+
+    chunks = [given[start : start + CHUNK] for start in range(0, len(given), CHUNK)]
+    raw = np.concatenate(
+        [keep(chunk, lambda chunk=chunk: speak(chunk)) for chunk in tqdm(chunks, desc="teachers", disable=None)]  # type: ignore[misc]
+    )
     if len(loaded) == 1 and raw.shape[1] == mixture.width:
         return raw
     return mix(raw, [teacher.width for teacher in loaded], mixture, device)
