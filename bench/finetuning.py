@@ -21,7 +21,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "src"))
 
-RATE, BATCH, LENGTH = 2e-4, 32, 128
+RATE, BATCH, LENGTH = 1e-4, 32, 128
 
 
 def examples(path: Path, count: int | None) -> list[Any]:

@@ -24,7 +24,8 @@ from albertkit.serve.jobs import Computing, Job, Lane, Pace, Row, Way, mark_of, 
 from albertkit.serve.refusal import Refusal
 
 log = logging.getLogger("albertkit.serve")
-WINDOW = 16  # batches' worth of waiting tokens that are sorted by length together
+WINDOW = 16  # batches' worth of waiting tokens that are sorted by length together, at most
+SHARE = 8  # of the deadline, divided by this, is what sorted tokens may take: those that came later go before some of the others
 
 
 class Batcher:
@@ -175,9 +176,10 @@ class Batcher:
                 if self._calls:
                     first = (self._calls[0].arrived, None)
                 for way, lane in list(self._lanes.items()):
-                    row = lane.oldest(WINDOW * self.budget)
+                    room = self._room(way)
+                    row = lane.oldest(room)
                     while row is not None and not self._in_time(row.job, now):
-                        row = lane.oldest(WINDOW * self.budget)
+                        row = lane.oldest(room)
                     if row is None:
                         del self._lanes[way]
                     elif first is None or row.job.arrived < first[0]:
@@ -187,6 +189,11 @@ class Batcher:
                 if self._stopped:
                     return None
                 self._ready.wait()
+
+    def _room(self, way: Way) -> int:
+        """How many waiting tokens are sorted by length together."""
+        quick = self.deadline / SHARE / (way.model.pace.seconds * max(1, way.depth))
+        return int(min(WINDOW * self.budget, max(self.budget, quick)))
 
     def _in_time(self, job: Job, now: float) -> bool:
         """Whether somebody waits for a job; one whose time is over before it was begun is told so. The lock is held.
