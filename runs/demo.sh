@@ -21,4 +21,4 @@ show albertkit embed "A man plays the guitar." "Someone makes music." --dim 6
 show albertkit similar "A man plays the guitar." "Someone makes music." "The train was late." "My bus did not come on time."
 show albertkit fill "paris is the [MASK] of france." -k 3
 show albertkit index notes.txt -o notes.idx
-show albertkit search notes.idx "can I get my money back?" "my phone does not turn on" -k 2
+show albertkit search notes.idx "can I get my money back?" "my screen is black" -k 2

@@ -369,9 +369,10 @@ def test_workers_share_a_port_and_survive_being_killed(folders, alberts, tmp_pat
         assert load.wrong == 0 and load.refused == 0 and load.lost <= 6  # only what the killed worker had in its hands
         assert len(children(server)) == 2 and other in children(server)
 
-        # Numbers are those of all workers, dead ones included.
+        # Numbers are those of all workers, dead ones included, but for what one had answered and not yet counted.
         page = server.get("/metrics").text
-        assert sum(map(float, re.findall(r'^albertkit_requests_total{.*"/embed".*} (\S+)$', page, re.M))) >= load.right
+        counted = sum(map(float, re.findall(r'^albertkit_requests_total{.*"/embed".*} (\S+)$', page, re.M)))
+        assert counted >= load.right - 6
 
         # A reload reaches all of them.
         make(tmp_path / "new", *MADE["words"], seed=9)

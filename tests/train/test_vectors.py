@@ -75,7 +75,7 @@ def test_matching_learns_what_belongs_together(start, tmp_path, loss, graded, me
 
 
 def test_cosent_and_the_others_by_hand():
-    from albertkit.train.finetune import match_loss
+    from albertkit.train.losses import match_loss
 
     vectors = torch.tensor([[1.0, 0.0], [1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])  # cosines 1 and 0
     out = SimpleNamespace(heads={"vector": vectors})

@@ -73,7 +73,9 @@ class Source:
             files = sorted(folder.iterdir()) if folder.is_dir() else [folder]
             facts = [(file.name, file.stat().st_size, file.stat().st_mtime_ns, file.stat().st_ino) for file in files]
         except OSError as error:
-            raise AlbertkitError(f"{self.folder} cannot be read: {error.strerror}; the old model stays") from None
+            raise AlbertkitError(
+                f"{self.folder} cannot be read: {error.strerror}; name a folder that holds a model, or a built-in one"
+            ) from None
         return hashlib.sha256(repr(facts).encode()).hexdigest()
 
 
