@@ -114,9 +114,9 @@ def sentence_vectors(
     """Vectors from a corpus: `train/distill.py`."""
     from albertkit.cli_shrink import say
     from albertkit.data.everyday import everyday
-    from albertkit.data.passages import Passages, Shares, draw
+    from albertkit.data.passages import Passages, Shares, draw, words
     from albertkit.data.shards import Shards
-    from albertkit.train.distill import Distilling, check
+    from albertkit.train.distill import Distilling, check, own_vectors
     from albertkit.train.loop import train
     from albertkit.train.teachers import Mixture, teach
     from albertkit.train.team import choose_device
@@ -127,13 +127,16 @@ def sentence_vectors(
     same_teachers(texts, teachers)
     if not (texts / "targets.npy").is_file():
         longest = artifact.config.max_position_embeddings - 2
-        mark = corpus.tokenizer().id_of("?")
-        made = [one.ids[1:-1] for one in corpus.tokenizer().encode_batch(list(everyday(aims.everyday, settings.seed)))]
+        tokenizer, train_shards = corpus.tokenizer(), corpus.split("train")
+        known = [tokenizer.decode(ids) for ids in words(train_shards, settings.seed)] if aims.everyday else []
+        made = tokenizer.ids_batch(list(everyday(aims.everyday, settings.seed, known)))
         shares = Shares(longest=min(254, longest))
-        draw(corpus.split("train"), mark, shares, settings.seed, [ids for ids in made if ids]).save(texts)
+        draw(train_shards, tokenizer.id_of("?"), shares, settings.seed, [ids for ids in made if ids]).save(texts)
         mixture = Mixture(teachers.folders, teachers.weights, artifact.config.hidden_size)
         place, device = texts / "targets.npy", choose_device(settings.device)
-        teach(Passages.open(texts), shards / "tokenizer", mixture, place, device, more["workers"])
+        passages = Passages.open(texts)
+        own = own_vectors(artifact, passages, device) if artifact.meta.task == "embed" else None
+        teach(passages, shards / "tokenizer", mixture, place, device, more["workers"], own)
     work = Distilling(artifact, texts, shards, settings, aims)
     return train(work, settings, out, resume=resume, say=say, bar=True)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+from collections import Counter
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,7 +12,8 @@ import pytest
 import torch
 
 from albertkit.artifact import Artifact, read_artifact, write_artifact
-from albertkit.data.passages import Passages, Shares, draw
+from albertkit.data.everyday import everyday
+from albertkit.data.passages import Passages, Shares, draw, words
 from albertkit.errors import AlbertkitError
 from albertkit.model import AlbertModel
 from albertkit.runtime.albert import Albert
@@ -167,9 +170,9 @@ def test_dialogue_states_are_tracked(start, tmp_path):
 
 
 def test_passages_are_what_they_say(corpus):
-    found = draw(corpus.split("train"), None, Shares(longest=30, variants=0), seed=1)
-    assert (np.diff(found.lengths) >= 0).all() and found.lengths.max() <= 30 and found.lengths.min() >= 3
-    again = draw(corpus.split("train"), None, Shares(longest=30, variants=0), seed=1)
+    found = draw(corpus.split("train"), None, Shares(longest=30, variants=0, words=0), seed=1)
+    assert (np.diff(found.lengths) >= 0).all() and found.lengths.max() <= 30 and found.lengths.min() >= 2
+    again = draw(corpus.split("train"), None, Shares(longest=30, variants=0, words=0), seed=1)
     assert np.array_equal(found.ids, again.ids) and np.array_equal(found.ends, again.ends)
     tokenizer = corpus.tokenizer()
     whole = " ".join(tokenizer.decode(s.tokens[:] & 0x7FFF) for s in corpus.split("train"))
@@ -178,7 +181,7 @@ def test_passages_are_what_they_say(corpus):
 
 
 def test_variants_are_sentences_with_a_few_words_exchanged(corpus):
-    shares = Shares(sentences=1, passages=0, phrases=0, openings=0, longest=30, variants=0)
+    shares = Shares(sentences=1, passages=0, phrases=0, openings=0, longest=30, variants=0, words=0)
     train = corpus.split("train")
     plain, both = draw(train, None, shares, 1), draw(train, None, dataclasses.replace(shares, variants=1), 1)
     known = {bytes(plain[i]) for i in range(len(plain))}
@@ -189,6 +192,38 @@ def test_variants_are_sentences_with_a_few_words_exchanged(corpus):
     for text in new[:: max(1, len(new) // 20)]:
         nearest = min((text != other).sum() for other in fit if len(other) == len(text))
         assert 1 <= nearest <= 12  # three words of at most four tokens
+
+
+def test_every_word_that_is_seen_twice_is_a_text_by_itself(corpus):
+    train = corpus.split("train")
+    nothing = Shares(sentences=0, passages=0, phrases=0, questions=0, openings=0, variants=0)
+    found = draw(train, None, nothing, seed=1)
+    counts: Counter[tuple[int, ...]] = Counter()
+    for shard in train:
+        starts = np.flatnonzero(shard.tokens >= 0x8000)
+        counts.update(tuple((word & 0x7FFF).tolist()) for word in np.split(shard.tokens, starts[1:]))
+    wanted = {word for word, times in counts.items() if times > 1 and len(word) <= 4}
+    assert {tuple(found[i].tolist()) for i in range(len(found))} == wanted
+    listed = {tuple(ids) for ids in words(train[:1])}
+    assert len(listed) > 20 and listed <= wanted
+
+
+def test_everyday_sentences_may_hold_words_of_the_corpus():
+    plain, mixed = list(everyday(400, 3)), list(everyday(400, 3, ["zyzzyva"]))
+    assert not any("zyzzyva" in text for text in plain)
+    assert 140 < sum(text.split().count("zyzzyva") == 1 for text in mixed) < 260
+
+
+def test_targets_are_turned_towards_what_a_student_gives_already():
+    rng = np.random.default_rng(0)
+    raw = rng.normal(size=(4000, 24)).astype(np.float16)
+    mixture = teachers.Mixture((), (1.0,), 12)
+    plain = teachers.mix(raw, [24], mixture).astype(np.float32)
+    turn = np.linalg.qr(rng.normal(size=(12, 12)))[0].astype(np.float32)
+    noisy = plain @ turn + 0.2 * rng.normal(size=plain.shape).astype(np.float32)
+    turned = teachers.mix(raw, [24], mixture, own=lambda rows: torch.from_numpy(noisy[rows])).astype(np.float32)
+    assert np.abs(turned - plain @ turn).max() < 0.05
+    assert np.allclose(turned[:50] @ turned[:50].T, plain[:50] @ plain[:50].T, atol=5e-3)
 
 
 def test_targets_hold_all_teachers_and_the_first_numbers_most():
@@ -272,6 +307,24 @@ def test_the_verb_distill_from_a_bert_to_vectors(corpus, shards, tmp_path):
     assert targets.shape == (len(Passages.open(tmp_path / "out" / "texts")), 32) and np.isfinite(targets).all()
     assert Albert(tmp_path / "out").embed("cat dog cow").shape == (32,)
     assert '"cosine_3": 0.' in done.output
+    # a second student goes on from the first, with other texts: its axes stay
+    reached = json.loads(done.stdout.splitlines()[-1])["cosine_3"]
+    more = [
+        *given[:3],
+        str(tmp_path / "more"),
+        *given[4:5],
+        str(tmp_path / "out"),
+        *given[6:],
+        "--seed",
+        "5",
+        "--steps",
+        "1",
+        "--learning-rate",
+        "1e-9",
+    ]
+    done = CliRunner().invoke(app, more)
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout.splitlines()[-1])["cosine_3"] > 0.7 * reached > 0.1
 
 
 def test_freezing_needs_no_torch_and_reads_as_much_as_it_is_told(start, tmp_path):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 MOST_TRIES = 20  # for each sentence that is wanted, before the grammar counts as used up
 
@@ -129,14 +129,21 @@ CHOICES = {name: found.split("|") for name, found in GRAMMAR.items()}
 HOLE = re.compile(r"\{(\w+)\}")
 
 
-def everyday(count: int, seed: int = 0) -> Iterator[str]:
-    """`count` different sentences, or fewer if the grammar has no more; the same ones for the same seed."""
+def everyday(count: int, seed: int = 0, words: Sequence[str] = ()) -> Iterator[str]:
+    """`count` different sentences, or fewer if the grammar has no more; the same ones for the same seed.
+
+    words: in half of the sentences one word is exchanged for one of these, since the grammar knows only some hundreds.
+    """
     rng = random.Random(seed)
     seen: set[int] = set()
     for _ in range(count * MOST_TRIES):
         if len(seen) == count:
             return
         text = _grow("{text}", rng)
+        if words and rng.random() < 0.5:
+            parts = text.split(" ")
+            parts[rng.randrange(len(parts))] = rng.choice(words)
+            text = " ".join(parts)
         key = hash(text)
         if key not in seen:
             seen.add(key)

@@ -3,8 +3,8 @@
 In: the shards of `corpus.py`. Out: `Passages`, ragged ids on disk. Next: `train/teachers.py` gives each a target vector.
 
 What is drawn, a seeded share of each kind: whole sentences; passages of two to eight sentences; the opening of a document, which is often a
-definition or a title; phrases of three to ten words from inside a sentence; every sentence that ends with a question mark; and sentences in which one
-to three words were exchanged for others of the corpus, so that a student learns what a single word changes. A text is in once.
+definition or a title; phrases of two to ten words from inside a sentence; every sentence that ends with a question mark; every word by itself; and
+sentences in which one to three words were exchanged for others, so that a student learns what a single word changes. A text is in once.
 """
 
 from __future__ import annotations
@@ -18,18 +18,24 @@ import numpy as np
 from albertkit.data.shards import Shard, ids, word_starts
 from albertkit.errors import AlbertkitError
 
+MOST_PIECES = 4  # of a word that may stand alone or for another
+WORDS_SEEN = 4_000_000  # words among which different ones are looked for, for each number of pieces
+LEAST = 2  # times that a word is seen there
+
 
 @dataclass(frozen=True)
 class Shares:
     """How many texts of each kind, for each sentence of the corpus."""
 
-    sentences: float = 0.7
-    passages: float = 0.25
-    phrases: float = 0.15
+    sentences: float = 0.8
+    passages: float = 0.15
+    phrases: float = 0.25
     questions: float = 1.0
     openings: float = 1.0
-    variants: float = 0.15
+    variants: float = 0.25
     """Sentences with some words exchanged."""
+    words: float = 1.0
+    """Of the different words, not of the sentences."""
     longest: int = 254
     """Tokens of the longest passage, without special ones."""
 
@@ -84,15 +90,20 @@ def draw(
         starts.append(begin + offset)
         stops.append(end + offset)
         offset += len(shard.tokens)
+    marked = np.concatenate([np.asarray(shard.tokens) for shard in shards])
+    whole, words = ids(marked), np.flatnonzero(word_starts(marked))
+    rng = np.random.default_rng([seed, len(shards)])
+    known = distinct(whole, words, rng)
+    for size, places in known.items():
+        some = places[rng.random(len(places)) < shares.words]
+        starts.append(some)
+        stops.append(some + size)
     begin, end = np.concatenate(starts), np.concatenate(stops)
     pairs = np.unique(begin * (2**20) + (end - begin))  # the same span drawn twice is one text
     begin, length = pairs >> 20, pairs & (2**20 - 1)
-    marked = np.concatenate([np.asarray(shard.tokens) for shard in shards])
-    whole = ids(marked)
     texts = gather(whole, begin, length)
-    rng = np.random.default_rng([seed, len(shards)])
     at = np.flatnonzero((length >= 6) & (length <= 48) & (rng.random(len(length)) < shares.variants))
-    changed = exchanged(whole, np.flatnonzero(word_starts(marked)), begin[at], length[at], rng)
+    changed = exchanged(whole, words, known, begin[at], length[at], rng)
     own = np.fromiter((token for text in more for token in text), texts.dtype)
     lengths = np.fromiter((len(text) for text in more), np.int64, len(more))
     return by_length(np.concatenate([texts, changed, own]), np.concatenate([length, length[at], lengths]))
@@ -111,10 +122,39 @@ def by_length(tokens: np.ndarray, length: np.ndarray) -> Passages:
     return Passages(gather(tokens, begin[order], length[order]), np.cumsum(length[order]))
 
 
+def distinct(whole: np.ndarray, words: np.ndarray, rng: np.random.Generator) -> dict[int, np.ndarray]:
+    """By number of pieces, one place of each different word that is seen more than once; `words` is where words start."""
+    sizes = np.diff(words, append=len(whole))
+    found = {}
+    for size in range(1, MOST_PIECES + 1):
+        places = words[sizes == size]
+        if len(places) > WORDS_SEEN:
+            places = places[rng.integers(0, len(places), WORDS_SEEN)]
+        if len(places):
+            _, first, times = np.unique(
+                whole[places[:, None] + np.arange(size)], axis=0, return_index=True, return_counts=True
+            )
+            found[size] = np.sort(places[first[times >= LEAST]])
+    return found
+
+
+def words(shards: Sequence[Shard], seed: int = 0) -> list[list[int]]:
+    """The different words of the first shard, as ids."""
+    marked = np.asarray(shards[0].tokens)
+    whole = ids(marked)
+    known = distinct(whole, np.flatnonzero(word_starts(marked)), np.random.default_rng(seed))
+    return [whole[place : place + size].tolist() for size, places in known.items() for place in places]
+
+
 def exchanged(
-    whole: np.ndarray, words: np.ndarray, begin: np.ndarray, length: np.ndarray, rng: np.random.Generator
+    whole: np.ndarray,
+    words: np.ndarray,
+    known: dict[int, np.ndarray],
+    begin: np.ndarray,
+    length: np.ndarray,
+    rng: np.random.Generator,
 ) -> np.ndarray:
-    """The spans with one to three words exchanged for words of as many tokens from anywhere in the corpus."""
+    """The spans with one to three words exchanged for `known` words of as many tokens."""
     tokens = gather(whole, begin, length)
     sizes = np.diff(words, append=len(whole))  # of each word
     first, after = np.searchsorted(words, begin), np.searchsorted(words, begin + length)
@@ -124,12 +164,11 @@ def exchanged(
         chosen = first + (rng.random(len(begin)) * np.maximum(1, after - first)).astype(np.int64)
         chosen = np.minimum(chosen, len(words) - 1)
         inside = (words[chosen] >= begin) & (words[chosen] + sizes[chosen] <= begin + length) & (times > turn)
-        for size in range(1, 5):
-            pool = np.flatnonzero(sizes == size)
+        for size, pool in known.items():
             here = np.flatnonzero(inside & (sizes[chosen] == size))
             if not len(pool) or not len(here):
                 continue
-            other = words[pool[rng.integers(0, len(pool), len(here))]]
+            other = pool[rng.integers(0, len(pool), len(here))]
             to = offset[here] + words[chosen[here]] - begin[here]
             for step in range(size):
                 tokens[to + step] = whole[other + step]
@@ -174,10 +213,10 @@ def spans(
 def _phrases(
     tokens: np.ndarray, starts: np.ndarray, ends: np.ndarray, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Three to ten whole words from inside each sentence."""
+    """Two to ten whole words from inside each sentence."""
     words = np.flatnonzero(word_starts(tokens))
     first, after = np.searchsorted(words, starts), np.searchsorted(words, ends)
-    count = rng.integers(3, 11, len(starts))
+    count = rng.integers(2, 11, len(starts))
     room = after - first - count
     kept = room > 0
     begin = first[kept] + (rng.random(int(kept.sum())) * room[kept]).astype(np.int64)

@@ -13,6 +13,7 @@ Every update also sees rows of masked words with the order of sentences, at the 
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -35,6 +36,7 @@ from albertkit.train.goals import Aims, Goals
 from albertkit.train.imitate import vectors_apart
 from albertkit.train.neighbours import alike
 from albertkit.train.settings import Settings
+from albertkit.train.teachers import Own
 from albertkit.train.team import Team
 from albertkit.train.work import Alarm
 
@@ -120,6 +122,7 @@ class Distilling:
             raise AlbertkitError(f"{passages} holds too few texts of any one length; draw more")
         self.chances = self.counts / self.counts.sum()
         self.order: np.ndarray | None = None
+        self.near_by: tuple[Table, Tensor] | None = None
         self.operations = 3 * pretrain.operations(start.config, 64)["total"]
 
     @property
@@ -167,15 +170,10 @@ class Distilling:
             place = (rng.integers(0, max(1, count - RUN + 1), runs)[:, None] + np.arange(RUN)).ravel()
             drawn[: len(place)] = self.neighbours(device)[first + place] - first
         chosen = np.unique(first + drawn)
-        rows = len(chosen)
-        starts = self.passages.ends[chosen] - length
-        table = np.empty((rows, length + 2), np.int32)
-        table[:, 0], table[:, -1] = self.ends
-        table[:, 1:-1] = self.passages.ids[starts[:, None] + np.arange(length)]
-        found = torch.from_numpy(table), torch.from_numpy(self.targets[chosen])
-        if device.type == "cuda":
-            found = tuple(t.pin_memory().to(device, non_blocking=True) for t in found)  # type: ignore[assignment]
-        return found[0].long(), found[1]
+        if self.near_by is None:
+            self.near_by = Table(self.passages, self.ends, device), on_device(self.targets, device)
+        table, targets = self.near_by
+        return table.rows(chosen), targets[sent(chosen, targets.device)].to(device)
 
     def neighbours(self, device: torch.device) -> np.ndarray:
         """The texts of each length in an order of like meaning; found once, when it is first asked for."""
@@ -231,6 +229,61 @@ class Distilling:
             metrics={**self.start.meta.metrics, "vectors": metrics}, made=(*self.start.meta.made, done),
         )  # fmt: skip
         return Artifact(self.model.config, self.model.weights(), self.tokenizer, meta)
+
+
+class Table:
+    """The texts as ids, where the model is."""
+
+    def __init__(self, passages: Passages, ends: tuple[int, int], device: torch.device) -> None:
+        self.stops, self.ends, self.device = passages.ends, ends, device
+        wide = np.int16 if passages.ids.dtype == np.uint16 else np.int32  # torch knows few unsigned types; -1 is 65,535
+        self.ids = on_device(passages.ids.view(wide), device)
+
+    def rows(self, chosen: np.ndarray) -> Tensor:
+        """Texts of one length, (texts, length with special tokens)."""
+        length = int(self.stops[chosen[0]] - (self.stops[chosen[0] - 1] if chosen[0] else 0))
+        firsts = sent(self.stops[chosen] - length, self.ids.device)
+        inner = self.ids[firsts[:, None] + torch.arange(length, device=firsts.device)].to(self.device).long()
+        if self.ids.dtype == torch.int16:
+            inner = inner & 0xFFFF
+        first, last = (inner.new_full((len(inner), 1), end) for end in self.ends)
+        return torch.cat([first, inner, last], 1)
+
+
+def on_device(array: np.ndarray, device: torch.device) -> Tensor:
+    """An array on the device if it takes less than a quarter of what is free there, and in the machine's memory otherwise."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns that the array is read-only, and nobody writes
+        found = torch.from_numpy(np.asarray(array))
+    if device.type == "cuda" and array.nbytes < torch.cuda.mem_get_info(device)[0] / 4:
+        found = found.to(device)
+    return found
+
+
+def sent(numbers: np.ndarray, device: torch.device) -> Tensor:
+    """Whole numbers to a device, without waiting for it."""
+    found = torch.from_numpy(numbers)
+    return found.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else found
+
+
+def own_vectors(start: Artifact, passages: Passages, device: torch.device) -> Own:
+    """The vectors that a model gives to texts now; see `teachers.mix`."""
+    model = bare(start).to(device).eval()
+    assert start.tokenizer is not None
+    table = Table(passages, (start.tokenizer.cls_id or 0, start.tokenizer.sep_id or 0), device)
+    lengths = passages.lengths
+
+    @torch.inference_mode()
+    def give(numbers: np.ndarray) -> Tensor:
+        found = []
+        for same in np.split(numbers, np.flatnonzero(np.diff(lengths[numbers])) + 1):
+            for at in range(0, len(same), 256):
+                ids = table.rows(same[at : at + 256])
+                hidden = model(Batch.unpad(ids), heads=()).encoded.hidden
+                found.append(hidden.view(*ids.shape, -1).mean(1))
+        return torch.cat(found)
+
+    return give
 
 
 def check(aims: Aims, width: int) -> None:

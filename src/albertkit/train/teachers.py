@@ -5,12 +5,15 @@ In: `Passages` (or texts) and folders of models of ours or of BERT-like sentence
 
 The vectors of all teachers are centred, brought to length 1, weighed and put side by side; then they are turned so that the first numbers carry most
 (a principal component analysis) and cut to the student's width. So the student's vector may be cut too, and the first 64 numbers are the best 64.
+A student that gives vectors already, learnt from the same teachers, keeps its axes: the targets are turned towards its vectors (orthogonal Procrustes),
+since the axes of another draw of texts are others.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
@@ -31,7 +34,12 @@ from albertkit.tokenizer import Tokenizer
 CHUNK = 8192  # texts tokenised together
 TOKENS = 131_072  # tokens at once on the device
 SAMPLE = 100_000  # texts from which the turn is found
+OWN = 30_000  # texts from which the turn towards a student's own vectors is found
 MIXED = 65_536  # texts turned at once
+AHEAD = 3  # chunks tokenised before they are needed
+
+Own = Callable[[np.ndarray], torch.Tensor]
+"""Numbers of texts, ascending, to the vectors that the student gives them now."""
 
 
 @dataclass(frozen=True)
@@ -104,22 +112,59 @@ class Speaker:
 
     def __init__(self, folder: Path, device: torch.device) -> None:
         self.device = device
-        self.albert, self.foreign = None, None
+        self.albert, self.model, self.rust = None, None, None
         if is_ours(folder):
             from albertkit.runtime.albert import Albert
 
             self.albert = Albert(folder, device=device.type)
             self.width = self.albert.dim
         else:
-            self.foreign = load(folder, device)
-            self.width = self.foreign[0].config.hidden_size
+            self.model, self.rust = load(folder, device)
+            self.width = self.model.config.hidden_size
+        self.reads = folder if self.rust is None else self.rust.to_str()
+        """Teachers with equal ones read the same."""
 
-    def vectors(self, texts: Sequence[str]) -> torch.Tensor:
+    def read(self, texts: Sequence[str]) -> list[Any]:
+        """What `vectors` takes; on any thread."""
+        return list(texts) if self.rust is None else [e.ids for e in self.rust.encode_batch_fast(list(texts))]
+
+    def vectors(self, read: list[Any]) -> torch.Tensor:
         """(texts, width), length 1."""
         if self.albert is not None:
-            return torch.from_numpy(self.albert.embed(list(texts), long="truncate", normalise=True))
-        model, rust = self.foreign  # type: ignore[misc]
-        return vectors(model, [e.ids for e in rust.encode_batch_fast(list(texts))], self.device)
+            return torch.from_numpy(self.albert.embed(read, long="truncate", normalise=True))
+        return vectors(self.model, read, self.device)
+
+
+class Speakers:
+    """Several teachers, side by side."""
+
+    def __init__(self, folders: Sequence[Path], device: torch.device) -> None:
+        self.all = [Speaker(folder, device) for folder in folders]
+        self.widths = [one.width for one in self.all]
+
+    def read(self, texts: Sequence[str]) -> list[list[Any]]:
+        """What each reads; done once for those that read the same."""
+        found: dict[Any, list[Any]] = {}
+        for one in self.all:
+            if one.reads not in found:
+                found[one.reads] = one.read(texts)
+        return [found[one.reads] for one in self.all]
+
+    def vectors(self, read: list[list[Any]]) -> np.ndarray:
+        """(texts, sum of widths), float16."""
+        found = [one.vectors(part) for one, part in zip(self.all, read, strict=True)]
+        return torch.cat(found, 1).half().numpy()
+
+    def speak(self, chunks: Iterator[list[str]]) -> Iterator[np.ndarray]:
+        """Vectors of each chunk; the next ones are read meanwhile."""
+        with ThreadPoolExecutor(AHEAD) as pool:
+            waiting: deque[Future[list[list[Any]]]] = deque()
+            for chunk in chunks:
+                waiting.append(pool.submit(self.read, chunk))
+                if len(waiting) > AHEAD:
+                    yield self.vectors(waiting.popleft().result())
+            while waiting:
+                yield self.vectors(waiting.popleft().result())
 
 
 _tokenizer: Tokenizer | None = None
@@ -156,19 +201,25 @@ def texts(passages: Passages, tokenizer: Path, workers: int) -> Iterator[list[st
 
 
 def teach(
-    passages: Passages, tokenizer: Path, mixture: Mixture, target: Path, device: torch.device, workers: int = 1
+    passages: Passages,
+    tokenizer: Path,
+    mixture: Mixture,
+    target: Path,
+    device: torch.device,
+    workers: int = 1,
+    own: Own | None = None,
 ) -> Path:
     """Write the target of every passage to `target`, float16 (texts, width)."""
     if len(mixture.folders) != len(mixture.weights):
         raise AlbertkitError("give one weight for each teacher")
-    loaded = [Speaker(folder, device) for folder in mixture.folders]
-    widths = [teacher.width for teacher in loaded]
-    raw = np.empty((len(passages), sum(widths)), np.float16)
+    loaded = Speakers(mixture.folders, device)
+    raw = np.empty((len(passages), sum(loaded.widths)), np.float16)
     at = 0
-    for chunk in tqdm(texts(passages, tokenizer, workers), total=-(-len(passages) // CHUNK), desc="teachers"):
-        raw[at : at + len(chunk)] = torch.cat([teacher.vectors(chunk) for teacher in loaded], 1).numpy()
-        at += len(chunk)
-    write_array(target, mix(raw, widths, mixture, device))
+    chunks = loaded.speak(texts(passages, tokenizer, workers))
+    for found in tqdm(chunks, total=-(-len(passages) // CHUNK), desc="teachers"):
+        raw[at : at + len(found)] = found
+        at += len(found)
+    write_array(target, mix(raw, loaded.widths, mixture, device, own))
     return target
 
 
@@ -182,22 +233,24 @@ def spoken(
 
     keep: gets each chunk of texts and a function that computes its vectors, and may have them from before.
     """
-    loaded = [Speaker(folder, device) for folder in mixture.folders]
+    loaded = Speakers(mixture.folders, device)
 
     def speak(chunk: Sequence[str]) -> np.ndarray:
-        return torch.cat([teacher.vectors(chunk) for teacher in loaded], 1).half().numpy()
+        return loaded.vectors(loaded.read(chunk))
 
     chunks = [given[start : start + CHUNK] for start in range(0, len(given), CHUNK)]
     raw = np.concatenate(
         [keep(chunk, lambda chunk=chunk: speak(chunk)) for chunk in tqdm(chunks, desc="teachers", disable=None)]  # type: ignore[misc]
     )
-    if len(loaded) == 1 and raw.shape[1] == mixture.width:
+    if len(loaded.all) == 1 and raw.shape[1] == mixture.width:
         return raw
-    return mix(raw, [teacher.width for teacher in loaded], mixture, device)
+    return mix(raw, loaded.widths, mixture, device)
 
 
-def mix(raw: np.ndarray, widths: list[int], mixture: Mixture, device: torch.device | str = "cpu") -> np.ndarray:
-    """Teachers' vectors side by side (texts, sum of widths) → targets (texts, width), float16."""
+def mix(
+    raw: np.ndarray, widths: list[int], mixture: Mixture, device: torch.device | str = "cpu", own: Own | None = None
+) -> np.ndarray:
+    """Teachers' vectors side by side (texts, sum of widths) → targets (texts, width), float16; turned towards `own`, if given."""
     sample = np.sort(np.random.default_rng(0).permutation(len(raw))[:SAMPLE])
     bounds = np.cumsum([0, *widths])
     parts = list(zip(bounds[:-1].tolist(), bounds[1:].tolist(), mixture.weights, strict=True))
@@ -214,6 +267,11 @@ def mix(raw: np.ndarray, widths: list[int], mixture: Mixture, device: torch.devi
 
     seen = joined(first)
     basis = torch.linalg.eigh(seen.T.double() @ seen.double())[1].flip(1)[:, : mixture.width].float()  # strongest first
+    if own is not None:
+        few = np.sort(np.random.default_rng(1).permutation(len(sample))[:OWN])
+        mine = F.normalize(own(sample[few]).to(device).float())
+        left, _, right = torch.linalg.svd((seen[torch.from_numpy(few)] @ basis).T @ mine)
+        basis = basis @ (left @ right)
     targets = np.empty((len(raw), basis.shape[1]), np.float16)
     for start in range(0, len(raw), MIXED):
         turned = F.normalize(joined(sent(raw[start : start + MIXED])) @ basis)
