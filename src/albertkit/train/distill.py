@@ -33,7 +33,7 @@ from albertkit.model.model import tensors_of
 from albertkit.train import precision, pretrain
 from albertkit.train.checkpoint import State
 from albertkit.train.goals import Aims, Goals
-from albertkit.train.imitate import vectors_apart
+from albertkit.train.imitate import rows_alike, vectors_apart
 from albertkit.train.neighbours import alike
 from albertkit.train.settings import Settings
 from albertkit.train.teachers import Own
@@ -63,7 +63,8 @@ class Objective(nn.Module):
         share, depths, ids, wanted = given
         found = self.vectors(ids, depths)
         wanted = wanted.float()
-        losses = [self.compare(vectors, wanted) for vectors in found]
+        goals = [rows_alike(F.normalize(wanted[:, :width]), self.aims.scale) for width in self.widths]
+        losses = [self.compare(vectors, wanted, goals) for vectors in found]
         likeness = [F.cosine_similarity(v[:, : wanted.shape[1]], wanted[:, : v.shape[1]]).detach().sum() for v in found]
         sums = torch.zeros(len(self.depths) + 2, 2, device=ids.device)  # the last two are the masked words'
         sums[: len(likeness), 0], sums[: len(likeness), 1] = torch.stack(likeness), len(ids)
@@ -75,9 +76,12 @@ class Objective(nn.Module):
         out = precision.call(self.model, self.dtype, batch, depth=depths[-1], keep_layers=True, heads=()).encoded
         return [out.layers[d].view(*ids.shape, -1).float().mean(1) for d in depths]
 
-    def compare(self, vectors: Tensor, wanted: Tensor) -> Tensor:
-        """The mean over widths of distance and of the rows of similarities."""
-        losses = [vectors_apart(vectors[:, :width], wanted[:, :width], self.aims.scale) for width in self.widths]
+    def compare(self, vectors: Tensor, wanted: Tensor, goals: Sequence[Tensor]) -> Tensor:
+        """The mean over widths of distance and of the rows of similarities, whose goals are the same for every depth."""
+        losses = [
+            vectors_apart(vectors[:, :width], wanted[:, :width], self.aims.scale, goal)
+            for width, goal in zip(self.widths, goals, strict=True)
+        ]
         return torch.stack(losses).mean()
 
 

@@ -116,7 +116,7 @@ def fit(
 
     max_length: tokens of a text that are read; by default as many as the model can.
     """
-    need("sklearn", "train", "a classifier on frozen vectors")
+    need("sklearn", "frozen", "a classifier on frozen vectors")
     from sklearn.linear_model import LogisticRegression
     from sklearn.model_selection import cross_val_predict
 

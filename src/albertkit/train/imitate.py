@@ -22,14 +22,21 @@ from albertkit.train.watching import Seen
 SCALE = 20.0  # of similarities, before their rows are compared
 
 
-def vectors_apart(mine: Tensor, theirs: Tensor, scale: float = SCALE) -> Tensor:
-    """Twice the mean distance (1 - cos), where both are of one width, and the KL of the rows of in-batch similarities."""
+def rows_alike(vectors: Tensor, scale: float) -> Tensor:
+    """log softmax of each text's similarities to the others, (texts, texts), from vectors of length 1."""
+    hide = torch.eye(len(vectors), device=vectors.device, dtype=torch.bool)
+    return (scale * vectors @ vectors.T).masked_fill(hide, -1e4).log_softmax(-1)
+
+
+def vectors_apart(mine: Tensor, theirs: Tensor, scale: float = SCALE, goal: Tensor | None = None) -> Tensor:
+    """Twice the mean distance (1 - cos), where both are of one width, and the KL of the rows of in-batch similarities.
+
+    goal: `rows_alike` of theirs, where it is known already.
+    """
     mine, theirs = F.normalize(mine, dim=-1), F.normalize(theirs, dim=-1)
     near = 2 * (1 - (mine * theirs).sum(-1).mean()) if mine.shape == theirs.shape else mine.new_zeros(())
-    hide = torch.eye(len(mine), device=mine.device, dtype=torch.bool)
-    scores = (scale * mine @ mine.T).masked_fill(hide, -1e4)
-    goal = (scale * theirs @ theirs.T).masked_fill(hide, -1e4)
-    return near + F.kl_div(scores.log_softmax(-1), goal.log_softmax(-1), log_target=True, reduction="batchmean")
+    goal = rows_alike(theirs, scale) if goal is None else goal
+    return near + F.kl_div(rows_alike(mine, scale), goal, log_target=True, reduction="batchmean")
 
 
 def mapped(student: int, teacher: int) -> list[int]:

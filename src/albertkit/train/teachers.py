@@ -11,9 +11,10 @@ since the axes of another draw of texts are others.
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
@@ -26,17 +27,17 @@ from tokenizers import Tokenizer as Rust
 from tqdm import tqdm
 
 from albertkit.artifact import META_FILE, model_folder, read_json
-from albertkit.data.passages import Passages
+from albertkit.data.passages import Passages, gather
 from albertkit.data.writing import write_array
 from albertkit.errors import AlbertkitError, need
 from albertkit.tokenizer import Tokenizer
 
 CHUNK = 8192  # texts tokenised together
+ROWS = 4096  # texts at once on the device, at most
 TOKENS = 131_072  # tokens at once on the device
 SAMPLE = 100_000  # texts from which the turn is found
 OWN = 30_000  # texts from which the turn towards a student's own vectors is found
 MIXED = 65_536  # texts turned at once
-AHEAD = 3  # chunks tokenised before they are needed
 
 Own = Callable[[np.ndarray], torch.Tensor]
 """Numbers of texts, ascending, to the vectors that the student gives them now."""
@@ -86,21 +87,39 @@ def load(folder: Path, device: torch.device) -> tuple[Any, Rust]:
     return (model.half() if device.type == "cuda" else model), rust
 
 
+@dataclass(frozen=True)
+class Ids:
+    """Texts as token ids, one after the other."""
+
+    flat: np.ndarray
+    lengths: np.ndarray
+
+
+def read(rust: Rust | None, texts: Sequence[str]) -> Ids | list[str]:
+    """Texts as a teacher takes them: as they are, or as the ids of a foreign one's tokenizer."""
+    if rust is None:
+        return list(texts)
+    found = [np.array(one.ids, np.int32) for one in rust.encode_batch_fast(list(texts))]
+    return Ids(np.concatenate(found), np.array([len(ids) for ids in found]))
+
+
 @torch.inference_mode()
-def vectors(model: Any, ids: Sequence[Sequence[int]], device: torch.device) -> torch.Tensor:
+def vectors(model: Any, ids: Ids, device: torch.device) -> torch.Tensor:
     """Mean of the last hidden states of each text, length 1, (texts, width)."""
-    order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
-    out = torch.empty(len(ids), model.config.hidden_size)
+    begins = np.cumsum(ids.lengths) - ids.lengths
+    order = np.argsort(ids.lengths, kind="stable")
+    out = torch.empty(len(order), model.config.hidden_size)
     start = 0
     while start < len(order):
-        rows = max(1, TOKENS // max(1, len(ids[order[min(start + 1024, len(order)) - 1]])))
-        places = order[start : start + min(rows, 1024)]
-        lengths = np.array([len(ids[i]) for i in places])
+        last = min(start + ROWS, len(order)) - 1
+        places = order[start : start + max(1, min(ROWS, TOKENS // max(1, int(ids.lengths[order[last]]))))]
+        lengths = ids.lengths[places]
         inside = np.arange(lengths.max()) < lengths[:, None]  # (texts, longest)
-        table = np.zeros(inside.shape, np.int64)
-        table[inside] = np.concatenate([ids[i] for i in places])
+        table = np.zeros(inside.shape, np.int32)
+        table[inside] = gather(ids.flat, begins[places], lengths)
         mask = torch.from_numpy(inside).to(device)
-        hidden = model(input_ids=torch.from_numpy(table).to(device), attention_mask=mask).last_hidden_state.float()
+        tokens = torch.from_numpy(table).to(device).long()
+        hidden = model(input_ids=tokens, attention_mask=mask).last_hidden_state.float()
         pooled = (hidden * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
         out[places] = F.normalize(pooled, dim=-1).cpu()
         start += len(places)
@@ -121,83 +140,81 @@ class Speaker:
         else:
             self.model, self.rust = load(folder, device)
             self.width = self.model.config.hidden_size
-        self.reads = folder if self.rust is None else self.rust.to_str()
-        """Teachers with equal ones read the same."""
 
-    def read(self, texts: Sequence[str]) -> list[Any]:
-        """What `vectors` takes; on any thread."""
-        return list(texts) if self.rust is None else [e.ids for e in self.rust.encode_batch_fast(list(texts))]
-
-    def vectors(self, read: list[Any]) -> torch.Tensor:
-        """(texts, width), length 1."""
+    def vectors(self, given: Ids | list[str]) -> torch.Tensor:
+        """(texts, width), length 1, of what `read` gave."""
         if self.albert is not None:
-            return torch.from_numpy(self.albert.embed(read, long="truncate", normalise=True))
-        return vectors(self.model, read, self.device)
+            assert isinstance(given, list)
+            return torch.from_numpy(self.albert.embed(given, long="truncate", normalise=True))
+        assert isinstance(given, Ids)
+        return vectors(self.model, given, self.device)
 
 
 class Speakers:
-    """Several teachers, side by side."""
+    """Several teachers, side by side; those with equal tokenizers read once."""
 
     def __init__(self, folders: Sequence[Path], device: torch.device) -> None:
         self.all = [Speaker(folder, device) for folder in folders]
         self.widths = [one.width for one in self.all]
+        written = [None if one.rust is None else one.rust.to_str() for one in self.all]
+        self.tokenizers = list(dict.fromkeys(written))
+        """The different ones, as text; None is for teachers that read text."""
+        self.of = [self.tokenizers.index(one) for one in written]
 
-    def read(self, texts: Sequence[str]) -> list[list[Any]]:
-        """What each reads; done once for those that read the same."""
-        found: dict[Any, list[Any]] = {}
-        for one in self.all:
-            if one.reads not in found:
-                found[one.reads] = one.read(texts)
-        return [found[one.reads] for one in self.all]
-
-    def vectors(self, read: list[list[Any]]) -> np.ndarray:
-        """(texts, sum of widths), float16."""
-        found = [one.vectors(part) for one, part in zip(self.all, read, strict=True)]
+    def vectors(self, given: Sequence[Ids | list[str]]) -> np.ndarray:
+        """(texts, sum of widths), float16, of what each of `tokenizers` gave."""
+        found = [one.vectors(given[place]) for one, place in zip(self.all, self.of, strict=True)]
         return torch.cat(found, 1).half().numpy()
 
-    def speak(self, chunks: Iterator[list[str]]) -> Iterator[np.ndarray]:
-        """Vectors of each chunk; the next ones are read meanwhile."""
-        with ThreadPoolExecutor(AHEAD) as pool:
-            waiting: deque[Future[list[list[Any]]]] = deque()
-            for chunk in chunks:
-                waiting.append(pool.submit(self.read, chunk))
-                if len(waiting) > AHEAD:
-                    yield self.vectors(waiting.popleft().result())
-            while waiting:
-                yield self.vectors(waiting.popleft().result())
+    def speak(self, texts: Sequence[str]) -> np.ndarray:
+        """The same, of texts."""
+        return self.vectors([read(None if one is None else Rust.from_str(one), texts) for one in self.tokenizers])
 
 
 _tokenizer: Tokenizer | None = None
+_readers: list[Rust | None] = []
 
 
-def _start(folder: str) -> None:
-    global _tokenizer
+def _start(folder: str, readers: Sequence[str | None], alone: bool) -> None:
+    global _tokenizer, _readers
+    if not alone:
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the others read too
     _tokenizer = Tokenizer.load(folder)
+    _readers = [None if one is None else Rust.from_str(one) for one in readers]
 
 
-def _decode(rows: list[list[int]]) -> list[str]:
+def _read(flat: np.ndarray, ends: np.ndarray) -> list[Ids | list[str]]:
     assert _tokenizer is not None
-    return [_tokenizer.decode(row) for row in rows]
+    texts = [_tokenizer.decode(row.tolist()) for row in np.split(flat, ends[:-1])]
+    return [read(one, texts) for one in _readers]
 
 
-def texts(passages: Passages, tokenizer: Path, workers: int) -> Iterator[list[str]]:
-    """The passages as text, chunk by chunk, in order."""
-    chunks = (
-        [passages[i].tolist() for i in range(s, min(s + CHUNK, len(passages)))] for s in range(0, len(passages), CHUNK)
-    )
+def chunks(
+    passages: Passages, tokenizer: Path, readers: Sequence[str | None], workers: int
+) -> Iterator[list[Ids | list[str]]]:
+    """The passages as each of the readers takes them, chunk by chunk, in order."""
+
+    def cut(start: int) -> tuple[np.ndarray, np.ndarray]:
+        ends = np.asarray(passages.ends[start : start + CHUNK])
+        first = int(passages.ends[start - 1]) if start else 0
+        return np.asarray(passages.ids[first : ends[-1]]), ends - first
+
+    starts = range(0, len(passages), CHUNK)
+    given = (str(tokenizer), readers, workers <= 1)
     if workers <= 1:
-        _start(str(tokenizer))
-        yield from map(_decode, chunks)
+        _start(*given)
+        for start in starts:
+            yield _read(*cut(start))
         return
     context = get_context("spawn")
-    with ProcessPoolExecutor(workers, mp_context=context, initializer=_start, initargs=(str(tokenizer),)) as pool:
-        waiting: list[Any] = []
-        for chunk in chunks:
-            waiting.append(pool.submit(_decode, chunk))
+    with ProcessPoolExecutor(workers, mp_context=context, initializer=_start, initargs=given) as pool:
+        waiting: deque[Future[list[Ids | list[str]]]] = deque()
+        for start in starts:
+            waiting.append(pool.submit(_read, *cut(start)))
             if len(waiting) >= 4 * workers:
-                yield waiting.pop(0).result()
-        for rest in waiting:
-            yield rest.result()
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
 
 
 def teach(
@@ -215,8 +232,9 @@ def teach(
     loaded = Speakers(mixture.folders, device)
     raw = np.empty((len(passages), sum(loaded.widths)), np.float16)
     at = 0
-    chunks = loaded.speak(texts(passages, tokenizer, workers))
-    for found in tqdm(chunks, total=-(-len(passages) // CHUNK), desc="teachers"):
+    cut = chunks(passages, tokenizer, loaded.tokenizers, workers)
+    for given in tqdm(cut, total=-(-len(passages) // CHUNK), desc="teachers"):
+        found = loaded.vectors(given)
         raw[at : at + len(found)] = found
         at += len(found)
     write_array(target, mix(raw, loaded.widths, mixture, device, own))
@@ -234,13 +252,9 @@ def spoken(
     keep: gets each chunk of texts and a function that computes its vectors, and may have them from before.
     """
     loaded = Speakers(mixture.folders, device)
-
-    def speak(chunk: Sequence[str]) -> np.ndarray:
-        return loaded.vectors(loaded.read(chunk))
-
-    chunks = [given[start : start + CHUNK] for start in range(0, len(given), CHUNK)]
+    parts = [given[start : start + CHUNK] for start in range(0, len(given), CHUNK)]
     raw = np.concatenate(
-        [keep(chunk, lambda chunk=chunk: speak(chunk)) for chunk in tqdm(chunks, desc="teachers", disable=None)]  # type: ignore[misc]
+        [keep(part, lambda part=part: loaded.speak(part)) for part in tqdm(parts, desc="teachers", disable=None)]  # type: ignore[misc]
     )
     if len(loaded.all) == 1 and raw.shape[1] == mixture.width:
         return raw

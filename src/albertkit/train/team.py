@@ -64,6 +64,8 @@ def choose_device(name: str) -> torch.device:
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name.startswith("cuda") and not torch.cuda.is_available():
         raise AlbertkitError(f"device is {name!r}, and torch {torch.__version__} sees no GPU; use --device cpu")
+    # batches differ much in size; memory in whole pieces would be given back and asked for again
+    os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     try:
         device = torch.device(name)
         torch.empty(1, device=device)
