@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import hypothesis.strategies as st
 import numpy as np
 import pytest
@@ -9,9 +11,10 @@ from hypothesis import given, settings
 from safetensors.numpy import load_file, save_file
 
 from albertkit.artifact import META_FILE, QUANTISED_FILE, read_artifact, read_stored, write_artifact
-from albertkit.compress.calibrate import moments, own_text
+from albertkit.compress.calibrate import moments, own_text, random_tokens
+from albertkit.compress.judge import Judge
 from albertkit.compress.quantize import Matrix, open_blocks, pack, quantize_blocks, quantize_rows, unpack
-from albertkit.compress.shrink import shrink
+from albertkit.compress.shrink import remedy, shrink
 from albertkit.errors import AlbertkitError
 from tests.conftest import tiny
 from tests.runtime.test_albert import make
@@ -93,6 +96,58 @@ def test_own_text_and_moments():
         assert np.allclose(square, square.T, atol=1e-4) and np.linalg.eigvalsh(square).min() > -1e-3
 
 
+@pytest.mark.parametrize("room", [40, 4, 3, 1])
+def test_own_text_is_what_the_head_finds_likely_beside_random_words(room):
+    """A head that wants twenty pieces and no others fills with these; three places in ten keep the words that were given."""
+    artifact = make(tiny(vocab_size=30000, max_position_embeddings=room))
+    wanted = np.arange(1000, 1020)
+    bias = np.full(30000, -100, np.float32)
+    bias[wanted] = 100
+    bias[: artifact.tokenizer.mask_id + 1] = 200  # special tokens are never written
+    artifact = dataclasses.replace(artifact, weights={**artifact.weights, "heads.mlm.bias": bias})
+    ids = np.array(own_text(artifact, texts=20))
+    assert ids.shape == (20, room)
+    inside = ids[:, 1:-1]
+    given = np.array(random_tokens(artifact.config, 20))[:, 1:-1]
+    filled = inside != given
+    assert np.isin(inside[filled], wanted).all()
+    if room == 40:
+        assert 0.6 < filled.mean() < 0.8 and len(set(inside[filled].tolist())) == 20
+
+
+@pytest.mark.parametrize(
+    ("bits", "texts", "trained", "said", "unsaid"),
+    [
+        (4, False, False, ("(-f)", "--bits 8", "--train"), ()),
+        (4, True, False, ("--bits 8", "--train"), ("(-f)",)),
+        (8, True, False, ("--train",), ("(-f)", "--bits 8")),
+        (4, True, True, ("longer", "--bits 8"), ("(-f)",)),
+        (8, False, True, ("longer",), ("(-f)", "--bits 8")),
+    ],
+)
+def test_the_remedy_is_one_that_was_not_tried(bits, texts, trained, said, unsaid):
+    found = remedy(bits, texts, trained)
+    assert found[0].isupper() and all(part in found for part in said) and not any(part in found for part in unsaid)
+
+
+def test_masked_words_are_compared_with_the_whole_model_and_with_the_text(tmp_path):
+    """A model that says `cat` everywhere, and another one: what they agree on, and what stood in the text."""
+    tokenizer = make(tiny(vocab_size=30000)).tokenizer
+    (cat,), (dog,) = tokenizer.ids_batch(["cat", "dog"])
+    for name, word in (("cat", cat), ("dog", dog)):
+        artifact = make(tiny(vocab_size=30000))
+        bias = np.zeros(30000, np.float32)
+        bias[word] = 1e4
+        write_artifact(
+            dataclasses.replace(artifact, weights={**artifact.weights, "heads.mlm.bias": bias}), tmp_path / name
+        )
+    judge = Judge(tmp_path / "cat", ["cat dog dog dog"] * 60)
+    same, other = judge.verdict(tmp_path / "cat"), judge.verdict(tmp_path / "dog")
+    assert same.good and same.loss == 0 and same.right[0] == same.right[1]
+    assert not other.good and other.loss == 1 and sum(other.right) == 1  # so that no place held [CLS] or [SEP]
+    assert 0.1 < other.right[0] < 0.4 and "guessed as in the text: 0." in str(other)
+
+
 def test_shrink_reports_and_artifacts_open_as_floats(tmp_path):
     artifact = make(tiny(vocab_size=30000))
     write_artifact(artifact, tmp_path / "float")
@@ -169,6 +224,7 @@ def test_the_check_runs_without_torch_and_refuses(tmp_path):
     code = "import sys; sys.modules['torch'] = None; from albertkit.cli import main; main()"
     refused = subprocess.run([sys.executable, "-c", code, *given], capture_output=True, text=True, check=False)
     assert refused.returncode == 2 and "masks 1.0000 before" in refused.stderr, refused.stderr
+    assert "--bits 8" in refused.stderr and "(-f)" not in refused.stderr  # the texts were given
     assert not (tmp_path / "small").exists()
     accepted = subprocess.run(
         [sys.executable, "-c", code, *given, "--accept"], capture_output=True, text=True, check=False

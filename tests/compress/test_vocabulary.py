@@ -47,7 +47,7 @@ english = st.lists(st.one_of(words, st.text(max_size=6)), max_size=8).map(" ".jo
 
 
 @given(st.lists(english, min_size=1, max_size=5))
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_unigram_texts_keep_their_pieces(unigram, texts):
     texts = [*texts, "the end"]
     made = cut(unigram, texts)

@@ -2,7 +2,8 @@
 
 In: an artifact and, if there are any, texts like those it will read. Out: `{matrix name: moments}` for `quantize.pack`, which
 smooths 8-bit inputs by them, and rounds 4-bit weights so that errors cancel on such inputs. Without texts, the model writes
-its own: random tokens, masked and filled by its masked-word head a few times over, until they look like its language. No torch.
+its own: random words stand in some places, and its masked-word head fills the others in a few rounds, each place once, beside what stands
+there by then. No torch.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from albertkit.runtime import graph as graphs
 from albertkit.runtime.batching import Rows, rows
 from albertkit.runtime.engine import Engine, cores, open_graph
 
-TEXTS, LENGTH, ROUNDS = 96, 64, 6
+TEXTS, LENGTH, ROUNDS = 32, 64, 4
+GIVEN = 0.3  # of the places of a text hold random words that stay; with fewer, the model repeats its commonest pieces
 LIKELY = 50
 SAMPLE = 12_000  # inputs of each matrix that are kept
 # Which of the watched tensors each matrix of a layer reads.
@@ -129,35 +131,37 @@ def own_text(
     artifact: Artifact, progress: Progress = lambda _: None, texts: int = TEXTS, seed: int = 0
 ) -> list[list[int]]:
     """Token ids the model finds likely; plain random ones for a model that cannot fill masks."""
-    config, tokenizer = artifact.config, artifact.tokenizer
-    generator = np.random.default_rng(seed)
-    first = min(5, config.vocab_size - 1)
-    ids = np.array(random_tokens(config, texts, seed))
-    mask_id = None if tokenizer is None else tokenizer.mask_id
-    if tokenizer is None or mask_id is None or "heads.mlm.bias" not in artifact.weights:
-        return [list(map(int, row)) for row in ids]
-    ids[:, 0], ids[:, -1] = tokenizer.cls_id or 0, tokenizer.sep_id or 0
-    engine = Engine(config, dict(artifact.weights))
-    for turn in range(ROUNDS):
-        progress(f"writing its own text, {turn + 1} of {ROUNDS}")
-        masked = generator.random(ids.shape) < (0.85 if turn == 0 else 0.5)
-        masked[:, [0, -1]] = False
-        for start in range(0, texts, 16):
-            part = slice(start, start + 16)
-            ids[part][masked[part]] = _sample(engine, ids[part], masked[part], mask_id, first, generator)
+    tokenizer = artifact.tokenizer
+    ids = np.array(random_tokens(artifact.config, texts, seed))
+    if tokenizer is not None and tokenizer.mask_id is not None and "heads.mlm.bias" in artifact.weights:
+        ids[:, 0], ids[:, -1] = tokenizer.cls_id or 0, tokenizer.sep_id or 0
+        generator = np.random.default_rng(seed)
+        turns = generator.integers(0, ROUNDS, ids.shape)  # the round in which each place is filled
+        turns[generator.random(ids.shape) < GIVEN] = -1
+        turns[:, [0, -1]] = -1
+        engine = Engine(artifact.config, dict(artifact.weights))
+        for turn in range(ROUNDS):
+            progress(f"writing its own text, {turn + 1} of {ROUNDS}")
+            _fill(engine, ids, turns - turn, tokenizer.mask_id, generator)
     return [list(map(int, row)) for row in ids]
 
 
-def _sample(
-    engine: Engine, ids: np.ndarray, masked: np.ndarray, mask_id: int, first: int, generator: np.random.Generator
-) -> np.ndarray:
-    """A word for each masked place, drawn by its probability among the likeliest."""
-    asked = np.where(masked, mask_id, ids).astype(np.int64)
+def _fill(engine: Engine, ids: np.ndarray, when: np.ndarray, mask_id: int, generator: np.random.Generator) -> None:
+    """Write a word into each place of `ids` where `when` is 0, with masks there and where it is more.
+
+    It is drawn by its probability among the likeliest. Only these places are scored: a row of scores is as long as the vocabulary.
+    """
+    first = min(5, engine.config.vocab_size - 1)
+    kept = min(LIKELY, engine.config.vocab_size - first)
+    asked = np.where(when >= 0, mask_id, ids).astype(np.int64)
     lengths = np.full(len(ids), ids.shape[1], np.int32)
-    batch = Rows(asked, np.zeros_like(asked), lengths, np.arange(len(ids)))
-    scores = engine.words(engine.run(batch, engine.config.num_hidden_layers)[masked])
-    scores[:, :first] = -np.inf
-    kept = min(LIKELY, scores.shape[1] - first)
-    likely = np.argpartition(scores, -kept, axis=1)[:, -kept:]
-    drawn = (np.take_along_axis(scores, likely, axis=1) + generator.gumbel(size=likely.shape)).argmax(axis=1)
-    return np.take_along_axis(likely, drawn[:, None], axis=1)[:, 0]
+    for start in range(0, len(ids), 16):
+        part = slice(start, start + 16)
+        now = when[part] == 0
+        if not now.any():
+            continue
+        batch = Rows(asked[part], np.zeros_like(asked[part]), lengths[part], np.arange(len(asked[part])))
+        scores = engine.words(engine.run(batch, engine.config.num_hidden_layers)[now])[:, first:]
+        likely = np.argpartition(scores, -kept, axis=1)[:, -kept:]
+        drawn = (np.take_along_axis(scores, likely, axis=1) + generator.gumbel(size=likely.shape)).argmax(axis=1)
+        ids[part][now] = first + np.take_along_axis(likely, drawn[:, None], axis=1)[:, 0]

@@ -7,6 +7,7 @@ and `Verdict`, which refuses what loses more than a tolerance.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +33,8 @@ class Score:
     metric: str
     """The first metric of its task; `cosine` with the whole model's vectors; `masks`, the share of masked words guessed as the whole model does."""
     value: float
+    right: float | None = None
+    """Of `masks`: the share of masked words that were guessed as they stood in the text."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,8 @@ class Verdict:
     after: float
     loss: float
     tolerance: float
+    right: tuple[float, float] | None = None
+    """Of `masks`: the share of masked words guessed as they stood in the text, before and after."""
 
     @property
     def good(self) -> bool:
@@ -61,7 +66,23 @@ class Verdict:
         return self.loss <= self.tolerance
 
     def __str__(self) -> str:
-        return f"{self.metric} {self.before:.4f} before, {self.after:.4f} after: {self.loss:.4f} lost"
+        said = f"{self.metric} {self.before:.4f} before, {self.after:.4f} after: {self.loss:.4f} lost"
+        if self.right is None:
+            return said
+        return f"{said} (guessed as in the text: {self.right[0]:.4f} before, {self.right[1]:.4f} after)"
+
+
+@dataclass(frozen=True)
+class Guesses:
+    """What a model finds likeliest at masked places, and what stood there, as ids."""
+
+    words: np.ndarray
+    stood: np.ndarray
+
+    @property
+    def right(self) -> float:
+        """The share that was guessed as it stood."""
+        return float(np.mean(self.words == self.stood))
 
 
 class Judge:
@@ -74,7 +95,7 @@ class Judge:
         heads = self.whole.engine.weights if hasattr(self.whole.engine, "weights") else {}
         self.task = self.whole.meta.task if self.whole.meta.task in TASKS else None
         self.metric = "cosine"
-        self.known: np.ndarray | None = None
+        self.known: Guesses | None = None
         if (
             self.task is None
             and self.whole.meta.task == "pretrain"
@@ -87,30 +108,32 @@ class Judge:
         """One model's score."""
         albert = Albert(folder)
         if self.task is not None:
-            found = albert.task.measure(predict(albert, self.examples, self.task), self.examples)
-            name, value = next(iter(found.items()))
+            metrics = albert.task.measure(predict(albert, self.examples, self.task), self.examples)
+            name, value = next(iter(metrics.items()))
             return Score(name, float(value))
         if self.metric == "masks":
             self.known = self.guesses(self.whole) if self.known is None else self.known
-            return Score("masks", float(np.mean(self.guesses(albert) == self.known)))
+            found = self.guesses(albert)
+            return Score("masks", float(np.mean(found.words == self.known.words)), found.right)
         texts = list(self.examples)
         mine, theirs = (a.embed(texts, long="truncate", normalise=True) for a in (albert, self.whole))
         return Score("cosine", float((mine * theirs).sum(axis=1).mean()))
 
-    def guesses(self, albert: Albert) -> np.ndarray:
+    def guesses(self, albert: Albert) -> Guesses:
         """The likeliest word at each masked place; the same places for every model of the same vocabulary."""
-        generator, found = np.random.default_rng(0), []
+        generator, found, stood = np.random.default_rng(0), [], []
         limit = min(128, albert.config.max_position_embeddings)
         ids = [e.ids for e in albert.tokenizer.encode_batch(list(self.examples), max_length=limit)]
         for batch in rows(ids):
             inside = np.arange(batch.ids.shape[1])[None] < batch.lengths[:, None]
-            inside[:, 0] = False
+            inside[:, 0] = inside[np.arange(len(inside)), batch.lengths - 1] = False
             chosen = (generator.random(batch.ids.shape) < MASKED) & inside
             if not chosen.any():
                 chosen[0, min(1, chosen.shape[1] - 1)] = True
             asked = dataclasses.replace(batch, ids=np.where(chosen, albert.tokenizer.mask_id or 0, batch.ids))
             found.append(albert.engine.words(albert.engine.run(asked, albert.depth)[chosen]).argmax(axis=1))
-        return np.concatenate(found)
+            stood.append(batch.ids[chosen])
+        return Guesses(np.concatenate(found), np.concatenate(stood))
 
     def verdict(self, folder: Path | str, tolerance: float | None = None) -> Verdict:
         """What a folder has lost."""
@@ -120,7 +143,8 @@ class Judge:
         if after.metric == "rmse" or "loss" in after.metric:  # where less is better
             lost = -lost
         allowed = TOLERANCES.get(after.metric, TOLERANCE) if tolerance is None else tolerance
-        return Verdict(after.metric, before, after.value, lost, allowed)
+        right = None if after.right is None or self.known is None else (self.known.right, after.right)
+        return Verdict(after.metric, before, after.value, lost, allowed, right)
 
     def measure_whole(self, metric: str) -> float:
         """The whole model's own score."""
@@ -130,8 +154,8 @@ class Judge:
         return float(found[metric])
 
 
-def refuse(whole: Path | str | None, made: Path | str, check: Check) -> Verdict:
-    """The verdict on a folder; an error, with the numbers, if it loses more than it may and nobody accepts that."""
+def refuse(whole: Path | str | None, made: Path | str, check: Check, remedy: str) -> Verdict:
+    """The verdict on a folder; an error, with the numbers and the remedy, if it loses more than it may and nobody accepts that."""
     found = Judge(whole, check.examples).verdict(made, check.tolerance)
     if found.before == 0 and not check.accept:
         raise AlbertkitError(
@@ -139,8 +163,8 @@ def refuse(whole: Path | str | None, made: Path | str, check: Check) -> Verdict:
             "this model, and are the right columns read (--text-column, --label-column)?"
         )
     if not found.good and not check.accept:
+        allow = f"allow as much (--tolerance {math.ceil(found.loss * 100) / 100:g}), or " if found.loss <= 1 else ""
         raise AlbertkitError(
-            f"{found}, and the tolerance is {found.tolerance:g}; nothing was written. Train it for few bits (--train), keep more bits, "
-            "allow more (--tolerance), or accept it as it is (--accept)"
+            f"{found}, and the tolerance is {found.tolerance:g}; nothing was written. {remedy}; or {allow}accept it whatever it loses (--accept)"
         )
     return found

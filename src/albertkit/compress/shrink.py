@@ -98,7 +98,9 @@ def shrink(
         write_artifact(made, scratch, bits=bits, moments=seen, smooths=None if trained is None else trained.smooths)
         progress("comparing")
         cosine = agreement(artifact, read_stored(scratch), held)
-        verdict = None if check is None else refuse(source, scratch, check)
+        verdict = None
+        if check is not None:
+            verdict = refuse(source, scratch, check, remedy(bits, texts is not None, trained is not None))
         size = (scratch / QUANTISED_FILE).stat().st_size
     progress("")
     return Report(
@@ -110,6 +112,18 @@ def shrink(
         texts=len(held),
         verdict=verdict,
     )
+
+
+def remedy(bits: int, texts: bool, trained: bool) -> str:
+    """What makes a quantised model lose less, the cheapest that was not done yet first."""
+    if trained:
+        return "Train longer, or on more examples (--train)" + (", or keep 8 bits (--bits 8)" if bits == 4 else "")
+    ways = [] if texts else ["round it on texts like those it will read (-f)"]
+    if bits == 4:
+        ways.append("keep 8 bits (--bits 8)")
+    ways.append("train it while it is rounded (--train, needs torch)")
+    said = " or ".join([", ".join(ways[:-1]), ways[-1]] if len(ways) > 1 else ways)
+    return said[0].upper() + said[1:]
 
 
 def agreement(first: Artifact | Stored, second: Artifact | Stored, ids: list[list[int]]) -> np.ndarray:
