@@ -35,6 +35,7 @@ MADE = {
     "reader": (Meta(task="answer", details={"stride": 16}), {"answer": 0}),
     "exam": (Meta(task="choose"), {"choose": 0}),
     "atis": (Meta(task="intent", labels=TAGS, details={"intents": ["book", "ask"]}), {"classify": 2, "tag": 5}),
+    "author": (Meta(task="generate", details={"max_length": 40, "target_length": 6, "words": 3}), {"mlm": 0}),
 }
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from albertkit.serve.batcher import Batcher
 from albertkit.serve.cache import OVERHEAD, Cache, key_of
-from albertkit.serve.jobs import Job, Pace, Way
+from albertkit.serve.jobs import Job, Pace, Slip, Way
 from albertkit.serve.models import Source
 from albertkit.serve.refusal import Refusal
 
@@ -147,14 +147,17 @@ def test_work_that_cannot_be_done_in_time_is_refused_at_once():
             await batcher.run(job(made, [1] * 60))
         assert caught.value.status == 413 and caught.value.again is None
         made.albert.engine.gate.clear()
-        waiting = [asyncio.ensure_future(batcher.run(job(made, [1] * 20))) for _ in range(2)]
+        waiting = [asyncio.ensure_future(batcher.run(job(made, [1] * 10, deadline=5.0))) for _ in range(2)]
         await asyncio.sleep(0.05)
         began = time.monotonic()
         with pytest.raises(Refusal, match="s of work are waiting") as caught:
-            await batcher.run(job(made, [1] * 20))
-        assert caught.value.status == 429 and caught.value.again == 1 and time.monotonic() - began < 1
+            await batcher.run(job(made, [1] * 40, deadline=5.0))
+        assert caught.value.status == 429 and caught.value.again in (1, 2, 3) and time.monotonic() - began < 1
+        with pytest.raises(Refusal, match="due in 0") as caught:  # what cutting its texts took is gone
+            await batcher.run(job(made, [1], deadline=0.5))
+        assert caught.value.status == 429
         made.albert.engine.gate.set()
-        assert await asyncio.gather(*waiting) == [[20.0], [20.0]]
+        assert await asyncio.gather(*waiting) == [[10.0], [10.0]]
 
     running(test, deadline=5.0)
 
@@ -179,6 +182,111 @@ def test_what_is_late_is_told_and_not_computed():
 
     running(test)
     assert engine.batches == [[[1]]]
+
+
+def test_what_was_not_begun_is_told_at_its_deadline_whatever_the_engine_does():
+    made = model()
+    engine = made.albert.engine
+
+    async def test(batcher):
+        engine.gate.clear()
+        first = asyncio.ensure_future(batcher.run(job(made, [1], deadline=0.5)))
+        while not batcher.stuck():  # until it is begun
+            await asyncio.sleep(0.005)
+        for rows, more in ([[[2]], {}], [[], {"call": lambda: 1, "work": 1}]):
+            with pytest.raises(Refusal, match="no time") as caught:
+                await batcher.run(job(made, *rows, deadline=0.3, **more))
+            assert caught.value.status == 503
+        with pytest.raises(Refusal, match="no time"):  # its time was over before it came here
+            await batcher.run(job(made, [3], deadline=-0.1))
+        assert (
+            not first.done() and batcher.waiting()[0] == 1
+        )  # the engine is still at it, and what was begun is finished
+        engine.gate.set()
+        assert await first == [1.0]
+
+    running(test)
+    assert engine.batches == [[[1]]]
+
+
+def test_what_could_not_be_done_in_time_any_more_is_not_begun():
+    made = model(seconds=0.01)
+    engine = made.albert.engine
+
+    async def test(batcher):
+        engine.gate.clear()
+        first = asyncio.ensure_future(batcher.run(job(made, [1])))
+        await asyncio.sleep(0.02)
+        hopeless = asyncio.ensure_future(
+            batcher.run(job(made, [2] * 60, deadline=1.0))
+        )  # takes 0.6 s, as far as is known
+        await asyncio.sleep(0.6)
+        engine.gate.set()
+        with pytest.raises(Refusal, match="no time"):
+            await hopeless
+        assert await first == [1.0]
+
+    running(test)
+    assert engine.batches == [[[1]]]
+
+
+def test_a_job_of_many_batches_is_finished_once_it_was_begun():
+    made = model()
+
+    async def test(batcher):
+        run = made.albert.engine.run
+        made.albert.engine.run = lambda rows, depth: time.sleep(0.05) or run(rows, depth)
+        assert await batcher.run(job(made, *[[1] * 60] * 8, deadline=0.2)) == [60.0] * 8
+
+    running(test)
+    assert len(made.albert.engine.batches) == 8
+
+
+@given(st.lists(st.floats(0, 100), max_size=300))
+@settings(max_examples=60, deadline=None)
+def test_the_slip_stays_in_bounds(waits):
+    slip = Slip()
+    for times in waits:
+        before = slip.times
+        slip.learn(times)
+        assert 1.0 <= slip.times <= Slip.MOST
+        assert (slip.times - before) * (min(times, Slip.MOST) - before) >= 0  # towards what was seen
+
+
+def test_waits_that_were_longer_than_foreseen_make_it_refuse_more():
+    made = model(seconds=0.01)
+
+    async def test(batcher):
+        made.albert.engine.gate.clear()
+        first = asyncio.ensure_future(batcher.run(job(made, [1] * 60, deadline=2.0)))
+        await asyncio.sleep(0.02)
+        assert batcher.check_queue(alone=1.0) == pytest.approx(0.6)
+        for _ in range(20):
+            batcher.slip.learn(3.0)
+        with pytest.raises(Refusal, match="about 1.8 s"):
+            batcher.check_queue(alone=1.0)
+        for _ in range(2000):
+            batcher.slip.learn(0.8)
+        assert batcher.check_queue(alone=1.0) == pytest.approx(0.6)
+        made.albert.engine.gate.set()
+        await first
+
+    running(test, deadline=2.0)
+
+
+def test_a_queue_teaches_how_long_waiting_takes():
+    """Batches that take three times as long as was foreseen when the jobs came: those who waited tell."""
+    made = model(seconds=0.0005)
+
+    async def test(batcher):
+        run = made.albert.engine.run
+        made.albert.engine.run = lambda rows, depth: time.sleep(0.0015 * int(rows.lengths.sum())) or run(rows, depth)
+        batcher.slip.times = 1.0
+        jobs = [job(made, [1] * 20, deadline=0.4) for _ in range(20)]
+        await asyncio.gather(*[batcher.run(one) for one in jobs], return_exceptions=True)
+        assert batcher.slip.times > 1.2
+
+    running(test, budget=20, deadline=0.4)
 
 
 def test_who_leaves_is_forgotten():

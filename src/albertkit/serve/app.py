@@ -27,7 +27,7 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from albertkit.errors import AlbertkitError
-from albertkit.serve import look, openai, openapi, own, tei
+from albertkit.serve import look, openai, openapi, own, tei, write
 from albertkit.serve.guard import Call, Endpoint, Message, Plain, Receive, Send, refused
 from albertkit.serve.refusal import KINDS, Refusal
 from albertkit.serve.schema import Token, Vector
@@ -144,6 +144,7 @@ ENDPOINTS = (
     Endpoint("POST", "/answer", own.answer, own.AnswerRequest, own.AnswerAnswer, OWN),
     Endpoint("POST", "/choose", own.choose, own.ChooseRequest, own.ChooseAnswer, OWN),
     Endpoint("POST", "/fill", own.fill, own.FillRequest, own.FillAnswer, OWN),
+    Endpoint("POST", "/generate", write.generate, write.GenerateRequest, write.GenerateAnswer, OWN),
     Endpoint("POST", "/similar", look.similar, look.SimilarRequest, look.SimilarAnswer, OWN),
     Endpoint("POST", "/search", look.search, look.SearchRequest, look.SearchAnswer, OWN),
     Endpoint("POST", "/explain", look.explain, look.ExplainRequest, look.ExplainAnswer, OWN),

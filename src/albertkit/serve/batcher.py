@@ -5,8 +5,9 @@ where rows wait; `runtime/batching.py` decides which are computed together. Afte
 
 While the engine computes one batch, rows gather for the next, so that batches grow with the load and nobody waits for company. The
 oldest row is always in the next batch, with those of the waiting rows that fit to it by length. A job that cannot be done before its
-deadline is refused when it comes, from what is waiting and how fast the engine has been; one whose client has gone, or whose time is
-over before it was begun, is not computed any more.
+deadline is refused when it comes, from what is waiting, how fast the engine has been, and by how much others waited longer than
+foreseen. One whose client has gone is not computed any more, nor one that was not begun while there was time for it; that is told
+when its time is over, whatever the engine is doing.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from collections.abc import Callable
 from typing import Any
 
 from albertkit.runtime.batching import packed
-from albertkit.serve.jobs import Computing, Job, Lane, Pace, Row, Way, mark_of, segments_of
+from albertkit.serve.jobs import Computing, Job, Lane, Pace, Row, Slip, Way, mark_of, segments_of
 from albertkit.serve.refusal import Refusal
 
 log = logging.getLogger("albertkit.serve")
@@ -37,6 +38,7 @@ class Batcher:
         self._lanes: dict[Way, Lane] = {}
         self._calls: deque[Job] = deque()
         self._owed: dict[Pace, int] = {}
+        self.slip = Slip()
         self._ready = threading.Condition()
         self._stopped = False
         self._began: float | None = None
@@ -72,18 +74,23 @@ class Batcher:
             owed = list(self._owed.items())
         return sum(work for _, work in owed), sum(work * pace.seconds for pace, work in owed)
 
-    def check_queue(self, alone: float = 0.0) -> None:
-        """Refuse what would wait too long, if it takes `alone` seconds itself."""
+    def check_queue(self, alone: float = 0.0, until: float | None = None) -> float:
+        """Refuse what would wait too long, if it takes `alone` seconds itself and is due at `until`; gives the seconds of work ahead of it."""
         _, ahead = self.waiting()
-        if ahead + alone > self.deadline:
+        foreseen = ahead * self.slip.times
+        left = self.deadline if until is None else until - time.monotonic()
+        if left <= 0:
+            raise self._late()
+        if foreseen + alone > left:
             raise Refusal(
                 429,
-                f"about {ahead:.1f} s of work are waiting and an answer is due in {self.deadline:g} s; ask again later",
-                again=ahead + alone - self.deadline,
+                f"about {foreseen:.1f} s of work are waiting and an answer is due in {left:.2g} s; ask again later",
+                again=foreseen + alone - left,
             )
+        return ahead
 
-    def check(self, model: Computing, work: int) -> None:
-        """Refuse work (tokens times layers) that could not be done in time."""
+    def check(self, model: Computing, work: int, until: float | None = None) -> tuple[float, float]:
+        """Refuse work (tokens times layers) that could not be done in time; (seconds of work ahead of it, seconds it takes itself)."""
         alone = work * model.pace.seconds
         if alone > self.deadline:
             raise Refusal(
@@ -91,24 +98,50 @@ class Batcher:
                 f"this request takes about {alone:.0f} s to compute and an answer is due in {self.deadline:g} s; "
                 "send fewer texts at a time",
             )
-        self.check_queue(alone)
+        return self.check_queue(alone, until), alone
 
     async def run(self, job: Job) -> list[Any]:
         """Results of a job's rows, in their order. Cancelled, the job is forgotten."""
         if not job.ids and job.call is None:
             return []
         job.work = job.work or job.tokens * max(1, job.way.depth)
-        self.check(job.way.model, job.work)
-        job.done = asyncio.get_running_loop().create_future()
+        job.ahead, job.alone = self.check(job.way.model, job.work, job.deadline)
+        loop = asyncio.get_running_loop()
+        job.done = loop.create_future()
         self._add(job)
+        clock = loop.call_later(max(0.0, job.deadline - time.monotonic()), self._expire, job)
         try:
             await job.done
         finally:
+            clock.cancel()
             if job.live:
                 self._forget(job)
+        self._compare(job)
         if job.error is not None:
             raise job.error
         return job.results
+
+    def _compare(self, job: Job) -> None:
+        """Learn from a job that had to wait for others how long that took."""
+        if job.ahead * SHARE > self.deadline and job.call is None:
+            self.slip.learn((time.monotonic() - job.arrived - job.alone) / job.ahead)
+
+    def _expire(self, job: Job) -> None:
+        """The time of a job is over: if it was not begun, its client is told now."""
+        with self._ready:
+            late = job.live and not job.started
+            if late:
+                self._refuse(job)
+        if late:
+            answered([job])
+
+    def _refuse(self, job: Job) -> None:
+        """A job has waited too long to be begun; the lock is held."""
+        job.error = self._late()
+        self._settle(job)
+
+    def _late(self) -> Refusal:
+        return Refusal(503, f"there was no time for this request within {self.deadline:g} s; ask again", again=1)
 
     def _add(self, job: Job) -> None:
         job.arrived = time.monotonic()
@@ -185,7 +218,10 @@ class Batcher:
                     elif first is None or row.job.arrived < first[0]:
                         first = (row.job.arrived, way)
                 if first is not None:
-                    return self._calls.popleft() if first[1] is None else self._lanes[first[1]].take(self.budget)
+                    batch = self._calls.popleft() if first[1] is None else self._lanes[first[1]].take(self.budget)
+                    for job in [batch] if isinstance(batch, Job) else {row.job for row in batch}:
+                        job.started = job.started or now
+                    return batch
                 if self._stopped:
                     return None
                 self._ready.wait()
@@ -196,15 +232,12 @@ class Batcher:
         return int(min(WINDOW * self.budget, max(self.budget, quick)))
 
     def _in_time(self, job: Job, now: float) -> bool:
-        """Whether somebody waits for a job; one whose time is over before it was begun is told so. The lock is held.
+        """Whether somebody waits for a job; one that was not begun and could not be done in time any more is told so. The lock is held.
 
         What was begun is finished: else, under too much load, the engine might spend its time on answers nobody gets.
         """
-        if job.live and now > job.deadline and not job.started:
-            job.error = Refusal(
-                503, f"there was no time for this request within {self.deadline:g} s; ask again", again=1
-            )
-            self._settle(job)
+        if job.live and not job.started and now + job.work * job.way.model.pace.seconds > job.deadline:
+            self._refuse(job)
             self._deliver([job])
         return job.live
 
@@ -225,22 +258,19 @@ class Batcher:
             log.exception("batch failed")
             error = problem
         seconds = time.monotonic() - began
+        tokens = sum(row.length for row in batch)
         if size * 2 >= self.budget and way.depth and error is None:
-            way.model.pace.learn(seconds / (size * way.depth))
+            way.model.pace.learn(seconds / (tokens * way.depth))
         waited = began - min(row.job.arrived for row in batch)
-        self._watch(
-            way.model, len(batch), sum(row.length for row in batch), seconds, waited
-        )  # counted before it is answered
+        self._watch(way.model, len(batch), tokens, seconds, waited)  # counted before it is answered
         self._deliver(self._keep(batch, found, error, seconds))
 
     def _keep(self, batch: list[Row], found: list[Any], error: BaseException | None, seconds: float) -> list[Job]:
         """Put results where they belong; returns the jobs that are done with."""
         finished = []
-        now = time.monotonic()
         with self._ready:
             for job in {row.job for row in batch}:
                 job.computing += seconds
-                job.started = job.started or now - seconds
             for at, row in enumerate(batch):
                 job = row.job
                 if not job.live:
@@ -257,12 +287,12 @@ class Batcher:
         return finished
 
     def _call(self, job: Job) -> None:
-        job.started = time.monotonic()
+        began = time.monotonic()
         try:
             job.results = [job.call()] if job.call is not None else []
         except BaseException as problem:
             job.error = problem
-        job.computing = time.monotonic() - job.started
+        job.computing = time.monotonic() - began
         with self._ready:
             live = job.live
             self._settle(job)

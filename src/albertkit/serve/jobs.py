@@ -16,6 +16,7 @@ import numpy as np
 from albertkit.runtime.batching import groups
 
 LEARN = 0.2  # how much the newest full batch counts in the pace
+FORGET = 0.005  # how much a wait that was shorter than foreseen counts
 
 
 class Pace:
@@ -27,6 +28,23 @@ class Pace:
     def learn(self, seconds: float) -> None:
         """Take a new measurement into account."""
         self.seconds += LEARN * (seconds - self.seconds)
+
+
+class Slip:
+    """By how much longer than foreseen the slower ones wait: others are put before them, and no two batches take the same time.
+
+    A longer wait counts forty times as much as a shorter one, so that few are answered later than foreseen. It begins on the safe side.
+    """
+
+    MOST = 4.0
+
+    def __init__(self) -> None:
+        self.times = 1.5
+
+    def learn(self, times: float) -> None:
+        """A wait was so many times as long as the work that was ahead."""
+        times = min(self.MOST, times)
+        self.times = max(1.0, self.times + (LEARN if times > self.times else FORGET) * (times - self.times))
 
 
 class Computing(Protocol):
@@ -77,6 +95,10 @@ class Job:
     """Instead of rows: something to be called on the engine's thread."""
     work: int = 0
     """Tokens times layers still to be computed."""
+    ahead: float = 0.0
+    """Seconds of work that were waiting when it came."""
+    alone: float = 0.0
+    """Seconds that it takes itself."""
 
     @property
     def tokens(self) -> int:

@@ -33,7 +33,7 @@ from albertkit.weights import size as parameters_of
 
 log = logging.getLogger("albertkit.serve")
 ALWAYS = ("embed", "rerank", "similar", "search", "tokenize", "explain")
-BY_TASK = {"classify": ("classify", "predict"), "tag": ("tag",), "answer": ("answer",), "choose": ("choose",), "intent": ("intent",)}  # fmt: skip
+BY_TASK = {"classify": ("classify", "predict"), "tag": ("tag",), "answer": ("answer",), "choose": ("choose",), "intent": ("intent",), "generate": ("generate",)}  # fmt: skip
 _numbers = itertools.count(1)
 
 
@@ -104,6 +104,8 @@ class Model:
             began = time.perf_counter()
             hidden = albert.engine.run(packed(list(ids), None, list(range(rows))), albert.depth)
             best = min(best, time.perf_counter() - began)
+        if albert.meta.task == "generate":
+            _ = albert.writer  # opened now, so that the first request does not wait for it
         if not np.isfinite(hidden).all():
             raise AlbertkitError(f"{source.folder or 'the built-in model'} computes numbers that are not finite")
         return cls(source.name, albert, stamp, Pace(best / (rows * length * albert.depth)))

@@ -22,7 +22,7 @@ from albertkit.runtime.albert import Guess, Recipe, joined
 from albertkit.runtime.predict import features_of, read_heads
 from albertkit.serve.batcher import Batcher
 from albertkit.serve.cache import Cache, key_of
-from albertkit.serve.jobs import Job, Way
+from albertkit.serve.jobs import Computing, Job, Way
 from albertkit.serve.metrics import Metrics
 from albertkit.serve.models import Model, Models
 from albertkit.serve.refusal import Refusal
@@ -194,7 +194,7 @@ class Desk:
         best = await self.compute(ask, job)
         return [albert.guesses(text, own) for text, own in zip(texts, best, strict=True)]
 
-    async def call(self, ask: Ask, model: Model, function: Callable[[], T], work: int) -> T:
+    async def call(self, ask: Ask, model: Computing, function: Callable[[], T], work: int) -> T:
         """Something that uses the engine by itself, in its turn; `work` is tokens times layers."""
         job = Job(Way(model, 0, pool), [], ask.deadline, call=function, work=work)
         (found,) = await self.compute(ask, job)

@@ -1,0 +1,103 @@
+"""/generate: what `Albert.generate` writes, within limits, and refused when there would be no time."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+
+import pytest
+
+from albertkit.errors import AlbertkitError
+from albertkit.serve import write
+from albertkit.serve.batcher import Batcher
+from albertkit.serve.cache import Cache
+from albertkit.serve.metrics import Metrics
+from albertkit.serve.models import Models, Source
+from albertkit.serve.refusal import Refusal
+from albertkit.serve.settings import Keys, Serving
+from albertkit.serve.work import Ask, Desk, seconds_left
+
+TEXTS = [f"the {word} house number {n}" for n, word in enumerate(("red", "old", "very large", "small", "one") * 2)]
+
+
+@pytest.mark.parametrize(
+    "style",
+    [{}, {"beams": 3, "no_repeat": 2}, {"sample": True, "temperature": 0.8, "top_p": 0.9, "seed": 7}, {"max_tokens": 2}, {"depth": 1}],
+    ids=("likeliest", "beams", "drawn", "short", "shallow"),
+)  # fmt: skip
+def test_it_writes_what_the_model_writes(server, alberts, style):
+    assert len(TEXTS) > write.TURN
+    answer = server.post("/generate", {"texts": TEXTS, **style})
+    assert answer.status_code == 200 and answer.json()["model"] == "author"
+    wanted = [json.loads(json.dumps(dataclasses.asdict(one))) for one in alberts["author"].generate(TEXTS, **style)]
+    for found, right in zip(answer.json()["results"], wanted, strict=True):
+        assert found == {**right, "score": pytest.approx(right["score"], abs=1e-5)}
+
+
+def test_one_text_and_a_long_one(server, alberts):
+    for text in ("one", "", " ".join(["word"] * 500)):
+        (found,) = server.post("/generate", {"texts": text, "model": "author"}).json()["results"]
+        assert found["text"] == alberts["author"].generate(text).text
+
+
+@pytest.mark.parametrize(
+    ("asked", "status", "said"),
+    [
+        ({"texts": "a", "beams": 17}, 422, "<= 16"),
+        ({"texts": "a", "beams": 2, "sample": True}, 422, "choose one of them"),
+        ({"texts": "a", "temperature": 0.5}, 422, "turn sample on"),
+        ({"texts": "a", "max_tokens": 1000}, 422, "positions left"),
+        ({"texts": "a", "tempo": 1}, 422, "tempo"),
+        ({"texts": []}, 422, "at least one"),
+        ({"texts": ["a"] * 1025}, 413, "at most 1,024"),
+        ({"texts": ["a"] * 1024, "beams": 16, "max_tokens": 40}, 413, "tokens would be written"),
+        ({"texts": "a", "model": "words"}, 424, "cannot do 'generate'"),
+    ],
+)
+def test_what_is_not_allowed_is_said(server, asked, status, said):
+    answer = server.post("/generate", asked)
+    assert answer.status_code == status and said in answer.json()["error"], answer.text
+
+
+def at_a_desk(folder, test, **settings):
+    """Run an async test at a desk with one model."""
+
+    async def go():
+        chosen = Serving(**settings)
+        models = Models([Source("author", folder)], chosen, 1)
+        desk = Desk(chosen, models, Batcher(chosen.budget, chosen.deadline), Metrics(), Keys(), Cache(0))
+        desk.batcher.start()
+        try:
+            await asyncio.wait_for(test(desk, next(iter(models))), 20)
+        finally:
+            await asyncio.to_thread(desk.batcher.stop)
+
+    asyncio.run(go())
+
+
+def test_writing_has_a_pace_of_its_own_and_learns_it(folders):
+    async def test(desk, model):
+        own = write.writing(model)
+        assert own is write.writing(model) and own.pace is not model.pace
+        reading, own.pace.seconds = model.pace.seconds, 1.0  # so slow that nothing fits
+        with pytest.raises(Refusal, match="takes about .* send fewer texts") as caught:
+            await write.generate(desk, Ask(seconds_left(desk.settings)), write.GenerateRequest(texts="a text"))
+        assert caught.value.status == 413
+        own.pace.seconds = 1e-3
+        ask = Ask(seconds_left(desk.settings))
+        found = await write.generate(desk, ask, write.GenerateRequest(texts=["a text", "another"]))
+        assert len(found["results"]) == 2 and own.pace.seconds < 1e-3 and model.pace.seconds == reading
+        assert ask.texts == 2 and ask.tokens > 4 and ask.computing > 0
+
+    at_a_desk(folders["author"], test)
+
+
+def test_a_model_that_cannot_write_is_not_served(folders, tmp_path):
+    """A folder that says it writes and lacks the head for words is an error at the start, not at the first request."""
+    from albertkit.artifact import Meta
+    from tests.serve.conftest import make
+
+    broken = make(tmp_path / "broken", Meta(task="generate", details={"max_length": 40, "target_length": 6}), {})
+    with pytest.raises(AlbertkitError):
+        at_a_desk(broken, lambda desk, model: None)
