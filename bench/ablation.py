@@ -1,23 +1,28 @@
 """The documents' ideas, measured: each option on and off, at one budget, with several seeds; the source of docs/ablation.md.
 
-    python bench/ablation.py run SHARDS --task sst-2=TRAIN,DEV --task mrpc=TRAIN,DEV --runs RUNS --shape small --tokens 200e6 --seeds 0,1,2
+    python bench/ablation.py run SHARDS --task sst-2=TRAIN,DEV --task mrpc=TRAIN,DEV --runs RUNS --shape small --tokens 200e6 --seeds 0,1,2 [--jobs 8]
+    python bench/ablation.py speed SHARDS [--shape small] [--batch 64] [--steps 40] [--device auto] [--compile auto]
     python bench/ablation.py lengths [--shape small] [--window 64] [--device auto]
     python bench/ablation.py table
 
 `run` pre-trains every variant on the same shards with the same budget (--tokens, or --minutes of the machine), measures masked words and sentence order on held-out rows,
-fine-tunes the result on labelled files of classes, and writes one line for each variant and seed to bench/results/ablation.jsonl. What has its line is not done again, and what was
-interrupted goes on from its checkpoint, so the same command may be given as often as needed; --only chooses variants. `lengths` times one layer with a window and without, in torch and in the
-runtime. `table` writes docs/ablation.md from what was kept.
+fine-tunes the result on labelled files of classes, and writes one line for each variant and seed to bench/results/ablation.jsonl. Each runs in a process of its own, --jobs of them at a
+time, the first seed of all variants first. What has its line is not done again, and what was interrupted goes on from its checkpoint, so the same command may be given as often as
+needed; --only chooses variants. Processes share torch's folder of compiled code, since most variants compile the same layer. `speed` times updates of each variant alone on the machine:
+what several jobs at once see of it is not a speed. `lengths` times one layer with a window and without, in torch and in the runtime. `table` writes docs/ablation.md from what was kept.
 """
 
 from __future__ import annotations
 
 import argparse
+import fcntl
 import gc
+import hashlib
 import json
 import platform
 import shutil
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -28,12 +33,16 @@ import numpy as np
 
 sys.path[:0] = [str(Path(__file__).parent.parent / "src"), str(Path(__file__).parent)]
 
+from jobs import each  # noqa: E402
+
+import tasks  # noqa: E402
 from albertkit.compress.plan import operations, parameters  # noqa: E402
 from albertkit.config import AlbertConfig, Options, preset  # noqa: E402
 from albertkit.errors import AlbertkitError  # noqa: E402
 
 RESULTS = Path(__file__).parent / "results"
-LINES, LENGTHS = RESULTS / "ablation.jsonl", RESULTS / "ablation-lengths.json"
+LINES, LENGTHS, SPEEDS = (RESULTS / f"ablation{rest}" for rest in (".jsonl", "-lengths.json", "-speed.json"))
+GROUP = 5  # updates that are timed together, since a GPU is asked for its results only at the end of them
 
 
 @dataclass(frozen=True)
@@ -46,9 +55,10 @@ class Variant:
     goals: dict[str, Any] = field(default_factory=dict)
     """For `train/goals.py`."""
 
-    def config(self, shape: str, length: int) -> AlbertConfig:
-        """The variant of a preset."""
+    def config(self, shape: str, length: int, layers: int | None = None) -> AlbertConfig:
+        """The variant of a preset, or of one with another number of layers."""
         base = preset(shape)
+        base = base.replace(num_hidden_layers=layers) if layers else base
         letters = {"H": base.hidden_size, "L": base.num_hidden_layers}
         changes = {name: letters.get(value, value) for name, value in self.shape.items()}
         options = dict(self.options)
@@ -90,62 +100,61 @@ VARIANTS: dict[str, Variant] = {
 def recipe(args: argparse.Namespace) -> dict[str, Any]:
     """What lines must have in common to be compared."""
     return {
-        "shape": args.shape, "length": args.length, "batch": args.batch, "tokens": args.tokens, "minutes": args.minutes,
+        "shape": args.shape, "layers": args.layers, "length": args.length, "batch": args.batch, "tokens": args.tokens, "minutes": args.minutes,
         "learning_rate": args.learning_rate, "optimizer": args.optimizer, "epochs": args.epochs, "tasks": sorted(args.tasks), "examples": args.examples,
     }  # fmt: skip
 
 
+def place(name: str, seed: int, args: argparse.Namespace) -> Path:
+    """The folder of one training; another recipe has other folders."""
+    mark = hashlib.sha256(json.dumps(recipe(args)).encode()).hexdigest()[:8]
+    plain: Path = args.runs / mark / f"{name.replace(' ', '-').replace(',', '').replace('=', '')}-{seed}"
+    return plain
+
+
 def measure(name: str, seed: int, args: argparse.Namespace) -> dict[str, Any]:
     """Pre-train and fine-tune one variant with one seed."""
-    variant = VARIANTS[name]
-    folder = args.runs / f"{name.replace(' ', '-').replace(',', '').replace('=', '')}-{seed}"
+    folder = place(name, seed, args)
     began = time.perf_counter()
     found: dict[str, Any] = {"variant": name, "seed": seed, "recipe": recipe(args), "machine": about(args.device)}
-    config = variant.config(args.shape, args.length)
     try:
-        pretrained = pretrain(variant, config, seed, folder, args)
-        found |= pretrained
+        found |= pretrain(name, seed, folder, args)
         found["tasks"] = {task: finetune(folder / "model", task, seed, folder, args) for task in args.tasks}
-    except AlbertkitError as error:
+    except Failed as error:
         found["failed"] = str(error)
     found["minutes"] = round((time.perf_counter() - began) / 60, 3)
-    if not args.keep and "failed" not in found:
-        shutil.rmtree(folder, ignore_errors=True)
     return found
 
 
-def pretrain(
-    variant: Variant, config: AlbertConfig, seed: int, folder: Path, args: argparse.Namespace
-) -> dict[str, Any]:
-    """The budget's worth of masked words and sentence order; the scores on held-out rows."""
+class Failed(Exception):
+    """A training that went wrong by itself (it diverged, it learnt nothing), which is a result."""
+
+
+def trained(work: Any, settings: Any, folder: Path, label: str) -> Any:
+    """The outcome of a training, from where it was left."""
     import torch
 
     from albertkit.train import loop
-    from albertkit.train.goals import Goals
-    from albertkit.train.pretrain import Pretraining
-    from albertkit.train.report import read
-    from albertkit.train.settings import Settings
 
-    torch._dynamo.reset()
-    goals = Goals(lengths=str(args.length), eval_rows=args.eval_rows, **variant.goals)
-    settings = Settings(
-        tokens=args.tokens, minutes=args.minutes, batch=args.batch, seed=seed, device=args.device, optimizer=args.optimizer,
-        learning_rate=args.learning_rate, evaluations=1, keep=1, log_every=args.log_every, tensorboard=False, compile=args.compile,
-    )  # fmt: skip
-    work = Pretraining(args.shards, config, settings, goals)
-    outcome = loop.train(work, settings, folder, resume=True, say=lambda text: print("   ", text, flush=True))
-    if outcome.model is None:
-        raise SystemExit("stopped; the same command goes on")
-    speeds = [line["tokens_per_second"] for line in read(folder / "metrics.jsonl") if line["kind"] == "train"]
-    del work
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+    try:
+        done = loop.train(work, settings, folder, resume=True, say=lambda text: print(f"{label}: {text}", flush=True))
+    except AlbertkitError as error:
+        if isinstance(error.__context__, torch.OutOfMemoryError):
+            raise  # too many jobs say nothing about the variant
+        raise Failed(str(error)) from None
+    if done.model is None:
+        raise SystemExit(f"{label}: stopped; the same command goes on")
+    return done
+
+
+def pretrain(name: str, seed: int, folder: Path, args: argparse.Namespace) -> dict[str, Any]:
+    """The budget's worth of masked words and sentence order; the scores on held-out rows."""
+    work, settings = work_of(name, seed, args, tokens=args.tokens, minutes=args.minutes)
+    outcome = trained(work, settings, folder, f"{name}, seed {seed}")
     fitted = outcome_config(folder)
     return {
         "parameters": parameters(fitted)["total"],
         "operations_per_token": operations(fitted, args.length)["total"],
-        "tokens_per_second": float(np.median(speeds[1:] or speeds)),  # the first lines hold the time of compiling
         "tokens": outcome.state.tokens,
         **{
             n: outcome.metrics[n]
@@ -153,6 +162,21 @@ def pretrain(
             if n in outcome.metrics
         },
     }
+
+
+def work_of(name: str, seed: int, args: argparse.Namespace, **budget: Any) -> tuple[Any, Any]:
+    """The pre-training of a variant, for the loop, and its settings."""
+    from albertkit.train.goals import Goals
+    from albertkit.train.pretrain import Pretraining
+    from albertkit.train.settings import Settings
+
+    variant = VARIANTS[name]
+    goals = Goals(lengths=str(args.length), eval_rows=args.eval_rows, **variant.goals)
+    settings = Settings(
+        **budget, batch=args.batch, seed=seed, device=args.device, optimizer=args.optimizer, learning_rate=args.learning_rate, evaluations=1,
+        keep=1, log_every=args.log_every, tensorboard=False, compile=args.compile,
+    )  # fmt: skip
+    return Pretraining(args.shards, variant.config(args.shape, args.length, args.layers), settings, goals), settings
 
 
 def outcome_config(folder: Path) -> AlbertConfig:
@@ -165,7 +189,6 @@ def finetune(model: Path, task: str, seed: int, folder: Path, args: argparse.Nam
     from albertkit.artifact import read_artifact
     from albertkit.tasks.make import make_task
     from albertkit.tasks.reading import read
-    from albertkit.train import loop
     from albertkit.train.finetune import Finetuning
     from albertkit.train.settings import Settings
     from albertkit.train.tuning import preset_epochs, preset_rate
@@ -181,7 +204,7 @@ def finetune(model: Path, task: str, seed: int, folder: Path, args: argparse.Nam
         tensorboard=False, compile="no", keep=1,
     )  # fmt: skip
     work = Finetuning(make_task("classify", train), start, train, dev, settings, args.length)
-    return dict(loop.train(work, settings, folder / f"task-{task}", resume=True).metrics)
+    return dict(trained(work, settings, folder / f"task-{task}", f"{folder.name}, {task}").metrics)
 
 
 def about(device: str) -> dict[str, str]:
@@ -201,28 +224,48 @@ def kept(path: Path = LINES) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.is_file() else []
 
 
-def run(args: argparse.Namespace) -> None:
-    """All variants, seed by seed, so that one seed of everything is there early."""
+def append(path: Path, line: dict[str, Any]) -> None:
+    """One more line, whole, whoever else writes."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.write(json.dumps(line) + "\n")
+
+
+def chosen(only: str | None) -> list[str]:
+    """The variants asked for, in the order of the table."""
+    asked = only.split(";") if only else list(VARIANTS)
+    unknown = set(asked) - set(VARIANTS)
+    if unknown:
+        raise SystemExit(f"unknown variants: {'; '.join(sorted(unknown))}; there are: {'; '.join(VARIANTS)}")
+    return [name for name in VARIANTS if name in asked]
+
+
+def child(label: str, name: str, seed: int, args: argparse.Namespace) -> None:
+    """One variant and seed, in a process of its own."""
     import torch
 
     torch.set_float32_matmul_precision("high")
+    if tasks.missing():
+        tasks.stand_in()
+    found = measure(name, seed, args)
+    append(args.results, found)
+    if not args.keep and "failed" not in found:
+        shutil.rmtree(place(name, seed, args), ignore_errors=True)
+    shown = {k: found[k] for k in ("mlm_loss", "mlm_accuracy", "sop_accuracy", "tasks", "failed") if k in found}
+    print(f"{label}: {shown} in {found['minutes']:.1f} min", flush=True)
+
+
+def run(args: argparse.Namespace) -> None:
+    """All variants, seed by seed, so that one seed of everything is there early."""
     args.tasks = dict(pair(given) for given in args.task)
-    names = [name for name in VARIANTS if args.only is None or name in args.only.split(";")]
-    unknown = set(args.only.split(";") if args.only else ()) - set(VARIANTS)
-    if unknown:
-        raise SystemExit(f"unknown variants: {'; '.join(sorted(unknown))}; there are: {'; '.join(VARIANTS)}")
     done = {(line["variant"], line["seed"]) for line in kept(args.results) if line["recipe"] == recipe(args)}
-    for seed in (int(n) for n in args.seeds.split(",")):
-        for name in names:
-            if (name, seed) in done:
-                continue
-            print(f"{name}, seed {seed}", flush=True)
-            found = measure(name, seed, args)
-            args.results.parent.mkdir(parents=True, exist_ok=True)
-            with args.results.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(found) + "\n")
-            shown = {k: found[k] for k in ("mlm_loss", "sop_accuracy", "tokens_per_second", "failed") if k in found}
-            print(f"    {shown} in {found['minutes']:.1f} min", flush=True)
+    wanted = [(name, int(seed)) for seed in args.seeds.split(",") for name in chosen(args.only)]
+    pieces = [(f"{name}, seed {seed}", name, seed, args) for name, seed in wanted if (name, seed) not in done]
+    print(f"{len(pieces)} to train, {len(wanted) - len(pieces)} done before, {args.jobs} at a time", flush=True)
+    failed = each(child, pieces, args.jobs)
+    if failed:
+        raise SystemExit(f"not done: {'; '.join(failed)}")
 
 
 def pair(given: str) -> tuple[str, tuple[str, str]]:
@@ -232,6 +275,66 @@ def pair(given: str) -> tuple[str, tuple[str, str]]:
     if not (equals and comma):
         raise SystemExit(f"--task {given!r} must look like sst-2=train.tsv,dev.tsv")
     return name, (train, dev)
+
+
+# Speed -----------------------------------------------------------------------------------------------------------
+
+
+def speed(args: argparse.Namespace) -> None:
+    """Tokens a second of each variant, one after the other on a machine that does nothing else."""
+    import torch
+
+    from albertkit.data.writing import write_json
+
+    torch.set_float32_matmul_precision("high")
+    same = {name: getattr(args, name) for name in ("shape", "layers", "length", "batch", "optimizer", "compile")}
+    machine = about(args.device) | {"threads": str(torch.get_num_threads())}
+    records = json.loads(args.results.read_text(encoding="utf-8")) if args.results.is_file() else []
+    record = next((r for r in records if r["machine"] == machine and r["recipe"] == same), None)
+    if record is None:
+        record = {"machine": machine, "recipe": same, "tokens_per_second": {}}
+        records.append(record)
+    found = record["tokens_per_second"]
+    for name in chosen(args.only):
+        if name in found and args.only is None:
+            continue
+        try:
+            found[name] = timed(name, args)
+        except (AlbertkitError, RuntimeError) as error:
+            print(f"{name} failed: {error}", file=sys.stderr, flush=True)
+            continue
+        print(f"{name}: {found[name]:,.0f} tokens/s", flush=True)
+        args.results.parent.mkdir(parents=True, exist_ok=True)
+        write_json(args.results, records)
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+
+def timed(name: str, args: argparse.Namespace) -> float:
+    """Tokens a second: the median over groups of updates, after some to warm up."""
+    import torch
+
+    from albertkit.train.loop import Run
+    from albertkit.train.team import team
+
+    torch._dynamo.reset()
+    with tempfile.TemporaryDirectory() as scratch, team(args.device) as crew:
+        work, settings = work_of(name, 0, args, steps=10**6)
+        updates = Run(work, settings, Path(scratch), crew, print)
+
+        def seconds(count: int) -> float:
+            began = time.perf_counter()
+            for _ in range(count):
+                updates.step(0.5)
+            if crew.device.type == "cuda":
+                torch.cuda.synchronize()
+            return time.perf_counter() - began
+
+        seconds(args.warm)
+        count = min(GROUP, args.steps)
+        times = [seconds(count) for _ in range(max(1, args.steps // count))]
+        return count * args.batch * args.length / float(np.median(times))
 
 
 # Lengths ---------------------------------------------------------------------------------------------------------
@@ -318,35 +421,52 @@ def table(args: argparse.Namespace) -> None:
     from ablation_page import page
 
     found = json.loads(args.lengths_file.read_text(encoding="utf-8")) if args.lengths_file.is_file() else {}
-    args.page.write_text(page(kept(args.results), found), encoding="utf-8")
+    speeds = json.loads(args.speed_file.read_text(encoding="utf-8")) if args.speed_file.is_file() else []
+    order = list(VARIANTS)
+    lines = sorted(kept(args.results), key=lambda line: (order.index(line["variant"]), line["seed"]))
+    args.page.write_text(page(lines, found, speeds), encoding="utf-8")
     print(args.page)
+
+
+def shared_options(parser: argparse.ArgumentParser, batch: int) -> None:
+    """What `run` and `speed` are both asked."""
+    parser.add_argument("shards", type=Path)
+    parser.add_argument("--shape", default="small")
+    parser.add_argument("--layers", type=int, help="instead of the shape's")
+    parser.add_argument("--length", type=int, default=128)
+    parser.add_argument("--batch", type=int, default=batch)
+    parser.add_argument("--only", help="variants, with ; between them")
+    parser.add_argument("--learning-rate", type=float)
+    parser.add_argument("--optimizer", default="adamw")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--compile", default="auto", help="auto (the layer, on a GPU), layer, whole or no")
+    parser.set_defaults(log_every=50, eval_rows=2048)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     verbs = parser.add_subparsers(required=True)
     one = verbs.add_parser("run")
-    one.add_argument("shards", type=Path)
+    shared_options(one, 256)
     one.add_argument("--task", action="append", default=[], help="NAME=TRAIN,DEV: labelled texts of classes")
     one.add_argument("--runs", type=Path, default=Path("runs/ablation"))
-    one.add_argument("--shape", default="small")
-    one.add_argument("--length", type=int, default=128)
-    one.add_argument("--batch", type=int, default=256)
     one.add_argument("--tokens", type=lambda text: int(float(text)))
     one.add_argument("--minutes", type=float)
     one.add_argument("--seeds", default="0,1,2")
-    one.add_argument("--only", help="variants, with ; between them")
+    one.add_argument("--jobs", type=int, default=1, help="trainings at a time")
     one.add_argument("--epochs", type=float, help="of fine-tuning; default by the number of examples")
     one.add_argument("--examples", type=int, help="at most so many of each file")
-    one.add_argument("--eval-rows", type=int, default=2048)
-    one.add_argument("--learning-rate", type=float)
-    one.add_argument("--optimizer", default="adamw")
-    one.add_argument("--log-every", type=int, default=50)
-    one.add_argument("--device", default="auto")
-    one.add_argument("--compile", default="auto")
+    one.add_argument("--eval-rows", type=int)
+    one.add_argument("--log-every", type=int)
     one.add_argument("--keep", action="store_true", help="keep the models")
     one.add_argument("--results", type=Path, default=LINES)
     one.set_defaults(call=run)
+    fast = verbs.add_parser("speed")
+    shared_options(fast, 64)
+    fast.add_argument("--steps", type=int, default=40, help="updates that are timed")
+    fast.add_argument("--warm", type=int, default=8, help="updates before")
+    fast.add_argument("--results", type=Path, default=SPEEDS)
+    fast.set_defaults(call=speed)
     two = verbs.add_parser("lengths")
     two.add_argument("--shape", default="small")
     two.add_argument("--window", type=int, default=64)
@@ -359,6 +479,7 @@ def main() -> None:
     three = verbs.add_parser("table")
     three.add_argument("--results", type=Path, default=LINES)
     three.add_argument("--lengths-file", type=Path, default=LENGTHS)
+    three.add_argument("--speed-file", type=Path, default=SPEEDS)
     three.add_argument("--page", type=Path, default=Path(__file__).parent.parent / "docs" / "ablation.md")
     three.set_defaults(call=table)
     args = parser.parse_args()

@@ -1,6 +1,6 @@
 """Lines of bench/ablation.py to docs/ablation.md. What the documents claim is written here; every number comes from the lines.
 
-In: lines of ablation.jsonl and the content of ablation-lengths.json. Out: the text of the page. What was not measured is left out.
+In: lines of ablation.jsonl, and the content of ablation-lengths.json and ablation-speed.json. Out: the text of the page. What was not measured is left out.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 Line = dict[str, Any]
+Speeds = dict[str, dict[str, float]]
 CANONICAL = "canonical"
 
 
@@ -59,7 +60,6 @@ def numbers(lines: list[Line]) -> dict[str, list[float]]:
         for name in (
             "parameters",
             "operations_per_token",
-            "tokens_per_second",
             "mlm_loss",
             "mlm_accuracy",
             "sop_accuracy",
@@ -80,27 +80,37 @@ def differs(mine: list[float], theirs: list[float]) -> str:
     return "higher" if a > b else "lower"
 
 
-def judged(claim: Claim, mine: dict[str, list[float]], theirs: dict[str, list[float]]) -> tuple[str, str]:
+def judged(
+    claim: Claim, mine: dict[str, list[float]], theirs: dict[str, list[float]], speeds: Speeds
+) -> tuple[str, str]:
     """What was measured, and the verdict."""
-    said, held, broken = [], [], []
+    said: list[str] = []
+    verdicts: dict[str, list[str]] = {"holds": [], "not seen": [], "not measured": []}
     for want in claim.wants:
-        name = {"smaller": "parameters", "fewer": "operations_per_token", "faster": "tokens_per_second"}.get(want)
+        name = {"smaller": "parameters", "fewer": "operations_per_token"}.get(want)
         if name is not None:
             ratio = mean_spread(mine[name])[0] / mean_spread(theirs[name])[0]
             said.append(f"{name.replace('_', ' ')} × {ratio:.3g}")
-            fine = ratio > 1.02 if want == "faster" else ratio < 0.98
-            (held if fine else broken).append(want)
-            continue
-        quality = [n for n in mine if n in theirs and (n.startswith("task ") or n in ("mlm_accuracy", "sop_accuracy"))]
-        moves = {n: differs(mine[n], theirs[n]) for n in quality}
-        for n in quality:
-            change = 100 * (mean_spread(mine[n])[0] - mean_spread(theirs[n])[0])
-            said.append(f"{n.replace('task ', '').replace('_', ' ')} {change:+.2f} ({moves[n]})")
-        fine = "lower" not in moves.values() and (want == "no worse" or "higher" in moves.values())
-        (held if fine else broken).append(want)
+            fine = ratio < 0.98
+        elif want == "faster":
+            both = {device: by for device, by in speeds.items() if claim.variant in by and claim.against in by}
+            ratios = {device: by[claim.variant] / by[claim.against] for device, by in both.items()}
+            said += [f"tokens per second × {ratio:.3g} ({device})" for device, ratio in ratios.items()]
+            if not ratios:
+                verdicts["not measured"].append(want)
+                continue
+            fine = min(ratios.values()) > 1.02
+        else:
+            names = ("mlm_accuracy", "sop_accuracy")
+            quality = [n for n in mine if n in theirs and (n.startswith("task ") or n in names)]
+            moves = {n: differs(mine[n], theirs[n]) for n in quality}
+            for n in quality:
+                change = 100 * (mean_spread(mine[n])[0] - mean_spread(theirs[n])[0])
+                said.append(f"{n.replace('task ', '').replace('_', ' ')} {change:+.2f} ({moves[n]})")
+            fine = "lower" not in moves.values() and (want == "no worse" or "higher" in moves.values())
+        verdicts["holds" if fine else "not seen"].append(want)
     seeds = min(len(mine["parameters"]), len(theirs["parameters"]))
-    verdict = ("holds: " + ", ".join(held) if held else "") + ("; " if held and broken else "")
-    verdict += "not seen: " + ", ".join(broken) if broken else ""
+    verdict = "; ".join(f"{word}: {', '.join(wants)}" for word, wants in verdicts.items() if wants)
     return ", ".join(said), verdict + ("" if seeds > 1 else " (one seed: chance is not excluded)")
 
 
@@ -112,33 +122,36 @@ def cell(values: list[float], scale: float = 1.0, digits: int = 2) -> str:
     return f"{mean * scale:,.{digits}f}" + (f" ± {spread * scale:.{digits}f}" if len(values) > 1 else "")
 
 
-def variant_table(by: dict[str, list[Line]]) -> list[str]:
+def variant_table(by: dict[str, list[Line]], speeds: Speeds) -> list[str]:
     """One row a variant."""
     found = {name: numbers(lines) for name, lines in by.items()}
     tasks = sorted({n for measures in found.values() for n in measures if n.startswith("task ")})
     heads = [
-        "variant",
-        "seeds",
-        "parameters, M",
-        "operations a token, M",
-        "tokens/s, thousand",
-        "MLM loss",
-        "MLM accuracy, %",
-        "SOP accuracy, %",
-    ]
-    rows = [
-        "| " + " | ".join([*heads, *(f"{t.removeprefix('task ')}, %" for t in tasks)]) + " |",
-        "|" + "---|" * (len(heads) + len(tasks)),
-    ]
+        "variant", "seeds", "parameters, M", "operations a token, M", *(f"thousand tokens/s, {device}" for device in speeds),
+        "MLM loss", "MLM accuracy, %", "SOP accuracy, %", *(f"{t.removeprefix('task ')}, %" for t in tasks),
+    ]  # fmt: skip
+    rows = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
     for name, m in found.items():
         failed = sum("failed" in line for line in by[name])
         cells = [
             name + (f" ({failed} failed)" if failed else ""), str(len(by[name])), cell(m["parameters"][:1], 1e-6), cell(m["operations_per_token"][:1], 1e-6, 1),
-            cell(m["tokens_per_second"], 1e-3, 0), cell(m["mlm_loss"], 1, 3), cell(m["mlm_accuracy"], 100), cell(m["sop_accuracy"], 100),
+            *(cell([of[name]] if name in of else [], 1e-3, 1) for of in speeds.values()), cell(m["mlm_loss"], 1, 3), cell(m["mlm_accuracy"], 100), cell(m["sop_accuracy"], 100),
             *(cell(m[task], 100) for task in tasks),
         ]  # fmt: skip
         rows.append("| " + " | ".join(cells) + " |")
     return rows
+
+
+def speeds_of(recipe: dict[str, Any], speeds: list[dict[str, Any]]) -> Speeds:
+    """Tokens a second of the same shape and length, by machine."""
+    found: Speeds = {}
+    for record in speeds:
+        own, machine = record["recipe"], record["machine"]
+        if all(own.get(name) == recipe.get(name) for name in ("shape", "layers", "length")):
+            threads = f", {machine['threads']} threads" if machine["device"] == "CPU" else ""
+            compiled = "" if own["compile"] == "auto" else f", compile {own['compile']}"
+            found[f"{machine['device']}{threads}, {own['batch']} rows{compiled}"] = record["tokens_per_second"]
+    return found
 
 
 def length_tables(found: dict[str, Any]) -> list[str]:
@@ -160,12 +173,12 @@ def length_tables(found: dict[str, Any]) -> list[str]:
     return out
 
 
-def page(lines: list[Line], lengths: dict[str, Any]) -> str:
+def page(lines: list[Line], lengths: dict[str, Any], speeds: list[dict[str, Any]] | None = None) -> str:
     """The whole page: for each recipe the variants and the claims, then the lengths."""
     out = [
         "# The documents' ideas, measured", "",
         "Written by `python bench/ablation.py table`; `docs/options.md` has the formulas. Every variant sees the same shards, the same budget and the same settings; only what its name",
-        "says differs. ± is the standard deviation over seeds. A difference counts where it is larger than two standard errors.",
+        "says differs. ± is the standard deviation over seeds. A difference counts where it is larger than two standard errors. Speeds are of updates, each variant alone on the machine.",
     ]  # fmt: skip
     by_recipe: dict[str, list[Line]] = defaultdict(list)
     for line in lines:
@@ -175,19 +188,20 @@ def page(lines: list[Line], lengths: dict[str, Any]) -> str:
         for line in of:
             by[line["variant"]].append(line)
         recipe, machine = of[0]["recipe"], of[0]["machine"]
+        fast, layers = speeds_of(recipe, speeds or []), recipe.get("layers")
         budget = f"{recipe['tokens']:,} tokens" if recipe["tokens"] else f"{recipe['minutes']:g} minutes"
         out += [
             "",
-            f"## `{recipe['shape']}`, {budget} of length {recipe['length']}, {machine['device']}, torch {machine['torch']}",
+            f"## `{recipe['shape']}`{f' with {layers} layers' if layers else ''}, {budget} of length {recipe['length']}, {machine['device']}, torch {machine['torch']}",
             "",
-            *variant_table(by),
+            *variant_table(by, fast),
         ]
         whole = {name: numbers([x for x in rows if "failed" not in x]) for name, rows in by.items()}
         there = [c for c in CLAIMS if all(whole.get(name, {}).get("parameters") for name in (c.variant, c.against))]
         if there:
             out += ["", "| document | what it said | compared | what we measured | verdict |", "|---|---|---|---|---|"]
         for claim in there:
-            said, verdict = judged(claim, whole[claim.variant], whole[claim.against])
+            said, verdict = judged(claim, whole[claim.variant], whole[claim.against], fast)
             out.append(
                 f"| {claim.document} | {claim.says} | {claim.variant} with {claim.against} | {said} | {verdict} |"
             )

@@ -275,6 +275,8 @@ def main() -> None:
     )
     parser.add_argument("--device", default="auto", help="with --trained: cpu or cuda")
     parser.add_argument("--texts", type=Path, help="with --trained: lines for the student to read before the task")
+    parser.add_argument("--text-steps", type=int, default=20_000, help="with --texts: updates of that reading")
+    parser.add_argument("--jobs", type=int, default=1, help="with --trained: trainings at a time")
     parser.add_argument("--only", choices=["train", "measure"], help="with --trained: one half of it")
     parser.add_argument("--quick", action="store_true", help="with --trained: toy size, and keep nothing")
     given = parser.parse_args()

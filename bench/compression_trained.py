@@ -4,35 +4,79 @@
     python bench/compression.py --trained RUNS --only train       # on a machine with a GPU; then --only measure where speed counts
     python bench/compression.py --trained RUNS --quick            # toy size, keeps nothing: does it run
 
-Each variant is a folder under RUNS and is made once; a training that was stopped goes on. The task is SST-2 (shared/data/sst-2). Quality is accuracy on
-its dev file, by the torch-free runtime. With --texts, the student first learns hidden states and attention of the pre-trained model. Speed: one short text, and texts a second, in rounds over all variants, so that a busy moment hits all alike.
+Each variant is a folder under RUNS and is made once; a training that was stopped goes on. With --jobs, what needs the fine-tuned model is trained side by side after it. The task is SST-2
+(shared/data/sst-2): one training example in ten chooses checkpoints, and quality is accuracy on its dev file, by the torch-free runtime. With --texts, the student first learns hidden
+states and attention of the pre-trained model. Speed: one short text, and texts a second, in rounds over all variants, so that a busy moment hits all alike. `carry.py` brings the
+variants from one machine to another.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jobs import each
 
 import tasks
 
 KEEP = {"ffn": 0.5, "heads": 2 / 3}
 BITS = 4
+BATCH = 64
 STUDENT = "mini"
 
 
-def examples(shared: Path, quick: bool) -> tuple[list[Any], list[Any]]:
-    """SST-2's train and dev."""
-    from albertkit.tasks.reading import ReadOptions, read
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """What every variant is made from."""
 
-    found = [
-        read("classify", shared / "data" / "sst-2" / f"{name}.tsv", ReadOptions(split=name)).examples
-        for name in ("train", "dev")
-    ]
-    return (found[0][:64], found[1][:64]) if quick else (found[0], found[1])
+    runs: Path
+    shared: Path
+    start: str | None
+    device: str
+    quick: bool
+    texts: Path | None
+    text_steps: int
+
+    def read(self, part: str) -> list[Any]:
+        """Examples of SST-2's train or dev."""
+        from albertkit.tasks.reading import ReadOptions, read
+
+        path = self.shared / "data" / "sst-2" / f"{part}.tsv"
+        found: list[Any] = read("classify", path, ReadOptions(split=part)).examples
+        return found[:64] if self.quick else found
+
+    def examples(self) -> tuple[list[Any], list[Any]]:
+        """To learn from, and to choose checkpoints by."""
+        from albertkit.cli_tasks import parted
+
+        if tasks.missing():  # checkpoints are then chosen by plain accuracy
+            tasks.stand_in()
+        found: tuple[list[Any], list[Any]] = parted(self.read("train"))
+        return found
+
+    def sample(self) -> list[str]:
+        """Texts to calibrate with."""
+        return [e.text for e in self.examples()[0][:500]]
+
+    @property
+    def usual(self) -> dict[str, Any]:
+        """Options of every training."""
+        return {"device": self.device, "batch": BATCH, **({"epochs": 1, "max_length": 32} if self.quick else {})}
+
+    def place(self, name: str) -> Path:
+        """The folder of a variant."""
+        return self.runs / name
+
+    def task_data(self) -> Any:
+        """The examples, with the task of the fine-tuned model."""
+        from albertkit.artifact import read_artifact
+        from albertkit.train.recover import data_for
+
+        return data_for(read_artifact(self.place("whole")), *self.examples())
 
 
 NAMES = ("whole", "pruned", "recovered", "plain-4bit", "aware-4bit", "alone", "taught")
@@ -61,102 +105,154 @@ def student_config(quick: bool) -> Any:
     return preset(STUDENT).replace(num_hidden_layers=1) if quick else preset(STUDENT)
 
 
-def build(
-    runs: Path,
-    start: str | None,
-    data: tuple[list[Any], list[Any]],
-    device: str,
-    quick: bool,
-    texts_file: Path | None = None,
-) -> dict[str, Path]:
-    """Every variant; those that exist are left alone."""
-    from albertkit.artifact import read_artifact, write_artifact
-    from albertkit.compress.prune import Keep, prune
-    from albertkit.compress.shrink import Trained, shrink
+def make_whole(job: Job) -> None:
+    """The fine-tuned model."""
+    from albertkit.artifact import write_artifact
     from albertkit.tokenizer import Tokenizer
-    from albertkit.train.lesson import Lesson, Training
-    from albertkit.train.lessons import Teachers, distil, fresh_student
-    from albertkit.train.qat import aware
-    from albertkit.train.recover import Recovery, data_for
-    from albertkit.train.settings import Settings
+    from albertkit.train.lessons import fresh_student
     from albertkit.train.tune import finetune
     from albertkit.train.tuning import Options
 
-    if tasks.missing():  # checkpoints are then chosen by plain accuracy
-        tasks.stand_in()
-    train, dev = data
-    texts = [e.text for e in train[:500]]
-    options = Options(device=device, batch=32, **({"epochs": 1, "max_length": 32} if quick else {}))
-    training = Training(device=device, batch=32, **({"epochs": 1, "max_length": 32} if quick else {}))
-    made = {name: runs / name for name in NAMES}
-    if lacks(made["whole"]):
-        if quick:  # a fresh small model is enough to see whether everything runs
-            tokenizer = Tokenizer.load(Path(__file__).parent.parent / "src" / "albertkit" / "models" / "small")
-            start = str(
-                write_artifact(
-                    fresh_student(student_config(quick), tokenizer, 0),
-                    runs / "start",
-                    overwrite=(runs / "start").exists(),
-                )
-            )
-        done = finetune("classify", train, dev, runs / "finetune", start, options, say=print)
-        finish(done.model, made["whole"])
-    whole = read_artifact(made["whole"])
-    task_data = data_for(whole, train, dev)
-    if lacks(made["pruned"]):
-        prune(made["whole"], made["pruned"], Keep(**KEEP), texts)
-    if lacks(made["recovered"]):
-        recovery = Recovery(task_data, training, runs / "recovered.run", print)
-        prune(made["whole"], made["recovered"], Keep(**KEEP), texts, recovery=recovery)
-    if lacks(made["plain-4bit"]):
-        shrink(made["whole"], made["plain-4bit"], BITS, texts)
-    if lacks(made["aware-4bit"]):
-        found = aware(whole, BITS, task_data, training, runs / "aware-4bit.run", print)
-        shrink(made["whole"], made["aware-4bit"], BITS, texts, trained=Trained(found.artifact, found.smooth))
-    wanted = [name for name in ("alone", "taught") if lacks(made[name])]
-    if not wanted:
-        return made
-    student = fresh_student(student_config(quick), whole.tokenizer, 0)
-    if texts_file is not None:
-        student = general_student(runs, start, student, texts_file, device, quick)
-    if "alone" in wanted:
-        done = finetune("classify", train, dev, runs / "alone.run", student, options, say=print)
-        finish(done.model, made["alone"])
-    if "taught" in wanted:
-        epochs = 1 if quick else 6
-        settings = Settings(
-            steps=max(1, epochs * len(train) // 32), batch=32, learning_rate=5e-4, evaluations=epochs, take_best=True, device=device,
-            compile="no", tensorboard=False,
-        )  # fmt: skip
-        lesson, teachers = Lesson(logits=1.0, hidden=0.5, labels=0.5), Teachers((made["whole"],), (1.0,))
-        done = distil(teachers, student, task_data, lesson, settings, runs / "taught.run", resume=True, say=print)
-        if done.model is None:
-            raise SystemExit("stopped; the same command goes on")
-        finish(done.model, made["taught"])
-    return made
+    start = job.start
+    if job.quick:  # a fresh small model is enough to see whether everything runs
+        tokenizer = Tokenizer.load(Path(__file__).parent.parent / "src" / "albertkit" / "models" / "small")
+        made = fresh_student(student_config(True), tokenizer, 0)
+        start = str(write_artifact(made, job.runs / "start", overwrite=(job.runs / "start").exists()))
+    options = Options(**job.usual)
+    done = finetune("classify", *job.examples(), job.runs / "finetune", start, options, say=print)
+    finish(done.model, job.place("whole"))
 
 
-def general_student(runs: Path, start: str | None, student: Any, file: Path, device: str, quick: bool) -> Any:
-    """The student after it has read texts beside the pre-trained model."""
-    from albertkit import builtin
+def make_pruned(job: Job) -> None:
+    """Fewer columns and heads."""
+    from albertkit.compress.prune import Keep, prune
+
+    prune(job.place("whole"), job.place("pruned"), Keep(**KEEP), job.sample())
+
+
+def make_recovered(job: Job) -> None:
+    """The same, trained afterwards."""
+    from albertkit.compress.prune import Keep, prune
+    from albertkit.train.lesson import Training
+    from albertkit.train.recover import Recovery
+
+    recovery = Recovery(job.task_data(), Training(**job.usual), job.runs / "recovered.run", print)
+    prune(job.place("whole"), job.place("recovered"), Keep(**KEEP), job.sample(), recovery=recovery)
+
+
+def make_plain(job: Job) -> None:
+    """Few bits."""
+    from albertkit.compress.shrink import shrink
+
+    shrink(job.place("whole"), job.place("plain-4bit"), BITS, job.sample())
+
+
+def make_aware(job: Job) -> None:
+    """Few bits, trained for them."""
     from albertkit.artifact import read_artifact
+    from albertkit.compress.shrink import Trained, shrink
+    from albertkit.train.lesson import Training
+    from albertkit.train.qat import aware
+
+    whole = read_artifact(job.place("whole"))
+    found = aware(whole, BITS, job.task_data(), Training(**job.usual), job.runs / "aware-4bit.run", print)
+    trained = Trained(found.artifact, found.smooth)
+    shrink(job.place("whole"), job.place("aware-4bit"), BITS, job.sample(), trained=trained)
+
+
+def make_student(job: Job) -> None:
+    """A small model that knows nothing yet; with texts, after it has read them beside the pre-trained model."""
+    from albertkit import builtin
+    from albertkit.artifact import write_artifact
+    from albertkit.interop.convert import open_model
     from albertkit.train.lesson import Lesson
-    from albertkit.train.lessons import Teachers, distil
+    from albertkit.train.lessons import Teachers, distil, fresh_student
     from albertkit.train.recover import Data
     from albertkit.train.settings import Settings
 
-    lines = [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip()][: 64 if quick else 500_000]
-    steps = 2 if quick else 20_000
+    start = builtin.resolve(job.start, builtin.START)
+    fresh = fresh_student(student_config(job.quick), open_model(start).tokenizer, 0)
+    if job.texts is None:
+        write_artifact(fresh, job.place("student"))
+        return
+    read = job.texts.read_text(encoding="utf-8").splitlines()
+    lines = [line for line in read if line.strip()][: 64 if job.quick else 500_000]
     settings = Settings(
-        steps=steps, batch=64, learning_rate=1e-3, evaluations=5, device=device, compile="no", tensorboard=False
-    )
-    teacher = Teachers((builtin.resolve(start, builtin.START),), (1.0,))
+        steps=2 if job.quick else job.text_steps, batch=64, learning_rate=1e-3, evaluations=5, device=job.device, compile="no", tensorboard=False
+    )  # fmt: skip
     data = Data(None, [line for i, line in enumerate(lines) if i % 20], lines[::20][:1000])
-    lesson = Lesson(hidden=1.0, attention=1.0)
-    done = distil(teacher, student, data, lesson, settings, runs / "student.run", resume=True, say=print)
+    given = Teachers((start,), (1.0,)), fresh, data, Lesson(hidden=1.0, attention=1.0), settings
+    done = distil(*given, job.runs / "student.run", resume=True, say=print)
     if done.model is None:
         raise SystemExit("stopped; the same command goes on")
-    return read_artifact(done.model)
+    finish(done.model, job.place("student"))
+
+
+def make_alone(job: Job) -> None:
+    """A small student, from labels."""
+    from albertkit.artifact import read_artifact
+    from albertkit.train.tune import finetune
+    from albertkit.train.tuning import Options
+
+    options = Options(**job.usual)
+    done = finetune(
+        "classify", *job.examples(), job.runs / "alone.run", read_artifact(job.place("student")), options, say=print
+    )
+    finish(done.model, job.place("alone"))
+
+
+def make_taught(job: Job) -> None:
+    """The same student, from the fine-tuned model."""
+    from albertkit.artifact import read_artifact
+    from albertkit.train.lesson import Lesson
+    from albertkit.train.lessons import Teachers, distil
+    from albertkit.train.settings import Settings
+
+    data, epochs = job.task_data(), 1 if job.quick else 6
+    settings = Settings(
+        steps=max(1, epochs * len(data.train) // BATCH), batch=BATCH, learning_rate=5e-4, evaluations=epochs, take_best=True, device=job.device,
+        compile="no", tensorboard=False,
+    )  # fmt: skip
+    lesson, teachers = Lesson(logits=1.0, hidden=0.5, labels=0.5), Teachers((job.place("whole"),), (1.0,))
+    done = distil(
+        teachers,
+        read_artifact(job.place("student")),
+        data,
+        lesson,
+        settings,
+        job.runs / "taught.run",
+        resume=True,
+        say=print,
+    )
+    if done.model is None:
+        raise SystemExit("stopped; the same command goes on")
+    finish(done.model, job.place("taught"))
+
+
+MAKERS = {
+    "whole": make_whole,
+    "student": make_student,
+    "recovered": make_recovered,
+    "aware-4bit": make_aware,
+    "taught": make_taught,
+    "alone": make_alone,
+    "pruned": make_pruned,
+    "plain-4bit": make_plain,
+}
+
+
+def make(name: str, job: Job) -> None:
+    """One variant, in a process of its own."""
+    MAKERS[name](job)
+
+
+def build(job: Job, jobs: int) -> None:
+    """Every variant; those that exist are left alone. First the two that others are made from."""
+    first = ("whole", "student")
+    for names in (first, [name for name in MAKERS if name not in first]):
+        failed = each(make, [(name, job) for name in names if lacks(job.place(name))], jobs)
+        if failed:
+            raise SystemExit(f"not done: {'; '.join(failed)}")
 
 
 def measure(made: dict[str, Path], dev: list[Any], threads: int | None, rounds: int) -> dict[str, dict[str, Any]]:
@@ -225,17 +321,16 @@ def run(given: argparse.Namespace, shared: Path) -> dict[str, Any] | None:
     """Train and measure; None where nothing is to be kept."""
     runs = Path(given.trained)
     runs.mkdir(parents=True, exist_ok=True)
-    data = examples(shared, given.quick)
-    if given.only == "measure":
-        made = {name: runs / name for name in NAMES}
-        lacking = [name for name, folder in made.items() if not there(folder)]
-        if lacking:
-            raise SystemExit(f"{', '.join(lacking)} not made yet; run --only train first")
-    else:
-        made = build(runs, given.start, data, given.device, given.quick, given.texts)
+    job = Job(runs, shared, given.start, given.device, given.quick, given.texts, given.text_steps)
+    made = {name: job.place(name) for name in NAMES}
+    if given.only != "measure":
+        build(job, given.jobs)
     if given.only == "train":
         return None
-    result = measure(made, data[1], given.threads, 1 if given.quick else 5)
+    lacking = [name for name, folder in made.items() if not there(folder)]
+    if lacking:
+        raise SystemExit(f"{', '.join(lacking)} not made yet; run --only train first")
+    result = measure(made, job.read("dev"), given.threads, 1 if given.quick else 5)
     if given.quick:
         print("\n".join(table(result)))
         return None

@@ -1,11 +1,11 @@
 """Elastic depth, measured: quality at each depth before and after `elastic`, with early exit, and the time that follows; the source of docs/elastic.md.
 
-    python bench/elastic.py train DATA --models RUNS [--start MODEL] [--only sst-2,mrpc,conll2003] [--fixed 3,4,6] [--examples N] [--epochs E] [--device auto]
+    python bench/elastic.py train DATA --models RUNS [--start MODEL] [--only sst-2,mrpc,conll2003] [--fixed 3,4,6] [--examples N] [--epochs E] [--device auto] [--jobs 1]
     python bench/elastic.py measure DATA --models RUNS [--only sst-2] [--bits 8] [--repeats 5] [--threads 2]
 
 `train` fine-tunes for each data set, and writes RUNS/SET/plain (the full depth alone), RUNS/SET/elastic (made elastic from it) and RUNS/SET/fixed-4 (fine-tuned with
 four layers from the start) and so on; plain and fixed ones learn as many epochs as plain and elastic together. One example in ten of the training data chooses checkpoints.
-What is trained already is left alone, and the same command goes on with what was stopped or killed.
+What is trained already is left alone, and the same command goes on with what was stopped or killed. `carry.py` brings models from the machine that trained them to a quiet one.
 `measure` needs no torch. Held-out examples (dev) are cut in two: limits found on one half are used on the other, and the other way round, so that no text has helped to find its
 own limit. Times are of the runtime on all held-out texts, every way in turn, `--repeats` times over; the best one counts. With --sts (a file of pairs), the built-in
 model's vectors are measured as well. Results go to bench/results/elastic.json; data sets measured before stay.
@@ -28,6 +28,7 @@ import numpy as np
 sys.path[:0] = [str(Path(__file__).parent.parent / "src"), str(Path(__file__).parent)]
 
 from inference import machine, versions  # noqa: E402
+from jobs import each  # noqa: E402
 from tasksets import SETS, Set, load  # noqa: E402
 
 import tasks  # noqa: E402
@@ -45,36 +46,70 @@ ENTROPIES, PATIENCES = (0.05, 0.2, 0.4), (1, 2, 3)
 # Training --------------------------------------------------------------------------------------------------------
 
 
-def train(name: str, args: argparse.Namespace) -> None:
-    """The models of one data set."""
-    from albertkit.artifact import read_artifact
-    from albertkit.builtin import START, resolve
-    from albertkit.cli_tasks import parted
-    from albertkit.interop.convert import open_model
-    from albertkit.train.tune import elastic, finetune
-    from albertkit.train.tuning import Depths, Options, preset_epochs
+class Lesson:
+    """What all models of one data set have in common: examples, the model to start from, options, epochs."""
 
-    if tasks.missing():  # checkpoints are then chosen by plain metrics
-        tasks.stand_in()
-    chosen, out = SETS[name], args.models / name
-    learn, hold = parted(load(chosen, args.data, args.examples)["train"])
-    start = open_model(resolve(args.start, START))
-    given = {k: v for k, v in chosen.options.items() if k != "epochs"} | {"device": args.device, "seed": args.seed}
-    epochs = args.epochs or preset_epochs(len(learn)) / 2
-    if untrained(out / "first"):
-        options = Options(**given, epochs=epochs)
-        finetune(chosen.task, learn, hold, out / "first", start, options, print, **chosen.settings)
-    middle = read_artifact(out / "first" / "model")
-    given.pop("max_length", None)
+    def __init__(self, name: str, args: argparse.Namespace) -> None:
+        from albertkit.builtin import START, resolve
+        from albertkit.cli_tasks import parted
+        from albertkit.interop.convert import open_model
+        from albertkit.train.tuning import preset_epochs
+
+        if tasks.missing():  # checkpoints are then chosen by plain metrics
+            tasks.stand_in()
+        self.set, self.out = SETS[name], args.models / name
+        self.examples = parted(load(self.set, args.data, args.examples)["train"])
+        self.start = open_model(resolve(args.start, START))
+        own = {k: v for k, v in self.set.options.items() if k != "epochs"}
+        self.given = own | {"device": args.device, "seed": args.seed}
+        self.epochs = args.epochs or preset_epochs(len(self.examples[0])) / 2
+
+    def finetune(self, place: str, start: Any, epochs: float) -> None:
+        """The full depth of `start` alone."""
+        from albertkit.train.tune import finetune
+        from albertkit.train.tuning import Options
+
+        options = Options(**self.given, epochs=epochs)
+        finetune(self.set.task, *self.examples, self.out / place, start, options, print, **self.set.settings)
+
+
+def train_depths(label: str, name: str, args: argparse.Namespace) -> None:
+    """RUNS/SET/plain and RUNS/SET/elastic."""
+    from albertkit.artifact import read_artifact
+    from albertkit.train.tune import elastic
+    from albertkit.train.tuning import Depths
+
+    lesson = Lesson(name, args)
+    if untrained(lesson.out / "first"):
+        lesson.finetune("first", lesson.start, lesson.epochs)
+    middle = read_artifact(lesson.out / "first" / "model")
+    given = {k: v for k, v in lesson.given.items() if k != "max_length"}
     for way, stretched in (("plain", False), ("elastic", True)):
-        if untrained(out / way):
-            elastic(middle, learn, hold, out / way, Depths(**given, epochs=epochs, elastic=stretched), print)
-    for depth in args.fixed:
-        if not untrained(out / f"fixed-{depth}"):
-            continue
-        shallow = replace(start, config=start.config.replace(num_hidden_layers=depth))
-        options = Options(**given, **{k: v for k, v in chosen.options.items() if k == "max_length"}, epochs=2 * epochs)
-        finetune(chosen.task, learn, hold, out / f"fixed-{depth}", shallow, options, print, **chosen.settings)
+        if untrained(lesson.out / way):
+            options = Depths(**given, epochs=lesson.epochs, elastic=stretched)
+            elastic(middle, *lesson.examples, lesson.out / way, options, print)
+
+
+def train_fixed(label: str, name: str, depth: int, args: argparse.Namespace) -> None:
+    """RUNS/SET/fixed-DEPTH."""
+    if untrained(args.models / name / f"fixed-{depth}"):
+        lesson = Lesson(name, args)
+        shallow = replace(lesson.start, config=lesson.start.config.replace(num_hidden_layers=depth))
+        lesson.finetune(f"fixed-{depth}", shallow, 2 * lesson.epochs)
+
+
+def train_piece(label: str, name: str, depth: int, args: argparse.Namespace) -> None:
+    """One piece of the training, in a process of its own; depth 0 is all depths."""
+    train_fixed(label, name, depth, args) if depth else train_depths(label, name, args)
+
+
+def train(names: Sequence[str], args: argparse.Namespace) -> None:
+    """All models, the longest trainings first."""
+    pieces = [(name, name, 0, args) for name in names]
+    pieces += [(f"{name} with {depth} layers", name, depth, args) for name in names for depth in args.fixed]
+    failed = each(train_piece, pieces, args.jobs)
+    if failed:
+        raise SystemExit(f"not done: {'; '.join(failed)}")
 
 
 def untrained(place: Path) -> bool:
@@ -316,6 +351,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=float, help="of plain and of elastic")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--jobs", type=int, default=1, help="trainings at a time")
     parser.add_argument("--bits", type=int)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=5)
@@ -323,8 +359,7 @@ def main() -> None:
     args = parser.parse_args()
     names = [name for name in args.only.split(",") if name]
     if args.step == "train":
-        for name in names:
-            train(name, args)
+        train(names, args)
         return
     before = json.loads(RESULT.read_text(encoding="utf-8")) if RESULT.exists() else {"sets": {}}
     for name in names:
@@ -340,7 +375,9 @@ def main() -> None:
 def keep(found: dict[str, Any], args: argparse.Namespace) -> None:
     """Write what was measured so far."""
     found |= {"machine": machine(args.threads), "libraries": versions()}
-    RESULT.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    beside = RESULT.with_suffix(".part")
+    beside.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    beside.replace(RESULT)
 
 
 if __name__ == "__main__":

@@ -19,21 +19,18 @@ import dataclasses
 import hashlib
 import importlib
 import json
-import multiprocessing
-import os
 import platform
 import shutil
 import sys
 import time
-import traceback
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 sys.path[:0] = [str(Path(__file__).parent.parent / "src"), str(Path(__file__).parent)]
 
+from jobs import each  # noqa: E402
 from tasksets import SETS, Set, load  # noqa: E402
 
 LIBRARIES = ("sklearn", "scipy", "seqeval")
@@ -271,11 +268,7 @@ def line(record: dict[str, Any]) -> str:
 def child(name: str, args: argparse.Namespace) -> None:
     """One data set, in a process of its own."""
     began = time.perf_counter()
-    try:
-        print(f"{line(run(name, args))}; {time.perf_counter() - began:.0f} in all", flush=True)
-    except BaseException:
-        print(f"{name} failed:\n{traceback.format_exc()}", file=sys.stderr, flush=True)
-        sys.exit(1)
+    print(f"{line(run(name, args))}; {time.perf_counter() - began:.0f} in all", flush=True)
 
 
 def wanted(args: argparse.Namespace) -> list[str]:
@@ -320,17 +313,7 @@ def main() -> None:
     parser.add_argument("--examples", type=int, help="at most so many of each part, to try it out")
     parser.add_argument("--epochs", type=float, help="instead of those of the table")
     args = parser.parse_args()
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // args.jobs)))
-    context = multiprocessing.get_context("spawn")
-
-    def guarded(name: str) -> tuple[str, int | None]:
-        process = context.Process(target=child, args=(name, args))
-        process.start()
-        process.join()
-        return name, process.exitcode
-
-    with ThreadPoolExecutor(args.jobs) as pool:
-        failed = [f"{name} (code {code})" for name, code in pool.map(guarded, wanted(args)) if code]
+    failed = each(child, [(name, args) for name in wanted(args)], args.jobs)
     if failed:
         sys.exit(f"failed: {', '.join(failed)}")
 

@@ -425,7 +425,7 @@ def test_the_ablation_has_a_config_for_every_variant_and_a_page(monkeypatch):
             quality = 0.5 + 0.001 * seed + (0.1 if name == "gru" else 0.0)
             lines.append({
                 "variant": name, "seed": seed, "machine": {"device": "CPU", "torch": "2"}, "parameters": size(encoder_shapes(config)),
-                "recipe": {"shape": "small", "length": 128, "tokens": 1000, "minutes": None}, "tokens_per_second": 100.0,
+                "recipe": {"shape": "small", "length": 128, "tokens": 1000, "minutes": None},
                 "operations_per_token": operations(config, 128)["total"], "mlm_loss": 3.0, "mlm_accuracy": quality, "sop_accuracy": quality,
                 "tasks": {"a": {"accuracy": quality}},
             })  # fmt: skip

@@ -61,11 +61,14 @@ class GruFront(nn.Module):
 
     def read(self, x: Tensor) -> Tensor:
         """(texts, length, H) → (texts, length, H)."""
-        weights: list[Tensor] = [self.input_weight, self.state_weight, self.input_bias, self.state_bias]
-        begin = x.new_zeros(1, len(x), x.shape[2])
+        kind = (
+            torch.float32 if x.is_cuda else x.dtype
+        )  # cuDNN's kernel; older ones know no bf16, and then it takes a step at a time
+        weights = [w.to(kind) for w in (self.input_weight, self.state_weight, self.input_bias, self.state_bias)]
+        begin = x.new_zeros(1, len(x), x.shape[2], dtype=kind)
         grad = torch.is_grad_enabled()
-        out: Tensor = torch.gru(x.contiguous(), begin, weights, True, 1, 0.0, grad, False, True)[0]
-        return out
+        out: Tensor = torch.gru(x.to(kind).contiguous(), begin, weights, True, 1, 0.0, grad, False, True)[0]
+        return out.to(x.dtype)
 
 
 def text_means(hidden: Tensor, batch: Batch) -> Tensor:
