@@ -90,7 +90,7 @@ def finetune(task: str, train: Path, dev: Path | None, out: Path, start: Path | 
     --out then holds model/, report.md and runs/. The same command goes on where it was stopped.
     """
     opts, reading = of(Options, given), of(Reading, given)
-    need("sklearn" if opts.freeze else "torch", "train", "fine-tuning")
+    need(*(("sklearn", "frozen") if opts.freeze else ("torch", "train")), "fine-tuning")
     from tqdm import tqdm
 
     data = read_files(task, {"train": train, **({"dev": dev} if dev else {})}, reading)
