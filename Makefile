@@ -45,10 +45,10 @@ dist-check: dist  ## the wheel in empty environments, alone and with all extras 
 clean:  ## remove what was set up
 	rm -rf .venv .venv-bench site dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-.venv-bench/all: pyproject.toml
+.venv-bench/all: pyproject.toml bench/constraints.txt
 	test -x .venv-bench/bin/python || $(PYTHON) -m venv .venv-bench
-	.venv-bench/bin/python -m pip install -q --upgrade pip
-	.venv-bench/bin/python -m pip install -q torch==$$(sed -n 's/^torch==//p' constraints.txt) -e '.[train,serve]' --group bench
+	.venv-bench/bin/python -m pip install -q -c constraints.txt pip
+	.venv-bench/bin/python -m pip install -q -c bench/constraints.txt -e '.[train,serve]' --group bench
 	touch $@
 
 .venv/pip: constraints.txt

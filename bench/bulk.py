@@ -1,12 +1,16 @@
 """Millions of short texts through `albertkit embed --engine ray` with workers killed on the way, beside plain processes.
 
-    python bench/bulk.py [--texts 5000000] [--workers 2] [--file TEXT] [--kills 2]    measure, keep bench/results/bulk.json
+    python bench/bulk.py [--texts 5000000] [--workers 2] [--kills 2]      measure, keep bench/results/bulk.json; about a quarter of an hour on two cores
+    python bench/bulk.py --engines plain,local,ray                         our own processes, too
     python bench/bulk.py --table [--wanted 10000000000] [--price PER_CORE_HOUR]         what follows from it for more texts
 
-Texts are made of the words of a text file (by default this project's own docs), the same ones every time. A tiny model embeds them: what is measured is the
-way through the engine, not the model. Both runs must give each row exactly once and the same bits; the exit code says so. Memory is that of the driver, of each
-worker, and of Ray's own processes, looked at twice a second. Overhead is the time of Ray, its start and the work done twice after kills included, beside that
-of the plain processes.
+Texts are stretches of three to twelve words of a text file (by default the books in `runs/tiny.txt.xz`), the same ones every time. A tiny model embeds them: what is
+measured is the way through the engine, not the model. The plain processes are as plain as can be: each opens the model, reads its share of the files, embeds the
+lines, and writes the vectors as Parquet; nobody plans, counts or checks. Every run must give each row exactly once, and all of them the same bits; the exit code says so.
+Memory is that of the driver, of each worker, and of Ray's own processes, looked at twice a second. Overhead is the time of Ray, with its start, its plan and the work
+that is done twice after kills, beside that of the plain processes.
+
+Stopped, the same command goes on: texts, model and engines that were finished stay in the scratch folder, and only the engine that was stopped begins anew.
 """
 
 from __future__ import annotations
@@ -14,46 +18,70 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import lzma
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
+from importlib.metadata import version
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT / "src"))
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT / "src"), str(ROOT / "bench")]
 RESULT = ROOT / "bench" / "results" / "bulk.json"
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": sys.path[0]}
-FILE_ROWS = 500_000
+CORPUS = ROOT / "runs" / "tiny.txt.xz"
+ENVIRONMENT = {
+    **os.environ,
+    "OMP_NUM_THREADS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "PYTHONPATH": str(ROOT / "src"),
+}
+FILES = 10
 POINTS = 200  # of the curve of memory
+LOOK = 0.5  # seconds between two looks
+SAY = 30.0  # seconds between two lines about the progress
 
 
-def make_texts(folder: Path, count: int, source: Path | None) -> list[Path]:
-    """Files of numbered texts of three to twelve words."""
-    given = (
-        source.read_text(encoding="utf-8")
-        if source
-        else "\n".join(p.read_text() for p in sorted((ROOT / "docs").glob("*.md")))
-    )
-    words = sorted({word for word in given.split() if word.isalnum()}) or ["text"]
-    rng, files = random.Random(0), []
-    for start in range(0, count, FILE_ROWS):
-        files.append(folder / f"texts-{start // FILE_ROWS:04d}.txt")
-        with files[-1].open("w", encoding="utf-8") as file:
-            for number in range(start, min(start + FILE_ROWS, count)):
-                file.write(f"{number} {' '.join(rng.choices(words, k=rng.randint(3, 12)))}\n")
+def file_rows(texts: int) -> int:
+    """Rows of each input file."""
+    return -(-texts // FILES)
+
+
+def make_texts(folder: Path, count: int, source: Path) -> list[Path]:
+    """Files of numbered texts of three to twelve words, that stand together in the corpus."""
+    with lzma.open(source, "rt", encoding="utf-8") if source.suffix == ".xz" else source.open(encoding="utf-8") as file:
+        words = file.read().split()
+    rng, files, each = random.Random(0), [], file_rows(count)
+    for start in range(0, count, each):
+        files.append(folder / f"texts-{start // each:04d}.txt")
+        if files[-1].is_file():
+            for _ in range(start, min(start + each, count)):
+                rng.random(), rng.random()
+            continue
+        part = files[-1].with_suffix(".part")
+        with part.open("w", encoding="utf-8") as out:
+            for number in range(start, min(start + each, count)):
+                at, length = int(rng.random() * (len(words) - 12)), 3 + int(rng.random() * 10)
+                out.write(f"{number} {' '.join(words[at : at + length])}\n")
+        part.replace(files[-1])
+        print(f"  texts: {min(start + each, count):,} of {count:,}", flush=True)
     return files
 
 
 def make_model(folder: Path) -> Path:
     """A tiny model with random weights."""
+    if (folder / "model" / "config.json").is_file():
+        return folder / "model"
     import torch
 
     from albertkit import AlbertConfig, Tokenizer, write_artifact
@@ -62,11 +90,41 @@ def make_model(folder: Path) -> Path:
 
     torch.manual_seed(0)
     config = AlbertConfig(
-        hidden_size=32, num_attention_heads=2, intermediate_size=64, num_hidden_layers=1, embedding_size=16
+        hidden_size=64, num_attention_heads=2, intermediate_size=128, num_hidden_layers=2, embedding_size=16
     )
     tokenizer = Tokenizer.from_spiece(ROOT / "src" / "albertkit" / "models" / "small" / "spiece.model")
     write_artifact(Artifact(config, AlbertModel(config).weights(), tokenizer), folder / "model")
     return folder / "model"
+
+
+def plain(model: Path, out: Path, part_rows: int, files: list[Path]) -> None:
+    """One plain process: lines to vectors to Parquet files, a group of rows at a time."""
+    import pyarrow as arrow
+    from pyarrow import parquet
+
+    from albertkit import Albert
+
+    albert = Albert(model, threads=1)
+    for file in files:
+        with file.open(encoding="utf-8") as lines:
+            found = albert.embed_iter(line.rstrip("\n") for line in lines)
+            for start in range(0, 10**12, part_rows):
+                group = list(islice(found, part_rows))
+                if not group:
+                    break
+                flat = arrow.FixedSizeListArray.from_arrays(arrow.array(np.concatenate(group)), albert.dim)
+                names = arrow.DictionaryArray.from_arrays(arrow.array([0] * len(group), arrow.int32()), [file.name])
+                columns = {"source": names, "row": arrow.array(range(start, start + len(group)), arrow.int64()), "vector": flat}  # fmt: skip
+                parquet.write_table(arrow.table(columns), out / f"part-{file.stem}-{start:09d}.parquet")
+
+
+def lines_of(engine: str, model: Path, files: list[Path], out: Path, args: argparse.Namespace) -> list[list[str]]:
+    """The commands to be run side by side."""
+    if engine == "plain":
+        own = [sys.executable, str(Path(__file__).resolve()), "--plain", str(model), str(out), str(args.part_rows)]
+        return [[*own, *map(str, files[at :: args.workers])] for at in range(args.workers)]
+    line = [sys.executable, "-m", "albertkit", "embed", "-m", str(model), "--engine", engine, "--workers", str(args.workers)]  # fmt: skip
+    return [[*line, "--part-rows", str(args.part_rows), "--out", str(out), *map(str, files)]]
 
 
 def family(parent: int) -> dict[int, tuple[int, str, float]]:
@@ -88,57 +146,72 @@ def family(parent: int) -> dict[int, tuple[int, str, float]]:
 
 def workers_of(processes: dict[int, tuple[int, str, float]]) -> list[int]:
     """Those that have a model."""
+    marks = ("spawn_main", "--plain")
     return [
-        pid for pid, (_, command, _) in processes.items() if command.startswith("ray::Actor") or "spawn_main" in command
+        pid
+        for pid, (_, command, _) in processes.items()
+        if command.startswith("ray::Actor") or any(mark in command for mark in marks)
     ]
+
+
+def look(pids: list[int], out: Path, began: float) -> tuple[dict[str, Any], list[int]]:
+    """What there is at this moment, and the workers."""
+    processes = {pid: about for parent in pids for pid, about in family(parent).items()}
+    workers = workers_of(processes)
+    size = {pid: mb for pid, (_, _, mb) in processes.items()}
+    drivers = [pid for pid in pids if pid not in workers]
+    others = [mb for pid, mb in size.items() if pid not in drivers and pid not in workers]
+    point = {
+        "seconds": round(time.perf_counter() - began, 1), "parts": len(list(out.glob("part-*"))),
+        "driver_mb": round(sum(size.get(pid, 0.0) for pid in drivers), 1),
+        "worker_mb": [round(size[pid], 1) for pid in workers], "other_mb": round(sum(others), 1),
+    }  # fmt: skip
+    return point, workers
 
 
 def embed(
     engine: str, model: Path, files: list[Path], out: Path, args: argparse.Namespace, kills: int
 ) -> dict[str, Any]:
     """One run, watched; `kills` workers are ended on the way, evenly."""
-    line = [
-        sys.executable,
-        "-m",
-        "albertkit",
-        "embed",
-        "-m",
-        str(model),
-        "--engine",
-        engine,
-        "--workers",
-        str(args.workers),
-    ]
-    line += ["--part-rows", str(args.part_rows), "--out", str(out), *map(str, files)]
-    total = sum(-(-min(FILE_ROWS, args.texts - start) // args.part_rows) for start in range(0, args.texts, FILE_ROWS))
-    curve, killed, began = [], [], time.perf_counter()
-    with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENVIRONMENT, text=True) as process:
-        while process.poll() is None:
-            processes = family(process.pid)
-            workers = workers_of(processes)
-            size = {pid: mb for pid, (_, _, mb) in processes.items()}
-            parts = len(list(out.glob("part-*")))
-            curve.append({
-                "seconds": round(time.perf_counter() - began, 1), "parts": parts, "driver_mb": round(size.get(process.pid, 0), 1),
-                "worker_mb": [round(size[pid], 1) for pid in workers],
-                "other_mb": round(sum(mb for pid, mb in size.items() if pid != process.pid and pid not in workers), 1),
-            })  # fmt: skip
-            if workers and len(killed) < kills and parts > total * (len(killed) + 1) / (kills + 1):
-                os.kill(workers[0], signal.SIGKILL)
-                killed.append({"part": parts, "seconds": curve[-1]["seconds"]})
-            time.sleep(0.5)
-        output, errors = process.communicate()
-    if process.returncode != 0:
-        raise SystemExit(f"{engine} failed: {errors[-2000:]}")
-    seconds = time.perf_counter() - began
-    said = json.loads(output)
+    each = file_rows(args.texts)
+    total = sum(-(-min(each, args.texts - start) // args.part_rows) for start in range(0, args.texts, each))
+    curve, killed, began, said = [], [], time.perf_counter(), time.perf_counter()
+    out.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        log = stack.enter_context(tempfile.TemporaryFile("w+"))
+        given = lines_of(engine, model, files, out, args)
+        processes = [subprocess.Popen(line, stdout=log, stderr=log, env=ENVIRONMENT) for line in given]
+        try:
+            while any(process.poll() is None for process in processes):
+                point, workers = look([process.pid for process in processes if process.poll() is None], out, began)
+                curve.append(point)
+                if workers and len(killed) < kills and point["parts"] > total * (len(killed) + 1) / (kills + 1):
+                    os.kill(workers[0], signal.SIGKILL)
+                    killed.append({"part": point["parts"], "seconds": point["seconds"]})
+                if time.perf_counter() - said > SAY:
+                    said = time.perf_counter()
+                    print(f"  {engine}: {point['parts']} of {total} parts after {point['seconds']:.0f} s", flush=True)
+                time.sleep(LOOK)
+        finally:
+            for process in processes:
+                process.terminate()
+                process.wait()
+        seconds = time.perf_counter() - began
+        if any(process.returncode for process in processes):
+            log.seek(0)
+            raise SystemExit(f"{engine} failed: {log.read()[-2000:]}")
     return {
-        "seconds": round(seconds, 1), "texts_per_second": round(args.texts / seconds, 1), "parts": said["parts"], "killed": killed,
-        "driver_peak_mb": max(point["driver_mb"] for point in curve),
-        "worker_peak_mb": max((mb for point in curve for mb in point["worker_mb"]), default=0.0),
+        "seconds": round(seconds, 1), "texts_per_second": round(args.texts / seconds, 1), "parts": total, "killed": killed,
+        "driver_peak_mb": max(point["driver_mb"] for point in curve), "worker_peak_mb": peak(curve),
+        "worker_growth_mb": round(peak(curve[len(curve) // 2 :]) - peak(curve[: len(curve) // 2]), 1),
         "other_peak_mb": max(point["other_mb"] for point in curve),
         "memory": curve[:: max(1, len(curve) // POINTS)],
     }  # fmt: skip
+
+
+def peak(curve: list[dict[str, Any]]) -> float:
+    """The most that a worker had."""
+    return max((mb for point in curve for mb in point["worker_mb"]), default=0.0)
 
 
 def rows(out: Path) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
@@ -157,7 +230,7 @@ def check(out: Path, count: int) -> tuple[int, str]:
     seen: dict[str, np.ndarray] = {}
     total = 0
     for source, numbers, vectors in rows(out):
-        flags = seen.setdefault(source, np.zeros(FILE_ROWS, np.uint8))
+        flags = seen.setdefault(source, np.zeros(file_rows(count), np.uint8))
         np.add.at(flags, numbers, 1)
         for number, vector in zip(numbers.tolist(), vectors, strict=True):
             row = hashlib.blake2b(f"{source} {number} ".encode() + vector.tobytes(), digest_size=8).digest()
@@ -168,33 +241,58 @@ def check(out: Path, count: int) -> tuple[int, str]:
     return found, f"{total:016x}"
 
 
+def settled(args: argparse.Namespace, folder: Path) -> Path:
+    """The file of what is finished; anew if another size was asked for before."""
+    asked = {name: getattr(args, name) for name in ("texts", "workers", "part_rows", "kills")} | {
+        "file": str(args.file)
+    }
+    kept = folder / "finished.json"
+    if kept.is_file() and json.loads(kept.read_text())["asked"] != asked:
+        print(f"{folder} holds a run of another size, which is deleted")
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    if not kept.is_file():
+        kept.write_text(json.dumps({"asked": asked}))
+    return kept
+
+
 def measure(args: argparse.Namespace) -> None:
-    with tempfile.TemporaryDirectory(dir=args.scratch) as name:
-        folder = Path(name)
-        files, model = make_texts(folder, args.texts, args.file), make_model(folder)
-        result: dict[str, Any] = {
-            "texts": args.texts,
-            "workers": args.workers,
-            "part_rows": args.part_rows,
-            "cores": os.cpu_count(),
-        }
-        result["input_bytes"] = sum(path.stat().st_size for path in files)
-        for engine, kills in (("local", 0), ("ray", args.kills)):
-            out = folder / engine
-            result[engine] = embed(engine, model, files, out, args, kills)
-            result[engine]["rows"], result[engine]["hash"] = check(out, args.texts)
-            result["output_bytes"] = sum(path.stat().st_size for path in out.glob("part-*"))
-            print(
-                f"{engine}: {result[engine]['seconds']} s, {result[engine]['texts_per_second']:,.0f} texts/s, hash {result[engine]['hash']}"
-            )
-    result["overhead_percent"] = round(100 * (result["ray"]["seconds"] / result["local"]["seconds"] - 1), 2)
-    result["same"] = result["ray"]["hash"] == result["local"]["hash"]
+    from inference import machine, versions
+
+    folder = (args.scratch or Path(tempfile.gettempdir())) / "albertkit-bulk"
+    kept = settled(args, folder)
+    files, model = make_texts(folder, args.texts, args.file), make_model(folder)
+    finished: dict[str, Any] = json.loads(kept.read_text())
+    for engine in args.engines.split(","):
+        if engine in finished:
+            print(f"{engine}: finished before")
+            continue
+        out = folder / engine
+        shutil.rmtree(out, ignore_errors=True)
+        found = embed(engine, model, files, out, args, args.kills if engine == "ray" else 0)
+        found["rows"], found["hash"] = check(out, args.texts)
+        found["output_bytes"] = sum(path.stat().st_size for path in out.glob("part-*"))
+        finished[engine] = found
+        kept.write_text(json.dumps(finished))
+        shutil.rmtree(out)
+        print(
+            f"{engine}: {found['seconds']} s, {found['texts_per_second']:,.0f} texts/s, hash {found['hash']}",
+            flush=True,
+        )
+    asked = finished.pop("asked")
+    result = {
+        "machine": machine(os.cpu_count() or 1), "libraries": {**versions(), "ray": version("ray")},
+        **{name: value for name, value in asked.items() if name != "file"},
+        "input_bytes": sum(path.stat().st_size for path in files), "output_bytes": finished["ray"]["output_bytes"], **finished,
+    }  # fmt: skip
+    result["overhead_percent"] = round(100 * (finished["ray"]["seconds"] / finished["plain"]["seconds"] - 1), 2)
+    result["same"] = len({one["hash"] for one in finished.values()}) == 1
     args.result.write_text(json.dumps(result, indent=1) + "\n")
-    print(
-        f"Ray with {len(result['ray']['killed'])} kills takes {result['overhead_percent']} % more; the same rows: {result['same']}"
-    )
-    if not result["same"] or len(result["ray"]["killed"]) != args.kills:
+    killed = len(finished["ray"]["killed"])
+    print(f"Ray with {killed} kills takes {result['overhead_percent']} % more; the same rows: {result['same']}")
+    if not result["same"] or killed != args.kills:
         raise SystemExit("the runs differ, or were over before the workers could be killed")
+    shutil.rmtree(folder)
 
 
 def table(args: argparse.Namespace) -> None:
@@ -218,13 +316,25 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--part-rows", type=int, default=50_000)
     parser.add_argument("--kills", type=int, default=2)
-    parser.add_argument("--file", type=Path, help="text whose words are used")
-    parser.add_argument("--scratch", type=Path, help="where the texts and vectors lie meanwhile")
+    parser.add_argument("--engines", default="plain,ray", help="with commas between: plain and ray, and local")
+    parser.add_argument("--file", type=Path, default=CORPUS, help="text whose words are used; .xz too")
+    parser.add_argument(
+        "--scratch",
+        type=Path,
+        help="where texts, vectors and what is finished lie meanwhile, in albertkit-bulk  [default: the system's temporary folder]",
+    )
     parser.add_argument("--result", type=Path, default=RESULT)
     parser.add_argument("--table", action="store_true")
     parser.add_argument("--wanted", type=int, default=10_000_000_000)
     parser.add_argument("--price", type=float, help="of a core for an hour")
+    parser.add_argument("--plain", nargs="+", help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if args.plain:
+        model, out, part_rows, *files = args.plain
+        plain(Path(model), Path(out), int(part_rows), [Path(file) for file in files])
+        return
+    if not {"plain", "ray"} <= set(args.engines.split(",")) <= {"plain", "local", "ray"}:
+        parser.error(f"engines are {args.engines!r}; give plain and ray, and local if you like")
     (table if args.table else measure)(args)
 
 

@@ -326,7 +326,8 @@ def measure(texts: int, rounds: int, threads: int) -> dict:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         build_model(folder)
-        result["cold"] = cold_starts(folder)
+        quick = rounds < 2
+        result["cold"] = cold_starts(folder, 2 if quick else 5)
         print("cold", result["cold"], flush=True)
         result["bytes"] = {
             "albertkit, float32": (folder / "float" / "model.safetensors").stat().st_size,
@@ -356,8 +357,8 @@ def measure(texts: int, rounds: int, threads: int) -> dict:
         }
         seconds = {w: dict.fromkeys(RUNNERS, float("inf")) for w in works if w != "sample"}
         for work, repeats in (
-            ("one short text", 40),
-            ("128 tokens", 6),
+            ("one short text", 8 if quick else 40),
+            ("128 tokens", 2 if quick else 6),
             ("long documents", rounds),
             ("mixed texts", rounds),
         ):

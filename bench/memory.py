@@ -1,10 +1,11 @@
 """A million short texts from a generator through a tiny model: the memory of the process as it goes.
 
-python bench/memory.py            # measure, keep bench/results/memory.json, print the curve
+python bench/memory.py [--texts 1000000]            # measure, keep bench/results/memory.json, print the curve
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 import tempfile
@@ -17,8 +18,8 @@ RESULT = ROOT / "bench" / "results" / "memory.json"
 TEXTS = 1_000_000
 
 
-def texts() -> Iterator[str]:
-    for i in range(TEXTS):
+def texts(count: int) -> Iterator[str]:
+    for i in range(count):
         yield f"text number {i} says that {i % 97} and {i % 89} are not {i % 83}"
 
 
@@ -28,6 +29,9 @@ def rss_mb() -> float:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--texts", type=int, default=TEXTS)
+    wanted = parser.parse_args().texts
     import torch
 
     from albertkit import Albert, AlbertConfig, Tokenizer, write_artifact
@@ -44,7 +48,7 @@ def main() -> None:
         write_artifact(Artifact(config, AlbertModel(config).weights(), tokenizer), Path(folder) / "m")
         albert = Albert(Path(folder) / "m")
         start = time.perf_counter()
-        for count, _ in enumerate(albert.embed_iter(texts()), 1):
+        for count, _ in enumerate(albert.embed_iter(texts(wanted)), 1):
             if count % 50_000 == 0:
                 curve.append(
                     {"texts": count, "rss_mb": round(rss_mb(), 1), "seconds": round(time.perf_counter() - start, 1)}

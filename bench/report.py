@@ -1,17 +1,19 @@
 """Every side-by-side benchmark of the project in one run, and one report: `make bench`.
 
     python bench/report.py --quick                 # smaller sizes, about ten minutes on two cores
-    python bench/report.py                         # full sizes, about two hours; keeps each benchmark's own results too
+    python bench/report.py                         # full sizes, about two hours
     python bench/report.py --quick --only search   # some of them; what was found before of the others stays
     python bench/report.py --list
 
-Each benchmark is a program of its own, with a time limit. One that fails or runs out of time is reported as such and does not stop the others. A quick run works on a copy of
-`bench/`, so that the results of full runs stay. Out: `bench/results/report.json`; `make docs` writes docs/benchmarks.md, its picture and README's table from it.
+Each benchmark is a program of its own, with a time limit. One that fails or runs out of time is reported as such and does not stop the others. All work on a copy of
+`bench/` without earlier results, so that a report holds what this run measured and nothing else, and each benchmark's own record stays. Texts are those of
+`runs/tiny.txt.xz`, so that the run needs nothing but a clone. Out: `bench/results/report.json`, docs/benchmarks.md and its picture; `make docs` puts the table into README.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import re
@@ -22,13 +24,20 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 RESULT = HERE / "results" / "report.json"
+DOCS = ROOT / "docs"
 TAIL = 1500  # characters of a failed program's output to keep
+LESSON = "length of lines"
+PEERS = (
+    "albertkit", "numpy", "onnx", "onnxruntime", "torch", "transformers", "accelerate", "sentence-transformers", "optimum-onnx",
+    "fastapi", "starlette", "uvicorn", "faiss-cpu", "usearch", "sqlite-vec",
+)  # fmt: skip
 sys.path[:0] = [str(ROOT / "src"), str(HERE)]
 
 
@@ -105,26 +114,28 @@ def steps(found: Any) -> Iterator[Row]:
 
 
 def finetuning(found: Any) -> Iterator[Row]:
-    for one in found.values():
-        taken = {name: sum(run["seconds"] for run in runs) / len(runs) for name, runs in one["runs"].items()}
-        for peer in (name for name in taken if name != "albertkit"):
-            yield Row("fine-tuning", "s", "albertkit", taken["albertkit"], peer, taken[peer], False)
+    runs = found[LESSON]["runs"]
+    taken = {name: sum(run["seconds"] for run in own) / len(own) for name, own in runs.items()}
+    for peer in (name for name in taken if name != "albertkit"):
+        yield Row("fine-tuning", "s", "albertkit", taken["albertkit"], peer, taken[peer], False)
+
+
+def asked(run: Any) -> str:
+    return "server, one text a request" if run["size"] == 1 else f"server, {run['size']} texts a request"
 
 
 def server(found: Any) -> Iterator[Row]:
-    for run in found.get("throughput", ()):
-        yield Row(
-            f"server, {run['size']} texts a request",
-            "texts/s",
-            "albertkit",
-            run["texts_per_second"],
-            share=run["ratio"],
-        )
-    ours, *others = found.get("peers", {}).items()
-    for name, runs in others:
-        for one, other in zip(ours[1], runs, strict=False):
+    for run in found["throughput"]:
+        yield Row(asked(run), "texts/s", "albertkit", run["texts_per_second"], share=run["ratio"])
+    sides = found["peers"]
+    for ours, name in (
+        (a, b) for a in sides for b in sides if a.startswith("albertkit") and not b.startswith("albertkit")
+    ):
+        for one, other in zip(sides[ours], sides[name], strict=True):
             if "failed" not in one and "failed" not in other:
-                yield Row(f"server, {one['size']} texts a request", "requests/s", ours[0], one["requests_per_second"], name, other["requests_per_second"])  # fmt: skip
+                yield Row(
+                    asked(one), "requests/s", ours, one["requests_per_second"], name, other["requests_per_second"]
+                )
 
 
 def search(found: Any) -> Iterator[Row]:
@@ -149,18 +160,18 @@ def lessons(folder: Path) -> tuple[str, ...]:
     with lzma.open(ROOT / "runs" / "tiny.txt.xz", "rt", encoding="utf-8") as file:
         lines = [line.strip().replace("\t", " ") for line in file if 20 < len(line) < 600]
     middle = sorted(map(len, lines))[len(lines) // 2]
-    for name, part in (("train.tsv", lines[:2000]), ("dev.tsv", lines[2000:2200])):
+    for name, part in (("train.tsv", lines[:2000]), ("dev.tsv", lines[2000:2064])):
         rows = "".join(f"{line}\t{'long' if len(line) > middle else 'short'}\n" for line in part)
         (folder / name).write_text(f"sentence\tlabel\n{rows}", encoding="utf-8")
     return str(folder / "model"), str(folder / "train.tsv"), str(folder / "dev.tsv")
 
 
 PARTS = {
-    "inference": Part("inference.py", ("--texts", "150", "--rounds", "1"), (), "inference.json", (6, 40), inference),
-    "memory": Part("memory.py", (), (), "memory.json", (3, 10), memory),
+    "inference": Part("inference.py", ("--texts", "80", "--rounds", "1"), (), "inference.json", (6, 40), inference),
+    "memory": Part("memory.py", ("--texts", "400000"), (), "memory.json", (3, 10), memory),
     "pre-training": Part("steps.py", ("--steps", "2", "--rounds", "2"), ("--steps", "8", "--rounds", "5"), "steps.json", (3, 15), steps),
-    "fine-tuning": Part("finetuning.py", ("--name", "length of lines", "--examples", "160"), ("--name", "length of lines"), "finetuning.json", (4, 40), finetuning, lessons),
-    "server": Part("server.py", ("--parts", "throughput,peers", "--seconds", "3"), (), "server.json", (4, 60), server),
+    "fine-tuning": Part("finetuning.py", ("--name", LESSON, "--examples", "320"), ("--name", LESSON), "finetuning.json", (4, 40), finetuning, lessons),
+    "server": Part("server.py", ("--parts", "throughput,peers", "--seconds", "2"), ("--parts", "throughput,peers"), "server.json", (4, 60), server),
     "search": Part("search.py", ("--rows", "20000"), ("--rows", "100000"), "search.json", (3, 60), search),
 }  # fmt: skip
 
@@ -169,9 +180,10 @@ PARTS = {
 
 
 def workplace(scratch: Path) -> Path:
-    """A copy of the programs whose results nobody keeps; everything else is the real thing."""
-    (scratch / "bench" / "results").mkdir(parents=True)
-    (scratch / "docs").mkdir()
+    """A copy of the programs, without results, and with the texts of this repository where they look for a corpus; everything else is the real thing."""
+    for name in ("bench/results", "docs", "shared/corpus"):
+        (scratch / name).mkdir(parents=True)
+    (scratch / "shared" / "corpus" / "enwiki-00.txt.xz").symlink_to(ROOT / "runs" / "tiny.txt.xz")
     for path in HERE.glob("*.py"):
         shutil.copy(path, scratch / "bench")
     for name in ("src", "runs"):
@@ -186,7 +198,7 @@ def run(part: Part, quick: bool, place: Path, minutes: float | None) -> dict[str
     with tempfile.TemporaryDirectory() as inputs:
         given = (*(part.before(Path(inputs)) if part.before else ()), *(part.quick if quick else part.full))
         command = [sys.executable, str(place / "bench" / part.script), *given]
-        environment = {**os.environ, "HF_HUB_OFFLINE": "1", "ALBERTKIT_SHARED": os.environ.get("ALBERTKIT_SHARED", str(ROOT.parent / "shared"))}  # fmt: skip
+        environment = {**os.environ, "HF_HUB_OFFLINE": "1", "ALBERTKIT_SHARED": str(place / "shared")}
         code, output = ended(command, place, environment, limit)
     output = re.sub(r"[\w.~-]*(?:/[\w.~+-]+)+/", "", output)[-TAIL:]  # names of files without their places
     about: dict[str, Any] = {
@@ -223,24 +235,52 @@ def report(
     names: list[str], quick: bool, out: Path, minutes: float | None = None, parts: dict[str, Part] | None = None
 ) -> dict[str, Any]:
     """Run them all and keep the report after each."""
-    from inference import machine, versions
+    from inference import machine
 
     parts = parts or PARTS
     kept = json.loads(out.read_text(encoding="utf-8")) if out.is_file() else {}
     mode = "quick" if quick else "full"
     found = {name: part for name, part in kept.get("parts", {}).items() if kept.get("mode") == mode and name in parts}
     with tempfile.TemporaryDirectory() as scratch:
-        place = workplace(Path(scratch)) if quick else ROOT
+        place = workplace(Path(scratch))
         for name in names:
             found[name] = run(parts[name], quick, place, minutes)
             print(f"{name}: {found[name]['status']} after {found[name]['seconds']:.0f} s", flush=True)
             threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-            whole = {"mode": mode, "machine": machine(threads), "libraries": versions(), "parts": found}
+            about = {
+                **machine(threads),
+                "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9),
+            }
+            whole = {"mode": mode, "machine": about, "libraries": versions(), "parts": found}
             out.parent.mkdir(parents=True, exist_ok=True)
             waiting = out.with_suffix(".part")
             waiting.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
             waiting.replace(out)
     return whole
+
+
+def versions() -> dict[str, str]:
+    """Of ourselves and of all peers that are here."""
+    found = {}
+    for name in PEERS:
+        with contextlib.suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
+
+
+def show(whole: dict[str, Any], out: Path) -> None:
+    """The page and its picture, beside a report that was put elsewhere; and the ratios on the screen."""
+    sys.path.insert(0, str(DOCS))
+    import benchmarks_page
+
+    folder = DOCS if out.resolve() == RESULT else out.parent
+    (folder / "benchmarks.md").write_text(benchmarks_page.page(whole), encoding="utf-8")
+    if benchmarks_page.nearest(whole):
+        benchmarks_page.picture(whole, folder / "benchmarks.png")
+    for row in benchmarks_page.rows(whole):
+        ratio = f"{row['ratio']:6.2f} times better than {row['peer']}" if row["ratio"] is not None else ""
+        share = f"  {row['share']:.0%} of the limit" if row["share"] is not None else ""
+        print(f"{row['what']:32} {row['value']:12,.4g} {row['unit']:10} {ratio}{share}")
 
 
 def main() -> None:
@@ -260,6 +300,7 @@ def main() -> None:
             print(f"{name:14} {part.minutes[0 if args.quick else 1]:3g} min  bench/{part.script} {' '.join(part.quick if args.quick else part.full)}")  # fmt: skip
         return
     whole = report(names, args.quick, args.out, args.minutes)
+    show(whole, args.out)
     bad = [name for name in names if whole["parts"][name]["status"] != "done"]
     print(f"{args.out}: {len(names) - len(bad)} of {len(names)} parts done; now run  make docs")
     sys.exit(1 if bad else 0)

@@ -17,6 +17,7 @@ MARKS = re.compile(r"(<!-- benchmarks: begin[^>]*-->\n).*?(<!-- benchmarks: end 
 CHINESE = {
     "one short text": "一条短文本", "128 tokens": "128 个词元的文本", "long documents": "长文档", "mixed texts": "长短混合的文本", "cold start": "冷启动", "cold memory": "冷启动的内存",
     "on disk": "磁盘大小", "growth of memory": "一百万条文本后半程的内存增长", "pre-training": "预训练", "fine-tuning": "微调", "search": "一次搜索",
+    "server, one text a request": "服务器，每次一条文本", "server, 8 texts a request": "服务器，每次 8 条文本",
 }  # fmt: skip
 HEADS = {
     "README.md": ("| | albertkit | nearest other program | times better |", "Measured by `make bench` on {cpu}, {threads} threads, {date} ({mode} run); all programs and failures are in [benchmarks](docs/benchmarks.md)."),

@@ -66,6 +66,41 @@ def test_rows_are_what_was_recorded(bench, whole):
     )
 
 
+def test_rows_of_the_server_compare_ours_with_others_only(bench):
+    found = json.loads((RESULTS / "server.json").read_text())
+    rows = list(bench.server(found))
+    limits, sides = [r for r in rows if r.peer is None], [r for r in rows if r.peer is not None]
+    assert [r.share for r in limits] == [run["ratio"] for run in found["throughput"]]
+    assert sides and all(r.ours.startswith("albertkit") and not r.peer.startswith("albertkit") for r in sides)
+    assert {r.what for r in sides} == {"server, one text a request", "server, 8 texts a request"}
+
+
+def test_a_fine_tuning_of_another_day_is_no_part_of_the_report(bench):
+    run = {"runs": {"albertkit": [{"seconds": 2.0}], "another": [{"seconds": 3.0}, {"seconds": 5.0}]}}
+    (row,) = bench.finetuning(
+        {bench.LESSON: run, "SST-2": {"runs": {"albertkit": [{"seconds": 9.0}], "b": [{"seconds": 1.0}]}}}
+    )
+    assert (row.value, row.theirs, row.ratio) == (2.0, 4.0, 2.0)
+
+
+def test_a_run_sees_no_earlier_results(bench, tmp_path):
+    place = bench.workplace(tmp_path / "place")
+    assert list((place / "bench" / "results").iterdir()) == []
+    assert (place / "bench" / "search.py").is_file() and (place / "src" / "albertkit").is_dir()
+    assert (place / "shared" / "corpus" / "enwiki-00.txt.xz").is_file()  # the repository's own texts
+
+
+def test_the_peers_are_pinned():
+    """`make bench` installs exact versions, torch's the one that the tests use."""
+    pins = dict(re.findall(r"^([\w.-]+)==(\S+)$", (ROOT / "bench" / "constraints.txt").read_text(), re.M))
+    names = {name.lower().replace("_", "-") for name in pins}
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    group = re.search(r"^bench = \[(.*?)^\]", text, re.S | re.M).group(1)
+    assert {name.lower() for name in re.findall(r'"([\w-]+)', group)} <= names
+    assert f"torch=={pins['torch']}\n" in (ROOT / "constraints.txt").read_text()
+    assert "bench/constraints.txt" in (ROOT / "Makefile").read_text(encoding="utf-8")
+
+
 def test_every_part_names_a_program_and_its_flags(bench):
     for part in bench.PARTS.values():
         text = (ROOT / "bench" / part.script).read_text(encoding="utf-8")
@@ -153,6 +188,14 @@ def test_readme_shows_what_was_measured(pages):
         text = (ROOT / name).read_text(encoding="utf-8")
         assert pages.readme(text, report, name) == text, f"{name} is stale; run  make docs"
         assert report is not None or pages.MARKS.search(text).group().count("\n") == 1
+
+
+def test_a_report_that_is_put_elsewhere_has_its_page_beside_it(bench, whole, tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    bench.show(whole, tmp_path / "report.json")
+    assert "**It failed.**" in (tmp_path / "benchmarks.md").read_text(encoding="utf-8")
+    assert (tmp_path / "benchmarks.png").read_bytes().startswith(b"\x89PNG")
+    assert "times better than transformers (SDPA)" in capsys.readouterr().out
 
 
 def test_the_picture(pages, whole, tmp_path):
