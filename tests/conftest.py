@@ -10,6 +10,17 @@ import pytest
 from albertkit.config import AlbertConfig
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+
+def keep_to_a_share() -> None:
+    """Under pytest-xdist, leave each worker its own processors, before anything counts them: threads of two workers on the same ones wait for each other."""
+    worker, count = os.environ.get("PYTEST_XDIST_WORKER", ""), int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    if worker.startswith("gw") and hasattr(os, "sched_setaffinity"):
+        there = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, there[int(worker[2:]) % count :: count] or there)
+
+
+keep_to_a_share()
 ROOT = Path(__file__).parent.parent
 CHECKPOINTS = Path(os.environ.get("ALBERTKIT_CHECKPOINTS", ROOT / ".cache" / "checkpoints"))
 SHARED = Path(os.environ.get("ALBERTKIT_SHARED", ROOT.parent / "shared"))

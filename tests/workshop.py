@@ -37,6 +37,7 @@ from tests.conftest import ROOT, SPIECE, tiny
 
 LEFT_OUT = {  # how a line begins → why no test types it
     "make ": "sets up .venv or runs the whole suite; .ci/run does both",
+    ". .venv": "the shell's own",
     "pip install": "needs a package index; tests/test_wheel.py installs the wheel without one",
     "docker ": "needs a container engine; tests/serve/test_deploy.py checks the files it reads",
     "kubectl ": "needs a cluster; tests/serve/test_deploy.py checks the manifest",
@@ -89,6 +90,8 @@ def furnish(folder: Path) -> Path:
         save(folder / name, meta, heads)
     quantise(folder / "sentiment", folder / "sentiment-int8")
     foreign(folder)
+    for path in (ROOT / "runs").glob("*.tsv"):
+        shutil.copy(path, folder / "runs")
     for name in ("notes.txt", "texts.txt", "domain.txt", "reviews.txt", "book.txt", "mine.txt", "my-texts.txt"):
         (folder / name).write_text("\n".join(TEXTS) + "\n", encoding="utf-8")
     for name in ("notes", "texts", "wiki", "my-texts", "domain"):

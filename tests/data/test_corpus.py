@@ -208,7 +208,7 @@ def killed(work, at: int) -> bool:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-@pytest.mark.parametrize(("dedupe", "stride"), [("documents", 3), ("paragraphs", 10)])
+@pytest.mark.parametrize(("dedupe", "stride"), [("documents", 5), ("paragraphs", 11)])
 def test_killed_at_any_step_it_goes_on(tmp_path, texts, tokenizer, dedupe, stride, monkeypatch):
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
     rules = Settings(shard_tokens=4000, held_out=0.2, min_tokens=1, dedupe=dedupe)

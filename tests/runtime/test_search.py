@@ -141,7 +141,7 @@ def test_files_that_shrank_lose_their_lines(index):
         assert again.delete_source("b") == 5 and len(again) == 2
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 8), st.sampled_from(["add", "delete"]), st.sampled_from("abcde")), max_size=25)
 )

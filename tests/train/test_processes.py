@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import random
 import signal
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from albertkit.cli import main
 from albertkit.train import checkpoint
 from albertkit.train.loop import Run
 from albertkit.train.settings import Settings
@@ -39,38 +41,63 @@ def config(bench, tmp_path) -> Path:
     return path
 
 
-def wait_for(condition, process: subprocess.Popen, seconds: float = 60) -> None:
+def wait_for(condition, alive, seconds: float = 60) -> None:
+    """Wait until something is so; `alive` raises if it cannot become so any more."""
     end = time.monotonic() + seconds
     while not condition():
-        assert process.poll() is None, process.stderr.read().decode()
+        alive()
         assert time.monotonic() < end, "it takes too long"
         time.sleep(0.002)
 
 
+def act(line: list[str], output: Path, errors: Path) -> None:
+    """What a forked process does: the command line, with its output in files."""
+    for number, path in ((1, output), (2, errors)):
+        os.dup2(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), number)
+    torch.set_num_threads(1)
+    sys.argv = ["albertkit", *line]
+    main()
+
+
+class Forked:
+    """`albertkit` in a process of its own, forked from one that has read torch already."""
+
+    def __init__(self, line: list[str], place: Path) -> None:
+        self.output, self.errors = place / "output", place / "errors"
+        self.errors.write_bytes(b"")
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["torch._dynamo", "matplotlib.figure", "tests.train.test_processes"])
+        self.process = context.Process(target=act, args=(line, self.output, self.errors))
+        self.process.start()
+
+    def alive(self) -> None:
+        assert self.process.is_alive(), self.errors.read_text()
+
+    def end(self) -> int | None:
+        """Its exit code."""
+        self.process.join(60)
+        return self.process.exitcode
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="forks")
 def test_sigkill_and_sigterm_then_the_same_bits(bench, tmp_path, config):
     """Killed by the system at a random moment, resumed, asked to stop, resumed again: as if nothing had happened."""
     given = {"steps": 120, "save_steps": 5, "log_every": 1}
     bench.train(tmp_path / "straight", **given)
     out = tmp_path / "killed"
-    line = [sys.executable, *command(bench.shards, out, config, **given)]
-    with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENVIRONMENT) as process:
-        wait_for(lambda: len(checkpoint.steps(out)) > 1, process)
-        time.sleep(random.Random(0).uniform(0, 0.3))
-        process.kill()
-        assert process.wait() == -signal.SIGKILL
+    line = command(bench.shards, out, config, **given)[2:]
+    first = Forked(line, tmp_path)
+    wait_for(lambda: len(checkpoint.steps(out)) > 1, first.alive)
+    time.sleep(random.Random(0).uniform(0, 0.3))
+    first.process.kill()
+    assert first.end() == -signal.SIGKILL
     reached = checkpoint.steps(out)[-1]
     assert 5 <= reached < 120 and not (out / "model").exists()
-    with subprocess.Popen(
-        [*line, "--resume"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENVIRONMENT
-    ) as process:
-        said = b""
-        while b"going on from step" not in said:
-            said = process.stderr.readline()
-            assert said, "it ended"
-        process.send_signal(signal.SIGTERM)
-        output, errors = process.communicate(timeout=60)
-        assert process.returncode == 0 and output == b""
-        assert b"and saved; the same command goes on" in errors
+    second = Forked([*line, "--resume"], tmp_path)
+    wait_for(lambda: b"going on from step" in second.errors.read_bytes(), second.alive)
+    second.process.terminate()
+    assert second.end() == 0 and second.output.read_bytes() == b""
+    assert b"and saved; the same command goes on" in second.errors.read_bytes()
     assert reached < checkpoint.steps(out)[-1] < 120 and not (out / "model").exists()
     bench.train(out, resume=True, **given)
     assert weights(out) == weights(tmp_path / "straight")
@@ -114,7 +141,7 @@ def work(pids, *line):
 
 config = LaunchConfig(
     min_nodes=1, max_nodes=1, nproc_per_node=2, rdzv_backend="c10d", rdzv_endpoint="127.0.0.1:0", local_addr="127.0.0.1",
-    max_restarts=1, monitor_interval=0.1, start_method="fork",
+    max_restarts=1, monitor_interval=0.1, start_method="fork", run_id="test",
 )
 elastic_launch(config, work)(*sys.argv[1:])
 """
@@ -126,21 +153,21 @@ def test_a_killed_worker_is_replaced_and_the_run_goes_on(bench, tmp_path, config
     given = {"schedule": "constant", "warmup": 0.0, "log_every": 1, "evaluations": 1, "save_steps": 4}
     out, pids = tmp_path / "team", tmp_path / "pids"
     pids.mkdir()
-    line = [*command(bench.shards, out, config, steps=60, **given)[2:], "--shard"]
+    line = [*command(bench.shards, out, config, steps=40, **given)[2:], "--shard"]
     line = [sys.executable, "-c", LAUNCH, str(pids), *line]
     with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENVIRONMENT) as process:
         try:
-            wait_for(lambda: 8 in checkpoint.steps(out), process)
+            wait_for(lambda: 8 in checkpoint.steps(out), lambda: process.poll() is None or pytest.fail("it ended"))
             os.kill(int((pids / "1").read_text()), signal.SIGKILL)
             output, errors = process.communicate(timeout=90)
         finally:
-            process.terminate()  # torchrun takes its workers with it
+            process.terminate()  # it takes its workers with it
         assert process.returncode == 0, errors.decode()[-2000:]
-    assert b"going on from step" in errors and json.loads(output)["tokens"] == 60 * 128
-    bench.train(out, resume=True, **{**given, "steps": 62})
-    bench.train(tmp_path / "one", **{**given, "steps": 62})
+    assert b"going on from step" in errors and json.loads(output)["tokens"] == 40 * 128
+    bench.train(out, resume=True, **{**given, "steps": 42})
+    bench.train(tmp_path / "one", **{**given, "steps": 42})
     one, team = (lines(run, "train") for run in (tmp_path / "one", out))
-    assert [line["step"] for line in team] == list(range(1, 63))
+    assert [line["step"] for line in team] == list(range(1, 43))
     for mine, theirs in zip(team, one, strict=True):
         assert mine["mlm_loss"] == pytest.approx(theirs["mlm_loss"], abs=5e-6 if mine["step"] < 12 else 1e-3), mine[
             "step"
