@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import json
 import math
@@ -16,14 +17,16 @@ import pytest
 import safetensors.numpy
 import torch
 
+from albertkit.artifact import Meta
 from albertkit.errors import AlbertkitError
 from albertkit.runtime.albert import Albert
 from albertkit.train import checkpoint, loop, pretrain
 from albertkit.train.goals import Goals
 from albertkit.train.loop import Run
-from albertkit.train.pretrain import Objective
+from albertkit.train.pretrain import Objective, Pretraining, known_positions
 from albertkit.train.report import Report, read
 from albertkit.train.settings import Settings
+from albertkit.train.team import Team
 from tests.conftest import tiny
 from tests.train.conftest import Bench, write_shards
 
@@ -405,6 +408,31 @@ def test_longer_rows_may_start_with_a_higher_loss(bench):
     again = bench.work(Settings(steps=60, device="cpu"), Goals(lengths="16:0.5,32:0.5"))
     again.restore(work.artifact({}, checkpoint.State()), work.place())
     assert again.lowest == {16: 2.0, 32: 7.0}
+
+
+def test_positions_that_longer_rows_need_begin_as_those_that_are_known(bench):
+    crew, goals = Team(0, 1, torch.device("cpu")), Goals(lengths="16:0.5,32:0.5", short=0.0)
+    work = bench.work(Settings(steps=60, device="cpu"), goals)
+    table = work.model.encoder.embeddings.position.weight
+    before = table.detach().clone()
+    work.next(0, 0.0, crew)
+    assert torch.equal(table, before) and work.place()["positions"] == 16
+    again = bench.work(Settings(steps=60, device="cpu"), goals)
+    again.restore(work.artifact({}, checkpoint.State()), work.place())
+    for one in (work, again):
+        one.next(40, 0.6, crew)
+        table = one.model.encoder.embeddings.position.weight
+        assert torch.equal(table[:16], before[:16])
+        assert torch.equal(table[16:31], before[1:16]) and torch.equal(table[31], before[1])
+    made = work.artifact({}, checkpoint.State())
+    assert made.meta.made[-1]["positions"] == 32
+    assert known_positions(made) == 32 and known_positions(dataclasses.replace(made, meta=Meta())) == 40
+    whole = Pretraining(
+        work.shards, made.config, work.settings, Goals(lengths="40"), dataclasses.replace(made, meta=Meta())
+    )
+    last = whole.model.encoder.embeddings.position.weight.detach().clone()
+    whole.next(0, 0.0, crew)
+    assert torch.equal(whole.model.encoder.embeddings.position.weight, last)  # nothing is known to be missing
 
 
 def test_a_training_that_diverges_goes_back_and_learns_on(bench, tmp_path, monkeypatch):

@@ -88,6 +88,8 @@ class Objective(nn.Module):
 class Distilling:
     """The work of learning sentence vectors, for `loop.train`."""
 
+    one_shape = False
+
     def __init__(
         self, start: Artifact, passages: Path, shards: Path | None, settings: Settings, aims: Aims | None = None
     ) -> None:

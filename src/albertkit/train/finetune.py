@@ -77,6 +77,7 @@ class Finetuning:
     """The work of fine-tuning, for `loop.train`."""
 
     measures: tuple[str, ...] = ("loss",)
+    one_shape = False
 
     def __init__(
         self,

@@ -26,7 +26,7 @@ from albertkit.train.optim import optimizers
 from albertkit.train.report import Report, plot
 from albertkit.train.settings import Settings
 from albertkit.train.stopping import Stop, stopping
-from albertkit.train.team import Team, peak, restarted, team
+from albertkit.train.team import Team, peak, plan_attention, restarted, team
 from albertkit.train.work import Alarm, Outcome, Work
 
 REWINDS = 3
@@ -69,6 +69,7 @@ class Run:
         self.state = checkpoint.State()
         work.objective.to(crew.device)
         cuda = crew.device.type == "cuda"
+        plan_attention(work.one_shape)
         self.parted = settings.shard and crew.world > 1
         self.optimizers = optimizers(work.objective, settings, self.parted)
         self.tops = [[group["lr"] for group in o.param_groups] for o in self.optimizers]

@@ -109,6 +109,7 @@ class Pretraining:
     """The work of pre-training, for `loop.train`."""
 
     better = "mlm_loss"
+    one_shape = True
 
     def __init__(
         self,
@@ -157,6 +158,7 @@ class Pretraining:
         self.lowest: dict[int, float] = {}  # by the length of rows: other lengths have other losses
         self.at: dict[int, Position] = {}
         self.streams: dict[int, Stream] = {}
+        self.reach = 0 if start is None else known_positions(start)
 
     def compile(self) -> None:
         """Compile what is large: one shared layer, which is then used L times, the questions, and the word loss."""
@@ -178,6 +180,10 @@ class Pretraining:
         self.objective.dtype = precision.choose(self.settings, crew.device)
         self.objective.depth = self.drawn(step)
         length = self.goals.length_at(progress)
+        if length > self.reach:
+            if self.reach:
+                stretch(self.model.encoder.embeddings.position.weight, self.reach)
+            self.reach = length
         if masking.mix(self.settings.seed + 1, step) / 2**64 < self.goals.short:
             length = max(8, length // 4)
         rows = self.settings.batch * self.length // length
@@ -252,7 +258,8 @@ class Pretraining:
     def place(self) -> dict[str, Any]:
         """Position in the rows, and the lowest loss so far, of each length."""
         lowest = {str(length): loss for length, loss in self.lowest.items()}
-        return {"rows": {str(length): asdict(at) for length, at in self.at.items()}, "lowest": lowest}
+        rows = {str(length): asdict(at) for length, at in self.at.items()}
+        return {"rows": rows, "lowest": lowest, "positions": self.reach}
 
     def restore(self, artifact: Artifact, data: dict[str, Any]) -> None:
         """Saved weights, and the place in the data they were saved at."""
@@ -263,6 +270,7 @@ class Pretraining:
         self.model.load_state_dict(tensors_of(artifact.weights))
         self.at = {int(length): Position(**at) for length, at in data.get("rows", {}).items()}
         self.lowest = {int(length): float(loss) for length, loss in data.get("lowest", {}).items()}
+        self.reach = int(data.get("positions", self.reach))
         self.streams = {}
 
     def artifact(self, metrics: dict[str, float], state: State) -> Artifact:
@@ -272,12 +280,29 @@ class Pretraining:
             "updates": state.step,
             "tokens": state.tokens,
             "minutes": round(state.seconds / 60, 2),
+            "positions": self.reach,
             "settings": {k: v for k, v in {**asdict(self.settings), **asdict(self.goals)}.items() if v is not None},
             "corpus": self.shards.manifest.get("counts", {}),
         }
         before = self.start.meta.made if self.start else ()
         meta = Meta(task="pretrain", metrics={"held-out": metrics} if metrics else {}, made=(*before, done))
         return Artifact(self.config, self.model.weights(), self.tokenizer, meta)
+
+
+def known_positions(start: Artifact) -> int:
+    """Positions that a model has learnt: as it says itself, or else all that it has."""
+    said = [done["positions"] for done in start.meta.made if done.get("positions")]
+    return int(max(said)) if said else start.config.max_position_embeddings
+
+
+@torch.no_grad()
+def stretch(positions: Tensor, known: int) -> None:
+    """Give the rows behind the known ones the vectors of known ones, again and again; the first row stays that of the first token alone.
+
+    Vectors that were never learnt are far from all others, and a model that meets them at every fourth token forgets the rest (LOG.md).
+    """
+    places = torch.arange(known, len(positions), device=positions.device)
+    positions[known:] = positions[1 + (places - 1) % (known - 1)] if known > 1 else positions[:1]
 
 
 def tensors(pairs: Pairs, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:

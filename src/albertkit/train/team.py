@@ -58,6 +58,11 @@ class Team:
             dist.barrier()
 
 
+def plan_attention(wanted: bool) -> None:
+    """Whether cuDNN may compute attention on a GPU. It makes a plan for each new shape, which takes longer than the rest of a step: for batches of one shape alone."""
+    torch.backends.cuda.enable_cudnn_sdp(wanted)
+
+
 def choose_device(name: str) -> torch.device:
     """A device by name; `auto` takes a GPU if there is one."""
     if name == "auto":
@@ -66,6 +71,7 @@ def choose_device(name: str) -> torch.device:
         raise AlbertkitError(f"device is {name!r}, and torch {torch.__version__} sees no GPU; use --device cpu")
     # batches differ much in size; memory in whole pieces would be given back and asked for again
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    plan_attention(False)
     try:
         device = torch.device(name)
         torch.empty(1, device=device)

@@ -25,6 +25,10 @@ class Work(Protocol):
         """The evaluation by which the best checkpoint is chosen; lower is better if it names a loss."""
 
     @property
+    def one_shape(self) -> bool:
+        """Whether all batches have one shape, or a few."""
+
+    @property
     def operations(self) -> float:
         """Operations for a token of training, for the share of peak."""
 
