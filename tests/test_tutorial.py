@@ -113,13 +113,17 @@ def verdicts(tmp_path, monkeypatch):
     import verdicts
 
     def line(variant, seed, parameters):
-        quality = {"mlm_accuracy": 0.4 + 0.01 * seed, "tokens_per_second": 100.0, "operations_per_token": parameters}
+        quality = {"mlm_accuracy": 0.4 + 0.01 * seed, "operations_per_token": parameters}
         return {"variant": variant, "seed": seed, "recipe": {"shape": "small"}, "parameters": parameters, **quality}
 
     lines = [line(name, seed, size) for name, size in (("canonical", 100), ("low_rank", 50)) for seed in (0, 1)]
     path = tmp_path / "ablation.jsonl"
     path.write_text("".join(json.dumps(one) + "\n" for one in lines), encoding="utf-8")
     monkeypatch.setattr(verdicts, "LINES", path)
+    speeds = {"recipe": {"shape": "small", "compile": "auto", "batch": 8}, "machine": {"device": "GPU"},
+              "tokens_per_second": {"canonical": 100.0, "low_rank": 100.0}}  # fmt: skip
+    (tmp_path / "speed.json").write_text(json.dumps([speeds]), encoding="utf-8")
+    monkeypatch.setattr(verdicts, "SPEEDS", tmp_path / "speed.json")
     return verdicts
 
 
@@ -127,6 +131,10 @@ def test_a_measured_claim_gets_its_verdict_in_both_languages(verdicts):
     assert verdicts.measured("low_rank") == " · measured: holds: smaller, fewer, no worse; not seen: faster"
     assert verdicts.tested("low_rank") == " · 实测：成立：参数更少、运算更少、质量不降；未见：更快"
     assert verdicts.measured("gru") == verdicts.tested("gru") == ""
+    verdicts.SPEEDS.unlink()
+    assert verdicts.measured("low_rank").endswith("; not measured: faster") and verdicts.tested("low_rank").endswith(
+        "；未测：更快"
+    )
 
 
 def test_every_verdict_that_the_page_asks_for_can_be_given(verdicts):

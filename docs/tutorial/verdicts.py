@@ -1,6 +1,6 @@
 """What the measured comparison of the documents' ideas says about a claim, for `docs/documents.md`.
 
-In: lines of `bench/results/ablation.jsonl`, as `bench/ablation.py` writes them, and the claims and their judging in `bench/ablation_page.py`. Out: a few
+In: lines of `bench/results/ablation.jsonl` and speeds, as `bench/ablation.py` writes them, and the claims and their judging in `bench/ablation_page.py`. Out: a few
 words that go behind the places where a claim is shown, or nothing where nothing was measured.
 """
 
@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 BENCH = Path(__file__).resolve().parent.parent.parent / "bench"
-LINES = BENCH / "results" / "ablation.jsonl"
+LINES, SPEEDS = BENCH / "results" / "ablation.jsonl", BENCH / "results" / "ablation-speed.json"
 CHINESE = {
     "holds: ": "成立：",
     "not seen: ": "未见：",
+    "not measured: ": "未测：",
     " (one seed: chance is not excluded)": "（只有一个随机种子，不能排除偶然）",
     "smaller": "参数更少",
     "fewer": "运算更少",
@@ -54,7 +55,9 @@ def verdict(variant: str, against: str = "canonical") -> str:
         return ""
     page = judge()
     (claim,) = (c for c in page.CLAIMS if (c.variant, c.against) == (variant, against))
-    return str(page.judged(claim, page.numbers(mine), page.numbers(theirs))[1])
+    kept = json.loads(SPEEDS.read_text(encoding="utf-8")) if SPEEDS.is_file() else []
+    speeds = page.speeds_of(largest[0]["recipe"], kept)
+    return str(page.judged(claim, page.numbers(mine), page.numbers(theirs), speeds)[1])
 
 
 def measured(variant: str, against: str = "canonical") -> str:

@@ -63,6 +63,9 @@ def read_files(task: str, paths: dict[str, Path], reading: Reading) -> dict[str,
     return found
 
 
+FEW = 500  # examples
+
+
 @click.command(epilog="Example:  albertkit finetune classify train.tsv --dev dev.tsv -o sentiment")
 @click.argument(
     "task", type=click.Choice(["classify", "tag", "answer", "choose", "match", "intent", "dialogue", "generate"])
@@ -104,6 +107,8 @@ def finetune(task: str, train: Path, dev: Path | None, out: Path, start: Path | 
     else:
         from albertkit.train.tune import finetune as tune
 
+        if task == "classify" and len(data["train"]) < FEW and not any(e.pair for e in data["train"]):
+            click.echo(f"{len(data['train'])} examples are few for a whole model; --freeze may do better", err=True)
         done = tune(
             task, data["train"], data["dev"], out, start, opts, bar=True,
             say=lambda text: tqdm.write(text, file=sys.stderr),

@@ -300,6 +300,7 @@ def test_the_command_line_from_a_file_to_a_label(start, tmp_path):
                             str(tmp_path / "out"), "--start", str(tmp_path / "start"), "--epochs", "8", "--learning-rate",
                             "3e-3", "--batch", "16", "--device", "cpu"])  # fmt: skip
     assert done.exit_code == 0, done.output
+    assert "160 examples are few for a whole model; --freeze may do better" in done.stderr
     found = run.invoke(app, ["evaluate", str(tmp_path / "out"), str(tmp_path / "dev.tsv"), "--json"])
     assert json.loads(found.stdout.splitlines()[-1])["accuracy"] > 0.8, found.output
     said = run.invoke(app, ["classify", str(tmp_path / "out"), "cat dog cow hen", "--json"])
