@@ -34,13 +34,19 @@ sizes = {"most": st.integers(1, 5), "room": st.integers(1, 40)}
 cells = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 
 
-def all_rows(path, most: int, room: int, field: str | None = None) -> list[str | reading.Bad]:
+def all_rows(
+    path, most: int, room: int, field: str | None = None, block: int = reading.BLOCK
+) -> list[str | reading.Bad]:
     """The rows of a file, part by part; checks the parts on the way."""
-    before, parts.PART_BYTES = parts.PART_BYTES, room
+    before, parts.PART_BYTES, reading.BLOCK = (parts.PART_BYTES, reading.BLOCK), room, block
     try:
         sources, table = parts.plan(find([str(path)], field), most)
+        return _rows(sources, table, most)
     finally:
-        parts.PART_BYTES = before
+        parts.PART_BYTES, reading.BLOCK = before
+
+
+def _rows(sources, table, most: int) -> list[str | reading.Bad]:
     found: list[str | reading.Bad] = []
     for number in range(len(table)):
         part = parts.part_of(table, sources, number)
@@ -57,8 +63,9 @@ def known(rows: list[str | reading.Bad]) -> list[str | None]:
 
 
 @quick
-@given(pieces=st.lists(st.sampled_from(PIECES), max_size=30), mark=st.booleans(), **sizes)
-def test_text(tmp_path, pieces, mark, most, room):
+@given(pieces=st.lists(st.sampled_from(PIECES), max_size=30), mark=st.booleans(), most=st.integers(1, 30),
+       room=st.integers(1, 200), block=st.integers(1, 60))  # fmt: skip
+def test_text(tmp_path, pieces, mark, block, most, room):
     data = b"".join(pieces)
     path = tmp_path / "a.txt"
     path.write_bytes((b"\xef\xbb\xbf" if mark and data else b"") + data)
@@ -73,7 +80,7 @@ def test_text(tmp_path, pieces, mark, most, room):
             wanted.append(line.removesuffix(b"\r").decode())
         except UnicodeDecodeError:
             wanted.append(None)
-    assert known(all_rows(path, most, room)) == wanted
+    assert known(all_rows(path, most, room, block=block)) == wanted
 
 
 @quick

@@ -21,6 +21,7 @@ LINE_LIMIT = 64 * 2**20
 TEXT_LIMIT = 1_000_000  # characters; as `runtime/albert.py`
 BOM = b"\xef\xbb\xbf"  # some editors begin a file with it
 PARQUET_ROWS = 4096  # read at once
+BLOCK = 1 << 18  # bytes of lines read at once
 
 
 class Bad(ValueError):
@@ -84,20 +85,50 @@ def rows(source: Source, stretch: Stretch, root: str = "", any_length: bool = Fa
     else:
         found = _texts(source, stretch, root)
     for number, text in enumerate(found, stretch.first):
-        if not isinstance(text, str | Bad):
+        if type(text) is str:
+            if len(text) > TEXT_LIMIT and not any_length:
+                text = Bad(f"has {len(text):,} characters, and at most {TEXT_LIMIT:,} are read (--long truncate cuts)")
+        elif not isinstance(text, Bad):
             text = Bad("holds no text" if text is None else f"holds a {type(text).__name__} instead of a text")
-        elif isinstance(text, str) and len(text) > TEXT_LIMIT and not any_length:
-            text = Bad(f"has {len(text):,} characters, and at most {TEXT_LIMIT:,} are read (--long truncate cuts)")
         yield number, text
 
 
 def _texts(source: Source, stretch: Stretch, root: str) -> Iterator[Any]:
     with opened(source, root) as file:
+        if source.form == "text":
+            yield from _plain(source, file, stretch)
+            return
         for record, _ in records(source, file, stretch):
-            try:
-                yield _text(source, record)
-            except Bad as bad:
-                yield bad
+            yield _understood(source, record)
+
+
+def _understood(source: Source, record: Any) -> Any:
+    try:
+        return _text(source, record)
+    except Bad as bad:
+        return bad
+
+
+def _plain(source: Source, file: Any, stretch: Stretch) -> Iterator[Any]:
+    """As the records of a text file, understood: many lines at a time, since most blocks are whole and in order."""
+    at = stretch.start
+    while at < stretch.stop:
+        file.seek(at)
+        block = file.read(min(BLOCK, stretch.stop - at))
+        block = block[: block.rfind(b"\n") + 1] if at + len(block) < stretch.stop else block
+        try:
+            if not block or at == 0:  # a very long line; or a mark that some editors begin a file with
+                raise ValueError
+            lines = block.decode("utf-8").removesuffix("\n").split("\n")
+        except ValueError:
+            begin = at
+            for line, at in _lines(source, file, Stretch(begin, stretch.stop)):
+                yield _understood(source, line)
+                if at >= begin + len(block):
+                    break
+        else:
+            at += len(block)
+            yield from (line.removesuffix("\r") for line in lines)
 
 
 def _text(source: Source, record: Any) -> Any:

@@ -29,7 +29,7 @@ from albertkit.bulk.reading import Bad, rows
 from albertkit.errors import AlbertkitError
 from albertkit.runtime.albert import Albert
 
-GROUP = 4096  # rows written at once
+GROUP = 16_384  # rows written at once
 TASKS = ("embed", "classify", "tag")
 FORMATS = ("parquet", "jsonl")
 
@@ -108,40 +108,46 @@ class Worker:
         """(rows, bad rows) written."""
         sink = SINKS[self.job.format](file)
         count = bad = 0
-        for group in grouped(self._results(self._rows(part))):
-            sink.write(self._table(part.source, group))
+        for group in grouped(self._results(self._texts(part))):
+            sink.write(self._table(part.source, part.stretch.first + count, group))
             count += len(group)
-            bad += sum(result is None for _, result in group)
+            bad += sum(result is None for result in group)
         sink.close()
         return count, bad
 
-    def _rows(self, part: Part) -> Iterator[tuple[int, str | None]]:
+    def _texts(self, part: Part) -> Iterator[str | None]:
+        """The text of each row of a part; None where there is none and that may be."""
         any_length = self.job.options.get("long") == "truncate"
         for number, text in rows(part.source, part.stretch, self.job.root, any_length):
             if not isinstance(text, Bad):
-                yield number, text
+                yield text
             elif self.job.skip_bad:
-                yield number, None
+                yield None
             else:
                 raise AlbertkitError(
                     f"row {number} of {part.source.name} {text}; correct it, or pass such rows over (--skip-bad)"
                 )
 
-    def _results(self, given: Iterator[tuple[int, str | None]]) -> Iterator[tuple[int, Any]]:
-        """Row numbers and results, in order; None where there was no text. Reads ahead as far as the model does, no further."""
-        held: deque[tuple[int, bool]] = deque()
+    def _results(self, given: Iterator[str | None]) -> Iterator[Any]:
+        """The results of the rows, in order; None where there was no text. Reads ahead as far as the model does, no further."""
+        missing: deque[int] = deque()
 
         def texts() -> Iterator[str]:
-            for number, text in given:
-                held.append((number, text is not None))
-                if text is not None:
+            for row, text in enumerate(given):
+                if text is None:
+                    missing.append(row)
+                else:
                     yield text
 
+        at = 0
         for result in self._compute(texts()):
-            while not held[0][1]:
-                yield held.popleft()[0], None
-            yield held.popleft()[0], result
-        yield from ((number, None) for number, _ in held)
+            while missing and missing[0] == at:
+                missing.popleft()
+                yield None
+                at += 1
+            yield result
+            at += 1
+        yield from (None for _ in missing)
 
     def _compute(self, texts: Iterator[str]) -> Iterator[Any]:
         options = dict(self.job.options)
@@ -155,12 +161,13 @@ class Worker:
             else:
                 yield from self.albert.classify(group, None if pair is None else [pair] * len(group), **options)
 
-    def _table(self, source: Source, group: list[tuple[int, Any]]) -> Any:
+    def _table(self, source: Source, first: int, results: list[Any]) -> Any:
         import pyarrow as arrow
 
-        numbers = arrow.array([number for number, _ in group], arrow.int64())
-        names = arrow.DictionaryArray.from_arrays(arrow.array([0] * len(group), arrow.int32()), [source.name])
-        return arrow.table({"source": names, "row": numbers, **self._columns([result for _, result in group])})
+        count = len(results)
+        numbers = arrow.array(np.arange(first, first + count, dtype=np.int64))
+        names = arrow.DictionaryArray.from_arrays(arrow.array(np.zeros(count, np.int32)), [source.name])
+        return arrow.table({"source": names, "row": numbers, **self._columns(results)})
 
     def _columns(self, results: list[Any]) -> dict[str, Any]:
         """The results as columns of a table."""
@@ -168,13 +175,11 @@ class Worker:
 
         if self.job.task == "embed":
             width = self.job.options.get("dim") or self.albert.dim
-            flat = np.zeros((len(results), width), np.float32)
-            for at, vector in enumerate(results):
-                if vector is not None:
-                    flat[at] = vector
+            none = np.zeros(width, np.float32)
+            flat = np.concatenate([none if vector is None else vector for vector in results])
             absent = arrow.array([vector is None for vector in results], arrow.bool_())
             kind = arrow.list_(arrow.float32(), width)
-            vectors = arrow.FixedSizeListArray.from_arrays(arrow.array(flat.ravel()), type=kind, mask=absent)
+            vectors = arrow.FixedSizeListArray.from_arrays(arrow.array(flat), type=kind, mask=absent)
             return {"vector": vectors}
         if self.job.task == "tag":
             span = arrow.struct(
@@ -214,7 +219,8 @@ class Parquet:
         from pyarrow.parquet import ParquetWriter
 
         if self.sink is None:
-            self.sink = ParquetWriter(self.file, table.schema)
+            # numbers of vectors hardly repeat, and nobody looks for the smallest one
+            self.sink = ParquetWriter(self.file, table.schema, use_dictionary=["source"], write_statistics=["row"])
         self.sink.write_table(table)
 
     def close(self) -> None:

@@ -517,18 +517,26 @@ class Albert:
 
 def joined(vectors: np.ndarray, lengths: list[int], owners: list[int], recipe: Recipe) -> Iterator[np.ndarray]:
     """The vector of each text from those of its pieces (pieces, H), which have `lengths` tokens; `owners` counts each text's."""
+    if len(owners) < len(vectors):
+        vectors = np.stack(list(_merged(vectors, lengths, owners, recipe.pooling)))
+    cut = vectors[:, : recipe.dim]
+    if recipe.unit:
+        cut = cut / np.maximum(np.sqrt((cut * cut).sum(axis=1, keepdims=True)), 1e-12)
+    yield from cut
+
+
+def _merged(vectors: np.ndarray, lengths: list[int], owners: list[int], pooling: str) -> Iterator[np.ndarray]:
+    """One vector for all pieces of a text."""
     start = 0
     for count in owners:
         own = vectors[start : start + count]
         if count == 1:
-            vector = own[0]
-        elif recipe.pooling == "max":
-            vector = own.max(axis=0)
+            yield own[0]
+        elif pooling == "max":
+            yield own.max(axis=0)
         else:  # windows weigh as many tokens as they hold
             weights = np.array(lengths[start : start + count], np.float32)
-            vector = (own * (weights / weights.sum())[:, None]).sum(axis=0)
-        cut = vector if recipe.dim is None else vector[: recipe.dim]
-        yield cut / max(float(np.linalg.norm(cut)), 1e-12) if recipe.unit else cut
+            yield (own * (weights / weights.sum())[:, None]).sum(axis=0)
         start += count
 
 
