@@ -1,6 +1,6 @@
 """The page of all benchmarks, its picture, and README's table: for `generate.py`.
 
-In: `bench/results/report.json` (bench/report.py), if there is one. Out: docs/benchmarks.md, docs/benchmarks.png, and the part of README.md and README.zh-CN.md between two marks. Without a
+In: `bench/results/report.json` (bench/report.py) and `newcomer.json` (bench/newcomer.py), if they are there. Out: docs/benchmarks.md, docs/benchmarks.png, and the part of README.md and README.zh-CN.md between two marks. Without a
 report the page says so, and README stays as it is.
 """
 
@@ -13,7 +13,9 @@ from typing import Any
 
 DOCS = Path(__file__).parent
 REPORT = DOCS.parent / "bench" / "results" / "report.json"
+NEWCOMER = REPORT.with_name("newcomer.json")
 MARKS = re.compile(r"(<!-- benchmarks: begin[^>]*-->\n).*?(<!-- benchmarks: end -->)", re.S)
+RECALL, LEAST_RECALL = re.compile(r"recall (\d\.\d+)"), 0.95
 CHINESE = {
     "one short text": "一条短文本", "128 tokens": "128 个词元的文本", "long documents": "长文档", "mixed texts": "长短混合的文本", "cold start": "冷启动", "cold memory": "冷启动的内存",
     "on disk": "磁盘大小", "growth of memory": "一百万条文本后半程的内存增长", "pre-training": "预训练", "fine-tuning": "微调", "search": "一次搜索",
@@ -37,12 +39,18 @@ def rows(report: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def nearest(report: dict[str, Any]) -> list[dict[str, Any]]:
-    """For each thing that was measured, our best row against the other program that comes nearest, or beats us by most."""
+    """For each thing that was measured, our best row against the other program that comes nearest, or beats us by most, and gives about the same answers."""
     found: dict[str, list[dict[str, Any]]] = {}
     for row in rows(report):
-        if row["ratio"] is not None:
+        if row["ratio"] is not None and recall(row["peer"]) >= LEAST_RECALL:
             found.setdefault(row["what"], []).append(row)
     return [min(best(of), key=lambda row: row["ratio"]) for of in found.values()]
+
+
+def recall(peer: str | None) -> float:
+    """The share of the right answers that a program finds, where its name tells it; else all."""
+    told = RECALL.search(peer or "")
+    return float(told[1]) if told else 1.0
 
 
 def best(of: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -75,8 +83,19 @@ def page(report: dict[str, Any] | None) -> str:
             ratio = f"{row['ratio']:.2f}" if row["ratio"] is not None else ""
             lines.append(f"| {row['what']} | {row['unit']} | {row['ours'].removeprefix('albertkit').strip(', ') or '–'} | {number(row['value'])} | {row['peer'] or ''} | {number(row['theirs'])} | {ratio} | {share} |")  # fmt: skip
         lines.append("")
-    lines += [f"Libraries: {', '.join(f'{n} {v}' for n, v in report['libraries'].items())}.", ""]
+    lines += [f"Libraries: {', '.join(f'{n} {v}' for n, v in report['libraries'].items())}.", "", *newcomer()]
     return "\n".join(lines)
+
+
+def newcomer(path: Path = NEWCOMER) -> list[str]:
+    """How long the way through README took, if it was walked."""
+    if not path.is_file():
+        return []
+    found = json.loads(path.read_text(encoding="utf-8"))
+    machine = found["machine"]
+    return ["## From a clone to a served model", "",
+            f"`bench/newcomer.py` types README's commands into a shell, in a fresh clone with nothing installed: {machine['threads']} threads of {machine['processor']}, packages from a near index, {machine['date']}.", "",
+            "| reached | seconds after the start |", "|---|---|", *(f"| {name} | {seconds:,.0f} |" for name, seconds in found["reached_seconds"].items()), ""]  # fmt: skip
 
 
 def table(report: dict[str, Any], name: str) -> str:

@@ -1,6 +1,6 @@
 """What large jobs would cost, from what was measured on small ones: for `generate.py`.
 
-In: `bench/results/pretraining.json`, `corpus.json`, `inference.json`, `memory.json`, `search.json`. Out: the text of docs/scale.md, and the rows of the many-GPU table of
+In: `bench/results/pretraining.json`, `corpus.json`, `inference.json`, `memory.json`, `bulk.json`, `search.json`. Out: the text of docs/scale.md, and the rows of the many-GPU table of
 docs/pretraining-cost.md. Every number is one that was measured, times or divided by the sizes named at the top.
 """
 
@@ -66,7 +66,7 @@ def page() -> str:
         "<!-- Written by `make docs`; do not edit. -->", "", "# Toward internet scale", "",
         "What large jobs would cost. These are models, not measurements: each number is one that was recorded in `bench/results/`, times or divided by the size of the job, and each section says what",
         "was left out. `docs/scale_page.py` computes them.", "",
-        *pretraining(), *corpus(), *embedding(), *searching(),
+        *pretraining(), *corpus(), *embedding(), *engine(), *searching(),
     ])  # fmt: skip
 
 
@@ -109,6 +109,21 @@ def embedding() -> list[str]:
     late = [point["rss_mb"] for point in curve[len(curve) // 2 :]]
     return [*lines, "", f"Memory does not grow with the number of texts: over the second half of {curve[-1]['texts']:,} texts from a generator the process took {min(late):,.0f} to {max(late):,.0f} MB. A small shape, fewer layers",
             "(`depth=`) or a [static table](compression.md) need a fraction of this; [shapes](shapes.md) has the operations of each.", ""]  # fmt: skip
+
+
+def engine() -> list[str]:
+    """What the way through an engine costs."""
+    found = read("bulk.json")
+    plain, ray, machine = found["plain"], found["ray"], found["machine"]
+    core = ray["texts_per_second"] / found["workers"]
+    hours = TEXTS / core / 3600
+    return ["### Through Ray, measured", "",
+            f"`bench/bulk.py` embeds {found['texts'] / 1e6:.0f} million short texts with a tiny model, so that the engine and not the model is measured: {found['workers']} workers on {machine['threads']} threads of {machine['processor']}, Ray {found['libraries']['ray']},",
+            f"{found['kills']} workers killed on the way. Every text was in the output exactly once, and the output had the same bits as that of plain processes, which read, embed and write and do nothing else.", "",
+            "| | seconds | texts/s | largest worker, MB | growth of a worker, second half, MB |", "|---|---|---|---|---|",
+            *(f"| {name} | {run['seconds']:,.0f} | {run['texts_per_second']:,.0f} | {run['worker_peak_mb']:,.0f} | {run['worker_growth_mb']:.1f} |"
+              for name, run in ((f"{found['workers']} plain processes", plain), (f"Ray, {found['kills']} kills", ray))), "",
+            f"Ray took {ray['seconds'] / plain['seconds'] - 1:.1%} longer, with its start, its plan and the work that was done twice. {TEXTS / 1e9:,.0f} billion such texts would take {hours:,.0f} hours of one core and write {TEXTS * found['output_bytes'] / found['texts'] / 1e12:,.1f} TB.", ""]  # fmt: skip
 
 
 def searching() -> list[str]:

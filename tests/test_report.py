@@ -161,9 +161,20 @@ def test_the_page_shows_rows_and_failures(pages, whole):
 def test_the_nearest_program_is_the_hardest(pages, whole):
     for row in pages.nearest(whole):
         same = [r for r in pages.rows(whole) if r["what"] == row["what"] and r["ratio"] is not None]
+        same = [r for r in same if pages.recall(r["peer"]) >= 0.95]
         values = [r["value"] for r in same]
         assert row["value"] == (max(values) if row["more_is_better"] else min(values))
         assert row["ratio"] == min(r["ratio"] for r in same if r["value"] == row["value"])
+
+
+def test_a_program_that_finds_less_is_no_peer_in_the_table(pages):
+    assert [pages.recall(name) for name in ("x (recall 0.81)", "y", None, "z (recall 1.00)")] == [0.81, 1.0, 1.0, 1.0]
+    row = {"what": "search", "unit": "ms", "ours": "albertkit", "value": 5.0, "more_is_better": False, "share": None}
+    peers = [
+        row | {"peer": "quick (recall 0.50)", "theirs": 1.0, "ratio": 0.2},
+        row | {"peer": "exact (recall 1.00)", "theirs": 2.0, "ratio": 0.4},
+    ]
+    assert [r["peer"] for r in pages.nearest({"parts": {"search": {"rows": peers}}})] == ["exact (recall 1.00)"]
 
 
 def test_readme_is_left_alone_without_a_report(pages):
