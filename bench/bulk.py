@@ -115,7 +115,8 @@ def plain(model: Path, out: Path, part_rows: int, files: list[Path]) -> None:
                 flat = arrow.FixedSizeListArray.from_arrays(arrow.array(np.concatenate(group)), albert.dim)
                 names = arrow.DictionaryArray.from_arrays(arrow.array([0] * len(group), arrow.int32()), [file.name])
                 columns = {"source": names, "row": arrow.array(range(start, start + len(group)), arrow.int64()), "vector": flat}  # fmt: skip
-                parquet.write_table(arrow.table(columns), out / f"part-{file.stem}-{start:09d}.parquet")
+                place = out / f"part-{file.stem}-{start:09d}.parquet"
+                parquet.write_table(arrow.table(columns), place, use_dictionary=["source"], write_statistics=["row"])
 
 
 def lines_of(engine: str, model: Path, files: list[Path], out: Path, args: argparse.Namespace) -> list[list[str]]:

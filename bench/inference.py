@@ -357,8 +357,8 @@ def measure(texts: int, rounds: int, threads: int) -> dict:
         }
         seconds = {w: dict.fromkeys(RUNNERS, float("inf")) for w in works if w != "sample"}
         for work, repeats in (
-            ("one short text", 8 if quick else 40),
-            ("128 tokens", 2 if quick else 6),
+            ("one short text", 30 if quick else 40),
+            ("128 tokens", 5 if quick else 6),
             ("long documents", rounds),
             ("mixed texts", rounds),
         ):

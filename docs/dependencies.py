@@ -78,6 +78,15 @@ def declared(path: Path = ROOT / "pyproject.toml") -> dict[str, list[str]]:
     return {part: [n for n in names if n != "albertkit"] for part, names in found.items() if part != "all"}
 
 
+def included(path: Path = ROOT / "pyproject.toml") -> dict[str, set[str]]:
+    """The other extras that each extra brings."""
+    extras = tomllib.loads(path.read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    asked = {part: [Requirement(one) for one in wanted] for part, wanted in extras.items()}
+    return {
+        part: {e for one in wanted if one.name == "albertkit" for e in one.extras} for part, wanted in asked.items()
+    }
+
+
 def installed(name: str) -> Distribution | None:
     try:
         return distribution(name)
@@ -119,7 +128,7 @@ def needed(names: Iterable[str]) -> dict[str, Distribution]:
 
 def page() -> str:
     """The whole page."""
-    parts = declared()
+    parts, inner = declared(), included()
     lines = ["<!-- Written by `python docs/dependencies.py`; do not edit. -->", "", "# Dependencies", "",
              "Every package that albertkit asks for, by `pip install albertkit` or with an extra. Versions are those of `constraints.txt`, with which the tests run; sizes are of installed files",
              "(x86-64 Linux; torch without CUDA), licences as the packages' own metadata gives them. A package is taken where it is better kept than what we would write, and left where a page of code",
@@ -128,8 +137,10 @@ def page() -> str:
         lines += [f"## {'The base install' if part == 'base' else f'`albertkit[{part}]`'}", ""]
         lines += ["| package | version | MB | licence | kept by | for | instead of |", "|---|---|---|---|---|---|---|"]
         lines += [row(name) for name in names]
-        total = needed(names)
-        lines += ["", f"With all that these ask for in turn: {len(total)} package{'s' * (len(total) > 1)}, {megabytes(sum(map(size, total.values())))} MB."
+        others_too = sorted(inner.get(part, ()))
+        total = needed([*names, *(name for other in others_too for name in parts[other])])
+        brings = f"It brings {' and '.join(f'`albertkit[{other}]`' for other in others_too)}. " if others_too else ""
+        lines += ["", f"{brings}With all that these ask for in turn: {len(total)} package{'s' * (len(total) > 1)}, {megabytes(sum(map(size, total.values())))} MB."
                       + (f" {others(names, total)}" if part == "base" else ""), ""]  # fmt: skip
     return "\n".join(
         [

@@ -119,9 +119,9 @@ def engine() -> list[str]:
     hours = TEXTS / core / 3600
     return ["### Through Ray, measured", "",
             f"`bench/bulk.py` embeds {found['texts'] / 1e6:.0f} million short texts with a tiny model, so that the engine and not the model is measured: {found['workers']} workers on {machine['threads']} threads of {machine['processor']}, Ray {found['libraries']['ray']},",
-            f"{found['kills']} workers killed on the way. Every text was in the output exactly once, and the output had the same bits as that of plain processes, which read, embed and write and do nothing else.", "",
-            "| | seconds | texts/s | largest worker, MB | growth of a worker, second half, MB |", "|---|---|---|---|---|",
-            *(f"| {name} | {run['seconds']:,.0f} | {run['texts_per_second']:,.0f} | {run['worker_peak_mb']:,.0f} | {run['worker_growth_mb']:.1f} |"
+            f"{found['kills']} workers killed on the way. Every text was in the output exactly once, and the vectors had the same bits as those of plain processes, which read, embed and write and do nothing else.", "",
+            "| | seconds | texts/s | largest worker, MB | growth of a worker, second half, MB | the command, MB | Ray's own processes, MB |", "|---|---|---|---|---|---|---|",
+            *(f"| {name} | {run['seconds']:,.0f} | {run['texts_per_second']:,.0f} | {run['worker_peak_mb']:,.0f} | {run['worker_growth_mb']:.1f} | {run['driver_peak_mb'] or '–'} | {run['other_peak_mb'] or '–'} |"
               for name, run in ((f"{found['workers']} plain processes", plain), (f"Ray, {found['kills']} kills", ray))), "",
             f"Ray took {ray['seconds'] / plain['seconds'] - 1:.1%} longer, with its start, its plan and the work that was done twice. {TEXTS / 1e9:,.0f} billion such texts would take {hours:,.0f} hours of one core and write {TEXTS * found['output_bytes'] / found['texts'] / 1e12:,.1f} TB.", ""]  # fmt: skip
 

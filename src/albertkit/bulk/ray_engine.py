@@ -31,6 +31,7 @@ STORE = 100 * 2**20  # bytes of Ray's object store on this machine; nothing but 
 def joined(address: str | None, cores: int) -> Iterator[Any]:
     """Ray, connected: to a cluster, or to one that ends with this work. A connection that is there already is used and kept."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_worker_niceness", "0")  # else everything else on the machine goes before the work
     ray: Any = need("ray", "ray", "--engine ray")
     if ray.is_initialized():
         yield ray
