@@ -94,7 +94,8 @@ def newcomer(path: Path = NEWCOMER) -> list[str]:
     found = json.loads(path.read_text(encoding="utf-8"))
     machine = found["machine"]
     return ["## From a clone to a served model", "",
-            f"`bench/newcomer.py` types README's commands into a shell, in a fresh clone with nothing installed: {machine['threads']} threads of {machine['processor']}, packages from a near index, {machine['date']}.", "",
+            f"`bench/newcomer.py` types README's commands into a shell, in a fresh clone with nothing installed: {machine['threads']} threads of {machine['processor']}, packages from a near index, {machine['date']}. The first classifier is a head on the built-in vectors, without torch;",
+            "\"whole model\" is the same with torch and all weights learning, as README says below its commands: with 120 examples it is slower and less accurate.", "",
             "| reached | seconds after the start |", "|---|---|", *(f"| {name} | {seconds:,.0f} |" for name, seconds in found["reached_seconds"].items()), ""]  # fmt: skip
 
 

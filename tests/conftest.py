@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,6 +28,16 @@ ROOT = Path(__file__).parent.parent
 CHECKPOINTS = Path(os.environ.get("ALBERTKIT_CHECKPOINTS", ROOT / ".cache" / "checkpoints"))
 SHARED = Path(os.environ.get("ALBERTKIT_SHARED", ROOT.parent / "shared"))
 SPIECE = ROOT / "src" / "albertkit" / "models" / "small" / "spiece.model"
+
+
+def program(path: str) -> Any:
+    """A program of bench/ or docs/, such as "bench/bulk", as a module."""
+    spec = importlib.util.spec_from_file_location(path.rpartition("/")[2], ROOT / f"{path}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look there
+    spec.loader.exec_module(module)
+    return module
 
 
 def tiny(**changes) -> AlbertConfig:

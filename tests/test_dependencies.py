@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
 import re
 import sys
 
@@ -11,7 +10,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, program
 
 try:
     import tomllib
@@ -25,11 +24,7 @@ MADE_OF = {"httptools": "uvicorn's parser; protocol.py chooses it by name"}  # d
 
 @pytest.fixture(scope="module")
 def pages():
-    spec = importlib.util.spec_from_file_location("dependencies", ROOT / "docs" / "dependencies.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["dependencies"] = module
-    spec.loader.exec_module(module)
-    return module
+    return program("docs/dependencies")
 
 
 def imported(text: str) -> set[str]:

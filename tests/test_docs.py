@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
 import inspect
 import os
 import re
@@ -21,7 +20,7 @@ import albertkit
 from albertkit.compress import machine, trial, wanted
 from albertkit.serve import run as serving
 from albertkit.train import loop
-from tests.conftest import ROOT
+from tests.conftest import ROOT, program
 from tests.workshop import LEFT_OUT, Typist, furnish, here, joined, once
 
 PAGES = sorted(p for p in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -39,14 +38,6 @@ SHOWN = {  # kinds of blocks that are only looked at
 
 def blocks(text: str, kind: str) -> list[str]:
     return re.findall(rf"^```{kind}\n(.*?)^```", text, re.S | re.M)
-
-
-def load(folder: str, name: str):
-    """A program of docs/ or bench/, as a module."""
-    spec = importlib.util.spec_from_file_location(name, ROOT / folder / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def test_the_two_readmes_are_in_step():
@@ -71,7 +62,7 @@ def test_the_two_readmes_are_in_step():
 
 
 def test_generated_pages_are_fresh():
-    generate = load("docs", "generate")
+    generate = program("docs/generate")
     for name, make in generate.PAGES.items():
         assert (ROOT / "docs" / name).read_text(encoding="utf-8") == make(), f"{name} is stale; run  make docs"
 
@@ -244,7 +235,7 @@ def test_tests_that_pages_name_exist():
 def test_the_site_builds(tmp_path):
     """Strictly: no warning, and nothing from another host."""
     pytest.importorskip("mkdocs")
-    site = load("docs", "make_site")
+    site = program("docs/make_site")
     source = site.gather(tmp_path / "source")
     text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     config = tmp_path / "mkdocs.yml"
@@ -283,7 +274,7 @@ def test_commands_of_the_readmes_table_run(workshop):
 
 def test_python_of_the_readmes_table_exists():
     """Every name that is called there is one of the interface, with the arguments it is called with."""
-    interface = load("docs", "api_page")
+    interface = program("docs/api_page")
     names = {path.rsplit(".", 1)[1]: interface.find(path) for group in interface.GROUPS.values() for path in group}
     names |= {name: getattr(albertkit, name) for name in albertkit.__all__}
     names |= {path.rsplit(".", 1)[1]: interface.find(path) for path in ("albertkit.compress.prune.Keep", "albertkit.compress.wanted.Wanted", "albertkit.compress.wanted.proposals")}  # fmt: skip
@@ -318,6 +309,6 @@ def test_the_inference_page_shows_what_was_measured():
     """docs/inference.md is written from bench/results/inference.json, and nothing else."""
     import json
 
-    bench = load("bench", "inference")
+    bench = program("bench/inference")
     page = (ROOT / "docs" / "inference.md").read_text(encoding="utf-8")
     assert page == bench.table(json.loads(bench.RESULT.read_text()))

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-
 import pytest
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, program
 
 
 @pytest.fixture(scope="module")
 def bench():
-    spec = importlib.util.spec_from_file_location("newcomer", ROOT / "bench" / "newcomer.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["newcomer"] = module
-    spec.loader.exec_module(module)
-    return module
+    return program("bench/newcomer")
 
 
 @pytest.fixture

@@ -2,36 +2,27 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 import sys
 
 import pytest
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, program
 
 RESULTS = ROOT / "bench" / "results"
-
-
-def loaded(folder: str, name: str):
-    spec = importlib.util.spec_from_file_location(name, ROOT / folder / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture(scope="module")
 def bench():
     before = list(sys.path)
-    yield loaded("bench", "report")
+    yield program("bench/report")
     sys.path[:] = before
 
 
 @pytest.fixture(scope="module")
 def pages():
-    return loaded("docs", "benchmarks_page")
+    return program("docs/benchmarks_page")
 
 
 @pytest.fixture
@@ -109,7 +100,7 @@ def test_every_part_names_a_program_and_its_flags(bench):
         assert part.result in text or part.result.removesuffix(".json") in text
 
 
-def program(folder, text: str) -> str:
+def toy(folder, text: str) -> str:
     path = folder / "bench"
     (path / "results").mkdir(parents=True, exist_ok=True)
     (path / "it.py").write_text(text, encoding="utf-8")
@@ -131,7 +122,7 @@ def test_failures_are_told(bench, tmp_path, text, status, said):
     def rows(found):
         yield bench.Row("thing", "s", "albertkit", found[0], "another", found[1], False)
 
-    part = bench.Part(program(tmp_path, text), (), (), "it.json", (1, 1), rows)
+    part = bench.Part(toy(tmp_path, text), (), (), "it.json", (1, 1), rows)
     found = bench.run(part, True, tmp_path, 1.5 / 60 if status == "out of time" else 1.0)
     assert found["status"] == status and said in found.get("output", "")
     assert str(tmp_path) not in json.dumps(found)

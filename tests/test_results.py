@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import shutil
 import sys
@@ -20,20 +19,13 @@ from albertkit.tasks.examples import Question, Span, Tagged, Text, Turn
 from albertkit.tasks.make import make_task
 from albertkit.tasks.tag import Entities, Entity, Intent, Tag, Understood
 from albertkit.tokenizer import Tokenizer
-from tests.conftest import ROOT, SPIECE, tiny
+from tests.conftest import SPIECE, program, tiny
 
 
 @pytest.fixture(scope="module")
 def load():
-    def module(name: str):
-        spec = importlib.util.spec_from_file_location(name.rpartition("/")[2], ROOT / f"{name}.py")
-        made = importlib.util.module_from_spec(spec)
-        sys.modules[spec.name] = made  # dataclasses look there
-        spec.loader.exec_module(made)
-        return made
-
     before = list(sys.path)
-    yield module
+    yield program
     sys.path[:] = before
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import json
 import re
 import subprocess
@@ -13,13 +12,10 @@ import pytest
 import torch
 
 from albertkit.config import Options
-from tests.conftest import ROOT
+from tests.conftest import ROOT, program
 
 TUTORIAL = ROOT / "docs" / "tutorial"
-spec = importlib.util.spec_from_file_location("tutorial_make", TUTORIAL / "make.py")
-make = importlib.util.module_from_spec(spec)
-sys.modules["tutorial_make"] = make  # dataclasses look their module up
-spec.loader.exec_module(make)
+make = program("docs/tutorial/make")
 
 CHAPTERS = make.chapters()
 LANGUAGES = (TUTORIAL, TUTORIAL / "zh")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
 import sys
@@ -11,7 +10,7 @@ from argparse import Namespace
 import numpy as np
 import pytest
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, program
 
 pytest.importorskip("pyarrow")
 from pyarrow import parquet
@@ -20,10 +19,7 @@ from pyarrow import parquet
 @pytest.fixture(scope="module")
 def bench():
     before = list(sys.path)
-    spec = importlib.util.spec_from_file_location("bulk_bench", ROOT / "bench" / "bulk.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    yield module
+    yield program("bench/bulk")
     sys.path[:] = before
 
 

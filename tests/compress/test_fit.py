@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
 from dataclasses import replace
@@ -25,7 +24,7 @@ from albertkit.compress.wanted import Wanted, config_of, is_model, proposals, st
 from albertkit.config import preset
 from albertkit.errors import AlbertkitError
 from albertkit.interop.convert import open_model
-from tests.conftest import ROOT, tiny
+from tests.conftest import program, tiny
 from tests.runtime.test_albert import make
 
 
@@ -190,9 +189,7 @@ def test_the_commands_of_a_plan_begin_with_floats(tmp_path):
 @pytest.mark.parametrize("name", ["plan", "compression"])
 def test_pages_show_what_was_measured(name):
     """docs/planning.md and the measured part of docs/compression.md are written from bench/results alone."""
-    spec = importlib.util.spec_from_file_location(name, ROOT / "bench" / f"{name}.py")
-    bench = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(bench)
+    bench = program(f"bench/{name}")
     if not bench.RESULT.exists():
         pytest.skip(f"python bench/{name}.py has not been run")
     result, page = json.loads(bench.RESULT.read_text(encoding="utf-8")), bench.PAGE.read_text(encoding="utf-8")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import json
 import subprocess
@@ -16,7 +15,7 @@ from albertkit.cli import app
 from albertkit.data.shards import Shards
 from albertkit.errors import AlbertkitError
 from albertkit.tokenizer import Tokenizer
-from tests.conftest import ROOT
+from tests.conftest import ROOT, program
 from tests.data.making import contents, text
 
 
@@ -127,9 +126,7 @@ def test_the_bar(monkeypatch):
 
 def test_the_page_shows_what_was_measured():
     """The table of docs/corpus.md is written from bench/results/corpus.json."""
-    spec = importlib.util.spec_from_file_location("bench_corpus", ROOT / "bench" / "corpus.py")
-    bench = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(bench)
+    bench = program("bench/corpus")
     assert bench.table(json.loads(bench.RESULT.read_text())) in (ROOT / "docs" / "corpus.md").read_text(
         encoding="utf-8"
     )

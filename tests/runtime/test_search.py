@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import signal
@@ -26,7 +25,7 @@ from albertkit.runtime.records import TEXT_LIMIT
 from albertkit.runtime.search import Index, Record, cluster, records_from
 from albertkit.runtime.vectors import BLOCK
 from albertkit.runtime.words import spaced, terms
-from tests.conftest import ROOT
+from tests.conftest import ROOT, program
 
 
 class Toy:
@@ -592,9 +591,7 @@ def test_help_has_an_example(command):
 
 
 def test_the_page_shows_what_was_measured():
-    spec = importlib.util.spec_from_file_location("bench_search", ROOT / "bench" / "search.py")
-    bench = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(bench)
+    bench = program("bench/search")
     table = bench.table(json.loads(bench.RESULTS.read_text(encoding="utf-8")))
     assert table in (ROOT / "docs" / "search.md").read_text(encoding="utf-8")
 

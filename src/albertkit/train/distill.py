@@ -128,7 +128,7 @@ class Distilling:
             raise AlbertkitError(f"{passages} holds too few texts of any one length; draw more")
         self.chances = self.counts / self.counts.sum()
         self.order: np.ndarray | None = None
-        self.near_by: tuple[Table, Tensor] | None = None
+        self.held: tuple[Table, Tensor] | None = None
         self.operations = 3 * pretrain.operations(start.config, 64)["total"]
 
     @property
@@ -176,9 +176,9 @@ class Distilling:
             place = (rng.integers(0, max(1, count - RUN + 1), runs)[:, None] + np.arange(RUN)).ravel()
             drawn[: len(place)] = self.neighbours(device)[first + place] - first
         chosen = np.unique(first + drawn)
-        if self.near_by is None:
-            self.near_by = Table(self.passages, self.ends, device), on_device(self.targets, device)
-        table, targets = self.near_by
+        if self.held is None:
+            self.held = Table(self.passages, self.ends, device), on_device(self.targets, device)
+        table, targets = self.held
         return table.rows(chosen), targets[sent(chosen, targets.device)].to(device)
 
     def neighbours(self, device: torch.device) -> np.ndarray:

@@ -157,8 +157,9 @@ class Speakers:
         self.all = [Speaker(folder, device) for folder in folders]
         self.widths = [one.width for one in self.all]
         written = [None if one.rust is None else one.rust.to_str() for one in self.all]
-        self.tokenizers = list(dict.fromkeys(written))
-        """The different ones, as text; None is for teachers that read text."""
+        readers = {text: one.rust for text, one in zip(written, self.all, strict=True)}
+        self.tokenizers, self.readers = list(readers), list(readers.values())
+        """The different ones, as text and as they are; None is for teachers that read text."""
         self.of = [self.tokenizers.index(one) for one in written]
 
     def vectors(self, given: Sequence[Ids | list[str]]) -> np.ndarray:
@@ -168,7 +169,7 @@ class Speakers:
 
     def speak(self, texts: Sequence[str]) -> np.ndarray:
         """The same, of texts."""
-        return self.vectors([read(None if one is None else Rust.from_str(one), texts) for one in self.tokenizers])
+        return self.vectors([read(one, texts) for one in self.readers])
 
 
 _tokenizer: Tokenizer | None = None
