@@ -41,6 +41,7 @@ from albertkit.train.team import Team
 from albertkit.train.work import Alarm
 
 RUN = 16  # texts of like meaning that come together
+STEP = 64  # rows of a batch are a multiple of it, where there are as many
 
 
 class Objective(nn.Module):
@@ -175,7 +176,10 @@ class Distilling:
         if runs:
             place = (rng.integers(0, max(1, count - RUN + 1), runs)[:, None] + np.arange(RUN)).ravel()
             drawn[: len(place)] = self.neighbours(device)[first + place] - first
-        chosen = np.unique(first + drawn)
+        chosen = rng.permutation(
+            np.unique(first + drawn)
+        )  # whole numbers of STEP rows: few shapes, so that a GPU finds its memory again
+        chosen = chosen[: len(chosen) // STEP * STEP or len(chosen)]
         if self.held is None:
             self.held = Table(self.passages, self.ends, device), on_device(self.targets, device)
         table, targets = self.held
