@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from albertkit.errors import AlbertkitError
-from albertkit.tasks.dialogue import State, measure, texts, track, truth
+from albertkit.tasks.dialogue import NAMED, Dialogue, State, measure, named, texts, track, truth
 from albertkit.tasks.examples import Text, Turn
 
 TURNS = [
@@ -90,6 +93,34 @@ def test_errors():
         track(TURNS[:1], [{"south": 0.9}])
 
 
+def test_values_that_the_words_name_share_a_label():
+    task = Dialogue.of(TURNS)
+    assert task.known == ("area=dontcare", "area=south", "food=tuscan", "price range=expensive", "request=address",
+                          "request=phone")  # fmt: skip
+    assert task.labels == (f"area={NAMED}", "area=dontcare", f"food={NAMED}", f"price range={NAMED}",
+                           "request=address", "request=phone")  # fmt: skip
+    assert [text.label for text in task.folded(TURNS)][:2] == [
+        (f"area={NAMED}", f"price range={NAMED}"),
+        ("area=dontcare", "request=address", "request=phone"),
+    ]
+
+
+def test_a_value_is_read_from_the_words():
+    task = dataclasses.replace(Dialogue.of(TURNS), known=(*Dialogue.of(TURNS).known, "food=thai"))
+    turns = [Turn("1", 0, "", "Thai, please."), Turn("1", 1, "", "Something else."), Turn("1", 2, "", "The south.")]
+    rows = [np.where(np.array(task.labels) == f"food={NAMED}", 5.0, -5.0)] * 2 + [np.full(6, -5.0)]
+    found = task.results(rows, [], turns)
+    assert [state.goal for state in found] == [{"food": "thai"}] * 3  # no other turn names a value of food
+
+
+def test_which_value_the_words_name():
+    known = ("area=north", "food=american", "food=north american", "food=中餐", "price range=cheap", "request=food")
+    users = ["North American food in the NORTH", "american, or rather north american", "cheaper food", "想吃中餐吗"]
+    found = named([Turn("1", n, "cheap", user) for n, user in enumerate(users)], known)
+    assert found == [{"food": "north american", "area": "north"}, {"food": "north american"}, {}, {"food": "中餐"}]
+    assert named([Turn("1", 0, "", "food")], ("request=food",)) == [{}]
+
+
 said = st.dictionaries(st.sampled_from(["food", "area"]), st.sampled_from(["x", "y", "dontcare"]))
 
 
@@ -104,3 +135,16 @@ def test_what_turns_say_adds_up(drawn):
     states = track(turns, oracle(turns))
     assert states == truth(turns)
     assert set(measure(states, turns).values()) <= {1.0} or not turns
+
+
+@given(st.lists(st.tuples(said, st.sampled_from(["x", "x or y", "y y", "none"])), min_size=1, max_size=8))
+def test_sure_scores_give_back_what_turns_say(drawn):
+    """Folding and reading lose nothing, whatever the words name."""
+    state: dict[str, str] = {}
+    turns = []
+    for number, (new, user) in enumerate(drawn):
+        state = {**state, **new}
+        turns.append(Turn("1", number, "", user, tuple(state.items()), (*new.items(), ("request", "x"))))
+    task = Dialogue.of(turns)
+    rows = [np.array([9.0 if label in text.label else -9.0 for label in task.labels]) for text in task.folded(turns)]
+    assert task.results(rows, [], turns) == truth(turns)

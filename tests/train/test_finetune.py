@@ -186,6 +186,52 @@ def test_a_collapse_starts_again_with_another_seed_and_half_the_rate(start, tmp_
     assert done.runs[0]["collapsed"] == 2 and done.runs[0]["rate"] == pytest.approx(2.5e-7)
 
 
+def test_choices_that_are_all_as_likely_are_a_collapse(start, tmp_path):
+    """The likeliest of equal choices differs from question to question, so that answers alone do not show it."""
+    options = Options(epochs=1, batch=16, learning_rate=1e-9, restarts=1, device="cpu")
+    done = tune.finetune("choose", choices(40), choices(30, 9), tmp_path, start, options)
+    assert done.runs[0]["collapsed"] == 1
+    found = predict(Albert(done.model), choices(30, 9), "choose")
+    assert len({result.index for result in found}) > 1
+
+
+def test_several_labels_begin_with_their_shares(start):
+    examples = [Text("one", None, ("rare",) if n == 0 else ("often",) if n % 2 else ()) for n in range(50)]
+    work = Finetuning(make_task("classify", examples), start, examples, (), Settings(steps=1, device="cpu"), 40)
+    bias = work.model.heads["classify"].linear.bias.detach().sigmoid()
+    assert work.task.labels == ("often", "rare") and bias.tolist() == pytest.approx([0.5, 0.02], abs=1e-6)
+
+
+def test_what_is_likelier_wrong_than_right_is_out_of_scope():
+    """Texts of the class that fits none are called so where the model doubts, if held-out ones say that this is better."""
+    examples = [Text("x", None, label) for label in ("a", "b", "oos", "oos", "oos")]
+    sure = np.array([[9.0, 0, 0], [0, 9, 0], [0, 0, 9], [1, 0.9, 0.8], [0.9, 1, 0.8]])
+    task = Classify(("a", "b", "oos")).floored(sure, examples)
+    found = task.results(sure, (), examples)
+    assert task.floor == 0.5 and [r.label for r in found] == [e.label for e in examples]
+    doubtful = np.array([[1.0, 0.9, 0.8], [0.9, 1, 0.8], [0, 0, 9], [0, 0, 9], [0, 0, 9]])
+    assert Classify(("a", "b", "oos")).floored(doubtful, examples).floor == 0  # it would lose what is right
+    plain = Classify(("a", "b"))
+    assert plain.floored(sure[:2, :2], examples[:2]) is plain
+    assert Classify(("a", "oos"), floor=0.9).result(np.array([0.0, 1.0])).probability == pytest.approx(0.731, abs=1e-3)
+
+
+def test_the_floor_goes_into_the_model(start, tmp_path, monkeypatch):
+    """What was measured on held-out examples is what the finished model says of them."""
+    rng = np.random.default_rng(0)
+    known = [*texts(80), *(Text(words(rng, TOPICS[3][:5], 4), None, "oos") for _ in range(20))]
+    dev = [*texts(30, 9), *(Text(words(rng, TOPICS[3 * (n % 2)][:5], 4), None, "oos") for n in range(20))]
+    seen = []
+    before = Classify.floored
+    monkeypatch.setattr(Classify, "floored", lambda self, *given: seen.append(before(self, *given)) or seen[-1])
+    options = Options(epochs=3, batch=16, learning_rate=2e-3, device="cpu")
+    done = tune.finetune("classify", known, dev, tmp_path, start, options)
+    albert = Albert(done.model)
+    assert albert.task.floor == 0.5 and albert.task in seen
+    found = albert.task.measure(predict(albert, dev, "classify"), dev)
+    assert found == pytest.approx(done.metrics, abs=1e-6)
+
+
 def test_seeds_are_summed_up_and_the_best_is_kept(start, tmp_path):
     options = Options(epochs=2, batch=16, learning_rate=3e-3, seeds=3, device="cpu")
     done = tune.finetune("classify", texts(80), texts(40, 9), tmp_path, start, options)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -20,6 +20,7 @@ from albertkit.tokenizer import Tokenizer
 
 OUTSIDE = "oos"  # the class of texts that fit none
 KINDS = ("single", "multi", "regression")
+LIKELIER = 0.5  # a class below this probability is likelier wrong than right
 
 
 @dataclass(frozen=True)
@@ -137,7 +138,7 @@ class Classify:
             sure = float(np.prod(np.maximum(chances, 1 - chances)))
             return Label(given, sure, by_name)
         best = int(chances.argmax())
-        if chances[best] < self.floor:
+        if chances[best] < self.floor and self.labels[best] != OUTSIDE:
             return Label(OUTSIDE, 1 - float(chances[best]), by_name)
         return Label(self.labels[best], float(chances[best]), by_name)
 
@@ -199,3 +200,21 @@ class Classify:
             return float((total - scaled[np.arange(len(targets)), targets]).mean())
 
         return math.exp(float(minimize_scalar(loss, bounds=(-2.0, 3.0), method="bounded").x))
+
+    def floored(self, scores: np.ndarray, examples: Sequence[Text]) -> Classify:
+        """Where out of scope is a class: the task that also says it of texts whose best class is likelier wrong than right,
+        if that is better on held-out examples. Few examples of what fits nothing teach the class only what they are about.
+
+        Better is a higher mean of two shares: right among texts in scope, and found among those out of it.
+        """
+        strange = np.array([e.label == OUTSIDE for e in examples])
+        if self.kind != "single" or OUTSIDE not in self.labels or len(set(strange.tolist())) < 2:
+            return self
+        plain = replace(self, temperature=self.calibrated(scores, examples), floor=0.0)
+
+        def score(task: Classify) -> float:
+            found = zip(task.results(list(scores), (), examples), examples, strict=True)
+            right = np.array([r.label == e.label for r, e in found])
+            return float(right[strange].mean() + right[~strange].mean())
+
+        return max((plain, replace(plain, floor=LIKELIER)), key=score)

@@ -3,13 +3,16 @@
 In: `Turn`s, and for each the probabilities of labels. Out: texts to classify (several labels each), `State`s, metrics.
 Before this file: `examples.py`; beside it: `classify.py`, which learns and finds the labels.
 
-A label is "slot=value" for what a turn informs of, "request=slot" for what it asks. Only values seen in training are
-labels, so a new value is missed, and counts as wrong. "dontcare" is a value like any other. A value is replaced by a
-later one and never taken back.
+A label is "slot=value" for what a turn informs of, "request=slot" for what it asks. Where the user's words name the value,
+the model learns "slot=<named>" instead, one label for all values of a slot, and the value is read from the words: most
+values are too rare to be learnt one by one. The others ("dontcare", "cheap" for "not expensive") are labels of their own.
+Only values seen in training are known, so a new value is missed, and counts as wrong. A value is replaced by a later one and
+never taken back.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -23,6 +26,7 @@ from albertkit.tasks.task import Feature
 from albertkit.tokenizer import Tokenizer
 
 REQUEST = "request"
+NAMED = "<named>"  # stands for the value that the user's words name
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,8 @@ class Dialogue:
     """State tracking as a task: each turn is a text with several labels; results are the states after each turn."""
 
     labels: tuple[str, ...]
+    known: tuple[str, ...] = ()
+    """Every "slot=value" of the training, to be found in the user's words."""
     threshold: float = 0.5
 
     head = "classify"
@@ -50,22 +56,32 @@ class Dialogue:
     @classmethod
     def of(cls, turns: Sequence[Turn]) -> Dialogue:
         """The labels that these turns have."""
-        labels = sorted({label for text in texts(turns) for label in text.label or ()})  # type: ignore[union-attr]
-        if not labels:
+        known = sorted({label for text in texts(turns) for label in text.label or ()})  # type: ignore[union-attr]
+        if not known:
             raise AlbertkitError("no turn says anything about a slot; state tracking needs turns with labels")
-        return cls(tuple(labels))
+        folded = cls((), tuple(known)).folded(turns)
+        return cls(tuple(sorted({label for text in folded for label in text.label or ()})), tuple(known))  # type: ignore[union-attr]
 
     @property
     def outputs(self) -> int:
         """Rows of the head."""
         return len(self.labels)
 
+    def folded(self, turns: Sequence[Turn]) -> list[Text]:
+        """`texts`, with `NAMED` for the values that the user's words name."""
+        out = []
+        for text, said in zip(texts(turns), named(turns, self.known), strict=True):
+            there = {f"{slot}={value}": f"{slot}={NAMED}" for slot, value in said.items()}
+            labels = sorted(there.get(label, label) for label in text.label)  # type: ignore[union-attr]
+            out.append(Text(text.text, text.pair, tuple(labels), text.where))
+        return out
+
     def features(self, examples: Sequence[Turn], tokenizer: Tokenizer, max_length: int) -> list[Feature]:
         """One feature for each turn; values that training never saw are left out of its targets."""
-        known = set(self.labels)
+        rows = set(self.labels)
         made = [
-            Text(t.text, t.pair, tuple(n for n in t.label if n in known), t.where)  # type: ignore[union-attr]
-            for t in texts(examples)
+            Text(t.text, t.pair, tuple(n for n in t.label if n in rows), t.where)  # type: ignore[union-attr]
+            for t in self.folded(examples)
         ]
         return Classify(self.labels, "multi").features(made, tokenizer, max_length)
 
@@ -74,7 +90,15 @@ class Dialogue:
     ) -> list[State]:
         """The state after each turn."""
         chances = Classify(self.labels, "multi").chances(np.stack(scores).astype(np.float64))
-        by_turn = [dict(zip(self.labels, row.tolist(), strict=True)) for row in chances]
+        by_turn = []
+        for row, said in zip(chances.tolist(), named(examples, self.known), strict=True):
+            found = dict(zip(self.labels, row, strict=True))
+            for slot in [label.removesuffix(f"={NAMED}") for label in self.labels if label.endswith(f"={NAMED}")]:
+                chance = found.pop(f"{slot}={NAMED}")
+                if slot in said:
+                    label = f"{slot}={said[slot]}"
+                    found[label] = max(chance, found.get(label, 0.0))
+            by_turn.append(found)
         return track(examples, by_turn, self.threshold)
 
     def measure(self, results: Sequence[State], examples: Sequence[Turn]) -> dict[str, float]:
@@ -86,6 +110,25 @@ def texts(turns: Sequence[Turn]) -> list[Text]:
     """What the classifier reads: the system's words, then the user's, with the labels of this turn, sorted."""
     return [
         Text(turn.system, turn.user, tuple(sorted({f"{slot}={value}" for slot, value in turn.said})), turn.where)
+        for turn in turns
+    ]
+
+
+def named(turns: Sequence[Turn], known: Sequence[str]) -> list[dict[str, str]]:
+    """Slot → value that the user's words name, for each turn; of several values of a slot the last, of values that
+    overlap the longer.
+    """
+    slots: dict[str, list[str]] = {}
+    for label in known:
+        slot, _, value = label.partition("=")
+        if slot != REQUEST and value:
+            slots.setdefault(value.casefold(), []).append(label)
+    if not slots:
+        return [{} for _ in turns]
+    longest = sorted(slots, key=lambda value: (-len(value), value))
+    pattern = re.compile(f"(?<![a-z0-9])(?:{'|'.join(map(re.escape, longest))})(?![a-z0-9])")
+    return [
+        dict(label.split("=", 1) for hit in pattern.findall(turn.user.casefold()) for label in slots[hit])
         for turn in turns
     ]
 

@@ -24,6 +24,7 @@ from albertkit.errors import AlbertkitError
 from albertkit.model import AlbertModel, Batch, ModelOutput, pool
 from albertkit.model.model import build_head, tensors_of
 from albertkit.runtime.batching import groups
+from albertkit.tasks.classify import Classify
 from albertkit.tasks.generate import check_able
 from albertkit.tasks.tag import IGNORED
 from albertkit.tasks.task import Feature, Task
@@ -125,7 +126,10 @@ class Finetuning:
 
     def build(self) -> AlbertModel:
         """The model to train; a work of one's own may add modules."""
-        return fresh(self.start, self.task)
+        model = fresh(self.start, self.task)
+        if heads_of(self.task) == ("classify",) and getattr(self.task, "kind", "") == "multi":
+            begin_at_shares(model.heads["classify"], [f.target for unit in self.features for f in unit])
+        return model
 
     def batch(self, features: Sequence[Feature], examples: Sequence[Any]) -> Batch:
         """Features as what the encoder reads; a work of one's own may add what else is known of the examples (`model/fusion.py`)."""
@@ -200,6 +204,8 @@ class Finetuning:
         if not self.dev_features:
             return {}
         self.last_scores = self.scores(self.dev_features)
+        if isinstance(self.task, Classify):
+            self.task = self.task.floored(np.stack(self.last_scores), self.dev)
         self.results = self.task.results(self.last_scores, self.dev_features, self.dev)
         found = self.task.measure(self.results, self.dev)
         self.seen = list(found)
@@ -227,8 +233,8 @@ class Finetuning:
     def artifact(self, metrics: dict[str, float], state: State) -> Artifact:
         """The model as it is now."""
         task = self.task
-        if metrics and hasattr(task, "calibrated") and len(self.dev):
-            task = dataclasses.replace(task, temperature=task.calibrated(np.stack(self.last_scores), self.dev))  # type: ignore[type-var]
+        if metrics and isinstance(task, Classify) and len(self.dev) and not task.floor:  # a floor has its temperature
+            task = dataclasses.replace(task, temperature=task.calibrated(np.stack(self.last_scores), self.dev))
         done = {
             "step": "finetune",
             "task": kind_of(task),
@@ -309,6 +315,17 @@ def fresh(start: Artifact, task: Task) -> AlbertModel:
     if odd:
         raise AlbertkitError(f"the weights do not fit the model at {odd[0]!r}")
     return model
+
+
+@torch.no_grad()
+def begin_at_shares(head: Any, targets: Sequence[Any]) -> None:
+    """Let a head of several labels begin by saying how frequent each label is.
+
+    Rare labels have scores far below 0. Biases move by a rate a step, too little to get there, so that the encoder
+    would first have to learn to give every text one strong direction, which is what tells no text from another.
+    """
+    share = torch.tensor(targets, dtype=torch.float64).mean(0).clamp(1e-4, 1 - 1e-4)
+    head.linear.bias.copy_(torch.log(share / (1 - share)))
 
 
 def head_for(name: str, start: Artifact, task: Any) -> nn.Module:

@@ -24,6 +24,7 @@ from albertkit.artifact import Artifact, read_artifact, write_artifact
 from albertkit.data.writing import write_json
 from albertkit.errors import AlbertkitError
 from albertkit.interop.convert import open_model
+from albertkit.tasks.choose import Choose
 from albertkit.tasks.examples import Text
 from albertkit.tasks.make import make_task, task_of
 from albertkit.train.finetune import Finetuning
@@ -32,6 +33,8 @@ from albertkit.train.loop import Outcome, train
 from albertkit.train.settings import Settings
 from albertkit.train.summary import truth, write_report
 from albertkit.train.tuning import Depths, Options, preset_epochs, preset_rate
+
+EVEN = 0.02  # mean difference of the likeliest and the least likely choice, below which nothing was learnt
 
 
 @dataclass(frozen=True)
@@ -199,11 +202,15 @@ def plan_of(options: Options, start: Artifact, steps: int, rate: float, seed: in
 
 
 def collapse(work: Finetuning) -> bool:
-    """Whether every held-out example got the same answer, though they differ."""
+    """Whether every held-out example got the same answer, though they differ; of choices, whether all are as likely."""
     if not len(work.dev):
         return False
-    answers = {repr(work_answer(result)) for result in work.results}
-    return len(work.results) > 4 and len(answers) == 1 and len({repr(truth(example)) for example in work.dev}) > 1
+    if isinstance(work.task, Choose):  # the likeliest of equal choices is chance, and looks like an answer
+        chances: list[Any] = [result.probabilities for result in work.results]
+        same = statistics.fmean(max(row) - min(row) for row in chances) < EVEN
+    else:
+        same = len({repr(work_answer(result)) for result in work.results}) == 1
+    return len(work.results) > 4 and same and len({repr(truth(example)) for example in work.dev}) > 1
 
 
 def work_answer(result: Any) -> Any:
