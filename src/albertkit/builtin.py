@@ -15,11 +15,11 @@ from albertkit.errors import AlbertkitError, nearest
 
 MODELS = Path(__file__).parent / "models"
 BUILTINS = {
-    "small": "sentence vectors",
-    "small-pretrained": "words behind masks, and a start for fine-tuning",
+    "small": "sentence vectors, and a start for classifying texts",
+    "small-pretrained": "words behind masks, and a start for other tasks",
 }
 DEFAULT = "small"  # what `Albert()` opens
-START = "small-pretrained"  # what fine-tuning begins with
+START = "small-pretrained"  # what fine-tuning begins with, unless it is about whole texts (`train/tune.py`)
 WORDS = "small-pretrained"  # what fills masks when `Albert()` is asked to
 
 

@@ -74,7 +74,7 @@ FEW = 500  # examples
 @click.option("--dev", type=folder, help="Held-out examples; without, one in ten of TRAIN.")
 @click.option("-o", "--out", type=folder, required=True, help="Folder for runs, report and model.")
 @click.option(
-    "--start", type=folder, help="Model to start from, a folder or a name  [default: the built-in English model]"
+    "--start", type=folder, help="Model to start from, a folder or a name  [default: a built-in English model]"
 )
 @options(Options, Reading)
 def finetune(task: str, train: Path, dev: Path | None, out: Path, start: Path | None, **given: Any) -> None:

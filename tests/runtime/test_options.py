@@ -235,8 +235,9 @@ def test_profile_and_machine_know_the_options(tmp_path, monkeypatch):
     assert parts["attention over the text"].operations > 0 and "GRU" in parts
     assert sum(part.share for part in found.parts) == pytest.approx(1)
     monkeypatch.setattr(machine, "SECONDS", 0.001)
-    options = artifact.config.options
-    assert machine._attention_time(30, 1, 8, options, 32, 64) > 0 < machine._embedding_time(30, options, 16, 32)
+    monkeypatch.setattr(machine, "STRETCH", 0.001)
+    rates = machine.measure([artifact.config], 30, 1, kinds=(8,), rounds=1)
+    assert rates.latency(artifact.config, 8) > 0
 
 
 choices = st.fixed_dictionaries(

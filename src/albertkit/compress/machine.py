@@ -1,45 +1,54 @@
-"""What this machine can do, measured in seconds: matrix products, and the blocks of a layer at the sizes in question.
+"""What this machine can do, measured in seconds: large matrix products, and one layer of each shape in question.
 
-In: threads, a length, and the range of sizes to be known about. Out: `Machine`, which predicts the time of any shape in that range.
+In: threads, a length, and the shapes to be known about. Out: `Machine`, which predicts the time of those shapes at any depth.
 Next: `fit.py` proposes models by it; `profile.py` compares a model with the peak.
 
-A layer's time is that of its two blocks (attention with its products; feed-forward with its activation), which are measured on a grid of
-sizes with the very graphs that the engine runs, and read between grid points on a logarithmic scale; plus what each call costs. An
-unknown size of a block, a number of heads or a depth costs no new measurement.
+Each distinct layer is opened with random weights by the engine itself and timed at its own sizes, since the pace of a product depends on them; so is what a text costs beside
+its layers. A depth costs no new measurement. Where layers take turns, as in groups or with a window, a whole turn is timed.
 """
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 import numpy as np
 from onnx import TensorProto
 
-from albertkit.compress.quantize import Matrix, quantize_rows
-from albertkit.config import AlbertConfig, Options
+from albertkit.compress.quantize import Matrix, is_matrix, quantize_rows
+from albertkit.config import AlbertConfig
+from albertkit.errors import AlbertkitError
 from albertkit.runtime import graph as graphs
-from albertkit.runtime.batching import rows
+from albertkit.runtime.batching import Rows, rows
 from albertkit.runtime.builder import Builder
-from albertkit.runtime.engine import cores, levels, open_graph
-from albertkit.weights import embedding_shapes, layer_shapes
+from albertkit.runtime.engine import Engine, cores, levels, open_graph
+from albertkit.weights import Shapes, encoder_shapes, layer_shapes
 
-SECONDS = 0.1  # that one measurement takes at least, where a call is short
-HEAD = 64  # width of a head in measurements
+SECONDS = 0.2  # that one measurement takes at least, where a call is short
+STRETCH = 0.02  # seconds of calls that are timed together
+ROUNDS = 2  # times that everything is measured, some seconds apart; the faster counts
+WORDS = 1000  # in the tables of measured models
+SPREAD = 0.02  # of random weights; much larger ones make attention so sharp that it computes with denormal numbers, which are slow
+
+Key = tuple[AlbertConfig, int]  # a shape, of which `timed` is left, and the bits of its weights
 
 
 def usual(call: Callable[[], object], seconds: float = SECONDS, least: int = 7) -> float:
-    """Seconds of a call: a quarter of many calls were quicker. Other work on the machine rarely makes that number worse."""
+    """Seconds of a call, from means over stretches of calls: a quarter of them were quicker.
+
+    Other work on the machine stops a program for milliseconds. Most short calls escape that and no long one does, so that single calls of a layer and of a
+    model would not compare; stretches do.
+    """
     call()
     times: list[float] = []
     end = time.perf_counter() + seconds
     while len(times) < least or time.perf_counter() < end:
-        start = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - start)
+        start, calls = time.perf_counter(), 0
+        while not calls or time.perf_counter() - start < STRETCH:
+            call()
+            calls += 1
+        times.append((time.perf_counter() - start) / calls)
     return float(np.percentile(times, 25))
 
 
@@ -59,23 +68,10 @@ def peak(threads: int, bits: int = 32, size: int = 1024) -> float:
     return 2.0 * size**3 / usual(lambda: session.run(None, {"x": rows}), 0.2)
 
 
-@dataclass(frozen=True)
-class Surface:
-    """Seconds on a grid of two sizes, read between its points."""
-
-    first: tuple[int, ...]
-    second: tuple[int, ...]
-    seconds: np.ndarray  # (first, second)
-
-    def at(self, a: int, b: int) -> float:
-        """Seconds at two sizes; beyond the grid, in proportion to the size."""
-        low, high = min(max(a, self.first[0]), self.first[-1]), min(max(b, self.second[0]), self.second[-1])
-        rows = [_between(self.second, high, line) for line in np.log(self.seconds)]
-        return math.exp(_between(self.first, low, np.array(rows))) * (a / low) * (b / high)
-
-
-def _between(sizes: Sequence[int], size: int, values: np.ndarray) -> float:
-    return float(np.interp(math.log(size), np.log(sizes), values))
+def timed(config: AlbertConfig) -> AlbertConfig:
+    """What of a shape is timed: one layer, or as many as take turns."""
+    turn = config.num_hidden_layers if config.num_hidden_groups > 1 else max(1, config.options.global_every)
+    return config.replace(vocab_size=WORDS, num_hidden_layers=min(turn, config.num_hidden_layers))
 
 
 @dataclass(frozen=True)
@@ -84,28 +80,33 @@ class Machine:
 
     threads: int
     length: int
-    attention: dict[int, Surface] = field(repr=False)
-    """By bits, over H and A."""
-    ffn: dict[int, Surface] = field(repr=False)
-    """By bits, over H and F."""
-    embedding: Surface = field(repr=False)
-    """Over E and H."""
-    head: dict[int, float]
-    """Seconds that one head more costs at equal width, by bits."""
-    call: float
-    """Seconds that any call of onnxruntime costs."""
+    layer: Mapping[Key, float] = field(repr=False)
+    """Seconds of a layer."""
+    beside: Mapping[Key, float] = field(repr=False)
+    """Seconds that a text costs beside its layers: packing, embedding, mean."""
     around: float
-    """Seconds that a text costs beside its layers and embedding."""
+    """The same without an embedding."""
     peaks: dict[int, float]
     """Operations a second of a large matrix product, by bits."""
 
     def latency(self, config: AlbertConfig, bits: int = 32, depth: int | None = None) -> float:
         """Seconds for one text."""
-        kind = 32 if bits == 32 else 8  # 4-bit weights are opened into 8-bit ones
-        h, uses = config.hidden_size, (depth or config.num_hidden_layers) * config.inner_group_num
-        layer = self.attention[kind].at(h, config.attention_size) + self.ffn[kind].at(h, config.intermediate_size)
-        layer += self.head[kind] * (config.num_attention_heads - config.attention_size / HEAD)
-        return self.around + self.embedding.at(config.embedding_size, h) + uses * (layer + self.call)
+        key = timed(config), 32 if bits == 32 else 8  # 4-bit weights are opened into 8-bit ones
+        if key not in self.layer:
+            raise AlbertkitError(
+                f"the machine was not measured for this shape (H {config.hidden_size}, F {config.intermediate_size}, "
+                f"{config.num_attention_heads} heads) in {key[1]} bits; give it to `measure`"
+            )
+        return self.beside[key] + (depth or config.num_hidden_layers) * self.layer[key]
+
+    def faster(self, other: Machine) -> Machine:
+        """The better of two measurements of the same things, one by one. Other work makes a measurement only worse."""
+        return replace(
+            self,
+            layer={key: min(seconds, other.layer[key]) for key, seconds in self.layer.items()},
+            beside={key: min(seconds, other.beside[key]) for key, seconds in self.beside.items()},
+            around=min(self.around, other.around),
+        )
 
 
 def measure(
@@ -114,138 +115,69 @@ def measure(
     threads: int | None = None,
     kinds: Sequence[int] = (32, 8),
     progress: Callable[[str], None] = lambda _: None,
+    rounds: int = ROUNDS,
 ) -> Machine:
-    """Measure the machine at the sizes that some shapes span."""
+    """Measure the machine for some shapes, with weights of so many bits."""
     threads = cores() if threads is None else threads
-    hidden = _grid([c.hidden_size for c in configs])
-    heads = _grid([max(HEAD, c.attention_size) for c in configs], HEAD)
-    wide = _grid([c.intermediate_size for c in configs])
-    narrow = _grid([c.embedding_size for c in configs])
-    call = _empty_call()
-    options = next((c.options for c in configs if c.options.active()), Options())  # variants of one model have the same
-    attention, ffn, head = {}, {}, {}
-    for kind in kinds:
-        progress(f"measuring {'float32' if kind == 32 else 'int8'}")
-        block = partial(_attention_time, length, threads, kind, options)
-        attention[kind] = _surface(hidden, heads, block, call)
-        ffn[kind] = _surface(hidden, wide, partial(_ffn_time, length, threads, kind), call)
-        many, few = (block(256, 256, width) for width in (16, HEAD))
-        head[kind] = max(0.0, many - few) / 12
-    progress("measuring the embedding")
-    places = _surface(narrow, hidden, partial(_embedding_time, length, options))
-    peaks = {kind: peak(threads, kind) for kind in kinds}
-    return Machine(threads, length, attention, ffn, places, head, call, _around(length, hidden[0]), peaks)
+    keys = list(dict.fromkeys((timed(config), kind) for kind in kinds for config in configs))
+    found, peaks = None, {kind: peak(threads, kind) for kind in kinds}
+    for _ in range(rounds):  # a slow moment of the machine does not meet the same layer twice
+        layer, beside = {}, {}
+        for number, (config, kind) in enumerate(keys, 1):
+            progress(f"measuring layer {number} of {len(keys)}, {'float32' if kind == 32 else 'int8'}")
+            layer[config, kind], beside[config, kind] = _times(config, kind, length, threads)
+        around = usual(lambda: _mean(_packed(length), np.zeros((1, length, 128), np.float32)), 0.02)
+        made = Machine(threads, length, layer, beside, around, peaks)
+        found = made if found is None else found.faster(made)
+    if found is None:
+        raise AlbertkitError(f"rounds is {rounds}; measure at least once")
+    return found
 
 
-def _grid(sizes: Sequence[int], least: int = 32) -> tuple[int, ...]:
-    """Powers of two that hold the sizes between them."""
-    low = max(least, 2 ** int(math.log2(max(1, min(sizes)))))
-    high = max(2 * low, 2 ** math.ceil(math.log2(max(sizes))))
-    return tuple(2**n for n in range(int(math.log2(low)), int(math.log2(high)) + 1))
+def _times(config: AlbertConfig, bits: int, length: int, threads: int) -> tuple[float, float]:
+    """Seconds of a layer, and of all that a text costs beside its layers."""
+    engine = Engine(config, random_weights(encoder_shapes(config, pooler=False), bits), threads)
+    states, lengths = engine.run(_packed(length), 0), np.array([length], np.int32)
+    depth = config.num_hidden_layers
+    layer = usual(lambda: engine.layers(states, lengths, 0, depth)) / depth
+
+    def besides() -> float:
+        batch = _packed(length)
+        return _mean(batch, engine.run(batch, 0))
+
+    return layer, usual(besides, SECONDS / 4)
 
 
-def _surface(
-    first: tuple[int, ...], second: tuple[int, ...], time_of: Callable[[int, int], float], less: float = 0.0
-) -> Surface:
-    return Surface(first, second, np.array([[max(time_of(a, b) - less, 1e-7) for b in second] for a in first]))
+def _packed(length: int) -> Rows:
+    """One text."""
+    (batch,) = rows([[1] * length], budget=length)
+    return batch
 
 
-def _random(rng: np.random.Generator, rows: int, columns: int, bits: int) -> np.ndarray | Matrix:
-    weight = rng.standard_normal((rows, columns), np.float32)
-    if bits == 32:
-        return weight
-    made = quantize_rows(weight)
-    return Matrix(made.values, made.scale, np.ones(columns, np.float32))
+def _mean(batch: Rows, states: np.ndarray) -> float:
+    """As in `Albert`: the mean of the hidden states, and its length."""
+    inside = np.arange(states.shape[1])[None, :, None] < batch.lengths[:, None, None]
+    return float(np.linalg.norm(np.where(inside, states, 0).sum(axis=1) / batch.lengths[:, None]))
 
 
-def layer_weights(config: AlbertConfig, bits: int, seed: int = 0) -> graphs.Weights:
-    """One layer with random weights, which cost what trained ones cost."""
-    rng = np.random.default_rng(seed)
+def random_weights(shapes: Shapes, bits: int) -> graphs.Weights:
+    """Random weights, which cost what trained ones cost."""
+    rng = np.random.default_rng(0)
+    noise = SPREAD * rng.standard_normal(1_000_003, np.float32)  # drawn once, since large models take seconds
     made: graphs.Weights = {}
-    for name, shape in layer_shapes(config, "layer").items():
-        if len(shape) == 2 and ".low." not in name and ".theta" not in name:
-            made[name] = _random(rng, *shape, bits)
+    for name, shape in shapes.items():
+        weight = np.resize(noise[rng.integers(len(noise) // 2) :], shape)
+        if name.endswith("norm.weight"):
+            made[name] = np.ones(shape, np.float32)
+        elif bits == 32 or not is_matrix(f"encoder.{name}", weight):
+            made[name] = weight
         else:
-            made[name] = rng.normal(size=shape).astype(np.float32)
+            matrix = quantize_rows(weight)
+            smooth = np.ones(shape[1], np.float32) if ".attention." in name or ".ffn.up." in name else None
+            made[name] = Matrix(matrix.values, matrix.scale, smooth)
     return made
 
 
-def _attention_time(
-    length: int, threads: int, bits: int, options: Options, hidden: int, inner: int, width: int = HEAD
-) -> float:
-    """Seconds of a layer's first half, with heads of `width`; with a window, of a mean layer."""
-    heads = max(1, inner // width)
-    options = replace(options, head_size=width, low_rank=min(options.low_rank, width - 1))
-    config = AlbertConfig(hidden_size=hidden, num_attention_heads=heads, intermediate_size=1, options=options)
-    if options.local(0) and length > 3 * options.window:
-        near = _block_time(length, threads, bits, config, True)
-        if not options.global_every:
-            return near
-        return near + (_block_time(length, threads, bits, config, False) - near) / options.global_every
-    return _block_time(length, threads, bits, config, False)
-
-
-def _block_time(length: int, threads: int, bits: int, config: AlbertConfig, local: bool) -> float:
-    """Seconds of a layer's first half."""
-    hidden = config.hidden_size
-    b = Builder(levels())
-    x = b.input("hidden", TensorProto.FLOAT, ["texts", "length", hidden])
-    mask = b.input("lengths", TensorProto.INT32, ["texts"])
-    _, out = graphs.attention_block(b, config, layer_weights(config, bits), "layer", x, mask, local)
-    session = open_graph(b.graph(out, ["texts", "length", hidden]), threads)
-    feed = {"hidden": _states(length, hidden), "lengths": np.array([length], np.int32)}
-    return usual(lambda: session.run(None, feed))
-
-
-def _ffn_time(length: int, threads: int, bits: int, hidden: int, inner: int) -> float:
-    """Seconds of a layer's second half."""
-    config = AlbertConfig(
-        hidden_size=hidden, num_attention_heads=1, intermediate_size=inner, options=Options(head_size=1)
-    )
-    b = Builder(levels())
-    x = b.input("hidden", TensorProto.FLOAT, ["texts", "length", hidden])
-    _, out = graphs.ffn_block(b, config, layer_weights(config, bits), "layer", x)
-    session = open_graph(b.graph(out, ["texts", "length", hidden]), threads)
-    feed = {"hidden": _states(length, hidden)}
-    return usual(lambda: session.run(None, feed))
-
-
-def _states(length: int, hidden: int) -> np.ndarray:
-    return np.random.default_rng(0).normal(size=(1, length, hidden)).astype(np.float32)
-
-
-def _embedding_time(length: int, options: Options, narrow: int, hidden: int) -> float:
-    """Seconds of the embedding, with its GRU if there is one."""
-    config = AlbertConfig(
-        vocab_size=1000,
-        embedding_size=narrow,
-        hidden_size=hidden,
-        num_attention_heads=1,
-        max_position_embeddings=length,
-        options=Options(gru=options.gru),
-    )
-    rng = np.random.default_rng(0)
-    weights: graphs.Weights = {n: rng.normal(size=s).astype(np.float32) for n, s in embedding_shapes(config).items()}
-    session = open_graph(graphs.embedding_graph(config, weights, levels()), 1)
-    ids = rng.integers(0, 1000, (1, length))
-    return usual(lambda: session.run(None, {"ids": ids, "segments": np.zeros_like(ids)}))
-
-
-def _empty_call() -> float:
-    """Seconds of a call that computes nothing."""
-    b = Builder()
-    session = open_graph(b.graph(b.node("Identity", b.input("x", TensorProto.FLOAT, [1])), [1]), 1)
-    return usual(lambda: session.run(None, {"x": np.zeros(1, np.float32)}))
-
-
-def _around(length: int, hidden: int) -> float:
-    """Seconds of what is done outside onnxruntime: packing a batch, and the mean of the hidden states."""
-    ids, states = [[1] * length], np.zeros((1, length, hidden), np.float32)
-
-    def work() -> float:
-        (batch,) = rows(ids)
-        inside = np.arange(length)[None, :, None] < batch.lengths[:, None, None]
-        mean = np.where(inside, states, 0).sum(axis=1) / batch.lengths[:, None]
-        return float(np.linalg.norm(mean))
-
-    return usual(work, 0.02)
+def layer_weights(config: AlbertConfig, bits: int) -> graphs.Weights:
+    """One layer with random weights."""
+    return random_weights(layer_shapes(config, "layer"), bits)

@@ -21,11 +21,13 @@ import numpy as np
 from albertkit.artifact import Artifact, Meta, read_artifact, write_artifact
 from albertkit.compress.calibrate import Progress, moments_of
 from albertkit.compress.fit import Candidate, Proposal, Trial
+from albertkit.compress.machine import random_weights, usual
 from albertkit.compress.prune import Keep, slim, truncate
 from albertkit.compress.shrink import agreement
 from albertkit.config import AlbertConfig
 from albertkit.errors import AlbertkitError
 from albertkit.runtime.albert import Albert
+from albertkit.runtime.builder import as_float
 from albertkit.tokenizer import Tokenizer
 from albertkit.weights import encoder_shapes
 
@@ -103,10 +105,7 @@ def build(
 
 def _random(config: AlbertConfig, tokenizer: Tokenizer) -> Artifact:
     """A model that has learnt nothing."""
-    rng = np.random.default_rng(0)
-    shapes = encoder_shapes(config, pooler=False)
-    weights = {n: (0.02 * rng.standard_normal(s, np.float32)).astype(np.float32) for n, s in shapes.items()}
-    weights |= {n: np.ones_like(a) for n, a in weights.items() if n.endswith("norm.weight")}
+    weights = {n: as_float(w) for n, w in random_weights(encoder_shapes(config, pooler=False), 32).items()}
     return Artifact(config, weights, tokenizer, Meta(task="embed"))
 
 
@@ -132,8 +131,6 @@ def child() -> None:
     before = resident("VmRSS")
     found: dict[str, Any] = {"latency": 0.0, "memory": 0.0}
     if asked["folder"] is not None:
-        from albertkit.compress.machine import usual
-
         albert = Albert(asked["folder"], threads=asked["threads"])
         room = min(asked["length"], albert.max_tokens) - sum(map(len, albert._ends))
         ids = np.random.default_rng(0).integers(5, albert.tokenizer.vocab_size, max(1, room)).tolist()

@@ -72,7 +72,7 @@ class Found:
                     "steps": list(p.steps),
                 }
             )
-        machine = {k: getattr(self.machine, k) for k in ("threads", "length", "call", "around", "peaks")}
+        machine = {k: getattr(self.machine, k) for k in ("threads", "length", "around", "peaks")}
         return {"machine": machine, "process": self.process, "metric": self.metric, "proposals": rows}
 
 
