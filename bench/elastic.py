@@ -294,13 +294,15 @@ def race(ways: dict[str, Callable[[], Any]], repeats: int) -> dict[str, dict[str
 
 
 def vectors(path: Path, args: argparse.Namespace) -> dict[str, Any]:
-    """The built-in model's vectors on pairs with marks: Spearman's correlation by depth and by share of agreement."""
+    """The built-in model's vectors on pairs with marks: Spearman's correlation by depth and by share of agreement; of all layers, not of those it applies unasked."""
     from scipy.stats import spearmanr
 
+    from albertkit.builtin import DEFAULT, about
     from albertkit.tasks.reading import read
 
     pairs = read("classify", path).examples
-    albert, marks = Albert(threads=args.threads), [float(e.label) for e in pairs]
+    albert = Albert(threads=args.threads, depth=about(DEFAULT).shape["layers"])
+    marks = [float(e.label) for e in pairs]
     texts = [t for e in pairs for t in (e.text, e.pair or "")]
     full, looks = albert.depth, [look for look in looks_of(albert) if look < albert.depth]
     by = {d: albert.embed(texts, depth=d) for d in (*looks, full)}

@@ -1,6 +1,6 @@
 """The planner's predictions beside measurements: ten varied shapes, float32 and int8, each in a process of its own.
 
-    python bench/plan.py              # measure (about six minutes on two cores), keep bench/results/plan.json
+    python bench/plan.py              # measure (about five minutes on two cores), keep bench/results/plan.json
     python bench/plan.py --table      # docs/planning.md from the kept data
 
 For each shape, rates and models are measured in turns (rates, models, rates), so that both see the machine at the same pace: a layer is timed as
