@@ -69,7 +69,7 @@ have stopped moving at the first look, so the second is the first at which a tex
 ```python
 from albertkit import Albert
 
-albert = Albert(depth=12)  # the built-in model stops after 6 layers unless it is asked for more
+albert = Albert()
 vectors, depths = albert.embed_early(["a cat sat on the mat", "stocks fell again"], exit="cosine:0.9")
 print(f"{depths.mean():.1f} of {albert.depth} layers")
 ```

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # The built-in models: English, H 384, 12 shared layers, on one GPU. Each step goes on where it was stopped.
+# The shipped ones were made in four sittings, with these settings in the end; LOG.md tells what each sitting did.
 #   TEXTS=folder-of-text TEACHERS=folder OUT=small-run runs/small.sh
 set -euo pipefail
 out="${OUT:-small-run}"
@@ -7,14 +8,14 @@ out="${OUT:-small-run}"
 # 1. Shards of the text, with the original English vocabulary of 30,000 pieces, which is also the default.
 albertkit corpus "$TEXTS" -o "$out/shards"
 
-# 2. Masked words and sentence order; the last tenth on long rows, so that every position has been seen.
+# 2. Masked words and sentence order; long rows for a while, so that every position has been seen, then short ones again, which would be forgotten.
 albertkit pretrain "$out/shards" -o "$out/pretrain" --shape small --batch 1024 --optimizer muon --learning-rate 1e-3 \
-  --warmup 0.02 --minutes "${MINUTES:-25}" --lengths 128:0.9,512:0.1 --resume
+  --warmup 0.02 --minutes "${MINUTES:-25}" --lengths 128:0.74,512:0.16,128:0.1 --short 0.2 --single 0.4 --resume
 
 # 3. Sentence vectors from two open teachers, at depths 3, 6, 9 and 12 and widths 64 to 384.
 albertkit distill "$out/shards" -o "$out/vectors" --start "$out/pretrain/model" --workers 10 \
   --teacher "$TEACHERS/minilm" --teacher "$TEACHERS/gte:1.5" --optimizer muon --learning-rate 1e-3 --warmup 0.02 \
-  --everyday 1000000 --near 0.5 --shallow 0.5 --minutes "${MINUTES:-25}" --resume
+  --everyday 1200000 --text-tokens 131072 --near 0.5 --shallow 0.5 --minutes "${MINUTES:-25}" --resume
 
 # 4. Eight bits.
 albertkit quantize "$out/vectors/model" "$out/small" --bits 8 --force

@@ -224,12 +224,6 @@ class Distilling:
         else:
             self.model.load_state_dict(tensors_of(artifact.weights))
 
-    def best_depth(self, metrics: dict[str, float]) -> int | None:
-        """Where vectors are most like the teachers': what the model computes unless it is asked for another depth. None is all layers."""
-        depths = [d for d in self.objective.depths if f"cosine_{d}" in metrics]
-        best = max(depths, key=lambda d: metrics[f"cosine_{d}"], default=None)
-        return None if best == self.start.config.num_hidden_layers else best
-
     def artifact(self, metrics: dict[str, float], state: State) -> Artifact:
         """The model as it is now: made for vectors, with the mean of the tokens as its pooling."""
         done = {
@@ -241,7 +235,7 @@ class Distilling:
             "settings": {k: v for k, v in {**asdict(self.settings), **asdict(self.aims)}.items() if v is not None},
         }
         meta = dataclasses.replace(
-            self.start.meta, task="embed", pooling="mean", normalise=True, quantisation=None, depth=self.best_depth(metrics), prompts={},
+            self.start.meta, task="embed", pooling="mean", normalise=True, quantisation=None, depth=None, prompts={},
             metrics={**self.start.meta.metrics, "vectors": metrics}, made=(*self.start.meta.made, done),
         )  # fmt: skip
         return Artifact(self.model.config, self.model.weights(), self.tokenizer, meta)
