@@ -335,6 +335,7 @@ def test_ctrl_c_leaves_what_is_finished(folder, tmp_path):
         [sys.executable, "-m", "albertkit.cli", "embed", "-m", folder, "-o", out],
         stdin=subprocess.PIPE,
         stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # shells start background jobs deaf to it
     )
     try:
         child.stdin.write(b"some text\n" * 20_000)
