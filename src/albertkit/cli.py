@@ -253,9 +253,9 @@ def similar(
         )
         return
     width = max(len(text[:40]) for text in found)
-    click.echo(" " * (width + 4) + "  ".join(f"{i:>5}" for i in range(1, len(found) + 1)))
+    click.echo(" " * (width + 6) + "  ".join(f"{i:>5}" for i in range(1, len(found) + 1)))
     for number, (text, row) in enumerate(zip(found, scores, strict=True), 1):
-        click.echo(f"{number:>2}  {text[:40]:<{width}}" + "  ".join(f"{x:5.2f}" for x in row))
+        click.echo(f"{number:>2}  {text[:40]:<{width}}  " + "  ".join(f"{x:5.2f}" for x in row))
 
 
 @app.command(epilog="Example:  albertkit fill 'the capital of france is [MASK].'")
