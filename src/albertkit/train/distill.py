@@ -176,9 +176,8 @@ class Distilling:
         if runs:
             place = (rng.integers(0, max(1, count - RUN + 1), runs)[:, None] + np.arange(RUN)).ravel()
             drawn[: len(place)] = self.neighbours(device)[first + place] - first
-        chosen = rng.permutation(
-            np.unique(first + drawn)
-        )  # whole numbers of STEP rows: few shapes, so that a GPU finds its memory again
+        chosen = rng.permutation(np.unique(first + drawn))
+        # few shapes, so that a GPU finds its memory again
         chosen = chosen[: len(chosen) // STEP * STEP or len(chosen)]
         if self.held is None:
             self.held = Table(self.passages, self.ends, device), on_device(self.targets, device)

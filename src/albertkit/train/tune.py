@@ -87,8 +87,8 @@ def finetune(
 
 
 def beginning(task: str, examples: Sequence[Any], max_length: int) -> str:
-    """The built-in model to begin with: for vectors, and for single texts with labels, the one that knows what whole texts mean (SST-2, 12,000 examples, one
-    epoch: 83.6 % instead of 77.0 %); for words, two texts read together, and what is longer than it reads, the one that knows words in their places.
+    """The built-in model to begin with: for vectors, and for single texts with labels, the one that knows what whole texts mean (LOG.md has
+    numbers); for words, two texts read together, and what is longer than it reads, the one that knows words in their places.
     """
     short = max_length <= builtin.about(builtin.DEFAULT).shape["length"]
     whole = task == "match" or (task == "classify" and not any(e.pair for e in examples))
