@@ -1,10 +1,14 @@
 """Elastic depth, measured: quality at each depth before and after `elastic`, with early exit, and the time that follows; the source of docs/elastic.md.
 
     python bench/elastic.py train DATA --models RUNS [--start MODEL] [--only sst-2,mrpc,conll2003] [--fixed 3,4,6] [--examples N] [--epochs E] [--device auto] [--jobs 1]
+                            [--ways plain,elastic,…] [--times 1]
+    python bench/elastic.py ingredients --models RUNS
     python bench/elastic.py measure DATA --models RUNS [--only sst-2] [--bits 8] [--repeats 5] [--threads 2]
 
 `train` fine-tunes for each data set, and writes RUNS/SET/plain (the full depth alone), RUNS/SET/elastic (made elastic from it) and RUNS/SET/fixed-4 (fine-tuned with
 four layers from the start) and so on; plain and fixed ones learn as many epochs as plain and elastic together. One example in ten of the training data chooses checkpoints.
+`--ways` names other mixtures of the loss to train (`WAYS`), each in a folder of its name; `ingredients` keeps what those examples said of each mixture at every depth. `--times 3`
+trains three times as many epochs in the second half, of every way.
 What is trained already is left alone, and the same command goes on with what was stopped or killed. `carry.py` brings models from the machine that trained them to a quiet one.
 `measure` needs no torch. Held-out examples (dev) are cut in two: limits found on one half are used on the other, and the other way round, so that no text has helped to find its
 own limit. Times are of the runtime on all held-out texts, every way in turn, `--repeats` times over; the best one counts. With --sts (a file of pairs), the built-in
@@ -39,8 +43,21 @@ from albertkit.runtime.predict import features_of, predict, read_heads  # noqa: 
 from albertkit.tasks.sure import CLOSE, Judge, cosines  # noqa: E402
 
 RESULT = Path(__file__).parent / "results" / "elastic.json"
+INGREDIENTS = RESULT.with_name("elastic-ingredients.json")
 SHARES = (0.9, 0.95, 0.98, 0.99)
 ENTROPIES, PATIENCES = (0.05, 0.2, 0.4), (1, 2, 3)
+WAYS: dict[str, dict[str, Any]] = {  # how the second half is trained, for `Depths`
+    "plain": {"elastic": False},
+    "elastic": {},
+    "answers": {"teach": 0.0},
+    "taught": {"teach": 1.0},
+    "drawn": {"draw": 3},
+    "consistent": {"consistency": 0.1},
+    "start": {"teacher": "start"},
+    "from-2": {"shallowest": 2},
+    "from-3": {"shallowest": 3},
+    "start-from-2": {"teacher": "start", "shallowest": 2},
+}
 
 
 # Training --------------------------------------------------------------------------------------------------------
@@ -61,6 +78,7 @@ class Lesson:
         self.examples = parted(load(self.set, args.data, args.examples)["train"])
         self.start = open_model(resolve(args.start, START))
         own = {k: v for k, v in self.set.options.items() if k != "epochs"}
+        self.times = args.times
         self.given = own | {"device": args.device, "seed": args.seed}
         self.epochs = args.epochs or preset_epochs(len(self.examples[0])) / 2
 
@@ -73,21 +91,25 @@ class Lesson:
         finetune(self.set.task, *self.examples, self.out / place, start, options, print, **self.set.settings)
 
 
-def train_depths(label: str, name: str, args: argparse.Namespace) -> None:
-    """RUNS/SET/plain and RUNS/SET/elastic."""
+def train_first(label: str, name: str, args: argparse.Namespace) -> None:
+    """RUNS/SET/first, which all depths begin with."""
+    lesson = Lesson(name, args)
+    if untrained(lesson.out / "first"):
+        lesson.finetune("first", lesson.start, lesson.epochs)
+
+
+def train_way(label: str, name: str, way: str, args: argparse.Namespace) -> None:
+    """RUNS/SET/WAY, one of `WAYS`."""
     from albertkit.artifact import read_artifact
     from albertkit.train.tune import elastic
     from albertkit.train.tuning import Depths
 
     lesson = Lesson(name, args)
-    if untrained(lesson.out / "first"):
-        lesson.finetune("first", lesson.start, lesson.epochs)
-    middle = read_artifact(lesson.out / "first" / "model")
-    given = {k: v for k, v in lesson.given.items() if k != "max_length"}
-    for way, stretched in (("plain", False), ("elastic", True)):
-        if untrained(lesson.out / way):
-            options = Depths(**given, epochs=lesson.epochs, elastic=stretched)
-            elastic(middle, *lesson.examples, lesson.out / way, options, print)
+    if untrained(lesson.out / way):
+        middle = read_artifact(lesson.out / "first" / "model")
+        given = {k: v for k, v in lesson.given.items() if k != "max_length"}
+        options = Depths(**given | {"epochs": lesson.times * lesson.epochs} | WAYS[way])
+        elastic(middle, *lesson.examples, lesson.out / way, options, print)
 
 
 def train_fixed(label: str, name: str, depth: int, args: argparse.Namespace) -> None:
@@ -95,19 +117,19 @@ def train_fixed(label: str, name: str, depth: int, args: argparse.Namespace) -> 
     if untrained(args.models / name / f"fixed-{depth}"):
         lesson = Lesson(name, args)
         shallow = replace(lesson.start, config=lesson.start.config.replace(num_hidden_layers=depth))
-        lesson.finetune(f"fixed-{depth}", shallow, 2 * lesson.epochs)
-
-
-def train_piece(label: str, name: str, depth: int, args: argparse.Namespace) -> None:
-    """One piece of the training, in a process of its own; depth 0 is all depths."""
-    train_fixed(label, name, depth, args) if depth else train_depths(label, name, args)
+        lesson.finetune(f"fixed-{depth}", shallow, (1 + lesson.times) * lesson.epochs)
 
 
 def train(names: Sequence[str], args: argparse.Namespace) -> None:
-    """All models, the longest trainings first."""
-    pieces = [(name, name, 0, args) for name in names]
-    pieces += [(f"{name} with {depth} layers", name, depth, args) for name in names for depth in args.fixed]
-    failed = each(train_piece, pieces, args.jobs)
+    """All models, first those that others begin with."""
+    odd = [way for way in args.ways if way not in WAYS]
+    if odd:
+        raise SystemExit(f"there is no way {odd[0]!r}; choose from {', '.join(WAYS)}")
+    firsts = [(name, name, args) for name in names]
+    failed = each(train_first, firsts, args.jobs)
+    failed += each(train_way, [(f"{name}, {way}", name, way, args) for name in names for way in args.ways], args.jobs)
+    shallow = [(f"{name} with {depth} layers", name, depth, args) for name in names for depth in args.fixed]
+    failed += each(train_fixed, shallow, args.jobs)
     if failed:
         raise SystemExit(f"not done: {'; '.join(failed)}")
 
@@ -117,6 +139,27 @@ def untrained(place: Path) -> bool:
     there = (place / "report.md").is_file()
     print(f"{place.parent.name}/{place.name}: {'done before' if there else 'training'}", flush=True)
     return not there
+
+
+def ingredients(models: Path) -> dict[str, Any]:
+    """By data set and way: the metric at every depth on the examples that chose the checkpoint, and the layers a text for each promise."""
+    from albertkit.artifact import read_meta
+
+    found: dict[str, Any] = {}
+    for path in sorted(models.glob("*/*/model")):
+        if path.parent.name not in WAYS:
+            continue
+        meta = read_meta(path)[0]
+        metrics, stored = meta.metrics, meta.details.get("exit")
+        at = metrics.get("dev at depth", {})
+        name = next((n for n in metrics["dev"]), "")
+        exits = None if stored is None else Exits.from_dict(stored)
+        risks = {} if exits is None else {s: exits.risk(s) for s in SHARES}
+        depths = {s: next(m for r, _, m in exits.risks if r == risk) for s, risk in risks.items() if risk is not None}
+        found.setdefault(path.parents[1].name, {})[path.parent.name] = {
+            "metric": name, "depth": {**at, "full": metrics["dev"][name]}, "layers": depths, "made": meta.made[-1].get("depths"),
+        }  # fmt: skip
+    return found
 
 
 # Measuring -------------------------------------------------------------------------------------------------------
@@ -343,12 +386,16 @@ def early(albert: Albert, texts: list[str], cosine: float) -> Left:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("step", choices=("train", "measure"))
-    parser.add_argument("data", type=Path)
+    parser.add_argument("step", choices=("train", "measure", "ingredients"))
+    parser.add_argument("data", type=Path, nargs="?")
     parser.add_argument("--models", type=Path, required=True)
     parser.add_argument("--start", type=Path)
     parser.add_argument("--only", default="sst-2,mrpc,conll2003")
     parser.add_argument("--fixed", default="4", type=lambda text: [int(d) for d in text.split(",") if d])
+    parser.add_argument("--ways", default="plain,elastic", type=lambda text: text.split(","), help=", ".join(WAYS))
+    parser.add_argument(
+        "--times", type=float, default=1.0, help="epochs of the second half, as a multiple of the first"
+    )
     parser.add_argument("--examples", type=int, help="at most so many of each part")
     parser.add_argument("--epochs", type=float, help="of plain and of elastic")
     parser.add_argument("--seed", type=int, default=0)
@@ -360,6 +407,9 @@ def main() -> None:
     parser.add_argument("--sts", type=Path, help="a file of pairs with marks, for vectors")
     args = parser.parse_args()
     names = [name for name in args.only.split(",") if name]
+    if args.step == "ingredients":
+        INGREDIENTS.write_text(json.dumps(ingredients(args.models), indent=1) + "\n", encoding="utf-8")
+        return
     if args.step == "train":
         train(names, args)
         return

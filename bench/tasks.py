@@ -1,6 +1,6 @@
 """Fine-tune on every labelled data set of a folder and record what comes out: the source of docs/results.md.
 
-    python bench/tasks.py DATA --start MODEL [--start-zh MODEL] [--name built-in] [--out bench/results/tasks]
+    python bench/tasks.py DATA [--start MODEL] [--start-zh MODEL] [--name built-in] [--out bench/results/tasks]
                           [--only sst-2,cola] [--seeds 3] [--jobs 1] [--device auto] [--examples 64 --epochs 1]
     python bench/tasks.py score bench/results/tasks/built-in DATA
 
@@ -47,7 +47,6 @@ def run(name: str, args: argparse.Namespace) -> dict[str, Any]:
     from albertkit.train.tuning import Options
 
     chosen = SETS[name]
-    start = args.start_zh if chosen.chinese else args.start
     measured = not missing()
     if not measured:
         stand_in()
@@ -55,6 +54,7 @@ def run(name: str, args: argparse.Namespace) -> dict[str, Any]:
     given = {**chosen.options, **({"epochs": args.epochs} if args.epochs else {})}
     restarts = 2 if args.examples is None else 0  # a handful of examples collapses, and that is all right
     options = Options(**given, seeds=args.seeds, restarts=restarts, device=args.device)
+    start = (args.start_zh if chosen.chinese else args.start) or usual(chosen, parts["train"], options)
     artifact = open_model(start)
     folder, held = args.out / args.name, "test" if chosen.test else "dev"
     folder.mkdir(parents=True, exist_ok=True)
@@ -72,7 +72,7 @@ def run(name: str, args: argparse.Namespace) -> dict[str, Any]:
         "task": chosen.task,
         "note": chosen.note,
         "metrics": list(chosen.metrics),
-        "start": {"name": start.name if chosen.chinese else args.name, **identity(artifact)},
+        "start": {"name": start.name if chosen.chinese else args.name, "model": start.name, **identity(artifact)},
         "settings": {k: v for k, v in dataclasses.asdict(options).items() if v not in (None, False)} | chosen.settings,
         "examples": {part: len(rows) for part, rows in parts.items()},
         "held": held,
@@ -87,8 +87,25 @@ def run(name: str, args: argparse.Namespace) -> dict[str, Any]:
     return record
 
 
+def usual(chosen: Set, train: Sequence[Any], options: Any) -> Path:
+    """The built-in model that `albertkit finetune` begins with."""
+    from albertkit import builtin
+    from albertkit.tasks.examples import Text
+    from albertkit.train.tune import beginning
+
+    texts = chosen.task == "intent" and isinstance(train[0], Text)
+    return builtin.resolve(None, beginning("classify" if texts else chosen.task, train, options.max_length))
+
+
 def predictions(model: Path, examples: Sequence[Any], device: str) -> list[Any]:
     """The results of a finished model, computed by torch in float32."""
+    task, features, scores = torch_scores(model, examples, device)
+    found: list[Any] = task.results(scores, features, examples)
+    return found
+
+
+def torch_scores(model: Path, examples: Sequence[Any], device: str) -> tuple[Any, list[Any], list[Any]]:
+    """(task, features, the heads' scores of each feature) of a finished model, computed by torch in float32."""
     import torch
 
     from albertkit.artifact import read_artifact
@@ -104,9 +121,7 @@ def predictions(model: Path, examples: Sequence[Any], device: str) -> list[Any]:
     work = SimpleNamespace(
         model=net, objective=Objective(net, task), dev=examples, batch=lambda rows, _: batch_of(rows)
     )
-    scores = Finetuning.scores(work, features)  # type: ignore[arg-type]
-    found: list[Any] = task.results(scores, features, examples)
-    return found
+    return task, features, Finetuning.scores(work, features)  # type: ignore[arg-type]
 
 
 def measure(chosen: Set, found: Sequence[Any], parts: dict[str, list[Any]]) -> dict[str, float]:
@@ -283,8 +298,8 @@ def wanted(args: argparse.Namespace) -> list[str]:
             continue
         if not only and (args.out / args.name / f"{name}.json").exists():
             print(f"{name}: done before", flush=True)
-        elif (args.start_zh if chosen.chinese else args.start) is None:
-            print(f"{name}: left out, no {'--start-zh' if chosen.chinese else '--start'}", flush=True)
+        elif chosen.chinese and args.start_zh is None:
+            print(f"{name}: left out, no --start-zh", flush=True)
         elif not (args.data / chosen.train).exists():
             print(f"{name}: left out, {args.data / chosen.train} is not there", flush=True)
         else:
@@ -298,7 +313,7 @@ def main() -> None:
         return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", type=Path)
-    parser.add_argument("--start", type=Path, help="the model to start from")
+    parser.add_argument("--start", type=Path, help="the model to start from  [default: as finetune, a built-in one]")
     parser.add_argument("--start-zh", type=Path, help="the model to start from for Chinese data")
     parser.add_argument("--name", default="built-in", help="what the model is called in the results")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "tasks")

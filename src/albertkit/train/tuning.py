@@ -9,6 +9,8 @@ from albertkit.config import AlbertConfig
 from albertkit.errors import AlbertkitError
 from albertkit.train.settings import setting
 
+TEACHERS = ("own", "start")
+
 
 @dataclass(frozen=True)
 class Options:
@@ -62,6 +64,8 @@ class Depths(Options):
     teach: float = setting(0.5, "What shallower depths learn from: 0 the right answers, 1 what the full depth says.")
     soften: float = setting(2.0, "Scores are divided by it before shallower depths are compared with the full one.")
     consistency: float = setting(0.0, "Weight λ of the loss that makes the layers' hidden states alike.")
+    shallowest: int = setting(1, "The shallowest depth that learns; what lies above it need not bend for it.")
+    teacher: str = setting("own", "Who teaches: own, the full depth as it is now, or start, as it was before.")
 
     shortest: ClassVar[int] = 0
 
@@ -73,6 +77,10 @@ class Depths(Options):
             raise AlbertkitError(
                 f"teach is {self.teach} and soften {self.soften}; teach goes from 0 to 1, and soften is above 0"
             )
+        if self.shallowest < 1:
+            raise AlbertkitError(f"shallowest is {self.shallowest}; depths begin at 1")
+        if self.teacher not in TEACHERS:
+            raise AlbertkitError(f"there is no teacher {self.teacher!r}; choose {' or '.join(TEACHERS)}")
 
 
 def preset_rate(config: AlbertConfig) -> float:
