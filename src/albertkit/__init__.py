@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from albertkit.interop.convert import convert, open_model
     from albertkit.runtime.albert import Albert
     from albertkit.tokenizer import Tokenizer
+    from albertkit.train.door import finetune
 
 _DOOR = {
     "Albert": "runtime.albert",
@@ -23,6 +24,7 @@ _DOOR = {
     "Artifact": "artifact",
     "Tokenizer": "tokenizer",
     "convert": "interop.convert",
+    "finetune": "train.door",
     "open_model": "interop.convert",
     "plan": "compress.plan",
     "preset": "config",
@@ -37,6 +39,7 @@ __all__ = [
     "Artifact",
     "Tokenizer",
     "convert",
+    "finetune",
     "open_model",
     "plan",
     "preset",

@@ -1,6 +1,6 @@
 """The verbs of the tasks: `finetune` and `evaluate`, and those that use a fine-tuned model.
 
-In: arguments. Out: calls into `train/tune.py` and `runtime/albert.py`, printed. With `cli.py` and its other parts, the only
+In: arguments. Out: calls into `train/door.py` and `runtime/albert.py`, printed. With `cli.py` and its other parts, the only
 files that print.
 """
 
@@ -9,17 +9,22 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from albertkit.cli_bulk import bulk_options, run_bulk
 from albertkit.cli_train import of, options
 from albertkit.errors import AlbertkitError, need
+from albertkit.tasks.held import parted as parted  # the verbs that hold out examples take it from here
 from albertkit.train.settings import setting
 from albertkit.train.tuning import Options
+
+if TYPE_CHECKING:
+    from albertkit.runtime.albert import Albert
 
 folder = click.Path(path_type=Path)
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON for machines.")
@@ -45,25 +50,33 @@ class Reading:
     skip_bad: bool = setting(False, "Pass over bad rows and count them, instead of stopping.")
 
 
+@dataclasses.dataclass(frozen=True)
+class Details:
+    """What only some tasks know; None leaves it to the task."""
+
+    loss: str | None = setting(
+        None,
+        "match: cosent (scores or classes), contrastive (classes) or mnrl (pairs that belong together)"
+        "  [default: cosent, or mnrl without labels].",
+    )
+    stride: int | None = setting(None, "answer: tokens that two windows of a long context share  [default: 128].")
+    n_best: int | None = setting(None, "answer: answers kept for each question  [default: 20].")
+
+    def settings(self, task: str) -> dict[str, Any]:
+        """Those that were given, if the task knows them."""
+        given = {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
+        odd = next((name for name in given if task != ("match" if name == "loss" else "answer")), None)
+        if odd:
+            raise AlbertkitError(f"--{odd.replace('_', '-')} means nothing to {task}; leave it away")
+        return given
+
+
 def read_files(task: str, paths: dict[str, Path], reading: Reading) -> dict[str, list[Any]]:
     """The examples of each file; notes go to stderr."""
-    from albertkit.tasks.reading import ReadOptions, check_labels, read
+    from albertkit.tasks.reading import ReadOptions
+    from albertkit.train.door import examples_of
 
-    found = {}
-    for name, path in paths.items():
-        given = dataclasses.asdict(reading)
-        given["split"] = given["split"] or name
-        data = read(task, path, ReadOptions(**given))
-        for text in data.notes:
-            click.echo(f"{path}: {text}", err=True)
-        found[name] = data.examples
-    if "train" in found:
-        for text in check_labels(found["train"], found.get("dev", ()), unseen="note"):
-            click.echo(text, err=True)
-    return found
-
-
-FEW = 500  # examples
+    return examples_of(task, paths, ReadOptions(**dataclasses.asdict(reading)), lambda text: click.echo(text, err=True))
 
 
 @click.command(epilog="Example:  albertkit finetune classify train.tsv --dev dev.tsv -o sentiment")
@@ -76,7 +89,7 @@ FEW = 500  # examples
 @click.option(
     "--start", type=folder, help="Model to start from, a folder or a name  [default: a built-in English model]"
 )
-@options(Options, Reading)
+@options(Options, Details, Reading)
 def finetune(task: str, train: Path, dev: Path | None, out: Path, start: Path | None, **given: Any) -> None:
     """Teach a model a TASK from the examples in TRAIN.
 
@@ -85,49 +98,24 @@ def finetune(task: str, train: Path, dev: Path | None, out: Path, start: Path | 
     tag        words with labels (CoNLL columns, CLUENER, jsonl)
     answer     SQuAD and CMRC questions
     choose     RACE questions
-    match      pairs with scores or classes, to vectors for search
-    intent     intents and slots (ATIS and SNIPS folders)
+    match      pairs with scores or classes, or pairs alone, to vectors for search
+    intent     intents and slots (ATIS and SNIPS folders), or intents alone (CLINC150, tables)
     dialogue   WOZ turns, to the state after each
     generate   a source and what to write from it (csv, tsv, jsonl, parquet with columns source, target)
 
     --out then holds model/, report.md and runs/. The same command goes on where it was stopped.
     """
     opts, reading = of(Options, given), of(Reading, given)
-    need(*(("sklearn", "frozen") if opts.freeze else ("torch", "train")), "fine-tuning")
+    settings = of(Details, given).settings(task)
+    from albertkit.train.door import learn, need_for
+
+    need_for(opts)
     from tqdm import tqdm
 
     data = read_files(task, {"train": train, **({"dev": dev} if dev else {})}, reading)
-    if dev is None:
-        data["train"], data["dev"] = parted(data["train"])
-    out.mkdir(parents=True, exist_ok=True)
-    if opts.freeze:
-        from albertkit.train.frozen import freeze
-
-        done = freeze(task, data["train"], data["dev"], out, start, opts)
-    else:
-        from albertkit.train.tune import finetune as tune
-
-        if task == "classify" and len(data["train"]) < FEW and not any(e.pair for e in data["train"]):
-            click.echo(f"{len(data['train'])} examples are few for a whole model; --freeze may do better", err=True)
-        done = tune(
-            task, data["train"], data["dev"], out, start, opts, bar=True,
-            say=lambda text: tqdm.write(text, file=sys.stderr),
-        )  # fmt: skip
+    say = partial(tqdm.write, file=sys.stderr)
+    done = learn(task, data, out, start, opts, say, bar=True, **settings)
     click.echo(json.dumps({"model": str(done.model), **done.metrics}))
-
-
-def parted(examples: list[Any]) -> tuple[list[Any], list[Any]]:
-    """(train, dev): one in ten is held out; turns of a dialogue and questions about one text and one source's rewrites stay together."""
-    groups: dict[str, list[Any]] = {}
-    for number, example in enumerate(examples):
-        name = getattr(example, "dialogue", None) or getattr(example, "context", None)
-        name = name or getattr(example, "source", None) or str(number)
-        groups.setdefault(name, []).append(example)
-    train: list[Any] = []
-    dev: list[Any] = []
-    for number, group in enumerate(groups.values()):
-        (train if number % 10 else dev).extend(group)
-    return train, dev
 
 
 @click.command(epilog="Example:  albertkit evaluate sentiment test.tsv")
@@ -148,13 +136,19 @@ def evaluate(
     albert = Albert(model, bits=int(bits) if bits else None)
     task = albert.meta.task
     from albertkit.tasks.make import TASKS
+    from albertkit.tasks.reading import check_known
 
     if task not in TASKS:
         raise AlbertkitError(f"{model} was made for {task!r}; fine-tune it for a task before it is evaluated")
     if task == "generate":  # before the work, not after it
         need("rouge_score", "generate", "measuring written texts")
         need("sacrebleu", "generate", "measuring written texts")
-    examples = read_files(task, {"test": test}, of(Reading, given))["test"]
+    reading = of(Reading, given)
+    if task == "classify" and reading.kind == "auto" and reading.separator is None:
+        reading = dataclasses.replace(reading, kind=albert.task.kind)
+    examples = read_files(task, {"test": test}, reading)["test"]
+    for text in check_known(albert.task, examples):
+        click.echo(text, err=True)
     results = predict(albert, examples, task, depth, exit)
     metrics = albert.task.measure(results, examples)
     if exit is not None and results:
@@ -166,6 +160,7 @@ def evaluate(
     click.echo(f"{len(examples):,} examples")
     for name, value in metrics.items():
         click.echo(f"  {name:24} {value:.4f}")
+    tell(albert, (), depth, exit)
 
 
 def plain(result: Any) -> Any:
@@ -213,7 +208,8 @@ def classify(
     if run_bulk("classify", texts, model, {"pair": pair, "depth": depth, "exit": exit}, bulk):
         return
     given = lines(texts)
-    results = Albert(model).classify(given, [pair] * len(given) if pair else None, depth=depth, exit=exit)
+    albert = Albert(model)
+    results = albert.classify(given, [pair] * len(given) if pair else None, depth=depth, exit=exit)
     for text, found in zip(given, results, strict=True):
         if as_json:
             click.echo(json.dumps({"text": text, **plain(found)}, ensure_ascii=False))
@@ -221,7 +217,7 @@ def classify(
             label = ", ".join(found.label) if isinstance(found.label, tuple) else found.label
             shown = f"{label:.4f}" if isinstance(label, float) else f"{label}\t{found.probability:.1%}"
             click.echo(f"{shown}\t{text}")
-    tell(results)
+    tell(albert, results, depth, exit)
 
 
 @click.command(epilog="Example:  albertkit tag ner 'Angela Merkel visited Paris.'")
@@ -241,14 +237,15 @@ def tag(model: Path, texts: tuple[str, ...], depth: int | None, exit: str | None
     if run_bulk("tag", texts, model, {"depth": depth, "exit": exit}, bulk):
         return
     given = lines(texts)
-    results = Albert(model).tag(given, depth=depth, exit=exit)
+    albert = Albert(model)
+    results = albert.tag(given, depth=depth, exit=exit)
     for text, found in zip(given, results, strict=True):
         if as_json:
             click.echo(json.dumps(plain(found), ensure_ascii=False))
         else:
             for span in found.spans:
                 click.echo(f"{span.label}\t{text[span.start : span.end]}\t{span.start}:{span.end}\t{span.score:.1%}")
-    tell(results)
+    tell(albert, results, depth, exit)
 
 
 @click.command(epilog="Example:  albertkit intent atis 'flights from boston to denver on monday'")
@@ -262,21 +259,31 @@ def intent(model: Path, texts: tuple[str, ...], depth: int | None, exit: str | N
     from albertkit.runtime.albert import Albert
 
     given = lines(texts)
-    results = Albert(model).understand(given, depth=depth, exit=exit)
+    albert = Albert(model)
+    results = albert.understand(given, depth=depth, exit=exit)
     for text, found in zip(given, results, strict=True):
         if as_json:
             click.echo(json.dumps({"text": text, **plain(found)}, ensure_ascii=False))
         else:
             slots = ", ".join(f"{s.label}={text[s.start : s.end]}" for s in found.spans)
             click.echo(f"{found.intent}\t{found.probability:.1%}\t{slots}")
-    tell(results)
+    tell(albert, results, depth, exit)
 
 
-def tell(results: list[Any]) -> None:
-    """How deep texts went, where they may leave early, on stderr."""
+def tell(albert: Albert, results: Sequence[Any], depth: int | None, exit: str | None) -> None:
+    """On stderr: how deep texts went, where they may leave early; and whether the model was taught to say something there."""
+    from albertkit.runtime.depths import full_depth_alone
+
     depths = [result.depth for result in results if result.depth is not None]
     if depths:
-        click.echo(f"{sum(depths) / len(depths):.2f} layers a text on average", err=True)
+        mean, full = sum(depths) / len(depths), depth or albert.depth
+        click.echo(f"{mean:.2f} layers a text on average, {full / mean:.2f} times fewer than {full}", err=True)
+    shallow = depth is not None and depth != albert.depth
+    if (shallow or (exit is not None and ":" in exit)) and full_depth_alone(albert.meta.made):
+        click.echo(
+            "this model was fine-tuned at its full depth alone, so what it says before may be anything; make every depth good with  albertkit elastic",
+            err=True,
+        )
 
 
 def whole(context: Path | None) -> str:
@@ -301,11 +308,13 @@ def answer(
     from albertkit.runtime.albert import Albert
 
     text = whole(context)
-    found = Albert(model).answer(question, text, depth=depth, exit=exit)
+    albert = Albert(model)
+    found = albert.answer(question, text, depth=depth, exit=exit)
     if as_json:
         click.echo(json.dumps(plain(found), ensure_ascii=False))
     else:
         click.echo(f"{found.text}\t{found.probability:.1%}\t{found.start}:{found.end}" if found.text else "no answer")
+    tell(albert, [found], depth, exit)
 
 
 @click.command(epilog="Example:  albertkit choose race 'What is it about?' rain sun snow --context story.txt")
@@ -329,12 +338,14 @@ def choose(
     from albertkit.runtime.albert import Albert
 
     text = whole(context)
-    found = Albert(model).choose(text, question, choices, depth=depth, exit=exit)
+    albert = Albert(model)
+    found = albert.choose(text, question, choices, depth=depth, exit=exit)
     if as_json:
         click.echo(json.dumps(plain(found), ensure_ascii=False))
     else:
         for text, probability in zip(choices, found.probabilities, strict=True):
             click.echo(f"{'→' if text == found.text else ' '} {probability:.1%}\t{text}")
+    tell(albert, [found], depth, exit)
 
 
 VERBS = (finetune, evaluate, classify, tag, intent, answer, choose)

@@ -12,12 +12,15 @@ from typing import Any
 
 import numpy as np
 
+from albertkit.artifact import new_folder
 from albertkit.errors import AlbertkitError
 from albertkit.runtime.albert import Albert
 from albertkit.tasks.examples import Text
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin
+    from sklearn.utils.multiclass import check_classification_targets
+    from sklearn.utils.validation import check_is_fitted
 except ImportError as missing:  # pragma: no cover
     raise AlbertkitError("estimators need scikit-learn: run  pip install 'albertkit[train]'") from missing
 
@@ -26,7 +29,8 @@ class AlbertClassifier(ClassifierMixin, BaseEstimator):
     """Classes of texts.
 
     start: the model to begin with; default the built-in one. frozen: learn only a head on its sentence vectors (seconds); else the whole model is fine-tuned.
-    epochs, learning_rate, batch, max_length, seed: as in `albertkit finetune`.
+    epochs, learning_rate, batch, max_length, seed: as in `albertkit finetune`; frozen reads only max_length of them.
+    `save` writes what was learnt as a model folder, which every verb and `Albert` open.
     """
 
     def __init__(
@@ -49,23 +53,55 @@ class AlbertClassifier(ClassifierMixin, BaseEstimator):
 
     def fit(self, X: Sequence[str], y: Sequence[Any]) -> AlbertClassifier:
         """Learn from texts and their labels."""
-        labels = np.asarray(y)
+        texts, labels = checked(X), np.asarray(y)
+        if labels.ndim != 1 or len(labels) != len(texts):
+            raise AlbertkitError(
+                f"there are {len(texts)} texts and labels of shape {labels.shape}; give one label a text"
+            )
+        odd = [label for label in labels.tolist() if not isinstance(label, str | int | float) or label != label]
+        if odd:
+            raise AlbertkitError(f"one label is {odd[0]!r}; labels are texts or numbers, one for each text")
+        check_classification_targets(labels)
         self.classes_ = np.unique(labels)
         names = {str(label): label for label in self.classes_.tolist()}
         if len(names) < len(self.classes_):
             raise AlbertkitError("two labels look the same as text; rename one of them")
-        examples = [Text(text, label=str(label)) for text, label in zip(X, labels.tolist(), strict=True)]
+        examples = [Text(text, label=str(label)) for text, label in zip(texts, labels.tolist(), strict=True)]
         with tempfile.TemporaryDirectory() as folder:
-            self.albert_ = Albert(self._learn(examples, Path(folder)))
+            model = self._learn(examples, Path(folder))
+            self.files_ = {file.name: file.read_bytes() for file in sorted(model.iterdir())}
+            self.albert_ = Albert(model)
         self.names_ = names
         return self
+
+    def save(self, folder: str | Path) -> Path:
+        """Write what was learnt as a model folder; one that is there already is not touched."""
+        check_is_fitted(self)
+        with new_folder(Path(folder)) as aside:
+            self._write(aside)
+        return Path(folder)
+
+    def _write(self, folder: Path) -> None:
+        for name, data in self.files_.items():
+            (folder / name).write_bytes(data)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Everything but the open model, so that a fitted classifier can be copied."""
+        return {name: value for name, value in super().__getstate__().items() if name != "albert_"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if "files_" in state:
+            with tempfile.TemporaryDirectory() as folder:
+                self._write(Path(folder))
+                self.albert_ = Albert(folder)
 
     def _learn(self, examples: list[Text], folder: Path) -> Path:
         if self.frozen:
             from albertkit.interop.convert import open_model
             from albertkit.train.frozen import fit, write
 
-            made = fit(Albert(self.start), open_model(self.start), examples, seed=self.seed)
+            made = fit(Albert(self.start), open_model(self.start), examples, seed=self.seed, max_length=self.max_length)
             return write(made, self.start, folder / "model")
         from albertkit.train.tune import finetune
         from albertkit.train.tuning import Options
@@ -78,9 +114,22 @@ class AlbertClassifier(ClassifierMixin, BaseEstimator):
 
     def predict(self, X: Sequence[str]) -> np.ndarray:
         """The label of each text."""
-        return np.array([self.names_[found.label] for found in self.albert_.classify(list(X))])
+        check_is_fitted(self)
+        return np.array([self.names_[found.label] for found in self.albert_.classify(checked(X))])
 
     def predict_proba(self, X: Sequence[str]) -> np.ndarray:
         """Probabilities, a column for each of `classes_`."""
-        found = self.albert_.classify(list(X))
+        check_is_fitted(self)
+        found = self.albert_.classify(checked(X))
         return np.array([[row.probabilities[str(label)] for label in self.classes_.tolist()] for row in found])
+
+
+def checked(texts: Sequence[str]) -> list[str]:
+    """Texts as a list; anything else is an error that names the first."""
+    if isinstance(texts, str):
+        raise AlbertkitError("X is one text; give a list of texts")
+    found = list(texts)
+    odd = next((i for i, text in enumerate(found) if not isinstance(text, str)), None)
+    if odd is not None:
+        raise AlbertkitError(f"text {odd} is {type(found[odd]).__name__}; X holds texts, one for each label")
+    return found

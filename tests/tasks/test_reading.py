@@ -35,10 +35,10 @@ def test_five_problems_in_one_error(tmp_path):
     assert message.split("\n") == [
         f"{path} has 8 problems that must be corrected, or passed over (--skip-bad), the first 5 here:",
         "  line 3: 3 cells where the header has 2; a text cannot hold the delimiter",
-        "  line 4: 1 cell where the header has 2; a text cannot hold the delimiter",
-        "  line 7: 1 cell where the header has 2; a text cannot hold the delimiter",
-        "  line 8: 1 cell where the header has 2; a text cannot hold the delimiter",
-        "  line 9: 1 cell where the header has 2; a text cannot hold the delimiter",
+        "  line 4: 1 cell where the header has 2; write all 2, with a tab between them",
+        "  line 7: 1 cell where the header has 2; write all 2, with a tab between them",
+        "  line 8: 1 cell where the header has 2; write all 2, with a tab between them",
+        "  line 9: 1 cell where the header has 2; write all 2, with a tab between them",
     ]
     data = read("classify", path, ReadOptions(skip_bad=True))
     assert [e.text for e in data.examples] == ["good", "fine"]

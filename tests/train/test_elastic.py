@@ -147,44 +147,6 @@ def test_what_the_full_depth_says_costs_nothing_where_depths_agree(start):
         assert loss.item() == pytest.approx((sums[0, 0] / sums[0, 1]).item(), abs=1e-4)
 
 
-def test_the_model_as_it_was_teaches_every_depth_and_stays_as_it_was(plain):
-    model, examples = read_artifact(plain.model), noisy(48)
-    options = Depths(teacher="start", teach=1.0, shallowest=2, **QUICK)
-    work = Elastic(task_of(model.meta), model, examples, noisy(60, 9), Settings(steps=1, device="cpu"), options)
-    (part,), _ = work.next(0, 0.5, Team(0, 1, torch.device("cpu")))
-    loss, sums = work.objective(*part)
-    assert abs(float(sums[0, 0])) < 1e-4 < loss.item()  # the full depth still says what it said; the others do not
-    loss.backward()
-    with torch.no_grad():
-        for weight in work.objective.parameters():
-            weight.sub_(0 if weight.grad is None else 0.1 * weight.grad)
-    assert float(work.objective(*part)[1][0, 0]) > 1e-4  # now it says something else, and the teacher does not
-    assert work.objective.drawn() == list(range(2, LAYERS))
-    assert "accuracy_at_1" in work.evaluate() and work.exits is not None
-    assert list(work.exits["looks"]) == list(range(2, LAYERS))
-    assert len(list(work.objective.parameters())) == len(list(work.model.parameters()))
-
-
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ({"shallowest": 0}, "begin at 1"),
-        ({"teacher": "mine"}, "own or start"),
-        ({"shallowest": LAYERS}, "choose fewer"),
-    ],
-)
-def test_depths_and_teachers_that_are_not_there_are_refused(plain, options, says):
-    model = read_artifact(plain.model)
-    with pytest.raises(AlbertkitError, match=says):
-        Elastic(task_of(model.meta), model, noisy(8), [], Settings(steps=1, device="cpu"), Depths(**options))
-
-
-def test_a_model_that_does_not_know_the_task_cannot_teach_it(start):
-    task = make_task("classify", texts(8))
-    with pytest.raises(AlbertkitError, match="fine-tune it first"):
-        Elastic(task, start, texts(8), [], Settings(steps=1, device="cpu"), Depths(teacher="start", max_length=40))
-
-
 def test_depths_are_drawn_by_the_step(start):
     examples = texts(16)
     given = make_task("classify", examples), start, examples, (), Settings(steps=1, batch=8, device="cpu")

@@ -182,7 +182,7 @@ def test_a_collapse_starts_again_with_another_seed_and_half_the_rate(start, tmp_
     said: list[str] = []
     options = Options(epochs=1, batch=16, learning_rate=1e-6, device="cpu")
     done = tune.finetune("classify", texts(40), texts(30, 9), tmp_path, dead, options, say=said.append)
-    assert sum("collapsed" in text for text in said) == 2
+    assert sum("collapsed" in text for text in said) == 3 and "no new start is left" in said[-1]
     assert done.runs[0]["collapsed"] == 2 and done.runs[0]["rate"] == pytest.approx(2.5e-7)
 
 
@@ -391,14 +391,3 @@ def test_what_is_held_out_when_nothing_is_said():
     train, dev = parted(turns)
     assert len(train) + len(dev) == 80 and not {t.dialogue for t in train} & {t.dialogue for t in dev} and dev
     assert [len(part) for part in parted(texts(50))] == [45, 5]
-
-
-def test_what_fine_tuning_begins_with():
-    """Vectors and single texts begin with the model of sentence vectors; pairs, words, and texts longer than it reads with the other."""
-    from albertkit import builtin
-    from albertkit.train.tune import beginning
-
-    single, pair = [Text("a", label="x")], [Text("a", label="x"), Text("a", "b", "y")]
-    assert beginning("classify", single, 128) == beginning("match", pair, 128) == builtin.DEFAULT
-    assert beginning("classify", pair, 128) == beginning("tag", single, 128) == builtin.START
-    assert beginning("classify", single, 512) == builtin.START

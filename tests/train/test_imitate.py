@@ -21,7 +21,7 @@ from albertkit.runtime.albert import Albert
 from albertkit.runtime.predict import predict
 from albertkit.tasks.make import task_of
 from albertkit.tokenizer import Tokenizer
-from albertkit.train import lessons, loop, tune
+from albertkit.train import lessons, loop, teachers, tune
 from albertkit.train.imitate import attention_apart, hidden_apart, mapped, vectors_apart
 from albertkit.train.lesson import Lesson
 from albertkit.train.lessons import Teachers, distil, fresh_student, kept
@@ -201,6 +201,30 @@ def test_a_foreign_teacher_shows_what_transformers_computes(words, tmp_path):
         assert torch.allclose(weights, out.attentions[-1][row, :, :n, :n], atol=1e-5)
 
 
+@pytest.mark.parametrize("pooling", ["cls", "max", "mean"])
+@pytest.mark.parametrize("place", ["", "0_Transformer"])
+def test_a_sentence_transformers_folder_teaches_with_its_own_pooling(words, tmp_path, pooling, place):
+    (tmp_path / place).mkdir(exist_ok=True)
+    model = bert(words, tmp_path / place)
+    kinds = {place: "Transformer", "1_Pooling": "Pooling", "2_Normalize": "Normalize"}
+    modules = [{"path": name, "type": f"sentence_transformers.models.{kind}"} for name, kind in kinds.items()]
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    (tmp_path / "1_Pooling").mkdir()
+    modes = {f"pooling_mode_{name}": name.startswith(pooling) for name in ("cls_token", "max_tokens", "mean_tokens")}
+    (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps(modes))
+    lines = ["cat dog cat", "red", "oak elm red blue"]
+    found = teachers.Speakers([tmp_path], torch.device("cpu")).speak(lines)
+    for row, text in zip(found, lines, strict=True):
+        with torch.no_grad():
+            (hidden,) = model(input_ids=torch.tensor([words.encode(text).ids])).last_hidden_state
+        wanted = {"cls": hidden[0], "max": hidden.amax(0), "mean": hidden.mean(0)}[pooling]
+        np.testing.assert_allclose(row, (wanted / wanted.norm()).numpy(), atol=1e-3)
+    assert lessons.vocabulary_of(tmp_path).vocabulary.ids == words.vocabulary.ids
+    (tmp_path / "modules.json").write_text(json.dumps([*modules, {"path": "3_Dense", "type": "models.Dense"}]))
+    with pytest.raises(AlbertkitError, match="leaves out none"):
+        teachers.Speakers([tmp_path], torch.device("cpu"))
+
+
 # Learning --------------------------------------------------------------------------------------------------------
 
 
@@ -334,8 +358,6 @@ def test_a_damaged_file_of_the_teacher_says_so(tmp_path, left):
 
 
 def test_a_killed_teacher_reads_no_text_twice(words, teacher, tmp_path, monkeypatch):
-    from albertkit.train import teachers
-
     monkeypatch.setattr(teachers, "CHUNK", 10)
     inner, read = teachers.Speaker.vectors, []
 

@@ -151,6 +151,11 @@ class Answer:
         found = [replace(answer, probability=chance) for answer, chance in zip(found, chances, strict=True)]
         return replace(found[0], others=tuple(answer for answer in found[1:] if answer.text))
 
+    def thresholded(self, results: Sequence[Found], examples: Sequence[Question]) -> Answer:
+        """Where questions may have no answer: the task with the threshold that is best on held-out examples."""
+        best = None if self.threshold is None else self.measure(results, examples).get("best_threshold")
+        return self if best is None else replace(self, threshold=best)
+
     def measure(self, results: Sequence[Found], examples: Sequence[Question]) -> dict[str, float]:
         """F1 and exact match as in SQuAD or, for Chinese, CMRC 2018. Questions without a known answer do not count.
 

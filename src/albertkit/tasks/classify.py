@@ -104,13 +104,25 @@ class Classify:
             return label is not None
         return all(one in self.labels for one in (label if isinstance(label, tuple) else (str(label),)))
 
+    @staticmethod
+    def value(example: Text) -> float:
+        """The label as a number."""
+        try:
+            return float(example.label)  # type: ignore[arg-type]
+        except (TypeError, ValueError):
+            raise AlbertkitError(
+                f"{example.where or 'an example'} has the label {example.label!r}, and the model gives numbers; give numbers"
+            ) from None
+
     def target(self, example: Text) -> int | list[float] | float | None:
         """The label in numbers: a row, a list of 0 and 1, or the value in spreads from the middle."""
         label = example.label
         if label is None:
             return None
         if self.kind == "regression":
-            return (float(label) - self.middle) / self.spread  # type: ignore[arg-type]
+            if not isinstance(label, float):
+                label = self.value(example)
+            return (label - self.middle) / self.spread
         for one in label if isinstance(label, tuple) else (str(label),):
             if one not in self.labels:
                 raise AlbertkitError(
@@ -158,7 +170,7 @@ class Classify:
 
         if self.kind == "regression":
             found = [float(r.label) for r in results]  # type: ignore[arg-type]
-            right = [float(e.label) for e in examples]  # type: ignore[arg-type]
+            right = [self.value(e) for e in examples]
             flat = len(set(found)) < 2 or len(set(right)) < 2
             return {
                 "spearman": 0.0 if flat else float(spearmanr(found, right).statistic),
@@ -176,11 +188,13 @@ class Classify:
             }
         right_names, names = [str(e.label) for e in examples], [str(r.label) for r in results]
         second = [self.labels[1]] if len(self.labels) == 2 else None  # labels of neither class may be among the names
-        return {
+        flat = len({*right_names, *names}) < 2  # scikit-learn warns, and says 0
+        found_scores = {
             "accuracy": float(metrics.accuracy_score(right_names, names)),
             "f1": float(metrics.f1_score(right_names, names, zero_division=0, average="macro", labels=second)),
-            "mcc": float(metrics.matthews_corrcoef(right_names, names)),
+            "mcc": 0.0 if flat else float(metrics.matthews_corrcoef(right_names, names)),
         }
+        return found_scores | outside_scores(results, examples)
 
     def calibrated(self, scores: np.ndarray, examples: Sequence[Text]) -> float:
         """The temperature at which held-out labels are likeliest; 1 for a regression."""
@@ -218,3 +232,18 @@ class Classify:
             return float(right[strange].mean() + right[~strange].mean())
 
         return max((plain, replace(plain, floor=LIKELIER)), key=score)
+
+
+def outside_scores(found: Sequence[Label], examples: Sequence[Text]) -> dict[str, float]:
+    """Where some texts are out of scope: accuracy among the others, and F1 of finding them."""
+    strange = [example.label == OUTSIDE for example in examples]
+    if not any(strange) or all(strange):
+        return {}
+    from sklearn.metrics import f1_score
+
+    said = [result.label == OUTSIDE for result in found]
+    inside = [r.label == e.label for r, e in zip(found, examples, strict=True) if e.label != OUTSIDE]
+    return {
+        "in_scope_accuracy": sum(inside) / len(inside),
+        "out_of_scope_f1": float(f1_score(strange, said, zero_division=0)),
+    }

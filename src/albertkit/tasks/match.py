@@ -25,6 +25,8 @@ class Alike:
     """How alike two texts are."""
 
     score: float
+    rank: int | None = None
+    """Where pairs have no labels: the place of the second text among all second texts, the nearest first, from 1."""
     depth: ClassVar[int | None] = None
     """Layers applied, on results of texts that may leave early (`exit=`); no part of what is compared or written."""
 
@@ -61,6 +63,10 @@ class Match:
                 f"pairs have the classes {', '.join(sorted(labels)[:5])} …; matching knows two, or numbers"
             )
         graded = any(e.label is not None for e in examples)
+        if loss == "mnrl" and graded and not labels:
+            raise AlbertkitError(
+                "mnrl learns from pairs that belong together, and these have scores; use cosent, or write 1 and 0 as labels"
+            )
         if labels and labels not in ({"0", "1"}, {"no", "yes"}, {"false", "true"}):
             raise AlbertkitError(
                 f"pairs have the classes {', '.join(sorted(labels))}; write 1 for those that belong together and 0 for the others"
@@ -81,11 +87,14 @@ class Match:
         return float(not self.labels or str(example.label) == self.labels[-1])
 
     def features(self, examples: Sequence[Text], tokenizer: Tokenizer, max_length: int) -> list[Feature]:
-        """Two features for each pair; the target stands at the first."""
+        """Two features for each pair; the target stands at the first. With mnrl, pairs that do not belong together have none."""
         texts = [text for e in examples for text in (e.text, e.pair or "")]
         found = tokenizer.encode_batch(texts, max_length=max_length)
+        targets = [self.target(example) for example in examples]
+        if self.loss == "mnrl":
+            targets = [target or None for target in targets]
         return [
-            Feature(encoding.ids, encoding.segments, i // 2, None if i % 2 else self.target(examples[i // 2]))
+            Feature(encoding.ids, encoding.segments, i // 2, None if i % 2 else targets[i // 2])
             for i, encoding in enumerate(found)
         ]
 
@@ -95,10 +104,15 @@ class Match:
         """The cosine of each pair's vectors."""
         table = np.stack(scores).astype(np.float64)
         table /= np.maximum(np.linalg.norm(table, axis=1, keepdims=True), 1e-12)
-        return [Alike(float(score)) for score in (table[0::2] * table[1::2]).sum(1)]
+        cosines = (table[0::2] * table[1::2]).sum(1)
+        if any(example.label is not None for example in examples):
+            return [Alike(float(score)) for score in cosines]
+        return [Alike(float(score), rank) for score, rank in zip(cosines, ranks(table[0::2], table[1::2]), strict=True)]
 
     def measure(self, results: Sequence[Alike], examples: Sequence[Text]) -> dict[str, float]:
-        """Rank correlation for scores; for classes the area under the curve, average precision and the best accuracy."""
+        """Rank correlation for scores; for classes the area under the curve, average precision and the best accuracy;
+        for pairs without labels how often the partner is the nearest of all, and the mean of 1 / its place.
+        """
         need("sklearn", "train", "measuring")
         from scipy.stats import pearsonr, spearmanr
         from sklearn import metrics
@@ -106,7 +120,14 @@ class Match:
         found = np.array([r.score for r in results])
         right = np.array([self.target(e) or 0.0 for e in examples])
         if len(set(right.tolist())) < 2:
-            return {"mean_cosine": float(found.mean())}
+            places = [r.rank for r in results if r.rank is not None]
+            if len(places) < len(found):
+                return {"mean_cosine": float(found.mean())}
+            near = {
+                "nearest": sum(place == 1 for place in places),
+                "reciprocal_rank": sum(1 / place for place in places),
+            }
+            return {**{name: total / len(places) for name, total in near.items()}, "mean_cosine": float(found.mean())}
         if not self.labels:
             return {
                 "spearman": float(spearmanr(found, right).statistic),
@@ -120,3 +141,13 @@ class Match:
             "average_precision": float(metrics.average_precision_score(right, found)),
             "best_accuracy": float(max(accuracy.max(), (1 - right).mean())),
         }
+
+
+def ranks(first: np.ndarray, second: np.ndarray, block: int = 512) -> list[int]:
+    """For each row of unit vectors, the place of its partner among all second ones; as near ones stand before it, so that equal vectors gain nothing."""
+    found: list[int] = []
+    for start in range(0, len(first), block):
+        table = first[start : start + block] @ second.T
+        own = table[np.arange(len(table)), np.arange(start, start + len(table))]
+        found += (table >= own[:, None] - 1e-9).sum(1).tolist()
+    return found

@@ -3,7 +3,7 @@
 In: the name of a task, a path, `ReadOptions`. Out: `Data`, or one error that lists what is wrong and what to do. Before this
 file: `tables.py` (texts), `columns.py` (words with labels), `trees.py` (questions, choices, turns); after it: one module a task.
 
-Here are also CLINC150, and `check_labels`, which compares training data with other data.
+Here are also CLINC150, `check_labels`, which compares training data with other data, and `check_known`, which compares a model with data.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from albertkit.tasks.rewrites import read_rewrites
 from albertkit.tasks.tables import read_texts
 from albertkit.tasks.trees import read_choices, read_questions, read_turns
 
-__all__ = ["TASKS", "Data", "ReadOptions", "check_labels", "read"]
+__all__ = ["TASKS", "Data", "ReadOptions", "check_known", "check_labels", "read"]
 
 DEV = {"dev", "val", "valid", "validation", "validate"}  # names of one split
 OUT = "oos"  # what CLINC150 calls texts that no intent fits
@@ -70,7 +70,8 @@ def _is_split(name: str, split: str | None) -> bool:
 
 
 def _texts(path: Path, options: ReadOptions, problems: Problems) -> Found:
-    return read_texts(path, options, problems)
+    parts = _clinc_parts(path, form_of(path, options))
+    return _clinc(path, parts, options, problems) if parts else read_texts(path, options, problems)
 
 
 def _pairs(path: Path, options: ReadOptions, problems: Problems) -> Found:
@@ -87,8 +88,7 @@ def _intents(path: Path, options: ReadOptions, problems: Problems) -> Found:
     form = form_of(path, options)
     if form not in ("json", "jsonl"):
         return read_texts(path, options, problems)
-    parts = loads(text_of(path)) if form == "json" else None
-    if parts and all(isinstance(rows, list) and all(isinstance(row, list) for row in rows) for rows in parts.values()):
+    if parts := _clinc_parts(path, form):
         return _clinc(path, parts, options, problems)
     first = next(objects(path, form, Problems(str(path))), (0, {}))[1]
     if "tokens" not in first:
@@ -99,6 +99,14 @@ def _intents(path: Path, options: ReadOptions, problems: Problems) -> Found:
         if example.intent is None and options.labelled:
             problems.add(int(example.where.rpartition(":")[2]), "the intent is missing; write one in 'intent'")
     return good, notes
+
+
+def _clinc_parts(path: Path, form: str) -> dict[str, Any] | None:
+    """The parts of a CLINC150 file; None if it is something else."""
+    parts = loads(text_of(path)) if form == "json" else None
+    if parts and all(isinstance(rows, list) and all(isinstance(row, list) for row in rows) for rows in parts.values()):
+        return parts
+    return None
 
 
 def _clinc(path: Path, parts: dict[str, Any], options: ReadOptions, problems: Problems) -> Found:
@@ -162,6 +170,32 @@ def check_labels(train: Sequence[Any], dev: Sequence[Any] = (), unseen: str = "e
         where = f", the first {twice[0].where}" if twice[0].where else ""
         notes.append(f"{len(twice):,} of {counted(len(dev), 'held-out example')} in the training data too{where}")
     return tuple(notes)
+
+
+def check_known(task: Any, examples: Sequence[Any]) -> tuple[str, ...]:
+    """Notes on labels that a finished model does not know, so that they count as missed; an error if it knows none of them."""
+    names = {"label": getattr(task, "labels", ()), "intent": getattr(task, "intents", ())}
+    if isinstance(examples[0] if examples else None, Tagged):
+        names["entity"] = [label[2:] for label in task.labels if label != "O"]
+    known = Counter((kind, name) for kind, own in names.items() for name in own)
+    if getattr(task, "floor", 0):
+        known["label", OUT] += 1
+    kinds = {kind for kind, _ in known}
+    asked = [(example, pair) for example in examples for pair in _labels(example) if pair[0] in kinds]
+    new = [(example, pair) for example, pair in asked if pair not in known]
+    if not new:
+        return ()
+    first, (kind, label) = new[0]
+    there = told(name for _, name in known)
+    if len(new) == len(asked):
+        raise AlbertkitError(
+            f"the model knows none of the labels; {first.where} has the {kind} {label!r}, and it knows {there}: "
+            "give data with its labels, and say how labels are written (--label-column, --separator, --kind)"
+        )
+    return (
+        f"{counted(len(new), 'label')} of {len(asked):,} unknown to the model, counted as missed; the first: {first.where}: {kind} {label!r}"
+        f"{_hint(kind, label, known)}",
+    )
 
 
 def _check_variety(train: Sequence[Any], known: Counter[tuple[str, str]]) -> None:

@@ -131,19 +131,28 @@ def find_roles(table: Table, options: ReadOptions, paired: bool = False) -> Role
         _by_content(table, guess, options)
         if table.names is None or table.width == sum(column is not None for column in vars(guess).values()):
             roles = guess  # where columns have names, a guess must leave none over
-    for role, found in vars(roles).items():
-        needed = role == "text" or (paired if role == "pair" else options.labelled)
-        if needed and found is None:
-            raise AlbertkitError(
-                f"it is not clear which column of {table.name} holds the {'second text' if role == 'pair' else role}; "
-                f"it has {table.titles}: name it (--{role}-column)"
-            )
+    needed = {"text": True, "pair": paired, "label": options.labelled}
+    lacking = [role for role, found in vars(roles).items() if found is None and needed[role]]
+    if lacking:
+        what = " and the ".join("second text" if role == "pair" else role for role in lacking)
+        flags = ", ".join(f"--{role}-column" for role in lacking)
+        raise AlbertkitError(
+            f"it is not clear which column of {table.name} holds the {what}; it has {table.titles}: name it ({flags})"
+        )
     used = [column for column in vars(roles).values() if column is not None]
     if len(set(used)) < len(used):
         raise AlbertkitError(
             f"one column of {table.name} cannot be two things; it has {table.titles}: name others (--text-column …)"
         )
     return roles
+
+
+def only_pairs(table: Table, options: ReadOptions) -> bool:
+    """Whether a table of pairs has no label: it has two columns, or both texts were asked for and nothing is called a label."""
+    if options.label_column is not None:
+        return False
+    named = any(name.casefold() in LABELS for name in table.names or ())
+    return table.width == 2 or (options.text_column is not None and options.pair_column is not None and not named)
 
 
 def asked(table: Table, role: str, column: str | int | None) -> int | None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import csv
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ from albertkit.tasks.files import (
     source_of,
     whole,
 )
-from albertkit.tasks.roles import SAMPLE, SCORES, Row, Table, find_roles, has_header, number
+from albertkit.tasks.roles import SAMPLE, SCORES, Row, Table, find_roles, has_header, number, only_pairs
 
 FIELDS = 256  # of JSON objects; later ones are not looked at
 
@@ -43,9 +44,13 @@ def read_texts(
     table = load(path, options, problems)
     if not table.rows:
         return [], []
+    if paired and options.labelled and only_pairs(table, options):
+        options = replace(options, labelled=False)
     roles = find_roles(table, options, paired)
     titles = [f"{role} in column {table.title(c)}" for role, c in vars(roles).items() if c is not None]
     notes = [", ".join(titles)]
+    if paired and roles.label is None:
+        notes.append("there is no label, so every pair belongs together (--label-column names one)")
     assert roles.text is not None
     raw = [None if roles.label is None else row[roles.label] for _, row in table.rows]
     score = roles.label is not None and table.names is not None and table.names[roles.label].casefold() in SCORES
@@ -95,11 +100,14 @@ def _rows(path: Path, form: str, options: ReadOptions, problems: Problems) -> Ta
     header = options.header == "yes" or (options.header == "auto" and has_header(rows, options))
     names = [cell.strip() for cell in rows.pop(0)[1]] if header and rows else None
     width = len(names) if names is not None else _common(len(cells) for _, cells in rows)
-    hint = "quote a cell that holds the delimiter" if form == "csv" else "a text cannot hold the delimiter"
+    more = "quote a cell that holds the delimiter" if form == "csv" else "a text cannot hold the delimiter"
+    fewer = f"write all {width}, with {'a tab' if form == 'tsv' else 'the delimiter'} between them"
     there = "the header has" if header else "most rows have"
     for line, cells in rows:
         if len(cells) != width:
-            problems.add(line, f"{counted(len(cells), 'cell')} where {there} {width}; {hint}")
+            problems.add(
+                line, f"{counted(len(cells), 'cell')} where {there} {width}; {fewer if len(cells) < width else more}"
+            )
     return Table(str(path), [row for row in rows if len(row[1]) == width], names)
 
 

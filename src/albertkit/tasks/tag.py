@@ -59,6 +59,14 @@ class Understood:
     depth: ClassVar[int | None] = None
     """Layers applied, on results of texts that may leave early (`exit=`); no part of what is compared or written."""
 
+    @classmethod
+    def of(cls, label: Any) -> Understood:
+        """A `Label` as an intent without slots."""
+        made = cls(label.label, label.probability, ())
+        if label.depth is not None:
+            object.__setattr__(made, "depth", label.depth)  # fresh, and frozen for everybody else
+        return made
+
 
 @dataclass(frozen=True)
 class Tag:

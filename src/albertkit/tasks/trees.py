@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from albertkit.errors import AlbertkitError
 from albertkit.tasks.examples import Choice, Question, Turn
 from albertkit.tasks.files import Problems, ReadOptions, counted, fault, form_of, loads, objects, text_of, told, whole
 
@@ -17,12 +18,22 @@ Place = int | str  # a line, or the name of a question or turn
 Asked = tuple[Place, str, dict[str, Any]]  # where, context, question with its answers
 
 
+def json_form(path: Path, options: ReadOptions, what: str) -> str:
+    """json or jsonl; a table is refused, with what is read instead of it."""
+    form = form_of(path, options)
+    if form not in ("json", "jsonl"):
+        raise AlbertkitError(
+            f"{path} is no JSON; this task reads {what}: write the examples so (--format jsonl if they are)"
+        )
+    return form
+
+
 # SQuAD, CMRC 2018 ----------------------------------------------------------------------------------------------------
 
 
 def read_questions(path: Path, options: ReadOptions, problems: Problems) -> tuple[list[Question], list[str]]:
     """SQuAD 1.1 and 2.0, CMRC 2018, or flat rows with question, context and answers."""
-    form = form_of(path, options)
+    form = json_form(path, options, "SQuAD or CMRC 2018 JSON, or JSONL with question, context and answers")
     file = loads(text_of(path)) if form != "jsonl" else None
     data = file.get("data") if file else None
     asked = list(_in_tree(data, problems) if isinstance(data, list) else _in_rows(path, form, problems))
@@ -121,6 +132,9 @@ def nearest_place(context: str, text: str, start: int) -> int | None:
     return min((place for place in (before, after) if place >= 0), key=lambda p: abs(p - start), default=None)
 
 
+CHOICES = "RACE, or JSONL with context, question, choices and right"
+
+
 # RACE ----------------------------------------------------------------------------------------------------------------
 
 
@@ -129,7 +143,7 @@ def read_choices(path: Path, options: ReadOptions, problems: Problems) -> tuple[
     examples: list[Choice] = []
     for file in sorted(path.rglob("*.txt")) if path.is_dir() else [path]:
         own = Problems(str(file)) if path.is_dir() else problems
-        for line, row in objects(file, "json" if form_of(file, options) != "jsonl" else "jsonl", own):
+        for line, row in objects(file, json_form(file, options, CHOICES), own):
             made = [_choice(*one, options) for one in _in_article(row)]
             if not made:
                 made = [f"needs question, choices and right, or those of RACE, and has {told(row)}; write them"]
@@ -187,7 +201,7 @@ def _choice(
 def read_turns(path: Path, options: ReadOptions, problems: Problems) -> tuple[list[Turn], list[str]]:
     """WOZ 2.0: a list of dialogues. A state is what was informed; a request belongs to its turn alone."""
     examples = []
-    for line, row in objects(path, form_of(path, options), problems):
+    for line, row in objects(path, json_form(path, options, "dialogues as WOZ 2.0 has them"), problems):
         turns, name = row.get("dialogue"), whole(str(row.get("dialogue_idx", line)))
         if not isinstance(turns, list):
             problems.add(line, f"needs a list of turns in 'dialogue', and has {told(row)}; write them as WOZ 2.0 does")

@@ -7,14 +7,12 @@ One pass gives the hidden states after every layer, and the head reads those of 
 
     loss = full + shallow · mean over depths of [ (1 - teach) · right answers + teach · what the full depth says ] + λ · consistency
 
-Where what the full depth says is its distribution over classes (or its value, or its vector), without a gradient. With the teacher `start`, the model as it was
-before says it, and the full depth learns from it as well, so that it forgets nothing while it makes room for the others. Shared layers make this natural: depth d
+Where what the full depth says is its distribution over classes (or its value, or its vector), without a gradient. Shared layers make this natural: depth d
 and depth d + 1 are the same function, applied once more. For vectors alone, `distill.py` does the same with teachers; its models are elastic as they come.
 """
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from collections.abc import Sequence
 from typing import Any
@@ -29,7 +27,6 @@ from albertkit.errors import AlbertkitError
 from albertkit.model import AlbertModel, Batch, ModelOutput, pool
 from albertkit.runtime.agreement import calibrated
 from albertkit.runtime.batching import groups
-from albertkit.tasks.classify import Classify
 from albertkit.tasks.task import Feature, Task
 from albertkit.train import precision
 from albertkit.train.checkpoint import State
@@ -138,12 +135,11 @@ APART = {
 class ElasticObjective(Objective):
     """Texts and targets to the loss of several depths."""
 
-    def __init__(self, model: AlbertModel, task: Task, options: Depths, before: AlbertModel | None = None) -> None:
+    def __init__(self, model: AlbertModel, task: Task, options: Depths) -> None:
         super().__init__(model, task)
         self.options = options
         self.deep = Deep(model, self.heads)
         self.full = model.config.num_hidden_layers
-        self.before = () if before is None else (Deep(before, self.heads).eval(),)  # in a tuple: not to be trained
 
     def outputs(self, batch: Batch, depths: Sequence[int]) -> tuple[dict[int, ModelOutput], tuple[Tensor, ...]]:
         """As `Deep` gives them, computed in the chosen precision."""
@@ -153,40 +149,25 @@ class ElasticObjective(Objective):
 
     def drawn(self) -> list[int]:
         """The shallower depths of this update; the loop seeds the draw by the step."""
-        every = list(range(self.options.shallowest, self.full)) if self.options.elastic else []
+        every = list(range(1, self.full)) if self.options.elastic else []
         if not self.options.draw or self.options.draw >= len(every):
             return every
         return sorted(every[i] for i in torch.randperm(len(every))[: self.options.draw].tolist())
-
-    @torch.no_grad()
-    def taught(self, batch: Batch) -> ModelOutput | None:
-        """What the model said before; None where it is not asked."""
-        for deep in self.before:
-            said: tuple[dict[int, ModelOutput], Any] = precision.call(
-                deep.to(batch.ids.device), self.dtype, batch, [self.full]
-            )
-            return said[0][self.full]
-        return None
-
-    def learnt(self, mine: ModelOutput, teacher: ModelOutput, targets: list[Any]) -> Tensor:
-        """The loss of one depth: right answers, and what the teacher says."""
-        share, parts = self.options.teach, []
-        if share < 1:
-            parts.append((1 - share) * LOSSES[self.heads](self.task, mine, targets))
-        if share > 0:
-            parts.append(share * APART[self.heads](self.task, mine, teacher, targets, self.options.soften))
-        return sum(parts[1:], parts[0])
 
     def forward(self, batch: Batch, targets: list[Any], texts: int) -> tuple[Tensor, Tensor]:
         """(loss, sums of `Elastic.measures`)."""
         options, depths = self.options, self.drawn()
         found, layers = self.outputs(batch, [*depths, self.full])
-        own, before = found[self.full], self.taught(batch)
-        if before is None:
-            whole = LOSSES[self.heads](self.task, own, targets)
-        else:
-            whole = self.learnt(own, before, targets)
-        losses = [self.learnt(found[depth], own if before is None else before, targets) for depth in depths]
+        truth, near = LOSSES[self.heads], APART[self.heads]
+        whole = truth(self.task, found[self.full], targets)
+        losses = []
+        for depth in depths:
+            loss = whole.new_zeros(())
+            if options.teach < 1:
+                loss = loss + (1 - options.teach) * truth(self.task, found[depth], targets)
+            if options.teach > 0:
+                loss = loss + options.teach * near(self.task, found[depth], found[self.full], targets, options.soften)
+            losses.append(loss)
         shallow = torch.stack(losses).mean() if losses else whole.new_zeros(())
         alike = consistency(layers) if options.consistency else whole.new_zeros(())
         total = whole + options.shallow * shallow + options.consistency * alike
@@ -212,17 +193,9 @@ class Elastic(Finetuning):
         length = options.max_length or int(start.meta.details.get("max_length", 128))
         super().__init__(task, start, train, dev, settings, length, options.metric)
         self.options = options
-        full, known = start.config.num_hidden_layers, same_task(task, start)
-        if known:
+        if same_task(task, start):
             keep_heads(self.model, start)
-        if options.shallowest >= full:
-            raise AlbertkitError(f"shallowest is {options.shallowest}, and the model has {full} layers; choose fewer")
-        if options.teacher == "start" and not known:
-            raise AlbertkitError(
-                "the teacher is the model to start from, which does not know this task; fine-tune it first, or choose own"
-            )
-        before = copy.deepcopy(self.model) if options.teacher == "start" else None
-        self.objective: ElasticObjective = ElasticObjective(self.model, task, options, before)
+        self.objective: ElasticObjective = ElasticObjective(self.model, task, options)
         self.measures = ("loss", "shallow_loss", *(("consistency_loss",) if options.consistency else ()))
         self.exits: dict[str, Any] | None = None
 
@@ -242,13 +215,12 @@ class Elastic(Finetuning):
 
     def evaluate(self) -> dict[str, float]:
         """The task's metrics at the full depth; the chosen one at every depth (`accuracy_at_3`); and `over_depths`, half of the full depth and half of
-        the mean over all that learn, by which the best checkpoint is chosen.
+        the mean over all, by which the best checkpoint is chosen.
         """
         if not self.dev_features:
             return {}
         scores, full = self.by_depth(self.dev_features), self.objective.full
-        if isinstance(self.task, Classify):
-            self.task = self.task.floored(np.stack(scores[full]), self.dev)
+        self.settle(scores[full])
         results = {d: self.task.results(rows, self.dev_features, self.dev) for d, rows in scores.items()}
         self.last_scores, self.results = scores[full], results[full]
         found = self.task.measure(self.results, self.dev)
@@ -257,11 +229,10 @@ class Elastic(Finetuning):
             raise AlbertkitError(f"there is no metric {name!r}; choose one of {', '.join(found)}")
         each = {d: found[name] if d == full else self.task.measure(results[d], self.dev)[name] for d in results}
         sign = -1 if "loss" in name or name == "rmse" else 1
-        looks = {d: rows for d, rows in scores.items() if d >= self.options.shallowest}
-        self.exits = calibrated(self.task, looks, self.dev_features, self.dev, results)
+        self.exits = calibrated(self.task, scores, self.dev_features, self.dev, results)
         return {
             **found,
-            OVER: sign * (found[name] + float(np.mean([each[d] for d in looks]))) / 2,
+            OVER: sign * (found[name] + float(np.mean(list(each.values())))) / 2,
             **{f"{name}_at_{d}": value for d, value in each.items() if d != full},
         }
 
@@ -269,7 +240,7 @@ class Elastic(Finetuning):
         """The model as it is now, with its metric at every depth, and when texts may leave."""
         plain = {name: value for name, value in metrics.items() if "_at_" not in name and name != OVER}
         made = super().artifact(plain, state)
-        ingredients = ("draw", "shallow", "teach", "soften", "consistency", "shallowest", "teacher")
+        ingredients = ("draw", "shallow", "teach", "soften", "consistency")
         step = {**made.meta.made[-1], "step": "elastic", "depths": {n: getattr(self.options, n) for n in ingredients}}
         details, scores = dict(made.meta.details), dict(made.meta.metrics)
         if metrics and self.exits is not None:

@@ -20,10 +20,11 @@ from torch import Tensor, nn
 
 from albertkit.artifact import Artifact
 from albertkit.compress.plan import operations
-from albertkit.errors import AlbertkitError
+from albertkit.errors import AlbertkitError, nearest
 from albertkit.model import AlbertModel, Batch, ModelOutput, pool
 from albertkit.model.model import build_head, tensors_of
 from albertkit.runtime.batching import groups
+from albertkit.tasks.answer import Answer
 from albertkit.tasks.classify import Classify
 from albertkit.tasks.generate import check_able
 from albertkit.tasks.tag import IGNORED
@@ -204,14 +205,34 @@ class Finetuning:
         if not self.dev_features:
             return {}
         self.last_scores = self.scores(self.dev_features)
+        self.settle(self.last_scores)
+        return self.judge()
+
+    def settle(self, scores: list[Any]) -> None:
+        """What held-out scores decide: the floor below which a text is out of scope, the threshold of no answer."""
         if isinstance(self.task, Classify):
-            self.task = self.task.floored(np.stack(self.last_scores), self.dev)
+            self.task = self.task.floored(np.stack(scores), self.dev)
+        elif isinstance(self.task, Answer) and self.task.threshold is not None:
+            self.task = self.task.thresholded(self.task.results(scores, self.dev_features, self.dev), self.dev)
+
+    def judge(self) -> dict[str, float]:
+        """Results and metrics of the scores there are."""
         self.results = self.task.results(self.last_scores, self.dev_features, self.dev)
         found = self.task.measure(self.results, self.dev)
         self.seen = list(found)
         if self.metric is not None and self.metric not in found:
-            raise AlbertkitError(f"there is no metric {self.metric!r}; choose one of {', '.join(found)}")
+            hint = nearest(self.metric, found)
+            raise AlbertkitError(f"there is no metric {self.metric!r}{hint}; choose one of {', '.join(found)}")
         return found
+
+    def check_metric(self) -> None:
+        """Refuse a metric that there is not, before anything is learnt: scores of 0 have the names of any others."""
+        if self.metric is None or not self.dev_features or "mlm" in self.objective.heads:
+            return
+        hidden = self.start.config.hidden_size
+        self.last_scores = [nothing(self.task, feature, hidden) for feature in self.dev_features]
+        self.judge()
+        self.seen = []
 
     def alarm(self, numbers: dict[str, float], progress: float, step: int) -> Alarm | None:
         """None: whether a fine-tuning collapsed is judged by its predictions, when it is done."""
@@ -260,6 +281,21 @@ def units(features: list[Feature], examples: int) -> list[list[Feature]]:
             grouped[feature.example].append(feature)
         return [unit for unit in grouped if any(f.target is not None for f in unit)]
     return [[feature] for feature in features]
+
+
+def nothing(task: Any, feature: Feature, hidden: int) -> Any:
+    """Scores of 0 for a feature, as the task's heads give them."""
+    labels, length = len(task.labels), len(feature.ids)
+    classes = len(getattr(task, "intents", ())) or max(1, labels)
+    shapes = {
+        "classify": (classes,),
+        "tag": (length, labels),
+        "answer": (length, 2),
+        "choose": (1,),
+        "vector": (hidden,),
+    }
+    found = [np.zeros(shapes[head], np.float32) for head in heads_of(task)]
+    return found[0] if len(found) == 1 else tuple(found)
 
 
 def batch_of(features: Sequence[Feature]) -> Batch:

@@ -26,9 +26,11 @@ from albertkit.errors import AlbertkitError, need
 from albertkit.interop.convert import open_model
 from albertkit.runtime.albert import Albert
 from albertkit.runtime.batching import rows
-from albertkit.runtime.predict import predict
+from albertkit.runtime.predict import features_of, scores
 from albertkit.tasks.classify import OUTSIDE, Classify
+from albertkit.tasks.classify import outside_scores as outside_scores  # the benches take it from here
 from albertkit.tasks.examples import Text
+from albertkit.train.summary import write_report
 from albertkit.train.tuning import Options
 
 STRENGTHS = (1.0, 10.0, 100.0)
@@ -67,30 +69,39 @@ def freeze(
     began = time.perf_counter()
     inside = [e for e in examples if e.label != OUTSIDE]
     strange = [e for e in examples if e.label == OUTSIDE]
-    made = fit(Albert(start), open_model(start), inside, strange, options.seed, options.max_length)
+    given = options.seed, options.max_length, options.class_weights
+    made = fit(Albert(start), open_model(start), inside, strange, *given)
     seconds = time.perf_counter() - began
     write(made, start, out / "model", overwrite=(out / "model").exists())
     albert = Albert(out / "model")
-    metrics = {}
+    metrics: dict[str, float] = {}
+    judged = judge(albert, examples, dev)
     if len(dev):
-        found = predict(albert, dev, "classify")
-        metrics = albert.task.measure(found, dev)
-        if any(e.label == OUTSIDE for e in dev):
-            metrics |= outside_scores(found, dev)
+        metrics = albert.task.measure(judged.results, dev)
         made = dataclasses.replace(made, meta=dataclasses.replace(made.meta, metrics={"dev": metrics}))
         write(made, start, out / "model", overwrite=True)
     runs = [{"seed": options.seed, "metrics": metrics, "seconds": seconds, "collapsed": 0}]
     write_json(out / "runs.json", runs)
+    write_report(out, judged, made, runs)
     return Tuned(out / "model", metrics, runs)
 
 
-def outside_scores(found: Sequence[Any], dev: Sequence[Any]) -> dict[str, float]:
-    """Accuracy among texts with a class, and F1 of finding those without."""
-    from sklearn.metrics import f1_score
+@dataclass(frozen=True)
+class Verdict:
+    """What a head says of held-out examples, for the report."""
 
-    strange, said = [e.label == OUTSIDE for e in dev], [r.label == OUTSIDE for r in found]
-    inside = [r.label == e.label for r, e in zip(found, dev, strict=True) if e.label != OUTSIDE]
-    return {"in_scope_accuracy": sum(inside) / max(1, len(inside)), "out_of_scope_f1": float(f1_score(strange, said))}
+    features: Sequence[Any]
+    dev: Sequence[Any]
+    task: Any
+    results: Sequence[Any]
+    last_scores: Sequence[Any]
+
+
+def judge(albert: Albert, examples: Sequence[Any], dev: Sequence[Any]) -> Verdict:
+    """The head on what was held out."""
+    features = features_of(albert, dev, "classify")
+    found = scores(albert, features) if len(dev) else []
+    return Verdict(examples, dev, albert.task, albert.task.results(found, features, dev), found)
 
 
 def vectors_of(albert: Albert, examples: Sequence[Text], length: int) -> np.ndarray:
@@ -111,10 +122,11 @@ def fit(
     outside: Sequence[Text] = (),
     seed: int = 0,
     max_length: int | None = None,
+    balanced: bool = False,
 ) -> Artifact:
     """Learn a head; `outside` are examples that fit no class, from which the floor is set (else from the classes alone).
 
-    max_length: tokens of a text that are read; by default as many as the model can.
+    max_length: tokens of a text that are read; by default as many as the model can. balanced: rare classes weigh more.
     """
     need("sklearn", "frozen", "a classifier on frozen vectors")
     from sklearn.linear_model import LogisticRegression
@@ -132,14 +144,15 @@ def fit(
     targets = np.array([task.target(example) for example in examples])
     least = min(Counter(targets.tolist()).values())
     folds = min(5, least)
+    weighing = "balanced" if balanced else None
     best: tuple[float, float, np.ndarray | None] = (-np.inf, 10.0, None)
     for strength in STRENGTHS if folds >= 2 else ():
-        model = LogisticRegression(C=strength, max_iter=1000)
+        model = LogisticRegression(C=strength, max_iter=1000, class_weight=weighing)
         chances = cross_val_predict(model, vectors, targets, cv=folds, method="predict_proba")
         score = float(np.log(np.maximum(chances[np.arange(len(targets)), targets], 1e-9)).mean())
         if score > best[0]:
             best = score, strength, chances
-    model = LogisticRegression(C=best[1], max_iter=1000).fit(vectors, targets)
+    model = LogisticRegression(C=best[1], max_iter=1000, class_weight=weighing).fit(vectors, targets)
     weight, bias = rows_of(model)
     floor = 0.0
     if len(outside):

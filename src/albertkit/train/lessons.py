@@ -35,7 +35,7 @@ from albertkit.train.pretrain import fit
 from albertkit.train.recover import Data, plain_text
 from albertkit.train.settings import Settings
 from albertkit.train.student import HEAD, Gives, Imitating, Reading, finished
-from albertkit.train.teachers import Mixture, is_ours, spoken
+from albertkit.train.teachers import Mixture, encoder_of, is_ours, spoken
 from albertkit.train.team import choose_device
 from albertkit.train.watching import open_watched, plain_attention
 from albertkit.train.work import Outcome
@@ -63,7 +63,7 @@ def vocabulary_of(folder: Path) -> Tokenizer:
         if found is None:
             raise AlbertkitError(f"{folder} holds no tokenizer; give --start with a student that has one")
         return found
-    return Tokenizer.load(folder)
+    return Tokenizer.load(encoder_of(folder)[0])
 
 
 def distil(

@@ -30,6 +30,7 @@ from albertkit.train.team import Team, peak, plan_attention, restarted, team
 from albertkit.train.work import Alarm, Outcome, Work
 
 REWINDS = 3
+SHOWN = 6  # scores of an evaluation that are said; metrics.jsonl and the report hold all
 
 
 def train(
@@ -282,7 +283,13 @@ class Run:
                     self.state.best, self.state.worse = {"step": self.state.step, "score": score}, 0
             if self.report and self.numbers:
                 self.report.line(self.state.step, "eval", tokens=self.state.tokens, **self.numbers)
-                shown = ", ".join(f"{k.replace('_', ' ')} {v:.4f}" for k, v in self.numbers.items())
+                names = [
+                    *list(self.numbers)[: SHOWN - 1],
+                    self.work.better,
+                    *self.numbers,
+                ]  # the one that decides is there
+                names = [name for name in dict.fromkeys(names) if name in self.numbers][:SHOWN]
+                shown = ", ".join(f"{name.replace('_', ' ')} {self.numbers[name]:.4f}" for name in names)
                 self.say(f"step {self.state.step:,}: {shown}")
         self.crew.wait()
         self.clock = time.perf_counter()

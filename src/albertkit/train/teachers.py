@@ -56,7 +56,7 @@ class Mixture:
 def is_ours(folder: Path | str | None) -> bool:
     """Whether a folder is a model of ours, or an ALBERT of another kind that we read."""
     try:
-        place = model_folder(folder)
+        place, _ = encoder_of(model_folder(folder))
         if (place / META_FILE).is_file() or not (place / "config.json").is_file():
             return True  # what is no model at all is told by its reader
         return read_json(place / "config.json").get("model_type") in ("albert", "albertkit")
@@ -64,11 +64,19 @@ def is_ours(folder: Path | str | None) -> bool:
         return False
 
 
+def encoder_of(folder: Path) -> tuple[Path, str]:
+    """Where the encoder of a foreign teacher lies, and how it makes one vector: what a sentence-transformers folder says, else the mean."""
+    from albertkit.interop import sentence_transformers
+
+    return sentence_transformers.steps_of(folder)[:2] if sentence_transformers.is_folder(folder) else (folder, "mean")
+
+
 def load(folder: Path, device: torch.device) -> tuple[Any, Rust]:
     """A foreign teacher's encoder, in half precision on a GPU, and its tokenizer."""
     transformers = need("transformers", "distill", "a teacher")
     from safetensors.torch import load_file
 
+    folder, _ = encoder_of(folder)
     try:
         config = transformers.AutoConfig.from_pretrained(folder)
         model = transformers.AutoModel.from_config(config)
@@ -104,8 +112,8 @@ def read(rust: Rust | None, texts: Sequence[str]) -> Ids | list[str]:
 
 
 @torch.inference_mode()
-def vectors(model: Any, ids: Ids, device: torch.device) -> torch.Tensor:
-    """Mean of the last hidden states of each text, length 1, (texts, width)."""
+def vectors(model: Any, ids: Ids, device: torch.device, pooling: str = "mean") -> torch.Tensor:
+    """Mean, first or largest of the last hidden states of each text, length 1, (texts, width)."""
     begins = np.cumsum(ids.lengths) - ids.lengths
     order = np.argsort(ids.lengths, kind="stable")
     out = torch.empty(len(order), model.config.hidden_size)
@@ -120,7 +128,12 @@ def vectors(model: Any, ids: Ids, device: torch.device) -> torch.Tensor:
         mask = torch.from_numpy(inside).to(device)
         tokens = torch.from_numpy(table).to(device).long()
         hidden = model(input_ids=tokens, attention_mask=mask).last_hidden_state.float()
-        pooled = (hidden * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
+        if pooling == "cls":
+            pooled = hidden[:, 0]
+        elif pooling == "max":
+            pooled = hidden.masked_fill(~mask[..., None], -torch.inf).amax(1)
+        else:
+            pooled = (hidden * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
         out[places] = F.normalize(pooled, dim=-1).cpu()
         start += len(places)
     return out
@@ -138,6 +151,7 @@ class Speaker:
             self.albert = Albert(folder, device=device.type)
             self.width = self.albert.dim
         else:
+            self.pooling = encoder_of(folder)[1]
             self.model, self.rust = load(folder, device)
             self.width = self.model.config.hidden_size
 
@@ -147,7 +161,7 @@ class Speaker:
             assert isinstance(given, list)
             return torch.from_numpy(self.albert.embed(given, long="truncate", normalise=True))
         assert isinstance(given, Ids)
-        return vectors(self.model, given, self.device)
+        return vectors(self.model, given, self.device, self.pooling)
 
 
 class Speakers:

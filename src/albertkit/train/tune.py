@@ -16,8 +16,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from scipy.special import logsumexp
 
 from albertkit import builtin
 from albertkit.artifact import Artifact, read_artifact, write_artifact
@@ -27,6 +31,8 @@ from albertkit.interop.convert import open_model
 from albertkit.tasks.choose import Choose
 from albertkit.tasks.examples import Text
 from albertkit.tasks.make import make_task, task_of
+from albertkit.tasks.tag import IGNORED, Tag
+from albertkit.train.beginning import beginning
 from albertkit.train.finetune import Finetuning
 from albertkit.train.frozen import Tuned, few, freeze
 from albertkit.train.loop import Outcome, train
@@ -34,6 +40,10 @@ from albertkit.train.settings import Settings
 from albertkit.train.summary import truth, write_report
 from albertkit.train.tuning import Depths, Options, preset_epochs, preset_rate
 
+REMEDY = "Give more examples or epochs, a lower --learning-rate, or --freeze"
+ENOUGH = 100  # held-out examples, below which their loss says little
+CHANCE = 0.995  # share of the loss by chance, from which on nothing was learnt
+HEATS = (1.0, 2.0, 4.0, 8.0, 16.0)
 EVEN = 0.02  # mean difference of the likeliest and the least likely choice, below which nothing was learnt
 
 
@@ -72,7 +82,9 @@ def finetune(
     if task == "intent" and all(isinstance(e, Text) for e in examples):
         task = "classify"  # intents without slots
     if start is None:
-        start = builtin.resolve(None, beginning(task, examples, options.max_length))
+        name, why = beginning(task, examples, options.max_length)
+        say(f"begins with {name}: {why}")
+        start = builtin.resolve(name)
     artifact = start if isinstance(start, Artifact) else open_model(start)
     if options.shots and task != "classify":
         raise AlbertkitError("shots are examples of each class; only classes have them")
@@ -81,18 +93,9 @@ def finetune(
     if task == "generate":
         settings = {"target_length": options.target_length, "smoothing": options.smoothing, **settings}
     made = make_task(task, examples, **settings)
-    if options.class_weights and getattr(made, "kind", "") == "single":
+    if options.class_weights:
         made = weighted(made, examples)
     return tuned(Job(made, artifact, examples, dev, out, options), say, bar)
-
-
-def beginning(task: str, examples: Sequence[Any], max_length: int) -> str:
-    """The built-in model to begin with: for vectors, and for single texts with labels, the one that knows what whole texts mean (LOG.md has
-    numbers); for words, two texts read together, and what is longer than it reads, the one that knows words in their places.
-    """
-    short = max_length <= builtin.about(builtin.DEFAULT).shape["length"]
-    whole = task == "match" or (task == "classify" and not any(e.pair for e in examples))
-    return builtin.DEFAULT if whole and short else builtin.START
 
 
 def elastic(
@@ -162,6 +165,8 @@ def summary(metrics: list[dict[str, float]]) -> dict[str, list[float]]:
 
 def weighted(task: Any, examples: Sequence[Any]) -> Any:
     """The task with a weight for each class: the rarer, the more."""
+    if getattr(task, "kind", "") != "single":
+        raise AlbertkitError("class weights are for texts with one class each; leave --class-weights away here")
     counts = Counter(str(e.label) for e in examples)
     weights = tuple(len(examples) / (len(task.labels) * counts[label]) for label in task.labels)
     return dataclasses.replace(task, weights=weights)
@@ -188,17 +193,22 @@ def _one(job: Job, seed: int, say: Callable[[str], None], bar: bool) -> tuple[Fi
     while True:
         this = seed + 1000 * collapsed
         work = work_of(job, plan_of(options, start, 1, rate, this))
+        work.check_metric()
         epochs = options.epochs or preset_epochs(len(work.features))
         work.settings = plan_of(options, start, max(1, round(work.batches * epochs)), rate, this, math.ceil(epochs))
         work.model.encoder.checkpointing = options.checkpointing
         began = time.perf_counter()
         outcome = train(work, work.settings, job.out / "runs" / f"seed-{this}", resume=True, say=say, bar=bar)
         notes = {"seed": this, "rate": rate, "seconds": time.perf_counter() - began, "collapsed": collapsed}
-        if outcome.model is None or not collapse(work) or collapsed >= options.restarts:
+        why = collapse(work) if outcome.model is not None else None
+        if why is None:
             return work, outcome, notes
+        if collapsed >= options.restarts:
+            say(f"{why}: collapsed, and no new start is left. {REMEDY}")
+            return work, outcome, {**notes, "failed": why}
         collapsed += 1
         rate /= 2
-        say(f"the model answers the same to everything: collapsed. Starting again with rate {rate:g} and another seed")
+        say(f"{why}: collapsed. Starting again with rate {rate:g} and another seed")
 
 
 def plan_of(options: Options, start: Artifact, steps: int, rate: float, seed: int, evaluations: int = 1) -> Settings:
@@ -210,20 +220,59 @@ def plan_of(options: Options, start: Artifact, steps: int, rate: float, seed: in
     )  # fmt: skip
 
 
-def collapse(work: Finetuning) -> bool:
-    """Whether every held-out example got the same answer, though they differ; of choices, whether all are as likely."""
-    if not len(work.dev):
-        return False
+def collapse(work: Finetuning) -> str | None:
+    """Why nothing was learnt, if so: every held-out example got the same answer, though they differ (of choices: all are as likely), or a chance one."""
+    if len(work.dev) <= 4 or len({repr(truth(example)) for example in work.dev}) < 2:
+        return None
     if isinstance(work.task, Choose):  # the likeliest of equal choices is chance, and looks like an answer
         chances: list[Any] = [result.probabilities for result in work.results]
         same = statistics.fmean(max(row) - min(row) for row in chances) < EVEN
     else:
         same = len({repr(work_answer(result)) for result in work.results}) == 1
-    return len(work.results) > 4 and same and len({repr(truth(example)) for example in work.dev}) > 1
+    if same:
+        return "the model answers the same to everything"
+    return "right answers are no likelier than by chance" if at_chance(work) else None
+
+
+def at_chance(work: Finetuning) -> bool:
+    """Whether the loss on held-out examples is that of the shares of classes alone (one class a text, labels of words), or of equal choices.
+
+    The loss is that of the best of some temperatures, since a model that is too sure of itself may yet know much. The shares
+    are those of the examples learnt from, with the weights of classes: what a head says that cannot tell texts apart.
+    """
+    task, choices = work.task, isinstance(work.task, Choose)
+    if len(work.dev) < ENOUGH or not (choices or isinstance(task, Tag) or getattr(task, "kind", "") == "single"):
+        return False
+    rows, right = scored(work.last_scores, [f.target for f in work.dev_features], choices)
+    chance = np.log(np.isfinite(rows).sum(1))
+    if not choices:
+        learnt = np.concatenate([np.ravel(f.target) for unit in work.features for f in unit])
+        shares = np.bincount(learnt[learnt != IGNORED], minlength=rows.shape[1]) + 1.0
+        shares *= getattr(task, "weights", None) or 1.0
+        chance = -np.log(shares / shares.sum())[right]
+    places = np.arange(len(rows))
+    losses = [(logsumexp(rows / heat, axis=1) - rows[places, right] / heat).mean() for heat in HEATS]
+    return bool(min(losses) >= CHANCE * chance.mean())
+
+
+def scored(scores: Sequence[Any], targets: Sequence[Any], choices: bool) -> tuple[np.ndarray, np.ndarray]:
+    """(n, classes) scores of what has a right answer, and the class of it; choices that a question does not have score -inf."""
+    if choices:  # the first of each question has the target
+        firsts = [i for i, target in enumerate(targets) if target is not None]
+        parts = [np.ravel(scores[a:b]) for a, b in pairwise([*firsts, len(targets)])]
+        wide = max(map(len, parts))
+        rows = np.stack([np.pad(part, (0, wide - len(part)), constant_values=-np.inf) for part in parts])
+        return rows.astype(np.float64), np.array([targets[i] for i in firsts])
+    kept = [i for i, target in enumerate(targets) if target is not None]
+    rows = np.concatenate([np.atleast_2d(scores[i]) for i in kept]).astype(np.float64)
+    right = np.concatenate([np.ravel(targets[i]) for i in kept])
+    return rows[right != IGNORED], right[right != IGNORED]
 
 
 def work_answer(result: Any) -> Any:
     """What a result says, without how sure it is."""
+    if hasattr(result, "intent"):
+        return result.intent, tuple((s.start, s.end, s.label) for s in result.spans)
     for name in ("label", "index", "spans", "text"):
         if hasattr(result, name):
             value = getattr(result, name)

@@ -9,8 +9,6 @@ from albertkit.config import AlbertConfig
 from albertkit.errors import AlbertkitError
 from albertkit.train.settings import setting
 
-TEACHERS = ("own", "start")
-
 
 @dataclass(frozen=True)
 class Options:
@@ -46,6 +44,11 @@ class Options:
                 raise AlbertkitError(f"{name} is {value}; it must be above 0")
         if not self.shortest <= self.max_length <= 1_000_000 or self.restarts < 0:
             raise AlbertkitError(f"max_length is {self.max_length}; it must be 8 or more, and restarts 0 or more")
+        if self.freeze and self.seeds > 1:
+            raise AlbertkitError(
+                f"seeds is {self.seeds}, and a head on frozen vectors comes out the same with every seed; leave --seeds "
+                "away, or --freeze (with --shots, --seed 1 draws other examples)"
+            )
 
 
 @dataclass(frozen=True)
@@ -64,8 +67,6 @@ class Depths(Options):
     teach: float = setting(0.5, "What shallower depths learn from: 0 the right answers, 1 what the full depth says.")
     soften: float = setting(2.0, "Scores are divided by it before shallower depths are compared with the full one.")
     consistency: float = setting(0.0, "Weight λ of the loss that makes the layers' hidden states alike.")
-    shallowest: int = setting(1, "The shallowest depth that learns; what lies above it need not bend for it.")
-    teacher: str = setting("own", "Who teaches: own, the full depth as it is now, or start, as it was before.")
 
     shortest: ClassVar[int] = 0
 
@@ -77,10 +78,6 @@ class Depths(Options):
             raise AlbertkitError(
                 f"teach is {self.teach} and soften {self.soften}; teach goes from 0 to 1, and soften is above 0"
             )
-        if self.shallowest < 1:
-            raise AlbertkitError(f"shallowest is {self.shallowest}; depths begin at 1")
-        if self.teacher not in TEACHERS:
-            raise AlbertkitError(f"there is no teacher {self.teacher!r}; choose {' or '.join(TEACHERS)}")
 
 
 def preset_rate(config: AlbertConfig) -> float:

@@ -1,0 +1,135 @@
+"""`from albertkit import finetune`: files or lists of examples to a finished model, as the verb does it. No torch until it is needed.
+
+In: a task's name, files or examples, a folder. Out: `Tuned`. `tasks/reading.py` reads, `frozen.py` or `tune.py` learns; the verb in `cli_tasks.py` calls the parts below.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from albertkit.errors import AlbertkitError, nearest, need
+from albertkit.tasks.held import parted
+from albertkit.tasks.make import TASKS
+from albertkit.tasks.reading import ReadOptions, check_labels, read
+from albertkit.train.tuning import Options
+
+if TYPE_CHECKING:
+    from albertkit.train.frozen import Tuned
+
+Examples = Path | str | Sequence[Any]
+Say = Callable[[str], None]
+FEW = 500  # examples
+SETTINGS = {
+    "tag": ("overlap",),
+    "intent": ("overlap",),
+    "answer": ("stride", "n_best", "max_answer", "threshold"),
+    "match": ("loss",),
+}
+"""What only a task knows, beside `Options` and `ReadOptions`."""
+
+
+def finetune(
+    task: str,
+    train: Examples,
+    dev: Examples | None = None,
+    *,
+    out: Path | str,
+    start: Path | str | None = None,
+    say: Say = lambda text: None,
+    bar: bool = False,
+    **options: Any,
+) -> Tuned:
+    """Teach a model a task from examples, as `albertkit finetune` does; run again, it goes on where it stopped.
+
+    train, dev: files, or lists of examples (`albertkit.tasks.examples`); without dev, one in ten of train is held out.
+    start: without it, a built-in model. say: is told what happens, line by line. options: those of the verb by name
+    (`epochs=3`, `freeze=True`, `label_column="stars"`), and further settings of the task (`overlap`, `max_answer`).
+    """
+    how, reading, settings = told_apart(task, options)
+    need_for(how)
+    parts = {"train": train} if dev is None else {"train": train, "dev": dev}
+    if reading != ReadOptions() and not any(isinstance(part, str | Path) for part in parts.values()):
+        raise AlbertkitError(
+            "an option says how to read a file, and lists of examples were given; leave it away, or name files"
+        )
+    data = examples_of(task, parts, reading, say)
+    return learn(task, data, Path(out), start, how, say, bar, **settings)
+
+
+def told_apart(task: str, given: Mapping[str, Any]) -> tuple[Options, ReadOptions, dict[str, Any]]:
+    """What says how to learn, how to read, and what only the task knows."""
+    if task not in TASKS:
+        raise AlbertkitError(f"unknown task {task!r}{nearest(str(task), TASKS)}; choose one of {', '.join(TASKS)}")
+    learning, reading = ({field.name for field in dataclasses.fields(kind)} for kind in (Options, ReadOptions))
+    known = (*sorted(learning | reading), *SETTINGS.get(task, ()))
+    odd = next((name for name in given if name not in known), None)
+    if odd is not None:
+        raise AlbertkitError(f"{task} has no option {odd!r}{nearest(odd, known)}; there are {', '.join(known)}")
+    parts = [{name: value for name, value in given.items() if name in names} for names in (learning, reading)]
+    rest = {name: value for name, value in given.items() if name not in learning | reading}
+    return Options(**parts[0]), ReadOptions(**parts[1]), rest
+
+
+def need_for(options: Options) -> None:
+    """Say which packages are missing, before anything is read."""
+    need(*(("sklearn", "frozen") if options.freeze else ("torch", "train")), "fine-tuning")
+
+
+def examples_of(task: str, given: Mapping[str, Examples], options: ReadOptions, say: Say) -> dict[str, list[Any]]:
+    """The examples of each part: read from a file, or taken as they are."""
+    found = {}
+    for name, source in given.items():
+        if not isinstance(source, str | Path):
+            found[name] = listed(name, source)
+            continue
+        data = read(task, source, dataclasses.replace(options, split=options.split or name))
+        for text in data.notes:
+            say(f"{source}: {text}")
+        found[name] = data.examples
+    if "train" in found:
+        for text in check_labels(found["train"], found.get("dev", ()), unseen="note"):
+            say(text)
+    return found
+
+
+def listed(name: str, examples: Sequence[Any]) -> list[Any]:
+    """Examples as a list, if they are some."""
+    found = list(examples)
+    if not found:
+        raise AlbertkitError(f"there are no examples in {name}; give some, or the file that holds them")
+    odd = next((one for one in found if not dataclasses.is_dataclass(one)), None)
+    if odd is not None:
+        raise AlbertkitError(
+            f"{name} holds a {type(odd).__name__}, which is no example; write  Text('lovely', label='good')  of "
+            "albertkit.tasks.examples (Tagged, Question, Choice …), or name a file"
+        )
+    return found
+
+
+def learn(
+    task: str,
+    data: dict[str, list[Any]],
+    out: Path,
+    start: Path | str | None,
+    options: Options,
+    say: Say,
+    bar: bool,
+    **settings: Any,
+) -> Tuned:
+    """A model from the examples in `train` and `dev`; without the second, some of the first are held out."""
+    train, dev = (data["train"], data["dev"]) if "dev" in data else parted(data["train"])
+    out.mkdir(parents=True, exist_ok=True)
+    if options.freeze:
+        from albertkit.train.frozen import freeze
+
+        if settings:
+            raise AlbertkitError(f"{next(iter(settings))} means nothing to a head on frozen vectors; leave it away")
+        return freeze(task, train, dev, out, start, options)
+    from albertkit.train import tune
+
+    if task == "classify" and len(train) < FEW and not any(e.pair for e in train):
+        say(f"{len(train)} examples are few for a whole model; --freeze may do better")
+    return tune.finetune(task, train, dev, out, start, options, say, bar, **settings)

@@ -1,0 +1,204 @@
+"""`from albertkit import finetune`: files or lists in, a model out; what it refuses; when a training is at chance; what an epoch says."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from albertkit import Albert, finetune
+from albertkit.cli_tasks import finetune as verb
+from albertkit.errors import AlbertkitError
+from albertkit.tasks.choose import Choose
+from albertkit.tasks.classify import Classify
+from albertkit.tasks.examples import Text
+from albertkit.tasks.tag import IGNORED, Tag
+from albertkit.train import door, tune
+from albertkit.train.loop import SHOWN
+from albertkit.train.tuning import Options
+from tests.train.test_finetune import tagged, texts
+from tests.train.test_first_use import run
+from tests.train.test_first_use import start as start  # a model's folder
+
+QUICK = {"epochs": 1, "batch": 16, "learning_rate": 1e-3, "restarts": 0, "device": "cpu"}
+
+
+def table(path, examples: list[Text]):
+    path.write_text("".join(f"{e.text}\t{e.label}\n" for e in examples))
+    return path
+
+
+# The door ------------------------------------------------------------------------------------------------------------
+
+
+def test_files_and_lists_give_the_same_model(start, tmp_path):
+    train, dev = texts(60), texts(30, 9)
+    names = str(table(tmp_path / "train.tsv", train)), table(tmp_path / "dev.tsv", dev)
+    found = [
+        finetune("classify", names[0], dev=names[1], out=str(tmp_path / "a"), start=start, **QUICK),
+        finetune("classify", train, dev=dev, out=tmp_path / "b", start=start, **QUICK),
+    ]
+    one, two = ((done.model / "model.safetensors").read_bytes() for done in found)
+    assert one == two and found[0].metrics == found[1].metrics and found[0].model == tmp_path / "a" / "model"
+    assert Albert(found[0].model).classify("cat dog").label in ("animal", "tree")
+
+
+def test_one_in_ten_is_held_out_and_it_is_told_what_happens(start, tmp_path):
+    said: list[str] = []
+    finetune("classify", texts(50), out=tmp_path, start=start, say=said.append, **QUICK)
+    assert "45 inputs to learn from, 5 examples held out" in (tmp_path / "report.md").read_text()
+    assert "45 examples are few" in said[0] and any(text.startswith("step ") for text in said)
+
+
+def test_options_go_where_they_belong(start, tmp_path, monkeypatch):
+    seen = {}
+    monkeypatch.setattr(tune, "finetune", lambda *given, **settings: seen.update(options=given[5], settings=settings))
+    path = tmp_path / "odd.tsv"
+    path.write_text("stars\twords\n" + "".join(f"{e.label}\t{e.text}\n" for e in texts(20)))
+    finetune("classify", path, out=tmp_path, start=start, epochs=2, text_column="words", label_column="stars")
+    assert seen["options"] == Options(epochs=2) and seen["settings"] == {}
+    finetune("tag", tagged(20), tagged(5), out=tmp_path, start=start, overlap=3)
+    assert seen["options"] == Options() and seen["settings"] == {"overlap": 3}
+
+
+@pytest.mark.parametrize(
+    ("task", "train", "options", "told"),
+    [
+        ("clasify", [Text("a", label="x")], {}, "unknown task 'clasify'.*did you mean 'classify'"),
+        ("classify", [Text("a", label="x")], {"epoch": 3}, "no option 'epoch'.*did you mean 'epochs'"),
+        ("classify", [Text("a", label="x")], {"overlap": 3}, "classify has no option 'overlap'"),
+        ("classify", [Text("a", label="x")], {"label_column": "y"}, "lists of examples were given"),
+        ("classify", [], {}, "no examples in train; give some"),
+        ("classify", ["lovely"], {}, "train holds a str, which is no example; write  Text"),
+        ("classify", "nowhere.tsv", {}, "nowhere.tsv"),
+        ("intent", texts(20), {"freeze": True, "overlap": 3}, "overlap means nothing to a head on frozen vectors"),
+    ],
+)
+def test_what_is_refused(start, tmp_path, task, train, options, told):
+    with pytest.raises(AlbertkitError, match=told):
+        finetune(task, train, out=tmp_path / "out", start=start, **options)
+    assert not (tmp_path / "out" / "model").exists()
+
+
+def test_the_name_costs_no_torch_and_frozen_vectors_need_none(start, tmp_path):
+    path = table(tmp_path / "train.tsv", texts(40))
+    code = (
+        "import sys, albertkit; assert not any(n.startswith('albertkit.') for n in sys.modules); "
+        "from albertkit import finetune; "
+        f"finetune('classify', {str(path)!r}, out={str(tmp_path / 'out')!r}, start={start!r}, freeze=True); "
+        "assert 'torch' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "out" / "model" / "albertkit.json").is_file()
+
+
+def test_the_verb_goes_through_the_same_door(start, tmp_path, monkeypatch):
+    calls = []
+    before = door.learn
+    monkeypatch.setattr(door, "learn", lambda *given, **settings: calls.append(given[0]) or before(*given, **settings))
+    made = run(
+        verb, "classify", table(tmp_path / "t.tsv", texts(40)), "-o", tmp_path / "out", "--start", start, "--freeze"
+    )
+    assert made.exit_code == 0 and calls == ["classify"], made.output
+    assert json.loads(made.stdout.splitlines()[-1])["model"] == str(tmp_path / "out" / "model")
+
+
+def test_several_seeds_on_frozen_vectors_are_refused(start, tmp_path):
+    with pytest.raises(AlbertkitError, match="seeds is 3.*leave --seeds away, or --freeze"):
+        Options(freeze=True, seeds=3)
+    given = "classify", table(tmp_path / "t.tsv", texts(40)), "-o", tmp_path / "out", "--freeze", "--seeds", "3"
+    made = run(verb, *given)
+    assert made.exit_code != 0 and "leave --seeds" in str(made.exception) and not (tmp_path / "out").exists()
+
+
+# Loss at chance ------------------------------------------------------------------------------------------------------
+
+
+def work(task, scores, targets, learnt=None) -> SimpleNamespace:
+    features = [SimpleNamespace(target=target) for target in targets]
+    learnt = features if learnt is None else [SimpleNamespace(target=target) for target in learnt]
+    count = sum(target is not None for target in targets)
+    return SimpleNamespace(
+        task=task, dev=range(count), dev_features=features, last_scores=list(scores), features=[[f] for f in learnt]
+    )
+
+
+def noise(count: int, classes: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=(count, classes)).astype(np.float32)
+
+
+@given(st.integers(0, 1000), st.integers(2, 6), st.sampled_from([1.0, 10.0]))
+def test_scores_that_tell_nothing_are_chance_and_those_that_do_are_not(seed, classes, size):
+    """However sure of itself a model is: ten times the scores are a loss far above chance, and know as much."""
+    targets = np.tile(np.arange(classes), 120)
+    task = Classify(tuple("abcdef"[:classes]))
+    blind = noise(120, classes, seed).repeat(classes, 0)  # each row once for every class
+    assert tune.at_chance(work(task, size * blind, targets.tolist()))
+    knows = size * (blind + np.eye(classes)[targets])
+    assert not tune.at_chance(work(task, knows, targets.tolist()))
+
+
+def test_chance_is_what_the_shares_of_classes_give():
+    """Nine in ten are of one class: saying so to everybody is chance, though it is likelier right than a coin."""
+    targets = [int(n % 10 == 0) for n in range(500)]
+    shares = np.log([[0.9, 0.1]]).repeat(500, 0) + 0.01 * noise(500, 2)
+    plain, even = Classify(("a", "b")), Classify(("a", "b"), weights=(5 / 9, 5.0))
+    assert tune.at_chance(work(plain, shares, targets))
+    weighed = noise(500, 2) + np.eye(2)[targets]  # it tells them apart, and thinks both as frequent
+    assert tune.at_chance(work(plain, weighed, targets)) and not tune.at_chance(work(even, weighed, targets))
+    assert not tune.at_chance(work(plain, shares[:99], targets[:99]))  # too few to tell
+    several = Classify(("a", "b"), kind="multi")
+    assert not tune.at_chance(work(several, shares, targets))  # not judged
+
+
+def test_choices_and_labels_of_words_at_chance():
+    rng = np.random.default_rng(0)
+    sizes = [2 + n % 3 for n in range(300)]
+    right = [int(rng.integers(size)) for size in sizes]
+    targets = [r if place == 0 else None for r, size in zip(right, sizes, strict=True) for place in range(size)]
+    hit = np.array([[place == r] for r, size in zip(right, sizes, strict=True) for place in range(size)])
+    assert tune.at_chance(work(Choose(), noise(len(hit), 1), targets))
+    assert not tune.at_chance(work(Choose(), noise(len(hit), 1) + hit, targets))
+    task = Tag(("O", "B-X", "I-X"))
+    rows = [[IGNORED, *rng.choice(3, 5, p=[0.8, 0.1, 0.1]).tolist(), IGNORED] for _ in range(200)]
+    blind = [np.log([[0.8, 0.1, 0.1]]) + 0.1 * noise(7, 3, n) for n in range(200)]
+    assert tune.at_chance(work(task, blind, rows))
+    seeing = [b + 2 * np.eye(3)[np.maximum(row, 0)] for b, row in zip(blind, rows, strict=True)]
+    assert not tune.at_chance(work(task, seeing, rows))
+
+
+def test_a_training_at_chance_starts_again(start, tmp_path):
+    """Each held-out text has both classes in turn: answers differ from text to text, and yet none can be known."""
+    train = [e for kind in ("animal", "tree") for e in [e for e in texts(120) if e.label == kind][:40]]
+    dev = [Text(e.text, label=label) for e in texts(60, 9) for label in ("animal", "tree")]
+    said: list[str] = []
+    options = {**QUICK, "restarts": 1, "learning_rate": 3e-3}
+    done = finetune("classify", train * 8, dev, out=tmp_path, start=start, say=said.append, **options)
+    assert len({found.label for found in Albert(done.model).classify([e.text for e in dev])}) == 2
+    assert [text.split(":")[0] for text in said if "collapsed" in text] == [
+        "right answers are no likelier than by chance"
+    ] * 2
+    assert done.runs[0]["collapsed"] == 1 and "no likelier than by chance" in (tmp_path / "report.md").read_text()
+
+
+# What an epoch says --------------------------------------------------------------------------------------------------
+
+
+def test_an_epoch_says_six_scores_and_keeps_all(start, tmp_path):
+    examples = [
+        replace(e, spans=tuple(replace(span, label=f"{span.label}{n % 6}") for span in e.spans))
+        for n, e in enumerate(tagged(24))
+    ]
+    said: list[str] = []
+    done = finetune("tag", examples, examples, out=tmp_path, start=start, say=said.append, metric="f1_tree5", **QUICK)
+    (line,) = [text for text in said if text.startswith("step ")]
+    assert line.count(",") == SHOWN - 1 == 5 and "f1 tree5" in line and line.split(": ")[1].startswith("f1 ")
+    assert len(done.metrics) == 15 and "f1_animal3" in (tmp_path / "report.md").read_text()

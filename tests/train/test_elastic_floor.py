@@ -1,0 +1,96 @@
+"""Out of scope at every depth: an elastic model has the floor that plain fine-tuning sets, from its full depth's scores."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+
+from albertkit.artifact import Artifact
+from albertkit.model import AlbertModel
+from albertkit.runtime.albert import Albert
+from albertkit.runtime.predict import predict
+from albertkit.tasks.classify import Classify
+from albertkit.tasks.examples import Text
+from albertkit.tasks.make import make_task
+from albertkit.tokenizer import Tokenizer
+from albertkit.train import tune
+from albertkit.train.elastic import Elastic
+from albertkit.train.settings import Settings
+from albertkit.train.tuning import Depths, Options
+from tests.conftest import tiny
+from tests.train.conftest import TOPICS, VOCAB
+from tests.train.test_finetune import texts, words
+
+QUICK = {"epochs": 1, "restarts": 0, "batch": 16, "learning_rate": 2e-3, "device": "cpu"}
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory) -> Artifact:
+    path = tmp_path_factory.mktemp("vocab") / "vocab.txt"
+    path.write_text("\n".join(VOCAB) + "\n")
+    torch.manual_seed(0)
+    config = tiny(vocab_size=len(VOCAB), initializer_range=0.1, max_position_embeddings=64)
+    return Artifact(config, AlbertModel(config).weights(), Tokenizer.from_vocab(path))
+
+
+def strange(count: int, topics: Sequence[int], seed: int = 0) -> list[Text]:
+    """Texts that fit no class."""
+    rng = np.random.default_rng(seed)
+    return [Text(words(rng, TOPICS[topics[n % len(topics)]][:5], 4), None, "oos") for n in range(count)]
+
+
+@pytest.fixture(scope="module")
+def known() -> list[Text]:
+    return [*texts(80), *strange(20, [3])]
+
+
+@pytest.fixture(scope="module")
+def dev() -> list[Text]:
+    return [*texts(30, 9), *strange(20, [3, 0], 9)]
+
+
+@pytest.mark.parametrize("way", ["finetune --elastic", "elastic"])
+def test_the_floor_goes_into_an_elastic_model(start, known, dev, tmp_path, monkeypatch, way):
+    """What was measured on held-out examples is what the finished model says of them."""
+    source = start
+    if way == "elastic":
+        source = tune.finetune("classify", known, dev, tmp_path / "plain", start, Options(**QUICK)).model
+    seen = []
+    before = Classify.floored
+
+    def floored(task, *given):
+        seen.append(dataclasses.replace(before(task, *given), floor=0.5))  # as if doubtful texts had said so
+        return seen[-1]
+
+    monkeypatch.setattr(Classify, "floored", floored)
+    if way == "elastic":
+        done = tune.elastic(source, known, dev, tmp_path / "out", Depths(**QUICK))
+    else:
+        done = tune.finetune("classify", known, dev, tmp_path / "out", source, Options(**QUICK, elastic=True))
+    albert = Albert(done.model, threads=1)
+    assert albert.task.floor == 0.5 and albert.task.temperature in [task.temperature for task in seen]
+    found = albert.task.measure(predict(albert, dev, "classify"), dev)
+    assert found == pytest.approx({name: done.metrics[name] for name in found}, abs=1e-6)
+
+
+def test_the_floor_is_set_by_the_full_depth(start, known, dev, monkeypatch):
+    work = Elastic(make_task("classify", known), start, known, dev, Settings(steps=1, device="cpu"), Depths())
+    scores = work.by_depth(work.dev_features)
+    doubtful, rows = np.array([0.1, 0, 0]), 9 * np.eye(len(work.task.labels))
+    sure = [doubtful if e.label == "oos" else rows[work.task.labels.index(e.label)] for e in dev]
+    full = work.objective.full
+    monkeypatch.setattr(work, "by_depth", lambda features: {**scores, full: sure})
+    found = work.evaluate()
+    assert work.task.floor == 0.5 and found["accuracy"] == 1.0
+    assert found["accuracy_at_1"] < 1.0
+
+
+def test_without_texts_out_of_scope_there_is_no_floor(start):
+    work = Elastic(make_task("classify", texts(40)), start, texts(40), texts(40, 9), Settings(steps=1, device="cpu"), Depths())  # fmt: skip
+    before = work.task
+    work.evaluate()
+    assert work.task is before

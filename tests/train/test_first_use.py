@@ -1,0 +1,410 @@
+"""What someone meets who fine-tunes for the first time: files as they come, odd data, the report, the verbs that use the result."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+from sklearn.exceptions import NotFittedError
+from sklearn.model_selection import GridSearchCV
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import FunctionTransformer
+
+from albertkit.artifact import Artifact, read_artifact, write_artifact
+from albertkit.cli_tasks import evaluate, finetune, intent, parted
+from albertkit.errors import AlbertkitError
+from albertkit.estimators import AlbertClassifier
+from albertkit.model import AlbertModel
+from albertkit.runtime.albert import Albert
+from albertkit.tasks.answer import Answer
+from albertkit.tasks.classify import Classify, Label
+from albertkit.tasks.examples import Choice, Question, Span, Tagged, Text, Turn
+from albertkit.tasks.match import Alike, Match, ranks
+from albertkit.tasks.reading import ReadOptions, check_known, read
+from albertkit.tasks.tag import Entities, Entity, Intent, Tag, Understood
+from albertkit.tokenizer import Tokenizer
+from albertkit.train.finetune import Finetuning
+from albertkit.train.frozen import Verdict
+from albertkit.train.settings import Settings
+from albertkit.train.summary import pictures, scores_of, worst
+from albertkit.train.tune import collapse, weighted
+from albertkit.train.tune import finetune as tune
+from albertkit.train.tuning import Options
+from tests.conftest import tiny
+from tests.train.conftest import TOPICS, VOCAB
+
+ANIMALS, TREES = TOPICS[1], TOPICS[2]
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory) -> str:
+    """A model's folder."""
+    path = tmp_path_factory.mktemp("start")
+    (path / "vocab.txt").write_text("\n".join(VOCAB) + "\n")
+    torch.manual_seed(0)
+    config = tiny(vocab_size=len(VOCAB), initializer_range=0.1, max_position_embeddings=64)
+    write_artifact(
+        Artifact(config, AlbertModel(config).weights(), Tokenizer.from_vocab(path / "vocab.txt")), path / "model"
+    )
+    return str(path / "model")
+
+
+def labelled(count: int) -> tuple[list[str], list[str]]:
+    """Texts about animals and about trees, which take turns."""
+    rng = np.random.default_rng(0)
+    rings = [ANIMALS if n % 2 else TREES for n in range(count)]
+    return [" ".join(rng.choice(ring, 4)) for ring in rings], ["animal" if n % 2 else "tree" for n in range(count)]
+
+
+def run(verb, *arguments: str):
+    return CliRunner().invoke(verb, [str(argument) for argument in arguments])
+
+
+# Intents without slots -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def clinc(tmp_path):
+    """A file as CLINC150 has it."""
+    texts, labels = labelled(40)
+    rows = [list(pair) for pair in zip(texts, labels, strict=True)]
+    strange = [["red green blue", "oos"], ["gold zinc tin", "oos"], ["pink white", "oos"]]
+    parts = {"train": rows, "val": rows[:10], "test": rows[10:20]}
+    path = tmp_path / "data.json"
+    path.write_text(json.dumps(parts | {f"oos_{name}": strange for name in parts}))
+    return path
+
+
+@pytest.mark.parametrize("how", [["--freeze"], ["--epochs", "1", "--restarts", "0"]])
+def test_intents_without_slots_from_a_file_to_use(clinc, start, tmp_path, how):
+    out = tmp_path / "out"
+    made = run(finetune, "intent", clinc, "--dev", clinc, "-o", out, "--start", start, *how)
+    assert made.exit_code == 0, made.output
+    shown = json.loads(made.stdout.splitlines()[-1])
+    assert 0 <= shown["in_scope_accuracy"] <= 1 and 0 <= shown["out_of_scope_f1"] <= 1
+    measured = run(evaluate, out / "model", clinc, "--json")
+    assert measured.exit_code == 0, measured.output
+    assert json.loads(measured.stdout.splitlines()[-1])["examples"] == 13
+    said = run(intent, out / "model", "cat dog")
+    assert said.exit_code == 0 and said.output.split("\t")[0] in ("animal", "tree", "oos")
+    found = Albert(out / "model").understand(["cat dog", "oak elm"])
+    labels = Albert(out / "model").classify(["cat dog", "oak elm"])
+    assert [(f.intent, f.probability, f.spans) for f in found] == [(r.label, r.probability, ()) for r in labels]
+    report = (out / "report.md").read_text()
+    assert "out_of_scope_f1" in report and "errors" in report and (out / "confusion.png").exists()
+
+
+def test_several_classes_are_no_intent(start, tmp_path):
+    artifact = read_artifact(start)
+    task = Classify(("a", "b"), "multi")
+    work = Finetuning(task, artifact, [Text("cat", label=("a",)), Text("oak", label=("b",))], (), Settings(steps=1))
+    write_artifact(
+        Artifact(artifact.config, work.model.weights(), artifact.tokenizer, meta(artifact, task)), tmp_path / "m"
+    )
+    with pytest.raises(AlbertkitError, match="use classify"):
+        Albert(tmp_path / "m").understand("cat")
+
+
+def meta(artifact: Artifact, task: Classify):
+    import dataclasses
+
+    return dataclasses.replace(artifact.meta, task="classify", labels=task.labels, details={"kind": task.kind})
+
+
+# Pairs ----------------------------------------------------------------------------------------------------------------
+
+
+def test_pairs_without_labels_belong_together(start, tmp_path):
+    path = tmp_path / "pairs.tsv"
+    texts, _ = labelled(40)
+    path.write_text("".join(f"{n} {a}\t{b} {n}\n" for n, (a, b) in enumerate(zip(texts, texts[::-1], strict=True))))
+    data = read("match", path)
+    assert all(e.label is None and e.pair for e in data.examples) and "belongs together" in data.notes[-1]
+    made = run(finetune, "match", path, "-o", tmp_path / "out", "--start", start, "--epochs", "1", "--restarts", "0")
+    assert made.exit_code == 0, made.output
+    shown = json.loads(made.stdout.splitlines()[-1])
+    assert list(shown)[:2] == ["model", "nearest"] and 0 <= shown["nearest"] <= shown["reciprocal_rank"] <= 1
+    assert Albert(tmp_path / "out" / "model").task.loss == "mnrl"
+
+
+def test_named_pairs_need_no_label_and_a_table_of_texts_is_still_refused(tmp_path):
+    (tmp_path / "a.tsv").write_text("id\tasked\tfound\n1\tone cat\tred cat\n2\ttwo dogs\tblue dogs\n")
+    named = read("match", tmp_path / "a.tsv", ReadOptions(text_column="asked", pair_column="found"))
+    assert [e.label for e in named.examples] == [None, None]
+    (tmp_path / "b.tsv").write_text("text\tlabel\none cat\tyes\ntwo dogs\tno\n")
+    with pytest.raises(AlbertkitError, match="second text"):
+        read("match", tmp_path / "b.tsv")
+
+
+def test_the_loss_is_chosen_and_what_belongs_apart_is_not_learnt_as_together(start):
+    pairs = [Text(f"cat {w}", "dog", label) for w, label in zip(ANIMALS, ["1", "0"] * 4, strict=True)]
+    task = Match.of(pairs, loss="mnrl")
+    features = task.features(pairs, read_artifact(start).tokenizer, 16)
+    assert [f.target for f in features[0::2]] == [1.0, None] * 4 and task.target(pairs[1]) == 0
+    with pytest.raises(AlbertkitError, match="cosent"):
+        Match.of([Text("a", "b", 3.5), Text("c", "d", 1.0)], loss="mnrl")
+    for arguments, said in (
+        (["classify", "--loss", "mnrl"], "means nothing"),
+        (["match", "--loss", "triplet"], "cosent"),
+    ):
+        made = run(finetune, arguments[0], __file__, "-o", "out", *arguments[1:])
+        assert made.exit_code and (said in str(made.exception) or arguments[0] == "match")
+
+
+def test_ranks_count_equal_vectors_against_the_partner():
+    rng = np.random.default_rng(0)
+    table = rng.normal(size=(700, 8))
+    table /= np.linalg.norm(table, axis=1, keepdims=True)
+    assert ranks(table, table) == [1] * 700
+    assert ranks(table[:3] * 0 + 1, table[:3] * 0 + 1) == [3, 3, 3]
+    task = Match(loss="mnrl")
+    two = task.measure([Alike(0.9, 1), Alike(0.8, 2)], [Text("a", "b"), Text("c", "d")])
+    assert two == pytest.approx({"nearest": 0.5, "reciprocal_rank": 0.75, "mean_cosine": 0.85})
+
+
+# Data ------------------------------------------------------------------------------------------------------------------
+
+
+def test_classes_that_take_turns_are_both_held_out():
+    texts, labels = labelled(60)
+    examples = [Text(text, label=label) for text, label in zip(texts, labels, strict=True)]
+    train, dev = parted(examples)
+    assert {e.label for e in dev} == {"animal", "tree"} and len(train) + len(dev) == 60 and 5 <= len(dev) <= 7
+    with pytest.raises(AlbertkitError, match="--dev"):
+        parted(examples[:1])
+
+
+def test_labels_that_a_model_does_not_know():
+    task = Classify(("good", "bad"))
+    known, odd = Text("a", label="good", where="t:1"), Text("b", label="goood", where="t:2")
+    assert check_known(task, [known]) == () and check_known(task, []) == ()
+    assert "t:2: label 'goood' (did you mean 'good'?)" in check_known(task, [known, odd])[0]
+    with pytest.raises(AlbertkitError, match="none of the labels.*--separator"):
+        check_known(task, [odd])
+    tags = Tag(("O", "B-PER", "I-PER"))
+    one = Tagged("a b", ((0, 1), (2, 3)), (Span(0, 1, "PER"),), "ask")
+    assert check_known(tags, [one]) == ()  # intents are nothing to it
+    assert "unknown" in check_known(tags, [one, Tagged("a", ((0, 1),), (Span(0, 1, "LOC"),))])[0]
+    assert "'buy'" in check_known(Intent(("ask",), tags.labels), [one, Tagged("a", ((0, 1),), (), "buy")])[0]
+    assert check_known(Classify(("good", "bad"), floor=0.5), [Text("a", label="oos"), known]) == ()
+
+
+def test_a_regression_is_evaluated_on_numbers_only(start, tmp_path):
+    path = tmp_path / "n.csv"
+    path.write_text("text,score\n" + "".join(f"cat {w},{n / 3}\n" for n, w in enumerate(ANIMALS * 3)))
+    run(finetune, "classify", path, "-o", tmp_path / "out", "--start", start, "--epochs", "1", "--restarts", "0")
+    path.write_text("text,label\ncat,good\ndog,bad\n")
+    made = run(evaluate, tmp_path / "out" / "model", path)
+    assert isinstance(made.exception, AlbertkitError) and "line 2: the label 'good' is not a number" in str(
+        made.exception
+    )
+    texts, labels = labelled(20)
+    path.write_text("text,label\n" + "".join(f"{t},{label}\n" for t, label in zip(texts, labels, strict=True)))
+    run(finetune, "classify", path, "-o", tmp_path / "two", "--start", start, "--epochs", "1", "--restarts", "0")
+    path.write_text("text,score\n" + "".join(f"cat {w},{n / 3}\n" for n, w in enumerate(ANIMALS * 3)))
+    made = run(evaluate, tmp_path / "two" / "model", path)
+    assert "knows none of the labels" in str(made.exception)
+    with pytest.raises(AlbertkitError, match=r"t:1 has the label 'good'"):
+        Classify((), "regression").target(Text("a", label="good", where="t:1"))
+
+
+def test_errors_name_all_columns_and_the_right_remedy(tmp_path):
+    path = tmp_path / "t.tsv"
+    path.write_text("id\tbody\tauthor\tmood\n" + "".join(f"{n}\tsome text {n}\tJohn {n}\tgood\n" for n in range(9)))
+    with pytest.raises(AlbertkitError, match=r"text and the label.*--text-column, --label-column"):
+        read("classify", path)
+    path.write_text("text\tlabel\na\tb\nc\nd\te\tf\n")
+    with pytest.raises(AlbertkitError, match=r"line 3: 1 cell.*write all 2.*\n  line 4: 3 cells.*cannot hold"):
+        read("classify", path)
+    for task, what in (("answer", "SQuAD"), ("choose", "RACE"), ("dialogue", "WOZ")):
+        with pytest.raises(AlbertkitError, match=f"is no JSON; this task reads .*{what}"):
+            read(task, path)
+
+
+def test_one_class_among_held_out_texts_gives_no_warning(recwarn):
+    found = Classify(("a", "b")).measure([Label("a")] * 3, [Text("t", label="a")] * 3)
+    assert found["mcc"] == 0 and "in_scope_accuracy" not in found and not recwarn.list
+
+
+# Training ----------------------------------------------------------------------------------------------------------------
+
+
+def test_class_weights_are_refused_where_they_mean_nothing(start, tmp_path):
+    with pytest.raises(AlbertkitError, match="one class each"):
+        weighted(Tag(("O", "B-X", "I-X")), [])
+    texts, labels = labelled(20)
+    examples = [Text(t, label=label) for t, label in zip(texts, labels, strict=True)] + [
+        Text("oak elm", label="tree")
+    ] * 30
+    even = tune("classify", examples, examples, tmp_path / "a", start, Options(freeze=True))
+    weighed = tune("classify", examples, examples, tmp_path / "b", start, Options(freeze=True, class_weights=True))
+    one, two = (Albert(done.model).classify("cat dog").probabilities["animal"] for done in (even, weighed))
+    assert two > one
+
+
+def test_a_last_collapse_is_said(start, tmp_path, monkeypatch):
+    monkeypatch.setattr("albertkit.train.tune.collapse", lambda work: "it says nothing")
+    texts, labels = labelled(12)
+    examples = [Text(t, label=label) for t, label in zip(texts, labels, strict=True)]
+    heard: list[str] = []
+    done = tune("classify", examples, examples, tmp_path, start, Options(epochs=1, restarts=1), say=heard.append)
+    assert sum("collapsed" in text for text in heard) == 2 and "no new start is left" in heard[-1]
+    assert done.runs[0]["failed"] and "**Collapsed:**" in (tmp_path / "report.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("task", "examples", "known"),
+    [
+        ("classify", [Text("cat", label="a"), Text("oak", label="b")], "accuracy"),
+        ("classify", [Text("cat", label=1.5), Text("oak", label=2.0)], "rmse"),
+        ("classify", [Text("cat", label=("a",)), Text("oak", label=("b", "a"))], "exact"),
+        ("match", [Text("cat", "dog"), Text("oak", "elm")], "nearest"),
+        ("tag", [Tagged("cat oak", ((0, 3), (4, 7)), (Span(0, 3, "X"),))], "f1_X"),
+        ("intent", [Tagged("cat oak", ((0, 3), (4, 7)), (Span(0, 3, "X"),), "ask")], "exact"),
+        ("answer", [Question("1", "red", "cat oak", ((0, "cat"),))], "f1"),
+        ("choose", [Choice("cat", "red", ("oak", "elm"), 0)], "accuracy"),
+        ("dialogue", [Turn("1", 0, "red", "cat", (("food", "cat"),), (("food", "cat"),))], "joint_goal"),
+    ],
+)
+def test_a_metric_that_there_is_not_is_refused_before_anything_is_learnt(start, tmp_path, task, examples, known):
+    with pytest.raises(AlbertkitError, match=f"no metric 'fi'.*{known}"):
+        tune(task, examples, examples, tmp_path, start, Options(metric="fi", max_length=32))
+    assert not (tmp_path / "runs").exists()
+
+
+def test_intents_that_differ_are_no_collapse():
+    dev = [Tagged("a", ((0, 1),), (), str(n)) for n in range(6)]
+    differ = [Understood(str(n), 0.9, ()) for n in range(6)]
+    same = [Understood("1", 0.9 - n / 10, ()) for n in range(6)]
+    assert not collapse(SimpleNamespace(task=None, dev=dev, results=differ))
+    assert collapse(SimpleNamespace(task=None, dev=dev, results=same))
+
+
+def test_the_threshold_is_found_on_held_out_questions(start):
+    """Two questions with an answer of score 3 and 2, and two without whose best score is 1: above 1 is right, above 0 is not."""
+    task = Answer(threshold=0.0, stride=2)
+    asked = [Question(str(n), "red", "cat dog", ((0, "cat"),) if n < 2 else (), n >= 2) for n in range(4)]
+    features = task.features(asked, read_artifact(start).tokenizer, 16)
+    scores = []
+    for feature, best in zip(features, (3.0, 2.0, 1.0, 1.0), strict=True):
+        table = np.full((len(feature.ids), 2), -9.0)
+        at = next(i for i, place in enumerate(feature.places or ()) if place == (0, 3))
+        table[at], table[0] = best / 2, 0.0
+        scores.append(table)
+    before = task.results(scores, features, asked)
+    better = task.thresholded(before, asked)
+    after = better.results(scores, features, asked)
+    assert [found.text for found in before] == ["cat"] * 4 and [found.text for found in after] == ["cat", "cat", "", ""]
+    assert task.measure(before, asked)["f1"] == 0.5 and better.measure(after, asked)["f1"] == 1
+    assert Answer().thresholded(before, asked) == Answer()
+
+
+def test_the_threshold_goes_into_the_model(start, tmp_path):
+    asked = [Question(str(n), "red", " ".join(ANIMALS), ((0, "cat"),) if n % 3 else (), not n % 3) for n in range(12)]
+    done = tune("answer", asked, asked, tmp_path, start, Options(epochs=1, restarts=0, max_length=32))
+    assert Albert(done.model).task.threshold == pytest.approx(done.metrics["best_threshold"]) != 0
+    assert done.metrics["f1"] == pytest.approx(done.metrics["best_f1"])
+
+
+# The report --------------------------------------------------------------------------------------------------------------
+
+
+def seen(example, result) -> Verdict:
+    return Verdict((), [example], None, [result], ())
+
+
+@pytest.mark.parametrize(
+    ("example", "result", "line"),
+    [
+        (
+            Tagged("Ann saw Rome", ((0, 3), (4, 7), (8, 12)), (Span(8, 12, "LOC"),)),
+            Entities("Ann saw Rome", (Entity("Ann", 0, 3, "PER", 0.75),)),
+            "| 0.75 | LOC: Rome | PER: Ann | Ann saw Rome |",
+        ),
+        (
+            Tagged("fly to Rome", ((0, 3), (4, 6), (7, 11)), (Span(7, 11, "city"),), "flight"),
+            Understood("fare", 0.5, (Entity("Rome", 7, 11, "city", 0.9),)),
+            "| 0.50 | flight; city: Rome | fare; city: Rome | fly to Rome |",
+        ),
+        (
+            Choice("It rained.", "What fell?", ("rain", "snow"), 0),
+            type("Chosen", (), {"index": 1, "text": "snow", "probabilities": (0.25, 0.75)})(),
+            "| 0.75 | rain | snow | What fell? |",
+        ),
+        (Text("x", label=("a", "b")), Label((), 0.5), "| 0.50 | a, b | none | x |"),
+    ],
+)
+def test_errors_are_shown_as_words(example, result, line):
+    assert line in worst(seen(example, result))
+
+
+def test_entities_alone_are_not_wrong_for_an_intent():
+    assert "No errors" in worst(seen(Tagged("a", ((0, 1),), (), "ask"), Entities("a", ())))[0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "labels", "drawn"),
+    [
+        ("single", ["a", "b"], {"confusion", "reliability"}),
+        ("multi", [("a",), ("a", "b")], {"reliability"}),
+        ("regression", [1.5, 2.0], {"values"}),
+    ],
+)
+def test_pictures_of_each_kind_of_label(tmp_path, recwarn, kind, labels, drawn):
+    dev = [Text("x", label=label) for label in labels * 20]
+    task = Classify.of(dev, kind)
+    rows = [np.random.default_rng(n).normal(size=task.outputs) for n in range(len(dev))]
+    lines = pictures(tmp_path, Verdict((), dev, task, task.results(rows, (), dev), rows), 2.0)
+    assert {path.stem for path in tmp_path.glob("*.png")} == drawn and all(name in lines[0] for name in drawn)
+    few = Verdict((), dev[:2], task, task.results(rows[:2], (), dev[:2]), rows[:2])
+    assert pictures(tmp_path, few, 2.0) and not recwarn.list
+
+
+def test_many_metrics_stand_below_each_other():
+    runs = [{"seed": 0, "rate": 1e-4, "seconds": 1, "collapsed": 0, "metrics": {f"m{n}": n / 100 for n in range(60)}}]
+    lines = scores_of(runs)
+    assert max(line.count("|") for line in lines) < 15 and "| m59 | 0.5900 |" in lines
+
+
+# scikit-learn's way --------------------------------------------------------------------------------------------------------
+
+
+def test_the_classifier_behaves_as_scikit_learn_expects(start, tmp_path):
+    texts, labels = labelled(40)
+    whole = make_pipeline(
+        FunctionTransformer(lambda rows: [row.lower() for row in rows]), AlbertClassifier(start=start)
+    )
+    assert whole.fit(texts, labels).score(texts, labels) > 0.9
+    search = GridSearchCV(AlbertClassifier(start=start), {"max_length": [8, 16]}, cv=2).fit(texts, labels)
+    model = search.best_estimator_
+    assert model.albert_.meta.details["max_length"] == search.best_params_["max_length"]
+    for again in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert np.array_equal(again.predict_proba(texts), model.predict_proba(texts))
+    saved = Albert(model.save(tmp_path / "saved")).classify(texts)
+    assert [found.label for found in saved] == model.predict(texts).tolist()
+    with pytest.raises(AlbertkitError):
+        model.save(tmp_path / "saved")
+
+
+@pytest.mark.parametrize(
+    ("texts", "labels", "said"),
+    [
+        (["a", "b"], ["x"], "2 texts and labels of shape"),
+        (["a", "b"], [["x", "y"], ["x", "z"]], "one label a text"),
+        ("ab", ["x", "y"], "a list of texts"),
+        (["a", None], ["x", "y"], "text 1 is NoneType"),
+        (["a", "b"], [None, "y"], "one label is None"),
+        (["a", "b", "c"], [0.1, 0.25, 3.3], "continuous"),
+    ],
+)
+def test_the_classifier_says_what_is_wrong(start, texts, labels, said):
+    with pytest.raises(ValueError, match=said):
+        AlbertClassifier(start=start).fit(texts, np.array(labels, object) if None in labels else labels)
+    with pytest.raises(NotFittedError):
+        AlbertClassifier(start=start).predict(["a"])
