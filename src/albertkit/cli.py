@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -213,14 +213,20 @@ def embed(
     if run_bulk("embed", texts, model, settings, bulk, bits, threads):
         return
     albert = open_albert(model, bits, threads)
-    source = read_texts(texts, file)
+    left: Counter[int] = Counter()
+    found = paired(
+        read_texts(texts, file), lambda t: albert.embed_iter(t, **settings, leave=lambda at: left.update([at]))
+    )
     if output is None:
-        for text, vector in paired(source, lambda t: albert.embed_iter(t, **settings)):
+        for text, vector in found:
             click.echo(json_line(text, vector))
-        return
-    with writer(output, force) as write:
-        for text, vector in progress(paired(source, lambda t: albert.embed_iter(t, **settings)), "texts"):
-            write(text, vector)
+    else:
+        with writer(output, force) as write:
+            for text, vector in progress(found, "texts"):
+                write(text, vector)
+    if left:
+        mean, full = sum(at * count for at, count in left.items()) / left.total(), settings["depth"] or albert.depth
+        click.echo(f"{mean:.2f} layers a text on average, {full / mean:.2f} times fewer than {full}", err=True)
 
 
 @app.command(epilog="Example:  albertkit similar 'a cat sat' 'the dog stood'")

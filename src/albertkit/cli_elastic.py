@@ -60,6 +60,10 @@ def elastic(model: Path, train: Path, dev: Path | None, out: Path, minutes: floa
         return
     if minutes is not None:
         raise AlbertkitError("--minutes is for pre-trained models; a task is learnt for --epochs")
+    if start.meta.task == "embed":
+        raise AlbertkitError(
+            "a model for vectors learns depths from a teacher: albertkit distill TEACHER SHARDS --start MODEL --depths 3,6,9,12; then  albertkit calibrate  finds when texts may leave"
+        )
     from albertkit.train.tune import elastic as run
 
     data = read_files(start.meta.task, {"train": train, **({"dev": dev} if dev else {})}, reading)

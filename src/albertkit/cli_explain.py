@@ -44,7 +44,7 @@ METHODS = ["occlusion", "shapley", "gradients", "rollout", "attention"]
     "--most", default=200, show_default=True, type=click.IntRange(1, 10_000), help="Texts of --check to read."
 )
 @click.option("--threads", type=click.IntRange(1, 1024), help="Processors to use  [default: all]")
-@click.option("--attention", is_flag=True, help="With --json: what every head attends to, too.")
+@click.option("--attention", is_flag=True, help="With --json or a picture: what every head attends to, too.")
 @click.option("--force", is_flag=True, help="Replace what is there.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for machines instead of a table.")
 def explain(
@@ -89,7 +89,10 @@ def explain(
     texts = {name: given.pop(name) for name in ("pair", "question", "choices")}
     found = Explainer(model, threads).explain(read_text(text), **texts, methods=methods, **given)
     if output is not None:
-        (found.to_html if output.suffix == ".html" else found.to_png)(output, overwrite=force)
+        if output.suffix == ".html":
+            found.to_html(output, overwrite=force)
+        else:
+            found.to_png(output, overwrite=force, attention=attention)
     if as_json:
         click.echo(json.dumps(found.to_dict(attention), ensure_ascii=False))
     elif output is None:

@@ -166,7 +166,7 @@ def prune(
     """Take heads, feed-forward columns, layers or words out of SOURCE and write what is left to TARGET.
 
     Matrices become smaller, so the model becomes faster, and stays a normal model for every verb. What a head or a column is worth is
-    judged on --file (without one, the model writes its own text), summed over all uses of the shared layer.
+    judged on --file (without one, on made-up text), summed over all uses of the shared layer.
 
     \b
     --ffn 1/2 --heads 2/3        half of the columns, two thirds of the heads
@@ -214,12 +214,18 @@ def _show_pruned(target: Path, report: Any, scores: dict[str, Any]) -> None:
     click.echo(f"  parameters  {report.parameters:,} (before {report.parameters_before:,})")
     click.echo(f"  as float32  {megabytes(4 * report.parameters)} (before {megabytes(4 * report.parameters_before)})")
     click.echo(f"  operations  {report.operations / report.operations_before:.0%} of before, for a token")
-    click.echo(
-        f"  vectors agree with the whole model's: cosine {report.cosine_mean:.4f} on average, {report.cosine_least:.4f} at least"
-    )
+    click.echo(f"  vectors agree with the whole model's{_agreement(report)}")
     if scores:
         shown = ", ".join(f"{name} {score['value']:.4f}" for name, score in scores.items())
         click.echo(f"  {next(iter(scores.values()))['metric']} on held-out examples: {shown}")
+
+
+def _agreement(report: Any) -> str:
+    """Cosines, and of what kind of text they are where nobody gave any."""
+    said = f"cosine {report.cosine_mean:.4f} on average, {report.cosine_least:.4f} at least"
+    if report.about == "texts":
+        return f": {said}"
+    return f", on {report.about}: {said} (give texts like those it will read with -f)"
 
 
 @click.command(
@@ -244,8 +250,8 @@ def quantize(
 ) -> None:
     """Write SOURCE with its weights in 8 or 4 bits to TARGET, and compare the two.
 
-    At 4 bits the weights are rounded so that errors cancel on text like that of --file; without one, the model
-    writes its own.
+    Weights are rounded so that errors cancel on text like that of --file; without one, the model writes its own, or reads plain
+    English sentences if it cannot fill masks. Texts of your own are better.
 
     With --check, both are measured before anything is written: by their task's score on labelled examples; without a task, on a file with a
     text a line, by the cosine of their vectors or the share of masked words they guess alike. What loses more than --tolerance is
@@ -296,16 +302,19 @@ def check_examples(source: Path, check: Path, reading: Reading) -> list[Any]:
 
 
 def _show_quantised(target: Path, report: Any) -> None:
+    from albertkit.artifact import read_meta
     from albertkit.cli import megabytes, note
 
     click.echo(f"{target}: {megabytes(report.bytes)} (before {megabytes(report.bytes_before)})")
-    click.echo(
-        f"vectors agree with the float model: cosine {report.cosine_mean:.4f} on average, {report.cosine_least:.4f} at least"
-    )
+    click.echo(f"vectors agree with the float model's{_agreement(report)}")
     if report.verdict is not None:
         click.echo(str(report.verdict))
         if not report.verdict.good:
             note(f"that is more than the tolerance, {report.verdict.tolerance:g}")
+    if "exit" in read_meta(target)[0].details:
+        note(
+            f"when texts may leave early was found for the float model; find it anew:  albertkit calibrate {target} DEV"
+        )
 
 
 VERBS = (prune, quantize)

@@ -45,7 +45,8 @@ def test_four_bits_open_into_eight_exactly(shape, seed):
     assert np.square(matrix.floats() - weight).mean() <= 0.03 * np.square(weight).mean()
 
 
-def test_knowing_the_inputs_makes_four_bits_better():
+@pytest.mark.parametrize("bits", [8, 4])
+def test_knowing_the_inputs_makes_rounding_better(bits):
     """On correlated inputs the output's error falls clearly below plain rounding's."""
     rng = np.random.default_rng(0)
     inputs = (rng.normal(size=(4000, 24)) @ rng.normal(size=(24, 96)) + 0.1 * rng.normal(size=(4000, 96))).astype(
@@ -54,9 +55,18 @@ def test_knowing_the_inputs_makes_four_bits_better():
     weight = rng.normal(size=(64, 96)).astype(np.float32)
     errors = []
     for seen in (None, inputs.T @ inputs / len(inputs)):
-        matrix = open_blocks(*quantize_blocks(weight, seen), 96)
+        matrix = quantize_rows(weight, seen) if bits == 8 else open_blocks(*quantize_blocks(weight, seen), 96)
         errors.append(np.square(inputs @ (matrix.floats() - weight).T).mean())
     assert errors[1] < 0.5 * errors[0]
+
+
+def test_quick_packing_rounds_eight_bits_one_by_one():
+    artifact, name = make(tiny(vocab_size=30000)), "encoder.groups.0.0.ffn.down.weight"  # which is not smoothed
+    seen = moments(artifact, ["a text to look at"] * 20)
+    plain = quantize_rows(artifact.weights[name]).values
+    np.testing.assert_array_equal(pack(artifact.weights, 8, seen, quick=True)[name], plain)
+    careful = pack(artifact.weights, 8, seen)[name]
+    assert (careful != plain).any() and np.abs(careful.astype(int) - plain).max() < 20
 
 
 def test_zeros_and_single_values_survive():

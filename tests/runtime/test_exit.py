@@ -12,7 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from albertkit.artifact import Artifact, Meta, read_artifact, write_artifact
+from albertkit.compress.prune import Keep, prune
 from albertkit.errors import AlbertkitError
+from albertkit.interop.onnx_file import Settings, export
 from albertkit.model import AlbertModel
 from albertkit.model.model import build_head
 from albertkit.runtime import exits
@@ -378,8 +380,60 @@ def test_vectors_stop_when_they_stop_moving(albert):
 def test_the_built_in_model_looks_where_it_was_distilled():
     model = Albert(threads=1)
     assert exits.looks_of(model) == (3, 6, 9, 12)
+    with pytest.raises(AlbertkitError, match="depth is 4; .* 3, 6, 9, 12 layers"):
+        model.embed("a cat", depth=4)
     vectors, depths = model.embed_early(["a cat sat on the mat", "the dog stood there"], exit="cosine:0.9")
     assert set(depths.tolist()) <= {6, 9, 12} and vectors.shape == (2, model.dim)
+
+
+def test_depths_that_vectors_were_not_taught_at_are_refused(albert, folder, tmp_path):
+    """Numbers that mean nothing are worse than an error; what looks inside on purpose still may."""
+    artifact = read_artifact(folder("embed"))
+    distilled = {"step": "distill", "settings": {"depths": "2,5"}}
+
+    def opened(name, *steps, **details):
+        meta = dataclasses.replace(artifact.meta, made=steps, **details)
+        return Albert(write_artifact(dataclasses.replace(artifact, meta=meta), tmp_path / name), threads=1)
+
+    model = opened("distilled", distilled, {"step": "quantize"})
+    for refused in (
+        lambda: model.embed("cat", depth=3),
+        lambda: model.similarity("cat", "dog", depth=1),
+        lambda: model.embed("cat", depth=4, exit="cosine:0.9"),
+        lambda: model.embed_early(["cat"], exit="cosine:0.9", depth=4),
+        lambda: Albert(tmp_path / "distilled", depth=3).embed("cat"),
+        lambda: export(tmp_path / "distilled", tmp_path / "m.onnx", Settings(depth=3)),
+    ):
+        with pytest.raises(AlbertkitError, match="after 2, 5 layers"):
+            refused()
+    plain = albert("embed")
+    for depth in (2, LAYERS):
+        np.testing.assert_array_equal(model.embed("cat", depth=depth), plain.embed("cat", depth=depth))
+    np.testing.assert_array_equal(model.embed("cat", layer=3), plain.embed("cat", depth=3))
+    assert model.tokens("cat", depth=3).vectors.shape[1] == 32
+    for name, later in (
+        ("elastic", "elastic"),
+        ("tuned", "finetune"),
+        ("more", "pretrain"),
+    ):  # which depths are good is another question then
+        changed = opened(name, distilled, {"step": later})
+        assert changed.embed("cat", depth=3).shape == (32,) and exits.looks_of(changed) == (1, 2, 3, 4)
+    with pytest.raises(AlbertkitError, match=r"after 2, 5 layers.*--recover"):
+        prune(tmp_path / "distilled", tmp_path / "cut", Keep(layers=3))
+    assert prune(tmp_path / "distilled", tmp_path / "cut", Keep(layers=2)).layers == 2
+    assert opened("own", distilled, depth=3).embed("cat").shape == (32,)  # its own depth is what it was made for
+
+
+def test_heads_on_frozen_vectors_read_taught_depths_only(folder, tmp_path):
+    artifact = read_artifact(folder("classify"))
+    meta = dataclasses.replace(
+        artifact.meta, made=({"step": "distill", "settings": {"depths": "2,5"}}, {"step": "frozen classifier"}), details={**artifact.meta.details, "reads": "vector"}
+    )  # fmt: skip
+    model = Albert(write_artifact(dataclasses.replace(artifact, meta=meta), tmp_path / "m"), threads=1)
+    assert model.classify("cat", depth=2).label in LABELS["classify"]
+    for way in ({}, {"exit": "entropy:0.5"}):
+        with pytest.raises(AlbertkitError, match="after 2, 5 layers"):
+            model.classify("cat", depth=3, **way)
 
 
 # What is said about `exit=` --------------------------------------------------------------------------------------
@@ -453,7 +507,8 @@ def test_the_command_line(folder, tmp_path):
     assert said.exit_code == 0 and "90 held-out texts, compared with depth 5" in said.stdout, said.output
     assert "--exit 99.5%  cannot be promised" in said.stdout
     said = run.invoke(app, ["classify", str(tmp_path / "model"), "cat", "--exit", "entropy:1", "--json"])
-    assert json.loads(said.stdout)["depth"] == 1 and "1.00 layers a text" in said.stderr
+    assert json.loads(said.stdout)["depth"] == 1
+    assert said.stderr == "1.00 layers a text on average, 5.00 times fewer than 5\n"
     said = run.invoke(app, ["classify", str(tmp_path / "model"), "cat", "--depth", "2", "--json"])
     assert "depth" not in json.loads(said.stdout)
     said = run.invoke(
@@ -467,3 +522,52 @@ def test_the_command_line(folder, tmp_path):
     assert json.loads(said.stdout)["texts"] == 45, said.output
     said = run.invoke(app, ["embed", "cat", "-m", str(tmp_path / "vectors"), "--exit", "cosine:0.5"])
     assert len(json.loads(said.stdout)["vector"]) == 32, said.output
+    assert said.stderr == "2.00 layers a text on average, 2.50 times fewer than 5\n"
+    run.invoke(
+        app, ["embed", "cat", "-m", str(tmp_path / "vectors"), "-o", str(tmp_path / "v.npy"), "--exit", "cosine:0.5"]
+    )
+    assert np.load(tmp_path / "v.npy").shape == (1, 32)
+
+
+def test_the_command_line_says_when_shallow_depths_were_not_taught(folder, tmp_path):
+    from click.testing import CliRunner
+
+    from albertkit.cli import app
+
+    artifact = read_artifact(folder("classify"))
+    for name, told in (("finetune", True), ("elastic", False)):
+        meta = dataclasses.replace(artifact.meta, made=({"step": name}, {"step": "quantize"}))
+        write_artifact(dataclasses.replace(artifact, meta=meta), tmp_path / name)
+        for way, shallow in (
+            (["--depth", "2"], True),
+            (["--exit", "patience:1"], True),
+            (["--depth", "5"], False),
+            ([], False),
+        ):
+            said = CliRunner().invoke(app, ["classify", str(tmp_path / name), "cat", *way])
+            assert ("albertkit elastic" in said.stderr) == (told and shallow), said.stderr
+
+
+def test_elastic_says_how_vectors_learn_depths(folder, tmp_path):
+    from click.testing import CliRunner
+
+    from albertkit.cli import app
+
+    (tmp_path / "t.txt").write_text("cat\n")
+    with pytest.raises(AlbertkitError, match="albertkit distill TEACHER"):
+        CliRunner().invoke(
+            app, ["elastic", str(folder("embed")), str(tmp_path / "t.txt"), "-o", str(tmp_path / "o")], catch_exceptions=False
+        )  # fmt: skip
+
+
+def test_the_built_in_models_are_not_changed():
+    with pytest.raises(AlbertkitError, match="small comes with the package and is not changed; copy its folder"):
+        calibrate("small", ["a text"] * 500)
+
+
+def test_what_more_texts_would_help_with():
+    few, many = (Exits(5, (1,), ((0.0, 1.0),), ((1e-4, 0.98, 2.0),), texts) for texts in (90, 5000))
+    with pytest.raises(AlbertkitError, match=r"can promise, which is 0.98.*at least 400"):
+        few.limits(0.99)
+    with pytest.raises(AlbertkitError, match="some of these disagree"):
+        many.limits(0.99)

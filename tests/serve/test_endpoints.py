@@ -202,6 +202,20 @@ def test_tag_and_intent(server, alberts):
             assert all(text[s["start"] : s["end"]] == s["text"] for s in one["spans"])
 
 
+def test_classes_of_texts_are_intents_without_slots(server, alberts):
+    """As `albertkit intent` takes them; where nothing is named, a model made for intents comes first."""
+    texts = ["book a flight", LONG, ""]
+    found = server.post("/intent", {"texts": texts, "model": "pairs"}).json()
+    wanted = [plain(one) for one in alberts["pairs"].understand(texts)]
+    assert found["model"] == "pairs" and near(found["results"], wanted)
+    assert {one["intent"] for one in found["results"]} <= {"no", "yes"} and not any(
+        o["spans"] for o in found["results"]
+    )
+    assert server.post("/intent", {"texts": texts}).json()["model"] == "atis"
+    for name in ("topics", "stars"):  # several classes, and numbers
+        assert server.post("/intent", {"texts": texts, "model": name}).status_code == 424
+
+
 def test_answer_and_choose(server, alberts):
     for context in ("Ada wrote the first program in 1843.", LONG, ""):
         found = server.post("/answer", {"question": "Who wrote it?", "context": context}).json()

@@ -1,9 +1,9 @@
 """What the shared layer's matrices see: the mean of x·xᵀ over their inputs x, summed over all uses of the layer.
 
 In: an artifact and, if there are any, texts like those it will read. Out: `{matrix name: moments}` for `quantize.pack`, which
-smooths 8-bit inputs by them, and rounds 4-bit weights so that errors cancel on such inputs. Without texts, the model writes
+smooths inputs by them, and rounds weights so that errors cancel on such inputs. Without texts, the model writes
 its own: random words stand in some places, and its masked-word head fills the others in a few rounds, each place once, beside what stands
-there by then. No torch.
+there by then. A model without that head is shown plain English sentences (`data/everyday.py`), if its vocabulary is English; what is left is random pieces. No torch.
 """
 
 from __future__ import annotations
@@ -16,12 +16,16 @@ import numpy as np
 
 from albertkit.artifact import Artifact
 from albertkit.config import AlbertConfig
+from albertkit.data.everyday import everyday
 from albertkit.errors import AlbertkitError
 from albertkit.runtime import graph as graphs
 from albertkit.runtime.batching import Rows, rows
 from albertkit.runtime.engine import Engine, cores, open_graph
+from albertkit.tokenizer import Tokenizer
 
 TEXTS, LENGTH, ROUNDS = 32, 64, 4
+SENTENCES_EACH = 8  # for each `LENGTH` tokens
+WRITTEN, SENTENCES, RANDOM = "text it wrote itself", "plain English sentences", "random pieces"
 GIVEN = 0.3  # of the places of a text hold random words that stay; with fewer, the model repeats its commonest pieces
 LIKELY = 50
 SAMPLE = 12_000  # inputs of each matrix that are kept
@@ -127,23 +131,55 @@ def random_tokens(config: AlbertConfig, texts: int, seed: int = 0) -> list[list[
     return drawn
 
 
+def own_kind(artifact: Artifact) -> str:
+    """What `own_text` gives for a model, in words; `RANDOM` says least."""
+    tokenizer = artifact.tokenizer
+    if tokenizer is not None and tokenizer.mask_id is not None and "heads.mlm.bias" in artifact.weights:
+        return WRITTEN
+    return SENTENCES if tokenizer is not None and reads_english(tokenizer) else RANDOM
+
+
 def own_text(
     artifact: Artifact, progress: Progress = lambda _: None, texts: int = TEXTS, seed: int = 0
 ) -> list[list[int]]:
-    """Token ids the model finds likely; plain random ones for a model that cannot fill masks."""
-    tokenizer = artifact.tokenizer
+    """Token ids the model finds likely; for a model that cannot fill masks about as many tokens of sentences, or plain random ones."""
+    tokenizer, kind = artifact.tokenizer, own_kind(artifact)
+    if kind != WRITTEN or tokenizer is None:
+        return example_text(artifact.config, tokenizer, texts, seed)
     ids = np.array(random_tokens(artifact.config, texts, seed))
-    if tokenizer is not None and tokenizer.mask_id is not None and "heads.mlm.bias" in artifact.weights:
-        ids[:, 0], ids[:, -1] = tokenizer.cls_id or 0, tokenizer.sep_id or 0
-        generator = np.random.default_rng(seed)
-        turns = generator.integers(0, ROUNDS, ids.shape)  # the round in which each place is filled
-        turns[generator.random(ids.shape) < GIVEN] = -1
-        turns[:, [0, -1]] = -1
-        engine = Engine(artifact.config, dict(artifact.weights))
-        for turn in range(ROUNDS):
-            progress(f"writing its own text, {turn + 1} of {ROUNDS}")
-            _fill(engine, ids, turns - turn, tokenizer.mask_id, generator)
+    ids[:, 0], ids[:, -1] = tokenizer.cls_id or 0, tokenizer.sep_id or 0
+    generator = np.random.default_rng(seed)
+    turns = generator.integers(0, ROUNDS, ids.shape)  # the round in which each place is filled
+    turns[generator.random(ids.shape) < GIVEN] = -1
+    turns[:, [0, -1]] = -1
+    engine = Engine(artifact.config, dict(artifact.weights))
+    for turn in range(ROUNDS):
+        progress(f"writing its own text, {turn + 1} of {ROUNDS}")
+        _fill(engine, ids, turns - turn, tokenizer.mask_id or 0, generator)
     return [list(map(int, row)) for row in ids]
+
+
+def example_text(config: AlbertConfig, tokenizer: Tokenizer | None, texts: int, seed: int = 0) -> list[list[int]]:
+    """Token ids of about `texts` times `LENGTH` tokens, without asking a model: sentences for an English vocabulary, else random pieces.
+
+    A text has one to four sentences.
+    """
+    if tokenizer is None or not reads_english(tokenizer):
+        return random_tokens(config, texts, seed)
+    made = everyday(texts * SENTENCES_EACH, seed)
+    wanted = [" ".join(islice(made, 1 + number % 4)) for number in range(texts * SENTENCES_EACH * 2 // 5)]
+    return [e.ids for e in tokenizer.encode_batch(wanted, max_length=min(128, config.max_position_embeddings))]
+
+
+def reads_english(tokenizer: Tokenizer) -> bool:
+    """Whether most pieces of a vocabulary are written in Latin letters, and plain English sentences are cut into few of them, all known."""
+    pieces = [piece.removeprefix("##").removeprefix("▁") for piece in tokenizer.vocabulary.ids]
+    letters = [piece for piece in pieces if piece.isalpha()]
+    if sum(piece.isascii() for piece in letters) < 0.8 * len(letters):
+        return False
+    sentences = list(everyday(50))
+    ids = [place for row in tokenizer.ids_batch(sentences) for place in row]
+    return tokenizer.unk_id not in ids and len(ids) < 2 * sum(len(text.split()) for text in sentences)
 
 
 def _fill(engine: Engine, ids: np.ndarray, when: np.ndarray, mask_id: int, generator: np.random.Generator) -> None:

@@ -19,13 +19,14 @@ from pathlib import Path
 import numpy as np
 
 from albertkit.artifact import Artifact, write_artifact
-from albertkit.compress.calibrate import READS, Progress, calibration, own_text, watch
+from albertkit.compress.calibrate import READS, Progress, calibration, own_kind, own_text, watch
 from albertkit.compress.plan import operations
 from albertkit.compress.shrink import agreement
 from albertkit.compress.vocabulary import cut_vocabulary
 from albertkit.config import AlbertConfig
 from albertkit.errors import AlbertkitError
 from albertkit.interop.convert import open_model
+from albertkit.runtime.depths import check_taught
 from albertkit.weights import encoder_shapes, size
 
 Amount = int | float  # how many stay, or as a float above 0 and up to 1 which share
@@ -63,6 +64,8 @@ class Report:
     """Agreement of mean-pooled vectors with the whole model's."""
     cosine_least: float
     texts: int
+    about: str = "texts"
+    """What kind of texts these were: those given, or what was made up in their place (`calibrate.own_kind`)."""
 
 
 def prune(
@@ -74,12 +77,14 @@ def prune(
     progress: Progress = lambda _: None,
     recovery: Callable[[Artifact, Artifact], Artifact] | None = None,
 ) -> Report:
-    """Prune a model and write it. `texts` are like those it will read; without, it writes its own. A tenth is kept aside.
+    """Prune a model and write it. `texts` are like those it will read; without, some are made up (`calibrate.own_text`). A tenth is kept aside.
 
     recovery: gets the whole model and the pruned one, and gives the pruned one trained (`train/recover.py`).
     """
     before = open_model(source)
     _check(before, keep, source)
+    if keep.layers is not None and recovery is None and before.meta.task == "embed":
+        check_taught(before.config, before.meta, keep.layers, ", or train what is left (--recover)")
     if texts is not None and len(texts) < 10:
         raise AlbertkitError(f"{len(texts)} calibration texts were given; give at least 10, better some hundred")
     held = own_text(before, progress, texts=16, seed=1) if texts is None else calibration(before, texts[::10])
@@ -95,7 +100,7 @@ def prune(
     if keep.vocabulary is not None:  # last, so that a teacher and its student cut text alike
         progress("cutting the vocabulary")
         after = _noted(after, cut_vocabulary(after, keep.vocabulary))
-    report = _report(before, after, cosine)
+    report = _report(before, after, cosine, "texts" if texts is not None else own_kind(before))
     write_artifact(after, target, overwrite)
     progress("")
     return report
@@ -119,7 +124,7 @@ def _check(artifact: Artifact, keep: Keep, source: Path | str) -> None:
             )
 
 
-def _report(before: Artifact, after: Artifact, cosine: np.ndarray) -> Report:
+def _report(before: Artifact, after: Artifact, cosine: np.ndarray, about: str) -> Report:
     old, new = before.config, after.config
     return Report(
         parameters_before=size(encoder_shapes(old)),
@@ -133,6 +138,7 @@ def _report(before: Artifact, after: Artifact, cosine: np.ndarray) -> Report:
         cosine_mean=float(cosine.mean()),
         cosine_least=float(cosine.min()),
         texts=len(cosine),
+        about=about,
     )
 
 

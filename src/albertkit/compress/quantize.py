@@ -3,7 +3,8 @@
 In: float matrices (rows, columns), one row for each output. Out: `Matrix`. Each row has one float scale, so that a weight is
 value · scale with a value from -127 to 127. Where `moments` say what inputs a matrix sees (`calibrate.py`), it also has a
 number for each column (`smooth`): inputs are multiplied by it and weights divided, so that the few large channels of a
-LayerNorm do not spoil the 8 bits of all others (Xiao et al., SmoothQuant, arXiv 2211.10438).
+LayerNorm do not spoil the 8 bits of all others (Xiao et al., SmoothQuant, arXiv 2211.10438), and weights are rounded so that their
+errors cancel on such inputs: a shared layer makes the same error at each of its uses, so that it adds up even at 8 bits.
 
 At 4 bits a value is q · step, where q is from -8 to 7 and the step, a whole number from 1 to 15, is shared by a block
 of 32 neighbouring weights. A 4-bit matrix therefore *is* an 8-bit one, written in half the space: it opens into int8 by
@@ -12,6 +13,7 @@ one integer multiplication, exactly, and runs on the same kernels. Nothing is qu
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,12 +38,12 @@ class Matrix:
         return weights if self.smooth is None else weights * self.smooth
 
 
-def quantize_rows(weight: np.ndarray) -> Matrix:
-    """8 bits: the largest weight of a row becomes ±127."""
+def quantize_rows(weight: np.ndarray, moments: np.ndarray | None = None) -> Matrix:
+    """8 bits: the largest weight of a row becomes ±127. `moments`: as for `quantize_blocks`."""
     top = np.abs(weight).max(axis=1)
     scale = np.where(top > 0, top / 127, 1).astype(np.float32)
-    values = np.clip(np.rint(weight / scale[:, None]), -127, 127).astype(np.int8)
-    return Matrix(values, scale)
+    factor = None if moments is None else _inverse_factor(moments)
+    return Matrix(_round(weight, factor, lambda start, left: scale, (-127, 127)), scale)
 
 
 def quantize_blocks(weight: np.ndarray, moments: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -53,28 +55,49 @@ def quantize_blocks(weight: np.ndarray, moments: np.ndarray | None = None) -> tu
     """
     rows, columns = weight.shape
     blocks = -(-columns // BLOCK)
-    left = weight.astype(np.float32, copy=True)  # what is still to be written, errors of earlier columns included
     top = np.abs(weight).max(axis=1)
     scale = np.where(top > 0, top / 120, 1).astype(np.float32)  # 8 · 15: the largest value a block can write
     factor = None if moments is None else _inverse_factor(moments)
     steps = np.ones((rows, blocks), np.uint8)
+
+    def grid(start: int, left: np.ndarray) -> np.ndarray:
+        weighed = None if factor is None else 1 / np.square(np.diag(factor)[start : start + BLOCK])
+        steps[:, start // BLOCK] = _best_steps(left / scale[:, None], weighed)
+        found: np.ndarray = scale * steps[:, start // BLOCK]
+        return found
+
     values = np.zeros((rows, blocks * BLOCK), np.int8)
-    for block in range(blocks):
-        start, stop = block * BLOCK, min(columns, (block + 1) * BLOCK)
-        weighed = None if factor is None else 1 / np.square(np.diag(factor)[start:stop])
-        steps[:, block] = _best_steps(left[:, start:stop] / scale[:, None], weighed)
-        grid = scale * steps[:, block]
+    values[:, :columns] = _round(weight, factor, grid, (-8, 7))
+    nibbles = (values + 8).astype(np.uint8)
+    return nibbles[:, 0::2] | nibbles[:, 1::2] << 4, steps, scale
+
+
+def _round(
+    weight: np.ndarray,
+    factor: np.ndarray | None,
+    grid_of: Callable[[int, np.ndarray], np.ndarray],
+    ends: tuple[int, int],
+) -> np.ndarray:
+    """Whole numbers between `ends` for each weight, block by block of columns; with a `factor` (see `_inverse_factor`), errors cancel.
+
+    grid_of: the first column of a block, and what is still to be written there → the size of a step for each row.
+    """
+    columns = weight.shape[1]
+    left = weight.astype(np.float32, copy=True)  # what is still to be written, errors of earlier columns included
+    values = np.zeros(weight.shape, np.int8)
+    for start in range(0, columns, BLOCK):
+        stop = min(columns, start + BLOCK)
+        grid = grid_of(start, left[:, start:stop])
         if factor is None:
-            values[:, start:stop] = np.clip(np.rint(left[:, start:stop] / grid[:, None]), -8, 7)
+            values[:, start:stop] = np.clip(np.rint(left[:, start:stop] / grid[:, None]), *ends)
             continue
-        errors = np.zeros((rows, stop - start), np.float32)
+        errors = np.zeros((len(left), stop - start), np.float32)
         for j in range(start, stop):
-            values[:, j] = np.clip(np.rint(left[:, j] / grid), -8, 7)
+            values[:, j] = np.clip(np.rint(left[:, j] / grid), *ends)
             errors[:, j - start] = (left[:, j] - values[:, j] * grid) / factor[j, j]
             left[:, j + 1 : stop] -= np.outer(errors[:, j - start], factor[j, j + 1 : stop])
         left[:, stop:] -= errors @ factor[start:stop, stop:]
-    nibbles = (values + 8).astype(np.uint8)
-    return nibbles[:, 0::2] | nibbles[:, 1::2] << 4, steps, scale
+    return values
 
 
 def _best_steps(cut: np.ndarray, weighed: np.ndarray | None) -> np.ndarray:
@@ -149,10 +172,12 @@ def pack(
     bits: int,
     moments: dict[str, np.ndarray] | None = None,
     smooths: dict[str, np.ndarray] | None = None,
+    quick: bool = False,
 ) -> dict[str, np.ndarray]:
     """Float weights to the tensors of a quantised file: `NAME`, `NAME.scale`, `NAME.smooth` and, at 4 bits, `NAME.step`.
 
     smooths: of weights that were trained for few bits (`train/qat.py`), the `smooth` they were trained with; they are rounded as they are.
+    quick: 8-bit weights are smoothed and rounded one by one; that errors cancel costs an inverse for each matrix.
     """
     if bits not in BITS:
         raise AlbertkitError(f"bits is {bits!r}; choose 8 or 4")
@@ -166,12 +191,11 @@ def pack(
         if smooth is not None:
             out[f"{name}.smooth"] = smooth
             array = array / smooth
+            seen = None if seen is None else seen * smooth * smooth[:, None]
         if bits == 8 or not in_four_bits(name):
-            matrix = quantize_rows(array)
+            matrix = quantize_rows(array, None if quick else seen)
             out |= {name: matrix.values, f"{name}.scale": matrix.scale}
             continue
-        if seen is not None and smooth is not None:
-            seen = seen * smooth * smooth[:, None]
         packed, steps, scale = quantize_blocks(array, seen)
         out |= {name: packed, f"{name}.step": steps, f"{name}.scale": scale}
     return out

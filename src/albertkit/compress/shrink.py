@@ -1,7 +1,7 @@
 """A model in fewer bits, and how much of it is left: the verb `quantize`.
 
 In: a model folder of any kind, or what `train/qat.py` trained for few bits. Out: a quantised artifact folder, and a `Report` that compares its vectors
-with the float model's on texts nobody calibrated with (or, without texts, on text of the model's own). With a `Check`, nothing is written that loses
+with the float model's on texts nobody calibrated with (or, without texts, on text made up for it, see `calibrate.py`). With a `Check`, nothing is written that loses
 more than it may. No torch.
 """
 
@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from albertkit.artifact import QUANTISED_FILE, Artifact, Stored, new_folder, read_stored, write_artifact
-from albertkit.compress.calibrate import moments, own_text
+from albertkit.compress.calibrate import moments, own_kind, own_text
 from albertkit.compress.judge import Check, Verdict, refuse
 from albertkit.compress.quantize import BITS
 from albertkit.config import AlbertConfig
@@ -37,6 +37,8 @@ class Report:
     """Agreement of mean-pooled vectors with the float model's."""
     cosine_least: float
     texts: int
+    about: str = "texts"
+    """What kind of texts these were: those given, or what was made up in their place (`calibrate.own_kind`)."""
     verdict: Verdict | None = None
     """What was lost on the examples of a check."""
 
@@ -90,7 +92,8 @@ def shrink(
     seen = None
     if trained is None:
         seen = moments(artifact, None if texts is None else [text for i, text in enumerate(texts) if i % 10], progress)
-    known = "own text" if texts is None else f"{len(texts)} texts"
+    about = own_kind(artifact) if texts is None else "texts"
+    known = about if texts is None else f"{len(texts)} texts"
     step = {"step": "quantize", "bits": bits, "calibration": known if trained is None else "as trained"}
     made = dataclasses.replace(made, meta=dataclasses.replace(made.meta, made=(*made.meta.made, step)))
     with new_folder(Path(target), overwrite) as scratch:
@@ -110,6 +113,7 @@ def shrink(
         cosine_mean=float(cosine.mean()),
         cosine_least=float(cosine.min()),
         texts=len(held),
+        about=about,
         verdict=verdict,
     )
 

@@ -11,10 +11,10 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -35,6 +35,13 @@ SECONDS = 0.5  # that a candidate's latency is measured for
 CHILD = "from albertkit.compress.trial import child; child()"
 
 
+class Metric(Protocol):
+    """What scores a folder."""
+
+    def __call__(self, folder: Path, depth: int | None = None) -> float:
+        """On labelled data, at a depth or the model's own."""
+
+
 @dataclass(frozen=True)
 class Data:
     """What candidates are judged by."""
@@ -43,7 +50,7 @@ class Data:
     """Texts to calibrate with, as token ids."""
     held: list[list[int]]
     """Texts to compare vectors on."""
-    metric: Callable[[Path], float] | None = None
+    metric: Metric | None = None
     """A folder's score on labelled data."""
 
 

@@ -5,7 +5,7 @@ In: a preset's name or a model folder, limits, texts and labelled data. Out: `Fo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from albertkit.artifact import Artifact, model_folder, read_json
 from albertkit.compress.calibrate import Progress, calibration, own_text
 from albertkit.compress.fit import DEPTHS, Candidate, Limits, Proposal, pareto, propose, shapes_below, variants
 from albertkit.compress.machine import Machine, measure
-from albertkit.compress.trial import Data, measured, run_trials, tokenizer_memory
+from albertkit.compress.trial import Data, Metric, measured, run_trials, tokenizer_memory
 from albertkit.config import PRESETS, AlbertConfig, preset
 from albertkit.errors import AlbertkitError
 from albertkit.interop.convert import open_model
@@ -103,7 +103,9 @@ def proposals(shape: str, wanted: Wanted, progress: Progress = lambda _: None) -
     if model is None or data is None:
         candidates = shapes_below(shape, config)
     else:
-        candidates = variants(_called(shape), config, depths(model, data.held))
+        candidates = variants(
+            _called(shape), config, depths(model, data.held) if wanted.task is None else scored(shape, model, data)
+        )
     limits = Limits(wanted.latency, wanted.memory)
     machine = measure([c.config for c in candidates if not c.static], length, threads, progress=progress)
     progress("measuring memory")
@@ -127,7 +129,7 @@ def _called(shape: str) -> str:
 def depths(model: Artifact, ids: list[list[int]]) -> dict[int, float]:
     """How well the vectors at each depth agree with those of all layers: the mean cosine."""
     engine, most = Engine(model.config, dict(model.weights)), model.config.num_hidden_layers
-    wanted = sorted({max(1, round(most * share)) for share in DEPTHS} | {most})
+    wanted = shallower(most)
     sums, count = np.zeros(len(wanted)), 0
     for batch in rows(ids[:32]):
         inside = (np.arange(batch.ids.shape[1])[None] < batch.lengths[:, None])[..., None]
@@ -136,6 +138,19 @@ def depths(model: Artifact, ids: list[list[int]]) -> dict[int, float]:
         sums += [float((v * unit[-1]).sum()) for v in unit]
         count += len(batch.lengths)
     return dict(zip(wanted, (sums / max(1, count)).tolist(), strict=True))
+
+
+def scored(shape: str, model: Artifact, data: Data) -> dict[int, float]:
+    """The same by the task's score, which an elastic model keeps at depths whose vectors are others: 1 less what a depth loses."""
+    assert data.metric is not None
+    most = model.config.num_hidden_layers
+    scores = {depth: data.metric(model_folder(shape), depth) for depth in shallower(most)}
+    return {depth: 1 - max(0.0, scores[most] - score) for depth, score in scores.items()}
+
+
+def shallower(most: int) -> list[int]:
+    """The depths in question, the full one last."""
+    return sorted({max(1, round(most * share)) for share in DEPTHS} | {most})
 
 
 def _tokenizer(model: Artifact | None) -> Tokenizer:
@@ -176,8 +191,8 @@ def _data(model: Artifact, texts: Sequence[str] | None, task: Path | None, progr
     return Data(ids, held, None if task is None else _metric(model, task))
 
 
-def _metric(model: Artifact, task: Path) -> Callable[[Path], float]:
-    """A function that scores a folder on labelled examples, by the first of its task's metrics."""
+def _metric(model: Artifact, task: Path) -> Metric:
+    """A function that scores a folder, at a depth, on labelled examples, by the first of its task's metrics."""
     from albertkit.cli_tasks import Reading, read_files
     from albertkit.runtime.albert import Albert
     from albertkit.runtime.predict import predict
@@ -190,9 +205,9 @@ def _metric(model: Artifact, task: Path) -> Callable[[Path], float]:
         )
     examples = read_files(name, {"test": task}, Reading())["test"]
 
-    def score(folder: Path) -> float:
+    def score(folder: Path, depth: int | None = None) -> float:
         albert = Albert(folder)
-        return float(next(iter(albert.task.measure(predict(albert, examples, name), examples).values())))
+        return float(next(iter(albert.task.measure(predict(albert, examples, name, depth), examples).values())))
 
     return score
 

@@ -31,6 +31,7 @@ from albertkit.errors import AlbertkitError
 from albertkit.interop.onnx_check import compare
 from albertkit.interop.portable import HIDDEN, PortableBuilder
 from albertkit.runtime import graph as graphs
+from albertkit.runtime.depths import check_taught
 from albertkit.tokenizer.tokenizer_json import to_json
 
 HEADS = ("vector", "mlm", "classify", "tag", "answer", "choose")
@@ -86,6 +87,8 @@ def export(
         raise AlbertkitError(f"{beside} exists; choose another folder or allow overwriting (--force)")
     heads = heads_of(stored, settings.head)
     depth = settings.depth or stored.meta.depth or stored.config.num_hidden_layers
+    if "vector" in heads:
+        check_taught(stored.config, stored.meta, depth)
     levels = graphs.Levels(255 if settings.full_range else 127)
     model = build(stored, heads, depth, levels, settings.loop)
     data = model.SerializeToString()

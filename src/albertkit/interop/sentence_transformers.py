@@ -57,18 +57,23 @@ def _modules(folder: Path) -> list[tuple[str, Path]]:
     return out
 
 
-def read_folder(folder: Path) -> Artifact:
-    """Open a sentence-transformers folder."""
+def steps_of(folder: Path) -> tuple[Path, str, bool]:
+    """Where the encoder lies, how its tokens become one vector, and whether that is brought to length 1."""
     modules = _modules(folder)
     kinds = [kind for kind, _ in modules]
     if kinds[:2] != ["Transformer", "Pooling"] or kinds[2:] not in ([], ["Normalize"]):
         raise AlbertkitError(
             f"{folder} has the steps {', '.join(kinds)}; albertkit computes Transformer, Pooling and Normalize, and leaves out none"
         )
-    artifact = huggingface.read_folder(modules[0][1])
-    pooling = _pooling(read_json(modules[1][1] / "config.json"), folder)
+    return modules[0][1], _pooling(read_json(modules[1][1] / "config.json"), folder), "Normalize" in kinds
+
+
+def read_folder(folder: Path) -> Artifact:
+    """Open a sentence-transformers folder."""
+    encoder, pooling, unit = steps_of(folder)
+    artifact = huggingface.read_folder(encoder)
     made = ({"step": "convert", "from": folder.name, "layout": "sentence-transformers"},)
-    meta = Meta(task="embed", pooling=pooling, normalise="Normalize" in kinds, prompts=_prompts(folder), made=made)
+    meta = Meta(task="embed", pooling=pooling, normalise=unit, prompts=_prompts(folder), made=made)
     config, weights = artifact.config, artifact.weights
     limit = folder / "sentence_bert_config.json"
     length = read_json(limit).get("max_seq_length") if limit.is_file() else None

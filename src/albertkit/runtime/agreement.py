@@ -82,10 +82,15 @@ class Exits:
         risk = self.risk(share)
         if risk is None:
             most = self.risks[0][1] if self.risks else 0.0
-            needed = math.ceil(math.log(1 - CONFIDENCE) / math.log(share) * SHAPING / (SHAPING - 1)) + 1
+            testing = math.ceil(math.log(1 - CONFIDENCE) / math.log(share)) + 1
+            more = (
+                f"at least {math.ceil(testing * SHAPING / (SHAPING - 1)):,}"
+                if testing > self.texts
+                else "some of these disagree under the most careful rule"
+            )
             raise AlbertkitError(
                 f"exit={share:g} is more than the held-out texts can promise, which is {most:.4f} ({self.texts} texts); choose less, or "
-                f"run  albertkit calibrate MODEL DEV  with more texts (at least {needed:,})"
+                f"run  albertkit calibrate MODEL DEV  with more texts ({more})"
             )
         return limits_of(self.lines, risk)
 

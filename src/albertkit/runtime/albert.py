@@ -7,7 +7,7 @@ and columns of tables; results in the order of the input. Before this file: `eng
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -20,6 +20,7 @@ from albertkit.artifact import read_stored
 from albertkit.compress.quantize import pack, unpack
 from albertkit.errors import AlbertkitError, nearest
 from albertkit.runtime.batching import BUDGET, rows
+from albertkit.runtime.depths import check_taught
 from albertkit.runtime.engine import open_engine
 from albertkit.runtime.graph import as_float
 from albertkit.tokenizer import Encoding
@@ -88,11 +89,13 @@ class Albert:
         weights = stored.weights
         self._asks_another = builtin.resolve(model) == builtin.resolve(None) and "heads.mlm.bias" not in weights
         if bits is not None and stored.meta.quantisation is None:
-            from albertkit.compress.calibrate import moments_of, random_tokens
+            from albertkit.compress.calibrate import example_text, moments_of
 
             floats = {name: array for name, array in weights.items() if isinstance(array, np.ndarray)}
-            seen = moments_of(stored.config, weights, random_tokens(stored.config, 16))
-            weights = unpack(pack(floats, bits, seen), {name: array.shape for name, array in floats.items()})
+            seen = moments_of(stored.config, weights, example_text(stored.config, stored.tokenizer, 16))
+            weights = unpack(
+                pack(floats, bits, seen, quick=True), {name: array.shape for name, array in floats.items()}
+            )
         elif bits is not None and stored.meta.quantisation != f"int{bits}":
             raise AlbertkitError(
                 f"bits={bits} was asked for, and the model is stored as {stored.meta.quantisation}; open the float model"
@@ -162,14 +165,20 @@ class Albert:
         long: str = "split",
         prompt: str | None = None,
         exit: Exit | None = None,
+        leave: Callable[[int], None] = lambda depth: None,
     ) -> Iterator[np.ndarray]:
-        """The vectors of `embed` one by one, in bounded memory however many texts there are."""
+        """The vectors of `embed` one by one, in bounded memory however many texts there are.
+
+        leave: with `exit`, called with the depth at which each text left.
+        """
         recipe = self.recipe(pooling, layer, depth, dim, normalise, long, prompt)
         if exit is not None:
             from albertkit.runtime.exits import embed_windows
 
             for left in embed_windows(self, texts, recipe, exit, layer, depth):
-                yield from left.scores
+                for vector, layers in zip(left.scores, left.depths.tolist(), strict=True):
+                    leave(layers)
+                    yield vector
             return
         start = 0
         for window in windows(texts):
@@ -216,7 +225,12 @@ class Albert:
             raise AlbertkitError(f"pooling is {how!r}; a static model knows only the mean of its pieces' vectors")
         unit = self.meta.normalise if normalise is None else normalise
         before = self.meta.prompts.get("default", "") if prompt is None else self.meta.prompts.get(prompt, prompt)
-        return Recipe(how, self._layers_to_apply(layer, depth, how), long, dim, unit, before)
+        layers = self._layers_to_apply(layer, depth, how)
+        if layer is None:
+            check_taught(
+                self.config, self.meta, layers, f" (layer={layers} gives the hidden states there all the same)"
+            )
+        return Recipe(how, layers, long, dim, unit, before)
 
     def _embed_window(self, texts: list[str], recipe: Recipe, first: int) -> Iterator[np.ndarray]:
         pieces, owners = self.pieces(texts, recipe.long, first)
@@ -426,13 +440,17 @@ class Albert:
         return found[0] if single else found
 
     def understand(self, texts: str | Iterable[str], *, depth: int | None = None, exit: Exit | None = None) -> Any:
-        """Intent and slots of each text: one `Understood`, or a list of them."""
+        """Intent and slots of each text: one `Understood`, or a list of them; classes of texts are intents without slots."""
         from albertkit.runtime.predict import listed, predict
-        from albertkit.tasks.examples import Tagged
-        from albertkit.tasks.tag import words_of
+        from albertkit.tasks.examples import Tagged, Text
+        from albertkit.tasks.tag import Understood, words_of
 
         given, single = listed(texts)
-        found = predict(self, [Tagged(text, words_of(text)) for text in given], "intent", depth, exit)
+        if self.meta.task == "classify" and self.task.kind == "single":  # intents without slots
+            labels = predict(self, [Text(text) for text in given], "classify", depth, exit)
+            found = [Understood.of(label) for label in labels]
+        else:
+            found = predict(self, [Tagged(text, words_of(text)) for text in given], "intent", depth, exit)
         return found[0] if single else found
 
     def answer(self, question: str, context: str, *, depth: int | None = None, exit: Exit | None = None) -> Any:

@@ -20,6 +20,7 @@ import numpy as np
 from albertkit.errors import AlbertkitError
 from albertkit.runtime.agreement import Exits
 from albertkit.runtime.batching import groups, packed
+from albertkit.runtime.depths import taught_depths
 from albertkit.tasks.sure import Judge, cosines
 
 if TYPE_CHECKING:
@@ -144,11 +145,8 @@ def looks_of(albert: Albert) -> tuple[int, ...]:
     stored = albert.meta.details.get("exit")
     if stored is not None:
         return Exits.from_dict(stored).looks
-    for step in reversed(albert.meta.made):
-        depths = step.get("settings", {}).get("depths") if step.get("step") == "distill" else None
-        if isinstance(depths, str) and depths.replace(",", "").isdigit():
-            return tuple(sorted(int(depth) for depth in depths.split(",") if depth))
-    return tuple(range(1, albert.depth))
+    taught = taught_depths(albert.meta.made)
+    return tuple(range(1, albert.depth)) if taught is None else taught
 
 
 def kind_of(task: Any) -> str:
@@ -276,9 +274,10 @@ def leave_task(
     albert: Albert, features: Sequence[Feature], examples: Sequence[Any], exit: Exit, depth: int | None = None
 ) -> Left:
     """Scores of features, each from where its example left; `depths` are by example."""
-    from albertkit.runtime.predict import read_heads
+    from albertkit.runtime.predict import layers_of, read_heads
 
     task = albert.task
+    layers_of(albert, depth)  # or says what is wrong with it
     rule = rule_of(albert, exit, depth, kind_of(task))
     judge = Judge(task, features, examples)
     walk = Walk(albert, rule, lambda hidden, lengths: read_heads(albert, hidden, lengths), judge, judge.units)

@@ -12,6 +12,7 @@ import numpy as np
 
 from albertkit.errors import AlbertkitError
 from albertkit.runtime.batching import rows
+from albertkit.runtime.depths import check_taught
 from albertkit.tasks.task import Feature
 
 if TYPE_CHECKING:
@@ -67,10 +68,18 @@ def check_made(albert: Albert, task: str) -> None:
         raise AlbertkitError(f"this model was made for {made!r} and cannot do {task!r}{hint}")
 
 
+def layers_of(albert: Albert, depth: int | None) -> int:
+    """Layers to apply before the heads; a head on frozen sentence vectors reads those of taught depths only."""
+    layers = albert._layers_to_apply(None, depth, "pooler")
+    if albert.meta.details.get("reads") == "vector":
+        check_taught(albert.config, albert.meta, layers)
+    return layers
+
+
 def scores(albert: Albert, features: Sequence[Feature], depth: int | None = None) -> list[Any]:
     """The heads' scores for each feature: an array, or a tuple of arrays for a task of two heads."""
     found: list[Any] = [None] * len(features)
-    layers = albert._layers_to_apply(None, depth, "pooler")
+    layers = layers_of(albert, depth)
     for batch in rows([f.ids for f in features], [f.segments for f in features], albert.budget):
         by_text = read_heads(albert, albert.engine.run(batch, layers), batch.lengths)
         for at, place in enumerate(batch.order):

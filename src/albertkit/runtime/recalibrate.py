@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from albertkit import builtin
 from albertkit.artifact import META_FILE, model_folder, read_json
 from albertkit.errors import AlbertkitError
 from albertkit.runtime.agreement import FEWEST, Exits, calibrated, fit
@@ -31,6 +32,10 @@ def calibrate(model: Path | str, examples: Sequence[Any], looks: Sequence[int] |
     looks: depths at which they may; default those the model has been looked at before, or every one.
     """
     folder = model_folder(model)
+    if folder.parent == builtin.MODELS:
+        raise AlbertkitError(
+            f"{folder.name} comes with the package and is not changed; copy its folder, {folder}, and calibrate the copy"
+        )
     if not (folder / META_FILE).is_file():
         raise AlbertkitError(f"{folder} holds no {META_FILE}; run  albertkit convert {folder} OUT  first")
     albert = Albert(folder)

@@ -114,6 +114,8 @@ class Model:
     def can(self) -> frozenset[str]:
         """The endpoints it can answer."""
         found = {*ALWAYS, *BY_TASK.get(self.albert.meta.task, ())}
+        if self.albert.meta.task == "classify" and self.albert.task.kind == "single":
+            found.add("intent")  # intents without slots
         if self.albert.tokenizer.mask_id is not None and "heads.mlm.bias" in self.albert.engine.weights:
             found.add("fill")
         if self.albert.config.options.static:
@@ -160,7 +162,7 @@ class Models:
         return iter(self._held.values())
 
     def pick(self, name: str | None, ability: str) -> Model:
-        """The named model, or the first that has an ability; it must have it."""
+        """The named model, or the first that has an ability, one made for it before others; it must have it."""
         if name is not None:
             model = self._held.get(name)
             if model is None:
@@ -172,9 +174,10 @@ class Models:
                 made = f"it was made for {model.albert.meta.task!r} and can: {', '.join(sorted(model.can))}"
                 raise Refusal(424, f"the model {name!r} cannot do {ability!r}; {made}")
             return model
-        for model in self._held.values():
-            if ability in model.can:
-                return model
+        able = [model for model in self._held.values() if ability in model.can]
+        if able:
+            for_it = [model for model in able if ability in BY_TASK.get(model.albert.meta.task, ())]
+            return (for_it or able)[0]
         tasks = ", ".join(f"{m.name} ({m.albert.meta.task})" for m in self._held.values())
         raise Refusal(424, f"no served model can do {ability!r}; served: {tasks}; serve one that was made for it")
 

@@ -14,7 +14,7 @@ from albertkit.serve.refusal import Refusal
 from albertkit.serve.schema import Count, Depth, Served, Strict, Texts
 from albertkit.serve.work import Ask, Desk, texts_of
 from albertkit.tasks.examples import Choice, Question, Tagged, Text
-from albertkit.tasks.tag import words_of
+from albertkit.tasks.tag import Understood, words_of
 
 
 class ClassifyRequest(Strict):
@@ -188,9 +188,13 @@ async def tag(desk: Desk, ask: Ask, body: TextsRequest) -> dict[str, Any]:
 
 
 async def intent(desk: Desk, ask: Ask, body: TextsRequest) -> dict[str, Any]:
-    """What texts ask for, and the slots they fill."""
+    """What texts ask for, and the slots they fill; classes of texts are intents without slots."""
     model = desk.pick(ask, body.model, "intent")
-    examples = await desk.cut(tagged, texts_of(body.texts, "texts"))
+    texts = texts_of(body.texts, "texts")
+    if model.albert.meta.task == "classify":  # intents without slots
+        labels = await desk.results(ask, model, [Text(text) for text in texts], "classify", body.depth)
+        return {"model": model.name, "results": [Understood.of(label) for label in labels]}
+    examples = await desk.cut(tagged, texts)
     return {"model": model.name, "results": await desk.results(ask, model, examples, "intent", body.depth)}
 
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from albertkit.errors import AlbertkitError
 from albertkit.runtime.albert import Guess, Recipe, joined
-from albertkit.runtime.predict import features_of, read_heads
+from albertkit.runtime.predict import features_of, layers_of, read_heads
 from albertkit.serve.batcher import Batcher
 from albertkit.serve.cache import Cache, key_of
 from albertkit.serve.jobs import Computing, Job, Way
@@ -170,7 +170,7 @@ class Desk:
     async def _scores(
         self, ask: Ask, model: Model, examples: Sequence[Any], task: str, depth: int | None
     ) -> tuple[list[Any], list[Any]]:
-        layers = model.albert._layers_to_apply(None, depth, "pooler")
+        layers = layers_of(model.albert, depth)
         features = await self.cut(features_of, model.albert, examples, task)
         ids, segments = [f.ids for f in features], [f.segments for f in features]
         job = Job(Way(model, layers, heads), ids, ask.deadline, segments)

@@ -162,14 +162,13 @@ const spec = {
   ask: measure,
   draw,
   code({ texts, model }) {
-    const body = { inputs: texts, model: model.id, depth: chosen || 1 };
     return {
       python:
         `import time\n\n${opened(model.id)}texts = ${pyList(texts)}\nfull = albert.embed(texts)\n` +
-        `for depth in range(1, albert.depth + 1):\n    began = time.perf_counter()\n    vectors = albert.embed(texts, depth=depth)\n` +
+        `for depth in range(1, albert.depth + 1):\n    began = time.perf_counter()\n    vectors = albert.embed(texts, layer=depth)\n` +
         `    took = time.perf_counter() - began\n    print(depth, round(1000 * took, 1), "ms", round(float((vectors * full).sum(1).mean()), 3))`,
-      curl: curl("embed", body),
-      cli: cli("embed", "-m", model.id, "--depth", chosen || 1, "--", ...texts),
+      curl: curl("explain", { text: texts[0] ?? "", model: model.id, vectors: true, k: 1 }),
+      cli: cli("embed", "-m", model.id, "--layer", chosen || 1, "--", ...texts),
     };
   },
 };

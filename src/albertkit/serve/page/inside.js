@@ -122,7 +122,7 @@ function programs(v, { answer }) {
   const { kind, exit, full_depth: full } = answer;
   const { layer, head } = view;
   const leave = rule(exit);
-  const each = kind ? `${call(kind, v)}, depth=depth)` : "albert.embed(text, depth=depth) @ albert.embed(text)";
+  const each = kind ? `${call(kind, v)}, depth=depth)` : "albert.embed(text, layer=depth) @ albert.embed(text)";
   const left = kind ? `${call(kind, v)}, exit=${py(leave)})` : `albert.embed_early([text], exit=${py(leave)})[1]`;
   const early = leave ? `print(${left})\n` : "";
   const verb = { classify: ["classify", ...(v.pair ? ["--pair", v.pair] : [])], fill: ["fill", "-m", v.model.id] }[kind] ??

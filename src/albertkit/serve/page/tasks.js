@@ -92,6 +92,7 @@ const intents = (model) => model.task === "intent";
 
 export const tag = makeTool({
   id: "tag", group: 2, needs: ["tag", "intent"],
+  fits: (model) => model.task !== "classify", // whose intents have no slots to mark
   make: ["albertkit finetune tag train.conll --dev dev.conll -o names", "albertkit serve names"],
   fields: [tagged.node],
   examples: [{ texts: ["Angela Merkel visited Paris in spring.", "Marie Curie was born in Warsaw."] }],

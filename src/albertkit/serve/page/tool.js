@@ -141,7 +141,7 @@ export function makeTool(spec) {
     id, panel, group: spec.group,
     /** Which of the served models this tool can use; whether there is one. */
     offer(served) {
-      known = served.filter((one) => spec.needs.some((ability) => one.endpoints.includes(ability)));
+      known = served.filter((one) => spec.needs.some((ability) => one.endpoints.includes(ability)) && (spec.fits?.(one) ?? true));
       models.replaceChildren(...known.map((one) => el("option", { value: one.id, text: one.id })));
       models.value = (spec.prefer?.(known) ?? known[0])?.id ?? "";
       modelBox.hidden = known.length < 2;

@@ -1,0 +1,76 @@
+"""What a model is shown where nobody gives texts: what it writes, plain sentences, or random pieces; and the verbs say which."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from albertkit.artifact import Meta, write_artifact
+from albertkit.cli import app
+from albertkit.compress import calibrate
+from albertkit.compress.calibrate import example_text, own_kind, own_text, random_tokens, reads_english
+from albertkit.runtime.albert import Albert
+from albertkit.tokenizer import Tokenizer
+from tests.conftest import tiny
+from tests.runtime.test_albert import make
+from tests.train.conftest import VOCAB
+
+SMALL = tiny(vocab_size=30000, max_position_embeddings=40)
+
+
+@pytest.fixture(scope="module")
+def vectors():
+    """A model that cannot fill masks."""
+    return dataclasses.replace(make(SMALL, ()), meta=Meta(task="embed"))
+
+
+@pytest.fixture
+def foreign(tmp_path):
+    """A vocabulary that cannot spell English."""
+    (tmp_path / "vocab.txt").write_text("\n".join([*VOCAB[:5], *map(chr, range(0x4E00, 0x4E80))]) + "\n", "utf-8")
+    return Tokenizer.from_vocab(tmp_path / "vocab.txt")
+
+
+def test_a_model_without_a_masked_word_head_reads_sentences(vectors):
+    tokenizer = vectors.tokenizer
+    ids = own_text(vectors, texts=8)
+    assert own_kind(vectors) == calibrate.SENTENCES and ids == own_text(vectors, texts=8)
+    said = [tokenizer.decode(row) for row in ids]
+    assert "".join(said).isascii() and np.mean([" the " in f" {text} " or " a " in f" {text} " for text in said]) > 0.5
+    assert {(row[0], row[-1]) for row in ids} == {(tokenizer.cls_id, tokenizer.sep_id)}
+    assert max(map(len, ids)) <= 40 and 4 * 64 < sum(map(len, ids)) < 16 * 64
+    assert not {tuple(row) for row in ids} & {tuple(row) for row in own_text(vectors, texts=8, seed=1)}
+
+
+def test_which_text_by_which_model(vectors, foreign):
+    assert own_kind(make(SMALL)) == calibrate.WRITTEN
+    assert not reads_english(foreign) and reads_english(vectors.tokenizer)
+    assert own_kind(dataclasses.replace(vectors, tokenizer=foreign)) == calibrate.RANDOM
+    assert own_kind(dataclasses.replace(vectors, tokenizer=None)) == calibrate.RANDOM
+    assert example_text(SMALL, foreign, 3) == example_text(SMALL, None, 3) == random_tokens(SMALL, 3)
+
+
+def test_the_verbs_say_what_text_their_cosines_are_of(vectors, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_artifact(vectors, tmp_path / "float")
+    (tmp_path / "lines.txt").write_text("".join(f"text {i} is here\n" for i in range(40)))
+
+    def said(*line):
+        done = CliRunner().invoke(app, list(line), catch_exceptions=False)
+        return next(row for row in done.output.splitlines() if "vectors agree" in row)
+
+    for verb in (["quantize", "float", "a", "--force"], ["prune", "float", "b", "--ffn", "1/2", "--force"]):
+        assert "on plain English sentences: cosine" in said(*verb) and "with -f" in said(*verb)
+        assert "sentences" not in said(*verb, "-f", "lines.txt")
+
+
+def test_a_model_quantised_on_opening_is_rounded_on_sentences(vectors, tmp_path, monkeypatch):
+    write_artifact(vectors, tmp_path / "float")
+    seen = []
+    watch = calibrate.watch
+    monkeypatch.setattr(calibrate, "watch", lambda config, weights, ids, *more: (seen.extend(ids), watch(config, weights, ids, *more))[1])  # fmt: skip
+    Albert(tmp_path / "float", bits=4, threads=1)
+    assert seen == example_text(SMALL, vectors.tokenizer, 16)

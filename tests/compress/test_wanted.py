@@ -1,0 +1,51 @@
+"""What `plan` and `profile` go by: a task's own score where there is one, and the fastest product that was seen."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from albertkit.artifact import Meta, write_artifact
+from albertkit.compress import profile as profiles
+from albertkit.compress import wanted
+from albertkit.compress.fit import variants
+from albertkit.compress.trial import Data
+from tests.conftest import tiny
+from tests.runtime.test_albert import make
+
+
+@pytest.fixture(scope="module")
+def classifier():
+    meta = Meta(task="classify", labels=("a", "b"), details={"kind": "single"})
+    return dataclasses.replace(make(tiny(vocab_size=30000, num_hidden_layers=8), ("classify",)), meta=meta)
+
+
+def test_depths_are_judged_by_the_task_where_it_is_known(classifier, tmp_path, monkeypatch):
+    """An elastic model says the same at half the depth, with other vectors; by these alone half the depth would never be tried."""
+    folder = write_artifact(classifier, tmp_path / "m")
+    scores = {2: 0.7, 4: 0.9, 8: 0.9}
+    data = Data([], [], lambda folder, depth=None: scores.get(depth, 0.85))
+    found = wanted.scored(str(folder), classifier, data)
+    assert set(found) == set(wanted.shallower(8)) and found[8] == found[4] == 1 and found[2] == pytest.approx(0.8)
+    losses = {(c.config.num_hidden_layers, c.bits): c.loss for c in variants("m", classifier.config, found) if not c.static and c.config.intermediate_size == 48}  # fmt: skip
+    assert losses[4, 8] == losses[8, 8] < losses[2, 8]
+    (tmp_path / "dev.tsv").write_text("text\tlabel\n" + "".join(f"text {i}\t{'ab'[i % 2]}\n" for i in range(10)))
+    asked = []
+
+    def stop(*given, **more):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(wanted, "scored", lambda *given: asked.append(given) or dict.fromkeys(wanted.shallower(8), 1.0))
+    monkeypatch.setattr(wanted, "measure", stop)
+    with pytest.raises(KeyboardInterrupt):
+        wanted.proposals(str(folder), wanted.Wanted(latency=1.0, task=tmp_path / "dev.tsv", length=8, threads=1))
+    ((_, _, data),) = asked
+    assert 0 <= data.metric(folder, 4) <= 1  # a real score, at a depth
+
+
+def test_no_part_is_faster_than_the_peak(classifier, tmp_path, monkeypatch):
+    monkeypatch.setattr(profiles, "peak", lambda threads, bits: 1.0)  # as if other work had slowed it down
+    found = profiles.profile(write_artifact(classifier, tmp_path / "m"), size=(8, 1), threads=1)
+    shares = [part.of_peak for part in found.parts if part.of_peak is not None]
+    assert max(shares) == pytest.approx(1) and found.of_peak <= 1 and found.peaks["float32"] > 1
