@@ -2,6 +2,7 @@
 
     python bench/ablation.py run SHARDS --task sst-2=TRAIN,DEV --task mrpc=TRAIN,DEV --runs RUNS --shape small --tokens 200e6 --seeds 0,1,2 [--jobs 8]
     python bench/ablation.py speed SHARDS [--shape small] [--batch 64] [--steps 40] [--device auto] [--compile auto]
+    python bench/ablation.py reading [--shape small] [--batch N] [--seconds 2] [--device auto]
     python bench/ablation.py lengths [--shape small] [--window 64] [--device auto]
     python bench/ablation.py table
 
@@ -9,7 +10,8 @@
 fine-tunes the result on labelled files of classes, and writes one line for each variant and seed to bench/results/ablation.jsonl. Each runs in a process of its own, --jobs of them at a
 time, the first seed of all variants first. What has its line is not done again, and what was interrupted goes on from its checkpoint, so the same command may be given as often as
 needed; --only chooses variants. Processes share torch's folder of compiled code, since most variants compile the same layer. `speed` times updates of each variant alone on the machine:
-what several jobs at once see of it is not a speed. `lengths` times one layer with a window and without, in torch and in the runtime. `table` writes docs/ablation.md from what was kept.
+what several jobs at once see of it is not a speed. `reading` does the same for texts that are only read, with random weights, since what the documents promise is faster inference: by the torch-free runtime on a processor, by
+torch on a GPU. `lengths` times one layer with a window and without, in torch and in the runtime. `table` writes docs/ablation.md from what was kept.
 """
 
 from __future__ import annotations
@@ -42,6 +44,9 @@ from albertkit.errors import AlbertkitError  # noqa: E402
 
 RESULTS = Path(__file__).parent / "results"
 LINES, LENGTHS, SPEEDS = (RESULTS / f"ablation{rest}" for rest in (".jsonl", "-lengths.json", "-speed.json"))
+FILL = 32_768  # tokens that keep a GPU busy; with few, the time to start its kernels is all that is measured
+USUAL = "128,256,512,1024,2048,4096"
+LONG = f"{USUAL},8192,16384"
 GROUP = 5  # updates that are timed together, since a GPU is asked for its results only at the end of them
 
 
@@ -102,7 +107,18 @@ def recipe(args: argparse.Namespace) -> dict[str, Any]:
     return {
         "shape": args.shape, "layers": args.layers, "length": args.length, "batch": args.batch, "tokens": args.tokens, "minutes": args.minutes,
         "learning_rate": args.learning_rate, "optimizer": args.optimizer, "epochs": args.epochs, "tasks": sorted(args.tasks), "examples": args.examples,
+        "eval_rows": args.eval_rows, "corpus": corpus(args.shards),
     }  # fmt: skip
+
+
+def corpus(folder: Path) -> str:
+    """Which texts and which vocabulary, so that lines of two corpora are not compared."""
+    from albertkit.data.shards import Shards
+
+    manifest = Shards.open(folder).manifest
+    tokens = sum(part["tokens"] for split in manifest["splits"].values() for part in split)
+    mark = hashlib.sha256(json.dumps([manifest["tokenizer"], manifest["splits"]]).encode()).hexdigest()[:8]
+    return f"{tokens:,} tokens ({mark})"
 
 
 def place(name: str, seed: int, args: argparse.Namespace) -> Path:
@@ -259,7 +275,8 @@ def child(label: str, name: str, seed: int, args: argparse.Namespace) -> None:
 def run(args: argparse.Namespace) -> None:
     """All variants, seed by seed, so that one seed of everything is there early."""
     args.tasks = dict(pair(given) for given in args.task)
-    done = {(line["variant"], line["seed"]) for line in kept(args.results) if line["recipe"] == recipe(args)}
+    same = recipe(args)
+    done = {(line["variant"], line["seed"]) for line in kept(args.results) if line["recipe"] == same}
     wanted = [(name, int(seed)) for seed in args.seeds.split(",") for name in chosen(args.only)]
     pieces = [(f"{name}, seed {seed}", name, seed, args) for name, seed in wanted if (name, seed) not in done]
     print(f"{len(pieces)} to train, {len(wanted) - len(pieces)} done before, {args.jobs} at a time", flush=True)
@@ -281,13 +298,30 @@ def pair(given: str) -> tuple[str, tuple[str, str]]:
 
 
 def speed(args: argparse.Namespace) -> None:
-    """Tokens a second of each variant, one after the other on a machine that does nothing else."""
+    """Tokens a second of updates of each variant."""
+    import torch
+
+    torch.set_float32_matmul_precision("high")
+    same = {name: getattr(args, name) for name in ("shape", "layers", "length", "batch", "optimizer", "compile")}
+    alone({"what": "updates", **same}, chosen(args.only), timed, args)
+
+
+def reading(args: argparse.Namespace) -> None:
+    """Tokens a second of each variant that reads in a way of its own."""
+    args.batch = args.batch or (FILL // args.length if on_gpu(args.device) else 16)
+    same = {name: getattr(args, name) for name in ("shape", "layers", "length", "batch")}
+    own = [name for name in chosen(args.only) if not VARIANTS[name].goals]
+    alone({"what": "reading", **same}, own, read, args)
+
+
+def alone(
+    same: dict[str, Any], names: list[str], call: Callable[[str, argparse.Namespace], float], args: argparse.Namespace
+) -> None:
+    """One variant after the other, on a machine that does nothing else; what was measured before stays."""
     import torch
 
     from albertkit.data.writing import write_json
 
-    torch.set_float32_matmul_precision("high")
-    same = {name: getattr(args, name) for name in ("shape", "layers", "length", "batch", "optimizer", "compile")}
     machine = about(args.device) | {"threads": str(torch.get_num_threads())}
     records = json.loads(args.results.read_text(encoding="utf-8")) if args.results.is_file() else []
     record = next((r for r in records if r["machine"] == machine and r["recipe"] == same), None)
@@ -295,11 +329,11 @@ def speed(args: argparse.Namespace) -> None:
         record = {"machine": machine, "recipe": same, "tokens_per_second": {}}
         records.append(record)
     found = record["tokens_per_second"]
-    for name in chosen(args.only):
+    for name in names:
         if name in found and args.only is None:
             continue
         try:
-            found[name] = timed(name, args)
+            found[name] = call(name, args)
         except (AlbertkitError, RuntimeError) as error:
             print(f"{name} failed: {error}", file=sys.stderr, flush=True)
             continue
@@ -309,6 +343,45 @@ def speed(args: argparse.Namespace) -> None:
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
+
+
+def read(name: str, args: argparse.Namespace) -> float:
+    """Tokens a second of a model with random weights: the runtime's on a processor, torch's in bf16 on a GPU."""
+    import torch
+
+    config = VARIANTS[name].config(args.shape, args.length, args.layers)
+    texts = np.random.default_rng(0).integers(5, config.vocab_size, (args.batch, args.length)).tolist()
+    if on_gpu(args.device):
+        from albertkit.model import AlbertModel, Batch
+
+        encoder = AlbertModel(config).encoder.eval().to("cuda", torch.bfloat16)
+        batch = Batch.of(texts).to("cuda")
+
+        def call() -> None:
+            with torch.inference_mode():
+                encoder(batch)
+            torch.cuda.synchronize()
+    else:
+        from albertkit.compress.machine import random_weights
+        from albertkit.runtime.batching import rows
+        from albertkit.runtime.engine import Engine
+        from albertkit.weights import encoder_shapes
+
+        weights = random_weights(encoder_shapes(config, pooler=False), 32)
+        engine = Engine(config, weights, torch.get_num_threads())
+        (packed,) = rows(texts, budget=args.batch * args.length)
+
+        def call() -> None:
+            engine.run(packed, config.num_hidden_layers)
+
+    return args.batch * args.length / usual(call, args.seconds)
+
+
+def on_gpu(device: str) -> bool:
+    """Whether a GPU is asked for, or there is one and nothing is asked for."""
+    import torch
+
+    return device == "cuda" or (device == "auto" and torch.cuda.is_available())
 
 
 def timed(name: str, args: argparse.Namespace) -> float:
@@ -352,8 +425,8 @@ def usual(call: Callable[[], object], seconds: float) -> float:
     return float(np.median(times))
 
 
-def torch_times(config: AlbertConfig, length: int, device: str, seconds: float) -> dict[str, float]:
-    """Seconds of one layer over one text, all seeing all and in the window."""
+def torch_times(config: AlbertConfig, length: int, texts: int, device: str, seconds: float) -> dict[str, float]:
+    """Seconds of one layer over some texts, all seeing all and in the window."""
     import torch
 
     from albertkit.model import Batch
@@ -362,8 +435,8 @@ def torch_times(config: AlbertConfig, length: int, device: str, seconds: float) 
     torch.manual_seed(0)
     kind = torch.bfloat16 if device == "cuda" else torch.float32
     layer = Layer(config).eval().to(device, kind)
-    hidden = torch.randn(length, config.hidden_size, device=device, dtype=kind)
-    batch = Batch.of([[5] * length]).to(device)
+    hidden = torch.randn(texts * length, config.hidden_size, device=device, dtype=kind)
+    batch = Batch.of([[5] * length] * texts).to(device)
 
     def call(local: bool) -> None:
         with torch.inference_mode():
@@ -374,15 +447,17 @@ def torch_times(config: AlbertConfig, length: int, device: str, seconds: float) 
     return {"full": usual(lambda: call(False), seconds), "window": usual(lambda: call(True), seconds)}
 
 
-def runtime_times(config: AlbertConfig, length: int, threads: int | None, seconds: float) -> dict[str, float]:
-    """The same in onnxruntime."""
+def runtime_times(
+    config: AlbertConfig, length: int, texts: int, threads: int | None, seconds: float
+) -> dict[str, float]:
+    """The same in onnxruntime, with weights as small as trained ones: large ones would make denormal numbers, which are slow."""
     from albertkit.compress.machine import layer_weights
     from albertkit.runtime.engine import cores, levels, open_graph
     from albertkit.runtime.graph import layer_feed, layer_graph
 
     session = open_graph(layer_graph(config, layer_weights(config, 32), "layer", levels()), threads or cores())
-    hidden = np.random.default_rng(0).normal(size=(1, length, config.hidden_size)).astype(np.float32)
-    near = layer_feed(config, 0, hidden, np.array([length], np.int32))
+    hidden = np.random.default_rng(0).normal(size=(texts, length, config.hidden_size)).astype(np.float32)
+    near = layer_feed(config, 0, hidden, np.array([length] * texts, np.int32))
     fed = {"full": near | {"local": np.array(0)}, "window": near}
     return {name: usual(lambda given=given: session.run(None, given), seconds) for name, given in fed.items()}
 
@@ -391,19 +466,21 @@ def lengths(args: argparse.Namespace) -> None:
     """Where a window begins to pay."""
     import torch
 
-    device = "cuda" if args.device == "cuda" or (args.device == "auto" and torch.cuda.is_available()) else "cpu"
-    longest = max(int(n) for n in args.lengths.split(","))
-    config = preset(args.shape).replace(max_position_embeddings=longest, options=Options(window=args.window))
+    device = "cuda" if on_gpu(args.device) else "cpu"
+    asked = [int(n) for n in (args.lengths or (LONG if device == "cuda" else USUAL)).split(",")]
+    tokens = args.tokens or (FILL if device == "cuda" else 0)
+    config = preset(args.shape).replace(max_position_embeddings=max(asked), options=Options(window=args.window))
     before = json.loads(args.results.read_text(encoding="utf-8")) if args.results.is_file() else {}
     for name, times in (
-        ("torch", lambda n: torch_times(config, n, device, args.seconds)),
-        ("runtime", lambda n: runtime_times(config, n, args.threads, args.seconds)),
+        ("torch", lambda n, texts: torch_times(config, n, texts, device, args.seconds)),
+        ("runtime", lambda n, texts: runtime_times(config, n, texts, args.threads, args.seconds)),
     ):
         if name == "runtime" and device == "cuda":
             continue  # the runtime is for processors; measure it on one
         rows = []
-        for length in (int(n) for n in args.lengths.split(",")):
-            rows.append({"length": length, **times(length)})
+        for length in asked:
+            texts = max(1, tokens // length)
+            rows.append({"length": length, "texts": texts, **times(length, texts)})
             print(name, rows[-1], flush=True)
         where = about(args.device) | {"threads": str(torch.get_num_threads())}
         before[f"{name}, {where['device']}"] = {
@@ -418,27 +495,28 @@ def lengths(args: argparse.Namespace) -> None:
 
 def table(args: argparse.Namespace) -> None:
     """The page."""
-    from ablation_page import page
+    from ablation_page import written
 
-    found = json.loads(args.lengths_file.read_text(encoding="utf-8")) if args.lengths_file.is_file() else {}
-    speeds = json.loads(args.speed_file.read_text(encoding="utf-8")) if args.speed_file.is_file() else []
-    order = list(VARIANTS)
-    lines = sorted(kept(args.results), key=lambda line: (order.index(line["variant"]), line["seed"]))
-    args.page.write_text(page(lines, found, speeds), encoding="utf-8")
+    args.page.write_text(written(args.results, args.lengths_file, args.speed_file), encoding="utf-8")
     print(args.page)
 
 
-def shared_options(parser: argparse.ArgumentParser, batch: int) -> None:
-    """What `run` and `speed` are both asked."""
-    parser.add_argument("shards", type=Path)
+def shape_options(parser: argparse.ArgumentParser, batch: int | None) -> None:
+    """What `run`, `speed` and `reading` are all asked."""
     parser.add_argument("--shape", default="small")
     parser.add_argument("--layers", type=int, help="instead of the shape's")
     parser.add_argument("--length", type=int, default=128)
     parser.add_argument("--batch", type=int, default=batch)
     parser.add_argument("--only", help="variants, with ; between them")
+    parser.add_argument("--device", default="auto")
+
+
+def shared_options(parser: argparse.ArgumentParser, batch: int) -> None:
+    """What `run` and `speed` are both asked."""
+    parser.add_argument("shards", type=Path)
+    shape_options(parser, batch)
     parser.add_argument("--learning-rate", type=float)
     parser.add_argument("--optimizer", default="adamw")
-    parser.add_argument("--device", default="auto")
     parser.add_argument("--compile", default="auto", help="auto (the layer, on a GPU), layer, whole or no")
     parser.set_defaults(log_every=50, eval_rows=2048)
 
@@ -467,10 +545,16 @@ def main() -> None:
     fast.add_argument("--warm", type=int, default=8, help="updates before")
     fast.add_argument("--results", type=Path, default=SPEEDS)
     fast.set_defaults(call=speed)
+    plain = verbs.add_parser("reading")
+    shape_options(plain, None)
+    plain.add_argument("--seconds", type=float, default=2.0)
+    plain.add_argument("--results", type=Path, default=SPEEDS)
+    plain.set_defaults(call=reading)
     two = verbs.add_parser("lengths")
     two.add_argument("--shape", default="small")
     two.add_argument("--window", type=int, default=64)
-    two.add_argument("--lengths", default="128,256,512,1024,2048,4096")
+    two.add_argument("--lengths", help=f"in tokens; default {USUAL}, on a GPU {LONG}")
+    two.add_argument("--tokens", type=int, help=f"of all texts at once; default {FILL} on a GPU, else one text")
     two.add_argument("--device", default="auto")
     two.add_argument("--threads", type=int)
     two.add_argument("--seconds", type=float, default=1.0)

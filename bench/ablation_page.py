@@ -1,18 +1,27 @@
 """Lines of bench/ablation.py to docs/ablation.md. What the documents claim is written here; every number comes from the lines.
 
-In: lines of ablation.jsonl, and the content of ablation-lengths.json and ablation-speed.json. Out: the text of the page. What was not measured is left out.
+In: lines of ablation.jsonl, and the content of ablation-lengths.json and ablation-speed.json. Out: the text of the page. A claim that was not measured says so.
 """
 
 from __future__ import annotations
 
+import json
 import math
 from collections import defaultdict
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 Line = dict[str, Any]
 Speeds = dict[str, dict[str, float]]
+"""Tokens a second of each variant, by what was done and where: "reading, …" or "updates, …"."""
+Spreads = dict[str, tuple[float, int]]
+"""Of each measure, the spread over seeds, and how many numbers it rests on beyond one a variant."""
+RESULTS = Path(__file__).parent / "results"
 CANONICAL = "canonical"
+SOME, QUICK = 0.02, 0.05  # ratios of counts, and of speeds, that are nearer to one are none
+STUDENT = {1: 63.7, 2: 9.9, 3: 5.8, 4: 4.6, 5: 4.0, 6: 3.7, 8: 3.4, 10: 3.2, 15: 2.9, 20: 2.8, 30: 2.7}
+"""Standard errors that one comparison in a hundred passes by chance, by the degrees of freedom."""
 
 
 @dataclass(frozen=True)
@@ -24,14 +33,18 @@ class Claim:
     variant: str
     against: str
     wants: tuple[str, ...]
-    """Of: smaller (fewer parameters), fewer (operations), faster (tokens a second), better, no worse (all quality measures)."""
+    """Of: smaller (fewer parameters), fewer (operations), faster (tokens a second when it reads), trains faster, better, no worse (all quality measures)."""
 
 
 CLAIMS = (
+    Claim("000–004", "ALBERT keeps the quality of BERT with far fewer parameters, and is faster.", CANONICAL, "no sharing, k = H", ("smaller", "faster", "no worse")),
     Claim("000", "Attention factorised into low-rank matrices cuts parameters and speeds the model up, at equal quality.", "low_rank", CANONICAL, ("smaller", "fewer", "faster", "no worse")),
     Claim("000, 003", "Sharing parameters across layers makes the model smaller and faster, and helps it generalise.", CANONICAL, "no sharing", ("smaller", "faster", "better")),
-    Claim("001", "Sharing with m groups trades parameters against nothing that is said.", "groups 4", CANONICAL, ("better",)),
-    Claim("001", "The factorised embedding cuts parameters by about E/k at comparable quality.", CANONICAL, "k = H", ("smaller", "no worse")),
+    Claim("001", "Sharing within m groups of layers cuts parameters about N/m times, at comparable quality.", "groups 4", "no sharing", ("smaller", "no worse")),
+    Claim("001", "The same, with fewer groups.", "groups 2", "no sharing", ("smaller", "no worse")),
+    Claim("001, 003", "The factorised embedding cuts parameters by about E/k at comparable quality, and makes training more efficient.", CANONICAL, "k = H", ("smaller", "trains faster", "no worse")),
+    Claim("001", "k is a small part of the width; a smaller one still does.", "k = 64", CANONICAL, ("smaller", "no worse")),
+    Claim("001", "The other way round: a larger k is better.", "k = 256", CANONICAL, ("better",)),
     Claim("001", "A consistency loss between layers improves generalisation.", "consistency cosine", CANONICAL, ("better",)),
     Claim("001", "The similarity in it may be a dot product.", "consistency dot", CANONICAL, ("better",)),
     Claim("001", "The sentence is the mean of the last hidden states.", "classifier mean", CANONICAL, ("better",)),
@@ -54,64 +67,88 @@ def mean_spread(values: list[float]) -> tuple[float, float]:
 
 
 def numbers(lines: list[Line]) -> dict[str, list[float]]:
-    """The measures of one variant, over its seeds; higher is better in those that start with quality."""
+    """The measures of one variant, over its seeds; of a task, the first of its scores."""
     found: dict[str, list[float]] = defaultdict(list)
     for line in lines:
-        for name in (
-            "parameters",
-            "operations_per_token",
-            "mlm_loss",
-            "mlm_accuracy",
-            "sop_accuracy",
-        ):
+        for name in ("parameters", "operations_per_token", "mlm_loss", "mlm_accuracy", "sop_accuracy"):
             if name in line:
                 found[name].append(float(line[name]))
         for task, scores in line.get("tasks", {}).items():
-            found[f"task {task}"].append(float(next(iter(scores.values()))))
+            score = next(iter(scores))
+            found[f"task {task} {score}"].append(float(scores[score]))
     return found
 
 
-def differs(mine: list[float], theirs: list[float]) -> str:
-    """higher, lower, or the same as far as the seeds can tell: two standard errors of the difference."""
+def whole(lines: list[Line], variant: str) -> list[Line]:
+    """The lines of a variant that came to their end."""
+    return [line for line in lines if line["variant"] == variant and "failed" not in line]
+
+
+def spreads(lines: list[Line]) -> Spreads:
+    """The spread over seeds of all variants together: two or three seeds of one say little about it."""
+    squares: dict[str, float] = defaultdict(float)
+    free: dict[str, int] = defaultdict(int)
+    for variant in {line["variant"] for line in lines}:
+        for name, values in numbers(whole(lines, variant)).items():
+            squares[name] += mean_spread(values)[1] ** 2 * (len(values) - 1)
+            free[name] += len(values) - 1
+    return {name: (math.sqrt(squares[name] / free[name]), free[name]) for name in free if free[name]}
+
+
+def differs(mine: list[float], theirs: list[float], spread: tuple[float, int] | None) -> str:
+    """higher, lower, or the same as far as the seeds can tell."""
+    if spread is None:
+        return "same"
     (a, s), (b, t) = mean_spread(mine), mean_spread(theirs)
+    s, t = max(s, spread[0]), max(t, spread[0])  # a variant may spread more than the others do
     error = math.sqrt(s**2 / len(mine) + t**2 / len(theirs))
-    if min(len(mine), len(theirs)) < 2 or abs(a - b) <= 2 * error:
+    limit = STUDENT[max(n for n in STUDENT if n <= spread[1])]
+    if abs(a - b) <= limit * error:
         return "same"
     return "higher" if a > b else "lower"
 
 
-def judged(
-    claim: Claim, mine: dict[str, list[float]], theirs: dict[str, list[float]], speeds: Speeds
-) -> tuple[str, str]:
-    """What was measured, and the verdict."""
-    said: list[str] = []
+def quicker(claim: Claim, want: str, speeds: Speeds) -> dict[str, float]:
+    """How many times the tokens a second, by where: of updates for a claim about training, else of reading."""
+    kind = "updates" if want == "trains faster" else "reading"
+    both = {place: by for place, by in speeds.items() if claim.variant in by and claim.against in by}
+    return {place: by[claim.variant] / by[claim.against] for place, by in both.items() if place.startswith(kind)}
+
+
+def judged(claim: Claim, lines: list[Line], speeds: Speeds) -> tuple[str, str]:
+    """What the lines of one recipe say about a claim, and the verdict."""
+    failed = [line for line in lines if line["variant"] == claim.variant and "failed" in line]
+    mine, theirs = (numbers(whole(lines, name)) for name in (claim.variant, claim.against))
+    if not mine and failed:
+        return f"no training came to its end: {failed[0]['failed']}", f"not seen: {', '.join(claim.wants)}"
+    if not mine or not theirs:
+        return "", "not measured"
+    said: list[str] = [f"{len(failed)} trainings failed"] if failed else []
     verdicts: dict[str, list[str]] = {"holds": [], "not seen": [], "not measured": []}
+    known = spreads(lines)
     for want in claim.wants:
         name = {"smaller": "parameters", "fewer": "operations_per_token"}.get(want)
         if name is not None:
             ratio = mean_spread(mine[name])[0] / mean_spread(theirs[name])[0]
             said.append(f"{name.replace('_', ' ')} × {ratio:.3g}")
-            fine = ratio < 0.98
-        elif want == "faster":
-            both = {device: by for device, by in speeds.items() if claim.variant in by and claim.against in by}
-            ratios = {device: by[claim.variant] / by[claim.against] for device, by in both.items()}
-            said += [f"tokens per second × {ratio:.3g} ({device})" for device, ratio in ratios.items()]
+            fine = ratio < 1 - SOME
+        elif want in ("faster", "trains faster"):
+            ratios = quicker(claim, want, speeds)
+            said += [f"tokens per second × {ratio:.3g} ({place})" for place, ratio in ratios.items()]
             if not ratios:
                 verdicts["not measured"].append(want)
                 continue
-            fine = min(ratios.values()) > 1.02
+            fine = min(ratios.values()) > 1 + QUICK
         else:
-            names = ("mlm_accuracy", "sop_accuracy")
-            quality = [n for n in mine if n in theirs and (n.startswith("task ") or n in names)]
-            moves = {n: differs(mine[n], theirs[n]) for n in quality}
+            quality = [n for n in mine if n in theirs and (n.startswith("task ") or n.endswith("_accuracy"))]
+            moves = {n: differs(mine[n], theirs[n], known.get(n)) for n in quality}
             for n in quality:
                 change = 100 * (mean_spread(mine[n])[0] - mean_spread(theirs[n])[0])
                 said.append(f"{n.replace('task ', '').replace('_', ' ')} {change:+.2f} ({moves[n]})")
             fine = "lower" not in moves.values() and (want == "no worse" or "higher" in moves.values())
         verdicts["holds" if fine else "not seen"].append(want)
-    seeds = min(len(mine["parameters"]), len(theirs["parameters"]))
     verdict = "; ".join(f"{word}: {', '.join(wants)}" for word, wants in verdicts.items() if wants)
-    return ", ".join(said), verdict + ("" if seeds > 1 else " (one seed: chance is not excluded)")
+    return ", ".join(said), verdict + ("" if known else " (one seed: chance is not excluded)")
 
 
 def cell(values: list[float], scale: float = 1.0, digits: int = 2) -> str:
@@ -143,14 +180,15 @@ def variant_table(by: dict[str, list[Line]], speeds: Speeds) -> list[str]:
 
 
 def speeds_of(recipe: dict[str, Any], speeds: list[dict[str, Any]]) -> Speeds:
-    """Tokens a second of the same shape and length, by machine."""
+    """Tokens a second of the same shape and length, by what was done and where."""
     found: Speeds = {}
     for record in speeds:
         own, machine = record["recipe"], record["machine"]
         if all(own.get(name) == recipe.get(name) for name in ("shape", "layers", "length")):
             threads = f", {machine['threads']} threads" if machine["device"] == "CPU" else ""
-            compiled = "" if own["compile"] == "auto" else f", compile {own['compile']}"
-            found[f"{machine['device']}{threads}, {own['batch']} rows{compiled}"] = record["tokens_per_second"]
+            compiled = "" if own.get("compile", "auto") == "auto" else f", compile {own['compile']}"
+            label = f"{own.get('what', 'updates')}, {machine['device']}{threads}, {own['batch']} rows{compiled}"
+            found[label] = record["tokens_per_second"]
     return found
 
 
@@ -160,51 +198,79 @@ def length_tables(found: dict[str, Any]) -> list[str]:
     for name, part in found.items():
         out += [
             "", f"### {name}", "",
-            f"One layer of `{part['shape']}`, one text, window {part['window']}, torch {part['machine']['torch']}, {part['machine']['threads']} threads.", "",
-            "| tokens | all see all, ms | window, ms | times faster |", "|---|---|---|---|",
+            f"One layer of `{part['shape']}`, window {part['window']}, torch {part['machine']['torch']}, {part['machine']['threads']} threads.", "",
+            "| tokens | texts at once | all see all, ms | window, ms | times faster |", "|---|---|---|---|---|",
         ]  # fmt: skip
         for row in part["rows"]:
-            out.append(
-                f"| {row['length']} | {row['full'] * 1e3:.2f} | {row['window'] * 1e3:.2f} | {row['full'] / row['window']:.2f} |"
-            )
+            times = f"{row['full'] * 1e3:.2f} | {row['window'] * 1e3:.2f} | {row['full'] / row['window']:.2f}"
+            out.append(f"| {row['length']} | {row['texts']} | {times} |")
         behind = [at for at, row in enumerate(part["rows"]) if row["window"] >= row["full"]]
         pays = next((row["length"] for row in part["rows"][(behind[-1] + 1 if behind else 0) :]), None)
         out += ["", f"It pays from {pays} tokens on." if pays else "It does not pay at these lengths."]
     return out
 
 
+def command(recipe: dict[str, Any], seeds: list[int]) -> str:
+    """How to measure a recipe again."""
+    given = {name: recipe.get(name) for name in ("shape", "layers", "length", "batch", "tokens", "minutes", "optimizer", "learning_rate", "epochs", "examples")}  # fmt: skip
+    flags = [f"--{name.replace('_', '-')} {value}" for name, value in given.items() if value is not None]
+    tasks = [f"--task {name}=TRAIN,DEV" for name in recipe.get("tasks", [])]
+    return " ".join(["python bench/ablation.py run SHARDS", *tasks, *flags, f"--seeds {','.join(map(str, seeds))}"])
+
+
+def recipe_part(lines: list[Line], speeds: list[dict[str, Any]]) -> list[str]:
+    """What was measured with one recipe: the command, the variants, the claims."""
+    by: dict[str, list[Line]] = defaultdict(list)
+    for line in lines:
+        by[line["variant"]].append(line)
+    recipe, machine = lines[0]["recipe"], lines[0]["machine"]
+    fast, layers = speeds_of(recipe, speeds), recipe.get("layers")
+    budget = f"{recipe['tokens']:,} tokens" if recipe["tokens"] else f"{recipe['minutes']:g} minutes"
+    many = f" with {layers} layers" if layers else ""
+    corpus = f" The corpus: {recipe['corpus']}." if "corpus" in recipe else ""
+    out = [
+        "", f"## `{recipe['shape']}`{many}, {budget} of length {recipe['length']}, {machine['device']}, torch {machine['torch']}", "",
+        f"`{command(recipe, sorted({line['seed'] for line in lines}))}`{corpus}", "",
+        *variant_table(by, fast), "",
+        "| document | what it said | compared | what we measured | verdict |", "|---|---|---|---|---|",
+    ]  # fmt: skip
+    for claim in CLAIMS:
+        said, verdict = judged(claim, lines, fast)
+        out.append(f"| {claim.document} | {claim.says} | {claim.variant} with {claim.against} | {said} | {verdict} |")
+    return out
+
+
+INTRODUCTION = """# The documents' ideas, measured
+
+Written by `python bench/ablation.py table`; [options](options.md) has the formulas, and [claim by claim](documents.md) all that the documents say, with what needs no training to be judged. Every variant sees the same
+shards, the same budget and the same settings; only what its name says differs. ± is the standard deviation over seeds. A difference counts (higher, lower) where chance makes one so large in one comparison of a hundred, with
+the spread of all variants together, or of the two where that is larger; otherwise the seeds cannot tell (same). *holds* and *not seen* name what the document expects: *smaller* fewer parameters, *fewer* operations, *faster* more tokens a second when texts are read, *trains faster* the same for updates, *better* at least one measure of quality higher and none
+lower, *no worse* none lower. Speeds (`bench/ablation.py speed` for updates, `reading` for texts) are of each variant alone on the machine; below 5 % they do not count."""
+
+
 def page(lines: list[Line], lengths: dict[str, Any], speeds: list[dict[str, Any]] | None = None) -> str:
     """The whole page: for each recipe the variants and the claims, then the lengths."""
-    out = [
-        "# The documents' ideas, measured", "",
-        "Written by `python bench/ablation.py table`; `docs/options.md` has the formulas. Every variant sees the same shards, the same budget and the same settings; only what its name",
-        "says differs. ± is the standard deviation over seeds. A difference counts where it is larger than two standard errors. Speeds are of updates, each variant alone on the machine.",
-    ]  # fmt: skip
+    out = [INTRODUCTION]
     by_recipe: dict[str, list[Line]] = defaultdict(list)
     for line in lines:
         by_recipe[repr(sorted(line["recipe"].items()))].append(line)
     for of in by_recipe.values():
-        by: dict[str, list[Line]] = defaultdict(list)
-        for line in of:
-            by[line["variant"]].append(line)
-        recipe, machine = of[0]["recipe"], of[0]["machine"]
-        fast, layers = speeds_of(recipe, speeds or []), recipe.get("layers")
-        budget = f"{recipe['tokens']:,} tokens" if recipe["tokens"] else f"{recipe['minutes']:g} minutes"
-        out += [
-            "",
-            f"## `{recipe['shape']}`{f' with {layers} layers' if layers else ''}, {budget} of length {recipe['length']}, {machine['device']}, torch {machine['torch']}",
-            "",
-            *variant_table(by, fast),
-        ]
-        whole = {name: numbers([x for x in rows if "failed" not in x]) for name, rows in by.items()}
-        there = [c for c in CLAIMS if all(whole.get(name, {}).get("parameters") for name in (c.variant, c.against))]
-        if there:
-            out += ["", "| document | what it said | compared | what we measured | verdict |", "|---|---|---|---|---|"]
-        for claim in there:
-            said, verdict = judged(claim, whole[claim.variant], whole[claim.against], fast)
-            out.append(
-                f"| {claim.document} | {claim.says} | {claim.variant} with {claim.against} | {said} | {verdict} |"
-            )
+        out += recipe_part(of, speeds or [])
     if lengths:
-        out += ["", "## Where a window begins to pay", *length_tables(lengths)]
+        out += [
+            "", "## Where a window begins to pay", "",
+            "`python bench/ablation.py lengths`: the time of one layer, with all tokens seeing all and in a window.",
+            *length_tables(lengths),
+        ]  # fmt: skip
     return "\n".join(out) + "\n"
+
+
+def written(lines: Path = RESULTS / "ablation.jsonl", lengths: Path = RESULTS / "ablation-lengths.json", speeds: Path = RESULTS / "ablation-speed.json") -> str:  # fmt: skip
+    """The page of what was kept, with the variants in the order of the bench."""
+    from ablation import VARIANTS
+
+    order = list(VARIANTS)
+    found = [json.loads(line) for line in lines.read_text(encoding="utf-8").splitlines()] if lines.is_file() else []
+    found.sort(key=lambda line: (order.index(line["variant"]), line["seed"]))
+    others = [json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None for path in (lengths, speeds)]
+    return page(found, others[0] or {}, others[1])

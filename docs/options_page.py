@@ -35,7 +35,7 @@ TEXT = """# Options beyond ALBERT
 
 The documents this project started from describe more than ALBERT, and disagree with it and with each other. Canonical ALBERT is the default. What they add is here as options, all off by
 default, each with its formula made well-defined, and each usable in pre-training, fine-tuning, the runtime, 8 and 4 bits, pruning, ONNX export, the view inside and the server. What each is
-worth is measured by `bench/ablation.py`.
+worth is measured by `bench/ablation.py`; what the documents say besides stands [claim by claim](documents.md) on a page of its own.
 
 ```bash
 albertkit pretrain shards -o run --shape small --option gru=true --option attention_bias=relative
@@ -50,23 +50,27 @@ Letters: H hidden size, d width of a head, n tokens, Q, K, V of one head are (n,
 ## Low-rank attention: `low_rank` (document 000)
 
 **Said:** ALBERT factorises attention, softmax(Q·A·Kᵀ/√d_k)·(B·V), with A (d_k, d_a) and B (d_a, d_v). ALBERT does not; and Q·A·Kᵀ multiplies (n, d_a) with (d_k, n), B·V (d_a, d_v) with (n, d_v):
-neither product exists.
+neither product exists. Its steps say something else again, Q·A and K·A with √d_a, which fit, and B·V, which does not.
 
 **Here:** softmax((Q·A)(K·B)ᵀ/√d_a)·(V·C)·D, with A, B, C (d, d_a) and D (d_a, d), stored as `attention.low.query`, `low.key`, `low.value` and `low.lift`. One set serves all heads of a layer, as
-the document writes one A and one B; a set for each head could express no more than narrower heads can. The scale is √d_a, since a score is now a sum of d_a products. d_a is below d.
+the document writes one A and one B; a set for each head could express no more than narrower heads can. Keys have a matrix of their own, which begins as a copy of A; one for both, as in the document's steps, could express as much, since Q and K have learnt matrices before it. The scale is √d_a, since a score is now a sum of d_a products. d_a is below d.
 
 **Cost:** parameters rise by 4·d·d_a. Since (X·W)·A = X·(W·A), A is multiplied into the matrix of the queries once, and so on, in torch and in the runtime: heads are d_a wide where they are
 computed, and operations fall. 8-bit matrices are rounded once more for it when the model is opened.
 
+**Test:** `tests/model/test_options.py::test_attention_is_its_formula`
+
 ## Local and global attention: `window`, `global_every` (document 002)
 
-**Said:** a mechanism of local perception taken from AlexNet, beside global attention, without a formula and without √d_k. There is no AlexNet in ALBERT.
+**Said:** a mechanism of local perception taken from AlexNet, beside global attention: Softmax(LocalAttention(Q, K, V)), where LocalAttention is not defined; and attention without √d_k. There is no AlexNet in ALBERT.
 
 **Here:** token i sees token j where |i − j| ≤ window, or where i or j is the first token; scores are scaled by √d. With `global_every` = g, layers g, 2g, 3g … (counted from 1) see everything; 0 means
 that none does. Distances count the tokens of a text.
 
 **Cost:** no parameters. Beyond three windows, blocks of `window` queries look at three blocks of keys and the first token, so a token costs 3·window + 2 keys instead of n. Up to there a mask is
 used; within one window there is nothing to hide. The runtime has one graph with an input that says which kind of layer it is, so weights are held once.
+
+**Test:** `tests/model/test_options.py::test_attention_is_its_formula`, `tests/model/test_options.py::test_blocks_over_padding_are_the_same_as_alone`
 
 ## Parameters shared across heads: `shared_heads` (document 002)
 
@@ -75,7 +79,9 @@ used; within one window there is nothing to hide. The runtime has one graph with
 **Here:** queries are each head's own; one matrix of keys and one of values, (d, H) each, serve all heads: head_h = softmax(Q_h·Kᵀ/√d)·V, with the output matrix as ever. (Shazeer, arXiv 1911.02150,
 found this for decoders, where it saves memory.)
 
-**Cost:** fewer parameters and operations; attention over the text costs the same.
+**Cost:** parameters fall by 2·(H − d)·(H + 1) a layer that is stored, operations by 4·(H − d)·H a token and layer; attention over the text costs the same.
+
+**Test:** `tests/model/test_options.py::test_attention_is_its_formula`
 
 ## A learnable bias θ: `attention_bias`, `relative_reach` (document 004)
 
@@ -84,12 +90,20 @@ found this for decoders, where it saves memory.)
 **Here:** `head`: one θ a head on the score of the first token, so that a head can learn how much it rests there. `relative`: one θ for each head and each distance j − i, cut off at ±`relative_reach`
 (64 unless given). Both begin at 0, where they change nothing.
 
+**Cost:** one parameter a head, or 2·`relative_reach` + 1; one addition more for each score.
+
+**Test:** `tests/model/test_options.py::test_attention_is_its_formula`
+
 ## A GRU in front: `gru` (document 003)
 
 **Said:** ALBERT combines a recurrent network with the transformer; H = RNN(X), Y = Transformer(H). It does not, and the document's code calls `nn.Transformer` without its second input, and raises.
 
 **Here:** x + GRU(x), one layer of width H, from the first token to the last, between the embeddings (after their projection to H) and the first shared layer. One direction, as in the document: attention looks both
 ways anyway, nothing can leak from padding behind a text, and no token learns of later ones. Added to its input, so that a fresh model begins near one without it. Stored in 8 bits, computed in float32.
+
+**Cost:** 6·H² + 6·H parameters and 12·H² operations a token, once and not in each layer. Its tokens are computed one after the other, so it takes more time than its operations say.
+
+**Test:** `tests/model/test_options.py::test_the_gru_is_torchs_and_knows_no_later_token`
 
 ## The document's norm: `norm=document` (document 003)
 
@@ -98,21 +112,29 @@ ways anyway, nothing can leak from padding behind a text, and no token learns of
 **Here:** the document's formula wherever a LayerNorm stands, scaled and shifted as ever. With ε = 1e-12 it differs from LayerNorm by the factor √((n − 1)/n), which the scale can learn; and ε no longer keeps the gradient
 of a token of equal numbers finite, so the root is cut off below.
 
+**Cost:** none in parameters or operations; runtimes have one operator for LayerNorm, and need several for this.
+
+**Test:** `tests/model/test_options.py::test_the_documents_norm_and_its_gradient_for_equal_numbers`
+
 ## A mean instead of the pooler: `classifier=mean` (document 001)
 
 **Said:** the sentence vector is pooled from the last hidden states, by their mean for instance. ALBERT reads tanh of a dense layer over the first token.
 
-**Here:** heads that judge a whole text (`classify`, `choose`, sentence order) read the mean of its tokens. There is no pooler then: fewer parameters, and `pooling="pooler"` is refused.
+**Here:** heads that judge a whole text (`classify`, `choose`, sentence order) read the mean of its tokens. There is no pooler then, and `pooling="pooler"` is refused.
+
+**Cost:** H² + H parameters fewer, and the pooler's operations once a text; the last layer must compute all tokens, where a pooler needs the first alone.
+
+**Test:** `tests/model/test_options.py::test_the_mean_classifier_reads_the_mean`
 
 ## Settings of training, and of shapes
 
-| name | document | said | here |
-|---|---|---|---|
-| `scale_embedding` (option) | 004 | a hyperparameter that speeds learning up | word vectors times √E before positions and segments are added |
-| `--layer-decay` | 004 | `layer_decay_rate` multiplies the learning rate | the shared weights have one rate; each earlier use of the layer gives its gradient times the rate, the last one whole |
-| `--consistency`, `--likeness` | 001 | L = L_MLM + λ·Σ log σ(sim(Hⁱ, Hʲ)), to be minimised | the sign turned round, so that likeness is rewarded, and a mean over pairs of layers and tokens; sim is `cosine` or `dot` |
-| `num_hidden_groups` (shape) | 001 | ⌊N/m⌋ layers a group | layer i uses group i·m // N; groups may be uneven |
-| `embedding_size` (shape) | 001, 003 | reduces parameters E/k times | V·H → V·k + k·H |
+| name | document | said | here | cost | test |
+|---|---|---|---|---|---|
+| `scale_embedding` (option) | 004 | a hyperparameter that speeds learning up | word vectors times √E before positions and segments are added | E multiplications a token | `tests/train/test_objective.py::test_the_scale_is_the_root_of_the_embedding_size` |
+| `--layer-decay` | 004 | `layer_decay_rate` multiplies the learning rate | the shared weights have one rate; each earlier use of the layer gives its gradient times the rate, the last one whole | in training only: for each use a copy of the layer's weights, and three operations a weight | `tests/train/test_objective.py::test_layer_decay_weighs_each_use_of_the_shared_layer` |
+| `--consistency`, `--likeness` | 001 | L = L_MLM + λ·Σ log σ(sim(Hⁱ, Hʲ)), to be minimised | the sign turned round, so that likeness is rewarded, and a mean over pairs of layers and tokens; sim is `cosine` or `dot` | in training only: the hidden states of all layers are kept, and H multiplications a token and pair of layers | `tests/model/test_options.py::test_consistency_by_cosine_and_by_product` |
+| `num_hidden_groups` (shape) | 001 | ⌊N/m⌋ layers a group | layer i uses group i·m // N; groups may be uneven | m layers are stored; operations stay | `tests/test_config.py::test_groups_follow_the_published_rule` |
+| `embedding_size` (shape) | 001, 003 | reduces parameters E/k times | V·H → V·k + k·H | 2·k·H operations a token for the projection | `tests/test_config.py::test_presets_have_the_published_counts` |
 
 ## What they cost
 

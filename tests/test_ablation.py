@@ -12,18 +12,21 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import hypothesis.strategies as st
 import numpy as np
 import pytest
+from hypothesis import given as given_
 
 from albertkit.artifact import Artifact, Meta, read_artifact, write_artifact
 from albertkit.errors import AlbertkitError
 from albertkit.model import AlbertModel
 from albertkit.train.checkpoint import State
 from albertkit.train.work import Outcome
-from tests.conftest import ROOT, tiny
+from tests.conftest import ROOT, program, tiny
 from tests.pieces import endless, noted
 from tests.train.conftest import write_shards
 
+PAGES = program("bench/ablation_page")
 RECIPE = {"shape": "tiny", "layers": None, "length": 16, "tokens": 512, "minutes": None}
 
 
@@ -176,21 +179,128 @@ def lines_of(*variants: str) -> list[dict]:
     ]  # fmt: skip
 
 
+def row_of(page: str, words: str) -> list[str]:
+    """The cells of the one row with these words."""
+    (row,) = [line for line in page.splitlines() if words in line]
+    return [cell.strip() for cell in row.split("|")[1:-1]]
+
+
 def test_the_page_takes_speeds_of_the_same_shape_and_says_when_there_are_none(bench):
     pages = bench("ablation_page")
     lines = lines_of("canonical", "window")
-    row = next(line for line in pages.page(lines, {}).splitlines() if "lowers the cost" in line)
-    assert row.endswith("| holds: no worse; not seen: fewer; not measured: faster |")
-    same = {"shape": "tiny", "layers": None, "length": 16, "batch": 8, "compile": "no"}
+    assert (
+        row_of(pages.page(lines, {}), "lowers the cost")[-1] == "holds: no worse; not seen: fewer; not measured: faster"
+    )
     machine = {"device": "H", "torch": "2", "threads": "4"}
-    speeds = [
-        {"machine": machine, "recipe": same, "tokens_per_second": {"canonical": 2e5, "window": 3e5}},
-        {"machine": machine, "recipe": {**same, "length": 32}, "tokens_per_second": {"canonical": 9e5, "window": 1e5}},
+
+    def record(window: float, **recipe) -> dict:
+        given = {"shape": "tiny", "layers": None, "length": 16, "batch": 8, **recipe}
+        return {"machine": machine, "recipe": given, "tokens_per_second": {"canonical": 2e5, "window": window}}
+
+    updates = record(1e5, what="updates", compile="no")
+    row = row_of(pages.page(lines, {}, [updates]), "lowers the cost")
+    assert row[-1].endswith("not measured: faster")  # of updates, which are not what the document speaks of
+    text = pages.page(lines, {}, [updates, record(3e5, what="reading"), record(1e5, what="reading", length=32)])
+    row = row_of(text, "lowers the cost")
+    assert "tokens per second × 1.5 (reading, H, 8 rows)" in row[-2] and "holds: faster, no worse" in row[-1]
+    assert "| 300.0 |" in text and "| 100.0 |" in text and "updates, H, 8 rows, compile no" in text
+
+
+def test_every_claim_has_a_row_whatever_was_measured(bench):
+    """Also those whose variant did not train, or was not tried."""
+    pages = bench("ablation_page")
+    lines = lines_of("canonical", "gru")
+    lines += [{**line, "failed": "it has diverged"} for line in lines_of("consistency dot")]
+    lines += [{**lines_of("gru")[0], "seed": 2, "failed": "it fell asleep"}]
+    text = pages.page(lines, {})
+    for claim in pages.CLAIMS:
+        assert row_of(text, f"| {claim.says} |")[-1]
+    assert row_of(text, "may be a dot product")[-2:] == [
+        "no training came to its end: it has diverged",
+        "not seen: better",
     ]
-    text = pages.page(lines, {}, speeds)
-    row = next(line for line in text.splitlines() if "lowers the cost" in line)
-    assert "tokens per second × 1.5 (H, 8 rows, compile no)" in row and "holds: faster, no worse" in row
-    assert "| 300.0 |" in text and "900" not in text
+    assert row_of(text, "recurrent network")[-2].startswith("1 trainings failed")
+    assert row_of(text, "layer_decay_rate speeds")[-2:] == ["", "not measured"]
+
+
+def test_every_variant_is_compared_with_something(bench):
+    ablation, pages = bench("ablation"), bench("ablation_page")
+    named = {name for claim in pages.CLAIMS for name in (claim.variant, claim.against)}
+    assert named == set(ablation.VARIANTS)
+
+
+def test_the_page_says_how_to_do_it_again(bench):
+    lines = lines_of("canonical")
+    for line in lines:
+        line["recipe"] = {**RECIPE, "learning_rate": 0.001, "tasks": ["mrpc", "sst-2"], "corpus": "5 tokens (ab)"}
+    text = bench("ablation_page").page(lines, {})
+    assert (
+        "`python bench/ablation.py run SHARDS --task mrpc=TRAIN,DEV --task sst-2=TRAIN,DEV --shape tiny --length 16 "
+        "--tokens 512 --learning-rate 0.001 --seeds 0,1` The corpus: 5 tokens (ab)."
+    ) in text
+
+
+@given_(st.tuples(st.integers(0, 1000), st.integers(0, 1000)), st.integers(-1000, 1000))
+def test_two_seeds_that_happen_to_agree_prove_nothing(other, shift):
+    """The spread of the other variants counts: two equal numbers do not make a small difference one that counts."""
+    lines = [
+        {"variant": name, "seed": seed, "mlm_accuracy": value}
+        for name, values in (("a", (500, 500)), ("b", (500 + shift, 500 + shift)), ("c", other))
+        for seed, value in enumerate(values)
+    ]
+    spread, free = PAGES.spreads(lines)["mlm_accuracy"]
+    assert free == 3 and spread == pytest.approx(abs(other[0] - other[1]) / 6**0.5)
+    found = PAGES.differs([500, 500], [500 + shift] * 2, (spread, free))
+    if abs(shift) > 5.81 * spread:
+        assert found == ("lower" if shift > 0 else "higher")
+    elif abs(shift) < 5.79 * spread or not shift:
+        assert found == "same"
+
+
+def test_lines_of_two_corpora_are_not_compared(here, given, tmp_path):
+    ablation, done = here
+    given.only, given.seeds, given.task = "canonical", "0", []
+    ablation.run(given)
+    before, given.shards = given.shards, write_shards(tmp_path / "others", train=64, held=20)
+    ablation.run(given)
+    first, second = ablation.kept(given.results)
+    assert len(done) == 2 and first["recipe"]["corpus"] != second["recipe"]["corpus"] == ablation.corpus(given.shards)
+    given.shards = before
+    ablation.run(given)
+    assert len(done) == 2
+
+
+def test_speeds_of_reading_go_beside_those_of_updates(bench, given):
+    ablation = bench("ablation")
+    given.only, given.seconds = "canonical;gru;layer_decay 0.9;no sharing", 0.0
+    ablation.reading(given)
+    given.only = "canonical"
+    ablation.speed(given)
+    reading, updates = json.loads(given.results.read_text())
+    assert reading["recipe"]["what"] == "reading" and updates["recipe"]["what"] == "updates"
+    assert set(reading["tokens_per_second"]) == {
+        "canonical",
+        "gru",
+        "no sharing",
+    }  # with the decay it reads the same way
+    assert min(reading["tokens_per_second"].values()) > 0
+
+
+def test_lengths_are_timed_with_weights_as_models_have_them(bench, tmp_path, monkeypatch):
+    """Large ones make attention so sharp that it computes with denormal numbers, which is another time."""
+    ablation, path = bench("ablation"), tmp_path / "lengths.json"
+    monkeypatch.setattr(ablation, "usual", lambda call, seconds: calls.append(call()) or 0.5)
+    calls: list = []
+    given = argparse.Namespace(shape="tiny", window=4, lengths="8,32", tokens=32, device="cpu", threads=1, seconds=0.0)
+    given.results = path
+    ablation.lengths(given)
+    found = json.loads(path.read_text())
+    assert [(row["length"], row["texts"]) for row in found["runtime, CPU"]["rows"]] == [(8, 4), (32, 1)]
+    full, window = [call[0] for call in calls if call is not None][-2:]  # of the runtime, at the longer length
+    assert np.isfinite(full).all() and not np.allclose(full, window) and np.abs(full - window).max() < 1
+    text = bench("ablation_page").page([], found)
+    assert "### runtime, CPU" in text and "| 32 | 1 | 500.00 | 500.00 | 1.00 |" in text
+    assert "It does not pay at these lengths." in text
 
 
 # Models that travel ----------------------------------------------------------------------------------------------

@@ -116,7 +116,7 @@ def verdicts(tmp_path, monkeypatch):
     path = tmp_path / "ablation.jsonl"
     path.write_text("".join(json.dumps(one) + "\n" for one in lines), encoding="utf-8")
     monkeypatch.setattr(verdicts, "LINES", path)
-    speeds = {"recipe": {"shape": "small", "compile": "auto", "batch": 8}, "machine": {"device": "GPU"},
+    speeds = {"recipe": {"what": "reading", "shape": "small", "batch": 8}, "machine": {"device": "GPU"},
               "tokens_per_second": {"canonical": 100.0, "low_rank": 100.0}}  # fmt: skip
     (tmp_path / "speed.json").write_text(json.dumps([speeds]), encoding="utf-8")
     monkeypatch.setattr(verdicts, "SPEEDS", tmp_path / "speed.json")
@@ -124,9 +124,18 @@ def verdicts(tmp_path, monkeypatch):
 
 
 def test_a_measured_claim_gets_its_verdict_in_both_languages(verdicts):
-    assert verdicts.measured("low_rank") == " · measured: holds: smaller, fewer, no worse; not seen: faster"
-    assert verdicts.tested("low_rank") == " · 实测：成立：参数更少、运算更少、质量不降；未见：更快"
+    assert (
+        verdicts.measured("low_rank") == " · [measured](ablation.md): holds: smaller, fewer, no worse; not seen: faster"
+    )
+    assert verdicts.tested("low_rank") == " · [实测](../ablation.md)：成立：参数更少、运算更少、质量不降；未见：更快"
     assert verdicts.measured("gru") == verdicts.tested("gru") == ""
+    with verdicts.LINES.open("a", encoding="utf-8") as file:
+        file.write(
+            json.dumps({"variant": "gru", "seed": 0, "recipe": {"shape": "small"}, "failed": "it diverged"}) + "\n"
+        )
+    assert verdicts.measured("gru").endswith(": not seen: better") and verdicts.tested("gru").endswith(
+        "：未见：质量更好"
+    )
     verdicts.SPEEDS.unlink()
     assert verdicts.measured("low_rank").endswith("; not measured: faster") and verdicts.tested("low_rank").endswith(
         "；未测：更快"

@@ -156,6 +156,7 @@ def facts() -> dict[str, Any]:
         "E": base.embedding_size,
         "H": base.hidden_size,
         "shared": plan(base).parameters["total"],
+        "bert": plan(base).unshared,
         "alone": plan(alone).parameters["total"],
     }
 

@@ -21,8 +21,10 @@ CHINESE = {
     "not seen: ": "未见：",
     "not measured: ": "未测：",
     " (one seed: chance is not excluded)": "（只有一个随机种子，不能排除偶然）",
+    "not measured": "未测",
     "smaller": "参数更少",
     "fewer": "运算更少",
+    "trains faster": "训练更快",
     "faster": "更快",
     "better": "质量更好",
     "no worse": "质量不降",
@@ -47,23 +49,21 @@ def verdict(variant: str, against: str = "canonical") -> str:
     lines = [json.loads(line) for line in LINES.read_text(encoding="utf-8").splitlines()] if LINES.is_file() else []
     recipes: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for line in lines:
-        if "failed" not in line:
-            recipes[repr(sorted(line["recipe"].items()))].append(line)
+        recipes[repr(sorted(line["recipe"].items()))].append(line)
     largest = max(recipes.values(), key=len, default=[])
-    mine, theirs = ([line for line in largest if line["variant"] == name] for name in (variant, against))
-    if not mine or not theirs:
+    if not {variant, against} <= {line["variant"] for line in largest}:
         return ""
     page = judge()
     (claim,) = (c for c in page.CLAIMS if (c.variant, c.against) == (variant, against))
     kept = json.loads(SPEEDS.read_text(encoding="utf-8")) if SPEEDS.is_file() else []
     speeds = page.speeds_of(largest[0]["recipe"], kept)
-    return str(page.judged(claim, page.numbers(mine), page.numbers(theirs), speeds)[1])
+    return str(page.judged(claim, largest, speeds)[1])
 
 
 def measured(variant: str, against: str = "canonical") -> str:
     """In English."""
     found = verdict(variant, against)
-    return f" · measured: {found}" if found else ""
+    return f" · [measured](ablation.md): {found}" if found else ""
 
 
 def tested(variant: str, against: str = "canonical") -> str:
@@ -71,4 +71,4 @@ def tested(variant: str, against: str = "canonical") -> str:
     found = verdict(variant, against)
     for english, chinese in CHINESE.items():
         found = found.replace(english, chinese)
-    return f" · 实测：{found}" if found else ""
+    return f" · [实测](../ablation.md)：{found}" if found else ""

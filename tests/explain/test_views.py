@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import re
@@ -19,6 +20,7 @@ from albertkit.errors import AlbertkitError
 from albertkit.explain.attention import Map, rollout
 from albertkit.explain.attribute import METHODS
 from albertkit.explain.page import ROOM, packed, page
+from albertkit.explain.picture import _layers, wall
 
 ODD = 'cat <script>alert("1")</script> & dog </script> oak'
 
@@ -131,6 +133,29 @@ def test_the_picture_opens(found, explainers, tmp_path):
         image = Image.open(io.BytesIO(one.to_png(tmp_path / f"{number}.png").read_bytes()))
         image.load()
         assert image.format == "PNG" and image.width > 800 and len(image.getcolors(10**6) or []) > 10
+
+
+def test_the_picture_shows_every_head_if_asked(topics, found, tmp_path):
+    from PIL import Image
+
+    run(topics, "cat dog oak", "-o", tmp_path / "a.png")
+    run(topics, "cat dog oak", "-o", tmp_path / "b.png", "--attention")
+    plain, more = (Image.open(tmp_path / name) for name in ("a.png", "b.png"))
+    assert more.width == plain.width and more.height > plain.height + 300
+    shares = np.random.default_rng(0).random((3, 2, 5, 5)).astype(np.float32)
+    small = wall(shares)
+    assert small.shape == (3 * 6 - 1, 2 * 6 - 1) and np.isnan(small[5]).all() and np.isnan(small[:, 5]).all()
+    assert np.array_equal(small[6:11, 6:11], shares[1, 1])
+    large = wall(np.arange(200**2, dtype=np.float32).reshape(1, 1, 200, 200))
+    assert large.shape == (50, 50) and large[0, 0] == 3 * 200 + 3 and large[-1, -1] == 200**2 - 1
+
+
+def test_depths_are_whole_numbers(found):
+    from matplotlib.figure import Figure
+
+    axes = Figure().subplots()
+    _layers(axes, dataclasses.replace(found, layers=found.layers[:2]))
+    assert all(float(place).is_integer() for place in axes.get_xticks())
 
 
 def test_large_maps_are_made_smaller_and_it_is_said():

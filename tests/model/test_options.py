@@ -51,6 +51,7 @@ CASES = {
     "gru": {"gru": True},
     "norm": {"norm": "document"},
     "classifier": {"classifier": "mean"},
+    "scale_embedding": {"scale_embedding": True},
     "gru, brightmart": {"gru": True, "brightmart_layout": True, "norm": "document", "scale_embedding": True},
     "everything": {
         "low_rank": 4, "window": 4, "global_every": 2, "shared_heads": True, "attention_bias": "head", "gru": True,
@@ -67,6 +68,7 @@ EACH = (
     "gru",
     "norm",
     "classifier",
+    "scale_embedding",
     "everything",
 )
 ATTENTION = [name for name, options in CASES.items() if Options(**options).attends_otherwise]

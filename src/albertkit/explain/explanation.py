@@ -93,12 +93,12 @@ class Explanation:
 
         return write(Path(path), page(self).encode("utf-8"), overwrite)
 
-    def to_png(self, path: Path | str, overwrite: bool = False) -> Path:
-        """Write a picture; needs matplotlib."""
+    def to_png(self, path: Path | str, overwrite: bool = False, attention: bool = False) -> Path:
+        """Write a picture, if asked for with the attention of every head; needs matplotlib."""
         from albertkit.explain.page import write
         from albertkit.explain.picture import picture
 
-        return write(Path(path), picture(self), overwrite)
+        return write(Path(path), picture(self, attention), overwrite)
 
 
 def plain(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""An explanation as a picture: values of words, the target layer by layer, and the rolled-out attention. Needs matplotlib.
+"""An explanation as a picture: values of words, the target layer by layer, and attention, rolled out and of every head. Needs matplotlib.
 
 In: an `Explanation`. Out: the bytes of a PNG. Before this file: `explanation.py`. Chinese needs a font that has it; of those that
 are installed, one is taken.
@@ -18,10 +18,11 @@ from albertkit.explain.explanation import Explanation
 FONTS = ("Noto Sans CJK SC", "Noto Sans CJK JP", "Source Han Sans SC", "WenQuanYi Micro Hei", "WenQuanYi Zen Hei", "PingFang SC", "Microsoft YaHei", "SimHei", "Droid Sans Fallback")  # fmt: skip
 MOST_WORDS = 60  # with the largest values; more cannot be read
 MOST_LABELS = 40
+MOST_PLACES = 64  # of a head's map; longer texts are shown by the largest of several tokens
 
 
-def picture(found: Explanation) -> bytes:
-    """The picture of one text; of several methods, each has its bars."""
+def picture(found: Explanation, attention: bool = False) -> bytes:
+    """The picture of one text; of several methods, each has its bars. With `attention`, what every head looks at stands below."""
     need("matplotlib", "explain", "a picture")
     from matplotlib import font_manager, rc_context
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -32,10 +33,16 @@ def picture(found: Explanation) -> bytes:
     methods = len(found.attributions)
     shown = _shown(found)
     with rc_context({"font.family": fonts, "axes.unicode_minus": False, "text.parse_math": False}):
-        figure = Figure(figsize=(4 * methods + 8, max(4.0, 0.24 * len(shown) + 1.5)), layout="constrained")
+        wide, high = 4.0 * methods + 8, max(4.0, 0.24 * len(shown) + 1.5)
+        layers, heads = found.maps[0].attention.shape[:2]
+        below = min(max(3.0, wide * layers / heads), wide) if attention else 0.0  # inches
+        figure = Figure(figsize=(wide, high + below), layout="constrained")
         FigureCanvasAgg(figure)
-        axes = figure.subplots(1, methods + 2)
-        figure.suptitle(f"{found.kind}: {found.target}"[:120])
+        parts = figure.subfigures(2 if attention else 1, 1, squeeze=False, height_ratios=[high, below][: 1 + attention])
+        axes = parts[0, 0].subplots(1, methods + 2)
+        parts[0, 0].suptitle(f"{found.kind}: {found.target}"[:120])
+        if attention:
+            _heads(parts[1, 0].subplots(), found)
         for place, one in enumerate(found.attributions):
             _bars(axes[place], found, one.method, one.values, shown)
         _layers(axes[-2], found)
@@ -69,6 +76,7 @@ def _bars(axes: Any, found: Explanation, method: str, values: np.ndarray, shown:
 def _layers(axes: Any, found: Explanation) -> None:
     depths = [layer.depth for layer in found.layers]
     axes.plot(depths, [layer.value for layer in found.layers], marker="o")
+    axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_title("layer by layer")
     axes.set_xlabel("layers applied")
     axes.set_ylabel(found.unit)
@@ -77,9 +85,38 @@ def _layers(axes: Any, found: Explanation) -> None:
 def _map(axes: Any, found: Explanation) -> None:
     one = found.maps[0]
     axes.imshow(np.sqrt(one.rollout), cmap="GnBu", vmin=0)
-    which = f" ({list(found.parts)[one.row]})" if len(found.maps) > 1 else ""
-    axes.set_title(f"attention, rolled out{which}")
+    axes.set_title(f"attention, rolled out{_which(found)}")
     if len(one.tokens) <= MOST_LABELS:
         names = [token.replace("▁", "").removeprefix("##") or "_" for token in one.tokens]
         axes.set_xticks(range(len(names)), names, rotation=90, fontsize=7)
         axes.set_yticks(range(len(names)), names, fontsize=7)
+
+
+def _which(found: Explanation) -> str:
+    """Which text's attention is shown, where there are several."""
+    return f" ({list(found.parts)[found.maps[0].row]})" if len(found.maps) > 1 else ""
+
+
+def wall(attention: np.ndarray) -> np.ndarray:
+    """(layers, heads, tokens, tokens) → one map, layers below each other and heads side by side, with a line between them."""
+    layers, heads, tokens, _ = attention.shape
+    starts = np.arange(0, tokens, -(-tokens // MOST_PLACES))
+    small = np.maximum.reduceat(np.maximum.reduceat(attention, starts, axis=2), starts, axis=3)
+    size = len(starts)
+    made = np.full((layers, size + 1, heads, size + 1), np.nan, np.float32)
+    made[:, :size, :, :size] = small.transpose(0, 2, 1, 3)
+    flat: np.ndarray = made.reshape(layers * (size + 1), heads * (size + 1))[:-1, :-1]
+    return flat
+
+
+def _heads(axes: Any, found: Explanation) -> None:
+    one = found.maps[0]
+    layers, heads = one.attention.shape[:2]
+    shown = wall(one.attention)
+    axes.imshow(np.sqrt(shown), cmap="GnBu", vmin=0, vmax=1, aspect="auto", interpolation="nearest")
+    for ticks, count, length in ((axes.set_yticks, layers, len(shown)), (axes.set_xticks, heads, shown.shape[1])):
+        each = (length + 1) / count
+        ticks([each * place + (each - 2) / 2 for place in range(count)], [str(place + 1) for place in range(count)])
+    axes.set_xlabel("heads")
+    axes.set_ylabel("layers")
+    axes.set_title(f"attention of every head: rows look at columns{_which(found)}")
