@@ -234,9 +234,9 @@ def without_training(result: dict) -> list[str]:
     return [*lines, ""]
 
 
-def with_block(page: str, text: str) -> str:
+def with_block(page: str, text: str, begin: str = BEGIN, end: str = END) -> str:
     """The page with its measured part replaced."""
-    return page[: page.index(BEGIN)] + text + page[page.index(END) + len(END) :]
+    return page[: page.index(begin)] + text + page[page.index(end) + len(end) :]
 
 
 def measured(given: argparse.Namespace) -> dict:

@@ -45,6 +45,7 @@ from albertkit.tasks.sure import CLOSE, Judge, cosines  # noqa: E402
 RESULT = Path(__file__).parent / "results" / "elastic.json"
 INGREDIENTS = RESULT.with_name("elastic-ingredients.json")
 SHARES = (0.9, 0.95, 0.98, 0.99)
+TIMED = (2, 3, 4, 6, 8)
 ENTROPIES, PATIENCES = (0.05, 0.2, 0.4), (1, 2, 3)
 WAYS: dict[str, dict[str, Any]] = {  # how the second half is trained, for `Depths`
     "plain": {"elastic": False},
@@ -53,10 +54,6 @@ WAYS: dict[str, dict[str, Any]] = {  # how the second half is trained, for `Dept
     "taught": {"teach": 1.0},
     "drawn": {"draw": 3},
     "consistent": {"consistency": 0.1},
-    "start": {"teacher": "start"},
-    "from-2": {"shallowest": 2},
-    "from-3": {"shallowest": 3},
-    "start-from-2": {"teacher": "start", "shallowest": 2},
 }
 
 
@@ -273,6 +270,7 @@ def measure(chosen: Set, examples: list[Any], folder: Path, args: argparse.Names
     found["made"] = {
         name: [s for s in a.meta.made if s["step"] in ("finetune", "elastic")] for name, a in opened.items()
     }
+    found["begun"] = learnt_before(next(iter(opened.values())).meta.made)
     ways: dict[str, Callable[[], Any]] = {}
     for name, albert in opened.items():
         held = Held(albert, examples)
@@ -287,7 +285,7 @@ def measure(chosen: Set, examples: list[Any], folder: Path, args: argparse.Names
             flat += [(f"patience:{p}", Rule(held.full, tuple(looks), patience=p)) for p in PATIENCES]
             record["rules"] = {text: held.rule(rule) for text, rule in flat}
         if name == "elastic":
-            for depth in range(2, held.full, 2):
+            for depth in (d for d in TIMED if d < held.full):
                 ways[f"elastic, depth {depth}"] = lambda a=albert, d=depth: predict(a, examples, chosen.task, depth=d)
             for share in SHARES:
                 for text, these in (("", looks), (", looks every third layer", third)):
@@ -297,6 +295,15 @@ def measure(chosen: Set, examples: list[Any], folder: Path, args: argparse.Names
         found[name] = record
     found["seconds"] = race(ways, args.repeats)
     return found
+
+
+def learnt_before(made: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    """The step before fine-tuning that taught several depths, if there was one."""
+    for step in reversed(made):
+        if step["step"] in ("pretrain", "distill"):
+            depths = step["settings"].get("depths")
+            return {"step": step["step"], "depths": depths, "minutes": step["minutes"]} if depths else None
+    return None
 
 
 def walked(held: Held, rules: list[tuple[np.ndarray, Rule]]) -> Left:

@@ -180,17 +180,18 @@ def export(folder: Path, kind: str) -> Path:
 
 
 class SentenceTransformers:
-    """sentence-transformers, torch, its own batching."""
+    """sentence-transformers, torch, its own batching; 32 texts a batch is its default."""
 
-    def __init__(self, folder: Path, threads: int) -> None:
+    def __init__(self, folder: Path, threads: int, batch: int = 32) -> None:
         import sentence_transformers
         import torch
 
         torch.set_num_threads(threads)
         self.model = sentence_transformers.SentenceTransformer(str(folder / "st"), device="cpu")
+        self.batch = batch
 
     def embed(self, texts: list[str]) -> np.ndarray:
-        return self.model.encode(texts, batch_size=32)
+        return self.model.encode(texts, batch_size=self.batch)
 
 
 def ours(folder: Path, name: str, threads: int):
@@ -279,9 +280,9 @@ RUNNERS = {
 }
 
 
-def work_loop(name: str, folder: Path, threads: int) -> None:
+def work_loop(name: str, folder: Path, threads: int, runners: dict = RUNNERS) -> None:
     """A child process: one runner, told by stdin what to embed; answers with the seconds it took."""
-    runner = RUNNERS[name](folder, threads)
+    runner = runners[name](folder, threads)
     settings = {"long": "truncate"} if name.startswith("albertkit") else {}
     works = json.loads((folder / "works.json").read_text())
     print(json.dumps({"ready": True, "bytes": getattr(runner, "bytes", None)}), flush=True)
@@ -291,15 +292,17 @@ def work_loop(name: str, folder: Path, threads: int) -> None:
         vectors = runner.embed(works[work], **settings)
         spent = time.perf_counter() - start
         if work == "sample":
-            np.save(folder / f"{list(RUNNERS).index(name)}.npy", vectors)
+            np.save(folder / f"{list(runners).index(name)}.npy", vectors)
         print(json.dumps({"seconds": spent}), flush=True)
 
 
 class Child:
     """A runner in a process of its own, so that no library's idle threads disturb another's."""
 
-    def __init__(self, name: str, folder: Path, threads: int) -> None:
-        command = [sys.executable, __file__, "--worker", name, "--folder", str(folder), "--threads", str(threads)]
+    def __init__(
+        self, name: str, folder: Path, threads: int, program: tuple[str, str] = (sys.executable, __file__)
+    ) -> None:
+        command = [*program, "--worker", name, "--folder", str(folder), "--threads", str(threads)]
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
         )

@@ -91,10 +91,10 @@ def usual(chosen: Set, train: Sequence[Any], options: Any) -> Path:
     """The built-in model that `albertkit finetune` begins with."""
     from albertkit import builtin
     from albertkit.tasks.examples import Text
-    from albertkit.train.tune import beginning
+    from albertkit.train.beginning import beginning
 
     texts = chosen.task == "intent" and isinstance(train[0], Text)
-    return builtin.resolve(None, beginning("classify" if texts else chosen.task, train, options.max_length))
+    return builtin.resolve(beginning("classify" if texts else chosen.task, train, options.max_length)[0])
 
 
 def predictions(model: Path, examples: Sequence[Any], device: str) -> list[Any]:

@@ -297,7 +297,7 @@ def test_python_of_the_readmes_table_exists():
 
 
 def test_the_public_door():
-    """Ten names, all there; anything else is an error that lists them."""
+    """The names, all there; anything else is an error that lists them."""
     assert sorted(albertkit.__all__) == [n for n in dir(albertkit) if n != "__version__"]
     for name in albertkit.__all__:
         assert getattr(albertkit, name).__doc__, name

@@ -1,0 +1,63 @@
+"""A wider model with the same function: every hidden unit, head and feed-forward column several times over (Net2Net, arXiv 1511.05641).
+
+In: an `Artifact` of H, heads and F. Out: one of `times` as much each, whose hidden states are those of the first, `times` over. So the sums that read them are divided by `times`, and LayerNorm's
+mean and variance stay. E stays, and a head stays as wide. Its speed is that of the shape, its vectors those of the narrow model. Left out: noise that would tell copies apart, for
+training on; and models with options beyond canonical ALBERT.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from albertkit.artifact import Artifact, expected_shapes
+from albertkit.compress.shrink import mean_vectors
+from albertkit.errors import AlbertkitError
+
+
+def widen(artifact: Artifact, times: int) -> Artifact:
+    """The same function in a model `times` as wide."""
+    config = artifact.config
+    if times < 1:
+        raise AlbertkitError(f"times is {times}; a model becomes 1 or more times as wide")
+    if config.options.active():
+        raise AlbertkitError(
+            f"this model uses {', '.join(config.options.active())}; only canonical ALBERT is widened, so give one without options"
+        )
+    wide = config.replace(
+        hidden_size=config.hidden_size * times,
+        num_attention_heads=config.num_attention_heads * times,
+        intermediate_size=config.intermediate_size * times,
+    )
+    rows = {name: len(array) for name, array in artifact.weights.items() if array.ndim == 2}
+    shapes = expected_shapes(wide, frozenset(artifact.weights), rows)
+    unknown = sorted(set(artifact.weights) - set(shapes))
+    if unknown:
+        raise AlbertkitError(f"tensor {unknown[0]!r} belongs to a head of another program; take it out before widening")
+    weights = {name: repeated(array, shapes[name]) for name, array in artifact.weights.items()}
+    made = (*artifact.meta.made, {"step": "widen", "times": times})
+    return Artifact(wide, weights, artifact.tokenizer, dataclasses.replace(artifact.meta, made=made))
+
+
+def repeated(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """An array (outputs,) or (outputs, inputs) repeated to a shape; what reads inputs several times over takes a part of each."""
+    times = [new // old for new, old in zip(shape, array.shape, strict=True)]
+    return np.tile(array, times) / np.float32(times[-1] if array.ndim == 2 else 1)
+
+
+def widen_moments(moments: dict[str, np.ndarray], times: int) -> dict[str, np.ndarray]:
+    """What a narrow model's matrices see (`calibrate.moments`), for `quantize.pack` of the wide one.
+
+    Copies are taken as strangers, so that each is rounded as in the narrow model. From their real moments, GPTQ would let the error of one be made good by the other: a
+    wide model loses less than the narrow one that way, and less than one that was trained at that width.
+    """
+    return {name: np.kron(np.eye(times, dtype=seen.dtype), seen) for name, seen in moments.items()}
+
+
+def cosines(narrow: Artifact, wide: Artifact, ids: list[list[int]]) -> np.ndarray:
+    """(texts,) agreement of the wide model's mean-pooled vectors with those of the narrow one, repeated."""
+    times = wide.config.hidden_size // narrow.config.hidden_size
+    one, other = (mean_vectors(model.config, dict(model.weights), ids) for model in (narrow, wide))
+    found: np.ndarray = (np.tile(one, times) * other).sum(axis=1) / np.sqrt(times)
+    return found
