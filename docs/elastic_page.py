@@ -34,7 +34,11 @@ albertkit evaluate sentiment-elastic test.tsv --exit 99%   # also prints the mea
 
 One pass gives the hidden states after every layer. The head reads the full depth, and all shallower ones (or `--draw 3` of them, drawn for each update). A shallower depth
 learns from the right answers and from what the full depth says (`--teach`, half and half by default), softened (`--soften`). The documents'
-cross-layer consistency loss can be added (`--consistency`). Each ingredient can be turned off, and LOG.md says what each was worth.
+cross-layer consistency loss can be added (`--consistency`). Each ingredient can be turned off; what each is worth is measured below.
+
+**Begin with a model that knows its depths.** A pre-trained model that only ever learnt at its full depth has little to say after three layers, and fine-tuning is too short to mend it. So teach it
+before, once for all tasks: `albertkit elastic small-pretrained SHARDS -o words` (masked words at every depth, SHARDS from `albertkit corpus`), then `finetune` and `elastic` from
+`words/model`. That costs a little at the full depth and gives much at the others. Models that `distill` made, as the built-in `small`, know their depths already.
 
 ## When texts leave
 
@@ -63,7 +67,7 @@ Two vectors agree when their cosine is at least 0.95, two values when they diffe
 
 ## Vectors
 
-Models that `albertkit distill` made are elastic as they come, at the depths they were trained at (3, 6, 9 and 12 for the built-in one; between them their vectors mean nothing). A vector cannot
+Models that `albertkit distill` made are elastic as they come, at the depths they were trained at (3, 6, 9 and 12 for the built-in one; between them their vectors mean nothing, and another `depth=` is refused). A vector cannot
 have stopped moving at the first look, so the second is the first at which a text can leave. `albertkit calibrate MODEL texts.txt` finds the limits for `exit="99%"`.
 
 ```python
@@ -86,12 +90,14 @@ def page(folder: Path = RESULTS) -> str:
                   f"By `bench/elastic.py` on {machine['threads']} thread{'s' if machine['threads'] > 1 else ''} of {machine['processor']}. Limits come from one half of the held-out texts and are used on the other, both ways round. "
                   "Times are the best of several, all ways in turn, of everything from text to result.", ""]  # fmt: skip
         if (DOCS / "elastic.png").exists():
-            lines += ["![quality against layers applied](elastic.png)", ""]
+            lines += ["![quality against layers applied, and against time](elastic.png)", ""]
         for name, one in found["sets"].items():
             lines += data_set(TITLES.get(name, name), one)
         if "vectors" in found:
             lines += vectors(found["vectors"])
-    return "\n".join([*lines, *published(read(folder / "published-exits.json"))])
+    lines += ingredients(read(folder / "elastic-ingredients.json"))
+    others = read(folder / "published-exits.json")
+    return "\n".join([*lines, *(beside(found) if found and others else []), *published(others)])
 
 
 def read(path: Path) -> Any:
@@ -109,7 +115,7 @@ def data_set(title: str, one: dict[str, Any]) -> list[str]:
     learnt = one["made"]["elastic"][-1]
     lines = [f"### {title}", "",
              f"{metric}, in percent, of {one['examples']:,} held-out examples{', int8' if one['bits'] == 8 else ''}. The last training saw {learnt['examples']:,} examples in {learnt['updates']:,} updates; "
-             f"“full depth alone” had the same updates.{SHORT if learnt['updates'] < 1000 else ''}", ""]  # fmt: skip
+             f"“full depth alone” had the same updates.{SHORT if learnt['updates'] < 1000 else ''}{begun(one.get('begun'))}", ""]  # fmt: skip
     depths = [str(d) for d in range(1, layers + 1)]
     lines += ["| depth | " + " | ".join(depths) + " |", "|---" * (layers + 1) + "|"]
     for name, text in (("plain", "full depth alone"), ("elastic", "elastic")):
@@ -132,6 +138,46 @@ def data_set(title: str, one: dict[str, Any]) -> list[str]:
     return [*lines, ""]
 
 
+def begun(step: dict[str, Any] | None) -> str:
+    """What the model knew of its depths before it was fine-tuned."""
+    if step is None:
+        return ""
+    return f" The model it began with had been taught depths {step['depths'].replace(',', ', ')} before (`{step['step']}`, {step['minutes']:.0f} minutes of a GPU)."
+
+
+WAYS = {
+    "plain": "the full depth alone",
+    "elastic": "right answers and the full depth, half and half",
+    "answers": "right answers alone (`--teach 0`)",
+    "taught": "the full depth alone as teacher (`--teach 1`)",
+    "drawn": "three depths drawn for each update (`--draw 3`)",
+    "consistent": "with the consistency loss (`--consistency 0.1`)",
+}
+SHOWN = ("2", "3", "4", "6", "8", "full")
+
+
+def ingredients(found: Any) -> list[str]:
+    """What each part of the loss is worth, on the examples that chose the checkpoints."""
+    if not found:
+        return []
+    lines = ["## What each ingredient is worth", "",
+             "The same start and the same updates, one seed, measured on the tenth of the training examples that chose the checkpoint: quality by depth, and layers a text with `exit=95%` and `exit=99%`.", ""]  # fmt: skip
+    for name, ways in found.items():
+        metric = next(iter(ways.values()))["metric"]
+        heads = [*(f"depth {d}" if d.isdigit() else d for d in SHOWN), "95%", "99%"]
+        lines += [
+            f"| {TITLES.get(name, name)}, {metric} | " + " | ".join(heads) + " |",
+            "|---" * (len(heads) + 1) + "|",
+        ]
+        for way in (way for way in WAYS if way in ways):
+            row = ways[way]
+            cells = [percent(row["depth"][d]) if d in row["depth"] else "" for d in SHOWN]
+            cells += [f"{row['layers'][s]:.2f}" if s in row["layers"] else "–" for s in ("0.95", "0.99")]
+            lines.append(f"| {WAYS[way]} | " + " | ".join(cells) + " |")
+        lines.append("")
+    return lines
+
+
 def outcome(row: dict[str, float], metric: str) -> str:
     """Quality, agreement, depth, saving."""
     return f"{percent(row[metric])} | {percent(row['agreement'])} | {row['mean_depth']:.2f} | {row['times_fewer_layers']:.2f}"
@@ -149,11 +195,44 @@ def vectors(one: dict[str, Any]) -> list[str]:
     return [*lines, ""]
 
 
+def beside(found: dict[str, Any]) -> list[str]:
+    """Ours in the form in which others report: what may be saved for one point."""
+    lines = ["## Beside what others report", "",
+             "First ours, in the form of the table below it: for each data set the way that saves most layers and loses at most one point against the better of the two models at full depth (elastic, or trained for "
+             "the full depth alone); where every way loses more, the one that loses least. FastBERT's ratios are of operations, which are our layers; DeeBERT's is of time.", "",
+             "| ours | on | way | times fewer layers | times faster | score before → after |", "|---|---|---|---|---|---|"]  # fmt: skip
+    for name, one in found["sets"].items():
+        metric, full = one["metric"], str(one["elastic"]["layers"])
+        before = max(one[kind]["depth"][full][metric] for kind in ("plain", "elastic"))
+        ways = {f"depth {d}": row for d, row in one["elastic"]["depth"].items() if d != full}
+        ways |= {f"exit {float(share):.0%}": row for share, row in one["elastic"]["exit"].items() if row}
+        way, row = most_saved(ways, metric, before)
+        timed, whole = one["seconds"].get(f"elastic, {way}"), one["seconds"]["elastic, full depth"]
+        faster = f"{whole['seconds'] / timed['seconds']:.2f}" if timed else ""
+        lines.append(f"| `elastic`, {full} layers | {TITLES.get(name, name)} | {way} | {row['times_fewer_layers']:.2f} | {faster} | {metric} {percent(before)} → {percent(row[metric])} |")  # fmt: skip
+    if "vectors" in found:
+        rows = found["vectors"]["depth"]
+        full = max(rows, key=int)
+        way, row = most_saved(
+            {f"depth {d}": r for d, r in rows.items() if d != full}, "spearman", rows[full]["spearman"]
+        )
+        lines.append(f"| the built-in model | STS-B dev | {way} | {row['times_fewer_layers']:.2f} | | Spearman {percent(rows[full]['spearman'])} → {percent(row['spearman'])} |")  # fmt: skip
+    return [*lines, ""]
+
+
+def most_saved(ways: dict[str, dict[str, float]], metric: str, before: float) -> tuple[str, dict[str, float]]:
+    """The way that saves most and loses at most one point; where each loses more, the one that loses least."""
+    good = {way: row for way, row in ways.items() if row[metric] >= before - 0.01}
+    if good:
+        return max(good.items(), key=lambda pair: pair[1]["times_fewer_layers"])
+    return max(ways.items(), key=lambda pair: pair[1][metric])
+
+
 def published(found: Any) -> list[str]:
     """What others report."""
     if not found:
         return []
-    lines = ["## What others report", "", found["note"], "", "| method | on | times faster | score before → after | source |", "|---|---|---|---|---|"]  # fmt: skip
+    lines = ["### What others report", "", found["note"], "", "| method | on | times faster | score before → after | source |", "|---|---|---|---|---|"]  # fmt: skip
     for row in found["rows"]:
         scores = ", ".join(f"{name} {a:g} → {b:g}" for name, (a, b) in row["scores"].items()) or "–"
         lines.append(f"| {row['method']} | {row['data']} | {row['speedup']:g} | {scores} | {row['source']} |")
@@ -161,15 +240,16 @@ def published(found: Any) -> list[str]:
 
 
 def picture(folder: Path = RESULTS, target: Path = DOCS / "elastic.png") -> bool:
-    """Quality against layers applied, a panel for each data set; False where nothing was measured."""
+    """Quality against layers applied, and below against time, a panel for each data set; False where nothing was measured."""
     found = read(folder / "elastic.json")
     if not found or not found["sets"]:
         return False
     from matplotlib.figure import Figure
 
     sets = found["sets"]
-    figure = Figure(figsize=(4.6 * len(sets), 3.6), layout="constrained")
-    for axes, (name, one) in zip(figure.subplots(1, len(sets), squeeze=False)[0], sets.items(), strict=True):
+    figure = Figure(figsize=(4.6 * len(sets), 7.2), layout="constrained")
+    grid = figure.subplots(2, len(sets), squeeze=False)
+    for axes, below, (name, one) in zip(*grid, sets.items(), strict=True):
         metric = one["metric"]
         for kind, text, style in (("plain", "full depth alone", "o:"), ("elastic", "elastic, one depth for all", "o-")):
             rows = one[kind]["depth"].values()
@@ -184,5 +264,26 @@ def picture(folder: Path = RESULTS, target: Path = DOCS / "elastic.png") -> bool
         axes.set_xlabel("layers a text")
         axes.set_ylabel(f"{metric}, %")
         axes.legend(fontsize=7)
+        against_time(below, one, metric)
     figure.savefig(target, dpi=110, metadata={"Software": None})
     return True
+
+
+def against_time(axes: Any, one: dict[str, Any], metric: str) -> None:
+    """Quality against the time of a text, of what was timed."""
+    elastic, fixed = one["elastic"], [n for n in one if n.startswith("fixed-")]
+    shown: dict[str, tuple[str, dict[str, float]]] = {
+        "full depth alone": ("o:", {"plain, full depth": one["plain"]["depth"][str(one["plain"]["layers"])][metric]}),
+        "elastic, one depth for all": ("o-", {f"elastic, depth {d}": row[metric] for d, row in elastic["depth"].items()}),
+        "elastic, exit": ("s-", {f"elastic, exit {float(s):.0%}": row[metric] for s, row in elastic["exit"].items() if row}),
+        "trained with so many layers": ("k^", {f"{n}, full depth": one[n]["depth"][str(one[n]["layers"])][metric] for n in fixed}),
+    }  # fmt: skip
+    whole = {"elastic, full depth": elastic["depth"][str(elastic["layers"])][metric]}
+    shown["elastic, one depth for all"][1].update(whole)
+    for text, (style, scores) in shown.items():
+        points = [(1e3 * one["seconds"][n]["seconds"] / one["examples"], 100 * v) for n, v in scores.items() if n in one["seconds"]]  # fmt: skip
+        if points:
+            axes.plot(*zip(*sorted(points), strict=True), style, ms=4, label=text)
+    axes.set_xlabel("milliseconds a text")
+    axes.set_ylabel(f"{metric}, %")
+    axes.legend(fontsize=7)

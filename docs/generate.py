@@ -9,6 +9,8 @@ scale.md              what large jobs would cost (see scale_page.py)
 benchmarks.md         every benchmark in one report; also benchmarks.png and README's table (see benchmarks_page.py)
 elastic.md            quality and time at every depth and with early exit; also elastic.png (see elastic_page.py)
 options.md            what goes beyond canonical ALBERT, and what it costs (see options_page.py)
+generation.md, explain.md, finetuning.md   by hand, but for the tables of what was measured (see measured_page.py)
+ablation.md           the documents' ideas, measured, once there are results (see bench/ablation_page.py)
 model-card.md         the built-in model; also README.md and albertkit.json in the folders of both (see model_card.py)
 """
 
@@ -16,6 +18,7 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 
 import click
@@ -29,6 +32,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import api_page
 import benchmarks_page
 import elastic_page
+import measured_page
 import model_card
 import options_page
 import results_page
@@ -36,6 +40,7 @@ import scale_page
 from scale_page import BUDGET, LINKS, STEP, cost_row
 
 DOCS = Path(__file__).parent
+BENCH = DOCS.parent / "bench"
 NOTE = "<!-- Written by `make docs`; do not edit. -->\n"
 
 
@@ -105,6 +110,13 @@ def cost_page() -> str:
     return "\n".join([*lines, ""])
 
 
+def ablation() -> str:
+    sys.path.insert(0, str(BENCH))
+    import ablation_page
+
+    return str(ablation_page.written())
+
+
 BUILT_IN = f"../src/albertkit/models/{model_card.DEFAULT}"
 PAGES = {
     "cli.md": cli_page,
@@ -116,6 +128,8 @@ PAGES = {
     "scale.md": scale_page.page,
     "benchmarks.md": lambda: benchmarks_page.page(benchmarks_page.load()),
     "options.md": options_page.page,
+    **{name: partial(measured_page.page, name) for name in measured_page.TABLES},
+    **({"ablation.md": ablation} if (BENCH / "results" / "ablation.jsonl").is_file() else {}),
     f"{BUILT_IN}/albertkit.json": model_card.meta_text,
     f"{BUILT_IN}/README.md": model_card.readme,
     f"../src/albertkit/models/{model_card.START}/albertkit.json": model_card.start_meta,

@@ -1,6 +1,6 @@
 """The results page: what fine-tuning gives on real data, beside published numbers; for `generate.py`.
 
-In: `bench/results/tasks/NAME/*.json` (bench/tasks.py), `fewshot.json`, `finetuning.json`, `published.json`. Out: the text of docs/results.md. No number is
+In: `bench/results/tasks/NAME/*.json` (bench/tasks.py), `fewshot.json`, `finetuning.json`, `precision.json`, `published.json`. Out: the text of docs/results.md. No number is
 written here; what was not measured yet is left out.
 """
 
@@ -49,7 +49,9 @@ def page(folder: Path = RESULTS) -> str:
             lines += table(language, records, published)
     if not names:
         lines += ["No run has been recorded yet.", ""]
-    lines += few_shots(folder / "fewshot.json") + trainer(folder / "finetuning.json")
+    lines += (
+        few_shots(folder / "fewshot.json") + trainer(folder / "finetuning.json") + precision(folder / "precision.json")
+    )
     lines += ["## Where the published numbers come from", "",
               "They were trained by others, with other settings, and some on other parts of the data, as said here; a dash means that we found no number we could check.", ""]  # fmt: skip
     for model, about in published["models"].items():
@@ -74,8 +76,8 @@ def table(language: str, records: dict[str, Any], published: dict[str, Any]) -> 
     start, machines = ours[0]["start"], sorted({one["device"] for one in ours})
     seeds = sorted({len(one["runs"]) for one in ours})
     lines = [f"## {LANGUAGES[language]}: {start['name']}", "",
-             f"The model to start from has {start['parameters'] / 1e6:.1f} M parameters in {start['layers']} layers of width {start['hidden']}. "
-             f"{' or '.join(map(str, seeds))} seeds on {', '.join(machines)}, torch {ours[0]['versions']['torch']}, {ours[0]['jobs']} data sets at a time; seconds are of one seed, evaluations included.", ""]  # fmt: skip
+             f"A model to start from has {start['parameters'] / 1e6:.1f} M parameters in {start['layers']} layers of width {start['hidden']}. "
+             f"{' or '.join(map(str, seeds))} seeds on {', '.join(machines)}, torch {ours[0]['versions']['torch']}, {' or '.join(map(str, sorted({one['jobs'] for one in ours})))} data sets at a time; seconds are of one seed, evaluations included.{begun(ours)}", ""]  # fmt: skip
     heads = [f"{model} ({about['parameters']:g} M)" for model, about in peers.items()]
     lines += ["| data | metric | albertkit | " + " | ".join(heads) + " | learnt from | measured on | seconds |",
               "|---" * (len(heads) + 6) + "|"]  # fmt: skip
@@ -86,6 +88,16 @@ def table(language: str, records: dict[str, Any], published: dict[str, Any]) -> 
     return [*lines, "", below(ours, published), ""]
 
 
+def begun(records: list[dict[str, Any]]) -> str:
+    """Which data sets began with which model, where there are several."""
+    models: dict[str, list[str]] = {}
+    for record in records:
+        models.setdefault(record["start"].get("model", "small-pretrained"), []).append(title(record["data"]))
+    if len(models) == 1:
+        return ""
+    return " Begun with: " + "; ".join(f"`{model}` {', '.join(data)}" for model, data in models.items()) + "."
+
+
 def scored(record: dict[str, Any]) -> bool:
     """Whether the metrics are there, and of all the data."""
     return record["cap"] is None and all(one["metrics"] for one in record["runs"])
@@ -94,12 +106,13 @@ def scored(record: dict[str, Any]) -> bool:
 def row(record: dict[str, Any], metric: str, peers: list[str], published: dict[str, Any], first: bool) -> str:
     """One metric of a data set."""
     data, others = record["data"], published["scores"].get(record["data"], {}).get(metric, {})
-    title = next(titles[data] for titles in TITLES.values() if data in titles)
     cells = [f"{others[peer]:g}" if peer in others else "–" for peer in peers]
     count, seconds = record["examples"], statistics.fmean(one["seconds"] for one in record["runs"])
     held = f"{count[record['held']]:,} ({record['note']})"
     last = [f"{count['train']:,}", held, f"{seconds:,.0f}"] if first else ["", "", ""]
-    return f"| {' | '.join([title if first else '', label(record, metric), score(record, metric), *cells, *last])} |"
+    return (
+        f"| {' | '.join([title(data) if first else '', label(record, metric), score(record, metric), *cells, *last])} |"
+    )
 
 
 def label(record: dict[str, Any], metric: str) -> str:
@@ -130,8 +143,7 @@ def below(records: list[dict[str, Any]], published: dict[str, Any]) -> str:
                 count += 1
                 gap = value - statistics.fmean(values(record, metric))
                 if gap > 0:
-                    title = next(titles[record["data"]] for titles in TITLES.values() if record["data"] in titles)
-                    lower.setdefault(model, []).append(f"{title} {label(record, metric)} by {gap:.1f}")
+                    lower.setdefault(model, []).append(f"{title(record['data'])} {label(record, metric)} by {gap:.1f}")
     if not lower:
         return f"No published number of this table is above ours ({count} compared)."
     shown = [f"{model} on {', '.join(lower[model])}" for model in published["models"] if model in lower]
@@ -179,3 +191,54 @@ def trainer(path: Path) -> list[str]:
         f"{data}: {found['examples']:,} examples, {found['epochs']} epoch(s), {len(next(iter(found['runs'].values())))} run(s)."
         for data, found in read(path).items())]  # fmt: skip
     return [*lines, ""]
+
+
+def precision(path: Path) -> list[str]:
+    """The runtime beside torch, whole and in few bits."""
+    if not path.exists():
+        return []
+    found = read(path)
+    sets = {name: found["sets"][name] for titles in TITLES.values() for name in titles if name in found["sets"]}
+    texts = sorted({str(one["calibration_texts"]) for one in sets.values()})
+    lines = ["## The runtime against torch, and int8", "",
+             "Fine-tuned models on held-out examples, in torch and in the torch-free runtime, both in float32, by `bench/precision.py`. For each text, the largest difference of a "
+             "score of the head (logit) is taken; the table shows the median of these and the largest, and the largest difference of a probability.", "",
+             "| data | measured on | logits, median | logits, largest | probabilities, largest | results unlike torch's |",
+             "|---|---|---|---|---|---|"]  # fmt: skip
+    lines += [apart(name, one) for name, one in sets.items()]
+    lines += ["", *(swaying(name, one["difference"]) for name, one in sets.items() if one["difference"]["texts_above"])]
+    lines += [f"Rounded by `albertkit quantize` with {' or '.join(texts)} texts of the training data to calibrate with, and without training afterwards; points are those of the runtime in few bits, "
+              "less its own in float32:", "",
+              "| data | metric | torch | runtime, float32 | 8 bits | 4 bits | 8 bits, points | 4 bits, points |",
+              "|---|---|---|---|---|---|---|---|"]  # fmt: skip
+    lines += [rounded(name, one) for name, one in sets.items()]
+    machine, libraries = found["machine"], found["libraries"]
+    return [*lines, "", f"Machine: {machine['processor']}, onnxruntime {libraries['onnxruntime']}, torch {libraries['torch']}.", ""]  # fmt: skip
+
+
+def apart(name: str, one: dict[str, Any]) -> str:
+    """How far the runtime is from torch on a data set."""
+    gap, part = one["difference"], "" if one["examples"] == one["of"] else f" of {one['of']:,}"
+    cells = [f"{gap[key]:.1e}" for key in ("logits_median", "logits", "probabilities")]
+    on = f"{one['examples']:,}{part} ({one['note']})"
+    return f"| {' | '.join([title(name), on, *cells, str(one['unlike']['runtime'])])} |"
+
+
+def swaying(name: str, gap: dict[str, Any]) -> str:
+    """Why logits differ by more than 1e-4."""
+    return (f"On {title(name)} a logit of {gap['texts_above']} of {gap['texts']:,} texts differs by more than 1e-4. Logits of the text that differs most move by up to {gap['sway']:.1e} in the runtime "
+            "alone when its word weights are moved by their last bit.\n")  # fmt: skip
+
+
+def rounded(name: str, one: dict[str, Any]) -> str:
+    """What few bits cost on a data set, in its first metric."""
+    metric = one["metric"]
+    known = {"task": one["task"], "metrics": list(one["metrics"]["torch"])}
+    scores = [f"{100 * one['metrics'][side][metric]:.2f}" for side in ("torch", "runtime", "int8", "4-bit")]
+    points = [f"{one['points'][side]:+.2f}" for side in ("int8", "4-bit")]
+    return f"| {' | '.join([title(name), label(known, metric), *scores, *points])} |"
+
+
+def title(data: str) -> str:
+    """A data set's name as people write it."""
+    return next(titles[data] for titles in TITLES.values() if data in titles)
