@@ -9,6 +9,7 @@ same warm-up, and are measured on DEV at the end. Each side runs in a process of
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import multiprocessing
 import statistics
@@ -90,10 +91,14 @@ def theirs(
         net = Model.from_pretrained(
             model, num_labels=len(labels), attn_implementation="sdpa", ignore_mismatched_sizes=True
         )
+        known = {field.name for field in dataclasses.fields(TrainingArguments)}  # version 5 has another name for it
+        sampling = (
+            {"group_by_length": True} if "group_by_length" in known else {"train_sampling_strategy": "group_by_length"}
+        )
         arguments = TrainingArguments(
-            folder, per_device_train_batch_size=BATCH, num_train_epochs=epochs, learning_rate=RATE, warmup_ratio=0.1,
-            weight_decay=0.01, seed=seed, group_by_length=grouped, save_strategy="no", report_to=[], use_cpu=True,
-            disable_tqdm=True, logging_strategy="no",
+            folder, per_device_train_batch_size=BATCH, num_train_epochs=epochs, learning_rate=RATE,
+            warmup_steps=epochs * -(-len(learn) // BATCH) // 10, weight_decay=0.01, seed=seed, save_strategy="no", report_to=[],
+            use_cpu=True, disable_tqdm=True, logging_strategy="no", **(sampling if grouped else {}),
         )  # fmt: skip
         trainer = Trainer(net, arguments, DataCollatorWithPadding(tokenizer), Table(learn))
         trainer.train()

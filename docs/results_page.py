@@ -183,9 +183,10 @@ def trainer(path: Path) -> list[str]:
              "| data | program | seconds | accuracy | albertkit is faster by |", "|---|---|---|---|---|"]  # fmt: skip
     for data, found in read(path).items():
         for name, runs in found["runs"].items():
-            seconds, right = (statistics.fmean(one[key] for one in runs) for key in ("seconds", "accuracy"))
+            seconds, right = statistics.fmean(one["seconds"] for one in runs), [100 * one["accuracy"] for one in runs]
+            spread = f" ± {statistics.stdev(right):.1f}" if len(right) > 1 else ""
             ratio = f"{found['ratios'][name]:.2f}" if name in found["ratios"] else ""
-            lines.append(f"| {data} | {name} | {seconds:.1f} | {100 * right:.1f} | {ratio} |")
+            lines.append(f"| {data} | {name} | {seconds:.1f} | {statistics.fmean(right):.1f}{spread} | {ratio} |")
     machines = {found["machine"]["processor"] for found in read(path).values()}
     lines += ["", f"Machine: {', '.join(sorted(machines))}. " + " ".join(
         f"{data}: {found['examples']:,} examples, {found['epochs']} epoch(s), {len(next(iter(found['runs'].values())))} run(s)."
