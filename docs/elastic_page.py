@@ -68,7 +68,8 @@ Two vectors agree when their cosine is at least 0.95, two values when they diffe
 ## Vectors
 
 Models that `albertkit distill` made are elastic as they come, at the depths they were trained at (3, 6, 9 and 12 for the built-in one; between them their vectors mean nothing, and another `depth=` is refused). A vector cannot
-have stopped moving at the first look, so the second is the first at which a text can leave. `albertkit calibrate MODEL texts.txt` finds the limits for `exit="99%"`.
+have stopped moving at the first look, so the second is the first at which a text can leave. `albertkit calibrate MODEL texts.txt` finds the limits for `exit="99%"`; the built-in
+model has them.
 
 ```python
 from albertkit import Albert

@@ -379,11 +379,14 @@ def test_vectors_stop_when_they_stop_moving(albert):
 
 def test_the_built_in_model_looks_where_it_was_distilled():
     model = Albert(threads=1)
-    assert exits.looks_of(model) == (3, 6, 9, 12)
+    assert exits.looks_of(model) == (3, 6, 9)
     with pytest.raises(AlbertkitError, match="depth is 4; .* 3, 6, 9, 12 layers"):
         model.embed("a cat", depth=4)
     vectors, depths = model.embed_early(["a cat sat on the mat", "the dog stood there"], exit="cosine:0.9")
     assert set(depths.tolist()) <= {6, 9, 12} and vectors.shape == (2, model.dim)
+    texts = [f"the {name} stood in the garden all day" for name in ("dog", "house", "old teacher", "car", "tree")]
+    early, depths = model.embed_early(texts, exit="99%")  # it ships with limits
+    assert depths.mean() < 9 and (early * model.embed(texts)).sum(1).min() > 0.95
 
 
 def test_depths_that_vectors_were_not_taught_at_are_refused(albert, folder, tmp_path):
