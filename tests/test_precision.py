@@ -156,7 +156,8 @@ def test_the_page_has_a_section_where_it_was_measured(load, tmp_path):
     text = page.page(tmp_path)
     assert title in text and "| CoNLL-2003 | 1,000 of 3,250 (dev) | 1.0e-06 | 2.3e-05 | 3.0e-06 | 0 |" in text
     assert (
-        "| CoNLL-2003 | entity F1 | 90.00 | 90.00 | 89.70 | 88.00 | -0.30 | -2.00 |" in text and "on 500 texts" in text
+        "| CoNLL-2003 | entity F1 | 90.00 | 90.00 | 89.70 | 88.00 | -0.30 | -2.00 |" in text
+        and "with 500 texts" in text
     )
     assert "last bit" not in text
     gap |= {"texts_above": 2, "logits": 4e-4}

@@ -162,6 +162,12 @@ def alone(model: Albert, task: str, rule: Rule, example) -> tuple[list, int]:
     return read[rule.depth], rule.depth
 
 
+def tied(scores: list) -> bool:
+    """Whether the best two choices are so near that rounding, which differs from batch to batch, may turn them."""
+    best = np.sort(np.concatenate([np.ravel(one) for one in scores]))[-2:]
+    return bool(np.diff(best) < 1e-4)
+
+
 @pytest.mark.parametrize("task", TASKS[:-1])
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
@@ -179,6 +185,8 @@ def test_any_schedule_says_what_each_text_says_alone(albert, task, data):
     found = walk.run([f.ids for f in features], [f.segments for f in features])
     for unit, example in enumerate(given_examples):
         scores, depth = alone(model, task, rule, example)
+        if task == "choose" and any(tied(alone(model, task, Rule(look), example)[0]) for look in (*looks, LAYERS)):
+            continue
         assert found.depths[unit] == depth
         for place, one in zip(judge.units[unit], scores, strict=True):
             mine = found.scores[place]
