@@ -162,7 +162,7 @@ def ingredients(models: Path) -> dict[str, Any]:
         risks = {} if exits is None else {s: exits.risk(s) for s in SHARES}
         depths = {s: next(m for r, _, m in exits.risks if r == risk) for s, risk in risks.items() if risk is not None}
         found.setdefault(path.parents[1].name, {})[path.parent.name] = {
-            "metric": name, "depth": {**at, "full": metrics["dev"][name]}, "layers": depths, "made": meta.made[-1].get("depths"),
+            "metric": name, "depth": {**at, "full": metrics["dev"][name]}, "layers": depths,
         }  # fmt: skip
     return found
 

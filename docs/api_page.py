@@ -14,7 +14,6 @@ import albertkit
 
 GROUPS = {
     "Training, with torch": (
-        "albertkit.train.tune.finetune",
         "albertkit.train.pretrain.Pretraining",
         "albertkit.train.loop.train",
         "albertkit.train.settings.Settings",

@@ -202,3 +202,9 @@ def test_an_epoch_says_six_scores_and_keeps_all(start, tmp_path):
     (line,) = [text for text in said if text.startswith("step ")]
     assert line.count(",") == SHOWN - 1 == 5 and "f1 tree5" in line and line.split(": ")[1].startswith("f1 ")
     assert len(done.metrics) == 15 and "f1_animal3" in (tmp_path / "report.md").read_text()
+
+
+def test_overlap_of_intents_without_slots_is_refused(tmp_path):
+    texts = [Text("play a song", label="music"), Text("how warm is it", label="weather")] * 10
+    with pytest.raises(AlbertkitError, match="these intents have none"):
+        finetune("intent", texts, out=tmp_path / "out", overlap=3)

@@ -7,34 +7,21 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-import torch
 
-from albertkit.artifact import Artifact
-from albertkit.model import AlbertModel
 from albertkit.runtime.albert import Albert
 from albertkit.runtime.predict import predict
 from albertkit.tasks.classify import Classify
 from albertkit.tasks.examples import Text
 from albertkit.tasks.make import make_task
-from albertkit.tokenizer import Tokenizer
 from albertkit.train import tune
 from albertkit.train.elastic import Elastic
 from albertkit.train.settings import Settings
 from albertkit.train.tuning import Depths, Options
-from tests.conftest import tiny
-from tests.train.conftest import TOPICS, VOCAB
+from tests.train.conftest import TOPICS
+from tests.train.test_finetune import start as start  # the fixture
 from tests.train.test_finetune import texts, words
 
 QUICK = {"epochs": 1, "restarts": 0, "batch": 16, "learning_rate": 2e-3, "device": "cpu"}
-
-
-@pytest.fixture(scope="module")
-def start(tmp_path_factory) -> Artifact:
-    path = tmp_path_factory.mktemp("vocab") / "vocab.txt"
-    path.write_text("\n".join(VOCAB) + "\n")
-    torch.manual_seed(0)
-    config = tiny(vocab_size=len(VOCAB), initializer_range=0.1, max_position_embeddings=64)
-    return Artifact(config, AlbertModel(config).weights(), Tokenizer.from_vocab(path))
 
 
 def strange(count: int, topics: Sequence[int], seed: int = 0) -> list[Text]:

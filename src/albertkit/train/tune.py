@@ -81,6 +81,8 @@ def finetune(
         return freeze(task, examples, dev, out, start, options)
     if task == "intent" and all(isinstance(e, Text) for e in examples):
         task = "classify"  # intents without slots
+        if "overlap" in settings:
+            raise AlbertkitError("overlap is about slots in long texts, and these intents have none; leave it away")
     if start is None:
         name, why = beginning(task, examples, options.max_length)
         say(f"begins with {name}: {why}")
