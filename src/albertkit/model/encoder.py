@@ -98,7 +98,11 @@ class Layer(nn.Module):
 
     def forward(self, hidden: Tensor, batch: Batch, first: bool = False, local: bool = False) -> Tensor:
         kept = batch.first(hidden) if first else hidden
-        hidden = self.attention_norm(kept + self.attention(hidden, batch, first, local))
+        return self.rest(kept, self.attention(hidden, batch, first, local))
+
+    def rest(self, kept: Tensor, looked: Tensor) -> Tensor:
+        """What follows attention, each token by itself."""
+        hidden = self.attention_norm(kept + looked)
         out: Tensor = self.ffn_norm(hidden + self.ffn(hidden))
         return out
 
