@@ -71,6 +71,8 @@ class OptionAttention(Attention):
         )
         if self.shared:
             key, value = (x.expand(-1, self.heads, -1) for x in (key, value))
+            if hidden.is_cuda:  # compiled attention does not expect heads that lie at the same place
+                key, value = key.contiguous(), value.contiguous()
         mixed = self.attend(query, key, value, batch, first, local).flatten(1)
         weight = self.output.weight
         if self.low is not None:
