@@ -1,7 +1,7 @@
 """Fine-tune on every labelled data set of a folder and record what comes out: the source of docs/results.md.
 
     python bench/tasks.py DATA [--start MODEL] [--start-zh MODEL] [--name built-in] [--out bench/results/tasks]
-                          [--only sst-2,cola] [--seeds 3] [--jobs 1] [--device auto] [--examples 64 --epochs 1] [--keep]
+                          [--only sst-2,cola] [--seeds 3] [--jobs 1] [--device auto] [--examples 64 --epochs 1]
     python bench/tasks.py score bench/results/tasks/built-in DATA
 
 Writes OUT/NAME/DATASET.json, one file a data set; one that is there is not run again, unless it is asked for with --only. `tasksets.py` says what the data sets are.
@@ -83,7 +83,7 @@ def run(name: str, args: argparse.Namespace) -> dict[str, Any]:
         "versions": versions(),
     }
     write_json(folder / f"{name}.json", record)
-    shutil.rmtree(place / "runs" if args.keep else place, ignore_errors=True)
+    shutil.rmtree(place, ignore_errors=True)
     return record
 
 
@@ -325,7 +325,6 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1, help="data sets at once")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--predictions", action="store_true", help="keep what was predicted")
-    parser.add_argument("--keep", action="store_true", help="keep the best model of each data set, in --runs")
     parser.add_argument("--examples", type=int, help="at most so many of each part, to try it out")
     parser.add_argument("--epochs", type=float, help="instead of those of the table")
     args = parser.parse_args()

@@ -98,11 +98,7 @@ class Layer(nn.Module):
 
     def forward(self, hidden: Tensor, batch: Batch, first: bool = False, local: bool = False) -> Tensor:
         kept = batch.first(hidden) if first else hidden
-        return self.rest(kept, self.attention(hidden, batch, first, local))
-
-    def rest(self, kept: Tensor, looked: Tensor) -> Tensor:
-        """What follows attention, each token by itself."""
-        hidden = self.attention_norm(kept + looked)
+        hidden = self.attention_norm(kept + self.attention(hidden, batch, first, local))
         out: Tensor = self.ffn_norm(hidden + self.ffn(hidden))
         return out
 

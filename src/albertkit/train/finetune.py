@@ -22,7 +22,6 @@ from albertkit.artifact import Artifact
 from albertkit.compress.plan import operations
 from albertkit.errors import AlbertkitError, nearest
 from albertkit.model import AlbertModel, Batch, ModelOutput, pool
-from albertkit.model.encoder import Layer
 from albertkit.model.model import build_head, tensors_of
 from albertkit.runtime.batching import groups
 from albertkit.tasks.answer import Answer
@@ -147,10 +146,7 @@ class Finetuning:
         return self.seen
 
     def compile(self) -> None:
-        """What follows attention, for any number of tokens; attention itself is cut differently for each batch."""
-        for module in self.model.encoder.modules():
-            if isinstance(module, Layer):
-                module.rest = torch.compile(module.rest, dynamic=True)  # type: ignore[method-assign]
+        """Nothing: lengths differ from batch to batch."""
 
     @property
     def batches(self) -> int:
