@@ -1,14 +1,14 @@
 """Elastic depth, measured: quality at each depth before and after `elastic`, with early exit, and the time that follows; the source of docs/elastic.md.
 
     python bench/elastic.py train DATA --models RUNS [--start MODEL] [--only sst-2,mrpc,conll2003] [--fixed 3,4,6] [--examples N] [--epochs E] [--device auto] [--jobs 1]
-                            [--ways plain,elastic,…] [--times 1] [--at-once]
+                            [--ways plain,elastic,…] [--times 1] [--at-once] [--texts FOLDER]
     python bench/elastic.py ingredients --models RUNS
     python bench/elastic.py measure DATA --models RUNS [--only sst-2] [--bits 8] [--repeats 5] [--threads 2]
 
 `train` fine-tunes for each data set, and writes RUNS/SET/plain (the full depth alone), RUNS/SET/elastic (made elastic from it) and RUNS/SET/fixed-4 (fine-tuned with
 four layers from the start) and so on; plain and fixed ones learn as many epochs as plain and elastic together. One example in ten of the training data chooses checkpoints.
 `--ways` names other mixtures of the loss to train (`WAYS`), each in a folder of its name; `ingredients` keeps what those examples said of each mixture at every depth. `--times 3`
-trains three times as many epochs in the second half, of every way. With --at-once there is no first half: every way begins with the pre-trained model and learns all epochs.
+trains three times as many epochs in the second half, of every way. FOLDER/SET.txt holds more texts without labels, which RUNS/SET/first labels for all ways but plain. With --at-once there is no first half: every way begins with the pre-trained model and learns all epochs.
 What is trained already is left alone, and the same command goes on with what was stopped or killed. `carry.py` brings models from the machine that trained them to a quiet one.
 `measure` needs no torch. Held-out examples (dev) are cut in two: limits found on one half are used on the other, and the other way round, so that no text has helped to find its
 own limit. Times are of the runtime on all held-out texts, every way in turn, `--repeats` times over; the best one counts. With --sts (a file of pairs), the built-in
@@ -114,7 +114,9 @@ def train_way(label: str, name: str, way: str, args: argparse.Namespace) -> None
     middle = read_artifact(lesson.out / "first" / "model")
     given = {k: v for k, v in lesson.given.items() if k != "max_length"}
     options = Depths(**given | {"epochs": lesson.times * lesson.epochs} | WAYS[way])
-    elastic(middle, *lesson.examples, lesson.out / way, options, print)
+    more = args.texts / f"{name}.txt" if args.texts and way != "plain" else None
+    texts = more.read_text(encoding="utf-8").splitlines() if more is not None and more.is_file() else []
+    elastic(middle, *lesson.examples, lesson.out / way, options, print, texts=texts)
 
 
 def train_fixed(label: str, name: str, depth: int, args: argparse.Namespace) -> None:
@@ -412,6 +414,7 @@ def main() -> None:
         "--times", type=float, default=1.0, help="epochs of the second half, as a multiple of the first"
     )
     parser.add_argument("--at-once", action="store_true", help="train every way from the start, without a first half")
+    parser.add_argument("--texts", type=Path, help="a folder with SET.txt: texts without labels for all ways but plain")
     parser.add_argument("--examples", type=int, help="at most so many of each part")
     parser.add_argument("--epochs", type=float, help="of plain and of elastic")
     parser.add_argument("--seed", type=int, default=0)

@@ -1,7 +1,7 @@
 """Fine-tune on every labelled data set of a folder and record what comes out: the source of docs/results.md.
 
     python bench/tasks.py DATA [--start MODEL] [--start-zh MODEL] [--name built-in] [--out bench/results/tasks]
-                          [--only sst-2,cola] [--seeds 3] [--jobs 1] [--device auto] [--examples 64 --epochs 1]
+                          [--only sst-2,cola] [--seeds 3] [--jobs 1] [--device auto] [--examples 64 --epochs 1] [--keep]
     python bench/tasks.py score bench/results/tasks/built-in DATA
 
 Writes OUT/NAME/DATASET.json, one file a data set; one that is there is not run again, unless it is asked for with --only. `tasksets.py` says what the data sets are.
@@ -83,7 +83,7 @@ def run(name: str, args: argparse.Namespace) -> dict[str, Any]:
         "versions": versions(),
     }
     write_json(folder / f"{name}.json", record)
-    shutil.rmtree(place, ignore_errors=True)
+    shutil.rmtree(place / "runs" if args.keep else place, ignore_errors=True)
     return record
 
 
@@ -105,23 +105,11 @@ def predictions(model: Path, examples: Sequence[Any], device: str) -> list[Any]:
 
 
 def torch_scores(model: Path, examples: Sequence[Any], device: str) -> tuple[Any, list[Any], list[Any]]:
-    """(task, features, the heads' scores of each feature) of a finished model, computed by torch in float32."""
-    import torch
-
+    """(task, features, the heads' scores of each feature) of a finished model."""
     from albertkit.artifact import read_artifact
-    from albertkit.model import AlbertModel
-    from albertkit.tasks.make import task_of
-    from albertkit.train.finetune import Finetuning, Objective, batch_of
+    from albertkit.train.finetune import scored
 
-    artifact = read_artifact(model)
-    task = task_of(artifact.meta)
-    net = AlbertModel.from_artifact(artifact)
-    net.to("cuda" if device == "auto" and torch.cuda.is_available() else device.replace("auto", "cpu"))
-    features = task.features(examples, artifact.tokenizer, int(artifact.meta.details["max_length"]))
-    work = SimpleNamespace(
-        model=net, objective=Objective(net, task), dev=examples, batch=lambda rows, _: batch_of(rows)
-    )
-    return task, features, Finetuning.scores(work, features)  # type: ignore[arg-type]
+    return scored(read_artifact(model), examples, device)
 
 
 def measure(chosen: Set, found: Sequence[Any], parts: dict[str, list[Any]]) -> dict[str, float]:
@@ -325,6 +313,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1, help="data sets at once")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--predictions", action="store_true", help="keep what was predicted")
+    parser.add_argument("--keep", action="store_true", help="keep the best model of each data set, in --runs")
     parser.add_argument("--examples", type=int, help="at most so many of each part, to try it out")
     parser.add_argument("--epochs", type=float, help="instead of those of the table")
     args = parser.parse_args()

@@ -81,7 +81,7 @@ def given(tmp_path):
     return argparse.Namespace(
         shards=write_shards(tmp_path / "shards", train=60, held=20), task=[pair], tasks={}, runs=tmp_path / "runs", shape="tiny", layers=1, length=16,
         batch=4, tokens=256, minutes=None, seeds="1,0", only="canonical;window", jobs=2, epochs=0.5, examples=None, eval_rows=8, log_every=2,
-        learning_rate=None, optimizer="adamw", device="cpu", compile="no", keep=False, results=tmp_path / "lines.jsonl", steps=2, warm=1,
+        learning_rate=None, optimizer="adamw", device="cpu", compile="no", keep=False, results=tmp_path / "lines.jsonl", steps=2, warm=1, rounds=1,
     )  # fmt: skip
 
 
@@ -169,6 +169,35 @@ def test_speeds_are_measured_alone_and_kept(bench, given, monkeypatch):
     (record,) = json.loads(given.results.read_text())
     assert set(record["tokens_per_second"]) == set(ablation.VARIANTS)
     assert {n for n, value in record["tokens_per_second"].items() if value != 7.0} == {"window"}
+
+
+def test_the_best_of_several_rounds_counts_and_an_older_one_does_not(bench, given, monkeypatch):
+    ablation, rates = bench("ablation"), iter([9.0, 3.0, 5.0, 4.0, 2.0])
+    monkeypatch.setattr(ablation, "timed", lambda name, args: next(rates))
+    given.only = "canonical"
+    ablation.speed(given)
+    given.only, given.rounds = "canonical;window", 2
+    ablation.speed(given)
+    (record,) = json.loads(given.results.read_text())
+    assert record["tokens_per_second"] == {"canonical": 4.0, "window": 5.0}
+
+
+def test_the_page_says_where_nobody_learnt_sentence_order(bench):
+    pages = bench("ablation_page")
+    lines = [{**line, "sop_accuracy": 0.52} for line in lines_of("canonical", "gru")]
+    assert "Nobody learnt sentence order" in pages.page(lines, {})
+    lines[-1]["sop_accuracy"] = lines[-2]["sop_accuracy"] = 0.7
+    assert "Nobody learnt sentence order" not in pages.page(lines, {})
+
+
+@pytest.mark.parametrize(("window", "said"), [((2.0, 0.97), "does not pay"), ((2.0, 0.9), "pays from 64 tokens")])
+def test_a_window_pays_where_it_is_clearly_faster(bench, window, said):
+    rows = [{"length": n, "texts": 1, "full": 1.0, "window": w} for n, w in zip((32, 64), window, strict=True)]
+    where = {"device": "CPU", "torch": "2", "threads": "2"}
+    text = bench("ablation_page").page(
+        [], {"torch, CPU": {"shape": "tiny", "window": 4, "machine": where, "rows": rows}}
+    )
+    assert said in text
 
 
 def lines_of(*variants: str) -> list[dict]:

@@ -31,10 +31,19 @@ SHARES = (0.9, 0.95, 0.98, 0.99, 0.995)
 @click.option("--dev", type=folder, help="Held-out examples; without, one in ten of TRAIN.")
 @click.option("-o", "--out", type=folder, required=True, help="Folder for runs, report and model.")
 @click.option(
+    "--texts",
+    type=folder,
+    help="More texts, one a line, without labels (a tab between the two of a pair): what MODEL says of them at its full depth is learnt too.",
+)
+@click.option("--teacher", type=folder, help="A better model for the same task, to label --texts instead of MODEL.")
+@click.option(
     "--minutes", type=float, help="For a pre-trained model: budget in minutes  [default: 10; tasks count epochs]"
 )
 @options(Depths, Reading)
-def elastic(model: Path, train: Path, dev: Path | None, out: Path, minutes: float | None, **given: Any) -> None:
+def elastic(
+    model: Path, train: Path, dev: Path | None, out: Path, texts: Path | None, teacher: Path | None,
+    minutes: float | None, **given: Any
+) -> None:  # fmt: skip
     """Train MODEL, fine-tuned for any task, on TRAIN until every depth is a good model, with one head for all.
 
     Afterwards `--depth 4` applies four layers, and `--exit 99%` lets texts leave as soon as they are sure: held-out examples say when,
@@ -54,8 +63,10 @@ def elastic(model: Path, train: Path, dev: Path | None, out: Path, minutes: floa
 
     opts, reading, start = of(Depths, given), of(Reading, given), open_model(model)
     if start.meta.task == "pretrain":
-        if dev is not None or opts.epochs is not None:
-            raise AlbertkitError("a pre-trained model learns for --minutes; leave --dev and --epochs away")
+        if dev is not None or texts is not None or teacher is not None or opts.epochs is not None:
+            raise AlbertkitError(
+                "a pre-trained model learns for --minutes; leave --dev, --texts, --teacher and --epochs away"
+            )
         words(start, train, out, opts, minutes, say)
         return
     if minutes is not None:
@@ -64,13 +75,15 @@ def elastic(model: Path, train: Path, dev: Path | None, out: Path, minutes: floa
         raise AlbertkitError(
             "a model for vectors learns depths from a teacher: albertkit distill TEACHER SHARDS --start MODEL --depths 3,6,9,12; then  albertkit calibrate  finds when texts may leave"
         )
+    from albertkit.cli import read_texts
     from albertkit.train.tune import elastic as run
 
     data = read_files(start.meta.task, {"train": train, **({"dev": dev} if dev else {})}, reading)
     if dev is None:
         data["train"], data["dev"] = parted(data["train"])
     out.mkdir(parents=True, exist_ok=True)
-    done = run(start, data["train"], data["dev"], out, opts, say, bar=True)
+    more = list(read_texts((), texts)) if texts else []
+    done = run(start, data["train"], data["dev"], out, opts, say, bar=True, texts=more, teacher=teacher)
     click.echo(json.dumps({"model": str(done.model), **done.metrics}))
     stored = read_exit(done.model)
     if stored is None:

@@ -69,20 +69,20 @@ def attend(mixed: Tensor, batch: Batch, dropout: float = 0.0) -> Tensor:
 def attend_padded(mixed: Tensor, batch: Batch, dropout: float = 0.0) -> Tensor:
     """The same in one call over padded texts, whose empty places nobody attends to."""
     places = batch.padding
-    query, key, value = mixed[places.tokens].permute(2, 0, 3, 1, 4).unbind(0)  # (texts, heads, longest, d) each
+    query, key, value = places.table(mixed).permute(2, 0, 3, 1, 4).unbind(0)  # (texts, heads, longest, d) each
     mask = places.inside[:, None, None, :]
     if batch.seen is not None:
         mask = mask & batch.seen[:, None]
         mask = mask | ~mask.any(-1, keepdim=True)  # an empty place looks at all: a row of nothing would be not a number
     context = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout)
-    return context.transpose(1, 2).flatten(0, 1)[places.back]
+    return places.packed(context.transpose(1, 2))
 
 
 def attend_first(query: Tensor, mixed: Tensor, batch: Batch, dropout: float = 0.0) -> Tensor:
     """One query for each text (texts, heads, 1, d) over packed keys and values (tokens, 2, heads, d) → (texts, heads, d)."""
     if batch.seen is not None or (mixed.is_cuda and len(batch.runs) > MANY):
         places = batch.padding
-        key, value = mixed[places.tokens].permute(2, 0, 3, 1, 4).unbind(0)
+        key, value = places.table(mixed).permute(2, 0, 3, 1, 4).unbind(0)
         mask = places.inside[:, None, None, :]
         if batch.seen is not None:
             mask = mask & batch.seen[:, None, :1]

@@ -84,14 +84,14 @@ class OptionAttention(Attention):
         """Packed queries, keys and values (tokens, heads, size) → (tokens or texts, heads, size)."""
         if batch.seen is not None or (query.is_cuda and len(batch.runs) > MANY):
             places = batch.padding
-            table = [x[places.tokens].transpose(1, 2) for x in (key, value)]
-            asked = query[:, :, None] if first else query[places.tokens].transpose(1, 2)
+            table = [places.table(x).transpose(1, 2) for x in (key, value)]
+            asked = query[:, :, None] if first else places.table(query).transpose(1, 2)
             inside = places.inside[:, None, None]  # (texts, 1, 1, longest)
             if batch.seen is not None:
                 inside = inside & batch.seen[:, None, : 1 if first else None]
                 inside = inside | ~inside.any(-1, keepdim=True)  # an empty place looks at all: else it is not a number
             context = self.texts(asked, table[0], table[1], first, local, inside)
-            return context[:, :, 0] if first else context.transpose(1, 2).flatten(0, 1)[places.back]
+            return context[:, :, 0] if first else places.packed(context.transpose(1, 2))
         parts = []
         sizes = [n * length for n, length in batch.runs]
         asked_sizes = [n for n, _ in batch.runs] if first else sizes

@@ -32,6 +32,15 @@ class Padding:
     inside: Tensor  # (texts, longest) bool: whether there is one
     back: Tensor  # (tokens,) places in the flattened table
 
+    # index_select, since the gradient of values[places] sorts the places first, which takes a GPU many small steps
+    def table(self, values: Tensor) -> Tensor:
+        """(tokens, …) → (texts, longest, …); in empty places stands the first token of all."""
+        return values.index_select(0, self.tokens.flatten()).unflatten(0, self.tokens.shape)
+
+    def packed(self, values: Tensor) -> Tensor:
+        """(texts, longest, …) → (tokens, …)."""
+        return values.flatten(0, 1).index_select(0, self.back)
+
 
 @dataclass(frozen=True)
 class Batch:

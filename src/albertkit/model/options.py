@@ -57,7 +57,7 @@ class GruFront(nn.Module):
         if len(batch.runs) == 1:
             return hidden + self.read(hidden.unflatten(0, batch.runs[0])).flatten(0, 1)
         places = batch.padding
-        return hidden + self.read(hidden[places.tokens]).flatten(0, 1)[places.back]
+        return hidden + places.packed(self.read(places.table(hidden)))
 
     def read(self, x: Tensor) -> Tensor:
         """(texts, length, H) → (texts, length, H)."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -27,6 +27,7 @@ from albertkit.runtime.batching import groups
 from albertkit.tasks.answer import Answer
 from albertkit.tasks.classify import Classify
 from albertkit.tasks.generate import check_able
+from albertkit.tasks.make import task_of
 from albertkit.tasks.tag import IGNORED
 from albertkit.tasks.task import Feature, Task
 from albertkit.tokenizer import Tokenizer
@@ -146,7 +147,7 @@ class Finetuning:
         return self.seen
 
     def compile(self) -> None:
-        """Nothing: lengths differ from batch to batch."""
+        """Nothing: lengths differ from batch to batch, and compiling what does not depend on them did not pay (LOG.md)."""
 
     @property
     def batches(self) -> int:
@@ -185,20 +186,9 @@ class Finetuning:
         batch = self.batch(features, self.examples).to(crew.device)
         return batch, [f.target for f in features], len(chosen)
 
-    @torch.no_grad()
     def scores(self, features: Sequence[Feature]) -> list[Any]:
         """The heads' scores for each feature of the held-out examples, as the task reads them."""
-        self.objective.eval()
-        found: list[Any] = [None] * len(features)
-        device = next(self.model.parameters()).device
-        for places in groups([len(f.ids) for f in features], BUDGET, BUDGET):
-            chosen = [features[i] for i in places]
-            targets = [f.target for f in chosen]
-            out = self.objective.run(self.batch(chosen, self.dev).to(device), targets)
-            parts = split_words(out, targets) if self.objective.heads == ("mlm",) else None
-            for i, row in zip(places, parts or split_scores(out, self.objective.heads), strict=True):
-                found[i] = row
-        return found
+        return scores_of(self.objective, features, lambda chosen: self.batch(chosen, self.dev))
 
     def evaluate(self) -> dict[str, float]:
         """The task's metrics on the held-out examples."""
@@ -271,6 +261,35 @@ class Finetuning:
         if "vector" in heads_of(task):  # as it was trained
             meta = dataclasses.replace(meta, pooling="mean", prompts={})
         return Artifact(self.model.config, self.model.weights(), self.tokenizer, meta)
+
+
+def scored(model: Artifact, examples: Sequence[Any], device: str = "auto") -> tuple[Any, list[Feature], list[Any]]:
+    """(task, features, the heads' scores of each feature) of a fine-tuned model, computed in float32."""
+    task = task_of(model.meta)
+    net = AlbertModel.from_artifact(model)
+    net.to("cuda" if device == "auto" and torch.cuda.is_available() else device.replace("auto", "cpu"))
+    if model.tokenizer is None:
+        raise AlbertkitError("the model holds no tokenizer, so it cannot read text")
+    features = task.features(examples, model.tokenizer, int(model.meta.details.get("max_length", 128)))
+    return task, features, scores_of(Objective(net, task), features, batch_of)
+
+
+def scores_of(
+    objective: Objective, features: Sequence[Feature], batched: Callable[[Sequence[Feature]], Batch]
+) -> list[Any]:
+    """The heads' scores for each feature, as the task reads them."""
+    objective.eval()
+    found: list[Any] = [None] * len(features)
+    device = next(objective.parameters()).device
+    for places in groups([len(f.ids) for f in features], BUDGET, BUDGET):
+        chosen = [features[i] for i in places]
+        targets = [f.target for f in chosen]
+        with torch.no_grad():
+            out = objective.run(batched(chosen).to(device), targets)
+        parts = split_words(out, targets) if objective.heads == ("mlm",) else None
+        for i, row in zip(places, parts or split_scores(out, objective.heads), strict=True):
+            found[i] = row
+    return found
 
 
 def units(features: list[Feature], examples: int) -> list[list[Feature]]:

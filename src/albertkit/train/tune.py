@@ -108,8 +108,13 @@ def elastic(
     options: Depths | None = None,
     say: Callable[[str], None] = lambda text: None,
     bar: bool = False,
+    texts: Sequence[str] = (),
+    teacher: Artifact | Path | str | None = None,
 ) -> Tuned:
-    """Train a fine-tuned model until every depth is a good one, and find when texts may leave early (`train/elastic.py`)."""
+    """Train a fine-tuned model until every depth is a good one, and find when texts may leave early (`train/elastic.py`).
+
+    texts: more of them, without labels; what `teacher`, or the model itself, says of them at its full depth is learnt as well (`train/silver.py`).
+    """
     artifact = start if isinstance(start, Artifact) else open_model(start)
     options, meta = options or Depths(), artifact.meta
     if meta.task == "embed":
@@ -121,9 +126,31 @@ def elastic(
         raise AlbertkitError(
             "this model is a head on frozen vectors, so there are no layers to train; fine-tune without --freeze first"
         )
+    if texts:
+        from albertkit.train.silver import labelled
+
+        master = artifact if teacher is None else teacher if isinstance(teacher, Artifact) else open_model(teacher)
+        same_answers(master, artifact)
+        say(f"labels {len(texts):,} texts")
+        examples = [*examples, *labelled(master, texts, options.device)]
+    elif teacher is not None:
+        raise AlbertkitError("a teacher labels texts, and none were given; add --texts")
     epochs = options.epochs or max(1.0, preset_epochs(len(examples)) / 2)  # it knows the task already
     options = dataclasses.replace(options, epochs=epochs)
     return tuned(Job(task, artifact, examples, dev, Path(out), options), say, bar)
+
+
+def same_answers(teacher: Artifact, model: Artifact) -> None:
+    """Refuse a teacher that answers in other words."""
+    theirs, mine = (
+        {"task": m.meta.task, "labels": sorted(m.meta.labels), "intents": sorted(m.meta.details.get("intents", ()))}
+        for m in (teacher, model)
+    )
+    for name, value in mine.items():
+        if theirs[name] != value:
+            raise AlbertkitError(
+                f"the teacher's {name} is {theirs[name]}, and that of the model {value}; take one that was fine-tuned on the same examples"
+            )
 
 
 def tuned(job: Job, say: Callable[[str], None], bar: bool) -> Tuned:

@@ -1,0 +1,97 @@
+"""Texts without labels: they get those the runtime would give them, are learnt with the labelled ones, and what cannot be labelled is refused."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from albertkit.artifact import read_artifact
+from albertkit.cli import app
+from albertkit.errors import AlbertkitError
+from albertkit.runtime.albert import Albert
+from albertkit.tasks.examples import Tagged, Text
+from albertkit.train import tune
+from albertkit.train.silver import labelled
+from albertkit.train.tuning import Depths, Options
+from tests.train.test_elastic import QUICK, noisy, start  # noqa: F401
+from tests.train.test_finetune import choices, tagged, texts
+
+OPTIONS = Options(epochs=6, max_length=40, **QUICK)
+
+
+@pytest.fixture(scope="module")
+def plain(start, tmp_path_factory):  # noqa: F811
+    """A model for two classes."""
+    return tune.finetune("classify", texts(160), texts(40, 9), tmp_path_factory.mktemp("plain"), start, OPTIONS).model
+
+
+@pytest.fixture(scope="module")
+def tags(start, tmp_path_factory):  # noqa: F811
+    """A model that marks words."""
+    return tune.finetune("tag", tagged(160), tagged(40, 9), tmp_path_factory.mktemp("tags"), start, OPTIONS).model
+
+
+def test_labels_are_those_of_the_runtime(plain):
+    lines = [e.text for e in texts(30, 4)]
+    found = labelled(read_artifact(plain), lines, "cpu")
+    assert [e.text for e in found] == lines and {e.label for e in found} == {"animal", "tree"}
+    assert [e.label for e in found] == [r.label for r in Albert(plain).classify(lines)]
+
+
+def test_a_tab_stands_between_the_two_of_a_pair(plain):
+    (found,) = labelled(read_artifact(plain), ["red cat\tgreen dog\tand more"], "cpu")
+    assert isinstance(found, Text) and (found.text, found.pair) == ("red cat", "green dog\tand more")
+
+
+def test_tags_are_those_of_the_runtime(tags):
+    lines = [e.text for e in tagged(30, 4)]
+    found = labelled(read_artifact(tags), lines, "cpu")
+    assert all(isinstance(e, Tagged) for e in found) and sum(len(e.spans) for e in found) > 5
+    expected = [[(s.start, s.end, s.label) for s in r.spans] for r in Albert(tags).tag(lines)]
+    assert [[(s.start, s.end, s.label) for s in e.spans] for e in found] == expected
+
+
+def test_another_model_may_be_the_teacher(plain, start, tmp_path, monkeypatch):  # noqa: F811
+    asked = []
+    monkeypatch.setattr("albertkit.train.silver.labelled", lambda model, lines, device: asked.append(model) or [])
+    weak = tune.finetune(
+        "classify", noisy(40), noisy(20, 9), tmp_path / "weak", start, Options(epochs=1, **QUICK)
+    ).model
+    quick = Depths(epochs=1, **QUICK)
+    tune.elastic(weak, texts(16), texts(16, 3), tmp_path / "a", quick, texts=["cat"], teacher=plain)
+    tune.elastic(weak, texts(16), texts(16, 3), tmp_path / "b", quick, texts=["cat"])
+    assert [heads(m) for m in asked] == [heads(read_artifact(place)) for place in (plain, weak)]
+    assert heads(asked[0]) != heads(asked[1])
+
+
+def heads(model) -> bytes:
+    """What tells two models of one task apart."""
+    return b"".join(model.weights[n].tobytes() for n in sorted(model.weights) if n.startswith("heads."))
+
+
+@pytest.mark.parametrize("given", [{"teacher": "tags", "texts": ["cat"]}, {"teacher": "plain"}])
+def test_a_teacher_of_another_kind_or_without_texts_is_refused(given, plain, tags, tmp_path):
+    given = {**given, "teacher": {"tags": tags, "plain": plain}[given["teacher"]]}
+    with pytest.raises(AlbertkitError, match=r"teacher's task is tag|add --texts"):
+        tune.elastic(plain, texts(16), texts(16, 3), tmp_path / "x", Depths(epochs=1, **QUICK), **given)
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_line_is_no_question_with_choices(start, tmp_path):  # noqa: F811
+    made = tune.finetune("choose", choices(24), choices(12, 3), tmp_path, start, Options(epochs=1, **QUICK))
+    with pytest.raises(AlbertkitError, match="this model is for choose"):
+        labelled(read_artifact(made.model), ["which one"], "cpu")
+
+
+def test_the_verb_takes_them(plain, tmp_path):
+    (tmp_path / "train.tsv").write_text("text\tlabel\n" + "".join(f"{e.text}\t{e.label}\n" for e in texts(40)))
+    (tmp_path / "more.txt").write_text("\n\n".join(e.text for e in texts(20, 5)))
+    out = CliRunner().invoke(
+        app, ["elastic", str(plain), str(tmp_path / "train.tsv"), "-o", str(tmp_path / "out"), "--texts", str(tmp_path / "more.txt"), "--epochs", "1", "--device", "cpu"]
+    )  # fmt: skip
+    assert out.exit_code == 0, out.output
+    assert "labels 20 texts" in out.output
+    assert json.loads((tmp_path / "out" / "runs.json").read_text())
+    assert read_artifact(tmp_path / "out" / "model").meta.made[-1]["examples"] == 36 + 20
