@@ -40,6 +40,9 @@ cross-layer consistency loss can be added (`--consistency`). Each ingredient can
 before, once for all tasks: `albertkit elastic small-pretrained SHARDS -o words` (masked words at every depth, SHARDS from `albertkit corpus`), then `finetune` and `elastic` from
 `words/model`. That costs a little at the full depth and gives much at the others. Models that `distill` made, as the built-in `small`, know their depths already.
 
+**Labels are few, texts are not.** `--texts more.txt` adds lines without labels (a tab between the two of a pair), for classes, tags and intents: the model labels them at its full depth, and all depths learn from them. `--teacher FOLDER` lets another model for the same
+task label them. What that is worth has not been measured yet.
+
 ## When texts leave
 
 | `exit=` | a text leaves when |
