@@ -30,6 +30,7 @@ bench: .venv-bench/all  ## every benchmark beside its peers, one report (about t
 docs: .venv/all  ## rewrite the generated parts of README and docs
 	$(BIN)/python docs/generate.py
 	$(BIN)/python docs/dependencies.py
+	$(BIN)/python docs/tutorial/make.py
 
 site: .venv/all  ## the pages of docs/ as a site, in site/
 	$(BIN)/python docs/make_site.py

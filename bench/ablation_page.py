@@ -20,6 +20,9 @@ Spreads = dict[str, tuple[float, int]]
 RESULTS = Path(__file__).parent / "results"
 CANONICAL = "canonical"
 SOME, QUICK = 0.02, 0.05  # ratios of counts, and of speeds, that are nearer to one are none
+CORPORA = {
+    "2797892f": "; `albertkit corpus` made the shards of 27 MB of English Wikipedia (compressed), with the built-in vocabulary"
+}
 CHANCE = 0.55  # of sentence order: what lies below is a guess
 STUDENT = {1: 63.7, 2: 9.9, 3: 5.8, 4: 4.6, 5: 4.0, 6: 3.7, 8: 3.4, 10: 3.2, 15: 2.9, 20: 2.8, 30: 2.7}
 """Standard errors that one comparison in a hundred passes by chance, by the degrees of freedom."""
@@ -34,9 +37,11 @@ class Claim:
     variant: str
     against: str
     wants: tuple[str, ...]
-    """Of: smaller (fewer parameters), fewer (operations), faster (tokens a second when it reads), trains faster, better, no worse (all quality measures)."""
+    """Of: smaller (fewer parameters), fewer (operations), faster (tokens a second when it reads), trains faster; of all measures of quality: better, no worse, worse."""
+    note: str = ""
 
 
+SHORT = "rows of this length are too short for a window to save much: see [where it begins to pay](#where-a-window-begins-to-pay)"
 CLAIMS = (
     Claim("000–004", "ALBERT keeps the quality of BERT with far fewer parameters, and is faster.", CANONICAL, "no sharing, k = H", ("smaller", "faster", "no worse")),
     Claim("000", "Attention factorised into low-rank matrices cuts parameters and speeds the model up, at equal quality.", "low_rank", CANONICAL, ("smaller", "fewer", "faster", "no worse")),
@@ -45,12 +50,12 @@ CLAIMS = (
     Claim("001", "The same, with fewer groups.", "groups 2", "no sharing", ("smaller", "no worse")),
     Claim("001, 003", "The factorised embedding cuts parameters by about E/k at comparable quality, and makes training more efficient.", CANONICAL, "k = H", ("smaller", "trains faster", "no worse")),
     Claim("001", "k is a small part of the width; a smaller one still does.", "k = 64", CANONICAL, ("smaller", "no worse")),
-    Claim("001", "The other way round: a larger k is better.", "k = 256", CANONICAL, ("better",)),
+    Claim("–", "(No document says it; the other way round: a larger k is better.)", "k = 256", CANONICAL, ("better",)),
     Claim("001", "A consistency loss between layers improves generalisation.", "consistency cosine", CANONICAL, ("better",)),
-    Claim("001", "The similarity in it may be a dot product.", "consistency dot", CANONICAL, ("better",)),
-    Claim("001", "The sentence is the mean of the last hidden states.", "classifier mean", CANONICAL, ("better",)),
-    Claim("002", "Local attention lowers the cost of computing, and may hurt global understanding.", "window", CANONICAL, ("fewer", "faster", "no worse")),
-    Claim("002", "Local and global attention are combined.", "window, every 3rd layer global", CANONICAL, ("fewer", "no worse")),
+    Claim("001", "The similarity in it may be a dot product.", "consistency dot", CANONICAL, ("no worse",)),
+    Claim("001", "The sentence is the mean of the last hidden states.", "classifier mean", CANONICAL, ("no worse",)),
+    Claim("002", "Local attention lowers the cost of computing, and may hurt global understanding.", "window", CANONICAL, ("fewer", "faster", "worse"), SHORT),
+    Claim("002", "Local and global attention are combined.", "window, every 3rd layer global", CANONICAL, ("fewer", "no worse"), SHORT),
     Claim("002", "Parameters shared across heads cut parameters and computing at equal quality.", "shared_heads", CANONICAL, ("smaller", "fewer", "faster", "no worse")),
     Claim("003", "A recurrent network before the transformer improves performance further.", "gru", CANONICAL, ("better",)),
     Claim("003", "Layer normalisation as (x − μ)/(σ + ε) keeps training stable.", "norm document", CANONICAL, ("no worse",)),
@@ -68,15 +73,15 @@ def mean_spread(values: list[float]) -> tuple[float, float]:
 
 
 def numbers(lines: list[Line]) -> dict[str, list[float]]:
-    """The measures of one variant, over its seeds; of a task, the first of its scores."""
+    """The measures of one variant, over its seeds."""
     found: dict[str, list[float]] = defaultdict(list)
     for line in lines:
         for name in ("parameters", "operations_per_token", "mlm_loss", "mlm_accuracy", "sop_accuracy"):
             if name in line:
                 found[name].append(float(line[name]))
         for task, scores in line.get("tasks", {}).items():
-            score = next(iter(scores))
-            found[f"task {task} {score}"].append(float(scores[score]))
+            for score, value in scores.items():
+                found[f"task {task} {score}"].append(float(value))
     return found
 
 
@@ -116,6 +121,61 @@ def quicker(claim: Claim, want: str, speeds: Speeds) -> dict[str, float]:
     return {place: by[claim.variant] / by[claim.against] for place, by in both.items() if place.startswith(kind)}
 
 
+def telling(lines: list[Line]) -> list[str]:
+    """The measures of quality that tell variants apart: masked words, sentence order if anyone learnt it, and of each task Matthews' correlation (a class that is frequent is no skill), or else its first score."""
+    names = {name for line in lines for name in numbers([line])}
+    found = [name for name in ("mlm_loss", "mlm_accuracy") if name in names]
+    if "sop_accuracy" in names and not unlearnt(lines):
+        found.append("sop_accuracy")
+    for task in sorted({name.split()[1] for name in names if name.startswith("task ")}):
+        scores = [score for line in lines for score in line.get("tasks", {}).get(task, {})]
+        found.append(f"task {task} {'mcc' if 'mcc' in scores else scores[0]}")
+    return found
+
+
+def unlearnt(lines: list[Line]) -> bool:
+    """Whether nobody learnt sentence order."""
+    orders = [numbers(whole(lines, name))["sop_accuracy"] for name in {line["variant"] for line in lines}]
+    return max((mean_spread(values)[0] for values in orders if values), default=0.0) < CHANCE
+
+
+def moves(claim: Claim, lines: list[Line]) -> dict[str, tuple[float, str]]:
+    """Of each measure of quality, by how much the variant is above the other (points; loss as it is), and better, worse or same."""
+    mine, theirs = (numbers(whole(lines, name)) for name in (claim.variant, claim.against))
+    known, found = spreads(lines), {}
+    for name in telling(lines):
+        if not mine[name] or not theirs[name]:
+            continue
+        change = mean_spread(mine[name])[0] - mean_spread(theirs[name])[0]
+        said, loss = differs(mine[name], theirs[name], known.get(name)), name == "mlm_loss"
+        word = "same" if said == "same" else "better" if (said == "lower") == loss else "worse"
+        found[name] = (change if loss else 100 * change, word)
+    return found
+
+
+def least(lines: list[Line]) -> str:
+    """The smallest differences of two variants with as many seeds as most have that count."""
+    counts = [len(whole(lines, name)) for name in {line["variant"] for line in lines}]
+    seeds, known, parts = max(set(counts), key=counts.count), spreads(lines), []
+    for name in telling(lines):
+        if name in known and seeds:
+            spread, free = known[name]
+            limit = STUDENT[max(n for n in STUDENT if n <= free)] * spread * math.sqrt(2 / seeds)
+            parts.append(f"{shown(name)} {limit:.3f}" if name == "mlm_loss" else f"{shown(name)} {100 * limit:.1f}")
+    return ", ".join(parts)
+
+
+def shown(name: str) -> str:
+    """A measure as it is called on the page."""
+    return (
+        name.removeprefix("task ")
+        .replace("_", " ")
+        .replace("mlm", "MLM")
+        .replace("sop", "SOP")
+        .replace("mcc", "Matthews")
+    )
+
+
 def judged(claim: Claim, lines: list[Line], speeds: Speeds) -> tuple[str, str]:
     """What the lines of one recipe say about a claim, and the verdict."""
     failed = [line for line in lines if line["variant"] == claim.variant and "failed" in line]
@@ -124,32 +184,46 @@ def judged(claim: Claim, lines: list[Line], speeds: Speeds) -> tuple[str, str]:
         return f"no training came to its end: {failed[0]['failed']}", f"not seen: {', '.join(claim.wants)}"
     if not mine or not theirs:
         return "", "not measured"
-    said: list[str] = [f"{len(failed)} trainings failed"] if failed else []
-    verdicts: dict[str, list[str]] = {"holds": [], "not seen": [], "not measured": []}
-    known = spreads(lines)
+    ratios = {n: mean_spread(mine[n])[0] / mean_spread(theirs[n])[0] for n in ("parameters", "operations_per_token")}
+    quality = moves(claim, lines)
+    reading, training = quicker(claim, "faster", speeds), quicker(claim, "trains faster", speeds)
+    said = [f"{len(failed)} trainings failed"] if failed else []
+    said += [f"{name.replace('_', ' ')} × {ratio:.3g}" for name, ratio in ratios.items()]
+    said += [f"tokens per second × {ratio:.3g} ({place})" for place, ratio in reading.items()]
+    said += [f"tokens per second × {r:.3g} ({p})" for p, r in training.items() if "trains faster" in claim.wants]
+    said += [
+        f"{shown(n)} {c:+.3f} ({word})" if n == "mlm_loss" else f"{shown(n)} {c:+.2f} ({word})"
+        for n, (c, word) in quality.items()
+    ]
+    words = {word for _, word in quality.values()}
+    verdicts: dict[str, list[str]] = {
+        "holds": [],
+        "partly": [],
+        "cannot tell": [],
+        "does not hold": [],
+        "not measured": [],
+    }
     for want in claim.wants:
-        name = {"smaller": "parameters", "fewer": "operations_per_token"}.get(want)
-        if name is not None:
-            ratio = mean_spread(mine[name])[0] / mean_spread(theirs[name])[0]
-            said.append(f"{name.replace('_', ' ')} × {ratio:.3g}")
-            fine = ratio < 1 - SOME
+        if want in ("smaller", "fewer"):
+            ratio = ratios["parameters" if want == "smaller" else "operations_per_token"]
+            word = "holds" if ratio < 1 - SOME else "does not hold"
         elif want in ("faster", "trains faster"):
-            ratios = quicker(claim, want, speeds)
-            said += [f"tokens per second × {ratio:.3g} ({place})" for place, ratio in ratios.items()]
-            if not ratios:
-                verdicts["not measured"].append(want)
-                continue
-            fine = min(ratios.values()) > 1 + QUICK
+            fast = [ratio > 1 + QUICK for ratio in (reading if want == "faster" else training).values()]
+            word = "not measured" if not fast else "holds" if all(fast) else "partly" if any(fast) else "does not hold"
+        elif not quality:
+            word = "not measured"
+        elif want == "worse":
+            word = "holds" if "worse" in words else "cannot tell"
+        elif want == "no worse":
+            word = "does not hold" if "worse" in words else "holds"
+        elif {"better", "worse"} <= words:
+            word = "partly"
         else:
-            quality = [n for n in mine if n in theirs and (n.startswith("task ") or n.endswith("_accuracy"))]
-            moves = {n: differs(mine[n], theirs[n], known.get(n)) for n in quality}
-            for n in quality:
-                change = 100 * (mean_spread(mine[n])[0] - mean_spread(theirs[n])[0])
-                said.append(f"{n.replace('task ', '').replace('_', ' ')} {change:+.2f} ({moves[n]})")
-            fine = "lower" not in moves.values() and (want == "no worse" or "higher" in moves.values())
-        verdicts["holds" if fine else "not seen"].append(want)
+            word = "holds" if "better" in words else "does not hold" if "worse" in words else "cannot tell"
+        verdicts[word].append(want)
     verdict = "; ".join(f"{word}: {', '.join(wants)}" for word, wants in verdicts.items() if wants)
-    return ", ".join(said), verdict + ("" if known else " (one seed: chance is not excluded)")
+    once = min(len(whole(lines, name)) for name in (claim.variant, claim.against)) == 1
+    return ", ".join(said + ([claim.note] if claim.note else [])), verdict + (" (one seed)" if once else "")
 
 
 def cell(values: list[float], scale: float = 1.0, digits: int = 2) -> str:
@@ -165,14 +239,14 @@ def variant_table(by: dict[str, list[Line]], speeds: Speeds) -> list[str]:
     found = {name: numbers(lines) for name, lines in by.items()}
     tasks = sorted({n for measures in found.values() for n in measures if n.startswith("task ")})
     heads = [
-        "variant", "seeds", "parameters, M", "operations a token, M", *(f"thousand tokens/s, {device}" for device in speeds),
-        "MLM loss", "MLM accuracy, %", "SOP accuracy, %", *(f"{t.removeprefix('task ')}, %" for t in tasks),
+        "variant", "what differs", "seeds", "parameters, M", "operations a token, M", *(f"thousand tokens/s, {device}" for device in speeds),
+        "MLM loss", "MLM accuracy, %", "SOP accuracy, %", *(f"{shown(t)}, %" for t in tasks),
     ]  # fmt: skip
     rows = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
     for name, m in found.items():
         failed = sum("failed" in line for line in by[name])
         cells = [
-            name + (f" ({failed} failed)" if failed else ""), str(len(by[name])), cell(m["parameters"][:1], 1e-6), cell(m["operations_per_token"][:1], 1e-6, 1),
+            name + (f" ({failed} failed)" if failed else ""), given(name, by[name][0]["recipe"]), str(len(by[name])), cell(m["parameters"][:1], 1e-6), cell(m["operations_per_token"][:1], 1e-6, 1),
             *(cell([of[name]] if name in of else [], 1e-3, 1) for of in speeds.values()), cell(m["mlm_loss"], 1, 3), cell(m["mlm_accuracy"], 100), cell(m["sop_accuracy"], 100),
             *(cell(m[task], 100) for task in tasks),
         ]  # fmt: skip
@@ -219,14 +293,32 @@ def command(recipe: dict[str, Any], seeds: list[int]) -> str:
     return " ".join(["python bench/ablation.py run SHARDS", *tasks, *flags, f"--seeds {','.join(map(str, seeds))}"])
 
 
-def unlearnt(by: dict[str, list[Line]]) -> list[str]:
-    """A word on sentence order, where the budget was too small for anyone to learn it."""
-    best = max((mean_spread(numbers(lines)["sop_accuracy"] or [0.0])[0] for lines in by.values()), default=0.0)
-    if not 0 < best < CHANCE:
-        return []
-    return [
-        f"Nobody learnt sentence order with this budget (half of the answers are right by chance, and no variant is above {100 * CHANCE:.0f} %): those columns tell nothing apart.", "",
-    ]  # fmt: skip
+def given(name: str, recipe: dict[str, Any]) -> str:
+    """What a variant changes, in the words of its config."""
+    from ablation import VARIANTS
+
+    if name not in VARIANTS:
+        return ""
+    variant = VARIANTS[name]
+    config, plain = (
+        v.config(recipe["shape"], recipe["length"], recipe.get("layers")) for v in (variant, VARIANTS[CANONICAL])
+    )
+    if name == CANONICAL:
+        return f"k = {plain.embedding_size}, H = {plain.hidden_size}, {plain.num_attention_heads} heads, one group"
+    own = {n: getattr(config.options, n) for n in variant.options} | {n: getattr(config, n) for n in variant.shape}
+    return ", ".join(f"`{n}={value}`" for n, value in (own | variant.goals).items())
+
+
+def again(recipe: dict[str, Any], machine: dict[str, str]) -> str:
+    """How to measure a speed again."""
+    what = recipe.get("what", "updates")
+    flags = [
+        f"--{n} {recipe[n]}"
+        for n in ("shape", "layers", "length", "batch", "optimizer", "compile")
+        if recipe.get(n) is not None
+    ]
+    verb = "speed SHARDS" if what == "updates" else "reading"
+    return f"`python bench/ablation.py {verb} {' '.join(flags)} --device {'cpu' if machine['device'] == 'CPU' else 'cuda'}`"
 
 
 def recipe_part(lines: list[Line], speeds: list[dict[str, Any]]) -> list[str]:
@@ -238,12 +330,15 @@ def recipe_part(lines: list[Line], speeds: list[dict[str, Any]]) -> list[str]:
     fast, layers = speeds_of(recipe, speeds), recipe.get("layers")
     budget = f"{recipe['tokens']:,} tokens" if recipe["tokens"] else f"{recipe['minutes']:g} minutes"
     many = f" with {layers} layers" if layers else ""
-    corpus = f" The corpus: {recipe['corpus']}." if "corpus" in recipe else ""
+    corpus = f" The corpus: {recipe['corpus']}{CORPORA.get(recipe['corpus'][-9:-1], '')}." if "corpus" in recipe else ""
+    timed = [again(record["recipe"], record["machine"]) for record in speeds if speeds_of(recipe, [record])]
     out = [
         "", f"## `{recipe['shape']}`{many}, {budget} of length {recipe['length']}, {machine['device']}, torch {machine['torch']}", "",
         f"`{command(recipe, sorted({line['seed'] for line in lines}))}`{corpus}", "",
+        *([f"Speeds: {', '.join(timed)}.", ""] if timed else []),
         *variant_table(by, fast), "",
-        *unlearnt(by),
+        *(["Nobody learnt sentence order with this budget (half of the answers are right by chance): it is left out of the verdicts.", ""] if "sop_accuracy" in numbers(lines) and unlearnt(lines) else []),
+        f"The smallest differences that count: {least(lines)}. Below, in some eighty comparisons, chance makes about one.", "",
         "| document | what it said | compared | what we measured | verdict |", "|---|---|---|---|---|",
     ]  # fmt: skip
     for claim in CLAIMS:
@@ -255,9 +350,12 @@ def recipe_part(lines: list[Line], speeds: list[dict[str, Any]]) -> list[str]:
 INTRODUCTION = """# The documents' ideas, measured
 
 Written by `python bench/ablation.py table`; [options](options.md) has the formulas, and [claim by claim](documents.md) all that the documents say, with what needs no training to be judged. Every variant sees the same
-shards, the same budget and the same settings; only what its name says differs. ± is the standard deviation over seeds. A difference counts (higher, lower) where chance makes one so large in one comparison of a hundred, with
-the spread of all variants together, or of the two where that is larger; otherwise the seeds cannot tell (same). *holds* and *not seen* name what the document expects: *smaller* fewer parameters, *fewer* operations, *faster* more tokens a second when texts are read, *trains faster* the same for updates, *better* at least one measure of quality higher and none
-lower, *no worse* none lower. Speeds (`bench/ablation.py speed` for updates, `reading` for texts) are of each variant alone on the machine, the best of several rounds; below 5 % they do not count."""
+shards, the same budget and the same settings; only what its name says differs, and nothing was tuned for one of them. TRAIN and DEV are those of the data sets named, with at most `--examples` rows each. ± is the standard deviation over seeds.
+
+A difference counts (better, worse) where chance makes one so large in one comparison of a hundred, with the spread of all variants together, or of the two where that is larger; otherwise the seeds cannot tell (same). Of tasks Matthews' correlation is judged, since
+a frequent class is no skill. The verdict says of each thing that the document expects whether it *holds*, *does not hold*, holds *partly* (on one machine, or in one measure and not in another), or whether the seeds *cannot tell*. *smaller*: at least 2 % fewer parameters, of the whole model. *fewer*: at least 2 % fewer operations. *faster*: at
+least 5 % more tokens a second when texts are read, on every machine; *trains faster*: the same for updates. *better*: a measure of quality is better and none is worse; *no worse*: none is seen to be worse; *worse*: one is. Speeds are of each variant alone on the machine, the best of
+several rounds."""
 
 
 def page(lines: list[Line], lengths: dict[str, Any], speeds: list[dict[str, Any]] | None = None) -> str:

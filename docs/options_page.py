@@ -35,12 +35,14 @@ TEXT = """# Options beyond ALBERT
 
 The documents this project started from describe more than ALBERT, and disagree with it and with each other. Canonical ALBERT is the default. What they add is here as options, all off by
 default, each with its formula made well-defined, and each usable in pre-training, fine-tuning, the runtime, 8 and 4 bits, pruning, ONNX export, the view inside and the server. What each is
-worth is measured by `bench/ablation.py`; what the documents say besides stands [claim by claim](documents.md) on a page of its own.
+worth is [measured](ablation.md) at one budget, by `bench/ablation.py`; what the documents say besides stands [claim by claim](documents.md) on a page of its own.
 
 ```bash
 albertkit pretrain shards -o run --shape small --option gru=true --option attention_bias=relative
 albertkit plan base --option low_rank=32 --option window=64 --option global_every=3 --length 512
 ```
+
+The size k of the embeddings and the number of groups are part of the shape: `albertkit plan base --json` shows one, and `--shape my.json` takes one of your own.
 
 Options are stored in `config.json` under the key `albertkit`, with `model_type` `albertkit`, so that other programs refuse the folder instead of computing something else. A model keeps the
 options it was begun with: fine-tuning, quantising and exporting take them from its folder. In Python: `preset("base").replace(options=Options(low_rank=32))`.

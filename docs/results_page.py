@@ -77,7 +77,7 @@ def table(language: str, records: dict[str, Any], published: dict[str, Any]) -> 
     seeds = sorted({len(one["runs"]) for one in ours})
     lines = [f"## {LANGUAGES[language]}: {start['name']}", "",
              f"A model to start from has {start['parameters'] / 1e6:.1f} M parameters in {start['layers']} layers of width {start['hidden']}. "
-             f"{' or '.join(map(str, seeds))} seeds on {', '.join(machines)}, torch {ours[0]['versions']['torch']}, {' or '.join(map(str, sorted({one['jobs'] for one in ours})))} data sets at a time; seconds are of one seed, evaluations included.{begun(ours)}", ""]  # fmt: skip
+             f"{' or '.join(map(str, seeds))} seeds on {', '.join(machines)}, torch {ours[0]['versions']['torch']}, {' or '.join(map(str, sorted({one['jobs'] for one in ours})))} data sets at a time; seconds are of one seed, evaluations included.{begun(ours)}{restarted(ours)}", ""]  # fmt: skip
     heads = [f"{model} ({about['parameters']:g} M)" for model, about in peers.items()]
     lines += ["| data | metric | albertkit | " + " | ".join(heads) + " | learnt from | measured on | seconds |",
               "|---" * (len(heads) + 6) + "|"]  # fmt: skip
@@ -96,6 +96,13 @@ def begun(records: list[dict[str, Any]]) -> str:
     if len(models) == 1:
         return ""
     return " Begun with: " + "; ".join(f"`{model}` {', '.join(data)}" for model, data in models.items()) + "."
+
+
+def restarted(records: list[dict[str, Any]]) -> str:
+    """Where a seed collapsed and was begun anew with half the rate."""
+    found = {r["data"]: [one.get("collapsed", 0) for one in r["runs"]] for r in records}
+    told = [f"{title(data)} {', '.join(map(str, counts))}" for data, counts in found.items() if any(counts)]
+    return f" New starts after a collapse, by seed: {'; '.join(told)}; seconds are of the last start." if told else ""
 
 
 def scored(record: dict[str, Any]) -> bool:
@@ -202,7 +209,7 @@ def precision(path: Path) -> list[str]:
     sets = {name: found["sets"][name] for titles in TITLES.values() for name in titles if name in found["sets"]}
     texts = sorted({str(one["calibration_texts"]) for one in sets.values()})
     lines = ["## The runtime against torch, and int8", "",
-             "Fine-tuned models on held-out examples, in torch and in the torch-free runtime, both in float32, by `bench/precision.py`. For each text, the largest difference of a "
+             "Fine-tuned models on held-out examples, in torch and in the torch-free runtime, both in float32, by `bench/precision.py`; each is a model of its own, of one seed, and not one of those above. For each text, the largest difference of a "
              "score of the head (logit) is taken; the table shows the median of these and the largest, and the largest difference of a probability.", "",
              "| data | measured on | logits, median | logits, largest | probabilities, largest | results unlike torch's |",
              "|---|---|---|---|---|---|"]  # fmt: skip

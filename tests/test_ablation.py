@@ -218,7 +218,8 @@ def test_the_page_takes_speeds_of_the_same_shape_and_says_when_there_are_none(be
     pages = bench("ablation_page")
     lines = lines_of("canonical", "window")
     assert (
-        row_of(pages.page(lines, {}), "lowers the cost")[-1] == "holds: no worse; not seen: fewer; not measured: faster"
+        row_of(pages.page(lines, {}), "lowers the cost")[-1]
+        == "cannot tell: worse; does not hold: fewer; not measured: faster"
     )
     machine = {"device": "H", "torch": "2", "threads": "4"}
 
@@ -231,7 +232,9 @@ def test_the_page_takes_speeds_of_the_same_shape_and_says_when_there_are_none(be
     assert row[-1].endswith("not measured: faster")  # of updates, which are not what the document speaks of
     text = pages.page(lines, {}, [updates, record(3e5, what="reading"), record(1e5, what="reading", length=32)])
     row = row_of(text, "lowers the cost")
-    assert "tokens per second × 1.5 (reading, H, 8 rows)" in row[-2] and "holds: faster, no worse" in row[-1]
+    assert "tokens per second × 1.5 (reading, H, 8 rows)" in row[-2] and row[-1].startswith(
+        "holds: faster; cannot tell: worse"
+    )
     assert "| 300.0 |" in text and "| 100.0 |" in text and "updates, H, 8 rows, compile no" in text
 
 
@@ -246,10 +249,53 @@ def test_every_claim_has_a_row_whatever_was_measured(bench):
         assert row_of(text, f"| {claim.says} |")[-1]
     assert row_of(text, "may be a dot product")[-2:] == [
         "no training came to its end: it has diverged",
-        "not seen: better",
+        "not seen: no worse",
     ]
     assert row_of(text, "recurrent network")[-2].startswith("1 trainings failed")
     assert row_of(text, "layer_decay_rate speeds")[-2:] == ["", "not measured"]
+
+
+def scored(variant: str, losses: tuple[float, float], skill: tuple[float, float], right: float = 0.7) -> list[dict]:
+    """Two seeds with a loss and a task each."""
+    return [
+        {**line, "mlm_loss": loss, "tasks": {"toy": {"accuracy": right, "mcc": mcc}}}
+        for line, loss, mcc in zip(lines_of(variant), losses, skill, strict=True)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("losses", "skill", "verdict"),
+    [
+        ((1.0, 1.01), (0.2, 0.21), "holds: better"),
+        ((3.0, 3.01), (0.2, 0.21), "does not hold: better"),
+        ((1.0, 1.01), (0.1, 0.11), "partly: better"),
+        ((2.0, 2.01), (0.2, 0.21), "cannot tell: better"),
+    ],
+)
+def test_a_lower_loss_is_better_and_skill_is_not_how_often_the_frequent_class_is_right(bench, losses, skill, verdict):
+    pages = bench("ablation_page")
+    lines = scored("canonical", (2.0, 2.01), (0.2, 0.21)) + scored("gru", losses, skill, right=0.9)
+    lines += scored("window", (2.0, 2.01), (0.2, 0.21))  # for the spread
+    assert row_of(pages.page(lines, {}), "recurrent network")[-1] == verdict
+
+
+def test_one_seed_is_said(bench):
+    pages = bench("ablation_page")
+    lines = scored("canonical", (2.0, 2.01), (0.2, 0.21)) + scored("gru", (1.0, 1.0), (0.2, 0.2))[:1]
+    assert row_of(pages.page(lines, {}), "recurrent network")[-1].endswith(" (one seed)")
+
+
+def test_faster_on_one_machine_of_two_is_partly_so(bench):
+    pages = bench("ablation_page")
+    given = {"shape": "tiny", "layers": None, "length": 16, "what": "reading"}
+    machine = {"device": "H", "torch": "2", "threads": "4"}
+    speeds = [
+        {"machine": machine, "recipe": {**given, "batch": n}, "tokens_per_second": {"canonical": 1.0, "low_rank": fast}}
+        for n, fast in ((8, 2.0), (16, 1.0))
+    ]
+    page = pages.page(lines_of("canonical", "low_rank"), {}, speeds)
+    assert "partly: faster" in row_of(page, "Attention factorised")[-1]
+    assert page.count("`python bench/ablation.py reading --shape tiny --length 16 --batch") == 2
 
 
 def test_every_variant_is_compared_with_something(bench):

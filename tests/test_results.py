@@ -86,7 +86,7 @@ def test_a_run_is_recorded_and_scored(load, tmp_path, monkeypatch, libraries):
     write_artifact(Artifact(config, AlbertModel(config).weights(), Tokenizer.load(SPIECE.parent)), tmp_path / "model")
     args = argparse.Namespace(
         data=tmp_path, start=tmp_path / "model", start_zh=None, name="tiny", out=tmp_path, seeds=2, device="cpu",
-        predictions=True, examples=None, epochs=1, jobs=1, runs=None,
+        predictions=True, keep=False, examples=None, epochs=1, jobs=1, runs=None,
     )  # fmt: skip
     if not libraries:
         for kind, name in ((Classify, "measure"), (Classify, "calibrated"), (Tag, "measure"), (Intent, "measure")):

@@ -77,6 +77,7 @@ MODELS: dict[str, tuple[Meta, dict[str, int]]] = {
     "sentiment/model": (Meta(task="classify", labels=("bad", "good"), details={"kind": "single"}), {"classify": 2}),
     "runs/sentiment/model": (Meta(task="classify", labels=("bad", "good")), {"classify": 2}),
     "ner/model": (Meta(task="tag", labels=TAGS), {"tag": 5}),
+    "restaurants/model": (Meta(task="dialogue", labels=("food=<named>", "price=<named>"), details={"known": ["food=thai", "price=cheap"]}), {"classify": 2}),
     "qa/model": (Meta(task="answer", details={"stride": 16}), {"answer": 0}),
 }  # fmt: skip
 

@@ -18,9 +18,12 @@ BENCH = Path(__file__).resolve().parent.parent.parent / "bench"
 LINES, SPEEDS = BENCH / "results" / "ablation.jsonl", BENCH / "results" / "ablation-speed.json"
 CHINESE = {
     "holds: ": "成立：",
+    "partly: ": "部分成立：",
+    "cannot tell: ": "看不出：",
+    "does not hold: ": "不成立：",
     "not seen: ": "未见：",
     "not measured: ": "未测：",
-    " (one seed: chance is not excluded)": "（只有一个随机种子，不能排除偶然）",
+    " (one seed)": "（只有一个随机种子）",
     "not measured": "未测",
     "smaller": "参数更少",
     "fewer": "运算更少",
@@ -28,6 +31,7 @@ CHINESE = {
     "faster": "更快",
     "better": "质量更好",
     "no worse": "质量不降",
+    "worse": "质量下降",
     "; ": "；",
     ", ": "、",
 }

@@ -373,6 +373,11 @@ def read_texts(texts: tuple[str, ...], file: Path | None) -> Iterator[str]:
             raise AlbertkitError("texts were given both as arguments and with --file; choose one")
         yield from texts
         return
+    yield from filter(None, map(str.strip, read_lines(file)))
+
+
+def read_lines(file: Path | None) -> Iterator[str]:
+    """The lines of a file, else of stdin, empty ones too, without their ends."""
     if file is None and sys.stdin.isatty():
         raise AlbertkitError("no text was given; write it behind the command, name a --file, or pipe it in")
     name = "stdin" if file is None else str(file)
@@ -385,11 +390,9 @@ def read_texts(texts: tuple[str, ...], file: Path | None) -> Iterator[str]:
             if len(line) > LINE_LIMIT:
                 raise AlbertkitError(f"line {number} of {name} has over {LINE_LIMIT:,} bytes; break it into lines")
             try:
-                text = line.decode("utf-8").strip()
+                yield line.decode("utf-8").rstrip("\r\n")
             except UnicodeDecodeError:
                 raise AlbertkitError(f"line {number} of {name} is not UTF-8; convert the file first") from None
-            if text:
-                yield text
 
 
 def table(title: str, rows: list[tuple[str, str]]) -> None:

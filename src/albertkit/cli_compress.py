@@ -182,7 +182,7 @@ def plan(shape: str, extras: tuple[str, ...], length: int | None, batch: int, as
     """Tell what a SHAPE costs; with a limit, find what fits this machine.
 
     SHAPE is a preset (tiny, mini, small, base, large, xlarge, xxlarge; tiny-zh, small-zh; base-v1 for version 1), a
-    model folder, or small-pretrained, the built-in model with weights. Without --latency and --memory: parameters, operations, bytes.
+    model folder, a config in a .json file, or small-pretrained, the built-in model with weights. Without --latency and --memory: parameters, operations, bytes.
 
     With one of them the machine is measured for some seconds, and variants that are predicted to fit (shapes, bits, depths; for a
     folder also prunings and a static table) are built and measured, each in a process of its own. Those marked * are beaten by no

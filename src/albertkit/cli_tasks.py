@@ -7,9 +7,10 @@ files that print.
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,7 @@ from albertkit.train.tuning import Options
 
 if TYPE_CHECKING:
     from albertkit.runtime.albert import Albert
+    from albertkit.tasks.examples import Turn
 
 folder = click.Path(path_type=Path)
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON for machines.")
@@ -171,6 +173,8 @@ def plain(result: Any) -> Any:
         return found if depth is None else {**found, "depth": depth}
     if isinstance(result, tuple | list):
         return [plain(v) for v in result]
+    if isinstance(result, frozenset):
+        return sorted(result)
     if isinstance(result, dict):
         return {k: plain(v) for k, v in result.items()}
     return result
@@ -178,8 +182,9 @@ def plain(result: Any) -> Any:
 
 def lines(texts: Iterable[str]) -> list[str]:
     """The texts given, or each line of stdin."""
-    found = list(texts)
-    return found or [line.rstrip("\n") for line in sys.stdin]
+    from albertkit.cli import read_lines
+
+    return list(texts) or list(read_lines(None))
 
 
 @click.command(epilog="Example:  albertkit classify sentiment 'what a lovely film'")
@@ -270,6 +275,68 @@ def intent(model: Path, texts: tuple[str, ...], depth: int | None, exit: str | N
     tell(albert, results, depth, exit)
 
 
+@click.command(epilog="Example:  albertkit track restaurants 'a cheap place' 'thai food, please'")
+@click.argument("model", type=folder)
+@click.argument("texts", nargs=-1)
+@click.option("-f", "--file", type=folder, help="File with a turn a line.")
+@depth
+@leave
+@as_json
+def track(
+    model: Path, texts: tuple[str, ...], file: Path | None, depth: int | None, exit: str | None, as_json: bool
+) -> None:
+    """Say what a user wants after each turn of a dialogue.
+
+    TEXTS (or the lines of --file or of stdin) are what the user says, in order; with a tab between, what the system said before it, and what the
+    user says. An empty line begins a new dialogue.
+
+    \b
+    printf 'a cheap place\\nwhich food?\\tthai, and the phone number\\n' | albertkit track restaurants
+    price=cheap             –      a cheap place
+    food=thai, price=cheap  phone  thai, and the phone number
+
+    Each line of the answer, with tabs between, has the state so far, what this turn asks for, and the user's words. --json also
+    has what this turn adds to the state.
+    """
+    from albertkit.cli import read_lines
+    from albertkit.runtime.albert import Albert
+
+    if texts and file is not None:
+        raise AlbertkitError("texts were given both as arguments and with --file; choose one")
+    turns = list(dialogues(texts or read_lines(file)))
+    albert = Albert(model)
+    results = albert.track(turns, depth=depth, exit=exit)
+    for place, (turn, found) in enumerate(zip(turns, results, strict=True)):
+        if as_json:
+            about = {"dialogue": int(turn.dialogue), "turn": turn.number, "system": turn.system, "user": turn.user}
+            click.echo(json.dumps({**about, **plain(found)}, ensure_ascii=False))
+            continue
+        if place and not turn.number:
+            click.echo()
+        state = ", ".join(f"{slot}={value}" for slot, value in sorted(found.goal.items()))
+        click.echo(f"{state or '–'}\t{', '.join(sorted(found.requests)) or '–'}\t{turn.user}")
+    tell(albert, results, depth, exit)
+
+
+def dialogues(given: Iterable[str]) -> Iterator[Turn]:
+    """Turns from lines: what the user says, or system, tab, user; an empty line begins a new dialogue."""
+    from albertkit.tasks.examples import Turn
+
+    dialogue = number = 0
+    for place, line in enumerate(given, 1):
+        if not line.strip():
+            dialogue, number = dialogue + (number > 0), 0
+            continue
+        system, tab, user = line.partition("\t")
+        system, user = (system.strip(), user.strip()) if tab else ("", line.strip())
+        if not user or "\t" in user:
+            raise AlbertkitError(
+                f"line {place} is {line!r:.60}; write what the user says, or what the system said, one tab, and what the user says"
+            )
+        yield Turn(str(dialogue), number, system, user)
+        number += 1
+
+
 def tell(albert: Albert, results: Sequence[Any], depth: int | None, exit: str | None) -> None:
     """On stderr: how deep texts went, where they may leave early; and whether the model was taught to say something there."""
     from albertkit.runtime.depths import full_depth_alone
@@ -289,7 +356,7 @@ def tell(albert: Albert, results: Sequence[Any], depth: int | None, exit: str | 
 def whole(context: Path | None) -> str:
     """A file's text, or all of stdin."""
     try:
-        return context.read_text(encoding="utf-8") if context else sys.stdin.read()
+        return context.read_text("utf-8") if context else io.TextIOWrapper(sys.stdin.buffer, "utf-8").read()
     except (OSError, UnicodeDecodeError) as error:
         raise AlbertkitError(f"{context or 'stdin'} cannot be read as text: {error}") from None
 
@@ -348,4 +415,4 @@ def choose(
     tell(albert, [found], depth, exit)
 
 
-VERBS = (finetune, evaluate, classify, tag, intent, answer, choose)
+VERBS = (finetune, evaluate, classify, tag, intent, track, answer, choose)

@@ -6,6 +6,7 @@ In: lists of texts and labels. Out: labels. Needs scikit-learn, and torch unless
 from __future__ import annotations
 
 import tempfile
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,19 +17,24 @@ from albertkit.artifact import new_folder
 from albertkit.errors import AlbertkitError
 from albertkit.runtime.albert import Albert
 from albertkit.tasks.examples import Text
+from albertkit.tasks.held import parted
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin
+    from sklearn.exceptions import ConvergenceWarning
     from sklearn.utils.multiclass import check_classification_targets
     from sklearn.utils.validation import check_is_fitted
 except ImportError as missing:  # pragma: no cover
     raise AlbertkitError("estimators need scikit-learn: run  pip install 'albertkit[train]'") from missing
 
+ENOUGH = 50  # examples, from which on some are held out
+REMEDY = "Give more examples or epochs, a lower learning_rate, or frozen=True"
+
 
 class AlbertClassifier(ClassifierMixin, BaseEstimator):
     """Classes of texts.
 
-    start: the model to begin with; default the built-in one. frozen: learn only a head on its sentence vectors (seconds); else the whole model is fine-tuned.
+    start: the model to begin with; default the built-in one. frozen: learn only a head on its sentence vectors (seconds); else the whole model is fine-tuned, and of 50 examples or more a tenth is held out, to choose the best epoch and to calibrate.
     epochs, learning_rate, batch, max_length, seed: as in `albertkit finetune`; frozen reads only max_length of them.
     `save` writes what was learnt as a model folder, which every verb and `Albert` open.
     """
@@ -110,7 +116,11 @@ class AlbertClassifier(ClassifierMixin, BaseEstimator):
             epochs=self.epochs, learning_rate=self.learning_rate, batch=self.batch, max_length=self.max_length,
             seed=self.seed,
         )  # fmt: skip
-        return finetune("classify", examples, (), folder / "run", self.start, options).model
+        learn, dev = held_out(examples)
+        done = finetune("classify", learn, dev, folder / "run", self.start, options)
+        if "failed" in done.runs[0]:
+            warnings.warn(f"{done.runs[0]['failed']}: nothing was learnt. {REMEDY}", ConvergenceWarning, stacklevel=3)
+        return done.model
 
     def predict(self, X: Sequence[str]) -> np.ndarray:
         """The label of each text."""
@@ -122,6 +132,16 @@ class AlbertClassifier(ClassifierMixin, BaseEstimator):
         check_is_fitted(self)
         found = self.albert_.classify(checked(X))
         return np.array([[row.probabilities[str(label)] for label in self.classes_.tolist()] for row in found])
+
+
+def held_out(examples: list[Text]) -> tuple[list[Text], list[Text]]:
+    """(to learn from, held out): one in ten of 50 or more; each class keeps one to learn from."""
+    if len(examples) < ENOUGH:
+        return examples, []
+    learn, dev = parted(examples)
+    known = {example.label for example in learn}
+    rare = [example for example in dev if example.label not in known]
+    return [*learn, *rare], [example for example in dev if example.label in known]
 
 
 def checked(texts: Sequence[str]) -> list[str]:

@@ -110,6 +110,18 @@ def read_options(value: Any) -> Options:
     return Options(**value)
 
 
+_SHAPE = "part of the shape: write it into a .json file for --shape"
+ELSEWHERE = {
+    "layer_decay": "--layer-decay of pretrain",
+    "consistency": "--consistency of pretrain and elastic",
+    "likeness": "--likeness of pretrain",
+    "num_hidden_groups": _SHAPE,
+    "inner_group_num": _SHAPE,
+    "embedding_size": _SHAPE,
+}
+"""Ideas of the documents that are no options of a model's arithmetic."""
+
+
 def given_options(pairs: Iterable[str], before: Options | None = None) -> Options:
     """Options as a command line gives them: ["low_rank=32", "gru=true"]."""
     known = {f.name: f for f in dataclasses.fields(Options)}
@@ -119,7 +131,8 @@ def given_options(pairs: Iterable[str], before: Options | None = None) -> Option
         if not equals:
             raise AlbertkitError(f"option {pair!r} has no value; write it like low_rank=32 or gru=true")
         if name not in known:
-            raise AlbertkitError(f"unknown option {name!r}{nearest(name, known)}; there are {', '.join(known)}")
+            hint = f"; it is {ELSEWHERE[name]}" if name in ELSEWHERE else nearest(name, known)
+            raise AlbertkitError(f"unknown option {name!r}{hint}; there are {', '.join(known)}")
         if name in found:
             raise AlbertkitError(f"option {name} is given twice; give it once")
         found[name] = _value(name, text, known[name].default)

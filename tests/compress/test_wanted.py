@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 
 import pytest
 
@@ -49,3 +50,9 @@ def test_no_part_is_faster_than_the_peak(classifier, tmp_path, monkeypatch):
     found = profiles.profile(write_artifact(classifier, tmp_path / "m"), size=(8, 1), threads=1)
     shares = [part.of_peak for part in found.parts if part.of_peak is not None]
     assert max(shares) == pytest.approx(1) and found.of_peak <= 1 and found.peaks["float32"] > 1
+
+
+def test_a_shape_may_be_a_config_of_ones_own(tmp_path):
+    config = tiny(num_hidden_layers=8, num_hidden_groups=4)
+    (tmp_path / "my.json").write_text(json.dumps(config.to_dict()))
+    assert wanted.config_of(str(tmp_path / "my.json")) == config

@@ -11,7 +11,7 @@ import pytest
 from albertkit.errors import AlbertkitError
 from albertkit.serve import write
 from albertkit.serve.batcher import Batcher
-from albertkit.serve.cache import Cache
+from albertkit.runtime.cache import Cache
 from albertkit.serve.metrics import Metrics
 from albertkit.serve.models import Models, Source
 from albertkit.serve.refusal import Refusal

@@ -78,6 +78,8 @@ def test_options_go_where_they_belong(start, tmp_path, monkeypatch):
         ("classify", [], {}, "no examples in train; give some"),
         ("classify", ["lovely"], {}, "train holds a str, which is no example; write  Text"),
         ("classify", "nowhere.tsv", {}, "nowhere.tsv"),
+        ("classify", texts(20), {"dev": [Text("a", label="x")]}, "training shows none of the 1 label held out"),
+        ("tag", texts(20), {}, "example 1 of train: tag learns from Tagged, and this is a Text"),
         ("intent", texts(20), {"freeze": True, "overlap": 3}, "overlap means nothing to a head on frozen vectors"),
     ],
 )
@@ -155,8 +157,8 @@ def test_chance_is_what_the_shares_of_classes_give():
     weighed = noise(500, 2) + np.eye(2)[targets]  # it tells them apart, and thinks both as frequent
     assert tune.at_chance(work(plain, weighed, targets)) and not tune.at_chance(work(even, weighed, targets))
     assert not tune.at_chance(work(plain, shares[:99], targets[:99]))  # too few to tell
-    several = Classify(("a", "b"), kind="multi")
-    assert not tune.at_chance(work(several, shares, targets))  # not judged
+    several, both = Classify(("a", "b"), kind="multi"), np.eye(2)[targets].tolist()
+    assert tune.at_chance(work(several, shares, both)) and not tune.at_chance(work(several, weighed, both))
 
 
 def test_choices_and_labels_of_words_at_chance():

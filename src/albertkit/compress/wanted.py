@@ -77,12 +77,14 @@ class Found:
 
 
 def config_of(shape: str) -> AlbertConfig:
-    """The shape of a folder, of a built-in model or of a preset."""
+    """The shape of a folder, of a built-in model, of a .json file or of a preset."""
     if is_model(shape):
         folder = model_folder(shape)
         if (folder / "config.json").is_file():
             return AlbertConfig.from_dict(read_json(folder / "config.json"))
         return open_model(folder).config
+    if Path(shape).suffix == ".json":
+        return AlbertConfig.from_dict(read_json(Path(shape)))
     return preset(shape)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -24,6 +24,9 @@ from albertkit.runtime.depths import check_taught
 from albertkit.runtime.engine import open_engine
 from albertkit.runtime.graph import as_float
 from albertkit.tokenizer import Encoding
+
+if TYPE_CHECKING:
+    from albertkit.tasks.examples import Turn
 
 Exit = str | float  # see `runtime/exits.py`
 POOLINGS = ("mean", "cls", "pooler", "max")
@@ -451,6 +454,21 @@ class Albert:
             found = [Understood.of(label) for label in labels]
         else:
             found = predict(self, [Tagged(text, words_of(text)) for text in given], "intent", depth, exit)
+        return found[0] if single else found
+
+    def track(
+        self, turns: str | Iterable[str | tuple[str, str] | Turn], *, depth: int | None = None, exit: Exit | None = None
+    ) -> Any:
+        """What a user wants after each turn of a dialogue: a `State` for each, or one for a single text.
+
+        A turn is what the user says, or a pair: what the system said before, and what the user says. Turns come in their order; each call
+        begins a new dialogue. To track several in one call, give `albertkit.tasks.examples.Turn`s, which name their dialogue.
+        """
+        from albertkit.runtime.predict import check_made, predict, turns_of
+
+        check_made(self, "dialogue")
+        given, single = turns_of(turns)
+        found = predict(self, given, "dialogue", depth, exit) if given else []
         return found[0] if single else found
 
     def answer(self, question: str, context: str, *, depth: int | None = None, exit: Exit | None = None) -> Any:

@@ -13,18 +13,20 @@ import numpy as np
 from albertkit.errors import AlbertkitError
 from albertkit.runtime.batching import rows
 from albertkit.runtime.depths import check_taught
+from albertkit.tasks.examples import Turn
 from albertkit.tasks.task import Feature
 
 if TYPE_CHECKING:
     from albertkit.runtime.albert import Albert
 
-VERBS = {
+VERBS = {  # what a model of each task can do, as messages name it
     "classify": "classify",
     "tag": "tag",
     "answer": "answer",
     "choose": "choose",
-    "intent": "understand",
-    "match": "similarity",
+    "intent": "intent (in Python: understand)",
+    "dialogue": "track",
+    "match": "index (in Python: similarity)",
     "generate": "generate",
 }
 
@@ -119,3 +121,26 @@ def listed(texts: str | Iterable[str]) -> tuple[list[str], bool]:
     from albertkit.runtime.albert import windows
 
     return [text for window in windows(texts) for text in window], False  # which checks every one
+
+
+def turns_of(turns: str | Iterable[str | tuple[str, str] | Turn]) -> tuple[list[Turn], bool]:
+    """Turns as a list, and whether it was a single text; texts and pairs are numbered, as turns of one dialogue."""
+    if isinstance(turns, str):
+        return [Turn("", 0, "", turns)], True
+    if isinstance(turns, bytes | Turn) or not isinstance(turns, Iterable):
+        raise AlbertkitError(
+            f"turns is a {type(turns).__name__}; give the turns of a dialogue in a list, in their order"
+        )
+    return [_turn(place, turn) for place, turn in enumerate(turns)], False
+
+
+def _turn(place: int, turn: Any) -> Turn:
+    """A `Turn` from a user's words, or from what the system said and the user says."""
+    if isinstance(turn, Turn):
+        return turn
+    pair = ("", turn) if isinstance(turn, str) else turn
+    if not isinstance(pair, tuple | list) or len(pair) != 2 or not all(isinstance(text, str) for text in pair):
+        raise AlbertkitError(
+            f"turn {place} is {turn!r:.60}; a turn is what the user says, or a pair: what the system said and what the user says"
+        )
+    return Turn("", place, *pair)

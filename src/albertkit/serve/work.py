@@ -21,7 +21,7 @@ from albertkit.errors import AlbertkitError
 from albertkit.runtime.albert import Guess, Recipe, joined
 from albertkit.runtime.predict import features_of, layers_of, read_heads
 from albertkit.serve.batcher import Batcher
-from albertkit.serve.cache import Cache, key_of
+from albertkit.runtime.cache import Cache, key_of
 from albertkit.serve.jobs import Computing, Job, Way
 from albertkit.serve.metrics import Metrics
 from albertkit.serve.models import Model, Models

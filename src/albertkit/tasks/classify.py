@@ -197,12 +197,12 @@ class Classify:
         return found_scores | outside_scores(results, examples)
 
     def calibrated(self, scores: np.ndarray, examples: Sequence[Text]) -> float:
-        """The temperature at which held-out labels are likeliest; 1 for a regression."""
-        if self.kind == "regression" or not len(scores):
+        """The temperature at which held-out labels are likeliest; 1 for a regression, and where no label is known."""
+        known = [i for i, e in enumerate(examples) if self.knows(e)]
+        if self.kind == "regression" or not len(scores) or not known:
             return 1.0
         from scipy.optimize import minimize_scalar
 
-        known = [i for i, e in enumerate(examples) if self.knows(e)]
         scores, targets = scores[known], np.array([self.target(examples[i]) for i in known])
 
         def loss(log_temperature: float) -> float:

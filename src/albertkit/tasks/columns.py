@@ -25,6 +25,7 @@ FOLDER = ("seq.in", "seq.out", "label")
 SPACES = re.compile(r" +")  # and no others: a word may be an ideographic space
 LETTERS = frozenset("BIESLUM")
 PREFIXED = re.compile(r"([BIESLUM])-(.+)", re.S)
+UNDERLINED = re.compile(r"[BIES]_.+", re.S)
 NOTES = {
     "letters": "labels are letters without names: what they enclose is called entity",
     "names": "labels have no B- or I-: words in a row with the same label are one entity",
@@ -63,6 +64,8 @@ def _finished(found: Iterable[Sentence], path: Path, problems: Problems) -> tupl
     """Sentences → examples; the scheme is that of the whole file."""
     sentences = list(found)
     scheme = scheme_of([sentence.labels for sentence in sentences if sentence.labels is not None])
+    if scheme == "names":
+        _refuse_underlined({label for sentence in sentences for label in sentence.labels or ()} - {"O"}, path)
     examples = []
     for sentence in sentences:
         text, words = joined(sentence.words)
@@ -78,6 +81,17 @@ def _finished(found: Iterable[Sentence], path: Path, problems: Problems) -> tupl
             spans = spans_of(labels, words)
             examples.append(Tagged(text, words, spans, sentence.intent, f"{path}:{sentence.line}"))
     return examples, [NOTES.get(scheme, f"labels are {scheme}")] if scheme else []
+
+
+def _refuse_underlined(seen: set[str], path: Path) -> None:
+    """B_PER and I_PER are no names of their own; E_MAIL beside PHONE is one."""
+    found = sorted(label for label in seen if UNDERLINED.fullmatch(label))
+    if found and (len(found) == len(seen) or {"B", "I"} <= {label[0] for label in found}):
+        right = f"{found[0][0]}-{found[0][2:]}"
+        raise AlbertkitError(
+            f"{path} has the label {found[0]!r:.40}; the letter of a label ends with a hyphen, as in B-PER: "
+            f"write {right!r:.40}, and the others like it"
+        )
 
 
 # Labels → spans ------------------------------------------------------------------------------------------------------

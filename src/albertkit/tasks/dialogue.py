@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
@@ -37,6 +37,8 @@ class State:
     """The value of each slot so far."""
     requests: frozenset[str]
     """The slots asked for in this turn."""
+    added: dict[str, str] = field(default_factory=dict, compare=False)
+    """The values that this turn gives, new or said again."""
     depth: ClassVar[int | None] = None
     """Layers applied, on results of texts that may leave early (`exit=`); no part of what is compared or written."""
 
@@ -161,7 +163,7 @@ def track(turns: Sequence[Turn], predictions: Sequence[Mapping[str, float]], thr
             elif chance > best.get(slot, -1.0):
                 best[slot], goal[slot] = chance, value
         goals[turn.dialogue] = turn.number, goal
-        out.append(State(goal, frozenset(requests)))
+        out.append(State(goal, frozenset(requests), {slot: goal[slot] for slot in best}))
     return out
 
 
@@ -171,6 +173,7 @@ def truth(turns: Sequence[Turn]) -> list[State]:
         State(
             {slot: value for slot, value in turn.state if slot != REQUEST},
             frozenset(value for slot, value in turn.said if slot == REQUEST),
+            {slot: value for slot, value in turn.said if slot != REQUEST},
         )
         for turn in turns
     ]

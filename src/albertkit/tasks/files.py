@@ -225,7 +225,7 @@ def _not_utf8(raw: bytes, error: UnicodeDecodeError) -> str:
     place = error.start - (raw.rfind(b"\n", 0, error.start) + 1) + 1
     return (
         f"byte {place} is 0x{raw[error.start]:02x}, which is not UTF-8; convert the file from what it is, "
-        "such as  iconv -f GB18030 -t UTF-8"
+        "such as  iconv -f GB18030 -t UTF-8  (Chinese), or from WINDOWS-1252 or ISO-8859-1 (Western Europe)"
     )
 
 

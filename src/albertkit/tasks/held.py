@@ -5,14 +5,19 @@ In: examples. Out: (train, dev).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from numbers import Integral
 from typing import Any
 
 from albertkit.errors import AlbertkitError
 
 
 def parted(examples: list[Any]) -> tuple[list[Any], list[Any]]:
-    """(train, dev): one in ten is held out; turns of a dialogue and questions about one text and one source's rewrites stay together."""
+    """(train, dev): one in ten is held out; turns of a dialogue and questions about one text and one source's rewrites stay together.
+
+    The last example of a class, an intent or a kind of entity is never held out.
+    """
     groups: dict[str, list[Any]] = {}
     for number, example in enumerate(examples):
         name = getattr(example, "dialogue", None) or getattr(example, "context", None)
@@ -25,10 +30,42 @@ def parted(examples: list[Any]) -> tuple[list[Any], list[Any]]:
     held = set(range(0, len(groups), 10))
     if _alike([group for number, group in enumerate(groups.values()) if number in held], list(groups.values())):
         held = set(range(0, len(groups), 11))  # classes take turns in this file
+    held = _spared(held, list(groups.values()))
     parts: tuple[list[Any], list[Any]] = [], []
     for number, group in enumerate(groups.values()):
         parts[number in held].extend(group)
     return parts
+
+
+def _spared(held: set[int], groups: Sequence[Sequence[Any]]) -> set[int]:
+    """Those to hold out without the ones that would take a class with them; the first that does not, where none is left."""
+    names = [{name for example in group for name in _names(example)} for group in groups]
+    left = Counter(name for number, own in enumerate(names) if number not in held for name in own)
+    kept = set()
+    for number in sorted(held):
+        if names[number] <= left.keys():
+            kept.add(number)
+        else:
+            left.update(names[number])
+    if not kept:
+        kept = {n for n, own in enumerate(names) if all(left[name] > 1 for name in own)}
+        kept = {min(kept)} if kept else kept
+    if not kept:
+        raise AlbertkitError(
+            f"each of the {len(groups)} examples is the only one of a class, so that none can be held out; "
+            "add examples of the same classes, or give some with --dev"
+        )
+    return kept
+
+
+def _names(example: Any) -> set[tuple[str, Any]]:
+    """What a model can only know from an example that has it: its one class, its intent, the kinds of its entities."""
+    label, intent = getattr(example, "label", None), getattr(example, "intent", None)
+    return {
+        *([("label", str(label))] if isinstance(label, str | Integral) else []),
+        *([("intent", intent)] if intent is not None else []),
+        *(("entity", span.label) for span in getattr(example, "spans", ())),
+    }
 
 
 def _alike(held: Sequence[Sequence[Any]], groups: Sequence[Sequence[Any]]) -> bool:

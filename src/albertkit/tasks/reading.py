@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -146,15 +147,18 @@ TASKS: dict[str, Callable[[Path, ReadOptions, Problems], Found]] = {
 def check_labels(train: Sequence[Any], dev: Sequence[Any] = (), unseen: str = "error") -> tuple[str, ...]:
     """Errors of training data as a whole, and of `dev` beside it; notes on what is only odd.
 
-    Errors: one class only, no entity, labels in `dev` that training never shows (with unseen="note", a note). Notes: examples
-    of `dev` that are in the training data too.
+    Errors: one class or value only, no entity, no answer; numbers on one side and classes on the other; labels in `dev` that
+    training never shows (with unseen="note", a note, and an error only if it shows none of them). Notes: examples of `dev`
+    that are in the training data too.
     """
     if unseen not in ("error", "note"):
         raise AlbertkitError(f"unseen is {unseen!r}; choose error or note")
     known = Counter(label for example in train for label in _labels(example))
     _check_variety(train, known)
+    _check_numbers(train, dev)
     notes = []
-    new = [(example, label) for example in dev for label in _labels(example) if label not in known]
+    asked = [(example, label) for example in dev for label in _labels(example)]
+    new = [(example, label) for example, label in asked if label not in known]
     if new:
         shown = [
             f"{e.where or 'an example'}: {kind} {label!r}{_hint(kind, label, known)}"
@@ -163,6 +167,12 @@ def check_labels(train: Sequence[Any], dev: Sequence[Any] = (), unseen: str = "e
         message = f"{counted(len(new), 'label')} unseen in training; correct it, or add training data that has it"
         if unseen == "error":
             raise AlbertkitError(f"{message}:\n  " + "\n  ".join(shown))
+        if known and len(new) == len(asked):
+            raise AlbertkitError(
+                f"training shows none of the {counted(len(new), 'label')} held out; {shown[0]}, and training has "
+                f"{told(name for _, name in known)}: give held-out data with the same labels, and say how labels are "
+                "written (--label-column, --separator, --kind)"
+            )
         notes.append(f"{message}; the first: {shown[0]}")
     seen = {key for example in train if (key := _key(example)) is not None}
     twice = [example for example in dev if _key(example) in seen]
@@ -213,11 +223,43 @@ def _check_variety(train: Sequence[Any], known: Counter[tuple[str, str]]) -> Non
             f"none of the {len(train):,} examples from {first or 'the training data'} on holds an entity: label some"
         )
 
+    values = {example.label for example in train if isinstance(example, Text) and isinstance(example.label, float)}
+    if len(values) == 1 and all(isinstance(example, Text) and example.label in values for example in train):
+        raise AlbertkitError(
+            f"all {len(train):,} examples from {first or 'the training data'} on have the value {values.pop():g}; "
+            "training needs two at least: add examples of another"
+        )
+    if train and all(isinstance(example, Question) and not example.answers for example in train):
+        raise AlbertkitError(
+            f"none of the {len(train):,} questions from {first or 'the training data'} on has an answer; training needs "
+            'some: write them in \'answers\', like [{"text": "Ann", "answer_start": 0}]'
+        )
+
+
+def _check_numbers(train: Sequence[Any], dev: Sequence[Any]) -> None:
+    """Numbers are held out where numbers are learnt, and classes where classes are."""
+    kinds = [
+        [(e, isinstance(e.label, float)) for e in part if isinstance(e, Text) and e.label is not None]
+        for part in (train, dev)
+    ]
+    if not kinds[0]:
+        return
+    _, numbers = kinds[0][0]
+    odd = next(
+        (e for e, other in kinds[1] if other != numbers and not (numbers and isinstance(e.label, Integral))), None
+    )
+    if odd is not None:
+        has, rule = ("values", "a number") if numbers else ("classes", "one of them")
+        raise AlbertkitError(
+            f"{odd.where or 'a held-out example'} has the label {odd.label!r:.40}, and training has {has}; write {rule}, or "
+            "say what labels are (--kind single, multi or regression)"
+        )
+
 
 def _labels(example: Any) -> list[tuple[str, str]]:
     """(kind, name) of everything in an example that a model chooses among."""
-    if isinstance(example, Text) and isinstance(example.label, (str, tuple)):
-        return [("label", n) for n in ((example.label,) if isinstance(example.label, str) else example.label)]
+    if isinstance(example, Text) and isinstance(example.label, (str, tuple, Integral)):
+        return [("label", n) for n in (example.label if isinstance(example.label, tuple) else (str(example.label),))]
     if isinstance(example, Tagged):
         intent = [] if example.intent is None else [("intent", example.intent)]
         return [*intent, *(("entity", span.label) for span in example.spans)]

@@ -6,7 +6,8 @@ In: a file and `ReadOptions`. Out: `Question`s, `Choice`s or `Turn`s, and notes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,12 @@ def read_questions(path: Path, options: ReadOptions, problems: Problems) -> tupl
         moved += away
         question, id = whole(row["question"]).strip(), whole(str(row.get("id", number)))
         examples.append(Question(id, question, context, answers, impossible, f"{path}:{place}"))
-    return examples, [f"{counted(moved, 'answer')} not where the file says, but nearby"] if moved else []
+    notes = [f"{counted(moved, 'answer')} not where the file says, but nearby"] if moved else []
+    if none := sum(example.impossible for example in examples):
+        notes.append(
+            f"{none:,} of {counted(len(examples), 'question')} taken as unanswerable (is_impossible, or no answers)"
+        )
+    return examples, notes
 
 
 def _in_tree(data: list[Any], problems: Problems) -> Iterator[Asked]:
@@ -100,19 +106,25 @@ def _question(
         return '\'answers\' is missing or has another form than [{"text": …, "answer_start": …}]; write it like this'
     if given == [] and not impossible and options.labelled and not second:
         return "there is no answer; give one, or mark the question with is_impossible"
+    answers = placed(context, [(start, text) for text, start in given or ()])
+    return answers if isinstance(answers, str) else (answers[0], impossible or (given == [] and second), answers[1])
+
+
+def placed(context: str, given: Iterable[tuple[Any, Any]]) -> tuple[tuple[tuple[int, str], ...], int] | str:
+    """Answers (start, text) where they stand in the context, and how many stood elsewhere; or what is wrong."""
     answers, away = [], 0
-    for text, start in given or ():
+    for start, text in given:
         if wrong := fault(text, "answer"):
             return wrong
         text = whole(text)
         bare = text.strip()
-        start = start + text.index(bare) if isinstance(start, int) else 0
+        start = int(start) + text.index(bare) if isinstance(start, Integral) else 0
         found = nearest_place(context, bare, start)
         if found is None:
             return f"the answer {bare!r:.60} is not in the context; correct it"
         away += found != start
         answers.append((found, bare))
-    return tuple(answers), impossible or (given == [] and second), away
+    return tuple(answers), away
 
 
 def _answers(raw: Any) -> list[tuple[Any, Any]] | None:

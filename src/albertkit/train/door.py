@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from albertkit.errors import AlbertkitError, nearest, need
+from albertkit.tasks.examples import Text
+from albertkit.tasks.given import listed
 from albertkit.tasks.held import parted
 from albertkit.tasks.make import TASKS
 from albertkit.tasks.reading import ReadOptions, check_labels, read
@@ -79,15 +81,18 @@ def need_for(options: Options) -> None:
 
 
 def examples_of(task: str, given: Mapping[str, Examples], options: ReadOptions, say: Say) -> dict[str, list[Any]]:
-    """The examples of each part: read from a file, or taken as they are."""
-    found = {}
+    """The examples of each part: read from a file, or taken from a list that is checked."""
+    found: dict[str, list[Any]] = {}
     for name, source in given.items():
-        if not isinstance(source, str | Path):
-            found[name] = listed(name, source)
-            continue
-        data = read(task, source, dataclasses.replace(options, split=options.split or name))
-        for text in data.notes:
-            say(f"{source}: {text}")
+        if isinstance(source, str | Path):
+            split, kind = options.split or name, kind_of(found.get("train", ()), options)
+            data = read(task, source, dataclasses.replace(options, split=split, kind=kind))
+            notes = [f"{source}: {text}" for text in data.notes]
+        else:
+            data = listed(task, name, source)
+            notes = list(data.notes)
+        for text in notes:
+            say(text)
         found[name] = data.examples
     if "train" in found:
         for text in check_labels(found["train"], found.get("dev", ()), unseen="note"):
@@ -95,18 +100,12 @@ def examples_of(task: str, given: Mapping[str, Examples], options: ReadOptions, 
     return found
 
 
-def listed(name: str, examples: Sequence[Any]) -> list[Any]:
-    """Examples as a list, if they are some."""
-    found = list(examples)
-    if not found:
-        raise AlbertkitError(f"there are no examples in {name}; give some, or the file that holds them")
-    odd = next((one for one in found if not dataclasses.is_dataclass(one)), None)
-    if odd is not None:
-        raise AlbertkitError(
-            f"{name} holds a {type(odd).__name__}, which is no example; write  Text('lovely', label='good')  of "
-            "albertkit.tasks.examples (Tagged, Question, Choice …), or name a file"
-        )
-    return found
+def kind_of(train: Sequence[Any], options: ReadOptions) -> str:
+    """What labels of other parts are: what the options say, else what those of training are."""
+    label = next((e.label for e in train if isinstance(e, Text) and e.label is not None), None)
+    if options.kind != "auto" or options.separator is not None or label is None:
+        return options.kind
+    return "regression" if isinstance(label, float) else "multi" if isinstance(label, tuple) else "single"
 
 
 def learn(

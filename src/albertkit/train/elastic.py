@@ -36,6 +36,7 @@ from albertkit.train.settings import Settings
 from albertkit.train.tuning import Depths
 
 OVER = "over_depths"
+INGREDIENTS = ("draw", "shallow", "teach", "soften", "consistency")  # of the loss
 
 
 class Deep(nn.Module):
@@ -191,13 +192,19 @@ class Elastic(Finetuning):
         options: Depths,
     ) -> None:
         length = options.max_length or int(start.meta.details.get("max_length", 128))
-        super().__init__(task, start, train, dev, settings, length, options.metric)
         self.options = options
+        super().__init__(task, start, train, dev, settings, length, options.metric)
         if same_task(task, start):
             keep_heads(self.model, start)
         self.objective: ElasticObjective = ElasticObjective(self.model, task, options)
         self.measures = ("loss", "shallow_loss", *(("consistency_loss",) if options.consistency else ()))
         self.exits: dict[str, Any] | None = None
+
+    def origin(self) -> bytes:
+        """The model to start from, and the settings of the loss that are not the usual ones."""
+        usual = Depths()
+        given = {n: getattr(self.options, n) for n in INGREDIENTS if getattr(self.options, n) != getattr(usual, n)}
+        return super().origin() + (repr(given).encode() if given else b"")
 
     @torch.no_grad()
     def by_depth(self, features: Sequence[Feature]) -> dict[int, list[Any]]:
@@ -240,8 +247,7 @@ class Elastic(Finetuning):
         """The model as it is now, with its metric at every depth, and when texts may leave."""
         plain = {name: value for name, value in metrics.items() if "_at_" not in name and name != OVER}
         made = super().artifact(plain, state)
-        ingredients = ("draw", "shallow", "teach", "soften", "consistency")
-        step = {**made.meta.made[-1], "step": "elastic", "depths": {n: getattr(self.options, n) for n in ingredients}}
+        step = {**made.meta.made[-1], "step": "elastic", "depths": {n: getattr(self.options, n) for n in INGREDIENTS}}
         details, scores = dict(made.meta.details), dict(made.meta.metrics)
         if metrics and self.exits is not None:
             details["exit"] = self.exits

@@ -27,20 +27,25 @@ from albertkit.runtime.batching import groups
 from albertkit.tasks.answer import Answer
 from albertkit.tasks.classify import Classify
 from albertkit.tasks.generate import check_able
-from albertkit.tasks.make import task_of
+from albertkit.tasks.make import TASKS, task_of
 from albertkit.tasks.tag import IGNORED
 from albertkit.tasks.task import Feature, Task
 from albertkit.tokenizer import Tokenizer
 from albertkit.train import precision
 from albertkit.train.checkpoint import State
-from albertkit.train.losses import LOSSES
+from albertkit.train.losses import LOSSES, own_loss
 from albertkit.train.settings import Settings
 from albertkit.train.team import Team
 from albertkit.train.work import Alarm
+from albertkit.weights import HEADS
 
 STRETCH = 50  # batches that are sorted by length together
 BUDGET = 4096  # tokens at once in an evaluation
 POOLED = {"classify", "choose"}  # heads that read the first token alone
+NO_LESSON = {
+    "labels", "kind", "stride", "overlap", "target_length", "middle", "spread", "known",  # the targets show these
+    "temperature", "threshold", "floor", "max_answer", "n_best", "words",  # found or read after the training
+}  # fmt: skip
 
 
 def heads_of(task: Task) -> tuple[str, ...]:
@@ -71,8 +76,9 @@ class Objective(nn.Module):
         return out
 
     def forward(self, batch: Batch, targets: list[Any], texts: int) -> tuple[Tensor, Tensor]:
-        """(loss, its sum and count)."""
-        loss = LOSSES[self.heads](self.task, self.run(batch, targets), targets)
+        """(loss, its sum and count); a task of one's own may bring its `loss(output, targets)`."""
+        out, own = self.run(batch, targets), own_loss(self.task)
+        loss = own(out, targets) if own else LOSSES[self.heads](self.task, out, targets)
         return loss, torch.stack([loss.detach() * texts, torch.full_like(loss, texts).detach()])[None]
 
 
@@ -114,6 +120,7 @@ class Finetuning:
                 task.labels,
                 start.config,
                 [(f.ids, f.target) for unit in self.features for f in unit],
+                *taught_with(task),
             )
         )
         self.identity = hashlib.sha256(seen.encode() + self.origin()).hexdigest()[:16]
@@ -236,7 +243,7 @@ class Finetuning:
         """Saved weights, and the place in the data."""
         if data.get("examples") != self.identity:
             raise AlbertkitError(
-                "this folder holds a training on other examples, or from another model or teacher; choose another one, or delete it to begin anew"
+                "this folder holds a training on other examples, or from another model or teacher, or with other settings of the loss; choose another one, or delete it to begin anew"
             )
         self.model.load_state_dict(tensors_of(artifact.weights))
         self.at = (int(data.get("epoch", 0)), int(data.get("batch", 0)))
@@ -248,7 +255,7 @@ class Finetuning:
             task = dataclasses.replace(task, temperature=task.calibrated(np.stack(self.last_scores), self.dev))
         done = {
             "step": "finetune",
-            "task": kind_of(task),
+            "task": type(task).__name__.lower(),
             "updates": state.step,
             "minutes": round(state.seconds / 60, 2),
             "examples": len(self.features),
@@ -302,6 +309,14 @@ def units(features: list[Feature], examples: int) -> list[list[Feature]]:
     return [[feature] for feature in features]
 
 
+def taught_with(task: Any) -> list[tuple[str, Any]]:
+    """The settings of a task that change what is learnt from the same targets (loss, weights …), where they are not the usual ones."""
+    fields = [f for f in dataclasses.fields(task) if f.name not in NO_LESSON] if dataclasses.is_dataclass(task) else []
+    given = [(f.name, getattr(task, f.name), f.default) for f in fields]
+    own = [("loss", type(task).__name__)] if own_loss(task) else []
+    return own + [(n, v) for n, v, usual in given if isinstance(v, str | int | float | tuple | list) and v != usual]
+
+
 def nothing(task: Any, feature: Feature, hidden: int) -> Any:
     """Scores of 0 for a feature, as the task's heads give them."""
     labels, length = len(task.labels), len(feature.ids)
@@ -350,7 +365,7 @@ def split_scores(out: ModelOutput, heads: tuple[str, ...]) -> list[Any]:
         elif head == "answer":
             parts = torch.stack([found.start, found.end], -1).float().cpu().split(lengths)
         else:
-            parts = (found if head == "vector" else found.logits).float().cpu().unbind(0)
+            parts = getattr(found, "logits", found).float().cpu().unbind(0)
         by_head.append([part.numpy() for part in parts])
     return by_head[0] if len(by_head) == 1 else list(zip(*by_head, strict=True))
 
@@ -384,7 +399,14 @@ def begin_at_shares(head: Any, targets: Sequence[Any]) -> None:
 
 
 def head_for(name: str, start: Artifact, task: Any) -> nn.Module:
-    """A fresh head with as many rows as the task has labels."""
+    """A fresh head with as many rows as the task has labels; one that is not built in is made by the task."""
+    if name not in HEADS:
+        if not hasattr(task, "module") or own_loss(task) is None:
+            raise AlbertkitError(
+                f"the head {name!r} is not built in (there are {', '.join(HEADS)}); give the task the methods module(name, config), which makes it, and loss(output, targets)"
+            )
+        own: nn.Module = task.module(name, start.config)
+        return own
     labels = task.labels
     if name == "classify":
         labels = getattr(task, "intents", None) or range(task.outputs)
@@ -392,11 +414,14 @@ def head_for(name: str, start: Artifact, task: Any) -> nn.Module:
 
 
 def kind_of(task: Task) -> str:
-    """The task's name in `albertkit.json`."""
-    return type(task).__name__.lower()
+    """The task's name in `albertkit.json`: of the built-in task that it is or refines; `embed` where heads of one's own are needed to use it."""
+    named = [kind.__name__.lower() for kind in type(task).__mro__]
+    known = [name for name in named if name in TASKS and set(heads_of(task)) <= {*HEADS, "vector"}]
+    return known[0] if known else "embed"
 
 
 def details(task: Any, max_length: int) -> dict[str, Any]:
     """The task's settings, as JSON."""
-    plain = {f.name: getattr(task, f.name) for f in dataclasses.fields(task) if f.name != "labels"}
+    fields = dataclasses.fields(task) if dataclasses.is_dataclass(task) else ()
+    plain = {f.name: getattr(task, f.name) for f in fields if f.name != "labels"}
     return {"max_length": max_length, **{k: list(v) if isinstance(v, tuple) else v for k, v in plain.items()}}

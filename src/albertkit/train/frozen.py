@@ -2,13 +2,15 @@
 
 In: `Text` examples with one class each, and a model whose vectors are good. Out: an artifact whose head reads the vector itself.
 
-Every text is encoded once, by the torch-free runtime. The head is scikit-learn's logistic regression; its strength is chosen by cross-validation.
+Every text is encoded once, by the torch-free runtime: vectors are remembered within a process, and `freeze` keeps them in OUT/vectors.npy for the
+next run. The head is scikit-learn's logistic regression; its strength is chosen by cross-validation.
 With a floor, a text that fits no class well is out of scope. `freeze` is `finetune --freeze`: all of it, with a report of its scores.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -21,12 +23,12 @@ import numpy as np
 from albertkit import builtin
 from albertkit.artifact import Artifact, read_stored, write_artifact
 from albertkit.compress.quantize import Matrix
-from albertkit.data.writing import write_json
+from albertkit.data.writing import write_array, write_json
 from albertkit.errors import AlbertkitError, need
 from albertkit.interop.convert import open_model
 from albertkit.runtime.albert import Albert
 from albertkit.runtime.batching import rows
-from albertkit.runtime.predict import features_of, scores
+from albertkit.runtime.cache import OVERHEAD, Cache, key_of
 from albertkit.tasks.classify import OUTSIDE, Classify
 from albertkit.tasks.classify import outside_scores as outside_scores  # the benches take it from here
 from albertkit.tasks.examples import Text
@@ -34,6 +36,9 @@ from albertkit.train.summary import write_report
 from albertkit.train.tuning import Options
 
 STRENGTHS = (1.0, 10.0, 100.0)
+MOST_BYTES = 512 * 2**20
+REMEMBERED = Cache(MOST_BYTES)  # vectors of texts, the longest unused forgotten first
+LOCK = threading.Lock()  # fits may run in threads
 
 
 def few(examples: Sequence[Text], shots: int, seed: int = 0) -> list[Text]:
@@ -70,12 +75,15 @@ def freeze(
     inside = [e for e in examples if e.label != OUTSIDE]
     strange = [e for e in examples if e.label == OUTSIDE]
     given = options.seed, options.max_length, options.class_weights
-    made = fit(Albert(start), open_model(start), inside, strange, *given)
+    base = Albert(start)
+    recall(out / "vectors.npy")
+    made = fit(base, open_model(start), inside, strange, *given)
     seconds = time.perf_counter() - began
     write(made, start, out / "model", overwrite=(out / "model").exists())
     albert = Albert(out / "model")
     metrics: dict[str, float] = {}
-    judged = judge(albert, examples, dev)
+    judged = judge(albert, base, examples, dev)
+    keep(out / "vectors.npy", base, [*examples, *dev], made.meta.details["max_length"])
     if len(dev):
         metrics = albert.task.measure(judged.results, dev)
         made = dataclasses.replace(made, meta=dataclasses.replace(made.meta, metrics={"dev": metrics}))
@@ -97,22 +105,73 @@ class Verdict:
     last_scores: Sequence[Any]
 
 
-def judge(albert: Albert, examples: Sequence[Any], dev: Sequence[Any]) -> Verdict:
-    """The head on what was held out."""
-    features = features_of(albert, dev, "classify")
-    found = scores(albert, features) if len(dev) else []
-    return Verdict(examples, dev, albert.task, albert.task.results(found, features, dev), found)
+def judge(albert: Albert, base: Albert, examples: Sequence[Any], dev: Sequence[Any]) -> Verdict:
+    """The head of `albert` on what was held out; its vectors are those of `base`, from which it was made."""
+    refuse_pairs(dev)
+    weight, bias = albert.heads["classify"]
+    found = list(vectors_of(base, dev, albert.meta.details["max_length"]) @ weight.T + bias)
+    return Verdict(examples, dev, albert.task, albert.task.results(found, (), dev), found)
+
+
+def refuse_pairs(examples: Sequence[Text]) -> None:
+    """A vector is of one text."""
+    if any(example.pair is not None for example in examples):
+        raise AlbertkitError("frozen vectors are of single texts; fine-tune the whole model for pairs")
 
 
 def vectors_of(albert: Albert, examples: Sequence[Text], length: int) -> np.ndarray:
-    """Unit vectors of texts, cut to `length` tokens, as `predict` reads them."""
-    found = np.empty((len(examples), albert.dim), np.float32)
+    """Unit vectors of texts, cut to `length` tokens, as `predict` reads them; what is remembered is not computed again."""
+    keys, ids = keyed(albert, examples, length)
+    with LOCK:
+        known = {key: found[0] for key in keys if (found := REMEMBERED.get(key)) is not None}
+    missing = {key: row for key, row in zip(keys, ids, strict=True) if key not in known}
+    known.update(zip(missing, encode(albert, list(missing.values())), strict=True))
+    with LOCK:
+        for key in missing:
+            REMEMBERED.put(key, known[key], 0)
+    return np.array([known[key] for key in keys], np.float32).reshape(len(keys), albert.dim)
+
+
+def keyed(albert: Albert, examples: Sequence[Text], length: int) -> tuple[list[bytes], list[list[int]]]:
+    """What the encoder reads of each text, and the keys of its vectors: hashes of that and of the model."""
     ids = [e.ids for e in albert.tokenizer.encode_batch([e.text for e in examples], max_length=length)]
+    model = f"{albert.name} {albert._device} {albert.config}"
+    return [key_of(model, str(row)) for row in ids], ids
+
+
+def encode(albert: Albert, ids: list[list[int]]) -> np.ndarray:
+    """Unit vectors (texts, dim) of token ids."""
+    found = np.empty((len(ids), albert.dim), np.float32)
     for batch in rows(ids, budget=albert.budget):
         hidden = albert.engine.run(batch, albert.depth)
         found[batch.order] = albert._pool(hidden, batch.lengths, albert.meta.pooling)
     unit: np.ndarray = found / np.maximum(np.linalg.norm(found, axis=1, keepdims=True), 1e-12)
     return unit
+
+
+def keep(path: Path, albert: Albert, examples: Sequence[Text], length: int) -> None:
+    """Write the vectors of texts, for `recall`: keys and numbers, no text."""
+    keys, _ = keyed(albert, examples, length)
+    if len(keys) * (4 * albert.dim + OVERHEAD) > MOST_BYTES:
+        return  # more than is remembered
+    table = np.empty(len(keys), [("key", "u1", 16), ("vector", "<f4", albert.dim)])
+    table["key"] = np.frombuffer(b"".join(keys), np.uint8).reshape(-1, 16)
+    table["vector"] = vectors_of(albert, examples, length)
+    write_array(path, table)
+
+
+def recall(path: Path) -> None:
+    """Remember the vectors that `keep` wrote. Keys name the model, so those of another one do no harm; a damaged file is as none."""
+    try:
+        if not path.is_file() or path.stat().st_size > MOST_BYTES:
+            return
+        table = np.load(path, allow_pickle=False)
+        pairs = list(zip(table["key"], table["vector"], strict=True))
+    except (OSError, ValueError, EOFError, IndexError):
+        return
+    with LOCK:
+        for key, vector in pairs:
+            REMEMBERED.put(key.tobytes(), vector, 0)
 
 
 def fit(
@@ -137,8 +196,7 @@ def fit(
             "a head on frozen vectors learns one class for each text; fine-tune the whole model instead"
         )
     task = Classify.of(examples, "single")
-    if any(example.pair is not None for example in examples):
-        raise AlbertkitError("frozen vectors are of single texts; fine-tune the whole model for pairs")
+    refuse_pairs(examples)
     length = min(max_length or albert.max_tokens, albert.max_tokens)
     vectors = vectors_of(albert, examples, length)
     targets = np.array([task.target(example) for example in examples])

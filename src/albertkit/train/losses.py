@@ -90,6 +90,12 @@ def match_loss(task: Any, out: ModelOutput, targets: list[Any]) -> Tensor:
     return torch.logsumexp(torch.cat([gaps.new_zeros(1), gaps]), 0)
 
 
+def own_loss(task: Any) -> Callable[[ModelOutput, list[Any]], Tensor] | None:
+    """The loss that a task brings itself; `Match.loss` is the name of one, so it does not count."""
+    own = getattr(task, "loss", None)
+    return own if callable(own) else None
+
+
 LOSSES: dict[tuple[str, ...], Callable[[Any, ModelOutput, list[Any]], Tensor]] = {
     ("classify",): classify_loss,
     ("tag",): tag_loss,

@@ -10,6 +10,8 @@ In: a task's name, examples, a model to start from. Out: a folder:
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 import math
 import statistics
 import time
@@ -41,7 +43,7 @@ from albertkit.train.summary import truth, write_report
 from albertkit.train.tuning import Depths, Options, preset_epochs, preset_rate
 
 REMEDY = "Give more examples or epochs, a lower --learning-rate, or --freeze"
-ENOUGH = 100  # held-out examples, below which their loss says little
+SOME, ENOUGH = 20, 100  # held-out examples, below which their values, and their loss, say little
 CHANCE = 0.995  # share of the loss by chance, from which on nothing was learnt
 HEATS = (1.0, 2.0, 4.0, 8.0, 16.0)
 EVEN = 0.02  # mean difference of the likeliest and the least likely choice, below which nothing was learnt
@@ -155,11 +157,13 @@ def same_answers(teacher: Artifact, model: Artifact) -> None:
 
 def tuned(job: Job, say: Callable[[str], None], bar: bool) -> Tuned:
     """A run for each seed; the best one is the result."""
-    options, out = job.options, job.out
+    options, out, before = job.options, job.out, held_before(job.out)
     runs: list[dict[str, Any]] = []
     best: tuple[float, Artifact, Finetuning] | None = None
     for number in range(options.seeds):
         work, outcome, notes = _one(job, options.seed + number, say, bar)
+        if number == 0 and before not in (None, notes["dev"]):
+            say("the best epoch of this folder was chosen on other held-out examples; scores are of the new ones")
         if outcome.model is None:
             raise AlbertkitError(f"stopped; the same command goes on from {out}")
         finished = read_artifact(outcome.model)
@@ -177,6 +181,14 @@ def tuned(job: Job, say: Callable[[str], None], bar: bool) -> Tuned:
     write_json(out / "runs.json", runs)
     write_report(out, work, finished, runs)
     return Tuned(out / "model", finished.meta.metrics.get("dev", {}), runs)
+
+
+def held_before(out: Path) -> str | None:
+    """What tells the held-out examples of a finished training from others, if there is one."""
+    try:
+        return str(json.loads((out / "runs.json").read_bytes())[0]["dev"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
 
 
 def sign(metric: str) -> int:
@@ -218,7 +230,7 @@ def _one(job: Job, seed: int, say: Callable[[str], None], bar: bool) -> tuple[Fi
     """One run, begun anew with another seed and half the rate as long as it collapses."""
     options, start = job.options, job.start
     rate = options.learning_rate or preset_rate(start.config)
-    collapsed = 0
+    collapsed, began = 0, time.perf_counter()
     while True:
         this = seed + 1000 * collapsed
         work = work_of(job, plan_of(options, start, 1, rate, this))
@@ -226,9 +238,10 @@ def _one(job: Job, seed: int, say: Callable[[str], None], bar: bool) -> tuple[Fi
         epochs = options.epochs or preset_epochs(len(work.features))
         work.settings = plan_of(options, start, max(1, round(work.batches * epochs)), rate, this, math.ceil(epochs))
         work.model.encoder.checkpointing = options.checkpointing
-        began = time.perf_counter()
         outcome = train(work, work.settings, job.out / "runs" / f"seed-{this}", resume=True, say=say, bar=bar)
-        notes = {"seed": this, "rate": rate, "seconds": time.perf_counter() - began, "collapsed": collapsed}
+        seconds = time.perf_counter() - began
+        held = hashlib.sha256(repr([(f.ids, f.target) for f in work.dev_features]).encode()).hexdigest()[:16]
+        notes = {"seed": this, "rate": rate, "seconds": seconds, "collapsed": collapsed, "dev": held}
         why = collapse(work) if outcome.model is not None else None
         if why is None:
             return work, outcome, notes
@@ -250,7 +263,10 @@ def plan_of(options: Options, start: Artifact, steps: int, rate: float, seed: in
 
 
 def collapse(work: Finetuning) -> str | None:
-    """Why nothing was learnt, if so: every held-out example got the same answer, though they differ (of choices: all are as likely), or a chance one."""
+    """Why nothing was learnt, if so: every held-out example got the same answer, though they differ (of choices: all are as likely), or a chance one.
+
+    Of intents with slots, the intents alone may be all the same.
+    """
     if len(work.dev) <= 4 or len({repr(truth(example)) for example in work.dev}) < 2:
         return None
     if isinstance(work.task, Choose):  # the likeliest of equal choices is chance, and looks like an answer
@@ -260,16 +276,48 @@ def collapse(work: Finetuning) -> str | None:
         same = len({repr(work_answer(result)) for result in work.results}) == 1
     if same:
         return "the model answers the same to everything"
+    if same_intent(work):
+        return "the model gives every text the same intent"
+    if classes_of(work.task) == "regression":
+        return "values are no nearer to the right ones than their mean" if only_the_mean(work) else None
     return "right answers are no likelier than by chance" if at_chance(work) else None
 
 
+def classes_of(task: Any) -> str:
+    """Whether a text has a single class, multi or a value (regression); nothing for other tasks."""
+    return getattr(task, "kind", "") if getattr(task, "head", "") == "classify" else ""
+
+
+def same_intent(work: Finetuning) -> bool:
+    """Whether results have intents, and all the same one, though those of the examples differ."""
+    found = {result.intent for result in work.results if hasattr(result, "intent")}
+    return len(found) == 1 < len({getattr(example, "intent", None) for example in work.dev})
+
+
+def only_the_mean(work: Finetuning) -> bool:
+    """Whether values found on held-out examples are as far from the right ones as their mean is, at the best of some sizes.
+
+    Both are taken from their own mean, so that values that are all too high, yet in the right order, are no collapse.
+    """
+    known = [i for i, feature in enumerate(work.dev_features) if feature.target is not None]
+    if len(known) < SOME:
+        return False
+    found = np.array([np.ravel(work.last_scores[i])[0] for i in known], np.float64)
+    right = np.array([work.dev_features[i].target for i in known], np.float64)
+    found, right = found - found.mean(), right - right.mean()
+    nearest = min(((found / heat - right) ** 2).mean() for heat in HEATS)
+    return bool(right.any() and nearest >= CHANCE * (right**2).mean())
+
+
 def at_chance(work: Finetuning) -> bool:
-    """Whether the loss on held-out examples is that of the shares of classes alone (one class a text, labels of words), or of equal choices.
+    """Whether the loss on held-out examples is that of the shares of classes alone (one class a text, labels of words), or of equal choices; for several labels a text, see `only_shares`.
 
     The loss is that of the best of some temperatures, since a model that is too sure of itself may yet know much. The shares
     are those of the examples learnt from, with the weights of classes: what a head says that cannot tell texts apart.
     """
     task, choices = work.task, isinstance(work.task, Choose)
+    if len(work.dev) >= ENOUGH and classes_of(task) == "multi":
+        return only_shares(work)
     if len(work.dev) < ENOUGH or not (choices or isinstance(task, Tag) or getattr(task, "kind", "") == "single"):
         return False
     rows, right = scored(work.last_scores, [f.target for f in work.dev_features], choices)
@@ -282,6 +330,24 @@ def at_chance(work: Finetuning) -> bool:
     places = np.arange(len(rows))
     losses = [(logsumexp(rows / heat, axis=1) - rows[places, right] / heat).mean() for heat in HEATS]
     return bool(min(losses) >= CHANCE * chance.mean())
+
+
+def only_shares(work: Finetuning) -> bool:
+    """Of texts with several labels: whether the loss on held-out examples is that of how frequent each label is.
+
+    What scores say beyond their mean is added to the shares; else a model that knows much, and is too sure, would be above it.
+    """
+    known = [i for i, feature in enumerate(work.dev_features) if feature.target is not None]
+    right = np.array([work.dev_features[i].target for i in known], np.float64)
+    scores = np.array([work.last_scores[i] for i in known], np.float64)
+    learnt = np.array([f.target for unit in work.features for f in unit], np.float64)
+    often = (learnt.sum(0) + 1) / (len(learnt) + 2)
+    shares, beyond = np.log(often / (1 - often)), scores - scores.mean(0)
+
+    def loss(table: np.ndarray) -> float:
+        return float((np.logaddexp(0, table) - right * table).mean())
+
+    return min(loss(shares + beyond / heat) for heat in HEATS) >= CHANCE * loss(shares + 0 * beyond)
 
 
 def scored(scores: Sequence[Any], targets: Sequence[Any], choices: bool) -> tuple[np.ndarray, np.ndarray]:

@@ -1,0 +1,188 @@
+"""Bad data is named before an epoch is spent: held-out labels, rare classes, lists of examples, one value only."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from albertkit.errors import AlbertkitError
+from albertkit.tasks.classify import Classify
+from albertkit.tasks.examples import Choice, Question, Rewrite, Span, Tagged, Text
+from albertkit.tasks.given import listed
+from albertkit.tasks.held import parted
+from albertkit.tasks.reading import ReadOptions, check_labels, read
+from albertkit.train.door import examples_of
+
+
+def texts(*labels):
+    return [Text(f"text {n}", label=label, where=f"t:{n}") for n, label in enumerate(labels)]
+
+
+def parts(tmp_path, train, dev):
+    found = {}
+    for name, labels in (("train", train), ("dev", dev)):
+        found[name] = tmp_path / f"{name}.csv"
+        rows = "".join(f"{name} text {n},{label}\n" for n, label in enumerate(labels))
+        found[name].write_text(f"text,stars\n{rows}")
+    return found
+
+
+# Held-out labels -----------------------------------------------------------------------------------------------------
+
+
+def test_held_out_labels_that_training_never_shows():
+    with pytest.raises(AlbertkitError, match=r"none of the 2 labels held out; t:0: label 'pos', and training has good"):
+        check_labels(texts("good", "bad"), texts("pos", "neg"), unseen="note")
+    with pytest.raises(AlbertkitError, match="none of the 1 label held out.*label '3'"):
+        check_labels(texts(1, 2), texts(3), unseen="note")
+    assert "1 label unseen" in check_labels(texts("good", "bad"), texts("good", "neg"), unseen="note")[0]
+    unlabelled = [Text("a", "b"), Text("c", "d")]
+    assert "unseen" in check_labels(unlabelled, [Text("e", "f", "1")], unseen="note")[0]  # pairs alone
+
+
+@pytest.mark.parametrize(("train", "dev"), [((1.5, 2.0), ("good",)), (("good", "bad"), (1.5,))])
+def test_numbers_beside_classes(train, dev):
+    with pytest.raises(AlbertkitError, match="t:0 has the label .* and training has (values|classes); write"):
+        check_labels(texts(*train), texts(*dev), unseen="note")
+
+
+def test_held_out_files_are_read_as_training_is(tmp_path):
+    said: list[str] = []
+    files = parts(tmp_path, [n / 4 for n in range(30)], range(5))
+    found = examples_of("classify", files, ReadOptions(label_column="stars"), said.append)
+    assert [e.label for e in found["dev"]] == [0.0, 1.0, 2.0, 3.0, 4.0] and not any("unseen" in text for text in said)
+    files = parts(tmp_path, [1, 2, 3] * 5, [n / 16 for n in range(1, 15)])
+    with pytest.raises(AlbertkitError, match="none of the 14 labels held out.*--kind"):
+        examples_of("classify", files, ReadOptions(label_column="stars"), said.append)
+    found = examples_of("classify", files, ReadOptions(label_column="stars", kind="regression"), said.append)
+    assert found["train"][0].label == 1.0 and found["dev"][0].label == 1 / 16
+
+
+def test_no_known_label_leaves_the_temperature():
+    task = Classify(("a", "b"))
+    assert task.calibrated(np.zeros((2, 2)), texts("c", "d")) == 1.0
+    assert task.calibrated(np.array([[3.0, 0.0]] * 2), texts("a", "b")) > 1.0
+
+
+# What is held out ----------------------------------------------------------------------------------------------------
+
+
+def spans(*labels):
+    return [Tagged("a b", ((0, 1), (2, 3)), (Span(0, 1, label),), "ask") for label in labels]
+
+
+@given(st.lists(st.sampled_from("abcdefgh"), min_size=2, max_size=60), st.booleans())
+def test_no_class_goes_away_and_what_needs_no_change_has_none(labels, entities):
+    examples = spans(*labels) if entities else texts(*labels)
+    if len(set(labels)) == len(labels):
+        with pytest.raises(AlbertkitError, match="only one of a class.*--dev"):
+            parted(examples)
+        return
+    train, dev = parted(examples)
+    name = (lambda e: e.spans[0].label) if entities else (lambda e: e.label)
+    assert {name(e) for e in train} == set(labels) and dev and len(train) + len(dev) == len(labels)
+    held = range(0, len(labels), 10)
+    if not entities and len(held) > 1 and len({labels[n] for n in held}) == 1 < len(set(labels)):
+        held = range(0, len(labels), 11)  # as it always was
+    usual = [examples[n] for n in held]
+    if {label for n, label in enumerate(labels) if n not in held} == set(labels):
+        assert dev == usual
+    else:
+        assert len(dev) == 1 or all(e in usual for e in dev)
+
+
+def test_a_rare_class_stays_and_another_is_held_out():
+    train, dev = parted(texts("rare", *"ab" * 3))
+    assert train[0].label == "rare" and [e.text for e in dev] == ["text 1"]
+    train, dev = parted(texts(*"ababaababarbabaababaabab"))
+    assert [e.text for e in dev] == ["text 0", "text 20"] and any(e.label == "r" for e in train)
+    intents = [replace(e, intent="rare" if n == 10 else "ask") for n, e in enumerate(spans(*"x" * 21))]
+    assert [e.intent for e in parted(intents)[1]] == ["ask", "ask"]
+
+
+# Lists of examples ---------------------------------------------------------------------------------------------------
+
+TAGGED = Tagged("Ann sings", ((0, 3), (4, 9)), (Span(0, 3, "PER"),), "tell")
+QUESTION = Question("1", "Who?", "Ann sings to Ann.", ((0, "Ann"),))
+BAD = [
+    ("tag", TAGGED, Text("a", label="x"), "tag learns from Tagged, and this is a Text; write  Tagged"),
+    ("intent", Text("a", label="x"), TAGGED, "learns from Text, and this is a Tagged"),
+    ("classify", Text("a", label="x"), Text("b"), "the label is None; give one"),
+    ("classify", Text("a", label="x"), Text("b", label=["x"]), "the label is a list; write a str"),
+    ("classify", Text("a", label="x"), Text("b", label=2.5), "the label is 2.5, and the first example has 'x'; give"),
+    ("classify", Text("a", label="x"), Text("b", label=("x",)), "first example has 'x'; give"),
+    ("classify", Text("a", label=1.0), Text("b", label=float("nan")), "the label is nan"),
+    ("match", Text("a", "b", 1.0), Text("a", "b"), "the label is None"),
+    ("intent", TAGGED, replace(TAGGED, intent=None), "the intent is None"),
+    ("tag", TAGGED, replace(TAGGED, spans=(Span(0, 3, None),)), "from 0 to 3 has the label None; give it a name"),
+    ("tag", TAGGED, replace(TAGGED, spans=(Span(4, 9, "X"), Span(0, 9, "Y"))), "'sings' (X) overlap; keep one of them"),
+    ("answer", QUESTION, replace(QUESTION, answers=((0, "Bob"),)), "the answer 'Bob' is not in the context; correct"),
+    ("answer", QUESTION, replace(QUESTION, answers=()), "there is no answer; give one, or mark"),
+    ("choose", Choice("a", "b", ("c", "d"), 0), Choice("a", "b", ("c", "d")), "the right choice is None; give its"),
+    ("generate", Rewrite("a", "b"), Rewrite("a"), "the target is None; give"),
+]
+
+
+@pytest.mark.parametrize(("task", "good", "bad", "told"), BAD)
+def test_lists_are_checked(task, good, bad, told):
+    assert listed(task, "train", [good]).examples == [good]
+    with pytest.raises(AlbertkitError) as caught:
+        listed(task, "train", [good, bad])
+    assert str(caught.value).startswith("example 2 of train: ") and told in str(caught.value)
+
+
+def test_answers_nearby_are_moved_as_in_files():
+    data = listed("answer", "dev", [QUESTION, replace(QUESTION, answers=((12, "Ann"),)), replace(QUESTION, answers=(), impossible=True)])  # fmt: skip
+    assert [e.answers for e in data.examples] == [((0, "Ann"),), ((13, "Ann"),), ()]
+    assert data.notes == ("1 answer not where dev says, but nearby",)
+    pairs = [Text("a", "b"), Text("c", "d")]
+    assert listed("match", "train", pairs).examples == pairs  # pairs alone
+
+
+# One value only ------------------------------------------------------------------------------------------------------
+
+
+def test_one_value_only():
+    with pytest.raises(AlbertkitError, match=r"all 2 examples from t:0 on have the value 2\.5; training needs two"):
+        check_labels(texts(2.5, 2.5))
+    assert check_labels(texts(2.5, 2.0)) == ()
+
+
+def test_questions_without_any_answer(tmp_path):
+    path = tmp_path / "q.jsonl"
+    row = {"question": "Who?", "context": "Ann sings.", "answers": []}
+    path.write_text(json.dumps(row))
+    data = read("answer", path)
+    assert data.notes == ("1 of 1 question taken as unanswerable (is_impossible, or no answers)",)
+    with pytest.raises(AlbertkitError, match=r"none of the 1 questions .* has an answer; .* write them in 'answers'"):
+        check_labels(data.examples)
+    known = row | {"answers": [{"text": "Ann", "answer_start": 0}]}
+    path.write_text(json.dumps(row) + "\n" + json.dumps(known))
+    data = read("answer", path)
+    assert check_labels(data.examples) == () and "1 of 2 questions taken as unanswerable" in data.notes[0]
+
+
+@pytest.mark.parametrize("labels", ["B_PER I_PER O", "B_PER O O", "B_PER I_PER MISC"])
+def test_labels_with_an_underscore(tmp_path, labels):
+    path = tmp_path / "a.conll"
+    path.write_text("".join(f"word {label}\n" for label in labels.split()))
+    with pytest.raises(AlbertkitError, match="has the label 'B_PER'; .*hyphen, as in B-PER: write 'B-PER'"):
+        read("tag", path)
+
+
+def test_names_that_only_look_like_it(tmp_path):
+    path = tmp_path / "a.conll"
+    path.write_text("me@x E_MAIL\n12 PHONE\nand O\n")
+    assert [span.label for span in read("tag", path).examples[0].spans] == ["E_MAIL", "PHONE"]
+
+
+def test_other_encodings_are_named(tmp_path):
+    path = tmp_path / "a.tsv"
+    path.write_bytes("text\tlabel\ncafé\tx\n".encode("latin-1"))
+    with pytest.raises(AlbertkitError, match="iconv -f GB18030 .*WINDOWS-1252 or ISO-8859-1"):
+        read("classify", path)

@@ -1,0 +1,214 @@
+"""What a training that learnt nothing looks like on held-out examples, and what a folder refuses to go on with."""
+
+from __future__ import annotations
+
+import dataclasses
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from albertkit.artifact import Artifact, write_artifact
+from albertkit.errors import AlbertkitError
+from albertkit.estimators import AlbertClassifier, held_out
+from albertkit.model import AlbertModel
+from albertkit.tasks.classify import Classify
+from albertkit.tasks.examples import Span, Tagged, Text
+from albertkit.tasks.match import Match
+from albertkit.tasks.tag import Entities, Entity, Intent, Tag, Understood
+from albertkit.tokenizer import Tokenizer
+from albertkit.train import tune
+from albertkit.train.finetune import Finetuning, taught_with
+from albertkit.train.settings import Settings
+from albertkit.train.tuning import Depths, Options
+from tests.conftest import tiny
+from tests.train.conftest import TOPICS, VOCAB
+
+QUICK = Options(epochs=1, batch=16, max_length=16, restarts=0, device="cpu")
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory) -> Artifact:
+    path = tmp_path_factory.mktemp("vocab") / "vocab.txt"
+    path.write_text("\n".join(VOCAB) + "\n")
+    torch.manual_seed(0)
+    config = tiny(vocab_size=len(VOCAB), initializer_range=0.1, max_position_embeddings=64)
+    return Artifact(config, AlbertModel(config).weights(), Tokenizer.from_vocab(path))
+
+
+def texts(count: int) -> list[Text]:
+    return [
+        Text(f"{TOPICS[1 + n % 2][n % 5]} {TOPICS[0][n % 7]}", label="animal" if n % 2 == 0 else "tree")
+        for n in range(count)
+    ]
+
+
+def work(task, scores, targets, dev=None) -> SimpleNamespace:
+    features = [SimpleNamespace(target=target) for target in targets]
+    results = task.results(list(scores), features, ())
+    dev = [Text("", label=str(n)) for n in range(len(targets))] if dev is None else dev
+    return SimpleNamespace(
+        task=task, dev=dev, dev_features=features, features=[[f] for f in features], last_scores=list(scores),
+        results=results,
+    )  # fmt: skip
+
+
+# Values --------------------------------------------------------------------------------------------------------------
+
+VALUES = Classify((), "regression", middle=3.0, spread=2.0)
+
+
+@given(st.integers(0, 1000), st.floats(-3, 3), st.integers(20, 300))
+def test_values_that_hardly_differ_are_a_collapse_and_those_in_the_right_order_are_not(seed, constant, count):
+    """Also those that are all too high, or too far apart."""
+    rng = np.random.default_rng(seed)
+    right = rng.normal(size=count)
+    flat = constant + 1e-3 * rng.normal(size=(count, 1))
+    assert "no nearer" in (tune.collapse(work(VALUES, flat, right.tolist())) or "")
+    for size in (0.5, 1.0, 5.0):
+        knows = constant + size * (right[:, None] + 0.5 * rng.normal(size=(count, 1)))
+        assert tune.collapse(work(VALUES, knows, right.tolist())) is None
+
+
+def test_few_values_or_equal_ones_say_nothing():
+    right = np.linspace(-1, 1, 19)
+    flat = 1e-3 * np.sin(np.arange(60.0))[:, None]
+    assert tune.collapse(work(VALUES, flat[:19], right.tolist())) is None
+    assert tune.collapse(work(VALUES, flat, [0.5] * 60)) is None
+
+
+def test_a_regression_that_learns_nothing_starts_again(start, tmp_path):
+    examples = [dataclasses.replace(e, label=float(n % 2)) for n, e in enumerate(texts(60))]
+    said: list[str] = []
+    options = dataclasses.replace(QUICK, learning_rate=1e-9, restarts=1)
+    still = {n: w * 0 if n.startswith("encoder.groups") else w for n, w in start.weights.items()}
+    done = tune.finetune(
+        "classify", examples, examples[:40], tmp_path, dataclasses.replace(start, weights=still), options, said.append
+    )
+    assert done.runs[0]["collapsed"] == 1 and sum("collapsed" in text for text in said) == 2
+
+
+# Intents and several labels ------------------------------------------------------------------------------------------
+
+
+def understood(intents: str) -> list[Understood]:
+    return [Understood(i, 0.9, (Entity(0, 1 + n, "x", "X", 1.0),)) for n, i in enumerate(intents)]
+
+
+def test_one_intent_for_everything_is_a_collapse_though_slots_differ():
+    def judged(right: str, found: str) -> str | None:
+        dev = [Tagged("a" * 9, ((0, 1 + n),), (Span(0, 1 + n, "X"),), i) for n, i in enumerate(right)]
+        task = Intent(("a", "b"), ("O", "B-X", "I-X"))
+        return tune.collapse(SimpleNamespace(task=task, dev=dev, results=understood(found)))  # type: ignore[arg-type]
+
+    assert judged("ababab", "aaaaaa") == "the model gives every text the same intent"
+    assert judged("ababab", "aaabaa") is None and judged("aaaaaa", "aaaaaa") is None
+
+
+def test_entities_have_no_intent_to_be_the_same():
+    """Though the examples have some, which only `intent` learns."""
+    dev = [Tagged("a" * 9, ((0, 1 + n),), (Span(0, 1 + n, "X"),), "ab"[n % 2]) for n in range(6)]
+    results = [Entities("a" * 9, found.spans) for found in understood("ababab")]
+    assert tune.collapse(SimpleNamespace(task=Tag(("O", "B-X", "I-X")), dev=dev, results=results)) is None  # type: ignore[arg-type]
+
+
+@given(st.integers(0, 1000), st.sampled_from([1.0, 8.0]))
+def test_several_labels_that_no_text_or_hardly_one_gets_are_a_collapse(seed, size):
+    """Rare labels: saying of each how frequent it is, whatever the text, is a low loss, and teaches nothing."""
+    rng = np.random.default_rng(seed)
+    labels = tuple(f"l{n}" for n in range(10))
+    task, shares = Classify(labels, "multi"), np.linspace(0.02, 0.2, 10)
+    right = (rng.random((400, 10)) < shares).astype(float)
+    shared = np.log(shares / (1 - shares)) + 0.002 * rng.normal(size=right.shape)
+    shared[7] += 9  # one text gets labels
+    assert tune.collapse(work(task, shared, right.tolist())) == "right answers are no likelier than by chance"
+    knows = size * (rng.normal(size=right.shape) + 4 * right - 3)
+    assert tune.collapse(work(task, knows, right.tolist())) is None
+    assert tune.collapse(work(task, shared[:99], right[:99].tolist())) is None  # too few to tell
+
+
+# The folder of another training --------------------------------------------------------------------------------------
+
+
+def test_only_what_changes_the_training_is_another_training():
+    assert taught_with(Classify(("a", "b"), temperature=2.0, threshold=0.3, floor=0.5)) == []
+    assert taught_with(Classify(("a", "b"), weights=(1.0, 2.0))) == [("weights", (1.0, 2.0))]
+    assert taught_with(Match(loss="mnrl", scale=5.0)) == [("loss", "mnrl"), ("scale", 5.0)]
+    assert taught_with(Match(margin=0.1)) == [("margin", 0.1)] and taught_with(object()) == []
+
+
+def test_the_same_folder_with_class_weights_or_another_loss_is_refused(start, tmp_path):
+    said: list[str] = []
+
+    def tuned(name: str, task: str, examples: list[Text], dev: list[Text], options: Options, **settings: str) -> None:
+        tune.finetune(task, examples, dev, tmp_path / name, start, options, said.append, **settings)
+
+    examples, weighed = texts(33), dataclasses.replace(QUICK, class_weights=True)
+    tuned("classes", "classify", examples, examples[:8], QUICK)
+    with pytest.raises(AlbertkitError, match="other settings of the loss; choose another one"):
+        tuned("classes", "classify", examples, examples[:8], weighed)
+    tuned("classes", "classify", examples, examples[:8], QUICK)
+    assert not any("other held-out examples" in text for text in said)
+    tuned("classes", "classify", examples, examples[:9], QUICK)
+    assert sum("other held-out examples" in text for text in said) == 1
+    pairs = [Text(e.text, f.text, str(n % 2)) for n, (e, f) in enumerate(zip(examples, examples[2:], strict=False))]
+    tuned("pairs", "match", pairs, pairs[:8], QUICK, loss="cosent")
+    with pytest.raises(AlbertkitError, match="other settings of the loss"):
+        tuned("pairs", "match", pairs, pairs[:8], QUICK, loss="contrastive")
+
+
+def test_other_depths_are_another_training(start):
+    from albertkit.train.elastic import Elastic
+
+    def identity(**given: float) -> str:
+        task, settings = Classify(("animal", "tree")), Settings(steps=1, device="cpu")
+        return Elastic(task, start, texts(4), (), settings, Depths(max_length=16, **given)).identity  # type: ignore[arg-type]
+
+    assert identity() == identity(epochs=3.0) and len({identity(), identity(teach=0.25), identity(shallow=0.3)}) == 3
+
+
+def test_seconds_count_every_start(start, tmp_path, monkeypatch):
+    ticks = iter(range(100))
+    monkeypatch.setattr(tune, "collapse", lambda work: "it says nothing")
+    monkeypatch.setattr(tune, "time", SimpleNamespace(perf_counter=lambda: float(next(ticks))))
+    options = dataclasses.replace(QUICK, restarts=2)
+    done = tune.finetune("classify", texts(16), texts(8), tmp_path, start, options)
+    assert done.runs[0]["seconds"] == 3.0  # the clock is read once before the first start, and after each of three
+
+
+# scikit-learn --------------------------------------------------------------------------------------------------------
+
+
+def test_a_tenth_is_held_out_and_no_class_is_lost():
+    assert held_out(texts(49)) == (texts(49), [])
+    examples = [Text("oak", label="only once"), *texts(99)]  # the first one would be held out
+    learn, dev = held_out(examples)
+    assert len(learn) + len(dev) == 100 and 8 <= len(dev) <= 10
+    assert {e.label for e in learn} == {"only once", "animal", "tree"} and "only once" not in {e.label for e in dev}
+
+
+def test_the_classifier_holds_out_and_warns_of_a_collapse(start, tmp_path):
+    from sklearn.exceptions import ConvergenceWarning
+
+    write_artifact(start, tmp_path / "start")
+    examples = texts(60)
+    rows, labels = [e.text for e in examples], [e.label for e in examples]
+    model = AlbertClassifier(tmp_path / "start", frozen=False, epochs=8, learning_rate=3e-3, batch=16, max_length=16)
+    model.fit(rows, labels)
+    assert model.score(rows, labels) > 0.9 and "dev" in model.albert_.meta.metrics
+    assert model.predict_proba(rows[:3]).shape == (3, 2)
+    dead = dataclasses.replace(start, weights={n: np.zeros_like(w) for n, w in start.weights.items()})
+    write_artifact(dead, tmp_path / "dead")
+    with pytest.warns(ConvergenceWarning, match=r"nothing was learnt.*frozen=True"):
+        AlbertClassifier(tmp_path / "dead", frozen=False, epochs=1, learning_rate=1e-6, max_length=16).fit(rows, labels)
+
+
+def test_a_normal_identity_is_as_before(start):
+    """Folders of trainings with the usual settings can be gone on with, whatever else a task has learnt of itself."""
+    settings = Settings(steps=1, device="cpu")
+    plain = Finetuning(Classify(("animal", "tree")), start, texts(4), (), settings, 16)
+    settled = Finetuning(Classify(("animal", "tree"), temperature=1.7), start, texts(4), (), settings, 16)
+    assert plain.identity == settled.identity
