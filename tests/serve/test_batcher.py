@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from albertkit.serve.batcher import Batcher
 from albertkit.runtime.cache import OVERHEAD, Cache, key_of
+from albertkit.serve.batcher import Batcher
 from albertkit.serve.jobs import Job, Pace, Slip, Way
 from albertkit.serve.models import Source
 from albertkit.serve.refusal import Refusal

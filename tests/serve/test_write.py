@@ -9,9 +9,9 @@ import json
 import pytest
 
 from albertkit.errors import AlbertkitError
+from albertkit.runtime.cache import Cache
 from albertkit.serve import write
 from albertkit.serve.batcher import Batcher
-from albertkit.runtime.cache import Cache
 from albertkit.serve.metrics import Metrics
 from albertkit.serve.models import Models, Source
 from albertkit.serve.refusal import Refusal

@@ -81,8 +81,8 @@ def serve(plan: Plan, told: Callable[[str], None] = lambda address: None) -> Non
 
 def prepared(plan: Plan) -> Run:
     """Models opened; what is left is to listen."""
-    from albertkit.serve.batcher import Batcher
     from albertkit.runtime.cache import Cache
+    from albertkit.serve.batcher import Batcher
     from albertkit.serve.look import open_indexes
     from albertkit.serve.metrics import Metrics
     from albertkit.serve.models import Models, Source

@@ -19,9 +19,9 @@ import numpy as np
 
 from albertkit.errors import AlbertkitError
 from albertkit.runtime.albert import Guess, Recipe, joined
+from albertkit.runtime.cache import Cache, key_of
 from albertkit.runtime.predict import features_of, layers_of, read_heads
 from albertkit.serve.batcher import Batcher
-from albertkit.runtime.cache import Cache, key_of
 from albertkit.serve.jobs import Computing, Job, Way
 from albertkit.serve.metrics import Metrics
 from albertkit.serve.models import Model, Models
