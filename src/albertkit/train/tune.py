@@ -158,6 +158,9 @@ def same_answers(teacher: Artifact, model: Artifact) -> None:
 def tuned(job: Job, say: Callable[[str], None], bar: bool) -> Tuned:
     """A run for each seed; the best one is the result."""
     options, out, before = job.options, job.out, held_before(job.out)
+    if options.dropout is not None:
+        changed = {"hidden_dropout_prob": options.dropout, "attention_probs_dropout_prob": options.dropout}
+        job = dataclasses.replace(job, start=dataclasses.replace(job.start, config=job.start.config.replace(**changed)))
     runs: list[dict[str, Any]] = []
     best: tuple[float, Artifact, Finetuning] | None = None
     for number in range(options.seeds):

@@ -18,6 +18,9 @@ class Options:
     batch: int = setting(32, "Examples for one update.")
     micro: int | None = setting(None, "Examples at once, if a batch does not fit into memory.")
     learning_rate: float | None = setting(None, "Highest learning rate [default: by the size of the model].")
+    dropout: float | None = setting(
+        None, "Dropout inside the layers [default: as the model's config says; heads have their own]."
+    )
     max_length: int = setting(128, "Longest input in tokens; longer texts are cut, or read in windows.")
     metric: str | None = setting(None, "The metric that chooses the best checkpoint [default: the task's first].")
     seeds: int = setting(1, "Runs with different seeds; mean and spread are reported, the best is kept.")
@@ -44,6 +47,8 @@ class Options:
                 raise AlbertkitError(f"{name} is {value}; it must be above 0")
         if not self.shortest <= self.max_length <= 1_000_000 or self.restarts < 0:
             raise AlbertkitError(f"max_length is {self.max_length}; it must be 8 or more, and restarts 0 or more")
+        if self.dropout is not None and not 0 <= self.dropout < 1:
+            raise AlbertkitError(f"dropout is {self.dropout}; it must be 0 or above, and below 1")
         if self.freeze and self.seeds > 1:
             raise AlbertkitError(
                 f"seeds is {self.seeds}, and a head on frozen vectors comes out the same with every seed; leave --seeds "
