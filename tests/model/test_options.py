@@ -439,8 +439,8 @@ def test_the_ablation_has_a_config_for_every_variant_and_a_page(monkeypatch):
             })  # fmt: skip
     made_page = pages.page(lines, {})
     (row,) = [line for line in made_page.splitlines() if "recurrent network" in line]
-    assert "+10.00 (higher)" in row and row.endswith("| holds: better |")
+    assert "+10.00 (better)" in row and row.endswith("| holds: better |")
     (row,) = [line for line in made_page.splitlines() if "layer_decay_rate speeds" in line]
-    assert "(same)" in row and row.endswith("| not seen: better |")
+    assert "(same)" in row and row.endswith("| cannot tell: better |")
     for claim in pages.CLAIMS:
         assert claim.says in made_page
