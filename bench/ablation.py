@@ -1,7 +1,7 @@
 """The documents' ideas, measured: each option on and off, at one budget, with several seeds; the source of docs/ablation.md.
 
     python bench/ablation.py run SHARDS --task sst-2=TRAIN,DEV --task mrpc=TRAIN,DEV --runs RUNS --shape small --tokens 200e6 --seeds 0,1,2 [--jobs 8]
-    python bench/ablation.py speed SHARDS [--shape small] [--batch 64] [--steps 40] [--device auto] [--compile auto]
+    python bench/ablation.py speed SHARDS [--shape small] [--batch 64] [--steps 40] [--rounds 3] [--device auto] [--compile auto]
     python bench/ablation.py reading [--shape small] [--batch N] [--seconds 2] [--device auto]
     python bench/ablation.py lengths [--shape small] [--window 64] [--device auto]
     python bench/ablation.py table

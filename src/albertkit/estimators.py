@@ -116,7 +116,7 @@ class AlbertClassifier(ClassifierMixin, BaseEstimator):
             epochs=self.epochs, learning_rate=self.learning_rate, batch=self.batch, max_length=self.max_length,
             seed=self.seed,
         )  # fmt: skip
-        learn, dev = held_out(examples)
+        learn, dev = parted(examples) if len(examples) >= ENOUGH else (examples, [])
         done = finetune("classify", learn, dev, folder / "run", self.start, options)
         if "failed" in done.runs[0]:
             warnings.warn(f"{done.runs[0]['failed']}: nothing was learnt. {REMEDY}", ConvergenceWarning, stacklevel=3)
@@ -132,16 +132,6 @@ class AlbertClassifier(ClassifierMixin, BaseEstimator):
         check_is_fitted(self)
         found = self.albert_.classify(checked(X))
         return np.array([[row.probabilities[str(label)] for label in self.classes_.tolist()] for row in found])
-
-
-def held_out(examples: list[Text]) -> tuple[list[Text], list[Text]]:
-    """(to learn from, held out): one in ten of 50 or more; each class keeps one to learn from."""
-    if len(examples) < ENOUGH:
-        return examples, []
-    learn, dev = parted(examples)
-    known = {example.label for example in learn}
-    rare = [example for example in dev if example.label not in known]
-    return [*learn, *rare], [example for example in dev if example.label in known]
 
 
 def checked(texts: Sequence[str]) -> list[str]:

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 import torch
-from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from albertkit.artifact import Artifact, write_artifact
-from albertkit.cli import main
 from albertkit.cli_tasks import dialogues
 from albertkit.errors import AlbertkitError
 from albertkit.model import AlbertModel
@@ -25,6 +21,7 @@ from albertkit.tokenizer import Tokenizer
 from albertkit.train import tune
 from albertkit.train.tuning import Options
 from tests.conftest import tiny
+from tests.runtime.test_albert import cli
 from tests.train.conftest import TOPICS, VOCAB
 
 PETS, PLANTS = TOPICS[1][:3], TOPICS[2][:3]
@@ -69,17 +66,6 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def albert(folder):
     return Albert(folder)
-
-
-def cli(*args, text: str | bytes = "") -> subprocess.CompletedProcess:
-    """A line as it is typed, in this process."""
-    with CliRunner().isolation(input=text) as (output, errors, _), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["albertkit", *map(str, args)])
-        with pytest.raises(SystemExit) as end:
-            main()
-        sys.stdout.flush()
-        said = (output.getvalue().decode(), errors.getvalue().decode())
-    return subprocess.CompletedProcess(args, end.value.code, *said)
 
 
 # Python ------------------------------------------------------------------------------------------------------------

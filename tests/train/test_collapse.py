@@ -7,36 +7,24 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from albertkit.artifact import Artifact, write_artifact
+from albertkit.artifact import write_artifact
 from albertkit.errors import AlbertkitError
-from albertkit.estimators import AlbertClassifier, held_out
-from albertkit.model import AlbertModel
+from albertkit.estimators import AlbertClassifier
 from albertkit.tasks.classify import Classify
 from albertkit.tasks.examples import Span, Tagged, Text
 from albertkit.tasks.match import Match
 from albertkit.tasks.tag import Entities, Entity, Intent, Tag, Understood
-from albertkit.tokenizer import Tokenizer
 from albertkit.train import tune
 from albertkit.train.finetune import Finetuning, taught_with
 from albertkit.train.settings import Settings
 from albertkit.train.tuning import Depths, Options
-from tests.conftest import tiny
-from tests.train.conftest import TOPICS, VOCAB
+from tests.train.conftest import TOPICS
+from tests.train.test_finetune import start as start  # the fixture
 
 QUICK = Options(epochs=1, batch=16, max_length=16, restarts=0, device="cpu")
-
-
-@pytest.fixture(scope="module")
-def start(tmp_path_factory) -> Artifact:
-    path = tmp_path_factory.mktemp("vocab") / "vocab.txt"
-    path.write_text("\n".join(VOCAB) + "\n")
-    torch.manual_seed(0)
-    config = tiny(vocab_size=len(VOCAB), initializer_range=0.1, max_position_embeddings=64)
-    return Artifact(config, AlbertModel(config).weights(), Tokenizer.from_vocab(path))
 
 
 def texts(count: int) -> list[Text]:
@@ -180,14 +168,6 @@ def test_seconds_count_every_start(start, tmp_path, monkeypatch):
 
 
 # scikit-learn --------------------------------------------------------------------------------------------------------
-
-
-def test_a_tenth_is_held_out_and_no_class_is_lost():
-    assert held_out(texts(49)) == (texts(49), [])
-    examples = [Text("oak", label="only once"), *texts(99)]  # the first one would be held out
-    learn, dev = held_out(examples)
-    assert len(learn) + len(dev) == 100 and 8 <= len(dev) <= 10
-    assert {e.label for e in learn} == {"only once", "animal", "tree"} and "only once" not in {e.label for e in dev}
 
 
 def test_the_classifier_holds_out_and_warns_of_a_collapse(start, tmp_path):

@@ -10,11 +10,12 @@ from albertkit.errors import AlbertkitError
 from albertkit.runtime.albert import Albert
 from albertkit.train import tune
 from albertkit.train.tuning import Options
-from tests.train.test_elastic import QUICK, start  # noqa: F401
+from tests.train.test_elastic import QUICK
+from tests.train.test_elastic import start as start  # the fixture
 from tests.train.test_finetune import texts
 
 
-def test_dropout_is_that_which_was_asked_for(start, tmp_path):  # noqa: F811
+def test_dropout_is_that_which_was_asked_for(start, tmp_path):
     made = {
         rate: tune.finetune("classify", texts(48), texts(12, 9), tmp_path / str(rate), start, Options(epochs=1, dropout=rate, **QUICK)).model
         for rate in (None, 0.0, 0.3)

@@ -15,20 +15,21 @@ from albertkit.tasks.examples import Tagged, Text
 from albertkit.train import tune
 from albertkit.train.silver import labelled
 from albertkit.train.tuning import Depths, Options
-from tests.train.test_elastic import QUICK, noisy, start  # noqa: F401
+from tests.train.test_elastic import QUICK, noisy
+from tests.train.test_elastic import start as start  # the fixture
 from tests.train.test_finetune import choices, tagged, texts
 
 OPTIONS = Options(epochs=6, max_length=40, **QUICK)
 
 
 @pytest.fixture(scope="module")
-def plain(start, tmp_path_factory):  # noqa: F811
+def plain(start, tmp_path_factory):
     """A model for two classes."""
     return tune.finetune("classify", texts(160), texts(40, 9), tmp_path_factory.mktemp("plain"), start, OPTIONS).model
 
 
 @pytest.fixture(scope="module")
-def tags(start, tmp_path_factory):  # noqa: F811
+def tags(start, tmp_path_factory):
     """A model that marks words."""
     return tune.finetune("tag", tagged(160), tagged(40, 9), tmp_path_factory.mktemp("tags"), start, OPTIONS).model
 
@@ -53,7 +54,7 @@ def test_tags_are_those_of_the_runtime(tags):
     assert [[(s.start, s.end, s.label) for s in e.spans] for e in found] == expected
 
 
-def test_another_model_may_be_the_teacher(plain, start, tmp_path, monkeypatch):  # noqa: F811
+def test_another_model_may_be_the_teacher(plain, start, tmp_path, monkeypatch):
     asked = []
     monkeypatch.setattr("albertkit.train.silver.labelled", lambda model, lines, device: asked.append(model) or [])
     weak = tune.finetune(
@@ -79,7 +80,7 @@ def test_a_teacher_of_another_kind_or_without_texts_is_refused(given, plain, tag
     assert not (tmp_path / "x").exists()
 
 
-def test_a_line_is_no_question_with_choices(start, tmp_path):  # noqa: F811
+def test_a_line_is_no_question_with_choices(start, tmp_path):
     made = tune.finetune("choose", choices(24), choices(12, 3), tmp_path, start, Options(epochs=1, **QUICK))
     with pytest.raises(AlbertkitError, match="this model is for choose"):
         labelled(read_artifact(made.model), ["which one"], "cpu")
