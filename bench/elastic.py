@@ -1,17 +1,18 @@
 """Elastic depth, measured: quality at each depth before and after `elastic`, with early exit, and the time that follows; the source of docs/elastic.md.
 
     python bench/elastic.py train DATA --models RUNS [--start MODEL] [--only sst-2,mrpc,conll2003] [--fixed 3,4,6] [--examples N] [--epochs E] [--device auto] [--jobs 1]
-                            [--ways plain,elastic,…] [--times 1] [--at-once] [--texts FOLDER]
+                            [--ways plain,elastic,…] [--times 1] [--at-once] [--texts FOLDER [--teachers RUNS]]
     python bench/elastic.py ingredients --models RUNS
-    python bench/elastic.py measure DATA --models RUNS [--only sst-2] [--bits 8] [--repeats 5] [--threads 2]
+    python bench/elastic.py measure DATA --models RUNS [--more RUNS1,RUNS2] [--texts FOLDER] [--only sst-2] [--bits 8] [--repeats 5] [--threads 2]
 
 `train` fine-tunes for each data set, and writes RUNS/SET/plain (the full depth alone), RUNS/SET/elastic (made elastic from it) and RUNS/SET/fixed-4 (fine-tuned with
 four layers from the start) and so on; plain and fixed ones learn as many epochs as plain and elastic together. One example in ten of the training data chooses checkpoints.
-`--ways` names other mixtures of the loss to train (`WAYS`), each in a folder of its name; `ingredients` keeps what those examples said of each mixture at every depth. `--times 3`
-trains three times as many epochs in the second half, of every way. FOLDER/SET.txt holds more texts without labels, which RUNS/SET/first labels for all ways but plain. With --at-once there is no first half: every way begins with the pre-trained model and learns all epochs.
+`--ways` names other mixtures of the loss to train (`WAYS`, or options as in shallow=3+batch=64), each in a folder of its name; `ingredients` keeps what those examples said of each mixture at every depth. `--times 3`
+trains three times as many epochs in the second half, of every way. FOLDER/SET.txt holds more texts without labels, which RUNS/SET/first labels for all ways but plain. With --at-once there is no first half: every way begins with the pre-trained model and learns all epochs. So does every way but plain
+with --teachers, whose SET/plain then label the texts.
 What is trained already is left alone, and the same command goes on with what was stopped or killed. `carry.py` brings models from the machine that trained them to a quiet one.
 `measure` needs no torch. Held-out examples (dev) are cut in two: limits found on one half are used on the other, and the other way round, so that no text has helped to find its
-own limit. Times are of the runtime on all held-out texts, every way in turn, `--repeats` times over; the best one counts. With --sts (a file of pairs), the built-in
+own limit. --more names RUNS of other seeds, of which quality alone is measured; with --texts, held-out examples with a sentence among the texts that the models were trained on are left out. Times are of the runtime on all held-out texts, every way in turn, `--repeats` times over; the best one counts. With --sts (a file of pairs), the built-in
 model's vectors are measured as well. Results go to bench/results/elastic.json; data sets measured before stay.
 """
 
@@ -55,6 +56,18 @@ WAYS: dict[str, dict[str, Any]] = {  # how the second half is trained, for `Dept
     "drawn": {"draw": 3},
     "consistent": {"consistency": 0.1},
 }
+
+
+def mixture(way: str) -> dict[str, Any]:
+    """What a way sets of `Depths`: one of `WAYS`, or written out."""
+    if way in WAYS:
+        return WAYS[way]
+    parts = [part.partition("=") for part in way.split("+")]
+    if any(not value for _, _, value in parts):
+        raise SystemExit(
+            f"there is no way {way!r}; choose from {', '.join(WAYS)}, or write options as in shallow=3+batch=64"
+        )
+    return {name: json.loads(value) for name, _, value in parts}
 
 
 # Training --------------------------------------------------------------------------------------------------------
@@ -104,18 +117,23 @@ def train_way(label: str, name: str, way: str, args: argparse.Namespace) -> None
     lesson = Lesson(name, args)
     if not untrained(lesson.out / way):
         return
-    if args.at_once:
+    mixed = mixture(way)
+    more = args.texts / f"{name}.txt" if args.texts and way != "plain" else None
+    texts = more.read_text(encoding="utf-8").splitlines() if more is not None and more.is_file() else []
+    if args.at_once or args.teachers:
         longest = {"max_length": 128} | lesson.given
-        options = Depths(**longest | {"epochs": (1 + lesson.times) * lesson.epochs} | WAYS[way])
+        options = Depths(**longest | {"epochs": (1 + lesson.times) * lesson.epochs} | mixed)
+        if texts and args.teachers:
+            teacher = args.teachers / name / "plain" / "model"
+            elastic(lesson.start, *lesson.examples, lesson.out / way, options, print, texts=texts, teacher=teacher)
+            return
         finetune(
             lesson.set.task, *lesson.examples, lesson.out / way, lesson.start, options, print, **lesson.set.settings
         )
         return
     middle = read_artifact(lesson.out / "first" / "model")
     given = {k: v for k, v in lesson.given.items() if k != "max_length"}
-    options = Depths(**given | {"epochs": lesson.times * lesson.epochs} | WAYS[way])
-    more = args.texts / f"{name}.txt" if args.texts and way != "plain" else None
-    texts = more.read_text(encoding="utf-8").splitlines() if more is not None and more.is_file() else []
+    options = Depths(**given | {"epochs": lesson.times * lesson.epochs} | mixed)
     elastic(middle, *lesson.examples, lesson.out / way, options, print, texts=texts)
 
 
@@ -129,10 +147,9 @@ def train_fixed(label: str, name: str, depth: int, args: argparse.Namespace) -> 
 
 def train(names: Sequence[str], args: argparse.Namespace) -> None:
     """All models, first those that others begin with."""
-    odd = [way for way in args.ways if way not in WAYS]
-    if odd:
-        raise SystemExit(f"there is no way {odd[0]!r}; choose from {', '.join(WAYS)}")
-    firsts = [] if args.at_once else [(name, name, args) for name in names]
+    for way in args.ways:
+        mixture(way)
+    firsts = [] if args.at_once or args.teachers else [(name, name, args) for name in names]
     failed = each(train_first, firsts, args.jobs)
     failed += each(train_way, [(f"{name}, {way}", name, way, args) for name in names for way in args.ways], args.jobs)
     shallow = [(f"{name} with {depth} layers", name, depth, args) for name in names for depth in args.fixed]
@@ -280,7 +297,8 @@ def measure(chosen: Set, examples: list[Any], folder: Path, args: argparse.Names
     found["made"] = {
         name: [s for s in a.meta.made if s["step"] in ("finetune", "elastic")] for name, a in opened.items()
     }
-    found["begun"] = learnt_before(next(iter(opened.values())).meta.made)
+    found["begun"] = learnt_before(opened["elastic"].meta.made)
+    found["machine"] = machine(args.threads)
     ways: dict[str, Callable[[], Any]] = {}
     for name, albert in opened.items():
         held = Held(albert, examples)
@@ -304,7 +322,35 @@ def measure(chosen: Set, examples: list[Any], folder: Path, args: argparse.Names
                         ways[f"elastic, exit {share:.0%}{text}"] = lambda h=held, r=rules: walked(h, r)
         found[name] = record
     found["seconds"] = race(ways, args.repeats)
+    found["seeds"] = [seed_of(found)] + [
+        seed_of({p.name: quality_of(p, examples, args) for p in sorted((more / folder.name).iterdir())})
+        for more in args.more
+        if (more / folder.name).is_dir()
+    ]
     return found
+
+
+def unseen(examples: list[Any], texts: Path) -> list[Any]:
+    """The examples none of whose sentences stands in a file of texts."""
+    from more_texts import bare
+
+    lines = texts.read_text(encoding="utf-8").splitlines() if texts.is_file() else []
+    known = {bare(part) for line in lines for part in line.split("\t")}
+    return [e for e in examples if not any(bare(t) in known for t in (e.text, getattr(e, "pair", None)) if t)]
+
+
+def quality_of(place: Path, examples: list[Any], args: argparse.Namespace) -> dict[str, Any]:
+    """A model of another seed, at every depth and with exits."""
+    held = Held(Albert(place / "model", bits=args.bits, threads=args.threads), examples)
+    looks = range(1, held.full)
+    exits = {s: held.promised(s, looks) for s in SHARES} if place.name == "elastic" else {}
+    return {"layers": held.full, "depth": {d: held.at(d) for d in (*looks, held.full)}, "exit": exits}
+
+
+def seed_of(found: dict[str, Any]) -> dict[str, Any]:
+    """What is compared between seeds: each model at its full depth, and elastic everywhere."""
+    kept = {n: r["depth"][r["layers"]] for n, r in found.items() if n == "plain" or n.startswith("fixed-")}
+    return {**kept, "elastic": {part: found["elastic"][part] for part in ("depth", "exit")}}
 
 
 def learnt_before(made: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
@@ -375,7 +421,7 @@ def vectors(path: Path, args: argparse.Namespace) -> dict[str, Any]:
 
     doubts = np.stack([np.full(len(texts), np.inf), *(1 - cosines(by[b], by[a]) for a, b in pairwise(looks))], 1)
     agrees = np.stack([cosines(by[d], by[full]) >= CLOSE for d in looks], 1)
-    record: dict[str, Any] = {"layers": full, "texts": len(texts), "close": CLOSE}
+    record: dict[str, Any] = {"layers": full, "texts": len(texts), "close": CLOSE, "machine": machine(args.threads)}
     record["depth"] = {d: score(v, np.full(len(texts), d)) for d, v in by.items()}
     record["exit"] = {}
     for share in SHARES:
@@ -415,6 +461,7 @@ def main() -> None:
     )
     parser.add_argument("--at-once", action="store_true", help="train every way from the start, without a first half")
     parser.add_argument("--texts", type=Path, help="a folder with SET.txt: texts without labels for all ways but plain")
+    parser.add_argument("--teachers", type=Path, help="RUNS whose SET/plain label the texts")
     parser.add_argument("--examples", type=int, help="at most so many of each part")
     parser.add_argument("--epochs", type=float, help="of plain and of elastic")
     parser.add_argument("--seed", type=int, default=0)
@@ -423,6 +470,9 @@ def main() -> None:
     parser.add_argument("--bits", type=int)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument(
+        "--more", default="", type=lambda text: [Path(p) for p in text.split(",") if p], help="RUNS of other seeds"
+    )
     parser.add_argument("--sts", type=Path, help="a file of pairs with marks, for vectors")
     args = parser.parse_args()
     names = [name for name in args.only.split(",") if name]
@@ -434,18 +484,20 @@ def main() -> None:
         return
     before = json.loads(RESULT.read_text(encoding="utf-8")) if RESULT.exists() else {"sets": {}}
     for name in names:
-        examples = load(SETS[name], args.data, args.examples)["dev"]
+        every = load(SETS[name], args.data, args.examples)["dev"]
+        examples = unseen(every, args.texts / f"{name}.txt") if args.texts else every
         before["sets"][name] = measure(SETS[name], examples, args.models / name, args)
-        keep(before, args)
+        before["sets"][name]["seen"] = len(every) - len(examples)
+        keep(before)
         print(name, json.dumps(before["sets"][name]["seconds"], indent=1))
     if args.sts:
         before["vectors"] = vectors(args.sts, args)
-        keep(before, args)
+        keep(before)
 
 
-def keep(found: dict[str, Any], args: argparse.Namespace) -> None:
+def keep(found: dict[str, Any]) -> None:
     """Write what was measured so far."""
-    found |= {"machine": machine(args.threads), "libraries": versions()}
+    found |= {"libraries": versions()}
     beside = RESULT.with_suffix(".part")
     beside.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
     beside.replace(RESULT)

@@ -1,15 +1,17 @@
 """Texts without labels for `elastic.py train --texts`: from the training parts of a folder of data sets alone, and words that a masked-word model proposes.
 
-    python bench/more_texts.py DATA OUT [--variants 4] [--most 40000]
+    python bench/more_texts.py DATA OUT [--variants 4] [--corpus FILE.txt.xz --sentences 60000]
 
-Writes OUT/conll2003.txt: sentences of CoNLL-2003 with other entities of the same kind in their places, and news sentences of MRPC, RTE and STS-B.
+Writes OUT/conll2003.txt: sentences of CoNLL-2003 with other entities of the same kind in their places, news sentences of MRPC, RTE and STS-B, and sentences of a corpus that have names in them.
 Writes OUT/mrpc.txt, pairs with a tab between them: pairs of MRPC in which words were left out or replaced by what the built-in pre-trained model finds likely there, pairs of STS-B and RTE, and
-sentences of all three beside those most like them. What is held out of a training set (`parted`) and every dev file stay out.
+sentences of all three beside those most like them. What is held out of a training set (`parted`) and every dev file stay out: STS-B took some of its pairs from where MRPC's dev file has them, and
+`beyond` leaves out every line with a sentence of the dev file.
 """
 
 from __future__ import annotations
 
 import argparse
+import lzma
 import random
 import re
 import sys
@@ -38,6 +40,17 @@ def training(name: str, data: Path) -> list[Any]:
     return list(parted(load(SETS[name], data, None)["train"])[0])
 
 
+def bare(text: str) -> str:
+    """A sentence as it is compared: small letters and signs, without spaces."""
+    return "".join(text.lower().split())
+
+
+def beyond(lines: list[str], name: str, data: Path) -> list[str]:
+    """The lines that share no sentence with the held-out file of a set."""
+    held = {bare(t) for e in load(SETS[name], data, None)["dev"] for t in (e.text, getattr(e, "pair", None)) if t}
+    return [line for line in lines if not any(bare(part) in held for part in line.split("\t"))]
+
+
 def clean(texts: Iterable[str], shortest: int = 15, longest: int = 300) -> list[str]:
     """Each text once, without breaks, if it is a sentence by its length."""
     found = dict.fromkeys(re.sub(r"\s+", " ", text).strip() for text in texts)
@@ -58,6 +71,20 @@ def exchanged(examples: Sequence[Any], rng: random.Random) -> list[str]:
             last = span.end
         out.append(text + e.text[last:])
     return [new for new, e in zip(out, examples, strict=True) if new != e.text]
+
+
+def named(path: Path, most: int) -> list[str]:
+    """Sentences of a corpus (.txt.xz) with words in capitals inside, written as CoNLL-2003 is: spaces around every sign."""
+    found: list[str] = []
+    with lzma.open(path, "rt", encoding="utf-8") as lines:
+        for line in lines:
+            for text in re.split(r"(?<=[.!?]) +(?=[A-Z\"])", line.strip()):
+                words = re.findall(r"\w+(?:[-.,]\w+)*|'s|\S", text)
+                if 5 <= len(words) <= 45 and sum(word[0].isupper() for word in words[1:]) >= 2:
+                    found.append(" ".join(words))
+            if len(found) >= most:
+                return found[:most]
+    return found
 
 
 def replaced(albert: Albert, texts: Sequence[str], rng: random.Random) -> list[str]:
@@ -99,7 +126,9 @@ def main() -> None:
     parser.add_argument("data", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--variants", type=int, default=4, help="of each pair of MRPC")
-    parser.add_argument("--most", type=int, default=40_000, help="lines a file")
+    parser.add_argument("--corpus", type=Path, help="a text file, .txt.xz, for sentences with names")
+    parser.add_argument("--sentences", type=int, default=60_000, help="of the corpus")
+    parser.add_argument("--most", type=int, default=100_000, help="lines a file")
     args = parser.parse_args()
     rng = random.Random(0)
     args.out.mkdir(parents=True, exist_ok=True)
@@ -111,8 +140,10 @@ def main() -> None:
         for text in pair
         for s in re.split(r"(?<=[.!?]) +(?=[A-Z\"])", text)
     )
+    corpus = named(args.corpus, args.sentences) if args.corpus else []
     tagged = training("conll2003", args.data)
-    write(args.out / "conll2003.txt", [*exchanged(tagged, rng), *news], args.most, rng)
+    lines = beyond([*exchanged(tagged, rng), *news, *corpus], "conll2003", args.data)
+    write(args.out / "conll2003.txt", lines, args.most, rng)
     albert = Albert("small-pretrained")
     mine = pairs["mrpc"] * args.variants
     changed = [replaced(albert, [pair[side] for pair in mine], rng) for side in (0, 1)]
@@ -121,7 +152,8 @@ def main() -> None:
     ]
     near = beside(clean(text for many in pairs.values() for pair in many for text in pair))
     every = [*turns, *pairs["rte"], *pairs["sts-b"], *near]
-    write(args.out / "mrpc.txt", [f"{a}\t{b}" for a, b in every if "\t" not in a + b], args.most, rng)
+    lines = beyond([f"{a}\t{b}" for a, b in every if "\t" not in a + b], "mrpc", args.data)
+    write(args.out / "mrpc.txt", lines, args.most, rng)
 
 
 def write(path: Path, lines: list[str], most: int, rng: random.Random) -> None:

@@ -40,8 +40,15 @@ cross-layer consistency loss can be added (`--consistency`). Each ingredient can
 before, once for all tasks: `albertkit elastic small-pretrained SHARDS -o words` (masked words at every depth, SHARDS from `albertkit corpus`), then `finetune` and `elastic` from
 `words/model`. That costs a little at the full depth and gives much at the others. Models that `distill` made, as the built-in `small`, know their depths already.
 
-**Labels are few, texts are not.** `--texts more.txt` adds lines without labels (a tab between the two of a pair), for classes, tags and intents: the model labels them at its full depth, and all depths learn from them. `--teacher FOLDER` lets another model for the same
-task label them. What that is worth has not been measured yet.
+**Labels are few, texts are not.** `--texts more.txt` adds lines without labels (a tab between the two of a pair), for classes, tags and intents: the model labels them at its full depth, and all depths learn from them. With `--teacher FOLDER` another model for the same task labels them, and MODEL may be one
+without a task, which then begins afresh. Of all that was tried this helped shallow depths most; so do it where texts can be had:
+
+```bash
+albertkit elastic words train.tsv --texts reviews.txt --teacher sentiment -o better   # words knows its depths, sentiment the task
+```
+
+Good texts are like those to be labelled later: sentences of the same kind, the labelled ones with other names in them, or with words replaced that a masked-word model finds likely (`bench/more_texts.py` makes such). With ten of them for each labelled one, `--teach 0` was
+better for tags, and half and half for pairs.
 
 ## When texts leave
 
@@ -89,10 +96,9 @@ def page(folder: Path = RESULTS) -> str:
     lines = ["<!-- Written by `make docs`; do not edit. -->\n", TEXT]
     found = read(folder / "elastic.json")
     if found:
-        machine = found["machine"]
         lines += ["## Measured", "",
-                  f"By `bench/elastic.py` on {machine['threads']} thread{'s' if machine['threads'] > 1 else ''} of {machine['processor']}. Limits come from one half of the held-out texts and are used on the other, both ways round. "
-                  "Times are the best of several, all ways in turn, of everything from text to result.", ""]  # fmt: skip
+                  "By `bench/elastic.py`. Limits come from one half of the held-out texts and are used on the other, both ways round. "
+                  "Times are the best of several, all ways in turn, of everything from text to result. The checkpoint of each model is the one that was best on a tenth of the training examples: at the full depth where that alone was trained (but SST-2's and those of the ingredients below over all depths).", ""]  # fmt: skip
         if (DOCS / "elastic.png").exists():
             lines += ["![quality against layers applied, and against time](elastic.png)", ""]
         for name, one in found["sets"].items():
@@ -118,8 +124,8 @@ def data_set(title: str, one: dict[str, Any]) -> list[str]:
     metric, layers = one["metric"], one["elastic"]["layers"]
     learnt = one["made"]["elastic"][-1]
     lines = [f"### {title}", "",
-             f"{metric}, in percent, of {one['examples']:,} held-out examples{', int8' if one['bits'] == 8 else ''}. The last training saw {learnt['examples']:,} examples in {learnt['updates']:,} updates; "
-             f"“full depth alone” had the same updates.{SHORT if learnt['updates'] < 1000 else ''}{begun(one.get('begun'))}", ""]  # fmt: skip
+             f"{metric}, in percent, of {one['examples']:,} held-out examples{left_out(one)}{', int8' if one['bits'] == 8 else ''}. The last training saw {learnt['examples']:,} examples in {learnt['updates']:,} updates; "
+             f"{taught(one)}{SHORT if learnt['updates'] < 1000 else ''}{begun(one.get('begun'))} Times are of {on(one['machine'])}.", ""]  # fmt: skip
     depths = [str(d) for d in range(1, layers + 1)]
     lines += ["| depth | " + " | ".join(depths) + " |", "|---" * (layers + 1) + "|"]
     for name, text in (("plain", "full depth alone"), ("elastic", "elastic")):
@@ -139,7 +145,65 @@ def data_set(title: str, one: dict[str, Any]) -> list[str]:
         lines.append(f"| {float(share):.0%} | {outcome(row, metric)} | {times} |")
     for text, row in one["elastic"]["rules"].items():
         lines.append(f"| {text} | {outcome(row, metric)} | |")
+    return [*lines, "", *seeds(one)]
+
+
+def left_out(one: dict[str, Any]) -> str:
+    """Held-out examples that stand among the texts without labels."""
+    count = one.get("seen", 0)
+    return (
+        f" ({count} others have a sentence that stands among the texts without labels, and are left out)"
+        if count
+        else ""
+    )
+
+
+def on(machine: dict[str, Any]) -> str:
+    """Threads and processor."""
+    return f"{machine['threads']} thread{'s' if machine['threads'] > 1 else ''} of {machine['processor']}"
+
+
+def taught(one: dict[str, Any]) -> str:
+    """Where the labels came from, and what the full depth alone had."""
+    learnt, plain = one["made"]["elastic"][-1], one["made"]["plain"][-1]
+    if learnt["examples"] == plain["examples"]:
+        return "“full depth alone” had the same updates."
+    mixed = learnt["depths"]["teach"]
+    return (
+        f"{plain['examples']:,} of them had labels, and “full depth alone”, trained on those in {plain['updates']:,} updates, labelled the others (`--texts`, `--teacher`"
+        f"{f', `--teach {mixed:g}`' if mixed != 0.5 else ''})."
+    )
+
+
+def seeds(one: dict[str, Any]) -> list[str]:
+    """Each seed, and their mean."""
+    every = one.get("seeds", [])
+    if len(every) < 2:
+        return []
+    metric, full = one["metric"], str(one["elastic"]["layers"])
+    shares = [s for s in one["elastic"]["exit"] if all(seed["elastic"]["exit"].get(s) for seed in every)]
+    deep = [d for d in ("3", "4", "6") if int(d) < int(full)]
+    fixed = sorted({name for seed in every for name in seed if name.startswith("fixed-")})
+    heads = ["full depth alone", *(f"trained with {n.split('-')[1]} layers" for n in fixed), "elastic, full", *(f"depth {d}" for d in deep), *(f"exit {float(s):.0%}" for s in shares)]  # fmt: skip
+    lines = ["Every seed; after an exit, the layers a text:", "", "| seed | " + " | ".join(heads) + " |", "|---" * (len(heads) + 1) + "|"]  # fmt: skip
+    for number, seed in enumerate([*every, averaged(every)]):
+        elastic = seed["elastic"]
+        cells = [percent(seed["plain"][metric])]
+        cells += [percent(seed[name][metric]) if name in seed else "" for name in fixed]
+        cells += [percent(elastic["depth"][d][metric]) for d in (full, *deep)]
+        cells += [f"{percent(elastic['exit'][s][metric])} ({elastic['exit'][s]['mean_depth']:.2f})" for s in shares]
+        lines.append(f"| {number if number < len(every) else 'mean'} | " + " | ".join(cells) + " |")
     return [*lines, ""]
+
+
+def averaged(every: list[Any]) -> Any:
+    """The mean of each number that all seeds have; what only some have is the mean of those."""
+    if not isinstance(every[0], dict):
+        return sum(every) / len(every)
+    names = dict.fromkeys(name for one in every for name in one)
+    found = {name: [one[name] for one in every if one.get(name) is not None] for name in names}
+    whole = {name: values for name, values in found.items() if name.startswith("fixed-") or len(values) == len(every)}
+    return {name: averaged(values) for name, values in whole.items()}
 
 
 def begun(step: dict[str, Any] | None) -> str:
@@ -203,13 +267,14 @@ def beside(found: dict[str, Any]) -> list[str]:
     """Ours in the form in which others report: what may be saved for one point."""
     lines = ["## Beside what others report", "",
              "First ours, in the form of the table below it: for each data set the way that saves most layers and loses at most one point against the better of the two models at full depth (elastic, or trained for "
-             "the full depth alone); where every way loses more, the one that loses least. FastBERT's ratios are of operations, which are our layers; DeeBERT's is of time.", "",
+             "the full depth alone); where every way loses more, the one that loses least. Scores and layers are means over seeds where there are several, times are of the first. FastBERT's ratios are of operations, which are our layers; DeeBERT's is of time.", "",
              "| ours | on | way | times fewer layers | times faster | score before → after |", "|---|---|---|---|---|---|"]  # fmt: skip
     for name, one in found["sets"].items():
         metric, full = one["metric"], str(one["elastic"]["layers"])
-        before = max(one[kind]["depth"][full][metric] for kind in ("plain", "elastic"))
-        ways = {f"depth {d}": row for d, row in one["elastic"]["depth"].items() if d != full}
-        ways |= {f"exit {float(share):.0%}": row for share, row in one["elastic"]["exit"].items() if row}
+        mean = averaged(one.get("seeds") or [{"plain": one["plain"]["depth"][full], "elastic": {part: one["elastic"][part] for part in ("depth", "exit")}}])  # fmt: skip
+        before = max(mean["plain"][metric], mean["elastic"]["depth"][full][metric])
+        ways = {f"depth {d}": row for d, row in mean["elastic"]["depth"].items() if d != full}
+        ways |= {f"exit {float(share):.0%}": row for share, row in mean["elastic"]["exit"].items()}
         way, row = most_saved(ways, metric, before)
         timed, whole = one["seconds"].get(f"elastic, {way}"), one["seconds"]["elastic, full depth"]
         faster = f"{whole['seconds'] / timed['seconds']:.2f}" if timed else ""

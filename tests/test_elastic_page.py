@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
+
+import pytest
 
 from tests.conftest import ROOT
 
@@ -32,3 +35,45 @@ def test_ours_and_others_stand_side_by_side_against_the_better_full_depth():
     assert "| MRPC | exit 90% | 1.50 | 1.50 | f1 88.0 → 87.1 |" in said
     page = elastic_page.page()
     assert page.index("## Beside what others report") < page.index("| FastBERT") and "times faster" in page
+
+
+def seed(full: float, exit: float | None, layers: float) -> dict:
+    last = None if exit is None else {"f1": exit, "mean_depth": layers, "times_fewer_layers": 4 / layers}
+    return {
+        "plain": row(full, 1.0),
+        "elastic": {"depth": {"3": row(0.5, 4 / 3), "4": row(full, 1.0)}, "exit": {"0.9": last}},
+    }
+
+
+def test_seeds_are_shown_and_their_mean_is_what_counts():
+    first = seed(0.9, 0.8, 1.0)
+    one = {
+        "metric": "f1",
+        "elastic": {"layers": 4, **first["elastic"]},
+        "seconds": {"elastic, full depth": {"seconds": 1}},
+    }
+    one["seeds"] = [first | {"fixed-2": row(0.7, 2.0)}, seed(0.8, 0.886, 2.0)]
+    said = elastic_page.seeds(one)
+    assert (
+        "| 0 | 90.0 | 70.0 | 90.0 | 50.0 | 80.0 (1.00) |" in said
+        and "| 1 | 80.0 |  | 80.0 | 50.0 | 88.6 (2.00) |" in said
+    )
+    assert "| mean | 85.0 | 70.0 | 85.0 | 50.0 | 84.3 (1.50) |" in said
+    assert "| exit 90% | 3.00 |  | f1 85.0 → 84.3 |" in "\n".join(elastic_page.beside({"sets": {"mrpc": one}}))
+    assert elastic_page.seeds({**one, "seeds": one["seeds"][:1]}) == []
+
+
+def test_a_promise_that_one_seed_cannot_make_has_no_mean():
+    mean = elastic_page.averaged([seed(0.9, 0.8, 1.0), seed(0.8, None, 2.0)])
+    assert mean["elastic"]["exit"] == {} and mean["plain"]["f1"] == pytest.approx(0.85)
+
+
+def test_ways_are_named_or_written_out(monkeypatch):
+    monkeypatch.setattr(sys, "path", [str(ROOT / "bench"), *sys.path])
+    spec = importlib.util.spec_from_file_location("bench_elastic", ROOT / "bench" / "elastic.py")
+    bench = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(bench)
+    assert bench.mixture("answers") == {"teach": 0.0}
+    assert bench.mixture("shallow=3+elastic=false") == {"shallow": 3, "elastic": False}
+    with pytest.raises(SystemExit, match="there is no way 'odd'"):
+        bench.mixture("odd")

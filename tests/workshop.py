@@ -74,6 +74,7 @@ MODELS: dict[str, tuple[Meta, dict[str, int]]] = {
     "MODEL": (Meta(task="embed"), {}),
     "IN": (Meta(task="embed"), {"mlm": 0}),
     "FOLDER": (Meta(task="embed"), {}),
+    "words/model": (Meta(), {"mlm": 0, "sop": 0}),
     "sentiment/model": (Meta(task="classify", labels=("bad", "good"), details={"kind": "single"}), {"classify": 2}),
     "runs/sentiment/model": (Meta(task="classify", labels=("bad", "good")), {"classify": 2}),
     "ner/model": (Meta(task="tag", labels=TAGS), {"tag": 5}),

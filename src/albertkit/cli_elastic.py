@@ -35,7 +35,11 @@ SHARES = (0.9, 0.95, 0.98, 0.99, 0.995)
     type=folder,
     help="More texts, one a line, without labels (a tab between the two of a pair): what MODEL says of them at its full depth is learnt too.",
 )
-@click.option("--teacher", type=folder, help="A better model for the same task, to label --texts instead of MODEL.")
+@click.option(
+    "--teacher",
+    type=folder,
+    help="A better model for the same task, to label --texts instead of MODEL. MODEL may then be one without a task.",
+)
 @click.option(
     "--minutes", type=float, help="For a pre-trained model: budget in minutes  [default: 10; tasks count epochs]"
 )
@@ -62,23 +66,25 @@ def elastic(
         tqdm.write(text, file=sys.stderr)
 
     opts, reading, start = of(Depths, given), of(Reading, given), open_model(model)
-    if start.meta.task == "pretrain":
-        if dev is not None or texts is not None or teacher is not None or opts.epochs is not None:
+    if start.meta.task == "pretrain" and teacher is None:
+        if dev is not None or texts is not None or opts.epochs is not None:
             raise AlbertkitError(
-                "a pre-trained model learns for --minutes; leave --dev, --texts, --teacher and --epochs away"
+                "a pre-trained model learns for --minutes; leave --dev, --texts and --epochs away, or name a fine-tuned --teacher"
             )
         words(start, train, out, opts, minutes, say)
         return
     if minutes is not None:
         raise AlbertkitError("--minutes is for pre-trained models; a task is learnt for --epochs")
-    if start.meta.task == "embed":
+    if start.meta.task == "embed" and teacher is None:
         raise AlbertkitError(
             "a model for vectors learns depths from a teacher: albertkit distill TEACHER SHARDS --start MODEL --depths 3,6,9,12; then  albertkit calibrate  finds when texts may leave"
         )
     from albertkit.cli import read_texts
+    from albertkit.train.tune import NOT_TUNED
     from albertkit.train.tune import elastic as run
 
-    data = read_files(start.meta.task, {"train": train, **({"dev": dev} if dev else {})}, reading)
+    taught = start if teacher is None or start.meta.task not in NOT_TUNED else open_model(teacher)
+    data = read_files(taught.meta.task, {"train": train, **({"dev": dev} if dev else {})}, reading)
     if dev is None:
         data["train"], data["dev"] = parted(data["train"])
     out.mkdir(parents=True, exist_ok=True)

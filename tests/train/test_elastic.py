@@ -114,6 +114,16 @@ def test_the_promised_agreement_holds_on_fresh_texts(stretched):
     assert promised["depth"] == LAYERS and promised["texts"] == 300 and promised["confidence"] == 0.95
 
 
+@pytest.mark.parametrize("every", [True, False])
+def test_where_one_depth_is_trained_it_alone_chooses_the_checkpoint(start, every):
+    examples, settings = noisy(24), Settings(steps=1, batch=8, device="cpu")
+    work = Elastic(make_task("classify", examples), start, examples, noisy(60, 9), settings, Depths(elastic=every))
+    found = work.evaluate()
+    depths = [found["accuracy"], *(value for name, value in found.items() if "_at_" in name)]
+    mean = np.mean(depths) if every else found["accuracy"]
+    assert len(set(depths)) > 1 and found["over_depths"] == pytest.approx((found["accuracy"] + mean) / 2)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("options", [{}, {"draw": 1, "teach": 1.0}, {"teach": 0.0, "consistency": 0.5}], ids=str)
 def test_every_task_has_a_loss_at_every_depth(start, kind, options):

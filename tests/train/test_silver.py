@@ -7,7 +7,7 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from albertkit.artifact import read_artifact
+from albertkit.artifact import read_artifact, write_artifact
 from albertkit.cli import app
 from albertkit.errors import AlbertkitError
 from albertkit.runtime.albert import Albert
@@ -72,6 +72,23 @@ def heads(model) -> bytes:
     return b"".join(model.weights[n].tobytes() for n in sorted(model.weights) if n.startswith("heads."))
 
 
+def test_a_model_without_a_task_learns_that_of_the_teacher(plain, start, tmp_path):
+    lines = [e.text for e in texts(30, 4)]
+    quick = Depths(epochs=4, **QUICK)
+    done = tune.elastic(start, texts(60), texts(40, 3), tmp_path / "out", quick, texts=lines, teacher=plain)
+    model, master = read_artifact(done.model), read_artifact(plain)
+    assert start.meta.task == "pretrain" and (model.meta.task, model.meta.labels) == ("classify", master.meta.labels)
+    assert model.meta.details["max_length"] == 40  # the teacher's
+    assert model.meta.made[-1]["examples"] == 90 and model.meta.made[-1]["step"] == "elastic"
+    assert heads(model) != heads(master)
+    assert Albert(done.model).classify("a red cat", depth=1).label in master.meta.labels
+
+
+def test_a_model_without_a_task_and_without_texts_is_refused(plain, start, tmp_path):
+    with pytest.raises(AlbertkitError, match="add --texts"):
+        tune.elastic(start, texts(16), texts(16, 3), tmp_path / "x", Depths(epochs=1, **QUICK), teacher=plain)
+
+
 @pytest.mark.parametrize("given", [{"teacher": "tags", "texts": ["cat"]}, {"teacher": "plain"}])
 def test_a_teacher_of_another_kind_or_without_texts_is_refused(given, plain, tags, tmp_path):
     given = {**given, "teacher": {"tags": tags, "plain": plain}[given["teacher"]]}
@@ -96,3 +113,15 @@ def test_the_verb_takes_them(plain, tmp_path):
     assert "labels 20 texts" in out.output
     assert json.loads((tmp_path / "out" / "runs.json").read_text())
     assert read_artifact(tmp_path / "out" / "model").meta.made[-1]["examples"] == 36 + 20
+
+
+def test_the_verb_begins_with_a_model_without_a_task(plain, start, tmp_path):
+    write_artifact(start, tmp_path / "start")
+    (tmp_path / "train.tsv").write_text("text\tlabel\n" + "".join(f"{e.text}\t{e.label}\n" for e in texts(40)))
+    (tmp_path / "more.txt").write_text("\n".join(e.text for e in texts(20, 5)))
+    given = ["elastic", str(tmp_path / "start"), str(tmp_path / "train.tsv"), "-o", str(tmp_path / "out"), "--epochs", "1", "--device", "cpu"]  # fmt: skip
+    out = CliRunner().invoke(app, [*given, "--texts", str(tmp_path / "more.txt"), "--teacher", str(plain)])
+    assert out.exit_code == 0, out.output
+    assert read_artifact(tmp_path / "out" / "model").meta.task == "classify"
+    out = CliRunner().invoke(app, [*given, "--texts", str(tmp_path / "more.txt")])
+    assert out.exit_code != 0 and "name a fine-tuned --teacher" in out.output

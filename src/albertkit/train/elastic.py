@@ -222,7 +222,7 @@ class Elastic(Finetuning):
 
     def evaluate(self) -> dict[str, float]:
         """The task's metrics at the full depth; the chosen one at every depth (`accuracy_at_3`); and `over_depths`, half of the full depth and half of
-        the mean over all, by which the best checkpoint is chosen.
+        the mean over all, by which the best checkpoint is chosen (the full depth alone where no other one is learnt).
         """
         if not self.dev_features:
             return {}
@@ -236,10 +236,11 @@ class Elastic(Finetuning):
             raise AlbertkitError(f"there is no metric {name!r}; choose one of {', '.join(found)}")
         each = {d: found[name] if d == full else self.task.measure(results[d], self.dev)[name] for d in results}
         sign = -1 if "loss" in name or name == "rmse" else 1
+        mean = float(np.mean(list(each.values()))) if self.options.elastic else found[name]
         self.exits = calibrated(self.task, scores, self.dev_features, self.dev, results)
         return {
             **found,
-            OVER: sign * (found[name] + float(np.mean(list(each.values())))) / 2,
+            OVER: sign * (found[name] + mean) / 2,
             **{f"{name}_at_{d}": value for d, value in each.items() if d != full},
         }
 

@@ -45,6 +45,7 @@ from albertkit.train.tuning import Depths, Options, preset_epochs, preset_rate
 REMEDY = "Give more examples or epochs, a lower --learning-rate, or --freeze"
 SOME, ENOUGH = 20, 100  # held-out examples, below which their values, and their loss, say little
 CHANCE = 0.995  # share of the loss by chance, from which on nothing was learnt
+NOT_TUNED = ("pretrain", "embed")  # tasks of models that are not fine-tuned
 HEATS = (1.0, 2.0, 4.0, 8.0, 16.0)
 EVEN = 0.02  # mean difference of the likeliest and the least likely choice, below which nothing was learnt
 
@@ -116,9 +117,14 @@ def elastic(
     """Train a fine-tuned model until every depth is a good one, and find when texts may leave early (`train/elastic.py`).
 
     texts: more of them, without labels; what `teacher`, or the model itself, says of them at its full depth is learnt as well (`train/silver.py`).
+    With a teacher, `start` may be a model without a task, which then learns that of the teacher.
     """
     artifact = start if isinstance(start, Artifact) else open_model(start)
-    options, meta = options or Depths(), artifact.meta
+    master = teacher if isinstance(teacher, Artifact) or teacher is None else open_model(teacher)
+    if master is not None and not texts:
+        raise AlbertkitError("a teacher labels texts, and none were given; add --texts")
+    fresh = master is not None and artifact.meta.task in NOT_TUNED
+    options, meta = options or Depths(), (master if fresh and master is not None else artifact).meta
     if meta.task == "embed":
         raise AlbertkitError(
             "this model gives vectors, which `albertkit distill` already makes good at several depths; use depth=, or run  albertkit calibrate MODEL TEXTS  for exit="
@@ -131,14 +137,14 @@ def elastic(
     if texts:
         from albertkit.train.silver import labelled
 
-        master = artifact if teacher is None else teacher if isinstance(teacher, Artifact) else open_model(teacher)
-        same_answers(master, artifact)
+        if not fresh and master is not None:
+            same_answers(master, artifact)
         say(f"labels {len(texts):,} texts")
-        examples = [*examples, *labelled(master, texts, options.device)]
-    elif teacher is not None:
-        raise AlbertkitError("a teacher labels texts, and none were given; add --texts")
-    epochs = options.epochs or max(1.0, preset_epochs(len(examples)) / 2)  # it knows the task already
-    options = dataclasses.replace(options, epochs=epochs)
+        examples = [*examples, *labelled(master or artifact, texts, options.device)]
+    known = 1 if fresh else 2  # it knows the task already
+    length = options.max_length or int(meta.details.get("max_length", 128))
+    epochs = options.epochs or max(1.0, preset_epochs(len(examples)) / known)
+    options = dataclasses.replace(options, epochs=epochs, max_length=length)
     return tuned(Job(task, artifact, examples, dev, Path(out), options), say, bar)
 
 
