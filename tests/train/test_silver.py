@@ -124,4 +124,4 @@ def test_the_verb_begins_with_a_model_without_a_task(plain, start, tmp_path):
     assert out.exit_code == 0, out.output
     assert read_artifact(tmp_path / "out" / "model").meta.task == "classify"
     out = CliRunner().invoke(app, [*given, "--texts", str(tmp_path / "more.txt")])
-    assert out.exit_code != 0 and "name a fine-tuned --teacher" in out.output
+    assert out.exit_code != 0 and "name a fine-tuned --teacher" in str(out.exception)
