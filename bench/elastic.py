@@ -8,8 +8,8 @@
 `train` fine-tunes for each data set, and writes RUNS/SET/plain (the full depth alone), RUNS/SET/elastic (made elastic from it) and RUNS/SET/fixed-4 (fine-tuned with
 four layers from the start) and so on; plain and fixed ones learn as many epochs as plain and elastic together. One example in ten of the training data chooses checkpoints.
 `--ways` names other mixtures of the loss to train (`WAYS`, or options as in shallow=3+batch=64), each in a folder of its name; `ingredients` keeps what those examples said of each mixture at every depth. `--times 3`
-trains three times as many epochs in the second half, of every way. FOLDER/SET.txt holds more texts without labels, which RUNS/SET/first labels for all ways but plain. With --at-once there is no first half: every way begins with the pre-trained model and learns all epochs. So does every way but plain
-with --teachers, whose SET/plain then label the texts.
+trains three times as many epochs in the second half, of every way. FOLDER/SET.txt holds more texts without labels, which RUNS/SET/first labels for all ways but plain. With --at-once there is no first half: every way begins with the pre-trained model and learns all epochs. So it is
+with --teachers, whose SET/plain label the texts. A way written out is measured when its folder is called elastic: RUNS/SET/elastic may be a link to it.
 What is trained already is left alone, and the same command goes on with what was stopped or killed. `carry.py` brings models from the machine that trained them to a quiet one.
 `measure` needs no torch. Held-out examples (dev) are cut in two: limits found on one half are used on the other, and the other way round, so that no text has helped to find its
 own limit. --more names RUNS of other seeds, of which quality alone is measured; with --texts, held-out examples with a sentence among the texts that the models were trained on are left out. Times are of the runtime on all held-out texts, every way in turn, `--repeats` times over; the best one counts. With --sts (a file of pairs), the built-in
@@ -118,8 +118,7 @@ def train_way(label: str, name: str, way: str, args: argparse.Namespace) -> None
     if not untrained(lesson.out / way):
         return
     mixed = mixture(way)
-    more = args.texts / f"{name}.txt" if args.texts and way != "plain" else None
-    texts = more.read_text(encoding="utf-8").splitlines() if more is not None and more.is_file() else []
+    texts = more_texts(name, args) if way != "plain" else []
     if args.at_once or args.teachers:
         longest = {"max_length": 128} | lesson.given
         options = Depths(**longest | {"epochs": (1 + lesson.times) * lesson.epochs} | mixed)
@@ -135,6 +134,16 @@ def train_way(label: str, name: str, way: str, args: argparse.Namespace) -> None
     given = {k: v for k, v in lesson.given.items() if k != "max_length"}
     options = Depths(**given | {"epochs": lesson.times * lesson.epochs} | mixed)
     elastic(middle, *lesson.examples, lesson.out / way, options, print, texts=texts)
+
+
+def more_texts(name: str, args: argparse.Namespace) -> list[str]:
+    """The texts without labels of a data set; those that are asked for must be there."""
+    path: Path | None = args.texts and args.texts / f"{name}.txt"
+    if args.teachers and (path is None or not path.is_file()):
+        raise SystemExit(
+            f"teachers label texts, and there is no {path or 'folder of --texts'}; more_texts.py makes some"
+        )
+    return path.read_text(encoding="utf-8").splitlines() if path is not None and path.is_file() else []
 
 
 def train_fixed(label: str, name: str, depth: int, args: argparse.Namespace) -> None:
@@ -282,11 +291,7 @@ class Held:
 
 def measure(chosen: Set, examples: list[Any], folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     """One data set: quality by depth and by rule, and times."""
-    models = {
-        p.name: p
-        for p in sorted(folder.iterdir())
-        if (p.name == "plain" or p.name.split("-")[0] in ("elastic", "fixed")) and (p / "model").is_dir()
-    }
+    models = measurable(folder)
     opened = {name: Albert(path, bits=args.bits, threads=args.threads) for name, path in models.items()}
     found: dict[str, Any] = {
         "task": chosen.task,
@@ -323,16 +328,29 @@ def measure(chosen: Set, examples: list[Any], folder: Path, args: argparse.Names
         found[name] = record
     found["seconds"] = race(ways, args.repeats)
     found["seeds"] = [seed_of(found)] + [
-        seed_of({p.name: quality_of(p, examples, args) for p in sorted((more / folder.name).iterdir())})
+        seed_of({name: quality_of(place, examples, args) for name, place in measurable(more / folder.name).items()})
         for more in args.more
         if (more / folder.name).is_dir()
     ]
     return found
 
 
+def measurable(folder: Path) -> dict[str, Path]:
+    """The finished models of a data set that are compared, by name."""
+    found = {
+        place.name: place
+        for place in sorted(folder.iterdir())
+        if (place.name == "plain" or place.name.split("-")[0] in ("elastic", "fixed")) and (place / "model").is_dir()
+    }
+    lacking = [name for name in ("plain", "elastic") if name not in found]
+    if lacking:
+        raise SystemExit(f"{folder} has no finished {lacking[0]}/model; train it first, or link it there")
+    return found
+
+
 def unseen(examples: list[Any], texts: Path) -> list[Any]:
     """The examples none of whose sentences stands in a file of texts."""
-    from more_texts import bare
+    from more_texts import bare  # of this folder
 
     lines = texts.read_text(encoding="utf-8").splitlines() if texts.is_file() else []
     known = {bare(part) for line in lines for part in line.split("\t")}

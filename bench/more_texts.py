@@ -1,4 +1,4 @@
-"""Texts without labels for `elastic.py train --texts`: from the training parts of a folder of data sets alone, and words that a masked-word model proposes.
+"""Texts without labels for `elastic.py train --texts`: from the training parts of a folder of data sets, from words that a masked-word model proposes, and from a corpus.
 
     python bench/more_texts.py DATA OUT [--variants 4] [--corpus FILE.txt.xz --sentences 60000]
 

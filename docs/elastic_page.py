@@ -13,6 +13,7 @@ from typing import Any
 DOCS = Path(__file__).parent
 RESULTS = DOCS.parent / "bench" / "results"
 SHORT = " So short a training shows how depths compare, not what they can reach."
+OTHER = ("accuracy",)  # metrics that are shown beside the first one
 TITLES = {"sst-2": "SST-2", "mrpc": "MRPC", "conll2003": "CoNLL-2003"}
 TEXT = """# Elastic depth
 
@@ -47,8 +48,8 @@ without a task, which then begins afresh. Of all that was tried this helped shal
 albertkit elastic words train.tsv --texts reviews.txt --teacher sentiment -o better   # words knows its depths, sentiment the task
 ```
 
-Good texts are like those to be labelled later: sentences of the same kind, the labelled ones with other names in them, or with words replaced that a masked-word model finds likely (`bench/more_texts.py` makes such). With ten of them for each labelled one, `--teach 0` was
-better for tags, and half and half for pairs.
+Good texts are like those to be labelled later: sentences of the same kind, the labelled ones with other names in them, or with words replaced that a masked-word model finds likely (`bench/more_texts.py` makes such). Where most labels are the teacher's, try `--teach 0` as well. A model of
+fewer layers learns as much from such texts; what elastic depth adds is that one model has all depths, and spends more of them where a text needs it.
 
 ## When texts leave
 
@@ -98,7 +99,7 @@ def page(folder: Path = RESULTS) -> str:
     if found:
         lines += ["## Measured", "",
                   "By `bench/elastic.py`. Limits come from one half of the held-out texts and are used on the other, both ways round. "
-                  "Times are the best of several, all ways in turn, of everything from text to result. The checkpoint of each model is the one that was best on a tenth of the training examples: at the full depth where that alone was trained (but SST-2's and those of the ingredients below over all depths).", ""]  # fmt: skip
+                  "Times are the best of several, all ways in turn, of everything from text to result. The checkpoint of each model is the one that was best on a tenth of the training examples: over all depths, or at the full depth where that alone was trained. For SST-2 and the ingredients below it was chosen over all depths throughout.", ""]  # fmt: skip
         if (DOCS / "elastic.png").exists():
             lines += ["![quality against layers applied, and against time](elastic.png)", ""]
         for name, one in found["sets"].items():
@@ -145,6 +146,9 @@ def data_set(title: str, one: dict[str, Any]) -> list[str]:
         lines.append(f"| {float(share):.0%} | {outcome(row, metric)} | {times} |")
     for text, row in one["elastic"]["rules"].items():
         lines.append(f"| {text} | {outcome(row, metric)} | |")
+    none = [f"{float(share):.0%}" for share, row in one["elastic"]["exit"].items() if row is None]
+    if none:
+        lines += ["", f"{' and '.join(none)} cannot be promised with so few texts."]
     return [*lines, "", *seeds(one)]
 
 
@@ -171,46 +175,52 @@ def taught(one: dict[str, Any]) -> str:
     mixed = learnt["depths"]["teach"]
     return (
         f"{plain['examples']:,} of them had labels, and “full depth alone”, trained on those in {plain['updates']:,} updates, labelled the others (`--texts`, `--teacher`"
-        f"{f', `--teach {mixed:g}`' if mixed != 0.5 else ''})."
+        f"{f', `--teach {mixed:g}`' if mixed != 0.5 else ''}). The one of fewer layers had labelled ones alone; LOG.md tells what the others give it."
     )
 
 
 def seeds(one: dict[str, Any]) -> list[str]:
-    """Each seed, and their mean."""
+    """Each seed, and their mean; the mean also by the other usual metric, where there is one."""
     every = one.get("seeds", [])
     if len(every) < 2:
         return []
-    metric, full = one["metric"], str(one["elastic"]["layers"])
+    full = str(one["elastic"]["layers"])
     shares = [s for s in one["elastic"]["exit"] if all(seed["elastic"]["exit"].get(s) for seed in every)]
     deep = [d for d in ("3", "4", "6") if int(d) < int(full)]
     fixed = sorted({name for seed in every for name in seed if name.startswith("fixed-")})
     heads = ["full depth alone", *(f"trained with {n.split('-')[1]} layers" for n in fixed), "elastic, full", *(f"depth {d}" for d in deep), *(f"exit {float(s):.0%}" for s in shares)]  # fmt: skip
     lines = ["Every seed; after an exit, the layers a text:", "", "| seed | " + " | ".join(heads) + " |", "|---" * (len(heads) + 1) + "|"]  # fmt: skip
-    for number, seed in enumerate([*every, averaged(every)]):
+    mean = averaged(every)
+    rows = [(str(number), seed, one["metric"]) for number, seed in enumerate(every)]
+    rows += [(f"mean {metric}", mean, metric) for metric in dict.fromkeys((one["metric"], *OTHER)) if metric in mean["plain"]]  # fmt: skip
+    for name, seed, metric in rows:
         elastic = seed["elastic"]
         cells = [percent(seed["plain"][metric])]
         cells += [percent(seed[name][metric]) if name in seed else "" for name in fixed]
         cells += [percent(elastic["depth"][d][metric]) for d in (full, *deep)]
         cells += [f"{percent(elastic['exit'][s][metric])} ({elastic['exit'][s]['mean_depth']:.2f})" for s in shares]
-        lines.append(f"| {number if number < len(every) else 'mean'} | " + " | ".join(cells) + " |")
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return [*lines, ""]
 
 
 def averaged(every: list[Any]) -> Any:
-    """The mean of each number that all seeds have; what only some have is the mean of those."""
+    """The mean of each number that all seeds have (of `fixed-…`, of those that have it); of ratios, that of the mean layers."""
     if not isinstance(every[0], dict):
         return sum(every) / len(every)
     names = dict.fromkeys(name for one in every for name in one)
     found = {name: [one[name] for one in every if one.get(name) is not None] for name in names}
     whole = {name: values for name, values in found.items() if name.startswith("fixed-") or len(values) == len(every)}
-    return {name: averaged(values) for name, values in whole.items()}
+    mean = {name: averaged(values) for name, values in whole.items()}
+    if "times_fewer_layers" in mean and "mean_depth" in mean:
+        mean["times_fewer_layers"] = every[0]["times_fewer_layers"] * every[0]["mean_depth"] / mean["mean_depth"]
+    return mean
 
 
 def begun(step: dict[str, Any] | None) -> str:
     """What the model knew of its depths before it was fine-tuned."""
     if step is None:
         return ""
-    return f" The model it began with had been taught depths {step['depths'].replace(',', ', ')} before (`{step['step']}`, {step['minutes']:.0f} minutes of a GPU)."
+    return f" The elastic model and those of fewer layers began with one that had been taught depths {step['depths'].replace(',', ', ')} before (`{step['step']}`, {step['minutes']:.0f} minutes of a GPU)."
 
 
 WAYS = {
@@ -254,13 +264,20 @@ def outcome(row: dict[str, float], metric: str) -> str:
 def vectors(one: dict[str, Any]) -> list[str]:
     """Sentence vectors by depth and by exit."""
     lines = ["### Sentence vectors of the built-in model", "",
-             f"Spearman's correlation with people's marks on STS-B dev, {one['texts']:,} texts; agreement is a cosine of at least {one['close']} with the full depth's vector.", "",
-             "| | Spearman | agrees with full depth | layers a text | times fewer |", "|---|---|---|---|---|"]  # fmt: skip
+             f"Spearman's correlation with people's marks on STS-B dev, {one['texts']:,} texts; agreement is a cosine of at least {one['close']} with the full depth's vector. Times are of {on(one['machine'])}.", "",
+             "| | Spearman | agrees with full depth | layers a text | times fewer | times faster |", "|---|---|---|---|---|---|"]  # fmt: skip
     for depth, row in one["depth"].items():
-        lines.append(f"| depth {depth} | {outcome(row, 'spearman')} |")
+        lines.append(f"| depth {depth} | {outcome(row, 'spearman')} | {times_faster(one, f'depth {depth}')} |")
     for share, row in one["exit"].items():
-        lines.append(f"| exit {float(share):.0%} | {outcome(row, 'spearman')} |")
+        lines.append(f"| exit {float(share):.0%} | {outcome(row, 'spearman')} | |")
     return [*lines, ""]
+
+
+def times_faster(one: dict[str, Any], way: str) -> str:
+    """How many times faster vectors are than at the full depth."""
+    times = one.get("seconds", {})
+    whole = times.get(f"depth {one['layers']}")
+    return f"{whole['seconds'] / times[way]['seconds']:.2f}" if whole and way in times else ""
 
 
 def beside(found: dict[str, Any]) -> list[str]:
@@ -278,15 +295,24 @@ def beside(found: dict[str, Any]) -> list[str]:
         way, row = most_saved(ways, metric, before)
         timed, whole = one["seconds"].get(f"elastic, {way}"), one["seconds"]["elastic, full depth"]
         faster = f"{whole['seconds'] / timed['seconds']:.2f}" if timed else ""
-        lines.append(f"| `elastic`, {full} layers | {TITLES.get(name, name)} | {way} | {row['times_fewer_layers']:.2f} | {faster} | {metric} {percent(before)} → {percent(row[metric])} |")  # fmt: skip
+        lines.append(f"| `elastic`, {full} layers | {TITLES.get(name, name)} | {way} | {row['times_fewer_layers']:.2f} | {faster} | {metric} {percent(before)} → {percent(row[metric])}{also(mean, row, metric, full)} |")  # fmt: skip
     if "vectors" in found:
         rows = found["vectors"]["depth"]
         full = max(rows, key=int)
         way, row = most_saved(
             {f"depth {d}": r for d, r in rows.items() if d != full}, "spearman", rows[full]["spearman"]
         )
-        lines.append(f"| the built-in model | STS-B dev | {way} | {row['times_fewer_layers']:.2f} | | Spearman {percent(rows[full]['spearman'])} → {percent(row['spearman'])} |")  # fmt: skip
+        lines.append(f"| the built-in model | STS-B dev | {way} | {row['times_fewer_layers']:.2f} | {times_faster(found['vectors'], way)} | Spearman {percent(rows[full]['spearman'])} → {percent(row['spearman'])} |")  # fmt: skip
     return [*lines, ""]
+
+
+def also(mean: dict[str, Any], row: dict[str, float], metric: str, full: str) -> str:
+    """The same by other usual metrics."""
+    found = ""
+    for other in (name for name in OTHER if name != metric and name in row):
+        before = max(mean["plain"][other], mean["elastic"]["depth"][full][other])
+        found += f", {other} {percent(before)} → {percent(row[other])}"
+    return found
 
 
 def most_saved(ways: dict[str, dict[str, float]], metric: str, before: float) -> tuple[str, dict[str, float]]:
@@ -315,9 +341,12 @@ def picture(folder: Path = RESULTS, target: Path = DOCS / "elastic.png") -> bool
         return False
     from matplotlib.figure import Figure
 
-    sets = found["sets"]
-    figure = Figure(figsize=(4.6 * len(sets), 7.2), layout="constrained")
-    grid = figure.subplots(2, len(sets), squeeze=False)
+    sets, vectors = found["sets"], found.get("vectors")
+    figure = Figure(figsize=(4.6 * (len(sets) + bool(vectors)), 7.2), layout="constrained")
+    grid = figure.subplots(2, len(sets) + bool(vectors), squeeze=False)
+    if vectors:
+        of_vectors(*grid[:, -1], vectors)
+        grid = grid[:, :-1]
     for axes, below, (name, one) in zip(*grid, sets.items(), strict=True):
         metric = one["metric"]
         for kind, text, style in (("plain", "full depth alone", "o:"), ("elastic", "elastic, one depth for all", "o-")):
@@ -336,6 +365,21 @@ def picture(folder: Path = RESULTS, target: Path = DOCS / "elastic.png") -> bool
         against_time(below, one, metric)
     figure.savefig(target, dpi=110, metadata={"Software": None})
     return True
+
+
+def of_vectors(axes: Any, below: Any, one: dict[str, Any]) -> None:
+    """The last panel: vectors at the depths they were taught."""
+    rows = {int(depth): 100 * row["spearman"] for depth, row in one["depth"].items()}
+    axes.plot(list(rows), list(rows.values()), "o-", ms=4, label="one depth for all")
+    axes.set_title("Sentence vectors, STS-B", fontsize=9)
+    axes.set_xlabel("layers a text")
+    times = [1e3 * one["seconds"][f"depth {depth}"]["seconds"] / one["texts"] for depth in rows]
+    below.plot(times, list(rows.values()), "o-", ms=4, label="one depth for all")
+    below.set_xlabel("milliseconds a text")
+    for each in (axes, below):
+        each.set_ylabel("Spearman, %")
+        each.set_ylim(min(rows.values()) - 4, max(rows.values()) + 1)
+        each.legend(fontsize=7)
 
 
 def against_time(axes: Any, one: dict[str, Any], metric: str) -> None:

@@ -58,8 +58,8 @@ def test_seeds_are_shown_and_their_mean_is_what_counts():
         "| 0 | 90.0 | 70.0 | 90.0 | 50.0 | 80.0 (1.00) |" in said
         and "| 1 | 80.0 |  | 80.0 | 50.0 | 88.6 (2.00) |" in said
     )
-    assert "| mean | 85.0 | 70.0 | 85.0 | 50.0 | 84.3 (1.50) |" in said
-    assert "| exit 90% | 3.00 |  | f1 85.0 → 84.3 |" in "\n".join(elastic_page.beside({"sets": {"mrpc": one}}))
+    assert "| mean f1 | 85.0 | 70.0 | 85.0 | 50.0 | 84.3 (1.50) |" in said
+    assert "| exit 90% | 2.67 |  | f1 85.0 → 84.3 |" in "\n".join(elastic_page.beside({"sets": {"mrpc": one}}))
     assert elastic_page.seeds({**one, "seeds": one["seeds"][:1]}) == []
 
 

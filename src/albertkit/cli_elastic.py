@@ -48,7 +48,7 @@ def elastic(
     model: Path, train: Path, dev: Path | None, out: Path, texts: Path | None, teacher: Path | None,
     minutes: float | None, **given: Any
 ) -> None:  # fmt: skip
-    """Train MODEL, fine-tuned for any task, on TRAIN until every depth is a good model, with one head for all.
+    """Train MODEL, fine-tuned for any task (or pre-trained, with a --teacher), on TRAIN until every depth is a good model, with one head for all.
 
     Afterwards `--depth 4` applies four layers, and `--exit 99%` lets texts leave as soon as they are sure: held-out examples say when,
     so that they agree with the full depth 99 times in 100. --out then holds model/, report.md and runs/; the same command goes on where it was
@@ -74,22 +74,26 @@ def elastic(
         words(start, train, out, opts, minutes, say)
         return
     if minutes is not None:
-        raise AlbertkitError("--minutes is for pre-trained models; a task is learnt for --epochs")
+        raise AlbertkitError("--minutes is for masked words; a task, also that of a --teacher, is learnt for --epochs")
+    if teacher is not None and texts is None:
+        raise AlbertkitError("a teacher labels texts, and none were given; add --texts")
     if start.meta.task == "embed" and teacher is None:
         raise AlbertkitError(
             "a model for vectors learns depths from a teacher: albertkit distill TEACHER SHARDS --start MODEL --depths 3,6,9,12; then  albertkit calibrate  finds when texts may leave"
         )
     from albertkit.cli import read_texts
-    from albertkit.train.tune import NOT_TUNED
     from albertkit.train.tune import elastic as run
+    from albertkit.train.tune import knowing
 
-    taught = start if teacher is None or start.meta.task not in NOT_TUNED else open_model(teacher)
-    data = read_files(taught.meta.task, {"train": train, **({"dev": dev} if dev else {})}, reading)
+    master = None if teacher is None else open_model(teacher)
+    more = list(read_texts((), texts)) if texts else []
+    if texts is not None and not more:
+        raise AlbertkitError(f"{texts} holds no text; give a text a line")
+    data = read_files(knowing(start, master).meta.task, {"train": train, **({"dev": dev} if dev else {})}, reading)
     if dev is None:
         data["train"], data["dev"] = parted(data["train"])
     out.mkdir(parents=True, exist_ok=True)
-    more = list(read_texts((), texts)) if texts else []
-    done = run(start, data["train"], data["dev"], out, opts, say, bar=True, texts=more, teacher=teacher)
+    done = run(start, data["train"], data["dev"], out, opts, say, bar=True, texts=more, teacher=master)
     click.echo(json.dumps({"model": str(done.model), **done.metrics}))
     stored = read_exit(done.model)
     if stored is None:

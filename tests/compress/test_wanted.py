@@ -12,6 +12,7 @@ from albertkit.compress import profile as profiles
 from albertkit.compress import wanted
 from albertkit.compress.fit import variants
 from albertkit.compress.trial import Data
+from albertkit.errors import AlbertkitError
 from tests.conftest import tiny
 from tests.runtime.test_albert import make
 
@@ -56,3 +57,8 @@ def test_a_shape_may_be_a_config_of_ones_own(tmp_path):
     config = tiny(num_hidden_layers=8, num_hidden_groups=4)
     (tmp_path / "my.json").write_text(json.dumps(config.to_dict()))
     assert wanted.config_of(str(tmp_path / "my.json")) == config
+
+
+def test_a_task_needs_weights(tmp_path):
+    with pytest.raises(AlbertkitError, match="tiny is a shape without weights"):
+        wanted.proposals("tiny", wanted.Wanted(latency=1.0, task=tmp_path / "dev.tsv"))

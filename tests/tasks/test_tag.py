@@ -237,6 +237,20 @@ def test_the_window_with_most_context_reads_a_word():
 
 @settings(max_examples=60, deadline=None)
 @given(
+    st.lists(
+        st.sampled_from(["London", "unbelievable", "x", ".", "naïve", "北", "👍🏽", "e\u0301", "\u200b", "U.S."]),
+        max_size=20,
+    )
+)
+def test_one_window_is_read_as_the_first_of_two_alike(words):
+    """Which take different ways through the code."""
+    example = spaced(words)
+    (feature,) = TASK.features([example], ENGLISH, 200)
+    assert readers_of([feature], example.words) == readers_of([feature, feature], example.words)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
     st.lists(st.tuples(st.sampled_from(["London", "unbelievable", "x", ".", "naïve", "北", "👍🏽", "e\u0301", "\u200b", "U.S."]),
                        st.sampled_from(["", " ", "  "]), st.sampled_from(["O", "O", "B", "I"]), st.sampled_from(KINDS)), min_size=1, max_size=50),
     st.integers(3, 40), st.integers(0, 30),

@@ -13,6 +13,7 @@ from albertkit.artifact import Artifact, read_artifact, write_artifact
 from albertkit.errors import AlbertkitError
 from albertkit.model import AlbertModel
 from albertkit.runtime.albert import Albert
+from albertkit.runtime.depths import full_depth_alone
 from albertkit.runtime.predict import predict
 from albertkit.tasks.examples import Text
 from albertkit.tasks.make import make_task, task_of
@@ -122,6 +123,14 @@ def test_where_one_depth_is_trained_it_alone_chooses_the_checkpoint(start, every
     depths = [found["accuracy"], *(value for name, value in found.items() if "_at_" in name)]
     mean = np.mean(depths) if every else found["accuracy"]
     assert len(set(depths)) > 1 and found["over_depths"] == pytest.approx((found["accuracy"] + mean) / 2)
+    assert full_depth_alone(work.artifact(found, State()).meta.made) is not every
+
+
+def test_a_folder_of_one_depth_is_not_gone_on_with_for_all(plain, tmp_path):
+    one = Depths(epochs=1, elastic=False, **QUICK)
+    tune.elastic(plain.model, noisy(24), noisy(60, 9), tmp_path, one)
+    with pytest.raises(AlbertkitError, match="other"):
+        tune.elastic(plain.model, noisy(24), noisy(60, 9), tmp_path, dataclasses.replace(one, elastic=True))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -262,7 +271,7 @@ def test_the_verb_from_a_model_to_an_early_answer(plain, tmp_path):
     said = run.invoke(app, ["evaluate", out, str(tmp_path / "dev.tsv"), "--exit", "90%"])
     assert "mean_depth" in said.stdout and "times_fewer_layers" in said.stdout, said.output
     said = run.invoke(app, ["elastic", str(plain.model), str(tmp_path / "train.tsv"), "-o", out, "--minutes", "1"])
-    assert "is for pre-trained models" in str(said.exception)
+    assert "is for masked words" in str(said.exception)
 
 
 # Masked words ----------------------------------------------------------------------------------------------------

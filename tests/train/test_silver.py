@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
 
 from albertkit.artifact import read_artifact, write_artifact
 from albertkit.cli import app
+from albertkit.compress.static import make_static
 from albertkit.errors import AlbertkitError
 from albertkit.runtime.albert import Albert
 from albertkit.tasks.examples import Tagged, Text
@@ -85,14 +87,43 @@ def test_a_model_without_a_task_learns_that_of_the_teacher(plain, start, tmp_pat
 
 
 def test_a_model_without_a_task_and_without_texts_is_refused(plain, start, tmp_path):
-    with pytest.raises(AlbertkitError, match="add --texts"):
+    with pytest.raises(AlbertkitError, match="give texts, too"):
         tune.elastic(start, texts(16), texts(16, 3), tmp_path / "x", Depths(epochs=1, **QUICK), teacher=plain)
+
+
+def test_who_cannot_teach_or_learn_is_refused(plain, start, tmp_path):
+    frozen = read_artifact(plain)
+    frozen = replace(frozen, meta=replace(frozen.meta, details={**frozen.meta.details, "reads": "vector"}))
+    make_static(write_artifact(start, tmp_path / "start"), tmp_path / "static", dim=8)
+    cases = ((start, start, "the teacher is not fine-tuned"), (start, frozen, "the teacher is a head on frozen"), (plain, frozen, "the teacher is a head on frozen"),
+             (frozen, plain, "this model is a head on frozen"), (tmp_path / "static", plain, "static table"))  # fmt: skip
+    for model, teacher, words in cases:
+        with pytest.raises(AlbertkitError, match=words):
+            tune.elastic(model, texts(16), texts(16, 3), tmp_path / "x", texts=["cat"], teacher=teacher)
+    assert not (tmp_path / "x").exists()
+
+
+def test_labels_that_nobody_knows_are_refused(plain, start, tmp_path):
+    odd = [replace(e, label="beast", where=f"train.tsv:{n}") if n == 5 else e for n, e in enumerate(texts(16), 1)]
+    for model, more in ((plain, {}), (start, {"texts": ["cat"], "teacher": plain})):
+        with pytest.raises(AlbertkitError, match=r"cannot be learnt; the first: train.tsv:5: label 'beast'"):
+            tune.elastic(model, odd, texts(16, 3), tmp_path / "x", Depths(epochs=1, **QUICK), **more)
+
+
+@pytest.mark.parametrize(
+    ("pairs", "line", "words"), [(True, "red cat", "has no tab"), (False, "red\tcat", "has a tab")]
+)
+def test_texts_have_the_form_of_the_examples(plain, tmp_path, pairs, line, words):
+    examples = [replace(e, pair="green dog") if pairs else e for e in texts(16)]
+    good = "a\tb" if pairs else "a b"
+    with pytest.raises(AlbertkitError, match=f"text 2 without a label .* {words}"):
+        tune.elastic(plain, examples, examples, tmp_path / "x", Depths(epochs=1, **QUICK), texts=[good, line])
 
 
 @pytest.mark.parametrize("given", [{"teacher": "tags", "texts": ["cat"]}, {"teacher": "plain"}])
 def test_a_teacher_of_another_kind_or_without_texts_is_refused(given, plain, tags, tmp_path):
     given = {**given, "teacher": {"tags": tags, "plain": plain}[given["teacher"]]}
-    with pytest.raises(AlbertkitError, match=r"teacher's task is tag|add --texts"):
+    with pytest.raises(AlbertkitError, match=r"teacher's task is tag|give texts, too"):
         tune.elastic(plain, texts(16), texts(16, 3), tmp_path / "x", Depths(epochs=1, **QUICK), **given)
     assert not (tmp_path / "x").exists()
 
@@ -125,3 +156,8 @@ def test_the_verb_begins_with_a_model_without_a_task(plain, start, tmp_path):
     assert read_artifact(tmp_path / "out" / "model").meta.task == "classify"
     out = CliRunner().invoke(app, [*given, "--texts", str(tmp_path / "more.txt")])
     assert out.exit_code != 0 and "name a fine-tuned --teacher" in str(out.exception)
+    out = CliRunner().invoke(app, [*given, "--teacher", str(plain)])
+    assert "add --texts" in str(out.exception)
+    (tmp_path / "none.txt").write_text("\n")
+    out = CliRunner().invoke(app, [*given, "--teacher", str(plain), "--texts", str(tmp_path / "none.txt")])
+    assert "none.txt holds no text" in str(out.exception)

@@ -97,6 +97,10 @@ def proposals(shape: str, wanted: Wanted, progress: Progress = lambda _: None) -
     """Measure the machine, propose, try out."""
     threads = wanted.threads or cores()
     model = open_model(shape) if is_model(shape) else None
+    if model is None and wanted.task is not None:
+        raise AlbertkitError(
+            f"--task is given, and {shape} is a shape without weights, which has no score; name a fine-tuned model's folder, or leave --task away"
+        )
     tokenizer = _tokenizer(model)
     texts = None if wanted.texts is None else _lines(wanted.texts)
     config = preset(shape) if model is None else model.config

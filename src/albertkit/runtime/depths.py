@@ -40,10 +40,11 @@ def full_depth_alone(made: Sequence[Mapping[str, Any]]) -> bool:
     >>> full_depth_alone([{"step": "elastic"}, {"step": "quantize"}]), full_depth_alone([{"step": "elastic"}, {"step": "finetune"}])
     (False, True)
     """
-    trainings = [
-        step.get("step") for step in made if step.get("step") in ("pretrain", "distill", "finetune", "elastic")
-    ]
-    return trainings[-1:] == ["finetune"]
+    last: Mapping[str, Any] = next(
+        (s for s in reversed(made) if s.get("step") in ("pretrain", "distill", "finetune", "elastic")), {}
+    )
+    depths = last.get("depths")
+    return last.get("step") == "finetune" or (isinstance(depths, Mapping) and depths.get("elastic") is False)
 
 
 def check_taught(config: AlbertConfig, meta: Meta, depth: int, inside: str = "") -> None:

@@ -105,7 +105,9 @@ def _head(albert: Albert, head: str, hidden: np.ndarray, lengths: np.ndarray) ->
         return list(albert._pool(hidden, lengths, "mean"))
     weight, bias = albert.heads[head]
     if head in ("tag", "answer"):
-        return [row[:length] @ weight.T + bias for row, length in zip(hidden, lengths, strict=True)]
+        scores = hidden.reshape(-1, hidden.shape[-1]) @ weight.T + bias  # one product for all texts
+        by_text = scores.reshape(*hidden.shape[:2], -1)
+        return [row[:length] for row, length in zip(by_text, lengths, strict=True)]
     if albert.meta.details.get("reads") == "vector":  # a head on frozen sentence vectors
         vectors = albert._pool(hidden, lengths, albert.meta.pooling)
         vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)

@@ -182,8 +182,8 @@ def check_labels(train: Sequence[Any], dev: Sequence[Any] = (), unseen: str = "e
     return tuple(notes)
 
 
-def check_known(task: Any, examples: Sequence[Any]) -> tuple[str, ...]:
-    """Notes on labels that a finished model does not know, so that they count as missed; an error if it knows none of them."""
+def check_known(task: Any, examples: Sequence[Any], so: str = "counted as missed") -> tuple[str, ...]:
+    """Notes on labels that a finished model does not know, and what becomes of them; an error if it knows none of them."""
     names = {"label": getattr(task, "labels", ()), "intent": getattr(task, "intents", ())}
     if isinstance(examples[0] if examples else None, Tagged):
         names["entity"] = [label[2:] for label in task.labels if label != "O"]
@@ -203,7 +203,7 @@ def check_known(task: Any, examples: Sequence[Any]) -> tuple[str, ...]:
             "give data with its labels, and say how labels are written (--label-column, --separator, --kind)"
         )
     return (
-        f"{counted(len(new), 'label')} of {len(asked):,} unknown to the model, counted as missed; the first: {first.where}: {kind} {label!r}"
+        f"{counted(len(new), 'label')} of {len(asked):,} unknown to the model, {so}; the first: {first.where}: {kind} {label!r}"
         f"{_hint(kind, label, known)}",
     )
 

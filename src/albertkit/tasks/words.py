@@ -168,6 +168,14 @@ def readers_of(features: Sequence[Feature], words: Words) -> list[tuple[int, int
     The beginning and the end of the text are no edges.
     """
     starts = [a for a, _ in words]
+    if len(features) == 1:  # most texts have one window, in which words begin in order
+        places, token, found = features[0].places or [], 0, []
+        for start in starts:
+            token += 1
+            while places[token][0] < start:
+                token += 1
+            found.append((0, token))
+        return found
     best: list[tuple[float, int, int]] = [(-1, 0, 0)] * len(words)
     for number, feature in enumerate(features):
         places, last = feature.places or [], len(feature.ids) - 1

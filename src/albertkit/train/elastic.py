@@ -36,7 +36,7 @@ from albertkit.train.settings import Settings
 from albertkit.train.tuning import Depths
 
 OVER = "over_depths"
-INGREDIENTS = ("draw", "shallow", "teach", "soften", "consistency")  # of the loss
+INGREDIENTS = ("elastic", "draw", "shallow", "teach", "soften", "consistency")  # of the loss
 
 
 class Deep(nn.Module):
@@ -191,9 +191,8 @@ class Elastic(Finetuning):
         settings: Settings,
         options: Depths,
     ) -> None:
-        length = options.max_length or int(start.meta.details.get("max_length", 128))
         self.options = options
-        super().__init__(task, start, train, dev, settings, length, options.metric)
+        super().__init__(task, start, train, dev, settings, options.max_length or 128, options.metric)
         if same_task(task, start):
             keep_heads(self.model, start)
         self.objective: ElasticObjective = ElasticObjective(self.model, task, options)

@@ -38,6 +38,18 @@ def labelled(model: Artifact, texts: Sequence[str], device: str = "auto") -> lis
     return [e for e in found if getattr(e, "label", "") != OUTSIDE or OUTSIDE in task.labels]
 
 
+def same_form(task: Any, examples: Sequence[Any], texts: Sequence[str]) -> None:
+    """Refuse single texts among examples of pairs, and pairs among single texts."""
+    if not isinstance(task, Classify) or not examples:
+        return
+    pairs = examples[0].pair is not None
+    for number, line in enumerate(texts, 1):
+        if ("\t" in line) != pairs:
+            form = ("no tab, and the labelled examples are pairs: put a tab between the two" if pairs
+                    else "a tab, as pairs have, and the labelled examples are single texts: take it out")  # fmt: skip
+            raise AlbertkitError(f"text {number:,} without a label ({line[:40]!r}) has {form}")
+
+
 def with_labels(example: Any, result: Any) -> Any:
     """An example with what was found in it."""
     if isinstance(example, Text):

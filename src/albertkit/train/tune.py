@@ -33,6 +33,7 @@ from albertkit.interop.convert import open_model
 from albertkit.tasks.choose import Choose
 from albertkit.tasks.examples import Text
 from albertkit.tasks.make import make_task, task_of
+from albertkit.tasks.reading import check_known
 from albertkit.tasks.tag import IGNORED, Tag
 from albertkit.train.beginning import beginning
 from albertkit.train.finetune import Finetuning
@@ -122,30 +123,52 @@ def elastic(
     artifact = start if isinstance(start, Artifact) else open_model(start)
     master = teacher if isinstance(teacher, Artifact) or teacher is None else open_model(teacher)
     if master is not None and not texts:
-        raise AlbertkitError("a teacher labels texts, and none were given; add --texts")
-    fresh = master is not None and artifact.meta.task in NOT_TUNED
-    options, meta = options or Depths(), (master if fresh and master is not None else artifact).meta
-    if meta.task == "embed":
-        raise AlbertkitError(
-            "this model gives vectors, which `albertkit distill` already makes good at several depths; use depth=, or run  albertkit calibrate MODEL TEXTS  for exit="
-        )
-    task = task_of(meta)
-    if meta.details.get("reads") == "vector":
-        raise AlbertkitError(
-            "this model is a head on frozen vectors, so there are no layers to train; fine-tune without --freeze first"
-        )
+        raise AlbertkitError("a teacher labels texts, and none were given; give texts, too")
+    knows, options = knowing(artifact, master), options or Depths()
+    task, fresh = task_of(knows.meta), knows is not artifact
+    unknown = check_known(task, examples, "which cannot be learnt")
+    if unknown:
+        raise AlbertkitError(f"{unknown[0]}; leave these examples out, or fine-tune a model that knows them first")
+    for note in check_known(task, dev):
+        say(note)
     if texts:
-        from albertkit.train.silver import labelled
+        from albertkit.train.silver import labelled, same_form
 
-        if not fresh and master is not None:
-            same_answers(master, artifact)
+        same_form(task, examples, texts)
         say(f"labels {len(texts):,} texts")
         examples = [*examples, *labelled(master or artifact, texts, options.device)]
     known = 1 if fresh else 2  # it knows the task already
-    length = options.max_length or int(meta.details.get("max_length", 128))
+    length = options.max_length or int(knows.meta.details.get("max_length", 128))
     epochs = options.epochs or max(1.0, preset_epochs(len(examples)) / known)
     options = dataclasses.replace(options, epochs=epochs, max_length=length)
     return tuned(Job(task, artifact, examples, dev, Path(out), options), say, bar)
+
+
+def knowing(model: Artifact, teacher: Artifact | None) -> Artifact:
+    """Who knows the task that all depths of `model` are to learn: itself, or its teacher; refuses what cannot learn or teach."""
+    if teacher is not None and teacher.meta.task in NOT_TUNED:
+        raise AlbertkitError(
+            f"the teacher is not fine-tuned (it was made for {teacher.meta.task!r}), so it cannot label; name one that is"
+        )
+    if teacher is not None and teacher.meta.details.get("reads") == "vector":
+        raise AlbertkitError(
+            "the teacher is a head on frozen vectors, which cannot label here; name one that was fine-tuned without --freeze"
+        )
+    if model.config.options.static:
+        raise AlbertkitError("this model is a static table, so there are no layers to train; choose one with layers")
+    if model.meta.task in NOT_TUNED and teacher is not None:
+        return teacher
+    if model.meta.task == "embed":
+        raise AlbertkitError(
+            "this model gives vectors, which `albertkit distill` already makes good at several depths; use depth=, or run  albertkit calibrate MODEL TEXTS  for exit="
+        )
+    if model.meta.details.get("reads") == "vector":
+        raise AlbertkitError(
+            "this model is a head on frozen vectors, so there are no layers to train; fine-tune without --freeze first"
+        )
+    if teacher is not None:
+        same_answers(teacher, model)
+    return model
 
 
 def same_answers(teacher: Artifact, model: Artifact) -> None:

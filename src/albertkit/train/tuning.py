@@ -61,8 +61,12 @@ class Depths(Options):
     """How to make every depth a good model: the options of a fine-tuning, and what goes into the loss of each depth."""
 
     elastic: bool = setting(True, "Learn at every depth; --no-elastic trains the full depth alone, to compare with.")
-    epochs: float | None = setting(None, "Times through the examples [default: half of what finetune takes].")
-    max_length: int = setting(0, "Longest input in tokens; 0 takes what the model was fine-tuned with.")
+    epochs: float | None = setting(
+        None, "Times through the examples [default: half of what finetune takes, all of it for a model without a task]."
+    )
+    max_length: int = setting(
+        0, "Longest input in tokens; 0 takes what the model, or its teacher, was fine-tuned with."
+    )
     freeze: bool = False  # without a sentence these are no options of the verb
     shots: int | None = None
     target_length: int = 32
