@@ -199,7 +199,7 @@ def block(result: dict) -> str:
     if "trained" in result:
         found = result["trained"]
         lines += [
-            f"With training ({found['threads'] or 'all'} threads, {found['date']}).",
+            f"With training ({found['threads'] or 'all'} threads, {found['date']}). Variants of one shape in the same bits do the same work, and both show the better of their times.",
             "",
             *table(found["variants"]),
             "",

@@ -1,6 +1,6 @@
 """The planner's predictions beside measurements: ten varied shapes, float32 and int8, each in a process of its own.
 
-    python bench/plan.py              # measure (about five minutes on two cores), keep bench/results/plan.json
+    python bench/plan.py              # measure (about ten minutes on two cores), keep bench/results/plan.json
     python bench/plan.py --table      # docs/planning.md from the kept data
 
 For each shape, rates and models are measured in turns (rates, models, rates), so that both see the machine at the same pace: a layer is timed as
@@ -25,7 +25,7 @@ RESULT = ROOT / "bench" / "results" / "plan.json"
 PAGE = ROOT / "docs" / "planning.md"
 ALLOWED = 0.25
 BUSY = 0.1  # share of the processors that other work may take in a round
-KEPT, MOST = 2, 5  # rounds that count, and rounds that are tried to find them
+KEPT, MOST = 5, 8  # rounds that count, and rounds that are tried to find them
 
 
 def shapes() -> dict:
@@ -95,7 +95,7 @@ def rows(config, folders: dict[int, Path], length: int, threads: int) -> list[di
 
 
 def one_round(config, folders: dict[int, Path], length: int, threads: int) -> tuple:
-    """The share of other work, and by bits what was predicted (the mean of before and after) and measured."""
+    """The share of other work, and by bits what was predicted (the faster of before and after) and measured."""
     from albertkit.compress.machine import measure as machine_of
     from albertkit.compress.trial import measured
 
@@ -104,7 +104,7 @@ def one_round(config, folders: dict[int, Path], length: int, threads: int) -> tu
     models = {bits: measured(folder, length, threads) for bits, folder in folders.items()}
     last = machine_of([config], length, threads, rounds=1)
     share = (others() - before) / (time.perf_counter() - start) / (os.cpu_count() or 1)
-    return share, {bits: (first.latency(config, bits) + last.latency(config, bits)) / 2 for bits in folders}, models
+    return share, {bits: min(rates.latency(config, bits) for rates in (first, last)) for bits in folders}, models
 
 
 def others() -> float:

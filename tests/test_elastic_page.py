@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-
 import pytest
 
-from tests.conftest import ROOT
+from albertkit.tasks.examples import Text
+from tests.conftest import program
 
-spec = importlib.util.spec_from_file_location("elastic_page", ROOT / "docs" / "elastic_page.py")
-elastic_page = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(elastic_page)
+elastic_page = program("docs/elastic_page")
 
 
 def row(score: float, fewer: float) -> dict[str, float]:
@@ -68,12 +64,24 @@ def test_a_promise_that_one_seed_cannot_make_has_no_mean():
     assert mean["elastic"]["exit"] == {} and mean["plain"]["f1"] == pytest.approx(0.85)
 
 
-def test_ways_are_named_or_written_out(monkeypatch):
-    monkeypatch.setattr(sys, "path", [str(ROOT / "bench"), *sys.path])
-    spec = importlib.util.spec_from_file_location("bench_elastic", ROOT / "bench" / "elastic.py")
-    bench = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(bench)
+def test_ways_are_named_or_written_out():
+    bench = program("bench/elastic")
     assert bench.mixture("answers") == {"teach": 0.0}
     assert bench.mixture("shallow=3+elastic=false") == {"shallow": 3, "elastic": False}
     with pytest.raises(SystemExit, match="there is no way 'odd'"):
         bench.mixture("odd")
+
+
+def test_examples_among_the_texts_are_left_out(tmp_path):
+    bench = program("bench/elastic")
+    (tmp_path / "mrpc.txt").write_text("A cat  sat .\tOne more\nthird\n")
+    examples = [Text("a Cat sat.", "new"), Text("new", "THIRD"), Text("new", "newer"), Text("alone")]
+    assert bench.unseen(examples, tmp_path / "mrpc.txt") == examples[2:]
+    assert bench.unseen(examples, tmp_path / "none.txt") == examples
+
+
+def test_what_lacks_a_model_is_not_measured(tmp_path):
+    (tmp_path / "plain" / "model").mkdir(parents=True)
+    (tmp_path / "elastic").mkdir()
+    with pytest.raises(SystemExit, match="no finished elastic/model"):
+        program("bench/elastic").measurable(tmp_path)

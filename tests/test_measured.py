@@ -89,3 +89,11 @@ def test_each_option_has_its_document_formula_cost_and_test():
     rest = re.findall(r"^\| `(\w+)` \(option\) \|.*`tests/[\w/.]+::\w+` \|$", text, re.M)
     others = {"brightmart_layout", "head_size", "static"}  # of other files and verbs, not of the documents
     assert named | set(rest) == {field.name for field in dataclasses.fields(Options)} - others
+
+
+def test_variants_that_do_the_same_work_show_one_time():
+    row = {"metric": "accuracy", "score": 0.9, "parameters": 5e6, "bytes": 2e7}
+    times = {"whole": (100, 8.0), "pruned": (150, 6.0), "recovered": (140, 5.0)}
+    result = {name: {**row, "texts_per_second": many, "one_text_ms": one} for name, (many, one) in times.items()}
+    lines = program("bench/compression_trained").table(result)
+    assert all("| 150 | 5.000 | 62% |" in line for line in lines[-2:]) and "| 100 | 8.000 | 100% |" in lines[2]

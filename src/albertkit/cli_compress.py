@@ -95,7 +95,7 @@ def static(source: Path, target: Path, texts: Path | None, dim: int | None, forc
 
 @click.command(epilog="Example:  albertkit export sentiment/ sentiment.onnx")
 @click.argument("source", type=path)
-@click.argument("target", type=path)
+@click.argument("target", type=path, required=False)
 @click.option(
     "--to", "kind", type=click.Choice(["onnx"]), default="onnx", show_default=True, help="Format of the file."
 )
@@ -110,17 +110,18 @@ def static(source: Path, target: Path, texts: Path | None, dim: int | None, forc
 @click.option("--full-range", is_flag=True, help="8-bit activations in int8 files: for ARM, and x86 with VNNI only.")
 @force
 @as_json
-def export(source: Path, target: Path, kind: str, force: bool, as_json: bool, **settings: Any) -> None:
+def export(source: Path, target: Path | None, kind: str, force: bool, as_json: bool, **settings: Any) -> None:
     """Write SOURCE as one ONNX file that plain onnxruntime, OpenVINO and others run, after comparing the two.
 
     Standard operators only; every weight is stored once. Inputs are input_ids, attention_mask and token_type_ids, of any number and
     length; outputs are sentence_embedding and last_hidden_state, or the logits of the task. A quantised SOURCE gives an int8 file.
-    Text becomes ids by the tokenizer.json that --tokenizer writes.
+    Text becomes ids by the tokenizer.json that --tokenizer writes. Without a TARGET, the file is called SOURCE.onnx, in this folder.
     """
     from albertkit.cli import megabytes
     from albertkit.interop.onnx_file import Settings
     from albertkit.interop.onnx_file import export as run
 
+    target = target or Path(f"{source.resolve().name}.onnx")
     report = run(source, target, Settings(**settings), overwrite=force)
     if as_json:
         click.echo(json.dumps(asdict(report)))

@@ -80,14 +80,16 @@ def models(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_vectors(models, name, tmp_path):
+def test_vectors(models, name, tmp_path, monkeypatch):
     folder = models / name
+    monkeypatch.chdir(tmp_path)
     assert len(json.loads(run("embed", "-m", folder, LINES[0]))["vector"]) == Albert(folder).dim
     assert run("similar", "-m", folder, *LINES[:3]).count("1.00") >= 3
     run("index", models / "lines.txt", "-o", tmp_path / "idx", "-m", folder)
     assert "cats" in run("search", tmp_path / "idx", "cats", "-m", folder, "-k", "2")
     assert "pieces" in run("info", folder) and run("tokenize", "-m", folder, "cats")
-    run("export", folder, tmp_path / "m.onnx", "--head", "vector")
+    run("export", folder, "--to", "onnx", "--head", "vector")
+    assert (tmp_path / f"{name}.onnx").is_file()
     assert json.loads(run("plan", folder, "--length", "8", "--json"))["parameters"]["total"] > 0
     if not name.endswith(("int8", "int4")):
         run("convert", folder, tmp_path / "again")
