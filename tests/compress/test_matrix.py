@@ -89,7 +89,7 @@ def test_vectors(models, name, tmp_path, monkeypatch):
     assert "cats" in run("search", tmp_path / "idx", "cats", "-m", folder, "-k", "2")
     assert "pieces" in run("info", folder) and run("tokenize", "-m", folder, "cats")
     run("export", folder, "--to", "onnx", "--head", "vector")
-    assert (tmp_path / f"{name}.onnx").is_file()
+    assert (tmp_path / f"{folder.name}.onnx").is_file()
     assert json.loads(run("plan", folder, "--length", "8", "--json"))["parameters"]["total"] > 0
     if not name.endswith(("int8", "int4")):
         run("convert", folder, tmp_path / "again")
@@ -159,11 +159,10 @@ def test_a_pruned_model_is_trained_on(models, name, tmp_path):
 def test_served(models):
     pytest.importorskip("starlette")
     conftest = pytest.importorskip("tests.serve.conftest")
-    names = ["heads", "all-int8", "all-int4", "recovered", "aware-int4", "student/model", "elastic/model", "static", "static-int8"]  # fmt: skip
-    called = {name: name.removesuffix("/model") for name in names}
-    given = [f"{called[name]}={models / name}" for name in names]
+    called = {name: name.removesuffix("/model") for name in VARIANTS}
+    given = [f"{short}={models / name}" for name, short in called.items()]
     with conftest.Served(*given, "--threads", 1) as server:
-        for name in names:
+        for name in VARIANTS:
             answer = server.post("/v1/embeddings", {"model": called[name], "input": LINES[:2]})
             assert answer.status_code == 200, answer.text
             albert = Albert(models / name, threads=1)
