@@ -15,7 +15,7 @@ import click
 from albertkit.errors import AlbertkitError
 
 if TYPE_CHECKING:
-    from albertkit.compress.fit import Proposal
+    from albertkit.compress.fit import Limits, Proposal
 
 path = click.Path(path_type=Path)
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON for machines instead of a table.")
@@ -190,7 +190,7 @@ def plan(shape: str, extras: tuple[str, ...], length: int | None, batch: int, as
     other one. For a folder, what is lost is measured too: on --task if there is one, else as the cosine with the whole model's vectors.
     """
     if limits["latency"] is None and limits["memory"] is None:
-        for name in ("task", "plot"):
+        for name in ("texts", "task", "plot", "threads"):
             if limits[name] is not None:
                 raise AlbertkitError(f"--{name} needs a limit to plan for; give --latency or --memory")
         _costs(shape, extras, length, batch, as_json)
@@ -199,20 +199,21 @@ def plan(shape: str, extras: tuple[str, ...], length: int | None, batch: int, as
         raise AlbertkitError(
             "--option counts what a shape costs; with a limit, give a folder, whose own options are used"
         )
+    from albertkit.compress.pareto import draw, drawable
     from albertkit.compress.wanted import Wanted, proposals
 
+    if limits["plot"] is not None:
+        drawable(limits["plot"])
     wanted = Wanted(length=length, **{n: limits[n] for n in ("latency", "memory", "texts", "task", "count", "threads")})
     from albertkit.cli import quiet_or_note
 
     found = proposals(shape, wanted, quiet_or_note)
-    if limits["plot"] is not None:
-        from albertkit.compress.pareto import draw
-
-        draw(found.proposals, found.limits, limits["plot"], found.metric)
     if as_json:
         click.echo(json.dumps(found.as_dict()))
-        return
-    _show_proposals(found)
+    else:
+        _show_proposals(found)
+    if limits["plot"] is not None:
+        draw(found.proposals, found.limits, limits["plot"], found.metric)
 
 
 def _costs(shape: str, extras: tuple[str, ...], length: int | None, batch: int, as_json: bool) -> None:
@@ -260,7 +261,7 @@ def _show_proposals(found: Any) -> None:
     last = f"  {found.metric:>9}  {'loss':>7}" if found.metric else ""
     click.echo(f"\n    {'':<{width}}  {'ms':>8}  {'measured':>8}  {'MB':>6}  {'measured':>8}  {'file MB':>7}{last}")
     for proposal in found.proposals:
-        click.echo(_row(proposal, width, proposal in found.best, bool(found.metric)))
+        click.echo(_row(proposal, found.limits, width, proposal in found.best, bool(found.metric)))
     for proposal in found.proposals:
         if proposal.steps:
             click.echo(click.style(f"\n{proposal.candidate.name}", bold=True))
@@ -268,7 +269,7 @@ def _show_proposals(found: Any) -> None:
                 click.echo(f"  {step}")
 
 
-def _row(proposal: Proposal, width: int, best: bool, judged: bool) -> str:
+def _row(proposal: Proposal, limits: Limits, width: int, best: bool, judged: bool) -> str:
     """One proposal as a line."""
     trial, candidate = proposal.trial, proposal.candidate
     assert trial is not None
@@ -285,7 +286,8 @@ def _row(proposal: Proposal, width: int, best: bool, judged: bool) -> str:
             "" if trial.quality is None else f"{trial.quality:>9.4f}",
             "" if trial.loss is None else f"{trial.loss:>7.4f}",
         ]
-    return "  ".join(cells).rstrip()
+    over = not proposal.fits and limits.allow(proposal.latency, proposal.memory)
+    return "  ".join(cells).rstrip() + "  over the limit when measured" * over
 
 
 VERBS = (static, export, profile, plan)

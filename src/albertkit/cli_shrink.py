@@ -18,7 +18,7 @@ from albertkit.errors import AlbertkitError, need
 from albertkit.train.lesson import Training
 
 if TYPE_CHECKING:
-    from albertkit.artifact import Artifact
+    from albertkit.artifact import Artifact, Meta
     from albertkit.train.recover import Data
 
 MOST = 500_000  # texts of a corpus that are learnt from
@@ -57,9 +57,21 @@ def read_data(artifact: Artifact, train: Path, dev: Path | None, reading: Readin
         found = read_files(artifact.meta.task, {"train": train, **({"dev": dev} if dev else {})}, reading or Reading())
         if dev is None:
             found["train"], found["dev"] = parted(found["train"])
+        known(artifact.meta, found["train"], "which cannot be learnt")
+        known(artifact.meta, found["dev"], "counted as missed")
         return data_for(artifact, found["train"], found["dev"])
     check_words(artifact, train)
     return data_for(artifact, *texts_of(train, dev))
+
+
+def known(meta: Meta, examples: list[Any], so: str) -> None:
+    """A note on labels that a model does not know, and what becomes of them; an error if it knows none."""
+    from albertkit.cli import note
+    from albertkit.tasks.make import task_of
+    from albertkit.tasks.reading import check_known
+
+    for text in check_known(task_of(meta), examples, so):
+        note(text)
 
 
 def check_words(artifact: Artifact, train: Path) -> None:
@@ -202,10 +214,10 @@ def prune(
     if as_json:
         click.echo(json.dumps({**asdict(report), "scores": scores}))
         return
-    _show_pruned(target, report, scores)
+    _show_pruned(target, report, scores, ", before words were cut" * (words is not None))
 
 
-def _show_pruned(target: Path, report: Any, scores: dict[str, Any]) -> None:
+def _show_pruned(target: Path, report: Any, scores: dict[str, Any], when: str) -> None:
     from albertkit.cli import megabytes
 
     click.echo(
@@ -217,7 +229,7 @@ def _show_pruned(target: Path, report: Any, scores: dict[str, Any]) -> None:
     click.echo(f"  vectors agree with the whole model's{_agreement(report)}")
     if scores:
         shown = ", ".join(f"{name} {score['value']:.4f}" for name, score in scores.items())
-        click.echo(f"  {next(iter(scores.values()))['metric']} on held-out examples: {shown}")
+        click.echo(f"  {next(iter(scores.values()))['metric']} on held-out examples{when}: {shown}")
 
 
 def _agreement(report: Any) -> str:
@@ -267,6 +279,8 @@ def quantize(
     train, dev, check, reading = given.pop("train"), given.get("dev"), given.pop("check"), of(Reading, given)
     training = given_training(train, "--train", given)
     tolerance, accept = given.pop("tolerance"), given.pop("accept")
+    if tolerance is not None and not 0 <= tolerance <= 1:
+        raise AlbertkitError(f"--tolerance is {tolerance}; it is a share, from 0 to 1")
     if check is None and (tolerance is not None or accept):
         raise AlbertkitError("--tolerance and --accept say what --check may lose; name examples with --check")
     free(target, force)
@@ -294,9 +308,11 @@ def check_examples(source: Path, check: Path, reading: Reading) -> list[Any]:
     from albertkit.cli_tasks import read_files
     from albertkit.tasks.make import TASKS
 
-    task = read_stored(source).meta.task
-    if task in TASKS:
-        return read_files(task, {"test": check}, reading)["test"]
+    meta = read_stored(source).meta
+    if meta.task in TASKS:
+        found = read_files(meta.task, {"test": check}, reading)["test"]
+        known(meta, found, "counted as missed before and after, so that a loss seems smaller than it is")
+        return found
     plain(check)
     return list(read_texts((), check))
 

@@ -175,6 +175,24 @@ def test_served(models):
             assert [row["label"] for row in answer.json()["results"]] == [r.label for r in albert.classify(LINES[:2])]
 
 
+def test_labels_the_model_does_not_know_are_told(models, tmp_path):
+    rows = table(LINES[:20]).replace("\tplant", "\tmineral")
+    (tmp_path / "half.tsv").write_text(rows, encoding="utf-8")
+    (tmp_path / "none.tsv").write_text(rows.replace("\tanimal", "\tfungus"), encoding="utf-8")
+    said = run("quantize", models / "whole", tmp_path / "q", "--check", tmp_path / "half.tsv", "--accept")
+    assert "10 labels of 20 unknown to the model, counted as missed before and after" in said
+    short = ["--epochs", "1", "--batch", "8", "--device", "cpu"]
+    said = run("prune", models / "whole", tmp_path / "p", "--ffn", "1/2", "--recover", tmp_path / "half.tsv", "--dev", models / "test.tsv", *short)  # fmt: skip
+    assert "10 labels of 20 unknown to the model, which cannot be learnt" in said
+    for arguments in (["quantize", "--check"], ["prune", "--ffn", "1/2", "--recover"]):
+        verb, *flags = arguments
+        with pytest.raises(AlbertkitError, match="knows none of the labels"):
+            run(verb, models / "whole", tmp_path / "x", *flags, tmp_path / "none.tsv")
+    with pytest.raises(AlbertkitError, match="tolerance is nan"):
+        run("quantize", models / "whole", tmp_path / "x", "--check", models / "test.tsv", "--tolerance", "nan")
+    assert not (tmp_path / "x").exists()
+
+
 def test_without_torch(models, tmp_path):
     """A process in which torch cannot be imported prunes, makes tables, exports, profiles and plans; so does the process that `plan` measures in."""
     blocked = tmp_path / "blocked" / "torch"
@@ -198,7 +216,7 @@ def test_without_torch(models, tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "p").is_dir() and (tmp_path / "s").is_dir() and (tmp_path / "m.onnx").is_file()
-    assert "norms" in done.stdout and "albertkit" in done.stdout.splitlines()[-1]
+    assert "norms" in done.stdout and "* heads, float32" in done.stdout.splitlines()[-1]
 
 
 def test_static_tables_cannot_be_trained(models, tmp_path):

@@ -146,3 +146,11 @@ def test_a_frozen_classifier_on_a_table(table, tmp_path):
     write_artifact(made, tmp_path / "classes")
     found = Albert(tmp_path / "classes").classify(["dogs", "trees"])
     assert [label.label for label in found] == ["animal", "plant"]
+
+
+def test_tables_are_8_bits_and_counted_in_texts(source, table, tmp_path):
+    with pytest.raises(AlbertkitError, match="bits is 4; a static table is stored in 8 bits"):
+        shrink(table, tmp_path / "four", 4)
+    with pytest.raises(AlbertkitError, match="no text to count pieces in"):
+        make_static(source, tmp_path / "none", texts=["", " "])
+    assert not any(tmp_path.iterdir())

@@ -138,3 +138,17 @@ def test_bad_requests(unigram):
     artifact = make(tiny(), heads=())
     with pytest.raises(AlbertkitError, match="has no tokenizer"):
         cut_vocabulary(Artifact(artifact.config, artifact.weights), ["a"])
+
+
+def test_what_is_said_to_agree_is_what_was_written(tmp_path):
+    """Vectors are compared after words were cut, as each model cuts the texts: for other texts little is left."""
+    artifact = make(tiny(vocab_size=30000))
+    write_artifact(artifact, tmp_path / "whole")
+    own = prune(tmp_path / "whole", tmp_path / "own", Keep(vocabulary=DOMAIN * 5))
+    assert own.cosine_least > 0.9999 and own.about == "lines whose words stay"
+    assert own.parameters_before == sum(a.size for a in artifact.weights.values()) > own.parameters
+    others = [f"zebras wander beyond {n}" for n in ("seven", "twelve")] * 10
+    told = prune(tmp_path / "whole", tmp_path / "other", Keep(vocabulary=DOMAIN), others)
+    vectors = [Albert(tmp_path / name, threads=1).embed(others[::10]) for name in ("whole", "other")]
+    assert told.cosine_mean == pytest.approx(float((vectors[0] * vectors[1]).sum(1).mean()), abs=1e-4)
+    assert told.cosine_mean < 0.99 and told.about == "texts"

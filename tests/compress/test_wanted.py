@@ -5,14 +5,16 @@ from __future__ import annotations
 import dataclasses
 import json
 
+import numpy as np
 import pytest
 
-from albertkit.artifact import Meta, write_artifact
+from albertkit.artifact import Artifact, Meta, write_artifact
 from albertkit.compress import profile as profiles
 from albertkit.compress import wanted
 from albertkit.compress.fit import variants
 from albertkit.compress.trial import Data
 from albertkit.errors import AlbertkitError
+from tests.compress.test_matrix import run
 from tests.conftest import tiny
 from tests.runtime.test_albert import make
 
@@ -62,3 +64,54 @@ def test_a_shape_may_be_a_config_of_ones_own(tmp_path):
 def test_a_task_needs_weights(tmp_path):
     with pytest.raises(AlbertkitError, match="tiny is a shape without weights"):
         wanted.proposals("tiny", wanted.Wanted(latency=1.0, task=tmp_path / "dev.tsv"))
+
+
+@pytest.mark.parametrize("task", ["classify", "embed"])
+def test_a_table_is_no_answer_for_a_task(classifier, task, tmp_path, monkeypatch):
+    folder = write_artifact(dataclasses.replace(classifier, meta=dataclasses.replace(classifier.meta, task=task, labels=())), tmp_path / "m")  # fmt: skip
+    seen = []
+
+    def stop(candidates, *rest):
+        seen.extend(candidates)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(wanted, "propose", stop)
+    for slow in ("measure", "tokenizer_memory"):  # of no account for what is proposed
+        monkeypatch.setattr(wanted, slow, lambda *given, **more: None)
+    with pytest.raises(KeyboardInterrupt):
+        wanted.proposals(str(folder), wanted.Wanted(latency=1.0, length=8, threads=1))
+    assert any(c.static for c in seen) == (task == "embed")
+
+
+def test_a_config_of_ones_own_is_planned_for_and_what_was_measured_decides(tmp_path):
+    (tmp_path / "my.json").write_text(json.dumps(tiny().to_dict()))
+    found = wanted.proposals(str(tmp_path / "my.json"), wanted.Wanted(latency=1.0, length=8, count=2, threads=1))
+    assert found.proposals[0].candidate.shape == "my" and all(p.fits for p in found.proposals)
+    slow = [dataclasses.replace(p, trial=dataclasses.replace(p.trial, latency=2.0)) for p in found.proposals]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(wanted, "run_trials", lambda *given: slow)
+        again = wanted.proposals(str(tmp_path / "my.json"), wanted.Wanted(latency=1.0, length=8, count=2, threads=1))
+    assert not any(p.fits for p in again.proposals) and again.as_dict()["proposals"][0]["fits"] is False
+
+
+def test_nothing_is_smaller_than_a_table(classifier, tmp_path):
+    from albertkit.compress.static import static_config
+
+    table = {"encoder.embeddings.word.weight": np.ones((30000, 8), np.float32)}
+    write_artifact(Artifact(static_config(tiny(), 30000, 8), table, classifier.tokenizer, Meta()), tmp_path / "table")
+    with pytest.raises(AlbertkitError, match="static model; there is nothing smaller"):
+        wanted.proposals(str(tmp_path / "table"), wanted.Wanted(latency=1.0))
+
+
+def test_where_the_picture_goes_is_looked_at_first(tmp_path):
+    with pytest.raises(AlbertkitError, match="in a folder that exists"):
+        run("plan", "tiny", "--latency", "1s", "--plot", tmp_path / "none" / "p.png")
+    with pytest.raises(AlbertkitError, match="--texts needs a limit"):
+        run("plan", "tiny", "--texts", tmp_path / "lines.txt")
+
+
+def test_a_quantised_model_is_opened_first(classifier):
+    whole = dataclasses.replace(classifier, meta=dataclasses.replace(classifier.meta, quantisation="int8"))
+    same = next(c for c in variants("m", classifier.config) if c.bits == 32)
+    assert wanted.steps(same, "my model", whole) == ("albertkit convert 'my model' OUT",)
+    assert wanted.steps(same, "m", classifier) == ()

@@ -87,6 +87,8 @@ def test_ids_are_those_of_the_tokenizer(kind):
         assert rows(fast, texts) == tokenizer.ids_batch(texts)
 
     check()
+    hidden = ["\0", "a \0 b", "\0c d", "\0▁e"]
+    assert rows(fast, hidden) == tokenizer.ids_batch(hidden)
 
 
 def test_forgetting_changes_nothing(english, monkeypatch):

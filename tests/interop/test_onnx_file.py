@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 
 import numpy as np
 import onnx
@@ -16,7 +17,7 @@ from albertkit.compress.quantize import Matrix
 from albertkit.compress.static import make_static
 from albertkit.config import Options
 from albertkit.errors import AlbertkitError
-from albertkit.interop import onnx_file
+from albertkit.interop import onnx_check, onnx_file
 from albertkit.interop.onnx_file import Settings, export
 from albertkit.runtime.albert import Albert
 from albertkit.runtime.predict import scores
@@ -26,6 +27,7 @@ from tests.conftest import real, tiny
 from tests.runtime.test_albert import TEXTS, make
 
 WORDS = [t for t in TEXTS if t]
+SHORT = ["a lovely film", "rather dull", "no"]
 
 
 def feed(albert: Albert, texts, pairs=None) -> dict[str, np.ndarray]:
@@ -130,6 +132,36 @@ def test_task_heads(task, tmp_path):
             assert np.abs(got - want).max() < 1e-4
 
 
+@pytest.mark.parametrize("bits", [None, 8])
+def test_a_score_that_happens_to_be_near_zero_is_no_difference(bits, tmp_path):
+    artifact = make(tiny(vocab_size=30000), ("choose",))
+    artifact = dataclasses.replace(artifact, meta=Meta(task="choose"))
+    write_artifact(artifact, tmp_path / "m", bits=bits)
+    albert = Albert(tmp_path / "m", threads=1)
+    batch = onnx_check.sample(albert.config)
+    found = onnx_check.expected(albert, albert.engine.run(batch, 1), batch, ("choose",))["logits"]
+    bias = artifact.weights["heads.choose.linear.bias"] - np.float32(
+        found[0][0]
+    )  # the first text's is 0 after one layer
+    weights = {**artifact.weights, "heads.choose.linear.bias": bias}
+    write_artifact(dataclasses.replace(artifact, weights=weights), tmp_path / "zero", bits=bits)
+    assert export(tmp_path / "zero", tmp_path / "m.onnx", Settings(depth=1)).error < onnx_file.LAYER_ERROR
+
+
+def test_what_scores_mean_stands_in_the_file(tmp_path):
+    details = {"kind": "regression", "middle": 2.5, "spread": 1.5, "max_length": 24, "exit": {"depth": 2}}
+    artifact = make(tiny(vocab_size=30000), ("classify",), 1)
+    write_artifact(dataclasses.replace(artifact, meta=Meta(task="classify", details=details)), tmp_path / "m")
+    export(tmp_path / "m", tmp_path / "m.onnx")
+    about = {p.key: p.value for p in onnx.load(tmp_path / "m.onnx").metadata_props}
+    told = json.loads(about["details"])
+    assert about["max_length"] == "24" and "exit" not in told and told["middle"] == 2.5
+    albert = Albert(tmp_path / "m", threads=1)
+    logits = by_onnxruntime(tmp_path / "m.onnx", feed(albert, SHORT))["logits"][:, 0]
+    values = [found.label for found in albert.classify(SHORT)]
+    assert told["middle"] + told["spread"] * logits == pytest.approx(values, abs=1e-4)
+
+
 @pytest.fixture(scope="module")
 def quantised(tmp_path_factory):
     folder = tmp_path_factory.mktemp("int8")
@@ -185,6 +217,7 @@ def test_only_standard_operators_and_hardly_more_than_weights(tmp_path):
             onnx.checker.check_model(model, full_check=True)
             assert [o.domain for o in model.opset_import] == [""]
             assert report.bytes <= 1.03 * report.weight_bytes
+            assert all(not node.name and len(node.output[0]) < 20 for node in model.graph.node)
             assert (tmp_path / f"{name}{loop}.onnx").stat().st_size == report.bytes
     needed = 4 * size(encoder_shapes(config, pooler=False))
     assert needed <= (tmp_path / "mFalse.onnx").stat().st_size <= 1.03 * needed
@@ -230,6 +263,7 @@ def test_bad_requests(tmp_path):
         ("there.onnx", Settings(), "exists"),
         ("m", Settings(), "is a folder"),
         ("x.onnx", Settings(head="tag"), "choose one of vector, mlm"),
+        ("tokenizer.json", Settings(tokenizer=True), "is where --tokenizer writes"),
     ):
         with pytest.raises(AlbertkitError, match=message):
             export(tmp_path / "m", tmp_path / target, settings)

@@ -45,10 +45,10 @@ def english() -> Tokenizer:
     return Tokenizer.from_spiece(SPIECE)
 
 
-def make(config, heads=("mlm",)) -> Artifact:
+def make(config, heads=("mlm",), labels=2) -> Artifact:
     """An artifact with lively random weights."""
     torch.manual_seed(4)
-    model = AlbertModel(config, {name: build_head(name, config) for name in heads})
+    model = AlbertModel(config, {name: build_head(name, config, labels=labels) for name in heads})
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.normal_(mean=1.0 if "norm.weight" in name else 0.0, std=0.15)

@@ -377,6 +377,12 @@ def test_vectors_stop_when_they_stop_moving(albert):
         np.testing.assert_allclose(vector, layers[depth][text], atol=1e-5)
         assert depth == LAYERS or moved[depth - 2][text] <= 1 - limit + 1e-6
         assert all(moved[d - 2][text] >= 1 - limit - 1e-6 for d in range(2, min(depth, LAYERS)))
+    tops = model.embed_early(texts, exit=f"cosine:{limit}", pooling="max")
+    highest = {d: model.embed(texts, depth=d, pooling="max") for d in range(1, LAYERS + 1)}
+    for text, depth in enumerate(
+        tops[1].tolist()
+    ):  # windows are joined by their highest numbers, also to see what moved
+        assert depth == LAYERS or cosines(highest[depth][[text]], highest[depth - 1][[text]])[0] >= limit - 1e-6
     one = model.embed(texts[0], exit=f"cosine:{limit}")
     np.testing.assert_allclose(one, vectors[0], atol=1e-5)
     assert model.embed([], exit="cosine:0.9").shape == (0, 32)
@@ -453,7 +459,7 @@ def test_heads_on_frozen_vectors_read_taught_depths_only(folder, tmp_path):
 def test_what_exit_may_be():
     assert parsed(0.99) == parsed("99%") == parsed("0.99") == ("agreement", 0.99)
     assert parsed("entropy:0.1") == ("entropy", 0.1) and parsed("patience:2") == ("patience", 2.0)
-    for odd in ("much", "entropy:", "speed:3", True, "", ":", "99%%"):
+    for odd in ("much", "entropy:", "speed:3", True, "", ":", "99%%", "patience:inf", "entropy:1e999", "nan"):
         with pytest.raises(AlbertkitError, match="write exit='99%'"):
             parsed(odd)
     for odd in (1.0, "100%", 0.3, 99, -0.5):
@@ -479,7 +485,10 @@ def test_what_does_not_fit_is_said(albert, folder):
     with pytest.raises(AlbertkitError, match="7 texts are too few"):
         calibrate(folder("classify"), examples("classify", 7))
     with pytest.raises(AlbertkitError, match="choose depths from 1 to 4"):
-        calibrate(folder("classify"), examples("classify", 7), looks=(9,))
+        calibrate(folder("classify"), examples("classify", 7), looks=(2, 9))
+    assert albert("classify").classify("cat", depth=np.int64(2)) == albert("classify").classify("cat", depth=2)
+    with pytest.raises(AlbertkitError, match="depth is True"):
+        albert("classify").classify("cat", depth=True)
 
 
 def test_a_depth_beside_an_exit(albert, folder, tmp_path):
@@ -493,6 +502,10 @@ def test_a_depth_beside_an_exit(albert, folder, tmp_path):
     calibrate(tmp_path / "model", examples("classify", 100))
     with pytest.raises(AlbertkitError, match="agreeing with depth 5, and depth 3 was asked for"):
         Albert(tmp_path / "model").classify("cat", depth=3, exit=0.5)
+    with pytest.raises(
+        AlbertkitError, match=r"results \(classify\), and says nothing about its vectors; choose cosine"
+    ):
+        Albert(tmp_path / "model").embed("cat", exit=0.5)
 
 
 def test_the_methods_take_depth_and_exit(albert):

@@ -17,7 +17,6 @@ from albertkit.compress.plan import memory as activations
 from albertkit.compress.plan import operations, weight_bytes
 from albertkit.compress.prune import counted
 from albertkit.config import PRESETS, AlbertConfig, Options, preset
-from albertkit.errors import AlbertkitError
 from albertkit.weights import encoder_shapes, layer_shapes
 
 BITS = (32, 8, 4)
@@ -34,6 +33,10 @@ class Limits:
     """Seconds for one text."""
     memory: float | None = None
     """Bytes that the model adds to a process, tokenizer included."""
+
+    def allow(self, latency: float, memory: float) -> bool:
+        """Whether a model of this cost fits."""
+        return latency <= (self.latency or math.inf) and memory <= (self.memory or math.inf)
 
 
 @dataclass(frozen=True)
@@ -81,7 +84,7 @@ class Candidate:
         kind = "float32" if self.bits == 32 else "int8"
         held = weight_bytes(encoder_shapes(self.config))[kind]
         if self.static:
-            return tokenizer + 2 * held  # read, then held
+            return tokenizer + held
         copies = self.config.num_hidden_groups * self.config.inner_group_num
         layer = weight_bytes(layer_shapes(self.config, "layer"))[kind] * copies
         moving = activations(self.config, min(length, self.config.max_position_embeddings), 1)["inference"]
@@ -110,6 +113,7 @@ class Proposal:
     latency: float
     memory: float
     fits: bool
+    """Within the limits: as predicted, and once it is tried, as measured."""
     trial: Trial | None = None
     steps: tuple[str, ...] = field(default=())
     """Commands that make it."""
@@ -136,14 +140,13 @@ def shapes_below(name: str, config: AlbertConfig) -> list[Candidate]:
 
 
 def variants(
-    name: str, config: AlbertConfig, shallow: Mapping[int, float] | None = None, dim: int = 256
+    name: str, config: AlbertConfig, shallow: Mapping[int, float] | None = None, dim: int | None = 256
 ) -> list[Candidate]:
     """For a model that exists: its depths, prunings and bits, and the static table made from it.
 
-    `shallow`: how well vectors at a depth agree with those of all layers; a model that was not trained for it is poor there.
+    `shallow`: how well vectors at a depth agree with those of all layers; a model that was not trained for it is poor there. `dim`: numbers of a
+    table's vectors; None where a table would not do, because the model has a task.
     """
-    if config.options.static:
-        raise AlbertkitError(f"{name} is a static model; there is nothing smaller to plan for")
     found = []
     for depth in DEPTHS:
         less = _cut(config, depth, 1.0, 1.0)
@@ -155,6 +158,8 @@ def variants(
             cut = _cut(config, depth, heads, ffn)
             pruned = 0.5 * math.log2(_work(less) / _work(cut))
             found += [Candidate(name, cut, bits, config, away + pruned + ROUNDING[bits]) for bits in BITS]
+    if dim is None:
+        return _distinct(found)
     size = min(dim, config.hidden_size)
     table = AlbertConfig(
         vocab_size=config.vocab_size, embedding_size=size, hidden_size=size, num_hidden_layers=1,
@@ -192,8 +197,7 @@ def propose(
     for candidate in candidates:
         latency = machine.around if candidate.static else machine.latency(candidate.config, candidate.bits)
         memory = candidate.memory(machine.length, tokenizer)
-        fits = latency <= (limits.latency or math.inf) and memory <= (limits.memory or math.inf)
-        found.append(Proposal(candidate, latency, memory, fits))
+        found.append(Proposal(candidate, latency, memory, limits.allow(latency, memory)))
     fitting = sorted((p for p in found if p.fits), key=lambda p: (p.candidate.loss, p.latency))
     if not fitting:
         return sorted(found, key=lambda p: _over(p, limits))[:3]

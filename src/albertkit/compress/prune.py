@@ -27,7 +27,6 @@ from albertkit.config import AlbertConfig
 from albertkit.errors import AlbertkitError
 from albertkit.interop.convert import open_model
 from albertkit.runtime.depths import check_taught
-from albertkit.weights import encoder_shapes, size
 
 Amount = int | float  # how many stay, or as a float above 0 and up to 1 which share
 WHOLE = 16  # a share of many columns is rounded to a multiple of this, which processors compute as fast as less
@@ -83,11 +82,13 @@ def prune(
     """
     before = open_model(source)
     _check(before, keep, source)
+    truncate(before, keep.layers)  # or says which depths there are
     if keep.layers is not None and recovery is None and before.meta.task == "embed":
         check_taught(before.config, before.meta, keep.layers, ", or train what is left (--recover)")
     if texts is not None and len(texts) < 10:
         raise AlbertkitError(f"{len(texts)} calibration texts were given; give at least 10, better some hundred")
-    held = own_text(before, progress, texts=16, seed=1) if texts is None else calibration(before, texts[::10])
+    sample, about = _sample(before, keep, texts)
+    held = own_text(before, progress, texts=16, seed=1) if sample is None else calibration(before, sample)
     ids: list[list[int]] = []
     if keep.heads is not None or keep.ffn is not None:
         ids = calibration(before, None if texts is None else [t for i, t in enumerate(texts) if i % 10], progress)
@@ -95,15 +96,25 @@ def prune(
     if recovery is not None:
         progress("")
         after = recovery(before, after)
-    progress("comparing")
-    cosine = agreement(before, after, held)
     if keep.vocabulary is not None:  # last, so that a teacher and its student cut text alike
         progress("cutting the vocabulary")
         after = _noted(after, cut_vocabulary(after, keep.vocabulary))
-    report = _report(before, after, cosine, "texts" if texts is not None else own_kind(before))
+    progress("comparing")
+    cosine = agreement(before, after, held, None if sample is None else calibration(after, sample))
+    report = _report(before, after, cosine, about)
     write_artifact(after, target, overwrite)
     progress("")
     return report
+
+
+def _sample(before: Artifact, keep: Keep, texts: Sequence[str] | None) -> tuple[Sequence[str] | None, str]:
+    """Texts to compare with, and what they are; None where text is made up, which a model of fewer words would not read as it is."""
+    if texts is not None:
+        return texts[::10], "texts"
+    lines = [line for line in keep.vocabulary or () if line.strip()]
+    if lines and before.tokenizer is not None:
+        return lines[:: -(-len(lines) // 64)], "lines whose words stay"
+    return None, own_kind(before)
 
 
 def _check(artifact: Artifact, keep: Keep, source: Path | str) -> None:
@@ -127,8 +138,8 @@ def _check(artifact: Artifact, keep: Keep, source: Path | str) -> None:
 def _report(before: Artifact, after: Artifact, cosine: np.ndarray, about: str) -> Report:
     old, new = before.config, after.config
     return Report(
-        parameters_before=size(encoder_shapes(old)),
-        parameters=size(encoder_shapes(new)),
+        parameters_before=sum(array.size for array in before.weights.values()),
+        parameters=sum(array.size for array in after.weights.values()),
         operations_before=operations(old, min(128, old.max_position_embeddings))["total"],
         operations=operations(new, min(128, new.max_position_embeddings))["total"],
         heads=new.num_attention_heads,

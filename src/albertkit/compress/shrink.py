@@ -79,6 +79,8 @@ def shrink(
     if bits not in BITS:
         raise AlbertkitError(f"bits is {bits!r}; choose 8 or 4")
     artifact = float_model(source)
+    if artifact.config.options.static and bits != 8:
+        raise AlbertkitError(f"bits is {bits}; a static table is stored in 8 bits, so leave --bits away")
     if texts is not None and len(texts) < 10:
         raise AlbertkitError(f"{len(texts)} calibration texts were given; give at least 10, better some hundred")
     if texts is None:
@@ -121,7 +123,9 @@ def shrink(
 def remedy(bits: int, texts: bool, trained: bool) -> str:
     """What makes a quantised model lose less, the cheapest that was not done yet first."""
     if trained:
-        return "Train longer, or on more examples (--train)" + (", or keep 8 bits (--bits 8)" if bits == 4 else "")
+        return "Train longer, or on more examples (--train), or round it without training" + (
+            ", or keep 8 bits (--bits 8)" if bits == 4 else ""
+        )
     ways = [] if texts else ["round it on texts like those it will read (-f)"]
     if bits == 4:
         ways.append("keep 8 bits (--bits 8)")
@@ -130,9 +134,12 @@ def remedy(bits: int, texts: bool, trained: bool) -> str:
     return said[0].upper() + said[1:]
 
 
-def agreement(first: Artifact | Stored, second: Artifact | Stored, ids: list[list[int]]) -> np.ndarray:
-    """Cosines of the mean-pooled vectors that two models of the same vocabulary give to token ids."""
-    vectors = [mean_vectors(model.config, dict(model.weights), ids) for model in (first, second)]
+def agreement(
+    first: Artifact | Stored, second: Artifact | Stored, ids: list[list[int]], others: list[list[int]] | None = None
+) -> np.ndarray:
+    """Cosines of the mean-pooled vectors that two models give to token ids; `others` are the second one's, where its vocabulary is another."""
+    given = ((first, ids), (second, ids if others is None else others))
+    vectors = [mean_vectors(model.config, dict(model.weights), own) for model, own in given]
     cosine: np.ndarray = (vectors[0] * vectors[1]).sum(axis=1)
     return cosine
 

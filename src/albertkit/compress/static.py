@@ -64,6 +64,10 @@ def make_static(
     size = min(DIM, albert.dim) if dim is None else dim
     if not 1 <= size <= albert.dim:
         raise AlbertkitError(f"dim is {dim}; this model's vectors have 1 to {albert.dim} numbers")
+    if texts is not None and not any(text.strip() for text in texts):
+        raise AlbertkitError(
+            "there is no text to count pieces in; give lines like those it will read, or none (--texts)"
+        )
     vectors = piece_vectors(albert, progress)
     hidden = sorted(_silent(albert.tokenizer))
     heard = np.setdiff1d(np.arange(len(vectors)), hidden)

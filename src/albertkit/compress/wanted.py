@@ -5,6 +5,7 @@ In: a preset's name or a model folder, limits, texts and labelled data. Out: `Fo
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,6 +24,7 @@ from albertkit.errors import AlbertkitError
 from albertkit.interop.convert import open_model
 from albertkit.runtime.batching import rows
 from albertkit.runtime.engine import Engine, cores
+from albertkit.tasks.make import TASKS
 from albertkit.tokenizer import Tokenizer
 
 
@@ -101,17 +103,19 @@ def proposals(shape: str, wanted: Wanted, progress: Progress = lambda _: None) -
         raise AlbertkitError(
             f"--task is given, and {shape} is a shape without weights, which has no score; name a fine-tuned model's folder, or leave --task away"
         )
+    if model is not None and model.config.options.static:
+        raise AlbertkitError(f"{shape} is a static model; there is nothing smaller to plan for")
     tokenizer = _tokenizer(model)
     texts = None if wanted.texts is None else _lines(wanted.texts)
-    config = preset(shape) if model is None else model.config
+    config = config_of(shape) if model is None else model.config
     length = _length(config, wanted, tokenizer, texts)
     data = None if model is None else _data(model, texts, wanted.task, progress)
     if model is None or data is None:
-        candidates = shapes_below(shape, config)
+        candidates = shapes_below(_called(shape), config)
     else:
-        candidates = variants(
-            _called(shape), config, depths(model, data.held) if wanted.task is None else scored(shape, model, data)
-        )
+        shallow = depths(model, data.held) if wanted.task is None else scored(shape, model, data)
+        vectors = model.meta.task not in TASKS or model.meta.task == "match"
+        candidates = variants(_called(shape), config, shallow, 256 if vectors else None)
     limits = Limits(wanted.latency, wanted.memory)
     machine = measure([c.config for c in candidates if not c.static], length, threads, progress=progress)
     progress("measuring memory")
@@ -120,15 +124,20 @@ def proposals(shape: str, wanted: Wanted, progress: Progress = lambda _: None) -
         replace(p, steps=steps(p.candidate, shape, model))
         for p in propose(candidates, machine, limits, words, wanted.count)
     ]
-    tried = run_trials(chosen, model, tokenizer, data, (length, threads), progress)
+    tried = [
+        p if p.trial is None else replace(p, fits=limits.allow(p.trial.latency, p.trial.memory))
+        for p in run_trials(chosen, model, tokenizer, data, (length, threads), progress)
+    ]
     progress("")
     metric = "" if data is None else "score" if data.metric is not None else "cosine"
     return Found(tried, pareto(tried), machine, limits, process, metric)
 
 
 def _called(shape: str) -> str:
-    """A short name for a folder; that of the training for the model inside it."""
+    """A short name for a folder, that of the training for the model inside it, or of a file."""
     folder = Path(shape).resolve()
+    if folder.suffix == ".json":
+        return folder.stem
     return folder.parent.name if folder.name == "model" else folder.name
 
 
@@ -202,7 +211,6 @@ def _metric(model: Artifact, task: Path) -> Metric:
     from albertkit.cli_tasks import Reading, read_files
     from albertkit.runtime.albert import Albert
     from albertkit.runtime.predict import predict
-    from albertkit.tasks.make import TASKS
 
     name = model.meta.task
     if name not in TASKS:
@@ -222,6 +230,7 @@ def steps(candidate: Candidate, source: str, model: Artifact | None) -> tuple[st
     """The commands that make a candidate from a model."""
     if model is None:
         return ()
+    source = shlex.quote(source)
     if candidate.static:
         return (f"albertkit static {source} OUT --texts TEXTS",)
     config, full = candidate.config, candidate.full
@@ -233,8 +242,9 @@ def steps(candidate: Candidate, source: str, model: Artifact | None) -> tuple[st
     if config.num_hidden_layers != full.num_hidden_layers:
         cut.append(f"--layers {config.num_hidden_layers}")
     made = []
-    if model.meta.quantisation is not None and (cut or candidate.bits != 32):
-        made, source = [f"albertkit convert {source} FLOAT"], "FLOAT"
+    if model.meta.quantisation is not None:
+        whole = not cut and candidate.bits == 32
+        made, source = [f"albertkit convert {source} {'OUT' if whole else 'FLOAT'}"], "FLOAT"
     made += [f"albertkit prune {source} PRUNED {' '.join(cut)} -f TEXTS"] if cut else []
     if candidate.bits != 32:
         made.append(f"albertkit quantize {'PRUNED' if cut else source} OUT --bits {candidate.bits} -f TEXTS")

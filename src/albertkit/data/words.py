@@ -32,7 +32,7 @@ REMEMBERED = 2_000_000  # characters of words in a generation; in all about 600,
 SENTENCES = 1024  # looked up at a time
 TOGETHER = 256  # parts that are given to the tokenizer as one text
 PUNCTUATION = "!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~"
-WHOLE = "\0"  # marks a sentence that stands for a word; no text holds it
+WHOLE = "\ud800"  # marks a sentence that stands for a word: half of a character, which no text from bytes can hold
 _HAN, _MARKS = "\u3400-\u4dbf\u4e00-\u9fff", re.escape(PUNCTUATION)
 _CHUNKS = re.compile(f"[{_HAN}{_MARKS}]|[^ {_HAN}{_MARKS}]+")
 

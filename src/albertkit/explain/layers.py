@@ -19,7 +19,7 @@ from albertkit.explain.target import Target
 from albertkit.explain.variants import read_target
 from albertkit.runtime.agreement import Exits
 from albertkit.runtime.albert import Albert
-from albertkit.runtime.exits import Still, by_depth, kind_of, looks_of
+from albertkit.runtime.exits import Still, by_depth, calibrated_kind, kind_of, looks_of
 from albertkit.runtime.predict import features_of, read_heads
 from albertkit.tasks.sure import Judge
 
@@ -168,7 +168,8 @@ def early(albert: Albert, example: Any, ids: Sequence[int], segments: Sequence[i
         (doubt,) = judge.doubts([0], found[depth], before)
         doubts.append(float(doubt) if np.isfinite(doubt) else None)
         before = found[depth]
-    return {"kind": kind, "looks": looks, "doubts": doubts, "promised": promised(albert, looks, doubts)}
+    leaves = promised(albert, looks, doubts) if kind == calibrated_kind(albert) else None
+    return {"kind": kind, "looks": looks, "doubts": doubts, "promised": leaves}
 
 
 def promised(albert: Any, looks: list[int], doubts: list[float | None]) -> int | None:

@@ -39,10 +39,10 @@ def compare(data: bytes, source: Path | str | None, heads: tuple[str, ...], dept
     """Largest relative difference between the outputs of an exported file and the runtime's, for one batch."""
     import onnxruntime as ort
 
-    albert = Albert(source, threads=1)
+    albert, weights = Albert(source, threads=1), read_stored(source).weights
     rows = sample(albert.config)
     if not albert.config.options.static:
-        albert.engine = Engine(albert.config, read_stored(source).weights, 1, levels)
+        albert.engine = Engine(albert.config, weights, 1, levels)
     hidden = albert.engine.run(rows, depth)
     options = ort.SessionOptions()
     options.log_severity_level = 3
@@ -50,12 +50,23 @@ def compare(data: bytes, source: Path | str | None, heads: tuple[str, ...], dept
     found = dict(zip([o.name for o in session.get_outputs()], session.run(None, feed(rows)), strict=True))
     worst = 0.0
     for name, wanted in expected(albert, hidden, rows, heads).items():
+        least = max(1e-6, usual(albert, weights, name, heads))
         for text, length in enumerate(rows.lengths):
             want = wanted[text]
             got = found[name][text][: len(want)] if want.ndim and len(want) == length else found[name][text]
-            away = float(np.linalg.norm(got - want)) / max(float(np.linalg.norm(want)), 1e-6)
+            away = float(np.linalg.norm(got - want)) / max(float(np.linalg.norm(want)), least)
             worst = max(worst, away if np.isfinite(away) else np.inf)
     return worst
+
+
+def usual(albert: Albert, weights: graphs.Weights, output: str, heads: tuple[str, ...]) -> float:
+    """How large the scores of a whole text usually are. A single score may happen to be near 0, where any rounding would seem large beside it."""
+    head = next((name for name in heads if name in ("classify", "choose")), None)
+    if output != "logits" or head is None:
+        return 0.0
+    read = albert.meta.details.get("reads") == "vector"  # a vector of length 1; else numbers from -1 to 1
+    weight = graphs.as_float(weights[f"heads.{head}.linear.weight"])
+    return float(np.linalg.norm(weight)) / (weight.shape[1] ** 0.5 if read else 1.0)
 
 
 def expected(albert: Albert, hidden: np.ndarray, rows: Rows, heads: tuple[str, ...]) -> dict[str, list[np.ndarray]]:

@@ -83,6 +83,10 @@ def export(
         raise AlbertkitError(f"{target} exists; choose another name or allow overwriting (--force)")
     stored = read_stored(source)
     beside = target.parent / "tokenizer.json"
+    if settings.tokenizer and target.resolve() == beside.resolve():
+        raise AlbertkitError(f"{target} is where --tokenizer writes; choose another name, such as model.onnx")
+    if settings.tokenizer and beside.is_dir():
+        raise AlbertkitError(f"{beside} is a folder, and --tokenizer writes a file of that name; choose another folder")
     if settings.tokenizer and beside.exists() and not overwrite:
         raise AlbertkitError(f"{beside} exists; choose another folder or allow overwriting (--force)")
     heads = heads_of(stored, settings.head)
@@ -146,10 +150,12 @@ def build(stored: Stored, heads: tuple[str, ...], depth: int, levels: graphs.Lev
     outputs: dict[str, list[Any]] = {}
     for head in heads:
         outputs |= _head(b, stored, head, hidden, inside, heads)
+    room = config.max_position_embeddings
     about = {
         "task": meta.task,
         "labels": json.dumps(list(meta.labels), ensure_ascii=False),
-        "max_length": str(config.max_position_embeddings),
+        "max_length": str(min(meta.details.get("max_length", room), room)),
+        "details": json.dumps({k: v for k, v in meta.details.items() if k != "exit"}, ensure_ascii=False),
         "prompts": json.dumps(meta.prompts, ensure_ascii=False),
     }
     return b.model(outputs, about)
@@ -283,4 +289,4 @@ def write(data: bytes, target: Path) -> None:
         finally:
             Path(name).unlink(missing_ok=True)
     except OSError as error:
-        raise AlbertkitError(f"writing {target} failed: {error.strerror}; nothing was changed") from None
+        raise AlbertkitError(f"writing {target} failed: {error.strerror}; it is as it was") from None

@@ -30,6 +30,11 @@ class PortableBuilder(Builder):
     """Hash of an array → the name it is stored under, and whether it is stored as its transpose."""
     small: dict[tuple[str, bytes], str] = field(default_factory=dict)
 
+    def fresh(self, op: str) -> str:
+        """As short as can be: in a small model, names would take more than 3 % of the file."""
+        self.count += 1
+        return f"n{self.count:x}"
+
     def weight(self, name: str, array: np.ndarray) -> str:
         """An array inside the file; the same array again is the same tensor."""
         return self._once(name, array, turned=False)
@@ -153,6 +158,8 @@ class PortableBuilder(Builder):
             for name, a in self.weights.items()
         ]
         results = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in outputs.items()]
+        for node in self.nodes:
+            node.ClearField("name")  # a node is known by its outputs
         graph = helper.make_graph(self.nodes, "albertkit", self.inputs, results, initializer=[*self.constants, *stored])
         made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR)
         made.producer_name = "albertkit"

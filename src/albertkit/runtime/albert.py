@@ -530,7 +530,8 @@ class Albert:
         if depth is not None and self.config.options.static:
             raise AlbertkitError(f"depth is {depth!r}; a static model has no layers, so leave it away")
         depth = self.config.num_hidden_layers if depth is None else depth
-        if not isinstance(depth, int) or not 1 <= depth <= 1024:
+        depth = int(depth) if isinstance(depth, np.integer) else depth
+        if isinstance(depth, bool) or not isinstance(depth, int) or not 1 <= depth <= 1024:
             raise AlbertkitError(
                 f"depth is {depth!r}; apply 1 to 1024 layers (this model has {self.config.num_hidden_layers})"
             )
@@ -554,14 +555,14 @@ class Albert:
 def joined(vectors: np.ndarray, lengths: list[int], owners: list[int], recipe: Recipe) -> Iterator[np.ndarray]:
     """The vector of each text from those of its pieces (pieces, H), which have `lengths` tokens; `owners` counts each text's."""
     if len(owners) < len(vectors):
-        vectors = np.stack(list(_merged(vectors, lengths, owners, recipe.pooling)))
+        vectors = np.stack(list(merged(vectors, lengths, owners, recipe.pooling)))
     cut = vectors[:, : recipe.dim]
     if recipe.unit:
         cut = cut / np.maximum(np.sqrt((cut * cut).sum(axis=1, keepdims=True)), 1e-12)
     yield from cut
 
 
-def _merged(vectors: np.ndarray, lengths: list[int], owners: list[int], pooling: str) -> Iterator[np.ndarray]:
+def merged(vectors: np.ndarray, lengths: list[int], owners: list[int], pooling: str) -> Iterator[np.ndarray]:
     """One vector for all pieces of a text."""
     start = 0
     for count in owners:

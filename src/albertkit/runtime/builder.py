@@ -69,11 +69,15 @@ class Builder:
 
     def node(self, op: str, *names: str, **settings: Any) -> str:
         """An operator with one output."""
-        output = f"{op}_{self.count}"
-        self.count += 1
+        output = self.fresh(op)
         domain = MICROSOFT if op in FUSED else ""
         self.nodes.append(helper.make_node(op, list(names), [output], name=output, domain=domain, **settings))
         return output
+
+    def fresh(self, op: str) -> str:
+        """A new name for what an operator gives."""
+        self.count += 1
+        return f"{op}_{self.count}"
 
     def split(self, name: str, parts: int) -> list[str]:
         """Equal parts along the last axis."""

@@ -96,6 +96,10 @@ def rule_of(albert: Albert, exit: Exit, depth: int | None, kind: str) -> Rule:
                 f"exit={exit!r} needs limits found on held-out texts, and this model has none; run  albertkit calibrate MODEL DEV  "
                 f"(or albertkit elastic, which also makes shallow depths good)"
             )
+        if kind != calibrated_kind(albert):
+            raise AlbertkitError(
+                f"exit={exit!r} was calibrated for this model's results ({albert.meta.task}), and says nothing about its vectors; choose cosine:NUMBER, or depth"
+            )
         exits = Exits.from_dict(stored)
         if last != exits.depth:
             raise AlbertkitError(
@@ -129,7 +133,11 @@ def parsed(exit: Exit) -> tuple[str, float]:
         value = float(rest.removesuffix("%")) / (100 if percent else 1)
     except ValueError:
         value = math.nan
-    if isinstance(exit, bool) or name not in ("agreement", "entropy", "patience", "cosine", "change") or value != value:
+    if (
+        isinstance(exit, bool)
+        or name not in ("agreement", "entropy", "patience", "cosine", "change")
+        or not math.isfinite(value)
+    ):
         raise AlbertkitError(
             f"exit is {exit!r}; write {FORMS}, entropy:0.1, patience:2, cosine:0.99 (vectors) or change:0.05 (values)"
         )
@@ -154,6 +162,13 @@ def kind_of(task: Any) -> str:
     if task.head == "vector":
         return "cosine"
     return "change" if getattr(task, "kind", "") == "regression" else "entropy"
+
+
+def calibrated_kind(albert: Albert) -> str:
+    """What the doubt is that a model's stored limits were found for: that of its task, else of its vectors."""
+    from albertkit.tasks.make import TASKS
+
+    return kind_of(albert.task) if albert.meta.task in TASKS else "cosine"
 
 
 # The walk --------------------------------------------------------------------------------------------------------
@@ -294,8 +309,8 @@ class Still:
 
     moves = True
 
-    def __init__(self, units: list[list[int]], lengths: Sequence[int]) -> None:
-        self.units, self.lengths = units, lengths
+    def __init__(self, units: list[list[int]], lengths: Sequence[int], pooling: str = "mean") -> None:
+        self.units, self.lengths, self.pooling = units, lengths, pooling
 
     def doubts(self, units: Sequence[int], now: Sequence[Any], before: Sequence[Any] | None) -> np.ndarray:
         """See the class; before the first look everything moves."""
@@ -308,13 +323,12 @@ class Still:
         raise AlbertkitError("patience counts answers that stay the same; for vectors choose " + FORMS)
 
     def _whole(self, unit: int, rows: Sequence[Any]) -> np.ndarray:
-        """A text's vector from those of its pieces, which weigh as many tokens as they hold."""
+        """A text's vector from those of its pieces."""
+        from albertkit.runtime.albert import merged
+
         places = self.units[unit]
-        if len(places) == 1:
-            return np.asarray(rows[places[0]])
-        weights = np.array([self.lengths[place] for place in places])
-        found: np.ndarray = weights @ np.stack([rows[place] for place in places])
-        return found
+        vectors = np.stack([rows[place] for place in places])
+        return next(merged(vectors, [self.lengths[place] for place in places], [len(places)], self.pooling))
 
 
 def embed_windows(
@@ -343,7 +357,7 @@ def leave_vectors(
     """The vector of each piece (not yet joined), from where its text left; `depths` are by text."""
     ends = np.cumsum([0, *owners]).tolist()
     units = [list(range(a, b)) for a, b in pairwise(ends)]
-    judge = Still(units, [len(piece) for piece in pieces])
+    judge = Still(units, [len(piece) for piece in pieces], recipe.pooling)
     walk = Walk(albert, rule, lambda hidden, lengths: albert._pool(hidden, lengths, recipe.pooling), judge, units)  # type: ignore[arg-type,return-value]
     return walk.run(pieces, None)
 
