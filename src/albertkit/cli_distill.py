@@ -72,6 +72,12 @@ def distill(given: tuple[str, ...], out: Path, teachers: tuple[str, ...], resume
     if not any(more[name] is not None for name in ("steps", "tokens", "minutes")):
         more["minutes"] = DEFAULT_MINUTES
     settings, aims, more["reading"] = of(Settings, more), of(Aims, more), of(Reading, more)
+    from albertkit.artifact import META_FILE
+
+    if (out / META_FILE).is_file():
+        raise AlbertkitError(
+            f"{out} is a finished model, and a training writes a folder of its own; choose another --out"
+        )
     *named, data = given
     names = [*named, *teachers]
     if not names:
@@ -124,7 +130,7 @@ def sentence_vectors(
     corpus = Shards.open(shards)
     artifact, texts = student_of(more, settings.seed, corpus.tokenizer), out / "texts"
     check(aims, artifact.config.hidden_size)
-    same_teachers(texts, teachers)
+    same_teachers(texts, teachers, shards)
     if not (texts / "targets.npy").is_file():
         longest = artifact.config.max_position_embeddings - 2
         tokenizer, train_shards = corpus.tokenizer(), corpus.split("train")
@@ -141,17 +147,25 @@ def sentence_vectors(
     return train(work, settings, out, resume=resume, say=say, bar=True)
 
 
-def same_teachers(texts: Path, teachers: Teachers) -> None:
-    """Write down whose vectors a folder holds, and refuse one with those of others."""
-    from albertkit.artifact import read_json
+def same_teachers(texts: Path, teachers: Teachers, shards: Path) -> None:
+    """Write down whose vectors of which corpus a folder holds, and refuse one with those of others."""
+    from albertkit.artifact import digest, read_json
     from albertkit.data.writing import write_json
+    from albertkit.train.lessons import identity
 
     note = texts / "teachers.json"
     asked = {
-        "teachers": [[folder.name, weight] for folder, weight in zip(teachers.folders, teachers.weights, strict=True)]
+        "teachers": [[identity(folder), w] for folder, w in zip(teachers.folders, teachers.weights, strict=True)],
+        "corpus": digest(shards / "manifest.json"),
     }
-    if note.is_file() and (texts / "targets.npy").is_file() and read_json(note) != asked:
-        raise AlbertkitError(f"{texts} holds the vectors of other teachers; choose another --out, or delete {texts}")
+    if note.is_file() and (texts / "targets.npy").is_file():
+        before = read_json(note)
+        words = {"teachers": "of other teachers, or with other weights", "corpus": "of another corpus"}
+        other = [words[what] for what, value in asked.items() if before.get(what) != value]
+        if other:
+            raise AlbertkitError(
+                f"{texts} holds vectors {' and '.join(other)}; choose another --out, or remove {texts} to make them anew"
+            )
     if not (texts / "targets.npy").is_file():
         texts.mkdir(parents=True, exist_ok=True)
         write_json(note, asked)
@@ -186,7 +200,7 @@ def read_lesson(
     import dataclasses
 
     from albertkit.cli import read_texts
-    from albertkit.cli_shrink import texts_of
+    from albertkit.cli_shrink import known, texts_of
     from albertkit.cli_tasks import parted, read_files
     from albertkit.tasks.examples import Text
     from albertkit.tasks.make import TASKS, task_of
@@ -200,12 +214,18 @@ def read_lesson(
         )
     task = task_of(meta)
     held = [] if dev is None else read_files(meta.task, {"dev": dev}, reading)["dev"]
+    known(meta, held, "counted as missed")
     if data.suffix == ".txt" and meta.task == "classify":
+        if meta.details.get("pairs"):
+            raise AlbertkitError(
+                f"{teacher} was fine-tuned for pairs of texts, and {data} holds single lines; give a table with both texts, as for finetune"
+            )
         label: Any = {"single": (task.labels or ("",))[0], "multi": ()}.get(task.kind, 0.0)
         return dataclasses.replace(lesson, labels=0.0), Data(
             task, [Text(t, label=label) for t in read_texts((), data)], held
         )
     examples = read_files(meta.task, {"train": data}, reading)["train"]
+    known(meta, examples, "not learnt from")
     if dev is None:
         examples, held = parted(examples)
     return lesson, Data(task, examples, held)
@@ -213,8 +233,13 @@ def read_lesson(
 
 def weighed(name: str) -> tuple[Path, float]:
     """FOLDER or FOLDER:WEIGHT."""
-    path, colon, weight = name.rpartition(":")
+    path, colon, number = name.rpartition(":")
+    if not colon or Path(name).exists():
+        return Path(name), 1.0
     try:
-        return (Path(path), float(weight)) if colon and not Path(name).exists() else (Path(name), 1.0)
+        weight = float(number)
     except ValueError:
         raise AlbertkitError(f"teacher {name!r} is neither a folder nor FOLDER:WEIGHT, such as gte:1.5") from None
+    if not 0 < weight < 1e6:
+        raise AlbertkitError(f"teacher {name!r} has the weight {weight:g}; it must be above 0, such as {path}:1.5")
+    return Path(path), weight

@@ -207,8 +207,9 @@ def prune(
         from albertkit.train.recover import Recovery
 
         data = read_data(open_model(source), train, dev, reading)
-        recovery = Recovery(data, training, run_folder(target), say, bar=True)
         texts = texts or data.texts()[:512] or None
+        asked = repr((sorted(given.items()), texts))
+        recovery = Recovery(data, training, run_folder(target), say, bar=True, asked=asked)
     report = run(source, target, Keep(vocabulary=words, **given), texts, force, quiet_or_note, recovery)
     scores = {} if recovery is None else {name: asdict(score) for name, score in recovery.scores.items()}
     if as_json:

@@ -383,18 +383,6 @@ def test_a_killed_teacher_reads_no_text_twice(words, teacher, tmp_path, monkeypa
     assert [path.name.split("-")[0] for path in (tmp_path / "a" / "teacher").iterdir()] == ["vectors"]
 
 
-def test_vectors_of_other_teachers_are_refused(tmp_path):
-    from albertkit.cli_distill import same_teachers
-
-    mine, other = Teachers((tmp_path / "a",), (1.0,)), Teachers((tmp_path / "a",), (2.0,))
-    same_teachers(tmp_path / "texts", other)  # killed before the vectors were there
-    same_teachers(tmp_path / "texts", mine)
-    np.save(tmp_path / "texts" / "targets.npy", np.ones(1))
-    same_teachers(tmp_path / "texts", mine)
-    with pytest.raises(AlbertkitError, match="vectors of other teachers"):
-        same_teachers(tmp_path / "texts", other)
-
-
 def test_other_vocabularies_are_refused_with_a_reason(words, teacher, tmp_path):
     (tmp_path / "vocab.txt").write_text("\n".join([*VOCAB[:-2], "new", "words"]) + "\n")
     other = Tokenizer.from_vocab(tmp_path / "vocab.txt")

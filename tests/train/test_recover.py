@@ -120,6 +120,71 @@ def test_a_folder_of_another_training_is_refused(whole, tmp_path):
             relearn(*given, training, tmp_path / "run")
 
 
+def test_a_run_of_another_pruning_is_not_gone_on_with(whole, tmp_path):
+    """Fitted or not, other texts, another seed: refused in the old folder; the same pruning goes on."""
+    data = data_for(read_artifact(whole), texts(40, 0, "regression"), texts(20, 21, "regression"))
+    lines, keep = [e.text for e in data.train], dataclasses.replace(CUT, fit=True)
+    said: list[str] = []
+
+    def again(name: str, keep: Keep, lines: list[str], seed: int = 0, asked: str = "", run: str = "run"):
+        training = Training(epochs=1, seed=seed, **QUICK)
+        recovery = Recovery(data, training, tmp_path / run, said.append, asked=asked)
+        prune(whole, tmp_path / name, keep, lines, recovery=recovery)
+        return read_artifact(tmp_path / name)
+
+    first = again("first", keep, lines)
+    second = again("second", keep, lines)
+    assert any("going on from step 3" in text for text in said), said
+    assert all(np.array_equal(array, second.weights[name]) for name, array in first.weights.items())
+    for other in (
+        (dataclasses.replace(keep, fit=False), lines),
+        (keep, [e.text for e in texts(40, 3)]),
+        (keep, lines, 9),
+    ):
+        with pytest.raises(
+            AlbertkitError, match="run: this folder holds a training on other examples, or from another"
+        ):
+            again("third", *other)
+    again("fourth", keep, lines, asked="half", run="told")
+    again(
+        "fifth", dataclasses.replace(keep, fit=False), lines, asked="half", run="told"
+    )  # other weights, and the caller says they are not
+    with pytest.raises(AlbertkitError, match="told: this folder holds"):
+        again("sixth", keep, lines, asked="a third", run="told")
+
+
+def test_a_recovery_that_makes_it_worse_keeps_the_start(whole, tmp_path):
+    """A rate that ruins everything: the pruned model itself is the best of the run, also where it is gone on with."""
+    data = data_for(read_artifact(whole), texts(40, 0, "regression"), texts(40, 21, "regression"))
+    given, said = (whole, dataclasses.replace(CUT, fit=True), [e.text for e in data.train]), []
+    for name in ("first", "second"):
+        training = Training(epochs=2, **{**QUICK, "learning_rate": 0.5})
+        recovery = Recovery(data, training, tmp_path / "run", said.append)
+        prune(given[0], tmp_path / name, *given[1:], recovery=recovery)
+        assert recovery.scores["recovered"].value == pytest.approx(recovery.scores["pruned"].value, abs=1e-6)
+    assert sum("every evaluation was worse than the start" in text for text in said) == 2, said
+
+
+def test_a_recovery_that_ends_worse_says_so(start, tmp_path, monkeypatch):
+    """Without a task the loss chooses, and the cosine may still be lower."""
+    lines, said = [e.text for e in texts(60, 5)], []
+    write_artifact(dataclasses.replace(start, meta=Meta(task="embed")), tmp_path / "whole")
+    data = data_for(read_artifact(tmp_path / "whole"), lines, lines[:20])
+    recovery = Recovery(data, Training(epochs=1, **QUICK), tmp_path / "run", said.append)
+
+    def ruined(pruned: Artifact, *given):
+        weights = {
+            n: np.random.default_rng(0).normal(size=a.shape).astype(np.float32) for n, a in pruned.weights.items()
+        }
+        return dataclasses.replace(pruned, weights=weights), {}
+
+    monkeypatch.setattr(recover, "relearn", ruined)
+    prune(tmp_path / "whole", tmp_path / "small", dataclasses.replace(CUT, fit=True), lines, recovery=recovery)
+    assert any("note: training made it worse: cosine" in text and "lower --learning-rate" in text for text in said), (
+        said
+    )
+
+
 def test_what_cannot_be_written_or_read_is_refused_before_an_hour_is_spent(whole, tmp_path, monkeypatch):
     from albertkit.cli_shrink import free, run_folder, texts_of
 

@@ -73,7 +73,7 @@ def read_folder(folder: Path) -> Artifact:
     encoder, pooling, unit = steps_of(folder)
     artifact = huggingface.read_folder(encoder)
     made = ({"step": "convert", "from": folder.name, "layout": "sentence-transformers"},)
-    meta = Meta(task="embed", pooling=pooling, normalise=unit, prompts=_prompts(folder), made=made)
+    meta = Meta(task="embed", pooling=pooling, normalise=unit, prompts=prompts_of(folder), made=made)
     config, weights = artifact.config, artifact.weights
     limit = folder / "sentence_bert_config.json"
     length = read_json(limit).get("max_seq_length") if limit.is_file() else None
@@ -85,7 +85,7 @@ def read_folder(folder: Path) -> Artifact:
     return Artifact(config, weights, artifact.tokenizer, meta)
 
 
-def _prompts(folder: Path) -> dict[str, str]:
+def prompts_of(folder: Path) -> dict[str, str]:
     about = folder / "config_sentence_transformers.json"
     settings: dict[str, Any] = read_json(about) if about.is_file() else {}
     prompts = settings.get("prompts") or {}

@@ -243,7 +243,7 @@ class Finetuning:
         """Saved weights, and the place in the data."""
         if data.get("examples") != self.identity:
             raise AlbertkitError(
-                "this folder holds a training on other examples, or from another model or teacher, or with other settings of the loss; choose another one, or delete it to begin anew"
+                "this folder holds a training on other examples, or from another model or teacher, with another pruning or seed, or with other settings of the loss; choose another one, or delete it to begin anew"
             )
         self.model.load_state_dict(tensors_of(artifact.weights))
         self.at = (int(data.get("epoch", 0)), int(data.get("batch", 0)))
@@ -261,8 +261,11 @@ class Finetuning:
             "examples": len(self.features),
             "settings": {k: v for k, v in asdict(self.settings).items() if v is not None},
         }
+        known = details(task, self.max_length)
+        if isinstance(task, Classify) and all(getattr(e, "pair", None) is not None for e in self.examples):
+            known["pairs"] = True  # what it reads; `distill` must not give it single lines
         meta = dataclasses.replace(
-            self.start.meta, task=kind_of(task), labels=tuple(task.labels), details=details(task, self.max_length),
+            self.start.meta, task=kind_of(task), labels=tuple(task.labels), details=known,
             metrics={"dev": metrics} if metrics else {}, made=(*self.start.meta.made, done), quantisation=None, depth=None,
         )  # fmt: skip
         if "vector" in heads_of(task):  # as it was trained

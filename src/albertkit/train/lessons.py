@@ -35,7 +35,7 @@ from albertkit.train.pretrain import fit
 from albertkit.train.recover import Data, plain_text
 from albertkit.train.settings import Settings
 from albertkit.train.student import HEAD, Gives, Imitating, Reading, finished
-from albertkit.train.teachers import Mixture, encoder_of, is_ours, spoken
+from albertkit.train.teachers import Mixture, encoder_of, is_ours, reading_of, spoken
 from albertkit.train.team import choose_device
 from albertkit.train.watching import open_watched, plain_attention
 from albertkit.train.work import Outcome
@@ -88,7 +88,8 @@ def distil(
     if lesson.attention:
         plain_attention(student, "student")
     first, work_device = teachers.folders[0], choose_device(settings.device)
-    gives = Gives(meta=read_stored(first).meta if is_ours(first) else None)
+    who = (*map(identity, teachers.folders), repr(teachers.weights))
+    gives = Gives(meta=read_stored(first).meta if is_ours(first) else None, identity=who)
     limit = min(max_length, student.config.max_position_embeddings)
     if lesson.watches:
         watched = open_watched(first, student.tokenizer, data.texts(), bool(lesson.attention))
@@ -134,8 +135,22 @@ def kept(
 
 
 def identity(folder: Path) -> str:
-    """What tells a teacher from others."""
-    return read_stored(folder).identity if is_ours(folder) else digest(model_folder(folder) / "model.safetensors")
+    """What tells a teacher from others: its weights, and how it reads and pools."""
+    about: tuple[Any, ...]
+    if is_ours(folder):
+        stored = read_stored(folder)
+        meta = stored.meta
+        about = (stored.identity, stored.config, meta.pooling, meta.normalise, meta.depth, meta.prompts)
+    else:
+        place, pooling = encoder_of(model_folder(folder))
+        files = [place / name for name in ("config.json", "model.safetensors", "tokenizer.json")]
+        missing = [file.name for file in files if not file.is_file()]
+        if missing:
+            raise AlbertkitError(
+                f"{place} holds no {missing[0]}; give a model of ours, or one with config.json, model.safetensors and tokenizer.json"
+            )
+        about = (*map(digest, files), pooling, reading_of(model_folder(folder)))
+    return hashlib.sha256(repr(about).encode()).hexdigest()
 
 
 def kept_vectors(teachers: Teachers, student: Artifact, data: Data, out: Path, device: torch.device) -> np.ndarray:

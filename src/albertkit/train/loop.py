@@ -96,6 +96,8 @@ class Run:
             raise AlbertkitError(
                 f"{self.out} holds a training at step {there[-1]}; go on with --resume, or choose another folder"
             )
+        if there:
+            self.restore(there[-1])  # what is refused is refused before anything is written
         if self.crew.leads:
             try:
                 self.out.mkdir(parents=True, exist_ok=True)
@@ -109,10 +111,12 @@ class Run:
             except OSError as error:
                 raise AlbertkitError(f"{self.out} cannot be written: {error.strerror}; choose another folder") from None
         if there:
-            self.restore(there[-1])
             self.say(f"going on from step {self.state.step:,} ({self.state.tokens:,} tokens)")
-        elif self.gather(True) and self.crew.leads:
-            self.save()
+        else:
+            if self.settings.take_best and getattr(self.work, "trained", False):
+                self.evaluate()  # the start itself is kept, if all that follows is worse
+            if self.gather(True) and self.crew.leads:
+                self.save()
         self.crew.wait()
         self.began = time.perf_counter() - self.state.seconds
 
@@ -279,7 +283,9 @@ class Run:
             if score is not None and math.isfinite(score):
                 sign = 1 if "loss" in self.work.better or self.work.better == "rmse" else -1
                 self.state.worse += 1
-                if not self.state.best or sign * score < sign * self.state.best["score"]:
+                best = self.state.best
+                drawn = best.get("step") == 0 and score == best["score"]  # what was trained wins against the start
+                if not best or drawn or sign * score < sign * best["score"]:
                     self.state.best, self.state.worse = {"step": self.state.step, "score": score}, 0
             if self.report and self.numbers:
                 self.report.line(self.state.step, "eval", tokens=self.state.tokens, **self.numbers)
@@ -305,6 +311,8 @@ class Run:
                 kept, last = self.numbers, self.state
                 self.restore(best)
                 self.numbers = self.work.evaluate() or kept
+                if best == 0 < last.step:
+                    self.say("every evaluation was worse than the start, so the model stays as it was there")
                 self.state = last
             artifact = self.work.artifact(self.numbers, self.state)
             write_artifact(artifact, target, overwrite=target.exists())

@@ -6,6 +6,7 @@ In: a compressed model, the whole one as its teacher, examples of its task or te
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import math
 import tempfile
 from collections.abc import Callable, Sequence
@@ -99,9 +100,14 @@ def relearn(
     prepare: Callable[[Imitating], None] = lambda work: None,
     say: Callable[[str], None] = lambda text: None,
     bar: bool = False,
+    asked: str = "",
 ) -> tuple[Artifact, dict[str, float]]:
-    """Train `artifact` with `whole` as its teacher, in the folder `run`, where the same call goes on; `prepare` changes the work."""
-    gives = Gives(watched=Own(whole), logits=None, meta=whole.meta)
+    """Train `artifact` with `whole` as its teacher, in the folder `run`, where the same call goes on; `prepare` changes the work.
+
+    asked: what `artifact` was made by; without, its weights tell it from others (see `Recovery.asked`).
+    """
+    who = (told(whole), asked or told(artifact), f"seed {training.seed}")
+    gives = Gives(watched=Own(whole), logits=None, meta=whole.meta, identity=who)
     if lesson.logits:
         device = choose_device(training.device).type
         gives = dataclasses.replace(gives, logits=lambda features: scores_of(whole, features, device))
@@ -111,11 +117,20 @@ def relearn(
     epochs = training.epochs or preset_epochs(len(work.features)) / 2  # it knew all of it once
     steps = max(1, round(work.batches * epochs))
     work.settings = settings_of(training, artifact, steps, held, math.ceil(epochs) if training.minutes is None else 10)
+    work.trained = True
     prepare(work)
     outcome = train(work, work.settings, run, resume=True, say=say, bar=bar)
     if outcome.model is None:
         raise AlbertkitError(f"stopped; the same command goes on from {run}")
     return finished(read_artifact(outcome.model)), outcome.metrics
+
+
+def told(artifact: Artifact) -> str:
+    """A hash of a model's shape and weights."""
+    total = hashlib.sha256(repr(artifact.config).encode())
+    for name in sorted(artifact.weights):
+        total.update(name.encode() + np.ascontiguousarray(artifact.weights[name]).tobytes())
+    return total.hexdigest()
 
 
 def scores_of(teacher: Artifact, features: Sequence[Any], device: str = "cpu") -> list[Any]:
@@ -139,6 +154,9 @@ class Recovery:
     bar: bool = False
     scores: dict[str, Score] = field(default_factory=dict)
     """`whole`, `pruned`, `recovered`: each on the held-out examples; empty without any."""
+    asked: str = ""
+    """How the model was pruned and on which texts, so that a run of another pruning is not gone on with. Without it the pruned weights
+    themselves tell, whose last bits may be others on another machine."""
 
     def __call__(self, whole: Artifact, pruned: Artifact) -> Artifact:
         """The pruned model, trained."""
@@ -149,7 +167,8 @@ class Recovery:
         def prepare(work: Imitating) -> None:
             work.step = "recover"
 
-        made, _ = relearn(pruned, whole, self.data, lesson, self.training, self.run, prepare, self.say, self.bar)
+        given = (self.data, lesson, self.training, self.run, prepare, self.say, self.bar, self.asked)
+        made, _ = relearn(pruned, whole, *given)
         if len(self.data.dev):
             with tempfile.TemporaryDirectory() as scratch:
                 folders = {name: Path(scratch) / name for name in ("whole", "pruned", "recovered")}
@@ -160,4 +179,10 @@ class Recovery:
                     dev = [plain_text(text, whole.tokenizer) for text in dev]
                 judge = Judge(folders["whole"], dev)
                 self.scores = {name: judge(folder) for name, folder in folders.items()}
+            before, after = self.scores["pruned"], self.scores["recovered"]
+            if after.value < before.value:
+                self.say(
+                    f"note: training made it worse: {after.metric} {before.value:.4f} pruned, {after.value:.4f} recovered; "
+                    f"give more examples, or a lower --learning-rate (delete {self.run} first)"
+                )
         return made

@@ -48,6 +48,8 @@ class Gives:
     """One row for each text to learn from, then one for each held-out text."""
     meta: Meta | None = None
     """The teacher's."""
+    identity: tuple[str, ...] = ()
+    """What tells a training with this teacher, and from this start, from others."""
 
 
 @dataclass(frozen=True)
@@ -153,6 +155,8 @@ class Imitating(finetune.Finetuning):
 
     step = "distill"
     """What it is called in the model's history."""
+    trained = False
+    """Whether the student knows its task already, so that the start itself may be the best (see `loop.Run.open`)."""
 
     def __init__(
         self,
@@ -191,12 +195,8 @@ class Imitating(finetune.Finetuning):
         ]
 
     def origin(self) -> bytes:
-        """The lesson and who gives it. Not the student's weights: pruning may give other last bits on another machine."""
-        total = hashlib.sha256(repr(self.lesson).encode())
-        for name, array in self.gives.watched.state_dict().items() if self.gives.watched is not None else ():
-            total.update(name.encode())
-            total.update(array.float().numpy().tobytes())
-        return total.digest()
+        """The lesson and who gives it. The student's weights only where `Gives.identity` has them: see `recover.Recovery`."""
+        return hashlib.sha256(repr((self.lesson, self.gives.identity)).encode()).digest()
 
     def build(self) -> AlbertModel:
         """The student, with the heads it has, if they are for this task."""

@@ -31,7 +31,9 @@ from albertkit.data.passages import Passages, gather
 from albertkit.data.writing import write_array
 from albertkit.errors import AlbertkitError, need
 from albertkit.tokenizer import Tokenizer
+from albertkit.train.watching import positions_of
 
+LONGEST = 256  # tokens that a foreign teacher reads of a text, at most
 CHUNK = 8192  # texts tokenised together
 ROWS = 4096  # texts at once on the device, at most
 TOKENS = 131_072  # tokens at once on the device
@@ -39,6 +41,10 @@ SAMPLE = 100_000  # texts from which the turn is found
 OWN = 30_000  # texts from which the turn towards a student's own vectors is found
 MIXED = 65_536  # texts turned at once
 
+Written = tuple[str, str] | None
+"""How a foreign teacher takes text: its tokenizer, as text, and what stands before every text. None: a teacher that reads text."""
+Reader = tuple[Rust, str] | None
+"""The same, with the tokenizer opened."""
 Own = Callable[[np.ndarray], torch.Tensor]
 """Numbers of texts, ascending, to the vectors that the student gives them now."""
 
@@ -71,12 +77,24 @@ def encoder_of(folder: Path) -> tuple[Path, str]:
     return sentence_transformers.steps_of(folder)[:2] if sentence_transformers.is_folder(folder) else (folder, "mean")
 
 
+def reading_of(folder: Path) -> tuple[str, int]:
+    """What a foreign teacher puts before every text, and the tokens it reads at most: what a sentence-transformers folder says, else nothing and 256."""
+    from albertkit.interop import sentence_transformers
+
+    if not sentence_transformers.is_folder(folder):
+        return "", LONGEST
+    told = sorted(encoder_of(folder)[0].glob("sentence_*_config.json"))
+    length = read_json(told[0]).get("max_seq_length") if told else None
+    prompt = sentence_transformers.prompts_of(folder).get("default", "")
+    return prompt, min(LONGEST, length) if isinstance(length, int) and length > 2 else LONGEST
+
+
 def load(folder: Path, device: torch.device) -> tuple[Any, Rust]:
     """A foreign teacher's encoder, in half precision on a GPU, and its tokenizer."""
     transformers = need("transformers", "distill", "a teacher")
     from safetensors.torch import load_file
 
-    folder, _ = encoder_of(folder)
+    (folder, _), (_, longest) = encoder_of(folder), reading_of(folder)
     try:
         config = transformers.AutoConfig.from_pretrained(folder)
         model = transformers.AutoModel.from_config(config)
@@ -90,7 +108,7 @@ def load(folder: Path, device: torch.device) -> tuple[Any, Rust]:
     if lost:
         raise AlbertkitError(f"{folder}/model.safetensors lacks {lost[0]!r}")
     rust.no_padding()
-    rust.enable_truncation(256)
+    rust.enable_truncation(min(longest, positions_of(model)))
     model = model.to(device).eval()
     return (model.half() if device.type == "cuda" else model), rust
 
@@ -103,11 +121,12 @@ class Ids:
     lengths: np.ndarray
 
 
-def read(rust: Rust | None, texts: Sequence[str]) -> Ids | list[str]:
+def read(reader: Reader, texts: Sequence[str]) -> Ids | list[str]:
     """Texts as a teacher takes them: as they are, or as the ids of a foreign one's tokenizer."""
-    if rust is None:
+    if reader is None:
         return list(texts)
-    found = [np.array(one.ids, np.int32) for one in rust.encode_batch_fast(list(texts))]
+    rust, prompt = reader
+    found = [np.array(one.ids, np.int32) for one in rust.encode_batch_fast([prompt + text for text in texts])]
     return Ids(np.concatenate(found), np.array([len(ids) for ids in found]))
 
 
@@ -144,7 +163,8 @@ class Speaker:
 
     def __init__(self, folder: Path, device: torch.device) -> None:
         self.device = device
-        self.albert, self.model, self.rust = None, None, None
+        self.albert, self.model = None, None
+        self.reader: Reader = None
         if is_ours(folder):
             from albertkit.runtime.albert import Albert
 
@@ -152,7 +172,8 @@ class Speaker:
             self.width = self.albert.dim
         else:
             self.pooling = encoder_of(folder)[1]
-            self.model, self.rust = load(folder, device)
+            self.model, rust = load(folder, device)
+            self.reader = rust, reading_of(folder)[0]
             self.width = self.model.config.hidden_size
 
     def vectors(self, given: Ids | list[str]) -> torch.Tensor:
@@ -170,8 +191,8 @@ class Speakers:
     def __init__(self, folders: Sequence[Path], device: torch.device) -> None:
         self.all = [Speaker(folder, device) for folder in folders]
         self.widths = [one.width for one in self.all]
-        written = [None if one.rust is None else one.rust.to_str() for one in self.all]
-        readers = {text: one.rust for text, one in zip(written, self.all, strict=True)}
+        written: list[Written] = [one.reader and (one.reader[0].to_str(), one.reader[1]) for one in self.all]
+        readers = {text: one.reader for text, one in zip(written, self.all, strict=True)}
         self.tokenizers, self.readers = list(readers), list(readers.values())
         """The different ones, as text and as they are; None is for teachers that read text."""
         self.of = [self.tokenizers.index(one) for one in written]
@@ -187,15 +208,15 @@ class Speakers:
 
 
 _tokenizer: Tokenizer | None = None
-_readers: list[Rust | None] = []
+_readers: list[Reader] = []
 
 
-def _start(folder: str, readers: Sequence[str | None], alone: bool) -> None:
+def _start(folder: str, readers: Sequence[Written], alone: bool) -> None:
     global _tokenizer, _readers
     if not alone:
         os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the others read too
     _tokenizer = Tokenizer.load(folder)
-    _readers = [None if one is None else Rust.from_str(one) for one in readers]
+    _readers = [one and (Rust.from_str(one[0]), one[1]) for one in readers]
 
 
 def _read(flat: np.ndarray, ends: np.ndarray) -> list[Ids | list[str]]:
@@ -205,7 +226,7 @@ def _read(flat: np.ndarray, ends: np.ndarray) -> list[Ids | list[str]]:
 
 
 def chunks(
-    passages: Passages, tokenizer: Path, readers: Sequence[str | None], workers: int
+    passages: Passages, tokenizer: Path, readers: Sequence[Written], workers: int
 ) -> Iterator[list[Ids | list[str]]]:
     """The passages as each of the readers takes them, chunk by chunk, in order."""
 

@@ -90,6 +90,14 @@ class Own(nn.Module):
             return Seen(encoded.layers, parts() if self.attention else None), encoded
 
 
+def positions_of(model: Any) -> int:
+    """Tokens that an encoder of transformers reads at once; RoBERTa and its like count from behind the position of the padding."""
+    for name, module in model.named_modules():
+        if name.rpartition(".")[2] == "position_embeddings" and isinstance(module, nn.Embedding):
+            return module.num_embeddings - (0 if module.padding_idx is None else module.padding_idx + 1)
+    return getattr(model.config, "max_position_embeddings", None) or 512
+
+
 class Foreign(nn.Module):
     """A teacher that transformers opened."""
 
@@ -97,7 +105,7 @@ class Foreign(nn.Module):
         super().__init__()
         self.model = model.requires_grad_(False)
         self.width, self.heads, self.attention = model.config.hidden_size, model.config.num_attention_heads, attention
-        self.longest = getattr(model.config, "max_position_embeddings", 512)
+        self.longest = positions_of(model)
         self.segments = "token_type_ids" in inspect.signature(model.forward).parameters
         self.found: dict[str, Tensor] = {}
         if attention:

@@ -1,0 +1,217 @@
+"""What `distill` refuses or tells: other teachers, corpora and labels, pairs, weights, folders that are taken; and teachers that read little."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+
+from albertkit.artifact import read_artifact, write_artifact
+from albertkit.cli import app
+from albertkit.cli_distill import read_lesson, same_teachers, weighed
+from albertkit.cli_tasks import Reading
+from albertkit.errors import AlbertkitError
+from albertkit.runtime.albert import Albert
+from albertkit.tasks.make import task_of
+from albertkit.tokenizer import Tokenizer
+from albertkit.train import lessons, teachers, tune
+from albertkit.train.lesson import Lesson
+from albertkit.train.lessons import Teachers, distil, fresh_student, identity
+from albertkit.train.recover import Data
+from albertkit.train.tuning import Options
+from albertkit.train.watching import Foreign, positions_of
+from tests.conftest import tiny
+from tests.train.conftest import VOCAB
+from tests.train.test_finetune import texts
+from tests.train.test_imitate import bert, model_of, one, quick
+
+CPU = torch.device("cpu")
+TUNED = Options(epochs=1, max_length=40, batch=16, device="cpu")
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory) -> Tokenizer:
+    path = tmp_path_factory.mktemp("vocab") / "vocab.txt"
+    path.write_text("\n".join(VOCAB) + "\n")
+    return Tokenizer.from_vocab(path)
+
+
+@pytest.fixture(scope="module")
+def classifier(words, tmp_path_factory):
+    start, out = model_of(words), tmp_path_factory.mktemp("tuned")
+    return tune.finetune("classify", texts(32), (), out, start, TUNED).model
+
+
+@pytest.fixture(scope="module")
+def paired(words, tmp_path_factory):
+    examples = [dataclasses.replace(e, pair="cat dog") for e in texts(32)]
+    return tune.finetune("classify", examples, (), tmp_path_factory.mktemp("pairs"), model_of(words), TUNED).model
+
+
+def changed(folder, target):
+    """The same model with other weights."""
+    artifact = read_artifact(folder)
+    weights = {name: 1.5 * array for name, array in artifact.weights.items()}
+    return write_artifact(dataclasses.replace(artifact, weights=weights), target)
+
+
+# Another teacher, another corpus ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("what", ["logits", "vectors", "hidden"])
+def test_another_teacher_does_not_go_on_in_the_same_folder(words, classifier, tmp_path, what):
+    student, examples = fresh_student(tiny(), words, 1), texts(40, 5)
+    data = Data(task_of(read_artifact(classifier).meta), examples, ())
+    if what != "logits":
+        data = Data(None, [e.text for e in examples], ())
+    given = (student, data, Lesson(**{what: 1.0}), quick(2), tmp_path / "out", 40)
+    distil(one(classifier), *given)
+    before = (tmp_path / "out" / "settings.json").read_text()
+    for other in (one(changed(classifier, tmp_path / "other")), Teachers((classifier,), (2.0,))):
+        with pytest.raises(AlbertkitError, match="another model or teacher"):
+            distil(other, *given[:3], quick(9), *given[4:], resume=True)
+    assert (tmp_path / "out" / "settings.json").read_text() == before  # a refused start leaves no trace
+    assert distil(one(classifier), *given[:3], quick(3), *given[4:], resume=True).state.step == 3
+
+
+def test_a_teacher_with_fewer_layers_of_the_same_weights_is_another(classifier, tmp_path):
+    whole = read_artifact(classifier)
+    config = whole.config.replace(num_hidden_layers=whole.config.num_hidden_layers - 1)
+    cut = write_artifact(dataclasses.replace(whole, config=config), tmp_path / "cut")
+    same = write_artifact(whole, tmp_path / "same")
+    assert identity(classifier) == identity(same) != identity(cut)
+
+
+def test_vectors_of_other_teachers_or_of_another_corpus_are_refused(words, tmp_path):
+    for number in (1, 2):
+        write_artifact(model_of(words, number), tmp_path / str(number) / "model")
+        (tmp_path / f"corpus{number}").mkdir()
+        (tmp_path / f"corpus{number}" / "manifest.json").write_text(json.dumps({"number": number}))
+    mine, other = one(tmp_path / "1" / "model"), one(tmp_path / "2" / "model")  # folders of one name
+    corpus, place = tmp_path / "corpus1", tmp_path / "texts"
+    same_teachers(place, other, corpus)  # killed before the vectors were there
+    same_teachers(place, mine, corpus)
+    np.save(place / "targets.npy", np.ones(1))
+    same_teachers(place, mine, corpus)
+    for who in (other, Teachers(mine.folders, (2.0,))):
+        with pytest.raises(AlbertkitError, match="vectors of other teachers, or with other weights; choose another"):
+            same_teachers(place, who, corpus)
+    with pytest.raises(AlbertkitError, match="vectors of another corpus; choose another --out, or remove"):
+        same_teachers(place, mine, tmp_path / "corpus2")
+
+
+# Data and arguments ----------------------------------------------------------------------------------------------
+
+
+def test_labels_that_the_teacher_does_not_know_are_told(classifier, tmp_path, capsys):
+    meta, lesson = read_artifact(classifier).meta, Lesson(logits=1.0, labels=0.5)
+    rows = [(e.text, "stone" if n < 5 else e.label) for n, e in enumerate(texts(40))]
+    for name, own in (("some", rows), ("none", [(text, label.upper()) for text, label in rows])):
+        lines = [f"{text}\t{label}" for text, label in own]
+        (tmp_path / f"{name}.tsv").write_text("\n".join(["text\tlabel", *lines]) + "\n")
+    read_lesson(classifier, meta, tmp_path / "some.tsv", None, lesson, Reading())
+    said = capsys.readouterr().err
+    assert "note: 5 labels of 40 unknown to the model, not learnt from" in said and "'stone'" in said
+    with pytest.raises(AlbertkitError, match="knows none of the labels"):
+        read_lesson(classifier, meta, tmp_path / "none.tsv", None, lesson, Reading())
+
+
+def test_a_teacher_of_pairs_is_not_given_single_lines(classifier, paired, tmp_path):
+    meta, lesson = read_artifact(paired).meta, Lesson(logits=1.0)
+    assert meta.details["pairs"] is True and "pairs" not in read_artifact(classifier).meta.details
+    assert Albert(paired).classify(["cat"], ["dog"])[0].label in meta.labels and Albert(paired).task == task_of(meta)
+    (tmp_path / "lines.txt").write_text("\n".join(e.text for e in texts(20)))
+    with pytest.raises(AlbertkitError, match=r"for pairs of texts, and .*lines.txt holds single lines; give a table"):
+        read_lesson(paired, meta, tmp_path / "lines.txt", None, lesson, Reading())
+    older = dataclasses.replace(meta, details={k: v for k, v in meta.details.items() if k != "pairs"})
+    for known in (older, read_artifact(classifier).meta):
+        _, found = read_lesson(paired, known, tmp_path / "lines.txt", None, lesson, Reading())
+        assert len(found.train) == 20
+
+
+@pytest.mark.parametrize("weight", ["nan", "-1", "0", "inf", "1e9"])
+def test_weights_of_teachers_are_above_0(weight):
+    assert weighed("gte:1.5")[1] == 1.5 and weighed("gte")[1] == 1.0
+    with pytest.raises(AlbertkitError, match="it must be above 0, such as gte:1.5"):
+        weighed(f"gte:{weight}")
+
+
+def test_a_finished_model_is_no_place_for_a_training(classifier, tmp_path):
+    model = shutil.copytree(classifier, tmp_path / "model")
+    (tmp_path / "lines.txt").write_text("\n".join(e.text for e in texts(20)))
+    given = ["distill", str(model), str(tmp_path / "lines.txt"), "--shape", "mini", "-o", str(model), "--steps", "1"]
+    done = CliRunner().invoke(app, given)
+    assert done.exit_code == 1 and "is a finished model" in str(done.exception)
+    assert {path.name for path in model.iterdir()} == {path.name for path in classifier.iterdir()}
+
+
+# Foreign teachers ------------------------------------------------------------------------------------------------
+
+
+def sentence_folder(words, folder, place="", pooling="mean", **more):
+    """A tiny BERT as sentence-transformers writes it."""
+    (folder / place).mkdir(parents=True, exist_ok=True)
+    model = bert(words, folder / place)
+    kinds = {place: "Transformer", "1_Pooling": "Pooling"}
+    modules = [{"path": name, "type": f"sentence_transformers.models.{kind}"} for name, kind in kinds.items()]
+    (folder / "1_Pooling").mkdir(exist_ok=True)
+    modes = {f"pooling_mode_{name}": name.startswith(pooling) for name in ("cls_token", "max_tokens", "mean_tokens")}
+    for path, told in {"modules.json": modules, "1_Pooling/config.json": modes, **more}.items():
+        (folder / path).write_text(json.dumps(told))
+    return model
+
+
+def test_vectors_of_an_encoder_in_a_subfolder(words, tmp_path):
+    for pooling in ("mean", "cls"):
+        sentence_folder(words, tmp_path / pooling, "0_Transformer", pooling)
+    assert identity(tmp_path / "mean") != identity(tmp_path / "cls")  # the same weights
+    student, data = fresh_student(tiny(hidden_size=24, num_attention_heads=3), words, 1), Data(None, ["cat dog"] * 20)
+    found = lessons.kept_vectors(one(tmp_path / "mean"), student, data, tmp_path / "out", CPU)
+    assert found.shape[0] == 20
+    (tmp_path / "mean" / "0_Transformer" / "model.safetensors").unlink()
+    with pytest.raises(AlbertkitError, match=r"holds no model.safetensors; give a model of ours, or one with"):
+        identity(tmp_path / "mean")
+
+
+def test_a_foreign_teacher_reads_no_more_than_it_can(words, tmp_path):
+    """64 positions: longer texts are cut."""
+    model, long = bert(words, tmp_path), "cat dog cow " * 100
+    speakers = teachers.Speakers([tmp_path], CPU)
+    with torch.no_grad():
+        ids = torch.tensor([words.encode(long, max_length=64).ids])
+        wanted = model(input_ids=ids).last_hidden_state[0].mean(0)
+    assert ids.shape == (1, 64) and np.isfinite(speakers.speak([long, "cat"])).all()
+    np.testing.assert_allclose(speakers.speak([long])[0], (wanted / wanted.norm()).numpy(), atol=2e-3)
+
+
+@pytest.mark.parametrize("kind", ["Roberta", "MPNet", "Bert", "Electra", "DistilBert"])
+def test_positions_are_those_that_a_text_may_have(kind):
+    transformers = pytest.importorskip("transformers")
+    config = getattr(transformers, f"{kind}Config")(vocab_size=20, hidden_size=16, embedding_size=16, dim=16, num_hidden_layers=1,
+        n_layers=1, num_attention_heads=2, n_heads=2, intermediate_size=16, hidden_dim=16, max_position_embeddings=12)  # fmt: skip
+    model = getattr(transformers, f"{kind}Model")(config).eval()
+    longest = Foreign(model).longest
+    assert longest == positions_of(model) == (10 if kind in ("Roberta", "MPNet") else 12)
+    model(input_ids=torch.full((1, longest), 5))
+    with pytest.raises((IndexError, RuntimeError)):
+        model(input_ids=torch.full((1, longest + 1), 5))
+
+
+def test_a_sentence_transformers_folder_says_how_much_it_reads_and_what_before(words, tmp_path):
+    told = {"prompts": {"query": "red blue "}, "default_prompt_name": "query"}
+    more = {"sentence_bert_config.json": {"max_seq_length": 8}, "config_sentence_transformers.json": told}
+    model = sentence_folder(words, tmp_path / "a", **more)
+    sentence_folder(words, tmp_path / "b")
+    speakers = teachers.Speakers([tmp_path / "a", tmp_path / "b"], CPU)
+    assert len(speakers.readers) == 2 and identity(tmp_path / "a") != identity(tmp_path / "b")
+    for text in ("cat dog", "cat dog cow hen pig fox owl bee oak elm"):
+        with torch.no_grad():
+            read = [words.encode(f"red blue {text}", max_length=8).ids, words.encode(text).ids]
+            wanted = [model(input_ids=torch.tensor([ids])).last_hidden_state[0].mean(0) for ids in read]
+        both = torch.cat([vector / vector.norm() for vector in wanted]).numpy()
+        np.testing.assert_allclose(speakers.speak([text])[0], both, atol=2e-3)
