@@ -199,7 +199,7 @@ def block(result: dict) -> str:
     if "trained" in result:
         found = result["trained"]
         lines += [
-            f"With training ({found['threads'] or 'all'} threads, {found['date']}). Variants of one shape in the same bits do the same work, and both show the better of their times.",
+            f"With training ({found['threads']} threads of {found['processor']}, {found['date']}). Variants of one shape in the same bits do the same work, and both show the better of their times.",
             "",
             *table(found["variants"]),
             "",
@@ -211,7 +211,7 @@ def without_training(result: dict) -> list[str]:
     """Two tables: forms of one model, and exported files."""
     m = result["machine"]
     lines = [
-        f"Model: {m['model']}; {m['threads'] or 'all'} threads of {m['processor']}, {m['date']}. No model was trained after pruning.", "",
+        f"Model: {m['model']}; {m['threads']} threads of {m['processor']}, {m['date']}. No model was trained after pruning.", "",
         "| | STS-B dev | masked words | cosine | MB | texts/s | one text, ms |", "|---|---|---|---|---|---|---|",
     ]  # fmt: skip
     for name, q in result["quality"].items():
@@ -239,16 +239,20 @@ def with_block(page: str, text: str, begin: str = BEGIN, end: str = END) -> str:
     return page[: page.index(begin)] + text + page[page.index(end) + len(end) :]
 
 
-def measured(given: argparse.Namespace) -> dict:
-    """Everything that needs no training."""
+def machine(threads: int | None) -> dict:
+    """Where and when something was measured."""
+    from albertkit.runtime.engine import cores
+
     info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
     names = [line.split(":")[1].strip() for line in info.splitlines() if line.startswith("model name")]
-    result: dict = {
-        "machine": {
-            "model": Path(given.model).name if given.model else "the built-in one", "threads": given.threads,
-            "processor": names[0] if names else platform.processor(), "date": time.strftime("%Y-%m-%d"),
-        }
-    }  # fmt: skip
+    processor = names[0] if names else platform.processor()
+    return {"threads": threads or cores(), "processor": processor, "date": time.strftime("%Y-%m-%d")}
+
+
+def measured(given: argparse.Namespace) -> dict:
+    """Everything that needs no training."""
+    model = Path(given.model).name if given.model else "the built-in one"
+    result: dict = {"machine": {"model": model, **machine(given.threads)}}
     with tempfile.TemporaryDirectory() as scratch:
         made = build(given.model, Path(scratch))
         result["quality"] = quality(made)
@@ -284,7 +288,7 @@ def main() -> None:
         found = run(given, SHARED)
         if found is None:
             return
-        keep({"trained": found})
+        keep({"trained": machine(given.threads) | found})
     elif not given.table:
         result = measured(given)
         if given.trial:

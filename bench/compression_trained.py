@@ -351,4 +351,4 @@ def run(given: argparse.Namespace, shared: Path) -> dict[str, Any] | None:
     if given.quick:
         print("\n".join(table(result)))
         return None
-    return {"date": time.strftime("%Y-%m-%d"), "threads": given.threads, "variants": result}
+    return {"variants": result}
