@@ -36,7 +36,14 @@ def program(path: str) -> Any:
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look there
-    spec.loader.exec_module(module)
+    neighbours = str((ROOT / path).parent)  # found as if it were run
+    if neighbours not in sys.path:
+        sys.path.append(neighbours)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[spec.name]
+        raise
     return module
 
 
