@@ -266,6 +266,14 @@ def model_folder(folder: Path | str | None) -> Path:
     return inner if (inner / META_FILE).is_file() and not (folder / META_FILE).is_file() else folder
 
 
+def identity_of(artifact: Artifact) -> str:
+    """A hash of a model's shape and weights."""
+    total = hashlib.sha256(json.dumps(artifact.config.to_dict(), sort_keys=True).encode())
+    for name in sorted(artifact.weights):
+        total.update(name.encode() + np.ascontiguousarray(artifact.weights[name]).tobytes())
+    return total.hexdigest()
+
+
 def read_stored(folder: Path | str | None) -> Stored:
     """Open a model folder for running: an artifact as it is, anything else through its reader; None is the built-in model."""
     folder = model_folder(folder)
@@ -273,11 +281,8 @@ def read_stored(folder: Path | str | None) -> Stored:
         from albertkit.interop.convert import open_model
 
         artifact = open_model(folder)
-        total = hashlib.sha256(json.dumps(artifact.config.to_dict(), sort_keys=True).encode())
-        for name in sorted(artifact.weights):
-            total.update(name.encode() + np.ascontiguousarray(artifact.weights[name]).tobytes())
         weights: dict[str, np.ndarray | Matrix] = dict(artifact.weights)
-        return Stored(artifact.config, weights, artifact.tokenizer, artifact.meta, total.hexdigest())
+        return Stored(artifact.config, weights, artifact.tokenizer, artifact.meta, identity_of(artifact))
     meta, files = read_meta(folder)
     check_files(folder, files)
     config = AlbertConfig.from_dict(read_json(folder / "config.json"))

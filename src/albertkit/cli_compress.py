@@ -129,7 +129,7 @@ def export(source: Path, target: Path | None, kind: str, force: bool, as_json: b
     over = report.bytes / max(1, report.weight_bytes) - 1
     click.echo(f"{target}: {megabytes(report.bytes)}, {over:.2%} more than its weights")
     click.echo(f"  outputs  {', '.join(report.outputs)}")
-    click.echo(f"  differs from the model by {report.error:.1e} of a vector's length")
+    click.echo(f"  differs from the model by {report.error:.1e} of a vector's length at most, on random pieces")
 
 
 @click.command(epilog="Example:  albertkit profile my-albert/ --length 32 --batch 1")

@@ -59,6 +59,8 @@ def test_a_shape_may_be_a_config_of_ones_own(tmp_path):
     config = tiny(num_hidden_layers=8, num_hidden_groups=4)
     (tmp_path / "my.json").write_text(json.dumps(config.to_dict()))
     assert wanted.config_of(str(tmp_path / "my.json")) == config
+    with pytest.raises(AlbertkitError, match=r"none.json does not exist; name a config"):
+        wanted.config_of(str(tmp_path / "none.json"))
 
 
 def test_a_task_needs_weights(tmp_path):

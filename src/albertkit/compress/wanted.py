@@ -86,6 +86,8 @@ def config_of(shape: str) -> AlbertConfig:
             return AlbertConfig.from_dict(read_json(folder / "config.json"))
         return open_model(folder).config
     if Path(shape).suffix == ".json":
+        if not Path(shape).is_file():
+            raise AlbertkitError(f"{shape} does not exist; name a config, a model's folder or a preset")
         return AlbertConfig.from_dict(read_json(Path(shape)))
     return preset(shape)
 

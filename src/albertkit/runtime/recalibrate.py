@@ -42,7 +42,7 @@ def calibrate(model: Path | str, examples: Sequence[Any], looks: Sequence[int] |
     if albert.config.options.static:
         raise AlbertkitError(f"{folder} is a static model, which has no layers to leave")
     full = albert.depth
-    chosen = sorted({look for look in (looks or looks_of(albert)) if looks or 1 <= look < full})
+    chosen = sorted(set(looks)) if looks else [look for look in looks_of(albert) if look < full]
     if not chosen or not 1 <= chosen[0] <= chosen[-1] < full:
         raise AlbertkitError(f"looks are {looks}; choose depths from 1 to {full - 1}, before the full one")
     task = albert.meta.task

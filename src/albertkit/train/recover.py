@@ -6,7 +6,6 @@ In: a compressed model, the whole one as its teacher, examples of its task or te
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import math
 import tempfile
 from collections.abc import Callable, Sequence
@@ -16,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from albertkit.artifact import Artifact, read_artifact, write_artifact
+from albertkit.artifact import Artifact, identity_of, read_artifact, write_artifact
 from albertkit.compress.judge import Judge, Score
 from albertkit.errors import AlbertkitError
 from albertkit.tasks.make import TASKS, task_of
@@ -106,7 +105,7 @@ def relearn(
 
     asked: what `artifact` was made by; without, its weights tell it from others (see `Recovery.asked`).
     """
-    who = (told(whole), asked or told(artifact), f"seed {training.seed}")
+    who = (identity_of(whole), asked or identity_of(artifact), f"seed {training.seed}")
     gives = Gives(watched=Own(whole), logits=None, meta=whole.meta, identity=who)
     if lesson.logits:
         device = choose_device(training.device).type
@@ -123,14 +122,6 @@ def relearn(
     if outcome.model is None:
         raise AlbertkitError(f"stopped; the same command goes on from {run}")
     return finished(read_artifact(outcome.model)), outcome.metrics
-
-
-def told(artifact: Artifact) -> str:
-    """A hash of a model's shape and weights."""
-    total = hashlib.sha256(repr(artifact.config).encode())
-    for name in sorted(artifact.weights):
-        total.update(name.encode() + np.ascontiguousarray(artifact.weights[name]).tobytes())
-    return total.hexdigest()
 
 
 def scores_of(teacher: Artifact, features: Sequence[Any], device: str = "cpu") -> list[Any]:
