@@ -9,10 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from albertkit.config import AlbertConfig
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+settings.register_profile("patient", deadline=None)  # an example may take any time on a busy machine
+settings.load_profile("patient")
 
 
 def keep_to_a_share() -> None:

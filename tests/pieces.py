@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import threading
 from pathlib import Path
 
 
@@ -16,5 +16,4 @@ def noted(name: str, folder: str) -> None:
 def endless(name: str, folder: str) -> None:
     """Leave a file behind, then do not end."""
     noted(name, folder)
-    while True:
-        time.sleep(0.05)
+    threading.Event().wait()

@@ -9,7 +9,6 @@ import json
 import os
 import signal
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import hypothesis.strategies as st
@@ -25,6 +24,7 @@ from albertkit.train.work import Outcome
 from tests.conftest import ROOT, program, tiny
 from tests.pieces import endless, noted
 from tests.train.conftest import write_shards
+from tests.waiting import wait_until
 
 PAGES = program("bench/ablation_page")
 RECIPE = {"shape": "tiny", "layers": None, "length": 16, "tokens": 512, "minutes": None}
@@ -48,8 +48,7 @@ def test_one_that_fails_does_not_stop_the_others(bench, tmp_path, capfd):
 
 def test_being_asked_to_stop_reaches_what_runs_and_begins_nothing_new(bench, tmp_path):
     def ask() -> None:
-        while not (tmp_path / "a").exists():
-            time.sleep(0.01)
+        wait_until((tmp_path / "a").exists)
         os.kill(os.getpid(), signal.SIGTERM)
 
     before = signal.getsignal(signal.SIGTERM)

@@ -10,7 +10,6 @@ import signal
 import struct
 import subprocess
 import sys
-import time
 
 import hypothesis.strategies as st
 import numpy as np
@@ -150,27 +149,28 @@ def test_disk_full_leaves_the_old_folder(folder, tmp_path, monkeypatch):
 
 
 def test_killed_while_writing(folder, tmp_path):
-    """SIGKILL at random moments: the target is the old whole folder or the new whole one, and reads."""
+    """SIGKILL before some file operation: the target is the old whole folder or the new whole one, and reads."""
     code = (
-        "import sys; from albertkit.artifact import read_artifact, write_artifact\n"
-        "a = read_artifact(sys.argv[1]); print('go', flush=True)\n"
+        "import os, signal, sys; from albertkit.artifact import read_artifact, write_artifact\n"
+        "a, left = read_artifact(sys.argv[1]), int(sys.argv[3])\n"
+        "def count(event, arguments):\n"
+        "    global left\n"
+        "    left -= event == 'open' or event.startswith(('os.', 'shutil.'))\n"
+        "    if left == -1: left = -2; os.kill(os.getpid(), signal.SIGKILL)\n"
+        "sys.addaudithook(count)\n"
         "while True: write_artifact(a, sys.argv[2], overwrite=True)"
     )
     target = tmp_path / "m"
     missing = 0
-    for moment in (0.0, 0.013, 0.029, 0.053, 0.101):
-        child = subprocess.Popen([sys.executable, "-c", code, folder, target], stdout=subprocess.PIPE)
-        child.stdout.readline()
-        time.sleep(0.02 + moment)
-        child.send_signal(signal.SIGKILL)
-        child.wait()
-        child.stdout.close()
+    for operations in (3, 100, 111, 125, 142):
+        child = subprocess.run([sys.executable, "-c", code, folder, target, str(operations)], capture_output=True)
+        assert child.returncode == -signal.SIGKILL, child.stderr.decode()
         if target.exists():
             read_artifact(target)
         else:  # killed between two renames: both the old and the new folder lie beside it, whole
             missing += 1
             kept = [p for p in tmp_path.glob(".m.*") if (p / "m").exists() or (p / "albertkit.json").exists()]
-            assert kept or moment == 0.0
+            assert kept or operations == 3
     assert missing < 5
 
 
@@ -348,7 +348,7 @@ FUZZED = ("config.json", "model.safetensors", "tokenizer.json", "albertkit.json"
 
 
 @given(data=st.data())
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_fuzzed_folders_read_or_say_why(folder, tmp_path_factory, data):
     """Truncate or flip bytes of any file, with hashes and without: one AlbertkitError or a whole model, nothing else."""
     path = tmp_path_factory.mktemp("fuzz") / "m"

@@ -36,7 +36,7 @@ def load():
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 6), st.booleans())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_the_largest_difference_is_found_wherever_it_is(seed, count, two_heads):
     bench, rng = program("bench/precision"), np.random.default_rng(seed)
     rows = [rng.normal(size=(int(rng.integers(1, 5)), 3)) for _ in range(count)]

@@ -123,7 +123,7 @@ def test_failures_are_told(bench, tmp_path, text, status, said):
         yield bench.Row("thing", "s", "albertkit", found[0], "another", found[1], False)
 
     part = bench.Part(toy(tmp_path, text), (), (), "it.json", (1, 1), rows)
-    found = bench.run(part, True, tmp_path, 1.5 / 60 if status == "out of time" else 1.0)
+    found = bench.run(part, True, tmp_path, 3 / 60 if status == "out of time" else 1.0)
     assert found["status"] == status and said in found.get("output", "")
     assert str(tmp_path) not in json.dumps(found)
     if status == "done":

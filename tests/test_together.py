@@ -32,7 +32,7 @@ SHAPES = [{}, {"num_hidden_groups": 2}, {"inner_group_num": 2}, {"hidden_act": "
 
 
 @given(st.sampled_from([1, 2, 3]), st.sampled_from(SHAPES), st.integers(0, 9))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_a_widened_model_gives_the_same_vectors(times, shape, seed):
     narrow = make(tiny(**shape), heads=())
     found = wide.widen(narrow, times)

@@ -106,14 +106,14 @@ mixed = st.text(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(text=mixed)
 def test_any_text_equals_sentencepiece(tok, sp, text):
     ours, theirs = tok.encode(text, add_specials=False).ids, reference(sp, text)
     assert ours == theirs or is_tie(tok, ours, theirs)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(text=mixed)
 def test_offsets_point_at_the_surface(tok, text):
     made = tok.encode(text)
@@ -127,7 +127,7 @@ def test_offsets_point_at_the_surface(tok, text):
             assert piece in covered.replace(" ", "") or "ς" in covered or "σ" in covered or "Σ" in text
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(texts=st.lists(mixed, max_size=5))
 def test_remembered_words_change_nothing(tok, texts):
     """`ids_batch` goes word by word and remembers, `encode` cuts whole texts."""
@@ -239,7 +239,7 @@ def test_truncation(tok):
         tok.encode("a " * 9, "a " * 9, max_length=12, stride=1)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(size=st.integers(1, 60), room=st.integers(1, 12), stride=st.integers(0, 11), pair=st.booleans())
 def test_windows_cover_everything(tok, size, room, stride, pair):
     if stride >= room:

@@ -8,7 +8,6 @@ import resource
 import signal
 import subprocess
 import sys
-import time
 from functools import partial
 from multiprocessing import active_children
 from pathlib import Path
@@ -21,6 +20,7 @@ from albertkit.bulk.run import bulk
 from albertkit.errors import AlbertkitError
 from albertkit.runtime.albert import Albert
 from tests.bulk.making import dies, texts, vectors, write_lines
+from tests.waiting import wait_until
 
 parquet = pytest.importorskip("pyarrow.parquet")
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -132,15 +132,11 @@ def test_a_killed_run_goes_on(models, tmp_path):
     file, out = write_lines(tmp_path / "a.txt", lines), tmp_path / "out"
     line = commands(models / "int8", out, file, engine="local", workers=1, part_rows=600)
     with subprocess.Popen(line, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        end = time.monotonic() + 60
-        while len(list(out.glob("part-*"))) < 2:
-            assert process.poll() is None and time.monotonic() < end, process.stderr.read().decode()
-            time.sleep(0.005)
+        wait_until(lambda: len(list(out.glob("part-*"))) >= 2 or process.poll() is not None)
+        assert process.poll() is None, process.stderr.read().decode()
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
         process.kill()
-    while any(Path("/proc", child).exists() and state(child) != "Z" for child in children):
-        assert time.monotonic() < end, "the workers live on"
-        time.sleep(0.01)
+    wait_until(lambda: not any(alive(child) for child in children), "the workers live on")
     there = {path.name: path.stat().st_mtime_ns for path in out.glob("part-*")}
     assert 2 <= len(there) < 20
     (out / ".part-000019.parquet.0.part").write_bytes(b"PAR1 half of a file")
@@ -163,11 +159,11 @@ def test_a_killed_run_goes_on(models, tmp_path):
     assert np.array_equal(computed[::997], Albert(models / "int8", threads=1).embed(lines[::997]))
 
 
-def state(pid: str) -> str:
+def alive(pid: str) -> bool:
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
-        return "Z"
+        return False
 
 
 def test_another_command_is_refused(models, tmp_path):

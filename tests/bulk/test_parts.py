@@ -29,7 +29,7 @@ PIECES = [
     b"\t",
     b",",
 ]
-quick = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+quick = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 sizes = {"most": st.integers(1, 5), "room": st.integers(1, 40)}
 cells = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 

@@ -89,7 +89,7 @@ def test_short_calls_are_timed_together(monkeypatch):
 
 
 @given(st.floats(1e-4, 0.2), st.floats(5e7, 1e9))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_proposals_keep_the_limits(latency, memory):
     limits = Limits(latency, memory)
     for candidates in (shapes_below("base", preset("base")), variants("mine", preset("small"))):

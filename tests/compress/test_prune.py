@@ -61,7 +61,7 @@ def masked(whole: Artifact, small: Artifact) -> Artifact:
     st.booleans(),
     st.sampled_from([{}, {"num_hidden_groups": 2}, {"inner_group_num": 2}, {"hidden_act": "relu"}]),
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_pruned_equals_masked(heads, columns, fit, shape):
     whole = make(tiny(**shape), heads=())
     ids = random_tokens(whole.config, 6)
@@ -167,7 +167,7 @@ def test_truncation_is_depth(tmp_path):
 
 
 @given(st.integers(1, 12), st.integers(1, 6), st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_truncation_keeps_the_groups_of_its_layers(layers, groups, data):
     groups = min(layers, groups)
     config = tiny(num_hidden_layers=layers, num_hidden_groups=groups)

@@ -23,7 +23,7 @@ shapes = st.tuples(st.integers(1, 9), st.integers(1, 80))
 
 
 @given(shapes, st.integers(0, 2**32 - 1))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_eight_bits_are_within_half_a_step(shape, seed):
     weight = np.random.default_rng(seed).normal(size=shape).astype(np.float32)
     matrix = quantize_rows(weight)
@@ -31,7 +31,7 @@ def test_eight_bits_are_within_half_a_step(shape, seed):
 
 
 @given(shapes, st.integers(0, 2**32 - 1))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_four_bits_open_into_eight_exactly(shape, seed):
     weight = np.random.default_rng(seed).normal(size=shape).astype(np.float32)
     packed, steps, scale = quantize_blocks(weight)

@@ -47,7 +47,7 @@ english = st.lists(st.one_of(words, st.text(max_size=6)), max_size=8).map(" ".jo
 
 
 @given(st.lists(english, min_size=1, max_size=5))
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_unigram_texts_keep_their_pieces(unigram, texts):
     texts = [*texts, "the end"]
     made = cut(unigram, texts)
@@ -64,7 +64,7 @@ chinese = st.lists(
 
 
 @given(st.lists(chinese, min_size=1, max_size=6))
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_wordpiece_texts_keep_their_pieces(wordpiece, texts):
     """Unknown words too: a word that has no pieces must not suddenly get some."""
     texts = [*texts, "我 cat"]

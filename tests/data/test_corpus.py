@@ -24,6 +24,7 @@ from albertkit.errors import AlbertkitError
 from albertkit.tokenizer import Tokenizer
 from tests.conftest import SHARED, SPIECE, real
 from tests.data.making import contents, text
+from tests.waiting import wait_until
 
 SMALL = Settings(shard_tokens=3000, held_out=0.1, min_tokens=1)
 
@@ -232,21 +233,20 @@ def test_killed_at_any_step_it_goes_on(tmp_path, texts, tokenizer, dedupe, strid
 def test_killed_with_workers(tmp_path, texts, tokenizer, whole):
     """A real process with two workers, killed from outside: nobody is left behind, and the next one goes on."""
     import subprocess
-    import time
 
+    out = tmp_path / "out"
     code = (
         "import sys; from albertkit.data import reading, corpus; from albertkit.data.settings import Settings\n"
-        "from albertkit.tokenizer import Tokenizer; import time\n"
+        "from albertkit.tokenizer import Tokenizer; import signal; from pathlib import Path\n"
         "reading.BLOCK = 6000\n"
         f"rules = Settings(shard_tokens=3000, held_out=0.1, min_tokens=1)\n"
-        f"def slow(*a): time.sleep(0.2)\n"
-        f"corpus.build([{str(texts)!r}], {str(tmp_path / 'out')!r}, Tokenizer.load({str(tmp_path / 'whole' / 'tokenizer')!r}), rules, "
-        "workers=2, progress=slow)"
+        f"def stop(*a):\n"
+        f"    if Path({str(out / 'train-00001.tokens.npy')!r}).is_file(): signal.pause()\n"
+        f"corpus.build([{str(texts)!r}], {str(out)!r}, Tokenizer.load({str(tmp_path / 'whole' / 'tokenizer')!r}), rules, "
+        "workers=2, progress=stop)"
     )
     child = subprocess.Popen([sys.executable, "-c", code])
-    end = time.monotonic() + 60
-    while not (tmp_path / "out" / "train-00001.tokens.npy").is_file() and time.monotonic() < end:
-        time.sleep(0.005)
+    wait_until(lambda: (out / "train-00001.tokens.npy").is_file())
     with pytest.raises(AlbertkitError, match="another albertkit is writing"):
         build([texts], tmp_path / "out", tokenizer, SMALL, workers=1)
     with pytest.raises(AlbertkitError, match="another albertkit is writing"):
@@ -254,9 +254,8 @@ def test_killed_with_workers(tmp_path, texts, tokenizer, whole):
     workers = _children(child.pid)
     child.kill()
     child.wait()
-    while any(_alive(pid) for pid in workers) and time.monotonic() < end:
-        time.sleep(0.01)
-    assert len(workers) >= 2 and not any(_alive(pid) for pid in workers)
+    assert len(workers) >= 2
+    wait_until(lambda: not any(_alive(pid) for pid in workers), "the workers live on")
     assert build([texts], tmp_path / "out", tokenizer, SMALL, workers=2).resumed
     assert contents(tmp_path / "out") == whole
 

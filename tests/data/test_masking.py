@@ -294,7 +294,7 @@ def test_keys_differ():
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=6), st.integers(5, 40), st.integers(0, 10**6))
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=40, derandomize=True)
 def test_any_split_of_a_batch_asks_the_same(parts, width, step):
     """However many processes and parts share a batch, each row gets the question it gets alone."""
     total = sum(parts)

@@ -66,7 +66,7 @@ def test_ids_are_those_of_the_tokenizer(kind):
     plain = np.arange(tokenizer.vocab_size, dtype=np.uint16)
     fast = words.Words(tokenizer, plain)
 
-    @settings(max_examples=120, deadline=None)
+    @settings(max_examples=120)
     @given(
         st.lists(
             st.one_of(

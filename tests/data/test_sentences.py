@@ -69,7 +69,7 @@ def test_no_text_has_no_sentence(text):
     assert split(text) == []
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     st.one_of(
         st.text(max_size=200),
@@ -86,7 +86,7 @@ def test_nothing_but_white_space_is_lost(text):
         at = text.index(sentence, at) + len(sentence)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.text(alphabet="aB1 .!?\"')(]}\n\tM,", max_size=60))
 def test_the_pattern_for_ascii_says_what_the_general_one_says(text):
     quick = split(text)

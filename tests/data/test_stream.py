@@ -73,7 +73,7 @@ lengths = st.lists(st.lists(st.integers(1, 30), min_size=1, max_size=12), min_si
 
 
 @given(lengths, st.integers(2, 60), st.integers(0, 3), st.integers(0, 99))
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=150, derandomize=True)
 def test_rows_are_full_and_segments_follow_each_other(documents, width, epoch, seed):
     shard = text(documents)
     check(shard, plan(shard, width, epoch, rng(seed)), width)
@@ -297,7 +297,7 @@ def test_an_epoch_shows_each_row_once_and_the_next_one_cuts_anew():
 
 
 @given(st.lists(st.integers(1, 70), min_size=1, max_size=12), st.integers(0, 11), st.booleans(), st.integers(0, 9))
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=40, derandomize=True)
 def test_resuming_anywhere_gives_the_same_rows(takes, stop, grouped, seed):
     """Over the ends of groups and epochs as well."""
     before = module.GROUP_TOKENS
@@ -329,7 +329,7 @@ def test_groups_are_all_visited(monkeypatch):
 
 
 @given(st.integers(1, 5), st.integers(1, 30), st.integers(1, 8), st.integers(0, 9))
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=40, derandomize=True)
 def test_shares_of_a_batch_do_not_overlap_and_make_the_whole(world, each, batches, seed):
     whole = Stream(SHARDS, 40, seed)
     shares = [Stream(SHARDS, 40, seed) for _ in range(world)]

@@ -55,7 +55,7 @@ def test_rollout_by_hand():
     assert rollout(np.stack([first, second])) == pytest.approx(np.array([[0.75, 0.25], [0.45, 0.55]]))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(1, 5), st.integers(1, 4), st.integers(1, 9), st.integers(0, 2**32 - 1))
 def test_rows_of_a_rollout_sum_to_one(layers, heads, tokens, seed):
     shares = np.random.default_rng(seed).dirichlet(np.ones(tokens), (layers, heads, tokens))
@@ -68,7 +68,7 @@ def test_words_that_share_a_token_are_one():
     assert merged([(0, 2), (2, 5), (6, 8)], [("text", 0, 3), ("text", 3, 5), ("text", 5, 8)]) == [(0, 5), (6, 8)]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(text=letters("abc xyz'.,-北京é\n1[]", 40), pair=st.none() | letters("ab 中", 9))
 def test_every_token_of_a_text_belongs_to_a_word_that_holds_it(explainers, text, pair):
     try:

@@ -61,7 +61,7 @@ def fails(call, *parts: str) -> None:
 # Round trips
 
 
-@settings(deadline=None, max_examples=120)
+@settings(max_examples=120)
 @given(
     tensors=st.dictionaries(NAMES, ARRAYS, max_size=12),
     shards=st.integers(1, 4),
@@ -198,7 +198,7 @@ def test_every_flip_of_the_index_with_valid_checksums(tmp_path: Path, bits: int)
                 continue
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(records=st.dictionaries(st.binary(max_size=6), st.binary(max_size=24), max_size=4), plain=st.booleans())
 def test_random_records_with_valid_checksums(records: dict[bytes, bytes], plain: bool) -> None:
     with tempfile.TemporaryDirectory() as folder:
@@ -212,7 +212,7 @@ def test_random_records_with_valid_checksums(records: dict[bytes, bytes], plain:
             pass
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(content=st.binary(max_size=80), tail=st.booleans())
 def test_random_files(content: bytes, tail: bool) -> None:
     with tempfile.TemporaryDirectory() as folder:

@@ -28,7 +28,7 @@ def features(seed: int, *shape: int) -> torch.Tensor:
     return torch.from_numpy(np.random.default_rng(seed).normal(size=shape).astype(np.float32))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.lists(st.lists(st.integers(0, 96), min_size=1, max_size=9), min_size=1, max_size=4),
     st.integers(1, 3),

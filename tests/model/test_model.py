@@ -34,7 +34,7 @@ texts = st.lists(st.lists(st.integers(0, 96), min_size=1, max_size=40), min_size
 
 
 @given(texts)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_packed_equals_padded_and_alone(ids):
     """Any mixture of lengths in one row gives each text the vectors it gets alone, and in a padded batch."""
     batch = Batch.of(ids)

@@ -8,7 +8,6 @@ import resource
 import signal
 import subprocess
 import sys
-import time
 from functools import cache
 
 import hypothesis.strategies as st
@@ -28,6 +27,7 @@ from albertkit.runtime.albert import Albert
 from albertkit.runtime.batching import groups, rows
 from albertkit.tokenizer import Tokenizer
 from tests.conftest import SPIECE, tiny
+from tests.waiting import wait_until
 
 TEXTS = [
     "this is a test",
@@ -209,7 +209,7 @@ def test_bad_requests_are_one_sentence(albert, call, message):
 
 
 @given(st.lists(st.text(st.characters(), max_size=60), max_size=6))
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_text_has_a_vector(albert, texts):
     """Lone surrogates, NULs, emoji, nothing at all: a finite unit vector each, and the same one again."""
     found = albert.embed(texts)
@@ -218,7 +218,7 @@ def test_any_text_has_a_vector(albert, texts):
 
 
 @given(st.lists(st.integers(1, 64), max_size=200), st.integers(64, 2000))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_batches_hold_every_text_once_and_waste_little(lengths, budget):
     seen = []
     for batch in groups(lengths, budget, waste=32):
@@ -340,10 +340,8 @@ def test_ctrl_c_leaves_what_is_finished(folder, tmp_path):
     try:
         child.stdin.write(b"some text\n" * 20_000)
         child.stdin.flush()
-        deadline = time.monotonic() + 60
         part = tmp_path / "v.npy.part"
-        while not (part.exists() and part.stat().st_size > 200_000) and time.monotonic() < deadline:
-            time.sleep(0.05)
+        wait_until(lambda: part.exists() and part.stat().st_size > 200_000)
         os.kill(child.pid, signal.SIGINT)
         message = child.communicate()[1].decode()
     finally:

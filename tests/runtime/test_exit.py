@@ -169,7 +169,7 @@ def tied(scores: list) -> bool:
 
 
 @pytest.mark.parametrize("task", TASKS[:-1])
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_schedule_says_what_each_text_says_alone(albert, task, data):
     """Random looks and limits or patience, random texts: leaving and packing again change nothing for anybody."""

@@ -170,7 +170,7 @@ def test_wide_beams_find_the_best_text_of_all(tokenizer, tmp_path):
     assert found.text == tokenizer.decode(text)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(1, 3), st.integers(1, 4), st.integers(0, 10_000))
 def test_a_spread_keeps_the_best(own, beams, seed):
     own = min(own, beams)  # a beam never holds more texts than it is wide
@@ -188,7 +188,7 @@ def test_a_spread_keeps_the_best(own, beams, seed):
     assert all(text.ended and text.ids in [b.ids for b in before] for text in done)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.integers(0, 10_000), st.floats(0.05, 1.0), st.floats(0.2, 3.0))
 def test_words_are_drawn_among_the_likeliest(seed, top_p, temperature):
     chances = np.log(np.random.default_rng(seed).dirichlet(np.ones(9)))

@@ -59,7 +59,7 @@ def mask_predict(model: AlbertModel, ids: list[int], masks: list[int], rounds: i
     return ids, sum(sure.values()) / len(sure)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.integers(1, 7), st.integers(1, 4), st.integers(1, 12))
 def test_rounds_are_those_of_the_paper(twins, first, second, rounds):
     model, albert = twins

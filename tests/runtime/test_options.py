@@ -260,7 +260,7 @@ choices = st.fixed_dictionaries(
 
 
 @given(choices, st.integers(1, 3), st.lists(st.integers(1, 40), min_size=1, max_size=4))
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 def test_every_combination_is_refused_or_the_same_everywhere(options, groups, lengths):
     try:
         config = tiny(options=Options(**options), num_hidden_groups=groups)

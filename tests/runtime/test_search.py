@@ -9,7 +9,6 @@ import sqlite3
 import subprocess
 import sys
 import threading
-import time
 import zlib
 
 import numpy as np
@@ -140,7 +139,7 @@ def test_files_that_shrank_lose_their_lines(index):
         assert again.delete_source("b") == 5 and len(again) == 2
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(
     st.lists(st.tuples(st.integers(0, 8), st.sampled_from(["add", "delete"]), st.sampled_from("abcde")), max_size=25)
 )
@@ -200,7 +199,7 @@ def test_hybrid_takes_from_both(index):
     assert index.search("!!! ???", 3, "keyword") == []
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.text(max_size=60) | st.text('"*()^:-+{}AND OR NOT NEAR,北京', max_size=40))
 def test_no_query_breaks_the_syntax(shared, query):
     shared.search(query, 3, "keyword")
@@ -214,7 +213,7 @@ def shared(tmp_path_factory):
         yield made
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(text=st.text(max_size=40))
 def test_every_text_can_be_kept_and_deleted(shared, text):
     shared.add([Record("odd", text + " oddity", "\udc80", 1)])
@@ -248,16 +247,13 @@ def test_terms_are_bounded():
 # Crashes, threads, processes --------------------------------------------------------------------------------------
 
 WRITER = """
-import sys, time
+import sys
 from tests.runtime.test_search import Toy, many
 from albertkit.runtime.search import Index
-class Slow(Toy):
-    def embed(self, texts):
-        time.sleep(0.01)
-        return super().embed(texts)
-index = Index.open(sys.argv[1], Slow())
+index = Index.open(sys.argv[1], Toy())
 def tell(count):
     print(len(index), flush=True)
+    sys.stdin.readline()
 index.add(many(20000), batch=50, progress=tell)
 """
 
@@ -267,13 +263,14 @@ index.add(many(20000), batch=50, progress=tell)
 def test_killed_while_adding_keeps_finished_batches_and_goes_on(tmp_path, after):
     path = tmp_path / "t.idx"
     Index.create(path, Toy()).close()
-    writer = subprocess.Popen([sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, cwd=ROOT)
-    done = 0
-    for _ in range(after):
-        done = int(writer.stdout.readline())
-    time.sleep(0.003 * after)
-    writer.send_signal(signal.SIGKILL)
-    writer.wait()
+    line = [sys.executable, "-c", WRITER, str(path)]
+    with subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT) as writer:
+        done = 0
+        for _ in range(after):
+            done = int(writer.stdout.readline())
+            writer.stdin.write(b"\n")  # it works on the next batch
+            writer.stdin.flush()
+        writer.send_signal(signal.SIGKILL)
     with Index.open(path, Toy()) as index:
         kept = len(index)
         assert kept >= done == 50 * after and kept % 50 == 0

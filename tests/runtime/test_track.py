@@ -196,7 +196,7 @@ def test_a_context_that_is_no_text_is_refused(folder):
 WORDS = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1).filter(lambda t: bool(t.strip()))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.lists(st.tuples(WORDS | st.just(""), WORDS), min_size=1), min_size=1), st.integers(1, 3))
 def test_every_dialogue_is_read_as_it_was_written(written, gap):
     lines = [line for turns in written for line in [*(f"{a}\t{b}" for a, b in turns), *[""] * gap]]

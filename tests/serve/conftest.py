@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import httpx2
@@ -24,6 +23,7 @@ from albertkit.model.model import build_head
 from albertkit.runtime.albert import Albert
 from albertkit.tokenizer import Tokenizer
 from tests.conftest import SPIECE, tiny
+from tests.waiting import LIMIT, wait_until
 
 TAGS = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
 MADE = {
@@ -65,7 +65,7 @@ def alberts(folders) -> dict[str, Albert]:
 class Served:
     """A running `albertkit serve`."""
 
-    def __init__(self, *arguments, env=None, wait=60.0) -> None:
+    def __init__(self, *arguments, env=None, wait=LIMIT) -> None:
         command = [sys.executable, "-m", "albertkit.cli", "serve", "--port", "0", *map(str, arguments)]
         self.process = subprocess.Popen(
             command,
@@ -85,7 +85,7 @@ class Served:
             self.stop()
             raise AssertionError("".join(self.lines)) from None
         self.port = int(self.url.rsplit(":", 1)[1])
-        self.client = httpx2.Client(base_url=self.url, timeout=60)
+        self.client = httpx2.Client(base_url=self.url, timeout=LIMIT)
 
     def post(self, path, json=None, **settings):
         return self.client.post(path, json=json, **settings)
@@ -97,12 +97,9 @@ class Served:
         """Logged events of a name."""
         return [e for e in map(json.loads, list(self.lines)) if e["event"] == name]
 
-    def wait_for(self, name, seconds=20.0, count=1) -> list[dict]:
+    def wait_for(self, name, count=1) -> list[dict]:
         """Wait until an event was logged."""
-        until = time.monotonic() + seconds
-        while len(self.events(name)) < count:
-            assert time.monotonic() < until, f"no {name!r} in {''.join(self.lines)[-2000:]}"
-            time.sleep(0.02)
+        wait_until(lambda: len(self.events(name)) >= count, lambda: f"no {name!r} in {''.join(self.lines)[-2000:]}")
         return self.events(name)
 
     def signal(self, number) -> None:
@@ -113,7 +110,7 @@ class Served:
         if self.process.poll() is None:
             self.process.terminate()
             try:
-                self.process.wait(20)
+                self.process.wait(LIMIT)
             except subprocess.TimeoutExpired:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(self.process.pid, signal.SIGKILL)

@@ -20,13 +20,14 @@ import pytest
 
 from albertkit.runtime.albert import Albert
 from tests.serve.conftest import MADE, Served, make
+from tests.waiting import LIMIT, wait_until
 
 HEAD = b"POST /embed HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 TEXTS = [f"text number {i} of many, {'with more words ' * (i % 7)}" for i in range(40)]
 
 
 def raw(server, data: bytes) -> socket.socket:
-    made = socket.create_connection(("127.0.0.1", server.port), timeout=20)
+    made = socket.create_connection(("127.0.0.1", server.port), timeout=LIMIT)
     made.sendall(data)
     return made
 
@@ -46,12 +47,14 @@ class Load:
     def __init__(self, server, wanted: list[np.ndarray], clients: int = 4) -> None:
         self.server, self.wanted = server, wanted
         self.right, self.wrong, self.lost, self.refused, self.over = 0, 0, 0, 0, threading.Event()
+        self.rounds = [0] * clients
         self.threads = [threading.Thread(target=self.ask, args=(n,), daemon=True) for n in range(clients)]
 
     def ask(self, number: int) -> None:
-        with httpx2.Client(base_url=self.server.url, timeout=30) as client:
+        with httpx2.Client(base_url=self.server.url, timeout=LIMIT) as client:
             at = number
             while not self.over.is_set():
+                self.rounds[number] += 1
                 places = [(at * 7 + i) % len(TEXTS) for i in range(1 + at % 5)]
                 at += 1
                 try:
@@ -74,14 +77,16 @@ class Load:
     def __exit__(self, *problem):
         self.over.set()
         for thread in self.threads:
-            thread.join(30)
+            thread.join(LIMIT)
 
-    def until(self, right: int, seconds: float = 30.0) -> None:
+    def settle(self) -> None:
+        """Wait until every client has got the answer that was on its way."""
+        before = list(self.rounds)
+        wait_until(lambda: all(now > then for now, then in zip(self.rounds, before, strict=True)))
+
+    def until(self, right: int) -> None:
         """Wait for some right answers."""
-        limit = time.monotonic() + seconds
-        while self.right < right:
-            assert time.monotonic() < limit, vars(self)
-            time.sleep(0.01)
+        wait_until(lambda: self.right >= right, lambda: str(vars(self)))
 
 
 def rss(pid: int) -> int:
@@ -107,22 +112,23 @@ def slow(tmp_path_factory):
 
 
 def test_slow_clients_do_not_hold_the_server(brisk):
-    began = time.monotonic()
     slow = [
         raw(brisk, b"POST /embed HT"),
         raw(brisk, HEAD + b"Content-Length: 100\r\n\r\n{"),
         raw(brisk, HEAD + b"Transfer-Encoding: chunked\r\n\r\n1\r\n{\r\n"),
     ]
     drip = raw(brisk, b"GET / HTTP/1.1\r\n")
-    for i in range(8):  # a byte now and then does not help
+    for i in range(8):  # a header now and then does not help
         with contextlib.suppress(OSError):
             drip.sendall(b"X-%d: a\r\n" % i)
-        time.sleep(0.2)
+        with contextlib.suppress(TimeoutError, OSError):
+            drip.settimeout(0.2)
+            drip.recv(1, socket.MSG_PEEK)
+    drip.settimeout(LIMIT)
     assert brisk.post("/embed", {"inputs": "one"}).status_code == 200
     for connection in slow:
         assert b"408" in whole(connection)[:30]
     assert whole(drip)[:12] in (b"", b"HTTP/1.1 408")  # what it sends after the end may wipe the answer out
-    assert 1 <= time.monotonic() - began < 10
     assert {e["reason"] for e in brisk.wait_for("connection closed", count=4)} == {"slow client"}
     assert whole(raw(brisk, b"")) == b""  # and one that says nothing is closed without a word
 
@@ -132,19 +138,9 @@ def test_an_endless_head_and_too_many_connections(brisk):
         endless = raw(brisk, b"GET / HTTP/1.1\r\nX: " + b"a" * 200_000)
         assert b"431" in whole(endless)[:30]
     many = [raw(brisk, b"") for _ in range(80)]
-    time.sleep(0.3)
-    refused = [c for c in many if select(c) and b"503" in c.recv(100)]
-    assert 15 <= len(refused) <= 40 and brisk.wait_for("connections refused")
-    for connection in many:
-        connection.close()
-    time.sleep(0.3)
+    answers = [whole(connection) for connection in many]  # the others are closed without a word, after a while
+    assert 15 <= sum(b"503" in answer for answer in answers) <= 40 and brisk.wait_for("connections refused")
     assert brisk.post("/embed", {"inputs": "one"}).status_code == 200
-
-
-def select(connection: socket.socket) -> bool:
-    import select as system
-
-    return bool(system.select([connection], [], [], 0)[0])
 
 
 def test_a_client_that_does_not_read(brisk, alberts):
@@ -159,10 +155,7 @@ def test_a_client_that_does_not_read(brisk, alberts):
         for _ in range(20):
             deaf.sendall(request)
     assert brisk.post("/embed", {"inputs": "one"}).status_code == 200
-    until = time.monotonic() + 20
-    while not any(e["reason"] == "the client does not read" for e in brisk.events("connection closed")):
-        assert time.monotonic() < until
-        time.sleep(0.05)
+    wait_until(lambda: "the client does not read" in {e["reason"] for e in brisk.events("connection closed")})
     deaf.close()
 
 
@@ -202,15 +195,12 @@ def test_who_leaves_frees_the_engine(slow):
         request = HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body
         for _ in range(5):
             connections = [raw(server, request) for _ in range(20)]
-            time.sleep(0.3)
+            wait_until(lambda: held(server) >= 20 * len(body))  # all have been read
             for connection in connections:
                 connection.close()
-        began = time.monotonic()
         assert server.post("/embed", {"inputs": "one"}).status_code == 200
-        took = time.monotonic() - began
         gone = server.wait_for("request", count=101)
         assert sum(e["status"] == 499 for e in gone) == 100
-        assert took < 10, took
         assert server.get("/health").json()["waiting_seconds"] == 0
         page = server.get("/metrics").text
         assert "albertkit_gone_total 100.0" in page and "albertkit_held_bytes 0.0" in page
@@ -242,34 +232,30 @@ def test_overload_is_refused_and_bounded(slow):
     wanted = Albert(slow, threads=1).embed(TEXTS)
     with Served(f"slow={slow}", "--threads", 1, "--deadline", 0.5, "--no-access-log") as server:
         said: list[str] = []
+        statuses: set[int] = set()
+        end = time.monotonic() + LIMIT
 
-        async def client(number: int, until: float) -> list[tuple[int, float, bool]]:
+        async def client() -> list[bool]:
             seen = []
-            async with httpx2.AsyncClient(base_url=server.url, timeout=30) as http:
-                while time.monotonic() < until:
-                    began = time.monotonic()
+            async with httpx2.AsyncClient(base_url=server.url, timeout=LIMIT) as http:
+                while len(seen) < 30 or (not {200, 429} <= statuses and time.monotonic() < end):
                     answer = await http.post("/embed", json={"inputs": TEXTS})
-                    took = time.monotonic() - began
+                    statuses.add(answer.status_code)
                     if answer.status_code == 200:
-                        seen.append((200, took, np.allclose(answer.json(), wanted, atol=1e-5)))
+                        seen.append(np.allclose(answer.json(), wanted, atol=1e-5))
                     else:
                         said.append(answer.text)
-                        seen.append((answer.status_code, took, int(answer.headers["retry-after"]) >= 1))
-                        await asyncio.sleep(0.02)
+                        seen.append(int(answer.headers["retry-after"]) >= 1)
             return seen
 
-        async def all_of_them() -> list[tuple[int, float, bool]]:
-            until = time.monotonic() + 4
-            return [one for own in await asyncio.gather(*[client(n, until) for n in range(40)]) for one in own]
+        async def all_of_them() -> list[bool]:
+            return [one for own in await asyncio.gather(*[client() for _ in range(40)]) for one in own]
 
         seen = asyncio.run(all_of_them())
         waited = [float(d) for d in re.findall(r"about (\S+) s of work are waiting", "".join(said))]
         assert waited and max(waited) < 4 * 0.5  # the queue is bounded; how long it takes depends on the machine
-        statuses = {status for status, _, _ in seen}
         assert {200, 429} <= statuses <= {200, 429, 503}, statuses
-        assert all(right for _, _, right in seen)
-        answered = sorted(took for status, took, _ in seen if status == 200)
-        assert answered[int(0.99 * len(answered))] < 20, answered[-5:]
+        assert all(seen)
         assert server.get("/health").status_code == 200
 
 
@@ -286,15 +272,13 @@ def test_sigterm_under_load_finishes_what_was_begun(slow):
             while not got.endswith(b"}"):
                 got += connection.recv(65536)
             connection.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)
-        until = time.monotonic() + 20
-        while held(server) < 6 * len(body):  # until all have been read
-            assert time.monotonic() < until
+        wait_until(lambda: held(server) >= 6 * len(body))  # all have been read
         server.signal(signal.SIGTERM)
         for connection in connections:
             head, _, answer = whole(connection).partition(b"\r\n\r\n")
             assert head.startswith(b"HTTP/1.1 200") and b"connection: close" in head
             assert np.allclose(json.loads(answer), np.tile(wanted, (4, 1)), atol=1e-5)
-        assert server.process.wait(20) == 0
+        assert server.process.wait(LIMIT) == 0
         assert server.wait_for("stopped")
         with pytest.raises(httpx2.ConnectError):
             httpx2.get(f"{server.url}/health")
@@ -326,7 +310,7 @@ def test_reload_under_load_drops_nothing(tmp_path):
                     server.signal(signal.SIGHUP)
                     server.wait_for("reloaded", count=2)
                 del wanted[:-1]  # from now on only the new model's answers are right, but for those on their way
-                load.over.wait(0.3)
+                load.settle()
                 load.wrong = 0
                 load.until(load.right + 20)
                 assert load.wrong == 0
@@ -390,7 +374,7 @@ def test_workers_share_a_port_and_survive_being_killed(folders, alberts, tmp_pat
             answer = httpx2.post(f"{server.url}/embed", json={"inputs": TEXTS})
             assert np.allclose(answer.json(), new, atol=1e-5)
         server.signal(signal.SIGTERM)
-        assert server.process.wait(20) == 0 and len(server.wait_for("stopped", count=3)) == 3
+        assert server.process.wait(LIMIT) == 0 and len(server.wait_for("stopped", count=3)) == 3
 
 
 def test_workers_share_memory(folders):
@@ -410,7 +394,12 @@ def test_workers_end_with_their_parent(folders):
         server.wait_for("listening", count=2)
         own = children(server)
         server.process.kill()
-        until = time.monotonic() + 15
-        while any(Path(f"/proc/{pid}").exists() and "Z" not in Path(f"/proc/{pid}/stat").read_text() for pid in own):
-            assert time.monotonic() < until
-            time.sleep(0.05)
+        wait_until(lambda: not any(lives(pid) for pid in own), "the workers live on")
+
+
+def lives(pid: int) -> bool:
+    """Whether a process runs; one that ended and was not collected does not."""
+    try:
+        return "Z" not in Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False

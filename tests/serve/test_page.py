@@ -338,7 +338,7 @@ def test_everybody_can_use_it(visit, viewport, theme, locale):
     page = one.page
     for tab in TABS:
         panel = one.open(tab)
-        page.wait_for_timeout(30)  # colours stand
+        page.wait_for_function("document.getAnimations().every(one => one.playState !== 'running')")  # colours stand
         where = "document" if tab == "compare" else f"'#panel-{tab}'"  # the frame stays the same
         assert barriers(page, where) == [], tab
         assert page.evaluate("document.scrollingElement.scrollWidth") <= viewport["width"], tab
@@ -469,6 +469,6 @@ def expected(one: Visit):
     """The browser itself reports every refused request; here they are wanted."""
     before = len(one.wrong)
     yield
-    one.page.wait_for_timeout(50)
+    one.page.wait_for_load_state("networkidle")
     assert all("Failed to load resource" in said for said in one.wrong[before:])
     del one.wrong[before:]

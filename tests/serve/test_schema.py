@@ -42,7 +42,6 @@ def test_answers_are_as_described(server, operation, mode):
     @given(operation.as_strategy(mode))
     @settings(
         max_examples=20 if operation.body else 3,
-        deadline=None,
         phases=[Phase.generate],
         database=None,
         suppress_health_check=list(HealthCheck),

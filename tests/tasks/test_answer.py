@@ -122,7 +122,7 @@ def test_nothing_to_find(context):
     assert feature.ids[:2] == [ENGLISH.cls_id, ENGLISH.sep_id]
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(st.data())
 def test_what_targets_say_comes_back(data):
     """In long contexts with any stride: the tokens that cover the answer, if a window holds all of them."""

@@ -85,7 +85,7 @@ def test_results_by_hand():
     assert (found.index, found.text) == (1, "American") and found.probabilities == pytest.approx((0.2, 0.5, 0.3))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     st.lists(st.integers(1, 5).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n - 1))), max_size=8),
     st.integers(5, 40),

@@ -124,7 +124,7 @@ def test_the_sentence_around_an_answer_holds_it(parts, data):
 texts = st.lists(st.sampled_from([*COLOURS, *ANIMALS]), min_size=1, max_size=12).map(" ".join)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(st.tuples(texts, texts), min_size=1, max_size=3), st.integers(1, 8))
 def test_masks_see_the_source_and_what_was_written_before(tokenizer, pairs, most):
     task = Generate(target_length=most)

@@ -319,7 +319,7 @@ PIECES += [
 ]
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=120, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     pieces=st.lists(st.sampled_from(PIECES), max_size=10),
     suffix=st.sampled_from(["csv", "tsv", "jsonl", "json", "txt", "parquet", "gz"]),

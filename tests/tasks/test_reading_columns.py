@@ -176,7 +176,7 @@ def sentences(draw):
     return words, spans
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(sentence=sentences(), scheme=st.sampled_from(["IOB1", "IOB2", "BIOES", "BILOU"]))
 def test_spans_to_labels_and_back(sentence, scheme):
     words, spans = sentence

@@ -267,7 +267,7 @@ CELL = st.text(st.characters(exclude_categories=["Cs", "Cc", "Zl", "Zp"]), min_s
 ROWS = st.lists(
     st.tuples(CELL.filter(bool), CELL.filter(bool), st.sampled_from(["x", "y", "z z"])), min_size=1, max_size=8
 )
-FAST = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FAST = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @FAST

@@ -235,7 +235,7 @@ def test_the_window_with_most_context_reads_a_word():
     assert counted == [6, 4, 4]  # each word is learnt from once, too
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(
         st.sampled_from(["London", "unbelievable", "x", ".", "naïve", "北", "👍🏽", "e\u0301", "\u200b", "U.S."]),
@@ -249,7 +249,7 @@ def test_one_window_is_read_as_the_first_of_two_alike(words):
     assert readers_of([feature], example.words) == readers_of([feature, feature], example.words)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(st.tuples(st.sampled_from(["London", "unbelievable", "x", ".", "naïve", "北", "👍🏽", "e\u0301", "\u200b", "U.S."]),
                        st.sampled_from(["", " ", "  "]), st.sampled_from(["O", "O", "B", "I"]), st.sampled_from(KINDS)), min_size=1, max_size=50),
@@ -361,7 +361,7 @@ def test_measure_by_hand():
     assert TASK.measure([], []) == TASK.measure(results_of([spaced(["a"])]), [spaced(["a"])])
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.lists(
         st.tuples(*[st.dictionaries(st.integers(0, 5), st.sampled_from(KINDS), max_size=4)] * 2), min_size=1, max_size=5

@@ -440,7 +440,7 @@ def test_a_student_of_two_million_parameters_is_a_preset():
 
 
 @given(st.integers(2, 40), st.integers(0, 1000))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_kept_scores_come_back_as_they_were(count, seed):
     rng = np.random.default_rng(seed)
     ragged = [rng.normal(size=(int(n), 3)).astype(np.float32) for n in rng.integers(1, 9, count)]

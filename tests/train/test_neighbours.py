@@ -11,7 +11,7 @@ from albertkit.train.neighbours import alike
 
 
 @given(st.integers(1, 300), st.integers(1, 12), st.integers(0, 99))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_every_text_once(count, leaf, seed):
     vectors = torch.randn(count, 5, generator=torch.Generator().manual_seed(seed))
     assert sorted(alike(vectors, leaf, seed).tolist()) == list(range(count))

@@ -228,7 +228,7 @@ shares = st.floats(0, 0.999)
 @given(
     st.sampled_from(["linear", "wsd", "constant"]), shares, shares, st.lists(st.floats(0, 2), min_size=2, max_size=20)
 )
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=200, derandomize=True)
 def test_factors_stay_between_0_and_1_and_rise_then_fall(schedule, warmup, decay, places):
     made = Settings(steps=10, schedule=schedule, warmup=warmup, decay=decay)
     found = [(p, made.factor(p)) for p in sorted(places)]

@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-import random
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -21,6 +19,7 @@ from albertkit.train.loop import Run
 from albertkit.train.settings import Settings
 from albertkit.train.team import Team
 from tests.train.test_loop import lines, weights
+from tests.waiting import LIMIT, wait_until
 
 # As in the tests' own process: one thread, so that sums are made in the same order.
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
@@ -41,17 +40,16 @@ def config(bench, tmp_path) -> Path:
     return path
 
 
-def wait_for(condition, alive, seconds: float = 60) -> None:
-    """Wait until something is so; `alive` raises if it cannot become so any more."""
-    end = time.monotonic() + seconds
-    while not condition():
-        alive()
-        assert time.monotonic() < end, "it takes too long"
-        time.sleep(0.002)
+def act(line: list[str], output: Path, errors: Path, at: int, sent: int) -> None:
+    """What a forked process does: the command line, with its output in files, and a signal to itself before a step."""
+    step = Run.step
 
+    def struck(run: Run, progress: float) -> None:
+        if run.state.step == at:
+            os.kill(os.getpid(), sent)
+        step(run, progress)
 
-def act(line: list[str], output: Path, errors: Path) -> None:
-    """What a forked process does: the command line, with its output in files."""
+    Run.step = struck
     for number, path in ((1, output), (2, errors)):
         os.dup2(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), number)
     torch.set_num_threads(1)
@@ -62,43 +60,35 @@ def act(line: list[str], output: Path, errors: Path) -> None:
 class Forked:
     """`albertkit` in a process of its own, forked from one that has read torch already."""
 
-    def __init__(self, line: list[str], place: Path) -> None:
+    def __init__(self, line: list[str], place: Path, at: int, sent: int) -> None:
         self.output, self.errors = place / "output", place / "errors"
         self.errors.write_bytes(b"")
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["torch._dynamo", "matplotlib.figure", "tests.train.test_processes"])
-        self.process = context.Process(target=act, args=(line, self.output, self.errors))
+        self.process = context.Process(target=act, args=(line, self.output, self.errors, at, sent))
         self.process.start()
-
-    def alive(self) -> None:
-        assert self.process.is_alive(), self.errors.read_text()
 
     def end(self) -> int | None:
         """Its exit code."""
-        self.process.join(60)
+        self.process.join(LIMIT)
         return self.process.exitcode
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="forks")
 def test_sigkill_and_sigterm_then_the_same_bits(bench, tmp_path, config):
-    """Killed by the system at a random moment, resumed, asked to stop, resumed again: as if nothing had happened."""
-    given = {"steps": 120, "save_steps": 5, "log_every": 1}
+    """Killed by the system, resumed, asked to stop, resumed again: as if nothing had happened."""
+    given = {"steps": 40, "save_steps": 5, "log_every": 1}
     bench.train(tmp_path / "straight", **given)
     out = tmp_path / "killed"
     line = command(bench.shards, out, config, **given)[2:]
-    first = Forked(line, tmp_path)
-    wait_for(lambda: len(checkpoint.steps(out)) > 1, first.alive)
-    time.sleep(random.Random(0).uniform(0, 0.3))
-    first.process.kill()
-    assert first.end() == -signal.SIGKILL
-    reached = checkpoint.steps(out)[-1]
-    assert 5 <= reached < 120 and not (out / "model").exists()
-    second = Forked([*line, "--resume"], tmp_path)
-    wait_for(lambda: b"going on from step" in second.errors.read_bytes(), second.alive)
-    second.process.terminate()
-    assert second.end() == 0 and second.output.read_bytes() == b""
+    first = Forked(line, tmp_path, 13, signal.SIGKILL)
+    assert first.end() == -signal.SIGKILL, first.errors.read_text()
+    assert checkpoint.steps(out)[-1] == 10 and not (out / "model").exists()
+    second = Forked([*line, "--resume"], tmp_path, 22, signal.SIGTERM)
+    assert second.end() == 0 and second.output.read_bytes() == b"", second.errors.read_text()
+    assert b"going on from step 10" in second.errors.read_bytes()
     assert b"and saved; the same command goes on" in second.errors.read_bytes()
-    assert reached < checkpoint.steps(out)[-1] < 120 and not (out / "model").exists()
+    assert checkpoint.steps(out)[-1] == 23 and not (out / "model").exists()
     bench.train(out, resume=True, **given)
     assert weights(out) == weights(tmp_path / "straight")
     assert lines(out) == lines(tmp_path / "straight")
@@ -112,7 +102,7 @@ def test_two_processes_train_as_one(bench, tmp_path, config):
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2"]
     line = command(bench.shards, tmp_path / "team", config, steps=8, **given)
     done = subprocess.run(
-        [sys.executable, *torchrun, *line, "--resume"], capture_output=True, env=ENVIRONMENT, timeout=120
+        [sys.executable, *torchrun, *line, "--resume"], capture_output=True, env=ENVIRONMENT, timeout=LIMIT
     )
     assert done.returncode == 0, done.stderr.decode()[-2000:]
     assert len(done.stdout.splitlines()) == 1  # only the first process speaks
@@ -157,9 +147,10 @@ def test_a_killed_worker_is_replaced_and_the_run_goes_on(bench, tmp_path, config
     line = [sys.executable, "-c", LAUNCH, str(pids), *line]
     with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENVIRONMENT) as process:
         try:
-            wait_for(lambda: 8 in checkpoint.steps(out), lambda: process.poll() is None or pytest.fail("it ended"))
+            wait_until(lambda: 8 in checkpoint.steps(out) or process.poll() is not None)
+            assert process.poll() is None, "it ended"
             os.kill(int((pids / "1").read_text()), signal.SIGKILL)
-            output, errors = process.communicate(timeout=90)
+            output, errors = process.communicate(timeout=LIMIT)
         finally:
             process.terminate()  # it takes its workers with it
         assert process.returncode == 0, errors.decode()[-2000:]
