@@ -38,7 +38,7 @@ sys.path[:0] = [str(Path(__file__).parent.parent / "src"), str(Path(__file__).pa
 from jobs import each  # noqa: E402
 
 import tasks  # noqa: E402
-from albertkit.compress.plan import operations, parameters  # noqa: E402
+from albertkit.compress.cost import operations, parameters  # noqa: E402
 from albertkit.config import AlbertConfig, Options, preset  # noqa: E402
 from albertkit.errors import AlbertkitError  # noqa: E402
 
@@ -58,7 +58,7 @@ class Variant:
     shape: dict[str, Any] = field(default_factory=dict)
     """Fields of the config; H and L stand for the shape's width and depth."""
     goals: dict[str, Any] = field(default_factory=dict)
-    """For `train/goals.py`."""
+    """For `train/pretrain_settings.py`."""
 
     def config(self, shape: str, length: int, layers: int | None = None) -> AlbertConfig:
         """The variant of a preset, or of one with another number of layers."""
@@ -182,9 +182,9 @@ def pretrain(name: str, seed: int, folder: Path, args: argparse.Namespace) -> di
 
 def work_of(name: str, seed: int, args: argparse.Namespace, **budget: Any) -> tuple[Any, Any]:
     """The pre-training of a variant, for the loop, and its settings."""
-    from albertkit.train.goals import Goals
     from albertkit.train.pretrain import Pretraining
-    from albertkit.train.settings import Settings
+    from albertkit.train.pretrain_settings import Goals
+    from albertkit.train.train_settings import Settings
 
     variant = VARIANTS[name]
     goals = Goals(lengths=str(args.length), eval_rows=args.eval_rows, **variant.goals)
@@ -204,10 +204,10 @@ def finetune(model: Path, task: str, seed: int, folder: Path, args: argparse.Nam
     """Scores on held-out examples after fine-tuning, the last update's, so that no epoch is chosen by them."""
     from albertkit.artifact import read_artifact
     from albertkit.tasks.make import make_task
-    from albertkit.tasks.reading import read
-    from albertkit.train.finetune import Finetuning
-    from albertkit.train.settings import Settings
-    from albertkit.train.tuning import preset_epochs, preset_rate
+    from albertkit.tasks.readers.read_examples import read
+    from albertkit.train.finetune_settings import preset_epochs, preset_rate
+    from albertkit.train.finetune_task import Finetuning
+    from albertkit.train.train_settings import Settings
 
     train, dev = (read("classify", path).examples for path in args.tasks[task])
     if args.examples:
@@ -320,7 +320,7 @@ def alone(
     """One variant after the other, on a machine that does nothing else, --rounds times over; the best of each counts, and what was measured before stays."""
     import torch
 
-    from albertkit.data.writing import write_json
+    from albertkit.data.shard_writer import write_json
 
     machine = about(args.device) | {"threads": str(torch.get_num_threads())}
     records = json.loads(args.results.read_text(encoding="utf-8")) if args.results.is_file() else []
@@ -389,8 +389,8 @@ def timed(name: str, args: argparse.Namespace) -> float:
     """Tokens a second: the median over groups of updates, after some to warm up."""
     import torch
 
+    from albertkit.train.distributed import team
     from albertkit.train.loop import Run
-    from albertkit.train.team import team
 
     torch._dynamo.reset()
     with tempfile.TemporaryDirectory() as scratch, team(args.device) as crew:

@@ -40,16 +40,16 @@ from safetensors.torch import save_file  # noqa: E402
 
 from albertkit.artifact import QUANTISED_FILE  # noqa: E402
 from albertkit.builtin import DEFAULT, resolve  # noqa: E402
-from albertkit.compress.shrink import shrink  # noqa: E402
-from albertkit.compress.trial import resident  # noqa: E402
+from albertkit.compress.benchmark import resident  # noqa: E402
+from albertkit.compress.quantize import shrink  # noqa: E402
 from albertkit.interop.convert import open_model  # noqa: E402
 from albertkit.model import AlbertModel, ModelOutput  # noqa: E402
 from albertkit.tasks.make import make_task  # noqa: E402
-from albertkit.tasks.reading import read  # noqa: E402
-from albertkit.train.finetune import Finetuning  # noqa: E402
+from albertkit.tasks.readers.read_examples import read  # noqa: E402
+from albertkit.train.finetune_runs import collapse, plan_of  # noqa: E402
+from albertkit.train.finetune_settings import Options, preset_rate  # noqa: E402
+from albertkit.train.finetune_task import Finetuning  # noqa: E402
 from albertkit.train.loop import train  # noqa: E402
-from albertkit.train.tune import collapse, plan_of  # noqa: E402
-from albertkit.train.tuning import Options, preset_rate  # noqa: E402
 
 RESULT = Path(__file__).parent / "results" / "adapters.json"
 QUICK = 64  # examples at toy size, to learn from and to measure with

@@ -55,7 +55,7 @@ def likeness(file: Path, limit: int | None) -> tuple[int, Callable[[Embed], dict
     """STS-B: Spearman's correlation of cosines with people's marks, by width of the vectors."""
     from scipy.stats import spearmanr
 
-    from albertkit.tasks.reading import read
+    from albertkit.tasks.readers.read_examples import read
 
     pairs = some(read("match", file).examples, limit)
     marks = [pair.label for pair in pairs]
@@ -71,7 +71,7 @@ def likeness(file: Path, limit: int | None) -> tuple[int, Callable[[Embed], dict
 
 def retrieval(file: Path, limit: int | None) -> tuple[int, Callable[[Embed], dict[str, float]]]:
     """SQuAD: each question finds its own paragraph among all paragraphs of the file."""
-    from albertkit.tasks.reading import read
+    from albertkit.tasks.readers.read_examples import read
 
     questions = some(read("answer", file).examples, limit)
     contexts = list(dict.fromkeys(q.context for q in questions))
@@ -98,7 +98,7 @@ def intents(file: Path, limit: int | None) -> tuple[int, Callable[[Embed], dict[
     from sklearn.linear_model import LogisticRegression
     from sklearn.metrics import v_measure_score
 
-    from albertkit.tasks.reading import ReadOptions, read
+    from albertkit.tasks.readers.read_examples import ReadOptions, read
 
     parts = {}
     for split in ("train", "dev"):

@@ -53,8 +53,8 @@ def wiki(count: int, start: int = 0) -> list[str]:
 def build(model: str | None, place: Path) -> dict[str, Path]:
     """Every compressed form of a model, in folders under `place`."""
     from albertkit.compress.prune import Keep, prune
-    from albertkit.compress.shrink import shrink
-    from albertkit.compress.static import make_static
+    from albertkit.compress.quantize import shrink
+    from albertkit.compress.static_model import make_static
     from albertkit.interop.convert import convert
 
     texts = wiki(500)
@@ -111,7 +111,7 @@ def masked_accuracy(albert, texts: list[str]) -> float | None:
 def quality(made: dict[str, Path]) -> dict[str, dict]:
     from scipy.stats import spearmanr
 
-    from albertkit.runtime.albert import Albert
+    from albertkit.albert import Albert
 
     first, second, scores = sts()
     held, out, whole = wiki(100, start=600), {}, None
@@ -131,7 +131,7 @@ def quality(made: dict[str, Path]) -> dict[str, dict]:
 
 
 def speed(made: dict[str, Path], threads: int | None, rounds: int = ROUNDS) -> dict[str, dict]:
-    from albertkit.runtime.albert import Albert
+    from albertkit.albert import Albert
 
     texts = sts()[0]
     alberts = {name: Albert(folder, threads=threads) for name, folder in made.items()}
@@ -156,8 +156,8 @@ def exported(made: dict[str, Path], place: Path) -> dict[str, dict]:
     """Size of each exported file, and how far onnxruntime and OpenVINO are from the runtime on real sentences."""
     import onnxruntime as ort
 
-    from albertkit.interop.onnx_file import Settings, export
-    from albertkit.runtime.albert import Albert
+    from albertkit.albert import Albert
+    from albertkit.interop.onnx_export import Settings, export
     from albertkit.runtime.engine import levels
 
     out = {}

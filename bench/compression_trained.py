@@ -43,7 +43,7 @@ class Job:
 
     def read(self, part: str) -> list[Any]:
         """Examples of SST-2's train or dev."""
-        from albertkit.tasks.reading import ReadOptions, read
+        from albertkit.tasks.readers.read_examples import ReadOptions, read
 
         path = self.shared / "data" / "sst-2" / f"{part}.tsv"
         found: list[Any] = read("classify", path, ReadOptions(split=part)).examples
@@ -51,7 +51,7 @@ class Job:
 
     def examples(self) -> tuple[list[Any], list[Any]]:
         """To learn from, and to choose checkpoints by."""
-        from albertkit.cli_tasks import parted
+        from albertkit.cli.task_commands import parted
 
         if tasks.missing():  # checkpoints are then chosen by plain accuracy
             tasks.stand_in()
@@ -109,9 +109,9 @@ def make_whole(job: Job) -> None:
     """The fine-tuned model."""
     from albertkit.artifact import write_artifact
     from albertkit.tokenizer import Tokenizer
-    from albertkit.train.lessons import fresh_student
-    from albertkit.train.tune import finetune
-    from albertkit.train.tuning import Options
+    from albertkit.train.distill import fresh_student
+    from albertkit.train.finetune_runs import finetune
+    from albertkit.train.finetune_settings import Options
 
     start = job.start
     if job.quick:  # a fresh small model is enough to see whether everything runs
@@ -133,7 +133,7 @@ def make_pruned(job: Job) -> None:
 def make_recovered(job: Job) -> None:
     """The same, trained afterwards."""
     from albertkit.compress.prune import Keep, prune
-    from albertkit.train.lesson import Training
+    from albertkit.train.distill_settings import Training
     from albertkit.train.recover import Recovery
 
     recovery = Recovery(job.task_data(), Training(**job.usual), job.runs / "recovered.run", print)
@@ -142,7 +142,7 @@ def make_recovered(job: Job) -> None:
 
 def make_plain(job: Job) -> None:
     """Few bits."""
-    from albertkit.compress.shrink import shrink
+    from albertkit.compress.quantize import shrink
 
     shrink(job.place("whole"), job.place("plain-4bit"), BITS, job.sample())
 
@@ -150,8 +150,8 @@ def make_plain(job: Job) -> None:
 def make_aware(job: Job) -> None:
     """Few bits, trained for them."""
     from albertkit.artifact import read_artifact
-    from albertkit.compress.shrink import Trained, shrink
-    from albertkit.train.lesson import Training
+    from albertkit.compress.quantize import Trained, shrink
+    from albertkit.train.distill_settings import Training
     from albertkit.train.qat import aware
 
     whole = read_artifact(job.place("whole"))
@@ -165,10 +165,10 @@ def make_student(job: Job) -> None:
     from albertkit import builtin
     from albertkit.artifact import write_artifact
     from albertkit.interop.convert import open_model
-    from albertkit.train.lesson import Lesson
-    from albertkit.train.lessons import Teachers, distil, fresh_student
+    from albertkit.train.distill import Teachers, distil, fresh_student
+    from albertkit.train.distill_settings import Lesson
     from albertkit.train.recover import Data
-    from albertkit.train.settings import Settings
+    from albertkit.train.train_settings import Settings
 
     start = builtin.resolve(job.start, builtin.START)
     fresh = fresh_student(student_config(job.quick), open_model(start).tokenizer, 0)
@@ -191,8 +191,8 @@ def make_student(job: Job) -> None:
 def make_alone(job: Job) -> None:
     """A small student, from labels."""
     from albertkit.artifact import read_artifact
-    from albertkit.train.tune import finetune
-    from albertkit.train.tuning import Options
+    from albertkit.train.finetune_runs import finetune
+    from albertkit.train.finetune_settings import Options
 
     options = Options(**job.usual)
     done = finetune(
@@ -204,9 +204,9 @@ def make_alone(job: Job) -> None:
 def make_taught(job: Job) -> None:
     """The same student, from the fine-tuned model."""
     from albertkit.artifact import read_artifact
-    from albertkit.train.lesson import Lesson
-    from albertkit.train.lessons import Teachers, distil
-    from albertkit.train.settings import Settings
+    from albertkit.train.distill import Teachers, distil
+    from albertkit.train.distill_settings import Lesson
+    from albertkit.train.train_settings import Settings
 
     data, epochs = job.task_data(), 1 if job.quick else 6
     settings = Settings(
@@ -257,8 +257,8 @@ def build(job: Job, jobs: int) -> None:
 
 def measure(made: dict[str, Path], dev: list[Any], threads: int | None, rounds: int) -> dict[str, dict[str, Any]]:
     """Accuracy, parameters, bytes and time of each variant."""
-    from albertkit.compress.judge import Judge
-    from albertkit.runtime.albert import Albert
+    from albertkit.albert import Albert
+    from albertkit.compress.evaluate import Judge
     from albertkit.weights import encoder_shapes, size
 
     judge = Judge(made["whole"], dev)

@@ -28,7 +28,17 @@ SHARED = Path(os.environ.get("ALBERTKIT_SHARED", Path(__file__).parent.parent.pa
 
 def measure(texts: list[str], folder: Path, options: list[str]) -> dict:
     shutil.rmtree(folder, ignore_errors=True)
-    command = [sys.executable, "-m", "albertkit.cli", "corpus", *texts, "-o", str(folder), "--json", *options]
+    command = [
+        sys.executable,
+        "-m",
+        "albertkit.cli.entry_point",
+        "corpus",
+        *texts,
+        "-o",
+        str(folder),
+        "--json",
+        *options,
+    ]
     start, before, spent = time.perf_counter(), busy(), own()
     process = subprocess.Popen(command, stdout=subprocess.PIPE)
     peak = {"all": 0.0, "parent": 0.0, "processes": 0}
@@ -97,7 +107,7 @@ def tree(root: int) -> list[float]:
 
 def unpacked(texts: list[str]) -> int:
     """Bytes of text in some files."""
-    from albertkit.data.reading import blocks
+    from albertkit.data.block_reader import blocks
     from albertkit.data.sources import find
 
     return sum(len(block.data) for block in blocks(find(texts)))

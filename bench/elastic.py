@@ -37,11 +37,11 @@ from jobs import each  # noqa: E402
 from tasksets import SETS, Set, load  # noqa: E402
 
 import tasks  # noqa: E402
-from albertkit.runtime.agreement import Exits, calibrated, fit  # noqa: E402
-from albertkit.runtime.albert import Albert  # noqa: E402
-from albertkit.runtime.exits import Left, Rule, Walk, agreeing, by_depth, looks_of  # noqa: E402
+from albertkit.albert import Albert  # noqa: E402
+from albertkit.runtime.calibration import Exits, calibrated, fit  # noqa: E402
+from albertkit.runtime.early_exit import Left, Rule, Walk, agreeing, by_depth, looks_of  # noqa: E402
 from albertkit.runtime.predict import features_of, predict, read_heads  # noqa: E402
-from albertkit.tasks.sure import CLOSE, Judge, cosines  # noqa: E402
+from albertkit.tasks.confidence import CLOSE, Judge, cosines  # noqa: E402
 
 RESULT = Path(__file__).parent / "results" / "elastic.json"
 INGREDIENTS = RESULT.with_name("elastic-ingredients.json")
@@ -78,9 +78,9 @@ class Lesson:
 
     def __init__(self, name: str, args: argparse.Namespace) -> None:
         from albertkit.builtin import START, resolve
-        from albertkit.cli_tasks import parted
+        from albertkit.cli.task_commands import parted
         from albertkit.interop.convert import open_model
-        from albertkit.train.tuning import preset_epochs
+        from albertkit.train.finetune_settings import preset_epochs
 
         if tasks.missing():  # checkpoints are then chosen by plain metrics
             tasks.stand_in()
@@ -94,8 +94,8 @@ class Lesson:
 
     def finetune(self, place: str, start: Any, epochs: float) -> None:
         """The full depth of `start` alone."""
-        from albertkit.train.tune import finetune
-        from albertkit.train.tuning import Options
+        from albertkit.train.finetune_runs import finetune
+        from albertkit.train.finetune_settings import Options
 
         options = Options(**self.given, epochs=epochs)
         finetune(self.set.task, *self.examples, self.out / place, start, options, print, **self.set.settings)
@@ -111,8 +111,8 @@ def train_first(label: str, name: str, args: argparse.Namespace) -> None:
 def train_way(label: str, name: str, way: str, args: argparse.Namespace) -> None:
     """RUNS/SET/WAY, one of `WAYS`."""
     from albertkit.artifact import read_artifact
-    from albertkit.train.tune import elastic, finetune
-    from albertkit.train.tuning import Depths
+    from albertkit.train.finetune_runs import elastic, finetune
+    from albertkit.train.finetune_settings import Depths
 
     lesson = Lesson(name, args)
     if not untrained(lesson.out / way):
@@ -243,7 +243,7 @@ class Held:
             for place in self.judge.units[unit]:
                 mixed[place] = self.read[depth][place]
         found, full = (self.task.results(rows, self.features, self.examples) for rows in (mixed, self.read[self.full]))
-        from albertkit.tasks.sure import agree
+        from albertkit.tasks.confidence import agree
 
         mean = float(np.mean(list(depths.values())))
         return {
@@ -422,7 +422,7 @@ def vectors(path: Path, args: argparse.Namespace) -> dict[str, Any]:
     from scipy.stats import spearmanr
 
     from albertkit.builtin import DEFAULT, about
-    from albertkit.tasks.reading import read
+    from albertkit.tasks.readers.read_examples import read
 
     pairs = read("classify", path).examples
     albert = Albert(threads=args.threads, depth=about(DEFAULT).shape["layers"])

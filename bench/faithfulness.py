@@ -22,8 +22,8 @@ sys.path[:0] = [str(Path(__file__).parent.parent / "src"), str(Path(__file__).pa
 from inference import machine, versions  # noqa: E402
 
 from albertkit.explain import Explainer, faithfulness  # noqa: E402
-from albertkit.explain.attribute import METHODS  # noqa: E402
-from albertkit.explain.faithful import read_given  # noqa: E402
+from albertkit.explain.attribution import METHODS  # noqa: E402
+from albertkit.explain.faithfulness import read_given  # noqa: E402
 from albertkit.explain.variants import HIDES  # noqa: E402
 
 RESULT = Path(__file__).parent / "results" / "faithfulness.json"

@@ -35,8 +35,8 @@ Rows = list[tuple[str, str]]
 
 def draw(path: Path, shots: int, classes: int | None, seed: int) -> dict[str, Rows]:
     """(text, intent) to learn from, and to be measured on."""
-    from albertkit.tasks.reading import ReadOptions, read
-    from albertkit.train.frozen import few
+    from albertkit.tasks.readers.read_examples import ReadOptions, read
+    from albertkit.train.frozen_head import few
 
     parts = {split: read("intent", path, ReadOptions(split=split)).examples for split in ("train", "test")}
     names = sorted({e.label for e in parts["train"]} - {OUTSIDE})[:classes]
@@ -50,11 +50,11 @@ def draw(path: Path, shots: int, classes: int | None, seed: int) -> dict[str, Ro
 
 def ours(job: dict[str, Any]) -> dict[str, Any]:
     """albertkit's frozen mode."""
-    from albertkit.runtime.albert import Albert
+    from albertkit.albert import Albert
     from albertkit.runtime.predict import predict
     from albertkit.tasks.examples import Text
-    from albertkit.train.tune import finetune
-    from albertkit.train.tuning import Options
+    from albertkit.train.finetune_runs import finetune
+    from albertkit.train.finetune_settings import Options
 
     train, test = ([Text(text, None, label) for text, label in job[split]] for split in ("train", "test"))
     with tempfile.TemporaryDirectory() as out:

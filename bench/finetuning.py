@@ -27,7 +27,7 @@ RATE, BATCH, LENGTH = 1e-4, 32, 128
 
 def examples(path: Path, count: int | None) -> list[Any]:
     """Texts with classes."""
-    from albertkit.tasks.reading import read
+    from albertkit.tasks.readers.read_examples import read
 
     return read("classify", path).examples[:count]
 
@@ -36,9 +36,9 @@ def ours(model: Path, train: Path, dev: Path, count: int, epochs: int, seed: int
     """albertkit's loop."""
     from albertkit.interop.convert import open_model
     from albertkit.tasks.make import make_task
-    from albertkit.train.finetune import Finetuning
+    from albertkit.train.finetune_task import Finetuning
     from albertkit.train.loop import train as run
-    from albertkit.train.settings import Settings
+    from albertkit.train.train_settings import Settings
 
     learn, held = examples(train, count), examples(dev, None)
     steps = epochs * -(-len(learn) // BATCH)

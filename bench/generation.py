@@ -4,7 +4,7 @@
     python bench/generation.py --show
 
 DATA is a folder with train.* and test.* (or dev.*) of pairs that `albertkit finetune generate` reads; or with SQuAD files (train*.json, dev*.json), which become
-answer-and-sentence → question (`tasks/rewrites.py`). One training example in ten, by source, chooses the checkpoint; the test part is used once, at the end.
+answer-and-sentence → question (`tasks/readers/rewrites.py`). One training example in ten, by source, chooses the checkpoint; the test part is used once, at the end.
 `train` needs torch and writes RUNS/NAME; `measure` needs none, but rouge-score and sacrebleu. Every way of writing is measured on the same examples: greedy, beams, and greedy
 with int8 weights. Results of data sets measured before stay.
 """
@@ -22,13 +22,13 @@ sys.path[:0] = [str(Path(__file__).parent.parent / "src"), str(Path(__file__).pa
 
 from inference import machine, versions  # noqa: E402
 
+from albertkit.albert import Albert  # noqa: E402
 from albertkit.artifact import read_meta  # noqa: E402
 from albertkit.builtin import START, resolve  # noqa: E402
-from albertkit.cli_tasks import parted  # noqa: E402
-from albertkit.runtime.albert import Albert  # noqa: E402
+from albertkit.cli.task_commands import parted  # noqa: E402
 from albertkit.tasks.examples import Rewrite  # noqa: E402
-from albertkit.tasks.reading import read  # noqa: E402
-from albertkit.tasks.rewrites import questions_to_ask  # noqa: E402
+from albertkit.tasks.readers.read_examples import read  # noqa: E402
+from albertkit.tasks.readers.rewrites import questions_to_ask  # noqa: E402
 
 RESULT = Path(__file__).parent / "results" / "generation.json"
 WAYS: dict[str, tuple[int | None, dict[str, Any]]] = {
@@ -53,8 +53,8 @@ def load(folder: Path, part: str, most: int | None) -> list[Rewrite]:
 
 def train(args: argparse.Namespace, out: Path) -> None:
     """Fine-tune on the training part."""
-    from albertkit.train.tune import finetune
-    from albertkit.train.tuning import Options
+    from albertkit.train.finetune_runs import finetune
+    from albertkit.train.finetune_settings import Options
 
     learn, hold = parted(load(args.data, "train", args.most))
     options = Options(

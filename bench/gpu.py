@@ -21,7 +21,7 @@ def main() -> int:
     from albertkit import Albert, Tokenizer, preset, write_artifact
     from albertkit.artifact import Artifact
     from albertkit.model import AlbertModel
-    from albertkit.model.model import build_head
+    from albertkit.model.albert_model import build_head
 
     torch.manual_seed(0)
     config = preset("base")

@@ -89,9 +89,9 @@ def build_model(folder: Path) -> None:
 
     from albertkit import Tokenizer, preset, write_artifact
     from albertkit.artifact import Artifact, Meta
-    from albertkit.compress.calibrate import moments_of, random_tokens
     from albertkit.interop.sentence_transformers import write_folder
     from albertkit.model import AlbertModel
+    from albertkit.runtime.activation_moments import moments_of, random_tokens
 
     torch.manual_seed(0)
     config = preset("base")
@@ -322,7 +322,7 @@ class Child:
 
 def measure(texts: int, rounds: int, threads: int) -> dict:
     from albertkit import Tokenizer
-    from albertkit.compress.plan import operations
+    from albertkit.compress.cost import operations
     from albertkit.config import preset
 
     result: dict = {"machine": machine(threads), "libraries": versions(), "texts": texts}

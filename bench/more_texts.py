@@ -27,7 +27,7 @@ sys.path[:0] = [str(Path(__file__).parent.parent / "src"), str(Path(__file__).pa
 from tasksets import SETS, load  # noqa: E402
 
 from albertkit import Albert  # noqa: E402
-from albertkit.cli_tasks import parted  # noqa: E402
+from albertkit.cli.task_commands import parted  # noqa: E402
 from albertkit.runtime.batching import rows  # noqa: E402
 
 SHARE = 0.2  # of the words of a sentence that are replaced

@@ -52,7 +52,7 @@ def shapes() -> dict:
 
 def measure(lengths: list[int], threads: int | None, only: int | None = None) -> dict:
     from albertkit.artifact import model_folder, write_artifact
-    from albertkit.compress.trial import _random
+    from albertkit.compress.benchmark import _random
     from albertkit.runtime.engine import cores
     from albertkit.tokenizer import Tokenizer
 
@@ -96,8 +96,8 @@ def rows(config, folders: dict[int, Path], length: int, threads: int) -> list[di
 
 def one_round(config, folders: dict[int, Path], length: int, threads: int) -> tuple:
     """The share of other work, and by bits what was predicted (the faster of before and after) and measured."""
+    from albertkit.compress.benchmark import measured
     from albertkit.compress.machine import measure as machine_of
-    from albertkit.compress.trial import measured
 
     start, before = time.perf_counter(), others()
     first = machine_of([config], length, threads, rounds=1)

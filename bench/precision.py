@@ -111,8 +111,8 @@ def compare(task: Any, features: Sequence[Any], mine: Sequence[Any], theirs: Seq
 
 def sway(model: Path, feature: Any, threads: int) -> float:
     """How far the runtime's scores of one text move when every word weight is moved by its last bit, up or down: what float32 leaves open there."""
+    from albertkit.albert import Albert
     from albertkit.artifact import read_artifact
-    from albertkit.runtime.albert import Albert
     from albertkit.runtime.engine import open_engine
     from albertkit.runtime.predict import scores
 
@@ -132,8 +132,8 @@ def sway(model: Path, feature: Any, threads: int) -> float:
 
 def unlike(task: Any, mine: Sequence[Any], theirs: Sequence[Any]) -> int:
     """Examples whose results differ."""
+    from albertkit.tasks.confidence import agree
     from albertkit.tasks.dialogue import Dialogue
-    from albertkit.tasks.sure import agree
 
     if isinstance(task, Dialogue):
         return sum(a != b for a, b in zip(mine, theirs, strict=True))
@@ -142,8 +142,8 @@ def unlike(task: Any, mine: Sequence[Any], theirs: Sequence[Any]) -> int:
 
 def measure(chosen: Set, model: Path, parts: dict[str, list[Any]], most: int | None, threads: int) -> dict[str, Any]:
     """One data set: scores of torch and of the runtime, and the metrics of every precision."""
-    from albertkit.compress.shrink import shrink
-    from albertkit.runtime.albert import Albert
+    from albertkit.albert import Albert
+    from albertkit.compress.quantize import shrink
     from albertkit.runtime.predict import features_of, scores
 
     held = "test" if chosen.test else "dev"
@@ -215,7 +215,7 @@ def run(models: dict[str, Path], args: argparse.Namespace) -> None:
     """Every data set that has a model; what is done is written before the next begins."""
     import torch
 
-    from albertkit.data.writing import write_json
+    from albertkit.data.shard_writer import write_json
 
     torch.set_num_threads(args.threads)
     kept = json.loads(args.out.read_text(encoding="utf-8")) if args.out.exists() else {"sets": {}}

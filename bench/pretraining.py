@@ -28,8 +28,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "src"))
 
 from albertkit.config import preset
 from albertkit.train import loop, pretrain
-from albertkit.train.settings import Settings
-from albertkit.train.team import Team
+from albertkit.train.distributed import Team
+from albertkit.train.train_settings import Settings
 
 ROWS = {"small": 512, "base": 512, "large": 192, "xlarge": 96, "xxlarge": 64}  # rows of 128 tokens at once
 

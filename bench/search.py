@@ -292,17 +292,17 @@ class Own:
     label, package, exact, delete, safe = "albertkit index", "numpy", True, "yes", "yes (transactions)"
 
     def build(self, path: Path, base: np.ndarray) -> None:
-        from albertkit.runtime.search import Index
+        from albertkit.search.index import Index
 
         Index.create(path, Rows(base)).add(records(0, len(base)), batch=4096)
 
     def add(self, path: Path, first: int, rows: np.ndarray) -> None:
-        from albertkit.runtime.search import Index
+        from albertkit.search.index import Index
 
         Index.open(path, Rows(rows, first)).add(records(first, len(rows)))
 
     def open(self, path: Path, threads: int) -> Phase:
-        from albertkit.runtime.search import Index
+        from albertkit.search.index import Index
 
         index = Index.open(path, Rows(np.zeros((0, DIM), np.float32)))
         return lambda q: np.array([int(hit.id) for hit in index.search_vectors(q[None], K)[0]])
@@ -323,7 +323,7 @@ class Rows:
 
 
 def records(first: int, count: int) -> Iterator[Any]:
-    from albertkit.runtime.search import Record
+    from albertkit.search.index import Record
 
     words = np.random.default_rng(first).zipf(1.3, (count, 12)) % 50_000
     for i in range(count):

@@ -227,7 +227,7 @@ def free_port() -> int:
 
 def ours(folder: Path, port: int, threads: int, *more: str) -> list[str]:
     """The command of our server."""
-    base = [sys.executable, "-m", "albertkit.cli", "serve", f"m={folder}", "--port", str(port)]
+    base = [sys.executable, "-m", "albertkit.cli.entry_point", "serve", f"m={folder}", "--port", str(port)]
     return [*base, "--threads", str(threads), "--no-access-log", *more]
 
 
@@ -252,7 +252,7 @@ class Bench:
     def __init__(self, folder: Path, work: Path, threads: int, seconds: float) -> None:
         from inference import mixed_texts
 
-        from albertkit.runtime.albert import Albert
+        from albertkit.albert import Albert
 
         self.folder, self.work, self.threads, self.seconds = folder, work, threads, seconds
         self.albert = Albert(folder, threads=threads)

@@ -25,10 +25,10 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "src"))
 from albertkit import Tokenizer
 from albertkit.config import preset
 from albertkit.data.corpus import build
-from albertkit.data.settings import Settings as Cutting
+from albertkit.data.corpus_settings import Settings as Cutting
 from albertkit.train import loop, pretrain
-from albertkit.train.settings import Settings
-from albertkit.train.team import Team
+from albertkit.train.distributed import Team
+from albertkit.train.train_settings import Settings
 
 ROOT = Path(__file__).parent.parent
 RESULT = ROOT / "bench" / "results" / "steps.json"

@@ -41,10 +41,10 @@ LIBRARIES = ("sklearn", "scipy", "seqeval")
 
 def run(name: str, args: argparse.Namespace) -> dict[str, Any]:
     """Fine-tune with each seed, predict what is held out, and write the record."""
-    from albertkit.data.writing import write_json
+    from albertkit.data.shard_writer import write_json
     from albertkit.interop.convert import open_model
-    from albertkit.train.tune import finetune
-    from albertkit.train.tuning import Options
+    from albertkit.train.finetune_runs import finetune
+    from albertkit.train.finetune_settings import Options
 
     chosen = SETS[name]
     measured = not missing()
@@ -91,7 +91,7 @@ def usual(chosen: Set, train: Sequence[Any], options: Any) -> Path:
     """The built-in model that `albertkit finetune` begins with."""
     from albertkit import builtin
     from albertkit.tasks.examples import Text
-    from albertkit.train.beginning import beginning
+    from albertkit.train.start_model import beginning
 
     texts = chosen.task == "intent" and isinstance(train[0], Text)
     return builtin.resolve(beginning("classify" if texts else chosen.task, train, options.max_length)[0])
@@ -107,7 +107,7 @@ def predictions(model: Path, examples: Sequence[Any], device: str) -> list[Any]:
 def torch_scores(model: Path, examples: Sequence[Any], device: str) -> tuple[Any, list[Any], list[Any]]:
     """(task, features, the heads' scores of each feature) of a finished model."""
     from albertkit.artifact import read_artifact
-    from albertkit.train.finetune import scored
+    from albertkit.train.finetune_task import scored
 
     return scored(read_artifact(model), examples, device)
 
@@ -117,7 +117,7 @@ def measure(chosen: Set, found: Sequence[Any], parts: dict[str, list[Any]]) -> d
     from albertkit.tasks.classify import OUTSIDE
     from albertkit.tasks.examples import Text
     from albertkit.tasks.make import make_task
-    from albertkit.train.frozen import outside_scores
+    from albertkit.train.frozen_head import outside_scores
 
     held = parts["test"] if chosen.test else parts["dev"]
     texts = chosen.task == "intent" and isinstance(held[0], Text)
@@ -239,7 +239,7 @@ def revive(row: dict[str, Any]) -> Any:
 
 def score(folder: Path, data: Path) -> None:
     """Fill in the metrics of every record in a folder from the predictions beside it."""
-    from albertkit.data.writing import write_json
+    from albertkit.data.shard_writer import write_json
 
     for path in sorted(folder.glob("*.json")):
         record = json.loads(path.read_text(encoding="utf-8"))

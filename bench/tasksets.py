@@ -1,6 +1,6 @@
 """The labelled data sets of `bench/tasks.py`: where they lie in a folder, what is learnt from them, with which options.
 
-Options are given only where the presets of `train/tuning.py` do not fit the data.
+Options are given only where the presets of `train/finetune_settings.py` do not fit the data.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ SETS: dict[str, Set] = {
 
 def load(chosen: Set, data: Path, most: int | None = None) -> dict[str, list[Any]]:
     """The examples: train, dev, and test where there is one; at most `most` of each, from all over the file."""
-    from albertkit.tasks.reading import ReadOptions, read
+    from albertkit.tasks.readers.read_examples import ReadOptions, read
 
     found = {}
     for part in ("train", "dev", "test"):

@@ -75,9 +75,9 @@ def build(model: str | None, place: Path, texts: list[str]) -> float:
     from widen import cosines, widen, widen_moments
 
     from albertkit.artifact import write_artifact
-    from albertkit.compress.calibrate import moments
     from albertkit.interop.convert import open_model
     from albertkit.interop.sentence_transformers import write_folder
+    from albertkit.runtime.activation_moments import moments
 
     narrow = open_model(model)
     times = max(1, SHAPE["hidden_size"] // narrow.config.hidden_size)

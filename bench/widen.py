@@ -12,7 +12,7 @@ import dataclasses
 import numpy as np
 
 from albertkit.artifact import Artifact, expected_shapes
-from albertkit.compress.shrink import mean_vectors
+from albertkit.compress.quantize import mean_vectors
 from albertkit.errors import AlbertkitError
 
 

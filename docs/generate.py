@@ -23,8 +23,8 @@ from pathlib import Path
 
 import click
 
-from albertkit.cli import app, megabytes
-from albertkit.compress.plan import plan
+from albertkit.cli.entry_point import app, megabytes
+from albertkit.compress.cost import plan
 from albertkit.config import PRESETS, preset
 
 sys.path.insert(0, str(Path(__file__).parent))

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from albertkit.builtin import BUILTINS, DEFAULT, MODELS, START, about, fingerprint
-from albertkit.cli import megabytes
+from albertkit.cli.entry_point import megabytes
 
 ROOT = Path(__file__).parent.parent
 FOLDER = MODELS / DEFAULT

@@ -1,4 +1,4 @@
-"""The page about the options beyond canonical ALBERT: for `generate.py`. Every number in it is counted by `compress/plan.py`.
+"""The page about the options beyond canonical ALBERT: for `generate.py`. Every number in it is counted by `compress/cost.py`.
 
 In: nothing. Out: the text of docs/options.md. What the options are worth is measured by bench/ablation.py, and stands in docs/ablation.md.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from albertkit.compress.plan import plan
+from albertkit.compress.cost import plan
 from albertkit.config import AlbertConfig, Options, preset
 
 NOTE = "<!-- Written by `make docs`; do not edit. -->\n"

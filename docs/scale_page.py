@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from albertkit.compress.plan import Plan, plan
+from albertkit.compress.cost import Plan, plan
 from albertkit.config import preset
 
 RESULTS = Path(__file__).parent.parent / "bench" / "results"

@@ -13,8 +13,8 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parent.parent / "src")]
 
-from albertkit.tasks.reading import read  # noqa: E402
-from albertkit.tasks.rewrites import questions_to_ask  # noqa: E402
+from albertkit.tasks.readers.read_examples import read  # noqa: E402
+from albertkit.tasks.readers.rewrites import questions_to_ask  # noqa: E402
 
 
 def main() -> None:

@@ -20,7 +20,7 @@ from albertkit.artifact import Artifact, Meta, read_artifact, write_artifact
 from albertkit.errors import AlbertkitError
 from albertkit.model import AlbertModel
 from albertkit.train.checkpoint import State
-from albertkit.train.work import Outcome
+from albertkit.train.training_task import Outcome
 from tests.conftest import ROOT, program, tiny
 from tests.pieces import endless, noted
 from tests.train.conftest import write_shards

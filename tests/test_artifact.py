@@ -23,7 +23,7 @@ from albertkit.config import Options
 from albertkit.errors import AlbertkitError
 from albertkit.interop.convert import open_model
 from albertkit.model import AlbertModel
-from albertkit.model.model import build_head
+from albertkit.model.albert_model import build_head
 from albertkit.tokenizer import Tokenizer
 from albertkit.weights import HEADS
 from tests.conftest import SPIECE, tiny

@@ -15,8 +15,8 @@ from click.testing import CliRunner
 
 from albertkit import Albert, AlbertkitError, builtin, open_model
 from albertkit.artifact import check_files, read_meta, read_stored, write_artifact
-from albertkit.cli import app
-from albertkit.compress.quantize import Matrix
+from albertkit.cli.entry_point import app
+from albertkit.quantized import Matrix
 from tests.conftest import ROOT, tiny
 
 FOLDER = builtin.MODELS / builtin.DEFAULT
@@ -178,7 +178,7 @@ def test_an_index_remembers_the_built_in_model_by_its_name(tmp_path, monkeypatch
     Path("notes.txt").write_text("the first note\nanother one\n", encoding="utf-8")
     for given in ([], ["-m", "small"]):
         say("index", "notes.txt", "-o", "notes.idx", "--force", *given)
-        from albertkit.runtime.search import Index
+        from albertkit.search.index import Index
 
         with Index.open("notes.idx", None) as held:
             assert held.place == "small"
@@ -222,8 +222,8 @@ def test_a_classifier_needs_no_argument(albert):
 def test_finetuning_starts_from_it(tmp_path):
     pytest.importorskip("torch")
     from albertkit.tasks.examples import Text
-    from albertkit.train.tune import finetune
-    from albertkit.train.tuning import Options
+    from albertkit.train.finetune_runs import finetune
+    from albertkit.train.finetune_settings import Options
 
     examples = [Text(text, label=label) for text, label in zip(TEXTS, LABELS, strict=True)]
     options = Options(epochs=1, batch=12, max_length=16, restarts=0)

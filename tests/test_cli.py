@@ -19,7 +19,7 @@ def run(*args: str, text: str | bytes = "", ok: bool = True) -> subprocess.Compl
     data = text.encode() if isinstance(text, str) else text
     environment = {**os.environ, "PYTHONIOENCODING": "utf-8"}
     done = subprocess.run(
-        [sys.executable, "-m", "albertkit.cli", *args], input=data, capture_output=True, env=environment
+        [sys.executable, "-m", "albertkit.cli.entry_point", *args], input=data, capture_output=True, env=environment
     )
     if ok:
         assert done.returncode == 0, done.stderr.decode()
@@ -94,7 +94,7 @@ def test_errors_are_one_sentence_and_code_2(args, text, message):
 def test_every_verb_has_help_with_an_example():
     import click
 
-    from albertkit.cli import app
+    from albertkit.cli.entry_point import app
 
     for name, command in app.commands.items():
         shown = command.get_help(click.Context(command, info_name=name, **app.context_settings))
@@ -105,12 +105,14 @@ def test_every_verb_has_help_with_an_example():
 def test_import_is_light():
     """The seam: what runs a model, and the command line, never import torch."""
     code = (
-        "import sys, albertkit, albertkit.cli, albertkit.artifact, albertkit.tokenizer, albertkit.compress.plan, "
+        "import sys, albertkit, albertkit.cli.entry_point, albertkit.artifact, albertkit.tokenizer, albertkit.compress.cost, "
         "albertkit.interop.convert, albertkit.interop.huggingface, albertkit.interop.plbert\n"
         "print([m for m in ('torch', 'transformers', 'onnxruntime') if m in sys.modules])"
     )
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
-    code = "import sys, albertkit.cli; print([m for m in ('numpy', 'tokenizers', 'onnx') if m in sys.modules])"
+    code = (
+        "import sys, albertkit.cli.entry_point; print([m for m in ('numpy', 'tokenizers', 'onnx') if m in sys.modules])"
+    )
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
 
 
@@ -137,7 +139,7 @@ def test_without_torch_everything_that_runs_works(folder, tmp_path):
 
     def albertkit(*args):
         return subprocess.run(
-            [sys.executable, "-m", "albertkit.cli", *args], capture_output=True, text=True, env=environment
+            [sys.executable, "-m", "albertkit.cli.entry_point", *args], capture_output=True, text=True, env=environment
         )
 
     assert albertkit("plan").returncode == 0

@@ -17,8 +17,10 @@ import pytest
 import torch
 
 import albertkit
-from albertkit.compress import machine, trial, wanted
-from albertkit.serve import run as serving
+from albertkit.compress import benchmark as trial
+from albertkit.compress import machine
+from albertkit.compress import planner as wanted
+from albertkit.serve import server as serving
 from albertkit.train import loop
 from tests.conftest import ROOT, program
 from tests.workshop import LEFT_OUT, Typist, furnish, here, joined, once
@@ -150,7 +152,7 @@ def test_the_typist_can_fail(workshop):
 
 def test_commands_in_the_docs_exist():
     """Every `albertkit …` line in the docs parses: the verb and its options are real."""
-    from albertkit.cli import app
+    from albertkit.cli.entry_point import app
 
     seen = 0
     for page in PAGES:
@@ -277,7 +279,7 @@ def test_python_of_the_readmes_table_exists():
     interface = program("docs/api_page")
     names = {path.rsplit(".", 1)[1]: interface.find(path) for group in interface.GROUPS.values() for path in group}
     names |= {name: getattr(albertkit, name) for name in albertkit.__all__}
-    names |= {path.rsplit(".", 1)[1]: interface.find(path) for path in ("albertkit.compress.prune.Keep", "albertkit.compress.wanted.Wanted", "albertkit.compress.wanted.proposals")}  # fmt: skip
+    names |= {path.rsplit(".", 1)[1]: interface.find(path) for path in ("albertkit.compress.prune.Keep", "albertkit.compress.planner.Wanted", "albertkit.compress.planner.proposals")}  # fmt: skip
     for _, code in table_cells():
         for call in [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Call)]:
             if isinstance(call.func, ast.Name) and call.func.id != "OpenAI":

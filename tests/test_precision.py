@@ -18,13 +18,13 @@ from albertkit.tasks.choose import Choose
 from albertkit.tasks.dialogue import Dialogue, State
 from albertkit.tasks.examples import Choice, Question, Text, Turn
 from albertkit.tasks.make import make_task
-from albertkit.tasks.reading import read
+from albertkit.tasks.readers.read_examples import read
 from albertkit.tasks.tag import Intent
 from albertkit.tasks.task import Feature
 from albertkit.tokenizer import Tokenizer
 from albertkit.train.checkpoint import State as Progress
-from albertkit.train.finetune import Finetuning
-from albertkit.train.settings import Settings
+from albertkit.train.finetune_task import Finetuning
+from albertkit.train.train_settings import Settings
 from tests.conftest import SPIECE, program, tiny
 
 

@@ -13,21 +13,23 @@ import pytest
 import torch
 from torch import nn
 
+from albertkit.albert import Albert
 from albertkit.artifact import Meta, read_artifact, write_artifact
-from albertkit.compress.shrink import shrink
+from albertkit.compress.quantize import shrink
 from albertkit.errors import AlbertkitError
 from albertkit.interop.convert import open_model
 from albertkit.interop.sentence_transformers import write_folder
 from albertkit.model import AlbertModel
-from albertkit.model.model import build_head
-from albertkit.runtime.albert import Albert
-from albertkit.runtime.output import writer
+from albertkit.model.albert_model import build_head
+from albertkit.text_io import writer
 from tests.conftest import tiny
 from tests.runtime.test_albert import TEXTS, make
 
 
 def cli(*args, text=b""):
-    return subprocess.run([sys.executable, "-m", "albertkit.cli", *map(str, args)], input=text, capture_output=True)
+    return subprocess.run(
+        [sys.executable, "-m", "albertkit.cli.entry_point", *map(str, args)], input=text, capture_output=True
+    )
 
 
 @pytest.fixture(scope="module")
@@ -206,7 +208,7 @@ def test_arguments_that_are_not_utf8(folder, tmp_path):
             [
                 sys.executable.encode(),
                 b"-m",
-                b"albertkit.cli",
+                b"albertkit.cli.entry_point",
                 b"embed",
                 b"caf\xe9",
                 b"-m",
@@ -219,7 +221,9 @@ def test_arguments_that_are_not_utf8(folder, tmp_path):
         assert done.returncode == 0, done.stderr.decode()
     with Path("/dev/full").open("wb") as full:
         done = subprocess.run(
-            [sys.executable, "-m", "albertkit.cli", "embed", "x", "-m", folder], stdout=full, stderr=subprocess.PIPE
+            [sys.executable, "-m", "albertkit.cli.entry_point", "embed", "x", "-m", folder],
+            stdout=full,
+            stderr=subprocess.PIPE,
         )
     assert done.returncode != 0 and b"Traceback" not in done.stderr
 

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
+from albertkit.albert import Albert
 from albertkit.artifact import Artifact, write_artifact
-from albertkit.compress.calibrate import moments_of, random_tokens
-from albertkit.compress.quantize import pack
 from albertkit.config import Options
 from albertkit.errors import AlbertkitError
-from albertkit.runtime.albert import Albert
+from albertkit.quantized import pack
+from albertkit.runtime.activation_moments import moments_of, random_tokens
 from tests.conftest import program, tiny
 from tests.runtime.test_albert import TEXTS, make
 

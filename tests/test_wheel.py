@@ -131,7 +131,7 @@ def test_it_works_without_torch_and_without_the_sources(site, tmp_path):
 
 
 def test_the_command_line_of_the_wheel(site, tmp_path):
-    call = "from albertkit.cli import main\nsys.argv = ['albertkit', *{}]\nmain()"
+    call = "from albertkit.cli.entry_point import main\nsys.argv = ['albertkit', *{}]\nmain()"
     assert python(site, call.format(["--version"]), tmp_path).strip().endswith(albertkit.__version__)
     shown = python(site, call.format(["embed", "a text", "--dim", "8"]), tmp_path)
     assert len(re.findall(r"-?\d\.\d+", shown)) >= 8
@@ -141,7 +141,7 @@ def test_the_command_line_of_the_wheel(site, tmp_path):
 
 def test_what_is_missing_is_named(site, tmp_path):
     code = (
-        "from albertkit.cli import main\n"
+        "from albertkit.cli.entry_point import main\n"
         "sys.argv = ['albertkit', 'finetune', 'classify', 'x.tsv', '-o', 'out']\n"
         "try: main()\nexcept SystemExit as end: print(end.code)"
     )

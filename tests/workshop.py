@@ -24,14 +24,14 @@ import torch
 from click.testing import CliRunner
 from pyarrow import parquet
 
+from albertkit.albert import Albert
 from albertkit.artifact import Artifact, Meta, write_artifact
-from albertkit.cli import app
+from albertkit.cli.entry_point import app
 from albertkit.data.corpus import build
-from albertkit.data.settings import Settings as Cutting
+from albertkit.data.corpus_settings import Settings as Cutting
 from albertkit.errors import AlbertkitError
 from albertkit.model import AlbertModel
-from albertkit.model.model import build_head
-from albertkit.runtime.albert import Albert
+from albertkit.model.albert_model import build_head
 from albertkit.tokenizer import Tokenizer
 from tests.conftest import ROOT, SPIECE, tiny
 
@@ -130,7 +130,7 @@ def save(folder: Path, meta: Meta, heads: dict[str, int]) -> None:
 
 
 def quantise(source: Path, target: Path) -> None:
-    from albertkit.compress.shrink import shrink
+    from albertkit.compress.quantize import shrink
 
     shrink(source, target, bits=8)
 

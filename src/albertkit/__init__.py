@@ -1,4 +1,4 @@
-"""albertkit: the ALBERT toolkit. These names are the public door; each is imported when it is first used."""
+"""albertkit: the ALBERT toolkit. These names are the public API; each is imported when it is first used."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from albertkit.albert import Albert
     from albertkit.artifact import Artifact, read_artifact, write_artifact
-    from albertkit.compress.plan import plan
+    from albertkit.compress.cost import plan
     from albertkit.config import AlbertConfig, preset
     from albertkit.errors import AlbertkitError
     from albertkit.interop.convert import convert, open_model
-    from albertkit.runtime.albert import Albert
     from albertkit.tokenizer import Tokenizer
-    from albertkit.train.door import finetune
+    from albertkit.train.finetune import finetune
 
-_DOOR = {
-    "Albert": "runtime.albert",
+_PUBLIC = {
+    "Albert": "albert",
     "AlbertConfig": "config",
     "AlbertkitError": "errors",
     "Artifact": "artifact",
     "Tokenizer": "tokenizer",
     "convert": "interop.convert",
-    "finetune": "train.door",
+    "finetune": "train.finetune",
     "open_model": "interop.convert",
-    "plan": "compress.plan",
+    "plan": "compress.cost",
     "preset": "config",
     "read_artifact": "artifact",
     "write_artifact": "artifact",
@@ -49,10 +49,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _DOOR:
-        raise AttributeError(f"module 'albertkit' has no attribute {name!r}; it offers {', '.join(_DOOR)}")
-    return getattr(importlib.import_module(f"albertkit.{_DOOR[name]}"), name)
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'albertkit' has no attribute {name!r}; it offers {', '.join(_PUBLIC)}")
+    return getattr(importlib.import_module(f"albertkit.{_PUBLIC[name]}"), name)
 
 
 def __dir__() -> list[str]:
-    return sorted([*_DOOR, "__version__"])
+    return sorted([*_PUBLIC, "__version__"])

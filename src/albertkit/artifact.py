@@ -4,7 +4,7 @@ In: a folder, or an `Artifact` in memory. Out: the other one.
 
     config.json         public ALBERT names; our options under the key `albertkit`
     model.safetensors   each weight once, under the public names (float), or
-    quantised.safetensors   in 8 or 4 bits, under our names (`compress/quantize.py`)
+    quantised.safetensors   in 8 or 4 bits, under our names (`quantized.py`)
     tokenizer.json      (+ spiece.model or vocab.txt where the original has one; quantised, spiece.model may stand alone)
     albertkit.json      task, labels, pooling, depth, metrics, how it was made, and the hash of each file
     README.md           a model card, written here
@@ -30,10 +30,10 @@ from typing import Any
 import numpy as np
 
 from albertkit import __version__, builtin
-from albertkit.compress.quantize import Matrix, pack, unpack
 from albertkit.config import AlbertConfig
 from albertkit.errors import AlbertkitError, nearest
-from albertkit.interop.names import CLASSIFIERS, names
+from albertkit.quantized import Matrix, pack, unpack
+from albertkit.tensor_names import CLASSIFIERS, names
 from albertkit.tokenizer import Tokenizer
 from albertkit.weights import HEADS, Shapes, encoder_shapes, head_shapes, heads_in, size
 

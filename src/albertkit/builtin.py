@@ -19,7 +19,7 @@ BUILTINS = {
     "small-pretrained": "words behind masks, and a start for other tasks",
 }
 DEFAULT = "small"  # what `Albert()` opens
-START = "small-pretrained"  # what fine-tuning begins with, unless it is about whole texts (`train/beginning.py`)
+START = "small-pretrained"  # what fine-tuning begins with, unless it is about whole texts (`train/start_model.py`)
 WORDS = "small-pretrained"  # what fills masks when `Albert()` is asked to
 
 

@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
+from albertkit.albert import Albert
 from albertkit.artifact import new_folder
 from albertkit.errors import AlbertkitError
-from albertkit.runtime.albert import Albert
 from albertkit.tasks.examples import Text
-from albertkit.tasks.held import parted
+from albertkit.tasks.splits import parted
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin
@@ -105,12 +105,12 @@ class AlbertClassifier(ClassifierMixin, BaseEstimator):
     def _learn(self, examples: list[Text], folder: Path) -> Path:
         if self.frozen:
             from albertkit.interop.convert import open_model
-            from albertkit.train.frozen import fit, write
+            from albertkit.train.frozen_head import fit, write
 
             made = fit(Albert(self.start), open_model(self.start), examples, seed=self.seed, max_length=self.max_length)
             return write(made, self.start, folder / "model")
-        from albertkit.train.tune import finetune
-        from albertkit.train.tuning import Options
+        from albertkit.train.finetune_runs import finetune
+        from albertkit.train.finetune_settings import Options
 
         options = Options(
             epochs=self.epochs, learning_rate=self.learning_rate, batch=self.batch, max_length=self.max_length,

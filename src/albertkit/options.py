@@ -1,7 +1,7 @@
 """What goes beyond canonical ALBERT: `Options`, one field an idea, and the rules of what goes together.
 
 In: the key `albertkit` of a `config.json`, or `name=value` from a command line. Out: `Options`, checked. All are off by default.
-Next: `config.py` holds them; `model/options.py`, `model/attention_options.py` (torch) and `runtime/graph_options.py` (ONNX) compute
+Next: `config.py` holds them; `model/encoder_options.py`, `model/attention_options.py` (torch) and `runtime/graph_options.py` (ONNX) compute
 them; `docs/options.md` has the formula, the source and the cost of each.
 """
 
@@ -36,7 +36,7 @@ class Options:
     head_size: int = 0
     """Width of one attention head where heads were pruned away; 0 means H divided by the number of heads."""
     static: bool = False
-    """One vector of size H for each piece, and their mean; there are no layers (`compress/static.py`)."""
+    """One vector of size H for each piece, and their mean; there are no layers (`compress/static_model.py`)."""
     low_rank: int = 0
     """Queries, keys and values of each head are brought down to this width (d_a) before they meet; 0 leaves them alone."""
     window: int = 0

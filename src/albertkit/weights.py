@@ -2,7 +2,7 @@
 
 In: an `AlbertConfig` and the heads on top. Out: `{name: shape}`, the single place where shapes are written down.
 The torch model has exactly these parameters (tested), `artifact.py` checks files against them, and the planner
-counts them. Names here are the names of the torch `state_dict`; `interop/names.py` maps them to everybody else's.
+counts them. Names here are the names of the torch `state_dict`; `tensor_names.py` maps them to everybody else's.
 """
 
 from __future__ import annotations

@@ -15,10 +15,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from albertkit.bulk import local, work
-from albertkit.bulk.run import bulk
+from albertkit.albert import Albert
+from albertkit.bulk import local
+from albertkit.bulk import worker as work
+from albertkit.bulk.bulk_run import bulk
 from albertkit.errors import AlbertkitError
-from albertkit.runtime.albert import Albert
 from tests.bulk.making import dies, texts, vectors, write_lines
 from tests.waiting import wait_until
 

@@ -10,8 +10,9 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from albertkit.bulk import parts, reading
-from albertkit.bulk.files import find
+from albertkit.bulk import part_reader as reading
+from albertkit.bulk import parts
+from albertkit.bulk.object_store import find
 from albertkit.errors import AlbertkitError
 
 pyarrow = pytest.importorskip("pyarrow")

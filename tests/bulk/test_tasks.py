@@ -9,9 +9,9 @@ from functools import partial
 import numpy as np
 import pytest
 
+from albertkit.albert import Albert
 from albertkit.artifact import Meta, write_artifact
-from albertkit.bulk.run import bulk
-from albertkit.runtime.albert import Albert
+from albertkit.bulk.bulk_run import bulk
 from albertkit.tokenizer import Tokenizer
 from tests.bulk.making import texts, write_lines
 from tests.bulk.test_engines import in_process
@@ -94,9 +94,9 @@ def test_in_spark(models, monkeypatch):
 def test_a_corpus_on_ray_is_the_same(ray, tmp_path, monkeypatch):
     """Byte for byte, whoever cuts it."""
     from albertkit.bulk.ray_corpus import cut_on_ray
-    from albertkit.data import reading
+    from albertkit.data import block_reader as reading
     from albertkit.data.corpus import build
-    from albertkit.data.settings import Settings
+    from albertkit.data.corpus_settings import Settings
 
     monkeypatch.setattr(reading, "BLOCK", 8192)  # several for each actor
     file = tmp_path / "a.txt"

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from albertkit.albert import Albert
 from albertkit.artifact import Meta, write_artifact
-from albertkit.cli import app
-from albertkit.compress import calibrate
-from albertkit.compress.calibrate import example_text, own_kind, own_text, random_tokens, reads_english
-from albertkit.runtime.albert import Albert
+from albertkit.cli.entry_point import app
+from albertkit.runtime import activation_moments as calibrate
+from albertkit.runtime.activation_moments import example_text, own_kind, own_text, random_tokens, reads_english
 from albertkit.tokenizer import Tokenizer
 from tests.conftest import tiny
 from tests.runtime.test_albert import make

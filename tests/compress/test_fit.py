@@ -14,13 +14,13 @@ import pytest
 from hypothesis import given, settings
 
 from albertkit.artifact import write_artifact
-from albertkit.cli_compress import DURATION, SIZE, Amount
+from albertkit.cli.compress_commands import DURATION, SIZE, Amount
+from albertkit.compress.benchmark import measured
 from albertkit.compress.fit import Candidate, Limits, Proposal, Trial, pareto, propose, shapes_below, variants
 from albertkit.compress.machine import Machine, layer_weights, measure, timed, usual
 from albertkit.compress.pareto import draw
+from albertkit.compress.planner import Wanted, config_of, is_model, proposals, steps
 from albertkit.compress.profile import profile
-from albertkit.compress.trial import measured
-from albertkit.compress.wanted import Wanted, config_of, is_model, proposals, steps
 from albertkit.config import preset
 from albertkit.errors import AlbertkitError
 from albertkit.interop.convert import open_model

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from albertkit.albert import Albert
 from albertkit.artifact import Meta, read_artifact, read_stored, write_artifact
-from albertkit.cli import app
+from albertkit.cli.entry_point import app
 from albertkit.errors import AlbertkitError
 from albertkit.model import AlbertModel, Batch
-from albertkit.runtime.albert import Albert
 from tests.conftest import ROOT, tiny
 from tests.runtime.test_albert import make
 
@@ -143,9 +143,9 @@ def test_each_variant_is_what_it_is_called(models):
 
 @pytest.mark.parametrize("name", ["heads", "all"])
 def test_a_pruned_model_is_trained_on(models, name, tmp_path):
-    from albertkit.cli_tasks import Reading, read_files
-    from albertkit.train.tune import finetune
-    from albertkit.train.tuning import Options
+    from albertkit.cli.task_commands import Reading, read_files
+    from albertkit.train.finetune_runs import finetune
+    from albertkit.train.finetune_settings import Options
 
     examples = read_files("classify", {"train": models / "train.tsv"}, Reading())["train"]
     done = finetune(
@@ -206,7 +206,7 @@ def test_without_torch(models, tmp_path):
         ["profile", models / "heads", "--length", "8"],
         ["plan", models / "heads", "--latency", "1s", "--count", "1", "--texts", models / "lines.txt"],
     ]
-    code = "import json, sys; from albertkit.cli import app\nfor line in json.load(sys.stdin): app(line, standalone_mode=False)"
+    code = "import json, sys; from albertkit.cli.entry_point import app\nfor line in json.load(sys.stdin): app(line, standalone_mode=False)"
     done = subprocess.run(
         [sys.executable, "-c", code],
         input=json.dumps([[str(word) for word in line] for line in lines]),

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from albertkit.artifact import Artifact
-from albertkit.compress.plan import memory, operations, parameters, plan, unshared, weight_bytes
+from albertkit.compress.cost import memory, operations, parameters, plan, unshared, weight_bytes
 from albertkit.config import PRESETS, preset
 from albertkit.errors import AlbertkitError
 from albertkit.model import AlbertModel, Batch

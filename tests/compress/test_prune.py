@@ -11,14 +11,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 
+from albertkit.albert import Albert
 from albertkit.artifact import Artifact, Meta, read_artifact, read_stored, write_artifact
-from albertkit.compress.calibrate import random_tokens
 from albertkit.compress.prune import Keep, counted, importance, prune, slim, spreads, truncate
-from albertkit.compress.shrink import mean_vectors, shrink
+from albertkit.compress.quantize import mean_vectors, shrink
 from albertkit.config import AlbertConfig, Options
 from albertkit.errors import AlbertkitError
 from albertkit.model import AlbertModel, Batch
-from albertkit.runtime.albert import Albert
+from albertkit.runtime.activation_moments import random_tokens
 from albertkit.runtime.batching import rows
 from albertkit.runtime.engine import Engine
 from tests.conftest import tiny

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from safetensors.numpy import load_file, save_file
 
 from albertkit.artifact import META_FILE, QUANTISED_FILE, read_artifact, read_stored, write_artifact
-from albertkit.compress.calibrate import moments, own_text, random_tokens
-from albertkit.compress.judge import Judge
-from albertkit.compress.quantize import Matrix, open_blocks, pack, quantize_blocks, quantize_rows, unpack
-from albertkit.compress.shrink import remedy, shrink
+from albertkit.compress.evaluate import Judge
+from albertkit.compress.quantize import remedy, shrink
 from albertkit.errors import AlbertkitError
+from albertkit.quantized import Matrix, open_blocks, pack, quantize_blocks, quantize_rows, unpack
+from albertkit.runtime.activation_moments import moments, own_text, random_tokens
 from tests.conftest import tiny
 from tests.runtime.test_albert import make
 
@@ -231,7 +231,7 @@ def test_the_check_runs_without_torch_and_refuses(tmp_path):
         str(tmp_path / "lines.txt"),
     ]
     given += ["--check", str(tmp_path / "lines.txt"), "--tolerance", "0", "--json"]
-    code = "import sys; sys.modules['torch'] = None; from albertkit.cli import main; main()"
+    code = "import sys; sys.modules['torch'] = None; from albertkit.cli.entry_point import main; main()"
     refused = subprocess.run([sys.executable, "-c", code, *given], capture_output=True, text=True, check=False)
     assert refused.returncode == 2 and "masks 1.0000 before" in refused.stderr, refused.stderr
     assert "--bits 8" in refused.stderr and "(-f)" not in refused.stderr  # the texts were given

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from albertkit.albert import Albert
 from albertkit.artifact import Artifact, read_artifact, read_stored, write_artifact
 from albertkit.compress.prune import Keep, prune
-from albertkit.compress.shrink import shrink
-from albertkit.compress.static import EVEN, RARE, frequencies, make_static, piece_vectors, turned
+from albertkit.compress.quantize import shrink
+from albertkit.compress.static_model import EVEN, RARE, frequencies, make_static, piece_vectors, turned
 from albertkit.errors import AlbertkitError
 from albertkit.model import AlbertModel
-from albertkit.runtime.albert import Albert
 from albertkit.tokenizer import Tokenizer
 from tests.conftest import SPIECE, tiny
 from tests.runtime.test_albert import TEXTS, make
@@ -136,7 +136,7 @@ def test_a_frozen_classifier_on_a_table(table, tmp_path):
     """Classes in microseconds: the head reads the mean vector."""
     pytest.importorskip("sklearn")
     from albertkit.tasks.examples import Text
-    from albertkit.train.frozen import fit
+    from albertkit.train.frozen_head import fit
 
     examples = [Text(f"cats dogs {i}", label="animal") for i in range(8)] + [
         Text(f"trees {i}", label="plant") for i in range(8)

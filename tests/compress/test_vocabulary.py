@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 
+from albertkit.albert import Albert
 from albertkit.artifact import Artifact, read_artifact, write_artifact
 from albertkit.compress.prune import Keep, prune
-from albertkit.compress.shrink import shrink
-from albertkit.compress.vocabulary import cut, cut_vocabulary
+from albertkit.compress.prune_vocabulary import cut, cut_vocabulary
+from albertkit.compress.quantize import shrink
 from albertkit.errors import AlbertkitError
-from albertkit.runtime.albert import Albert
 from albertkit.tokenizer import Tokenizer
 from tests.conftest import SPIECE, tiny
 from tests.runtime.test_albert import make

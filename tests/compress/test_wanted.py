@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from albertkit.artifact import Artifact, Meta, write_artifact
+from albertkit.compress import planner as wanted
 from albertkit.compress import profile as profiles
-from albertkit.compress import wanted
+from albertkit.compress.benchmark import Data
 from albertkit.compress.fit import variants
-from albertkit.compress.trial import Data
 from albertkit.errors import AlbertkitError
 from tests.compress.test_matrix import run
 from tests.conftest import tiny
@@ -97,7 +97,7 @@ def test_a_config_of_ones_own_is_planned_for_and_what_was_measured_decides(tmp_p
 
 
 def test_nothing_is_smaller_than_a_table(classifier, tmp_path):
-    from albertkit.compress.static import static_config
+    from albertkit.compress.static_model import static_config
 
     table = {"encoder.embeddings.word.weight": np.ones((30000, 8), np.float32)}
     write_artifact(Artifact(static_config(tiny(), 30000, 8), table, classifier.tokenizer, Meta()), tmp_path / "table")

@@ -10,8 +10,8 @@ import sys
 import pytest
 from click.testing import CliRunner
 
-from albertkit import cli_corpus
-from albertkit.cli import app
+from albertkit.cli import corpus_commands as cli_corpus
+from albertkit.cli.entry_point import app
 from albertkit.data.shards import Shards
 from albertkit.errors import AlbertkitError
 from albertkit.tokenizer import Tokenizer
@@ -61,7 +61,7 @@ def test_dry_run_writes_nothing(place, tmp_path):
 def test_stdin(place, tmp_path):
     """A pipe gives the shards that the file gives."""
     vocabulary = str(place / "vocabulary")
-    command = [sys.executable, "-m", "albertkit.cli", "corpus", "-", "-o", str(tmp_path / "piped")]
+    command = [sys.executable, "-m", "albertkit.cli.entry_point", "corpus", "-", "-o", str(tmp_path / "piped")]
     with (place / "a.txt").open("rb") as file:
         done = subprocess.run([*command, "--tokenizer", vocabulary, "--workers", "1"], stdin=file, capture_output=True)
     assert done.returncode == 0, done.stderr
@@ -77,7 +77,15 @@ def test_stdin(place, tmp_path):
 def test_an_error_is_one_sentence(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"\x00\x01\x02")
     done = subprocess.run(
-        [sys.executable, "-m", "albertkit.cli", "corpus", str(tmp_path / "a.txt"), "-o", str(tmp_path / "out")],
+        [
+            sys.executable,
+            "-m",
+            "albertkit.cli.entry_point",
+            "corpus",
+            str(tmp_path / "a.txt"),
+            "-o",
+            str(tmp_path / "out"),
+        ],
         capture_output=True,
         text=True,
     )

@@ -14,11 +14,12 @@ import sys
 import numpy as np
 import pytest
 
-from albertkit.data import reading, writing
+from albertkit.data import block_reader as reading
+from albertkit.data import shard_writer as writing
 from albertkit.data.corpus import build
-from albertkit.data.journal import JOURNAL, Journal
+from albertkit.data.corpus_settings import Settings
+from albertkit.data.resume_log import JOURNAL, Journal
 from albertkit.data.sentences import split
-from albertkit.data.settings import Settings
 from albertkit.data.shards import Shards, ids
 from albertkit.errors import AlbertkitError
 from albertkit.tokenizer import Tokenizer
@@ -236,7 +237,7 @@ def test_killed_with_workers(tmp_path, texts, tokenizer, whole):
 
     out = tmp_path / "out"
     code = (
-        "import sys; from albertkit.data import reading, corpus; from albertkit.data.settings import Settings\n"
+        "import sys; from albertkit.data import reading, corpus; from albertkit.data.corpus_settings import Settings\n"
         "from albertkit.tokenizer import Tokenizer; import signal; from pathlib import Path\n"
         "reading.BLOCK = 6000\n"
         f"rules = Settings(shard_tokens=3000, held_out=0.1, min_tokens=1)\n"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from albertkit.data.everyday import CHOICES, HOLE, everyday
+from albertkit.data.everyday_sentences import CHOICES, HOLE, everyday
 
 
 def test_every_name_is_there_and_used():

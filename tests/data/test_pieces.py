@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from albertkit.data import words
+from albertkit.data import word_cache as words
+from albertkit.data.block_reader import Block, Place
+from albertkit.data.document_tokenizer import Cutter, Rules, hash64, start_table
 from albertkit.data.documents import documents
-from albertkit.data.pieces import Cutter, Rules, hash64, start_table
-from albertkit.data.reading import Block, Place
 from albertkit.data.shards import ids, word_starts
 from albertkit.tokenizer import Tokenizer
 from tests.conftest import SPIECE, real

@@ -10,10 +10,10 @@ import sys
 
 import pytest
 
+from albertkit.data import block_reader as reading
 from albertkit.data import documents as documents_module
-from albertkit.data import reading
+from albertkit.data.block_reader import blocks
 from albertkit.data.documents import documents, paragraphs
-from albertkit.data.reading import blocks
 from albertkit.data.sources import find
 from albertkit.errors import AlbertkitError
 from tests.data.making import text

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from albertkit.data.corpus import build
-from albertkit.data.settings import Settings
+from albertkit.data.corpus_settings import Settings
 from albertkit.data.shards import Shards, ids, token_type, word_bit, word_starts
 from albertkit.errors import AlbertkitError
 from albertkit.tokenizer import Tokenizer

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from albertkit.data import stream as module
-from albertkit.data.stream import Position, Spans, Stream, plan
+from albertkit.data import row_stream as module
+from albertkit.data.row_stream import Position, Spans, Stream, plan
 from albertkit.errors import AlbertkitError
 
 

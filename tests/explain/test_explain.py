@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from albertkit.albert import Albert
 from albertkit.artifact import Meta
 from albertkit.config import Options
 from albertkit.errors import AlbertkitError
 from albertkit.explain import Explainer, explain
-from albertkit.explain.attention import by_word, rollout
+from albertkit.explain.attention_maps import by_word, rollout
+from albertkit.explain.explained_input import Given, merged, subject_of
 from albertkit.explain.explainer import How
-from albertkit.explain.subject import Given, merged, subject_of
 from albertkit.explain.target import log_odds
 from albertkit.explain.variants import Variants
-from albertkit.runtime.albert import Albert
 from tests.serve.conftest import make
 from tests.train.conftest import TOPICS
 
@@ -152,7 +152,7 @@ def test_shapley_of_a_sum_is_the_sum():
     """Where words do not depend on each other, every order gives the same."""
     from types import SimpleNamespace
 
-    from albertkit.explain.attribute import shapley
+    from albertkit.explain.attribution import shapley
 
     own = np.array([1.0, -2.0, 0.5])
     variants = SimpleNamespace(

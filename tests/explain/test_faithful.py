@@ -7,9 +7,9 @@ import pytest
 
 from albertkit.errors import AlbertkitError
 from albertkit.explain import Explainer, faithfulness
+from albertkit.explain.explained_input import Given
 from albertkit.explain.explainer import How
-from albertkit.explain.faithful import SHARES, _falls, read_given
-from albertkit.explain.subject import Given
+from albertkit.explain.faithfulness import SHARES, _falls, read_given
 from tests.train import test_finetune as lessons
 
 

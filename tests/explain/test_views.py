@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from albertkit import cli_explain
-from albertkit.cli import app
+from albertkit.cli import explain_commands as cli_explain
+from albertkit.cli.entry_point import app
 from albertkit.errors import AlbertkitError
-from albertkit.explain.attention import Map, rollout
-from albertkit.explain.attribute import METHODS
-from albertkit.explain.page import ROOM, packed, page
+from albertkit.explain.attention_maps import Map, rollout
+from albertkit.explain.attribution import METHODS
+from albertkit.explain.html_page import ROOM, packed, page
 from albertkit.explain.picture import _layers, wall
 
 ODD = 'cat <script>alert("1")</script> & dog </script> oak'

@@ -15,10 +15,10 @@ from albertkit.errors import AlbertkitError
 from albertkit.interop import plbert
 from albertkit.interop.convert import convert, open_model
 from albertkit.interop.google_tf import to_variables
-from albertkit.interop.names import BRIGHTMART, PUBLIC, names
-from albertkit.interop.state import from_state
+from albertkit.interop.state_dict import from_state
 from albertkit.model import AlbertModel, Batch
-from albertkit.model.model import build_head
+from albertkit.model.albert_model import build_head
+from albertkit.tensor_names import BRIGHTMART, PUBLIC, names
 from tests.conftest import SPIECE, tiny
 from tests.interop.bundle_writer import write_bundle
 

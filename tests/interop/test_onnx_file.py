@@ -10,16 +10,17 @@ import onnx
 import onnxruntime as ort
 import pytest
 
+from albertkit.albert import Albert
 from albertkit.artifact import Meta, read_stored, write_artifact
-from albertkit.compress.calibrate import moments_of, random_tokens
 from albertkit.compress.prune import Keep, prune
-from albertkit.compress.quantize import Matrix
-from albertkit.compress.static import make_static
+from albertkit.compress.static_model import make_static
 from albertkit.config import Options
 from albertkit.errors import AlbertkitError
-from albertkit.interop import onnx_check, onnx_file
-from albertkit.interop.onnx_file import Settings, export
-from albertkit.runtime.albert import Albert
+from albertkit.interop import onnx_check
+from albertkit.interop import onnx_export as onnx_file
+from albertkit.interop.onnx_export import Settings, export
+from albertkit.quantized import Matrix
+from albertkit.runtime.activation_moments import moments_of, random_tokens
 from albertkit.runtime.predict import scores
 from albertkit.tokenizer import Tokenizer
 from albertkit.weights import encoder_shapes, size

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from albertkit.compress.shrink import shrink
+from albertkit.albert import Albert
+from albertkit.compress.quantize import shrink
 from albertkit.interop.convert import convert, open_model
 from albertkit.interop.plbert import SYMBOLS
 from albertkit.interop.tensor_bundle import find_bundle, read_bundle
 from albertkit.model import AlbertModel, Batch
-from albertkit.runtime.albert import Albert
 from albertkit.runtime.batching import rows
 from tests.conftest import real
 

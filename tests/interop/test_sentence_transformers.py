@@ -8,12 +8,12 @@ import json
 import numpy as np
 import pytest
 
+from albertkit.albert import Albert
 from albertkit.artifact import write_artifact
 from albertkit.config import Options
 from albertkit.errors import AlbertkitError
+from albertkit.integrations import AlbertEmbeddings, AlbertVectors
 from albertkit.interop.sentence_transformers import write_folder
-from albertkit.runtime.albert import Albert
-from albertkit.runtime.wrappers import AlbertEmbeddings, AlbertVectors
 from tests.conftest import tiny
 from tests.runtime.test_albert import TEXTS, make
 

@@ -11,12 +11,12 @@ import torch.nn.functional as F
 from albertkit.config import Options
 from albertkit.data import masking
 from albertkit.model import AlbertModel, Batch
-from albertkit.model.batch import Padding, runs_of
+from albertkit.model.albert_model import build_head
 from albertkit.model.encoder import Encoder
-from albertkit.model.model import build_head
+from albertkit.model.packed_batch import Padding, runs_of
 from albertkit.train import precision
-from albertkit.train.goals import Goals
 from albertkit.train.pretrain import Objective
+from albertkit.train.pretrain_settings import Goals
 from tests.conftest import tiny
 from tests.model.test_options import CASES
 

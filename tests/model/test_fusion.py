@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from albertkit.artifact import Artifact, write_artifact
-from albertkit.compress.shrink import shrink
+from albertkit.compress.quantize import shrink
 from albertkit.config import Options
 from albertkit.errors import AlbertkitError
 from albertkit.model import AlbertModel, Batch
+from albertkit.model.albert_model import build_head
 from albertkit.model.fusion import Extra, Fusion
-from albertkit.model.model import build_head
-from albertkit.runtime.fused import Fused
+from albertkit.runtime.fusion_engine import Fused
 from albertkit.train import loop
 from tests.conftest import ROOT, tiny
 

@@ -15,7 +15,7 @@ from albertkit.artifact import read_artifact
 from albertkit.config import Options
 from albertkit.errors import AlbertkitError
 from albertkit.model import AlbertModel, Batch, Encoded, Encoder, attention, pool
-from albertkit.model.model import build_head
+from albertkit.model.albert_model import build_head
 from albertkit.weights import HEADS, encoder_shapes, head_shapes
 from tests.conftest import tiny
 

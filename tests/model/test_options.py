@@ -13,23 +13,23 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from albertkit import cli
 from albertkit.artifact import Artifact, read_artifact
-from albertkit.compress.plan import memory, operations, parameters, plan, weight_bytes
+from albertkit.cli import entry_point as cli
+from albertkit.compress.cost import memory, operations, parameters, plan, weight_bytes
 from albertkit.config import AlbertConfig, Options, preset
 from albertkit.errors import AlbertkitError
 from albertkit.model import AlbertModel, Batch
-from albertkit.model.model import build_head
-from albertkit.model.options import DocumentNorm, GruFront
+from albertkit.model.albert_model import build_head
+from albertkit.model.encoder_options import DocumentNorm, GruFront
 from albertkit.options import given_options
 from albertkit.tasks.make import make_task
 from albertkit.tokenizer import Tokenizer
 from albertkit.train import loop
-from albertkit.train.finetune import Finetuning
-from albertkit.train.goals import Goals
+from albertkit.train.distributed import Team
+from albertkit.train.finetune_task import Finetuning
 from albertkit.train.pretrain import Pretraining, consistency
-from albertkit.train.settings import Settings
-from albertkit.train.team import Team
+from albertkit.train.pretrain_settings import Goals
+from albertkit.train.train_settings import Settings
 from albertkit.weights import encoder_shapes, size
 from tests.conftest import ROOT, tiny
 from tests.train.conftest import VOCAB, write_shards

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from albertkit.artifact import Artifact, public_config
-from albertkit.interop.state import from_state
+from albertkit.interop.state_dict import from_state
 from albertkit.model import AlbertModel, Batch
 from albertkit.weights import encoder_shapes
 from tests.conftest import tiny

@@ -17,13 +17,13 @@ import torch
 from click.testing import CliRunner
 from hypothesis import HealthCheck, given, settings
 
+from albertkit.albert import Albert
 from albertkit.artifact import Artifact, Meta, write_artifact
-from albertkit.cli import main
+from albertkit.cli.entry_point import main
 from albertkit.config import Options
 from albertkit.errors import AlbertkitError
 from albertkit.model import AlbertModel, Batch, pool
-from albertkit.model.model import build_head
-from albertkit.runtime.albert import Albert
+from albertkit.model.albert_model import build_head
 from albertkit.runtime.batching import groups, rows
 from albertkit.tokenizer import Tokenizer
 from tests.conftest import SPIECE, tiny
@@ -332,7 +332,7 @@ def read_vectors(path):
 def test_ctrl_c_leaves_what_is_finished(folder, tmp_path):
     out = tmp_path / "v.npy"
     child = subprocess.Popen(
-        [sys.executable, "-m", "albertkit.cli", "embed", "-m", folder, "-o", out],
+        [sys.executable, "-m", "albertkit.cli.entry_point", "embed", "-m", folder, "-o", out],
         stdin=subprocess.PIPE,
         stderr=subprocess.PIPE,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # shells start background jobs deaf to it

@@ -11,20 +11,20 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from albertkit.albert import Albert
 from albertkit.artifact import Artifact, Meta, read_artifact, write_artifact
 from albertkit.compress.prune import Keep, prune
 from albertkit.errors import AlbertkitError
-from albertkit.interop.onnx_file import Settings, export
+from albertkit.interop.onnx_export import Settings, export
 from albertkit.model import AlbertModel
-from albertkit.model.model import build_head
-from albertkit.runtime import exits
-from albertkit.runtime.agreement import FEWEST, Exits, at_least, fit, limits_of, line
-from albertkit.runtime.albert import Albert
-from albertkit.runtime.exits import Left, Rule, Walk, by_depth, parsed
+from albertkit.model.albert_model import build_head
+from albertkit.runtime import early_exit as exits
+from albertkit.runtime.calibration import FEWEST, Exits, at_least, fit, limits_of, line
+from albertkit.runtime.early_exit import Left, Rule, Walk, by_depth, parsed
 from albertkit.runtime.predict import features_of, predict, read_heads
 from albertkit.runtime.recalibrate import calibrate
+from albertkit.tasks.confidence import Judge, cosines
 from albertkit.tasks.examples import Choice, Question, Tagged, Text
-from albertkit.tasks.sure import Judge, cosines
 from albertkit.tasks.tag import words_of
 from albertkit.tokenizer import Tokenizer
 from tests.conftest import tiny
@@ -521,7 +521,7 @@ def test_the_methods_take_depth_and_exit(albert):
 def test_the_command_line(folder, tmp_path):
     from click.testing import CliRunner
 
-    from albertkit.cli import app
+    from albertkit.cli.entry_point import app
 
     run = CliRunner()
     write_artifact(read_artifact(folder("classify")), tmp_path / "model")
@@ -556,7 +556,7 @@ def test_the_command_line(folder, tmp_path):
 def test_the_command_line_says_when_shallow_depths_were_not_taught(folder, tmp_path):
     from click.testing import CliRunner
 
-    from albertkit.cli import app
+    from albertkit.cli.entry_point import app
 
     artifact = read_artifact(folder("classify"))
     for name, told in (("finetune", True), ("elastic", False)):
@@ -575,7 +575,7 @@ def test_the_command_line_says_when_shallow_depths_were_not_taught(folder, tmp_p
 def test_elastic_says_how_vectors_learn_depths(folder, tmp_path):
     from click.testing import CliRunner
 
-    from albertkit.cli import app
+    from albertkit.cli.entry_point import app
 
     (tmp_path / "t.txt").write_text("cat\n")
     with pytest.raises(AlbertkitError, match="albertkit distill TEACHER"):

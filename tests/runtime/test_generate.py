@@ -12,20 +12,20 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from albertkit.albert import Albert
 from albertkit.artifact import Artifact, Meta, write_artifact
-from albertkit.cli import app
+from albertkit.cli.entry_point import app
 from albertkit.config import Options
 from albertkit.errors import AlbertkitError
 from albertkit.model import AlbertModel, Batch
-from albertkit.model.model import build_head
-from albertkit.runtime.albert import Albert
+from albertkit.model.albert_model import build_head
 from albertkit.runtime.batching import rows
 from albertkit.runtime.generate import HELD, Kept, Style, Writer, drawn, spread
 from albertkit.runtime.generate import Text as Draft
 from albertkit.tasks.examples import Rewrite
-from albertkit.tasks.generate import Generate, check_able
+from albertkit.tasks.generation import Generate, check_able
 from albertkit.tokenizer import Tokenizer
-from albertkit.train.finetune import batch_of
+from albertkit.train.finetune_task import batch_of
 from tests.conftest import tiny
 from tests.train.conftest import TOPICS, VOCAB
 

@@ -11,12 +11,12 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from albertkit.albert import Albert
 from albertkit.artifact import Artifact, write_artifact
-from albertkit.cli import app
+from albertkit.cli.entry_point import app
 from albertkit.errors import AlbertkitError
 from albertkit.model import AlbertModel, Batch
-from albertkit.model.model import build_head
-from albertkit.runtime.albert import Albert
+from albertkit.model.albert_model import build_head
 from albertkit.runtime.infill import filled, lengths_of, span_of, widened
 from albertkit.tokenizer import Tokenizer
 from tests.conftest import tiny

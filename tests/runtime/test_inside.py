@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 import torch
 
+from albertkit.albert import Albert
 from albertkit.artifact import Artifact, Meta, write_artifact
 from albertkit.config import Options
 from albertkit.errors import AlbertkitError
+from albertkit.explain.activations import LONGEST, Inside, erf
 from albertkit.model import AlbertModel
-from albertkit.runtime.albert import Albert
 from albertkit.runtime.batching import rows
 from albertkit.runtime.engine import open_engine
-from albertkit.runtime.inside import LONGEST, Inside, erf
 from tests.conftest import tiny
 
 IDS = [2, 17, 5, 44, 9, 3]
@@ -51,7 +51,7 @@ def test_every_layer_is_the_engines(shape):
 
 def test_attention_is_that_of_transformers():
     transformers = pytest.importorskip("transformers")
-    from albertkit.interop.names import names
+    from albertkit.tensor_names import names
 
     config = tiny()
     torch.manual_seed(0)

@@ -13,20 +13,20 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 
+from albertkit.albert import Albert
 from albertkit.artifact import Artifact, Meta, read_artifact, read_stored, write_artifact
 from albertkit.compress import machine, profile
 from albertkit.compress.prune import Keep, prune
-from albertkit.compress.shrink import shrink
+from albertkit.compress.quantize import shrink
 from albertkit.config import Options
 from albertkit.errors import AlbertkitError
-from albertkit.interop.onnx_file import Settings, export
+from albertkit.explain.activations import Inside
+from albertkit.interop.onnx_export import Settings, export
 from albertkit.model import AlbertModel, Batch
-from albertkit.model.model import build_head
-from albertkit.runtime.albert import Albert
+from albertkit.model.albert_model import build_head
 from albertkit.runtime.batching import rows
 from albertkit.runtime.engine import Engine
 from albertkit.runtime.graph import layer_feed, layer_graph
-from albertkit.runtime.inside import Inside
 from albertkit.runtime.predict import predict
 from albertkit.runtime.torch_engine import TorchEngine
 from albertkit.tasks.examples import Text

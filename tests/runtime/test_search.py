@@ -17,13 +17,13 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from albertkit import cli_search
+from albertkit.cli import search_commands as cli_search
 from albertkit.errors import AlbertkitError
-from albertkit.runtime import search as module
-from albertkit.runtime.records import TEXT_LIMIT
-from albertkit.runtime.search import Index, Record, cluster, records_from
-from albertkit.runtime.vectors import BLOCK
-from albertkit.runtime.words import spaced, terms
+from albertkit.search import index as module
+from albertkit.search.index import Index, Record, cluster, records_from
+from albertkit.search.keywords import spaced, terms
+from albertkit.search.records import TEXT_LIMIT
+from albertkit.search.vectors import BLOCK
 from tests.conftest import ROOT, program
 
 
@@ -249,7 +249,7 @@ def test_terms_are_bounded():
 WRITER = """
 import sys
 from tests.runtime.test_search import Toy, many
-from albertkit.runtime.search import Index
+from albertkit.search.index import Index
 index = Index.open(sys.argv[1], Toy())
 def tell(count):
     print(len(index), flush=True)
@@ -594,6 +594,6 @@ def test_the_page_shows_what_was_measured():
 
 
 def test_search_needs_no_torch():
-    code = "import sys; sys.modules['torch'] = None; import albertkit.cli_search, albertkit.runtime.search"
+    code = "import sys; sys.modules['torch'] = None; import albertkit.cli.search_commands, albertkit.search.index"
     subprocess.run([sys.executable, "-c", code], check=True)
     assert module.FORMAT == 1

@@ -10,16 +10,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from albertkit.albert import Albert
 from albertkit.artifact import Artifact, write_artifact
-from albertkit.cli_tasks import dialogues
+from albertkit.cli.task_commands import dialogues
 from albertkit.errors import AlbertkitError
 from albertkit.model import AlbertModel
-from albertkit.runtime.albert import Albert
 from albertkit.runtime.predict import predict
 from albertkit.tasks.examples import Turn
 from albertkit.tokenizer import Tokenizer
-from albertkit.train import tune
-from albertkit.train.tuning import Options
+from albertkit.train import finetune_runs as tune
+from albertkit.train.finetune_settings import Options
 from tests.conftest import tiny
 from tests.runtime.test_albert import cli
 from tests.train.conftest import TOPICS, VOCAB

@@ -17,10 +17,10 @@ import httpx2
 import pytest
 import torch
 
+from albertkit.albert import Albert
 from albertkit.artifact import Artifact, Meta, write_artifact
 from albertkit.model import AlbertModel
-from albertkit.model.model import build_head
-from albertkit.runtime.albert import Albert
+from albertkit.model.albert_model import build_head
 from albertkit.tokenizer import Tokenizer
 from tests.conftest import SPIECE, tiny
 from tests.waiting import LIMIT, wait_until
@@ -66,7 +66,7 @@ class Served:
     """A running `albertkit serve`."""
 
     def __init__(self, *arguments, env=None, wait=LIMIT) -> None:
-        command = [sys.executable, "-m", "albertkit.cli", "serve", "--port", "0", *map(str, arguments)]
+        command = [sys.executable, "-m", "albertkit.cli.entry_point", "serve", "--port", "0", *map(str, arguments)]
         self.process = subprocess.Popen(
             command,
             stdout=subprocess.PIPE,
@@ -126,7 +126,7 @@ class Served:
 
 @pytest.fixture(scope="session")
 def index(folders, alberts, tmp_path_factory) -> Path:
-    from albertkit.runtime.search import Index, Record
+    from albertkit.search.index import Index, Record
 
     path = tmp_path_factory.mktemp("index") / "notes.idx"
     with Index.create(path, alberts["words"]) as made:

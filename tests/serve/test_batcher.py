@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from albertkit.runtime.cache import OVERHEAD, Cache, key_of
+from albertkit.serve.batch_queue import Job, Pace, Slip, Way
 from albertkit.serve.batcher import Batcher
-from albertkit.serve.jobs import Job, Pace, Slip, Way
-from albertkit.serve.models import Source
-from albertkit.serve.refusal import Refusal
+from albertkit.serve.http_error import Refusal
+from albertkit.serve.served_models import Source
+from albertkit.serve.vector_cache import OVERHEAD, Cache, key_of
 from tests.waiting import LIMIT, wait_until, wait_until_async
 
 

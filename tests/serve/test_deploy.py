@@ -8,7 +8,7 @@ import re
 import yaml
 
 from albertkit.serve.app import ENDPOINTS
-from albertkit.serve.settings import PREFIX, Serving
+from albertkit.serve.serve_settings import PREFIX, Serving
 from tests.conftest import ROOT
 
 FILES = ("Dockerfile", "compose.yaml", "deploy/kubernetes.yaml", "docs/serving.md")

@@ -263,7 +263,7 @@ def test_search(server, alberts):
 
 
 def test_search_in_an_index(server, alberts, index):
-    from albertkit.runtime.search import Index
+    from albertkit.search.index import Index
 
     with Index.open(index, alberts["words"]) as opened:
         for mode in ("hybrid", "vector", "keyword"):

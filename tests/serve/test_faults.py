@@ -18,7 +18,7 @@ import httpx2
 import numpy as np
 import pytest
 
-from albertkit.runtime.albert import Albert
+from albertkit.albert import Albert
 from tests.serve.conftest import MADE, Served, make
 from tests.waiting import LIMIT, wait_until
 

@@ -13,8 +13,8 @@ import pytest
 from openai import AuthenticationError, OpenAI
 
 from albertkit.errors import AlbertkitError
-from albertkit.serve.run import bind
-from albertkit.serve.settings import Keys, Serving, hashed
+from albertkit.serve.serve_settings import Keys, Serving, hashed
+from albertkit.serve.server import bind
 from tests.serve.conftest import Served
 
 KEY = {"authorization": "Bearer second"}
@@ -209,7 +209,7 @@ def test_wrong_settings(given, message):
 
 
 def run(*arguments):
-    command = [sys.executable, "-m", "albertkit.cli", "serve", *map(str, arguments)]
+    command = [sys.executable, "-m", "albertkit.cli.entry_point", "serve", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=60)
 
 

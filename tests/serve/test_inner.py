@@ -9,15 +9,15 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from albertkit.explain.layers import promised
-from albertkit.runtime.agreement import Exits
-from albertkit.runtime.exits import leave_task
-from albertkit.runtime.inside import Inside
+from albertkit.explain.activations import Inside
+from albertkit.explain.layer_predictions import promised
+from albertkit.runtime.calibration import Exits
+from albertkit.runtime.early_exit import leave_task
 from albertkit.runtime.predict import features_of
 from albertkit.serve import inner
+from albertkit.serve.http_error import Refusal
 from albertkit.serve.inner import packed
-from albertkit.serve.models import Source
-from albertkit.serve.refusal import Refusal
+from albertkit.serve.served_models import Source
 from albertkit.tasks.examples import Question, Tagged, Text
 from albertkit.tasks.tag import words_of
 

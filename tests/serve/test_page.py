@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from albertkit.runtime.albert import Albert
+from albertkit.albert import Albert
 from tests.serve.conftest import Served
 from tests.serve.test_page_files import TABS, words
 from tests.train import test_finetune as lessons
@@ -209,7 +209,7 @@ def test_search_in_a_pasted_and_in_an_uploaded_text(visit, tmp_path):
 
 
 def test_look_inside(visit, models):
-    from albertkit.runtime.inside import Inside
+    from albertkit.explain.activations import Inside
 
     one = visit()
     panel = one.open("inside")
@@ -281,7 +281,7 @@ def test_what_is_copied_runs(visit, models, tmp_path, monkeypatch, capsys):
 
     from click.testing import CliRunner
 
-    from albertkit.cli import app
+    from albertkit.cli.entry_point import app
 
     monkeypatch.chdir(tmp_path)
     for name in ("topics", "names", "reader"):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from albertkit.albert import Albert
 from albertkit.config import Options
-from albertkit.runtime.albert import Albert
-from albertkit.runtime.inside import Inside
+from albertkit.explain.activations import Inside
 from tests.model.test_options import CASES
 from tests.serve.conftest import MADE, Served, make
 

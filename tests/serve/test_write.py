@@ -9,14 +9,14 @@ import json
 import pytest
 
 from albertkit.errors import AlbertkitError
-from albertkit.runtime.cache import Cache
-from albertkit.serve import write
+from albertkit.serve import generate_api as write
 from albertkit.serve.batcher import Batcher
+from albertkit.serve.http_error import Refusal
+from albertkit.serve.inference import Ask, Desk, seconds_left
 from albertkit.serve.metrics import Metrics
-from albertkit.serve.models import Models, Source
-from albertkit.serve.refusal import Refusal
-from albertkit.serve.settings import Keys, Serving
-from albertkit.serve.work import Ask, Desk, seconds_left
+from albertkit.serve.serve_settings import Keys, Serving
+from albertkit.serve.served_models import Models, Source
+from albertkit.serve.vector_cache import Cache
 
 TEXTS = [f"the {word} house number {n}" for n, word in enumerate(("red", "old", "very large", "small", "one") * 2)]
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from albertkit.errors import AlbertkitError
 from albertkit.tasks.answer import Answer, Found, place_of
+from albertkit.tasks.answer_metrics import best_threshold, grade, is_chinese, normal_english
 from albertkit.tasks.examples import Question
-from albertkit.tasks.squad import best_threshold, grade, is_chinese, normal_english
 from albertkit.tokenizer import Tokenizer
 from tests.conftest import SPIECE
 

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from albertkit.errors import AlbertkitError
 from albertkit.tasks.classify import Classify
 from albertkit.tasks.examples import Choice, Question, Rewrite, Span, Tagged, Text
-from albertkit.tasks.given import listed
-from albertkit.tasks.held import parted
-from albertkit.tasks.reading import ReadOptions, check_labels, read
-from albertkit.train.door import examples_of
+from albertkit.tasks.readers.read_examples import ReadOptions, check_labels, read
+from albertkit.tasks.splits import parted
+from albertkit.tasks.validate import listed
+from albertkit.train.finetune import examples_of
 
 
 def texts(*labels):

@@ -11,21 +11,22 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from albertkit.albert import Albert
 from albertkit.artifact import Artifact
-from albertkit.cli import app
+from albertkit.cli.entry_point import app
 from albertkit.errors import AlbertkitError
 from albertkit.model import AlbertModel
-from albertkit.model.model import build_head
-from albertkit.runtime.albert import Albert
+from albertkit.model.albert_model import build_head
 from albertkit.runtime.predict import predict
 from albertkit.tasks.examples import Question, Rewrite
-from albertkit.tasks.generate import Generate, Written, first_words, quality
-from albertkit.tasks.reading import ReadOptions, read
-from albertkit.tasks.rewrites import questions_to_ask, sentence_at
+from albertkit.tasks.generation import Generate, Written, first_words, quality
+from albertkit.tasks.readers.read_examples import ReadOptions, read
+from albertkit.tasks.readers.rewrites import questions_to_ask, sentence_at
 from albertkit.tokenizer import Tokenizer
-from albertkit.train import loop, tune
-from albertkit.train.finetune import batch_of
-from albertkit.train.tuning import Options
+from albertkit.train import finetune_runs as tune
+from albertkit.train import loop
+from albertkit.train.finetune_settings import Options
+from albertkit.train.finetune_task import batch_of
 from tests.conftest import tiny
 from tests.train.conftest import TOPICS, VOCAB
 
@@ -247,7 +248,7 @@ def test_a_start_must_be_able_to_write(start, tmp_path):
 
 
 def test_the_masked_word_head_is_kept_as_learnt(start):
-    from albertkit.train.finetune import fresh
+    from albertkit.train.finetune_task import fresh
 
     model = fresh(start, Generate())
     np.testing.assert_array_equal(model.weights()["heads.mlm.dense.weight"], start.weights["heads.mlm.dense.weight"])

@@ -12,9 +12,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from albertkit.errors import AlbertkitError
-from albertkit.tasks import files, tables
 from albertkit.tasks.examples import Choice, Question, Span, Tagged, Text, Turn
-from albertkit.tasks.reading import TASKS, ReadOptions, check_labels, read
+from albertkit.tasks.readers import labelled_files as files
+from albertkit.tasks.readers import tables
+from albertkit.tasks.readers.read_examples import TASKS, ReadOptions, check_labels, read
 from tests.conftest import SHARED
 
 
@@ -184,7 +185,7 @@ def test_no_torch_and_no_pandas():
     code = (
         "import sys\n"
         "sys.modules['torch'] = sys.modules['pandas'] = None\n"
-        "import albertkit.tasks.reading\n"
+        "import albertkit.tasks.readers.read_examples\n"
         "assert 'pyarrow' not in sys.modules and 'numpy' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from albertkit.errors import AlbertkitError
-from albertkit.tasks.columns import joined, scheme_of, spans_of
 from albertkit.tasks.examples import Span, Tagged
-from albertkit.tasks.reading import ReadOptions, read
+from albertkit.tasks.readers.read_examples import ReadOptions, read
+from albertkit.tasks.readers.tagged_files import joined, scheme_of, spans_of
 
 CONLL = """-DOCSTART- -X- O O
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from albertkit.errors import AlbertkitError
 from albertkit.tasks.examples import Text
-from albertkit.tasks.reading import ReadOptions, read
+from albertkit.tasks.readers.read_examples import ReadOptions, read
 
 
 def put(path, text):

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from albertkit.errors import AlbertkitError
 from albertkit.tasks.examples import Choice, Question, Text, Turn
-from albertkit.tasks.reading import ReadOptions, read
-from albertkit.tasks.trees import nearest_place
+from albertkit.tasks.readers.json_files import nearest_place
+from albertkit.tasks.readers.read_examples import ReadOptions, read
 
 
 def put(path, value, indent=None):

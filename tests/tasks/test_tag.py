@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from albertkit.errors import AlbertkitError
 from albertkit.tasks.examples import Span, Tagged
 from albertkit.tasks.tag import Entity, Intent, Tag, Understood, words_of
-from albertkit.tasks.words import readers_of, tags_of, windows_of, words_in
+from albertkit.tasks.word_alignment import readers_of, tags_of, windows_of, words_in
 from albertkit.tokenizer import Tokenizer
 from tests.conftest import SPIECE
 

@@ -17,7 +17,7 @@ from albertkit.data.shards import Shards
 from albertkit.tokenizer import Tokenizer
 from albertkit.train import loop
 from albertkit.train.pretrain import Goals, Pretraining
-from albertkit.train.settings import Settings
+from albertkit.train.train_settings import Settings
 from tests.conftest import tiny
 
 NUMBERS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]

@@ -14,7 +14,7 @@ from albertkit.tasks.examples import Text
 from albertkit.tasks.make import make_task
 from albertkit.tokenizer import Tokenizer
 from albertkit.train.loop import train
-from albertkit.train.settings import Settings
+from albertkit.train.train_settings import Settings
 from tests.conftest import ROOT, program, tiny
 from tests.train.conftest import TOPICS, VOCAB
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from albertkit import builtin
 from albertkit.tasks.examples import Text
-from albertkit.train.beginning import FEWEST, beginning, told_apart
+from albertkit.train.start_model import FEWEST, beginning, told_apart
 
 PLACES = ("the kitchen", "our garden", "a hotel", "the old school", "my office")
 FOOD = ("soup", "bread", "a salad", "rice with beans", "chocolate cake", "an apple")
@@ -40,7 +40,7 @@ def test_classes_that_vectors_do_not_tell_apart_begin_with_the_model_that_knows_
 
 
 def test_classes_by_meaning_are_told_apart_by_vectors_and_those_by_chance_are_not():
-    from albertkit.runtime.albert import Albert
+    from albertkit.albert import Albert
 
     found = sentences(120)
     vectors = Albert().embed([text for text, _ in found])

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from albertkit import cli
+from albertkit.cli import entry_point as cli
 from albertkit.model import AlbertModel
 from albertkit.tokenizer import Tokenizer
-from albertkit.train.goals import Goals
-from albertkit.train.settings import Settings
+from albertkit.train.pretrain_settings import Goals
+from albertkit.train.train_settings import Settings
 from tests.conftest import tiny
 from tests.train.conftest import write_shards
 
@@ -63,7 +63,7 @@ def test_a_dry_run_writes_nothing(bench, shape, tmp_path, say):
     told = dict(line.rsplit(maxsplit=1) for line in out.splitlines())
     assert told["vocabulary"] == "56" and told["tokens for one update"] == "64" and told["steps"] == "3"
     config = bench.config.replace(vocab_size=56)
-    from albertkit.model.model import build_head
+    from albertkit.model.albert_model import build_head
 
     model = AlbertModel(config, {name: build_head(name, config) for name in ("mlm", "sop")})
     assert told["parameters"] == f"{sum(p.numel() for p in model.parameters()):,}"

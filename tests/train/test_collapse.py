@@ -17,10 +17,10 @@ from albertkit.tasks.classify import Classify
 from albertkit.tasks.examples import Span, Tagged, Text
 from albertkit.tasks.match import Match
 from albertkit.tasks.tag import Entities, Entity, Intent, Tag, Understood
-from albertkit.train import tune
-from albertkit.train.finetune import Finetuning, taught_with
-from albertkit.train.settings import Settings
-from albertkit.train.tuning import Depths, Options
+from albertkit.train import finetune_runs as tune
+from albertkit.train.finetune_settings import Depths, Options
+from albertkit.train.finetune_task import Finetuning, taught_with
+from albertkit.train.train_settings import Settings
 from tests.train.conftest import TOPICS
 from tests.train.test_finetune import start as start  # the fixture
 

@@ -11,20 +11,22 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+from albertkit.albert import Albert
 from albertkit.artifact import read_artifact, write_artifact
-from albertkit.cli import app
-from albertkit.cli_distill import read_lesson, same_teachers, weighed
-from albertkit.cli_tasks import Reading
+from albertkit.cli.distill_commands import read_lesson, same_teachers, weighed
+from albertkit.cli.entry_point import app
+from albertkit.cli.task_commands import Reading
 from albertkit.errors import AlbertkitError
-from albertkit.runtime.albert import Albert
 from albertkit.tasks.make import task_of
 from albertkit.tokenizer import Tokenizer
-from albertkit.train import lessons, teachers, tune
-from albertkit.train.lesson import Lesson
-from albertkit.train.lessons import Teachers, distil, fresh_student, identity
+from albertkit.train import distill as lessons
+from albertkit.train import finetune_runs as tune
+from albertkit.train import teachers
+from albertkit.train.distill import Teachers, distil, fresh_student, identity
+from albertkit.train.distill_settings import Lesson
+from albertkit.train.finetune_settings import Options
 from albertkit.train.recover import Data
-from albertkit.train.tuning import Options
-from albertkit.train.watching import Foreign, positions_of
+from albertkit.train.teacher_states import Foreign, positions_of
 from tests.conftest import tiny
 from tests.train.conftest import VOCAB
 from tests.train.test_finetune import texts

@@ -14,15 +14,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from albertkit import Albert, finetune
-from albertkit.cli_tasks import finetune as verb
+from albertkit.cli.task_commands import finetune as verb
 from albertkit.errors import AlbertkitError
 from albertkit.tasks.choose import Choose
 from albertkit.tasks.classify import Classify
 from albertkit.tasks.examples import Text
 from albertkit.tasks.tag import IGNORED, Tag
-from albertkit.train import door, tune
+from albertkit.train import finetune as door
+from albertkit.train import finetune_runs as tune
+from albertkit.train.finetune_settings import Options
 from albertkit.train.loop import SHOWN
-from albertkit.train.tuning import Options
 from tests.train.test_finetune import tagged, texts
 from tests.train.test_first_use import run
 from tests.train.test_first_use import start as start  # a model's folder

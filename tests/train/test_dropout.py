@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from albertkit.albert import Albert
 from albertkit.artifact import read_artifact
 from albertkit.errors import AlbertkitError
-from albertkit.runtime.albert import Albert
-from albertkit.train import tune
-from albertkit.train.tuning import Options
+from albertkit.train import finetune_runs as tune
+from albertkit.train.finetune_settings import Options
 from tests.train.test_elastic import QUICK
 from tests.train.test_elastic import start as start  # the fixture
 from tests.train.test_finetune import texts

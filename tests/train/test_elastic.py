@@ -9,22 +9,22 @@ import numpy as np
 import pytest
 import torch
 
+from albertkit.albert import Albert
 from albertkit.artifact import Artifact, read_artifact, write_artifact
 from albertkit.errors import AlbertkitError
 from albertkit.model import AlbertModel
-from albertkit.runtime.albert import Albert
 from albertkit.runtime.depths import full_depth_alone
 from albertkit.runtime.predict import predict
 from albertkit.tasks.examples import Text
 from albertkit.tasks.make import make_task, task_of
 from albertkit.tokenizer import Tokenizer
-from albertkit.train import tune
+from albertkit.train import finetune_runs as tune
 from albertkit.train.checkpoint import State
+from albertkit.train.distributed import Team
 from albertkit.train.elastic import Elastic
-from albertkit.train.goals import Goals
-from albertkit.train.settings import Settings
-from albertkit.train.team import Team
-from albertkit.train.tuning import Depths, Options
+from albertkit.train.finetune_settings import Depths, Options
+from albertkit.train.pretrain_settings import Goals
+from albertkit.train.train_settings import Settings
 from tests.conftest import tiny
 from tests.train.conftest import VOCAB
 from tests.train.test_finetune import choices, questions, tagged, texts
@@ -254,7 +254,7 @@ def test_what_cannot_be_made_elastic_is_said(start, plain, tmp_path):
 def test_the_verb_from_a_model_to_an_early_answer(plain, tmp_path):
     from click.testing import CliRunner
 
-    from albertkit.cli import app
+    from albertkit.cli.entry_point import app
 
     for name, count, seed in (("train", 160, 0), ("dev", 200, 9)):
         rows = [f"{e.text}\t{e.label}" for e in texts(count, seed)]
@@ -299,7 +299,7 @@ def test_masked_words_at_every_depth(bench, tmp_path):
 def test_the_verb_on_a_pre_trained_model(bench, shards, tmp_path):
     from click.testing import CliRunner
 
-    from albertkit.cli import app
+    from albertkit.cli.entry_point import app
 
     work = bench.work(Settings(steps=1, device="cpu"))
     state = State()

@@ -8,15 +8,15 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from albertkit.runtime.albert import Albert
+from albertkit.albert import Albert
 from albertkit.runtime.predict import predict
 from albertkit.tasks.classify import Classify
 from albertkit.tasks.examples import Text
 from albertkit.tasks.make import make_task
-from albertkit.train import tune
+from albertkit.train import finetune_runs as tune
 from albertkit.train.elastic import Elastic
-from albertkit.train.settings import Settings
-from albertkit.train.tuning import Depths, Options
+from albertkit.train.finetune_settings import Depths, Options
+from albertkit.train.train_settings import Settings
 from tests.train.conftest import TOPICS
 from tests.train.test_finetune import start as start  # the fixture
 from tests.train.test_finetune import texts, words

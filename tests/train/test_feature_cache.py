@@ -7,15 +7,15 @@ import pytest
 import torch
 from sklearn.model_selection import GridSearchCV
 
+from albertkit.albert import Albert
 from albertkit.artifact import Artifact, read_artifact, write_artifact
 from albertkit.estimators import AlbertClassifier
 from albertkit.model import AlbertModel
-from albertkit.runtime.albert import Albert
-from albertkit.runtime.cache import OVERHEAD, Cache
+from albertkit.serve.vector_cache import OVERHEAD, Cache
 from albertkit.tasks.examples import Text
 from albertkit.tokenizer import Tokenizer
-from albertkit.train import frozen
-from albertkit.train.tuning import Options
+from albertkit.train import frozen_head as frozen
+from albertkit.train.finetune_settings import Options
 from tests.conftest import tiny
 from tests.train.conftest import TOPICS, VOCAB
 

@@ -8,19 +8,19 @@ import numpy as np
 import pytest
 import torch
 
+from albertkit.albert import Albert
 from albertkit.artifact import Artifact, read_artifact, write_artifact
 from albertkit.errors import AlbertkitError
 from albertkit.model import AlbertModel
-from albertkit.runtime.albert import Albert
 from albertkit.runtime.predict import predict, scores
 from albertkit.tasks.classify import Classify, Label
 from albertkit.tasks.examples import Choice, Question, Span, Tagged, Text
 from albertkit.tasks.make import make_task, task_of
 from albertkit.tokenizer import Tokenizer
-from albertkit.train import tune
-from albertkit.train.finetune import Finetuning
-from albertkit.train.settings import Settings
-from albertkit.train.tuning import Options, preset_epochs, preset_rate
+from albertkit.train import finetune_runs as tune
+from albertkit.train.finetune_settings import Options, preset_epochs, preset_rate
+from albertkit.train.finetune_task import Finetuning
+from albertkit.train.train_settings import Settings
 from tests.conftest import tiny
 from tests.train.conftest import TOPICS, VOCAB
 
@@ -274,7 +274,7 @@ def test_micro_parts_and_checkpointing_change_nothing(start):
         work = Finetuning(make_task("classify", texts(8)), start, texts(8), (), settings, 40)
         work.model.encoder.checkpointing = again
         work.model.heads["classify"].dropout.p = 0.0
-        from albertkit.train.team import Team
+        from albertkit.train.distributed import Team
 
         parts, tokens = work.next(0, 0.5, Team(0, 1, torch.device("cpu")))
         assert len(parts) == (4 if micro else 1) and tokens > 0
@@ -335,7 +335,7 @@ def test_metrics_of_one_class_and_of_nothing_are_defined():
 def test_the_command_line_from_a_file_to_a_label(start, tmp_path):
     from click.testing import CliRunner
 
-    from albertkit.cli import app
+    from albertkit.cli.entry_point import app
 
     write_artifact(start, tmp_path / "start")
     for name, count, seed in (("train", 160, 0), ("dev", 40, 9)):
@@ -384,7 +384,7 @@ def test_the_lowest_rmse_is_the_best(start, tmp_path):
 
 
 def test_what_is_held_out_when_nothing_is_said():
-    from albertkit.cli_tasks import parted
+    from albertkit.cli.task_commands import parted
     from albertkit.tasks.examples import Turn
 
     turns = [Turn(str(n // 4), n % 4, "", "") for n in range(80)]

@@ -16,26 +16,26 @@ from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
 
+from albertkit.albert import Albert
 from albertkit.artifact import Artifact, read_artifact, write_artifact
-from albertkit.cli_tasks import evaluate, finetune, intent, parted
+from albertkit.cli.task_commands import evaluate, finetune, intent, parted
 from albertkit.errors import AlbertkitError
 from albertkit.estimators import AlbertClassifier
 from albertkit.model import AlbertModel
-from albertkit.runtime.albert import Albert
 from albertkit.tasks.answer import Answer
 from albertkit.tasks.classify import Classify, Label
 from albertkit.tasks.examples import Choice, Question, Span, Tagged, Text, Turn
 from albertkit.tasks.match import Alike, Match, ranks
-from albertkit.tasks.reading import ReadOptions, check_known, read
+from albertkit.tasks.readers.read_examples import ReadOptions, check_known, read
 from albertkit.tasks.tag import Entities, Entity, Intent, Tag, Understood
 from albertkit.tokenizer import Tokenizer
-from albertkit.train.finetune import Finetuning
-from albertkit.train.frozen import Verdict
-from albertkit.train.settings import Settings
-from albertkit.train.summary import pictures, scores_of, worst
-from albertkit.train.tune import collapse, weighted
-from albertkit.train.tune import finetune as tune
-from albertkit.train.tuning import Options
+from albertkit.train.finetune_report import pictures, scores_of, worst
+from albertkit.train.finetune_runs import collapse, weighted
+from albertkit.train.finetune_runs import finetune as tune
+from albertkit.train.finetune_settings import Options
+from albertkit.train.finetune_task import Finetuning
+from albertkit.train.frozen_head import Verdict
+from albertkit.train.train_settings import Settings
 from tests.conftest import tiny
 from tests.train.conftest import TOPICS, VOCAB
 
@@ -249,7 +249,7 @@ def test_class_weights_are_refused_where_they_mean_nothing(start, tmp_path):
 
 
 def test_a_last_collapse_is_said(start, tmp_path, monkeypatch):
-    monkeypatch.setattr("albertkit.train.tune.collapse", lambda work: "it says nothing")
+    monkeypatch.setattr("albertkit.train.finetune_runs.collapse", lambda work: "it says nothing")
     texts, labels = labelled(12)
     examples = [Text(t, label=label) for t, label in zip(texts, labels, strict=True)]
     heard: list[str] = []

@@ -12,25 +12,27 @@ import torch
 from click.testing import CliRunner
 from hypothesis import given, settings
 
+from albertkit.albert import Albert
 from albertkit.artifact import Artifact, Meta, read_artifact, write_artifact
-from albertkit.cli import app
+from albertkit.cli.entry_point import app
 from albertkit.config import preset
 from albertkit.errors import AlbertkitError
 from albertkit.model import AlbertModel, Batch
-from albertkit.runtime.albert import Albert
 from albertkit.runtime.predict import predict
 from albertkit.tasks.make import task_of
 from albertkit.tokenizer import Tokenizer
-from albertkit.train import lessons, loop, teachers, tune
-from albertkit.train.imitate import attention_apart, hidden_apart, mapped, vectors_apart
-from albertkit.train.lesson import Lesson
-from albertkit.train.lessons import Teachers, distil, fresh_student, kept
+from albertkit.train import distill as lessons
+from albertkit.train import finetune_runs as tune
+from albertkit.train import loop, teachers
+from albertkit.train.distill import Teachers, distil, fresh_student, kept
+from albertkit.train.distill_losses import attention_apart, hidden_apart, mapped, vectors_apart
+from albertkit.train.distill_settings import Lesson
+from albertkit.train.distill_task import HEAD, Gives, Imitating, Reading
+from albertkit.train.distributed import Team
+from albertkit.train.finetune_settings import Options
 from albertkit.train.recover import Data
-from albertkit.train.settings import Settings
-from albertkit.train.student import HEAD, Gives, Imitating, Reading
-from albertkit.train.team import Team
-from albertkit.train.tuning import Options
-from albertkit.train.watching import Foreign, Own, Seen, same_words
+from albertkit.train.teacher_states import Foreign, Own, Seen, same_words
+from albertkit.train.train_settings import Settings
 from albertkit.weights import encoder_shapes, size
 from tests.conftest import tiny
 from tests.train.conftest import VOCAB

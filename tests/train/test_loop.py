@@ -18,16 +18,16 @@ import pytest
 import safetensors.numpy
 import torch
 
+from albertkit.albert import Albert
 from albertkit.artifact import Meta
 from albertkit.errors import AlbertkitError
-from albertkit.runtime.albert import Albert
 from albertkit.train import checkpoint, loop, pretrain
-from albertkit.train.goals import Goals
+from albertkit.train.distributed import Team
 from albertkit.train.loop import Run
 from albertkit.train.pretrain import Objective, Pretraining, known_positions
-from albertkit.train.report import Report, read
-from albertkit.train.settings import Settings
-from albertkit.train.team import Team
+from albertkit.train.pretrain_settings import Goals
+from albertkit.train.train_log import Report, read
+from albertkit.train.train_settings import Settings
 from tests.conftest import tiny
 from tests.train.conftest import Bench, write_shards
 from tests.waiting import wait_until

@@ -10,22 +10,22 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from albertkit.albert import Albert
 from albertkit.artifact import Artifact, read_artifact, write_artifact
 from albertkit.config import Options
 from albertkit.data import masking
-from albertkit.data.stream import Stream
+from albertkit.data.row_stream import Stream
 from albertkit.errors import AlbertkitError
-from albertkit.interop.state import from_state
+from albertkit.interop.state_dict import from_state
 from albertkit.model import AlbertModel, Batch, Encoder
-from albertkit.model.model import build_head
-from albertkit.runtime.albert import Albert
+from albertkit.model.albert_model import build_head
 from albertkit.tokenizer import Tokenizer
 from albertkit.train.checkpoint import State
-from albertkit.train.goals import Goals
+from albertkit.train.distributed import Team
 from albertkit.train.loop import Run
 from albertkit.train.pretrain import Objective, Pretraining, consistency, fit, specials, tensors
-from albertkit.train.settings import Settings
-from albertkit.train.team import Team
+from albertkit.train.pretrain_settings import Goals
+from albertkit.train.train_settings import Settings
 from tests.conftest import tiny
 
 CPU = torch.device("cpu")

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 
 from albertkit.errors import AlbertkitError
 from albertkit.model import AlbertModel
-from albertkit.model.model import build_head
+from albertkit.model.albert_model import build_head
 from albertkit.train.checkpoint import optimizer_tensors, restore_optimizers
-from albertkit.train.goals import Goals
 from albertkit.train.optim import Lamb, Muon, optimizers, orthogonal
-from albertkit.train.settings import RATES, Settings
+from albertkit.train.pretrain_settings import Goals
+from albertkit.train.train_settings import RATES, Settings
 from tests.conftest import tiny
 
 

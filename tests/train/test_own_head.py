@@ -10,17 +10,17 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from albertkit.albert import Albert
 from albertkit.artifact import Artifact, read_artifact
 from albertkit.errors import AlbertkitError
 from albertkit.model import AlbertModel, pool
-from albertkit.runtime.albert import Albert
 from albertkit.tasks.classify import Classify
 from albertkit.tasks.examples import Text
 from albertkit.tasks.task import Feature
 from albertkit.tokenizer import Tokenizer
-from albertkit.train.finetune import Finetuning
+from albertkit.train.finetune_task import Finetuning
 from albertkit.train.loop import Run, train
-from albertkit.train.settings import Settings
+from albertkit.train.train_settings import Settings
 from tests.conftest import tiny
 from tests.train.conftest import TOPICS, VOCAB
 

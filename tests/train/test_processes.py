@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from albertkit.cli import main
+from albertkit.cli.entry_point import main
 from albertkit.train import checkpoint
+from albertkit.train.distributed import Team
 from albertkit.train.loop import Run
-from albertkit.train.settings import Settings
-from albertkit.train.team import Team
+from albertkit.train.train_settings import Settings
 from tests.train.test_loop import lines, weights
 from tests.waiting import LIMIT, wait_until
 
@@ -122,7 +122,7 @@ LAUNCH = """
 import os, sys, torch._dynamo
 from pathlib import Path
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
-from albertkit.cli import app
+from albertkit.cli.entry_point import app
 from albertkit.train import pretrain
 
 def work(pids, *line):

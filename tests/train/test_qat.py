@@ -10,24 +10,24 @@ import pytest
 import torch
 from hypothesis import given, settings
 
+from albertkit.albert import Albert
 from albertkit.artifact import Artifact, Meta, read_artifact, read_stored, write_artifact
-from albertkit.compress.judge import Check, Judge
-from albertkit.compress.quantize import Matrix, open_blocks, pack, quantize_blocks, quantize_rows, unpack
-from albertkit.compress.shrink import Trained, shrink
+from albertkit.compress.evaluate import Check, Judge
+from albertkit.compress.quantize import Trained, shrink
 from albertkit.errors import AlbertkitError
 from albertkit.model import AlbertModel, Batch
-from albertkit.model.model import build_head
-from albertkit.runtime.albert import Albert
+from albertkit.model.albert_model import build_head
+from albertkit.quantized import Matrix, open_blocks, pack, quantize_blocks, quantize_rows, unpack
 from albertkit.runtime.batching import rows
-from albertkit.runtime.builder import Levels
 from albertkit.runtime.engine import Engine
+from albertkit.runtime.graph_builder import Levels
 from albertkit.runtime.predict import predict
 from albertkit.tokenizer import Tokenizer
-from albertkit.train import tune
-from albertkit.train.lesson import Lesson, Training
+from albertkit.train import finetune_runs as tune
+from albertkit.train.distill_settings import Lesson, Training
+from albertkit.train.finetune_settings import Options
 from albertkit.train.qat import Rounded, aware, eight, four, rounded, smooths, whole_tokens
 from albertkit.train.recover import data_for, relearn
-from albertkit.train.tuning import Options
 from tests.conftest import tiny
 from tests.train.conftest import VOCAB
 from tests.train.test_finetune import texts

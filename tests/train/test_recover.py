@@ -12,15 +12,16 @@ import torch
 from click.testing import CliRunner
 
 from albertkit.artifact import Artifact, Meta, read_artifact, write_artifact
-from albertkit.cli import app
+from albertkit.cli.entry_point import app
 from albertkit.compress.prune import Keep, prune
 from albertkit.errors import AlbertkitError
 from albertkit.model import AlbertModel
 from albertkit.tokenizer import Tokenizer
-from albertkit.train import loop, recover, tune
-from albertkit.train.lesson import Lesson, Training, lesson
+from albertkit.train import finetune_runs as tune
+from albertkit.train import loop, recover
+from albertkit.train.distill_settings import Lesson, Training, lesson
+from albertkit.train.finetune_settings import Options
 from albertkit.train.recover import Recovery, data_for, relearn
-from albertkit.train.tuning import Options
 from tests.conftest import tiny
 from tests.train.conftest import VOCAB
 from tests.train.test_finetune import tagged, texts
@@ -186,7 +187,7 @@ def test_a_recovery_that_ends_worse_says_so(start, tmp_path, monkeypatch):
 
 
 def test_what_cannot_be_written_or_read_is_refused_before_an_hour_is_spent(whole, tmp_path, monkeypatch):
-    from albertkit.cli_shrink import free, run_folder, texts_of
+    from albertkit.cli.shrink_commands import free, run_folder, texts_of
 
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "letter.txt").write_text("not a model")
@@ -253,7 +254,7 @@ def test_the_verbs_prune_and_quantize_train_and_tell(start, tmp_path):
 
 
 def test_texts_are_read_from_files_and_corpora(shards, tmp_path):
-    from albertkit.cli_shrink import texts_of
+    from albertkit.cli.shrink_commands import texts_of
 
     (tmp_path / "lines.txt").write_text("\n".join(f"text {i}" for i in range(40)))
     train, dev = texts_of(tmp_path / "lines.txt", None)

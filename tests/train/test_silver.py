@@ -8,15 +8,15 @@ from dataclasses import replace
 import pytest
 from click.testing import CliRunner
 
+from albertkit.albert import Albert
 from albertkit.artifact import read_artifact, write_artifact
-from albertkit.cli import app
-from albertkit.compress.static import make_static
+from albertkit.cli.entry_point import app
+from albertkit.compress.static_model import make_static
 from albertkit.errors import AlbertkitError
-from albertkit.runtime.albert import Albert
 from albertkit.tasks.examples import Tagged, Text
-from albertkit.train import tune
-from albertkit.train.silver import labelled
-from albertkit.train.tuning import Depths, Options
+from albertkit.train import finetune_runs as tune
+from albertkit.train.finetune_settings import Depths, Options
+from albertkit.train.pseudo_labels import labelled
 from tests.train.test_elastic import QUICK, noisy
 from tests.train.test_elastic import start as start  # the fixture
 from tests.train.test_finetune import choices, tagged, texts
@@ -58,7 +58,9 @@ def test_tags_are_those_of_the_runtime(tags):
 
 def test_another_model_may_be_the_teacher(plain, start, tmp_path, monkeypatch):
     asked = []
-    monkeypatch.setattr("albertkit.train.silver.labelled", lambda model, lines, device: asked.append(model) or [])
+    monkeypatch.setattr(
+        "albertkit.train.pseudo_labels.labelled", lambda model, lines, device: asked.append(model) or []
+    )
     weak = tune.finetune(
         "classify", noisy(40), noisy(20, 9), tmp_path / "weak", start, Options(epochs=1, **QUICK)
     ).model

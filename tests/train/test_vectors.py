@@ -11,21 +11,23 @@ import numpy as np
 import pytest
 import torch
 
+from albertkit.albert import Albert
 from albertkit.artifact import Artifact, read_artifact, write_artifact
-from albertkit.data.everyday import everyday
+from albertkit.data.everyday_sentences import everyday
 from albertkit.data.passages import Passages, Shares, draw, words
 from albertkit.errors import AlbertkitError
 from albertkit.model import AlbertModel
-from albertkit.runtime.albert import Albert
 from albertkit.runtime.predict import predict
 from albertkit.tasks.examples import Text, Turn
 from albertkit.tasks.match import Match
 from albertkit.tokenizer import Tokenizer
-from albertkit.train import distill, loop, teachers, tune
-from albertkit.train.frozen import cut, few, fit
-from albertkit.train.settings import Settings
-from albertkit.train.team import Team
-from albertkit.train.tuning import Options
+from albertkit.train import distill_vectors as distill
+from albertkit.train import finetune_runs as tune
+from albertkit.train import loop, teachers
+from albertkit.train.distributed import Team
+from albertkit.train.finetune_settings import Options
+from albertkit.train.frozen_head import cut, few, fit
+from albertkit.train.train_settings import Settings
 from tests.conftest import tiny
 from tests.train.conftest import TOPICS, VOCAB
 
@@ -78,7 +80,7 @@ def test_matching_learns_what_belongs_together(start, tmp_path, loss, graded, me
 
 
 def test_cosent_and_the_others_by_hand():
-    from albertkit.train.losses import match_loss
+    from albertkit.train.task_losses import match_loss
 
     vectors = torch.tensor([[1.0, 0.0], [1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])  # cosines 1 and 0
     out = SimpleNamespace(heads={"vector": vectors})
@@ -280,7 +282,7 @@ def test_the_verb_distill_from_a_bert_to_vectors(corpus, shards, tmp_path):
     from click.testing import CliRunner
     from safetensors.torch import save_file
 
-    from albertkit.cli import app
+    from albertkit.cli.entry_point import app
 
     folder = tmp_path / "teacher"
     folder.mkdir()
@@ -352,7 +354,7 @@ class NoTorch:
         if name.split(".")[0] == "torch":
             raise ImportError(name)
 sys.meta_path.insert(0, NoTorch())
-from albertkit.cli import app
+from albertkit.cli.entry_point import app
 app({[*given, "-o", str(tmp_path / "out")]!r})
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
@@ -392,7 +394,7 @@ def test_masked_words_count_the_same_in_one_part_or_in_four(corpus, shards, tmp_
 def test_widths_are_checked_before_teachers_read(shards, start, tmp_path):
     from click.testing import CliRunner
 
-    from albertkit.cli import app
+    from albertkit.cli.entry_point import app
 
     given = [
         "distill",

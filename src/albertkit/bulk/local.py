@@ -20,7 +20,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from albertkit.bulk.parts import Part
-from albertkit.bulk.work import Done, Job, Worker
+from albertkit.bulk.worker import Done, Job, Worker
 from albertkit.errors import AlbertkitError
 
 ATTEMPTS = 4  # that a part gets

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from albertkit.bulk.files import Source, opened
-from albertkit.bulk.reading import Stretch, parquet, records
+from albertkit.bulk.object_store import Source, opened
+from albertkit.bulk.part_reader import Stretch, parquet, records
 from albertkit.errors import AlbertkitError, nearest
 
 PART_BYTES = 64 * 2**20

@@ -15,8 +15,8 @@ from typing import Any
 
 from albertkit.bulk.local import ATTEMPTS
 from albertkit.bulk.ray_engine import joined
-from albertkit.data.pieces import Cutter, Pieces, Rules
-from albertkit.data.reading import Block
+from albertkit.data.block_reader import Block
+from albertkit.data.document_tokenizer import Cutter, Pieces, Rules
 from albertkit.data.workers import WAITING
 from albertkit.errors import AlbertkitError
 from albertkit.tokenizer import Tokenizer

@@ -21,7 +21,7 @@ from typing import Any
 
 from albertkit.bulk.local import ATTEMPTS, check_attempts
 from albertkit.bulk.parts import Part
-from albertkit.bulk.work import Done, Job, Worker
+from albertkit.bulk.worker import Done, Job, Worker
 from albertkit.errors import AlbertkitError, need
 
 STORE = 100 * 2**20  # bytes of Ray's object store on this machine; nothing but numbers goes through it

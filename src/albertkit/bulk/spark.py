@@ -17,7 +17,7 @@ from albertkit.errors import need
 @lru_cache(maxsize=4)
 def opened(model: str | None, bits: int | None, threads: int) -> Any:
     """A model, opened once in a process."""
-    from albertkit.runtime.albert import Albert
+    from albertkit.albert import Albert
 
     return Albert(model, bits=bits, threads=threads)
 

@@ -12,9 +12,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from albertkit.compress.cost import memory as activations
+from albertkit.compress.cost import operations, weight_bytes
 from albertkit.compress.machine import Machine
-from albertkit.compress.plan import memory as activations
-from albertkit.compress.plan import operations, weight_bytes
 from albertkit.compress.prune import counted
 from albertkit.config import PRESETS, AlbertConfig, Options, preset
 from albertkit.weights import encoder_shapes, layer_shapes

@@ -16,13 +16,13 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from onnx import TensorProto
 
-from albertkit.compress.quantize import Matrix, is_matrix, quantize_rows
 from albertkit.config import AlbertConfig
 from albertkit.errors import AlbertkitError
+from albertkit.quantized import Matrix, is_matrix, quantize_rows
 from albertkit.runtime import graph as graphs
 from albertkit.runtime.batching import Rows, rows
-from albertkit.runtime.builder import Builder
 from albertkit.runtime.engine import Engine, cores, levels, open_graph
+from albertkit.runtime.graph_builder import Builder
 from albertkit.weights import Shapes, encoder_shapes, layer_shapes
 
 SECONDS = 0.2  # that one measurement takes at least, where a call is short

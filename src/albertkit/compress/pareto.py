@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from albertkit.compress.cost import operations
 from albertkit.compress.fit import Limits, Proposal
-from albertkit.compress.plan import operations
 from albertkit.errors import AlbertkitError, need
 
 

@@ -17,15 +17,15 @@ from typing import Any
 
 import numpy as np
 
+from albertkit.albert import Albert
 from albertkit.artifact import read_stored
+from albertkit.compress.cost import seen_by
 from albertkit.compress.machine import peak
-from albertkit.compress.plan import seen_by
 from albertkit.errors import AlbertkitError
 from albertkit.runtime import graph as graphs
-from albertkit.runtime.albert import Albert
 from albertkit.runtime.batching import Rows, rows
-from albertkit.runtime.builder import Graph
 from albertkit.runtime.engine import cores, levels, open_graph
+from albertkit.runtime.graph_builder import Graph
 
 PRODUCTS = {
     "qkv": "query, key, value product",

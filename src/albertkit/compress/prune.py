@@ -19,13 +19,13 @@ from pathlib import Path
 import numpy as np
 
 from albertkit.artifact import Artifact, write_artifact
-from albertkit.compress.calibrate import READS, Progress, calibration, own_kind, own_text, watch
-from albertkit.compress.plan import operations
-from albertkit.compress.shrink import agreement
-from albertkit.compress.vocabulary import cut_vocabulary
+from albertkit.compress.cost import operations
+from albertkit.compress.prune_vocabulary import cut_vocabulary
+from albertkit.compress.quantize import agreement
 from albertkit.config import AlbertConfig
 from albertkit.errors import AlbertkitError
 from albertkit.interop.convert import open_model
+from albertkit.runtime.activation_moments import READS, Progress, calibration, own_kind, own_text, watch
 from albertkit.runtime.depths import check_taught
 
 Amount = int | float  # how many stay, or as a float above 0 and up to 1 which share

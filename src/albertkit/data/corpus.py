@@ -22,16 +22,16 @@ from typing import Any
 
 import numpy as np
 
-from albertkit.data.folder import check_place, check_shards, discard, identity, same, sweep, write_tokenizer
-from albertkit.data.journal import Journal, remove
-from albertkit.data.pieces import Pieces, Rules
-from albertkit.data.reading import Block, Place, blocks
-from albertkit.data.settings import Settings
+from albertkit.data.block_reader import Block, Place, blocks
+from albertkit.data.corpus_folder import check_place, check_shards, discard, identity, same, sweep, write_tokenizer
+from albertkit.data.corpus_settings import Settings
+from albertkit.data.document_tokenizer import Pieces, Rules
+from albertkit.data.resume_log import Journal, remove
+from albertkit.data.shard_writer import Filling, Kept, Written, write_array, write_json
 from albertkit.data.shards import FORMAT, MANIFEST, SPLITS, TOKENIZER, UNIGRAMS, Shards, token_type
 from albertkit.data.sources import Source, find
-from albertkit.data.words import sums
+from albertkit.data.word_cache import sums
 from albertkit.data.workers import Cut, cut_blocks
-from albertkit.data.writing import Filling, Kept, Written, write_array, write_json
 from albertkit.errors import AlbertkitError
 from albertkit.tokenizer import Tokenizer
 

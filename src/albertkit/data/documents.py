@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from albertkit.data.reading import LIMIT, Block, blocks, giant
+from albertkit.data.block_reader import LIMIT, Block, blocks, giant
 from albertkit.data.sources import Source
 from albertkit.errors import AlbertkitError, nearest
 

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from albertkit.data.pieces import Cutter, Rules
-from albertkit.data.reading import blocks
-from albertkit.data.settings import Settings
+from albertkit.data.block_reader import blocks
+from albertkit.data.corpus_settings import Settings
+from albertkit.data.document_tokenizer import Cutter, Rules
 from albertkit.data.shards import token_type
 from albertkit.data.sources import find
 from albertkit.tokenizer import Tokenizer

@@ -23,8 +23,8 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from albertkit.data.pieces import Cutter, Pieces, Rules
-from albertkit.data.reading import Block
+from albertkit.data.block_reader import Block
+from albertkit.data.document_tokenizer import Cutter, Pieces, Rules
 from albertkit.errors import AlbertkitError
 from albertkit.tokenizer import Tokenizer
 

@@ -8,6 +8,6 @@ integrated gradients are asked for. Order of the files: `subject.py` and `target
 
 from albertkit.explain.explainer import Explainer, explain
 from albertkit.explain.explanation import Explanation
-from albertkit.explain.faithful import Faithfulness, faithfulness
+from albertkit.explain.faithfulness import Faithfulness, faithfulness
 
 __all__ = ["Explainer", "Explanation", "Faithfulness", "explain", "faithfulness"]

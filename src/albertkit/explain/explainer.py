@@ -13,17 +13,17 @@ from pathlib import Path
 from typing import Any
 
 from albertkit import builtin
+from albertkit.albert import Albert
 from albertkit.artifact import Stored, read_stored
 from albertkit.errors import AlbertkitError, nearest, need
-from albertkit.explain.attention import Map, rollout
-from albertkit.explain.attribute import METHODS, Attribution, attended, occlusion, shapley
+from albertkit.explain.activations import Inside
+from albertkit.explain.attention_maps import Map, rollout
+from albertkit.explain.attribution import METHODS, Attribution, attended, occlusion, shapley
+from albertkit.explain.explained_input import Given, Subject, subject_of
 from albertkit.explain.explanation import Explanation
-from albertkit.explain.layers import early, layers_of, predicted, settled, states_of
-from albertkit.explain.subject import Given, Subject, subject_of
+from albertkit.explain.layer_predictions import early, layers_of, predicted, settled, states_of
 from albertkit.explain.target import Target, Wanted, target_of
 from albertkit.explain.variants import Variants, filler_of
-from albertkit.runtime.albert import Albert
-from albertkit.runtime.inside import Inside
 
 
 @dataclass(frozen=True)

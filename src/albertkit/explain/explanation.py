@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from albertkit.explain.attention import Map
-from albertkit.explain.attribute import Attribution
-from albertkit.explain.layers import Layer
-from albertkit.explain.subject import Word
+from albertkit.explain.attention_maps import Map
+from albertkit.explain.attribution import Attribution
+from albertkit.explain.explained_input import Word
+from albertkit.explain.layer_predictions import Layer
 
 
 @dataclass(frozen=True)
@@ -89,13 +89,13 @@ class Explanation:
 
     def to_html(self, path: Path | str, overwrite: bool = False) -> Path:
         """Write one page that needs nothing else."""
-        from albertkit.explain.page import page, write
+        from albertkit.explain.html_page import page, write
 
         return write(Path(path), page(self).encode("utf-8"), overwrite)
 
     def to_png(self, path: Path | str, overwrite: bool = False, attention: bool = False) -> Path:
         """Write a picture, if asked for with the attention of every head; needs matplotlib."""
-        from albertkit.explain.page import write
+        from albertkit.explain.html_page import write
         from albertkit.explain.picture import picture
 
         return write(Path(path), picture(self, attention), overwrite)

@@ -16,18 +16,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from albertkit.albert import Albert
 from albertkit.artifact import Artifact, Stored
 from albertkit.errors import AlbertkitError, need
-from albertkit.explain.attribute import Attribution
-from albertkit.explain.subject import Subject
+from albertkit.explain.attribution import Attribution
+from albertkit.explain.explained_input import Subject
 from albertkit.explain.target import Target
 from albertkit.explain.variants import filler_of
 from albertkit.model import AlbertModel
-from albertkit.model.batch import Batch
-from albertkit.model.options import text_means
+from albertkit.model.encoder_options import text_means
+from albertkit.model.packed_batch import Batch
 from albertkit.model.pooling import pool
-from albertkit.runtime.albert import Albert
-from albertkit.runtime.builder import as_float
+from albertkit.runtime.graph_builder import as_float
 
 TOKENS = 4096  # computed at once; gradients hold what every layer made of them
 

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from albertkit.albert import Albert
 from albertkit.errors import AlbertkitError, nearest
-from albertkit.explain.subject import Subject
-from albertkit.runtime.albert import Albert
-from albertkit.tasks.sure import cosines
+from albertkit.explain.explained_input import Subject
+from albertkit.tasks.confidence import cosines
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from albertkit.albert import Albert
 from albertkit.errors import AlbertkitError
-from albertkit.explain.subject import Row, Subject
+from albertkit.explain.explained_input import Row, Subject
 from albertkit.explain.target import Target, log_odds
-from albertkit.runtime.albert import Albert
 from albertkit.runtime.batching import rows
 from albertkit.runtime.predict import read_heads
 

@@ -14,9 +14,9 @@ from albertkit.artifact import Artifact, Meta
 from albertkit.config import AlbertConfig, Options
 from albertkit.errors import AlbertkitError
 from albertkit.interop.huggingface import layout_name, read_config
-from albertkit.interop.names import BRIGHTMART, PUBLIC, names
-from albertkit.interop.state import translate
+from albertkit.interop.state_dict import translate
 from albertkit.interop.tensor_bundle import list_bundle, read_bundle
+from albertkit.tensor_names import BRIGHTMART, PUBLIC, names
 from albertkit.tokenizer import Tokenizer, check_size
 
 # Variables a training run leaves beside the weights.

@@ -15,7 +15,7 @@ import numpy as np
 from albertkit.artifact import Artifact, Meta, read_json, read_tensors
 from albertkit.config import AlbertConfig
 from albertkit.errors import AlbertkitError, need
-from albertkit.interop.state import Tensors, from_state
+from albertkit.interop.state_dict import Tensors, from_state
 from albertkit.tokenizer import Tokenizer
 
 CONFIG_FILES = ("config.json", "albert_config.json", "bert_config.json")

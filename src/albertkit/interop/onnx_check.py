@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
+from albertkit.albert import Albert
 from albertkit.artifact import read_stored
 from albertkit.config import AlbertConfig
 from albertkit.runtime import graph as graphs
-from albertkit.runtime.albert import Albert
 from albertkit.runtime.batching import Rows
 from albertkit.runtime.engine import Engine
 from albertkit.runtime.predict import _head as head_scores

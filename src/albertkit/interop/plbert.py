@@ -19,7 +19,7 @@ import numpy as np
 from albertkit.artifact import Artifact, Meta
 from albertkit.errors import AlbertkitError
 from albertkit.interop.huggingface import read_pickle
-from albertkit.interop.state import WORDS, Tensors, encoder_prefix, from_state
+from albertkit.interop.state_dict import WORDS, Tensors, encoder_prefix, from_state
 from albertkit.tokenizer import Tokenizer
 
 SYMBOLS = [

@@ -1,6 +1,6 @@
 """The model in torch: `AlbertModel` (encoder plus heads), `Batch` (packed texts), the heads and their named results."""
 
-from albertkit.model.batch import Batch
+from albertkit.model.albert_model import AlbertModel, ModelOutput
 from albertkit.model.encoder import Encoded, Encoder
 from albertkit.model.heads import (
     AnswerHead,
@@ -14,7 +14,7 @@ from albertkit.model.heads import (
     TagHead,
     WordScores,
 )
-from albertkit.model.model import AlbertModel, ModelOutput
+from albertkit.model.packed_batch import Batch
 from albertkit.model.pooling import POOLINGS, pool
 
 __all__ = [

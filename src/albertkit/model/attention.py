@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from albertkit.config import AlbertConfig
-from albertkit.model.batch import Batch
+from albertkit.model.packed_batch import Batch
 
 MANY = 4  # runs of equal lengths that a GPU takes one by one
 

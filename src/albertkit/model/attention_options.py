@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from albertkit.config import AlbertConfig
 from albertkit.model.attention import MANY, Attention
-from albertkit.model.batch import Batch
+from albertkit.model.packed_batch import Batch
 
 
 class LowRank(nn.Module):

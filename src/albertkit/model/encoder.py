@@ -19,8 +19,8 @@ from albertkit.config import AlbertConfig
 from albertkit.errors import AlbertkitError
 from albertkit.model.attention import Attention
 from albertkit.model.attention_options import OptionAttention
-from albertkit.model.batch import Batch
-from albertkit.model.options import BrightmartEmbeddings, GruFront, norm_of
+from albertkit.model.encoder_options import BrightmartEmbeddings, GruFront, norm_of
+from albertkit.model.packed_batch import Batch
 
 ACTIVATION: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,

@@ -1,7 +1,7 @@
 """Features of pictures, sounds or sensors beside the words of a text: extra tokens that the encoder reads like any other.
 
 In: a `Batch` and `Extra` features of any width. Out: a `Batch` in which each text has k more tokens. Before this file: `batch.py`, whose `vectors` stand where a
-word vector would; after it: the encoder, which does not know the difference. `docs/fusion.md` is a worked example; `runtime/fused.py` runs the result without torch.
+word vector would; after it: the encoder, which does not know the difference. `docs/fusion.md` is a worked example; `runtime/fusion_engine.py` runs the result without torch.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from albertkit.config import AlbertConfig
 from albertkit.errors import AlbertkitError, nearest
-from albertkit.model.batch import Batch, runs_of
+from albertkit.model.packed_batch import Batch, runs_of
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from albertkit.config import AlbertConfig
 from albertkit.errors import AlbertkitError
 from albertkit.model.encoder import ACTIVATION, Encoded
-from albertkit.model.options import norm_of, text_means
+from albertkit.model.encoder_options import norm_of, text_means
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """At which depths a model's vectors mean something, by its history. No torch.
 
 In: what `albertkit.json` says about how a model was made. Out: the depths its vectors were taught at, and a refusal of others: a model that learnt to give vectors after 3, 6, 9 and 12
-layers gives numbers after 4, too, which say nothing about texts. Next: `albert.py`, `exits.py`, and `interop/onnx_file.py`.
+layers gives numbers after 4, too, which say nothing about texts. Next: `albert.py`, `exits.py`, and `interop/onnx_export.py`.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from albertkit.config import AlbertConfig
 from albertkit.errors import AlbertkitError
 from albertkit.runtime import graph as graphs
 from albertkit.runtime.batching import Rows
-from albertkit.runtime.static import StaticEngine
+from albertkit.runtime.static_engine import StaticEngine
 
 if TYPE_CHECKING:
     import onnxruntime

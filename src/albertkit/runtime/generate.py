@@ -1,6 +1,6 @@
 """A text written word by word, without torch: a fine-tuned model, sources in, `Written` out.
 
-In: an `Albert` that was fine-tuned for `generate`, texts, `Style`. Out: one `Written` for each text. Before this file: `tasks/generate.py` says who sees
+In: an `Albert` that was fine-tuned for `generate`, texts, `Style`. Out: one `Written` for each text. Before this file: `tasks/generation.py` says who sees
 whom; `engine.py` gives embeddings and word scores.
 
 Sources never see what is written, and what is written never sees what comes after it; so each use of the shared layer keeps the keys and values of its tokens, and a
@@ -21,13 +21,13 @@ from albertkit.config import AlbertConfig
 from albertkit.errors import AlbertkitError
 from albertkit.runtime import graph as graphs
 from albertkit.runtime.batching import Rows, groups, packed
-from albertkit.runtime.builder import Builder, Graph, Levels, as_float
 from albertkit.runtime.engine import Engine, open_graph
-from albertkit.tasks.generate import Written, check_able, marks
+from albertkit.runtime.graph_builder import Builder, Graph, Levels, as_float
+from albertkit.tasks.generation import Written, check_able, marks
 from albertkit.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from albertkit.runtime.albert import Albert
+    from albertkit.albert import Albert
 
 AWAY = np.float32(-1e9)  # added to the score of a token that may not be looked at
 MOST_BEAMS = 100

@@ -1,7 +1,7 @@
 """Weights to ONNX graphs: the embedding, the one shared layer, and the heads.
 
 In: a config and weights (float arrays or int8 `Matrix`es). Out: `Graph`s. Before this file: `builder.py` collects the nodes.
-Next: `engine.py` opens the graphs in onnxruntime and applies the layer; `interop/onnx_file.py` puts the same parts into one file.
+Next: `engine.py` opens the graphs in onnxruntime and applies the layer; `interop/onnx_export.py` puts the same parts into one file.
 
 The layer: one product for Q, K and V together, multi-head attention over the first n tokens of each text, the output
 product, LayerNorm of a sum, the feed-forward products with their activation, and LayerNorm again.
@@ -19,10 +19,10 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import TensorProto
 
-from albertkit.compress.quantize import Matrix
 from albertkit.config import AlbertConfig
+from albertkit.quantized import Matrix
 from albertkit.runtime import graph_options
-from albertkit.runtime.builder import Builder, Graph, Levels, as_float
+from albertkit.runtime.graph_builder import Builder, Graph, Levels, as_float
 
 __all__ = [
     "Graph",

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from albertkit.compress.quantize import Matrix, quantize_rows
 from albertkit.config import AlbertConfig
-from albertkit.runtime.builder import HIDDEN, Builder, as_float
+from albertkit.quantized import Matrix, quantize_rows
+from albertkit.runtime.graph_builder import HIDDEN, Builder, as_float
 
 Weights = dict[str, "np.ndarray | Matrix"]
 EVERYTHING, MASKED, BLOCKS = 0, 1, 2  # how a layer with a window is computed: within one, up to three, and beyond

@@ -19,7 +19,7 @@ from albertkit.errors import AlbertkitError
 from albertkit.runtime.batching import rows
 
 if TYPE_CHECKING:
-    from albertkit.runtime.albert import Albert
+    from albertkit.albert import Albert
 
 BLANK = re.compile(r"\[MASK(?::([^\[\]]*))?\]")
 MOST = 64  # tokens of one blank

@@ -17,7 +17,7 @@ from albertkit.tasks.examples import Turn
 from albertkit.tasks.task import Feature
 
 if TYPE_CHECKING:
-    from albertkit.runtime.albert import Albert
+    from albertkit.albert import Albert
 
 VERBS = {  # what a model of each task can do, as messages name it
     "classify": "classify",
@@ -34,7 +34,7 @@ VERBS = {  # what a model of each task can do, as messages name it
 def predict(
     albert: Albert, examples: Sequence[Any], task: str, depth: int | None = None, exit: str | float | None = None
 ) -> list[Any]:
-    """Results for examples, in their order; with `exit`, each leaves when it is sure, and says at which depth (`runtime/exits.py`)."""
+    """Results for examples, in their order; with `exit`, each leaves when it is sure, and says at which depth (`runtime/early_exit.py`)."""
     if task == "generate" == albert.meta.task:
         from albertkit.runtime.generate import write
 
@@ -43,7 +43,7 @@ def predict(
         return list(write(albert, [example.source for example in examples], depth=depth))
     features = features_of(albert, examples, task)
     if exit is not None:
-        from albertkit.runtime.exits import leave_task
+        from albertkit.runtime.early_exit import leave_task
 
         left = leave_task(albert, features, examples, exit, depth)
         results = albert.task.results(left.scores, features, examples)
@@ -120,7 +120,7 @@ def listed(texts: str | Iterable[str]) -> tuple[list[str], bool]:
     """Texts as a list, and whether it was a single one."""
     if isinstance(texts, str):
         return [texts], True
-    from albertkit.runtime.albert import windows
+    from albertkit.albert import windows
 
     return [text for window in windows(texts) for text in window], False  # which checks every one
 

@@ -16,14 +16,14 @@ from typing import Any
 import numpy as np
 
 from albertkit import builtin
+from albertkit.albert import Albert, joined
 from albertkit.artifact import META_FILE, model_folder, read_json
 from albertkit.errors import AlbertkitError
-from albertkit.runtime.agreement import FEWEST, Exits, calibrated, fit
-from albertkit.runtime.albert import Albert, joined
-from albertkit.runtime.exits import by_depth, looks_of
+from albertkit.runtime.calibration import FEWEST, Exits, calibrated, fit
+from albertkit.runtime.early_exit import by_depth, looks_of
 from albertkit.runtime.predict import features_of, read_heads
+from albertkit.tasks.confidence import CLOSE, cosines
 from albertkit.tasks.make import TASKS
-from albertkit.tasks.sure import CLOSE, cosines
 
 
 def calibrate(model: Path | str, examples: Sequence[Any], looks: Sequence[int] | None = None) -> Exits:

@@ -27,12 +27,15 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from albertkit.errors import AlbertkitError
-from albertkit.serve import look, openai, openapi, own, tei, write
-from albertkit.serve.guard import Call, Endpoint, Message, Plain, Receive, Send, refused
-from albertkit.serve.refusal import KINDS, Refusal
-from albertkit.serve.schema import Token, Vector
-from albertkit.serve.settings import Keys, listed
-from albertkit.serve.work import Ask, Desk
+from albertkit.serve import generate_api as write
+from albertkit.serve import openai, openapi, tei
+from albertkit.serve import search_api as look
+from albertkit.serve import tasks_api as own
+from albertkit.serve.http_error import KINDS, Refusal
+from albertkit.serve.inference import Ask, Desk
+from albertkit.serve.middleware import Call, Endpoint, Message, Plain, Receive, Send, refused
+from albertkit.serve.schemas import Token, Vector
+from albertkit.serve.serve_settings import Keys, listed
 
 log = logging.getLogger("albertkit.serve")
 PAGE = Path(__file__).parent / "page"

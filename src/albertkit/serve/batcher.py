@@ -21,8 +21,8 @@ from collections.abc import Callable
 from typing import Any
 
 from albertkit.runtime.batching import packed
-from albertkit.serve.jobs import Computing, Job, Lane, Pace, Row, Slip, Way, mark_of, segments_of
-from albertkit.serve.refusal import Refusal
+from albertkit.serve.batch_queue import Computing, Job, Lane, Pace, Row, Slip, Way, mark_of, segments_of
+from albertkit.serve.http_error import Refusal
 
 log = logging.getLogger("albertkit.serve")
 WINDOW = 16  # batches' worth of waiting tokens that are sorted by length together, at most

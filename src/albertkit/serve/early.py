@@ -1,7 +1,7 @@
 """Early exit for /explain: how doubtful one text is at each depth at which it could leave.
 
 In: a text that is ready to be computed. Out: `ExitAnswer`, in the numbers that `exit=` compares with. Before this file:
-`explain/layers.py` computes it; after it: `look.py`.
+`explain/layer_predictions.py` computes it; after it: `look.py`.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal, TypedDict
 
 from msgspec import Meta
 
-from albertkit.explain.layers import early as doubts_of
-from albertkit.serve.explain import Looking
+from albertkit.explain.layer_predictions import early as doubts_of
+from albertkit.serve.explain_api import Looking
 
 
 class ExitAnswer(TypedDict):

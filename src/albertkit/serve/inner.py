@@ -1,7 +1,7 @@
 """Attention for /explain: the served model's weights as floats, opened when somebody looks, and what its heads attend to.
 
 In: a served model and a text that is ready to be computed. Out: attention as numbers, or packed for the page. Before this file:
-`runtime/inside.py` computes it; after it: `look.py`. The engine holds its weights where numpy cannot read them, so that they are read
+`explain/activations.py` computes it; after it: `look.py`. The engine holds its weights where numpy cannot read them, so that they are read
 from the model's folder again; two models at most stay open, since few people look and floats are large.
 """
 
@@ -18,11 +18,11 @@ import numpy as np
 
 from albertkit.artifact import read_stored
 from albertkit.errors import AlbertkitError
-from albertkit.runtime.inside import Inner, Inside
-from albertkit.serve.explain import Looking
-from albertkit.serve.models import Model
-from albertkit.serve.refusal import Refusal
-from albertkit.serve.work import Ask, Desk
+from albertkit.explain.activations import Inner, Inside
+from albertkit.serve.explain_api import Looking
+from albertkit.serve.http_error import Refusal
+from albertkit.serve.inference import Ask, Desk
+from albertkit.serve.served_models import Model
 
 KEPT = 2
 SLOWER = 4  # times the engine, about; so that the batcher knows how long it takes

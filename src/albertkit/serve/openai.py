@@ -11,10 +11,10 @@ from typing import Annotated, Any, Literal, TypedDict
 import numpy as np
 from msgspec import Meta
 
-from albertkit.serve.models import Model
-from albertkit.serve.refusal import Refusal
-from albertkit.serve.schema import NUMBERS, TEXT, Depth, Dimensions, Long, Pooling, Strict, TextsOrTokens
-from albertkit.serve.work import Ask, Desk, texts_or_tokens
+from albertkit.serve.http_error import Refusal
+from albertkit.serve.inference import Ask, Desk, texts_or_tokens
+from albertkit.serve.schemas import NUMBERS, TEXT, Depth, Dimensions, Long, Pooling, Strict, TextsOrTokens
+from albertkit.serve.served_models import Model
 
 
 class EmbeddingsRequest(Strict):

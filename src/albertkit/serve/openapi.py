@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 
 from albertkit import __version__
-from albertkit.serve.guard import Endpoint
-from albertkit.serve.schema import OpenAIError, Problem
+from albertkit.serve.middleware import Endpoint
+from albertkit.serve.schemas import OpenAIError, Problem
 
 REFS = "#/components/schemas/{name}"
 PROBLEMS = {

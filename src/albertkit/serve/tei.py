@@ -13,9 +13,9 @@ import numpy as np
 from msgspec import Meta, Struct
 
 from albertkit import __version__
-from albertkit.serve.models import Model
-from albertkit.serve.refusal import Refusal
-from albertkit.serve.schema import (
+from albertkit.serve.http_error import Refusal
+from albertkit.serve.inference import CUTTERS, Ask, Desk, texts_of, texts_or_tokens
+from albertkit.serve.schemas import (
     NUMBERS,
     ONE_OR_MANY,
     Depth,
@@ -27,7 +27,7 @@ from albertkit.serve.schema import (
     TextsOrPairs,
     TextsOrTokens,
 )
-from albertkit.serve.work import CUTTERS, Ask, Desk, texts_of, texts_or_tokens
+from albertkit.serve.served_models import Model
 from albertkit.tasks.examples import Text
 
 YES = ("1", "yes", "true", "entailment", "positive")  # classes that mean "fits", for models of two classes

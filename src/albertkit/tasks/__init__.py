@@ -1,2 +1,2 @@
-"""Tasks, without torch: examples to features, scores to results, results to metrics. `train/finetune.py` trains them,
-`runtime/albert.py` uses them."""
+"""Tasks, without torch: examples to features, scores to results, results to metrics. `train/finetune_task.py` trains them,
+`albert.py` uses them."""

@@ -20,8 +20,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from albertkit.errors import AlbertkitError
+from albertkit.tasks.answer_metrics import best_threshold, grade
 from albertkit.tasks.examples import Question
-from albertkit.tasks.squad import best_threshold, grade
 from albertkit.tasks.task import Feature
 from albertkit.tokenizer import Tokenizer
 

@@ -12,7 +12,7 @@ from albertkit.tasks.answer import Answer
 from albertkit.tasks.choose import Choose
 from albertkit.tasks.classify import Classify
 from albertkit.tasks.dialogue import Dialogue
-from albertkit.tasks.generate import Generate
+from albertkit.tasks.generation import Generate
 from albertkit.tasks.match import Match
 from albertkit.tasks.tag import Intent, Tag
 

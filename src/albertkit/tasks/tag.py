@@ -21,7 +21,7 @@ import numpy as np
 from albertkit.errors import AlbertkitError, need
 from albertkit.tasks.examples import Tagged
 from albertkit.tasks.task import Feature
-from albertkit.tasks.words import Marked, Words, pieces_of, readers_of, tags_of, windows_of, words_in, words_of
+from albertkit.tasks.word_alignment import Marked, Words, pieces_of, readers_of, tags_of, windows_of, words_in, words_of
 from albertkit.tokenizer import Tokenizer
 
 __all__ = ["Entities", "Entity", "Intent", "Tag", "Understood", "words_of"]

@@ -24,7 +24,7 @@ class Feature:
     example: int
     """Which example it belongs to."""
     target: Any = None
-    """What the head should say, in numbers: see the task's `loss` in `train/finetune.py`; None where nothing is known."""
+    """What the head should say, in numbers: see the task's `loss` in `train/finetune_task.py`; None where nothing is known."""
     places: list[tuple[int, int]] | None = None
     """Characters that each token stands for, (0, 0) for special ones; for tasks that answer with characters."""
     positions: list[int] | None = None

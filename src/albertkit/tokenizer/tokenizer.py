@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from albertkit.errors import AlbertkitError
-from albertkit.tokenizer import folder as folder_files
+from albertkit.tokenizer import tokenizer_files as folder_files
 from albertkit.tokenizer import vocabulary
 from albertkit.tokenizer.encoding import Encoding, Layout, Part, Truncation, check_lengths
-from albertkit.tokenizer.normalise import SPACE, check_text
+from albertkit.tokenizer.normalizer import SPACE, check_text
 from albertkit.tokenizer.tokenizer_json import bert_runner
 from albertkit.tokenizer.unigram import Unigram
 from albertkit.tokenizer.vocabulary import SPECIALS, Kind, Vocabulary
@@ -89,7 +89,7 @@ class Tokenizer:
         The same texts give the same vocabulary. (The unigram trainer of the tokenizers library has random order in it:
         we undo what we know of, and saw no difference in our trials, but it promises nothing; keep the result.)
         """
-        from albertkit.tokenizer.training import train  # here, since few programs train one
+        from albertkit.tokenizer.train_vocabulary import train  # here, since few programs train one
 
         return cls(train(texts, kind, vocab_size, lower=lower, keep_accents=keep_accents, min_count=min_count))
 

@@ -19,7 +19,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from tokenizers import Tokenizer as Rust
 
 from albertkit.errors import AlbertkitError
-from albertkit.tokenizer.normalise import SPACE
+from albertkit.tokenizer.normalizer import SPACE
 from albertkit.tokenizer.vocabulary import (
     PIECE_LIMIT,
     SPECIALS,

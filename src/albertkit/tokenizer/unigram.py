@@ -19,7 +19,7 @@ from tokenizers import Tokenizer as Rust
 from tokenizers import models, pre_tokenizers
 
 from albertkit.tokenizer.encoding import Part
-from albertkit.tokenizer.normalise import SPACE, Normaliser, Spans
+from albertkit.tokenizer.normalizer import SPACE, Normaliser, Spans
 from albertkit.tokenizer.vocabulary import Vocabulary, comma_after_digit
 
 REMEMBERED = 2_000_000  # characters of words: about 250,000 words of English, in 50 MB

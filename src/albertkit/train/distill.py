@@ -1,309 +1,222 @@
-"""Sentence vectors, learnt from teachers, at several depths and widths at once, while masked words are not forgotten.
+"""`distill --what`: a teacher's vectors, scores, hidden states or attention to a student of any shape.
 
-In: a pre-trained model, `Passages` with their targets (`teachers.py`), and the shards for masked words. Out: a `Work` for `loop.py`.
-
-A batch holds texts of one length, so nothing is padded. One forward pass gives the mean vector after each of some depths; each, cut to each of some
-widths, is compared with the target cut alike:
-
-    loss = 2 · (1 - cos) + KL of the rows of in-batch similarities (scale 20)
-
-Every update also sees rows of masked words with the order of sentences, at the full depth.
+In: teachers, a student, a `Lesson`, examples of the teacher's task or texts. Out: the folder of a training, with the student in `model/`. What a teacher gives once
+for each text (vectors, scores) is kept in `OUT/teacher/`, so that it reads every text once, however often the training starts; hidden states and
+attention are computed as they are needed. Before this file: `student.py`, `teachers.py`, `watching.py`. (Sentence vectors at several depths and
+widths from a corpus are `distill.py`'s.)
 """
 
 from __future__ import annotations
 
 import dataclasses
-import warnings
-from collections.abc import Sequence
-from dataclasses import asdict
+import hashlib
+import os
+import zipfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
 
-from albertkit.artifact import Artifact
-from albertkit.data.passages import Passages
+from albertkit.albert import Albert
+from albertkit.artifact import Artifact, Meta, digest, model_folder, read_artifact, read_stored, write_artifact
+from albertkit.config import AlbertConfig
 from albertkit.errors import AlbertkitError
-from albertkit.model import AlbertModel, Batch
-from albertkit.model.encoder import Layer
-from albertkit.model.model import tensors_of
-from albertkit.train import precision, pretrain
-from albertkit.train.checkpoint import State
-from albertkit.train.goals import Aims, Goals
-from albertkit.train.imitate import rows_alike, vectors_apart
-from albertkit.train.neighbours import alike
-from albertkit.train.settings import Settings
-from albertkit.train.teachers import Own
-from albertkit.train.team import Team
-from albertkit.train.work import Alarm
-
-RUN = 16  # texts of like meaning that come together
-STEP = 64  # rows of a batch are a multiple of it, where there are as many
-
-
-class Objective(nn.Module):
-    """Texts with targets, or rows of masked words, to a loss."""
-
-    def __init__(self, model: AlbertModel, words: pretrain.Objective | None, aims: Aims) -> None:
-        super().__init__()
-        self.model, self.words, self.aims = model, words, aims
-        self.depths, self.widths = aims.numbers("depths"), aims.numbers("widths")
-        self.dtype = torch.float32
-
-    def forward(self, kind: str, *given: Any) -> tuple[Tensor, Tensor]:
-        """(loss, sums of `Distilling.measures`); first given is what this part of the batch counts, then, for texts, at which depths."""
-        if kind == "words" and self.words is not None:
-            share, *rows = given
-            self.words.dtype = self.dtype
-            loss, sums = self.words(*rows)
-            empty = torch.zeros(len(self.depths), 2, device=sums.device)
-            return share * self.aims.words * loss, torch.cat([empty, sums[:2]])
-        share, depths, ids, wanted = given
-        found = self.vectors(ids, depths)
-        wanted = wanted.float()
-        goals = [rows_alike(F.normalize(wanted[:, :width]), self.aims.scale) for width in self.widths]
-        losses = [self.compare(vectors, wanted, goals) for vectors in found]
-        likeness = [F.cosine_similarity(v[:, : wanted.shape[1]], wanted[:, : v.shape[1]]).detach().sum() for v in found]
-        sums = torch.zeros(len(self.depths) + 2, 2, device=ids.device)  # the last two are the masked words'
-        sums[: len(likeness), 0], sums[: len(likeness), 1] = torch.stack(likeness), len(ids)
-        return share * torch.stack(losses).mean(), sums
-
-    def vectors(self, ids: Tensor, depths: Sequence[int]) -> list[Tensor]:
-        """(texts, length) → the mean vector of each text after each depth."""
-        batch = Batch.unpad(ids)
-        out = precision.call(self.model, self.dtype, batch, depth=depths[-1], keep_layers=True, heads=()).encoded
-        return [out.layers[d].view(*ids.shape, -1).float().mean(1) for d in depths]
-
-    def compare(self, vectors: Tensor, wanted: Tensor, goals: Sequence[Tensor]) -> Tensor:
-        """The mean over widths of distance and of the rows of similarities, whose goals are the same for every depth."""
-        losses = [
-            vectors_apart(vectors[:, :width], wanted[:, :width], self.aims.scale, goal)
-            for width, goal in zip(self.widths, goals, strict=True)
-        ]
-        return torch.stack(losses).mean()
+from albertkit.model import AlbertModel
+from albertkit.runtime.predict import scores
+from albertkit.tasks.task import Feature
+from albertkit.tokenizer import Tokenizer
+from albertkit.train.distill_settings import Lesson
+from albertkit.train.distill_task import HEAD, Gives, Imitating, Reading, finished
+from albertkit.train.distributed import choose_device
+from albertkit.train.finetune_task import heads_of
+from albertkit.train.loop import train
+from albertkit.train.pretrain import fit
+from albertkit.train.recover import Data, plain_text
+from albertkit.train.teacher_states import open_watched, plain_attention
+from albertkit.train.teachers import Mixture, encoder_of, is_ours, reading_of, spoken
+from albertkit.train.train_settings import Settings
+from albertkit.train.training_task import Outcome
 
 
-class Distilling:
-    """The work of learning sentence vectors, for `loop.train`."""
+@dataclass(frozen=True)
+class Teachers:
+    """Whom a student learns from: folders, and what each counts where there are several."""
 
-    one_shape = False
+    folders: tuple[Path, ...]
+    weights: tuple[float, ...]
 
-    def __init__(
-        self, start: Artifact, passages: Path, shards: Path | None, settings: Settings, aims: Aims | None = None
-    ) -> None:
-        self.start, self.settings, self.aims = start, settings, aims or Aims()
-        self.passages = Passages.open(passages)
-        self.targets = np.load(passages / "targets.npy", mmap_mode="r", allow_pickle=False)
-        if start.tokenizer is None or len(self.targets) != len(self.passages):
+
+def fresh_student(config: AlbertConfig, tokenizer: Tokenizer, seed: int, meta: Meta | None = None) -> Artifact:
+    """A student that knows nothing yet, with a vocabulary."""
+    torch.manual_seed(seed)
+    config = fit(config, tokenizer)
+    return Artifact(config, AlbertModel(config).weights(), tokenizer, meta or Meta())
+
+
+def vocabulary_of(folder: Path) -> Tokenizer:
+    """The tokenizer of a teacher."""
+    if is_ours(folder):
+        found = read_stored(folder).tokenizer
+        if found is None:
+            raise AlbertkitError(f"{folder} holds no tokenizer; give --start with a student that has one")
+        return found
+    return Tokenizer.load(encoder_of(folder)[0])
+
+
+def distil(
+    teachers: Teachers,
+    student: Artifact,
+    data: Data,
+    lesson: Lesson,
+    settings: Settings,
+    out: Path,
+    max_length: int = 128,
+    resume: bool = False,
+    say: Callable[[str], None] = lambda text: None,
+    bar: bool = False,
+) -> Outcome:
+    """Train a student in `out`; with `resume`, go on where it was stopped."""
+    if len(teachers.folders) > 1 and (lesson.logits or lesson.watches):
+        raise AlbertkitError(
+            f"{len(teachers.folders)} teachers were given; several teach vectors alone, so give one for logits, hidden and attention"
+        )
+    if student.tokenizer is None:
+        raise AlbertkitError("the student has no tokenizer, so it cannot read text; give one with a tokenizer")
+    if lesson.attention:
+        plain_attention(student, "student")
+    first, work_device = teachers.folders[0], choose_device(settings.device)
+    who = (*map(identity, teachers.folders), repr(teachers.weights))
+    gives = Gives(meta=read_stored(first).meta if is_ours(first) else None, identity=who)
+    limit = min(max_length, student.config.max_position_embeddings)
+    if lesson.watches:
+        watched = open_watched(first, student.tokenizer, data.texts(), bool(lesson.attention))
+        limit = min(limit, watched.longest)
+        gives = dataclasses.replace(gives, watched=watched)
+    if lesson.logits:
+        gives = dataclasses.replace(
+            gives, logits=lambda features: kept_scores(first, student, data, features, out, work_device)
+        )
+    if lesson.vectors:
+        gives = dataclasses.replace(gives, vectors=kept_vectors(teachers, student, data, out, work_device))
+    task = data.task or Reading()
+    work = Imitating(task, student, data.train, data.dev, settings, lesson, gives, limit)
+    outcome = train(work, settings, out, resume=resume, say=say, bar=bar)
+    if outcome.model is not None and HEAD in read_artifact(outcome.model).weights:
+        write_artifact(finished(read_artifact(outcome.model)), outcome.model, overwrite=True)
+    return outcome
+
+
+# What a teacher gives once -----------------------------------------------------------------------------------------
+
+
+def kept(
+    folder: Path, name: str, about: Sequence[Any], compute: Callable[[], dict[str, np.ndarray]]
+) -> dict[str, np.ndarray]:
+    """What was computed before for the same things, or is now; written whole or not at all."""
+    total = hashlib.sha256()
+    for thing in about:
+        total.update(repr(thing).encode() + b"\0")
+    path = folder / "teacher" / f"{name}-{total.hexdigest()[:16]}.npz"
+    if not path.is_file():
+        made = compute()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_suffix(".part")
+        with part.open("wb") as file:
+            np.savez(file, **made)  # type: ignore[arg-type]
+        os.replace(part, path)  # noqa: PTH105  whole or not at all
+    try:
+        with np.load(path, allow_pickle=False) as found:
+            return {key: found[key] for key in found.files}
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        raise AlbertkitError(f"{path} is damaged ({error}); delete it, and the teacher reads again") from None
+
+
+def identity(folder: Path) -> str:
+    """What tells a teacher from others: its weights, and how it reads and pools."""
+    about: tuple[Any, ...]
+    if is_ours(folder):
+        stored = read_stored(folder)
+        meta = stored.meta
+        about = (stored.identity, stored.config, meta.pooling, meta.normalise, meta.depth, meta.prompts)
+    else:
+        place, pooling = encoder_of(model_folder(folder))
+        files = [place / name for name in ("config.json", "model.safetensors", "tokenizer.json")]
+        missing = [file.name for file in files if not file.is_file()]
+        if missing:
             raise AlbertkitError(
-                f"{passages} has {len(self.passages)} texts and {len(self.targets)} targets; draw anew"
+                f"{place} holds no {missing[0]}; give a model of ours, or one with config.json, model.safetensors and tokenizer.json"
             )
-        self.tokenizer = start.tokenizer
-        self.ends = (self.tokenizer.cls_id or 0, self.tokenizer.sep_id or 0)
-        torch.manual_seed(settings.seed)
-        self.words: pretrain.Pretraining | None = None
-        if shards is not None and self.aims.words:
-            rows = dataclasses.replace(settings, batch=max(1, settings.batch))
-            self.words = pretrain.Pretraining(
-                shards,
-                start.config,
-                rows,
-                Goals(lengths=str(min(128, start.config.max_position_embeddings)), eval_rows=512),
-                start,
-            )
-            self.model = self.words.model
-        else:
-            self.model = bare(start)
-        inner = self.words.objective if self.words else None
-        self.objective = Objective(self.model, inner, self.aims)
-        check(self.aims, min(start.config.hidden_size, self.targets.shape[1]))
-        lengths = self.passages.lengths
-        self.lengths, self.firsts = np.unique(lengths, return_index=True)
-        self.counts = np.diff(self.firsts, append=len(lengths))
-        enough = (self.counts >= 8) & (self.lengths + 2 <= start.config.max_position_embeddings)
-        self.lengths, self.firsts, self.counts = self.lengths[enough], self.firsts[enough], self.counts[enough]
-        if not len(self.lengths):
-            raise AlbertkitError(f"{passages} holds too few texts of any one length; draw more")
-        self.chances = self.counts / self.counts.sum()
-        self.order: np.ndarray | None = None
-        self.held: tuple[Table, Tensor] | None = None
-        self.operations = 3 * pretrain.operations(start.config, 64)["total"]
-
-    @property
-    def measures(self) -> tuple[str, ...]:
-        """Cosine with the target after each depth, then masked words."""
-        return (*(f"cosine_{d}" for d in self.objective.depths), "mlm_loss", "mlm_accuracy")
-
-    @property
-    def better(self) -> str:
-        """The last depth's likeness to the teachers."""
-        return f"cosine_{self.objective.depths[-1]}"
-
-    def compile(self) -> None:
-        """One layer for all lengths."""
-        for module in self.model.encoder.modules():
-            if isinstance(module, Layer):
-                module.compile(dynamic=True)
-
-    def next(self, step: int, progress: float, crew: Team) -> tuple[list[tuple[Any, ...]], int]:
-        """Texts of one length, and rows of masked words."""
-        self.objective.dtype = precision.choose(self.settings, crew.device)
-        rng = np.random.default_rng([self.settings.seed, 7, step, crew.rank])
-        ids, wanted = self.texts(rng, crew.device)
-        tokens = ids.numel() * crew.world
-        depths = self.objective.depths
-        if np.random.default_rng([self.settings.seed, 8, step]).random() < self.aims.shallow:
-            depths = depths[: -(-len(depths) // 2)]
-        if self.words is None:
-            return [("texts", 1.0, depths, ids, wanted)], tokens
-        rows, more = self.words.next(step, progress, crew)
-        # the loop takes the mean over parts; texts are one half of it and masked words the other, in however many parts those come
-        count = len(rows) + 1
-        parts: list[tuple[Any, ...]] = [("texts", count / 2, depths, ids, wanted)]
-        parts += [("words", count / (2 * len(rows)), *row) for row in rows]
-        return parts, tokens + more
-
-    def texts(self, rng: np.random.Generator, device: torch.device) -> tuple[Tensor, Tensor]:
-        """A batch of texts of one length; a length is as likely as it is frequent among the texts."""
-        at = int(rng.choice(len(self.lengths), p=self.chances))
-        length, first, count = int(self.lengths[at]), int(self.firsts[at]), int(self.counts[at])
-        rows = min(count, self.aims.most_texts, max(8, self.aims.text_tokens // (length + 2)))
-        drawn = rng.permutation(count)[:rows] if count < 4 * rows else rng.integers(0, count, rows)
-        runs = int(rows * self.aims.near) // RUN
-        if runs:
-            place = (rng.integers(0, max(1, count - RUN + 1), runs)[:, None] + np.arange(RUN)).ravel()
-            drawn[: len(place)] = self.neighbours(device)[first + place] - first
-        chosen = rng.permutation(np.unique(first + drawn))
-        # few shapes, so that a GPU finds its memory again
-        chosen = chosen[: len(chosen) // STEP * STEP or len(chosen)]
-        if self.held is None:
-            self.held = Table(self.passages, self.ends, device), on_device(self.targets, device)
-        table, targets = self.held
-        return table.rows(chosen), targets[sent(chosen, targets.device)].to(device)
-
-    def neighbours(self, device: torch.device) -> np.ndarray:
-        """The texts of each length in an order of like meaning; found once, when it is first asked for."""
-        if self.order is None:
-            self.order = np.arange(len(self.passages))
-            for first, count in zip(self.firsts.tolist(), self.counts.tolist(), strict=True):
-                vectors = torch.from_numpy(np.array(self.targets[first : first + count])).to(device)
-                self.order[first : first + count] = first + alike(vectors, seed=self.settings.seed).cpu().numpy()
-        return self.order
-
-    @torch.no_grad()
-    def evaluate(self) -> dict[str, float]:
-        """Likeness on fixed batches, and the masked words of held-out rows."""
-        device = next(self.model.parameters()).device
-        sums = torch.zeros(len(self.measures), 2, device=device)
-        with torch.compiler.set_stance("force_eager"):
-            for number in range(8):
-                sums += self.objective(
-                    "texts", 1.0, self.objective.depths, *self.texts(np.random.default_rng([10**6, number]), device)
-                )[1]
-        found = {n: a / max(b, 1) for n, (a, b) in zip(self.measures, sums.tolist(), strict=True)}
-        if self.words is not None:
-            found |= {k: v for k, v in self.words.evaluate().items() if k in found}
-        return {k: v for k, v in found.items() if v}
-
-    def alarm(self, numbers: dict[str, float], progress: float, step: int) -> Alarm | None:
-        """None: a rate that is too high shows as a number that is not finite."""
-        return None
-
-    def place(self) -> dict[str, Any]:
-        """Where the rows of masked words stand; texts follow from the step."""
-        return {"words": self.words.place()} if self.words else {}
-
-    def restore(self, artifact: Artifact, data: dict[str, Any]) -> None:
-        """Saved weights, and the place in the rows."""
-        if self.words is not None:
-            self.words.restore(artifact, data.get("words", {}))
-        else:
-            self.model.load_state_dict(tensors_of(artifact.weights))
-
-    def artifact(self, metrics: dict[str, float], state: State) -> Artifact:
-        """The model as it is now: made for vectors, with the mean of the tokens as its pooling."""
-        done = {
-            "step": "distill",
-            "updates": state.step,
-            "tokens": state.tokens,
-            "minutes": round(state.seconds / 60, 2),
-            "texts": len(self.passages),
-            "settings": {k: v for k, v in {**asdict(self.settings), **asdict(self.aims)}.items() if v is not None},
-        }
-        meta = dataclasses.replace(
-            self.start.meta, task="embed", pooling="mean", normalise=True, quantisation=None, depth=None, prompts={},
-            metrics={**self.start.meta.metrics, "vectors": metrics}, made=(*self.start.meta.made, done),
-        )  # fmt: skip
-        return Artifact(self.model.config, self.model.weights(), self.tokenizer, meta)
+        about = (*map(digest, files), pooling, reading_of(model_folder(folder)))
+    return hashlib.sha256(repr(about).encode()).hexdigest()
 
 
-class Table:
-    """The texts as ids, where the model is."""
+def kept_vectors(teachers: Teachers, student: Artifact, data: Data, out: Path, device: torch.device) -> np.ndarray:
+    """One vector for each text to learn from, then for each held-out one; each chunk is kept as it comes, so that a kill costs one chunk."""
+    assert student.tokenizer is not None
+    texts = [plain_text(example, student.tokenizer) for example in (*data.train, *data.dev)]
+    mixture = Mixture(teachers.folders, teachers.weights, student.config.hidden_size)
+    who = [identity(folder) for folder in teachers.folders]
 
-    def __init__(self, passages: Passages, ends: tuple[int, int], device: torch.device) -> None:
-        self.stops, self.ends, self.device = passages.ends, ends, device
-        wide = np.int16 if passages.ids.dtype == np.uint16 else np.int32  # torch knows few unsigned types; -1 is 65,535
-        self.ids = on_device(passages.ids.view(wide), device)
+    def part(chunk: Sequence[str], compute: Callable[[], np.ndarray]) -> np.ndarray:
+        return kept(out, "part", [*who, *chunk], lambda: {"vectors": compute()})["vectors"]
 
-    def rows(self, chosen: np.ndarray) -> Tensor:
-        """Texts of one length, (texts, length with special tokens)."""
-        length = int(self.stops[chosen[0]] - (self.stops[chosen[0] - 1] if chosen[0] else 0))
-        firsts = sent(self.stops[chosen] - length, self.ids.device)
-        inner = self.ids[firsts[:, None] + torch.arange(length, device=firsts.device)].to(self.device).long()
-        if self.ids.dtype == torch.int16:
-            inner = inner & 0xFFFF
-        first, last = (inner.new_full((len(inner), 1), end) for end in self.ends)
-        return torch.cat([first, inner, last], 1)
-
-
-def on_device(array: np.ndarray, device: torch.device) -> Tensor:
-    """An array on the device if it takes less than a quarter of what is free there, and in the machine's memory otherwise."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch warns that the array is read-only, and nobody writes
-        found = torch.from_numpy(np.asarray(array))
-    if device.type == "cuda" and array.nbytes < torch.cuda.mem_get_info(device)[0] / 4:
-        found = found.to(device)
+    about = [*who, teachers.weights, mixture.width, *texts]
+    found = kept(out, "vectors", about, lambda: {"vectors": spoken(texts, mixture, device, part)})["vectors"]
+    for path in (out / "teacher").glob("part-*"):  # they are in the whole now
+        path.unlink()
     return found
 
 
-def sent(numbers: np.ndarray, device: torch.device) -> Tensor:
-    """Whole numbers to a device, without waiting for it."""
-    found = torch.from_numpy(numbers)
-    return found.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else found
+def kept_scores(
+    folder: Path, student: Artifact, data: Data, features: Sequence[Feature], out: Path, device: torch.device
+) -> list[Any]:
+    """The teacher's scores for each feature of the examples to learn from."""
+    heads = heads_of(data.task)
+    about = [identity(folder), heads, *(f.ids for f in features)]
+    found = kept(out, "logits", about, lambda: packed(scores_for(folder, student, data, features, device), len(heads)))
+    by_head = []
+    for number in range(len(heads)):
+        flat, ends = found[f"scores{number}"], found[f"ends{number}"]
+        rows = np.split(flat, ends[:-1])
+        by_head.append([row[0] if flat.ndim == 2 and not found[f"deep{number}"] else row for row in rows])
+    return by_head[0] if len(heads) == 1 else list(zip(*by_head, strict=True))
 
 
-def own_vectors(start: Artifact, passages: Passages, device: torch.device) -> Own:
-    """The vectors that a model gives to texts now; see `teachers.mix`."""
-    model = bare(start).to(device).eval()
-    assert start.tokenizer is not None
-    table = Table(passages, (start.tokenizer.cls_id or 0, start.tokenizer.sep_id or 0), device)
-    lengths = passages.lengths
-
-    @torch.inference_mode()
-    def give(numbers: np.ndarray) -> Tensor:
-        found = []
-        for same in np.split(numbers, np.flatnonzero(np.diff(lengths[numbers])) + 1):
-            for at in range(0, len(same), 256):
-                ids = table.rows(same[at : at + 256])
-                hidden = model(Batch.unpad(ids), heads=()).encoded.hidden
-                found.append(hidden.view(*ids.shape, -1).mean(1))
-        return torch.cat(found)
-
-    return give
+def packed(rows: list[Any], heads: int) -> dict[str, np.ndarray]:
+    """Ragged scores as arrays: all rows below each other, and where each text's end."""
+    made = {}
+    for number in range(heads):
+        arrays = [np.asarray(row[number] if heads > 1 else row, np.float32) for row in rows]
+        deep = arrays[0].ndim == 2  # a row for each token, not for each text
+        made[f"scores{number}"] = np.concatenate([a if deep else a[None] for a in arrays])
+        made[f"ends{number}"] = np.cumsum([len(a) if deep else 1 for a in arrays])
+        made[f"deep{number}"] = np.array(deep)
+    return made
 
 
-def check(aims: Aims, width: int) -> None:
-    """Refuse widths that a vector does not have; before teachers read anything."""
-    widths = aims.numbers("widths")
-    if widths[-1] > width:
-        fitting = ",".join(str(n) for n in sorted({n for n in widths if n < width} | {width}))
-        raise AlbertkitError(f"widths go up to {widths[-1]}, and vectors have {width} numbers; say --widths {fitting}")
-
-
-def bare(start: Artifact) -> AlbertModel:
-    """The encoder alone, without pooler and heads, which vectors do not need."""
-    weights = {n: a for n, a in start.weights.items() if n.startswith("encoder.") and ".pooler." not in n}
-    return AlbertModel.from_artifact(dataclasses.replace(start, weights=weights))
+def scores_for(
+    folder: Path, student: Artifact, data: Data, features: Sequence[Feature], device: torch.device
+) -> list[Any]:
+    """The teacher's scores, by the torch-free runtime (or torch, on a GPU). A teacher with another vocabulary reads the examples its own way."""
+    albert, heads = Albert(folder, device=device.type), heads_of(data.task)
+    assert student.tokenizer is not None
+    same = albert.tokenizer.vocabulary.ids == student.tokenizer.vocabulary.ids
+    if same and max(len(f.ids) for f in features) <= albert.max_tokens:
+        return scores(albert, features)
+    if {"tag", "answer"} & set(heads):
+        raise AlbertkitError(
+            f"{folder} cuts text otherwise than the student, and its scores are of tokens; take a student with its vocabulary (--shape does)"
+        )
+    length = min(int(albert.meta.details.get("max_length", albert.max_tokens)), albert.max_tokens)
+    theirs: dict[int, list[Feature]] = {}
+    for feature in data.task.features(data.train, albert.tokenizer, length):
+        theirs.setdefault(feature.example, []).append(feature)
+    order = [theirs[f.example].pop(0) for f in features if theirs.get(f.example)]
+    if len(order) != len(features):
+        raise AlbertkitError(
+            f"{folder} reads the examples in other parts than the student; take a student with its vocabulary"
+        )
+    return scores(albert, order)

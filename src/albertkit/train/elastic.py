@@ -1,7 +1,7 @@
 """Elastic depth: a fine-tuned model is trained so that every depth is a good model, with one head for all of them.
 
 In: a task, examples, a fine-tuned model (or a pre-trained one), `Depths`. Out: a `Work` for `loop.py`. Before this file: `finetune.py`, whose work it
-changes; `tune.py` calls it; `runtime/exits.py` uses what comes out.
+changes; `tune.py` calls it; `runtime/early_exit.py` uses what comes out.
 
 One pass gives the hidden states after every layer, and the head reads those of the full depth and of the depths drawn:
 
@@ -25,15 +25,15 @@ from torch import Tensor, nn
 from albertkit.artifact import Artifact
 from albertkit.errors import AlbertkitError
 from albertkit.model import AlbertModel, Batch, ModelOutput, pool
-from albertkit.runtime.agreement import calibrated
 from albertkit.runtime.batching import groups
+from albertkit.runtime.calibration import calibrated
 from albertkit.tasks.task import Feature, Task
 from albertkit.train import precision
 from albertkit.train.checkpoint import State
-from albertkit.train.finetune import BUDGET, IGNORED, LOSSES, Finetuning, Objective, kind_of, split_scores
+from albertkit.train.finetune_settings import Depths
+from albertkit.train.finetune_task import BUDGET, IGNORED, LOSSES, Finetuning, Objective, kind_of, split_scores
 from albertkit.train.pretrain import consistency
-from albertkit.train.settings import Settings
-from albertkit.train.tuning import Depths
+from albertkit.train.train_settings import Settings
 
 OVER = "over_depths"
 INGREDIENTS = ("elastic", "draw", "shallow", "teach", "soften", "consistency")  # of the loss

@@ -1,430 +1,134 @@
-"""Fine-tuning: labelled examples and a pre-trained model to a model for one task.
+"""`from albertkit import finetune`: files or lists of examples to a finished model, as the verb does it. No torch until it is needed.
 
-In: a `Task` (`tasks/`), examples, the model to start from, `Settings`. Out: a `Work` for `loop.py`; `finetune` does all of it.
-
-Texts are packed without padding. Batches hold texts of like length: a stretch of shuffled examples is sorted, cut into batches, and the
-batches are shuffled; seed and epoch decide it, so that a place in the data is two numbers.
+In: a task's name, files or examples, a folder. Out: `Tuned`. `tasks/readers/read_examples.py` reads, `frozen.py` or `tune.py` learns; the verb in `cli/task_commands.py` calls the parts below.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-from collections.abc import Callable, Sequence
-from dataclasses import asdict
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import torch
-from torch import Tensor, nn
+from albertkit.errors import AlbertkitError, nearest, need
+from albertkit.tasks.examples import Text
+from albertkit.tasks.make import TASKS
+from albertkit.tasks.readers.read_examples import ReadOptions, check_labels, read
+from albertkit.tasks.splits import parted
+from albertkit.tasks.validate import listed
+from albertkit.train.finetune_settings import Options
 
-from albertkit.artifact import Artifact
-from albertkit.compress.plan import operations
-from albertkit.errors import AlbertkitError, nearest
-from albertkit.model import AlbertModel, Batch, ModelOutput, pool
-from albertkit.model.model import build_head, tensors_of
-from albertkit.runtime.batching import groups
-from albertkit.tasks.answer import Answer
-from albertkit.tasks.classify import Classify
-from albertkit.tasks.generate import check_able
-from albertkit.tasks.make import TASKS, task_of
-from albertkit.tasks.tag import IGNORED
-from albertkit.tasks.task import Feature, Task
-from albertkit.tokenizer import Tokenizer
-from albertkit.train import precision
-from albertkit.train.checkpoint import State
-from albertkit.train.losses import LOSSES, own_loss
-from albertkit.train.settings import Settings
-from albertkit.train.team import Team
-from albertkit.train.work import Alarm
-from albertkit.weights import HEADS
+if TYPE_CHECKING:
+    from albertkit.train.frozen_head import Tuned
 
-STRETCH = 50  # batches that are sorted by length together
-BUDGET = 4096  # tokens at once in an evaluation
-POOLED = {"classify", "choose"}  # heads that read the first token alone
-NO_LESSON = {
-    "labels", "kind", "stride", "overlap", "target_length", "middle", "spread", "known",  # the targets show these
-    "temperature", "threshold", "floor", "max_answer", "n_best", "words",  # found or read after the training
-}  # fmt: skip
+Examples = Path | str | Sequence[Any]
+Say = Callable[[str], None]
+FEW = 500  # examples
+SETTINGS = {
+    "tag": ("overlap",),
+    "intent": ("overlap",),
+    "answer": ("stride", "n_best", "max_answer", "threshold"),
+    "match": ("loss",),
+}
+"""What only a task knows, beside `Options` and `ReadOptions`."""
 
 
-def heads_of(task: Task) -> tuple[str, ...]:
-    """The heads a task reads."""
-    return task.head if isinstance(task.head, tuple) else (task.head,)
+def finetune(
+    task: str,
+    train: Examples,
+    dev: Examples | None = None,
+    *,
+    out: Path | str,
+    start: Path | str | None = None,
+    say: Say = lambda text: None,
+    bar: bool = False,
+    **options: Any,
+) -> Tuned:
+    """Teach a model a task from examples, as `albertkit finetune` does; run again, it goes on where it stopped.
 
-
-class Objective(nn.Module):
-    """Texts and targets to a loss."""
-
-    def __init__(self, model: AlbertModel, task: Task) -> None:
-        super().__init__()
-        self.model, self.task = model, task
-        self.heads = heads_of(task)
-        self.dtype = torch.float32
-
-    def run(self, batch: Batch, targets: Sequence[Any] = ()) -> ModelOutput:
-        """The model's output for the task's heads; each choice is scored by itself, and words where `targets` ask for one."""
-        inputs: dict[str, dict[str, Any]] = {"choose": {"choices": 1}} if "choose" in self.heads else {}
-        if "mlm" in self.heads:
-            asked = torch.tensor([t != IGNORED for row in targets for t in row], device=batch.ids.device)
-            inputs["mlm"] = {"positions": asked.nonzero()[:, 0]}
-        heads = [head for head in self.heads if head != "vector"]
-        first = set(self.heads) <= POOLED
-        out: ModelOutput = precision.call(self.model, self.dtype, batch, heads=heads, inputs=inputs, first_only=first)
-        if "vector" in self.heads:
-            out.heads["vector"] = pool(out.encoded, "mean")
-        return out
-
-    def forward(self, batch: Batch, targets: list[Any], texts: int) -> tuple[Tensor, Tensor]:
-        """(loss, its sum and count); a task of one's own may bring its `loss(output, targets)`."""
-        out, own = self.run(batch, targets), own_loss(self.task)
-        loss = own(out, targets) if own else LOSSES[self.heads](self.task, out, targets)
-        return loss, torch.stack([loss.detach() * texts, torch.full_like(loss, texts).detach()])[None]
-
-
-class Finetuning:
-    """The work of fine-tuning, for `loop.train`."""
-
-    measures: tuple[str, ...] = ("loss",)
-    one_shape = False
-
-    def __init__(
-        self,
-        task: Task,
-        start: Artifact,
-        train: Sequence[Any],
-        dev: Sequence[Any],
-        settings: Settings,
-        max_length: int = 128,
-        metric: str | None = None,
-    ) -> None:
-        if start.tokenizer is None:
-            raise AlbertkitError("the model to start from holds no tokenizer, so it cannot read text")
-        self.task, self.start, self.settings = task, start, settings
-        self.tokenizer: Tokenizer = start.tokenizer
-        self.max_length = min(max_length, start.config.max_position_embeddings)
-        self.examples, self.dev = train, dev
-        self.features = units(task.features(train, self.tokenizer, self.max_length), len(train))
-        if not self.features:
-            raise AlbertkitError("there are no examples to learn from")
-        self.dev_features = task.features(dev, self.tokenizer, self.max_length) if len(dev) else []
-        torch.manual_seed(settings.seed)
-        self.model = self.build()
-        self.objective = Objective(self.model, task)
-        self.metric = metric
-        length = int(np.mean([len(f.ids) for unit in self.features for f in unit]))
-        self.operations = 3 * operations(start.config, max(1, min(length, self.max_length)))["total"]
-        seen = repr(
-            (
-                type(self).__name__,
-                task.labels,
-                start.config,
-                [(f.ids, f.target) for unit in self.features for f in unit],
-                *taught_with(task),
-            )
+    train, dev: files, or lists of examples (`albertkit.tasks.examples`); without dev, one in ten of train is held out.
+    start: without it, a built-in model. say: is told what happens, line by line. options: those of the verb by name
+    (`epochs=3`, `freeze=True`, `label_column="stars"`), and further settings of the task (`overlap`, `max_answer`).
+    """
+    how, reading, settings = told_apart(task, options)
+    need_for(how)
+    parts = {"train": train} if dev is None else {"train": train, "dev": dev}
+    if reading != ReadOptions() and not any(isinstance(part, str | Path) for part in parts.values()):
+        raise AlbertkitError(
+            "an option says how to read a file, and lists of examples were given; leave it away, or name files"
         )
-        self.identity = hashlib.sha256(seen.encode() + self.origin()).hexdigest()[:16]
-        self.at = (0, 0)
-        self._order: tuple[int, list[np.ndarray]] | None = None
-        self.seen: list[Any] = []
-
-    def origin(self) -> bytes:
-        """What tells the model to start from, or whatever else a training must not go on without, from others."""
-        weights = {n: a for n, a in self.start.weights.items() if n.startswith("encoder.")}
-        return b"".join(hashlib.sha256(weights[n].tobytes()).digest() for n in sorted(weights))
-
-    def build(self) -> AlbertModel:
-        """The model to train; a work of one's own may add modules."""
-        model = fresh(self.start, self.task)
-        if heads_of(self.task) == ("classify",) and getattr(self.task, "kind", "") == "multi":
-            begin_at_shares(model.heads["classify"], [f.target for unit in self.features for f in unit])
-        return model
-
-    def batch(self, features: Sequence[Feature], examples: Sequence[Any]) -> Batch:
-        """Features as what the encoder reads; a work of one's own may add what else is known of the examples (`model/fusion.py`)."""
-        return batch_of(features)
-
-    @property
-    def better(self) -> str:
-        """The score that chooses the best checkpoint: the one asked for, or the task's first."""
-        return self.metric or next(iter(self.names()), "loss")
-
-    def names(self) -> list[str]:
-        """Names of the scores there are, once an evaluation has been made."""
-        return self.seen
-
-    def compile(self) -> None:
-        """Nothing: lengths differ from batch to batch, and compiling what does not depend on them did not pay (LOG.md)."""
-
-    @property
-    def batches(self) -> int:
-        """Batches in an epoch."""
-        return -(-len(self.features) // self.settings.batch)
-
-    def order(self, epoch: int) -> list[np.ndarray]:
-        """The examples of each batch of an epoch."""
-        if self._order is None or self._order[0] != epoch:
-            rng = np.random.default_rng([self.settings.seed, epoch])
-            order, size = rng.permutation(len(self.features)), self.settings.batch
-            lengths = np.array([max(len(f.ids) for f in unit) for unit in self.features])
-            made = []
-            for start in range(0, len(order), STRETCH * size):
-                stretch = order[start : start + STRETCH * size]
-                stretch = stretch[np.argsort(-lengths[stretch], kind="stable")]
-                made += [stretch[i : i + size] for i in range(0, len(stretch), size)]
-            self._order = epoch, [made[i] for i in rng.permutation(len(made))]
-        return self._order[1]
-
-    def next(self, step: int, progress: float, crew: Team) -> tuple[list[tuple[Any, ...]], int]:
-        """This process's texts of the next batch."""
-        self.objective.dtype = precision.choose(self.settings, crew.device)
-        epoch, number = self.at
-        whole = self.order(epoch)[number]
-        self.at = (epoch, number + 1) if number + 1 < len(self.order(epoch)) else (epoch + 1, 0)
-        mine = whole[crew.rank :: crew.world] if len(whole) >= crew.world else whole
-        most = self.settings.micro or len(mine)
-        tokens = sum(len(f.ids) for i in whole for f in self.features[i])
-        parts = [self.part([self.features[i] for i in mine[s : s + most]], crew) for s in range(0, len(mine), most)]
-        return parts, tokens
-
-    def part(self, chosen: list[list[Feature]], crew: Team) -> tuple[Any, ...]:
-        """Some examples as (batch, targets, examples)."""
-        features = [feature for unit in chosen for feature in unit]
-        batch = self.batch(features, self.examples).to(crew.device)
-        return batch, [f.target for f in features], len(chosen)
-
-    def scores(self, features: Sequence[Feature]) -> list[Any]:
-        """The heads' scores for each feature of the held-out examples, as the task reads them."""
-        return scores_of(self.objective, features, lambda chosen: self.batch(chosen, self.dev))
-
-    def evaluate(self) -> dict[str, float]:
-        """The task's metrics on the held-out examples."""
-        if not self.dev_features:
-            return {}
-        self.last_scores = self.scores(self.dev_features)
-        self.settle(self.last_scores)
-        return self.judge()
-
-    def settle(self, scores: list[Any]) -> None:
-        """What held-out scores decide: the floor below which a text is out of scope, the threshold of no answer."""
-        if isinstance(self.task, Classify):
-            self.task = self.task.floored(np.stack(scores), self.dev)
-        elif isinstance(self.task, Answer) and self.task.threshold is not None:
-            self.task = self.task.thresholded(self.task.results(scores, self.dev_features, self.dev), self.dev)
-
-    def judge(self) -> dict[str, float]:
-        """Results and metrics of the scores there are."""
-        self.results = self.task.results(self.last_scores, self.dev_features, self.dev)
-        found = self.task.measure(self.results, self.dev)
-        self.seen = list(found)
-        if self.metric is not None and self.metric not in found:
-            hint = nearest(self.metric, found)
-            raise AlbertkitError(f"there is no metric {self.metric!r}{hint}; choose one of {', '.join(found)}")
-        return found
-
-    def check_metric(self) -> None:
-        """Refuse a metric that there is not, before anything is learnt: scores of 0 have the names of any others."""
-        if self.metric is None or not self.dev_features or "mlm" in self.objective.heads:
-            return
-        hidden = self.start.config.hidden_size
-        self.last_scores = [nothing(self.task, feature, hidden) for feature in self.dev_features]
-        self.judge()
-        self.seen = []
-
-    def alarm(self, numbers: dict[str, float], progress: float, step: int) -> Alarm | None:
-        """None: whether a fine-tuning collapsed is judged by its predictions, when it is done."""
-        return None
-
-    def place(self) -> dict[str, Any]:
-        """Epoch and batch."""
-        return {"epoch": self.at[0], "batch": self.at[1], "examples": self.identity}
-
-    def restore(self, artifact: Artifact, data: dict[str, Any]) -> None:
-        """Saved weights, and the place in the data."""
-        if data.get("examples") != self.identity:
-            raise AlbertkitError(
-                "this folder holds a training on other examples, or from another model or teacher, with another pruning or seed, or with other settings of the loss; choose another one, or delete it to begin anew"
-            )
-        self.model.load_state_dict(tensors_of(artifact.weights))
-        self.at = (int(data.get("epoch", 0)), int(data.get("batch", 0)))
-
-    def artifact(self, metrics: dict[str, float], state: State) -> Artifact:
-        """The model as it is now."""
-        task = self.task
-        if metrics and isinstance(task, Classify) and len(self.dev) and not task.floor:  # a floor has its temperature
-            task = dataclasses.replace(task, temperature=task.calibrated(np.stack(self.last_scores), self.dev))
-        done = {
-            "step": "finetune",
-            "task": type(task).__name__.lower(),
-            "updates": state.step,
-            "minutes": round(state.seconds / 60, 2),
-            "examples": len(self.features),
-            "settings": {k: v for k, v in asdict(self.settings).items() if v is not None},
-        }
-        known = details(task, self.max_length)
-        if isinstance(task, Classify) and all(getattr(e, "pair", None) is not None for e in self.examples):
-            known["pairs"] = True  # what it reads; `distill` must not give it single lines
-        meta = dataclasses.replace(
-            self.start.meta, task=kind_of(task), labels=tuple(task.labels), details=known,
-            metrics={"dev": metrics} if metrics else {}, made=(*self.start.meta.made, done), quantisation=None, depth=None,
-        )  # fmt: skip
-        if "vector" in heads_of(task):  # as it was trained
-            meta = dataclasses.replace(meta, pooling="mean", prompts={})
-        return Artifact(self.model.config, self.model.weights(), self.tokenizer, meta)
+    data = examples_of(task, parts, reading, say)
+    return learn(task, data, Path(out), start, how, say, bar, **settings)
 
 
-def scored(model: Artifact, examples: Sequence[Any], device: str = "auto") -> tuple[Any, list[Feature], list[Any]]:
-    """(task, features, the heads' scores of each feature) of a fine-tuned model, computed in float32."""
-    task = task_of(model.meta)
-    net = AlbertModel.from_artifact(model)
-    net.to("cuda" if device == "auto" and torch.cuda.is_available() else device.replace("auto", "cpu"))
-    if model.tokenizer is None:
-        raise AlbertkitError("the model holds no tokenizer, so it cannot read text")
-    features = task.features(examples, model.tokenizer, int(model.meta.details.get("max_length", 128)))
-    return task, features, scores_of(Objective(net, task), features, batch_of)
+def told_apart(task: str, given: Mapping[str, Any]) -> tuple[Options, ReadOptions, dict[str, Any]]:
+    """What says how to learn, how to read, and what only the task knows."""
+    if task not in TASKS:
+        raise AlbertkitError(f"unknown task {task!r}{nearest(str(task), TASKS)}; choose one of {', '.join(TASKS)}")
+    learning, reading = ({field.name for field in dataclasses.fields(kind)} for kind in (Options, ReadOptions))
+    known = (*sorted(learning | reading), *SETTINGS.get(task, ()))
+    odd = next((name for name in given if name not in known), None)
+    if odd is not None:
+        raise AlbertkitError(f"{task} has no option {odd!r}{nearest(odd, known)}; there are {', '.join(known)}")
+    parts = [{name: value for name, value in given.items() if name in names} for names in (learning, reading)]
+    rest = {name: value for name, value in given.items() if name not in learning | reading}
+    return Options(**parts[0]), ReadOptions(**parts[1]), rest
 
 
-def scores_of(
-    objective: Objective, features: Sequence[Feature], batched: Callable[[Sequence[Feature]], Batch]
-) -> list[Any]:
-    """The heads' scores for each feature, as the task reads them."""
-    objective.eval()
-    found: list[Any] = [None] * len(features)
-    device = next(objective.parameters()).device
-    for places in groups([len(f.ids) for f in features], BUDGET, BUDGET):
-        chosen = [features[i] for i in places]
-        targets = [f.target for f in chosen]
-        with torch.no_grad():
-            out = objective.run(batched(chosen).to(device), targets)
-        parts = split_words(out, targets) if objective.heads == ("mlm",) else None
-        for i, row in zip(places, parts or split_scores(out, objective.heads), strict=True):
-            found[i] = row
+def need_for(options: Options) -> None:
+    """Say which packages are missing, before anything is read."""
+    need(*(("sklearn", "frozen") if options.freeze else ("torch", "train")), "fine-tuning")
+
+
+def examples_of(task: str, given: Mapping[str, Examples], options: ReadOptions, say: Say) -> dict[str, list[Any]]:
+    """The examples of each part: read from a file, or taken from a list that is checked."""
+    found: dict[str, list[Any]] = {}
+    for name, source in given.items():
+        if isinstance(source, str | Path):
+            split, kind = options.split or name, kind_of(found.get("train", ()), options)
+            data = read(task, source, dataclasses.replace(options, split=split, kind=kind))
+            notes = [f"{source}: {text}" for text in data.notes]
+        else:
+            data = listed(task, name, source)
+            notes = list(data.notes)
+        for text in notes:
+            say(text)
+        found[name] = data.examples
+    if "train" in found:
+        for text in check_labels(found["train"], found.get("dev", ()), unseen="note"):
+            say(text)
     return found
 
 
-def units(features: list[Feature], examples: int) -> list[list[Feature]]:
-    """What is drawn together: all choices of a question; else each feature by itself. Those without a target are left out."""
-    if any(f.target is None for f in features):
-        grouped: list[list[Feature]] = [[] for _ in range(examples)]
-        for feature in features:
-            grouped[feature.example].append(feature)
-        return [unit for unit in grouped if any(f.target is not None for f in unit)]
-    return [[feature] for feature in features]
+def kind_of(train: Sequence[Any], options: ReadOptions) -> str:
+    """What labels of other parts are: what the options say, else what those of training are."""
+    label = next((e.label for e in train if isinstance(e, Text) and e.label is not None), None)
+    if options.kind != "auto" or options.separator is not None or label is None:
+        return options.kind
+    return "regression" if isinstance(label, float) else "multi" if isinstance(label, tuple) else "single"
 
 
-def taught_with(task: Any) -> list[tuple[str, Any]]:
-    """The settings of a task that change what is learnt from the same targets (loss, weights …), where they are not the usual ones."""
-    fields = [f for f in dataclasses.fields(task) if f.name not in NO_LESSON] if dataclasses.is_dataclass(task) else []
-    given = [(f.name, getattr(task, f.name), f.default) for f in fields]
-    own = [("loss", type(task).__name__)] if own_loss(task) else []
-    return own + [(n, v) for n, v, usual in given if isinstance(v, str | int | float | tuple | list) and v != usual]
+def learn(
+    task: str,
+    data: dict[str, list[Any]],
+    out: Path,
+    start: Path | str | None,
+    options: Options,
+    say: Say,
+    bar: bool,
+    **settings: Any,
+) -> Tuned:
+    """A model from the examples in `train` and `dev`; without the second, some of the first are held out."""
+    train, dev = (data["train"], data["dev"]) if "dev" in data else parted(data["train"])
+    out.mkdir(parents=True, exist_ok=True)
+    if options.freeze:
+        from albertkit.train.frozen_head import freeze
 
+        if settings:
+            raise AlbertkitError(f"{next(iter(settings))} means nothing to a head on frozen vectors; leave it away")
+        return freeze(task, train, dev, out, start, options)
+    from albertkit.train import finetune_runs as tune
 
-def nothing(task: Any, feature: Feature, hidden: int) -> Any:
-    """Scores of 0 for a feature, as the task's heads give them."""
-    labels, length = len(task.labels), len(feature.ids)
-    classes = len(getattr(task, "intents", ())) or max(1, labels)
-    shapes = {
-        "classify": (classes,),
-        "tag": (length, labels),
-        "answer": (length, 2),
-        "choose": (1,),
-        "vector": (hidden,),
-    }
-    found = [np.zeros(shapes[head], np.float32) for head in heads_of(task)]
-    return found[0] if len(found) == 1 else tuple(found)
-
-
-def batch_of(features: Sequence[Feature]) -> Batch:
-    """Features as what the encoder reads, with the positions and the order of looking that they ask for."""
-    batch = Batch.of([f.ids for f in features], [f.segments for f in features])
-    if any(f.positions is not None for f in features):
-        rows = [f.positions or range(len(f.ids)) for f in features]
-        batch = dataclasses.replace(batch, positions=torch.tensor([p for row in rows for p in row]))
-    if any(f.ranks is not None for f in features):
-        ranks = batch.pad(torch.tensor([rank for f in features for rank in f.ranks or [0] * len(f.ids)]))
-        before = (ranks % 2 == 0)[:, None, :] & (ranks[:, None, :] <= ranks[:, :, None])
-        batch = dataclasses.replace(batch, seen=before | torch.eye(ranks.shape[1], dtype=torch.bool))
-    return batch
-
-
-def split_words(out: ModelOutput, targets: Sequence[Any]) -> list[np.ndarray]:
-    """For each text (masks, 2): the likeliest word, and the log-probability of the right one."""
-    rows = [[t for t in row if t != IGNORED] for row in targets]
-    chances = out.heads["mlm"].logits.float().log_softmax(-1)
-    wanted = torch.tensor([t for row in rows for t in row], device=chances.device)
-    both = torch.stack([chances.argmax(-1).float(), chances.gather(1, wanted[:, None])[:, 0]], -1).cpu()
-    return [part.numpy() for part in both.split([len(row) for row in rows])]
-
-
-def split_scores(out: ModelOutput, heads: tuple[str, ...]) -> list[Any]:
-    """The heads' scores as one array (or a tuple of them) for each text."""
-    lengths = list(out.encoded.batch.lengths)
-    by_head: list[list[np.ndarray]] = []
-    for head in heads:
-        found = out.heads[head]
-        if head == "tag":
-            parts = found.logits.float().cpu().split(lengths)
-        elif head == "answer":
-            parts = torch.stack([found.start, found.end], -1).float().cpu().split(lengths)
-        else:
-            parts = getattr(found, "logits", found).float().cpu().unbind(0)
-        by_head.append([part.numpy() for part in parts])
-    return by_head[0] if len(by_head) == 1 else list(zip(*by_head, strict=True))
-
-
-def fresh(start: Artifact, task: Task) -> AlbertModel:
-    """The encoder to start from, with fresh heads for the task; other heads are dropped, but masked words stay as learnt."""
-    kept: tuple[str, ...] = ("encoder.",)
-    if "mlm" in heads_of(task):
-        check_able(start.config, start.weights)
-        kept = ("encoder.", "heads.mlm.")
-    encoder = {name: array for name, array in start.weights.items() if name.startswith(kept)}
-    model = AlbertModel(
-        start.config, {name: head_for(name, start, task) for name in heads_of(task) if name != "vector"}
-    )
-    missing, unexpected = model.load_state_dict(tensors_of(encoder), strict=False)
-    odd = [name for name in missing if not name.startswith(("heads.", "encoder.pooler."))] + list(unexpected)
-    if odd:
-        raise AlbertkitError(f"the weights do not fit the model at {odd[0]!r}")
-    return model
-
-
-@torch.no_grad()
-def begin_at_shares(head: Any, targets: Sequence[Any]) -> None:
-    """Let a head of several labels begin by saying how frequent each label is.
-
-    Rare labels have scores far below 0. Biases move by a rate a step, too little to get there, so that the encoder
-    would first have to learn to give every text one strong direction, which is what tells no text from another.
-    """
-    share = torch.tensor(targets, dtype=torch.float64).mean(0).clamp(1e-4, 1 - 1e-4)
-    head.linear.bias.copy_(torch.log(share / (1 - share)))
-
-
-def head_for(name: str, start: Artifact, task: Any) -> nn.Module:
-    """A fresh head with as many rows as the task has labels; one that is not built in is made by the task."""
-    if name not in HEADS:
-        if not hasattr(task, "module") or own_loss(task) is None:
-            raise AlbertkitError(
-                f"the head {name!r} is not built in (there are {', '.join(HEADS)}); give the task the methods module(name, config), which makes it, and loss(output, targets)"
-            )
-        own: nn.Module = task.module(name, start.config)
-        return own
-    labels = task.labels
-    if name == "classify":
-        labels = getattr(task, "intents", None) or range(task.outputs)
-    return build_head(name, start.config, labels=max(1, len(labels)))
-
-
-def kind_of(task: Task) -> str:
-    """The task's name in `albertkit.json`: of the built-in task that it is or refines; `embed` where heads of one's own are needed to use it."""
-    named = [kind.__name__.lower() for kind in type(task).__mro__]
-    known = [name for name in named if name in TASKS and set(heads_of(task)) <= {*HEADS, "vector"}]
-    return known[0] if known else "embed"
-
-
-def details(task: Any, max_length: int) -> dict[str, Any]:
-    """The task's settings, as JSON."""
-    fields = dataclasses.fields(task) if dataclasses.is_dataclass(task) else ()
-    plain = {f.name: getattr(task, f.name) for f in fields if f.name != "labels"}
-    return {"max_length": max_length, **{k: list(v) if isinstance(v, tuple) else v for k, v in plain.items()}}
+    if task == "classify" and len(train) < FEW and not any(e.pair for e in train):
+        say(f"{len(train)} examples are few for a whole model; --freeze may do better")
+    return tune.finetune(task, train, dev, out, start, options, say, bar, **settings)

@@ -19,15 +19,15 @@ from torch import nn
 
 from albertkit.artifact import read_json, write_artifact
 from albertkit.data.masking import mix
-from albertkit.data.writing import write_json
+from albertkit.data.shard_writer import write_json
 from albertkit.errors import AlbertkitError
 from albertkit.train import checkpoint
+from albertkit.train.distributed import Team, peak, plan_attention, restarted, team
+from albertkit.train.interrupt import Stop, stopping
 from albertkit.train.optim import optimizers
-from albertkit.train.report import Report, plot
-from albertkit.train.settings import Settings
-from albertkit.train.stopping import Stop, stopping
-from albertkit.train.team import Team, peak, plan_attention, restarted, team
-from albertkit.train.work import Alarm, Outcome, Work
+from albertkit.train.train_log import Report, plot
+from albertkit.train.train_settings import Settings
+from albertkit.train.training_task import Alarm, Outcome, Work
 
 REWINDS = 3
 SHOWN = 6  # scores of an evaluation that are said; metrics.jsonl and the report hold all

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from albertkit.train.settings import Settings
+from albertkit.train.train_settings import Settings
 
 
 class Lamb(torch.optim.Optimizer):

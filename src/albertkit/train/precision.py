@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from albertkit.train.settings import Settings
+from albertkit.train.train_settings import Settings
 
 
 def choose(settings: Settings, device: torch.device) -> torch.dtype:

@@ -21,22 +21,22 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from albertkit.artifact import Artifact, Meta
-from albertkit.compress.plan import operations
+from albertkit.compress.cost import operations
 from albertkit.config import AlbertConfig
 from albertkit.data import masking
+from albertkit.data.row_stream import Pairs, Position, Stream
 from albertkit.data.shards import Shards
-from albertkit.data.stream import Pairs, Position, Stream
 from albertkit.errors import AlbertkitError
 from albertkit.model import AlbertModel, Batch
+from albertkit.model.albert_model import build_head, tensors_of
 from albertkit.model.encoder import Layer
-from albertkit.model.model import build_head, tensors_of
 from albertkit.tokenizer import Tokenizer
 from albertkit.train import precision
 from albertkit.train.checkpoint import State
-from albertkit.train.goals import Goals
-from albertkit.train.settings import Settings
-from albertkit.train.team import Team
-from albertkit.train.work import Alarm
+from albertkit.train.distributed import Team
+from albertkit.train.pretrain_settings import Goals
+from albertkit.train.train_settings import Settings
+from albertkit.train.training_task import Alarm
 
 STUCK_AT = 0.4  # share of the budget after which a model must do better than counting words
 STUCK_STEPS = 500  # and the updates it has at least

@@ -1,10 +1,10 @@
 """Training that knows the weights will be rounded (quantisation-aware): what is stored afterwards is what was trained.
 
 In: a float model, the bits it will be stored in, examples of its task or texts. Out: float weights and the `smooth` of each matrix, which `quantize.pack`
-rounds to the numbers that the last step computed with. Before this file: `student.py`; next: `compress/shrink.py`.
+rounds to the numbers that the last step computed with. Before this file: `student.py`; next: `compress/quantize.py`.
 
 Every matrix is rounded once an update and used L times, so that its gradient is the sum over all uses; rounding itself lets gradients through unchanged
-(Bengio et al., arXiv 1308.3432). Inputs of products are rounded for each token as `runtime/builder.py` does. The teacher is the float model.
+(Bengio et al., arXiv 1308.3432). Inputs of products are rounded for each token as `runtime/graph_builder.py` does. The teacher is the float model.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ import torch
 from torch import Tensor, nn
 
 from albertkit.artifact import Artifact
-from albertkit.compress.calibrate import calibration, moments_of
-from albertkit.compress.quantize import BITS, BLOCK, in_four_bits, is_matrix, smoothing
 from albertkit.errors import AlbertkitError
 from albertkit.model import AlbertModel
 from albertkit.model.attention import Attention
 from albertkit.model.encoder import FeedForward
 from albertkit.model.heads import MaskedWordHead
-from albertkit.runtime.builder import Levels
+from albertkit.quantized import BITS, BLOCK, in_four_bits, is_matrix, smoothing
+from albertkit.runtime.activation_moments import calibration, moments_of
 from albertkit.runtime.graph import LOWEST
-from albertkit.train.lesson import Lesson, Training
+from albertkit.runtime.graph_builder import Levels
+from albertkit.train.distill_settings import Lesson, Training
 from albertkit.train.recover import Data, relearn
-from albertkit.train.watching import PLAIN
+from albertkit.train.teacher_states import PLAIN
 
 Smooth = dict[str, np.ndarray]
 

@@ -16,17 +16,17 @@ from typing import Any
 import numpy as np
 
 from albertkit.artifact import Artifact, identity_of, read_artifact, write_artifact
-from albertkit.compress.judge import Judge, Score
+from albertkit.compress.evaluate import Judge, Score
 from albertkit.errors import AlbertkitError
 from albertkit.tasks.make import TASKS, task_of
 from albertkit.tokenizer import Tokenizer
-from albertkit.train.lesson import Lesson, Training
+from albertkit.train.distill_settings import Lesson, Training
+from albertkit.train.distill_task import Gives, Imitating, Reading, finished
+from albertkit.train.distributed import choose_device
+from albertkit.train.finetune_settings import preset_epochs, preset_rate
 from albertkit.train.loop import train
-from albertkit.train.settings import Settings
-from albertkit.train.student import Gives, Imitating, Reading, finished
-from albertkit.train.team import choose_device
-from albertkit.train.tuning import preset_epochs, preset_rate
-from albertkit.train.watching import Own
+from albertkit.train.teacher_states import Own
+from albertkit.train.train_settings import Settings
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ def relearn(
 
 def scores_of(teacher: Artifact, features: Sequence[Any], device: str = "cpu") -> list[Any]:
     """The teacher's scores for features, by the torch-free runtime (or torch, on a GPU)."""
-    from albertkit.runtime.albert import Albert
+    from albertkit.albert import Albert
     from albertkit.runtime.predict import scores
 
     with tempfile.TemporaryDirectory() as scratch:

@@ -28,10 +28,10 @@ from tqdm import tqdm
 
 from albertkit.artifact import META_FILE, model_folder, read_json
 from albertkit.data.passages import Passages, gather
-from albertkit.data.writing import write_array
+from albertkit.data.shard_writer import write_array
 from albertkit.errors import AlbertkitError, need
 from albertkit.tokenizer import Tokenizer
-from albertkit.train.watching import positions_of
+from albertkit.train.teacher_states import positions_of
 
 LONGEST = 256  # tokens that a foreign teacher reads of a text, at most
 CHUNK = 8192  # texts tokenised together
@@ -166,7 +166,7 @@ class Speaker:
         self.albert, self.model = None, None
         self.reader: Reader = None
         if is_ours(folder):
-            from albertkit.runtime.albert import Albert
+            from albertkit.albert import Albert
 
             self.albert = Albert(folder, device=device.type)
             self.width = self.albert.dim

@@ -132,7 +132,7 @@ function programs(v, { answer }) {
   const line = (...how) => pipe + cli(...verb, ...how, "--", ...rest);
   return {
     python:
-      `${opened(v.model.id, "from albertkit.runtime.inside import Inside\n")}text = ${py(v.text)}\n` +
+      `${opened(v.model.id, "from albertkit.explain.activations import Inside\n")}text = ${py(v.text)}\n` +
       `for depth in range(1, ${full + 1}):\n    print(depth, ${each})\n${early}` +
       `inner = Inside.open(${py(v.model.id)}).look(text${v.pair ? `, ${py(v.pair)}` : ""})\n` +
       `print(inner.attention[${layer}, ${head}].round(2))  # ${t("inside.head", { layer: layer + 1, head: head + 1 })}`,

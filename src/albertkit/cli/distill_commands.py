@@ -1,0 +1,245 @@
+"""The verb `distill`: what teachers give to a student of any shape. As in `cli/entry_point.py`: arguments → calls → printed results, imports when they run."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from albertkit.cli.pretrain_commands import DEFAULT_MINUTES, of, options, shape_of
+from albertkit.cli.task_commands import Reading
+from albertkit.errors import AlbertkitError, need
+from albertkit.train.distill_settings import Lesson
+from albertkit.train.distill_settings import lesson as parsed
+from albertkit.train.pretrain_settings import Aims
+from albertkit.train.train_settings import Settings
+
+if TYPE_CHECKING:
+    from albertkit.artifact import Artifact
+    from albertkit.train.distill import Teachers
+    from albertkit.train.recover import Data
+    from albertkit.train.training_task import Outcome
+
+folder = click.Path(path_type=Path)
+
+
+@click.command(epilog="Example:  albertkit distill sentiment/ train.tsv --what logits,hidden:0.5 --shape mini -o small")
+@click.argument("given", nargs=-1, required=True, metavar="[TEACHER]... DATA")
+@click.option("-o", "--out", type=folder, required=True, help="Folder for checkpoints, metrics and the model.")
+@click.option("--start", type=folder, help="The student: a model to begin with.")
+@click.option("--shape", help="The student: a fresh model of this preset, folder or JSON file.")
+@click.option(
+    "--teacher", "teachers", multiple=True, help="A teacher, as if it stood before DATA; FOLDER or FOLDER:WEIGHT."
+)
+@click.option(
+    "--what",
+    default="vectors",
+    show_default=True,
+    help="vectors, logits, hidden, attention; with weights: logits,hidden:0.5.",
+)
+@click.option("--labels", default=0.5, show_default=True, help="With logits: weight of the right answers beside them.")
+@click.option(
+    "--soften", default=2.0, show_default=True, help="With logits: scores are divided by it before they are compared."
+)
+@click.option("--dev", type=folder, help="Held-out examples or texts; without, one in ten of DATA.")
+@click.option(
+    "--max-length", default=128, show_default=True, type=click.IntRange(8, 100_000), help="Longest input in tokens."
+)
+@click.option("--workers", default=1, show_default=True, help="Processes that turn ids of a corpus into text.")
+@click.option("--resume", is_flag=True, help="Go on from the last checkpoint in --out, if there is one.")
+@options(Settings, Aims, Reading)
+def distill(given: tuple[str, ...], out: Path, teachers: tuple[str, ...], resume: bool, **more: Any) -> None:
+    """Teach a student what TEACHERs know, on DATA. The student is --start, or fresh in a --shape.
+
+    \b
+    --what vectors     sentence vectors, of one teacher or a mixture (gte:1.5 counts more)
+    --what logits      scores of a fine-tuned teacher of ours; DATA are examples of its task
+    --what hidden      hidden states: token embeddings, then after every layer
+    --what attention   attention of the last layer, and relations of its values
+
+    DATA is a file with a text a line, or a corpus folder; for logits, labelled examples as for finetune, or (for classes of single texts) a .txt file of lines without labels.
+    Vectors from a corpus folder are learnt at every depth of --depths and every width of --widths, with masked words beside them if --words says so.
+
+    Teachers are models of ours, or BERT-like encoders with config.json, model.safetensors and tokenizer.json, which need transformers. For hidden
+    and attention the student must have the teacher's vocabulary. Vectors and scores are kept in OUT/teacher.
+
+    The budget is one of --steps, --tokens and --minutes (default: 10 minutes).
+    """
+    need("torch", "train", "distilling")
+    if not any(more[name] is not None for name in ("steps", "tokens", "minutes")):
+        more["minutes"] = DEFAULT_MINUTES
+    settings, aims, more["reading"] = of(Settings, more), of(Aims, more), of(Reading, more)
+    from albertkit.artifact import META_FILE
+
+    if (out / META_FILE).is_file():
+        raise AlbertkitError(
+            f"{out} is a finished model, and a training writes a folder of its own; choose another --out"
+        )
+    *named, data = given
+    names = [*named, *teachers]
+    if not names:
+        raise AlbertkitError("no teacher was given; name its folder before the data, or with --teacher")
+    from albertkit.train.distill import Teachers
+
+    weighed_names = [weighed(name) for name in names]
+    known = Teachers(tuple(a for a, _ in weighed_names), tuple(b for _, b in weighed_names))
+    labels = more["labels"] if "logits" in more["what"] else 0.0
+    lesson = parsed(more["what"], labels, more["soften"])
+    alone = lesson.vectors and not lesson.logits and not lesson.watches
+    if alone and (Path(data) / "manifest.json").is_file():
+        outcome = sentence_vectors(known, Path(data), out, settings, aims, resume, more)
+    else:
+        if aims != Aims():
+            raise AlbertkitError(
+                "depths, widths, words and the like are for vectors from a corpus folder alone; leave them away here"
+            )
+        outcome = taught(known, Path(data), out, settings, lesson, resume, more)
+    if outcome.model is not None:
+        click.echo(json.dumps({"model": str(outcome.model), "tokens": outcome.state.tokens, **outcome.metrics}))
+
+
+def student_of(more: dict[str, Any], seed: int, tokenizer: Any, meta: Any = None) -> Artifact:
+    """The model to begin with, or a fresh one with a vocabulary (`tokenizer()`)."""
+    if (more["start"] is None) == (more["shape"] is None):
+        raise AlbertkitError("give the student with --start (a model) or --shape (a preset such as mini), one of them")
+    if more["start"] is not None:
+        from albertkit.interop.convert import open_model
+
+        return open_model(more["start"])
+    from albertkit.train.distill import fresh_student
+
+    return fresh_student(shape_of(more["shape"]), tokenizer(), seed, meta)
+
+
+def sentence_vectors(
+    teachers: Teachers, shards: Path, out: Path, settings: Settings, aims: Aims, resume: bool, more: dict[str, Any]
+) -> Outcome:
+    """Vectors from a corpus: `train/distill_vectors.py`."""
+    from albertkit.cli.shrink_commands import say
+    from albertkit.data.everyday_sentences import everyday
+    from albertkit.data.passages import Passages, Shares, draw, words
+    from albertkit.data.shards import Shards
+    from albertkit.train.distill_vectors import Distilling, check, own_vectors
+    from albertkit.train.distributed import choose_device
+    from albertkit.train.loop import train
+    from albertkit.train.teachers import Mixture, teach
+
+    corpus = Shards.open(shards)
+    artifact, texts = student_of(more, settings.seed, corpus.tokenizer), out / "texts"
+    check(aims, artifact.config.hidden_size)
+    same_teachers(texts, teachers, shards)
+    if not (texts / "targets.npy").is_file():
+        longest = artifact.config.max_position_embeddings - 2
+        tokenizer, train_shards = corpus.tokenizer(), corpus.split("train")
+        known = [tokenizer.decode(ids) for ids in words(train_shards, settings.seed)] if aims.everyday else []
+        made = tokenizer.ids_batch(list(everyday(aims.everyday, settings.seed, known)))
+        shares = Shares(longest=min(254, longest))
+        draw(train_shards, tokenizer.id_of("?"), shares, settings.seed, [ids for ids in made if ids]).save(texts)
+        mixture = Mixture(teachers.folders, teachers.weights, artifact.config.hidden_size)
+        place, device = texts / "targets.npy", choose_device(settings.device)
+        passages = Passages.open(texts)
+        own = own_vectors(artifact, passages, device) if artifact.meta.task == "embed" else None
+        teach(passages, shards / "tokenizer", mixture, place, device, more["workers"], own)
+    work = Distilling(artifact, texts, shards, settings, aims)
+    return train(work, settings, out, resume=resume, say=say, bar=True)
+
+
+def same_teachers(texts: Path, teachers: Teachers, shards: Path) -> None:
+    """Write down whose vectors of which corpus a folder holds, and refuse one with those of others."""
+    from albertkit.artifact import digest, read_json
+    from albertkit.data.shard_writer import write_json
+    from albertkit.train.distill import identity
+
+    note = texts / "teachers.json"
+    asked = {
+        "teachers": [[identity(folder), w] for folder, w in zip(teachers.folders, teachers.weights, strict=True)],
+        "corpus": digest(shards / "manifest.json"),
+    }
+    if note.is_file() and (texts / "targets.npy").is_file():
+        before = read_json(note)
+        words = {"teachers": "of other teachers, or with other weights", "corpus": "of another corpus"}
+        other = [words[what] for what, value in asked.items() if before.get(what) != value]
+        if other:
+            raise AlbertkitError(
+                f"{texts} holds vectors {' and '.join(other)}; choose another --out, or remove {texts} to make them anew"
+            )
+    if not (texts / "targets.npy").is_file():
+        texts.mkdir(parents=True, exist_ok=True)
+        write_json(note, asked)
+
+
+def taught(
+    teachers: Teachers, data: Path, out: Path, settings: Settings, lesson: Lesson, resume: bool, more: dict[str, Any]
+) -> Outcome:
+    """Everything else: `train/distill.py`."""
+    from albertkit.artifact import Meta, read_stored
+    from albertkit.cli.shrink_commands import check_words, say
+    from albertkit.train.distill import distil, vocabulary_of
+    from albertkit.train.teachers import is_ours
+
+    first = teachers.folders[0]
+    meta = read_stored(first).meta if is_ours(first) else Meta()
+    kind = "embed" if meta.task == "embed" else "pretrain"
+    own = Meta(task=kind, pooling=meta.pooling, normalise=meta.normalise)
+    student = student_of(more, settings.seed, lambda: vocabulary_of(first), own)
+    lesson, found = read_lesson(first, meta, data, more["dev"], lesson, more["reading"])
+    if found.task is None:
+        check_words(student, data)
+    return distil(
+        teachers, student, found, lesson, settings, out, more["max_length"], resume, say, bar=sys.stderr.isatty()
+    )
+
+
+def read_lesson(
+    teacher: Path, meta: Any, data: Path, dev: Path | None, lesson: Lesson, reading: Reading
+) -> tuple[Lesson, Data]:
+    """The examples or texts; lines without labels teach no labels."""
+    import dataclasses
+
+    from albertkit.cli.entry_point import read_texts
+    from albertkit.cli.shrink_commands import known, texts_of
+    from albertkit.cli.task_commands import parted, read_files
+    from albertkit.tasks.examples import Text
+    from albertkit.tasks.make import TASKS, task_of
+    from albertkit.train.recover import Data
+
+    if not lesson.logits:
+        return lesson, Data(None, *texts_of(data, dev))
+    if meta.task not in TASKS:
+        raise AlbertkitError(
+            f"{teacher} was made for {meta.task!r}, and gives no scores; give a fine-tuned model, or learn vectors or hidden"
+        )
+    task = task_of(meta)
+    held = [] if dev is None else read_files(meta.task, {"dev": dev}, reading)["dev"]
+    known(meta, held, "counted as missed")
+    if data.suffix == ".txt" and meta.task == "classify":
+        if meta.details.get("pairs"):
+            raise AlbertkitError(
+                f"{teacher} was fine-tuned for pairs of texts, and {data} holds single lines; give a table with both texts, as for finetune"
+            )
+        label: Any = {"single": (task.labels or ("",))[0], "multi": ()}.get(task.kind, 0.0)
+        return dataclasses.replace(lesson, labels=0.0), Data(
+            task, [Text(t, label=label) for t in read_texts((), data)], held
+        )
+    examples = read_files(meta.task, {"train": data}, reading)["train"]
+    known(meta, examples, "not learnt from")
+    if dev is None:
+        examples, held = parted(examples)
+    return lesson, Data(task, examples, held)
+
+
+def weighed(name: str) -> tuple[Path, float]:
+    """FOLDER or FOLDER:WEIGHT."""
+    path, colon, number = name.rpartition(":")
+    if not colon or Path(name).exists():
+        return Path(name), 1.0
+    try:
+        weight = float(number)
+    except ValueError:
+        raise AlbertkitError(f"teacher {name!r} is neither a folder nor FOLDER:WEIGHT, such as gte:1.5") from None
+    if not 0 < weight < 1e6:
+        raise AlbertkitError(f"teacher {name!r} has the weight {weight:g}; it must be above 0, such as {path}:1.5")
+    return Path(path), weight

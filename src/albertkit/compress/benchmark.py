@@ -1,0 +1,184 @@
+"""Candidates tried out: built in a scratch folder, and measured in a process of their own.
+
+In: `Proposal`s and the model they are variants of (or, for a shape, nothing: random weights cost what trained ones cost). Out: the same with
+a `Trial`. Before this file: `fit.py`. Quality is the task's own metric where labelled data is given, else the mean cosine with the whole
+model's vectors; for a shape without weights there is none.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from albertkit.albert import Albert
+from albertkit.artifact import Artifact, Meta, read_artifact, write_artifact
+from albertkit.compress.fit import Candidate, Proposal, Trial
+from albertkit.compress.machine import random_weights, usual
+from albertkit.compress.prune import Keep, slim, truncate
+from albertkit.compress.quantize import agreement
+from albertkit.config import AlbertConfig
+from albertkit.errors import AlbertkitError
+from albertkit.runtime.activation_moments import Progress, moments_of
+from albertkit.runtime.graph_builder import as_float
+from albertkit.tokenizer import Tokenizer
+from albertkit.weights import encoder_shapes
+
+SECONDS = 0.5  # that a candidate's latency is measured for
+CHILD = "from albertkit.compress.benchmark import child; child()"
+
+
+class Metric(Protocol):
+    """What scores a folder."""
+
+    def __call__(self, folder: Path, depth: int | None = None) -> float:
+        """On labelled data, at a depth or the model's own."""
+
+
+@dataclass(frozen=True)
+class Data:
+    """What candidates are judged by."""
+
+    ids: list[list[int]]
+    """Texts to calibrate with, as token ids."""
+    held: list[list[int]]
+    """Texts to compare vectors on."""
+    metric: Metric | None = None
+    """A folder's score on labelled data."""
+
+
+def run_trials(
+    proposals: Sequence[Proposal],
+    model: Artifact | None,
+    tokenizer: Tokenizer,
+    data: Data | None,
+    place: tuple[int, int],
+    progress: Progress = lambda _: None,
+) -> list[Proposal]:
+    """Build and measure each proposal; `place` is (tokens of the text, threads)."""
+    out, whole = [], None
+    with tempfile.TemporaryDirectory() as scratch:
+        if data is not None and data.metric is not None and model is not None:
+            write_artifact(model, Path(scratch) / "whole")
+            whole = data.metric(Path(scratch) / "whole")
+        for number, proposal in enumerate(proposals, 1):
+            progress(f"trying {number} of {len(proposals)}: {proposal.candidate.name}")
+            folder = Path(scratch) / str(number)
+            made = build(proposal.candidate, model, tokenizer, data, folder)
+            found = measured(folder, *place)
+            trial = Trial(found["latency"], found["memory"], found["process"])
+            if data is not None and model is not None:
+                trial = _judged(trial, model, made, folder, data, whole)
+            out.append(replace(proposal, trial=trial))
+    return out
+
+
+def _judged(trial: Trial, model: Artifact, made: Artifact, folder: Path, data: Data, whole: float | None) -> Trial:
+    if data.metric is not None and whole is not None:
+        if made.config.options.static:
+            return trial  # it has no head for the task
+        quality = data.metric(folder)
+        return replace(trial, quality=quality, loss=whole - quality)
+    if made.config.options.static:
+        return trial  # its vectors mean something else
+    quality = float(agreement(model, read_artifact(folder), data.held).mean())
+    return replace(trial, quality=quality, loss=1 - quality)
+
+
+def build(
+    candidate: Candidate, model: Artifact | None, tokenizer: Tokenizer, data: Data | None, folder: Path
+) -> Artifact:
+    """Write a candidate as an artifact."""
+    config, bits = candidate.config, None if candidate.bits == 32 else candidate.bits
+    if model is None or config.options.static:
+        made = _random(config.replace(vocab_size=max(config.vocab_size, tokenizer.vocab_size)), tokenizer)
+        write_artifact(made, folder, bits=bits)
+        return made
+    if data is None:
+        raise AlbertkitError("a model's variants need texts to be fitted to")
+    keep = Keep(heads=config.num_attention_heads, ffn=config.intermediate_size)
+    made = slim(truncate(model, config.num_hidden_layers), keep, data.ids)
+    seen = None if bits is None else moments_of(made.config, dict(made.weights), data.ids)
+    write_artifact(made, folder, bits=bits, moments=seen)
+    return made
+
+
+def _random(config: AlbertConfig, tokenizer: Tokenizer) -> Artifact:
+    """A model that has learnt nothing."""
+    weights = {n: as_float(w) for n, w in random_weights(encoder_shapes(config, pooler=False), 32).items()}
+    return Artifact(config, weights, tokenizer, Meta(task="embed"))
+
+
+# In a process of its own -----------------------------------------------------------------------------------------
+
+
+def measured(folder: Path | None, length: int, threads: int) -> dict[str, float]:
+    """Latency and memory of a folder's model, by a fresh process; without a folder, of the process and no model."""
+    asked = json.dumps({"folder": None if folder is None else str(folder), "length": length, "threads": threads})
+    done = subprocess.run([sys.executable, "-c", CHILD], input=asked, capture_output=True, text=True, check=False)
+    if done.returncode:
+        why = (done.stderr.strip().splitlines() or ["it gave no reason"])[-1]
+        raise AlbertkitError(f"measuring {folder} in a process of its own failed: {why[:200]}")
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def child() -> None:
+    """What the fresh process does: read a question from stdin, answer on stdout."""
+    import onnxruntime  # noqa: F401  what every model needs is there before memory is counted
+
+    asked = json.load(sys.stdin)
+    before = resident("VmRSS")
+    found: dict[str, Any] = {"latency": 0.0, "memory": 0.0}
+    if asked["folder"] is not None:
+        albert = Albert(asked["folder"], threads=asked["threads"])
+        room = min(asked["length"], albert.max_tokens) - sum(map(len, albert._ends))
+        ids = np.random.default_rng(0).integers(5, albert.tokenizer.vocab_size, max(1, room)).tolist()
+        recipe = albert.recipe()
+        found["latency"] = usual(lambda: _vector(albert, ids, recipe), SECONDS)
+    found["process"] = max(resident("VmHWM"), resident("VmRSS"))
+    found["memory"] = found["process"] - before
+    sys.stdout.write(json.dumps(found) + "\n")
+
+
+def _vector(albert: Albert, ids: list[int], recipe: Any) -> np.ndarray:
+    """One text, given as token ids."""
+    from albertkit.albert import joined
+    from albertkit.runtime.batching import rows
+
+    pieces, owners = albert.cut([ids], recipe.long)
+    if albert.config.options.static:
+        vectors = albert.engine.means(pieces)
+    else:
+        (batch,) = rows(pieces, budget=albert.budget)
+        vectors = albert._pool(albert.engine.run(batch, recipe.depth), batch.lengths, recipe.pooling)
+    return next(joined(vectors, [len(piece) for piece in pieces], owners, recipe))
+
+
+def resident(name: str) -> float:
+    """Bytes of this process in memory now (VmRSS) or at the most (VmHWM)."""
+    status = Path("/proc/self/status")
+    if status.is_file():
+        line = next((row for row in status.read_text().splitlines() if row.startswith(f"{name}:")), "0 0")
+        return float(line.split()[1]) * 1024
+    import resource
+
+    most = float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+    return most if sys.platform == "darwin" else most * 1024
+
+
+def tokenizer_memory(tokenizer: Tokenizer) -> float:
+    """Bytes that a tokenizer adds to a process."""
+    from albertkit.compress.static_model import static_config
+
+    config = static_config(AlbertConfig(), tokenizer.vocab_size, 1)
+    with tempfile.TemporaryDirectory() as scratch:
+        write_artifact(_random(config, tokenizer), Path(scratch) / "table")
+        return measured(Path(scratch) / "table", 8, 1)["memory"]

@@ -1,0 +1,167 @@
+"""The parts of `runtime/graph.py` in standard ONNX operators, for one file that any ONNX runtime opens.
+
+In: the calls of a `Builder`. Out: an onnx `ModelProto` with its weights inside, each stored once, whichever way round it is read.
+After this file: `onnx_file.py` puts a whole model together. Int8 products stay int8: QuantizeLinear and MatMulInteger, with one
+scale a token, as the runtime has it; what the runtime computes in float from int8 weights is dequantised in the graph.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from onnx import ModelProto, TensorProto, helper
+
+from albertkit.quantized import Matrix
+from albertkit.runtime.graph_builder import HIDDEN, IR, OPSET, Builder
+
+__all__ = ["HIDDEN", "PortableBuilder"]
+
+
+@dataclass
+class PortableBuilder(Builder):
+    """A builder without operators of onnxruntime's own."""
+
+    held: dict[str, tuple[str, bool]] = field(default_factory=dict)
+    """Hash of an array → the name it is stored under, and whether it is stored as its transpose."""
+    small: dict[tuple[str, bytes], str] = field(default_factory=dict)
+
+    def fresh(self, op: str) -> str:
+        """As short as can be: in a small model, names would take more than 3 % of the file."""
+        self.count += 1
+        return f"n{self.count:x}"
+
+    def weight(self, name: str, array: np.ndarray) -> str:
+        """An array inside the file; the same array again is the same tensor."""
+        return self._once(name, array, turned=False)
+
+    def turned(self, name: str, array: np.ndarray) -> str:
+        """The transpose of an array."""
+        return self._once(name, array, turned=True)
+
+    def _once(self, name: str, array: np.ndarray, turned: bool) -> str:
+        plain = np.ascontiguousarray(array)
+        key = hashlib.sha256(f"{plain.shape} {plain.dtype}".encode() + plain.tobytes()).hexdigest()
+        if key not in self.held:
+            self.held[key] = self.prefix + name, turned
+            self.weights[self.prefix + name] = np.ascontiguousarray(array.T) if turned else plain
+        stored, way = self.held[key]
+        return stored if way == turned else self.node("Transpose", stored, perm=[1, 0])
+
+    def constant(self, value: Any, dtype: Any) -> str:
+        """A small array; the same one again is the same tensor."""
+        array = np.asarray(value, dtype)
+        key = (f"{array.dtype} {array.shape}", array.tobytes())
+        if key not in self.small:
+            self.small[key] = super().constant(value, dtype)
+        return self.small[key]
+
+    def floats(self, name: str, weight: np.ndarray | Matrix) -> str:
+        """A weight as floats, stored as it is."""
+        if not isinstance(weight, Matrix):
+            return self.weight(name, weight)
+        values, scale = self.weight(name, weight.values), self.weight(f"{name}.scale", weight.scale)
+        opened = self.node("DequantizeLinear", values, scale, axis=0)
+        return (
+            opened if weight.smooth is None else self.node("Mul", opened, self.weight(f"{name}.smooth", weight.smooth))
+        )
+
+    def float_product(self, x: str, name: str, weight: np.ndarray | Matrix) -> str:
+        """x · Wᵀ in floats, W stored as it is."""
+        if not isinstance(weight, Matrix):
+            return self.product(x, name, weight)
+        # scaled behind the product: OpenVINO takes weights that are scaled before it as a sign to round the other side too
+        if weight.smooth is not None:
+            x = self.node("Mul", x, self.weight(f"{name}.smooth", weight.smooth))
+        opened = self.node("Cast", self.turned(name, weight.values), to=TensorProto.FLOAT)
+        return self.node("Mul", self.node("MatMul", x, opened), self.weight(f"{name}.scale", weight.scale))
+
+    def whole(self, small: str, name: str, weight: Matrix, zero: str) -> str:
+        """The product of whole numbers, multiplied with the scale of each row of W."""
+        summed = self.node("MatMulInteger", small, self.turned(name, weight.values), zero)
+        scale = self.weight(f"{name}.scale", weight.scale)
+        return self.node("Mul", self.node("Cast", summed, to=TensorProto.FLOAT), scale)
+
+    def activation(self, kind: str, x: str, bias: str) -> str:
+        """The activation of x + bias, written out."""
+        x = self.node("Add", x, bias)
+        if kind in ("relu", "tanh"):
+            return self.node({"relu": "Relu", "tanh": "Tanh"}[kind], x)
+        if kind == "silu":
+            return self.node("Mul", x, self.node("Sigmoid", x))
+        one, half = self.constant(1.0, np.float32), self.constant(0.5, np.float32)
+        if kind == "gelu":
+            inner = self.node("Erf", self.node("Div", x, self.constant(2**0.5, np.float32)))
+        else:
+            cube = self.node("Pow", x, self.constant(3.0, np.float32))
+            bent = self.node("Add", x, self.node("Mul", cube, self.constant(0.044715, np.float32)))
+            inner = self.node("Tanh", self.node("Mul", bent, self.constant((2 / np.pi) ** 0.5, np.float32)))
+        return self.node("Mul", self.node("Mul", x, self.node("Add", inner, one)), half)
+
+    def attend(self, mixed: str, bias: str, mask: str, heads: int, size: int) -> str:
+        """Attention; `mask` (texts, 1, 1, length) is added to the scores."""
+        return self.attend_parts(self.split(self.node("Add", mixed, bias), 3), mask, heads, size)
+
+    def key_mask(self, mask: str, length: str) -> str:
+        """As (texts, length)."""
+        return self.node("Squeeze", mask, self.constant([1, 2], np.int64))
+
+    def attend_parts(self, parts: Sequence[str], mask: str, heads: int, size: int, extra: str = "") -> str:
+        """The same over queries, keys and values; `extra` is added to the scores, too."""
+        shape = self.constant([0, 0, heads, size], np.int64)
+        query, key, value = (self.node("Reshape", part, shape) for part in parts)  # (texts, length, heads, size)
+        query = self.node("Transpose", query, perm=[0, 2, 1, 3])
+        query = self.node("Mul", query, self.constant(size**-0.5, np.float32))
+        scores = self.node("MatMul", query, self.node("Transpose", key, perm=[0, 2, 3, 1]))
+        scores = self.node("Add", scores, extra) if extra else scores
+        chances = self.node("Softmax", self.node("Add", scores, mask), axis=-1)
+        context = self.node("MatMul", chances, self.node("Transpose", value, perm=[0, 2, 1, 3]))
+        joined = self.constant([0, 0, heads * size], np.int64)
+        return self.node("Reshape", self.node("Transpose", context, perm=[0, 2, 1, 3]), joined)
+
+    @contextlib.contextmanager
+    def body(self) -> Iterator[list[Any]]:
+        """Nodes inside the block are collected apart, for a Loop."""
+        outer, self.nodes = self.nodes, []
+        try:
+            yield self.nodes
+        finally:
+            self.nodes = outer
+
+    def repeat(self, times: int, hidden: str, body: list[Any], inside: tuple[str, str], shape: list[Any]) -> str:
+        """A Loop: `body` turns the tensor `inside[0]` into `inside[1]`, `times` times over, beginning with `hidden`."""
+        go_on, still = f"go_on_{self.count}", f"still_{self.count}"
+        nodes = [helper.make_node("Identity", [go_on], [still]), *body]
+        graph = helper.make_graph(
+            nodes,
+            "layer",
+            [
+                helper.make_tensor_value_info(f"turn_{self.count}", TensorProto.INT64, []),
+                helper.make_tensor_value_info(go_on, TensorProto.BOOL, []),
+                helper.make_tensor_value_info(inside[0], TensorProto.FLOAT, shape),
+            ],
+            [
+                helper.make_tensor_value_info(still, TensorProto.BOOL, []),
+                helper.make_tensor_value_info(inside[1], TensorProto.FLOAT, shape),
+            ],
+        )
+        return self.node("Loop", self.constant(times, np.int64), self.constant(True, np.bool_), hidden, body=graph)
+
+    def model(self, outputs: dict[str, list[Any]], about: dict[str, str]) -> ModelProto:
+        """The finished file; `outputs` are named tensors of the graph and their shapes."""
+        stored = [
+            helper.make_tensor(name, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape, a.tobytes(), raw=True)
+            for name, a in self.weights.items()
+        ]
+        results = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in outputs.items()]
+        for node in self.nodes:
+            node.ClearField("name")  # a node is known by its outputs
+        graph = helper.make_graph(self.nodes, "albertkit", self.inputs, results, initializer=[*self.constants, *stored])
+        made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR)
+        made.producer_name = "albertkit"
+        helper.set_model_props(made, about)
+        return made

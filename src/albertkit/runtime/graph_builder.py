@@ -1,0 +1,209 @@
+"""Nodes to an ONNX graph: what the parts of a model in `graph.py` are built with.
+
+In: calls that add an operator and give the name of its output. Out: `Graph`, a serialised model without its weights, and the
+arrays that belong in it, each held once. `Builder` uses onnxruntime's fused operators; `interop/onnx_export.py` has a builder
+that writes the same model in standard operators only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from onnx import TensorProto, helper
+
+from albertkit.quantized import Matrix
+
+MICROSOFT = "com.microsoft"
+OPSET, IR = 17, 8  # old enough for every onnxruntime we accept
+HIDDEN = -1e9  # added to the score of a token that may not be seen
+FUSED = {"MultiHeadAttention", "FastGelu", "BiasGelu", "QuickGelu", "MatMulIntegerToFloat"}
+
+
+@dataclass(frozen=True)
+class Levels:
+    """How many levels an activation may take: products of two 8-bit numbers are summed in pairs into 16 bits by processors
+    without VNNI instructions, and would overflow there; 7 bits fit.
+    """
+
+    top: int = 255
+
+    @property
+    def middle(self) -> int:
+        """The level that stands for zero when numbers of both signs are written."""
+        return (self.top + 1) // 2
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A serialised ONNX model and the arrays it expects by name."""
+
+    model: bytes
+    weights: dict[str, np.ndarray]
+
+
+def as_float(weight: np.ndarray | Matrix) -> np.ndarray:
+    """A weight as floats, whatever it is stored as."""
+    return weight.floats() if isinstance(weight, Matrix) else weight
+
+
+@dataclass
+class Builder:
+    """Collects nodes; every `node` call returns the name of its output."""
+
+    levels: Levels = field(default_factory=Levels)
+    nodes: list[Any] = field(default_factory=list)
+    inputs: list[Any] = field(default_factory=list)
+    weights: dict[str, np.ndarray] = field(default_factory=dict)
+    constants: list[Any] = field(default_factory=list)
+    prefix: str = ""
+    """Stands before the name of each weight, where one graph holds several parts."""
+    count: int = 0
+
+    def input(self, name: str, kind: int, shape: list[Any]) -> str:
+        """An input of the graph."""
+        self.inputs.append(helper.make_tensor_value_info(name, kind, shape))
+        return name
+
+    def node(self, op: str, *names: str, **settings: Any) -> str:
+        """An operator with one output."""
+        output = self.fresh(op)
+        domain = MICROSOFT if op in FUSED else ""
+        self.nodes.append(helper.make_node(op, list(names), [output], name=output, domain=domain, **settings))
+        return output
+
+    def fresh(self, op: str) -> str:
+        """A new name for what an operator gives."""
+        self.count += 1
+        return f"{op}_{self.count}"
+
+    def split(self, name: str, parts: int) -> list[str]:
+        """Equal parts along the last axis."""
+        outputs = [f"{name}_{i}" for i in range(parts)]
+        self.nodes.append(helper.make_node("Split", [name], outputs, name=f"Split_{name}", axis=-1))
+        return outputs
+
+    def split_at(self, name: str, sizes: Sequence[int]) -> list[str]:
+        """Parts of given sizes along the last axis."""
+        outputs = [f"{name}_{i}" for i in range(len(sizes))]
+        given = [name, self.constant(list(sizes), np.int64)]
+        self.nodes.append(helper.make_node("Split", given, outputs, name=f"Split_{name}", axis=-1))
+        return outputs
+
+    def length_of(self, x: str) -> str:
+        """The size of the second axis, as a number."""
+        return self.node("Gather", self.node("Shape", x), self.constant(1, np.int64))
+
+    def choose(self, flag: str, yes: Callable[[], str], no: Callable[[], str]) -> str:
+        """One of two computations, by a bool of the graph; weights belong to the whole graph."""
+        branches = []
+        for make in (yes, no):
+            outer, self.nodes = self.nodes, []
+            made = make()
+            result = helper.make_tensor_value_info(made, TensorProto.FLOAT, None)
+            branches.append(helper.make_graph(self.nodes, f"branch_{made}", [], [result]))
+            self.nodes = outer
+        return self.node("If", flag, then_branch=branches[0], else_branch=branches[1])
+
+    def constant(self, value: Any, dtype: Any) -> str:
+        """A small array inside the graph."""
+        array = np.asarray(value, dtype)
+        name = f"c{len(self.constants)}"
+        kind = helper.np_dtype_to_tensor_dtype(array.dtype)
+        self.constants.append(helper.make_tensor(name, kind, array.shape, array.tobytes(), raw=True))
+        return name
+
+    def weight(self, name: str, array: np.ndarray) -> str:
+        """An array that is held beside the graph."""
+        self.weights[self.prefix + name] = np.ascontiguousarray(array)
+        return self.prefix + name
+
+    def turned(self, name: str, array: np.ndarray) -> str:
+        """The transpose of an array."""
+        return self.weight(name, array.T)
+
+    def floats(self, name: str, weight: np.ndarray | Matrix) -> str:
+        """A weight as floats, however it is stored."""
+        return self.weight(name, as_float(weight))
+
+    def product(self, x: str, name: str, weight: np.ndarray | Matrix, floor: float | None = None) -> str:
+        """x · Wᵀ. `floor`: x is nowhere below -floor, and has been shifted up by it (see `graph.shifted_bias`)."""
+        if isinstance(weight, np.ndarray):
+            return self.node("MatMul", x, self.turned(name, weight))
+        levels = self.levels
+        if weight.smooth is not None:
+            x = self.node("Mul", x, self.weight(f"{name}.smooth", weight.smooth))
+        size = x if floor is not None else self.node("Abs", x)
+        top = self.node("ReduceMax", size, axes=[-1], keepdims=1)
+        reach = levels.top if floor is not None else levels.middle - 1
+        # up to `reach` levels for the largest number of a token; a token of zeros stays zeros
+        grow = self.node(
+            "Div", self.constant(reach, np.float32), self.node("Max", top, self.constant(1e-20, np.float32))
+        )
+        zero = self.constant(0 if floor is not None else levels.middle, np.uint8)
+        small = self.node("QuantizeLinear", self.node("Mul", x, grow), self.constant(1.0, np.float32), zero)
+        return self.node("Div", self.whole(small, name, weight, zero), grow)
+
+    def whole(self, small: str, name: str, weight: Matrix, zero: str) -> str:
+        """The product of whole numbers, multiplied with the scale of each row of W."""
+        one, scale = self.constant(1.0, np.float32), self.weight(f"{name}.scale", weight.scale)
+        return self.node("MatMulIntegerToFloat", small, self.turned(name, weight.values), one, scale, zero)
+
+    def float_product(self, x: str, name: str, weight: np.ndarray | Matrix) -> str:
+        """x · Wᵀ in floats, however W is stored."""
+        return self.product(x, name, as_float(weight))
+
+    def norm(self, x: str, scale: str, shift: str, eps: float, kind: str = "") -> str:
+        """LayerNorm over the last axis, or another `kind` of it (option `norm`)."""
+        if kind == "document":
+            size = len(self.weights[scale])
+            centred = self.node("Sub", x, self.node("ReduceMean", x, axes=[-1], keepdims=1))
+            variance = self.node("ReduceSumSquare", centred, axes=[-1], keepdims=1)
+            spread = self.node("Sqrt", self.node("Mul", variance, self.constant(1 / (size - 1), np.float32)))
+            unit = self.node("Div", centred, self.node("Add", spread, self.constant(max(eps, 1e-18), np.float32)))
+            return self.node("Add", self.node("Mul", unit, scale), shift)
+        return self.node("LayerNormalization", x, scale, shift, axis=-1, epsilon=eps)
+
+    def activation(self, kind: str, x: str, bias: str) -> str:
+        """The activation of x + bias, in one operator where there is one."""
+        if kind == "gelu_new":
+            return self.node("FastGelu", x, bias)
+        if kind == "gelu":
+            return self.node("BiasGelu", x, bias)
+        summed = self.node("Add", x, bias)
+        if kind == "silu":
+            return self.node("QuickGelu", summed, alpha=1.0)
+        return self.node({"relu": "Relu", "tanh": "Tanh"}[kind], summed)
+
+    def attend(self, mixed: str, bias: str, mask: str, heads: int, size: int) -> str:
+        """Attention of `heads` heads of `size` over queries, keys and values side by side; `mask` is each text's length."""
+        query, key, value = self.split(mixed, 3)
+        return self.node("MultiHeadAttention", query, key, value, bias, mask, num_heads=heads)
+
+    def attend_parts(self, parts: Sequence[str], mask: str, heads: int, size: int, extra: str = "") -> str:
+        """The same over queries, keys and values, biases added; `extra` (1, heads, length, length) is added to the scores."""
+        more = [extra] if extra else []
+        return self.node("MultiHeadAttention", *parts, "", mask, *more, num_heads=heads)
+
+    def key_mask(self, mask: str, length: str) -> str:
+        """0 for each token that is there, HIDDEN for padding, (texts, length)."""
+        place = self.node("Range", self.constant(0, np.int64), length, self.constant(1, np.int64))
+        ends = self.node("Unsqueeze", self.node("Cast", mask, to=TensorProto.INT64), self.constant([1], np.int64))
+        inside = self.node("Less", place, ends)
+        return self.node("Where", inside, self.constant(0.0, np.float32), self.constant(HIDDEN, np.float32))
+
+    def graph(self, output: str, shape: list[Any], more: list[str] | None = None) -> Graph:
+        """The finished graph, with one output, or more."""
+        stored = []
+        for name, array in self.weights.items():
+            kind = helper.np_dtype_to_tensor_dtype(array.dtype)
+            tensor = TensorProto(name=name, data_type=kind, dims=array.shape, data_location=TensorProto.EXTERNAL)
+            tensor.external_data.add(key="location", value="weights")  # never opened: the engine hands the arrays over
+            stored.append(tensor)
+        results = [helper.make_tensor_value_info(output, TensorProto.FLOAT, shape)]
+        results += [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in more or []]
+        made = helper.make_graph(self.nodes, "albertkit", self.inputs, results, initializer=[*self.constants, *stored])
+        opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(MICROSOFT, 1)]
+        return Graph(helper.make_model(made, opset_imports=opsets, ir_version=IR).SerializeToString(), self.weights)

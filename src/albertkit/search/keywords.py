@@ -1,0 +1,85 @@
+"""Keywords in an SQLite file: an FTS5 table that holds the words of each text, not the text.
+
+In: a connection and texts or a query. Out: the slots with the best BM25. Scripts without spaces are taken a character at a
+time, and a query in them as pairs of neighbours, so that Chinese words of two characters are found with no dictionary.
+"""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+
+from albertkit.search.vectors import Ranked
+
+TERMS = 64  # words of a query that are looked up
+COMMON = 20  # a word in more than one text of so many says little and costs much
+# Scripts written without spaces: Chinese, Japanese, Thai, Lao, Burmese, Khmer. Each character is a word of its own.
+UNSPACED = (
+    "\u2e80-\u2fdf\u3005-\u3007\u3040-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff66-\uff9f"
+    "\U00020000-\U0003ffff\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff"
+)
+_character = re.compile(f"[{UNSPACED}]")
+_run = re.compile(rf"[{UNSPACED}]+|[^\W{UNSPACED}]+")
+SCHEMA = """
+CREATE VIRTUAL TABLE words USING fts5 (text, content='', tokenize='unicode61 remove_diacritics 2');
+"""
+
+
+class Words:
+    """The table of words; transactions are the caller's."""
+
+    def __init__(self, sql: sqlite3.Connection) -> None:
+        self.sql = sql
+        sql.execute("CREATE VIRTUAL TABLE temp.counts USING fts5vocab (main, words, row)")
+
+    def add(self, slot: int, text: str) -> None:
+        """Put the words of a text under a slot that has none."""
+        self.sql.execute("INSERT INTO words (rowid, text) VALUES (?, ?)", (slot, spaced(text)))
+
+    def remove(self, slot: int, text: str) -> None:
+        """Take the words of the text that was added away again."""
+        self.sql.execute("INSERT INTO words (words, rowid, text) VALUES ('delete', ?, ?)", (slot, spaced(text)))
+
+    def best(self, query: str, k: int, rows: int) -> Ranked:
+        """The k best of all rows that hold any word of the query; common words count only when no other is found."""
+        counts = {term: self._count(term) for term in terms(query)}
+        rare = [term for term, count in counts.items() if count <= max(1000, rows // COMMON)]
+        others = sorted((term for term in counts if term not in rare), key=lambda term: counts[term])
+        return self._match(rare, k) or self._match(others[:2], k)
+
+    def _match(self, wanted: list[str], k: int) -> Ranked:
+        ask = "SELECT -rank, rowid FROM words WHERE words MATCH ? ORDER BY rank, rowid LIMIT ?"
+        return self.sql.execute(ask, (" OR ".join(wanted), k)).fetchall() if wanted else []
+
+    def _count(self, term: str) -> int:
+        """In how many texts a term is at most: as many as its rarest word."""
+        ask = "SELECT doc FROM temp.counts WHERE term = ?"
+        found = [self.sql.execute(ask, (word,)).fetchone() for word in term.strip('"').split()]
+        return min((row[0] if row else 0 for row in found), default=0)
+
+
+def spaced(text: str) -> str:
+    """The text as the keyword table gets it: characters of unspaced scripts stand alone.
+
+    >>> spaced("Tea 北京!")
+    'Tea  北  京 !'
+    """
+    return _character.sub(r" \g<0> ", text)
+
+
+def terms(query: str) -> list[str]:
+    """Quoted phrases for FTS5, any of which may match: each word, and each two neighbours in unspaced scripts.
+
+    >>> terms('tea AND "北京站')
+    ['"tea"', '"and"', '"北 京"', '"京 站"']
+    """
+    found: dict[str, None] = {}
+    for run in _run.findall(query.lower()):
+        if _character.match(run):
+            pairs = [run] if len(run) == 1 else [run[i : i + 2] for i in range(len(run) - 1)]
+            found.update((f'"{" ".join(pair)}"', None) for pair in pairs)
+        else:
+            found[f'"{run}"'] = None
+        if len(found) >= TERMS:
+            break
+    return list(found)[:TERMS]

@@ -1,0 +1,272 @@
+"""Requests to rows, rows to answers: what the endpoints share.
+
+In: texts and how to read them. Out: vectors, task results, words. Before this file: `models.py`, `batcher.py`; after it: the
+endpoints. Texts are cut into tokens on threads of their own, computed on the engine's thread, and put together here; what each
+endpoint gives equals what `Albert` gives for the same texts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import numpy as np
+
+from albertkit.albert import Guess, Recipe, joined
+from albertkit.errors import AlbertkitError
+from albertkit.runtime.predict import features_of, layers_of, read_heads
+from albertkit.serve.batch_queue import Computing, Job, Way
+from albertkit.serve.batcher import Batcher
+from albertkit.serve.http_error import Refusal
+from albertkit.serve.metrics import Metrics
+from albertkit.serve.serve_settings import Keys, Serving
+from albertkit.serve.served_models import Model, Models
+from albertkit.serve.vector_cache import Cache, key_of
+
+T = TypeVar("T")
+CUTTERS = 2  # threads that cut texts into tokens
+CHARACTERS = 6  # in a token, or more: a cautious guess, since what is refused for it has no second chance
+LOOKERS = 4  # threads for what takes longer
+
+
+@dataclass
+class Ask:
+    """One request: until when it must be answered, and what is told about it afterwards. It never holds a text."""
+
+    deadline: float
+    model: str | None = None
+    texts: int = 0
+    tokens: int = 0
+    waited: float = 0.0
+    computing: float = 0.0
+    gone: bool = False
+    """The client has left."""
+
+
+@dataclass
+class Desk:
+    """What every endpoint may use."""
+
+    settings: Serving
+    models: Models
+    batcher: Batcher
+    metrics: Metrics
+    keys: Keys
+    cache: Cache
+    indexes: dict[str, Any] = field(default_factory=dict)
+    name: bytes = field(default_factory=lambda: secrets.token_hex(4).encode())
+    """Of this process, in the names of its requests."""
+    draining: bool = False
+    ready: bool = False
+    held: int = 0
+    """Bytes of all requests at work."""
+    pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(CUTTERS, "cutter"))
+    slow: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(LOOKERS, "slow"))
+    """For opening models and for searching an index."""
+
+    def pick(self, ask: Ask, name: str | None, ability: str) -> Model:
+        """The model for a request."""
+        model = self.models.pick(name, ability)
+        ask.model = model.name
+        return model
+
+    def foresee(self, model: Model, texts: Sequence[Any], depth: int) -> None:
+        """Refuse texts that could not be computed in time, from their sizes, before they are cut into tokens."""
+        self.batcher.check(model, sum(map(len, texts)) // CHARACTERS * depth)
+
+    async def cut(self, make: Callable[..., T], *values: Any) -> T:
+        """Call something on a thread for cutting texts."""
+        return await asyncio.get_running_loop().run_in_executor(self.pool, make, *values)
+
+    async def compute(self, ask: Ask, job: Job) -> list[Any]:
+        """A job's results; what it took is noted."""
+        tokens = job.tokens
+        if tokens > self.settings.max_tokens:
+            raise Refusal(
+                413, f"the request has {tokens:,} tokens; send at most {self.settings.max_tokens:,} at a time"
+            )
+        ask.tokens += tokens
+        try:
+            return await self.batcher.run(job)
+        finally:
+            ask.waited += max(0.0, job.started - job.arrived) if job.started else 0.0
+            ask.computing += job.computing
+
+    def count(self, ask: Ask, texts: Sequence[Any]) -> None:
+        """Note how many texts a request has, and refuse too many."""
+        ask.texts += len(texts)
+        if ask.texts > self.settings.max_texts:
+            raise Refusal(
+                413, f"the request has {ask.texts:,} texts; send at most {self.settings.max_texts:,} at a time"
+            )
+
+    # What models give --------------------------------------------------------------------------------------------
+
+    async def vectors(self, ask: Ask, model: Model, texts: Sequence[Any], recipe: Recipe) -> np.ndarray:
+        """Sentence vectors (texts, dim) of texts, or of texts as token ids."""
+        self.count(ask, texts)
+        keys = [b""] * len(texts)
+        known: list[tuple[np.ndarray, int] | None] = [None] * len(texts)
+        if self.cache.limit and all(isinstance(text, str) for text in texts):
+            how = f"{model.number} {recipe}"
+            keys = [key_of(how, text) for text in texts]
+            known = [self.cache.get(key) for key in keys]
+            self.metrics.cached(sum(one is not None for one in known), known.count(None), self.cache.bytes)
+        new = [place for place, one in enumerate(known) if one is None]
+        found = await self._fresh_vectors(ask, model, [texts[place] for place in new], recipe) if new else []
+        for place, (vector, tokens) in zip(new, found, strict=True):
+            known[place] = (vector, tokens)
+            if keys[place]:
+                self.cache.put(keys[place], vector, tokens)
+        ask.tokens += sum(one[1] for one in known if one is not None) - sum(tokens for _, tokens in found)
+        rows = [one[0] for one in known if one is not None]
+        return np.stack(rows) if rows else np.zeros((0, recipe.dim or model.albert.dim), np.float32)
+
+    async def fitting(
+        self, ask: Ask, model: Model, query: str, texts: Sequence[str], depth: int | None = None
+    ) -> np.ndarray:
+        """Cosines (texts,) of a query and texts, with the model's prompts for both where it has them."""
+        prompts = model.albert.meta.prompts
+        recipes = [
+            model.albert.recipe(normalise=True, depth=depth, prompt=name if name in prompts else None)
+            for name in ("query", "passage")
+        ]
+        one, many = await asyncio.gather(
+            self.vectors(ask, model, [query], recipes[0]), self.vectors(ask, model, texts, recipes[1])
+        )
+        found: np.ndarray = many @ one[0]
+        return found
+
+    async def _fresh_vectors(
+        self, ask: Ask, model: Model, texts: Sequence[Any], recipe: Recipe
+    ) -> list[tuple[np.ndarray, int]]:
+        self.foresee(model, texts, recipe.depth)
+        pieces, owners = await self.cut(pieces_of, model, texts, recipe)
+        way = Way(model, recipe.depth, pool, recipe.pooling)
+        rows = await self.compute(ask, Job(way, pieces, ask.deadline))
+        lengths = [len(piece) for piece in pieces]
+        vectors = list(joined(np.stack(rows), lengths, owners, recipe))
+        starts = np.cumsum([0, *owners])
+        return [(vector, sum(lengths[a:b])) for vector, a, b in zip(vectors, starts[:-1], starts[1:], strict=True)]
+
+    async def results(
+        self, ask: Ask, model: Model, examples: Sequence[Any], task: str, depth: int | None = None
+    ) -> list[Any]:
+        """What a model made for a task says about examples."""
+        self.count(ask, examples)
+        scores, features = await self._scores(ask, model, examples, task, depth)
+        return await self.cut(model.albert.task.results, scores, features, examples)
+
+    async def scores(self, ask: Ask, model: Model, examples: Sequence[Any], task: str) -> list[Any]:
+        """The scores of the task's head, one for each example; for tasks with one row an example."""
+        self.count(ask, examples)
+        return (await self._scores(ask, model, examples, task, None))[0]
+
+    async def _scores(
+        self, ask: Ask, model: Model, examples: Sequence[Any], task: str, depth: int | None
+    ) -> tuple[list[Any], list[Any]]:
+        layers = layers_of(model.albert, depth)
+        features = await self.cut(features_of, model.albert, examples, task)
+        ids, segments = [f.ids for f in features], [f.segments for f in features]
+        job = Job(Way(model, layers, heads), ids, ask.deadline, segments)
+        return await self.compute(ask, job), features
+
+    async def words(
+        self, ask: Ask, model: Model, texts: Sequence[str], k: int, depth: int | None
+    ) -> list[list[list[Guess]]]:
+        """For each text the likeliest words for each of its masks."""
+        self.count(ask, texts)
+        albert = model.albert
+        layers = albert._layers_to_apply(None, depth, "mean")
+        made = await self.cut(lambda: [albert.masked(text, k) for text in texts])
+        job = Job(
+            Way(model, layers, masks),
+            [encoding.ids for encoding, _ in made],
+            ask.deadline,
+            [encoding.segments for encoding, _ in made],
+            [(places, k) for _, places in made],
+        )
+        best = await self.compute(ask, job)
+        return [albert.guesses(text, own) for text, own in zip(texts, best, strict=True)]
+
+    async def call(self, ask: Ask, model: Computing, function: Callable[[], T], work: int) -> T:
+        """Something that uses the engine by itself, in its turn; `work` is tokens times layers."""
+        job = Job(Way(model, 0, pool), [], ask.deadline, call=function, work=work)
+        (found,) = await self.compute(ask, job)
+        result: T = found
+        return result
+
+
+# What is read off hidden states (texts, length, H); on the engine's thread ----------------------------------------
+
+
+def pool(way: Way, hidden: np.ndarray, lengths: np.ndarray, marks: list[Any]) -> list[np.ndarray]:
+    """Sentence vectors."""
+    return list(np.asarray(way.model.albert._pool(hidden, lengths, way.how), np.float32))
+
+
+def heads(way: Way, hidden: np.ndarray, lengths: np.ndarray, marks: list[Any]) -> list[Any]:
+    """Scores of the task's heads."""
+    return read_heads(way.model.albert, hidden, lengths)
+
+
+def masks(way: Way, hidden: np.ndarray, lengths: np.ndarray, marks: list[Any]) -> list[Any]:
+    """Likeliest words; a mark is (places of masks, how many words)."""
+    return [way.model.albert.best_words(hidden[at, places], k) for at, (places, k) in enumerate(marks)]
+
+
+# What is asked for, checked --------------------------------------------------------------------------------------
+
+
+def pieces_of(model: Model, texts: Sequence[Any], recipe: Recipe) -> tuple[list[np.ndarray], list[int]]:
+    """Rows of token ids for texts (or for token ids), and how many each has."""
+    albert = model.albert
+    if texts and not isinstance(texts[0], str):
+        own = [bare(albert.tokenizer, ids) for ids in texts]
+        pieces, owners = albert.cut(own, recipe.long)
+    else:
+        pieces, owners = albert.pieces([recipe.before + text for text in texts], recipe.long)
+    return [np.array(piece, np.int32) for piece in pieces], owners
+
+
+def bare(tokenizer: Any, ids: Sequence[int]) -> list[int]:
+    """Token ids of a text without the special ones around it."""
+    most = tokenizer.vocab_size
+    for token in ids:
+        if not 0 <= token < most:
+            raise AlbertkitError(
+                f"token {token} is not in this model's vocabulary of {most:,}; send text, or ids from /tokenize"
+            )
+    start = int(len(ids) > 0 and ids[0] == tokenizer.cls_id)
+    stop = len(ids) - int(len(ids) > start and ids[-1] == tokenizer.sep_id)
+    return list(ids[start:stop])
+
+
+def texts_of(value: Any, name: str) -> list[str]:
+    """A text or several, as a list."""
+    found = [value] if isinstance(value, str) else value
+    if not isinstance(found, list) or not found or not all(isinstance(text, str) for text in found):
+        raise Refusal(422, f"{name} must be a text or a list of at least one text", name=name)
+    return found
+
+
+def texts_or_tokens(value: Any, name: str) -> list[Any]:
+    """A text, several, the token ids of one, or of several, as a list of one kind."""
+    if isinstance(value, list) and value and all(type(token) is int for token in value):
+        return [value]
+    if isinstance(value, list) and value and all(isinstance(ids, list) for ids in value):
+        for ids in value:
+            if not ids or not all(type(token) is int for token in ids):
+                raise Refusal(422, f"each list in {name} must hold token ids, at least one", name=name)
+        return value
+    return texts_of(value, name)
+
+
+def seconds_left(settings: Serving) -> float:
+    """When a request that comes now must be answered, on the clock of the batcher."""
+    return time.monotonic() + settings.deadline

@@ -1,0 +1,267 @@
+"""Our own endpoints that compare and look into: similar, search, explain.
+
+In: texts. Out: similarities, hits, and how an answer forms layer by layer. Before this file: `work.py` computes; after it: `app.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypedDict
+
+import numpy as np
+from msgspec import Meta
+
+from albertkit.data.sentences import split
+from albertkit.errors import AlbertkitError
+from albertkit.search.index import Index
+from albertkit.serve.early import ExitAnswer, early
+from albertkit.serve.explain_api import Looking
+from albertkit.serve.http_error import Refusal
+from albertkit.serve.inference import Ask, Desk
+from albertkit.serve.inner import Form, attention_of
+from albertkit.serve.schemas import NUMBERS, Count, Depth, Dimensions, Served, Strict, Table, Token
+from albertkit.serve.served_models import Model, Models
+from albertkit.serve.tei import tokens_of
+
+
+class SimilarRequest(Strict):
+    """Texts to compare all with all, or with `others`."""
+
+    texts: Annotated[list[str], Meta(min_length=1)]
+    others: Annotated[list[str] | None, Meta(description="The columns; else the texts themselves.")] = None
+    model: Served = None
+    depth: Depth = None
+    dimensions: Dimensions = None
+
+
+class SimilarAnswer(TypedDict):
+    """Cosines: a row for each text."""
+
+    model: str
+    scores: Table
+
+
+class SearchRequest(Strict):
+    """A query, and where to look: in `texts`, in one `text` cut into sentences or lines, or in a served index."""
+
+    query: str
+    texts: list[str] | None = None
+    text: str | None = None
+    split: Literal["sentences", "lines"] = "sentences"
+    index: Annotated[str | None, Meta(description="A served index's name; else the first.")] = None
+    mode: Annotated[Literal["hybrid", "vector", "keyword"], Meta(description="For an index.")] = "hybrid"
+    k: Count = 10
+    model: Served = None
+    depth: Depth = None
+
+
+class HitPlace(TypedDict, total=False):
+    """In given texts: its place (and characters of `text`). In an index: its id and where it came from."""
+
+    index: int
+    start: int
+    end: int
+    id: str
+    source: str
+    line: int
+
+
+class HitAnswer(HitPlace):
+    """A found text, and how well it fits."""
+
+    text: str
+    score: float
+
+
+class SearchAnswer(TypedDict):
+    """The best first."""
+
+    model: str
+    hits: list[HitAnswer]
+
+
+class ExplainRequest(Strict):
+    """A text to look into, with what the task needs beside it: a second text, or the question about it."""
+
+    text: str
+    pair: str | None = None
+    question: str | None = None
+    k: Count = 5
+    vectors: Annotated[bool, Meta(description="Give the sentence vector at each depth.")] = False
+    attention: Annotated[
+        Form | None, Meta(description="Give what each head attends to: as numbers, or packed in base64.")
+    ] = None
+    model: Served = None
+
+
+class AtDepth(TypedDict):
+    """The model with `depth` layers applied.
+
+    milliseconds: of the engine, for this text alone. agreement: cosine of the sentence vector with that at full depth. tokens: the
+    same for each token. prediction: what the task's endpoint would say (null for a model without task, or a text without
+    masks). same: whether its first choice is that of full depth.
+    """
+
+    depth: int
+    milliseconds: float
+    agreement: float
+    tokens: list[float]
+    prediction: Annotated[Any, Meta(extra_json_schema={"type": ["object", "array", "null"]})]
+    same: bool | None
+    vector: Annotated[Any, Meta(extra_json_schema={"anyOf": [NUMBERS, {"type": "null"}]})]
+
+
+class ExplainAnswer(TypedDict):
+    """How an answer forms, layer by layer.
+
+    settled: the first depth from which on the prediction stays what it is at full depth. attention: if it was asked for,
+    layers × heads × from token × to token, each row with the sum 1; packed, these are base64 of little-endian 16-bit numbers,
+    each 65535 times the attention.
+    """
+
+    model: str
+    task: str
+    kind: Annotated[str | None, Meta(description="Which endpoint's answer `prediction` is.")]
+    full_depth: int
+    tokens: list[Token]
+    depths: list[AtDepth]
+    settled: int | None
+    exit: Annotated[ExitAnswer | None, Meta(description="Where the text could leave early; null for masks.")]
+    attention: Annotated[Any, Meta(extra_json_schema={"type": ["array", "string", "null"]})]
+
+
+async def similar(desk: Desk, ask: Ask, body: SimilarRequest) -> dict[str, Any]:
+    """How alike texts are: their cosines."""
+    model = desk.pick(ask, body.model, "similar")
+    recipe = model.albert.recipe(normalise=True, depth=body.depth, dim=body.dimensions)
+    others = body.others or []
+    vectors = await desk.vectors(ask, model, [*body.texts, *others], recipe)
+    rows = vectors[: len(body.texts)]
+    scores = rows @ (vectors[len(body.texts) :] if body.others is not None else rows).T
+    return {"model": model.name, "scores": np.ascontiguousarray(scores, np.float32)}
+
+
+# Search ----------------------------------------------------------------------------------------------------------
+
+
+async def search(desk: Desk, ask: Ask, body: SearchRequest) -> dict[str, Any]:
+    """The texts that fit a query best: of those given, of the parts of one text, or of a served index."""
+    model = desk.pick(ask, body.model, "search")
+    if body.texts is not None and body.text is not None:
+        raise Refusal(422, "texts and text were both given; choose one", name="texts")
+    if body.texts is None and body.text is None:
+        return {"model": model.name, "hits": await in_index(desk, ask, model, body)}
+    places: Sequence[tuple[int, int]] = ()
+    texts = body.texts or []
+    if body.text is not None:
+        places = await desk.cut(parts_of, body.text, body.split)
+        texts = [body.text[a:b] for a, b in places]
+    scores = await desk.fitting(ask, model, body.query, texts, body.depth) if texts else np.zeros(0)
+    hits = []
+    for i in np.argsort(-scores, kind="stable")[: body.k].tolist():
+        where = {"start": places[i][0], "end": places[i][1]} if body.text is not None else {}
+        hits.append({"text": texts[i], "score": float(scores[i]), "index": i, **where})
+    return {"model": model.name, "hits": hits}
+
+
+def parts_of(text: str, kind: str) -> list[tuple[int, int]]:
+    """Characters of the lines of a text, or of the sentences in each line; white space around them does not count."""
+    found, at = [], 0
+    for line in text.splitlines():
+        for part in split(line) if kind == "sentences" else [line.strip()]:
+            if part:
+                at = text.index(part, at)
+                found.append((at, at + len(part)))
+                at += len(part)
+    return found
+
+
+class Given:
+    """An embedder for an index whose vectors were computed before, by the batcher; each thread has its own."""
+
+    def __init__(self, name: str, dim: int) -> None:
+        self.name, self.dim = name, dim
+        self.vectors = threading.local()
+
+    def embed(self, texts: Iterable[str]) -> np.ndarray:
+        """The vectors that were put here."""
+        found: np.ndarray = self.vectors.found
+        return found
+
+
+def open_indexes(paths: Iterable[Path], models: Models) -> dict[str, Index]:
+    """Indexes by the names of their files; each must have been made with a served model."""
+    found: dict[str, Index] = {}
+    for path in paths:
+        with Index.open(path, None) as index:
+            known = [model.albert for model in models if model.albert.name == index.model]
+            if not known:
+                served = ", ".join(model.albert.name for model in models)
+                raise AlbertkitError(
+                    f"{path} was made with model {index.model}, and served is {served}; serve that too"
+                )
+        found[path.stem] = Index.open(path, Given(known[0].name, known[0].dim))
+    return found
+
+
+async def in_index(desk: Desk, ask: Ask, model: Model, body: SearchRequest) -> list[dict[str, Any]]:
+    """Hits in a served index."""
+    name = body.index or next(iter(desk.indexes), None)
+    if name is None:
+        raise Refusal(422, "no texts were given and no index is served; give texts or text, or serve with --index FILE")
+    if name not in desk.indexes:
+        raise Refusal(404, f"there is no index {name!r}; served: {', '.join(desk.indexes) or 'none'}", name="index")
+    index = desk.indexes[name]
+    if body.model is None:  # the model the index was made with
+        model = next((m for m in desk.models if m.albert.name == index.model), model)
+    if model.albert.name != index.model:
+        raise Refusal(
+            424, f"the index {name!r} was made with model {index.model}; {model.name!r} is {model.albert.name}"
+        )
+    ask.model = model.name
+    vectors = np.zeros((1, index.dim), np.float32)
+    if body.mode != "keyword":
+        vectors = await desk.vectors(ask, model, [body.query], model.albert.recipe())
+
+    def look() -> list[Any]:
+        index.embedder.vectors.found = vectors
+        hits: list[Any] = index.search(body.query, body.k, body.mode)
+        return hits
+
+    hits = await asyncio.get_running_loop().run_in_executor(desk.slow, look)
+    return [{"id": h.id, "text": h.text, "score": h.score, "source": h.source, "line": h.line} for h in hits]
+
+
+# Looking inside --------------------------------------------------------------------------------------------------
+
+
+async def explain(desk: Desk, ask: Ask, body: ExplainRequest) -> dict[str, Any]:
+    """How an answer forms, layer by layer."""
+    model = desk.pick(ask, body.model, "explain")
+    desk.count(ask, [body.text])
+    look = await desk.cut(Looking.of, model.albert, body.text, body.pair, body.question, body.k)
+    most = max(model.albert.depth, model.albert.config.num_hidden_layers)
+    found = []
+    for depth in range(1, most + 1):  # one turn each, so that others are not kept waiting
+        found.append(await desk.call(ask, model, partial(look.at, depth), look.tokens * depth * 2))
+    ask.tokens = look.tokens
+    leaving = await desk.call(ask, model, partial(early, look), look.tokens * most)
+    form = body.attention
+    attention = None if form is None else await attention_of(desk, ask, model, look, most, form)
+    depths, settled = look.compared(found, body.vectors)
+    tokens = await desk.cut(lambda: tokens_of(model, body.text, pair=body.pair, recognise_mask=look.kind == "fill"))
+    return {
+        "model": model.name,
+        "task": model.albert.meta.task,
+        "kind": look.kind,
+        "full_depth": model.albert.depth,
+        "tokens": tokens,
+        "depths": depths,
+        "settled": settled,
+        "exit": leaving,
+        "attention": attention,
+    }

@@ -1,0 +1,105 @@
+"""Examples that a program gives in a list, checked once as the readers check files. No torch.
+
+In: a task's name, the name of the part, examples. Out: the examples as a list with notes, or one error that names the number
+of the example. Before this file: `examples.py`; after it: `train/finetune.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import is_dataclass, replace
+from math import isfinite
+from numbers import Integral
+from typing import Any
+
+from albertkit.errors import AlbertkitError
+from albertkit.tasks.examples import Choice, Question, Rewrite, Tagged, Text, Turn
+from albertkit.tasks.readers.json_files import placed
+from albertkit.tasks.readers.labelled_files import Data, counted
+from albertkit.tasks.readers.tagged_files import overlap
+
+KINDS: dict[str, tuple[type, ...]] = {
+    "classify": (Text,),
+    "tag": (Tagged,),
+    "answer": (Question,),
+    "choose": (Choice,),
+    "match": (Text,),
+    "intent": (Tagged, Text),
+    "dialogue": (Turn,),
+    "generate": (Rewrite,),
+}
+WRITTEN = {
+    Text: "Text('lovely', label='good')",
+    Tagged: "Tagged('Ann sings', ((0, 3), (4, 9)), (Span(0, 3, 'PER'),))",
+    Question: "Question('1', 'Who sings?', 'Ann sings.', ((0, 'Ann'),))",
+    Choice: "Choice('Ann sings.', 'Who sings?', ('Ann', 'Bob'), 0)",
+    Turn: "Turn('1', 0, '', 'thai food', (('food', 'thai'),), (('food', 'thai'),))",
+    Rewrite: "Rewrite('a long text', 'a short one')",
+}
+
+
+def listed(task: str, name: str, examples: Sequence[Any]) -> Data:
+    """The examples of a part, if they are some of the task; answers that stand elsewhere in their context are moved."""
+    found = list(examples)
+    if not found:
+        raise AlbertkitError(f"there are no examples in {name}; give some, or the file that holds them")
+    odd = next((one for one in found if not is_dataclass(one)), None)
+    if odd is not None:
+        raise AlbertkitError(
+            f"{name} holds a {type(odd).__name__}, which is no example; write  Text('lovely', label='good')  of "
+            "albertkit.tasks.examples (Tagged, Question, Choice …), or name a file"
+        )
+    kind = next((kind for kind in KINDS[task] if isinstance(found[0], kind)), KINDS[task][0])
+    moved = 0
+    for number, example in enumerate(found, 1):
+        wrong = _wrong(task, kind, example, found[0])
+        if not wrong and isinstance(example, Question) and not example.impossible:
+            answers = placed(example.context, example.answers)
+            if isinstance(answers, str):
+                wrong = answers
+            elif answers[1]:
+                found[number - 1] = replace(example, answers=answers[0])
+                moved += answers[1]
+        if wrong:
+            raise AlbertkitError(f"example {number} of {name}: {wrong}")
+    return Data(found, (f"{counted(moved, 'answer')} not where {name} says, but nearby",) if moved else ())
+
+
+def _wrong(task: str, kind: type, example: Any, first: Any) -> str | None:
+    """What is wrong with an example, and the remedy; None if nothing is."""
+    if not isinstance(example, kind):
+        return f"{task} learns from {kind.__name__}, and this is a {type(example).__name__}; write  {WRITTEN[kind]}"
+    if isinstance(example, Text):
+        free = task == "match" and first.label is None
+        return _wrong_label(example.label, first.label) if not free or example.label is not None else None
+    if isinstance(example, Tagged):
+        return _wrong_tags(task, example)
+    if isinstance(example, Question) and not example.answers and not example.impossible:
+        return "there is no answer; give one, or mark the question with impossible=True"
+    if isinstance(example, Choice) and (example.right is None or not 0 <= example.right < len(example.choices)):
+        return f"the right choice is {example.right}; give its number from 0 to {len(example.choices) - 1}"
+    if isinstance(example, Rewrite) and example.target is None:
+        return "the target is None; give the text that should be written"
+    return None
+
+
+def _wrong_label(label: Any, first: Any) -> str | None:
+    if label is None:
+        return "the label is None; give one, or leave the example away"
+    if not isinstance(label, str | float | tuple | Integral):
+        return f"the label is a {type(label).__name__}; write a str (a class), a float (a value) or a tuple of str (several classes)"
+    if isinstance(label, float) and not isfinite(label):
+        return f"the label is {label}, which is no value to learn; give a number, or leave the example away"
+    alike = isinstance(label, float | Integral) if isinstance(first, float) else not isinstance(label, float)
+    if (isinstance(label, tuple) and not isinstance(first, tuple)) or not alike:
+        return f"the label is {label!r:.40}, and the first example has {first!r:.40}; give all of them classes (str), or all several (tuple), or all values (float)"
+    return None
+
+
+def _wrong_tags(task: str, example: Tagged) -> str | None:
+    if task == "intent" and example.intent is None:
+        return "the intent is None; give one, or leave the example away"
+    for span in example.spans:
+        if not isinstance(span.label, str) or not span.label:
+            return f"the entity from {span.start} to {span.end} has the label {span.label!r}; give it a name, such as 'PER', or leave it away"
+    return overlap(sorted(example.spans, key=lambda span: (span.start, span.end)), example.text)

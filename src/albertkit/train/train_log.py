@@ -1,0 +1,101 @@
+"""What a training tells: a progress bar, metrics as JSON lines and for TensorBoard, and a plot at the end.
+
+In: numbers by step. Out: `metrics.jsonl` (one object a line: step, tokens, seconds, then the numbers), `tensorboard/`, `loss.png`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from albertkit.train.train_settings import Settings
+
+
+class Report:
+    """Writes as the training goes; lines after the step it resumes from are dropped first."""
+
+    def __init__(self, run: Path, settings: Settings, step: int, bar: bool) -> None:
+        self.path = run / "metrics.jsonl"
+        self._keep(step)
+        self.file = self.path.open("a", encoding="utf-8")
+        self.board = _board(run / "tensorboard", step) if settings.tensorboard else None
+        form = "{desc}{percentage:3.0f}%|{bar}| {elapsed}{postfix}"
+        self.bar = tqdm(total=1.0, bar_format=form, disable=None if bar else True, mininterval=0.5)
+
+    def _keep(self, step: int) -> None:
+        """Cut the file behind the last whole line of a step up to `step`."""
+        if not self.path.exists():
+            return
+        kept = 0
+        with self.path.open("rb") as file:
+            for line in file:
+                try:
+                    if not line.endswith(b"\n") or json.loads(line)["step"] > step:
+                        break
+                except (ValueError, KeyError, TypeError):
+                    break
+                kept += len(line)
+        os.truncate(self.path, kept)
+
+    def line(self, step: int, kind: str, **numbers: Any) -> None:
+        """One line of metrics."""
+        values = {k: round(v, 6) if isinstance(v, float) else v for k, v in numbers.items()}
+        self.file.write(json.dumps({"step": step, "kind": kind, **values}) + "\n")
+        self.file.flush()
+        if self.board is not None:
+            for name, value in numbers.items():
+                if isinstance(value, int | float):
+                    self.board.add_scalar(f"{kind}/{name}", value, step)
+
+    def show(self, progress: float, text: str) -> None:
+        """Move the bar."""
+        self.bar.n = min(1.0, progress)
+        self.bar.set_postfix_str(text, refresh=False)
+        self.bar.update(0)
+
+    def close(self) -> None:
+        """Finish all files."""
+        self.bar.close()
+        self.file.close()
+        if self.board is not None:
+            self.board.close()
+
+
+def _board(folder: Path, step: int) -> Any:
+    try:
+        from tensorboardX import SummaryWriter
+    except ImportError:
+        return None
+    return SummaryWriter(str(folder), purge_step=step + 1 if step else None)
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def plot(metrics: Path, target: Path) -> bool:
+    """Draw the losses and accuracies over tokens; False where matplotlib is not installed."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        return False
+    lines = read(metrics)
+    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    for axes, part in zip(figure.subplots(1, 2), ("loss", "accuracy"), strict=True):
+        for kind, style in (("train", "-"), ("eval", "o--")):
+            of = [line for line in lines if line["kind"] == kind]
+            for name in sorted({n for line in of for n in line if part in n}):
+                points = [(line["tokens"] / 1e6, line[name]) for line in of if name in line]
+                axes.plot(*zip(*points, strict=True), style, lw=1, ms=3, label=f"{kind} {name.replace('_', ' ')}")
+        axes.set_xlabel("million tokens")
+        axes.set_ylabel(part)
+        axes.grid(alpha=0.3)
+        if axes.get_legend_handles_labels()[0]:
+            axes.legend(fontsize=7)
+    figure.savefig(target, dpi=110)
+    return True

@@ -1,0 +1,79 @@
+"""What a training consists of, for the loop: the `Work` that pre-training, fine-tuning and distilling are, and how it ends."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from torch import nn
+
+from albertkit.artifact import Artifact
+from albertkit.train.checkpoint import State
+from albertkit.train.distributed import Team
+
+
+class Work(Protocol):
+    """What a training consists of."""
+
+    @property
+    def measures(self) -> tuple[str, ...]:
+        """Names of the numbers that the objective sums up."""
+
+    @property
+    def better(self) -> str:
+        """The evaluation by which the best checkpoint is chosen; lower is better if it names a loss."""
+
+    @property
+    def one_shape(self) -> bool:
+        """Whether all batches have one shape, or a few."""
+
+    @property
+    def operations(self) -> float:
+        """Operations for a token of training, for the share of peak."""
+
+    @property
+    def objective(self) -> nn.Module:
+        """Holds the model; called with one of the parts below, gives (loss, sums): `sums` is (n, 2), a total and a count
+        for each of `measures`.
+        """
+
+    def compile(self) -> None:
+        """Let torch compile the parts that are worth it."""
+
+    def next(self, step: int, progress: float, crew: Team) -> tuple[list[tuple[Any, ...]], int]:
+        """This process's parts of the next batch, and the tokens of the whole batch."""
+
+    def evaluate(self) -> dict[str, float]:
+        """Scores on held-out data."""
+
+    def alarm(self, numbers: dict[str, float], progress: float, step: int) -> Alarm | None:
+        """What to do, if the numbers say that nothing is being learnt, or that what was learnt is lost."""
+
+    def place(self) -> dict[str, Any]:
+        """Where the data stands, as JSON."""
+
+    def restore(self, artifact: Artifact, data: dict[str, Any]) -> None:
+        """Go back to saved weights and a place in the data."""
+
+    def artifact(self, metrics: dict[str, float], state: State) -> Artifact:
+        """The model as it is now."""
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """Something is wrong with the training."""
+
+    text: str
+    rewind: bool = False
+    """Go back to the last checkpoint at half the rate, instead of stopping."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a training ended."""
+
+    model: Path | None
+    """The finished model's folder, or None if it was stopped before its end."""
+    state: State
+    metrics: dict[str, float]
