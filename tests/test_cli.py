@@ -19,7 +19,7 @@ def run(*args: str, text: str | bytes = "", ok: bool = True) -> subprocess.Compl
     data = text.encode() if isinstance(text, str) else text
     environment = {**os.environ, "PYTHONIOENCODING": "utf-8"}
     done = subprocess.run(
-        [sys.executable, "-m", "albertkit.cli.entry_point", *args], input=data, capture_output=True, env=environment
+        [sys.executable, "-m", "albertkit", *args], input=data, capture_output=True, env=environment
     )
     if ok:
         assert done.returncode == 0, done.stderr.decode()
@@ -139,7 +139,7 @@ def test_without_torch_everything_that_runs_works(folder, tmp_path):
 
     def albertkit(*args):
         return subprocess.run(
-            [sys.executable, "-m", "albertkit.cli.entry_point", *args], capture_output=True, text=True, env=environment
+            [sys.executable, "-m", "albertkit", *args], capture_output=True, text=True, env=environment
         )
 
     assert albertkit("plan").returncode == 0
