@@ -18,9 +18,7 @@ from tests.conftest import SPIECE, tiny
 def run(*args: str, text: str | bytes = "", ok: bool = True) -> subprocess.CompletedProcess:
     data = text.encode() if isinstance(text, str) else text
     environment = {**os.environ, "PYTHONIOENCODING": "utf-8"}
-    done = subprocess.run(
-        [sys.executable, "-m", "albertkit", *args], input=data, capture_output=True, env=environment
-    )
+    done = subprocess.run([sys.executable, "-m", "albertkit", *args], input=data, capture_output=True, env=environment)
     if ok:
         assert done.returncode == 0, done.stderr.decode()
     return done
