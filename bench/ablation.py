@@ -182,17 +182,17 @@ def pretrain(name: str, seed: int, folder: Path, args: argparse.Namespace) -> di
 
 def work_of(name: str, seed: int, args: argparse.Namespace, **budget: Any) -> tuple[Any, Any]:
     """The pre-training of a variant, for the loop, and its settings."""
-    from albertkit.train.pretrain import Pretraining
-    from albertkit.train.pretrain_settings import Goals
-    from albertkit.train.train_settings import Settings
+    from albertkit.train.pretrain import PretrainTask
+    from albertkit.train.pretrain_settings import PretrainSettings
+    from albertkit.train.train_settings import TrainSettings
 
     variant = VARIANTS[name]
-    goals = Goals(lengths=str(args.length), eval_rows=args.eval_rows, **variant.goals)
-    settings = Settings(
+    goals = PretrainSettings(lengths=str(args.length), eval_rows=args.eval_rows, **variant.goals)
+    settings = TrainSettings(
         **budget, batch=args.batch, seed=seed, device=args.device, optimizer=args.optimizer, learning_rate=args.learning_rate, evaluations=1,
         keep=1, log_every=args.log_every, tensorboard=False, compile=args.compile,
     )  # fmt: skip
-    return Pretraining(args.shards, variant.config(args.shape, args.length, args.layers), settings, goals), settings
+    return PretrainTask(args.shards, variant.config(args.shape, args.length, args.layers), settings, goals), settings
 
 
 def outcome_config(folder: Path) -> AlbertConfig:
@@ -206,8 +206,8 @@ def finetune(model: Path, task: str, seed: int, folder: Path, args: argparse.Nam
     from albertkit.tasks.make import make_task
     from albertkit.tasks.readers.read_examples import read
     from albertkit.train.finetune_settings import preset_epochs, preset_rate
-    from albertkit.train.finetune_task import Finetuning
-    from albertkit.train.train_settings import Settings
+    from albertkit.train.finetune_task import FinetuneTask
+    from albertkit.train.train_settings import TrainSettings
 
     train, dev = (read("classify", path).examples for path in args.tasks[task])
     if args.examples:
@@ -215,11 +215,11 @@ def finetune(model: Path, task: str, seed: int, folder: Path, args: argparse.Nam
     start = read_artifact(model)
     epochs = args.epochs or preset_epochs(len(train))
     steps = max(1, round(epochs * len(train) / 32))
-    settings = Settings(
+    settings = TrainSettings(
         steps=steps, batch=32, seed=seed, device=args.device, learning_rate=preset_rate(start.config), warmup=0.1, evaluations=1,
         tensorboard=False, compile="no", keep=1,
     )  # fmt: skip
-    work = Finetuning(make_task("classify", train), start, train, dev, settings, args.length)
+    work = FinetuneTask(make_task("classify", train), start, train, dev, settings, args.length)
     return dict(trained(work, settings, folder / f"task-{task}", f"{folder.name}, {task}").metrics)
 
 
@@ -389,11 +389,11 @@ def timed(name: str, args: argparse.Namespace) -> float:
     """Tokens a second: the median over groups of updates, after some to warm up."""
     import torch
 
-    from albertkit.train.distributed import team
+    from albertkit.train.distributed import process_group
     from albertkit.train.loop import Run
 
     torch._dynamo.reset()
-    with tempfile.TemporaryDirectory() as scratch, team(args.device) as crew:
+    with tempfile.TemporaryDirectory() as scratch, process_group(args.device) as crew:
         work, settings = work_of(name, 0, args, steps=10**6)
         updates = Run(work, settings, Path(scratch), crew, print)
 

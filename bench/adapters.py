@@ -47,8 +47,8 @@ from albertkit.model import AlbertModel, ModelOutput  # noqa: E402
 from albertkit.tasks.make import make_task  # noqa: E402
 from albertkit.tasks.readers.read_examples import read  # noqa: E402
 from albertkit.train.finetune_runs import collapse, plan_of  # noqa: E402
-from albertkit.train.finetune_settings import Options, preset_rate  # noqa: E402
-from albertkit.train.finetune_task import Finetuning  # noqa: E402
+from albertkit.train.finetune_settings import FinetuneSettings, preset_rate  # noqa: E402
+from albertkit.train.finetune_task import FinetuneTask  # noqa: E402
 from albertkit.train.loop import train  # noqa: E402
 
 RESULT = Path(__file__).parent / "results" / "adapters.json"
@@ -117,7 +117,7 @@ class Adapted(AlbertModel):
         return super().load_state_dict(state, strict=False, assign=assign)
 
 
-class Adapting(Finetuning):
+class Adapting(FinetuneTask):
     """The work of fine-tuning in one of the ways."""
 
     def __init__(self, way: Way, *given: Any) -> None:
@@ -155,7 +155,7 @@ def one(name: str, seed: int, args: argparse.Namespace, target: Path) -> None:
     way, start = WAYS[name], open_model(resolve(args.start))
     learn = read("classify", args.data / "train.tsv").examples[: args.examples]
     dev = read("classify", args.data / "dev.tsv").examples[: args.dev]
-    options, rate = Options(epochs=args.epochs, device="cpu"), way.times * preset_rate(start.config)
+    options, rate = FinetuneSettings(epochs=args.epochs, device="cpu"), way.times * preset_rate(start.config)
     steps = max(1, round(args.epochs * -(-len(learn) // options.batch)))
     settings = plan_of(options, start, steps, rate, seed, math.ceil(args.epochs))
     work = Adapting(way, make_task("classify", learn), start, learn, dev, settings, options.max_length)

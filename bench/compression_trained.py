@@ -111,14 +111,14 @@ def make_whole(job: Job) -> None:
     from albertkit.tokenizer import Tokenizer
     from albertkit.train.distill import fresh_student
     from albertkit.train.finetune_runs import finetune
-    from albertkit.train.finetune_settings import Options
+    from albertkit.train.finetune_settings import FinetuneSettings
 
     start = job.start
     if job.quick:  # a fresh small model is enough to see whether everything runs
         tokenizer = Tokenizer.load(Path(__file__).parent.parent / "src" / "albertkit" / "models" / "small")
         made = fresh_student(student_config(True), tokenizer, 0)
         start = str(write_artifact(made, job.runs / "start", overwrite=(job.runs / "start").exists()))
-    options = Options(**job.usual)
+    options = FinetuneSettings(**job.usual)
     done = finetune("classify", *job.examples(), job.runs / "finetune", start, options, say=print)
     finish(done.model, job.place("whole"))
 
@@ -168,7 +168,7 @@ def make_student(job: Job) -> None:
     from albertkit.train.distill import Teachers, distil, fresh_student
     from albertkit.train.distill_settings import Lesson
     from albertkit.train.recover import Data
-    from albertkit.train.train_settings import Settings
+    from albertkit.train.train_settings import TrainSettings
 
     start = builtin.resolve(job.start, builtin.START)
     fresh = fresh_student(student_config(job.quick), open_model(start).tokenizer, 0)
@@ -177,7 +177,7 @@ def make_student(job: Job) -> None:
         return
     read = job.texts.read_text(encoding="utf-8").splitlines()
     lines = [line for line in read if line.strip()][: 64 if job.quick else 500_000]
-    settings = Settings(
+    settings = TrainSettings(
         steps=2 if job.quick else job.text_steps, batch=64, learning_rate=1e-3, evaluations=5, device=job.device, compile="no", tensorboard=False
     )  # fmt: skip
     data = Data(None, [line for i, line in enumerate(lines) if i % 20], lines[::20][:1000])
@@ -192,9 +192,9 @@ def make_alone(job: Job) -> None:
     """A small student, from labels."""
     from albertkit.artifact import read_artifact
     from albertkit.train.finetune_runs import finetune
-    from albertkit.train.finetune_settings import Options
+    from albertkit.train.finetune_settings import FinetuneSettings
 
-    options = Options(**job.usual)
+    options = FinetuneSettings(**job.usual)
     done = finetune(
         "classify", *job.examples(), job.runs / "alone.run", read_artifact(job.place("student")), options, say=print
     )
@@ -206,10 +206,10 @@ def make_taught(job: Job) -> None:
     from albertkit.artifact import read_artifact
     from albertkit.train.distill import Teachers, distil
     from albertkit.train.distill_settings import Lesson
-    from albertkit.train.train_settings import Settings
+    from albertkit.train.train_settings import TrainSettings
 
     data, epochs = job.task_data(), 1 if job.quick else 6
-    settings = Settings(
+    settings = TrainSettings(
         steps=max(1, epochs * len(data.train) // BATCH), batch=BATCH, learning_rate=5e-4, evaluations=epochs, take_best=True, device=job.device,
         compile="no", tensorboard=False,
     )  # fmt: skip

@@ -48,7 +48,7 @@ INGREDIENTS = RESULT.with_name("elastic-ingredients.json")
 SHARES = (0.9, 0.95, 0.98, 0.99)
 TIMED = (2, 3, 4, 6, 8)
 ENTROPIES, PATIENCES = (0.05, 0.2, 0.4), (1, 2, 3)
-WAYS: dict[str, dict[str, Any]] = {  # how the second half is trained, for `Depths`
+WAYS: dict[str, dict[str, Any]] = {  # how the second half is trained, for `ElasticSettings`
     "plain": {"elastic": False},
     "elastic": {},
     "answers": {"teach": 0.0},
@@ -59,7 +59,7 @@ WAYS: dict[str, dict[str, Any]] = {  # how the second half is trained, for `Dept
 
 
 def mixture(way: str) -> dict[str, Any]:
-    """What a way sets of `Depths`: one of `WAYS`, or written out."""
+    """What a way sets of `ElasticSettings`: one of `WAYS`, or written out."""
     if way in WAYS:
         return WAYS[way]
     parts = [part.partition("=") for part in way.split("+")]
@@ -95,9 +95,9 @@ class Lesson:
     def finetune(self, place: str, start: Any, epochs: float) -> None:
         """The full depth of `start` alone."""
         from albertkit.train.finetune_runs import finetune
-        from albertkit.train.finetune_settings import Options
+        from albertkit.train.finetune_settings import FinetuneSettings
 
-        options = Options(**self.given, epochs=epochs)
+        options = FinetuneSettings(**self.given, epochs=epochs)
         finetune(self.set.task, *self.examples, self.out / place, start, options, print, **self.set.settings)
 
 
@@ -112,7 +112,7 @@ def train_way(label: str, name: str, way: str, args: argparse.Namespace) -> None
     """RUNS/SET/WAY, one of `WAYS`."""
     from albertkit.artifact import read_artifact
     from albertkit.train.finetune_runs import elastic, finetune
-    from albertkit.train.finetune_settings import Depths
+    from albertkit.train.finetune_settings import ElasticSettings
 
     lesson = Lesson(name, args)
     if not untrained(lesson.out / way):
@@ -121,7 +121,7 @@ def train_way(label: str, name: str, way: str, args: argparse.Namespace) -> None
     texts = more_texts(name, args) if way != "plain" else []
     if args.at_once or args.teachers:
         longest = {"max_length": 128} | lesson.given
-        options = Depths(**longest | {"epochs": (1 + lesson.times) * lesson.epochs} | mixed)
+        options = ElasticSettings(**longest | {"epochs": (1 + lesson.times) * lesson.epochs} | mixed)
         if texts and args.teachers:
             teacher = args.teachers / name / "plain" / "model"
             elastic(lesson.start, *lesson.examples, lesson.out / way, options, print, texts=texts, teacher=teacher)
@@ -132,7 +132,7 @@ def train_way(label: str, name: str, way: str, args: argparse.Namespace) -> None
         return
     middle = read_artifact(lesson.out / "first" / "model")
     given = {k: v for k, v in lesson.given.items() if k != "max_length"}
-    options = Depths(**given | {"epochs": lesson.times * lesson.epochs} | mixed)
+    options = ElasticSettings(**given | {"epochs": lesson.times * lesson.epochs} | mixed)
     elastic(middle, *lesson.examples, lesson.out / way, options, print, texts=texts)
 
 

@@ -54,11 +54,11 @@ def ours(job: dict[str, Any]) -> dict[str, Any]:
     from albertkit.runtime.predict import predict
     from albertkit.tasks.examples import Text
     from albertkit.train.finetune_runs import finetune
-    from albertkit.train.finetune_settings import Options
+    from albertkit.train.finetune_settings import FinetuneSettings
 
     train, test = ([Text(text, None, label) for text, label in job[split]] for split in ("train", "test"))
     with tempfile.TemporaryDirectory() as out:
-        done = finetune("classify", train, [], out, job["model"], Options(freeze=True, device="cpu"))
+        done = finetune("classify", train, [], out, job["model"], FinetuneSettings(freeze=True, device="cpu"))
         found = predict(Albert(done.model), test, "classify")
     return {
         "seconds": done.runs[0]["seconds"],

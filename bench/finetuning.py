@@ -36,13 +36,13 @@ def ours(model: Path, train: Path, dev: Path, count: int, epochs: int, seed: int
     """albertkit's loop."""
     from albertkit.interop.convert import open_model
     from albertkit.tasks.make import make_task
-    from albertkit.train.finetune_task import Finetuning
+    from albertkit.train.finetune_task import FinetuneTask
     from albertkit.train.loop import train as run
-    from albertkit.train.train_settings import Settings
+    from albertkit.train.train_settings import TrainSettings
 
     learn, held = examples(train, count), examples(dev, None)
     steps = epochs * -(-len(learn) // BATCH)
-    settings = Settings(
+    settings = TrainSettings(
         steps=steps,
         batch=BATCH,
         learning_rate=RATE,
@@ -54,7 +54,7 @@ def ours(model: Path, train: Path, dev: Path, count: int, epochs: int, seed: int
     )
     with tempfile.TemporaryDirectory() as folder:
         began = time.perf_counter()
-        work = Finetuning(make_task("classify", learn), open_model(model), learn, held, settings, LENGTH)
+        work = FinetuneTask(make_task("classify", learn), open_model(model), learn, held, settings, LENGTH)
         run(work, settings, folder)
         seconds = time.perf_counter() - began
     return {"seconds": seconds, "accuracy": work.evaluate()["accuracy"]}

@@ -54,10 +54,10 @@ def load(folder: Path, part: str, most: int | None) -> list[Rewrite]:
 def train(args: argparse.Namespace, out: Path) -> None:
     """Fine-tune on the training part."""
     from albertkit.train.finetune_runs import finetune
-    from albertkit.train.finetune_settings import Options
+    from albertkit.train.finetune_settings import FinetuneSettings
 
     learn, hold = parted(load(args.data, "train", args.most))
-    options = Options(
+    options = FinetuneSettings(
         epochs=args.epochs, batch=args.batch, max_length=args.max_length, target_length=args.target_length,
         smoothing=args.smoothing, learning_rate=args.learning_rate, device=args.device, seed=args.seed,
     )  # fmt: skip

@@ -28,8 +28,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "src"))
 
 from albertkit.config import preset
 from albertkit.train import loop, pretrain
-from albertkit.train.distributed import Team
-from albertkit.train.train_settings import Settings
+from albertkit.train.distributed import ProcessGroup
+from albertkit.train.train_settings import TrainSettings
 
 ROWS = {"small": 512, "base": 512, "large": 192, "xlarge": 96, "xxlarge": 64}  # rows of 128 tokens at once
 
@@ -58,10 +58,10 @@ def timed(step: Callable[[], Any], tokens: int, steps: int) -> dict[str, float]:
 
 def ours(shards: Path, shape: str, batch: int, steps: int) -> dict[str, float]:
     """The loop's own steps, losses read every twenty, on rows from the shards."""
-    settings = Settings(steps=10**6, batch=batch, evaluations=0, tensorboard=False)
-    work = pretrain.Pretraining(shards, preset(shape), settings)
+    settings = TrainSettings(steps=10**6, batch=batch, evaluations=0, tensorboard=False)
+    work = pretrain.PretrainTask(shards, preset(shape), settings)
     with tempfile.TemporaryDirectory() as folder:
-        crew = Team(0, 1, torch.device("cuda", 0))
+        crew = ProcessGroup(0, 1, torch.device("cuda", 0))
         run = loop.Run(work, settings, Path(folder), crew, print)
         run.open(False)
         run.clear()

@@ -27,8 +27,8 @@ from albertkit.config import preset
 from albertkit.data.corpus import build
 from albertkit.data.corpus_settings import Settings as Cutting
 from albertkit.train import loop, pretrain
-from albertkit.train.distributed import Team
-from albertkit.train.train_settings import Settings
+from albertkit.train.distributed import ProcessGroup
+from albertkit.train.train_settings import TrainSettings
 
 ROOT = Path(__file__).parent.parent
 RESULT = ROOT / "bench" / "results" / "steps.json"
@@ -37,9 +37,9 @@ LENGTH = 128
 
 def ours(shards: Path, shape: str, rows: int, folder: Path) -> tuple[Callable[[], None], Callable[[float], float]]:
     """A step of the loop, and the share of the machine's peak that a speed is."""
-    settings = Settings(steps=10**6, batch=rows, evaluations=0, tensorboard=False, device="cpu")
-    work = pretrain.Pretraining(shards, preset(shape), settings)
-    run = loop.Run(work, settings, folder, Team(0, 1, torch.device("cpu")), print)
+    settings = TrainSettings(steps=10**6, batch=rows, evaluations=0, tensorboard=False, device="cpu")
+    work = pretrain.PretrainTask(shards, preset(shape), settings)
+    run = loop.Run(work, settings, folder, ProcessGroup(0, 1, torch.device("cpu")), print)
     run.open(False)
     run.clear()
     return lambda: run.step(0.5), lambda speed: speed * work.operations / run.peak

@@ -44,7 +44,7 @@ def run(name: str, args: argparse.Namespace) -> dict[str, Any]:
     from albertkit.data.shard_writer import write_json
     from albertkit.interop.convert import open_model
     from albertkit.train.finetune_runs import finetune
-    from albertkit.train.finetune_settings import Options
+    from albertkit.train.finetune_settings import FinetuneSettings
 
     chosen = SETS[name]
     measured = not missing()
@@ -53,7 +53,7 @@ def run(name: str, args: argparse.Namespace) -> dict[str, Any]:
     parts = load(chosen, args.data, args.examples)
     given = {**chosen.options, **({"epochs": args.epochs} if args.epochs else {})}
     restarts = 2 if args.examples is None else 0  # a handful of examples collapses, and that is all right
-    options = Options(**given, seeds=args.seeds, restarts=restarts, device=args.device)
+    options = FinetuneSettings(**given, seeds=args.seeds, restarts=restarts, device=args.device)
     start = (args.start_zh if chosen.chinese else args.start) or usual(chosen, parts["train"], options)
     artifact = open_model(start)
     folder, held = args.out / args.name, "test" if chosen.test else "dev"

@@ -14,9 +14,9 @@ import albertkit
 
 GROUPS = {
     "Training, with torch": (
-        "albertkit.train.pretrain.Pretraining",
+        "albertkit.train.pretrain.PretrainTask",
         "albertkit.train.loop.train",
-        "albertkit.train.train_settings.Settings",
+        "albertkit.train.train_settings.TrainSettings",
         "albertkit.estimators.AlbertClassifier",
     ),
     "The model, with torch": (

@@ -19,8 +19,8 @@ from hypothesis import given as given_
 from albertkit.artifact import Artifact, Meta, read_artifact, write_artifact
 from albertkit.errors import AlbertkitError
 from albertkit.model import AlbertModel
-from albertkit.train.checkpoint import State
-from albertkit.train.training_task import Outcome
+from albertkit.train.checkpoint import TrainState
+from albertkit.train.training_task import TrainResult
 from tests.conftest import ROOT, program, tiny
 from tests.pieces import endless, noted
 from tests.train.conftest import write_shards
@@ -124,7 +124,11 @@ def test_a_fine_tuning_that_was_stopped_gives_no_line(here, given, monkeypatch):
     real = loop.train
 
     def train(work, settings, out, **more):
-        return Outcome(None, State(), {"accuracy": 0.5}) if "task-" in out.name else real(work, settings, out, **more)
+        return (
+            TrainResult(None, TrainState(), {"accuracy": 0.5})
+            if "task-" in out.name
+            else real(work, settings, out, **more)
+        )
 
     monkeypatch.setattr(loop, "train", train)
     given.only, given.seeds = "canonical", "0"

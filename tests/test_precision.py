@@ -22,9 +22,9 @@ from albertkit.tasks.readers.read_examples import read
 from albertkit.tasks.tag import Intent
 from albertkit.tasks.task import Feature
 from albertkit.tokenizer import Tokenizer
-from albertkit.train.checkpoint import State as Progress
-from albertkit.train.finetune_task import Finetuning
-from albertkit.train.train_settings import Settings
+from albertkit.train.checkpoint import TrainState as Progress
+from albertkit.train.finetune_task import FinetuneTask
+from albertkit.train.train_settings import TrainSettings
 from tests.conftest import SPIECE, program, tiny
 
 
@@ -95,7 +95,7 @@ def folders(tmp_path):
     config = tiny(vocab_size=30000, initializer_range=0.2)
     start = Artifact(config, AlbertModel(config).weights(), Tokenizer.load(SPIECE.parent))
     known = read("classify", tmp_path / "data" / "sst-2" / "train.tsv").examples
-    work = Finetuning(make_task("classify", known), start, known, (), Settings(steps=1, device="cpu"), 32)
+    work = FinetuneTask(make_task("classify", known), start, known, (), TrainSettings(steps=1, device="cpu"), 32)
     write_artifact(work.artifact({}, Progress()), tmp_path / "models" / "sst-2" / "plain" / "model")
     return tmp_path
 

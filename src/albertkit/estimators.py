@@ -110,9 +110,9 @@ class AlbertClassifier(ClassifierMixin, BaseEstimator):
             made = fit(Albert(self.start), open_model(self.start), examples, seed=self.seed, max_length=self.max_length)
             return write(made, self.start, folder / "model")
         from albertkit.train.finetune_runs import finetune
-        from albertkit.train.finetune_settings import Options
+        from albertkit.train.finetune_settings import FinetuneSettings
 
-        options = Options(
+        options = FinetuneSettings(
             epochs=self.epochs, learning_rate=self.learning_rate, batch=self.batch, max_length=self.max_length,
             seed=self.seed,
         )  # fmt: skip

@@ -145,11 +145,11 @@ def test_each_variant_is_what_it_is_called(models):
 def test_a_pruned_model_is_trained_on(models, name, tmp_path):
     from albertkit.cli.task_commands import Reading, read_files
     from albertkit.train.finetune_runs import finetune
-    from albertkit.train.finetune_settings import Options
+    from albertkit.train.finetune_settings import FinetuneSettings
 
     examples = read_files("classify", {"train": models / "train.tsv"}, Reading())["train"]
     done = finetune(
-        "classify", examples, examples, tmp_path / "out", models / name, Options(epochs=1, seeds=1), bar=False
+        "classify", examples, examples, tmp_path / "out", models / name, FinetuneSettings(epochs=1, seeds=1), bar=False
     )
     config = read_artifact(done.model).config
     assert config.attention_size == read_artifact(models / name).config.attention_size

@@ -15,8 +15,8 @@ from albertkit.model.albert_model import build_head
 from albertkit.model.encoder import Encoder
 from albertkit.model.packed_batch import Padding, runs_of
 from albertkit.train import precision
-from albertkit.train.pretrain import Objective
-from albertkit.train.pretrain_settings import Goals
+from albertkit.train.pretrain import PretrainObjective
+from albertkit.train.pretrain_settings import PretrainSettings
 from tests.conftest import tiny
 from tests.model.test_options import CASES
 
@@ -46,7 +46,9 @@ def away(monkeypatch):
 def test_an_update_computes_where_its_tensors_are(away, name, goals):
     config = tiny().replace(options=Options(**CASES.get(name, {})))
     model = AlbertModel(config, {head: build_head(head, config) for head in ("mlm", "sop", "classify")})
-    objective = Objective(model, masking.Specials(2, 3, 4, torch.arange(5, 20)), Goals(lengths="32", **goals))
+    objective = PretrainObjective(
+        model, masking.Specials(2, 3, 4, torch.arange(5, 20)), PretrainSettings(lengths="32", **goals)
+    )
     objective.to(away).train()
     objective.dtype = torch.bfloat16
     rows = (torch.zeros(3, 30, dtype=torch.int16), torch.zeros(3, dtype=torch.int16), torch.ones(3, dtype=torch.bool))

@@ -25,11 +25,11 @@ from albertkit.options import given_options
 from albertkit.tasks.make import make_task
 from albertkit.tokenizer import Tokenizer
 from albertkit.train import loop
-from albertkit.train.distributed import Team
-from albertkit.train.finetune_task import Finetuning
-from albertkit.train.pretrain import Pretraining, consistency
-from albertkit.train.pretrain_settings import Goals
-from albertkit.train.train_settings import Settings
+from albertkit.train.distributed import ProcessGroup
+from albertkit.train.finetune_task import FinetuneTask
+from albertkit.train.pretrain import PretrainTask, consistency
+from albertkit.train.pretrain_settings import PretrainSettings
+from albertkit.train.train_settings import TrainSettings
 from albertkit.weights import encoder_shapes, size
 from tests.conftest import ROOT, tiny
 from tests.train.conftest import VOCAB, write_shards
@@ -58,7 +58,7 @@ CASES = {
         "norm": "document", "classifier": "mean",
     },
 }  # fmt: skip
-ALONE = Team(0, 1, torch.device("cpu"))
+ALONE = ProcessGroup(0, 1, torch.device("cpu"))
 EACH = (
     "low_rank",
     "window, mixed",
@@ -226,7 +226,7 @@ def test_consistency_by_cosine_and_by_product():
     alike = consistency((layers[0], layers[0]))
     assert alike < consistency((layers[0], -layers[0]))  # likeness is rewarded
     with pytest.raises(AlbertkitError, match="cosine, dot"):
-        Goals(likeness="angle")
+        PretrainSettings(likeness="angle")
 
 
 # Whole models ----------------------------------------------------------------------------------------------------
@@ -253,9 +253,9 @@ def test_packed_is_alone_and_the_table_is_the_model(case):
 def test_steps_of_pretraining_reach_every_weight(case, shards, tmp_path):
     drops = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
     config = tiny(options=Options(**CASES[case]), num_hidden_layers=2, **drops)
-    settings = Settings(steps=10, batch=4, device="cpu", learning_rate=0.01)
-    goals = Goals(lengths="24", short=0.0, eval_rows=8, consistency=0.1, likeness="dot", layer_decay=0.9)
-    work = Pretraining(shards, config, settings, goals)
+    settings = TrainSettings(steps=10, batch=4, device="cpu", learning_rate=0.01)
+    goals = PretrainSettings(lengths="24", short=0.0, eval_rows=8, consistency=0.1, likeness="dot", layer_decay=0.9)
+    work = PretrainTask(shards, config, settings, goals)
     before = {name: p.detach().clone() for name, p in work.model.named_parameters()}
     run = loop.Run(work, settings, tmp_path, ALONE, print)
     for _ in range(2):
@@ -270,10 +270,10 @@ def test_pretraining_learns_with_options(shards, tmp_path):
     config = tiny(options=Options(**CASES["everything"]), num_hidden_layers=2, initializer_range=0.1)
     losses = []
     for steps in (1, 25):
-        settings = Settings(
+        settings = TrainSettings(
             steps=steps, batch=16, evaluations=1, log_every=100, tensorboard=False, device="cpu", learning_rate=0.01, precision="bf16",
         )  # fmt: skip
-        work = Pretraining(shards, config, settings, Goals(lengths="24", short=0.0, eval_rows=64))
+        work = PretrainTask(shards, config, settings, PretrainSettings(lengths="24", short=0.0, eval_rows=64))
         with torch.backends.mkldnn.flags(enabled=False):  # which some processors without bf16 do not survive
             losses.append(loop.train(work, settings, tmp_path / str(steps)).metrics["mlm_loss"])
     assert losses[1] < losses[0] - 0.2
@@ -288,8 +288,8 @@ def test_a_few_steps_of_fine_tuning(case, tmp_path):
     config = tiny(vocab_size=len(VOCAB), max_position_embeddings=64, options=Options(**CASES[case]))
     start = Artifact(config, made(config, ()).weights(), Tokenizer.from_vocab(path))
     examples = texts(24)
-    settings = Settings(steps=3, batch=8, evaluations=1, tensorboard=False, device="cpu")
-    work = Finetuning(make_task("classify", examples), start, examples, examples[:8], settings)
+    settings = TrainSettings(steps=3, batch=8, evaluations=1, tensorboard=False, device="cpu")
+    work = FinetuneTask(make_task("classify", examples), start, examples, examples[:8], settings)
     before = {name: p.detach().clone() for name, p in work.model.named_parameters()}
     run = loop.Run(work, settings, tmp_path, ALONE, print)
     for _ in range(3):
@@ -428,7 +428,7 @@ def test_the_ablation_has_a_config_for_every_variant_and_a_page(monkeypatch):
     lines = []
     for name, variant in ablation.VARIANTS.items():
         config = variant.config("small", 128)
-        Goals(**variant.goals)
+        PretrainSettings(**variant.goals)
         for seed in range(3):
             quality = 0.5 + 0.001 * seed + (0.1 if name == "gru" else 0.0)
             lines.append({

@@ -19,7 +19,7 @@ from albertkit.runtime.predict import predict
 from albertkit.tasks.examples import Turn
 from albertkit.tokenizer import Tokenizer
 from albertkit.train import finetune_runs as tune
-from albertkit.train.finetune_settings import Options
+from albertkit.train.finetune_settings import FinetuneSettings
 from tests.conftest import tiny
 from tests.runtime.test_albert import cli
 from tests.train.conftest import TOPICS, VOCAB
@@ -57,7 +57,7 @@ def model_of(path):
 def folder(tmp_path_factory):
     """A model that learnt the lessons."""
     path = tmp_path_factory.mktemp("dialogue")
-    options = Options(epochs=20, batch=16, learning_rate=5e-3, device="cpu")
+    options = FinetuneSettings(epochs=20, batch=16, learning_rate=5e-3, device="cpu")
     done = tune.finetune("dialogue", lessons(60, 0), lessons(20, 9), path / "out", model_of(path), options)
     assert done.metrics["joint_goal"] > 0.9 and done.metrics["requests"] > 0.9, done.metrics
     return done.model

@@ -25,7 +25,7 @@ from albertkit.tasks.readers.rewrites import questions_to_ask, sentence_at
 from albertkit.tokenizer import Tokenizer
 from albertkit.train import finetune_runs as tune
 from albertkit.train import loop
-from albertkit.train.finetune_settings import Options
+from albertkit.train.finetune_settings import FinetuneSettings
 from albertkit.train.finetune_task import batch_of
 from tests.conftest import tiny
 from tests.train.conftest import TOPICS, VOCAB
@@ -202,7 +202,7 @@ def rewrites(count: int, seed: int) -> list[Rewrite]:
 def trained(start, tmp_path_factory):
     out = tmp_path_factory.mktemp("writing")
     torch.set_num_threads(1)
-    options = Options(
+    options = FinetuneSettings(
         epochs=16, batch=16, learning_rate=4e-3, max_length=24, target_length=6, smoothing=0.05, device="cpu"
     )
     patch = pytest.MonkeyPatch()
@@ -241,9 +241,11 @@ def test_evaluate_shows_the_copy_too(trained, tmp_path):
 def test_a_start_must_be_able_to_write(start, tmp_path):
     bare = Artifact(start.config, {n: w for n, w in start.weights.items() if "mlm" not in n}, start.tokenizer)
     with pytest.raises(AlbertkitError, match="masked-word head"):
-        tune.finetune("generate", rewrites(8, 0), [], tmp_path / "a", bare, Options(max_length=24, target_length=6))
+        tune.finetune(
+            "generate", rewrites(8, 0), [], tmp_path / "a", bare, FinetuneSettings(max_length=24, target_length=6)
+        )
     with pytest.raises(AlbertkitError, match="leave elastic away"):
-        options = Options(max_length=24, target_length=6, elastic=True)
+        options = FinetuneSettings(max_length=24, target_length=6, elastic=True)
         tune.finetune("generate", rewrites(8, 0), [], tmp_path / "b", start, options)
 
 

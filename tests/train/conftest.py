@@ -16,8 +16,8 @@ from albertkit.config import AlbertConfig
 from albertkit.data.shards import Shards
 from albertkit.tokenizer import Tokenizer
 from albertkit.train import loop
-from albertkit.train.pretrain import Goals, Pretraining
-from albertkit.train.train_settings import Settings
+from albertkit.train.pretrain import PretrainSettings, PretrainTask
+from albertkit.train.train_settings import TrainSettings
 from tests.conftest import tiny
 
 NUMBERS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
@@ -95,14 +95,21 @@ class Bench:
     shards: Path
     config: AlbertConfig
 
-    def work(self, settings: Settings, goals: Goals | None = None, **more: Any) -> Pretraining:
-        goals = goals or Goals(lengths="16", eval_rows=64)
-        return Pretraining(self.shards, more.pop("config", self.config), settings, goals, **more)
+    def work(self, settings: TrainSettings, goals: PretrainSettings | None = None, **more: Any) -> PretrainTask:
+        goals = goals or PretrainSettings(lengths="16", eval_rows=64)
+        return PretrainTask(self.shards, more.pop("config", self.config), settings, goals, **more)
 
-    def train(self, out: Path, goals: Goals | None = None, resume: bool = False, say=lambda text: None, **given: Any):
+    def train(
+        self,
+        out: Path,
+        goals: PretrainSettings | None = None,
+        resume: bool = False,
+        say=lambda text: None,
+        **given: Any,
+    ):
         """A short training on one thread; the defaults of the tests beneath what is given."""
         quick = {"batch": 8, "evaluations": 2, "log_every": 5, "tensorboard": False, "device": "cpu"}
-        settings = Settings(**{**quick, **given})
+        settings = TrainSettings(**{**quick, **given})
         return loop.train(self.work(settings, goals), settings, out, resume=resume, say=say)
 
 

@@ -14,12 +14,12 @@ from albertkit.tasks.examples import Text
 from albertkit.tasks.make import make_task
 from albertkit.tokenizer import Tokenizer
 from albertkit.train.loop import train
-from albertkit.train.train_settings import Settings
+from albertkit.train.train_settings import TrainSettings
 from tests.conftest import ROOT, program, tiny
 from tests.train.conftest import TOPICS, VOCAB
 
 EXAMPLES = [Text(f"{word} {word}", label=name) for name, ring in (("a", TOPICS[1]), ("b", TOPICS[2])) for word in ring]
-SETTINGS = Settings(steps=3, batch=4, learning_rate=0.01, evaluations=3, tensorboard=False, device="cpu")
+SETTINGS = TrainSettings(steps=3, batch=4, learning_rate=0.01, evaluations=3, tensorboard=False, device="cpu")
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,8 @@ import pytest
 from albertkit.cli import entry_point as cli
 from albertkit.model import AlbertModel
 from albertkit.tokenizer import Tokenizer
-from albertkit.train.pretrain_settings import Goals
-from albertkit.train.train_settings import Settings
+from albertkit.train.pretrain_settings import PretrainSettings
+from albertkit.train.train_settings import TrainSettings
 from tests.conftest import tiny
 from tests.train.conftest import write_shards
 
@@ -131,7 +131,7 @@ def test_every_setting_is_an_option_with_its_sentence(say):
 
     code, out, _ = say("pretrain", "--help")
     flat = "".join(out.split())
-    for kind in (Settings, Goals):
+    for kind in (TrainSettings, PretrainSettings):
         for field in dataclasses.fields(kind):
             assert f"--{field.name.replace('_', '-')}" in out
             assert "".join(field.metadata["help"].split()) in flat, field.name

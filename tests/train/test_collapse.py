@@ -18,13 +18,13 @@ from albertkit.tasks.examples import Span, Tagged, Text
 from albertkit.tasks.match import Match
 from albertkit.tasks.tag import Entities, Entity, Intent, Tag, Understood
 from albertkit.train import finetune_runs as tune
-from albertkit.train.finetune_settings import Depths, Options
-from albertkit.train.finetune_task import Finetuning, taught_with
-from albertkit.train.train_settings import Settings
+from albertkit.train.finetune_settings import ElasticSettings, FinetuneSettings
+from albertkit.train.finetune_task import FinetuneTask, taught_with
+from albertkit.train.train_settings import TrainSettings
 from tests.train.conftest import TOPICS
 from tests.train.test_finetune import start as start  # the fixture
 
-QUICK = Options(epochs=1, batch=16, max_length=16, restarts=0, device="cpu")
+QUICK = FinetuneSettings(epochs=1, batch=16, max_length=16, restarts=0, device="cpu")
 
 
 def texts(count: int) -> list[Text]:
@@ -131,7 +131,9 @@ def test_only_what_changes_the_training_is_another_training():
 def test_the_same_folder_with_class_weights_or_another_loss_is_refused(start, tmp_path):
     said: list[str] = []
 
-    def tuned(name: str, task: str, examples: list[Text], dev: list[Text], options: Options, **settings: str) -> None:
+    def tuned(
+        name: str, task: str, examples: list[Text], dev: list[Text], options: FinetuneSettings, **settings: str
+    ) -> None:
         tune.finetune(task, examples, dev, tmp_path / name, start, options, said.append, **settings)
 
     examples, weighed = texts(33), dataclasses.replace(QUICK, class_weights=True)
@@ -149,11 +151,11 @@ def test_the_same_folder_with_class_weights_or_another_loss_is_refused(start, tm
 
 
 def test_other_depths_are_another_training(start):
-    from albertkit.train.elastic import Elastic
+    from albertkit.train.elastic import ElasticTask
 
     def identity(**given: float) -> str:
-        task, settings = Classify(("animal", "tree")), Settings(steps=1, device="cpu")
-        return Elastic(task, start, texts(4), (), settings, Depths(max_length=16, **given)).identity  # type: ignore[arg-type]
+        task, settings = Classify(("animal", "tree")), TrainSettings(steps=1, device="cpu")
+        return ElasticTask(task, start, texts(4), (), settings, ElasticSettings(max_length=16, **given)).identity  # type: ignore[arg-type]
 
     assert identity() == identity(epochs=3.0) and len({identity(), identity(teach=0.25), identity(shallow=0.3)}) == 3
 
@@ -188,7 +190,7 @@ def test_the_classifier_holds_out_and_warns_of_a_collapse(start, tmp_path):
 
 def test_a_normal_identity_is_as_before(start):
     """Folders of trainings with the usual settings can be gone on with, whatever else a task has learnt of itself."""
-    settings = Settings(steps=1, device="cpu")
-    plain = Finetuning(Classify(("animal", "tree")), start, texts(4), (), settings, 16)
-    settled = Finetuning(Classify(("animal", "tree"), temperature=1.7), start, texts(4), (), settings, 16)
+    settings = TrainSettings(steps=1, device="cpu")
+    plain = FinetuneTask(Classify(("animal", "tree")), start, texts(4), (), settings, 16)
+    settled = FinetuneTask(Classify(("animal", "tree"), temperature=1.7), start, texts(4), (), settings, 16)
     assert plain.identity == settled.identity

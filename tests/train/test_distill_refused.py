@@ -24,7 +24,7 @@ from albertkit.train import finetune_runs as tune
 from albertkit.train import teachers
 from albertkit.train.distill import Teachers, distil, fresh_student, identity
 from albertkit.train.distill_settings import Lesson
-from albertkit.train.finetune_settings import Options
+from albertkit.train.finetune_settings import FinetuneSettings
 from albertkit.train.recover import Data
 from albertkit.train.teacher_states import Foreign, positions_of
 from tests.conftest import tiny
@@ -33,7 +33,7 @@ from tests.train.test_finetune import texts
 from tests.train.test_imitate import bert, model_of, one, quick
 
 CPU = torch.device("cpu")
-TUNED = Options(epochs=1, max_length=40, batch=16, device="cpu")
+TUNED = FinetuneSettings(epochs=1, max_length=40, batch=16, device="cpu")
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ from albertkit.tasks.examples import Text
 from albertkit.tasks.tag import IGNORED, Tag
 from albertkit.train import finetune as door
 from albertkit.train import finetune_runs as tune
-from albertkit.train.finetune_settings import Options
+from albertkit.train.finetune_settings import FinetuneSettings
 from albertkit.train.loop import SHOWN
 from tests.train.test_finetune import tagged, texts
 from tests.train.test_first_use import run
@@ -64,9 +64,9 @@ def test_options_go_where_they_belong(start, tmp_path, monkeypatch):
     path = tmp_path / "odd.tsv"
     path.write_text("stars\twords\n" + "".join(f"{e.label}\t{e.text}\n" for e in texts(20)))
     finetune("classify", path, out=tmp_path, start=start, epochs=2, text_column="words", label_column="stars")
-    assert seen["options"] == Options(epochs=2) and seen["settings"] == {}
+    assert seen["options"] == FinetuneSettings(epochs=2) and seen["settings"] == {}
     finetune("tag", tagged(20), tagged(5), out=tmp_path, start=start, overlap=3)
-    assert seen["options"] == Options() and seen["settings"] == {"overlap": 3}
+    assert seen["options"] == FinetuneSettings() and seen["settings"] == {"overlap": 3}
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_the_verb_goes_through_the_same_door(start, tmp_path, monkeypatch):
 
 def test_several_seeds_on_frozen_vectors_are_refused(start, tmp_path):
     with pytest.raises(AlbertkitError, match="seeds is 3.*leave --seeds away, or --freeze"):
-        Options(freeze=True, seeds=3)
+        FinetuneSettings(freeze=True, seeds=3)
     given = "classify", table(tmp_path / "t.tsv", texts(40)), "-o", tmp_path / "out", "--freeze", "--seeds", "3"
     made = run(verb, *given)
     assert made.exit_code != 0 and "leave --seeds" in str(made.exception) and not (tmp_path / "out").exists()

@@ -19,12 +19,12 @@ from albertkit.tasks.examples import Text
 from albertkit.tasks.make import make_task, task_of
 from albertkit.tokenizer import Tokenizer
 from albertkit.train import finetune_runs as tune
-from albertkit.train.checkpoint import State
-from albertkit.train.distributed import Team
-from albertkit.train.elastic import Elastic
-from albertkit.train.finetune_settings import Depths, Options
-from albertkit.train.pretrain_settings import Goals
-from albertkit.train.train_settings import Settings
+from albertkit.train.checkpoint import TrainState
+from albertkit.train.distributed import ProcessGroup
+from albertkit.train.elastic import ElasticTask
+from albertkit.train.finetune_settings import ElasticSettings, FinetuneSettings
+from albertkit.train.pretrain_settings import PretrainSettings
+from albertkit.train.train_settings import TrainSettings
 from tests.conftest import tiny
 from tests.train.conftest import VOCAB
 from tests.train.test_finetune import choices, questions, tagged, texts
@@ -69,13 +69,15 @@ def start(tmp_path_factory) -> Artifact:
 def plain(start, tmp_path_factory):
     """A model fine-tuned at the full depth alone."""
     out = tmp_path_factory.mktemp("plain")
-    return tune.finetune("classify", noisy(240), noisy(60, 9), out, start, Options(epochs=6, max_length=40, **QUICK))
+    return tune.finetune(
+        "classify", noisy(240), noisy(60, 9), out, start, FinetuneSettings(epochs=6, max_length=40, **QUICK)
+    )
 
 
 @pytest.fixture(scope="module")
 def stretched(plain, tmp_path_factory):
     """The same, elastic."""
-    options = Depths(epochs=6, **QUICK)
+    options = ElasticSettings(epochs=6, **QUICK)
     return tune.elastic(plain.model, noisy(240), noisy(400, 7), tmp_path_factory.mktemp("elastic"), options)
 
 
@@ -117,17 +119,19 @@ def test_the_promised_agreement_holds_on_fresh_texts(stretched):
 
 @pytest.mark.parametrize("every", [True, False])
 def test_where_one_depth_is_trained_it_alone_chooses_the_checkpoint(start, every):
-    examples, settings = noisy(24), Settings(steps=1, batch=8, device="cpu")
-    work = Elastic(make_task("classify", examples), start, examples, noisy(60, 9), settings, Depths(elastic=every))
+    examples, settings = noisy(24), TrainSettings(steps=1, batch=8, device="cpu")
+    work = ElasticTask(
+        make_task("classify", examples), start, examples, noisy(60, 9), settings, ElasticSettings(elastic=every)
+    )
     found = work.evaluate()
     depths = [found["accuracy"], *(value for name, value in found.items() if "_at_" in name)]
     mean = np.mean(depths) if every else found["accuracy"]
     assert len(set(depths)) > 1 and found["over_depths"] == pytest.approx((found["accuracy"] + mean) / 2)
-    assert full_depth_alone(work.artifact(found, State()).meta.made) is not every
+    assert full_depth_alone(work.artifact(found, TrainState()).meta.made) is not every
 
 
 def test_a_folder_of_one_depth_is_not_gone_on_with_for_all(plain, tmp_path):
-    one = Depths(epochs=1, elastic=False, **QUICK)
+    one = ElasticSettings(epochs=1, elastic=False, **QUICK)
     tune.elastic(plain.model, noisy(24), noisy(60, 9), tmp_path, one)
     with pytest.raises(AlbertkitError, match="other"):
         tune.elastic(plain.model, noisy(24), noisy(60, 9), tmp_path, dataclasses.replace(one, elastic=True))
@@ -138,9 +142,9 @@ def test_a_folder_of_one_depth_is_not_gone_on_with_for_all(plain, tmp_path):
 def test_every_task_has_a_loss_at_every_depth(start, kind, options):
     examples = KINDS[kind](24)
     task = make_task("classify" if kind in ("multi", "regression") else kind, examples)
-    settings = Settings(steps=1, batch=8, device="cpu")
-    work = Elastic(task, start, examples, KINDS[kind](60, 9), settings, Depths(max_length=40, **options))
-    (part,), _ = work.next(0, 0.5, Team(0, 1, torch.device("cpu")))
+    settings = TrainSettings(steps=1, batch=8, device="cpu")
+    work = ElasticTask(task, start, examples, KINDS[kind](60, 9), settings, ElasticSettings(max_length=40, **options))
+    (part,), _ = work.next(0, 0.5, ProcessGroup(0, 1, torch.device("cpu")))
     loss, sums = work.objective(*part)
     assert torch.isfinite(loss) and loss > 0 and sums.shape == (len(work.measures), 2)
     loss.backward()
@@ -148,7 +152,7 @@ def test_every_task_has_a_loss_at_every_depth(start, kind, options):
     found = work.evaluate()
     assert sum("_at_" in name for name in found) == LAYERS - 1 and "over_depths" in found
     assert work.exits is not None and len(work.exits["looks"]) == LAYERS - 1
-    state = State()
+    state = TrainState()
     json.dumps(work.artifact(found, state).meta.details)
 
 
@@ -158,9 +162,11 @@ def test_what_the_full_depth_says_costs_nothing_where_depths_agree(start):
     frozen = Artifact(start.config, still, start.tokenizer, start.meta)
     for kind in ("classify", "tag", "answer", "choose", "intent", "match"):
         examples = KINDS[kind](16)
-        settings = Settings(steps=1, batch=8, device="cpu")
-        work = Elastic(make_task(kind, examples), frozen, examples, (), settings, Depths(max_length=40, teach=1.0))
-        (part,), _ = work.next(0, 0.5, Team(0, 1, torch.device("cpu")))
+        settings = TrainSettings(steps=1, batch=8, device="cpu")
+        work = ElasticTask(
+            make_task(kind, examples), frozen, examples, (), settings, ElasticSettings(max_length=40, teach=1.0)
+        )
+        (part,), _ = work.next(0, 0.5, ProcessGroup(0, 1, torch.device("cpu")))
         loss, sums = work.objective(*part)
         assert sums[1, 0].item() == pytest.approx(0, abs=1e-4), kind
         assert loss.item() == pytest.approx((sums[0, 0] / sums[0, 1]).item(), abs=1e-4)
@@ -168,38 +174,38 @@ def test_what_the_full_depth_says_costs_nothing_where_depths_agree(start):
 
 def test_depths_are_drawn_by_the_step(start):
     examples = texts(16)
-    given = make_task("classify", examples), start, examples, (), Settings(steps=1, batch=8, device="cpu")
-    work = Elastic(*given, Depths(draw=2))
+    given = make_task("classify", examples), start, examples, (), TrainSettings(steps=1, batch=8, device="cpu")
+    work = ElasticTask(*given, ElasticSettings(draw=2))
     drawn = []
     for seed in (1, 2, 1):
         torch.manual_seed(seed)
         drawn.append([tuple(work.objective.drawn()) for _ in range(20)])
     assert drawn[0] == drawn[2] != drawn[1] and {len(d) for d in drawn[0]} == {2}
     assert {d for found in drawn[0] for d in found} == set(range(1, LAYERS))
-    assert Elastic(*given, Depths()).objective.drawn() == list(range(1, LAYERS))
-    assert Elastic(*given, Depths(elastic=False)).objective.drawn() == []
+    assert ElasticTask(*given, ElasticSettings()).objective.drawn() == list(range(1, LAYERS))
+    assert ElasticTask(*given, ElasticSettings(elastic=False)).objective.drawn() == []
 
 
 def test_the_head_comes_along_only_for_the_same_task(plain):
     artifact = read_artifact(plain.model)
-    settings, examples = Settings(steps=1, device="cpu"), texts(16)
-    same = Elastic(task_of(artifact.meta), artifact, examples, (), settings, Depths(max_length=40))
+    settings, examples = TrainSettings(steps=1, device="cpu"), texts(16)
+    same = ElasticTask(task_of(artifact.meta), artifact, examples, (), settings, ElasticSettings(max_length=40))
     name = "heads.classify.linear.weight"
     assert np.array_equal(same.model.weights()[name], artifact.weights[name])
     other = [dataclasses.replace(e, label=f"{e.label}!") for e in examples]
-    fresh = Elastic(make_task("classify", other), artifact, other, (), settings, Depths(max_length=40))
+    fresh = ElasticTask(make_task("classify", other), artifact, other, (), settings, ElasticSettings(max_length=40))
     assert not np.array_equal(fresh.model.weights()[name], artifact.weights[name])
 
 
 def test_a_stopped_run_goes_on_to_the_same_weights(plain, tmp_path, monkeypatch):
-    options = Depths(epochs=3, draw=2, consistency=0.1, **QUICK)
+    options = ElasticSettings(epochs=3, draw=2, consistency=0.1, **QUICK)
     tune.elastic(plain.model, texts(60), texts(60, 9), tmp_path / "straight", options)
 
     class Died(Exception):
         pass
 
     with monkeypatch.context() as patch:
-        before, seen = Elastic.next, []
+        before, seen = ElasticTask.next, []
 
         def fatal(self, *given):
             seen.append(1)
@@ -207,7 +213,7 @@ def test_a_stopped_run_goes_on_to_the_same_weights(plain, tmp_path, monkeypatch)
                 raise Died
             return before(self, *given)
 
-        patch.setattr(Elastic, "next", fatal)
+        patch.setattr(ElasticTask, "next", fatal)
         with pytest.raises(Died):
             tune.elastic(plain.model, texts(60), texts(60, 9), tmp_path / "killed", options)
     tune.elastic(plain.model, texts(60), texts(60, 9), tmp_path / "killed", options)
@@ -217,14 +223,16 @@ def test_a_stopped_run_goes_on_to_the_same_weights(plain, tmp_path, monkeypatch)
 
 def test_from_a_pre_trained_model_in_one_go(start, tmp_path):
     """`finetune --elastic`; parts of a batch give the gradient of the whole."""
-    options = Options(epochs=8, elastic=True, max_length=40, **QUICK)
+    options = FinetuneSettings(epochs=8, elastic=True, max_length=40, **QUICK)
     done = tune.finetune("classify", texts(240), texts(60, 9), tmp_path, start, options)
     found = read_artifact(done.model).meta
     assert min(found.metrics["dev at depth"].values()) > 0.75 and found.details["exit"]["texts"] == 45
 
 
 def test_tagging_leaves_early_too(start, tmp_path):
-    done = tune.finetune("tag", tagged(240), tagged(300, 9), tmp_path, start, Options(epochs=8, elastic=True, **QUICK))
+    done = tune.finetune(
+        "tag", tagged(240), tagged(300, 9), tmp_path, start, FinetuneSettings(epochs=8, elastic=True, **QUICK)
+    )
     model, fresh = Albert(done.model, threads=1), tagged(500, 11)
     early, full = predict(model, fresh, "tag", exit="95%"), predict(model, fresh, "tag")
     same = [
@@ -248,7 +256,7 @@ def test_what_cannot_be_made_elastic_is_said(start, plain, tmp_path):
         tune.elastic(frozen, texts(10), (), tmp_path / "c")
     for odd in ({"teach": 1.5}, {"draw": -1}, {"soften": 0.0}, {"shallow": -1.0}):
         with pytest.raises(AlbertkitError):
-            Depths(**odd)
+            ElasticSettings(**odd)
 
 
 def test_the_verb_from_a_model_to_an_early_answer(plain, tmp_path):
@@ -281,9 +289,11 @@ def test_masked_words_at_every_depth(bench, tmp_path):
     """Updates at shallower depths make those better than updates at the full depth alone do, and a stopped run goes on."""
     losses = {}
     for name, depths in (("plain", ""), ("elastic", "1")):
-        goals = Goals(lengths="16", eval_rows=64, depths=depths)
+        goals = PretrainSettings(lengths="16", eval_rows=64, depths=depths)
         out = bench.train(tmp_path / name, goals, steps=60, learning_rate=3e-3)
-        work = bench.work(Settings(steps=1, device="cpu"), Goals(lengths="16", eval_rows=64, depths="1"))
+        work = bench.work(
+            TrainSettings(steps=1, device="cpu"), PretrainSettings(lengths="16", eval_rows=64, depths="1")
+        )
         work.restore(read_artifact(out.model), {})
         losses[name] = work.evaluate()
     assert losses["elastic"]["mlm_loss_at_1"] < losses["plain"]["mlm_loss_at_1"]
@@ -291,9 +301,9 @@ def test_masked_words_at_every_depth(bench, tmp_path):
     drawn = [work.drawn(step) for step in range(200)]
     assert set(drawn) == {None, 1} and 60 < drawn.count(1) < 140
     with pytest.raises(AlbertkitError, match="depths go up to 9, and this shape has 2 layers"):
-        bench.work(Settings(steps=1), Goals(lengths="16", depths="9"))
+        bench.work(TrainSettings(steps=1), PretrainSettings(lengths="16", depths="9"))
     with pytest.raises(AlbertkitError, match="write whole numbers with commas"):
-        Goals(depths="a,b")
+        PretrainSettings(depths="a,b")
 
 
 def test_the_verb_on_a_pre_trained_model(bench, shards, tmp_path):
@@ -301,8 +311,8 @@ def test_the_verb_on_a_pre_trained_model(bench, shards, tmp_path):
 
     from albertkit.cli.entry_point import app
 
-    work = bench.work(Settings(steps=1, device="cpu"))
-    state = State()
+    work = bench.work(TrainSettings(steps=1, device="cpu"))
+    state = TrainState()
     write_artifact(work.artifact({}, state), tmp_path / "start")
     given = ["-o", str(tmp_path / "out"), "--minutes", "0.03", "--batch", "8", "--device", "cpu"]
     done = CliRunner().invoke(app, ["elastic", str(tmp_path / "start"), str(shards), *given])

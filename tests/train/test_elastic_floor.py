@@ -14,9 +14,9 @@ from albertkit.tasks.classify import Classify
 from albertkit.tasks.examples import Text
 from albertkit.tasks.make import make_task
 from albertkit.train import finetune_runs as tune
-from albertkit.train.elastic import Elastic
-from albertkit.train.finetune_settings import Depths, Options
-from albertkit.train.train_settings import Settings
+from albertkit.train.elastic import ElasticTask
+from albertkit.train.finetune_settings import ElasticSettings, FinetuneSettings
+from albertkit.train.train_settings import TrainSettings
 from tests.train.conftest import TOPICS
 from tests.train.test_finetune import start as start  # the fixture
 from tests.train.test_finetune import texts, words
@@ -45,7 +45,7 @@ def test_the_floor_goes_into_an_elastic_model(start, known, dev, tmp_path, monke
     """What was measured on held-out examples is what the finished model says of them."""
     source = start
     if way == "elastic":
-        source = tune.finetune("classify", known, dev, tmp_path / "plain", start, Options(**QUICK)).model
+        source = tune.finetune("classify", known, dev, tmp_path / "plain", start, FinetuneSettings(**QUICK)).model
     seen = []
     before = Classify.floored
 
@@ -55,9 +55,9 @@ def test_the_floor_goes_into_an_elastic_model(start, known, dev, tmp_path, monke
 
     monkeypatch.setattr(Classify, "floored", floored)
     if way == "elastic":
-        done = tune.elastic(source, known, dev, tmp_path / "out", Depths(**QUICK))
+        done = tune.elastic(source, known, dev, tmp_path / "out", ElasticSettings(**QUICK))
     else:
-        done = tune.finetune("classify", known, dev, tmp_path / "out", source, Options(**QUICK, elastic=True))
+        done = tune.finetune("classify", known, dev, tmp_path / "out", source, FinetuneSettings(**QUICK, elastic=True))
     albert = Albert(done.model, threads=1)
     assert albert.task.floor == 0.5 and albert.task.temperature in [task.temperature for task in seen]
     found = albert.task.measure(predict(albert, dev, "classify"), dev)
@@ -65,7 +65,9 @@ def test_the_floor_goes_into_an_elastic_model(start, known, dev, tmp_path, monke
 
 
 def test_the_floor_is_set_by_the_full_depth(start, known, dev, monkeypatch):
-    work = Elastic(make_task("classify", known), start, known, dev, Settings(steps=1, device="cpu"), Depths())
+    work = ElasticTask(
+        make_task("classify", known), start, known, dev, TrainSettings(steps=1, device="cpu"), ElasticSettings()
+    )
     scores = work.by_depth(work.dev_features)
     doubtful, rows = np.array([0.1, 0, 0]), 9 * np.eye(len(work.task.labels))
     sure = [doubtful if e.label == "oos" else rows[work.task.labels.index(e.label)] for e in dev]
@@ -77,7 +79,7 @@ def test_the_floor_is_set_by_the_full_depth(start, known, dev, monkeypatch):
 
 
 def test_without_texts_out_of_scope_there_is_no_floor(start):
-    work = Elastic(make_task("classify", texts(40)), start, texts(40), texts(40, 9), Settings(steps=1, device="cpu"), Depths())  # fmt: skip
+    work = ElasticTask(make_task("classify", texts(40)), start, texts(40), texts(40, 9), TrainSettings(steps=1, device="cpu"), ElasticSettings())  # fmt: skip
     before = work.task
     work.evaluate()
     assert work.task is before

@@ -15,7 +15,7 @@ from albertkit.serve.vector_cache import OVERHEAD, Cache
 from albertkit.tasks.examples import Text
 from albertkit.tokenizer import Tokenizer
 from albertkit.train import frozen_head as frozen
-from albertkit.train.finetune_settings import Options
+from albertkit.train.finetune_settings import FinetuneSettings
 from tests.conftest import tiny
 from tests.train.conftest import TOPICS, VOCAB
 
@@ -110,7 +110,7 @@ def test_the_bound_holds_and_the_longest_unused_go_first(models, encoded, monkey
 def freeze(model, out, monkeypatch, dev, **options):
     """As a process of its own would: nothing is remembered but what the folder holds."""
     monkeypatch.setattr(frozen, "REMEMBERED", Cache(2**20))
-    return frozen.freeze("classify", examples(24), dev, out, model, Options(freeze=True, **options))
+    return frozen.freeze("classify", examples(24), dev, out, model, FinetuneSettings(freeze=True, **options))
 
 
 def test_a_second_run_of_a_folder_reads_its_vectors(models, encoded, tmp_path, monkeypatch):

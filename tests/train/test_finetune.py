@@ -18,9 +18,9 @@ from albertkit.tasks.examples import Choice, Question, Span, Tagged, Text
 from albertkit.tasks.make import make_task, task_of
 from albertkit.tokenizer import Tokenizer
 from albertkit.train import finetune_runs as tune
-from albertkit.train.finetune_settings import Options, preset_epochs, preset_rate
-from albertkit.train.finetune_task import Finetuning
-from albertkit.train.train_settings import Settings
+from albertkit.train.finetune_settings import FinetuneSettings, preset_epochs, preset_rate
+from albertkit.train.finetune_task import FinetuneTask
+from albertkit.train.train_settings import TrainSettings
 from tests.conftest import tiny
 from tests.train.conftest import TOPICS, VOCAB
 
@@ -102,12 +102,12 @@ TASKS = {
 @pytest.fixture(scope="module")
 def tuned(start, tmp_path_factory):
     """A model for a task, trained once for all tests of this file."""
-    made: dict[str, tune.Tuned] = {}
+    made: dict[str, tune.FinetuneResult] = {}
 
-    def of(task: str) -> tune.Tuned:
+    def of(task: str) -> tune.FinetuneResult:
         if task not in made:
             examples = TASKS[task][0]
-            options = Options(epochs=10, batch=16, learning_rate=3e-3, max_length=40, device="cpu")
+            options = FinetuneSettings(epochs=10, batch=16, learning_rate=3e-3, max_length=40, device="cpu")
             made[task] = tune.finetune(
                 task, examples(240), examples(60, 9), tmp_path_factory.mktemp(task), start, options
             )
@@ -133,7 +133,7 @@ def test_the_runtime_says_what_torch_says(tuned, start, task):
     examples = TASKS[task][0](60, 9)
     artifact = read_artifact(done.model)
     made = task_of(artifact.meta)
-    work = Finetuning(made, artifact, examples, (), Settings(steps=1, device="cpu"), 40)
+    work = FinetuneTask(made, artifact, examples, (), TrainSettings(steps=1, device="cpu"), 40)
     work.model = AlbertModel.from_artifact(artifact)
     work.objective.model = work.model
     features = made.features(examples, artifact.tokenizer, 40)
@@ -169,7 +169,7 @@ def test_the_methods_of_albert(tuned):
 
 @pytest.mark.parametrize(("kind", "metric", "least"), [("regression", "spearman", 0.8), ("multi", "f1", 0.85)])
 def test_other_kinds_of_labels(start, tmp_path, kind, metric, least):
-    options = Options(epochs=10, batch=16, learning_rate=3e-3, device="cpu")
+    options = FinetuneSettings(epochs=10, batch=16, learning_rate=3e-3, device="cpu")
     done = tune.finetune("classify", texts(240, kind=kind), texts(60, 9, kind), tmp_path, start, options)
     assert done.metrics[metric] > least
     found = Albert(done.model).classify("cat dog cow hen pig")
@@ -180,7 +180,7 @@ def test_a_collapse_starts_again_with_another_seed_and_half_the_rate(start, tmp_
     """Dead weights give everybody the same answer; after two new starts the run is kept and says so."""
     dead = Artifact(start.config, {n: np.zeros_like(w) for n, w in start.weights.items()}, start.tokenizer, start.meta)
     said: list[str] = []
-    options = Options(epochs=1, batch=16, learning_rate=1e-6, device="cpu")
+    options = FinetuneSettings(epochs=1, batch=16, learning_rate=1e-6, device="cpu")
     done = tune.finetune("classify", texts(40), texts(30, 9), tmp_path, dead, options, say=said.append)
     assert sum("collapsed" in text for text in said) == 3 and "no new start is left" in said[-1]
     assert done.runs[0]["collapsed"] == 2 and done.runs[0]["rate"] == pytest.approx(2.5e-7)
@@ -188,7 +188,7 @@ def test_a_collapse_starts_again_with_another_seed_and_half_the_rate(start, tmp_
 
 def test_choices_that_are_all_as_likely_are_a_collapse(start, tmp_path):
     """The likeliest of equal choices differs from question to question, so that answers alone do not show it."""
-    options = Options(epochs=1, batch=16, learning_rate=1e-9, restarts=1, device="cpu")
+    options = FinetuneSettings(epochs=1, batch=16, learning_rate=1e-9, restarts=1, device="cpu")
     done = tune.finetune("choose", choices(40), choices(30, 9), tmp_path, start, options)
     assert done.runs[0]["collapsed"] == 1
     found = predict(Albert(done.model), choices(30, 9), "choose")
@@ -197,7 +197,7 @@ def test_choices_that_are_all_as_likely_are_a_collapse(start, tmp_path):
 
 def test_several_labels_begin_with_their_shares(start):
     examples = [Text("one", None, ("rare",) if n == 0 else ("often",) if n % 2 else ()) for n in range(50)]
-    work = Finetuning(make_task("classify", examples), start, examples, (), Settings(steps=1, device="cpu"), 40)
+    work = FinetuneTask(make_task("classify", examples), start, examples, (), TrainSettings(steps=1, device="cpu"), 40)
     bias = work.model.heads["classify"].linear.bias.detach().sigmoid()
     assert work.task.labels == ("often", "rare") and bias.tolist() == pytest.approx([0.5, 0.02], abs=1e-6)
 
@@ -224,7 +224,7 @@ def test_the_floor_goes_into_the_model(start, tmp_path, monkeypatch):
     seen = []
     before = Classify.floored
     monkeypatch.setattr(Classify, "floored", lambda self, *given: seen.append(before(self, *given)) or seen[-1])
-    options = Options(epochs=3, batch=16, learning_rate=2e-3, device="cpu")
+    options = FinetuneSettings(epochs=3, batch=16, learning_rate=2e-3, device="cpu")
     done = tune.finetune("classify", known, dev, tmp_path, start, options)
     albert = Albert(done.model)
     assert albert.task.floor == 0.5 and albert.task in seen
@@ -233,7 +233,7 @@ def test_the_floor_goes_into_the_model(start, tmp_path, monkeypatch):
 
 
 def test_seeds_are_summed_up_and_the_best_is_kept(start, tmp_path):
-    options = Options(epochs=2, batch=16, learning_rate=3e-3, seeds=3, device="cpu")
+    options = FinetuneSettings(epochs=2, batch=16, learning_rate=3e-3, seeds=3, device="cpu")
     done = tune.finetune("classify", texts(80), texts(40, 9), tmp_path, start, options)
     found = [run["metrics"]["accuracy"] for run in done.runs]
     assert len(found) == 3 and done.metrics["accuracy"] == max(found)
@@ -243,14 +243,14 @@ def test_seeds_are_summed_up_and_the_best_is_kept(start, tmp_path):
 
 
 def test_a_stopped_run_goes_on_to_the_same_weights(start, tmp_path, monkeypatch):
-    options = Options(epochs=4, batch=16, learning_rate=1e-3, device="cpu")
+    options = FinetuneSettings(epochs=4, batch=16, learning_rate=1e-3, device="cpu")
     tune.finetune("classify", texts(60), texts(30, 9), tmp_path / "straight", start, options)
 
     class Died(Exception):
         pass
 
     with monkeypatch.context() as patch:
-        before, seen = Finetuning.next, []
+        before, seen = FinetuneTask.next, []
 
         def fatal(self, *given):
             seen.append(1)
@@ -258,7 +258,7 @@ def test_a_stopped_run_goes_on_to_the_same_weights(start, tmp_path, monkeypatch)
                 raise Died
             return before(self, *given)
 
-        patch.setattr(Finetuning, "next", fatal)
+        patch.setattr(FinetuneTask, "next", fatal)
         with pytest.raises(Died):
             tune.finetune("classify", texts(60), texts(30, 9), tmp_path / "killed", start, options)
     tune.finetune("classify", texts(60), texts(30, 9), tmp_path / "killed", start, options)
@@ -270,13 +270,13 @@ def test_micro_parts_and_checkpointing_change_nothing(start):
     """The gradient of a batch, whole, in parts of two, and with activations computed again."""
     found = []
     for micro, again in ((None, False), (2, False), (None, True)):
-        settings = Settings(steps=1, batch=8, micro=micro, device="cpu")
-        work = Finetuning(make_task("classify", texts(8)), start, texts(8), (), settings, 40)
+        settings = TrainSettings(steps=1, batch=8, micro=micro, device="cpu")
+        work = FinetuneTask(make_task("classify", texts(8)), start, texts(8), (), settings, 40)
         work.model.encoder.checkpointing = again
         work.model.heads["classify"].dropout.p = 0.0
-        from albertkit.train.distributed import Team
+        from albertkit.train.distributed import ProcessGroup
 
-        parts, tokens = work.next(0, 0.5, Team(0, 1, torch.device("cpu")))
+        parts, tokens = work.next(0, 0.5, ProcessGroup(0, 1, torch.device("cpu")))
         assert len(parts) == (4 if micro else 1) and tokens > 0
         for part in parts:
             (work.objective(*part)[0] / len(parts)).backward()
@@ -310,11 +310,11 @@ def test_what_is_said_before_anything_is_trained(start, tmp_path):
     with pytest.raises(AlbertkitError, match="unknown task 'clasify' .did you mean 'classify'"):
         make_task("clasify", [])
     with pytest.raises(AlbertkitError, match="no metric 'beauty'; choose one of accuracy"):
-        options = Options(epochs=1, metric="beauty", device="cpu")
+        options = FinetuneSettings(epochs=1, metric="beauty", device="cpu")
         tune.finetune("classify", texts(20), texts(20, 9), tmp_path, start, options)
     bare = Artifact(start.config, start.weights)
     with pytest.raises(AlbertkitError, match="no tokenizer"):
-        Finetuning(task, bare, texts(4), (), Settings(steps=1))
+        FinetuneTask(task, bare, texts(4), (), TrainSettings(steps=1))
 
 
 def test_presets_follow_the_size():
@@ -354,7 +354,7 @@ def test_the_command_line_from_a_file_to_a_label(start, tmp_path):
 
 
 def test_a_finished_fine_tuning_run_again_stays_as_it_is(start, tmp_path):
-    options = Options(epochs=3, batch=16, learning_rate=3e-3, device="cpu")
+    options = FinetuneSettings(epochs=3, batch=16, learning_rate=3e-3, device="cpu")
     first = tune.finetune("classify", texts(60), texts(30, 9), tmp_path, start, options)
     before = read_artifact(first.model)
     again = tune.finetune("classify", texts(60), texts(30, 9), tmp_path, start, options)
@@ -367,13 +367,13 @@ def test_a_finished_fine_tuning_run_again_stays_as_it_is(start, tmp_path):
 
 def test_a_class_that_only_held_out_examples_have_counts_as_missed(start, tmp_path):
     dev = [*texts(20, 9), Text("cat dog", label="fish")]
-    options = Options(epochs=1, batch=16, device="cpu")
+    options = FinetuneSettings(epochs=1, batch=16, device="cpu")
     done = tune.finetune("classify", texts(40), dev, tmp_path, start, options)
     assert done.metrics["accuracy"] <= 20 / 21 and (tmp_path / "report.md").is_file()
 
 
 def test_the_lowest_rmse_is_the_best(start, tmp_path):
-    options = Options(epochs=6, batch=16, learning_rate=3e-3, metric="rmse", device="cpu")
+    options = FinetuneSettings(epochs=6, batch=16, learning_rate=3e-3, metric="rmse", device="cpu")
     done = tune.finetune(
         "classify", texts(100, kind="regression"), texts(40, 9, "regression"), tmp_path, start, options
     )

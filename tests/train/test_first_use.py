@@ -32,10 +32,10 @@ from albertkit.tokenizer import Tokenizer
 from albertkit.train.finetune_report import pictures, scores_of, worst
 from albertkit.train.finetune_runs import collapse, weighted
 from albertkit.train.finetune_runs import finetune as tune
-from albertkit.train.finetune_settings import Options
-from albertkit.train.finetune_task import Finetuning
-from albertkit.train.frozen_head import Verdict
-from albertkit.train.train_settings import Settings
+from albertkit.train.finetune_settings import FinetuneSettings
+from albertkit.train.finetune_task import FinetuneTask
+from albertkit.train.frozen_head import HeadEvaluation
+from albertkit.train.train_settings import TrainSettings
 from tests.conftest import tiny
 from tests.train.conftest import TOPICS, VOCAB
 
@@ -103,7 +103,9 @@ def test_intents_without_slots_from_a_file_to_use(clinc, start, tmp_path, how):
 def test_several_classes_are_no_intent(start, tmp_path):
     artifact = read_artifact(start)
     task = Classify(("a", "b"), "multi")
-    work = Finetuning(task, artifact, [Text("cat", label=("a",)), Text("oak", label=("b",))], (), Settings(steps=1))
+    work = FinetuneTask(
+        task, artifact, [Text("cat", label=("a",)), Text("oak", label=("b",))], (), TrainSettings(steps=1)
+    )
     write_artifact(
         Artifact(artifact.config, work.model.weights(), artifact.tokenizer, meta(artifact, task)), tmp_path / "m"
     )
@@ -242,8 +244,10 @@ def test_class_weights_are_refused_where_they_mean_nothing(start, tmp_path):
     examples = [Text(t, label=label) for t, label in zip(texts, labels, strict=True)] + [
         Text("oak elm", label="tree")
     ] * 30
-    even = tune("classify", examples, examples, tmp_path / "a", start, Options(freeze=True))
-    weighed = tune("classify", examples, examples, tmp_path / "b", start, Options(freeze=True, class_weights=True))
+    even = tune("classify", examples, examples, tmp_path / "a", start, FinetuneSettings(freeze=True))
+    weighed = tune(
+        "classify", examples, examples, tmp_path / "b", start, FinetuneSettings(freeze=True, class_weights=True)
+    )
     one, two = (Albert(done.model).classify("cat dog").probabilities["animal"] for done in (even, weighed))
     assert two > one
 
@@ -253,7 +257,9 @@ def test_a_last_collapse_is_said(start, tmp_path, monkeypatch):
     texts, labels = labelled(12)
     examples = [Text(t, label=label) for t, label in zip(texts, labels, strict=True)]
     heard: list[str] = []
-    done = tune("classify", examples, examples, tmp_path, start, Options(epochs=1, restarts=1), say=heard.append)
+    done = tune(
+        "classify", examples, examples, tmp_path, start, FinetuneSettings(epochs=1, restarts=1), say=heard.append
+    )
     assert sum("collapsed" in text for text in heard) == 2 and "no new start is left" in heard[-1]
     assert done.runs[0]["failed"] and "**Collapsed:**" in (tmp_path / "report.md").read_text()
 
@@ -274,7 +280,7 @@ def test_a_last_collapse_is_said(start, tmp_path, monkeypatch):
 )
 def test_a_metric_that_there_is_not_is_refused_before_anything_is_learnt(start, tmp_path, task, examples, known):
     with pytest.raises(AlbertkitError, match=f"no metric 'fi'.*{known}"):
-        tune(task, examples, examples, tmp_path, start, Options(metric="fi", max_length=32))
+        tune(task, examples, examples, tmp_path, start, FinetuneSettings(metric="fi", max_length=32))
     assert not (tmp_path / "runs").exists()
 
 
@@ -307,7 +313,7 @@ def test_the_threshold_is_found_on_held_out_questions(start):
 
 def test_the_threshold_goes_into_the_model(start, tmp_path):
     asked = [Question(str(n), "red", " ".join(ANIMALS), ((0, "cat"),) if n % 3 else (), not n % 3) for n in range(12)]
-    done = tune("answer", asked, asked, tmp_path, start, Options(epochs=1, restarts=0, max_length=32))
+    done = tune("answer", asked, asked, tmp_path, start, FinetuneSettings(epochs=1, restarts=0, max_length=32))
     assert Albert(done.model).task.threshold == pytest.approx(done.metrics["best_threshold"]) != 0
     assert done.metrics["f1"] == pytest.approx(done.metrics["best_f1"])
 
@@ -315,8 +321,8 @@ def test_the_threshold_goes_into_the_model(start, tmp_path):
 # The report --------------------------------------------------------------------------------------------------------------
 
 
-def seen(example, result) -> Verdict:
-    return Verdict((), [example], None, [result], ())
+def seen(example, result) -> HeadEvaluation:
+    return HeadEvaluation((), [example], None, [result], ())
 
 
 @pytest.mark.parametrize(
@@ -360,9 +366,9 @@ def test_pictures_of_each_kind_of_label(tmp_path, recwarn, kind, labels, drawn):
     dev = [Text("x", label=label) for label in labels * 20]
     task = Classify.of(dev, kind)
     rows = [np.random.default_rng(n).normal(size=task.outputs) for n in range(len(dev))]
-    lines = pictures(tmp_path, Verdict((), dev, task, task.results(rows, (), dev), rows), 2.0)
+    lines = pictures(tmp_path, HeadEvaluation((), dev, task, task.results(rows, (), dev), rows), 2.0)
     assert {path.stem for path in tmp_path.glob("*.png")} == drawn and all(name in lines[0] for name in drawn)
-    few = Verdict((), dev[:2], task, task.results(rows[:2], (), dev[:2]), rows[:2])
+    few = HeadEvaluation((), dev[:2], task, task.results(rows[:2], (), dev[:2]), rows[:2])
     assert pictures(tmp_path, few, 2.0) and not recwarn.list
 
 

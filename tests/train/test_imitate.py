@@ -28,11 +28,11 @@ from albertkit.train.distill import Teachers, distil, fresh_student, kept
 from albertkit.train.distill_losses import attention_apart, hidden_apart, mapped, vectors_apart
 from albertkit.train.distill_settings import Lesson
 from albertkit.train.distill_task import HEAD, Gives, Imitating, Reading
-from albertkit.train.distributed import Team
-from albertkit.train.finetune_settings import Options
+from albertkit.train.distributed import ProcessGroup
+from albertkit.train.finetune_settings import FinetuneSettings
 from albertkit.train.recover import Data
 from albertkit.train.teacher_states import Foreign, Own, Seen, same_words
-from albertkit.train.train_settings import Settings
+from albertkit.train.train_settings import TrainSettings
 from albertkit.weights import encoder_shapes, size
 from tests.conftest import tiny
 from tests.train.conftest import VOCAB
@@ -60,7 +60,7 @@ def teacher(words, tmp_path_factory):
     return write_artifact(model_of(words), tmp_path_factory.mktemp("teacher") / "model")
 
 
-def quick(steps: int, **more) -> Settings:
+def quick(steps: int, **more) -> TrainSettings:
     plain = {
         "batch": 16,
         "learning_rate": 3e-3,
@@ -69,7 +69,7 @@ def quick(steps: int, **more) -> Settings:
         "tensorboard": False,
         "compile": "no",
     }
-    return Settings(steps=steps, **{**plain, **more})
+    return TrainSettings(steps=steps, **{**plain, **more})
 
 
 def one(folder) -> Teachers:
@@ -255,7 +255,7 @@ def test_a_narrow_student_learns_from_texts(words, teacher, tmp_path, what):
 
 def test_scores_teach_more_than_few_labels(words, tmp_path):
     """A teacher that saw many labels; a student that sees few of them, or the teacher's scores on many texts."""
-    options = Options(epochs=6, max_length=40, batch=16, learning_rate=3e-3, device="cpu")
+    options = FinetuneSettings(epochs=6, max_length=40, batch=16, learning_rate=3e-3, device="cpu")
     large = tune.finetune("classify", texts(200, 0), texts(40, 9), tmp_path / "large", model_of(words), options).model
     shape = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
     student = fresh_student(tiny(**shape, initializer_range=0.2), words, 1)
@@ -280,14 +280,14 @@ def test_scores_teach_more_than_few_labels(words, tmp_path):
 )
 def test_scores_that_were_kept_are_the_teacher_s(words, tmp_path, task, examples):
     """A student that is its teacher has nothing to learn: the loss of kept scores is 0."""
-    options = Options(epochs=1, max_length=40, batch=16, device="cpu")
+    options = FinetuneSettings(epochs=1, max_length=40, batch=16, device="cpu")
     model = tune.finetune(task, examples(24), (), tmp_path / "tuned", model_of(words), options).model
     artifact = read_artifact(model)
     data = Data(task_of(artifact.meta), examples(24), ())
     kept = lambda features: lessons.kept_scores(model, artifact, data, features, tmp_path, torch.device("cpu"))  # noqa: E731
     for _ in range(2):  # computed, then read
         work = Imitating(data.task, artifact, data.train, (), quick(1), Lesson(logits=1.0), Gives(logits=kept), 40)
-        parts, _ = work.next(0, 0.0, Team(0, 1, torch.device("cpu")))
+        parts, _ = work.next(0, 0.0, ProcessGroup(0, 1, torch.device("cpu")))
         work.objective.eval()
         assert work.objective(*parts[0])[0].item() == pytest.approx(0, abs=1e-5)
 
@@ -307,7 +307,7 @@ def test_parts_of_a_batch_count_by_their_texts(words, teacher):
             Lesson(hidden=1.0),
             Gives(watched=Own(read_artifact(teacher))),
         )
-        parts, _ = work.next(0, 0.0, Team(0, 1, torch.device("cpu")))
+        parts, _ = work.next(0, 0.0, ProcessGroup(0, 1, torch.device("cpu")))
         assert len(parts) == (1 if micro is None else 3) and sum(part[2] for part in parts) == 16
         # the loss is a mean over tokens, so give every part the same length to compare
         for part in parts:
@@ -420,7 +420,7 @@ def test_the_verb_distils_from_a_bert_and_from_a_classifier(words, tmp_path):
     assert {"loss", "hidden_loss", "attention_loss"} <= set(found) and HEAD not in read_artifact(tmp_path / "a").weights
     both = [*base, "--teacher", f"{tmp_path / 'bert'}:0.5", "--what", "vectors", "-o", str(tmp_path / "b")]
     assert run.invoke(app, both).exit_code == 0 and read_artifact(tmp_path / "b").meta.task == "embed"
-    options = Options(epochs=1, max_length=40, batch=16, device="cpu")
+    options = FinetuneSettings(epochs=1, max_length=40, batch=16, device="cpu")
     model = tune.finetune("classify", texts(40, 0), (), tmp_path / "tuned", model_of(words), options).model
     base[1] = str(model)
     done = run.invoke(app, [*base, "--what", "logits,hidden:0.5", "-o", str(tmp_path / "c")])

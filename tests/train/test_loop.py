@@ -22,12 +22,12 @@ from albertkit.albert import Albert
 from albertkit.artifact import Meta
 from albertkit.errors import AlbertkitError
 from albertkit.train import checkpoint, loop, pretrain
-from albertkit.train.distributed import Team
+from albertkit.train.distributed import ProcessGroup
 from albertkit.train.loop import Run
-from albertkit.train.pretrain import Objective, Pretraining, known_positions
-from albertkit.train.pretrain_settings import Goals
-from albertkit.train.train_log import Report, read
-from albertkit.train.train_settings import Settings
+from albertkit.train.pretrain import PretrainObjective, PretrainTask, known_positions
+from albertkit.train.pretrain_settings import PretrainSettings
+from albertkit.train.train_log import TrainLog, read
+from albertkit.train.train_settings import TrainSettings
 from tests.conftest import tiny
 from tests.train.conftest import Bench, write_shards
 from tests.waiting import wait_until
@@ -68,7 +68,7 @@ def test_it_learns_words_and_order(bench, corpus, tmp_path, monkeypatch):
     """Well below what counting words gives, and the order of numbered sentences is found out; no alarm on the way."""
     monkeypatch.setattr(pretrain, "STUCK_STEPS", 50)
     config = tiny(hidden_size=64, embedding_size=32, intermediate_size=128, num_hidden_layers=2, initializer_range=0.1)
-    goals = Goals(lengths="32", eval_rows=256)
+    goals = PretrainSettings(lengths="32", eval_rows=256)
     outcome = Bench(bench.shards, config).train(
         tmp_path, goals, steps=220, batch=32, learning_rate=3e-3, log_every=20, evaluations=4
     )
@@ -126,12 +126,14 @@ def test_dying_anywhere_and_resuming_gives_the_same_bits(bench, tmp_path, monkey
 
 
 def test_rows_of_two_lengths_switch_and_resume(bench, tmp_path, monkeypatch):
-    goals = Goals(lengths="16:0.5,32:0.5", eval_rows=64, short=0.0)
+    goals = PretrainSettings(lengths="16:0.5,32:0.5", eval_rows=64, short=0.0)
     given = {"steps": 16, "save_steps": 3, "log_every": 1}
     seen = []
-    inner = Objective.forward
+    inner = PretrainObjective.forward
     monkeypatch.setattr(
-        Objective, "forward", lambda self, tokens, *rest: seen.append(tokens.shape) or inner(self, tokens, *rest)
+        PretrainObjective,
+        "forward",
+        lambda self, tokens, *rest: seen.append(tokens.shape) or inner(self, tokens, *rest),
     )
     bench.train(tmp_path / "straight", goals, **given, evaluations=0)
     assert seen == [(8, 14)] * 8 + [(4, 30)] * 8  # as many tokens, in fewer rows
@@ -148,17 +150,28 @@ def test_rows_of_two_lengths_switch_and_resume(bench, tmp_path, monkeypatch):
 
 def test_a_share_of_the_updates_sees_short_rows(bench, tmp_path, monkeypatch):
     seen = []
-    inner = Objective.forward
+    inner = PretrainObjective.forward
     monkeypatch.setattr(
-        Objective, "forward", lambda self, tokens, *rest: seen.append(tokens.shape) or inner(self, tokens, *rest)
+        PretrainObjective,
+        "forward",
+        lambda self, tokens, *rest: seen.append(tokens.shape) or inner(self, tokens, *rest),
     )
-    bench.train(tmp_path / "straight", Goals(lengths="32", short=0.5), steps=40, evaluations=0, save_steps=7)
+    bench.train(tmp_path / "straight", PretrainSettings(lengths="32", short=0.5), steps=40, evaluations=0, save_steps=7)
     assert set(seen) == {(8, 30), (32, 6)} and 10 < seen.count((32, 6)) < 30  # eight tokens a row, four times the rows
     with monkeypatch.context() as patch:
         die_at(patch, 20)
         with pytest.raises(Died):
-            bench.train(tmp_path / "killed", Goals(lengths="32", short=0.5), steps=40, evaluations=0, save_steps=7)
-    bench.train(tmp_path / "killed", Goals(lengths="32", short=0.5), resume=True, steps=40, evaluations=0, save_steps=7)
+            bench.train(
+                tmp_path / "killed", PretrainSettings(lengths="32", short=0.5), steps=40, evaluations=0, save_steps=7
+            )
+    bench.train(
+        tmp_path / "killed",
+        PretrainSettings(lengths="32", short=0.5),
+        resume=True,
+        steps=40,
+        evaluations=0,
+        save_steps=7,
+    )
     assert weights(tmp_path / "killed") == weights(tmp_path / "straight")
 
 
@@ -239,7 +252,7 @@ def test_metrics_behind_the_checkpoint_are_cut_off(tmp_path, rest):
     line = lambda step: json.dumps({"step": step, "kind": "train"}) + "\n"  # noqa: E731
     file = tmp_path / "metrics.jsonl"
     file.write_text(line(2) + line(4) + line(7) * (rest == "") + rest + line(3))
-    report = Report(tmp_path, Settings(steps=9, tensorboard=False), step=4, bar=False)
+    report = TrainLog(tmp_path, TrainSettings(steps=9, tensorboard=False), step=4, bar=False)
     report.line(5, "train", mlm_loss=1.23456789)
     report.close()
     assert file.read_text() == line(2) + line(4) + '{"step": 5, "kind": "train", "mlm_loss": 1.234568}\n'
@@ -280,7 +293,7 @@ def test_a_signal_saves_and_the_rest_is_the_same(bench, tmp_path, monkeypatch, n
 
 @main_thread
 def test_a_second_interrupt_breaks_off():
-    with loop.stopping() as stop:
+    with loop.stop_on_signals() as stop:
         os.kill(os.getpid(), signal.SIGINT)
         assert stop.asked
         with pytest.raises(KeyboardInterrupt):
@@ -332,7 +345,7 @@ def test_a_budget_in_tokens(bench, tmp_path):
 
 def spoil(monkeypatch, when) -> list[torch.Tensor]:
     """The loss is not a number where `when(call)` says so; the rows of each call are kept."""
-    inner = Objective.forward
+    inner = PretrainObjective.forward
     rows: list[torch.Tensor] = []
 
     def forward(self, *given):
@@ -343,7 +356,7 @@ def spoil(monkeypatch, when) -> list[torch.Tensor]:
         bad = math.nan if when(len(rows) - 1) else 1.0
         return loss * bad, sums * bad
 
-    monkeypatch.setattr(Objective, "forward", forward)
+    monkeypatch.setattr(PretrainObjective, "forward", forward)
     return rows
 
 
@@ -399,7 +412,7 @@ def test_collapse_is_told_with_what_to_change(bench, tmp_path, monkeypatch):
 
 
 def test_a_loss_that_jumps_is_an_alarm_that_rewinds(bench):
-    work = bench.work(Settings(steps=60, device="cpu"))
+    work = bench.work(TrainSettings(steps=60, device="cpu"))
     assert work.alarm({"mlm_loss": 2.0}, 0.2, 60) is None
     alarm = work.alarm({"mlm_loss": 2.6}, 0.5, 80)
     assert alarm is not None and alarm.rewind and "was 2.00 and is 2.60" in alarm.text
@@ -409,33 +422,33 @@ def test_a_loss_that_jumps_is_an_alarm_that_rewinds(bench):
 
 def test_longer_rows_may_start_with_a_higher_loss(bench):
     """When the rows grow, positions that were never seen make the loss jump: no divergence."""
-    work = bench.work(Settings(steps=60, device="cpu"), Goals(lengths="16:0.5,32:0.5"))
+    work = bench.work(TrainSettings(steps=60, device="cpu"), PretrainSettings(lengths="16:0.5,32:0.5"))
     assert work.alarm({"mlm_loss": 2.0}, 0.4, 60) is None and work.alarm({"mlm_loss": 7.0}, 0.6, 80) is None
     assert work.alarm({"mlm_loss": 9.0}, 0.7, 90) is not None
-    again = bench.work(Settings(steps=60, device="cpu"), Goals(lengths="16:0.5,32:0.5"))
-    again.restore(work.artifact({}, checkpoint.State()), work.place())
+    again = bench.work(TrainSettings(steps=60, device="cpu"), PretrainSettings(lengths="16:0.5,32:0.5"))
+    again.restore(work.artifact({}, checkpoint.TrainState()), work.place())
     assert again.lowest == {16: 2.0, 32: 7.0}
 
 
 def test_positions_that_longer_rows_need_begin_as_those_that_are_known(bench):
-    crew, goals = Team(0, 1, torch.device("cpu")), Goals(lengths="16:0.5,32:0.5", short=0.0)
-    work = bench.work(Settings(steps=60, device="cpu"), goals)
+    crew, goals = ProcessGroup(0, 1, torch.device("cpu")), PretrainSettings(lengths="16:0.5,32:0.5", short=0.0)
+    work = bench.work(TrainSettings(steps=60, device="cpu"), goals)
     table = work.model.encoder.embeddings.position.weight
     before = table.detach().clone()
     work.next(0, 0.0, crew)
     assert torch.equal(table, before) and work.place()["positions"] == 16
-    again = bench.work(Settings(steps=60, device="cpu"), goals)
-    again.restore(work.artifact({}, checkpoint.State()), work.place())
+    again = bench.work(TrainSettings(steps=60, device="cpu"), goals)
+    again.restore(work.artifact({}, checkpoint.TrainState()), work.place())
     for one in (work, again):
         one.next(40, 0.6, crew)
         table = one.model.encoder.embeddings.position.weight
         assert torch.equal(table[:16], before[:16])
         assert torch.equal(table[16:31], before[1:16]) and torch.equal(table[31], before[1])
-    made = work.artifact({}, checkpoint.State())
+    made = work.artifact({}, checkpoint.TrainState())
     assert made.meta.made[-1]["positions"] == 32
     assert known_positions(made) == 32 and known_positions(dataclasses.replace(made, meta=Meta())) == 40
-    whole = Pretraining(
-        work.shards, made.config, work.settings, Goals(lengths="40"), dataclasses.replace(made, meta=Meta())
+    whole = PretrainTask(
+        work.shards, made.config, work.settings, PretrainSettings(lengths="40"), dataclasses.replace(made, meta=Meta())
     )
     last = whole.model.encoder.embeddings.position.weight.detach().clone()
     whole.next(0, 0.0, crew)
@@ -461,7 +474,7 @@ def test_a_training_that_diverges_goes_back_and_learns_on(bench, tmp_path, monke
 
 def test_the_alarm_waits_and_keeps_quiet_when_words_are_learnt(bench):
     def told(losses, progress=0.5, step=1000, **given):
-        work = bench.work(Settings(steps=2000, device="cpu", **given))
+        work = bench.work(TrainSettings(steps=2000, device="cpu", **given))
         return [work.alarm({"mlm_loss": work.entropy + loss}, progress, step) for loss in losses]
 
     assert "collapsed" in str(told([0.1, 0.0, 0.1])[2])
@@ -508,7 +521,7 @@ def test_out_of_memory_names_the_remedy(bench, tmp_path, monkeypatch):
     def full(self, *given):
         raise torch.OutOfMemoryError("no room")
 
-    monkeypatch.setattr(Objective, "forward", full)
+    monkeypatch.setattr(PretrainObjective, "forward", full)
     with pytest.raises(AlbertkitError, match="out of memory with 8 rows at once; set --micro to half"):
         bench.train(tmp_path, steps=2)
 
@@ -518,7 +531,7 @@ def test_out_of_memory_names_the_remedy(bench, tmp_path, monkeypatch):
 
 def test_the_last_checkpoints_and_the_best_remain(bench, tmp_path, monkeypatch):
     scores = iter([3.0, 1.0, 2.0, 2.5, 2.6, 2.7])
-    monkeypatch.setattr(pretrain.Pretraining, "evaluate", lambda self: {"mlm_loss": next(scores)})
+    monkeypatch.setattr(pretrain.PretrainTask, "evaluate", lambda self: {"mlm_loss": next(scores)})
     outcome = bench.train(tmp_path, steps=12, evaluations=6, save_steps=1, keep=3)
     assert outcome.state.best == {"step": 4, "score": 1.0}
     assert checkpoint.steps(tmp_path) == [4, 10, 11, 12]
@@ -557,14 +570,14 @@ def test_lines_of_metrics_hold_what_the_page_promises(bench, tmp_path):
 def test_a_corpus_with_hardly_any_held_out_text_trains(tmp_path, held):
     """Nothing to evaluate on is no score of zero."""
     shards = write_shards(tmp_path / "shards", train=40, held=held, parts=1)
-    goals = Goals(lengths="128", eval_rows=64)
+    goals = PretrainSettings(lengths="128", eval_rows=64)
     outcome = Bench(shards, tiny(max_position_embeddings=128)).train(tmp_path / "run", goals, steps=3, batch=2)
     assert outcome.metrics == {} and outcome.state.best == {} and lines(tmp_path / "run", "eval") == []
 
 
 def test_a_held_out_split_that_happens_to_give_no_row_is_no_score(bench, monkeypatch):
     """Short documents give a row by chance, and few of them perhaps none."""
-    work = bench.work(Settings(steps=1, device="cpu"))
+    work = bench.work(TrainSettings(steps=1, device="cpu"))
     monkeypatch.setattr(pretrain.Stream, "rows_in_group", property(lambda self: 0))
     assert work.evaluate() == {}
 

@@ -20,16 +20,16 @@ from albertkit.interop.state_dict import from_state
 from albertkit.model import AlbertModel, Batch, Encoder
 from albertkit.model.albert_model import build_head
 from albertkit.tokenizer import Tokenizer
-from albertkit.train.checkpoint import State
-from albertkit.train.distributed import Team
+from albertkit.train.checkpoint import TrainState
+from albertkit.train.distributed import ProcessGroup
 from albertkit.train.loop import Run
-from albertkit.train.pretrain import Objective, Pretraining, consistency, fit, specials, tensors
-from albertkit.train.pretrain_settings import Goals
-from albertkit.train.train_settings import Settings
+from albertkit.train.pretrain import PretrainObjective, PretrainTask, consistency, fit, specials, tensors
+from albertkit.train.pretrain_settings import PretrainSettings
+from albertkit.train.train_settings import TrainSettings
 from tests.conftest import tiny
 
 CPU = torch.device("cpu")
-ALONE = Team(0, 1, CPU)
+ALONE = ProcessGroup(0, 1, CPU)
 
 
 def random_weights(model: torch.nn.Module, std: float = 0.2) -> None:
@@ -40,7 +40,7 @@ def random_weights(model: torch.nn.Module, std: float = 0.2) -> None:
             p.normal_(1.0 if "norm.weight" in name else 0.0, std)
 
 
-def gradients(work: Pretraining, settings: Settings, out) -> dict[str, torch.Tensor]:
+def gradients(work: PretrainTask, settings: TrainSettings, out) -> dict[str, torch.Tensor]:
     """The gradient of one update as the loop makes it, before the optimizer."""
     run = Run(work, settings, out, ALONE, print)
     found = {}
@@ -61,8 +61,8 @@ def test_parts_add_up_to_the_batch(bench, goals, tmp_path):
     """One part of 12 rows, or 2, 3, 4 or 12 parts: one gradient."""
     made = {}
     for micro in (None, 6, 4, 3, 1):
-        settings = Settings(steps=10, batch=12, micro=micro, clip=0, device="cpu")
-        work = bench.work(settings, Goals(lengths="24", **goals))
+        settings = TrainSettings(steps=10, batch=12, micro=micro, clip=0, device="cpu")
+        work = bench.work(settings, PretrainSettings(lengths="24", **goals))
         random_weights(work.model)
         made[micro] = gradients(work, settings, tmp_path)
     for micro, found in made.items():
@@ -84,8 +84,8 @@ def test_the_loss_equals_transformers(bench, corpus):
     state = {name: value.detach().numpy() for name, value in theirs.state_dict().items()}
     fitted, weights = from_state(state, config.to_dict())
     ours = AlbertModel.from_artifact(Artifact(fitted, weights))
-    goals = Goals(lengths="32")
-    objective = Objective(ours, specials(tokenizer), goals).train()
+    goals = PretrainSettings(lengths="32")
+    objective = PretrainObjective(ours, specials(tokenizer), goals).train()
     pairs = Stream(corpus.split("train"), 32, seed=3).take(20)
     key = masking.key(1, 4, CPU)
     loss, sums = objective(*tensors(pairs, CPU), key, masking.sent(0, CPU))
@@ -107,7 +107,7 @@ def test_the_loss_equals_transformers(bench, corpus):
 
 
 def test_word_scores_are_computed_at_masked_tokens_alone(bench, monkeypatch):
-    settings = Settings(steps=10, batch=16, device="cpu")
+    settings = TrainSettings(steps=10, batch=16, device="cpu")
     work = bench.work(settings)
     seen = []
     inner = work.model.heads["mlm"].forward
@@ -124,13 +124,13 @@ def test_word_scores_are_computed_at_masked_tokens_alone(bench, monkeypatch):
 
 
 def test_padding_of_the_vocabulary_is_never_asked_for(bench):
-    work = bench.work(Settings(steps=1, device="cpu"))
+    work = bench.work(TrainSettings(steps=1, device="cpu"))
     assert work.tokenizer.vocab_size == 50 and work.config.vocab_size == 56
     assert work.objective.words.max() < 50 and work.objective.words.min() >= 5
 
 
 def test_different_batches_at_each_step(bench):
-    work = bench.work(Settings(steps=10, batch=8, device="cpu"))
+    work = bench.work(TrainSettings(steps=10, batch=8, device="cpu"))
     one, other = work.next(0, 0.0, ALONE)[0][0], work.next(1, 0.1, ALONE)[0][0]
     assert not torch.equal(one[0], other[0]) and not torch.equal(one[3], other[3])
 
@@ -171,7 +171,7 @@ def test_layer_decay_weighs_each_use_of_the_shared_layer(shape, checkpointing):
 
 
 def test_layer_decay_is_for_training_alone(bench):
-    work = bench.work(Settings(steps=1, device="cpu"), Goals(lengths="16", layer_decay=0.5))
+    work = bench.work(TrainSettings(steps=1, device="cpu"), PretrainSettings(lengths="16", layer_decay=0.5))
     assert work.model.encoder.layer_decay == 0.5
     random_weights(work.model)
     batch = Batch.of([[5, 6, 7]])
@@ -219,7 +219,9 @@ def test_consistency_adds_its_weight_to_the_loss(bench):
     """λ times the mean over tokens and pairs of layers, the embeddings left out."""
     losses = {}
     for weight in (0.0, 0.5):
-        work = bench.work(Settings(steps=1, batch=8, device="cpu"), Goals(lengths="16", consistency=weight))
+        work = bench.work(
+            TrainSettings(steps=1, batch=8, device="cpu"), PretrainSettings(lengths="16", consistency=weight)
+        )
         random_weights(work.model)
         [part], _ = work.next(0, 0.0, ALONE)
         losses[weight] = work.objective.train()(*part)
@@ -232,7 +234,7 @@ def test_consistency_adds_its_weight_to_the_loss(bench):
 
 
 def test_order_left_out_trains_no_head_for_it(bench, tmp_path):
-    work = bench.work(Settings(steps=1, batch=8, device="cpu"), Goals(lengths="16", order=0.0))
+    work = bench.work(TrainSettings(steps=1, batch=8, device="cpu"), PretrainSettings(lengths="16", order=0.0))
     found = gradients(work, work.settings, tmp_path)
     assert work.measures == ("mlm_loss", "mlm_accuracy")
     assert not any("sop" in name or "pooler" in name for name in found)
@@ -281,11 +283,11 @@ def test_the_scale_is_the_root_of_the_embedding_size():
 
 def test_rows_longer_than_the_positions_are_refused(bench):
     with pytest.raises(AlbertkitError, match="rows of 64 tokens do not fit the 40 positions"):
-        bench.work(Settings(steps=1, device="cpu"), Goals(lengths="64"))
+        bench.work(TrainSettings(steps=1, device="cpu"), PretrainSettings(lengths="64"))
 
 
 def test_held_out_rows_are_asked_the_same_each_time(bench):
-    work = bench.work(Settings(steps=1, device="cpu"))
+    work = bench.work(TrainSettings(steps=1, device="cpu"))
     work.objective.eval()
     first = work.evaluate()
     assert first == work.evaluate() and set(first) == set(work.measures)
@@ -296,11 +298,11 @@ def test_held_out_rows_are_asked_the_same_each_time(bench):
 
 def test_a_start_brings_its_weights_and_new_heads_follow_the_seed(bench, tmp_path):
     """An encoder without heads gets them, the same ones for the same seed."""
-    work = bench.work(Settings(steps=1, device="cpu"))
+    work = bench.work(TrainSettings(steps=1, device="cpu"))
     bare = AlbertModel(work.config)
     random_weights(bare)
     artifact = Artifact(work.config, bare.weights(), work.tokenizer)
-    made = [bench.work(Settings(steps=1, seed=seed, device="cpu"), start=artifact).model for seed in (1, 1, 2)]
+    made = [bench.work(TrainSettings(steps=1, seed=seed, device="cpu"), start=artifact).model for seed in (1, 1, 2)]
     for model in made:
         for name, p in bare.encoder.named_parameters():
             assert torch.equal(dict(model.encoder.named_parameters())[name], p)
@@ -314,10 +316,10 @@ def test_a_start_keeps_its_own_shape_and_must_know_the_same_words(bench, corpus)
     config = tiny(vocab_size=50)
     model = AlbertModel(config, {name: build_head(name, config) for name in ("mlm", "sop")})
     start = Artifact(config, model.weights(), corpus.tokenizer())
-    settings = Settings(steps=1, batch=4, device="cpu")
+    settings = TrainSettings(steps=1, batch=4, device="cpu")
     work = bench.work(settings, config=config, start=start)
     assert work.config == work.model.config == config
-    work.artifact({}, State())  # the weights fit the shape they are saved with
+    work.artifact({}, TrainState())  # the weights fit the shape they are saved with
     small = tiny(vocab_size=40)
     with pytest.raises(AlbertkitError, match="50 pieces.*40"):
         bench.work(settings, config=small, start=Artifact(small, AlbertModel(small).weights()))

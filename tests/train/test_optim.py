@@ -15,8 +15,8 @@ from albertkit.model import AlbertModel
 from albertkit.model.albert_model import build_head
 from albertkit.train.checkpoint import optimizer_tensors, restore_optimizers
 from albertkit.train.optim import Lamb, Muon, optimizers, orthogonal
-from albertkit.train.pretrain_settings import Goals
-from albertkit.train.train_settings import RATES, Settings
+from albertkit.train.pretrain_settings import PretrainSettings
+from albertkit.train.train_settings import RATES, TrainSettings
 from tests.conftest import tiny
 
 
@@ -101,7 +101,7 @@ def model() -> AlbertModel:
 @pytest.mark.parametrize("name", list(RATES))
 def test_matrices_decay_and_biases_and_norms_do_not(name):
     made = model()
-    found = optimizers(made, Settings(steps=1, optimizer=name, weight_decay=0.2))
+    found = optimizers(made, TrainSettings(steps=1, optimizer=name, weight_decay=0.2))
     decays = {p: g["weight_decay"] for o in found for g in o.param_groups for p in g["params"]}
     names = dict(made.named_parameters())
     assert len(decays) == len(names) == sum(len(g["params"]) for o in found for g in o.param_groups)
@@ -119,7 +119,7 @@ def test_weights_that_get_no_gradient_direction_shrink_by_decay_alone():
     before = {name: p.detach().clone() for name, p in made.named_parameters()}
     for p in made.parameters():
         p.grad = torch.zeros_like(p)
-    [optimizer] = optimizers(made, Settings(steps=1, learning_rate=0.1, weight_decay=0.5))
+    [optimizer] = optimizers(made, TrainSettings(steps=1, learning_rate=0.1, weight_decay=0.5))
     optimizer.step()
     for name, p in made.named_parameters():
         factor = 1.0 if p.dim() < 2 else 0.95
@@ -128,7 +128,7 @@ def test_weights_that_get_no_gradient_direction_shrink_by_decay_alone():
 
 def test_muon_takes_the_layers_matrices_and_adamw_the_rest(plain_products):
     made = model()
-    muon, adamw = optimizers(made, Settings(steps=1, optimizer="muon"))
+    muon, adamw = optimizers(made, TrainSettings(steps=1, optimizer="muon"))
     inner = {id(p) for g in muon.param_groups for p in g["params"]}
     assert inner == {id(p) for name, p in made.named_parameters() if ".groups." in name and p.dim() == 2}
     assert muon.param_groups[0]["lr"] == RATES["muon"] and adamw.param_groups[0]["lr"] == RATES["adamw"]
@@ -169,7 +169,7 @@ def test_orthogonal_brings_singular_values_near_one():
 @pytest.mark.parametrize("name", list(RATES))
 def test_state_survives_a_round_trip(name, plain_products):
     """Two more steps after saving and putting back give the same bits."""
-    settings_ = Settings(steps=1, optimizer=name)
+    settings_ = TrainSettings(steps=1, optimizer=name)
 
     def step(made, found, seed):
         torch.manual_seed(seed)
@@ -196,7 +196,7 @@ def test_state_of_another_optimizer_is_refused(plain_products):
     saved = {}
     for name in ("muon", "adamw"):
         made = model()
-        found = optimizers(made, Settings(steps=1, optimizer=name))
+        found = optimizers(made, TrainSettings(steps=1, optimizer=name))
         for p in made.parameters():
             p.grad = torch.ones_like(p)
         for optimizer in found:
@@ -204,22 +204,24 @@ def test_state_of_another_optimizer_is_refused(plain_products):
         saved[name] = optimizer_tensors(found)
     for name, other in (("muon", "adamw"), ("adamw", "muon")):
         with pytest.raises(AlbertkitError, match="resume with the optimizer it was made with"):
-            restore_optimizers(optimizers(model(), Settings(steps=1, optimizer=other)), saved[name])
+            restore_optimizers(optimizers(model(), TrainSettings(steps=1, optimizer=other)), saved[name])
     fewer = {key: value for key, value in saved["adamw"].items() if not key.startswith("0.0.")}
-    restore_optimizers(optimizers(model(), Settings(steps=1)), fewer)  # a weight that had no gradient yet has no state
+    restore_optimizers(
+        optimizers(model(), TrainSettings(steps=1)), fewer
+    )  # a weight that had no gradient yet has no state
 
 
 # Schedules -------------------------------------------------------------------------------------------------------
 
 
 def test_schedules_by_hand():
-    linear = Settings(steps=100, warmup=0.1)
+    linear = TrainSettings(steps=100, warmup=0.1)
     assert [linear.factor(p) for p in (0, 0.05, 0.1, 0.55, 1.0, 1.3)] == pytest.approx([0, 0.5, 1, 0.5, 0, 0])
-    wsd = Settings(steps=100, warmup=0.1, schedule="wsd", decay=0.2)
+    wsd = TrainSettings(steps=100, warmup=0.1, schedule="wsd", decay=0.2)
     assert [wsd.factor(p) for p in (0.05, 0.1, 0.5, 0.8, 0.9, 1.0)] == pytest.approx([0.5, 1, 1, 1, 0.5, 0])
-    constant = Settings(steps=100, warmup=0.1, schedule="constant")
+    constant = TrainSettings(steps=100, warmup=0.1, schedule="constant")
     assert [constant.factor(p) for p in (0, 0.05, 0.1, 0.99, 1.5)] == pytest.approx([0, 0.5, 1, 1, 1])
-    assert Settings(steps=1, warmup=0).factor(0) == 1.0
+    assert TrainSettings(steps=1, warmup=0).factor(0) == 1.0
 
 
 shares = st.floats(0, 0.999)
@@ -230,7 +232,7 @@ shares = st.floats(0, 0.999)
 )
 @settings(max_examples=200, derandomize=True)
 def test_factors_stay_between_0_and_1_and_rise_then_fall(schedule, warmup, decay, places):
-    made = Settings(steps=10, schedule=schedule, warmup=warmup, decay=decay)
+    made = TrainSettings(steps=10, schedule=schedule, warmup=warmup, decay=decay)
     found = [(p, made.factor(p)) for p in sorted(places)]
     assert all(0 <= f <= 1 for _, f in found)
     rising = [f for p, f in found if p < warmup]
@@ -240,9 +242,9 @@ def test_factors_stay_between_0_and_1_and_rise_then_fall(schedule, warmup, decay
 
 
 def test_progress_counts_the_budget_that_was_given():
-    assert Settings(steps=200).progress(50, 10**9, 10**9) == 0.25
-    assert Settings(tokens=1000).progress(10**9, 250, 10**9) == 0.25
-    assert Settings(minutes=2).progress(10**9, 10**9, 30) == 0.25
+    assert TrainSettings(steps=200).progress(50, 10**9, 10**9) == 0.25
+    assert TrainSettings(tokens=1000).progress(10**9, 250, 10**9) == 0.25
+    assert TrainSettings(minutes=2).progress(10**9, 10**9, 30) == 0.25
 
 
 def test_settings_are_checked():
@@ -258,14 +260,14 @@ def test_settings_are_checked():
         ({"steps": 1, "seed": -1}, "seed is -1"),
     ]:
         with pytest.raises(AlbertkitError, match=text):
-            Settings(**given_)
-    assert Settings(steps=1).rate == 1e-3 and Settings(steps=1, optimizer="lamb").rate == 1.76e-3
-    assert Settings(steps=1, learning_rate=0.5).rate == 0.5
+            TrainSettings(**given_)
+    assert TrainSettings(steps=1).rate == 1e-3 and TrainSettings(steps=1, optimizer="lamb").rate == 1.76e-3
+    assert TrainSettings(steps=1, learning_rate=0.5).rate == 0.5
 
 
 def test_goals_are_checked():
-    assert Goals(lengths="16:0.25,32:0.75").phases() == [(16, 0.25), (32, 0.75)]
-    goals = Goals(lengths="16:0.25,32:0.75")
+    assert PretrainSettings(lengths="16:0.25,32:0.75").phases() == [(16, 0.25), (32, 0.75)]
+    goals = PretrainSettings(lengths="16:0.25,32:0.75")
     assert [goals.length_at(p) for p in (0, 0.24, 0.25, 0.99, 1.0)] == [16, 16, 32, 32, 32]
     for given_, text in [
         ({"lengths": "16:0.5,32:0.6"}, "shares add up to 1"),
@@ -276,4 +278,4 @@ def test_goals_are_checked():
         ({"order": -1.0}, "must be 0 or above"),
     ]:
         with pytest.raises(AlbertkitError, match=text):
-            Goals(**given_)
+            PretrainSettings(**given_)

@@ -18,9 +18,9 @@ from albertkit.tasks.classify import Classify
 from albertkit.tasks.examples import Text
 from albertkit.tasks.task import Feature
 from albertkit.tokenizer import Tokenizer
-from albertkit.train.finetune_task import Finetuning
+from albertkit.train.finetune_task import FinetuneTask
 from albertkit.train.loop import Run, train
-from albertkit.train.train_settings import Settings
+from albertkit.train.train_settings import TrainSettings
 from tests.conftest import tiny
 from tests.train.conftest import TOPICS, VOCAB
 
@@ -79,8 +79,8 @@ def texts(count: int, seed: int = 0) -> list[Text]:
 def run(start: Artifact, out, count: int = 80, **given):
     """Epochs of ten batches, with a checkpoint after each."""
     quick = {"batch": 8, "save_steps": 10, "keep": 9, "evaluations": 3, "learning_rate": 6e-3, "device": "cpu"}
-    settings = Settings(**{"steps": 30, **quick, "tensorboard": False, **given})
-    return train(Finetuning(Count(), start, texts(count), texts(40, 9), settings), settings, out, resume=True)
+    settings = TrainSettings(**{"steps": 30, **quick, "tensorboard": False, **given})
+    return train(FinetuneTask(Count(), start, texts(count), texts(40, 9), settings), settings, out, resume=True)
 
 
 def test_it_learns_and_opens_again(start, tmp_path):
@@ -137,7 +137,7 @@ def test_other_examples_do_not_go_on(start, tmp_path):
 def test_what_a_task_must_bring_is_said(start, missing):
     half = type("Half", (), {name: given for name, given in vars(Count).items() if name not in (missing, "__dict__")})
     with pytest.raises(AlbertkitError, match=r"the head 'count' is not built in .* module\(name, config\).* loss"):
-        Finetuning(half(), start, texts(8), [], Settings(steps=1, device="cpu"))
+        FinetuneTask(half(), start, texts(8), [], TrainSettings(steps=1, device="cpu"))
 
 
 @dataclass(frozen=True)
@@ -152,9 +152,9 @@ class Focal(Classify):
 
 
 def test_a_loss_alone_makes_a_classifier_for_every_verb(start, tmp_path, monkeypatch):
-    settings = Settings(steps=60, batch=16, learning_rate=5e-3, evaluations=1, device="cpu", tensorboard=False)
+    settings = TrainSettings(steps=60, batch=16, learning_rate=5e-3, evaluations=1, device="cpu", tensorboard=False)
     named = [Text(e.text, label="many" if e.label > 0 else "few") for e in texts(160)]
-    work = Finetuning(Focal.of(named), start, named, named[:60], settings)
+    work = FinetuneTask(Focal.of(named), start, named, named[:60], settings)
     asked, honest = [], Focal.loss
     monkeypatch.setattr(Focal, "loss", lambda self, *given: asked.append(given) or honest(self, *given))
     done = train(work, settings, tmp_path)

@@ -15,9 +15,9 @@ import torch
 
 from albertkit.cli.entry_point import main
 from albertkit.train import checkpoint
-from albertkit.train.distributed import Team
+from albertkit.train.distributed import ProcessGroup
 from albertkit.train.loop import Run
-from albertkit.train.train_settings import Settings
+from albertkit.train.train_settings import TrainSettings
 from tests.train.test_loop import lines, weights
 from tests.waiting import LIMIT, wait_until
 
@@ -169,12 +169,12 @@ def test_the_first_process_writes_nothing_before_all_have_looked(tmp_path):
     """Otherwise one that comes late would take the first one's checkpoint for somebody else's training."""
     seen = []
 
-    class Crew(Team):
+    class Crew(ProcessGroup):
         def wait(self) -> None:
             seen.append(sorted(path.name for path in tmp_path.iterdir()))
 
     run = object.__new__(Run)  # building one whole would need the other process
-    run.settings, run.out, run.crew = Settings(steps=1), tmp_path, Crew(0, 2, torch.device("cpu"))
-    run.state, run.save = checkpoint.State(), lambda: (tmp_path / "checkpoints").mkdir()
+    run.settings, run.out, run.crew = TrainSettings(steps=1), tmp_path, Crew(0, 2, torch.device("cpu"))
+    run.state, run.save = checkpoint.TrainState(), lambda: (tmp_path / "checkpoints").mkdir()
     run.open(resume=False)
     assert seen == [[], ["checkpoints", "settings.json"]]

@@ -25,7 +25,7 @@ from albertkit.runtime.predict import predict
 from albertkit.tokenizer import Tokenizer
 from albertkit.train import finetune_runs as tune
 from albertkit.train.distill_settings import Lesson, Training
-from albertkit.train.finetune_settings import Options
+from albertkit.train.finetune_settings import FinetuneSettings
 from albertkit.train.qat import Rounded, aware, eight, four, rounded, smooths, whole_tokens
 from albertkit.train.recover import data_for, relearn
 from tests.conftest import tiny
@@ -145,7 +145,7 @@ def tuned(start, tmp_path_factory):
         if ".groups." in name and array.ndim == 2:
             weights[name] = (0.06 * np.clip(rng.standard_t(1.2, array.shape), -25, 25)).astype(np.float32)
     start = Artifact(config, weights, start.tokenizer)
-    options = Options(epochs=6, batch=16, learning_rate=3e-3, max_length=32, device="cpu")
+    options = FinetuneSettings(epochs=6, batch=16, learning_rate=3e-3, max_length=32, device="cpu")
     return tune.finetune(
         "classify", graded(240, 0), graded(60, 9), tmp_path_factory.mktemp("tuned"), start, options
     ).model
@@ -192,7 +192,7 @@ def test_what_loses_too_much_is_refused_with_the_numbers(tuned, tmp_path):
 
 def test_examples_that_show_no_loss_are_refused(start, tmp_path):
     """A check by examples of another task would let everything pass."""
-    options = Options(epochs=1, max_length=40, batch=16, device="cpu")
+    options = FinetuneSettings(epochs=1, max_length=40, batch=16, device="cpu")
     model = tune.finetune("classify", texts(40), texts(20, 9), tmp_path / "tuned", start, options).model
     strange = [dataclasses.replace(e, label="strange") for e in texts(20, 9)]
     with pytest.raises(AlbertkitError, match="accuracy of the model as it is is 0 on these examples"):

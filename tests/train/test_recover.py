@@ -20,7 +20,7 @@ from albertkit.tokenizer import Tokenizer
 from albertkit.train import finetune_runs as tune
 from albertkit.train import loop, recover
 from albertkit.train.distill_settings import Lesson, Training, lesson
-from albertkit.train.finetune_settings import Options
+from albertkit.train.finetune_settings import FinetuneSettings
 from albertkit.train.recover import Recovery, data_for, relearn
 from tests.conftest import tiny
 from tests.train.conftest import VOCAB
@@ -42,7 +42,7 @@ def start(tmp_path_factory) -> Artifact:
 @pytest.fixture(scope="module")
 def whole(start, tmp_path_factory):
     """How many animals: a model that pruning hurts."""
-    options = Options(epochs=6, max_length=40, batch=16, learning_rate=3e-3, device="cpu")
+    options = FinetuneSettings(epochs=6, max_length=40, batch=16, learning_rate=3e-3, device="cpu")
     data = texts(240, 0, "regression"), texts(60, 9, "regression")
     return tune.finetune("classify", *data, tmp_path_factory.mktemp("whole"), start, options).model
 
@@ -209,7 +209,7 @@ def test_what_cannot_be_written_or_read_is_refused_before_an_hour_is_spent(whole
 def test_the_verbs_prune_and_quantize_train_and_tell(start, tmp_path):
     lines = [f"{e.text}\t{e.label}" for e in texts(160, 0)]
     (tmp_path / "train.tsv").write_text("\n".join(["text\tlabel", *lines]) + "\n")
-    options = Options(epochs=4, max_length=40, batch=16, learning_rate=3e-3, device="cpu")
+    options = FinetuneSettings(epochs=4, max_length=40, batch=16, learning_rate=3e-3, device="cpu")
     model = tune.finetune("classify", texts(160, 0), texts(40, 9), tmp_path / "tuned", start, options).model
     run = CliRunner()
     quick = ["--epochs", "1", "--batch", "16", "--device", "cpu"]
@@ -266,7 +266,7 @@ def test_texts_are_read_from_files_and_corpora(shards, tmp_path):
 
 
 def test_a_tagger_recovers_too(start, tmp_path):
-    options = Options(epochs=4, max_length=40, batch=16, learning_rate=3e-3, device="cpu")
+    options = FinetuneSettings(epochs=4, max_length=40, batch=16, learning_rate=3e-3, device="cpu")
     model = tune.finetune("tag", tagged(120), tagged(30, 9), tmp_path / "tuned", start, options).model
     data = data_for(read_artifact(model), tagged(120), tagged(40, 7))
     recovery = Recovery(data, Training(epochs=4, **QUICK), tmp_path / "run")

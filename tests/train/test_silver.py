@@ -15,13 +15,13 @@ from albertkit.compress.static_model import make_static
 from albertkit.errors import AlbertkitError
 from albertkit.tasks.examples import Tagged, Text
 from albertkit.train import finetune_runs as tune
-from albertkit.train.finetune_settings import Depths, Options
+from albertkit.train.finetune_settings import ElasticSettings, FinetuneSettings
 from albertkit.train.pseudo_labels import labelled
 from tests.train.test_elastic import QUICK, noisy
 from tests.train.test_elastic import start as start  # the fixture
 from tests.train.test_finetune import choices, tagged, texts
 
-OPTIONS = Options(epochs=6, max_length=40, **QUICK)
+OPTIONS = FinetuneSettings(epochs=6, max_length=40, **QUICK)
 
 
 @pytest.fixture(scope="module")
@@ -62,9 +62,9 @@ def test_another_model_may_be_the_teacher(plain, start, tmp_path, monkeypatch):
         "albertkit.train.pseudo_labels.labelled", lambda model, lines, device: asked.append(model) or []
     )
     weak = tune.finetune(
-        "classify", noisy(40), noisy(20, 9), tmp_path / "weak", start, Options(epochs=1, **QUICK)
+        "classify", noisy(40), noisy(20, 9), tmp_path / "weak", start, FinetuneSettings(epochs=1, **QUICK)
     ).model
-    quick = Depths(epochs=1, **QUICK)
+    quick = ElasticSettings(epochs=1, **QUICK)
     tune.elastic(weak, texts(16), texts(16, 3), tmp_path / "a", quick, texts=["cat"], teacher=plain)
     tune.elastic(weak, texts(16), texts(16, 3), tmp_path / "b", quick, texts=["cat"])
     assert [heads(m) for m in asked] == [heads(read_artifact(place)) for place in (plain, weak)]
@@ -78,7 +78,7 @@ def heads(model) -> bytes:
 
 def test_a_model_without_a_task_learns_that_of_the_teacher(plain, start, tmp_path):
     lines = [e.text for e in texts(30, 4)]
-    quick = Depths(epochs=4, **QUICK)
+    quick = ElasticSettings(epochs=4, **QUICK)
     done = tune.elastic(start, texts(60), texts(40, 3), tmp_path / "out", quick, texts=lines, teacher=plain)
     model, master = read_artifact(done.model), read_artifact(plain)
     assert start.meta.task == "pretrain" and (model.meta.task, model.meta.labels) == ("classify", master.meta.labels)
@@ -90,7 +90,7 @@ def test_a_model_without_a_task_learns_that_of_the_teacher(plain, start, tmp_pat
 
 def test_a_model_without_a_task_and_without_texts_is_refused(plain, start, tmp_path):
     with pytest.raises(AlbertkitError, match="give texts, too"):
-        tune.elastic(start, texts(16), texts(16, 3), tmp_path / "x", Depths(epochs=1, **QUICK), teacher=plain)
+        tune.elastic(start, texts(16), texts(16, 3), tmp_path / "x", ElasticSettings(epochs=1, **QUICK), teacher=plain)
 
 
 def test_who_cannot_teach_or_learn_is_refused(plain, start, tmp_path):
@@ -109,7 +109,7 @@ def test_labels_that_nobody_knows_are_refused(plain, start, tmp_path):
     odd = [replace(e, label="beast", where=f"train.tsv:{n}") if n == 5 else e for n, e in enumerate(texts(16), 1)]
     for model, more in ((plain, {}), (start, {"texts": ["cat"], "teacher": plain})):
         with pytest.raises(AlbertkitError, match=r"cannot be learnt; the first: train.tsv:5: label 'beast'"):
-            tune.elastic(model, odd, texts(16, 3), tmp_path / "x", Depths(epochs=1, **QUICK), **more)
+            tune.elastic(model, odd, texts(16, 3), tmp_path / "x", ElasticSettings(epochs=1, **QUICK), **more)
 
 
 @pytest.mark.parametrize(
@@ -119,19 +119,19 @@ def test_texts_have_the_form_of_the_examples(plain, tmp_path, pairs, line, words
     examples = [replace(e, pair="green dog") if pairs else e for e in texts(16)]
     good = "a\tb" if pairs else "a b"
     with pytest.raises(AlbertkitError, match=f"text 2 without a label .* {words}"):
-        tune.elastic(plain, examples, examples, tmp_path / "x", Depths(epochs=1, **QUICK), texts=[good, line])
+        tune.elastic(plain, examples, examples, tmp_path / "x", ElasticSettings(epochs=1, **QUICK), texts=[good, line])
 
 
 @pytest.mark.parametrize("given", [{"teacher": "tags", "texts": ["cat"]}, {"teacher": "plain"}])
 def test_a_teacher_of_another_kind_or_without_texts_is_refused(given, plain, tags, tmp_path):
     given = {**given, "teacher": {"tags": tags, "plain": plain}[given["teacher"]]}
     with pytest.raises(AlbertkitError, match=r"teacher's task is tag|give texts, too"):
-        tune.elastic(plain, texts(16), texts(16, 3), tmp_path / "x", Depths(epochs=1, **QUICK), **given)
+        tune.elastic(plain, texts(16), texts(16, 3), tmp_path / "x", ElasticSettings(epochs=1, **QUICK), **given)
     assert not (tmp_path / "x").exists()
 
 
 def test_a_line_is_no_question_with_choices(start, tmp_path):
-    made = tune.finetune("choose", choices(24), choices(12, 3), tmp_path, start, Options(epochs=1, **QUICK))
+    made = tune.finetune("choose", choices(24), choices(12, 3), tmp_path, start, FinetuneSettings(epochs=1, **QUICK))
     with pytest.raises(AlbertkitError, match="this model is for choose"):
         labelled(read_artifact(made.model), ["which one"], "cpu")
 

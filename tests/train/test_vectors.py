@@ -24,10 +24,10 @@ from albertkit.tokenizer import Tokenizer
 from albertkit.train import distill_vectors as distill
 from albertkit.train import finetune_runs as tune
 from albertkit.train import loop, teachers
-from albertkit.train.distributed import Team
-from albertkit.train.finetune_settings import Options
+from albertkit.train.distributed import ProcessGroup
+from albertkit.train.finetune_settings import FinetuneSettings
 from albertkit.train.frozen_head import cut, few, fit
-from albertkit.train.train_settings import Settings
+from albertkit.train.train_settings import TrainSettings
 from tests.conftest import tiny
 from tests.train.conftest import TOPICS, VOCAB
 
@@ -65,7 +65,7 @@ def test_matching_learns_what_belongs_together(start, tmp_path, loss, graded, me
     if loss == "mnrl":  # only pairs that belong together
         rng = np.random.default_rng(1)
         examples = [Text(about(rng, t), about(rng, t)) for t in rng.integers(0, 4, 300)]
-    options = Options(epochs=4, batch=32 if loss != "mnrl" else 4, learning_rate=2e-3, device="cpu")
+    options = FinetuneSettings(epochs=4, batch=32 if loss != "mnrl" else 4, learning_rate=2e-3, device="cpu")
     done = tune.finetune("match", examples, pairs(80, 9, graded), tmp_path, start, options, loss=loss)
     albert = Albert(done.model)
     dev = pairs(80, 9, graded)
@@ -99,7 +99,7 @@ def classes(count: int, seed: int = 0) -> list[Text]:
 
 
 def test_a_frozen_classifier_learns_and_runs(start, tmp_path):
-    done = tune.finetune("classify", classes(120), classes(60, 9), tmp_path, start, Options(freeze=True))
+    done = tune.finetune("classify", classes(120), classes(60, 9), tmp_path, start, FinetuneSettings(freeze=True))
     assert done.metrics["accuracy"] > 0.9
     made = read_artifact(done.model)
     np.testing.assert_array_equal(
@@ -113,7 +113,7 @@ def test_few_shots_and_what_is_out_of_scope(start, tmp_path):
     rng = np.random.default_rng(3)
     metals = [Text(about(rng, 3), label="oos") for _ in range(30)]
     assert sorted(e.label for e in few(classes(200), 8)) == ["animal"] * 8 + ["colour"] * 8 + ["tree"] * 8
-    options = Options(freeze=True, shots=12)
+    options = FinetuneSettings(freeze=True, shots=12)
     done = tune.finetune("intent", [*classes(200), *metals], [*classes(60, 9), *metals], tmp_path, start, options)
     assert done.metrics["in_scope_accuracy"] > 0.6 and done.metrics["out_of_scope_f1"] > 0.4, done.metrics
     assert cut(np.array([0.2, 0.3]), np.array([0.6, 0.9])) == 0.6
@@ -161,7 +161,7 @@ def test_dialogue_states_are_tracked(start, tmp_path):
                 made.append(Turn(str(d), n, "one", f"{value} two", tuple(state.items()), ((slot, value),)))
         return made
 
-    options = Options(epochs=20, batch=16, learning_rate=5e-3, device="cpu")
+    options = FinetuneSettings(epochs=20, batch=16, learning_rate=5e-3, device="cpu")
     done = tune.finetune("dialogue", turns(60, 0), turns(20, 9), tmp_path, start, options)
     assert done.metrics["joint_goal"] > 0.9, done.metrics
     albert = Albert(done.model)
@@ -262,8 +262,8 @@ def test_a_student_learns_its_teachers_vectors_at_every_depth_and_width(corpus, 
     wanted = np.stack([table[found[i]].mean(0) for i in range(len(found))])
     wanted /= np.linalg.norm(wanted, axis=1, keepdims=True)
     np.save(tmp_path / "texts" / "targets.npy", wanted.astype(np.float16))
-    settings = Settings(steps=60, batch=4, learning_rate=3e-3, evaluations=2, device="cpu", tensorboard=False)
-    aims = distill.Aims(depths="1,3", widths="8,32", text_tokens=400, most_texts=32, words=words)
+    settings = TrainSettings(steps=60, batch=4, learning_rate=3e-3, evaluations=2, device="cpu", tensorboard=False)
+    aims = distill.VectorDistillSettings(depths="1,3", widths="8,32", text_tokens=400, most_texts=32, words=words)
     work = distill.Distilling(artifact, tmp_path / "texts", shards, settings, aims)
     work.objective.eval()
     before = work.evaluate()
@@ -365,7 +365,7 @@ app({[*given, "-o", str(tmp_path / "out")]!r})
     first, longer = "cat dog cow hen pig fox", "cat dog cow hen pig fox oak elm ash fir yew bay"
     assert albert.classify(first).probabilities == albert.classify(longer).probabilities
     with pytest.raises(AlbertkitError, match="only classes of texts"):
-        tune.finetune("match", pairs(20, 0, True), (), tmp_path / "no", start, Options(freeze=True))
+        tune.finetune("match", pairs(20, 0, True), (), tmp_path / "no", start, FinetuneSettings(freeze=True))
 
 
 def test_masked_words_count_the_same_in_one_part_or_in_four(corpus, shards, tmp_path):
@@ -375,14 +375,14 @@ def test_masked_words_count_the_same_in_one_part_or_in_four(corpus, shards, tmp_
     found.save(tmp_path / "texts")
     rng = np.random.default_rng(0)
     np.save(tmp_path / "texts" / "targets.npy", rng.normal(size=(len(found), 32)).astype(np.float16))
-    aims = distill.Aims(depths="1,3", widths="8,32", text_tokens=400, most_texts=32, words=0.5)
+    aims = distill.VectorDistillSettings(depths="1,3", widths="8,32", text_tokens=400, most_texts=32, words=0.5)
     gradients = []
     for micro in (None, 2):
         torch.manual_seed(0)
         artifact = Artifact(config, AlbertModel(config, {}).weights(), corpus.tokenizer())
-        quick = Settings(steps=1, batch=8, micro=micro, device="cpu", tensorboard=False)
+        quick = TrainSettings(steps=1, batch=8, micro=micro, device="cpu", tensorboard=False)
         work = distill.Distilling(artifact, tmp_path / "texts", shards, quick, aims)
-        parts, _ = work.next(0, 0.0, Team(0, 1, torch.device("cpu")))
+        parts, _ = work.next(0, 0.0, ProcessGroup(0, 1, torch.device("cpu")))
         assert len(parts) == (2 if micro is None else 5)
         for part in parts:
             (work.objective(*part)[0] / len(parts)).backward()
@@ -424,14 +424,16 @@ def test_batches_hold_runs_of_like_texts_and_some_updates_stop_early(corpus, sha
     cpu = torch.device("cpu")
     likeness = []
     for near in (0.0, 1.0):
-        aims = distill.Aims(depths="1,2,3", widths="32", text_tokens=4000, most_texts=64, near=near, shallow=0.5)
-        work = distill.Distilling(artifact, tmp_path / "texts", None, Settings(steps=1, device="cpu"), aims)
+        aims = distill.VectorDistillSettings(
+            depths="1,2,3", widths="32", text_tokens=4000, most_texts=64, near=near, shallow=0.5
+        )
+        work = distill.Distilling(artifact, tmp_path / "texts", None, TrainSettings(steps=1, device="cpu"), aims)
         batches = [work.texts(np.random.default_rng(n), cpu) for n in range(6)]
         assert all(ids.shape[0] == len(wanted) for ids, wanted in batches)
         best = [torch.nn.functional.normalize(wanted.float(), dim=-1) for _, wanted in batches]
         likeness.append(np.mean([float((b @ b.T > 0.9).float().mean()) for b in best]))
     assert likeness[1] > 1.5 * likeness[0]
-    depths = {work.next(step, 0.0, Team(0, 1, cpu))[0][0][2] for step in range(20)}
+    depths = {work.next(step, 0.0, ProcessGroup(0, 1, cpu))[0][0][2] for step in range(20)}
     assert depths == {(1, 2), (1, 2, 3)}
     with pytest.raises(AlbertkitError, match="near is 2"):
-        distill.Aims(near=2)
+        distill.VectorDistillSettings(near=2)

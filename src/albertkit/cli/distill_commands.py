@@ -14,14 +14,14 @@ from albertkit.cli.task_commands import Reading
 from albertkit.errors import AlbertkitError, need
 from albertkit.train.distill_settings import Lesson
 from albertkit.train.distill_settings import lesson as parsed
-from albertkit.train.pretrain_settings import Aims
-from albertkit.train.train_settings import Settings
+from albertkit.train.pretrain_settings import VectorDistillSettings
+from albertkit.train.train_settings import TrainSettings
 
 if TYPE_CHECKING:
     from albertkit.artifact import Artifact
     from albertkit.train.distill import Teachers
     from albertkit.train.recover import Data
-    from albertkit.train.training_task import Outcome
+    from albertkit.train.training_task import TrainResult
 
 folder = click.Path(path_type=Path)
 
@@ -50,7 +50,7 @@ folder = click.Path(path_type=Path)
 )
 @click.option("--workers", default=1, show_default=True, help="Processes that turn ids of a corpus into text.")
 @click.option("--resume", is_flag=True, help="Go on from the last checkpoint in --out, if there is one.")
-@options(Settings, Aims, Reading)
+@options(TrainSettings, VectorDistillSettings, Reading)
 def distill(given: tuple[str, ...], out: Path, teachers: tuple[str, ...], resume: bool, **more: Any) -> None:
     """Teach a student what TEACHERs know, on DATA. The student is --start, or fresh in a --shape.
 
@@ -71,7 +71,7 @@ def distill(given: tuple[str, ...], out: Path, teachers: tuple[str, ...], resume
     need("torch", "train", "distilling")
     if not any(more[name] is not None for name in ("steps", "tokens", "minutes")):
         more["minutes"] = DEFAULT_MINUTES
-    settings, aims, more["reading"] = of(Settings, more), of(Aims, more), of(Reading, more)
+    settings, aims, more["reading"] = of(TrainSettings, more), of(VectorDistillSettings, more), of(Reading, more)
     from albertkit.artifact import META_FILE
 
     if (out / META_FILE).is_file():
@@ -92,7 +92,7 @@ def distill(given: tuple[str, ...], out: Path, teachers: tuple[str, ...], resume
     if alone and (Path(data) / "manifest.json").is_file():
         outcome = sentence_vectors(known, Path(data), out, settings, aims, resume, more)
     else:
-        if aims != Aims():
+        if aims != VectorDistillSettings():
             raise AlbertkitError(
                 "depths, widths, words and the like are for vectors from a corpus folder alone; leave them away here"
             )
@@ -115,8 +115,14 @@ def student_of(more: dict[str, Any], seed: int, tokenizer: Any, meta: Any = None
 
 
 def sentence_vectors(
-    teachers: Teachers, shards: Path, out: Path, settings: Settings, aims: Aims, resume: bool, more: dict[str, Any]
-) -> Outcome:
+    teachers: Teachers,
+    shards: Path,
+    out: Path,
+    settings: TrainSettings,
+    aims: VectorDistillSettings,
+    resume: bool,
+    more: dict[str, Any],
+) -> TrainResult:
     """Vectors from a corpus: `train/distill_vectors.py`."""
     from albertkit.cli.shrink_commands import say
     from albertkit.data.everyday_sentences import everyday
@@ -172,8 +178,14 @@ def same_teachers(texts: Path, teachers: Teachers, shards: Path) -> None:
 
 
 def taught(
-    teachers: Teachers, data: Path, out: Path, settings: Settings, lesson: Lesson, resume: bool, more: dict[str, Any]
-) -> Outcome:
+    teachers: Teachers,
+    data: Path,
+    out: Path,
+    settings: TrainSettings,
+    lesson: Lesson,
+    resume: bool,
+    more: dict[str, Any],
+) -> TrainResult:
     """Everything else: `train/distill.py`."""
     from albertkit.artifact import Meta, read_stored
     from albertkit.cli.shrink_commands import check_words, say

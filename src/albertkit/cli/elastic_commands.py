@@ -15,7 +15,7 @@ import click
 from albertkit.cli.pretrain_commands import DEFAULT_MINUTES, of, options
 from albertkit.cli.task_commands import Reading, parted, read_files
 from albertkit.errors import AlbertkitError, need
-from albertkit.train.finetune_settings import Depths
+from albertkit.train.finetune_settings import ElasticSettings
 
 if TYPE_CHECKING:
     from albertkit.artifact import Artifact
@@ -43,7 +43,7 @@ SHARES = (0.9, 0.95, 0.98, 0.99, 0.995)
 @click.option(
     "--minutes", type=float, help="For a pre-trained model: budget in minutes  [default: 10; tasks count epochs]"
 )
-@options(Depths, Reading)
+@options(ElasticSettings, Reading)
 def elastic(
     model: Path, train: Path, dev: Path | None, out: Path, texts: Path | None, teacher: Path | None,
     minutes: float | None, **given: Any
@@ -65,7 +65,7 @@ def elastic(
     def say(text: str) -> None:
         tqdm.write(text, file=sys.stderr)
 
-    opts, reading, start = of(Depths, given), of(Reading, given), open_model(model)
+    opts, reading, start = of(ElasticSettings, given), of(Reading, given), open_model(model)
     if start.meta.task == "pretrain" and teacher is None:
         if dev is not None or texts is not None or opts.epochs is not None:
             raise AlbertkitError(
@@ -102,27 +102,27 @@ def elastic(
         promises(stored)
 
 
-def words(start: Artifact, shards: Path, out: Path, opts: Depths, minutes: float | None, say: Any) -> None:
+def words(start: Artifact, shards: Path, out: Path, opts: ElasticSettings, minutes: float | None, say: Any) -> None:
     """Masked words at every depth: pre-training goes on, with a depth drawn for every second update."""
     from albertkit.train.loop import train
-    from albertkit.train.pretrain import Pretraining
-    from albertkit.train.pretrain_settings import Goals
-    from albertkit.train.train_settings import Settings
+    from albertkit.train.pretrain import PretrainTask
+    from albertkit.train.pretrain_settings import PretrainSettings
+    from albertkit.train.train_settings import TrainSettings
 
     if not (shards / "manifest.json").is_file():
         raise AlbertkitError(
             f"the model is pre-trained, and {shards} is no corpus folder; make one with  albertkit corpus, or fine-tune first"
         )
     depths = ",".join(str(depth) for depth in range(1, start.config.num_hidden_layers))
-    goals = Goals(
+    goals = PretrainSettings(
         lengths=str(min(128, start.config.max_position_embeddings)), depths=depths, consistency=opts.consistency
     )
-    settings = Settings(
+    settings = TrainSettings(
         minutes=minutes or DEFAULT_MINUTES, batch=opts.batch, micro=opts.micro, learning_rate=opts.learning_rate, seed=opts.seed,
         device=opts.device,
     )  # fmt: skip
     outcome = train(
-        Pretraining(shards, start.config, settings, goals, start), settings, out, resume=True, say=say, bar=True
+        PretrainTask(shards, start.config, settings, goals, start), settings, out, resume=True, say=say, bar=True
     )
     if outcome.model is not None:
         click.echo(json.dumps({"model": str(outcome.model), **outcome.metrics}))

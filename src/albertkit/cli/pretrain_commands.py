@@ -16,8 +16,8 @@ from typing import Any
 import click
 
 from albertkit.errors import AlbertkitError, need
-from albertkit.train.pretrain_settings import Goals
-from albertkit.train.train_settings import Settings
+from albertkit.train.pretrain_settings import PretrainSettings
+from albertkit.train.train_settings import TrainSettings
 
 folder = click.Path(path_type=Path)
 DEFAULT_MINUTES = 10.0
@@ -60,7 +60,7 @@ def of(kind: type, given: dict[str, Any]) -> Any:
 @click.option("--start", type=folder, help="Begin with this model's weights instead of fresh ones.")
 @click.option("--resume", is_flag=True, help="Go on from the last checkpoint in --out, if there is one.")
 @click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
-@options(Settings, Goals)
+@options(TrainSettings, PretrainSettings)
 def pretrain(
     shards: Path,
     out: Path,
@@ -87,10 +87,10 @@ def pretrain(
     if all(given[name] is None for name in ("steps", "tokens", "minutes")):
         given["minutes"] = DEFAULT_MINUTES
         click.echo(f"no budget given: training for {DEFAULT_MINUTES:g} minutes", err=True)
-    settings, goals = of(Settings, given), of(Goals, given)
+    settings, goals = of(TrainSettings, given), of(PretrainSettings, given)
     from albertkit.artifact import read_artifact
     from albertkit.train.loop import train
-    from albertkit.train.pretrain import Pretraining, describe
+    from albertkit.train.pretrain import PretrainTask, describe
 
     before = read_artifact(start) if start else None
     if before and extras:
@@ -98,7 +98,7 @@ def pretrain(
             "--option and --start were both given; a model keeps the options it began with, so leave one away"
         )
     config = before.config if before else shape_of(shape, extras)
-    work = Pretraining(shards, config, settings, goals, before)
+    work = PretrainTask(shards, config, settings, goals, before)
     if dry_run:
         for name, value in describe(work).items():
             click.echo(f"{name:24} {f'{value:,}' if isinstance(value, int) else value}")

@@ -22,7 +22,7 @@ from albertkit.cli.pretrain_commands import of, options
 from albertkit.errors import AlbertkitError, need
 from albertkit.settings import setting
 from albertkit.tasks.splits import parted as parted  # the verbs that hold out examples take it from here
-from albertkit.train.finetune_settings import Options
+from albertkit.train.finetune_settings import FinetuneSettings
 
 if TYPE_CHECKING:
     from albertkit.albert import Albert
@@ -91,7 +91,7 @@ def read_files(task: str, paths: dict[str, Path], reading: Reading) -> dict[str,
 @click.option(
     "--start", type=folder, help="Model to start from, a folder or a name  [default: a built-in English model]"
 )
-@options(Options, Details, Reading)
+@options(FinetuneSettings, Details, Reading)
 def finetune(task: str, train: Path, dev: Path | None, out: Path, start: Path | None, **given: Any) -> None:
     """Teach a model a TASK from the examples in TRAIN.
 
@@ -107,7 +107,7 @@ def finetune(task: str, train: Path, dev: Path | None, out: Path, start: Path | 
 
     --out then holds model/, report.md and runs/. The same command goes on where it was stopped.
     """
-    opts, reading = of(Options, given), of(Reading, given)
+    opts, reading = of(FinetuneSettings, given), of(Reading, given)
     settings = of(Details, given).settings(task)
     from albertkit.train.finetune import learn, need_for
 

@@ -28,7 +28,7 @@ NAME = re.compile(r"step-(\d{8,})")
 
 
 @dataclass
-class State:
+class TrainState:
     """Where a training stands."""
 
     step: int = 0
@@ -79,7 +79,7 @@ def restore_optimizers(optimizers: list[torch.optim.Optimizer], flat: dict[str, 
             ) from None
 
 
-def save(run: Path, artifact: Artifact, tensors: dict[str, Tensor], state: State) -> Path:
+def save(run: Path, artifact: Artifact, tensors: dict[str, Tensor], state: TrainState) -> Path:
     """Write a checkpoint, whole or not at all."""
     target = run / "checkpoints" / f"step-{state.step:08d}"
     if target.exists():
@@ -92,7 +92,7 @@ def save(run: Path, artifact: Artifact, tensors: dict[str, Tensor], state: State
     return target
 
 
-def load(folder: Path) -> tuple[Artifact, dict[str, Tensor], State]:
+def load(folder: Path) -> tuple[Artifact, dict[str, Tensor], TrainState]:
     """Read a checkpoint, checked against its hashes."""
     about = read_json(folder / "training.json")
     file = folder / "training.safetensors"
@@ -102,7 +102,7 @@ def load(folder: Path) -> tuple[Artifact, dict[str, Tensor], State]:
                 f"{file} has changed since it was written; delete {folder} to go on from the one before"
             )
         tensors = load_file(str(file))
-        state = State(**about)
+        state = TrainState(**about)
     except (OSError, SafetensorError, TypeError) as error:
         raise AlbertkitError(f"{folder} is damaged ({error}); delete it to go on from the one before") from None
     return read_artifact(folder / "model"), tensors, state

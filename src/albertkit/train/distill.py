@@ -37,8 +37,8 @@ from albertkit.train.pretrain import fit
 from albertkit.train.recover import Data, plain_text
 from albertkit.train.teacher_states import open_watched, plain_attention
 from albertkit.train.teachers import Mixture, encoder_of, is_ours, reading_of, spoken
-from albertkit.train.train_settings import Settings
-from albertkit.train.training_task import Outcome
+from albertkit.train.train_settings import TrainSettings
+from albertkit.train.training_task import TrainResult
 
 
 @dataclass(frozen=True)
@@ -71,13 +71,13 @@ def distil(
     student: Artifact,
     data: Data,
     lesson: Lesson,
-    settings: Settings,
+    settings: TrainSettings,
     out: Path,
     max_length: int = 128,
     resume: bool = False,
     say: Callable[[str], None] = lambda text: None,
     bar: bool = False,
-) -> Outcome:
+) -> TrainResult:
     """Train a student in `out`; with `resume`, go on where it was stopped."""
     if len(teachers.folders) > 1 and (lesson.logits or lesson.watches):
         raise AlbertkitError(

@@ -27,13 +27,13 @@ from albertkit.tasks.task import Feature
 from albertkit.tokenizer import Tokenizer
 from albertkit.train import finetune_task as finetune
 from albertkit.train import precision
-from albertkit.train.checkpoint import State
+from albertkit.train.checkpoint import TrainState
 from albertkit.train.distill_losses import as_output, attention_apart, hidden_apart, vectors_apart
 from albertkit.train.distill_settings import KINDS, Lesson
-from albertkit.train.distributed import Team
+from albertkit.train.distributed import ProcessGroup
 from albertkit.train.elastic import APART, keep_heads, same_task
 from albertkit.train.teacher_states import Seen, last_attention
-from albertkit.train.train_settings import Settings
+from albertkit.train.train_settings import TrainSettings
 
 HEAD = "heads.lesson.linear.weight"  # the projection to the teacher's width, in checkpoints only
 
@@ -74,7 +74,7 @@ class Reading:
         return made
 
 
-class Objective(finetune.Objective):
+class Objective(finetune.FinetuneObjective):
     """Texts, targets and what the teacher gave to a loss."""
 
     def __init__(self, model: AlbertModel, task: Any, lesson: Lesson, gives: Gives, pooling: str) -> None:
@@ -151,7 +151,7 @@ class Objective(finetune.Objective):
         return share * total, torch.stack(sums)
 
 
-class Imitating(finetune.Finetuning):
+class Imitating(finetune.FinetuneTask):
     """The work of learning from a teacher, for `loop.train`."""
 
     step = "distill"
@@ -165,7 +165,7 @@ class Imitating(finetune.Finetuning):
         start: Artifact,
         train: Sequence[Any],
         dev: Sequence[Any],
-        settings: Settings,
+        settings: TrainSettings,
         lesson: Lesson,
         gives: Gives,
         max_length: int = 128,
@@ -213,13 +213,13 @@ class Imitating(finetune.Finetuning):
         """The task's own score; without a task, the loss."""
         return "loss" if self.free else super().better
 
-    def next(self, step: int, progress: float, crew: Team) -> tuple[list[tuple[Any, ...]], int]:
+    def next(self, step: int, progress: float, crew: ProcessGroup) -> tuple[list[tuple[Any, ...]], int]:
         """The next batch; its parts count by how many texts they hold."""
         parts, tokens = super().next(step, progress, crew)
         total = sum(part[2] for part in parts)
         return [(*part, len(parts) * part[2] / total) for part in parts], tokens
 
-    def part(self, chosen: list[list[Feature]], crew: Team) -> tuple[Any, ...]:
+    def part(self, chosen: list[list[Feature]], crew: ProcessGroup) -> tuple[Any, ...]:
         """Some examples as (batch, targets, examples, the number of each one's feature and example)."""
         batch, both, texts = super().part(chosen, crew)
         return batch, [target for target, _ in both], texts, [row for _, row in both]
@@ -249,7 +249,7 @@ class Imitating(finetune.Finetuning):
         if turn is not None and isinstance(self.objective.turn, nn.Linear):
             self.objective.turn.load_state_dict(tensors_of({"weight": turn}))
 
-    def artifact(self, metrics: dict[str, float], state: State) -> Artifact:
+    def artifact(self, metrics: dict[str, float], state: TrainState) -> Artifact:
         """The model as it is now, with the projection, which `finished` takes off."""
         made = self.read(metrics) if self.free else super().artifact(metrics, state)
         step = {

@@ -31,13 +31,13 @@ from albertkit.model import AlbertModel, Batch
 from albertkit.model.albert_model import tensors_of
 from albertkit.model.encoder import Layer
 from albertkit.train import precision, pretrain
-from albertkit.train.checkpoint import State
+from albertkit.train.checkpoint import TrainState
 from albertkit.train.distill_losses import rows_alike, vectors_apart
-from albertkit.train.distributed import Team
+from albertkit.train.distributed import ProcessGroup
 from albertkit.train.neighbours import alike
-from albertkit.train.pretrain_settings import Aims, Goals
+from albertkit.train.pretrain_settings import PretrainSettings, VectorDistillSettings
 from albertkit.train.teachers import Own
-from albertkit.train.train_settings import Settings
+from albertkit.train.train_settings import TrainSettings
 from albertkit.train.training_task import Alarm
 
 RUN = 16  # texts of like meaning that come together
@@ -47,7 +47,9 @@ STEP = 64  # rows of a batch are a multiple of it, where there are as many
 class Objective(nn.Module):
     """Texts with targets, or rows of masked words, to a loss."""
 
-    def __init__(self, model: AlbertModel, words: pretrain.Objective | None, aims: Aims) -> None:
+    def __init__(
+        self, model: AlbertModel, words: pretrain.PretrainObjective | None, aims: VectorDistillSettings
+    ) -> None:
         super().__init__()
         self.model, self.words, self.aims = model, words, aims
         self.depths, self.widths = aims.numbers("depths"), aims.numbers("widths")
@@ -92,9 +94,14 @@ class Distilling:
     one_shape = False
 
     def __init__(
-        self, start: Artifact, passages: Path, shards: Path | None, settings: Settings, aims: Aims | None = None
+        self,
+        start: Artifact,
+        passages: Path,
+        shards: Path | None,
+        settings: TrainSettings,
+        aims: VectorDistillSettings | None = None,
     ) -> None:
-        self.start, self.settings, self.aims = start, settings, aims or Aims()
+        self.start, self.settings, self.aims = start, settings, aims or VectorDistillSettings()
         self.passages = Passages.open(passages)
         self.targets = np.load(passages / "targets.npy", mmap_mode="r", allow_pickle=False)
         if start.tokenizer is None or len(self.targets) != len(self.passages):
@@ -104,14 +111,14 @@ class Distilling:
         self.tokenizer = start.tokenizer
         self.ends = (self.tokenizer.cls_id or 0, self.tokenizer.sep_id or 0)
         torch.manual_seed(settings.seed)
-        self.words: pretrain.Pretraining | None = None
+        self.words: pretrain.PretrainTask | None = None
         if shards is not None and self.aims.words:
             rows = dataclasses.replace(settings, batch=max(1, settings.batch))
-            self.words = pretrain.Pretraining(
+            self.words = pretrain.PretrainTask(
                 shards,
                 start.config,
                 rows,
-                Goals(lengths=str(min(128, start.config.max_position_embeddings)), eval_rows=512),
+                PretrainSettings(lengths=str(min(128, start.config.max_position_embeddings)), eval_rows=512),
                 start,
             )
             self.model = self.words.model
@@ -148,7 +155,7 @@ class Distilling:
             if isinstance(module, Layer):
                 module.compile(dynamic=True)
 
-    def next(self, step: int, progress: float, crew: Team) -> tuple[list[tuple[Any, ...]], int]:
+    def next(self, step: int, progress: float, crew: ProcessGroup) -> tuple[list[tuple[Any, ...]], int]:
         """Texts of one length, and rows of masked words."""
         self.objective.dtype = precision.choose(self.settings, crew.device)
         rng = np.random.default_rng([self.settings.seed, 7, step, crew.rank])
@@ -223,7 +230,7 @@ class Distilling:
         else:
             self.model.load_state_dict(tensors_of(artifact.weights))
 
-    def artifact(self, metrics: dict[str, float], state: State) -> Artifact:
+    def artifact(self, metrics: dict[str, float], state: TrainState) -> Artifact:
         """The model as it is now: made for vectors, with the mean of the tokens as its pooling."""
         done = {
             "step": "distill",
@@ -295,7 +302,7 @@ def own_vectors(start: Artifact, passages: Passages, device: torch.device) -> Ow
     return give
 
 
-def check(aims: Aims, width: int) -> None:
+def check(aims: VectorDistillSettings, width: int) -> None:
     """Refuse widths that a vector does not have; before teachers read anything."""
     widths = aims.numbers("widths")
     if widths[-1] > width:

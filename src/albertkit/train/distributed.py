@@ -1,6 +1,6 @@
 """The processes that train together, as `torchrun` started them; one process is a team of one.
 
-In: the environment. Out: `Team`, with the few things the loop asks of the others; and how fast its device multiplies.
+In: the environment. Out: `ProcessGroup`, with the few things the loop asks of the others; and how fast its device multiplies.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from albertkit.errors import AlbertkitError
 
 
 @dataclass(frozen=True)
-class Team:
+class ProcessGroup:
     """This process among `world`, and the device it computes on."""
 
     rank: int
@@ -83,7 +83,7 @@ def choose_device(name: str) -> torch.device:
 
 
 @contextmanager
-def team(device: str) -> Iterator[Team]:
+def process_group(device: str) -> Iterator[ProcessGroup]:
     """Join the processes `torchrun` started, and leave them at the end."""
     chosen = choose_device(device)
     world = int(os.environ.get("WORLD_SIZE", 1))
@@ -92,7 +92,7 @@ def team(device: str) -> Iterator[Team]:
     if world > 1:
         _join("nccl" if chosen.type == "cuda" else "gloo")
     try:
-        yield Team(int(os.environ.get("RANK", 0)) if world > 1 else 0, world, chosen)
+        yield ProcessGroup(int(os.environ.get("RANK", 0)) if world > 1 else 0, world, chosen)
     finally:
         if world > 1:
             dist.destroy_process_group()
@@ -105,7 +105,7 @@ def _join(backend: str) -> None:
     dist.init_process_group(backend, store=dist.PrefixStore(f"start {start}", store), rank=rank, world_size=world)
 
 
-def restarted() -> bool:
+def is_restart() -> bool:
     """Whether `torchrun --max-restarts` started this process after another one failed; then the run goes on by itself."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) > 0
 

@@ -1,6 +1,6 @@
 """Elastic depth: a fine-tuned model is trained so that every depth is a good model, with one head for all of them.
 
-In: a task, examples, a fine-tuned model (or a pre-trained one), `Depths`. Out: a `Work` for `loop.py`. Before this file: `finetune.py`, whose work it
+In: a task, examples, a fine-tuned model (or a pre-trained one), `ElasticSettings`. Out: a `Work` for `loop.py`. Before this file: `finetune.py`, whose work it
 changes; `tune.py` calls it; `runtime/early_exit.py` uses what comes out.
 
 One pass gives the hidden states after every layer, and the head reads those of the full depth and of the depths drawn:
@@ -29,17 +29,25 @@ from albertkit.runtime.batching import groups
 from albertkit.runtime.calibration import calibrated
 from albertkit.tasks.task import Feature, Task
 from albertkit.train import precision
-from albertkit.train.checkpoint import State
-from albertkit.train.finetune_settings import Depths
-from albertkit.train.finetune_task import BUDGET, IGNORED, LOSSES, Finetuning, Objective, kind_of, split_scores
+from albertkit.train.checkpoint import TrainState
+from albertkit.train.finetune_settings import ElasticSettings
+from albertkit.train.finetune_task import (
+    BUDGET,
+    IGNORED,
+    LOSSES,
+    FinetuneObjective,
+    FinetuneTask,
+    kind_of,
+    split_scores,
+)
 from albertkit.train.pretrain import consistency
-from albertkit.train.train_settings import Settings
+from albertkit.train.train_settings import TrainSettings
 
 OVER = "over_depths"
 INGREDIENTS = ("elastic", "draw", "shallow", "teach", "soften", "consistency")  # of the loss
 
 
-class Deep(nn.Module):
+class MultiDepthModel(nn.Module):
     """A model whose heads read what several depths give, from one pass."""
 
     def __init__(self, model: AlbertModel, heads: tuple[str, ...]) -> None:
@@ -133,17 +141,17 @@ APART = {
 # The work --------------------------------------------------------------------------------------------------------
 
 
-class ElasticObjective(Objective):
+class ElasticObjective(FinetuneObjective):
     """Texts and targets to the loss of several depths."""
 
-    def __init__(self, model: AlbertModel, task: Task, options: Depths) -> None:
+    def __init__(self, model: AlbertModel, task: Task, options: ElasticSettings) -> None:
         super().__init__(model, task)
         self.options = options
-        self.deep = Deep(model, self.heads)
+        self.deep = MultiDepthModel(model, self.heads)
         self.full = model.config.num_hidden_layers
 
     def outputs(self, batch: Batch, depths: Sequence[int]) -> tuple[dict[int, ModelOutput], tuple[Tensor, ...]]:
-        """As `Deep` gives them, computed in the chosen precision."""
+        """As `MultiDepthModel` gives them, computed in the chosen precision."""
         found: tuple[dict[int, ModelOutput], tuple[Tensor, ...]]
         found = precision.call(self.deep, self.dtype, batch, depths)
         return found
@@ -156,7 +164,7 @@ class ElasticObjective(Objective):
         return sorted(every[i] for i in torch.randperm(len(every))[: self.options.draw].tolist())
 
     def forward(self, batch: Batch, targets: list[Any], texts: int) -> tuple[Tensor, Tensor]:
-        """(loss, sums of `Elastic.measures`)."""
+        """(loss, sums of `ElasticTask.measures`)."""
         options, depths = self.options, self.drawn()
         found, layers = self.outputs(batch, [*depths, self.full])
         truth, near = LOSSES[self.heads], APART[self.heads]
@@ -177,7 +185,7 @@ class ElasticObjective(Objective):
         return total, torch.stack(sums[: 3 if options.consistency else 2])
 
 
-class Elastic(Finetuning):
+class ElasticTask(FinetuneTask):
     """The work of making every depth a good model, for `loop.train`."""
 
     better = OVER
@@ -188,8 +196,8 @@ class Elastic(Finetuning):
         start: Artifact,
         train: Sequence[Any],
         dev: Sequence[Any],
-        settings: Settings,
-        options: Depths,
+        settings: TrainSettings,
+        options: ElasticSettings,
     ) -> None:
         self.options = options
         super().__init__(task, start, train, dev, settings, options.max_length or 128, options.metric)
@@ -201,7 +209,7 @@ class Elastic(Finetuning):
 
     def origin(self) -> bytes:
         """The model to start from, and the settings of the loss that are not the usual ones."""
-        usual = Depths()
+        usual = ElasticSettings()
         given = {n: getattr(self.options, n) for n in INGREDIENTS if getattr(self.options, n) != getattr(usual, n)}
         return super().origin() + (repr(given).encode() if given else b"")
 
@@ -243,7 +251,7 @@ class Elastic(Finetuning):
             **{f"{name}_at_{d}": value for d, value in each.items() if d != full},
         }
 
-    def artifact(self, metrics: dict[str, float], state: State) -> Artifact:
+    def artifact(self, metrics: dict[str, float], state: TrainState) -> Artifact:
         """The model as it is now, with its metric at every depth, and when texts may leave."""
         plain = {name: value for name, value in metrics.items() if "_at_" not in name and name != OVER}
         made = super().artifact(plain, state)

@@ -1,6 +1,6 @@
 """`from albertkit import finetune`: files or lists of examples to a finished model, as the verb does it. No torch until it is needed.
 
-In: a task's name, files or examples, a folder. Out: `Tuned`. `tasks/readers/read_examples.py` reads, `frozen.py` or `tune.py` learns; the verb in `cli/task_commands.py` calls the parts below.
+In: a task's name, files or examples, a folder. Out: `FinetuneResult`. `tasks/readers/read_examples.py` reads, `frozen.py` or `tune.py` learns; the verb in `cli/task_commands.py` calls the parts below.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from albertkit.tasks.make import TASKS
 from albertkit.tasks.readers.read_examples import ReadOptions, check_labels, read
 from albertkit.tasks.splits import parted
 from albertkit.tasks.validate import listed
-from albertkit.train.finetune_settings import Options
+from albertkit.train.finetune_settings import FinetuneSettings
 
 if TYPE_CHECKING:
-    from albertkit.train.frozen_head import Tuned
+    from albertkit.train.frozen_head import FinetuneResult
 
 Examples = Path | str | Sequence[Any]
 Say = Callable[[str], None]
@@ -30,7 +30,7 @@ SETTINGS = {
     "answer": ("stride", "n_best", "max_answer", "threshold"),
     "match": ("loss",),
 }
-"""What only a task knows, beside `Options` and `ReadOptions`."""
+"""What only a task knows, beside `FinetuneSettings` and `ReadOptions`."""
 
 
 def finetune(
@@ -43,7 +43,7 @@ def finetune(
     say: Say = lambda text: None,
     bar: bool = False,
     **options: Any,
-) -> Tuned:
+) -> FinetuneResult:
     """Teach a model a task from examples, as `albertkit finetune` does; run again, it goes on where it stopped.
 
     train, dev: files, or lists of examples (`albertkit.tasks.examples`); without dev, one in ten of train is held out.
@@ -61,21 +61,21 @@ def finetune(
     return learn(task, data, Path(out), start, how, say, bar, **settings)
 
 
-def told_apart(task: str, given: Mapping[str, Any]) -> tuple[Options, ReadOptions, dict[str, Any]]:
+def told_apart(task: str, given: Mapping[str, Any]) -> tuple[FinetuneSettings, ReadOptions, dict[str, Any]]:
     """What says how to learn, how to read, and what only the task knows."""
     if task not in TASKS:
         raise AlbertkitError(f"unknown task {task!r}{nearest(str(task), TASKS)}; choose one of {', '.join(TASKS)}")
-    learning, reading = ({field.name for field in dataclasses.fields(kind)} for kind in (Options, ReadOptions))
+    learning, reading = ({field.name for field in dataclasses.fields(kind)} for kind in (FinetuneSettings, ReadOptions))
     known = (*sorted(learning | reading), *SETTINGS.get(task, ()))
     odd = next((name for name in given if name not in known), None)
     if odd is not None:
         raise AlbertkitError(f"{task} has no option {odd!r}{nearest(odd, known)}; there are {', '.join(known)}")
     parts = [{name: value for name, value in given.items() if name in names} for names in (learning, reading)]
     rest = {name: value for name, value in given.items() if name not in learning | reading}
-    return Options(**parts[0]), ReadOptions(**parts[1]), rest
+    return FinetuneSettings(**parts[0]), ReadOptions(**parts[1]), rest
 
 
-def need_for(options: Options) -> None:
+def need_for(options: FinetuneSettings) -> None:
     """Say which packages are missing, before anything is read."""
     need(*(("sklearn", "frozen") if options.freeze else ("torch", "train")), "fine-tuning")
 
@@ -113,11 +113,11 @@ def learn(
     data: dict[str, list[Any]],
     out: Path,
     start: Path | str | None,
-    options: Options,
+    options: FinetuneSettings,
     say: Say,
     bar: bool,
     **settings: Any,
-) -> Tuned:
+) -> FinetuneResult:
     """A model from the examples in `train` and `dev`; without the second, some of the first are held out."""
     train, dev = (data["train"], data["dev"]) if "dev" in data else parted(data["train"])
     out.mkdir(parents=True, exist_ok=True)

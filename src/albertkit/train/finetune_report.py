@@ -21,8 +21,8 @@ WORST = 20
 WIDE = 8  # metrics side by side; the rest stand below each other
 
 
-class Judged(Protocol):
-    """What a report tells of: a `Finetuning`, or a head on frozen vectors."""
+class EvaluatedRun(Protocol):
+    """What a report tells of: a `FinetuneTask`, or a head on frozen vectors."""
 
     @property
     def features(self) -> Sequence[Any]:
@@ -45,7 +45,7 @@ class Judged(Protocol):
         """And with which scores."""
 
 
-def write_report(out: Path, work: Judged, artifact: Artifact, runs: list[dict[str, Any]]) -> Path:
+def write_report(out: Path, work: EvaluatedRun, artifact: Artifact, runs: list[dict[str, Any]]) -> Path:
     """Write the report beside the model."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1024 if sys.platform != "darwin" else 2**20)
     lines = ["# Report", "", f"Task: {artifact.meta.task}. {len(work.features):,} inputs to learn from, "
@@ -101,7 +101,7 @@ def scores_of(runs: list[dict[str, Any]]) -> list[str]:
     return lines
 
 
-def worst(work: Judged) -> list[str]:
+def worst(work: EvaluatedRun) -> list[str]:
     """The errors the model was surest of, as a table."""
     rows = []
     for example, result in zip(work.dev, work.results, strict=True):
@@ -184,7 +184,7 @@ def sureness(example: Any, result: Any) -> float:
     return float(getattr(result, "probability", 1.0) or 0.0)
 
 
-def pictures(out: Path, work: Judged, temperature: float) -> list[str]:
+def pictures(out: Path, work: EvaluatedRun, temperature: float) -> list[str]:
     """What a picture says best: which classes are taken for which, how far probabilities can be trusted, or values beside right ones.
 
     Nothing where matplotlib is not installed.
@@ -209,7 +209,7 @@ def pictures(out: Path, work: Judged, temperature: float) -> list[str]:
     return [" ".join(f"![{what}]({name}.png)" for _, name, what in drawn), ""]
 
 
-def draw_confusion(axes: Any, work: Judged) -> None:
+def draw_confusion(axes: Any, work: EvaluatedRun) -> None:
     """Rows are right classes, columns those found; names and numbers where there is room."""
     labels = list(work.task.labels)
     if OUTSIDE not in labels and any(example.label == OUTSIDE for example in work.dev):
@@ -232,7 +232,7 @@ def draw_confusion(axes: Any, work: Judged) -> None:
             axes.text(j, i, str(int(n)), ha="center", va="center", fontsize=7, color=color)
 
 
-def draw_trust(axes: Any, work: Judged, temperature: float) -> None:
+def draw_trust(axes: Any, work: EvaluatedRun, temperature: float) -> None:
     """Of answers given with a probability, the share that is right: on the diagonal where probabilities mean what they say."""
     known = [i for i, example in enumerate(work.dev) if work.task.knows(example)]
     targets = np.array([work.task.target(work.dev[i]) for i in known])
@@ -253,7 +253,7 @@ def draw_trust(axes: Any, work: Judged, temperature: float) -> None:
     axes.set_ylabel("share that is right")
 
 
-def draw_values(axes: Any, work: Judged) -> None:
+def draw_values(axes: Any, work: EvaluatedRun) -> None:
     """A point for each held-out example."""
     right = [work.task.value(example) for example in work.dev]
     axes.plot(right, [result.label for result in work.results], "o", ms=3, alpha=0.5)

@@ -36,12 +36,12 @@ from albertkit.tasks.make import make_task, task_of
 from albertkit.tasks.readers.read_examples import check_known
 from albertkit.tasks.tag import IGNORED, Tag
 from albertkit.train.finetune_report import truth, write_report
-from albertkit.train.finetune_settings import Depths, Options, preset_epochs, preset_rate
-from albertkit.train.finetune_task import Finetuning
-from albertkit.train.frozen_head import Tuned, few, freeze
-from albertkit.train.loop import Outcome, train
+from albertkit.train.finetune_settings import ElasticSettings, FinetuneSettings, preset_epochs, preset_rate
+from albertkit.train.finetune_task import FinetuneTask
+from albertkit.train.frozen_head import FinetuneResult, few, freeze
+from albertkit.train.loop import TrainResult, train
 from albertkit.train.start_model import beginning
-from albertkit.train.train_settings import Settings
+from albertkit.train.train_settings import TrainSettings
 
 REMEDY = "Give more examples or epochs, a lower --learning-rate, or --freeze"
 SOME, ENOUGH = 20, 100  # held-out examples, below which their values, and their loss, say little
@@ -52,7 +52,7 @@ EVEN = 0.02  # mean difference of the likeliest and the least likely choice, bel
 
 
 @dataclass(frozen=True)
-class Job:
+class FinetuneJob:
     """What is to be learnt, from what, and where it goes."""
 
     task: Any
@@ -60,7 +60,7 @@ class Job:
     examples: Sequence[Any]
     dev: Sequence[Any]
     out: Path
-    options: Options
+    options: FinetuneSettings
 
 
 def finetune(
@@ -69,16 +69,16 @@ def finetune(
     dev: Sequence[Any],
     out: Path | str,
     start: Artifact | Path | str | None = None,
-    options: Options | None = None,
+    options: FinetuneSettings | None = None,
     say: Callable[[str], None] = lambda text: None,
     bar: bool = False,
     **settings: Any,
-) -> Tuned:
+) -> FinetuneResult:
     """Train a model for a task; run again, it goes on where it stopped. `settings` go to the task (kind, stride …).
 
     start: without it, the built-in model.
     """
-    options, out = options or Options(), Path(out)
+    options, out = options or FinetuneSettings(), Path(out)
     if options.freeze:
         if isinstance(start, Artifact):
             raise AlbertkitError("a head on frozen vectors is learnt from a model folder; write the model first")
@@ -101,7 +101,7 @@ def finetune(
     made = make_task(task, examples, **settings)
     if options.class_weights:
         made = weighted(made, examples)
-    return tuned(Job(made, artifact, examples, dev, out, options), say, bar)
+    return tuned(FinetuneJob(made, artifact, examples, dev, out, options), say, bar)
 
 
 def elastic(
@@ -109,12 +109,12 @@ def elastic(
     examples: Sequence[Any],
     dev: Sequence[Any],
     out: Path | str,
-    options: Depths | None = None,
+    options: ElasticSettings | None = None,
     say: Callable[[str], None] = lambda text: None,
     bar: bool = False,
     texts: Sequence[str] = (),
     teacher: Artifact | Path | str | None = None,
-) -> Tuned:
+) -> FinetuneResult:
     """Train a fine-tuned model until every depth is a good one, and find when texts may leave early (`train/elastic.py`).
 
     texts: more of them, without labels; what `teacher`, or the model itself, says of them at its full depth is learnt as well (`train/pseudo_labels.py`).
@@ -124,7 +124,7 @@ def elastic(
     master = teacher if isinstance(teacher, Artifact) or teacher is None else open_model(teacher)
     if master is not None and not texts:
         raise AlbertkitError("a teacher labels texts, and none were given; give texts, too")
-    knows, options = knowing(artifact, master), options or Depths()
+    knows, options = knowing(artifact, master), options or ElasticSettings()
     task, fresh = task_of(knows.meta), knows is not artifact
     unknown = check_known(task, examples, "which cannot be learnt")
     if unknown:
@@ -141,7 +141,7 @@ def elastic(
     length = options.max_length or int(knows.meta.details.get("max_length", 128))
     epochs = options.epochs or max(1.0, preset_epochs(len(examples)) / known)
     options = dataclasses.replace(options, epochs=epochs, max_length=length)
-    return tuned(Job(task, artifact, examples, dev, Path(out), options), say, bar)
+    return tuned(FinetuneJob(task, artifact, examples, dev, Path(out), options), say, bar)
 
 
 def knowing(model: Artifact, teacher: Artifact | None) -> Artifact:
@@ -184,14 +184,14 @@ def same_answers(teacher: Artifact, model: Artifact) -> None:
             )
 
 
-def tuned(job: Job, say: Callable[[str], None], bar: bool) -> Tuned:
+def tuned(job: FinetuneJob, say: Callable[[str], None], bar: bool) -> FinetuneResult:
     """A run for each seed; the best one is the result."""
     options, out, before = job.options, job.out, held_before(job.out)
     if options.dropout is not None:
         changed = {"hidden_dropout_prob": options.dropout, "attention_probs_dropout_prob": options.dropout}
         job = dataclasses.replace(job, start=dataclasses.replace(job.start, config=job.start.config.replace(**changed)))
     runs: list[dict[str, Any]] = []
-    best: tuple[float, Artifact, Finetuning] | None = None
+    best: tuple[float, Artifact, FinetuneTask] | None = None
     for number in range(options.seeds):
         work, outcome, notes = _one(job, options.seed + number, say, bar)
         if number == 0 and before not in (None, notes["dev"]):
@@ -212,7 +212,7 @@ def tuned(job: Job, say: Callable[[str], None], bar: bool) -> Tuned:
     write_artifact(finished, out / "model", overwrite=(out / "model").exists())
     write_json(out / "runs.json", runs)
     write_report(out, work, finished, runs)
-    return Tuned(out / "model", finished.meta.metrics.get("dev", {}), runs)
+    return FinetuneResult(out / "model", finished.meta.metrics.get("dev", {}), runs)
 
 
 def held_before(out: Path) -> str | None:
@@ -245,20 +245,24 @@ def weighted(task: Any, examples: Sequence[Any]) -> Any:
     return dataclasses.replace(task, weights=weights)
 
 
-def work_of(job: Job, settings: Settings) -> Finetuning:
+def work_of(job: FinetuneJob, settings: TrainSettings) -> FinetuneTask:
     """The work: at the full depth, or at every depth."""
     options = job.options
     given = job.task, job.start, job.examples, job.dev, settings
-    if not isinstance(options, Depths) and not options.elastic:
-        return Finetuning(*given, options.max_length, options.metric)
+    if not isinstance(options, ElasticSettings) and not options.elastic:
+        return FinetuneTask(*given, options.max_length, options.metric)
     if job.task.head == "mlm":
         raise AlbertkitError("a model that writes needs its full depth for every word; leave elastic away")
-    from albertkit.train.elastic import Elastic
+    from albertkit.train.elastic import ElasticTask
 
-    return Elastic(*given, options if isinstance(options, Depths) else Depths(**dataclasses.asdict(options)))
+    return ElasticTask(
+        *given, options if isinstance(options, ElasticSettings) else ElasticSettings(**dataclasses.asdict(options))
+    )
 
 
-def _one(job: Job, seed: int, say: Callable[[str], None], bar: bool) -> tuple[Finetuning, Outcome, dict[str, Any]]:
+def _one(
+    job: FinetuneJob, seed: int, say: Callable[[str], None], bar: bool
+) -> tuple[FinetuneTask, TrainResult, dict[str, Any]]:
     """One run, begun anew with another seed and half the rate as long as it collapses."""
     options, start = job.options, job.start
     rate = options.learning_rate or preset_rate(start.config)
@@ -285,16 +289,18 @@ def _one(job: Job, seed: int, say: Callable[[str], None], bar: bool) -> tuple[Fi
         say(f"{why}: collapsed. Starting again with rate {rate:g} and another seed")
 
 
-def plan_of(options: Options, start: Artifact, steps: int, rate: float, seed: int, evaluations: int = 1) -> Settings:
+def plan_of(
+    options: FinetuneSettings, start: Artifact, steps: int, rate: float, seed: int, evaluations: int = 1
+) -> TrainSettings:
     """The loop's settings for one run: an evaluation and a checkpoint each epoch, the best one is the result."""
-    return Settings(
+    return TrainSettings(
         steps=steps, batch=options.batch, micro=options.micro, learning_rate=rate, warmup=0.1, seed=seed,
         evaluations=evaluations, patience=options.patience, take_best=True, device=options.device, compile="no",
         tensorboard=False, keep=1,
     )  # fmt: skip
 
 
-def collapse(work: Finetuning) -> str | None:
+def collapse(work: FinetuneTask) -> str | None:
     """Why nothing was learnt, if so: every held-out example got the same answer, though they differ (of choices: all are as likely), or a chance one.
 
     Of intents with slots, the intents alone may be all the same.
@@ -320,13 +326,13 @@ def classes_of(task: Any) -> str:
     return getattr(task, "kind", "") if getattr(task, "head", "") == "classify" else ""
 
 
-def same_intent(work: Finetuning) -> bool:
+def same_intent(work: FinetuneTask) -> bool:
     """Whether results have intents, and all the same one, though those of the examples differ."""
     found = {result.intent for result in work.results if hasattr(result, "intent")}
     return len(found) == 1 < len({getattr(example, "intent", None) for example in work.dev})
 
 
-def only_the_mean(work: Finetuning) -> bool:
+def only_the_mean(work: FinetuneTask) -> bool:
     """Whether values found on held-out examples are as far from the right ones as their mean is, at the best of some sizes.
 
     Both are taken from their own mean, so that values that are all too high, yet in the right order, are no collapse.
@@ -341,7 +347,7 @@ def only_the_mean(work: Finetuning) -> bool:
     return bool(right.any() and nearest >= CHANCE * (right**2).mean())
 
 
-def at_chance(work: Finetuning) -> bool:
+def at_chance(work: FinetuneTask) -> bool:
     """Whether the loss on held-out examples is that of the shares of classes alone (one class a text, labels of words), or of equal choices; for several labels a text, see `only_shares`.
 
     The loss is that of the best of some temperatures, since a model that is too sure of itself may yet know much. The shares
@@ -364,7 +370,7 @@ def at_chance(work: Finetuning) -> bool:
     return bool(min(losses) >= CHANCE * chance.mean())
 
 
-def only_shares(work: Finetuning) -> bool:
+def only_shares(work: FinetuneTask) -> bool:
     """Of texts with several labels: whether the loss on held-out examples is that of how frequent each label is.
 
     What scores say beyond their mean is added to the shares; else a model that knows much, and is too sure, would be above it.

@@ -11,7 +11,7 @@ from albertkit.settings import setting
 
 
 @dataclass(frozen=True)
-class Options:
+class FinetuneSettings:
     """How to fine-tune. What is not given follows from the size of the model and of the data."""
 
     epochs: float | None = setting(None, "Times through the examples [default: 3 to 10, fewer for more examples].")
@@ -57,7 +57,7 @@ class Options:
 
 
 @dataclass(frozen=True)
-class Depths(Options):
+class ElasticSettings(FinetuneSettings):
     """How to make every depth a good model: the options of a fine-tuning, and what goes into the loss of each depth."""
 
     elastic: bool = setting(True, "Learn at every depth; --no-elastic trains the full depth alone, to compare with.")

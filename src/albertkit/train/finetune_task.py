@@ -1,6 +1,6 @@
 """Fine-tuning: labelled examples and a pre-trained model to a model for one task.
 
-In: a `Task` (`tasks/`), examples, the model to start from, `Settings`. Out: a `Work` for `loop.py`; `finetune` does all of it.
+In: a `Task` (`tasks/`), examples, the model to start from, `TrainSettings`. Out: a `Work` for `loop.py`; `finetune` does all of it.
 
 Texts are packed without padding. Batches hold texts of like length: a stretch of shuffled examples is sorted, cut into batches, and the
 batches are shuffled; seed and epoch decide it, so that a place in the data is two numbers.
@@ -32,10 +32,10 @@ from albertkit.tasks.tag import IGNORED
 from albertkit.tasks.task import Feature, Task
 from albertkit.tokenizer import Tokenizer
 from albertkit.train import precision
-from albertkit.train.checkpoint import State
-from albertkit.train.distributed import Team
+from albertkit.train.checkpoint import TrainState
+from albertkit.train.distributed import ProcessGroup
 from albertkit.train.task_losses import LOSSES, own_loss
-from albertkit.train.train_settings import Settings
+from albertkit.train.train_settings import TrainSettings
 from albertkit.train.training_task import Alarm
 from albertkit.weights import HEADS
 
@@ -53,7 +53,7 @@ def heads_of(task: Task) -> tuple[str, ...]:
     return task.head if isinstance(task.head, tuple) else (task.head,)
 
 
-class Objective(nn.Module):
+class FinetuneObjective(nn.Module):
     """Texts and targets to a loss."""
 
     def __init__(self, model: AlbertModel, task: Task) -> None:
@@ -82,7 +82,7 @@ class Objective(nn.Module):
         return loss, torch.stack([loss.detach() * texts, torch.full_like(loss, texts).detach()])[None]
 
 
-class Finetuning:
+class FinetuneTask:
     """The work of fine-tuning, for `loop.train`."""
 
     measures: tuple[str, ...] = ("loss",)
@@ -94,7 +94,7 @@ class Finetuning:
         start: Artifact,
         train: Sequence[Any],
         dev: Sequence[Any],
-        settings: Settings,
+        settings: TrainSettings,
         max_length: int = 128,
         metric: str | None = None,
     ) -> None:
@@ -110,7 +110,7 @@ class Finetuning:
         self.dev_features = task.features(dev, self.tokenizer, self.max_length) if len(dev) else []
         torch.manual_seed(settings.seed)
         self.model = self.build()
-        self.objective = Objective(self.model, task)
+        self.objective = FinetuneObjective(self.model, task)
         self.metric = metric
         length = int(np.mean([len(f.ids) for unit in self.features for f in unit]))
         self.operations = 3 * operations(start.config, max(1, min(length, self.max_length)))["total"]
@@ -175,7 +175,7 @@ class Finetuning:
             self._order = epoch, [made[i] for i in rng.permutation(len(made))]
         return self._order[1]
 
-    def next(self, step: int, progress: float, crew: Team) -> tuple[list[tuple[Any, ...]], int]:
+    def next(self, step: int, progress: float, crew: ProcessGroup) -> tuple[list[tuple[Any, ...]], int]:
         """This process's texts of the next batch."""
         self.objective.dtype = precision.choose(self.settings, crew.device)
         epoch, number = self.at
@@ -187,7 +187,7 @@ class Finetuning:
         parts = [self.part([self.features[i] for i in mine[s : s + most]], crew) for s in range(0, len(mine), most)]
         return parts, tokens
 
-    def part(self, chosen: list[list[Feature]], crew: Team) -> tuple[Any, ...]:
+    def part(self, chosen: list[list[Feature]], crew: ProcessGroup) -> tuple[Any, ...]:
         """Some examples as (batch, targets, examples)."""
         features = [feature for unit in chosen for feature in unit]
         batch = self.batch(features, self.examples).to(crew.device)
@@ -248,7 +248,7 @@ class Finetuning:
         self.model.load_state_dict(tensors_of(artifact.weights))
         self.at = (int(data.get("epoch", 0)), int(data.get("batch", 0)))
 
-    def artifact(self, metrics: dict[str, float], state: State) -> Artifact:
+    def artifact(self, metrics: dict[str, float], state: TrainState) -> Artifact:
         """The model as it is now."""
         task = self.task
         if metrics and isinstance(task, Classify) and len(self.dev) and not task.floor:  # a floor has its temperature
@@ -281,11 +281,11 @@ def scored(model: Artifact, examples: Sequence[Any], device: str = "auto") -> tu
     if model.tokenizer is None:
         raise AlbertkitError("the model holds no tokenizer, so it cannot read text")
     features = task.features(examples, model.tokenizer, int(model.meta.details.get("max_length", 128)))
-    return task, features, scores_of(Objective(net, task), features, batch_of)
+    return task, features, scores_of(FinetuneObjective(net, task), features, batch_of)
 
 
 def scores_of(
-    objective: Objective, features: Sequence[Feature], batched: Callable[[Sequence[Feature]], Batch]
+    objective: FinetuneObjective, features: Sequence[Feature], batched: Callable[[Sequence[Feature]], Batch]
 ) -> list[Any]:
     """The heads' scores for each feature, as the task reads them."""
     objective.eval()

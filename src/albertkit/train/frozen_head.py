@@ -33,7 +33,7 @@ from albertkit.tasks.classify import OUTSIDE, Classify
 from albertkit.tasks.classify import outside_scores as outside_scores  # the benches take it from here
 from albertkit.tasks.examples import Text
 from albertkit.train.finetune_report import write_report
-from albertkit.train.finetune_settings import Options
+from albertkit.train.finetune_settings import FinetuneSettings
 
 STRENGTHS = (1.0, 10.0, 100.0)
 MOST_BYTES = 512 * 2**20
@@ -53,7 +53,7 @@ def few(examples: Sequence[Text], shots: int, seed: int = 0) -> list[Text]:
 
 
 @dataclass(frozen=True)
-class Tuned:
+class FinetuneResult:
     """How a fine-tuning ended, frozen or not."""
 
     model: Path
@@ -63,8 +63,13 @@ class Tuned:
 
 
 def freeze(
-    task: str, examples: Sequence[Any], dev: Sequence[Any], out: Path, start: Path | str | None, options: Options
-) -> Tuned:
+    task: str,
+    examples: Sequence[Any],
+    dev: Sequence[Any],
+    out: Path,
+    start: Path | str | None,
+    options: FinetuneSettings,
+) -> FinetuneResult:
     """A head on the frozen vectors of the model at `start`. Examples of the class `oos` set the floor below which a text is out of scope."""
     start = builtin.resolve(start, builtin.DEFAULT)
     if task not in ("classify", "intent") or not all(isinstance(e, Text) for e in examples):
@@ -91,11 +96,11 @@ def freeze(
     runs = [{"seed": options.seed, "metrics": metrics, "seconds": seconds, "collapsed": 0}]
     write_json(out / "runs.json", runs)
     write_report(out, judged, made, runs)
-    return Tuned(out / "model", metrics, runs)
+    return FinetuneResult(out / "model", metrics, runs)
 
 
 @dataclass(frozen=True)
-class Verdict:
+class HeadEvaluation:
     """What a head says of held-out examples, for the report."""
 
     features: Sequence[Any]
@@ -105,12 +110,12 @@ class Verdict:
     last_scores: Sequence[Any]
 
 
-def judge(albert: Albert, base: Albert, examples: Sequence[Any], dev: Sequence[Any]) -> Verdict:
+def judge(albert: Albert, base: Albert, examples: Sequence[Any], dev: Sequence[Any]) -> HeadEvaluation:
     """The head of `albert` on what was held out; its vectors are those of `base`, from which it was made."""
     refuse_pairs(dev)
     weight, bias = albert.heads["classify"]
     found = list(vectors_of(base, dev, albert.meta.details["max_length"]) @ weight.T + bias)
-    return Verdict(examples, dev, albert.task, albert.task.results(found, (), dev), found)
+    return HeadEvaluation(examples, dev, albert.task, albert.task.results(found, (), dev), found)
 
 
 def refuse_pairs(examples: Sequence[Text]) -> None:

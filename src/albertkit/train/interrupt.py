@@ -10,16 +10,16 @@ from typing import Any
 
 
 @dataclass
-class Stop:
+class StopRequest:
     """Whether someone asked to stop."""
 
     asked: bool = False
 
 
 @contextmanager
-def stopping() -> Iterator[Stop]:
+def stop_on_signals() -> Iterator[StopRequest]:
     """SIGTERM and Ctrl-C ask once; the step in progress is finished and saved. A second Ctrl-C breaks off."""
-    stop = Stop()
+    stop = StopRequest()
 
     def ask(number: int, frame: Any) -> None:
         if stop.asked and number == signal.SIGINT:

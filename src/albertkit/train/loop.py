@@ -1,6 +1,6 @@
 """The training loop, the only one of the project.
 
-In: a `Work` (what is trained, on what), `Settings`, a folder. Out: that folder, with checkpoints, metrics, a plot and the finished
+In: a `TrainingTask` (what is trained, on what), `TrainSettings`, a folder. Out: that folder, with checkpoints, metrics, a plot and the finished
 model. `pretrain.py`, and later fine-tuning and distillation, say what the work is; everything else happens here once:
 budget, schedule, precision, compiling, accumulation, many processes, checkpoints, resuming, stopping, alarms.
 """
@@ -22,31 +22,31 @@ from albertkit.data.masking import mix
 from albertkit.data.shard_writer import write_json
 from albertkit.errors import AlbertkitError
 from albertkit.train import checkpoint
-from albertkit.train.distributed import Team, peak, plan_attention, restarted, team
-from albertkit.train.interrupt import Stop, stopping
+from albertkit.train.distributed import ProcessGroup, is_restart, peak, plan_attention, process_group
+from albertkit.train.interrupt import StopRequest, stop_on_signals
 from albertkit.train.optim import optimizers
-from albertkit.train.train_log import Report, plot
-from albertkit.train.train_settings import Settings
-from albertkit.train.training_task import Alarm, Outcome, Work
+from albertkit.train.train_log import TrainLog, plot
+from albertkit.train.train_settings import TrainSettings
+from albertkit.train.training_task import Alarm, TrainingTask, TrainResult
 
 REWINDS = 3
 SHOWN = 6  # scores of an evaluation that are said; metrics.jsonl and the report hold all
 
 
 def train(
-    work: Work,
-    settings: Settings,
+    work: TrainingTask,
+    settings: TrainSettings,
     out: Path | str,
     resume: bool = False,
     say: Callable[[str], None] = lambda text: None,
     bar: bool = False,
-) -> Outcome:
+) -> TrainResult:
     """Train until the budget is spent; `say` gets sentences for the user."""
     out = Path(out)
-    with team(settings.device) as crew, stopping() as stop:
+    with process_group(settings.device) as crew, stop_on_signals() as stop:
         run = Run(work, settings, out, crew, say if crew.leads else lambda text: None)
         run.open(resume)
-        run.report = Report(out, settings, run.state.step, bar) if crew.leads else None
+        run.report = TrainLog(out, settings, run.state.step, bar) if crew.leads else None
         try:
             return run.go(stop)
         except torch.OutOfMemoryError:
@@ -61,13 +61,15 @@ def train(
 class Run:
     """One training in its folder."""
 
-    report: Report | None = None
+    report: TrainLog | None = None
     parted = False  # whether each process has a part of the moments
     resumes = False  # whether the caller goes on where a training stopped
 
-    def __init__(self, work: Work, settings: Settings, out: Path, crew: Team, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, work: TrainingTask, settings: TrainSettings, out: Path, crew: ProcessGroup, say: Callable[[str], None]
+    ) -> None:
         self.work, self.settings, self.out, self.crew, self.say = work, settings, out, crew, say
-        self.state = checkpoint.State()
+        self.state = checkpoint.TrainState()
         work.objective.to(crew.device)
         cuda = crew.device.type == "cuda"
         plan_attention(work.one_shape)
@@ -89,7 +91,7 @@ class Run:
     def open(self, resume: bool) -> None:
         """Make the folder, or go on from its last checkpoint."""
         there, self.resumes = checkpoint.steps(self.out), resume
-        resume = resume or restarted()
+        resume = resume or is_restart()
         self.crew.wait()  # all have looked before the first one writes
         mine = asdict(self.settings)
         if there and not resume:
@@ -156,7 +158,7 @@ class Run:
         spent = self.settings.progress(self.state.step, self.state.tokens, self.state.seconds)
         return self.crew.from_lead(spent) if self.settings.minutes is not None else spent
 
-    def go(self, stop: Stop) -> Outcome:
+    def go(self, stop: StopRequest) -> TrainResult:
         """Step after step until the budget is spent or someone asks to stop."""
         state, settings = self.state, self.settings
         if self.crew.world == 1 and len(state.sums) == len(self.sums):  # the line of metrics that was under way
@@ -186,7 +188,7 @@ class Run:
             if stopped:
                 how = "" if self.resumes else " with --resume"
                 self.say(f"stopped at step {state.step:,} and saved; the same command{how} goes on")
-                return Outcome(None, state, self.numbers)
+                return TrainResult(None, state, self.numbers)
             if settings.patience and self.crew.any(state.worse >= settings.patience):
                 self.say(f"no better for {settings.patience} evaluations: ending at step {state.step:,}")
                 break
@@ -301,7 +303,7 @@ class Run:
         self.clock = time.perf_counter()
         self.since = 0
 
-    def finish(self) -> Outcome:
+    def finish(self) -> TrainResult:
         """Write the finished model and the plot."""
         target = self.out / "model"
         if self.gather(True) and self.crew.leads:
@@ -318,4 +320,4 @@ class Run:
             write_artifact(artifact, target, overwrite=target.exists())
             plot(self.out / "metrics.jsonl", self.out / "loss.png")
         self.crew.wait()
-        return Outcome(target, self.state, self.numbers)
+        return TrainResult(target, self.state, self.numbers)

@@ -1,6 +1,6 @@
 """Parameters to optimizers: AdamW is torch's; LAMB, which torch lacks, is here, and Muon, which torch has in bf16 only.
 
-In: a model and `Settings`. Out: a list of optimizers whose learning rates the loop sets at each step. Matrices decay; biases
+In: a model and `TrainSettings`. Out: a list of optimizers whose learning rates the loop sets at each step. Matrices decay; biases
 and norms do not, and LAMB does not rescale them, as in the original code.
 """
 
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from albertkit.train.train_settings import Settings
+from albertkit.train.train_settings import TrainSettings
 
 
 class Lamb(torch.optim.Optimizer):
@@ -119,7 +119,7 @@ def orthogonal(matrix: Tensor, rounds: int) -> Tensor:
     return (wide if x.shape[0] <= x.shape[1] else wide.T).to(matrix.dtype)
 
 
-def optimizers(model: nn.Module, settings: Settings, parted: bool = False) -> list[torch.optim.Optimizer]:
+def optimizers(model: nn.Module, settings: TrainSettings, parted: bool = False) -> list[torch.optim.Optimizer]:
     """One optimizer, or two for Muon, which is made for the matrices inside the layers alone.
 
     parted: each process keeps the moments of some tensors, moves those, and sends them to the others (ZeRO-1, arXiv 1910.02054).
@@ -138,7 +138,7 @@ def optimizers(model: nn.Module, settings: Settings, parted: bool = False) -> li
     return [_made(Lamb, groups, parted, lr=settings.rate, weight_decay=settings.weight_decay)]
 
 
-def _adamw(matrices: list[Any], flat: list[Any], settings: Settings, parted: bool) -> torch.optim.Optimizer:
+def _adamw(matrices: list[Any], flat: list[Any], settings: TrainSettings, parted: bool) -> torch.optim.Optimizer:
     groups: list[dict[str, Any]] = [{"params": matrices}, {"params": flat, "weight_decay": 0.0}]
     given = {"lr": settings.rate, "betas": (0.9, 0.98), "eps": 1e-6, "weight_decay": settings.weight_decay}
     return _made(

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from albertkit.train.train_settings import Settings
+from albertkit.train.train_settings import TrainSettings
 
 
-def choose(settings: Settings, device: torch.device) -> torch.dtype:
+def choose(settings: TrainSettings, device: torch.device) -> torch.dtype:
     """bf16 where the device is made for it, or as the settings say."""
     small = settings.precision == "bf16"
     if settings.precision == "auto":

@@ -1,6 +1,6 @@
 """Pre-training: shards to a model that fills masks and knows the order of sentences.
 
-In: the folder `corpus.py` wrote, a shape, `Settings` and `Goals`. Out: a `Work` for `loop.py`.
+In: the folder `corpus.py` wrote, a shape, `TrainSettings` and `PretrainSettings`. Out: a `Work` for `loop.py`.
 
 Loss = masked words + sentence order (+ λ · consistency of the layers, an option). Word scores are computed at masked tokens alone.
 Both losses are divided by what is expected in a batch, not by what was drawn, so that a batch gives the same gradient
@@ -32,10 +32,10 @@ from albertkit.model.albert_model import build_head, tensors_of
 from albertkit.model.encoder import Layer
 from albertkit.tokenizer import Tokenizer
 from albertkit.train import precision
-from albertkit.train.checkpoint import State
-from albertkit.train.distributed import Team
-from albertkit.train.pretrain_settings import Goals
-from albertkit.train.train_settings import Settings
+from albertkit.train.checkpoint import TrainState
+from albertkit.train.distributed import ProcessGroup
+from albertkit.train.pretrain_settings import PretrainSettings
+from albertkit.train.train_settings import TrainSettings
 from albertkit.train.training_task import Alarm
 
 STUCK_AT = 0.4  # share of the budget after which a model must do better than counting words
@@ -44,10 +44,10 @@ DIVERGED_STEPS = 50  # updates before which a loss may jump
 STUCK_LINES = 3  # lines of metrics in a row that must say so: one may be about few words
 
 
-class Objective(nn.Module):
+class PretrainObjective(nn.Module):
     """Rows to losses: draws the questions, runs the model, compares."""
 
-    def __init__(self, model: AlbertModel, specials: masking.Specials, goals: Goals) -> None:
+    def __init__(self, model: AlbertModel, specials: masking.Specials, goals: PretrainSettings) -> None:
         super().__init__()
         self.model, self.goals = model, goals
         self.cls, self.sep, self.mask = specials.cls, specials.sep, specials.mask
@@ -60,7 +60,7 @@ class Objective(nn.Module):
     def forward(
         self, tokens: Tensor, first: Tensor, ordered: Tensor, key: Tensor, offset: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """(loss, sums of `Pretraining.measures`)."""
+        """(loss, sums of `PretrainTask.measures`)."""
         goals = self.goals
         specials = masking.Specials(self.cls, self.sep, self.mask, self.words)  # type: ignore[arg-type]
         with torch.no_grad():
@@ -105,7 +105,7 @@ def consistency(layers: tuple[Tensor, ...], likeness: str = "cosine") -> Tensor:
     return -F.logsigmoid(alike[:, pairs[0], pairs[1]]).mean() if len(layers) > 1 else alike.sum() * 0
 
 
-class Pretraining:
+class PretrainTask:
     """The work of pre-training, for `loop.train`."""
 
     better = "mlm_loss"
@@ -115,12 +115,12 @@ class Pretraining:
         self,
         shards: Shards | Path | str,
         config: AlbertConfig,
-        settings: Settings,
-        goals: Goals | None = None,
+        settings: TrainSettings,
+        goals: PretrainSettings | None = None,
         start: Artifact | None = None,
     ) -> None:
         self.shards = shards if isinstance(shards, Shards) else Shards.open(shards)
-        self.settings, self.goals = settings, goals or Goals()
+        self.settings, self.goals = settings, goals or PretrainSettings()
         self.tokenizer = self.shards.tokenizer()
         self.config = fit(config, self.tokenizer) if start is None else same_words(start, self.tokenizer)
         longest = max(length for length, _ in self.goals.phases())
@@ -142,7 +142,7 @@ class Pretraining:
             for name in ("mlm", "sop"):
                 if name not in self.model.heads:
                     self.model.heads[name] = build_head(name, self.config)
-        self.objective = Objective(self.model, specials(self.tokenizer), self.goals)
+        self.objective = PretrainObjective(self.model, specials(self.tokenizer), self.goals)
         self.measures: tuple[str, ...] = ("mlm_loss", "mlm_accuracy")
         self.measures += ("sop_loss", "sop_accuracy") if self.goals.order else ()
         self.measures += ("consistency_loss",) if self.goals.consistency else ()
@@ -175,7 +175,7 @@ class Pretraining:
             self.streams[length] = Stream(train, length, self.settings.seed, self.at.get(length), self.goals.single)
         return self.streams[length]
 
-    def next(self, step: int, progress: float, crew: Team) -> tuple[list[tuple[Any, ...]], int]:
+    def next(self, step: int, progress: float, crew: ProcessGroup) -> tuple[list[tuple[Any, ...]], int]:
         """This process's rows of the next batch, as tensors on its device."""
         self.objective.dtype = precision.choose(self.settings, crew.device)
         self.objective.depth = self.drawn(step)
@@ -273,7 +273,7 @@ class Pretraining:
         self.reach = int(data.get("positions", self.reach))
         self.streams = {}
 
-    def artifact(self, metrics: dict[str, float], state: State) -> Artifact:
+    def artifact(self, metrics: dict[str, float], state: TrainState) -> Artifact:
         """The model as it is now, with how it came about."""
         done = {
             "step": "pretrain",
@@ -346,7 +346,7 @@ def specials(tokenizer: Tokenizer) -> masking.Specials:
     return masking.Specials(cls, sep, mask, torch.tensor(words))
 
 
-def describe(work: Pretraining) -> dict[str, Any]:
+def describe(work: PretrainTask) -> dict[str, Any]:
     """What a training will do, before it does it."""
     rows = work.settings.batch
     return {

@@ -14,7 +14,7 @@ LIKENESSES = ("cosine", "dot")
 
 
 @dataclass(frozen=True)
-class Goals:
+class PretrainSettings:
     """What the model is asked to learn."""
 
     lengths: str = setting("128", "Tokens a row; '128:0.9,512:0.1' spends the last tenth of the budget on longer rows.")
@@ -78,7 +78,7 @@ MOST_EVERYDAY = 5_000_000
 
 
 @dataclass(frozen=True)
-class Aims:
+class VectorDistillSettings:
     """What the vectors should be good at."""
 
     depths: str = setting("3,6,9,12", "Depths at which the vectors should be good.")

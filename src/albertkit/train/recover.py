@@ -26,7 +26,7 @@ from albertkit.train.distributed import choose_device
 from albertkit.train.finetune_settings import preset_epochs, preset_rate
 from albertkit.train.loop import train
 from albertkit.train.teacher_states import Own
-from albertkit.train.train_settings import Settings
+from albertkit.train.train_settings import TrainSettings
 
 
 @dataclass(frozen=True)
@@ -79,10 +79,10 @@ def length_of(artifact: Artifact, training: Training) -> int:
     return training.max_length or int(artifact.meta.details.get("max_length", 128))
 
 
-def settings_of(training: Training, artifact: Artifact, steps: int, held: bool, evaluations: int = 1) -> Settings:
+def settings_of(training: Training, artifact: Artifact, steps: int, held: bool, evaluations: int = 1) -> TrainSettings:
     """The loop's settings: an evaluation each epoch, and the best one is the result where anything is held out."""
     budget: dict[str, Any] = {"steps": steps} if training.minutes is None else {"minutes": training.minutes}
-    return Settings(
+    return TrainSettings(
         **budget, batch=training.batch, micro=training.micro, learning_rate=training.learning_rate or preset_rate(artifact.config),
         warmup=0.1, seed=training.seed, evaluations=evaluations, take_best=held, device=training.device, compile="no",
         tensorboard=False, keep=1,

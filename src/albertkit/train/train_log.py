@@ -12,13 +12,13 @@ from typing import Any
 
 from tqdm import tqdm
 
-from albertkit.train.train_settings import Settings
+from albertkit.train.train_settings import TrainSettings
 
 
-class Report:
+class TrainLog:
     """Writes as the training goes; lines after the step it resumes from are dropped first."""
 
-    def __init__(self, run: Path, settings: Settings, step: int, bar: bool) -> None:
+    def __init__(self, run: Path, settings: TrainSettings, step: int, bar: bool) -> None:
         self.path = run / "metrics.jsonl"
         self._keep(step)
         self.file = self.path.open("a", encoding="utf-8")

@@ -1,6 +1,6 @@
 """The settings of a training, each with the sentence that documents it, here and in `--help`.
 
-In: numbers from the command line or from Python. Out: `Settings`, frozen and checked, and the schedule they mean.
+In: numbers from the command line or from Python. Out: `TrainSettings`, frozen and checked, and the schedule they mean.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ COMPILING = ("auto", "layer", "whole", "no")
 
 
 @dataclass(frozen=True)
-class Settings:
+class TrainSettings:
     """How to train. One of steps, tokens and minutes is the budget."""
 
     steps: int | None = setting(None, "Budget in updates of the weights.")

@@ -1,4 +1,4 @@
-"""What a training consists of, for the loop: the `Work` that pre-training, fine-tuning and distilling are, and how it ends."""
+"""What a training consists of, for the loop: the `TrainingTask` that pre-training, fine-tuning and distilling are, and how it ends."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any, Protocol
 from torch import nn
 
 from albertkit.artifact import Artifact
-from albertkit.train.checkpoint import State
-from albertkit.train.distributed import Team
+from albertkit.train.checkpoint import TrainState
+from albertkit.train.distributed import ProcessGroup
 
 
-class Work(Protocol):
+class TrainingTask(Protocol):
     """What a training consists of."""
 
     @property
@@ -41,7 +41,7 @@ class Work(Protocol):
     def compile(self) -> None:
         """Let torch compile the parts that are worth it."""
 
-    def next(self, step: int, progress: float, crew: Team) -> tuple[list[tuple[Any, ...]], int]:
+    def next(self, step: int, progress: float, crew: ProcessGroup) -> tuple[list[tuple[Any, ...]], int]:
         """This process's parts of the next batch, and the tokens of the whole batch."""
 
     def evaluate(self) -> dict[str, float]:
@@ -56,7 +56,7 @@ class Work(Protocol):
     def restore(self, artifact: Artifact, data: dict[str, Any]) -> None:
         """Go back to saved weights and a place in the data."""
 
-    def artifact(self, metrics: dict[str, float], state: State) -> Artifact:
+    def artifact(self, metrics: dict[str, float], state: TrainState) -> Artifact:
         """The model as it is now."""
 
 
@@ -70,10 +70,10 @@ class Alarm:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TrainResult:
     """How a training ended."""
 
     model: Path | None
     """The finished model's folder, or None if it was stopped before its end."""
-    state: State
+    state: TrainState
     metrics: dict[str, float]
