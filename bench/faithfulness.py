@@ -23,8 +23,8 @@ from inference import machine, versions  # noqa: E402
 
 from albertkit.explain import Explainer, faithfulness  # noqa: E402
 from albertkit.explain.attribution import METHODS  # noqa: E402
-from albertkit.explain.faithfulness import read_given  # noqa: E402
-from albertkit.explain.variants import HIDES  # noqa: E402
+from albertkit.explain.faithfulness import read_inputs  # noqa: E402
+from albertkit.explain.variants import HIDE_MODES  # noqa: E402
 
 RESULT = Path(__file__).parent / "results" / "faithfulness.json"
 
@@ -32,12 +32,12 @@ RESULT = Path(__file__).parent / "results" / "faithfulness.json"
 def measure(args: argparse.Namespace) -> dict:
     """All methods, with every way of hiding."""
     explainer = Explainer(args.model, args.threads)
-    texts = read_given(args.texts, args.most)
+    texts = read_inputs(args.texts, args.most)
     rows = []
     for method in args.methods.split(","):
         if method == "gradients" and any(importlib.util.find_spec(name) is None for name in ("torch", "captum")):
             continue
-        for hide in HIDES:
+        for hide in HIDE_MODES:
             start = time.perf_counter()
             (found,) = faithfulness(explainer, texts, [method], hide, samples=args.samples, steps=args.steps)
             row = {"hide": hide, **dataclasses.asdict(found), "seconds": round(time.perf_counter() - start, 2)}

@@ -14,11 +14,11 @@ from albertkit.artifact import Meta
 from albertkit.config import Options
 from albertkit.errors import AlbertkitError
 from albertkit.explain import Explainer, explain
-from albertkit.explain.attention_maps import by_word, rollout
-from albertkit.explain.explained_input import Given, merged, subject_of
-from albertkit.explain.explainer import How
+from albertkit.explain.attention_maps import attention_by_word, rollout
+from albertkit.explain.explained_input import ExplainInput, merge_words, tokenize_input
+from albertkit.explain.explainer import ExplainSettings
 from albertkit.explain.target import log_odds
-from albertkit.explain.variants import Variants
+from albertkit.explain.variants import InputVariants
 from tests.serve.conftest import make
 from tests.train.conftest import TOPICS
 
@@ -61,18 +61,18 @@ def test_rows_of_a_rollout_sum_to_one(layers, heads, tokens, seed):
     shares = np.random.default_rng(seed).dirichlet(np.ones(tokens), (layers, heads, tokens))
     rolled = rollout(shares)
     assert rolled.sum(axis=-1) == pytest.approx(np.ones(tokens)) and (rolled >= 0).all()
-    assert by_word(rolled, [0], np.arange(tokens) // 2, tokens).sum() == pytest.approx(1)
+    assert attention_by_word(rolled, [0], np.arange(tokens) // 2, tokens).sum() == pytest.approx(1)
 
 
 def test_words_that_share_a_token_are_one():
-    assert merged([(0, 2), (2, 5), (6, 8)], [("text", 0, 3), ("text", 3, 5), ("text", 5, 8)]) == [(0, 5), (6, 8)]
+    assert merge_words([(0, 2), (2, 5), (6, 8)], [("text", 0, 3), ("text", 3, 5), ("text", 5, 8)]) == [(0, 5), (6, 8)]
 
 
 @settings(max_examples=40)
 @given(text=letters("abc xyz'.,-北京é\n1[]", 40), pair=st.none() | letters("ab 中", 9))
 def test_every_token_of_a_text_belongs_to_a_word_that_holds_it(explainers, text, pair):
     try:
-        subject = subject_of(explainers["pairs"].albert, Given(text, pair))
+        subject = tokenize_input(explainers["pairs"].albert, ExplainInput(text, pair))
     except AlbertkitError as error:
         assert "no word" in str(error)
         return
@@ -94,10 +94,11 @@ def test_every_token_of_a_text_belongs_to_a_word_that_holds_it(explainers, text,
 def test_occlusion_equals_each_variant_alone(explainers, model, asked, hide):
     explainer = explainers[model]
     ready = explainer.prepare(
-        Given(asked["text"], asked.get("pair"), asked.get("question"), asked.get("choices", ())), How()
+        ExplainInput(asked["text"], asked.get("pair"), asked.get("question"), asked.get("choices", ())),
+        ExplainSettings(),
     )
-    found = explainer.attribute(ready, "occlusion", How(hide=hide))
-    variants = Variants(explainer.albert, ready.subject, ready.target, hide)
+    found = explainer.attribute(ready, "occlusion", ExplainSettings(hide=hide))
+    variants = InputVariants(explainer.albert, ready.subject, ready.target, hide)
     words = len(ready.subject.words)
     whole = variants.values(np.ones((1, words), bool))[0][0]
     alone = [whole - variants.values(np.arange(words)[None] != word)[0][0] for word in range(words)]
@@ -189,11 +190,13 @@ def test_a_classifier_that_reads_the_mean(tmp_path):
     meta = Meta(task="classify", labels=("no", "yes"))
     explainer = Explainer(make(tmp_path / "mean", meta, {"classify": 2}, options=Options(classifier="mean")), threads=1)
     found = explainer.explain(TEXT, methods=["gradients", "occlusion", "attention"], steps=96)
-    gradients, occluded, attended = found.attributions
+    gradients, occluded, attention_attribution = found.attributions
     assert (gradients.full, gradients.empty) == pytest.approx((occluded.full, occluded.empty), abs=2e-3)
     (one,) = found.maps
     table = one.attention[-1].mean(axis=0)
-    assert attended.values == pytest.approx(by_word(table, range(len(one.tokens)), one.owner, len(found.words)))
+    assert attention_attribution.values == pytest.approx(
+        attention_by_word(table, range(len(one.tokens)), one.owner, len(found.words))
+    )
 
 
 def test_limits_count_the_rows_of_choices(explainers):
@@ -253,7 +256,7 @@ def test_every_depth_is_what_the_runtime_says(explainers, model, asked):
         said = call[found.kind](layer.depth)
         assert flat(layer.prediction) == pytest.approx(flat(said), abs=1e-5), (layer, said)
     assert flat(found.prediction) == flat(found.layers[-1].prediction) and found.layers[-1].same
-    assert found.value == found.layers[-1].value and (found.settled or 1) <= 3
+    assert found.value == found.layers[-1].value and (found.stable_depth or 1) <= 3
     shallow = explainer.explain(**asked, depth=2)
     assert len(shallow.layers) == 2 and shallow.exit is None
     if found.exit is not None:

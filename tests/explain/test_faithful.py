@@ -7,15 +7,15 @@ import pytest
 
 from albertkit.errors import AlbertkitError
 from albertkit.explain import Explainer, faithfulness
-from albertkit.explain.explained_input import Given
-from albertkit.explain.explainer import How
-from albertkit.explain.faithfulness import SHARES, _falls, read_given
+from albertkit.explain.explained_input import ExplainInput
+from albertkit.explain.explainer import ExplainSettings
+from albertkit.explain.faithfulness import SHARES, _falls, read_inputs
 from tests.train import test_finetune as lessons
 
 
 @pytest.fixture(scope="module")
-def texts() -> list[Given]:
-    return [Given(example.text) for example in lessons.texts(30, 5)]
+def texts() -> list[ExplainInput]:
+    return [ExplainInput(example.text) for example in lessons.texts(30, 5)]
 
 
 def test_words_that_a_method_calls_important_are(learnt, texts):
@@ -41,7 +41,7 @@ def test_the_reverse_of_a_method_is_worse_than_random(learnt, texts, monkeypatch
 
 def test_falls_are_differences_of_probabilities(learnt):
     """One order of four words, by hand: half of them gone, and half of them alone."""
-    ready = learnt.prepare(Given("cat dog red blue"), How(), every=False)
+    ready = learnt.prepare(ExplainInput("cat dog red blue"), ExplainSettings(), every=False)
     falls = _falls(learnt, ready, [np.array([0, 1, 2, 3])], "drop")
     label = ready.target.name
     chance = {
@@ -57,7 +57,11 @@ def test_falls_are_differences_of_probabilities(learnt):
 
 @pytest.mark.parametrize("model", ["words", "stars", "names"])
 def test_vectors_values_and_tags_are_checked_too(explainers, model):
-    texts = [Given("Angela Merkel visited Paris"), Given("one more text of six words"), Given("word")]
+    texts = [
+        ExplainInput("Angela Merkel visited Paris"),
+        ExplainInput("one more text of six words"),
+        ExplainInput("word"),
+    ]
     (one,) = faithfulness(explainers[model], texts, ["occlusion"], orders=2)
     assert one.texts == 2 and np.isfinite(one.gain)
 
@@ -65,23 +69,23 @@ def test_vectors_values_and_tags_are_checked_too(explainers, model):
 def test_files_of_texts(tmp_path):
     plain = tmp_path / "a.txt"
     plain.write_text("one text\n\nanother\n", encoding="utf-8")
-    assert read_given(plain) == [Given("one text"), Given("another")] and len(read_given(plain, 1)) == 1
+    assert read_inputs(plain) == [ExplainInput("one text"), ExplainInput("another")] and len(read_inputs(plain, 1)) == 1
     lines = tmp_path / "a.jsonl"
     lines.write_text('{"text": "a", "question": "b", "choices": ["c", "d"]}\n', encoding="utf-8")
-    assert read_given(lines) == [Given("a", None, "b", ("c", "d"))]
+    assert read_inputs(lines) == [ExplainInput("a", None, "b", ("c", "d"))]
     for bad in ('{"text": 3}', "[]", "{", '{"text": "a", "pair": 1}', '{"text": "a", "choices": "b"}'):
         lines.write_text(bad + "\n", encoding="utf-8")
         with pytest.raises(AlbertkitError, match=r"a.jsonl:1 is not"):
-            read_given(lines)
+            read_inputs(lines)
     with pytest.raises(AlbertkitError, match="cannot be read"):
-        read_given(tmp_path / "none.txt")
+        read_inputs(tmp_path / "none.txt")
 
 
 def test_limits(learnt):
     for settings, why in (({}, "give 1 to"), ({"orders": 0}, "orders is 0"), ({"hide": "gone"}, "hide is 'gone'")):
         with pytest.raises(AlbertkitError, match=why):
-            faithfulness(learnt, [Given("cat dog")] if settings else [], **settings)
+            faithfulness(learnt, [ExplainInput("cat dog")] if settings else [], **settings)
     with pytest.raises(AlbertkitError, match="text 2, 'cat cat.* must fit"):
-        faithfulness(learnt, [Given("cat dog"), Given("cat " * 100)])
+        faithfulness(learnt, [ExplainInput("cat dog"), ExplainInput("cat " * 100)])
     with pytest.raises(AlbertkitError, match="no text has two words"):
-        faithfulness(learnt, [Given("cat")])
+        faithfulness(learnt, [ExplainInput("cat")])

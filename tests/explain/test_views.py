@@ -17,10 +17,10 @@ from click.testing import CliRunner
 from albertkit.cli import explain_commands as cli_explain
 from albertkit.cli.entry_point import app
 from albertkit.errors import AlbertkitError
-from albertkit.explain.attention_maps import Map, rollout
+from albertkit.explain.attention_maps import AttentionMap, rollout
 from albertkit.explain.attribution import METHODS
 from albertkit.explain.html_page import ROOM, packed, page
-from albertkit.explain.picture import _layers, wall
+from albertkit.explain.picture import _layers, tile_maps
 
 ODD = 'cat <script>alert("1")</script> & dog </script> oak'
 
@@ -143,10 +143,10 @@ def test_the_picture_shows_every_head_if_asked(topics, found, tmp_path):
     plain, more = (Image.open(tmp_path / name) for name in ("a.png", "b.png"))
     assert more.width == plain.width and more.height > plain.height + 300
     shares = np.random.default_rng(0).random((3, 2, 5, 5)).astype(np.float32)
-    small = wall(shares)
+    small = tile_maps(shares)
     assert small.shape == (3 * 6 - 1, 2 * 6 - 1) and np.isnan(small[5]).all() and np.isnan(small[:, 5]).all()
     assert np.array_equal(small[6:11, 6:11], shares[1, 1])
-    large = wall(np.arange(200**2, dtype=np.float32).reshape(1, 1, 200, 200))
+    large = tile_maps(np.arange(200**2, dtype=np.float32).reshape(1, 1, 200, 200))
     assert large.shape == (50, 50) and large[0, 0] == 3 * 200 + 3 and large[-1, -1] == 200**2 - 1
 
 
@@ -161,7 +161,7 @@ def test_depths_are_whole_numbers(found):
 def test_large_maps_are_made_smaller_and_it_is_said():
     def of(layers, heads, tokens):
         shares = np.full((layers, heads, tokens, tokens), 1 / tokens, np.float32)
-        return packed(Map(0, ("a",) * tokens, shares, rollout(shares[:1]), np.zeros(tokens, np.int64)), ROOM)
+        return packed(AttentionMap(0, ("a",) * tokens, shares, rollout(shares[:1]), np.zeros(tokens, np.int64)), ROOM)
 
     small, middle, large = of(12, 12, 60), of(12, 12, 256), of(24, 2, 256)
     assert small.note == "" and len(small.data["heads"]) == 12 and len(small.data["layers"]) == 12

@@ -10,7 +10,7 @@ from albertkit.albert import Albert
 from albertkit.artifact import Artifact, Meta, write_artifact
 from albertkit.config import Options
 from albertkit.errors import AlbertkitError
-from albertkit.explain.activations import LONGEST, Inside, erf
+from albertkit.explain.activations import LONGEST, NumpyEncoder, erf
 from albertkit.model import AlbertModel
 from albertkit.runtime.batching import rows
 from albertkit.runtime.engine import open_engine
@@ -40,7 +40,7 @@ def weights_of(config, seed=1):
 def test_every_layer_is_the_engines(shape):
     config = tiny(**shape)
     weights = weights_of(config)
-    seen = Inside(config, weights).run(IDS, SEGMENTS, depth=4)  # beyond the model's own three
+    seen = NumpyEncoder(config, weights).run(IDS, SEGMENTS, depth=4)  # beyond the model's own three
     engine = open_engine(config, dict(weights), 1)
     (batch,) = rows([IDS], [SEGMENTS])
     for depth in range(5):
@@ -62,14 +62,14 @@ def test_attention_is_that_of_transformers():
     weights = {public[name]: array for name, array in state.items() if name in public}
     with torch.no_grad():
         wanted = theirs(torch.tensor([IDS]), token_type_ids=torch.tensor([SEGMENTS]), output_attentions=True)
-    seen = Inside(config, weights).run(IDS, SEGMENTS)
+    seen = NumpyEncoder(config, weights).run(IDS, SEGMENTS)
     for layer, attention in enumerate(wanted.attentions):
         assert np.abs(seen.attention[layer] - attention[0].numpy()).max() < 1e-5
 
 
 def test_the_built_in_model_and_eight_bits():
     """The engine also rounds activations to 8 bits, so that it is close to this and not the same."""
-    albert, inside = Albert(threads=1), Inside.open()
+    albert, inside = Albert(threads=1), NumpyEncoder.open()
     text = "A man plays the guitar."
     seen = inside.look(text)
     for layer in (0, 3, 12):
@@ -80,7 +80,7 @@ def test_the_built_in_model_and_eight_bits():
 
 
 def test_masks_pairs_and_refusals(tmp_path):
-    inside = Inside.open("small-pretrained")
+    inside = NumpyEncoder.open("small-pretrained")
     mask = inside.tokenizer.mask_id
     assert mask in inside.look("a [MASK] text", depth=1).ids
     pair = inside.look("a text", "another", depth=1)
@@ -88,10 +88,10 @@ def test_masks_pairs_and_refusals(tmp_path):
     with pytest.raises(AlbertkitError, match=f"it must have 1 to {LONGEST}"):
         inside.run([5] * (LONGEST + 1))
     with pytest.raises(AlbertkitError, match="without layers"):
-        Inside(tiny(options=Options(static=True)), {})
+        NumpyEncoder(tiny(options=Options(static=True)), {})
     config = tiny()
     folder = write_artifact(Artifact(config, weights_of(config), None, Meta(task="embed", depth=2)), tmp_path / "m")
-    bare = Inside.open(folder)
+    bare = NumpyEncoder.open(folder)
     assert len(bare.run(IDS).hidden) == 3  # the depth that the model was made for
     assert bare.run(IDS, depth=0).attention.shape == (0, 4, 6, 6)
     with pytest.raises(AlbertkitError, match="no tokenizer"):

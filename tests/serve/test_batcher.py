@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from albertkit.serve.batch_queue import Job, Pace, Slip, Way
+from albertkit.serve.batch_queue import BatchJob, ComputeRoute, TokenCost, WaitFactor
 from albertkit.serve.batcher import Batcher
-from albertkit.serve.http_error import Refusal
-from albertkit.serve.served_models import Source
-from albertkit.serve.vector_cache import OVERHEAD, Cache, key_of
+from albertkit.serve.http_error import HttpError
+from albertkit.serve.served_models import ModelSource
+from albertkit.serve.vector_cache import OVERHEAD, VectorCache, cache_key
 from tests.waiting import LIMIT, wait_until, wait_until_async
 
 
@@ -37,13 +37,13 @@ class Engine:
         return rows.ids[:, :, None].astype(np.float32) + 1000 * rows.segments[:, :, None]
 
 
-def total(way, hidden, lengths, marks):
+def total(route, hidden, lengths, marks):
     return [float(row[:n].sum()) for row, n in zip(hidden, lengths, strict=True)]
 
 
 class Model:
     def __init__(self, seconds):
-        self.albert, self.pace = SimpleNamespace(engine=Engine()), Pace(seconds)
+        self.albert, self.token_cost = SimpleNamespace(engine=Engine()), TokenCost(seconds)
 
 
 def model(seconds=1e-6):
@@ -51,7 +51,7 @@ def model(seconds=1e-6):
 
 
 def job(made, *rows, depth=1, deadline=LIMIT, **more):
-    return Job(Way(made, depth, total), list(rows), time.monotonic() + deadline, **more)
+    return BatchJob(ComputeRoute(made, depth, total), list(rows), time.monotonic() + deadline, **more)
 
 
 async def begun(batcher):
@@ -154,16 +154,16 @@ def test_work_that_cannot_be_done_in_time_is_refused_at_once():
     made = model(seconds=1.0)
 
     async def test(batcher):
-        with pytest.raises(Refusal, match="takes about 60 s .* due in 50 s") as caught:
+        with pytest.raises(HttpError, match="takes about 60 s .* due in 50 s") as caught:
             await batcher.run(job(made, [1] * 60))
         assert caught.value.status == 413 and caught.value.again is None
         made.albert.engine.gate.clear()
         waiting = [asyncio.ensure_future(batcher.run(job(made, [1] * 10, deadline=50.0))) for _ in range(2)]
         await queued(batcher, 20)
-        with pytest.raises(Refusal, match="s of work are waiting") as caught:
+        with pytest.raises(HttpError, match="s of work are waiting") as caught:
             await batcher.run(job(made, [1] * 40, deadline=50.0))
         assert caught.value.status == 429 and 10 <= caught.value.again <= 60
-        with pytest.raises(Refusal, match=r"due in \d(\.\d)? s") as caught:  # what cutting its texts took is gone
+        with pytest.raises(HttpError, match=r"due in \d(\.\d)? s") as caught:  # what cutting its texts took is gone
             await batcher.run(job(made, [1], deadline=9.0))
         assert caught.value.status == 429
         made.albert.engine.gate.set()
@@ -186,7 +186,7 @@ def test_what_is_late_is_told_and_not_computed():
         engine.gate.set()
         assert await first == [1.0]
         for one in (late, call):
-            with pytest.raises(Refusal, match="no time") as caught:
+            with pytest.raises(HttpError, match="no time") as caught:
                 await one
             assert caught.value.status == 503 and caught.value.again == 1
 
@@ -204,10 +204,10 @@ def test_what_was_not_begun_is_told_at_its_deadline_whatever_the_engine_does():
         first = asyncio.ensure_future(batcher.run(computed))
         await begun(batcher)
         for rows, more in ([[[2]], {}], [[], {"call": lambda: 1, "work": 1}]):
-            with pytest.raises(Refusal, match="no time") as caught:
+            with pytest.raises(HttpError, match="no time") as caught:
                 await batcher.run(job(made, *rows, deadline=0.3, **more))
             assert caught.value.status == 503
-        with pytest.raises(Refusal, match="no time"):  # its time was over before it came here
+        with pytest.raises(HttpError, match="no time"):  # its time was over before it came here
             await batcher.run(job(made, [3], deadline=-0.1))
         await wait_until_async(lambda: time.monotonic() > computed.deadline)
         assert not first.done() and batcher.waiting()[0] == 1  # what was begun is finished, even if late
@@ -230,7 +230,7 @@ def test_what_could_not_be_done_in_time_any_more_is_not_begun():
         hopeless = asyncio.ensure_future(batcher.run(long))
         await wait_until_async(lambda: time.monotonic() + 0.6 > long.deadline)
         engine.gate.set()
-        with pytest.raises(Refusal, match="no time"):
+        with pytest.raises(HttpError, match="no time"):
             await hopeless
         assert await first == [1.0]
 
@@ -258,12 +258,12 @@ def test_a_job_of_many_batches_is_finished_once_it_was_begun():
 @given(st.lists(st.floats(0, 100), max_size=300))
 @settings(max_examples=60)
 def test_the_slip_stays_in_bounds(waits):
-    slip = Slip()
+    wait_factor = WaitFactor()
     for times in waits:
-        before = slip.times
-        slip.learn(times)
-        assert 1.0 <= slip.times <= Slip.MOST
-        assert (slip.times - before) * (min(times, Slip.MOST) - before) >= 0  # towards what was seen
+        before = wait_factor.times
+        wait_factor.learn(times)
+        assert 1.0 <= wait_factor.times <= WaitFactor.MOST
+        assert (wait_factor.times - before) * (min(times, WaitFactor.MOST) - before) >= 0  # towards what was seen
 
 
 def test_waits_that_were_longer_than_foreseen_make_it_refuse_more():
@@ -275,11 +275,11 @@ def test_waits_that_were_longer_than_foreseen_make_it_refuse_more():
         await begun(batcher)
         assert batcher.check_queue(alone=1.0) == pytest.approx(0.6)
         for _ in range(20):
-            batcher.slip.learn(3.0)
-        with pytest.raises(Refusal, match="about 1.8 s"):
+            batcher.wait_factor.learn(3.0)
+        with pytest.raises(HttpError, match="about 1.8 s"):
             batcher.check_queue(alone=1.0)
         for _ in range(2000):
-            batcher.slip.learn(0.8)
+            batcher.wait_factor.learn(0.8)
         assert batcher.check_queue(alone=1.0) == pytest.approx(0.6)
         made.albert.engine.gate.set()
         await first
@@ -294,10 +294,10 @@ def test_a_queue_teaches_how_long_waiting_takes():
     async def test(batcher):
         run = made.albert.engine.run
         made.albert.engine.run = lambda rows, depth: time.sleep(0.0015 * int(rows.lengths.sum())) or run(rows, depth)
-        batcher.slip.times = 1.0
+        batcher.wait_factor.times = 1.0
         jobs = [job(made, [1] * 20, deadline=1.0) for _ in range(20)]
         await asyncio.gather(*[batcher.run(one) for one in jobs], return_exceptions=True)
-        assert batcher.slip.times > 1.2
+        assert batcher.wait_factor.times > 1.2
 
     running(test, budget=20, deadline=1.0)
 
@@ -353,7 +353,7 @@ def test_stopping_computes_what_waits_and_takes_nothing_new():
         await queued(batcher, sum(range(1, 30)))
         stopping = asyncio.ensure_future(asyncio.to_thread(batcher.stop))
         await wait_until_async(lambda: batcher._stopped)
-        with pytest.raises(Refusal, match="shutting down"):
+        with pytest.raises(HttpError, match="shutting down"):
             await batcher.run(job(made, [1]))
         made.albert.engine.gate.set()
         assert await asyncio.gather(*jobs) == [[float(n)] for n in range(1, 30)]
@@ -364,13 +364,13 @@ def test_stopping_computes_what_waits_and_takes_nothing_new():
 
 def test_the_pace_is_learnt_from_full_batches():
     made = model(seconds=1.0)
-    made.pace.seconds = 1e-9
+    made.token_cost.seconds = 1e-9
 
     async def test(batcher):
         await batcher.run(job(made, [1]))
-        assert made.pace.seconds == 1e-9
+        assert made.token_cost.seconds == 1e-9
         await batcher.run(job(made, *[[1] * 60] * 3))
-        assert made.pace.seconds > 1e-9
+        assert made.token_cost.seconds > 1e-9
 
     running(test)
 
@@ -381,29 +381,29 @@ def test_the_pace_is_learnt_from_full_batches():
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 50)), max_size=200), st.integers(500, 5000))
 @settings(max_examples=60)
 def test_the_cache_stays_within_its_bytes(puts, limit):
-    cache = Cache(limit)
+    cache = VectorCache(limit)
     for name, size in puts:
-        cache.put(key_of("m", str(name)), np.full(size, name, np.float32), size)
+        cache.put(cache_key("m", str(name)), np.full(size, name, np.float32), size)
         assert cache.bytes <= limit
-        found = cache.get(key_of("m", str(name)))
+        found = cache.get(cache_key("m", str(name)))
         assert found is None or (found[0] == name).all()
     assert cache.bytes == sum(v.nbytes + OVERHEAD for v, _ in cache._held.values())
 
 
 def test_the_cache_forgets_what_was_not_used():
-    cache = Cache(2 * (OVERHEAD + 4))
+    cache = VectorCache(2 * (OVERHEAD + 4))
     for name in ("a", "b"):
-        cache.put(key_of("m", name), np.zeros(1, np.float32), 1)
-    assert cache.get(key_of("m", "a")) is not None
-    cache.put(key_of("m", "c"), np.zeros(1, np.float32), 1)
-    assert cache.get(key_of("m", "b")) is None and cache.get(key_of("m", "a")) is not None and len(cache) == 2
-    assert key_of("ab", "c") != key_of("a", "bc") and key_of("m", "\ud800") != key_of("m", "x")
+        cache.put(cache_key("m", name), np.zeros(1, np.float32), 1)
+    assert cache.get(cache_key("m", "a")) is not None
+    cache.put(cache_key("m", "c"), np.zeros(1, np.float32), 1)
+    assert cache.get(cache_key("m", "b")) is None and cache.get(cache_key("m", "a")) is not None and len(cache) == 2
+    assert cache_key("ab", "c") != cache_key("a", "bc") and cache_key("m", "\ud800") != cache_key("m", "x")
 
 
 def test_names_of_models(tmp_path):
-    assert Source.of(f"en={tmp_path}") == Source("en", tmp_path)
-    assert Source.all_of([])[0].folder is None
+    assert ModelSource.of(f"en={tmp_path}") == ModelSource("en", tmp_path)
+    assert ModelSource.all_of([])[0].folder is None
     (tmp_path / "a=b").mkdir()
-    assert Source.of(str(tmp_path / "a=b")).name == "a=b"
+    assert ModelSource.of(str(tmp_path / "a=b")).name == "a=b"
     with pytest.raises(ValueError, match="two models are named 'x'"):
-        Source.all_of(["a/x", "b/x"])
+        ModelSource.all_of(["a/x", "b/x"])

@@ -8,14 +8,20 @@ import re
 import yaml
 
 from albertkit.serve.app import ENDPOINTS
-from albertkit.serve.serve_settings import PREFIX, Serving
+from albertkit.serve.serve_settings import PREFIX, ServeSettings
 from tests.conftest import ROOT
 
 FILES = ("Dockerfile", "compose.yaml", "deploy/kubernetes.yaml", "docs/serving.md")
 
 
 def test_every_variable_is_a_setting():
-    known = {f.name.upper() for f in dataclasses.fields(Serving)} | {"MODELS", "KEYS", "ADMIN_KEY", "PARENT", "OPTION"}
+    known = {f.name.upper() for f in dataclasses.fields(ServeSettings)} | {
+        "MODELS",
+        "KEYS",
+        "ADMIN_KEY",
+        "PARENT",
+        "OPTION",
+    }
     for name in FILES:
         found = set(re.findall(rf"{PREFIX}([A-Z_]+)", (ROOT / name).read_text(encoding="utf-8")))
         assert found and found <= known, (name, found - known)
@@ -28,9 +34,9 @@ def test_probes_ask_what_is_there_and_needs_no_key():
     (container,) = pod["containers"]
     for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
         assert container[probe]["httpGet"]["path"] in open_paths
-    assert container["ports"][0]["containerPort"] == Serving().port
+    assert container["ports"][0]["containerPort"] == ServeSettings().port
     assert set(container["resources"]) == {"requests", "limits"} and pod["enableServiceLinks"] is False
-    assert pod["terminationGracePeriodSeconds"] > Serving().drain + 5
+    assert pod["terminationGracePeriodSeconds"] > ServeSettings().drain + 5
     assert kinds["Service"]["spec"]["selector"].items() <= kinds["Deployment"]["spec"]["template"]["metadata"]["labels"].items()  # fmt: skip
     (service,) = yaml.safe_load((ROOT / "compose.yaml").read_text(encoding="utf-8"))["services"].values()
     assert service["ports"] == ["127.0.0.1:8080:8080"] and service["read_only"]

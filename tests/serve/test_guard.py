@@ -13,7 +13,7 @@ import pytest
 from openai import AuthenticationError, OpenAI
 
 from albertkit.errors import AlbertkitError
-from albertkit.serve.serve_settings import Keys, Serving, hashed
+from albertkit.serve.serve_settings import ApiKeys, ServeSettings, hash_key
 from albertkit.serve.server import bind
 from tests.serve.conftest import Served
 
@@ -64,15 +64,15 @@ def test_only_the_admin_reloads(guarded, server):
 
 
 def test_keys_are_compared_as_a_whole(monkeypatch, tmp_path):
-    made = Keys((hashed("a"), hashed("b")), hashed("c"))
+    made = ApiKeys((hash_key("a"), hash_key("b")), hash_key("c"))
     assert made.user(b"Bearer a") and made.user(b"bearer  b ") and made.user(b"Bearer c") and not made.user(b"Bearer ")
-    assert made.is_admin(b"Bearer c") and not made.is_admin(b"Bearer a") and not Keys().is_admin(b"Bearer ")
-    assert Keys().user(b"")
+    assert made.is_admin(b"Bearer c") and not made.is_admin(b"Bearer a") and not ApiKeys().is_admin(b"Bearer ")
+    assert ApiKeys().user(b"")
     (tmp_path / "empty").write_text("# none\n")
     with pytest.raises(AlbertkitError, match="holds no key"):
-        Keys.read(Serving(keys_file=str(tmp_path / "empty")))
+        ApiKeys.read(ServeSettings(keys_file=str(tmp_path / "empty")))
     with pytest.raises(AlbertkitError, match="cannot be read"):
-        Keys.read(Serving(keys_file=str(tmp_path / "missing")))
+        ApiKeys.read(ServeSettings(keys_file=str(tmp_path / "missing")))
 
 
 def test_names_and_origins(server, guarded):
@@ -88,8 +88,8 @@ def test_names_and_origins(server, guarded):
     assert answer.headers["access-control-allow-origin"] == "https://good.example"
     bad = {**asked, "origin": "https://bad.example"}
     assert "access-control-allow-origin" not in guarded.client.options("/embed", headers=bad).headers
-    assert Serving(host="0.0.0.0").allowed_hosts is None and Serving(hosts="*").allowed_hosts is None
-    assert "a.example" in Serving(hosts="A.example").allowed_hosts
+    assert ServeSettings(host="0.0.0.0").allowed_hosts is None and ServeSettings(hosts="*").allowed_hosts is None
+    assert "a.example" in ServeSettings(hosts="A.example").allowed_hosts
 
 
 def test_limits(guarded):
@@ -205,7 +205,7 @@ def test_metrics(server):
 )
 def test_wrong_settings(given, message):
     with pytest.raises(AlbertkitError, match=message):
-        Serving(**given)
+        ServeSettings(**given)
 
 
 def run(*arguments):
@@ -222,12 +222,12 @@ def test_what_cannot_be_served_is_one_sentence(folders, server, tmp_path):
         done = run(*arguments)
         assert done.returncode == 2, done.stderr
         assert message in done.stderr.splitlines()[-1] and "Traceback" not in done.stderr, done.stderr
-    listeners = bind(Serving(port=0, workers=3))
+    listeners = bind(ServeSettings(port=0, workers=3))
     assert len({listener.getsockname()[1] for listener in listeners}) == 1
     for listener in listeners:
         listener.close()
     with pytest.raises(AlbertkitError, match=r"256\.1\.1\.1:8080 cannot be listened on"):
-        bind(Serving(host="256.1.1.1"))
+        bind(ServeSettings(host="256.1.1.1"))
 
 
 def test_a_container_may_have_a_share_of_the_processors(tmp_path):

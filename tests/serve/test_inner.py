@@ -1,4 +1,4 @@
-"""What /explain tells beside predictions: attention as `Inside` computes it, and where `exit=` would leave."""
+"""What /explain tells beside predictions: attention as `NumpyEncoder` computes it, and where `exit=` would leave."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from albertkit.explain.activations import Inside
-from albertkit.explain.layer_predictions import promised
+from albertkit.explain.activations import NumpyEncoder
+from albertkit.explain.layer_predictions import exit_depth
 from albertkit.runtime.calibration import Exits
 from albertkit.runtime.early_exit import leave_task
 from albertkit.runtime.predict import features_of
 from albertkit.serve import inner
-from albertkit.serve.http_error import Refusal
+from albertkit.serve.http_error import HttpError
 from albertkit.serve.inner import packed
-from albertkit.serve.served_models import Source
+from albertkit.serve.served_models import ModelSource
 from albertkit.tasks.examples import Question, Tagged, Text
 from albertkit.tasks.tag import words_of
 
 
 def test_attention_in_both_forms(server, folders):
-    wanted = Inside.open(folders["pairs"]).look("one text", "and another").attention
+    wanted = NumpyEncoder.open(folders["pairs"]).look("one text", "and another").attention
     asked = {"text": "one text", "pair": "and another", "model": "pairs"}
     found = server.post("/explain", {**asked, "attention": "float"}).json()
     assert np.allclose(found["attention"], wanted, atol=1e-5) and len(found["tokens"]) == wanted.shape[-1]
@@ -32,7 +32,7 @@ def test_attention_in_both_forms(server, folders):
     assert np.allclose(values, wanted, atol=1e-5)
     assert server.post("/explain", asked).json()["attention"] is None
     masked = server.post("/explain", {"text": "a [MASK] text", "model": "words", "attention": "float"}).json()
-    wanted = Inside.open(folders["words"]).look("a [MASK] text").attention
+    wanted = NumpyEncoder.open(folders["words"]).look("a [MASK] text").attention
     assert masked["kind"] == "fill" and np.allclose(masked["attention"], wanted, atol=1e-5)
 
 
@@ -42,7 +42,7 @@ def test_limits(server, alberts):
     long = server.post("/explain", {"text": "word " * 100, "model": "words", "attention": "float"})
     assert long.status_code == 422 and "it must fit into 64" in long.json()["error"]
     model = SimpleNamespace(albert=alberts["words"])
-    with pytest.raises(Refusal, match="it may have 50"):
+    with pytest.raises(HttpError, match="it may have 50"):
         asyncio.run(inner.attention_of(None, None, model, SimpleNamespace(tokens=60), 100, "float"))
 
 
@@ -50,24 +50,24 @@ class Stub:
     """As much of a desk as opening needs."""
 
     def __init__(self, folders) -> None:
-        self.models = type("Models", (), {"sources": [Source(name, path) for name, path in folders.items()]})
+        self.models = type("Models", (), {"sources": [ModelSource(name, path) for name, path in folders.items()]})
 
 
 def test_two_models_stay_open_and_changed_files_are_refused(folders, alberts, monkeypatch):
     monkeypatch.setattr(inner, "_opened", type(inner._opened)())
-    desk = Stub(folders)
+    service = Stub(folders)
     models = [
         type("Model", (), {"name": name, "number": -place, "albert": alberts[name]})
         for place, name in enumerate(("words", "pairs", "names"), 1)
     ]
-    first = inner.inside_of(desk, models[0])
-    assert inner.inside_of(desk, models[0]) is first
+    first = inner.inside_of(service, models[0])
+    assert inner.inside_of(service, models[0]) is first
     for model in models[1:]:
-        inner.inside_of(desk, model)
-    assert len(inner._opened) == 2 and inner.inside_of(desk, models[0]) is not first
+        inner.inside_of(service, model)
+    assert len(inner._opened) == 2 and inner.inside_of(service, models[0]) is not first
     models[2].number, models[2].albert = -9, alberts["pairs"]  # what is served is not what the folder holds
     with pytest.raises(inner.AlbertkitError, match="reload it first"):
-        inner.inside_of(desk, models[2])
+        inner.inside_of(service, models[2])
 
 
 def leaves(told, limit) -> int:
@@ -107,11 +107,11 @@ def test_a_calibrated_model_says_where_it_leaves():
     exits = Exits(3, (1, 2), ((0.0, 2.0), (0.0, 2.0)), tuple((r, 0.999, 2.0) for r in (1e-3, 1e-2)), 900)
     albert = SimpleNamespace(depth=3, meta=SimpleNamespace(details={"exit": exits.to_dict()}))
     limit = exits.limits(0.99)[0]
-    assert promised(albert, [1, 2], [limit / 2, 0.9, 0.0]) == 1
-    assert promised(albert, [1, 2], [limit * 2, limit / 2, 0.0]) == 2
-    assert promised(albert, [1, 2], [None, 0.9, 0.0]) == 3
+    assert exit_depth(albert, [1, 2], [limit / 2, 0.9, 0.0]) == 1
+    assert exit_depth(albert, [1, 2], [limit * 2, limit / 2, 0.0]) == 2
+    assert exit_depth(albert, [1, 2], [None, 0.9, 0.0]) == 3
     albert.meta.details["exit"] = {"depth": 3}  # damaged
-    assert promised(albert, [1, 2], [0.0, 0.0, 0.0]) is None
+    assert exit_depth(albert, [1, 2], [0.0, 0.0, 0.0]) is None
 
 
 def test_packed():

@@ -209,7 +209,7 @@ def test_search_in_a_pasted_and_in_an_uploaded_text(visit, tmp_path):
 
 
 def test_look_inside(visit, models):
-    from albertkit.explain.activations import Inside
+    from albertkit.explain.activations import NumpyEncoder
 
     one = visit()
     panel = one.open("inside")
@@ -226,7 +226,7 @@ def test_look_inside(visit, models):
     assert panel.locator(".small-map").count() == 72
     panel.locator("[data-place='4-3']").click()
     panel.locator(".look", has_text="oxford").click()
-    inner = Inside.open("small-pretrained").look("She is a professor at the [MASK] of Oxford.")
+    inner = NumpyEncoder.open("small-pretrained").look("She is a professor at the [MASK] of Oxford.")
     shares = [int(re.sub(r"\D", "", said)) for said in panel.locator(".look small").all_inner_texts()]
     assert shares == pytest.approx((100 * inner.attention[4, 3, 9]).round().tolist(), abs=1)
     playwright.expect(panel.locator(".code code")).to_contain_text("inner.attention[4, 3]")

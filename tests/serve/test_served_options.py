@@ -6,7 +6,7 @@ import numpy as np
 
 from albertkit.albert import Albert
 from albertkit.config import Options
-from albertkit.explain.activations import Inside
+from albertkit.explain.activations import NumpyEncoder
 from tests.model.test_options import CASES
 from tests.serve.conftest import MADE, Served, make
 
@@ -20,4 +20,4 @@ def test_a_model_with_all_options_is_served(tmp_path):
     expected = Albert(folder, threads=1).classify(texts)
     assert [r["label"] for r in found["results"]] == [r.label for r in expected]
     assert np.allclose([r["probability"] for r in found["results"]], [r.probability for r in expected], atol=1e-4)
-    assert np.allclose(looked["attention"], Inside.open(folder).look(texts[0]).attention, atol=1e-4)
+    assert np.allclose(looked["attention"], NumpyEncoder.open(folder).look(texts[0]).attention, atol=1e-4)

@@ -11,12 +11,12 @@ import pytest
 from albertkit.errors import AlbertkitError
 from albertkit.serve import generate_api as write
 from albertkit.serve.batcher import Batcher
-from albertkit.serve.http_error import Refusal
-from albertkit.serve.inference import Ask, Desk, seconds_left
-from albertkit.serve.metrics import Metrics
-from albertkit.serve.serve_settings import Keys, Serving
-from albertkit.serve.served_models import Models, Source
-from albertkit.serve.vector_cache import Cache
+from albertkit.serve.http_error import HttpError
+from albertkit.serve.inference import RequestContext, Service, seconds_left
+from albertkit.serve.metrics import ServerMetrics
+from albertkit.serve.serve_settings import ApiKeys, ServeSettings
+from albertkit.serve.served_models import ModelSource, ServedModels
+from albertkit.serve.vector_cache import VectorCache
 
 TEXTS = [f"the {word} house number {n}" for n, word in enumerate(("red", "old", "very large", "small", "one") * 2)]
 
@@ -64,30 +64,34 @@ def at_a_desk(folder, test, **settings):
     """Run an async test at a desk with one model."""
 
     async def go():
-        chosen = Serving(**settings)
-        models = Models([Source("author", folder)], chosen, 1)
-        desk = Desk(chosen, models, Batcher(chosen.budget, chosen.deadline), Metrics(), Keys(), Cache(0))
-        desk.batcher.start()
+        chosen = ServeSettings(**settings)
+        models = ServedModels([ModelSource("author", folder)], chosen, 1)
+        service = Service(
+            chosen, models, Batcher(chosen.budget, chosen.deadline), ServerMetrics(), ApiKeys(), VectorCache(0)
+        )
+        service.batcher.start()
         try:
-            await asyncio.wait_for(test(desk, next(iter(models))), 20)
+            await asyncio.wait_for(test(service, next(iter(models))), 20)
         finally:
-            await asyncio.to_thread(desk.batcher.stop)
+            await asyncio.to_thread(service.batcher.stop)
 
     asyncio.run(go())
 
 
 def test_writing_has_a_pace_of_its_own_and_learns_it(folders):
-    async def test(desk, model):
+    async def test(service, model):
         own = write.writing(model)
-        assert own is write.writing(model) and own.pace is not model.pace
-        reading, own.pace.seconds = model.pace.seconds, 1.0  # so slow that nothing fits
-        with pytest.raises(Refusal, match="takes about .* send fewer texts") as caught:
-            await write.generate(desk, Ask(seconds_left(desk.settings)), write.GenerateRequest(texts="a text"))
+        assert own is write.writing(model) and own.token_cost is not model.token_cost
+        reading, own.token_cost.seconds = model.token_cost.seconds, 1.0  # so slow that nothing fits
+        with pytest.raises(HttpError, match="takes about .* send fewer texts") as caught:
+            await write.generate(
+                service, RequestContext(seconds_left(service.settings)), write.GenerateRequest(texts="a text")
+            )
         assert caught.value.status == 413
-        own.pace.seconds = 1e-3
-        ask = Ask(seconds_left(desk.settings))
-        found = await write.generate(desk, ask, write.GenerateRequest(texts=["a text", "another"]))
-        assert len(found["results"]) == 2 and own.pace.seconds < 1e-3 and model.pace.seconds == reading
+        own.token_cost.seconds = 1e-3
+        ask = RequestContext(seconds_left(service.settings))
+        found = await write.generate(service, ask, write.GenerateRequest(texts=["a text", "another"]))
+        assert len(found["results"]) == 2 and own.token_cost.seconds < 1e-3 and model.token_cost.seconds == reading
         assert ask.texts == 2 and ask.tokens > 4 and ask.computing > 0
 
     at_a_desk(folders["author"], test)
@@ -100,4 +104,4 @@ def test_a_model_that_cannot_write_is_not_served(folders, tmp_path):
 
     broken = make(tmp_path / "broken", Meta(task="generate", details={"max_length": 40, "target_length": 6}), {})
     with pytest.raises(AlbertkitError):
-        at_a_desk(broken, lambda desk, model: None)
+        at_a_desk(broken, lambda service, model: None)

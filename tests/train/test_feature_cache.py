@@ -11,7 +11,7 @@ from albertkit.albert import Albert
 from albertkit.artifact import Artifact, read_artifact, write_artifact
 from albertkit.estimators import AlbertClassifier
 from albertkit.model import AlbertModel
-from albertkit.serve.vector_cache import OVERHEAD, Cache
+from albertkit.serve.vector_cache import OVERHEAD, VectorCache
 from albertkit.tasks.examples import Text
 from albertkit.tokenizer import Tokenizer
 from albertkit.train import frozen_head as frozen
@@ -44,7 +44,7 @@ def encoded(monkeypatch):
         return honest(albert, ids)
 
     monkeypatch.setattr(frozen, "encode", counted)
-    monkeypatch.setattr(frozen, "REMEMBERED", Cache(2**20))
+    monkeypatch.setattr(frozen, "REMEMBERED", VectorCache(2**20))
     return counts
 
 
@@ -95,7 +95,7 @@ def test_a_search_over_settings_encodes_each_text_once(models, encoded):
 
 def test_the_bound_holds_and_the_longest_unused_go_first(models, encoded, monkeypatch):
     size = 4 * 32 + OVERHEAD
-    held = Cache(10 * size)
+    held = VectorCache(10 * size)
     monkeypatch.setattr(frozen, "REMEMBERED", held)
     given, albert = examples(25), Albert(models[0])
     whole = frozen.vectors_of(albert, given, 40)
@@ -109,7 +109,7 @@ def test_the_bound_holds_and_the_longest_unused_go_first(models, encoded, monkey
 
 def freeze(model, out, monkeypatch, dev, **options):
     """As a process of its own would: nothing is remembered but what the folder holds."""
-    monkeypatch.setattr(frozen, "REMEMBERED", Cache(2**20))
+    monkeypatch.setattr(frozen, "REMEMBERED", VectorCache(2**20))
     return frozen.freeze("classify", examples(24), dev, out, model, FinetuneSettings(freeze=True, **options))
 
 

@@ -146,8 +146,8 @@ def show(found: Explanation) -> None:
         said = "  ".join(name if chance is None else f"{name} {chance:.0%}" for name, chance in layer.said)
         doubt = f"  doubt {doubts[layer.depth]:.3f}" if layer.depth in doubts else ""
         click.echo(f"  {layer.depth:>3}  {layer.value:+7.3f}{doubt}  {said}".rstrip())
-    if found.settled is not None:
-        click.echo(f"  stays what it is from layer {found.settled} on")
+    if found.stable_depth is not None:
+        click.echo(f"  stays what it is from layer {found.stable_depth} on")
     if found.exit is not None and found.exit["promised"] is not None:
         click.echo(f"  exit='99%' leaves after layer {found.exit['promised']}")
 
@@ -156,7 +156,7 @@ def checked(
     explainer: Any, path: Path, most: int, methods: tuple[str, ...], given: dict[str, Any], as_json: bool
 ) -> None:
     """The check over a file of texts."""
-    from albertkit.explain.faithfulness import faithfulness, read_given
+    from albertkit.explain.faithfulness import faithfulness, read_inputs
 
     for name in ("pair", "question", "choices", "target", "at"):
         if given.pop(name):
@@ -164,7 +164,7 @@ def checked(
                 f"--{name} belongs to one text; for --check put it into a .jsonl file, or leave it away"
             )
     hide = given.pop("hide") or "drop"
-    results = faithfulness(explainer, read_given(path, most), methods, hide, **given)
+    results = faithfulness(explainer, read_inputs(path, most), methods, hide, **given)
     if as_json:
         told = [dataclasses.asdict(one) for one in results]
         for one in told:  # of one text there is no error, and JSON has no number for that

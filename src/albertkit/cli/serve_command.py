@@ -9,7 +9,7 @@ import click
 
 from albertkit.cli.pretrain_commands import of, options
 from albertkit.errors import need
-from albertkit.serve.serve_settings import PREFIX, Serving
+from albertkit.serve.serve_settings import PREFIX, ServeSettings
 
 
 @click.command(epilog="Example:  albertkit serve sentiment=runs/sentiment my-albert --port 8080")
@@ -17,7 +17,7 @@ from albertkit.serve.serve_settings import PREFIX, Serving
 @click.option(
     "--index", "indexes", multiple=True, type=click.Path(path_type=Path), help="Serve this index at /search. May be repeated."
 )  # fmt: skip
-@options(Serving, environment=PREFIX)
+@options(ServeSettings, environment=PREFIX)
 def serve(folders: tuple[str, ...], indexes: tuple[Path, ...], **given: Any) -> None:
     """Serve the models in FOLDERS, or the built-in one, over HTTP.
 
@@ -30,6 +30,6 @@ def serve(folders: tuple[str, ...], indexes: tuple[Path, ...], **given: Any) -> 
         need(module, "serve", "serving")
     from albertkit.serve import server as run
 
-    settings: Serving = of(Serving, given)
+    settings: ServeSettings = of(ServeSettings, given)
     plan = run.Plan(list(folders), settings, list(indexes))
     run.serve(plan, told=lambda address: click.echo(f"serving on {address}"))

@@ -1,6 +1,6 @@
 """Looking inside: one text through plain numpy, with everything on the way kept.
 
-In: a model and one text, or its token ids. Out: `Inner`, the hidden states of every layer and the attention of every head. The engine
+In: a model and one text, or its token ids. Out: `LayerActivations`, the hidden states of every layer and the attention of every head. The engine
 (`engine.py`) is fast because its layer is one fused operator, which gives no attention; this file is the same arithmetic, written to
 be read and looked into. Weights that are stored in 8 or 4 bits are used as the floats they stand for, so that with them the numbers
 are close to the engine's, which rounds activations too, and not the same. Nothing here is for many texts or for speed.
@@ -26,7 +26,7 @@ LONGEST = 256  # tokens; attention grows with their square, times layers and hea
 
 
 @dataclass(frozen=True)
-class Inner:
+class LayerActivations:
     """One text, layer by layer."""
 
     hidden: np.ndarray  # (layers + 1, tokens, H); the first are the embeddings
@@ -34,7 +34,7 @@ class Inner:
     ids: list[int]
 
 
-class Inside:
+class NumpyEncoder:
     """A model that can be looked into. With several layers inside a group, the attention is that of the last of them."""
 
     def __init__(self, config: AlbertConfig, weights: dict[str, Any], tokenizer: Any = None, depth: int = 0) -> None:
@@ -52,16 +52,16 @@ class Inside:
         }
 
     @classmethod
-    def of(cls, stored: Stored) -> Inside:
+    def of(cls, stored: Stored) -> NumpyEncoder:
         """From a model as its folder stores it."""
         return cls(stored.config, dict(stored.weights), stored.tokenizer, stored.meta.depth or 0)
 
     @classmethod
-    def open(cls, model: str | Path | None = None) -> Inside:
+    def open(cls, model: str | Path | None = None) -> NumpyEncoder:
         """A folder of any kind, or the name of a built-in model; default the built-in one."""
         return cls.of(read_stored(model))
 
-    def look(self, text: str, pair: str | None = None, depth: int | None = None) -> Inner:
+    def look(self, text: str, pair: str | None = None, depth: int | None = None) -> LayerActivations:
         """A text, or a pair of texts; [MASK] in it is a mask."""
         if self.tokenizer is None:
             raise AlbertkitError("this model holds no tokenizer, so it cannot read text; give token ids")
@@ -69,7 +69,9 @@ class Inside:
         made = self.tokenizer.encode(text, pair, recognise_mask=mask)
         return self.run(made.ids, made.segments, depth)
 
-    def run(self, ids: Sequence[int], segments: Sequence[int] | None = None, depth: int | None = None) -> Inner:
+    def run(
+        self, ids: Sequence[int], segments: Sequence[int] | None = None, depth: int | None = None
+    ) -> LayerActivations:
         """Token ids as the model reads them, special ones included."""
         most = min(LONGEST, self.config.max_position_embeddings)
         if not 1 <= len(ids) <= most:
@@ -84,7 +86,9 @@ class Inside:
             states.append(hidden)
             maps.append(attention)
         shape = (0, self.config.num_attention_heads, len(ids), len(ids))
-        return Inner(np.stack(states), np.stack(maps) if maps else np.zeros(shape, np.float32), list(map(int, ids)))
+        return LayerActivations(
+            np.stack(states), np.stack(maps) if maps else np.zeros(shape, np.float32), list(map(int, ids))
+        )
 
     def _embed(self, ids: np.ndarray, segments: np.ndarray) -> np.ndarray:
         """(tokens,) → (tokens, H)."""

@@ -1,6 +1,6 @@
 """Attention of one row, by layer and head, and rolled out through the layers.
 
-In: what `explain/activations.py` computed. Out: a `Map`. Rollout (Abnar and Zuidema, 2020) takes the mean A of the heads of each layer, adds the
+In: what `explain/activations.py` computed. Out: a `AttentionMap`. Rollout (Abnar and Zuidema, 2020) takes the mean A of the heads of each layer, adds the
 residual path as half of every token, (A + 1) / 2, and multiplies through the layers: how much of each first token could have
 reached each last one, if attention were all that moves things. It leaves out values, feed-forward and sign.
 """
@@ -14,7 +14,7 @@ import numpy as np
 
 
 @dataclass(frozen=True)
-class Map:
+class AttentionMap:
     """What the tokens of one row look at."""
 
     row: int
@@ -40,7 +40,7 @@ def rollout(attention: np.ndarray) -> np.ndarray:
     return flow
 
 
-def by_word(table: np.ndarray, readers: Sequence[int], owner: np.ndarray, words: int) -> np.ndarray:
+def attention_by_word(table: np.ndarray, readers: Sequence[int], owner: np.ndarray, words: int) -> np.ndarray:
     """(words,) what reaches some reading tokens, on average, from the tokens of each word."""
     out = np.zeros(words)
     there = owner >= 0

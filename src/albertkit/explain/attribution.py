@@ -1,6 +1,6 @@
 """Which words carry a prediction: values of words, by several methods. No torch here; gradients are in `gradients.py`.
 
-In: `Variants` or attention `Map`s. Out: an `Attribution`. Positive values speak for the target, negative ones against it; attention and
+In: `InputVariants` or attention `AttentionMap`s. Out: an `Attribution`. Positive values speak for the target, negative ones against it; attention and
 rollout know no against.
 
 occlusion   value of the text - value without the word. As many variants as words, in one call.
@@ -18,8 +18,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from albertkit.errors import AlbertkitError
-from albertkit.explain.attention_maps import Map, by_word
-from albertkit.explain.variants import Variants
+from albertkit.explain.attention_maps import AttentionMap, attention_by_word
+from albertkit.explain.variants import InputVariants
 
 METHODS = ("occlusion", "shapley", "gradients", "rollout", "attention")
 MOST_VARIANTS = 20_000  # rows of tokens; with choices, a variant has one for each
@@ -37,7 +37,7 @@ class Attribution:
     """The number with all words hidden. For shapley and gradients, the values add up to full - empty."""
 
 
-def occlusion(variants: Variants) -> Attribution:
+def occlusion(variants: InputVariants) -> Attribution:
     """Each word hidden by itself."""
     words = len(variants.subject.words)
     kept = np.concatenate([np.ones((1, words), bool), ~np.eye(words, dtype=bool), np.zeros((1, words), bool)])
@@ -45,7 +45,7 @@ def occlusion(variants: Variants) -> Attribution:
     return Attribution("occlusion", values[0] - values[1:-1], float(values[0]), float(values[-1]))
 
 
-def shapley(variants: Variants, samples: int = 16, seed: int = 0) -> Attribution:
+def shapley(variants: InputVariants, samples: int = 16, seed: int = 0) -> Attribution:
     """Words that come one by one, in `samples` random orders and their reverses."""
     words = len(variants.subject.words)
     most = max(1, MOST_VARIANTS // (2 * words * len(variants.subject.rows)))
@@ -61,10 +61,12 @@ def shapley(variants: Variants, samples: int = 16, seed: int = 0) -> Attribution
     return Attribution("shapley", found, float(values[0, -1]), float(values[0, 0]))
 
 
-def attended(method: str, maps: Sequence[Map], readers: Sequence[Sequence[int]], words: int) -> Attribution:
+def attention_attribution(
+    method: str, maps: Sequence[AttentionMap], readers: Sequence[Sequence[int]], words: int
+) -> Attribution:
     """Attention or rollout of the tokens that are read in each row."""
     found = np.zeros(words)
     for one, read in zip(maps, readers, strict=True):
         table = one.rollout if method == "rollout" else one.attention[-1].mean(axis=0)
-        found += by_word(table, read, one.owner, words)
+        found += attention_by_word(table, read, one.owner, words)
     return Attribution(method, found)

@@ -1,6 +1,6 @@
 """What is looked into: a text with what belongs to it, as rows of tokens whose words are known.
 
-In: an `Albert`, a text, and a pair, a question or choices. Out: a `Subject`. After this file: `target.py` chooses what about it is
+In: an `Albert`, a text, and a pair, a question or choices. Out: a `TokenizedInput`. After this file: `target.py` chooses what about it is
 explained. A word is a run of characters of one part (`text`, `pair`, `question`, `choice 2`, …) and owns the tokens that stand for it;
 special tokens belong to no word. Where one token stands for parts of two words, the two count as one.
 """
@@ -26,7 +26,7 @@ Place = tuple[str, int, int]  # part, and characters of it
 
 
 @dataclass(frozen=True)
-class Word:
+class ExplainedWord:
     """Characters [start, end) of a part."""
 
     part: str
@@ -36,7 +36,7 @@ class Word:
 
 
 @dataclass(frozen=True)
-class Row:
+class TokenRow:
     """What the encoder reads once."""
 
     ids: list[int]
@@ -46,20 +46,20 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Subject:
+class TokenizedInput:
     """A text, ready to be looked into."""
 
     kind: str
     """fill, classify, tag, intent, answer, choose; similar (the cosine of a pair) or embed (the vector of one text)."""
     parts: dict[str, str]
-    rows: tuple[Row, ...]
-    words: tuple[Word, ...]
+    rows: tuple[TokenRow, ...]
+    words: tuple[ExplainedWord, ...]
     example: Any = None
     """As the task has it; None for masks and vectors."""
 
 
 @dataclass(frozen=True)
-class Given:
+class ExplainInput:
     """What the user gave."""
 
     text: str
@@ -68,7 +68,7 @@ class Given:
     choices: tuple[str, ...] = ()
 
 
-def subject_of(albert: Albert, given: Given) -> Subject:
+def tokenize_input(albert: Albert, given: ExplainInput) -> TokenizedInput:
     """The subject that a model can say something about."""
     if albert.config.options.static:
         raise AlbertkitError("a static model is a table without layers; there is nothing to look into")
@@ -87,7 +87,7 @@ def subject_of(albert: Albert, given: Given) -> Subject:
     return makers[kind](albert, given, kind) if kind in makers else _compared(albert, given, kind)
 
 
-def kind_of(albert: Albert, given: Given) -> str:
+def kind_of(albert: Albert, given: ExplainInput) -> str:
     """What is looked at, or an error where something is missing or too much."""
     masked = "[MASK]" in given.text and albert.tokenizer.mask_id is not None
     task = albert.meta.task
@@ -121,7 +121,7 @@ Places = list[Place | None]
 Made = tuple[list[int], list[int], Places]
 
 
-def _classified(albert: Albert, given: Given, kind: str) -> Subject:
+def _classified(albert: Albert, given: ExplainInput, kind: str) -> TokenizedInput:
     example = Text(given.text, given.pair)
     (feature,) = features_of(albert, [example], kind)
     made = albert.tokenizer.encode(given.text, given.pair)
@@ -135,14 +135,14 @@ def _classified(albert: Albert, given: Given, kind: str) -> Subject:
     return _built(albert, kind, parts, [(feature.ids, feature.segments, places)], example)
 
 
-def _tagged(albert: Albert, given: Given, kind: str) -> Subject:
+def _tagged(albert: Albert, given: ExplainInput, kind: str) -> TokenizedInput:
     example = Tagged(given.text, words_of(given.text))
     feature = _single(features_of(albert, [example], kind))
     places: Places = [("text", a, b) if b > a else None for a, b in feature.places or []]
     return _built(albert, kind, {"text": given.text}, [(feature.ids, feature.segments, places)], example)
 
 
-def _asked(albert: Albert, given: Given, kind: str) -> Subject:
+def _asked(albert: Albert, given: ExplainInput, kind: str) -> TokenizedInput:
     question = given.question or ""
     example = Question("0", question, given.text)
     feature = _single(features_of(albert, [example], kind))
@@ -156,7 +156,7 @@ def _asked(albert: Albert, given: Given, kind: str) -> Subject:
     )
 
 
-def _chosen(albert: Albert, given: Given, kind: str) -> Subject:
+def _chosen(albert: Albert, given: ExplainInput, kind: str) -> TokenizedInput:
     """The context and, where it has no blank, the question are the same words in all rows."""
     question = given.question or ""
     example = Choice(given.text, question, given.choices)
@@ -181,7 +181,7 @@ def _chosen(albert: Albert, given: Given, kind: str) -> Subject:
     return _built(albert, kind, parts, rows, example)
 
 
-def _compared(albert: Albert, given: Given, kind: str) -> Subject:
+def _compared(albert: Albert, given: ExplainInput, kind: str) -> TokenizedInput:
     """One row for each text; the model's prompt stands before it and belongs to no word."""
     before = albert.recipe().before
     parts = {"text": given.text} if given.pair is None else {"text": given.text, "pair": given.pair}
@@ -200,16 +200,18 @@ def _compared(albert: Albert, given: Given, kind: str) -> Subject:
 # Words -----------------------------------------------------------------------------------------------------------
 
 
-def _built(albert: Albert, kind: str, parts: dict[str, str], rows: Sequence[Made], example: Any = None) -> Subject:
+def _built(
+    albert: Albert, kind: str, parts: dict[str, str], rows: Sequence[Made], example: Any = None
+) -> TokenizedInput:
     """Rows whose tokens know their words."""
-    spans = {part: merged(words_of(text), [p for _, _, places in rows for p in places if p and p[0] == part])
+    spans = {part: merge_words(words_of(text), [p for _, _, places in rows for p in places if p and p[0] == part])
              for part, text in parts.items()}  # fmt: skip
-    words = [Word(part, a, b, parts[part][a:b]) for part, own in spans.items() for a, b in own]
+    words = [ExplainedWord(part, a, b, parts[part][a:b]) for part, own in spans.items() for a, b in own]
     numbers = {(word.part, at): number for number, word in enumerate(words) for at in range(word.start, word.end)}
     made = []
     for ids, segments, places in rows:
         _fits(len(ids), min(LONGEST, albert.max_tokens))
-        made.append(Row(list(ids), list(segments), owners(places, numbers), places))
+        made.append(TokenRow(list(ids), list(segments), owners(places, numbers), places))
     held = {number for row in made for number in row.owner.tolist() if number >= 0}
     if not held:
         raise AlbertkitError("the text holds no word that could be looked at; give one with words")
@@ -217,10 +219,10 @@ def _built(albert: Albert, kind: str, parts: dict[str, str], rows: Sequence[Made
     renamed = tuple(
         replace(row, owner=np.array([again.get(number, -1) for number in row.owner.tolist()], np.int64)) for row in made
     )
-    return Subject(kind, parts, renamed, tuple(words[old] for old in sorted(held)), example)
+    return TokenizedInput(kind, parts, renamed, tuple(words[old] for old in sorted(held)), example)
 
 
-def merged(words: Sequence[tuple[int, int]], places: Sequence[Place]) -> list[tuple[int, int]]:
+def merge_words(words: Sequence[tuple[int, int]], places: Sequence[Place]) -> list[tuple[int, int]]:
     """Words of a part, joined where one token stands for characters of several.
 
     >>> merged([(0, 2), (2, 5), (6, 8)], [("text", 0, 3), ("text", 3, 5), ("text", 5, 8)])

@@ -16,18 +16,18 @@ from albertkit import builtin
 from albertkit.albert import Albert
 from albertkit.artifact import Stored, read_stored
 from albertkit.errors import AlbertkitError, nearest, need
-from albertkit.explain.activations import Inside
-from albertkit.explain.attention_maps import Map, rollout
-from albertkit.explain.attribution import METHODS, Attribution, attended, occlusion, shapley
-from albertkit.explain.explained_input import Given, Subject, subject_of
+from albertkit.explain.activations import NumpyEncoder
+from albertkit.explain.attention_maps import AttentionMap, rollout
+from albertkit.explain.attribution import METHODS, Attribution, attention_attribution, occlusion, shapley
+from albertkit.explain.explained_input import ExplainInput, TokenizedInput, tokenize_input
 from albertkit.explain.explanation import Explanation
-from albertkit.explain.layer_predictions import early, layers_of, predicted, settled, states_of
-from albertkit.explain.target import Target, Wanted, target_of
-from albertkit.explain.variants import Variants, filler_of
+from albertkit.explain.layer_predictions import early_exit_of, layers_of, prediction_at, stable_depth, states_of
+from albertkit.explain.target import ExplainTarget, TargetChoice, target_of
+from albertkit.explain.variants import InputVariants, filler_token
 
 
 @dataclass(frozen=True)
-class How:
+class ExplainSettings:
     """How to explain."""
 
     methods: tuple[str, ...] = ("occlusion",)
@@ -49,7 +49,7 @@ class How:
     seed: int = 0
 
     @classmethod
-    def of(cls, settings: dict[str, Any]) -> How:
+    def of(cls, settings: dict[str, Any]) -> ExplainSettings:
         """From keywords; `methods` may be one name."""
         names = [field.name for field in dataclasses.fields(cls)]
         for name in settings:
@@ -67,11 +67,11 @@ class How:
 
 
 @dataclass(frozen=True)
-class Prepared:
+class ExplainContext:
     """A text and what is explained about it."""
 
-    subject: Subject
-    target: Target
+    subject: TokenizedInput
+    target: ExplainTarget
     prediction: Any
     states: dict[int, list[Any]]
     """What is read at each depth."""
@@ -93,9 +93,9 @@ class Explainer:
         return stored
 
     @cached_property
-    def inside(self) -> Inside:
+    def inside(self) -> NumpyEncoder:
         """Its weights as floats, for attention."""
-        return Inside.of(self.stored)
+        return NumpyEncoder.of(self.stored)
 
     @cached_property
     def torch_model(self) -> Any:
@@ -105,16 +105,16 @@ class Explainer:
 
         return torch_model(self.stored)
 
-    def prepare(self, given: Given, how: How, every: bool = True) -> Prepared:
+    def prepare(self, given: ExplainInput, how: ExplainSettings, every: bool = True) -> ExplainContext:
         """What is explained about a text; with `every`, its state at every depth."""
         albert = self.albert
-        filler_of(albert, how.hide or "drop")  # or says what is wrong with it
-        subject = subject_of(albert, given)
+        filler_token(albert, how.hide or "drop")  # or says what is wrong with it
+        subject = tokenize_input(albert, given)
         depth = albert._layers_to_apply(None, how.depth, "mean")
         states = states_of(albert, subject, range(1, depth + 1) if every else [depth])
-        prediction = predicted(albert, subject, states[depth], how.k)
-        target = target_of(albert, subject, states[depth], prediction, Wanted(how.target, how.at))
-        return Prepared(subject, target, prediction, states, depth)
+        prediction = prediction_at(albert, subject, states[depth], how.k)
+        target = target_of(albert, subject, states[depth], prediction, TargetChoice(how.target, how.at))
+        return ExplainContext(subject, target, prediction, states, depth)
 
     def explain(
         self,
@@ -124,8 +124,8 @@ class Explainer:
         choices: Iterable[str] = (),
         **settings: Any,
     ) -> Explanation:
-        """Look into one text; the settings are those of `How`."""
-        given, how = Given(text, pair, question, tuple(choices)), How.of(settings)
+        """Look into one text; the settings are those of `ExplainSettings`."""
+        given, how = ExplainInput(text, pair, question, tuple(choices)), ExplainSettings.of(settings)
         albert = self.albert
         if "[MASK]" in text and albert._asks_another:  # as `fill_mask`: the built-in model for words
             return Explainer(builtin.WORDS, albert.engine.threads).explain(text, pair, question, choices, **settings)
@@ -147,28 +147,32 @@ class Explainer:
             attributions=tuple(self.attribute(ready, method, how, maps) for method in how.methods),
             maps=maps,
             layers=layers,
-            settled=None if subject.kind == "embed" else settled([layer.same for layer in layers]),
-            exit=early(albert, subject.example, subject.rows[0].ids, subject.rows[0].segments) if whole else None,
+            stable_depth=None if subject.kind == "embed" else stable_depth([layer.same for layer in layers]),
+            exit=early_exit_of(albert, subject.example, subject.rows[0].ids, subject.rows[0].segments)
+            if whole
+            else None,
         )
 
-    def attribute(self, ready: Prepared, method: str, how: How, maps: Sequence[Map] | None = None) -> Attribution:
+    def attribute(
+        self, ready: ExplainContext, method: str, how: ExplainSettings, maps: Sequence[AttentionMap] | None = None
+    ) -> Attribution:
         """The words' values by one method."""
         subject, target = ready.subject, ready.target
         hide = how.hide or hiding(self.albert, subject, method)
-        variants = Variants(self.albert, subject, target, hide, ready.depth)
+        variants = InputVariants(self.albert, subject, target, hide, ready.depth)
         if method == "occlusion":
             return occlusion(variants)
         if method == "shapley":
             return shapley(variants, how.samples, how.seed)
         if method == "gradients":
             model = self.torch_model
-            from albertkit.explain.gradients import integrated
+            from albertkit.explain.gradients import integrated_gradients
 
-            return integrated(self.albert, model, subject, target, ready.depth, hide, how.steps)
+            return integrated_gradients(self.albert, model, subject, target, ready.depth, hide, how.steps)
         maps = self.maps(ready) if maps is None else maps
-        return attended(method, maps, [self._readers(target, one) for one in maps], len(subject.words))
+        return attention_attribution(method, maps, [self._readers(target, one) for one in maps], len(subject.words))
 
-    def maps(self, ready: Prepared) -> tuple[Map, ...]:
+    def maps(self, ready: ExplainContext) -> tuple[AttentionMap, ...]:
         """Attention of the rows that matter: of choices, that of the chosen one."""
         chosen = [ready.target.index] if ready.target.form == "choice" else range(len(ready.subject.rows))
         found = []
@@ -177,10 +181,10 @@ class Explainer:
             seen = self.inside.run(row.ids, row.segments, ready.depth).attention
             tokens = tuple(self.albert.tokenizer.tokens(row.ids))
             reader = min(ready.target.tokens, default=0)
-            found.append(Map(number, tokens, seen, rollout(seen), row.owner, reader))
+            found.append(AttentionMap(number, tokens, seen, rollout(seen), row.owner, reader))
         return tuple(found)
 
-    def _readers(self, target: Target, one: Map) -> list[int]:
+    def _readers(self, target: ExplainTarget, one: AttentionMap) -> list[int]:
         """The tokens that the target reads in a row: the first for classes; for a mean, all."""
         if target.tokens:
             return sorted(set(target.tokens))
@@ -192,7 +196,7 @@ class Explainer:
         return list(range(len(one.tokens))) if everywhere else [0]
 
 
-def hiding(albert: Albert, subject: Subject, method: str) -> str:
+def hiding(albert: Albert, subject: TokenizedInput, method: str) -> str:
     """How words are hidden where nobody has chosen."""
     if subject.kind not in ("embed", "similar") and albert.tokenizer.mask_id is not None:
         return "mask"

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from albertkit.explain.attention_maps import Map
+from albertkit.explain.attention_maps import AttentionMap
 from albertkit.explain.attribution import Attribution
-from albertkit.explain.explained_input import Word
-from albertkit.explain.layer_predictions import Layer
+from albertkit.explain.explained_input import ExplainedWord
+from albertkit.explain.layer_predictions import LayerPrediction
 
 
 @dataclass(frozen=True)
@@ -37,16 +37,16 @@ class Explanation:
     value: float
     chance: float
     """The value as a probability; values and cosines stay what they are."""
-    words: tuple[Word, ...]
+    words: tuple[ExplainedWord, ...]
     attributions: tuple[Attribution, ...]
     """The words' values, by each method that was asked for."""
-    maps: tuple[Map, ...]
+    maps: tuple[AttentionMap, ...]
     """Attention of each row of tokens."""
-    layers: tuple[Layer, ...]
-    settled: int | None
+    layers: tuple[LayerPrediction, ...]
+    stable_depth: int | None
     """The first depth from which on the prediction stays what it is at the last; None for the vector of one text."""
     exit: dict[str, Any] | None
-    """Where the text could leave early: see `layers.early`; None for masks and pairs of vectors."""
+    """Where the text could leave early: see `layers.early_exit_of`; None for masks and pairs of vectors."""
 
     def attribution(self, method: str) -> np.ndarray:
         """(words,) the values by one method."""
@@ -83,7 +83,7 @@ class Explanation:
             "sums": {one.method: {"full": one.full, "empty": one.empty} for one in self.attributions},
             "maps": maps,
             "layers": [plain(layer) for layer in self.layers],
-            "settled": self.settled,
+            "settled": self.stable_depth,
             "exit": self.exit,
         }
 

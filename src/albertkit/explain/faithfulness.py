@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 
 from albertkit.errors import AlbertkitError
-from albertkit.explain.explained_input import Given
-from albertkit.explain.explainer import Explainer, How, Prepared
-from albertkit.explain.variants import Variants, filler_of
+from albertkit.explain.explained_input import ExplainInput
+from albertkit.explain.explainer import ExplainContext, Explainer, ExplainSettings
+from albertkit.explain.variants import InputVariants, filler_token
 
 SHARES = (0.1, 0.2, 0.3, 0.4, 0.5)
 MOST_TEXTS = 10_000
@@ -58,19 +58,19 @@ class Faithfulness:
 
 def faithfulness(
     explainer: Explainer,
-    texts: Sequence[Given],
+    texts: Sequence[ExplainInput],
     methods: Sequence[str] = ("occlusion", "rollout"),
     hide: str = "drop",
     orders: int = 8,
     **settings: Any,
 ) -> list[Faithfulness]:
-    """Check methods over texts. `hide`: how the check hides words; `orders`: random orders a text; settings as in `How`."""
+    """Check methods over texts. `hide`: how the check hides words; `orders`: random orders a text; settings as in `ExplainSettings`."""
     if not 1 <= len(texts) <= MOST_TEXTS:
         raise AlbertkitError(f"there are {len(texts)} texts; give 1 to {MOST_TEXTS:,}")
     if not 1 <= orders <= 1000:
         raise AlbertkitError(f"orders is {orders}; choose 1 to 1000")
-    how = How.of({**settings, "methods": tuple(methods)})
-    filler_of(explainer.albert, hide)
+    how = ExplainSettings.of({**settings, "methods": tuple(methods)})
+    filler_token(explainer.albert, hide)
     rng = np.random.default_rng(how.seed)
     falls: dict[str, list[np.ndarray]] = {method: [] for method in how.methods}
     for number, given in enumerate(texts, 1):
@@ -90,13 +90,13 @@ def faithfulness(
     return [_summed(method, np.stack(found)) for method, found in falls.items()]
 
 
-def _ranked(explainer: Explainer, ready: Prepared, method: str, how: How) -> np.ndarray:
+def _ranked(explainer: Explainer, ready: ExplainContext, method: str, how: ExplainSettings) -> np.ndarray:
     """Words, the most important first: those that speak most for the target; of a value, those that move it most."""
     values = explainer.attribute(ready, method, how).values
     return np.argsort(-(np.abs(values) if ready.target.unit == "value" else values), kind="stable")
 
 
-def _falls(explainer: Explainer, ready: Prepared, orders: Sequence[np.ndarray], hide: str) -> np.ndarray:
+def _falls(explainer: Explainer, ready: ExplainContext, orders: Sequence[np.ndarray], hide: str) -> np.ndarray:
     """(orders, 2, shares): how far the probability falls without the first words of each order, and with these alone."""
     words = len(ready.subject.words)
     kept = []
@@ -105,7 +105,7 @@ def _falls(explainer: Explainer, ready: Prepared, orders: Sequence[np.ndarray], 
             best = np.zeros(words, bool)
             best[order[: math.ceil(share * words)]] = True
             kept += [~best, best]
-    variants = Variants(explainer.albert, ready.subject, ready.target, hide, ready.depth)
+    variants = InputVariants(explainer.albert, ready.subject, ready.target, hide, ready.depth)
     _, chances = variants.values(np.concatenate([np.ones((1, words), bool), np.array(kept)]))
     moved = chances[0] - chances[1:]
     if ready.target.unit == "value":
@@ -126,7 +126,7 @@ def _summed(method: str, found: np.ndarray) -> Faithfulness:
     )  # fmt: skip
 
 
-def read_given(path: Path, most: int | None = None) -> list[Given]:
+def read_inputs(path: Path, most: int | None = None) -> list[ExplainInput]:
     """Texts of a file: a line each, or `{"text": …, "pair": …, "question": …, "choices": […]}` a line in a .jsonl file."""
     try:
         if path.stat().st_size > MOST_BYTES:
@@ -137,13 +137,13 @@ def read_given(path: Path, most: int | None = None) -> list[Given]:
     found = []
     for number, line in enumerate(lines, 1):
         if line.strip():
-            found.append(_given(line, f"{path}:{number}") if path.suffix == ".jsonl" else Given(line))
+            found.append(_given(line, f"{path}:{number}") if path.suffix == ".jsonl" else ExplainInput(line))
         if len(found) == (most or MOST_TEXTS):
             break
     return found
 
 
-def _given(line: str, where: str) -> Given:
+def _given(line: str, where: str) -> ExplainInput:
     try:
         data = json.loads(line)
         good = isinstance(data, dict) and isinstance(data.get("text"), str)
@@ -156,4 +156,4 @@ def _given(line: str, where: str) -> Given:
         raise AlbertkitError(
             f'{where} is not {{"text": …}} with pair, question or choices; write one such object a line'
         )
-    return Given(data["text"], data.get("pair"), data.get("question"), tuple(choices))
+    return ExplainInput(data["text"], data.get("pair"), data.get("question"), tuple(choices))

@@ -20,9 +20,9 @@ from albertkit.albert import Albert
 from albertkit.artifact import Artifact, Stored
 from albertkit.errors import AlbertkitError, need
 from albertkit.explain.attribution import Attribution
-from albertkit.explain.explained_input import Subject
-from albertkit.explain.target import Target
-from albertkit.explain.variants import filler_of
+from albertkit.explain.explained_input import TokenizedInput
+from albertkit.explain.target import ExplainTarget
+from albertkit.explain.variants import filler_token
 from albertkit.model import AlbertModel
 from albertkit.model.encoder_options import text_means
 from albertkit.model.packed_batch import Batch
@@ -39,10 +39,12 @@ def torch_model(stored: Stored) -> AlbertModel:
     return model.requires_grad_(False)
 
 
-class Measured:
+class TargetFunction:
     """The target's number as a function of the word vectors of all rows, one behind the other."""
 
-    def __init__(self, albert: Albert, model: AlbertModel, subject: Subject, target: Target, depth: int) -> None:
+    def __init__(
+        self, albert: Albert, model: AlbertModel, subject: TokenizedInput, target: ExplainTarget, depth: int
+    ) -> None:
         self.albert, self.model, self.target, self.depth = albert, model, target, depth
         self.one = Batch.of([row.ids for row in subject.rows], [row.segments for row in subject.rows])
         heads = {
@@ -88,7 +90,7 @@ class Measured:
         return [(row, None) for row in scores] if target.number == 0 else list(scores)
 
     def _value(self, read: Sequence[Any]) -> Tensor:
-        """As `Target.odds`, summed, in torch."""
+        """As `ExplainTarget.odds`, summed, in torch."""
         target = self.target
         if target.form == "cosine":
             other = read[1] if target.reference is None else torch.from_numpy(np.array(target.reference, np.float32))
@@ -106,11 +108,11 @@ def _log_odds(scores: Tensor, index: int) -> Tensor:
     return scores[index] - torch.logsumexp(rest, 0)
 
 
-def integrated(
+def integrated_gradients(
     albert: Albert,
     model: AlbertModel,
-    subject: Subject,
-    target: Target,
+    subject: TokenizedInput,
+    target: ExplainTarget,
     depth: int,
     hide: str = "mask",
     steps: int = 64,
@@ -121,10 +123,10 @@ def integrated(
         raise AlbertkitError("hide is 'drop'; gradients go to a text of the same length, so choose mask or pad")
     if not 8 <= steps <= 1024:
         raise AlbertkitError(f"steps is {steps}; choose 8 to 1024")
-    measured = Measured(albert, model, subject, target, depth)
+    measured = TargetFunction(albert, model, subject, target, depth)
     owner = np.concatenate([row.owner for row in subject.rows])
     ids = measured.one.ids
-    empty = ids.where(torch.from_numpy(owner < 0), torch.tensor(filler_of(albert, hide)))
+    empty = ids.where(torch.from_numpy(owner < 0), torch.tensor(filler_token(albert, hide)))
     table = model.encoder.embeddings.word
     text, start = table(ids)[None], table(empty)[None]  # (1, tokens, E)
     size = max(1, TOKENS // len(ids))

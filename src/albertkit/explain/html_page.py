@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 
 from albertkit.errors import AlbertkitError
-from albertkit.explain.attention_maps import Map
+from albertkit.explain.attention_maps import AttentionMap
 from albertkit.explain.attribution import Attribution
-from albertkit.explain.explained_input import Word
+from albertkit.explain.explained_input import ExplainedWord
 from albertkit.explain.explanation import Explanation
 
 ROOM = 1_000_000  # numbers of attention in a page, a byte each before base64
@@ -85,14 +85,14 @@ def words(found: Explanation, one: Attribution) -> list[str]:
         pieces, at = [], 0
         for word, value in zip(found.words, one.values.tolist(), strict=True):
             if word.part == part:
-                pieces += [escape(text[at : word.start]), coloured(word, value, top)]
+                pieces += [escape(text[at : word.start]), colored_word(word, value, top)]
                 at = word.end
         name = f"<b>{escape(part)}</b>" if len(found.parts) > 1 else ""
         texts.append(f'<div class="text">{name}{"".join(pieces)}{escape(text[at:])}</div>')
     return [f"<h3>{one.method}</h3>", f'<p class="soft">{MEANING[one.method]}{told}</p>', *texts]
 
 
-def coloured(word: Word, value: float, top: float) -> str:
+def colored_word(word: ExplainedWord, value: float, top: float) -> str:
     """One word; its value is in its title and in the table of numbers."""
     side = " against" if value < 0 else ""
     share = STRONGEST * abs(value) / top
@@ -129,10 +129,10 @@ def layers(found: Explanation) -> str:
     column = (
         f'<th scope="col" class="number">doubt ({escape(found.exit["kind"])})</th>' if found.exit and doubts else ""
     )
-    if found.settled is not None:
-        told.append(f"It stays what it is from layer {found.settled} on.")
+    if found.stable_depth is not None:
+        told.append(f"It stays what it is from layer {found.stable_depth} on.")
     if found.exit is not None and found.exit["promised"] is not None:
-        told.append(f"exit='99%' leaves after layer {found.exit['promised']}.")
+        told.append(f"exit='99%' leaves after layer {found.exit['exit_depth']}.")
     return (
         '<div class="scroll" tabindex="0" role="region" aria-label="Layer by layer"><table><thead><tr><th scope="col">layer</th><th scope="col">says</th>'
         f'<th scope="col" class="number">{escape(found.target)}</th><th scope="col" class="number">{escape(found.unit)}</th>{column}</tr></thead>'
@@ -140,7 +140,7 @@ def layers(found: Explanation) -> str:
     )
 
 
-def attention(found: Explanation, place: int, one: Map) -> str:
+def attention(found: Explanation, place: int, one: AttentionMap) -> str:
     """The frame of one map; `page.js` fills it."""
     name = f"<h3>{escape(list(found.parts)[one.row])}</h3>" if len(found.maps) > 1 else ""
     chosen = "".join(f"<label>{label}<select></select></label>" for label in ("layer", "head", "token"))
@@ -152,14 +152,14 @@ def attention(found: Explanation, place: int, one: Map) -> str:
     )
 
 
-class Packed:
+class PackedMap:
     """A map as the page holds it."""
 
     def __init__(self, data: dict[str, Any], note: str) -> None:
         self.data, self.note = data, note
 
 
-def packed(one: Map, room: int) -> Packed:
+def packed(one: AttentionMap, room: int) -> PackedMap:
     """Attention in bytes, with what does not fit left out and said so."""
     layers, heads, tokens, _ = one.attention.shape
     shown, kept, names, note = one.attention, list(range(layers)), [str(h + 1) for h in range(heads)], ""
@@ -180,7 +180,7 @@ def packed(one: Map, room: int) -> Packed:
         "rollout": bytes_of(one.rollout),
         "from": one.reader,
     }
-    return Packed(data, note)
+    return PackedMap(data, note)
 
 
 def bytes_of(shares: np.ndarray) -> str:

@@ -1,8 +1,8 @@
 """How a prediction forms: the model's own head after every layer, and where early exit would leave.
 
-In: a subject and a target. Out: a `Layer` for each depth. Since all layers share their weights, so can the head: what it says after few layers
+In: a subject and a target. Out: a `LayerPrediction` for each depth. Since all layers share their weights, so can the head: what it says after few layers
 is what the model says when it is run with that `depth`. Before this file: `variants.py`; after it: `explainer.py`. The server's /explain uses
-`choice`, `settled` and `early` too.
+`choice`, `stable_depth` and `early_exit_of` too.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import numpy as np
 
 from albertkit.albert import Albert
 from albertkit.errors import AlbertkitError
-from albertkit.explain.explained_input import Subject
-from albertkit.explain.target import Target
+from albertkit.explain.explained_input import TokenizedInput
+from albertkit.explain.target import ExplainTarget
 from albertkit.explain.variants import read_target
 from albertkit.runtime.calibration import Exits
 from albertkit.runtime.early_exit import Still, by_depth, calibrated_kind, kind_of, looks_of
@@ -24,17 +24,17 @@ from albertkit.runtime.predict import features_of, read_heads
 from albertkit.tasks.confidence import Judge
 
 SHARE = 0.99  # what a calibrated model promises, where it can
-Said = tuple[tuple[str, float | None], ...]
+PredictionSummary = tuple[tuple[str, float | None], ...]
 
 
 @dataclass(frozen=True)
-class Layer:
+class LayerPrediction:
     """The model with `depth` layers applied."""
 
     depth: int
     prediction: Any
     """What the task says; guesses for each mask; a cosine; None for the vector of one text."""
-    said: Said
+    said: PredictionSummary
     """The same in a few words, each with how likely it is."""
     value: float
     """The target's number."""
@@ -44,7 +44,7 @@ class Layer:
     """Whether it says what the full depth says."""
 
 
-def states_of(albert: Albert, subject: Subject, depths: Sequence[int]) -> dict[int, list[Any]]:
+def states_of(albert: Albert, subject: TokenizedInput, depths: Sequence[int]) -> dict[int, list[Any]]:
     """What is read of each row at each depth: head scores, a vector, or for masks the hidden states themselves."""
 
     def read(hidden: np.ndarray, lengths: np.ndarray) -> Sequence[Any]:
@@ -57,13 +57,13 @@ def states_of(albert: Albert, subject: Subject, depths: Sequence[int]) -> dict[i
     return by_depth(albert, [row.ids for row in subject.rows], [row.segments for row in subject.rows], depths, read)
 
 
-def predicted(albert: Albert, subject: Subject, read: Sequence[Any], k: int = 5) -> Any:
+def prediction_at(albert: Albert, subject: TokenizedInput, read: Sequence[Any], k: int = 5) -> Any:
     """What was read, as the runtime would say it."""
     if subject.kind == "fill":
         masks = [place for place, token in enumerate(subject.rows[0].ids) if token == albert.tokenizer.mask_id]
         return albert.guesses(subject.parts["text"], albert.best_words(read[0][masks], k))
     if subject.kind == "similar":
-        return Target("", "cosine").value(read)
+        return ExplainTarget("", "cosine").value(read)
     if subject.kind == "embed":
         return None
     features = features_of(albert, [subject.example], subject.kind)
@@ -71,24 +71,24 @@ def predicted(albert: Albert, subject: Subject, read: Sequence[Any], k: int = 5)
 
 
 def layers_of(
-    albert: Albert, subject: Subject, target: Target, states: dict[int, list[Any]], k: int
-) -> tuple[Layer, ...]:
+    albert: Albert, subject: TokenizedInput, target: ExplainTarget, states: dict[int, list[Any]], k: int
+) -> tuple[LayerPrediction, ...]:
     """Every depth beside the last."""
     last = max(states)
-    predictions = {depth: predicted(albert, subject, read, k) for depth, read in states.items()}
+    predictions = {depth: prediction_at(albert, subject, read, k) for depth, read in states.items()}
     full = choice(subject.kind, predictions[last])
     out = []
     for depth in sorted(states):
         read = states[depth]
         if target.form == "word":
             read = read_target(albert, read[0][None], np.array([len(subject.rows[0].ids)]), [target])  # type: ignore[assignment]
-        said = says(subject.kind, predictions[depth])
+        said = summarize(subject.kind, predictions[depth])
         same = choice(subject.kind, predictions[depth]) == full
-        out.append(Layer(depth, predictions[depth], said, target.value(read), target.chance(read), same))
+        out.append(LayerPrediction(depth, predictions[depth], said, target.value(read), target.chance(read), same))
     return tuple(out)
 
 
-def settled(same: Sequence[bool]) -> int:
+def stable_depth(same: Sequence[bool]) -> int:
     """The first depth from which on the prediction stays what it is at the last.
 
     >>> settled([True, False, True, True])
@@ -115,7 +115,7 @@ def choice(kind: str | None, prediction: Any) -> Any:
     return None
 
 
-def says(kind: str, prediction: Any) -> Said:
+def summarize(kind: str, prediction: Any) -> PredictionSummary:
     """A prediction in a few words, each with how likely it is."""
     if kind == "fill":
         most = 3 if len(prediction) == 1 else 1
@@ -142,7 +142,7 @@ def says(kind: str, prediction: Any) -> Said:
 # Early exit ------------------------------------------------------------------------------------------------------
 
 
-def early(albert: Albert, example: Any, ids: Sequence[int], segments: Sequence[int]) -> dict[str, Any]:
+def early_exit_of(albert: Albert, example: Any, ids: Sequence[int], segments: Sequence[int]) -> dict[str, Any]:
     """How doubtful a text is at each depth at which it could leave, in the numbers that `exit=` compares with.
 
     `example` as the model's task has it, else None; then the vector of the tokens is looked at.
@@ -168,11 +168,11 @@ def early(albert: Albert, example: Any, ids: Sequence[int], segments: Sequence[i
         (doubt,) = judge.doubts([0], found[depth], before)
         doubts.append(float(doubt) if np.isfinite(doubt) else None)
         before = found[depth]
-    leaves = promised(albert, looks, doubts) if kind == calibrated_kind(albert) else None
+    leaves = exit_depth(albert, looks, doubts) if kind == calibrated_kind(albert) else None
     return {"kind": kind, "looks": looks, "doubts": doubts, "promised": leaves}
 
 
-def promised(albert: Any, looks: list[int], doubts: list[float | None]) -> int | None:
+def exit_depth(albert: Any, looks: list[int], doubts: list[float | None]) -> int | None:
     """Where `exit="99%"` leaves, if the model was calibrated and can promise as much."""
     stored = albert.meta.details.get("exit")
     if stored is None:

@@ -97,7 +97,7 @@ def _which(found: Explanation) -> str:
     return f" ({list(found.parts)[found.maps[0].row]})" if len(found.maps) > 1 else ""
 
 
-def wall(attention: np.ndarray) -> np.ndarray:
+def tile_maps(attention: np.ndarray) -> np.ndarray:
     """(layers, heads, tokens, tokens) → one map, layers below each other and heads side by side, with a line between them."""
     layers, heads, tokens, _ = attention.shape
     starts = np.arange(0, tokens, -(-tokens // MOST_PLACES))
@@ -112,7 +112,7 @@ def wall(attention: np.ndarray) -> np.ndarray:
 def _heads(axes: Any, found: Explanation) -> None:
     one = found.maps[0]
     layers, heads = one.attention.shape[:2]
-    shown = wall(one.attention)
+    shown = tile_maps(one.attention)
     axes.imshow(np.sqrt(shown), cmap="GnBu", vmin=0, vmax=1, aspect="auto", interpolation="nearest")
     for ticks, count, length in ((axes.set_yticks, layers, len(shown)), (axes.set_xticks, heads, shown.shape[1])):
         each = (length + 1) / count

@@ -1,6 +1,6 @@
 """What about a prediction is explained: one number, computed from the scores of the heads.
 
-In: a `Subject` and its scores at full depth. Out: a `Target`, whose `value` is that number. Where the model chooses among classes,
+In: a `TokenizedInput` and its scores at full depth. Out: a `ExplainTarget`, whose `value` is that number. Where the model chooses among classes,
 words, tokens or choices, the number is the log-odds of one of them, ln(p / (1 - p)); of an answer, the sum of those of its first and its
 last token. A regression's number is its value, that of vectors their cosine. The same selection serves numpy and torch.
 """
@@ -15,12 +15,12 @@ import numpy as np
 
 from albertkit.albert import Albert
 from albertkit.errors import AlbertkitError, nearest
-from albertkit.explain.explained_input import Subject
+from albertkit.explain.explained_input import TokenizedInput
 from albertkit.tasks.confidence import cosines
 
 
 @dataclass(frozen=True)
-class Target:
+class ExplainTarget:
     """One number about a prediction."""
 
     name: str
@@ -82,7 +82,7 @@ class Target:
             else float(np.prod(1 / (1 + np.exp(-np.clip(odds, -700, 700)))))
         )
 
-    def moved(self, places: np.ndarray) -> Target:
+    def moved(self, places: np.ndarray) -> ExplainTarget:
         """The same target where tokens have gone; `places` gives the new place of each old one."""
         return replace(self, tokens=tuple(int(places[token]) for token in self.tokens)) if self.tokens else self
 
@@ -102,7 +102,7 @@ def log_odds(scores: np.ndarray, index: int) -> float:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class TargetChoice:
     """What the user wants explained; None: what the model says."""
 
     target: str | None = None
@@ -111,7 +111,9 @@ class Wanted:
     """Of a text with several things to explain: a word or its number from 1 (tag), the number of a mask, start or end (answer)."""
 
 
-def target_of(albert: Albert, subject: Subject, read: Sequence[Any], result: Any, wanted: Wanted) -> Target:
+def target_of(
+    albert: Albert, subject: TokenizedInput, read: Sequence[Any], result: Any, wanted: TargetChoice
+) -> ExplainTarget:
     """The target of a subject, from the scores of its rows at full depth and the result they give."""
     kind = subject.kind
     if wanted.at is not None and kind not in ("tag", "intent", "answer", "fill"):
@@ -131,7 +133,7 @@ def target_of(albert: Albert, subject: Subject, read: Sequence[Any], result: Any
         return _span(subject, result, wanted)
     if kind == "intent" and wanted.at is None:
         index = _named(wanted.target, task.intents, int(np.argmax(read[0][0])))
-        return Target(task.intents[index], "class", index, number=0)
+        return ExplainTarget(task.intents[index], "class", index, number=0)
     return _token(task, subject, read[0] if kind == "tag" else read[0][1], wanted, None if kind == "tag" else 1)
 
 
@@ -143,15 +145,19 @@ def _named(name: str | None, names: Sequence[str], default: int) -> int:
     return list(names).index(name)
 
 
-def _class(task: Any, scores: np.ndarray, wanted: Wanted) -> Target:
+def _class(task: Any, scores: np.ndarray, wanted: TargetChoice) -> ExplainTarget:
     if task.kind == "regression":
         _none(wanted.target, "a value has no classes")
-        return Target("value", "number", scale=1 / task.spread, middle=task.middle)
+        return ExplainTarget("value", "number", scale=1 / task.spread, middle=task.middle)
     index = _named(wanted.target, task.labels, int(np.argmax(scores)))
-    return Target(task.labels[index], "label" if task.kind == "multi" else "class", index, scale=task.temperature)
+    return ExplainTarget(
+        task.labels[index], "label" if task.kind == "multi" else "class", index, scale=task.temperature
+    )
 
 
-def _token(task: Any, subject: Subject, scores: np.ndarray, wanted: Wanted, number: int | None) -> Target:
+def _token(
+    task: Any, subject: TokenizedInput, scores: np.ndarray, wanted: TargetChoice, number: int | None
+) -> ExplainTarget:
     """A word of a tagged text; default the one that is most surely something."""
     owner = subject.rows[0].owner
     firsts = [int(np.argmax(owner == word)) for word in range(len(subject.words))]
@@ -163,7 +169,9 @@ def _token(task: Any, subject: Subject, scores: np.ndarray, wanted: Wanted, numb
         word = _place(wanted.at, [one.text for one in subject.words])
     token = firsts[word]
     index = _named(wanted.target, task.labels, int(scores[token].argmax()))
-    return Target(f"{task.labels[index]} at {subject.words[word].text!r}", "token", index, (token,), number=number)
+    return ExplainTarget(
+        f"{task.labels[index]} at {subject.words[word].text!r}", "token", index, (token,), number=number
+    )
 
 
 def _place(at: str, words: Sequence[str]) -> int:
@@ -177,7 +185,7 @@ def _place(at: str, words: Sequence[str]) -> int:
     )
 
 
-def _span(subject: Subject, result: Any, wanted: Wanted) -> Target:
+def _span(subject: TokenizedInput, result: Any, wanted: TargetChoice) -> ExplainTarget:
     """The answer's first and last token; where there is none, [CLS] stands for it."""
     _none(wanted.target, "what is explained is where the answer is")
     if wanted.at not in (None, "start", "end"):
@@ -192,16 +200,16 @@ def _span(subject: Subject, result: Any, wanted: Wanted) -> Target:
         tokens, name = (own[0], own[-1]), repr(result.text)
     columns = {None: (0, 1), "start": (0,), "end": (1,)}[wanted.at]
     ends = {None: "", "start": ", its start", "end": ", its end"}[wanted.at]
-    return Target(name + ends, "span", tokens=tuple(tokens[c] for c in columns), columns=columns)
+    return ExplainTarget(name + ends, "span", tokens=tuple(tokens[c] for c in columns), columns=columns)
 
 
-def _choice(subject: Subject, result: Any, wanted: Wanted) -> Target:
+def _choice(subject: TokenizedInput, result: Any, wanted: TargetChoice) -> ExplainTarget:
     choices = subject.example.choices
     index = result.index if wanted.target is None else _place(wanted.target, choices)
-    return Target(f"choice {index + 1}, {choices[index]!r}", "choice", index)
+    return ExplainTarget(f"choice {index + 1}, {choices[index]!r}", "choice", index)
 
 
-def _word(albert: Albert, subject: Subject, hidden: np.ndarray, wanted: Wanted) -> Target:
+def _word(albert: Albert, subject: TokenizedInput, hidden: np.ndarray, wanted: TargetChoice) -> ExplainTarget:
     """A word for a mask; `hidden` are the states of the tokens."""
     masks = [place for place, token in enumerate(subject.rows[0].ids) if token == albert.tokenizer.mask_id]
     at = wanted.at or "1"
@@ -221,14 +229,14 @@ def _word(albert: Albert, subject: Subject, hidden: np.ndarray, wanted: Wanted) 
             f"target is {word!r}, which this vocabulary does not have as one piece; choose another word"
         )
     shown = word or albert.tokenizer.tokens([token])[0].removeprefix("##").replace("▁", "")
-    return Target(f"{shown!r} at mask {at}", "word", token, (place,))
+    return ExplainTarget(f"{shown!r} at mask {at}", "word", token, (place,))
 
 
-def _cosine(subject: Subject, read: Sequence[Any], wanted: Wanted) -> Target:
+def _cosine(subject: TokenizedInput, read: Sequence[Any], wanted: TargetChoice) -> ExplainTarget:
     _none(wanted.target, "vectors have no classes")
     if subject.kind == "similar":
-        return Target("how alike the two texts are", "cosine")
-    return Target("the direction of the text's vector", "cosine", reference=np.asarray(read[0]))
+        return ExplainTarget("how alike the two texts are", "cosine")
+    return ExplainTarget("the direction of the text's vector", "cosine", reference=np.asarray(read[0]))
 
 
 def _none(target: str | None, why: str) -> None:

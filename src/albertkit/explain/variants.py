@@ -15,18 +15,18 @@ import numpy as np
 
 from albertkit.albert import Albert
 from albertkit.errors import AlbertkitError
-from albertkit.explain.explained_input import Row, Subject
-from albertkit.explain.target import Target, log_odds
+from albertkit.explain.explained_input import TokenizedInput, TokenRow
+from albertkit.explain.target import ExplainTarget, log_odds
 from albertkit.runtime.batching import rows
 from albertkit.runtime.predict import read_heads
 
-HIDES = ("mask", "drop", "pad")
+HIDE_MODES = ("mask", "drop", "pad")
 
 
-def filler_of(albert: Albert, hide: str) -> int:
+def filler_token(albert: Albert, hide: str) -> int:
     """The token that stands for a hidden one."""
-    if hide not in HIDES:
-        raise AlbertkitError(f"hide is {hide!r}; choose one of {', '.join(HIDES)}")
+    if hide not in HIDE_MODES:
+        raise AlbertkitError(f"hide is {hide!r}; choose one of {', '.join(HIDE_MODES)}")
     mask = albert.tokenizer.mask_id
     if hide == "mask" and mask is None:
         raise AlbertkitError("hide is 'mask', and this vocabulary has no [MASK]; choose drop or pad")
@@ -34,7 +34,9 @@ def filler_of(albert: Albert, hide: str) -> int:
     return pad if hide == "pad" or mask is None else mask
 
 
-def hidden_row(row: Row, kept: np.ndarray, filler: int, hide: str, read: Sequence[int]) -> tuple[Any, Any, np.ndarray]:
+def hide_words(
+    row: TokenRow, kept: np.ndarray, filler: int, hide: str, read: Sequence[int]
+) -> tuple[Any, Any, np.ndarray]:
     """Ids and segments of a row where only some words are kept, and the new place of each old token."""
     ids, segments = np.array(row.ids), np.array(row.segments)
     gone = (row.owner >= 0) & ~kept[row.owner]
@@ -47,27 +49,27 @@ def hidden_row(row: Row, kept: np.ndarray, filler: int, hide: str, read: Sequenc
 
 
 @dataclass(frozen=True)
-class Variants:
+class InputVariants:
     """A subject and a target, ready to be computed with any words hidden."""
 
     albert: Albert
-    subject: Subject
-    target: Target
+    subject: TokenizedInput
+    target: ExplainTarget
     hide: str = "mask"
     depth: int | None = None
 
     def values(self, kept: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(variants, words) bool → the target's number of each variant, and the same as a probability."""
-        filler = filler_of(self.albert, self.hide)
+        filler = filler_token(self.albert, self.hide)
         unique: dict[tuple[int, bytes], int] = {}
-        made: list[tuple[Any, Any, Target]] = []
+        made: list[tuple[Any, Any, ExplainTarget]] = []
         uses: list[list[int]] = []
-        targets: list[Target] = []
+        targets: list[ExplainTarget] = []
         for which in np.asarray(kept, bool):
             own = []
             for number, row in enumerate(self.subject.rows):
                 read = self.target.tokens if number == 0 else ()
-                ids, segments, places = hidden_row(row, which, filler, self.hide, read)
+                ids, segments, places = hide_words(row, which, filler, self.hide, read)
                 moved = self.target.moved(places) if number == 0 else self.target
                 key = (number, np.append(ids, moved.tokens).tobytes())
                 if key not in unique:
@@ -84,7 +86,7 @@ class Variants:
             np.array([target.chance(read) for target, read in zip(targets, reads, strict=True)]),
         )
 
-    def _read(self, made: Sequence[tuple[Any, Any, Target]]) -> list[Any]:
+    def _read(self, made: Sequence[tuple[Any, Any, ExplainTarget]]) -> list[Any]:
         """What the target needs of each row."""
         albert, found = self.albert, [None] * len(made)
         depth = albert._layers_to_apply(None, self.depth, "mean")
@@ -96,7 +98,9 @@ class Variants:
         return found
 
 
-def read_target(albert: Albert, hidden: np.ndarray, lengths: np.ndarray, targets: Sequence[Target]) -> Sequence[Any]:
+def read_target(
+    albert: Albert, hidden: np.ndarray, lengths: np.ndarray, targets: Sequence[ExplainTarget]
+) -> Sequence[Any]:
     """What a target needs of each row of a batch: head scores, a vector, or the log-odds of a word."""
     form = targets[0].form
     if form == "cosine":

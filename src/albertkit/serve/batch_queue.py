@@ -19,7 +19,7 @@ LEARN = 0.2  # how much the newest full batch counts in the pace
 FORGET = 0.005  # how much a wait that was shorter than foreseen counts
 
 
-class Pace:
+class TokenCost:
     """How fast a model is: seconds for a token in a layer, learnt from batches that are at least half full."""
 
     def __init__(self, seconds: float) -> None:
@@ -30,7 +30,7 @@ class Pace:
         self.seconds += LEARN * (seconds - self.seconds)
 
 
-class Slip:
+class WaitFactor:
     """By how much longer than foreseen the slower ones wait: others are put before them, and no two batches take the same time.
 
     A longer wait counts forty times as much as a shorter one, so that few are answered later than foreseen. It begins on the safe side.
@@ -47,24 +47,24 @@ class Slip:
         self.times = max(1.0, self.times + (LEARN if times > self.times else FORGET) * (times - self.times))
 
 
-class Computing(Protocol):
-    """What computes: `models.Model`."""
+class ComputeModel(Protocol):
+    """What computes: `models.ServedModel`."""
 
     @property
     def albert(self) -> Any: ...
     @property
-    def pace(self) -> Pace: ...
+    def token_cost(self) -> TokenCost: ...
 
 
-Reader = Callable[["Way", np.ndarray, np.ndarray, list[Any]], Sequence[Any]]
-"""(way, hidden states (texts, length, H), lengths, marks) → one result for each text."""
+Reader = Callable[["ComputeRoute", np.ndarray, np.ndarray, list[Any]], Sequence[Any]]
+"""(route, hidden states (texts, length, H), lengths, marks) → one result for each text."""
 
 
 @dataclass(frozen=True)
-class Way:
+class ComputeRoute:
     """Rows that are computed alike can share a batch: by one model, to one depth, and read in one way."""
 
-    model: Computing
+    model: ComputeModel
     depth: int
     reader: Reader
     how: str = ""
@@ -72,10 +72,10 @@ class Way:
 
 
 @dataclass(eq=False)
-class Job:
+class BatchJob:
     """What one request wants computed."""
 
-    way: Way
+    route: ComputeRoute
     ids: Sequence[Any]
     """The tokens of each row."""
     deadline: float
@@ -107,23 +107,23 @@ class Job:
 
 
 @dataclass(eq=False)
-class Row:
+class QueuedRow:
     """One row of a job."""
 
     __slots__ = ("job", "length", "place")
-    job: Job
+    job: BatchJob
     place: int
     length: int
 
 
-class Lane:
+class RowQueue:
     """Rows waiting for one way, in the order they came."""
 
     def __init__(self) -> None:
-        self.window: list[Row] = []
-        self.waiting: deque[Row] = deque()
+        self.window: list[QueuedRow] = []
+        self.waiting: deque[QueuedRow] = deque()
 
-    def oldest(self, tokens: int) -> Row | None:
+    def oldest(self, tokens: int) -> QueuedRow | None:
         """The first row that somebody still waits for; fills the window up to `tokens`."""
         self.window = [row for row in self.window if row.job.live]
         held = sum(row.length for row in self.window)
@@ -134,7 +134,7 @@ class Lane:
                 held += row.length
         return self.window[0] if self.window else None
 
-    def take(self, budget: int) -> list[Row]:
+    def take(self, budget: int) -> list[QueuedRow]:
         """The batch that holds the oldest row, the longest row first."""
         places = next(p for p in groups([row.length for row in self.window], budget) if 0 in p)
         batch = [self.window[place] for place in places]
@@ -143,12 +143,12 @@ class Lane:
         return batch
 
 
-def segments_of(row: Row) -> Any:
+def segments_of(row: QueuedRow) -> Any:
     """The segments of a row; 0 everywhere where a job has none."""
     segments = row.job.segments
     return np.zeros(row.length, np.int64) if segments is None else segments[row.place]
 
 
-def mark_of(row: Row) -> Any:
+def mark_of(row: QueuedRow) -> Any:
     """What the reader wants to know about a row."""
     return None if row.job.marks is None else row.job.marks[row.place]

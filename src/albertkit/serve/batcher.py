@@ -1,6 +1,6 @@
 """The batcher: one thread owns the engine and computes what all clients ask for, together.
 
-In: `Job`s, each some rows of tokens to be read in one way. Out: their results, given to the event loop. Before this file: `jobs.py`,
+In: `BatchJob`s, each some rows of tokens to be read in one way. Out: their results, given to the event loop. Before this file: `jobs.py`,
 where rows wait; `runtime/batching.py` decides which are computed together. After it: `work.py` makes jobs of requests.
 
 While the engine computes one batch, rows gather for the next, so that batches grow with the load and nobody waits for company. The
@@ -21,8 +21,18 @@ from collections.abc import Callable
 from typing import Any
 
 from albertkit.runtime.batching import packed
-from albertkit.serve.batch_queue import Computing, Job, Lane, Pace, Row, Slip, Way, mark_of, segments_of
-from albertkit.serve.http_error import Refusal
+from albertkit.serve.batch_queue import (
+    BatchJob,
+    ComputeModel,
+    ComputeRoute,
+    QueuedRow,
+    RowQueue,
+    TokenCost,
+    WaitFactor,
+    mark_of,
+    segments_of,
+)
+from albertkit.serve.http_error import HttpError
 
 log = logging.getLogger("albertkit.serve")
 WINDOW = 16  # batches' worth of waiting tokens that are sorted by length together, at most
@@ -35,10 +45,10 @@ class Batcher:
     def __init__(self, budget: int, deadline: float, watch: Callable[..., None] | None = None) -> None:
         self.budget, self.deadline = budget, deadline
         self._watch = watch or (lambda *about: None)
-        self._lanes: dict[Way, Lane] = {}
-        self._calls: deque[Job] = deque()
-        self._owed: dict[Pace, int] = {}
-        self.slip = Slip()
+        self._lanes: dict[ComputeRoute, RowQueue] = {}
+        self._calls: deque[BatchJob] = deque()
+        self._owed: dict[TokenCost, int] = {}
+        self.wait_factor = WaitFactor()
         self._ready = threading.Condition()
         self._stopped = False
         self._began: float | None = None
@@ -72,40 +82,40 @@ class Batcher:
         """Tokens times layers that are waiting, and the seconds they will take."""
         with self._ready:
             owed = list(self._owed.items())
-        return sum(work for _, work in owed), sum(work * pace.seconds for pace, work in owed)
+        return sum(work for _, work in owed), sum(work * token_cost.seconds for token_cost, work in owed)
 
     def check_queue(self, alone: float = 0.0, until: float | None = None) -> float:
         """Refuse what would wait too long, if it takes `alone` seconds itself and is due at `until`; gives the seconds of work ahead of it."""
         _, ahead = self.waiting()
-        foreseen = ahead * self.slip.times
+        foreseen = ahead * self.wait_factor.times
         left = self.deadline if until is None else until - time.monotonic()
         if left <= 0:
             raise self._late()
         if foreseen + alone > left:
-            raise Refusal(
+            raise HttpError(
                 429,
                 f"about {foreseen:.1f} s of work are waiting and an answer is due in {left:.2g} s; ask again later",
                 again=foreseen + alone - left,
             )
         return ahead
 
-    def check(self, model: Computing, work: int, until: float | None = None) -> tuple[float, float]:
+    def check(self, model: ComputeModel, work: int, until: float | None = None) -> tuple[float, float]:
         """Refuse work (tokens times layers) that could not be done in time; (seconds of work ahead of it, seconds it takes itself)."""
-        alone = work * model.pace.seconds
+        alone = work * model.token_cost.seconds
         if alone > self.deadline:
-            raise Refusal(
+            raise HttpError(
                 413,
                 f"this request takes about {alone:.0f} s to compute and an answer is due in {self.deadline:g} s; "
                 "send fewer texts at a time",
             )
         return self.check_queue(alone, until), alone
 
-    async def run(self, job: Job) -> list[Any]:
+    async def run(self, job: BatchJob) -> list[Any]:
         """Results of a job's rows, in their order. Cancelled, the job is forgotten."""
         if not job.ids and job.call is None:
             return []
-        job.work = job.work or job.tokens * max(1, job.way.depth)
-        job.ahead, job.alone = self.check(job.way.model, job.work, job.deadline)
+        job.work = job.work or job.tokens * max(1, job.route.depth)
+        job.ahead, job.alone = self.check(job.route.model, job.work, job.deadline)
         loop = asyncio.get_running_loop()
         job.done = loop.create_future()
         self._add(job)
@@ -121,12 +131,12 @@ class Batcher:
             raise job.error
         return job.results
 
-    def _compare(self, job: Job) -> None:
+    def _compare(self, job: BatchJob) -> None:
         """Learn from a job that had to wait for others how long that took."""
         if job.ahead * SHARE > self.deadline and job.call is None:
-            self.slip.learn((time.monotonic() - job.arrived - job.alone) / job.ahead)
+            self.wait_factor.learn((time.monotonic() - job.arrived - job.alone) / job.ahead)
 
-    def _expire(self, job: Job) -> None:
+    def _expire(self, job: BatchJob) -> None:
         """The time of a job is over: if it was not begun, its client is told now."""
         with self._ready:
             late = job.live and not job.started
@@ -135,57 +145,57 @@ class Batcher:
         if late:
             answered([job])
 
-    def _refuse(self, job: Job) -> None:
+    def _refuse(self, job: BatchJob) -> None:
         """A job has waited too long to be begun; the lock is held."""
         job.error = self._late()
         self._settle(job)
 
-    def _late(self) -> Refusal:
-        return Refusal(503, f"there was no time for this request within {self.deadline:g} s; ask again", again=1)
+    def _late(self) -> HttpError:
+        return HttpError(503, f"there was no time for this request within {self.deadline:g} s; ask again", again=1)
 
-    def _add(self, job: Job) -> None:
+    def _add(self, job: BatchJob) -> None:
         job.arrived = time.monotonic()
         job.results, job.left = [None] * len(job.ids), len(job.ids)
-        rows = [Row(job, place, len(ids)) for place, ids in enumerate(job.ids)]
+        rows = [QueuedRow(job, place, len(ids)) for place, ids in enumerate(job.ids)]
         with self._ready:
             if self._stopped:
-                raise Refusal(503, "the server is shutting down; ask another one", again=1)
-            pace = job.way.model.pace
-            self._owed[pace] = self._owed.get(pace, 0) + job.work
+                raise HttpError(503, "the server is shutting down; ask another one", again=1)
+            token_cost = job.route.model.token_cost
+            self._owed[token_cost] = self._owed.get(token_cost, 0) + job.work
             if job.call is not None:
                 self._calls.append(job)
             else:
-                self._lanes.setdefault(job.way, Lane()).waiting.extend(rows)
+                self._lanes.setdefault(job.route, RowQueue()).waiting.extend(rows)
             self._ready.notify()
 
-    def _forget(self, job: Job) -> None:
+    def _forget(self, job: BatchJob) -> None:
         """Nobody waits any more: its rows will be passed over."""
         with self._ready:
             self._settle(job)
 
-    def _settle(self, job: Job) -> None:
+    def _settle(self, job: BatchJob) -> None:
         """Take a job that is finished or given up off the books; the lock is held."""
         if job.live:
             job.live = False
             self._pay(job, job.work)
 
-    def _pay(self, job: Job, work: int) -> None:
+    def _pay(self, job: BatchJob, work: int) -> None:
         """Some of what a job owed is done; the lock is held."""
-        pace = job.way.model.pace
+        token_cost = job.route.model.token_cost
         job.work -= work
-        left = self._owed.get(pace, 0) - work
-        self._owed[pace] = left
+        left = self._owed.get(token_cost, 0) - work
+        self._owed[token_cost] = left
         if left <= 0:
-            del self._owed[pace]
+            del self._owed[token_cost]
 
     # On the engine's thread --------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         while (batch := self._next()) is not None:
             self._began = time.monotonic()
-            jobs = [batch] if isinstance(batch, Job) else list({row.job for row in batch})
+            jobs = [batch] if isinstance(batch, BatchJob) else list({row.job for row in batch})
             try:
-                if isinstance(batch, Job):
+                if isinstance(batch, BatchJob):
                     self._call(batch)
                 else:
                     self._compute(batch)
@@ -198,51 +208,51 @@ class Batcher:
                 self._deliver(jobs)
             self._began = None
 
-    def _next(self) -> list[Row] | Job | None:
+    def _next(self) -> list[QueuedRow] | BatchJob | None:
         """The next batch or call; waits for one. None when all is done and the server stops."""
         with self._ready:
             while True:
                 now = time.monotonic()
-                first: tuple[float, Way | None] | None = None
+                first: tuple[float, ComputeRoute | None] | None = None
                 while self._calls and not self._in_time(self._calls[0], now):
                     self._calls.popleft()
                 if self._calls:
                     first = (self._calls[0].arrived, None)
-                for way, lane in list(self._lanes.items()):
-                    room = self._room(way)
+                for route, lane in list(self._lanes.items()):
+                    room = self._room(route)
                     row = lane.oldest(room)
                     while row is not None and not self._in_time(row.job, now):
                         row = lane.oldest(room)
                     if row is None:
-                        del self._lanes[way]
+                        del self._lanes[route]
                     elif first is None or row.job.arrived < first[0]:
-                        first = (row.job.arrived, way)
+                        first = (row.job.arrived, route)
                 if first is not None:
                     batch = self._calls.popleft() if first[1] is None else self._lanes[first[1]].take(self.budget)
-                    for job in [batch] if isinstance(batch, Job) else {row.job for row in batch}:
+                    for job in [batch] if isinstance(batch, BatchJob) else {row.job for row in batch}:
                         job.started = job.started or now
                     return batch
                 if self._stopped:
                     return None
                 self._ready.wait()
 
-    def _room(self, way: Way) -> int:
+    def _room(self, route: ComputeRoute) -> int:
         """How many waiting tokens are sorted by length together."""
-        quick = self.deadline / SHARE / (way.model.pace.seconds * max(1, way.depth))
+        quick = self.deadline / SHARE / (route.model.token_cost.seconds * max(1, route.depth))
         return int(min(WINDOW * self.budget, max(self.budget, quick)))
 
-    def _in_time(self, job: Job, now: float) -> bool:
+    def _in_time(self, job: BatchJob, now: float) -> bool:
         """Whether somebody waits for a job; one that was not begun and could not be done in time any more is told so. The lock is held.
 
         What was begun is finished: else, under too much load, the engine might spend its time on answers nobody gets.
         """
-        if job.live and not job.started and now + job.work * job.way.model.pace.seconds > job.deadline:
+        if job.live and not job.started and now + job.work * job.route.model.token_cost.seconds > job.deadline:
             self._refuse(job)
             self._deliver([job])
         return job.live
 
-    def _compute(self, batch: list[Row]) -> None:
-        way = batch[0].job.way
+    def _compute(self, batch: list[QueuedRow]) -> None:
+        route = batch[0].job.route
         began = time.monotonic()
         error, found, size = None, list[Any](), 0
         try:
@@ -252,20 +262,22 @@ class Batcher:
                 list(range(len(batch))),
             )
             size = rows.ids.size
-            hidden = way.model.albert.engine.run(rows, way.depth)
-            found = list(way.reader(way, hidden, rows.lengths, [mark_of(row) for row in batch]))
+            hidden = route.model.albert.engine.run(rows, route.depth)
+            found = list(route.reader(route, hidden, rows.lengths, [mark_of(row) for row in batch]))
         except BaseException as problem:  # the thread must live on, whatever a batch does
             log.exception("batch failed")
             error = problem
         seconds = time.monotonic() - began
         tokens = sum(row.length for row in batch)
-        if size * 2 >= self.budget and way.depth and error is None:
-            way.model.pace.learn(seconds / (tokens * way.depth))
+        if size * 2 >= self.budget and route.depth and error is None:
+            route.model.token_cost.learn(seconds / (tokens * route.depth))
         waited = began - min(row.job.arrived for row in batch)
-        self._watch(way.model, len(batch), tokens, seconds, waited)  # counted before it is answered
+        self._watch(route.model, len(batch), tokens, seconds, waited)  # counted before it is answered
         self._deliver(self._keep(batch, found, error, seconds))
 
-    def _keep(self, batch: list[Row], found: list[Any], error: BaseException | None, seconds: float) -> list[Job]:
+    def _keep(
+        self, batch: list[QueuedRow], found: list[Any], error: BaseException | None, seconds: float
+    ) -> list[BatchJob]:
         """Put results where they belong; returns the jobs that are done with."""
         finished = []
         with self._ready:
@@ -280,13 +292,13 @@ class Batcher:
                 else:
                     job.results[row.place] = found[at]
                     job.left -= 1
-                    self._pay(job, min(job.work, row.length * max(1, job.way.depth)))
+                    self._pay(job, min(job.work, row.length * max(1, job.route.depth)))
                 if error is not None or not job.left:
                     self._settle(job)
                     finished.append(job)
         return finished
 
-    def _call(self, job: Job) -> None:
+    def _call(self, job: BatchJob) -> None:
         began = time.monotonic()
         try:
             job.results = [job.call()] if job.call is not None else []
@@ -299,7 +311,7 @@ class Batcher:
         if live:
             self._deliver([job])
 
-    def _deliver(self, jobs: list[Job]) -> None:
+    def _deliver(self, jobs: list[BatchJob]) -> None:
         if not jobs or self._loop is None:
             return
         try:
@@ -308,7 +320,7 @@ class Batcher:
             log.debug("answers without a loop")
 
 
-def answered(jobs: list[Job]) -> None:
+def answered(jobs: list[BatchJob]) -> None:
     """Wake those who wait for some jobs."""
     for job in jobs:
         if job.done is not None and not job.done.done():

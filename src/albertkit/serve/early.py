@@ -1,6 +1,6 @@
 """Early exit for /explain: how doubtful one text is at each depth at which it could leave.
 
-In: a text that is ready to be computed. Out: `ExitAnswer`, in the numbers that `exit=` compares with. Before this file:
+In: a text that is ready to be computed. Out: `EarlyExitItem`, in the numbers that `exit=` compares with. Before this file:
 `explain/layer_predictions.py` computes it; after it: `look.py`.
 """
 
@@ -10,11 +10,11 @@ from typing import Annotated, Any, Literal, TypedDict
 
 from msgspec import Meta
 
-from albertkit.explain.layer_predictions import early as doubts_of
+from albertkit.explain.layer_predictions import early_exit_of as doubts_of
 from albertkit.serve.explain_api import Looking
 
 
-class ExitAnswer(TypedDict):
+class EarlyExitItem(TypedDict):
     """How doubtful a text is: `exit="KIND:NUMBER"` leaves at the first of `looks` whose doubt is at most the number (for a cosine,
     1 minus it). promised: where `exit="99%"` leaves, for a model that was calibrated.
     """

@@ -14,7 +14,7 @@ import numpy as np
 
 from albertkit.albert import Albert
 from albertkit.errors import AlbertkitError
-from albertkit.explain.layer_predictions import choice, settled
+from albertkit.explain.layer_predictions import choice, stable_depth
 from albertkit.runtime.batching import Rows, rows
 from albertkit.runtime.predict import predict
 from albertkit.tasks.examples import Question, Tagged, Text
@@ -105,7 +105,7 @@ class Looking:
             for i, one in enumerate(found)
         ]
         upto = same[: self.albert.depth]
-        return told, None if self.kind is None else settled(upto)
+        return told, None if self.kind is None else stable_depth(upto)
 
 
 def unit(rows: np.ndarray) -> np.ndarray:

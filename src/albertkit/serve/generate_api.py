@@ -18,17 +18,17 @@ from weakref import WeakKeyDictionary
 from msgspec import Meta
 
 from albertkit.runtime.generate import Style
-from albertkit.serve.batch_queue import Pace
-from albertkit.serve.http_error import Refusal
-from albertkit.serve.inference import Ask, Desk, texts_of
-from albertkit.serve.schemas import Depth, Served, Strict, Texts
-from albertkit.serve.served_models import Model
+from albertkit.serve.batch_queue import TokenCost
+from albertkit.serve.http_error import HttpError
+from albertkit.serve.inference import RequestContext, Service, texts_of
+from albertkit.serve.schemas import Depth, Served, StrictRequest, Texts
+from albertkit.serve.served_models import ServedModel
 
 TURN = 8  # texts that are written together
 SLOWER = 8.0  # times that a token takes when it is written, until that was seen
 
 
-class GenerateRequest(Strict):
+class GenerateRequest(StrictRequest):
     """Texts to write from, and how words are chosen: see `docs/generation.md`."""
 
     texts: Texts
@@ -45,7 +45,7 @@ class GenerateRequest(Strict):
     depth: Depth = None
 
 
-class WrittenAnswer(TypedDict):
+class GeneratedItem(TypedDict):
     """A text, the mean log-probability of its tokens, and whether it came to an end by itself."""
 
     text: str
@@ -53,69 +53,69 @@ class WrittenAnswer(TypedDict):
     finished: bool
 
 
-class GenerateAnswer(TypedDict):
+class GenerateResponse(TypedDict):
     """What was written from each text."""
 
     model: str
-    results: list[WrittenAnswer]
+    results: list[GeneratedItem]
 
 
 @dataclass(eq=False)
-class Writing:
+class GenerationModel:
     """A model as it computes when it writes."""
 
     albert: Any
-    pace: Pace
+    token_cost: TokenCost
 
 
-_writing: WeakKeyDictionary[Model, Writing] = WeakKeyDictionary()
+_writing: WeakKeyDictionary[ServedModel, GenerationModel] = WeakKeyDictionary()
 
 
-def writing(model: Model) -> Writing:
+def writing(model: ServedModel) -> GenerationModel:
     """The same for every request to a model."""
     if model not in _writing:
-        _writing[model] = Writing(model.albert, Pace(SLOWER * model.pace.seconds))
+        _writing[model] = GenerationModel(model.albert, TokenCost(SLOWER * model.token_cost.seconds))
     return _writing[model]
 
 
-async def generate(desk: Desk, ask: Ask, body: GenerateRequest) -> dict[str, Any]:
+async def generate(service: Service, context: RequestContext, body: GenerateRequest) -> dict[str, Any]:
     """What a model writes from texts."""
-    model = desk.pick(ask, body.model, "generate")
+    model = service.pick(context, body.model, "generate")
     texts = texts_of(body.texts, "texts")
-    desk.count(ask, texts)
+    service.count(context, texts)
     chosen = {name: getattr(body, name) for name in Style.__dataclass_fields__}
     style, albert = Style(**chosen), model.albert
     layers = albert._layers_to_apply(None, body.depth, "mean")
     most = style.max_tokens or albert.task.target_length
     written = len(texts) * style.beams * most
-    if written > desk.settings.max_tokens:
-        raise Refusal(
-            413, f"up to {written:,} tokens would be written; ask for at most {desk.settings.max_tokens:,} at a time"
+    if written > service.settings.max_tokens:
+        raise HttpError(
+            413, f"up to {written:,} tokens would be written; ask for at most {service.settings.max_tokens:,} at a time"
         )
-    sizes = await desk.cut(lengths, model, texts)
+    sizes = await service.cut(lengths, model, texts)
     works = [(size + 2 * style.beams * most) * layers for size in sizes]
-    ask.tokens += sum(sizes)
+    context.tokens += sum(sizes)
     writer = writing(model)
-    desk.batcher.check(writer, sum(works), ask.deadline)
+    service.batcher.check(writer, sum(works), context.deadline)
     step = len(texts) if style.sample else TURN  # what is drawn depends on a text's place in the input
     found: list[Any] = []
     for start in range(0, len(texts), step):
         work = sum(works[start : start + step])
         call = partial(turn, writer, texts[start : start + step], chosen, body.depth, work)
-        found += await desk.call(ask, writer, call, work)
+        found += await service.call(context, writer, call, work)
     return {"model": model.name, "results": [asdict(one) for one in found]}
 
 
-def lengths(model: Model, texts: Sequence[str]) -> list[int]:
+def lengths(model: ServedModel, texts: Sequence[str]) -> list[int]:
     """Tokens of each text that are read."""
     albert = model.albert
     short = [albert._check_size(place, text, "truncate") for place, text in enumerate(texts)]
     return [min(len(ids) + 2, albert.max_tokens) for ids in albert.tokenizer.ids_batch(short)]
 
 
-def turn(writer: Writing, texts: list[str], style: dict[str, Any], depth: int | None, work: int) -> list[Any]:
+def turn(writer: GenerationModel, texts: list[str], style: dict[str, Any], depth: int | None, work: int) -> list[Any]:
     """Write from some texts, and learn how long it takes; on the engine's thread."""
     began = time.monotonic()
     found: list[Any] = writer.albert.generate(texts, depth=depth, **style)
-    writer.pace.learn((time.monotonic() - began) / work)
+    writer.token_cost.learn((time.monotonic() - began) / work)
     return found

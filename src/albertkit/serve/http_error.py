@@ -1,6 +1,6 @@
 """Why a request is not answered: a status, a sentence, and when to come back.
 
-In: what is wrong. Out: `Refusal`, raised by whatever finds it; `guard.py` turns it into a response in the shape its endpoint speaks.
+In: what is wrong. Out: `HttpError`, raised by whatever finds it; `guard.py` turns it into a response in the shape its endpoint speaks.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ KINDS = {
 }
 
 
-class Refusal(Exception):
+class HttpError(Exception):
     """An answer that is not the one asked for. `again` is in how many seconds it is worth asking again."""
 
     def __init__(self, status: int, message: str, again: float | None = None, name: str | None = None) -> None:

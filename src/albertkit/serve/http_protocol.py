@@ -33,7 +33,7 @@ BUSY = said("503 Service Unavailable", "too many connections; come back later", 
 LONG = said("431 Request Header Fields Too Large", "the head of the request is longer than 64 KB; shorten it")
 
 
-class Crowd:
+class RejectedConnections:
     """Connections that were refused because there are too many: one line a second tells of all."""
 
     def __init__(self) -> None:
@@ -47,10 +47,10 @@ class Crowd:
             self.count, self.due = 0, time.monotonic() + 1
 
 
-crowd = Crowd()
+crowd = RejectedConnections()
 
 
-class Patient(HttpToolsProtocol):
+class TimeoutProtocol(HttpToolsProtocol):
     """One connection. `patience` and `most` are set by `protocol_of`."""
 
     patience = 20.0
@@ -151,6 +151,6 @@ class Patient(HttpToolsProtocol):
         self.transport.close()
 
 
-def protocol_of(patience: float, most: int) -> type[Patient]:
+def protocol_of(patience: float, most: int) -> type[TimeoutProtocol]:
     """The protocol with a server's settings."""
-    return type("Patient", (Patient,), {"patience": patience, "most": most})
+    return type("Patient", (TimeoutProtocol,), {"patience": patience, "most": most})

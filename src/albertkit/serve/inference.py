@@ -20,13 +20,13 @@ import numpy as np
 from albertkit.albert import Guess, Recipe, joined
 from albertkit.errors import AlbertkitError
 from albertkit.runtime.predict import features_of, layers_of, read_heads
-from albertkit.serve.batch_queue import Computing, Job, Way
+from albertkit.serve.batch_queue import BatchJob, ComputeModel, ComputeRoute
 from albertkit.serve.batcher import Batcher
-from albertkit.serve.http_error import Refusal
-from albertkit.serve.metrics import Metrics
-from albertkit.serve.serve_settings import Keys, Serving
-from albertkit.serve.served_models import Model, Models
-from albertkit.serve.vector_cache import Cache, key_of
+from albertkit.serve.http_error import HttpError
+from albertkit.serve.metrics import ServerMetrics
+from albertkit.serve.serve_settings import ApiKeys, ServeSettings
+from albertkit.serve.served_models import ServedModel, ServedModels
+from albertkit.serve.vector_cache import VectorCache, cache_key
 
 T = TypeVar("T")
 CUTTERS = 2  # threads that cut texts into tokens
@@ -35,7 +35,7 @@ LOOKERS = 4  # threads for what takes longer
 
 
 @dataclass
-class Ask:
+class RequestContext:
     """One request: until when it must be answered, and what is told about it afterwards. It never holds a text."""
 
     deadline: float
@@ -49,15 +49,15 @@ class Ask:
 
 
 @dataclass
-class Desk:
+class Service:
     """What every endpoint may use."""
 
-    settings: Serving
-    models: Models
+    settings: ServeSettings
+    models: ServedModels
     batcher: Batcher
-    metrics: Metrics
-    keys: Keys
-    cache: Cache
+    metrics: ServerMetrics
+    keys: ApiKeys
+    cache: VectorCache
     indexes: dict[str, Any] = field(default_factory=dict)
     name: bytes = field(default_factory=lambda: secrets.token_hex(4).encode())
     """Of this process, in the names of its requests."""
@@ -69,13 +69,13 @@ class Desk:
     slow: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(LOOKERS, "slow"))
     """For opening models and for searching an index."""
 
-    def pick(self, ask: Ask, name: str | None, ability: str) -> Model:
+    def pick(self, context: RequestContext, name: str | None, ability: str) -> ServedModel:
         """The model for a request."""
         model = self.models.pick(name, ability)
-        ask.model = model.name
+        context.model = model.name
         return model
 
-    def foresee(self, model: Model, texts: Sequence[Any], depth: int) -> None:
+    def foresee(self, model: ServedModel, texts: Sequence[Any], depth: int) -> None:
         """Refuse texts that could not be computed in time, from their sizes, before they are cut into tokens."""
         self.batcher.check(model, sum(map(len, texts)) // CHARACTERS * depth)
 
@@ -83,52 +83,54 @@ class Desk:
         """Call something on a thread for cutting texts."""
         return await asyncio.get_running_loop().run_in_executor(self.pool, make, *values)
 
-    async def compute(self, ask: Ask, job: Job) -> list[Any]:
+    async def compute(self, context: RequestContext, job: BatchJob) -> list[Any]:
         """A job's results; what it took is noted."""
         tokens = job.tokens
         if tokens > self.settings.max_tokens:
-            raise Refusal(
+            raise HttpError(
                 413, f"the request has {tokens:,} tokens; send at most {self.settings.max_tokens:,} at a time"
             )
-        ask.tokens += tokens
+        context.tokens += tokens
         try:
             return await self.batcher.run(job)
         finally:
-            ask.waited += max(0.0, job.started - job.arrived) if job.started else 0.0
-            ask.computing += job.computing
+            context.waited += max(0.0, job.started - job.arrived) if job.started else 0.0
+            context.computing += job.computing
 
-    def count(self, ask: Ask, texts: Sequence[Any]) -> None:
+    def count(self, context: RequestContext, texts: Sequence[Any]) -> None:
         """Note how many texts a request has, and refuse too many."""
-        ask.texts += len(texts)
-        if ask.texts > self.settings.max_texts:
-            raise Refusal(
-                413, f"the request has {ask.texts:,} texts; send at most {self.settings.max_texts:,} at a time"
+        context.texts += len(texts)
+        if context.texts > self.settings.max_texts:
+            raise HttpError(
+                413, f"the request has {context.texts:,} texts; send at most {self.settings.max_texts:,} at a time"
             )
 
     # What models give --------------------------------------------------------------------------------------------
 
-    async def vectors(self, ask: Ask, model: Model, texts: Sequence[Any], recipe: Recipe) -> np.ndarray:
+    async def vectors(
+        self, context: RequestContext, model: ServedModel, texts: Sequence[Any], recipe: Recipe
+    ) -> np.ndarray:
         """Sentence vectors (texts, dim) of texts, or of texts as token ids."""
-        self.count(ask, texts)
+        self.count(context, texts)
         keys = [b""] * len(texts)
         known: list[tuple[np.ndarray, int] | None] = [None] * len(texts)
         if self.cache.limit and all(isinstance(text, str) for text in texts):
             how = f"{model.number} {recipe}"
-            keys = [key_of(how, text) for text in texts]
+            keys = [cache_key(how, text) for text in texts]
             known = [self.cache.get(key) for key in keys]
             self.metrics.cached(sum(one is not None for one in known), known.count(None), self.cache.bytes)
         new = [place for place, one in enumerate(known) if one is None]
-        found = await self._fresh_vectors(ask, model, [texts[place] for place in new], recipe) if new else []
+        found = await self._fresh_vectors(context, model, [texts[place] for place in new], recipe) if new else []
         for place, (vector, tokens) in zip(new, found, strict=True):
             known[place] = (vector, tokens)
             if keys[place]:
                 self.cache.put(keys[place], vector, tokens)
-        ask.tokens += sum(one[1] for one in known if one is not None) - sum(tokens for _, tokens in found)
+        context.tokens += sum(one[1] for one in known if one is not None) - sum(tokens for _, tokens in found)
         rows = [one[0] for one in known if one is not None]
         return np.stack(rows) if rows else np.zeros((0, recipe.dim or model.albert.dim), np.float32)
 
     async def fitting(
-        self, ask: Ask, model: Model, query: str, texts: Sequence[str], depth: int | None = None
+        self, context: RequestContext, model: ServedModel, query: str, texts: Sequence[str], depth: int | None = None
     ) -> np.ndarray:
         """Cosines (texts,) of a query and texts, with the model's prompts for both where it has them."""
         prompts = model.albert.meta.prompts
@@ -137,67 +139,69 @@ class Desk:
             for name in ("query", "passage")
         ]
         one, many = await asyncio.gather(
-            self.vectors(ask, model, [query], recipes[0]), self.vectors(ask, model, texts, recipes[1])
+            self.vectors(context, model, [query], recipes[0]), self.vectors(context, model, texts, recipes[1])
         )
         found: np.ndarray = many @ one[0]
         return found
 
     async def _fresh_vectors(
-        self, ask: Ask, model: Model, texts: Sequence[Any], recipe: Recipe
+        self, context: RequestContext, model: ServedModel, texts: Sequence[Any], recipe: Recipe
     ) -> list[tuple[np.ndarray, int]]:
         self.foresee(model, texts, recipe.depth)
         pieces, owners = await self.cut(pieces_of, model, texts, recipe)
-        way = Way(model, recipe.depth, pool, recipe.pooling)
-        rows = await self.compute(ask, Job(way, pieces, ask.deadline))
+        route = ComputeRoute(model, recipe.depth, pool, recipe.pooling)
+        rows = await self.compute(context, BatchJob(route, pieces, context.deadline))
         lengths = [len(piece) for piece in pieces]
         vectors = list(joined(np.stack(rows), lengths, owners, recipe))
         starts = np.cumsum([0, *owners])
         return [(vector, sum(lengths[a:b])) for vector, a, b in zip(vectors, starts[:-1], starts[1:], strict=True)]
 
     async def results(
-        self, ask: Ask, model: Model, examples: Sequence[Any], task: str, depth: int | None = None
+        self, context: RequestContext, model: ServedModel, examples: Sequence[Any], task: str, depth: int | None = None
     ) -> list[Any]:
         """What a model made for a task says about examples."""
-        self.count(ask, examples)
-        scores, features = await self._scores(ask, model, examples, task, depth)
+        self.count(context, examples)
+        scores, features = await self._scores(context, model, examples, task, depth)
         return await self.cut(model.albert.task.results, scores, features, examples)
 
-    async def scores(self, ask: Ask, model: Model, examples: Sequence[Any], task: str) -> list[Any]:
+    async def scores(
+        self, context: RequestContext, model: ServedModel, examples: Sequence[Any], task: str
+    ) -> list[Any]:
         """The scores of the task's head, one for each example; for tasks with one row an example."""
-        self.count(ask, examples)
-        return (await self._scores(ask, model, examples, task, None))[0]
+        self.count(context, examples)
+        return (await self._scores(context, model, examples, task, None))[0]
 
     async def _scores(
-        self, ask: Ask, model: Model, examples: Sequence[Any], task: str, depth: int | None
+        self, context: RequestContext, model: ServedModel, examples: Sequence[Any], task: str, depth: int | None
     ) -> tuple[list[Any], list[Any]]:
         layers = layers_of(model.albert, depth)
         features = await self.cut(features_of, model.albert, examples, task)
         ids, segments = [f.ids for f in features], [f.segments for f in features]
-        job = Job(Way(model, layers, heads), ids, ask.deadline, segments)
-        return await self.compute(ask, job), features
+        job = BatchJob(ComputeRoute(model, layers, heads), ids, context.deadline, segments)
+        return await self.compute(context, job), features
 
     async def words(
-        self, ask: Ask, model: Model, texts: Sequence[str], k: int, depth: int | None
+        self, context: RequestContext, model: ServedModel, texts: Sequence[str], k: int, depth: int | None
     ) -> list[list[list[Guess]]]:
         """For each text the likeliest words for each of its masks."""
-        self.count(ask, texts)
+        self.count(context, texts)
         albert = model.albert
         layers = albert._layers_to_apply(None, depth, "mean")
         made = await self.cut(lambda: [albert.masked(text, k) for text in texts])
-        job = Job(
-            Way(model, layers, masks),
+        job = BatchJob(
+            ComputeRoute(model, layers, masks),
             [encoding.ids for encoding, _ in made],
-            ask.deadline,
+            context.deadline,
             [encoding.segments for encoding, _ in made],
             [(places, k) for _, places in made],
         )
-        best = await self.compute(ask, job)
+        best = await self.compute(context, job)
         return [albert.guesses(text, own) for text, own in zip(texts, best, strict=True)]
 
-    async def call(self, ask: Ask, model: Computing, function: Callable[[], T], work: int) -> T:
+    async def call(self, context: RequestContext, model: ComputeModel, function: Callable[[], T], work: int) -> T:
         """Something that uses the engine by itself, in its turn; `work` is tokens times layers."""
-        job = Job(Way(model, 0, pool), [], ask.deadline, call=function, work=work)
-        (found,) = await self.compute(ask, job)
+        job = BatchJob(ComputeRoute(model, 0, pool), [], context.deadline, call=function, work=work)
+        (found,) = await self.compute(context, job)
         result: T = found
         return result
 
@@ -205,25 +209,25 @@ class Desk:
 # What is read off hidden states (texts, length, H); on the engine's thread ----------------------------------------
 
 
-def pool(way: Way, hidden: np.ndarray, lengths: np.ndarray, marks: list[Any]) -> list[np.ndarray]:
+def pool(route: ComputeRoute, hidden: np.ndarray, lengths: np.ndarray, marks: list[Any]) -> list[np.ndarray]:
     """Sentence vectors."""
-    return list(np.asarray(way.model.albert._pool(hidden, lengths, way.how), np.float32))
+    return list(np.asarray(route.model.albert._pool(hidden, lengths, route.how), np.float32))
 
 
-def heads(way: Way, hidden: np.ndarray, lengths: np.ndarray, marks: list[Any]) -> list[Any]:
+def heads(route: ComputeRoute, hidden: np.ndarray, lengths: np.ndarray, marks: list[Any]) -> list[Any]:
     """Scores of the task's heads."""
-    return read_heads(way.model.albert, hidden, lengths)
+    return read_heads(route.model.albert, hidden, lengths)
 
 
-def masks(way: Way, hidden: np.ndarray, lengths: np.ndarray, marks: list[Any]) -> list[Any]:
+def masks(route: ComputeRoute, hidden: np.ndarray, lengths: np.ndarray, marks: list[Any]) -> list[Any]:
     """Likeliest words; a mark is (places of masks, how many words)."""
-    return [way.model.albert.best_words(hidden[at, places], k) for at, (places, k) in enumerate(marks)]
+    return [route.model.albert.best_words(hidden[at, places], k) for at, (places, k) in enumerate(marks)]
 
 
 # What is asked for, checked --------------------------------------------------------------------------------------
 
 
-def pieces_of(model: Model, texts: Sequence[Any], recipe: Recipe) -> tuple[list[np.ndarray], list[int]]:
+def pieces_of(model: ServedModel, texts: Sequence[Any], recipe: Recipe) -> tuple[list[np.ndarray], list[int]]:
     """Rows of token ids for texts (or for token ids), and how many each has."""
     albert = model.albert
     if texts and not isinstance(texts[0], str):
@@ -251,7 +255,7 @@ def texts_of(value: Any, name: str) -> list[str]:
     """A text or several, as a list."""
     found = [value] if isinstance(value, str) else value
     if not isinstance(found, list) or not found or not all(isinstance(text, str) for text in found):
-        raise Refusal(422, f"{name} must be a text or a list of at least one text", name=name)
+        raise HttpError(422, f"{name} must be a text or a list of at least one text", name=name)
     return found
 
 
@@ -262,11 +266,11 @@ def texts_or_tokens(value: Any, name: str) -> list[Any]:
     if isinstance(value, list) and value and all(isinstance(ids, list) for ids in value):
         for ids in value:
             if not ids or not all(type(token) is int for token in ids):
-                raise Refusal(422, f"each list in {name} must hold token ids, at least one", name=name)
+                raise HttpError(422, f"each list in {name} must hold token ids, at least one", name=name)
         return value
     return texts_of(value, name)
 
 
-def seconds_left(settings: Serving) -> float:
+def seconds_left(settings: ServeSettings) -> float:
     """When a request that comes now must be answered, on the clock of the batcher."""
     return time.monotonic() + settings.deadline

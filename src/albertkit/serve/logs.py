@@ -24,7 +24,7 @@ QUIET = (
 )
 
 
-class Lines(logging.Formatter):
+class JsonFormatter(logging.Formatter):
     """A record as one line of JSON."""
 
     def format(self, record: logging.LogRecord) -> str:
@@ -44,7 +44,7 @@ class Lines(logging.Formatter):
         return orjson.dumps(shown, default=str).decode()
 
 
-class NoChatter(logging.Filter):
+class UvicornFilter(logging.Filter):
     """Leaves out what uvicorn says about itself when all is well."""
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -55,8 +55,8 @@ class NoChatter(logging.Filter):
 def set_up() -> None:
     """Send our records and uvicorn's to stderr."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(Lines())
-    handler.addFilter(NoChatter())
+    handler.setFormatter(JsonFormatter())
+    handler.addFilter(UvicornFilter())
     for name in ("albertkit.serve", "uvicorn", "uvicorn.error"):
         logger = logging.getLogger(name)
         logger.handlers = [handler] if name != "uvicorn.error" else []

@@ -25,7 +25,7 @@ SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 1
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 
 
-class Metrics:
+class ServerMetrics:
     """All numbers of one server."""
 
     content_type = CONTENT_TYPE_LATEST

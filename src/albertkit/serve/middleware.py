@@ -1,6 +1,6 @@
 """The way of a request to its endpoint and back: key, limits, reading, cancelling, errors, headers, log and metrics.
 
-In: an `Endpoint` and a `Desk`. Out: an ASGI app that answers it. Before this file: the endpoints; after it: `app.py`.
+In: an `Endpoint` and a `Service`. Out: an ASGI app that answers it. Before this file: the endpoints; after it: `app.py`.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import msgspec
 import orjson
 
 from albertkit.errors import AlbertkitError
-from albertkit.serve.http_error import Refusal
-from albertkit.serve.inference import Ask, Desk, seconds_left
+from albertkit.serve.http_error import HttpError
+from albertkit.serve.inference import RequestContext, Service, seconds_left
 
 log = logging.getLogger("albertkit.serve")
 Message = MutableMapping[str, Any]
@@ -52,7 +52,7 @@ class Endpoint:
 
 
 @dataclass(frozen=True)
-class Plain:
+class RawBody:
     """An answer that is not JSON."""
 
     body: bytes
@@ -61,7 +61,7 @@ class Plain:
 
 
 @dataclass
-class Reply:
+class HttpReply:
     """What goes back."""
 
     status: int
@@ -71,76 +71,81 @@ class Reply:
     kind: str | None = None
 
 
-class Call:
+class EndpointApp:
     """One endpoint as an ASGI app."""
 
-    def __init__(self, endpoint: Endpoint, desk: Desk) -> None:
-        self.endpoint, self.desk = endpoint, desk
+    def __init__(self, endpoint: Endpoint, service: Service) -> None:
+        self.endpoint, self.service = endpoint, service
         self.decoder = None if endpoint.takes is None else msgspec.json.Decoder(endpoint.takes)
-        self.seconds = desk.metrics.seconds.labels(endpoint.path)
+        self.seconds = service.metrics.seconds.labels(endpoint.path)
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         """Answer one request."""
         began = time.perf_counter()
-        ask = Ask(seconds_left(self.desk.settings))
+        context = RequestContext(seconds_left(self.service.settings))
         headers = dict(scope["headers"])
         given = headers.get(b"x-request-id", b"")
-        name = given if given and _ID.fullmatch(given) else b"%s-%x" % (self.desk.name, next(_numbers))
-        hold = Hold(self.desk)
-        reply: Reply | None = None
+        name = given if given and _ID.fullmatch(given) else b"%s-%x" % (self.service.name, next(_numbers))
+        byte_counter = ByteCounter(self.service)
+        reply: HttpReply | None = None
         try:
-            reply = await self._reply(scope, headers, receive, ask, hold)
+            reply = await self._reply(scope, headers, receive, context, byte_counter)
             if reply is not None:
-                await respond(send, reply, self._headers(reply, ask, name))
+                await respond(send, reply, self._headers(reply, context, name))
         finally:
-            hold.release()
-            self._note(reply, ask, name, time.perf_counter() - began)
+            byte_counter.release()
+            self._note(reply, context, name, time.perf_counter() - began)
 
     async def _reply(
-        self, scope: MutableMapping[str, Any], headers: dict[bytes, bytes], receive: Receive, ask: Ask, hold: Hold
-    ) -> Reply | None:
+        self,
+        scope: MutableMapping[str, Any],
+        headers: dict[bytes, bytes],
+        receive: Receive,
+        context: RequestContext,
+        byte_counter: ByteCounter,
+    ) -> HttpReply | None:
         """What to say; None when nobody is there any more."""
         path = scope["path"]
         try:
             self._check_key(headers)
             parameters = scope.get("path_params", {})
             if self.decoder is None:
-                found = await self.endpoint.handler(self.desk, ask, None, **parameters)
+                found = await self.endpoint.handler(self.service, context, None, **parameters)
             else:
-                self.desk.batcher.check_queue()  # before anything is read
-                body = self._parse(await read(headers, receive, self.desk, hold))
-                watch = asyncio.ensure_future(left(receive, ask, asyncio.current_task()))
+                self.service.batcher.check_queue()  # before anything is read
+                body = self._parse(await read(headers, receive, self.service, byte_counter))
+                watch = asyncio.ensure_future(left(receive, context, asyncio.current_task()))
                 try:
-                    found = await self.endpoint.handler(self.desk, ask, body, **parameters)
+                    found = await self.endpoint.handler(self.service, context, body, **parameters)
                 finally:
                     watch.cancel()
             reply = shown(found)
-            hold.add(len(reply.body))
+            byte_counter.add(len(reply.body))
             return reply
-        except Gone:
+        except ClientDisconnected:
             return None
         except asyncio.CancelledError:
-            if not ask.gone:
+            if not context.gone:
                 raise
             return None
-        except Refusal as refusal:
+        except HttpError as refusal:
             return refused(path, refusal)
         except AlbertkitError as error:
-            return refused(path, Refusal(422, str(error)))
+            return refused(path, HttpError(422, str(error)))
         except Exception:
             log.exception("request failed", extra={"facts": {"endpoint": self.endpoint.path}})
-            return refused(path, Refusal(500, "something went wrong in the server; its log says where"))
+            return refused(path, HttpError(500, "something went wrong in the server; its log says where"))
 
     def _check_key(self, headers: dict[bytes, bytes]) -> None:
-        endpoint, keys = self.endpoint, self.desk.keys
+        endpoint, keys = self.endpoint, self.service.keys
         given = headers.get(b"authorization", b"")
         if endpoint.admin:
             if keys.admin is None:
-                raise Refusal(403, "this server has no admin key; set ALBERTKIT_SERVE_ADMIN_KEY, or send it SIGHUP")
+                raise HttpError(403, "this server has no admin key; set ALBERTKIT_SERVE_ADMIN_KEY, or send it SIGHUP")
             if not keys.is_admin(given):
-                raise Refusal(401, "the admin key is missing or wrong; send it as  Authorization: Bearer KEY")
+                raise HttpError(401, "the admin key is missing or wrong; send it as  Authorization: Bearer KEY")
         elif not endpoint.open and not keys.user(given):
-            raise Refusal(401, "an API key is missing or wrong; send it as  Authorization: Bearer KEY")
+            raise HttpError(401, "an API key is missing or wrong; send it as  Authorization: Bearer KEY")
 
     def _parse(self, body: bytes) -> Any:
         """The body, checked."""
@@ -149,12 +154,12 @@ class Call:
             return self.decoder.decode(body or b"{}" if self.endpoint.admin else body)
         except msgspec.ValidationError as error:
             where = re.search(r"at `\$\.([^`]+)`", str(error))
-            raise Refusal(422, f"the request does not fit: {error}", name=where.group(1) if where else None) from None
+            raise HttpError(422, f"the request does not fit: {error}", name=where.group(1) if where else None) from None
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise Refusal(400, f"the body is not valid JSON in UTF-8: {str(error)[:200]}") from None
+            raise HttpError(400, f"the body is not valid JSON in UTF-8: {str(error)[:200]}") from None
 
-    def _headers(self, reply: Reply, ask: Ask, name: bytes) -> list[tuple[bytes, bytes]]:
-        timing = f"wait;dur={1000 * ask.waited:.2f}, compute;dur={1000 * ask.computing:.2f}"
+    def _headers(self, reply: HttpReply, context: RequestContext, name: bytes) -> list[tuple[bytes, bytes]]:
+        timing = f"wait;dur={1000 * context.waited:.2f}, compute;dur={1000 * context.computing:.2f}"
         return [
             (b"content-type", reply.content_type),
             (b"content-length", str(len(reply.body)).encode()),
@@ -165,101 +170,103 @@ class Call:
             *reply.more,
         ]
 
-    def _note(self, reply: Reply | None, ask: Ask, name: bytes, seconds: float) -> None:
+    def _note(self, reply: HttpReply | None, context: RequestContext, name: bytes, seconds: float) -> None:
         """Count and log a request."""
-        metrics, status = self.desk.metrics, 499 if reply is None else reply.status
+        metrics, status = self.service.metrics, 499 if reply is None else reply.status
         metrics.requests.labels(self.endpoint.path, str(status)).inc()
         self.seconds.observe(seconds)
         if reply is None:
             metrics.gone.inc()
         elif reply.kind is not None:
             metrics.refused.labels(reply.kind).inc()
-        if not self.desk.settings.access_log or self.endpoint.path.startswith(("/health", "/metrics")):
+        if not self.service.settings.access_log or self.endpoint.path.startswith(("/health", "/metrics")):
             return
         facts: dict[str, Any] = {
             "id": name.decode(),
             "endpoint": f"{self.endpoint.method} {self.endpoint.path}",
             "status": status,
             "ms": round(1000 * seconds, 2),
-            "model": ask.model,
-            "texts": ask.texts,
-            "tokens": ask.tokens,
-            "wait_ms": round(1000 * ask.waited, 2),
-            "compute_ms": round(1000 * ask.computing, 2),
+            "model": context.model,
+            "texts": context.texts,
+            "tokens": context.tokens,
+            "wait_ms": round(1000 * context.waited, 2),
+            "compute_ms": round(1000 * context.computing, 2),
         }
         if reply is None or reply.kind is not None:
             facts["kind"] = "gone" if reply is None else reply.kind
         log.info("request", extra={"facts": facts})
 
 
-class Gone(Exception):
+class ClientDisconnected(Exception):
     """The client has left."""
 
 
-class Hold:
+class ByteCounter:
     """Bytes of one request, counted among those of all."""
 
-    def __init__(self, desk: Desk) -> None:
-        self.desk, self.bytes = desk, 0
+    def __init__(self, service: Service) -> None:
+        self.service, self.bytes = service, 0
 
     def add(self, count: int, most: int | None = None) -> None:
         """Count some more; with `most`, refuse if all requests together would have more."""
-        if most is not None and self.desk.held + count > most:
-            raise Refusal(429, f"the requests at work already take {self.desk.held:,} bytes; ask again later", again=1)
+        if most is not None and self.service.held + count > most:
+            raise HttpError(
+                429, f"the requests at work already take {self.service.held:,} bytes; ask again later", again=1
+            )
         self.bytes += count
-        self.desk.held += count
+        self.service.held += count
 
     def release(self) -> None:
         """The request is over."""
-        self.desk.held -= self.bytes
+        self.service.held -= self.bytes
         self.bytes = 0
 
 
-async def read(headers: dict[bytes, bytes], receive: Receive, desk: Desk, hold: Hold) -> bytes:
+async def read(headers: dict[bytes, bytes], receive: Receive, service: Service, byte_counter: ByteCounter) -> bytes:
     """The body, within the limits."""
-    settings = desk.settings
+    settings = service.settings
     kind = headers.get(b"content-type", b"application/json").split(b";")[0].strip().lower()
     if kind != b"application/json" and not kind.endswith(b"+json"):
-        raise Refusal(415, "the body must be JSON; send it with  Content-Type: application/json")
+        raise HttpError(415, "the body must be JSON; send it with  Content-Type: application/json")
     if headers.get(b"content-encoding", b"identity").lower() != b"identity":
-        raise Refusal(415, "the body is compressed; send it as it is")
+        raise HttpError(415, "the body is compressed; send it as it is")
     length = headers.get(b"content-length", b"0")
     if length.isdigit() and int(length[:18]) > settings.max_bytes:
-        raise Refusal(413, f"the body has {int(length[:18]):,} bytes; send at most {settings.max_bytes:,} at a time")
-    hold.add(OVERHEAD + (int(length) if length.isdigit() else 0), settings.max_held)
+        raise HttpError(413, f"the body has {int(length[:18]):,} bytes; send at most {settings.max_bytes:,} at a time")
+    byte_counter.add(OVERHEAD + (int(length) if length.isdigit() else 0), settings.max_held)
     parts, total = [], 0
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
-            raise Gone
+            raise ClientDisconnected
         part = message.get("body", b"")
         total += len(part)
         if total > settings.max_bytes:
-            raise Refusal(413, f"the body has more than {settings.max_bytes:,} bytes; send fewer texts at a time")
+            raise HttpError(413, f"the body has more than {settings.max_bytes:,} bytes; send fewer texts at a time")
         if b"content-length" not in headers:
-            hold.add(len(part), settings.max_held)
+            byte_counter.add(len(part), settings.max_held)
         parts.append(part)
         if not message.get("more_body"):
             return b"".join(parts)
 
 
-async def left(receive: Receive, ask: Ask, task: asyncio.Task[Any] | None) -> None:
+async def left(receive: Receive, context: RequestContext, task: asyncio.Task[Any] | None) -> None:
     """Wait for the client to leave; then what is done for it ends."""
     while (await receive())["type"] != "http.disconnect":
         pass
-    ask.gone = True
+    context.gone = True
     if task is not None:
         task.cancel()
 
 
-def shown(found: Any) -> Reply:
+def shown(found: Any) -> HttpReply:
     """An endpoint's result as a reply."""
-    if isinstance(found, Plain):
-        return Reply(found.status, found.body, found.content_type.encode())
-    return Reply(200, orjson.dumps(found, option=orjson.OPT_SERIALIZE_NUMPY))
+    if isinstance(found, RawBody):
+        return HttpReply(found.status, found.body, found.content_type.encode())
+    return HttpReply(200, orjson.dumps(found, option=orjson.OPT_SERIALIZE_NUMPY))
 
 
-def refused(path: str, refusal: Refusal) -> Reply:
+def refused(path: str, refusal: HttpError) -> HttpReply:
     """A refusal in the words of the endpoint's family: OpenAI's under /v1, else one sentence and its kind."""
     more: list[tuple[bytes, bytes]] = []
     if refusal.again is not None:
@@ -274,10 +281,10 @@ def refused(path: str, refusal: Refusal) -> Reply:
         body: Any = {"error": {"message": refusal.message, "type": kind, "param": refusal.name, "code": code}}
     else:
         body = {"error": refusal.message, "error_type": refusal.kind}
-    return Reply(status, orjson.dumps(body), more=tuple(more), kind=refusal.kind)
+    return HttpReply(status, orjson.dumps(body), more=tuple(more), kind=refusal.kind)
 
 
-async def respond(send: Send, reply: Reply, headers: list[tuple[bytes, bytes]]) -> None:
+async def respond(send: Send, reply: HttpReply, headers: list[tuple[bytes, bytes]]) -> None:
     """Send a reply; a large one is waited for until the client has taken most of it, so that its bytes stay counted."""
     await send({"type": "http.response.start", "status": reply.status, "headers": headers})
     if len(reply.body) <= LARGE:

@@ -11,13 +11,13 @@ from typing import Annotated, Any, Literal, TypedDict
 import numpy as np
 from msgspec import Meta
 
-from albertkit.serve.http_error import Refusal
-from albertkit.serve.inference import Ask, Desk, texts_or_tokens
-from albertkit.serve.schemas import NUMBERS, TEXT, Depth, Dimensions, Long, Pooling, Strict, TextsOrTokens
-from albertkit.serve.served_models import Model
+from albertkit.serve.http_error import HttpError
+from albertkit.serve.inference import RequestContext, Service, texts_or_tokens
+from albertkit.serve.schemas import NUMBERS, TEXT, Depth, Dimensions, Long, Pooling, StrictRequest, TextsOrTokens
+from albertkit.serve.served_models import ServedModel
 
 
-class EmbeddingsRequest(Strict):
+class EmbeddingsRequest(StrictRequest):
     """Sentence vectors, as OpenAI's clients ask for them. Fields from `depth` on are ours."""
 
     input: TextsOrTokens
@@ -31,7 +31,7 @@ class EmbeddingsRequest(Strict):
     prompt: Annotated[str | None, Meta(description="A prompt's name or text, put before each text.")] = None
 
 
-class Embedding(TypedDict):
+class EmbeddingItem(TypedDict):
     """One vector; as a string, it is base64 of little-endian float32."""
 
     object: Literal["embedding"]
@@ -39,23 +39,23 @@ class Embedding(TypedDict):
     embedding: Annotated[Any, Meta(extra_json_schema={"anyOf": [NUMBERS, TEXT]})]
 
 
-class Usage(TypedDict):
+class TokenUsage(TypedDict):
     """Tokens the model read, special ones included."""
 
     prompt_tokens: int
     total_tokens: int
 
 
-class EmbeddingsAnswer(TypedDict):
+class EmbeddingsResponse(TypedDict):
     """Vectors in the order of the input."""
 
     object: Literal["list"]
-    data: list[Embedding]
+    data: list[EmbeddingItem]
     model: str
-    usage: Usage
+    usage: TokenUsage
 
 
-class ServedModel(TypedDict):
+class ModelItem(TypedDict):
     """A served model: OpenAI's four fields, then what it is and can do."""
 
     id: str
@@ -80,20 +80,20 @@ class ServedModel(TypedDict):
     version: str
 
 
-class ModelList(TypedDict):
+class ModelListResponse(TypedDict):
     """The served models."""
 
     object: Literal["list"]
-    data: list[ServedModel]
+    data: list[ModelItem]
 
 
-async def embeddings(desk: Desk, ask: Ask, body: EmbeddingsRequest) -> dict[str, Any]:
+async def embeddings(service: Service, context: RequestContext, body: EmbeddingsRequest) -> dict[str, Any]:
     """Sentence vectors."""
-    model = desk.pick(ask, body.model, "embed")
+    model = service.pick(context, body.model, "embed")
     recipe = model.albert.recipe(
         pooling=body.pooling, depth=body.depth, dim=body.dimensions, long=body.long, prompt=body.prompt
     )
-    vectors = await desk.vectors(ask, model, texts_or_tokens(body.input, "input"), recipe)
+    vectors = await service.vectors(context, model, texts_or_tokens(body.input, "input"), recipe)
     if body.encoding_format == "base64":
         shown: list[Any] = [base64.b64encode(row.astype("<f4").tobytes()).decode("ascii") for row in vectors]
     else:
@@ -102,24 +102,26 @@ async def embeddings(desk: Desk, ask: Ask, body: EmbeddingsRequest) -> dict[str,
         "object": "list",
         "data": [{"object": "embedding", "index": i, "embedding": row} for i, row in enumerate(shown)],
         "model": model.name,
-        "usage": {"prompt_tokens": ask.tokens, "total_tokens": ask.tokens},
+        "usage": {"prompt_tokens": context.tokens, "total_tokens": context.tokens},
     }
 
 
-async def models(desk: Desk, ask: Ask, body: None) -> dict[str, Any]:
+async def models(service: Service, context: RequestContext, body: None) -> dict[str, Any]:
     """The served models, what they are and what they can do."""
-    return {"object": "list", "data": [about(model) for model in desk.models]}
+    return {"object": "list", "data": [about(model) for model in service.models]}
 
 
-async def one_model(desk: Desk, ask: Ask, body: None, name: str) -> dict[str, Any]:
+async def one_model(service: Service, context: RequestContext, body: None, name: str) -> dict[str, Any]:
     """One served model."""
-    for model in desk.models:
+    for model in service.models:
         if model.name == name:
             return about(model)
-    raise Refusal(404, f"there is no model {name!r}; served: {', '.join(m.name for m in desk.models)}", name="model")
+    raise HttpError(
+        404, f"there is no model {name!r}; served: {', '.join(m.name for m in service.models)}", name="model"
+    )
 
 
-def about(model: Model) -> dict[str, Any]:
+def about(model: ServedModel) -> dict[str, Any]:
     """A model as OpenAI lists it, and what more we know."""
     facts = model.facts()
     opened = facts.pop("opened")

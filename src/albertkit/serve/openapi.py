@@ -14,7 +14,7 @@ import msgspec
 
 from albertkit import __version__
 from albertkit.serve.middleware import Endpoint
-from albertkit.serve.schemas import OpenAIError, Problem
+from albertkit.serve.schemas import ErrorResponse, OpenAIErrorResponse
 
 REFS = "#/components/schemas/{name}"
 PROBLEMS = {
@@ -36,11 +36,15 @@ ABOUT = "ALBERT models over HTTP: OpenAI's and text-embeddings-inference's endpo
 def describe(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
     """OpenAPI 3.1."""
     kinds = [kind for e in endpoints for kind in (e.takes, e.gives) if kind is not None]
-    schemas, components = msgspec.json.schema_components([*kinds, Problem, OpenAIError], ref_template=REFS)
-    shapes = {id(kind): schema for kind, schema in zip([*kinds, Problem, OpenAIError], schemas, strict=True)}
+    schemas, components = msgspec.json.schema_components(
+        [*kinds, ErrorResponse, OpenAIErrorResponse], ref_template=REFS
+    )
+    shapes = {
+        id(kind): schema for kind, schema in zip([*kinds, ErrorResponse, OpenAIErrorResponse], schemas, strict=True)
+    }
     paths: dict[str, dict[str, Any]] = {}
     for e in endpoints:
-        problem = shapes[id(OpenAIError if e.path.startswith("/v1/") else Problem)]
+        problem = shapes[id(OpenAIErrorResponse if e.path.startswith("/v1/") else ErrorResponse)]
         paths.setdefault(e.path.replace(":path", ""), {})[e.method.lower()] = operation(e, shapes, problem)
     return {
         "openapi": "3.1.0",

@@ -53,11 +53,11 @@ Long = Annotated[
 Count = Annotated[int, Meta(ge=1, le=1000, description="How many to give.")]
 
 
-class Strict(Struct, forbid_unknown_fields=True, kw_only=True):
+class StrictRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     """A request in which an unknown field is an error."""
 
 
-class Token(TypedDict):
+class TokenItem(TypedDict):
     """A piece: its id, its text, and the characters it covers (none for special ones)."""
 
     id: int
@@ -67,14 +67,14 @@ class Token(TypedDict):
     stop: int | None
 
 
-class Problem(TypedDict):
+class ErrorResponse(TypedDict):
     """An error: one sentence with what was found, the rule and the remedy; and its kind, for programs."""
 
     error: str
     error_type: str
 
 
-class OpenAIProblem(TypedDict):
+class OpenAIErrorDetail(TypedDict):
     """What is wrong, as OpenAI says it."""
 
     message: str
@@ -83,7 +83,7 @@ class OpenAIProblem(TypedDict):
     code: str | None
 
 
-class OpenAIError(TypedDict):
+class OpenAIErrorResponse(TypedDict):
     """An error of the endpoints under /v1."""
 
-    error: OpenAIProblem
+    error: OpenAIErrorDetail

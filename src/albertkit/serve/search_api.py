@@ -18,17 +18,17 @@ from msgspec import Meta
 from albertkit.data.sentences import split
 from albertkit.errors import AlbertkitError
 from albertkit.search.index import Index
-from albertkit.serve.early import ExitAnswer, early
+from albertkit.serve.early import EarlyExitItem, early
 from albertkit.serve.explain_api import Looking
-from albertkit.serve.http_error import Refusal
-from albertkit.serve.inference import Ask, Desk
+from albertkit.serve.http_error import HttpError
+from albertkit.serve.inference import RequestContext, Service
 from albertkit.serve.inner import Form, attention_of
-from albertkit.serve.schemas import NUMBERS, Count, Depth, Dimensions, Served, Strict, Table, Token
-from albertkit.serve.served_models import Model, Models
+from albertkit.serve.schemas import NUMBERS, Count, Depth, Dimensions, Served, StrictRequest, Table, TokenItem
+from albertkit.serve.served_models import ServedModel, ServedModels
 from albertkit.serve.tei import tokens_of
 
 
-class SimilarRequest(Strict):
+class SimilarRequest(StrictRequest):
     """Texts to compare all with all, or with `others`."""
 
     texts: Annotated[list[str], Meta(min_length=1)]
@@ -38,14 +38,14 @@ class SimilarRequest(Strict):
     dimensions: Dimensions = None
 
 
-class SimilarAnswer(TypedDict):
+class SimilarResponse(TypedDict):
     """Cosines: a row for each text."""
 
     model: str
     scores: Table
 
 
-class SearchRequest(Strict):
+class SearchRequest(StrictRequest):
     """A query, and where to look: in `texts`, in one `text` cut into sentences or lines, or in a served index."""
 
     query: str
@@ -59,7 +59,7 @@ class SearchRequest(Strict):
     depth: Depth = None
 
 
-class HitPlace(TypedDict, total=False):
+class HitLocation(TypedDict, total=False):
     """In given texts: its place (and characters of `text`). In an index: its id and where it came from."""
 
     index: int
@@ -70,21 +70,21 @@ class HitPlace(TypedDict, total=False):
     line: int
 
 
-class HitAnswer(HitPlace):
+class HitItem(HitLocation):
     """A found text, and how well it fits."""
 
     text: str
     score: float
 
 
-class SearchAnswer(TypedDict):
+class SearchResponse(TypedDict):
     """The best first."""
 
     model: str
-    hits: list[HitAnswer]
+    hits: list[HitItem]
 
 
-class ExplainRequest(Strict):
+class ExplainRequest(StrictRequest):
     """A text to look into, with what the task needs beside it: a second text, or the question about it."""
 
     text: str
@@ -98,7 +98,7 @@ class ExplainRequest(Strict):
     model: Served = None
 
 
-class AtDepth(TypedDict):
+class DepthItem(TypedDict):
     """The model with `depth` layers applied.
 
     milliseconds: of the engine, for this text alone. agreement: cosine of the sentence vector with that at full depth. tokens: the
@@ -115,7 +115,7 @@ class AtDepth(TypedDict):
     vector: Annotated[Any, Meta(extra_json_schema={"anyOf": [NUMBERS, {"type": "null"}]})]
 
 
-class ExplainAnswer(TypedDict):
+class ExplainResponse(TypedDict):
     """How an answer forms, layer by layer.
 
     settled: the first depth from which on the prediction stays what it is at full depth. attention: if it was asked for,
@@ -127,19 +127,19 @@ class ExplainAnswer(TypedDict):
     task: str
     kind: Annotated[str | None, Meta(description="Which endpoint's answer `prediction` is.")]
     full_depth: int
-    tokens: list[Token]
-    depths: list[AtDepth]
+    tokens: list[TokenItem]
+    depths: list[DepthItem]
     settled: int | None
-    exit: Annotated[ExitAnswer | None, Meta(description="Where the text could leave early; null for masks.")]
+    exit: Annotated[EarlyExitItem | None, Meta(description="Where the text could leave early; null for masks.")]
     attention: Annotated[Any, Meta(extra_json_schema={"type": ["array", "string", "null"]})]
 
 
-async def similar(desk: Desk, ask: Ask, body: SimilarRequest) -> dict[str, Any]:
+async def similar(service: Service, context: RequestContext, body: SimilarRequest) -> dict[str, Any]:
     """How alike texts are: their cosines."""
-    model = desk.pick(ask, body.model, "similar")
+    model = service.pick(context, body.model, "similar")
     recipe = model.albert.recipe(normalise=True, depth=body.depth, dim=body.dimensions)
     others = body.others or []
-    vectors = await desk.vectors(ask, model, [*body.texts, *others], recipe)
+    vectors = await service.vectors(context, model, [*body.texts, *others], recipe)
     rows = vectors[: len(body.texts)]
     scores = rows @ (vectors[len(body.texts) :] if body.others is not None else rows).T
     return {"model": model.name, "scores": np.ascontiguousarray(scores, np.float32)}
@@ -148,19 +148,19 @@ async def similar(desk: Desk, ask: Ask, body: SimilarRequest) -> dict[str, Any]:
 # Search ----------------------------------------------------------------------------------------------------------
 
 
-async def search(desk: Desk, ask: Ask, body: SearchRequest) -> dict[str, Any]:
+async def search(service: Service, context: RequestContext, body: SearchRequest) -> dict[str, Any]:
     """The texts that fit a query best: of those given, of the parts of one text, or of a served index."""
-    model = desk.pick(ask, body.model, "search")
+    model = service.pick(context, body.model, "search")
     if body.texts is not None and body.text is not None:
-        raise Refusal(422, "texts and text were both given; choose one", name="texts")
+        raise HttpError(422, "texts and text were both given; choose one", name="texts")
     if body.texts is None and body.text is None:
-        return {"model": model.name, "hits": await in_index(desk, ask, model, body)}
+        return {"model": model.name, "hits": await in_index(service, context, model, body)}
     places: Sequence[tuple[int, int]] = ()
     texts = body.texts or []
     if body.text is not None:
-        places = await desk.cut(parts_of, body.text, body.split)
+        places = await service.cut(parts_of, body.text, body.split)
         texts = [body.text[a:b] for a, b in places]
-    scores = await desk.fitting(ask, model, body.query, texts, body.depth) if texts else np.zeros(0)
+    scores = await service.fitting(context, model, body.query, texts, body.depth) if texts else np.zeros(0)
     hits = []
     for i in np.argsort(-scores, kind="stable")[: body.k].tolist():
         where = {"start": places[i][0], "end": places[i][1]} if body.text is not None else {}
@@ -180,7 +180,7 @@ def parts_of(text: str, kind: str) -> list[tuple[int, int]]:
     return found
 
 
-class Given:
+class PrecomputedEmbedder:
     """An embedder for an index whose vectors were computed before, by the batcher; each thread has its own."""
 
     def __init__(self, name: str, dim: int) -> None:
@@ -193,7 +193,7 @@ class Given:
         return found
 
 
-def open_indexes(paths: Iterable[Path], models: Models) -> dict[str, Index]:
+def open_indexes(paths: Iterable[Path], models: ServedModels) -> dict[str, Index]:
     """Indexes by the names of their files; each must have been made with a served model."""
     found: dict[str, Index] = {}
     for path in paths:
@@ -204,56 +204,62 @@ def open_indexes(paths: Iterable[Path], models: Models) -> dict[str, Index]:
                 raise AlbertkitError(
                     f"{path} was made with model {index.model}, and served is {served}; serve that too"
                 )
-        found[path.stem] = Index.open(path, Given(known[0].name, known[0].dim))
+        found[path.stem] = Index.open(path, PrecomputedEmbedder(known[0].name, known[0].dim))
     return found
 
 
-async def in_index(desk: Desk, ask: Ask, model: Model, body: SearchRequest) -> list[dict[str, Any]]:
+async def in_index(
+    service: Service, context: RequestContext, model: ServedModel, body: SearchRequest
+) -> list[dict[str, Any]]:
     """Hits in a served index."""
-    name = body.index or next(iter(desk.indexes), None)
+    name = body.index or next(iter(service.indexes), None)
     if name is None:
-        raise Refusal(422, "no texts were given and no index is served; give texts or text, or serve with --index FILE")
-    if name not in desk.indexes:
-        raise Refusal(404, f"there is no index {name!r}; served: {', '.join(desk.indexes) or 'none'}", name="index")
-    index = desk.indexes[name]
+        raise HttpError(
+            422, "no texts were given and no index is served; give texts or text, or serve with --index FILE"
+        )
+    if name not in service.indexes:
+        raise HttpError(
+            404, f"there is no index {name!r}; served: {', '.join(service.indexes) or 'none'}", name="index"
+        )
+    index = service.indexes[name]
     if body.model is None:  # the model the index was made with
-        model = next((m for m in desk.models if m.albert.name == index.model), model)
+        model = next((m for m in service.models if m.albert.name == index.model), model)
     if model.albert.name != index.model:
-        raise Refusal(
+        raise HttpError(
             424, f"the index {name!r} was made with model {index.model}; {model.name!r} is {model.albert.name}"
         )
-    ask.model = model.name
+    context.model = model.name
     vectors = np.zeros((1, index.dim), np.float32)
     if body.mode != "keyword":
-        vectors = await desk.vectors(ask, model, [body.query], model.albert.recipe())
+        vectors = await service.vectors(context, model, [body.query], model.albert.recipe())
 
     def look() -> list[Any]:
         index.embedder.vectors.found = vectors
         hits: list[Any] = index.search(body.query, body.k, body.mode)
         return hits
 
-    hits = await asyncio.get_running_loop().run_in_executor(desk.slow, look)
+    hits = await asyncio.get_running_loop().run_in_executor(service.slow, look)
     return [{"id": h.id, "text": h.text, "score": h.score, "source": h.source, "line": h.line} for h in hits]
 
 
 # Looking inside --------------------------------------------------------------------------------------------------
 
 
-async def explain(desk: Desk, ask: Ask, body: ExplainRequest) -> dict[str, Any]:
+async def explain(service: Service, context: RequestContext, body: ExplainRequest) -> dict[str, Any]:
     """How an answer forms, layer by layer."""
-    model = desk.pick(ask, body.model, "explain")
-    desk.count(ask, [body.text])
-    look = await desk.cut(Looking.of, model.albert, body.text, body.pair, body.question, body.k)
+    model = service.pick(context, body.model, "explain")
+    service.count(context, [body.text])
+    look = await service.cut(Looking.of, model.albert, body.text, body.pair, body.question, body.k)
     most = max(model.albert.depth, model.albert.config.num_hidden_layers)
     found = []
     for depth in range(1, most + 1):  # one turn each, so that others are not kept waiting
-        found.append(await desk.call(ask, model, partial(look.at, depth), look.tokens * depth * 2))
-    ask.tokens = look.tokens
-    leaving = await desk.call(ask, model, partial(early, look), look.tokens * most)
+        found.append(await service.call(context, model, partial(look.at, depth), look.tokens * depth * 2))
+    context.tokens = look.tokens
+    leaving = await service.call(context, model, partial(early, look), look.tokens * most)
     form = body.attention
-    attention = None if form is None else await attention_of(desk, ask, model, look, most, form)
+    attention = None if form is None else await attention_of(service, context, model, look, most, form)
     depths, settled = look.compared(found, body.vectors)
-    tokens = await desk.cut(lambda: tokens_of(model, body.text, pair=body.pair, recognise_mask=look.kind == "fill"))
+    tokens = await service.cut(lambda: tokens_of(model, body.text, pair=body.pair, recognise_mask=look.kind == "fill"))
     return {
         "model": model.name,
         "task": model.albert.meta.task,

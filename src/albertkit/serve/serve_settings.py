@@ -1,6 +1,6 @@
 """The settings of the server, each with the sentence that documents it, here and in `--help`.
 
-In: flags, or variables named ALBERTKIT_SERVE_ and the field. Out: `Serving`, frozen and checked, and `Keys`.
+In: flags, or variables named ALBERTKIT_SERVE_ and the field. Out: `ServeSettings`, frozen and checked, and `ApiKeys`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MEGABYTE = 2**20
 
 
 @dataclass(frozen=True)
-class Serving:
+class ServeSettings:
     """How to serve."""
 
     host: str = setting("127.0.0.1", "Address to listen on; 0.0.0.0 for every network.")
@@ -72,29 +72,29 @@ class Serving:
 
         A local server that answered to any name could be read by a foreign web page whose name is made to point here.
         """
-        names = [name.lower() for name in listed(self.hosts or "")]
+        names = [name.lower() for name in split_list(self.hosts or "")]
         if "*" in names or (not names and self.host not in LOCAL):
             return None
         return frozenset([*names, *LOCAL, self.host])
 
 
 @dataclass(frozen=True)
-class Keys:
+class ApiKeys:
     """Hashes of the keys that are accepted. Keys come from the environment or from files, not from the command line, which others can read."""
 
     users: tuple[bytes, ...] = ()
     admin: bytes | None = None
 
     @classmethod
-    def read(cls, settings: Serving) -> Keys:
+    def read(cls, settings: ServeSettings) -> ApiKeys:
         """From ALBERTKIT_SERVE_KEYS and ALBERTKIT_SERVE_ADMIN_KEY, and the files of the settings."""
-        users = listed(os.environ.get(f"{PREFIX}KEYS", "")) + from_file(settings.keys_file)
-        admins = listed(os.environ.get(f"{PREFIX}ADMIN_KEY", "")) + from_file(settings.admin_key_file)
+        users = split_list(os.environ.get(f"{PREFIX}KEYS", "")) + from_file(settings.keys_file)
+        admins = split_list(os.environ.get(f"{PREFIX}ADMIN_KEY", "")) + from_file(settings.admin_key_file)
         if len(admins) > 1:
             raise AlbertkitError(f"{len(admins)} admin keys were given; there is one")
         if settings.keys_file is not None and not users:
             raise AlbertkitError(f"{settings.keys_file} holds no key; write one a line")
-        return cls(tuple(hashed(key) for key in users), hashed(admins[0]) if admins else None)
+        return cls(tuple(hash_key(key) for key in users), hash_key(admins[0]) if admins else None)
 
     def user(self, header: bytes) -> bool:
         """Whether an Authorization header holds a key; always, where none is needed."""
@@ -115,12 +115,12 @@ def matches(header: bytes, hashes: Iterable[bytes]) -> bool:
     return found
 
 
-def hashed(key: str) -> bytes:
+def hash_key(key: str) -> bytes:
     """What is kept of a key."""
     return hashlib.sha256(key.encode()).digest()
 
 
-def listed(text: str) -> list[str]:
+def split_list(text: str) -> list[str]:
     """What stands between commas and white space."""
     return [part for part in re.split(r"[,\s]+", text) if part]
 

@@ -1,6 +1,6 @@
 """The models that are served: opened, named, chosen by what they can do, and exchanged while requests run.
 
-In: folders, each alone or as NAME=FOLDER; none for the built-in models. Out: `Model`s. After this file: `work.py` computes with them.
+In: folders, each alone or as NAME=FOLDER; none for the built-in models. Out: `ServedModel`s. After this file: `work.py` computes with them.
 
 A reload opens the new files beside the old model, checks their hashes, computes once, and only then puts the new model in the old
 one's place. Requests that have begun end with the old one. Files that cannot be opened change nothing.
@@ -26,9 +26,9 @@ from albertkit.builtin import DEFAULT, WORDS
 from albertkit.errors import AlbertkitError, nearest
 from albertkit.runtime.batching import packed
 from albertkit.runtime.early_exit import looks_of
-from albertkit.serve.batch_queue import Pace
-from albertkit.serve.http_error import Refusal
-from albertkit.serve.serve_settings import Serving
+from albertkit.serve.batch_queue import TokenCost
+from albertkit.serve.http_error import HttpError
+from albertkit.serve.serve_settings import ServeSettings
 from albertkit.weights import size as parameters_of
 
 log = logging.getLogger("albertkit.serve")
@@ -38,14 +38,14 @@ _numbers = itertools.count(1)
 
 
 @dataclass(frozen=True)
-class Source:
+class ModelSource:
     """Where a model comes from, and its name; no folder means the built-in model."""
 
     name: str
     folder: Path | None
 
     @classmethod
-    def of(cls, text: str) -> Source:
+    def of(cls, text: str) -> ModelSource:
         """From FOLDER or NAME=FOLDER.
 
         >>> Source.of("en=models/albert").name, Source.of("models/albert").name, Source.of("run/model").name
@@ -58,7 +58,7 @@ class Source:
         return cls(folder.parent.name if folder.name == "model" and folder.parent.name else folder.name, Path(text))
 
     @classmethod
-    def all_of(cls, texts: list[str]) -> list[Source]:
+    def all_of(cls, texts: list[str]) -> list[ModelSource]:
         """Several, which must have different names; without any, what `Albert()` uses: for vectors, and for words."""
         found = [cls.of(text) for text in texts] or [cls(DEFAULT, None), cls(WORDS, Path(WORDS))]
         for number, source in enumerate(found):
@@ -80,19 +80,19 @@ class Source:
 
 
 @dataclass(eq=False)
-class Model:
+class ServedModel:
     """A model that is served."""
 
     name: str
     albert: Albert
     stamp: str
-    pace: Pace
+    token_cost: TokenCost
     opened: float = field(default_factory=time.time)
     number: int = field(default_factory=lambda: next(_numbers))
     """Different for each opening, so that nothing remembered of one model is taken for another's."""
 
     @classmethod
-    def open(cls, source: Source, settings: Serving, threads: int) -> Model:
+    def open(cls, source: ModelSource, settings: ServeSettings, threads: int) -> ServedModel:
         """Open, and compute one full batch: it shows that the model works, warms it up, and tells its pace."""
         stamp = source.stamp()
         albert = Albert(source.folder, bits=settings.bits, threads=threads, budget=settings.budget)
@@ -108,7 +108,7 @@ class Model:
             _ = albert.writer  # opened now, so that the first request does not wait for it
         if not np.isfinite(hidden).all():
             raise AlbertkitError(f"{source.folder or 'the built-in model'} computes numbers that are not finite")
-        return cls(source.name, albert, stamp, Pace(best / (rows * length * albert.depth)))
+        return cls(source.name, albert, stamp, TokenCost(best / (rows * length * albert.depth)))
 
     @cached_property
     def can(self) -> frozenset[str]:
@@ -150,36 +150,36 @@ class Model:
         }
 
 
-class Models:
-    """All models of a process, by name. A reload exchanges one entry; whoever holds a `Model` keeps it."""
+class ServedModels:
+    """All models of a process, by name. A reload exchanges one entry; whoever holds a `ServedModel` keeps it."""
 
-    def __init__(self, sources: list[Source], settings: Serving, threads: int) -> None:
+    def __init__(self, sources: list[ModelSource], settings: ServeSettings, threads: int) -> None:
         self.sources, self.settings, self.threads = sources, settings, threads
-        self._held = {source.name: Model.open(source, settings, threads) for source in sources}
+        self._held = {source.name: ServedModel.open(source, settings, threads) for source in sources}
         self._reloading = threading.Lock()
 
     def __iter__(self) -> Any:
         return iter(self._held.values())
 
-    def pick(self, name: str | None, ability: str) -> Model:
+    def pick(self, name: str | None, ability: str) -> ServedModel:
         """The named model, or the first that has an ability, one made for it before others; it must have it."""
         if name is not None:
             model = self._held.get(name)
             if model is None:
                 names = ", ".join(self._held)
-                raise Refusal(
+                raise HttpError(
                     404, f"there is no model {name!r}{nearest(name, self._held)}; served: {names}", name="model"
                 )
             if ability not in model.can:
                 made = f"it was made for {model.albert.meta.task!r} and can: {', '.join(sorted(model.can))}"
-                raise Refusal(424, f"the model {name!r} cannot do {ability!r}; {made}")
+                raise HttpError(424, f"the model {name!r} cannot do {ability!r}; {made}")
             return model
         able = [model for model in self._held.values() if ability in model.can]
         if able:
             for_it = [model for model in able if ability in BY_TASK.get(model.albert.meta.task, ())]
             return (for_it or able)[0]
         tasks = ", ".join(f"{m.name} ({m.albert.meta.task})" for m in self._held.values())
-        raise Refusal(424, f"no served model can do {ability!r}; served: {tasks}; serve one that was made for it")
+        raise HttpError(424, f"no served model can do {ability!r}; served: {tasks}; serve one that was made for it")
 
     def reload(self) -> dict[str, str]:
         """Open again what has changed on disk: the name of each model → 'same', 'reloaded', or the reason why it was kept."""
@@ -189,12 +189,12 @@ class Models:
                 found[source.name] = self._reload(source)
         return found
 
-    def _reload(self, source: Source) -> str:
+    def _reload(self, source: ModelSource) -> str:
         old = self._held[source.name]
         try:
             if source.stamp() == old.stamp:
                 return "same"
-            self._held[source.name] = Model.open(source, self.settings, self.threads)
+            self._held[source.name] = ServedModel.open(source, self.settings, self.threads)
         except Exception as error:  # whatever is wrong with the new files, the old model stays
             log.error("reload failed", extra={"facts": {"model": source.name, "reason": str(error)}})
             return f"kept the old one: {error}"

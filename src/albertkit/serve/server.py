@@ -28,10 +28,10 @@ from typing import TYPE_CHECKING
 from albertkit.errors import AlbertkitError, need
 from albertkit.runtime.engine import cores
 from albertkit.serve import logs
-from albertkit.serve.serve_settings import Keys, Serving
+from albertkit.serve.serve_settings import ApiKeys, ServeSettings
 
 if TYPE_CHECKING:
-    from albertkit.serve.inference import Desk
+    from albertkit.serve.inference import Service
 
 log = logging.getLogger("albertkit.serve")
 Run = Callable[[socket.socket, Callable[[], None]], None]
@@ -43,7 +43,7 @@ class Plan:
     """What to serve, and how."""
 
     folders: list[str]
-    settings: Serving
+    settings: ServeSettings
     indexes: list[Path] = field(default_factory=list)
 
     @property
@@ -82,15 +82,15 @@ def serve(plan: Plan, told: Callable[[str], None] = lambda address: None) -> Non
 def prepared(plan: Plan) -> Run:
     """Models opened; what is left is to listen."""
     from albertkit.serve.batcher import Batcher
-    from albertkit.serve.inference import Desk
-    from albertkit.serve.metrics import Metrics
+    from albertkit.serve.inference import Service
+    from albertkit.serve.metrics import ServerMetrics
     from albertkit.serve.search_api import open_indexes
-    from albertkit.serve.served_models import Models, Source
-    from albertkit.serve.vector_cache import Cache
+    from albertkit.serve.served_models import ModelSource, ServedModels
+    from albertkit.serve.vector_cache import VectorCache
 
     settings = plan.settings
-    keys = Keys.read(settings)
-    models = Models(Source.all_of(plan.folders), settings, plan.threads)
+    keys = ApiKeys.read(settings)
+    models = ServedModels(ModelSource.all_of(plan.folders), settings, plan.threads)
     if settings.host not in ("127.0.0.1", "::1", "localhost") and not keys.users:
         log.warning("open to the network without keys", extra={"facts": {"host": settings.host}})
 
@@ -99,40 +99,40 @@ def prepared(plan: Plan) -> Run:
 
     def run(listener: socket.socket, told: Callable[[], None]) -> None:
         models.reload()  # a worker that is started later than others
-        numbers = Metrics()
+        numbers = ServerMetrics()
         batcher = Batcher(settings.budget, settings.deadline, numbers.batch)
         indexes = open_indexes(plan.indexes, models)
-        cache = Cache(int(settings.cache * 2**20))
-        listen(Desk(settings, models, batcher, numbers, keys, cache, indexes), listener, told)
+        cache = VectorCache(int(settings.cache * 2**20))
+        listen(Service(settings, models, batcher, numbers, keys, cache, indexes), listener, told)
 
     return run
 
 
-def listen(desk: Desk, listener: socket.socket, told: Callable[[], None]) -> None:
+def listen(service: Service, listener: socket.socket, told: Callable[[], None]) -> None:
     """Answer on a socket until a signal comes; `told` is called when all is ready."""
     import uvicorn
 
     from albertkit.serve.app import make_app
     from albertkit.serve.http_protocol import protocol_of
 
-    settings = desk.settings
+    settings = service.settings
 
     class Server(uvicorn.Server):
         """uvicorn's, which also tells the app that it stops, and ends with code 0 when it was told to."""
 
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             await super().startup(sockets)
-            names = [model.name for model in desk.models]
+            names = [model.name for model in service.models]
             log.info("listening", extra={"facts": {"address": address(settings, listener), "models": names}})
             told()
 
         def handle_exit(self, sig: int, frame: object) -> None:
             self.force_exit = self.should_exit and sig == signal.SIGINT
-            self.should_exit = desk.draining = True
+            self.should_exit = service.draining = True
             log.info("draining", extra={"facts": {"signal": sig}})
 
     config = uvicorn.Config(
-        make_app(desk),
+        make_app(service),
         http=protocol_of(settings.patience, settings.max_connections),
         ws="none",
         lifespan="on",
@@ -147,7 +147,7 @@ def listen(desk: Desk, listener: socket.socket, told: Callable[[], None]) -> Non
     log.info("stopped")
 
 
-def bind(settings: Serving) -> list[socket.socket]:
+def bind(settings: ServeSettings) -> list[socket.socket]:
     """One socket for each worker, all on the same port."""
     found: list[socket.socket] = []
     port = settings.port
@@ -167,7 +167,7 @@ def bind(settings: Serving) -> list[socket.socket]:
     return found
 
 
-def address(settings: Serving, listener: socket.socket) -> str:
+def address(settings: ServeSettings, listener: socket.socket) -> str:
     """Where the server is."""
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     return f"http://{host}:{listener.getsockname()[1]}"
@@ -188,7 +188,7 @@ def raise_limit() -> None:
 
 
 @dataclass
-class Worker:
+class WorkerProcess:
     """A process that answers, and its socket, which outlives it."""
 
     number: int
@@ -207,16 +207,16 @@ def watch(plan: Plan, told: Callable[[str], None]) -> None:
     run = prepared(plan) if shared else None
     if not shared:
         from albertkit.artifact import read_stored
-        from albertkit.serve.served_models import Source
+        from albertkit.serve.served_models import ModelSource
 
-        for source in Source.all_of(plan.folders):
+        for source in ModelSource.all_of(plan.folders):
             read_stored(source.folder)  # what is wrong with a folder is said here, once
     gc.collect()
     gc.freeze()  # so that the collector does not write to memory that is shared
     signals = {getattr(signal, name) for name in SIGNALS}
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     os.environ["ALBERTKIT_SERVE_PARENT"] = str(os.getpid())
-    workers = [Worker(number, listener) for number, listener in enumerate(bind(settings), 1)]
+    workers = [WorkerProcess(number, listener) for number, listener in enumerate(bind(settings), 1)]
     for worker in workers:
         begin(worker, workers, plan, run)
     told(address(settings, workers[0].listener))
@@ -236,7 +236,7 @@ def watch(plan: Plan, told: Callable[[str], None]) -> None:
         collect(workers)
 
 
-def begin(worker: Worker, workers: list[Worker], plan: Plan, run: Run | None) -> None:
+def begin(worker: WorkerProcess, workers: list[WorkerProcess], plan: Plan, run: Run | None) -> None:
     """Fork a worker."""
     pid = os.fork()
     if pid:
@@ -270,7 +270,7 @@ def orphaned(parent: int) -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def collect(workers: list[Worker]) -> None:
+def collect(workers: list[WorkerProcess]) -> None:
     """Note which workers have died, and when to start them again: at once, or later if they keep dying young."""
     for worker in workers:
         if not worker.pid:
@@ -294,7 +294,7 @@ def forget_metrics(pid: int) -> None:
     mark_process_dead(pid)
 
 
-def tell(worker: Worker, number: int) -> None:
+def tell(worker: WorkerProcess, number: int) -> None:
     """Send a worker a signal."""
     if worker.pid:
         try:
@@ -303,7 +303,7 @@ def tell(worker: Worker, number: int) -> None:
             log.debug("worker is gone")
 
 
-def end(workers: list[Worker], number: int, drain: float) -> None:
+def end(workers: list[WorkerProcess], number: int, drain: float) -> None:
     """Let all workers finish what they do; those that take too long are ended."""
     log.info("draining", extra={"facts": {"signal": number}})
     for worker in workers:

@@ -10,14 +10,14 @@ from typing import Annotated, Any, TypedDict
 
 from msgspec import Meta
 
-from albertkit.serve.http_error import Refusal
-from albertkit.serve.inference import Ask, Desk, texts_of
-from albertkit.serve.schemas import Count, Depth, Served, Strict, Texts
+from albertkit.serve.http_error import HttpError
+from albertkit.serve.inference import RequestContext, Service, texts_of
+from albertkit.serve.schemas import Count, Depth, Served, StrictRequest, Texts
 from albertkit.tasks.examples import Choice, Question, Tagged, Text
 from albertkit.tasks.tag import Understood, words_of
 
 
-class ClassifyRequest(Strict):
+class ClassifyRequest(StrictRequest):
     """What texts, or pairs of texts, are."""
 
     texts: Texts
@@ -26,7 +26,7 @@ class ClassifyRequest(Strict):
     depth: Depth = None
 
 
-class LabelAnswer(TypedDict):
+class ClassificationItem(TypedDict):
     """The class, the classes, or the value; how sure; and the probability of every class."""
 
     label: Annotated[Any, Meta(extra_json_schema={"type": ["string", "number", "array"]})]
@@ -34,14 +34,14 @@ class LabelAnswer(TypedDict):
     probabilities: dict[str, float] | None
 
 
-class ClassifyAnswer(TypedDict):
+class ClassifyResponse(TypedDict):
     """A label for each text."""
 
     model: str
-    results: list[LabelAnswer]
+    results: list[ClassificationItem]
 
 
-class TextsRequest(Strict):
+class TextsRequest(StrictRequest):
     """Some texts."""
 
     texts: Texts
@@ -49,7 +49,7 @@ class TextsRequest(Strict):
     depth: Depth = None
 
 
-class SpanAnswer(TypedDict):
+class SpanItem(TypedDict):
     """Characters [start, end) of the text, what they are, and how sure."""
 
     text: str
@@ -59,36 +59,36 @@ class SpanAnswer(TypedDict):
     score: float
 
 
-class Tags(TypedDict):
+class TagItem(TypedDict):
     """The entities of a text."""
 
     text: str
-    spans: list[SpanAnswer]
+    spans: list[SpanItem]
 
 
-class TagAnswer(TypedDict):
+class TagResponse(TypedDict):
     """Entities for each text."""
 
     model: str
-    results: list[Tags]
+    results: list[TagItem]
 
 
-class IntentResult(TypedDict):
+class IntentItem(TypedDict):
     """What a text asks for, how sure that is, and the slots it fills."""
 
     intent: str
     probability: float
-    spans: list[SpanAnswer]
+    spans: list[SpanItem]
 
 
-class IntentAnswer(TypedDict):
+class IntentResponse(TypedDict):
     """Intent and slots for each text."""
 
     model: str
-    results: list[IntentResult]
+    results: list[IntentItem]
 
 
-class AnswerRequest(Strict):
+class AnswerRequest(StrictRequest):
     """A question about a text."""
 
     question: str
@@ -97,7 +97,7 @@ class AnswerRequest(Strict):
     depth: Depth = None
 
 
-class FoundAnswer(TypedDict):
+class AnswerItem(TypedDict):
     """Characters [start, end) of the context; an empty text means that it holds no answer."""
 
     text: str
@@ -107,7 +107,7 @@ class FoundAnswer(TypedDict):
     probability: float
 
 
-class AnswerAnswer(TypedDict):
+class AnswerResponse(TypedDict):
     """The best answer, and the next best."""
 
     model: str
@@ -116,10 +116,10 @@ class AnswerAnswer(TypedDict):
     end: int
     score: float
     probability: float
-    others: list[FoundAnswer]
+    others: list[AnswerItem]
 
 
-class ChooseRequest(Strict):
+class ChooseRequest(StrictRequest):
     """A question about a text, and choices of which one is right."""
 
     context: str
@@ -129,7 +129,7 @@ class ChooseRequest(Strict):
     depth: Depth = None
 
 
-class ChooseAnswer(TypedDict):
+class ChooseResponse(TypedDict):
     """The choice, its place, and the probability of each."""
 
     model: str
@@ -138,7 +138,7 @@ class ChooseAnswer(TypedDict):
     probabilities: list[float]
 
 
-class FillRequest(Strict):
+class FillRequest(StrictRequest):
     """Texts with [MASK] where a word is missing."""
 
     texts: Texts
@@ -147,7 +147,7 @@ class FillRequest(Strict):
     depth: Depth = None
 
 
-class GuessAnswer(TypedDict):
+class MaskPredictionItem(TypedDict):
     """A word, its probability, and the text with it in its place."""
 
     word: str
@@ -155,47 +155,49 @@ class GuessAnswer(TypedDict):
     text: str
 
 
-class Filled(TypedDict):
+class FillItem(TypedDict):
     """A text, and the likeliest words for each of its masks."""
 
     text: str
-    masks: list[list[GuessAnswer]]
+    masks: list[list[MaskPredictionItem]]
 
 
-class FillAnswer(TypedDict):
+class FillResponse(TypedDict):
     """Words for each text."""
 
     model: str
-    results: list[Filled]
+    results: list[FillItem]
 
 
-async def classify(desk: Desk, ask: Ask, body: ClassifyRequest) -> dict[str, Any]:
+async def classify(service: Service, context: RequestContext, body: ClassifyRequest) -> dict[str, Any]:
     """What texts, or pairs of texts, are."""
-    model = desk.pick(ask, body.model, "classify")
+    model = service.pick(context, body.model, "classify")
     texts = texts_of(body.texts, "texts")
     pairs = body.pairs if body.pairs is not None else [None] * len(texts)
     if len(pairs) != len(texts):
-        raise Refusal(422, f"there are {len(texts)} texts and {len(pairs)} pairs; give one for each text", name="pairs")
+        raise HttpError(
+            422, f"there are {len(texts)} texts and {len(pairs)} pairs; give one for each text", name="pairs"
+        )
     examples = [Text(a, b) for a, b in zip(texts, pairs, strict=True)]
-    return {"model": model.name, "results": await desk.results(ask, model, examples, "classify", body.depth)}
+    return {"model": model.name, "results": await service.results(context, model, examples, "classify", body.depth)}
 
 
-async def tag(desk: Desk, ask: Ask, body: TextsRequest) -> dict[str, Any]:
+async def tag(service: Service, context: RequestContext, body: TextsRequest) -> dict[str, Any]:
     """The entities in texts."""
-    model = desk.pick(ask, body.model, "tag")
-    examples = await desk.cut(tagged, texts_of(body.texts, "texts"))
-    return {"model": model.name, "results": await desk.results(ask, model, examples, "tag", body.depth)}
+    model = service.pick(context, body.model, "tag")
+    examples = await service.cut(tagged, texts_of(body.texts, "texts"))
+    return {"model": model.name, "results": await service.results(context, model, examples, "tag", body.depth)}
 
 
-async def intent(desk: Desk, ask: Ask, body: TextsRequest) -> dict[str, Any]:
+async def intent(service: Service, context: RequestContext, body: TextsRequest) -> dict[str, Any]:
     """What texts ask for, and the slots they fill; classes of texts are intents without slots."""
-    model = desk.pick(ask, body.model, "intent")
+    model = service.pick(context, body.model, "intent")
     texts = texts_of(body.texts, "texts")
     if model.albert.meta.task == "classify":  # intents without slots
-        labels = await desk.results(ask, model, [Text(text) for text in texts], "classify", body.depth)
+        labels = await service.results(context, model, [Text(text) for text in texts], "classify", body.depth)
         return {"model": model.name, "results": [Understood.of(label) for label in labels]}
-    examples = await desk.cut(tagged, texts)
-    return {"model": model.name, "results": await desk.results(ask, model, examples, "intent", body.depth)}
+    examples = await service.cut(tagged, texts)
+    return {"model": model.name, "results": await service.results(context, model, examples, "intent", body.depth)}
 
 
 def tagged(texts: list[str]) -> list[Tagged]:
@@ -203,11 +205,11 @@ def tagged(texts: list[str]) -> list[Tagged]:
     return [Tagged(text, words_of(text)) for text in texts]
 
 
-async def answer(desk: Desk, ask: Ask, body: AnswerRequest) -> dict[str, Any]:
+async def answer(service: Service, context: RequestContext, body: AnswerRequest) -> dict[str, Any]:
     """Where a text answers a question."""
-    model = desk.pick(ask, body.model, "answer")
+    model = service.pick(context, body.model, "answer")
     examples = [Question("0", body.question, body.context)]
-    (found,) = await desk.results(ask, model, examples, "answer", body.depth)
+    (found,) = await service.results(context, model, examples, "answer", body.depth)
     others = [plain(other) for other in found.others]
     return {"model": model.name, **plain(found), "others": others}
 
@@ -217,19 +219,19 @@ def plain(found: Any) -> dict[str, Any]:
     return {name: getattr(found, name) for name in ("text", "start", "end", "score", "probability")}
 
 
-async def choose(desk: Desk, ask: Ask, body: ChooseRequest) -> dict[str, Any]:
+async def choose(service: Service, context: RequestContext, body: ChooseRequest) -> dict[str, Any]:
     """Which of several choices is right."""
-    model = desk.pick(ask, body.model, "choose")
+    model = service.pick(context, body.model, "choose")
     examples = [Choice(body.context, body.question, tuple(body.choices))]
-    (found,) = await desk.results(ask, model, examples, "choose", body.depth)
+    (found,) = await service.results(context, model, examples, "choose", body.depth)
     return {"model": model.name, "index": found.index, "text": found.text, "probabilities": found.probabilities}
 
 
-async def fill(desk: Desk, ask: Ask, body: FillRequest) -> dict[str, Any]:
+async def fill(service: Service, context: RequestContext, body: FillRequest) -> dict[str, Any]:
     """The likeliest words for each [MASK]."""
-    model = desk.pick(ask, body.model, "fill")
+    model = service.pick(context, body.model, "fill")
     texts = texts_of(body.texts, "texts")
-    found = await desk.words(ask, model, texts, body.k, body.depth)
+    found = await service.words(context, model, texts, body.k, body.depth)
     return {
         "model": model.name,
         "results": [{"text": text, "masks": masks} for text, masks in zip(texts, found, strict=True)],

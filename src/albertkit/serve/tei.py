@@ -13,8 +13,8 @@ import numpy as np
 from msgspec import Meta, Struct
 
 from albertkit import __version__
-from albertkit.serve.http_error import Refusal
-from albertkit.serve.inference import CUTTERS, Ask, Desk, texts_of, texts_or_tokens
+from albertkit.serve.http_error import HttpError
+from albertkit.serve.inference import CUTTERS, RequestContext, Service, texts_of, texts_or_tokens
 from albertkit.serve.schemas import (
     NUMBERS,
     ONE_OR_MANY,
@@ -27,7 +27,7 @@ from albertkit.serve.schemas import (
     TextsOrPairs,
     TextsOrTokens,
 )
-from albertkit.serve.served_models import Model
+from albertkit.serve.served_models import ServedModel
 from albertkit.tasks.examples import Text
 
 YES = ("1", "yes", "true", "entailment", "positive")  # classes that mean "fits", for models of two classes
@@ -66,13 +66,13 @@ class RerankRequest(Struct, kw_only=True):
     model: Served = None
 
 
-class RankedText(TypedDict, total=False):
+class OptionalText(TypedDict, total=False):
     """The text, if it was asked for."""
 
     text: str
 
 
-class Rank(RankedText):
+class RankItem(OptionalText):
     """A text's place in the request, and how well it fits."""
 
     index: int
@@ -96,7 +96,7 @@ PREDICTION = {
 PREDICTIONS = {"type": "array", "items": PREDICTION}
 ONE_OR_MANY_PREDICTIONS = {"anyOf": [PREDICTIONS, {"type": "array", "items": PREDICTIONS}]}
 Predictions = Annotated[Any, Meta(extra_json_schema=ONE_OR_MANY_PREDICTIONS)]
-Rooted = Annotated[
+RootResponse = Annotated[
     Any, Meta(extra_json_schema={"anyOf": [{"type": "array", "items": NUMBERS}, ONE_OR_MANY_PREDICTIONS]})
 ]
 
@@ -117,7 +117,7 @@ class DecodeRequest(Struct, kw_only=True):
     model: Served = None
 
 
-class Compared(Struct, kw_only=True):
+class SimilarityInputs(Struct, kw_only=True):
     """A text, and others to compare it with."""
 
     source_sentence: str
@@ -127,11 +127,11 @@ class Compared(Struct, kw_only=True):
 class SimilarityRequest(Struct, kw_only=True):
     """Cosines of a text with others."""
 
-    inputs: Compared
+    inputs: SimilarityInputs
     model: Served = None
 
 
-class Info(TypedDict):
+class InfoResponse(TypedDict):
     """The first served model and the limits, in text-embeddings-inference's words."""
 
     model_id: str
@@ -148,51 +148,51 @@ class Info(TypedDict):
     version: str
 
 
-async def embed(desk: Desk, ask: Ask, body: EmbedRequest) -> list[np.ndarray]:
+async def embed(service: Service, context: RequestContext, body: EmbedRequest) -> list[np.ndarray]:
     """Sentence vectors."""
-    model = desk.pick(ask, body.model, "embed")
+    model = service.pick(context, body.model, "embed")
     prompts = model.albert.meta.prompts
     if body.prompt_name is not None and body.prompt_name not in prompts:
         known = ", ".join(prompts) or "none"
-        raise Refusal(422, f"the model has no prompt {body.prompt_name!r}; it has: {known}", name="prompt_name")
+        raise HttpError(422, f"the model has no prompt {body.prompt_name!r}; it has: {known}", name="prompt_name")
     recipe = model.albert.recipe(
         body.pooling, body.layer, body.depth, body.dimensions, body.normalize,
         "truncate" if body.truncate else "split", body.prompt_name,
     )  # fmt: skip
-    vectors = await desk.vectors(ask, model, texts_or_tokens(body.inputs, "inputs"), recipe)
+    vectors = await service.vectors(context, model, texts_or_tokens(body.inputs, "inputs"), recipe)
     return list(np.ascontiguousarray(vectors, np.float32))
 
 
-async def similarity(desk: Desk, ask: Ask, body: SimilarityRequest) -> list[float]:
+async def similarity(service: Service, context: RequestContext, body: SimilarityRequest) -> list[float]:
     """Cosines of a text with others."""
-    model = desk.pick(ask, body.model, "embed")
+    model = service.pick(context, body.model, "embed")
     recipe = model.albert.recipe(normalise=True)
-    vectors = await desk.vectors(ask, model, [body.inputs.source_sentence, *body.inputs.sentences], recipe)
+    vectors = await service.vectors(context, model, [body.inputs.source_sentence, *body.inputs.sentences], recipe)
     found: list[float] = (vectors[1:] @ vectors[0]).tolist()
     return found
 
 
-async def rerank(desk: Desk, ask: Ask, body: RerankRequest) -> list[dict[str, Any]]:
+async def rerank(service: Service, context: RequestContext, body: RerankRequest) -> list[dict[str, Any]]:
     """Texts in the order in which they fit a query, the best first."""
-    model = desk.pick(ask, body.model, "rerank")
+    model = service.pick(context, body.model, "rerank")
     if reads_pairs(model):
-        rows = await desk.scores(ask, model, [Text(body.query, text) for text in body.texts], "classify")
+        rows = await service.scores(context, model, [Text(body.query, text) for text in body.texts], "classify")
         scores = fitting(model, np.stack(rows).astype(np.float64), body.raw_scores)
     else:
-        scores = await desk.fitting(ask, model, body.query, body.texts)
+        scores = await service.fitting(context, model, body.query, body.texts)
     order = np.argsort(-scores, kind="stable").tolist()
     return [
         {"index": i, "score": float(scores[i])} | ({"text": body.texts[i]} if body.return_text else {}) for i in order
     ]
 
 
-def reads_pairs(model: Model) -> bool:
+def reads_pairs(model: ServedModel) -> bool:
     """Whether a model scores pairs: made for classes, with a value or two classes."""
     albert = model.albert
     return "classify" in model.can and (albert.task.kind == "regression" or len(albert.task.labels) == 2)
 
 
-def fitting(model: Model, rows: np.ndarray, raw: bool) -> np.ndarray:
+def fitting(model: ServedModel, rows: np.ndarray, raw: bool) -> np.ndarray:
     """(texts, classes) scores → how well each fits: the value, or the probability of the class that means yes."""
     task = model.albert.task
     if task.kind == "regression":
@@ -203,12 +203,12 @@ def fitting(model: Model, rows: np.ndarray, raw: bool) -> np.ndarray:
     return chosen
 
 
-async def predict(desk: Desk, ask: Ask, body: PredictRequest) -> list[Any]:
+async def predict(service: Service, context: RequestContext, body: PredictRequest) -> list[Any]:
     """Classes, the likeliest first: a list for one text or pair, a list of lists for several."""
-    model = desk.pick(ask, body.model, "predict")
+    model = service.pick(context, body.model, "predict")
     examples, many = pairs_of(body.inputs)
     task = model.albert.task
-    rows = np.stack(await desk.scores(ask, model, examples, "classify")).astype(np.float64)
+    rows = np.stack(await service.scores(context, model, examples, "classify")).astype(np.float64)
     if task.kind == "regression":
         labels: tuple[str, ...] = ("value",)
         scores = rows if body.raw_scores else task.middle + task.spread * rows
@@ -226,22 +226,22 @@ def pairs_of(value: Any) -> tuple[list[Text], bool]:
         parts = [one] if isinstance(one, str) and not many else one
         if not isinstance(parts, list) or len(parts) not in (1, 2) or not all(isinstance(p, str) for p in parts):
             rule = "a text, a pair [text, text], or a list of [text] and [text, text]"
-            raise Refusal(422, f"inputs must be {rule}", name="inputs")
+            raise HttpError(422, f"inputs must be {rule}", name="inputs")
         found.append(Text(*parts))
     return found, many
 
 
-async def tokenize(desk: Desk, ask: Ask, body: TokenizeRequest) -> list[list[dict[str, Any]]]:
+async def tokenize(service: Service, context: RequestContext, body: TokenizeRequest) -> list[list[dict[str, Any]]]:
     """The pieces of texts."""
-    model = desk.pick(ask, body.model, "tokenize")
+    model = service.pick(context, body.model, "tokenize")
     texts = texts_of(body.inputs, "inputs")
-    desk.count(ask, texts)
-    found = await desk.cut(lambda: [tokens_of(model, text, body.add_special_tokens) for text in texts])
-    ask.tokens = sum(map(len, found))
+    service.count(context, texts)
+    found = await service.cut(lambda: [tokens_of(model, text, body.add_special_tokens) for text in texts])
+    context.tokens = sum(map(len, found))
     return found
 
 
-def tokens_of(model: Model, text: str, specials: bool = True, **settings: Any) -> list[dict[str, Any]]:
+def tokens_of(model: ServedModel, text: str, specials: bool = True, **settings: Any) -> list[dict[str, Any]]:
     """The pieces of a text with the characters they cover."""
     tokenizer = model.albert.tokenizer
     made = tokenizer.encode(text, add_specials=specials, **settings)
@@ -252,20 +252,20 @@ def tokens_of(model: Model, text: str, specials: bool = True, **settings: Any) -
     ]
 
 
-async def decode(desk: Desk, ask: Ask, body: DecodeRequest) -> list[str]:
+async def decode(service: Service, context: RequestContext, body: DecodeRequest) -> list[str]:
     """The texts of token ids, as far as ids tell."""
-    model = desk.pick(ask, body.model, "tokenize")
+    model = service.pick(context, body.model, "tokenize")
     many = texts_or_tokens(body.ids, "ids")
     if many and isinstance(many[0], str):
-        raise Refusal(422, "ids must be token ids of a text, or a list of such", name="ids")
-    desk.count(ask, many)
+        raise HttpError(422, "ids must be token ids of a text, or a list of such", name="ids")
+    service.count(context, many)
     tokenizer = model.albert.tokenizer
-    return await desk.cut(lambda: [tokenizer.decode(ids, body.skip_special_tokens) for ids in many])
+    return await service.cut(lambda: [tokenizer.decode(ids, body.skip_special_tokens) for ids in many])
 
 
-async def info(desk: Desk, ask: Ask, body: None) -> dict[str, Any]:
+async def info(service: Service, context: RequestContext, body: None) -> dict[str, Any]:
     """The first served model and the limits."""
-    model, settings = next(iter(desk.models)), desk.settings
+    model, settings = next(iter(service.models)), service.settings
     albert = model.albert
     kind: dict[str, Any] = {"embedding": {"pooling": albert.meta.pooling}}
     if "classify" in model.can:
@@ -287,8 +287,10 @@ async def info(desk: Desk, ask: Ask, body: None) -> dict[str, Any]:
     }
 
 
-async def root(desk: Desk, ask: Ask, body: RootRequest) -> Any:
+async def root(service: Service, context: RequestContext, body: RootRequest) -> Any:
     """What TEI answers at its root: classes from a model made for them, else vectors."""
-    if "predict" in next(iter(desk.models)).can:
-        return await predict(desk, ask, PredictRequest(inputs=body.inputs))
-    return await embed(desk, ask, EmbedRequest(inputs=body.inputs, normalize=body.normalize, truncate=body.truncate))
+    if "predict" in next(iter(service.models)).can:
+        return await predict(service, context, PredictRequest(inputs=body.inputs))
+    return await embed(
+        service, context, EmbedRequest(inputs=body.inputs, normalize=body.normalize, truncate=body.truncate)
+    )

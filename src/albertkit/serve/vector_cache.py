@@ -13,7 +13,7 @@ import numpy as np
 OVERHEAD = 400  # bytes of an entry beside its numbers, measured
 
 
-class Cache:
+class VectorCache:
     """Used by the event loop only, so it needs no lock."""
 
     def __init__(self, limit: int) -> None:
@@ -41,7 +41,7 @@ class Cache:
             self.bytes -= old.nbytes + OVERHEAD
 
 
-def key_of(settings: str, text: str) -> bytes:
+def cache_key(settings: str, text: str) -> bytes:
     """16 bytes for a text and how it is embedded."""
     made = hashlib.blake2b(settings.encode() + b"\0", digest_size=16)
     made.update(text.encode("utf-8", "surrogatepass"))

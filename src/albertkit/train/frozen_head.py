@@ -28,7 +28,7 @@ from albertkit.errors import AlbertkitError, need
 from albertkit.interop.convert import open_model
 from albertkit.quantized import Matrix
 from albertkit.runtime.batching import rows
-from albertkit.serve.vector_cache import OVERHEAD, Cache, key_of
+from albertkit.serve.vector_cache import OVERHEAD, VectorCache, cache_key
 from albertkit.tasks.classify import OUTSIDE, Classify
 from albertkit.tasks.classify import outside_scores as outside_scores  # the benches take it from here
 from albertkit.tasks.examples import Text
@@ -37,7 +37,7 @@ from albertkit.train.finetune_settings import FinetuneSettings
 
 STRENGTHS = (1.0, 10.0, 100.0)
 MOST_BYTES = 512 * 2**20
-REMEMBERED = Cache(MOST_BYTES)  # vectors of texts, the longest unused forgotten first
+REMEMBERED = VectorCache(MOST_BYTES)  # vectors of texts, the longest unused forgotten first
 LOCK = threading.Lock()  # fits may run in threads
 
 
@@ -141,7 +141,7 @@ def keyed(albert: Albert, examples: Sequence[Text], length: int) -> tuple[list[b
     """What the encoder reads of each text, and the keys of its vectors: hashes of that and of the model."""
     ids = [e.ids for e in albert.tokenizer.encode_batch([e.text for e in examples], max_length=length)]
     model = f"{albert.name} {albert._device} {albert.config}"
-    return [key_of(model, str(row)) for row in ids], ids
+    return [cache_key(model, str(row)) for row in ids], ids
 
 
 def encode(albert: Albert, ids: list[list[int]]) -> np.ndarray:
