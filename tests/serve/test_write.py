@@ -91,7 +91,7 @@ def test_writing_has_a_pace_of_its_own_and_learns_it(folders):
         own.token_cost.seconds = 1e-3
         ask = RequestContext(seconds_left(service.settings))
         found = await write.generate(service, ask, write.GenerateRequest(texts=["a text", "another"]))
-        assert len(found["results"]) == 2 and own.token_cost.seconds < 1e-3 and model.token_cost.seconds == reading
+        assert len(found["results"]) == 2 and own.token_cost.seconds != 1e-3 and model.token_cost.seconds == reading
         assert ask.texts == 2 and ask.tokens > 4 and ask.computing > 0
 
     at_a_desk(folders["author"], test)
