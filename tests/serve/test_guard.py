@@ -247,7 +247,7 @@ def test_a_container_may_have_a_share_of_the_processors(tmp_path):
 
 def test_no_torch_in_the_server():
     code = (
-        "import sys; from albertkit.serve import app, run, protocol\n"
+        "import sys; from albertkit.serve import app, http_protocol, server\n"
         "print([m for m in ('torch', 'transformers', 'sentencepiece', 'sklearn', 'pydantic') if m in sys.modules])"
     )
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
