@@ -364,13 +364,13 @@ def read(name: str, args: argparse.Namespace) -> float:
             torch.cuda.synchronize()
     else:
         from albertkit.compress.machine import random_weights
-        from albertkit.runtime.batching import rows
+        from albertkit.runtime.batching import token_batches
         from albertkit.runtime.engine import Engine
         from albertkit.weights import encoder_shapes
 
         weights = random_weights(encoder_shapes(config, pooler=False), 32)
         engine = Engine(config, weights, torch.get_num_threads())
-        (packed,) = rows(texts, budget=args.batch * args.length)
+        (packed,) = token_batches(texts, token_budget=args.batch * args.length)
 
         def call() -> None:
             engine.run(packed, config.num_hidden_layers)

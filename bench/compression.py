@@ -93,13 +93,13 @@ def masked_accuracy(albert, texts: list[str]) -> float | None:
     """Share of masked words that are guessed right; the same ones for every model of the same vocabulary."""
     import dataclasses
 
-    from albertkit.runtime.batching import rows
+    from albertkit.runtime.batching import token_batches
 
     if albert.config.options.static or "heads.mlm.bias" not in albert.engine.weights:
         return None
     rng, right, count = np.random.default_rng(0), 0, 0
     ids = [e.ids for e in albert.tokenizer.encode_batch(texts, max_length=128)]
-    for batch in rows(ids):
+    for batch in token_batches(ids):
         inside = np.arange(batch.ids.shape[1])[None] < batch.lengths[:, None]
         chosen = (rng.random(batch.ids.shape) < 0.15) & inside & (batch.ids > 4)
         asked = dataclasses.replace(batch, ids=np.where(chosen, albert.tokenizer.mask_id, batch.ids))

@@ -38,8 +38,8 @@ from tasksets import SETS, Set, load  # noqa: E402
 
 import tasks  # noqa: E402
 from albertkit.albert import Albert  # noqa: E402
-from albertkit.runtime.calibration import Exits, calibrated, fit  # noqa: E402
-from albertkit.runtime.early_exit import Left, Rule, Walk, agreeing, by_depth, looks_of  # noqa: E402
+from albertkit.runtime.calibration import ExitCalibration, calibrated, fit  # noqa: E402
+from albertkit.runtime.early_exit import ExitRule, ExitStats, Walk, agreeing, available_exit_depths, by_depth  # noqa: E402
 from albertkit.runtime.predict import features_of, predict, read_heads  # noqa: E402
 from albertkit.tasks.confidence import CLOSE, Judge, cosines  # noqa: E402
 
@@ -183,10 +183,10 @@ def ingredients(models: Path) -> dict[str, Any]:
         if path.parent.name not in WAYS:
             continue
         meta = read_meta(path)[0]
-        metrics, stored = meta.metrics, meta.details.get("exit")
+        metrics, stored = meta.metrics, meta.details.get("early_exit")
         at = metrics.get("dev at depth", {})
         name = next((n for n in metrics["dev"]), "")
-        exits = None if stored is None else Exits.from_dict(stored)
+        exits = None if stored is None else ExitCalibration.from_dict(stored)
         risks = {} if exits is None else {s: exits.risk(s) for s in SHARES}
         depths = {s: next(m for r, _, m in exits.risks if r == risk) for s, risk in risks.items() if risk is not None}
         found.setdefault(path.parents[1].name, {})[path.parent.name] = {
@@ -198,20 +198,20 @@ def ingredients(models: Path) -> dict[str, Any]:
 # Measuring -------------------------------------------------------------------------------------------------------
 
 
-def depths_of(rule: Rule, judge: Any, read: dict[int, list[Any]], units: Sequence[int]) -> dict[int, int]:
+def depths_of(rule: ExitRule, judge: Any, read: dict[int, list[Any]], units: Sequence[int]) -> dict[int, int]:
     """Where units leave, from what was read at every depth."""
     left: dict[int, int] = {}
     said: dict[int, tuple[Any, int]] = {}
     before = None
-    for number, look in enumerate(rule.looks):
+    for number, look in enumerate(rule.exit_depths):
         if rule.patience:
             for unit, answer in zip(units, judge.says(units, read[look]), strict=True):
                 last, times = said.get(unit, (None, 0))
                 said[unit] = (answer, times + 1 if number and answer == last else 0)
             leaving = [unit for unit in units if said[unit][1] >= rule.patience]
         else:
-            doubts = judge.doubts(units, read[look], before)
-            leaving = [u for u, doubt in zip(units, doubts, strict=True) if doubt <= rule.limits[number]]
+            uncertainty = judge.uncertainty(units, read[look], before)
+            leaving = [u for u, doubt in zip(units, uncertainty, strict=True) if doubt <= rule.limits[number]]
         for unit in leaving:
             left.setdefault(unit, look)
         before = read[look]
@@ -257,34 +257,34 @@ class Held:
         """All at one depth."""
         return self.quality(dict.fromkeys(range(len(self.judge.units)), depth))
 
-    def rules(self, share: float, looks: Sequence[int]) -> list[tuple[np.ndarray, Rule]] | None:
+    def rules(self, share: float, exit_depths: Sequence[int]) -> list[tuple[np.ndarray, ExitRule]] | None:
         """For each half its rule, which was found on the other one; None where a half cannot promise as much."""
         sides, found = halves(len(self.examples)), []
         for mine, other in (sides, sides[::-1]):
-            exits = self.exits(other, looks)
+            exits = self.exits(other, exit_depths)
             if exits is None or exits.risk(share) is None:
                 return None
             found.append((mine, agreeing(exits, share, self.judge.moves)))
         return found
 
-    def promised(self, share: float, looks: Sequence[int]) -> dict[str, float] | None:
+    def promised(self, share: float, exit_depths: Sequence[int]) -> dict[str, float] | None:
         """Early exit with limits from the other half."""
         left: dict[int, int] = {}
-        for mine, rule in self.rules(share, looks) or ():
+        for mine, rule in self.rules(share, exit_depths) or ():
             left |= depths_of(rule, self.judge, self.read, mine.tolist())
         return self.quality(left) if left else None
 
-    def exits(self, places: np.ndarray, looks: Sequence[int]) -> Exits | None:
+    def exits(self, places: np.ndarray, exit_depths: Sequence[int]) -> ExitCalibration | None:
         """Limits found on some of the examples."""
         chosen = set(places.tolist())
         number = {place: i for i, place in enumerate(places.tolist())}
         kept = [i for i, f in enumerate(self.features) if f.example in chosen]
         features = [replace(self.features[i], example=number[self.features[i].example]) for i in kept]
-        read = {d: [self.read[d][i] for i in kept] for d in (*looks, self.full)}
+        read = {d: [self.read[d][i] for i in kept] for d in (*exit_depths, self.full)}
         made = calibrated(self.task, read, features, [self.examples[p] for p in places])
-        return None if made is None else Exits.from_dict(made)
+        return None if made is None else ExitCalibration.from_dict(made)
 
-    def rule(self, rule: Rule) -> dict[str, float]:
+    def rule(self, rule: ExitRule) -> dict[str, float]:
         """A rule without a promise, on all."""
         return self.quality(depths_of(rule, self.judge, self.read, range(len(self.judge.units))))
 
@@ -307,21 +307,23 @@ def measure(chosen: Set, examples: list[Any], folder: Path, args: argparse.Names
     ways: dict[str, Callable[[], Any]] = {}
     for name, albert in opened.items():
         held = Held(albert, examples)
-        looks = range(1, held.full)
-        record: dict[str, Any] = {"layers": held.full, "depth": {d: held.at(d) for d in (*looks, held.full)}}
+        exit_depths = range(1, held.full)
+        record: dict[str, Any] = {"layers": held.full, "depth": {d: held.at(d) for d in (*exit_depths, held.full)}}
         ways[f"{name}, full depth"] = lambda a=albert: predict(a, examples, chosen.task)
         if not name.startswith("fixed"):
             third = range(3, held.full, 3)
-            record["exit"] = {s: held.promised(s, looks) for s in SHARES}
+            record["exit"] = {s: held.promised(s, exit_depths) for s in SHARES}
             record["exit, looks every third layer"] = {s: held.promised(s, third) for s in SHARES}
-            flat = [(f"entropy:{e}", Rule(held.full, tuple(looks), (e,) * len(looks))) for e in ENTROPIES]
-            flat += [(f"patience:{p}", Rule(held.full, tuple(looks), patience=p)) for p in PATIENCES]
+            flat = [
+                (f"entropy:{e}", ExitRule(held.full, tuple(exit_depths), (e,) * len(exit_depths))) for e in ENTROPIES
+            ]
+            flat += [(f"patience:{p}", ExitRule(held.full, tuple(exit_depths), patience=p)) for p in PATIENCES]
             record["rules"] = {text: held.rule(rule) for text, rule in flat}
         if name == "elastic":
             for depth in (d for d in TIMED if d < held.full):
                 ways[f"elastic, depth {depth}"] = lambda a=albert, d=depth: predict(a, examples, chosen.task, depth=d)
             for share in SHARES:
-                for text, these in (("", looks), (", looks every third layer", third)):
+                for text, these in (("", exit_depths), (", looks every third layer", third)):
                     rules = held.rules(share, these)
                     if rules is not None:
                         ways[f"elastic, exit {share:.0%}{text}"] = lambda h=held, r=rules: walked(h, r)
@@ -360,9 +362,9 @@ def unseen(examples: list[Any], texts: Path) -> list[Any]:
 def quality_of(place: Path, examples: list[Any], args: argparse.Namespace) -> dict[str, Any]:
     """A model of another seed, at every depth and with exits."""
     held = Held(Albert(place / "model", bits=args.bits, threads=args.threads), examples)
-    looks = range(1, held.full)
-    exits = {s: held.promised(s, looks) for s in SHARES} if place.name == "elastic" else {}
-    return {"layers": held.full, "depth": {d: held.at(d) for d in (*looks, held.full)}, "exit": exits}
+    exit_depths = range(1, held.full)
+    exits = {s: held.promised(s, exit_depths) for s in SHARES} if place.name == "elastic" else {}
+    return {"layers": held.full, "depth": {d: held.at(d) for d in (*exit_depths, held.full)}, "exit": exits}
 
 
 def seed_of(found: dict[str, Any]) -> dict[str, Any]:
@@ -380,7 +382,7 @@ def learnt_before(made: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
     return None
 
 
-def walked(held: Held, rules: list[tuple[np.ndarray, Rule]]) -> Left:
+def walked(held: Held, rules: list[tuple[np.ndarray, ExitRule]]) -> ExitStats:
     """Early exit for real, from examples to results, each half with its rule."""
     albert, depths = held.albert, []
     for places, rule in rules:
@@ -391,7 +393,7 @@ def walked(held: Held, rules: list[tuple[np.ndarray, Rule]]) -> Left:
         left = walk.run([f.ids for f in features], [f.segments for f in features])
         held.task.results(left.scores, features, examples)
         depths.append(left.depths)
-    return Left([], np.concatenate(depths), held.full)
+    return ExitStats([], np.concatenate(depths), held.full)
 
 
 def race(ways: dict[str, Callable[[], Any]], repeats: int) -> dict[str, dict[str, float]]:
@@ -405,7 +407,7 @@ def race(ways: dict[str, Callable[[], Any]], repeats: int) -> dict[str, dict[str
             done = way()
             times[name].append(time.perf_counter() - began)
             spent[name].append(time.process_time() - used)
-            if isinstance(done, Left):
+            if isinstance(done, ExitStats):
                 depths[name] = done.mean
     return {
         name: {
@@ -428,8 +430,8 @@ def vectors(path: Path, args: argparse.Namespace) -> dict[str, Any]:
     albert = Albert(threads=args.threads, depth=about(DEFAULT).shape["layers"])
     marks = [float(e.label) for e in pairs]
     texts = [t for e in pairs for t in (e.text, e.pair or "")]
-    full, looks = albert.depth, [look for look in looks_of(albert) if look < albert.depth]
-    by = {d: albert.embed(texts, depth=d) for d in (*looks, full)}
+    full, exit_depths = albert.depth, [look for look in available_exit_depths(albert) if look < albert.depth]
+    by = {d: albert.embed(texts, depth=d) for d in (*exit_depths, full)}
 
     def score(found: np.ndarray, depths: np.ndarray) -> dict[str, float]:
         alike = (found[0::2] * found[1::2]).sum(1)
@@ -437,8 +439,10 @@ def vectors(path: Path, args: argparse.Namespace) -> dict[str, Any]:
         mean = float(depths.mean())
         return {"spearman": float(spearmanr(alike, marks).statistic), "agreement": agreed, "mean_depth": mean, "times_fewer_layers": full / mean}  # fmt: skip
 
-    doubts = np.stack([np.full(len(texts), np.inf), *(1 - cosines(by[b], by[a]) for a, b in pairwise(looks))], 1)
-    agrees = np.stack([cosines(by[d], by[full]) >= CLOSE for d in looks], 1)
+    uncertainty = np.stack(
+        [np.full(len(texts), np.inf), *(1 - cosines(by[b], by[a]) for a, b in pairwise(exit_depths))], 1
+    )
+    agrees = np.stack([cosines(by[d], by[full]) >= CLOSE for d in exit_depths], 1)
     record: dict[str, Any] = {"layers": full, "texts": len(texts), "close": CLOSE, "machine": machine(args.threads)}
     record["depth"] = {d: score(v, np.full(len(texts), d)) for d, v in by.items()}
     record["exit"] = {}
@@ -446,10 +450,10 @@ def vectors(path: Path, args: argparse.Namespace) -> dict[str, Any]:
         depths = np.full(len(texts), full)
         sides = halves(len(texts))
         for mine, other in (sides, sides[::-1]):
-            exits = fit(doubts[other], agrees[other], looks, full)
+            exits = fit(uncertainty[other], agrees[other], exit_depths, full)
             if exits is not None and exits.risk(share) is not None:
-                leaves = doubts[mine] <= np.array(exits.limits(share))
-                depths[mine] = np.where(leaves.any(1), np.array(looks)[leaves.argmax(1)], full)
+                leaves = uncertainty[mine] <= np.array(exits.limits(share))
+                depths[mine] = np.where(leaves.any(1), np.array(exit_depths)[leaves.argmax(1)], full)
         record["exit"][share] = score(np.stack([by[int(d)][i] for i, d in enumerate(depths)]), depths)
     record["seconds"] = race(
         {f"depth {d}": lambda d=d: albert.embed(texts, depth=d) for d in by}
@@ -459,10 +463,10 @@ def vectors(path: Path, args: argparse.Namespace) -> dict[str, Any]:
     return record
 
 
-def early(albert: Albert, texts: list[str], cosine: float) -> Left:
+def early(albert: Albert, texts: list[str], cosine: float) -> ExitStats:
     """Vectors that stop when they stop moving."""
-    found, depths = albert.embed_early(texts, exit=f"cosine:{cosine}")
-    return Left(list(found), depths, albert.depth)
+    found, depths = albert.embed_early_exit(texts, early_exit=f"cosine:{cosine}")
+    return ExitStats(list(found), depths, albert.depth)
 
 
 def main() -> None:

@@ -28,7 +28,7 @@ class Ours:
         self.albert = Albert(folder, depth=depth, threads=threads)
 
     def embed(self, texts: list[str]) -> np.ndarray:
-        return self.albert.embed(texts, long="truncate", normalise=True)
+        return self.albert.embed(texts, long_texts="truncate", normalize=True)
 
 
 class Onnx:

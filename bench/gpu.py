@@ -32,7 +32,7 @@ def main() -> int:
     texts = [" ".join(["some", "words", "of", "text"] * n) + f" {n}" for n in (1, 3, 30, 7, 100, 12)] * 50
     with tempfile.TemporaryDirectory() as folder:
         write_artifact(Artifact(config, model.weights(), tokenizer), Path(folder) / "m")
-        cpu, gpu = Albert(Path(folder) / "m"), Albert(Path(folder) / "m", device="cuda", budget=65_536)
+        cpu, gpu = Albert(Path(folder) / "m"), Albert(Path(folder) / "m", device="cuda", token_budget=65_536)
         worst = float(np.abs(cpu.embed(texts[:24]) - gpu.embed(texts[:24])).max())
         words = [[g.word for g in a.fill_mask("a [MASK] text")[0]] for a in (cpu, gpu)]
         gpu.embed(texts)

@@ -283,7 +283,7 @@ RUNNERS = {
 def work_loop(name: str, folder: Path, threads: int, runners: dict = RUNNERS) -> None:
     """A child process: one runner, told by stdin what to embed; answers with the seconds it took."""
     runner = runners[name](folder, threads)
-    settings = {"long": "truncate"} if name.startswith("albertkit") else {}
+    settings = {"long_texts": "truncate"} if name.startswith("albertkit") else {}
     works = json.loads((folder / "works.json").read_text())
     print(json.dumps({"ready": True, "bytes": getattr(runner, "bytes", None)}), flush=True)
     for line in sys.stdin:

@@ -28,7 +28,7 @@ from tasksets import SETS, load  # noqa: E402
 
 from albertkit import Albert  # noqa: E402
 from albertkit.cli.task_commands import parted  # noqa: E402
-from albertkit.runtime.batching import rows  # noqa: E402
+from albertkit.runtime.batching import token_batches  # noqa: E402
 
 SHARE = 0.2  # of the words of a sentence that are replaced
 LIKELY = 8  # words proposed for each, of which one is drawn
@@ -99,7 +99,7 @@ def replaced(albert: Albert, texts: Sequence[str], rng: random.Random) -> list[s
         masked.append(" ".join(word for word in words if word))
     encoded = [albert.masked(text, LIKELY) for text in masked]
     out = list(texts)
-    for batch in rows([e.ids for e, _ in encoded], budget=albert.budget):
+    for batch in token_batches([e.ids for e, _ in encoded], token_budget=albert.token_budget):
         hidden = albert.engine.run(batch, albert.depth)
         for own, nth in zip(hidden, batch.order.tolist(), strict=True):
             best = albert.best_words(own[encoded[nth][1]], LIKELY)

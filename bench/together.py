@@ -45,7 +45,7 @@ OURS: dict[str, tuple[str, dict[str, Any]]] = {  # name → folder, settings of 
     "albertkit, float32": ("float", {}),
     "albertkit, int8": ("int8", {}),
     "albertkit, int8, depth 6": ("int8", {"depth": 6}),
-    "albertkit, int8, exit cosine:0.95": ("int8", {"exit": "cosine:0.95"}),
+    "albertkit, int8, exit cosine:0.95": ("int8", {"early_exit": "cosine:0.95"}),
     "albertkit, int8, depth 3": ("int8", {"depth": 3}),
     "albertkit, 4-bit, depth 3": ("int4", {"depth": 3}),
 }
@@ -204,8 +204,10 @@ def mean_depths(place: Path, texts: list[str], threads: int) -> dict[str, float]
     """Layers that a text goes through on average, for those of ours with an exit."""
     out = {}
     for name, (kind, settings) in OURS.items():
-        if "exit" in settings:
-            out[name] = float(ours(place, kind, threads).embed_early(texts, long="truncate", **settings)[1].mean())
+        if "early_exit" in settings:
+            out[name] = float(
+                ours(place, kind, threads).embed_early_exit(texts, long_texts="truncate", **settings)[1].mean()
+            )
     return out
 
 

@@ -23,11 +23,11 @@ all; then apply fewer layers, or let each text leave as soon as it is sure:
 ```bash
 albertkit elastic sentiment train.tsv --dev dev.tsv -o sentiment-elastic
 albertkit classify sentiment-elastic 'what a lovely film' --depth 4
-albertkit classify sentiment-elastic 'what a lovely film' --exit 99%
-albertkit evaluate sentiment-elastic test.tsv --exit 99%   # also prints the mean depth
+albertkit classify sentiment-elastic 'what a lovely film' --early-exit 99%
+albertkit evaluate sentiment-elastic test.tsv --early-exit 99%   # also prints the mean depth
 ```
 
-`Albert(FOLDER).classify(texts, depth=4)` and `exit="99%"` do the same, and so do `tag`, `understand`, `answer` and `choose`; a result says in `depth` where it left.
+`Albert(FOLDER).classify(texts, depth=4)` and `early_exit="99%"` do the same, and so do `tag`, `understand`, `answer` and `choose`; a result says in `depth` where it left.
 `albertkit finetune classify train.tsv -o OUT --elastic` trains a model so from the start. A pre-trained model learns masked words at every depth with
 `albertkit elastic MODEL SHARDS -o OUT`.
 
@@ -53,7 +53,7 @@ fewer layers learns as much from such texts; what elastic depth adds is that one
 
 ## When texts leave
 
-| `exit=` | a text leaves when |
+| `early_exit=` | a text leaves when |
 |---|---|
 | `"99%"` or `0.99` | it is sure enough that texts agree with the full depth 99 times in 100 |
 | `"entropy:0.1"` | the entropy of its classes is at most a tenth of the highest possible one |
@@ -79,14 +79,14 @@ Two vectors agree when their cosine is at least 0.95, two values when they diffe
 ## Vectors
 
 Models that `albertkit distill` made are elastic as they come, at the depths they were trained at (3, 6, 9 and 12 for the built-in one; between them their vectors mean nothing, and another `depth=` is refused). A vector cannot
-have stopped moving at the first look, so the second is the first at which a text can leave. `albertkit calibrate MODEL texts.txt` finds the limits for `exit="99%"`; the built-in
+have stopped moving at the first look, so the second is the first at which a text can leave. `albertkit calibrate MODEL texts.txt` finds the limits for `early_exit="99%"`; the built-in
 model has them.
 
 ```python
 from albertkit import Albert
 
 albert = Albert()
-vectors, depths = albert.embed_early(["a cat sat on the mat", "stocks fell again"], exit="cosine:0.9")
+vectors, depths = albert.embed_early_exit(["a cat sat on the mat", "stocks fell again"], early_exit="cosine:0.9")
 print(f"{depths.mean():.1f} of {albert.depth} layers")
 ```
 """
@@ -239,7 +239,7 @@ def ingredients(found: Any) -> list[str]:
     if not found:
         return []
     lines = ["## What each ingredient is worth", "",
-             "The same start and the same updates, one seed, measured on the tenth of the training examples that chose the checkpoint: quality by depth, and layers a text with `exit=95%` and `exit=99%`.", ""]  # fmt: skip
+             "The same start and the same updates, one seed, measured on the tenth of the training examples that chose the checkpoint: quality by depth, and layers a text with `early_exit=95%` and `early_exit=99%`.", ""]  # fmt: skip
     for name, ways in found.items():
         metric = next(iter(ways.values()))["metric"]
         heads = [*(f"depth {d}" if d.isdigit() else d for d in SHOWN), "95%", "99%"]

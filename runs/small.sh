@@ -32,7 +32,7 @@ END
 albertkit quantize "$out/vectors/cut" "$out/small" --bits 8 --force
 albertkit quantize "$out/pretrain/model" "$out/small-pretrained" --bits 8 --force
 
-# When vectors stop moving, for --exit 99%: about 1,400 paragraphs of the text.
+# When vectors stop moving, for --early-exit 99%: about 1,400 paragraphs of the text.
 find "$TEXTS" -name '*.txt.xz' -print0 | sort -z | xargs -0 xzcat | awk 'length($0) > 20 && length($0) < 400 && ++n % 2000 == 0' > "$out/paragraphs.txt"
 albertkit calibrate "$out/small" "$out/paragraphs.txt"
 

@@ -33,7 +33,7 @@ def test_ours_and_others_stand_side_by_side_against_the_better_full_depth():
     assert page.index("## Beside what others report") < page.index("| FastBERT") and "times faster" in page
 
 
-def seed(full: float, exit: float | None, layers: float) -> dict:
+def seed(full: float, early_exit: float | None, layers: float) -> dict:
     last = None if exit is None else {"f1": exit, "mean_depth": layers, "times_fewer_layers": 4 / layers}
     return {
         "plain": row(full, 1.0),

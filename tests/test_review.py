@@ -199,7 +199,7 @@ def test_inputs_of_the_wrong_kind(folder):
         albert.embed(["a"] * 100 + [None])
     long = [*TEXTS, "word " * 200]
     with pytest.raises(AlbertkitError, match="text 5 has"):
-        albert.embed(long, long="error")
+        albert.embed(long, long_texts="error")
 
 
 def test_arguments_that_are_not_utf8(folder, tmp_path):

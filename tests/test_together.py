@@ -48,7 +48,7 @@ def test_its_heads_and_its_pooler_say_the_same(tmp_path):
         write_artifact(artifact, tmp_path / name)
         alberts.append(Albert(tmp_path / name, threads=1))
     for settings_ in ({"pooling": "pooler"}, {"pooling": "cls", "depth": 1}, {"layer": 0}):
-        one, other = (albert.embed(TEXTS, normalise=False, **settings_) for albert in alberts)
+        one, other = (albert.embed(TEXTS, normalize=False, **settings_) for albert in alberts)
         assert np.abs(np.tile(one, 2) - other).max() < 1e-4
     one, other = (albert.fill_mask("this is a [MASK]")[0] for albert in alberts)
     assert [guess.word for guess in one] == [guess.word for guess in other]

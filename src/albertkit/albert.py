@@ -19,8 +19,8 @@ from albertkit import builtin
 from albertkit.artifact import read_stored
 from albertkit.errors import AlbertkitError, nearest
 from albertkit.quantized import pack, unpack
-from albertkit.runtime.batching import BUDGET, rows
-from albertkit.runtime.depths import check_taught
+from albertkit.runtime.batching import TOKEN_BUDGET, token_batches
+from albertkit.runtime.depths import check_trained_depth
 from albertkit.runtime.engine import open_engine
 from albertkit.runtime.graph import as_float
 from albertkit.tokenizer import Encoding
@@ -28,7 +28,7 @@ from albertkit.tokenizer import Encoding
 if TYPE_CHECKING:
     from albertkit.tasks.examples import Turn
 
-Exit = str | float  # see `runtime/early_exit.py`
+EarlyExit = str | float  # see `runtime/early_exit.py`
 POOLINGS = ("mean", "cls", "pooler", "max")
 LONG = ("split", "truncate", "error")
 WINDOW_TEXTS = 4096  # most texts sorted by length together; bounds memory for endless input
@@ -49,7 +49,7 @@ class TokenVectors:
 
 
 @dataclass(frozen=True)
-class Guess:
+class MaskPrediction:
     """One word for a mask."""
 
     word: str
@@ -58,15 +58,15 @@ class Guess:
 
 
 @dataclass(frozen=True)
-class Recipe:
+class EmbedOptions:
     """How texts become vectors: the settings of `Albert.embed`, checked."""
 
     pooling: str
     depth: int
-    long: str
+    long_texts: str
     dim: int | None
-    unit: bool  # to length 1
-    before: str  # put before each text
+    normalize: bool  # to length 1
+    prompt: str  # put before each text
 
 
 class Albert:
@@ -85,7 +85,7 @@ class Albert:
         threads: int | None = None,
         device: str = "cpu",
         depth: int | None = None,
-        budget: int = BUDGET,
+        token_budget: int = TOKEN_BUDGET,
     ) -> None:
         stored = read_stored(model)
         self.source = model
@@ -112,7 +112,7 @@ class Albert:
         self.depth = self._check_depth(depth if depth is not None else stored.meta.depth)
         kind = stored.meta.quantisation or (f"int{bits}" if bits else "float")
         self.name = f"{stored.identity[:16]}-{kind}-{stored.meta.pooling}-depth{self.depth}-{self.max_tokens}"
-        self.budget = budget
+        self.token_budget = token_budget
         self.heads = {
             name.split(".")[1]: (as_float(weights[name]), as_float(weights[name.replace("weight", "bias")]))
             for name in weights
@@ -146,9 +146,9 @@ class Albert:
         """Sentence vectors, float32 and of length 1: (dim,) for one text, (texts, dim) for many.
 
         pooling: mean, cls, pooler or max (default the model's). layer: which hidden state (0 the embeddings, -1 the
-        last). depth: layers to apply. dim: keep the first numbers only. normalise: length 1. long: what to do with a
+        last). depth: layers to apply. dim: keep the first numbers only. normalize: length 1. long_texts: what to do with a
         text beyond the position table: split (windows, then their mean), truncate, or error. prompt: put before each
-        text, or the name of one of the model's prompts. exit: leave early (see `embed_early`).
+        text, or the name of one of the model's prompts. early_exit: leave early (see `embed_early_exit`).
         """
         if isinstance(texts, str):
             return next(self.embed_iter([texts], **settings))
@@ -164,86 +164,86 @@ class Albert:
         layer: int | None = None,
         depth: int | None = None,
         dim: int | None = None,
-        normalise: bool | None = None,
-        long: str = "split",
+        normalize: bool | None = None,
+        long_texts: str = "split",
         prompt: str | None = None,
-        exit: Exit | None = None,
+        early_exit: EarlyExit | None = None,
         leave: Callable[[int], None] = lambda depth: None,
     ) -> Iterator[np.ndarray]:
         """The vectors of `embed` one by one, in bounded memory however many texts there are.
 
-        leave: with `exit`, called with the depth at which each text left.
+        leave: with `early_exit`, called with the depth at which each text left.
         """
-        recipe = self.recipe(pooling, layer, depth, dim, normalise, long, prompt)
-        if exit is not None:
+        options = self.embed_options(pooling, layer, depth, dim, normalize, long_texts, prompt)
+        if early_exit is not None:
             from albertkit.runtime.early_exit import embed_windows
 
-            for left in embed_windows(self, texts, recipe, exit, layer, depth):
+            for left in embed_windows(self, texts, options, early_exit, layer, depth):
                 for vector, layers in zip(left.scores, left.depths.tolist(), strict=True):
                     leave(layers)
                     yield vector
             return
         start = 0
         for window in windows(texts):
-            yield from self._embed_window([recipe.before + text for text in window], recipe, start)
+            yield from self._embed_window([options.prompt + text for text in window], options, start)
             start += len(window)
 
-    def embed_early(
-        self, texts: Iterable[str], exit: Exit, *, depth: int | None = None, **settings: Any
+    def embed_early_exit(
+        self, texts: Iterable[str], early_exit: EarlyExit, *, depth: int | None = None, **settings: Any
     ) -> tuple[np.ndarray, np.ndarray]:
         """Vectors (texts, dim), and the depth (texts,) at which each stopped moving.
 
-        exit: "99%" (or 0.99) promises vectors that agree with the full depth's for 99 % of texts, after `albertkit calibrate`; "cosine:0.99" leaves when
+        early_exit: "99%" (or 0.99) promises vectors that agree with the full depth's for 99 % of texts, after `albertkit calibrate`; "cosine:0.99" leaves when
         two looks in a row give vectors of at least that cosine.
         """
         from albertkit.runtime.early_exit import embed_windows
 
-        found = list(embed_windows(self, texts, self.recipe(depth=depth, **settings), exit, None, depth))
+        found = list(embed_windows(self, texts, self.embed_options(depth=depth, **settings), early_exit, None, depth))
         vectors = [vector for left in found for vector in left.scores]
         width = settings.get("dim") or self.dim
         depths = np.concatenate([left.depths for left in found]) if found else np.zeros(0, np.int64)
         return np.stack(vectors) if vectors else np.zeros((0, width), np.float32), depths
 
-    def recipe(
+    def embed_options(
         self,
         pooling: str | None = None,
         layer: int | None = None,
         depth: int | None = None,
         dim: int | None = None,
-        normalise: bool | None = None,
-        long: str = "split",
+        normalize: bool | None = None,
+        long_texts: str = "split",
         prompt: str | None = None,
-    ) -> Recipe:
+    ) -> EmbedOptions:
         """The settings of `embed`, checked, with the model's own where none were given."""
         how = pooling or self.meta.pooling
         if how not in POOLINGS:
             raise AlbertkitError(
                 f"unknown pooling {how!r}{nearest(how, POOLINGS)}; choose one of {', '.join(POOLINGS)}"
             )
-        if long not in LONG:
-            raise AlbertkitError(f"long is {long!r}; choose one of {', '.join(LONG)}")
+        if long_texts not in LONG:
+            raise AlbertkitError(f"long_texts is {long_texts!r}; choose one of {', '.join(LONG)}")
         if dim is not None and (not isinstance(dim, int) or not 1 <= dim <= self.dim):
             raise AlbertkitError(f"dim is {dim}; this model has 1 to {self.dim} dimensions")
         if self.config.options.static and how != "mean":
             raise AlbertkitError(f"pooling is {how!r}; a static model knows only the mean of its pieces' vectors")
-        unit = self.meta.normalise if normalise is None else normalise
+        unit = self.meta.normalise if normalize is None else normalize
         before = self.meta.prompts.get("default", "") if prompt is None else self.meta.prompts.get(prompt, prompt)
         layers = self._layers_to_apply(layer, depth, how)
         if layer is None:
-            check_taught(
+            check_trained_depth(
                 self.config, self.meta, layers, f" (layer={layers} gives the hidden states there all the same)"
             )
-        return Recipe(how, layers, long, dim, unit, before)
+        return EmbedOptions(how, layers, long_texts, dim, unit, before)
 
-    def _embed_window(self, texts: list[str], recipe: Recipe, first: int) -> Iterator[np.ndarray]:
-        pieces, owners = self.pieces(texts, recipe.long, first)
+    def _embed_window(self, texts: list[str], options: EmbedOptions, first: int) -> Iterator[np.ndarray]:
+        pieces, owners = self.pieces(texts, options.long_texts, first)
         if self.config.options.static:
             vectors = self.engine.means(pieces)
         else:
             vectors = np.empty((len(pieces), self.dim), np.float32)
-            for batch in rows(pieces, budget=self.budget):
-                vectors[batch.order] = self._pool(self.engine.run(batch, recipe.depth), batch.lengths, recipe.pooling)
-        yield from joined(vectors, [len(p) for p in pieces], owners, recipe)
+            for batch in token_batches(pieces, token_budget=self.token_budget):
+                vectors[batch.order] = self._pool(self.engine.run(batch, options.depth), batch.lengths, options.pooling)
+        yield from joined(vectors, [len(p) for p in pieces], owners, options)
 
     def _pool(self, hidden: np.ndarray, lengths: np.ndarray, how: str) -> np.ndarray:
         """(texts, length, H) → (texts, H)."""
@@ -275,7 +275,7 @@ class Albert:
         for place, ids in enumerate(texts, number):
             if len(ids) > room and long == "error":
                 raise AlbertkitError(
-                    f"text {place} has {len(ids)} tokens and the model reads {room}; choose long='split' or 'truncate'"
+                    f"text {place} has {len(ids)} tokens and the model reads {room}; choose long_texts='split' or 'truncate'"
                 )
             step = max(1, room - OVERLAP)
             count = 1 if len(ids) <= room or long == "truncate" else 1 + math.ceil((len(ids) - room) / step)
@@ -305,7 +305,7 @@ class Albert:
         if long == "truncate":  # what can matter: generous, and found without reading the rest
             return " ".join(text[:MAX_CHARACTERS].split())[: 64 * self.max_tokens]
         raise AlbertkitError(
-            f"text {place} has {len(text):,} characters; one text has at most {MAX_CHARACTERS:,}, so split it or choose long='truncate'"
+            f"text {place} has {len(text):,} characters; one text has at most {MAX_CHARACTERS:,}, so split it or choose long_texts='truncate'"
         )
 
     def tokens(self, texts: str | Iterable[str], *, layer: int | None = None, depth: int | None = None) -> Any:
@@ -316,7 +316,7 @@ class Albert:
         for window in windows([texts] if isinstance(texts, str) else texts):
             encodings = self.tokenizer.encode_batch(window, max_length=self.max_tokens)
             found: list[Any] = [None] * len(encodings)
-            for batch in rows([e.ids for e in encodings], [e.segments for e in encodings], self.budget):
+            for batch in token_batches([e.ids for e in encodings], [e.segments for e in encodings], self.token_budget):
                 hidden = self.engine.run(batch, depth)
                 for at, place in enumerate(batch.order):
                     e = encodings[place]
@@ -328,7 +328,7 @@ class Albert:
 
     def similarity(self, first: str | Iterable[str], second: str | Iterable[str] | None = None, **settings: Any) -> Any:
         """Cosine of texts: a number for two texts, a (first, second) table for many; without `second`, all with all."""
-        settings = {**settings, "normalise": True}  # a cosine, whatever the model's own vectors look like
+        settings = {**settings, "normalize": True}  # a cosine, whatever the model's own vectors look like
         a = self.embed(first, **settings)
         b = a if second is None else self.embed(second, **settings)
         table = np.atleast_2d(a) @ np.atleast_2d(b).T
@@ -338,14 +338,14 @@ class Albert:
 
     # Words -------------------------------------------------------------------------------------------------------
 
-    def fill_mask(self, text: str, k: int = 5, depth: int | None = None) -> list[list[Guess]]:
+    def fill_mask(self, text: str, k: int = 5, depth: int | None = None) -> list[list[MaskPrediction]]:
         """The `k` likeliest words for each [MASK] of a text, each guess with the text it gives."""
         if self._filler is not self:
             return self._filler.fill_mask(text, k, depth)
         encoding, places = self.masked(text, k)
-        (batch,) = rows([encoding.ids], [encoding.segments])
+        (batch,) = token_batches([encoding.ids], [encoding.segments])
         hidden = self.engine.run(batch, self._layers_to_apply(None, depth, "mean"))[0, places]
-        return self.guesses(text, self.best_words(hidden, k))
+        return self.mask_predictions(text, self.best_words(hidden, k))
 
     def infill(
         self, text: str, length: str | int | None = None, *, rounds: int = 10, k: int = 1, depth: int | None = None
@@ -387,7 +387,7 @@ class Albert:
         best = np.argsort(-scores, axis=1)[:, :k]
         return [[(int(i), float(row[i])) for i in top] for row, top in zip(scores, best, strict=True)]
 
-    def guesses(self, text: str, best: list[list[tuple[int, float]]]) -> list[list[Guess]]:
+    def mask_predictions(self, text: str, best: list[list[tuple[int, float]]]) -> list[list[MaskPrediction]]:
         """The words that `best_words` found for each mask of a text."""
         return [[self._guess(text, nth, token, score) for token, score in top] for nth, top in enumerate(best)]
 
@@ -396,14 +396,16 @@ class Albert:
         """This model; or, beside the built-in one for vectors, the built-in one for words."""
         return Albert(builtin.WORDS, threads=self.engine.threads) if self._asks_another else self
 
-    def _guess(self, text: str, nth: int, token: int, score: float) -> Guess:
+    def _guess(self, text: str, nth: int, token: int, score: float) -> MaskPrediction:
         piece = self.tokenizer.tokens([token])[0]
         word = piece.removeprefix("##").replace("▁", "")
         parts = text.split("[MASK]")
-        return Guess(word or piece, score, "[MASK]".join(parts[: nth + 1]) + word + "[MASK]".join(parts[nth + 1 :]))
+        return MaskPrediction(
+            word or piece, score, "[MASK]".join(parts[: nth + 1]) + word + "[MASK]".join(parts[nth + 1 :])
+        )
 
     # Tasks -------------------------------------------------------------------------------------------------------
-    # For a model that was fine-tuned; `runtime/predict.py` does the work. depth: layers to apply. exit: each text leaves when it is sure, and its result
+    # For a model that was fine-tuned; `runtime/predict.py` does the work. depth: layers to apply. early_exit: each text leaves when it is sure, and its result
     # says at which depth: "99%" (or 0.99: agree with the full depth on 99 % of texts), "entropy:0.1" or "patience:2".
 
     @cached_property
@@ -419,7 +421,7 @@ class Albert:
         pairs: str | Iterable[str] | None = None,
         *,
         depth: int | None = None,
-        exit: Exit | None = None,
+        early_exit: EarlyExit | None = None,
     ) -> Any:
         """Class, classes or value of each text or pair, with probabilities: one `Label`, or a list of them."""
         from albertkit.runtime.predict import listed, predict
@@ -429,20 +431,22 @@ class Albert:
         second = [None] * len(first) if pairs is None else listed(pairs)[0]
         if len(second) != len(first):
             raise AlbertkitError(f"there are {len(first)} texts and {len(second)} pairs; give one pair for each text")
-        found = predict(self, [Text(a, b) for a, b in zip(first, second, strict=True)], "classify", depth, exit)
+        found = predict(self, [Text(a, b) for a, b in zip(first, second, strict=True)], "classify", depth, early_exit)
         return found[0] if single else found
 
-    def tag(self, texts: str | Iterable[str], *, depth: int | None = None, exit: Exit | None = None) -> Any:
+    def tag(self, texts: str | Iterable[str], *, depth: int | None = None, early_exit: EarlyExit | None = None) -> Any:
         """The entities in each text, as spans of characters: one `Entities`, or a list of them."""
         from albertkit.runtime.predict import listed, predict
         from albertkit.tasks.examples import Tagged
         from albertkit.tasks.tag import words_of
 
         given, single = listed(texts)
-        found = predict(self, [Tagged(text, words_of(text)) for text in given], "tag", depth, exit)
+        found = predict(self, [Tagged(text, words_of(text)) for text in given], "tag", depth, early_exit)
         return found[0] if single else found
 
-    def understand(self, texts: str | Iterable[str], *, depth: int | None = None, exit: Exit | None = None) -> Any:
+    def understand(
+        self, texts: str | Iterable[str], *, depth: int | None = None, early_exit: EarlyExit | None = None
+    ) -> Any:
         """Intent and slots of each text: one `Understood`, or a list of them; classes of texts are intents without slots."""
         from albertkit.runtime.predict import listed, predict
         from albertkit.tasks.examples import Tagged, Text
@@ -450,14 +454,18 @@ class Albert:
 
         given, single = listed(texts)
         if self.meta.task == "classify" and self.task.kind == "single":  # intents without slots
-            labels = predict(self, [Text(text) for text in given], "classify", depth, exit)
+            labels = predict(self, [Text(text) for text in given], "classify", depth, early_exit)
             found = [Understood.of(label) for label in labels]
         else:
-            found = predict(self, [Tagged(text, words_of(text)) for text in given], "intent", depth, exit)
+            found = predict(self, [Tagged(text, words_of(text)) for text in given], "intent", depth, early_exit)
         return found[0] if single else found
 
     def track(
-        self, turns: str | Iterable[str | tuple[str, str] | Turn], *, depth: int | None = None, exit: Exit | None = None
+        self,
+        turns: str | Iterable[str | tuple[str, str] | Turn],
+        *,
+        depth: int | None = None,
+        early_exit: EarlyExit | None = None,
     ) -> Any:
         """What a user wants after each turn of a dialogue: a `State` for each, or one for a single text.
 
@@ -468,15 +476,17 @@ class Albert:
 
         check_made(self, "dialogue")
         given, single = turns_of(turns)
-        found = predict(self, given, "dialogue", depth, exit) if given else []
+        found = predict(self, given, "dialogue", depth, early_exit) if given else []
         return found[0] if single else found
 
-    def answer(self, question: str, context: str, *, depth: int | None = None, exit: Exit | None = None) -> Any:
+    def answer(
+        self, question: str, context: str, *, depth: int | None = None, early_exit: EarlyExit | None = None
+    ) -> Any:
         """Where the context answers the question: a `Found`, empty if it does not."""
         from albertkit.runtime.predict import predict
         from albertkit.tasks.examples import Question
 
-        return predict(self, [Question("0", question, context)], "answer", depth, exit)[0]
+        return predict(self, [Question("0", question, context)], "answer", depth, early_exit)[0]
 
     def choose(
         self,
@@ -485,13 +495,13 @@ class Albert:
         choices: Iterable[str],
         *,
         depth: int | None = None,
-        exit: Exit | None = None,
+        early_exit: EarlyExit | None = None,
     ) -> Any:
         """Which choice is right: a `Chosen`."""
         from albertkit.runtime.predict import predict
         from albertkit.tasks.examples import Choice
 
-        return predict(self, [Choice(context, question, tuple(choices))], "choose", depth, exit)[0]
+        return predict(self, [Choice(context, question, tuple(choices))], "choose", depth, early_exit)[0]
 
     def explain(self, text: str, **settings: Any) -> Any:
         """What the model attends to, which words carry its prediction, and how that forms: an `Explanation` (see `docs/explain.md`)."""
@@ -552,12 +562,12 @@ class Albert:
         return layer if layer >= 0 else depth + 1 + layer
 
 
-def joined(vectors: np.ndarray, lengths: list[int], owners: list[int], recipe: Recipe) -> Iterator[np.ndarray]:
+def joined(vectors: np.ndarray, lengths: list[int], owners: list[int], options: EmbedOptions) -> Iterator[np.ndarray]:
     """The vector of each text from those of its pieces (pieces, H), which have `lengths` tokens; `owners` counts each text's."""
     if len(owners) < len(vectors):
-        vectors = np.stack(list(merged(vectors, lengths, owners, recipe.pooling)))
-    cut = vectors[:, : recipe.dim]
-    if recipe.unit:
+        vectors = np.stack(list(merged(vectors, lengths, owners, options.pooling)))
+    cut = vectors[:, : options.dim]
+    if options.normalize:
         cut = cut / np.maximum(np.sqrt((cut * cut).sum(axis=1, keepdims=True)), 1e-12)
     yield from cut
 

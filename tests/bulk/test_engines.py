@@ -150,7 +150,7 @@ def test_a_killed_run_goes_on(models, tmp_path):
         model=str(models / "int8"),
         engine=in_process,
         part_rows=600,
-        options={"long": "split"},
+        options={"long_texts": "split"},
     )
     assert done.done_parts == 20 - len(there) + 1 and done.rows == 12_000
     for name, stamp in there.items():
@@ -222,7 +222,7 @@ def test_a_full_disk(models, tmp_path):
         model=str(models / "int8"),
         engine=in_process,
         part_rows=1000,
-        options={"long": "split"},
+        options={"long_texts": "split"},
     )
     assert again.done_parts == 2
 

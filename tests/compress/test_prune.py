@@ -19,7 +19,7 @@ from albertkit.config import AlbertConfig, Options
 from albertkit.errors import AlbertkitError
 from albertkit.model import AlbertModel, Batch
 from albertkit.runtime.activation_moments import random_tokens
-from albertkit.runtime.batching import rows
+from albertkit.runtime.batching import token_batches
 from albertkit.runtime.engine import Engine
 from tests.conftest import tiny
 from tests.runtime.test_albert import TEXTS, make, torch_vectors
@@ -32,7 +32,9 @@ def hidden(artifact: Artifact, ids, depth=None) -> np.ndarray:
     config = artifact.config
     engine = Engine(config, dict(artifact.weights), 1)
     found = [
-        engine.run(b, depth or config.num_hidden_layers)[at, :n] for b in rows(ids) for at, n in enumerate(b.lengths)
+        engine.run(b, depth or config.num_hidden_layers)[at, :n]
+        for b in token_batches(ids)
+        for at, n in enumerate(b.lengths)
     ]
     return np.concatenate(found)
 

@@ -39,7 +39,7 @@ def test_a_vector_is_the_weighted_mean_of_its_pieces(source, table):
     albert, whole = Albert(table), Albert(source, threads=1)
     tokenizer = albert.tokenizer
     vectors = piece_vectors(whole)
-    alone = whole.embed([t for t in ("one", "test") if len(tokenizer.ids_batch([t])[0]) == 1], normalise=False)
+    alone = whole.embed([t for t in ("one", "test") if len(tokenizer.ids_batch([t])[0]) == 1], normalize=False)
     ids = [tokenizer.ids_batch([t])[0][0] for t in ("one", "test") if len(tokenizer.ids_batch([t])[0]) == 1]
     assert len(ids) == 2 and np.abs(vectors[ids] - alone).max() < 1e-5
     heard = np.setdiff1d(np.arange(len(vectors)), sorted(tokenizer.vocabulary.hidden))
@@ -80,12 +80,12 @@ def test_many_texts_one_text_and_batches_agree(table):
     long = " ".join(WORDS * 800)
     assert np.abs(albert.embed(long) - albert.embed(" ".join(WORDS))).max() < 0.05
     # the general way through `run` and pooling, as the server goes, gives the same
-    from albertkit.runtime.batching import rows
+    from albertkit.runtime.batching import token_batches
 
     pieces, _ = albert.pieces(WORDS, "split")
-    for batch in rows(pieces):
+    for batch in token_batches(pieces):
         found = albert._pool(albert.engine.run(batch, 1), batch.lengths, "mean")
-        assert np.abs(found - albert.embed(WORDS, normalise=False)[batch.order]).max() < 1e-6
+        assert np.abs(found - albert.embed(WORDS, normalize=False)[batch.order]).max() < 1e-6
 
 
 def test_it_is_a_normal_artifact(table, tmp_path):

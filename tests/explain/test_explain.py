@@ -258,9 +258,11 @@ def test_every_depth_is_what_the_runtime_says(explainers, model, asked):
     assert flat(found.prediction) == flat(found.layers[-1].prediction) and found.layers[-1].same
     assert found.value == found.layers[-1].value and (found.stable_depth or 1) <= 3
     shallow = explainer.explain(**asked, depth=2)
-    assert len(shallow.layers) == 2 and shallow.exit is None
-    if found.exit is not None:
-        assert found.exit["looks"] == [1, 2] and set(found.doubts) <= {1, 2, 3} and 3 in found.doubts
+    assert len(shallow.layers) == 2 and shallow.early_exit is None
+    if found.early_exit is not None:
+        assert (
+            found.early_exit["exit_depths"] == [1, 2] and set(found.uncertainty) <= {1, 2, 3} and 3 in found.uncertainty
+        )
 
 
 def flat(value) -> list:

@@ -15,7 +15,7 @@ from albertkit.interop.convert import convert, open_model
 from albertkit.interop.plbert import SYMBOLS
 from albertkit.interop.tensor_bundle import find_bundle, read_bundle
 from albertkit.model import AlbertModel, Batch
-from albertkit.runtime.batching import rows
+from albertkit.runtime.batching import token_batches
 from tests.conftest import real
 
 
@@ -225,7 +225,7 @@ def agreement(first: Albert, second: Albert, texts: list[str]) -> tuple[float, f
         places = list(range(1, len(ids) - 1, 2))
         best = []
         for albert in (first, second):
-            (batch,) = rows(asked, budget=10**6)
+            (batch,) = token_batches(asked, token_budget=10**6)
             hidden = albert.engine.run(batch, albert.depth)[np.argsort(batch.order), places]
             best.append(albert.engine.words(hidden).argmax(axis=1))
         same += int((best[0] == best[1]).sum())

@@ -48,7 +48,7 @@ def test_their_shorter_length_is_honoured(artifact, tmp_path):
     (tmp_path / "m" / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 16}))
     albert = Albert(tmp_path / "m")
     assert albert.max_tokens == 16
-    assert albert.embed("word " * 50, long="truncate").shape == (32,)
+    assert albert.embed("word " * 50, long_texts="truncate").shape == (32,)
 
 
 def test_what_we_would_compute_differently_is_refused(artifact, tmp_path):

@@ -24,7 +24,7 @@ from albertkit.config import Options
 from albertkit.errors import AlbertkitError
 from albertkit.model import AlbertModel, Batch, pool
 from albertkit.model.albert_model import build_head
-from albertkit.runtime.batching import groups, rows
+from albertkit.runtime.batching import group_by_length, token_batches
 from albertkit.tokenizer import Tokenizer
 from tests.conftest import SPIECE, tiny
 from tests.waiting import wait_until
@@ -148,7 +148,7 @@ def test_shapes_of_input_and_output(albert):
     assert np.allclose(np.linalg.norm(want, axis=1), 1, atol=1e-6) and want.dtype == np.float32
     cut = albert.embed(TEXTS, dim=8)
     assert cut.shape == (5, 8) and np.allclose(np.linalg.norm(cut, axis=1), 1, atol=1e-6)
-    plain = albert.embed(TEXTS, normalise=False)
+    plain = albert.embed(TEXTS, normalize=False)
     assert not np.allclose(np.linalg.norm(plain, axis=1), 1, atol=1e-3)
     assert np.array_equal(albert.embed(["a b"], prompt="x: "), albert.embed(["x: a b"]))
     assert isinstance(albert.similarity("a", "b"), float) and albert.similarity("a", "a") == pytest.approx(1, abs=1e-6)
@@ -168,18 +168,18 @@ def test_long_texts(albert):
     long = " ".join(f"word{i}" for i in range(200))
     tokens = len(albert.tokenizer.encode(long).ids)
     assert tokens > 3 * albert.max_tokens
-    split, cut = albert.embed(long), albert.embed(long, long="truncate")
+    split, cut = albert.embed(long), albert.embed(long, long_texts="truncate")
     assert split.shape == cut.shape == (32,) and np.abs(split - cut).max() > 1e-4
     ids = albert.tokenizer.encode(long, max_length=64).ids
-    first = albert.embed(albert.tokenizer.decode(ids), long="truncate")
+    first = albert.embed(albert.tokenizer.decode(ids), long_texts="truncate")
     assert np.abs(first - cut).max() < 1e-5
     with pytest.raises(AlbertkitError, match="has .* tokens and the model reads 62"):
-        albert.embed(long, long="error")
+        albert.embed(long, long_texts="error")
     for how in ("max", "cls", "pooler"):
         assert np.isfinite(albert.embed(long, pooling=how)).all()
     with pytest.raises(AlbertkitError, match="at most 1,000,000"):
         albert.embed("x " * 600_000)
-    assert albert.embed("x " * 5_000_000, long="truncate").shape == (32,)  # 10 MB in one line
+    assert albert.embed("x " * 5_000_000, long_texts="truncate").shape == (32,)  # 10 MB in one line
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def test_long_texts(albert):
         (lambda a: a.embed("a", layer=1, pooling="pooler"), "reads the last layer"),
         (lambda a: a.embed("a", depth=0), "depth is 0"),
         (lambda a: a.embed("a", dim=33), "dim is 33"),
-        (lambda a: a.embed("a", long="cut"), "long is 'cut'"),
+        (lambda a: a.embed("a", long_texts="cut"), "long_texts is 'cut'"),
         (lambda a: a.fill_mask("no mask"), r"holds no \[MASK\]"),
         (lambda a: a.fill_mask("[MASK]", k=0), "k is 0"),
         (lambda a: a.fill_mask("x " * 100 + "[MASK]"), "must fit into 64"),
@@ -221,7 +221,7 @@ def test_any_text_has_a_vector(albert, texts):
 @settings(max_examples=100)
 def test_batches_hold_every_text_once_and_waste_little(lengths, budget):
     seen = []
-    for batch in groups(lengths, budget, waste=32):
+    for batch in group_by_length(lengths, budget, waste=32):
         longest = lengths[batch[0]]
         assert len(batch) == 1 or len(batch) * longest <= budget
         assert sum(longest - lengths[i] for i in batch) <= 32
@@ -231,7 +231,7 @@ def test_batches_hold_every_text_once_and_waste_little(lengths, budget):
 
 def test_padding_stays_small_on_real_lengths():
     lengths = np.random.default_rng(0).lognormal(3.3, 0.8, 2000).astype(int).clip(2, 512)
-    total = sum(b.ids.size for b in rows([[1] * n for n in lengths]))
+    total = sum(b.ids.size for b in token_batches([[1] * n for n in lengths]))
     assert total / lengths.sum() < 1.05
 
 

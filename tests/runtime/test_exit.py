@@ -19,8 +19,8 @@ from albertkit.interop.onnx_export import Settings, export
 from albertkit.model import AlbertModel
 from albertkit.model.albert_model import build_head
 from albertkit.runtime import early_exit as exits
-from albertkit.runtime.calibration import FEWEST, Exits, at_least, fit, limits_of, line
-from albertkit.runtime.early_exit import Left, Rule, Walk, by_depth, parsed
+from albertkit.runtime.calibration import FEWEST, ExitCalibration, at_least, fit, limits_of, line
+from albertkit.runtime.early_exit import ExitRule, ExitStats, Walk, by_depth, parsed
 from albertkit.runtime.predict import features_of, predict, read_heads
 from albertkit.runtime.recalibrate import calibrate
 from albertkit.tasks.confidence import Judge, cosines
@@ -93,7 +93,7 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def albert(folder):
     made: dict[str, Albert] = {}
-    return lambda task: made.setdefault(task, Albert(folder(task), threads=1, budget=48))
+    return lambda task: made.setdefault(task, Albert(folder(task), threads=1, token_budget=48))
 
 
 def flat(result) -> dict:
@@ -121,7 +121,7 @@ TASKS = ("classify", "tag", "intent", "answer", "choose", "match")
 def test_an_exit_nobody_takes_is_the_plain_prediction(albert, task):
     model, given = albert(task), examples(task, 12)
     kind = "cosine:1.0000001" if task == "match" else "entropy:0"
-    plain, found = predict(model, given, task), predict(model, given, task, exit=kind)
+    plain, found = predict(model, given, task), predict(model, given, task, early_exit=kind)
     assert [r.depth for r in found] == [LAYERS] * 12
     for a, b in zip(plain, found, strict=True):
         assert flat(a) == pytest.approx(flat(b), abs=1e-6)
@@ -133,7 +133,7 @@ def test_an_exit_nobody_takes_is_the_plain_prediction(albert, task):
 def test_an_exit_everybody_takes_is_that_depth(albert, task):
     model, given = albert(task), examples(task, 12)
     first = 2 if task == "match" else 1  # a vector has not moved before the second look
-    found = predict(model, given, task, exit="cosine:0" if task == "match" else "entropy:1")
+    found = predict(model, given, task, early_exit="cosine:0" if task == "match" else "entropy:1")
     if task != "match":  # every cosine of random vectors is above 0, or nearly
         assert [r.depth for r in found] == [first] * 12
         for a, b in zip(predict(model, given, task, depth=first), found, strict=True):
@@ -142,20 +142,20 @@ def test_an_exit_everybody_takes_is_that_depth(albert, task):
         assert min(r.depth for r in found) == first
 
 
-def alone(model: Albert, task: str, rule: Rule, example) -> tuple[list, int]:
+def alone(model: Albert, task: str, rule: ExitRule, example) -> tuple[list, int]:
     """The scores of one example by itself, and the depth it leaves at, in the plainest way."""
     features = features_of(model, [example], task)
     judge = Judge(model.task, features, [example])
     ids, segments = [f.ids for f in features], [f.segments for f in features]
-    read = by_depth(model, ids, segments, [*rule.looks, rule.depth], lambda h, n: read_heads(model, h, n))
+    read = by_depth(model, ids, segments, [*rule.exit_depths, rule.depth], lambda h, n: read_heads(model, h, n))
     before, said, same = None, None, 0
-    for number, look in enumerate(rule.looks):
+    for number, look in enumerate(rule.exit_depths):
         if rule.patience:
             now = judge.says([0], read[look])[0]
             same, said = (same + 1 if number and now == said else 0), now
             leaves = same >= rule.patience
         else:
-            leaves = judge.doubts([0], read[look], before)[0] <= rule.limits[number]
+            leaves = judge.uncertainty([0], read[look], before)[0] <= rule.limits[number]
         if leaves:
             return read[look], look
         before = read[look]
@@ -172,12 +172,14 @@ def tied(scores: list) -> bool:
 @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_schedule_says_what_each_text_says_alone(albert, task, data):
-    """Random looks and limits or patience, random texts: leaving and packing again change nothing for anybody."""
+    """Random exit_depths and limits or patience, random texts: leaving and packing again change nothing for anybody."""
     model = albert(task)
-    looks = tuple(sorted(data.draw(st.sets(st.integers(1, LAYERS - 1), max_size=LAYERS - 1), label="looks")))
+    exit_depths = tuple(
+        sorted(data.draw(st.sets(st.integers(1, LAYERS - 1), max_size=LAYERS - 1), label="exit_depths"))
+    )
     patience = data.draw(st.integers(0, 2), label="patience")
-    limits = tuple(data.draw(st.floats(0.0, 1.0), label="limit") for _ in looks)
-    rule = Rule(LAYERS, looks, limits, patience)
+    limits = tuple(data.draw(st.floats(0.0, 1.0), label="limit") for _ in exit_depths)
+    rule = ExitRule(LAYERS, exit_depths, limits, patience)
     given_examples = examples(task, data.draw(st.integers(1, 25), label="texts"), data.draw(st.integers(0, 99)))
     features = features_of(model, given_examples, task)
     judge = Judge(model.task, features, given_examples)
@@ -185,7 +187,9 @@ def test_any_schedule_says_what_each_text_says_alone(albert, task, data):
     found = walk.run([f.ids for f in features], [f.segments for f in features])
     for unit, example in enumerate(given_examples):
         scores, depth = alone(model, task, rule, example)
-        if task == "choose" and any(tied(alone(model, task, Rule(look), example)[0]) for look in (*looks, LAYERS)):
+        if task == "choose" and any(
+            tied(alone(model, task, ExitRule(look), example)[0]) for look in (*exit_depths, LAYERS)
+        ):
             continue
         assert found.depths[unit] == depth
         for place, one in zip(judge.units[unit], scores, strict=True):
@@ -198,9 +202,9 @@ def test_any_schedule_says_what_each_text_says_alone(albert, task, data):
 def test_stretches_bound_what_is_held(albert, monkeypatch):
     monkeypatch.setattr(exits, "HELD", 1)
     model, given = albert("classify"), examples("classify", 40)
-    small = predict(model, given, "classify", exit="entropy:0.5")
+    small = predict(model, given, "classify", early_exit="entropy:0.5")
     monkeypatch.setattr(exits, "HELD", 100)
-    large = predict(model, given, "classify", exit="entropy:0.5")
+    large = predict(model, given, "classify", early_exit="entropy:0.5")
     assert [(r.label, r.depth) for r in small] == [(r.label, r.depth) for r in large]
     assert len({r.depth for r in small}) > 1
 
@@ -212,24 +216,24 @@ def test_fewer_layers_are_really_applied(albert, monkeypatch):
     monkeypatch.setattr(
         model.engine, "layers", lambda h, n, a, b: spent.append(int(n.sum()) * (b - a)) or before(h, n, a, b)
     )
-    found = predict(model, given, "classify", exit="entropy:0.6")
+    found = predict(model, given, "classify", early_exit="entropy:0.6")
     wanted = [len(f.ids) * r.depth for f, r in zip(features_of(model, given, "classify"), found, strict=True)]
     assert sum(spent) == sum(wanted) < LAYERS * sum(len(f.ids) for f in features_of(model, given, "classify"))
 
 
 def test_the_torch_engine_goes_step_by_step_too(folder):
     given = examples("tag", 10)
-    ours = predict(Albert(folder("tag"), threads=1), given, "tag", exit="entropy:0.7")
-    theirs = predict(Albert(folder("tag"), device="torch"), given, "tag", exit="entropy:0.7")
+    ours = predict(Albert(folder("tag"), threads=1), given, "tag", early_exit="entropy:0.7")
+    theirs = predict(Albert(folder("tag"), device="torch"), given, "tag", early_exit="entropy:0.7")
     assert [(r.spans and r.spans[0].label, r.depth) for r in ours] == [
         (r.spans and r.spans[0].label, r.depth) for r in theirs
     ]
 
 
 def test_means_and_savings():
-    left = Left([], np.array([2, 4, 12, 6]), 12)
+    left = ExitStats([], np.array([2, 4, 12, 6]), 12)
     assert left.mean == 6.0 and left.saving == 2.0
-    assert Left([], np.zeros(0, int), 12).saving == 1.0
+    assert ExitStats([], np.zeros(0, int), 12).saving == 1.0
 
 
 # Doubts ----------------------------------------------------------------------------------------------------------
@@ -238,15 +242,15 @@ def test_means_and_savings():
 def test_doubts_by_hand(albert):
     task = albert("classify").task
     judge = Judge(task, [_feature(0), _feature(1)], [None, None])
-    doubts = judge.doubts([0, 1], [np.zeros(3), np.array([50.0, 0, 0])], None)
-    assert doubts[0] == pytest.approx(1) and doubts[1] == pytest.approx(0, abs=1e-9)
+    uncertainty = judge.uncertainty([0, 1], [np.zeros(3), np.array([50.0, 0, 0])], None)
+    assert uncertainty[0] == pytest.approx(1) and uncertainty[1] == pytest.approx(0, abs=1e-9)
     both = Judge(albert("choose").task, [_feature(0), _feature(0)], [None])
-    assert both.doubts([0], [np.array([1.0]), np.array([1.0])], None)[0] == pytest.approx(1)
+    assert both.uncertainty([0], [np.array([1.0]), np.array([1.0])], None)[0] == pytest.approx(1)
     assert both.says([0], [np.array([1.0]), np.array([2.0])]) == [1]
     pair = Judge(albert("match").task, [_feature(0), _feature(0)], [None])
     now, old = [np.array([1.0, 0]), np.array([1.0, 1])], [np.array([0.0, 1]), np.array([2.0, 2])]
-    assert np.isinf(pair.doubts([0, 1], now, None)).all()
-    np.testing.assert_allclose(pair.doubts([0, 1], now, old), [1, 0], atol=1e-12)
+    assert np.isinf(pair.uncertainty([0, 1], now, None)).all()
+    np.testing.assert_allclose(pair.uncertainty([0, 1], now, old), [1, 0], atol=1e-12)
 
 
 def _feature(example: int):
@@ -263,9 +267,9 @@ def test_a_text_leaves_when_all_its_words_are_sure(albert):
     judge = Judge(model.task, features, [example])
     scores = np.zeros((len(features[0].ids), 3))
     scores[1:-1, 0] = 50.0
-    assert judge.doubts([0], [scores], None)[0] == pytest.approx(0, abs=1e-9)  # the special tokens do not matter
+    assert judge.uncertainty([0], [scores], None)[0] == pytest.approx(0, abs=1e-9)  # the special tokens do not matter
     scores[2] = 0
-    assert judge.doubts([0], [scores], None)[0] == pytest.approx(1)
+    assert judge.uncertainty([0], [scores], None)[0] == pytest.approx(1)
 
 
 # Agreement -------------------------------------------------------------------------------------------------------
@@ -279,11 +283,11 @@ def test_the_lower_bound_is_clopper_and_pearson_s():
         assert at_least(right, count) == pytest.approx(wanted, abs=1e-9)
 
 
-def made_up(rng: np.random.Generator, count: int, looks: int = 6) -> tuple[np.ndarray, np.ndarray]:
+def made_up(rng: np.random.Generator, count: int, exit_depths: int = 6) -> tuple[np.ndarray, np.ndarray]:
     """Doubts, and whether texts agree, which is likelier with less doubt and deeper down."""
-    doubts = rng.beta(0.7, 1.5, (count, looks))
-    chance = 1 / (1 + np.exp(-(1.5 * np.log(doubts + 1e-3) - 0.5 * np.arange(looks) + 1)))
-    return doubts, rng.random((count, looks)) > chance
+    uncertainty = rng.beta(0.7, 1.5, (count, exit_depths))
+    chance = 1 / (1 + np.exp(-(1.5 * np.log(uncertainty + 1e-3) - 0.5 * np.arange(exit_depths) + 1)))
+    return uncertainty, rng.random((count, exit_depths)) > chance
 
 
 def test_what_is_promised_holds_nineteen_times_in_twenty():
@@ -306,14 +310,14 @@ def test_the_more_is_promised_the_deeper_texts_go():
     found = fit(*made_up(np.random.default_rng(1), 3000), range(1, 7), 7)
     limits = [np.array(found.limits(share)) for share in (0.8, 0.9, 0.95)]
     assert (limits[0] >= limits[1]).all() and (limits[1] >= limits[2]).all()
-    assert Exits.from_dict(json.loads(json.dumps(found.to_dict()))) == found
-    with pytest.raises(AlbertkitError, match=r"exit=0.9999 is more than .*at least 39,9"):
+    assert ExitCalibration.from_dict(json.loads(json.dumps(found.to_dict()))) == found
+    with pytest.raises(AlbertkitError, match=r"early_exit=0.9999 is more than .*at least 39,9"):
         found.limits(0.9999)
 
 
 def test_lines_and_limits():
-    doubts = np.array([0.01] * 50 + [0.5] * 50)
-    a, b = line(doubts, np.array([True] * 49 + [False] + [True] * 25 + [False] * 25))
+    uncertainty = np.array([0.01] * 50 + [0.5] * 50)
+    a, b = line(uncertainty, np.array([True] * 49 + [False] + [True] * 25 + [False] * 25))
     assert b > 0.5 and 1 / (1 + np.exp(-(a + b * np.log(0.5)))) == pytest.approx(0.5, abs=0.05)
     (limit,) = limits_of([(a, b)], 0.1)
     assert 0.01 < limit < 0.5
@@ -322,11 +326,13 @@ def test_lines_and_limits():
     assert fit(np.zeros((FEWEST - 1, 2)), np.ones((FEWEST - 1, 2), bool), (1, 2), 3) is None
 
 
-@pytest.mark.parametrize("damage", [{"looks": "x"}, {"lines": [[1]]}, {"risks": [[0, 1, 2]]}, {"depth": None}, []])
+@pytest.mark.parametrize(
+    "damage", [{"exit_depths": "x"}, {"lines": [[1]]}, {"risks": [[0, 1, 2]]}, {"depth": None}, []]
+)
 def test_a_damaged_calibration_is_an_error(damage):
     found = fit(*made_up(np.random.default_rng(1), 300), range(1, 7), 7).to_dict()
     with pytest.raises(AlbertkitError, match="damaged"):
-        Exits.from_dict({**found, **damage} if damage else damage)
+        ExitCalibration.from_dict({**found, **damage} if damage else damage)
 
 
 @pytest.mark.parametrize("task", [*TASKS, "embed"])
@@ -339,19 +345,19 @@ def test_calibrating_a_model_writes_its_limits(folder, tmp_path, task):
     found = calibrate(tmp_path / "model", given)
     assert (
         found.depth == LAYERS
-        and found.looks == tuple(range(1, LAYERS))
+        and found.exit_depths == tuple(range(1, LAYERS))
         and found.texts == (300 if task == "match" else 150)
     )
     model = Albert(tmp_path / "model", threads=1)
-    assert model.meta.details["exit"]["texts"] == found.texts
+    assert model.meta.details["early_exit"]["texts"] == found.texts
     if found.risk(0.5) is None:
         return
     if task == "embed":
-        vectors, depths = model.embed_early(given, exit=0.5)
+        vectors, depths = model.embed_early_exit(given, early_exit=0.5)
         assert vectors.shape == (200, 32) and depths.shape == (200,) and depths.min() > 1
         assert np.mean(cosines(vectors, model.embed(given)) >= 0.95) >= 0.5
         return
-    early, full = predict(model, given, task, exit="50%"), predict(model, given, task)
+    early, full = predict(model, given, task, early_exit="50%"), predict(model, given, task)
     assert all(1 <= r.depth <= LAYERS for r in early)
     if task in ("classify", "tag"):
         name = "label" if task == "classify" else "spans"
@@ -367,39 +373,39 @@ def test_calibrating_a_model_writes_its_limits(folder, tmp_path, task):
 def test_vectors_stop_when_they_stop_moving(albert):
     model, rng = albert("embed"), np.random.default_rng(0)
     texts = [sentence(rng, 70) for _ in range(30)]  # some of several pieces
-    np.testing.assert_allclose(model.embed(texts, exit="cosine:1.0000001"), model.embed(texts), atol=1e-6)
+    np.testing.assert_allclose(model.embed(texts, early_exit="cosine:1.0000001"), model.embed(texts), atol=1e-6)
     layers = {d: model.embed(texts, depth=d) for d in range(1, LAYERS + 1)}
     moved = [1 - cosines(layers[d], layers[d - 1]) for d in range(2, LAYERS)]
     limit = 1 - float(np.median(np.concatenate(moved)))
-    vectors, depths = model.embed_early(texts, exit=f"cosine:{limit}")
+    vectors, depths = model.embed_early_exit(texts, early_exit=f"cosine:{limit}")
     assert len(set(depths.tolist())) > 1 and depths.min() >= 2
     for text, vector, depth in zip(range(30), vectors, depths, strict=True):
         np.testing.assert_allclose(vector, layers[depth][text], atol=1e-5)
         assert depth == LAYERS or moved[depth - 2][text] <= 1 - limit + 1e-6
         assert all(moved[d - 2][text] >= 1 - limit - 1e-6 for d in range(2, min(depth, LAYERS)))
-    tops = model.embed_early(texts, exit=f"cosine:{limit}", pooling="max")
+    tops = model.embed_early_exit(texts, early_exit=f"cosine:{limit}", pooling="max")
     highest = {d: model.embed(texts, depth=d, pooling="max") for d in range(1, LAYERS + 1)}
     for text, depth in enumerate(
         tops[1].tolist()
     ):  # windows are joined by their highest numbers, also to see what moved
         assert depth == LAYERS or cosines(highest[depth][[text]], highest[depth - 1][[text]])[0] >= limit - 1e-6
-    one = model.embed(texts[0], exit=f"cosine:{limit}")
+    one = model.embed(texts[0], early_exit=f"cosine:{limit}")
     np.testing.assert_allclose(one, vectors[0], atol=1e-5)
-    assert model.embed([], exit="cosine:0.9").shape == (0, 32)
-    assert model.similarity(texts[0], texts[1], exit="cosine:1.0000001") == pytest.approx(
+    assert model.embed([], early_exit="cosine:0.9").shape == (0, 32)
+    assert model.similarity(texts[0], texts[1], early_exit="cosine:1.0000001") == pytest.approx(
         model.similarity(texts[0], texts[1]), abs=1e-5
     )
 
 
 def test_the_built_in_model_looks_where_it_was_distilled():
     model = Albert(threads=1)
-    assert exits.looks_of(model) == (3, 6, 9)
+    assert exits.available_exit_depths(model) == (3, 6, 9)
     with pytest.raises(AlbertkitError, match="depth is 4; .* 3, 6, 9, 12 layers"):
         model.embed("a cat", depth=4)
-    vectors, depths = model.embed_early(["a cat sat on the mat", "the dog stood there"], exit="cosine:0.9")
+    vectors, depths = model.embed_early_exit(["a cat sat on the mat", "the dog stood there"], early_exit="cosine:0.9")
     assert set(depths.tolist()) <= {6, 9, 12} and vectors.shape == (2, model.dim)
     texts = [f"the {name} stood in the garden all day" for name in ("dog", "house", "old teacher", "car", "tree")]
-    early, depths = model.embed_early(texts, exit="99%")  # it ships with limits
+    early, depths = model.embed_early_exit(texts, early_exit="99%")  # it ships with limits
     assert depths.mean() < 9 and (early * model.embed(texts)).sum(1).min() > 0.95
 
 
@@ -416,8 +422,8 @@ def test_depths_that_vectors_were_not_taught_at_are_refused(albert, folder, tmp_
     for refused in (
         lambda: model.embed("cat", depth=3),
         lambda: model.similarity("cat", "dog", depth=1),
-        lambda: model.embed("cat", depth=4, exit="cosine:0.9"),
-        lambda: model.embed_early(["cat"], exit="cosine:0.9", depth=4),
+        lambda: model.embed("cat", depth=4, early_exit="cosine:0.9"),
+        lambda: model.embed_early_exit(["cat"], early_exit="cosine:0.9", depth=4),
         lambda: Albert(tmp_path / "distilled", depth=3).embed("cat"),
         lambda: export(tmp_path / "distilled", tmp_path / "m.onnx", Settings(depth=3)),
     ):
@@ -434,7 +440,7 @@ def test_depths_that_vectors_were_not_taught_at_are_refused(albert, folder, tmp_
         ("more", "pretrain"),
     ):  # which depths are good is another question then
         changed = opened(name, distilled, {"step": later})
-        assert changed.embed("cat", depth=3).shape == (32,) and exits.looks_of(changed) == (1, 2, 3, 4)
+        assert changed.embed("cat", depth=3).shape == (32,) and exits.available_exit_depths(changed) == (1, 2, 3, 4)
     with pytest.raises(AlbertkitError, match=r"after 2, 5 layers.*--recover"):
         prune(tmp_path / "distilled", tmp_path / "cut", Keep(layers=3))
     assert prune(tmp_path / "distilled", tmp_path / "cut", Keep(layers=2)).layers == 2
@@ -453,14 +459,14 @@ def test_heads_on_frozen_vectors_read_taught_depths_only(folder, tmp_path):
             model.classify("cat", depth=3, **way)
 
 
-# What is said about `exit=` --------------------------------------------------------------------------------------
+# What is said about `early_exit=` --------------------------------------------------------------------------------------
 
 
 def test_what_exit_may_be():
     assert parsed(0.99) == parsed("99%") == parsed("0.99") == ("agreement", 0.99)
     assert parsed("entropy:0.1") == ("entropy", 0.1) and parsed("patience:2") == ("patience", 2.0)
     for odd in ("much", "entropy:", "speed:3", True, "", ":", "99%%", "patience:inf", "entropy:1e999", "nan"):
-        with pytest.raises(AlbertkitError, match="write exit='99%'"):
+        with pytest.raises(AlbertkitError, match="write early_exit='99%'"):
             parsed(odd)
     for odd in (1.0, "100%", 0.3, 99, -0.5):
         with pytest.raises(AlbertkitError, match="from 50%"):
@@ -471,21 +477,21 @@ def test_what_exit_may_be():
 
 def test_what_does_not_fit_is_said(albert, folder):
     with pytest.raises(AlbertkitError, match="albertkit calibrate MODEL DEV"):
-        albert("classify").classify("cat", exit="99%")
+        albert("classify").classify("cat", early_exit="99%")
     with pytest.raises(AlbertkitError, match="have no cosine: choose entropy:NUMBER"):
-        albert("classify").classify("cat", exit="cosine:0.9")
+        albert("classify").classify("cat", early_exit="cosine:0.9")
     with pytest.raises(AlbertkitError, match="have no entropy: choose cosine:NUMBER"):
-        albert("embed").embed("cat", exit="entropy:0.9")
+        albert("embed").embed("cat", early_exit="entropy:0.9")
     with pytest.raises(AlbertkitError, match="patience counts answers"):
-        albert("embed").embed("cat", exit="patience:1")
-    with pytest.raises(AlbertkitError, match="1 or more looks"):
-        albert("classify").classify("cat", exit="patience:0.5")
-    with pytest.raises(AlbertkitError, match="layer=1 and exit="):
-        albert("embed").embed("cat", exit="cosine:0.9", layer=1)
+        albert("embed").embed("cat", early_exit="patience:1")
+    with pytest.raises(AlbertkitError, match="1 or more exit depths"):
+        albert("classify").classify("cat", early_exit="patience:0.5")
+    with pytest.raises(AlbertkitError, match="layer=1 and early_exit="):
+        albert("embed").embed("cat", early_exit="cosine:0.9", layer=1)
     with pytest.raises(AlbertkitError, match="7 texts are too few"):
         calibrate(folder("classify"), examples("classify", 7))
     with pytest.raises(AlbertkitError, match="choose depths from 1 to 4"):
-        calibrate(folder("classify"), examples("classify", 7), looks=(2, 9))
+        calibrate(folder("classify"), examples("classify", 7), exit_depths=(2, 9))
     assert albert("classify").classify("cat", depth=np.int64(2)) == albert("classify").classify("cat", depth=2)
     with pytest.raises(AlbertkitError, match="depth is True"):
         albert("classify").classify("cat", depth=True)
@@ -493,7 +499,7 @@ def test_what_does_not_fit_is_said(albert, folder):
 
 def test_a_depth_beside_an_exit(albert, folder, tmp_path):
     model, given = albert("classify"), examples("classify", 30)
-    found = predict(model, given, "classify", depth=3, exit="entropy:0.5")
+    found = predict(model, given, "classify", depth=3, early_exit="entropy:0.5")
     assert max(r.depth for r in found) == 3
     deep = [i for i, r in enumerate(found) if r.depth == 3]
     plain = predict(model, given, "classify", depth=3)
@@ -501,21 +507,21 @@ def test_a_depth_beside_an_exit(albert, folder, tmp_path):
     write_artifact(read_artifact(folder("classify")), tmp_path / "model")
     calibrate(tmp_path / "model", examples("classify", 100))
     with pytest.raises(AlbertkitError, match="agreeing with depth 5, and depth 3 was asked for"):
-        Albert(tmp_path / "model").classify("cat", depth=3, exit=0.5)
+        Albert(tmp_path / "model").classify("cat", depth=3, early_exit=0.5)
     with pytest.raises(
         AlbertkitError, match=r"results \(classify\), and says nothing about its vectors; choose cosine"
     ):
-        Albert(tmp_path / "model").embed("cat", exit=0.5)
+        Albert(tmp_path / "model").embed("cat", early_exit=0.5)
 
 
 def test_the_methods_take_depth_and_exit(albert):
     label = albert("classify").classify("cat dog", depth=2)
     assert label.depth is None and label == predict(albert("classify"), [Text("cat dog")], "classify", depth=2)[0]
-    assert albert("classify").classify(["cat", "dog"], exit="entropy:1")[1].depth == 1
-    assert albert("tag").tag("cat dog", exit="patience:1").depth >= 2
-    assert albert("intent").understand("cat dog", exit="entropy:1").depth == 1
-    assert albert("answer").answer("cat", "red cat oak", exit="entropy:1").depth == 1
-    assert albert("choose").choose("red", "cat", ["oak", "elm"], depth=3, exit="entropy:0").depth == 3
+    assert albert("classify").classify(["cat", "dog"], early_exit="entropy:1")[1].depth == 1
+    assert albert("tag").tag("cat dog", early_exit="patience:1").depth >= 2
+    assert albert("intent").understand("cat dog", early_exit="entropy:1").depth == 1
+    assert albert("answer").answer("cat", "red cat oak", early_exit="entropy:1").depth == 1
+    assert albert("choose").choose("red", "cat", ["oak", "elm"], depth=3, early_exit="entropy:0").depth == 3
 
 
 def test_the_command_line(folder, tmp_path):
@@ -527,16 +533,18 @@ def test_the_command_line(folder, tmp_path):
     write_artifact(read_artifact(folder("classify")), tmp_path / "model")
     rows = [f"{e.text}\t{'abc'[i % 3]}" for i, e in enumerate(examples("classify", 120))]
     (tmp_path / "dev.tsv").write_text("text\tlabel\n" + "\n".join(rows) + "\n")
-    said = run.invoke(app, ["calibrate", str(tmp_path / "model"), str(tmp_path / "dev.tsv"), "--looks", "1,2,4"])
+    said = run.invoke(
+        app, ["calibrate", str(tmp_path / "model"), str(tmp_path / "dev.tsv"), "--early-exit-depths", "1,2,4"]
+    )
     assert said.exit_code == 0 and "90 held-out texts, compared with depth 5" in said.stdout, said.output
-    assert "--exit 99.5%  cannot be promised" in said.stdout
-    said = run.invoke(app, ["classify", str(tmp_path / "model"), "cat", "--exit", "entropy:1", "--json"])
+    assert "--early-exit 99.5%  cannot be promised" in said.stdout
+    said = run.invoke(app, ["classify", str(tmp_path / "model"), "cat", "--early-exit", "entropy:1", "--json"])
     assert json.loads(said.stdout)["depth"] == 1
     assert said.stderr == "1.00 layers a text on average, 5.00 times fewer than 5\n"
     said = run.invoke(app, ["classify", str(tmp_path / "model"), "cat", "--depth", "2", "--json"])
     assert "depth" not in json.loads(said.stdout)
     said = run.invoke(
-        app, ["evaluate", str(tmp_path / "model"), str(tmp_path / "dev.tsv"), "--exit", "entropy:1", "--json"]
+        app, ["evaluate", str(tmp_path / "model"), str(tmp_path / "dev.tsv"), "--early-exit", "entropy:1", "--json"]
     )
     found = json.loads(said.stdout.splitlines()[-1])
     assert found["mean_depth"] == 1 and found["times_fewer_layers"] == 5
@@ -544,11 +552,12 @@ def test_the_command_line(folder, tmp_path):
     write_artifact(read_artifact(folder("embed")), tmp_path / "vectors")
     said = run.invoke(app, ["calibrate", str(tmp_path / "vectors"), str(tmp_path / "texts.txt"), "--json"])
     assert json.loads(said.stdout)["texts"] == 45, said.output
-    said = run.invoke(app, ["embed", "cat", "-m", str(tmp_path / "vectors"), "--exit", "cosine:0.5"])
+    said = run.invoke(app, ["embed", "cat", "-m", str(tmp_path / "vectors"), "--early-exit", "cosine:0.5"])
     assert len(json.loads(said.stdout)["vector"]) == 32, said.output
     assert said.stderr == "2.00 layers a text on average, 2.50 times fewer than 5\n"
     run.invoke(
-        app, ["embed", "cat", "-m", str(tmp_path / "vectors"), "-o", str(tmp_path / "v.npy"), "--exit", "cosine:0.5"]
+        app,
+        ["embed", "cat", "-m", str(tmp_path / "vectors"), "-o", str(tmp_path / "v.npy"), "--early-exit", "cosine:0.5"],
     )
     assert np.load(tmp_path / "v.npy").shape == (1, 32)
 
@@ -564,7 +573,7 @@ def test_the_command_line_says_when_shallow_depths_were_not_taught(folder, tmp_p
         write_artifact(dataclasses.replace(artifact, meta=meta), tmp_path / name)
         for way, shallow in (
             (["--depth", "2"], True),
-            (["--exit", "patience:1"], True),
+            (["--early-exit", "patience:1"], True),
             (["--depth", "5"], False),
             ([], False),
         ):
@@ -590,7 +599,7 @@ def test_the_built_in_models_are_not_changed():
 
 
 def test_what_more_texts_would_help_with():
-    few, many = (Exits(5, (1,), ((0.0, 1.0),), ((1e-4, 0.98, 2.0),), texts) for texts in (90, 5000))
+    few, many = (ExitCalibration(5, (1,), ((0.0, 1.0),), ((1e-4, 0.98, 2.0),), texts) for texts in (90, 5000))
     with pytest.raises(AlbertkitError, match=r"can promise, which is 0.98.*at least 400"):
         few.limits(0.99)
     with pytest.raises(AlbertkitError, match="some of these disagree"):

@@ -19,7 +19,7 @@ from albertkit.config import Options
 from albertkit.errors import AlbertkitError
 from albertkit.model import AlbertModel, Batch
 from albertkit.model.albert_model import build_head
-from albertkit.runtime.batching import rows
+from albertkit.runtime.batching import token_batches
 from albertkit.runtime.generate import HELD, Kept, Style, Writer, drawn, spread
 from albertkit.runtime.generate import Text as Draft
 from albertkit.tasks.examples import Rewrite
@@ -108,7 +108,7 @@ def test_each_step_of_a_mixed_batch_has_the_chances_of_torch(tokenizer, tmp_path
     model, folder = made(tokenizer, tmp_path / "m")
     albert = Albert(folder, threads=1)
     sources = albert.task.sources(SOURCES, tokenizer, 30)
-    (batch,) = rows(sources, budget=10_000)
+    (batch,) = token_batches(sources, token_budget=10_000)
     writer, rng = albert.writer, np.random.default_rng(0)
     kept, last, written = writer.read(batch, 3, 5), None, [[] for _ in SOURCES]
     for _ in range(5):
@@ -223,7 +223,7 @@ def test_the_smallest_temperature_takes_the_likeliest():
 def test_what_is_kept_at_once_counts_what_is_written(tokenizer, tmp_path, monkeypatch):
     """Short sources with long targets do not come in batches that only their sources would fit into."""
     _, folder = made(tokenizer, tmp_path / "m")
-    albert, seen = Albert(folder, threads=1, budget=64), []
+    albert, seen = Albert(folder, threads=1, token_budget=64), []
     read = Writer.read
 
     def reading(self, batch, depth, room):
@@ -232,7 +232,7 @@ def test_what_is_kept_at_once_counts_what_is_written(tokenizer, tmp_path, monkey
 
     monkeypatch.setattr(Writer, "read", reading)
     many = albert.generate(["red cat"] * 40, max_tokens=20)
-    assert max(seen) <= HELD * albert.budget and len(many) == 40 and len({text.text for text in many}) == 1
+    assert max(seen) <= HELD * albert.token_budget and len(many) == 40 and len({text.text for text in many}) == 1
 
 
 def test_beams_that_change_places_keep_their_source():
@@ -270,7 +270,7 @@ def test_quantised_models_write_too(tokenizer, tmp_path, bits):
     albert = Albert(folder, threads=1, bits=bits)
     found = albert.generate(SOURCES)
     assert len(found) == len(SOURCES) and all(np.isfinite(w.score) for w in found)
-    (batch,) = rows(albert.task.sources(SOURCES, tokenizer, 30), budget=10_000)
+    (batch,) = token_batches(albert.task.sources(SOURCES, tokenizer, 30), token_budget=10_000)
     chances = albert.writer.step(albert.writer.read(batch, 3, 1), None, 3)
     exact = [torch_chances(model, tokenizer, batch.ids[i, :n].tolist(), []) for i, n in enumerate(batch.lengths)]
     finite = np.isfinite(chances[0])

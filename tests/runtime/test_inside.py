@@ -12,7 +12,7 @@ from albertkit.config import Options
 from albertkit.errors import AlbertkitError
 from albertkit.explain.activations import LONGEST, NumpyEncoder, erf
 from albertkit.model import AlbertModel
-from albertkit.runtime.batching import rows
+from albertkit.runtime.batching import token_batches
 from albertkit.runtime.engine import open_engine
 from tests.conftest import tiny
 
@@ -42,7 +42,7 @@ def test_every_layer_is_the_engines(shape):
     weights = weights_of(config)
     seen = NumpyEncoder(config, weights).run(IDS, SEGMENTS, depth=4)  # beyond the model's own three
     engine = open_engine(config, dict(weights), 1)
-    (batch,) = rows([IDS], [SEGMENTS])
+    (batch,) = token_batches([IDS], [SEGMENTS])
     for depth in range(5):
         assert np.abs(seen.hidden[depth] - engine.run(batch, depth)[0]).max() < 1e-3
     assert seen.attention.shape == (4, config.num_attention_heads, 6, 6)

@@ -24,7 +24,7 @@ from albertkit.explain.activations import NumpyEncoder
 from albertkit.interop.onnx_export import Settings, export
 from albertkit.model import AlbertModel, Batch
 from albertkit.model.albert_model import build_head
-from albertkit.runtime.batching import rows
+from albertkit.runtime.batching import token_batches
 from albertkit.runtime.engine import Engine
 from albertkit.runtime.graph import layer_feed, layer_graph
 from albertkit.runtime.predict import predict
@@ -75,7 +75,7 @@ def by_torch(artifact: Artifact, texts: list[list[int]], depth: int | None = Non
 
 def by_engine(engine, texts: list[list[int]], depth: int) -> list[np.ndarray]:
     out: list = [None] * len(texts)
-    for batch in rows(texts, budget=200):
+    for batch in token_batches(texts, token_budget=200):
         hidden = engine.run(batch, depth)
         for at, place in enumerate(batch.order):
             out[place] = hidden[at, : batch.lengths[at]]
@@ -98,7 +98,7 @@ def test_the_runtime_says_what_torch_says(case, tmp_path):
     assert worst(by_engine(engine, texts, 5), wanted) < 1e-4
     alone = [by_engine(engine, [text], 5)[0] for text in texts]
     assert worst(alone, wanted) < 1e-4
-    (batch,) = rows(texts[:1])
+    (batch,) = token_batches(texts[:1])
     for first in range(5):  # in two stretches, as early exit goes
         begun = engine.run(batch, first)
         assert np.abs(engine.layers(begun, batch.lengths, first, 5)[0] - wanted[0]).max() < 1e-4
@@ -161,7 +161,7 @@ def test_the_exported_file_says_it_too(case, loop, tmp_path):
     stored = read_stored(tmp_path / "m")
     engine = Engine(stored.config, dict(stored.weights), 1)
     for length in (33, 3, 1):
-        (batch,) = rows(ids((length,)))
+        (batch,) = token_batches(ids((length,)))
         fed = {"input_ids": batch.ids, "attention_mask": np.ones_like(batch.ids), "token_type_ids": batch.segments}
         (hidden,) = session.run(["last_hidden_state"], fed)
         assert np.abs(hidden - engine.run(batch, 4)).max() < 1e-4

@@ -96,8 +96,8 @@ def test_track_is_predict(albert):
 def test_track_at_a_depth_and_leaving_early(albert):
     asked = [Turn("x", n, system, user) for n, (system, user) in enumerate(TURNS)]
     assert albert.track(TURNS, depth=1) == predict(albert, asked, "dialogue", 1)
-    found = albert.track(TURNS, exit="patience:1")
-    assert found == predict(albert, asked, "dialogue", exit="patience:1")
+    found = albert.track(TURNS, early_exit="patience:1")
+    assert found == predict(albert, asked, "dialogue", early_exit="patience:1")
     assert all(1 <= s.depth <= albert.depth for s in found) and albert.track("cat")
     assert albert.track("cat").depth is None
 
@@ -141,14 +141,17 @@ def test_the_verb_prints_the_state_after_each_turn(folder, tmp_path):
 
 
 def test_the_verb_for_machines(folder, albert):
-    done = cli("track", folder, "--json", "--exit", "patience:1", text="one\tcat two\none\tthree\n\ndog\n")
+    done = cli("track", folder, "--json", "--early-exit", "patience:1", text="one\tcat two\none\tthree\n\ndog\n")
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     assert [(r["dialogue"], r["turn"], r["system"], r["user"]) for r in rows] == [
         (0, 0, "one", "cat two"),
         (0, 1, "one", "three"),
         (1, 0, "", "dog"),
     ]
-    states = [*albert.track(TURNS[:1] + TURNS[2:3], exit="patience:1"), albert.track("dog", exit="patience:1")]
+    states = [
+        *albert.track(TURNS[:1] + TURNS[2:3], early_exit="patience:1"),
+        albert.track("dog", early_exit="patience:1"),
+    ]
     for row, state in zip(rows, states, strict=True):
         assert (row["goal"], row["added"], row["requests"]) == (state.goal, state.added, sorted(state.requests))
         assert row["depth"] == state.depth

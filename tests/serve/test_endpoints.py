@@ -53,7 +53,7 @@ def test_the_openai_client(openai, alberts):
         assert np.allclose([d.embedding for d in made.data], words.embed(TEXTS[:2]), **CLOSE)
     made = openai.embeddings.create(model="words", input=ids[0])
     assert np.allclose(made.data[0].embedding, words.embed(TEXTS[0]), **CLOSE)
-    more = {"depth": 1, "pooling": "max", "prompt": "query", "long": "truncate"}
+    more = {"depth": 1, "pooling": "max", "prompt": "query", "long_texts": "truncate"}
     made = openai.embeddings.create(model="words", input=[LONG], extra_body=more)
     assert np.allclose(made.data[0].embedding, words.embed(LONG, **more), **CLOSE)
     made = openai.embeddings.create(model="words", input=LONG)  # windows and their mean
@@ -97,7 +97,7 @@ def test_the_hugging_face_client(server, alberts, monkeypatch):
     client = InferenceClient(model=f"{server.url}/embed")
     assert np.allclose(client.feature_extraction("one"), [words.embed("one")], **CLOSE)
     found = client.feature_extraction(LONG, truncate=True, normalize=False)
-    assert np.allclose(found, [words.embed(LONG, long="truncate", normalise=False)], atol=1e-5)
+    assert np.allclose(found, [words.embed(LONG, long_texts="truncate", normalize=False)], atol=1e-5)
     found = client.feature_extraction("one", prompt_name="query")
     assert np.allclose(found, [words.embed("one", prompt="query")], **CLOSE)
     assert np.allclose(InferenceClient(model=server.url).feature_extraction("one"), [words.embed("one")], **CLOSE)

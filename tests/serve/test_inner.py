@@ -1,4 +1,4 @@
-"""What /explain tells beside predictions: attention as `NumpyEncoder` computes it, and where `exit=` would leave."""
+"""What /explain tells beside predictions: attention as `NumpyEncoder` computes it, and where `early_exit=` would leave."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from albertkit.explain.activations import NumpyEncoder
 from albertkit.explain.layer_predictions import exit_depth
-from albertkit.runtime.calibration import Exits
+from albertkit.runtime.calibration import ExitCalibration
 from albertkit.runtime.early_exit import leave_task
 from albertkit.runtime.predict import features_of
 from albertkit.serve import inner
@@ -72,7 +72,11 @@ def test_two_models_stay_open_and_changed_files_are_refused(folders, alberts, mo
 
 def leaves(told, limit) -> int:
     """Where a text leaves with a limit on its doubt, by what /explain says."""
-    found = [d for d, doubt in zip(told["looks"], told["doubts"], strict=False) if doubt is not None and doubt <= limit]
+    found = [
+        d
+        for d, doubt in zip(told["exit_depths"], told["uncertainty"], strict=False)
+        if doubt is not None and doubt <= limit
+    ]
     return min(found, default=3)
 
 
@@ -85,32 +89,32 @@ def test_early_exit_is_where_exit_leaves(server, alberts):
     }
     for name, (more, example) in examples.items():
         albert = alberts[name]
-        told = server.post("/explain", {"text": text, "model": name, **more}).json()["exit"]
-        assert told["kind"] == "entropy" and told["looks"] == [1, 2] and len(told["doubts"]) == 3
+        told = server.post("/explain", {"text": text, "model": name, **more}).json()["early_exit"]
+        assert told["kind"] == "entropy" and told["exit_depths"] == [1, 2] and len(told["uncertainty"]) == 3
         features = features_of(albert, [example], albert.meta.task)
         for limit in sorted(
-            {0.0, 1.0, *(round(doubt + step, 4) for doubt in told["doubts"] for step in (-0.01, 0.01))}
+            {0.0, 1.0, *(round(doubt + step, 4) for doubt in told["uncertainty"] for step in (-0.01, 0.01))}
         ):
             if limit >= 0:
                 left = leave_task(albert, features, [example], f"entropy:{limit}")
                 assert left.depths[0] == leaves(told, limit), (name, limit, told)
-    told = server.post("/explain", {"text": text, "model": "words"}).json()["exit"]
-    assert told["kind"] == "cosine" and told["doubts"][0] is None and told["promised"] is None
+    told = server.post("/explain", {"text": text, "model": "words"}).json()["early_exit"]
+    assert told["kind"] == "cosine" and told["uncertainty"][0] is None and told["promised"] is None
     for cosine in (0.0, 0.5, 0.99):
-        assert alberts["words"].embed_early([text], f"cosine:{cosine}")[1][0] == leaves(told, 1 - cosine)
-    assert server.post("/explain", {"text": "a [MASK]", "model": "words"}).json()["exit"] is None
-    value = server.post("/explain", {"text": text, "model": "stars"}).json()["exit"]
-    assert value["kind"] == "change" and value["doubts"][0] is None
+        assert alberts["words"].embed_early_exit([text], f"cosine:{cosine}")[1][0] == leaves(told, 1 - cosine)
+    assert server.post("/explain", {"text": "a [MASK]", "model": "words"}).json()["early_exit"] is None
+    value = server.post("/explain", {"text": text, "model": "stars"}).json()["early_exit"]
+    assert value["kind"] == "change" and value["uncertainty"][0] is None
 
 
 def test_a_calibrated_model_says_where_it_leaves():
-    exits = Exits(3, (1, 2), ((0.0, 2.0), (0.0, 2.0)), tuple((r, 0.999, 2.0) for r in (1e-3, 1e-2)), 900)
-    albert = SimpleNamespace(depth=3, meta=SimpleNamespace(details={"exit": exits.to_dict()}))
+    exits = ExitCalibration(3, (1, 2), ((0.0, 2.0), (0.0, 2.0)), tuple((r, 0.999, 2.0) for r in (1e-3, 1e-2)), 900)
+    albert = SimpleNamespace(depth=3, meta=SimpleNamespace(details={"early_exit": exits.to_dict()}))
     limit = exits.limits(0.99)[0]
     assert exit_depth(albert, [1, 2], [limit / 2, 0.9, 0.0]) == 1
     assert exit_depth(albert, [1, 2], [limit * 2, limit / 2, 0.0]) == 2
     assert exit_depth(albert, [1, 2], [None, 0.9, 0.0]) == 3
-    albert.meta.details["exit"] = {"depth": 3}  # damaged
+    albert.meta.details["early_exit"] = {"depth": 3}  # damaged
     assert exit_depth(albert, [1, 2], [0.0, 0.0, 0.0]) is None
 
 

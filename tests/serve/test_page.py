@@ -243,13 +243,13 @@ def test_look_inside(visit, models):
         playwright.expect(rows).to_have_count(3 if said else 12)
         if said:
             playwright.expect(rows.last).to_contain_text(said)
-        else:  # leaves where `exit=` leaves
+        else:  # leaves where `early_exit=` leaves
             slider.fill("0.95")
-            left = Albert(threads=1).embed_early(["A man plays the guitar."], exit="cosine:0.95")[1][0]
+            left = Albert(threads=1).embed_early_exit(["A man plays the guitar."], early_exit="cosine:0.95")[1][0]
             assert f"after layer {left} of 12" in panel.locator(".verdict").inner_text()
-            playwright.expect(panel.locator(".code code")).to_contain_text('exit="cosine:0.95"')
+            playwright.expect(panel.locator(".code code")).to_contain_text('early_exit="cosine:0.95"')
     slider.fill("0.5")
-    playwright.expect(panel.locator(".code code")).to_contain_text('exit="entropy:0.5"')
+    playwright.expect(panel.locator(".code code")).to_contain_text('early_exit="entropy:0.5"')
 
 
 def test_depth(visit):

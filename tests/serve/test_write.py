@@ -67,7 +67,7 @@ def at_a_desk(folder, test, **settings):
         chosen = ServeSettings(**settings)
         models = ServedModels([ModelSource("author", folder)], chosen, 1)
         service = Service(
-            chosen, models, Batcher(chosen.budget, chosen.deadline), ServerMetrics(), ApiKeys(), VectorCache(0)
+            chosen, models, Batcher(chosen.token_budget, chosen.deadline), ServerMetrics(), ApiKeys(), VectorCache(0)
         )
         service.batcher.start()
         try:

@@ -224,7 +224,7 @@ def test_a_small_model_learns_to_write(trained):
     assert metrics["rouge_l"] > 0.9 > 0.6 > metrics["copy_rouge_l"]
     assert albert.task.target_length == 6 and albert.task.words == 3
     with pytest.raises(AlbertkitError, match="leave exit away"):
-        predict(albert, test, "generate", exit="entropy:0.1")
+        predict(albert, test, "generate", early_exit="entropy:0.1")
 
 
 def test_evaluate_shows_the_copy_too(trained, tmp_path):

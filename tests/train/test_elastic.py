@@ -13,7 +13,7 @@ from albertkit.albert import Albert
 from albertkit.artifact import Artifact, read_artifact, write_artifact
 from albertkit.errors import AlbertkitError
 from albertkit.model import AlbertModel
-from albertkit.runtime.depths import full_depth_alone
+from albertkit.runtime.depths import is_full_depth_only
 from albertkit.runtime.predict import predict
 from albertkit.tasks.examples import Text
 from albertkit.tasks.make import make_task, task_of
@@ -109,11 +109,11 @@ def test_the_promised_agreement_holds_on_fresh_texts(stretched):
     full = [r.label for r in predict(model, fresh, "classify")]
     depths = []
     for share in (0.9, 0.95, 0.97):
-        early = predict(model, fresh, "classify", exit=share)
+        early = predict(model, fresh, "classify", early_exit=share)
         assert np.mean([r.label == label for r, label in zip(early, full, strict=True)]) >= share
         depths.append(np.mean([r.depth for r in early]))
     assert depths[0] <= depths[1] <= depths[2] < LAYERS
-    promised = model.meta.details["exit"]
+    promised = model.meta.details["early_exit"]
     assert promised["depth"] == LAYERS and promised["texts"] == 300 and promised["confidence"] == 0.95
 
 
@@ -127,7 +127,7 @@ def test_where_one_depth_is_trained_it_alone_chooses_the_checkpoint(start, every
     depths = [found["accuracy"], *(value for name, value in found.items() if "_at_" in name)]
     mean = np.mean(depths) if every else found["accuracy"]
     assert len(set(depths)) > 1 and found["over_depths"] == pytest.approx((found["accuracy"] + mean) / 2)
-    assert full_depth_alone(work.artifact(found, TrainState()).meta.made) is not every
+    assert is_full_depth_only(work.artifact(found, TrainState()).meta.made) is not every
 
 
 def test_a_folder_of_one_depth_is_not_gone_on_with_for_all(plain, tmp_path):
@@ -151,7 +151,7 @@ def test_every_task_has_a_loss_at_every_depth(start, kind, options):
     assert all(p.grad is None or torch.isfinite(p.grad).all() for p in work.model.parameters())
     found = work.evaluate()
     assert sum("_at_" in name for name in found) == LAYERS - 1 and "over_depths" in found
-    assert work.exits is not None and len(work.exits["looks"]) == LAYERS - 1
+    assert work.exits is not None and len(work.exits["exit_depths"]) == LAYERS - 1
     state = TrainState()
     json.dumps(work.artifact(found, state).meta.details)
 
@@ -226,7 +226,7 @@ def test_from_a_pre_trained_model_in_one_go(start, tmp_path):
     options = FinetuneSettings(epochs=8, elastic=True, max_length=40, **QUICK)
     done = tune.finetune("classify", texts(240), texts(60, 9), tmp_path, start, options)
     found = read_artifact(done.model).meta
-    assert min(found.metrics["dev at depth"].values()) > 0.75 and found.details["exit"]["texts"] == 45
+    assert min(found.metrics["dev at depth"].values()) > 0.75 and found.details["early_exit"]["texts"] == 45
 
 
 def test_tagging_leaves_early_too(start, tmp_path):
@@ -234,7 +234,7 @@ def test_tagging_leaves_early_too(start, tmp_path):
         "tag", tagged(240), tagged(300, 9), tmp_path, start, FinetuneSettings(epochs=8, elastic=True, **QUICK)
     )
     model, fresh = Albert(done.model, threads=1), tagged(500, 11)
-    early, full = predict(model, fresh, "tag", exit="95%"), predict(model, fresh, "tag")
+    early, full = predict(model, fresh, "tag", early_exit="95%"), predict(model, fresh, "tag")
     same = [
         [(s.start, s.end, s.label) for s in a.spans] == [(s.start, s.end, s.label) for s in b.spans]
         for a, b in zip(early, full, strict=True)
@@ -274,9 +274,9 @@ def test_the_verb_from_a_model_to_an_early_answer(plain, tmp_path):
     )
     assert done.exit_code == 0, done.output
     assert "150 held-out texts, compared with depth 4; the result is the same" in done.stdout
-    said = run.invoke(app, ["classify", out, "cat dog cow hen pig red", "--exit", "90%", "--json"])
+    said = run.invoke(app, ["classify", out, "cat dog cow hen pig red", "--early-exit", "90%", "--json"])
     assert json.loads(said.stdout)["label"] == "animal" and json.loads(said.stdout)["depth"] <= LAYERS, said.output
-    said = run.invoke(app, ["evaluate", out, str(tmp_path / "dev.tsv"), "--exit", "90%"])
+    said = run.invoke(app, ["evaluate", out, str(tmp_path / "dev.tsv"), "--early-exit", "90%"])
     assert "mean_depth" in said.stdout and "times_fewer_layers" in said.stdout, said.output
     said = run.invoke(app, ["elastic", str(plain.model), str(tmp_path / "train.tsv"), "-o", out, "--minutes", "1"])
     assert "is for masked words" in str(said.exception)

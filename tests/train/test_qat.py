@@ -18,7 +18,7 @@ from albertkit.errors import AlbertkitError
 from albertkit.model import AlbertModel, Batch
 from albertkit.model.albert_model import build_head
 from albertkit.quantized import Matrix, open_blocks, pack, quantize_blocks, quantize_rows, unpack
-from albertkit.runtime.batching import rows
+from albertkit.runtime.batching import token_batches
 from albertkit.runtime.engine import Engine
 from albertkit.runtime.graph_builder import Levels
 from albertkit.runtime.predict import predict
@@ -79,7 +79,7 @@ def test_torch_computes_what_the_runtime_will(start, bits, top):
     plain = AlbertModel.from_artifact(start)
     far, near, apart = [], [], []
     with torch.no_grad():
-        for batch in rows(ids):
+        for batch in token_batches(ids):
             want = engine.run(batch, start.config.num_hidden_layers)
             packed = Batch.of([row[:n].tolist() for row, n in zip(batch.ids, batch.lengths, strict=True)])
             inside = np.arange(batch.ids.shape[1])[None] < batch.lengths[:, None]

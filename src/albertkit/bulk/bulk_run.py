@@ -98,8 +98,8 @@ def check_options(job: Job) -> None:
     """Find out before the work that a model cannot do it."""
     albert = Worker(job).albert
     if job.task == "embed":
-        given = {name: value for name, value in job.options.items() if name != "exit"}
-        albert.recipe(**given)
+        given = {name: value for name, value in job.options.items() if name != "early_exit"}
+        albert.embed_options(**given)
     else:
         getattr(albert, job.task)(["a text"], **{k: v for k, v in job.options.items() if k != "pair"})
 

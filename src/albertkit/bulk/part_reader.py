@@ -87,7 +87,9 @@ def rows(source: Source, stretch: Stretch, root: str = "", any_length: bool = Fa
     for number, text in enumerate(found, stretch.first):
         if type(text) is str:
             if len(text) > TEXT_LIMIT and not any_length:
-                text = Bad(f"has {len(text):,} characters, and at most {TEXT_LIMIT:,} are read (--long truncate cuts)")
+                text = Bad(
+                    f"has {len(text):,} characters, and at most {TEXT_LIMIT:,} are read (--long-texts truncate cuts)"
+                )
         elif not isinstance(text, Bad):
             text = Bad("holds no text" if text is None else f"holds a {type(text).__name__} instead of a text")
         yield number, text

@@ -117,7 +117,7 @@ class Worker:
 
     def _texts(self, part: Part) -> Iterator[str | None]:
         """The text of each row of a part; None where there is none and that may be."""
-        any_length = self.job.options.get("long") == "truncate"
+        any_length = self.job.options.get("long_texts") == "truncate"
         for number, text in rows(part.source, part.stretch, self.job.root, any_length):
             if not isinstance(text, Bad):
                 yield text

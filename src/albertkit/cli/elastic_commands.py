@@ -19,7 +19,7 @@ from albertkit.train.finetune_settings import ElasticSettings
 
 if TYPE_CHECKING:
     from albertkit.artifact import Artifact
-    from albertkit.runtime.calibration import Exits
+    from albertkit.runtime.calibration import ExitCalibration
 
 folder = click.Path(path_type=Path)
 SHARES = (0.9, 0.95, 0.98, 0.99, 0.995)
@@ -50,7 +50,7 @@ def elastic(
 ) -> None:  # fmt: skip
     """Train MODEL, fine-tuned for any task (or pre-trained, with a --teacher), on TRAIN until every depth is a good model, with one head for all.
 
-    Afterwards `--depth 4` applies four layers, and `--exit 99%` lets texts leave as soon as they are sure: held-out examples say when,
+    Afterwards `--depth 4` applies four layers, and `--early-exit 99%` lets texts leave as soon as they are sure: held-out examples say when,
     so that they agree with the full depth 99 times in 100. --out then holds model/, report.md and runs/; the same command goes on where it was
     stopped.
 
@@ -132,14 +132,15 @@ def words(start: Artifact, shards: Path, out: Path, opts: ElasticSettings, minut
 @click.argument("model", type=folder)
 @click.argument("dev", type=folder)
 @click.option(
-    "--looks", help="Depths at which texts may leave, such as 3,6,9  [default: every one, or those of distill]"
+    "--exit-depths",
+    help="Depths at which texts may leave, such as 3,6,9  [default: every one, or those of distill]",
 )
 @options(Reading)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for machines.")
-def calibrate(model: Path, dev: Path, looks: str | None, as_json: bool, **given: Any) -> None:
+def calibrate(model: Path, dev: Path, exit_depths: str | None, as_json: bool, **given: Any) -> None:
     """Find when texts may leave MODEL early and still agree with its full depth, on the held-out examples in DEV.
 
-    For a model that gives vectors, DEV is a file with a text a line. The limits go into MODEL's albertkit.json, for `--exit 99%`. Run it after
+    For a model that gives vectors, DEV is a file with a text a line. The limits go into MODEL's albertkit.json, for `--early-exit 99%`. Run it after
     `quantize`, too.
     """
     from albertkit.artifact import model_folder, read_meta
@@ -155,32 +156,32 @@ def calibrate(model: Path, dev: Path, looks: str | None, as_json: bool, **given:
         from albertkit.cli.entry_point import read_texts
 
         examples = list(read_texts((), dev))
-    found = run(place, examples, whole_numbers("looks", looks) if looks else None)
+    found = run(place, examples, whole_numbers("exit_depths", exit_depths) if exit_depths else None)
     if as_json:
         click.echo(json.dumps(found.to_dict()))
     else:
         promises(found)
 
 
-def read_exit(model: Path) -> Exits | None:
+def read_exit(model: Path) -> ExitCalibration | None:
     """What a model's folder says about leaving early."""
     from albertkit.artifact import model_folder, read_meta
-    from albertkit.runtime.calibration import Exits
+    from albertkit.runtime.calibration import ExitCalibration
 
-    stored = read_meta(model_folder(model))[0].details.get("exit")
-    return None if stored is None else Exits.from_dict(stored)
+    stored = read_meta(model_folder(model))[0].details.get("early_exit")
+    return None if stored is None else ExitCalibration.from_dict(stored)
 
 
-def promises(found: Exits) -> None:
+def promises(found: ExitCalibration) -> None:
     """A line for each share of agreement that can be promised."""
     click.echo(f"{found.texts:,} held-out texts, compared with depth {found.depth}; {found.about}")
     for share in SHARES:
         risk = found.risk(share)
         if risk is None:
-            click.echo(f"  --exit {share:.1%}  cannot be promised: too few texts, or too few agree")
+            click.echo(f"  --early-exit {share:.1%}  cannot be promised: too few texts, or too few agree")
             continue
         depth = next(mean for r, _, mean in found.risks if r == risk)
-        click.echo(f"  --exit {share:.1%}  {depth:.2f} layers a text, {found.depth / depth:.2f} times fewer")
+        click.echo(f"  --early-exit {share:.1%}  {depth:.2f} layers a text, {found.depth / depth:.2f} times fewer")
 
 
 VERBS = (elastic, calibrate)

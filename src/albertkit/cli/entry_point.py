@@ -174,14 +174,14 @@ depth = click.option("--depth", type=click.IntRange(1, 1024), help="Layers to ap
 @depth
 @click.option("--dim", type=click.IntRange(min=1), help="Keep only the first numbers of each vector.")
 @click.option(
-    "--long",
+    "--long-texts",
     type=click.Choice(["split", "truncate", "error"]),
     default="split",
     show_default=True,
     help="Texts beyond the model's length.",
 )
 @click.option("--prompt", help="Text, or name of one of the model's prompts, to put before each text.")
-@click.option("--exit", help="Leave when the vector stops moving: 99% (after calibrate), or cosine:0.99.")
+@click.option("--early-exit", help="Leave when the vector stops moving: 99% (after calibrate), or cosine:0.99.")
 @bits
 @threads
 @force

@@ -138,18 +138,23 @@ def show(found: Explanation) -> None:
             bar = click.style(("█" if value > 0 else "░") * size, fg="green" if value > 0 else "red")
             name = "".join(c if c.isprintable() else "�" for c in word.text[:24])  # nothing that moves the cursor
             click.echo(f"  {name:<{width}}  {value:+7.3f}  {bar}")
-    doubts = found.doubts
+    uncertainty = found.uncertainty
     click.echo(
-        "\nlayer by layer" + (f" (doubt: {found.exit['kind']}, as exit= compares it)" if found.exit and doubts else "")
+        "\nlayer by layer"
+        + (
+            f" (doubt: {found.early_exit['kind']}, as early_exit= compares it)"
+            if found.early_exit and uncertainty
+            else ""
+        )
     )
     for layer in found.layers:
         said = "  ".join(name if chance is None else f"{name} {chance:.0%}" for name, chance in layer.said)
-        doubt = f"  doubt {doubts[layer.depth]:.3f}" if layer.depth in doubts else ""
+        doubt = f"  doubt {uncertainty[layer.depth]:.3f}" if layer.depth in uncertainty else ""
         click.echo(f"  {layer.depth:>3}  {layer.value:+7.3f}{doubt}  {said}".rstrip())
     if found.stable_depth is not None:
         click.echo(f"  stays what it is from layer {found.stable_depth} on")
-    if found.exit is not None and found.exit["promised"] is not None:
-        click.echo(f"  exit='99%' leaves after layer {found.exit['promised']}")
+    if found.early_exit is not None and found.early_exit["promised"] is not None:
+        click.echo(f"  early_exit='99%' leaves after layer {found.early_exit['promised']}")
 
 
 def checked(

@@ -328,7 +328,7 @@ def _show_quantised(target: Path, report: Any) -> None:
         click.echo(str(report.verdict))
         if not report.verdict.good:
             note(f"that is more than the tolerance, {report.verdict.tolerance:g}")
-    if "exit" in read_meta(target)[0].details:
+    if "early_exit" in read_meta(target)[0].details:
         note(
             f"when texts may leave early was found for the float model; find it anew:  albertkit calibrate {target} DEV"
         )

@@ -32,7 +32,7 @@ folder = click.Path(path_type=Path)
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON for machines.")
 depth = click.option("--depth", type=click.IntRange(1, 1024), help="Layers to apply  [default: the model's]")
 leave = click.option(
-    "--exit",
+    "--early-exit",
     help="Leave early: 99% agrees with the full depth on 99 % of texts (see calibrate); or entropy:0.1, patience:2.",
 )
 
@@ -129,7 +129,7 @@ def finetune(task: str, train: Path, dev: Path | None, out: Path, start: Path | 
 @options(Reading)
 @as_json
 def evaluate(
-    model: Path, test: Path, bits: str | None, depth: int | None, exit: str | None, as_json: bool, **given: Any
+    model: Path, test: Path, bits: str | None, depth: int | None, early_exit: str | None, as_json: bool, **given: Any
 ) -> None:
     """Measure a fine-tuned MODEL on the examples in TEST, on the torch-free runtime."""
     from albertkit.albert import Albert
@@ -151,9 +151,9 @@ def evaluate(
     examples = read_files(task, {"test": test}, reading)["test"]
     for text in check_known(albert.task, examples):
         click.echo(text, err=True)
-    results = predict(albert, examples, task, depth, exit)
+    results = predict(albert, examples, task, depth, early_exit)
     metrics = albert.task.measure(results, examples)
-    if exit is not None and results:
+    if early_exit is not None and results:
         metrics["mean_depth"] = sum(result.depth for result in results) / len(results)
         metrics["times_fewer_layers"] = (depth or albert.depth) / metrics["mean_depth"]
     if as_json:
@@ -162,7 +162,7 @@ def evaluate(
     click.echo(f"{len(examples):,} examples")
     for name, value in metrics.items():
         click.echo(f"  {name:24} {value:.4f}")
-    tell(albert, (), depth, exit)
+    tell(albert, (), depth, early_exit)
 
 
 def plain(result: Any) -> Any:
@@ -200,7 +200,7 @@ def classify(
     texts: tuple[str, ...],
     pair: str | None,
     depth: int | None,
-    exit: str | None,
+    early_exit: str | None,
     as_json: bool,
     **bulk: Any,
 ) -> None:
@@ -210,11 +210,11 @@ def classify(
     """
     from albertkit.albert import Albert
 
-    if run_bulk("classify", texts, model, {"pair": pair, "depth": depth, "exit": exit}, bulk):
+    if run_bulk("classify", texts, model, {"pair": pair, "depth": depth, "early_exit": early_exit}, bulk):
         return
     given = lines(texts)
     albert = Albert(model)
-    results = albert.classify(given, [pair] * len(given) if pair else None, depth=depth, exit=exit)
+    results = albert.classify(given, [pair] * len(given) if pair else None, depth=depth, early_exit=early_exit)
     for text, found in zip(given, results, strict=True):
         if as_json:
             click.echo(json.dumps({"text": text, **plain(found)}, ensure_ascii=False))
@@ -222,7 +222,7 @@ def classify(
             label = ", ".join(found.label) if isinstance(found.label, tuple) else found.label
             shown = f"{label:.4f}" if isinstance(label, float) else f"{label}\t{found.probability:.1%}"
             click.echo(f"{shown}\t{text}")
-    tell(albert, results, depth, exit)
+    tell(albert, results, depth, early_exit)
 
 
 @click.command(epilog="Example:  albertkit tag ner 'Angela Merkel visited Paris.'")
@@ -232,25 +232,27 @@ def classify(
 @leave
 @as_json
 @bulk_options
-def tag(model: Path, texts: tuple[str, ...], depth: int | None, exit: str | None, as_json: bool, **bulk: Any) -> None:
+def tag(
+    model: Path, texts: tuple[str, ...], depth: int | None, early_exit: str | None, as_json: bool, **bulk: Any
+) -> None:
     """Find the entities in TEXTS (or the lines of stdin).
 
     With --engine, many files in several processes:  albertkit tag ner --engine local 'texts/*.jsonl' --out entities
     """
     from albertkit.albert import Albert
 
-    if run_bulk("tag", texts, model, {"depth": depth, "exit": exit}, bulk):
+    if run_bulk("tag", texts, model, {"depth": depth, "early_exit": early_exit}, bulk):
         return
     given = lines(texts)
     albert = Albert(model)
-    results = albert.tag(given, depth=depth, exit=exit)
+    results = albert.tag(given, depth=depth, early_exit=early_exit)
     for text, found in zip(given, results, strict=True):
         if as_json:
             click.echo(json.dumps(plain(found), ensure_ascii=False))
         else:
             for span in found.spans:
                 click.echo(f"{span.label}\t{text[span.start : span.end]}\t{span.start}:{span.end}\t{span.score:.1%}")
-    tell(albert, results, depth, exit)
+    tell(albert, results, depth, early_exit)
 
 
 @click.command(epilog="Example:  albertkit intent atis 'flights from boston to denver on monday'")
@@ -259,20 +261,20 @@ def tag(model: Path, texts: tuple[str, ...], depth: int | None, exit: str | None
 @depth
 @leave
 @as_json
-def intent(model: Path, texts: tuple[str, ...], depth: int | None, exit: str | None, as_json: bool) -> None:
+def intent(model: Path, texts: tuple[str, ...], depth: int | None, early_exit: str | None, as_json: bool) -> None:
     """Say what TEXTS (or the lines of stdin) ask for, and the slots they fill."""
     from albertkit.albert import Albert
 
     given = lines(texts)
     albert = Albert(model)
-    results = albert.understand(given, depth=depth, exit=exit)
+    results = albert.understand(given, depth=depth, early_exit=early_exit)
     for text, found in zip(given, results, strict=True):
         if as_json:
             click.echo(json.dumps({"text": text, **plain(found)}, ensure_ascii=False))
         else:
             slots = ", ".join(f"{s.label}={text[s.start : s.end]}" for s in found.spans)
             click.echo(f"{found.intent}\t{found.probability:.1%}\t{slots}")
-    tell(albert, results, depth, exit)
+    tell(albert, results, depth, early_exit)
 
 
 @click.command(epilog="Example:  albertkit track restaurants 'a cheap place' 'thai food, please'")
@@ -283,7 +285,7 @@ def intent(model: Path, texts: tuple[str, ...], depth: int | None, exit: str | N
 @leave
 @as_json
 def track(
-    model: Path, texts: tuple[str, ...], file: Path | None, depth: int | None, exit: str | None, as_json: bool
+    model: Path, texts: tuple[str, ...], file: Path | None, depth: int | None, early_exit: str | None, as_json: bool
 ) -> None:
     """Say what a user wants after each turn of a dialogue.
 
@@ -305,7 +307,7 @@ def track(
         raise AlbertkitError("texts were given both as arguments and with --file; choose one")
     turns = list(dialogues(texts or read_lines(file)))
     albert = Albert(model)
-    results = albert.track(turns, depth=depth, exit=exit)
+    results = albert.track(turns, depth=depth, early_exit=early_exit)
     for place, (turn, found) in enumerate(zip(turns, results, strict=True)):
         if as_json:
             about = {"dialogue": int(turn.dialogue), "turn": turn.number, "system": turn.system, "user": turn.user}
@@ -315,7 +317,7 @@ def track(
             click.echo()
         state = ", ".join(f"{slot}={value}" for slot, value in sorted(found.goal.items()))
         click.echo(f"{state or '–'}\t{', '.join(sorted(found.requests)) or '–'}\t{turn.user}")
-    tell(albert, results, depth, exit)
+    tell(albert, results, depth, early_exit)
 
 
 def dialogues(given: Iterable[str]) -> Iterator[Turn]:
@@ -337,16 +339,16 @@ def dialogues(given: Iterable[str]) -> Iterator[Turn]:
         number += 1
 
 
-def tell(albert: Albert, results: Sequence[Any], depth: int | None, exit: str | None) -> None:
+def tell(albert: Albert, results: Sequence[Any], depth: int | None, early_exit: str | None) -> None:
     """On stderr: how deep texts went, where they may leave early; and whether the model was taught to say something there."""
-    from albertkit.runtime.depths import full_depth_alone
+    from albertkit.runtime.depths import is_full_depth_only
 
     depths = [result.depth for result in results if result.depth is not None]
     if depths:
         mean, full = sum(depths) / len(depths), depth or albert.depth
         click.echo(f"{mean:.2f} layers a text on average, {full / mean:.2f} times fewer than {full}", err=True)
     shallow = depth is not None and depth != albert.depth
-    if (shallow or (exit is not None and ":" in exit)) and full_depth_alone(albert.meta.made):
+    if (shallow or (early_exit is not None and ":" in early_exit)) and is_full_depth_only(albert.meta.made):
         click.echo(
             "this model was fine-tuned at its full depth alone, so what it says before may be anything; make every depth good with  albertkit elastic",
             err=True,
@@ -369,19 +371,19 @@ def whole(context: Path | None) -> str:
 @leave
 @as_json
 def answer(
-    model: Path, question: str, context: Path | None, depth: int | None, exit: str | None, as_json: bool
+    model: Path, question: str, context: Path | None, depth: int | None, early_exit: str | None, as_json: bool
 ) -> None:
     """Answer QUESTION with words of a text of any length."""
     from albertkit.albert import Albert
 
     text = whole(context)
     albert = Albert(model)
-    found = albert.answer(question, text, depth=depth, exit=exit)
+    found = albert.answer(question, text, depth=depth, early_exit=early_exit)
     if as_json:
         click.echo(json.dumps(plain(found), ensure_ascii=False))
     else:
         click.echo(f"{found.text}\t{found.probability:.1%}\t{found.start}:{found.end}" if found.text else "no answer")
-    tell(albert, [found], depth, exit)
+    tell(albert, [found], depth, early_exit)
 
 
 @click.command(epilog="Example:  albertkit choose race 'What is it about?' rain sun snow --context story.txt")
@@ -398,7 +400,7 @@ def choose(
     choices: tuple[str, ...],
     context: Path | None,
     depth: int | None,
-    exit: str | None,
+    early_exit: str | None,
     as_json: bool,
 ) -> None:
     """Pick the right one of CHOICES for QUESTION about a text."""
@@ -406,13 +408,13 @@ def choose(
 
     text = whole(context)
     albert = Albert(model)
-    found = albert.choose(text, question, choices, depth=depth, exit=exit)
+    found = albert.choose(text, question, choices, depth=depth, early_exit=early_exit)
     if as_json:
         click.echo(json.dumps(plain(found), ensure_ascii=False))
     else:
         for text, probability in zip(choices, found.probabilities, strict=True):
             click.echo(f"{'→' if text == found.text else ' '} {probability:.1%}\t{text}")
-    tell(albert, [found], depth, exit)
+    tell(albert, [found], depth, early_exit)
 
 
 VERBS = (finetune, evaluate, classify, tag, intent, track, answer, choose)

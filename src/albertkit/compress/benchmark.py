@@ -141,25 +141,25 @@ def child() -> None:
         albert = Albert(asked["folder"], threads=asked["threads"])
         room = min(asked["length"], albert.max_tokens) - sum(map(len, albert._ends))
         ids = np.random.default_rng(0).integers(5, albert.tokenizer.vocab_size, max(1, room)).tolist()
-        recipe = albert.recipe()
-        found["latency"] = usual(lambda: _vector(albert, ids, recipe), SECONDS)
+        how = albert.embed_options()
+        found["latency"] = usual(lambda: _vector(albert, ids, how), SECONDS)
     found["process"] = max(resident("VmHWM"), resident("VmRSS"))
     found["memory"] = found["process"] - before
     sys.stdout.write(json.dumps(found) + "\n")
 
 
-def _vector(albert: Albert, ids: list[int], recipe: Any) -> np.ndarray:
+def _vector(albert: Albert, ids: list[int], how: Any) -> np.ndarray:
     """One text, given as token ids."""
     from albertkit.albert import joined
-    from albertkit.runtime.batching import rows
+    from albertkit.runtime.batching import token_batches
 
-    pieces, owners = albert.cut([ids], recipe.long)
+    pieces, owners = albert.cut([ids], how.long_texts)
     if albert.config.options.static:
         vectors = albert.engine.means(pieces)
     else:
-        (batch,) = rows(pieces, budget=albert.budget)
-        vectors = albert._pool(albert.engine.run(batch, recipe.depth), batch.lengths, recipe.pooling)
-    return next(joined(vectors, [len(piece) for piece in pieces], owners, recipe))
+        (batch,) = token_batches(pieces, token_budget=albert.token_budget)
+        vectors = albert._pool(albert.engine.run(batch, how.depth), batch.lengths, how.pooling)
+    return next(joined(vectors, [len(piece) for piece in pieces], owners, how))
 
 
 def resident(name: str) -> float:

@@ -17,7 +17,7 @@ import numpy as np
 
 from albertkit.albert import Albert
 from albertkit.errors import AlbertkitError
-from albertkit.runtime.batching import rows
+from albertkit.runtime.batching import token_batches
 from albertkit.runtime.predict import predict
 from albertkit.tasks.make import TASKS
 
@@ -116,7 +116,7 @@ class Judge:
             found = self.guesses(albert)
             return Score("masks", float(np.mean(found.words == self.known.words)), found.right)
         texts = list(self.examples)
-        mine, theirs = (a.embed(texts, long="truncate", normalise=True) for a in (albert, self.whole))
+        mine, theirs = (a.embed(texts, long_texts="truncate", normalize=True) for a in (albert, self.whole))
         return Score("cosine", float((mine * theirs).sum(axis=1).mean()))
 
     def guesses(self, albert: Albert) -> Guesses:
@@ -124,7 +124,7 @@ class Judge:
         generator, found, stood = np.random.default_rng(0), [], []
         limit = min(128, albert.config.max_position_embeddings)
         ids = [e.ids for e in albert.tokenizer.encode_batch(list(self.examples), max_length=limit)]
-        for batch in rows(ids):
+        for batch in token_batches(ids):
             inside = np.arange(batch.ids.shape[1])[None] < batch.lengths[:, None]
             inside[:, 0] = inside[np.arange(len(inside)), batch.lengths - 1] = False
             chosen = (generator.random(batch.ids.shape) < MASKED) & inside

@@ -20,7 +20,7 @@ from albertkit.config import AlbertConfig
 from albertkit.errors import AlbertkitError
 from albertkit.quantized import Matrix, is_matrix, quantize_rows
 from albertkit.runtime import graph as graphs
-from albertkit.runtime.batching import Rows, rows
+from albertkit.runtime.batching import TokenBatch, token_batches
 from albertkit.runtime.engine import Engine, cores, levels, open_graph
 from albertkit.runtime.graph_builder import Builder
 from albertkit.weights import Shapes, encoder_shapes, layer_shapes
@@ -148,13 +148,13 @@ def _times(config: AlbertConfig, bits: int, length: int, threads: int) -> tuple[
     return layer, usual(besides, SECONDS / 4)
 
 
-def _packed(length: int) -> Rows:
+def _packed(length: int) -> TokenBatch:
     """One text."""
-    (batch,) = rows([[1] * length], budget=length)
+    (batch,) = token_batches([[1] * length], token_budget=length)
     return batch
 
 
-def _mean(batch: Rows, states: np.ndarray) -> float:
+def _mean(batch: TokenBatch, states: np.ndarray) -> float:
     """As in `Albert`: the mean of the hidden states, and its length."""
     inside = np.arange(states.shape[1])[None, :, None] < batch.lengths[:, None, None]
     return float(np.linalg.norm(np.where(inside, states, 0).sum(axis=1) / batch.lengths[:, None]))

@@ -22,7 +22,7 @@ from albertkit.config import PRESETS, AlbertConfig, preset
 from albertkit.errors import AlbertkitError
 from albertkit.interop.convert import open_model
 from albertkit.runtime.activation_moments import Progress, calibration, own_text
-from albertkit.runtime.batching import rows
+from albertkit.runtime.batching import token_batches
 from albertkit.runtime.engine import Engine, cores
 from albertkit.tasks.make import TASKS
 from albertkit.tokenizer import Tokenizer
@@ -148,7 +148,7 @@ def depths(model: Artifact, ids: list[list[int]]) -> dict[int, float]:
     engine, most = Engine(model.config, dict(model.weights)), model.config.num_hidden_layers
     wanted = shallower(most)
     sums, count = np.zeros(len(wanted)), 0
-    for batch in rows(ids[:32]):
+    for batch in token_batches(ids[:32]):
         inside = (np.arange(batch.ids.shape[1])[None] < batch.lengths[:, None])[..., None]
         found = [np.where(inside, engine.run(batch, depth), 0).sum(axis=1) for depth in wanted]
         unit = [v / np.maximum(np.linalg.norm(v, axis=1, keepdims=True), 1e-12) for v in found]

@@ -23,7 +23,7 @@ from albertkit.compress.cost import seen_by
 from albertkit.compress.machine import peak
 from albertkit.errors import AlbertkitError
 from albertkit.runtime import graph as graphs
-from albertkit.runtime.batching import Rows, rows
+from albertkit.runtime.batching import TokenBatch, token_batches
 from albertkit.runtime.engine import cores, levels, open_graph
 from albertkit.runtime.graph_builder import Graph
 
@@ -93,7 +93,7 @@ def profile(
     if albert.config.options.static:
         raise AlbertkitError("a static model has no operators to time; it reads rows of a table")
     ids = _ids(albert, texts, size)
-    batches = list(rows(ids, budget=albert.budget))
+    batches = list(token_batches(ids, token_budget=albert.token_budget))
     depth, config = albert.depth, albert.config
     for batch in batches:  # warm, and by the clock, without the profiler
         albert.engine.run(batch, depth)
@@ -131,7 +131,9 @@ def _ids(albert: Albert, texts: Sequence[str] | None, size: tuple[int, int]) -> 
     return drawn
 
 
-def _traced(source: Path | str | None, batches: list[Rows], depth: int, threads: int) -> dict[tuple[str, str], float]:
+def _traced(
+    source: Path | str | None, batches: list[TokenBatch], depth: int, threads: int
+) -> dict[tuple[str, str], float]:
     """Seconds by (part, operator), for all batches once."""
     stored = read_stored(source)
     config, weights = stored.config, stored.weights
@@ -189,7 +191,7 @@ def _node_parts(graph: Graph) -> dict[str, tuple[str, str]]:
     return out
 
 
-def _operations(config: Any, batches: list[Rows], depth: int) -> dict[str, float]:
+def _operations(config: Any, batches: list[TokenBatch], depth: int) -> dict[str, float]:
     """Operations of each product and of attention, padding included, since it is computed too."""
     h, f, e = config.hidden_size, config.intermediate_size, config.embedding_size
     a, few = config.score_size * config.num_attention_heads, config.score_size * config.key_heads

@@ -26,7 +26,7 @@ from albertkit.config import AlbertConfig
 from albertkit.errors import AlbertkitError
 from albertkit.interop.convert import open_model
 from albertkit.runtime.activation_moments import READS, Progress, calibration, own_kind, own_text, watch
-from albertkit.runtime.depths import check_taught
+from albertkit.runtime.depths import check_trained_depth
 
 Amount = int | float  # how many stay, or as a float above 0 and up to 1 which share
 WHOLE = 16  # a share of many columns is rounded to a multiple of this, which processors compute as fast as less
@@ -84,7 +84,7 @@ def prune(
     _check(before, keep, source)
     truncate(before, keep.layers)  # or says which depths there are
     if keep.layers is not None and recovery is None and before.meta.task == "embed":
-        check_taught(before.config, before.meta, keep.layers, ", or train what is left (--recover)")
+        check_trained_depth(before.config, before.meta, keep.layers, ", or train what is left (--recover)")
     if texts is not None and len(texts) < 10:
         raise AlbertkitError(f"{len(texts)} calibration texts were given; give at least 10, better some hundred")
     sample, about = _sample(before, keep, texts)
@@ -164,7 +164,7 @@ def _noted(before: Artifact, after: Artifact) -> Artifact:
             step[part] = f"{getattr(before.config, part)} → {getattr(after.config, part)}"
     if before.meta.metrics:
         step["scores before"] = before.meta.metrics
-    details = {name: value for name, value in after.meta.details.items() if name != "exit"}
+    details = {name: value for name, value in after.meta.details.items() if name != "early_exit"}
     meta = dataclasses.replace(after.meta, metrics={}, details=details, made=(*after.meta.made, step))
     return dataclasses.replace(after, meta=meta)
 

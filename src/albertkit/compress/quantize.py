@@ -21,7 +21,7 @@ from albertkit.errors import AlbertkitError
 from albertkit.interop.convert import open_model
 from albertkit.quantized import BITS
 from albertkit.runtime.activation_moments import moments, own_kind, own_text
-from albertkit.runtime.batching import rows
+from albertkit.runtime.batching import token_batches
 from albertkit.runtime.engine import open_engine
 from albertkit.runtime.graph import Weights
 
@@ -148,7 +148,7 @@ def mean_vectors(config: AlbertConfig, weights: Weights, ids: list[list[int]]) -
     """Mean-pooled unit vectors."""
     engine = open_engine(config, weights)
     out = np.empty((len(ids), config.hidden_size), np.float32)
-    for batch in rows(ids):
+    for batch in token_batches(ids):
         hidden = engine.run(batch, config.num_hidden_layers)
         for at, place in enumerate(batch.order):
             mean = hidden[at, : batch.lengths[at]].mean(axis=0)

@@ -23,7 +23,7 @@ from albertkit.artifact import Artifact, write_artifact
 from albertkit.config import AlbertConfig, Options
 from albertkit.errors import AlbertkitError
 from albertkit.runtime.activation_moments import Progress
-from albertkit.runtime.batching import rows
+from albertkit.runtime.batching import token_batches
 from albertkit.tokenizer import Tokenizer
 
 DIM = 256
@@ -119,7 +119,7 @@ def piece_vectors(albert: Albert, progress: Progress = lambda _: None) -> np.nda
     out = np.empty((count, albert.dim), np.float32)
     texts, _ = albert.cut([[i] for i in range(count)], "error")
     done = 0
-    for batch in rows(texts, budget=albert.budget):
+    for batch in token_batches(texts, token_budget=albert.token_budget):
         out[batch.order] = albert._pool(albert.engine.run(batch, albert.depth), batch.lengths, albert.meta.pooling)
         done += len(batch.order)
         progress(f"{done:,} of {count:,} pieces read")

@@ -183,7 +183,7 @@ def _chosen(albert: Albert, given: ExplainInput, kind: str) -> TokenizedInput:
 
 def _compared(albert: Albert, given: ExplainInput, kind: str) -> TokenizedInput:
     """One row for each text; the model's prompt stands before it and belongs to no word."""
-    before = albert.recipe().before
+    before = albert.embed_options().prompt
     parts = {"text": given.text} if given.pair is None else {"text": given.text, "pair": given.pair}
     rows: list[Made] = []
     for name, text in parts.items():

@@ -148,7 +148,7 @@ class Explainer:
             maps=maps,
             layers=layers,
             stable_depth=None if subject.kind == "embed" else stable_depth([layer.same for layer in layers]),
-            exit=early_exit_of(albert, subject.example, subject.rows[0].ids, subject.rows[0].segments)
+            early_exit=early_exit_of(albert, subject.example, subject.rows[0].ids, subject.rows[0].segments)
             if whole
             else None,
         )

@@ -45,7 +45,7 @@ class Explanation:
     layers: tuple[LayerPrediction, ...]
     stable_depth: int | None
     """The first depth from which on the prediction stays what it is at the last; None for the vector of one text."""
-    exit: dict[str, Any] | None
+    early_exit: dict[str, Any] | None
     """Where the text could leave early: see `layers.early_exit_of`; None for masks and pairs of vectors."""
 
     def attribution(self, method: str) -> np.ndarray:
@@ -53,11 +53,13 @@ class Explanation:
         return next(one.values for one in self.attributions if one.method == method)
 
     @property
-    def doubts(self) -> dict[int, float]:
+    def uncertainty(self) -> dict[int, float]:
         """How doubtful the text is at each depth at which it could leave early, and at the last one; empty where it cannot."""
-        if self.exit is None:
+        if self.early_exit is None:
             return {}
-        pairs = zip((*self.exit["looks"], self.layers[-1].depth), self.exit["doubts"], strict=True)
+        pairs = zip(
+            (*self.early_exit["exit_depths"], self.layers[-1].depth), self.early_exit["uncertainty"], strict=True
+        )
         return {depth: doubt for depth, doubt in pairs if doubt is not None}
 
     def to_dict(self, attention: bool = False) -> dict[str, Any]:
@@ -84,7 +86,7 @@ class Explanation:
             "maps": maps,
             "layers": [plain(layer) for layer in self.layers],
             "settled": self.stable_depth,
-            "exit": self.exit,
+            "early_exit": self.early_exit,
         }
 
     def to_html(self, path: Path | str, overwrite: bool = False) -> Path:

@@ -116,23 +116,27 @@ def table(found: Explanation) -> str:
 
 def layers(found: Explanation) -> str:
     """What the model says after each layer."""
-    lines, doubts = [], found.doubts
+    lines, uncertainty = [], found.uncertainty
     for layer in found.layers:
-        doubt = f'<td class="number">{doubts[layer.depth]:.3f}</td>' if layer.depth in doubts else "<td>–</td>"
+        doubt = (
+            f'<td class="number">{uncertainty[layer.depth]:.3f}</td>' if layer.depth in uncertainty else "<td>–</td>"
+        )
         said = ", ".join(name if chance is None else f"{name} {chance:.1%}" for name, chance in layer.said)
         chance = f"{layer.chance:.1%}" if found.unit == "log-odds" else f"{layer.chance:.4f}"
         lines.append(
             f'<tr class="{"same" if layer.same else "other"}"><th scope="row">{layer.depth}</th><td>{escape(said)}</td>'
-            f'<td class="number">{chance}</td><td class="number">{layer.value:+.3f}</td>{doubt if doubts else ""}</tr>'
+            f'<td class="number">{chance}</td><td class="number">{layer.value:+.3f}</td>{doubt if uncertainty else ""}</tr>'
         )
     told = []
     column = (
-        f'<th scope="col" class="number">doubt ({escape(found.exit["kind"])})</th>' if found.exit and doubts else ""
+        f'<th scope="col" class="number">doubt ({escape(found.early_exit["kind"])})</th>'
+        if found.early_exit and uncertainty
+        else ""
     )
     if found.stable_depth is not None:
         told.append(f"It stays what it is from layer {found.stable_depth} on.")
-    if found.exit is not None and found.exit["promised"] is not None:
-        told.append(f"exit='99%' leaves after layer {found.exit['exit_depth']}.")
+    if found.early_exit is not None and found.early_exit["promised"] is not None:
+        told.append(f"early_exit='99%' leaves after layer {found.early_exit['promised']}.")
     return (
         '<div class="scroll" tabindex="0" role="region" aria-label="Layer by layer"><table><thead><tr><th scope="col">layer</th><th scope="col">says</th>'
         f'<th scope="col" class="number">{escape(found.target)}</th><th scope="col" class="number">{escape(found.unit)}</th>{column}</tr></thead>'

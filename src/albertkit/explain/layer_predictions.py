@@ -18,8 +18,8 @@ from albertkit.errors import AlbertkitError
 from albertkit.explain.explained_input import TokenizedInput
 from albertkit.explain.target import ExplainTarget
 from albertkit.explain.variants import read_target
-from albertkit.runtime.calibration import Exits
-from albertkit.runtime.early_exit import Still, by_depth, calibrated_kind, kind_of, looks_of
+from albertkit.runtime.calibration import ExitCalibration
+from albertkit.runtime.early_exit import Still, available_exit_depths, by_depth, calibrated_kind, kind_of
 from albertkit.runtime.predict import features_of, read_heads
 from albertkit.tasks.confidence import Judge
 
@@ -61,7 +61,7 @@ def prediction_at(albert: Albert, subject: TokenizedInput, read: Sequence[Any], 
     """What was read, as the runtime would say it."""
     if subject.kind == "fill":
         masks = [place for place, token in enumerate(subject.rows[0].ids) if token == albert.tokenizer.mask_id]
-        return albert.guesses(subject.parts["text"], albert.best_words(read[0][masks], k))
+        return albert.mask_predictions(subject.parts["text"], albert.best_words(read[0][masks], k))
     if subject.kind == "similar":
         return ExplainTarget("", "cosine").value(read)
     if subject.kind == "embed":
@@ -143,11 +143,11 @@ def summarize(kind: str, prediction: Any) -> PredictionSummary:
 
 
 def early_exit_of(albert: Albert, example: Any, ids: Sequence[int], segments: Sequence[int]) -> dict[str, Any]:
-    """How doubtful a text is at each depth at which it could leave, in the numbers that `exit=` compares with.
+    """How doubtful a text is at each depth at which it could leave, in the numbers that `early_exit=` compares with.
 
     `example` as the model's task has it, else None; then the vector of the tokens is looked at.
     """
-    looks = [depth for depth in looks_of(albert) if depth < albert.depth]
+    exit_depths = [depth for depth in available_exit_depths(albert) if depth < albert.depth]
     judge: Any
     if example is None:
         rows, kinds = [list(ids)], [list(segments)]
@@ -162,25 +162,29 @@ def early_exit_of(albert: Albert, example: Any, ids: Sequence[int], segments: Se
             return list(albert._pool(hidden, lengths, albert.meta.pooling))
         return read_heads(albert, hidden, lengths)
 
-    found = by_depth(albert, rows, kinds, [*looks, albert.depth], read)
-    doubts, before = [], None
-    for depth in (*looks, albert.depth):
-        (doubt,) = judge.doubts([0], found[depth], before)
-        doubts.append(float(doubt) if np.isfinite(doubt) else None)
+    found = by_depth(albert, rows, kinds, [*exit_depths, albert.depth], read)
+    uncertainty, before = [], None
+    for depth in (*exit_depths, albert.depth):
+        (doubt,) = judge.uncertainty([0], found[depth], before)
+        uncertainty.append(float(doubt) if np.isfinite(doubt) else None)
         before = found[depth]
-    leaves = exit_depth(albert, looks, doubts) if kind == calibrated_kind(albert) else None
-    return {"kind": kind, "looks": looks, "doubts": doubts, "promised": leaves}
+    leaves = exit_depth(albert, exit_depths, uncertainty) if kind == calibrated_kind(albert) else None
+    return {"kind": kind, "exit_depths": exit_depths, "uncertainty": uncertainty, "promised": leaves}
 
 
-def exit_depth(albert: Any, looks: list[int], doubts: list[float | None]) -> int | None:
-    """Where `exit="99%"` leaves, if the model was calibrated and can promise as much."""
-    stored = albert.meta.details.get("exit")
+def exit_depth(albert: Any, exit_depths: list[int], uncertainty: list[float | None]) -> int | None:
+    """Where `early_exit="99%"` leaves, if the model was calibrated and can promise as much."""
+    stored = albert.meta.details.get("early_exit")
     if stored is None:
         return None
     try:
-        exits = Exits.from_dict(stored)
-        limits = dict(zip(exits.looks, exits.limits(SHARE), strict=True))
+        exits = ExitCalibration.from_dict(stored)
+        limits = dict(zip(exits.exit_depths, exits.limits(SHARE), strict=True))
     except AlbertkitError:
         return None
-    leaves = [at for at, doubt in zip(looks, doubts, strict=False) if doubt is not None and doubt <= limits.get(at, -1)]
+    leaves = [
+        at
+        for at, doubt in zip(exit_depths, uncertainty, strict=False)
+        if doubt is not None and doubt <= limits.get(at, -1)
+    ]
     return min(leaves, default=albert.depth)

@@ -17,7 +17,7 @@ from albertkit.albert import Albert
 from albertkit.errors import AlbertkitError
 from albertkit.explain.explained_input import TokenizedInput, TokenRow
 from albertkit.explain.target import ExplainTarget, log_odds
-from albertkit.runtime.batching import rows
+from albertkit.runtime.batching import token_batches
 from albertkit.runtime.predict import read_heads
 
 HIDE_MODES = ("mask", "drop", "pad")
@@ -90,7 +90,9 @@ class InputVariants:
         """What the target needs of each row."""
         albert, found = self.albert, [None] * len(made)
         depth = albert._layers_to_apply(None, self.depth, "mean")
-        for batch in rows([ids for ids, _, _ in made], [segments for _, segments, _ in made], albert.budget):
+        for batch in token_batches(
+            [ids for ids, _, _ in made], [segments for _, segments, _ in made], albert.token_budget
+        ):
             hidden = albert.engine.run(batch, depth)
             one = read_target(albert, hidden, batch.lengths, [made[place][2] for place in batch.order])
             for place, scores in zip(batch.order, one, strict=True):

@@ -13,12 +13,12 @@ from albertkit.albert import Albert
 from albertkit.artifact import read_stored
 from albertkit.config import AlbertConfig
 from albertkit.runtime import graph as graphs
-from albertkit.runtime.batching import Rows
+from albertkit.runtime.batching import TokenBatch
 from albertkit.runtime.engine import Engine
 from albertkit.runtime.predict import _head as head_scores
 
 
-def sample(config: AlbertConfig, texts: int = 4) -> Rows:
+def sample(config: AlbertConfig, texts: int = 4) -> TokenBatch:
     """A batch of random token ids of different lengths, the longest first."""
     rng = np.random.default_rng(0)
     longest = min(48, config.max_position_embeddings)
@@ -26,10 +26,10 @@ def sample(config: AlbertConfig, texts: int = 4) -> Rows:
     ids = rng.integers(min(5, config.vocab_size - 1), config.vocab_size, (texts, longest))
     segments = rng.integers(0, config.type_vocab_size, (texts, longest))
     inside = np.arange(longest)[None] < lengths[:, None]
-    return Rows(np.where(inside, ids, 0), np.where(inside, segments, 0), lengths, np.arange(texts))
+    return TokenBatch(np.where(inside, ids, 0), np.where(inside, segments, 0), lengths, np.arange(texts))
 
 
-def feed(rows: Rows) -> dict[str, np.ndarray]:
+def feed(rows: TokenBatch) -> dict[str, np.ndarray]:
     """A batch as the inputs of an exported file."""
     inside = np.arange(rows.ids.shape[1])[None] < rows.lengths[:, None]
     return {"input_ids": rows.ids, "attention_mask": inside.astype(np.int64), "token_type_ids": rows.segments}
@@ -69,7 +69,9 @@ def usual(albert: Albert, weights: graphs.Weights, output: str, heads: tuple[str
     return float(np.linalg.norm(weight)) / (weight.shape[1] ** 0.5 if read else 1.0)
 
 
-def expected(albert: Albert, hidden: np.ndarray, rows: Rows, heads: tuple[str, ...]) -> dict[str, list[np.ndarray]]:
+def expected(
+    albert: Albert, hidden: np.ndarray, rows: TokenBatch, heads: tuple[str, ...]
+) -> dict[str, list[np.ndarray]]:
     """What the runtime gives for each output, text by text; token outputs without padding."""
     found: dict[str, list[np.ndarray]] = {}
     for head in heads:

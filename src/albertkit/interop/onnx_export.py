@@ -31,7 +31,7 @@ from albertkit.errors import AlbertkitError
 from albertkit.interop.onnx_check import compare
 from albertkit.interop.onnx_operators import HIDDEN, PortableBuilder
 from albertkit.runtime import graph as graphs
-from albertkit.runtime.depths import check_taught
+from albertkit.runtime.depths import check_trained_depth
 from albertkit.tokenizer.tokenizer_json import to_json
 
 HEADS = ("vector", "mlm", "classify", "tag", "answer", "choose")
@@ -92,7 +92,7 @@ def export(
     heads = heads_of(stored, settings.head)
     depth = settings.depth or stored.meta.depth or stored.config.num_hidden_layers
     if "vector" in heads:
-        check_taught(stored.config, stored.meta, depth)
+        check_trained_depth(stored.config, stored.meta, depth)
     levels = graphs.Levels(255 if settings.full_range else 127)
     model = build(stored, heads, depth, levels, settings.loop)
     data = model.SerializeToString()
@@ -155,7 +155,7 @@ def build(stored: Stored, heads: tuple[str, ...], depth: int, levels: graphs.Lev
         "task": meta.task,
         "labels": json.dumps(list(meta.labels), ensure_ascii=False),
         "max_length": str(min(meta.details.get("max_length", room), room)),
-        "details": json.dumps({k: v for k, v in meta.details.items() if k != "exit"}, ensure_ascii=False),
+        "details": json.dumps({k: v for k, v in meta.details.items() if k != "early_exit"}, ensure_ascii=False),
         "prompts": json.dumps(meta.prompts, ensure_ascii=False),
     }
     return b.model(outputs, about)

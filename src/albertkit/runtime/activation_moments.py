@@ -19,7 +19,7 @@ from albertkit.config import AlbertConfig
 from albertkit.data.everyday_sentences import everyday
 from albertkit.errors import AlbertkitError
 from albertkit.runtime import graph as graphs
-from albertkit.runtime.batching import Rows, rows
+from albertkit.runtime.batching import TokenBatch, token_batches
 from albertkit.runtime.engine import Engine, cores, open_graph
 from albertkit.tokenizer import Tokenizer
 
@@ -94,7 +94,7 @@ def watch(
     tokens = sum(len(row) for row in ids)
     share = min(1.0, SAMPLE * len(places) / (tokens * config.num_hidden_layers * config.inner_group_num))
     generator = np.random.default_rng(0)
-    for batch in rows(ids):
+    for batch in token_batches(ids):
         progress("watching the layer")
         hidden = engine.run(batch, 0)
         inside = np.arange(batch.ids.shape[1])[None] < batch.lengths[:, None]
@@ -196,7 +196,7 @@ def _fill(engine: Engine, ids: np.ndarray, when: np.ndarray, mask_id: int, gener
         now = when[part] == 0
         if not now.any():
             continue
-        batch = Rows(asked[part], np.zeros_like(asked[part]), lengths[part], np.arange(len(asked[part])))
+        batch = TokenBatch(asked[part], np.zeros_like(asked[part]), lengths[part], np.arange(len(asked[part])))
         scores = engine.words(engine.run(batch, engine.config.num_hidden_layers)[now])[:, first:]
         likely = np.argpartition(scores, -kept, axis=1)[:, -kept:]
         drawn = (np.take_along_axis(scores, likely, axis=1) + generator.gumbel(size=likely.shape)).argmax(axis=1)

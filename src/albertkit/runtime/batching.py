@@ -1,6 +1,6 @@
 """Texts to batches: the one place that decides which texts are computed together.
 
-In: token ids of many texts, any lengths. Out: `Rows`, batches of neighbouring lengths. A batch holds at most `budget` tokens,
+In: token ids of many texts, any lengths. Out: `TokenBatch`, batches of neighbouring lengths. A batch holds at most `token_budget` tokens,
 padding included, so that its activations stay in the processor's cache, and wastes at most `waste` of them on padding.
 """
 
@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-BUDGET = 1024
+TOKEN_BUDGET = 1024
 WASTE = 48
 
 
 @dataclass(frozen=True)
-class Rows:
+class TokenBatch:
     """A padded batch and where its texts came from."""
 
     ids: np.ndarray  # (texts, length) int64
@@ -26,13 +26,15 @@ class Rows:
     order: np.ndarray  # (texts,) place of each text in the input
 
 
-def groups(lengths: Sequence[int], budget: int = BUDGET, waste: int = WASTE) -> Iterator[list[int]]:
+def group_by_length(
+    lengths: Sequence[int], token_budget: int = TOKEN_BUDGET, waste: int = WASTE
+) -> Iterator[list[int]]:
     """Places of texts to compute together, longest first."""
     batch: list[int] = []
     longest = spent = 0
     for place in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
         padding = longest - lengths[place]
-        if batch and ((len(batch) + 1) * longest > budget or spent + padding > waste):
+        if batch and ((len(batch) + 1) * longest > token_budget or spent + padding > waste):
             yield batch
             batch, spent = [], 0
         if not batch:
@@ -43,16 +45,16 @@ def groups(lengths: Sequence[int], budget: int = BUDGET, waste: int = WASTE) -> 
         yield batch
 
 
-def rows(
-    ids: Sequence[Sequence[int]], segments: Sequence[Sequence[int]] | None = None, budget: int = BUDGET
-) -> Iterator[Rows]:
+def token_batches(
+    ids: Sequence[Sequence[int]], segments: Sequence[Sequence[int]] | None = None, token_budget: int = TOKEN_BUDGET
+) -> Iterator[TokenBatch]:
     """Batches of token ids; segments are 0 where none are given."""
     lengths = [len(row) for row in ids]
-    for places in groups(lengths, budget):
-        yield packed(ids, segments, places)
+    for places in group_by_length(lengths, token_budget):
+        yield pad_batch(ids, segments, places)
 
 
-def packed(ids: Sequence[Any], segments: Sequence[Any] | None, places: list[int]) -> Rows:
+def pad_batch(ids: Sequence[Any], segments: Sequence[Any] | None, places: list[int]) -> TokenBatch:
     """The texts at some places, the longest first, as one batch. Ids and segments are lists or arrays."""
     lengths = [len(ids[place]) for place in places]
     table = np.zeros((len(places), lengths[0]), np.int64)
@@ -61,4 +63,4 @@ def packed(ids: Sequence[Any], segments: Sequence[Any] | None, places: list[int]
         table[at, : lengths[at]] = ids[place]
         if segments is not None:
             kinds[at, : lengths[at]] = segments[place]
-    return Rows(table, kinds, np.array(lengths, np.int32), np.array(places))
+    return TokenBatch(table, kinds, np.array(lengths, np.int32), np.array(places))

@@ -1,6 +1,6 @@
-"""When texts may leave early without changing what is said: `exit="99%"`, found on held-out texts. No torch.
+"""When texts may leave early without changing what is said: `early_exit="99%"`, found on held-out texts. No torch.
 
-In: for each held-out text and each depth, how doubtful it is (`tasks/confidence.py`) and whether it says there what it says at the full depth. Out: `Exits`, which goes into
+In: for each held-out text and each depth, how doubtful it is (`tasks/confidence.py`) and whether it says there what it says at the full depth. Out: `ExitCalibration`, which goes into
 `albertkit.json`, and gives for a share of agreement the highest doubt at which a text may leave each depth.
 
 How: a quarter of the texts draws, for each depth, the line log-odds(disagree) = a + b · log(doubt). Leaving wherever that chance is at most r is then one rule
@@ -30,12 +30,12 @@ SMALL = 1e-5  # added to a doubt before its logarithm is taken
 
 
 @dataclass(frozen=True)
-class Exits:
+class ExitCalibration:
     """What held-out texts say about leaving early."""
 
     depth: int
     """The full depth, which others are compared with."""
-    looks: tuple[int, ...]
+    exit_depths: tuple[int, ...]
     """Depths at which a text may leave."""
     lines: tuple[tuple[float, float] | None, ...]
     """a and b for each of them; None where nobody may leave."""
@@ -51,20 +51,24 @@ class Exits:
         return {**asdict(self), "confidence": CONFIDENCE}
 
     @classmethod
-    def from_dict(cls, data: Any) -> Exits:
+    def from_dict(cls, data: Any) -> ExitCalibration:
         """From `albertkit.json`, checked."""
         try:
             lines = tuple(None if line is None else (float(line[0]), float(line[1])) for line in data["lines"])
-            looks = tuple(int(look) for look in data["looks"])
+            exit_depths = tuple(int(look) for look in data["exit_depths"])
             risks = tuple((float(r), float(a), float(d)) for r, a, d in data["risks"])
-            made = cls(int(data["depth"]), looks, lines, risks, int(data["texts"]), str(data.get("about", "")))
+            made = cls(int(data["depth"]), exit_depths, lines, risks, int(data["texts"]), str(data.get("about", "")))
         except (TypeError, ValueError, KeyError, IndexError):
             raise AlbertkitError(
-                "'exit' in albertkit.json is damaged; write it anew with  albertkit calibrate MODEL DEV"
+                "'early_exit' in albertkit.json is damaged; write it anew with  albertkit calibrate MODEL DEV"
             ) from None
-        if len(made.lines) != len(looks) or not all(0 < r < 1 for r, _, _ in risks) or min(looks, default=0) < 1:
+        if (
+            len(made.lines) != len(exit_depths)
+            or not all(0 < r < 1 for r, _, _ in risks)
+            or min(exit_depths, default=0) < 1
+        ):
             raise AlbertkitError(
-                "'exit' in albertkit.json is damaged; write it anew with  albertkit calibrate MODEL DEV"
+                "'early_exit' in albertkit.json is damaged; write it anew with  albertkit calibrate MODEL DEV"
             )
         return made
 
@@ -89,7 +93,7 @@ class Exits:
                 else "some of these disagree under the most careful rule"
             )
             raise AlbertkitError(
-                f"exit={share:g} is more than the held-out texts can promise, which is {most:.4f} ({self.texts} texts); choose less, or "
+                f"early_exit={share:g} is more than the held-out texts can promise, which is {most:.4f} ({self.texts} texts); choose less, or "
                 f"run  albertkit calibrate MODEL DEV  with more texts ({more})"
             )
         return limits_of(self.lines, risk)
@@ -108,30 +112,32 @@ def limits_of(lines: Sequence[tuple[float, float] | None], risk: float) -> tuple
     return tuple(found)
 
 
-def fit(doubts: np.ndarray, agrees: np.ndarray, looks: Sequence[int], depth: int, about: str = "") -> Exits | None:
-    """`Exits` from (texts, looks) doubts and whether each agrees with the full depth; None for too few texts."""
-    count = len(doubts)
-    if count < FEWEST or not looks:
+def fit(
+    uncertainty: np.ndarray, agrees: np.ndarray, exit_depths: Sequence[int], depth: int, about: str = ""
+) -> ExitCalibration | None:
+    """`ExitCalibration` from (texts, exit_depths) uncertainty and whether each agrees with the full depth; None for too few texts."""
+    count = len(uncertainty)
+    if count < FEWEST or not exit_depths:
         return None
     order = np.random.default_rng(0).permutation(count)
     shaping, testing = order[: count // SHAPING], order[count // SHAPING :]
-    lines = tuple(line(doubts[shaping, i], agrees[shaping, i]) for i in range(len(looks)))
-    depths = np.array([*looks, depth])
-    held, right = doubts[testing], np.concatenate([agrees[testing], np.ones((len(testing), 1), bool)], 1)
+    lines = tuple(line(uncertainty[shaping, i], agrees[shaping, i]) for i in range(len(exit_depths)))
+    depths = np.array([*exit_depths, depth])
+    held, right = uncertainty[testing], np.concatenate([agrees[testing], np.ones((len(testing), 1), bool)], 1)
     risks = []
     for risk in RISKS:
         leaves = np.concatenate([held <= np.array(limits_of(lines, risk)), np.ones((len(testing), 1), bool)], 1)
         at = leaves.argmax(1)
         kept = int(right[np.arange(len(testing)), at].sum())
         risks.append((risk, at_least(kept, len(testing)), float(depths[at].mean())))
-    return Exits(depth, tuple(looks), lines, tuple(risks), len(testing), about)
+    return ExitCalibration(depth, tuple(exit_depths), lines, tuple(risks), len(testing), about)
 
 
-def line(doubts: np.ndarray, agrees: np.ndarray) -> tuple[float, float] | None:
-    """a and b of log-odds(disagree) = a + b · log(doubt), by Newton's method with a little ridge; None where doubts are not finite."""
-    if not np.isfinite(doubts).all():
+def line(uncertainty: np.ndarray, agrees: np.ndarray) -> tuple[float, float] | None:
+    """a and b of log-odds(disagree) = a + b · log(doubt), by Newton's method with a little ridge; None where uncertainty are not finite."""
+    if not np.isfinite(uncertainty).all():
         return None
-    table = np.stack([np.ones(len(doubts)), np.log(doubts + SMALL)], 1)
+    table = np.stack([np.ones(len(uncertainty)), np.log(uncertainty + SMALL)], 1)
     wrong, found, ridge = 1.0 - agrees, np.zeros(2), np.array([0.1, 0.1])
     for _ in range(50):
         chances = 1 / (1 + np.exp(-np.clip(table @ found, -30, 30)))
@@ -176,29 +182,31 @@ def calibrated(
     examples: Sequence[Any],
     results: Mapping[int, Sequence[Any]] | None = None,
 ) -> dict[str, Any] | None:
-    """`Exits` as JSON, from the heads' scores of held-out examples after every look, the full depth last; None for too few."""
+    """`ExitCalibration` as JSON, from the heads' scores of held-out examples after every look, the full depth last; None for too few."""
     judge = Judge(task, features, examples)
     depths = sorted(scores)
-    *looks, full = depths
+    *exit_depths, full = depths
     units = range(len(judge.units))
-    if len(units) < FEWEST or not looks:
+    if len(units) < FEWEST or not exit_depths:
         return None
-    doubts = [
-        judge.doubts(units, scores[look], scores[depths[at - 1]] if at else None) for at, look in enumerate(looks)
+    uncertainty = [
+        judge.uncertainty(units, scores[look], scores[depths[at - 1]] if at else None)
+        for at, look in enumerate(exit_depths)
     ]
     if judge.heads == ("vector",):
         last = np.stack(scores[full])
-        agrees = [cosines(np.stack(scores[look]), last) >= CLOSE for look in looks]
+        agrees = [cosines(np.stack(scores[look]), last) >= CLOSE for look in exit_depths]
         about = f"the cosine with the full depth's vector is at least {CLOSE}"
     elif isinstance(task, Dialogue):  # a state holds earlier turns, too; each turn is compared by itself
         said = judge.says(units, scores[full])
         agrees = [
-            np.array([a == b for a, b in zip(judge.says(units, scores[look]), said, strict=True)]) for look in looks
+            np.array([a == b for a, b in zip(judge.says(units, scores[look]), said, strict=True)])
+            for look in exit_depths
         ]
         about = "the turn says the same"
     else:
         found = results or {depth: task.results(rows, features, examples) for depth, rows in scores.items()}
-        agrees = [agree(task, found[look], found[full]) for look in looks]
+        agrees = [agree(task, found[look], found[full]) for look in exit_depths]
         about = "the result is the same" if not judge.moves else "the value is nearly the same"
-    made = fit(np.stack(doubts, 1), np.stack(agrees, 1), looks, full, about)
+    made = fit(np.stack(uncertainty, 1), np.stack(agrees, 1), exit_depths, full, about)
     return None if made is None else made.to_dict()

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from albertkit.config import AlbertConfig
 
 
-def taught_depths(made: Sequence[Mapping[str, Any]]) -> tuple[int, ...] | None:
+def trained_depths(made: Sequence[Mapping[str, Any]]) -> tuple[int, ...] | None:
     """Depths at which the vectors of a model with this history were taught; None where it does not say, or every depth may be good since.
 
-    >>> taught_depths([{"step": "distill", "settings": {"depths": "3,6"}}, {"step": "quantize"}])
+    >>> trained_depths([{"step": "distill", "settings": {"depths": "3,6"}}, {"step": "quantize"}])
     (3, 6)
-    >>> taught_depths([{"step": "distill", "settings": {"depths": "3,6"}}, {"step": "elastic"}])
+    >>> trained_depths([{"step": "distill", "settings": {"depths": "3,6"}}, {"step": "elastic"}])
     """
     for step in reversed(made):
         if step.get("step") in ("pretrain", "finetune", "elastic"):
@@ -34,10 +34,10 @@ def taught_depths(made: Sequence[Mapping[str, Any]]) -> tuple[int, ...] | None:
     return None
 
 
-def full_depth_alone(made: Sequence[Mapping[str, Any]]) -> bool:
+def is_full_depth_only(made: Sequence[Mapping[str, Any]]) -> bool:
     """Whether the last training of a model taught a task at its full depth, and at no other.
 
-    >>> full_depth_alone([{"step": "elastic"}, {"step": "quantize"}]), full_depth_alone([{"step": "elastic"}, {"step": "finetune"}])
+    >>> is_full_depth_only([{"step": "elastic"}, {"step": "quantize"}]), is_full_depth_only([{"step": "elastic"}, {"step": "finetune"}])
     (False, True)
     """
     last: Mapping[str, Any] = next(
@@ -47,9 +47,9 @@ def full_depth_alone(made: Sequence[Mapping[str, Any]]) -> bool:
     return last.get("step") == "finetune" or (isinstance(depths, Mapping) and depths.get("elastic") is False)
 
 
-def check_taught(config: AlbertConfig, meta: Meta, depth: int, inside: str = "") -> None:
+def check_trained_depth(config: AlbertConfig, meta: Meta, depth: int, inside: str = "") -> None:
     """Refuse a depth at which a model's vectors mean nothing, where its history says which were taught; `inside` tells how to look there all the same."""
-    taught = taught_depths(meta.made)
+    taught = trained_depths(meta.made)
     if taught is None or depth in (*taught, meta.depth, config.num_hidden_layers):
         return
     raise AlbertkitError(

@@ -1,6 +1,6 @@
 """The engine: onnxruntime applies the one shared layer, as often as asked.
 
-In: config, weights and `Rows`. Out: hidden states as numpy. The layer is opened once and holds each weight once; depth is the
+In: config, weights and `TokenBatch`. Out: hidden states as numpy. The layer is opened once and holds each weight once; depth is the
 number of times it is called, from 1 to beyond L. Hidden states go from call to call as numpy arrays: copying them out costs less than
 onnxruntime's own values cost in Python (40 µs a call).
 """
@@ -19,7 +19,7 @@ import numpy as np
 from albertkit.config import AlbertConfig
 from albertkit.errors import AlbertkitError
 from albertkit.runtime import graph as graphs
-from albertkit.runtime.batching import Rows
+from albertkit.runtime.batching import TokenBatch
 from albertkit.runtime.static_engine import StaticEngine
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ class Engine:
             del weights[name]
         return open_graph(graph, self.threads)
 
-    def run(self, rows: Rows, depth: int) -> np.ndarray:
+    def run(self, rows: TokenBatch, depth: int) -> np.ndarray:
         """Hidden states (texts, length, H) after `depth` layers; depth 0 gives the embeddings. What stands beyond a
         text's length is undefined.
         """

@@ -1,7 +1,7 @@
 """A model that reads features beside words, run without torch.
 
 In: an artifact whose weights hold a `Fusion` (`model/fusion.py`) as a head, token ids, features as numpy. Out: hidden states, or a head's
-scores. The embedding graph is the engine's own; its word table is an input here, in which each token's vector has its row. Left out: batching by a budget, since
+scores. The embedding graph is the engine's own; its word table is an input here, in which each token's vector has its row. Left out: batching by a token_budget, since
 features come from elsewhere; give texts of like length together.
 """
 

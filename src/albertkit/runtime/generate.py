@@ -20,7 +20,7 @@ from onnx import TensorProto
 from albertkit.config import AlbertConfig
 from albertkit.errors import AlbertkitError
 from albertkit.runtime import graph as graphs
-from albertkit.runtime.batching import Rows, groups, packed
+from albertkit.runtime.batching import TokenBatch, group_by_length, pad_batch
 from albertkit.runtime.engine import Engine, open_graph
 from albertkit.runtime.graph_builder import Builder, Graph, Levels, as_float
 from albertkit.tasks.generation import Written, check_able, marks
@@ -170,7 +170,7 @@ class Writer:
         """The graph of each use of a layer, in order."""
         return [inner for layer in range(depth) for inner in self._layers[self.config.group_of(layer)]]
 
-    def read(self, batch: Rows, depth: int, room: int) -> Kept:
+    def read(self, batch: TokenBatch, depth: int, room: int) -> Kept:
         """Read sources, and keep room for so many words."""
         hidden = self.engine.run(batch, 0)
         texts, length, _ = hidden.shape
@@ -259,7 +259,7 @@ def bar(chances: np.ndarray, texts: Sequence[Text], size: int) -> None:
         row[[run[-1] for run in runs if run[:-1] == ids[len(ids) - size + 1 :]]] = -np.inf
 
 
-def one_by_one(writer: Writer, batch: Rows, pick: Pick, most: int, depth: int, style: Style) -> list[Text]:
+def one_by_one(writer: Writer, batch: TokenBatch, pick: Pick, most: int, depth: int, style: Style) -> list[Text]:
     """One text for each source, a word at a time."""
     texts = [Text([]) for _ in batch.order]
     kept, going, last = writer.read(batch, depth, most), np.arange(len(texts)), None
@@ -281,7 +281,7 @@ def one_by_one(writer: Writer, batch: Rows, pick: Pick, most: int, depth: int, s
     return texts
 
 
-def side_by_side(writer: Writer, batch: Rows, most: int, depth: int, style: Style) -> list[Text]:
+def side_by_side(writer: Writer, batch: TokenBatch, most: int, depth: int, style: Style) -> list[Text]:
     """Beam search: the best text of several for each source, by mean log-probability."""
     count, beams = len(batch.order), style.beams
     kept = writer.read(batch, depth, most)
@@ -345,8 +345,10 @@ def write(albert: Albert, texts: Sequence[str], style: Style | None = None, dept
         )
     found: list[Any] = [None] * len(sources)
     pick = drawn(style) if style.sample else likeliest
-    for places in groups([len(source) + most for source in sources], max(1, HELD * albert.budget // style.beams)):
-        batch = packed(sources, None, places)
+    for places in group_by_length(
+        [len(source) + most for source in sources], max(1, HELD * albert.token_budget // style.beams)
+    ):
+        batch = pad_batch(sources, None, places)
         if style.beams > 1:
             made = side_by_side(writer, batch, most, layers, style)
         else:

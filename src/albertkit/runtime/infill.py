@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from albertkit.errors import AlbertkitError
-from albertkit.runtime.batching import rows
+from albertkit.runtime.batching import token_batches
 
 if TYPE_CHECKING:
     from albertkit.albert import Albert
@@ -112,7 +112,7 @@ def predict(albert: Albert, ids: list[np.ndarray], places: list[np.ndarray], rou
     asked = [np.ones(len(masks), np.bool_) for masks in places]  # what is masked now
     for turn in range(1, min(rounds, max(map(len, places))) + 1):
         waiting = [i for i, now in enumerate(asked) if now.any()]
-        for batch in rows([ids[i].tolist() for i in waiting], budget=albert.budget):
+        for batch in token_batches([ids[i].tolist() for i in waiting], token_budget=albert.token_budget):
             hidden = albert.engine.run(batch, depth)
             for own, nth in zip(hidden, batch.order.tolist(), strict=True):
                 i = waiting[nth]

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from albertkit.errors import AlbertkitError
-from albertkit.runtime.batching import rows
-from albertkit.runtime.depths import check_taught
+from albertkit.runtime.batching import token_batches
+from albertkit.runtime.depths import check_trained_depth
 from albertkit.tasks.examples import Turn
 from albertkit.tasks.task import Feature
 
@@ -32,20 +32,20 @@ VERBS = {  # what a model of each task can do, as messages name it
 
 
 def predict(
-    albert: Albert, examples: Sequence[Any], task: str, depth: int | None = None, exit: str | float | None = None
+    albert: Albert, examples: Sequence[Any], task: str, depth: int | None = None, early_exit: str | float | None = None
 ) -> list[Any]:
-    """Results for examples, in their order; with `exit`, each leaves when it is sure, and says at which depth (`runtime/early_exit.py`)."""
+    """Results for examples, in their order; with `early_exit`, each leaves when it is sure, and says at which depth (`runtime/early_exit.py`)."""
     if task == "generate" == albert.meta.task:
         from albertkit.runtime.generate import write
 
-        if exit is not None:
-            raise AlbertkitError("a model that writes needs its full depth for every word; leave exit away")
+        if early_exit is not None:
+            raise AlbertkitError("a model that writes needs its full depth for every word; leave early_exit away")
         return list(write(albert, [example.source for example in examples], depth=depth))
     features = features_of(albert, examples, task)
-    if exit is not None:
+    if early_exit is not None:
         from albertkit.runtime.early_exit import leave_task
 
-        left = leave_task(albert, features, examples, exit, depth)
+        left = leave_task(albert, features, examples, early_exit, depth)
         results = albert.task.results(left.scores, features, examples)
         for result, layers in zip(results, left.depths.tolist(), strict=True):
             object.__setattr__(result, "depth", layers)  # fresh, and frozen for everybody else
@@ -74,7 +74,7 @@ def layers_of(albert: Albert, depth: int | None) -> int:
     """Layers to apply before the heads; a head on frozen sentence vectors reads those of taught depths only."""
     layers = albert._layers_to_apply(None, depth, "pooler")
     if albert.meta.details.get("reads") == "vector":
-        check_taught(albert.config, albert.meta, layers)
+        check_trained_depth(albert.config, albert.meta, layers)
     return layers
 
 
@@ -82,7 +82,7 @@ def scores(albert: Albert, features: Sequence[Feature], depth: int | None = None
     """The heads' scores for each feature: an array, or a tuple of arrays for a task of two heads."""
     found: list[Any] = [None] * len(features)
     layers = layers_of(albert, depth)
-    for batch in rows([f.ids for f in features], [f.segments for f in features], albert.budget):
+    for batch in token_batches([f.ids for f in features], [f.segments for f in features], albert.token_budget):
         by_text = read_heads(albert, albert.engine.run(batch, layers), batch.lengths)
         for at, place in enumerate(batch.order):
             found[place] = by_text[at]

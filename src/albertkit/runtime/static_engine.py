@@ -14,7 +14,7 @@ import numpy as np
 from albertkit.config import AlbertConfig
 from albertkit.errors import AlbertkitError
 from albertkit.quantized import Matrix
-from albertkit.runtime.batching import Rows
+from albertkit.runtime.batching import TokenBatch
 from albertkit.runtime.graph_builder import as_float
 
 TOKENS = 1024  # rows of the table that are read at once: few enough to stay in the cache
@@ -35,7 +35,7 @@ class StaticEngine:
             return found
         return as_float(self.table)[ids]
 
-    def run(self, rows: Rows, depth: int) -> np.ndarray:
+    def run(self, rows: TokenBatch, depth: int) -> np.ndarray:
         """The vectors of a batch (texts, length, H); `depth` means nothing here."""
         return self.rows(rows.ids)
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from albertkit.config import AlbertConfig
 from albertkit.errors import AlbertkitError, need
-from albertkit.runtime.batching import Rows
+from albertkit.runtime.batching import TokenBatch
 from albertkit.runtime.graph import Weights, as_float
 
 
@@ -31,7 +31,7 @@ class TorchEngine:
         except (RuntimeError, AssertionError) as error:
             raise AlbertkitError(f"torch cannot use device {device!r}: {str(error).splitlines()[0][:160]}") from None
 
-    def run(self, rows: Rows, depth: int) -> np.ndarray:
+    def run(self, rows: TokenBatch, depth: int) -> np.ndarray:
         """Hidden states (texts, length, H) after `depth` layers."""
         from albertkit.model import Batch
 

@@ -32,7 +32,7 @@ from albertkit.search.keywords import Words
 from albertkit.search.records import Record, records_from, valid
 from albertkit.search.vectors import Blocks, Ranked, Row, fuse
 
-__all__ = ["Clusters", "Embedder", "Hit", "Index", "Record", "cluster", "records_from"]
+__all__ = ["Clusters", "Embedder", "Index", "Record", "SearchHit", "cluster", "records_from"]
 
 FORMAT = 1
 MAGIC = 0x414C4258  # "ALBX", in the header of the file
@@ -66,7 +66,7 @@ class Embedder(Protocol):
 
 
 @dataclass(frozen=True)
-class Hit:
+class SearchHit:
     """A found text: the cosine in vector mode, BM25 in keyword mode, the sum of 1 / (60 + rank) in hybrid mode."""
 
     id: str
@@ -274,11 +274,11 @@ class Index:
 
     # Searching ----------------------------------------------------------------------------------------------------
 
-    def search(self, query: str, k: int = 10, mode: str = "hybrid") -> list[Hit]:
+    def search(self, query: str, k: int = 10, mode: str = "hybrid") -> list[SearchHit]:
         """The k best texts for a query; fewer when fewer match."""
         return self.search_many([query], k, mode)[0]
 
-    def search_many(self, queries: Sequence[str], k: int = 10, mode: str = "hybrid") -> list[list[Hit]]:
+    def search_many(self, queries: Sequence[str], k: int = 10, mode: str = "hybrid") -> list[list[SearchHit]]:
         """`search` for many queries, which share each pass over the vectors."""
         if mode not in MODES:
             raise AlbertkitError(f"mode is {mode!r}{nearest(str(mode), MODES)}; choose one of {', '.join(MODES)}")
@@ -294,15 +294,15 @@ class Index:
             ranked = [fuse(a, b)[:k] if mode == "hybrid" else a or b for a, b in zip(near, said, strict=True)]
             return [self._hits(found) for found in ranked]
 
-    def search_vectors(self, vectors: np.ndarray, k: int = 10) -> list[list[Hit]]:
+    def search_vectors(self, vectors: np.ndarray, k: int = 10) -> list[list[SearchHit]]:
         """The texts nearest to vectors that were made elsewhere with the same model."""
         with self._transaction("DEFERRED"):
             return [self._hits(found) for found in self._blocks.nearest(np.asarray(vectors, np.float32), k)]
 
-    def _hits(self, ranked: Ranked) -> list[Hit]:
+    def _hits(self, ranked: Ranked) -> list[SearchHit]:
         ask = "SELECT id, text, source, line FROM texts WHERE slot = ?"
         rows = [(score, self._sql.execute(ask, (slot,)).fetchone()) for score, slot in ranked]
-        return [Hit(row[0], row[1], float(score), row[2], row[3]) for score, row in rows if row]
+        return [SearchHit(row[0], row[1], float(score), row[2], row[3]) for score, row in rows if row]
 
     # The connection -----------------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from albertkit.runtime.batching import groups
+from albertkit.runtime.batching import group_by_length
 
 LEARN = 0.2  # how much the newest full batch counts in the pace
 FORGET = 0.005  # how much a wait that was shorter than foreseen counts
@@ -134,9 +134,9 @@ class RowQueue:
                 held += row.length
         return self.window[0] if self.window else None
 
-    def take(self, budget: int) -> list[QueuedRow]:
+    def take(self, token_budget: int) -> list[QueuedRow]:
         """The batch that holds the oldest row, the longest row first."""
-        places = next(p for p in groups([row.length for row in self.window], budget) if 0 in p)
+        places = next(p for p in group_by_length([row.length for row in self.window], token_budget) if 0 in p)
         batch = [self.window[place] for place in places]
         gone = set(places)
         self.window = [row for place, row in enumerate(self.window) if place not in gone]

@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from albertkit.runtime.batching import packed
+from albertkit.runtime.batching import pad_batch
 from albertkit.serve.batch_queue import (
     BatchJob,
     ComputeModel,
@@ -42,8 +42,8 @@ SHARE = 8  # of the deadline, divided by this, is what sorted tokens may take: t
 class Batcher:
     """The queue and the thread. `watch` is told of every batch: model, texts, tokens, seconds, and how long its oldest row waited."""
 
-    def __init__(self, budget: int, deadline: float, watch: Callable[..., None] | None = None) -> None:
-        self.budget, self.deadline = budget, deadline
+    def __init__(self, token_budget: int, deadline: float, watch: Callable[..., None] | None = None) -> None:
+        self.token_budget, self.deadline = token_budget, deadline
         self._watch = watch or (lambda *about: None)
         self._lanes: dict[ComputeRoute, RowQueue] = {}
         self._calls: deque[BatchJob] = deque()
@@ -228,7 +228,7 @@ class Batcher:
                     elif first is None or row.job.arrived < first[0]:
                         first = (row.job.arrived, route)
                 if first is not None:
-                    batch = self._calls.popleft() if first[1] is None else self._lanes[first[1]].take(self.budget)
+                    batch = self._calls.popleft() if first[1] is None else self._lanes[first[1]].take(self.token_budget)
                     for job in [batch] if isinstance(batch, BatchJob) else {row.job for row in batch}:
                         job.started = job.started or now
                     return batch
@@ -239,7 +239,7 @@ class Batcher:
     def _room(self, route: ComputeRoute) -> int:
         """How many waiting tokens are sorted by length together."""
         quick = self.deadline / SHARE / (route.model.token_cost.seconds * max(1, route.depth))
-        return int(min(WINDOW * self.budget, max(self.budget, quick)))
+        return int(min(WINDOW * self.token_budget, max(self.token_budget, quick)))
 
     def _in_time(self, job: BatchJob, now: float) -> bool:
         """Whether somebody waits for a job; one that was not begun and could not be done in time any more is told so. The lock is held.
@@ -256,7 +256,7 @@ class Batcher:
         began = time.monotonic()
         error, found, size = None, list[Any](), 0
         try:
-            rows = packed(
+            rows = pad_batch(
                 [row.job.ids[row.place] for row in batch],
                 None if all(row.job.segments is None for row in batch) else [segments_of(row) for row in batch],
                 list(range(len(batch))),
@@ -269,7 +269,7 @@ class Batcher:
             error = problem
         seconds = time.monotonic() - began
         tokens = sum(row.length for row in batch)
-        if size * 2 >= self.budget and route.depth and error is None:
+        if size * 2 >= self.token_budget and route.depth and error is None:
             route.model.token_cost.learn(seconds / (tokens * route.depth))
         waited = began - min(row.job.arrived for row in batch)
         self._watch(route.model, len(batch), tokens, seconds, waited)  # counted before it is answered

@@ -1,6 +1,6 @@
 """Early exit for /explain: how doubtful one text is at each depth at which it could leave.
 
-In: a text that is ready to be computed. Out: `EarlyExitItem`, in the numbers that `exit=` compares with. Before this file:
+In: a text that is ready to be computed. Out: `EarlyExitItem`, in the numbers that `early_exit=` compares with. Before this file:
 `explain/layer_predictions.py` computes it; after it: `look.py`.
 """
 
@@ -15,14 +15,15 @@ from albertkit.serve.explain_api import Looking
 
 
 class EarlyExitItem(TypedDict):
-    """How doubtful a text is: `exit="KIND:NUMBER"` leaves at the first of `looks` whose doubt is at most the number (for a cosine,
-    1 minus it). promised: where `exit="99%"` leaves, for a model that was calibrated.
+    """How doubtful a text is: `early_exit="KIND:NUMBER"` leaves at the first of `exit_depths` whose doubt is at most the number (for a cosine,
+    1 minus it). promised: where `early_exit="99%"` leaves, for a model that was calibrated.
     """
 
     kind: Literal["entropy", "change", "cosine"]
-    looks: list[int]
-    doubts: Annotated[
-        list[float | None], Meta(description="At each of `looks`, then at full depth; null before anything moved.")
+    exit_depths: list[int]
+    uncertainty: Annotated[
+        list[float | None],
+        Meta(description="At each of `exit_depths`, then at full depth; null before anything moved."),
     ]
     promised: int | None
 

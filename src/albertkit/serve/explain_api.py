@@ -15,7 +15,7 @@ import numpy as np
 from albertkit.albert import Albert
 from albertkit.errors import AlbertkitError
 from albertkit.explain.layer_predictions import choice, stable_depth
-from albertkit.runtime.batching import Rows, rows
+from albertkit.runtime.batching import TokenBatch, token_batches
 from albertkit.runtime.predict import predict
 from albertkit.tasks.examples import Question, Tagged, Text
 from albertkit.tasks.tag import words_of
@@ -39,7 +39,7 @@ class Looking:
     """A text ready to be computed to any depth."""
 
     albert: Albert
-    batch: Rows
+    batch: TokenBatch
     kind: str | None
     """Which endpoint's answer is predicted."""
     text: str
@@ -71,7 +71,7 @@ class Looking:
             raise AlbertkitError(
                 f"the text has {len(made.ids)} tokens; to look inside, it must fit into {albert.max_tokens}"
             )
-        (batch,) = rows([made.ids], [made.segments], max(1, len(made.ids)))
+        (batch,) = token_batches([made.ids], [made.segments], max(1, len(made.ids)))
         return cls(albert, batch, kind, text, example, k)
 
     def at(self, depth: int) -> Depth:

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from albertkit.albert import Guess, Recipe, joined
+from albertkit.albert import EmbedOptions, MaskPrediction, joined
 from albertkit.errors import AlbertkitError
 from albertkit.runtime.predict import features_of, layers_of, read_heads
 from albertkit.serve.batch_queue import BatchJob, ComputeModel, ComputeRoute
@@ -108,26 +108,26 @@ class Service:
     # What models give --------------------------------------------------------------------------------------------
 
     async def vectors(
-        self, context: RequestContext, model: ServedModel, texts: Sequence[Any], recipe: Recipe
+        self, context: RequestContext, model: ServedModel, texts: Sequence[Any], options: EmbedOptions
     ) -> np.ndarray:
         """Sentence vectors (texts, dim) of texts, or of texts as token ids."""
         self.count(context, texts)
         keys = [b""] * len(texts)
         known: list[tuple[np.ndarray, int] | None] = [None] * len(texts)
         if self.cache.limit and all(isinstance(text, str) for text in texts):
-            how = f"{model.number} {recipe}"
+            how = f"{model.number} {options}"
             keys = [cache_key(how, text) for text in texts]
             known = [self.cache.get(key) for key in keys]
             self.metrics.cached(sum(one is not None for one in known), known.count(None), self.cache.bytes)
         new = [place for place, one in enumerate(known) if one is None]
-        found = await self._fresh_vectors(context, model, [texts[place] for place in new], recipe) if new else []
+        found = await self._fresh_vectors(context, model, [texts[place] for place in new], options) if new else []
         for place, (vector, tokens) in zip(new, found, strict=True):
             known[place] = (vector, tokens)
             if keys[place]:
                 self.cache.put(keys[place], vector, tokens)
         context.tokens += sum(one[1] for one in known if one is not None) - sum(tokens for _, tokens in found)
         rows = [one[0] for one in known if one is not None]
-        return np.stack(rows) if rows else np.zeros((0, recipe.dim or model.albert.dim), np.float32)
+        return np.stack(rows) if rows else np.zeros((0, options.dim or model.albert.dim), np.float32)
 
     async def fitting(
         self, context: RequestContext, model: ServedModel, query: str, texts: Sequence[str], depth: int | None = None
@@ -135,7 +135,7 @@ class Service:
         """Cosines (texts,) of a query and texts, with the model's prompts for both where it has them."""
         prompts = model.albert.meta.prompts
         recipes = [
-            model.albert.recipe(normalise=True, depth=depth, prompt=name if name in prompts else None)
+            model.albert.embed_options(normalize=True, depth=depth, prompt=name if name in prompts else None)
             for name in ("query", "passage")
         ]
         one, many = await asyncio.gather(
@@ -145,14 +145,14 @@ class Service:
         return found
 
     async def _fresh_vectors(
-        self, context: RequestContext, model: ServedModel, texts: Sequence[Any], recipe: Recipe
+        self, context: RequestContext, model: ServedModel, texts: Sequence[Any], options: EmbedOptions
     ) -> list[tuple[np.ndarray, int]]:
-        self.foresee(model, texts, recipe.depth)
-        pieces, owners = await self.cut(pieces_of, model, texts, recipe)
-        route = ComputeRoute(model, recipe.depth, pool, recipe.pooling)
+        self.foresee(model, texts, options.depth)
+        pieces, owners = await self.cut(pieces_of, model, texts, options)
+        route = ComputeRoute(model, options.depth, pool, options.pooling)
         rows = await self.compute(context, BatchJob(route, pieces, context.deadline))
         lengths = [len(piece) for piece in pieces]
-        vectors = list(joined(np.stack(rows), lengths, owners, recipe))
+        vectors = list(joined(np.stack(rows), lengths, owners, options))
         starts = np.cumsum([0, *owners])
         return [(vector, sum(lengths[a:b])) for vector, a, b in zip(vectors, starts[:-1], starts[1:], strict=True)]
 
@@ -182,7 +182,7 @@ class Service:
 
     async def words(
         self, context: RequestContext, model: ServedModel, texts: Sequence[str], k: int, depth: int | None
-    ) -> list[list[list[Guess]]]:
+    ) -> list[list[list[MaskPrediction]]]:
         """For each text the likeliest words for each of its masks."""
         self.count(context, texts)
         albert = model.albert
@@ -196,7 +196,7 @@ class Service:
             [(places, k) for _, places in made],
         )
         best = await self.compute(context, job)
-        return [albert.guesses(text, own) for text, own in zip(texts, best, strict=True)]
+        return [albert.mask_predictions(text, own) for text, own in zip(texts, best, strict=True)]
 
     async def call(self, context: RequestContext, model: ComputeModel, function: Callable[[], T], work: int) -> T:
         """Something that uses the engine by itself, in its turn; `work` is tokens times layers."""
@@ -227,14 +227,14 @@ def masks(route: ComputeRoute, hidden: np.ndarray, lengths: np.ndarray, marks: l
 # What is asked for, checked --------------------------------------------------------------------------------------
 
 
-def pieces_of(model: ServedModel, texts: Sequence[Any], recipe: Recipe) -> tuple[list[np.ndarray], list[int]]:
+def pieces_of(model: ServedModel, texts: Sequence[Any], options: EmbedOptions) -> tuple[list[np.ndarray], list[int]]:
     """Rows of token ids for texts (or for token ids), and how many each has."""
     albert = model.albert
     if texts and not isinstance(texts[0], str):
         own = [bare(albert.tokenizer, ids) for ids in texts]
-        pieces, owners = albert.cut(own, recipe.long)
+        pieces, owners = albert.cut(own, options.long_texts)
     else:
-        pieces, owners = albert.pieces([recipe.before + text for text in texts], recipe.long)
+        pieces, owners = albert.pieces([options.prompt + text for text in texts], options.long_texts)
     return [np.array(piece, np.int32) for piece in pieces], owners
 
 

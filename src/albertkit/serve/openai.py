@@ -27,7 +27,7 @@ class EmbeddingsRequest(StrictRequest):
     user: str | None = None
     depth: Depth = None
     pooling: Pooling = None
-    long: Long = "split"
+    long_texts: Long = "split"
     prompt: Annotated[str | None, Meta(description="A prompt's name or text, put before each text.")] = None
 
 
@@ -90,10 +90,10 @@ class ModelListResponse(TypedDict):
 async def embeddings(service: Service, context: RequestContext, body: EmbeddingsRequest) -> dict[str, Any]:
     """Sentence vectors."""
     model = service.pick(context, body.model, "embed")
-    recipe = model.albert.recipe(
-        pooling=body.pooling, depth=body.depth, dim=body.dimensions, long=body.long, prompt=body.prompt
+    options = model.albert.embed_options(
+        pooling=body.pooling, depth=body.depth, dim=body.dimensions, long_texts=body.long_texts, prompt=body.prompt
     )
-    vectors = await service.vectors(context, model, texts_or_tokens(body.input, "input"), recipe)
+    vectors = await service.vectors(context, model, texts_or_tokens(body.input, "input"), options)
     if body.encoding_format == "base64":
         shown: list[Any] = [base64.b64encode(row.astype("<f4").tobytes()).decode("ascii") for row in vectors]
     else:

@@ -130,16 +130,16 @@ class ExplainResponse(TypedDict):
     tokens: list[TokenItem]
     depths: list[DepthItem]
     settled: int | None
-    exit: Annotated[EarlyExitItem | None, Meta(description="Where the text could leave early; null for masks.")]
+    early_exit: Annotated[EarlyExitItem | None, Meta(description="Where the text could leave early; null for masks.")]
     attention: Annotated[Any, Meta(extra_json_schema={"type": ["array", "string", "null"]})]
 
 
 async def similar(service: Service, context: RequestContext, body: SimilarRequest) -> dict[str, Any]:
     """How alike texts are: their cosines."""
     model = service.pick(context, body.model, "similar")
-    recipe = model.albert.recipe(normalise=True, depth=body.depth, dim=body.dimensions)
+    options = model.albert.embed_options(normalize=True, depth=body.depth, dim=body.dimensions)
     others = body.others or []
-    vectors = await service.vectors(context, model, [*body.texts, *others], recipe)
+    vectors = await service.vectors(context, model, [*body.texts, *others], options)
     rows = vectors[: len(body.texts)]
     scores = rows @ (vectors[len(body.texts) :] if body.others is not None else rows).T
     return {"model": model.name, "scores": np.ascontiguousarray(scores, np.float32)}
@@ -231,7 +231,7 @@ async def in_index(
     context.model = model.name
     vectors = np.zeros((1, index.dim), np.float32)
     if body.mode != "keyword":
-        vectors = await service.vectors(context, model, [body.query], model.albert.recipe())
+        vectors = await service.vectors(context, model, [body.query], model.albert.embed_options())
 
     def look() -> list[Any]:
         index.embedder.vectors.found = vectors
@@ -268,6 +268,6 @@ async def explain(service: Service, context: RequestContext, body: ExplainReques
         "tokens": tokens,
         "depths": depths,
         "settled": settled,
-        "exit": leaving,
+        "early_exit": leaving,
         "attention": attention,
     }

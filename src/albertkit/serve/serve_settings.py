@@ -30,7 +30,7 @@ class ServeSettings:
     workers: int = setting(1, "Processes that share the port, and with one thread each the model's memory.")
     threads: int | None = setting(None, "Processors that each worker computes on [default: all, shared out].")
     bits: int | None = setting(None, "Quantise float models on opening: 8 or 4.")
-    budget: int = setting(1024, "Tokens that are computed together; texts of all clients share a batch.")
+    token_budget: int = setting(1024, "Tokens that are computed together; texts of all clients share a batch.")
     deadline: float = setting(30.0, "Seconds to an answer; a request that would take longer is refused at once.")
     max_texts: int = setting(1024, "Texts in one request.")
     max_tokens: int = setting(200_000, "Tokens in one request.")
@@ -51,7 +51,7 @@ class ServeSettings:
     page: bool = setting(True, "Serve the page at /.")
 
     def __post_init__(self) -> None:
-        counts = ("workers", "budget", "max_texts", "max_tokens", "max_bytes", "max_held", "max_connections")
+        counts = ("workers", "token_budget", "max_texts", "max_tokens", "max_bytes", "max_held", "max_connections")
         for name in (*counts, "deadline", "patience", "keep_alive", "drain"):
             if not 0 < getattr(self, name) < 1e12:
                 raise AlbertkitError(f"{name} is {getattr(self, name)}; it must be above 0")

@@ -24,8 +24,8 @@ from albertkit.albert import Albert
 from albertkit.artifact import model_folder
 from albertkit.builtin import DEFAULT, WORDS
 from albertkit.errors import AlbertkitError, nearest
-from albertkit.runtime.batching import packed
-from albertkit.runtime.early_exit import looks_of
+from albertkit.runtime.batching import pad_batch
+from albertkit.runtime.early_exit import available_exit_depths
 from albertkit.serve.batch_queue import TokenCost
 from albertkit.serve.http_error import HttpError
 from albertkit.serve.serve_settings import ServeSettings
@@ -95,14 +95,14 @@ class ServedModel:
     def open(cls, source: ModelSource, settings: ServeSettings, threads: int) -> ServedModel:
         """Open, and compute one full batch: it shows that the model works, warms it up, and tells its pace."""
         stamp = source.stamp()
-        albert = Albert(source.folder, bits=settings.bits, threads=threads, budget=settings.budget)
+        albert = Albert(source.folder, bits=settings.bits, threads=threads, token_budget=settings.token_budget)
         length = min(64, albert.max_tokens)
-        rows = max(1, settings.budget // length)
+        rows = max(1, settings.token_budget // length)
         ids = np.full((rows, length), min(5, albert.config.vocab_size - 1))
         best = float("inf")
         for _ in range(2):
             began = time.perf_counter()
-            hidden = albert.engine.run(packed(list(ids), None, list(range(rows))), albert.depth)
+            hidden = albert.engine.run(pad_batch(list(ids), None, list(range(rows))), albert.depth)
             best = min(best, time.perf_counter() - began)
         if albert.meta.task == "generate":
             _ = albert.writer  # opened now, so that the first request does not wait for it
@@ -137,7 +137,7 @@ class ServedModel:
             "max_tokens": albert.max_tokens,
             "layers": config.num_hidden_layers,
             "depth": albert.depth,
-            "depths": [] if config.options.static else sorted({*looks_of(albert), albert.depth}),
+            "depths": [] if config.options.static else sorted({*available_exit_depths(albert), albert.depth}),
             "heads": config.num_attention_heads,
             "parameters": parameters_of(encoder_shapes(config)),
             "vocabulary": albert.tokenizer.vocab_size,

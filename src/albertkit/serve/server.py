@@ -100,7 +100,7 @@ def prepared(plan: Plan) -> Run:
     def run(listener: socket.socket, told: Callable[[], None]) -> None:
         models.reload()  # a worker that is started later than others
         numbers = ServerMetrics()
-        batcher = Batcher(settings.budget, settings.deadline, numbers.batch)
+        batcher = Batcher(settings.token_budget, settings.deadline, numbers.batch)
         indexes = open_indexes(plan.indexes, models)
         cache = VectorCache(int(settings.cache * 2**20))
         listen(Service(settings, models, batcher, numbers, keys, cache, indexes), listener, told)

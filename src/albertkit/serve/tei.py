@@ -155,19 +155,19 @@ async def embed(service: Service, context: RequestContext, body: EmbedRequest) -
     if body.prompt_name is not None and body.prompt_name not in prompts:
         known = ", ".join(prompts) or "none"
         raise HttpError(422, f"the model has no prompt {body.prompt_name!r}; it has: {known}", name="prompt_name")
-    recipe = model.albert.recipe(
+    options = model.albert.embed_options(
         body.pooling, body.layer, body.depth, body.dimensions, body.normalize,
         "truncate" if body.truncate else "split", body.prompt_name,
     )  # fmt: skip
-    vectors = await service.vectors(context, model, texts_or_tokens(body.inputs, "inputs"), recipe)
+    vectors = await service.vectors(context, model, texts_or_tokens(body.inputs, "inputs"), options)
     return list(np.ascontiguousarray(vectors, np.float32))
 
 
 async def similarity(service: Service, context: RequestContext, body: SimilarityRequest) -> list[float]:
     """Cosines of a text with others."""
     model = service.pick(context, body.model, "embed")
-    recipe = model.albert.recipe(normalise=True)
-    vectors = await service.vectors(context, model, [body.inputs.source_sentence, *body.inputs.sentences], recipe)
+    options = model.albert.embed_options(normalize=True)
+    vectors = await service.vectors(context, model, [body.inputs.source_sentence, *body.inputs.sentences], options)
     found: list[float] = (vectors[1:] @ vectors[0]).tolist()
     return found
 
@@ -278,7 +278,7 @@ async def info(service: Service, context: RequestContext, body: None) -> dict[st
         "model_type": kind,
         "max_concurrent_requests": settings.max_connections,
         "max_input_length": albert.max_tokens,
-        "max_batch_tokens": settings.budget,
+        "max_batch_tokens": settings.token_budget,
         "max_batch_requests": None,
         "max_client_batch_size": settings.max_texts,
         "auto_truncate": False,

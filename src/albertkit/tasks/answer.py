@@ -40,7 +40,7 @@ class Found:
     others: tuple[Found, ...] = ()
     """The next best, all with different texts."""
     depth: ClassVar[int | None] = None
-    """Layers applied, on results of texts that may leave early (`exit=`); no part of what is compared or written."""
+    """Layers applied, on results of texts that may leave early (`early_exit=`); no part of what is compared or written."""
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ class Chosen:
     text: str
     probabilities: tuple[float, ...]
     depth: ClassVar[int | None] = None
-    """Layers applied, on results of texts that may leave early (`exit=`); no part of what is compared or written."""
+    """Layers applied, on results of texts that may leave early (`early_exit=`); no part of what is compared or written."""
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ CLOSE = 0.95  # vectors agree that have this cosine at least
 
 
 class Judge:
-    """The doubts of some examples of a task.
+    """The uncertainty of some examples of a task.
 
     All features of an example leave together, so that windows and choices are compared at one depth; a text to match is by itself.
     """
@@ -43,8 +43,8 @@ class Judge:
         if "tag" in self.heads:
             self.reads = tokens_read(features, examples, self.units)
 
-    def doubts(self, units: Sequence[int], now: Sequence[Any], before: Sequence[Any] | None) -> np.ndarray:
-        """(units,) doubts, from scores by feature at this look and, for what only moves, at the last one."""
+    def uncertainty(self, units: Sequence[int], now: Sequence[Any], before: Sequence[Any] | None) -> np.ndarray:
+        """(units,) uncertainty, from scores by feature at this look and, for what only moves, at the last one."""
         if self.moves and before is None:
             return np.full(len(units), np.inf)
         if self.heads == ("choose",):

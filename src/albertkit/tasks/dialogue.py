@@ -40,7 +40,7 @@ class State:
     added: dict[str, str] = field(default_factory=dict, compare=False)
     """The values that this turn gives, new or said again."""
     depth: ClassVar[int | None] = None
-    """Layers applied, on results of texts that may leave early (`exit=`); no part of what is compared or written."""
+    """Layers applied, on results of texts that may leave early (`early_exit=`); no part of what is compared or written."""
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ class Alike:
     rank: int | None = None
     """Where pairs have no labels: the place of the second text among all second texts, the nearest first, from 1."""
     depth: ClassVar[int | None] = None
-    """Layers applied, on results of texts that may leave early (`exit=`); no part of what is compared or written."""
+    """Layers applied, on results of texts that may leave early (`early_exit=`); no part of what is compared or written."""
 
 
 @dataclass(frozen=True)

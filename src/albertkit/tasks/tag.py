@@ -46,7 +46,7 @@ class Entities:
     text: str
     spans: tuple[Entity, ...]
     depth: ClassVar[int | None] = None
-    """Layers applied, on results of texts that may leave early (`exit=`); no part of what is compared or written."""
+    """Layers applied, on results of texts that may leave early (`early_exit=`); no part of what is compared or written."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Understood:
     probability: float
     spans: tuple[Entity, ...]
     depth: ClassVar[int | None] = None
-    """Layers applied, on results of texts that may leave early (`exit=`); no part of what is compared or written."""
+    """Layers applied, on results of texts that may leave early (`early_exit=`); no part of what is compared or written."""
 
     @classmethod
     def of(cls, label: Any) -> Understood:

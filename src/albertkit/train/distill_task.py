@@ -22,7 +22,7 @@ from albertkit.artifact import Artifact, Meta
 from albertkit.errors import AlbertkitError
 from albertkit.model import AlbertModel, Batch, ModelOutput, pool
 from albertkit.model.albert_model import tensors_of
-from albertkit.runtime.batching import groups
+from albertkit.runtime.batching import group_by_length
 from albertkit.tasks.task import Feature
 from albertkit.tokenizer import Tokenizer
 from albertkit.train import finetune_task as finetune
@@ -232,7 +232,7 @@ class Imitating(finetune.FinetuneTask):
         self.objective.eval()
         device = next(self.model.parameters()).device
         sums = torch.zeros(len(self.measures), 2, device=device)
-        for places in groups([len(f.ids) for f in self.dev_features], finetune.BUDGET, finetune.BUDGET):
+        for places in group_by_length([len(f.ids) for f in self.dev_features], finetune.BUDGET, finetune.BUDGET):
             features = [self.dev_features[i] for i in places]
             batch = Batch.of([f.ids for f in features]).to(device)
             rows = [(0, len(self.examples) + i) for i in places]
@@ -264,7 +264,7 @@ class Imitating(finetune.FinetuneTask):
 
     def read(self, metrics: dict[str, float]) -> Artifact:
         """The model without a task: it gives vectors, if it was taught any."""
-        details = {name: value for name, value in self.start.meta.details.items() if name != "exit"}
+        details = {name: value for name, value in self.start.meta.details.items() if name != "early_exit"}
         meta = dataclasses.replace(
             self.start.meta, metrics={"held-out": metrics} if metrics else {}, details=details, quantisation=None
         )

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from albertkit.artifact import Artifact
 from albertkit.errors import AlbertkitError
 from albertkit.model import AlbertModel, Batch, ModelOutput, pool
-from albertkit.runtime.batching import groups
+from albertkit.runtime.batching import group_by_length
 from albertkit.runtime.calibration import calibrated
 from albertkit.tasks.task import Feature, Task
 from albertkit.train import precision
@@ -220,7 +220,7 @@ class ElasticTask(FinetuneTask):
         depths = range(1, self.objective.full + 1)
         found: dict[int, list[Any]] = {depth: [None] * len(features) for depth in depths}
         device = next(self.model.parameters()).device
-        for places in groups([len(f.ids) for f in features], BUDGET, BUDGET):
+        for places in group_by_length([len(f.ids) for f in features], BUDGET, BUDGET):
             batch = self.batch([features[i] for i in places], self.dev).to(device)
             for depth, out in self.objective.outputs(batch, depths)[0].items():
                 for i, row in zip(places, split_scores(out, self.objective.heads), strict=True):
@@ -258,7 +258,7 @@ class ElasticTask(FinetuneTask):
         step = {**made.meta.made[-1], "step": "elastic", "depths": {n: getattr(self.options, n) for n in INGREDIENTS}}
         details, scores = dict(made.meta.details), dict(made.meta.metrics)
         if metrics and self.exits is not None:
-            details["exit"] = self.exits
+            details["early_exit"] = self.exits
             scores["dev at depth"] = {n.split("_at_")[1]: value for n, value in metrics.items() if "_at_" in n}
         meta = dataclasses.replace(made.meta, details=details, metrics=scores, made=(*made.meta.made[:-1], step))
         return dataclasses.replace(made, meta=meta)

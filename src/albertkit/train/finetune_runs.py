@@ -160,7 +160,7 @@ def knowing(model: Artifact, teacher: Artifact | None) -> Artifact:
         return teacher
     if model.meta.task == "embed":
         raise AlbertkitError(
-            "this model gives vectors, which `albertkit distill` already makes good at several depths; use depth=, or run  albertkit calibrate MODEL TEXTS  for exit="
+            "this model gives vectors, which `albertkit distill` already makes good at several depths; use depth=, or run  albertkit calibrate MODEL TEXTS  for early_exit="
         )
     if model.meta.details.get("reads") == "vector":
         raise AlbertkitError(

@@ -23,7 +23,7 @@ from albertkit.compress.cost import operations
 from albertkit.errors import AlbertkitError, nearest
 from albertkit.model import AlbertModel, Batch, ModelOutput, pool
 from albertkit.model.albert_model import build_head, tensors_of
-from albertkit.runtime.batching import groups
+from albertkit.runtime.batching import group_by_length
 from albertkit.tasks.answer import Answer
 from albertkit.tasks.classify import Classify
 from albertkit.tasks.generation import check_able
@@ -291,7 +291,7 @@ def scores_of(
     objective.eval()
     found: list[Any] = [None] * len(features)
     device = next(objective.parameters()).device
-    for places in groups([len(f.ids) for f in features], BUDGET, BUDGET):
+    for places in group_by_length([len(f.ids) for f in features], BUDGET, BUDGET):
         chosen = [features[i] for i in places]
         targets = [f.target for f in chosen]
         with torch.no_grad():

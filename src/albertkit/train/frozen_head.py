@@ -27,7 +27,7 @@ from albertkit.data.shard_writer import write_array, write_json
 from albertkit.errors import AlbertkitError, need
 from albertkit.interop.convert import open_model
 from albertkit.quantized import Matrix
-from albertkit.runtime.batching import rows
+from albertkit.runtime.batching import token_batches
 from albertkit.serve.vector_cache import OVERHEAD, VectorCache, cache_key
 from albertkit.tasks.classify import OUTSIDE, Classify
 from albertkit.tasks.classify import outside_scores as outside_scores  # the benches take it from here
@@ -147,7 +147,7 @@ def keyed(albert: Albert, examples: Sequence[Text], length: int) -> tuple[list[b
 def encode(albert: Albert, ids: list[list[int]]) -> np.ndarray:
     """Unit vectors (texts, dim) of token ids."""
     found = np.empty((len(ids), albert.dim), np.float32)
-    for batch in rows(ids, budget=albert.budget):
+    for batch in token_batches(ids, token_budget=albert.token_budget):
         hidden = albert.engine.run(batch, albert.depth)
         found[batch.order] = albert._pool(hidden, batch.lengths, albert.meta.pooling)
     unit: np.ndarray = found / np.maximum(np.linalg.norm(found, axis=1, keepdims=True), 1e-12)

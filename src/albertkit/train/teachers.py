@@ -180,7 +180,7 @@ class Speaker:
         """(texts, width), length 1, of what `read` gave."""
         if self.albert is not None:
             assert isinstance(given, list)
-            return torch.from_numpy(self.albert.embed(given, long="truncate", normalise=True))
+            return torch.from_numpy(self.albert.embed(given, long_texts="truncate", normalize=True))
         assert isinstance(given, Ids)
         return vectors(self.model, given, self.device, self.pooling)
 

@@ -17,15 +17,15 @@ let view = { layer: 2, head: 1 };
 
 /** How sure the model is after each layer, in the numbers that early exit compares; null where it cannot leave. For masks, how
     likely the best word is (of the least sure mask). */
-function sureness({ exit, depths, full_depth: full }) {
+function sureness({ early_exit: exit, depths, full_depth: full }) {
   return depths.slice(0, full).map(({ depth, prediction }) => {
     if (!exit) return Math.min(...prediction.map((guesses) => guesses[0].score));
-    const doubt = exit.doubts[depth === full ? exit.looks.length : exit.looks.indexOf(depth)];
+    const doubt = exit.uncertainty[depth === full ? exit.exit_depths.length : exit.exit_depths.indexOf(depth)];
     return doubt === null || doubt === undefined ? null : Math.max(0, 1 - doubt);
   });
 }
 
-/** What `exit=` is called with for the chosen threshold; null for masks, which always read all layers. */
+/** What `early_exit=` is called with for the chosen threshold; null for masks, which always read all layers. */
 const rule = (exit) => exit && `${exit.kind}:${Number((exit.kind === "cosine" ? threshold : 1 - threshold).toFixed(3))}`;
 
 /** What a prediction says, in a few words: [[words, how likely], …]. */
@@ -42,7 +42,7 @@ function says(kind, prediction) {
 }
 
 function layersTable({ answer }) {
-  const { depths, kind, exit, full_depth: full } = answer;
+  const { depths, kind, early_exit: exit, full_depth: full } = answer;
   const sure = sureness(answer);
   const digits = exit?.kind === "cosine" ? 3 : 2;
   const gauge = (value, more) => el(
@@ -109,7 +109,7 @@ function body(v, attention) {
   };
 }
 
-/** Which call says it in Python: its arguments come before depth= or exit=. */
+/** Which call says it in Python: its arguments come before depth= or early_exit=. */
 function call(kind, v) {
   const pair = v.pair ? `, ${py(v.pair)}` : "";
   return {
@@ -119,11 +119,11 @@ function call(kind, v) {
 }
 
 function programs(v, { answer }) {
-  const { kind, exit, full_depth: full } = answer;
+  const { kind, early_exit: exit, full_depth: full } = answer;
   const { layer, head } = view;
   const leave = rule(exit);
   const each = kind ? `${call(kind, v)}, depth=depth)` : "albert.embed(text, layer=depth) @ albert.embed(text)";
-  const left = kind ? `${call(kind, v)}, exit=${py(leave)})` : `albert.embed_early([text], exit=${py(leave)})[1]`;
+  const left = kind ? `${call(kind, v)}, early_exit=${py(leave)})` : `albert.embed_early_exit([text], early_exit=${py(leave)})[1]`;
   const early = leave ? `print(${left})\n` : "";
   const verb = { classify: ["classify", ...(v.pair ? ["--pair", v.pair] : [])], fill: ["fill", "-m", v.model.id] }[kind] ??
     (kind ? [kind] : ["embed", "-m", v.model.id]);
@@ -138,7 +138,7 @@ function programs(v, { answer }) {
       `print(inner.attention[${layer}, ${head}].round(2))  # ${t("inside.head", { layer: layer + 1, head: head + 1 })}`,
     curl: curl("explain", body(v, "float")),
     cli: cli("explain", ...(v.pair ? ["--pair", v.pair] : []), ...(v.question ? ["--question", v.question] : []), "--", v.model.id, v.text) +
-      (leave ? `\n${line("--exit", leave)}` : ""),
+      (leave ? `\n${line("--early-exit", leave)}` : ""),
   };
 }
 

@@ -171,7 +171,7 @@ export const WORDS = {
   "inside.exit.same": ["The answer is that of full depth.", "答案与全部层相同。"],
   "inside.exit.other": ["The answer is not that of full depth.", "答案与全部层不同。"],
   "inside.exit.never": ["It is never this sure: all {layers} layers would be applied.", "始终达不到此把握：会使用全部 {layers} 层。"],
-  "inside.promised": ["With exit=\"99%\" it leaves after layer {layer}.", "用 exit=\"99%\" 会在第 {layer} 层离开。"],
+  "inside.promised": ["With early_early_exit=\"99%\" it leaves after layer {layer}.", "用 early_early_exit=\"99%\" 会在第 {layer} 层离开。"],
   "inside.settled": ["From layer {layer} on, what it says stays as it is.", "从第 {layer} 层起，判断不再改变。"],
   "inside.attention": ["What the heads look at", "注意力头在看什么"],
   "inside.grid": ["Layers from top to bottom, heads from left to right", "从上到下是层，从左到右是头"],
