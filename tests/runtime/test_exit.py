@@ -454,7 +454,7 @@ def test_heads_on_frozen_vectors_read_taught_depths_only(folder, tmp_path):
     )  # fmt: skip
     model = Albert(write_artifact(dataclasses.replace(artifact, meta=meta), tmp_path / "m"), threads=1)
     assert model.classify("cat", depth=2).label in LABELS["classify"]
-    for way in ({}, {"exit": "entropy:0.5"}):
+    for way in ({}, {"early_exit": "entropy:0.5"}):
         with pytest.raises(AlbertkitError, match="after 2, 5 layers"):
             model.classify("cat", depth=3, **way)
 
