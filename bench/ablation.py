@@ -38,7 +38,7 @@ sys.path[:0] = [str(Path(__file__).parent.parent / "src"), str(Path(__file__).pa
 from jobs import each  # noqa: E402
 
 import tasks  # noqa: E402
-from albertkit.compress.cost import operations, parameters  # noqa: E402
+from albertkit.compress.cost import operations, parameter_counts  # noqa: E402
 from albertkit.config import AlbertConfig, Options, preset  # noqa: E402
 from albertkit.errors import AlbertkitError  # noqa: E402
 
@@ -169,7 +169,7 @@ def pretrain(name: str, seed: int, folder: Path, args: argparse.Namespace) -> di
     outcome = trained(work, settings, folder, f"{name}, seed {seed}")
     fitted = outcome_config(folder)
     return {
-        "parameters": parameters(fitted)["total"],
+        "parameters": parameter_counts(fitted)["total"],
         "operations_per_token": operations(fitted, args.length)["total"],
         "tokens": outcome.state.tokens,
         **{

@@ -41,7 +41,7 @@ from safetensors.torch import save_file  # noqa: E402
 from albertkit.artifact import QUANTISED_FILE  # noqa: E402
 from albertkit.builtin import DEFAULT, resolve  # noqa: E402
 from albertkit.compress.benchmark import resident  # noqa: E402
-from albertkit.compress.quantize import shrink  # noqa: E402
+from albertkit.compress.quantize import quantize  # noqa: E402
 from albertkit.interop.convert import open_model  # noqa: E402
 from albertkit.model import AlbertModel, ModelOutput  # noqa: E402
 from albertkit.tasks.make import make_task  # noqa: E402
@@ -143,7 +143,7 @@ def added(work: Adapting, model: Path, texts: list[str]) -> int:
         if work.way.rank:
             save_file(trained(work.model), Path(scratch) / "adapters.safetensors")
             return (Path(scratch) / "adapters.safetensors").stat().st_size
-        shrink(model, folder, 8, texts)
+        quantize(model, folder, 8, texts)
         if work.way.embeddings:
             return sum(file.stat().st_size for file in folder.iterdir())
         with safe_open(folder / QUANTISED_FILE, "np") as file:

@@ -52,9 +52,9 @@ def wiki(count: int, start: int = 0) -> list[str]:
 
 def build(model: str | None, place: Path) -> dict[str, Path]:
     """Every compressed form of a model, in folders under `place`."""
-    from albertkit.compress.prune import Keep, prune
-    from albertkit.compress.quantize import shrink
-    from albertkit.compress.static_model import make_static
+    from albertkit.compress.prune import PruneSettings, prune
+    from albertkit.compress.quantize import quantize
+    from albertkit.compress.static_model import make_static_model
     from albertkit.interop.convert import convert
 
     texts = wiki(500)
@@ -63,16 +63,16 @@ def build(model: str | None, place: Path) -> dict[str, Path]:
 
     def quantised(name: str, source: Path, bits: int = 8) -> None:
         folder = place / name.replace(",", "").replace(" ", "-")
-        shrink(source, folder, bits, texts)
+        quantize(source, folder, bits, texts)
         made[name] = folder
 
     quantised("whole, int8", place / "whole")
     quantised("whole, 4-bit", place / "whole", 4)
     for name, keep in (
-        ("FFN 1/2", Keep(ffn=0.5)),
-        ("FFN 1/2, heads 2/3", Keep(ffn=0.5, heads=2 / 3)),
-        ("FFN 3/4", Keep(ffn=0.75)),
-        ("FFN 1/2, heads 2/3, not fitted", Keep(ffn=0.5, heads=2 / 3, fit=False)),
+        ("FFN 1/2", PruneSettings(ffn=0.5)),
+        ("FFN 1/2, heads 2/3", PruneSettings(ffn=0.5, heads=2 / 3)),
+        ("FFN 3/4", PruneSettings(ffn=0.75)),
+        ("FFN 1/2, heads 2/3, not fitted", PruneSettings(ffn=0.5, heads=2 / 3, fit=False)),
     ):
         folder = place / name.replace("/", "-").replace(",", "").replace(" ", "-")
         prune(place / "whole", folder, keep, texts)
@@ -80,11 +80,11 @@ def build(model: str | None, place: Path) -> dict[str, Path]:
         if name == "FFN 1/2, heads 2/3":
             quantised(f"{name}, int8", folder)
     first, second, _ = sts()
-    prune(place / "whole", place / "words", Keep(vocabulary=[*first, *second]))
+    prune(place / "whole", place / "words", PruneSettings(vocabulary=[*first, *second]))
     made["vocabulary of STS-B, float32"] = place / "words"
-    make_static(place / "whole", place / "static", texts)
+    make_static_model(place / "whole", place / "static", texts)
     made["static, float32"] = place / "static"
-    shrink(place / "static", place / "static8", 8)
+    quantize(place / "static", place / "static8", 8)
     made["static, int8"] = place / "static8"
     return made
 

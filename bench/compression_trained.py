@@ -74,9 +74,9 @@ class Job:
     def task_data(self) -> Any:
         """The examples, with the task of the fine-tuned model."""
         from albertkit.artifact import read_artifact
-        from albertkit.train.recover import data_for
+        from albertkit.train.recover import distill_data
 
-        return data_for(read_artifact(self.place("whole")), *self.examples())
+        return distill_data(read_artifact(self.place("whole")), *self.examples())
 
 
 NAMES = ("whole", "pruned", "recovered", "plain-4bit", "aware-4bit", "alone", "taught")
@@ -125,39 +125,41 @@ def make_whole(job: Job) -> None:
 
 def make_pruned(job: Job) -> None:
     """Fewer columns and heads."""
-    from albertkit.compress.prune import Keep, prune
+    from albertkit.compress.prune import PruneSettings, prune
 
-    prune(job.place("whole"), job.place("pruned"), Keep(**KEEP), job.sample())
+    prune(job.place("whole"), job.place("pruned"), PruneSettings(**KEEP), job.sample())
 
 
 def make_recovered(job: Job) -> None:
     """The same, trained afterwards."""
-    from albertkit.compress.prune import Keep, prune
-    from albertkit.train.distill_settings import Training
+    from albertkit.compress.prune import PruneSettings, prune
+    from albertkit.train.distill_settings import RecoverySettings
     from albertkit.train.recover import Recovery
 
-    recovery = Recovery(job.task_data(), Training(**job.usual), job.runs / "recovered.run", print)
-    prune(job.place("whole"), job.place("recovered"), Keep(**KEEP), job.sample(), recovery=recovery)
+    recovery = Recovery(job.task_data(), RecoverySettings(**job.usual), job.runs / "recovered.run", print)
+    prune(job.place("whole"), job.place("recovered"), PruneSettings(**KEEP), job.sample(), recovery=recovery)
 
 
 def make_plain(job: Job) -> None:
     """Few bits."""
-    from albertkit.compress.quantize import shrink
+    from albertkit.compress.quantize import quantize
 
-    shrink(job.place("whole"), job.place("plain-4bit"), BITS, job.sample())
+    quantize(job.place("whole"), job.place("plain-4bit"), BITS, job.sample())
 
 
 def make_aware(job: Job) -> None:
     """Few bits, trained for them."""
     from albertkit.artifact import read_artifact
-    from albertkit.compress.quantize import Trained, shrink
-    from albertkit.train.distill_settings import Training
-    from albertkit.train.qat import aware
+    from albertkit.compress.quantize import TrainedWeights, quantize
+    from albertkit.train.distill_settings import RecoverySettings
+    from albertkit.train.qat import train_for_bits
 
     whole = read_artifact(job.place("whole"))
-    found = aware(whole, BITS, job.task_data(), Training(**job.usual), job.runs / "aware-4bit.run", print)
-    trained = Trained(found.artifact, found.smooth)
-    shrink(job.place("whole"), job.place("aware-4bit"), BITS, job.sample(), trained=trained)
+    found = train_for_bits(
+        whole, BITS, job.task_data(), RecoverySettings(**job.usual), job.runs / "aware-4bit.run", print
+    )
+    trained = TrainedWeights(found.artifact, found.smooth)
+    quantize(job.place("whole"), job.place("aware-4bit"), BITS, job.sample(), trained=trained)
 
 
 def make_student(job: Job) -> None:
@@ -165,9 +167,9 @@ def make_student(job: Job) -> None:
     from albertkit import builtin
     from albertkit.artifact import write_artifact
     from albertkit.interop.convert import open_model
-    from albertkit.train.distill import Teachers, distil, fresh_student
-    from albertkit.train.distill_settings import Lesson
-    from albertkit.train.recover import Data
+    from albertkit.train.distill import TeacherMixture, distill, fresh_student
+    from albertkit.train.distill_settings import DistillSettings
+    from albertkit.train.recover import DistillData
     from albertkit.train.train_settings import TrainSettings
 
     start = builtin.resolve(job.start, builtin.START)
@@ -180,9 +182,9 @@ def make_student(job: Job) -> None:
     settings = TrainSettings(
         steps=2 if job.quick else job.text_steps, batch=64, learning_rate=1e-3, evaluations=5, device=job.device, compile="no", tensorboard=False
     )  # fmt: skip
-    data = Data(None, [line for i, line in enumerate(lines) if i % 20], lines[::20][:1000])
-    given = Teachers((start,), (1.0,)), fresh, data, Lesson(hidden=1.0, attention=1.0), settings
-    done = distil(*given, job.runs / "student.run", resume=True, say=print)
+    data = DistillData(None, [line for i, line in enumerate(lines) if i % 20], lines[::20][:1000])
+    given = TeacherMixture((start,), (1.0,)), fresh, data, DistillSettings(hidden=1.0, attention=1.0), settings
+    done = distill(*given, job.runs / "student.run", resume=True, say=print)
     if done.model is None:
         raise SystemExit("stopped; the same command goes on")
     finish(done.model, job.place("student"))
@@ -204,8 +206,8 @@ def make_alone(job: Job) -> None:
 def make_taught(job: Job) -> None:
     """The same student, from the fine-tuned model."""
     from albertkit.artifact import read_artifact
-    from albertkit.train.distill import Teachers, distil
-    from albertkit.train.distill_settings import Lesson
+    from albertkit.train.distill import TeacherMixture, distill
+    from albertkit.train.distill_settings import DistillSettings
     from albertkit.train.train_settings import TrainSettings
 
     data, epochs = job.task_data(), 1 if job.quick else 6
@@ -213,8 +215,11 @@ def make_taught(job: Job) -> None:
         steps=max(1, epochs * len(data.train) // BATCH), batch=BATCH, learning_rate=5e-4, evaluations=epochs, take_best=True, device=job.device,
         compile="no", tensorboard=False,
     )  # fmt: skip
-    lesson, teachers = Lesson(logits=1.0, hidden=0.5, labels=0.5), Teachers((job.place("whole"),), (1.0,))
-    done = distil(
+    lesson, teachers = (
+        DistillSettings(logits=1.0, hidden=0.5, labels=0.5),
+        TeacherMixture((job.place("whole"),), (1.0,)),
+    )
+    done = distill(
         teachers,
         read_artifact(job.place("student")),
         data,
@@ -258,10 +263,10 @@ def build(job: Job, jobs: int) -> None:
 def measure(made: dict[str, Path], dev: list[Any], threads: int | None, rounds: int) -> dict[str, dict[str, Any]]:
     """Accuracy, parameters, bytes and time of each variant."""
     from albertkit.albert import Albert
-    from albertkit.compress.evaluate import Judge
+    from albertkit.compress.evaluate import QualityCheck
     from albertkit.weights import encoder_shapes, size
 
-    judge = Judge(made["whole"], dev)
+    judge = QualityCheck(made["whole"], dev)
     alberts = {name: Albert(folder, threads=threads) for name, folder in made.items()}
     texts = [e.text for e in dev]
     times = {name: [np.inf, np.inf] for name in made}

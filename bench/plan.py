@@ -96,12 +96,12 @@ def rows(config, folders: dict[int, Path], length: int, threads: int) -> list[di
 
 def one_round(config, folders: dict[int, Path], length: int, threads: int) -> tuple:
     """The share of other work, and by bits what was predicted (the faster of before and after) and measured."""
-    from albertkit.compress.benchmark import measured
-    from albertkit.compress.machine import measure as machine_of
+    from albertkit.compress.benchmark import measure_folder
+    from albertkit.compress.machine import measure_machine as machine_of
 
     start, before = time.perf_counter(), others()
     first = machine_of([config], length, threads, rounds=1)
-    models = {bits: measured(folder, length, threads) for bits, folder in folders.items()}
+    models = {bits: measure_folder(folder, length, threads) for bits, folder in folders.items()}
     last = machine_of([config], length, threads, rounds=1)
     share = (others() - before) / (time.perf_counter() - start) / (os.cpu_count() or 1)
     return share, {bits: min(rates.latency(config, bits) for rates in (first, last)) for bits in folders}, models

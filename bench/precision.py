@@ -143,7 +143,7 @@ def unlike(task: Any, mine: Sequence[Any], theirs: Sequence[Any]) -> int:
 def measure(chosen: Set, model: Path, parts: dict[str, list[Any]], most: int | None, threads: int) -> dict[str, Any]:
     """One data set: scores of torch and of the runtime, and the metrics of every precision."""
     from albertkit.albert import Albert
-    from albertkit.compress.quantize import shrink
+    from albertkit.compress.quantize import quantize
     from albertkit.runtime.predict import features_of, scores
 
     held = "test" if chosen.test else "dev"
@@ -164,7 +164,7 @@ def measure(chosen: Set, model: Path, parts: dict[str, list[Any]], most: int | N
     texts, cosines = texts_of(parts["train"]), {}
     with tempfile.TemporaryDirectory() as scratch:
         for name, bits in BITS.items():
-            cosines[name] = shrink(model, Path(scratch) / name, bits, texts).cosine_mean
+            cosines[name] = quantize(model, Path(scratch) / name, bits, texts).cosine_mean
             _, results[name] = read(Path(scratch) / name)
     measured = {name: tasks.measure(chosen, rows, parts) for name, rows in results.items()}
     return {

@@ -31,11 +31,11 @@ GROUPS = {
         "albertkit.search.cluster.cluster",
     ),
     "Smaller and elsewhere": (
-        "albertkit.compress.quantize.shrink",
+        "albertkit.compress.quantize.quantize",
         "albertkit.compress.prune.prune",
-        "albertkit.compress.static_model.make_static",
+        "albertkit.compress.static_model.make_static_model",
         "albertkit.interop.onnx_export.export",
-        "albertkit.compress.profile.profile",
+        "albertkit.compress.profile.profile_model",
     ),
     "Data": (
         "albertkit.tasks.readers.read_examples.read",

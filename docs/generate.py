@@ -24,7 +24,7 @@ from pathlib import Path
 import click
 
 from albertkit.cli.entry_point import app, megabytes
-from albertkit.compress.cost import plan
+from albertkit.compress.cost import shape_cost
 from albertkit.config import PRESETS, preset
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -69,7 +69,7 @@ def shapes_page() -> str:
              "|---|---|---|---|---|---|---|---|---|"]  # fmt: skip
     for name in PRESETS:
         config = preset(name)
-        made = plan(config)
+        made = shape_cost(config)
         lines.append(
             f"| {name} | {config.num_hidden_layers} × {config.hidden_size} | {made.parameters['total']:,} | {made.unshared:,} "
             f"| {made.operations['total'] / 1e6:,.1f} | {megabytes(made.bytes['float32'])} | {megabytes(made.bytes['int8'])} "

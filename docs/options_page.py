@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from albertkit.compress.cost import plan
+from albertkit.compress.cost import shape_cost
 from albertkit.config import AlbertConfig, Options, preset
 
 NOTE = "<!-- Written by `make docs`; do not edit. -->\n"
@@ -157,7 +157,7 @@ REFUSED = """
 | `static` with any other option | the config | a table has no layers |
 | `prune --heads` with `shared_heads` or `attention_bias` | `prune` | their heads have one matrix or one table together; `--ffn`, `--layers` and `--vocabulary` work |
 | `pretrain --option` with `--start` | `pretrain` | a model keeps the options it was begun with |
-| `plan --option` with a limit | `plan` | give a folder, whose options are used |
+| `plan --option` with a limit | `shape_cost` | give a folder, whose options are used |
 | `finetune generate` with any but `scale_embedding` | `finetune` | texts are written word by word, with graphs of their own |
 | training for few bits, and students that copy a teacher's layers, with any but `scale_embedding` | their verbs | they watch canonical attention |
 | `pooling="pooler"` with `classifier=mean` | `embed` | there is no pooler |
@@ -173,10 +173,10 @@ def cost_table() -> list[str]:
     base = preset("base")
     heads = ["option", "parameters", "difference", *(f"operations at {n} tokens" for n in LENGTHS), "int8"]
     lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
-    whole = plan(base).parameters["total"]
+    whole = shape_cost(base).parameters["total"]
     for name, (options, shape) in COSTS.items():
         config: AlbertConfig = base.replace(**shape, options=Options(**options))
-        made = [plan(config, length) for length in LENGTHS]
+        made = [shape_cost(config, length) for length in LENGTHS]
         total = made[0].parameters["total"]
         operations = [f"{m.operations['total'] / 1e6:,.1f}" for m in made]
         shown = [

@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from albertkit.compress.cost import Plan, plan
+from albertkit.compress.cost import ShapeCost, shape_cost
 from albertkit.config import preset
 
 RESULTS = Path(__file__).parent.parent / "bench" / "results"
@@ -41,7 +41,7 @@ def ideal(speed: float, count: int) -> float:
     return BUDGET / speed / count / 3600
 
 
-def gradients(made: Plan, shared: bool = True) -> float:
+def gradients(made: ShapeCost, shared: bool = True) -> float:
     """Bytes of the gradients in float32, with or without sharing of layers."""
     return 4.0 * (
         (made.parameters["total"] if shared else made.unshared) + made.parameters["heads (masked word, order)"]
@@ -50,7 +50,7 @@ def gradients(made: Plan, shared: bool = True) -> float:
 
 def cost_row(shape: str, runs: dict[str, Any]) -> str:
     """A shape on 1 to 512 GPUs."""
-    traffic, speed = gradients(plan(preset(shape))), runs["albertkit"]["tokens_per_second"]
+    traffic, speed = gradients(shape_cost(preset(shape))), runs["albertkit"]["tokens_per_second"]
     memory = runs["albertkit"]["bytes_per_token"] * runs["rows"] * 128
     cells = []
     for count in LINKS:
@@ -79,7 +79,7 @@ def pretraining() -> list[str]:
              "the same, the traffic is not. Left out: starting, checkpoints, machines that fail.", "",
              "| shape | gradients | hours | share of ideal | gradients without sharing | hours without sharing |", "|---|---|---|---|---|---|"]  # fmt: skip
     for shape, runs in found["shapes"].items():
-        made, speed = plan(preset(shape)), runs["albertkit"]["tokens_per_second"]
+        made, speed = shape_cost(preset(shape)), runs["albertkit"]["tokens_per_second"]
         ours, theirs = (gradients(made, shared) for shared in (True, False))
         taken = hours(speed, ours, most)
         lines.append(f"| {shape} | {ours / 1e6:,.0f} MB | {taken:,.2f} | {ideal(speed, most) / taken:.0%} | {theirs / 1e6:,.0f} MB | {hours(speed, theirs, most):,.2f} |")  # fmt: skip

@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from albertkit import Albert, AlbertkitError, builtin, open_model
 from albertkit.artifact import check_files, read_meta, read_stored, write_artifact
 from albertkit.cli.entry_point import app
-from albertkit.quantized import Matrix
+from albertkit.quantized import QuantizedMatrix
 from tests.conftest import ROOT, tiny
 
 FOLDER = builtin.MODELS / builtin.DEFAULT
@@ -205,7 +205,7 @@ LABELS = ["good", "good", "bad", "bad"] * 3
 
 def test_it_opens_as_floats():
     stored, artifact = read_stored(None), open_model()
-    quantised = {n: w for n, w in stored.weights.items() if isinstance(w, Matrix)}
+    quantised = {n: w for n, w in stored.weights.items() if isinstance(w, QuantizedMatrix)}
     assert quantised and all(np.array_equal(artifact.weights[n], w.floats()) for n, w in quantised.items())
 
 

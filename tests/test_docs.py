@@ -82,9 +82,9 @@ def workshop(furnished, tmp_path, monkeypatch):
     monkeypatch.chdir(folder)
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
     monkeypatch.setattr(loop, "peak", lambda device, size=None: 1e12)
-    monkeypatch.setattr(machine, "usual", once)
-    monkeypatch.setattr(trial, "measured", here)
-    monkeypatch.setattr(wanted, "measured", here)
+    monkeypatch.setattr(machine, "typical_seconds", once)
+    monkeypatch.setattr(trial, "measure_folder", here)
+    monkeypatch.setattr(wanted, "measure_folder", here)
     monkeypatch.setattr(serving, "bind", lambda settings: [None])
     monkeypatch.setattr(serving, "address", lambda settings, listener: "http://127.0.0.1:8080")
     threads = torch.get_num_threads()
@@ -279,7 +279,7 @@ def test_python_of_the_readmes_table_exists():
     interface = program("docs/api_page")
     names = {path.rsplit(".", 1)[1]: interface.find(path) for group in interface.GROUPS.values() for path in group}
     names |= {name: getattr(albertkit, name) for name in albertkit.__all__}
-    names |= {path.rsplit(".", 1)[1]: interface.find(path) for path in ("albertkit.compress.prune.Keep", "albertkit.compress.planner.Wanted", "albertkit.compress.planner.proposals")}  # fmt: skip
+    names |= {path.rsplit(".", 1)[1]: interface.find(path) for path in ("albertkit.compress.prune.PruneSettings", "albertkit.compress.planner.PlanRequest", "albertkit.compress.planner.plan")}  # fmt: skip
     for _, code in table_cells():
         for call in [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Call)]:
             if isinstance(call.func, ast.Name) and call.func.id != "OpenAI":

@@ -15,7 +15,7 @@ from torch import nn
 
 from albertkit.albert import Albert
 from albertkit.artifact import Meta, read_artifact, write_artifact
-from albertkit.compress.quantize import shrink
+from albertkit.compress.quantize import quantize
 from albertkit.errors import AlbertkitError
 from albertkit.interop.convert import open_model
 from albertkit.interop.sentence_transformers import write_folder
@@ -95,7 +95,7 @@ def test_converting_a_sentence_transformers_folder_keeps_its_settings(tmp_path):
     write_folder(artifact, tmp_path / "st")
     about = tmp_path / "st" / "config_sentence_transformers.json"
     about.write_text(json.dumps({"prompts": {"query": "ask: "}, "default_prompt_name": "query"}))
-    shrink(tmp_path / "st", tmp_path / "small", 8)
+    quantize(tmp_path / "st", tmp_path / "small", 8)
     small = Albert(tmp_path / "small")
     assert small.meta.pooling == "cls" and small.meta.normalise is False and small.meta.prompts["query"] == "ask: "
     whole = Albert(tmp_path / "st")

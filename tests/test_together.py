@@ -14,7 +14,7 @@ from albertkit.albert import Albert
 from albertkit.artifact import Artifact, write_artifact
 from albertkit.config import Options
 from albertkit.errors import AlbertkitError
-from albertkit.quantized import pack
+from albertkit.quantized import quantize_weights
 from albertkit.runtime.activation_moments import moments_of, random_tokens
 from tests.conftest import program, tiny
 from tests.runtime.test_albert import TEXTS, make
@@ -71,7 +71,10 @@ def test_copies_are_rounded_as_in_the_narrow_model(bits):
     narrow = make(tiny(intermediate_size=64), heads=())
     seen = moments_of(narrow.config, dict(narrow.weights), random_tokens(narrow.config, 16))
     found = wide.widen(narrow, 2)
-    one, other = pack(narrow.weights, bits, seen), pack(found.weights, bits, wide.widen_moments(seen, 2))
+    one, other = (
+        quantize_weights(narrow.weights, bits, seen),
+        quantize_weights(found.weights, bits, wide.widen_moments(seen, 2)),
+    )
     for name, array in one.items():
         if name.endswith((".scale", ".smooth")) or array.dtype == np.float32:
             continue

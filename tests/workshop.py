@@ -130,9 +130,9 @@ def save(folder: Path, meta: Meta, heads: dict[str, int]) -> None:
 
 
 def quantise(source: Path, target: Path) -> None:
-    from albertkit.compress.quantize import shrink
+    from albertkit.compress.quantize import quantize
 
-    shrink(source, target, bits=8)
+    quantize(source, target, bits=8)
 
 
 def foreign(folder: Path) -> None:

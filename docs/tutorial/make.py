@@ -141,7 +141,7 @@ def workplace() -> Any:
 
 def facts() -> dict[str, Any]:
     """What the page about the documents may speak of."""
-    from albertkit import plan, preset
+    from albertkit import preset, shape_cost
 
     sys.path.insert(0, str(HERE))
     from verdicts import measured, tested
@@ -155,9 +155,9 @@ def facts() -> dict[str, Any]:
         "V": base.vocab_size,
         "E": base.embedding_size,
         "H": base.hidden_size,
-        "shared": plan(base).parameters["total"],
-        "bert": plan(base).unshared,
-        "alone": plan(alone).parameters["total"],
+        "shared": shape_cost(base).parameters["total"],
+        "bert": shape_cost(base).unshared,
+        "alone": shape_cost(alone).parameters["total"],
     }
 
 

@@ -10,7 +10,8 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from albertkit.albert import Albert
     from albertkit.artifact import Artifact, read_artifact, write_artifact
-    from albertkit.compress.cost import plan
+    from albertkit.compress.cost import shape_cost
+    from albertkit.compress.planner import plan
     from albertkit.config import AlbertConfig, preset
     from albertkit.errors import AlbertkitError
     from albertkit.interop.convert import convert, open_model
@@ -26,9 +27,10 @@ _PUBLIC = {
     "convert": "interop.convert",
     "finetune": "train.finetune",
     "open_model": "interop.convert",
-    "plan": "compress.cost",
+    "plan": "compress.planner",
     "preset": "config",
     "read_artifact": "artifact",
+    "shape_cost": "compress.cost",
     "write_artifact": "artifact",
 }
 
@@ -44,6 +46,7 @@ __all__ = [
     "plan",
     "preset",
     "read_artifact",
+    "shape_cost",
     "write_artifact",
 ]
 

@@ -18,7 +18,7 @@ import numpy as np
 from albertkit import builtin
 from albertkit.artifact import read_stored
 from albertkit.errors import AlbertkitError, nearest
-from albertkit.quantized import pack, unpack
+from albertkit.quantized import quantize_weights, unpack_weights
 from albertkit.runtime.batching import TOKEN_BUDGET, token_batches
 from albertkit.runtime.depths import check_trained_depth
 from albertkit.runtime.engine import open_engine
@@ -96,8 +96,8 @@ class Albert:
 
             floats = {name: array for name, array in weights.items() if isinstance(array, np.ndarray)}
             seen = moments_of(stored.config, weights, example_text(stored.config, stored.tokenizer, 16))
-            weights = unpack(
-                pack(floats, bits, seen, quick=True), {name: array.shape for name, array in floats.items()}
+            weights = unpack_weights(
+                quantize_weights(floats, bits, seen, quick=True), {name: array.shape for name, array in floats.items()}
             )
         elif bits is not None and stored.meta.quantisation != f"int{bits}":
             raise AlbertkitError(

@@ -32,7 +32,7 @@ import numpy as np
 from albertkit import __version__, builtin
 from albertkit.config import AlbertConfig
 from albertkit.errors import AlbertkitError, nearest
-from albertkit.quantized import Matrix, pack, unpack
+from albertkit.quantized import QuantizedMatrix, quantize_weights, unpack_weights
 from albertkit.tensor_names import CLASSIFIERS, names
 from albertkit.tokenizer import Tokenizer
 from albertkit.weights import HEADS, Shapes, encoder_shapes, head_shapes, heads_in, size
@@ -146,9 +146,11 @@ def expected_shapes(config: AlbertConfig, names: frozenset[str], rows: dict[str,
     return expected
 
 
-def check_weights(config: AlbertConfig, weights: dict[str, np.ndarray] | dict[str, np.ndarray | Matrix]) -> None:
+def check_weights(
+    config: AlbertConfig, weights: dict[str, np.ndarray] | dict[str, np.ndarray | QuantizedMatrix]
+) -> None:
     """Refuse missing, odd, mis-shaped or non-finite tensors, by name."""
-    arrays = {n: w.values if isinstance(w, Matrix) else w for n, w in weights.items()}
+    arrays = {n: w.values if isinstance(w, QuantizedMatrix) else w for n, w in weights.items()}
     rows = {n: len(a) for n, a in arrays.items() if a.ndim == 2}
     expected = expected_shapes(config, frozenset(weights), rows)
     for name, shape in expected.items():
@@ -163,7 +165,7 @@ def check_weights(config: AlbertConfig, weights: dict[str, np.ndarray] | dict[st
         if name not in expected and not own_head:
             raise AlbertkitError(f"tensor {name!r} is not part of this model{nearest(name, expected)}")
         weight = weights[name]
-        numbers = weight.scale if isinstance(weight, Matrix) else array
+        numbers = weight.scale if isinstance(weight, QuantizedMatrix) else array
         if numbers.dtype.kind != "f":
             raise AlbertkitError(f"tensor {name!r} holds {array.dtype}; weights must be floating point")
         if not np.isfinite(numbers).all():
@@ -252,7 +254,7 @@ class Stored:
     """A model as its folder stores it: quantised matrices stay quantised. What the runtime opens."""
 
     config: AlbertConfig
-    weights: dict[str, np.ndarray | Matrix]
+    weights: dict[str, np.ndarray | QuantizedMatrix]
     tokenizer: Tokenizer | None
     meta: Meta
     identity: str
@@ -281,7 +283,7 @@ def read_stored(folder: Path | str | None) -> Stored:
         from albertkit.interop.convert import open_model
 
         artifact = open_model(folder)
-        weights: dict[str, np.ndarray | Matrix] = dict(artifact.weights)
+        weights: dict[str, np.ndarray | QuantizedMatrix] = dict(artifact.weights)
         return Stored(artifact.config, weights, artifact.tokenizer, artifact.meta, identity_of(artifact))
     meta, files = read_meta(folder)
     check_files(folder, files)
@@ -289,7 +291,7 @@ def read_stored(folder: Path | str | None) -> Stored:
     if meta.quantisation:
         tensors = read_tensors(folder / QUANTISED_FILE)
         rows = {n: len(a) for n, a in tensors.items() if a.ndim == 2}
-        stored = unpack(tensors, expected_shapes(config, frozenset(tensors), rows))
+        stored = unpack_weights(tensors, expected_shapes(config, frozenset(tensors), rows))
     else:
         public = json_architecture(folder) or _classifier(meta.task)
         ours = {name.torch: name.ours for name in names(config, classifier=public)}
@@ -311,7 +313,7 @@ def read_artifact(folder: Path | str | None) -> Artifact:
     if not (folder / META_FILE).is_file():
         raise AlbertkitError(f"{folder} holds no {META_FILE}; run  albertkit convert {folder} OUT  first")
     stored = read_stored(folder)
-    weights = {name: w.floats() if isinstance(w, Matrix) else w for name, w in stored.weights.items()}
+    weights = {name: w.floats() if isinstance(w, QuantizedMatrix) else w for name, w in stored.weights.items()}
     return Artifact(stored.config, weights, stored.tokenizer, stored.meta)
 
 
@@ -404,7 +406,7 @@ def write_artifact(
     overwrite: bool = False,
     bits: int | None = None,
     moments: dict[str, np.ndarray] | None = None,
-    kept: dict[str, Matrix] | None = None,
+    kept: dict[str, QuantizedMatrix] | None = None,
     smooths: dict[str, np.ndarray] | None = None,
 ) -> Path:
     """Write the folder, whole or not at all; with `bits`, quantised (`moments`, `smooths`: see `quantize.pack`).
@@ -423,7 +425,7 @@ def write_artifact(
     file = WEIGHTS_FILE
     if bits is not None or kept:
         floats = artifact.weights
-        packed = pack(floats, bits, moments, smooths) if bits is not None else pack_kept(floats, kept or {})
+        packed = quantize_weights(floats, bits, moments, smooths) if bits is not None else pack_kept(floats, kept or {})
         file, tensors = QUANTISED_FILE, {n: np.ascontiguousarray(a) for n, a in packed.items()}
         meta = dataclasses.replace(meta, quantisation=f"int{bits or 8}")
         artifact = dataclasses.replace(artifact, meta=meta)
@@ -443,7 +445,7 @@ def write_artifact(
     return folder
 
 
-def pack_kept(weights: dict[str, np.ndarray], kept: dict[str, Matrix]) -> dict[str, np.ndarray]:
+def pack_kept(weights: dict[str, np.ndarray], kept: dict[str, QuantizedMatrix]) -> dict[str, np.ndarray]:
     """The tensors of a quantised file: some matrices as they are, everything else as floats. See `quantize.pack`."""
     out: dict[str, np.ndarray] = {n: np.asarray(a, np.float32) for n, a in weights.items() if n not in kept}
     for name, matrix in kept.items():

@@ -1,6 +1,6 @@
 """Weights in 8 or 4 bits: how they are stored, and how they come back.
 
-In: float matrices (rows, columns), one row for each output. Out: `Matrix`. Each row has one float scale, so that a weight is
+In: float matrices (rows, columns), one row for each output. Out: `QuantizedMatrix`. Each row has one float scale, so that a weight is
 value · scale with a value from -127 to 127. Where `moments` say what inputs a matrix sees (`calibrate.py`), it also has a
 number for each column (`smooth`): inputs are multiplied by it and weights divided, so that the few large channels of a
 LayerNorm do not spoil the 8 bits of all others (Xiao et al., SmoothQuant, arXiv 2211.10438), and weights are rounded so that their
@@ -25,7 +25,7 @@ BITS = (8, 4)
 
 
 @dataclass(frozen=True)
-class Matrix:
+class QuantizedMatrix:
     """A matrix of whole numbers and the scale of each row."""
 
     values: np.ndarray  # (rows, columns) int8
@@ -38,12 +38,12 @@ class Matrix:
         return weights if self.smooth is None else weights * self.smooth
 
 
-def quantize_rows(weight: np.ndarray, moments: np.ndarray | None = None) -> Matrix:
+def quantize_rows(weight: np.ndarray, moments: np.ndarray | None = None) -> QuantizedMatrix:
     """8 bits: the largest weight of a row becomes ±127. `moments`: as for `quantize_blocks`."""
     top = np.abs(weight).max(axis=1)
     scale = np.where(top > 0, top / 127, 1).astype(np.float32)
     factor = None if moments is None else _inverse_factor(moments)
-    return Matrix(_round(weight, factor, lambda start, left: scale, (-127, 127)), scale)
+    return QuantizedMatrix(_round(weight, factor, lambda start, left: scale, (-127, 127)), scale)
 
 
 def quantize_blocks(weight: np.ndarray, moments: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -121,7 +121,7 @@ def _inverse_factor(moments: np.ndarray) -> np.ndarray:
     return factor
 
 
-def open_blocks(packed: np.ndarray, steps: np.ndarray, scale: np.ndarray, columns: int) -> Matrix:
+def unpack_blocks(packed: np.ndarray, steps: np.ndarray, scale: np.ndarray, columns: int) -> QuantizedMatrix:
     """A 4-bit matrix as the 8-bit one it stands for."""
     rows, blocks = steps.shape
     if packed.shape != (rows, blocks * BLOCK // 2) or scale.shape != (rows,) or columns > blocks * BLOCK:
@@ -135,10 +135,10 @@ def open_blocks(packed: np.ndarray, steps: np.ndarray, scale: np.ndarray, column
     nibbles[:, 1::2] = packed >> 4
     nibbles -= 8
     nibbles.reshape(rows, blocks, BLOCK)[:] *= steps.astype(np.int8)[:, :, None]
-    return Matrix(np.ascontiguousarray(nibbles[:, :columns]), scale)
+    return QuantizedMatrix(np.ascontiguousarray(nibbles[:, :columns]), scale)
 
 
-def is_matrix(name: str, array: np.ndarray) -> bool:
+def is_quantizable(name: str, array: np.ndarray) -> bool:
     """What is quantised: the matrices of the encoder and of the masked-word head. Segment tables and task heads are
     small, and stay float, as do the small matrices of the options (`.low.`, `.theta`).
     """
@@ -146,7 +146,7 @@ def is_matrix(name: str, array: np.ndarray) -> bool:
     return array.ndim == 2 and not any(part in name for part in kept) and name.startswith(("encoder.", "heads.mlm."))
 
 
-def in_four_bits(name: str) -> bool:
+def uses_four_bits(name: str) -> bool:
     """What 4 bits are for: the shared layers and the pooler. Embeddings stay at 8, since a rare word's row is read alone."""
     return name.startswith(("encoder.groups.", "encoder.pooler."))
 
@@ -154,7 +154,7 @@ def in_four_bits(name: str) -> bool:
 SMOOTHED = ("attention.query", "attention.key", "attention.value", "attention.output", "ffn.up")
 
 
-def smoothing(name: str, moments: np.ndarray | None, bits: int) -> np.ndarray | None:
+def smoothing_factors(name: str, moments: np.ndarray | None, bits: int) -> np.ndarray | None:
     """The `smooth` of a matrix: each input channel's usual size (its root mean square) to the power of -1/2.
 
     At 4 bits -1/4, since what is taken from the inputs is given to the weights, which have little room there. The down
@@ -167,7 +167,7 @@ def smoothing(name: str, moments: np.ndarray | None, bits: int) -> np.ndarray | 
     return (np.clip(size / middle, 1e-3, 1e3) ** (-0.5 if bits == 8 else -0.25)).astype(np.float32)
 
 
-def pack(
+def quantize_weights(
     weights: dict[str, np.ndarray],
     bits: int,
     moments: dict[str, np.ndarray] | None = None,
@@ -183,16 +183,16 @@ def pack(
         raise AlbertkitError(f"bits is {bits!r}; choose 8 or 4")
     out: dict[str, np.ndarray] = {}
     for name, array in weights.items():
-        if not is_matrix(name, array):
+        if not is_quantizable(name, array):
             out[name] = np.ascontiguousarray(array, np.float32)
             continue
         seen = (moments or {}).get(name)
-        smooth = smoothing(name, seen, bits) if smooths is None else smooths.get(name)
+        smooth = smoothing_factors(name, seen, bits) if smooths is None else smooths.get(name)
         if smooth is not None:
             out[f"{name}.smooth"] = smooth
             array = array / smooth
             seen = None if seen is None else seen * smooth * smooth[:, None]
-        if bits == 8 or not in_four_bits(name):
+        if bits == 8 or not uses_four_bits(name):
             matrix = quantize_rows(array, None if quick else seen)
             out |= {name: matrix.values, f"{name}.scale": matrix.scale}
             continue
@@ -201,9 +201,11 @@ def pack(
     return out
 
 
-def unpack(tensors: dict[str, np.ndarray], shapes: dict[str, tuple[int, ...]]) -> dict[str, np.ndarray | Matrix]:
-    """The tensors of a quantised file to float arrays and `Matrix`es; `shapes` says how wide each matrix is."""
-    out: dict[str, np.ndarray | Matrix] = {}
+def unpack_weights(
+    tensors: dict[str, np.ndarray], shapes: dict[str, tuple[int, ...]]
+) -> dict[str, np.ndarray | QuantizedMatrix]:
+    """The tensors of a quantised file to float arrays and `QuantizedMatrix`es; `shapes` says how wide each matrix is."""
+    out: dict[str, np.ndarray | QuantizedMatrix] = {}
     for name, array in tensors.items():
         if name.endswith((".scale", ".step", ".smooth")) and name.rpartition(".")[0] in tensors:
             continue
@@ -220,12 +222,12 @@ def unpack(tensors: dict[str, np.ndarray], shapes: dict[str, tuple[int, ...]]) -
         if steps is not None:
             if array.dtype != np.uint8 or steps.dtype != np.uint8 or steps.ndim != 2:
                 raise AlbertkitError(f"tensor {name!r} holds {array.dtype}; at 4 bits it must be packed uint8")
-            matrix = open_blocks(array, steps, scale.astype(np.float32), shapes[name][1])
+            matrix = unpack_blocks(array, steps, scale.astype(np.float32), shapes[name][1])
         elif array.dtype != np.int8 or scale.shape != array.shape[:1]:
             raise AlbertkitError(
                 f"tensor {name!r} holds {array.dtype} with {scale.shape} scales; at 8 bits it must be int8, a scale a row"
             )
         else:
-            matrix = Matrix(array, scale.astype(np.float32))
-        out[name] = Matrix(matrix.values, matrix.scale, smooth)
+            matrix = QuantizedMatrix(array, scale.astype(np.float32))
+        out[name] = QuantizedMatrix(matrix.values, matrix.scale, smooth)
     return out

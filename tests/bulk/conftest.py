@@ -15,11 +15,11 @@ pytest.importorskip("pyarrow")
 @pytest.fixture(scope="session")
 def models(tmp_path_factory):
     """Folders of a float and an int8 model."""
-    from albertkit.compress.quantize import shrink
+    from albertkit.compress.quantize import quantize
 
     folder = tmp_path_factory.mktemp("models")
     write_artifact(make(tiny(vocab_size=30000, max_position_embeddings=64), heads=()), folder / "float")
-    shrink(folder / "float", folder / "int8", 8, texts(20))
+    quantize(folder / "float", folder / "int8", 8, texts(20))
     return folder
 
 

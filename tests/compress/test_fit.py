@@ -15,12 +15,12 @@ from hypothesis import given, settings
 
 from albertkit.artifact import write_artifact
 from albertkit.cli.compress_commands import DURATION, SIZE, Amount
-from albertkit.compress.benchmark import measured
-from albertkit.compress.fit import Candidate, Limits, Proposal, Trial, pareto, propose, shapes_below, variants
-from albertkit.compress.machine import Machine, layer_weights, measure, timed, usual
-from albertkit.compress.pareto import draw
-from albertkit.compress.planner import Wanted, config_of, is_model, proposals, steps
-from albertkit.compress.profile import profile
+from albertkit.compress.benchmark import measure_folder
+from albertkit.compress.fit import Candidate, Limits, Measurement, Proposal, pareto, propose, shapes_below, variants
+from albertkit.compress.machine import Machine, layer_weights, measure_machine, timed_shape, typical_seconds
+from albertkit.compress.pareto import plot_proposals
+from albertkit.compress.planner import PlanRequest, commands, config_of, is_model, plan
+from albertkit.compress.profile import profile_model
 from albertkit.config import preset
 from albertkit.errors import AlbertkitError
 from albertkit.interop.convert import open_model
@@ -58,14 +58,21 @@ def test_latency_adds_up():
 
 def test_what_differs_in_depth_and_words_alone_is_timed_once():
     base, groups = preset("base"), preset("base").replace(num_hidden_groups=2)
-    assert timed(base) == timed(base.replace(num_hidden_layers=3, vocab_size=50)) != timed(preset("small"))
-    assert timed(base).num_hidden_layers == 1 and timed(groups).num_hidden_layers == 12
+    assert (
+        timed_shape(base)
+        == timed_shape(base.replace(num_hidden_layers=3, vocab_size=50))
+        != timed_shape(preset("small"))
+    )
+    assert timed_shape(base).num_hidden_layers == 1 and timed_shape(groups).num_hidden_layers == 12
     window = base.replace(options=replace(base.options, window=8, global_every=3))
-    assert timed(window).num_hidden_layers == 3 and timed(window.replace(num_hidden_layers=2)).num_hidden_layers == 2
+    assert (
+        timed_shape(window).num_hidden_layers == 3
+        and timed_shape(window.replace(num_hidden_layers=2)).num_hidden_layers == 2
+    )
 
 
 def test_the_faster_of_two_measurements_counts():
-    key = timed(preset("tiny")), 32
+    key = timed_shape(preset("tiny")), 32
     one = Machine(1, 8, {key: 2.0}, {key: 5.0}, 1.0, {32: 3.0})
     two = Machine(1, 8, {key: 1.0}, {key: 6.0}, 2.0, {32: 3.0})
     assert one.faster(two) == two.faster(one) == Machine(1, 8, {key: 1.0}, {key: 5.0}, 1.0, {32: 3.0})
@@ -73,7 +80,7 @@ def test_the_faster_of_two_measurements_counts():
     with pytest.raises(AlbertkitError, match="not measured for this shape"):
         one.latency(preset("tiny"), bits=8)
     with pytest.raises(AlbertkitError, match="at least once"):
-        measure([], 8, rounds=0)
+        measure_machine([], 8, rounds=0)
 
 
 def test_short_calls_are_timed_together(monkeypatch):
@@ -85,7 +92,7 @@ def test_short_calls_are_timed_together(monkeypatch):
         now[0] += 0.01 if calls[0] % 10 == 0 else 0.001
 
     monkeypatch.setattr("albertkit.compress.machine.time.perf_counter", lambda: now[0])
-    assert usual(call, 1.0) == pytest.approx(0.0019, rel=0.2)
+    assert typical_seconds(call, 1.0) == pytest.approx(0.0019, rel=0.2)
 
 
 @given(st.floats(1e-4, 0.2), st.floats(5e7, 1e9))
@@ -116,7 +123,7 @@ def test_pareto_keeps_what_nothing_beats():
     candidate = variants("mine", preset("base"))[0]
 
     def tried(latency, memory, quality):
-        return Proposal(candidate, latency, memory, True, Trial(latency, memory, memory, quality, 0.0))
+        return Proposal(candidate, latency, memory, True, Measurement(latency, memory, memory, quality, 0.0))
 
     best, slow, small, worse = tried(1, 5, 0.9), tried(2, 5, 0.95), tried(3, 1, 0.5), tried(3, 6, 0.9)
     assert pareto([best, slow, small, worse]) == [best, slow, small]
@@ -125,23 +132,23 @@ def test_pareto_keeps_what_nothing_beats():
 def test_steps_name_the_commands():
     model = make(tiny(), heads=())
     config = preset("base").replace(num_hidden_layers=6, intermediate_size=1536)
-    made = steps(Candidate("m", config, 8, preset("base"), 0.0), "m", model)
+    made = commands(Candidate("m", config, 8, preset("base"), 0.0), "m", model)
     assert made == (
         "albertkit prune m PRUNED --ffn 1536 --layers 6 -f TEXTS",
         "albertkit quantize PRUNED OUT --bits 8 -f TEXTS",
     )
-    assert steps(Candidate("m", preset("base"), 32, preset("base"), 0.0), "m", model) == ()
-    assert steps(Candidate("m", config, 8, preset("base"), 0.0), "m", None) == ()
+    assert commands(Candidate("m", preset("base"), 32, preset("base"), 0.0), "m", model) == ()
+    assert commands(Candidate("m", config, 8, preset("base"), 0.0), "m", None) == ()
 
 
 @pytest.mark.parametrize("more", [{}, {"num_hidden_groups": 2}, {"inner_group_num": 2}])
 def test_the_machine_is_measured(more, monkeypatch):
     monkeypatch.setattr("albertkit.compress.machine.SECONDS", 0.01)
     monkeypatch.setattr("albertkit.compress.machine.STRETCH", 0.001)
-    monkeypatch.setattr("albertkit.compress.machine.peak", lambda threads, bits: 1e9)
+    monkeypatch.setattr("albertkit.compress.machine.peak_throughput", lambda threads, bits: 1e9)
     config = tiny(hidden_size=64, num_attention_heads=2, **more)
-    found = measure([config], 8, threads=1)
-    assert found.layer.keys() == found.beside.keys() == {(timed(config), 32), (timed(config), 8)}
+    found = measure_machine([config], 8, threads=1)
+    assert found.layer.keys() == found.beside.keys() == {(timed_shape(config), 32), (timed_shape(config), 8)}
     for bits in (32, 8, 4):
         assert 0 < found.latency(config, bits, depth=1) < found.latency(config, bits, depth=50) < 5
 
@@ -160,28 +167,28 @@ def test_random_weights_leave_attention_soft():
 
 def test_a_process_of_its_own_measures(tmp_path):
     write_artifact(make(tiny(vocab_size=30000)), tmp_path / "m")
-    empty, full = measured(None, 16, 1), measured(tmp_path / "m", 16, 1)
+    empty, full = measure_folder(None, 16, 1), measure_folder(tmp_path / "m", 16, 1)
     assert 0 < full["latency"] < 1 and empty["latency"] == 0
     assert 5e6 < full["memory"] < 5e8 and full["process"] > empty["process"] > 2e7
     with pytest.raises(AlbertkitError, match="in a process of its own failed"):
-        measured(tmp_path / "nowhere", 16, 1)
+        measure_folder(tmp_path / "nowhere", 16, 1)
 
 
 def test_a_plan_for_a_folder_and_its_picture(tmp_path, monkeypatch):
     def once(call, *_):  # how well it measures is not asked here
         return timeit(call, number=1)
 
-    monkeypatch.setattr("albertkit.compress.machine.usual", once)
+    monkeypatch.setattr("albertkit.compress.machine.typical_seconds", once)
     write_artifact(make(tiny(vocab_size=30000)), tmp_path / "m")
     (tmp_path / "texts.txt").write_text("".join(f"text {i} has some words\n" for i in range(30)))
-    wanted = Wanted(latency=1.0, memory=1e9, texts=tmp_path / "texts.txt", count=2, threads=1)
-    found = proposals(str(tmp_path / "m"), wanted)
+    wanted = PlanRequest(latency=1.0, memory=1e9, texts=tmp_path / "texts.txt", count=2, threads=1)
+    found = plan(str(tmp_path / "m"), wanted)
     assert found.metric == "cosine" and found.machine.length < 20 and len(found.proposals) == 2
     first = found.proposals[0]
     assert first.fits and first.trial.quality > 0.99 and first.trial.loss < 0.01 and first.trial.latency > 0
     assert found.as_dict()["proposals"][0]["measured"]["latency"] == first.trial.latency
     pytest.importorskip("matplotlib")
-    draw(found.proposals, found.limits, tmp_path / "plan.png", found.metric)
+    plot_proposals(found.proposals, found.limits, tmp_path / "plan.png", found.metric)
     assert (tmp_path / "plan.png").read_bytes()[:4] == b"\x89PNG"
 
 
@@ -189,17 +196,17 @@ def test_profile_names_every_part(tmp_path):
     artifact = make(tiny(vocab_size=30000, num_hidden_groups=2))
     for bits in (None, 8):
         write_artifact(artifact, tmp_path / str(bits), bits=bits)
-        found = profile(tmp_path / str(bits), size=(16, 3), threads=1)
+        found = profile_model(tmp_path / str(bits), size=(16, 3), threads=1)
         names = {part.name for part in found.parts}
         assert {"query, key, value product", "feed-forward down product", "attention over the text", "norms"} <= names
         assert "other" not in names and ("int8: scaling of tokens" in names) == (bits == 8)
         assert sum(part.share for part in found.parts) == pytest.approx(1)
         up = next(p for p in found.parts if p.name == "feed-forward up product")
         assert up.operations == 2 * 48 * 48 * 32 * 3 and up.of_peak > 0 and found.tokens == 48
-    texts = profile(tmp_path / "None", ["a text", "another text here"], threads=1)
+    texts = profile_model(tmp_path / "None", ["a text", "another text here"], threads=1)
     assert texts.texts == 2
     with pytest.raises(AlbertkitError, match="1 to 40 tokens"):
-        profile(tmp_path / "None", size=(41, 1))
+        profile_model(tmp_path / "None", size=(41, 1))
 
 
 @pytest.mark.parametrize(("text", "value"), [("8", 8), ("0.5", 0.5), ("50%", 0.5), ("2/3", 2 / 3)])
@@ -230,7 +237,7 @@ def test_the_commands_of_a_plan_begin_with_floats(tmp_path):
     write_artifact(make(tiny(vocab_size=30000)), tmp_path / "m", bits=8)
     model = open_model(tmp_path / "m")
     smaller = next(c for c in variants("m", model.config) if c.bits == 4 and c.config.intermediate_size < 48)
-    first, second, third = steps(smaller, "m", model)
+    first, second, third = commands(smaller, "m", model)
     assert first == "albertkit convert m FLOAT" and second.startswith("albertkit prune FLOAT PRUNED ")
     assert third.startswith("albertkit quantize PRUNED OUT --bits 4")
 

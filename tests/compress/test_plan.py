@@ -6,7 +6,14 @@ import pytest
 import torch
 
 from albertkit.artifact import Artifact
-from albertkit.compress.cost import memory, operations, parameters, plan, unshared, weight_bytes
+from albertkit.compress.cost import (
+    activation_memory,
+    operations,
+    parameter_counts,
+    shape_cost,
+    unshared_parameters,
+    weight_bytes,
+)
 from albertkit.config import PRESETS, preset
 from albertkit.errors import AlbertkitError
 from albertkit.model import AlbertModel, Batch
@@ -16,7 +23,7 @@ from tests.conftest import tiny
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_parts_add_up(name):
-    parts = parameters(preset(name))
+    parts = parameter_counts(preset(name))
     total = parts.pop("total")
     parts.pop("heads (masked word, order)")
     assert sum(parts.values()) == total == size(encoder_shapes(preset(name)))
@@ -26,8 +33,8 @@ def test_parts_add_up(name):
 
 def test_unshared_base_is_bert_base():
     """BERT-base with ALBERT's 30,000 pieces: the published 109,482,240 with 30,522 of them."""
-    assert unshared(preset("base").replace(vocab_size=30_522)) == 109_482_240
-    made = plan(preset("base"))
+    assert unshared_parameters(preset("base").replace(vocab_size=30_522)) == 109_482_240
+    made = shape_cost(preset("base"))
     assert pytest.approx(5.85, abs=0.01) == 30_000 * 768 / (30_000 * 128 + 128 * 768)
     assert made.bytes["float32"] == 4 * 11_683_584 and made.bytes["int8"] < 12.5e6 and made.bytes["4-bit"] < 8.5e6
 
@@ -50,7 +57,7 @@ def test_training_memory_is_what_torch_keeps():
         batch = Batch.of([[1] * 32] * 24)
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
             out = model(batch).encoded.hidden
-        estimate = memory(config, 32, 24)[name]
+        estimate = activation_memory(config, 32, 24)[name]
         if checkpointing:  # the part that lives between the passes; one layer more is built up while recomputing
             estimate -= 4 * 32 * 24 * (8 * 96 + 2 * 384 + 4 + 4)
         assert sum(kept.values()) == pytest.approx(estimate, rel=0.12), name
@@ -68,4 +75,4 @@ def test_weight_bytes_of_a_real_file(tmp_path):
 def test_bad_requests():
     for length, batch in ((0, 1), (513, 1), (1, 0)):
         with pytest.raises(AlbertkitError):
-            plan(preset("base"), length, batch)
+            shape_cost(preset("base"), length, batch)

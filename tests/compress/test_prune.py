@@ -13,8 +13,16 @@ from hypothesis import given, settings
 
 from albertkit.albert import Albert
 from albertkit.artifact import Artifact, Meta, read_artifact, read_stored, write_artifact
-from albertkit.compress.prune import Keep, counted, importance, prune, slim, spreads, truncate
-from albertkit.compress.quantize import mean_vectors, shrink
+from albertkit.compress.prune import (
+    PruneSettings,
+    importance,
+    input_moments,
+    prune,
+    prune_heads_and_ffn,
+    resolve_count,
+    truncate_layers,
+)
+from albertkit.compress.quantize import mean_vectors, quantize
 from albertkit.config import AlbertConfig, Options
 from albertkit.errors import AlbertkitError
 from albertkit.model import AlbertModel, Batch
@@ -67,7 +75,7 @@ def masked(whole: Artifact, small: Artifact) -> Artifact:
 def test_pruned_equals_masked(heads, columns, fit, shape):
     whole = make(tiny(**shape), heads=())
     ids = random_tokens(whole.config, 6)
-    small = slim(whole, Keep(heads=heads, ffn=columns, fit=fit), ids)
+    small = prune_heads_and_ffn(whole, PruneSettings(heads=heads, ffn=columns, fit=fit), ids)
     assert small.config.num_attention_heads == heads and small.config.intermediate_size == columns
     assert small.config.head_size == whole.config.head_size == 8
     assert np.abs(hidden(small, ids) - hidden(masked(whole, small), ids)).max() <= 1e-5
@@ -75,7 +83,7 @@ def test_pruned_equals_masked(heads, columns, fit, shape):
 
 def test_keeping_everything_changes_nothing():
     whole = make(tiny(), heads=())
-    assert slim(whole, Keep(heads=4, ffn=1.0), random_tokens(whole.config, 4)) is whole
+    assert prune_heads_and_ffn(whole, PruneSettings(heads=4, ffn=1.0), random_tokens(whole.config, 4)) is whole
 
 
 def test_what_is_useless_goes_first():
@@ -90,12 +98,12 @@ def test_what_is_useless_goes_first():
     weights |= {f"{prefix}.ffn.up.weight": up, f"{prefix}.ffn.up.bias": bias, f"{prefix}.attention.output.weight": out}
     whole = Artifact(whole.config, weights, whole.tokenizer)
     ids = random_tokens(whole.config, 8)
-    attention, ffn = spreads(whole, ids)[prefix]
+    attention, ffn = input_moments(whole, ids)[prefix]
     assert importance(out, attention, 8).argmin() == 2
     assert set(np.argsort(importance(weights[f"{prefix}.ffn.down.weight"], ffn, 1))[:2]) == {5, 9}
-    small = slim(whole, Keep(heads=3, ffn=46), ids)
+    small = prune_heads_and_ffn(whole, PruneSettings(heads=3, ffn=46), ids)
     assert np.abs(hidden(small, ids) - hidden(whole, ids)).max() < 2e-3
-    plain = slim(whole, Keep(heads=3, ffn=46, fit=False), ids)
+    plain = prune_heads_and_ffn(whole, PruneSettings(heads=3, ffn=46, fit=False), ids)
     assert np.abs(hidden(plain, ids) - hidden(whole, ids)).max() > 0.05
 
 
@@ -105,7 +113,7 @@ def test_fitting_comes_nearer_to_the_whole_model():
     wanted = mean_vectors(whole.config, dict(whole.weights), other)
     cosines = []
     for fit in (False, True):
-        small = slim(whole, Keep(heads=0.75, ffn=0.5, fit=fit), ids)
+        small = prune_heads_and_ffn(whole, PruneSettings(heads=0.75, ffn=0.5, fit=fit), ids)
         cosines.append(float((wanted * mean_vectors(small.config, dict(small.weights), other)).sum(1).mean()))
     assert cosines[1] > cosines[0]
 
@@ -116,7 +124,7 @@ def test_fitting_comes_nearer_to_the_whole_model():
 def test_torch_and_runtime_agree_on_a_pruned_model(shape, tmp_path):
     artifact = make(tiny(vocab_size=30000, **shape))
     write_artifact(artifact, tmp_path / "whole")
-    report = prune(tmp_path / "whole", tmp_path / "small", Keep(heads=3, ffn=20), LINES)
+    report = prune(tmp_path / "whole", tmp_path / "small", PruneSettings(heads=3, ffn=20), LINES)
     assert (report.heads, report.ffn) == (3, 20) and report.parameters < report.parameters_before
     assert report.operations < report.operations_before and report.texts == 4
     small = read_artifact(tmp_path / "small")
@@ -133,7 +141,7 @@ def test_torch_and_runtime_agree_on_a_pruned_model(shape, tmp_path):
     model.save(tmp_path / "again", small.tokenizer)
     assert np.abs(Albert(tmp_path / "again", threads=1).embed(TEXTS) - albert.embed(TEXTS)).max() < 1e-6
     for bits in (8, 4):
-        shrink(tmp_path / "small", tmp_path / f"int{bits}", bits, LINES)
+        quantize(tmp_path / "small", tmp_path / f"int{bits}", bits, LINES)
         cosine = (Albert(tmp_path / f"int{bits}", threads=1).embed(TEXTS) * albert.embed(TEXTS)).sum(1)
         assert cosine.min() > (0.99 if bits == 8 else 0.8)
 
@@ -142,14 +150,14 @@ def test_what_transformers_can_express_it_opens(tmp_path):
     transformers = pytest.importorskip("transformers")
     artifact = make(tiny(vocab_size=30000))
     write_artifact(artifact, tmp_path / "whole")
-    prune(tmp_path / "whole", tmp_path / "ffn", Keep(ffn=20, layers=2), LINES)
+    prune(tmp_path / "whole", tmp_path / "ffn", PruneSettings(ffn=20, layers=2), LINES)
     theirs = transformers.AutoModel.from_pretrained(tmp_path / "ffn").eval()
     assert type(theirs).__name__ == "AlbertModel" and theirs.config.intermediate_size == 20
     ids = artifact.tokenizer.encode(TEXTS[1]).ids
     with torch.no_grad():
         want = theirs(torch.tensor([ids])).last_hidden_state[0].numpy()
     assert np.abs(Albert(tmp_path / "ffn").tokens(TEXTS[1]).vectors - want).max() < 1e-5
-    prune(tmp_path / "whole", tmp_path / "heads", Keep(heads=2), LINES)
+    prune(tmp_path / "whole", tmp_path / "heads", PruneSettings(heads=2), LINES)
     about = json.loads((tmp_path / "heads" / "config.json").read_text())
     assert about["model_type"] == "albertkit" and about["albertkit"] == {"head_size": 8}
     with pytest.raises((ValueError, KeyError)):
@@ -159,7 +167,7 @@ def test_what_transformers_can_express_it_opens(tmp_path):
 def test_truncation_is_depth(tmp_path):
     artifact = make(tiny(vocab_size=30000, num_hidden_layers=5))
     write_artifact(dataclasses.replace(artifact, meta=Meta(depth=4, metrics={"dev": 1.0})), tmp_path / "whole")
-    prune(tmp_path / "whole", tmp_path / "two", Keep(layers=2))
+    prune(tmp_path / "whole", tmp_path / "two", PruneSettings(layers=2))
     small, whole = Albert(tmp_path / "two", threads=1), Albert(tmp_path / "whole", threads=1)
     assert small.depth == 2 and whole.depth == 4
     assert np.array_equal(small.embed(TEXTS), whole.embed(TEXTS, depth=2))
@@ -176,7 +184,7 @@ def test_truncation_keeps_the_groups_of_its_layers(layers, groups, data):
     artifact = make(config, heads=())
     wanted = data.draw(st.integers(1, layers))
     try:
-        small = truncate(artifact, wanted)
+        small = truncate_layers(artifact, wanted)
     except AlbertkitError as error:
         assert groups > 1 and "can be cut to" in str(error)
         return
@@ -186,22 +194,22 @@ def test_truncation_keeps_the_groups_of_its_layers(layers, groups, data):
 
 
 def test_amounts():
-    assert [counted(x, 12, "heads") for x in (None, 5, 0.5, 2 / 3, 0.01, 1.0)] == [12, 5, 6, 8, 1, 12]
-    assert [counted(x, 3072, "ffn") for x in (0.5, 1 / 3, 0.0001, 1000)] == [1536, 1024, 16, 1000]
+    assert [resolve_count(x, 12, "heads") for x in (None, 5, 0.5, 2 / 3, 0.01, 1.0)] == [12, 5, 6, 8, 1, 12]
+    assert [resolve_count(x, 3072, "ffn") for x in (0.5, 1 / 3, 0.0001, 1000)] == [1536, 1024, 16, 1000]
     for bad in (0, 13, 1.5, -0.5, True):
         with pytest.raises(AlbertkitError, match="heads is"):
-            counted(bad, 12, "heads")
+            resolve_count(bad, 12, "heads")
 
 
 def test_bad_requests(tmp_path):
     write_artifact(make(tiny(vocab_size=30000)), tmp_path / "m")
     write_artifact(make(tiny(vocab_size=30000)), tmp_path / "int8", bits=8)
     for source, keep, texts, message in (
-        ("m", Keep(), None, "nothing was asked for"),
-        ("m", Keep(heads=9), None, "this model has 4"),
-        ("m", Keep(layers=4), None, "can be cut to 1 to 3"),
-        ("m", Keep(ffn=0.5), ["few"], "at least 10"),
-        ("int8", Keep(ffn=0.5), None, "prune the float model it came from"),
+        ("m", PruneSettings(), None, "nothing was asked for"),
+        ("m", PruneSettings(heads=9), None, "this model has 4"),
+        ("m", PruneSettings(layers=4), None, "can be cut to 1 to 3"),
+        ("m", PruneSettings(ffn=0.5), ["few"], "at least 10"),
+        ("int8", PruneSettings(ffn=0.5), None, "prune the float model it came from"),
     ):
         with pytest.raises(AlbertkitError, match=message):
             prune(tmp_path / source, tmp_path / "out", keep, texts)

@@ -11,10 +11,17 @@ from hypothesis import given, settings
 from safetensors.numpy import load_file, save_file
 
 from albertkit.artifact import META_FILE, QUANTISED_FILE, read_artifact, read_stored, write_artifact
-from albertkit.compress.evaluate import Judge
-from albertkit.compress.quantize import remedy, shrink
+from albertkit.compress.evaluate import QualityCheck
+from albertkit.compress.quantize import quantize, remedy
 from albertkit.errors import AlbertkitError
-from albertkit.quantized import Matrix, open_blocks, pack, quantize_blocks, quantize_rows, unpack
+from albertkit.quantized import (
+    QuantizedMatrix,
+    quantize_blocks,
+    quantize_rows,
+    quantize_weights,
+    unpack_blocks,
+    unpack_weights,
+)
 from albertkit.runtime.activation_moments import moments, own_text, random_tokens
 from tests.conftest import tiny
 from tests.runtime.test_albert import make
@@ -35,7 +42,7 @@ def test_eight_bits_are_within_half_a_step(shape, seed):
 def test_four_bits_open_into_eight_exactly(shape, seed):
     weight = np.random.default_rng(seed).normal(size=shape).astype(np.float32)
     packed, steps, scale = quantize_blocks(weight)
-    matrix = open_blocks(packed, steps, scale, shape[1])
+    matrix = unpack_blocks(packed, steps, scale, shape[1])
     assert matrix.values.shape == shape and matrix.values.dtype == np.int8
     assert np.abs(matrix.values.astype(int)).max() <= 120
     for row in range(shape[0]):
@@ -55,7 +62,7 @@ def test_knowing_the_inputs_makes_rounding_better(bits):
     weight = rng.normal(size=(64, 96)).astype(np.float32)
     errors = []
     for seen in (None, inputs.T @ inputs / len(inputs)):
-        matrix = quantize_rows(weight, seen) if bits == 8 else open_blocks(*quantize_blocks(weight, seen), 96)
+        matrix = quantize_rows(weight, seen) if bits == 8 else unpack_blocks(*quantize_blocks(weight, seen), 96)
         errors.append(np.square(inputs @ (matrix.floats() - weight).T).mean())
     assert errors[1] < 0.5 * errors[0]
 
@@ -64,8 +71,8 @@ def test_quick_packing_rounds_eight_bits_one_by_one():
     artifact, name = make(tiny(vocab_size=30000)), "encoder.groups.0.0.ffn.down.weight"  # which is not smoothed
     seen = moments(artifact, ["a text to look at"] * 20)
     plain = quantize_rows(artifact.weights[name]).values
-    np.testing.assert_array_equal(pack(artifact.weights, 8, seen, quick=True)[name], plain)
-    careful = pack(artifact.weights, 8, seen)[name]
+    np.testing.assert_array_equal(quantize_weights(artifact.weights, 8, seen, quick=True)[name], plain)
+    careful = quantize_weights(artifact.weights, 8, seen)[name]
     assert (careful != plain).any() and np.abs(careful.astype(int) - plain).max() < 20
 
 
@@ -76,23 +83,23 @@ def test_zeros_and_single_values_survive():
         np.full((2, 33), -1e-30, np.float32),
     ):
         assert np.abs(quantize_rows(weight).floats() - weight).max() < 1e-2
-        assert np.isfinite(open_blocks(*quantize_blocks(weight), weight.shape[1]).floats()).all()
+        assert np.isfinite(unpack_blocks(*quantize_blocks(weight), weight.shape[1]).floats()).all()
 
 
 def test_pack_and_unpack_keep_names_and_smooth():
     artifact = make(tiny(vocab_size=30000))
     seen = moments(artifact, ["a text to look at"] * 20)
     for bits in (8, 4):
-        packed = pack(artifact.weights, bits, seen)
-        opened = unpack(packed, {n: a.shape for n, a in artifact.weights.items()})
+        packed = quantize_weights(artifact.weights, bits, seen)
+        opened = unpack_weights(packed, {n: a.shape for n, a in artifact.weights.items()})
         assert set(opened) == set(artifact.weights)
         up = opened["encoder.groups.0.0.ffn.up.weight"]
-        assert isinstance(up, Matrix) and up.smooth is not None and up.smooth.shape == (32,)
-        assert isinstance(opened["encoder.embeddings.word.weight"], Matrix)
+        assert isinstance(up, QuantizedMatrix) and up.smooth is not None and up.smooth.shape == (32,)
+        assert isinstance(opened["encoder.embeddings.word.weight"], QuantizedMatrix)
         original = artifact.weights["encoder.groups.0.0.ffn.up.weight"]
         assert np.corrcoef(up.floats().ravel(), original.ravel())[0, 1] > (0.999 if bits == 8 else 0.98)
     with pytest.raises(AlbertkitError, match="choose 8 or 4"):
-        pack(artifact.weights, 3)
+        quantize_weights(artifact.weights, 3)
 
 
 def test_own_text_and_moments():
@@ -151,7 +158,7 @@ def test_masked_words_are_compared_with_the_whole_model_and_with_the_text(tmp_pa
         write_artifact(
             dataclasses.replace(artifact, weights={**artifact.weights, "heads.mlm.bias": bias}), tmp_path / name
         )
-    judge = Judge(tmp_path / "cat", ["cat dog dog dog"] * 60)
+    judge = QualityCheck(tmp_path / "cat", ["cat dog dog dog"] * 60)
     same, other = judge.verdict(tmp_path / "cat"), judge.verdict(tmp_path / "dog")
     assert same.good and same.loss == 0 and same.right[0] == same.right[1]
     assert not other.good and other.loss == 1 and sum(other.right) == 1  # so that no place held [CLS] or [SEP]
@@ -163,7 +170,7 @@ def test_shrink_reports_and_artifacts_open_as_floats(tmp_path):
     write_artifact(artifact, tmp_path / "float")
     sizes = [(tmp_path / "float" / "model.safetensors").stat().st_size]
     for bits in (8, 4):
-        report = shrink(tmp_path / "float", tmp_path / str(bits), bits, [f"text {i} is here" for i in range(40)])
+        report = quantize(tmp_path / "float", tmp_path / str(bits), bits, [f"text {i} is here" for i in range(40)])
         assert report.texts == 4 and report.cosine_least > (0.99 if bits == 8 else 0.9)
         sizes.append(report.bytes)
         back = read_artifact(tmp_path / str(bits))
@@ -171,7 +178,7 @@ def test_shrink_reports_and_artifacts_open_as_floats(tmp_path):
         assert all(a.dtype == np.float32 for a in back.weights.values())
     assert sizes[0] > 2.5 * sizes[1] > 2.5 * sizes[2]
     with pytest.raises(AlbertkitError, match="at least 10"):
-        shrink(tmp_path / "float", tmp_path / "x", 8, ["few"])
+        quantize(tmp_path / "float", tmp_path / "x", 8, ["few"])
 
 
 def test_arrays_in_any_memory_order_are_written_right(tmp_path):
@@ -250,10 +257,10 @@ def test_weights_trained_for_few_bits_are_rounded_as_they_are():
     name = "encoder.groups.0.0.ffn.up.weight"
     smooth = np.linspace(0.5, 2, 32).astype(np.float32)
     for bits in (8, 4):
-        packed = pack(artifact.weights, bits, None, {name: smooth})
+        packed = quantize_weights(artifact.weights, bits, None, {name: smooth})
         np.testing.assert_array_equal(packed[f"{name}.smooth"], smooth)
         assert f"{name.replace('up', 'down')}.smooth" not in packed
-        found = unpack(packed, {n: a.shape for n, a in artifact.weights.items()})[name].floats()
+        found = unpack_weights(packed, {n: a.shape for n, a in artifact.weights.items()})[name].floats()
         plain = artifact.weights[name] / smooth
-        made = quantize_rows(plain) if bits == 8 else open_blocks(*quantize_blocks(plain), 32)
+        made = quantize_rows(plain) if bits == 8 else unpack_blocks(*quantize_blocks(plain), 32)
         np.testing.assert_array_equal(found, made.floats() * smooth)

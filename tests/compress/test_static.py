@@ -7,9 +7,9 @@ import pytest
 
 from albertkit.albert import Albert
 from albertkit.artifact import Artifact, read_artifact, read_stored, write_artifact
-from albertkit.compress.prune import Keep, prune
-from albertkit.compress.quantize import shrink
-from albertkit.compress.static_model import EVEN, RARE, frequencies, make_static, piece_vectors, turned
+from albertkit.compress.prune import PruneSettings, prune
+from albertkit.compress.quantize import quantize
+from albertkit.compress.static_model import EVEN, RARE, frequencies, make_static_model, token_vectors, whiten
 from albertkit.errors import AlbertkitError
 from albertkit.model import AlbertModel
 from albertkit.tokenizer import Tokenizer
@@ -24,13 +24,13 @@ def source(tmp_path_factory):
     """A model of a small English vocabulary."""
     folder = tmp_path_factory.mktemp("static")
     write_artifact(make(tiny(vocab_size=30000)), folder / "whole")
-    prune(folder / "whole", folder / "model", Keep(vocabulary=[*WORDS, "cats dogs trees"]))
+    prune(folder / "whole", folder / "model", PruneSettings(vocabulary=[*WORDS, "cats dogs trees"]))
     return folder / "model"
 
 
 @pytest.fixture(scope="module")
 def table(source):
-    report = make_static(source, source.parent / "table", dim=12)
+    report = make_static_model(source, source.parent / "table", dim=12)
     assert report.dim == 12 and report.weighted and 0 < report.kept <= 1
     return source.parent / "table"
 
@@ -38,12 +38,12 @@ def table(source):
 def test_a_vector_is_the_weighted_mean_of_its_pieces(source, table):
     albert, whole = Albert(table), Albert(source, threads=1)
     tokenizer = albert.tokenizer
-    vectors = piece_vectors(whole)
+    vectors = token_vectors(whole)
     alone = whole.embed([t for t in ("one", "test") if len(tokenizer.ids_batch([t])[0]) == 1], normalize=False)
     ids = [tokenizer.ids_batch([t])[0][0] for t in ("one", "test") if len(tokenizer.ids_batch([t])[0]) == 1]
     assert len(ids) == 2 and np.abs(vectors[ids] - alone).max() < 1e-5
     heard = np.setdiff1d(np.arange(len(vectors)), sorted(tokenizer.vocabulary.hidden))
-    rows, _ = turned(vectors, heard, 12)
+    rows, _ = whiten(vectors, heard, 12)
     known = frequencies(tokenizer, None)
     for text in WORDS:
         pieces = tokenizer.ids_batch([text])[0]
@@ -54,7 +54,7 @@ def test_a_vector_is_the_weighted_mean_of_its_pieces(source, table):
 def test_directions_are_evened_out():
     rng = np.random.default_rng(0)
     vectors = (rng.normal(size=(500, 6)) * [8, 4, 2, 1, 0.5, 0.01] + 3).astype(np.float32)
-    rows, share = turned(vectors, np.arange(500), 4)
+    rows, share = whiten(vectors, np.arange(500), 4)
     assert np.abs(rows.mean(0)).max() < 1e-4 and 0.99 < share < 1
     spread = np.cov(rows.T)
     assert np.abs(spread - np.diag(np.diag(spread))).max() < 1e-3
@@ -92,11 +92,11 @@ def test_it_is_a_normal_artifact(table, tmp_path):
     stored = read_stored(table)
     assert list(stored.weights) == ["encoder.embeddings.word.weight"] and stored.meta.task == "embed"
     assert stored.config.to_dict()["model_type"] == "albertkit"
-    report = shrink(table, tmp_path / "int8", 8)
+    report = quantize(table, tmp_path / "int8", 8)
     assert report.bytes < 0.5 * report.bytes_before and report.cosine_least > 0.999
     assert (Albert(tmp_path / "int8").embed(WORDS) * Albert(table).embed(WORDS)).sum(1).min() > 0.999
     assert (Albert(table, bits=8).embed(WORDS) * Albert(table).embed(WORDS)).sum(1).min() > 0.999
-    prune(table, tmp_path / "less", Keep(vocabulary=WORDS[:2]))
+    prune(table, tmp_path / "less", PruneSettings(vocabulary=WORDS[:2]))
     assert np.abs(Albert(tmp_path / "less").embed(WORDS[:2]) - Albert(table).embed(WORDS[:2])).max() < 1e-6
     assert read_artifact(tmp_path / "less").config.vocab_size < stored.config.vocab_size
 
@@ -123,9 +123,9 @@ def test_other_refusals(table, source, tmp_path):
         (lambda: Albert(table, depth=2), "no layers"),
         (lambda: Albert(table, device="torch"), "leave device away"),
         (lambda: AlbertModel.from_artifact(table), "no layers"),
-        (lambda: make_static(table, tmp_path / "x"), "is a static model already"),
-        (lambda: make_static(source, tmp_path / "x", dim=33), "1 to 32"),
-        (lambda: prune(table, tmp_path / "x", Keep(heads=1)), "only its vocabulary"),
+        (lambda: make_static_model(table, tmp_path / "x"), "is a static model already"),
+        (lambda: make_static_model(source, tmp_path / "x", dim=33), "1 to 32"),
+        (lambda: prune(table, tmp_path / "x", PruneSettings(heads=1)), "only its vocabulary"),
     ):
         with pytest.raises(AlbertkitError, match=message):
             call()
@@ -150,7 +150,7 @@ def test_a_frozen_classifier_on_a_table(table, tmp_path):
 
 def test_tables_are_8_bits_and_counted_in_texts(source, table, tmp_path):
     with pytest.raises(AlbertkitError, match="bits is 4; a static table is stored in 8 bits"):
-        shrink(table, tmp_path / "four", 4)
+        quantize(table, tmp_path / "four", 4)
     with pytest.raises(AlbertkitError, match="no text to count pieces in"):
-        make_static(source, tmp_path / "none", texts=["", " "])
+        make_static_model(source, tmp_path / "none", texts=["", " "])
     assert not any(tmp_path.iterdir())

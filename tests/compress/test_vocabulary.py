@@ -9,9 +9,9 @@ from hypothesis import HealthCheck, given, settings
 
 from albertkit.albert import Albert
 from albertkit.artifact import Artifact, read_artifact, write_artifact
-from albertkit.compress.prune import Keep, prune
-from albertkit.compress.prune_vocabulary import cut, cut_vocabulary
-from albertkit.compress.quantize import shrink
+from albertkit.compress.prune import PruneSettings, prune
+from albertkit.compress.prune_vocabulary import prune_tokenizer, prune_vocabulary
+from albertkit.compress.quantize import quantize
 from albertkit.errors import AlbertkitError
 from albertkit.tokenizer import Tokenizer
 from tests.conftest import SPIECE, tiny
@@ -50,7 +50,7 @@ english = st.lists(st.one_of(words, st.text(max_size=6)), max_size=8).map(" ".jo
 @settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_unigram_texts_keep_their_pieces(unigram, texts):
     texts = [*texts, "the end"]
-    made = cut(unigram, texts)
+    made = prune_tokenizer(unigram, texts)
     assert pieces(made.tokenizer, texts) == pieces(unigram, texts)
     assert [unigram.tokens([i])[0] for i in made.kept] == made.tokenizer.vocabulary.tokens
     assert made.tokenizer.vocab_size < 1000 and made.tokenizer.tokens([0, 1, 2, 3, 4]) == unigram.tokens(
@@ -68,13 +68,13 @@ chinese = st.lists(
 def test_wordpiece_texts_keep_their_pieces(wordpiece, texts):
     """Unknown words too: a word that has no pieces must not suddenly get some."""
     texts = [*texts, "我 cat"]
-    made = cut(wordpiece, texts)
+    made = prune_tokenizer(wordpiece, texts)
     assert pieces(made.tokenizer, texts) == pieces(wordpiece, texts)
     assert "[unused1]" not in made.tokenizer.vocabulary.tokens and made.tokenizer.pad_id == 0
 
 
 def test_other_words_can_still_be_spelt(unigram):
-    made = cut(unigram, DOMAIN)
+    made = prune_tokenizer(unigram, DOMAIN)
     for text in ("zebra crossings", "quick brown fox; 345!", "in 1999, he left"):
         encoding = made.tokenizer.encode(text)
         assert encoding.unknown_fraction == 0 and made.tokenizer.decode(encoding.ids) == unigram.decode(
@@ -84,7 +84,7 @@ def test_other_words_can_still_be_spelt(unigram):
 
 def test_files_are_in_step(unigram, tmp_path):
     """tokenizer.json, spiece.model, the sentencepiece package and transformers' reader all say the same."""
-    made = cut(unigram, DOMAIN).tokenizer
+    made = prune_tokenizer(unigram, DOMAIN).tokenizer
     made.save(tmp_path)
     assert Tokenizer.load(tmp_path).fingerprint() == made.fingerprint()
     assert Tokenizer.from_spiece(tmp_path / "spiece.model").vocabulary.tokens == made.vocabulary.tokens
@@ -105,7 +105,7 @@ def test_vectors_are_the_same_numbers(kind, unigram, wordpiece, tmp_path):
     whole = make(tiny(vocab_size=tokenizer.vocab_size + 3))
     whole = Artifact(whole.config, whole.weights, tokenizer)
     write_artifact(whole, tmp_path / "whole")
-    report = prune(tmp_path / "whole", tmp_path / "small", Keep(vocabulary=texts))
+    report = prune(tmp_path / "whole", tmp_path / "small", PruneSettings(vocabulary=texts))
     first, second = Albert(tmp_path / "whole", threads=1), Albert(tmp_path / "small", threads=1)
     assert np.array_equal(first.embed(texts), second.embed(texts))
     assert report.vocabulary == second.tokenizer.vocab_size == second.config.vocab_size < tokenizer.vocab_size
@@ -114,7 +114,7 @@ def test_vectors_are_the_same_numbers(kind, unigram, wordpiece, tmp_path):
     assert all(g.word for g in guesses)
     other = Albert(tmp_path / "small", device="torch")
     assert np.abs(second.embed(texts) - other.embed(texts)).max() < 1e-5
-    shrink(tmp_path / "small", tmp_path / "int8", 8)
+    quantize(tmp_path / "small", tmp_path / "int8", 8)
     assert (Albert(tmp_path / "int8", threads=1).embed(texts) * second.embed(texts)).sum(1).min() > 0.99
 
 
@@ -122,7 +122,7 @@ def test_a_small_vocabulary_opens_in_transformers(unigram, tmp_path):
     transformers = pytest.importorskip("transformers")
     torch = pytest.importorskip("torch")
     write_artifact(make(tiny(vocab_size=30000)), tmp_path / "whole")
-    prune(tmp_path / "whole", tmp_path / "small", Keep(vocabulary=DOMAIN))
+    prune(tmp_path / "whole", tmp_path / "small", PruneSettings(vocabulary=DOMAIN))
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "small")
     model = transformers.AutoModel.from_pretrained(tmp_path / "small").eval()
     with torch.no_grad():
@@ -132,23 +132,23 @@ def test_a_small_vocabulary_opens_in_transformers(unigram, tmp_path):
 
 def test_bad_requests(unigram):
     with pytest.raises(AlbertkitError, match="hold no text"):
-        cut(unigram, ["", " "])
+        prune_tokenizer(unigram, ["", " "])
     with pytest.raises(AlbertkitError, match="one id a character"):
-        cut(Tokenizer.from_symbols("$abc"), ["abc"])
+        prune_tokenizer(Tokenizer.from_symbols("$abc"), ["abc"])
     artifact = make(tiny(), heads=())
     with pytest.raises(AlbertkitError, match="has no tokenizer"):
-        cut_vocabulary(Artifact(artifact.config, artifact.weights), ["a"])
+        prune_vocabulary(Artifact(artifact.config, artifact.weights), ["a"])
 
 
 def test_what_is_said_to_agree_is_what_was_written(tmp_path):
     """Vectors are compared after words were cut, as each model cuts the texts: for other texts little is left."""
     artifact = make(tiny(vocab_size=30000))
     write_artifact(artifact, tmp_path / "whole")
-    own = prune(tmp_path / "whole", tmp_path / "own", Keep(vocabulary=DOMAIN * 5))
+    own = prune(tmp_path / "whole", tmp_path / "own", PruneSettings(vocabulary=DOMAIN * 5))
     assert own.cosine_least > 0.9999 and own.about == "lines whose words stay"
     assert own.parameters_before == sum(a.size for a in artifact.weights.values()) > own.parameters
     others = [f"zebras wander beyond {n}" for n in ("seven", "twelve")] * 10
-    told = prune(tmp_path / "whole", tmp_path / "other", Keep(vocabulary=DOMAIN), others)
+    told = prune(tmp_path / "whole", tmp_path / "other", PruneSettings(vocabulary=DOMAIN), others)
     vectors = [Albert(tmp_path / name, threads=1).embed(others[::10]) for name in ("whole", "other")]
     assert told.cosine_mean == pytest.approx(float((vectors[0] * vectors[1]).sum(1).mean()), abs=1e-4)
     assert told.cosine_mean < 0.99 and told.about == "texts"

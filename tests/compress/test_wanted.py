@@ -11,7 +11,7 @@ import pytest
 from albertkit.artifact import Artifact, Meta, write_artifact
 from albertkit.compress import planner as wanted
 from albertkit.compress import profile as profiles
-from albertkit.compress.benchmark import Data
+from albertkit.compress.benchmark import CalibrationData
 from albertkit.compress.fit import variants
 from albertkit.errors import AlbertkitError
 from tests.compress.test_matrix import run
@@ -29,8 +29,8 @@ def test_depths_are_judged_by_the_task_where_it_is_known(classifier, tmp_path, m
     """An elastic model says the same at half the depth, with other vectors; by these alone half the depth would never be tried."""
     folder = write_artifact(classifier, tmp_path / "m")
     scores = {2: 0.7, 4: 0.9, 8: 0.9}
-    data = Data([], [], lambda folder, depth=None: scores.get(depth, 0.85))
-    found = wanted.scored(str(folder), classifier, data)
+    data = CalibrationData([], [], lambda folder, depth=None: scores.get(depth, 0.85))
+    found = wanted.depth_scores(str(folder), classifier, data)
     assert set(found) == set(wanted.shallower(8)) and found[8] == found[4] == 1 and found[2] == pytest.approx(0.8)
     losses = {(c.config.num_hidden_layers, c.bits): c.loss for c in variants("m", classifier.config, found) if not c.static and c.config.intermediate_size == 48}  # fmt: skip
     assert losses[4, 8] == losses[8, 8] < losses[2, 8]
@@ -40,17 +40,19 @@ def test_depths_are_judged_by_the_task_where_it_is_known(classifier, tmp_path, m
     def stop(*given, **more):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(wanted, "scored", lambda *given: asked.append(given) or dict.fromkeys(wanted.shallower(8), 1.0))
-    monkeypatch.setattr(wanted, "measure", stop)
+    monkeypatch.setattr(
+        wanted, "depth_scores", lambda *given: asked.append(given) or dict.fromkeys(wanted.shallower(8), 1.0)
+    )
+    monkeypatch.setattr(wanted, "measure_machine", stop)
     with pytest.raises(KeyboardInterrupt):
-        wanted.proposals(str(folder), wanted.Wanted(latency=1.0, task=tmp_path / "dev.tsv", length=8, threads=1))
+        wanted.plan(str(folder), wanted.PlanRequest(latency=1.0, task=tmp_path / "dev.tsv", length=8, threads=1))
     ((_, _, data),) = asked
     assert 0 <= data.metric(folder, 4) <= 1  # a real score, at a depth
 
 
 def test_no_part_is_faster_than_the_peak(classifier, tmp_path, monkeypatch):
-    monkeypatch.setattr(profiles, "peak", lambda threads, bits: 1.0)  # as if other work had slowed it down
-    found = profiles.profile(write_artifact(classifier, tmp_path / "m"), size=(8, 1), threads=1)
+    monkeypatch.setattr(profiles, "peak_throughput", lambda threads, bits: 1.0)  # as if other work had slowed it down
+    found = profiles.profile_model(write_artifact(classifier, tmp_path / "m"), size=(8, 1), threads=1)
     shares = [part.of_peak for part in found.parts if part.of_peak is not None]
     assert max(shares) == pytest.approx(1) and found.of_peak <= 1 and found.peaks["float32"] > 1
 
@@ -65,7 +67,7 @@ def test_a_shape_may_be_a_config_of_ones_own(tmp_path):
 
 def test_a_task_needs_weights(tmp_path):
     with pytest.raises(AlbertkitError, match="tiny is a shape without weights"):
-        wanted.proposals("tiny", wanted.Wanted(latency=1.0, task=tmp_path / "dev.tsv"))
+        wanted.plan("tiny", wanted.PlanRequest(latency=1.0, task=tmp_path / "dev.tsv"))
 
 
 @pytest.mark.parametrize("task", ["classify", "embed"])
@@ -78,21 +80,21 @@ def test_a_table_is_no_answer_for_a_task(classifier, task, tmp_path, monkeypatch
         raise KeyboardInterrupt
 
     monkeypatch.setattr(wanted, "propose", stop)
-    for slow in ("measure", "tokenizer_memory"):  # of no account for what is proposed
+    for slow in ("measure_machine", "tokenizer_memory"):  # of no account for what is proposed
         monkeypatch.setattr(wanted, slow, lambda *given, **more: None)
     with pytest.raises(KeyboardInterrupt):
-        wanted.proposals(str(folder), wanted.Wanted(latency=1.0, length=8, threads=1))
+        wanted.plan(str(folder), wanted.PlanRequest(latency=1.0, length=8, threads=1))
     assert any(c.static for c in seen) == (task == "embed")
 
 
 def test_a_config_of_ones_own_is_planned_for_and_what_was_measured_decides(tmp_path):
     (tmp_path / "my.json").write_text(json.dumps(tiny().to_dict()))
-    found = wanted.proposals(str(tmp_path / "my.json"), wanted.Wanted(latency=1.0, length=8, count=2, threads=1))
+    found = wanted.plan(str(tmp_path / "my.json"), wanted.PlanRequest(latency=1.0, length=8, count=2, threads=1))
     assert found.proposals[0].candidate.shape == "my" and all(p.fits for p in found.proposals)
     slow = [dataclasses.replace(p, trial=dataclasses.replace(p.trial, latency=2.0)) for p in found.proposals]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(wanted, "run_trials", lambda *given: slow)
-        again = wanted.proposals(str(tmp_path / "my.json"), wanted.Wanted(latency=1.0, length=8, count=2, threads=1))
+        patch.setattr(wanted, "measure_proposals", lambda *given: slow)
+        again = wanted.plan(str(tmp_path / "my.json"), wanted.PlanRequest(latency=1.0, length=8, count=2, threads=1))
     assert not any(p.fits for p in again.proposals) and again.as_dict()["proposals"][0]["fits"] is False
 
 
@@ -102,7 +104,7 @@ def test_nothing_is_smaller_than_a_table(classifier, tmp_path):
     table = {"encoder.embeddings.word.weight": np.ones((30000, 8), np.float32)}
     write_artifact(Artifact(static_config(tiny(), 30000, 8), table, classifier.tokenizer, Meta()), tmp_path / "table")
     with pytest.raises(AlbertkitError, match="static model; there is nothing smaller"):
-        wanted.proposals(str(tmp_path / "table"), wanted.Wanted(latency=1.0))
+        wanted.plan(str(tmp_path / "table"), wanted.PlanRequest(latency=1.0))
 
 
 def test_where_the_picture_goes_is_looked_at_first(tmp_path):
@@ -115,5 +117,5 @@ def test_where_the_picture_goes_is_looked_at_first(tmp_path):
 def test_a_quantised_model_is_opened_first(classifier):
     whole = dataclasses.replace(classifier, meta=dataclasses.replace(classifier.meta, quantisation="int8"))
     same = next(c for c in variants("m", classifier.config) if c.bits == 32)
-    assert wanted.steps(same, "my model", whole) == ("albertkit convert 'my model' OUT",)
-    assert wanted.steps(same, "m", classifier) == ()
+    assert wanted.commands(same, "my model", whole) == ("albertkit convert 'my model' OUT",)
+    assert wanted.commands(same, "m", classifier) == ()

@@ -12,14 +12,14 @@ import pytest
 
 from albertkit.albert import Albert
 from albertkit.artifact import Meta, read_stored, write_artifact
-from albertkit.compress.prune import Keep, prune
-from albertkit.compress.static_model import make_static
+from albertkit.compress.prune import PruneSettings, prune
+from albertkit.compress.static_model import make_static_model
 from albertkit.config import Options
 from albertkit.errors import AlbertkitError
 from albertkit.interop import onnx_check
 from albertkit.interop import onnx_export as onnx_file
 from albertkit.interop.onnx_export import Settings, export
-from albertkit.quantized import Matrix
+from albertkit.quantized import QuantizedMatrix
 from albertkit.runtime.activation_moments import moments_of, random_tokens
 from albertkit.runtime.predict import scores
 from albertkit.tokenizer import Tokenizer
@@ -189,7 +189,7 @@ def test_int8_is_int8(quantised, bits, loop, tmp_path):
     packed = sum(
         w.values.nbytes + w.scale.nbytes
         for n, w in stored.items()
-        if isinstance(w, Matrix) and n.startswith("encoder.") and "pooler" not in n
+        if isinstance(w, QuantizedMatrix) and n.startswith("encoder.") and "pooler" not in n
     )
     assert packed <= report.weight_bytes < 1.1 * packed
     for runner in (by_onnxruntime, by_openvino):
@@ -226,8 +226,8 @@ def test_only_standard_operators_and_hardly_more_than_weights(tmp_path):
 
 def test_pruned_small_vocabulary_and_static_models(tmp_path):
     write_artifact(make(tiny(vocab_size=30000)), tmp_path / "m")
-    prune(tmp_path / "m", tmp_path / "small", Keep(heads=2, ffn=20, layers=2, vocabulary=WORDS))
-    make_static(tmp_path / "small", tmp_path / "static", dim=8)
+    prune(tmp_path / "m", tmp_path / "small", PruneSettings(heads=2, ffn=20, layers=2, vocabulary=WORDS))
+    make_static_model(tmp_path / "small", tmp_path / "static", dim=8)
     for name in ("small", "static"):
         export(tmp_path / name, tmp_path / f"{name}.onnx", Settings(head="vector"))
         albert = Albert(tmp_path / name)
@@ -280,7 +280,7 @@ def test_real_checkpoints_pruned_and_exported(name, tmp_path):
         "他说：“你好！”",
         "长江流经上海",
     ] * 3
-    prune(real(name), tmp_path / "small", Keep(ffn=0.75, heads=9, vocabulary=texts), texts)
+    prune(real(name), tmp_path / "small", PruneSettings(ffn=0.75, heads=9, vocabulary=texts), texts)
     albert = Albert(tmp_path / "small", threads=1)
     whole = Tokenizer.load(real(name))
     assert albert.config.vocab_size < 3000

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from albertkit.albert import Albert
-from albertkit.compress.quantize import shrink
+from albertkit.compress.quantize import quantize
 from albertkit.interop.convert import convert, open_model
 from albertkit.interop.plbert import SYMBOLS
 from albertkit.interop.tensor_bundle import find_bundle, read_bundle
@@ -245,7 +245,7 @@ def test_runtime_equals_transformers_and_survives_eight_bits(name, texts, tmp_pa
     cosine, same = agreement(albert, Albert(real(name), bits=8), texts)  # smoothed by random tokens, on opening
     assert cosine >= 0.99 and same >= 0.92, (cosine, same)
     if name == "zh-tiny":
-        shrink(real(name), tmp_path / "m", 8)  # smoothed by text of its own, once and for all
+        quantize(real(name), tmp_path / "m", 8)  # smoothed by text of its own, once and for all
         cosine, same = agreement(albert, Albert(tmp_path / "m"), texts)
         assert cosine >= 0.99 and same >= 0.95, (cosine, same)
 
@@ -253,7 +253,7 @@ def test_runtime_equals_transformers_and_survives_eight_bits(name, texts, tmp_pa
 def test_four_bits_survive(tmp_path):
     """Rounded with nothing but text the model writes itself: vectors close, and every clear mask filled the same."""
     albert = Albert(real("zh-tiny"))
-    shrink(real("zh-tiny"), tmp_path / "own", 4)
+    quantize(real("zh-tiny"), tmp_path / "own", 4)
     small = Albert(tmp_path / "own")
     assert (albert.embed(CHINESE_TEXTS) * small.embed(CHINESE_TEXTS)).sum(axis=1).mean() >= 0.96
     same = [albert.fill_mask(t)[0][0].word == small.fill_mask(t)[0][0].word for t in CHINESE]

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from albertkit.artifact import Artifact, write_artifact
-from albertkit.compress.quantize import shrink
+from albertkit.compress.quantize import quantize
 from albertkit.config import Options
 from albertkit.errors import AlbertkitError
 from albertkit.model import AlbertModel, Batch
@@ -164,7 +164,7 @@ def test_the_example_of_the_page_needs_text_and_picture(tmp_path, monkeypatch):
     assert space["text_alone"] < 0.56 and space["picture_alone"] < 0.85
     assert space["accuracy"] > space["picture_alone"] + 0.05
     assert space["right"] == pytest.approx(space["accuracy"], abs=0.005)
-    shrink(tmp_path / "digits" / "model", tmp_path / "int8", bits=8)
+    quantize(tmp_path / "digits" / "model", tmp_path / "int8", bits=8)
     small = Fused(tmp_path / "int8", threads=1)
     scores = small.classify(space["ids"], {"image": space["pixels"]}, segments={"image": 1})
     assert np.mean(scores.argmax(1) == space["scores"].argmax(1)) > 0.95

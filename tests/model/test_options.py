@@ -15,7 +15,7 @@ import torch.nn.functional as F
 
 from albertkit.artifact import Artifact, read_artifact
 from albertkit.cli import entry_point as cli
-from albertkit.compress.cost import memory, operations, parameters, plan, weight_bytes
+from albertkit.compress.cost import activation_memory, operations, parameter_counts, shape_cost, weight_bytes
 from albertkit.config import AlbertConfig, Options, preset
 from albertkit.errors import AlbertkitError
 from albertkit.model import AlbertModel, Batch
@@ -317,15 +317,15 @@ def test_a_layer_can_be_compiled(case):
 @pytest.mark.parametrize("case", CASES)
 def test_the_planner_counts_what_there_is(case):
     config = tiny(options=Options(**CASES[case]), max_position_embeddings=64)
-    parts = parameters(config)
+    parts = parameter_counts(config)
     total = parts.pop("total")
     parts.pop("heads (masked word, order)")
     assert sum(parts.values()) == total == size(encoder_shapes(config))
-    made_plan = plan(config, length=64)
+    made_plan = shape_cost(config, length=64)
     ops = made_plan.operations.copy()
     assert ops.pop("total") == pytest.approx(sum(ops.values()))
     assert made_plan.bytes["4-bit"] < made_plan.bytes["int8"] < made_plan.bytes["float32"] == 4 * total
-    assert all(n > 0 for n in memory(config, 64, 2).values())
+    assert all(n > 0 for n in activation_memory(config, 64, 2).values())
 
 
 def test_what_saves_operations_and_what_does_not():

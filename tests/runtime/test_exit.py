@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from albertkit.albert import Albert
 from albertkit.artifact import Artifact, Meta, read_artifact, write_artifact
-from albertkit.compress.prune import Keep, prune
+from albertkit.compress.prune import PruneSettings, prune
 from albertkit.errors import AlbertkitError
 from albertkit.interop.onnx_export import Settings, export
 from albertkit.model import AlbertModel
@@ -442,8 +442,8 @@ def test_depths_that_vectors_were_not_taught_at_are_refused(albert, folder, tmp_
         changed = opened(name, distilled, {"step": later})
         assert changed.embed("cat", depth=3).shape == (32,) and exits.available_exit_depths(changed) == (1, 2, 3, 4)
     with pytest.raises(AlbertkitError, match=r"after 2, 5 layers.*--recover"):
-        prune(tmp_path / "distilled", tmp_path / "cut", Keep(layers=3))
-    assert prune(tmp_path / "distilled", tmp_path / "cut", Keep(layers=2)).layers == 2
+        prune(tmp_path / "distilled", tmp_path / "cut", PruneSettings(layers=3))
+    assert prune(tmp_path / "distilled", tmp_path / "cut", PruneSettings(layers=2)).layers == 2
     assert opened("own", distilled, depth=3).embed("cat").shape == (32,)  # its own depth is what it was made for
 
 

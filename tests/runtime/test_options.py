@@ -16,8 +16,8 @@ from hypothesis import HealthCheck, given, settings
 from albertkit.albert import Albert
 from albertkit.artifact import Artifact, Meta, read_artifact, read_stored, write_artifact
 from albertkit.compress import machine, profile
-from albertkit.compress.prune import Keep, prune
-from albertkit.compress.quantize import shrink
+from albertkit.compress.prune import PruneSettings, prune
+from albertkit.compress.quantize import quantize
 from albertkit.config import Options
 from albertkit.errors import AlbertkitError
 from albertkit.explain.activations import NumpyEncoder
@@ -145,7 +145,7 @@ def test_the_verb_quantize_watches_the_options(tmp_path):
     """Calibration reads what the output product reads, at the width it is stored with."""
     artifact = make(CASES["everything"])
     write_artifact(artifact, tmp_path / "m")
-    report = shrink(tmp_path / "m", tmp_path / "q", 8, TEXTS)
+    report = quantize(tmp_path / "m", tmp_path / "q", 8, TEXTS)
     assert report.cosine_least > 0.97
     assert Albert(tmp_path / "q", threads=1).embed(["one cat .", "two dog"]).shape == (2, 32)
 
@@ -210,14 +210,14 @@ def test_pruning_with_options(tmp_path):
     for case, why in (("shared_heads", "shared_heads"), ("relative bias", "attention_bias")):
         write_artifact(make(CASES[case]), tmp_path / why)
         with pytest.raises(AlbertkitError, match=why):
-            prune(tmp_path / why, tmp_path / "p", Keep(heads=2), TEXTS)
+            prune(tmp_path / why, tmp_path / "p", PruneSettings(heads=2), TEXTS)
     write_artifact(make(CASES["everything"]), tmp_path / "all")
-    assert prune(tmp_path / "all", tmp_path / "few", Keep(ffn=24, layers=2), TEXTS).ffn == 24
+    assert prune(tmp_path / "all", tmp_path / "few", PruneSettings(ffn=24, layers=2), TEXTS).ffn == 24
     write_artifact(
         make({"low_rank": 3, "gru": True}),
         tmp_path / "low",
     )
-    assert prune(tmp_path / "low", tmp_path / "less", Keep(heads=3), TEXTS).heads == 3
+    assert prune(tmp_path / "low", tmp_path / "less", PruneSettings(heads=3), TEXTS).heads == 3
     for folder in ("few", "less"):
         small = read_artifact(tmp_path / folder)
         texts = ids((30, 4))
@@ -227,16 +227,16 @@ def test_pruning_with_options(tmp_path):
 
 
 def test_profile_and_machine_know_the_options(tmp_path, monkeypatch):
-    monkeypatch.setattr(profile, "peak", lambda threads, bits=32: 1e11)
+    monkeypatch.setattr(profile, "peak_throughput", lambda threads, bits=32: 1e11)
     artifact = make(CASES["everything"])
     write_artifact(artifact, tmp_path / "m")
-    found = profile.profile(tmp_path / "m", None, (30, 2), 1)
+    found = profile.profile_model(tmp_path / "m", None, (30, 2), 1)
     parts = {part.name: part for part in found.parts}
     assert parts["attention over the text"].operations > 0 and "GRU" in parts
     assert sum(part.share for part in found.parts) == pytest.approx(1)
     monkeypatch.setattr(machine, "SECONDS", 0.001)
     monkeypatch.setattr(machine, "STRETCH", 0.001)
-    rates = machine.measure([artifact.config], 30, 1, kinds=(8,), rounds=1)
+    rates = machine.measure_machine([artifact.config], 30, 1, kinds=(8,), rounds=1)
     assert rates.latency(artifact.config, 8) > 0
 
 

@@ -22,11 +22,12 @@ from albertkit.tokenizer import Tokenizer
 from albertkit.train import distill as lessons
 from albertkit.train import finetune_runs as tune
 from albertkit.train import teachers
-from albertkit.train.distill import Teachers, distil, fresh_student, identity
-from albertkit.train.distill_settings import Lesson
+from albertkit.train.distill import distill, fresh_student, teacher_identity
+from albertkit.train.distill_settings import DistillSettings
 from albertkit.train.finetune_settings import FinetuneSettings
-from albertkit.train.recover import Data
-from albertkit.train.teacher_states import Foreign, positions_of
+from albertkit.train.recover import DistillData
+from albertkit.train.teacher_states import TransformersTeacher, max_positions
+from albertkit.train.teachers import TeacherMixture
 from tests.conftest import tiny
 from tests.train.conftest import VOCAB
 from tests.train.test_finetune import texts
@@ -68,17 +69,17 @@ def changed(folder, target):
 @pytest.mark.parametrize("what", ["logits", "vectors", "hidden"])
 def test_another_teacher_does_not_go_on_in_the_same_folder(words, classifier, tmp_path, what):
     student, examples = fresh_student(tiny(), words, 1), texts(40, 5)
-    data = Data(task_of(read_artifact(classifier).meta), examples, ())
+    data = DistillData(task_of(read_artifact(classifier).meta), examples, ())
     if what != "logits":
-        data = Data(None, [e.text for e in examples], ())
-    given = (student, data, Lesson(**{what: 1.0}), quick(2), tmp_path / "out", 40)
-    distil(one(classifier), *given)
+        data = DistillData(None, [e.text for e in examples], ())
+    given = (student, data, DistillSettings(**{what: 1.0}), quick(2), tmp_path / "out", 40)
+    distill(one(classifier), *given)
     before = (tmp_path / "out" / "settings.json").read_text()
-    for other in (one(changed(classifier, tmp_path / "other")), Teachers((classifier,), (2.0,))):
+    for other in (one(changed(classifier, tmp_path / "other")), TeacherMixture((classifier,), (2.0,))):
         with pytest.raises(AlbertkitError, match="another model or teacher"):
-            distil(other, *given[:3], quick(9), *given[4:], resume=True)
+            distill(other, *given[:3], quick(9), *given[4:], resume=True)
     assert (tmp_path / "out" / "settings.json").read_text() == before  # a refused start leaves no trace
-    assert distil(one(classifier), *given[:3], quick(3), *given[4:], resume=True).state.step == 3
+    assert distill(one(classifier), *given[:3], quick(3), *given[4:], resume=True).state.step == 3
 
 
 def test_a_teacher_with_fewer_layers_of_the_same_weights_is_another(classifier, tmp_path):
@@ -86,7 +87,7 @@ def test_a_teacher_with_fewer_layers_of_the_same_weights_is_another(classifier, 
     config = whole.config.replace(num_hidden_layers=whole.config.num_hidden_layers - 1)
     cut = write_artifact(dataclasses.replace(whole, config=config), tmp_path / "cut")
     same = write_artifact(whole, tmp_path / "same")
-    assert identity(classifier) == identity(same) != identity(cut)
+    assert teacher_identity(classifier) == teacher_identity(same) != teacher_identity(cut)
 
 
 def test_vectors_of_other_teachers_or_of_another_corpus_are_refused(words, tmp_path):
@@ -100,7 +101,7 @@ def test_vectors_of_other_teachers_or_of_another_corpus_are_refused(words, tmp_p
     same_teachers(place, mine, corpus)
     np.save(place / "targets.npy", np.ones(1))
     same_teachers(place, mine, corpus)
-    for who in (other, Teachers(mine.folders, (2.0,))):
+    for who in (other, TeacherMixture(mine.folders, (2.0,))):
         with pytest.raises(AlbertkitError, match="vectors of other teachers, or with other weights; choose another"):
             same_teachers(place, who, corpus)
     with pytest.raises(AlbertkitError, match="vectors of another corpus; choose another --out, or remove"):
@@ -111,7 +112,7 @@ def test_vectors_of_other_teachers_or_of_another_corpus_are_refused(words, tmp_p
 
 
 def test_labels_that_the_teacher_does_not_know_are_told(classifier, tmp_path, capsys):
-    meta, lesson = read_artifact(classifier).meta, Lesson(logits=1.0, labels=0.5)
+    meta, lesson = read_artifact(classifier).meta, DistillSettings(logits=1.0, labels=0.5)
     rows = [(e.text, "stone" if n < 5 else e.label) for n, e in enumerate(texts(40))]
     for name, own in (("some", rows), ("none", [(text, label.upper()) for text, label in rows])):
         lines = [f"{text}\t{label}" for text, label in own]
@@ -124,7 +125,7 @@ def test_labels_that_the_teacher_does_not_know_are_told(classifier, tmp_path, ca
 
 
 def test_a_teacher_of_pairs_is_not_given_single_lines(classifier, paired, tmp_path):
-    meta, lesson = read_artifact(paired).meta, Lesson(logits=1.0)
+    meta, lesson = read_artifact(paired).meta, DistillSettings(logits=1.0)
     assert meta.details["pairs"] is True and "pairs" not in read_artifact(classifier).meta.details
     assert Albert(paired).classify(["cat"], ["dog"])[0].label in meta.labels and Albert(paired).task == task_of(meta)
     (tmp_path / "lines.txt").write_text("\n".join(e.text for e in texts(20)))
@@ -171,19 +172,22 @@ def sentence_folder(words, folder, place="", pooling="mean", **more):
 def test_vectors_of_an_encoder_in_a_subfolder(words, tmp_path):
     for pooling in ("mean", "cls"):
         sentence_folder(words, tmp_path / pooling, "0_Transformer", pooling)
-    assert identity(tmp_path / "mean") != identity(tmp_path / "cls")  # the same weights
-    student, data = fresh_student(tiny(hidden_size=24, num_attention_heads=3), words, 1), Data(None, ["cat dog"] * 20)
-    found = lessons.kept_vectors(one(tmp_path / "mean"), student, data, tmp_path / "out", CPU)
+    assert teacher_identity(tmp_path / "mean") != teacher_identity(tmp_path / "cls")  # the same weights
+    student, data = (
+        fresh_student(tiny(hidden_size=24, num_attention_heads=3), words, 1),
+        DistillData(None, ["cat dog"] * 20),
+    )
+    found = lessons.teacher_vectors(one(tmp_path / "mean"), student, data, tmp_path / "out", CPU)
     assert found.shape[0] == 20
     (tmp_path / "mean" / "0_Transformer" / "model.safetensors").unlink()
     with pytest.raises(AlbertkitError, match=r"holds no model.safetensors; give a model of ours, or one with"):
-        identity(tmp_path / "mean")
+        teacher_identity(tmp_path / "mean")
 
 
 def test_a_foreign_teacher_reads_no_more_than_it_can(words, tmp_path):
     """64 positions: longer texts are cut."""
     model, long = bert(words, tmp_path), "cat dog cow " * 100
-    speakers = teachers.Speakers([tmp_path], CPU)
+    speakers = teachers.TeacherEnsemble([tmp_path], CPU)
     with torch.no_grad():
         ids = torch.tensor([words.encode(long, max_length=64).ids])
         wanted = model(input_ids=ids).last_hidden_state[0].mean(0)
@@ -197,8 +201,8 @@ def test_positions_are_those_that_a_text_may_have(kind):
     config = getattr(transformers, f"{kind}Config")(vocab_size=20, hidden_size=16, embedding_size=16, dim=16, num_hidden_layers=1,
         n_layers=1, num_attention_heads=2, n_heads=2, intermediate_size=16, hidden_dim=16, max_position_embeddings=12)  # fmt: skip
     model = getattr(transformers, f"{kind}Model")(config).eval()
-    longest = Foreign(model).longest
-    assert longest == positions_of(model) == (10 if kind in ("Roberta", "MPNet") else 12)
+    longest = TransformersTeacher(model).longest
+    assert longest == max_positions(model) == (10 if kind in ("Roberta", "MPNet") else 12)
     model(input_ids=torch.full((1, longest), 5))
     with pytest.raises((IndexError, RuntimeError)):
         model(input_ids=torch.full((1, longest + 1), 5))
@@ -209,8 +213,8 @@ def test_a_sentence_transformers_folder_says_how_much_it_reads_and_what_before(w
     more = {"sentence_bert_config.json": {"max_seq_length": 8}, "config_sentence_transformers.json": told}
     model = sentence_folder(words, tmp_path / "a", **more)
     sentence_folder(words, tmp_path / "b")
-    speakers = teachers.Speakers([tmp_path / "a", tmp_path / "b"], CPU)
-    assert len(speakers.readers) == 2 and identity(tmp_path / "a") != identity(tmp_path / "b")
+    speakers = teachers.TeacherEnsemble([tmp_path / "a", tmp_path / "b"], CPU)
+    assert len(speakers.readers) == 2 and teacher_identity(tmp_path / "a") != teacher_identity(tmp_path / "b")
     for text in ("cat dog", "cat dog cow hen pig fox owl bee oak elm"):
         with torch.no_grad():
             read = [words.encode(f"red blue {text}", max_length=8).ids, words.encode(text).ids]

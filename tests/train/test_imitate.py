@@ -24,14 +24,15 @@ from albertkit.tokenizer import Tokenizer
 from albertkit.train import distill as lessons
 from albertkit.train import finetune_runs as tune
 from albertkit.train import loop, teachers
-from albertkit.train.distill import Teachers, distil, fresh_student, kept
-from albertkit.train.distill_losses import attention_apart, hidden_apart, mapped, vectors_apart
-from albertkit.train.distill_settings import Lesson
-from albertkit.train.distill_task import HEAD, Gives, Imitating, Reading
+from albertkit.train.distill import distill, fresh_student, load_or_compute
+from albertkit.train.distill_losses import attention_loss, hidden_loss, layer_map, vector_loss
+from albertkit.train.distill_settings import DistillSettings
+from albertkit.train.distill_task import PROJECTION, DistillTask, TeacherOutputs, TextsOnly
 from albertkit.train.distributed import ProcessGroup
 from albertkit.train.finetune_settings import FinetuneSettings
-from albertkit.train.recover import Data
-from albertkit.train.teacher_states import Foreign, Own, Seen, same_words
+from albertkit.train.recover import DistillData
+from albertkit.train.teacher_states import AlbertTeacher, LayerStates, TransformersTeacher, require_same_tokens
+from albertkit.train.teachers import TeacherMixture
 from albertkit.train.train_settings import TrainSettings
 from albertkit.weights import encoder_shapes, size
 from tests.conftest import tiny
@@ -72,8 +73,8 @@ def quick(steps: int, **more) -> TrainSettings:
     return TrainSettings(steps=steps, **{**plain, **more})
 
 
-def one(folder) -> Teachers:
-    return Teachers((folder,), (1.0,))
+def one(folder) -> TeacherMixture:
+    return TeacherMixture((folder,), (1.0,))
 
 
 # Losses ----------------------------------------------------------------------------------------------------------
@@ -81,10 +82,10 @@ def one(folder) -> Teachers:
 
 @given(st.integers(1, 24), st.integers(1, 24))
 def test_layers_are_mapped_evenly(student, teacher):
-    found = mapped(student, teacher)
+    found = layer_map(student, teacher)
     assert found[0] == 0 and found[-1] == teacher and len(found) == student + 1 and found == sorted(found)
     assert all(abs(place - i * teacher / student) <= 0.5 for i, place in enumerate(found))
-    assert mapped(12, 12) == list(range(13)) and mapped(3, 12) == [0, 4, 8, 12]
+    assert layer_map(12, 12) == list(range(13)) and layer_map(3, 12) == [0, 4, 8, 12]
 
 
 def plain_kl(theirs: np.ndarray, mine: np.ndarray) -> float:
@@ -106,7 +107,7 @@ def by_text(x: torch.Tensor, heads: int):
 def test_the_attention_loss_is_minilm_s(heads, others):
     torch.manual_seed(0)
     mine, theirs = (tuple(torch.randn(13, n, d) for _ in range(3)) for n, d in ((heads, 8), (others, 6)))
-    found = float(attention_apart(Seen((), mine), Seen((), theirs), BATCH))
+    found = float(attention_loss(LayerStates((), mine), LayerStates((), theirs), BATCH))
     parts = heads if heads == others else {2: 2, 3: 3}[heads]
     pairs = [(0, 1), (2, 2)] if heads == others else [(0, 0), (1, 1), (2, 2)]
     total = 0.0
@@ -120,7 +121,7 @@ def test_the_attention_loss_is_minilm_s(heads, others):
         counts = [r.shape[0] * r.shape[1] for r in rows[0]]
         total += sum(plain_kl(t, m) * n for t, m, n in zip(*rows, counts, strict=True)) / sum(counts)
     assert found == pytest.approx(total, rel=1e-4)
-    same = float(attention_apart(Seen((), mine), Seen((), mine), BATCH))
+    same = float(attention_loss(LayerStates((), mine), LayerStates((), mine), BATCH))
     assert same == pytest.approx(0, abs=1e-6)
 
 
@@ -135,9 +136,9 @@ def test_the_hidden_loss_by_hand():
             for m, t in zip(mine, theirs[::2], strict=True)
         ]
     )
-    found = hidden_apart(Seen(tuple(mine)), Seen(tuple(theirs)), lambda x: x @ turn.T)
+    found = hidden_loss(LayerStates(tuple(mine)), LayerStates(tuple(theirs)), lambda x: x @ turn.T)
     assert float(found) == pytest.approx(float(wanted), rel=1e-5)
-    assert float(hidden_apart(Seen(tuple(mine)), Seen(tuple(mine)), lambda x: x)) == 0
+    assert float(hidden_loss(LayerStates(tuple(mine)), LayerStates(tuple(mine)), lambda x: x)) == 0
 
 
 def test_the_vector_loss_by_hand():
@@ -149,15 +150,15 @@ def test_the_vector_loss_by_hand():
         np.fill_diagonal(scores, -1e4)
         rows.append(softmax(scores) + 1e-30)
     near = 2 * (1 - (unit[0] * unit[1]).sum(1).mean())
-    assert float(vectors_apart(mine, theirs)) == pytest.approx(near + plain_kl(rows[1], rows[0]), rel=1e-4)
+    assert float(vector_loss(mine, theirs)) == pytest.approx(near + plain_kl(rows[1], rows[0]), rel=1e-4)
     wide = torch.cat([theirs, torch.zeros(3, 2)], 1)  # of another width: similarities alone
-    assert float(vectors_apart(mine, wide)) == pytest.approx(plain_kl(rows[1], rows[0]), rel=1e-4)
+    assert float(vector_loss(mine, wide)) == pytest.approx(plain_kl(rows[1], rows[0]), rel=1e-4)
 
 
 def test_what_is_watched_is_what_the_model_computed(words):
     """The last layer's output follows from the queries, keys and values that were seen."""
     artifact = model_of(words)
-    seen, encoded = Own(artifact, attention=True)(BATCH)
+    seen, encoded = AlbertTeacher(artifact, attention=True)(BATCH)
     model = AlbertModel.from_artifact(artifact)
     wanted = model(BATCH, keep_layers=True).encoded.layers
     assert all(torch.equal(a, b) for a, b in zip(seen.layers, wanted, strict=True)) and len(seen.layers) == 4
@@ -191,7 +192,7 @@ def bert(words: Tokenizer, folder, **more):
 def test_a_foreign_teacher_shows_what_transformers_computes(words, tmp_path):
     model = bert(words, tmp_path)
     model.set_attn_implementation("eager")
-    seen, _ = Foreign(model, attention=True)(BATCH)
+    seen, _ = TransformersTeacher(model, attention=True)(BATCH)
     ids, inside = BATCH.pad(BATCH.ids), BATCH.padding.inside
     with torch.no_grad():
         out = model(input_ids=ids, attention_mask=inside.long(), output_hidden_states=True, output_attentions=True)
@@ -215,16 +216,16 @@ def test_a_sentence_transformers_folder_teaches_with_its_own_pooling(words, tmp_
     modes = {f"pooling_mode_{name}": name.startswith(pooling) for name in ("cls_token", "max_tokens", "mean_tokens")}
     (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps(modes))
     lines = ["cat dog cat", "red", "oak elm red blue"]
-    found = teachers.Speakers([tmp_path], torch.device("cpu")).speak(lines)
+    found = teachers.TeacherEnsemble([tmp_path], torch.device("cpu")).speak(lines)
     for row, text in zip(found, lines, strict=True):
         with torch.no_grad():
             (hidden,) = model(input_ids=torch.tensor([words.encode(text).ids])).last_hidden_state
         wanted = {"cls": hidden[0], "max": hidden.amax(0), "mean": hidden.mean(0)}[pooling]
         np.testing.assert_allclose(row, (wanted / wanted.norm()).numpy(), atol=1e-3)
-    assert lessons.vocabulary_of(tmp_path).vocabulary.ids == words.vocabulary.ids
+    assert lessons.teacher_tokenizer(tmp_path).vocabulary.ids == words.vocabulary.ids
     (tmp_path / "modules.json").write_text(json.dumps([*modules, {"path": "3_Dense", "type": "models.Dense"}]))
     with pytest.raises(AlbertkitError, match="leaves out none"):
-        teachers.Speakers([tmp_path], torch.device("cpu"))
+        teachers.TeacherEnsemble([tmp_path], torch.device("cpu"))
 
 
 # Learning --------------------------------------------------------------------------------------------------------
@@ -238,17 +239,17 @@ def test_a_narrow_student_learns_from_texts(words, teacher, tmp_path, what):
     student = fresh_student(
         tiny(hidden_size=24, num_hidden_layers=2, num_attention_heads=3, initializer_range=0.15), words, 1
     )
-    data, lesson, given = Data(None, lines, held), Lesson(**what), quick(40)
-    gives = Gives(watched=Own(read_artifact(teacher), True), meta=Meta(task="embed"))
+    data, lesson, given = DistillData(None, lines, held), DistillSettings(**what), quick(40)
+    gives = TeacherOutputs(watched=AlbertTeacher(read_artifact(teacher), True), meta=Meta(task="embed"))
     if "vectors" in what:
-        kept = lessons.kept_vectors(one(teacher), student, data, tmp_path / "out", torch.device("cpu"))
+        kept = lessons.teacher_vectors(one(teacher), student, data, tmp_path / "out", torch.device("cpu"))
         gives = dataclasses.replace(gives, vectors=kept)
-    before = Imitating(Reading(), student, lines, held, given, lesson, gives).evaluate()["loss"]
-    outcome = distil(one(teacher), student, data, lesson, given, tmp_path / "out")
+    before = DistillTask(TextsOnly(), student, lines, held, given, lesson, gives).evaluate()["loss"]
+    outcome = distill(one(teacher), student, data, lesson, given, tmp_path / "out")
     least = 0.95 if "vectors" in what else 0.8  # rows of similarities change slowly
     assert outcome.metrics["loss"] < least * before, (before, outcome.metrics)
     made = read_artifact(outcome.model)
-    assert HEAD not in made.weights and Albert(outcome.model).embed("cat dog").shape == (24,)
+    assert PROJECTION not in made.weights and Albert(outcome.model).embed("cat dog").shape == (24,)
     assert made.meta.made[-1]["step"] == "distill" and set(made.meta.made[-1]["lesson"]) >= set(what)
     assert bool(list((tmp_path / "out" / "teacher").glob("vectors-*.npz"))) if "vectors" in what else True
 
@@ -261,9 +262,9 @@ def test_scores_teach_more_than_few_labels(words, tmp_path):
     student = fresh_student(tiny(**shape, initializer_range=0.2), words, 1)
     options = dataclasses.replace(options, epochs=60, learning_rate=5e-3)
     few = tune.finetune("classify", texts(12, 0), (), tmp_path / "few", student, options).model
-    data = Data(task_of(read_artifact(large).meta), texts(200, 0), texts(40, 9))
+    data = DistillData(task_of(read_artifact(large).meta), texts(200, 0), texts(40, 9))
     given = quick(80, learning_rate=5e-3)
-    outcome = distil(one(large), student, data, Lesson(logits=1.0), given, tmp_path / "taught", 40)
+    outcome = distill(one(large), student, data, DistillSettings(logits=1.0), given, tmp_path / "taught", 40)
     fresh = texts(200, 11)
 
     def accuracy(folder):
@@ -283,10 +284,22 @@ def test_scores_that_were_kept_are_the_teacher_s(words, tmp_path, task, examples
     options = FinetuneSettings(epochs=1, max_length=40, batch=16, device="cpu")
     model = tune.finetune(task, examples(24), (), tmp_path / "tuned", model_of(words), options).model
     artifact = read_artifact(model)
-    data = Data(task_of(artifact.meta), examples(24), ())
-    kept = lambda features: lessons.kept_scores(model, artifact, data, features, tmp_path, torch.device("cpu"))  # noqa: E731
+    data = DistillData(task_of(artifact.meta), examples(24), ())
+
+    def scores(features):
+        return lessons.teacher_scores(model, artifact, data, features, tmp_path, torch.device("cpu"))
+
     for _ in range(2):  # computed, then read
-        work = Imitating(data.task, artifact, data.train, (), quick(1), Lesson(logits=1.0), Gives(logits=kept), 40)
+        work = DistillTask(
+            data.task,
+            artifact,
+            data.train,
+            (),
+            quick(1),
+            DistillSettings(logits=1.0),
+            TeacherOutputs(logits=scores),
+            40,
+        )
         parts, _ = work.next(0, 0.0, ProcessGroup(0, 1, torch.device("cpu")))
         work.objective.eval()
         assert work.objective(*parts[0])[0].item() == pytest.approx(0, abs=1e-5)
@@ -298,14 +311,14 @@ def test_parts_of_a_batch_count_by_their_texts(words, teacher):
     gradients = []
     for micro in (None, 6):
         student = model_of(words, seed=1)
-        work = Imitating(
-            Reading(),
+        work = DistillTask(
+            TextsOnly(),
             student,
             lines,
             (),
             quick(1, micro=micro),
-            Lesson(hidden=1.0),
-            Gives(watched=Own(read_artifact(teacher))),
+            DistillSettings(hidden=1.0),
+            TeacherOutputs(watched=AlbertTeacher(read_artifact(teacher))),
         )
         parts, _ = work.next(0, 0.0, ProcessGroup(0, 1, torch.device("cpu")))
         assert len(parts) == (1 if micro is None else 3) and sum(part[2] for part in parts) == 16
@@ -324,8 +337,14 @@ def test_a_killed_student_ends_with_the_same_weights(words, teacher, tmp_path, m
     """With a projection, which lives in checkpoints alone."""
     lines, held = [e.text for e in texts(60, 5)], [e.text for e in texts(20, 6)]
     student = fresh_student(tiny(hidden_size=24, num_hidden_layers=2, num_attention_heads=3), words, 1)
-    given = (one(teacher), student, Data(None, lines, held), Lesson(hidden=1.0, attention=1.0), quick(12, save_steps=4))
-    straight = distil(*given, tmp_path / "straight")
+    given = (
+        one(teacher),
+        student,
+        DistillData(None, lines, held),
+        DistillSettings(hidden=1.0, attention=1.0),
+        quick(12, save_steps=4),
+    )
+    straight = distill(*given, tmp_path / "straight")
     step = loop.Run.step
 
     def killed(self, progress):
@@ -335,33 +354,41 @@ def test_a_killed_student_ends_with_the_same_weights(words, teacher, tmp_path, m
 
     monkeypatch.setattr(loop.Run, "step", killed)
     with pytest.raises(KeyboardInterrupt):
-        distil(*given, tmp_path / "killed")
+        distill(*given, tmp_path / "killed")
     monkeypatch.setattr(loop.Run, "step", step)
-    resumed = distil(*given, tmp_path / "killed", resume=True)
+    resumed = distill(*given, tmp_path / "killed", resume=True)
     a, b = read_artifact(straight.model), read_artifact(resumed.model)
     for name, array in a.weights.items():
         np.testing.assert_array_equal(array, b.weights[name], err_msg=name)
 
 
 def test_another_lesson_does_not_go_on_in_the_same_folder(words, teacher, tmp_path):
-    student, data = fresh_student(tiny(), words, 1), Data(None, [e.text for e in texts(40, 5)], ())
-    distil(one(teacher), student, data, Lesson(hidden=1.0), quick(2), tmp_path / "out")
+    student, data = fresh_student(tiny(), words, 1), DistillData(None, [e.text for e in texts(40, 5)], ())
+    distill(one(teacher), student, data, DistillSettings(hidden=1.0), quick(2), tmp_path / "out")
     with pytest.raises(AlbertkitError, match="another model or teacher"):
-        distil(one(teacher), student, data, Lesson(hidden=1.0, attention=1.0), quick(4), tmp_path / "out", resume=True)
+        distill(
+            one(teacher),
+            student,
+            data,
+            DistillSettings(hidden=1.0, attention=1.0),
+            quick(4),
+            tmp_path / "out",
+            resume=True,
+        )
 
 
 @pytest.mark.parametrize("left", [0, 40, -1])
 def test_a_damaged_file_of_the_teacher_says_so(tmp_path, left):
-    kept(tmp_path, "vectors", ["a"], lambda: {"vectors": np.ones(100)})
+    load_or_compute(tmp_path, "vectors", ["a"], lambda: {"vectors": np.ones(100)})
     (file,) = (tmp_path / "teacher").iterdir()
     file.write_bytes(file.read_bytes()[:left])
     with pytest.raises(AlbertkitError, match="is damaged .*; delete it"):
-        kept(tmp_path, "vectors", ["a"], dict)
+        load_or_compute(tmp_path, "vectors", ["a"], dict)
 
 
 def test_a_killed_teacher_reads_no_text_twice(words, teacher, tmp_path, monkeypatch):
     monkeypatch.setattr(teachers, "CHUNK", 10)
-    inner, read = teachers.Speaker.vectors, []
+    inner, read = teachers.VectorTeacher.encode, []
 
     def speak(self, chunk):
         if len(read) == 2:
@@ -370,17 +397,17 @@ def test_a_killed_teacher_reads_no_text_twice(words, teacher, tmp_path, monkeypa
         return inner(self, chunk)
 
     lines = [f"{e.text} {i}" for i, e in enumerate(texts(40, 5))]
-    given = (one(teacher), fresh_student(tiny(), words, 1), Data(None, lines[:30], lines[30:]))
+    given = (one(teacher), fresh_student(tiny(), words, 1), DistillData(None, lines[:30], lines[30:]))
     with monkeypatch.context() as killed, pytest.raises(KeyboardInterrupt):
-        killed.setattr(teachers.Speaker, "vectors", speak)
-        lessons.kept_vectors(*given, tmp_path / "a", torch.device("cpu"))
+        killed.setattr(teachers.VectorTeacher, "encode", speak)
+        lessons.teacher_vectors(*given, tmp_path / "a", torch.device("cpu"))
     assert len(list((tmp_path / "a" / "teacher").iterdir())) == 2
-    straight = lessons.kept_vectors(*given, tmp_path / "b", torch.device("cpu"))
+    straight = lessons.teacher_vectors(*given, tmp_path / "b", torch.device("cpu"))
     later = []
     monkeypatch.setattr(
-        teachers.Speaker, "vectors", lambda self, chunk: (later.append(list(chunk)), inner(self, chunk))[1]
+        teachers.VectorTeacher, "encode", lambda self, chunk: (later.append(list(chunk)), inner(self, chunk))[1]
     )
-    np.testing.assert_array_equal(lessons.kept_vectors(*given, tmp_path / "a", torch.device("cpu")), straight)
+    np.testing.assert_array_equal(lessons.teacher_vectors(*given, tmp_path / "a", torch.device("cpu")), straight)
     assert later == [lines[20:30], lines[30:]]
     assert [path.name.split("-")[0] for path in (tmp_path / "a" / "teacher").iterdir()] == ["vectors"]
 
@@ -389,14 +416,21 @@ def test_other_vocabularies_are_refused_with_a_reason(words, teacher, tmp_path):
     (tmp_path / "vocab.txt").write_text("\n".join([*VOCAB[:-2], "new", "words"]) + "\n")
     other = Tokenizer.from_vocab(tmp_path / "vocab.txt")
     student = fresh_student(tiny(), other, 1)
-    data = Data(None, ["cat dog"] * 20, ())
+    data = DistillData(None, ["cat dog"] * 20, ())
     with pytest.raises(AlbertkitError, match="cuts text otherwise than the student .as many pieces, and other ones"):
-        distil(one(teacher), student, data, Lesson(hidden=1.0), quick(1), tmp_path / "out")
+        distill(one(teacher), student, data, DistillSettings(hidden=1.0), quick(1), tmp_path / "out")
     with pytest.raises(AlbertkitError, match="several teach vectors alone"):
-        distil(Teachers((teacher, teacher), (1.0, 1.0)), student, data, Lesson(hidden=1.0), quick(1), tmp_path / "out")
+        distill(
+            TeacherMixture((teacher, teacher), (1.0, 1.0)),
+            student,
+            data,
+            DistillSettings(hidden=1.0),
+            quick(1),
+            tmp_path / "out",
+        )
     with pytest.raises(AlbertkitError, match="belong to a task"):
-        distil(one(teacher), student, data, Lesson(labels=1.0), quick(1), tmp_path / "out")
-    same_words(words, words, ["cat dog"], "x")
+        distill(one(teacher), student, data, DistillSettings(labels=1.0), quick(1), tmp_path / "out")
+    require_same_tokens(words, words, ["cat dog"], "x")
 
 
 def test_the_verb_distils_from_a_bert_and_from_a_classifier(words, tmp_path):
@@ -417,7 +451,9 @@ def test_the_verb_distils_from_a_bert_and_from_a_classifier(words, tmp_path):
     done = run.invoke(app, [*base, "--what", "hidden,attention:0.5", "-o", str(tmp_path / "a")])
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
-    assert {"loss", "hidden_loss", "attention_loss"} <= set(found) and HEAD not in read_artifact(tmp_path / "a").weights
+    assert {"loss", "hidden_loss", "attention_loss"} <= set(found) and PROJECTION not in read_artifact(
+        tmp_path / "a"
+    ).weights
     both = [*base, "--teacher", f"{tmp_path / 'bert'}:0.5", "--what", "vectors", "-o", str(tmp_path / "b")]
     assert run.invoke(app, both).exit_code == 0 and read_artifact(tmp_path / "b").meta.task == "embed"
     options = FinetuneSettings(epochs=1, max_length=40, batch=16, device="cpu")
@@ -446,7 +482,7 @@ def test_a_student_of_two_million_parameters_is_a_preset():
 def test_kept_scores_come_back_as_they_were(count, seed):
     rng = np.random.default_rng(seed)
     ragged = [rng.normal(size=(int(n), 3)).astype(np.float32) for n in rng.integers(1, 9, count)]
-    made = lessons.packed(ragged, 1)
+    made = lessons.pack_scores(ragged, 1)
     assert made["scores0"].shape == (sum(map(len, ragged)), 3)
     for a, b in zip(np.split(made["scores0"], made["ends0"][:-1]), ragged, strict=True):
         np.testing.assert_array_equal(a, b)

@@ -12,22 +12,37 @@ from hypothesis import given, settings
 
 from albertkit.albert import Albert
 from albertkit.artifact import Artifact, Meta, read_artifact, read_stored, write_artifact
-from albertkit.compress.evaluate import Check, Judge
-from albertkit.compress.quantize import Trained, shrink
+from albertkit.compress.evaluate import QualityCheck, QualityLimit
+from albertkit.compress.quantize import TrainedWeights, quantize
 from albertkit.errors import AlbertkitError
 from albertkit.model import AlbertModel, Batch
 from albertkit.model.albert_model import build_head
-from albertkit.quantized import Matrix, open_blocks, pack, quantize_blocks, quantize_rows, unpack
+from albertkit.quantized import (
+    QuantizedMatrix,
+    quantize_blocks,
+    quantize_rows,
+    quantize_weights,
+    unpack_blocks,
+    unpack_weights,
+)
 from albertkit.runtime.batching import token_batches
 from albertkit.runtime.engine import Engine
 from albertkit.runtime.graph_builder import Levels
 from albertkit.runtime.predict import predict
 from albertkit.tokenizer import Tokenizer
 from albertkit.train import finetune_runs as tune
-from albertkit.train.distill_settings import Lesson, Training
+from albertkit.train.distill_settings import DistillSettings, RecoverySettings
 from albertkit.train.finetune_settings import FinetuneSettings
-from albertkit.train.qat import Rounded, aware, eight, four, rounded, smooths, whole_tokens
-from albertkit.train.recover import data_for, relearn
+from albertkit.train.qat import (
+    FakeQuantizedModel,
+    calibrate_smoothing,
+    fake_quantize_blocks,
+    fake_quantize_rows,
+    fake_quantize_tokens,
+    fake_quantize_weight,
+    train_for_bits,
+)
+from albertkit.train.recover import distill_data, train_from_teacher
 from tests.conftest import tiny
 from tests.train.conftest import VOCAB
 from tests.train.test_finetune import texts
@@ -49,19 +64,21 @@ def test_torch_rounds_to_the_bit_as_the_file_does(shape, seed, size):
     weight = (size * np.random.default_rng(seed).standard_t(3, shape)).astype(np.float32)
     weight[0] *= seed % 2  # a row of zeros now and then
     tensor = torch.from_numpy(weight)
-    np.testing.assert_array_equal(eight(tensor).numpy(), quantize_rows(weight).floats())
-    np.testing.assert_array_equal(four(tensor).numpy(), open_blocks(*quantize_blocks(weight), shape[1]).floats())
+    np.testing.assert_array_equal(fake_quantize_rows(tensor).numpy(), quantize_rows(weight).floats())
+    np.testing.assert_array_equal(
+        fake_quantize_blocks(tensor).numpy(), unpack_blocks(*quantize_blocks(weight), shape[1]).floats()
+    )
 
 
 @pytest.mark.parametrize("bits", [8, 4])
 def test_what_is_stored_is_what_was_trained(start, tmp_path, bits):
     """Every matrix, smoothing included, and biases untouched."""
-    smooth = smooths(start, [e.text for e in texts(40)], bits, lambda text: None)
+    smooth = calibrate_smoothing(start, [e.text for e in texts(40)], bits, lambda text: None)
     assert any(name.endswith("ffn.up.weight") for name in smooth)
-    wanted = Rounded(AlbertModel.from_artifact(start), bits, smooth).weights()
+    wanted = FakeQuantizedModel(AlbertModel.from_artifact(start), bits, smooth).weights()
     write_artifact(start, tmp_path / "made", bits=bits, smooths=smooth)
     stored = read_stored(tmp_path / "made").weights
-    matrices = {name for name, value in stored.items() if isinstance(value, Matrix)}
+    matrices = {name for name, value in stored.items() if isinstance(value, QuantizedMatrix)}
     assert matrices == set(wanted) and "encoder.embeddings.word.weight" in matrices
     for name in matrices:
         np.testing.assert_array_equal(stored[name].floats(), wanted[name].detach().numpy(), err_msg=name)
@@ -70,12 +87,14 @@ def test_what_is_stored_is_what_was_trained(start, tmp_path, bits):
 @pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize("top", [255, 127])
 def test_torch_computes_what_the_runtime_will(start, bits, top):
-    smooth = smooths(start, [e.text for e in texts(40)], bits, lambda text: None)
+    smooth = calibrate_smoothing(start, [e.text for e in texts(40)], bits, lambda text: None)
     levels = Levels(top)
-    weights = unpack(pack(start.weights, bits, None, smooth), {n: a.shape for n, a in start.weights.items()})
+    weights = unpack_weights(
+        quantize_weights(start.weights, bits, None, smooth), {n: a.shape for n, a in start.weights.items()}
+    )
     engine = Engine(start.config, weights, 1, levels)
     ids = [e.ids for e in start.tokenizer.encode_batch([e.text for e in texts(12, 3)])]
-    model = Rounded(AlbertModel.from_artifact(start), bits, smooth, levels).eval()
+    model = FakeQuantizedModel(AlbertModel.from_artifact(start), bits, smooth, levels).eval()
     plain = AlbertModel.from_artifact(start)
     far, near, apart = [], [], []
     with torch.no_grad():
@@ -99,8 +118,8 @@ def test_tokens_are_rounded_alone_and_gradients_pass(seed, floor):
     x = torch.randn(5, 16, generator=generator)
     x = x.clamp(min=-0.17) if floor else x
     x.requires_grad_()
-    y = whole_tokens(x, Levels(), None, floor)
-    assert torch.equal(y[2:3], whole_tokens(x[2:3], Levels(), None, floor))  # whatever its neighbours are
+    y = fake_quantize_tokens(x, Levels(), None, floor)
+    assert torch.equal(y[2:3], fake_quantize_tokens(x[2:3], Levels(), None, floor))  # whatever its neighbours are
     reach = (x.detach() + floor).amax(1) / 255 if floor else x.detach().abs().amax(1) / 127
     assert ((y - x).abs().amax(1) <= 0.5001 * reach + 1e-6).all()
     y.backward(torch.full_like(y, 3.0))
@@ -110,7 +129,7 @@ def test_tokens_are_rounded_alone_and_gradients_pass(seed, floor):
 def test_the_gradient_of_a_shared_matrix_is_the_sum_over_its_uses(start):
     """The matrix is rounded once and used three times: each use's gradient, found by giving every use a copy, adds up."""
     model = AlbertModel.from_artifact(start).train()
-    wrapped = Rounded(model, 4, {})
+    wrapped = FakeQuantizedModel(model, 4, {})
     batch = Batch.of([[2, 8, 9, 10, 3], [2, 11, 3]])
     wrapped(batch).encoded.hidden.square().sum().backward()
     whole = model.encoder.groups[0][0].ffn.up.weight.grad.clone()
@@ -121,11 +140,11 @@ def test_the_gradient_of_a_shared_matrix_is_the_sum_over_its_uses(start):
         if name.startswith("encoder.groups.0."):
             weights |= {name.replace("groups.0.", f"groups.{g}."): array for g in (1, 2)}
     copies = AlbertModel.from_artifact(Artifact(unshared, weights, None)).train()
-    Rounded(copies, 4, {})(batch).encoded.hidden.square().sum().backward()
+    FakeQuantizedModel(copies, 4, {})(batch).encoded.hidden.square().sum().backward()
     parts = torch.stack([group[0].ffn.up.weight.grad for group in copies.encoder.groups])
     assert torch.allclose(whole, parts.sum(0), rtol=1e-4, atol=1e-4) and parts.abs().amax(dim=(1, 2)).min() > 0
     weight = torch.randn(4, 40, requires_grad=True)
-    rounded("encoder.groups.0.0.ffn.up.weight", weight, 4).sum().backward()
+    fake_quantize_weight("encoder.groups.0.0.ffn.up.weight", weight, 4).sum().backward()
     assert torch.equal(weight.grad, torch.ones_like(weight))
 
 
@@ -155,23 +174,25 @@ def test_training_for_four_bits_beats_rounding_to_four_bits(tuned, tmp_path):
     """Also rounding after the same training without any: what helps is to know of the rounding, not to train for longer."""
     fresh, artifact = graded(300, 11), read_artifact(tuned)
     lines = [e.text for e in graded(240, 0)]
-    data = data_for(artifact, graded(240, 0), graded(60, 9))
-    training = Training(epochs=4, batch=16, learning_rate=1e-3, device="cpu")
-    done = aware(artifact, 4, data, training, tmp_path / "run")
-    check = Check(fresh, tolerance=1.0)
-    report = shrink(tuned, tmp_path / "aware", 4, lines, check=check, trained=Trained(done.artifact, done.smooth))
-    longer, _ = relearn(
-        artifact, artifact, data, Lesson(labels=0.5, logits=1.0, hidden=0.5), training, tmp_path / "longer"
+    data = distill_data(artifact, graded(240, 0), graded(60, 9))
+    training = RecoverySettings(epochs=4, batch=16, learning_rate=1e-3, device="cpu")
+    done = train_for_bits(artifact, 4, data, training, tmp_path / "run")
+    check = QualityLimit(fresh, tolerance=1.0)
+    report = quantize(
+        tuned, tmp_path / "aware", 4, lines, check=check, trained=TrainedWeights(done.artifact, done.smooth)
+    )
+    longer, _ = train_from_teacher(
+        artifact, artifact, data, DistillSettings(labels=0.5, logits=1.0, hidden=0.5), training, tmp_path / "longer"
     )
     write_artifact(longer, tmp_path / "float")
-    shrink(tuned, tmp_path / "plain", 4, lines)
-    shrink(tmp_path / "float", tmp_path / "after", 4, lines)
+    quantize(tuned, tmp_path / "plain", 4, lines)
+    quantize(tmp_path / "float", tmp_path / "after", 4, lines)
     errors = {}
     for name in ("plain", "after", "aware"):
         albert = Albert(tmp_path / name)
         errors[name] = albert.task.measure(predict(albert, fresh, "classify"), fresh)["rmse"]
     assert errors["aware"] < min(errors["plain"], errors["after"]), errors
-    assert report.verdict.after == Judge(tuned, fresh)(tmp_path / "aware").value
+    assert report.verdict.after == QualityCheck(tuned, fresh)(tmp_path / "aware").value
     steps = [step["step"] for step in read_stored(tmp_path / "aware").meta.made]
     assert steps[-2:] == ["training for 4 bits", "quantize"]
 
@@ -182,12 +203,12 @@ def test_what_loses_too_much_is_refused_with_the_numbers(tuned, tmp_path):
         AlbertkitError,
         match=r"spearman 0\.\d{4} before, 0\.\d{4} after: 0\.\d{4} lost, and the tolerance is 0\.0001; nothing was",
     ) as caught:
-        shrink(tuned, tmp_path / "no", 4, check=Check(fresh, tolerance=0.0001))
+        quantize(tuned, tmp_path / "no", 4, check=QualityLimit(fresh, tolerance=0.0001))
     assert not (tmp_path / "no").exists() and "--accept" in str(caught.value)
     assert [path.name for path in tmp_path.iterdir()] == []
-    report = shrink(tuned, tmp_path / "yes", 4, check=Check(fresh, tolerance=0.0001, accept=True))
+    report = quantize(tuned, tmp_path / "yes", 4, check=QualityLimit(fresh, tolerance=0.0001, accept=True))
     assert not report.verdict.good and (tmp_path / "yes").is_dir()
-    assert shrink(tuned, tmp_path / "eight", 8, check=Check(fresh, tolerance=0.05)).verdict.good
+    assert quantize(tuned, tmp_path / "eight", 8, check=QualityLimit(fresh, tolerance=0.05)).verdict.good
 
 
 def test_examples_that_show_no_loss_are_refused(start, tmp_path):
@@ -196,7 +217,7 @@ def test_examples_that_show_no_loss_are_refused(start, tmp_path):
     model = tune.finetune("classify", texts(40), texts(20, 9), tmp_path / "tuned", start, options).model
     strange = [dataclasses.replace(e, label="strange") for e in texts(20, 9)]
     with pytest.raises(AlbertkitError, match="accuracy of the model as it is is 0 on these examples"):
-        shrink(model, tmp_path / "no", 8, check=Check(strange))
+        quantize(model, tmp_path / "no", 8, check=QualityLimit(strange))
     assert not (tmp_path / "no").exists()
 
 
@@ -206,25 +227,27 @@ def test_vectors_and_masks_are_checked_too(start, tmp_path):
     vectors = dataclasses.replace(start, meta=Meta(task="embed"))
     write_artifact(vectors, tmp_path / "vectors")
     for name, metric in (("words", "masks"), ("vectors", "cosine")):
-        verdict = shrink(tmp_path / name, tmp_path / f"{name}8", 8, lines, check=Check(lines, tolerance=0.5)).verdict
+        verdict = quantize(
+            tmp_path / name, tmp_path / f"{name}8", 8, lines, check=QualityLimit(lines, tolerance=0.5)
+        ).verdict
         assert verdict.metric == metric and verdict.before == 1.0 and 0.5 < verdict.after < 1.0
     with pytest.raises(AlbertkitError, match="cosine 1.0000 before"):
-        shrink(tmp_path / "vectors", tmp_path / "x", 4, lines, check=Check(lines, tolerance=0.0))
+        quantize(tmp_path / "vectors", tmp_path / "x", 4, lines, check=QualityLimit(lines, tolerance=0.0))
 
 
 def test_texts_alone_train_vectors_for_four_bits(start, tmp_path):
     lines, held = [e.text for e in texts(160, 5)], [e.text for e in texts(60, 6)]
     vectors = dataclasses.replace(start, meta=Meta(task="embed"))
     write_artifact(vectors, tmp_path / "float")
-    done = aware(
-        vectors, 4, data_for(vectors, lines, held), Training(epochs=4, batch=16, learning_rate=1e-3, device="cpu"), tmp_path / "run",
+    done = train_for_bits(
+        vectors, 4, distill_data(vectors, lines, held), RecoverySettings(epochs=4, batch=16, learning_rate=1e-3, device="cpu"), tmp_path / "run",
     )  # fmt: skip
-    shrink(tmp_path / "float", tmp_path / "aware", 4, lines, trained=Trained(done.artifact, done.smooth))
-    shrink(tmp_path / "float", tmp_path / "plain", 4, lines)
-    judge = Judge(tmp_path / "float", held)
+    quantize(tmp_path / "float", tmp_path / "aware", 4, lines, trained=TrainedWeights(done.artifact, done.smooth))
+    quantize(tmp_path / "float", tmp_path / "plain", 4, lines)
+    judge = QualityCheck(tmp_path / "float", held)
     assert judge(tmp_path / "aware").value > judge(tmp_path / "plain").value
 
 
 def test_options_that_are_not_known_are_refused(start):
     with pytest.raises(AlbertkitError, match="choose 8 or 4"):
-        Rounded(AlbertModel.from_artifact(start), 3, {})
+        FakeQuantizedModel(AlbertModel.from_artifact(start), 3, {})

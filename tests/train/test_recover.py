@@ -13,21 +13,21 @@ from click.testing import CliRunner
 
 from albertkit.artifact import Artifact, Meta, read_artifact, write_artifact
 from albertkit.cli.entry_point import app
-from albertkit.compress.prune import Keep, prune
+from albertkit.compress.prune import PruneSettings, prune
 from albertkit.errors import AlbertkitError
 from albertkit.model import AlbertModel
 from albertkit.tokenizer import Tokenizer
 from albertkit.train import finetune_runs as tune
 from albertkit.train import loop, recover
-from albertkit.train.distill_settings import Lesson, Training, lesson
+from albertkit.train.distill_settings import DistillSettings, RecoverySettings, parse_distill_settings
 from albertkit.train.finetune_settings import FinetuneSettings
-from albertkit.train.recover import Recovery, data_for, relearn
+from albertkit.train.recover import Recovery, distill_data, train_from_teacher
 from tests.conftest import tiny
 from tests.train.conftest import VOCAB
 from tests.train.test_finetune import tagged, texts
 
 QUICK = {"batch": 16, "learning_rate": 2e-3, "device": "cpu"}
-CUT = Keep(ffn=8, heads=1, fit=False)
+CUT = PruneSettings(ffn=8, heads=1, fit=False)
 
 
 @pytest.fixture(scope="module")
@@ -48,8 +48,8 @@ def whole(start, tmp_path_factory):
 
 
 def test_training_brings_back_what_pruning_took(whole, tmp_path):
-    data = data_for(read_artifact(whole), texts(240, 0, "regression"), texts(120, 21, "regression"))
-    recovery = Recovery(data, Training(epochs=5, **QUICK), tmp_path / "run")
+    data = distill_data(read_artifact(whole), texts(240, 0, "regression"), texts(120, 21, "regression"))
+    recovery = Recovery(data, RecoverySettings(epochs=5, **QUICK), tmp_path / "run")
     report = prune(whole, tmp_path / "small", CUT, [e.text for e in data.train], recovery=recovery)
     before, pruned, after = (recovery.scores[name].value for name in ("whole", "pruned", "recovered"))
     assert before > 0.9 and pruned < before - 0.05 and after > pruned + 0.6 * (before - pruned), recovery.scores
@@ -63,7 +63,7 @@ def test_vectors_come_back_without_a_task(start, tmp_path):
     lines, held = [e.text for e in texts(200, 5)], [e.text for e in texts(50, 6)]
     write_artifact(dataclasses.replace(start, meta=Meta(task="embed")), tmp_path / "whole")
     artifact = read_artifact(tmp_path / "whole")
-    recovery = Recovery(data_for(artifact, lines, held), Training(epochs=5, **QUICK), tmp_path / "run")
+    recovery = Recovery(distill_data(artifact, lines, held), RecoverySettings(epochs=5, **QUICK), tmp_path / "run")
     prune(tmp_path / "whole", tmp_path / "small", dataclasses.replace(CUT, vocabulary=lines), lines, recovery=recovery)
     scores = {name: score.value for name, score in recovery.scores.items()}
     assert scores["whole"] == pytest.approx(1, abs=1e-5) and scores["recovered"] > scores["pruned"] + 0.05, scores
@@ -74,9 +74,15 @@ def test_vectors_come_back_without_a_task(start, tmp_path):
 
 def test_a_killed_recovery_ends_with_the_same_weights(whole, tmp_path, monkeypatch):
     artifact = read_artifact(whole)
-    data = data_for(artifact, texts(80, 0, "regression"), ())
-    given = (artifact, artifact, data, Lesson(labels=0.5, logits=1.0, hidden=1.0), Training(epochs=3, **QUICK))
-    straight, _ = relearn(*given, tmp_path / "straight")
+    data = distill_data(artifact, texts(80, 0, "regression"), ())
+    given = (
+        artifact,
+        artifact,
+        data,
+        DistillSettings(labels=0.5, logits=1.0, hidden=1.0),
+        RecoverySettings(epochs=3, **QUICK),
+    )
+    straight, _ = train_from_teacher(*given, tmp_path / "straight")
     steps = loop.Run.step
 
     def killed(self, progress):
@@ -91,10 +97,10 @@ def test_a_killed_recovery_ends_with_the_same_weights(whole, tmp_path, monkeypat
     monkeypatch.setattr(recover, "settings_of", often)
     monkeypatch.setattr(loop.Run, "step", killed)
     with pytest.raises(KeyboardInterrupt):
-        relearn(*given, tmp_path / "killed")
+        train_from_teacher(*given, tmp_path / "killed")
     monkeypatch.setattr(loop.Run, "step", steps)
     said: list[str] = []
-    resumed, _ = relearn(*given, tmp_path / "killed", say=said.append)
+    resumed, _ = train_from_teacher(*given, tmp_path / "killed", say=said.append)
     assert any("going on from step 6" in text for text in said), said
     for name, array in straight.weights.items():
         np.testing.assert_array_equal(array, resumed.weights[name], err_msg=name)
@@ -104,31 +110,31 @@ def test_a_folder_of_another_training_is_refused(whole, tmp_path):
     """Other labels of the same texts, another lesson, another teacher: none goes on in silence with what is there."""
     artifact = read_artifact(whole)
     examples = texts(40, 0, "regression")
-    training, learnt = Training(epochs=1, **QUICK), Lesson(labels=0.5, logits=1.0, hidden=1.0)
-    relearn(artifact, artifact, data_for(artifact, examples, ()), learnt, training, tmp_path / "run")
+    training, learnt = RecoverySettings(epochs=1, **QUICK), DistillSettings(labels=0.5, logits=1.0, hidden=1.0)
+    train_from_teacher(artifact, artifact, distill_data(artifact, examples, ()), learnt, training, tmp_path / "run")
     corrected = [dataclasses.replace(examples[0], label=9.0), *examples[1:]]
     name = "encoder.groups.0.0.ffn.up.weight"
     name = name if name in artifact.weights else next(n for n in artifact.weights if n.endswith("ffn.up.weight"))
     other = dataclasses.replace(artifact, weights={**artifact.weights, name: artifact.weights[name] + 1})
     for given in (
-        (artifact, artifact, data_for(artifact, corrected, ()), learnt),
-        (artifact, artifact, data_for(artifact, examples, ()), Lesson(labels=0.5, logits=1.0)),
-        (artifact, other, data_for(artifact, examples, ()), learnt),
+        (artifact, artifact, distill_data(artifact, corrected, ()), learnt),
+        (artifact, artifact, distill_data(artifact, examples, ()), DistillSettings(labels=0.5, logits=1.0)),
+        (artifact, other, distill_data(artifact, examples, ()), learnt),
     ):
         with pytest.raises(
             AlbertkitError, match="run: this folder holds a training on other examples, or from another"
         ):
-            relearn(*given, training, tmp_path / "run")
+            train_from_teacher(*given, training, tmp_path / "run")
 
 
 def test_a_run_of_another_pruning_is_not_gone_on_with(whole, tmp_path):
     """Fitted or not, other texts, another seed: refused in the old folder; the same pruning goes on."""
-    data = data_for(read_artifact(whole), texts(40, 0, "regression"), texts(20, 21, "regression"))
+    data = distill_data(read_artifact(whole), texts(40, 0, "regression"), texts(20, 21, "regression"))
     lines, keep = [e.text for e in data.train], dataclasses.replace(CUT, fit=True)
     said: list[str] = []
 
-    def again(name: str, keep: Keep, lines: list[str], seed: int = 0, asked: str = "", run: str = "run"):
-        training = Training(epochs=1, seed=seed, **QUICK)
+    def again(name: str, keep: PruneSettings, lines: list[str], seed: int = 0, asked: str = "", run: str = "run"):
+        training = RecoverySettings(epochs=1, seed=seed, **QUICK)
         recovery = Recovery(data, training, tmp_path / run, said.append, asked=asked)
         prune(whole, tmp_path / name, keep, lines, recovery=recovery)
         return read_artifact(tmp_path / name)
@@ -156,10 +162,10 @@ def test_a_run_of_another_pruning_is_not_gone_on_with(whole, tmp_path):
 
 def test_a_recovery_that_makes_it_worse_keeps_the_start(whole, tmp_path):
     """A rate that ruins everything: the pruned model itself is the best of the run, also where it is gone on with."""
-    data = data_for(read_artifact(whole), texts(40, 0, "regression"), texts(40, 21, "regression"))
+    data = distill_data(read_artifact(whole), texts(40, 0, "regression"), texts(40, 21, "regression"))
     given, said = (whole, dataclasses.replace(CUT, fit=True), [e.text for e in data.train]), []
     for name in ("first", "second"):
-        training = Training(epochs=2, **{**QUICK, "learning_rate": 0.5})
+        training = RecoverySettings(epochs=2, **{**QUICK, "learning_rate": 0.5})
         recovery = Recovery(data, training, tmp_path / "run", said.append)
         prune(given[0], tmp_path / name, *given[1:], recovery=recovery)
         assert recovery.scores["recovered"].value == pytest.approx(recovery.scores["pruned"].value, abs=1e-6)
@@ -170,8 +176,8 @@ def test_a_recovery_that_ends_worse_says_so(start, tmp_path, monkeypatch):
     """Without a task the loss chooses, and the cosine may still be lower."""
     lines, said = [e.text for e in texts(60, 5)], []
     write_artifact(dataclasses.replace(start, meta=Meta(task="embed")), tmp_path / "whole")
-    data = data_for(read_artifact(tmp_path / "whole"), lines, lines[:20])
-    recovery = Recovery(data, Training(epochs=1, **QUICK), tmp_path / "run", said.append)
+    data = distill_data(read_artifact(tmp_path / "whole"), lines, lines[:20])
+    recovery = Recovery(data, RecoverySettings(epochs=1, **QUICK), tmp_path / "run", said.append)
 
     def ruined(pruned: Artifact, *given):
         weights = {
@@ -179,7 +185,7 @@ def test_a_recovery_that_ends_worse_says_so(start, tmp_path, monkeypatch):
         }
         return dataclasses.replace(pruned, weights=weights), {}
 
-    monkeypatch.setattr(recover, "relearn", ruined)
+    monkeypatch.setattr(recover, "train_from_teacher", ruined)
     prune(tmp_path / "whole", tmp_path / "small", dataclasses.replace(CUT, fit=True), lines, recovery=recovery)
     assert any("note: training made it worse: cosine" in text and "lower --learning-rate" in text for text in said), (
         said
@@ -268,15 +274,15 @@ def test_texts_are_read_from_files_and_corpora(shards, tmp_path):
 def test_a_tagger_recovers_too(start, tmp_path):
     options = FinetuneSettings(epochs=4, max_length=40, batch=16, learning_rate=3e-3, device="cpu")
     model = tune.finetune("tag", tagged(120), tagged(30, 9), tmp_path / "tuned", start, options).model
-    data = data_for(read_artifact(model), tagged(120), tagged(40, 7))
-    recovery = Recovery(data, Training(epochs=4, **QUICK), tmp_path / "run")
+    data = distill_data(read_artifact(model), tagged(120), tagged(40, 7))
+    recovery = Recovery(data, RecoverySettings(epochs=4, **QUICK), tmp_path / "run")
     prune(model, tmp_path / "small", CUT, [e.text for e in data.train], recovery=recovery)
     scores = {name: score.value for name, score in recovery.scores.items()}
     assert scores["recovered"] >= max(0.9 * scores["whole"], scores["pruned"]), scores
 
 
 def test_lessons_are_read_and_refused():
-    assert lesson("logits, hidden:0.5", 0.25) == Lesson(logits=1.0, hidden=0.5, labels=0.25)
+    assert parse_distill_settings("logits, hidden:0.5", 0.25) == DistillSettings(logits=1.0, hidden=0.5, labels=0.25)
     for text, why in (
         ("logit", "did you mean"),
         ("embeddings", "hidden begins with those of tokens"),
@@ -285,4 +291,4 @@ def test_lessons_are_read_and_refused():
         ("hidden:0", "nothing is to be"),
     ):
         with pytest.raises(AlbertkitError, match=why):
-            lesson(text)
+            parse_distill_settings(text)

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from albertkit.albert import Albert
 from albertkit.artifact import read_artifact, write_artifact
 from albertkit.cli.entry_point import app
-from albertkit.compress.static_model import make_static
+from albertkit.compress.static_model import make_static_model
 from albertkit.errors import AlbertkitError
 from albertkit.tasks.examples import Tagged, Text
 from albertkit.train import finetune_runs as tune
@@ -96,7 +96,7 @@ def test_a_model_without_a_task_and_without_texts_is_refused(plain, start, tmp_p
 def test_who_cannot_teach_or_learn_is_refused(plain, start, tmp_path):
     frozen = read_artifact(plain)
     frozen = replace(frozen, meta=replace(frozen.meta, details={**frozen.meta.details, "reads": "vector"}))
-    make_static(write_artifact(start, tmp_path / "start"), tmp_path / "static", dim=8)
+    make_static_model(write_artifact(start, tmp_path / "start"), tmp_path / "static", dim=8)
     cases = ((start, start, "the teacher is not fine-tuned"), (start, frozen, "the teacher is a head on frozen"), (plain, frozen, "the teacher is a head on frozen"),
              (frozen, plain, "this model is a head on frozen"), (tmp_path / "static", plain, "static table"))  # fmt: skip
     for model, teacher, words in cases:

@@ -219,11 +219,12 @@ def test_everyday_sentences_may_hold_words_of_the_corpus():
 def test_targets_are_turned_towards_what_a_student_gives_already():
     rng = np.random.default_rng(0)
     raw = rng.normal(size=(4000, 24)).astype(np.float16)
-    mixture = teachers.Mixture((), (1.0,), 12)
-    plain = teachers.mix(raw, [24], mixture).astype(np.float32)
+    plain = teachers.mix_vectors(raw, [24], (1.0,), 12).astype(np.float32)
     turn = np.linalg.qr(rng.normal(size=(12, 12)))[0].astype(np.float32)
     noisy = plain @ turn + 0.2 * rng.normal(size=plain.shape).astype(np.float32)
-    turned = teachers.mix(raw, [24], mixture, own=lambda rows: torch.from_numpy(noisy[rows])).astype(np.float32)
+    turned = teachers.mix_vectors(raw, [24], (1.0,), 12, own=lambda rows: torch.from_numpy(noisy[rows])).astype(
+        np.float32
+    )
     assert np.abs(turned - plain @ turn).max() < 0.05
     assert np.allclose(turned[:50] @ turned[:50].T, plain[:50] @ plain[:50].T, atol=5e-3)
 
@@ -234,7 +235,7 @@ def test_targets_hold_all_teachers_and_the_first_numbers_most():
     raw = np.concatenate([hidden @ rng.normal(size=(6, 16)) + 3, hidden @ rng.normal(size=(6, 16))], 1).astype(
         np.float16
     )
-    mixed = teachers.mix(raw, [16, 16], teachers.Mixture((), (1.0, 1.5), 12)).astype(np.float64)
+    mixed = teachers.mix_vectors(raw, [16, 16], (1.0, 1.5), 12).astype(np.float64)
     assert mixed.shape == (3000, 12) and np.allclose(np.linalg.norm(mixed, axis=1), 1, atol=2e-3)
     power = (mixed**2).mean(0)
     assert (np.diff(power) < 1e-3).all() and power[:6].sum() > 0.98
@@ -264,7 +265,7 @@ def test_a_student_learns_its_teachers_vectors_at_every_depth_and_width(corpus, 
     np.save(tmp_path / "texts" / "targets.npy", wanted.astype(np.float16))
     settings = TrainSettings(steps=60, batch=4, learning_rate=3e-3, evaluations=2, device="cpu", tensorboard=False)
     aims = distill.VectorDistillSettings(depths="1,3", widths="8,32", text_tokens=400, most_texts=32, words=words)
-    work = distill.Distilling(artifact, tmp_path / "texts", shards, settings, aims)
+    work = distill.VectorDistillTask(artifact, tmp_path / "texts", shards, settings, aims)
     work.objective.eval()
     before = work.evaluate()
     outcome = loop.train(work, settings, tmp_path / "run")
@@ -381,7 +382,7 @@ def test_masked_words_count_the_same_in_one_part_or_in_four(corpus, shards, tmp_
         torch.manual_seed(0)
         artifact = Artifact(config, AlbertModel(config, {}).weights(), corpus.tokenizer())
         quick = TrainSettings(steps=1, batch=8, micro=micro, device="cpu", tensorboard=False)
-        work = distill.Distilling(artifact, tmp_path / "texts", shards, quick, aims)
+        work = distill.VectorDistillTask(artifact, tmp_path / "texts", shards, quick, aims)
         parts, _ = work.next(0, 0.0, ProcessGroup(0, 1, torch.device("cpu")))
         assert len(parts) == (2 if micro is None else 5)
         for part in parts:
@@ -427,7 +428,7 @@ def test_batches_hold_runs_of_like_texts_and_some_updates_stop_early(corpus, sha
         aims = distill.VectorDistillSettings(
             depths="1,2,3", widths="32", text_tokens=4000, most_texts=64, near=near, shallow=0.5
         )
-        work = distill.Distilling(artifact, tmp_path / "texts", None, TrainSettings(steps=1, device="cpu"), aims)
+        work = distill.VectorDistillTask(artifact, tmp_path / "texts", None, TrainSettings(steps=1, device="cpu"), aims)
         batches = [work.texts(np.random.default_rng(n), cpu) for n in range(6)]
         assert all(ids.shape[0] == len(wanted) for ids, wanted in batches)
         best = [torch.nn.functional.normalize(wanted.float(), dim=-1) for _, wanted in batches]

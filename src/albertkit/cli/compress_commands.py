@@ -80,10 +80,10 @@ def static(source: Path, target: Path, texts: Path | None, dim: int | None, forc
     Word order and context are lost. `albertkit quantize TARGET SMALLER` makes the table four times smaller.
     """
     from albertkit.cli.entry_point import megabytes, note, quiet_or_note, read_texts
-    from albertkit.compress.static_model import make_static
+    from albertkit.compress.static_model import make_static_model
 
     lines = None if texts is None else list(read_texts((), texts))
-    report = make_static(source, target, lines, dim, overwrite=force, progress=quiet_or_note)
+    report = make_static_model(source, target, lines, dim, overwrite=force, progress=quiet_or_note)
     if as_json:
         click.echo(json.dumps(asdict(report)))
         return
@@ -145,7 +145,7 @@ def profile(model: Path, file: Path | None, length: int, batch: int, threads: in
     A product near 100 % of the peak cannot become faster here; only less work helps (prune, quantize, fewer layers).
     """
     from albertkit.cli.entry_point import read_texts
-    from albertkit.compress.profile import profile as run
+    from albertkit.compress.profile import profile_model as run
 
     texts = None if file is None else list(read_texts((), file))[:1000]
     found = run(model, texts, (length, batch), threads)
@@ -199,27 +199,29 @@ def plan(shape: str, extras: tuple[str, ...], length: int | None, batch: int, as
         raise AlbertkitError(
             "--option counts what a shape costs; with a limit, give a folder, whose own options are used"
         )
-    from albertkit.compress.pareto import draw, drawable
-    from albertkit.compress.planner import Wanted, proposals
+    from albertkit.compress.pareto import check_plot_path, plot_proposals
+    from albertkit.compress.planner import PlanRequest, plan
 
     if limits["plot"] is not None:
-        drawable(limits["plot"])
-    wanted = Wanted(length=length, **{n: limits[n] for n in ("latency", "memory", "texts", "task", "count", "threads")})
+        check_plot_path(limits["plot"])
+    wanted = PlanRequest(
+        length=length, **{n: limits[n] for n in ("latency", "memory", "texts", "task", "count", "threads")}
+    )
     from albertkit.cli.entry_point import quiet_or_note
 
-    found = proposals(shape, wanted, quiet_or_note)
+    found = plan(shape, wanted, quiet_or_note)
     if as_json:
         click.echo(json.dumps(found.as_dict()))
     else:
         _show_proposals(found)
     if limits["plot"] is not None:
-        draw(found.proposals, found.limits, limits["plot"], found.metric)
+        plot_proposals(found.proposals, found.limits, limits["plot"], found.metric)
 
 
 def _costs(shape: str, extras: tuple[str, ...], length: int | None, batch: int, as_json: bool) -> None:
     """What a shape costs, by counting alone."""
     from albertkit.cli.entry_point import megabytes, table
-    from albertkit.compress.cost import plan as make_plan
+    from albertkit.compress.cost import shape_cost as make_plan
     from albertkit.compress.planner import config_of
     from albertkit.options import given_options
 

@@ -12,15 +12,14 @@ import click
 from albertkit.cli.pretrain_commands import DEFAULT_MINUTES, of, options, shape_of
 from albertkit.cli.task_commands import Reading
 from albertkit.errors import AlbertkitError, need
-from albertkit.train.distill_settings import Lesson
-from albertkit.train.distill_settings import lesson as parsed
-from albertkit.train.pretrain_settings import VectorDistillSettings
+from albertkit.train.distill_settings import DistillSettings, VectorDistillSettings
+from albertkit.train.distill_settings import parse_distill_settings as parsed
 from albertkit.train.train_settings import TrainSettings
 
 if TYPE_CHECKING:
     from albertkit.artifact import Artifact
-    from albertkit.train.distill import Teachers
-    from albertkit.train.recover import Data
+    from albertkit.train.recover import DistillData
+    from albertkit.train.teachers import TeacherMixture
     from albertkit.train.training_task import TrainResult
 
 folder = click.Path(path_type=Path)
@@ -82,10 +81,10 @@ def distill(given: tuple[str, ...], out: Path, teachers: tuple[str, ...], resume
     names = [*named, *teachers]
     if not names:
         raise AlbertkitError("no teacher was given; name its folder before the data, or with --teacher")
-    from albertkit.train.distill import Teachers
+    from albertkit.train.teachers import TeacherMixture
 
     weighed_names = [weighed(name) for name in names]
-    known = Teachers(tuple(a for a, _ in weighed_names), tuple(b for _, b in weighed_names))
+    known = TeacherMixture(tuple(a for a, _ in weighed_names), tuple(b for _, b in weighed_names))
     labels = more["labels"] if "logits" in more["what"] else 0.0
     lesson = parsed(more["what"], labels, more["soften"])
     alone = lesson.vectors and not lesson.logits and not lesson.watches
@@ -115,7 +114,7 @@ def student_of(more: dict[str, Any], seed: int, tokenizer: Any, meta: Any = None
 
 
 def sentence_vectors(
-    teachers: Teachers,
+    teachers: TeacherMixture,
     shards: Path,
     out: Path,
     settings: TrainSettings,
@@ -127,15 +126,16 @@ def sentence_vectors(
     from albertkit.cli.shrink_commands import say
     from albertkit.data.everyday_sentences import everyday
     from albertkit.data.passages import Passages, Shares, draw, words
+    from albertkit.data.shard_writer import write_array
     from albertkit.data.shards import Shards
-    from albertkit.train.distill_vectors import Distilling, check, own_vectors
+    from albertkit.train.distill_vectors import VectorDistillTask, check_widths, student_vectors
     from albertkit.train.distributed import choose_device
     from albertkit.train.loop import train
-    from albertkit.train.teachers import Mixture, teach
+    from albertkit.train.teachers import passage_targets
 
     corpus = Shards.open(shards)
     artifact, texts = student_of(more, settings.seed, corpus.tokenizer), out / "texts"
-    check(aims, artifact.config.hidden_size)
+    check_widths(aims, artifact.config.hidden_size)
     same_teachers(texts, teachers, shards)
     if not (texts / "targets.npy").is_file():
         longest = artifact.config.max_position_embeddings - 2
@@ -144,24 +144,27 @@ def sentence_vectors(
         made = tokenizer.ids_batch(list(everyday(aims.everyday, settings.seed, known)))
         shares = Shares(longest=min(254, longest))
         draw(train_shards, tokenizer.id_of("?"), shares, settings.seed, [ids for ids in made if ids]).save(texts)
-        mixture = Mixture(teachers.folders, teachers.weights, artifact.config.hidden_size)
-        place, device = texts / "targets.npy", choose_device(settings.device)
+        device = choose_device(settings.device)
         passages = Passages.open(texts)
-        own = own_vectors(artifact, passages, device) if artifact.meta.task == "embed" else None
-        teach(passages, shards / "tokenizer", mixture, place, device, more["workers"], own)
-    work = Distilling(artifact, texts, shards, settings, aims)
+        own = student_vectors(artifact, passages, device) if artifact.meta.task == "embed" else None
+        dim = artifact.config.hidden_size
+        targets = passage_targets(passages, shards / "tokenizer", teachers, dim, device, more["workers"], own)
+        write_array(texts / "targets.npy", targets)
+    work = VectorDistillTask(artifact, texts, shards, settings, aims)
     return train(work, settings, out, resume=resume, say=say, bar=True)
 
 
-def same_teachers(texts: Path, teachers: Teachers, shards: Path) -> None:
+def same_teachers(texts: Path, teachers: TeacherMixture, shards: Path) -> None:
     """Write down whose vectors of which corpus a folder holds, and refuse one with those of others."""
     from albertkit.artifact import digest, read_json
     from albertkit.data.shard_writer import write_json
-    from albertkit.train.distill import identity
+    from albertkit.train.distill import teacher_identity
 
     note = texts / "teachers.json"
     asked = {
-        "teachers": [[identity(folder), w] for folder, w in zip(teachers.folders, teachers.weights, strict=True)],
+        "teachers": [
+            [teacher_identity(folder), w] for folder, w in zip(teachers.folders, teachers.weights, strict=True)
+        ],
         "corpus": digest(shards / "manifest.json"),
     }
     if note.is_file() and (texts / "targets.npy").is_file():
@@ -178,36 +181,36 @@ def same_teachers(texts: Path, teachers: Teachers, shards: Path) -> None:
 
 
 def taught(
-    teachers: Teachers,
+    teachers: TeacherMixture,
     data: Path,
     out: Path,
     settings: TrainSettings,
-    lesson: Lesson,
+    lesson: DistillSettings,
     resume: bool,
     more: dict[str, Any],
 ) -> TrainResult:
     """Everything else: `train/distill.py`."""
     from albertkit.artifact import Meta, read_stored
     from albertkit.cli.shrink_commands import check_words, say
-    from albertkit.train.distill import distil, vocabulary_of
-    from albertkit.train.teachers import is_ours
+    from albertkit.train.distill import distill, teacher_tokenizer
+    from albertkit.train.teachers import is_albert
 
     first = teachers.folders[0]
-    meta = read_stored(first).meta if is_ours(first) else Meta()
+    meta = read_stored(first).meta if is_albert(first) else Meta()
     kind = "embed" if meta.task == "embed" else "pretrain"
     own = Meta(task=kind, pooling=meta.pooling, normalise=meta.normalise)
-    student = student_of(more, settings.seed, lambda: vocabulary_of(first), own)
+    student = student_of(more, settings.seed, lambda: teacher_tokenizer(first), own)
     lesson, found = read_lesson(first, meta, data, more["dev"], lesson, more["reading"])
     if found.task is None:
         check_words(student, data)
-    return distil(
+    return distill(
         teachers, student, found, lesson, settings, out, more["max_length"], resume, say, bar=sys.stderr.isatty()
     )
 
 
 def read_lesson(
-    teacher: Path, meta: Any, data: Path, dev: Path | None, lesson: Lesson, reading: Reading
-) -> tuple[Lesson, Data]:
+    teacher: Path, meta: Any, data: Path, dev: Path | None, lesson: DistillSettings, reading: Reading
+) -> tuple[DistillSettings, DistillData]:
     """The examples or texts; lines without labels teach no labels."""
     import dataclasses
 
@@ -216,10 +219,10 @@ def read_lesson(
     from albertkit.cli.task_commands import parted, read_files
     from albertkit.tasks.examples import Text
     from albertkit.tasks.make import TASKS, task_of
-    from albertkit.train.recover import Data
+    from albertkit.train.recover import DistillData
 
     if not lesson.logits:
-        return lesson, Data(None, *texts_of(data, dev))
+        return lesson, DistillData(None, *texts_of(data, dev))
     if meta.task not in TASKS:
         raise AlbertkitError(
             f"{teacher} was made for {meta.task!r}, and gives no scores; give a fine-tuned model, or learn vectors or hidden"
@@ -233,14 +236,14 @@ def read_lesson(
                 f"{teacher} was fine-tuned for pairs of texts, and {data} holds single lines; give a table with both texts, as for finetune"
             )
         label: Any = {"single": (task.labels or ("",))[0], "multi": ()}.get(task.kind, 0.0)
-        return dataclasses.replace(lesson, labels=0.0), Data(
+        return dataclasses.replace(lesson, labels=0.0), DistillData(
             task, [Text(t, label=label) for t in read_texts((), data)], held
         )
     examples = read_files(meta.task, {"train": data}, reading)["train"]
     known(meta, examples, "not learnt from")
     if dev is None:
         examples, held = parted(examples)
-    return lesson, Data(task, examples, held)
+    return lesson, DistillData(task, examples, held)
 
 
 def weighed(name: str) -> tuple[Path, float]:

@@ -15,11 +15,11 @@ from albertkit.cli.compress_commands import Amount, as_json, force, path
 from albertkit.cli.pretrain_commands import of, options
 from albertkit.cli.task_commands import Reading
 from albertkit.errors import AlbertkitError, need
-from albertkit.train.distill_settings import Training
+from albertkit.train.distill_settings import RecoverySettings
 
 if TYPE_CHECKING:
     from albertkit.artifact import Artifact, Meta
-    from albertkit.train.recover import Data
+    from albertkit.train.recover import DistillData
 
 MOST = 500_000  # texts of a corpus that are learnt from
 TABLES = (".csv", ".tsv", ".json", ".jsonl", ".parquet")
@@ -29,7 +29,7 @@ def learn_options(flag: str, text: str) -> Callable[[Any], Any]:
     """The options of a training behind `flag`."""
 
     def add(command: Any) -> Any:
-        command = options(Training, Reading)(command)
+        command = options(RecoverySettings, Reading)(command)
         command = click.option("--dev", type=path, help=f"With {flag}: held-out examples; without, one in ten.")(
             command
         )
@@ -38,20 +38,20 @@ def learn_options(flag: str, text: str) -> Callable[[Any], Any]:
     return add
 
 
-def given_training(train: Path | None, flag: str, given: dict[str, Any]) -> Training:
+def given_training(train: Path | None, flag: str, given: dict[str, Any]) -> RecoverySettings:
     """The settings of the training; an error if there is none to set."""
-    training = of(Training, given)
-    if train is None and (training != Training() or given.get("dev") is not None):
+    training = of(RecoverySettings, given)
+    if train is None and (training != RecoverySettings() or given.get("dev") is not None):
         raise AlbertkitError(f"settings of a training were given without {flag}; name the examples to train on with it")
-    found: Training = training
+    found: RecoverySettings = training
     return found
 
 
-def read_data(artifact: Artifact, train: Path, dev: Path | None, reading: Reading | None = None) -> Data:
+def read_data(artifact: Artifact, train: Path, dev: Path | None, reading: Reading | None = None) -> DistillData:
     """Examples of the model's task; for a model without one, texts of a file (one a line) or of a corpus folder."""
     from albertkit.cli.task_commands import parted, read_files
     from albertkit.tasks.make import TASKS
-    from albertkit.train.recover import data_for
+    from albertkit.train.recover import distill_data
 
     if artifact.meta.task in TASKS:
         found = read_files(artifact.meta.task, {"train": train, **({"dev": dev} if dev else {})}, reading or Reading())
@@ -59,9 +59,9 @@ def read_data(artifact: Artifact, train: Path, dev: Path | None, reading: Readin
             found["train"], found["dev"] = parted(found["train"])
         known(artifact.meta, found["train"], "which cannot be learnt")
         known(artifact.meta, found["dev"], "counted as missed")
-        return data_for(artifact, found["train"], found["dev"])
+        return distill_data(artifact, found["train"], found["dev"])
     check_words(artifact, train)
-    return data_for(artifact, *texts_of(train, dev))
+    return distill_data(artifact, *texts_of(train, dev))
 
 
 def known(meta: Meta, examples: list[Any], so: str) -> None:
@@ -191,7 +191,7 @@ def prune(
     command goes on where it was stopped. Then quantize.
     """
     from albertkit.cli.entry_point import quiet_or_note, read_texts
-    from albertkit.compress.prune import Keep
+    from albertkit.compress.prune import PruneSettings
     from albertkit.compress.prune import prune as run
 
     train, dev, reading = given.pop("train"), given.get("dev"), of(Reading, given)
@@ -210,7 +210,7 @@ def prune(
         texts = texts or data.texts()[:512] or None
         asked = repr((sorted(given.items()), texts))
         recovery = Recovery(data, training, run_folder(target), say, bar=True, asked=asked)
-    report = run(source, target, Keep(vocabulary=words, **given), texts, force, quiet_or_note, recovery)
+    report = run(source, target, PruneSettings(vocabulary=words, **given), texts, force, quiet_or_note, recovery)
     scores = {} if recovery is None else {name: asdict(score) for name, score in recovery.scores.items()}
     if as_json:
         click.echo(json.dumps({**asdict(report), "scores": scores}))
@@ -274,8 +274,8 @@ def quantize(
     It is worth its time at 4 bits. Needs torch. TARGET.run holds checkpoints: the same command goes on where it was stopped.
     """
     from albertkit.cli.entry_point import quiet_or_note, read_texts
-    from albertkit.compress.evaluate import Check
-    from albertkit.compress.quantize import Trained, float_model, shrink
+    from albertkit.compress.evaluate import QualityLimit
+    from albertkit.compress.quantize import TrainedWeights, open_float_model, quantize
 
     train, dev, check, reading = given.pop("train"), given.get("dev"), given.pop("check"), of(Reading, given)
     training = given_training(train, "--train", given)
@@ -286,16 +286,18 @@ def quantize(
         raise AlbertkitError("--tolerance and --accept say what --check may lose; name examples with --check")
     free(target, force)
     texts = None if file is None else list(read_texts((), file))
-    asked = None if check is None else Check(check_examples(source, check, reading), tolerance, accept)
+    asked = None if check is None else QualityLimit(check_examples(source, check, reading), tolerance, accept)
     trained = None
     if train is not None:
         need("torch", "train", "training")
-        from albertkit.train.qat import aware
+        from albertkit.train.qat import train_for_bits
 
-        artifact, run = float_model(source), run_folder(target) / f"{bits}-bits"
-        done = aware(artifact, int(bits), read_data(artifact, train, dev, reading), training, run, say, bar=True)
-        trained = Trained(done.artifact, done.smooth)
-    report = shrink(source, target, int(bits), texts, force, quiet_or_note, asked, trained)
+        artifact, run = open_float_model(source), run_folder(target) / f"{bits}-bits"
+        done = train_for_bits(
+            artifact, int(bits), read_data(artifact, train, dev, reading), training, run, say, bar=True
+        )
+        trained = TrainedWeights(done.artifact, done.smooth)
+    report = quantize(source, target, int(bits), texts, force, quiet_or_note, asked, trained)
     if as_json:
         click.echo(json.dumps(asdict(report)))
         return

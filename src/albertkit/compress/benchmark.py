@@ -1,7 +1,7 @@
 """Candidates tried out: built in a scratch folder, and measured in a process of their own.
 
 In: `Proposal`s and the model they are variants of (or, for a shape, nothing: random weights cost what trained ones cost). Out: the same with
-a `Trial`. Before this file: `fit.py`. Quality is the task's own metric where labelled data is given, else the mean cosine with the whole
+a `Measurement`. Before this file: `fit.py`. Quality is the task's own metric where labelled data is given, else the mean cosine with the whole
 model's vectors; for a shape without weights there is none.
 """
 
@@ -20,10 +20,10 @@ import numpy as np
 
 from albertkit.albert import Albert
 from albertkit.artifact import Artifact, Meta, read_artifact, write_artifact
-from albertkit.compress.fit import Candidate, Proposal, Trial
-from albertkit.compress.machine import random_weights, usual
-from albertkit.compress.prune import Keep, slim, truncate
-from albertkit.compress.quantize import agreement
+from albertkit.compress.fit import Candidate, Measurement, Proposal
+from albertkit.compress.machine import random_weights, typical_seconds
+from albertkit.compress.prune import PruneSettings, prune_heads_and_ffn, truncate_layers
+from albertkit.compress.quantize import vector_cosines
 from albertkit.config import AlbertConfig
 from albertkit.errors import AlbertkitError
 from albertkit.runtime.activation_moments import Progress, moments_of
@@ -43,7 +43,7 @@ class Metric(Protocol):
 
 
 @dataclass(frozen=True)
-class Data:
+class CalibrationData:
     """What candidates are judged by."""
 
     ids: list[list[int]]
@@ -54,11 +54,11 @@ class Data:
     """A folder's score on labelled data."""
 
 
-def run_trials(
+def measure_proposals(
     proposals: Sequence[Proposal],
     model: Artifact | None,
     tokenizer: Tokenizer,
-    data: Data | None,
+    data: CalibrationData | None,
     place: tuple[int, int],
     progress: Progress = lambda _: None,
 ) -> list[Proposal]:
@@ -72,15 +72,17 @@ def run_trials(
             progress(f"trying {number} of {len(proposals)}: {proposal.candidate.name}")
             folder = Path(scratch) / str(number)
             made = build(proposal.candidate, model, tokenizer, data, folder)
-            found = measured(folder, *place)
-            trial = Trial(found["latency"], found["memory"], found["process"])
+            found = measure_folder(folder, *place)
+            trial = Measurement(found["latency"], found["memory"], found["process"])
             if data is not None and model is not None:
                 trial = _judged(trial, model, made, folder, data, whole)
             out.append(replace(proposal, trial=trial))
     return out
 
 
-def _judged(trial: Trial, model: Artifact, made: Artifact, folder: Path, data: Data, whole: float | None) -> Trial:
+def _judged(
+    trial: Measurement, model: Artifact, made: Artifact, folder: Path, data: CalibrationData, whole: float | None
+) -> Measurement:
     if data.metric is not None and whole is not None:
         if made.config.options.static:
             return trial  # it has no head for the task
@@ -88,12 +90,12 @@ def _judged(trial: Trial, model: Artifact, made: Artifact, folder: Path, data: D
         return replace(trial, quality=quality, loss=whole - quality)
     if made.config.options.static:
         return trial  # its vectors mean something else
-    quality = float(agreement(model, read_artifact(folder), data.held).mean())
+    quality = float(vector_cosines(model, read_artifact(folder), data.held).mean())
     return replace(trial, quality=quality, loss=1 - quality)
 
 
 def build(
-    candidate: Candidate, model: Artifact | None, tokenizer: Tokenizer, data: Data | None, folder: Path
+    candidate: Candidate, model: Artifact | None, tokenizer: Tokenizer, data: CalibrationData | None, folder: Path
 ) -> Artifact:
     """Write a candidate as an artifact."""
     config, bits = candidate.config, None if candidate.bits == 32 else candidate.bits
@@ -103,8 +105,8 @@ def build(
         return made
     if data is None:
         raise AlbertkitError("a model's variants need texts to be fitted to")
-    keep = Keep(heads=config.num_attention_heads, ffn=config.intermediate_size)
-    made = slim(truncate(model, config.num_hidden_layers), keep, data.ids)
+    keep = PruneSettings(heads=config.num_attention_heads, ffn=config.intermediate_size)
+    made = prune_heads_and_ffn(truncate_layers(model, config.num_hidden_layers), keep, data.ids)
     seen = None if bits is None else moments_of(made.config, dict(made.weights), data.ids)
     write_artifact(made, folder, bits=bits, moments=seen)
     return made
@@ -119,7 +121,7 @@ def _random(config: AlbertConfig, tokenizer: Tokenizer) -> Artifact:
 # In a process of its own -----------------------------------------------------------------------------------------
 
 
-def measured(folder: Path | None, length: int, threads: int) -> dict[str, float]:
+def measure_folder(folder: Path | None, length: int, threads: int) -> dict[str, float]:
     """Latency and memory of a folder's model, by a fresh process; without a folder, of the process and no model."""
     asked = json.dumps({"folder": None if folder is None else str(folder), "length": length, "threads": threads})
     done = subprocess.run([sys.executable, "-c", CHILD], input=asked, capture_output=True, text=True, check=False)
@@ -142,7 +144,7 @@ def child() -> None:
         room = min(asked["length"], albert.max_tokens) - sum(map(len, albert._ends))
         ids = np.random.default_rng(0).integers(5, albert.tokenizer.vocab_size, max(1, room)).tolist()
         how = albert.embed_options()
-        found["latency"] = usual(lambda: _vector(albert, ids, how), SECONDS)
+        found["latency"] = typical_seconds(lambda: _vector(albert, ids, how), SECONDS)
     found["process"] = max(resident("VmHWM"), resident("VmRSS"))
     found["memory"] = found["process"] - before
     sys.stdout.write(json.dumps(found) + "\n")
@@ -181,4 +183,4 @@ def tokenizer_memory(tokenizer: Tokenizer) -> float:
     config = static_config(AlbertConfig(), tokenizer.vocab_size, 1)
     with tempfile.TemporaryDirectory() as scratch:
         write_artifact(_random(config, tokenizer), Path(scratch) / "table")
-        return measured(Path(scratch) / "table", 8, 1)["memory"]
+        return measure_folder(Path(scratch) / "table", 8, 1)["memory"]

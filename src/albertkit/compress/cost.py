@@ -1,6 +1,6 @@
 """An honest estimate of what a shape costs, before it is built: parameters, operations, bytes, activation memory.
 
-In: an `AlbertConfig`, a length and a batch size. Out: `Plan`. Counts come from the table in `weights.py`; the formulas for
+In: an `AlbertConfig`, a length and a batch size. Out: `ShapeCost`. Counts come from the table in `weights.py`; the formulas for
 operations and memory stand beside their numbers. No torch; nothing is measured here.
 """
 
@@ -16,7 +16,7 @@ BLOCK = 32  # weights that share one scale at 4 bits
 
 
 @dataclass(frozen=True)
-class Plan:
+class ShapeCost:
     """What a shape costs."""
 
     parameters: dict[str, int]
@@ -33,24 +33,24 @@ class Plan:
     batch: int
 
 
-def plan(config: AlbertConfig, length: int = 128, batch: int = 32) -> Plan:
+def shape_cost(config: AlbertConfig, length: int = 128, batch: int = 32) -> ShapeCost:
     """Work out what a shape costs for `batch` texts of `length` tokens."""
     if not 1 <= length <= config.max_position_embeddings:
         raise AlbertkitError(f"length is {length}; this shape reads 1 to {config.max_position_embeddings} tokens")
     if not 1 <= batch <= 1_000_000:
         raise AlbertkitError(f"batch is {batch}; choose 1 to 1,000,000 texts")
-    return Plan(
-        parameters=parameters(config),
-        unshared=unshared(config),
+    return ShapeCost(
+        parameters=parameter_counts(config),
+        unshared=unshared_parameters(config),
         operations=operations(config, length),
         bytes=weight_bytes(encoder_shapes(config)),
-        memory=memory(config, length, batch),
+        memory=activation_memory(config, length, batch),
         length=length,
         batch=batch,
     )
 
 
-def parameters(config: AlbertConfig) -> dict[str, int]:
+def parameter_counts(config: AlbertConfig) -> dict[str, int]:
     """Parameters by part."""
     embedding = embedding_shapes(config)
     projection = {name: shape for name, shape in embedding.items() if ".projection." in name}
@@ -73,7 +73,7 @@ def parameters(config: AlbertConfig) -> dict[str, int]:
     }
 
 
-def unshared(config: AlbertConfig) -> int:
+def unshared_parameters(config: AlbertConfig) -> int:
     """BERT of the same shape: V·H embedding, a layer's weights L times."""
     if config.options.static:
         return size(encoder_shapes(config))
@@ -95,7 +95,7 @@ def operations(config: AlbertConfig, length: int) -> dict[str, float]:
         return {"mean of vectors": 1.0 * h, "total": 1.0 * h}
     a, few = config.score_size * config.num_attention_heads, config.score_size * config.key_heads
     uses, inner = config.num_hidden_layers * config.inner_group_num, config.inner_group_num
-    seen = inner * sum(seen_by(config, layer, length) for layer in range(config.num_hidden_layers))
+    seen = inner * sum(attended_keys(config, layer, length) for layer in range(config.num_hidden_layers))
     parts = {
         "projection E→H": 2.0 * e * h,
         **({"GRU": 2.0 * 6 * h * h} if config.options.gru else {}),
@@ -108,7 +108,7 @@ def operations(config: AlbertConfig, length: int) -> dict[str, float]:
     return {**parts, "total": sum(parts.values())}
 
 
-def seen_by(config: AlbertConfig, layer: int, length: int) -> int:
+def attended_keys(config: AlbertConfig, layer: int, length: int) -> int:
     """Keys that are computed for each token of a text, in layer number `layer`."""
     window = config.options.window
     return 3 * window + 2 if config.options.local(layer) and length > 3 * window else length
@@ -131,7 +131,7 @@ def weight_bytes(shapes: Shapes) -> dict[str, int]:
     }
 
 
-def memory(config: AlbertConfig, length: int, batch: int) -> dict[str, int]:
+def activation_memory(config: AlbertConfig, length: int, batch: int) -> dict[str, int]:
     """Activations, float32, beside the weights.
 
     Inference holds the widest moment of one layer: input and sum, with either queries, keys, values and context (4·H) or the

@@ -1,7 +1,7 @@
 """What compressing a model costs, on examples that say so: the score of its task, the likeness of its vectors, or of its guesses. No torch.
 
-In: the folder of the model as it was, and examples: labelled ones for a fine-tuned model, texts for any other. Out: a `Score` for each folder asked about,
-and `Verdict`, which refuses what loses more than a tolerance.
+In: the folder of the model as it was, and examples: labelled ones for a fine-tuned model, texts for any other. Out: a `QualityScore` for each folder asked about,
+and `QualityLoss`, which refuses what loses more than a tolerance.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MASKED = 0.15
 
 
 @dataclass(frozen=True)
-class Score:
+class QualityScore:
     """A model's quality."""
 
     metric: str
@@ -38,7 +38,7 @@ class Score:
 
 
 @dataclass(frozen=True)
-class Check:
+class QualityLimit:
     """What a compressed model is asked before it is written."""
 
     examples: Sequence[Any]
@@ -49,7 +49,7 @@ class Check:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class QualityLoss:
     """What was lost."""
 
     metric: str
@@ -73,7 +73,7 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class Guesses:
+class MaskedPredictions:
     """What a model finds likeliest at masked places, and what stood there, as ids."""
 
     words: np.ndarray
@@ -85,7 +85,7 @@ class Guesses:
         return float(np.mean(self.words == self.stood))
 
 
-class Judge:
+class QualityCheck:
     """Scores folders against the model they were made from."""
 
     def __init__(self, whole: Path | str | None, examples: Sequence[Any]) -> None:
@@ -95,7 +95,7 @@ class Judge:
         heads = self.whole.engine.weights if hasattr(self.whole.engine, "weights") else {}
         self.task = self.whole.meta.task if self.whole.meta.task in TASKS else None
         self.metric = "cosine"
-        self.known: Guesses | None = None
+        self.known: MaskedPredictions | None = None
         if (
             self.task is None
             and self.whole.meta.task == "pretrain"
@@ -104,22 +104,22 @@ class Judge:
         ):
             self.metric = "masks"
 
-    def __call__(self, folder: Path | str) -> Score:
+    def __call__(self, folder: Path | str) -> QualityScore:
         """One model's score."""
         albert = Albert(folder)
         if self.task is not None:
             metrics = albert.task.measure(predict(albert, self.examples, self.task), self.examples)
             name, value = next(iter(metrics.items()))
-            return Score(name, float(value))
+            return QualityScore(name, float(value))
         if self.metric == "masks":
             self.known = self.guesses(self.whole) if self.known is None else self.known
             found = self.guesses(albert)
-            return Score("masks", float(np.mean(found.words == self.known.words)), found.right)
+            return QualityScore("masks", float(np.mean(found.words == self.known.words)), found.right)
         texts = list(self.examples)
         mine, theirs = (a.embed(texts, long_texts="truncate", normalize=True) for a in (albert, self.whole))
-        return Score("cosine", float((mine * theirs).sum(axis=1).mean()))
+        return QualityScore("cosine", float((mine * theirs).sum(axis=1).mean()))
 
-    def guesses(self, albert: Albert) -> Guesses:
+    def guesses(self, albert: Albert) -> MaskedPredictions:
         """The likeliest word at each masked place; the same places for every model of the same vocabulary."""
         generator, found, stood = np.random.default_rng(0), [], []
         limit = min(128, albert.config.max_position_embeddings)
@@ -133,9 +133,9 @@ class Judge:
             asked = dataclasses.replace(batch, ids=np.where(chosen, albert.tokenizer.mask_id or 0, batch.ids))
             found.append(albert.engine.words(albert.engine.run(asked, albert.depth)[chosen]).argmax(axis=1))
             stood.append(batch.ids[chosen])
-        return Guesses(np.concatenate(found), np.concatenate(stood))
+        return MaskedPredictions(np.concatenate(found), np.concatenate(stood))
 
-    def verdict(self, folder: Path | str, tolerance: float | None = None) -> Verdict:
+    def verdict(self, folder: Path | str, tolerance: float | None = None) -> QualityLoss:
         """What a folder has lost."""
         after = self(folder)
         before = self.measure_whole(after.metric)
@@ -144,7 +144,7 @@ class Judge:
             lost = -lost
         allowed = TOLERANCES.get(after.metric, TOLERANCE) if tolerance is None else tolerance
         right = None if after.right is None or self.known is None else (self.known.right, after.right)
-        return Verdict(after.metric, before, after.value, lost, allowed, right)
+        return QualityLoss(after.metric, before, after.value, lost, allowed, right)
 
     def measure_whole(self, metric: str) -> float:
         """The whole model's own score."""
@@ -154,9 +154,9 @@ class Judge:
         return float(found[metric])
 
 
-def refuse(whole: Path | str | None, made: Path | str, check: Check, remedy: str) -> Verdict:
+def require_quality(whole: Path | str | None, made: Path | str, check: QualityLimit, remedy: str) -> QualityLoss:
     """The verdict on a folder; an error, with the numbers and the remedy, if it loses more than it may and nobody accepts that."""
-    found = Judge(whole, check.examples).verdict(made, check.tolerance)
+    found = QualityCheck(whole, check.examples).verdict(made, check.tolerance)
     if found.before == 0 and not check.accept:
         raise AlbertkitError(
             f"{found.metric} of the model as it is is 0 on these examples, so no loss could be seen; nothing was written. Do their labels belong to "

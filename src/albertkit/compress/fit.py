@@ -12,10 +12,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from albertkit.compress.cost import memory as activations
+from albertkit.compress.cost import activation_memory as activations
 from albertkit.compress.cost import operations, weight_bytes
 from albertkit.compress.machine import Machine
-from albertkit.compress.prune import counted
+from albertkit.compress.prune import resolve_count
 from albertkit.config import PRESETS, AlbertConfig, Options, preset
 from albertkit.weights import encoder_shapes, layer_shapes
 
@@ -92,7 +92,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Trial:
+class Measurement:
     """What was measured of a candidate."""
 
     latency: float
@@ -114,7 +114,7 @@ class Proposal:
     memory: float
     fits: bool
     """Within the limits: as predicted, and once it is tried, as measured."""
-    trial: Trial | None = None
+    trial: Measurement | None = None
     steps: tuple[str, ...] = field(default=())
     """Commands that make it."""
 
@@ -173,14 +173,14 @@ def _cut(config: AlbertConfig, depth: float, heads: float, ffn: float) -> Albert
     layers = max(1, round(config.num_hidden_layers * depth))
     if config.num_hidden_groups > 1:
         layers = config.num_hidden_layers  # groups pin the depth down
-    fewer = counted(heads, config.num_attention_heads, "heads")
+    fewer = resolve_count(heads, config.num_attention_heads, "heads")
     options = config.options
     if fewer != config.num_attention_heads:
         options = replace(options, head_size=config.head_size)
     return config.replace(
         num_hidden_layers=layers,
         num_attention_heads=fewer,
-        intermediate_size=counted(ffn, config.intermediate_size, "ffn"),
+        intermediate_size=resolve_count(ffn, config.intermediate_size, "ffn"),
         options=options,
     )
 

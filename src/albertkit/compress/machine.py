@@ -18,7 +18,7 @@ from onnx import TensorProto
 
 from albertkit.config import AlbertConfig
 from albertkit.errors import AlbertkitError
-from albertkit.quantized import Matrix, is_matrix, quantize_rows
+from albertkit.quantized import QuantizedMatrix, is_quantizable, quantize_rows
 from albertkit.runtime import graph as graphs
 from albertkit.runtime.batching import TokenBatch, token_batches
 from albertkit.runtime.engine import Engine, cores, levels, open_graph
@@ -31,10 +31,10 @@ ROUNDS = 2  # times that everything is measured, some seconds apart; the faster 
 WORDS = 1000  # in the tables of measured models
 SPREAD = 0.02  # of random weights; much larger ones make attention so sharp that it computes with denormal numbers, which are slow
 
-Key = tuple[AlbertConfig, int]  # a shape, of which `timed` is left, and the bits of its weights
+Key = tuple[AlbertConfig, int]  # a shape, of which `timed_shape` is left, and the bits of its weights
 
 
-def usual(call: Callable[[], object], seconds: float = SECONDS, least: int = 7) -> float:
+def typical_seconds(call: Callable[[], object], seconds: float = SECONDS, least: int = 7) -> float:
     """Seconds of a call, from means over stretches of calls: a quarter of them were quicker.
 
     Other work on the machine stops a program for milliseconds. Most short calls escape that and no long one does, so that single calls of a layer and of a
@@ -52,12 +52,12 @@ def usual(call: Callable[[], object], seconds: float = SECONDS, least: int = 7) 
     return float(np.percentile(times, 25))
 
 
-def peak(threads: int, bits: int = 32, size: int = 1024) -> float:
+def peak_throughput(threads: int, bits: int = 32, size: int = 1024) -> float:
     """Operations a second of a large matrix product, in float32 or int8, by onnxruntime."""
     rng = np.random.default_rng(0)
     b = Builder(levels())
     x = b.input("x", TensorProto.FLOAT, ["n", size])
-    weight: np.ndarray | Matrix = rng.normal(size=(size, size)).astype(np.float32)
+    weight: np.ndarray | QuantizedMatrix = rng.normal(size=(size, size)).astype(np.float32)
     rows = rng.normal(size=(size, size)).astype(np.float32)
     if bits != 32:  # the whole-number product alone, without what makes its input
         x = b.node("QuantizeLinear", x, b.constant(1.0, np.float32), b.constant(0, np.uint8))
@@ -65,10 +65,10 @@ def peak(threads: int, bits: int = 32, size: int = 1024) -> float:
     else:
         out = b.product(x, "w", weight)
     session = open_graph(b.graph(out, ["n", size]), threads)
-    return 2.0 * size**3 / usual(lambda: session.run(None, {"x": rows}), 0.2)
+    return 2.0 * size**3 / typical_seconds(lambda: session.run(None, {"x": rows}), 0.2)
 
 
-def timed(config: AlbertConfig) -> AlbertConfig:
+def timed_shape(config: AlbertConfig) -> AlbertConfig:
     """What of a shape is timed: one layer, or as many as take turns."""
     turn = config.num_hidden_layers if config.num_hidden_groups > 1 else max(1, config.options.global_every)
     return config.replace(vocab_size=WORDS, num_hidden_layers=min(turn, config.num_hidden_layers))
@@ -91,11 +91,11 @@ class Machine:
 
     def latency(self, config: AlbertConfig, bits: int = 32, depth: int | None = None) -> float:
         """Seconds for one text."""
-        key = timed(config), 32 if bits == 32 else 8  # 4-bit weights are opened into 8-bit ones
+        key = timed_shape(config), 32 if bits == 32 else 8  # 4-bit weights are opened into 8-bit ones
         if key not in self.layer:
             raise AlbertkitError(
                 f"the machine was not measured for this shape (H {config.hidden_size}, F {config.intermediate_size}, "
-                f"{config.num_attention_heads} heads) in {key[1]} bits; give it to `measure`"
+                f"{config.num_attention_heads} heads) in {key[1]} bits; give it to `measure_machine`"
             )
         return self.beside[key] + (depth or config.num_hidden_layers) * self.layer[key]
 
@@ -109,7 +109,7 @@ class Machine:
         )
 
 
-def measure(
+def measure_machine(
     configs: Sequence[AlbertConfig],
     length: int,
     threads: int | None = None,
@@ -119,14 +119,14 @@ def measure(
 ) -> Machine:
     """Measure the machine for some shapes, with weights of so many bits."""
     threads = cores() if threads is None else threads
-    keys = list(dict.fromkeys((timed(config), kind) for kind in kinds for config in configs))
-    found, peaks = None, {kind: peak(threads, kind) for kind in kinds}
+    keys = list(dict.fromkeys((timed_shape(config), kind) for kind in kinds for config in configs))
+    found, peaks = None, {kind: peak_throughput(threads, kind) for kind in kinds}
     for _ in range(rounds):  # a slow moment of the machine does not meet the same layer twice
         layer, beside = {}, {}
         for number, (config, kind) in enumerate(keys, 1):
             progress(f"measuring layer {number} of {len(keys)}, {'float32' if kind == 32 else 'int8'}")
             layer[config, kind], beside[config, kind] = _times(config, kind, length, threads)
-        around = usual(lambda: _mean(_packed(length), np.zeros((1, length, 128), np.float32)), 0.02)
+        around = typical_seconds(lambda: _mean(_packed(length), np.zeros((1, length, 128), np.float32)), 0.02)
         made = Machine(threads, length, layer, beside, around, peaks)
         found = made if found is None else found.faster(made)
     if found is None:
@@ -139,13 +139,13 @@ def _times(config: AlbertConfig, bits: int, length: int, threads: int) -> tuple[
     engine = Engine(config, random_weights(encoder_shapes(config, pooler=False), bits), threads)
     states, lengths = engine.run(_packed(length), 0), np.array([length], np.int32)
     depth = config.num_hidden_layers
-    layer = usual(lambda: engine.layers(states, lengths, 0, depth)) / depth
+    layer = typical_seconds(lambda: engine.layers(states, lengths, 0, depth)) / depth
 
     def besides() -> float:
         batch = _packed(length)
         return _mean(batch, engine.run(batch, 0))
 
-    return layer, usual(besides, SECONDS / 4)
+    return layer, typical_seconds(besides, SECONDS / 4)
 
 
 def _packed(length: int) -> TokenBatch:
@@ -169,12 +169,12 @@ def random_weights(shapes: Shapes, bits: int) -> graphs.Weights:
         weight = np.resize(noise[rng.integers(len(noise) // 2) :], shape)
         if name.endswith("norm.weight"):
             made[name] = np.ones(shape, np.float32)
-        elif bits == 32 or not is_matrix(f"encoder.{name}", weight):
+        elif bits == 32 or not is_quantizable(f"encoder.{name}", weight):
             made[name] = weight
         else:
             matrix = quantize_rows(weight)
             smooth = np.ones(shape[1], np.float32) if ".attention." in name or ".ffn.up." in name else None
-            made[name] = Matrix(matrix.values, matrix.scale, smooth)
+            made[name] = QuantizedMatrix(matrix.values, matrix.scale, smooth)
     return made
 
 

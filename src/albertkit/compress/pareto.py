@@ -13,14 +13,14 @@ from albertkit.compress.fit import Limits, Proposal
 from albertkit.errors import AlbertkitError, need
 
 
-def drawable(path: Path) -> None:
+def check_plot_path(path: Path) -> None:
     """Say what would keep a picture from being written, before anything is measured for it."""
     need("matplotlib", "train", "a picture")
     if not path.resolve().parent.is_dir() or path.is_dir():
         raise AlbertkitError(f"{path} cannot be written; name a .png file in a folder that exists")
 
 
-def draw(proposals: Sequence[Proposal], limits: Limits, path: Path, quality: str = "quality") -> None:
+def plot_proposals(proposals: Sequence[Proposal], limits: Limits, path: Path, quality: str = "quality") -> None:
     """Write the picture."""
     need("matplotlib", "train", "a picture")
     import matplotlib

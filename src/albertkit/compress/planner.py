@@ -1,6 +1,6 @@
 """From what a user wants to proposals: the whole of `albertkit plan` with a limit.
 
-In: a preset's name or a model folder, limits, texts and labelled data. Out: `Found`. Before this file: `machine.py`, `fit.py`, `trial.py`.
+In: a preset's name or a model folder, limits, texts and labelled data. Out: `PlanResult`. Before this file: `machine.py`, `fit.py`, `trial.py`.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import numpy as np
 
 from albertkit import builtin
 from albertkit.artifact import Artifact, model_folder, read_json
-from albertkit.compress.benchmark import Data, Metric, measured, run_trials, tokenizer_memory
+from albertkit.compress.benchmark import CalibrationData, Metric, measure_folder, measure_proposals, tokenizer_memory
 from albertkit.compress.fit import DEPTHS, Candidate, Limits, Proposal, pareto, propose, shapes_below, variants
-from albertkit.compress.machine import Machine, measure
+from albertkit.compress.machine import Machine, measure_machine
 from albertkit.config import PRESETS, AlbertConfig, preset
 from albertkit.errors import AlbertkitError
 from albertkit.interop.convert import open_model
@@ -29,7 +29,7 @@ from albertkit.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
-class Wanted:
+class PlanRequest:
     """What is asked for."""
 
     latency: float | None = None
@@ -44,7 +44,7 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class Found:
+class PlanResult:
     """What was proposed and measured."""
 
     proposals: list[Proposal]
@@ -97,7 +97,7 @@ def is_model(shape: str) -> bool:
     return Path(shape).is_dir() or (shape in builtin.BUILTINS and shape not in PRESETS)
 
 
-def proposals(shape: str, wanted: Wanted, progress: Progress = lambda _: None) -> Found:
+def plan(shape: str, wanted: PlanRequest, progress: Progress = lambda _: None) -> PlanResult:
     """Measure the machine, propose, try out."""
     threads = wanted.threads or cores()
     model = open_model(shape) if is_model(shape) else None
@@ -115,24 +115,24 @@ def proposals(shape: str, wanted: Wanted, progress: Progress = lambda _: None) -
     if model is None or data is None:
         candidates = shapes_below(_called(shape), config)
     else:
-        shallow = depths(model, data.held) if wanted.task is None else scored(shape, model, data)
+        shallow = depth_cosines(model, data.held) if wanted.task is None else depth_scores(shape, model, data)
         vectors = model.meta.task not in TASKS or model.meta.task == "match"
         candidates = variants(_called(shape), config, shallow, 256 if vectors else None)
     limits = Limits(wanted.latency, wanted.memory)
-    machine = measure([c.config for c in candidates if not c.static], length, threads, progress=progress)
+    machine = measure_machine([c.config for c in candidates if not c.static], length, threads, progress=progress)
     progress("measuring memory")
-    words, process = tokenizer_memory(tokenizer), measured(None, length, threads)["process"]
+    words, process = tokenizer_memory(tokenizer), measure_folder(None, length, threads)["process"]
     chosen = [
-        replace(p, steps=steps(p.candidate, shape, model))
+        replace(p, steps=commands(p.candidate, shape, model))
         for p in propose(candidates, machine, limits, words, wanted.count)
     ]
     tried = [
         p if p.trial is None else replace(p, fits=limits.allow(p.trial.latency, p.trial.memory))
-        for p in run_trials(chosen, model, tokenizer, data, (length, threads), progress)
+        for p in measure_proposals(chosen, model, tokenizer, data, (length, threads), progress)
     ]
     progress("")
     metric = "" if data is None else "score" if data.metric is not None else "cosine"
-    return Found(tried, pareto(tried), machine, limits, process, metric)
+    return PlanResult(tried, pareto(tried), machine, limits, process, metric)
 
 
 def _called(shape: str) -> str:
@@ -143,7 +143,7 @@ def _called(shape: str) -> str:
     return folder.parent.name if folder.name == "model" else folder.name
 
 
-def depths(model: Artifact, ids: list[list[int]]) -> dict[int, float]:
+def depth_cosines(model: Artifact, ids: list[list[int]]) -> dict[int, float]:
     """How well the vectors at each depth agree with those of all layers: the mean cosine."""
     engine, most = Engine(model.config, dict(model.weights)), model.config.num_hidden_layers
     wanted = shallower(most)
@@ -157,7 +157,7 @@ def depths(model: Artifact, ids: list[list[int]]) -> dict[int, float]:
     return dict(zip(wanted, (sums / max(1, count)).tolist(), strict=True))
 
 
-def scored(shape: str, model: Artifact, data: Data) -> dict[int, float]:
+def depth_scores(shape: str, model: Artifact, data: CalibrationData) -> dict[int, float]:
     """The same by the task's score, which an elastic model keeps at depths whose vectors are others: 1 less what a depth loses."""
     assert data.metric is not None
     most = model.config.num_hidden_layers
@@ -187,7 +187,7 @@ def _lines(path: Path) -> list[str]:
     return found
 
 
-def _length(config: AlbertConfig, wanted: Wanted, tokenizer: Tokenizer, texts: Sequence[str] | None) -> int:
+def _length(config: AlbertConfig, wanted: PlanRequest, tokenizer: Tokenizer, texts: Sequence[str] | None) -> int:
     """Tokens of a usual text."""
     length = min(128, config.max_position_embeddings) if wanted.length is None else wanted.length
     if texts is not None:
@@ -198,14 +198,14 @@ def _length(config: AlbertConfig, wanted: Wanted, tokenizer: Tokenizer, texts: S
     return length
 
 
-def _data(model: Artifact, texts: Sequence[str] | None, task: Path | None, progress: Progress) -> Data:
+def _data(model: Artifact, texts: Sequence[str] | None, task: Path | None, progress: Progress) -> CalibrationData:
     """What a model's variants are fitted to and judged by."""
     if texts is None:
         ids, held = own_text(model, progress), own_text(model, progress, texts=16, seed=1)
     else:
         ids = calibration(model, [text for i, text in enumerate(texts) if i % 10])
         held = calibration(model, texts[::10])
-    return Data(ids, held, None if task is None else _metric(model, task))
+    return CalibrationData(ids, held, None if task is None else _metric(model, task))
 
 
 def _metric(model: Artifact, task: Path) -> Metric:
@@ -228,7 +228,7 @@ def _metric(model: Artifact, task: Path) -> Metric:
     return score
 
 
-def steps(candidate: Candidate, source: str, model: Artifact | None) -> tuple[str, ...]:
+def commands(candidate: Candidate, source: str, model: Artifact | None) -> tuple[str, ...]:
     """The commands that make a candidate from a model."""
     if model is None:
         return ()

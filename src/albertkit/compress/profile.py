@@ -1,4 +1,4 @@
-"""Where the time of a model goes, operator by operator, against what the machine can do. The verb `profile`.
+"""Where the time of a model goes, operator by operator, against what the machine can do. The verb `profile_model`.
 
 In: a model folder and the texts to run (or a length and a number of texts). Out: `Profile`. onnxruntime's own profiler times the operators
 of the graphs that the engine runs; each is given the name of the part of the model it belongs to.
@@ -19,8 +19,8 @@ import numpy as np
 
 from albertkit.albert import Albert
 from albertkit.artifact import read_stored
-from albertkit.compress.cost import seen_by
-from albertkit.compress.machine import peak
+from albertkit.compress.cost import attended_keys
+from albertkit.compress.machine import peak_throughput
 from albertkit.errors import AlbertkitError
 from albertkit.runtime import graph as graphs
 from albertkit.runtime.batching import TokenBatch, token_batches
@@ -49,7 +49,7 @@ REPEATS = 5
 
 
 @dataclass(frozen=True)
-class Part:
+class ProfilePart:
     """One part of the model."""
 
     name: str
@@ -67,7 +67,7 @@ class Part:
 class Profile:
     """Where the time went, for all texts once."""
 
-    parts: list[Part]
+    parts: list[ProfilePart]
     seconds: float
     """All of it, by the clock."""
     tokens: int
@@ -81,7 +81,7 @@ class Profile:
     """All counted operations over the whole time, as a share of the peak."""
 
 
-def profile(
+def profile_model(
     source: Path | str | None,
     texts: Sequence[str] | None = None,
     size: tuple[int, int] = (128, 8),
@@ -106,7 +106,7 @@ def profile(
     seconds = float(np.percentile(times, 25))
     bits = 8 if albert.meta.quantisation else 32
     found = _traced(source, batches, depth, threads)
-    peaks = {"float32": peak(threads, 32), **({"int8": peak(threads, 8)} if bits == 8 else {})}
+    peaks = {"float32": peak_throughput(threads, 32), **({"int8": peak_throughput(threads, 8)} if bits == 8 else {})}
     kind = "int8" if bits == 8 else "float32"
     tokens = int(sum(batch.ids.size for batch in batches))
     counts = _operations(config, batches, depth)
@@ -198,7 +198,7 @@ def _operations(config: Any, batches: list[TokenBatch], depth: int) -> dict[str,
     uses = depth * config.inner_group_num
     tokens = sum(batch.ids.size for batch in batches)
     squares = sum(
-        batch.ids.size * config.inner_group_num * seen_by(config, layer, batch.ids.shape[1])
+        batch.ids.size * config.inner_group_num * attended_keys(config, layer, batch.ids.shape[1])
         for batch in batches
         for layer in range(depth)
     )
@@ -212,7 +212,9 @@ def _operations(config: Any, batches: list[TokenBatch], depth: int) -> dict[str,
     return {PRODUCTS[n]: 2.0 * tokens * s for n, s in sizes.items()} | {PARTS["MultiHeadAttention"]: 4.0 * squares * a}
 
 
-def _parts(found: dict[tuple[str, str], float], seconds: float, counted: dict[str, float], best: float) -> list[Part]:
+def _parts(
+    found: dict[tuple[str, str], float], seconds: float, counted: dict[str, float], best: float
+) -> list[ProfilePart]:
     """Parts by time, largest first, and what remains outside the operators."""
     times: dict[str, float] = defaultdict(float)
     operators: dict[str, set[str]] = defaultdict(set)
@@ -224,7 +226,7 @@ def _parts(found: dict[tuple[str, str], float], seconds: float, counted: dict[st
     for name, spent in sorted(times.items(), key=lambda item: -item[1]):
         work = counted.get(name, 0.0)
         of_peak = work / spent / best if work and spent else None
-        parts.append(Part(name, sorted(operators[name]), spent, spent / seconds, work, of_peak))
+        parts.append(ProfilePart(name, sorted(operators[name]), spent, spent / seconds, work, of_peak))
     rest = max(0.0, seconds - sum(times.values()))
-    parts.append(Part("calls, Python and pooling", [], rest, rest / seconds, 0.0, None))
+    parts.append(ProfilePart("calls, Python and pooling", [], rest, rest / seconds, 0.0, None))
     return parts

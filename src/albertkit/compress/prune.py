@@ -1,6 +1,6 @@
 """Heads, feed-forward columns, layers and words taken out of a model: the verb `prune`.
 
-In: a model folder of any kind, and what is to stay. Out: an artifact with smaller matrices, and a `Report`. No torch.
+In: a model folder of any kind, and what is to stay. Out: an artifact with smaller matrices, and a `PruneResult`. No torch.
 
 What a head or a column is worth is how much what it adds to the layer's output varies, over all tokens and summed over all uses of
 the layer: the shared weights are seen at every depth at once. What does not vary is a constant, and goes into the bias. Then
@@ -20,8 +20,8 @@ import numpy as np
 
 from albertkit.artifact import Artifact, write_artifact
 from albertkit.compress.cost import operations
-from albertkit.compress.prune_vocabulary import cut_vocabulary
-from albertkit.compress.quantize import agreement
+from albertkit.compress.prune_vocabulary import prune_vocabulary
+from albertkit.compress.quantize import vector_cosines
 from albertkit.config import AlbertConfig
 from albertkit.errors import AlbertkitError
 from albertkit.interop.convert import open_model
@@ -34,7 +34,7 @@ RIDGE = 0.001  # of the mean second moment: how much a fit is held back where te
 
 
 @dataclass(frozen=True)
-class Keep:
+class PruneSettings:
     """What stays; None leaves a part alone."""
 
     heads: Amount | None = None
@@ -47,7 +47,7 @@ class Keep:
 
 
 @dataclass(frozen=True)
-class Report:
+class PruneResult:
     """What pruning did."""
 
     parameters_before: int
@@ -70,19 +70,19 @@ class Report:
 def prune(
     source: Path | str,
     target: Path | str,
-    keep: Keep,
+    keep: PruneSettings,
     texts: Sequence[str] | None = None,
     overwrite: bool = False,
     progress: Progress = lambda _: None,
     recovery: Callable[[Artifact, Artifact], Artifact] | None = None,
-) -> Report:
+) -> PruneResult:
     """Prune a model and write it. `texts` are like those it will read; without, some are made up (`calibrate.own_text`). A tenth is kept aside.
 
     recovery: gets the whole model and the pruned one, and gives the pruned one trained (`train/recover.py`).
     """
     before = open_model(source)
     _check(before, keep, source)
-    truncate(before, keep.layers)  # or says which depths there are
+    truncate_layers(before, keep.layers)  # or says which depths there are
     if keep.layers is not None and recovery is None and before.meta.task == "embed":
         check_trained_depth(before.config, before.meta, keep.layers, ", or train what is left (--recover)")
     if texts is not None and len(texts) < 10:
@@ -92,22 +92,22 @@ def prune(
     ids: list[list[int]] = []
     if keep.heads is not None or keep.ffn is not None:
         ids = calibration(before, None if texts is None else [t for i, t in enumerate(texts) if i % 10], progress)
-    after = _noted(before, slim(truncate(before, keep.layers), keep, ids, progress))
+    after = _noted(before, prune_heads_and_ffn(truncate_layers(before, keep.layers), keep, ids, progress))
     if recovery is not None:
         progress("")
         after = recovery(before, after)
     if keep.vocabulary is not None:  # last, so that a teacher and its student cut text alike
         progress("cutting the vocabulary")
-        after = _noted(after, cut_vocabulary(after, keep.vocabulary))
+        after = _noted(after, prune_vocabulary(after, keep.vocabulary))
     progress("comparing")
-    cosine = agreement(before, after, held, None if sample is None else calibration(after, sample))
+    cosine = vector_cosines(before, after, held, None if sample is None else calibration(after, sample))
     report = _report(before, after, cosine, about)
     write_artifact(after, target, overwrite)
     progress("")
     return report
 
 
-def _sample(before: Artifact, keep: Keep, texts: Sequence[str] | None) -> tuple[Sequence[str] | None, str]:
+def _sample(before: Artifact, keep: PruneSettings, texts: Sequence[str] | None) -> tuple[Sequence[str] | None, str]:
     """Texts to compare with, and what they are; None where text is made up, which a model of fewer words would not read as it is."""
     if texts is not None:
         return texts[::10], "texts"
@@ -117,13 +117,13 @@ def _sample(before: Artifact, keep: Keep, texts: Sequence[str] | None) -> tuple[
     return None, own_kind(before)
 
 
-def _check(artifact: Artifact, keep: Keep, source: Path | str) -> None:
+def _check(artifact: Artifact, keep: PruneSettings, source: Path | str) -> None:
     if artifact.meta.quantisation is not None:
         raise AlbertkitError(
             f"{source} is stored as {artifact.meta.quantisation}; prune the float model it came from, then quantise the result "
             f"(without that model, make floats of this one:  albertkit convert {source} FLOAT)"
         )
-    if keep == Keep(fit=keep.fit):
+    if keep == PruneSettings(fit=keep.fit):
         raise AlbertkitError("nothing was asked for; say what stays: heads, ffn, layers or vocabulary")
     if artifact.config.options.static and (keep.heads or keep.ffn or keep.layers):
         raise AlbertkitError("a static model has no layers; only its vocabulary can be pruned")
@@ -135,9 +135,9 @@ def _check(artifact: Artifact, keep: Keep, source: Path | str) -> None:
             )
 
 
-def _report(before: Artifact, after: Artifact, cosine: np.ndarray, about: str) -> Report:
+def _report(before: Artifact, after: Artifact, cosine: np.ndarray, about: str) -> PruneResult:
     old, new = before.config, after.config
-    return Report(
+    return PruneResult(
         parameters_before=sum(array.size for array in before.weights.values()),
         parameters=sum(array.size for array in after.weights.values()),
         operations_before=operations(old, min(128, old.max_position_embeddings))["total"],
@@ -172,7 +172,7 @@ def _noted(before: Artifact, after: Artifact) -> Artifact:
 # Layers ----------------------------------------------------------------------------------------------------------
 
 
-def truncate(artifact: Artifact, layers: int | None) -> Artifact:
+def truncate_layers(artifact: Artifact, layers: int | None) -> Artifact:
     """The first `layers` layers."""
     config = artifact.config
     if layers is None or layers == config.num_hidden_layers:
@@ -204,7 +204,7 @@ def _groups(config: AlbertConfig, layers: int) -> int:
 # Heads and columns -----------------------------------------------------------------------------------------------
 
 
-def counted(wanted: Amount | None, there: int, what: str) -> int:
+def resolve_count(wanted: Amount | None, there: int, what: str) -> int:
     """How many of `there` stay."""
     if wanted is None:
         return there
@@ -220,14 +220,16 @@ def counted(wanted: Amount | None, there: int, what: str) -> int:
     return number
 
 
-def slim(artifact: Artifact, keep: Keep, ids: list[list[int]], progress: Progress = lambda _: None) -> Artifact:
+def prune_heads_and_ffn(
+    artifact: Artifact, keep: PruneSettings, ids: list[list[int]], progress: Progress = lambda _: None
+) -> Artifact:
     """The same model with fewer heads and feed-forward columns in its shared layers, judged by texts (token ids)."""
     config = artifact.config
-    heads = counted(keep.heads, config.num_attention_heads, "heads")
-    columns = counted(keep.ffn, config.intermediate_size, "ffn")
+    heads = resolve_count(keep.heads, config.num_attention_heads, "heads")
+    columns = resolve_count(keep.ffn, config.intermediate_size, "ffn")
     if (heads, columns) == (config.num_attention_heads, config.intermediate_size):
         return artifact
-    found = spreads(artifact, ids, progress)
+    found = input_moments(artifact, ids, progress)
     weights = dict(artifact.weights)
     for prefix, (attention, ffn) in found.items():
         progress(f"pruning {prefix}")
@@ -240,7 +242,7 @@ def slim(artifact: Artifact, keep: Keep, ids: list[list[int]], progress: Progres
     return Artifact(small, weights, artifact.tokenizer, artifact.meta)
 
 
-def spreads(
+def input_moments(
     artifact: Artifact, ids: list[list[int]], progress: Progress = lambda _: None
 ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Of each layer, the mean of x·xᵀ over what its output product and its down product read; x ends with a 1.

@@ -27,7 +27,7 @@ LONGEST = 64  # characters of a piece
 
 
 @dataclass(frozen=True)
-class Cut:
+class PrunedTokenizer:
     """A smaller vocabulary."""
 
     tokenizer: Tokenizer
@@ -35,12 +35,12 @@ class Cut:
     """Old id of each new id, rising."""
 
 
-def cut_vocabulary(artifact: Artifact, texts: Sequence[str]) -> Artifact:
+def prune_vocabulary(artifact: Artifact, texts: Sequence[str]) -> Artifact:
     """The same model with the pieces that `texts` need."""
     tokenizer, config = artifact.tokenizer, artifact.config
     if tokenizer is None:
         raise AlbertkitError("this model has no tokenizer, so its vocabulary cannot be cut")
-    made = cut(tokenizer, texts)
+    made = prune_tokenizer(tokenizer, texts)
     table, bias = "encoder.embeddings.word.weight", "heads.mlm.bias"
     weights = {name: array[made.kept] if name in (table, bias) else array for name, array in artifact.weights.items()}
     small = made.tokenizer
@@ -53,7 +53,7 @@ def cut_vocabulary(artifact: Artifact, texts: Sequence[str]) -> Artifact:
     return Artifact(config, weights, small, artifact.meta)
 
 
-def cut(tokenizer: Tokenizer, texts: Sequence[str]) -> Cut:
+def prune_tokenizer(tokenizer: Tokenizer, texts: Sequence[str]) -> PrunedTokenizer:
     """The tokenizer with the pieces that `texts` need, and which they are."""
     if tokenizer.kind == "phoneme":
         raise AlbertkitError("a table of symbols has one id a character, so there is nothing to cut")
@@ -102,7 +102,7 @@ def _ideograph(letter: str) -> bool:
     )
 
 
-def _restricted(tokenizer: Tokenizer, kept: set[int]) -> Cut:
+def _restricted(tokenizer: Tokenizer, kept: set[int]) -> PrunedTokenizer:
     old = tokenizer.vocabulary
     order = sorted(kept)
     place = {i: at for at, i in enumerate(order)}
@@ -117,10 +117,10 @@ def _restricted(tokenizer: Tokenizer, kept: set[int]) -> Cut:
         charsmap=old.charsmap,
         spiece=spiece.only(old.spiece, kept) if old.spiece else b"",
     )
-    return Cut(Tokenizer(made), np.array(order))
+    return PrunedTokenizer(Tokenizer(made), np.array(order))
 
 
-def _same(old: Tokenizer, new: Cut, texts: Sequence[str]) -> Iterator[bool]:
+def _same(old: Tokenizer, new: PrunedTokenizer, texts: Sequence[str]) -> Iterator[bool]:
     """Whether each text has the same pieces as before."""
     for before, after in zip(_ids(old, texts), _ids(new.tokenizer, texts), strict=True):
         yield before == new.kept[after].tolist()

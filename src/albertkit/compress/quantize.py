@@ -1,7 +1,7 @@
 """A model in fewer bits, and how much of it is left: the verb `quantize`.
 
-In: a model folder of any kind, or what `train/qat.py` trained for few bits. Out: a quantised artifact folder, and a `Report` that compares its vectors
-with the float model's on texts nobody calibrated with (or, without texts, on text made up for it, see `calibrate.py`). With a `Check`, nothing is written that loses
+In: a model folder of any kind, or what `train/qat.py` trained for few bits. Out: a quantised artifact folder, and a `QuantizeResult` that compares its vectors
+with the float model's on texts nobody calibrated with (or, without texts, on text made up for it, see `calibrate.py`). With a `QualityLimit`, nothing is written that loses
 more than it may. No torch.
 """
 
@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from albertkit.artifact import QUANTISED_FILE, Artifact, Stored, new_folder, read_stored, write_artifact
-from albertkit.compress.evaluate import Check, Verdict, refuse
+from albertkit.compress.evaluate import QualityLimit, QualityLoss, require_quality
 from albertkit.config import AlbertConfig
 from albertkit.errors import AlbertkitError
 from albertkit.interop.convert import open_model
@@ -27,7 +27,7 @@ from albertkit.runtime.graph import Weights
 
 
 @dataclass(frozen=True)
-class Report:
+class QuantizeResult:
     """What quantisation did."""
 
     bits: int
@@ -39,19 +39,19 @@ class Report:
     texts: int
     about: str = "texts"
     """What kind of texts these were: those given, or what was made up in their place (`calibrate.own_kind`)."""
-    verdict: Verdict | None = None
+    verdict: QualityLoss | None = None
     """What was lost on the examples of a check."""
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainedWeights:
     """Float weights that were trained for few bits, and what their inputs are multiplied with."""
 
     artifact: Artifact
     smooths: dict[str, np.ndarray]
 
 
-def float_model(source: Path | str) -> Artifact:
+def open_float_model(source: Path | str) -> Artifact:
     """A model that is not quantised yet."""
     artifact = open_model(source)
     if artifact.meta.quantisation is not None:
@@ -62,23 +62,23 @@ def float_model(source: Path | str) -> Artifact:
     return artifact
 
 
-def shrink(
+def quantize(
     source: Path | str,
     target: Path | str,
     bits: int,
     texts: Sequence[str] | None = None,
     overwrite: bool = False,
     progress: Callable[[str], None] = lambda _: None,
-    check: Check | None = None,
-    trained: Trained | None = None,
-) -> Report:
+    check: QualityLimit | None = None,
+    trained: TrainedWeights | None = None,
+) -> QuantizeResult:
     """Quantise a model and write it; a tenth of the texts is kept aside to compare with.
 
     check: what it is asked before it is written. trained: weights to store in the place of the source's.
     """
     if bits not in BITS:
         raise AlbertkitError(f"bits is {bits!r}; choose 8 or 4")
-    artifact = float_model(source)
+    artifact = open_float_model(source)
     if artifact.config.options.static and bits != 8:
         raise AlbertkitError(f"bits is {bits}; a static table is stored in 8 bits, so leave --bits away")
     if texts is not None and len(texts) < 10:
@@ -102,13 +102,13 @@ def shrink(
         progress("rounding")
         write_artifact(made, scratch, bits=bits, moments=seen, smooths=None if trained is None else trained.smooths)
         progress("comparing")
-        cosine = agreement(artifact, read_stored(scratch), held)
+        cosine = vector_cosines(artifact, read_stored(scratch), held)
         verdict = None
         if check is not None:
-            verdict = refuse(source, scratch, check, remedy(bits, texts is not None, trained is not None))
+            verdict = require_quality(source, scratch, check, remedy(bits, texts is not None, trained is not None))
         size = (scratch / QUANTISED_FILE).stat().st_size
     progress("")
-    return Report(
+    return QuantizeResult(
         bits=bits,
         bytes_before=sum(a.nbytes for a in artifact.weights.values()),
         bytes=size,
@@ -134,7 +134,7 @@ def remedy(bits: int, texts: bool, trained: bool) -> str:
     return said[0].upper() + said[1:]
 
 
-def agreement(
+def vector_cosines(
     first: Artifact | Stored, second: Artifact | Stored, ids: list[list[int]], others: list[list[int]] | None = None
 ) -> np.ndarray:
     """Cosines of the mean-pooled vectors that two models give to token ids; `others` are the second one's, where its vocabulary is another."""

@@ -34,7 +34,7 @@ LENGTH = 8192  # pieces of a text that are averaged at once; longer texts are wi
 
 
 @dataclass(frozen=True)
-class Report:
+class StaticModelResult:
     """What was made."""
 
     pieces: int
@@ -49,14 +49,14 @@ class Report:
     """Whether frequencies are known at all."""
 
 
-def make_static(
+def make_static_model(
     source: Path | str | None,
     target: Path | str,
     texts: Sequence[str] | None = None,
     dim: int | None = None,
     overwrite: bool = False,
     progress: Progress = lambda _: None,
-) -> Report:
+) -> StaticModelResult:
     """Distil a model into a static one and write it."""
     albert = Albert(source)
     if albert.config.options.static:
@@ -68,11 +68,11 @@ def make_static(
         raise AlbertkitError(
             "there is no text to count pieces in; give lines like those it will read, or none (--texts)"
         )
-    vectors = piece_vectors(albert, progress)
+    vectors = token_vectors(albert, progress)
     hidden = sorted(_silent(albert.tokenizer))
     heard = np.setdiff1d(np.arange(len(vectors)), hidden)
     progress("turning")
-    table, kept = turned(vectors, heard, size)
+    table, kept = whiten(vectors, heard, size)
     known = frequencies(albert.tokenizer, texts)
     if known is not None:
         table *= (RARE / (RARE + known))[:, None]
@@ -87,7 +87,7 @@ def make_static(
     write_artifact(Artifact(config, weights, albert.tokenizer, meta), target, overwrite)
     progress("")
     nbytes = weights["encoder.embeddings.word.weight"].nbytes
-    return Report(len(table), size, nbytes, kept, len(texts or ()), known is not None)
+    return StaticModelResult(len(table), size, nbytes, kept, len(texts or ()), known is not None)
 
 
 def static_config(config: AlbertConfig, pieces: int, dim: int) -> AlbertConfig:
@@ -113,7 +113,7 @@ def _silent(tokenizer: Tokenizer) -> set[int]:
     return set(tokenizer.vocabulary.hidden) | {i for i in special if i is not None}
 
 
-def piece_vectors(albert: Albert, progress: Progress = lambda _: None) -> np.ndarray:
+def token_vectors(albert: Albert, progress: Progress = lambda _: None) -> np.ndarray:
     """What the model says about each piece alone, pooled as it pools texts; (pieces, H)."""
     count = albert.tokenizer.vocab_size
     out = np.empty((count, albert.dim), np.float32)
@@ -126,7 +126,7 @@ def piece_vectors(albert: Albert, progress: Progress = lambda _: None) -> np.nda
     return out
 
 
-def turned(vectors: np.ndarray, heard: np.ndarray, dim: int) -> tuple[np.ndarray, float]:
+def whiten(vectors: np.ndarray, heard: np.ndarray, dim: int) -> tuple[np.ndarray, float]:
     """Vectors centred, turned so that the first directions vary most, evened out and cut; and the share of variance kept."""
     centred = vectors - vectors[heard].mean(axis=0)
     covariance = centred[heard].T.astype(np.float64) @ centred[heard] / len(heard)

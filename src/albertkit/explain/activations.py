@@ -18,7 +18,7 @@ import numpy as np
 from albertkit.artifact import Stored, read_stored
 from albertkit.config import AlbertConfig
 from albertkit.errors import AlbertkitError
-from albertkit.quantized import Matrix
+from albertkit.quantized import QuantizedMatrix
 from albertkit.runtime.graph_builder import as_float
 
 GRU_PARTS = ("input_weight", "input_bias", "state_weight", "state_bias")
@@ -43,7 +43,7 @@ class NumpyEncoder:
         self.config, self.tokenizer = config, tokenizer
         self.depth = depth or config.num_hidden_layers
         # The word table stays as it is stored: a text needs a few rows of it.
-        self.words: np.ndarray | Matrix = weights["encoder.embeddings.word.weight"]
+        self.words: np.ndarray | QuantizedMatrix = weights["encoder.embeddings.word.weight"]
         wanted = ("encoder.embeddings.", "encoder.groups.")
         self.weights: dict[str, np.ndarray] = {
             name: np.asarray(as_float(weight), np.float32)
@@ -94,8 +94,8 @@ class NumpyEncoder:
         """(tokens,) → (tokens, H)."""
         w, options = self.weights, self.config.options
         table = self.words
-        if isinstance(table, Matrix):
-            words = Matrix(table.values[ids], table.scale[ids], table.smooth).floats()
+        if isinstance(table, QuantizedMatrix):
+            words = QuantizedMatrix(table.values[ids], table.scale[ids], table.smooth).floats()
         else:
             words = table[ids]
         if options.scale_embedding:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto, TensorProto, helper
 
-from albertkit.quantized import Matrix
+from albertkit.quantized import QuantizedMatrix
 from albertkit.runtime.graph_builder import HIDDEN, IR, OPSET, Builder
 
 __all__ = ["HIDDEN", "PortableBuilder"]
@@ -60,9 +60,9 @@ class PortableBuilder(Builder):
             self.small[key] = super().constant(value, dtype)
         return self.small[key]
 
-    def floats(self, name: str, weight: np.ndarray | Matrix) -> str:
+    def floats(self, name: str, weight: np.ndarray | QuantizedMatrix) -> str:
         """A weight as floats, stored as it is."""
-        if not isinstance(weight, Matrix):
+        if not isinstance(weight, QuantizedMatrix):
             return self.weight(name, weight)
         values, scale = self.weight(name, weight.values), self.weight(f"{name}.scale", weight.scale)
         opened = self.node("DequantizeLinear", values, scale, axis=0)
@@ -70,9 +70,9 @@ class PortableBuilder(Builder):
             opened if weight.smooth is None else self.node("Mul", opened, self.weight(f"{name}.smooth", weight.smooth))
         )
 
-    def float_product(self, x: str, name: str, weight: np.ndarray | Matrix) -> str:
+    def float_product(self, x: str, name: str, weight: np.ndarray | QuantizedMatrix) -> str:
         """x · Wᵀ in floats, W stored as it is."""
-        if not isinstance(weight, Matrix):
+        if not isinstance(weight, QuantizedMatrix):
             return self.product(x, name, weight)
         # scaled behind the product: OpenVINO takes weights that are scaled before it as a sign to round the other side too
         if weight.smooth is not None:
@@ -80,7 +80,7 @@ class PortableBuilder(Builder):
         opened = self.node("Cast", self.turned(name, weight.values), to=TensorProto.FLOAT)
         return self.node("Mul", self.node("MatMul", x, opened), self.weight(f"{name}.scale", weight.scale))
 
-    def whole(self, small: str, name: str, weight: Matrix, zero: str) -> str:
+    def whole(self, small: str, name: str, weight: QuantizedMatrix, zero: str) -> str:
         """The product of whole numbers, multiplied with the scale of each row of W."""
         summed = self.node("MatMulInteger", small, self.turned(name, weight.values), zero)
         scale = self.weight(f"{name}.scale", weight.scale)

@@ -1,6 +1,6 @@
 """Weights to ONNX graphs: the embedding, the one shared layer, and the heads.
 
-In: a config and weights (float arrays or int8 `Matrix`es). Out: `Graph`s. Before this file: `builder.py` collects the nodes.
+In: a config and weights (float arrays or int8 `QuantizedMatrix`es). Out: `Graph`s. Before this file: `builder.py` collects the nodes.
 Next: `engine.py` opens the graphs in onnxruntime and applies the layer; `interop/onnx_export.py` puts the same parts into one file.
 
 The layer: one product for Q, K and V together, multi-head attention over the first n tokens of each text, the output
@@ -20,7 +20,7 @@ import numpy as np
 from onnx import TensorProto
 
 from albertkit.config import AlbertConfig
-from albertkit.quantized import Matrix
+from albertkit.quantized import QuantizedMatrix
 from albertkit.runtime import graph_options
 from albertkit.runtime.graph_builder import Builder, Graph, Levels, as_float
 
@@ -36,28 +36,30 @@ __all__ = [
     "masked_word_graph",
 ]
 
-Weights = dict[str, "np.ndarray | Matrix"]
+Weights = dict[str, "np.ndarray | QuantizedMatrix"]
 
 # How far below zero each activation goes; None where it is not bounded closely.
 LOWEST = {"gelu": 0.17, "gelu_new": 0.1701, "relu": 0.0, "silu": 0.2785, "tanh": None}
 
 
-def stacked(parts: list[np.ndarray | Matrix]) -> np.ndarray | Matrix:
+def stacked(parts: list[np.ndarray | QuantizedMatrix]) -> np.ndarray | QuantizedMatrix:
     """Several matrices as one, rows below rows."""
-    if all(isinstance(part, Matrix) for part in parts):
-        matrices = [part for part in parts if isinstance(part, Matrix)]
+    if all(isinstance(part, QuantizedMatrix) for part in parts):
+        matrices = [part for part in parts if isinstance(part, QuantizedMatrix)]
         for m in matrices[1:]:
             if not np.array_equal(m.smooth, matrices[0].smooth):  # type: ignore[arg-type]
                 return np.concatenate([as_float(part) for part in parts])
         values, scale = np.concatenate([m.values for m in matrices]), np.concatenate([m.scale for m in matrices])
-        return Matrix(values, scale, matrices[0].smooth)  # the same for all, since they read the same input
+        return QuantizedMatrix(values, scale, matrices[0].smooth)  # the same for all, since they read the same input
     return np.concatenate([as_float(part) for part in parts])
 
 
-def shifted_bias(weight: np.ndarray | Matrix, bias: np.ndarray, shift: float) -> np.ndarray:
+def shifted_bias(weight: np.ndarray | QuantizedMatrix, bias: np.ndarray, shift: float) -> np.ndarray:
     """The bias that takes back what adding `shift` to every input of a product has added to its outputs."""
     rows = (
-        weight.values.sum(axis=1, dtype=np.int64) * weight.scale if isinstance(weight, Matrix) else weight.sum(axis=1)
+        weight.values.sum(axis=1, dtype=np.int64) * weight.scale
+        if isinstance(weight, QuantizedMatrix)
+        else weight.sum(axis=1)
     )
     return (bias - shift * rows).astype(np.float32)
 
@@ -110,7 +112,7 @@ def ffn_block(b: Builder, config: AlbertConfig, weights: Weights, prefix: str, h
     up = b.product(hidden, "up", weights[f"{prefix}.ffn.up.weight"])
     wide = b.activation(config.hidden_act, up, *_vectors(b, weights, prefix, "ffn.up.bias"))
     down = weights[f"{prefix}.ffn.down.weight"]
-    floor = LOWEST[config.hidden_act] if isinstance(down, Matrix) else None
+    floor = LOWEST[config.hidden_act] if isinstance(down, QuantizedMatrix) else None
     down_bias = as_float(weights[f"{prefix}.ffn.down.bias"])
     if floor is not None:
         down_bias = shifted_bias(down, down_bias, floor)
@@ -169,7 +171,7 @@ def layer_feed(config: AlbertConfig, layer: int, hidden: np.ndarray, lengths: np
 def embedding(b: Builder, config: AlbertConfig, weights: Weights, ids: str, segments: str) -> str:
     """Word, segment and position vectors, their sum normalised and projected to H."""
     table = weights["encoder.embeddings.word.weight"]
-    if isinstance(table, Matrix):
+    if isinstance(table, QuantizedMatrix):
         rows = b.node("Cast", b.node("Gather", b.weight("word", table.values), ids), to=TensorProto.FLOAT)
         scale = b.node("Gather", b.weight("word.scale", table.scale[:, None]), ids)
         words = b.node("Mul", rows, scale)

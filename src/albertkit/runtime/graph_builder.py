@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto, helper
 
-from albertkit.quantized import Matrix
+from albertkit.quantized import QuantizedMatrix
 
 MICROSOFT = "com.microsoft"
 OPSET, IR = 17, 8  # old enough for every onnxruntime we accept
@@ -44,9 +44,9 @@ class Graph:
     weights: dict[str, np.ndarray]
 
 
-def as_float(weight: np.ndarray | Matrix) -> np.ndarray:
+def as_float(weight: np.ndarray | QuantizedMatrix) -> np.ndarray:
     """A weight as floats, whatever it is stored as."""
-    return weight.floats() if isinstance(weight, Matrix) else weight
+    return weight.floats() if isinstance(weight, QuantizedMatrix) else weight
 
 
 @dataclass
@@ -124,11 +124,11 @@ class Builder:
         """The transpose of an array."""
         return self.weight(name, array.T)
 
-    def floats(self, name: str, weight: np.ndarray | Matrix) -> str:
+    def floats(self, name: str, weight: np.ndarray | QuantizedMatrix) -> str:
         """A weight as floats, however it is stored."""
         return self.weight(name, as_float(weight))
 
-    def product(self, x: str, name: str, weight: np.ndarray | Matrix, floor: float | None = None) -> str:
+    def product(self, x: str, name: str, weight: np.ndarray | QuantizedMatrix, floor: float | None = None) -> str:
         """x · Wᵀ. `floor`: x is nowhere below -floor, and has been shifted up by it (see `graph.shifted_bias`)."""
         if isinstance(weight, np.ndarray):
             return self.node("MatMul", x, self.turned(name, weight))
@@ -146,12 +146,12 @@ class Builder:
         small = self.node("QuantizeLinear", self.node("Mul", x, grow), self.constant(1.0, np.float32), zero)
         return self.node("Div", self.whole(small, name, weight, zero), grow)
 
-    def whole(self, small: str, name: str, weight: Matrix, zero: str) -> str:
+    def whole(self, small: str, name: str, weight: QuantizedMatrix, zero: str) -> str:
         """The product of whole numbers, multiplied with the scale of each row of W."""
         one, scale = self.constant(1.0, np.float32), self.weight(f"{name}.scale", weight.scale)
         return self.node("MatMulIntegerToFloat", small, self.turned(name, weight.values), one, scale, zero)
 
-    def float_product(self, x: str, name: str, weight: np.ndarray | Matrix) -> str:
+    def float_product(self, x: str, name: str, weight: np.ndarray | QuantizedMatrix) -> str:
         """x · Wᵀ in floats, however W is stored."""
         return self.product(x, name, as_float(weight))
 

@@ -15,25 +15,27 @@ from dataclasses import dataclass
 import numpy as np
 
 from albertkit.config import AlbertConfig
-from albertkit.quantized import Matrix, quantize_rows
+from albertkit.quantized import QuantizedMatrix, quantize_rows
 from albertkit.runtime.graph_builder import HIDDEN, Builder, as_float
 
-Weights = dict[str, "np.ndarray | Matrix"]
+Weights = dict[str, "np.ndarray | QuantizedMatrix"]
 EVERYTHING, MASKED, BLOCKS = 0, 1, 2  # how a layer with a window is computed: within one, up to three, and beyond
 FAR = 2**31 - 1  # an end of a slice that means the last
 
 
-def folded(weight: np.ndarray | Matrix, matrix: np.ndarray) -> np.ndarray | Matrix:
+def folded(weight: np.ndarray | QuantizedMatrix, matrix: np.ndarray) -> np.ndarray | QuantizedMatrix:
     """A matrix whose rows, head by head, go through `matrix` (narrow, wide)."""
-    plain = weight.values * weight.scale[:, None] if isinstance(weight, Matrix) else weight
+    plain = weight.values * weight.scale[:, None] if isinstance(weight, QuantizedMatrix) else weight
     made = (matrix @ plain.reshape(-1, matrix.shape[1], plain.shape[1])).reshape(-1, plain.shape[1])
-    if not isinstance(weight, Matrix):
+    if not isinstance(weight, QuantizedMatrix):
         return made
     small = quantize_rows(made)
-    return Matrix(small.values, small.scale, weight.smooth)
+    return QuantizedMatrix(small.values, small.scale, weight.smooth)
 
 
-def input_parts(config: AlbertConfig, weights: Weights, prefix: str) -> tuple[list[np.ndarray | Matrix], np.ndarray]:
+def input_parts(
+    config: AlbertConfig, weights: Weights, prefix: str
+) -> tuple[list[np.ndarray | QuantizedMatrix], np.ndarray]:
     """The matrices of queries, keys and values, and their biases as one."""
     names = ("query", "key", "value")
     parts = [weights[f"{prefix}.attention.{name}.weight"] for name in names]
@@ -45,14 +47,14 @@ def input_parts(config: AlbertConfig, weights: Weights, prefix: str) -> tuple[li
     return parts, np.concatenate(biases).astype(np.float32)
 
 
-def output_part(config: AlbertConfig, weights: Weights, prefix: str) -> np.ndarray | Matrix:
+def output_part(config: AlbertConfig, weights: Weights, prefix: str) -> np.ndarray | QuantizedMatrix:
     """The output matrix, for heads as wide as they are computed."""
     weight = weights[f"{prefix}.attention.output.weight"]
     if not config.options.low_rank:
         return weight
     plain = as_float(weight).reshape(config.hidden_size, config.num_attention_heads, config.head_size)
     made = (plain @ as_float(weights[f"{prefix}.attention.low.lift"])).reshape(config.hidden_size, -1)
-    return quantize_rows(made) if isinstance(weight, Matrix) else made
+    return quantize_rows(made) if isinstance(weight, QuantizedMatrix) else made
 
 
 def lifted(b: Builder, config: AlbertConfig, weights: Weights, prefix: str, context: str) -> str:

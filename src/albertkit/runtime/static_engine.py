@@ -13,7 +13,7 @@ import numpy as np
 
 from albertkit.config import AlbertConfig
 from albertkit.errors import AlbertkitError
-from albertkit.quantized import Matrix
+from albertkit.quantized import QuantizedMatrix
 from albertkit.runtime.batching import TokenBatch
 from albertkit.runtime.graph_builder import as_float
 
@@ -23,14 +23,14 @@ TOKENS = 1024  # rows of the table that are read at once: few enough to stay in 
 class StaticEngine:
     """A table ready to be read."""
 
-    def __init__(self, config: AlbertConfig, weights: dict[str, np.ndarray | Matrix]) -> None:
+    def __init__(self, config: AlbertConfig, weights: dict[str, np.ndarray | QuantizedMatrix]) -> None:
         self.config, self.threads = config, 1
         self.weights = weights
         self.table = weights["encoder.embeddings.word.weight"]
 
     def rows(self, ids: np.ndarray) -> np.ndarray:
         """The vectors of ids of any shape."""
-        if isinstance(self.table, Matrix):
+        if isinstance(self.table, QuantizedMatrix):
             found: np.ndarray = self.table.values[ids] * self.table.scale[ids][..., None]
             return found
         return as_float(self.table)[ids]

@@ -1,6 +1,6 @@
 """`distill --what`: a teacher's vectors, scores, hidden states or attention to a student of any shape.
 
-In: teachers, a student, a `Lesson`, examples of the teacher's task or texts. Out: the folder of a training, with the student in `model/`. What a teacher gives once
+In: teachers, a student, a `DistillSettings`, examples of the teacher's task or texts. Out: the folder of a training, with the student in `model/`. What a teacher gives once
 for each text (vectors, scores) is kept in `OUT/teacher/`, so that it reads every text once, however often the training starts; hidden states and
 attention are computed as they are needed. Before this file: `student.py`, `teachers.py`, `watching.py`. (Sentence vectors at several depths and
 widths from a corpus are `distill.py`'s.)
@@ -13,7 +13,6 @@ import hashlib
 import os
 import zipfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,25 +27,17 @@ from albertkit.model import AlbertModel
 from albertkit.runtime.predict import scores
 from albertkit.tasks.task import Feature
 from albertkit.tokenizer import Tokenizer
-from albertkit.train.distill_settings import Lesson
-from albertkit.train.distill_task import HEAD, Gives, Imitating, Reading, finished
+from albertkit.train.distill_settings import DistillSettings
+from albertkit.train.distill_task import PROJECTION, DistillTask, TeacherOutputs, TextsOnly, without_projection
 from albertkit.train.distributed import choose_device
 from albertkit.train.finetune_task import heads_of
 from albertkit.train.loop import train
 from albertkit.train.pretrain import fit
-from albertkit.train.recover import Data, plain_text
-from albertkit.train.teacher_states import open_watched, plain_attention
-from albertkit.train.teachers import Mixture, encoder_of, is_ours, reading_of, spoken
+from albertkit.train.recover import DistillData, plain_text
+from albertkit.train.teacher_states import open_state_teacher, require_plain_attention
+from albertkit.train.teachers import TeacherMixture, find_encoder, find_reading_rules, is_albert, text_targets
 from albertkit.train.train_settings import TrainSettings
 from albertkit.train.training_task import TrainResult
-
-
-@dataclass(frozen=True)
-class Teachers:
-    """Whom a student learns from: folders, and what each counts where there are several."""
-
-    folders: tuple[Path, ...]
-    weights: tuple[float, ...]
 
 
 def fresh_student(config: AlbertConfig, tokenizer: Tokenizer, seed: int, meta: Meta | None = None) -> Artifact:
@@ -56,21 +47,21 @@ def fresh_student(config: AlbertConfig, tokenizer: Tokenizer, seed: int, meta: M
     return Artifact(config, AlbertModel(config).weights(), tokenizer, meta or Meta())
 
 
-def vocabulary_of(folder: Path) -> Tokenizer:
+def teacher_tokenizer(folder: Path) -> Tokenizer:
     """The tokenizer of a teacher."""
-    if is_ours(folder):
+    if is_albert(folder):
         found = read_stored(folder).tokenizer
         if found is None:
             raise AlbertkitError(f"{folder} holds no tokenizer; give --start with a student that has one")
         return found
-    return Tokenizer.load(encoder_of(folder)[0])
+    return Tokenizer.load(find_encoder(folder)[0])
 
 
-def distil(
-    teachers: Teachers,
+def distill(
+    teachers: TeacherMixture,
     student: Artifact,
-    data: Data,
-    lesson: Lesson,
+    data: DistillData,
+    lesson: DistillSettings,
     settings: TrainSettings,
     out: Path,
     max_length: int = 128,
@@ -86,33 +77,33 @@ def distil(
     if student.tokenizer is None:
         raise AlbertkitError("the student has no tokenizer, so it cannot read text; give one with a tokenizer")
     if lesson.attention:
-        plain_attention(student, "student")
+        require_plain_attention(student, "student")
     first, work_device = teachers.folders[0], choose_device(settings.device)
-    who = (*map(identity, teachers.folders), repr(teachers.weights))
-    gives = Gives(meta=read_stored(first).meta if is_ours(first) else None, identity=who)
+    who = (*map(teacher_identity, teachers.folders), repr(teachers.weights))
+    gives = TeacherOutputs(meta=read_stored(first).meta if is_albert(first) else None, identity=who)
     limit = min(max_length, student.config.max_position_embeddings)
     if lesson.watches:
-        watched = open_watched(first, student.tokenizer, data.texts(), bool(lesson.attention))
+        watched = open_state_teacher(first, student.tokenizer, data.texts(), bool(lesson.attention))
         limit = min(limit, watched.longest)
         gives = dataclasses.replace(gives, watched=watched)
     if lesson.logits:
         gives = dataclasses.replace(
-            gives, logits=lambda features: kept_scores(first, student, data, features, out, work_device)
+            gives, logits=lambda features: teacher_scores(first, student, data, features, out, work_device)
         )
     if lesson.vectors:
-        gives = dataclasses.replace(gives, vectors=kept_vectors(teachers, student, data, out, work_device))
-    task = data.task or Reading()
-    work = Imitating(task, student, data.train, data.dev, settings, lesson, gives, limit)
+        gives = dataclasses.replace(gives, vectors=teacher_vectors(teachers, student, data, out, work_device))
+    task = data.task or TextsOnly()
+    work = DistillTask(task, student, data.train, data.dev, settings, lesson, gives, limit)
     outcome = train(work, settings, out, resume=resume, say=say, bar=bar)
-    if outcome.model is not None and HEAD in read_artifact(outcome.model).weights:
-        write_artifact(finished(read_artifact(outcome.model)), outcome.model, overwrite=True)
+    if outcome.model is not None and PROJECTION in read_artifact(outcome.model).weights:
+        write_artifact(without_projection(read_artifact(outcome.model)), outcome.model, overwrite=True)
     return outcome
 
 
 # What a teacher gives once -----------------------------------------------------------------------------------------
 
 
-def kept(
+def load_or_compute(
     folder: Path, name: str, about: Sequence[Any], compute: Callable[[], dict[str, np.ndarray]]
 ) -> dict[str, np.ndarray]:
     """What was computed before for the same things, or is now; written whole or not at all."""
@@ -134,49 +125,55 @@ def kept(
         raise AlbertkitError(f"{path} is damaged ({error}); delete it, and the teacher reads again") from None
 
 
-def identity(folder: Path) -> str:
+def teacher_identity(folder: Path) -> str:
     """What tells a teacher from others: its weights, and how it reads and pools."""
     about: tuple[Any, ...]
-    if is_ours(folder):
+    if is_albert(folder):
         stored = read_stored(folder)
         meta = stored.meta
         about = (stored.identity, stored.config, meta.pooling, meta.normalise, meta.depth, meta.prompts)
     else:
-        place, pooling = encoder_of(model_folder(folder))
+        place, pooling = find_encoder(model_folder(folder))
         files = [place / name for name in ("config.json", "model.safetensors", "tokenizer.json")]
         missing = [file.name for file in files if not file.is_file()]
         if missing:
             raise AlbertkitError(
                 f"{place} holds no {missing[0]}; give a model of ours, or one with config.json, model.safetensors and tokenizer.json"
             )
-        about = (*map(digest, files), pooling, reading_of(model_folder(folder)))
+        about = (*map(digest, files), pooling, find_reading_rules(model_folder(folder)))
     return hashlib.sha256(repr(about).encode()).hexdigest()
 
 
-def kept_vectors(teachers: Teachers, student: Artifact, data: Data, out: Path, device: torch.device) -> np.ndarray:
+def teacher_vectors(
+    teachers: TeacherMixture, student: Artifact, data: DistillData, out: Path, device: torch.device
+) -> np.ndarray:
     """One vector for each text to learn from, then for each held-out one; each chunk is kept as it comes, so that a kill costs one chunk."""
     assert student.tokenizer is not None
     texts = [plain_text(example, student.tokenizer) for example in (*data.train, *data.dev)]
-    mixture = Mixture(teachers.folders, teachers.weights, student.config.hidden_size)
-    who = [identity(folder) for folder in teachers.folders]
+    dim = student.config.hidden_size
+    who = [teacher_identity(folder) for folder in teachers.folders]
 
     def part(chunk: Sequence[str], compute: Callable[[], np.ndarray]) -> np.ndarray:
-        return kept(out, "part", [*who, *chunk], lambda: {"vectors": compute()})["vectors"]
+        return load_or_compute(out, "part", [*who, *chunk], lambda: {"vectors": compute()})["vectors"]
 
-    about = [*who, teachers.weights, mixture.width, *texts]
-    found = kept(out, "vectors", about, lambda: {"vectors": spoken(texts, mixture, device, part)})["vectors"]
+    about = [*who, teachers.weights, dim, *texts]
+    found = load_or_compute(
+        out, "vectors", about, lambda: {"vectors": text_targets(texts, teachers, dim, device, part)}
+    )["vectors"]
     for path in (out / "teacher").glob("part-*"):  # they are in the whole now
         path.unlink()
     return found
 
 
-def kept_scores(
-    folder: Path, student: Artifact, data: Data, features: Sequence[Feature], out: Path, device: torch.device
+def teacher_scores(
+    folder: Path, student: Artifact, data: DistillData, features: Sequence[Feature], out: Path, device: torch.device
 ) -> list[Any]:
     """The teacher's scores for each feature of the examples to learn from."""
     heads = heads_of(data.task)
-    about = [identity(folder), heads, *(f.ids for f in features)]
-    found = kept(out, "logits", about, lambda: packed(scores_for(folder, student, data, features, device), len(heads)))
+    about = [teacher_identity(folder), heads, *(f.ids for f in features)]
+    found = load_or_compute(
+        out, "logits", about, lambda: pack_scores(compute_scores(folder, student, data, features, device), len(heads))
+    )
     by_head = []
     for number in range(len(heads)):
         flat, ends = found[f"scores{number}"], found[f"ends{number}"]
@@ -185,7 +182,7 @@ def kept_scores(
     return by_head[0] if len(heads) == 1 else list(zip(*by_head, strict=True))
 
 
-def packed(rows: list[Any], heads: int) -> dict[str, np.ndarray]:
+def pack_scores(rows: list[Any], heads: int) -> dict[str, np.ndarray]:
     """Ragged scores as arrays: all rows below each other, and where each text's end."""
     made = {}
     for number in range(heads):
@@ -197,8 +194,8 @@ def packed(rows: list[Any], heads: int) -> dict[str, np.ndarray]:
     return made
 
 
-def scores_for(
-    folder: Path, student: Artifact, data: Data, features: Sequence[Feature], device: torch.device
+def compute_scores(
+    folder: Path, student: Artifact, data: DistillData, features: Sequence[Feature], device: torch.device
 ) -> list[Any]:
     """The teacher's scores, by the torch-free runtime (or torch, on a GPU). A teacher with another vocabulary reads the examples its own way."""
     albert, heads = Albert(folder, device=device.type), heads_of(data.task)

@@ -17,36 +17,36 @@ from torch import Tensor
 
 from albertkit.model import Batch, ModelOutput
 from albertkit.model.heads import Answers, Scores
-from albertkit.train.teacher_states import Seen
+from albertkit.train.teacher_states import LayerStates
 
 SCALE = 20.0  # of similarities, before their rows are compared
 
 
-def rows_alike(vectors: Tensor, scale: float) -> Tensor:
+def similarity_rows(vectors: Tensor, scale: float) -> Tensor:
     """log softmax of each text's similarities to the others, (texts, texts), from vectors of length 1."""
     hide = torch.eye(len(vectors), device=vectors.device, dtype=torch.bool)
     return (scale * vectors @ vectors.T).masked_fill(hide, -1e4).log_softmax(-1)
 
 
-def vectors_apart(mine: Tensor, theirs: Tensor, scale: float = SCALE, goal: Tensor | None = None) -> Tensor:
+def vector_loss(mine: Tensor, theirs: Tensor, scale: float = SCALE, goal: Tensor | None = None) -> Tensor:
     """Twice the mean distance (1 - cos), where both are of one width, and the KL of the rows of in-batch similarities.
 
-    goal: `rows_alike` of theirs, where it is known already.
+    goal: `similarity_rows` of theirs, where it is known already.
     """
     mine, theirs = F.normalize(mine, dim=-1), F.normalize(theirs, dim=-1)
     near = 2 * (1 - (mine * theirs).sum(-1).mean()) if mine.shape == theirs.shape else mine.new_zeros(())
-    goal = rows_alike(theirs, scale) if goal is None else goal
-    return near + F.kl_div(rows_alike(mine, scale), goal, log_target=True, reduction="batchmean")
+    goal = similarity_rows(theirs, scale) if goal is None else goal
+    return near + F.kl_div(similarity_rows(mine, scale), goal, log_target=True, reduction="batchmean")
 
 
-def mapped(student: int, teacher: int) -> list[int]:
+def layer_map(student: int, teacher: int) -> list[int]:
     """The teacher's layer for each of the student's, 0 the embeddings: evenly, the last for the last."""
     return [(2 * i * teacher + student) // (2 * student) for i in range(student + 1)]
 
 
-def hidden_apart(mine: Seen, theirs: Seen, turn: Callable[[Tensor], Tensor]) -> Tensor:
+def hidden_loss(mine: LayerStates, theirs: LayerStates, turn: Callable[[Tensor], Tensor]) -> Tensor:
     """Mean squared distance of hidden states, as a share of the teacher's mean square, on average over layers."""
-    places = mapped(len(mine.layers) - 1, len(theirs.layers) - 1)
+    places = layer_map(len(mine.layers) - 1, len(theirs.layers) - 1)
     losses = []
     for ours, place in zip(mine.layers, places, strict=True):
         wanted = theirs.layers[place].float()
@@ -64,7 +64,7 @@ def relations(first: Tensor, second: Tensor, batch: Batch) -> list[Tensor]:
     return out
 
 
-def attention_apart(mine: Seen, theirs: Seen, batch: Batch) -> Tensor:
+def attention_loss(mine: LayerStates, theirs: LayerStates, batch: Batch) -> Tensor:
     """KL of the last layer's attention and of the relations of its values (MiniLM, arXiv 2002.10957), on average over tokens and heads.
 
     Where the numbers of heads differ: relations of queries, of keys and of values, over as many parts as both can be cut into (arXiv 2012.15828).
@@ -85,7 +85,7 @@ def attention_apart(mine: Seen, theirs: Seen, batch: Batch) -> Tensor:
     return total
 
 
-def as_output(heads: tuple[str, ...], rows: list[Any], device: torch.device) -> ModelOutput:
+def scores_as_output(heads: tuple[str, ...], rows: list[Any], device: torch.device) -> ModelOutput:
     """Scores that were kept for each text (see `finetune.split_scores`) as the output they came from; of heads alone."""
     made: dict[str, Any] = {}
     for number, head in enumerate(heads):

@@ -1,6 +1,6 @@
 """A student at work: it learns what a teacher gives (vectors, scores of a task, hidden states, attention), and right answers beside it.
 
-In: a task and examples (or texts and no task), the student, a `Lesson`, and what the teacher `Gives`. Out: a `Work` for `loop.py`. Before this file:
+In: a task and examples (or texts and no task), the student, a `DistillSettings`, and what the teacher `TeacherOutputs`. Out: a `Work` for `loop.py`. Before this file:
 `finetune.py`, whose work it changes, `imitate.py` with the losses, and `watching.py`; `recover.py`, `qat.py` and `lessons.py` call it.
 
     loss = labels · right answers + logits · KL (softened) + vectors · (2 · (1 - cos) + KL of similarities) + hidden · distance + attention · KL
@@ -28,18 +28,18 @@ from albertkit.tokenizer import Tokenizer
 from albertkit.train import finetune_task as finetune
 from albertkit.train import precision
 from albertkit.train.checkpoint import TrainState
-from albertkit.train.distill_losses import as_output, attention_apart, hidden_apart, vectors_apart
-from albertkit.train.distill_settings import KINDS, Lesson
+from albertkit.train.distill_losses import attention_loss, hidden_loss, scores_as_output, vector_loss
+from albertkit.train.distill_settings import TEACHER_OUTPUTS, DistillSettings
 from albertkit.train.distributed import ProcessGroup
 from albertkit.train.elastic import APART, keep_heads, same_task
-from albertkit.train.teacher_states import Seen, last_attention
+from albertkit.train.teacher_states import LayerStates, record_attention
 from albertkit.train.train_settings import TrainSettings
 
-HEAD = "heads.lesson.linear.weight"  # the projection to the teacher's width, in checkpoints only
+PROJECTION = "heads.lesson.linear.weight"  # the projection to the teacher's width, in checkpoints only
 
 
 @dataclass(frozen=True)
-class Gives:
+class TeacherOutputs:
     """What a teacher gives: computed before (`logits`, `vectors`), or looked at while the student learns (`watched`)."""
 
     watched: nn.Module | None = None
@@ -54,7 +54,7 @@ class Gives:
 
 
 @dataclass(frozen=True)
-class Reading:
+class TextsOnly:
     """Texts without a task: strings, or arrays of token ids without special tokens."""
 
     head: tuple[str, ...] = ()
@@ -74,15 +74,17 @@ class Reading:
         return made
 
 
-class Objective(finetune.FinetuneObjective):
+class DistillObjective(finetune.FinetuneObjective):
     """Texts, targets and what the teacher gave to a loss."""
 
-    def __init__(self, model: AlbertModel, task: Any, lesson: Lesson, gives: Gives, pooling: str) -> None:
+    def __init__(
+        self, model: AlbertModel, task: Any, lesson: DistillSettings, gives: TeacherOutputs, pooling: str
+    ) -> None:
         super().__init__(model, task)
         self.lesson, self.gives, self.pooling = lesson, gives, pooling
         self.called: nn.Module = model
         self.teacher = gives.watched
-        self.parts = [name for name in ("labels", *KINDS) if getattr(lesson, name)]
+        self.parts = [name for name in ("labels", *TEACHER_OUTPUTS) if getattr(lesson, name)]
         self.logits: list[Any] = []
         width, own = getattr(self.teacher, "width", 0), model.config.hidden_size
         self.turn: nn.Module = nn.Identity()
@@ -90,7 +92,7 @@ class Objective(finetune.FinetuneObjective):
             self.turn = nn.Linear(own, width, bias=False)
             nn.init.normal_(self.turn.weight, std=own**-0.5)
 
-    def train(self, mode: bool = True) -> Objective:
+    def train(self, mode: bool = True) -> DistillObjective:
         """The student alone trains: a teacher never drops anything."""
         super().train(mode)
         if self.teacher is not None:
@@ -112,13 +114,13 @@ class Objective(finetune.FinetuneObjective):
     def losses(self, batch: Batch, targets: list[Any], rows: list[tuple[int, int]]) -> dict[str, Tensor]:
         """Each part of the loss; `rows` say which feature and which example each text is."""
         lesson, found = self.lesson, {}
-        with last_attention(self.model) as parts:
+        with record_attention(self.model) as parts:
             out = self.run(batch, targets, lesson.watches)
-            mine = Seen(out.encoded.layers, parts() if lesson.attention else None)
+            mine = LayerStates(out.encoded.layers, parts() if lesson.attention else None)
         if lesson.labels:
             found["labels"] = finetune.LOSSES[self.heads](self.task, out, targets)
         if lesson.logits:
-            full = as_output(self.heads, [self.logits[row] for row, _ in rows], batch.ids.device)
+            full = scores_as_output(self.heads, [self.logits[row] for row, _ in rows], batch.ids.device)
             found["logits"] = APART[self.heads](self.task, out, full, targets, lesson.soften)
         theirs, encoded = None, None
         if self.teacher is not None:
@@ -126,11 +128,11 @@ class Objective(finetune.FinetuneObjective):
                 theirs, encoded = self.teacher(batch)
         if lesson.vectors:
             wanted = self.vectors(rows, encoded, out.encoded.hidden.device)
-            found["vectors"] = vectors_apart(pool(out.encoded, self.pooling).float(), wanted)
+            found["vectors"] = vector_loss(pool(out.encoded, self.pooling).float(), wanted)
         if lesson.hidden and theirs is not None:
-            found["hidden"] = hidden_apart(mine, theirs, self.turn)
+            found["hidden"] = hidden_loss(mine, theirs, self.turn)
         if lesson.attention and theirs is not None:
-            found["attention"] = attention_apart(mine, theirs, batch)
+            found["attention"] = attention_loss(mine, theirs, batch)
         return found
 
     def vectors(self, rows: list[tuple[int, int]], encoded: Any, device: torch.device) -> Tensor:
@@ -151,7 +153,7 @@ class Objective(finetune.FinetuneObjective):
         return share * total, torch.stack(sums)
 
 
-class Imitating(finetune.FinetuneTask):
+class DistillTask(finetune.FinetuneTask):
     """The work of learning from a teacher, for `loop.train`."""
 
     step = "distill"
@@ -166,12 +168,12 @@ class Imitating(finetune.FinetuneTask):
         train: Sequence[Any],
         dev: Sequence[Any],
         settings: TrainSettings,
-        lesson: Lesson,
-        gives: Gives,
+        lesson: DistillSettings,
+        gives: TeacherOutputs,
         max_length: int = 128,
         metric: str | None = None,
     ) -> None:
-        self.free, self.lesson, self.gives = isinstance(task, Reading), lesson, gives
+        self.free, self.lesson, self.gives = isinstance(task, TextsOnly), lesson, gives
         if self.free and (lesson.logits or lesson.labels):
             raise AlbertkitError(
                 "logits and labels belong to a task; give examples of one, and a teacher fine-tuned for it"
@@ -182,7 +184,7 @@ class Imitating(finetune.FinetuneTask):
             )
         super().__init__(task, start, train, dev, settings, max_length, metric)
         pooling = gives.meta.pooling if gives.meta is not None and lesson.vectors else start.meta.pooling
-        self.objective: Objective = Objective(self.model, task, lesson, gives, pooling)
+        self.objective: DistillObjective = DistillObjective(self.model, task, lesson, gives, pooling)
         self.measures: tuple[str, ...] = tuple(f"{name}_loss" for name in self.objective.parts)
         flat = [feature for unit in self.features for feature in unit]
         if lesson.logits:
@@ -244,13 +246,13 @@ class Imitating(finetune.FinetuneTask):
     def restore(self, artifact: Artifact, data: dict[str, Any]) -> None:
         """Saved weights, the projection among them, and the place in the data."""
         weights = dict(artifact.weights)
-        turn = weights.pop(HEAD, None)
+        turn = weights.pop(PROJECTION, None)
         super().restore(dataclasses.replace(artifact, weights=weights), data)
         if turn is not None and isinstance(self.objective.turn, nn.Linear):
             self.objective.turn.load_state_dict(tensors_of({"weight": turn}))
 
     def artifact(self, metrics: dict[str, float], state: TrainState) -> Artifact:
-        """The model as it is now, with the projection, which `finished` takes off."""
+        """The model as it is now, with the projection, which `without_projection` takes off."""
         made = self.read(metrics) if self.free else super().artifact(metrics, state)
         step = {
             **(made.meta.made[-1] if not self.free else {}), "step": self.step, "updates": state.step, "minutes": round(state.seconds / 60, 2),
@@ -259,7 +261,7 @@ class Imitating(finetune.FinetuneTask):
         before = made.meta.made if self.free else made.meta.made[:-1]
         weights = dict(made.weights)
         if isinstance(self.objective.turn, nn.Linear):
-            weights[HEAD] = self.objective.turn.weight.detach().cpu().numpy()
+            weights[PROJECTION] = self.objective.turn.weight.detach().cpu().numpy()
         return dataclasses.replace(made, weights=weights, meta=dataclasses.replace(made.meta, made=(*before, step)))
 
     def read(self, metrics: dict[str, float]) -> Artifact:
@@ -273,6 +275,6 @@ class Imitating(finetune.FinetuneTask):
         return Artifact(self.model.config, self.model.weights(), self.tokenizer, meta)
 
 
-def finished(artifact: Artifact) -> Artifact:
+def without_projection(artifact: Artifact) -> Artifact:
     """A trained student without the projection it learnt through."""
-    return dataclasses.replace(artifact, weights={n: a for n, a in artifact.weights.items() if n != HEAD})
+    return dataclasses.replace(artifact, weights={n: a for n, a in artifact.weights.items() if n != PROJECTION})

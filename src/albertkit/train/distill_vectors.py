@@ -32,11 +32,12 @@ from albertkit.model.albert_model import tensors_of
 from albertkit.model.encoder import Layer
 from albertkit.train import precision, pretrain
 from albertkit.train.checkpoint import TrainState
-from albertkit.train.distill_losses import rows_alike, vectors_apart
+from albertkit.train.distill_losses import similarity_rows, vector_loss
+from albertkit.train.distill_settings import VectorDistillSettings
 from albertkit.train.distributed import ProcessGroup
-from albertkit.train.neighbours import alike
-from albertkit.train.pretrain_settings import PretrainSettings, VectorDistillSettings
-from albertkit.train.teachers import Own
+from albertkit.train.neighbours import neighbour_order
+from albertkit.train.pretrain_settings import PretrainSettings
+from albertkit.train.teachers import StudentVectors
 from albertkit.train.train_settings import TrainSettings
 from albertkit.train.training_task import Alarm
 
@@ -44,7 +45,7 @@ RUN = 16  # texts of like meaning that come together
 STEP = 64  # rows of a batch are a multiple of it, where there are as many
 
 
-class Objective(nn.Module):
+class VectorDistillObjective(nn.Module):
     """Texts with targets, or rows of masked words, to a loss."""
 
     def __init__(
@@ -66,7 +67,7 @@ class Objective(nn.Module):
         share, depths, ids, wanted = given
         found = self.vectors(ids, depths)
         wanted = wanted.float()
-        goals = [rows_alike(F.normalize(wanted[:, :width]), self.aims.scale) for width in self.widths]
+        goals = [similarity_rows(F.normalize(wanted[:, :width]), self.aims.scale) for width in self.widths]
         losses = [self.compare(vectors, wanted, goals) for vectors in found]
         likeness = [F.cosine_similarity(v[:, : wanted.shape[1]], wanted[:, : v.shape[1]]).detach().sum() for v in found]
         sums = torch.zeros(len(self.depths) + 2, 2, device=ids.device)  # the last two are the masked words'
@@ -82,13 +83,13 @@ class Objective(nn.Module):
     def compare(self, vectors: Tensor, wanted: Tensor, goals: Sequence[Tensor]) -> Tensor:
         """The mean over widths of distance and of the rows of similarities, whose goals are the same for every depth."""
         losses = [
-            vectors_apart(vectors[:, :width], wanted[:, :width], self.aims.scale, goal)
+            vector_loss(vectors[:, :width], wanted[:, :width], self.aims.scale, goal)
             for width, goal in zip(self.widths, goals, strict=True)
         ]
         return torch.stack(losses).mean()
 
 
-class Distilling:
+class VectorDistillTask:
     """The work of learning sentence vectors, for `loop.train`."""
 
     one_shape = False
@@ -123,10 +124,10 @@ class Distilling:
             )
             self.model = self.words.model
         else:
-            self.model = bare(start)
+            self.model = encoder_only(start)
         inner = self.words.objective if self.words else None
-        self.objective = Objective(self.model, inner, self.aims)
-        check(self.aims, min(start.config.hidden_size, self.targets.shape[1]))
+        self.objective = VectorDistillObjective(self.model, inner, self.aims)
+        check_widths(self.aims, min(start.config.hidden_size, self.targets.shape[1]))
         lengths = self.passages.lengths
         self.lengths, self.firsts = np.unique(lengths, return_index=True)
         self.counts = np.diff(self.firsts, append=len(lengths))
@@ -136,7 +137,7 @@ class Distilling:
             raise AlbertkitError(f"{passages} holds too few texts of any one length; draw more")
         self.chances = self.counts / self.counts.sum()
         self.order: np.ndarray | None = None
-        self.held: tuple[Table, Tensor] | None = None
+        self.held: tuple[PassageTable, Tensor] | None = None
         self.operations = 3 * pretrain.operations(start.config, 64)["total"]
 
     @property
@@ -187,7 +188,7 @@ class Distilling:
         # few shapes, so that a GPU finds its memory again
         chosen = chosen[: len(chosen) // STEP * STEP or len(chosen)]
         if self.held is None:
-            self.held = Table(self.passages, self.ends, device), on_device(self.targets, device)
+            self.held = PassageTable(self.passages, self.ends, device), on_device(self.targets, device)
         table, targets = self.held
         return table.rows(chosen), targets[sent(chosen, targets.device)].to(device)
 
@@ -197,7 +198,9 @@ class Distilling:
             self.order = np.arange(len(self.passages))
             for first, count in zip(self.firsts.tolist(), self.counts.tolist(), strict=True):
                 vectors = torch.from_numpy(np.array(self.targets[first : first + count])).to(device)
-                self.order[first : first + count] = first + alike(vectors, seed=self.settings.seed).cpu().numpy()
+                self.order[first : first + count] = (
+                    first + neighbour_order(vectors, seed=self.settings.seed).cpu().numpy()
+                )
         return self.order
 
     @torch.no_grad()
@@ -247,7 +250,7 @@ class Distilling:
         return Artifact(self.model.config, self.model.weights(), self.tokenizer, meta)
 
 
-class Table:
+class PassageTable:
     """The texts as ids, where the model is."""
 
     def __init__(self, passages: Passages, ends: tuple[int, int], device: torch.device) -> None:
@@ -282,11 +285,11 @@ def sent(numbers: np.ndarray, device: torch.device) -> Tensor:
     return found.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else found
 
 
-def own_vectors(start: Artifact, passages: Passages, device: torch.device) -> Own:
+def student_vectors(start: Artifact, passages: Passages, device: torch.device) -> StudentVectors:
     """The vectors that a model gives to texts now; see `teachers.mix`."""
-    model = bare(start).to(device).eval()
+    model = encoder_only(start).to(device).eval()
     assert start.tokenizer is not None
-    table = Table(passages, (start.tokenizer.cls_id or 0, start.tokenizer.sep_id or 0), device)
+    table = PassageTable(passages, (start.tokenizer.cls_id or 0, start.tokenizer.sep_id or 0), device)
     lengths = passages.lengths
 
     @torch.inference_mode()
@@ -302,7 +305,7 @@ def own_vectors(start: Artifact, passages: Passages, device: torch.device) -> Ow
     return give
 
 
-def check(aims: VectorDistillSettings, width: int) -> None:
+def check_widths(aims: VectorDistillSettings, width: int) -> None:
     """Refuse widths that a vector does not have; before teachers read anything."""
     widths = aims.numbers("widths")
     if widths[-1] > width:
@@ -310,7 +313,7 @@ def check(aims: VectorDistillSettings, width: int) -> None:
         raise AlbertkitError(f"widths go up to {widths[-1]}, and vectors have {width} numbers; say --widths {fitting}")
 
 
-def bare(start: Artifact) -> AlbertModel:
+def encoder_only(start: Artifact) -> AlbertModel:
     """The encoder alone, without pooler and heads, which vectors do not need."""
     weights = {n: a for n, a in start.weights.items() if n.startswith("encoder.") and ".pooler." not in n}
     return AlbertModel.from_artifact(dataclasses.replace(start, weights=weights))

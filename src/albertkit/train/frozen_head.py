@@ -26,7 +26,7 @@ from albertkit.artifact import Artifact, read_stored, write_artifact
 from albertkit.data.shard_writer import write_array, write_json
 from albertkit.errors import AlbertkitError, need
 from albertkit.interop.convert import open_model
-from albertkit.quantized import Matrix
+from albertkit.quantized import QuantizedMatrix
 from albertkit.runtime.batching import token_batches
 from albertkit.serve.vector_cache import OVERHEAD, VectorCache, cache_key
 from albertkit.tasks.classify import OUTSIDE, Classify
@@ -241,7 +241,9 @@ def fit(
 def write(made: Artifact, start: Path | str | None, folder: Path, overwrite: bool = False) -> Path:
     """Write what `fit` made from the model at `start`. Matrices that are 8-bit there stay so, and the vectors stay the same to the bit."""
     before = read_stored(start).weights
-    kept = {name: matrix for name, matrix in before.items() if isinstance(matrix, Matrix) and name in made.weights}
+    kept = {
+        name: matrix for name, matrix in before.items() if isinstance(matrix, QuantizedMatrix) and name in made.weights
+    }
     return write_artifact(made, folder, overwrite, kept=kept)
 
 

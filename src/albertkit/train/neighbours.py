@@ -12,7 +12,7 @@ from torch import Tensor
 ROUNDS = 4  # of power iteration: a direction that is only roughly the widest does as well
 
 
-def alike(vectors: Tensor, leaf: int = 8, seed: int = 0) -> Tensor:
+def neighbour_order(vectors: Tensor, leaf: int = 8, seed: int = 0) -> Tensor:
     """The order of (texts, width) vectors; all parts of one level are halved together."""
     count, width = vectors.shape
     generator = torch.Generator().manual_seed(seed)

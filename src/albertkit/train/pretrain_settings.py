@@ -1,4 +1,4 @@
-"""What pre-training and distilling ask of a model: row lengths, masking, sentence order, extra losses; depths and widths of vectors.
+"""What pre-training asks of a model: row lengths, masking, sentence order, extra losses.
 
 No torch here, so that `--help` is quick.
 """
@@ -72,39 +72,6 @@ class PretrainSettings:
             if progress < spent:
                 return length
         return self.phases()[-1][0]
-
-
-MOST_EVERYDAY = 5_000_000
-
-
-@dataclass(frozen=True)
-class VectorDistillSettings:
-    """What the vectors should be good at."""
-
-    depths: str = setting("3,6,9,12", "Depths at which the vectors should be good.")
-    widths: str = setting("64,128,256,384", "Widths to which a vector may be cut.")
-    text_tokens: int = setting(262_144, "Tokens of texts in one batch; a GPU waits for the processor with much fewer.")
-    most_texts: int = setting(4_096, "Most texts in one batch.")
-    words: float = setting(
-        0.0, "Weight of masked words, so that they are not forgotten; 0 makes a model for vectors alone."
-    )
-    scale: float = setting(20.0, "Similarities are multiplied with it before their rows are compared.")
-    near: float = setting(
-        0.0, "Share of a batch that comes in runs of texts of like meaning, which are hard to tell apart."
-    )
-    shallow: float = setting(0.0, "Share of the updates that stop at half of the depths, and so cost less.")
-    everyday: int = setting(0, "Sentences of everyday life to add to those of the corpus, made by a grammar.")
-
-    def __post_init__(self) -> None:
-        for name in ("near", "shallow"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise AlbertkitError(f"{name} is {getattr(self, name)}; it is a share, from 0 to 1")
-        if not 0 <= self.everyday <= MOST_EVERYDAY:
-            raise AlbertkitError(f"everyday is {self.everyday}; it must be 0 to {MOST_EVERYDAY:,}")
-
-    def numbers(self, name: str) -> tuple[int, ...]:
-        """`depths` or `widths` as numbers."""
-        return whole_numbers(name, getattr(self, name))
 
 
 def whole_numbers(name: str, text: str) -> tuple[int, ...]:

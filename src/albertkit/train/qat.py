@@ -25,12 +25,12 @@ from albertkit.model import AlbertModel
 from albertkit.model.attention import Attention
 from albertkit.model.encoder import FeedForward
 from albertkit.model.heads import MaskedWordHead
-from albertkit.quantized import BITS, BLOCK, in_four_bits, is_matrix, smoothing
+from albertkit.quantized import BITS, BLOCK, is_quantizable, smoothing_factors, uses_four_bits
 from albertkit.runtime.activation_moments import calibration, moments_of
 from albertkit.runtime.graph import LOWEST
 from albertkit.runtime.graph_builder import Levels
-from albertkit.train.distill_settings import Lesson, Training
-from albertkit.train.recover import Data, relearn
+from albertkit.train.distill_settings import DistillSettings, RecoverySettings
+from albertkit.train.recover import DistillData, train_from_teacher
 from albertkit.train.teacher_states import PLAIN
 
 Smooth = dict[str, np.ndarray]
@@ -39,13 +39,13 @@ Smooth = dict[str, np.ndarray]
 # Weights: `quantize.quantize_rows` and `quantize.quantize_blocks` in torch, to the bit ------------------------------
 
 
-def through(rounded: Tensor, given: Tensor) -> Tensor:
+def straight_through(rounded: Tensor, given: Tensor) -> Tensor:
     """The rounded numbers, whose gradient goes to those that were given."""
     return rounded.detach() + (given - given.detach())
 
 
 @torch.no_grad()
-def eight(weight: Tensor) -> Tensor:
+def fake_quantize_rows(weight: Tensor) -> Tensor:
     """A scale for each row, and whole numbers up to 127."""
     top = weight.abs().amax(1)
     scale = torch.where(top > 0, top / top.new_tensor(127), torch.ones_like(top))[:, None]
@@ -53,7 +53,7 @@ def eight(weight: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def four(weight: Tensor) -> Tensor:
+def fake_quantize_blocks(weight: Tensor) -> Tensor:
     """A scale for each row, a step for each block of 32, and whole numbers from -8 to 7."""
     rows, columns = weight.shape
     blocks = -(-columns // BLOCK)
@@ -72,15 +72,15 @@ def four(weight: Tensor) -> Tensor:
     return values * wide * scale
 
 
-def rounded(name: str, weight: Tensor, bits: int, smooth: Tensor | None = None) -> Tensor:
+def fake_quantize_weight(name: str, weight: Tensor, bits: int, smooth: Tensor | None = None) -> Tensor:
     """A weight as it will be stored, with the gradient of the one it is made from."""
     array = weight.detach()
     array = array if smooth is None else array / smooth
-    made = four(array) if bits == 4 and in_four_bits(name) else eight(array)
-    return through(made if smooth is None else made * smooth, weight)
+    made = fake_quantize_blocks(array) if bits == 4 and uses_four_bits(name) else fake_quantize_rows(array)
+    return straight_through(made if smooth is None else made * smooth, weight)
 
 
-def whole_tokens(x: Tensor, levels: Levels, smooth: Tensor | None = None, floor: float | None = None) -> Tensor:
+def fake_quantize_tokens(x: Tensor, levels: Levels, smooth: Tensor | None = None, floor: float | None = None) -> Tensor:
     """The input of a product as the runtime rounds it: each token by its own largest number. See `Builder.product`."""
     with torch.no_grad():
         y = x.float() if smooth is None else x.float() * smooth
@@ -92,10 +92,10 @@ def whole_tokens(x: Tensor, levels: Levels, smooth: Tensor | None = None, floor:
         y = (y * grow).round().clamp(low, high) / grow
         y = y if floor is None else y - floor
         y = y if smooth is None else y / smooth
-    return through(y.to(x.dtype), x)
+    return straight_through(y.to(x.dtype), x)
 
 
-class Rounded(nn.Module):
+class FakeQuantizedModel(nn.Module):
     """A model that computes as it will when it is stored in few bits. Its parameters are the model's own."""
 
     def __init__(self, model: AlbertModel, bits: int, smooth: Smooth, levels: Levels | None = None) -> None:
@@ -109,7 +109,7 @@ class Rounded(nn.Module):
             )
         self.model, self.bits, self.levels = model, bits, levels or Levels()
         self.smooth = {name: torch.from_numpy(np.array(array)) for name, array in smooth.items()}
-        self.matrices = {n for n, p in model.named_parameters() if is_matrix(n, p.detach().cpu().numpy())}
+        self.matrices = {n for n, p in model.named_parameters() if is_quantizable(n, p.detach().cpu().numpy())}
         floor = LOWEST[model.config.hidden_act]
         for name, module in model.named_modules():
             if isinstance(module, Attention):
@@ -119,12 +119,12 @@ class Rounded(nn.Module):
                 self._round_input(module.up, f"{name}.up.weight")
                 self._round_input(module.down, f"{name}.down.weight", floor)
             elif isinstance(module, MaskedWordHead) and not module.bare_projection:
-                module.norm.register_forward_hook(lambda _m, _g, out: whole_tokens(out, self.levels))
+                module.norm.register_forward_hook(lambda _m, _g, out: fake_quantize_tokens(out, self.levels))
 
     def _round_input(self, module: nn.Module, name: str, floor: float | None = None) -> None:
         def hook(_module: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
             smooth = self.smooth_of(name, given[0].device)
-            return (whole_tokens(given[0], self.levels, smooth, floor), *given[1:])
+            return (fake_quantize_tokens(given[0], self.levels, smooth, floor), *given[1:])
 
         module.register_forward_pre_hook(hook)
 
@@ -137,7 +137,7 @@ class Rounded(nn.Module):
     def weights(self) -> dict[str, Tensor]:
         """Every matrix rounded, once for all its uses."""
         return {
-            name: rounded(name, parameter, self.bits, self.smooth_of(name, parameter.device))
+            name: fake_quantize_weight(name, parameter, self.bits, self.smooth_of(name, parameter.device))
             for name, parameter in self.model.named_parameters()
             if name in self.matrices
         }
@@ -150,7 +150,7 @@ class Rounded(nn.Module):
 
 
 @dataclass(frozen=True)
-class Aware:
+class QatResult:
     """A model trained for few bits."""
 
     artifact: Artifact
@@ -159,35 +159,37 @@ class Aware:
     metrics: dict[str, float]
 
 
-def smooths(artifact: Artifact, texts: list[str] | None, bits: int, progress: Callable[[str], None]) -> Smooth:
+def calibrate_smoothing(
+    artifact: Artifact, texts: list[str] | None, bits: int, progress: Callable[[str], None]
+) -> Smooth:
     """The `smooth` of each matrix that has one, from what the float model's layers see."""
     seen = moments_of(artifact.config, dict(artifact.weights), calibration(artifact, texts, progress), progress)
-    found = {name: smoothing(name, square, bits) for name, square in seen.items()}
+    found = {name: smoothing_factors(name, square, bits) for name, square in seen.items()}
     return {name: array for name, array in found.items() if array is not None}
 
 
-def aware(
+def train_for_bits(
     artifact: Artifact,
     bits: int,
-    data: Data,
-    training: Training,
+    data: DistillData,
+    training: RecoverySettings,
     run: Path,
     say: Callable[[str], None] = lambda text: None,
     bar: bool = False,
-) -> Aware:
+) -> QatResult:
     """Train a float model for `bits`; the same call goes on in `run` where it was stopped."""
     if artifact.meta.quantisation is not None:
         raise AlbertkitError(f"the model is stored as {artifact.meta.quantisation}; train the float model it came from")
-    smooth = smooths(artifact, data.texts()[:512] or None, bits, lambda text: None)
+    smooth = calibrate_smoothing(artifact, data.texts()[:512] or None, bits, lambda text: None)
     if data.task is None:
-        lesson = Lesson(hidden=1.0, vectors=1.0 if artifact.meta.task == "embed" else 0.0)
+        lesson = DistillSettings(hidden=1.0, vectors=1.0 if artifact.meta.task == "embed" else 0.0)
     else:
-        lesson = Lesson(labels=0.5, logits=1.0, hidden=0.5)
+        lesson = DistillSettings(labels=0.5, logits=1.0, hidden=0.5)
 
     def prepare(work: Any) -> None:
         work.step = f"training for {bits} bits"
-        work.objective.called = Rounded(work.model, bits, smooth)
+        work.objective.called = FakeQuantizedModel(work.model, bits, smooth)
         work.settings = dataclasses.replace(work.settings, precision="float32")  # half precision would round otherwise
 
-    made, metrics = relearn(artifact, artifact, data, lesson, training, run, prepare, say, bar)
-    return Aware(made, smooth, metrics)
+    made, metrics = train_from_teacher(artifact, artifact, data, lesson, training, run, prepare, say, bar)
+    return QatResult(made, smooth, metrics)

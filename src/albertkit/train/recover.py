@@ -16,21 +16,21 @@ from typing import Any
 import numpy as np
 
 from albertkit.artifact import Artifact, identity_of, read_artifact, write_artifact
-from albertkit.compress.evaluate import Judge, Score
+from albertkit.compress.evaluate import QualityCheck, QualityScore
 from albertkit.errors import AlbertkitError
 from albertkit.tasks.make import TASKS, task_of
 from albertkit.tokenizer import Tokenizer
-from albertkit.train.distill_settings import Lesson, Training
-from albertkit.train.distill_task import Gives, Imitating, Reading, finished
+from albertkit.train.distill_settings import DistillSettings, RecoverySettings
+from albertkit.train.distill_task import DistillTask, TeacherOutputs, TextsOnly, without_projection
 from albertkit.train.distributed import choose_device
 from albertkit.train.finetune_settings import preset_epochs, preset_rate
 from albertkit.train.loop import train
-from albertkit.train.teacher_states import Own
+from albertkit.train.teacher_states import AlbertTeacher
 from albertkit.train.train_settings import TrainSettings
 
 
 @dataclass(frozen=True)
-class Data:
+class DistillData:
     """What is learnt from, and what is held out: examples of a task, or texts (strings, or token ids of a corpus) and no task."""
 
     task: Any
@@ -51,13 +51,13 @@ class Data:
         return found
 
 
-def data_for(artifact: Artifact, train: Sequence[Any], dev: Sequence[Any]) -> Data:
+def distill_data(artifact: Artifact, train: Sequence[Any], dev: Sequence[Any]) -> DistillData:
     """Data with the task the model was fine-tuned for, if it was."""
     if artifact.meta.details.get("reads") == "vector":
         raise AlbertkitError(
             "this model is a head on frozen vectors, so there are no layers to train; fine-tune without --freeze first"
         )
-    return Data(task_of(artifact.meta) if artifact.meta.task in TASKS else None, train, dev)
+    return DistillData(task_of(artifact.meta) if artifact.meta.task in TASKS else None, train, dev)
 
 
 def plain_text(example: Any, tokenizer: Tokenizer) -> str:
@@ -74,12 +74,14 @@ def plain_text(example: Any, tokenizer: Tokenizer) -> str:
     return text
 
 
-def length_of(artifact: Artifact, training: Training) -> int:
+def length_of(artifact: Artifact, training: RecoverySettings) -> int:
     """Tokens of the longest input."""
     return training.max_length or int(artifact.meta.details.get("max_length", 128))
 
 
-def settings_of(training: Training, artifact: Artifact, steps: int, held: bool, evaluations: int = 1) -> TrainSettings:
+def settings_of(
+    training: RecoverySettings, artifact: Artifact, steps: int, held: bool, evaluations: int = 1
+) -> TrainSettings:
     """The loop's settings: an evaluation each epoch, and the best one is the result where anything is held out."""
     budget: dict[str, Any] = {"steps": steps} if training.minutes is None else {"minutes": training.minutes}
     return TrainSettings(
@@ -89,14 +91,14 @@ def settings_of(training: Training, artifact: Artifact, steps: int, held: bool, 
     )  # fmt: skip
 
 
-def relearn(
+def train_from_teacher(
     artifact: Artifact,
     whole: Artifact,
-    data: Data,
-    lesson: Lesson,
-    training: Training,
+    data: DistillData,
+    lesson: DistillSettings,
+    training: RecoverySettings,
     run: Path,
-    prepare: Callable[[Imitating], None] = lambda work: None,
+    prepare: Callable[[DistillTask], None] = lambda work: None,
     say: Callable[[str], None] = lambda text: None,
     bar: bool = False,
     asked: str = "",
@@ -106,13 +108,13 @@ def relearn(
     asked: what `artifact` was made by; without, its weights tell it from others (see `Recovery.asked`).
     """
     who = (identity_of(whole), asked or identity_of(artifact), f"seed {training.seed}")
-    gives = Gives(watched=Own(whole), logits=None, meta=whole.meta, identity=who)
+    gives = TeacherOutputs(watched=AlbertTeacher(whole), logits=None, meta=whole.meta, identity=who)
     if lesson.logits:
         device = choose_device(training.device).type
         gives = dataclasses.replace(gives, logits=lambda features: scores_of(whole, features, device))
     held = len(data.dev) > 0
-    given = (data.task or Reading(), artifact, data.train, data.dev)
-    work = Imitating(*given, settings_of(training, artifact, 1, held), lesson, gives, length_of(artifact, training))
+    given = (data.task or TextsOnly(), artifact, data.train, data.dev)
+    work = DistillTask(*given, settings_of(training, artifact, 1, held), lesson, gives, length_of(artifact, training))
     epochs = training.epochs or preset_epochs(len(work.features)) / 2  # it knew all of it once
     steps = max(1, round(work.batches * epochs))
     work.settings = settings_of(training, artifact, steps, held, math.ceil(epochs) if training.minutes is None else 10)
@@ -121,7 +123,7 @@ def relearn(
     outcome = train(work, work.settings, run, resume=True, say=say, bar=bar)
     if outcome.model is None:
         raise AlbertkitError(f"stopped; the same command goes on from {run}")
-    return finished(read_artifact(outcome.model)), outcome.metrics
+    return without_projection(read_artifact(outcome.model)), outcome.metrics
 
 
 def scores_of(teacher: Artifact, features: Sequence[Any], device: str = "cpu") -> list[Any]:
@@ -138,12 +140,12 @@ def scores_of(teacher: Artifact, features: Sequence[Any], device: str = "cpu") -
 class Recovery:
     """What `prune` calls between cutting and writing; afterwards `scores` says what was lost and what came back."""
 
-    data: Data
-    training: Training
+    data: DistillData
+    training: RecoverySettings
     run: Path
     say: Callable[[str], None] = lambda text: None
     bar: bool = False
-    scores: dict[str, Score] = field(default_factory=dict)
+    scores: dict[str, QualityScore] = field(default_factory=dict)
     """`whole`, `pruned`, `recovered`: each on the held-out examples; empty without any."""
     asked: str = ""
     """How the model was pruned and on which texts, so that a run of another pruning is not gone on with. Without it the pruned weights
@@ -151,15 +153,15 @@ class Recovery:
 
     def __call__(self, whole: Artifact, pruned: Artifact) -> Artifact:
         """The pruned model, trained."""
-        lesson = Lesson(hidden=1.0, vectors=1.0 if whole.meta.task == "embed" else 0.0)
+        lesson = DistillSettings(hidden=1.0, vectors=1.0 if whole.meta.task == "embed" else 0.0)
         if self.data.task is not None:
-            lesson = Lesson(labels=0.5, logits=1.0, hidden=1.0)
+            lesson = DistillSettings(labels=0.5, logits=1.0, hidden=1.0)
 
-        def prepare(work: Imitating) -> None:
+        def prepare(work: DistillTask) -> None:
             work.step = "recover"
 
         given = (self.data, lesson, self.training, self.run, prepare, self.say, self.bar, self.asked)
-        made, _ = relearn(pruned, whole, *given)
+        made, _ = train_from_teacher(pruned, whole, *given)
         if len(self.data.dev):
             with tempfile.TemporaryDirectory() as scratch:
                 folders = {name: Path(scratch) / name for name in ("whole", "pruned", "recovered")}
@@ -168,7 +170,7 @@ class Recovery:
                 dev = self.data.dev
                 if self.data.task is None and whole.tokenizer is not None:
                     dev = [plain_text(text, whole.tokenizer) for text in dev]
-                judge = Judge(folders["whole"], dev)
+                judge = QualityCheck(folders["whole"], dev)
                 self.scores = {name: judge(folder) for name, folder in folders.items()}
             before, after = self.scores["pruned"], self.scores["recovered"]
             if after.value < before.value:

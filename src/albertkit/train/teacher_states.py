@@ -1,6 +1,6 @@
 """Looking into a teacher while a student learns: hidden states after every layer, and queries, keys and values of the last attention.
 
-In: a model folder of ours, or of any BERT-like encoder that transformers opens, and a `Batch`. Out: `Seen`, packed like the batch. Teacher and student
+In: a model folder of ours, or of any BERT-like encoder that transformers opens, and a `Batch`. Out: `LayerStates`, packed like the batch. Teacher and student
 must cut text alike, since their tokens are compared one by one. Next: `imitate.py`.
 """
 
@@ -30,7 +30,7 @@ SAMPLE = 64  # texts on which two tokenizers are compared
 
 
 @dataclass(frozen=True)
-class Seen:
+class LayerStates:
     """What a model computed on the way."""
 
     layers: tuple[Tensor, ...]
@@ -40,7 +40,7 @@ class Seen:
 
 
 @contextmanager
-def last_attention(model: nn.Module) -> Iterator[Callable[[], tuple[Tensor, Tensor, Tensor]]]:
+def record_attention(model: nn.Module) -> Iterator[Callable[[], tuple[Tensor, Tensor, Tensor]]]:
     """Inside the block, what a call gives are the queries, keys and values of the last attention that was computed."""
     found: list[tuple[Any, Tensor]] = []
 
@@ -63,7 +63,7 @@ def last_attention(model: nn.Module) -> Iterator[Callable[[], tuple[Tensor, Tens
             hook.remove()
 
 
-def plain_attention(artifact: Artifact, who: str) -> None:
+def require_plain_attention(artifact: Artifact, who: str) -> None:
     """Refuse models whose attention is not softmax(QKᵀ/√d)·V over all tokens."""
     odd = sorted(set(artifact.config.options.active()) - PLAIN)
     if odd:
@@ -72,25 +72,25 @@ def plain_attention(artifact: Artifact, who: str) -> None:
         )
 
 
-class Own(nn.Module):
+class AlbertTeacher(nn.Module):
     """A teacher that is a model of ours."""
 
     def __init__(self, artifact: Artifact, attention: bool = False) -> None:
         super().__init__()
         if attention:
-            plain_attention(artifact, "teacher")
+            require_plain_attention(artifact, "teacher")
         encoder = {n: a for n, a in artifact.weights.items() if n.startswith("encoder.")}
         self.model = AlbertModel.from_artifact(Artifact(artifact.config, encoder, None)).requires_grad_(False)
         self.width, self.attention = artifact.config.hidden_size, attention
         self.longest = artifact.config.max_position_embeddings
 
-    def forward(self, batch: Batch) -> tuple[Seen, Encoded]:
-        with last_attention(self.model) as parts:
+    def forward(self, batch: Batch) -> tuple[LayerStates, Encoded]:
+        with record_attention(self.model) as parts:
             encoded = self.model.encoder(batch, keep_layers=True)
-            return Seen(encoded.layers, parts() if self.attention else None), encoded
+            return LayerStates(encoded.layers, parts() if self.attention else None), encoded
 
 
-def positions_of(model: Any) -> int:
+def max_positions(model: Any) -> int:
     """Tokens that an encoder of transformers reads at once; RoBERTa and its like count from behind the position of the padding."""
     for name, module in model.named_modules():
         if name.rpartition(".")[2] == "position_embeddings" and isinstance(module, nn.Embedding):
@@ -98,14 +98,14 @@ def positions_of(model: Any) -> int:
     return getattr(model.config, "max_position_embeddings", None) or 512
 
 
-class Foreign(nn.Module):
+class TransformersTeacher(nn.Module):
     """A teacher that transformers opened."""
 
     def __init__(self, model: Any, attention: bool = False) -> None:
         super().__init__()
         self.model = model.requires_grad_(False)
         self.width, self.heads, self.attention = model.config.hidden_size, model.config.num_attention_heads, attention
-        self.longest = positions_of(model)
+        self.longest = max_positions(model)
         self.segments = "token_type_ids" in inspect.signature(model.forward).parameters
         self.found: dict[str, Tensor] = {}
         if attention:
@@ -122,7 +122,7 @@ class Foreign(nn.Module):
                 )
             there[-1].register_forward_hook(lambda _m, _g, out, kind=kind: self.found.__setitem__(kind, out))
 
-    def forward(self, batch: Batch) -> tuple[Seen, None]:
+    def forward(self, batch: Batch) -> tuple[LayerStates, None]:
         inside = batch.padding.inside  # (texts, longest)
         given = {"input_ids": batch.pad(batch.ids), "attention_mask": inside.long()}
         if self.segments:
@@ -132,10 +132,10 @@ class Foreign(nn.Module):
         if self.attention:
             query, key, value = (self.found[k][inside].float().unflatten(-1, (self.heads, -1)) for k in PARTS)
             parts = (query, key, value)
-        return Seen(tuple(h[inside].float() for h in out.hidden_states), parts), None
+        return LayerStates(tuple(h[inside].float() for h in out.hidden_states), parts), None
 
 
-def same_words(mine: Tokenizer, theirs: Tokenizer | Any, texts: Sequence[str], folder: Path | str) -> None:
+def require_same_tokens(mine: Tokenizer, theirs: Tokenizer | Any, texts: Sequence[str], folder: Path | str) -> None:
     """Refuse a teacher that cuts text otherwise than the student; `theirs` is a tokenizer of ours, or of the tokenizers library."""
     if isinstance(theirs, Tokenizer):
         table = theirs.vocabulary.ids
@@ -154,15 +154,15 @@ def same_words(mine: Tokenizer, theirs: Tokenizer | Any, texts: Sequence[str], f
         )
 
 
-def open_watched(
+def open_state_teacher(
     folder: Path | str, tokenizer: Tokenizer, texts: Sequence[str], attention: bool = False
-) -> Own | Foreign:
+) -> AlbertTeacher | TransformersTeacher:
     """A teacher to look into: a model of ours or an ALBERT of any kind, else what transformers opens."""
     from albertkit.interop.convert import open_model
-    from albertkit.train.teachers import is_ours, load
+    from albertkit.train.teachers import is_albert, load_transformers_encoder
 
     sample = list(texts)[:SAMPLE]
-    if is_ours(folder):
+    if is_albert(folder):
         artifact = open_model(folder)
         if artifact.config.options.static:
             raise AlbertkitError(
@@ -170,9 +170,9 @@ def open_watched(
             )
         if artifact.tokenizer is None:
             raise AlbertkitError(f"{folder} holds no tokenizer; put tokenizer.json beside the weights")
-        same_words(tokenizer, artifact.tokenizer, sample, folder)
-        return Own(artifact, attention)
-    model, rust = load(Path(folder), torch.device("cpu"))
+        require_same_tokens(tokenizer, artifact.tokenizer, sample, folder)
+        return AlbertTeacher(artifact, attention)
+    model, rust = load_transformers_encoder(Path(folder), torch.device("cpu"))
     rust.no_truncation()
-    same_words(tokenizer, rust, sample, folder)
-    return Foreign(model, attention)
+    require_same_tokens(tokenizer, rust, sample, folder)
+    return TransformersTeacher(model, attention)

@@ -28,10 +28,9 @@ from tqdm import tqdm
 
 from albertkit.artifact import META_FILE, model_folder, read_json
 from albertkit.data.passages import Passages, gather
-from albertkit.data.shard_writer import write_array
 from albertkit.errors import AlbertkitError, need
 from albertkit.tokenizer import Tokenizer
-from albertkit.train.teacher_states import positions_of
+from albertkit.train.teacher_states import max_positions
 
 LONGEST = 256  # tokens that a foreign teacher reads of a text, at most
 CHUNK = 8192  # texts tokenised together
@@ -41,28 +40,26 @@ SAMPLE = 100_000  # texts from which the turn is found
 OWN = 30_000  # texts from which the turn towards a student's own vectors is found
 MIXED = 65_536  # texts turned at once
 
-Written = tuple[str, str] | None
+TextReaderSpec = tuple[str, str] | None
 """How a foreign teacher takes text: its tokenizer, as text, and what stands before every text. None: a teacher that reads text."""
 Reader = tuple[Rust, str] | None
 """The same, with the tokenizer opened."""
-Own = Callable[[np.ndarray], torch.Tensor]
+StudentVectors = Callable[[np.ndarray], torch.Tensor]
 """Numbers of texts, ascending, to the vectors that the student gives them now."""
 
 
 @dataclass(frozen=True)
-class Mixture:
-    """Teachers and what they count."""
+class TeacherMixture:
+    """Teachers, and the weight of each one's vectors."""
 
     folders: tuple[Path, ...]
     weights: tuple[float, ...]
-    width: int
-    """Numbers in a target."""
 
 
-def is_ours(folder: Path | str | None) -> bool:
+def is_albert(folder: Path | str | None) -> bool:
     """Whether a folder is a model of ours, or an ALBERT of another kind that we read."""
     try:
-        place, _ = encoder_of(model_folder(folder))
+        place, _ = find_encoder(model_folder(folder))
         if (place / META_FILE).is_file() or not (place / "config.json").is_file():
             return True  # what is no model at all is told by its reader
         return read_json(place / "config.json").get("model_type") in ("albert", "albertkit")
@@ -70,31 +67,31 @@ def is_ours(folder: Path | str | None) -> bool:
         return False
 
 
-def encoder_of(folder: Path) -> tuple[Path, str]:
+def find_encoder(folder: Path) -> tuple[Path, str]:
     """Where the encoder of a foreign teacher lies, and how it makes one vector: what a sentence-transformers folder says, else the mean."""
     from albertkit.interop import sentence_transformers
 
     return sentence_transformers.steps_of(folder)[:2] if sentence_transformers.is_folder(folder) else (folder, "mean")
 
 
-def reading_of(folder: Path) -> tuple[str, int]:
+def find_reading_rules(folder: Path) -> tuple[str, int]:
     """What a foreign teacher puts before every text, and the tokens it reads at most: what a sentence-transformers folder says, else nothing and 256."""
     from albertkit.interop import sentence_transformers
 
     if not sentence_transformers.is_folder(folder):
         return "", LONGEST
-    told = sorted(encoder_of(folder)[0].glob("sentence_*_config.json"))
+    told = sorted(find_encoder(folder)[0].glob("sentence_*_config.json"))
     length = read_json(told[0]).get("max_seq_length") if told else None
     prompt = sentence_transformers.prompts_of(folder).get("default", "")
     return prompt, min(LONGEST, length) if isinstance(length, int) and length > 2 else LONGEST
 
 
-def load(folder: Path, device: torch.device) -> tuple[Any, Rust]:
+def load_transformers_encoder(folder: Path, device: torch.device) -> tuple[Any, Rust]:
     """A foreign teacher's encoder, in half precision on a GPU, and its tokenizer."""
     transformers = need("transformers", "distill", "a teacher")
     from safetensors.torch import load_file
 
-    (folder, _), (_, longest) = encoder_of(folder), reading_of(folder)
+    (folder, _), (_, longest) = find_encoder(folder), find_reading_rules(folder)
     try:
         config = transformers.AutoConfig.from_pretrained(folder)
         model = transformers.AutoModel.from_config(config)
@@ -108,30 +105,30 @@ def load(folder: Path, device: torch.device) -> tuple[Any, Rust]:
     if lost:
         raise AlbertkitError(f"{folder}/model.safetensors lacks {lost[0]!r}")
     rust.no_padding()
-    rust.enable_truncation(min(longest, positions_of(model)))
+    rust.enable_truncation(min(longest, max_positions(model)))
     model = model.to(device).eval()
     return (model.half() if device.type == "cuda" else model), rust
 
 
 @dataclass(frozen=True)
-class Ids:
+class TokenIds:
     """Texts as token ids, one after the other."""
 
     flat: np.ndarray
     lengths: np.ndarray
 
 
-def read(reader: Reader, texts: Sequence[str]) -> Ids | list[str]:
+def read(reader: Reader, texts: Sequence[str]) -> TokenIds | list[str]:
     """Texts as a teacher takes them: as they are, or as the ids of a foreign one's tokenizer."""
     if reader is None:
         return list(texts)
     rust, prompt = reader
     found = [np.array(one.ids, np.int32) for one in rust.encode_batch_fast([prompt + text for text in texts])]
-    return Ids(np.concatenate(found), np.array([len(ids) for ids in found]))
+    return TokenIds(np.concatenate(found), np.array([len(ids) for ids in found]))
 
 
 @torch.inference_mode()
-def vectors(model: Any, ids: Ids, device: torch.device, pooling: str = "mean") -> torch.Tensor:
+def encode(model: Any, ids: TokenIds, device: torch.device, pooling: str = "mean") -> torch.Tensor:
     """Mean, first or largest of the last hidden states of each text, length 1, (texts, width)."""
     begins = np.cumsum(ids.lengths) - ids.lengths
     order = np.argsort(ids.lengths, kind="stable")
@@ -158,60 +155,60 @@ def vectors(model: Any, ids: Ids, device: torch.device, pooling: str = "mean") -
     return out
 
 
-class Speaker:
+class VectorTeacher:
     """A teacher that gives vectors to texts."""
 
     def __init__(self, folder: Path, device: torch.device) -> None:
         self.device = device
         self.albert, self.model = None, None
         self.reader: Reader = None
-        if is_ours(folder):
+        if is_albert(folder):
             from albertkit.albert import Albert
 
             self.albert = Albert(folder, device=device.type)
             self.width = self.albert.dim
         else:
-            self.pooling = encoder_of(folder)[1]
-            self.model, rust = load(folder, device)
-            self.reader = rust, reading_of(folder)[0]
+            self.pooling = find_encoder(folder)[1]
+            self.model, rust = load_transformers_encoder(folder, device)
+            self.reader = rust, find_reading_rules(folder)[0]
             self.width = self.model.config.hidden_size
 
-    def vectors(self, given: Ids | list[str]) -> torch.Tensor:
+    def encode(self, given: TokenIds | list[str]) -> torch.Tensor:
         """(texts, width), length 1, of what `read` gave."""
         if self.albert is not None:
             assert isinstance(given, list)
             return torch.from_numpy(self.albert.embed(given, long_texts="truncate", normalize=True))
-        assert isinstance(given, Ids)
-        return vectors(self.model, given, self.device, self.pooling)
+        assert isinstance(given, TokenIds)
+        return encode(self.model, given, self.device, self.pooling)
 
 
-class Speakers:
+class TeacherEnsemble:
     """Several teachers, side by side; those with equal tokenizers read once."""
 
     def __init__(self, folders: Sequence[Path], device: torch.device) -> None:
-        self.all = [Speaker(folder, device) for folder in folders]
+        self.all = [VectorTeacher(folder, device) for folder in folders]
         self.widths = [one.width for one in self.all]
-        written: list[Written] = [one.reader and (one.reader[0].to_str(), one.reader[1]) for one in self.all]
+        written: list[TextReaderSpec] = [one.reader and (one.reader[0].to_str(), one.reader[1]) for one in self.all]
         readers = {text: one.reader for text, one in zip(written, self.all, strict=True)}
         self.tokenizers, self.readers = list(readers), list(readers.values())
         """The different ones, as text and as they are; None is for teachers that read text."""
         self.of = [self.tokenizers.index(one) for one in written]
 
-    def vectors(self, given: Sequence[Ids | list[str]]) -> np.ndarray:
+    def encode(self, given: Sequence[TokenIds | list[str]]) -> np.ndarray:
         """(texts, sum of widths), float16, of what each of `tokenizers` gave."""
-        found = [one.vectors(given[place]) for one, place in zip(self.all, self.of, strict=True)]
+        found = [one.encode(given[place]) for one, place in zip(self.all, self.of, strict=True)]
         return torch.cat(found, 1).half().numpy()
 
     def speak(self, texts: Sequence[str]) -> np.ndarray:
         """The same, of texts."""
-        return self.vectors([read(one, texts) for one in self.readers])
+        return self.encode([read(one, texts) for one in self.readers])
 
 
 _tokenizer: Tokenizer | None = None
 _readers: list[Reader] = []
 
 
-def _start(folder: str, readers: Sequence[Written], alone: bool) -> None:
+def _start(folder: str, readers: Sequence[TextReaderSpec], alone: bool) -> None:
     global _tokenizer, _readers
     if not alone:
         os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the others read too
@@ -219,15 +216,15 @@ def _start(folder: str, readers: Sequence[Written], alone: bool) -> None:
     _readers = [one and (Rust.from_str(one[0]), one[1]) for one in readers]
 
 
-def _read(flat: np.ndarray, ends: np.ndarray) -> list[Ids | list[str]]:
+def _read(flat: np.ndarray, ends: np.ndarray) -> list[TokenIds | list[str]]:
     assert _tokenizer is not None
     texts = [_tokenizer.decode(row.tolist()) for row in np.split(flat, ends[:-1])]
     return [read(one, texts) for one in _readers]
 
 
 def chunks(
-    passages: Passages, tokenizer: Path, readers: Sequence[Written], workers: int
-) -> Iterator[list[Ids | list[str]]]:
+    passages: Passages, tokenizer: Path, readers: Sequence[TextReaderSpec], workers: int
+) -> Iterator[list[TokenIds | list[str]]]:
     """The passages as each of the readers takes them, chunk by chunk, in order."""
 
     def cut(start: int) -> tuple[np.ndarray, np.ndarray]:
@@ -244,7 +241,7 @@ def chunks(
         return
     context = get_context("spawn")
     with ProcessPoolExecutor(workers, mp_context=context, initializer=_start, initargs=given) as pool:
-        waiting: deque[Future[list[Ids | list[str]]]] = deque()
+        waiting: deque[Future[list[TokenIds | list[str]]]] = deque()
         for start in starts:
             waiting.append(pool.submit(_read, *cut(start)))
             if len(waiting) >= 4 * workers:
@@ -253,33 +250,33 @@ def chunks(
             yield waiting.popleft().result()
 
 
-def teach(
+def passage_targets(
     passages: Passages,
     tokenizer: Path,
-    mixture: Mixture,
-    target: Path,
+    mixture: TeacherMixture,
+    dim: int,
     device: torch.device,
     workers: int = 1,
-    own: Own | None = None,
-) -> Path:
-    """Write the target of every passage to `target`, float16 (texts, width)."""
+    own: StudentVectors | None = None,
+) -> np.ndarray:
+    """The target of every passage, float16 (texts, dim)."""
     if len(mixture.folders) != len(mixture.weights):
         raise AlbertkitError("give one weight for each teacher")
-    loaded = Speakers(mixture.folders, device)
+    loaded = TeacherEnsemble(mixture.folders, device)
     raw = np.empty((len(passages), sum(loaded.widths)), np.float16)
     at = 0
     cut = chunks(passages, tokenizer, loaded.tokenizers, workers)
     for given in tqdm(cut, total=-(-len(passages) // CHUNK), desc="teachers"):
-        found = loaded.vectors(given)
+        found = loaded.encode(given)
         raw[at : at + len(found)] = found
         at += len(found)
-    write_array(target, mix(raw, loaded.widths, mixture, device, own))
-    return target
+    return mix_vectors(raw, loaded.widths, mixture.weights, dim, device, own)
 
 
-def spoken(
+def text_targets(
     given: Sequence[str],
-    mixture: Mixture,
+    mixture: TeacherMixture,
+    dim: int,
     device: torch.device,
     keep: Callable[[Sequence[str], Callable[[], np.ndarray]], np.ndarray] = lambda chunk, compute: compute(),
 ) -> np.ndarray:
@@ -287,23 +284,28 @@ def spoken(
 
     keep: gets each chunk of texts and a function that computes its vectors, and may have them from before.
     """
-    loaded = Speakers(mixture.folders, device)
+    loaded = TeacherEnsemble(mixture.folders, device)
     parts = [given[start : start + CHUNK] for start in range(0, len(given), CHUNK)]
     raw = np.concatenate(
         [keep(part, lambda part=part: loaded.speak(part)) for part in tqdm(parts, desc="teachers", disable=None)]  # type: ignore[misc]
     )
-    if len(loaded.all) == 1 and raw.shape[1] == mixture.width:
+    if len(loaded.all) == 1 and raw.shape[1] == dim:
         return raw
-    return mix(raw, loaded.widths, mixture, device)
+    return mix_vectors(raw, loaded.widths, mixture.weights, dim, device)
 
 
-def mix(
-    raw: np.ndarray, widths: list[int], mixture: Mixture, device: torch.device | str = "cpu", own: Own | None = None
+def mix_vectors(
+    raw: np.ndarray,
+    widths: list[int],
+    weights: Sequence[float],
+    dim: int,
+    device: torch.device | str = "cpu",
+    own: StudentVectors | None = None,
 ) -> np.ndarray:
     """Teachers' vectors side by side (texts, sum of widths) → targets (texts, width), float16; turned towards `own`, if given."""
     sample = np.sort(np.random.default_rng(0).permutation(len(raw))[:SAMPLE])
     bounds = np.cumsum([0, *widths])
-    parts = list(zip(bounds[:-1].tolist(), bounds[1:].tolist(), mixture.weights, strict=True))
+    parts = list(zip(bounds[:-1].tolist(), bounds[1:].tolist(), weights, strict=True))
 
     def sent(rows: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(rows).to(device).float()
@@ -316,7 +318,7 @@ def mix(
         return torch.cat(centred, 1)
 
     seen = joined(first)
-    basis = torch.linalg.eigh(seen.T.double() @ seen.double())[1].flip(1)[:, : mixture.width].float()  # strongest first
+    basis = torch.linalg.eigh(seen.T.double() @ seen.double())[1].flip(1)[:, :dim].float()  # strongest first
     if own is not None:
         few = np.sort(np.random.default_rng(1).permutation(len(sample))[:OWN])
         mine = F.normalize(own(sample[few]).to(device).float())
