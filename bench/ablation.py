@@ -203,7 +203,7 @@ def outcome_config(folder: Path) -> AlbertConfig:
 def finetune(model: Path, task: str, seed: int, folder: Path, args: argparse.Namespace) -> dict[str, float]:
     """Scores on held-out examples after fine-tuning, the last update's, so that no epoch is chosen by them."""
     from albertkit.artifact import read_artifact
-    from albertkit.tasks.make import make_task
+    from albertkit.tasks import make_task
     from albertkit.tasks.readers.read_examples import read
     from albertkit.train.finetune_settings import preset_epochs, preset_rate
     from albertkit.train.finetune_task import FinetuneTask

@@ -44,7 +44,7 @@ from albertkit.compress.benchmark import resident  # noqa: E402
 from albertkit.compress.quantize import quantize  # noqa: E402
 from albertkit.interop.convert import open_model  # noqa: E402
 from albertkit.model import AlbertModel, ModelOutput  # noqa: E402
-from albertkit.tasks.make import make_task  # noqa: E402
+from albertkit.tasks import make_task  # noqa: E402
 from albertkit.tasks.readers.read_examples import read  # noqa: E402
 from albertkit.train.finetune_runs import collapse, plan_of  # noqa: E402
 from albertkit.train.finetune_settings import FinetuneSettings, preset_rate  # noqa: E402

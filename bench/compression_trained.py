@@ -51,11 +51,11 @@ class Job:
 
     def examples(self) -> tuple[list[Any], list[Any]]:
         """To learn from, and to choose checkpoints by."""
-        from albertkit.cli.task_commands import parted
+        from albertkit.tasks.splits import split_examples
 
         if tasks.missing():  # checkpoints are then chosen by plain accuracy
             tasks.stand_in()
-        found: tuple[list[Any], list[Any]] = parted(self.read("train"))
+        found: tuple[list[Any], list[Any]] = split_examples(self.read("train"))
         return found
 
     def sample(self) -> list[str]:

@@ -41,7 +41,7 @@ from albertkit.albert import Albert  # noqa: E402
 from albertkit.runtime.calibration import ExitCalibration, calibrated, fit  # noqa: E402
 from albertkit.runtime.early_exit import ExitRule, ExitStats, Walk, agreeing, available_exit_depths, by_depth  # noqa: E402
 from albertkit.runtime.predict import features_of, predict, read_heads  # noqa: E402
-from albertkit.tasks.confidence import CLOSE, Judge, cosines  # noqa: E402
+from albertkit.tasks.confidence import CLOSE, UncertaintyEstimator, cosines  # noqa: E402
 
 RESULT = Path(__file__).parent / "results" / "elastic.json"
 INGREDIENTS = RESULT.with_name("elastic-ingredients.json")
@@ -78,14 +78,14 @@ class Lesson:
 
     def __init__(self, name: str, args: argparse.Namespace) -> None:
         from albertkit.builtin import START, resolve
-        from albertkit.cli.task_commands import parted
         from albertkit.interop.convert import open_model
+        from albertkit.tasks.splits import split_examples
         from albertkit.train.finetune_settings import preset_epochs
 
         if tasks.missing():  # checkpoints are then chosen by plain metrics
             tasks.stand_in()
         self.set, self.out = SETS[name], args.models / name
-        self.examples = parted(load(self.set, args.data, args.examples)["train"])
+        self.examples = split_examples(load(self.set, args.data, args.examples)["train"])
         self.start = open_model(resolve(args.start, START))
         own = {k: v for k, v in self.set.options.items() if k != "epochs"}
         self.times = args.times
@@ -205,7 +205,7 @@ def depths_of(rule: ExitRule, judge: Any, read: dict[int, list[Any]], units: Seq
     before = None
     for number, look in enumerate(rule.exit_depths):
         if rule.patience:
-            for unit, answer in zip(units, judge.says(units, read[look]), strict=True):
+            for unit, answer in zip(units, judge.predictions(units, read[look]), strict=True):
                 last, times = said.get(unit, (None, 0))
                 said[unit] = (answer, times + 1 if number and answer == last else 0)
             leaving = [unit for unit in units if said[unit][1] >= rule.patience]
@@ -230,7 +230,7 @@ class Held:
     def __init__(self, albert: Albert, examples: list[Any]) -> None:
         self.albert, self.examples, self.task = albert, examples, albert.task
         self.features = features_of(albert, examples, albert.meta.task)
-        self.judge = Judge(self.task, self.features, examples)
+        self.judge = UncertaintyEstimator(self.task, self.features, examples)
         ids, segments = [f.ids for f in self.features], [f.segments for f in self.features]
         every = range(1, albert.depth + 1)
         self.read = by_depth(albert, ids, segments, every, lambda h, n: read_heads(albert, h, n))
@@ -388,7 +388,7 @@ def walked(held: Held, rules: list[tuple[np.ndarray, ExitRule]]) -> ExitStats:
     for places, rule in rules:
         examples = [held.examples[place] for place in places]
         features = features_of(albert, examples, albert.meta.task)
-        judge = Judge(held.task, features, examples)
+        judge = UncertaintyEstimator(held.task, features, examples)
         walk = Walk(albert, rule, lambda h, n: read_heads(albert, h, n), judge, judge.units)
         left = walk.run([f.ids for f in features], [f.segments for f in features])
         held.task.results(left.scores, features, examples)

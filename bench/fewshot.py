@@ -52,11 +52,11 @@ def ours(job: dict[str, Any]) -> dict[str, Any]:
     """albertkit's frozen mode."""
     from albertkit.albert import Albert
     from albertkit.runtime.predict import predict
-    from albertkit.tasks.examples import Text
+    from albertkit.tasks.examples import TextExample
     from albertkit.train.finetune_runs import finetune
     from albertkit.train.finetune_settings import FinetuneSettings
 
-    train, test = ([Text(text, None, label) for text, label in job[split]] for split in ("train", "test"))
+    train, test = ([TextExample(text, None, label) for text, label in job[split]] for split in ("train", "test"))
     with tempfile.TemporaryDirectory() as out:
         done = finetune("classify", train, [], out, job["model"], FinetuneSettings(freeze=True, device="cpu"))
         found = predict(Albert(done.model), test, "classify")

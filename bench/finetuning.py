@@ -35,7 +35,7 @@ def examples(path: Path, count: int | None) -> list[Any]:
 def ours(model: Path, train: Path, dev: Path, count: int, epochs: int, seed: int) -> dict[str, float]:
     """albertkit's loop."""
     from albertkit.interop.convert import open_model
-    from albertkit.tasks.make import make_task
+    from albertkit.tasks import make_task
     from albertkit.train.finetune_task import FinetuneTask
     from albertkit.train.loop import train as run
     from albertkit.train.train_settings import TrainSettings

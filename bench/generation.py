@@ -25,10 +25,10 @@ from inference import machine, versions  # noqa: E402
 from albertkit.albert import Albert  # noqa: E402
 from albertkit.artifact import read_meta  # noqa: E402
 from albertkit.builtin import START, resolve  # noqa: E402
-from albertkit.cli.task_commands import parted  # noqa: E402
-from albertkit.tasks.examples import Rewrite  # noqa: E402
+from albertkit.tasks.examples import RewriteExample  # noqa: E402
 from albertkit.tasks.readers.read_examples import read  # noqa: E402
 from albertkit.tasks.readers.rewrites import questions_to_ask  # noqa: E402
+from albertkit.tasks.splits import split_examples  # noqa: E402
 
 RESULT = Path(__file__).parent / "results" / "generation.json"
 WAYS: dict[str, tuple[int | None, dict[str, Any]]] = {
@@ -39,7 +39,7 @@ WAYS: dict[str, tuple[int | None, dict[str, Any]]] = {
 SHOWN = 8  # examples that are kept to look at
 
 
-def load(folder: Path, part: str, most: int | None) -> list[Rewrite]:
+def load(folder: Path, part: str, most: int | None) -> list[RewriteExample]:
     """The pairs of one part, spread over the file where there are more than `most`."""
     names = ("test", "dev") if part == "test" else (part,)
     paths = [path for name in names for path in sorted(folder.glob(f"{name}*"))]
@@ -56,7 +56,7 @@ def train(args: argparse.Namespace, out: Path) -> None:
     from albertkit.train.finetune_runs import finetune
     from albertkit.train.finetune_settings import FinetuneSettings
 
-    learn, hold = parted(load(args.data, "train", args.most))
+    learn, hold = split_examples(load(args.data, "train", args.most))
     options = FinetuneSettings(
         epochs=args.epochs, batch=args.batch, max_length=args.max_length, target_length=args.target_length,
         smoothing=args.smoothing, learning_rate=args.learning_rate, device=args.device, seed=args.seed,

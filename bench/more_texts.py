@@ -4,7 +4,7 @@
 
 Writes OUT/conll2003.txt: sentences of CoNLL-2003 with other entities of the same kind in their places, news sentences of MRPC, RTE and STS-B, and sentences of a corpus that have names in them.
 Writes OUT/mrpc.txt, pairs with a tab between them: pairs of MRPC in which words were left out or replaced by what the built-in pre-trained model finds likely there, pairs of STS-B and RTE, and
-sentences of all three beside those most like them. What is held out of a training set (`parted`) and every dev file stay out: STS-B took some of its pairs from where MRPC's dev file has them, and
+sentences of all three beside those most like them. What is held out of a training set (`split_examples`) and every dev file stay out: STS-B took some of its pairs from where MRPC's dev file has them, and
 `beyond` leaves out every line with a sentence of the dev file.
 """
 
@@ -27,8 +27,8 @@ sys.path[:0] = [str(Path(__file__).parent.parent / "src"), str(Path(__file__).pa
 from tasksets import SETS, load  # noqa: E402
 
 from albertkit import Albert  # noqa: E402
-from albertkit.cli.task_commands import parted  # noqa: E402
 from albertkit.runtime.batching import token_batches  # noqa: E402
+from albertkit.tasks.splits import split_examples  # noqa: E402
 
 SHARE = 0.2  # of the words of a sentence that are replaced
 LIKELY = 8  # words proposed for each, of which one is drawn
@@ -37,7 +37,7 @@ NEAR = 1  # sentences beside which one is set
 
 def training(name: str, data: Path) -> list[Any]:
     """The training examples of a set that elastic.py learns from."""
-    return list(parted(load(SETS[name], data, None)["train"])[0])
+    return list(split_examples(load(SETS[name], data, None)["train"])[0])
 
 
 def bare(text: str) -> str:

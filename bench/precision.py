@@ -133,9 +133,9 @@ def sway(model: Path, feature: Any, threads: int) -> float:
 def unlike(task: Any, mine: Sequence[Any], theirs: Sequence[Any]) -> int:
     """Examples whose results differ."""
     from albertkit.tasks.confidence import agree
-    from albertkit.tasks.dialogue import Dialogue
+    from albertkit.tasks.dialogue import DialogueTask
 
-    if isinstance(task, Dialogue):
+    if isinstance(task, DialogueTask):
         return sum(a != b for a, b in zip(mine, theirs, strict=True))
     return int((~agree(task, mine, theirs)).sum())
 

@@ -90,10 +90,10 @@ def run(name: str, args: argparse.Namespace) -> dict[str, Any]:
 def usual(chosen: Set, train: Sequence[Any], options: Any) -> Path:
     """The built-in model that `albertkit finetune` begins with."""
     from albertkit import builtin
-    from albertkit.tasks.examples import Text
+    from albertkit.tasks.examples import TextExample
     from albertkit.train.start_model import beginning
 
-    texts = chosen.task == "intent" and isinstance(train[0], Text)
+    texts = chosen.task == "intent" and isinstance(train[0], TextExample)
     return builtin.resolve(beginning("classify" if texts else chosen.task, train, options.max_length)[0])
 
 
@@ -114,18 +114,17 @@ def torch_scores(model: Path, examples: Sequence[Any], device: str) -> tuple[Any
 
 def measure(chosen: Set, found: Sequence[Any], parts: dict[str, list[Any]]) -> dict[str, float]:
     """The task's metrics on what is held out; with a class for out of scope, its scores too."""
-    from albertkit.tasks.classify import OUTSIDE
-    from albertkit.tasks.examples import Text
-    from albertkit.tasks.make import make_task
-    from albertkit.train.frozen_head import outside_scores
+    from albertkit.tasks import make_task
+    from albertkit.tasks.classify import OUT_OF_SCOPE, out_of_scope_metrics
+    from albertkit.tasks.examples import TextExample
 
     held = parts["test"] if chosen.test else parts["dev"]
-    texts = chosen.task == "intent" and isinstance(held[0], Text)
+    texts = chosen.task == "intent" and isinstance(held[0], TextExample)
     task = make_task("classify" if texts else chosen.task, parts["train"], **chosen.settings)
     scores: dict[str, float] = task.measure(found, held)
-    if texts and any(e.label == OUTSIDE for e in held):
-        caught = [r.label == OUTSIDE for r, e in zip(found, held, strict=True) if e.label == OUTSIDE]
-        scores |= {**outside_scores(found, held), "out_of_scope_recall": sum(caught) / len(caught)}
+    if texts and any(e.label == OUT_OF_SCOPE for e in held):
+        caught = [r.label == OUT_OF_SCOPE for r, e in zip(found, held, strict=True) if e.label == OUT_OF_SCOPE]
+        scores |= {**out_of_scope_metrics(found, held), "out_of_scope_recall": sum(caught) / len(caught)}
     return scores
 
 
@@ -189,10 +188,10 @@ def stand_in() -> None:
     """Replace the metrics that need libraries by plain ones, which choose the best epoch and are not recorded."""
     import numpy as np
 
-    from albertkit.tasks.classify import Classify
-    from albertkit.tasks.tag import Intent, Tag
+    from albertkit.tasks.classify import ClassifyTask
+    from albertkit.tasks.tag import IntentTask, TagTask
 
-    def classes(self: Classify, results: Sequence[Any], examples: Sequence[Any]) -> dict[str, float]:
+    def classes(self: ClassifyTask, results: Sequence[Any], examples: Sequence[Any]) -> dict[str, float]:
         right, found = np.array([e.label for e in examples]), np.array([r.label for r in results])
         if self.kind == "regression":
             return {"pearson": float(np.corrcoef(right, found)[0, 1]) if found.std() else 0.0}
@@ -210,12 +209,12 @@ def stand_in() -> None:
         hits = sum(len(a & b) for a, b in zip(right, found, strict=True))
         return {"f1": 2 * hits / max(1, sum(map(len, right)) + sum(map(len, found)))}
 
-    def frames(self: Intent, results: Sequence[Any], examples: Sequence[Any]) -> dict[str, float]:
+    def frames(self: IntentTask, results: Sequence[Any], examples: Sequence[Any]) -> dict[str, float]:
         intents = [r.intent == e.intent for r, e in zip(results, examples, strict=True)]
         return {"mean": (sum(intents) / len(intents) + spans(self, results, examples)["f1"]) / 2}
 
-    Classify.measure, Tag.measure, Intent.measure = classes, spans, frames  # type: ignore[method-assign]
-    Classify.calibrated = lambda self, scores, examples: 1.0  # type: ignore[method-assign]
+    ClassifyTask.measure, TagTask.measure, IntentTask.measure = classes, spans, frames  # type: ignore[method-assign]
+    ClassifyTask.calibrated = lambda self, scores, examples: 1.0  # type: ignore[method-assign]
 
 
 def keep(path: Path, results: Sequence[Any]) -> None:

@@ -77,13 +77,13 @@ def load(chosen: Set, data: Path, most: int | None = None) -> dict[str, list[Any
         if path is not None:
             found[part] = read(chosen.task, data / path, ReadOptions(split=part, skip_bad=chosen.skip_bad)).examples
     if chosen.dev is None:
-        found["train"], found["dev"] = parted(found["train"])
+        found["train"], found["dev"] = split_examples(found["train"])
     if most is not None:
         found = {part: rows[:: -(-len(rows) // most)] for part, rows in found.items()}
     return found
 
 
-def parted(examples: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+def split_examples(examples: Sequence[Any]) -> tuple[list[Any], list[Any]]:
     """(train, dev) of questions: each fifth context is held out."""
     places = {context: i for i, context in enumerate(dict.fromkeys(e.context for e in examples))}
     train = [e for e in examples if places[e.context] % 5]

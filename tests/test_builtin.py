@@ -221,11 +221,11 @@ def test_a_classifier_needs_no_argument(albert):
 
 def test_finetuning_starts_from_it(tmp_path):
     pytest.importorskip("torch")
-    from albertkit.tasks.examples import Text
+    from albertkit.tasks.examples import TextExample
     from albertkit.train.finetune_runs import finetune
     from albertkit.train.finetune_settings import FinetuneSettings
 
-    examples = [Text(text, label=label) for text, label in zip(TEXTS, LABELS, strict=True)]
+    examples = [TextExample(text, label=label) for text, label in zip(TEXTS, LABELS, strict=True)]
     options = FinetuneSettings(epochs=1, batch=12, max_length=16, restarts=0)
     done = finetune("classify", examples, examples, tmp_path, options=options)
     made = Albert(done.model)

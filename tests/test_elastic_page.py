@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from albertkit.tasks.examples import Text
+from albertkit.tasks.examples import TextExample
 from tests.conftest import program
 
 elastic_page = program("docs/elastic_page")
@@ -75,7 +75,12 @@ def test_ways_are_named_or_written_out():
 def test_examples_among_the_texts_are_left_out(tmp_path):
     bench = program("bench/elastic")
     (tmp_path / "mrpc.txt").write_text("A cat  sat .\tOne more\nthird\n")
-    examples = [Text("a Cat sat.", "new"), Text("new", "THIRD"), Text("new", "newer"), Text("alone")]
+    examples = [
+        TextExample("a Cat sat.", "new"),
+        TextExample("new", "THIRD"),
+        TextExample("new", "newer"),
+        TextExample("alone"),
+    ]
     assert bench.unseen(examples, tmp_path / "mrpc.txt") == examples[2:]
     assert bench.unseen(examples, tmp_path / "none.txt") == examples
 

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 from albertkit.artifact import Artifact, write_artifact
 from albertkit.model import AlbertModel
-from albertkit.tasks.answer import Answer
-from albertkit.tasks.choose import Choose
-from albertkit.tasks.dialogue import Dialogue, State
-from albertkit.tasks.examples import Choice, Question, Text, Turn
-from albertkit.tasks.make import make_task
+from albertkit.tasks import make_task
+from albertkit.tasks.answer import AnswerTask
+from albertkit.tasks.choose import ChooseTask
+from albertkit.tasks.dialogue import DialogueState, DialogueTask
+from albertkit.tasks.examples import ChoiceExample, DialogueTurn, QuestionExample, TextExample
 from albertkit.tasks.readers.read_examples import read
-from albertkit.tasks.tag import Intent
+from albertkit.tasks.tag import IntentTask
 from albertkit.tasks.task import Feature
 from albertkit.tokenizer import Tokenizer
 from albertkit.train.checkpoint import TrainState as Progress
@@ -55,32 +55,34 @@ def test_scores_of_other_inputs_are_not_compared(load):
 
 def test_probabilities_are_those_of_the_task(load):
     bench, row = load("bench/precision"), np.array([0.0, np.log(3)])
-    classes = make_task("classify", [Text("a", None, "x"), Text("b", None, "y")])
-    assert bench.chances(classes, (), [row])[0] == pytest.approx(classes.chances(row[None])[0])
-    several = make_task("classify", [Text("a", None, ("x",)), Text("b", None, ("y",))])
+    classes = make_task("classify", [TextExample("a", None, "x"), TextExample("b", None, "y")])
+    assert bench.chances(classes, (), [row])[0] == pytest.approx(classes.probabilities(row[None])[0])
+    several = make_task("classify", [TextExample("a", None, ("x",)), TextExample("b", None, ("y",))])
     assert bench.chances(several, (), [row])[0] == pytest.approx([0.5, 0.75])
-    value = make_task("classify", [Text("a", None, 1.0), Text("b", None, 2.0)])
+    value = make_task("classify", [TextExample("a", None, 1.0), TextExample("b", None, 2.0)])
     assert bench.chances(value, (), [row[1:]])[0] == pytest.approx(row[1:])
     ends = np.stack([row, row[::-1]])  # (tokens, 2): either side sums to 1 over the tokens
-    assert bench.chances(Answer(), (), [ends])[0] == pytest.approx(np.array([[0.25, 0.75], [0.75, 0.25]]))
-    both = bench.chances(Intent(("O", "B-a"), ("x", "y")), (), [(row, np.stack([row, -row]))])[0]
+    assert bench.chances(AnswerTask(), (), [ends])[0] == pytest.approx(np.array([[0.25, 0.75], [0.75, 0.25]]))
+    both = bench.chances(IntentTask(("O", "B-a"), ("x", "y")), (), [(row, np.stack([row, -row]))])[0]
     assert both[0] == pytest.approx([0.25, 0.75]) and both[1].sum(1) == pytest.approx([1, 1])
     choices = [Feature([1], [0], example) for example in (0, 0, 1)]
-    found = bench.chances(Choose(), choices, [row[:1], row[1:], row[:1]])
+    found = bench.chances(ChooseTask(), choices, [row[:1], row[1:], row[:1]])
     assert [list(one) for one in found] == [pytest.approx([0.25, 0.75]), [1.0]]
 
 
 def test_every_kind_of_example_has_a_text_to_calibrate_with(load):
     bench = load("bench/precision")
-    examples = [Text("a", "b"), Question("1", "who?", "c"), Choice("d", "what?", ("x",)), Turn("1", 0, "hi", "e"), Text(" ")]  # fmt: skip
+    examples = [TextExample("a", "b"), QuestionExample("1", "who?", "c"), ChoiceExample("d", "what?", ("x",)), DialogueTurn("1", 0, "hi", "e"), TextExample(" ")]  # fmt: skip
     assert bench.texts_of(examples) == ["a", "c", "d", "e"]
-    many = bench.texts_of([Text(str(i)) for i in range(1200)])
+    many = bench.texts_of([TextExample(str(i)) for i in range(1200)])
     assert len(many) == 500 == len(set(many)) and (many[0], many[-1]) == ("0", "1197")  # from all over the data
 
 
 def test_states_of_dialogues_are_compared_whole(load):
-    task = Dialogue.of([Turn("1", 0, "", "thai", (("food", "thai"),), (("food", "thai"), ("request", "area")))])
-    one, other = State({"food": "thai"}, frozenset({"area"})), State({"food": "thai"}, frozenset())
+    task = DialogueTask.of(
+        [DialogueTurn("1", 0, "", "thai", (("food", "thai"),), (("food", "thai"), ("request", "area")))]
+    )
+    one, other = DialogueState({"food": "thai"}, frozenset({"area"})), DialogueState({"food": "thai"}, frozenset())
     assert load("bench/precision").unlike(task, [one, one], [one, other]) == 1
 
 

@@ -12,12 +12,12 @@ import pytest
 
 from albertkit.artifact import Artifact, write_artifact
 from albertkit.model import AlbertModel
-from albertkit.tasks.answer import Found
-from albertkit.tasks.classify import Classify, Label
-from albertkit.tasks.dialogue import State
-from albertkit.tasks.examples import Question, Span, Tagged, Text, Turn
-from albertkit.tasks.make import make_task
-from albertkit.tasks.tag import Entities, Entity, Intent, Tag, Understood
+from albertkit.tasks import make_task
+from albertkit.tasks.answer import AnswerResult
+from albertkit.tasks.classify import Classification, ClassifyTask
+from albertkit.tasks.dialogue import DialogueState
+from albertkit.tasks.examples import DialogueTurn, QuestionExample, Span, TaggedExample, TextExample
+from albertkit.tasks.tag import Entity, IntentResult, IntentTask, TagResult, TagTask
 from albertkit.tokenizer import Tokenizer
 from tests.conftest import SPIECE, program, tiny
 
@@ -30,14 +30,14 @@ def load():
 
 
 WORDS = ((0, 3), (4, 7), (8, 11))
-TAGGED = [Tagged("abc def ghi", WORDS, (Span(0, 7, "PER"),), "a"), Tagged("abc def ghi", WORDS, (Span(8, 11, "LOC"),), "b")]  # fmt: skip
+TAGGED = [TaggedExample("abc def ghi", WORDS, (Span(0, 7, "PER"),), "a"), TaggedExample("abc def ghi", WORDS, (Span(8, 11, "LOC"),), "b")]  # fmt: skip
 SPANS = (Entity("abc def", 0, 7, "PER", 0.9), Entity("ghi", 8, 11, "LOC", 0.5))
 CASES = {
-    "classify": ([Text(c, None, label) for c, label in zip("uvwx", "abab", strict=True)], [Label(c, 0.5, {"a": 0.5}) for c in "aabb"]),
-    "tag": (TAGGED, [Entities(e.text, SPANS) for e in TAGGED]),
-    "intent": (TAGGED, [Understood("a", 0.9, SPANS) for _ in TAGGED]),
-    "answer": ([Question("1", "who?", "abc def", ((0, "abc"),))], [Found("abc def", 0, 7, 1.0, 0.5, (Found("def", 4, 7, 0.1, 0.2),))]),
-    "dialogue": ([Turn("1", 0, "", "hi", (("food", "thai"),), (("food", "thai"), ("request", "area")))], [State({"food": "thai"}, frozenset({"area"}))]),
+    "classify": ([TextExample(c, None, label) for c, label in zip("uvwx", "abab", strict=True)], [Classification(c, 0.5, {"a": 0.5}) for c in "aabb"]),
+    "tag": (TAGGED, [TagResult(e.text, SPANS) for e in TAGGED]),
+    "intent": (TAGGED, [IntentResult("a", 0.9, SPANS) for _ in TAGGED]),
+    "answer": ([QuestionExample("1", "who?", "abc def", ((0, "abc"),))], [AnswerResult("abc def", 0, 7, 1.0, 0.5, (AnswerResult("def", 4, 7, 0.1, 0.2),))]),
+    "dialogue": ([DialogueTurn("1", 0, "", "hi", (("food", "thai"),), (("food", "thai"), ("request", "area")))], [DialogueState({"food": "thai"}, frozenset({"area"}))]),
 }  # fmt: skip
 
 
@@ -56,16 +56,21 @@ def test_plain_metrics_are_those_of_the_libraries(load, monkeypatch):
     tasks = load("bench/tasks")
     rng = np.random.default_rng(0)
     drawn = rng.integers(0, 3, (2, 50))
-    texts = [Text("t", None, f"class {i}") for i in drawn[0]]
-    labels = [Label(f"class {i}") for i in drawn[1]]
-    values = [Text("t", None, float(v)) for v in rng.normal(size=20)]
-    numbers = [Label(float(v)) for v in rng.normal(size=20)]
+    texts = [TextExample("t", None, f"class {i}") for i in drawn[0]]
+    labels = [Classification(f"class {i}") for i in drawn[1]]
+    values = [TextExample("t", None, float(v)) for v in rng.normal(size=20)]
+    numbers = [Classification(float(v)) for v in rng.normal(size=20)]
     right = [
         make_task("classify", texts).measure(labels, texts),
         make_task("classify", values).measure(numbers, values),
     ]
     entities = make_task("tag", TAGGED).measure(CASES["tag"][1], TAGGED)
-    for kind, name in ((Classify, "measure"), (Classify, "calibrated"), (Tag, "measure"), (Intent, "measure")):
+    for kind, name in (
+        (ClassifyTask, "measure"),
+        (ClassifyTask, "calibrated"),
+        (TagTask, "measure"),
+        (IntentTask, "measure"),
+    ):
         monkeypatch.setattr(kind, name, getattr(kind, name))  # put back afterwards
     tasks.stand_in()
     for measured, (rows, found) in zip(right, ((texts, labels), (values, numbers)), strict=True):
@@ -89,7 +94,12 @@ def test_a_run_is_recorded_and_scored(load, tmp_path, monkeypatch, libraries):
         predictions=True, keep=False, examples=None, epochs=1, jobs=1, runs=None,
     )  # fmt: skip
     if not libraries:
-        for kind, name in ((Classify, "measure"), (Classify, "calibrated"), (Tag, "measure"), (Intent, "measure")):
+        for kind, name in (
+            (ClassifyTask, "measure"),
+            (ClassifyTask, "calibrated"),
+            (TagTask, "measure"),
+            (IntentTask, "measure"),
+        ):
             monkeypatch.setattr(kind, name, getattr(kind, name))
         monkeypatch.setattr(tasks, "missing", lambda: ["sklearn"])
     with monkeypatch.context() as killed:  # after the training; the same command then goes on with what is trained
@@ -117,8 +127,8 @@ def test_a_run_is_recorded_and_scored(load, tmp_path, monkeypatch, libraries):
 
 def test_texts_out_of_scope_are_scored(load):
     tasks = load("bench/tasks")
-    held = [Text("a", None, "x"), Text("b", None, "oos"), Text("c", None, "oos")]
-    found = [Label(label, 0.9, {}) for label in ("x", "oos", "x")]
+    held = [TextExample("a", None, "x"), TextExample("b", None, "oos"), TextExample("c", None, "oos")]
+    found = [Classification(label, 0.9, {}) for label in ("x", "oos", "x")]
     scores = tasks.measure(tasks.SETS["clinc150-small"], found, {"train": held, "test": held})
     assert scores["out_of_scope_recall"] == 0.5 and scores["in_scope_accuracy"] == 1.0
 

@@ -26,7 +26,7 @@ from albertkit.runtime.graph import as_float
 from albertkit.tokenizer import Encoding
 
 if TYPE_CHECKING:
-    from albertkit.tasks.examples import Turn
+    from albertkit.tasks.examples import DialogueTurn
 
 EarlyExit = str | float  # see `runtime/early_exit.py`
 POOLINGS = ("mean", "cls", "pooler", "max")
@@ -411,9 +411,9 @@ class Albert:
     @cached_property
     def task(self) -> Any:
         """What the model was fine-tuned for."""
-        from albertkit.tasks.make import task_of
+        from albertkit.tasks import load_task
 
-        return task_of(self.meta)
+        return load_task(self.meta)
 
     def classify(
         self,
@@ -423,54 +423,59 @@ class Albert:
         depth: int | None = None,
         early_exit: EarlyExit | None = None,
     ) -> Any:
-        """Class, classes or value of each text or pair, with probabilities: one `Label`, or a list of them."""
+        """Class, classes or value of each text or pair, with probabilities: one `Classification`, or a list of them."""
         from albertkit.runtime.predict import listed, predict
-        from albertkit.tasks.examples import Text
+        from albertkit.tasks.examples import TextExample
 
         first, single = listed(texts)
         second = [None] * len(first) if pairs is None else listed(pairs)[0]
         if len(second) != len(first):
             raise AlbertkitError(f"there are {len(first)} texts and {len(second)} pairs; give one pair for each text")
-        found = predict(self, [Text(a, b) for a, b in zip(first, second, strict=True)], "classify", depth, early_exit)
+        found = predict(
+            self, [TextExample(a, b) for a, b in zip(first, second, strict=True)], "classify", depth, early_exit
+        )
         return found[0] if single else found
 
     def tag(self, texts: str | Iterable[str], *, depth: int | None = None, early_exit: EarlyExit | None = None) -> Any:
-        """The entities in each text, as spans of characters: one `Entities`, or a list of them."""
+        """The entities in each text, as spans of characters: one `TagResult`, or a list of them."""
         from albertkit.runtime.predict import listed, predict
-        from albertkit.tasks.examples import Tagged
-        from albertkit.tasks.tag import words_of
+        from albertkit.tasks.examples import TaggedExample
+        from albertkit.tasks.word_alignment import split_words
 
         given, single = listed(texts)
-        found = predict(self, [Tagged(text, words_of(text)) for text in given], "tag", depth, early_exit)
+        found = predict(self, [TaggedExample(text, split_words(text)) for text in given], "tag", depth, early_exit)
         return found[0] if single else found
 
     def understand(
         self, texts: str | Iterable[str], *, depth: int | None = None, early_exit: EarlyExit | None = None
     ) -> Any:
-        """Intent and slots of each text: one `Understood`, or a list of them; classes of texts are intents without slots."""
+        """Intent and slots of each text: one `IntentResult`, or a list of them; classes of texts are intents without slots."""
         from albertkit.runtime.predict import listed, predict
-        from albertkit.tasks.examples import Tagged, Text
-        from albertkit.tasks.tag import Understood, words_of
+        from albertkit.tasks.examples import TaggedExample, TextExample
+        from albertkit.tasks.tag import IntentResult
+        from albertkit.tasks.word_alignment import split_words
 
         given, single = listed(texts)
         if self.meta.task == "classify" and self.task.kind == "single":  # intents without slots
-            labels = predict(self, [Text(text) for text in given], "classify", depth, early_exit)
-            found = [Understood.of(label) for label in labels]
+            labels = predict(self, [TextExample(text) for text in given], "classify", depth, early_exit)
+            found = [IntentResult.of(label) for label in labels]
         else:
-            found = predict(self, [Tagged(text, words_of(text)) for text in given], "intent", depth, early_exit)
+            found = predict(
+                self, [TaggedExample(text, split_words(text)) for text in given], "intent", depth, early_exit
+            )
         return found[0] if single else found
 
     def track(
         self,
-        turns: str | Iterable[str | tuple[str, str] | Turn],
+        turns: str | Iterable[str | tuple[str, str] | DialogueTurn],
         *,
         depth: int | None = None,
         early_exit: EarlyExit | None = None,
     ) -> Any:
-        """What a user wants after each turn of a dialogue: a `State` for each, or one for a single text.
+        """What a user wants after each turn of a dialogue: a `DialogueState` for each, or one for a single text.
 
         A turn is what the user says, or a pair: what the system said before, and what the user says. Turns come in their order; each call
-        begins a new dialogue. To track several in one call, give `albertkit.tasks.examples.Turn`s, which name their dialogue.
+        begins a new dialogue. To track several in one call, give `albertkit.tasks.examples.DialogueTurn`s, which name their dialogue.
         """
         from albertkit.runtime.predict import check_made, predict, turns_of
 
@@ -482,11 +487,11 @@ class Albert:
     def answer(
         self, question: str, context: str, *, depth: int | None = None, early_exit: EarlyExit | None = None
     ) -> Any:
-        """Where the context answers the question: a `Found`, empty if it does not."""
+        """Where the context answers the question: an `AnswerResult`, empty if it does not."""
         from albertkit.runtime.predict import predict
-        from albertkit.tasks.examples import Question
+        from albertkit.tasks.examples import QuestionExample
 
-        return predict(self, [Question("0", question, context)], "answer", depth, early_exit)[0]
+        return predict(self, [QuestionExample("0", question, context)], "answer", depth, early_exit)[0]
 
     def choose(
         self,
@@ -497,11 +502,11 @@ class Albert:
         depth: int | None = None,
         early_exit: EarlyExit | None = None,
     ) -> Any:
-        """Which choice is right: a `Chosen`."""
+        """Which choice is right: a `ChoiceResult`."""
         from albertkit.runtime.predict import predict
-        from albertkit.tasks.examples import Choice
+        from albertkit.tasks.examples import ChoiceExample
 
-        return predict(self, [Choice(context, question, tuple(choices))], "choose", depth, early_exit)[0]
+        return predict(self, [ChoiceExample(context, question, tuple(choices))], "choose", depth, early_exit)[0]
 
     def explain(self, text: str, **settings: Any) -> Any:
         """What the model attends to, which words carry its prediction, and how that forms: an `Explanation` (see `docs/explain.md`)."""
@@ -521,7 +526,7 @@ class Albert:
         return made
 
     def generate(self, texts: str | Iterable[str], *, depth: int | None = None, **style: Any) -> Any:
-        """What the model writes from each text: one `Written`, or a list of them.
+        """What the model writes from each text: one `GeneratedText`, or a list of them.
 
         beams: texts kept side by side, of which the best wins. sample: draw words, with temperature, top_p and seed. no_repeat: write no
         run of so many tokens twice. max_tokens: most tokens to write (default what it was trained with).

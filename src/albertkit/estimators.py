@@ -16,8 +16,8 @@ import numpy as np
 from albertkit.albert import Albert
 from albertkit.artifact import new_folder
 from albertkit.errors import AlbertkitError
-from albertkit.tasks.examples import Text
-from albertkit.tasks.splits import parted
+from albertkit.tasks.examples import TextExample
+from albertkit.tasks.splits import split_examples
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin
@@ -72,7 +72,7 @@ class AlbertClassifier(ClassifierMixin, BaseEstimator):
         names = {str(label): label for label in self.classes_.tolist()}
         if len(names) < len(self.classes_):
             raise AlbertkitError("two labels look the same as text; rename one of them")
-        examples = [Text(text, label=str(label)) for text, label in zip(texts, labels.tolist(), strict=True)]
+        examples = [TextExample(text, label=str(label)) for text, label in zip(texts, labels.tolist(), strict=True)]
         with tempfile.TemporaryDirectory() as folder:
             model = self._learn(examples, Path(folder))
             self.files_ = {file.name: file.read_bytes() for file in sorted(model.iterdir())}
@@ -102,7 +102,7 @@ class AlbertClassifier(ClassifierMixin, BaseEstimator):
                 self._write(Path(folder))
                 self.albert_ = Albert(folder)
 
-    def _learn(self, examples: list[Text], folder: Path) -> Path:
+    def _learn(self, examples: list[TextExample], folder: Path) -> Path:
         if self.frozen:
             from albertkit.interop.convert import open_model
             from albertkit.train.frozen_head import fit, write
@@ -116,7 +116,7 @@ class AlbertClassifier(ClassifierMixin, BaseEstimator):
             epochs=self.epochs, learning_rate=self.learning_rate, batch=self.batch, max_length=self.max_length,
             seed=self.seed,
         )  # fmt: skip
-        learn, dev = parted(examples) if len(examples) >= ENOUGH else (examples, [])
+        learn, dev = split_examples(examples) if len(examples) >= ENOUGH else (examples, [])
         done = finetune("classify", learn, dev, folder / "run", self.start, options)
         if "failed" in done.runs[0]:
             warnings.warn(f"{done.runs[0]['failed']}: nothing was learnt. {REMEDY}", ConvergenceWarning, stacklevel=3)

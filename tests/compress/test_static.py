@@ -135,11 +135,11 @@ def test_other_refusals(table, source, tmp_path):
 def test_a_frozen_classifier_on_a_table(table, tmp_path):
     """Classes in microseconds: the head reads the mean vector."""
     pytest.importorskip("sklearn")
-    from albertkit.tasks.examples import Text
+    from albertkit.tasks.examples import TextExample
     from albertkit.train.frozen_head import fit
 
-    examples = [Text(f"cats dogs {i}", label="animal") for i in range(8)] + [
-        Text(f"trees {i}", label="plant") for i in range(8)
+    examples = [TextExample(f"cats dogs {i}", label="animal") for i in range(8)] + [
+        TextExample(f"trees {i}", label="plant") for i in range(8)
     ]
     made = fit(Albert(table), read_artifact(table), examples)
     assert isinstance(made, Artifact)

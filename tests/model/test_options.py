@@ -22,7 +22,7 @@ from albertkit.model import AlbertModel, Batch
 from albertkit.model.albert_model import build_head
 from albertkit.model.encoder_options import DocumentNorm, GruFront
 from albertkit.options import given_options
-from albertkit.tasks.make import make_task
+from albertkit.tasks import make_task
 from albertkit.tokenizer import Tokenizer
 from albertkit.train import loop
 from albertkit.train.distributed import ProcessGroup

@@ -23,9 +23,9 @@ from albertkit.runtime.calibration import FEWEST, ExitCalibration, at_least, fit
 from albertkit.runtime.early_exit import ExitRule, ExitStats, Walk, by_depth, parsed
 from albertkit.runtime.predict import features_of, predict, read_heads
 from albertkit.runtime.recalibrate import calibrate
-from albertkit.tasks.confidence import Judge, cosines
-from albertkit.tasks.examples import Choice, Question, Tagged, Text
-from albertkit.tasks.tag import words_of
+from albertkit.tasks.confidence import UncertaintyEstimator, cosines
+from albertkit.tasks.examples import ChoiceExample, QuestionExample, TaggedExample, TextExample
+from albertkit.tasks.word_alignment import split_words
 from albertkit.tokenizer import Tokenizer
 from tests.conftest import tiny
 from tests.train.conftest import TOPICS, VOCAB
@@ -55,16 +55,17 @@ def sentence(rng: np.random.Generator, most: int = 12) -> str:
 def examples(task: str, count: int, seed: int = 0) -> list:
     rng = np.random.default_rng(seed)
     if task == "classify":
-        return [Text(sentence(rng)) for _ in range(count)]
+        return [TextExample(sentence(rng)) for _ in range(count)]
     if task == "match":
-        return [Text(sentence(rng), sentence(rng)) for _ in range(count)]
+        return [TextExample(sentence(rng), sentence(rng)) for _ in range(count)]
     if task in ("tag", "intent"):
         texts = [sentence(rng, 40) for _ in range(count)]
-        return [Tagged(text, words_of(text)) for text in texts]
+        return [TaggedExample(text, split_words(text)) for text in texts]
     if task == "answer":
-        return [Question(str(n), sentence(rng, 4), sentence(rng, 50)) for n in range(count)]
+        return [QuestionExample(str(n), sentence(rng, 4), sentence(rng, 50)) for n in range(count)]
     return [
-        Choice(sentence(rng), sentence(rng, 5), tuple(sentence(rng, 4) for _ in range(2 + n % 3))) for n in range(count)
+        ChoiceExample(sentence(rng), sentence(rng, 5), tuple(sentence(rng, 4) for _ in range(2 + n % 3)))
+        for n in range(count)
     ]
 
 
@@ -145,13 +146,13 @@ def test_an_exit_everybody_takes_is_that_depth(albert, task):
 def alone(model: Albert, task: str, rule: ExitRule, example) -> tuple[list, int]:
     """The scores of one example by itself, and the depth it leaves at, in the plainest way."""
     features = features_of(model, [example], task)
-    judge = Judge(model.task, features, [example])
+    judge = UncertaintyEstimator(model.task, features, [example])
     ids, segments = [f.ids for f in features], [f.segments for f in features]
     read = by_depth(model, ids, segments, [*rule.exit_depths, rule.depth], lambda h, n: read_heads(model, h, n))
     before, said, same = None, None, 0
     for number, look in enumerate(rule.exit_depths):
         if rule.patience:
-            now = judge.says([0], read[look])[0]
+            now = judge.predictions([0], read[look])[0]
             same, said = (same + 1 if number and now == said else 0), now
             leaves = same >= rule.patience
         else:
@@ -182,7 +183,7 @@ def test_any_schedule_says_what_each_text_says_alone(albert, task, data):
     rule = ExitRule(LAYERS, exit_depths, limits, patience)
     given_examples = examples(task, data.draw(st.integers(1, 25), label="texts"), data.draw(st.integers(0, 99)))
     features = features_of(model, given_examples, task)
-    judge = Judge(model.task, features, given_examples)
+    judge = UncertaintyEstimator(model.task, features, given_examples)
     walk = Walk(model, rule, lambda h, n: read_heads(model, h, n), judge, judge.units)
     found = walk.run([f.ids for f in features], [f.segments for f in features])
     for unit, example in enumerate(given_examples):
@@ -241,13 +242,13 @@ def test_means_and_savings():
 
 def test_doubts_by_hand(albert):
     task = albert("classify").task
-    judge = Judge(task, [_feature(0), _feature(1)], [None, None])
+    judge = UncertaintyEstimator(task, [_feature(0), _feature(1)], [None, None])
     uncertainty = judge.uncertainty([0, 1], [np.zeros(3), np.array([50.0, 0, 0])], None)
     assert uncertainty[0] == pytest.approx(1) and uncertainty[1] == pytest.approx(0, abs=1e-9)
-    both = Judge(albert("choose").task, [_feature(0), _feature(0)], [None])
+    both = UncertaintyEstimator(albert("choose").task, [_feature(0), _feature(0)], [None])
     assert both.uncertainty([0], [np.array([1.0]), np.array([1.0])], None)[0] == pytest.approx(1)
-    assert both.says([0], [np.array([1.0]), np.array([2.0])]) == [1]
-    pair = Judge(albert("match").task, [_feature(0), _feature(0)], [None])
+    assert both.predictions([0], [np.array([1.0]), np.array([2.0])]) == [1]
+    pair = UncertaintyEstimator(albert("match").task, [_feature(0), _feature(0)], [None])
     now, old = [np.array([1.0, 0]), np.array([1.0, 1])], [np.array([0.0, 1]), np.array([2.0, 2])]
     assert np.isinf(pair.uncertainty([0, 1], now, None)).all()
     np.testing.assert_allclose(pair.uncertainty([0, 1], now, old), [1, 0], atol=1e-12)
@@ -262,9 +263,9 @@ def _feature(example: int):
 def test_a_text_leaves_when_all_its_words_are_sure(albert):
     """Only tokens that read a word count, and the least sure one decides."""
     model = albert("tag")
-    (example,) = [Tagged("cat oak red", words_of("cat oak red"))]
+    (example,) = [TaggedExample("cat oak red", split_words("cat oak red"))]
     features = features_of(model, [example], "tag")
-    judge = Judge(model.task, features, [example])
+    judge = UncertaintyEstimator(model.task, features, [example])
     scores = np.zeros((len(features[0].ids), 3))
     scores[1:-1, 0] = 50.0
     assert judge.uncertainty([0], [scores], None)[0] == pytest.approx(0, abs=1e-9)  # the special tokens do not matter
@@ -516,7 +517,9 @@ def test_a_depth_beside_an_exit(albert, folder, tmp_path):
 
 def test_the_methods_take_depth_and_exit(albert):
     label = albert("classify").classify("cat dog", depth=2)
-    assert label.depth is None and label == predict(albert("classify"), [Text("cat dog")], "classify", depth=2)[0]
+    assert (
+        label.depth is None and label == predict(albert("classify"), [TextExample("cat dog")], "classify", depth=2)[0]
+    )
     assert albert("classify").classify(["cat", "dog"], early_exit="entropy:1")[1].depth == 1
     assert albert("tag").tag("cat dog", early_exit="patience:1").depth >= 2
     assert albert("intent").understand("cat dog", early_exit="entropy:1").depth == 1

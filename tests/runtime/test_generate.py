@@ -22,8 +22,8 @@ from albertkit.model.albert_model import build_head
 from albertkit.runtime.batching import token_batches
 from albertkit.runtime.generate import HELD, Kept, Style, Writer, drawn, spread
 from albertkit.runtime.generate import Text as Draft
-from albertkit.tasks.examples import Rewrite
-from albertkit.tasks.generation import Generate, check_able
+from albertkit.tasks.examples import RewriteExample
+from albertkit.tasks.generation import GenerateTask, check_able
 from albertkit.tokenizer import Tokenizer
 from albertkit.train.finetune_task import batch_of
 from tests.conftest import tiny
@@ -123,8 +123,8 @@ def test_each_step_of_a_mixed_batch_has_the_chances_of_torch(tokenizer, tmp_path
 def test_training_asks_what_use_asks(tokenizer, tmp_path):
     """All masks in one pass say what one mask at a time says."""
     model, _ = made(tokenizer, tmp_path / "m")
-    task = Generate(target_length=6)
-    examples = [Rewrite("red cat", "dog hen"), Rewrite("oak elm one two", "fir bay fig palm")]
+    task = GenerateTask(target_length=6)
+    examples = [RewriteExample("red cat", "dog hen"), RewriteExample("oak elm one two", "fir bay fig palm")]
     features = task.features(examples, tokenizer, 30)
     batch = batch_of(features)
     asked = torch.tensor([t != -100 for f in features for t in f.target]).nonzero()[:, 0]

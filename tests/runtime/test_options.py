@@ -29,7 +29,7 @@ from albertkit.runtime.engine import Engine
 from albertkit.runtime.graph import layer_feed, layer_graph
 from albertkit.runtime.predict import predict
 from albertkit.runtime.torch_engine import TorchEngine
-from albertkit.tasks.examples import Text
+from albertkit.tasks.examples import TextExample
 from albertkit.tokenizer import Tokenizer
 from tests.conftest import tiny
 from tests.model.test_options import CASES
@@ -179,7 +179,7 @@ def test_a_task_head_reads_the_same(case, tmp_path):
     write_artifact(artifact, tmp_path / "m")
     albert = Albert(tmp_path / "m", threads=1)
     texts = ["one red green blue .", "two cat dog cow hen pig fox owl bee . oak elm ash"]
-    found = predict(albert, [Text(text) for text in texts], "classify")
+    found = predict(albert, [TextExample(text) for text in texts], "classify")
     encodings = tokenizer().encode_batch(texts)
     model = AlbertModel.from_artifact(artifact)
     with torch.no_grad():

@@ -16,7 +16,7 @@ from albertkit.cli.task_commands import dialogues
 from albertkit.errors import AlbertkitError
 from albertkit.model import AlbertModel
 from albertkit.runtime.predict import predict
-from albertkit.tasks.examples import Turn
+from albertkit.tasks.examples import DialogueTurn
 from albertkit.tokenizer import Tokenizer
 from albertkit.train import finetune_runs as tune
 from albertkit.train.finetune_settings import FinetuneSettings
@@ -28,7 +28,7 @@ PETS, PLANTS = TOPICS[1][:3], TOPICS[2][:3]
 TURNS = [("one", "cat two"), ("one", "elm two"), ("one", "three"), ("one", "dog two")]
 
 
-def lessons(count: int, seed: int) -> list[Turn]:
+def lessons(count: int, seed: int) -> list[DialogueTurn]:
     """A pet or a plant is named in each turn, or "three" asks for the price."""
     rng = np.random.default_rng(seed)
     made = []
@@ -40,7 +40,7 @@ def lessons(count: int, seed: int) -> list[Turn]:
             if slot != "request":
                 state[slot] = value
             words = "three" if slot == "request" else f"{value} two"
-            made.append(Turn(str(dialogue), number, "one", words, tuple(state.items()), ((slot, value),)))
+            made.append(DialogueTurn(str(dialogue), number, "one", words, tuple(state.items()), ((slot, value),)))
     return made
 
 
@@ -87,14 +87,14 @@ def test_track_carries_the_state_and_says_what_was_added(albert):
 def test_track_is_predict(albert):
     turns = lessons(20, 9)
     assert albert.track(turns) == predict(albert, turns, "dialogue")
-    asked = [Turn("x", n, system, user) for n, (system, user) in enumerate(TURNS)]
+    asked = [DialogueTurn("x", n, system, user) for n, (system, user) in enumerate(TURNS)]
     assert albert.track(iter(TURNS)) == albert.track([list(t) for t in TURNS]) == albert.track(asked)
     assert albert.track(["cat two"]) == [albert.track("cat two")] == albert.track([("", "cat two")])
     assert albert.track([]) == []
 
 
 def test_track_at_a_depth_and_leaving_early(albert):
-    asked = [Turn("x", n, system, user) for n, (system, user) in enumerate(TURNS)]
+    asked = [DialogueTurn("x", n, system, user) for n, (system, user) in enumerate(TURNS)]
     assert albert.track(TURNS, depth=1) == predict(albert, asked, "dialogue", 1)
     found = albert.track(TURNS, early_exit="patience:1")
     assert found == predict(albert, asked, "dialogue", early_exit="patience:1")
@@ -111,7 +111,7 @@ def test_track_at_a_depth_and_leaving_early(albert):
         ([b"cat"], "turn 0 is b'cat'"),
         (b"cat", "turns is a bytes; give the turns of a dialogue in a list"),
         (3, "turns is a int"),
-        (Turn("1", 0, "", "a"), "turns is a Turn"),
+        (DialogueTurn("1", 0, "", "a"), "turns is a Turn"),
     ],
 )
 def test_what_is_no_turn_is_refused(albert, turns, why):

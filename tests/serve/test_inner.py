@@ -18,8 +18,8 @@ from albertkit.serve import inner
 from albertkit.serve.http_error import HttpError
 from albertkit.serve.inner import packed
 from albertkit.serve.served_models import ModelSource
-from albertkit.tasks.examples import Question, Tagged, Text
-from albertkit.tasks.tag import words_of
+from albertkit.tasks.examples import QuestionExample, TaggedExample, TextExample
+from albertkit.tasks.word_alignment import split_words
 
 
 def test_attention_in_both_forms(server, folders):
@@ -83,9 +83,9 @@ def leaves(told, limit) -> int:
 def test_early_exit_is_where_exit_leaves(server, alberts):
     text = "a text about Angela Merkel"
     examples = {
-        "pairs": ({"pair": "another"}, Text(text, "another")),
-        "names": ({}, Tagged(text, words_of(text))),
-        "reader": ({"question": "who is it?"}, Question("0", "who is it?", text)),
+        "pairs": ({"pair": "another"}, TextExample(text, "another")),
+        "names": ({}, TaggedExample(text, split_words(text))),
+        "reader": ({"question": "who is it?"}, QuestionExample("0", "who is it?", text)),
     }
     for name, (more, example) in examples.items():
         albert = alberts[name]

@@ -10,15 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from albertkit.errors import AlbertkitError
-from albertkit.tasks.answer import Answer, Found, place_of
+from albertkit.tasks.answer import AnswerResult, AnswerTask, place_of
 from albertkit.tasks.answer_metrics import best_threshold, grade, is_chinese, normal_english
-from albertkit.tasks.examples import Question
+from albertkit.tasks.examples import QuestionExample
 from albertkit.tokenizer import Tokenizer
 from tests.conftest import SPIECE
 
 ENGLISH = Tokenizer.from_spiece(SPIECE)
 CONTEXT = "The Denver Broncos defeated the Carolina Panthers 24–10 to earn their third Super Bowl title."
-BRONCOS = Question("1", "Who won?", CONTEXT, ((4, "Denver Broncos"),))
+BRONCOS = QuestionExample("1", "Who won?", CONTEXT, ((4, "Denver Broncos"),))
 ZH = "生命数耗完即算为踢爆。若游戏中离，则4分钟内不得进行配对。"
 
 
@@ -39,7 +39,7 @@ def oracle(features, high: float = 9.0) -> list[np.ndarray]:
     return tables
 
 
-def ask(task: Answer, examples, tokenizer=ENGLISH, max_length: int = 64):
+def ask(task: AnswerTask, examples, tokenizer=ENGLISH, max_length: int = 64):
     features = task.features(examples, tokenizer, max_length)
     return task.results(oracle(features), features, examples)
 
@@ -48,7 +48,7 @@ def ask(task: Answer, examples, tokenizer=ENGLISH, max_length: int = 64):
 
 
 def test_features_english():
-    (feature,) = Answer().features([BRONCOS], ENGLISH, 64)
+    (feature,) = AnswerTask().features([BRONCOS], ENGLISH, 64)
     tokens = ENGLISH.tokens(feature.ids)
     first = tokens.index("[SEP]") + 1
     assert tokens[0] == "[CLS]" and tokens[-1] == "[SEP]" and tokens.count("[SEP]") == 2
@@ -62,7 +62,7 @@ def test_features_english():
 
 def test_windows_as_the_tokenizer_cuts_them():
     long = replace(BRONCOS, context=" ".join([CONTEXT] * 5))
-    features = Answer(stride=10).features([long], ENGLISH, 40)
+    features = AnswerTask(stride=10).features([long], ENGLISH, 40)
     whole = ENGLISH.encode(long.question, long.context, max_length=40, stride=10)
     windows = [whole, *whole.overflow]
     assert [f.ids for f in features] == [w.ids for w in windows]
@@ -72,7 +72,7 @@ def test_windows_as_the_tokenizer_cuts_them():
 
 def test_targets():
     def targets(**changes):
-        return [f.target for f in Answer().features([replace(BRONCOS, **changes)], ENGLISH, 64)]
+        return [f.target for f in AnswerTask().features([replace(BRONCOS, **changes)], ENGLISH, 64)]
 
     assert targets(answers=()) == [None]  # nothing known
     assert targets(answers=(), impossible=True) == [(0, 0)]
@@ -85,40 +85,40 @@ def test_targets():
 
 
 def test_place_of_the_nearest():
-    question = Question("1", "?", "a bb a bb a", ((6, "a"),))
+    question = QuestionExample("1", "?", "a bb a bb a", ((6, "a"),))
     assert place_of(question) == (5, 6)
     assert place_of(replace(question, context="aaaa", answers=((9, "aa"),))) == (2, 4)
 
 
 def test_answers_are_snapped_to_tokens():
-    question = Question("1", "Colour?", "It was the golden anniversary.", ((11, "gold"),))
-    (found,) = ask(Answer(), [question])
+    question = QuestionExample("1", "Colour?", "It was the golden anniversary.", ((11, "gold"),))
+    (found,) = ask(AnswerTask(), [question])
     assert (found.text, found.start, found.end) == ("golden", 11, 17)
 
 
 def test_long_questions_lose_their_end():
     question = replace(BRONCOS, question="Who won? " * 30)
-    features = Answer(stride=4).features([question], ENGLISH, 20)
+    features = AnswerTask(stride=4).features([question], ENGLISH, 20)
     start = features[0].ids.index(ENGLISH.sep_id)
     assert start == 11 and features[0].ids[1:11] == ENGLISH.encode(question.question).ids[1:11]
     assert all(len(f.ids) <= 20 for f in features)
     places = {p for f in features for p in f.places}
     assert places - {(0, 0)} == set(ENGLISH.encode(CONTEXT, add_specials=False).offsets)
-    assert ask(Answer(stride=4), [question], max_length=20)[0].text == "Denver Broncos"
+    assert ask(AnswerTask(stride=4), [question], max_length=20)[0].text == "Denver Broncos"
     with pytest.raises(AlbertkitError, match="max_length is 4"):
-        Answer().features([question], ENGLISH, 4)
-    assert all(len(f.ids) <= 5 for f in Answer().features([question], ENGLISH, 5))
+        AnswerTask().features([question], ENGLISH, 4)
+    assert all(len(f.ids) <= 5 for f in AnswerTask().features([question], ENGLISH, 5))
 
 
 @pytest.mark.parametrize("context", ["", "   ", "\u200b"])
 def test_nothing_to_find(context):
-    question = Question("1", "Who?", context, (), impossible=True)
-    for task in (Answer(), Answer(threshold=0.0)):
+    question = QuestionExample("1", "Who?", context, (), impossible=True)
+    for task in (AnswerTask(), AnswerTask(threshold=0.0)):
         (found,) = ask(task, [question])
         assert (found.text, found.start, found.end, found.probability) == ("", 0, 0, 1.0)
         assert all(o.text.strip(" ") == "" or o.text == context[o.start : o.end] for o in found.others)
-    empty = Question("1", "", context)
-    feature = Answer().features([empty], ENGLISH, 32)[0]
+    empty = QuestionExample("1", "", context)
+    feature = AnswerTask().features([empty], ENGLISH, 32)[0]
     assert feature.ids[:2] == [ENGLISH.cls_id, ENGLISH.sep_id]
 
 
@@ -133,8 +133,10 @@ def test_what_targets_say_comes_back(data):
     start = data.draw(st.integers(0, len(context) - 1))
     end = data.draw(st.integers(start + 1, min(len(context), start + 40)))
     max_length = data.draw(st.integers(5, 60))
-    question = Question("1", "what is it? " * data.draw(st.integers(0, 4)), context, ((start, context[start:end]),))
-    task = Answer(
+    question = QuestionExample(
+        "1", "what is it? " * data.draw(st.integers(0, 4)), context, ((start, context[start:end]),)
+    )
+    task = AnswerTask(
         stride=data.draw(st.integers(0, 40)), max_answer=200, threshold=data.draw(st.sampled_from([None, 0.0]))
     )
     features = task.features([question, BRONCOS], ENGLISH, max_length)
@@ -160,28 +162,30 @@ def test_what_targets_say_comes_back(data):
 @pytest.mark.parametrize("place", [(0, 3), (len(CONTEXT) - 1, len(CONTEXT)), (0, len(CONTEXT)), (50, 55)])
 def test_at_the_very_start_and_end(place):
     question = replace(BRONCOS, answers=((place[0], CONTEXT[place[0] : place[1]]),))
-    (found,) = ask(Answer(max_answer=60), [question])
+    (found,) = ask(AnswerTask(max_answer=60), [question])
     assert (found.start, found.end, found.text) == (*place, CONTEXT[place[0] : place[1]])
 
 
 def test_chinese(chinese):
     questions = [
-        Question("1", "生命数耗完即算为什么？", ZH, ((8, "踢爆"),)),
-        Question("2", "多少分钟？", ZH, ((18, "4分钟"),)),
-        Question("3", "？", ZH, ((25, "配对"),)),  # unknown to the vocabulary
+        QuestionExample("1", "生命数耗完即算为什么？", ZH, ((8, "踢爆"),)),
+        QuestionExample("2", "多少分钟？", ZH, ((18, "4分钟"),)),
+        QuestionExample("3", "？", ZH, ((25, "配对"),)),  # unknown to the vocabulary
     ]
     for max_length in (64, 20):
-        found = ask(Answer(stride=6), questions, chinese, max_length)
+        found = ask(AnswerTask(stride=6), questions, chinese, max_length)
         assert [f.text for f in found] == ["踢爆", "4分钟", "配对"]
-        assert Answer().measure(found, questions) == {"f1": 1.0, "exact": 1.0}
+        assert AnswerTask().measure(found, questions) == {"f1": 1.0, "exact": 1.0}
 
 
 # Results -------------------------------------------------------------------------------------------------------------
 
 
-def scored(task: Answer, starts: dict[str, float], ends: dict[str, float], none: float = 0.0, context: str = CONTEXT):
+def scored(
+    task: AnswerTask, starts: dict[str, float], ends: dict[str, float], none: float = 0.0, context: str = CONTEXT
+):
     """Scores by the text of a token."""
-    question = Question("1", "Who?", context)
+    question = QuestionExample("1", "Who?", context)
     (feature,) = task.features([question], ENGLISH, 64)
     table = np.full((len(feature.ids), 2), -9.0)
     table[0] = none / 2
@@ -192,7 +196,7 @@ def scored(task: Answer, starts: dict[str, float], ends: dict[str, float], none:
 
 
 def test_best_and_others():
-    found = scored(Answer(), {"Denver": 5, "Carolina": 4}, {"Broncos": 5, "Panthers": 3})
+    found = scored(AnswerTask(), {"Denver": 5, "Carolina": 4}, {"Broncos": 5, "Panthers": 3})
     assert (found.text, found.score) == ("Denver Broncos", 10)
     assert [(o.text, o.score) for o in found.others[:2]] == [
         ("Denver Broncos defeated the Carolina Panthers", 8),
@@ -201,19 +205,19 @@ def test_best_and_others():
     assert len(found.others) == 19 and all(CONTEXT[o.start : o.end] == o.text for o in found.others)
     assert found.probability + sum(o.probability for o in found.others) == pytest.approx(1)
     assert found.probability / found.others[0].probability == pytest.approx(np.exp(2))
-    few = scored(Answer(n_best=2), {"Denver": 5, "Carolina": 4}, {"Broncos": 5, "Panthers": 3})
+    few = scored(AnswerTask(n_best=2), {"Denver": 5, "Carolina": 4}, {"Broncos": 5, "Panthers": 3})
     assert [o.text for o in few.others] == ["Denver Broncos defeated the Carolina Panthers"]
 
 
 def test_an_end_before_its_start_and_long_answers_do_not_count():
-    found = scored(Answer(), {"Carolina": 9}, {"Broncos": 9, "Panthers": 1})
+    found = scored(AnswerTask(), {"Carolina": 9}, {"Broncos": 9, "Panthers": 1})
     assert found.text == "Carolina Panthers"
-    short = scored(Answer(max_answer=1), {"Denver": 5}, {"Denver": 0, "Broncos": 9, "Panthers": 3})
+    short = scored(AnswerTask(max_answer=1), {"Denver": 5}, {"Denver": 0, "Broncos": 9, "Panthers": 3})
     assert short.text == "Denver"
 
 
 def test_no_duplicates():
-    found = scored(Answer(), {"Leeds": 5}, {"Leeds": 5}, context="Leeds or Leeds or Leeds")
+    found = scored(AnswerTask(), {"Leeds": 5}, {"Leeds": 5}, context="Leeds or Leeds or Leeds")
     assert (found.text, found.start, found.score) == ("Leeds", 0, 10)
     texts = [found.text, *(o.text for o in found.others)]
     assert len(texts) == len(set(texts)) > 3
@@ -221,11 +225,11 @@ def test_no_duplicates():
 
 def test_threshold():
     starts, ends = {"Denver": 5}, {"Broncos": 5}
-    assert scored(Answer(threshold=None), starts, ends, none=20).text == "Denver Broncos"
-    yes = scored(Answer(threshold=0.0), starts, ends, none=8)
+    assert scored(AnswerTask(threshold=None), starts, ends, none=20).text == "Denver Broncos"
+    yes = scored(AnswerTask(threshold=0.0), starts, ends, none=8)
     assert (yes.text, yes.score) == ("Denver Broncos", 2) and all(o.text for o in yes.others)
-    assert scored(Answer(threshold=2.0), starts, ends, none=8).text == ""  # must be above it
-    no = scored(Answer(threshold=3.0), starts, ends, none=8)
+    assert scored(AnswerTask(threshold=2.0), starts, ends, none=8).text == ""  # must be above it
+    no = scored(AnswerTask(threshold=3.0), starts, ends, none=8)
     assert (no.text, no.start, no.end, no.score) == ("", 0, 0, 3)
     assert (no.others[0].text, no.others[0].score) == ("Denver Broncos", 2)
     assert no.probability / no.others[0].probability == pytest.approx(np.e)
@@ -234,8 +238,8 @@ def test_threshold():
 def test_loud_windows():
     """With a threshold a window is measured against its own [CLS]; without, the highest sum wins."""
     words = [f"w{i}" for i in range(40)]
-    question = Question("1", "?", " ".join(words))
-    task = Answer(stride=0)
+    question = QuestionExample("1", "?", " ".join(words))
+    task = AnswerTask(stride=0)
     features = task.features([question], ENGLISH, 40)
     assert len(features) > 1
     tables = [np.zeros((len(f.ids), 2)) for f in features]
@@ -249,14 +253,14 @@ def test_loud_windows():
 
 
 def test_of_and_settings():
-    assert Answer.of([BRONCOS]) == Answer() and Answer().threshold is None
-    assert Answer.of([BRONCOS, replace(BRONCOS, answers=(), impossible=True)], stride=5) == Answer(
+    assert AnswerTask.of([BRONCOS]) == AnswerTask() and AnswerTask().threshold is None
+    assert AnswerTask.of([BRONCOS, replace(BRONCOS, answers=(), impossible=True)], stride=5) == AnswerTask(
         stride=5, threshold=0.0
     )
-    assert Answer.of([BRONCOS], threshold=1.5).threshold == 1.5
+    assert AnswerTask.of([BRONCOS], threshold=1.5).threshold == 1.5
     for bad in ({"stride": -1}, {"max_answer": 0}, {"n_best": 0}):
         with pytest.raises(AlbertkitError, match=next(iter(bad))):
-            Answer(**bad)
+            AnswerTask(**bad)
 
 
 # Grades --------------------------------------------------------------------------------------------------------------
@@ -280,7 +284,7 @@ def test_of_and_settings():
     ],
 )
 def test_squad(text, right, exact, f1):
-    question = Question("1", "?", CONTEXT, tuple((0, r) for r in right), impossible=not right)
+    question = QuestionExample("1", "?", CONTEXT, tuple((0, r) for r in right), impossible=not right)
     assert grade(text, question) == pytest.approx((exact, f1))
 
 
@@ -299,7 +303,7 @@ def test_squad(text, right, exact, f1):
     ],
 )
 def test_cmrc(text, right, exact, f1):
-    question = Question("1", "？", ZH, tuple((0, r) for r in right), impossible=not right)
+    question = QuestionExample("1", "？", ZH, tuple((0, r) for r in right), impossible=not right)
     assert grade(text, question) == pytest.approx((exact, f1))
 
 
@@ -311,20 +315,20 @@ def test_what_is_chinese():
 
 def test_measure_by_hand():
     def found(text):
-        return Found(text, 0, 0, 1.0, 1.0)
+        return AnswerResult(text, 0, 0, 1.0, 1.0)
 
-    unknown = Question("3", "?", CONTEXT)
+    unknown = QuestionExample("3", "?", CONTEXT)
     questions = [BRONCOS, replace(BRONCOS, id="2"), unknown]
-    measured = Answer().measure([found("Broncos"), found("Denver Broncos"), found("x")], questions)
+    measured = AnswerTask().measure([found("Broncos"), found("Denver Broncos"), found("x")], questions)
     assert list(measured) == ["f1", "exact"] and measured == pytest.approx({"f1": (2 / 3 + 1) / 2, "exact": 0.5})
-    assert Answer().measure([found("x")], [unknown]) == Answer().measure([], []) == {"f1": 0.0, "exact": 0.0}
+    assert AnswerTask().measure([found("x")], [unknown]) == AnswerTask().measure([], []) == {"f1": 0.0, "exact": 0.0}
 
 
 def test_measure_with_no_answers():
     none = replace(BRONCOS, answers=(), impossible=True)
 
     def found(text, score, *others):
-        return Found(text, 0, 0, score, 0.5, tuple(others))
+        return AnswerResult(text, 0, 0, score, 0.5, tuple(others))
 
     results = [
         found("Denver Broncos", 5.0),
@@ -332,12 +336,12 @@ def test_measure_with_no_answers():
         found("Leeds", 2.0),
         found("", 0.0, found("Leeds", -3.0)),
     ]
-    measured = Answer(threshold=0.0).measure(results, [BRONCOS, BRONCOS, none, none])
+    measured = AnswerTask(threshold=0.0).measure(results, [BRONCOS, BRONCOS, none, none])
     expected = {"f1": 0.5, "exact": 0.5, "f1_answerable": 0.5, "exact_answerable": 0.5, "right_unanswerable": 0.5}
     # giving the answers above -2 is right in 3 of 4; so is giving none but the first, and that comes first
     assert measured == pytest.approx({**expected, "best_f1": 0.75, "best_threshold": 3.5})
-    assert "best_f1" not in Answer().measure(results, [BRONCOS, BRONCOS, none, none])
-    alone = Answer(threshold=0.0).measure([found("", 0.0)], [none])
+    assert "best_f1" not in AnswerTask().measure(results, [BRONCOS, BRONCOS, none, none])
+    alone = AnswerTask(threshold=0.0).measure([found("", 0.0)], [none])
     assert alone == {"f1": 1.0, "exact": 1.0, "right_unanswerable": 1.0, "best_f1": 1.0, "best_threshold": 0.0}
 
 

@@ -11,16 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from albertkit.errors import AlbertkitError
-from albertkit.tasks.classify import Classify
-from albertkit.tasks.examples import Choice, Question, Rewrite, Span, Tagged, Text
+from albertkit.tasks.classify import ClassifyTask
+from albertkit.tasks.examples import ChoiceExample, QuestionExample, RewriteExample, Span, TaggedExample, TextExample
 from albertkit.tasks.readers.read_examples import ReadOptions, check_labels, read
-from albertkit.tasks.splits import parted
-from albertkit.tasks.validate import listed
+from albertkit.tasks.splits import split_examples
+from albertkit.tasks.validate import validate_examples
 from albertkit.train.finetune import examples_of
 
 
 def texts(*labels):
-    return [Text(f"text {n}", label=label, where=f"t:{n}") for n, label in enumerate(labels)]
+    return [TextExample(f"text {n}", label=label, where=f"t:{n}") for n, label in enumerate(labels)]
 
 
 def parts(tmp_path, train, dev):
@@ -41,8 +41,8 @@ def test_held_out_labels_that_training_never_shows():
     with pytest.raises(AlbertkitError, match="none of the 1 label held out.*label '3'"):
         check_labels(texts(1, 2), texts(3), unseen="note")
     assert "1 label unseen" in check_labels(texts("good", "bad"), texts("good", "neg"), unseen="note")[0]
-    unlabelled = [Text("a", "b"), Text("c", "d")]
-    assert "unseen" in check_labels(unlabelled, [Text("e", "f", "1")], unseen="note")[0]  # pairs alone
+    unlabelled = [TextExample("a", "b"), TextExample("c", "d")]
+    assert "unseen" in check_labels(unlabelled, [TextExample("e", "f", "1")], unseen="note")[0]  # pairs alone
 
 
 @pytest.mark.parametrize(("train", "dev"), [((1.5, 2.0), ("good",)), (("good", "bad"), (1.5,))])
@@ -64,7 +64,7 @@ def test_held_out_files_are_read_as_training_is(tmp_path):
 
 
 def test_no_known_label_leaves_the_temperature():
-    task = Classify(("a", "b"))
+    task = ClassifyTask(("a", "b"))
     assert task.calibrated(np.zeros((2, 2)), texts("c", "d")) == 1.0
     assert task.calibrated(np.array([[3.0, 0.0]] * 2), texts("a", "b")) > 1.0
 
@@ -73,7 +73,7 @@ def test_no_known_label_leaves_the_temperature():
 
 
 def spans(*labels):
-    return [Tagged("a b", ((0, 1), (2, 3)), (Span(0, 1, label),), "ask") for label in labels]
+    return [TaggedExample("a b", ((0, 1), (2, 3)), (Span(0, 1, label),), "ask") for label in labels]
 
 
 @given(st.lists(st.sampled_from("abcdefgh"), min_size=2, max_size=60), st.booleans())
@@ -81,9 +81,9 @@ def test_no_class_goes_away_and_what_needs_no_change_has_none(labels, entities):
     examples = spans(*labels) if entities else texts(*labels)
     if len(set(labels)) == len(labels):
         with pytest.raises(AlbertkitError, match="only one of a class.*--dev"):
-            parted(examples)
+            split_examples(examples)
         return
-    train, dev = parted(examples)
+    train, dev = split_examples(examples)
     name = (lambda e: e.spans[0].label) if entities else (lambda e: e.label)
     assert {name(e) for e in train} == set(labels) and dev and len(train) + len(dev) == len(labels)
     held = range(0, len(labels), 10)
@@ -97,51 +97,66 @@ def test_no_class_goes_away_and_what_needs_no_change_has_none(labels, entities):
 
 
 def test_a_rare_class_stays_and_another_is_held_out():
-    train, dev = parted(texts("rare", *"ab" * 3))
+    train, dev = split_examples(texts("rare", *"ab" * 3))
     assert train[0].label == "rare" and [e.text for e in dev] == ["text 1"]
-    train, dev = parted(texts(*"ababaababarbabaababaabab"))
+    train, dev = split_examples(texts(*"ababaababarbabaababaabab"))
     assert [e.text for e in dev] == ["text 0", "text 20"] and any(e.label == "r" for e in train)
     intents = [replace(e, intent="rare" if n == 10 else "ask") for n, e in enumerate(spans(*"x" * 21))]
-    assert [e.intent for e in parted(intents)[1]] == ["ask", "ask"]
+    assert [e.intent for e in split_examples(intents)[1]] == ["ask", "ask"]
 
 
 # Lists of examples ---------------------------------------------------------------------------------------------------
 
-TAGGED = Tagged("Ann sings", ((0, 3), (4, 9)), (Span(0, 3, "PER"),), "tell")
-QUESTION = Question("1", "Who?", "Ann sings to Ann.", ((0, "Ann"),))
+TAGGED = TaggedExample("Ann sings", ((0, 3), (4, 9)), (Span(0, 3, "PER"),), "tell")
+QUESTION = QuestionExample("1", "Who?", "Ann sings to Ann.", ((0, "Ann"),))
 BAD = [
-    ("tag", TAGGED, Text("a", label="x"), "tag learns from Tagged, and this is a Text; write  Tagged"),
-    ("intent", Text("a", label="x"), TAGGED, "learns from Text, and this is a Tagged"),
-    ("classify", Text("a", label="x"), Text("b"), "the label is None; give one"),
-    ("classify", Text("a", label="x"), Text("b", label=["x"]), "the label is a list; write a str"),
-    ("classify", Text("a", label="x"), Text("b", label=2.5), "the label is 2.5, and the first example has 'x'; give"),
-    ("classify", Text("a", label="x"), Text("b", label=("x",)), "first example has 'x'; give"),
-    ("classify", Text("a", label=1.0), Text("b", label=float("nan")), "the label is nan"),
-    ("match", Text("a", "b", 1.0), Text("a", "b"), "the label is None"),
+    (
+        "tag",
+        TAGGED,
+        TextExample("a", label="x"),
+        "tag learns from TaggedExample, and this is a TextExample; write  TaggedExample",
+    ),
+    ("intent", TextExample("a", label="x"), TAGGED, "learns from TextExample, and this is a TaggedExample"),
+    ("classify", TextExample("a", label="x"), TextExample("b"), "the label is None; give one"),
+    ("classify", TextExample("a", label="x"), TextExample("b", label=["x"]), "the label is a list; write a str"),
+    (
+        "classify",
+        TextExample("a", label="x"),
+        TextExample("b", label=2.5),
+        "the label is 2.5, and the first example has 'x'; give",
+    ),
+    ("classify", TextExample("a", label="x"), TextExample("b", label=("x",)), "first example has 'x'; give"),
+    ("classify", TextExample("a", label=1.0), TextExample("b", label=float("nan")), "the label is nan"),
+    ("match", TextExample("a", "b", 1.0), TextExample("a", "b"), "the label is None"),
     ("intent", TAGGED, replace(TAGGED, intent=None), "the intent is None"),
     ("tag", TAGGED, replace(TAGGED, spans=(Span(0, 3, None),)), "from 0 to 3 has the label None; give it a name"),
     ("tag", TAGGED, replace(TAGGED, spans=(Span(4, 9, "X"), Span(0, 9, "Y"))), "'sings' (X) overlap; keep one of them"),
     ("answer", QUESTION, replace(QUESTION, answers=((0, "Bob"),)), "the answer 'Bob' is not in the context; correct"),
     ("answer", QUESTION, replace(QUESTION, answers=()), "there is no answer; give one, or mark"),
-    ("choose", Choice("a", "b", ("c", "d"), 0), Choice("a", "b", ("c", "d")), "the right choice is None; give its"),
-    ("generate", Rewrite("a", "b"), Rewrite("a"), "the target is None; give"),
+    (
+        "choose",
+        ChoiceExample("a", "b", ("c", "d"), 0),
+        ChoiceExample("a", "b", ("c", "d")),
+        "the right choice is None; give its",
+    ),
+    ("generate", RewriteExample("a", "b"), RewriteExample("a"), "the target is None; give"),
 ]
 
 
 @pytest.mark.parametrize(("task", "good", "bad", "told"), BAD)
 def test_lists_are_checked(task, good, bad, told):
-    assert listed(task, "train", [good]).examples == [good]
+    assert validate_examples(task, "train", [good]).examples == [good]
     with pytest.raises(AlbertkitError) as caught:
-        listed(task, "train", [good, bad])
+        validate_examples(task, "train", [good, bad])
     assert str(caught.value).startswith("example 2 of train: ") and told in str(caught.value)
 
 
 def test_answers_nearby_are_moved_as_in_files():
-    data = listed("answer", "dev", [QUESTION, replace(QUESTION, answers=((12, "Ann"),)), replace(QUESTION, answers=(), impossible=True)])  # fmt: skip
+    data = validate_examples("answer", "dev", [QUESTION, replace(QUESTION, answers=((12, "Ann"),)), replace(QUESTION, answers=(), impossible=True)])  # fmt: skip
     assert [e.answers for e in data.examples] == [((0, "Ann"),), ((13, "Ann"),), ()]
     assert data.notes == ("1 answer not where dev says, but nearby",)
-    pairs = [Text("a", "b"), Text("c", "d")]
-    assert listed("match", "train", pairs).examples == pairs  # pairs alone
+    pairs = [TextExample("a", "b"), TextExample("c", "d")]
+    assert validate_examples("match", "train", pairs).examples == pairs  # pairs alone
 
 
 # One value only ------------------------------------------------------------------------------------------------------

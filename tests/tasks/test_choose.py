@@ -8,15 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from albertkit.errors import AlbertkitError
-from albertkit.tasks.choose import Choose, joined
-from albertkit.tasks.examples import Choice
+from albertkit.tasks.choose import ChooseTask, join_choice
+from albertkit.tasks.examples import ChoiceExample
 from albertkit.tokenizer import Tokenizer
 from tests.conftest import SPIECE
 
 ENGLISH = Tokenizer.from_spiece(SPIECE)
-TASK = Choose()
+TASK = ChooseTask()
 CONTEXT = "Many Chinese people like American country music, such as the songs of John Denver."
-SINGER = Choice(CONTEXT, "John Denver is a great  _  singer.", ("English", "American", "folk"), 1)
+SINGER = ChoiceExample(CONTEXT, "John Denver is a great  _  singer.", ("English", "American", "folk"), 1)
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ SINGER = Choice(CONTEXT, "John Denver is a great  _  singer.", ("English", "Amer
     ],
 )
 def test_question_and_choice(question, choice, text):
-    assert joined(question, choice) == text
+    assert join_choice(question, choice) == text
 
 
 def test_features():
@@ -44,14 +44,14 @@ def test_features():
 def test_the_context_loses_its_end():
     whole = ENGLISH.encode(CONTEXT).ids
     for feature, choice in zip(TASK.features([SINGER], ENGLISH, 20), SINGER.choices, strict=True):
-        second = ENGLISH.encode(joined(SINGER.question, choice)).ids[1:]
+        second = ENGLISH.encode(join_choice(SINGER.question, choice)).ids[1:]
         first = feature.ids.index(ENGLISH.sep_id)
         assert len(feature.ids) == len(feature.segments) == 20 and feature.ids[first + 1 :] == second
         assert feature.ids[:first] == whole[:first] and feature.segments == [0] * (first + 1) + [1] * len(second)
 
 
 def test_a_long_question_keeps_the_choice():
-    long = Choice(CONTEXT, "why " * 50, ("because", "never"), 0)
+    long = ChoiceExample(CONTEXT, "why " * 50, ("because", "never"), 0)
     one, two = TASK.features([long], ENGLISH, 12)
     assert len(one.ids) == len(two.ids) == 12 and one.ids != two.ids
     assert one.ids[1:3] == [ENGLISH.encode(CONTEXT).ids[1], ENGLISH.sep_id]
@@ -62,21 +62,23 @@ def test_a_long_question_keeps_the_choice():
 
 
 def test_empty_texts():
-    one, two = TASK.features([Choice("", "", ("yes", ""))], ENGLISH, 8)
+    one, two = TASK.features([ChoiceExample("", "", ("yes", ""))], ENGLISH, 8)
     assert ENGLISH.tokens(one.ids) == ["[CLS]", "[SEP]", "▁yes", "[SEP]"] and one.segments == [0, 0, 1, 1]
     assert ENGLISH.tokens(two.ids) == ["[CLS]", "[SEP]", "[SEP]"] and one.target is None
 
 
-@pytest.mark.parametrize("bad", [Choice("c", "q", (), None), Choice("c", "q", ("a",), 1), Choice("c", "q", ("a",), -1)])
+@pytest.mark.parametrize(
+    "bad", [ChoiceExample("c", "q", (), None), ChoiceExample("c", "q", ("a",), 1), ChoiceExample("c", "q", ("a",), -1)]
+)
 def test_bad_examples(bad):
     with pytest.raises(AlbertkitError, match="choices and number"):
         TASK.features([bad], ENGLISH, 32)
 
 
 def test_of():
-    assert Choose.of([SINGER]) == TASK and TASK.labels == () and TASK.head == "choose"
+    assert ChooseTask.of([SINGER]) == TASK and TASK.labels == () and TASK.head == "choose"
     with pytest.raises(AlbertkitError, match="race.jsonl:3 does not say"):
-        Choose.of([Choice("c", "q", ("a",), where="race.jsonl:3")])
+        ChooseTask.of([ChoiceExample("c", "q", ("a",), where="race.jsonl:3")])
 
 
 def test_results_by_hand():
@@ -92,7 +94,7 @@ def test_results_by_hand():
 )
 def test_what_targets_say_comes_back(drawn, max_length):
     examples = [
-        Choice(CONTEXT[: 9 * i], "which? " * i, ("a", "é", "北", "👍🏽", "e f g h")[:n], right)
+        ChoiceExample(CONTEXT[: 9 * i], "which? " * i, ("a", "é", "北", "👍🏽", "e f g h")[:n], right)
         for i, (n, right) in enumerate(drawn)
     ]
     features = TASK.features(examples, ENGLISH, max_length)
@@ -110,7 +112,7 @@ def test_what_targets_say_comes_back(drawn, max_length):
 
 
 def test_measure_by_hand():
-    examples = [SINGER, Choice(CONTEXT, "q", ("a", "b"), 0), Choice(CONTEXT, "q", ("a", "b"))]
+    examples = [SINGER, ChoiceExample(CONTEXT, "q", ("a", "b"), 0), ChoiceExample(CONTEXT, "q", ("a", "b"))]
     features = TASK.features(examples, ENGLISH, 64)
     found = TASK.results([np.array([x]) for x in (0.0, 1.0, 0.5, 0.0, 1.0, 0.0, 1.0)], features, examples)
     assert TASK.measure(found, examples) == {"accuracy": 0.5}  # the third says nothing of what is right

@@ -10,16 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from albertkit.errors import AlbertkitError
-from albertkit.tasks.dialogue import NAMED, Dialogue, State, measure, named, texts, track, truth
-from albertkit.tasks.examples import Text, Turn
+from albertkit.tasks.dialogue import NAMED, DialogueState, DialogueTask, measure, named, texts, track, truth
+from albertkit.tasks.examples import DialogueTurn, TextExample
 
 TURNS = [
-    Turn("600", 0, "", "An expensive place in the south.", (("area", "south"), ("price range", "expensive")),
+    DialogueTurn("600", 0, "", "An expensive place in the south.", (("area", "south"), ("price range", "expensive")),
          (("price range", "expensive"), ("area", "south")), "woz.json:1"),
-    Turn("600", 1, "There is Chiquito.", "Its phone? Any area is fine.", (("area", "dontcare"), ("price range", "expensive")),
+    DialogueTurn("600", 1, "There is Chiquito.", "Its phone? Any area is fine.", (("area", "dontcare"), ("price range", "expensive")),
          (("request", "phone"), ("request", "address"), ("area", "dontcare"))),
-    Turn("600", 2, "01223 400170.", "Thank you.", (("area", "dontcare"), ("price range", "expensive")), ()),
-    Turn("601", 0, "", "Tuscan food.", (("food", "tuscan"),), (("food", "tuscan"),)),
+    DialogueTurn("600", 2, "01223 400170.", "Thank you.", (("area", "dontcare"), ("price range", "expensive")), ()),
+    DialogueTurn("601", 0, "", "Tuscan food.", (("food", "tuscan"),), (("food", "tuscan"),)),
 ]  # fmt: skip
 
 
@@ -29,7 +29,7 @@ def oracle(turns):
 
 def test_texts():
     found = texts(TURNS)
-    assert found[0] == Text(
+    assert found[0] == TextExample(
         "", "An expensive place in the south.", ("area=south", "price range=expensive"), "woz.json:1"
     )
     assert found[1].label == ("area=dontcare", "request=address", "request=phone") and found[2].label == ()
@@ -39,7 +39,7 @@ def test_texts():
 def test_track_by_hand():
     states = track(TURNS, oracle(TURNS))
     assert states == truth(TURNS)
-    assert states[1] == State({"price range": "expensive", "area": "dontcare"}, frozenset({"phone", "address"}))
+    assert states[1] == DialogueState({"price range": "expensive", "area": "dontcare"}, frozenset({"phone", "address"}))
     assert states[2].requests == frozenset() and states[3].goal == {"food": "tuscan"}
     assert measure(states, TURNS) == {
         "joint_goal": 1,
@@ -51,7 +51,7 @@ def test_track_by_hand():
 
 
 def test_the_likeliest_value_above_the_threshold():
-    turns = [Turn("1", i, "", "") for i in range(3)]
+    turns = [DialogueTurn("1", i, "", "") for i in range(3)]
     found = track(
         turns,
         [
@@ -70,8 +70,8 @@ def test_the_likeliest_value_above_the_threshold():
 
 
 def test_dialogues_do_not_mix():
-    a, b = Turn("a", 0, "", ""), Turn("b", 0, "", "")
-    found = track([a, b, Turn("a", 1, "", ""), a], [{"x=1": 1.0}, {"x=2": 1.0}, {}, {}])
+    a, b = DialogueTurn("a", 0, "", ""), DialogueTurn("b", 0, "", "")
+    found = track([a, b, DialogueTurn("a", 1, "", ""), a], [{"x=1": 1.0}, {"x=2": 1.0}, {}, {}])
     assert [s.goal for s in found] == [{"x": "1"}, {"x": "2"}, {"x": "1"}, {}]  # the last begins anew
 
 
@@ -94,7 +94,7 @@ def test_errors():
 
 
 def test_values_that_the_words_name_share_a_label():
-    task = Dialogue.of(TURNS)
+    task = DialogueTask.of(TURNS)
     assert task.known == ("area=dontcare", "area=south", "food=tuscan", "price range=expensive", "request=address",
                           "request=phone")  # fmt: skip
     assert task.labels == (f"area={NAMED}", "area=dontcare", f"food={NAMED}", f"price range={NAMED}",
@@ -106,8 +106,12 @@ def test_values_that_the_words_name_share_a_label():
 
 
 def test_a_value_is_read_from_the_words():
-    task = dataclasses.replace(Dialogue.of(TURNS), known=(*Dialogue.of(TURNS).known, "food=thai"))
-    turns = [Turn("1", 0, "", "Thai, please."), Turn("1", 1, "", "Something else."), Turn("1", 2, "", "The south.")]
+    task = dataclasses.replace(DialogueTask.of(TURNS), known=(*DialogueTask.of(TURNS).known, "food=thai"))
+    turns = [
+        DialogueTurn("1", 0, "", "Thai, please."),
+        DialogueTurn("1", 1, "", "Something else."),
+        DialogueTurn("1", 2, "", "The south."),
+    ]
     rows = [np.where(np.array(task.labels) == f"food={NAMED}", 5.0, -5.0)] * 2 + [np.full(6, -5.0)]
     found = task.results(rows, [], turns)
     assert [state.goal for state in found] == [{"food": "thai"}] * 3  # no other turn names a value of food
@@ -116,9 +120,9 @@ def test_a_value_is_read_from_the_words():
 def test_which_value_the_words_name():
     known = ("area=north", "food=american", "food=north american", "food=中餐", "price range=cheap", "request=food")
     users = ["North American food in the NORTH", "american, or rather north american", "cheaper food", "想吃中餐吗"]
-    found = named([Turn("1", n, "cheap", user) for n, user in enumerate(users)], known)
+    found = named([DialogueTurn("1", n, "cheap", user) for n, user in enumerate(users)], known)
     assert found == [{"food": "north american", "area": "north"}, {"food": "north american"}, {}, {"food": "中餐"}]
-    assert named([Turn("1", 0, "", "food")], ("request=food",)) == [{}]
+    assert named([DialogueTurn("1", 0, "", "food")], ("request=food",)) == [{}]
 
 
 said = st.dictionaries(st.sampled_from(["food", "area"]), st.sampled_from(["x", "y", "dontcare"]))
@@ -131,7 +135,7 @@ def test_what_turns_say_adds_up(drawn):
     for number, (name, new, requests) in enumerate(drawn):
         goals[name] = {**goals.get(name, {}), **new}
         says = (*new.items(), *(("request", slot) for slot in requests))
-        turns.append(Turn(name, number, "", "", tuple(goals[name].items()), says))
+        turns.append(DialogueTurn(name, number, "", "", tuple(goals[name].items()), says))
     states = track(turns, oracle(turns))
     assert states == truth(turns)
     assert set(measure(states, turns).values()) <= {1.0} or not turns
@@ -144,7 +148,7 @@ def test_sure_scores_give_back_what_turns_say(drawn):
     turns = []
     for number, (new, user) in enumerate(drawn):
         state = {**state, **new}
-        turns.append(Turn("1", number, "", user, tuple(state.items()), (*new.items(), ("request", "x"))))
-    task = Dialogue.of(turns)
+        turns.append(DialogueTurn("1", number, "", user, tuple(state.items()), (*new.items(), ("request", "x"))))
+    task = DialogueTask.of(turns)
     rows = [np.array([9.0 if label in text.label else -9.0 for label in task.labels]) for text in task.folded(turns)]
     assert task.results(rows, [], turns) == truth(turns)

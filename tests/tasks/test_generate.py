@@ -18,8 +18,8 @@ from albertkit.errors import AlbertkitError
 from albertkit.model import AlbertModel
 from albertkit.model.albert_model import build_head
 from albertkit.runtime.predict import predict
-from albertkit.tasks.examples import Question, Rewrite
-from albertkit.tasks.generation import Generate, Written, first_words, quality
+from albertkit.tasks.examples import QuestionExample, RewriteExample
+from albertkit.tasks.generation import GeneratedText, GenerateTask, first_words, quality
 from albertkit.tasks.readers.read_examples import ReadOptions, read
 from albertkit.tasks.readers.rewrites import questions_to_ask, sentence_at
 from albertkit.tokenizer import Tokenizer
@@ -103,10 +103,10 @@ def test_parquet(tmp_path):
 
 def test_questions_from_squad():
     text = "It rained. Mr. Bell made the telephone in 1876. Then it was sold."
-    asked = Question("1", "When was it made?", text, ((text.index("1876"), "1876"),))
-    none = Question("2", "Who?", text, (), impossible=True)
+    asked = QuestionExample("1", "When was it made?", text, ((text.index("1876"), "1876"),))
+    none = QuestionExample("2", "Who?", text, (), impossible=True)
     (found,) = questions_to_ask([asked, none])
-    assert found == Rewrite("1876 | Mr. Bell made the telephone in 1876.", "When was it made?", "")
+    assert found == RewriteExample("1876 | Mr. Bell made the telephone in 1876.", "When was it made?", "")
 
 
 @given(
@@ -128,8 +128,8 @@ texts = st.lists(st.sampled_from([*COLOURS, *ANIMALS]), min_size=1, max_size=12)
 @settings(max_examples=40)
 @given(st.lists(st.tuples(texts, texts), min_size=1, max_size=3), st.integers(1, 8))
 def test_masks_see_the_source_and_what_was_written_before(tokenizer, pairs, most):
-    task = Generate(target_length=most)
-    features = task.features([Rewrite(a, b) for a, b in pairs], tokenizer, 20)
+    task = GenerateTask(target_length=most)
+    features = task.features([RewriteExample(a, b) for a, b in pairs], tokenizer, 20)
     batch = batch_of(features)
     assert batch.seen is not None
     for number, (feature, (_, target)) in enumerate(zip(features, pairs, strict=True)):
@@ -154,9 +154,9 @@ def test_masks_see_the_source_and_what_was_written_before(tokenizer, pairs, most
 
 def test_no_room_for_a_source(tokenizer):
     with pytest.raises(AlbertkitError, match="--target-length smaller"):
-        Generate(target_length=30).features([Rewrite("red", "cat")], tokenizer, 32)
+        GenerateTask(target_length=30).features([RewriteExample("red", "cat")], tokenizer, 32)
     with pytest.raises(AlbertkitError, match="has no target"):
-        Generate.of([Rewrite("red")])
+        GenerateTask.of([RewriteExample("red")])
 
 
 # Measuring -----------------------------------------------------------------------------------------------------------
@@ -164,15 +164,15 @@ def test_no_room_for_a_source(tokenizer):
 
 def test_quality_beside_a_copy():
     examples = [
-        Rewrite("The cat sat on the mat today", "the cat sat down on it"),
-        Rewrite("A dog ran", "a dog ran far away home"),
+        RewriteExample("The cat sat on the mat today", "the cat sat down on it"),
+        RewriteExample("A dog ran", "a dog ran far away home"),
     ]
-    task = Generate.of(examples)
+    task = GenerateTask.of(examples)
     assert task.words == 6
-    perfect = task.measure([Written(e.target, 0.0, True) for e in examples], examples)
+    perfect = task.measure([GeneratedText(e.target, 0.0, True) for e in examples], examples)
     assert perfect["bleu"] == pytest.approx(1) and perfect["rouge_l"] == pytest.approx(1)
     assert 0 < perfect["copy_rouge_l"] < 1 and perfect["length_ratio"] == 1
-    copied = task.measure([Written(first_words(e.source, 6), 0.0, True) for e in examples], examples)
+    copied = task.measure([GeneratedText(first_words(e.source, 6), 0.0, True) for e in examples], examples)
     assert copied["rouge_l"] == copied["copy_rouge_l"] and copied["bleu"] == copied["copy_bleu"]
 
 
@@ -187,14 +187,14 @@ def test_rouge_by_hand_and_in_chinese():
 # Learning ------------------------------------------------------------------------------------------------------------
 
 
-def rewrites(count: int, seed: int) -> list[Rewrite]:
+def rewrites(count: int, seed: int) -> list[RewriteExample]:
     """The colour and the animal of a source, in the other order, `one` between them, and an end."""
     rng = np.random.default_rng(seed)
     made = []
     for _ in range(count):
         colour, animal = str(rng.choice(COLOURS)), str(rng.choice(ANIMALS))
         trees = rng.choice(TREES, int(rng.integers(1, 4))).tolist()
-        made.append(Rewrite(" ".join([colour, *trees[:1], animal, *trees[1:]]), f"{animal} one {colour}"))
+        made.append(RewriteExample(" ".join([colour, *trees[:1], animal, *trees[1:]]), f"{animal} one {colour}"))
     return made
 
 
@@ -252,5 +252,5 @@ def test_a_start_must_be_able_to_write(start, tmp_path):
 def test_the_masked_word_head_is_kept_as_learnt(start):
     from albertkit.train.finetune_task import fresh
 
-    model = fresh(start, Generate())
+    model = fresh(start, GenerateTask())
     np.testing.assert_array_equal(model.weights()["heads.mlm.dense.weight"], start.weights["heads.mlm.dense.weight"])

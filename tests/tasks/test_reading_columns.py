@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from albertkit.errors import AlbertkitError
-from albertkit.tasks.examples import Span, Tagged
+from albertkit.tasks.examples import Span, TaggedExample
 from albertkit.tasks.readers.read_examples import ReadOptions, read
-from albertkit.tasks.readers.tagged_files import joined, scheme_of, spans_of
+from albertkit.tasks.readers.tagged_files import join_words, scheme_of, spans_of
 
 CONLL = """-DOCSTART- -X- O O
 
@@ -40,14 +40,14 @@ def test_conll(tmp_path):
     path = put(tmp_path / "eng.train", CONLL)
     data = read("tag", path)
     assert data.examples == [
-        Tagged(
+        TaggedExample(
             "EU rejects German French lambs",
             ((0, 2), (3, 10), (11, 17), (18, 24), (25, 30)),
             (Span(0, 2, "ORG"), Span(11, 17, "MISC"), Span(18, 24, "MISC")),
             None,
             f"{path}:3",
         ),
-        Tagged("Peter Blackburn", ((0, 5), (6, 15)), (Span(0, 15, "PER"),), None, f"{path}:9"),
+        TaggedExample("Peter Blackburn", ((0, 5), (6, 15)), (Span(0, 15, "PER"),), None, f"{path}:9"),
     ]
     assert data.notes == ("labels are IOB1",)
 
@@ -180,7 +180,7 @@ def sentences(draw):
 @given(sentence=sentences(), scheme=st.sampled_from(["IOB1", "IOB2", "BIOES", "BILOU"]))
 def test_spans_to_labels_and_back(sentence, scheme):
     words, spans = sentence
-    text, places = joined(words)
+    text, places = join_words(words)
     assert text == " ".join(words) and [text[a:b] for a, b in places] == words
     right = tuple(Span(places[first][0], places[last][1], name) for first, last, name in spans)
     assert spans_of(written(spans, len(words), scheme), places) == right

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from albertkit.errors import AlbertkitError
-from albertkit.tasks.examples import Text
+from albertkit.tasks.examples import TextExample
 from albertkit.tasks.readers.read_examples import ReadOptions, read
 
 
@@ -32,8 +32,8 @@ def test_sst2(tmp_path):
     path = put(tmp_path / "train.tsv", 'sentence\tlabel\nhide new secretions \t0\n\nno "wit" , only gags\t1\n')
     data = read("classify", path)
     assert data.examples == [
-        Text("hide new secretions", None, "0", f"{path}:2"),
-        Text('no "wit" , only gags', None, "1", f"{path}:4"),
+        TextExample("hide new secretions", None, "0", f"{path}:2"),
+        TextExample('no "wit" , only gags', None, "1", f"{path}:4"),
     ]
     assert data.notes == ("text in column 1 'sentence', label in column 2 'label'",)
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from albertkit.errors import AlbertkitError
-from albertkit.tasks.examples import Choice, Question, Text, Turn
+from albertkit.tasks.examples import ChoiceExample, DialogueTurn, QuestionExample, TextExample
 from albertkit.tasks.readers.json_files import nearest_place
 from albertkit.tasks.readers.read_examples import ReadOptions, read
 
@@ -49,7 +49,7 @@ def test_squad(tmp_path, indent):
     path = put(tmp_path / "dev.json", squad(ask(("Broncos", 4), ("The Broncos", 37))), indent)
     data = read("answer", path)
     answers = ((4, "Broncos"), (37, "The Broncos"))
-    assert data.examples == [Question("q1", "Who?", CONTEXT, answers, False, f"{path}:question q1")]
+    assert data.examples == [QuestionExample("q1", "Who?", CONTEXT, answers, False, f"{path}:question q1")]
     assert data.notes == ()
     packed = tmp_path / "dev.json.gz"
     packed.write_bytes(gzip.compress(path.read_bytes()))
@@ -149,15 +149,17 @@ RACE = {
     "answers": ["B", "A"],
 }
 RIGHT = [
-    Choice("It rains.", "What does it do?", ("snow", "rain"), 1),
-    Choice("It rains.", "It is _ .", ("dry", "wet"), 0),
+    ChoiceExample("It rains.", "What does it do?", ("snow", "rain"), 1),
+    ChoiceExample("It rains.", "It is _ .", ("dry", "wet"), 0),
 ]
 
 
 def test_race(tmp_path):
     path = put(tmp_path / "train.jsonl", json.dumps(RACE) + "\n")
     found = read("choose", path).examples
-    assert [Choice(e.context, e.question, e.choices, e.right) for e in found] == RIGHT and found[1].where == f"{path}:1"
+    assert [ChoiceExample(e.context, e.question, e.choices, e.right) for e in found] == RIGHT and found[
+        1
+    ].where == f"{path}:1"
 
 
 def test_race_as_folders_of_files(tmp_path):
@@ -231,8 +233,8 @@ def test_woz(tmp_path):
     path = put(tmp_path / "woz.json", [{"dialogue_idx": 7, "dialogue": [turn(), later]}], indent=4)
     state = (("food", "thai"), ("price range", "cheap"))
     assert read("dialogue", path).examples == [
-        Turn("7", 0, "", turn()["transcript"], state, (*state, ("request", "phone")), f"{path}:2"),
-        Turn("7", 1, "It is 01223.", "Bye", state, (), f"{path}:2"),
+        DialogueTurn("7", 0, "", turn()["transcript"], state, (*state, ("request", "phone")), f"{path}:2"),
+        DialogueTurn("7", 1, "It is 01223.", "Bye", state, (), f"{path}:2"),
     ]
 
 
@@ -274,7 +276,9 @@ def test_clinc(tmp_path):
         ("a show on broadway", "oos"),
     ]
     assert "1 of them out of scope" in data.notes[0]
-    assert read("intent", path, ReadOptions(split="dev")).examples == [Text("hi", None, "greeting", f"{path}:val 1")]
+    assert read("intent", path, ReadOptions(split="dev")).examples == [
+        TextExample("hi", None, "greeting", f"{path}:val 1")
+    ]
     assert len(read("intent", path, ReadOptions(split="oos_train")).examples) == 1
     assert "has no part 'test'; it has oos_train, train, val" in refused("intent", path, split="test")
 

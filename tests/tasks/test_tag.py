@@ -12,15 +12,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from albertkit.errors import AlbertkitError
-from albertkit.tasks.examples import Span, Tagged
-from albertkit.tasks.tag import Entity, Intent, Tag, Understood, words_of
-from albertkit.tasks.word_alignment import readers_of, tags_of, windows_of, words_in
+from albertkit.tasks.examples import Span, TaggedExample
+from albertkit.tasks.tag import Entity, IntentResult, IntentTask, TagTask
+from albertkit.tasks.word_alignment import example_words, iob2_tags, label_tokens, split_words, word_windows
 from albertkit.tokenizer import Tokenizer
 from tests.conftest import SPIECE
 
 ENGLISH = Tokenizer.from_spiece(SPIECE)
 KINDS = ("LOC", "ORG", "PER")
-TASK = Tag(("O", "B-LOC", "I-LOC", "B-ORG", "I-ORG", "B-PER", "I-PER"), overlap=6)
+TASK = TagTask(("O", "B-LOC", "I-LOC", "B-ORG", "I-ORG", "B-PER", "I-PER"), overlap=6)
 
 
 @pytest.fixture(scope="module")
@@ -43,20 +43,20 @@ def chinese(tmp_path_factory) -> Tokenizer:
 
 
 def split(text: str, cuts=()) -> list[str]:
-    return [text[a:b] for a, b in words_of(text, cuts)]
+    return [text[a:b] for a, b in split_words(text, cuts)]
 
 
-def spaced(words: list[str], entities: dict[tuple[int, int], str] | None = None, **more) -> Tagged:
+def spaced(words: list[str], entities: dict[tuple[int, int], str] | None = None, **more) -> TaggedExample:
     """A text of words with spaces between; entities are {(first word, last word): kind}."""
     places, at = [], 0
     for word in words:
         places.append((at, at + len(word)))
         at += len(word) + 1
     spans = [Span(places[i][0], places[j][1], kind) for (i, j), kind in (entities or {}).items()]
-    return Tagged(" ".join(words), tuple(places), tuple(spans), **more)
+    return TaggedExample(" ".join(words), tuple(places), tuple(spans), **more)
 
 
-def oracle(task: Tag, features, seed: int = 0) -> list[np.ndarray]:
+def oracle(task: TagTask, features, seed: int = 0) -> list[np.ndarray]:
     """Scores that say what the targets say, and noise where they say nothing."""
     rng = np.random.default_rng(seed)
     tables = []
@@ -106,7 +106,7 @@ def test_words_of_cuts():
 
 @given(st.text(max_size=60))
 def test_words_of_leaves_nothing_out(text):
-    words = words_of(text)
+    words = split_words(text)
     inside = {i for a, b in words for i in range(a, b)}
     assert all(a < b for a, b in words) and sum(b - a for a, b in words) == len(inside)
     assert sorted(words) == list(words)
@@ -116,9 +116,9 @@ def test_words_of_leaves_nothing_out(text):
 
 def test_tags_of():
     example = spaced(["New", "York", "beat", "Leeds", "Leeds"], {(0, 1): "ORG", (3, 3): "LOC", (4, 4): "LOC"})
-    assert tags_of(example.words, example.spans) == ["B-ORG", "I-ORG", "O", "B-LOC", "B-LOC"]
+    assert iob2_tags(example.words, example.spans) == ["B-ORG", "I-ORG", "O", "B-LOC", "B-LOC"]
     overlapping = [Span(0, 3, "LOC"), Span(0, 8, "ORG"), Span(4, 13, "PER")]
-    assert tags_of(example.words, overlapping) == ["B-ORG", "I-ORG", "O", "O", "O"]
+    assert iob2_tags(example.words, overlapping) == ["B-ORG", "I-ORG", "O", "O", "O"]
 
 
 @pytest.mark.parametrize(
@@ -127,13 +127,13 @@ def test_tags_of():
 def test_entity_must_begin_and_end_with_words(span):
     example = spaced(["New", "York"])
     with pytest.raises(AlbertkitError, match=r"train.txt:7 has the entity .* begin and end with a word"):
-        tags_of(example.words, [span], "train.txt:7")
+        iob2_tags(example.words, [span], "train.txt:7")
 
 
 @pytest.mark.parametrize("words", [((0, 0),), ((0, 3), (2, 5)), ((4, 5), (0, 3)), ((0, 99),), ((-1, 3),)])
 def test_words_must_be_in_order(words):
     with pytest.raises(AlbertkitError, match=r"a.txt:1 has a word from"):
-        words_in(Tagged("New York", words, where="a.txt:1"))
+        example_words(TaggedExample("New York", words, where="a.txt:1"))
 
 
 # Features ------------------------------------------------------------------------------------------------------------
@@ -154,8 +154,8 @@ def test_features_english():
 
 def test_features_chinese(chinese):
     text = "彭小军在台湾，Riddick，2014"
-    words = words_of(text)
-    example = Tagged(text, words, (Span(0, 3, "PER"), Span(4, 6, "LOC"), Span(7, 14, "PER")))
+    words = split_words(text)
+    example = TaggedExample(text, words, (Span(0, 3, "PER"), Span(4, 6, "LOC"), Span(7, 14, "PER")))
     (feature,) = TASK.features([example], chinese, 64)
     assert chinese.tokens(feature.ids)[1:-1] == [*"彭小军在台湾，", "rid", "##dick", "，", "20", "##14"]
     named = ["" if t == -100 else TASK.labels[t] for t in feature.target]
@@ -166,13 +166,13 @@ def test_features_chinese(chinese):
 
 def test_a_mark_behind_a_word_changes_no_piece():
     apart, together = (
-        TASK.features([Tagged(t, words_of(t))], ENGLISH, 32)[0] for t in ("in London , now", "in London, now")
+        TASK.features([TaggedExample(t, split_words(t))], ENGLISH, 32)[0] for t in ("in London , now", "in London, now")
     )
     assert apart.ids == together.ids and apart.places != together.places
 
 
 def test_no_target_where_nothing_is_known():
-    assert TASK.features([Tagged("in London", ())], ENGLISH, 32)[0].target is None
+    assert TASK.features([TaggedExample("in London", ())], ENGLISH, 32)[0].target is None
     kind = spaced(["on", "Mars"], {(1, 1): "PLANET"})
     (feature,) = TASK.features([kind], ENGLISH, 32)
     assert [t for t in feature.target if t != -100] == [
@@ -182,15 +182,15 @@ def test_no_target_where_nothing_is_known():
 
 @pytest.mark.parametrize("text", ["", "   ", "\n\t"])
 def test_only_special_tokens(text):
-    (feature,) = TASK.features([Tagged(text, ())], ENGLISH, 32)
+    (feature,) = TASK.features([TaggedExample(text, ())], ENGLISH, 32)
     assert feature.ids == [ENGLISH.cls_id, ENGLISH.sep_id]
-    (found,) = TASK.results([np.zeros((2, 7))], [feature], [Tagged(text, ())])
+    (found,) = TASK.results([np.zeros((2, 7))], [feature], [TaggedExample(text, ())])
     assert found.text == text and found.spans == ()
 
 
 def test_words_without_pieces_have_one():
     text = "\u200b London \u0301 ok"
-    example = Tagged(text, words_of(text), (Span(0, 1, "PER"), Span(2, 8, "LOC")))
+    example = TaggedExample(text, split_words(text), (Span(0, 1, "PER"), Span(2, 8, "LOC")))
     (feature,) = TASK.features([example], ENGLISH, 32)
     (found,) = TASK.results(oracle(TASK, [feature]), [feature], [example])
     assert [s.text for s in found.spans] == ["\u200b", "London"]
@@ -198,7 +198,7 @@ def test_words_without_pieces_have_one():
 
 def test_a_word_longer_than_a_window():
     text = "x" + "qz" * 400 + " London"
-    example = Tagged(text, words_of(text), (Span(0, 801, "PER"), Span(802, 808, "LOC")))
+    example = TaggedExample(text, split_words(text), (Span(0, 801, "PER"), Span(802, 808, "LOC")))
     features = TASK.features([example], ENGLISH, 16)
     assert all(len(f.ids) <= 16 for f in features)
     (found,) = TASK.results(oracle(TASK, features), features, [example])
@@ -207,12 +207,12 @@ def test_a_word_longer_than_a_window():
 
 def test_too_short_a_window_is_an_error():
     with pytest.raises(AlbertkitError, match="max_length is 2"):
-        TASK.features([Tagged("a b", ())], ENGLISH, 2)
+        TASK.features([TaggedExample("a b", ())], ENGLISH, 2)
 
 
 @given(st.lists(st.integers(1, 5), max_size=40), st.integers(10, 20), st.integers(0, 5))
 def test_windows_hold_every_word(sizes, room, overlap):
-    windows = windows_of(sizes, room, overlap)
+    windows = word_windows(sizes, room, overlap)
     assert sorted({w for window in windows for w in window}) == list(range(len(sizes)))
     assert all(sum(sizes[w] for w in window) <= room for window in windows)
     for one, two in pairwise(windows):
@@ -222,13 +222,13 @@ def test_windows_hold_every_word(sizes, room, overlap):
 
 def test_the_window_with_most_context_reads_a_word():
     example = spaced([*"abcdefghijklmn"])
-    features = Tag(("O",), overlap=4).features([example], ENGLISH, 10)  # 8 words a window, 4 shared
+    features = TagTask(("O",), overlap=4).features([example], ENGLISH, 10)  # 8 words a window, 4 shared
     assert [[example.text[a] for a, b in f.places if b > a] for f in features] == [
         [*"abcdefgh"],
         [*"efghijkl"],
         [*"ijklmn"],
     ]
-    read = readers_of(features, example.words)
+    read = label_tokens(features, example.words)
     assert [window for window, _ in read] == [0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2]
     assert [features[w].places[t] for w, t in read] == list(example.words)
     counted = [sum(t != -100 for t in f.target) for f in features]
@@ -246,7 +246,7 @@ def test_one_window_is_read_as_the_first_of_two_alike(words):
     """Which take different ways through the code."""
     example = spaced(words)
     (feature,) = TASK.features([example], ENGLISH, 200)
-    assert readers_of([feature], example.words) == readers_of([feature, feature], example.words)
+    assert label_tokens([feature], example.words) == label_tokens([feature, feature], example.words)
 
 
 @settings(max_examples=60)
@@ -266,8 +266,11 @@ def test_what_targets_say_comes_back(parts, max_length, overlap):
             spans[-1] = Span(spans[-1].start, words[-1][1], spans[-1].label)
         before = None if mark == "O" else kind
         text += word + space
-    task = Tag(TASK.labels, overlap=overlap)
-    examples = [Tagged(text, tuple(words), tuple(spans)), Tagged("in London", ((0, 2), (3, 9)), (Span(3, 9, "LOC"),))]
+    task = TagTask(TASK.labels, overlap=overlap)
+    examples = [
+        TaggedExample(text, tuple(words), tuple(spans)),
+        TaggedExample("in London", ((0, 2), (3, 9)), (Span(3, 9, "LOC"),)),
+    ]
     features = task.features(examples, ENGLISH, max_length)
     assert all(len(f.ids) == len(f.segments) == len(f.target) == len(f.places) <= max_length for f in features)
     assert sum(t != -100 for f in features if f.example == 0 for t in f.target) == len(words)
@@ -280,7 +283,7 @@ def test_what_targets_say_comes_back(parts, max_length, overlap):
 # Labels to entities --------------------------------------------------------------------------------------------------
 
 
-def decode(task: Tag, rows: list[dict[str, float]]):
+def decode(task: TagTask, rows: list[dict[str, float]]):
     """Entities of one-letter words, from probabilities."""
     example = spaced([*"abcdefgh"[: len(rows)]])
     (feature,) = task.features([example], ENGLISH, 32)
@@ -310,7 +313,7 @@ def test_only_valid_labels_come_out():
 
 def test_viterbi_is_the_best_valid_path():
     rng = np.random.default_rng(3)
-    task = Tag(("O", "B-X", "I-X", "B-Y", "I-Y"))
+    task = TagTask(("O", "B-X", "I-X", "B-Y", "I-Y"))
     for _ in range(60):
         logs = np.log(rng.dirichlet(np.full(5, 0.5), size=4))
         valid = [p for p in product(range(5), repeat=4)
@@ -320,31 +323,33 @@ def test_viterbi_is_the_best_valid_path():
 
 
 def test_labels_of_other_models():
-    spans = decode(Tag(("O", "I-PER", "I-LOC")), [{"I-PER": 1.0}, {"I-PER": 1.0}, {"I-LOC": 1.0}])  # IOB1: no B- at all
+    spans = decode(
+        TagTask(("O", "I-PER", "I-LOC")), [{"I-PER": 1.0}, {"I-PER": 1.0}, {"I-LOC": 1.0}]
+    )  # IOB1: no B- at all
     assert plain(spans) == [(0, 3, "PER"), (4, 5, "LOC")]
     with pytest.raises(AlbertkitError, match="LABEL_0"):
-        Tag(("O", "LABEL_0"))
+        TagTask(("O", "LABEL_0"))
     with pytest.raises(AlbertkitError, match="no 'O'"):
-        Tag(("B-PER",))
+        TagTask(("B-PER",))
     with pytest.raises(AlbertkitError, match="overlap is -1"):
-        Tag(("O",), overlap=-1)
+        TagTask(("O",), overlap=-1)
 
 
 def test_of():
-    assert Tag.of([spaced(["a", "b"], {(0, 0): "PER", (1, 1): "LOC"})], overlap=3) == Tag(
+    assert TagTask.of([spaced(["a", "b"], {(0, 0): "PER", (1, 1): "LOC"})], overlap=3) == TagTask(
         ("O", "B-LOC", "I-LOC", "B-PER", "I-PER"), 3
     )
     with pytest.raises(AlbertkitError, match="none of the 1 examples holds an entity"):
-        Tag.of([spaced(["a"])])
+        TagTask.of([spaced(["a"])])
 
 
 # Metrics -------------------------------------------------------------------------------------------------------------
 
 
 def results_of(guesses):
-    from albertkit.tasks.tag import Entities
+    from albertkit.tasks.tag import TagResult
 
-    return [Entities(g.text, tuple(Entity("", s.start, s.end, s.label, 1.0) for s in g.spans)) for g in guesses]
+    return [TagResult(g.text, tuple(Entity("", s.start, s.end, s.label, 1.0) for s in g.spans)) for g in guesses]
 
 
 def test_measure_by_hand():
@@ -375,7 +380,7 @@ def test_measure_is_seqeval(drawn):
         [spaced(words, {(i, min(i + len(kind) % 2, 5)): kind for i, kind in row[side].items()}) for row in drawn]
         for side in (0, 1)
     )
-    tags = [[tags_of(e.words, e.spans) for e in side] for side in (right, guess)]
+    tags = [[iob2_tags(e.words, e.spans) for e in side] for side in (right, guess)]
     found = TASK.measure(results_of(guess), right)
     if any(tag != "O" for side in tags for row in side for tag in row):
         for name, function in (("f1", f1_score), ("precision", precision_score), ("recall", recall_score)):
@@ -389,8 +394,8 @@ FARE = spaced(["how", "much", "to", "boston"], {(3, 3): "city"}, intent="fare")
 
 
 def test_intents_and_slots():
-    task = Intent.of([FLIGHT, FARE], overlap=2)
-    assert task == Intent(("fare", "flight"), ("O", "B-city", "I-city"), 2)
+    task = IntentTask.of([FLIGHT, FARE], overlap=2)
+    assert task == IntentTask(("fare", "flight"), ("O", "B-city", "I-city"), 2)
     assert task.head == ("classify", "tag") and task.outputs == (2, 3)
     features = task.features([FLIGHT, FARE], ENGLISH, 5)  # 3 tokens a window: not everything fits into one
     assert [f.example for f in features] == sorted(f.example for f in features) and len(features) > 2
@@ -409,16 +414,16 @@ def test_intents_and_slots():
 
 
 def test_intent_measure_by_hand():
-    task = Intent.of([FLIGHT, FARE])
+    task = IntentTask.of([FLIGHT, FARE])
     right = [Entity("", s.start, s.end, s.label, 1.0) for s in (*FLIGHT.spans, *FARE.spans)]
-    found = [Understood("flight", 1.0, ()), Understood("flight", 1.0, (right[1],))]
+    found = [IntentResult("flight", 1.0, ()), IntentResult("flight", 1.0, (right[1],))]
     measured = task.measure(found, [FLIGHT, FARE])
     assert (measured["exact"], measured["accuracy"], measured["recall"]) == (0.0, 0.5, 0.5)
-    assert task.measure([Understood("flight", 1.0, (right[0],)), found[1]], [FLIGHT, FARE])["exact"] == 0.5
+    assert task.measure([IntentResult("flight", 1.0, (right[0],)), found[1]], [FLIGHT, FARE])["exact"] == 0.5
 
 
 def test_windows_vote_for_an_intent():
-    task = Intent(("a", "b"), ("O",), overlap=0)
+    task = IntentTask(("a", "b"), ("O",), overlap=0)
     example = spaced([*"abcdefghi"], intent="b")
     features = task.features([example], ENGLISH, 5)
     assert len(features) == 3
@@ -429,19 +434,19 @@ def test_windows_vote_for_an_intent():
 
 
 def test_intent_without_an_intent():
-    task = Intent(("a",), ("O",))
-    assert task.features([Tagged("x y", ())], ENGLISH, 9)[0].target is None
+    task = IntentTask(("a",), ("O",))
+    assert task.features([TaggedExample("x y", ())], ENGLISH, 9)[0].target is None
     assert task.features([spaced(["x"], intent="new")], ENGLISH, 9)[0].target == (-100, [-100, 0, -100])
     with pytest.raises(AlbertkitError, match="d.txt:3 has no intent"):
-        Intent.of([spaced(["x"], {(0, 0): "c"}, where="d.txt:3")])
+        IntentTask.of([spaced(["x"], {(0, 0): "c"}, where="d.txt:3")])
 
 
 def test_the_words_of_a_text_in_use():
     text = "Mr. Smith, of London's Leeds."
-    example = Tagged(text, ())
+    example = TaggedExample(text, ())
     (feature,) = TASK.features([example], ENGLISH, 64)
     table = np.zeros((len(feature.ids), 7))
-    for window, token in [readers_of([feature], words_of(text))[i] for i in (2, 5)]:
+    for window, token in [label_tokens([feature], split_words(text))[i] for i in (2, 5)]:
         assert window == 0
         table[token, TASK.labels.index("B-PER" if token < 5 else "B-LOC")] = 9
     (found,) = TASK.results([table], [feature], [example])

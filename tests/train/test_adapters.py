@@ -10,15 +10,17 @@ import torch
 
 from albertkit.artifact import Artifact, read_artifact
 from albertkit.model import AlbertModel
-from albertkit.tasks.examples import Text
-from albertkit.tasks.make import make_task
+from albertkit.tasks import make_task
+from albertkit.tasks.examples import TextExample
 from albertkit.tokenizer import Tokenizer
 from albertkit.train.loop import train
 from albertkit.train.train_settings import TrainSettings
 from tests.conftest import ROOT, program, tiny
 from tests.train.conftest import TOPICS, VOCAB
 
-EXAMPLES = [Text(f"{word} {word}", label=name) for name, ring in (("a", TOPICS[1]), ("b", TOPICS[2])) for word in ring]
+EXAMPLES = [
+    TextExample(f"{word} {word}", label=name) for name, ring in (("a", TOPICS[1]), ("b", TOPICS[2])) for word in ring
+]
 SETTINGS = TrainSettings(steps=3, batch=4, learning_rate=0.01, evaluations=3, tensorboard=False, device="cpu")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from albertkit import builtin
-from albertkit.tasks.examples import Text
+from albertkit.tasks.examples import TextExample
 from albertkit.train.start_model import FEWEST, beginning, told_apart
 
 PLACES = ("the kitchen", "our garden", "a hotel", "the old school", "my office")
@@ -24,7 +24,7 @@ def sentences(count: int) -> list[tuple[str, str]]:
 
 
 def test_by_task_and_length():
-    single, pair = [Text("a", label="x")], [Text("a", label="x"), Text("a", "b", "y")]
+    single, pair = [TextExample("a", label="x")], [TextExample("a", label="x"), TextExample("a", "b", "y")]
     assert beginning("classify", single, 128)[0] == beginning("match", pair, 128)[0] == builtin.DEFAULT
     assert beginning("classify", pair, 128)[0] == beginning("tag", single, 128)[0] == builtin.START
     assert beginning("classify", single, 512)[0] == builtin.START
@@ -32,7 +32,7 @@ def test_by_task_and_length():
 
 def test_classes_that_vectors_do_not_tell_apart_begin_with_the_model_that_knows_words():
     by_chance = np.random.default_rng(1)
-    drawn = [Text(text, label=str(by_chance.integers(2))) for text, _ in sentences(FEWEST)]
+    drawn = [TextExample(text, label=str(by_chance.integers(2))) for text, _ in sentences(FEWEST)]
     name, why = beginning("classify", drawn, 128)
     assert name == builtin.START and f"{FEWEST} vectors" in why
     few = drawn[: FEWEST - 1]

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from albertkit.artifact import write_artifact
 from albertkit.errors import AlbertkitError
 from albertkit.estimators import AlbertClassifier
-from albertkit.tasks.classify import Classify
-from albertkit.tasks.examples import Span, Tagged, Text
-from albertkit.tasks.match import Match
-from albertkit.tasks.tag import Entities, Entity, Intent, Tag, Understood
+from albertkit.tasks.classify import ClassifyTask
+from albertkit.tasks.examples import Span, TaggedExample, TextExample
+from albertkit.tasks.match import MatchTask
+from albertkit.tasks.tag import Entity, IntentResult, IntentTask, TagResult, TagTask
 from albertkit.train import finetune_runs as tune
 from albertkit.train.finetune_settings import ElasticSettings, FinetuneSettings
 from albertkit.train.finetune_task import FinetuneTask, taught_with
@@ -27,9 +27,9 @@ from tests.train.test_finetune import start as start  # the fixture
 QUICK = FinetuneSettings(epochs=1, batch=16, max_length=16, restarts=0, device="cpu")
 
 
-def texts(count: int) -> list[Text]:
+def texts(count: int) -> list[TextExample]:
     return [
-        Text(f"{TOPICS[1 + n % 2][n % 5]} {TOPICS[0][n % 7]}", label="animal" if n % 2 == 0 else "tree")
+        TextExample(f"{TOPICS[1 + n % 2][n % 5]} {TOPICS[0][n % 7]}", label="animal" if n % 2 == 0 else "tree")
         for n in range(count)
     ]
 
@@ -37,7 +37,7 @@ def texts(count: int) -> list[Text]:
 def work(task, scores, targets, dev=None) -> SimpleNamespace:
     features = [SimpleNamespace(target=target) for target in targets]
     results = task.results(list(scores), features, ())
-    dev = [Text("", label=str(n)) for n in range(len(targets))] if dev is None else dev
+    dev = [TextExample("", label=str(n)) for n in range(len(targets))] if dev is None else dev
     return SimpleNamespace(
         task=task, dev=dev, dev_features=features, features=[[f] for f in features], last_scores=list(scores),
         results=results,
@@ -46,7 +46,7 @@ def work(task, scores, targets, dev=None) -> SimpleNamespace:
 
 # Values --------------------------------------------------------------------------------------------------------------
 
-VALUES = Classify((), "regression", middle=3.0, spread=2.0)
+VALUES = ClassifyTask((), "regression", middle=3.0, spread=2.0)
 
 
 @given(st.integers(0, 1000), st.floats(-3, 3), st.integers(20, 300))
@@ -82,14 +82,14 @@ def test_a_regression_that_learns_nothing_starts_again(start, tmp_path):
 # Intents and several labels ------------------------------------------------------------------------------------------
 
 
-def understood(intents: str) -> list[Understood]:
-    return [Understood(i, 0.9, (Entity(0, 1 + n, "x", "X", 1.0),)) for n, i in enumerate(intents)]
+def understood(intents: str) -> list[IntentResult]:
+    return [IntentResult(i, 0.9, (Entity(0, 1 + n, "x", "X", 1.0),)) for n, i in enumerate(intents)]
 
 
 def test_one_intent_for_everything_is_a_collapse_though_slots_differ():
     def judged(right: str, found: str) -> str | None:
-        dev = [Tagged("a" * 9, ((0, 1 + n),), (Span(0, 1 + n, "X"),), i) for n, i in enumerate(right)]
-        task = Intent(("a", "b"), ("O", "B-X", "I-X"))
+        dev = [TaggedExample("a" * 9, ((0, 1 + n),), (Span(0, 1 + n, "X"),), i) for n, i in enumerate(right)]
+        task = IntentTask(("a", "b"), ("O", "B-X", "I-X"))
         return tune.collapse(SimpleNamespace(task=task, dev=dev, results=understood(found)))  # type: ignore[arg-type]
 
     assert judged("ababab", "aaaaaa") == "the model gives every text the same intent"
@@ -98,9 +98,9 @@ def test_one_intent_for_everything_is_a_collapse_though_slots_differ():
 
 def test_entities_have_no_intent_to_be_the_same():
     """Though the examples have some, which only `intent` learns."""
-    dev = [Tagged("a" * 9, ((0, 1 + n),), (Span(0, 1 + n, "X"),), "ab"[n % 2]) for n in range(6)]
-    results = [Entities("a" * 9, found.spans) for found in understood("ababab")]
-    assert tune.collapse(SimpleNamespace(task=Tag(("O", "B-X", "I-X")), dev=dev, results=results)) is None  # type: ignore[arg-type]
+    dev = [TaggedExample("a" * 9, ((0, 1 + n),), (Span(0, 1 + n, "X"),), "ab"[n % 2]) for n in range(6)]
+    results = [TagResult("a" * 9, found.spans) for found in understood("ababab")]
+    assert tune.collapse(SimpleNamespace(task=TagTask(("O", "B-X", "I-X")), dev=dev, results=results)) is None  # type: ignore[arg-type]
 
 
 @given(st.integers(0, 1000), st.sampled_from([1.0, 8.0]))
@@ -108,7 +108,7 @@ def test_several_labels_that_no_text_or_hardly_one_gets_are_a_collapse(seed, siz
     """Rare labels: saying of each how frequent it is, whatever the text, is a low loss, and teaches nothing."""
     rng = np.random.default_rng(seed)
     labels = tuple(f"l{n}" for n in range(10))
-    task, shares = Classify(labels, "multi"), np.linspace(0.02, 0.2, 10)
+    task, shares = ClassifyTask(labels, "multi"), np.linspace(0.02, 0.2, 10)
     right = (rng.random((400, 10)) < shares).astype(float)
     shared = np.log(shares / (1 - shares)) + 0.002 * rng.normal(size=right.shape)
     shared[7] += 9  # one text gets labels
@@ -122,17 +122,22 @@ def test_several_labels_that_no_text_or_hardly_one_gets_are_a_collapse(seed, siz
 
 
 def test_only_what_changes_the_training_is_another_training():
-    assert taught_with(Classify(("a", "b"), temperature=2.0, threshold=0.3, floor=0.5)) == []
-    assert taught_with(Classify(("a", "b"), weights=(1.0, 2.0))) == [("weights", (1.0, 2.0))]
-    assert taught_with(Match(loss="mnrl", scale=5.0)) == [("loss", "mnrl"), ("scale", 5.0)]
-    assert taught_with(Match(margin=0.1)) == [("margin", 0.1)] and taught_with(object()) == []
+    assert taught_with(ClassifyTask(("a", "b"), temperature=2.0, threshold=0.3, floor=0.5)) == []
+    assert taught_with(ClassifyTask(("a", "b"), weights=(1.0, 2.0))) == [("weights", (1.0, 2.0))]
+    assert taught_with(MatchTask(loss="mnrl", scale=5.0)) == [("loss", "mnrl"), ("scale", 5.0)]
+    assert taught_with(MatchTask(margin=0.1)) == [("margin", 0.1)] and taught_with(object()) == []
 
 
 def test_the_same_folder_with_class_weights_or_another_loss_is_refused(start, tmp_path):
     said: list[str] = []
 
     def tuned(
-        name: str, task: str, examples: list[Text], dev: list[Text], options: FinetuneSettings, **settings: str
+        name: str,
+        task: str,
+        examples: list[TextExample],
+        dev: list[TextExample],
+        options: FinetuneSettings,
+        **settings: str,
     ) -> None:
         tune.finetune(task, examples, dev, tmp_path / name, start, options, said.append, **settings)
 
@@ -144,7 +149,9 @@ def test_the_same_folder_with_class_weights_or_another_loss_is_refused(start, tm
     assert not any("other held-out examples" in text for text in said)
     tuned("classes", "classify", examples, examples[:9], QUICK)
     assert sum("other held-out examples" in text for text in said) == 1
-    pairs = [Text(e.text, f.text, str(n % 2)) for n, (e, f) in enumerate(zip(examples, examples[2:], strict=False))]
+    pairs = [
+        TextExample(e.text, f.text, str(n % 2)) for n, (e, f) in enumerate(zip(examples, examples[2:], strict=False))
+    ]
     tuned("pairs", "match", pairs, pairs[:8], QUICK, loss="cosent")
     with pytest.raises(AlbertkitError, match="other settings of the loss"):
         tuned("pairs", "match", pairs, pairs[:8], QUICK, loss="contrastive")
@@ -154,7 +161,7 @@ def test_other_depths_are_another_training(start):
     from albertkit.train.elastic import ElasticTask
 
     def identity(**given: float) -> str:
-        task, settings = Classify(("animal", "tree")), TrainSettings(steps=1, device="cpu")
+        task, settings = ClassifyTask(("animal", "tree")), TrainSettings(steps=1, device="cpu")
         return ElasticTask(task, start, texts(4), (), settings, ElasticSettings(max_length=16, **given)).identity  # type: ignore[arg-type]
 
     assert identity() == identity(epochs=3.0) and len({identity(), identity(teach=0.25), identity(shallow=0.3)}) == 3
@@ -191,6 +198,6 @@ def test_the_classifier_holds_out_and_warns_of_a_collapse(start, tmp_path):
 def test_a_normal_identity_is_as_before(start):
     """Folders of trainings with the usual settings can be gone on with, whatever else a task has learnt of itself."""
     settings = TrainSettings(steps=1, device="cpu")
-    plain = FinetuneTask(Classify(("animal", "tree")), start, texts(4), (), settings, 16)
-    settled = FinetuneTask(Classify(("animal", "tree"), temperature=1.7), start, texts(4), (), settings, 16)
+    plain = FinetuneTask(ClassifyTask(("animal", "tree")), start, texts(4), (), settings, 16)
+    settled = FinetuneTask(ClassifyTask(("animal", "tree"), temperature=1.7), start, texts(4), (), settings, 16)
     assert plain.identity == settled.identity

@@ -17,7 +17,7 @@ from albertkit.cli.distill_commands import read_lesson, same_teachers, weighed
 from albertkit.cli.entry_point import app
 from albertkit.cli.task_commands import Reading
 from albertkit.errors import AlbertkitError
-from albertkit.tasks.make import task_of
+from albertkit.tasks import load_task
 from albertkit.tokenizer import Tokenizer
 from albertkit.train import distill as lessons
 from albertkit.train import finetune_runs as tune
@@ -69,7 +69,7 @@ def changed(folder, target):
 @pytest.mark.parametrize("what", ["logits", "vectors", "hidden"])
 def test_another_teacher_does_not_go_on_in_the_same_folder(words, classifier, tmp_path, what):
     student, examples = fresh_student(tiny(), words, 1), texts(40, 5)
-    data = DistillData(task_of(read_artifact(classifier).meta), examples, ())
+    data = DistillData(load_task(read_artifact(classifier).meta), examples, ())
     if what != "logits":
         data = DistillData(None, [e.text for e in examples], ())
     given = (student, data, DistillSettings(**{what: 1.0}), quick(2), tmp_path / "out", 40)
@@ -127,7 +127,7 @@ def test_labels_that_the_teacher_does_not_know_are_told(classifier, tmp_path, ca
 def test_a_teacher_of_pairs_is_not_given_single_lines(classifier, paired, tmp_path):
     meta, lesson = read_artifact(paired).meta, DistillSettings(logits=1.0)
     assert meta.details["pairs"] is True and "pairs" not in read_artifact(classifier).meta.details
-    assert Albert(paired).classify(["cat"], ["dog"])[0].label in meta.labels and Albert(paired).task == task_of(meta)
+    assert Albert(paired).classify(["cat"], ["dog"])[0].label in meta.labels and Albert(paired).task == load_task(meta)
     (tmp_path / "lines.txt").write_text("\n".join(e.text for e in texts(20)))
     with pytest.raises(AlbertkitError, match=r"for pairs of texts, and .*lines.txt holds single lines; give a table"):
         read_lesson(paired, meta, tmp_path / "lines.txt", None, lesson, Reading())

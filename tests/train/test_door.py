@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from albertkit import Albert, finetune
 from albertkit.cli.task_commands import finetune as verb
 from albertkit.errors import AlbertkitError
-from albertkit.tasks.choose import Choose
-from albertkit.tasks.classify import Classify
-from albertkit.tasks.examples import Text
-from albertkit.tasks.tag import IGNORED, Tag
+from albertkit.tasks.choose import ChooseTask
+from albertkit.tasks.classify import ClassifyTask
+from albertkit.tasks.examples import TextExample
+from albertkit.tasks.tag import IGNORED, TagTask
 from albertkit.train import finetune as door
 from albertkit.train import finetune_runs as tune
 from albertkit.train.finetune_settings import FinetuneSettings
@@ -31,7 +31,7 @@ from tests.train.test_first_use import start as start  # a model's folder
 QUICK = {"epochs": 1, "batch": 16, "learning_rate": 1e-3, "restarts": 0, "device": "cpu"}
 
 
-def table(path, examples: list[Text]):
+def table(path, examples: list[TextExample]):
     path.write_text("".join(f"{e.text}\t{e.label}\n" for e in examples))
     return path
 
@@ -72,14 +72,14 @@ def test_options_go_where_they_belong(start, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("task", "train", "options", "told"),
     [
-        ("clasify", [Text("a", label="x")], {}, "unknown task 'clasify'.*did you mean 'classify'"),
-        ("classify", [Text("a", label="x")], {"epoch": 3}, "no option 'epoch'.*did you mean 'epochs'"),
-        ("classify", [Text("a", label="x")], {"overlap": 3}, "classify has no option 'overlap'"),
-        ("classify", [Text("a", label="x")], {"label_column": "y"}, "lists of examples were given"),
+        ("clasify", [TextExample("a", label="x")], {}, "unknown task 'clasify'.*did you mean 'classify'"),
+        ("classify", [TextExample("a", label="x")], {"epoch": 3}, "no option 'epoch'.*did you mean 'epochs'"),
+        ("classify", [TextExample("a", label="x")], {"overlap": 3}, "classify has no option 'overlap'"),
+        ("classify", [TextExample("a", label="x")], {"label_column": "y"}, "lists of examples were given"),
         ("classify", [], {}, "no examples in train; give some"),
         ("classify", ["lovely"], {}, "train holds a str, which is no example; write  Text"),
         ("classify", "nowhere.tsv", {}, "nowhere.tsv"),
-        ("classify", texts(20), {"dev": [Text("a", label="x")]}, "training shows none of the 1 label held out"),
+        ("classify", texts(20), {"dev": [TextExample("a", label="x")]}, "training shows none of the 1 label held out"),
         ("tag", texts(20), {}, "example 1 of train: tag learns from Tagged, and this is a Text"),
         ("intent", texts(20), {"freeze": True, "overlap": 3}, "overlap means nothing to a head on frozen vectors"),
     ],
@@ -142,7 +142,7 @@ def noise(count: int, classes: int, seed: int = 0) -> np.ndarray:
 def test_scores_that_tell_nothing_are_chance_and_those_that_do_are_not(seed, classes, size):
     """However sure of itself a model is: ten times the scores are a loss far above chance, and know as much."""
     targets = np.tile(np.arange(classes), 120)
-    task = Classify(tuple("abcdef"[:classes]))
+    task = ClassifyTask(tuple("abcdef"[:classes]))
     blind = noise(120, classes, seed).repeat(classes, 0)  # each row once for every class
     assert tune.at_chance(work(task, size * blind, targets.tolist()))
     knows = size * (blind + np.eye(classes)[targets])
@@ -153,12 +153,12 @@ def test_chance_is_what_the_shares_of_classes_give():
     """Nine in ten are of one class: saying so to everybody is chance, though it is likelier right than a coin."""
     targets = [int(n % 10 == 0) for n in range(500)]
     shares = np.log([[0.9, 0.1]]).repeat(500, 0) + 0.01 * noise(500, 2)
-    plain, even = Classify(("a", "b")), Classify(("a", "b"), weights=(5 / 9, 5.0))
+    plain, even = ClassifyTask(("a", "b")), ClassifyTask(("a", "b"), weights=(5 / 9, 5.0))
     assert tune.at_chance(work(plain, shares, targets))
     weighed = noise(500, 2) + np.eye(2)[targets]  # it tells them apart, and thinks both as frequent
     assert tune.at_chance(work(plain, weighed, targets)) and not tune.at_chance(work(even, weighed, targets))
     assert not tune.at_chance(work(plain, shares[:99], targets[:99]))  # too few to tell
-    several, both = Classify(("a", "b"), kind="multi"), np.eye(2)[targets].tolist()
+    several, both = ClassifyTask(("a", "b"), kind="multi"), np.eye(2)[targets].tolist()
     assert tune.at_chance(work(several, shares, both)) and not tune.at_chance(work(several, weighed, both))
 
 
@@ -168,9 +168,9 @@ def test_choices_and_labels_of_words_at_chance():
     right = [int(rng.integers(size)) for size in sizes]
     targets = [r if place == 0 else None for r, size in zip(right, sizes, strict=True) for place in range(size)]
     hit = np.array([[place == r] for r, size in zip(right, sizes, strict=True) for place in range(size)])
-    assert tune.at_chance(work(Choose(), noise(len(hit), 1), targets))
-    assert not tune.at_chance(work(Choose(), noise(len(hit), 1) + hit, targets))
-    task = Tag(("O", "B-X", "I-X"))
+    assert tune.at_chance(work(ChooseTask(), noise(len(hit), 1), targets))
+    assert not tune.at_chance(work(ChooseTask(), noise(len(hit), 1) + hit, targets))
+    task = TagTask(("O", "B-X", "I-X"))
     rows = [[IGNORED, *rng.choice(3, 5, p=[0.8, 0.1, 0.1]).tolist(), IGNORED] for _ in range(200)]
     blind = [np.log([[0.8, 0.1, 0.1]]) + 0.1 * noise(7, 3, n) for n in range(200)]
     assert tune.at_chance(work(task, blind, rows))
@@ -181,7 +181,7 @@ def test_choices_and_labels_of_words_at_chance():
 def test_a_training_at_chance_starts_again(start, tmp_path):
     """Each held-out text has both classes in turn: answers differ from text to text, and yet none can be known."""
     train = [e for kind in ("animal", "tree") for e in [e for e in texts(120) if e.label == kind][:40]]
-    dev = [Text(e.text, label=label) for e in texts(60, 9) for label in ("animal", "tree")]
+    dev = [TextExample(e.text, label=label) for e in texts(60, 9) for label in ("animal", "tree")]
     said: list[str] = []
     options = {**QUICK, "restarts": 1, "learning_rate": 3e-3}
     done = finetune("classify", train * 8, dev, out=tmp_path, start=start, say=said.append, **options)
@@ -208,6 +208,6 @@ def test_an_epoch_says_six_scores_and_keeps_all(start, tmp_path):
 
 
 def test_overlap_of_intents_without_slots_is_refused(tmp_path):
-    texts = [Text("play a song", label="music"), Text("how warm is it", label="weather")] * 10
+    texts = [TextExample("play a song", label="music"), TextExample("how warm is it", label="weather")] * 10
     with pytest.raises(AlbertkitError, match="these intents have none"):
         finetune("intent", texts, out=tmp_path / "out", overlap=3)

@@ -15,8 +15,8 @@ from albertkit.errors import AlbertkitError
 from albertkit.model import AlbertModel
 from albertkit.runtime.depths import is_full_depth_only
 from albertkit.runtime.predict import predict
-from albertkit.tasks.examples import Text
-from albertkit.tasks.make import make_task, task_of
+from albertkit.tasks import load_task, make_task
+from albertkit.tasks.examples import TextExample
 from albertkit.tokenizer import Tokenizer
 from albertkit.train import finetune_runs as tune
 from albertkit.train.checkpoint import TrainState
@@ -33,11 +33,11 @@ LAYERS = 4
 QUICK = {"batch": 16, "learning_rate": 3e-3, "device": "cpu"}
 
 
-def pairs(count: int, seed: int = 0) -> list[Text]:
-    return [Text(e.text, e.text, float(i % 2)) for i, e in enumerate(texts(count, seed))]
+def pairs(count: int, seed: int = 0) -> list[TextExample]:
+    return [TextExample(e.text, e.text, float(i % 2)) for i, e in enumerate(texts(count, seed))]
 
 
-def noisy(count: int, seed: int = 0) -> list[Text]:
+def noisy(count: int, seed: int = 0) -> list[TextExample]:
     """One label in eight is wrong, so that depths have something to disagree about."""
     rng = np.random.default_rng(seed + 100)
     turned = {"animal": "tree", "tree": "animal"}
@@ -81,7 +81,7 @@ def stretched(plain, tmp_path_factory):
     return tune.elastic(plain.model, noisy(240), noisy(400, 7), tmp_path_factory.mktemp("elastic"), options)
 
 
-def likelihood(model: Albert, examples: list[Text], depth: int) -> float:
+def likelihood(model: Albert, examples: list[TextExample], depth: int) -> float:
     """The mean log probability of what is right."""
     found = predict(model, examples, "classify", depth=depth)
     return float(np.mean([np.log(r.probabilities[e.label]) for r, e in zip(found, examples, strict=True)]))
@@ -189,7 +189,7 @@ def test_depths_are_drawn_by_the_step(start):
 def test_the_head_comes_along_only_for_the_same_task(plain):
     artifact = read_artifact(plain.model)
     settings, examples = TrainSettings(steps=1, device="cpu"), texts(16)
-    same = ElasticTask(task_of(artifact.meta), artifact, examples, (), settings, ElasticSettings(max_length=40))
+    same = ElasticTask(load_task(artifact.meta), artifact, examples, (), settings, ElasticSettings(max_length=40))
     name = "heads.classify.linear.weight"
     assert np.array_equal(same.model.weights()[name], artifact.weights[name])
     other = [dataclasses.replace(e, label=f"{e.label}!") for e in examples]

@@ -10,9 +10,9 @@ import pytest
 
 from albertkit.albert import Albert
 from albertkit.runtime.predict import predict
-from albertkit.tasks.classify import Classify
-from albertkit.tasks.examples import Text
-from albertkit.tasks.make import make_task
+from albertkit.tasks import make_task
+from albertkit.tasks.classify import ClassifyTask
+from albertkit.tasks.examples import TextExample
 from albertkit.train import finetune_runs as tune
 from albertkit.train.elastic import ElasticTask
 from albertkit.train.finetune_settings import ElasticSettings, FinetuneSettings
@@ -24,19 +24,19 @@ from tests.train.test_finetune import texts, words
 QUICK = {"epochs": 1, "restarts": 0, "batch": 16, "learning_rate": 2e-3, "device": "cpu"}
 
 
-def strange(count: int, topics: Sequence[int], seed: int = 0) -> list[Text]:
+def strange(count: int, topics: Sequence[int], seed: int = 0) -> list[TextExample]:
     """Texts that fit no class."""
     rng = np.random.default_rng(seed)
-    return [Text(words(rng, TOPICS[topics[n % len(topics)]][:5], 4), None, "oos") for n in range(count)]
+    return [TextExample(words(rng, TOPICS[topics[n % len(topics)]][:5], 4), None, "oos") for n in range(count)]
 
 
 @pytest.fixture(scope="module")
-def known() -> list[Text]:
+def known() -> list[TextExample]:
     return [*texts(80), *strange(20, [3])]
 
 
 @pytest.fixture(scope="module")
-def dev() -> list[Text]:
+def dev() -> list[TextExample]:
     return [*texts(30, 9), *strange(20, [3, 0], 9)]
 
 
@@ -47,13 +47,13 @@ def test_the_floor_goes_into_an_elastic_model(start, known, dev, tmp_path, monke
     if way == "elastic":
         source = tune.finetune("classify", known, dev, tmp_path / "plain", start, FinetuneSettings(**QUICK)).model
     seen = []
-    before = Classify.floored
+    before = ClassifyTask.floored
 
     def floored(task, *given):
         seen.append(dataclasses.replace(before(task, *given), floor=0.5))  # as if doubtful texts had said so
         return seen[-1]
 
-    monkeypatch.setattr(Classify, "floored", floored)
+    monkeypatch.setattr(ClassifyTask, "floored", floored)
     if way == "elastic":
         done = tune.elastic(source, known, dev, tmp_path / "out", ElasticSettings(**QUICK))
     else:

@@ -12,7 +12,7 @@ from albertkit.artifact import Artifact, read_artifact, write_artifact
 from albertkit.estimators import AlbertClassifier
 from albertkit.model import AlbertModel
 from albertkit.serve.vector_cache import OVERHEAD, VectorCache
-from albertkit.tasks.examples import Text
+from albertkit.tasks.examples import TextExample
 from albertkit.tokenizer import Tokenizer
 from albertkit.train import frozen_head as frozen
 from albertkit.train.finetune_settings import FinetuneSettings
@@ -48,13 +48,13 @@ def encoded(monkeypatch):
     return counts
 
 
-def examples(count: int, seed: int = 0) -> list[Text]:
+def examples(count: int, seed: int = 0) -> list[TextExample]:
     """Texts of six words, none twice."""
     rng, made = np.random.default_rng(seed), {}
     while len(made) < count:
         topic = int(rng.integers(1, 3))
         made[" ".join(rng.choice(TOPICS[topic], 6))] = ["", "animal", "tree"][topic]
-    return [Text(text, label=label) for text, label in made.items()]
+    return [TextExample(text, label=label) for text, label in made.items()]
 
 
 def test_a_second_fit_encodes_nothing_and_gives_the_same(models, encoded):

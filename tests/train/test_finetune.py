@@ -13,9 +13,9 @@ from albertkit.artifact import Artifact, read_artifact, write_artifact
 from albertkit.errors import AlbertkitError
 from albertkit.model import AlbertModel
 from albertkit.runtime.predict import predict, scores
-from albertkit.tasks.classify import Classify, Label
-from albertkit.tasks.examples import Choice, Question, Span, Tagged, Text
-from albertkit.tasks.make import make_task, task_of
+from albertkit.tasks import load_task, make_task
+from albertkit.tasks.classify import Classification, ClassifyTask
+from albertkit.tasks.examples import ChoiceExample, QuestionExample, Span, TaggedExample, TextExample
 from albertkit.tokenizer import Tokenizer
 from albertkit.train import finetune_runs as tune
 from albertkit.train.finetune_settings import FinetuneSettings, preset_epochs, preset_rate
@@ -40,7 +40,7 @@ def words(rng, ring: list[str], count: int) -> str:
     return " ".join(rng.choice(ring, count))
 
 
-def texts(count: int, seed: int = 0, kind: str = "single") -> list[Text]:
+def texts(count: int, seed: int = 0, kind: str = "single") -> list[TextExample]:
     """Texts about animals or trees; the number is how many animals there are."""
     rng = np.random.default_rng(seed)
     made = []
@@ -52,11 +52,11 @@ def texts(count: int, seed: int = 0, kind: str = "single") -> list[Text]:
             "regression": float(beasts),
             "multi": tuple(name for name, there in (("animal", beasts > 0), ("tree", beasts < 5)) if there),
         }[kind]
-        made.append(Text(text, label=label, where=f"made:{n}"))
+        made.append(TextExample(text, label=label, where=f"made:{n}"))
     return made
 
 
-def tagged(count: int, seed: int = 0) -> list[Tagged]:
+def tagged(count: int, seed: int = 0) -> list[TaggedExample]:
     rng = np.random.default_rng(seed)
     made = []
     for _ in range(count):
@@ -66,27 +66,27 @@ def tagged(count: int, seed: int = 0) -> list[Tagged]:
             places.append((at, at + len(part)))
             at += len(part) + 1
         spans = (Span(*places[3], "animal"), Span(*places[6], "tree"))
-        made.append(Tagged(text, tuple(places), spans, intent="buy" if "red" in parts else "look"))
+        made.append(TaggedExample(text, tuple(places), spans, intent="buy" if "red" in parts else "look"))
     return made
 
 
-def questions(count: int, seed: int = 0) -> list[Question]:
+def questions(count: int, seed: int = 0) -> list[QuestionExample]:
     rng = np.random.default_rng(seed)
     made = []
     for n in range(count):
         beast, before = str(rng.choice(ANIMALS)), words(rng, TOPICS[0], int(rng.integers(2, 6)))
         context = f"{before} {beast} {words(rng, TREES, 3)}"
-        made.append(Question(str(n), "cat", context, ((len(before) + 1, beast),)))
+        made.append(QuestionExample(str(n), "cat", context, ((len(before) + 1, beast),)))
     return made
 
 
-def choices(count: int, seed: int = 0) -> list[Choice]:
+def choices(count: int, seed: int = 0) -> list[ChoiceExample]:
     rng = np.random.default_rng(seed)
     made = []
     for n in range(count):
         right = int(rng.integers(0, 2 + n % 2))
         options = tuple(str(rng.choice(ANIMALS if i == right else TREES)) for i in range(2 + n % 2))
-        made.append(Choice(words(rng, TOPICS[0], 4), "cat", options, right))
+        made.append(ChoiceExample(words(rng, TOPICS[0], 4), "cat", options, right))
     return made
 
 
@@ -132,7 +132,7 @@ def test_the_runtime_says_what_torch_says(tuned, start, task):
     done = tuned(task)
     examples = TASKS[task][0](60, 9)
     artifact = read_artifact(done.model)
-    made = task_of(artifact.meta)
+    made = load_task(artifact.meta)
     work = FinetuneTask(made, artifact, examples, (), TrainSettings(steps=1, device="cpu"), 40)
     work.model = AlbertModel.from_artifact(artifact)
     work.objective.model = work.model
@@ -196,7 +196,7 @@ def test_choices_that_are_all_as_likely_are_a_collapse(start, tmp_path):
 
 
 def test_several_labels_begin_with_their_shares(start):
-    examples = [Text("one", None, ("rare",) if n == 0 else ("often",) if n % 2 else ()) for n in range(50)]
+    examples = [TextExample("one", None, ("rare",) if n == 0 else ("often",) if n % 2 else ()) for n in range(50)]
     work = FinetuneTask(make_task("classify", examples), start, examples, (), TrainSettings(steps=1, device="cpu"), 40)
     bias = work.model.heads["classify"].linear.bias.detach().sigmoid()
     assert work.task.labels == ("often", "rare") and bias.tolist() == pytest.approx([0.5, 0.02], abs=1e-6)
@@ -204,26 +204,28 @@ def test_several_labels_begin_with_their_shares(start):
 
 def test_what_is_likelier_wrong_than_right_is_out_of_scope():
     """Texts of the class that fits none are called so where the model doubts, if held-out ones say that this is better."""
-    examples = [Text("x", None, label) for label in ("a", "b", "oos", "oos", "oos")]
+    examples = [TextExample("x", None, label) for label in ("a", "b", "oos", "oos", "oos")]
     sure = np.array([[9.0, 0, 0], [0, 9, 0], [0, 0, 9], [1, 0.9, 0.8], [0.9, 1, 0.8]])
-    task = Classify(("a", "b", "oos")).floored(sure, examples)
+    task = ClassifyTask(("a", "b", "oos")).floored(sure, examples)
     found = task.results(sure, (), examples)
     assert task.floor == 0.5 and [r.label for r in found] == [e.label for e in examples]
     doubtful = np.array([[1.0, 0.9, 0.8], [0.9, 1, 0.8], [0, 0, 9], [0, 0, 9], [0, 0, 9]])
-    assert Classify(("a", "b", "oos")).floored(doubtful, examples).floor == 0  # it would lose what is right
-    plain = Classify(("a", "b"))
+    assert ClassifyTask(("a", "b", "oos")).floored(doubtful, examples).floor == 0  # it would lose what is right
+    plain = ClassifyTask(("a", "b"))
     assert plain.floored(sure[:2, :2], examples[:2]) is plain
-    assert Classify(("a", "oos"), floor=0.9).result(np.array([0.0, 1.0])).probability == pytest.approx(0.731, abs=1e-3)
+    assert ClassifyTask(("a", "oos"), floor=0.9).result(np.array([0.0, 1.0])).probability == pytest.approx(
+        0.731, abs=1e-3
+    )
 
 
 def test_the_floor_goes_into_the_model(start, tmp_path, monkeypatch):
     """What was measured on held-out examples is what the finished model says of them."""
     rng = np.random.default_rng(0)
-    known = [*texts(80), *(Text(words(rng, TOPICS[3][:5], 4), None, "oos") for _ in range(20))]
-    dev = [*texts(30, 9), *(Text(words(rng, TOPICS[3 * (n % 2)][:5], 4), None, "oos") for n in range(20))]
+    known = [*texts(80), *(TextExample(words(rng, TOPICS[3][:5], 4), None, "oos") for _ in range(20))]
+    dev = [*texts(30, 9), *(TextExample(words(rng, TOPICS[3 * (n % 2)][:5], 4), None, "oos") for n in range(20))]
     seen = []
-    before = Classify.floored
-    monkeypatch.setattr(Classify, "floored", lambda self, *given: seen.append(before(self, *given)) or seen[-1])
+    before = ClassifyTask.floored
+    monkeypatch.setattr(ClassifyTask, "floored", lambda self, *given: seen.append(before(self, *given)) or seen[-1])
     options = FinetuneSettings(epochs=3, batch=16, learning_rate=2e-3, device="cpu")
     done = tune.finetune("classify", known, dev, tmp_path, start, options)
     albert = Albert(done.model)
@@ -286,27 +288,27 @@ def test_micro_parts_and_checkpointing_change_nothing(start):
 
 
 def test_class_weights_and_temperature():
-    task = make_task("classify", [Text("a", label="x")] * 30 + [Text("b", label="y")] * 10)
-    assert tune.weighted(task, [Text("a", label="x")] * 30 + [Text("b", label="y")] * 10).weights == pytest.approx(
-        (2 / 3, 2)
-    )
+    task = make_task("classify", [TextExample("a", label="x")] * 30 + [TextExample("b", label="y")] * 10)
+    assert tune.weighted(
+        task, [TextExample("a", label="x")] * 30 + [TextExample("b", label="y")] * 10
+    ).weights == pytest.approx((2 / 3, 2))
     rng = np.random.default_rng(0)
     truth = rng.integers(0, 2, 4000)
     calm = np.stack([-(2 * truth - 1.0), 2 * truth - 1.0], 1) + rng.normal(0, 1, (4000, 2))
-    examples = [Text("", label="xy"[t]) for t in truth]
+    examples = [TextExample("", label="xy"[t]) for t in truth]
     assert task.calibrated(calm * 6, examples) == pytest.approx(6 * task.calibrated(calm, examples), rel=0.02)
-    loud = Classify(("x", "y"), temperature=4.0)
+    loud = ClassifyTask(("x", "y"), temperature=4.0)
     assert loud.result(np.array([4.0, 0.0])).probability == pytest.approx(1 / (1 + np.exp(-1)))
 
 
 def test_what_is_said_before_anything_is_trained(start, tmp_path):
     with pytest.raises(AlbertkitError, match="all 3 examples have the class 'x'"):
-        make_task("classify", [Text("a", label="x")] * 3)
+        make_task("classify", [TextExample("a", label="x")] * 3)
     with pytest.raises(AlbertkitError, match="made:0 has no label"):
-        make_task("classify", [Text("a", where="made:0")])
-    task = make_task("classify", [Text("a", label="x"), Text("b", label="y")])
+        make_task("classify", [TextExample("a", where="made:0")])
+    task = make_task("classify", [TextExample("a", label="x"), TextExample("b", label="y")])
     with pytest.raises(AlbertkitError, match=r"d:7 has the class 'z'.* known are x, y"):
-        task.target(Text("a", label="z", where="d:7"))
+        task.target(TextExample("a", label="z", where="d:7"))
     with pytest.raises(AlbertkitError, match="unknown task 'clasify' .did you mean 'classify'"):
         make_task("clasify", [])
     with pytest.raises(AlbertkitError, match="no metric 'beauty'; choose one of accuracy"):
@@ -326,10 +328,12 @@ def test_presets_follow_the_size():
 
 
 def test_metrics_of_one_class_and_of_nothing_are_defined():
-    task = Classify(("a", "b"))
-    found = task.measure([Label("a"), Label("a")], [Text("", label="a"), Text("", label="a")])
+    task = ClassifyTask(("a", "b"))
+    found = task.measure(
+        [Classification("a"), Classification("a")], [TextExample("", label="a"), TextExample("", label="a")]
+    )
     assert found["accuracy"] == 1.0 and found["f1"] == 0.0
-    assert not task.knows(Text("", label="c")) and task.knows(Text("", label="a"))
+    assert not task.knows(TextExample("", label="c")) and task.knows(TextExample("", label="a"))
 
 
 def test_the_command_line_from_a_file_to_a_label(start, tmp_path):
@@ -366,7 +370,7 @@ def test_a_finished_fine_tuning_run_again_stays_as_it_is(start, tmp_path):
 
 
 def test_a_class_that_only_held_out_examples_have_counts_as_missed(start, tmp_path):
-    dev = [*texts(20, 9), Text("cat dog", label="fish")]
+    dev = [*texts(20, 9), TextExample("cat dog", label="fish")]
     options = FinetuneSettings(epochs=1, batch=16, device="cpu")
     done = tune.finetune("classify", texts(40), dev, tmp_path, start, options)
     assert done.metrics["accuracy"] <= 20 / 21 and (tmp_path / "report.md").is_file()
@@ -384,10 +388,10 @@ def test_the_lowest_rmse_is_the_best(start, tmp_path):
 
 
 def test_what_is_held_out_when_nothing_is_said():
-    from albertkit.cli.task_commands import parted
-    from albertkit.tasks.examples import Turn
+    from albertkit.tasks.examples import DialogueTurn
+    from albertkit.tasks.splits import split_examples
 
-    turns = [Turn(str(n // 4), n % 4, "", "") for n in range(80)]
-    train, dev = parted(turns)
+    turns = [DialogueTurn(str(n // 4), n % 4, "", "") for n in range(80)]
+    train, dev = split_examples(turns)
     assert len(train) + len(dev) == 80 and not {t.dialogue for t in train} & {t.dialogue for t in dev} and dev
-    assert [len(part) for part in parted(texts(50))] == [45, 5]
+    assert [len(part) for part in split_examples(texts(50))] == [45, 5]

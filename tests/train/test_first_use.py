@@ -18,16 +18,17 @@ from sklearn.preprocessing import FunctionTransformer
 
 from albertkit.albert import Albert
 from albertkit.artifact import Artifact, read_artifact, write_artifact
-from albertkit.cli.task_commands import evaluate, finetune, intent, parted
+from albertkit.cli.task_commands import evaluate, finetune, intent
 from albertkit.errors import AlbertkitError
 from albertkit.estimators import AlbertClassifier
 from albertkit.model import AlbertModel
-from albertkit.tasks.answer import Answer
-from albertkit.tasks.classify import Classify, Label
-from albertkit.tasks.examples import Choice, Question, Span, Tagged, Text, Turn
-from albertkit.tasks.match import Alike, Match, ranks
+from albertkit.tasks.answer import AnswerTask
+from albertkit.tasks.classify import Classification, ClassifyTask
+from albertkit.tasks.examples import ChoiceExample, DialogueTurn, QuestionExample, Span, TaggedExample, TextExample
+from albertkit.tasks.match import MatchResult, MatchTask, ranks
 from albertkit.tasks.readers.read_examples import ReadOptions, check_known, read
-from albertkit.tasks.tag import Entities, Entity, Intent, Tag, Understood
+from albertkit.tasks.splits import split_examples
+from albertkit.tasks.tag import Entity, IntentResult, IntentTask, TagResult, TagTask
 from albertkit.tokenizer import Tokenizer
 from albertkit.train.finetune_report import pictures, scores_of, worst
 from albertkit.train.finetune_runs import collapse, weighted
@@ -102,9 +103,9 @@ def test_intents_without_slots_from_a_file_to_use(clinc, start, tmp_path, how):
 
 def test_several_classes_are_no_intent(start, tmp_path):
     artifact = read_artifact(start)
-    task = Classify(("a", "b"), "multi")
+    task = ClassifyTask(("a", "b"), "multi")
     work = FinetuneTask(
-        task, artifact, [Text("cat", label=("a",)), Text("oak", label=("b",))], (), TrainSettings(steps=1)
+        task, artifact, [TextExample("cat", label=("a",)), TextExample("oak", label=("b",))], (), TrainSettings(steps=1)
     )
     write_artifact(
         Artifact(artifact.config, work.model.weights(), artifact.tokenizer, meta(artifact, task)), tmp_path / "m"
@@ -113,7 +114,7 @@ def test_several_classes_are_no_intent(start, tmp_path):
         Albert(tmp_path / "m").understand("cat")
 
 
-def meta(artifact: Artifact, task: Classify):
+def meta(artifact: Artifact, task: ClassifyTask):
     import dataclasses
 
     return dataclasses.replace(artifact.meta, task="classify", labels=task.labels, details={"kind": task.kind})
@@ -145,12 +146,12 @@ def test_named_pairs_need_no_label_and_a_table_of_texts_is_still_refused(tmp_pat
 
 
 def test_the_loss_is_chosen_and_what_belongs_apart_is_not_learnt_as_together(start):
-    pairs = [Text(f"cat {w}", "dog", label) for w, label in zip(ANIMALS, ["1", "0"] * 4, strict=True)]
-    task = Match.of(pairs, loss="mnrl")
+    pairs = [TextExample(f"cat {w}", "dog", label) for w, label in zip(ANIMALS, ["1", "0"] * 4, strict=True)]
+    task = MatchTask.of(pairs, loss="mnrl")
     features = task.features(pairs, read_artifact(start).tokenizer, 16)
     assert [f.target for f in features[0::2]] == [1.0, None] * 4 and task.target(pairs[1]) == 0
     with pytest.raises(AlbertkitError, match="cosent"):
-        Match.of([Text("a", "b", 3.5), Text("c", "d", 1.0)], loss="mnrl")
+        MatchTask.of([TextExample("a", "b", 3.5), TextExample("c", "d", 1.0)], loss="mnrl")
     for arguments, said in (
         (["classify", "--loss", "mnrl"], "means nothing"),
         (["match", "--loss", "triplet"], "cosent"),
@@ -165,8 +166,8 @@ def test_ranks_count_equal_vectors_against_the_partner():
     table /= np.linalg.norm(table, axis=1, keepdims=True)
     assert ranks(table, table) == [1] * 700
     assert ranks(table[:3] * 0 + 1, table[:3] * 0 + 1) == [3, 3, 3]
-    task = Match(loss="mnrl")
-    two = task.measure([Alike(0.9, 1), Alike(0.8, 2)], [Text("a", "b"), Text("c", "d")])
+    task = MatchTask(loss="mnrl")
+    two = task.measure([MatchResult(0.9, 1), MatchResult(0.8, 2)], [TextExample("a", "b"), TextExample("c", "d")])
     assert two == pytest.approx({"nearest": 0.5, "reciprocal_rank": 0.75, "mean_cosine": 0.85})
 
 
@@ -175,26 +176,26 @@ def test_ranks_count_equal_vectors_against_the_partner():
 
 def test_classes_that_take_turns_are_both_held_out():
     texts, labels = labelled(60)
-    examples = [Text(text, label=label) for text, label in zip(texts, labels, strict=True)]
-    train, dev = parted(examples)
+    examples = [TextExample(text, label=label) for text, label in zip(texts, labels, strict=True)]
+    train, dev = split_examples(examples)
     assert {e.label for e in dev} == {"animal", "tree"} and len(train) + len(dev) == 60 and 5 <= len(dev) <= 7
     with pytest.raises(AlbertkitError, match="--dev"):
-        parted(examples[:1])
+        split_examples(examples[:1])
 
 
 def test_labels_that_a_model_does_not_know():
-    task = Classify(("good", "bad"))
-    known, odd = Text("a", label="good", where="t:1"), Text("b", label="goood", where="t:2")
+    task = ClassifyTask(("good", "bad"))
+    known, odd = TextExample("a", label="good", where="t:1"), TextExample("b", label="goood", where="t:2")
     assert check_known(task, [known]) == () and check_known(task, []) == ()
     assert "t:2: label 'goood' (did you mean 'good'?)" in check_known(task, [known, odd])[0]
     with pytest.raises(AlbertkitError, match="none of the labels.*--separator"):
         check_known(task, [odd])
-    tags = Tag(("O", "B-PER", "I-PER"))
-    one = Tagged("a b", ((0, 1), (2, 3)), (Span(0, 1, "PER"),), "ask")
+    tags = TagTask(("O", "B-PER", "I-PER"))
+    one = TaggedExample("a b", ((0, 1), (2, 3)), (Span(0, 1, "PER"),), "ask")
     assert check_known(tags, [one]) == ()  # intents are nothing to it
-    assert "unknown" in check_known(tags, [one, Tagged("a", ((0, 1),), (Span(0, 1, "LOC"),))])[0]
-    assert "'buy'" in check_known(Intent(("ask",), tags.labels), [one, Tagged("a", ((0, 1),), (), "buy")])[0]
-    assert check_known(Classify(("good", "bad"), floor=0.5), [Text("a", label="oos"), known]) == ()
+    assert "unknown" in check_known(tags, [one, TaggedExample("a", ((0, 1),), (Span(0, 1, "LOC"),))])[0]
+    assert "'buy'" in check_known(IntentTask(("ask",), tags.labels), [one, TaggedExample("a", ((0, 1),), (), "buy")])[0]
+    assert check_known(ClassifyTask(("good", "bad"), floor=0.5), [TextExample("a", label="oos"), known]) == ()
 
 
 def test_a_regression_is_evaluated_on_numbers_only(start, tmp_path):
@@ -213,7 +214,7 @@ def test_a_regression_is_evaluated_on_numbers_only(start, tmp_path):
     made = run(evaluate, tmp_path / "two" / "model", path)
     assert "knows none of the labels" in str(made.exception)
     with pytest.raises(AlbertkitError, match=r"t:1 has the label 'good'"):
-        Classify((), "regression").target(Text("a", label="good", where="t:1"))
+        ClassifyTask((), "regression").target(TextExample("a", label="good", where="t:1"))
 
 
 def test_errors_name_all_columns_and_the_right_remedy(tmp_path):
@@ -230,7 +231,7 @@ def test_errors_name_all_columns_and_the_right_remedy(tmp_path):
 
 
 def test_one_class_among_held_out_texts_gives_no_warning(recwarn):
-    found = Classify(("a", "b")).measure([Label("a")] * 3, [Text("t", label="a")] * 3)
+    found = ClassifyTask(("a", "b")).measure([Classification("a")] * 3, [TextExample("t", label="a")] * 3)
     assert found["mcc"] == 0 and "in_scope_accuracy" not in found and not recwarn.list
 
 
@@ -239,10 +240,10 @@ def test_one_class_among_held_out_texts_gives_no_warning(recwarn):
 
 def test_class_weights_are_refused_where_they_mean_nothing(start, tmp_path):
     with pytest.raises(AlbertkitError, match="one class each"):
-        weighted(Tag(("O", "B-X", "I-X")), [])
+        weighted(TagTask(("O", "B-X", "I-X")), [])
     texts, labels = labelled(20)
-    examples = [Text(t, label=label) for t, label in zip(texts, labels, strict=True)] + [
-        Text("oak elm", label="tree")
+    examples = [TextExample(t, label=label) for t, label in zip(texts, labels, strict=True)] + [
+        TextExample("oak elm", label="tree")
     ] * 30
     even = tune("classify", examples, examples, tmp_path / "a", start, FinetuneSettings(freeze=True))
     weighed = tune(
@@ -255,7 +256,7 @@ def test_class_weights_are_refused_where_they_mean_nothing(start, tmp_path):
 def test_a_last_collapse_is_said(start, tmp_path, monkeypatch):
     monkeypatch.setattr("albertkit.train.finetune_runs.collapse", lambda work: "it says nothing")
     texts, labels = labelled(12)
-    examples = [Text(t, label=label) for t, label in zip(texts, labels, strict=True)]
+    examples = [TextExample(t, label=label) for t, label in zip(texts, labels, strict=True)]
     heard: list[str] = []
     done = tune(
         "classify", examples, examples, tmp_path, start, FinetuneSettings(epochs=1, restarts=1), say=heard.append
@@ -267,15 +268,15 @@ def test_a_last_collapse_is_said(start, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("task", "examples", "known"),
     [
-        ("classify", [Text("cat", label="a"), Text("oak", label="b")], "accuracy"),
-        ("classify", [Text("cat", label=1.5), Text("oak", label=2.0)], "rmse"),
-        ("classify", [Text("cat", label=("a",)), Text("oak", label=("b", "a"))], "exact"),
-        ("match", [Text("cat", "dog"), Text("oak", "elm")], "nearest"),
-        ("tag", [Tagged("cat oak", ((0, 3), (4, 7)), (Span(0, 3, "X"),))], "f1_X"),
-        ("intent", [Tagged("cat oak", ((0, 3), (4, 7)), (Span(0, 3, "X"),), "ask")], "exact"),
-        ("answer", [Question("1", "red", "cat oak", ((0, "cat"),))], "f1"),
-        ("choose", [Choice("cat", "red", ("oak", "elm"), 0)], "accuracy"),
-        ("dialogue", [Turn("1", 0, "red", "cat", (("food", "cat"),), (("food", "cat"),))], "joint_goal"),
+        ("classify", [TextExample("cat", label="a"), TextExample("oak", label="b")], "accuracy"),
+        ("classify", [TextExample("cat", label=1.5), TextExample("oak", label=2.0)], "rmse"),
+        ("classify", [TextExample("cat", label=("a",)), TextExample("oak", label=("b", "a"))], "exact"),
+        ("match", [TextExample("cat", "dog"), TextExample("oak", "elm")], "nearest"),
+        ("tag", [TaggedExample("cat oak", ((0, 3), (4, 7)), (Span(0, 3, "X"),))], "f1_X"),
+        ("intent", [TaggedExample("cat oak", ((0, 3), (4, 7)), (Span(0, 3, "X"),), "ask")], "exact"),
+        ("answer", [QuestionExample("1", "red", "cat oak", ((0, "cat"),))], "f1"),
+        ("choose", [ChoiceExample("cat", "red", ("oak", "elm"), 0)], "accuracy"),
+        ("dialogue", [DialogueTurn("1", 0, "red", "cat", (("food", "cat"),), (("food", "cat"),))], "joint_goal"),
     ],
 )
 def test_a_metric_that_there_is_not_is_refused_before_anything_is_learnt(start, tmp_path, task, examples, known):
@@ -285,17 +286,17 @@ def test_a_metric_that_there_is_not_is_refused_before_anything_is_learnt(start, 
 
 
 def test_intents_that_differ_are_no_collapse():
-    dev = [Tagged("a", ((0, 1),), (), str(n)) for n in range(6)]
-    differ = [Understood(str(n), 0.9, ()) for n in range(6)]
-    same = [Understood("1", 0.9 - n / 10, ()) for n in range(6)]
+    dev = [TaggedExample("a", ((0, 1),), (), str(n)) for n in range(6)]
+    differ = [IntentResult(str(n), 0.9, ()) for n in range(6)]
+    same = [IntentResult("1", 0.9 - n / 10, ()) for n in range(6)]
     assert not collapse(SimpleNamespace(task=None, dev=dev, results=differ))
     assert collapse(SimpleNamespace(task=None, dev=dev, results=same))
 
 
 def test_the_threshold_is_found_on_held_out_questions(start):
     """Two questions with an answer of score 3 and 2, and two without whose best score is 1: above 1 is right, above 0 is not."""
-    task = Answer(threshold=0.0, stride=2)
-    asked = [Question(str(n), "red", "cat dog", ((0, "cat"),) if n < 2 else (), n >= 2) for n in range(4)]
+    task = AnswerTask(threshold=0.0, stride=2)
+    asked = [QuestionExample(str(n), "red", "cat dog", ((0, "cat"),) if n < 2 else (), n >= 2) for n in range(4)]
     features = task.features(asked, read_artifact(start).tokenizer, 16)
     scores = []
     for feature, best in zip(features, (3.0, 2.0, 1.0, 1.0), strict=True):
@@ -308,11 +309,13 @@ def test_the_threshold_is_found_on_held_out_questions(start):
     after = better.results(scores, features, asked)
     assert [found.text for found in before] == ["cat"] * 4 and [found.text for found in after] == ["cat", "cat", "", ""]
     assert task.measure(before, asked)["f1"] == 0.5 and better.measure(after, asked)["f1"] == 1
-    assert Answer().thresholded(before, asked) == Answer()
+    assert AnswerTask().thresholded(before, asked) == AnswerTask()
 
 
 def test_the_threshold_goes_into_the_model(start, tmp_path):
-    asked = [Question(str(n), "red", " ".join(ANIMALS), ((0, "cat"),) if n % 3 else (), not n % 3) for n in range(12)]
+    asked = [
+        QuestionExample(str(n), "red", " ".join(ANIMALS), ((0, "cat"),) if n % 3 else (), not n % 3) for n in range(12)
+    ]
     done = tune("answer", asked, asked, tmp_path, start, FinetuneSettings(epochs=1, restarts=0, max_length=32))
     assert Albert(done.model).task.threshold == pytest.approx(done.metrics["best_threshold"]) != 0
     assert done.metrics["f1"] == pytest.approx(done.metrics["best_f1"])
@@ -329,21 +332,21 @@ def seen(example, result) -> HeadEvaluation:
     ("example", "result", "line"),
     [
         (
-            Tagged("Ann saw Rome", ((0, 3), (4, 7), (8, 12)), (Span(8, 12, "LOC"),)),
-            Entities("Ann saw Rome", (Entity("Ann", 0, 3, "PER", 0.75),)),
+            TaggedExample("Ann saw Rome", ((0, 3), (4, 7), (8, 12)), (Span(8, 12, "LOC"),)),
+            TagResult("Ann saw Rome", (Entity("Ann", 0, 3, "PER", 0.75),)),
             "| 0.75 | LOC: Rome | PER: Ann | Ann saw Rome |",
         ),
         (
-            Tagged("fly to Rome", ((0, 3), (4, 6), (7, 11)), (Span(7, 11, "city"),), "flight"),
-            Understood("fare", 0.5, (Entity("Rome", 7, 11, "city", 0.9),)),
+            TaggedExample("fly to Rome", ((0, 3), (4, 6), (7, 11)), (Span(7, 11, "city"),), "flight"),
+            IntentResult("fare", 0.5, (Entity("Rome", 7, 11, "city", 0.9),)),
             "| 0.50 | flight; city: Rome | fare; city: Rome | fly to Rome |",
         ),
         (
-            Choice("It rained.", "What fell?", ("rain", "snow"), 0),
-            type("Chosen", (), {"index": 1, "text": "snow", "probabilities": (0.25, 0.75)})(),
+            ChoiceExample("It rained.", "What fell?", ("rain", "snow"), 0),
+            type("ChoiceResult", (), {"index": 1, "text": "snow", "probabilities": (0.25, 0.75)})(),
             "| 0.75 | rain | snow | What fell? |",
         ),
-        (Text("x", label=("a", "b")), Label((), 0.5), "| 0.50 | a, b | none | x |"),
+        (TextExample("x", label=("a", "b")), Classification((), 0.5), "| 0.50 | a, b | none | x |"),
     ],
 )
 def test_errors_are_shown_as_words(example, result, line):
@@ -351,7 +354,7 @@ def test_errors_are_shown_as_words(example, result, line):
 
 
 def test_entities_alone_are_not_wrong_for_an_intent():
-    assert "No errors" in worst(seen(Tagged("a", ((0, 1),), (), "ask"), Entities("a", ())))[0]
+    assert "No errors" in worst(seen(TaggedExample("a", ((0, 1),), (), "ask"), TagResult("a", ())))[0]
 
 
 @pytest.mark.parametrize(
@@ -363,8 +366,8 @@ def test_entities_alone_are_not_wrong_for_an_intent():
     ],
 )
 def test_pictures_of_each_kind_of_label(tmp_path, recwarn, kind, labels, drawn):
-    dev = [Text("x", label=label) for label in labels * 20]
-    task = Classify.of(dev, kind)
+    dev = [TextExample("x", label=label) for label in labels * 20]
+    task = ClassifyTask.of(dev, kind)
     rows = [np.random.default_rng(n).normal(size=task.outputs) for n in range(len(dev))]
     lines = pictures(tmp_path, HeadEvaluation((), dev, task, task.results(rows, (), dev), rows), 2.0)
     assert {path.stem for path in tmp_path.glob("*.png")} == drawn and all(name in lines[0] for name in drawn)

@@ -19,7 +19,7 @@ from albertkit.config import preset
 from albertkit.errors import AlbertkitError
 from albertkit.model import AlbertModel, Batch
 from albertkit.runtime.predict import predict
-from albertkit.tasks.make import task_of
+from albertkit.tasks import load_task
 from albertkit.tokenizer import Tokenizer
 from albertkit.train import distill as lessons
 from albertkit.train import finetune_runs as tune
@@ -262,7 +262,7 @@ def test_scores_teach_more_than_few_labels(words, tmp_path):
     student = fresh_student(tiny(**shape, initializer_range=0.2), words, 1)
     options = dataclasses.replace(options, epochs=60, learning_rate=5e-3)
     few = tune.finetune("classify", texts(12, 0), (), tmp_path / "few", student, options).model
-    data = DistillData(task_of(read_artifact(large).meta), texts(200, 0), texts(40, 9))
+    data = DistillData(load_task(read_artifact(large).meta), texts(200, 0), texts(40, 9))
     given = quick(80, learning_rate=5e-3)
     outcome = distill(one(large), student, data, DistillSettings(logits=1.0), given, tmp_path / "taught", 40)
     fresh = texts(200, 11)
@@ -284,7 +284,7 @@ def test_scores_that_were_kept_are_the_teacher_s(words, tmp_path, task, examples
     options = FinetuneSettings(epochs=1, max_length=40, batch=16, device="cpu")
     model = tune.finetune(task, examples(24), (), tmp_path / "tuned", model_of(words), options).model
     artifact = read_artifact(model)
-    data = DistillData(task_of(artifact.meta), examples(24), ())
+    data = DistillData(load_task(artifact.meta), examples(24), ())
 
     def scores(features):
         return lessons.teacher_scores(model, artifact, data, features, tmp_path, torch.device("cpu"))

@@ -14,8 +14,8 @@ from albertkit.albert import Albert
 from albertkit.artifact import Artifact, read_artifact
 from albertkit.errors import AlbertkitError
 from albertkit.model import AlbertModel, pool
-from albertkit.tasks.classify import Classify
-from albertkit.tasks.examples import Text
+from albertkit.tasks.classify import ClassifyTask
+from albertkit.tasks.examples import TextExample
 from albertkit.tasks.task import Feature
 from albertkit.tokenizer import Tokenizer
 from albertkit.train.finetune_task import FinetuneTask
@@ -67,12 +67,12 @@ def start(tmp_path_factory) -> Artifact:
     return Artifact(config, AlbertModel(config).weights(), Tokenizer.from_vocab(path))
 
 
-def texts(count: int, seed: int = 0) -> list[Text]:
+def texts(count: int, seed: int = 0) -> list[TextExample]:
     rng = np.random.default_rng(seed)
     made = []
     for animals in rng.integers(0, 6, count).tolist():
         words = [*rng.choice(TOPICS[1], animals), *rng.choice(TOPICS[2], 5 - animals)]
-        made.append(Text(" ".join(words), label=float(2 * animals - 5)))
+        made.append(TextExample(" ".join(words), label=float(2 * animals - 5)))
     return made
 
 
@@ -141,7 +141,7 @@ def test_what_a_task_must_bring_is_said(start, missing):
 
 
 @dataclass(frozen=True)
-class Focal(Classify):
+class Focal(ClassifyTask):
     """A built-in head with a loss of one's own: what is known already weighs less."""
 
     power: float = 2.0
@@ -153,7 +153,7 @@ class Focal(Classify):
 
 def test_a_loss_alone_makes_a_classifier_for_every_verb(start, tmp_path, monkeypatch):
     settings = TrainSettings(steps=60, batch=16, learning_rate=5e-3, evaluations=1, device="cpu", tensorboard=False)
-    named = [Text(e.text, label="many" if e.label > 0 else "few") for e in texts(160)]
+    named = [TextExample(e.text, label="many" if e.label > 0 else "few") for e in texts(160)]
     work = FinetuneTask(Focal.of(named), start, named, named[:60], settings)
     asked, honest = [], Focal.loss
     monkeypatch.setattr(Focal, "loss", lambda self, *given: asked.append(given) or honest(self, *given))

@@ -13,7 +13,7 @@ from albertkit.artifact import read_artifact, write_artifact
 from albertkit.cli.entry_point import app
 from albertkit.compress.static_model import make_static_model
 from albertkit.errors import AlbertkitError
-from albertkit.tasks.examples import Tagged, Text
+from albertkit.tasks.examples import TaggedExample, TextExample
 from albertkit.train import finetune_runs as tune
 from albertkit.train.finetune_settings import ElasticSettings, FinetuneSettings
 from albertkit.train.pseudo_labels import labelled
@@ -45,13 +45,13 @@ def test_labels_are_those_of_the_runtime(plain):
 
 def test_a_tab_stands_between_the_two_of_a_pair(plain):
     (found,) = labelled(read_artifact(plain), ["red cat\tgreen dog\tand more"], "cpu")
-    assert isinstance(found, Text) and (found.text, found.pair) == ("red cat", "green dog\tand more")
+    assert isinstance(found, TextExample) and (found.text, found.pair) == ("red cat", "green dog\tand more")
 
 
 def test_tags_are_those_of_the_runtime(tags):
     lines = [e.text for e in tagged(30, 4)]
     found = labelled(read_artifact(tags), lines, "cpu")
-    assert all(isinstance(e, Tagged) for e in found) and sum(len(e.spans) for e in found) > 5
+    assert all(isinstance(e, TaggedExample) for e in found) and sum(len(e.spans) for e in found) > 5
     expected = [[(s.start, s.end, s.label) for s in r.spans] for r in Albert(tags).tag(lines)]
     assert [[(s.start, s.end, s.label) for s in e.spans] for e in found] == expected
 

@@ -18,8 +18,8 @@ from albertkit.data.passages import Passages, Shares, draw, words
 from albertkit.errors import AlbertkitError
 from albertkit.model import AlbertModel
 from albertkit.runtime.predict import predict
-from albertkit.tasks.examples import Text, Turn
-from albertkit.tasks.match import Match
+from albertkit.tasks.examples import DialogueTurn, TextExample
+from albertkit.tasks.match import MatchTask
 from albertkit.tokenizer import Tokenizer
 from albertkit.train import distill_vectors as distill
 from albertkit.train import finetune_runs as tune
@@ -46,13 +46,13 @@ def about(rng, topic: int) -> str:
     return " ".join([*rng.choice(TOPICS[topic][:5], 4), *rng.choice(["one", "two", "three"], int(rng.integers(0, 4)))])
 
 
-def pairs(count: int, seed: int, graded: bool) -> list[Text]:
+def pairs(count: int, seed: int, graded: bool) -> list[TextExample]:
     rng = np.random.default_rng(seed)
     made = []
     for _ in range(count):
         a, b = rng.integers(0, 4, 2)
         same = float(a == b)
-        made.append(Text(about(rng, a), about(rng, b), same if graded else ("yes" if same else "no")))
+        made.append(TextExample(about(rng, a), about(rng, b), same if graded else ("yes" if same else "no")))
     return made
 
 
@@ -64,12 +64,12 @@ def test_matching_learns_what_belongs_together(start, tmp_path, loss, graded, me
     examples = pairs(300, 0, graded)
     if loss == "mnrl":  # only pairs that belong together
         rng = np.random.default_rng(1)
-        examples = [Text(about(rng, t), about(rng, t)) for t in rng.integers(0, 4, 300)]
+        examples = [TextExample(about(rng, t), about(rng, t)) for t in rng.integers(0, 4, 300)]
     options = FinetuneSettings(epochs=4, batch=32 if loss != "mnrl" else 4, learning_rate=2e-3, device="cpu")
     done = tune.finetune("match", examples, pairs(80, 9, graded), tmp_path, start, options, loss=loss)
     albert = Albert(done.model)
     dev = pairs(80, 9, graded)
-    task = Match.of(dev)
+    task = MatchTask.of(dev)
     untrained = Albert(start)
     before = task.measure([type("", (), {"score": untrained.similarity(e.text, e.pair)}) for e in dev], dev)
     after = task.measure([type("", (), {"score": albert.similarity(e.text, e.pair)}) for e in dev], dev)
@@ -84,18 +84,18 @@ def test_cosent_and_the_others_by_hand():
 
     vectors = torch.tensor([[1.0, 0.0], [1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])  # cosines 1 and 0
     out = SimpleNamespace(heads={"vector": vectors})
-    right = match_loss(Match(("a", "b"), "cosent", scale=20.0), out, [1.0, None, 0.0, None])
-    wrong = match_loss(Match(("a", "b"), "cosent", scale=20.0), out, [0.0, None, 1.0, None])
+    right = match_loss(MatchTask(("a", "b"), "cosent", scale=20.0), out, [1.0, None, 0.0, None])
+    wrong = match_loss(MatchTask(("a", "b"), "cosent", scale=20.0), out, [0.0, None, 1.0, None])
     assert right == pytest.approx(np.log1p(np.exp(-20)), abs=1e-6) and wrong == pytest.approx(20.0, abs=1e-4)
-    apart = match_loss(Match(("a", "b"), "contrastive", margin=0.5), out, [0.0, None, 1.0, None])
+    apart = match_loss(MatchTask(("a", "b"), "contrastive", margin=0.5), out, [0.0, None, 1.0, None])
     assert apart == pytest.approx((0.25 + 1.0) / 2)
     with pytest.raises(AlbertkitError, match="no second text"):
-        Match.of([Text("a")])
+        MatchTask.of([TextExample("a")])
 
 
-def classes(count: int, seed: int = 0) -> list[Text]:
+def classes(count: int, seed: int = 0) -> list[TextExample]:
     rng = np.random.default_rng(seed)
-    return [Text(about(rng, int(t)), label=["colour", "animal", "tree"][t]) for t in rng.integers(0, 3, count)]
+    return [TextExample(about(rng, int(t)), label=["colour", "animal", "tree"][t]) for t in rng.integers(0, 3, count)]
 
 
 def test_a_frozen_classifier_learns_and_runs(start, tmp_path):
@@ -111,7 +111,7 @@ def test_a_frozen_classifier_learns_and_runs(start, tmp_path):
 
 def test_few_shots_and_what_is_out_of_scope(start, tmp_path):
     rng = np.random.default_rng(3)
-    metals = [Text(about(rng, 3), label="oos") for _ in range(30)]
+    metals = [TextExample(about(rng, 3), label="oos") for _ in range(30)]
     assert sorted(e.label for e in few(classes(200), 8)) == ["animal"] * 8 + ["colour"] * 8 + ["tree"] * 8
     options = FinetuneSettings(freeze=True, shots=12)
     done = tune.finetune("intent", [*classes(200), *metals], [*classes(60, 9), *metals], tmp_path, start, options)
@@ -121,7 +121,7 @@ def test_few_shots_and_what_is_out_of_scope(start, tmp_path):
 
 def test_frozen_refuses_pairs(start):
     with pytest.raises(AlbertkitError, match="single texts"):
-        fit(Albert(start), read_artifact(start), [Text("a", "b", "x"), Text("a", "b", "y")])
+        fit(Albert(start), read_artifact(start), [TextExample("a", "b", "x"), TextExample("a", "b", "y")])
 
 
 def test_the_estimator_is_one_of_scikit_learn_s(start):
@@ -149,7 +149,7 @@ def test_the_estimator_is_one_of_scikit_learn_s(start):
 
 
 def test_dialogue_states_are_tracked(start, tmp_path):
-    def turns(count: int, seed: int) -> list[Turn]:
+    def turns(count: int, seed: int) -> list[DialogueTurn]:
         rng = np.random.default_rng(seed)
         made = []
         for d in range(count):
@@ -158,7 +158,7 @@ def test_dialogue_states_are_tracked(start, tmp_path):
                 slot, ring = (("pet", TOPICS[1]), ("plant", TOPICS[2]))[int(rng.integers(0, 2))]
                 value = str(rng.choice(ring[:3]))
                 state[slot] = value
-                made.append(Turn(str(d), n, "one", f"{value} two", tuple(state.items()), ((slot, value),)))
+                made.append(DialogueTurn(str(d), n, "one", f"{value} two", tuple(state.items()), ((slot, value),)))
         return made
 
     options = FinetuneSettings(epochs=20, batch=16, learning_rate=5e-3, device="cpu")

@@ -216,9 +216,10 @@ def read_lesson(
 
     from albertkit.cli.entry_point import read_texts
     from albertkit.cli.shrink_commands import known, texts_of
-    from albertkit.cli.task_commands import parted, read_files
-    from albertkit.tasks.examples import Text
-    from albertkit.tasks.make import TASKS, task_of
+    from albertkit.cli.task_commands import read_files
+    from albertkit.tasks import TASKS, load_task
+    from albertkit.tasks.examples import TextExample
+    from albertkit.tasks.splits import split_examples
     from albertkit.train.recover import DistillData
 
     if not lesson.logits:
@@ -227,7 +228,7 @@ def read_lesson(
         raise AlbertkitError(
             f"{teacher} was made for {meta.task!r}, and gives no scores; give a fine-tuned model, or learn vectors or hidden"
         )
-    task = task_of(meta)
+    task = load_task(meta)
     held = [] if dev is None else read_files(meta.task, {"dev": dev}, reading)["dev"]
     known(meta, held, "counted as missed")
     if data.suffix == ".txt" and meta.task == "classify":
@@ -237,12 +238,12 @@ def read_lesson(
             )
         label: Any = {"single": (task.labels or ("",))[0], "multi": ()}.get(task.kind, 0.0)
         return dataclasses.replace(lesson, labels=0.0), DistillData(
-            task, [Text(t, label=label) for t in read_texts((), data)], held
+            task, [TextExample(t, label=label) for t in read_texts((), data)], held
         )
     examples = read_files(meta.task, {"train": data}, reading)["train"]
     known(meta, examples, "not learnt from")
     if dev is None:
-        examples, held = parted(examples)
+        examples, held = split_examples(examples)
     return lesson, DistillData(task, examples, held)
 
 

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from albertkit.cli.pretrain_commands import DEFAULT_MINUTES, of, options
-from albertkit.cli.task_commands import Reading, parted, read_files
+from albertkit.cli.task_commands import Reading, read_files
 from albertkit.errors import AlbertkitError, need
+from albertkit.tasks.splits import split_examples
 from albertkit.train.finetune_settings import ElasticSettings
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ def elastic(
         raise AlbertkitError(f"{texts} holds no text; give a text a line")
     data = read_files(knowing(start, master).meta.task, {"train": train, **({"dev": dev} if dev else {})}, reading)
     if dev is None:
-        data["train"], data["dev"] = parted(data["train"])
+        data["train"], data["dev"] = split_examples(data["train"])
     out.mkdir(parents=True, exist_ok=True)
     done = run(start, data["train"], data["dev"], out, opts, say, bar=True, texts=more, teacher=master)
     click.echo(json.dumps({"model": str(done.model), **done.metrics}))
@@ -145,7 +146,7 @@ def calibrate(model: Path, dev: Path, exit_depths: str | None, as_json: bool, **
     """
     from albertkit.artifact import model_folder, read_meta
     from albertkit.runtime.recalibrate import calibrate as run
-    from albertkit.tasks.make import TASKS
+    from albertkit.tasks import TASKS
     from albertkit.train.pretrain_settings import whole_numbers
 
     place = model_folder(model)

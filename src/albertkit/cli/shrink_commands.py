@@ -49,14 +49,15 @@ def given_training(train: Path | None, flag: str, given: dict[str, Any]) -> Reco
 
 def read_data(artifact: Artifact, train: Path, dev: Path | None, reading: Reading | None = None) -> DistillData:
     """Examples of the model's task; for a model without one, texts of a file (one a line) or of a corpus folder."""
-    from albertkit.cli.task_commands import parted, read_files
-    from albertkit.tasks.make import TASKS
+    from albertkit.cli.task_commands import read_files
+    from albertkit.tasks import TASKS
+    from albertkit.tasks.splits import split_examples
     from albertkit.train.recover import distill_data
 
     if artifact.meta.task in TASKS:
         found = read_files(artifact.meta.task, {"train": train, **({"dev": dev} if dev else {})}, reading or Reading())
         if dev is None:
-            found["train"], found["dev"] = parted(found["train"])
+            found["train"], found["dev"] = split_examples(found["train"])
         known(artifact.meta, found["train"], "which cannot be learnt")
         known(artifact.meta, found["dev"], "counted as missed")
         return distill_data(artifact, found["train"], found["dev"])
@@ -67,10 +68,10 @@ def read_data(artifact: Artifact, train: Path, dev: Path | None, reading: Readin
 def known(meta: Meta, examples: list[Any], so: str) -> None:
     """A note on labels that a model does not know, and what becomes of them; an error if it knows none."""
     from albertkit.cli.entry_point import note
-    from albertkit.tasks.make import task_of
+    from albertkit.tasks import load_task
     from albertkit.tasks.readers.read_examples import check_known
 
-    for text in check_known(task_of(meta), examples, so):
+    for text in check_known(load_task(meta), examples, so):
         note(text)
 
 
@@ -309,7 +310,7 @@ def check_examples(source: Path, check: Path, reading: Reading) -> list[Any]:
     from albertkit.artifact import read_stored
     from albertkit.cli.entry_point import read_texts
     from albertkit.cli.task_commands import read_files
-    from albertkit.tasks.make import TASKS
+    from albertkit.tasks import TASKS
 
     meta = read_stored(source).meta
     if meta.task in TASKS:

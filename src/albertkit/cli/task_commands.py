@@ -21,12 +21,11 @@ from albertkit.cli.bulk_options import bulk_options, run_bulk
 from albertkit.cli.pretrain_commands import of, options
 from albertkit.errors import AlbertkitError, need
 from albertkit.settings import setting
-from albertkit.tasks.splits import parted as parted  # the verbs that hold out examples take it from here
 from albertkit.train.finetune_settings import FinetuneSettings
 
 if TYPE_CHECKING:
     from albertkit.albert import Albert
-    from albertkit.tasks.examples import Turn
+    from albertkit.tasks.examples import DialogueTurn
 
 folder = click.Path(path_type=Path)
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON for machines.")
@@ -137,7 +136,7 @@ def evaluate(
 
     albert = Albert(model, bits=int(bits) if bits else None)
     task = albert.meta.task
-    from albertkit.tasks.make import TASKS
+    from albertkit.tasks import TASKS
     from albertkit.tasks.readers.read_examples import check_known
 
     if task not in TASKS:
@@ -320,9 +319,9 @@ def track(
     tell(albert, results, depth, early_exit)
 
 
-def dialogues(given: Iterable[str]) -> Iterator[Turn]:
+def dialogues(given: Iterable[str]) -> Iterator[DialogueTurn]:
     """Turns from lines: what the user says, or system, tab, user; an empty line begins a new dialogue."""
-    from albertkit.tasks.examples import Turn
+    from albertkit.tasks.examples import DialogueTurn
 
     dialogue = number = 0
     for place, line in enumerate(given, 1):
@@ -335,7 +334,7 @@ def dialogues(given: Iterable[str]) -> Iterator[Turn]:
             raise AlbertkitError(
                 f"line {place} is {line!r:.60}; write what the user says, or what the system said, one tab, and what the user says"
             )
-        yield Turn(str(dialogue), number, system, user)
+        yield DialogueTurn(str(dialogue), number, system, user)
         number += 1
 
 

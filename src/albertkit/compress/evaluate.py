@@ -19,7 +19,7 @@ from albertkit.albert import Albert
 from albertkit.errors import AlbertkitError
 from albertkit.runtime.batching import token_batches
 from albertkit.runtime.predict import predict
-from albertkit.tasks.make import TASKS
+from albertkit.tasks import TASKS
 
 TOLERANCES = {"cosine": 0.02, "masks": 0.1}
 TOLERANCE = 0.01  # of a task's score: one point

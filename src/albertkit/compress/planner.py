@@ -24,7 +24,7 @@ from albertkit.interop.convert import open_model
 from albertkit.runtime.activation_moments import Progress, calibration, own_text
 from albertkit.runtime.batching import token_batches
 from albertkit.runtime.engine import Engine, cores
-from albertkit.tasks.make import TASKS
+from albertkit.tasks import TASKS
 from albertkit.tokenizer import Tokenizer
 
 

@@ -17,9 +17,9 @@ from albertkit.albert import MAX_CHARACTERS, Albert
 from albertkit.errors import AlbertkitError
 from albertkit.explain.activations import LONGEST
 from albertkit.runtime.predict import features_of
-from albertkit.tasks.choose import joined
-from albertkit.tasks.examples import Choice, Question, Tagged, Text
-from albertkit.tasks.word_alignment import words_of
+from albertkit.tasks.choose import join_choice
+from albertkit.tasks.examples import ChoiceExample, QuestionExample, TaggedExample, TextExample
+from albertkit.tasks.word_alignment import split_words
 
 MOST_CHOICES = 26
 Place = tuple[str, int, int]  # part, and characters of it
@@ -122,7 +122,7 @@ Made = tuple[list[int], list[int], Places]
 
 
 def _classified(albert: Albert, given: ExplainInput, kind: str) -> TokenizedInput:
-    example = Text(given.text, given.pair)
+    example = TextExample(given.text, given.pair)
     (feature,) = features_of(albert, [example], kind)
     made = albert.tokenizer.encode(given.text, given.pair)
     _fits(len(made.ids), len(feature.ids))
@@ -136,7 +136,7 @@ def _classified(albert: Albert, given: ExplainInput, kind: str) -> TokenizedInpu
 
 
 def _tagged(albert: Albert, given: ExplainInput, kind: str) -> TokenizedInput:
-    example = Tagged(given.text, words_of(given.text))
+    example = TaggedExample(given.text, split_words(given.text))
     feature = _single(features_of(albert, [example], kind))
     places: Places = [("text", a, b) if b > a else None for a, b in feature.places or []]
     return _built(albert, kind, {"text": given.text}, [(feature.ids, feature.segments, places)], example)
@@ -144,7 +144,7 @@ def _tagged(albert: Albert, given: ExplainInput, kind: str) -> TokenizedInput:
 
 def _asked(albert: Albert, given: ExplainInput, kind: str) -> TokenizedInput:
     question = given.question or ""
-    example = Question("0", question, given.text)
+    example = QuestionExample("0", question, given.text)
     feature = _single(features_of(albert, [example], kind))
     asked = albert.tokenizer.encode(question, add_specials=False)
     context: Places = [("text", a, b) if b > a else None for a, b in feature.places or []]
@@ -159,17 +159,17 @@ def _asked(albert: Albert, given: ExplainInput, kind: str) -> TokenizedInput:
 def _chosen(albert: Albert, given: ExplainInput, kind: str) -> TokenizedInput:
     """The context and, where it has no blank, the question are the same words in all rows."""
     question = given.question or ""
-    example = Choice(given.text, question, given.choices)
+    example = ChoiceExample(given.text, question, given.choices)
     features = features_of(albert, [example], kind)
     first = albert.tokenizer.encode(given.text, add_specials=False)
     apart = "_" not in question and bool(question)
     parts = {"text": given.text, **({"question": question} if apart else {})}
     rows: list[Made] = []
     for number, (choice, feature) in enumerate(zip(given.choices, features, strict=True), 1):
-        second = albert.tokenizer.encode(joined(question, choice), add_specials=False)
+        second = albert.tokenizer.encode(join_choice(question, choice), add_specials=False)
         _fits(len(first.ids) + len(second.ids) + 3, len(feature.ids))
         name, shift = f"choice {number}", len(question) + 1 if apart else 0
-        parts[name] = choice if apart else joined(question, choice)
+        parts[name] = choice if apart else join_choice(question, choice)
         behind: Places = [
             ("question", a, min(b, len(question)))
             if apart and a < len(question)
@@ -204,7 +204,7 @@ def _built(
     albert: Albert, kind: str, parts: dict[str, str], rows: Sequence[Made], example: Any = None
 ) -> TokenizedInput:
     """Rows whose tokens know their words."""
-    spans = {part: merge_words(words_of(text), [p for _, _, places in rows for p in places if p and p[0] == part])
+    spans = {part: merge_words(split_words(text), [p for _, _, places in rows for p in places if p and p[0] == part])
              for part, text in parts.items()}  # fmt: skip
     words = [ExplainedWord(part, a, b, parts[part][a:b]) for part, own in spans.items() for a, b in own]
     numbers = {(word.part, at): number for number, word in enumerate(words) for at in range(word.start, word.end)}

@@ -21,7 +21,7 @@ from albertkit.explain.variants import read_target
 from albertkit.runtime.calibration import ExitCalibration
 from albertkit.runtime.early_exit import Still, available_exit_depths, by_depth, calibrated_kind, kind_of
 from albertkit.runtime.predict import features_of, read_heads
-from albertkit.tasks.confidence import Judge
+from albertkit.tasks.confidence import UncertaintyEstimator
 
 SHARE = 0.99  # what a calibrated model promises, where it can
 PredictionSummary = tuple[tuple[str, float | None], ...]
@@ -155,7 +155,7 @@ def early_exit_of(albert: Albert, example: Any, ids: Sequence[int], segments: Se
     else:
         features = features_of(albert, [example], albert.meta.task)
         rows, kinds = [f.ids for f in features], [f.segments for f in features]
-        judge, kind = Judge(albert.task, features, [example]), kind_of(albert.task)
+        judge, kind = UncertaintyEstimator(albert.task, features, [example]), kind_of(albert.task)
 
     def read(hidden: np.ndarray, lengths: np.ndarray) -> list[Any]:
         if example is None:

@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 
 from albertkit.errors import AlbertkitError
-from albertkit.tasks.confidence import CLOSE, Judge, agree, cosines
-from albertkit.tasks.dialogue import Dialogue
+from albertkit.tasks.confidence import CLOSE, UncertaintyEstimator, agree, cosines
+from albertkit.tasks.dialogue import DialogueTask
 
 CONFIDENCE = 0.95
 SHAPING = 4  # one text in so many draws the lines; the others test
@@ -183,7 +183,7 @@ def calibrated(
     results: Mapping[int, Sequence[Any]] | None = None,
 ) -> dict[str, Any] | None:
     """`ExitCalibration` as JSON, from the heads' scores of held-out examples after every look, the full depth last; None for too few."""
-    judge = Judge(task, features, examples)
+    judge = UncertaintyEstimator(task, features, examples)
     depths = sorted(scores)
     *exit_depths, full = depths
     units = range(len(judge.units))
@@ -197,10 +197,10 @@ def calibrated(
         last = np.stack(scores[full])
         agrees = [cosines(np.stack(scores[look]), last) >= CLOSE for look in exit_depths]
         about = f"the cosine with the full depth's vector is at least {CLOSE}"
-    elif isinstance(task, Dialogue):  # a state holds earlier turns, too; each turn is compared by itself
-        said = judge.says(units, scores[full])
+    elif isinstance(task, DialogueTask):  # a state holds earlier turns, too; each turn is compared by itself
+        said = judge.predictions(units, scores[full])
         agrees = [
-            np.array([a == b for a, b in zip(judge.says(units, scores[look]), said, strict=True)])
+            np.array([a == b for a, b in zip(judge.predictions(units, scores[look]), said, strict=True)])
             for look in exit_depths
         ]
         about = "the turn says the same"

@@ -21,7 +21,7 @@ from albertkit.errors import AlbertkitError
 from albertkit.runtime.batching import group_by_length, pad_batch
 from albertkit.runtime.calibration import ExitCalibration
 from albertkit.runtime.depths import trained_depths
-from albertkit.tasks.confidence import Judge, cosines
+from albertkit.tasks.confidence import UncertaintyEstimator, cosines
 
 if TYPE_CHECKING:
     from albertkit.albert import Albert, EmbedOptions
@@ -69,14 +69,14 @@ class ExitStats:
 
 
 class Doubting(Protocol):
-    """Who knows how sure texts are: `sure.Judge` for tasks, `Still` for vectors."""
+    """Who knows how sure texts are: `UncertaintyEstimator` for tasks, `Still` for vectors."""
 
     moves: bool
 
     def uncertainty(self, units: Sequence[int], now: Sequence[Any], before: Sequence[Any] | None) -> np.ndarray:
         """(units,) uncertainty from what was read at this look and at the last one."""
 
-    def says(self, units: Sequence[int], now: Sequence[Any]) -> list[Any]:
+    def predictions(self, units: Sequence[int], now: Sequence[Any]) -> list[Any]:
         """What was read, in a form that can be compared."""
 
 
@@ -170,7 +170,7 @@ def kind_of(task: Any) -> str:
 
 def calibrated_kind(albert: Albert) -> str:
     """What the doubt is that a model's stored limits were found for: that of its task, else of its vectors."""
-    from albertkit.tasks.make import TASKS
+    from albertkit.tasks import TASKS
 
     return kind_of(albert.task) if albert.meta.task in TASKS else "cosine"
 
@@ -261,7 +261,7 @@ class Walk:
         if not self.rule.patience:
             uncertainty = self.judge.uncertainty(units, now, before)
             return {unit for unit, doubt in zip(units, uncertainty, strict=True) if doubt <= self.rule.limits[number]}
-        for unit, answer in zip(units, self.judge.says(units, now), strict=True):
+        for unit, answer in zip(units, self.judge.predictions(units, now), strict=True):
             last, times = said.get(unit, (None, 0))
             said[unit] = (answer, times + 1 if number and answer == last else 0)
         return {unit for unit in units if said[unit][1] >= self.rule.patience}
@@ -302,7 +302,7 @@ def leave_task(
     task = albert.task
     layers_of(albert, depth)  # or says what is wrong with it
     rule = rule_of(albert, early_exit, depth, kind_of(task))
-    judge = Judge(task, features, examples)
+    judge = UncertaintyEstimator(task, features, examples)
     walk = Walk(albert, rule, lambda hidden, lengths: read_heads(albert, hidden, lengths), judge, judge.units)
     left = walk.run([f.ids for f in features], [f.segments for f in features])
     if len(judge.units) == len(examples):
@@ -326,7 +326,7 @@ class Still:
             return np.full(len(units), np.inf)
         return 1 - cosines(*(np.stack([self._whole(u, rows) for u in units]) for rows in (now, before)))
 
-    def says(self, units: Sequence[int], now: Sequence[Any]) -> list[Any]:
+    def predictions(self, units: Sequence[int], now: Sequence[Any]) -> list[Any]:
         """Vectors say nothing that could stay the same."""
         raise AlbertkitError("patience counts answers that stay the same; for vectors choose " + FORMS)
 

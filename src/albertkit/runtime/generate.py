@@ -1,6 +1,6 @@
-"""A text written word by word, without torch: a fine-tuned model, sources in, `Written` out.
+"""A text written word by word, without torch: a fine-tuned model, sources in, `GeneratedText` out.
 
-In: an `Albert` that was fine-tuned for `generate`, texts, `Style`. Out: one `Written` for each text. Before this file: `tasks/generation.py` says who sees
+In: an `Albert` that was fine-tuned for `generate`, texts, `Style`. Out: one `GeneratedText` for each text. Before this file: `tasks/generation.py` says who sees
 whom; `engine.py` gives embeddings and word scores.
 
 Sources never see what is written, and what is written never sees what comes after it; so each use of the shared layer keeps the keys and values of its tokens, and a
@@ -23,7 +23,7 @@ from albertkit.runtime import graph as graphs
 from albertkit.runtime.batching import TokenBatch, group_by_length, pad_batch
 from albertkit.runtime.engine import Engine, open_graph
 from albertkit.runtime.graph_builder import Builder, Graph, Levels, as_float
-from albertkit.tasks.generation import Written, check_able, marks
+from albertkit.tasks.generation import GeneratedText, check_able, marks
 from albertkit.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -330,7 +330,9 @@ def spread(
     return texts, parents
 
 
-def write(albert: Albert, texts: Sequence[str], style: Style | None = None, depth: int | None = None) -> list[Written]:
+def write(
+    albert: Albert, texts: Sequence[str], style: Style | None = None, depth: int | None = None
+) -> list[GeneratedText]:
     """What the model writes from each text."""
     style, writer, task = style or Style(), albert.writer, albert.task
     layers = albert._layers_to_apply(None, depth, "mean")
@@ -354,5 +356,5 @@ def write(albert: Albert, texts: Sequence[str], style: Style | None = None, dept
         else:
             made = one_by_one(writer, batch, pick, most, layers, style)
         for place, text in zip(batch.order.tolist(), made, strict=True):
-            found[place] = Written(albert.tokenizer.decode(text.ids), text.score, text.ended)
+            found[place] = GeneratedText(albert.tokenizer.decode(text.ids), text.score, text.ended)
     return found

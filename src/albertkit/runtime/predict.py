@@ -13,7 +13,7 @@ import numpy as np
 from albertkit.errors import AlbertkitError
 from albertkit.runtime.batching import token_batches
 from albertkit.runtime.depths import check_trained_depth
-from albertkit.tasks.examples import Turn
+from albertkit.tasks.examples import DialogueTurn
 from albertkit.tasks.task import Feature
 
 if TYPE_CHECKING:
@@ -125,24 +125,24 @@ def listed(texts: str | Iterable[str]) -> tuple[list[str], bool]:
     return [text for window in windows(texts) for text in window], False  # which checks every one
 
 
-def turns_of(turns: str | Iterable[str | tuple[str, str] | Turn]) -> tuple[list[Turn], bool]:
+def turns_of(turns: str | Iterable[str | tuple[str, str] | DialogueTurn]) -> tuple[list[DialogueTurn], bool]:
     """Turns as a list, and whether it was a single text; texts and pairs are numbered, as turns of one dialogue."""
     if isinstance(turns, str):
-        return [Turn("", 0, "", turns)], True
-    if isinstance(turns, bytes | Turn) or not isinstance(turns, Iterable):
+        return [DialogueTurn("", 0, "", turns)], True
+    if isinstance(turns, bytes | DialogueTurn) or not isinstance(turns, Iterable):
         raise AlbertkitError(
             f"turns is a {type(turns).__name__}; give the turns of a dialogue in a list, in their order"
         )
     return [_turn(place, turn) for place, turn in enumerate(turns)], False
 
 
-def _turn(place: int, turn: Any) -> Turn:
-    """A `Turn` from a user's words, or from what the system said and the user says."""
-    if isinstance(turn, Turn):
+def _turn(place: int, turn: Any) -> DialogueTurn:
+    """A `DialogueTurn` from a user's words, or from what the system said and the user says."""
+    if isinstance(turn, DialogueTurn):
         return turn
     pair = ("", turn) if isinstance(turn, str) else turn
     if not isinstance(pair, tuple | list) or len(pair) != 2 or not all(isinstance(text, str) for text in pair):
         raise AlbertkitError(
             f"turn {place} is {turn!r:.60}; a turn is what the user says, or a pair: what the system said and what the user says"
         )
-    return Turn("", place, *pair)
+    return DialogueTurn("", place, *pair)

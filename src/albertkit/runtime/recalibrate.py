@@ -22,8 +22,8 @@ from albertkit.errors import AlbertkitError
 from albertkit.runtime.calibration import FEWEST, ExitCalibration, calibrated, fit
 from albertkit.runtime.early_exit import available_exit_depths, by_depth
 from albertkit.runtime.predict import features_of, read_heads
+from albertkit.tasks import TASKS
 from albertkit.tasks.confidence import CLOSE, cosines
-from albertkit.tasks.make import TASKS
 
 
 def calibrate(model: Path | str, examples: Sequence[Any], exit_depths: Sequence[int] | None = None) -> ExitCalibration:

@@ -17,8 +17,8 @@ from albertkit.errors import AlbertkitError
 from albertkit.explain.layer_predictions import choice, stable_depth
 from albertkit.runtime.batching import TokenBatch, token_batches
 from albertkit.runtime.predict import predict
-from albertkit.tasks.examples import Question, Tagged, Text
-from albertkit.tasks.tag import words_of
+from albertkit.tasks.examples import QuestionExample, TaggedExample, TextExample
+from albertkit.tasks.word_alignment import split_words
 
 
 @dataclass(frozen=True)
@@ -61,11 +61,11 @@ class Looking:
             kind = "fill"
             albert.masked(text, k)  # or says what is wrong with it
         elif task == "classify":
-            kind, example = task, Text(text, pair)
+            kind, example = task, TextExample(text, pair)
         elif task in ("tag", "intent"):
-            kind, example = task, Tagged(text, words_of(text))
+            kind, example = task, TaggedExample(text, split_words(text))
         elif task == "answer" and question is not None:
-            kind, example = task, Question("0", question, text)
+            kind, example = task, QuestionExample("0", question, text)
         made = albert.tokenizer.encode(text, pair, recognise_mask=kind == "fill")
         if len(made.ids) > albert.max_tokens:
             raise AlbertkitError(

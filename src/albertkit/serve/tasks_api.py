@@ -13,8 +13,9 @@ from msgspec import Meta
 from albertkit.serve.http_error import HttpError
 from albertkit.serve.inference import RequestContext, Service, texts_of
 from albertkit.serve.schemas import Count, Depth, Served, StrictRequest, Texts
-from albertkit.tasks.examples import Choice, Question, Tagged, Text
-from albertkit.tasks.tag import Understood, words_of
+from albertkit.tasks.examples import ChoiceExample, QuestionExample, TaggedExample, TextExample
+from albertkit.tasks.tag import IntentResult
+from albertkit.tasks.word_alignment import split_words
 
 
 class ClassifyRequest(StrictRequest):
@@ -178,7 +179,7 @@ async def classify(service: Service, context: RequestContext, body: ClassifyRequ
         raise HttpError(
             422, f"there are {len(texts)} texts and {len(pairs)} pairs; give one for each text", name="pairs"
         )
-    examples = [Text(a, b) for a, b in zip(texts, pairs, strict=True)]
+    examples = [TextExample(a, b) for a, b in zip(texts, pairs, strict=True)]
     return {"model": model.name, "results": await service.results(context, model, examples, "classify", body.depth)}
 
 
@@ -194,21 +195,21 @@ async def intent(service: Service, context: RequestContext, body: TextsRequest) 
     model = service.pick(context, body.model, "intent")
     texts = texts_of(body.texts, "texts")
     if model.albert.meta.task == "classify":  # intents without slots
-        labels = await service.results(context, model, [Text(text) for text in texts], "classify", body.depth)
-        return {"model": model.name, "results": [Understood.of(label) for label in labels]}
+        labels = await service.results(context, model, [TextExample(text) for text in texts], "classify", body.depth)
+        return {"model": model.name, "results": [IntentResult.of(label) for label in labels]}
     examples = await service.cut(tagged, texts)
     return {"model": model.name, "results": await service.results(context, model, examples, "intent", body.depth)}
 
 
-def tagged(texts: list[str]) -> list[Tagged]:
+def tagged(texts: list[str]) -> list[TaggedExample]:
     """Texts with their words found."""
-    return [Tagged(text, words_of(text)) for text in texts]
+    return [TaggedExample(text, split_words(text)) for text in texts]
 
 
 async def answer(service: Service, context: RequestContext, body: AnswerRequest) -> dict[str, Any]:
     """Where a text answers a question."""
     model = service.pick(context, body.model, "answer")
-    examples = [Question("0", body.question, body.context)]
+    examples = [QuestionExample("0", body.question, body.context)]
     (found,) = await service.results(context, model, examples, "answer", body.depth)
     others = [plain(other) for other in found.others]
     return {"model": model.name, **plain(found), "others": others}
@@ -222,7 +223,7 @@ def plain(found: Any) -> dict[str, Any]:
 async def choose(service: Service, context: RequestContext, body: ChooseRequest) -> dict[str, Any]:
     """Which of several choices is right."""
     model = service.pick(context, body.model, "choose")
-    examples = [Choice(body.context, body.question, tuple(body.choices))]
+    examples = [ChoiceExample(body.context, body.question, tuple(body.choices))]
     (found,) = await service.results(context, model, examples, "choose", body.depth)
     return {"model": model.name, "index": found.index, "text": found.text, "probabilities": found.probabilities}
 

@@ -28,7 +28,7 @@ from albertkit.serve.schemas import (
     TextsOrTokens,
 )
 from albertkit.serve.served_models import ServedModel
-from albertkit.tasks.examples import Text
+from albertkit.tasks.examples import TextExample
 
 YES = ("1", "yes", "true", "entailment", "positive")  # classes that mean "fits", for models of two classes
 
@@ -176,7 +176,7 @@ async def rerank(service: Service, context: RequestContext, body: RerankRequest)
     """Texts in the order in which they fit a query, the best first."""
     model = service.pick(context, body.model, "rerank")
     if reads_pairs(model):
-        rows = await service.scores(context, model, [Text(body.query, text) for text in body.texts], "classify")
+        rows = await service.scores(context, model, [TextExample(body.query, text) for text in body.texts], "classify")
         scores = fitting(model, np.stack(rows).astype(np.float64), body.raw_scores)
     else:
         scores = await service.fitting(context, model, body.query, body.texts)
@@ -199,7 +199,7 @@ def fitting(model: ServedModel, rows: np.ndarray, raw: bool) -> np.ndarray:
         found: np.ndarray = rows[:, 0] if raw else task.middle + task.spread * rows[:, 0]
         return found
     yes = next((i for i, label in enumerate(task.labels) if label.lower() in YES), 1)
-    chosen: np.ndarray = (rows if raw else task.chances(rows))[:, yes]
+    chosen: np.ndarray = (rows if raw else task.probabilities(rows))[:, yes]
     return chosen
 
 
@@ -213,12 +213,12 @@ async def predict(service: Service, context: RequestContext, body: PredictReques
         labels: tuple[str, ...] = ("value",)
         scores = rows if body.raw_scores else task.middle + task.spread * rows
     else:
-        labels, scores = task.labels, rows if body.raw_scores else task.chances(rows)
+        labels, scores = task.labels, rows if body.raw_scores else task.probabilities(rows)
     found = [[{"label": labels[i], "score": float(row[i])} for i in np.argsort(-row, kind="stable")] for row in scores]
     return found if many else found[0]
 
 
-def pairs_of(value: Any) -> tuple[list[Text], bool]:
+def pairs_of(value: Any) -> tuple[list[TextExample], bool]:
     """Texts or pairs, and whether a list of them was given: "a", ["a", "b"] (a pair), or [["a"], ["a", "b"]]."""
     many = isinstance(value, list) and bool(value) and isinstance(value[0], list)
     found = []
@@ -227,7 +227,7 @@ def pairs_of(value: Any) -> tuple[list[Text], bool]:
         if not isinstance(parts, list) or len(parts) not in (1, 2) or not all(isinstance(p, str) for p in parts):
             rule = "a text, a pair [text, text], or a list of [text] and [text, text]"
             raise HttpError(422, f"inputs must be {rule}", name="inputs")
-        found.append(Text(*parts))
+        found.append(TextExample(*parts))
     return found, many
 
 

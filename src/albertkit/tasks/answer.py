@@ -1,6 +1,6 @@
 """Answers found in a context: windows over long contexts, and the best span of all of them.
 
-In: `Question` examples. Out: `Found`, whose text is `context[start:end]`. Before this file: `examples.py`; after it:
+In: `QuestionExample` examples. Out: `AnswerResult`, whose text is `context[start:end]`. Before this file: `examples.py`; after it:
 `squad.py`, which grades answers.
 
 Which window is right? Without a threshold (every question has an answer, as in SQuAD 1.1) the highest sum of start and
@@ -21,13 +21,13 @@ import numpy as np
 
 from albertkit.errors import AlbertkitError
 from albertkit.tasks.answer_metrics import best_threshold, grade
-from albertkit.tasks.examples import Question
+from albertkit.tasks.examples import QuestionExample
 from albertkit.tasks.task import Feature
 from albertkit.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
-class Found:
+class AnswerResult:
     """An answer: characters [start, end) of the context; an empty text means that there is none."""
 
     text: str
@@ -37,14 +37,14 @@ class Found:
     """See the top of this file; that of no answer is the threshold."""
     probability: float
     """Among the answers that were kept, no answer included where there may be none."""
-    others: tuple[Found, ...] = ()
+    others: tuple[AnswerResult, ...] = ()
     """The next best, all with different texts."""
     depth: ClassVar[int | None] = None
     """Layers applied, on results of texts that may leave early (`early_exit=`); no part of what is compared or written."""
 
 
 @dataclass(frozen=True)
-class Answer:
+class AnswerTask:
     """Extractive question answering."""
 
     stride: int = 128
@@ -56,6 +56,7 @@ class Answer:
     threshold: float | None = None
     """An answer must score more than this, or there is none; None: every question has an answer."""
 
+    name = "answer"
     head = "answer"
     labels: ClassVar[tuple[str, ...]] = ()
     outputs = 2
@@ -66,12 +67,12 @@ class Answer:
                 raise AlbertkitError(f"{name} is {getattr(self, name)}; choose {least} or more")
 
     @classmethod
-    def of(cls, examples: Sequence[Question], **settings: Any) -> Answer:
+    def of(cls, examples: Sequence[QuestionExample], **settings: Any) -> AnswerTask:
         """The task that these examples are about: with a threshold (of 0) if some questions have no answer."""
         default = 0.0 if any(example.impossible for example in examples) else None
         return cls(**{"threshold": default, **settings})
 
-    def features(self, examples: Sequence[Question], tokenizer: Tokenizer, max_length: int) -> list[Feature]:
+    def features(self, examples: Sequence[QuestionExample], tokenizer: Tokenizer, max_length: int) -> list[Feature]:
         """Question and one window of the context each; a question of more than half the length loses its end.
 
         A target is (first token, last token), (0, 0) in a window that does not hold the whole of the first answer, None
@@ -106,8 +107,8 @@ class Answer:
         return out
 
     def results(
-        self, scores: Sequence[np.ndarray], features: Sequence[Feature], examples: Sequence[Question]
-    ) -> list[Found]:
+        self, scores: Sequence[np.ndarray], features: Sequence[Feature], examples: Sequence[QuestionExample]
+    ) -> list[AnswerResult]:
         """The best answer to each question, from (tokens, 2) scores of each window: as first and as last token."""
         spans: list[list[tuple[float, int, int]]] = [[] for _ in examples]
         for table, feature in zip(scores, features, strict=True):
@@ -133,30 +134,30 @@ class Answer:
             if flat[i] > -inf
         ]
 
-    def _found(self, spans: list[tuple[float, int, int]], context: str) -> Found:
+    def _found(self, spans: list[tuple[float, int, int]], context: str) -> AnswerResult:
         """The best of all windows, and the others."""
-        kept: dict[str, Found] = {}
+        kept: dict[str, AnswerResult] = {}
         for score, start, end in sorted(spans, key=lambda span: (-span[0], span[1], span[2])):
             if len(kept) == self.n_best:
                 break
             text = context[start:end]
-            kept.setdefault(text, Found(text, start, end, score, 0.0))
+            kept.setdefault(text, AnswerResult(text, start, end, score, 0.0))
         found = list(kept.values())
         if self.threshold is not None or not found:
             least = self.threshold or 0.0
             at = sum(answer.score > least for answer in found)
-            found.insert(at, Found("", 0, 0, least, 0.0))
+            found.insert(at, AnswerResult("", 0, 0, least, 0.0))
         weights = np.exp(np.array([answer.score - found[0].score for answer in found]))
-        chances = (weights / weights.sum()).tolist()
-        found = [replace(answer, probability=chance) for answer, chance in zip(found, chances, strict=True)]
+        probabilities = (weights / weights.sum()).tolist()
+        found = [replace(answer, probability=chance) for answer, chance in zip(found, probabilities, strict=True)]
         return replace(found[0], others=tuple(answer for answer in found[1:] if answer.text))
 
-    def thresholded(self, results: Sequence[Found], examples: Sequence[Question]) -> Answer:
+    def thresholded(self, results: Sequence[AnswerResult], examples: Sequence[QuestionExample]) -> AnswerTask:
         """Where questions may have no answer: the task with the threshold that is best on held-out examples."""
         best = None if self.threshold is None else self.measure(results, examples).get("best_threshold")
         return self if best is None else replace(self, threshold=best)
 
-    def measure(self, results: Sequence[Found], examples: Sequence[Question]) -> dict[str, float]:
+    def measure(self, results: Sequence[AnswerResult], examples: Sequence[QuestionExample]) -> dict[str, float]:
         """F1 and exact match as in SQuAD or, for Chinese, CMRC 2018. Questions without a known answer do not count.
 
         Where some have none: the share of those for which none was given, F1 and exact match of the others, and the
@@ -180,7 +181,7 @@ class Answer:
         return out
 
 
-def place_of(example: Question) -> tuple[int, int] | None:
+def place_of(example: QuestionExample) -> tuple[int, int] | None:
     """Characters of the first answer. Where its text is not where the data says: the nearest place that has it."""
     if not example.answers or not example.answers[0][1]:
         return None

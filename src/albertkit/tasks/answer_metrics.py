@@ -1,6 +1,6 @@
 """Grades of answers: exact match and F1, as the official scripts of SQuAD 2.0 and CMRC 2018 count them.
 
-In: a text and the `Question` it answers. Out: two numbers from 0 to 1. Before this file: `examples.py`; after it: `answer.py`.
+In: a text and the `QuestionExample` it answers. Out: two numbers from 0 to 1. Before this file: `examples.py`; after it: `answer.py`.
 
 SQuAD 1.1 counts alike, except where nothing but articles and punctuation is left of an answer (F1 0 there, 1 here when it
 is right). The F1 of CMRC 2018 is over the longest common stretch without gaps, for that is what its `find_lcs` finds. It
@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from difflib import SequenceMatcher
 from math import inf
 
-from albertkit.tasks.examples import Question
+from albertkit.tasks.examples import QuestionExample
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -32,7 +32,7 @@ def is_chinese(text: str) -> bool:
     return 5 * len(_HAN.findall(text)) >= max(1, len("".join(text.split())))
 
 
-def grade(text: str, question: Question) -> tuple[float, float]:
+def grade(text: str, question: QuestionExample) -> tuple[float, float]:
     """Exact match and F1 of an answer: the best over the right answers; for Chinese contexts the way of CMRC 2018."""
     chinese = is_chinese(question.context)
     normal = normal_chinese if chinese else normal_english

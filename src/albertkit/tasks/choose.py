@@ -1,6 +1,6 @@
 """Multiple choice and reading comprehension: which of several choices answers a question about a context.
 
-In: `Choice` examples. Out: `Chosen`. Before this file: `examples.py`. Each choice is one input of the encoder, in the
+In: `ChoiceExample` examples. Out: `ChoiceResult`. Before this file: `examples.py`. Each choice is one input of the encoder, in the
 order of the choices: the context as first text, the question with the choice as second.
 """
 
@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from albertkit.errors import AlbertkitError
-from albertkit.tasks.examples import Choice
+from albertkit.tasks.examples import ChoiceExample
 from albertkit.tasks.task import Feature
 from albertkit.tokenizer import Tokenizer
 
@@ -22,7 +22,7 @@ _BLANK = re.compile("_+")
 
 
 @dataclass(frozen=True)
-class Chosen:
+class ChoiceResult:
     """The choice taken, its place among the choices, and the probability of each."""
 
     index: int
@@ -33,15 +33,16 @@ class Chosen:
 
 
 @dataclass(frozen=True)
-class Choose:
+class ChooseTask:
     """Multiple choice; questions may have different numbers of choices."""
 
+    name = "choose"
     head = "choose"
     labels: ClassVar[tuple[str, ...]] = ()
     outputs = 1
 
     @classmethod
-    def of(cls, examples: Sequence[Choice], **settings: Any) -> Choose:
+    def of(cls, examples: Sequence[ChoiceExample], **settings: Any) -> ChooseTask:
         """The task; the examples must say which choice is right."""
         for example in examples:
             if example.right is None:
@@ -50,7 +51,7 @@ class Choose:
                 )
         return cls(**settings)
 
-    def features(self, examples: Sequence[Choice], tokenizer: Tokenizer, max_length: int) -> list[Feature]:
+    def features(self, examples: Sequence[ChoiceExample], tokenizer: Tokenizer, max_length: int) -> list[Feature]:
         """One for each choice; the first of an example has the place of the right one as target.
 
         The context loses its end where not all fits. A question so long that it leaves no room for the context loses
@@ -61,7 +62,7 @@ class Choose:
             _check(example)
         firsts = list(dict.fromkeys(example.context for example in examples))
         contexts = dict(zip(firsts, tokenizer.encode_batch(firsts, add_specials=False), strict=True))
-        seconds = [joined(example.question, choice) for example in examples for choice in example.choices]
+        seconds = [join_choice(example.question, choice) for example in examples for choice in example.choices]
         asked = iter(tokenizer.encode_batch(seconds, add_specials=False))
         out: list[Feature] = []
         for number, example in enumerate(examples):
@@ -76,30 +77,30 @@ class Choose:
         return out
 
     def results(
-        self, scores: Sequence[np.ndarray], features: Sequence[Feature], examples: Sequence[Choice]
-    ) -> list[Chosen]:
+        self, scores: Sequence[np.ndarray], features: Sequence[Feature], examples: Sequence[ChoiceExample]
+    ) -> list[ChoiceResult]:
         """The likeliest choice of each example, from the (1,) score of each feature."""
         rows: list[list[float]] = [[] for _ in examples]
         for score, feature in zip(scores, features, strict=True):
             rows[feature.example].append(float(np.asarray(score).reshape(())))
         out = []
         for row, example in zip(rows, examples, strict=True):
-            chances = np.exp(np.array(row) - max(row))
-            chances /= chances.sum()
-            best = int(chances.argmax())
-            out.append(Chosen(best, example.choices[best], tuple(chances.tolist())))
+            probabilities = np.exp(np.array(row) - max(row))
+            probabilities /= probabilities.sum()
+            best = int(probabilities.argmax())
+            out.append(ChoiceResult(best, example.choices[best], tuple(probabilities.tolist())))
         return out
 
-    def measure(self, results: Sequence[Chosen], examples: Sequence[Choice]) -> dict[str, float]:
+    def measure(self, results: Sequence[ChoiceResult], examples: Sequence[ChoiceExample]) -> dict[str, float]:
         """The share of right choices, among examples that say which is right."""
         hits = [r.index == e.right for r, e in zip(results, examples, strict=True) if e.right is not None]
         return {"accuracy": sum(hits) / max(1, len(hits))}
 
 
-def joined(question: str, choice: str) -> str:
+def join_choice(question: str, choice: str) -> str:
     """Question and choice as one text: the choice goes into the blanks, or behind the question.
 
-    >>> joined("Tom lives in _ .", "Leeds"), joined("Where does Tom live?", "Leeds")
+    >>> join_choice("Tom lives in _ .", "Leeds"), join_choice("Where does Tom live?", "Leeds")
     ('Tom lives in Leeds .', 'Where does Tom live? Leeds')
     """
     if "_" not in question:
@@ -107,7 +108,7 @@ def joined(question: str, choice: str) -> str:
     return _BLANK.sub(lambda _: choice, question)
 
 
-def _check(example: Choice) -> None:
+def _check(example: ChoiceExample) -> None:
     count, right = len(example.choices), example.right
     if not count or (right is not None and not 0 <= right < count):
         raise AlbertkitError(

@@ -1,6 +1,6 @@
 """Classes and numbers for texts and pairs: one class, several at once, or a value.
 
-In: `Text` examples. Out: `Label` results. Metrics are scikit-learn's and scipy's.
+In: `TextExample` examples. Out: `Classification` results. Metrics are scikit-learn's and scipy's.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from typing import ClassVar
 import numpy as np
 
 from albertkit.errors import AlbertkitError, nearest, need
-from albertkit.tasks.examples import Text
+from albertkit.tasks.examples import TextExample
 from albertkit.tasks.task import Feature
 from albertkit.tokenizer import Tokenizer
 
-OUTSIDE = "oos"  # the class of texts that fit none
+OUT_OF_SCOPE = "oos"  # the class of texts that fit none
 KINDS = ("single", "multi", "regression")
 LIKELIER = 0.5  # a class below this probability is likelier wrong than right
 
 
 @dataclass(frozen=True)
-class Label:
+class Classification:
     """What a text was found to be."""
 
     label: str | tuple[str, ...] | float
@@ -38,7 +38,7 @@ class Label:
 
 
 @dataclass(frozen=True)
-class Classify:
+class ClassifyTask:
     """Text classification, single or pair; sentiment, matching, regression."""
 
     labels: tuple[str, ...]
@@ -55,6 +55,7 @@ class Classify:
     spread: float = 1.0
     """Regression: value = middle + spread · score."""
 
+    name = "classify"
     head = "classify"
 
     def __post_init__(self) -> None:
@@ -62,7 +63,7 @@ class Classify:
             raise AlbertkitError(f"kind is {self.kind!r}; choose one of {', '.join(KINDS)}")
 
     @classmethod
-    def of(cls, examples: Sequence[Text], kind: str | None = None) -> Classify:
+    def of(cls, examples: Sequence[TextExample], kind: str | None = None) -> ClassifyTask:
         """The task that these examples are about: kind and classes as found in their labels."""
         found = [e.label for e in examples]
         if not found or any(label is None for label in found):
@@ -84,7 +85,7 @@ class Classify:
         """Rows of the head."""
         return max(1, len(self.labels))
 
-    def features(self, examples: Sequence[Text], tokenizer: Tokenizer, max_length: int) -> list[Feature]:
+    def features(self, examples: Sequence[TextExample], tokenizer: Tokenizer, max_length: int) -> list[Feature]:
         """One feature for each example; the longer text of a pair is cut first."""
         alone = [i for i, e in enumerate(examples) if e.pair is None]
         paired = [i for i, e in enumerate(examples) if e.pair is not None]
@@ -97,7 +98,7 @@ class Classify:
                 made[i] = Feature(encoding.ids, encoding.segments, i, target)
         return [feature for feature in made if feature is not None]
 
-    def knows(self, example: Text) -> bool:
+    def knows(self, example: TextExample) -> bool:
         """Whether the label is one of the task's; others cannot be learnt, and count as missed when measured."""
         label = example.label
         if label is None or self.kind == "regression":
@@ -105,7 +106,7 @@ class Classify:
         return all(one in self.labels for one in (label if isinstance(label, tuple) else (str(label),)))
 
     @staticmethod
-    def value(example: Text) -> float:
+    def value(example: TextExample) -> float:
         """The label as a number."""
         try:
             return float(example.label)  # type: ignore[arg-type]
@@ -114,7 +115,7 @@ class Classify:
                 f"{example.where or 'an example'} has the label {example.label!r}, and the model gives numbers; give numbers"
             ) from None
 
-    def target(self, example: Text) -> int | list[float] | float | None:
+    def target(self, example: TextExample) -> int | list[float] | float | None:
         """The label in numbers: a row, a list of 0 and 1, or the value in spreads from the middle."""
         label = example.label
         if label is None:
@@ -134,27 +135,27 @@ class Classify:
         return self.labels.index(str(label))
 
     def results(
-        self, scores: Sequence[np.ndarray], features: Sequence[Feature], examples: Sequence[Text]
-    ) -> list[Label]:
-        """One `Label` for each example."""
+        self, scores: Sequence[np.ndarray], features: Sequence[Feature], examples: Sequence[TextExample]
+    ) -> list[Classification]:
+        """One `Classification` for each example."""
         return [self.result(np.asarray(row, np.float64)) for row in scores]
 
-    def result(self, row: np.ndarray) -> Label:
+    def result(self, row: np.ndarray) -> Classification:
         """Scores of one text (classes,) → its label."""
         if self.kind == "regression":
-            return Label(self.middle + self.spread * float(row[0]))
-        chances = self.chances(row[None])[0]
-        by_name = dict(zip(self.labels, chances.tolist(), strict=True))
+            return Classification(self.middle + self.spread * float(row[0]))
+        probabilities = self.probabilities(row[None])[0]
+        by_name = dict(zip(self.labels, probabilities.tolist(), strict=True))
         if self.kind == "multi":
             given = tuple(name for name, p in by_name.items() if p >= self.threshold)
-            sure = float(np.prod(np.maximum(chances, 1 - chances)))
-            return Label(given, sure, by_name)
-        best = int(chances.argmax())
-        if chances[best] < self.floor and self.labels[best] != OUTSIDE:
-            return Label(OUTSIDE, 1 - float(chances[best]), by_name)
-        return Label(self.labels[best], float(chances[best]), by_name)
+            sure = float(np.prod(np.maximum(probabilities, 1 - probabilities)))
+            return Classification(given, sure, by_name)
+        best = int(probabilities.argmax())
+        if probabilities[best] < self.floor and self.labels[best] != OUT_OF_SCOPE:
+            return Classification(OUT_OF_SCOPE, 1 - float(probabilities[best]), by_name)
+        return Classification(self.labels[best], float(probabilities[best]), by_name)
 
-    def chances(self, scores: np.ndarray) -> np.ndarray:
+    def probabilities(self, scores: np.ndarray) -> np.ndarray:
         """(n, classes) scores → probabilities, at the task's temperature."""
         scores = scores / self.temperature
         if self.kind == "multi":
@@ -162,7 +163,7 @@ class Classify:
         scores = np.exp(scores - scores.max(-1, keepdims=True))
         return scores / scores.sum(-1, keepdims=True)
 
-    def measure(self, results: Sequence[Label], examples: Sequence[Text]) -> dict[str, float]:
+    def measure(self, results: Sequence[Classification], examples: Sequence[TextExample]) -> dict[str, float]:
         """Accuracy, F1 (of the second of two classes, else the mean over classes), Matthews' correlation; or correlations."""
         need("sklearn", "train", "measuring")
         from scipy.stats import pearsonr, spearmanr
@@ -194,9 +195,9 @@ class Classify:
             "f1": float(metrics.f1_score(right_names, names, zero_division=0, average="macro", labels=second)),
             "mcc": 0.0 if flat else float(metrics.matthews_corrcoef(right_names, names)),
         }
-        return found_scores | outside_scores(results, examples)
+        return found_scores | out_of_scope_metrics(results, examples)
 
-    def calibrated(self, scores: np.ndarray, examples: Sequence[Text]) -> float:
+    def calibrated(self, scores: np.ndarray, examples: Sequence[TextExample]) -> float:
         """The temperature at which held-out labels are likeliest; 1 for a regression, and where no label is known."""
         known = [i for i, e in enumerate(examples) if self.knows(e)]
         if self.kind == "regression" or not len(scores) or not known:
@@ -215,18 +216,18 @@ class Classify:
 
         return math.exp(float(minimize_scalar(loss, bounds=(-2.0, 3.0), method="bounded").x))
 
-    def floored(self, scores: np.ndarray, examples: Sequence[Text]) -> Classify:
+    def floored(self, scores: np.ndarray, examples: Sequence[TextExample]) -> ClassifyTask:
         """Where out of scope is a class: the task that also says it of texts whose best class is likelier wrong than right,
         if that is better on held-out examples. Few examples of what fits nothing teach the class only what they are about.
 
         Better is a higher mean of two shares: right among texts in scope, and found among those out of it.
         """
-        strange = np.array([e.label == OUTSIDE for e in examples])
-        if self.kind != "single" or OUTSIDE not in self.labels or len(set(strange.tolist())) < 2:
+        strange = np.array([e.label == OUT_OF_SCOPE for e in examples])
+        if self.kind != "single" or OUT_OF_SCOPE not in self.labels or len(set(strange.tolist())) < 2:
             return self
         plain = replace(self, temperature=self.calibrated(scores, examples), floor=0.0)
 
-        def score(task: Classify) -> float:
+        def score(task: ClassifyTask) -> float:
             found = zip(task.results(list(scores), (), examples), examples, strict=True)
             right = np.array([r.label == e.label for r, e in found])
             return float(right[strange].mean() + right[~strange].mean())
@@ -234,15 +235,15 @@ class Classify:
         return max((plain, replace(plain, floor=LIKELIER)), key=score)
 
 
-def outside_scores(found: Sequence[Label], examples: Sequence[Text]) -> dict[str, float]:
+def out_of_scope_metrics(found: Sequence[Classification], examples: Sequence[TextExample]) -> dict[str, float]:
     """Where some texts are out of scope: accuracy among the others, and F1 of finding them."""
-    strange = [example.label == OUTSIDE for example in examples]
+    strange = [example.label == OUT_OF_SCOPE for example in examples]
     if not any(strange) or all(strange):
         return {}
     from sklearn.metrics import f1_score
 
-    said = [result.label == OUTSIDE for result in found]
-    inside = [r.label == e.label for r, e in zip(found, examples, strict=True) if e.label != OUTSIDE]
+    said = [result.label == OUT_OF_SCOPE for result in found]
+    inside = [r.label == e.label for r, e in zip(found, examples, strict=True) if e.label != OUT_OF_SCOPE]
     return {
         "in_scope_accuracy": sum(inside) / len(inside),
         "out_of_scope_f1": float(f1_score(strange, said, zero_division=0)),

@@ -16,16 +16,16 @@ from typing import Any
 
 import numpy as np
 
-from albertkit.tasks.classify import Classify
-from albertkit.tasks.match import Match
+from albertkit.tasks.classify import ClassifyTask
+from albertkit.tasks.match import MatchTask
 from albertkit.tasks.task import Feature
-from albertkit.tasks.word_alignment import readers_of, words_in
+from albertkit.tasks.word_alignment import example_words, label_tokens
 
 NEAR = 0.1  # values agree that differ by this many spreads at most
 CLOSE = 0.95  # vectors agree that have this cosine at least
 
 
-class Judge:
+class UncertaintyEstimator:
     """The uncertainty of some examples of a task.
 
     All features of an example leave together, so that windows and choices are compared at one depth; a text to match is by itself.
@@ -34,8 +34,8 @@ class Judge:
     def __init__(self, task: Any, features: Sequence[Feature], examples: Sequence[Any]) -> None:
         self.task, self.features = task, features
         self.heads = task.head if isinstance(task.head, tuple) else (task.head,)
-        self.moves = isinstance(task, Match) or getattr(task, "kind", "") == "regression"
-        alone = isinstance(task, Match)
+        self.moves = isinstance(task, MatchTask) or getattr(task, "kind", "") == "regression"
+        alone = isinstance(task, MatchTask)
         self.units: list[list[int]] = [[] for _ in (features if alone else examples)]
         for place, feature in enumerate(features):
             self.units[place if alone else feature.example].append(place)
@@ -80,7 +80,7 @@ class Judge:
             return _entropy(pairs.reshape(-1, 2)).reshape(table.shape).max(1)
         return _entropy(table)
 
-    def says(self, units: Sequence[int], now: Sequence[Any]) -> list[Any]:
+    def predictions(self, units: Sequence[int], now: Sequence[Any]) -> list[Any]:
         """What the scores of each unit mean, in a form that can be compared; not for what only moves."""
         return [self._says(unit, now) for unit in units]
 
@@ -134,14 +134,14 @@ def tokens_read(features: Sequence[Feature], examples: Sequence[Any], units: lis
     """The tokens of each feature that read a word."""
     found: list[list[int]] = [[] for _ in features]
     for example, places in zip(examples, units, strict=True):
-        for window, token in readers_of([features[p] for p in places], words_in(example)):
+        for window, token in label_tokens([features[p] for p in places], example_words(example)):
             found[places[window]].append(token)
     return [np.array(tokens, np.int64) for tokens in found]
 
 
 def agree(task: Any, mine: Sequence[Any], full: Sequence[Any]) -> np.ndarray:
     """(examples,) whether two lists of results say the same; values may differ by `NEAR` spreads."""
-    if isinstance(task, Classify) and task.kind == "regression":
+    if isinstance(task, ClassifyTask) and task.kind == "regression":
         gaps = [abs(a.label - b.label) for a, b in zip(mine, full, strict=True)]
         return np.array(gaps) <= NEAR * task.spread
     return np.array([answer_of(a) == answer_of(b) for a, b in zip(mine, full, strict=True)], bool)

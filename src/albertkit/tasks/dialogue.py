@@ -1,6 +1,6 @@
 """Dialogue state tracking: what the user wants so far, turn by turn, from what each turn says.
 
-In: `Turn`s, and for each the probabilities of labels. Out: texts to classify (several labels each), `State`s, metrics.
+In: `DialogueTurn`s, and for each the probabilities of labels. Out: texts to classify (several labels each), `DialogueState`s, metrics.
 Before this file: `examples.py`; beside it: `classify.py`, which learns and finds the labels.
 
 A label is "slot=value" for what a turn informs of, "request=slot" for what it asks. Where the user's words name the value,
@@ -20,8 +20,8 @@ from typing import ClassVar
 import numpy as np
 
 from albertkit.errors import AlbertkitError
-from albertkit.tasks.classify import Classify
-from albertkit.tasks.examples import Text, Turn
+from albertkit.tasks.classify import ClassifyTask
+from albertkit.tasks.examples import DialogueTurn, TextExample
 from albertkit.tasks.task import Feature
 from albertkit.tokenizer import Tokenizer
 
@@ -30,7 +30,7 @@ NAMED = "<named>"  # stands for the value that the user's words name
 
 
 @dataclass(frozen=True)
-class State:
+class DialogueState:
     """What holds after a turn, and what the turn asks for."""
 
     goal: dict[str, str]
@@ -44,7 +44,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class Dialogue:
+class DialogueTask:
     """State tracking as a task: each turn is a text with several labels; results are the states after each turn."""
 
     labels: tuple[str, ...]
@@ -52,11 +52,12 @@ class Dialogue:
     """Every "slot=value" of the training, to be found in the user's words."""
     threshold: float = 0.5
 
+    name = "dialogue"
     head = "classify"
     kind = "multi"
 
     @classmethod
-    def of(cls, turns: Sequence[Turn]) -> Dialogue:
+    def of(cls, turns: Sequence[DialogueTurn]) -> DialogueTask:
         """The labels that these turns have."""
         known = sorted({label for text in texts(turns) for label in text.label or ()})  # type: ignore[union-attr]
         if not known:
@@ -69,31 +70,31 @@ class Dialogue:
         """Rows of the head."""
         return len(self.labels)
 
-    def folded(self, turns: Sequence[Turn]) -> list[Text]:
+    def folded(self, turns: Sequence[DialogueTurn]) -> list[TextExample]:
         """`texts`, with `NAMED` for the values that the user's words name."""
         out = []
         for text, said in zip(texts(turns), named(turns, self.known), strict=True):
             there = {f"{slot}={value}": f"{slot}={NAMED}" for slot, value in said.items()}
             labels = sorted(there.get(label, label) for label in text.label)  # type: ignore[union-attr]
-            out.append(Text(text.text, text.pair, tuple(labels), text.where))
+            out.append(TextExample(text.text, text.pair, tuple(labels), text.where))
         return out
 
-    def features(self, examples: Sequence[Turn], tokenizer: Tokenizer, max_length: int) -> list[Feature]:
+    def features(self, examples: Sequence[DialogueTurn], tokenizer: Tokenizer, max_length: int) -> list[Feature]:
         """One feature for each turn; values that training never saw are left out of its targets."""
         rows = set(self.labels)
         made = [
-            Text(t.text, t.pair, tuple(n for n in t.label if n in rows), t.where)  # type: ignore[union-attr]
+            TextExample(t.text, t.pair, tuple(n for n in t.label if n in rows), t.where)  # type: ignore[union-attr]
             for t in self.folded(examples)
         ]
-        return Classify(self.labels, "multi").features(made, tokenizer, max_length)
+        return ClassifyTask(self.labels, "multi").features(made, tokenizer, max_length)
 
     def results(
-        self, scores: Sequence[np.ndarray], features: Sequence[Feature], examples: Sequence[Turn]
-    ) -> list[State]:
+        self, scores: Sequence[np.ndarray], features: Sequence[Feature], examples: Sequence[DialogueTurn]
+    ) -> list[DialogueState]:
         """The state after each turn."""
-        chances = Classify(self.labels, "multi").chances(np.stack(scores).astype(np.float64))
+        probabilities = ClassifyTask(self.labels, "multi").probabilities(np.stack(scores).astype(np.float64))
         by_turn = []
-        for row, said in zip(chances.tolist(), named(examples, self.known), strict=True):
+        for row, said in zip(probabilities.tolist(), named(examples, self.known), strict=True):
             found = dict(zip(self.labels, row, strict=True))
             for slot in [label.removesuffix(f"={NAMED}") for label in self.labels if label.endswith(f"={NAMED}")]:
                 chance = found.pop(f"{slot}={NAMED}")
@@ -103,20 +104,20 @@ class Dialogue:
             by_turn.append(found)
         return track(examples, by_turn, self.threshold)
 
-    def measure(self, results: Sequence[State], examples: Sequence[Turn]) -> dict[str, float]:
+    def measure(self, results: Sequence[DialogueState], examples: Sequence[DialogueTurn]) -> dict[str, float]:
         """Joint goal accuracy first."""
         return measure(results, examples)
 
 
-def texts(turns: Sequence[Turn]) -> list[Text]:
+def texts(turns: Sequence[DialogueTurn]) -> list[TextExample]:
     """What the classifier reads: the system's words, then the user's, with the labels of this turn, sorted."""
     return [
-        Text(turn.system, turn.user, tuple(sorted({f"{slot}={value}" for slot, value in turn.said})), turn.where)
+        TextExample(turn.system, turn.user, tuple(sorted({f"{slot}={value}" for slot, value in turn.said})), turn.where)
         for turn in turns
     ]
 
 
-def named(turns: Sequence[Turn], known: Sequence[str]) -> list[dict[str, str]]:
+def named(turns: Sequence[DialogueTurn], known: Sequence[str]) -> list[dict[str, str]]:
     """Slot → value that the user's words name, for each turn; of several values of a slot the last, of values that
     overlap the longer.
     """
@@ -135,7 +136,9 @@ def named(turns: Sequence[Turn], known: Sequence[str]) -> list[dict[str, str]]:
     ]
 
 
-def track(turns: Sequence[Turn], predictions: Sequence[Mapping[str, float]], threshold: float = 0.5) -> list[State]:
+def track(
+    turns: Sequence[DialogueTurn], predictions: Sequence[Mapping[str, float]], threshold: float = 0.5
+) -> list[DialogueState]:
     """The state after each turn. Turns of a dialogue come in order; another dialogue may come between them.
 
     Per slot the likeliest value that reaches the threshold replaces the earlier one. A turn whose number does not go up
@@ -145,12 +148,12 @@ def track(turns: Sequence[Turn], predictions: Sequence[Mapping[str, float]], thr
         raise AlbertkitError(f"there are {len(turns)} turns and {len(predictions)} predictions; give one for each turn")
     goals: dict[str, tuple[int, dict[str, str]]] = {}  # last turn and goal of each dialogue
     out = []
-    for turn, chances in zip(turns, predictions, strict=True):
+    for turn, probabilities in zip(turns, predictions, strict=True):
         last, goal = goals.get(turn.dialogue, (-1, {}))
         goal = dict(goal) if turn.number > last else {}
         best: dict[str, float] = {}
         requests = set()
-        for label, chance in chances.items():
+        for label, chance in probabilities.items():
             slot, mark, value = label.partition("=")
             if not mark:
                 raise AlbertkitError(
@@ -163,14 +166,14 @@ def track(turns: Sequence[Turn], predictions: Sequence[Mapping[str, float]], thr
             elif chance > best.get(slot, -1.0):
                 best[slot], goal[slot] = chance, value
         goals[turn.dialogue] = turn.number, goal
-        out.append(State(goal, frozenset(requests), {slot: goal[slot] for slot in best}))
+        out.append(DialogueState(goal, frozenset(requests), {slot: goal[slot] for slot in best}))
     return out
 
 
-def truth(turns: Sequence[Turn]) -> list[State]:
+def truth(turns: Sequence[DialogueTurn]) -> list[DialogueState]:
     """The states that the data says are right."""
     return [
-        State(
+        DialogueState(
             {slot: value for slot, value in turn.state if slot != REQUEST},
             frozenset(value for slot, value in turn.said if slot == REQUEST),
             {slot: value for slot, value in turn.said if slot != REQUEST},
@@ -179,7 +182,7 @@ def truth(turns: Sequence[Turn]) -> list[State]:
     ]
 
 
-def measure(states: Sequence[State], turns: Sequence[Turn]) -> dict[str, float]:
+def measure(states: Sequence[DialogueState], turns: Sequence[DialogueTurn]) -> dict[str, float]:
     """Shares of turns: with every slot right ("joint_goal"), with all requests right ("requests"), and for each slot
     those with its value right, or rightly without one ("slot_food").
     """

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Text:
+class TextExample:
     """A text or a pair with what is known about it: a class, several classes, or a number."""
 
     text: str
@@ -30,7 +30,7 @@ class Span:
 
 
 @dataclass(frozen=True)
-class Tagged:
+class TaggedExample:
     """A text, the characters of its words, and the entities in it. Words are what metrics count in; entities begin and
     end with them.
     """
@@ -44,7 +44,7 @@ class Tagged:
 
 
 @dataclass(frozen=True)
-class Question:
+class QuestionExample:
     """A question about a context; no answers means that it cannot be answered (or, in use, that none is known)."""
 
     id: str
@@ -58,7 +58,7 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Choice:
+class ChoiceExample:
     """A question about a context with several choices, of which one is right."""
 
     context: str
@@ -69,7 +69,7 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Rewrite:
+class RewriteExample:
     """A text, and the text to be written from it: a summary, a question, a plainer sentence."""
 
     source: str
@@ -78,7 +78,7 @@ class Rewrite:
 
 
 @dataclass(frozen=True)
-class Turn:
+class DialogueTurn:
     """One turn of a dialogue: what the system said before, what the user says, and what holds after it."""
 
     dialogue: str

@@ -1,6 +1,6 @@
 """Text generation: a text is written from another one, word by word, by an encoder that has learnt to fill masks.
 
-In: `Rewrite` examples. Out: `Written`. Before this file: `rewrites.py`; after it: `train/finetune_task.py` and `runtime/generate.py`.
+In: `RewriteExample` examples. Out: `GeneratedText`. Before this file: `rewrites.py`; after it: `train/finetune_task.py` and `runtime/generate.py`.
 
 The input of a training is
 
@@ -21,10 +21,10 @@ import numpy as np
 
 from albertkit.config import AlbertConfig
 from albertkit.errors import AlbertkitError, need
-from albertkit.tasks.examples import Rewrite
+from albertkit.tasks.examples import RewriteExample
 from albertkit.tasks.tag import IGNORED
 from albertkit.tasks.task import Feature
-from albertkit.tasks.word_alignment import CJK, words_of
+from albertkit.tasks.word_alignment import CJK, split_words
 from albertkit.tokenizer import Tokenizer
 
 KNOWN_OPTIONS = {"scale_embedding", "head_size", "brightmart_layout"}  # that work word by word as they do at once
@@ -33,7 +33,7 @@ LEAST = 4  # tokens of a source
 
 
 @dataclass(frozen=True)
-class Written:
+class GeneratedText:
     """A text that was written, and how sure the model is of it."""
 
     text: str
@@ -45,7 +45,7 @@ class Written:
 
 
 @dataclass(frozen=True)
-class Guessed:
+class TargetPrediction:
     """What a model says at every token of a text when all tokens before are the right ones."""
 
     text: str
@@ -57,7 +57,7 @@ class Guessed:
 
 
 @dataclass(frozen=True)
-class Generate:
+class GenerateTask:
     """Source to target."""
 
     target_length: int = 32
@@ -67,6 +67,7 @@ class Generate:
     words: int = 10
     """Mean words of a target in the training data: what the copy baseline takes."""
 
+    name = "generate"
     head = "mlm"
     labels: ClassVar[tuple[str, ...]] = ()
     outputs = 0
@@ -78,12 +79,12 @@ class Generate:
             raise AlbertkitError(f"smoothing is {self.smoothing}; it must be from 0 up to, not including, 1")
 
     @classmethod
-    def of(cls, examples: Sequence[Rewrite], **settings: Any) -> Generate:
+    def of(cls, examples: Sequence[RewriteExample], **settings: Any) -> GenerateTask:
         """The task; the examples must have targets."""
         for example in examples:
             if not example.target:
                 raise AlbertkitError(f"{example.where or 'an example'} has no target; training needs one")
-        lengths = [len(words_of(example.target or "")) for example in examples]
+        lengths = [len(split_words(example.target or "")) for example in examples]
         return cls(**{"words": max(1, round(float(np.mean(lengths)))), **settings})
 
     def room(self, max_length: int) -> int:
@@ -102,7 +103,7 @@ class Generate:
         room = self.room(max_length)
         return [[first, *ids[:room], last] for ids in tokenizer.ids_batch(texts)]
 
-    def features(self, examples: Sequence[Rewrite], tokenizer: Tokenizer, max_length: int) -> list[Feature]:
+    def features(self, examples: Sequence[RewriteExample], tokenizer: Tokenizer, max_length: int) -> list[Feature]:
         """One for each example; a target that is cut has no end to learn."""
         _, last, mask = marks(tokenizer)
         sources = self.sources([example.source for example in examples], tokenizer, max_length)
@@ -123,27 +124,29 @@ class Generate:
         return made
 
     def results(
-        self, scores: Sequence[np.ndarray], features: Sequence[Feature], examples: Sequence[Rewrite]
-    ) -> list[Guessed]:
+        self, scores: Sequence[np.ndarray], features: Sequence[Feature], examples: Sequence[RewriteExample]
+    ) -> list[TargetPrediction]:
         """What was said at each mask, from (masks, 2): the likeliest token, and the log-probability of the right one."""
         made = []
         for row, feature in zip(scores, features, strict=True):
             right = [target for target in feature.target if target != IGNORED]
             said = row[:, 0].astype(int).tolist()
             hits = sum(a == b for a, b in zip(said, right, strict=True))
-            made.append(Guessed(" ".join(map(str, dict.fromkeys(said))), -float(row[:, 1].sum()), hits, len(right)))
+            made.append(
+                TargetPrediction(" ".join(map(str, dict.fromkeys(said))), -float(row[:, 1].sum()), hits, len(right))
+            )
         return made
 
-    def measure(self, results: Sequence[Any], examples: Sequence[Rewrite]) -> dict[str, float]:
+    def measure(self, results: Sequence[Any], examples: Sequence[RewriteExample]) -> dict[str, float]:
         """Loss and accuracy for each word of right texts, as in training; BLEU and ROUGE-L of written ones, beside those of a copy."""
-        if results and isinstance(results[0], Guessed):
+        if results and isinstance(results[0], TargetPrediction):
             tokens = sum(r.tokens for r in results)
             loss = sum(r.loss for r in results) / tokens
             return {"loss": loss, "word_accuracy": sum(r.right for r in results) / tokens}
         right = [example.target or "" for example in examples]
         found = quality([result.text for result in results], right)
         copied = quality([first_words(example.source, self.words) for example in examples], right)
-        length = sum(len(words_of(r.text)) for r in results) / max(1, sum(len(words_of(t)) for t in right))
+        length = sum(len(split_words(r.text)) for r in results) / max(1, sum(len(split_words(t)) for t in right))
         return {**found, **{f"copy_{name}": value for name, value in copied.items()}, "length_ratio": length}
 
 
@@ -172,7 +175,7 @@ def check_able(config: AlbertConfig, names: Collection[str]) -> None:
 
 def first_words(text: str, count: int) -> str:
     """The beginning of a text: what a baseline writes."""
-    words = words_of(text)[:count]
+    words = split_words(text)[:count]
     return text[words[0][0] : words[-1][1]] if words else ""
 
 
@@ -182,7 +185,7 @@ class Cut:
     def tokenize(self, text: str) -> list[str]:
         """Words in lower case, without marks; Chinese by characters."""
         lower = text.lower()
-        return [lower[a:b] for a, b in words_of(lower) if any(c.isalnum() for c in lower[a:b])]
+        return [lower[a:b] for a, b in split_words(lower) if any(c.isalnum() for c in lower[a:b])]
 
 
 def quality(written: Sequence[str], right: Sequence[str]) -> dict[str, float]:

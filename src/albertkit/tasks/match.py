@@ -1,6 +1,6 @@
 """Semantic matching with vectors: two texts are encoded by themselves and compared by their cosine (a bi-encoder, for search).
 
-In: `Text` pairs with a score, a class of two, or none (then every pair belongs together). Out: `Alike` results. For a cross-encoder, which reads both
+In: `TextExample` pairs with a score, a class of two, or none (then every pair belongs together). Out: `MatchResult` results. For a cross-encoder, which reads both
 texts at once and is more exact but cannot be indexed, use `classify.py` with pairs.
 """
 
@@ -13,7 +13,7 @@ from typing import ClassVar
 import numpy as np
 
 from albertkit.errors import AlbertkitError, need
-from albertkit.tasks.examples import Text
+from albertkit.tasks.examples import TextExample
 from albertkit.tasks.task import Feature
 from albertkit.tokenizer import Tokenizer
 
@@ -21,7 +21,7 @@ LOSSES = ("cosent", "mnrl", "contrastive")
 
 
 @dataclass(frozen=True)
-class Alike:
+class MatchResult:
     """How alike two texts are."""
 
     score: float
@@ -32,7 +32,7 @@ class Alike:
 
 
 @dataclass(frozen=True)
-class Match:
+class MatchTask:
     """Pairs to vectors.
 
     loss: cosent (pairs that are more alike get the higher cosine; scores or classes), mnrl (each text finds its partner among
@@ -45,6 +45,7 @@ class Match:
     """Cosines are multiplied with it before they are compared."""
     margin: float = 0.5
 
+    name = "match"
     head = "vector"
 
     def __post_init__(self) -> None:
@@ -52,7 +53,7 @@ class Match:
             raise AlbertkitError(f"loss is {self.loss!r}; choose one of {', '.join(LOSSES)}")
 
     @classmethod
-    def of(cls, examples: Sequence[Text], loss: str | None = None) -> Match:
+    def of(cls, examples: Sequence[TextExample], loss: str | None = None) -> MatchTask:
         """The task of these pairs: cosent where they have scores or classes, mnrl where they only belong together."""
         for e in examples:
             if e.pair is None:
@@ -78,7 +79,7 @@ class Match:
         """Vectors have no classes."""
         return 0
 
-    def target(self, example: Text) -> float | None:
+    def target(self, example: TextExample) -> float | None:
         """The score, or 1 for the second of two classes and for pairs that belong together."""
         if example.label is None:
             return 1.0
@@ -86,7 +87,7 @@ class Match:
             return example.label
         return float(not self.labels or str(example.label) == self.labels[-1])
 
-    def features(self, examples: Sequence[Text], tokenizer: Tokenizer, max_length: int) -> list[Feature]:
+    def features(self, examples: Sequence[TextExample], tokenizer: Tokenizer, max_length: int) -> list[Feature]:
         """Two features for each pair; the target stands at the first. With mnrl, pairs that do not belong together have none."""
         texts = [text for e in examples for text in (e.text, e.pair or "")]
         found = tokenizer.encode_batch(texts, max_length=max_length)
@@ -99,17 +100,20 @@ class Match:
         ]
 
     def results(
-        self, scores: Sequence[np.ndarray], features: Sequence[Feature], examples: Sequence[Text]
-    ) -> list[Alike]:
+        self, scores: Sequence[np.ndarray], features: Sequence[Feature], examples: Sequence[TextExample]
+    ) -> list[MatchResult]:
         """The cosine of each pair's vectors."""
         table = np.stack(scores).astype(np.float64)
         table /= np.maximum(np.linalg.norm(table, axis=1, keepdims=True), 1e-12)
         cosines = (table[0::2] * table[1::2]).sum(1)
         if any(example.label is not None for example in examples):
-            return [Alike(float(score)) for score in cosines]
-        return [Alike(float(score), rank) for score, rank in zip(cosines, ranks(table[0::2], table[1::2]), strict=True)]
+            return [MatchResult(float(score)) for score in cosines]
+        return [
+            MatchResult(float(score), rank)
+            for score, rank in zip(cosines, ranks(table[0::2], table[1::2]), strict=True)
+        ]
 
-    def measure(self, results: Sequence[Alike], examples: Sequence[Text]) -> dict[str, float]:
+    def measure(self, results: Sequence[MatchResult], examples: Sequence[TextExample]) -> dict[str, float]:
         """Rank correlation for scores; for classes the area under the curve, average precision and the best accuracy;
         for pairs without labels how often the partner is the nearest of all, and the mean of 1 / its place.
         """

@@ -13,7 +13,7 @@ from typing import Any
 from albertkit.errors import AlbertkitError
 
 
-def parted(examples: list[Any]) -> tuple[list[Any], list[Any]]:
+def split_examples(examples: list[Any]) -> tuple[list[Any], list[Any]]:
     """(train, dev): one in ten is held out; turns of a dialogue and questions about one text and one source's rewrites stay together.
 
     The last example of a class, an intent or a kind of entity is never held out.

@@ -1,6 +1,6 @@
 """Entities in a text, and intents with slots: labels of words become labels of pieces, and come back as characters.
 
-In: `Tagged` examples. Out: `Entities` or `Understood`. Before this file: `words.py`; beside it: `classify.py`.
+In: `TaggedExample` examples. Out: `TagResult` or `IntentResult`. Before this file: `words.py`; beside it: `classify.py`.
 
 Each word is cut into pieces for itself, so a word looks the same with and without a comma behind it, and no piece
 belongs to two words. The first piece of a word reads its label. A long text becomes windows of whole words; each word
@@ -19,12 +19,19 @@ from typing import Any, ClassVar
 import numpy as np
 
 from albertkit.errors import AlbertkitError, need
-from albertkit.tasks.examples import Tagged
+from albertkit.tasks.examples import TaggedExample
 from albertkit.tasks.task import Feature
-from albertkit.tasks.word_alignment import Marked, Words, pieces_of, readers_of, tags_of, windows_of, words_in, words_of
+from albertkit.tasks.word_alignment import (
+    Marked,
+    Words,
+    example_words,
+    iob2_tags,
+    label_tokens,
+    word_tokens,
+    word_windows,
+)
 from albertkit.tokenizer import Tokenizer
 
-__all__ = ["Entities", "Entity", "Intent", "Tag", "Understood", "words_of"]
 IGNORED = -100  # a target that no loss looks at
 
 
@@ -40,7 +47,7 @@ class Entity:
 
 
 @dataclass(frozen=True)
-class Entities:
+class TagResult:
     """The entities of a text, in order."""
 
     text: str
@@ -50,7 +57,7 @@ class Entities:
 
 
 @dataclass(frozen=True)
-class Understood:
+class IntentResult:
     """What the user wants, how sure that is, and the slots."""
 
     intent: str
@@ -60,8 +67,8 @@ class Understood:
     """Layers applied, on results of texts that may leave early (`early_exit=`); no part of what is compared or written."""
 
     @classmethod
-    def of(cls, label: Any) -> Understood:
-        """A `Label` as an intent without slots."""
+    def of(cls, label: Any) -> IntentResult:
+        """A `Classification` as an intent without slots."""
         made = cls(label.label, label.probability, ())
         if label.depth is not None:
             object.__setattr__(made, "depth", label.depth)  # fresh, and frozen for everybody else
@@ -69,13 +76,14 @@ class Understood:
 
 
 @dataclass(frozen=True)
-class Tag:
+class TagTask:
     """Entities with IOB2 labels: "O", "B-PER" for the first word of an entity, "I-PER" for the others."""
 
     labels: tuple[str, ...]
     overlap: int = 64
     """Tokens that two windows of a long text share."""
 
+    name = "tag"
     head = "tag"
 
     def __post_init__(self) -> None:
@@ -87,7 +95,7 @@ class Tag:
             raise AlbertkitError(f"overlap is {self.overlap}; choose 0 or more tokens")
 
     @classmethod
-    def of(cls, examples: Sequence[Tagged], **settings: Any) -> Tag:
+    def of(cls, examples: Sequence[TaggedExample], **settings: Any) -> TagTask:
         """The task with all kinds of entities in these examples."""
         kinds = sorted({span.label for example in examples for span in example.spans})
         if not kinds:
@@ -99,7 +107,7 @@ class Tag:
         """Rows of the head."""
         return len(self.labels)
 
-    def features(self, examples: Sequence[Tagged], tokenizer: Tokenizer, max_length: int) -> list[Feature]:
+    def features(self, examples: Sequence[TaggedExample], tokenizer: Tokenizer, max_length: int) -> list[Feature]:
         """Windows of each text; targets where words or entities are given. Every example has at least one.
 
         A kind of entity that is not among the labels is not learnt from; `measure` counts it as missed. A word of more
@@ -109,12 +117,12 @@ class Tag:
         room = max_length - 2
         most = max(1, room // 2)
         rows = {label: i for i, label in enumerate(self.labels)}
-        words = [words_in(example) for example in examples]
-        cut = pieces_of({e.text[a:b] for e, own in zip(examples, words, strict=True) for a, b in own}, tokenizer)
+        words = [example_words(example) for example in examples]
+        cut = word_tokens({e.text[a:b] for e, own in zip(examples, words, strict=True) for a, b in own}, tokenizer)
         out: list[Feature] = []
         for number, (example, own) in enumerate(zip(examples, words, strict=True)):
             pieces = [cut[example.text[a:b]][:most] for a, b in own]
-            windows = windows_of([len(p) for p in pieces], room, min(self.overlap, room - most))
+            windows = word_windows([len(p) for p in pieces], room, min(self.overlap, room - most))
             made = []
             for window in windows:
                 tokens = [(i, (own[w][0] + a, own[w][0] + b)) for w in window for i, (a, b) in pieces[w]]
@@ -123,26 +131,26 @@ class Tag:
                 made.append(Feature(ids, [0] * len(ids), number, None, places))
             if example.words or example.spans or example.intent is not None:
                 targets = [[IGNORED] * len(feature.ids) for feature in made]
-                tags = tags_of(own, example.spans, example.where)
-                for tag, (window_number, token) in zip(tags, readers_of(made, own), strict=True):
+                tags = iob2_tags(own, example.spans, example.where)
+                for tag, (window_number, token) in zip(tags, label_tokens(made, own), strict=True):
                     targets[window_number][token] = rows.get(tag, IGNORED)
                 made = [replace(f, target=target) for f, target in zip(made, targets, strict=True)]
             out += made
         return out
 
     def results(
-        self, scores: Sequence[np.ndarray], features: Sequence[Feature], examples: Sequence[Tagged]
-    ) -> list[Entities]:
+        self, scores: Sequence[np.ndarray], features: Sequence[Feature], examples: Sequence[TaggedExample]
+    ) -> list[TagResult]:
         """The entities of each text, from (tokens, labels) scores of each feature."""
         own: list[list[int]] = [[] for _ in examples]
         for i, feature in enumerate(features):
             own[feature.example].append(i)
         out = []
         for example, windows in zip(examples, own, strict=True):
-            words = words_in(example)
-            readers = readers_of([features[i] for i in windows], words)
+            words = example_words(example)
+            readers = label_tokens([features[i] for i in windows], words)
             table = [np.asarray(scores[windows[window]][token], np.float64) for window, token in readers]
-            out.append(Entities(example.text, self._entities(example.text, words, np.array(table))))
+            out.append(TagResult(example.text, self._entities(example.text, words, np.array(table))))
         return out
 
     def _entities(self, text: str, words: Words, table: np.ndarray) -> tuple[Entity, ...]:
@@ -152,7 +160,7 @@ class Tag:
         logs = table - table.max(1, keepdims=True)
         logs -= np.log(np.exp(logs).sum(1, keepdims=True))
         path = self._path(logs)
-        chances = np.exp(logs[np.arange(len(path)), path])
+        probabilities = np.exp(logs[np.arange(len(path)), path])
         tags = [self.labels[i] for i in path]
         starts = [
             i
@@ -163,7 +171,7 @@ class Tag:
         for first, limit in pairwise([*starts, len(tags)]):
             stop = next((i for i in range(first, limit) if tags[i] == "O"), limit)
             a, b = words[first][0], words[stop - 1][1]
-            out.append(Entity(text[a:b], a, b, tags[first][2:], float(chances[first:stop].mean())))
+            out.append(Entity(text[a:b], a, b, tags[first][2:], float(probabilities[first:stop].mean())))
         return tuple(out)
 
     def _path(self, logs: np.ndarray) -> np.ndarray:
@@ -192,25 +200,26 @@ class Tag:
                 table[:, j] = [0 if before[1:] == label[1:] else -inf for before in self.labels]
         return table
 
-    def measure(self, results: Sequence[Entities], examples: Sequence[Tagged]) -> dict[str, float]:
+    def measure(self, results: Sequence[TagResult], examples: Sequence[TaggedExample]) -> dict[str, float]:
         """F1, precision and recall of whole entities, as seqeval counts them, then the F1 of each kind."""
         return measure_entities([result.spans for result in results], examples)
 
 
 @dataclass(frozen=True)
-class Intent:
+class IntentTask:
     """Intents and slots at once, with two heads: one class for the text, one label for each word."""
 
     intents: tuple[str, ...]
     labels: tuple[str, ...]
-    """Of the slots, as in `Tag`."""
+    """Of the slots, as in `TagTask`."""
     overlap: int = 64
     """Tokens that two windows of a long text share."""
 
+    name = "intent"
     head = ("classify", "tag")
 
     @classmethod
-    def of(cls, examples: Sequence[Tagged], **settings: Any) -> Intent:
+    def of(cls, examples: Sequence[TaggedExample], **settings: Any) -> IntentTask:
         """The task with all intents and slots in these examples."""
         bare = next((e for e in examples if e.intent is None), None)
         if bare is not None or not examples:
@@ -218,7 +227,7 @@ class Intent:
                 f"{(bare and bare.where) or 'an example'} has no intent; training needs one for each text"
             )
         return cls(
-            tuple(sorted({e.intent for e in examples if e.intent is not None})), Tag.of(examples).labels, **settings
+            tuple(sorted({e.intent for e in examples if e.intent is not None})), TagTask.of(examples).labels, **settings
         )
 
     @property
@@ -227,12 +236,12 @@ class Intent:
         return len(self.intents), len(self.labels)
 
     @cached_property
-    def slots(self) -> Tag:
+    def slots(self) -> TagTask:
         """The half of the task that is about words."""
-        return Tag(self.labels, self.overlap)
+        return TagTask(self.labels, self.overlap)
 
-    def features(self, examples: Sequence[Tagged], tokenizer: Tokenizer, max_length: int) -> list[Feature]:
-        """As `Tag` has them; a target is (row of the intent or -100, list of labels)."""
+    def features(self, examples: Sequence[TaggedExample], tokenizer: Tokenizer, max_length: int) -> list[Feature]:
+        """As `TagTask` has them; a target is (row of the intent or -100, list of labels)."""
         rows: dict[str | None, int] = {intent: i for i, intent in enumerate(self.intents)}
         found = self.slots.features(examples, tokenizer, max_length)
         return [
@@ -241,23 +250,26 @@ class Intent:
         ]
 
     def results(
-        self, scores: Sequence[tuple[np.ndarray, np.ndarray]], features: Sequence[Feature], examples: Sequence[Tagged]
-    ) -> list[Understood]:
+        self,
+        scores: Sequence[tuple[np.ndarray, np.ndarray]],
+        features: Sequence[Feature],
+        examples: Sequence[TaggedExample],
+    ) -> list[IntentResult]:
         """Intent and slots, from ((intents,), (tokens, labels)) scores; windows of one text vote with their probabilities."""
-        chances = np.zeros((len(examples), len(self.intents)))
+        probabilities = np.zeros((len(examples), len(self.intents)))
         for (classes, _), feature in zip(scores, features, strict=True):
             row = np.asarray(classes, np.float64)
             row = np.exp(row - row.max())
-            chances[feature.example] += row / row.sum()
-        chances /= np.maximum(chances.sum(1, keepdims=True), 1e-300)
+            probabilities[feature.example] += row / row.sum()
+        probabilities /= np.maximum(probabilities.sum(1, keepdims=True), 1e-300)
         slots = self.slots.results([words for _, words in scores], features, examples)
         return [
-            Understood(self.intents[int(row.argmax())], float(row.max()), found.spans)
-            for row, found in zip(chances, slots, strict=True)
+            IntentResult(self.intents[int(row.argmax())], float(row.max()), found.spans)
+            for row, found in zip(probabilities, slots, strict=True)
         ]
 
-    def measure(self, results: Sequence[Understood], examples: Sequence[Tagged]) -> dict[str, float]:
-        """Texts with intent and all slots right ("exact"), intents right ("accuracy"), and the slots as `Tag` measures them."""
+    def measure(self, results: Sequence[IntentResult], examples: Sequence[TaggedExample]) -> dict[str, float]:
+        """Texts with intent and all slots right ("exact"), intents right ("accuracy"), and the slots as `TagTask` measures them."""
         intents = np.array([r.intent == e.intent for r, e in zip(results, examples, strict=True)], bool)
         slots = np.array([_plain(r.spans) == _plain(e.spans) for r, e in zip(results, examples, strict=True)], bool)
         count = max(1, len(examples))
@@ -268,12 +280,12 @@ class Intent:
         }
 
 
-def measure_entities(found: Sequence[Sequence[Marked]], examples: Sequence[Tagged]) -> dict[str, float]:
+def measure_entities(found: Sequence[Sequence[Marked]], examples: Sequence[TaggedExample]) -> dict[str, float]:
     """Entity-level F1, precision and recall over all kinds ("f1", …), and the F1 of each kind ("f1_PER")."""
     report = need("seqeval.metrics", "train", "measuring entities").classification_report
-    words = [words_in(example) for example in examples]
-    right = [tags_of(w, e.spans, e.where) for w, e in zip(words, examples, strict=True)]
-    guess = [tags_of(w, spans) for w, spans in zip(words, found, strict=True)]
+    words = [example_words(example) for example in examples]
+    right = [iob2_tags(w, e.spans, e.where) for w, e in zip(words, examples, strict=True)]
+    guess = [iob2_tags(w, spans) for w, spans in zip(words, found, strict=True)]
     if not any(tag != "O" for tags in (*right, *guess) for tag in tags):
         return {"f1": 0.0, "precision": 0.0, "recall": 0.0}  # seqeval cannot take it, and would divide 0 by 0
     rows = report(right, guess, output_dict=True, zero_division=0)

@@ -13,32 +13,39 @@ from numbers import Integral
 from typing import Any
 
 from albertkit.errors import AlbertkitError
-from albertkit.tasks.examples import Choice, Question, Rewrite, Tagged, Text, Turn
+from albertkit.tasks.examples import (
+    ChoiceExample,
+    DialogueTurn,
+    QuestionExample,
+    RewriteExample,
+    TaggedExample,
+    TextExample,
+)
 from albertkit.tasks.readers.json_files import placed
-from albertkit.tasks.readers.labelled_files import Data, counted
+from albertkit.tasks.readers.labelled_files import LabelledData, counted
 from albertkit.tasks.readers.tagged_files import overlap
 
 KINDS: dict[str, tuple[type, ...]] = {
-    "classify": (Text,),
-    "tag": (Tagged,),
-    "answer": (Question,),
-    "choose": (Choice,),
-    "match": (Text,),
-    "intent": (Tagged, Text),
-    "dialogue": (Turn,),
-    "generate": (Rewrite,),
+    "classify": (TextExample,),
+    "tag": (TaggedExample,),
+    "answer": (QuestionExample,),
+    "choose": (ChoiceExample,),
+    "match": (TextExample,),
+    "intent": (TaggedExample, TextExample),
+    "dialogue": (DialogueTurn,),
+    "generate": (RewriteExample,),
 }
 WRITTEN = {
-    Text: "Text('lovely', label='good')",
-    Tagged: "Tagged('Ann sings', ((0, 3), (4, 9)), (Span(0, 3, 'PER'),))",
-    Question: "Question('1', 'Who sings?', 'Ann sings.', ((0, 'Ann'),))",
-    Choice: "Choice('Ann sings.', 'Who sings?', ('Ann', 'Bob'), 0)",
-    Turn: "Turn('1', 0, '', 'thai food', (('food', 'thai'),), (('food', 'thai'),))",
-    Rewrite: "Rewrite('a long text', 'a short one')",
+    TextExample: "TextExample('lovely', label='good')",
+    TaggedExample: "TaggedExample('Ann sings', ((0, 3), (4, 9)), (Span(0, 3, 'PER'),))",
+    QuestionExample: "QuestionExample('1', 'Who sings?', 'Ann sings.', ((0, 'Ann'),))",
+    ChoiceExample: "ChoiceExample('Ann sings.', 'Who sings?', ('Ann', 'Bob'), 0)",
+    DialogueTurn: "DialogueTurn('1', 0, '', 'thai food', (('food', 'thai'),), (('food', 'thai'),))",
+    RewriteExample: "RewriteExample('a long text', 'a short one')",
 }
 
 
-def listed(task: str, name: str, examples: Sequence[Any]) -> Data:
+def validate_examples(task: str, name: str, examples: Sequence[Any]) -> LabelledData:
     """The examples of a part, if they are some of the task; answers that stand elsewhere in their context are moved."""
     found = list(examples)
     if not found:
@@ -46,14 +53,14 @@ def listed(task: str, name: str, examples: Sequence[Any]) -> Data:
     odd = next((one for one in found if not is_dataclass(one)), None)
     if odd is not None:
         raise AlbertkitError(
-            f"{name} holds a {type(odd).__name__}, which is no example; write  Text('lovely', label='good')  of "
-            "albertkit.tasks.examples (Tagged, Question, Choice …), or name a file"
+            f"{name} holds a {type(odd).__name__}, which is no example; write  TextExample('lovely', label='good')  of "
+            "albertkit.tasks.examples (TaggedExample, QuestionExample, ChoiceExample …), or name a file"
         )
     kind = next((kind for kind in KINDS[task] if isinstance(found[0], kind)), KINDS[task][0])
     moved = 0
     for number, example in enumerate(found, 1):
         wrong = _wrong(task, kind, example, found[0])
-        if not wrong and isinstance(example, Question) and not example.impossible:
+        if not wrong and isinstance(example, QuestionExample) and not example.impossible:
             answers = placed(example.context, example.answers)
             if isinstance(answers, str):
                 wrong = answers
@@ -62,23 +69,23 @@ def listed(task: str, name: str, examples: Sequence[Any]) -> Data:
                 moved += answers[1]
         if wrong:
             raise AlbertkitError(f"example {number} of {name}: {wrong}")
-    return Data(found, (f"{counted(moved, 'answer')} not where {name} says, but nearby",) if moved else ())
+    return LabelledData(found, (f"{counted(moved, 'answer')} not where {name} says, but nearby",) if moved else ())
 
 
 def _wrong(task: str, kind: type, example: Any, first: Any) -> str | None:
     """What is wrong with an example, and the remedy; None if nothing is."""
     if not isinstance(example, kind):
         return f"{task} learns from {kind.__name__}, and this is a {type(example).__name__}; write  {WRITTEN[kind]}"
-    if isinstance(example, Text):
+    if isinstance(example, TextExample):
         free = task == "match" and first.label is None
         return _wrong_label(example.label, first.label) if not free or example.label is not None else None
-    if isinstance(example, Tagged):
+    if isinstance(example, TaggedExample):
         return _wrong_tags(task, example)
-    if isinstance(example, Question) and not example.answers and not example.impossible:
+    if isinstance(example, QuestionExample) and not example.answers and not example.impossible:
         return "there is no answer; give one, or mark the question with impossible=True"
-    if isinstance(example, Choice) and (example.right is None or not 0 <= example.right < len(example.choices)):
+    if isinstance(example, ChoiceExample) and (example.right is None or not 0 <= example.right < len(example.choices)):
         return f"the right choice is {example.right}; give its number from 0 to {len(example.choices) - 1}"
-    if isinstance(example, Rewrite) and example.target is None:
+    if isinstance(example, RewriteExample) and example.target is None:
         return "the target is None; give the text that should be written"
     return None
 
@@ -96,7 +103,7 @@ def _wrong_label(label: Any, first: Any) -> str | None:
     return None
 
 
-def _wrong_tags(task: str, example: Tagged) -> str | None:
+def _wrong_tags(task: str, example: TaggedExample) -> str | None:
     if task == "intent" and example.intent is None:
         return "the intent is None; give one, or leave the example away"
     for span in example.spans:

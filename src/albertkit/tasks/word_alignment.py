@@ -1,6 +1,6 @@
 """Words of a text: finding them, their labels, their pieces, and windows of them.
 
-In: a text, or a `Tagged` example. Out: characters (start, end) of each word; an IOB2 label for each word; which window
+In: a text, or a `TaggedExample` example. Out: characters (start, end) of each word; an IOB2 label for each word; which window
 of a long text reads which word. After this file: `tag.py`. Left out: scripts without spaces other than Chinese and Japanese (Thai, Lao, Khmer: a run of letters is
 one word).
 """
@@ -17,7 +17,7 @@ from math import inf
 from typing import Protocol
 
 from albertkit.errors import AlbertkitError
-from albertkit.tasks.examples import Tagged
+from albertkit.tasks.examples import TaggedExample
 from albertkit.tasks.task import Feature
 from albertkit.tokenizer import Tokenizer
 
@@ -54,14 +54,14 @@ class Marked(Protocol):
         """What it is."""
 
 
-def words_of(text: str, cuts: Iterable[int] = ()) -> tuple[tuple[int, int], ...]:
+def split_words(text: str, cuts: Iterable[int] = ()) -> tuple[tuple[int, int], ...]:
     """The words of a text that nobody has cut: runs of letters and digits, single marks, single Chinese characters.
 
     Marks inside a word stay in it (all-rounder, 1,000, O'Brien, U.S.), those at its ends are words of their own, and so are
     's and its like, as in most labelled English data. No character but white space and controls is left out. `cuts` are
     further places where a word must end, for entities that end inside a word.
 
-    >>> [text[a:b] for text in ["The U.S. beat 北京, 3-1."] for a, b in words_of(text)]
+    >>> [text[a:b] for text in ["The U.S. beat 北京, 3-1."] for a, b in split_words(text)]
     ['The', 'U.S.', 'beat', '北', '京', ',', '3-1', '.']
     """
     found = [match.span() for match in _WORD.finditer("".join(map(_kind, text)))]
@@ -99,10 +99,10 @@ def _kind(c: str) -> str:
     return c if c in "-./&@',:" else "x"
 
 
-def words_in(example: Tagged) -> Words:
+def example_words(example: TaggedExample) -> Words:
     """The words of an example: those given, or those of its text."""
     if not example.words:
-        return words_of(example.text)
+        return split_words(example.text)
     before = 0
     for a, b in example.words:
         if not before <= a < b <= len(example.text):
@@ -114,7 +114,7 @@ def words_in(example: Tagged) -> Words:
     return example.words
 
 
-def tags_of(words: Words, spans: Iterable[Marked], where: str = "") -> list[str]:
+def iob2_tags(words: Words, spans: Iterable[Marked], where: str = "") -> list[str]:
     """The IOB2 label of each word. Of entities that overlap, the one that begins first is kept, then the longer one."""
     tags = ["O"] * len(words)
     first = {a: i for i, (a, _) in enumerate(words)}
@@ -131,7 +131,7 @@ def tags_of(words: Words, spans: Iterable[Marked], where: str = "") -> list[str]
     return tags
 
 
-def pieces_of(words: Iterable[str], tokenizer: Tokenizer) -> dict[str, list[tuple[int, tuple[int, int]]]]:
+def word_tokens(words: Iterable[str], tokenizer: Tokenizer) -> dict[str, list[tuple[int, tuple[int, int]]]]:
     """(id, characters) of the pieces of each word: those that stand for no character go, but no word is without a piece."""
     texts = sorted(words)
     unknown = tokenizer.pad_id if tokenizer.unk_id is None else tokenizer.unk_id
@@ -142,7 +142,7 @@ def pieces_of(words: Iterable[str], tokenizer: Tokenizer) -> dict[str, list[tupl
     return found
 
 
-def windows_of(sizes: Sequence[int], room: int, overlap: int) -> list[range]:
+def word_windows(sizes: Sequence[int], room: int, overlap: int) -> list[range]:
     """Stretches of words that fit into `room` pieces and share at most `overlap`; all words are in one.
 
     The next word fits behind the overlap, whatever its size, since no size is above room - overlap.
@@ -162,7 +162,7 @@ def windows_of(sizes: Sequence[int], room: int, overlap: int) -> list[range]:
             held += sizes[start - 1]
 
 
-def readers_of(features: Sequence[Feature], words: Words) -> list[tuple[int, int]]:
+def label_tokens(features: Sequence[Feature], words: Words) -> list[tuple[int, int]]:
     """For each word the window and the token that reads it: its first piece, where the nearer edge is farthest.
 
     The beginning and the end of the text are no edges.

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from albertkit.errors import AlbertkitError, nearest, need
-from albertkit.tasks.examples import Text
-from albertkit.tasks.make import TASKS
+from albertkit.tasks import TASKS
+from albertkit.tasks.examples import TextExample
 from albertkit.tasks.readers.read_examples import ReadOptions, check_labels, read
-from albertkit.tasks.splits import parted
-from albertkit.tasks.validate import listed
+from albertkit.tasks.splits import split_examples
+from albertkit.tasks.validate import validate_examples
 from albertkit.train.finetune_settings import FinetuneSettings
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def examples_of(task: str, given: Mapping[str, Examples], options: ReadOptions, 
             data = read(task, source, dataclasses.replace(options, split=split, kind=kind))
             notes = [f"{source}: {text}" for text in data.notes]
         else:
-            data = listed(task, name, source)
+            data = validate_examples(task, name, source)
             notes = list(data.notes)
         for text in notes:
             say(text)
@@ -102,7 +102,7 @@ def examples_of(task: str, given: Mapping[str, Examples], options: ReadOptions, 
 
 def kind_of(train: Sequence[Any], options: ReadOptions) -> str:
     """What labels of other parts are: what the options say, else what those of training are."""
-    label = next((e.label for e in train if isinstance(e, Text) and e.label is not None), None)
+    label = next((e.label for e in train if isinstance(e, TextExample) and e.label is not None), None)
     if options.kind != "auto" or options.separator is not None or label is None:
         return options.kind
     return "regression" if isinstance(label, float) else "multi" if isinstance(label, tuple) else "single"
@@ -119,7 +119,7 @@ def learn(
     **settings: Any,
 ) -> FinetuneResult:
     """A model from the examples in `train` and `dev`; without the second, some of the first are held out."""
-    train, dev = (data["train"], data["dev"]) if "dev" in data else parted(data["train"])
+    train, dev = (data["train"], data["dev"]) if "dev" in data else split_examples(data["train"])
     out.mkdir(parents=True, exist_ok=True)
     if options.freeze:
         from albertkit.train.frozen_head import freeze

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from albertkit.artifact import Artifact
-from albertkit.tasks.classify import OUTSIDE, Classify
+from albertkit.tasks.classify import OUT_OF_SCOPE, ClassifyTask
 
 WORST = 20
 WIDE = 8  # metrics side by side; the rest stand below each other
@@ -69,7 +69,7 @@ def write_report(out: Path, work: EvaluatedRun, artifact: Artifact, runs: list[d
         lines += ["| depth | " + " | ".join(at) + " |", "|---" * (len(at) + 1) + "|",
                   "| score | " + " | ".join(f"{value:.4f}" for value in at.values()) + " |", ""]  # fmt: skip
     if len(work.dev):
-        if isinstance(work.task, Classify):
+        if isinstance(work.task, ClassifyTask):
             lines += pictures(out, work, float(artifact.meta.details.get("temperature", 1.0)))
         if artifact.meta.task not in ("match", "generate"):  # a cosine is not right or wrong, nor is a summary
             lines += worst(work)
@@ -212,8 +212,8 @@ def pictures(out: Path, work: EvaluatedRun, temperature: float) -> list[str]:
 def draw_confusion(axes: Any, work: EvaluatedRun) -> None:
     """Rows are right classes, columns those found; names and numbers where there is room."""
     labels = list(work.task.labels)
-    if OUTSIDE not in labels and any(example.label == OUTSIDE for example in work.dev):
-        labels.append(OUTSIDE)
+    if OUT_OF_SCOPE not in labels and any(example.label == OUT_OF_SCOPE for example in work.dev):
+        labels.append(OUT_OF_SCOPE)
     names = {label: i for i, label in enumerate(labels)}
     table = np.zeros((len(labels), len(labels)))
     for example, result in zip(work.dev, work.results, strict=True):
@@ -238,7 +238,7 @@ def draw_trust(axes: Any, work: EvaluatedRun, temperature: float) -> None:
     targets = np.array([work.task.target(work.dev[i]) for i in known])
     scores = np.stack(work.last_scores).astype(np.float64)[known]
     for name, scale in (("as trained", 1.0), (f"calibrated, T = {temperature:.2f}", temperature)):
-        chances = replace(work.task, temperature=scale).chances(scores)
+        chances = replace(work.task, temperature=scale).probabilities(scores)
         if work.task.kind == "multi":  # every class of every text
             sure, right = chances.ravel(), targets.ravel().astype(float)
         else:

@@ -30,11 +30,11 @@ from albertkit.artifact import Artifact, read_artifact, write_artifact
 from albertkit.data.shard_writer import write_json
 from albertkit.errors import AlbertkitError
 from albertkit.interop.convert import open_model
-from albertkit.tasks.choose import Choose
-from albertkit.tasks.examples import Text
-from albertkit.tasks.make import make_task, task_of
+from albertkit.tasks import load_task, make_task
+from albertkit.tasks.choose import ChooseTask
+from albertkit.tasks.examples import TextExample
 from albertkit.tasks.readers.read_examples import check_known
-from albertkit.tasks.tag import IGNORED, Tag
+from albertkit.tasks.tag import IGNORED, TagTask
 from albertkit.train.finetune_report import truth, write_report
 from albertkit.train.finetune_settings import ElasticSettings, FinetuneSettings, preset_epochs, preset_rate
 from albertkit.train.finetune_task import FinetuneTask
@@ -83,7 +83,7 @@ def finetune(
         if isinstance(start, Artifact):
             raise AlbertkitError("a head on frozen vectors is learnt from a model folder; write the model first")
         return freeze(task, examples, dev, out, start, options)
-    if task == "intent" and all(isinstance(e, Text) for e in examples):
+    if task == "intent" and all(isinstance(e, TextExample) for e in examples):
         task = "classify"  # intents without slots
         if "overlap" in settings:
             raise AlbertkitError("overlap is about slots in long texts, and these intents have none; leave it away")
@@ -125,7 +125,7 @@ def elastic(
     if master is not None and not texts:
         raise AlbertkitError("a teacher labels texts, and none were given; give texts, too")
     knows, options = knowing(artifact, master), options or ElasticSettings()
-    task, fresh = task_of(knows.meta), knows is not artifact
+    task, fresh = load_task(knows.meta), knows is not artifact
     unknown = check_known(task, examples, "which cannot be learnt")
     if unknown:
         raise AlbertkitError(f"{unknown[0]}; leave these examples out, or fine-tune a model that knows them first")
@@ -307,7 +307,7 @@ def collapse(work: FinetuneTask) -> str | None:
     """
     if len(work.dev) <= 4 or len({repr(truth(example)) for example in work.dev}) < 2:
         return None
-    if isinstance(work.task, Choose):  # the likeliest of equal choices is chance, and looks like an answer
+    if isinstance(work.task, ChooseTask):  # the likeliest of equal choices is chance, and looks like an answer
         chances: list[Any] = [result.probabilities for result in work.results]
         same = statistics.fmean(max(row) - min(row) for row in chances) < EVEN
     else:
@@ -353,10 +353,10 @@ def at_chance(work: FinetuneTask) -> bool:
     The loss is that of the best of some temperatures, since a model that is too sure of itself may yet know much. The shares
     are those of the examples learnt from, with the weights of classes: what a head says that cannot tell texts apart.
     """
-    task, choices = work.task, isinstance(work.task, Choose)
+    task, choices = work.task, isinstance(work.task, ChooseTask)
     if len(work.dev) >= ENOUGH and classes_of(task) == "multi":
         return only_shares(work)
-    if len(work.dev) < ENOUGH or not (choices or isinstance(task, Tag) or getattr(task, "kind", "") == "single"):
+    if len(work.dev) < ENOUGH or not (choices or isinstance(task, TagTask) or getattr(task, "kind", "") == "single"):
         return False
     rows, right = scored(work.last_scores, [f.target for f in work.dev_features], choices)
     chance = np.log(np.isfinite(rows).sum(1))

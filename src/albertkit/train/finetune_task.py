@@ -24,10 +24,10 @@ from albertkit.errors import AlbertkitError, nearest
 from albertkit.model import AlbertModel, Batch, ModelOutput, pool
 from albertkit.model.albert_model import build_head, tensors_of
 from albertkit.runtime.batching import group_by_length
-from albertkit.tasks.answer import Answer
-from albertkit.tasks.classify import Classify
+from albertkit.tasks import TASKS, load_task
+from albertkit.tasks.answer import AnswerTask
+from albertkit.tasks.classify import ClassifyTask
 from albertkit.tasks.generation import check_able
-from albertkit.tasks.make import TASKS, task_of
 from albertkit.tasks.tag import IGNORED
 from albertkit.tasks.task import Feature, Task
 from albertkit.tokenizer import Tokenizer
@@ -207,9 +207,9 @@ class FinetuneTask:
 
     def settle(self, scores: list[Any]) -> None:
         """What held-out scores decide: the floor below which a text is out of scope, the threshold of no answer."""
-        if isinstance(self.task, Classify):
+        if isinstance(self.task, ClassifyTask):
             self.task = self.task.floored(np.stack(scores), self.dev)
-        elif isinstance(self.task, Answer) and self.task.threshold is not None:
+        elif isinstance(self.task, AnswerTask) and self.task.threshold is not None:
             self.task = self.task.thresholded(self.task.results(scores, self.dev_features, self.dev), self.dev)
 
     def judge(self) -> dict[str, float]:
@@ -251,18 +251,20 @@ class FinetuneTask:
     def artifact(self, metrics: dict[str, float], state: TrainState) -> Artifact:
         """The model as it is now."""
         task = self.task
-        if metrics and isinstance(task, Classify) and len(self.dev) and not task.floor:  # a floor has its temperature
+        if (
+            metrics and isinstance(task, ClassifyTask) and len(self.dev) and not task.floor
+        ):  # a floor has its temperature
             task = dataclasses.replace(task, temperature=task.calibrated(np.stack(self.last_scores), self.dev))
         done = {
             "step": "finetune",
-            "task": type(task).__name__.lower(),
+            "task": getattr(task, "name", type(task).__name__.lower()),
             "updates": state.step,
             "minutes": round(state.seconds / 60, 2),
             "examples": len(self.features),
             "settings": {k: v for k, v in asdict(self.settings).items() if v is not None},
         }
         known = details(task, self.max_length)
-        if isinstance(task, Classify) and all(getattr(e, "pair", None) is not None for e in self.examples):
+        if isinstance(task, ClassifyTask) and all(getattr(e, "pair", None) is not None for e in self.examples):
             known["pairs"] = True  # what it reads; `distill` must not give it single lines
         meta = dataclasses.replace(
             self.start.meta, task=kind_of(task), labels=tuple(task.labels), details=known,
@@ -275,7 +277,7 @@ class FinetuneTask:
 
 def scored(model: Artifact, examples: Sequence[Any], device: str = "auto") -> tuple[Any, list[Feature], list[Any]]:
     """(task, features, the heads' scores of each feature) of a fine-tuned model, computed in float32."""
-    task = task_of(model.meta)
+    task = load_task(model.meta)
     net = AlbertModel.from_artifact(model)
     net.to("cuda" if device == "auto" and torch.cuda.is_available() else device.replace("auto", "cpu"))
     if model.tokenizer is None:
@@ -418,9 +420,8 @@ def head_for(name: str, start: Artifact, task: Any) -> nn.Module:
 
 def kind_of(task: Task) -> str:
     """The task's name in `albertkit.json`: of the built-in task that it is or refines; `embed` where heads of one's own are needed to use it."""
-    named = [kind.__name__.lower() for kind in type(task).__mro__]
-    known = [name for name in named if name in TASKS and set(heads_of(task)) <= {*HEADS, "vector"}]
-    return known[0] if known else "embed"
+    name: str = getattr(task, "name", "embed")
+    return name if name in TASKS and set(heads_of(task)) <= {*HEADS, "vector"} else "embed"
 
 
 def details(task: Any, max_length: int) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """A classifier on frozen sentence vectors: minutes become seconds, and a handful of examples is enough. No torch.
 
-In: `Text` examples with one class each, and a model whose vectors are good. Out: an artifact whose head reads the vector itself.
+In: `TextExample` examples with one class each, and a model whose vectors are good. Out: an artifact whose head reads the vector itself.
 
 Every text is encoded once, by the torch-free runtime: vectors are remembered within a process, and `freeze` keeps them in OUT/vectors.npy for the
 next run. The head is scikit-learn's logistic regression; its strength is chosen by cross-validation.
@@ -29,9 +29,8 @@ from albertkit.interop.convert import open_model
 from albertkit.quantized import QuantizedMatrix
 from albertkit.runtime.batching import token_batches
 from albertkit.serve.vector_cache import OVERHEAD, VectorCache, cache_key
-from albertkit.tasks.classify import OUTSIDE, Classify
-from albertkit.tasks.classify import outside_scores as outside_scores  # the benches take it from here
-from albertkit.tasks.examples import Text
+from albertkit.tasks.classify import OUT_OF_SCOPE, ClassifyTask
+from albertkit.tasks.examples import TextExample
 from albertkit.train.finetune_report import write_report
 from albertkit.train.finetune_settings import FinetuneSettings
 
@@ -41,9 +40,9 @@ REMEMBERED = VectorCache(MOST_BYTES)  # vectors of texts, the longest unused for
 LOCK = threading.Lock()  # fits may run in threads
 
 
-def few(examples: Sequence[Text], shots: int, seed: int = 0) -> list[Text]:
+def few(examples: Sequence[TextExample], shots: int, seed: int = 0) -> list[TextExample]:
     """`shots` examples of each class, drawn."""
-    by_class: dict[Any, list[Text]] = defaultdict(list)
+    by_class: dict[Any, list[TextExample]] = defaultdict(list)
     for example in examples:
         by_class[example.label].append(example)
     rng = np.random.default_rng(seed)
@@ -72,13 +71,13 @@ def freeze(
 ) -> FinetuneResult:
     """A head on the frozen vectors of the model at `start`. Examples of the class `oos` set the floor below which a text is out of scope."""
     start = builtin.resolve(start, builtin.DEFAULT)
-    if task not in ("classify", "intent") or not all(isinstance(e, Text) for e in examples):
+    if task not in ("classify", "intent") or not all(isinstance(e, TextExample) for e in examples):
         raise AlbertkitError(f"only classes of texts are learnt on frozen vectors; leave --freeze away for {task}")
     if options.shots:
         examples = few(examples, options.shots, options.seed)
     began = time.perf_counter()
-    inside = [e for e in examples if e.label != OUTSIDE]
-    strange = [e for e in examples if e.label == OUTSIDE]
+    inside = [e for e in examples if e.label != OUT_OF_SCOPE]
+    strange = [e for e in examples if e.label == OUT_OF_SCOPE]
     given = options.seed, options.max_length, options.class_weights
     base = Albert(start)
     recall(out / "vectors.npy")
@@ -118,13 +117,13 @@ def judge(albert: Albert, base: Albert, examples: Sequence[Any], dev: Sequence[A
     return HeadEvaluation(examples, dev, albert.task, albert.task.results(found, (), dev), found)
 
 
-def refuse_pairs(examples: Sequence[Text]) -> None:
+def refuse_pairs(examples: Sequence[TextExample]) -> None:
     """A vector is of one text."""
     if any(example.pair is not None for example in examples):
         raise AlbertkitError("frozen vectors are of single texts; fine-tune the whole model for pairs")
 
 
-def vectors_of(albert: Albert, examples: Sequence[Text], length: int) -> np.ndarray:
+def vectors_of(albert: Albert, examples: Sequence[TextExample], length: int) -> np.ndarray:
     """Unit vectors of texts, cut to `length` tokens, as `predict` reads them; what is remembered is not computed again."""
     keys, ids = keyed(albert, examples, length)
     with LOCK:
@@ -137,7 +136,7 @@ def vectors_of(albert: Albert, examples: Sequence[Text], length: int) -> np.ndar
     return np.array([known[key] for key in keys], np.float32).reshape(len(keys), albert.dim)
 
 
-def keyed(albert: Albert, examples: Sequence[Text], length: int) -> tuple[list[bytes], list[list[int]]]:
+def keyed(albert: Albert, examples: Sequence[TextExample], length: int) -> tuple[list[bytes], list[list[int]]]:
     """What the encoder reads of each text, and the keys of its vectors: hashes of that and of the model."""
     ids = [e.ids for e in albert.tokenizer.encode_batch([e.text for e in examples], max_length=length)]
     model = f"{albert.name} {albert._device} {albert.config}"
@@ -154,7 +153,7 @@ def encode(albert: Albert, ids: list[list[int]]) -> np.ndarray:
     return unit
 
 
-def keep(path: Path, albert: Albert, examples: Sequence[Text], length: int) -> None:
+def keep(path: Path, albert: Albert, examples: Sequence[TextExample], length: int) -> None:
     """Write the vectors of texts, for `recall`: keys and numbers, no text."""
     keys, _ = keyed(albert, examples, length)
     if len(keys) * (4 * albert.dim + OVERHEAD) > MOST_BYTES:
@@ -182,8 +181,8 @@ def recall(path: Path) -> None:
 def fit(
     albert: Albert,
     start: Artifact,
-    examples: Sequence[Text],
-    outside: Sequence[Text] = (),
+    examples: Sequence[TextExample],
+    outside: Sequence[TextExample] = (),
     seed: int = 0,
     max_length: int | None = None,
     balanced: bool = False,
@@ -200,7 +199,7 @@ def fit(
         raise AlbertkitError(
             "a head on frozen vectors learns one class for each text; fine-tune the whole model instead"
         )
-    task = Classify.of(examples, "single")
+    task = ClassifyTask.of(examples, "single")
     refuse_pairs(examples)
     length = min(max_length or albert.max_tokens, albert.max_tokens)
     vectors = vectors_of(albert, examples, length)
@@ -221,7 +220,7 @@ def fit(
     if len(outside):
         strange = vectors_of(albert, outside, length)
         floor = cut(
-            task.chances(strange @ weight.T + bias).max(1), best[2].max(1) if best[2] is not None else np.ones(1)
+            task.probabilities(strange @ weight.T + bias).max(1), best[2].max(1) if best[2] is not None else np.ones(1)
         )
     task = dataclasses.replace(task, floor=floor)
     weights = {n: w for n, w in start.weights.items() if n.startswith("encoder.")}

@@ -18,7 +18,7 @@ import numpy as np
 from albertkit.artifact import Artifact, identity_of, read_artifact, write_artifact
 from albertkit.compress.evaluate import QualityCheck, QualityScore
 from albertkit.errors import AlbertkitError
-from albertkit.tasks.make import TASKS, task_of
+from albertkit.tasks import TASKS, load_task
 from albertkit.tokenizer import Tokenizer
 from albertkit.train.distill_settings import DistillSettings, RecoverySettings
 from albertkit.train.distill_task import DistillTask, TeacherOutputs, TextsOnly, without_projection
@@ -57,7 +57,7 @@ def distill_data(artifact: Artifact, train: Sequence[Any], dev: Sequence[Any]) -
         raise AlbertkitError(
             "this model is a head on frozen vectors, so there are no layers to train; fine-tune without --freeze first"
         )
-    return DistillData(task_of(artifact.meta) if artifact.meta.task in TASKS else None, train, dev)
+    return DistillData(load_task(artifact.meta) if artifact.meta.task in TASKS else None, train, dev)
 
 
 def plain_text(example: Any, tokenizer: Tokenizer) -> str:

@@ -91,7 +91,7 @@ def match_loss(task: Any, out: ModelOutput, targets: list[Any]) -> Tensor:
 
 
 def own_loss(task: Any) -> Callable[[ModelOutput, list[Any]], Tensor] | None:
-    """The loss that a task brings itself; `Match.loss` is the name of one, so it does not count."""
+    """The loss that a task brings itself; `MatchTask.loss` is the name of one, so it does not count."""
     own = getattr(task, "loss", None)
     return own if callable(own) else None
 

@@ -1,6 +1,6 @@
 """JSON trees → questions, choices and turns: SQuAD and CMRC 2018, RACE, WOZ 2.0, and flat rows of the same.
 
-In: a file and `ReadOptions`. Out: `Question`s, `Choice`s or `Turn`s, and notes. Before this file: `files.py`; after it:
+In: a file and `ReadOptions`. Out: `QuestionExample`s, `ChoiceExample`s or `DialogueTurn`s, and notes. Before this file: `files.py`; after it:
 `reading.py`.
 """
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from albertkit.errors import AlbertkitError
-from albertkit.tasks.examples import Choice, Question, Turn
+from albertkit.tasks.examples import ChoiceExample, DialogueTurn, QuestionExample
 from albertkit.tasks.readers.labelled_files import (
     Problems,
     ReadOptions,
@@ -43,7 +43,7 @@ def json_form(path: Path, options: ReadOptions, what: str) -> str:
 # SQuAD, CMRC 2018 ----------------------------------------------------------------------------------------------------
 
 
-def read_questions(path: Path, options: ReadOptions, problems: Problems) -> tuple[list[Question], list[str]]:
+def read_questions(path: Path, options: ReadOptions, problems: Problems) -> tuple[list[QuestionExample], list[str]]:
     """SQuAD 1.1 and 2.0, CMRC 2018, or flat rows with question, context and answers."""
     form = json_form(path, options, "SQuAD or CMRC 2018 JSON, or JSONL with question, context and answers")
     file = loads(text_of(path)) if form != "jsonl" else None
@@ -59,7 +59,7 @@ def read_questions(path: Path, options: ReadOptions, problems: Problems) -> tupl
         answers, impossible, away = made
         moved += away
         question, id = whole(row["question"]).strip(), whole(str(row.get("id", number)))
-        examples.append(Question(id, question, context, answers, impossible, f"{path}:{place}"))
+        examples.append(QuestionExample(id, question, context, answers, impossible, f"{path}:{place}"))
     notes = [f"{counted(moved, 'answer')} not where the file says, but nearby"] if moved else []
     if none := sum(example.impossible for example in examples):
         notes.append(
@@ -161,9 +161,9 @@ CHOICES = "RACE, or JSONL with context, question, choices and right"
 # RACE ----------------------------------------------------------------------------------------------------------------
 
 
-def read_choices(path: Path, options: ReadOptions, problems: Problems) -> tuple[list[Choice], list[str]]:
+def read_choices(path: Path, options: ReadOptions, problems: Problems) -> tuple[list[ChoiceExample], list[str]]:
     """RACE (JSONL, or its folders of .txt files), or flat rows with context, question, choices and right."""
-    examples: list[Choice] = []
+    examples: list[ChoiceExample] = []
     for file in sorted(path.rglob("*.txt")) if path.is_dir() else [path]:
         own = Problems(str(file)) if path.is_dir() else problems
         for line, row in objects(file, json_form(file, options, CHOICES), own):
@@ -175,7 +175,7 @@ def read_choices(path: Path, options: ReadOptions, problems: Problems) -> tuple[
                     own.add(f"line {line}, question {number}", choice)
                 else:
                     context, question, choices, right = choice
-                    examples.append(Choice(context, question, choices, right, f"{file}:{line}"))
+                    examples.append(ChoiceExample(context, question, choices, right, f"{file}:{line}"))
         if own is not problems:
             problems.include(own)
     return examples, []
@@ -221,7 +221,7 @@ def _choice(
 # WOZ 2.0 -------------------------------------------------------------------------------------------------------------
 
 
-def read_turns(path: Path, options: ReadOptions, problems: Problems) -> tuple[list[Turn], list[str]]:
+def read_turns(path: Path, options: ReadOptions, problems: Problems) -> tuple[list[DialogueTurn], list[str]]:
     """WOZ 2.0: a list of dialogues. A state is what was informed; a request belongs to its turn alone."""
     examples = []
     for line, row in objects(path, json_form(path, options, "dialogues as WOZ 2.0 has them"), problems):
@@ -236,7 +236,7 @@ def read_turns(path: Path, options: ReadOptions, problems: Problems) -> tuple[li
                 problems.add(place, made)
             else:
                 system, user, state, said = made
-                examples.append(Turn(name, number, system, user, state, said, f"{path}:{line}"))
+                examples.append(DialogueTurn(name, number, system, user, state, said, f"{path}:{line}"))
     return examples, []
 
 

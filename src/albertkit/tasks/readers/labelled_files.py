@@ -74,7 +74,7 @@ class ReadOptions:
 
 
 @dataclass(frozen=True)
-class Data:
+class LabelledData:
     """The examples of a file, and what a person should know about how they were read."""
 
     examples: list[Any]
@@ -289,15 +289,15 @@ def _objects_in_lines(numbered: Iterable[tuple[int, str]], problems: Problems) -
 def _values(text: str, path: Path) -> Iterator[tuple[int, Any]]:
     """JSON values one after another, or those of one list."""
     decoder, place, line, seen = json.JSONDecoder(), 0, 1, 0
-    listed = text.lstrip().startswith("[")
-    between = " \t\r\n," if listed else " \t\r\n"
-    if listed:
+    in_list = text.lstrip().startswith("[")
+    between = " \t\r\n," if in_list else " \t\r\n"
+    if in_list:
         place = text.index("[") + 1
     while True:
         while place < len(text) and text[place] in between:
             place += 1
         line, seen = line + text.count("\n", seen, place), place
-        done = text.startswith("]", place) and not text[place + 1 :].strip() if listed else place == len(text)
+        done = text.startswith("]", place) and not text[place + 1 :].strip() if in_list else place == len(text)
         if done:
             return
         try:

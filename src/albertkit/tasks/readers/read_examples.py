@@ -1,6 +1,6 @@
 """Any file of labelled data → examples: the one door is `read`.
 
-In: the name of a task, a path, `ReadOptions`. Out: `Data`, or one error that lists what is wrong and what to do. Before this
+In: the name of a task, a path, `ReadOptions`. Out: `LabelledData`, or one error that lists what is wrong and what to do. Before this
 file: `tables.py` (texts), `columns.py` (words with labels), `trees.py` (questions, choices, turns); after it: one module a task.
 
 Here are also CLINC150, `check_labels`, which compares training data with other data, and `check_known`, which compares a model with data.
@@ -15,11 +15,18 @@ from pathlib import Path
 from typing import Any
 
 from albertkit.errors import AlbertkitError, nearest
-from albertkit.tasks.examples import Choice, Question, Rewrite, Tagged, Text, Turn
+from albertkit.tasks.examples import (
+    ChoiceExample,
+    DialogueTurn,
+    QuestionExample,
+    RewriteExample,
+    TaggedExample,
+    TextExample,
+)
 from albertkit.tasks.readers.json_files import read_choices, read_questions, read_turns
 from albertkit.tasks.readers.labelled_files import (
     SHOWN,
-    Data,
+    LabelledData,
     Problems,
     ReadOptions,
     counted,
@@ -35,14 +42,14 @@ from albertkit.tasks.readers.rewrites import read_rewrites
 from albertkit.tasks.readers.tables import read_texts
 from albertkit.tasks.readers.tagged_files import FOLDER, read_tagged
 
-__all__ = ["TASKS", "Data", "ReadOptions", "check_known", "check_labels", "read"]
+__all__ = ["TASKS", "LabelledData", "ReadOptions", "check_known", "check_labels", "read"]
 
 DEV = {"dev", "val", "valid", "validation", "validate"}  # names of one split
 OUT = "oos"  # what CLINC150 calls texts that no intent fits
-Found = tuple[list[Any], list[str]]
+Examples = tuple[list[Any], list[str]]
 
 
-def read(task: str, path: Path | str, options: ReadOptions | None = None) -> Data:
+def read(task: str, path: Path | str, options: ReadOptions | None = None) -> LabelledData:
     """The examples in a file or folder, for one of `TASKS`."""
     if task not in TASKS:
         raise AlbertkitError(f"unknown task {task!r}{nearest(str(task), TASKS)}; choose one of {', '.join(TASKS)}")
@@ -51,7 +58,7 @@ def read(task: str, path: Path | str, options: ReadOptions | None = None) -> Dat
         path = _in_folder(task, path, options.split)
     problems = Problems(str(path), options.skip_bad)
     examples, notes = TASKS[task](path, options, problems)
-    return Data(examples, (*notes, *problems.finish(len(examples))))
+    return LabelledData(examples, (*notes, *problems.finish(len(examples))))
 
 
 def _in_folder(task: str, path: Path, split: str | None) -> Path:
@@ -70,19 +77,19 @@ def _is_split(name: str, split: str | None) -> bool:
     return name == split or (name in DEV and split in DEV)
 
 
-def _texts(path: Path, options: ReadOptions, problems: Problems) -> Found:
+def _texts(path: Path, options: ReadOptions, problems: Problems) -> Examples:
     parts = _clinc_parts(path, form_of(path, options))
     return _clinc(path, parts, options, problems) if parts else read_texts(path, options, problems)
 
 
-def _pairs(path: Path, options: ReadOptions, problems: Problems) -> Found:
+def _pairs(path: Path, options: ReadOptions, problems: Problems) -> Examples:
     return read_texts(path, options, problems, paired=True)
 
 
 # Intents -------------------------------------------------------------------------------------------------------------
 
 
-def _intents(path: Path, options: ReadOptions, problems: Problems) -> Found:
+def _intents(path: Path, options: ReadOptions, problems: Problems) -> Examples:
     """Words with labels and an intent, or texts with one."""
     if path.is_dir():
         return read_tagged(path, options, problems)
@@ -110,7 +117,7 @@ def _clinc_parts(path: Path, form: str) -> dict[str, Any] | None:
     return None
 
 
-def _clinc(path: Path, parts: dict[str, Any], options: ReadOptions, problems: Problems) -> Found:
+def _clinc(path: Path, parts: dict[str, Any], options: ReadOptions, problems: Problems) -> Examples:
     """{"train": [[text, intent], …], "oos_train": …}: a split with the texts that belong to none of its intents."""
     split = options.split or "train"
     names = [name for name in parts if _is_split(name.removeprefix(f"{OUT}_"), split) or name == split]
@@ -124,12 +131,12 @@ def _clinc(path: Path, parts: dict[str, Any], options: ReadOptions, problems: Pr
                 problems.add(f"{name} {number}", wrong)
             else:
                 text, label = whole(row[0]).strip(), whole(row[1]).strip()
-                examples.append(Text(text, None, label, f"{path}:{name} {number}"))
+                examples.append(TextExample(text, None, label, f"{path}:{name} {number}"))
     out = sum(example.label == OUT for example in examples)
     return examples, [f"{' and '.join(names)}: {len(examples):,} texts, {out:,} of them out of scope ({OUT})"]
 
 
-TASKS: dict[str, Callable[[Path, ReadOptions, Problems], Found]] = {
+TASKS: dict[str, Callable[[Path, ReadOptions, Problems], Examples]] = {
     "classify": _texts,
     "tag": read_tagged,
     "answer": read_questions,
@@ -185,7 +192,7 @@ def check_labels(train: Sequence[Any], dev: Sequence[Any] = (), unseen: str = "e
 def check_known(task: Any, examples: Sequence[Any], so: str = "counted as missed") -> tuple[str, ...]:
     """Notes on labels that a finished model does not know, and what becomes of them; an error if it knows none of them."""
     names = {"label": getattr(task, "labels", ()), "intent": getattr(task, "intents", ())}
-    if isinstance(examples[0] if examples else None, Tagged):
+    if isinstance(examples[0] if examples else None, TaggedExample):
         names["entity"] = [label[2:] for label in task.labels if label != "O"]
     known = Counter((kind, name) for kind, own in names.items() for name in own)
     if getattr(task, "floor", 0):
@@ -211,25 +218,27 @@ def check_known(task: Any, examples: Sequence[Any], so: str = "counted as missed
 def _check_variety(train: Sequence[Any], known: Counter[tuple[str, str]]) -> None:
     """Training needs two classes, or an entity."""
     classes = [label for kind, label in known if kind in ("label", "intent")]
-    several = any(isinstance(example, Text) and isinstance(example.label, tuple) for example in train)
+    several = any(isinstance(example, TextExample) and isinstance(example.label, tuple) for example in train)
     first = train[0].where if train else ""
     if len(classes) == 1 and not several:
         raise AlbertkitError(
             f"all {len(train):,} examples from {first or 'the training data'} on have the class {classes[0]!r}; "
             "training needs two at least: add examples of another"
         )
-    if train and not known and isinstance(train[0], Tagged):
+    if train and not known and isinstance(train[0], TaggedExample):
         raise AlbertkitError(
             f"none of the {len(train):,} examples from {first or 'the training data'} on holds an entity: label some"
         )
 
-    values = {example.label for example in train if isinstance(example, Text) and isinstance(example.label, float)}
-    if len(values) == 1 and all(isinstance(example, Text) and example.label in values for example in train):
+    values = {
+        example.label for example in train if isinstance(example, TextExample) and isinstance(example.label, float)
+    }
+    if len(values) == 1 and all(isinstance(example, TextExample) and example.label in values for example in train):
         raise AlbertkitError(
             f"all {len(train):,} examples from {first or 'the training data'} on have the value {values.pop():g}; "
             "training needs two at least: add examples of another"
         )
-    if train and all(isinstance(example, Question) and not example.answers for example in train):
+    if train and all(isinstance(example, QuestionExample) and not example.answers for example in train):
         raise AlbertkitError(
             f"none of the {len(train):,} questions from {first or 'the training data'} on has an answer; training needs "
             'some: write them in \'answers\', like [{"text": "Ann", "answer_start": 0}]'
@@ -239,7 +248,7 @@ def _check_variety(train: Sequence[Any], known: Counter[tuple[str, str]]) -> Non
 def _check_numbers(train: Sequence[Any], dev: Sequence[Any]) -> None:
     """Numbers are held out where numbers are learnt, and classes where classes are."""
     kinds = [
-        [(e, isinstance(e.label, float)) for e in part if isinstance(e, Text) and e.label is not None]
+        [(e, isinstance(e.label, float)) for e in part if isinstance(e, TextExample) and e.label is not None]
         for part in (train, dev)
     ]
     if not kinds[0]:
@@ -258,12 +267,12 @@ def _check_numbers(train: Sequence[Any], dev: Sequence[Any]) -> None:
 
 def _labels(example: Any) -> list[tuple[str, str]]:
     """(kind, name) of everything in an example that a model chooses among."""
-    if isinstance(example, Text) and isinstance(example.label, (str, tuple, Integral)):
+    if isinstance(example, TextExample) and isinstance(example.label, (str, tuple, Integral)):
         return [("label", n) for n in (example.label if isinstance(example.label, tuple) else (str(example.label),))]
-    if isinstance(example, Tagged):
+    if isinstance(example, TaggedExample):
         intent = [] if example.intent is None else [("intent", example.intent)]
         return [*intent, *(("entity", span.label) for span in example.spans)]
-    if isinstance(example, Turn):
+    if isinstance(example, DialogueTurn):
         return [("slot", slot) for slot, _ in (*example.state, *example.said)]
     return []
 
@@ -274,12 +283,12 @@ def _hint(kind: str, label: str, known: Counter[tuple[str, str]]) -> str:
 
 def _key(example: Any) -> tuple[Any, ...] | None:
     """What makes two examples the same; None for turns, since people say the same thing again and again."""
-    if isinstance(example, Text):
+    if isinstance(example, TextExample):
         return example.text, example.pair
-    if isinstance(example, Question):
+    if isinstance(example, QuestionExample):
         return example.question, example.context
-    if isinstance(example, Rewrite):
+    if isinstance(example, RewriteExample):
         return example.source, example.target
-    if isinstance(example, Choice):
+    if isinstance(example, ChoiceExample):
         return example.context, example.question, example.choices
-    return (example.text,) if isinstance(example, Tagged) else None
+    return (example.text,) if isinstance(example, TaggedExample) else None

@@ -1,6 +1,6 @@
-"""Tables → `Rewrite` examples: a text in one column, what is to be written from it in another. And questions → rewrites.
+"""Tables → `RewriteExample` examples: a text in one column, what is to be written from it in another. And questions → rewrites.
 
-In: a file and `ReadOptions`, whose text column is the source and whose label column the target; or SQuAD questions. Out: `Rewrite`s.
+In: a file and `ReadOptions`, whose text column is the source and whose label column the target; or SQuAD questions. Out: `RewriteExample`s.
 Before this file: `tables.py` loads csv, tsv, JSONL and Parquet; after it: `reading.py`, `generate.py`.
 """
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from albertkit.data.sentences import split
 from albertkit.errors import AlbertkitError
-from albertkit.tasks.examples import Question, Rewrite
+from albertkit.tasks.examples import QuestionExample, RewriteExample
 from albertkit.tasks.readers.column_roles import WRITTEN, Table, asked
 from albertkit.tasks.readers.labelled_files import Problems, ReadOptions, fault, whole
 from albertkit.tasks.readers.tables import load
@@ -20,7 +20,7 @@ from albertkit.tasks.readers.tables import load
 NEAR = 300  # characters of a text without sentences that are kept before and behind an answer
 
 
-def read_rewrites(path: Path, options: ReadOptions, problems: Problems) -> tuple[list[Rewrite], list[str]]:
+def read_rewrites(path: Path, options: ReadOptions, problems: Problems) -> tuple[list[RewriteExample], list[str]]:
     """The rows of a table as examples, and notes."""
     table = load(path, replace(options, kind="single"), problems)
     if not table.rows:
@@ -39,7 +39,7 @@ def read_rewrites(path: Path, options: ReadOptions, problems: Problems) -> tuple
             problems.add(line, wrong)
             continue
         kept = None if written is None else whole(written).strip()
-        examples.append(Rewrite(whole(row[source]).strip(), kept, f"{path}:{line}"))
+        examples.append(RewriteExample(whole(row[source]).strip(), kept, f"{path}:{line}"))
     return examples, notes
 
 
@@ -65,13 +65,13 @@ def columns_of(table: Table, options: ReadOptions) -> tuple[int, int | None]:
     return source, target
 
 
-def questions_to_ask(questions: Sequence[Question], between: str = " | ") -> Iterator[Rewrite]:
+def questions_to_ask(questions: Sequence[QuestionExample], between: str = " | ") -> Iterator[RewriteExample]:
     """SQuAD the other way round: from an answer and the sentence it stands in, the question."""
     for example in questions:
         if example.answers and not example.impossible:
             start, answer = example.answers[0]
             sentence = sentence_at(example.context, start, start + len(answer))
-            yield Rewrite(f"{answer}{between}{sentence}", example.question, example.where)
+            yield RewriteExample(f"{answer}{between}{sentence}", example.question, example.where)
 
 
 def sentence_at(text: str, start: int, end: int) -> str:

@@ -1,4 +1,4 @@
-"""Tables → `Text` examples: csv, tsv, JSONL, Parquet, and the GLUE files as they come.
+"""Tables → `TextExample` examples: csv, tsv, JSONL, Parquet, and the GLUE files as they come.
 
 In: a file and `ReadOptions`. Out: texts or pairs, with a class, several classes or a number each. Before this file: `files.py`;
 after it: `reading.py`.
@@ -19,7 +19,7 @@ from typing import Any
 
 from albertkit.data.sources import open_raw
 from albertkit.errors import AlbertkitError, need
-from albertkit.tasks.examples import Text
+from albertkit.tasks.examples import TextExample
 from albertkit.tasks.readers.column_roles import SAMPLE, SCORES, Row, Table, find_roles, has_header, number, only_pairs
 from albertkit.tasks.readers.labelled_files import (
     FILE_LIMIT,
@@ -39,7 +39,7 @@ FIELDS = 256  # of JSON objects; later ones are not looked at
 
 def read_texts(
     path: Path, options: ReadOptions, problems: Problems, paired: bool = False
-) -> tuple[list[Text], list[str]]:
+) -> tuple[list[TextExample], list[str]]:
     """The rows of a table as examples, and notes; with `paired`, a table of single texts is an error."""
     table = load(path, options, problems)
     if not table.rows:
@@ -66,7 +66,7 @@ def read_texts(
             problems.add(line, wrong or complaint or "")
             continue
         pair = None if pair is None else whole(pair).strip()
-        examples.append(Text(whole(text).strip(), pair, value, f"{path}:{line}"))
+        examples.append(TextExample(whole(text).strip(), pair, value, f"{path}:{line}"))
     return examples, notes
 
 

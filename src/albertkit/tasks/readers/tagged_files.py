@@ -1,4 +1,4 @@
-"""Words with labels → `Tagged` examples: CoNLL columns, folders of seq.in, seq.out and label, CLUENER, tokens in JSONL.
+"""Words with labels → `TaggedExample` examples: CoNLL columns, folders of seq.in, seq.out and label, CLUENER, tokens in JSONL.
 
 In: a file or folder and `ReadOptions`. Out: texts with the characters of their words and entities. Before this file: `files.py`;
 after it: `reading.py`.
@@ -18,7 +18,7 @@ from typing import Any
 
 from albertkit.errors import AlbertkitError
 from albertkit.search.records import TEXT_LIMIT
-from albertkit.tasks.examples import Span, Tagged
+from albertkit.tasks.examples import Span, TaggedExample
 from albertkit.tasks.readers.labelled_files import (
     Problems,
     ReadOptions,
@@ -55,7 +55,7 @@ class Sentence:
     intent: str | None = None
 
 
-def read_tagged(path: Path, options: ReadOptions, problems: Problems) -> tuple[list[Tagged], list[str]]:
+def read_tagged(path: Path, options: ReadOptions, problems: Problems) -> tuple[list[TaggedExample], list[str]]:
     """The sentences of any file of words and labels, and notes."""
     if path.is_dir():
         return _finished(_folder(path, options, problems), path / "seq.in", problems)
@@ -70,7 +70,7 @@ def read_tagged(path: Path, options: ReadOptions, problems: Problems) -> tuple[l
     return _finished(_tokens(rows, options, problems), path, problems)
 
 
-def _finished(found: Iterable[Sentence], path: Path, problems: Problems) -> tuple[list[Tagged], list[str]]:
+def _finished(found: Iterable[Sentence], path: Path, problems: Problems) -> tuple[list[TaggedExample], list[str]]:
     """Sentences → examples; the scheme is that of the whole file."""
     sentences = list(found)
     scheme = scheme_of([sentence.labels for sentence in sentences if sentence.labels is not None])
@@ -78,7 +78,7 @@ def _finished(found: Iterable[Sentence], path: Path, problems: Problems) -> tupl
         _refuse_underlined({label for sentence in sentences for label in sentence.labels or ()} - {"O"}, path)
     examples = []
     for sentence in sentences:
-        text, words = joined(sentence.words)
+        text, words = join_words(sentence.words)
         labels = [prefixed(label, scheme) for label in sentence.labels or ()]
         odd = next((label for label in labels if label != "O" and not PREFIXED.fullmatch(label)), None)
         if len(text) > TEXT_LIMIT:
@@ -89,7 +89,7 @@ def _finished(found: Iterable[Sentence], path: Path, problems: Problems) -> tupl
             problems.add(sentence.line, f"the label {odd!r:.40} is neither O nor like B-PER; correct it")
         else:
             spans = spans_of(labels, words)
-            examples.append(Tagged(text, words, spans, sentence.intent, f"{path}:{sentence.line}"))
+            examples.append(TaggedExample(text, words, spans, sentence.intent, f"{path}:{sentence.line}"))
     return examples, [NOTES.get(scheme, f"labels are {scheme}")] if scheme else []
 
 
@@ -151,7 +151,7 @@ def spans_of(labels: Sequence[str], words: Sequence[tuple[int, int]]) -> tuple[S
     return tuple(spans)
 
 
-def joined(words: Sequence[str]) -> tuple[str, tuple[tuple[int, int], ...]]:
+def join_words(words: Sequence[str]) -> tuple[str, tuple[tuple[int, int], ...]]:
     """Words with single spaces between them, and the characters of each."""
     places, start = [], 0
     for word in words:
@@ -267,7 +267,7 @@ def _strings(value: Any) -> bool:
 
 def _cluener(
     rows: Iterable[tuple[int, dict[str, Any]]], path: Path, options: ReadOptions, problems: Problems
-) -> Iterator[Tagged]:
+) -> Iterator[TaggedExample]:
     """{"text": …, "label": {kind: {entity: [[first, last], …]}}}; every character that is no space is a word."""
     for line, row in rows:
         text, label = row.get("text"), row.get("label", None if options.labelled else {})
@@ -287,7 +287,7 @@ def _cluener(
             problems.add(line, wrong)
             continue
         words = tuple((i, i + 1) for i, character in enumerate(text) if not character.isspace())
-        yield Tagged(text, words, tuple(spans), None, f"{path}:{line}")
+        yield TaggedExample(text, words, tuple(spans), None, f"{path}:{line}")
 
 
 def _cluener_spans(text: str, label: Any) -> Iterator[Span]:
