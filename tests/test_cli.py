@@ -79,7 +79,7 @@ def test_info_and_convert(folder, tmp_path):
         (["info", "nowhere"], "", "nowhere does not exist"),
         (["tokenize", "--file", "nowhere"], "", "nowhere cannot be read"),
         (["tokenize", "--model", "nowhere", "x"], "", "nowhere"),
-        (["tokenize", "--file", "x", "text"], "", "choose one"),
+        (["tokenize", "--file", "x", "text"], "", "Use one of them"),
         (["tokenize"], b"good\n\xff\xfe\n", "line 2 of stdin is not UTF-8"),
     ],
 )

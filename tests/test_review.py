@@ -21,7 +21,7 @@ from albertkit.interop.convert import open_model
 from albertkit.interop.sentence_transformers import write_folder
 from albertkit.model import AlbertModel
 from albertkit.model.albert_model import build_head
-from albertkit.text_io import writer
+from albertkit.vector_writer import open_vector_writer
 from tests.conftest import tiny
 from tests.runtime.test_albert import TEXTS, make
 
@@ -49,18 +49,21 @@ def test_force_replaces_models_and_nothing_else(folder, tmp_path):
 
 
 def test_a_finished_part_is_never_overwritten(tmp_path):
-    with pytest.raises(AlbertkitError, match="from number 3 on into another file"), writer(tmp_path / "v.npy") as write:
+    with (
+        pytest.raises(AlbertkitError, match="from number 3 on into another file"),
+        open_vector_writer(tmp_path / "v.npy") as write,
+    ):
         write("a", np.ones(4, np.float32))
         write("b", np.ones(4, np.float32))
         raise KeyboardInterrupt
     assert np.load(tmp_path / "v.npy.part").shape == (2, 4)
-    with pytest.raises(AlbertkitError, match=r"v.npy.part exists"), writer(tmp_path / "v.npy") as write:
+    with pytest.raises(AlbertkitError, match=r"v.npy.part exists"), open_vector_writer(tmp_path / "v.npy") as write:
         pass
-    with pytest.raises(AlbertkitError, match="No space left"), writer(tmp_path / "w.jsonl") as write:
+    with pytest.raises(AlbertkitError, match="No space left"), open_vector_writer(tmp_path / "w.jsonl") as write:
         write("a", np.ones(4, np.float32))
         raise OSError(28, "No space left on device")
     assert (tmp_path / "w.jsonl.part").read_text().count("\n") == 1
-    with pytest.raises(AlbertkitError, match="cannot be written"), writer(tmp_path / "nowhere" / "v.npy"):
+    with pytest.raises(AlbertkitError, match="cannot be written"), open_vector_writer(tmp_path / "nowhere" / "v.npy"):
         pass
 
 

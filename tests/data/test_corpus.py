@@ -237,7 +237,7 @@ def test_killed_with_workers(tmp_path, texts, tokenizer, whole):
 
     out = tmp_path / "out"
     code = (
-        "import sys; from albertkit.data import reading, corpus; from albertkit.data.corpus_settings import Settings\n"
+        "import sys; from albertkit.data import block_reader as reading, corpus; from albertkit.data.corpus_settings import Settings\n"
         "from albertkit.tokenizer import Tokenizer; import signal; from pathlib import Path\n"
         "reading.BLOCK = 6000\n"
         f"rules = Settings(shard_tokens=3000, held_out=0.1, min_tokens=1)\n"

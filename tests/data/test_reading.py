@@ -14,8 +14,8 @@ from albertkit.data import block_reader as reading
 from albertkit.data import documents as documents_module
 from albertkit.data.block_reader import blocks
 from albertkit.data.documents import documents, paragraphs
-from albertkit.data.sources import find
 from albertkit.errors import AlbertkitError
+from albertkit.text_reader import find_text_files
 from tests.data.making import text
 
 
@@ -31,7 +31,7 @@ def limit(monkeypatch):
 
 
 def read(paths, field=None, skip_bad=False):
-    return [d for block in blocks(find(paths, field), field) for d in documents(block, skip_bad).paragraphs]
+    return [d for block in blocks(find_text_files(paths, field), field) for d in documents(block, skip_bad).paragraphs]
 
 
 def plain(whole: str) -> list[list[str]]:
@@ -52,7 +52,7 @@ def test_packed_text(tmp_path, suffix):
     whole = text(40)
     path = tmp_path / f"a.txt{suffix}"
     path.write_bytes(PACKS[suffix](whole.encode()))
-    found = list(blocks(find([path])))
+    found = list(blocks(find_text_files([path])))
     assert len(found) > 5 and read([path]) == plain(whole)
     assert found[-1].read == path.stat().st_size
 
@@ -73,7 +73,7 @@ def test_jsonl_and_its_field(tmp_path):
     assert read([tmp_path / "b.txt.gz"], "body") == rows  # with a field, text files are JSONL
     with pytest.raises(AlbertkitError, match=r"line 1 of .* has no field 'bodi' \(did you mean 'body'\?\)"):
         read([tmp_path / "a.jsonl"], "bodi")
-    with pytest.raises(AlbertkitError, match="is a int: it must be a text"):
+    with pytest.raises(AlbertkitError, match="contains a int as 'id'"):
         read([tmp_path / "a.jsonl"], "id")
 
 
@@ -97,19 +97,19 @@ def test_parquet(tmp_path):
     rows = plain(text(300))
     table = pyarrow.table({"body": ["\n".join(r) for r in rows] + [None, ""], "n": list(range(302))})
     parquet.write_table(table, tmp_path / "a.parquet", row_group_size=37)
-    found = list(blocks(find([tmp_path / "a.parquet"]), "body"))
+    found = list(blocks(find_text_files([tmp_path / "a.parquet"]), "body"))
     assert len(found) > 5 and read([tmp_path / "a.parquet"], "body") == rows
-    assert list(blocks(find([tmp_path / "a.parquet"]), "body", found[3].next)) == found[4:]
-    with pytest.raises(AlbertkitError, match="has no column 'text'; it has body, n"):
+    assert list(blocks(find_text_files([tmp_path / "a.parquet"]), "body", found[3].next)) == found[4:]
+    with pytest.raises(AlbertkitError, match="has no column 'text'; its columns: body, n"):
         read([tmp_path / "a.parquet"])
-    with pytest.raises(AlbertkitError, match="column 'n' of .* holds int64"):
+    with pytest.raises(AlbertkitError, match="column 'n' of .* contains int64"):
         read([tmp_path / "a.parquet"], "n")
     (tmp_path / "b.parquet").write_bytes(b"PAR1 nothing PAR1")
-    with pytest.raises(AlbertkitError, match="is not a whole Parquet file"):
+    with pytest.raises(AlbertkitError, match="is not a complete Parquet file"):
         read([tmp_path / "b.parquet"])
     (tmp_path / "c.parquet.gz").write_bytes(b"")
-    with pytest.raises(AlbertkitError, match="packed Parquet"):
-        find([tmp_path / "c.parquet.gz"])
+    with pytest.raises(AlbertkitError, match="compressed Parquet"):
+        find_text_files([tmp_path / "c.parquet.gz"])
 
 
 @pytest.mark.parametrize("name", ["a.txt", "a.jsonl"])
@@ -119,7 +119,7 @@ def test_reading_can_begin_at_any_block(tmp_path, name, limit):
         whole = "\n".join(json.dumps({"text": "\n".join(d)}) for d in plain(text(30)))
     for copy in (name, f"b{name}"):
         (tmp_path / copy).write_text(whole, encoding="utf-8")
-    sources = find([tmp_path / name, tmp_path / f"b{name}"])
+    sources = find_text_files([tmp_path / name, tmp_path / f"b{name}"])
     found = list(blocks(sources))
     assert [b.next for b in found if b.at.source == 0][:-1] == [b.at for b in found if b.at.source == 0][1:]
     for number, block in enumerate(found):
@@ -130,20 +130,20 @@ def test_reading_can_begin_at_any_block(tmp_path, name, limit):
 def test_blocks_do_not_depend_on_how_bytes_arrive(tmp_path, monkeypatch):
     whole = text(30).encode()
     (tmp_path / "a.txt").write_bytes(whole)
-    wanted = [block.data for block in blocks(find([tmp_path / "a.txt"]))]
+    wanted = [block.data for block in blocks(find_text_files([tmp_path / "a.txt"]))]
 
     class Dripping(io.BytesIO):
         def readinto(self, buffer):
             return super().readinto(memoryview(buffer)[:7])
 
     monkeypatch.setattr(sys, "stdin", type("In", (), {"buffer": Dripping(whole)}))
-    assert [block.data for block in blocks(find(["-"]))] == wanted
+    assert [block.data for block in blocks(find_text_files(["-"]))] == wanted
 
 
 def test_a_long_document_becomes_several_that_know_it(tmp_path, limit):
     lines = [f"paragraph {i} of one document" for i in range(800)]
     (tmp_path / "a.txt").write_text("short\n\n" + "\n".join(lines) + "\n\nlast")
-    made = [documents(block) for block in blocks(find([tmp_path / "a.txt"]))]
+    made = [documents(block) for block in blocks(find_text_files([tmp_path / "a.txt"]))]
     assert [d.inside for d in made][:2] == [False, False] and sum(d.inside for d in made) >= 3
     flat = [d for part in made for d in part.paragraphs]
     assert flat[0] == ["short"] and flat[-1] == ["last"] and [p for d in flat[1:-1] for p in d] == lines
@@ -162,7 +162,7 @@ def test_binary_junk(tmp_path, junk):
     (tmp_path / "a.txt").write_bytes(b"good\n\n" + junk + b"\nalso good\n")
     with pytest.raises(AlbertkitError, match=r"line 3 of .* (is not UTF-8|holds zero bytes)"):
         read([tmp_path / "a.txt"])
-    made = [documents(b, skip_bad=True) for b in blocks(find([tmp_path / "a.txt"]))]
+    made = [documents(b, skip_bad=True) for b in blocks(find_text_files([tmp_path / "a.txt"]))]
     assert made[0].bad == 1 and made[0].paragraphs == [["good"], ["also good"]]
 
 
@@ -172,7 +172,7 @@ def test_damaged_archives(tmp_path, suffix):
     for name, data in (("cut", whole[:-40]), ("junk", b"not packed at all"), ("flip", _flip(whole))):
         path = tmp_path / f"{name}.txt{suffix}"
         path.write_bytes(data)
-        with pytest.raises(AlbertkitError, match="cannot be unpacked|is not UTF-8|holds zero bytes"):
+        with pytest.raises(AlbertkitError, match="cannot be decompressed|is not UTF-8|holds zero bytes"):
             read([path])
 
 
@@ -192,36 +192,36 @@ def test_folders_are_walked_in_order(tmp_path):
     for name in ("b/z.txt", "b/a.jsonl", "a.txt.xz", ".hidden.txt", ".git/x.txt", "picture.png", "c.parquet"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(b"")
-    names = [source.name[len(str(tmp_path)) + 1 :] for source in find([tmp_path])]
+    names = [source.name[len(str(tmp_path)) + 1 :] for source in find_text_files([tmp_path])]
     assert names == ["a.txt.xz", "c.parquet", "b/a.jsonl", "b/z.txt"]
-    forms = [(source.form, source.packed) for source in find([tmp_path])]
+    forms = [(source.format, source.compression) for source in find_text_files([tmp_path])]
     assert forms == [("text", ".xz"), ("parquet", ""), ("jsonl", ""), ("text", "")]
 
 
 def test_inputs_that_are_none(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(AlbertkitError, match="no text file was found"):
-        find([tmp_path / "empty"])
+        find_text_files([tmp_path / "empty"])
     with pytest.raises(AlbertkitError, match="cannot be read: No such file"):
-        find([tmp_path / "nothing.txt"])
-    with pytest.raises(AlbertkitError, match="no regular file"):
-        find(["/dev/null"])
+        find_text_files([tmp_path / "nothing.txt"])
+    with pytest.raises(AlbertkitError, match="not a regular file"):
+        find_text_files(["/dev/null"])
     with pytest.raises(AlbertkitError, match="stdin was named twice"):
-        find(["-", "-"])
+        find_text_files(["-", "-"])
 
 
 def test_a_file_that_changes_is_noticed(tmp_path):
     (tmp_path / "a.txt").write_text("one")
-    sources = find([tmp_path / "a.txt"])
+    sources = find_text_files([tmp_path / "a.txt"])
     (tmp_path / "a.txt").write_text("another")
-    with pytest.raises(AlbertkitError, match="was changed while"):
+    with pytest.raises(AlbertkitError, match="changed while"):
         list(blocks(sources))
 
 
 def test_paragraphs_within_a_budget(tmp_path):
     for name in ("a.txt", "b.txt"):
         (tmp_path / name).write_text(text(60, seed=ord(name[0])), encoding="utf-8")
-    sources = find([tmp_path])
+    sources = find_text_files([tmp_path])
     whole = list(paragraphs(sources, None))
     some = [t for t, _ in paragraphs(sources, None, budget=8000)]
     assert len(some) < len(whole) / 2 and any("Document 98" in t for t in some)

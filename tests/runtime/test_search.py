@@ -22,8 +22,8 @@ from albertkit.errors import AlbertkitError
 from albertkit.search import index as module
 from albertkit.search.index import Index, Record, cluster, records_from
 from albertkit.search.keywords import spaced, terms
-from albertkit.search.records import TEXT_LIMIT
 from albertkit.search.vectors import BLOCK
+from albertkit.text_reader import TEXT_LIMIT
 from tests.conftest import ROOT, program
 
 
@@ -463,9 +463,9 @@ def test_folders_are_walked_in_order(tmp_path):
         ("a.txt", b"x", {"split": "line"}, "did you mean 'lines'"),
         ("a.jsonl", b'{"text": "x"}\n{"text": ', {}, "line 2 of .* is not JSON"),
         ("a.jsonl", b"[" * 100_000, {}, "line 1 of .* is not JSON"),
-        ("a.jsonl", b"[1]", {}, "holds a list"),
-        ("a.jsonl", b'{"txt": "x", "n": 1}', {}, r"has no field 'text' \(did you mean 'txt'\?\); it has txt, n"),
-        ("a.jsonl", b'{"text": 5}', {}, "is a int"),
+        ("a.jsonl", b"[1]", {}, "contains a list"),
+        ("a.jsonl", b'{"txt": "x", "n": 1}', {}, r"has no field 'text' \(did you mean 'txt'\?\); its fields: txt, n"),
+        ("a.jsonl", b'{"text": 5}', {}, "contains a int"),
         ("a.jsonl", b'{"text": "x"}', {"id_field": "id"}, "has no field 'id'"),
         ("nowhere", None, {}, "nowhere cannot be read"),
     ],

@@ -144,7 +144,7 @@ def test_nothing_there(tmp_path):
     (tmp_path / "seq.in").write_text("a")
     with pytest.raises(AlbertkitError, match=r"is a folder with .*seq\.in.*; name one file"):
         read("classify", tmp_path)
-    assert "cannot be unpacked" in refused(tmp_path / "a.tsv.gz", "text\tlabel\n")
+    assert "cannot be decompressed" in refused(tmp_path / "a.tsv.gz", "text\tlabel\n")
 
 
 def test_limits(tmp_path, monkeypatch):

@@ -159,7 +159,7 @@ def test_parquet(tmp_path):
     assert plain(data) == [("a", None, "1"), ("b", None, "0")] and data.examples[1].where == f"{path}:2"
     assert plain(read("classify", path, ReadOptions(label_column="tags"))) == [("a", None, ("p", "q")), ("b", None, ())]
     path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(AlbertkitError, match="not a whole Parquet file"):
+    with pytest.raises(AlbertkitError, match="not a complete Parquet file"):
         read("classify", path)
 
 

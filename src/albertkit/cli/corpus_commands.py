@@ -160,13 +160,14 @@ def tokenizer(
     TEXTS are what `corpus` takes. A hundred megabytes are plenty; memory grows with the number of different words.
     """
     from albertkit.artifact import new_folder
+    from albertkit.data.block_reader import CORPUS_FORMATS
     from albertkit.data.documents import paragraphs
-    from albertkit.data.sources import find
+    from albertkit.text_reader import find_text_files
     from albertkit.tokenizer import Tokenizer
 
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise AlbertkitError(f"{output} exists and is not empty; name a new folder")
-    sources = find(texts, field)
+    sources = find_text_files(texts, field, CORPUS_FORMATS)
     total = sum(source.size for source in sources)
     with bar() as step:
 

@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from albertkit.albert import Albert
     from albertkit.tokenizer import Tokenizer
 
-LINE_LIMIT = 64 * 2**20
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON for machines instead of a table.")
 force = click.option("--force", is_flag=True, help="Replace what is there.")
 path = click.Path(path_type=Path)
@@ -203,7 +202,7 @@ def embed(
 
     With --engine, many files in several processes:  albertkit embed --engine local 'texts/*.jsonl' --out vectors
     """
-    from albertkit.text_io import json_line, writer
+    from albertkit.vector_writer import open_vector_writer, vector_json
 
     bulk = {name: settings.pop(name) for name in list(settings) if name.startswith(PREFIX)}
     if bulk[f"{PREFIX}engine"] and (file or output):
@@ -219,9 +218,9 @@ def embed(
     )
     if output is None:
         for text, vector in found:
-            click.echo(json_line(text, vector))
+            click.echo(vector_json(text, vector))
     else:
-        with writer(output, force) as write:
+        with open_vector_writer(output, force) as write:
             for text, vector in progress(found, "texts"):
                 write(text, vector)
     if left:
@@ -366,33 +365,31 @@ def quiet_or_note(text: str) -> None:
         click.echo(f"\r\x1b[K{text}", err=True, nl=False)
 
 
-def read_texts(texts: tuple[str, ...], file: Path | None) -> Iterator[str]:
-    """Texts from the arguments, else lines of a file, else lines of stdin; empty lines are passed over."""
-    if texts:
-        if file is not None:
-            raise AlbertkitError("texts were given both as arguments and with --file; choose one")
-        yield from texts
-        return
-    yield from filter(None, map(str.strip, read_lines(file)))
+def read_texts(texts: tuple[str, ...], file: Path | None, text_column: str | None = None) -> Iterator[str]:
+    """Texts from the arguments, else from a file, else from stdin, without blank ones."""
+    from albertkit import text_reader
+
+    if not texts:
+        return text_reader.read_texts(input_name(file), text_column)
+    if file is not None:
+        raise AlbertkitError("texts were given both as arguments and with --file. Use one of them.")
+    return iter(texts)
 
 
 def read_lines(file: Path | None) -> Iterator[str]:
-    """The lines of a file, else of stdin, empty ones too, without their ends."""
+    """The lines of a file, else of stdin, blank ones too, without their ends."""
+    from albertkit import text_reader
+
+    return (
+        line for _, line in text_reader.read_lines(text_reader.find_text_files([input_name(file)], allow_pipes=True)[0])
+    )
+
+
+def input_name(file: Path | None) -> str:
+    """The file to read, or "-" for stdin if something is piped in."""
     if file is None and sys.stdin.isatty():
-        raise AlbertkitError("no text was given; write it behind the command, name a --file, or pipe it in")
-    name = "stdin" if file is None else str(file)
-    try:
-        source = sys.stdin.buffer if file is None else file.open("rb")
-    except OSError as error:
-        raise AlbertkitError(f"{name} cannot be read: {error.strerror}") from None
-    with source:
-        for number, line in enumerate(iter(lambda: source.readline(LINE_LIMIT + 1), b""), 1):
-            if len(line) > LINE_LIMIT:
-                raise AlbertkitError(f"line {number} of {name} has over {LINE_LIMIT:,} bytes; break it into lines")
-            try:
-                yield line.decode("utf-8").rstrip("\r\n")
-            except UnicodeDecodeError:
-                raise AlbertkitError(f"line {number} of {name} is not UTF-8; convert the file first") from None
+        raise AlbertkitError("no text was given. Pass it as an argument, with --file, or pipe it in.")
+    return "-" if file is None else str(file)
 
 
 def table(title: str, rows: list[tuple[str, str]]) -> None:

@@ -1,6 +1,6 @@
 """Files → blocks: a megabyte or so of whole documents, as bytes, with the place each came from.
 
-In: `Source`s. Out: the `Block`s of each. Before this file: `sources.py`; after it: `documents.py`, which looks inside a block.
+In: `TextFile`s. Out: the `Block`s of each. Before this file: `text_reader.py`; after it: `documents.py`, which looks inside a block.
 
 Where a block ends depends only on where it begins and on what follows, never on how the bytes arrived. So reading can
 start again at any block, and gives the same blocks.
@@ -12,9 +12,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from albertkit.data.sources import Form, Source, open_raw, opened
-from albertkit.errors import AlbertkitError, nearest, need
+from albertkit.errors import AlbertkitError
+from albertkit.text_reader import (
+    FORMATS,
+    TextFile,
+    TextFormat,
+    check_parquet_column,
+    open_parquet,
+    open_raw,
+    open_text_file,
+)
 
+# csv and tsv files are no corpora: their names mean plain text
+CORPUS_FORMATS = {suffix: format for suffix, format in FORMATS.items() if format not in ("csv", "tsv")}
 BLOCK = 1 << 20  # bytes read at a time
 LIMIT = 16 << 20  # bytes of a line, and of a document: a longer document becomes several
 
@@ -34,7 +44,7 @@ class Block:
     """Some documents as they were read: the bytes of lines, or the texts of rows."""
 
     source: str
-    form: Form
+    form: TextFormat
     field: str
     at: Place
     next: Place
@@ -45,19 +55,19 @@ class Block:
 START = Place()
 
 
-def blocks(sources: list[Source], field: str | None = None, start: Place = START) -> Iterator[Block]:
+def blocks(sources: list[TextFile], field: str | None = None, start: Place = START) -> Iterator[Block]:
     """The blocks of all sources, from a place on."""
     for number in range(start.source, len(sources)):
         place = start if number == start.source else Place(number)
         source = sources[number]
-        if source.form == "parquet":
+        if source.format == "parquet":
             yield from _row_blocks(source, field or "text", place)
         else:
             yield from _byte_blocks(source, field or "text", place)
 
 
-def _byte_blocks(source: Source, field: str, place: Place) -> Iterator[Block]:
-    with opened(source) as (stream, counted):
+def _byte_blocks(source: TextFile, field: str, place: Place) -> Iterator[Block]:
+    with open_text_file(source) as (stream, counted):
         _skip(stream, place.offset)
         held, size, more = b"", BLOCK, True
         while more or held:
@@ -68,14 +78,14 @@ def _byte_blocks(source: Source, field: str, place: Place) -> Iterator[Block]:
                 parts.append(part)
                 have += len(part)
             held = b"".join(parts)
-            cut, inside = _cut(held, source.form) if more else (len(held), False)
+            cut, inside = _cut(held, source.format) if more else (len(held), False)
             if not cut and len(held) >= LIMIT:
                 raise AlbertkitError(giant(source.name, place.line))
             size = BLOCK if cut else size + BLOCK
             if cut:
                 data, held = held[:cut], held[cut:]
                 after = Place(place.source, place.offset + cut, place.line + data.count(b"\n"), inside)
-                yield Block(source.name, source.form, field, place, after, counted.count, data)
+                yield Block(source.name, source.format, field, place, after, counted.count, data)
                 place = after
 
 
@@ -92,7 +102,7 @@ def _skip(stream: Any, count: int) -> None:
         count -= len(part)
 
 
-def _cut(held: bytes, form: Form) -> tuple[int, bool]:
+def _cut(held: bytes, form: TextFormat) -> tuple[int, bool]:
     """How many bytes make a block (0: read more), and whether it ends inside a document."""
     if form == "jsonl":
         return held.rfind(b"\n") + 1, False
@@ -104,39 +114,25 @@ def _cut(held: bytes, form: Form) -> tuple[int, bool]:
     return held.rfind(b"\n") + 1, True
 
 
-def _row_blocks(source: Source, field: str, place: Place) -> Iterator[Block]:
+def _row_blocks(source: TextFile, field: str, place: Place) -> Iterator[Block]:
     """Blocks of a Parquet file: rows, about a megabyte at a time."""
-    pyarrow: Any = need("pyarrow", "parquet", f"reading {source.name}")
-    parquet: Any = need("pyarrow.parquet", "parquet", f"reading {source.name}")
-    try:
-        with open_raw(source) as raw, parquet.ParquetFile(raw, pre_buffer=False) as file:
-            _check_column(file, source, field)
-            total, held, size, row = max(file.metadata.num_rows, 1), [], 0, 0
-            for batch in file.iter_batches(batch_size=64, columns=[field], use_threads=False):
-                for text in batch.column(0).to_pylist():
-                    row += 1
-                    if row <= place.offset:
-                        continue
-                    held.append(text or "")
-                    size += len(held[-1])
-                    if size >= BLOCK or row == total:
-                        after = Place(place.source, row, row + 1)
-                        read = source.size * row // total
-                        yield Block(source.name, "parquet", field, place, after, read, tuple(held))
-                        held, size, place = [], 0, after
-    except (pyarrow.ArrowException, OSError) as error:
-        raise AlbertkitError(
-            f"{source.name} is not a whole Parquet file ({str(error)[:100]}): copy or write it anew"
-        ) from None
-
-
-def _check_column(file: Any, source: Source, field: str) -> None:
-    names = file.schema_arrow.names
-    if field not in names:
-        has = ", ".join(names[:20]) or "none"
-        raise AlbertkitError(
-            f"{source.name} has no column {field!r}{nearest(field, names)}; it has {has}: name one (--field)"
-        )
-    kind = str(file.schema_arrow.field(field).type)
-    if kind not in ("string", "large_string", "string_view"):
-        raise AlbertkitError(f"column {field!r} of {source.name} holds {kind}; name one that holds texts (--field)")
+    with open_raw(source) as raw, open_parquet(source.name, raw) as file:
+        check_parquet_column(file, source.name, field)
+        kind = str(file.schema_arrow.field(field).type)
+        if kind not in ("string", "large_string", "string_view"):
+            raise AlbertkitError(
+                f"column {field!r} of {source.name} contains {kind}. Pass one that contains texts (--text-column)."
+            )
+        total, held, size, row = max(file.metadata.num_rows, 1), [], 0, 0
+        for batch in file.iter_batches(batch_size=64, columns=[field], use_threads=False):
+            for text in batch.column(0).to_pylist():
+                row += 1
+                if row <= place.offset:
+                    continue
+                held.append(text or "")
+                size += len(held[-1])
+                if size >= BLOCK or row == total:
+                    after = Place(place.source, row, row + 1)
+                    read = source.size * row // total
+                    yield Block(source.name, "parquet", field, place, after, read, tuple(held))
+                    held, size, place = [], 0, after

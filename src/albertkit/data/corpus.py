@@ -22,17 +22,17 @@ from typing import Any
 
 import numpy as np
 
-from albertkit.data.block_reader import Block, Place, blocks
+from albertkit.data.block_reader import CORPUS_FORMATS, Block, Place, blocks
 from albertkit.data.corpus_folder import check_place, check_shards, discard, identity, same, sweep, write_tokenizer
 from albertkit.data.corpus_settings import Settings
 from albertkit.data.document_tokenizer import Pieces, Rules
 from albertkit.data.resume_log import Journal, remove
 from albertkit.data.shard_writer import Filling, Kept, Written, write_array, write_json
 from albertkit.data.shards import FORMAT, MANIFEST, SPLITS, TOKENIZER, UNIGRAMS, Shards, token_type
-from albertkit.data.sources import Source, find
 from albertkit.data.word_cache import sums
 from albertkit.data.workers import Cut, cut_blocks
 from albertkit.errors import AlbertkitError
+from albertkit.text_reader import TextFile, find_text_files
 from albertkit.tokenizer import Tokenizer
 
 SURE = 10_000  # tokens after which the share of unknown ones is judged
@@ -80,7 +80,7 @@ def build(
     folder, workers = Path(folder), _workers(workers)
     if tokenizer.kind == "phoneme":
         raise AlbertkitError("a tokenizer of phonemes makes no corpus: use a unigram or WordPiece vocabulary")
-    sources = find(texts, settings.field)
+    sources = find_text_files(texts, settings.field, CORPUS_FORMATS)
     made = identity(sources, tokenizer, settings, progress)
     try:
         check_place(folder)
@@ -126,7 +126,9 @@ def _workers(count: int | None) -> int:
 class Making:
     """A corpus that is being made."""
 
-    def __init__(self, folder: Path, journal: Journal, sources: list[Source], settings: Settings, tokenizer: Tokenizer):
+    def __init__(
+        self, folder: Path, journal: Journal, sources: list[TextFile], settings: Settings, tokenizer: Tokenizer
+    ):
         self.folder, self.journal, self.sources, self.settings = folder, journal, sources, settings
         self.vocabulary, self.dtype = tokenizer.vocab_size, token_type(tokenizer.vocab_size)
         self.filling = {s: Filling(folder, s, self.dtype, self.vocabulary, settings.shard_tokens) for s in SPLITS}

@@ -18,8 +18,8 @@ from albertkit.artifact import digest, flush
 from albertkit.data.corpus_settings import Settings
 from albertkit.data.resume_log import JOURNAL, in_use, remove
 from albertkit.data.shards import MANIFEST, TOKENIZER
-from albertkit.data.sources import Source
 from albertkit.errors import AlbertkitError
+from albertkit.text_reader import TextFile
 from albertkit.tokenizer import Tokenizer
 from albertkit.tokenizer.tokenizer_json import to_json
 
@@ -32,7 +32,7 @@ _OURS = re.compile(
 
 
 def identity(
-    sources: list[Source], tokenizer: Tokenizer, settings: Settings, progress: Callable[[str, int, int, int], object]
+    sources: list[TextFile], tokenizer: Tokenizer, settings: Settings, progress: Callable[[str, int, int, int], object]
 ) -> dict[str, Any]:
     """What decides the bytes of a corpus: the tokenizer, the settings, and the hash of each input."""
     inputs = []

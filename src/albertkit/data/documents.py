@@ -10,14 +10,13 @@ field) is an error that names it, or is counted and passed over.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from albertkit.data.block_reader import LIMIT, Block, blocks, giant
-from albertkit.data.sources import Source
-from albertkit.errors import AlbertkitError, nearest
+from albertkit.errors import AlbertkitError
+from albertkit.text_reader import BOM, BadRow, TextFile, column_value, parse_json_line
 
 
 @dataclass
@@ -55,7 +54,7 @@ def documents(block: Block, skip_bad: bool = False) -> Documents:
     return made
 
 
-def paragraphs(sources: list[Source], field: str | None, budget: int | None = None) -> Iterator[tuple[str, int]]:
+def paragraphs(sources: list[TextFile], field: str | None, budget: int | None = None) -> Iterator[tuple[str, int]]:
     """Each paragraph of some sources, with the bytes of the sources read so far; at most `budget` bytes of text.
 
     The budget is shared evenly: a source gives its part and is left.
@@ -81,7 +80,7 @@ def _lines(block: Block, made: Documents, skip_bad: bool) -> list[str | None]:
     """The lines of a block of bytes; None where one is passed over."""
     data = block.data
     assert isinstance(data, bytes)
-    if block.at.line == 1 and data.startswith(b"\xef\xbb\xbf"):
+    if block.at.line == 1 and data.startswith(BOM):
         data = data[3:]
     try:
         if b"\0" in data or len(data) > LIMIT:
@@ -132,25 +131,10 @@ def _rows(block: Block, made: Documents, skip_bad: bool) -> list[Any]:
 
 def _field(line: str, block: Block, number: int) -> str:
     """The text in one line of JSONL."""
-    place = f"line {number} of {block.source}"
     try:
-        row = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise AlbertkitError(
-            f"{place} is not JSON ({str(error)[:100]}): correct it or pass over it (--skip-bad)"
-        ) from None
-    if not isinstance(row, dict):
-        raise AlbertkitError(f"{place} holds a {type(row).__name__}: each line must be an object with a text")
-    if block.field not in row:
-        has = ", ".join(list(row)[:20]) or "nothing"
-        raise AlbertkitError(
-            f"{place} has no field {block.field!r}{nearest(block.field, row)}; it has {has}: name one (--field)"
-        )
-    text = row[block.field]
-    if text is None:
-        return ""
-    if not isinstance(text, str):
-        raise AlbertkitError(
-            f"field {block.field!r} on {place} is a {type(text).__name__}: it must be a text (--field)"
-        )
-    return text
+        text = column_value(parse_json_line(line), block.field)
+        if text is not None and not isinstance(text, str):
+            raise BadRow(f"contains a {type(text).__name__} as {block.field!r}, which must be a text (--text-column)")
+    except BadRow as bad:
+        raise AlbertkitError(f"line {number} of {block.source} {bad}, or skip such lines (--skip-bad).") from None
+    return text or ""

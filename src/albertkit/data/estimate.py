@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from albertkit.data.block_reader import blocks
+from albertkit.data.block_reader import CORPUS_FORMATS, blocks
 from albertkit.data.corpus_settings import Settings
 from albertkit.data.document_tokenizer import Cutter, Rules
 from albertkit.data.shards import token_type
-from albertkit.data.sources import find
+from albertkit.text_reader import find_text_files
 from albertkit.tokenizer import Tokenizer
 
 SAMPLED = 4  # inputs that are looked into
@@ -33,7 +33,7 @@ class Estimate:
 
 def estimate(texts: Sequence[Path | str], tokenizer: Tokenizer, settings: Settings) -> Estimate:
     """Read a little of the inputs and say what a corpus of all of them would be; writes nothing."""
-    sources = find(texts, settings.field)
+    sources = find_text_files(texts, settings.field, CORPUS_FORMATS)
     cutter = Cutter(tokenizer, Rules(settings.max_sentence, skip_bad=settings.skip_bad))
     files = [source for source in sources if source.name != "-"]
     read = tokens = 0

@@ -29,8 +29,9 @@ from albertkit.search import keywords as words
 from albertkit.search import vectors
 from albertkit.search.cluster import Clusters, cluster
 from albertkit.search.keywords import Words
-from albertkit.search.records import Record, records_from, valid
+from albertkit.search.records import records_from, storable_record
 from albertkit.search.vectors import Blocks, Ranked, Row, fuse
+from albertkit.text_reader import Record, replace_surrogates
 
 __all__ = ["Clusters", "Embedder", "Index", "Record", "SearchHit", "cluster", "records_from"]
 
@@ -179,7 +180,7 @@ class Index:
         changed, source = 0, iter(records)
         while group := list(islice(source, max(1, batch))):
             with self._transaction("IMMEDIATE"):
-                changed += self._add({r.id: r for r in map(Record.valid, group)})
+                changed += self._add({r.id: r for r in map(storable_record, group)})
             if progress is not None:
                 progress(len(group))
         return changed
@@ -286,7 +287,7 @@ class Index:
             raise AlbertkitError(f"k is {k}; it must be a whole number from 1 to 10000")
         depth = k if mode != "hybrid" else max(100, 2 * k)
         empty: list[Ranked] = [[] for _ in queries]
-        vectors = self._embed(list(map(valid, queries))) if mode != "keyword" and len(queries) else None
+        vectors = self._embed(list(map(replace_surrogates, queries))) if mode != "keyword" and len(queries) else None
         with self._transaction("DEFERRED"):
             near = empty if vectors is None else self._blocks.nearest(vectors, depth)
             rows = self._one("SELECT coalesce(max(slot), 0) FROM texts")

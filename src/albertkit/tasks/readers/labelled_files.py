@@ -14,9 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from albertkit.data.block_reader import LIMIT, blocks
-from albertkit.data.sources import PACKED, Source, find, opened
 from albertkit.errors import AlbertkitError, nearest
-from albertkit.search.records import TEXT_LIMIT, valid
+from albertkit.text_reader import (
+    COMPRESSIONS,
+    TEXT_LIMIT,
+    TextFile,
+    find_text_files,
+    open_text_file,
+    replace_surrogates,
+)
 
 FORMATS = ("auto", "csv", "tsv", "jsonl", "json", "parquet", "columns")
 HEADERS = ("auto", "yes", "no")
@@ -144,7 +150,7 @@ def fault(text: Any, what: str) -> str | None:
 
 def whole(text: str) -> str:
     """The text without halves of characters, which JSON can hold and UTF-8 cannot; its length stays."""
-    return text if text.isascii() else valid(text)
+    return replace_surrogates(text)
 
 
 def told(names: Iterable[Any]) -> str:
@@ -156,20 +162,20 @@ def told(names: Iterable[Any]) -> str:
 # Bytes → lines -----------------------------------------------------------------------------------------------------
 
 
-def source_of(path: Path) -> Source:
+def source_of(path: Path) -> TextFile:
     """The file, if it is one."""
     if path.is_dir():
         raise AlbertkitError(f"{path} is a folder with {told(sorted(p.name for p in path.iterdir()))}; name one file")
     if str(path) == "-":
         raise AlbertkitError("labelled data is read twice, so it cannot come from a pipe; name a file")
-    return find([path])[0]
+    return find_text_files([path])[0]
 
 
 def form_of(path: Path, options: ReadOptions) -> str:
     """The format of a file: what the options say, else by its name, else by its first line."""
     if options.format != "auto":
         return options.format
-    bare = path.with_suffix("") if path.suffix.lower() in PACKED else path
+    bare = path.with_suffix("") if path.suffix.lower() in COMPRESSIONS else path
     known = SUFFIXES.get(bare.suffix.lower())
     if known:
         return known
@@ -182,7 +188,7 @@ def form_of(path: Path, options: ReadOptions) -> str:
 
 def lines(path: Path, problems: Problems) -> Iterator[tuple[int, str]]:
     """Every line with its number. One that is no text is added to the problems, and comes with `�` in place of bytes."""
-    source = replace(source_of(path), form="jsonl")  # so that blocks end with lines
+    source = replace(source_of(path), format="jsonl")  # so that blocks end with lines
     for block in blocks([source]):
         data, number = block.data, block.at.line
         assert isinstance(data, bytes)
@@ -234,7 +240,7 @@ def _not_utf8(raw: bytes, error: UnicodeDecodeError) -> str:
 
 def text_of(path: Path) -> str:
     """A whole file, for JSON that runs over lines."""
-    with opened(source_of(path)) as (stream, _):
+    with open_text_file(source_of(path)) as (stream, _):
         parts, size = [], 0
         while part := stream.read(1 << 20):
             parts.append(part)

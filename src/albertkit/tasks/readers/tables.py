@@ -17,8 +17,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from albertkit.data.sources import open_raw
-from albertkit.errors import AlbertkitError, need
+from albertkit.errors import AlbertkitError
 from albertkit.tasks.examples import TextExample
 from albertkit.tasks.readers.column_roles import SAMPLE, SCORES, Row, Table, find_roles, has_header, number, only_pairs
 from albertkit.tasks.readers.labelled_files import (
@@ -33,6 +32,7 @@ from albertkit.tasks.readers.labelled_files import (
     source_of,
     whole,
 )
+from albertkit.text_reader import open_parquet, open_raw
 
 FIELDS = 256  # of JSON objects; later ones are not looked at
 
@@ -157,25 +157,17 @@ def _quoted(numbered: Iterable[tuple[int, str]], delimiter: str, problems: Probl
 
 
 def _parquet(path: Path) -> Table:
-    pyarrow: Any = need("pyarrow", "parquet", f"reading {path}")
-    parquet: Any = need("pyarrow.parquet", "parquet", f"reading {path}")
-    source = source_of(path)
     rows: list[Row] = []
-    try:
-        with open_raw(source) as raw, parquet.ParquetFile(raw, pre_buffer=False) as file:
-            simple = ("string", "large_string", "int", "uint", "float", "double", "bool", "list<", "dictionary<")
-            names = [f.name for f in file.schema_arrow if str(f.type).startswith(simple)]
-            size = 0
-            for batch in file.iter_batches(batch_size=1024, columns=names, use_threads=False):
-                size += batch.nbytes
-                if size > FILE_LIMIT:
-                    raise AlbertkitError(f"{path} holds over {FILE_LIMIT:,} bytes: use a part of it")
-                columns = [column.to_pylist() for column in batch.columns]
-                rows += [(i, list(cells)) for i, cells in enumerate(zip(*columns, strict=True), len(rows) + 1)]
-    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise AlbertkitError(
-            f"{path} is not a whole Parquet file ({str(error)[:100]}): copy or write it anew"
-        ) from None
+    size = 0
+    with open_raw(source_of(path)) as raw, open_parquet(str(path), raw) as file:
+        simple = ("string", "large_string", "int", "uint", "float", "double", "bool", "list<", "dictionary<")
+        names = [f.name for f in file.schema_arrow if str(f.type).startswith(simple)]
+        for batch in file.iter_batches(batch_size=1024, columns=names, use_threads=False):
+            size += batch.nbytes
+            if size > FILE_LIMIT:
+                raise AlbertkitError(f"{path} holds over {FILE_LIMIT:,} bytes: use a part of it")
+            columns = [column.to_pylist() for column in batch.columns]
+            rows += [(i, list(cells)) for i, cells in enumerate(zip(*columns, strict=True), len(rows) + 1)]
     return Table(str(path), rows, names)
 
 

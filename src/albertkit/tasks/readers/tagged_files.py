@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from albertkit.errors import AlbertkitError
-from albertkit.search.records import TEXT_LIMIT
 from albertkit.tasks.examples import Span, TaggedExample
 from albertkit.tasks.readers.labelled_files import (
     Problems,
@@ -30,6 +29,7 @@ from albertkit.tasks.readers.labelled_files import (
     told,
     whole,
 )
+from albertkit.text_reader import TEXT_LIMIT
 
 FOLDER = ("seq.in", "seq.out", "label")
 SPACES = re.compile(r" +")  # and no others: a word may be an ideographic space

@@ -1,0 +1,420 @@
+"""Files of texts → records: the one reader of .txt, .jsonl, .csv, .tsv, .parquet and stdin, also compressed.
+
+In: paths, folders, or "-" for stdin. Out: `read_texts` and `read_records` give texts; `find_text_files`,
+`open_text_file`, `read_lines`, `read_rows`, `parse_json_line` and `open_parquet` are the steps below them, on which
+`data/documents.py`, `bulk/part_reader.py`, `search/records.py` and `tasks/readers/` build. Memory stays bounded: lines
+and rows are read one after another. The writer of results is `vector_writer.py`.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import lzma
+import os
+import sys
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from stat import S_ISREG
+from typing import Any, Literal
+
+from albertkit.errors import AlbertkitError, nearest, need
+
+TextFormat = Literal["text", "jsonl", "csv", "tsv", "parquet"]
+FORMATS: Mapping[str, TextFormat] = {
+    ".txt": "text",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".csv": "csv",
+    ".tsv": "tsv",
+    ".parquet": "parquet",
+}
+COMPRESSIONS = (".gz", ".xz", ".zst")
+LINE_LIMIT = 64 << 20  # bytes of one line
+TEXT_LIMIT = 1_000_000  # characters of one text in indexes, labelled files and bulk work
+MAX_FILES = 100_000
+BOM = b"\xef\xbb\xbf"  # some editors begin a UTF-8 file with it
+DEFAULT_COLUMN = "text"
+
+
+class BadRow(ValueError):
+    """Why a line or row contains no usable text, as the end of a sentence: "is not UTF-8"."""
+
+
+@dataclass(frozen=True)
+class TextFile:
+    """One input file."""
+
+    name: str  # as the user wrote it; "-" is stdin
+    format: TextFormat
+    compression: str = ""  # "", ".gz", ".xz" or ".zst"
+    size: int = 0  # bytes on disk
+    modified_ns: int = 0
+    column: str | int | None = None  # where the text is, if known: a name, or in csv and tsv an index
+
+
+@dataclass(frozen=True)
+class Record:
+    """One text with its place: the id is the value of the id column, or `file:line`."""
+
+    id: str
+    text: str
+    source: str = ""
+    line: int = 0
+
+
+def read_texts(path: Path | str, text_column: str | None = None) -> Iterator[str]:
+    """The texts of a file, a folder or stdin ("-"), without blank ones.
+
+    Text files have one text per line. In .jsonl, .csv, .tsv and .parquet files the text is in `text_column`, by default
+    "text"; with a `text_column`, stdin and text files are read as JSON lines.
+    """
+    return (record.text for record in read_records([path], text_column))
+
+
+def read_records(
+    paths: Iterable[Path | str], text_column: str | None = None, id_column: str | None = None, limit: int = LINE_LIMIT
+) -> Iterator[Record]:
+    """The records of files, folders and stdin, without blank texts. limit: bytes of one line."""
+    for file in find_text_files(paths, text_column, allow_pipes=True):
+        yield from file_records(file, text_column, id_column, limit)
+
+
+def file_records(
+    file: TextFile, text_column: str | None = None, id_column: str | None = None, limit: int = LINE_LIMIT
+) -> Iterator[Record]:
+    """The records of one file."""
+    if file.format == "text":
+        rows: Iterator[tuple[int, list[Any]]] = ((number, [line]) for number, line in read_lines(file, limit))
+    else:
+        columns = [text_column or DEFAULT_COLUMN, *([] if id_column is None else [id_column])]
+        rows = read_rows(file, columns, limit)
+    for number, (text, *ids) in rows:
+        if not isinstance(text, str):
+            raise AlbertkitError(
+                f"{_place(file, number)} contains a {type(text).__name__} as {text_column or DEFAULT_COLUMN!r}, which "
+                "must be a text. Correct it, or pass another --text-column."
+            )
+        if text.strip():
+            yield Record(str(ids[0]) if ids else f"{file.name}:{number}", text.strip(), file.name, number)
+
+
+# Paths → files ------------------------------------------------------------------------------------------------------
+
+
+def walk_text_files(
+    paths: Iterable[Path | str],
+    text_column: str | None = None,
+    formats: Mapping[str, TextFormat] = FORMATS,
+    folder_suffixes: Iterable[str] | None = None,
+) -> Iterator[TextFile]:
+    """The files in the order given; folders are walked in sorted order, without hidden files.
+
+    formats: the format of each suffix; other names are text files, or JSONL if there is a text column.
+    folder_suffixes: which files of a folder are read, by default those of `formats`.
+    """
+    suffixes = set(formats if folder_suffixes is None else folder_suffixes)
+    for path in paths:
+        for name in _walk(str(path), suffixes):
+            yield _text_file(name, text_column, formats)
+
+
+def find_text_files(
+    paths: Iterable[Path | str],
+    text_column: str | None = None,
+    formats: Mapping[str, TextFormat] = FORMATS,
+    allow_pipes: bool = False,
+) -> list[TextFile]:
+    """As `walk_text_files`: at least one file and not too many; pipes, which can be read only once, if allowed."""
+    files = list(walk_text_files(paths, text_column, formats))
+    pipe = next((file.name for file in files if file.name != "-" and not Path(file.name).is_file()), None)
+    if pipe is not None and not allow_pipes:
+        raise AlbertkitError(
+            f"{pipe} is not a regular file, and inputs are read twice. Pipe it in and pass '-' instead."
+        )
+    if not files:
+        raise AlbertkitError(
+            f"no text file was found. Pass files or folders with {', '.join(formats)}, "
+            f"also compressed ({', '.join(COMPRESSIONS)})."
+        )
+    if len(files) > MAX_FILES:
+        raise AlbertkitError(f"there are {len(files):,} files; at most {MAX_FILES:,} are read. Join some of them.")
+    if sum(file.name == "-" for file in files) > 1:
+        raise AlbertkitError("stdin was named twice and can be read once. Pass '-' once.")
+    return files
+
+
+def _walk(path: str, suffixes: set[str]) -> Iterator[str]:
+    if path == "-" or not Path(path).is_dir():
+        yield path
+        return
+    for folder, inner, names in os.walk(path):
+        inner[:] = sorted(name for name in inner if not name.startswith("."))
+        for name in sorted(names):
+            if not name.startswith(".") and content_suffix(name) in suffixes:
+                yield str(Path(folder, name))
+
+
+def content_suffix(name: str) -> str:
+    """The suffix in lower case, without .gz, .xz or .zst: `a.JSONL.gz` → `.jsonl`."""
+    path = Path(name)
+    return Path(path.stem if path.suffix.lower() in COMPRESSIONS else path.name).suffix.lower()
+
+
+def _text_file(name: str, text_column: str | None, formats: Mapping[str, TextFormat]) -> TextFile:
+    if name == "-":
+        return TextFile("-", "text" if text_column is None else "jsonl")
+    try:
+        stat = Path(name).stat()
+    except OSError as error:
+        raise AlbertkitError(f"{name} cannot be read: {error.strerror}. Pass files or folders of text.") from None
+    suffix, inner = Path(name).suffix.lower(), content_suffix(name)
+    compression = suffix if suffix in COMPRESSIONS else ""
+    format = formats.get(inner, "jsonl" if text_column is not None or inner == ".json" else "text")
+    if text_column is not None and format == "text":
+        format = "jsonl"
+    if format == "parquet" and compression:
+        raise AlbertkitError(f"{name} is a compressed Parquet file, which cannot be read in parts. Decompress it.")
+    return TextFile(name, format, compression, stat.st_size, stat.st_mtime_ns)
+
+
+# Files → bytes ------------------------------------------------------------------------------------------------------
+
+
+class CountingReader(io.RawIOBase):
+    """A file that counts the bytes read from it."""
+
+    def __init__(self, file: Any):
+        self.count = 0
+        self._readinto = getattr(file, "readinto1", file.readinto)  # of a pipe: what is there, without waiting for more
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        size = self._readinto(buffer) or 0
+        self.count += size
+        return size
+
+
+class ZstdReader(io.RawIOBase):
+    """A .zst file, decompressed; unlike the library's own reader it detects a missing end."""
+
+    def __init__(self, file: Any, library: Any):
+        self.file, self.library, self.frame = file, library, library.decompressobj()
+        self.in_frame, self.compressed, self.output = False, b"", b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self.output:
+            compressed = self.compressed or self.file.read(
+                1024
+            )  # little, since the output may be a thousand times more
+            if not compressed:
+                if self.in_frame:
+                    raise EOFError("its end is missing")
+                return 0
+            self.output, self.in_frame, self.compressed = self.frame.decompress(compressed), True, b""
+            if self.frame.eof:
+                self.compressed, self.in_frame = self.frame.unused_data, False
+                self.frame = self.library.decompressobj()
+        size = min(len(self.output), len(buffer))
+        buffer[:size], self.output = self.output[:size], self.output[size:]
+        return size
+
+
+@contextmanager
+def open_text_file(file: TextFile) -> Iterator[tuple[Any, CountingReader]]:
+    """The decompressed bytes of a file, and the count of bytes read on disk."""
+    try:
+        with open_raw(file) as raw:
+            counter = CountingReader(raw)
+            yield _decompress(io.BufferedReader(counter, 1 << 14), file), counter
+    except AlbertkitError:
+        raise
+    except (EOFError, lzma.LZMAError, gzip.BadGzipFile, zlib.error) as error:
+        raise AlbertkitError(_damage(file, error)) from None
+    except OSError as error:
+        raise AlbertkitError(f"{file.name} cannot be read: {error.strerror or error}. Check the disk.") from None
+    except Exception as error:
+        if type(error).__name__ == "ZstdError":  # the module may not be installed
+            raise AlbertkitError(_damage(file, error)) from None
+        raise
+
+
+def _damage(file: TextFile, error: Exception) -> str:
+    return f"{file.name} cannot be decompressed ({str(error)[:100]}): it is damaged or incomplete. Copy it again."
+
+
+def open_raw(file: TextFile) -> Any:
+    """The bytes on disk, if the file is still the one that was found."""
+    if file.name == "-":
+        return nullcontext(sys.stdin.buffer)
+    raw = Path(file.name).open("rb", buffering=0)  # noqa: SIM115  the caller closes it
+    stat = os.fstat(raw.fileno())
+    if S_ISREG(stat.st_mode) and (stat.st_size, stat.st_mtime_ns) != (file.size, file.modified_ns):
+        raw.close()
+        raise AlbertkitError(f"{file.name} changed while it was read. Run the command again when it is complete.")
+    return raw
+
+
+def _decompress(stream: Any, file: TextFile) -> Any:
+    if file.compression == ".gz":
+        return gzip.GzipFile(fileobj=stream)
+    if file.compression == ".xz":
+        return lzma.LZMAFile(stream)
+    if file.compression == ".zst":
+        zstandard: Any = need("zstandard", "zst", f"reading {file.name}")
+        return io.BufferedReader(ZstdReader(stream, zstandard.ZstdDecompressor()), 1 << 16)
+    return stream
+
+
+# Bytes → lines and rows ---------------------------------------------------------------------------------------------
+
+
+def _place(file: TextFile, number: int) -> str:
+    return f"line {number} of {'stdin' if file.name == '-' else file.name}"
+
+
+def read_lines(file: TextFile, limit: int = LINE_LIMIT) -> Iterator[tuple[int, str]]:
+    """Each line with its number, without its end; a line that is too long or not UTF-8 is an error that names it."""
+    with open_text_file(file) as (stream, _):
+        for number, line in enumerate(iter(lambda: stream.readline(limit + 3), b""), 1):
+            if len(line.rstrip(b"\r\n")) > limit:
+                raise AlbertkitError(f"{_place(file, number)} has over {limit:,} bytes. Break it into several lines.")
+            try:
+                yield number, decode(line.removeprefix(BOM) if number == 1 else line).rstrip("\r\n")
+            except BadRow as bad:
+                raise AlbertkitError(f"{_place(file, number)} {bad}. Convert the file to UTF-8.") from None
+
+
+def read_rows(file: TextFile, columns: Sequence[str], limit: int = LINE_LIMIT) -> Iterator[tuple[int, list[Any]]]:
+    """The values of some columns of a .jsonl, .csv, .tsv or .parquet file, with the line (or row) number."""
+    if file.format == "parquet":
+        yield from enumerate(_parquet_rows(file, columns), 1)
+    elif file.format == "jsonl":
+        for number, line in read_lines(file, limit):
+            if line.strip():
+                try:
+                    row = parse_json_line(line)
+                    yield number, [column_value(row, column) for column in columns]
+                except BadRow as bad:
+                    raise AlbertkitError(f"{_place(file, number)} {bad}.") from None
+    else:
+        yield from _table_rows(file, columns, limit)
+
+
+def _table_rows(file: TextFile, columns: Sequence[str], limit: int) -> Iterator[tuple[int, list[Any]]]:
+    rows = cells_of_lines(read_lines(file, limit), file.format)
+    indexes: list[int] = []
+    try:
+        for number, cells in rows:
+            if not indexes:
+                indexes = [column_index(cells, column, file.name) for column in columns]
+                if not columns[0].isdigit():  # a number means that there is no header
+                    continue
+            if max(indexes) >= len(cells):
+                raise BadRow(f"has {len(cells)} cells and column {max(indexes) + 1} is needed. Complete the row")
+            yield number, [cells[index] for index in indexes]
+    except BadRow as bad:
+        raise AlbertkitError(f"{_place(file, number)} {bad}.") from None
+
+
+def cells_of_lines(lines: Iterable[tuple[int, str]], format: str) -> Iterator[tuple[int, list[str]]]:
+    """Numbered lines → rows of cells: quotes enclose cells in csv (also over several lines) and mean nothing in tsv."""
+    if format == "tsv":
+        yield from ((number, line.split("\t")) for number, line in lines if line.strip())
+        return
+    csv.field_size_limit(LINE_LIMIT)
+    reader, number = csv.reader(line + "\n" for _, line in lines), 1
+    try:
+        for cells in reader:
+            if cells:
+                yield number, cells
+            number = reader.line_num + 1
+    except csv.Error as error:
+        raise BadRow(f"is not CSV ({error}). Correct it") from None
+
+
+def column_index(header: Sequence[str], column: str, name: str) -> int:
+    """The index of a column: by its number from 1, else by its name in the first row."""
+    if column.isdigit() and int(column) > 0:
+        return int(column) - 1
+    names = [cell.strip() for cell in header]
+    if column not in names:
+        raise AlbertkitError(
+            f"{name} has no column {column!r}{nearest(column, names)}; its first row has {', '.join(names[:20])}. "
+            "Pass one of these, or a number from 1 if there is no header (--text-column)."
+        )
+    return names.index(column)
+
+
+def decode(line: bytes) -> str:
+    """The text of some bytes, if they are UTF-8."""
+    try:
+        return line.decode("utf-8")
+    except UnicodeDecodeError:
+        raise BadRow("is not UTF-8") from None
+
+
+def parse_json_line(line: str) -> dict[str, Any]:
+    """The JSON object on a line."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise BadRow(f"is not JSON ({str(error)[:100]}). Correct it") from None
+    if not isinstance(row, dict):
+        raise BadRow(f"contains a {type(row).__name__}; each line must be a JSON object with a text")
+    return row
+
+
+def column_value(row: Mapping[str, Any], column: str) -> Any:
+    """The value of a field of a JSON object."""
+    if column not in row:
+        names = ", ".join(list(row)[:20]) or "none"
+        raise BadRow(f"has no field {column!r}{nearest(column, row)}; its fields: {names}. Pass one (--text-column)")
+    return row[column]
+
+
+@contextmanager
+def open_parquet(name: str, raw: Any) -> Iterator[Any]:
+    """An open binary file as a `pyarrow.parquet.ParquetFile`; damage becomes one error."""
+    pyarrow: Any = need("pyarrow", "parquet", f"reading {name}")
+    parquet: Any = need("pyarrow.parquet", "parquet", f"reading {name}")
+    try:
+        with parquet.ParquetFile(raw, pre_buffer=False) as file:
+            yield file
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise AlbertkitError(
+            f"{name} is not a complete Parquet file ({str(error)[:100]}). Copy or write it again."
+        ) from None
+
+
+def check_parquet_column(file: Any, name: str, column: str) -> None:
+    """Raise if a Parquet file does not have the column."""
+    names = file.schema_arrow.names
+    if column not in names:
+        listed = ", ".join(names[:20]) or "none"
+        raise AlbertkitError(
+            f"{name} has no column {column!r}{nearest(column, names)}; its columns: {listed}. Pass one (--text-column)."
+        )
+
+
+def _parquet_rows(file: TextFile, columns: Sequence[str]) -> Iterator[list[Any]]:
+    with open_raw(file) as raw, open_parquet(file.name, raw) as parquet:
+        for column in columns:
+            check_parquet_column(parquet, file.name, column)
+        for batch in parquet.iter_batches(batch_size=64, columns=list(columns), use_threads=False):
+            yield from map(list, zip(*(batch.column(column).to_pylist() for column in columns), strict=True))
+
+
+def replace_surrogates(text: str) -> str:
+    """The text as UTF-8 can store it: lone surrogates, which JSON and arguments may contain, become "?"."""
+    return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
