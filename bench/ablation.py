@@ -87,8 +87,8 @@ VARIANTS: dict[str, Variant] = {
     "classifier mean": Variant({"classifier": "mean"}),
     "scale_embedding": Variant({"scale_embedding": True}),
     "layer_decay 0.9": Variant(goals={"layer_decay": 0.9}),
-    "consistency cosine": Variant(goals={"consistency": 0.1}),
-    "consistency dot": Variant(goals={"consistency": 0.1, "likeness": "dot"}),
+    "consistency cosine": Variant(goals={"consistency_weight": 0.1}),
+    "consistency dot": Variant(goals={"consistency_weight": 0.1, "consistency_similarity": "dot"}),
     "groups 2": Variant(shape={"num_hidden_groups": 2}),
     "groups 4": Variant(shape={"num_hidden_groups": 4}),
     "no sharing": Variant(shape={"num_hidden_groups": "L"}),
@@ -153,7 +153,7 @@ def trained(work: Any, settings: Any, folder: Path, label: str) -> Any:
     from albertkit.train import loop
 
     try:
-        done = loop.train(work, settings, folder, resume=True, say=lambda text: print(f"{label}: {text}", flush=True))
+        done = loop.train(work, settings, folder, resume=True, log=lambda text: print(f"{label}: {text}", flush=True))
     except AlbertkitError as error:
         if isinstance(error.__context__, torch.OutOfMemoryError):
             raise  # too many jobs say nothing about the variant
@@ -189,8 +189,8 @@ def work_of(name: str, seed: int, args: argparse.Namespace, **budget: Any) -> tu
     variant = VARIANTS[name]
     goals = PretrainSettings(lengths=str(args.length), eval_rows=args.eval_rows, **variant.goals)
     settings = TrainSettings(
-        **budget, batch=args.batch, seed=seed, device=args.device, optimizer=args.optimizer, learning_rate=args.learning_rate, evaluations=1,
-        keep=1, log_every=args.log_every, tensorboard=False, compile=args.compile,
+        **budget, batch_size=args.batch, seed=seed, device=args.device, optimizer=args.optimizer, learning_rate=args.learning_rate, evaluations=1,
+        keep_checkpoints=1, log_every=args.log_every, tensorboard=False, compile=args.compile,
     )  # fmt: skip
     return PretrainTask(args.shards, variant.config(args.shape, args.length, args.layers), settings, goals), settings
 
@@ -216,8 +216,8 @@ def finetune(model: Path, task: str, seed: int, folder: Path, args: argparse.Nam
     epochs = args.epochs or preset_epochs(len(train))
     steps = max(1, round(epochs * len(train) / 32))
     settings = TrainSettings(
-        steps=steps, batch=32, seed=seed, device=args.device, learning_rate=preset_rate(start.config), warmup=0.1, evaluations=1,
-        tensorboard=False, compile="no", keep=1,
+        steps=steps, batch_size=32, seed=seed, device=args.device, learning_rate=preset_rate(start.config), warmup_ratio=0.1, evaluations=1,
+        tensorboard=False, compile="no", keep_checkpoints=1,
     )  # fmt: skip
     work = FinetuneTask(make_task("classify", train), start, train, dev, settings, args.length)
     return dict(trained(work, settings, folder / f"task-{task}", f"{folder.name}, {task}").metrics)
@@ -393,15 +393,15 @@ def timed(name: str, args: argparse.Namespace) -> float:
     from albertkit.train.loop import Run
 
     torch._dynamo.reset()
-    with tempfile.TemporaryDirectory() as scratch, process_group(args.device) as crew:
+    with tempfile.TemporaryDirectory() as scratch, process_group(args.device) as processes:
         work, settings = work_of(name, 0, args, steps=10**6)
-        updates = Run(work, settings, Path(scratch), crew, print)
+        updates = Run(work, settings, Path(scratch), processes, print)
 
         def seconds(count: int) -> float:
             began = time.perf_counter()
             for _ in range(count):
                 updates.step(0.5)
-            if crew.device.type == "cuda":
+            if processes.device.type == "cuda":
                 torch.cuda.synchronize()
             return time.perf_counter() - began
 

@@ -124,9 +124,9 @@ class Adapting(FinetuneTask):
         self.way = way
         super().__init__(*given)
 
-    def build(self) -> AlbertModel:
+    def build_model(self) -> AlbertModel:
         """The model, with frozen parts and adapters as the way has them."""
-        model = super().build()
+        model = super().build_model()
         model.encoder.embeddings.requires_grad_(self.way.embeddings)
         return Adapted(model, self.way.rank) if self.way.rank else model
 
@@ -156,7 +156,7 @@ def one(name: str, seed: int, args: argparse.Namespace, target: Path) -> None:
     learn = read("classify", args.data / "train.tsv").examples[: args.examples]
     dev = read("classify", args.data / "dev.tsv").examples[: args.dev]
     options, rate = FinetuneSettings(epochs=args.epochs, device="cpu"), way.times * preset_rate(start.config)
-    steps = max(1, round(args.epochs * -(-len(learn) // options.batch)))
+    steps = max(1, round(args.epochs * -(-len(learn) // options.batch_size)))
     settings = plan_of(options, start, steps, rate, seed, math.ceil(args.epochs))
     work = Adapting(way, make_task("classify", learn), start, learn, dev, settings, options.max_length)
     with tempfile.TemporaryDirectory() as folder:

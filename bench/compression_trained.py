@@ -65,7 +65,7 @@ class Job:
     @property
     def usual(self) -> dict[str, Any]:
         """Options of every training."""
-        return {"device": self.device, "batch": BATCH, **({"epochs": 1, "max_length": 32} if self.quick else {})}
+        return {"device": self.device, "batch_size": BATCH, **({"epochs": 1, "max_length": 32} if self.quick else {})}
 
     def place(self, name: str) -> Path:
         """The folder of a variant."""
@@ -119,7 +119,7 @@ def make_whole(job: Job) -> None:
         made = fresh_student(student_config(True), tokenizer, 0)
         start = str(write_artifact(made, job.runs / "start", overwrite=(job.runs / "start").exists()))
     options = FinetuneSettings(**job.usual)
-    done = finetune("classify", *job.examples(), job.runs / "finetune", start, options, say=print)
+    done = finetune("classify", *job.examples(), job.runs / "finetune", start, options, log=print)
     finish(done.model, job.place("whole"))
 
 
@@ -180,11 +180,11 @@ def make_student(job: Job) -> None:
     read = job.texts.read_text(encoding="utf-8").splitlines()
     lines = [line for line in read if line.strip()][: 64 if job.quick else 500_000]
     settings = TrainSettings(
-        steps=2 if job.quick else job.text_steps, batch=64, learning_rate=1e-3, evaluations=5, device=job.device, compile="no", tensorboard=False
+        steps=2 if job.quick else job.text_steps, batch_size=64, learning_rate=1e-3, evaluations=5, device=job.device, compile="no", tensorboard=False
     )  # fmt: skip
     data = DistillData(None, [line for i, line in enumerate(lines) if i % 20], lines[::20][:1000])
     given = TeacherMixture((start,), (1.0,)), fresh, data, DistillSettings(hidden=1.0, attention=1.0), settings
-    done = distill(*given, job.runs / "student.run", resume=True, say=print)
+    done = distill(*given, job.runs / "student.run", resume=True, log=print)
     if done.model is None:
         raise SystemExit("stopped; the same command goes on")
     finish(done.model, job.place("student"))
@@ -198,7 +198,7 @@ def make_alone(job: Job) -> None:
 
     options = FinetuneSettings(**job.usual)
     done = finetune(
-        "classify", *job.examples(), job.runs / "alone.run", read_artifact(job.place("student")), options, say=print
+        "classify", *job.examples(), job.runs / "alone.run", read_artifact(job.place("student")), options, log=print
     )
     finish(done.model, job.place("alone"))
 
@@ -212,7 +212,7 @@ def make_taught(job: Job) -> None:
 
     data, epochs = job.task_data(), 1 if job.quick else 6
     settings = TrainSettings(
-        steps=max(1, epochs * len(data.train) // BATCH), batch=BATCH, learning_rate=5e-4, evaluations=epochs, take_best=True, device=job.device,
+        steps=max(1, epochs * len(data.train) // BATCH), batch_size=BATCH, learning_rate=5e-4, evaluations=epochs, load_best=True, device=job.device,
         compile="no", tensorboard=False,
     )  # fmt: skip
     lesson, teachers = (
@@ -227,7 +227,7 @@ def make_taught(job: Job) -> None:
         settings,
         job.runs / "taught.run",
         resume=True,
-        say=print,
+        log=print,
     )
     if done.model is None:
         raise SystemExit("stopped; the same command goes on")

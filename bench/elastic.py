@@ -7,7 +7,7 @@
 
 `train` fine-tunes for each data set, and writes RUNS/SET/plain (the full depth alone), RUNS/SET/elastic (made elastic from it) and RUNS/SET/fixed-4 (fine-tuned with
 four layers from the start) and so on; plain and fixed ones learn as many epochs as plain and elastic together. One example in ten of the training data chooses checkpoints.
-`--ways` names other mixtures of the loss to train (`WAYS`, or options as in shallow=3+batch=64), each in a folder of its name; `ingredients` keeps what those examples said of each mixture at every depth. `--times 3`
+`--ways` names other mixtures of the loss to train (`WAYS`, or options as in shallow_weight=3+batch_size=64), each in a folder of its name; `ingredients` keeps what those examples said of each mixture at every depth. `--times 3`
 trains three times as many epochs in the second half, of every way. FOLDER/SET.txt holds more texts without labels, which RUNS/SET/first labels for all ways but plain. With --at-once there is no first half: every way begins with the pre-trained model and learns all epochs. So it is
 with --teachers, whose SET/plain label the texts. A way written out is measured when its folder is called elastic: RUNS/SET/elastic may be a link to it.
 What is trained already is left alone, and the same command goes on with what was stopped or killed. `carry.py` brings models from the machine that trained them to a quiet one.
@@ -51,10 +51,10 @@ ENTROPIES, PATIENCES = (0.05, 0.2, 0.4), (1, 2, 3)
 WAYS: dict[str, dict[str, Any]] = {  # how the second half is trained, for `ElasticSettings`
     "plain": {"elastic": False},
     "elastic": {},
-    "answers": {"teach": 0.0},
-    "taught": {"teach": 1.0},
-    "drawn": {"draw": 3},
-    "consistent": {"consistency": 0.1},
+    "answers": {"distill_weight": 0.0},
+    "taught": {"distill_weight": 1.0},
+    "drawn": {"sampled_depths": 3},
+    "consistent": {"consistency_weight": 0.1},
 }
 
 
@@ -65,7 +65,7 @@ def mixture(way: str) -> dict[str, Any]:
     parts = [part.partition("=") for part in way.split("+")]
     if any(not value for _, _, value in parts):
         raise SystemExit(
-            f"there is no way {way!r}; choose from {', '.join(WAYS)}, or write options as in shallow=3+batch=64"
+            f"there is no way {way!r}; choose from {', '.join(WAYS)}, or write options as in shallow_weight=3+batch_size=64"
         )
     return {name: json.loads(value) for name, _, value in parts}
 
@@ -86,7 +86,7 @@ class Lesson:
             tasks.stand_in()
         self.set, self.out = SETS[name], args.models / name
         self.examples = split_examples(load(self.set, args.data, args.examples)["train"])
-        self.start = open_model(resolve(args.start, START))
+        self.initial_model = open_model(resolve(args.start, START))
         own = {k: v for k, v in self.set.options.items() if k != "epochs"}
         self.times = args.times
         self.given = own | {"device": args.device, "seed": args.seed}

@@ -44,9 +44,9 @@ def ours(model: Path, train: Path, dev: Path, count: int, epochs: int, seed: int
     steps = epochs * -(-len(learn) // BATCH)
     settings = TrainSettings(
         steps=steps,
-        batch=BATCH,
+        batch_size=BATCH,
         learning_rate=RATE,
-        warmup=0.1,
+        warmup_ratio=0.1,
         seed=seed,
         evaluations=0,
         tensorboard=False,

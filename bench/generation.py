@@ -58,10 +58,10 @@ def train(args: argparse.Namespace, out: Path) -> None:
 
     learn, hold = split_examples(load(args.data, "train", args.most))
     options = FinetuneSettings(
-        epochs=args.epochs, batch=args.batch, max_length=args.max_length, target_length=args.target_length,
-        smoothing=args.smoothing, learning_rate=args.learning_rate, device=args.device, seed=args.seed,
+        epochs=args.epochs, batch_size=args.batch, max_length=args.max_length, target_length=args.target_length,
+        label_smoothing=args.smoothing, learning_rate=args.learning_rate, device=args.device, seed=args.seed,
     )  # fmt: skip
-    finetune("generate", learn, hold, out, resolve(args.start, START), options, say=print)
+    finetune("generate", learn, hold, out, resolve(args.start, START), options, log=print)
 
 
 def measure(args: argparse.Namespace, model: Path) -> dict[str, Any]:

@@ -64,7 +64,7 @@ def corpus(folder: Path, seed: int) -> Path:
 def start(shards: Path, out: Path, steps: int, options: argparse.Namespace) -> subprocess.Popen[bytes]:
     """The command a user types, in a process of its own."""
     settings = {
-        "shape": shards.parent / "shape.json", "steps": steps, "batch": 8, "lengths": "16:0.5,32:0.5", "log-every": 5, "save-steps": 5,
+        "shape": shards.parent / "shape.json", "steps": steps, "batch-size": 8, "lengths": "16:0.5,32:0.5", "log-every": 5, "save-steps": 5,
         "evaluations": 10, "eval-rows": 64, "seed": options.seed, "optimizer": options.optimizer,
         "learning-rate": 3e-3, "device": "cpu",
     }  # fmt: skip

@@ -58,11 +58,11 @@ def timed(step: Callable[[], Any], tokens: int, steps: int) -> dict[str, float]:
 
 def ours(shards: Path, shape: str, batch: int, steps: int) -> dict[str, float]:
     """The loop's own steps, losses read every twenty, on rows from the shards."""
-    settings = TrainSettings(steps=10**6, batch=batch, evaluations=0, tensorboard=False)
+    settings = TrainSettings(steps=10**6, batch_size=batch, evaluations=0, tensorboard=False)
     work = pretrain.PretrainTask(shards, preset(shape), settings)
     with tempfile.TemporaryDirectory() as folder:
-        crew = ProcessGroup(0, 1, torch.device("cuda", 0))
-        run = loop.Run(work, settings, Path(folder), crew, print)
+        processes = ProcessGroup(0, 1, torch.device("cuda", 0))
+        run = loop.Run(work, settings, Path(folder), processes, print)
         run.open(False)
         run.clear()
 
@@ -72,7 +72,7 @@ def ours(shards: Path, shape: str, batch: int, steps: int) -> dict[str, float]:
                 run.log(0.0)
 
         found = timed(step, batch * work.length, steps)
-    found["share_of_peak"] = found["tokens_per_second"] * work.operations / run.peak
+    found["share_of_peak"] = found["tokens_per_second"] * work.flops_per_token / run.peak
     found["peak_tflops"] = run.peak / 1e12
     return found
 

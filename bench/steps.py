@@ -37,12 +37,12 @@ LENGTH = 128
 
 def ours(shards: Path, shape: str, rows: int, folder: Path) -> tuple[Callable[[], None], Callable[[float], float]]:
     """A step of the loop, and the share of the machine's peak that a speed is."""
-    settings = TrainSettings(steps=10**6, batch=rows, evaluations=0, tensorboard=False, device="cpu")
+    settings = TrainSettings(steps=10**6, batch_size=rows, evaluations=0, tensorboard=False, device="cpu")
     work = pretrain.PretrainTask(shards, preset(shape), settings)
     run = loop.Run(work, settings, folder, ProcessGroup(0, 1, torch.device("cpu")), print)
     run.open(False)
     run.clear()
-    return lambda: run.step(0.5), lambda speed: speed * work.operations / run.peak
+    return lambda: run.step(0.5), lambda speed: speed * work.flops_per_token / run.peak
 
 
 def theirs(shape: str, rows: int) -> Callable[[], None]:

@@ -33,9 +33,9 @@ albertkit evaluate sentiment-elastic test.tsv --early-exit 99%   # also prints t
 
 ## How it is trained
 
-One pass gives the hidden states after every layer. The head reads the full depth, and all shallower ones (or `--draw 3` of them, drawn for each update). A shallower depth
-learns from the right answers and from what the full depth says (`--teach`, half and half by default), softened (`--soften`). The documents'
-cross-layer consistency loss can be added (`--consistency`). Each ingredient can be turned off; what each is worth is measured below.
+One pass gives the hidden states after every layer. The head reads the full depth, and all shallower ones (or `--sampled-depths 3` of them, drawn for each update). A shallower depth
+learns from the right answers and from what the full depth says (`--distill-weight`, half and half by default), softened (`--temperature`). The documents'
+cross-layer consistency loss can be added (`--consistency-weight`). Each ingredient can be turned off; what each is worth is measured below.
 
 **Begin with a model that knows its depths.** A pre-trained model that only ever learnt at its full depth has little to say after three layers, and fine-tuning is too short to mend it. So teach it
 before, once for all tasks: `albertkit elastic small-pretrained SHARDS -o words` (masked words at every depth, SHARDS from `albertkit corpus`), then `finetune` and `elastic` from
@@ -48,7 +48,7 @@ without a task, which then begins afresh. Of all that was tried this helped shal
 albertkit elastic words train.tsv --texts reviews.txt --teacher sentiment -o better   # words knows its depths, sentiment the task
 ```
 
-Good texts are like those to be labelled later: sentences of the same kind, the labelled ones with other names in them, or with words replaced that a masked-word model finds likely (`bench/more_texts.py` makes such). Where most labels are the teacher's, try `--teach 0` as well. A model of
+Good texts are like those to be labelled later: sentences of the same kind, the labelled ones with other names in them, or with words replaced that a masked-word model finds likely (`bench/more_texts.py` makes such). Where most labels are the teacher's, try `--distill-weight 0` as well. A model of
 fewer layers learns as much from such texts; what elastic depth adds is that one model has all depths, and spends more of them where a text needs it.
 
 ## When texts leave
@@ -172,10 +172,10 @@ def taught(one: dict[str, Any]) -> str:
     learnt, plain = one["made"]["elastic"][-1], one["made"]["plain"][-1]
     if learnt["examples"] == plain["examples"]:
         return "“full depth alone” had the same updates."
-    mixed = learnt["depths"]["teach"]
+    mixed = learnt["depths"]["distill_weight"]
     return (
         f"{plain['examples']:,} of them had labels, and “full depth alone”, trained on those in {plain['updates']:,} updates, labelled the others (`--texts`, `--teacher`"
-        f"{f', `--teach {mixed:g}`' if mixed != 0.5 else ''}). The one of fewer layers had labelled ones alone; LOG.md tells what the others give it."
+        f"{f', `--distill-weight {mixed:g}`' if mixed != 0.5 else ''}). The one of fewer layers had labelled ones alone; LOG.md tells what the others give it."
     )
 
 
@@ -226,10 +226,10 @@ def begun(step: dict[str, Any] | None) -> str:
 WAYS = {
     "plain": "the full depth alone",
     "elastic": "right answers and the full depth, half and half",
-    "answers": "right answers alone (`--teach 0`)",
-    "taught": "the full depth alone as teacher (`--teach 1`)",
-    "drawn": "three depths drawn for each update (`--draw 3`)",
-    "consistent": "with the consistency loss (`--consistency 0.1`)",
+    "answers": "right answers alone (`--distill-weight 0`)",
+    "taught": "the full depth alone as teacher (`--distill-weight 1`)",
+    "drawn": "three depths drawn for each update (`--sampled-depths 3`)",
+    "consistent": "with the consistency loss (`--consistency-weight 0.1`)",
 }
 SHOWN = ("2", "3", "4", "6", "8", "full")
 

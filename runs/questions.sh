@@ -14,7 +14,7 @@ python "$here/questions.py" "$train" "$out/train.jsonl" ${MOST:+--most "$MOST"}
 python "$here/questions.py" "$dev" "$out/test.jsonl" ${MOST:+--most "$MOST"}
 
 # 2. Learn to write, from the built-in model (START names another one).
-albertkit finetune generate "$out/train.jsonl" -o "$out/run" --target-length 32 --smoothing 0.1 \
+albertkit finetune generate "$out/train.jsonl" -o "$out/run" --target-length 32 --label-smoothing 0.1 \
   ${START:+--start "$START"} ${EPOCHS:+--epochs "$EPOCHS"}
 
 # 3. BLEU and ROUGE-L, beside a copy of the source's first words; then in 8 bits.

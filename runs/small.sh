@@ -9,12 +9,12 @@ out="${OUT:-small-run}"
 albertkit corpus "$TEXTS" -o "$out/shards"
 
 # 2. Masked words and sentence order; long rows for a while, so that every position has been seen, then short ones again, which would be forgotten.
-albertkit pretrain "$out/shards" -o "$out/pretrain" --shape small --batch 1024 --optimizer muon --learning-rate 1e-3 \
-  --warmup 0.02 --minutes "${MINUTES:-25}" --lengths 128:0.74,512:0.16,128:0.1 --short 0.2 --single 0.4 --resume
+albertkit pretrain "$out/shards" -o "$out/pretrain" --shape small --batch-size 1024 --optimizer muon --learning-rate 1e-3 \
+  --warmup-ratio 0.02 --minutes "${MINUTES:-25}" --lengths 128:0.74,512:0.16,128:0.1 --short-ratio 0.2 --single-ratio 0.4 --resume
 
 # 3. Sentence vectors from two open teachers, at depths 3, 6, 9 and 12 and widths 64 to 384.
 albertkit distill "$out/shards" -o "$out/vectors" --start "$out/pretrain/model" --workers 10 \
-  --teacher "$TEACHERS/minilm" --teacher "$TEACHERS/gte:1.5" --optimizer muon --learning-rate 1e-3 --warmup 0.02 \
+  --teacher "$TEACHERS/minilm" --teacher "$TEACHERS/gte:1.5" --optimizer muon --learning-rate 1e-3 --warmup-ratio 0.02 \
   --everyday 1200000 --text-tokens 131072 --near 0.5 --shallow 0.5 --minutes "${MINUTES:-25}" --resume
 
 # Its texts had at most 256 tokens; positions that it never saw are cut off, so that longer texts are read in windows.

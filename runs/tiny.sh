@@ -13,7 +13,7 @@ albertkit tokenizer "$@" -o "$out/tokenizer" --kind unigram --vocab-size 4000
 albertkit corpus "$@" -o "$out/shards" --tokenizer "$out/tokenizer" --held-out 0.05
 
 # 3. Masked words and sentence order, 64 tokens a row. Stopped? The same command goes on.
-albertkit pretrain "$out/shards" -o "$out/run" --shape tiny --lengths 64 --batch 32 --optimizer muon --learning-rate 3e-3 \
+albertkit pretrain "$out/shards" -o "$out/run" --shape tiny --lengths 64 --batch-size 32 --optimizer muon --learning-rate 3e-3 \
   --minutes "${MINUTES:-1.5}" --resume
 
 # 4. The model fills a mask, on the torch-free runtime.

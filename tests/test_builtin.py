@@ -226,7 +226,7 @@ def test_finetuning_starts_from_it(tmp_path):
     from albertkit.train.finetune_settings import FinetuneSettings
 
     examples = [TextExample(text, label=label) for text, label in zip(TEXTS, LABELS, strict=True)]
-    options = FinetuneSettings(epochs=1, batch=12, max_length=16, restarts=0)
+    options = FinetuneSettings(epochs=1, batch_size=12, max_length=16, restarts=0)
     done = finetune("classify", examples, examples, tmp_path, options=options)
     made = Albert(done.model)
     assert made.meta.quantisation is None and made.dim == 384 and made.meta.made[-1]["step"] == "finetune"

@@ -66,8 +66,8 @@ def test_a_promise_that_one_seed_cannot_make_has_no_mean():
 
 def test_ways_are_named_or_written_out():
     bench = program("bench/elastic")
-    assert bench.mixture("answers") == {"teach": 0.0}
-    assert bench.mixture("shallow=3+elastic=false") == {"shallow": 3, "elastic": False}
+    assert bench.mixture("answers") == {"distill_weight": 0.0}
+    assert bench.mixture("shallow_weight=3+elastic=false") == {"shallow_weight": 3, "elastic": False}
     with pytest.raises(SystemExit, match="there is no way 'odd'"):
         bench.mixture("odd")
 

@@ -50,11 +50,11 @@ LEFT_OUT = {  # how a line begins → why no test types it
 }
 FILTERS = ("sed", "grep", "head", "tail", "sort", "wc", "cut")  # run as they are
 SHORTER: dict[str, tuple[dict[str, int], list[str]]] = {  # verb → options to drop (with how many values), and to add
-    "pretrain": ({"--minutes": 1, "--steps": 1, "--tokens": 1, "--shape": 1, "--batch": 1, "--lengths": 1},
-                 ["--steps", "2", "--batch", "4", "--lengths", "32", "--shape", "tiny-shape.json", "--no-tensorboard"]),
-    "distill": ({"--minutes": 1, "--steps": 1, "--batch": 1}, ["--steps", "2", "--batch", "4", "--no-tensorboard"]),
-    "finetune": ({"--epochs": 1, "--seeds": 1}, ["--epochs", "1", "--batch", "8", "--restarts", "0"]),
-    "elastic": ({"--epochs": 1, "--dev": 1}, ["--epochs", "1", "--batch", "4", "--dev", "fresh.tsv"]),
+    "pretrain": ({"--minutes": 1, "--steps": 1, "--tokens": 1, "--shape": 1, "--batch-size": 1, "--lengths": 1},
+                 ["--steps", "2", "--batch-size", "4", "--lengths", "32", "--shape", "tiny-shape.json", "--no-tensorboard"]),
+    "distill": ({"--minutes": 1, "--steps": 1, "--batch-size": 1}, ["--steps", "2", "--batch-size", "4", "--no-tensorboard"]),
+    "finetune": ({"--epochs": 1, "--seeds": 1}, ["--epochs", "1", "--batch-size", "8", "--restarts", "0"]),
+    "elastic": ({"--epochs": 1, "--dev": 1}, ["--epochs", "1", "--batch-size", "4", "--dev", "fresh.tsv"]),
     "prune": ({"--minutes": 1, "--epochs": 1}, []),
     "quantize": ({"--minutes": 1, "--epochs": 1}, []),
     "static": ({"--dim": 1}, []),
@@ -317,7 +317,7 @@ def shorter(words: list[str]) -> list[str]:
     if words and words[0] in ("quantize", "prune") and not {"-f", "--file"} & set(words):
         add = [*add, "-f", "texts.txt"]  # without, the model writes its own
     if {"--recover", "--train"} & set(words):
-        add = [*add, "--epochs", "1", "--batch", "8"]
+        add = [*add, "--epochs", "1", "--batch-size", "8"]
     if "--engine" in words:
         add = [*add, "--workers", "1"]
     if "--check" in words and words[0] == "quantize":

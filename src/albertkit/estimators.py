@@ -34,26 +34,26 @@ REMEDY = "Give more examples or epochs, a lower learning_rate, or frozen=True"
 class AlbertClassifier(ClassifierMixin, BaseEstimator):
     """Classes of texts.
 
-    start: the model to begin with; default the built-in one. frozen: learn only a head on its sentence vectors (seconds); else the whole model is fine-tuned, and of 50 examples or more a tenth is held out, to choose the best epoch and to calibrate.
-    epochs, learning_rate, batch, max_length, seed: as in `albertkit finetune`; frozen reads only max_length of them.
+    model: the model to begin with; default the built-in one. frozen: learn only a head on its sentence vectors (seconds); else the whole model is fine-tuned, and of 50 examples or more a tenth is held out, to choose the best epoch and to calibrate.
+    epochs, learning_rate, batch_size, max_length, seed: as in `albertkit finetune`; frozen reads only max_length of them.
     `save` writes what was learnt as a model folder, which every verb and `Albert` open.
     """
 
     def __init__(
         self,
-        start: str | Path | None = None,
+        model: str | Path | None = None,
         frozen: bool = True,
         epochs: float | None = None,
         learning_rate: float | None = None,
-        batch: int = 32,
+        batch_size: int = 32,
         max_length: int = 128,
         seed: int = 0,
     ) -> None:
-        self.start = start
+        self.model = model
         self.frozen = frozen
         self.epochs = epochs
         self.learning_rate = learning_rate
-        self.batch = batch
+        self.batch_size = batch_size
         self.max_length = max_length
         self.seed = seed
 
@@ -107,17 +107,17 @@ class AlbertClassifier(ClassifierMixin, BaseEstimator):
             from albertkit.interop.convert import open_model
             from albertkit.train.frozen_head import fit, write
 
-            made = fit(Albert(self.start), open_model(self.start), examples, seed=self.seed, max_length=self.max_length)
-            return write(made, self.start, folder / "model")
+            made = fit(Albert(self.model), open_model(self.model), examples, seed=self.seed, max_length=self.max_length)
+            return write(made, self.model, folder / "model")
         from albertkit.train.finetune_runs import finetune
         from albertkit.train.finetune_settings import FinetuneSettings
 
         options = FinetuneSettings(
-            epochs=self.epochs, learning_rate=self.learning_rate, batch=self.batch, max_length=self.max_length,
+            epochs=self.epochs, learning_rate=self.learning_rate, batch_size=self.batch_size, max_length=self.max_length,
             seed=self.seed,
         )  # fmt: skip
         learn, dev = split_examples(examples) if len(examples) >= ENOUGH else (examples, [])
-        done = finetune("classify", learn, dev, folder / "run", self.start, options)
+        done = finetune("classify", learn, dev, folder / "run", self.model, options)
         if "failed" in done.runs[0]:
             warnings.warn(f"{done.runs[0]['failed']}: nothing was learnt. {REMEDY}", ConvergenceWarning, stacklevel=3)
         return done.model

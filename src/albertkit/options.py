@@ -113,8 +113,8 @@ def read_options(value: Any) -> Options:
 _SHAPE = "part of the shape: write it into a .json file for --shape"
 ELSEWHERE = {
     "layer_decay": "--layer-decay of pretrain",
-    "consistency": "--consistency of pretrain and elastic",
-    "likeness": "--likeness of pretrain",
+    "consistency": "--consistency-weight of pretrain and elastic",
+    "likeness": "--consistency-similarity of pretrain",
     "num_hidden_groups": _SHAPE,
     "inner_group_num": _SHAPE,
     "embedding_size": _SHAPE,

@@ -73,7 +73,7 @@ def models(tmp_path_factory):
         for name in QUANTISED:
             run("quantize", name[:-5], name, "--bits", name[-1], "-f", "lines.txt")
         for arguments in TRAINED.values():
-            run(*arguments, "--dev", "test.tsv", "--batch", "8", "--device", "cpu")
+            run(*arguments, "--dev", "test.tsv", "--batch-size", "8", "--device", "cpu")
         run("static", "vocabulary", "static", "--texts", "lines.txt", "--dim", "16")
         run("quantize", "static", "static-int8")
     return place
@@ -149,7 +149,13 @@ def test_a_pruned_model_is_trained_on(models, name, tmp_path):
 
     examples = read_files("classify", {"train": models / "train.tsv"}, Reading())["train"]
     done = finetune(
-        "classify", examples, examples, tmp_path / "out", models / name, FinetuneSettings(epochs=1, seeds=1), bar=False
+        "classify",
+        examples,
+        examples,
+        tmp_path / "out",
+        models / name,
+        FinetuneSettings(epochs=1, seeds=1),
+        progress_bar=False,
     )
     config = read_artifact(done.model).config
     assert config.attention_size == read_artifact(models / name).config.attention_size
@@ -181,7 +187,7 @@ def test_labels_the_model_does_not_know_are_told(models, tmp_path):
     (tmp_path / "none.tsv").write_text(rows.replace("\tanimal", "\tfungus"), encoding="utf-8")
     said = run("quantize", models / "whole", tmp_path / "q", "--check", tmp_path / "half.tsv", "--accept")
     assert "10 labels of 20 unknown to the model, counted as missed before and after" in said
-    short = ["--epochs", "1", "--batch", "8", "--device", "cpu"]
+    short = ["--epochs", "1", "--batch-size", "8", "--device", "cpu"]
     said = run("prune", models / "whole", tmp_path / "p", "--ffn", "1/2", "--recover", tmp_path / "half.tsv", "--dev", models / "test.tsv", *short)  # fmt: skip
     assert "10 labels of 20 unknown to the model, which cannot be learnt" in said
     for arguments in (["quantize", "--check"], ["prune", "--ffn", "1/2", "--recover"]):

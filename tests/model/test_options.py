@@ -226,7 +226,7 @@ def test_consistency_by_cosine_and_by_product():
     alike = consistency((layers[0], layers[0]))
     assert alike < consistency((layers[0], -layers[0]))  # likeness is rewarded
     with pytest.raises(AlbertkitError, match="cosine, dot"):
-        PretrainSettings(likeness="angle")
+        PretrainSettings(consistency_similarity="angle")
 
 
 # Whole models ----------------------------------------------------------------------------------------------------
@@ -253,8 +253,15 @@ def test_packed_is_alone_and_the_table_is_the_model(case):
 def test_steps_of_pretraining_reach_every_weight(case, shards, tmp_path):
     drops = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
     config = tiny(options=Options(**CASES[case]), num_hidden_layers=2, **drops)
-    settings = TrainSettings(steps=10, batch=4, device="cpu", learning_rate=0.01)
-    goals = PretrainSettings(lengths="24", short=0.0, eval_rows=8, consistency=0.1, likeness="dot", layer_decay=0.9)
+    settings = TrainSettings(steps=10, batch_size=4, device="cpu", learning_rate=0.01)
+    goals = PretrainSettings(
+        lengths="24",
+        short_ratio=0.0,
+        eval_rows=8,
+        consistency_weight=0.1,
+        consistency_similarity="dot",
+        layer_decay=0.9,
+    )
     work = PretrainTask(shards, config, settings, goals)
     before = {name: p.detach().clone() for name, p in work.model.named_parameters()}
     run = loop.Run(work, settings, tmp_path, ALONE, print)
@@ -271,9 +278,9 @@ def test_pretraining_learns_with_options(shards, tmp_path):
     losses = []
     for steps in (1, 25):
         settings = TrainSettings(
-            steps=steps, batch=16, evaluations=1, log_every=100, tensorboard=False, device="cpu", learning_rate=0.01, precision="bf16",
+            steps=steps, batch_size=16, evaluations=1, log_every=100, tensorboard=False, device="cpu", learning_rate=0.01, precision="bf16",
         )  # fmt: skip
-        work = PretrainTask(shards, config, settings, PretrainSettings(lengths="24", short=0.0, eval_rows=64))
+        work = PretrainTask(shards, config, settings, PretrainSettings(lengths="24", short_ratio=0.0, eval_rows=64))
         with torch.backends.mkldnn.flags(enabled=False):  # which some processors without bf16 do not survive
             losses.append(loop.train(work, settings, tmp_path / str(steps)).metrics["mlm_loss"])
     assert losses[1] < losses[0] - 0.2
@@ -288,7 +295,7 @@ def test_a_few_steps_of_fine_tuning(case, tmp_path):
     config = tiny(vocab_size=len(VOCAB), max_position_embeddings=64, options=Options(**CASES[case]))
     start = Artifact(config, made(config, ()).weights(), Tokenizer.from_vocab(path))
     examples = texts(24)
-    settings = TrainSettings(steps=3, batch=8, evaluations=1, tensorboard=False, device="cpu")
+    settings = TrainSettings(steps=3, batch_size=8, evaluations=1, tensorboard=False, device="cpu")
     work = FinetuneTask(make_task("classify", examples), start, examples, examples[:8], settings)
     before = {name: p.detach().clone() for name, p in work.model.named_parameters()}
     run = loop.Run(work, settings, tmp_path, ALONE, print)
@@ -402,7 +409,7 @@ def test_options_from_the_command_line(shards, tmp_path, monkeypatch, capsys):
     quick = (
         "--lengths",
         "16",
-        "--batch",
+        "--batch-size",
         "4",
         "--device",
         "cpu",

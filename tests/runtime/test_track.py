@@ -57,7 +57,7 @@ def model_of(path):
 def folder(tmp_path_factory):
     """A model that learnt the lessons."""
     path = tmp_path_factory.mktemp("dialogue")
-    options = FinetuneSettings(epochs=20, batch=16, learning_rate=5e-3, device="cpu")
+    options = FinetuneSettings(epochs=20, batch_size=16, learning_rate=5e-3, device="cpu")
     done = tune.finetune("dialogue", lessons(60, 0), lessons(20, 9), path / "out", model_of(path), options)
     assert done.metrics["joint_goal"] > 0.9 and done.metrics["requests"] > 0.9, done.metrics
     return done.model

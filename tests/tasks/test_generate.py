@@ -203,7 +203,7 @@ def trained(start, tmp_path_factory):
     out = tmp_path_factory.mktemp("writing")
     torch.set_num_threads(1)
     options = FinetuneSettings(
-        epochs=16, batch=16, learning_rate=4e-3, max_length=24, target_length=6, smoothing=0.05, device="cpu"
+        epochs=16, batch_size=16, learning_rate=4e-3, max_length=24, target_length=6, label_smoothing=0.05, device="cpu"
     )
     patch = pytest.MonkeyPatch()
     patch.setattr(loop, "peak", lambda device, size=None: 1e12)

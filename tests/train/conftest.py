@@ -104,13 +104,13 @@ class Bench:
         out: Path,
         goals: PretrainSettings | None = None,
         resume: bool = False,
-        say=lambda text: None,
+        log=lambda text: None,
         **given: Any,
     ):
         """A short training on one thread; the defaults of the tests beneath what is given."""
-        quick = {"batch": 8, "evaluations": 2, "log_every": 5, "tensorboard": False, "device": "cpu"}
+        quick = {"batch_size": 8, "evaluations": 2, "log_every": 5, "tensorboard": False, "device": "cpu"}
         settings = TrainSettings(**{**quick, **given})
-        return loop.train(self.work(settings, goals), settings, out, resume=resume, say=say)
+        return loop.train(self.work(settings, goals), settings, out, resume=resume, log=log)
 
 
 @pytest.fixture(scope="session")

@@ -21,7 +21,7 @@ from tests.train.conftest import TOPICS, VOCAB
 EXAMPLES = [
     TextExample(f"{word} {word}", label=name) for name, ring in (("a", TOPICS[1]), ("b", TOPICS[2])) for word in ring
 ]
-SETTINGS = TrainSettings(steps=3, batch=4, learning_rate=0.01, evaluations=3, tensorboard=False, device="cpu")
+SETTINGS = TrainSettings(steps=3, batch_size=4, learning_rate=0.01, evaluations=3, tensorboard=False, device="cpu")
 
 
 @pytest.fixture(scope="module")

@@ -37,7 +37,7 @@ def shape(bench, tmp_path) -> Path:
     return path
 
 
-QUICK = ("--lengths", "16", "--batch", "4", "--device", "cpu", "--eval-rows", "16", "--no-tensorboard")
+QUICK = ("--lengths", "16", "--batch-size", "4", "--device", "cpu", "--eval-rows", "16", "--no-tensorboard")
 
 
 def test_a_whole_run(bench, shape, tmp_path, say):
@@ -104,7 +104,7 @@ def test_errors_are_sentences(bench, shape, tmp_path, say):
     refused(say("pretrain", bench.shards, *given, "--device", "cuda:99"), "use --device cpu")
     refused(say("pretrain", bench.shards, *given, "--device", "abacus"), "'abacus' cannot be used", "use --device cpu")
     refused(say("pretrain", bench.shards, *given, "--lengths", "512"), "rows of 512 tokens do not fit the 40 positions")
-    refused(say("pretrain", bench.shards, *given, "--mask", "2"), "mask is 2.0")
+    refused(say("pretrain", bench.shards, *given, "--mask-ratio", "2"), "mask_ratio is 2.0")
     refused(say("pretrain", bench.shards, *given, "--seed", "-1"), "seed is -1")
     refused(say("pretrain", bench.shards, *given, "--learning-rat", "1"), "learning-rat")
     refused(say("pretrain", bench.shards, *given, "--start", tmp_path / "nowhere"), "is not a folder")

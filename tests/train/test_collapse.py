@@ -24,7 +24,7 @@ from albertkit.train.train_settings import TrainSettings
 from tests.train.conftest import TOPICS
 from tests.train.test_finetune import start as start  # the fixture
 
-QUICK = FinetuneSettings(epochs=1, batch=16, max_length=16, restarts=0, device="cpu")
+QUICK = FinetuneSettings(epochs=1, batch_size=16, max_length=16, restarts=0, device="cpu")
 
 
 def texts(count: int) -> list[TextExample]:
@@ -164,7 +164,10 @@ def test_other_depths_are_another_training(start):
         task, settings = ClassifyTask(("animal", "tree")), TrainSettings(steps=1, device="cpu")
         return ElasticTask(task, start, texts(4), (), settings, ElasticSettings(max_length=16, **given)).identity  # type: ignore[arg-type]
 
-    assert identity() == identity(epochs=3.0) and len({identity(), identity(teach=0.25), identity(shallow=0.3)}) == 3
+    assert (
+        identity() == identity(epochs=3.0)
+        and len({identity(), identity(distill_weight=0.25), identity(shallow_weight=0.3)}) == 3
+    )
 
 
 def test_seconds_count_every_start(start, tmp_path, monkeypatch):
@@ -185,7 +188,9 @@ def test_the_classifier_holds_out_and_warns_of_a_collapse(start, tmp_path):
     write_artifact(start, tmp_path / "start")
     examples = texts(60)
     rows, labels = [e.text for e in examples], [e.label for e in examples]
-    model = AlbertClassifier(tmp_path / "start", frozen=False, epochs=8, learning_rate=3e-3, batch=16, max_length=16)
+    model = AlbertClassifier(
+        tmp_path / "start", frozen=False, epochs=8, learning_rate=3e-3, batch_size=16, max_length=16
+    )
     model.fit(rows, labels)
     assert model.score(rows, labels) > 0.9 and "dev" in model.albert_.meta.metrics
     assert model.predict_proba(rows[:3]).shape == (3, 2)

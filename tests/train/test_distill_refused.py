@@ -34,7 +34,7 @@ from tests.train.test_finetune import texts
 from tests.train.test_imitate import bert, model_of, one, quick
 
 CPU = torch.device("cpu")
-TUNED = FinetuneSettings(epochs=1, max_length=40, batch=16, device="cpu")
+TUNED = FinetuneSettings(epochs=1, max_length=40, batch_size=16, device="cpu")
 
 
 @pytest.fixture(scope="module")

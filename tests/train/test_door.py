@@ -28,7 +28,7 @@ from tests.train.test_finetune import tagged, texts
 from tests.train.test_first_use import run
 from tests.train.test_first_use import start as start  # a model's folder
 
-QUICK = {"epochs": 1, "batch": 16, "learning_rate": 1e-3, "restarts": 0, "device": "cpu"}
+QUICK = {"epochs": 1, "batch_size": 16, "learning_rate": 1e-3, "restarts": 0, "device": "cpu"}
 
 
 def table(path, examples: list[TextExample]):
@@ -43,8 +43,8 @@ def test_files_and_lists_give_the_same_model(start, tmp_path):
     train, dev = texts(60), texts(30, 9)
     names = str(table(tmp_path / "train.tsv", train)), table(tmp_path / "dev.tsv", dev)
     found = [
-        finetune("classify", names[0], dev=names[1], out=str(tmp_path / "a"), start=start, **QUICK),
-        finetune("classify", train, dev=dev, out=tmp_path / "b", start=start, **QUICK),
+        finetune("classify", names[0], dev=names[1], output=str(tmp_path / "a"), model=start, **QUICK),
+        finetune("classify", train, dev=dev, output=tmp_path / "b", model=start, **QUICK),
     ]
     one, two = ((done.model / "model.safetensors").read_bytes() for done in found)
     assert one == two and found[0].metrics == found[1].metrics and found[0].model == tmp_path / "a" / "model"
@@ -53,7 +53,7 @@ def test_files_and_lists_give_the_same_model(start, tmp_path):
 
 def test_one_in_ten_is_held_out_and_it_is_told_what_happens(start, tmp_path):
     said: list[str] = []
-    finetune("classify", texts(50), out=tmp_path, start=start, say=said.append, **QUICK)
+    finetune("classify", texts(50), output=tmp_path, model=start, log=said.append, **QUICK)
     assert "45 inputs to learn from, 5 examples held out" in (tmp_path / "report.md").read_text()
     assert "45 examples are few" in said[0] and any(text.startswith("step ") for text in said)
 
@@ -63,9 +63,9 @@ def test_options_go_where_they_belong(start, tmp_path, monkeypatch):
     monkeypatch.setattr(tune, "finetune", lambda *given, **settings: seen.update(options=given[5], settings=settings))
     path = tmp_path / "odd.tsv"
     path.write_text("stars\twords\n" + "".join(f"{e.label}\t{e.text}\n" for e in texts(20)))
-    finetune("classify", path, out=tmp_path, start=start, epochs=2, text_column="words", label_column="stars")
+    finetune("classify", path, output=tmp_path, model=start, epochs=2, text_column="words", label_column="stars")
     assert seen["options"] == FinetuneSettings(epochs=2) and seen["settings"] == {}
-    finetune("tag", tagged(20), tagged(5), out=tmp_path, start=start, overlap=3)
+    finetune("tag", tagged(20), tagged(5), output=tmp_path, model=start, overlap=3)
     assert seen["options"] == FinetuneSettings() and seen["settings"] == {"overlap": 3}
 
 
@@ -86,7 +86,7 @@ def test_options_go_where_they_belong(start, tmp_path, monkeypatch):
 )
 def test_what_is_refused(start, tmp_path, task, train, options, told):
     with pytest.raises(AlbertkitError, match=told):
-        finetune(task, train, out=tmp_path / "out", start=start, **options)
+        finetune(task, train, output=tmp_path / "out", model=start, **options)
     assert not (tmp_path / "out" / "model").exists()
 
 
@@ -95,7 +95,7 @@ def test_the_name_costs_no_torch_and_frozen_vectors_need_none(start, tmp_path):
     code = (
         "import sys, albertkit; assert not any(n.startswith('albertkit.') for n in sys.modules); "
         "from albertkit import finetune; "
-        f"finetune('classify', {str(path)!r}, out={str(tmp_path / 'out')!r}, start={start!r}, freeze=True); "
+        f"finetune('classify', {str(path)!r}, output={str(tmp_path / 'out')!r}, model={start!r}, freeze=True); "
         "assert 'torch' not in sys.modules"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
@@ -184,7 +184,7 @@ def test_a_training_at_chance_starts_again(start, tmp_path):
     dev = [TextExample(e.text, label=label) for e in texts(60, 9) for label in ("animal", "tree")]
     said: list[str] = []
     options = {**QUICK, "restarts": 1, "learning_rate": 3e-3}
-    done = finetune("classify", train * 8, dev, out=tmp_path, start=start, say=said.append, **options)
+    done = finetune("classify", train * 8, dev, output=tmp_path, model=start, log=said.append, **options)
     assert len({found.label for found in Albert(done.model).classify([e.text for e in dev])}) == 2
     assert [text.split(":")[0] for text in said if "collapsed" in text] == [
         "right answers are no likelier than by chance"
@@ -201,7 +201,9 @@ def test_an_epoch_says_six_scores_and_keeps_all(start, tmp_path):
         for n, e in enumerate(tagged(24))
     ]
     said: list[str] = []
-    done = finetune("tag", examples, examples, out=tmp_path, start=start, say=said.append, metric="f1_tree5", **QUICK)
+    done = finetune(
+        "tag", examples, examples, output=tmp_path, model=start, log=said.append, metric="f1_tree5", **QUICK
+    )
     (line,) = [text for text in said if text.startswith("step ")]
     assert line.count(",") == SHOWN - 1 == 5 and "f1 tree5" in line and line.split(": ")[1].startswith("f1 ")
     assert len(done.metrics) == 15 and "f1_animal3" in (tmp_path / "report.md").read_text()
@@ -210,4 +212,4 @@ def test_an_epoch_says_six_scores_and_keeps_all(start, tmp_path):
 def test_overlap_of_intents_without_slots_is_refused(tmp_path):
     texts = [TextExample("play a song", label="music"), TextExample("how warm is it", label="weather")] * 10
     with pytest.raises(AlbertkitError, match="these intents have none"):
-        finetune("intent", texts, out=tmp_path / "out", overlap=3)
+        finetune("intent", texts, output=tmp_path / "out", overlap=3)

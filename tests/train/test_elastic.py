@@ -30,7 +30,7 @@ from tests.train.conftest import VOCAB
 from tests.train.test_finetune import choices, questions, tagged, texts
 
 LAYERS = 4
-QUICK = {"batch": 16, "learning_rate": 3e-3, "device": "cpu"}
+QUICK = {"batch_size": 16, "learning_rate": 3e-3, "device": "cpu"}
 
 
 def pairs(count: int, seed: int = 0) -> list[TextExample]:
@@ -97,7 +97,7 @@ def test_every_depth_becomes_a_good_model(plain, stretched):
     assert after[0] > before[0] + 0.05, (before, after)
     meta = read_artifact(stretched.model).meta
     assert list(meta.metrics["dev at depth"]) == [str(d) for d in range(1, LAYERS)]
-    assert meta.made[-1]["step"] == "elastic" and meta.made[-1]["depths"]["teach"] == 0.5
+    assert meta.made[-1]["step"] == "elastic" and meta.made[-1]["depths"]["distill_weight"] == 0.5
     assert "accuracy" in meta.metrics["dev"] and not any("_at_" in name for name in meta.metrics["dev"])
     assert meta.details["max_length"] == 40  # as it was fine-tuned
     report = (stretched.model.parent / "report.md").read_text()
@@ -119,7 +119,7 @@ def test_the_promised_agreement_holds_on_fresh_texts(stretched):
 
 @pytest.mark.parametrize("every", [True, False])
 def test_where_one_depth_is_trained_it_alone_chooses_the_checkpoint(start, every):
-    examples, settings = noisy(24), TrainSettings(steps=1, batch=8, device="cpu")
+    examples, settings = noisy(24), TrainSettings(steps=1, batch_size=8, device="cpu")
     work = ElasticTask(
         make_task("classify", examples), start, examples, noisy(60, 9), settings, ElasticSettings(elastic=every)
     )
@@ -127,7 +127,7 @@ def test_where_one_depth_is_trained_it_alone_chooses_the_checkpoint(start, every
     depths = [found["accuracy"], *(value for name, value in found.items() if "_at_" in name)]
     mean = np.mean(depths) if every else found["accuracy"]
     assert len(set(depths)) > 1 and found["over_depths"] == pytest.approx((found["accuracy"] + mean) / 2)
-    assert is_full_depth_only(work.artifact(found, TrainState()).meta.made) is not every
+    assert is_full_depth_only(work.to_artifact(found, TrainState()).meta.made) is not every
 
 
 def test_a_folder_of_one_depth_is_not_gone_on_with_for_all(plain, tmp_path):
@@ -138,22 +138,26 @@ def test_a_folder_of_one_depth_is_not_gone_on_with_for_all(plain, tmp_path):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("options", [{}, {"draw": 1, "teach": 1.0}, {"teach": 0.0, "consistency": 0.5}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"sampled_depths": 1, "distill_weight": 1.0}, {"distill_weight": 0.0, "consistency_weight": 0.5}],
+    ids=str,
+)
 def test_every_task_has_a_loss_at_every_depth(start, kind, options):
     examples = KINDS[kind](24)
     task = make_task("classify" if kind in ("multi", "regression") else kind, examples)
-    settings = TrainSettings(steps=1, batch=8, device="cpu")
+    settings = TrainSettings(steps=1, batch_size=8, device="cpu")
     work = ElasticTask(task, start, examples, KINDS[kind](60, 9), settings, ElasticSettings(max_length=40, **options))
-    (part,), _ = work.next(0, 0.5, ProcessGroup(0, 1, torch.device("cpu")))
+    (part,), _ = work.next_batch(0, 0.5, ProcessGroup(0, 1, torch.device("cpu")))
     loss, sums = work.objective(*part)
-    assert torch.isfinite(loss) and loss > 0 and sums.shape == (len(work.measures), 2)
+    assert torch.isfinite(loss) and loss > 0 and sums.shape == (len(work.metric_names), 2)
     loss.backward()
     assert all(p.grad is None or torch.isfinite(p.grad).all() for p in work.model.parameters())
     found = work.evaluate()
     assert sum("_at_" in name for name in found) == LAYERS - 1 and "over_depths" in found
     assert work.exits is not None and len(work.exits["exit_depths"]) == LAYERS - 1
     state = TrainState()
-    json.dumps(work.artifact(found, state).meta.details)
+    json.dumps(work.to_artifact(found, state).meta.details)
 
 
 def test_what_the_full_depth_says_costs_nothing_where_depths_agree(start):
@@ -162,11 +166,16 @@ def test_what_the_full_depth_says_costs_nothing_where_depths_agree(start):
     frozen = Artifact(start.config, still, start.tokenizer, start.meta)
     for kind in ("classify", "tag", "answer", "choose", "intent", "match"):
         examples = KINDS[kind](16)
-        settings = TrainSettings(steps=1, batch=8, device="cpu")
+        settings = TrainSettings(steps=1, batch_size=8, device="cpu")
         work = ElasticTask(
-            make_task(kind, examples), frozen, examples, (), settings, ElasticSettings(max_length=40, teach=1.0)
+            make_task(kind, examples),
+            frozen,
+            examples,
+            (),
+            settings,
+            ElasticSettings(max_length=40, distill_weight=1.0),
         )
-        (part,), _ = work.next(0, 0.5, ProcessGroup(0, 1, torch.device("cpu")))
+        (part,), _ = work.next_batch(0, 0.5, ProcessGroup(0, 1, torch.device("cpu")))
         loss, sums = work.objective(*part)
         assert sums[1, 0].item() == pytest.approx(0, abs=1e-4), kind
         assert loss.item() == pytest.approx((sums[0, 0] / sums[0, 1]).item(), abs=1e-4)
@@ -174,8 +183,8 @@ def test_what_the_full_depth_says_costs_nothing_where_depths_agree(start):
 
 def test_depths_are_drawn_by_the_step(start):
     examples = texts(16)
-    given = make_task("classify", examples), start, examples, (), TrainSettings(steps=1, batch=8, device="cpu")
-    work = ElasticTask(*given, ElasticSettings(draw=2))
+    given = make_task("classify", examples), start, examples, (), TrainSettings(steps=1, batch_size=8, device="cpu")
+    work = ElasticTask(*given, ElasticSettings(sampled_depths=2))
     drawn = []
     for seed in (1, 2, 1):
         torch.manual_seed(seed)
@@ -198,14 +207,14 @@ def test_the_head_comes_along_only_for_the_same_task(plain):
 
 
 def test_a_stopped_run_goes_on_to_the_same_weights(plain, tmp_path, monkeypatch):
-    options = ElasticSettings(epochs=3, draw=2, consistency=0.1, **QUICK)
+    options = ElasticSettings(epochs=3, sampled_depths=2, consistency_weight=0.1, **QUICK)
     tune.elastic(plain.model, texts(60), texts(60, 9), tmp_path / "straight", options)
 
     class Died(Exception):
         pass
 
     with monkeypatch.context() as patch:
-        before, seen = ElasticTask.next, []
+        before, seen = ElasticTask.next_batch, []
 
         def fatal(self, *given):
             seen.append(1)
@@ -213,7 +222,7 @@ def test_a_stopped_run_goes_on_to_the_same_weights(plain, tmp_path, monkeypatch)
                 raise Died
             return before(self, *given)
 
-        patch.setattr(ElasticTask, "next", fatal)
+        patch.setattr(ElasticTask, "next_batch", fatal)
         with pytest.raises(Died):
             tune.elastic(plain.model, texts(60), texts(60, 9), tmp_path / "killed", options)
     tune.elastic(plain.model, texts(60), texts(60, 9), tmp_path / "killed", options)
@@ -254,7 +263,7 @@ def test_what_cannot_be_made_elastic_is_said(start, plain, tmp_path):
     )
     with pytest.raises(AlbertkitError, match="head on frozen vectors"):
         tune.elastic(frozen, texts(10), (), tmp_path / "c")
-    for odd in ({"teach": 1.5}, {"draw": -1}, {"soften": 0.0}, {"shallow": -1.0}):
+    for odd in ({"distill_weight": 1.5}, {"sampled_depths": -1}, {"temperature": 0.0}, {"shallow_weight": -1.0}):
         with pytest.raises(AlbertkitError):
             ElasticSettings(**odd)
 
@@ -268,9 +277,21 @@ def test_the_verb_from_a_model_to_an_early_answer(plain, tmp_path):
         rows = [f"{e.text}\t{e.label}" for e in texts(count, seed)]
         (tmp_path / f"{name}.tsv").write_text("text\tlabel\n" + "\n".join(rows) + "\n")
     run, out = CliRunner(), str(tmp_path / "out")
-    given = ["--dev", str(tmp_path / "dev.tsv"), "-o", out, "--epochs", "5", "--learning-rate", "3e-3", "--batch", "16"]
+    given = [
+        "--dev",
+        str(tmp_path / "dev.tsv"),
+        "-o",
+        out,
+        "--epochs",
+        "5",
+        "--learning-rate",
+        "3e-3",
+        "--batch-size",
+        "16",
+    ]
     done = run.invoke(
-        app, ["elastic", str(plain.model), str(tmp_path / "train.tsv"), *given, "--device", "cpu", "--draw", "2"]
+        app,
+        ["elastic", str(plain.model), str(tmp_path / "train.tsv"), *given, "--device", "cpu", "--sampled-depths", "2"],
     )
     assert done.exit_code == 0, done.output
     assert "150 held-out texts, compared with depth 4; the result is the same" in done.stdout
@@ -313,8 +334,8 @@ def test_the_verb_on_a_pre_trained_model(bench, shards, tmp_path):
 
     work = bench.work(TrainSettings(steps=1, device="cpu"))
     state = TrainState()
-    write_artifact(work.artifact({}, state), tmp_path / "start")
-    given = ["-o", str(tmp_path / "out"), "--minutes", "0.03", "--batch", "8", "--device", "cpu"]
+    write_artifact(work.to_artifact({}, state), tmp_path / "start")
+    given = ["-o", str(tmp_path / "out"), "--minutes", "0.03", "--batch-size", "8", "--device", "cpu"]
     done = CliRunner().invoke(app, ["elastic", str(tmp_path / "start"), str(shards), *given])
     assert done.exit_code == 0, done.output
     assert "mlm_loss_at_1" in json.loads(done.stdout.splitlines()[-1])

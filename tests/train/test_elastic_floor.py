@@ -21,7 +21,7 @@ from tests.train.conftest import TOPICS
 from tests.train.test_finetune import start as start  # the fixture
 from tests.train.test_finetune import texts, words
 
-QUICK = {"epochs": 1, "restarts": 0, "batch": 16, "learning_rate": 2e-3, "device": "cpu"}
+QUICK = {"epochs": 1, "restarts": 0, "batch_size": 16, "learning_rate": 2e-3, "device": "cpu"}
 
 
 def strange(count: int, topics: Sequence[int], seed: int = 0) -> list[TextExample]:

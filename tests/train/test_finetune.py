@@ -107,7 +107,7 @@ def tuned(start, tmp_path_factory):
     def of(task: str) -> tune.FinetuneResult:
         if task not in made:
             examples = TASKS[task][0]
-            options = FinetuneSettings(epochs=10, batch=16, learning_rate=3e-3, max_length=40, device="cpu")
+            options = FinetuneSettings(epochs=10, batch_size=16, learning_rate=3e-3, max_length=40, device="cpu")
             made[task] = tune.finetune(
                 task, examples(240), examples(60, 9), tmp_path_factory.mktemp(task), start, options
             )
@@ -169,7 +169,7 @@ def test_the_methods_of_albert(tuned):
 
 @pytest.mark.parametrize(("kind", "metric", "least"), [("regression", "spearman", 0.8), ("multi", "f1", 0.85)])
 def test_other_kinds_of_labels(start, tmp_path, kind, metric, least):
-    options = FinetuneSettings(epochs=10, batch=16, learning_rate=3e-3, device="cpu")
+    options = FinetuneSettings(epochs=10, batch_size=16, learning_rate=3e-3, device="cpu")
     done = tune.finetune("classify", texts(240, kind=kind), texts(60, 9, kind), tmp_path, start, options)
     assert done.metrics[metric] > least
     found = Albert(done.model).classify("cat dog cow hen pig")
@@ -180,15 +180,15 @@ def test_a_collapse_starts_again_with_another_seed_and_half_the_rate(start, tmp_
     """Dead weights give everybody the same answer; after two new starts the run is kept and says so."""
     dead = Artifact(start.config, {n: np.zeros_like(w) for n, w in start.weights.items()}, start.tokenizer, start.meta)
     said: list[str] = []
-    options = FinetuneSettings(epochs=1, batch=16, learning_rate=1e-6, device="cpu")
-    done = tune.finetune("classify", texts(40), texts(30, 9), tmp_path, dead, options, say=said.append)
+    options = FinetuneSettings(epochs=1, batch_size=16, learning_rate=1e-6, device="cpu")
+    done = tune.finetune("classify", texts(40), texts(30, 9), tmp_path, dead, options, log=said.append)
     assert sum("collapsed" in text for text in said) == 3 and "no new start is left" in said[-1]
     assert done.runs[0]["collapsed"] == 2 and done.runs[0]["rate"] == pytest.approx(2.5e-7)
 
 
 def test_choices_that_are_all_as_likely_are_a_collapse(start, tmp_path):
     """The likeliest of equal choices differs from question to question, so that answers alone do not show it."""
-    options = FinetuneSettings(epochs=1, batch=16, learning_rate=1e-9, restarts=1, device="cpu")
+    options = FinetuneSettings(epochs=1, batch_size=16, learning_rate=1e-9, restarts=1, device="cpu")
     done = tune.finetune("choose", choices(40), choices(30, 9), tmp_path, start, options)
     assert done.runs[0]["collapsed"] == 1
     found = predict(Albert(done.model), choices(30, 9), "choose")
@@ -226,7 +226,7 @@ def test_the_floor_goes_into_the_model(start, tmp_path, monkeypatch):
     seen = []
     before = ClassifyTask.floored
     monkeypatch.setattr(ClassifyTask, "floored", lambda self, *given: seen.append(before(self, *given)) or seen[-1])
-    options = FinetuneSettings(epochs=3, batch=16, learning_rate=2e-3, device="cpu")
+    options = FinetuneSettings(epochs=3, batch_size=16, learning_rate=2e-3, device="cpu")
     done = tune.finetune("classify", known, dev, tmp_path, start, options)
     albert = Albert(done.model)
     assert albert.task.floor == 0.5 and albert.task in seen
@@ -235,7 +235,7 @@ def test_the_floor_goes_into_the_model(start, tmp_path, monkeypatch):
 
 
 def test_seeds_are_summed_up_and_the_best_is_kept(start, tmp_path):
-    options = FinetuneSettings(epochs=2, batch=16, learning_rate=3e-3, seeds=3, device="cpu")
+    options = FinetuneSettings(epochs=2, batch_size=16, learning_rate=3e-3, seeds=3, device="cpu")
     done = tune.finetune("classify", texts(80), texts(40, 9), tmp_path, start, options)
     found = [run["metrics"]["accuracy"] for run in done.runs]
     assert len(found) == 3 and done.metrics["accuracy"] == max(found)
@@ -245,14 +245,14 @@ def test_seeds_are_summed_up_and_the_best_is_kept(start, tmp_path):
 
 
 def test_a_stopped_run_goes_on_to_the_same_weights(start, tmp_path, monkeypatch):
-    options = FinetuneSettings(epochs=4, batch=16, learning_rate=1e-3, device="cpu")
+    options = FinetuneSettings(epochs=4, batch_size=16, learning_rate=1e-3, device="cpu")
     tune.finetune("classify", texts(60), texts(30, 9), tmp_path / "straight", start, options)
 
     class Died(Exception):
         pass
 
     with monkeypatch.context() as patch:
-        before, seen = FinetuneTask.next, []
+        before, seen = FinetuneTask.next_batch, []
 
         def fatal(self, *given):
             seen.append(1)
@@ -260,7 +260,7 @@ def test_a_stopped_run_goes_on_to_the_same_weights(start, tmp_path, monkeypatch)
                 raise Died
             return before(self, *given)
 
-        patch.setattr(FinetuneTask, "next", fatal)
+        patch.setattr(FinetuneTask, "next_batch", fatal)
         with pytest.raises(Died):
             tune.finetune("classify", texts(60), texts(30, 9), tmp_path / "killed", start, options)
     tune.finetune("classify", texts(60), texts(30, 9), tmp_path / "killed", start, options)
@@ -272,13 +272,13 @@ def test_micro_parts_and_checkpointing_change_nothing(start):
     """The gradient of a batch, whole, in parts of two, and with activations computed again."""
     found = []
     for micro, again in ((None, False), (2, False), (None, True)):
-        settings = TrainSettings(steps=1, batch=8, micro=micro, device="cpu")
+        settings = TrainSettings(steps=1, batch_size=8, micro_batch_size=micro, device="cpu")
         work = FinetuneTask(make_task("classify", texts(8)), start, texts(8), (), settings, 40)
         work.model.encoder.checkpointing = again
         work.model.heads["classify"].dropout.p = 0.0
         from albertkit.train.distributed import ProcessGroup
 
-        parts, tokens = work.next(0, 0.5, ProcessGroup(0, 1, torch.device("cpu")))
+        parts, tokens = work.next_batch(0, 0.5, ProcessGroup(0, 1, torch.device("cpu")))
         assert len(parts) == (4 if micro else 1) and tokens > 0
         for part in parts:
             (work.objective(*part)[0] / len(parts)).backward()
@@ -348,7 +348,7 @@ def test_the_command_line_from_a_file_to_a_label(start, tmp_path):
     run = CliRunner()
     done = run.invoke(app, ["finetune", "classify", str(tmp_path / "train.tsv"), "--dev", str(tmp_path / "dev.tsv"), "-o",
                             str(tmp_path / "out"), "--start", str(tmp_path / "start"), "--epochs", "8", "--learning-rate",
-                            "3e-3", "--batch", "16", "--device", "cpu"])  # fmt: skip
+                            "3e-3", "--batch-size", "16", "--device", "cpu"])  # fmt: skip
     assert done.exit_code == 0, done.output
     assert "160 examples are few for a whole model; --freeze may do better" in done.stderr
     found = run.invoke(app, ["evaluate", str(tmp_path / "out"), str(tmp_path / "dev.tsv"), "--json"])
@@ -358,7 +358,7 @@ def test_the_command_line_from_a_file_to_a_label(start, tmp_path):
 
 
 def test_a_finished_fine_tuning_run_again_stays_as_it_is(start, tmp_path):
-    options = FinetuneSettings(epochs=3, batch=16, learning_rate=3e-3, device="cpu")
+    options = FinetuneSettings(epochs=3, batch_size=16, learning_rate=3e-3, device="cpu")
     first = tune.finetune("classify", texts(60), texts(30, 9), tmp_path, start, options)
     before = read_artifact(first.model)
     again = tune.finetune("classify", texts(60), texts(30, 9), tmp_path, start, options)
@@ -371,13 +371,13 @@ def test_a_finished_fine_tuning_run_again_stays_as_it_is(start, tmp_path):
 
 def test_a_class_that_only_held_out_examples_have_counts_as_missed(start, tmp_path):
     dev = [*texts(20, 9), TextExample("cat dog", label="fish")]
-    options = FinetuneSettings(epochs=1, batch=16, device="cpu")
+    options = FinetuneSettings(epochs=1, batch_size=16, device="cpu")
     done = tune.finetune("classify", texts(40), dev, tmp_path, start, options)
     assert done.metrics["accuracy"] <= 20 / 21 and (tmp_path / "report.md").is_file()
 
 
 def test_the_lowest_rmse_is_the_best(start, tmp_path):
-    options = FinetuneSettings(epochs=6, batch=16, learning_rate=3e-3, metric="rmse", device="cpu")
+    options = FinetuneSettings(epochs=6, batch_size=16, learning_rate=3e-3, metric="rmse", device="cpu")
     done = tune.finetune(
         "classify", texts(100, kind="regression"), texts(40, 9, "regression"), tmp_path, start, options
     )

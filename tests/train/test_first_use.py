@@ -259,7 +259,7 @@ def test_a_last_collapse_is_said(start, tmp_path, monkeypatch):
     examples = [TextExample(t, label=label) for t, label in zip(texts, labels, strict=True)]
     heard: list[str] = []
     done = tune(
-        "classify", examples, examples, tmp_path, start, FinetuneSettings(epochs=1, restarts=1), say=heard.append
+        "classify", examples, examples, tmp_path, start, FinetuneSettings(epochs=1, restarts=1), log=heard.append
     )
     assert sum("collapsed" in text for text in heard) == 2 and "no new start is left" in heard[-1]
     assert done.runs[0]["failed"] and "**Collapsed:**" in (tmp_path / "report.md").read_text()
@@ -387,10 +387,10 @@ def test_many_metrics_stand_below_each_other():
 def test_the_classifier_behaves_as_scikit_learn_expects(start, tmp_path):
     texts, labels = labelled(40)
     whole = make_pipeline(
-        FunctionTransformer(lambda rows: [row.lower() for row in rows]), AlbertClassifier(start=start)
+        FunctionTransformer(lambda rows: [row.lower() for row in rows]), AlbertClassifier(model=start)
     )
     assert whole.fit(texts, labels).score(texts, labels) > 0.9
-    search = GridSearchCV(AlbertClassifier(start=start), {"max_length": [8, 16]}, cv=2).fit(texts, labels)
+    search = GridSearchCV(AlbertClassifier(model=start), {"max_length": [8, 16]}, cv=2).fit(texts, labels)
     model = search.best_estimator_
     assert model.albert_.meta.details["max_length"] == search.best_params_["max_length"]
     for again in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
@@ -414,6 +414,6 @@ def test_the_classifier_behaves_as_scikit_learn_expects(start, tmp_path):
 )
 def test_the_classifier_says_what_is_wrong(start, texts, labels, said):
     with pytest.raises(ValueError, match=said):
-        AlbertClassifier(start=start).fit(texts, np.array(labels, object) if None in labels else labels)
+        AlbertClassifier(model=start).fit(texts, np.array(labels, object) if None in labels else labels)
     with pytest.raises(NotFittedError):
-        AlbertClassifier(start=start).predict(["a"])
+        AlbertClassifier(model=start).predict(["a"])

@@ -63,7 +63,7 @@ def teacher(words, tmp_path_factory):
 
 def quick(steps: int, **more) -> TrainSettings:
     plain = {
-        "batch": 16,
+        "batch_size": 16,
         "learning_rate": 3e-3,
         "evaluations": 2,
         "device": "cpu",
@@ -256,7 +256,7 @@ def test_a_narrow_student_learns_from_texts(words, teacher, tmp_path, what):
 
 def test_scores_teach_more_than_few_labels(words, tmp_path):
     """A teacher that saw many labels; a student that sees few of them, or the teacher's scores on many texts."""
-    options = FinetuneSettings(epochs=6, max_length=40, batch=16, learning_rate=3e-3, device="cpu")
+    options = FinetuneSettings(epochs=6, max_length=40, batch_size=16, learning_rate=3e-3, device="cpu")
     large = tune.finetune("classify", texts(200, 0), texts(40, 9), tmp_path / "large", model_of(words), options).model
     shape = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
     student = fresh_student(tiny(**shape, initializer_range=0.2), words, 1)
@@ -281,7 +281,7 @@ def test_scores_teach_more_than_few_labels(words, tmp_path):
 )
 def test_scores_that_were_kept_are_the_teacher_s(words, tmp_path, task, examples):
     """A student that is its teacher has nothing to learn: the loss of kept scores is 0."""
-    options = FinetuneSettings(epochs=1, max_length=40, batch=16, device="cpu")
+    options = FinetuneSettings(epochs=1, max_length=40, batch_size=16, device="cpu")
     model = tune.finetune(task, examples(24), (), tmp_path / "tuned", model_of(words), options).model
     artifact = read_artifact(model)
     data = DistillData(load_task(artifact.meta), examples(24), ())
@@ -300,7 +300,7 @@ def test_scores_that_were_kept_are_the_teacher_s(words, tmp_path, task, examples
             TeacherOutputs(logits=scores),
             40,
         )
-        parts, _ = work.next(0, 0.0, ProcessGroup(0, 1, torch.device("cpu")))
+        parts, _ = work.next_batch(0, 0.0, ProcessGroup(0, 1, torch.device("cpu")))
         work.objective.eval()
         assert work.objective(*parts[0])[0].item() == pytest.approx(0, abs=1e-5)
 
@@ -316,11 +316,11 @@ def test_parts_of_a_batch_count_by_their_texts(words, teacher):
             student,
             lines,
             (),
-            quick(1, micro=micro),
+            quick(1, micro_batch_size=micro),
             DistillSettings(hidden=1.0),
             TeacherOutputs(watched=AlbertTeacher(read_artifact(teacher))),
         )
-        parts, _ = work.next(0, 0.0, ProcessGroup(0, 1, torch.device("cpu")))
+        parts, _ = work.next_batch(0, 0.0, ProcessGroup(0, 1, torch.device("cpu")))
         assert len(parts) == (1 if micro is None else 3) and sum(part[2] for part in parts) == 16
         # the loss is a mean over tokens, so give every part the same length to compare
         for part in parts:
@@ -439,7 +439,7 @@ def test_the_verb_distils_from_a_bert_and_from_a_classifier(words, tmp_path):
     bert(words, tmp_path / "bert")
     (tmp_path / "lines.txt").write_text("\n".join(e.text for e in texts(60, 5)))
     (tmp_path / "shape.json").write_text(json.dumps(tiny(hidden_size=24, num_attention_heads=3).to_dict()))
-    quickly = ["--steps", "4", "--batch", "8", "--device", "cpu", "--no-tensorboard"]
+    quickly = ["--steps", "4", "--batch-size", "8", "--device", "cpu", "--no-tensorboard"]
     base = [
         "distill",
         str(tmp_path / "bert"),
@@ -456,7 +456,7 @@ def test_the_verb_distils_from_a_bert_and_from_a_classifier(words, tmp_path):
     ).weights
     both = [*base, "--teacher", f"{tmp_path / 'bert'}:0.5", "--what", "vectors", "-o", str(tmp_path / "b")]
     assert run.invoke(app, both).exit_code == 0 and read_artifact(tmp_path / "b").meta.task == "embed"
-    options = FinetuneSettings(epochs=1, max_length=40, batch=16, device="cpu")
+    options = FinetuneSettings(epochs=1, max_length=40, batch_size=16, device="cpu")
     model = tune.finetune("classify", texts(40, 0), (), tmp_path / "tuned", model_of(words), options).model
     base[1] = str(model)
     done = run.invoke(app, [*base, "--what", "logits,hidden:0.5", "-o", str(tmp_path / "c")])

@@ -70,7 +70,7 @@ def test_it_learns_words_and_order(bench, corpus, tmp_path, monkeypatch):
     config = tiny(hidden_size=64, embedding_size=32, intermediate_size=128, num_hidden_layers=2, initializer_range=0.1)
     goals = PretrainSettings(lengths="32", eval_rows=256)
     outcome = Bench(bench.shards, config).train(
-        tmp_path, goals, steps=220, batch=32, learning_rate=3e-3, log_every=20, evaluations=4
+        tmp_path, goals, steps=220, batch_size=32, learning_rate=3e-3, log_every=20, evaluations=4
     )
     share = corpus.unigrams() / corpus.unigrams().sum()
     entropy = -float((share[share > 0] * np.log(share[share > 0])).sum())
@@ -91,14 +91,14 @@ def test_it_learns_words_and_order(bench, corpus, tmp_path, monkeypatch):
 @pytest.mark.parametrize("optimizer", ["lamb", "adamw"])
 def test_optimizers_bring_the_loss_down(bench, tmp_path, optimizer):
     rate = {"lamb": 5e-2, "adamw": 5e-3}[optimizer]
-    bench.train(tmp_path, steps=40, batch=32, optimizer=optimizer, learning_rate=rate, evaluations=0)
+    bench.train(tmp_path, steps=40, batch_size=32, optimizer=optimizer, learning_rate=rate, evaluations=0)
     found = lines(tmp_path, "train")
     assert found[-1]["mlm_loss"] < found[0]["mlm_loss"] - 0.25
 
 
 def test_parts_do_not_change_the_training(bench, tmp_path):
     for micro in (None, 2):
-        bench.train(tmp_path / str(micro), steps=6, batch=8, micro=micro, log_every=1, evaluations=0)
+        bench.train(tmp_path / str(micro), steps=6, batch_size=8, micro_batch_size=micro, log_every=1, evaluations=0)
     for one, other in zip(lines(tmp_path / "None"), lines(tmp_path / "2"), strict=True):
         assert one.pop("kind") == other.pop("kind") and one == pytest.approx(other, rel=1e-4)
 
@@ -126,7 +126,7 @@ def test_dying_anywhere_and_resuming_gives_the_same_bits(bench, tmp_path, monkey
 
 
 def test_rows_of_two_lengths_switch_and_resume(bench, tmp_path, monkeypatch):
-    goals = PretrainSettings(lengths="16:0.5,32:0.5", eval_rows=64, short=0.0)
+    goals = PretrainSettings(lengths="16:0.5,32:0.5", eval_rows=64, short_ratio=0.0)
     given = {"steps": 16, "save_steps": 3, "log_every": 1}
     seen = []
     inner = PretrainObjective.forward
@@ -156,17 +156,23 @@ def test_a_share_of_the_updates_sees_short_rows(bench, tmp_path, monkeypatch):
         "forward",
         lambda self, tokens, *rest: seen.append(tokens.shape) or inner(self, tokens, *rest),
     )
-    bench.train(tmp_path / "straight", PretrainSettings(lengths="32", short=0.5), steps=40, evaluations=0, save_steps=7)
+    bench.train(
+        tmp_path / "straight", PretrainSettings(lengths="32", short_ratio=0.5), steps=40, evaluations=0, save_steps=7
+    )
     assert set(seen) == {(8, 30), (32, 6)} and 10 < seen.count((32, 6)) < 30  # eight tokens a row, four times the rows
     with monkeypatch.context() as patch:
         die_at(patch, 20)
         with pytest.raises(Died):
             bench.train(
-                tmp_path / "killed", PretrainSettings(lengths="32", short=0.5), steps=40, evaluations=0, save_steps=7
+                tmp_path / "killed",
+                PretrainSettings(lengths="32", short_ratio=0.5),
+                steps=40,
+                evaluations=0,
+                save_steps=7,
             )
     bench.train(
         tmp_path / "killed",
-        PretrainSettings(lengths="32", short=0.5),
+        PretrainSettings(lengths="32", short_ratio=0.5),
         resume=True,
         steps=40,
         evaluations=0,
@@ -191,7 +197,7 @@ def test_a_finished_training_resumed_stays_as_it_is(bench, tmp_path):
 def test_a_longer_budget_goes_on_and_says_what_changed(bench, tmp_path):
     said: list[str] = []
     bench.train(tmp_path, steps=4)
-    outcome = bench.train(tmp_path, resume=True, steps=8, learning_rate=0.01, say=said.append)
+    outcome = bench.train(tmp_path, resume=True, steps=8, learning_rate=0.01, log=said.append)
     assert outcome.state.step == 8
     assert any("steps 4 → 8" in text and "learning_rate None → 0.01" in text for text in said)
     assert any("going on from step 4 (512 tokens)" in text for text in said)
@@ -252,7 +258,7 @@ def test_metrics_behind_the_checkpoint_are_cut_off(tmp_path, rest):
     line = lambda step: json.dumps({"step": step, "kind": "train"}) + "\n"  # noqa: E731
     file = tmp_path / "metrics.jsonl"
     file.write_text(line(2) + line(4) + line(7) * (rest == "") + rest + line(3))
-    report = TrainLog(tmp_path, TrainSettings(steps=9, tensorboard=False), step=4, bar=False)
+    report = TrainLog(tmp_path, TrainSettings(steps=9, tensorboard=False), step=4, progress_bar=False)
     report.line(5, "train", mlm_loss=1.23456789)
     report.close()
     assert file.read_text() == line(2) + line(4) + '{"step": 5, "kind": "train", "mlm_loss": 1.234568}\n'
@@ -281,7 +287,7 @@ def test_a_signal_saves_and_the_rest_is_the_same(bench, tmp_path, monkeypatch, n
     handlers = [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)]
     with monkeypatch.context() as patch:
         patch.setattr(Run, "step", step)
-        outcome = bench.train(tmp_path / "stopped", say=said.append, **given)
+        outcome = bench.train(tmp_path / "stopped", log=said.append, **given)
     assert outcome.model is None and outcome.state.step == 7 and checkpoint.steps(tmp_path / "stopped")[-1] == 7
     assert said[-1].startswith("stopped at step 7 and saved") and "--resume" in said[-1]
     assert [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)] == handlers
@@ -364,7 +370,7 @@ def test_not_a_number_rewinds_to_the_last_checkpoint_at_half_the_rate(bench, tmp
     said: list[str] = []
     rows = spoil(monkeypatch, lambda call: call == 12)
     outcome = bench.train(
-        tmp_path, steps=20, save_steps=5, schedule="constant", warmup=0.0, say=said.append, evaluations=0
+        tmp_path, steps=20, save_steps=5, schedule="constant", warmup_ratio=0.0, log=said.append, evaluations=0
     )
     assert outcome.state.step == 20 and outcome.state.backoff == 0.5
     assert any("back to step 10 at 0.5 of the rate" in text for text in said)
@@ -380,7 +386,7 @@ def test_not_a_number_rewinds_to_the_last_checkpoint_at_half_the_rate(bench, tmp
 def test_not_a_number_is_never_saved(bench, tmp_path, monkeypatch):
     """A checkpoint falls due between the accident and the line of metrics that shows it."""
     spoil(monkeypatch, lambda call: call == 12)
-    outcome = bench.train(tmp_path, steps=20, save_steps=1, keep=30, log_every=10, evaluations=6)
+    outcome = bench.train(tmp_path, steps=20, save_steps=1, keep_checkpoints=30, log_every=10, evaluations=6)
     assert outcome.state.step == 20 and outcome.state.backoff == 0.5
     for step in checkpoint.steps(tmp_path):
         checkpoint.load(checkpoint.place(tmp_path, step))  # refuses what is not finite
@@ -397,7 +403,9 @@ def test_three_rewinds_are_enough(bench, tmp_path, monkeypatch):
 
 def test_a_rate_beyond_all_reason_is_found_out(bench, tmp_path):
     with pytest.raises(AlbertkitError, match="after 3 rewinds; lower --learning-rate"):
-        bench.train(tmp_path, steps=30, learning_rate=1e14, clip=0, warmup=0.0, save_steps=2, log_every=3)
+        bench.train(
+            tmp_path, steps=30, learning_rate=1e14, max_grad_norm=0, warmup_ratio=0.0, save_steps=2, log_every=3
+        )
 
 
 def test_collapse_is_told_with_what_to_change(bench, tmp_path, monkeypatch):
@@ -413,45 +421,54 @@ def test_collapse_is_told_with_what_to_change(bench, tmp_path, monkeypatch):
 
 def test_a_loss_that_jumps_is_an_alarm_that_rewinds(bench):
     work = bench.work(TrainSettings(steps=60, device="cpu"))
-    assert work.alarm({"mlm_loss": 2.0}, 0.2, 60) is None
-    alarm = work.alarm({"mlm_loss": 2.6}, 0.5, 80)
+    assert work.check_metrics({"mlm_loss": 2.0}, 0.2, 60) is None
+    alarm = work.check_metrics({"mlm_loss": 2.6}, 0.5, 80)
     assert alarm is not None and alarm.rewind and "was 2.00 and is 2.60" in alarm.text
-    assert work.alarm({"mlm_loss": 2.4}, 0.5, 80) is None and work.alarm({"mlm_loss": 9.0}, 0.5, 10) is None
-    assert work.place()["lowest"] == {"16": 2.0}
+    assert (
+        work.check_metrics({"mlm_loss": 2.4}, 0.5, 80) is None
+        and work.check_metrics({"mlm_loss": 9.0}, 0.5, 10) is None
+    )
+    assert work.data_position()["lowest"] == {"16": 2.0}
 
 
 def test_longer_rows_may_start_with_a_higher_loss(bench):
     """When the rows grow, positions that were never seen make the loss jump: no divergence."""
     work = bench.work(TrainSettings(steps=60, device="cpu"), PretrainSettings(lengths="16:0.5,32:0.5"))
-    assert work.alarm({"mlm_loss": 2.0}, 0.4, 60) is None and work.alarm({"mlm_loss": 7.0}, 0.6, 80) is None
-    assert work.alarm({"mlm_loss": 9.0}, 0.7, 90) is not None
+    assert (
+        work.check_metrics({"mlm_loss": 2.0}, 0.4, 60) is None
+        and work.check_metrics({"mlm_loss": 7.0}, 0.6, 80) is None
+    )
+    assert work.check_metrics({"mlm_loss": 9.0}, 0.7, 90) is not None
     again = bench.work(TrainSettings(steps=60, device="cpu"), PretrainSettings(lengths="16:0.5,32:0.5"))
-    again.restore(work.artifact({}, checkpoint.TrainState()), work.place())
+    again.restore(work.to_artifact({}, checkpoint.TrainState()), work.data_position())
     assert again.lowest == {16: 2.0, 32: 7.0}
 
 
 def test_positions_that_longer_rows_need_begin_as_those_that_are_known(bench):
-    crew, goals = ProcessGroup(0, 1, torch.device("cpu")), PretrainSettings(lengths="16:0.5,32:0.5", short=0.0)
+    processes, goals = (
+        ProcessGroup(0, 1, torch.device("cpu")),
+        PretrainSettings(lengths="16:0.5,32:0.5", short_ratio=0.0),
+    )
     work = bench.work(TrainSettings(steps=60, device="cpu"), goals)
     table = work.model.encoder.embeddings.position.weight
     before = table.detach().clone()
-    work.next(0, 0.0, crew)
-    assert torch.equal(table, before) and work.place()["positions"] == 16
+    work.next_batch(0, 0.0, processes)
+    assert torch.equal(table, before) and work.data_position()["positions"] == 16
     again = bench.work(TrainSettings(steps=60, device="cpu"), goals)
-    again.restore(work.artifact({}, checkpoint.TrainState()), work.place())
+    again.restore(work.to_artifact({}, checkpoint.TrainState()), work.data_position())
     for one in (work, again):
-        one.next(40, 0.6, crew)
+        one.next_batch(40, 0.6, processes)
         table = one.model.encoder.embeddings.position.weight
         assert torch.equal(table[:16], before[:16])
         assert torch.equal(table[16:31], before[1:16]) and torch.equal(table[31], before[1])
-    made = work.artifact({}, checkpoint.TrainState())
+    made = work.to_artifact({}, checkpoint.TrainState())
     assert made.meta.made[-1]["positions"] == 32
     assert known_positions(made) == 32 and known_positions(dataclasses.replace(made, meta=Meta())) == 40
     whole = PretrainTask(
         work.shards, made.config, work.settings, PretrainSettings(lengths="40"), dataclasses.replace(made, meta=Meta())
     )
     last = whole.model.encoder.embeddings.position.weight.detach().clone()
-    whole.next(0, 0.0, crew)
+    whole.next_batch(0, 0.0, processes)
     assert torch.equal(whole.model.encoder.embeddings.position.weight, last)  # nothing is known to be missing
 
 
@@ -467,7 +484,7 @@ def test_a_training_that_diverges_goes_back_and_learns_on(bench, tmp_path, monke
                     weight.mul_(20)
 
     monkeypatch.setattr(Run, "step", shaken)
-    outcome = bench.train(tmp_path, steps=80, save_steps=20, learning_rate=3e-3, evaluations=0, say=said.append)
+    outcome = bench.train(tmp_path, steps=80, save_steps=20, learning_rate=3e-3, evaluations=0, log=said.append)
     assert any("has diverged" in text and "back to step 60" in text for text in said), said
     assert outcome.state.step == 80 and lines(tmp_path, "train")[-1]["mlm_loss"] < 4
 
@@ -475,12 +492,12 @@ def test_a_training_that_diverges_goes_back_and_learns_on(bench, tmp_path, monke
 def test_the_alarm_waits_and_keeps_quiet_when_words_are_learnt(bench):
     def told(losses, progress=0.5, step=1000, **given):
         work = bench.work(TrainSettings(steps=2000, device="cpu", **given))
-        return [work.alarm({"mlm_loss": work.entropy + loss}, progress, step) for loss in losses]
+        return [work.check_metrics({"mlm_loss": work.entropy + loss}, progress, step) for loss in losses]
 
     assert "collapsed" in str(told([0.1, 0.0, 0.1])[2])
     assert told([0.1, 0.1, -0.01, 0.1, 0.1]) == [None] * 5  # one line may be chance, three in a row are not
     assert told([-0.2] * 9) == told([0.1] * 9, progress=0.3) == told([0.1] * 9, step=400) == [None] * 9
-    assert told([0.1] * 9, warmup=0.3) == [None] * 9 and told([0.1] * 9, 0.7, warmup=0.3)[2] is not None
+    assert told([0.1] * 9, warmup_ratio=0.3) == [None] * 9 and told([0.1] * 9, 0.7, warmup_ratio=0.3)[2] is not None
 
 
 @pytest.mark.parametrize("file", ["model", "training"])
@@ -522,7 +539,7 @@ def test_out_of_memory_names_the_remedy(bench, tmp_path, monkeypatch):
         raise torch.OutOfMemoryError("no room")
 
     monkeypatch.setattr(PretrainObjective, "forward", full)
-    with pytest.raises(AlbertkitError, match="out of memory with 8 rows at once; set --micro to half"):
+    with pytest.raises(AlbertkitError, match="out of memory with 8 rows at once; set --micro-batch-size to half"):
         bench.train(tmp_path, steps=2)
 
 
@@ -532,7 +549,7 @@ def test_out_of_memory_names_the_remedy(bench, tmp_path, monkeypatch):
 def test_the_last_checkpoints_and_the_best_remain(bench, tmp_path, monkeypatch):
     scores = iter([3.0, 1.0, 2.0, 2.5, 2.6, 2.7])
     monkeypatch.setattr(pretrain.PretrainTask, "evaluate", lambda self: {"mlm_loss": next(scores)})
-    outcome = bench.train(tmp_path, steps=12, evaluations=6, save_steps=1, keep=3)
+    outcome = bench.train(tmp_path, steps=12, evaluations=6, save_steps=1, keep_checkpoints=3)
     assert outcome.state.best == {"step": 4, "score": 1.0}
     assert checkpoint.steps(tmp_path) == [4, 10, 11, 12]
     assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == [f"step-{n:08d}" for n in (4, 10, 11, 12)]
@@ -544,7 +561,7 @@ def test_a_checkpoint_opens_as_a_model(bench, tmp_path):
         guesses = Albert(folder).fill_mask("one cat [MASK] cow .")
         assert len(guesses[0]) >= 1 and 0 < guesses[0][0].score <= 1
         made = json.loads((folder / "albertkit.json").read_text())["made"]
-        assert made[-1]["step"] == "pretrain" and made[-1]["settings"]["batch"] == 8
+        assert made[-1]["step"] == "pretrain" and made[-1]["settings"]["batch_size"] == 8
 
 
 def test_plot_and_tensorboard_are_written(bench, tmp_path):
@@ -571,7 +588,7 @@ def test_a_corpus_with_hardly_any_held_out_text_trains(tmp_path, held):
     """Nothing to evaluate on is no score of zero."""
     shards = write_shards(tmp_path / "shards", train=40, held=held, parts=1)
     goals = PretrainSettings(lengths="128", eval_rows=64)
-    outcome = Bench(shards, tiny(max_position_embeddings=128)).train(tmp_path / "run", goals, steps=3, batch=2)
+    outcome = Bench(shards, tiny(max_position_embeddings=128)).train(tmp_path / "run", goals, steps=3, batch_size=2)
     assert outcome.metrics == {} and outcome.state.best == {} and lines(tmp_path / "run", "eval") == []
 
 

@@ -56,12 +56,12 @@ def gradients(work: PretrainTask, settings: TrainSettings, out) -> dict[str, tor
     return found
 
 
-@pytest.mark.parametrize("goals", [{}, {"consistency": 0.3}, {"order": 0.0}, {"layer_decay": 0.7}], ids=str)
+@pytest.mark.parametrize("goals", [{}, {"consistency_weight": 0.3}, {"sop_weight": 0.0}, {"layer_decay": 0.7}], ids=str)
 def test_parts_add_up_to_the_batch(bench, goals, tmp_path):
     """One part of 12 rows, or 2, 3, 4 or 12 parts: one gradient."""
     made = {}
     for micro in (None, 6, 4, 3, 1):
-        settings = TrainSettings(steps=10, batch=12, micro=micro, clip=0, device="cpu")
+        settings = TrainSettings(steps=10, batch_size=12, micro_batch_size=micro, max_grad_norm=0, device="cpu")
         work = bench.work(settings, PretrainSettings(lengths="24", **goals))
         random_weights(work.model)
         made[micro] = gradients(work, settings, tmp_path)
@@ -89,13 +89,13 @@ def test_the_loss_equals_transformers(bench, corpus):
     pairs = Stream(corpus.split("train"), 32, seed=3).take(20)
     key = masking.key(1, 4, CPU)
     loss, sums = objective(*tensors(pairs, CPU), key, masking.sent(0, CPU))
-    asked = masking.ask(*tensors(pairs, CPU), key, 0, specials(tokenizer), goals.mask)
+    asked = masking.ask(*tensors(pairs, CPU), key, 0, specials(tokenizer), goals.mask_ratio)
     labels = torch.full((asked.ids.numel(),), -100)
     labels[asked.positions[asked.words >= 0]] = asked.words[asked.words >= 0]
     out = theirs.train()(asked.ids, token_type_ids=asked.segments)
     words = F.cross_entropy(out.prediction_logits.flatten(0, 1), labels, reduction="sum")
     order = F.cross_entropy(out.sop_logits, asked.order, ignore_index=-100, reduction="sum")
-    wanted = words / (len(pairs) * 29 * goals.mask) + order / len(pairs)
+    wanted = words / (len(pairs) * 29 * goals.mask_ratio) + order / len(pairs)
     assert loss.item() == pytest.approx(wanted.item(), rel=1e-5)
     right = (out.prediction_logits.flatten(0, 1).argmax(-1) == labels).sum()
     ordered_right = (out.sop_logits.argmax(-1) == asked.order).sum()
@@ -107,14 +107,14 @@ def test_the_loss_equals_transformers(bench, corpus):
 
 
 def test_word_scores_are_computed_at_masked_tokens_alone(bench, monkeypatch):
-    settings = TrainSettings(steps=10, batch=16, device="cpu")
+    settings = TrainSettings(steps=10, batch_size=16, device="cpu")
     work = bench.work(settings)
     seen = []
     inner = work.model.heads["mlm"].forward
     monkeypatch.setattr(
         work.model.heads["mlm"], "forward", lambda e, positions: seen.append(inner(e, positions)) or seen[-1]
     )
-    [part], tokens = work.next(0, 0.0, ALONE)
+    [part], tokens = work.next_batch(0, 0.0, ALONE)
     work.objective.train()(*part)
     rows = 16 * 16
     assert tokens == rows and len(seen[0].logits) == len(seen[0].positions) < rows / 2
@@ -130,8 +130,8 @@ def test_padding_of_the_vocabulary_is_never_asked_for(bench):
 
 
 def test_different_batches_at_each_step(bench):
-    work = bench.work(TrainSettings(steps=10, batch=8, device="cpu"))
-    one, other = work.next(0, 0.0, ALONE)[0][0], work.next(1, 0.1, ALONE)[0][0]
+    work = bench.work(TrainSettings(steps=10, batch_size=8, device="cpu"))
+    one, other = work.next_batch(0, 0.0, ALONE)[0][0], work.next_batch(1, 0.1, ALONE)[0][0]
     assert not torch.equal(one[0], other[0]) and not torch.equal(one[3], other[3])
 
 
@@ -220,23 +220,26 @@ def test_consistency_adds_its_weight_to_the_loss(bench):
     losses = {}
     for weight in (0.0, 0.5):
         work = bench.work(
-            TrainSettings(steps=1, batch=8, device="cpu"), PretrainSettings(lengths="16", consistency=weight)
+            TrainSettings(steps=1, batch_size=8, device="cpu"),
+            PretrainSettings(lengths="16", consistency_weight=weight),
         )
         random_weights(work.model)
-        [part], _ = work.next(0, 0.0, ALONE)
+        [part], _ = work.next_batch(0, 0.0, ALONE)
         losses[weight] = work.objective.train()(*part)
         asked = masking.ask(*part, specials(work.tokenizer))
         layers = work.model(Batch.unpad(asked.ids, segments=asked.segments), keep_layers=True).encoded.layers
-    assert work.measures[-1] == "consistency_loss" and len(layers) == 3
+    assert work.metric_names[-1] == "consistency_loss" and len(layers) == 3
     value = consistency(layers[1:]).item()
     assert (losses[0.5][0] - losses[0.0][0]).item() == pytest.approx(0.5 * value, rel=1e-4)
     assert losses[0.5][1][-1].tolist() == pytest.approx([value, 1.0])
 
 
 def test_order_left_out_trains_no_head_for_it(bench, tmp_path):
-    work = bench.work(TrainSettings(steps=1, batch=8, device="cpu"), PretrainSettings(lengths="16", order=0.0))
+    work = bench.work(
+        TrainSettings(steps=1, batch_size=8, device="cpu"), PretrainSettings(lengths="16", sop_weight=0.0)
+    )
     found = gradients(work, work.settings, tmp_path)
-    assert work.measures == ("mlm_loss", "mlm_accuracy")
+    assert work.metric_names == ("mlm_loss", "mlm_accuracy")
     assert not any("sop" in name or "pooler" in name for name in found)
 
 
@@ -290,8 +293,8 @@ def test_held_out_rows_are_asked_the_same_each_time(bench):
     work = bench.work(TrainSettings(steps=1, device="cpu"))
     work.objective.eval()
     first = work.evaluate()
-    assert first == work.evaluate() and set(first) == set(work.measures)
-    work.next(0, 0.0, ALONE)
+    assert first == work.evaluate() and set(first) == set(work.metric_names)
+    work.next_batch(0, 0.0, ALONE)
     assert first == work.evaluate()
     assert first["mlm_loss"] == pytest.approx(math.log(56), rel=0.1)  # fresh weights know nothing
 
@@ -302,7 +305,7 @@ def test_a_start_brings_its_weights_and_new_heads_follow_the_seed(bench, tmp_pat
     bare = AlbertModel(work.config)
     random_weights(bare)
     artifact = Artifact(work.config, bare.weights(), work.tokenizer)
-    made = [bench.work(TrainSettings(steps=1, seed=seed, device="cpu"), start=artifact).model for seed in (1, 1, 2)]
+    made = [bench.work(TrainSettings(steps=1, seed=seed, device="cpu"), model=artifact).model for seed in (1, 1, 2)]
     for model in made:
         for name, p in bare.encoder.named_parameters():
             assert torch.equal(dict(model.encoder.named_parameters())[name], p)
@@ -316,13 +319,13 @@ def test_a_start_keeps_its_own_shape_and_must_know_the_same_words(bench, corpus)
     config = tiny(vocab_size=50)
     model = AlbertModel(config, {name: build_head(name, config) for name in ("mlm", "sop")})
     start = Artifact(config, model.weights(), corpus.tokenizer())
-    settings = TrainSettings(steps=1, batch=4, device="cpu")
-    work = bench.work(settings, config=config, start=start)
+    settings = TrainSettings(steps=1, batch_size=4, device="cpu")
+    work = bench.work(settings, config=config, model=start)
     assert work.config == work.model.config == config
-    work.artifact({}, TrainState())  # the weights fit the shape they are saved with
+    work.to_artifact({}, TrainState())  # the weights fit the shape they are saved with
     small = tiny(vocab_size=40)
     with pytest.raises(AlbertkitError, match="50 pieces.*40"):
-        bench.work(settings, config=small, start=Artifact(small, AlbertModel(small).weights()))
+        bench.work(settings, config=small, model=Artifact(small, AlbertModel(small).weights()))
     other = Tokenizer.train(["some other words than those of the corpus"] * 9, "wordpiece", 50, min_count=1)
     with pytest.raises(AlbertkitError, match="tokenizer"):
-        bench.work(settings, config=config, start=Artifact(config, model.weights(), other))
+        bench.work(settings, config=config, model=Artifact(config, model.weights(), other))

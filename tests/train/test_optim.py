@@ -215,13 +215,13 @@ def test_state_of_another_optimizer_is_refused(plain_products):
 
 
 def test_schedules_by_hand():
-    linear = TrainSettings(steps=100, warmup=0.1)
+    linear = TrainSettings(steps=100, warmup_ratio=0.1)
     assert [linear.factor(p) for p in (0, 0.05, 0.1, 0.55, 1.0, 1.3)] == pytest.approx([0, 0.5, 1, 0.5, 0, 0])
-    wsd = TrainSettings(steps=100, warmup=0.1, schedule="wsd", decay=0.2)
+    wsd = TrainSettings(steps=100, warmup_ratio=0.1, schedule="wsd", decay_ratio=0.2)
     assert [wsd.factor(p) for p in (0.05, 0.1, 0.5, 0.8, 0.9, 1.0)] == pytest.approx([0.5, 1, 1, 1, 0.5, 0])
-    constant = TrainSettings(steps=100, warmup=0.1, schedule="constant")
+    constant = TrainSettings(steps=100, warmup_ratio=0.1, schedule="constant")
     assert [constant.factor(p) for p in (0, 0.05, 0.1, 0.99, 1.5)] == pytest.approx([0, 0.5, 1, 1, 1])
-    assert TrainSettings(steps=1, warmup=0).factor(0) == 1.0
+    assert TrainSettings(steps=1, warmup_ratio=0).factor(0) == 1.0
 
 
 shares = st.floats(0, 0.999)
@@ -232,7 +232,7 @@ shares = st.floats(0, 0.999)
 )
 @settings(max_examples=200, derandomize=True)
 def test_factors_stay_between_0_and_1_and_rise_then_fall(schedule, warmup, decay, places):
-    made = TrainSettings(steps=10, schedule=schedule, warmup=warmup, decay=decay)
+    made = TrainSettings(steps=10, schedule=schedule, warmup_ratio=warmup, decay_ratio=decay)
     found = [(p, made.factor(p)) for p in sorted(places)]
     assert all(0 <= f <= 1 for _, f in found)
     rising = [f for p, f in found if p < warmup]
@@ -252,8 +252,8 @@ def test_settings_are_checked():
         ({}, "one budget of steps, tokens or minutes; given: none"),
         ({"steps": 1, "minutes": 2}, "given: steps and minutes"),
         ({"steps": 0}, "steps is 0; it must be above 0"),
-        ({"steps": 1, "batch": 0}, "batch is 0"),
-        ({"steps": 1, "warmup": 1.0}, "warmup is 1.0; it must be from 0 up to"),
+        ({"steps": 1, "batch_size": 0}, "batch_size is 0"),
+        ({"steps": 1, "warmup_ratio": 1.0}, "warmup_ratio is 1.0; it must be from 0 up to"),
         ({"steps": 1, "weight_decay": -1}, "weight_decay is -1"),
         ({"steps": 1, "optimizer": "sgd"}, "optimizer is 'sgd'; choose one of adamw, lamb, muon"),
         ({"steps": 1, "schedule": "cosine"}, "schedule is 'cosine'"),
@@ -273,9 +273,9 @@ def test_goals_are_checked():
         ({"lengths": "16:0.5,32:0.6"}, "shares add up to 1"),
         ({"lengths": "4"}, "8 tokens or more"),
         ({"lengths": "long"}, "write it like 128"),
-        ({"mask": 0.0}, "mask is 0.0"),
+        ({"mask_ratio": 0.0}, "mask_ratio is 0.0"),
         ({"layer_decay": 0.0}, "layer_decay is 0.0"),
-        ({"order": -1.0}, "must be 0 or above"),
+        ({"sop_weight": -1.0}, "must be 0 or above"),
     ]:
         with pytest.raises(AlbertkitError, match=text):
             PretrainSettings(**given_)

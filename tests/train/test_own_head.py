@@ -78,13 +78,20 @@ def texts(count: int, seed: int = 0) -> list[TextExample]:
 
 def run(start: Artifact, out, count: int = 80, **given):
     """Epochs of ten batches, with a checkpoint after each."""
-    quick = {"batch": 8, "save_steps": 10, "keep": 9, "evaluations": 3, "learning_rate": 6e-3, "device": "cpu"}
+    quick = {
+        "batch_size": 8,
+        "save_steps": 10,
+        "keep_checkpoints": 9,
+        "evaluations": 3,
+        "learning_rate": 6e-3,
+        "device": "cpu",
+    }
     settings = TrainSettings(**{"steps": 30, **quick, "tensorboard": False, **given})
     return train(FinetuneTask(Count(), start, texts(count), texts(40, 9), settings), settings, out, resume=True)
 
 
 def test_it_learns_and_opens_again(start, tmp_path):
-    done = run(start, tmp_path, 160, steps=100, batch=16, save_steps=100)
+    done = run(start, tmp_path, 160, steps=100, batch_size=16, save_steps=100)
     spread = float(np.std([e.label for e in texts(40, 9)]))
     assert done.metrics["rmse"] < spread / 4
     made = read_artifact(tmp_path / "model")
@@ -152,7 +159,9 @@ class Focal(ClassifyTask):
 
 
 def test_a_loss_alone_makes_a_classifier_for_every_verb(start, tmp_path, monkeypatch):
-    settings = TrainSettings(steps=60, batch=16, learning_rate=5e-3, evaluations=1, device="cpu", tensorboard=False)
+    settings = TrainSettings(
+        steps=60, batch_size=16, learning_rate=5e-3, evaluations=1, device="cpu", tensorboard=False
+    )
     named = [TextExample(e.text, label="many" if e.label > 0 else "few") for e in texts(160)]
     work = FinetuneTask(Focal.of(named), start, named, named[:60], settings)
     asked, honest = [], Focal.loss

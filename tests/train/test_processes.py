@@ -27,7 +27,7 @@ ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "GL
 
 def command(shards: Path, out: Path, config: Path, **given) -> list[str]:
     """`albertkit pretrain` with the settings of `Bench.train`."""
-    quick = {"batch": 8, "evaluations": 2, "log_every": 5, "lengths": "16", "eval_rows": 64, "device": "cpu"}
+    quick = {"batch_size": 8, "evaluations": 2, "log_every": 5, "lengths": "16", "eval_rows": 64, "device": "cpu"}
     options = [f"--{name.replace('_', '-')}={value}" for name, value in {**quick, **given}.items()]
     options.append("--no-tensorboard")
     return ["-m", "albertkit", "pretrain", str(shards), "-o", str(out), "--shape", str(config), *options]
@@ -96,7 +96,7 @@ def test_sigkill_and_sigterm_then_the_same_bits(bench, tmp_path, config):
 
 def test_two_processes_train_as_one(bench, tmp_path, config):
     """Four updates by one process, four by two, four by one again: the numbers of twelve by one."""
-    given = {"schedule": "constant", "warmup": 0.0, "log_every": 1, "evaluations": 1}
+    given = {"schedule": "constant", "warmup_ratio": 0.0, "log_every": 1, "evaluations": 1}
     bench.train(tmp_path / "one", steps=4, **given)
     bench.train(tmp_path / "team", steps=4, **given)
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2"]
@@ -140,10 +140,10 @@ elastic_launch(config, work)(*sys.argv[1:])
 def test_a_killed_worker_is_replaced_and_the_run_goes_on(bench, tmp_path, config):
     """Two processes with parted moments, one killed: torchrun starts both again, without --resume in the command. The checkpoint is one that a single
     process goes on from, and the numbers are those of a single process."""
-    given = {"schedule": "constant", "warmup": 0.0, "log_every": 1, "evaluations": 1, "save_steps": 4}
+    given = {"schedule": "constant", "warmup_ratio": 0.0, "log_every": 1, "evaluations": 1, "save_steps": 4}
     out, pids = tmp_path / "team", tmp_path / "pids"
     pids.mkdir()
-    line = [*command(bench.shards, out, config, steps=40, **given)[2:], "--shard"]
+    line = [*command(bench.shards, out, config, steps=40, **given)[2:], "--shard-optimizer"]
     line = [sys.executable, "-c", LAUNCH, str(pids), *line]
     with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENVIRONMENT) as process:
         try:
@@ -169,12 +169,12 @@ def test_the_first_process_writes_nothing_before_all_have_looked(tmp_path):
     """Otherwise one that comes late would take the first one's checkpoint for somebody else's training."""
     seen = []
 
-    class Crew(ProcessGroup):
+    class Processes(ProcessGroup):
         def wait(self) -> None:
             seen.append(sorted(path.name for path in tmp_path.iterdir()))
 
     run = object.__new__(Run)  # building one whole would need the other process
-    run.settings, run.out, run.crew = TrainSettings(steps=1), tmp_path, Crew(0, 2, torch.device("cpu"))
+    run.settings, run.out, run.processes = TrainSettings(steps=1), tmp_path, Processes(0, 2, torch.device("cpu"))
     run.state, run.save = checkpoint.TrainState(), lambda: (tmp_path / "checkpoints").mkdir()
     run.open(resume=False)
     assert seen == [[], ["checkpoints", "settings.json"]]

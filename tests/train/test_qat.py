@@ -164,7 +164,7 @@ def tuned(start, tmp_path_factory):
         if ".groups." in name and array.ndim == 2:
             weights[name] = (0.06 * np.clip(rng.standard_t(1.2, array.shape), -25, 25)).astype(np.float32)
     start = Artifact(config, weights, start.tokenizer)
-    options = FinetuneSettings(epochs=6, batch=16, learning_rate=3e-3, max_length=32, device="cpu")
+    options = FinetuneSettings(epochs=6, batch_size=16, learning_rate=3e-3, max_length=32, device="cpu")
     return tune.finetune(
         "classify", graded(240, 0), graded(60, 9), tmp_path_factory.mktemp("tuned"), start, options
     ).model
@@ -175,7 +175,7 @@ def test_training_for_four_bits_beats_rounding_to_four_bits(tuned, tmp_path):
     fresh, artifact = graded(300, 11), read_artifact(tuned)
     lines = [e.text for e in graded(240, 0)]
     data = distill_data(artifact, graded(240, 0), graded(60, 9))
-    training = RecoverySettings(epochs=4, batch=16, learning_rate=1e-3, device="cpu")
+    training = RecoverySettings(epochs=4, batch_size=16, learning_rate=1e-3, device="cpu")
     done = train_for_bits(artifact, 4, data, training, tmp_path / "run")
     check = QualityLimit(fresh, tolerance=1.0)
     report = quantize(
@@ -213,7 +213,7 @@ def test_what_loses_too_much_is_refused_with_the_numbers(tuned, tmp_path):
 
 def test_examples_that_show_no_loss_are_refused(start, tmp_path):
     """A check by examples of another task would let everything pass."""
-    options = FinetuneSettings(epochs=1, max_length=40, batch=16, device="cpu")
+    options = FinetuneSettings(epochs=1, max_length=40, batch_size=16, device="cpu")
     model = tune.finetune("classify", texts(40), texts(20, 9), tmp_path / "tuned", start, options).model
     strange = [dataclasses.replace(e, label="strange") for e in texts(20, 9)]
     with pytest.raises(AlbertkitError, match="accuracy of the model as it is is 0 on these examples"):
@@ -240,7 +240,7 @@ def test_texts_alone_train_vectors_for_four_bits(start, tmp_path):
     vectors = dataclasses.replace(start, meta=Meta(task="embed"))
     write_artifact(vectors, tmp_path / "float")
     done = train_for_bits(
-        vectors, 4, distill_data(vectors, lines, held), RecoverySettings(epochs=4, batch=16, learning_rate=1e-3, device="cpu"), tmp_path / "run",
+        vectors, 4, distill_data(vectors, lines, held), RecoverySettings(epochs=4, batch_size=16, learning_rate=1e-3, device="cpu"), tmp_path / "run",
     )  # fmt: skip
     quantize(tmp_path / "float", tmp_path / "aware", 4, lines, trained=TrainedWeights(done.artifact, done.smooth))
     quantize(tmp_path / "float", tmp_path / "plain", 4, lines)

@@ -26,7 +26,7 @@ from tests.conftest import tiny
 from tests.train.conftest import VOCAB
 from tests.train.test_finetune import tagged, texts
 
-QUICK = {"batch": 16, "learning_rate": 2e-3, "device": "cpu"}
+QUICK = {"batch_size": 16, "learning_rate": 2e-3, "device": "cpu"}
 CUT = PruneSettings(ffn=8, heads=1, fit=False)
 
 
@@ -42,7 +42,7 @@ def start(tmp_path_factory) -> Artifact:
 @pytest.fixture(scope="module")
 def whole(start, tmp_path_factory):
     """How many animals: a model that pruning hurts."""
-    options = FinetuneSettings(epochs=6, max_length=40, batch=16, learning_rate=3e-3, device="cpu")
+    options = FinetuneSettings(epochs=6, max_length=40, batch_size=16, learning_rate=3e-3, device="cpu")
     data = texts(240, 0, "regression"), texts(60, 9, "regression")
     return tune.finetune("classify", *data, tmp_path_factory.mktemp("whole"), start, options).model
 
@@ -100,7 +100,7 @@ def test_a_killed_recovery_ends_with_the_same_weights(whole, tmp_path, monkeypat
         train_from_teacher(*given, tmp_path / "killed")
     monkeypatch.setattr(loop.Run, "step", steps)
     said: list[str] = []
-    resumed, _ = train_from_teacher(*given, tmp_path / "killed", say=said.append)
+    resumed, _ = train_from_teacher(*given, tmp_path / "killed", log=said.append)
     assert any("going on from step 6" in text for text in said), said
     for name, array in straight.weights.items():
         np.testing.assert_array_equal(array, resumed.weights[name], err_msg=name)
@@ -215,10 +215,10 @@ def test_what_cannot_be_written_or_read_is_refused_before_an_hour_is_spent(whole
 def test_the_verbs_prune_and_quantize_train_and_tell(start, tmp_path):
     lines = [f"{e.text}\t{e.label}" for e in texts(160, 0)]
     (tmp_path / "train.tsv").write_text("\n".join(["text\tlabel", *lines]) + "\n")
-    options = FinetuneSettings(epochs=4, max_length=40, batch=16, learning_rate=3e-3, device="cpu")
+    options = FinetuneSettings(epochs=4, max_length=40, batch_size=16, learning_rate=3e-3, device="cpu")
     model = tune.finetune("classify", texts(160, 0), texts(40, 9), tmp_path / "tuned", start, options).model
     run = CliRunner()
-    quick = ["--epochs", "1", "--batch", "16", "--device", "cpu"]
+    quick = ["--epochs", "1", "--batch-size", "16", "--device", "cpu"]
     given = [
         "prune",
         str(model),
@@ -272,7 +272,7 @@ def test_texts_are_read_from_files_and_corpora(shards, tmp_path):
 
 
 def test_a_tagger_recovers_too(start, tmp_path):
-    options = FinetuneSettings(epochs=4, max_length=40, batch=16, learning_rate=3e-3, device="cpu")
+    options = FinetuneSettings(epochs=4, max_length=40, batch_size=16, learning_rate=3e-3, device="cpu")
     model = tune.finetune("tag", tagged(120), tagged(30, 9), tmp_path / "tuned", start, options).model
     data = distill_data(read_artifact(model), tagged(120), tagged(40, 7))
     recovery = Recovery(data, RecoverySettings(epochs=4, **QUICK), tmp_path / "run")

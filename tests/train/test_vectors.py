@@ -65,7 +65,7 @@ def test_matching_learns_what_belongs_together(start, tmp_path, loss, graded, me
     if loss == "mnrl":  # only pairs that belong together
         rng = np.random.default_rng(1)
         examples = [TextExample(about(rng, t), about(rng, t)) for t in rng.integers(0, 4, 300)]
-    options = FinetuneSettings(epochs=4, batch=32 if loss != "mnrl" else 4, learning_rate=2e-3, device="cpu")
+    options = FinetuneSettings(epochs=4, batch_size=32 if loss != "mnrl" else 4, learning_rate=2e-3, device="cpu")
     done = tune.finetune("match", examples, pairs(80, 9, graded), tmp_path, start, options, loss=loss)
     albert = Albert(done.model)
     dev = pairs(80, 9, graded)
@@ -142,7 +142,7 @@ def test_the_estimator_is_one_of_scikit_learn_s(start):
     line = make_pipeline(FunctionTransformer(lambda x: [t.lower() for t in x]), AlbertClassifier(start))
     search = GridSearchCV(line, {"albertclassifier__seed": [0, 1]}, cv=2).fit(texts[:30], np.array(labels[:30]))
     assert search.best_score_ > 0.5
-    numbers = AlbertClassifier(start, frozen=False, epochs=1, batch=16).fit(
+    numbers = AlbertClassifier(start, frozen=False, epochs=1, batch_size=16).fit(
         texts[:32], [int(x == "tree") for x in labels[:32]]
     )
     assert set(numbers.predict(texts[:4]).tolist()) <= {0, 1}
@@ -161,7 +161,7 @@ def test_dialogue_states_are_tracked(start, tmp_path):
                 made.append(DialogueTurn(str(d), n, "one", f"{value} two", tuple(state.items()), ((slot, value),)))
         return made
 
-    options = FinetuneSettings(epochs=20, batch=16, learning_rate=5e-3, device="cpu")
+    options = FinetuneSettings(epochs=20, batch_size=16, learning_rate=5e-3, device="cpu")
     done = tune.finetune("dialogue", turns(60, 0), turns(20, 9), tmp_path, start, options)
     assert done.metrics["joint_goal"] > 0.9, done.metrics
     albert = Albert(done.model)
@@ -263,7 +263,7 @@ def test_a_student_learns_its_teachers_vectors_at_every_depth_and_width(corpus, 
     wanted = np.stack([table[found[i]].mean(0) for i in range(len(found))])
     wanted /= np.linalg.norm(wanted, axis=1, keepdims=True)
     np.save(tmp_path / "texts" / "targets.npy", wanted.astype(np.float16))
-    settings = TrainSettings(steps=60, batch=4, learning_rate=3e-3, evaluations=2, device="cpu", tensorboard=False)
+    settings = TrainSettings(steps=60, batch_size=4, learning_rate=3e-3, evaluations=2, device="cpu", tensorboard=False)
     aims = distill.VectorDistillSettings(depths="1,3", widths="8,32", text_tokens=400, most_texts=32, words=words)
     work = distill.VectorDistillTask(artifact, tmp_path / "texts", shards, settings, aims)
     work.objective.eval()
@@ -301,7 +301,7 @@ def test_the_verb_distill_from_a_bert_to_vectors(corpus, shards, tmp_path):
     shape = tiny(vocab_size=64, initializer_range=0.1, max_position_embeddings=40)
     write_artifact(Artifact(shape, AlbertModel(shape).weights(), corpus.tokenizer()), tmp_path / "start")
     given = ["distill", str(shards), "-o", str(tmp_path / "out"), "--start", str(tmp_path / "start"), "--teacher",
-             f"{folder}:1.0", "--steps", "50", "--batch", "4", "--text-tokens", "400", "--most-texts", "32", "--depths", "1,3",
+             f"{folder}:1.0", "--steps", "50", "--batch-size", "4", "--text-tokens", "400", "--most-texts", "32", "--depths", "1,3",
              "--widths", "8,32", "--learning-rate", "3e-3", "--device", "cpu", "--no-tensorboard", "--everyday", "50", "--near", "0.5",
              "--shallow", "0.5"]  # fmt: skip
     done = CliRunner().invoke(app, given)
@@ -370,7 +370,7 @@ app({[*given, "-o", str(tmp_path / "out")]!r})
 
 
 def test_masked_words_count_the_same_in_one_part_or_in_four(corpus, shards, tmp_path):
-    """`distill --micro`: texts are one half of an update, masked words the other."""
+    """`distill --micro-batch-size`: texts are one half of an update, masked words the other."""
     config = tiny(vocab_size=64, initializer_range=0.1, max_position_embeddings=40)
     found = draw(corpus.split("train"), None, Shares(longest=20), seed=1)
     found.save(tmp_path / "texts")
@@ -381,9 +381,9 @@ def test_masked_words_count_the_same_in_one_part_or_in_four(corpus, shards, tmp_
     for micro in (None, 2):
         torch.manual_seed(0)
         artifact = Artifact(config, AlbertModel(config, {}).weights(), corpus.tokenizer())
-        quick = TrainSettings(steps=1, batch=8, micro=micro, device="cpu", tensorboard=False)
+        quick = TrainSettings(steps=1, batch_size=8, micro_batch_size=micro, device="cpu", tensorboard=False)
         work = distill.VectorDistillTask(artifact, tmp_path / "texts", shards, quick, aims)
-        parts, _ = work.next(0, 0.0, ProcessGroup(0, 1, torch.device("cpu")))
+        parts, _ = work.next_batch(0, 0.0, ProcessGroup(0, 1, torch.device("cpu")))
         assert len(parts) == (2 if micro is None else 5)
         for part in parts:
             (work.objective(*part)[0] / len(parts)).backward()
@@ -434,7 +434,7 @@ def test_batches_hold_runs_of_like_texts_and_some_updates_stop_early(corpus, sha
         best = [torch.nn.functional.normalize(wanted.float(), dim=-1) for _, wanted in batches]
         likeness.append(np.mean([float((b @ b.T > 0.9).float().mean()) for b in best]))
     assert likeness[1] > 1.5 * likeness[0]
-    depths = {work.next(step, 0.0, ProcessGroup(0, 1, cpu))[0][0][2] for step in range(20)}
+    depths = {work.next_batch(step, 0.0, ProcessGroup(0, 1, cpu))[0][0][2] for step in range(20)}
     assert depths == {(1, 2), (1, 2, 3)}
     with pytest.raises(AlbertkitError, match="near is 2"):
         distill.VectorDistillSettings(near=2)

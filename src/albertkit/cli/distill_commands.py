@@ -123,7 +123,7 @@ def sentence_vectors(
     more: dict[str, Any],
 ) -> TrainResult:
     """Vectors from a corpus: `train/distill_vectors.py`."""
-    from albertkit.cli.shrink_commands import say
+    from albertkit.cli.shrink_commands import log
     from albertkit.data.everyday_sentences import everyday
     from albertkit.data.passages import Passages, Shares, draw, words
     from albertkit.data.shard_writer import write_array
@@ -151,7 +151,7 @@ def sentence_vectors(
         targets = passage_targets(passages, shards / "tokenizer", teachers, dim, device, more["workers"], own)
         write_array(texts / "targets.npy", targets)
     work = VectorDistillTask(artifact, texts, shards, settings, aims)
-    return train(work, settings, out, resume=resume, say=say, bar=True)
+    return train(work, settings, out, resume=resume, log=log, progress_bar=True)
 
 
 def same_teachers(texts: Path, teachers: TeacherMixture, shards: Path) -> None:
@@ -191,7 +191,7 @@ def taught(
 ) -> TrainResult:
     """Everything else: `train/distill.py`."""
     from albertkit.artifact import Meta, read_stored
-    from albertkit.cli.shrink_commands import check_words, say
+    from albertkit.cli.shrink_commands import check_words, log
     from albertkit.train.distill import distill, teacher_tokenizer
     from albertkit.train.teachers import is_albert
 
@@ -204,7 +204,16 @@ def taught(
     if found.task is None:
         check_words(student, data)
     return distill(
-        teachers, student, found, lesson, settings, out, more["max_length"], resume, say, bar=sys.stderr.isatty()
+        teachers,
+        student,
+        found,
+        lesson,
+        settings,
+        out,
+        more["max_length"],
+        resume,
+        log,
+        progress_bar=sys.stderr.isatty(),
     )
 
 

@@ -63,7 +63,7 @@ def elastic(
 
     from albertkit.interop.convert import open_model
 
-    def say(text: str) -> None:
+    def log(text: str) -> None:
         tqdm.write(text, file=sys.stderr)
 
     opts, reading, start = of(ElasticSettings, given), of(Reading, given), open_model(model)
@@ -72,7 +72,7 @@ def elastic(
             raise AlbertkitError(
                 "a pre-trained model learns for --minutes; leave --dev, --texts and --epochs away, or name a fine-tuned --teacher"
             )
-        words(start, train, out, opts, minutes, say)
+        words(start, train, out, opts, minutes, log)
         return
     if minutes is not None:
         raise AlbertkitError("--minutes is for masked words; a task, also that of a --teacher, is learnt for --epochs")
@@ -94,16 +94,16 @@ def elastic(
     if dev is None:
         data["train"], data["dev"] = split_examples(data["train"])
     out.mkdir(parents=True, exist_ok=True)
-    done = run(start, data["train"], data["dev"], out, opts, say, bar=True, texts=more, teacher=master)
+    done = run(start, data["train"], data["dev"], out, opts, log, progress_bar=True, texts=more, teacher=master)
     click.echo(json.dumps({"model": str(done.model), **done.metrics}))
     stored = read_exit(done.model)
     if stored is None:
-        say("too few held-out examples to say when texts may leave early; run  albertkit calibrate  with more")
+        log("too few held-out examples to say when texts may leave early; run  albertkit calibrate  with more")
     else:
         promises(stored)
 
 
-def words(start: Artifact, shards: Path, out: Path, opts: ElasticSettings, minutes: float | None, say: Any) -> None:
+def words(start: Artifact, shards: Path, out: Path, opts: ElasticSettings, minutes: float | None, log: Any) -> None:
     """Masked words at every depth: pre-training goes on, with a depth drawn for every second update."""
     from albertkit.train.loop import train
     from albertkit.train.pretrain import PretrainTask
@@ -116,14 +116,21 @@ def words(start: Artifact, shards: Path, out: Path, opts: ElasticSettings, minut
         )
     depths = ",".join(str(depth) for depth in range(1, start.config.num_hidden_layers))
     goals = PretrainSettings(
-        lengths=str(min(128, start.config.max_position_embeddings)), depths=depths, consistency=opts.consistency
+        lengths=str(min(128, start.config.max_position_embeddings)),
+        depths=depths,
+        consistency_weight=opts.consistency_weight,
     )
     settings = TrainSettings(
-        minutes=minutes or DEFAULT_MINUTES, batch=opts.batch, micro=opts.micro, learning_rate=opts.learning_rate, seed=opts.seed,
+        minutes=minutes or DEFAULT_MINUTES, batch_size=opts.batch_size, micro_batch_size=opts.micro_batch_size, learning_rate=opts.learning_rate, seed=opts.seed,
         device=opts.device,
     )  # fmt: skip
     outcome = train(
-        PretrainTask(shards, start.config, settings, goals, start), settings, out, resume=True, say=say, bar=True
+        PretrainTask(shards, start.config, settings, goals, start),
+        settings,
+        out,
+        resume=True,
+        log=log,
+        progress_bar=True,
     )
     if outcome.model is not None:
         click.echo(json.dumps({"model": str(outcome.model), **outcome.metrics}))

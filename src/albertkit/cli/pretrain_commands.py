@@ -105,7 +105,9 @@ def pretrain(
         return
     from tqdm import tqdm
 
-    outcome = train(work, settings, out, resume=resume, say=lambda text: tqdm.write(text, file=sys.stderr), bar=True)
+    outcome = train(
+        work, settings, out, resume=resume, log=lambda text: tqdm.write(text, file=sys.stderr), progress_bar=True
+    )
     if outcome.model is not None and os.environ.get("RANK", "0") == "0":
         click.echo(json.dumps({"model": str(outcome.model), "tokens": outcome.state.tokens, **outcome.metrics}))
 

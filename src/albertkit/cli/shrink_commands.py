@@ -134,7 +134,7 @@ def passages_of(shards: Path) -> list[Any]:
     return [np.array(drawn[int(i)]) for i in order]
 
 
-def say(text: str) -> None:
+def log(text: str) -> None:
     """A sentence beside the progress bar."""
     from tqdm import tqdm
 
@@ -210,7 +210,7 @@ def prune(
         data = read_data(open_model(source), train, dev, reading)
         texts = texts or data.texts()[:512] or None
         asked = repr((sorted(given.items()), texts))
-        recovery = Recovery(data, training, run_folder(target), say, bar=True, asked=asked)
+        recovery = Recovery(data, training, run_folder(target), log, progress_bar=True, asked=asked)
     report = run(source, target, PruneSettings(vocabulary=words, **given), texts, force, quiet_or_note, recovery)
     scores = {} if recovery is None else {name: asdict(score) for name, score in recovery.scores.items()}
     if as_json:
@@ -295,7 +295,7 @@ def quantize(
 
         artifact, run = open_float_model(source), run_folder(target) / f"{bits}-bits"
         done = train_for_bits(
-            artifact, int(bits), read_data(artifact, train, dev, reading), training, run, say, bar=True
+            artifact, int(bits), read_data(artifact, train, dev, reading), training, run, log, progress_bar=True
         )
         trained = TrainedWeights(done.artifact, done.smooth)
     report = quantize(source, target, int(bits), texts, force, quiet_or_note, asked, trained)

@@ -114,8 +114,8 @@ def finetune(task: str, train: Path, dev: Path | None, out: Path, start: Path | 
     from tqdm import tqdm
 
     data = read_files(task, {"train": train, **({"dev": dev} if dev else {})}, reading)
-    say = partial(tqdm.write, file=sys.stderr)
-    done = learn(task, data, out, start, opts, say, bar=True, **settings)
+    log = partial(tqdm.write, file=sys.stderr)
+    done = learn(task, data, out, start, opts, log, progress_bar=True, **settings)
     click.echo(json.dumps({"model": str(done.model), **done.metrics}))
 
 

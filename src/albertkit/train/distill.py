@@ -66,8 +66,8 @@ def distill(
     out: Path,
     max_length: int = 128,
     resume: bool = False,
-    say: Callable[[str], None] = lambda text: None,
-    bar: bool = False,
+    log: Callable[[str], None] = lambda text: None,
+    progress_bar: bool = False,
 ) -> TrainResult:
     """Train a student in `out`; with `resume`, go on where it was stopped."""
     if len(teachers.folders) > 1 and (lesson.logits or lesson.watches):
@@ -94,7 +94,7 @@ def distill(
         gives = dataclasses.replace(gives, vectors=teacher_vectors(teachers, student, data, out, work_device))
     task = data.task or TextsOnly()
     work = DistillTask(task, student, data.train, data.dev, settings, lesson, gives, limit)
-    outcome = train(work, settings, out, resume=resume, say=say, bar=bar)
+    outcome = train(work, settings, out, resume=resume, log=log, progress_bar=progress_bar)
     if outcome.model is not None and PROJECTION in read_artifact(outcome.model).weights:
         write_artifact(without_projection(read_artifact(outcome.model)), outcome.model, overwrite=True)
     return outcome

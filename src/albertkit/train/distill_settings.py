@@ -74,8 +74,8 @@ class RecoverySettings:
 
     epochs: float | None = setting(None, "Times through the examples [default: half of what finetune takes].")
     minutes: float | None = setting(None, "Budget in minutes instead of epochs.")
-    batch: int = setting(32, "Examples for one update.")
-    micro: int | None = setting(None, "Examples at once, if a batch does not fit into memory.")
+    batch_size: int = setting(32, "Examples for one update.")
+    micro_batch_size: int | None = setting(None, "Examples at once, if a batch does not fit into memory.")
     learning_rate: float | None = setting(None, "Highest learning rate [default: by the size of the model].")
     max_length: int = setting(0, "Longest input in tokens; 0 takes what the model was fine-tuned with, or 128.")
     seed: int = setting(0, "Every draw follows from it.")
@@ -84,7 +84,7 @@ class RecoverySettings:
     def __post_init__(self) -> None:
         if self.epochs is not None and self.minutes is not None:
             raise AlbertkitError("both epochs and minutes were given; choose one budget")
-        for name in ("epochs", "minutes", "batch", "micro", "learning_rate"):
+        for name in ("epochs", "minutes", "batch_size", "micro_batch_size", "learning_rate"):
             value = getattr(self, name)
             if value is not None and not 0 < value < 1e9:
                 raise AlbertkitError(f"{name} is {value}; it must be above 0")

@@ -146,7 +146,7 @@ class DistillObjective(finetune.FinetuneObjective):
     def forward(  # type: ignore[override]
         self, batch: Batch, targets: list[Any], texts: int, rows: list[tuple[int, int]], share: float
     ) -> tuple[Tensor, Tensor]:
-        """(loss, sums of `Imitating.measures`); `share` weighs this part of a batch by its texts."""
+        """(loss, sums of `Imitating.metric_names`); `share` weighs this part of a batch by its texts."""
         found = self.losses(batch, targets, rows)
         total = torch.stack([getattr(self.lesson, name) * found[name] for name in self.parts]).sum()
         sums = [torch.stack([found[name].detach() * texts, total.new_tensor(texts)]) for name in self.parts]
@@ -158,7 +158,7 @@ class DistillTask(finetune.FinetuneTask):
 
     step = "distill"
     """What it is called in the model's history."""
-    trained = False
+    is_trained = False
     """Whether the student knows its task already, so that the start itself may be the best (see `loop.Run.open`)."""
 
     def __init__(
@@ -185,7 +185,7 @@ class DistillTask(finetune.FinetuneTask):
         super().__init__(task, start, train, dev, settings, max_length, metric)
         pooling = gives.meta.pooling if gives.meta is not None and lesson.vectors else start.meta.pooling
         self.objective: DistillObjective = DistillObjective(self.model, task, lesson, gives, pooling)
-        self.measures: tuple[str, ...] = tuple(f"{name}_loss" for name in self.objective.parts)
+        self.metric_names: tuple[str, ...] = tuple(f"{name}_loss" for name in self.objective.parts)
         flat = [feature for unit in self.features for feature in unit]
         if lesson.logits:
             if gives.logits is None:
@@ -197,33 +197,33 @@ class DistillTask(finetune.FinetuneTask):
             for unit in self.features
         ]
 
-    def origin(self) -> bytes:
+    def identity_bytes(self) -> bytes:
         """The lesson and who gives it. The student's weights only where `Gives.identity` has them: see `recover.Recovery`."""
         return hashlib.sha256(repr((self.lesson, self.gives.identity)).encode()).digest()
 
-    def build(self) -> AlbertModel:
+    def build_model(self) -> AlbertModel:
         """The student, with the heads it has, if they are for this task."""
         if self.free:
-            return AlbertModel.from_artifact(self.start)
-        model = finetune.fresh(self.start, self.task)
-        if same_task(self.task, self.start):
-            keep_heads(model, self.start)
+            return AlbertModel.from_artifact(self.initial_model)
+        model = finetune.fresh(self.initial_model, self.task)
+        if same_task(self.task, self.initial_model):
+            keep_heads(model, self.initial_model)
         return model
 
     @property
-    def better(self) -> str:
+    def selection_metric(self) -> str:
         """The task's own score; without a task, the loss."""
-        return "loss" if self.free else super().better
+        return "loss" if self.free else super().selection_metric
 
-    def next(self, step: int, progress: float, crew: ProcessGroup) -> tuple[list[tuple[Any, ...]], int]:
+    def next_batch(self, step: int, progress: float, processes: ProcessGroup) -> tuple[list[tuple[Any, ...]], int]:
         """The next batch; its parts count by how many texts they hold."""
-        parts, tokens = super().next(step, progress, crew)
+        parts, tokens = super().next_batch(step, progress, processes)
         total = sum(part[2] for part in parts)
         return [(*part, len(parts) * part[2] / total) for part in parts], tokens
 
-    def part(self, chosen: list[list[Feature]], crew: ProcessGroup) -> tuple[Any, ...]:
+    def part(self, chosen: list[list[Feature]], processes: ProcessGroup) -> tuple[Any, ...]:
         """Some examples as (batch, targets, examples, the number of each one's feature and example)."""
-        batch, both, texts = super().part(chosen, crew)
+        batch, both, texts = super().part(chosen, processes)
         return batch, [target for target, _ in both], texts, [row for _, row in both]
 
     @torch.no_grad()
@@ -233,13 +233,13 @@ class DistillTask(finetune.FinetuneTask):
             return super().evaluate()
         self.objective.eval()
         device = next(self.model.parameters()).device
-        sums = torch.zeros(len(self.measures), 2, device=device)
+        sums = torch.zeros(len(self.metric_names), 2, device=device)
         for places in group_by_length([len(f.ids) for f in self.dev_features], finetune.BUDGET, finetune.BUDGET):
             features = [self.dev_features[i] for i in places]
             batch = Batch.of([f.ids for f in features]).to(device)
             rows = [(0, len(self.examples) + i) for i in places]
             sums += self.objective(batch, [0] * len(rows), len(rows), rows, 1.0)[1]
-        found = {name: a / max(b, 1) for name, (a, b) in zip(self.measures, sums.tolist(), strict=True)}
+        found = {name: a / max(b, 1) for name, (a, b) in zip(self.metric_names, sums.tolist(), strict=True)}
         weights = [getattr(self.lesson, name) for name in self.objective.parts]
         return {"loss": sum(w * v for w, v in zip(weights, found.values(), strict=True)), **found}
 
@@ -251,9 +251,9 @@ class DistillTask(finetune.FinetuneTask):
         if turn is not None and isinstance(self.objective.turn, nn.Linear):
             self.objective.turn.load_state_dict(tensors_of({"weight": turn}))
 
-    def artifact(self, metrics: dict[str, float], state: TrainState) -> Artifact:
+    def to_artifact(self, metrics: dict[str, float], state: TrainState) -> Artifact:
         """The model as it is now, with the projection, which `without_projection` takes off."""
-        made = self.read(metrics) if self.free else super().artifact(metrics, state)
+        made = self.read(metrics) if self.free else super().to_artifact(metrics, state)
         step = {
             **(made.meta.made[-1] if not self.free else {}), "step": self.step, "updates": state.step, "minutes": round(state.seconds / 60, 2),
             "examples": len(self.features), "lesson": {n: v for n, v in dataclasses.asdict(self.lesson).items() if v},
@@ -266,9 +266,12 @@ class DistillTask(finetune.FinetuneTask):
 
     def read(self, metrics: dict[str, float]) -> Artifact:
         """The model without a task: it gives vectors, if it was taught any."""
-        details = {name: value for name, value in self.start.meta.details.items() if name != "early_exit"}
+        details = {name: value for name, value in self.initial_model.meta.details.items() if name != "early_exit"}
         meta = dataclasses.replace(
-            self.start.meta, metrics={"held-out": metrics} if metrics else {}, details=details, quantisation=None
+            self.initial_model.meta,
+            metrics={"held-out": metrics} if metrics else {},
+            details=details,
+            quantisation=None,
         )
         if self.lesson.vectors:
             meta = dataclasses.replace(meta, task="embed", pooling=self.objective.pooling, normalise=True, prompts={})

@@ -57,7 +57,7 @@ class VectorDistillObjective(nn.Module):
         self.dtype = torch.float32
 
     def forward(self, kind: str, *given: Any) -> tuple[Tensor, Tensor]:
-        """(loss, sums of `Distilling.measures`); first given is what this part of the batch counts, then, for texts, at which depths."""
+        """(loss, sums of `Distilling.metric_names`); first given is what this part of the batch counts, then, for texts, at which depths."""
         if kind == "words" and self.words is not None:
             share, *rows = given
             self.words.dtype = self.dtype
@@ -92,7 +92,7 @@ class VectorDistillObjective(nn.Module):
 class VectorDistillTask:
     """The work of learning sentence vectors, for `loop.train`."""
 
-    one_shape = False
+    has_fixed_shape = False
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class VectorDistillTask:
         settings: TrainSettings,
         aims: VectorDistillSettings | None = None,
     ) -> None:
-        self.start, self.settings, self.aims = start, settings, aims or VectorDistillSettings()
+        self.initial_model, self.settings, self.aims = start, settings, aims or VectorDistillSettings()
         self.passages = Passages.open(passages)
         self.targets = np.load(passages / "targets.npy", mmap_mode="r", allow_pickle=False)
         if start.tokenizer is None or len(self.targets) != len(self.passages):
@@ -114,7 +114,7 @@ class VectorDistillTask:
         torch.manual_seed(settings.seed)
         self.words: pretrain.PretrainTask | None = None
         if shards is not None and self.aims.words:
-            rows = dataclasses.replace(settings, batch=max(1, settings.batch))
+            rows = dataclasses.replace(settings, batch_size=max(1, settings.batch_size))
             self.words = pretrain.PretrainTask(
                 shards,
                 start.config,
@@ -138,15 +138,15 @@ class VectorDistillTask:
         self.chances = self.counts / self.counts.sum()
         self.order: np.ndarray | None = None
         self.held: tuple[PassageTable, Tensor] | None = None
-        self.operations = 3 * pretrain.operations(start.config, 64)["total"]
+        self.flops_per_token = 3 * pretrain.operations(start.config, 64)["total"]
 
     @property
-    def measures(self) -> tuple[str, ...]:
+    def metric_names(self) -> tuple[str, ...]:
         """Cosine with the target after each depth, then masked words."""
         return (*(f"cosine_{d}" for d in self.objective.depths), "mlm_loss", "mlm_accuracy")
 
     @property
-    def better(self) -> str:
+    def selection_metric(self) -> str:
         """The last depth's likeness to the teachers."""
         return f"cosine_{self.objective.depths[-1]}"
 
@@ -156,18 +156,18 @@ class VectorDistillTask:
             if isinstance(module, Layer):
                 module.compile(dynamic=True)
 
-    def next(self, step: int, progress: float, crew: ProcessGroup) -> tuple[list[tuple[Any, ...]], int]:
+    def next_batch(self, step: int, progress: float, processes: ProcessGroup) -> tuple[list[tuple[Any, ...]], int]:
         """Texts of one length, and rows of masked words."""
-        self.objective.dtype = precision.choose(self.settings, crew.device)
-        rng = np.random.default_rng([self.settings.seed, 7, step, crew.rank])
-        ids, wanted = self.texts(rng, crew.device)
-        tokens = ids.numel() * crew.world
+        self.objective.dtype = precision.choose(self.settings, processes.device)
+        rng = np.random.default_rng([self.settings.seed, 7, step, processes.rank])
+        ids, wanted = self.texts(rng, processes.device)
+        tokens = ids.numel() * processes.world_size
         depths = self.objective.depths
         if np.random.default_rng([self.settings.seed, 8, step]).random() < self.aims.shallow:
             depths = depths[: -(-len(depths) // 2)]
         if self.words is None:
             return [("texts", 1.0, depths, ids, wanted)], tokens
-        rows, more = self.words.next(step, progress, crew)
+        rows, more = self.words.next_batch(step, progress, processes)
         # the loop takes the mean over parts; texts are one half of it and masked words the other, in however many parts those come
         count = len(rows) + 1
         parts: list[tuple[Any, ...]] = [("texts", count / 2, depths, ids, wanted)]
@@ -207,24 +207,24 @@ class VectorDistillTask:
     def evaluate(self) -> dict[str, float]:
         """Likeness on fixed batches, and the masked words of held-out rows."""
         device = next(self.model.parameters()).device
-        sums = torch.zeros(len(self.measures), 2, device=device)
+        sums = torch.zeros(len(self.metric_names), 2, device=device)
         with torch.compiler.set_stance("force_eager"):
             for number in range(8):
                 sums += self.objective(
                     "texts", 1.0, self.objective.depths, *self.texts(np.random.default_rng([10**6, number]), device)
                 )[1]
-        found = {n: a / max(b, 1) for n, (a, b) in zip(self.measures, sums.tolist(), strict=True)}
+        found = {n: a / max(b, 1) for n, (a, b) in zip(self.metric_names, sums.tolist(), strict=True)}
         if self.words is not None:
             found |= {k: v for k, v in self.words.evaluate().items() if k in found}
         return {k: v for k, v in found.items() if v}
 
-    def alarm(self, numbers: dict[str, float], progress: float, step: int) -> Alarm | None:
+    def check_metrics(self, numbers: dict[str, float], progress: float, step: int) -> Alarm | None:
         """None: a rate that is too high shows as a number that is not finite."""
         return None
 
-    def place(self) -> dict[str, Any]:
+    def data_position(self) -> dict[str, Any]:
         """Where the rows of masked words stand; texts follow from the step."""
-        return {"words": self.words.place()} if self.words else {}
+        return {"words": self.words.data_position()} if self.words else {}
 
     def restore(self, artifact: Artifact, data: dict[str, Any]) -> None:
         """Saved weights, and the place in the rows."""
@@ -233,7 +233,7 @@ class VectorDistillTask:
         else:
             self.model.load_state_dict(tensors_of(artifact.weights))
 
-    def artifact(self, metrics: dict[str, float], state: TrainState) -> Artifact:
+    def to_artifact(self, metrics: dict[str, float], state: TrainState) -> Artifact:
         """The model as it is now: made for vectors, with the mean of the tokens as its pooling."""
         done = {
             "step": "distill",
@@ -244,8 +244,8 @@ class VectorDistillTask:
             "settings": {k: v for k, v in {**asdict(self.settings), **asdict(self.aims)}.items() if v is not None},
         }
         meta = dataclasses.replace(
-            self.start.meta, task="embed", pooling="mean", normalise=True, quantisation=None, depth=None, prompts={},
-            metrics={**self.start.meta.metrics, "vectors": metrics}, made=(*self.start.meta.made, done),
+            self.initial_model.meta, task="embed", pooling="mean", normalise=True, quantisation=None, depth=None, prompts={},
+            metrics={**self.initial_model.meta.metrics, "vectors": metrics}, made=(*self.initial_model.meta.made, done),
         )  # fmt: skip
         return Artifact(self.model.config, self.model.weights(), self.tokenizer, meta)
 

@@ -24,37 +24,37 @@ class ProcessGroup:
     """This process among `world`, and the device it computes on."""
 
     rank: int
-    world: int
+    world_size: int
     device: torch.device
 
     @property
-    def leads(self) -> bool:
+    def is_main(self) -> bool:
         """The one process that writes files and speaks."""
         return self.rank == 0
 
     def sum(self, values: Tensor) -> Tensor:
         """The sum over all processes."""
-        if self.world > 1:
+        if self.world_size > 1:
             dist.all_reduce(values)
         return values
 
     def any(self, flag: bool) -> bool:
         """Whether it is true in any process."""
-        if self.world == 1:
+        if self.world_size == 1:
             return flag
         return bool(self.sum(torch.tensor([float(flag)], device=self.device)).item() > 0)
 
-    def from_lead(self, value: float) -> float:
+    def broadcast(self, value: float) -> float:
         """The first process's number, so that all see the same clock."""
-        if self.world == 1:
+        if self.world_size == 1:
             return value
         shared = torch.tensor([value], dtype=torch.float64, device=self.device)
         dist.broadcast(shared, 0)
         return float(shared.item())
 
-    def wait(self) -> None:
+    def barrier(self) -> None:
         """Until all are here."""
-        if self.world > 1:
+        if self.world_size > 1:
             dist.barrier()
 
 

@@ -44,7 +44,14 @@ from albertkit.train.pretrain import consistency
 from albertkit.train.train_settings import TrainSettings
 
 OVER = "over_depths"
-INGREDIENTS = ("elastic", "draw", "shallow", "teach", "soften", "consistency")  # of the loss
+INGREDIENTS = (
+    "elastic",
+    "sampled_depths",
+    "shallow_weight",
+    "distill_weight",
+    "temperature",
+    "consistency_weight",
+)  # of the loss
 
 
 class MultiDepthModel(nn.Module):
@@ -159,12 +166,12 @@ class ElasticObjective(FinetuneObjective):
     def drawn(self) -> list[int]:
         """The shallower depths of this update; the loop seeds the draw by the step."""
         every = list(range(1, self.full)) if self.options.elastic else []
-        if not self.options.draw or self.options.draw >= len(every):
+        if not self.options.sampled_depths or self.options.sampled_depths >= len(every):
             return every
-        return sorted(every[i] for i in torch.randperm(len(every))[: self.options.draw].tolist())
+        return sorted(every[i] for i in torch.randperm(len(every))[: self.options.sampled_depths].tolist())
 
     def forward(self, batch: Batch, targets: list[Any], texts: int) -> tuple[Tensor, Tensor]:
-        """(loss, sums of `ElasticTask.measures`)."""
+        """(loss, sums of `ElasticTask.metric_names`)."""
         options, depths = self.options, self.drawn()
         found, layers = self.outputs(batch, [*depths, self.full])
         truth, near = LOSSES[self.heads], APART[self.heads]
@@ -172,23 +179,25 @@ class ElasticObjective(FinetuneObjective):
         losses = []
         for depth in depths:
             loss = whole.new_zeros(())
-            if options.teach < 1:
-                loss = loss + (1 - options.teach) * truth(self.task, found[depth], targets)
-            if options.teach > 0:
-                loss = loss + options.teach * near(self.task, found[depth], found[self.full], targets, options.soften)
+            if options.distill_weight < 1:
+                loss = loss + (1 - options.distill_weight) * truth(self.task, found[depth], targets)
+            if options.distill_weight > 0:
+                loss = loss + options.distill_weight * near(
+                    self.task, found[depth], found[self.full], targets, options.temperature
+                )
             losses.append(loss)
         shallow = torch.stack(losses).mean() if losses else whole.new_zeros(())
-        alike = consistency(layers) if options.consistency else whole.new_zeros(())
-        total = whole + options.shallow * shallow + options.consistency * alike
+        alike = consistency(layers) if options.consistency_weight else whole.new_zeros(())
+        total = whole + options.shallow_weight * shallow + options.consistency_weight * alike
         count = whole.new_full((), texts)
         sums = [torch.stack([part.detach() * texts, count]) for part in (whole, shallow, alike)]
-        return total, torch.stack(sums[: 3 if options.consistency else 2])
+        return total, torch.stack(sums[: 3 if options.consistency_weight else 2])
 
 
 class ElasticTask(FinetuneTask):
     """The work of making every depth a good model, for `loop.train`."""
 
-    better = OVER
+    selection_metric = OVER
 
     def __init__(
         self,
@@ -204,14 +213,14 @@ class ElasticTask(FinetuneTask):
         if same_task(task, start):
             keep_heads(self.model, start)
         self.objective: ElasticObjective = ElasticObjective(self.model, task, options)
-        self.measures = ("loss", "shallow_loss", *(("consistency_loss",) if options.consistency else ()))
+        self.metric_names = ("loss", "shallow_loss", *(("consistency_loss",) if options.consistency_weight else ()))
         self.exits: dict[str, Any] | None = None
 
-    def origin(self) -> bytes:
+    def identity_bytes(self) -> bytes:
         """The model to start from, and the settings of the loss that are not the usual ones."""
         usual = ElasticSettings()
         given = {n: getattr(self.options, n) for n in INGREDIENTS if getattr(self.options, n) != getattr(usual, n)}
-        return super().origin() + (repr(given).encode() if given else b"")
+        return super().identity_bytes() + (repr(given).encode() if given else b"")
 
     @torch.no_grad()
     def by_depth(self, features: Sequence[Feature]) -> dict[int, list[Any]]:
@@ -221,7 +230,7 @@ class ElasticTask(FinetuneTask):
         found: dict[int, list[Any]] = {depth: [None] * len(features) for depth in depths}
         device = next(self.model.parameters()).device
         for places in group_by_length([len(f.ids) for f in features], BUDGET, BUDGET):
-            batch = self.batch([features[i] for i in places], self.dev).to(device)
+            batch = self.make_batch([features[i] for i in places], self.dev).to(device)
             for depth, out in self.objective.outputs(batch, depths)[0].items():
                 for i, row in zip(places, split_scores(out, self.objective.heads), strict=True):
                     found[depth][i] = row
@@ -234,7 +243,7 @@ class ElasticTask(FinetuneTask):
         if not self.dev_features:
             return {}
         scores, full = self.by_depth(self.dev_features), self.objective.full
-        self.settle(scores[full])
+        self.fit_thresholds(scores[full])
         results = {d: self.task.results(rows, self.dev_features, self.dev) for d, rows in scores.items()}
         self.last_scores, self.results = scores[full], results[full]
         found = self.task.measure(self.results, self.dev)
@@ -251,10 +260,10 @@ class ElasticTask(FinetuneTask):
             **{f"{name}_at_{d}": value for d, value in each.items() if d != full},
         }
 
-    def artifact(self, metrics: dict[str, float], state: TrainState) -> Artifact:
+    def to_artifact(self, metrics: dict[str, float], state: TrainState) -> Artifact:
         """The model as it is now, with its metric at every depth, and when texts may leave."""
         plain = {name: value for name, value in metrics.items() if "_at_" not in name and name != OVER}
-        made = super().artifact(plain, state)
+        made = super().to_artifact(plain, state)
         step = {**made.meta.made[-1], "step": "elastic", "depths": {n: getattr(self.options, n) for n in INGREDIENTS}}
         details, scores = dict(made.meta.details), dict(made.meta.metrics)
         if metrics and self.exits is not None:

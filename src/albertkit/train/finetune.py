@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from albertkit.train.frozen_head import FinetuneResult
 
 Examples = Path | str | Sequence[Any]
-Say = Callable[[str], None]
+Log = Callable[[str], None]
 FEW = 500  # examples
 SETTINGS = {
     "tag": ("overlap",),
@@ -38,16 +38,16 @@ def finetune(
     train: Examples,
     dev: Examples | None = None,
     *,
-    out: Path | str,
-    start: Path | str | None = None,
-    say: Say = lambda text: None,
-    bar: bool = False,
+    output: Path | str,
+    model: Path | str | None = None,
+    log: Log = lambda text: None,
+    progress_bar: bool = False,
     **options: Any,
 ) -> FinetuneResult:
     """Teach a model a task from examples, as `albertkit finetune` does; run again, it goes on where it stopped.
 
     train, dev: files, or lists of examples (`albertkit.tasks.examples`); without dev, one in ten of train is held out.
-    start: without it, a built-in model. say: is told what happens, line by line. options: those of the verb by name
+    model: without it, a built-in model. log: is told what happens, line by line. options: those of the verb by name
     (`epochs=3`, `freeze=True`, `label_column="stars"`), and further settings of the task (`overlap`, `max_answer`).
     """
     how, reading, settings = told_apart(task, options)
@@ -57,8 +57,8 @@ def finetune(
         raise AlbertkitError(
             "an option says how to read a file, and lists of examples were given; leave it away, or name files"
         )
-    data = examples_of(task, parts, reading, say)
-    return learn(task, data, Path(out), start, how, say, bar, **settings)
+    data = examples_of(task, parts, reading, log)
+    return learn(task, data, Path(output), model, how, log, progress_bar, **settings)
 
 
 def told_apart(task: str, given: Mapping[str, Any]) -> tuple[FinetuneSettings, ReadOptions, dict[str, Any]]:
@@ -76,11 +76,11 @@ def told_apart(task: str, given: Mapping[str, Any]) -> tuple[FinetuneSettings, R
 
 
 def need_for(options: FinetuneSettings) -> None:
-    """Say which packages are missing, before anything is read."""
+    """Log which packages are missing, before anything is read."""
     need(*(("sklearn", "frozen") if options.freeze else ("torch", "train")), "fine-tuning")
 
 
-def examples_of(task: str, given: Mapping[str, Examples], options: ReadOptions, say: Say) -> dict[str, list[Any]]:
+def examples_of(task: str, given: Mapping[str, Examples], options: ReadOptions, log: Log) -> dict[str, list[Any]]:
     """The examples of each part: read from a file, or taken from a list that is checked."""
     found: dict[str, list[Any]] = {}
     for name, source in given.items():
@@ -92,11 +92,11 @@ def examples_of(task: str, given: Mapping[str, Examples], options: ReadOptions, 
             data = validate_examples(task, name, source)
             notes = list(data.notes)
         for text in notes:
-            say(text)
+            log(text)
         found[name] = data.examples
     if "train" in found:
         for text in check_labels(found["train"], found.get("dev", ()), unseen="note"):
-            say(text)
+            log(text)
     return found
 
 
@@ -111,24 +111,24 @@ def kind_of(train: Sequence[Any], options: ReadOptions) -> str:
 def learn(
     task: str,
     data: dict[str, list[Any]],
-    out: Path,
-    start: Path | str | None,
+    output: Path,
+    model: Path | str | None,
     options: FinetuneSettings,
-    say: Say,
-    bar: bool,
+    log: Log,
+    progress_bar: bool,
     **settings: Any,
 ) -> FinetuneResult:
     """A model from the examples in `train` and `dev`; without the second, some of the first are held out."""
     train, dev = (data["train"], data["dev"]) if "dev" in data else split_examples(data["train"])
-    out.mkdir(parents=True, exist_ok=True)
+    output.mkdir(parents=True, exist_ok=True)
     if options.freeze:
         from albertkit.train.frozen_head import freeze
 
         if settings:
             raise AlbertkitError(f"{next(iter(settings))} means nothing to a head on frozen vectors; leave it away")
-        return freeze(task, train, dev, out, start, options)
+        return freeze(task, train, dev, output, model, options)
     from albertkit.train import finetune_runs as tune
 
     if task == "classify" and len(train) < FEW and not any(e.pair for e in train):
-        say(f"{len(train)} examples are few for a whole model; --freeze may do better")
-    return tune.finetune(task, train, dev, out, start, options, say, bar, **settings)
+        log(f"{len(train)} examples are few for a whole model; --freeze may do better")
+    return tune.finetune(task, train, dev, output, model, options, log, progress_bar, **settings)

@@ -45,7 +45,7 @@ class EvaluatedRun(Protocol):
         """And with which scores."""
 
 
-def write_report(out: Path, work: EvaluatedRun, artifact: Artifact, runs: list[dict[str, Any]]) -> Path:
+def write_report(output: Path, work: EvaluatedRun, artifact: Artifact, runs: list[dict[str, Any]]) -> Path:
     """Write the report beside the model."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1024 if sys.platform != "darwin" else 2**20)
     lines = ["# Report", "", f"Task: {artifact.meta.task}. {len(work.features):,} inputs to learn from, "
@@ -70,11 +70,11 @@ def write_report(out: Path, work: EvaluatedRun, artifact: Artifact, runs: list[d
                   "| score | " + " | ".join(f"{value:.4f}" for value in at.values()) + " |", ""]  # fmt: skip
     if len(work.dev):
         if isinstance(work.task, ClassifyTask):
-            lines += pictures(out, work, float(artifact.meta.details.get("temperature", 1.0)))
+            lines += pictures(output, work, float(artifact.meta.details.get("temperature", 1.0)))
         if artifact.meta.task not in ("match", "generate"):  # a cosine is not right or wrong, nor is a summary
             lines += worst(work)
-    (out / "report.md").write_text("\n".join(lines), encoding="utf-8")
-    return out / "report.md"
+    (output / "report.md").write_text("\n".join(lines), encoding="utf-8")
+    return output / "report.md"
 
 
 def scores_of(runs: list[dict[str, Any]]) -> list[str]:
@@ -184,7 +184,7 @@ def sureness(example: Any, result: Any) -> float:
     return float(getattr(result, "probability", 1.0) or 0.0)
 
 
-def pictures(out: Path, work: EvaluatedRun, temperature: float) -> list[str]:
+def pictures(output: Path, work: EvaluatedRun, temperature: float) -> list[str]:
     """What a picture says best: which classes are taken for which, how far probabilities can be trusted, or values beside right ones.
 
     Nothing where matplotlib is not installed.
@@ -205,7 +205,7 @@ def pictures(out: Path, work: EvaluatedRun, temperature: float) -> list[str]:
     for draw, name, _ in drawn:
         figure = Figure(figsize=(4.5, 4), layout="constrained")
         draw(figure.subplots())
-        figure.savefig(out / f"{name}.png", dpi=110)
+        figure.savefig(output / f"{name}.png", dpi=110)
     return [" ".join(f"![{what}]({name}.png)" for _, name, what in drawn), ""]
 
 

@@ -56,10 +56,10 @@ class FinetuneJob:
     """What is to be learnt, from what, and where it goes."""
 
     task: Any
-    start: Artifact
+    model: Artifact
     examples: Sequence[Any]
     dev: Sequence[Any]
-    out: Path
+    output: Path
     options: FinetuneSettings
 
 
@@ -67,60 +67,60 @@ def finetune(
     task: str,
     examples: Sequence[Any],
     dev: Sequence[Any],
-    out: Path | str,
-    start: Artifact | Path | str | None = None,
+    output: Path | str,
+    model: Artifact | Path | str | None = None,
     options: FinetuneSettings | None = None,
-    say: Callable[[str], None] = lambda text: None,
-    bar: bool = False,
+    log: Callable[[str], None] = lambda text: None,
+    progress_bar: bool = False,
     **settings: Any,
 ) -> FinetuneResult:
     """Train a model for a task; run again, it goes on where it stopped. `settings` go to the task (kind, stride …).
 
-    start: without it, the built-in model.
+    model: without it, the built-in model.
     """
-    options, out = options or FinetuneSettings(), Path(out)
+    options, output = options or FinetuneSettings(), Path(output)
     if options.freeze:
-        if isinstance(start, Artifact):
+        if isinstance(model, Artifact):
             raise AlbertkitError("a head on frozen vectors is learnt from a model folder; write the model first")
-        return freeze(task, examples, dev, out, start, options)
+        return freeze(task, examples, dev, output, model, options)
     if task == "intent" and all(isinstance(e, TextExample) for e in examples):
         task = "classify"  # intents without slots
         if "overlap" in settings:
             raise AlbertkitError("overlap is about slots in long texts, and these intents have none; leave it away")
-    if start is None:
+    if model is None:
         name, why = beginning(task, examples, options.max_length)
-        say(f"begins with {name}: {why}")
-        start = builtin.resolve(name)
-    artifact = start if isinstance(start, Artifact) else open_model(start)
+        log(f"begins with {name}: {why}")
+        model = builtin.resolve(name)
+    artifact = model if isinstance(model, Artifact) else open_model(model)
     if options.shots and task != "classify":
         raise AlbertkitError("shots are examples of each class; only classes have them")
     if options.shots:
         examples = few(examples, options.shots, options.seed)
     if task == "generate":
-        settings = {"target_length": options.target_length, "smoothing": options.smoothing, **settings}
+        settings = {"target_length": options.target_length, "smoothing": options.label_smoothing, **settings}
     made = make_task(task, examples, **settings)
     if options.class_weights:
         made = weighted(made, examples)
-    return tuned(FinetuneJob(made, artifact, examples, dev, out, options), say, bar)
+    return tuned(FinetuneJob(made, artifact, examples, dev, output, options), log, progress_bar)
 
 
 def elastic(
-    start: Artifact | Path | str,
+    model: Artifact | Path | str,
     examples: Sequence[Any],
     dev: Sequence[Any],
-    out: Path | str,
+    output: Path | str,
     options: ElasticSettings | None = None,
-    say: Callable[[str], None] = lambda text: None,
-    bar: bool = False,
+    log: Callable[[str], None] = lambda text: None,
+    progress_bar: bool = False,
     texts: Sequence[str] = (),
     teacher: Artifact | Path | str | None = None,
 ) -> FinetuneResult:
     """Train a fine-tuned model until every depth is a good one, and find when texts may leave early (`train/elastic.py`).
 
     texts: more of them, without labels; what `teacher`, or the model itself, says of them at its full depth is learnt as well (`train/pseudo_labels.py`).
-    With a teacher, `start` may be a model without a task, which then learns that of the teacher.
+    With a teacher, `model` may be a model without a task, which then learns that of the teacher.
     """
-    artifact = start if isinstance(start, Artifact) else open_model(start)
+    artifact = model if isinstance(model, Artifact) else open_model(model)
     master = teacher if isinstance(teacher, Artifact) or teacher is None else open_model(teacher)
     if master is not None and not texts:
         raise AlbertkitError("a teacher labels texts, and none were given; give texts, too")
@@ -130,18 +130,18 @@ def elastic(
     if unknown:
         raise AlbertkitError(f"{unknown[0]}; leave these examples out, or fine-tune a model that knows them first")
     for note in check_known(task, dev):
-        say(note)
+        log(note)
     if texts:
         from albertkit.train.pseudo_labels import labelled, same_form
 
         same_form(task, examples, texts)
-        say(f"labels {len(texts):,} texts")
+        log(f"labels {len(texts):,} texts")
         examples = [*examples, *labelled(master or artifact, texts, options.device)]
     known = 1 if fresh else 2  # it knows the task already
     length = options.max_length or int(knows.meta.details.get("max_length", 128))
     epochs = options.epochs or max(1.0, preset_epochs(len(examples)) / known)
     options = dataclasses.replace(options, epochs=epochs, max_length=length)
-    return tuned(FinetuneJob(task, artifact, examples, dev, Path(out), options), say, bar)
+    return tuned(FinetuneJob(task, artifact, examples, dev, Path(output), options), log, progress_bar)
 
 
 def knowing(model: Artifact, teacher: Artifact | None) -> Artifact:
@@ -184,23 +184,23 @@ def same_answers(teacher: Artifact, model: Artifact) -> None:
             )
 
 
-def tuned(job: FinetuneJob, say: Callable[[str], None], bar: bool) -> FinetuneResult:
+def tuned(job: FinetuneJob, log: Callable[[str], None], progress_bar: bool) -> FinetuneResult:
     """A run for each seed; the best one is the result."""
-    options, out, before = job.options, job.out, held_before(job.out)
+    options, output, before = job.options, job.output, held_before(job.output)
     if options.dropout is not None:
         changed = {"hidden_dropout_prob": options.dropout, "attention_probs_dropout_prob": options.dropout}
-        job = dataclasses.replace(job, start=dataclasses.replace(job.start, config=job.start.config.replace(**changed)))
+        job = dataclasses.replace(job, model=dataclasses.replace(job.model, config=job.model.config.replace(**changed)))
     runs: list[dict[str, Any]] = []
     best: tuple[float, Artifact, FinetuneTask] | None = None
     for number in range(options.seeds):
-        work, outcome, notes = _one(job, options.seed + number, say, bar)
+        work, outcome, notes = _one(job, options.seed + number, log, progress_bar)
         if number == 0 and before not in (None, notes["dev"]):
-            say("the best epoch of this folder was chosen on other held-out examples; scores are of the new ones")
+            log("the best epoch of this folder was chosen on other held-out examples; scores are of the new ones")
         if outcome.model is None:
-            raise AlbertkitError(f"stopped; the same command goes on from {out}")
+            raise AlbertkitError(f"stopped; the same command goes on from {output}")
         finished = read_artifact(outcome.model)
         runs.append({**notes, "metrics": outcome.metrics})
-        score = sign(work.better) * outcome.metrics.get(work.better, 0.0)
+        score = sign(work.selection_metric) * outcome.metrics.get(work.selection_metric, 0.0)
         if best is None or score > best[0]:
             best = score, finished, work
     assert best is not None
@@ -209,16 +209,16 @@ def tuned(job: FinetuneJob, say: Callable[[str], None], bar: bool) -> FinetuneRe
         spread = summary([run["metrics"] for run in runs])
         meta = dataclasses.replace(finished.meta, metrics={**finished.meta.metrics, "dev over seeds": spread})
         finished = dataclasses.replace(finished, meta=meta)
-    write_artifact(finished, out / "model", overwrite=(out / "model").exists())
-    write_json(out / "runs.json", runs)
-    write_report(out, work, finished, runs)
-    return FinetuneResult(out / "model", finished.meta.metrics.get("dev", {}), runs)
+    write_artifact(finished, output / "model", overwrite=(output / "model").exists())
+    write_json(output / "runs.json", runs)
+    write_report(output, work, finished, runs)
+    return FinetuneResult(output / "model", finished.meta.metrics.get("dev", {}), runs)
 
 
-def held_before(out: Path) -> str | None:
+def held_before(output: Path) -> str | None:
     """What tells the held-out examples of a finished training from others, if there is one."""
     try:
-        return str(json.loads((out / "runs.json").read_bytes())[0]["dev"])
+        return str(json.loads((output / "runs.json").read_bytes())[0]["dev"])
     except (OSError, ValueError, LookupError, TypeError):
         return None
 
@@ -248,7 +248,7 @@ def weighted(task: Any, examples: Sequence[Any]) -> Any:
 def work_of(job: FinetuneJob, settings: TrainSettings) -> FinetuneTask:
     """The work: at the full depth, or at every depth."""
     options = job.options
-    given = job.task, job.start, job.examples, job.dev, settings
+    given = job.task, job.model, job.examples, job.dev, settings
     if not isinstance(options, ElasticSettings) and not options.elastic:
         return FinetuneTask(*given, options.max_length, options.metric)
     if job.task.head == "mlm":
@@ -261,20 +261,22 @@ def work_of(job: FinetuneJob, settings: TrainSettings) -> FinetuneTask:
 
 
 def _one(
-    job: FinetuneJob, seed: int, say: Callable[[str], None], bar: bool
+    job: FinetuneJob, seed: int, log: Callable[[str], None], progress_bar: bool
 ) -> tuple[FinetuneTask, TrainResult, dict[str, Any]]:
     """One run, begun anew with another seed and half the rate as long as it collapses."""
-    options, start = job.options, job.start
-    rate = options.learning_rate or preset_rate(start.config)
+    options, model = job.options, job.model
+    rate = options.learning_rate or preset_rate(model.config)
     collapsed, began = 0, time.perf_counter()
     while True:
         this = seed + 1000 * collapsed
-        work = work_of(job, plan_of(options, start, 1, rate, this))
+        work = work_of(job, plan_of(options, model, 1, rate, this))
         work.check_metric()
         epochs = options.epochs or preset_epochs(len(work.features))
-        work.settings = plan_of(options, start, max(1, round(work.batches * epochs)), rate, this, math.ceil(epochs))
-        work.model.encoder.checkpointing = options.checkpointing
-        outcome = train(work, work.settings, job.out / "runs" / f"seed-{this}", resume=True, say=say, bar=bar)
+        work.settings = plan_of(options, model, max(1, round(work.batches * epochs)), rate, this, math.ceil(epochs))
+        work.model.encoder.checkpointing = options.gradient_checkpointing
+        outcome = train(
+            work, work.settings, job.output / "runs" / f"seed-{this}", resume=True, log=log, progress_bar=progress_bar
+        )
         seconds = time.perf_counter() - began
         held = hashlib.sha256(repr([(f.ids, f.target) for f in work.dev_features]).encode()).hexdigest()[:16]
         notes = {"seed": this, "rate": rate, "seconds": seconds, "collapsed": collapsed, "dev": held}
@@ -282,21 +284,21 @@ def _one(
         if why is None:
             return work, outcome, notes
         if collapsed >= options.restarts:
-            say(f"{why}: collapsed, and no new start is left. {REMEDY}")
+            log(f"{why}: collapsed, and no new start is left. {REMEDY}")
             return work, outcome, {**notes, "failed": why}
         collapsed += 1
         rate /= 2
-        say(f"{why}: collapsed. Starting again with rate {rate:g} and another seed")
+        log(f"{why}: collapsed. Starting again with rate {rate:g} and another seed")
 
 
 def plan_of(
-    options: FinetuneSettings, start: Artifact, steps: int, rate: float, seed: int, evaluations: int = 1
+    options: FinetuneSettings, model: Artifact, steps: int, rate: float, seed: int, evaluations: int = 1
 ) -> TrainSettings:
     """The loop's settings for one run: an evaluation and a checkpoint each epoch, the best one is the result."""
     return TrainSettings(
-        steps=steps, batch=options.batch, micro=options.micro, learning_rate=rate, warmup=0.1, seed=seed,
-        evaluations=evaluations, patience=options.patience, take_best=True, device=options.device, compile="no",
-        tensorboard=False, keep=1,
+        steps=steps, batch_size=options.batch_size, micro_batch_size=options.micro_batch_size, learning_rate=rate, warmup_ratio=0.1, seed=seed,
+        evaluations=evaluations, patience=options.patience, load_best=True, device=options.device, compile="no",
+        tensorboard=False, keep_checkpoints=1,
     )  # fmt: skip
 
 

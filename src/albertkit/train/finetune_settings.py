@@ -15,8 +15,8 @@ class FinetuneSettings:
     """How to fine-tune. What is not given follows from the size of the model and of the data."""
 
     epochs: float | None = setting(None, "Times through the examples [default: 3 to 10, fewer for more examples].")
-    batch: int = setting(32, "Examples for one update.")
-    micro: int | None = setting(None, "Examples at once, if a batch does not fit into memory.")
+    batch_size: int = setting(32, "Examples for one update.")
+    micro_batch_size: int | None = setting(None, "Examples at once, if a batch does not fit into memory.")
     learning_rate: float | None = setting(None, "Highest learning rate [default: by the size of the model].")
     dropout: float | None = setting(
         None, "Dropout inside the layers [default: as the model's config says; heads have their own]."
@@ -30,18 +30,20 @@ class FinetuneSettings:
     freeze: bool = setting(False, "Learn only a head on the model's sentence vectors: seconds instead of minutes.")
     shots: int | None = setting(None, "Use so many examples of each class.")
     class_weights: bool = setting(False, "Rare classes weigh more in the loss.")
-    checkpointing: bool = setting(False, "Keep less in memory and compute it again (about a third slower).")
+    gradient_checkpointing: bool = setting(False, "Keep less in memory and compute it again (about a third slower).")
     elastic: bool = setting(
         False, "Make every depth a good model, so that texts may leave early (see albertkit elastic)."
     )
     target_length: int = setting(32, "generate: most tokens to write; the source gets the rest of --max-length.")
-    smoothing: float = setting(0.0, "generate: label smoothing, the share of the loss that is spread over all words.")
+    label_smoothing: float = setting(
+        0.0, "generate: label smoothing, the share of the loss that is spread over all words."
+    )
     device: str = setting("auto", "cpu or cuda; auto takes a GPU if there is one.")
 
     shortest: ClassVar[int] = 8
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch", "micro", "learning_rate", "seeds", "shots"):
+        for name in ("epochs", "batch_size", "micro_batch_size", "learning_rate", "seeds", "shots"):
             value = getattr(self, name)
             if value is not None and not 0 < value < 1e9:
                 raise AlbertkitError(f"{name} is {value}; it must be above 0")
@@ -70,22 +72,29 @@ class ElasticSettings(FinetuneSettings):
     freeze: bool = False  # without a sentence these are no options of the verb
     shots: int | None = None
     target_length: int = 32
-    smoothing: float = 0.0
-    draw: int = setting(0, "Depths drawn at random for each update, besides the full one; 0 takes all of them.")
-    shallow: float = setting(1.0, "Weight of all shallower depths together; the full depth has 1.")
-    teach: float = setting(0.5, "What shallower depths learn from: 0 the right answers, 1 what the full depth says.")
-    soften: float = setting(2.0, "Scores are divided by it before shallower depths are compared with the full one.")
-    consistency: float = setting(0.0, "Weight λ of the loss that makes the layers' hidden states alike.")
+    label_smoothing: float = 0.0
+    sampled_depths: int = setting(
+        0, "Depths drawn at random for each update, besides the full one; 0 takes all of them."
+    )
+    shallow_weight: float = setting(1.0, "Weight of all shallower depths together; the full depth has 1.")
+    distill_weight: float = setting(
+        0.5, "What shallower depths learn from: 0 the right answers, 1 what the full depth says."
+    )
+    temperature: float = setting(
+        2.0, "Scores are divided by it before shallower depths are compared with the full one."
+    )
+    consistency_weight: float = setting(0.0, "Weight λ of the loss that makes the layers' hidden states alike.")
 
     shortest: ClassVar[int] = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.draw < 0 or self.shallow < 0 or self.consistency < 0:
-            raise AlbertkitError("draw is a number of depths, shallow and consistency are weights; choose 0 or above")
-        if not 0 <= self.teach <= 1 or self.soften <= 0:
+        if self.sampled_depths < 0 or self.shallow_weight < 0 or self.consistency_weight < 0:
+            raise AlbertkitError("sampled_depths, shallow_weight and consistency_weight must be 0 or above")
+        if not 0 <= self.distill_weight <= 1 or self.temperature <= 0:
             raise AlbertkitError(
-                f"teach is {self.teach} and soften {self.soften}; teach goes from 0 to 1, and soften is above 0"
+                f"distill_weight is {self.distill_weight} and temperature {self.temperature}; "
+                "distill_weight goes from 0 to 1, and temperature is above 0"
             )
 
 

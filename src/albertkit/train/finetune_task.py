@@ -85,8 +85,8 @@ class FinetuneObjective(nn.Module):
 class FinetuneTask:
     """The work of fine-tuning, for `loop.train`."""
 
-    measures: tuple[str, ...] = ("loss",)
-    one_shape = False
+    metric_names: tuple[str, ...] = ("loss",)
+    has_fixed_shape = False
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class FinetuneTask:
     ) -> None:
         if start.tokenizer is None:
             raise AlbertkitError("the model to start from holds no tokenizer, so it cannot read text")
-        self.task, self.start, self.settings = task, start, settings
+        self.task, self.initial_model, self.settings = task, start, settings
         self.tokenizer: Tokenizer = start.tokenizer
         self.max_length = min(max_length, start.config.max_position_embeddings)
         self.examples, self.dev = train, dev
@@ -109,11 +109,11 @@ class FinetuneTask:
             raise AlbertkitError("there are no examples to learn from")
         self.dev_features = task.features(dev, self.tokenizer, self.max_length) if len(dev) else []
         torch.manual_seed(settings.seed)
-        self.model = self.build()
+        self.model = self.build_model()
         self.objective = FinetuneObjective(self.model, task)
         self.metric = metric
         length = int(np.mean([len(f.ids) for unit in self.features for f in unit]))
-        self.operations = 3 * operations(start.config, max(1, min(length, self.max_length)))["total"]
+        self.flops_per_token = 3 * operations(start.config, max(1, min(length, self.max_length)))["total"]
         seen = repr(
             (
                 type(self).__name__,
@@ -123,29 +123,29 @@ class FinetuneTask:
                 *taught_with(task),
             )
         )
-        self.identity = hashlib.sha256(seen.encode() + self.origin()).hexdigest()[:16]
+        self.identity = hashlib.sha256(seen.encode() + self.identity_bytes()).hexdigest()[:16]
         self.at = (0, 0)
         self._order: tuple[int, list[np.ndarray]] | None = None
         self.seen: list[Any] = []
 
-    def origin(self) -> bytes:
+    def identity_bytes(self) -> bytes:
         """What tells the model to start from, or whatever else a training must not go on without, from others."""
-        weights = {n: a for n, a in self.start.weights.items() if n.startswith("encoder.")}
+        weights = {n: a for n, a in self.initial_model.weights.items() if n.startswith("encoder.")}
         return b"".join(hashlib.sha256(weights[n].tobytes()).digest() for n in sorted(weights))
 
-    def build(self) -> AlbertModel:
+    def build_model(self) -> AlbertModel:
         """The model to train; a work of one's own may add modules."""
-        model = fresh(self.start, self.task)
+        model = fresh(self.initial_model, self.task)
         if heads_of(self.task) == ("classify",) and getattr(self.task, "kind", "") == "multi":
             begin_at_shares(model.heads["classify"], [f.target for unit in self.features for f in unit])
         return model
 
-    def batch(self, features: Sequence[Feature], examples: Sequence[Any]) -> Batch:
+    def make_batch(self, features: Sequence[Feature], examples: Sequence[Any]) -> Batch:
         """Features as what the encoder reads; a work of one's own may add what else is known of the examples (`model/fusion.py`)."""
         return batch_of(features)
 
     @property
-    def better(self) -> str:
+    def selection_metric(self) -> str:
         """The score that chooses the best checkpoint: the one asked for, or the task's first."""
         return self.metric or next(iter(self.names()), "loss")
 
@@ -159,13 +159,13 @@ class FinetuneTask:
     @property
     def batches(self) -> int:
         """Batches in an epoch."""
-        return -(-len(self.features) // self.settings.batch)
+        return -(-len(self.features) // self.settings.batch_size)
 
     def order(self, epoch: int) -> list[np.ndarray]:
         """The examples of each batch of an epoch."""
         if self._order is None or self._order[0] != epoch:
             rng = np.random.default_rng([self.settings.seed, epoch])
-            order, size = rng.permutation(len(self.features)), self.settings.batch
+            order, size = rng.permutation(len(self.features)), self.settings.batch_size
             lengths = np.array([max(len(f.ids) for f in unit) for unit in self.features])
             made = []
             for start in range(0, len(order), STRETCH * size):
@@ -175,37 +175,39 @@ class FinetuneTask:
             self._order = epoch, [made[i] for i in rng.permutation(len(made))]
         return self._order[1]
 
-    def next(self, step: int, progress: float, crew: ProcessGroup) -> tuple[list[tuple[Any, ...]], int]:
+    def next_batch(self, step: int, progress: float, processes: ProcessGroup) -> tuple[list[tuple[Any, ...]], int]:
         """This process's texts of the next batch."""
-        self.objective.dtype = precision.choose(self.settings, crew.device)
+        self.objective.dtype = precision.choose(self.settings, processes.device)
         epoch, number = self.at
         whole = self.order(epoch)[number]
         self.at = (epoch, number + 1) if number + 1 < len(self.order(epoch)) else (epoch + 1, 0)
-        mine = whole[crew.rank :: crew.world] if len(whole) >= crew.world else whole
-        most = self.settings.micro or len(mine)
+        mine = whole[processes.rank :: processes.world_size] if len(whole) >= processes.world_size else whole
+        most = self.settings.micro_batch_size or len(mine)
         tokens = sum(len(f.ids) for i in whole for f in self.features[i])
-        parts = [self.part([self.features[i] for i in mine[s : s + most]], crew) for s in range(0, len(mine), most)]
+        parts = [
+            self.part([self.features[i] for i in mine[s : s + most]], processes) for s in range(0, len(mine), most)
+        ]
         return parts, tokens
 
-    def part(self, chosen: list[list[Feature]], crew: ProcessGroup) -> tuple[Any, ...]:
+    def part(self, chosen: list[list[Feature]], processes: ProcessGroup) -> tuple[Any, ...]:
         """Some examples as (batch, targets, examples)."""
         features = [feature for unit in chosen for feature in unit]
-        batch = self.batch(features, self.examples).to(crew.device)
+        batch = self.make_batch(features, self.examples).to(processes.device)
         return batch, [f.target for f in features], len(chosen)
 
     def scores(self, features: Sequence[Feature]) -> list[Any]:
         """The heads' scores for each feature of the held-out examples, as the task reads them."""
-        return scores_of(self.objective, features, lambda chosen: self.batch(chosen, self.dev))
+        return scores_of(self.objective, features, lambda chosen: self.make_batch(chosen, self.dev))
 
     def evaluate(self) -> dict[str, float]:
         """The task's metrics on the held-out examples."""
         if not self.dev_features:
             return {}
         self.last_scores = self.scores(self.dev_features)
-        self.settle(self.last_scores)
+        self.fit_thresholds(self.last_scores)
         return self.judge()
 
-    def settle(self, scores: list[Any]) -> None:
+    def fit_thresholds(self, scores: list[Any]) -> None:
         """What held-out scores decide: the floor below which a text is out of scope, the threshold of no answer."""
         if isinstance(self.task, ClassifyTask):
             self.task = self.task.floored(np.stack(scores), self.dev)
@@ -226,16 +228,16 @@ class FinetuneTask:
         """Refuse a metric that there is not, before anything is learnt: scores of 0 have the names of any others."""
         if self.metric is None or not self.dev_features or "mlm" in self.objective.heads:
             return
-        hidden = self.start.config.hidden_size
+        hidden = self.initial_model.config.hidden_size
         self.last_scores = [nothing(self.task, feature, hidden) for feature in self.dev_features]
         self.judge()
         self.seen = []
 
-    def alarm(self, numbers: dict[str, float], progress: float, step: int) -> Alarm | None:
+    def check_metrics(self, numbers: dict[str, float], progress: float, step: int) -> Alarm | None:
         """None: whether a fine-tuning collapsed is judged by its predictions, when it is done."""
         return None
 
-    def place(self) -> dict[str, Any]:
+    def data_position(self) -> dict[str, Any]:
         """Epoch and batch."""
         return {"epoch": self.at[0], "batch": self.at[1], "examples": self.identity}
 
@@ -248,7 +250,7 @@ class FinetuneTask:
         self.model.load_state_dict(tensors_of(artifact.weights))
         self.at = (int(data.get("epoch", 0)), int(data.get("batch", 0)))
 
-    def artifact(self, metrics: dict[str, float], state: TrainState) -> Artifact:
+    def to_artifact(self, metrics: dict[str, float], state: TrainState) -> Artifact:
         """The model as it is now."""
         task = self.task
         if (
@@ -267,8 +269,8 @@ class FinetuneTask:
         if isinstance(task, ClassifyTask) and all(getattr(e, "pair", None) is not None for e in self.examples):
             known["pairs"] = True  # what it reads; `distill` must not give it single lines
         meta = dataclasses.replace(
-            self.start.meta, task=kind_of(task), labels=tuple(task.labels), details=known,
-            metrics={"dev": metrics} if metrics else {}, made=(*self.start.meta.made, done), quantisation=None, depth=None,
+            self.initial_model.meta, task=kind_of(task), labels=tuple(task.labels), details=known,
+            metrics={"dev": metrics} if metrics else {}, made=(*self.initial_model.meta.made, done), quantisation=None, depth=None,
         )  # fmt: skip
         if "vector" in heads_of(task):  # as it was trained
             meta = dataclasses.replace(meta, pooling="mean", prompts={})

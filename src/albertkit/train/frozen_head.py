@@ -65,12 +65,12 @@ def freeze(
     task: str,
     examples: Sequence[Any],
     dev: Sequence[Any],
-    out: Path,
-    start: Path | str | None,
+    output: Path,
+    model: Path | str | None,
     options: FinetuneSettings,
 ) -> FinetuneResult:
-    """A head on the frozen vectors of the model at `start`. Examples of the class `oos` set the floor below which a text is out of scope."""
-    start = builtin.resolve(start, builtin.DEFAULT)
+    """A head on the frozen vectors of the model at `model`. Examples of the class `oos` set the floor below which a text is out of scope."""
+    model = builtin.resolve(model, builtin.DEFAULT)
     if task not in ("classify", "intent") or not all(isinstance(e, TextExample) for e in examples):
         raise AlbertkitError(f"only classes of texts are learnt on frozen vectors; leave --freeze away for {task}")
     if options.shots:
@@ -79,23 +79,23 @@ def freeze(
     inside = [e for e in examples if e.label != OUT_OF_SCOPE]
     strange = [e for e in examples if e.label == OUT_OF_SCOPE]
     given = options.seed, options.max_length, options.class_weights
-    base = Albert(start)
-    recall(out / "vectors.npy")
-    made = fit(base, open_model(start), inside, strange, *given)
+    base = Albert(model)
+    recall(output / "vectors.npy")
+    made = fit(base, open_model(model), inside, strange, *given)
     seconds = time.perf_counter() - began
-    write(made, start, out / "model", overwrite=(out / "model").exists())
-    albert = Albert(out / "model")
+    write(made, model, output / "model", overwrite=(output / "model").exists())
+    albert = Albert(output / "model")
     metrics: dict[str, float] = {}
     judged = judge(albert, base, examples, dev)
-    keep(out / "vectors.npy", base, [*examples, *dev], made.meta.details["max_length"])
+    keep(output / "vectors.npy", base, [*examples, *dev], made.meta.details["max_length"])
     if len(dev):
         metrics = albert.task.measure(judged.results, dev)
         made = dataclasses.replace(made, meta=dataclasses.replace(made.meta, metrics={"dev": metrics}))
-        write(made, start, out / "model", overwrite=True)
+        write(made, model, output / "model", overwrite=True)
     runs = [{"seed": options.seed, "metrics": metrics, "seconds": seconds, "collapsed": 0}]
-    write_json(out / "runs.json", runs)
-    write_report(out, judged, made, runs)
-    return FinetuneResult(out / "model", metrics, runs)
+    write_json(output / "runs.json", runs)
+    write_report(output, judged, made, runs)
+    return FinetuneResult(output / "model", metrics, runs)
 
 
 @dataclass(frozen=True)

@@ -60,26 +60,26 @@ class PretrainObjective(nn.Module):
     def forward(
         self, tokens: Tensor, first: Tensor, ordered: Tensor, key: Tensor, offset: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """(loss, sums of `PretrainTask.measures`)."""
+        """(loss, sums of `PretrainTask.metric_names`)."""
         goals = self.goals
         specials = masking.Specials(self.cls, self.sep, self.mask, self.words)  # type: ignore[arg-type]
         with torch.no_grad():
-            asked = self.ask(tokens, first, ordered, key, offset, specials, goals.mask)
+            asked = self.ask(tokens, first, ordered, key, offset, specials, goals.mask_ratio)
         batch = Batch.unpad(asked.ids, segments=asked.segments)
-        names = ("mlm", "sop") if goals.order else ("mlm",)
+        names = ("mlm", "sop") if goals.sop_weight else ("mlm",)
         options: dict[str, Any] = {"heads": names, "inputs": {"mlm": {"positions": asked.positions}}}
-        options["keep_layers"], options["depth"] = goals.consistency > 0, self.depth
+        options["keep_layers"], options["depth"] = goals.consistency_weight > 0, self.depth
         out = precision.call(self.model, self.dtype, batch, **options)
         loss, right, known = self.judge(out.heads["mlm"].logits, asked.words)
-        total = loss / (len(tokens) * (tokens.shape[1] - 1) * goals.mask)
+        total = loss / (len(tokens) * (tokens.shape[1] - 1) * goals.mask_ratio)
         sums = [(loss, known), (right, known)]
-        if goals.order:
+        if goals.sop_weight:
             loss, right, known = judge(out.heads["sop"].logits, asked.order)
-            total = total + goals.order * loss / len(tokens)
+            total = total + goals.sop_weight * loss / len(tokens)
             sums += [(loss, known), (right, known)]
-        if goals.consistency:
-            loss = consistency(out.encoded.layers[1:], goals.likeness)
-            total = total + goals.consistency * loss
+        if goals.consistency_weight:
+            loss = consistency(out.encoded.layers[1:], goals.consistency_similarity)
+            total = total + goals.consistency_weight * loss
             sums += [(loss, torch.ones_like(loss))]
         return total, torch.stack([torch.stack([a.detach().float(), b.float()]) for a, b in sums])
 
@@ -108,8 +108,8 @@ def consistency(layers: tuple[Tensor, ...], likeness: str = "cosine") -> Tensor:
 class PretrainTask:
     """The work of pre-training, for `loop.train`."""
 
-    better = "mlm_loss"
-    one_shape = True
+    selection_metric = "mlm_loss"
+    has_fixed_shape = True
 
     def __init__(
         self,
@@ -117,12 +117,12 @@ class PretrainTask:
         config: AlbertConfig,
         settings: TrainSettings,
         goals: PretrainSettings | None = None,
-        start: Artifact | None = None,
+        model: Artifact | None = None,
     ) -> None:
         self.shards = shards if isinstance(shards, Shards) else Shards.open(shards)
         self.settings, self.goals = settings, goals or PretrainSettings()
         self.tokenizer = self.shards.tokenizer()
-        self.config = fit(config, self.tokenizer) if start is None else same_words(start, self.tokenizer)
+        self.config = fit(config, self.tokenizer) if model is None else same_words(model, self.tokenizer)
         longest = max(length for length, _ in self.goals.phases())
         if longest > self.config.max_position_embeddings:
             raise AlbertkitError(
@@ -134,23 +134,25 @@ class PretrainTask:
                 f"depths go up to {deepest}, and this shape has {self.config.num_hidden_layers} layers; choose fewer"
             )
         torch.manual_seed(settings.seed)
-        if start is None:
+        if model is None:
             heads = {name: build_head(name, self.config) for name in ("mlm", "sop")}
             self.model = AlbertModel(self.config, heads)
         else:
-            self.model = AlbertModel.from_artifact(start)
+            self.model = AlbertModel.from_artifact(model)
             for name in ("mlm", "sop"):
                 if name not in self.model.heads:
                     self.model.heads[name] = build_head(name, self.config)
         self.objective = PretrainObjective(self.model, specials(self.tokenizer), self.goals)
-        self.measures: tuple[str, ...] = ("mlm_loss", "mlm_accuracy")
-        self.measures += ("sop_loss", "sop_accuracy") if self.goals.order else ()
-        self.measures += ("consistency_loss",) if self.goals.consistency else ()
+        self.metric_names: tuple[str, ...] = ("mlm_loss", "mlm_accuracy")
+        self.metric_names += ("sop_loss", "sop_accuracy") if self.goals.sop_weight else ()
+        self.metric_names += ("consistency_loss",) if self.goals.consistency_weight else ()
         self.length = self.goals.phases()[0][0]
         counted = operations(self.config, self.length)["total"]
-        counted += self.goals.mask * 2 * self.config.embedding_size * (self.config.hidden_size + self.config.vocab_size)
-        self.operations = 3 * counted
-        self.start = start
+        counted += (
+            self.goals.mask_ratio * 2 * self.config.embedding_size * (self.config.hidden_size + self.config.vocab_size)
+        )
+        self.flops_per_token = 3 * counted
+        self.initial_model = model
         counts = self.shards.unigrams()
         share = counts[counts > 0] / counts.sum()
         self.entropy = -float((share * np.log(share)).sum())
@@ -158,7 +160,7 @@ class PretrainTask:
         self.lowest: dict[int, float] = {}  # by the length of rows: other lengths have other losses
         self.at: dict[int, Position] = {}
         self.streams: dict[int, Stream] = {}
-        self.reach = 0 if start is None else known_positions(start)
+        self.reach = 0 if model is None else known_positions(model)
 
     def compile(self) -> None:
         """Compile what is large: one shared layer, which is then used L times, the questions, and the word loss."""
@@ -172,33 +174,37 @@ class PretrainTask:
         """The rows of a length, from where they were left."""
         if length not in self.streams:
             train = self.shards.split("train")
-            self.streams[length] = Stream(train, length, self.settings.seed, self.at.get(length), self.goals.single)
+            self.streams[length] = Stream(
+                train, length, self.settings.seed, self.at.get(length), self.goals.single_ratio
+            )
         return self.streams[length]
 
-    def next(self, step: int, progress: float, crew: ProcessGroup) -> tuple[list[tuple[Any, ...]], int]:
+    def next_batch(self, step: int, progress: float, processes: ProcessGroup) -> tuple[list[tuple[Any, ...]], int]:
         """This process's rows of the next batch, as tensors on its device."""
-        self.objective.dtype = precision.choose(self.settings, crew.device)
+        self.objective.dtype = precision.choose(self.settings, processes.device)
         self.objective.depth = self.drawn(step)
         length = self.goals.length_at(progress)
         if length > self.reach:
             if self.reach:
                 stretch(self.model.encoder.embeddings.position.weight, self.reach)
             self.reach = length
-        if masking.mix(self.settings.seed + 1, step) / 2**64 < self.goals.short:
+        if masking.mix(self.settings.seed + 1, step) / 2**64 < self.goals.short_ratio:
             length = max(8, length // 4)
-        rows = self.settings.batch * self.length // length
-        each = max(1, rows // crew.world)
-        rows = each * crew.world
+        rows = self.settings.batch_size * self.length // length
+        each = max(1, rows // processes.world_size)
+        rows = each * processes.world_size
         stream = self.stream(length)
-        pairs = stream.take(rows, slice(crew.rank * each, (crew.rank + 1) * each))
+        pairs = stream.take(rows, slice(processes.rank * each, (processes.rank + 1) * each))
         self.at[length] = stream.at
-        most = max(1, self.settings.micro * self.length // length) if self.settings.micro else each
+        most = (
+            max(1, self.settings.micro_batch_size * self.length // length) if self.settings.micro_batch_size else each
+        )
         part = max(n for n in range(1, min(most, each) + 1) if each % n == 0)
-        key = masking.key(self.settings.seed, step, crew.device)
+        key = masking.key(self.settings.seed, step, processes.device)
         parts = []
         for start in range(0, each, part):
-            offset = masking.sent(crew.rank * each + start, crew.device)
-            parts.append((*tensors(pairs[start : start + part], crew.device), key, offset))
+            offset = masking.sent(processes.rank * each + start, processes.device)
+            parts.append((*tensors(pairs[start : start + part], processes.device), key, offset))
         return parts, rows * length
 
     def drawn(self, step: int) -> int | None:
@@ -222,21 +228,21 @@ class PretrainTask:
         held = self.shards.split("held-out")
         if max((len(shard.tokens) for shard in held), default=0) < self.length - 3:
             return {}
-        stream = Stream(held, self.length, 0, single=self.goals.single)
+        stream = Stream(held, self.length, 0, single=self.goals.single_ratio)
         rows = min(self.goals.eval_rows, stream.rows_in_group)
         if not rows:
             return {}
         device = self.model.encoder.embeddings.word.weight.device
         key = masking.key(0, 0, device)
-        sums = torch.zeros(len(self.measures), 2, device=device)
+        sums = torch.zeros(len(self.metric_names), 2, device=device)
         for start in range(0, rows, 64):
             pairs = stream.take(min(64, rows - start))
             with torch.compiler.set_stance("force_eager"):  # not worth compiling for
                 _, found = self.objective(*tensors(pairs, device), key, masking.sent(start, device))
             sums += found
-        return {name: a / max(b, 1) for name, (a, b) in zip(self.measures, sums.tolist(), strict=True)}
+        return {name: a / max(b, 1) for name, (a, b) in zip(self.metric_names, sums.tolist(), strict=True)}
 
-    def alarm(self, numbers: dict[str, float], progress: float, step: int) -> Alarm | None:
+    def check_metrics(self, numbers: dict[str, float], progress: float, step: int) -> Alarm | None:
         """Divergence: the loss is far above what it has been. Collapse: after the warm-up, masked words are still guessed no
         better than by counting words.
         """
@@ -245,17 +251,17 @@ class PretrainTask:
         if step > DIVERGED_STEPS and loss > 1.15 * lowest + 0.2:
             return Alarm(f"the loss was {lowest:.2f} and is {loss:.2f}: the training has diverged", rewind=True)
         self.lowest[length] = min(lowest, loss)
-        early = progress < max(STUCK_AT, 2 * self.settings.warmup) or step < STUCK_STEPS
+        early = progress < max(STUCK_AT, 2 * self.settings.warmup_ratio) or step < STUCK_STEPS
         self.stuck = 0 if early or loss < self.entropy else self.stuck + 1
         if self.stuck < STUCK_LINES:
             return None
         return Alarm(
             f"the loss of masked words is {loss:.2f}, and counting words alone gives {self.entropy:.2f}: the model has "
-            f"collapsed. Start again with half the --learning-rate, a longer --warmup or another --seed; with very little "
+            f"collapsed. Start again with half the --learning-rate, a longer --warmup-ratio or another --seed; with very little "
             f"data or budget, with a smaller shape"
         )
 
-    def place(self) -> dict[str, Any]:
+    def data_position(self) -> dict[str, Any]:
         """Position in the rows, and the lowest loss so far, of each length."""
         lowest = {str(length): loss for length, loss in self.lowest.items()}
         rows = {str(length): asdict(at) for length, at in self.at.items()}
@@ -273,7 +279,7 @@ class PretrainTask:
         self.reach = int(data.get("positions", self.reach))
         self.streams = {}
 
-    def artifact(self, metrics: dict[str, float], state: TrainState) -> Artifact:
+    def to_artifact(self, metrics: dict[str, float], state: TrainState) -> Artifact:
         """The model as it is now, with how it came about."""
         done = {
             "step": "pretrain",
@@ -284,7 +290,7 @@ class PretrainTask:
             "settings": {k: v for k, v in {**asdict(self.settings), **asdict(self.goals)}.items() if v is not None},
             "corpus": self.shards.manifest.get("counts", {}),
         }
-        before = self.start.meta.made if self.start else ()
+        before = self.initial_model.meta.made if self.initial_model else ()
         meta = Meta(task="pretrain", metrics={"held-out": metrics} if metrics else {}, made=(*before, done))
         return Artifact(self.config, self.model.weights(), self.tokenizer, meta)
 
@@ -348,7 +354,7 @@ def specials(tokenizer: Tokenizer) -> masking.Specials:
 
 def describe(work: PretrainTask) -> dict[str, Any]:
     """What a training will do, before it does it."""
-    rows = work.settings.batch
+    rows = work.settings.batch_size
     return {
         "parameters": sum(p.numel() for p in work.model.parameters()),
         "vocabulary": work.config.vocab_size,

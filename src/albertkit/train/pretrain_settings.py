@@ -18,12 +18,14 @@ class PretrainSettings:
     """What the model is asked to learn."""
 
     lengths: str = setting("128", "Tokens a row; '128:0.9,512:0.1' spends the last tenth of the budget on longer rows.")
-    short: float = setting(0.1, "Share of the updates that see rows of a quarter of the length, as short texts are.")
-    single: float = setting(0.3, "Share of the rows that are one text instead of two segments.")
-    mask: float = setting(0.15, "Share of the tokens that are masked.")
-    order: float = setting(1.0, "Weight of the sentence-order loss; 0 leaves it out.")
-    consistency: float = setting(0.0, "Weight λ of the loss that makes the layers' hidden states alike.")
-    likeness: str = setting(
+    short_ratio: float = setting(
+        0.1, "Share of the updates that see rows of a quarter of the length, as short texts are."
+    )
+    single_ratio: float = setting(0.3, "Share of the rows that are one text instead of two segments.")
+    mask_ratio: float = setting(0.15, "Share of the tokens that are masked.")
+    sop_weight: float = setting(1.0, "Weight of the sentence-order loss; 0 leaves it out.")
+    consistency_weight: float = setting(0.0, "Weight λ of the loss that makes the layers' hidden states alike.")
+    consistency_similarity: str = setting(
         "cosine", "What the consistency loss compares layers by: cosine, or dot (the plain product)."
     )
     layer_decay: float = setting(1.0, "Below 1, earlier uses of the shared layer weigh less in its gradient.")
@@ -34,17 +36,19 @@ class PretrainSettings:
     eval_rows: int = setting(1024, "Held-out rows to evaluate on.")
 
     def __post_init__(self) -> None:
-        for name in ("short", "single"):
+        for name in ("short_ratio", "single_ratio"):
             if not 0 <= getattr(self, name) < 1:
                 raise AlbertkitError(f"{name} is {getattr(self, name)}; it must be from 0 up to, not including, 1")
-        if not 0 < self.mask < 0.9:
-            raise AlbertkitError(f"mask is {self.mask}; it must be between 0 and 0.9")
+        if not 0 < self.mask_ratio < 0.9:
+            raise AlbertkitError(f"mask_ratio is {self.mask_ratio}; it must be between 0 and 0.9")
         if not 0 < self.layer_decay <= 1:
             raise AlbertkitError(f"layer_decay is {self.layer_decay}; it must be above 0 and at most 1")
-        if self.order < 0 or self.consistency < 0:
-            raise AlbertkitError("order and consistency are weights; they must be 0 or above")
-        if self.likeness not in LIKENESSES:
-            raise AlbertkitError(f"likeness is {self.likeness!r}; choose one of {', '.join(LIKENESSES)}")
+        if self.sop_weight < 0 or self.consistency_weight < 0:
+            raise AlbertkitError("sop_weight and consistency_weight must be 0 or above")
+        if self.consistency_similarity not in LIKENESSES:
+            raise AlbertkitError(
+                f"consistency_similarity is {self.consistency_similarity!r}; choose one of {', '.join(LIKENESSES)}"
+            )
         self.phases()
         self.shallow()
 

@@ -174,8 +174,8 @@ def train_for_bits(
     data: DistillData,
     training: RecoverySettings,
     run: Path,
-    say: Callable[[str], None] = lambda text: None,
-    bar: bool = False,
+    log: Callable[[str], None] = lambda text: None,
+    progress_bar: bool = False,
 ) -> QatResult:
     """Train a float model for `bits`; the same call goes on in `run` where it was stopped."""
     if artifact.meta.quantisation is not None:
@@ -191,5 +191,5 @@ def train_for_bits(
         work.objective.called = FakeQuantizedModel(work.model, bits, smooth)
         work.settings = dataclasses.replace(work.settings, precision="float32")  # half precision would round otherwise
 
-    made, metrics = train_from_teacher(artifact, artifact, data, lesson, training, run, prepare, say, bar)
+    made, metrics = train_from_teacher(artifact, artifact, data, lesson, training, run, prepare, log, progress_bar)
     return QatResult(made, smooth, metrics)

@@ -85,9 +85,9 @@ def settings_of(
     """The loop's settings: an evaluation each epoch, and the best one is the result where anything is held out."""
     budget: dict[str, Any] = {"steps": steps} if training.minutes is None else {"minutes": training.minutes}
     return TrainSettings(
-        **budget, batch=training.batch, micro=training.micro, learning_rate=training.learning_rate or preset_rate(artifact.config),
-        warmup=0.1, seed=training.seed, evaluations=evaluations, take_best=held, device=training.device, compile="no",
-        tensorboard=False, keep=1,
+        **budget, batch_size=training.batch_size, micro_batch_size=training.micro_batch_size, learning_rate=training.learning_rate or preset_rate(artifact.config),
+        warmup_ratio=0.1, seed=training.seed, evaluations=evaluations, load_best=held, device=training.device, compile="no",
+        tensorboard=False, keep_checkpoints=1,
     )  # fmt: skip
 
 
@@ -99,8 +99,8 @@ def train_from_teacher(
     training: RecoverySettings,
     run: Path,
     prepare: Callable[[DistillTask], None] = lambda work: None,
-    say: Callable[[str], None] = lambda text: None,
-    bar: bool = False,
+    log: Callable[[str], None] = lambda text: None,
+    progress_bar: bool = False,
     asked: str = "",
 ) -> tuple[Artifact, dict[str, float]]:
     """Train `artifact` with `whole` as its teacher, in the folder `run`, where the same call goes on; `prepare` changes the work.
@@ -118,9 +118,9 @@ def train_from_teacher(
     epochs = training.epochs or preset_epochs(len(work.features)) / 2  # it knew all of it once
     steps = max(1, round(work.batches * epochs))
     work.settings = settings_of(training, artifact, steps, held, math.ceil(epochs) if training.minutes is None else 10)
-    work.trained = True
+    work.is_trained = True
     prepare(work)
-    outcome = train(work, work.settings, run, resume=True, say=say, bar=bar)
+    outcome = train(work, work.settings, run, resume=True, log=log, progress_bar=progress_bar)
     if outcome.model is None:
         raise AlbertkitError(f"stopped; the same command goes on from {run}")
     return without_projection(read_artifact(outcome.model)), outcome.metrics
@@ -143,8 +143,8 @@ class Recovery:
     data: DistillData
     training: RecoverySettings
     run: Path
-    say: Callable[[str], None] = lambda text: None
-    bar: bool = False
+    log: Callable[[str], None] = lambda text: None
+    progress_bar: bool = False
     scores: dict[str, QualityScore] = field(default_factory=dict)
     """`whole`, `pruned`, `recovered`: each on the held-out examples; empty without any."""
     asked: str = ""
@@ -160,7 +160,7 @@ class Recovery:
         def prepare(work: DistillTask) -> None:
             work.step = "recover"
 
-        given = (self.data, lesson, self.training, self.run, prepare, self.say, self.bar, self.asked)
+        given = (self.data, lesson, self.training, self.run, prepare, self.log, self.progress_bar, self.asked)
         made, _ = train_from_teacher(pruned, whole, *given)
         if len(self.data.dev):
             with tempfile.TemporaryDirectory() as scratch:
@@ -174,7 +174,7 @@ class Recovery:
                 self.scores = {name: judge(folder) for name, folder in folders.items()}
             before, after = self.scores["pruned"], self.scores["recovered"]
             if after.value < before.value:
-                self.say(
+                self.log(
                     f"note: training made it worse: {after.metric} {before.value:.4f} pruned, {after.value:.4f} recovered; "
                     f"give more examples, or a lower --learning-rate (delete {self.run} first)"
                 )

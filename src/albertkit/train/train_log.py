@@ -18,13 +18,13 @@ from albertkit.train.train_settings import TrainSettings
 class TrainLog:
     """Writes as the training goes; lines after the step it resumes from are dropped first."""
 
-    def __init__(self, run: Path, settings: TrainSettings, step: int, bar: bool) -> None:
+    def __init__(self, run: Path, settings: TrainSettings, step: int, progress_bar: bool) -> None:
         self.path = run / "metrics.jsonl"
         self._keep(step)
         self.file = self.path.open("a", encoding="utf-8")
         self.board = _board(run / "tensorboard", step) if settings.tensorboard else None
         form = "{desc}{percentage:3.0f}%|{bar}| {elapsed}{postfix}"
-        self.bar = tqdm(total=1.0, bar_format=form, disable=None if bar else True, mininterval=0.5)
+        self.progress_bar = tqdm(total=1.0, bar_format=form, disable=None if progress_bar else True, mininterval=0.5)
 
     def _keep(self, step: int) -> None:
         """Cut the file behind the last whole line of a step up to `step`."""
@@ -53,13 +53,13 @@ class TrainLog:
 
     def show(self, progress: float, text: str) -> None:
         """Move the bar."""
-        self.bar.n = min(1.0, progress)
-        self.bar.set_postfix_str(text, refresh=False)
-        self.bar.update(0)
+        self.progress_bar.n = min(1.0, progress)
+        self.progress_bar.set_postfix_str(text, refresh=False)
+        self.progress_bar.update(0)
 
     def close(self) -> None:
         """Finish all files."""
-        self.bar.close()
+        self.progress_bar.close()
         self.file.close()
         if self.board is not None:
             self.board.close()
