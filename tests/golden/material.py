@@ -325,7 +325,20 @@ def labelled(kind: str, count: int = 80, seed: int = 0) -> Path:
     return written(f"{kind}-{seed}.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
 
 
-TRAINING = ("--epochs", 2, "--batch", 8, "--learning-rate", 2e-3, "--max-length", 40, "--device", "cpu", "--seed", 1)
+TRAINING = (
+    "--epochs",
+    2,
+    "--batch-size",
+    8,
+    "--learning-rate",
+    2e-3,
+    "--max-length",
+    40,
+    "--device",
+    "cpu",
+    "--seed",
+    1,
+)
 
 
 @cache

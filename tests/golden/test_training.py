@@ -21,7 +21,7 @@ from tests.golden.material import (
     tiny_model,
 )
 
-STEPS = ("--steps", 20, "--batch", 8, "--learning-rate", 2e-3, "--device", "cpu", "--seed", 1, "--no-tensorboard")
+STEPS = ("--steps", 20, "--batch-size", 8, "--learning-rate", 2e-3, "--device", "cpu", "--seed", 1, "--no-tensorboard")
 STEPS = (*STEPS, "--evaluations", 2, "--log-every", 5)
 TASK = (*TRAINING[:6], *TRAINING[8:])  # without --max-length
 
@@ -88,10 +88,10 @@ def examples() -> Path:
 
 CASES: dict[str, Callable[[Path], Path]] = {
     "pretrain": pretrained(),
-    "pretrain-depths": pretrained("--depths", "1,2", "--consistency", 0.1, "--optimizer", "lamb"),
-    "pretrain-lengths": pretrained("--lengths", "8:0.5,16:0.5", "--optimizer", "muon", "--micro", 4),
+    "pretrain-depths": pretrained("--depths", "1,2", "--consistency-weight", 0.1, "--optimizer", "lamb"),
+    "pretrain-lengths": pretrained("--lengths", "8:0.5,16:0.5", "--optimizer", "muon", "--micro-batch-size", 4),
     "finetune-elastic": tuned("--elastic"),
-    "finetune-weights": tuned("--class-weights", "--smoothing", 0.0, "--dropout", 0.2),
+    "finetune-weights": tuned("--class-weights", "--label-smoothing", 0.0, "--dropout", 0.2),
     "elastic": elastic,
     "distill-vectors": distilled(text_file, tiny_model),
     "distill-logits": distilled(examples, single, "--what", "logits"),
