@@ -270,7 +270,6 @@ def versions() -> dict[str, str]:
 
 def show(whole: dict[str, Any], out: Path) -> None:
     """The page and its picture, beside a report that was put elsewhere; and the ratios on the screen."""
-    sys.path.insert(0, str(DOCS))
     import benchmarks_page
 
     folder = DOCS if out.resolve() == RESULT else out.parent

@@ -4,13 +4,13 @@ cli.md                the help of every verb
 api.md                the public names of Python, with their signatures (see api_page.py)
 shapes.md             what each preset costs
 pretraining-cost.md   measured training speed, and what follows for many GPUs
-results.md            fine-tuning on real data, beside published numbers (see results_page.py)
-scale.md              what large jobs would cost (see scale_page.py)
-benchmarks.md         every benchmark in one report; also benchmarks.png and README's table (see benchmarks_page.py)
-elastic.md            quality and time at every depth and with early exit; also elastic.png (see elastic_page.py)
+results.md            fine-tuning on real data, beside published numbers (see studies/results_page.py)
+scale.md              what large jobs would cost (see studies/scale_page.py)
+benchmarks.md         every benchmark in one report; also benchmarks.png and README's table (see bench/benchmarks_page.py)
+elastic.md            quality and time at every depth and with early exit; also elastic.png (see studies/elastic_page.py)
 options.md            what goes beyond canonical ALBERT, and what it costs (see options_page.py)
-generation.md, explain.md, finetuning.md   by hand, but for the tables of what was measured (see measured_page.py)
-ablation.md           the documents' ideas, measured, once there are results (see bench/ablation_page.py)
+generation.md, explain.md, finetuning.md   by hand, but for the tables of what was measured (see studies/measured_page.py)
+ablation.md           the documents' ideas, measured (see studies/ablation_page.py)
 model-card.md         the built-in model; also README.md and albertkit.json in the folders of both (see model_card.py)
 """
 
@@ -27,8 +27,11 @@ from albertkit.cli.entry_point import app, megabytes
 from albertkit.compress.cost import shape_cost
 from albertkit.config import PRESETS, preset
 
+sys.path.insert(0, str(Path(__file__).parent.parent / "studies"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "bench"))
 sys.path.insert(0, str(Path(__file__).parent))
 
+import ablation_page
 import api_page
 import benchmarks_page
 import elastic_page
@@ -40,7 +43,7 @@ import scale_page
 from scale_page import BUDGET, LINKS, STEP, cost_row
 
 DOCS = Path(__file__).parent
-BENCH = DOCS.parent / "bench"
+STUDIES = DOCS.parent / "studies"
 NOTE = "<!-- Written by `make docs`; do not edit. -->\n"
 
 
@@ -79,10 +82,10 @@ def shapes_page() -> str:
 
 
 def cost_page() -> str:
-    found = json.loads((DOCS.parent / "bench" / "results" / "pretraining.json").read_text(encoding="utf-8"))
+    found = json.loads((STUDIES / "results" / "pretraining.json").read_text(encoding="utf-8"))
     machine = found["machine"]
     lines = [NOTE, "# What pre-training costs", "",
-             f"Measured on one {machine['gpu']}, torch {machine['torch']}, rows of {machine['length']} tokens, bf16, by `bench/pretraining.py`: tokens a second",
+             f"Measured on one {machine['gpu']}, torch {machine['torch']}, rows of {machine['length']} tokens, bf16, by `studies/pretraining.py`: tokens a second",
              "end to end (reading shards, drawing masks and order, forward, backward, optimizer, losses read every twenty updates), share of the",
              "measured bf16 matrix-product peak, and peak memory for a token of the batch. transformers computes on tokens that lie ready on the device.", "",
              "| shape | rows | program | thousand tokens / s | ours ÷ it | share of peak | kB / token |",
@@ -110,13 +113,6 @@ def cost_page() -> str:
     return "\n".join([*lines, ""])
 
 
-def ablation() -> str:
-    sys.path.insert(0, str(BENCH))
-    import ablation_page
-
-    return str(ablation_page.written())
-
-
 BUILT_IN = f"../src/albertkit/models/{model_card.DEFAULT}"
 PAGES = {
     "cli.md": cli_page,
@@ -129,7 +125,7 @@ PAGES = {
     "benchmarks.md": lambda: benchmarks_page.page(benchmarks_page.load()),
     "options.md": options_page.page,
     **{name: partial(measured_page.page, name) for name in measured_page.TABLES},
-    **({"ablation.md": ablation} if (BENCH / "results" / "ablation.jsonl").is_file() else {}),
+    "ablation.md": ablation_page.written,
     f"{BUILT_IN}/albertkit.json": model_card.meta_text,
     f"{BUILT_IN}/README.md": model_card.readme,
     f"../src/albertkit/models/{model_card.START}/albertkit.json": model_card.start_meta,

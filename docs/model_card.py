@@ -1,6 +1,6 @@
 """The cards of the built-in models, and the facts and scores in their albertkit.json: for `generate.py`.
 
-In: `runs/builtin.json` (what people must be told), `bench/results/builtin.json` (what was measured), and the artifact itself.
+In: `runs/builtin.json` (what people must be told), `studies/results/builtin.json` (what was measured), and the artifact itself.
 Out: the text of docs/model-card.md, of README.md in the model's folder, and of its albertkit.json. No number is written here.
 """
 
@@ -35,10 +35,10 @@ HEADINGS = {
 
 def results() -> dict[str, Any]:
     """What was measured; measured on another model, it is an error."""
-    found: dict[str, Any] = json.loads((ROOT / "bench" / "results" / "builtin.json").read_text(encoding="utf-8"))
+    found: dict[str, Any] = json.loads((ROOT / "studies" / "results" / "builtin.json").read_text(encoding="utf-8"))
     if found["model"]["hash"] != fingerprint(FOLDER):
         raise SystemExit(
-            f"bench/results/builtin.json was measured on another model than {FOLDER}; run bench/builtin.py"
+            f"studies/results/builtin.json was measured on another model than {FOLDER}; run studies/builtin.py"
         )
     return found
 
@@ -168,8 +168,8 @@ def commands(found: dict[str, Any]) -> list[str]:
         f"Measured on {found['machine']['processor']}, {found['machine']['date']} ({libraries}), by:",
         "",
         "```bash",
-        f"python bench/builtin.py --float FOLDER {files} {named}".rstrip(),
-        *(["python bench/builtin.py --speed " + f"--peer {found['speed']['base'].split(',')[0]}=FOLDER"] if "speed" in found else []),
+        f"python studies/builtin.py --float FOLDER {files} {named}".rstrip(),
+        *(["python studies/builtin.py --speed " + f"--peer {found['speed']['base'].split(',')[0]}=FOLDER"] if "speed" in found else []),
         "albertkit models",
         "```",
         "",

@@ -1,6 +1,6 @@
 """The page about the options beyond canonical ALBERT: for `generate.py`. Every number in it is counted by `compress/cost.py`.
 
-In: nothing. Out: the text of docs/options.md. What the options are worth is measured by bench/ablation.py, and stands in docs/ablation.md.
+In: nothing. Out: the text of docs/options.md. What the options are worth is measured by studies/ablation.py, and stands in docs/ablation.md.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ TEXT = """# Options beyond ALBERT
 
 The documents this project started from describe more than ALBERT, and disagree with it and with each other. Canonical ALBERT is the default. What they add is here as options, all off by
 default, each with its formula made well-defined, and each usable in pre-training, fine-tuning, the runtime, 8 and 4 bits, pruning, ONNX export, the view inside and the server. What each is
-worth is [measured](ablation.md) at one budget, by `bench/ablation.py`; what the documents say besides stands [claim by claim](documents.md) on a page of its own.
+worth is [measured](ablation.md) at one budget, by `studies/ablation.py`; what the documents say besides stands [claim by claim](documents.md) on a page of its own.
 
 ```bash
 albertkit pretrain shards -o run --shape small --option gru=true --option attention_bias=relative

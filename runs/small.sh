@@ -38,6 +38,6 @@ albertkit calibrate "$out/small" "$out/paragraphs.txt"
 
 # 5. To ship them: put the folders into the package, measure, and write the card (facts for people stand in runs/builtin.json).
 #   cp -r "$out/small" "$out/small-pretrained" src/albertkit/models/
-#   python bench/builtin.py --float "$out/vectors/cut" --text "$out/shards" --sts sts-b/dev.tsv --squad squad/dev.json \
+#   python studies/builtin.py --float "$out/vectors/cut" --text "$out/shards" --sts sts-b/dev.tsv --squad squad/dev.json \
 #     --clinc clinc150/data_small.json --peer MiniLM-L6="$TEACHERS/minilm" --peer gte-small="$TEACHERS/gte" --speed
 #   make docs

@@ -34,7 +34,7 @@ SPIECE = ROOT / "src" / "albertkit" / "models" / "small" / "spiece.model"
 
 
 def program(path: str) -> Any:
-    """A program of bench/ or docs/, such as "bench/bulk", as a module."""
+    """A program of bench/, docs/ or studies/, such as "bench/search", as a module."""
     spec = importlib.util.spec_from_file_location(path.rpartition("/")[2], ROOT / f"{path}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

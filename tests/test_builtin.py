@@ -96,7 +96,7 @@ def test_it_is_small_whole_and_the_one_that_was_measured():
     there = {p.name: p.stat().st_size for p in FOLDER.iterdir()}
     assert set(there) == {*files, "albertkit.json", "README.md"}
     assert sum(there.values()) <= LIMIT and "tokenizer.json" not in there and meta.quantisation == "int8"
-    measured = json.loads((ROOT / "bench" / "results" / "builtin.json").read_text(encoding="utf-8"))
+    measured = json.loads((ROOT / "studies" / "results" / "builtin.json").read_text(encoding="utf-8"))
     assert builtin.fingerprint(FOLDER) == measured["model"]["hash"]
 
 

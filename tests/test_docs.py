@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import inspect
+import json
 import os
 import re
 import shlex
@@ -20,6 +22,7 @@ import albertkit
 from albertkit.compress import benchmark as trial
 from albertkit.compress import machine
 from albertkit.compress import planner as wanted
+from albertkit.options import Options
 from albertkit.serve import server as serving
 from albertkit.train import loop
 from tests.conftest import ROOT, program
@@ -307,10 +310,38 @@ def test_the_public_door():
         _ = albertkit.nothing
 
 
-def test_the_inference_page_shows_what_was_measured():
-    """docs/inference.md is written from bench/results/inference.json, and nothing else."""
-    import json
+@pytest.mark.parametrize(
+    ("program_path", "page"),
+    [
+        ("bench/inference", "inference.md"),
+        ("studies/plan", "planning.md"),
+        ("studies/corpus", "corpus.md"),
+        ("studies/compression", "compression.md"),
+        ("studies/together", "compression.md"),
+    ],
+)
+def test_pages_show_what_was_recorded(program_path, page):
+    """Tables outside `make docs` are written from recorded results, and nothing else."""
+    made = program(program_path)
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    found = json.loads(made.RESULT.read_text(encoding="utf-8"))
+    if hasattr(made, "block"):
+        assert made.block(made.kept() if hasattr(made, "kept") else found) in text
+    elif page == "corpus.md":
+        assert made.table(found) in text
+    else:
+        assert made.table(found) == text
 
-    bench = program("bench/inference")
-    page = (ROOT / "docs" / "inference.md").read_text(encoding="utf-8")
-    assert page == bench.table(json.loads(bench.RESULT.read_text()))
+
+def test_each_option_has_its_document_formula_cost_and_test():
+    text = (ROOT / "docs" / "options.md").read_text(encoding="utf-8")
+    sections = [part for part in text.split("\n## ") if re.search(r"\(document 00\d\)$", part.split("\n")[0])]
+    assert len(sections) == 7
+    for section in sections:
+        for word in ("Said", "Here", "Cost", "Test"):
+            assert section.count(f"\n**{word}:** ") == 1, (section.split("\n")[0], word)
+        assert re.search(r"\*\*Test:\*\* `tests/[\w/]+\.py::\w+`", section)
+    named = {name for section in sections for name in re.findall(r"`(\w+)", section.split("\n")[0])}
+    rest = re.findall(r"^\| `(\w+)` \(option\) \|.*`tests/[\w/.]+::\w+` \|$", text, re.M)
+    others = {"brightmart_layout", "head_size", "static"}  # of other files and verbs, not of the documents
+    assert named | set(rest) == {field.name for field in dataclasses.fields(Options)} - others

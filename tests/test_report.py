@@ -22,7 +22,7 @@ def bench():
 
 @pytest.fixture(scope="module")
 def pages():
-    return program("docs/benchmarks_page")
+    return program("bench/benchmarks_page")
 
 
 @pytest.fixture

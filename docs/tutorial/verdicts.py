@@ -1,6 +1,6 @@
 """What the measured comparison of the documents' ideas says about a claim, for `docs/documents.md`.
 
-In: lines of `bench/results/ablation.jsonl` and speeds, as `bench/ablation.py` writes them, and the claims and their judging in `bench/ablation_page.py`. Out: a few
+In: lines of `studies/results/ablation.jsonl` and speeds, as `studies/ablation.py` writes them, and the claims and their judging in `studies/ablation_page.py`. Out: a few
 words that go behind the places where a claim is shown, or nothing where nothing was measured.
 """
 
@@ -14,8 +14,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-BENCH = Path(__file__).resolve().parent.parent.parent / "bench"
-LINES, SPEEDS = BENCH / "results" / "ablation.jsonl", BENCH / "results" / "ablation-speed.json"
+STUDIES = Path(__file__).resolve().parent.parent.parent / "studies"
+LINES, SPEEDS = STUDIES / "results" / "ablation.jsonl", STUDIES / "results" / "ablation-speed.json"
 CHINESE = {
     "holds: ": "成立：",
     "partly: ": "部分成立：",
@@ -40,7 +40,7 @@ CHINESE = {
 @cache
 def judge() -> Any:
     """The module that knows the claims."""
-    spec = importlib.util.spec_from_file_location("ablation_page", BENCH / "ablation_page.py")
+    spec = importlib.util.spec_from_file_location("ablation_page", STUDIES / "ablation_page.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules["ablation_page"] = module  # dataclasses look their module up

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import replace
 from timeit import timeit
@@ -24,7 +23,7 @@ from albertkit.compress.profile import profile_model
 from albertkit.config import preset
 from albertkit.errors import AlbertkitError
 from albertkit.interop.convert import open_model
-from tests.conftest import program, tiny
+from tests.conftest import tiny
 from tests.runtime.test_albert import make
 
 
@@ -240,13 +239,3 @@ def test_the_commands_of_a_plan_begin_with_floats(tmp_path):
     first, second, third = commands(smaller, "m", model)
     assert first == "albertkit convert m FLOAT" and second.startswith("albertkit prune FLOAT PRUNED ")
     assert third.startswith("albertkit quantize PRUNED OUT --bits 4")
-
-
-@pytest.mark.parametrize("name", ["plan", "compression"])
-def test_pages_show_what_was_measured(name):
-    """docs/planning.md and the measured part of docs/compression.md are written from bench/results alone."""
-    bench = program(f"bench/{name}")
-    if not bench.RESULT.exists():
-        pytest.skip(f"python bench/{name}.py has not been run")
-    result, page = json.loads(bench.RESULT.read_text(encoding="utf-8")), bench.PAGE.read_text(encoding="utf-8")
-    assert page == (bench.table(result) if name == "plan" else bench.with_block(page, bench.block(result)))

@@ -15,7 +15,6 @@ from albertkit.cli.entry_point import app
 from albertkit.data.shards import Shards
 from albertkit.errors import AlbertkitError
 from albertkit.tokenizer import Tokenizer
-from tests.conftest import ROOT, program
 from tests.data.making import contents, text
 
 
@@ -130,11 +129,3 @@ def test_the_bar(monkeypatch):
         step("corpus", 10, 100, 5_000_000)
         step("corpus", 100, 100, 9_000_000)
     assert "corpus" in shown.getvalue()
-
-
-def test_the_page_shows_what_was_measured():
-    """The table of docs/corpus.md is written from bench/results/corpus.json."""
-    bench = program("bench/corpus")
-    assert bench.table(json.loads(bench.RESULT.read_text())) in (ROOT / "docs" / "corpus.md").read_text(
-        encoding="utf-8"
-    )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import json
 import math
 import sys
@@ -31,7 +30,7 @@ from albertkit.train.pretrain import PretrainTask, consistency
 from albertkit.train.pretrain_settings import PretrainSettings
 from albertkit.train.train_settings import TrainSettings
 from albertkit.weights import encoder_shapes, size
-from tests.conftest import ROOT, tiny
+from tests.conftest import tiny
 from tests.train.conftest import VOCAB, write_shards
 from tests.train.test_finetune import texts
 
@@ -426,28 +425,3 @@ def test_options_from_the_command_line(shards, tmp_path, monkeypatch, capsys):
     assert code == 0 and json.loads(out)["parameters"]["GRU"] == 2 * (3 * 768 * 768 + 3 * 768)
     code, _, err = run("plan", "base", "--option", "windw=4")
     assert code != 0 and "window" in err
-
-
-def test_the_ablation_has_a_config_for_every_variant_and_a_page(monkeypatch):
-    """The bench itself runs for hours; that its table can be made is known before."""
-    monkeypatch.syspath_prepend(str(ROOT / "bench"))
-    ablation, pages = (importlib.import_module(name) for name in ("ablation", "ablation_page"))
-    lines = []
-    for name, variant in ablation.VARIANTS.items():
-        config = variant.config("small", 128)
-        PretrainSettings(**variant.goals)
-        for seed in range(3):
-            quality = 0.5 + 0.001 * seed + (0.1 if name == "gru" else 0.0)
-            lines.append({
-                "variant": name, "seed": seed, "machine": {"device": "CPU", "torch": "2"}, "parameters": size(encoder_shapes(config)),
-                "recipe": {"shape": "small", "length": 128, "tokens": 1000, "minutes": None},
-                "operations_per_token": operations(config, 128)["total"], "mlm_loss": 3.0, "mlm_accuracy": quality, "sop_accuracy": quality,
-                "tasks": {"a": {"accuracy": quality}},
-            })  # fmt: skip
-    made_page = pages.page(lines, {})
-    (row,) = [line for line in made_page.splitlines() if "recurrent network" in line]
-    assert "+10.00 (better)" in row and row.endswith("| holds: better |")
-    (row,) = [line for line in made_page.splitlines() if "layer_decay_rate speeds" in line]
-    assert "(same)" in row and row.endswith("| cannot tell: better |")
-    for claim in pages.CLAIMS:
-        assert claim.says in made_page

@@ -1,0 +1,150 @@
+"""The page of all benchmarks, its picture, and README's table: for `generate.py`.
+
+In: `bench/results/report.json` (bench/report.py) and `newcomer.json` (studies/newcomer.py), if they are there. Out: docs/benchmarks.md, docs/benchmarks.png, and the part of README.md and README.zh-CN.md between two marks. Without a
+report the page says so, and README stays as it is.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+DOCS = Path(__file__).parent.parent / "docs"
+REPORT = Path(__file__).parent / "results" / "report.json"
+NEWCOMER = DOCS.parent / "studies" / "results" / "newcomer.json"
+MARKS = re.compile(r"(<!-- benchmarks: begin[^>]*-->\n).*?(<!-- benchmarks: end -->)", re.S)
+RECALL, LEAST_RECALL = re.compile(r"recall (\d\.\d+)"), 0.95
+CHINESE = {
+    "one short text": "一条短文本", "128 tokens": "128 个词元的文本", "long documents": "长文档", "mixed texts": "长短混合的文本", "cold start": "冷启动", "cold memory": "冷启动的内存",
+    "on disk": "磁盘大小", "growth of memory": "一百万条文本后半程的内存增长", "pre-training": "预训练", "fine-tuning": "微调", "search": "一次搜索",
+    "server, one text a request": "服务器，每次一条文本", "server, 8 texts a request": "服务器，每次 8 条文本",
+}  # fmt: skip
+HEADS = {
+    "README.md": ("| | albertkit | nearest other program | times better |", "Measured by `make bench` on {cpu}, {threads} threads, {date} ({mode} run); all programs and failures are in [benchmarks](docs/benchmarks.md)."),
+    "README.zh-CN.md": ("| | albertkit | 最接近的其他程序 | 好多少倍 |", "由 `make bench` 在 {cpu}（{threads} 个线程）上测得，{date}（{mode}）；所有程序和失败都在[基准测试](docs/benchmarks.md)一页。"),
+}  # fmt: skip
+MODES = {"README.md": {"quick": "quick", "full": "full"}, "README.zh-CN.md": {"quick": "快速", "full": "完整"}}
+
+
+def load(path: Path = REPORT) -> dict[str, Any] | None:
+    """The report, if benchmarks were run."""
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+
+
+def rows(report: dict[str, Any]) -> list[dict[str, Any]]:
+    """All rows of the parts that ran."""
+    return [row for part in report["parts"].values() for row in part.get("rows", ())]
+
+
+def nearest(report: dict[str, Any]) -> list[dict[str, Any]]:
+    """For each thing that was measured, our best row against the other program that comes nearest, or beats us by most, and gives about the same answers."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for row in rows(report):
+        if row["ratio"] is not None and recall(row["peer"]) >= LEAST_RECALL:
+            found.setdefault(row["what"], []).append(row)
+    return [min(best(of), key=lambda row: row["ratio"]) for of in found.values()]
+
+
+def recall(peer: str | None) -> float:
+    """The share of the right answers that a program finds, where its name tells it; else all."""
+    told = RECALL.search(peer or "")
+    return float(told[1]) if told else 1.0
+
+
+def best(of: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows of our best value."""
+    value = (max if of[0]["more_is_better"] else min)(row["value"] for row in of)
+    return [row for row in of if row["value"] == value]
+
+
+def number(value: float | None) -> str:
+    return "" if value is None else f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def page(report: dict[str, Any] | None) -> str:
+    """docs/benchmarks.md."""
+    if report is None:
+        return "<!-- Written by `make docs`; do not edit. -->\n\n# Benchmarks\n\nNo run of `make bench` has been recorded yet.\n"
+    machine = report["machine"]
+    lines = ["<!-- Written by `make docs`; do not edit. -->", "", "# Benchmarks", "",
+             f"One {report['mode']} run of `make bench` on {machine['threads']} threads of {machine['processor']} ({', '.join(machine['instructions'])}), Python {machine['python']}, {machine['date']}. Each benchmark compares outputs first where there are any,",
+             "and gives every program the same texts, weights and threads. \"Times better\" is above 1 where albertkit is better. The share is of what this machine can do at most: of its fastest matrix product, or, for the server, of the",
+             "engine without a server.", "", "![times better than other programs](benchmarks.png)", ""]  # fmt: skip
+    for name, part in report["parts"].items():
+        lines += [f"## {name[0].upper()}{name[1:]}", "", f"`{part['command']}`, {part['seconds']:,.0f} s.", ""]
+        if part["status"] != "done":
+            lines += [f"**It {'ran out of time' if part['status'] == 'out of time' else 'failed'}.** The end of what it said:", "", "```text", *part["output"].strip().splitlines()[-12:], "```", ""]  # fmt: skip
+            continue
+        lines += ["| | unit | albertkit | | other program | | times better | share of the limit |", "|---|---|---|---|---|---|---|---|"]  # fmt: skip
+        for row in part["rows"]:
+            share = f"{row['share']:.0%}" if row["share"] is not None else ""
+            ratio = f"{row['ratio']:.2f}" if row["ratio"] is not None else ""
+            lines.append(f"| {row['what']} | {row['unit']} | {row['ours'].removeprefix('albertkit').strip(', ') or '–'} | {number(row['value'])} | {row['peer'] or ''} | {number(row['theirs'])} | {ratio} | {share} |")  # fmt: skip
+        lines.append("")
+    lines += [f"Libraries: {', '.join(f'{n} {v}' for n, v in report['libraries'].items())}.", "", *newcomer()]
+    return "\n".join(lines)
+
+
+def newcomer(path: Path = NEWCOMER) -> list[str]:
+    """How long the way through README took, if it was walked."""
+    if not path.is_file():
+        return []
+    found = json.loads(path.read_text(encoding="utf-8"))
+    machine = found["machine"]
+    return ["## From a clone to a served model", "",
+            f"`studies/newcomer.py` types README's commands into a shell, in a fresh clone with nothing installed: {machine['threads']} threads of {machine['processor']}, packages from a near index, {machine['date']}. The first classifier is a head on the built-in vectors, without torch;",
+            "\"whole model\" is the same with torch and all weights learning, as README says below its commands: with 120 examples it is slower and less accurate.", "",
+            "| reached | seconds after the start |", "|---|---|", *(f"| {name} | {seconds:,.0f} |" for name, seconds in found["reached_seconds"].items()), ""]  # fmt: skip
+
+
+def table(report: dict[str, Any], name: str) -> str:
+    """README's part, in its language."""
+    head, below = HEADS[name]
+    lines = ["", head, "|---|---|---|---|"]
+    for row in nearest(report):
+        title = CHINESE.get(row["what"], row["what"]) if name == "README.zh-CN.md" else row["what"]
+        unit = row["unit"]
+        lines.append(f"| {title} | {number(row['value'])} {unit} | {row['peer']}: {number(row['theirs'])} {unit} | {row['ratio']:.2f} |")  # fmt: skip
+    machine = report["machine"]
+    said = below.format(
+        cpu=machine["processor"], threads=machine["threads"], date=machine["date"], mode=MODES[name][report["mode"]]
+    )
+    return "\n".join([*lines, "", said, "", ""])
+
+
+def readme(text: str, report: dict[str, Any] | None, name: str) -> str:
+    """README with the part between its marks renewed; as it is, without a report."""
+    if report is None:
+        return text
+    if not MARKS.search(text):
+        raise ValueError(f"{name} has no marks for the table of benchmarks")
+    return MARKS.sub(lambda found: found.group(1) + table(report, name) + found.group(2), text)
+
+
+def picture(report: dict[str, Any], path: Path = DOCS / "benchmarks.png") -> Path:
+    """Times better than the nearest other program, one bar for each thing measured."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    shown = nearest(report)
+    figure, axes = pyplot.subplots(figsize=(8, 0.42 * len(shown) + 1.2))
+    names = [f"{row['what']}  (beside {row['peer']})" for row in shown]
+    ratios = [row["ratio"] for row in shown]
+    axes.barh(
+        names, [ratio - 1 for ratio in ratios], left=1, color=["#00897b" if r >= 1 else "#c0392b" for r in ratios]
+    )
+    axes.set_xscale("log")
+    axes.axvline(1, color="#46505c", linewidth=1)
+    for at, ratio in enumerate(ratios):
+        axes.annotate(f"{ratio:.2f}", (ratio, at), xytext=(4 if ratio >= 1 else -4, 0), textcoords="offset points", va="center", ha="left" if ratio >= 1 else "right", fontsize=8)  # fmt: skip
+    axes.margins(x=0.15)
+    axes.invert_yaxis()
+    axes.set_xlabel("times better than the nearest other program")
+    figure.tight_layout()
+    figure.savefig(path, dpi=120, metadata={"Software": None})
+    pyplot.close(figure)
+    return path

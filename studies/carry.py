@@ -1,0 +1,118 @@
+"""Finished models from the machine that trained them to the one that measures them, in a few small files.
+
+    python studies/carry.py pack OUT/elastic RUNS/*/{plain,elastic,fixed-4}/model     # writes OUT/elastic.tar.00, .01, … of at most 15 MiB each
+    python studies/carry.py unpack elastic.tar.* --into PLACE                         # the same folders, under PLACE
+
+Float weights travel as halves and are float32 again afterwards; quantised folders travel as they are. What two folders share (the vocabulary) travels once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import io
+import shutil
+import sys
+import tarfile
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+sys.path[:0] = [str(Path(__file__).parent.parent / "src")]
+
+from albertkit.artifact import META_FILE, digest, read_artifact, read_meta, write_artifact  # noqa: E402
+
+LIMIT = 15 * 2**20
+
+
+def inside(folder: Path) -> Path:
+    """Where a folder goes below the place of unpacking."""
+    if folder.is_absolute() or ".." in folder.parts:
+        raise SystemExit(f"{folder} is not below this folder; name folders as they lie below it")
+    return folder
+
+
+def halved(folder: Path, scratch: Path) -> Path:
+    """The folder as it travels."""
+    meta, _ = read_meta(folder)
+    if meta.quantisation:
+        return folder
+    artifact = read_artifact(folder)
+    with np.errstate(over="ignore"):  # found below
+        weights = {name: array.astype(np.float16) for name, array in artifact.weights.items()}
+    odd = [name for name, array in weights.items() if not np.isfinite(array).all()]
+    if odd:
+        raise SystemExit(f"{folder}: {odd[0]} does not fit into halves")
+    return write_artifact(dataclasses.replace(artifact, weights=weights), scratch / folder)
+
+
+def pack(out: Path, folders: Sequence[Path], limit: int = LIMIT) -> list[Path]:
+    """Write the parts; says what each folder takes."""
+    whole, seen = io.BytesIO(), dict[str, str]()
+    with tempfile.TemporaryDirectory() as scratch, tarfile.open(fileobj=whole, mode="w") as tar:
+        for folder in map(inside, folders):
+            if not (folder / META_FILE).is_file():
+                print(f"{folder}: not there, left out", flush=True)
+                continue
+            before = whole.tell()
+            for path in sorted(halved(folder, Path(scratch)).iterdir()):
+                name, mark = str(folder / path.name), digest(path)
+                info = tar.gettarinfo(path, name)
+                if mark in seen:
+                    info.type, info.linkname, info.size = tarfile.LNKTYPE, seen[mark], 0
+                    tar.addfile(info)
+                    continue
+                seen[mark] = name
+                info.type, info.linkname, info.size = tarfile.REGTYPE, "", path.stat().st_size
+                with path.open("rb") as file:
+                    tar.addfile(info, file)
+            print(f"{folder}: {(whole.tell() - before) / 1e6:.1f} MB", flush=True)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    data, parts = whole.getbuffer(), []
+    for number, start in enumerate(range(0, len(data), limit)):
+        part = out.with_name(f"{out.name}.tar.{number:02d}")
+        part.write_bytes(data[start : start + limit])
+        parts.append(part)
+    print(f"{len(parts)} files, {len(data) / 2**20:.1f} MiB", flush=True)
+    return parts
+
+
+def unpack(parts: Sequence[Path], into: Path) -> list[Path]:
+    """The folders again; those that are there are left alone."""
+    whole = io.BytesIO(b"".join(path.read_bytes() for path in sorted(parts)))
+    made = []
+    with tempfile.TemporaryDirectory() as scratch:
+        with tarfile.open(fileobj=whole) as tar:
+            tar.extractall(scratch, filter="data")
+        for path in sorted(Path(scratch).rglob(META_FILE)):
+            folder = into / path.parent.relative_to(scratch)
+            if (folder / META_FILE).exists():
+                print(f"{folder}: there already", flush=True)
+                continue
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            if read_meta(path.parent)[0].quantisation:
+                shutil.copytree(path.parent, folder)
+            else:
+                write_artifact(read_artifact(path.parent), folder)
+            made.append(folder)
+            print(folder, flush=True)
+    return made
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    one = verbs.add_parser("pack")
+    one.add_argument("out", type=Path)
+    one.add_argument("folders", type=Path, nargs="+")
+    two = verbs.add_parser("unpack")
+    two.add_argument("parts", type=Path, nargs="+")
+    two.add_argument("--into", type=Path, default=Path())
+    args = parser.parse_args()
+    pack(args.out, args.folders) if args.verb == "pack" else unpack(args.parts, args.into)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,359 @@
+"""What training gives back after compressing, on one task: recovery after pruning, training for 4 bits, a student of two million parameters.
+
+    python studies/compression.py --trained RUNS                    # train what is missing in RUNS, measure, keep studies/results/compression.json
+    python studies/compression.py --trained RUNS --only train       # on a machine with a GPU; then --only measure where speed counts
+    python studies/compression.py --trained RUNS --quick            # toy size, keeps nothing: does it run
+
+Each variant is a folder under RUNS and is made once; a training that was stopped goes on. With --jobs, what needs the fine-tuned model is trained side by side after it. The task is SST-2
+(shared/data/sst-2): one training example in ten chooses checkpoints, and quality is accuracy on its dev file, by the torch-free runtime. With --texts, the student first learns hidden
+states and attention of the pre-trained model. Speed: one short text, and texts a second, in rounds over all variants, so that a busy moment hits all alike. `carry.py` brings the
+variants from one machine to another.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jobs import each
+
+import tasks
+
+KEEP = {"ffn": 0.5, "heads": 2 / 3}
+BITS = 4
+BATCH = 64
+STUDENT = "mini"
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """What every variant is made from."""
+
+    runs: Path
+    shared: Path
+    start: str | None
+    device: str
+    quick: bool
+    texts: Path | None
+    text_steps: int
+
+    def read(self, part: str) -> list[Any]:
+        """Examples of SST-2's train or dev."""
+        from albertkit.tasks.readers.read_examples import ReadOptions, read
+
+        path = self.shared / "data" / "sst-2" / f"{part}.tsv"
+        found: list[Any] = read("classify", path, ReadOptions(split=part)).examples
+        return found[:64] if self.quick else found
+
+    def examples(self) -> tuple[list[Any], list[Any]]:
+        """To learn from, and to choose checkpoints by."""
+        from albertkit.tasks.splits import split_examples
+
+        if tasks.missing():  # checkpoints are then chosen by plain accuracy
+            tasks.stand_in()
+        found: tuple[list[Any], list[Any]] = split_examples(self.read("train"))
+        return found
+
+    def sample(self) -> list[str]:
+        """Texts to calibrate with."""
+        return [e.text for e in self.examples()[0][:500]]
+
+    @property
+    def usual(self) -> dict[str, Any]:
+        """Options of every training."""
+        return {"device": self.device, "batch_size": BATCH, **({"epochs": 1, "max_length": 32} if self.quick else {})}
+
+    def place(self, name: str) -> Path:
+        """The folder of a variant."""
+        return self.runs / name
+
+    def task_data(self) -> Any:
+        """The examples, with the task of the fine-tuned model."""
+        from albertkit.artifact import read_artifact
+        from albertkit.train.recover import distill_data
+
+        return distill_data(read_artifact(self.place("whole")), *self.examples())
+
+
+NAMES = ("whole", "pruned", "recovered", "plain-4bit", "aware-4bit", "alone", "taught")
+
+
+def there(folder: Path) -> bool:
+    return (folder / "albertkit.json").is_file()
+
+
+def lacks(folder: Path) -> bool:
+    """Whether a variant is still to be made; says so."""
+    print(f"{folder.name}: {'done before' if there(folder) else 'to be made'}", flush=True)
+    return not there(folder)
+
+
+def finish(model: Path, folder: Path) -> None:
+    """A trained model to its place, whole or not at all."""
+    from albertkit.artifact import read_artifact, write_artifact
+
+    write_artifact(read_artifact(model), folder)
+
+
+def student_config(quick: bool) -> Any:
+    from albertkit.config import preset
+
+    return preset(STUDENT).replace(num_hidden_layers=1) if quick else preset(STUDENT)
+
+
+def make_whole(job: Job) -> None:
+    """The fine-tuned model."""
+    from albertkit.artifact import write_artifact
+    from albertkit.tokenizer import Tokenizer
+    from albertkit.train.distill import fresh_student
+    from albertkit.train.finetune_runs import finetune
+    from albertkit.train.finetune_settings import FinetuneSettings
+
+    start = job.start
+    if job.quick:  # a fresh small model is enough to see whether everything runs
+        tokenizer = Tokenizer.load(Path(__file__).parent.parent / "src" / "albertkit" / "models" / "small")
+        made = fresh_student(student_config(True), tokenizer, 0)
+        start = str(write_artifact(made, job.runs / "start", overwrite=(job.runs / "start").exists()))
+    options = FinetuneSettings(**job.usual)
+    done = finetune("classify", *job.examples(), job.runs / "finetune", start, options, log=print)
+    finish(done.model, job.place("whole"))
+
+
+def make_pruned(job: Job) -> None:
+    """Fewer columns and heads."""
+    from albertkit.compress.prune import PruneSettings, prune
+
+    prune(job.place("whole"), job.place("pruned"), PruneSettings(**KEEP), job.sample())
+
+
+def make_recovered(job: Job) -> None:
+    """The same, trained afterwards."""
+    from albertkit.compress.prune import PruneSettings, prune
+    from albertkit.train.distill_settings import RecoverySettings
+    from albertkit.train.recover import Recovery
+
+    recovery = Recovery(job.task_data(), RecoverySettings(**job.usual), job.runs / "recovered.run", print)
+    prune(job.place("whole"), job.place("recovered"), PruneSettings(**KEEP), job.sample(), recovery=recovery)
+
+
+def make_plain(job: Job) -> None:
+    """Few bits."""
+    from albertkit.compress.quantize import quantize
+
+    quantize(job.place("whole"), job.place("plain-4bit"), BITS, job.sample())
+
+
+def make_aware(job: Job) -> None:
+    """Few bits, trained for them."""
+    from albertkit.artifact import read_artifact
+    from albertkit.compress.quantize import TrainedWeights, quantize
+    from albertkit.train.distill_settings import RecoverySettings
+    from albertkit.train.qat import train_for_bits
+
+    whole = read_artifact(job.place("whole"))
+    found = train_for_bits(
+        whole, BITS, job.task_data(), RecoverySettings(**job.usual), job.runs / "aware-4bit.run", print
+    )
+    trained = TrainedWeights(found.artifact, found.smooth)
+    quantize(job.place("whole"), job.place("aware-4bit"), BITS, job.sample(), trained=trained)
+
+
+def make_student(job: Job) -> None:
+    """A small model that knows nothing yet; with texts, after it has read them beside the pre-trained model."""
+    from albertkit import builtin
+    from albertkit.artifact import write_artifact
+    from albertkit.interop.convert import open_model
+    from albertkit.train.distill import TeacherMixture, distill, fresh_student
+    from albertkit.train.distill_settings import DistillSettings
+    from albertkit.train.recover import DistillData
+    from albertkit.train.train_settings import TrainSettings
+
+    start = builtin.resolve(job.start, builtin.START)
+    fresh = fresh_student(student_config(job.quick), open_model(start).tokenizer, 0)
+    if job.texts is None:
+        write_artifact(fresh, job.place("student"))
+        return
+    read = job.texts.read_text(encoding="utf-8").splitlines()
+    lines = [line for line in read if line.strip()][: 64 if job.quick else 500_000]
+    settings = TrainSettings(
+        steps=2 if job.quick else job.text_steps, batch_size=64, learning_rate=1e-3, evaluations=5, device=job.device, compile="no", tensorboard=False
+    )  # fmt: skip
+    data = DistillData(None, [line for i, line in enumerate(lines) if i % 20], lines[::20][:1000])
+    given = TeacherMixture((start,), (1.0,)), fresh, data, DistillSettings(hidden=1.0, attention=1.0), settings
+    done = distill(*given, job.runs / "student.run", resume=True, log=print)
+    if done.model is None:
+        raise SystemExit("stopped; the same command goes on")
+    finish(done.model, job.place("student"))
+
+
+def make_alone(job: Job) -> None:
+    """A small student, from labels."""
+    from albertkit.artifact import read_artifact
+    from albertkit.train.finetune_runs import finetune
+    from albertkit.train.finetune_settings import FinetuneSettings
+
+    options = FinetuneSettings(**job.usual)
+    done = finetune(
+        "classify", *job.examples(), job.runs / "alone.run", read_artifact(job.place("student")), options, log=print
+    )
+    finish(done.model, job.place("alone"))
+
+
+def make_taught(job: Job) -> None:
+    """The same student, from the fine-tuned model."""
+    from albertkit.artifact import read_artifact
+    from albertkit.train.distill import TeacherMixture, distill
+    from albertkit.train.distill_settings import DistillSettings
+    from albertkit.train.train_settings import TrainSettings
+
+    data, epochs = job.task_data(), 1 if job.quick else 6
+    settings = TrainSettings(
+        steps=max(1, epochs * len(data.train) // BATCH), batch_size=BATCH, learning_rate=5e-4, evaluations=epochs, load_best=True, device=job.device,
+        compile="no", tensorboard=False,
+    )  # fmt: skip
+    lesson, teachers = (
+        DistillSettings(logits=1.0, hidden=0.5, labels=0.5),
+        TeacherMixture((job.place("whole"),), (1.0,)),
+    )
+    done = distill(
+        teachers,
+        read_artifact(job.place("student")),
+        data,
+        lesson,
+        settings,
+        job.runs / "taught.run",
+        resume=True,
+        log=print,
+    )
+    if done.model is None:
+        raise SystemExit("stopped; the same command goes on")
+    finish(done.model, job.place("taught"))
+
+
+MAKERS = {
+    "whole": make_whole,
+    "student": make_student,
+    "recovered": make_recovered,
+    "aware-4bit": make_aware,
+    "taught": make_taught,
+    "alone": make_alone,
+    "pruned": make_pruned,
+    "plain-4bit": make_plain,
+}
+
+
+def make(name: str, job: Job) -> None:
+    """One variant, in a process of its own."""
+    MAKERS[name](job)
+
+
+def build(job: Job, jobs: int) -> None:
+    """Every variant; those that exist are left alone. First the two that others are made from."""
+    first = ("whole", "student")
+    for names in (first, [name for name in MAKERS if name not in first]):
+        failed = each(make, [(name, job) for name in names if lacks(job.place(name))], jobs)
+        if failed:
+            raise SystemExit(f"not done: {'; '.join(failed)}")
+
+
+def measure(made: dict[str, Path], dev: list[Any], threads: int | None, rounds: int) -> dict[str, dict[str, Any]]:
+    """Accuracy, parameters, bytes and time of each variant."""
+    from albertkit.albert import Albert
+    from albertkit.compress.evaluate import QualityCheck
+    from albertkit.weights import encoder_shapes, size
+
+    judge = QualityCheck(made["whole"], dev)
+    alberts = {name: Albert(folder, threads=threads) for name, folder in made.items()}
+    texts = [e.text for e in dev]
+    times = {name: [np.inf, np.inf] for name in made}
+    for _ in range(rounds):
+        for name, albert in alberts.items():
+            began = time.perf_counter()
+            albert.classify(texts)
+            many = (time.perf_counter() - began) / len(texts)
+            single = []
+            for text in texts[:20]:
+                began = time.perf_counter()
+                albert.classify(text)
+                single.append(time.perf_counter() - began)
+            times[name] = [min(times[name][0], many), min(times[name][1], float(np.median(single)))]
+    out = {}
+    for name, folder in made.items():
+        score = judge(folder)
+        out[name] = {
+            "metric": score.metric,
+            "score": score.value,
+            "parameters": size(encoder_shapes(alberts[name].config)),
+            "bytes": max(p.stat().st_size for p in folder.glob("*.safetensors")),
+            "texts_per_second": 1 / times[name][0],
+            "one_text_ms": 1e3 * times[name][1],
+        }
+        print(name, out[name], flush=True)
+    return out
+
+
+ROWS = {
+    "whole": "fine-tuned, whole, float32",
+    "pruned": "FFN 1/2, heads 2/3, not trained",
+    "recovered": "FFN 1/2, heads 2/3, recovered",
+    "plain-4bit": "whole, 4-bit, not trained",
+    "aware-4bit": "whole, trained for 4 bits",
+    "alone": f"{STUDENT}, from labels alone",
+    "taught": f"{STUDENT}, distilled (logits, hidden)",
+}
+
+
+ALIKE = (("pruned", "recovered"), ("plain-4bit", "aware-4bit"), ("alone", "taught"))  # of one shape, in the same bits
+
+
+def fairly(result: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Variants that do the same work share the better time of each kind."""
+    found = {name: dict(row) for name, row in result.items()}
+    for names in ALIKE:
+        rows = [found[name] for name in names if name in found]
+        for row in rows:
+            row |= {
+                "texts_per_second": max(r["texts_per_second"] for r in rows),
+                "one_text_ms": min(r["one_text_ms"] for r in rows),
+            }
+    return found
+
+
+def table(result: dict[str, dict[str, Any]]) -> list[str]:
+    """The rows for docs/compression.md."""
+    result = fairly(result)
+    whole = result["whole"]
+    lines = [
+        f"| SST-2 dev | {whole['metric']} | parameters | MB | texts/s | one text, ms | time of the whole |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name, row in result.items():
+        lines.append(
+            f"| {ROWS[name]} | {row['score']:.4f} | {row['parameters'] / 1e6:.2f} M | {row['bytes'] / 1e6:.1f} | {row['texts_per_second']:,.0f} "
+            f"| {row['one_text_ms']:.3f} | {row['one_text_ms'] / whole['one_text_ms']:.0%} |"
+        )
+    return lines
+
+
+def run(given: argparse.Namespace, shared: Path) -> dict[str, Any] | None:
+    """Train and measure; None where nothing is to be kept."""
+    runs = Path(given.trained)
+    runs.mkdir(parents=True, exist_ok=True)
+    job = Job(runs, shared, given.start, given.device, given.quick, given.texts, given.text_steps)
+    made = {name: job.place(name) for name in NAMES}
+    if given.only != "measure":
+        build(job, given.jobs)
+    if given.only == "train":
+        return None
+    lacking = [name for name, folder in made.items() if not there(folder)]
+    if lacking:
+        raise SystemExit(f"{', '.join(lacking)} not made yet; run --only train first")
+    result = measure(made, job.read("dev"), given.threads, 1 if given.quick else 5)
+    if given.quick:
+        print("\n".join(table(result)))
+        return None
+    return {"variants": result}

@@ -1,0 +1,529 @@
+"""Elastic depth, measured: quality at each depth before and after `elastic`, with early exit, and the time that follows; the source of docs/elastic.md.
+
+    python studies/elastic.py train DATA --models RUNS [--start MODEL] [--only sst-2,mrpc,conll2003] [--fixed 3,4,6] [--examples N] [--epochs E] [--device auto] [--jobs 1]
+                            [--ways plain,elastic,…] [--times 1] [--at-once] [--texts FOLDER [--teachers RUNS]]
+    python studies/elastic.py ingredients --models RUNS
+    python studies/elastic.py measure DATA --models RUNS [--more RUNS1,RUNS2] [--texts FOLDER] [--only sst-2] [--bits 8] [--repeats 5] [--threads 2]
+
+`train` fine-tunes for each data set, and writes RUNS/SET/plain (the full depth alone), RUNS/SET/elastic (made elastic from it) and RUNS/SET/fixed-4 (fine-tuned with
+four layers from the start) and so on; plain and fixed ones learn as many epochs as plain and elastic together. One example in ten of the training data chooses checkpoints.
+`--ways` names other mixtures of the loss to train (`WAYS`, or options as in shallow_weight=3+batch_size=64), each in a folder of its name; `ingredients` keeps what those examples said of each mixture at every depth. `--times 3`
+trains three times as many epochs in the second half, of every way. FOLDER/SET.txt holds more texts without labels, which RUNS/SET/first labels for all ways but plain. With --at-once there is no first half: every way begins with the pre-trained model and learns all epochs. So it is
+with --teachers, whose SET/plain label the texts. A way written out is measured when its folder is called elastic: RUNS/SET/elastic may be a link to it.
+What is trained already is left alone, and the same command goes on with what was stopped or killed. `carry.py` brings models from the machine that trained them to a quiet one.
+`measure` needs no torch. Held-out examples (dev) are cut in two: limits found on one half are used on the other, and the other way round, so that no text has helped to find its
+own limit. --more names RUNS of other seeds, of which quality alone is measured; with --texts, held-out examples with a sentence among the texts that the models were trained on are left out. Times are of the runtime on all held-out texts, every way in turn, `--repeats` times over; the best one counts. With --sts (a file of pairs), the built-in
+model's vectors are measured as well. Results go to studies/results/elastic.json; data sets measured before stay.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path[:0] = [str(Path(__file__).parent.parent / name) for name in ("src", "bench", "studies")]
+
+from inference import machine, versions  # noqa: E402
+from jobs import each  # noqa: E402
+from tasksets import SETS, Set, load  # noqa: E402
+
+import tasks  # noqa: E402
+from albertkit.albert import Albert  # noqa: E402
+from albertkit.runtime.calibration import ExitCalibration, calibrated, fit  # noqa: E402
+from albertkit.runtime.early_exit import ExitRule, ExitStats, Walk, agreeing, available_exit_depths, by_depth  # noqa: E402
+from albertkit.runtime.predict import features_of, predict, read_heads  # noqa: E402
+from albertkit.tasks.confidence import CLOSE, UncertaintyEstimator, cosines  # noqa: E402
+
+RESULT = Path(__file__).parent / "results" / "elastic.json"
+INGREDIENTS = RESULT.with_name("elastic-ingredients.json")
+SHARES = (0.9, 0.95, 0.98, 0.99)
+TIMED = (2, 3, 4, 6, 8)
+ENTROPIES, PATIENCES = (0.05, 0.2, 0.4), (1, 2, 3)
+WAYS: dict[str, dict[str, Any]] = {  # how the second half is trained, for `ElasticSettings`
+    "plain": {"elastic": False},
+    "elastic": {},
+    "answers": {"distill_weight": 0.0},
+    "taught": {"distill_weight": 1.0},
+    "drawn": {"sampled_depths": 3},
+    "consistent": {"consistency_weight": 0.1},
+}
+
+
+def mixture(way: str) -> dict[str, Any]:
+    """What a way sets of `ElasticSettings`: one of `WAYS`, or written out."""
+    if way in WAYS:
+        return WAYS[way]
+    parts = [part.partition("=") for part in way.split("+")]
+    if any(not value for _, _, value in parts):
+        raise SystemExit(
+            f"there is no way {way!r}; choose from {', '.join(WAYS)}, or write options as in shallow_weight=3+batch_size=64"
+        )
+    return {name: json.loads(value) for name, _, value in parts}
+
+
+# Training --------------------------------------------------------------------------------------------------------
+
+
+class Lesson:
+    """What all models of one data set have in common: examples, the model to start from, options, epochs."""
+
+    def __init__(self, name: str, args: argparse.Namespace) -> None:
+        from albertkit.builtin import START, resolve
+        from albertkit.interop.convert import open_model
+        from albertkit.tasks.splits import split_examples
+        from albertkit.train.finetune_settings import preset_epochs
+
+        if tasks.missing():  # checkpoints are then chosen by plain metrics
+            tasks.stand_in()
+        self.set, self.out = SETS[name], args.models / name
+        self.examples = split_examples(load(self.set, args.data, args.examples)["train"])
+        self.initial_model = open_model(resolve(args.start, START))
+        own = {k: v for k, v in self.set.options.items() if k != "epochs"}
+        self.times = args.times
+        self.given = own | {"device": args.device, "seed": args.seed}
+        self.epochs = args.epochs or preset_epochs(len(self.examples[0])) / 2
+
+    def finetune(self, place: str, start: Any, epochs: float) -> None:
+        """The full depth of `start` alone."""
+        from albertkit.train.finetune_runs import finetune
+        from albertkit.train.finetune_settings import FinetuneSettings
+
+        options = FinetuneSettings(**self.given, epochs=epochs)
+        finetune(self.set.task, *self.examples, self.out / place, start, options, print, **self.set.settings)
+
+
+def train_first(label: str, name: str, args: argparse.Namespace) -> None:
+    """RUNS/SET/first, which all depths begin with."""
+    lesson = Lesson(name, args)
+    if untrained(lesson.out / "first"):
+        lesson.finetune("first", lesson.start, lesson.epochs)
+
+
+def train_way(label: str, name: str, way: str, args: argparse.Namespace) -> None:
+    """RUNS/SET/WAY, one of `WAYS`."""
+    from albertkit.artifact import read_artifact
+    from albertkit.train.finetune_runs import elastic, finetune
+    from albertkit.train.finetune_settings import ElasticSettings
+
+    lesson = Lesson(name, args)
+    if not untrained(lesson.out / way):
+        return
+    mixed = mixture(way)
+    texts = more_texts(name, args) if way != "plain" else []
+    if args.at_once or args.teachers:
+        longest = {"max_length": 128} | lesson.given
+        options = ElasticSettings(**longest | {"epochs": (1 + lesson.times) * lesson.epochs} | mixed)
+        if texts and args.teachers:
+            teacher = args.teachers / name / "plain" / "model"
+            elastic(lesson.start, *lesson.examples, lesson.out / way, options, print, texts=texts, teacher=teacher)
+            return
+        finetune(
+            lesson.set.task, *lesson.examples, lesson.out / way, lesson.start, options, print, **lesson.set.settings
+        )
+        return
+    middle = read_artifact(lesson.out / "first" / "model")
+    given = {k: v for k, v in lesson.given.items() if k != "max_length"}
+    options = ElasticSettings(**given | {"epochs": lesson.times * lesson.epochs} | mixed)
+    elastic(middle, *lesson.examples, lesson.out / way, options, print, texts=texts)
+
+
+def more_texts(name: str, args: argparse.Namespace) -> list[str]:
+    """The texts without labels of a data set; those that are asked for must be there."""
+    path: Path | None = args.texts and args.texts / f"{name}.txt"
+    if args.teachers and (path is None or not path.is_file()):
+        raise SystemExit(
+            f"teachers label texts, and there is no {path or 'folder of --texts'}; more_texts.py makes some"
+        )
+    return path.read_text(encoding="utf-8").splitlines() if path is not None and path.is_file() else []
+
+
+def train_fixed(label: str, name: str, depth: int, args: argparse.Namespace) -> None:
+    """RUNS/SET/fixed-DEPTH."""
+    if untrained(args.models / name / f"fixed-{depth}"):
+        lesson = Lesson(name, args)
+        shallow = replace(lesson.start, config=lesson.start.config.replace(num_hidden_layers=depth))
+        lesson.finetune(f"fixed-{depth}", shallow, (1 + lesson.times) * lesson.epochs)
+
+
+def train(names: Sequence[str], args: argparse.Namespace) -> None:
+    """All models, first those that others begin with."""
+    for way in args.ways:
+        mixture(way)
+    firsts = [] if args.at_once or args.teachers else [(name, name, args) for name in names]
+    failed = each(train_first, firsts, args.jobs)
+    failed += each(train_way, [(f"{name}, {way}", name, way, args) for name in names for way in args.ways], args.jobs)
+    shallow = [(f"{name} with {depth} layers", name, depth, args) for name in names for depth in args.fixed]
+    failed += each(train_fixed, shallow, args.jobs)
+    if failed:
+        raise SystemExit(f"not done: {'; '.join(failed)}")
+
+
+def untrained(place: Path) -> bool:
+    """Whether a model is still to be trained; says which it is."""
+    there = (place / "report.md").is_file()
+    print(f"{place.parent.name}/{place.name}: {'done before' if there else 'training'}", flush=True)
+    return not there
+
+
+def ingredients(models: Path) -> dict[str, Any]:
+    """By data set and way: the metric at every depth on the examples that chose the checkpoint, and the layers a text for each promise."""
+    from albertkit.artifact import read_meta
+
+    found: dict[str, Any] = {}
+    for path in sorted(models.glob("*/*/model")):
+        if path.parent.name not in WAYS:
+            continue
+        meta = read_meta(path)[0]
+        metrics, stored = meta.metrics, meta.details.get("early_exit")
+        at = metrics.get("dev at depth", {})
+        name = next((n for n in metrics["dev"]), "")
+        exits = None if stored is None else ExitCalibration.from_dict(stored)
+        risks = {} if exits is None else {s: exits.risk(s) for s in SHARES}
+        depths = {s: next(m for r, _, m in exits.risks if r == risk) for s, risk in risks.items() if risk is not None}
+        found.setdefault(path.parents[1].name, {})[path.parent.name] = {
+            "metric": name, "depth": {**at, "full": metrics["dev"][name]}, "layers": depths,
+        }  # fmt: skip
+    return found
+
+
+# Measuring -------------------------------------------------------------------------------------------------------
+
+
+def depths_of(rule: ExitRule, judge: Any, read: dict[int, list[Any]], units: Sequence[int]) -> dict[int, int]:
+    """Where units leave, from what was read at every depth."""
+    left: dict[int, int] = {}
+    said: dict[int, tuple[Any, int]] = {}
+    before = None
+    for number, look in enumerate(rule.exit_depths):
+        if rule.patience:
+            for unit, answer in zip(units, judge.predictions(units, read[look]), strict=True):
+                last, times = said.get(unit, (None, 0))
+                said[unit] = (answer, times + 1 if number and answer == last else 0)
+            leaving = [unit for unit in units if said[unit][1] >= rule.patience]
+        else:
+            uncertainty = judge.uncertainty(units, read[look], before)
+            leaving = [u for u, doubt in zip(units, uncertainty, strict=True) if doubt <= rule.limits[number]]
+        for unit in leaving:
+            left.setdefault(unit, look)
+        before = read[look]
+    return {unit: left.get(unit, rule.depth) for unit in units}
+
+
+def halves(count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Places of two halves, drawn once and for all."""
+    order = np.random.default_rng(1).permutation(count)
+    return np.sort(order[: count // 2]), np.sort(order[count // 2 :])
+
+
+class Held:
+    """Held-out examples of a task as a model sees them, at every depth."""
+
+    def __init__(self, albert: Albert, examples: list[Any]) -> None:
+        self.albert, self.examples, self.task = albert, examples, albert.task
+        self.features = features_of(albert, examples, albert.meta.task)
+        self.judge = UncertaintyEstimator(self.task, self.features, examples)
+        ids, segments = [f.ids for f in self.features], [f.segments for f in self.features]
+        every = range(1, albert.depth + 1)
+        self.read = by_depth(albert, ids, segments, every, lambda h, n: read_heads(albert, h, n))
+        self.full = albert.depth
+
+    def quality(self, depths: dict[int, int]) -> dict[str, float]:
+        """Metrics, mean depth and agreement, when each unit leaves at its depth."""
+        mixed: list[Any] = [None] * len(self.features)
+        for unit, depth in depths.items():
+            for place in self.judge.units[unit]:
+                mixed[place] = self.read[depth][place]
+        found, full = (self.task.results(rows, self.features, self.examples) for rows in (mixed, self.read[self.full]))
+        from albertkit.tasks.confidence import agree
+
+        mean = float(np.mean(list(depths.values())))
+        return {
+            **self.task.measure(found, self.examples),
+            "agreement": float(agree(self.task, found, full).mean()),
+            "mean_depth": mean,
+            "times_fewer_layers": self.full / mean,
+        }
+
+    def at(self, depth: int) -> dict[str, float]:
+        """All at one depth."""
+        return self.quality(dict.fromkeys(range(len(self.judge.units)), depth))
+
+    def rules(self, share: float, exit_depths: Sequence[int]) -> list[tuple[np.ndarray, ExitRule]] | None:
+        """For each half its rule, which was found on the other one; None where a half cannot promise as much."""
+        sides, found = halves(len(self.examples)), []
+        for mine, other in (sides, sides[::-1]):
+            exits = self.exits(other, exit_depths)
+            if exits is None or exits.risk(share) is None:
+                return None
+            found.append((mine, agreeing(exits, share, self.judge.moves)))
+        return found
+
+    def promised(self, share: float, exit_depths: Sequence[int]) -> dict[str, float] | None:
+        """Early exit with limits from the other half."""
+        left: dict[int, int] = {}
+        for mine, rule in self.rules(share, exit_depths) or ():
+            left |= depths_of(rule, self.judge, self.read, mine.tolist())
+        return self.quality(left) if left else None
+
+    def exits(self, places: np.ndarray, exit_depths: Sequence[int]) -> ExitCalibration | None:
+        """Limits found on some of the examples."""
+        chosen = set(places.tolist())
+        number = {place: i for i, place in enumerate(places.tolist())}
+        kept = [i for i, f in enumerate(self.features) if f.example in chosen]
+        features = [replace(self.features[i], example=number[self.features[i].example]) for i in kept]
+        read = {d: [self.read[d][i] for i in kept] for d in (*exit_depths, self.full)}
+        made = calibrated(self.task, read, features, [self.examples[p] for p in places])
+        return None if made is None else ExitCalibration.from_dict(made)
+
+    def rule(self, rule: ExitRule) -> dict[str, float]:
+        """A rule without a promise, on all."""
+        return self.quality(depths_of(rule, self.judge, self.read, range(len(self.judge.units))))
+
+
+def measure(chosen: Set, examples: list[Any], folder: Path, args: argparse.Namespace) -> dict[str, Any]:
+    """One data set: quality by depth and by rule, and times."""
+    models = measurable(folder)
+    opened = {name: Albert(path, bits=args.bits, threads=args.threads) for name, path in models.items()}
+    found: dict[str, Any] = {
+        "task": chosen.task,
+        "metric": chosen.metrics[0],
+        "examples": len(examples),
+        "bits": args.bits,
+    }
+    found["made"] = {
+        name: [s for s in a.meta.made if s["step"] in ("finetune", "elastic")] for name, a in opened.items()
+    }
+    found["begun"] = learnt_before(opened["elastic"].meta.made)
+    found["machine"] = machine(args.threads)
+    ways: dict[str, Callable[[], Any]] = {}
+    for name, albert in opened.items():
+        held = Held(albert, examples)
+        exit_depths = range(1, held.full)
+        record: dict[str, Any] = {"layers": held.full, "depth": {d: held.at(d) for d in (*exit_depths, held.full)}}
+        ways[f"{name}, full depth"] = lambda a=albert: predict(a, examples, chosen.task)
+        if not name.startswith("fixed"):
+            third = range(3, held.full, 3)
+            record["exit"] = {s: held.promised(s, exit_depths) for s in SHARES}
+            record["exit, looks every third layer"] = {s: held.promised(s, third) for s in SHARES}
+            flat = [
+                (f"entropy:{e}", ExitRule(held.full, tuple(exit_depths), (e,) * len(exit_depths))) for e in ENTROPIES
+            ]
+            flat += [(f"patience:{p}", ExitRule(held.full, tuple(exit_depths), patience=p)) for p in PATIENCES]
+            record["rules"] = {text: held.rule(rule) for text, rule in flat}
+        if name == "elastic":
+            for depth in (d for d in TIMED if d < held.full):
+                ways[f"elastic, depth {depth}"] = lambda a=albert, d=depth: predict(a, examples, chosen.task, depth=d)
+            for share in SHARES:
+                for text, these in (("", exit_depths), (", looks every third layer", third)):
+                    rules = held.rules(share, these)
+                    if rules is not None:
+                        ways[f"elastic, exit {share:.0%}{text}"] = lambda h=held, r=rules: walked(h, r)
+        found[name] = record
+    found["seconds"] = race(ways, args.repeats)
+    found["seeds"] = [seed_of(found)] + [
+        seed_of({name: quality_of(place, examples, args) for name, place in measurable(more / folder.name).items()})
+        for more in args.more
+        if (more / folder.name).is_dir()
+    ]
+    return found
+
+
+def measurable(folder: Path) -> dict[str, Path]:
+    """The finished models of a data set that are compared, by name."""
+    found = {
+        place.name: place
+        for place in sorted(folder.iterdir())
+        if (place.name == "plain" or place.name.split("-")[0] in ("elastic", "fixed")) and (place / "model").is_dir()
+    }
+    lacking = [name for name in ("plain", "elastic") if name not in found]
+    if lacking:
+        raise SystemExit(f"{folder} has no finished {lacking[0]}/model; train it first, or link it there")
+    return found
+
+
+def unseen(examples: list[Any], texts: Path) -> list[Any]:
+    """The examples none of whose sentences stands in a file of texts."""
+    from more_texts import bare  # of this folder
+
+    lines = texts.read_text(encoding="utf-8").splitlines() if texts.is_file() else []
+    known = {bare(part) for line in lines for part in line.split("\t")}
+    return [e for e in examples if not any(bare(t) in known for t in (e.text, getattr(e, "pair", None)) if t)]
+
+
+def quality_of(place: Path, examples: list[Any], args: argparse.Namespace) -> dict[str, Any]:
+    """A model of another seed, at every depth and with exits."""
+    held = Held(Albert(place / "model", bits=args.bits, threads=args.threads), examples)
+    exit_depths = range(1, held.full)
+    exits = {s: held.promised(s, exit_depths) for s in SHARES} if place.name == "elastic" else {}
+    return {"layers": held.full, "depth": {d: held.at(d) for d in (*exit_depths, held.full)}, "exit": exits}
+
+
+def seed_of(found: dict[str, Any]) -> dict[str, Any]:
+    """What is compared between seeds: each model at its full depth, and elastic everywhere."""
+    kept = {n: r["depth"][r["layers"]] for n, r in found.items() if n == "plain" or n.startswith("fixed-")}
+    return {**kept, "elastic": {part: found["elastic"][part] for part in ("depth", "exit")}}
+
+
+def learnt_before(made: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    """The step before fine-tuning that taught several depths, if there was one."""
+    for step in reversed(made):
+        if step["step"] in ("pretrain", "distill"):
+            depths = step["settings"].get("depths")
+            return {"step": step["step"], "depths": depths, "minutes": step["minutes"]} if depths else None
+    return None
+
+
+def walked(held: Held, rules: list[tuple[np.ndarray, ExitRule]]) -> ExitStats:
+    """Early exit for real, from examples to results, each half with its rule."""
+    albert, depths = held.albert, []
+    for places, rule in rules:
+        examples = [held.examples[place] for place in places]
+        features = features_of(albert, examples, albert.meta.task)
+        judge = UncertaintyEstimator(held.task, features, examples)
+        walk = Walk(albert, rule, lambda h, n: read_heads(albert, h, n), judge, judge.units)
+        left = walk.run([f.ids for f in features], [f.segments for f in features])
+        held.task.results(left.scores, features, examples)
+        depths.append(left.depths)
+    return ExitStats([], np.concatenate(depths), held.full)
+
+
+def race(ways: dict[str, Callable[[], Any]], repeats: int) -> dict[str, dict[str, float]]:
+    """The best time of each, all of them in turn, by the clock and by the processor's; where texts left early, also the mean depth."""
+    spent: dict[str, list[float]] = {name: [] for name in ways}
+    depths: dict[str, float] = {}
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(repeats):
+        for name, way in ways.items():
+            began, used = time.perf_counter(), time.process_time()
+            done = way()
+            times[name].append(time.perf_counter() - began)
+            spent[name].append(time.process_time() - used)
+            if isinstance(done, ExitStats):
+                depths[name] = done.mean
+    return {
+        name: {
+            "seconds": min(own),
+            "processor_seconds": min(spent[name]),
+            **({"mean_depth": depths[name]} if name in depths else {}),
+        }
+        for name, own in times.items()
+    }
+
+
+def vectors(path: Path, args: argparse.Namespace) -> dict[str, Any]:
+    """The built-in model's vectors on pairs with marks: Spearman's correlation by depth and by share of agreement; of all layers, not of those it applies unasked."""
+    from scipy.stats import spearmanr
+
+    from albertkit.builtin import DEFAULT, about
+    from albertkit.tasks.readers.read_examples import read
+
+    pairs = read("classify", path).examples
+    albert = Albert(threads=args.threads, depth=about(DEFAULT).shape["layers"])
+    marks = [float(e.label) for e in pairs]
+    texts = [t for e in pairs for t in (e.text, e.pair or "")]
+    full, exit_depths = albert.depth, [look for look in available_exit_depths(albert) if look < albert.depth]
+    by = {d: albert.embed(texts, depth=d) for d in (*exit_depths, full)}
+
+    def score(found: np.ndarray, depths: np.ndarray) -> dict[str, float]:
+        alike = (found[0::2] * found[1::2]).sum(1)
+        agreed = float((cosines(found, by[full]) >= CLOSE).mean())
+        mean = float(depths.mean())
+        return {"spearman": float(spearmanr(alike, marks).statistic), "agreement": agreed, "mean_depth": mean, "times_fewer_layers": full / mean}  # fmt: skip
+
+    uncertainty = np.stack(
+        [np.full(len(texts), np.inf), *(1 - cosines(by[b], by[a]) for a, b in pairwise(exit_depths))], 1
+    )
+    agrees = np.stack([cosines(by[d], by[full]) >= CLOSE for d in exit_depths], 1)
+    record: dict[str, Any] = {"layers": full, "texts": len(texts), "close": CLOSE, "machine": machine(args.threads)}
+    record["depth"] = {d: score(v, np.full(len(texts), d)) for d, v in by.items()}
+    record["exit"] = {}
+    for share in SHARES:
+        depths = np.full(len(texts), full)
+        sides = halves(len(texts))
+        for mine, other in (sides, sides[::-1]):
+            exits = fit(uncertainty[other], agrees[other], exit_depths, full)
+            if exits is not None and exits.risk(share) is not None:
+                leaves = uncertainty[mine] <= np.array(exits.limits(share))
+                depths[mine] = np.where(leaves.any(1), np.array(exit_depths)[leaves.argmax(1)], full)
+        record["exit"][share] = score(np.stack([by[int(d)][i] for i, d in enumerate(depths)]), depths)
+    record["seconds"] = race(
+        {f"depth {d}": lambda d=d: albert.embed(texts, depth=d) for d in by}
+        | {f"exit cosine:{c}": lambda c=c: early(albert, texts, c) for c in (0.9, 0.95)},
+        args.repeats,
+    )
+    return record
+
+
+def early(albert: Albert, texts: list[str], cosine: float) -> ExitStats:
+    """Vectors that stop when they stop moving."""
+    found, depths = albert.embed_early_exit(texts, early_exit=f"cosine:{cosine}")
+    return ExitStats(list(found), depths, albert.depth)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("step", choices=("train", "measure", "ingredients"))
+    parser.add_argument("data", type=Path, nargs="?")
+    parser.add_argument("--models", type=Path, required=True)
+    parser.add_argument("--start", type=Path)
+    parser.add_argument("--only", default="sst-2,mrpc,conll2003")
+    parser.add_argument("--fixed", default="4", type=lambda text: [int(d) for d in text.split(",") if d])
+    parser.add_argument("--ways", default="plain,elastic", type=lambda text: text.split(","), help=", ".join(WAYS))
+    parser.add_argument(
+        "--times", type=float, default=1.0, help="epochs of the second half, as a multiple of the first"
+    )
+    parser.add_argument("--at-once", action="store_true", help="train every way from the start, without a first half")
+    parser.add_argument("--texts", type=Path, help="a folder with SET.txt: texts without labels for all ways but plain")
+    parser.add_argument("--teachers", type=Path, help="RUNS whose SET/plain label the texts")
+    parser.add_argument("--examples", type=int, help="at most so many of each part")
+    parser.add_argument("--epochs", type=float, help="of plain and of elastic")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--jobs", type=int, default=1, help="trainings at a time")
+    parser.add_argument("--bits", type=int)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument(
+        "--more", default="", type=lambda text: [Path(p) for p in text.split(",") if p], help="RUNS of other seeds"
+    )
+    parser.add_argument("--sts", type=Path, help="a file of pairs with marks, for vectors")
+    args = parser.parse_args()
+    names = [name for name in args.only.split(",") if name]
+    if args.step == "ingredients":
+        INGREDIENTS.write_text(json.dumps(ingredients(args.models), indent=1) + "\n", encoding="utf-8")
+        return
+    if args.step == "train":
+        train(names, args)
+        return
+    before = json.loads(RESULT.read_text(encoding="utf-8")) if RESULT.exists() else {"sets": {}}
+    for name in names:
+        every = load(SETS[name], args.data, args.examples)["dev"]
+        examples = unseen(every, args.texts / f"{name}.txt") if args.texts else every
+        before["sets"][name] = measure(SETS[name], examples, args.models / name, args)
+        before["sets"][name]["seen"] = len(every) - len(examples)
+        keep(before)
+        print(name, json.dumps(before["sets"][name]["seconds"], indent=1))
+    if args.sts:
+        before["vectors"] = vectors(args.sts, args)
+        keep(before)
+
+
+def keep(found: dict[str, Any]) -> None:
+    """Write what was measured so far."""
+    found |= {"libraries": versions()}
+    beside = RESULT.with_suffix(".part")
+    beside.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    beside.replace(RESULT)
+
+
+if __name__ == "__main__":
+    main()

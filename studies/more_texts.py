@@ -1,0 +1,168 @@
+"""Texts without labels for `elastic.py train --texts`: from the training parts of a folder of data sets, from words that a masked-word model proposes, and from a corpus.
+
+    python studies/more_texts.py DATA OUT [--variants 4] [--corpus FILE.txt.xz --sentences 60000]
+
+Writes OUT/conll2003.txt: sentences of CoNLL-2003 with other entities of the same kind in their places, news sentences of MRPC, RTE and STS-B, and sentences of a corpus that have names in them.
+Writes OUT/mrpc.txt, pairs with a tab between them: pairs of MRPC in which words were left out or replaced by what the built-in pre-trained model finds likely there, pairs of STS-B and RTE, and
+sentences of all three beside those most like them. What is held out of a training set (`split_examples`) and every dev file stay out: STS-B took some of its pairs from where MRPC's dev file has them, and
+`beyond` leaves out every line with a sentence of the dev file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import lzma
+import random
+import re
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path[:0] = [str(Path(__file__).parent.parent / name) for name in ("src", "bench", "studies")]
+
+from tasksets import SETS, load  # noqa: E402
+
+from albertkit import Albert  # noqa: E402
+from albertkit.runtime.batching import token_batches  # noqa: E402
+from albertkit.tasks.splits import split_examples  # noqa: E402
+
+SHARE = 0.2  # of the words of a sentence that are replaced
+LIKELY = 8  # words proposed for each, of which one is drawn
+NEAR = 1  # sentences beside which one is set
+
+
+def training(name: str, data: Path) -> list[Any]:
+    """The training examples of a set that elastic.py learns from."""
+    return list(split_examples(load(SETS[name], data, None)["train"])[0])
+
+
+def bare(text: str) -> str:
+    """A sentence as it is compared: small letters and signs, without spaces."""
+    return "".join(text.lower().split())
+
+
+def beyond(lines: list[str], name: str, data: Path) -> list[str]:
+    """The lines that share no sentence with the held-out file of a set."""
+    held = {bare(t) for e in load(SETS[name], data, None)["dev"] for t in (e.text, getattr(e, "pair", None)) if t}
+    return [line for line in lines if not any(bare(part) in held for part in line.split("\t"))]
+
+
+def clean(texts: Iterable[str], shortest: int = 15, longest: int = 300) -> list[str]:
+    """Each text once, without breaks, if it is a sentence by its length."""
+    found = dict.fromkeys(re.sub(r"\s+", " ", text).strip() for text in texts)
+    return [text for text in found if shortest < len(text) < longest]
+
+
+def exchanged(examples: Sequence[Any], rng: random.Random) -> list[str]:
+    """Sentences with other entities of the same kind."""
+    names: dict[str, list[str]] = defaultdict(list)
+    for e in examples:
+        for span in e.spans:
+            names[span.label].append(e.text[span.start : span.end])
+    out = []
+    for e in examples:
+        text, last = "", 0
+        for span in e.spans:
+            text += e.text[last : span.start] + rng.choice(names[span.label])
+            last = span.end
+        out.append(text + e.text[last:])
+    return [new for new, e in zip(out, examples, strict=True) if new != e.text]
+
+
+def named(path: Path, most: int) -> list[str]:
+    """Sentences of a corpus (.txt.xz) with words in capitals inside, written as CoNLL-2003 is: spaces around every sign."""
+    found: list[str] = []
+    with lzma.open(path, "rt", encoding="utf-8") as lines:
+        for line in lines:
+            for text in re.split(r"(?<=[.!?]) +(?=[A-Z\"])", line.strip()):
+                words = re.findall(r"\w+(?:[-.,]\w+)*|'s|\S", text)
+                if 5 <= len(words) <= 45 and sum(word[0].isupper() for word in words[1:]) >= 2:
+                    found.append(" ".join(words))
+            if len(found) >= most:
+                return found[:most]
+    return found
+
+
+def replaced(albert: Albert, texts: Sequence[str], rng: random.Random) -> list[str]:
+    """Texts with some words replaced by likely ones, and now and then one left out."""
+    masked = []
+    for text in texts:
+        words = text.split(" ")
+        for place in rng.sample(range(len(words)), max(1, round(SHARE * len(words)))):
+            words[place] = "" if rng.random() < 0.25 else "[MASK]"
+        if "[MASK]" not in words:
+            words[0] = "[MASK]"
+        masked.append(" ".join(word for word in words if word))
+    encoded = [albert.masked(text, LIKELY) for text in masked]
+    out = list(texts)
+    for batch in token_batches([e.ids for e, _ in encoded], token_budget=albert.token_budget):
+        hidden = albert.engine.run(batch, albert.depth)
+        for own, nth in zip(hidden, batch.order.tolist(), strict=True):
+            best = albert.best_words(own[encoded[nth][1]], LIKELY)
+            drawn = iter(rng.choices([i for i, _ in row], [p for _, p in row])[0] for row in best)
+            fill = (albert.tokenizer.decode([next(drawn)]) for _ in encoded[nth][1])
+            out[nth] = re.sub(r"\[MASK\]", lambda _: next(fill), masked[nth])
+    return out
+
+
+def beside(texts: list[str]) -> list[tuple[str, str]]:
+    """Each text beside those whose vectors are nearest."""
+    vectors = Albert().embed(texts)
+    out = []
+    for first in range(0, len(texts), 512):
+        likeness = vectors[first : first + 512] @ vectors.T
+        likeness[np.arange(len(likeness)), first + np.arange(len(likeness))] = -1
+        for row, near in enumerate(np.argsort(-likeness, axis=1)[:, :NEAR]):
+            out += [(texts[first + row], texts[place]) for place in near]
+    return out
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", type=Path)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--variants", type=int, default=4, help="of each pair of MRPC")
+    parser.add_argument("--corpus", type=Path, help="a text file, .txt.xz, for sentences with names")
+    parser.add_argument("--sentences", type=int, default=60_000, help="of the corpus")
+    parser.add_argument("--most", type=int, default=100_000, help="lines a file")
+    args = parser.parse_args()
+    rng = random.Random(0)
+    args.out.mkdir(parents=True, exist_ok=True)
+    pairs = {name: [(e.text, e.pair) for e in training(name, args.data)] for name in ("mrpc", "rte", "sts-b")}
+    news = clean(
+        s
+        for many in pairs.values()
+        for pair in many
+        for text in pair
+        for s in re.split(r"(?<=[.!?]) +(?=[A-Z\"])", text)
+    )
+    corpus = named(args.corpus, args.sentences) if args.corpus else []
+    tagged = training("conll2003", args.data)
+    lines = beyond([*exchanged(tagged, rng), *news, *corpus], "conll2003", args.data)
+    write(args.out / "conll2003.txt", lines, args.most, rng)
+    albert = Albert("small-pretrained")
+    mine = pairs["mrpc"] * args.variants
+    changed = [replaced(albert, [pair[side] for pair in mine], rng) for side in (0, 1)]
+    turns = [
+        (a, second) if rng.random() < 0.5 else (first, b) for (first, second), a, b in zip(mine, *changed, strict=True)
+    ]
+    near = beside(clean(text for many in pairs.values() for pair in many for text in pair))
+    every = [*turns, *pairs["rte"], *pairs["sts-b"], *near]
+    lines = beyond([f"{a}\t{b}" for a, b in every if "\t" not in a + b], "mrpc", args.data)
+    write(args.out / "mrpc.txt", lines, args.most, rng)
+
+
+def write(path: Path, lines: list[str], most: int, rng: random.Random) -> None:
+    """At most so many lines, drawn."""
+    once = list(dict.fromkeys(line.replace("\n", " ") for line in lines))
+    rng.shuffle(once)
+    path.write_text("\n".join(once[:most]) + "\n", encoding="utf-8")
+    print(f"{path}: {len(once[:most]):,} of {len(once):,} lines", flush=True)
+
+
+if __name__ == "__main__":
+    main()
