@@ -21,17 +21,17 @@ sys.path[:0] = [str(Path(__file__).parent.parent / name) for name in ("src", "be
 
 from inference import machine, versions  # noqa: E402
 
-from albertkit.explain import Explainer, faithfulness  # noqa: E402
-from albertkit.explain.attribution import METHODS  # noqa: E402
+from albertkit.albert import Albert  # noqa: E402
+from albertkit.explain import Explainer, ExplainSettings, measure_faithfulness  # noqa: E402
+from albertkit.explain.attribution import HIDE_MODES, METHODS  # noqa: E402
 from albertkit.explain.faithfulness import read_inputs  # noqa: E402
-from albertkit.explain.variants import HIDE_MODES  # noqa: E402
 
 RESULT = Path(__file__).parent / "results" / "faithfulness.json"
 
 
 def measure(args: argparse.Namespace) -> dict:
     """All methods, with every way of hiding."""
-    explainer = Explainer(args.model, args.threads)
+    explainer = Explainer(Albert(args.model, threads=args.threads))
     texts = read_inputs(args.texts, args.most)
     rows = []
     for method in args.methods.split(","):
@@ -39,7 +39,8 @@ def measure(args: argparse.Namespace) -> dict:
             continue
         for hide in HIDE_MODES:
             start = time.perf_counter()
-            (found,) = faithfulness(explainer, texts, [method], hide, samples=args.samples, steps=args.steps)
+            settings = ExplainSettings(methods=(method,), samples=args.samples, steps=args.steps)
+            (found,) = measure_faithfulness(explainer, texts, settings, hide)
             row = {"hide": hide, **dataclasses.asdict(found), "seconds": round(time.perf_counter() - start, 2)}
             rows.append(row)
             print(

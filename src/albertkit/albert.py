@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +26,7 @@ from albertkit.runtime.graph import as_float
 from albertkit.tokenizer import Encoding
 
 if TYPE_CHECKING:
+    from albertkit.explain import ExplainSettings, Explanation
     from albertkit.tasks.examples import DialogueTurn
 
 EarlyExit = str | float  # see `runtime/early_exit.py`
@@ -508,11 +509,30 @@ class Albert:
 
         return predict(self, [ChoiceExample(context, question, tuple(choices))], "choose", depth, early_exit)[0]
 
-    def explain(self, text: str, **settings: Any) -> Any:
-        """What the model attends to, which words carry its prediction, and how that forms: an `Explanation` (see `docs/explain.md`)."""
-        from albertkit.explain import Explainer
+    def explain(
+        self,
+        text: str,
+        *,
+        pair: str | None = None,
+        question: str | None = None,
+        choices: Iterable[str] = (),
+        methods: str | Iterable[str] | None = None,
+        target: str | None = None,
+        settings: ExplainSettings | None = None,
+    ) -> Explanation:
+        """Explain a prediction: values of words, attention, and how the prediction forms (see `docs/explain.md`).
 
-        return Explainer(self).explain(text, **settings)
+        pair, question, choices: what the model's task needs beside the text. methods: occlusion, shapley, gradients,
+        rollout, attention. target: the class, label, choice or word to explain. settings: all other settings.
+        """
+        from albertkit.explain import Explainer, ExplainInput, ExplainSettings
+
+        settings = settings or ExplainSettings()
+        if methods is not None:
+            settings = replace(settings, methods=methods if isinstance(methods, str) else tuple(methods))
+        if target is not None:
+            settings = replace(settings, target=target)
+        return Explainer(self).explain(ExplainInput(text, pair, question, tuple(choices)), settings)
 
     @cached_property
     def writer(self) -> Any:

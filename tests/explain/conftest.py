@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from albertkit.explain import Explainer
+from albertkit.albert import Albert
+from albertkit.explain import Explainer, ExplainInput, ExplainSettings, Explanation
 from tests.serve.conftest import MADE, make
 from tests.train import test_finetune as lessons
+
+
+def explain(explainer: Explainer, text: str, pair=None, question=None, choices=(), **settings) -> Explanation:
+    return explainer.explain(ExplainInput(text, pair, question, tuple(choices)), ExplainSettings(**settings))
 
 
 @pytest.fixture(scope="session")
@@ -26,9 +31,9 @@ def folders(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def explainers(folders) -> dict[str, Explainer]:
-    return {name: Explainer(folder, threads=1) for name, folder in folders.items()}
+    return {name: Explainer(Albert(folder, threads=1)) for name, folder in folders.items()}
 
 
 @pytest.fixture(scope="session")
 def learnt(topics) -> Explainer:
-    return Explainer(topics, threads=1)
+    return Explainer(Albert(topics, threads=1))

@@ -17,10 +17,10 @@ from click.testing import CliRunner
 from albertkit.cli import explain_commands as cli_explain
 from albertkit.cli.entry_point import app
 from albertkit.errors import AlbertkitError
-from albertkit.explain.attention_maps import AttentionMap, rollout
-from albertkit.explain.attribution import METHODS
-from albertkit.explain.html_page import ROOM, packed, page
-from albertkit.explain.picture import _layers, tile_maps
+from albertkit.explain.attribution import METHODS, AttentionMap, rollout
+from albertkit.explain.html_page import MAX_NUMBERS, pack_map, render_page
+from albertkit.explain.picture import _draw_layers, tile_maps
+from tests.explain.conftest import explain
 
 ODD = 'cat <script>alert("1")</script> & dog </script> oak'
 
@@ -33,7 +33,7 @@ def run(*arguments, text=None):
 
 @pytest.fixture(scope="module")
 def found(learnt):
-    return learnt.explain(ODD, methods=["occlusion", "rollout"])
+    return explain(learnt, ODD, methods=["occlusion", "rollout"])
 
 
 def test_the_terminal_view(topics):
@@ -45,7 +45,7 @@ def test_the_terminal_view(topics):
 
 def test_json_holds_what_python_holds(topics, learnt):
     told = json.loads(run(topics, "cat dog oak", "--json", "--target", "tree"))
-    assert told == json.loads(json.dumps(learnt.explain("cat dog oak", target="tree").to_dict()))
+    assert told == json.loads(json.dumps(explain(learnt, "cat dog oak", target="tree").to_dict()))
     assert told["words"][2] == {
         "part": "text",
         "start": 8,
@@ -76,10 +76,10 @@ def test_controls_do_not_reach_the_terminal(topics):
 
 
 def test_the_page_begins_at_the_token_that_is_read(explainers):
-    found = explainers["words"].explain("a b [MASK] c")
+    found = explain(explainers["words"], "a b [MASK] c")
     assert found.maps[0].tokens[found.maps[0].reader] == "[MASK]"
-    assert packed(found.maps[0], ROOM).data["from"] == found.maps[0].reader
-    assert explainers["pairs"].explain("a b").maps[0].reader == 0
+    assert pack_map(found.maps[0], MAX_NUMBERS).data["from"] == found.maps[0].reader
+    assert explain(explainers["pairs"], "a b").maps[0].reader == 0
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_the_page_begins_at_the_token_that_is_read(explainers):
         (["x", "--check", "f"], "leave the text and -o away"),
         (["--check", "f", "--at", "2"], "--at belongs to one text"),
         (["--check", "nosuch"], "cannot be read"),
-        (["x", "-o", "nosuch/a.html"], "folder that exists"),
+        (["x", "-o", "nosuch/a.html"], "existing folder"),
     ],
 )
 def test_errors(topics, arguments, why):
@@ -105,11 +105,12 @@ def test_nothing_needs_torch(topics, tmp_path):
     code = f"""
 import sys
 sys.modules["torch"] = None
-from albertkit.explain import explain
-found = explain({str(topics)!r}, "cat dog oak", methods=["occlusion", "shapley", "rollout"])
+from albertkit import Albert
+albert = Albert({str(topics)!r})
+found = albert.explain("cat dog oak", methods=["occlusion", "shapley", "rollout"])
 found.to_html({str(tmp_path / "a.html")!r})
 try:
-    explain({str(topics)!r}, "cat dog oak", methods="gradients")
+    albert.explain("cat dog oak", methods="gradients")
 except ValueError as error:
     print(error)
 """
@@ -129,7 +130,7 @@ def test_files_are_whole_and_not_replaced_unasked(found, tmp_path):
 def test_the_picture_opens(found, explainers, tmp_path):
     from PIL import Image
 
-    for number, one in enumerate((found, explainers["words"].explain("$x$ 北京 a_b", pair="two"))):
+    for number, one in enumerate((found, explain(explainers["words"], "$x$ 北京 a_b", pair="two"))):
         image = Image.open(io.BytesIO(one.to_png(tmp_path / f"{number}.png").read_bytes()))
         image.load()
         assert image.format == "PNG" and image.width > 800 and len(image.getcolors(10**6) or []) > 10
@@ -154,14 +155,16 @@ def test_depths_are_whole_numbers(found):
     from matplotlib.figure import Figure
 
     axes = Figure().subplots()
-    _layers(axes, dataclasses.replace(found, layers=found.layers[:2]))
+    _draw_layers(axes, dataclasses.replace(found, layers=found.layers[:2]))
     assert all(float(place).is_integer() for place in axes.get_xticks())
 
 
 def test_large_maps_are_made_smaller_and_it_is_said():
     def of(layers, heads, tokens):
         shares = np.full((layers, heads, tokens, tokens), 1 / tokens, np.float32)
-        return packed(AttentionMap(0, ("a",) * tokens, shares, rollout(shares[:1]), np.zeros(tokens, np.int64)), ROOM)
+        return pack_map(
+            AttentionMap(0, ("a",) * tokens, shares, rollout(shares[:1]), np.zeros(tokens, np.int64)), MAX_NUMBERS
+        )
 
     small, middle, large = of(12, 12, 60), of(12, 12, 256), of(24, 2, 256)
     assert small.note == "" and len(small.data["heads"]) == 12 and len(small.data["layers"]) == 12
@@ -172,7 +175,7 @@ def test_large_maps_are_made_smaller_and_it_is_said():
 
 
 def test_the_page_holds_no_way_out(found):
-    made = page(found)
+    made = render_page(found)
     assert len(made) < 2_000_000 and "http" not in made.replace("http-equiv", "")
     assert made.count("<script") == 2 and "&lt;" in made and "<script>alert" not in made
 

@@ -283,16 +283,16 @@ def test_explain(server, alberts):
     for one in found["depths"]:
         depth = one["depth"]
         assert near(one["prediction"], [[plain(g) for g in m] for m in words.fill_mask(text, k=2, depth=depth)])
-        assert len(one["tokens"]) == 5 and one["milliseconds"] > 0
-        assert one["same"] == (one["prediction"][0][0]["word"] == words.fill_mask(text)[0][0].word)
+        assert len(one["token_cosines"]) == 5 and one["milliseconds"] > 0
+        assert one["matches_full_depth"] == (one["prediction"][0][0]["word"] == words.fill_mask(text)[0][0].word)
     assert [one["depth"] for one in found["depths"]] == [1, 2, 3]
-    assert found["depths"][-1]["agreement"] == pytest.approx(1, abs=1e-5) and found["depths"][-1]["same"]
-    assert all(one["same"] for one in found["depths"][found["settled"] - 1 :])
+    assert found["depths"][-1]["cosine"] == pytest.approx(1, abs=1e-5) and found["depths"][-1]["matches_full_depth"]
+    assert all(one["matches_full_depth"] for one in found["depths"][found["stable_depth"] - 1 :])
     found = server.post("/explain", {"text": "one", "vectors": True}).json()
     for one in found["depths"]:
         assert np.allclose(one["vector"], words.embed("one", depth=one["depth"]), atol=1e-5)
-        assert one["prediction"] is None and one["same"] is None
-    assert found["settled"] is None and found["kind"] is None
+        assert one["prediction"] is None and one["matches_full_depth"] is None
+    assert found["stable_depth"] is None and found["kind"] is None
 
 
 @pytest.mark.parametrize(
@@ -311,7 +311,7 @@ def test_explain_tasks(server, alberts, name, asked, kind):
     found = server.post("/explain", {"model": name, **asked}).json()
     assert found["kind"] == kind and found["task"] == alberts[name].meta.task and len(found["depths"]) == 3
     if kind is not None:
-        assert found["depths"][-1]["same"] and 1 <= found["settled"] <= 3
+        assert found["depths"][-1]["matches_full_depth"] and 1 <= found["stable_depth"] <= 3
     if kind == "classify":
         wanted = alberts[name].classify(asked["text"], asked.get("pair"))
         assert near(found["depths"][-1]["prediction"], plain(wanted))

@@ -208,11 +208,9 @@ def test_search_in_a_pasted_and_in_an_uploaded_text(visit, tmp_path):
     playwright.expect(panel.locator(".status.wrong")).to_have_text("notes.txt is not a text file in UTF-8.")
 
 
-def test_look_inside(visit, models):
-    from albertkit.explain.activations import NumpyEncoder
-
+def test_explain(visit, models):
     one = visit()
-    panel = one.open("inside")
+    panel = one.open("explain")
     assert panel.locator(".layers tbody tr").count() == 12
     assert panel.locator(".layers tbody tr").nth(11).locator(".first").inner_text().startswith("university")
     playwright.expect(panel.locator(".verdict")).to_contain_text("Early exit would stop after layer")
@@ -222,19 +220,19 @@ def test_look_inside(visit, models):
     assert f"after layer {place} of 12" in panel.locator(".verdict").inner_text()
     assert panel.locator(".layers .skipped").count() == 12 - int(place)
     slider.fill("0.99")
-    playwright.expect(panel.locator(".verdict")).to_contain_text("never this sure")
+    playwright.expect(panel.locator(".verdict")).to_contain_text("never reached")
     assert panel.locator(".small-map").count() == 72
     panel.locator("[data-place='4-3']").click()
     panel.locator(".look", has_text="oxford").click()
-    inner = NumpyEncoder.open("small-pretrained").look("She is a professor at the [MASK] of Oxford.")
+    explanation = Albert("small-pretrained").explain("She is a professor at the [MASK] of Oxford.")
     shares = [int(re.sub(r"\D", "", said)) for said in panel.locator(".look small").all_inner_texts()]
-    assert shares == pytest.approx((100 * inner.attention[4, 3, 9]).round().tolist(), abs=1)
-    playwright.expect(panel.locator(".code code")).to_contain_text("inner.attention[4, 3]")
+    assert shares == pytest.approx((100 * explanation.maps[0].attention[4, 3, 9]).round().tolist(), abs=1)
+    playwright.expect(panel.locator(".code code")).to_contain_text("maps[0].attention[4, 3]")
     panel.locator("[data-place='4-3']").focus()
     one.page.keyboard.press("ArrowDown")
     playwright.expect(panel.locator("h4")).to_have_text("Layer 6, head 4")
     panel.locator("canvas.map").click(position={"x": 5, "y": 5})
-    playwright.expect(panel.locator(".chosen .readout")).to_contain_text("[CLS] looks at [CLS]")
+    playwright.expect(panel.locator(".chosen .readout")).to_contain_text("[CLS] attends to [CLS]")
     for name, said in (("small", None), ("topics", "animal"), ("names", "cat animal"), ("reader", "cat")):
         panel.locator("textarea").fill("red blue cat oak" if said else "A man plays the guitar.")
         with one.page.expect_response("**/explain"):
@@ -433,7 +431,7 @@ def test_what_goes_wrong_is_said_in_a_sentence(visit):
         playwright.expect(status).to_have_text("The server answered with status 502.")
         page.route("**/fill", lambda route: route.abort())
         one.run("fill")
-        playwright.expect(status).to_have_text("The server does not answer; is it still running?")
+        playwright.expect(status).to_have_text("The server does not respond. Is it still running?")
     page.unroute("**/fill")
     panel.locator("textarea").fill("a [MASK]")
     one.run("fill")
@@ -442,7 +440,7 @@ def test_what_goes_wrong_is_said_in_a_sentence(visit):
     panel = one.done("compare")
     panel.locator("textarea").fill("only one")
     one.run("compare")
-    playwright.expect(panel.locator(".status.wrong")).to_have_text("Write at least two texts, one a line.")
+    playwright.expect(panel.locator(".status.wrong")).to_have_text("Write at least two texts, one per line.")
 
 
 def test_a_server_with_keys(visit):

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 SAME = ("language", "code.python", "code.curl", "depth.of")  # not in Chinese signs
-TABS = ("compare", "search", "fill", "classify", "tag", "answer", "inside", "depth")
+TABS = ("compare", "search", "fill", "classify", "tag", "answer", "explain", "depth")
 MADE = {f"{tab}.{part}" for tab in TABS for part in ("tab", "title", "lead", "run")} | {
     *("search.lines", "search.paragraphs", "code.python", "code.curl", "code.cli")
 }  # keys that are put together
@@ -15,14 +15,14 @@ PAGE = Path(__file__).parents[2] / "src" / "albertkit" / "serve" / "page"
 
 
 def words() -> dict[str, list[str]]:
-    text = (PAGE / "words.js").read_text(encoding="utf-8")
-    table = text[text.index("WORDS = {") + 8 : text.index("\n};") + 2]
+    text = (PAGE / "messages.js").read_text(encoding="utf-8")
+    table = text[text.index("MESSAGES = {") + 11 : text.index("\n};") + 2]
     return json.loads(re.sub(r",(\s*[\]}])", r"\1", table))
 
 
 def test_both_languages_say_everything():
     table = words()
-    source = "".join(file.read_text(encoding="utf-8") for file in PAGE.iterdir() if file.name != "words.js")
+    source = "".join(file.read_text(encoding="utf-8") for file in PAGE.iterdir() if file.name != "messages.js")
     for key, said in table.items():
         assert len(said) == 2 and all(said), key
         english, chinese = ({*re.findall(r"\{\w+\}", one)} for one in said)

@@ -72,22 +72,24 @@ def explain(
     Values are in log-odds (0.7 doubles the odds), or in cosines for vectors. --check measures, on texts of yours, whether hiding the
     words that a method calls important changes the prediction more than hiding random ones. Without TEXT, it is read from stdin.
     """
-    from albertkit.explain import Explainer
+    from albertkit.albert import Albert
+    from albertkit.explain import Explainer, ExplainInput, ExplainSettings
 
     methods = given.pop("methods") or ("occlusion",)
     if check is not None:
         if text is not None or output is not None:
             raise AlbertkitError("--check reads its texts from a file and prints a table; leave the text and -o away")
-        checked(Explainer(model, threads), check, most, methods, given, as_json)
+        checked(Explainer(Albert(model, threads=threads)), check, most, methods, given, as_json)
         return
     if output is not None:
-        from albertkit.explain.html_page import check_free
+        from albertkit.explain.explanation import check_writable
 
         if output.suffix not in (".html", ".png"):
             raise AlbertkitError(f"{output} ends with {output.suffix!r}; choose .html or .png")
-        check_free(output, force)
+        check_writable(output, force)
     texts = {name: given.pop(name) for name in ("pair", "question", "choices")}
-    found = Explainer(model, threads).explain(read_text(text), **texts, methods=methods, **given)
+    settings = ExplainSettings(methods=methods, **given)
+    found = Explainer(Albert(model, threads=threads)).explain(ExplainInput(read_text(text), **texts), settings)
     if output is not None:
         if output.suffix == ".html":
             found.to_html(output, overwrite=force)
@@ -114,7 +116,7 @@ def number(found: Explanation) -> str:
     """The value that is explained."""
     if found.unit != "log-odds":
         return f"{found.unit} {found.value:.4f}"
-    return f"{found.chance:.1%} (log-odds {found.value:+.2f})"
+    return f"{found.probability:.1%} (log-odds {found.value:+.2f})"
 
 
 def show(found: Explanation) -> None:
@@ -141,27 +143,24 @@ def show(found: Explanation) -> None:
     uncertainty = found.uncertainty
     click.echo(
         "\nlayer by layer"
-        + (
-            f" (doubt: {found.early_exit['kind']}, as early_exit= compares it)"
-            if found.early_exit and uncertainty
-            else ""
-        )
+        + (f" (doubt: {found.early_exit.kind}, as early_exit= compares it)" if found.early_exit and uncertainty else "")
     )
     for layer in found.layers:
-        said = "  ".join(name if chance is None else f"{name} {chance:.0%}" for name, chance in layer.said)
+        said = "  ".join(name if chance is None else f"{name} {chance:.0%}" for name, chance in layer.summary)
         doubt = f"  doubt {uncertainty[layer.depth]:.3f}" if layer.depth in uncertainty else ""
         click.echo(f"  {layer.depth:>3}  {layer.value:+7.3f}{doubt}  {said}".rstrip())
     if found.stable_depth is not None:
         click.echo(f"  stays what it is from layer {found.stable_depth} on")
-    if found.early_exit is not None and found.early_exit["promised"] is not None:
-        click.echo(f"  early_exit='99%' leaves after layer {found.early_exit['promised']}")
+    if found.early_exit is not None and found.early_exit.exit_depth_99 is not None:
+        click.echo(f"  early_exit='99%' leaves after layer {found.early_exit.exit_depth_99}")
 
 
 def checked(
     explainer: Any, path: Path, most: int, methods: tuple[str, ...], given: dict[str, Any], as_json: bool
 ) -> None:
     """The check over a file of texts."""
-    from albertkit.explain.faithfulness import faithfulness, read_inputs
+    from albertkit.explain import ExplainSettings, measure_faithfulness
+    from albertkit.explain.faithfulness import read_inputs
 
     for name in ("pair", "question", "choices", "target", "at"):
         if given.pop(name):
@@ -169,7 +168,8 @@ def checked(
                 f"--{name} belongs to one text; for --check put it into a .jsonl file, or leave it away"
             )
     hide = given.pop("hide") or "drop"
-    results = faithfulness(explainer, read_inputs(path, most), methods, hide, **given)
+    settings = ExplainSettings(methods=methods, **given)
+    results = measure_faithfulness(explainer, read_inputs(path, most), settings, hide)
     if as_json:
         told = [dataclasses.asdict(one) for one in results]
         for one in told:  # of one text there is no error, and JSON has no number for that

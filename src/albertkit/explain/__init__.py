@@ -1,13 +1,14 @@
-"""Looking inside: what a model attends to, which words carry its prediction, how the prediction forms, and whether to believe that.
+"""Explanations: which words a prediction depends on, attention, and how the prediction forms layer by layer.
 
-In: a model and a text. Out: an `Explanation`: numbers, a page, a picture. No torch, except `gradients.py`, which is imported when
-integrated gradients are asked for. Order of the files: `subject.py` and `target.py` say what is explained, `variants.py` hides words,
-`attribute.py` and `gradients.py` give words values, `attention.py` and `layers.py` look at the layers, `explainer.py` puts it together,
-`explanation.py`, `page.py` and `picture.py` show it, `faithful.py` checks it.
+In: an `Albert` and a text. Out: an `Explanation`: numbers, an HTML page or a picture. Files in order:
+`explain_input.py` and `target.py` (what is explained), `attribution.py` and `gradients.py` (values of words),
+`activations.py` (attention), `layer_predictions.py`, `explainer.py` (all together), `explanation.py`, `html_page.py`,
+`picture.py` (the result), `faithfulness.py` (its quality). Only `gradients.py` needs torch; it is imported on use.
 """
 
-from albertkit.explain.explainer import Explainer, explain
+from albertkit.explain.explain_input import ExplainInput
+from albertkit.explain.explainer import Explainer, ExplainSettings
 from albertkit.explain.explanation import Explanation
-from albertkit.explain.faithfulness import Faithfulness, faithfulness
+from albertkit.explain.faithfulness import Faithfulness, measure_faithfulness
 
-__all__ = ["Explainer", "Explanation", "Faithfulness", "explain", "faithfulness"]
+__all__ = ["ExplainInput", "ExplainSettings", "Explainer", "Explanation", "Faithfulness", "measure_faithfulness"]

@@ -1,81 +1,67 @@
-"""Looking inside: one text through plain numpy, with everything on the way kept.
+"""Hidden states and attention of one text, computed in plain numpy.
 
-In: a model and one text, or its token ids. Out: `LayerActivations`, the hidden states of every layer and the attention of every head. The engine
-(`engine.py`) is fast because its layer is one fused operator, which gives no attention; this file is the same arithmetic, written to
-be read and looked into. Weights that are stored in 8 or 4 bits are used as the floats they stand for, so that with them the numbers
-are close to the engine's, which rounds activations too, and not the same. Nothing here is for many texts or for speed.
+In: a stored model and one text or its token ids. Out: `LayerActivations`. The engine's fused layer operator returns
+no attention; this file repeats its arithmetic step by step. Quantized weights are used as the floats they stand for,
+so the numbers are close to the engine's, which also rounds activations. It is slow; use it for single texts. Next:
+`explainer.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from albertkit.artifact import Stored, read_stored
+from albertkit.artifact import Stored
 from albertkit.config import AlbertConfig
 from albertkit.errors import AlbertkitError
 from albertkit.quantized import QuantizedMatrix
 from albertkit.runtime.graph_builder import as_float
 
 GRU_PARTS = ("input_weight", "input_bias", "state_weight", "state_bias")
-LONGEST = 256  # tokens; attention grows with their square, times layers and heads
+MAX_TOKENS = 256  # attention grows with the square of the tokens, times layers and heads
 
 
 @dataclass(frozen=True)
 class LayerActivations:
-    """One text, layer by layer."""
+    """Hidden states and attention of one text."""
 
-    hidden: np.ndarray  # (layers + 1, tokens, H); the first are the embeddings
+    hidden: np.ndarray  # (layers + 1, tokens, H); the first is the embedding output
     attention: np.ndarray  # (layers, heads, from token, to token); each row sums to 1
     ids: list[int]
 
 
 class NumpyEncoder:
-    """A model that can be looked into. With several layers inside a group, the attention is that of the last of them."""
+    """The encoder in numpy. If a group has several inner layers, the attention is that of the last one."""
 
-    def __init__(self, config: AlbertConfig, weights: dict[str, Any], tokenizer: Any = None, depth: int = 0) -> None:
+    def __init__(self, config: AlbertConfig, weights: dict[str, Any], depth: int = 0) -> None:
         if config.options.static:
-            raise AlbertkitError("a static model is a table without layers; there is nothing to look into")
-        self.config, self.tokenizer = config, tokenizer
+            raise AlbertkitError("a static model has no layers to explain; choose an ALBERT model")
+        self.config = config
         self.depth = depth or config.num_hidden_layers
-        # The word table stays as it is stored: a text needs a few rows of it.
+        # The word table keeps its stored form: a text needs few of its rows.
         self.words: np.ndarray | QuantizedMatrix = weights["encoder.embeddings.word.weight"]
-        wanted = ("encoder.embeddings.", "encoder.groups.")
+        prefixes = ("encoder.embeddings.", "encoder.groups.")
         self.weights: dict[str, np.ndarray] = {
             name: np.asarray(as_float(weight), np.float32)
             for name, weight in weights.items()
-            if name.startswith(wanted) and weight is not self.words
+            if name.startswith(prefixes) and weight is not self.words
         }
 
     @classmethod
-    def of(cls, stored: Stored) -> NumpyEncoder:
-        """From a model as its folder stores it."""
-        return cls(stored.config, dict(stored.weights), stored.tokenizer, stored.meta.depth or 0)
-
-    @classmethod
-    def open(cls, model: str | Path | None = None) -> NumpyEncoder:
-        """A folder of any kind, or the name of a built-in model; default the built-in one."""
-        return cls.of(read_stored(model))
-
-    def look(self, text: str, pair: str | None = None, depth: int | None = None) -> LayerActivations:
-        """A text, or a pair of texts; [MASK] in it is a mask."""
-        if self.tokenizer is None:
-            raise AlbertkitError("this model holds no tokenizer, so it cannot read text; give token ids")
-        mask = self.tokenizer.mask_id is not None and "[MASK]" in text
-        made = self.tokenizer.encode(text, pair, recognise_mask=mask)
-        return self.run(made.ids, made.segments, depth)
+    def from_stored(cls, stored: Stored) -> NumpyEncoder:
+        """The encoder of a stored model."""
+        return cls(stored.config, dict(stored.weights), stored.meta.depth or 0)
 
     def run(
         self, ids: Sequence[int], segments: Sequence[int] | None = None, depth: int | None = None
     ) -> LayerActivations:
-        """Token ids as the model reads them, special ones included."""
-        most = min(LONGEST, self.config.max_position_embeddings)
+        """Activations of token ids, special tokens included."""
+        most = min(MAX_TOKENS, self.config.max_position_embeddings)
         if not 1 <= len(ids) <= most:
-            raise AlbertkitError(f"the text has {len(ids)} tokens; to look inside, it must have 1 to {most}")
+            raise AlbertkitError(f"the text has {len(ids)} tokens; an explanation needs 1 to {most}")
         depth = self.depth if depth is None else depth
         hidden = self._embed(np.asarray(ids), np.zeros(len(ids), int) if segments is None else np.asarray(segments))
         states, maps = [hidden], []
@@ -91,7 +77,7 @@ class NumpyEncoder:
         )
 
     def _embed(self, ids: np.ndarray, segments: np.ndarray) -> np.ndarray:
-        """(tokens,) → (tokens, H)."""
+        """Token ids (tokens,) → embedding output (tokens, H)."""
         w, options = self.weights, self.config.options
         table = self.words
         if isinstance(table, QuantizedMatrix):
@@ -111,25 +97,25 @@ class NumpyEncoder:
         return normed + self._gru(normed) if options.gru else normed
 
     def _gru(self, x: np.ndarray) -> np.ndarray:
-        """A GRU from the first token to the last, (tokens, H)."""
+        """A GRU over the tokens, (tokens, H) → (tokens, H)."""
         w = {name: self.weights[f"encoder.embeddings.gru.{name}"] for name in GRU_PARTS}
-        given = x @ w["input_weight"].T + w["input_bias"]  # (tokens, 3H): reset, update, new
-        state, out = np.zeros(x.shape[1], np.float32), np.empty_like(x)
-        for token, row in enumerate(given):
-            own = w["state_weight"] @ state + w["state_bias"]
-            (reset_in, update_in, new_in), (reset_own, update_own, new_own) = np.split(row, 3), np.split(own, 3)
-            reset, update = (1 / (1 + np.exp(-a)) for a in (reset_in + reset_own, update_in + update_own))
-            state = (1 - update) * np.tanh(new_in + reset * new_own) + update * state
-            out[token] = state
-        return out
+        inputs = x @ w["input_weight"].T + w["input_bias"]  # (tokens, 3H): reset, update, new
+        state, states = np.zeros(x.shape[1], np.float32), np.empty_like(x)
+        for token, row in enumerate(inputs):
+            recurrent = w["state_weight"] @ state + w["state_bias"]
+            (reset_x, update_x, new_x), (reset_h, update_h, new_h) = np.split(row, 3), np.split(recurrent, 3)
+            reset, update = (1 / (1 + np.exp(-a)) for a in (reset_x + reset_h, update_x + update_h))
+            state = (1 - update) * np.tanh(new_x + reset * new_h) + update * state
+            states[token] = state
+        return states
 
     def _layer(self, prefix: str, hidden: np.ndarray, local: bool = False) -> tuple[np.ndarray, np.ndarray]:
-        """(tokens, H) → the same, and (heads, tokens, tokens)."""
+        """One layer: (tokens, H) → (tokens, H) and attention (heads, tokens, tokens)."""
         options, size = self.config.options, self.config.head_size
         query, key, value = (
             self._dense(f"{prefix}.attention.{part}", hidden).reshape(len(hidden), -1, size).transpose(1, 0, 2)
             for part in ("query", "key", "value")
-        )  # (heads, tokens, size) each; keys and values for one head where all share them
+        )  # (heads, tokens, size) each; with shared keys and values these have one head
         if options.low_rank:
             low = {part: self.weights[f"{prefix}.attention.low.{part}"] for part in ("query", "key", "value", "lift")}
             query, key, value = query @ low["query"].T, key @ low["key"].T, value @ low["value"].T
@@ -144,23 +130,22 @@ class NumpyEncoder:
         return self._norm(f"{prefix}.ffn_norm", hidden + self._dense(f"{prefix}.ffn.down", wide)), attention
 
     def _bias(self, prefix: str, tokens: int, local: bool) -> np.ndarray:
-        """What options add to the scores: θ, and -∞ beyond the window."""
-        options, place = self.config.options, np.arange(tokens)
-        away = place[None] - place[:, None]
-        made = np.zeros((1, tokens, tokens), np.float32)
+        """Attention bias and, in local layers, -∞ beyond the window."""
+        options, position = self.config.options, np.arange(tokens)
+        distance = position[None] - position[:, None]
+        bias = np.zeros((1, tokens, tokens), np.float32)
         if options.attention_bias == "head":
-            made = self.weights[f"{prefix}.attention.theta"][:, None, None] * (place == 0)
+            bias = self.weights[f"{prefix}.attention.theta"][:, None, None] * (position == 0)
         elif options.attention_bias:
             reach = options.relative_reach
-            made = self.weights[f"{prefix}.attention.theta"][:, np.clip(away, -reach, reach) + reach]
+            bias = self.weights[f"{prefix}.attention.theta"][:, np.clip(distance, -reach, reach) + reach]
         if local:
-            apart = (np.abs(away) > options.window) & (place != 0) & (place != 0)[:, None]
-            made = np.where(apart, np.float32(-np.inf), made)
-        return made
+            is_outside = (np.abs(distance) > options.window) & (position != 0) & (position != 0)[:, None]
+            bias = np.where(is_outside, np.float32(-np.inf), bias)
+        return bias
 
     def _dense(self, name: str, x: np.ndarray) -> np.ndarray:
-        made: np.ndarray = x @ self.weights[f"{name}.weight"].T + self.weights[f"{name}.bias"]
-        return made
+        return np.asarray(x @ self.weights[f"{name}.weight"].T + self.weights[f"{name}.bias"])
 
     def _norm(self, name: str, x: np.ndarray) -> np.ndarray:
         centred = x - x.mean(axis=-1, keepdims=True)
@@ -169,15 +154,13 @@ class NumpyEncoder:
             spread = np.sqrt(np.square(centred).sum(axis=-1, keepdims=True) / np.float32(x.shape[-1] - 1)) + eps
         else:
             spread = np.sqrt(np.square(centred).mean(axis=-1, keepdims=True) + eps)
-        made: np.ndarray = centred / spread * self.weights[f"{name}.weight"] + self.weights[f"{name}.bias"]
-        return made
+        return np.asarray(centred / spread * self.weights[f"{name}.weight"] + self.weights[f"{name}.bias"])
 
 
 def softmax(scores: np.ndarray) -> np.ndarray:
-    """Over the last axis."""
-    made = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    made /= made.sum(axis=-1, keepdims=True)
-    return np.asarray(made, np.float32)
+    """Softmax over the last axis."""
+    exponentials = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    return np.asarray(exponentials / exponentials.sum(axis=-1, keepdims=True), np.float32)
 
 
 def erf(x: np.ndarray) -> np.ndarray:

@@ -1,88 +1,98 @@
-"""`Explainer`: a model that explains itself; `explain` for a single text.
+"""`Explainer`: explains the predictions of one model.
 
-In: a model and texts. Out: `Explanation`s. Before this file: everything that computes; after it: `explanation.py` shows the result.
+In: an `Albert` and texts. Out: `Explanation`s. Before: all files that compute; next: `explanation.py` shows the result.
 """
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from albertkit import builtin
-from albertkit.albert import Albert
 from albertkit.artifact import Stored, read_stored
 from albertkit.errors import AlbertkitError, nearest, need
 from albertkit.explain.activations import NumpyEncoder
-from albertkit.explain.attention_maps import AttentionMap, rollout
-from albertkit.explain.attribution import METHODS, Attribution, attention_attribution, occlusion, shapley
-from albertkit.explain.explained_input import ExplainInput, TokenizedInput, tokenize_input
+from albertkit.explain.attribution import (
+    METHODS,
+    AttentionMap,
+    Attribution,
+    InputVariants,
+    attention_attribution,
+    filler_token,
+    occlusion,
+    rollout,
+    shapley,
+)
+from albertkit.explain.explain_input import ExplainInput, TokenizedInput, tokenize_input
 from albertkit.explain.explanation import Explanation
-from albertkit.explain.layer_predictions import early_exit_of, layers_of, prediction_at, stable_depth, states_of
-from albertkit.explain.target import ExplainTarget, TargetChoice, target_of
-from albertkit.explain.variants import InputVariants, filler_token
+from albertkit.explain.layer_predictions import (
+    layer_predictions,
+    prediction_from,
+    read_depths,
+    stable_depth,
+    trace_early_exit,
+)
+from albertkit.explain.target import ExplainTarget, TargetChoice, choose_target
+
+if TYPE_CHECKING:
+    from albertkit.albert import Albert
+    from albertkit.model import AlbertModel
 
 
 @dataclass(frozen=True)
 class ExplainSettings:
-    """How to explain."""
+    """What to explain, and how."""
 
-    methods: tuple[str, ...] = ("occlusion",)
-    """occlusion, shapley, gradients (needs torch), rollout, attention."""
+    methods: Sequence[str] = ("occlusion",)
+    """occlusion, shapley, gradients (needs torch), rollout, attention; one name or several."""
     target: str | None = None
-    """The class, label, choice or word to explain; default what the model says."""
-    at: str | None = None
+    """The class, label, choice or word to explain; default the predicted one."""
+    at: str | int | None = None
     """tag: a word or its number from 1; fill: the number of a mask; answer: start or end."""
     hide: str | None = None
-    """How a word is hidden: mask, drop or pad; default mask, but for vectors, whose models have never seen masks, drop (pad for gradients)."""
+    """How a word is hidden: mask, drop or pad; default mask, but for vectors drop (pad for gradients)."""
     depth: int | None = None
     """Layers to apply; default the model's."""
     k: int = 3
     """Words for each mask."""
     samples: int = 16
-    """Orders of words for shapley; each is used backwards too."""
+    """Random orders of words for shapley; each is also used in reverse."""
     steps: int = 64
-    """Points on the way for gradients."""
+    """Interpolation steps for gradients."""
     seed: int = 0
 
-    @classmethod
-    def of(cls, settings: dict[str, Any]) -> ExplainSettings:
-        """From keywords; `methods` may be one name."""
-        names = [field.name for field in dataclasses.fields(cls)]
-        for name in settings:
-            if name not in names:
-                raise AlbertkitError(f"unknown setting {name!r}{nearest(name, names)}; choose among {', '.join(names)}")
-        methods = settings.get("methods", ("occlusion",))
-        methods = (methods,) if isinstance(methods, str) else tuple(dict.fromkeys(methods))
+    def __post_init__(self) -> None:
+        methods = (self.methods,) if isinstance(self.methods, str) else tuple(dict.fromkeys(self.methods))
         for method in methods:
             if method not in METHODS:
-                raise AlbertkitError(
-                    f"unknown method {method!r}{nearest(method, METHODS)}; choose among {', '.join(METHODS)}"
-                )
-        at = settings.get("at")
-        return cls(**{**settings, "methods": methods, "at": None if at is None else str(at)})
+                hint = nearest(method, METHODS)
+                raise AlbertkitError(f"method {method!r} is unknown{hint}; choose one of {', '.join(METHODS)}")
+        object.__setattr__(self, "methods", methods)
 
 
 @dataclass(frozen=True)
-class ExplainContext:
-    """A text and what is explained about it."""
+class ExplainState:
+    """A tokenized input, its target, and what was read at each depth."""
 
-    subject: TokenizedInput
+    input: TokenizedInput
     target: ExplainTarget
     prediction: Any
     states: dict[int, list[Any]]
-    """What is read at each depth."""
     depth: int
 
 
 class Explainer:
-    """A model that can be looked into, opened once for many texts. Attention and gradients read its folder again, when they are asked for."""
+    """Explains a model's predictions. Attention and gradients read the model's folder again, on first use.
 
-    def __init__(self, model: Albert | str | Path | None = None, threads: int | None = None) -> None:
-        self.albert = model if isinstance(model, Albert) else Albert(model, threads=threads)
+    >>> from albertkit import Albert
+    >>> explainer = Explainer(Albert())
+    >>> explainer.explain(ExplainInput("a cat sat")).kind
+    'embed'
+    """
+
+    def __init__(self, albert: Albert) -> None:
+        self.albert = albert
 
     @cached_property
     def stored(self) -> Stored:
@@ -93,116 +103,106 @@ class Explainer:
         return stored
 
     @cached_property
-    def inside(self) -> NumpyEncoder:
-        """Its weights as floats, for attention."""
-        return NumpyEncoder.of(self.stored)
+    def encoder(self) -> NumpyEncoder:
+        """The encoder in numpy, for attention."""
+        return NumpyEncoder.from_stored(self.stored)
 
     @cached_property
-    def torch_model(self) -> Any:
-        """Its weights in torch, for gradients."""
+    def torch_model(self) -> AlbertModel:
+        """The model in torch, for gradients."""
         need("torch", "explain", "integrated gradients")
         from albertkit.explain.gradients import torch_model
 
         return torch_model(self.stored)
 
-    def prepare(self, given: ExplainInput, how: ExplainSettings, every: bool = True) -> ExplainContext:
-        """What is explained about a text; with `every`, its state at every depth."""
-        albert = self.albert
-        filler_token(albert, how.hide or "drop")  # or says what is wrong with it
-        subject = tokenize_input(albert, given)
-        depth = albert._layers_to_apply(None, how.depth, "mean")
-        states = states_of(albert, subject, range(1, depth + 1) if every else [depth])
-        prediction = prediction_at(albert, subject, states[depth], how.k)
-        target = target_of(albert, subject, states[depth], prediction, TargetChoice(how.target, how.at))
-        return ExplainContext(subject, target, prediction, states, depth)
-
-    def explain(
-        self,
-        text: str,
-        pair: str | None = None,
-        question: str | None = None,
-        choices: Iterable[str] = (),
-        **settings: Any,
-    ) -> Explanation:
-        """Look into one text; the settings are those of `ExplainSettings`."""
-        given, how = ExplainInput(text, pair, question, tuple(choices)), ExplainSettings.of(settings)
-        albert = self.albert
-        if "[MASK]" in text and albert._asks_another:  # as `fill_mask`: the built-in model for words
-            return Explainer(builtin.WORDS, albert.engine.threads).explain(text, pair, question, choices, **settings)
-        ready = self.prepare(given, how)
-        subject, target = ready.subject, ready.target
-        maps = self.maps(ready)
-        layers = layers_of(albert, subject, target, ready.states, how.k)
-        whole = subject.kind not in ("fill", "similar") and ready.depth == albert.depth
+    def explain(self, texts: ExplainInput, settings: ExplainSettings | None = None) -> Explanation:
+        """Explain what the model predicts about one text."""
+        albert, settings = self.albert, settings or ExplainSettings()
+        if "[MASK]" in texts.text and albert._asks_another:  # as `fill_mask`: the built-in model for masks
+            return Explainer(albert._filler).explain(texts, settings)
+        state = self.prepare(texts, settings)
+        tokenized, target = state.input, state.target
+        maps = self.attention_maps(state)
+        layers = layer_predictions(albert, tokenized, target, state.states, settings.k)
+        can_exit = tokenized.kind not in ("fill", "similar") and state.depth == albert.depth
+        first = tokenized.rows[0]
         return Explanation(
             model=albert.name,
-            kind=subject.kind,
-            parts=subject.parts,
-            prediction=ready.prediction,
+            kind=tokenized.kind,
+            parts=tokenized.parts,
+            prediction=state.prediction,
             target=target.name,
             unit=target.unit,
             value=layers[-1].value,
-            chance=layers[-1].chance,
-            words=subject.words,
-            attributions=tuple(self.attribute(ready, method, how, maps) for method in how.methods),
+            probability=layers[-1].probability,
+            words=tokenized.words,
+            attributions=tuple(self.attribute(state, method, settings, maps) for method in settings.methods),
             maps=maps,
             layers=layers,
-            stable_depth=None if subject.kind == "embed" else stable_depth([layer.same for layer in layers]),
-            early_exit=early_exit_of(albert, subject.example, subject.rows[0].ids, subject.rows[0].segments)
-            if whole
-            else None,
+            stable_depth=None
+            if tokenized.kind == "embed"
+            else stable_depth([layer.matches_full_depth for layer in layers]),
+            early_exit=trace_early_exit(albert, tokenized.example, first.ids, first.segments) if can_exit else None,
         )
 
+    def prepare(self, texts: ExplainInput, settings: ExplainSettings, every_depth: bool = True) -> ExplainState:
+        """Tokenize a text, compute it (to every depth if wanted) and choose the target."""
+        albert = self.albert
+        filler_token(albert, settings.hide or "drop")  # checks `hide`
+        tokenized = tokenize_input(albert, texts)
+        depth = albert._layers_to_apply(None, settings.depth, "mean")
+        states = read_depths(albert, tokenized, range(1, depth + 1) if every_depth else [depth])
+        prediction = prediction_from(albert, tokenized, states[depth], settings.k)
+        choice = TargetChoice(settings.target, None if settings.at is None else str(settings.at))
+        target = choose_target(albert, tokenized, states[depth], prediction, choice)
+        return ExplainState(tokenized, target, prediction, states, depth)
+
     def attribute(
-        self, ready: ExplainContext, method: str, how: ExplainSettings, maps: Sequence[AttentionMap] | None = None
+        self, state: ExplainState, method: str, settings: ExplainSettings, maps: Sequence[AttentionMap] | None = None
     ) -> Attribution:
-        """The words' values by one method."""
-        subject, target = ready.subject, ready.target
-        hide = how.hide or hiding(self.albert, subject, method)
-        variants = InputVariants(self.albert, subject, target, hide, ready.depth)
+        """The values of the words by one method."""
+        tokenized, target = state.input, state.target
+        hide = settings.hide or default_hide(self.albert, tokenized, method)
+        variants = InputVariants(self.albert, tokenized, target, hide, state.depth)
         if method == "occlusion":
             return occlusion(variants)
         if method == "shapley":
-            return shapley(variants, how.samples, how.seed)
+            return shapley(variants, settings.samples, settings.seed)
         if method == "gradients":
             model = self.torch_model
             from albertkit.explain.gradients import integrated_gradients
 
-            return integrated_gradients(self.albert, model, subject, target, ready.depth, hide, how.steps)
-        maps = self.maps(ready) if maps is None else maps
-        return attention_attribution(method, maps, [self._readers(target, one) for one in maps], len(subject.words))
+            return integrated_gradients(variants, model, settings.steps)
+        maps = self.attention_maps(state) if maps is None else maps
+        readers = [self._reading_tokens(target, one) for one in maps]
+        return attention_attribution(method, maps, readers, len(tokenized.words))
 
-    def maps(self, ready: ExplainContext) -> tuple[AttentionMap, ...]:
-        """Attention of the rows that matter: of choices, that of the chosen one."""
-        chosen = [ready.target.index] if ready.target.form == "choice" else range(len(ready.subject.rows))
-        found = []
-        for number in chosen:
-            row = ready.subject.rows[number]
-            seen = self.inside.run(row.ids, row.segments, ready.depth).attention
+    def attention_maps(self, state: ExplainState) -> tuple[AttentionMap, ...]:
+        """Attention of each row; with choices, only of the explained one."""
+        numbers = [state.target.index] if state.target.form == "choice" else range(len(state.input.rows))
+        reader = min(state.target.tokens, default=0)
+        maps = []
+        for number in numbers:
+            row = state.input.rows[number]
+            attention = self.encoder.run(row.ids, row.segments, state.depth).attention
             tokens = tuple(self.albert.tokenizer.tokens(row.ids))
-            reader = min(ready.target.tokens, default=0)
-            found.append(AttentionMap(number, tokens, seen, rollout(seen), row.owner, reader))
-        return tuple(found)
+            maps.append(AttentionMap(number, tokens, attention, rollout(attention), row.owner, reader))
+        return tuple(maps)
 
-    def _readers(self, target: ExplainTarget, one: AttentionMap) -> list[int]:
-        """The tokens that the target reads in a row: the first for classes; for a mean, all."""
+    def _reading_tokens(self, target: ExplainTarget, one: AttentionMap) -> list[int]:
+        """The tokens that the target reads in a row: the first for classes, all for a mean."""
         if target.tokens:
             return sorted(set(target.tokens))
         albert = self.albert
         if target.form == "cosine" or albert.meta.details.get("reads") == "vector":
-            everywhere = albert.meta.pooling in ("mean", "max")
+            reads_all = albert.meta.pooling in ("mean", "max")
         else:
-            everywhere = albert.config.options.classifier == "mean"
-        return list(range(len(one.tokens))) if everywhere else [0]
+            reads_all = albert.config.options.classifier == "mean"
+        return list(range(len(one.tokens))) if reads_all else [0]
 
 
-def hiding(albert: Albert, subject: TokenizedInput, method: str) -> str:
-    """How words are hidden where nobody has chosen."""
-    if subject.kind not in ("embed", "similar") and albert.tokenizer.mask_id is not None:
+def default_hide(albert: Albert, tokenized: TokenizedInput, method: str) -> str:
+    """How words are hidden by default: models for vectors were not trained with masks."""
+    if tokenized.kind not in ("embed", "similar") and albert.tokenizer.mask_id is not None:
         return "mask"
     return "pad" if method == "gradients" else "drop"
-
-
-def explain(model: Albert | str | Path | None, text: str, **settings: Any) -> Explanation:
-    """Look into one text: `explain("sentiment", "what a lovely film")`. See `Explainer.explain`."""
-    return Explainer(model).explain(text, **settings)

@@ -1,106 +1,140 @@
-"""How a prediction forms: the model's own head after every layer, and where early exit would leave.
+"""How a prediction forms: the model's head applied after every layer, and where early exit would stop.
 
-In: a subject and a target. Out: a `LayerPrediction` for each depth. Since all layers share their weights, so can the head: what it says after few layers
-is what the model says when it is run with that `depth`. Before this file: `variants.py`; after it: `explainer.py`. The server's /explain uses
-`choice`, `stable_depth` and `early_exit_of` too.
+In: a `TokenizedInput` and an `ExplainTarget`, or one text for `DepthTrace`. Out: a `LayerPrediction` or `DepthState`
+per depth. All layers share their weights, so the head applied after few layers gives the prediction of the model run
+with that `depth`. Before: `attribution.py`; next: `explainer.py` for Python and the CLI, `serve/explain_api.py` for
+the server.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from albertkit.albert import Albert
 from albertkit.errors import AlbertkitError
-from albertkit.explain.explained_input import TokenizedInput
+from albertkit.explain.attribution import read_target
+from albertkit.explain.explain_input import TokenizedInput, prediction_kind
 from albertkit.explain.target import ExplainTarget
-from albertkit.explain.variants import read_target
+from albertkit.runtime.batching import TokenBatch, token_batches
 from albertkit.runtime.calibration import ExitCalibration
 from albertkit.runtime.early_exit import Still, available_exit_depths, by_depth, calibrated_kind, kind_of
-from albertkit.runtime.predict import features_of, read_heads
+from albertkit.runtime.predict import features_of, predict, read_heads
 from albertkit.tasks.confidence import UncertaintyEstimator
+from albertkit.tasks.examples import QuestionExample, TaggedExample, TextExample
+from albertkit.tasks.word_alignment import split_words
 
-SHARE = 0.99  # what a calibrated model promises, where it can
+if TYPE_CHECKING:
+    from albertkit.albert import Albert
+
+AGREEMENT = 0.99  # of `EarlyExitTrace.exit_depth_99`
 PredictionSummary = tuple[tuple[str, float | None], ...]
+"""Labels or words, each with its probability."""
 
 
 @dataclass(frozen=True)
 class LayerPrediction:
-    """The model with `depth` layers applied."""
+    """The prediction with `depth` layers applied."""
 
     depth: int
     prediction: Any
-    """What the task says; guesses for each mask; a cosine; None for the vector of one text."""
-    said: PredictionSummary
-    """The same in a few words, each with how likely it is."""
+    """The task's result; predictions for each mask; a cosine; None for the vector of one text."""
+    summary: PredictionSummary
     value: float
-    """The target's number."""
-    chance: float
-    """The same as a probability; values and cosines stay what they are."""
-    same: bool
-    """Whether it says what the full depth says."""
+    """The target's value."""
+    probability: float
+    """The value as a probability; values and cosines are not converted."""
+    matches_full_depth: bool
+    """Whether the prediction is that of the full depth."""
 
 
-def states_of(albert: Albert, subject: TokenizedInput, depths: Sequence[int]) -> dict[int, list[Any]]:
-    """What is read of each row at each depth: head scores, a vector, or for masks the hidden states themselves."""
+@dataclass(frozen=True)
+class EarlyExitTrace:
+    """Where a text could exit early. `early_exit="KIND:NUMBER"` exits at the first of `exit_depths` whose uncertainty
+    is at most the number (for a cosine, at most 1 minus the number).
+    """
+
+    kind: str
+    """entropy, change or cosine."""
+    exit_depths: list[int]
+    uncertainty: list[float | None]
+    """At each of `exit_depths`, then at full depth; None at the first depth if it compares with the one before."""
+    exit_depth_99: int | None
+    """Where `early_exit="99%"` exits; None if the model is not calibrated for it."""
+
+
+# Tokens with words, for an explanation ---------------------------------------------------------------------------
+
+
+def read_depths(albert: Albert, tokenized: TokenizedInput, depths: Sequence[int]) -> dict[int, list[Any]]:
+    """What is read from each row at each depth: head scores, a vector, or for masks the hidden states."""
 
     def read(hidden: np.ndarray, lengths: np.ndarray) -> Sequence[Any]:
-        if subject.kind == "fill":
+        if tokenized.kind == "fill":
             return list(hidden)
-        if subject.example is None:
+        if tokenized.example is None:
             return list(albert._pool(hidden, lengths, albert.meta.pooling))
         return read_heads(albert, hidden, lengths)
 
-    return by_depth(albert, [row.ids for row in subject.rows], [row.segments for row in subject.rows], depths, read)
+    rows = tokenized.rows
+    return by_depth(albert, [row.ids for row in rows], [row.segments for row in rows], depths, read)
 
 
-def prediction_at(albert: Albert, subject: TokenizedInput, read: Sequence[Any], k: int = 5) -> Any:
-    """What was read, as the runtime would say it."""
-    if subject.kind == "fill":
-        masks = [place for place, token in enumerate(subject.rows[0].ids) if token == albert.tokenizer.mask_id]
-        return albert.mask_predictions(subject.parts["text"], albert.best_words(read[0][masks], k))
-    if subject.kind == "similar":
+def prediction_from(albert: Albert, tokenized: TokenizedInput, read: Sequence[Any], k: int = 5) -> Any:
+    """The prediction from what was read at one depth."""
+    if tokenized.kind == "fill":
+        masks = [place for place, token in enumerate(tokenized.rows[0].ids) if token == albert.tokenizer.mask_id]
+        return albert.mask_predictions(tokenized.parts["text"], albert.best_words(read[0][masks], k))
+    if tokenized.kind == "similar":
         return ExplainTarget("", "cosine").value(read)
-    if subject.kind == "embed":
+    if tokenized.kind == "embed":
         return None
-    features = features_of(albert, [subject.example], subject.kind)
-    return albert.task.results(read, features, [subject.example])[0]
+    features = features_of(albert, [tokenized.example], tokenized.kind)
+    return albert.task.results(read, features, [tokenized.example])[0]
 
 
-def layers_of(
-    albert: Albert, subject: TokenizedInput, target: ExplainTarget, states: dict[int, list[Any]], k: int
+def layer_predictions(
+    albert: Albert, tokenized: TokenizedInput, target: ExplainTarget, states: dict[int, list[Any]], k: int
 ) -> tuple[LayerPrediction, ...]:
-    """Every depth beside the last."""
-    last = max(states)
-    predictions = {depth: prediction_at(albert, subject, read, k) for depth, read in states.items()}
-    full = choice(subject.kind, predictions[last])
-    out = []
+    """The prediction at every depth, compared with that of the last."""
+    kind, lengths = tokenized.kind, np.array([len(tokenized.rows[0].ids)])
+    predictions = {depth: prediction_from(albert, tokenized, read, k) for depth, read in states.items()}
+    final = first_choice(kind, predictions[max(states)])
+    layers = []
     for depth in sorted(states):
-        read = states[depth]
+        read: Sequence[Any] = states[depth]
         if target.form == "word":
-            read = read_target(albert, read[0][None], np.array([len(subject.rows[0].ids)]), [target])  # type: ignore[assignment]
-        said = summarize(subject.kind, predictions[depth])
-        same = choice(subject.kind, predictions[depth]) == full
-        out.append(LayerPrediction(depth, predictions[depth], said, target.value(read), target.chance(read), same))
-    return tuple(out)
+            read = read_target(albert, read[0][None], lengths, [target])
+        prediction = predictions[depth]
+        layers.append(
+            LayerPrediction(
+                depth,
+                prediction,
+                summarize(kind, prediction),
+                target.value(read),
+                target.probability(read),
+                first_choice(kind, prediction) == final,
+            )
+        )
+    return tuple(layers)
 
 
-def stable_depth(same: Sequence[bool]) -> int:
-    """The first depth from which on the prediction stays what it is at the last.
+def stable_depth(matches: Sequence[bool]) -> int:
+    """The first depth from which on the prediction equals that of the last.
 
-    >>> settled([True, False, True, True])
+    >>> stable_depth([True, False, True, True])
     3
     """
-    return len(same) - next((i for i, right in enumerate(reversed(same)) if not right), len(same)) + 1
+    return len(matches) - next((i for i, same in enumerate(reversed(matches)) if not same), len(matches)) + 1
 
 
-def choice(kind: str | None, prediction: Any) -> Any:
-    """What counts as the same prediction: class, words, spans, place, or the first two digits of a cosine."""
+def first_choice(kind: str | None, prediction: Any) -> Any:
+    """What is compared between depths: class, words, spans, position, or a cosine to two digits."""
     if kind == "fill":
-        return [guesses[0].word for guesses in prediction]
+        return [words[0].word for words in prediction]
     if kind == "classify":
         return round(prediction.label, 2) if isinstance(prediction.label, float) else prediction.label
     if kind == "answer":
@@ -116,10 +150,10 @@ def choice(kind: str | None, prediction: Any) -> Any:
 
 
 def summarize(kind: str, prediction: Any) -> PredictionSummary:
-    """A prediction in a few words, each with how likely it is."""
+    """A prediction as a few labels or words with their probabilities."""
     if kind == "fill":
         most = 3 if len(prediction) == 1 else 1
-        return tuple((guess.word, guess.score) for guesses in prediction for guess in guesses[:most])
+        return tuple((one.word, one.score) for words in prediction for one in words[:most])
     if kind == "classify":
         if isinstance(prediction.label, float):
             return ((f"{prediction.label:.4g}", None),)
@@ -142,19 +176,19 @@ def summarize(kind: str, prediction: Any) -> PredictionSummary:
 # Early exit ------------------------------------------------------------------------------------------------------
 
 
-def early_exit_of(albert: Albert, example: Any, ids: Sequence[int], segments: Sequence[int]) -> dict[str, Any]:
-    """How doubtful a text is at each depth at which it could leave, in the numbers that `early_exit=` compares with.
+def trace_early_exit(albert: Albert, example: Any, ids: Sequence[int], segments: Sequence[int]) -> EarlyExitTrace:
+    """The uncertainty of a text at each depth at which it could exit.
 
-    `example` as the model's task has it, else None; then the vector of the tokens is looked at.
+    `example` is that of the model's task; if None, the vector of the tokens is used.
     """
     exit_depths = [depth for depth in available_exit_depths(albert) if depth < albert.depth]
     judge: Any
     if example is None:
-        rows, kinds = [list(ids)], [list(segments)]
+        rows, row_segments = [list(ids)], [list(segments)]
         judge, kind = Still([[0]], [len(ids)]), "cosine"
     else:
         features = features_of(albert, [example], albert.meta.task)
-        rows, kinds = [f.ids for f in features], [f.segments for f in features]
+        rows, row_segments = [f.ids for f in features], [f.segments for f in features]
         judge, kind = UncertaintyEstimator(albert.task, features, [example]), kind_of(albert.task)
 
     def read(hidden: np.ndarray, lengths: np.ndarray) -> list[Any]:
@@ -162,29 +196,115 @@ def early_exit_of(albert: Albert, example: Any, ids: Sequence[int], segments: Se
             return list(albert._pool(hidden, lengths, albert.meta.pooling))
         return read_heads(albert, hidden, lengths)
 
-    found = by_depth(albert, rows, kinds, [*exit_depths, albert.depth], read)
-    uncertainty, before = [], None
+    states = by_depth(albert, rows, row_segments, [*exit_depths, albert.depth], read)
+    uncertainty: list[float | None] = []
+    previous = None
     for depth in (*exit_depths, albert.depth):
-        (doubt,) = judge.uncertainty([0], found[depth], before)
-        uncertainty.append(float(doubt) if np.isfinite(doubt) else None)
-        before = found[depth]
-    leaves = exit_depth(albert, exit_depths, uncertainty) if kind == calibrated_kind(albert) else None
-    return {"kind": kind, "exit_depths": exit_depths, "uncertainty": uncertainty, "promised": leaves}
+        (value,) = judge.uncertainty([0], states[depth], previous)
+        uncertainty.append(float(value) if np.isfinite(value) else None)
+        previous = states[depth]
+    is_calibrated = kind == calibrated_kind(albert)
+    depth_99 = calibrated_exit_depth(albert, exit_depths, uncertainty) if is_calibrated else None
+    return EarlyExitTrace(kind, exit_depths, uncertainty, depth_99)
 
 
-def exit_depth(albert: Any, exit_depths: list[int], uncertainty: list[float | None]) -> int | None:
-    """Where `early_exit="99%"` leaves, if the model was calibrated and can promise as much."""
+def calibrated_exit_depth(
+    albert: Albert, exit_depths: Sequence[int], uncertainty: Sequence[float | None]
+) -> int | None:
+    """Where `early_exit="99%"` exits; None if the model is not calibrated, or not for as much agreement."""
     stored = albert.meta.details.get("early_exit")
     if stored is None:
         return None
     try:
-        exits = ExitCalibration.from_dict(stored)
-        limits = dict(zip(exits.exit_depths, exits.limits(SHARE), strict=True))
+        calibration = ExitCalibration.from_dict(stored)
+        limits = dict(zip(calibration.exit_depths, calibration.limits(AGREEMENT), strict=True))
     except AlbertkitError:
         return None
-    leaves = [
-        at
-        for at, doubt in zip(exit_depths, uncertainty, strict=False)
-        if doubt is not None and doubt <= limits.get(at, -1)
+    exits = [
+        depth
+        for depth, value in zip(exit_depths, uncertainty, strict=False)
+        if value is not None and value <= limits.get(depth, -1)
     ]
-    return min(leaves, default=albert.depth)
+    return min(exits, default=albert.depth)
+
+
+# One row of tokens, depth by depth, for the server ---------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class DepthState:
+    """One text with `depth` layers applied."""
+
+    depth: int
+    seconds: float
+    vector: np.ndarray  # (H,), of length 1
+    tokens: np.ndarray  # (tokens, H), each of length 1
+    prediction: Any
+    choice: Any
+    """The part of the prediction that is compared between depths."""
+
+
+@dataclass(frozen=True)
+class DepthTrace:
+    """One text as one row of tokens, computed to any depth on request: the server computes one depth at a time."""
+
+    albert: Albert
+    batch: TokenBatch
+    kind: str | None
+    """Which task's result is predicted; None if the model predicts nothing about the text."""
+    text: str
+    example: Any
+    k: int
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the text, special ones included."""
+        return int(self.batch.ids.size)
+
+    @classmethod
+    def of(cls, albert: Albert, text: str, pair: str | None, question: str | None, k: int) -> DepthTrace:
+        """Tokenize a text. `question` is that of a model for answers; `k` is the number of words for each mask."""
+        kind = prediction_kind(albert, text)
+        example: Any = None
+        if kind == "fill":
+            albert.masked(text, k)  # checks the text and k
+        elif kind == "classify":
+            example = TextExample(text, pair)
+        elif kind in ("tag", "intent"):
+            example = TaggedExample(text, split_words(text))
+        elif kind == "answer" and question is not None:
+            example = QuestionExample("0", question, text)
+        else:
+            kind = None
+        encoding = albert.tokenizer.encode(text, pair, recognise_mask=kind == "fill")
+        if len(encoding.ids) > albert.max_tokens:
+            raise AlbertkitError(
+                f"the text has {len(encoding.ids)} tokens; an explained text must fit into {albert.max_tokens}"
+            )
+        (batch,) = token_batches([encoding.ids], [encoding.segments], max(1, len(encoding.ids)))
+        return cls(albert, batch, kind, text, example, k)
+
+    def run(self, depth: int) -> DepthState:
+        """Compute the text to a depth."""
+        began = time.perf_counter()
+        hidden = self.albert.engine.run(self.batch, depth)
+        seconds = time.perf_counter() - began
+        vector = self.albert._pool(hidden, self.batch.lengths, self.albert.meta.pooling)[0]
+        prediction: Any = None
+        if self.kind == "fill":
+            prediction = self.albert.fill_mask(self.text, self.k, depth)
+        elif self.kind is not None:
+            (prediction,) = predict(self.albert, [self.example], self.kind, depth)
+        choice = first_choice(self.kind, prediction)
+        return DepthState(depth, seconds, unit_length(vector), unit_length(hidden[0]), prediction, choice)
+
+    def trace_early_exit(self) -> EarlyExitTrace | None:
+        """Where the text could exit early; None for masks, which are always computed to the full depth."""
+        if self.kind == "fill":
+            return None
+        return trace_early_exit(self.albert, self.example, self.batch.ids[0], self.batch.segments[0])
+
+
+def unit_length(vectors: np.ndarray) -> np.ndarray:
+    """Vectors (…, H) scaled to length 1."""
+    return np.asarray(vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), 1e-12), np.float32)

@@ -27,8 +27,8 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from albertkit.errors import AlbertkitError
+from albertkit.serve import explain_api, openai, openapi, tei
 from albertkit.serve import generate_api as write
-from albertkit.serve import openai, openapi, tei
 from albertkit.serve import search_api as look
 from albertkit.serve import tasks_api as own
 from albertkit.serve.http_error import KINDS, HttpError
@@ -152,7 +152,7 @@ ENDPOINTS = (
     Endpoint("POST", "/generate", write.generate, write.GenerateRequest, write.GenerateResponse, OWN),
     Endpoint("POST", "/similar", look.similar, look.SimilarRequest, look.SimilarResponse, OWN),
     Endpoint("POST", "/search", look.search, look.SearchRequest, look.SearchResponse, OWN),
-    Endpoint("POST", "/explain", look.explain, look.ExplainRequest, look.ExplainResponse, OWN),
+    Endpoint("POST", "/explain", explain_api.explain, explain_api.ExplainRequest, explain_api.ExplainResponse, OWN),
     Endpoint("GET", "/health", health, None, HealthResponse, SERVER, open=True),
     Endpoint("GET", "/health/ready", health, None, HealthResponse, SERVER, open=True),
     Endpoint("GET", "/health/live", live, None, HealthResponse, SERVER, open=True),

@@ -1,113 +1,173 @@
-"""How an answer forms: one text, computed to every depth.
+"""The endpoint /explain: predictions at every depth, early exit and attention of one text.
 
-In: a text. Out: for each depth the time, the vectors, and what the model's task would say. Before this file: `runtime/predict.py` and
-`explain/layer_predictions.py`; after it: `look.py`. Attention is in `inner.py`.
+In: a text. Out: JSON. `explain/` computes everything; this file schedules it, one depth per batcher turn, and keeps the
+float weights of two models for attention. Next: `app.py`.
 """
 
 from __future__ import annotations
 
-import time
+import asyncio
+import base64
+import threading
+from collections import OrderedDict
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Annotated, Any, Literal
 
 import numpy as np
+from msgspec import Meta
 
-from albertkit.albert import Albert
-from albertkit.errors import AlbertkitError
-from albertkit.explain.layer_predictions import choice, stable_depth
-from albertkit.runtime.batching import TokenBatch, token_batches
-from albertkit.runtime.predict import predict
-from albertkit.tasks.examples import QuestionExample, TaggedExample, TextExample
-from albertkit.tasks.word_alignment import split_words
+from albertkit.explain.activations import NumpyEncoder
+from albertkit.explain.explainer import Explainer
+from albertkit.explain.layer_predictions import DepthState, DepthTrace, EarlyExitTrace, stable_depth
+from albertkit.serve.http_error import HttpError
+from albertkit.serve.inference import RequestContext, Service
+from albertkit.serve.schemas import NUMBERS, Count, Served, StrictRequest, TokenItem
+from albertkit.serve.served_models import ServedModel
+from albertkit.serve.tei import tokens_of
+
+OPEN_ENCODERS = 2  # their float weights are large
+ATTENTION_COST = 4  # numpy is about so many times slower than the engine
+MAX_NUMBERS = {"float": 1_000_000, "base64": 5_000_000}  # of attention in one response
+MAX_UINT16 = 65535
+AttentionFormat = Literal["float", "base64"]
+_encoders: OrderedDict[int, NumpyEncoder] = OrderedDict()
+_encoders_lock = threading.Lock()
+
+
+class ExplainRequest(StrictRequest):
+    """A text to explain, with the second text or the question that the model's task needs."""
+
+    text: str
+    pair: str | None = None
+    question: str | None = None
+    k: Count = 5
+    vectors: Annotated[bool, Meta(description="Return the sentence vector at each depth.")] = False
+    attention: Annotated[
+        AttentionFormat | None, Meta(description="Return the attention of each head: as numbers, or in base64.")
+    ] = None
+    model: Served = None
 
 
 @dataclass(frozen=True)
-class Depth:
-    """One text at one depth."""
+class DepthItem:
+    """The model with `depth` layers applied.
+
+    milliseconds: engine time for this text alone. cosine: of the sentence vector with that at full depth.
+    token_cosines: the same for each token. prediction: the result of the task's endpoint (null for a model without a
+    task and for a text without masks). matches_full_depth: whether its first choice is that of full depth.
+    """
 
     depth: int
-    seconds: float
-    vector: np.ndarray  # (H,), of length 1
-    tokens: np.ndarray  # (tokens, H), each of length 1
-    prediction: Any
-    choice: Any
-    """The part of the prediction that is compared."""
+    milliseconds: float
+    cosine: float
+    token_cosines: list[float]
+    prediction: Annotated[Any, Meta(extra_json_schema={"type": ["object", "array", "null"]})]
+    matches_full_depth: bool | None
+    vector: Annotated[Any, Meta(extra_json_schema={"anyOf": [NUMBERS, {"type": "null"}]})]
 
 
 @dataclass(frozen=True)
-class Looking:
-    """A text ready to be computed to any depth."""
+class ExplainResponse:
+    """How a prediction forms, layer by layer.
 
-    albert: Albert
-    batch: TokenBatch
-    kind: str | None
-    """Which endpoint's answer is predicted."""
-    text: str
-    example: Any
-    k: int
+    stable_depth: the first depth from which on the prediction equals that of full depth. attention: on request,
+    layers × heads × from token × to token, each row with sum 1; base64 holds little-endian 16-bit numbers, each 65535
+    times the attention.
+    """
 
-    @property
-    def tokens(self) -> int:
-        """Tokens of the text."""
-        return int(self.batch.ids.size)
-
-    @classmethod
-    def of(cls, albert: Albert, text: str, pair: str | None, question: str | None, k: int) -> Looking:
-        """A text, and what the model can predict about it."""
-        task = albert.meta.task
-        kind: str | None = None
-        example: Any = None
-        if "[MASK]" in text and albert.tokenizer.mask_id is not None and "heads.mlm.bias" in albert.engine.weights:
-            kind = "fill"
-            albert.masked(text, k)  # or says what is wrong with it
-        elif task == "classify":
-            kind, example = task, TextExample(text, pair)
-        elif task in ("tag", "intent"):
-            kind, example = task, TaggedExample(text, split_words(text))
-        elif task == "answer" and question is not None:
-            kind, example = task, QuestionExample("0", question, text)
-        made = albert.tokenizer.encode(text, pair, recognise_mask=kind == "fill")
-        if len(made.ids) > albert.max_tokens:
-            raise AlbertkitError(
-                f"the text has {len(made.ids)} tokens; to look inside, it must fit into {albert.max_tokens}"
-            )
-        (batch,) = token_batches([made.ids], [made.segments], max(1, len(made.ids)))
-        return cls(albert, batch, kind, text, example, k)
-
-    def at(self, depth: int) -> Depth:
-        """The text at a depth; on the engine's thread."""
-        began = time.perf_counter()
-        hidden = self.albert.engine.run(self.batch, depth)
-        seconds = time.perf_counter() - began
-        pooling = self.albert.meta.pooling
-        vector = self.albert._pool(hidden, self.batch.lengths, pooling)[0]
-        prediction: Any = None
-        if self.kind == "fill":
-            prediction = self.albert.fill_mask(self.text, self.k, depth)
-        elif self.kind is not None:
-            (prediction,) = predict(self.albert, [self.example], self.kind, depth)
-        return Depth(depth, seconds, unit(vector), unit(hidden[0]), prediction, choice(self.kind, prediction))
-
-    def compared(self, found: list[Depth], vectors: bool) -> tuple[list[dict[str, Any]], int | None]:
-        """Every depth beside the model's own, and the first from which on the prediction stays."""
-        full = found[self.albert.depth - 1]
-        same = [one.choice == full.choice for one in found]
-        told = [
-            {
-                "depth": one.depth,
-                "milliseconds": round(1000 * one.seconds, 4),
-                "agreement": float(one.vector @ full.vector),
-                "tokens": (one.tokens * full.tokens).sum(axis=1).tolist(),
-                "prediction": one.prediction,
-                "same": None if self.kind is None else same[i],
-                "vector": one.vector if vectors else None,
-            }
-            for i, one in enumerate(found)
-        ]
-        upto = same[: self.albert.depth]
-        return told, None if self.kind is None else stable_depth(upto)
+    model: str
+    task: str
+    kind: Annotated[str | None, Meta(description="The endpoint whose result `prediction` is.")]
+    full_depth: int
+    tokens: list[TokenItem]
+    depths: list[DepthItem]
+    stable_depth: int | None
+    early_exit: Annotated[EarlyExitTrace | None, Meta(description="Where the text could exit early; null for masks.")]
+    attention: Annotated[Any, Meta(extra_json_schema={"type": ["array", "string", "null"]})]
 
 
-def unit(rows: np.ndarray) -> np.ndarray:
-    """Vectors brought to length 1."""
-    return np.asarray(rows / np.maximum(np.linalg.norm(rows, axis=-1, keepdims=True), 1e-12), np.float32)
+async def explain(service: Service, context: RequestContext, body: ExplainRequest) -> ExplainResponse:
+    """How a prediction forms, layer by layer."""
+    model = service.pick(context, body.model, "explain")
+    albert = model.albert
+    service.count(context, [body.text])
+    trace = await service.cut(DepthTrace.of, albert, body.text, body.pair, body.question, body.k)
+    deepest = max(albert.depth, albert.config.num_hidden_layers)
+    states = []
+    for depth in range(1, deepest + 1):  # one turn each, so that other requests are computed in between
+        states.append(await service.call(context, model, partial(trace.run, depth), trace.tokens * depth * 2))
+    context.tokens = trace.tokens
+    early_exit = await service.call(context, model, trace.trace_early_exit, trace.tokens * deepest)
+    attention = await attention_of(service, context, model, trace, deepest, body.attention) if body.attention else None
+    tokens = await service.cut(lambda: tokens_of(model, body.text, pair=body.pair, recognise_mask=trace.kind == "fill"))
+    matches = [state.choice == states[albert.depth - 1].choice for state in states]
+    return ExplainResponse(
+        model=model.name,
+        task=albert.meta.task,
+        kind=trace.kind,
+        full_depth=albert.depth,
+        tokens=tokens,
+        depths=depth_items(trace, states, matches, body.vectors),
+        stable_depth=None if trace.kind is None else stable_depth(matches[: albert.depth]),
+        early_exit=early_exit,
+        attention=attention,
+    )
+
+
+def depth_items(
+    trace: DepthTrace, states: list[DepthState], matches: list[bool], with_vectors: bool
+) -> list[DepthItem]:
+    """Every depth, compared with the full depth."""
+    full = states[trace.albert.depth - 1]
+    return [
+        DepthItem(
+            depth=state.depth,
+            milliseconds=round(1000 * state.seconds, 4),
+            cosine=float(state.vector @ full.vector),
+            token_cosines=(state.tokens * full.tokens).sum(axis=1).tolist(),
+            prediction=state.prediction,
+            matches_full_depth=None if trace.kind is None else same,
+            vector=state.vector if with_vectors else None,
+        )
+        for state, same in zip(states, matches, strict=True)
+    ]
+
+
+async def attention_of(
+    service: Service,
+    context: RequestContext,
+    model: ServedModel,
+    trace: DepthTrace,
+    depth: int,
+    form: AttentionFormat,
+) -> np.ndarray | str:
+    """Attention of each head: layers × heads × from token × to token."""
+    heads, tokens = model.albert.config.num_attention_heads, trace.tokens
+    if depth * heads * tokens**2 > MAX_NUMBERS[form]:
+        most = int((MAX_NUMBERS[form] / (depth * heads)) ** 0.5)
+        raise HttpError(
+            413, f"the text has {tokens} tokens; with attention={form!r} it may have {most}: shorten it", name="text"
+        )
+    encoder = await asyncio.get_running_loop().run_in_executor(service.slow, open_encoder, model)
+    compute = partial(encoder.run, trace.batch.ids[0], trace.batch.segments[0], depth)
+    activations = await service.call(context, model, compute, tokens * depth * ATTENTION_COST)
+    if form == "base64":
+        return await service.cut(pack_attention, activations.attention)
+    return activations.attention.round(6)
+
+
+def open_encoder(model: ServedModel) -> NumpyEncoder:
+    """The float weights of a served model, opened on first use; the least recently used model is closed."""
+    with _encoders_lock:
+        if model.number not in _encoders:
+            _encoders[model.number] = Explainer(model.albert).encoder
+            while len(_encoders) > OPEN_ENCODERS:
+                _encoders.popitem(last=False)
+        _encoders.move_to_end(model.number)
+        return _encoders[model.number]
+
+
+def pack_attention(attention: np.ndarray) -> str:
+    """Base64 of little-endian 16-bit numbers, each 65535 times the attention, in the order of the axes."""
+    return base64.b64encode(np.rint(attention * MAX_UINT16).astype("<u2").tobytes()).decode("ascii")

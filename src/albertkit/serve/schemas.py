@@ -6,6 +6,7 @@ After this file: `openai.py`, `tei.py`, `own.py` and `look.py` have the shapes o
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypedDict
 
 from msgspec import Meta, Struct
@@ -57,8 +58,9 @@ class StrictRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     """A request in which an unknown field is an error."""
 
 
-class TokenItem(TypedDict):
-    """A piece: its id, its text, and the characters it covers (none for special ones)."""
+@dataclass(frozen=True)
+class TokenItem:
+    """A token: its id, its text, and the characters [start, stop) it covers (null for special tokens)."""
 
     id: int
     text: str

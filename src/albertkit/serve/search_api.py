@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypedDict
 
@@ -18,14 +17,10 @@ from msgspec import Meta
 from albertkit.data.sentences import split
 from albertkit.errors import AlbertkitError
 from albertkit.search.index import Index
-from albertkit.serve.early import EarlyExitItem, early
-from albertkit.serve.explain_api import Looking
 from albertkit.serve.http_error import HttpError
 from albertkit.serve.inference import RequestContext, Service
-from albertkit.serve.inner import Form, attention_of
-from albertkit.serve.schemas import NUMBERS, Count, Depth, Dimensions, Served, StrictRequest, Table, TokenItem
+from albertkit.serve.schemas import Count, Depth, Dimensions, Served, StrictRequest, Table
 from albertkit.serve.served_models import ServedModel, ServedModels
-from albertkit.serve.tei import tokens_of
 
 
 class SimilarRequest(StrictRequest):
@@ -82,56 +77,6 @@ class SearchResponse(TypedDict):
 
     model: str
     hits: list[HitItem]
-
-
-class ExplainRequest(StrictRequest):
-    """A text to look into, with what the task needs beside it: a second text, or the question about it."""
-
-    text: str
-    pair: str | None = None
-    question: str | None = None
-    k: Count = 5
-    vectors: Annotated[bool, Meta(description="Give the sentence vector at each depth.")] = False
-    attention: Annotated[
-        Form | None, Meta(description="Give what each head attends to: as numbers, or packed in base64.")
-    ] = None
-    model: Served = None
-
-
-class DepthItem(TypedDict):
-    """The model with `depth` layers applied.
-
-    milliseconds: of the engine, for this text alone. agreement: cosine of the sentence vector with that at full depth. tokens: the
-    same for each token. prediction: what the task's endpoint would say (null for a model without task, or a text without
-    masks). same: whether its first choice is that of full depth.
-    """
-
-    depth: int
-    milliseconds: float
-    agreement: float
-    tokens: list[float]
-    prediction: Annotated[Any, Meta(extra_json_schema={"type": ["object", "array", "null"]})]
-    same: bool | None
-    vector: Annotated[Any, Meta(extra_json_schema={"anyOf": [NUMBERS, {"type": "null"}]})]
-
-
-class ExplainResponse(TypedDict):
-    """How an answer forms, layer by layer.
-
-    settled: the first depth from which on the prediction stays what it is at full depth. attention: if it was asked for,
-    layers × heads × from token × to token, each row with the sum 1; packed, these are base64 of little-endian 16-bit numbers,
-    each 65535 times the attention.
-    """
-
-    model: str
-    task: str
-    kind: Annotated[str | None, Meta(description="Which endpoint's answer `prediction` is.")]
-    full_depth: int
-    tokens: list[TokenItem]
-    depths: list[DepthItem]
-    settled: int | None
-    early_exit: Annotated[EarlyExitItem | None, Meta(description="Where the text could leave early; null for masks.")]
-    attention: Annotated[Any, Meta(extra_json_schema={"type": ["array", "string", "null"]})]
 
 
 async def similar(service: Service, context: RequestContext, body: SimilarRequest) -> dict[str, Any]:
@@ -240,34 +185,3 @@ async def in_index(
 
     hits = await asyncio.get_running_loop().run_in_executor(service.slow, look)
     return [{"id": h.id, "text": h.text, "score": h.score, "source": h.source, "line": h.line} for h in hits]
-
-
-# Looking inside --------------------------------------------------------------------------------------------------
-
-
-async def explain(service: Service, context: RequestContext, body: ExplainRequest) -> dict[str, Any]:
-    """How an answer forms, layer by layer."""
-    model = service.pick(context, body.model, "explain")
-    service.count(context, [body.text])
-    look = await service.cut(Looking.of, model.albert, body.text, body.pair, body.question, body.k)
-    most = max(model.albert.depth, model.albert.config.num_hidden_layers)
-    found = []
-    for depth in range(1, most + 1):  # one turn each, so that others are not kept waiting
-        found.append(await service.call(context, model, partial(look.at, depth), look.tokens * depth * 2))
-    context.tokens = look.tokens
-    leaving = await service.call(context, model, partial(early, look), look.tokens * most)
-    form = body.attention
-    attention = None if form is None else await attention_of(service, context, model, look, most, form)
-    depths, settled = look.compared(found, body.vectors)
-    tokens = await service.cut(lambda: tokens_of(model, body.text, pair=body.pair, recognise_mask=look.kind == "fill"))
-    return {
-        "model": model.name,
-        "task": model.albert.meta.task,
-        "kind": look.kind,
-        "full_depth": model.albert.depth,
-        "tokens": tokens,
-        "depths": depths,
-        "settled": settled,
-        "early_exit": leaving,
-        "attention": attention,
-    }

@@ -26,6 +26,7 @@ from albertkit.serve.schemas import (
     Texts,
     TextsOrPairs,
     TextsOrTokens,
+    TokenItem,
 )
 from albertkit.serve.served_models import ServedModel
 from albertkit.tasks.examples import TextExample
@@ -231,8 +232,8 @@ def pairs_of(value: Any) -> tuple[list[TextExample], bool]:
     return found, many
 
 
-async def tokenize(service: Service, context: RequestContext, body: TokenizeRequest) -> list[list[dict[str, Any]]]:
-    """The pieces of texts."""
+async def tokenize(service: Service, context: RequestContext, body: TokenizeRequest) -> list[list[TokenItem]]:
+    """The tokens of texts."""
     model = service.pick(context, body.model, "tokenize")
     texts = texts_of(body.inputs, "inputs")
     service.count(context, texts)
@@ -241,14 +242,14 @@ async def tokenize(service: Service, context: RequestContext, body: TokenizeRequ
     return found
 
 
-def tokens_of(model: ServedModel, text: str, specials: bool = True, **settings: Any) -> list[dict[str, Any]]:
-    """The pieces of a text with the characters they cover."""
+def tokens_of(model: ServedModel, text: str, specials: bool = True, **settings: Any) -> list[TokenItem]:
+    """The tokens of a text with the characters they cover."""
     tokenizer = model.albert.tokenizer
-    made = tokenizer.encode(text, add_specials=specials, **settings)
-    rows = zip(made.ids, tokenizer.tokens(made.ids), made.specials, made.offsets, strict=True)
+    encoding = tokenizer.encode(text, add_specials=specials, **settings)
+    rows = zip(encoding.ids, tokenizer.tokens(encoding.ids), encoding.specials, encoding.offsets, strict=True)
     return [
-        {"id": i, "text": piece, "special": special, "start": None if special else a, "stop": None if special else b}
-        for i, piece, special, (a, b) in rows
+        TokenItem(i, token, special, None if special else a, None if special else b)
+        for i, token, special, (a, b) in rows
     ]
 
 

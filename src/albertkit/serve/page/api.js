@@ -1,6 +1,6 @@
 // Calls to the server that this page came from. Addresses are relative, so that it also works below a path of a proxy.
 
-import { t } from "./words.js";
+import { t } from "./messages.js";
 
 /** What went wrong, as a sentence for people. */
 export class Problem extends Error {

@@ -5,10 +5,10 @@ import { compare } from "./compare.js";
 import { depth } from "./depth.js";
 import { el, roving } from "./dom.js";
 import { fill } from "./fill.js";
-import { inside } from "./inside.js";
+import { inside } from "./explain.js";
 import { search } from "./search.js";
 import { answer, classify, tag } from "./tasks.js";
-import { brief, otherLanguage, speak, t, translate } from "./words.js";
+import { brief, otherLanguage, setLanguage, t, translate } from "./messages.js";
 
 const TOOLS = [compare, search, fill, classify, tag, answer, inside, depth];
 const $ = (name) => document.querySelector(name);
@@ -93,11 +93,11 @@ async function open() {
   addEventListener("hashchange", () => { if (tabs.has(location.hash.slice(1))) choose(location.hash.slice(1)); });
 }
 
-speak();
+setLanguage();
 words();
 document.documentElement.classList.add("ready");
 $("#gate").addEventListener("submit", (event) => { event.preventDefault(); useKey($("#key").value.trim()); open(); });
-$("#language").addEventListener("click", () => { speak(otherLanguage()); words(); for (const tool of TOOLS) tool.renew(); });
+$("#language").addEventListener("click", () => { setLanguage(otherLanguage()); words(); for (const tool of TOOLS) tool.renew(); });
 $("#theme").addEventListener("click", () => {
   const wanted = document.documentElement.dataset.theme === "dark" ? "light" : "dark";
   dispatchEvent(new CustomEvent("theme-wanted", { detail: wanted }));

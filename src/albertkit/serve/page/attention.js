@@ -2,7 +2,7 @@
 
 import { css, ink, shade } from "./charts.js";
 import { el, roving } from "./dom.js";
-import { number, t } from "./words.js";
+import { number, t } from "./messages.js";
 
 const SMALL = 44; // pixels of a small map
 
@@ -31,10 +31,10 @@ export function attentionView(attention, tokens, chosen, tell) {
   let from = Math.max(0, tokens.findIndex((token) => token.text === "[MASK]"));
   if (!from) from = Math.min(1, tokens.length - 1);
   const title = el("h4", { class: "small" });
-  const words = el("div", { class: "looks", role: "group", "data-t-label": "inside.pick" });
+  const words = el("div", { class: "looks", role: "group", "data-t-label": "explain.pick" });
   const large = el("div", { class: "large" });
   const said = el("p", { class: "readout" });
-  const grid = el("div", { class: "grid", role: "group", "data-t-label": "inside.grid", vars: { "--heads": attention.heads } });
+  const grid = el("div", { class: "grid", role: "group", "data-t-label": "explain.grid", vars: { "--heads": attention.heads } });
   const buttons = [];
   const place = (text) => el("span", { "aria-hidden": "true", text });
   grid.append(place(""), ...Array.from({ length: attention.heads }, (_, h) => place(String(h + 1))));
@@ -44,7 +44,7 @@ export function attentionView(attention, tokens, chosen, tell) {
       const canvas = el("canvas", { "aria-hidden": "true" });
       paint(canvas, attention, l, h, SMALL);
       const button = el("button", { type: "button", class: "small-map", onclick: () => choose(l, h), "data-place": `${l}-${h}` }, canvas);
-      button.setAttribute("aria-label", t("inside.head", { layer: l + 1, head: h + 1 }));
+      button.setAttribute("aria-label", t("explain.head", { layer: l + 1, head: h + 1 }));
       buttons.push(button);
       grid.append(button);
     }
@@ -58,7 +58,7 @@ export function attentionView(attention, tokens, chosen, tell) {
   }
   function look(to) {
     const share = number(100 * attention.at(layer, head, from, to), 1);
-    said.textContent = t("inside.from", { from: plain(tokens[from]), to: plain(tokens[to]), share });
+    said.textContent = t("explain.from", { from: plain(tokens[from]), to: plain(tokens[to]), share });
   }
   function point(row, column) {
     if (row !== from) {
@@ -73,7 +73,7 @@ export function attentionView(attention, tokens, chosen, tell) {
     return best;
   }
   function show(focused) {
-    title.textContent = t("inside.head", { layer: layer + 1, head: head + 1 });
+    title.textContent = t("explain.head", { layer: layer + 1, head: head + 1 });
     buttons.forEach((button, i) => {
       const here = i === layer * attention.heads + head;
       button.setAttribute("aria-pressed", String(here));
@@ -95,15 +95,15 @@ export function attentionView(attention, tokens, chosen, tell) {
   show();
   return el(
     "div", { class: "attention" },
-    el("div", { class: "maps" }, hint("inside.grid"), el("div", { class: "scroll", tabindex: 0, role: "region", "data-t-label": "inside.grid" }, grid)),
-    el("div", { class: "chosen" }, title, hint("inside.pick"), words, said, hint("inside.map"), large),
+    el("div", { class: "maps" }, hint("explain.grid"), el("div", { class: "scroll", tabindex: 0, role: "region", "data-t-label": "explain.grid" }, grid)),
+    el("div", { class: "chosen" }, title, hint("explain.pick"), words, said, hint("explain.map"), large),
   );
 }
 
 /** One head's map with the words beside it; pointing at a cell tells its row and column. */
 function largeMap(attention, tokens, layer, head, from, point) {
   const n = tokens.length;
-  const canvas = el("canvas", { class: "map", role: "img", "aria-label": t("inside.head", { layer: layer + 1, head: head + 1 }) });
+  const canvas = el("canvas", { class: "map", role: "img", "aria-label": t("explain.head", { layer: layer + 1, head: head + 1 }) });
   paint(canvas, attention, layer, head, 0);
   canvas.style.removeProperty("width");
   canvas.style.removeProperty("height");

@@ -1,7 +1,7 @@
 // Colours for numbers, bars, and the heat map. One hue from pale to deep: it reads the same to every kind of colour vision, and in grey.
 
 import { el } from "./dom.js";
-import { number } from "./words.js";
+import { number } from "./messages.js";
 
 const RAMPS = {
   light: [[250, 249, 246], [205, 231, 231], [116, 190, 194], [23, 130, 140], [6, 66, 78]],

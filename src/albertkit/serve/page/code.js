@@ -2,7 +2,7 @@
 
 import { base, hasKey } from "./api.js";
 import { el, roving } from "./dom.js";
-import { t } from "./words.js";
+import { t } from "./messages.js";
 
 const BUILTIN = ["small", "small-pretrained"];
 const FORMS = ["python", "curl", "cli"];

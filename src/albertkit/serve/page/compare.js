@@ -5,7 +5,7 @@ import { heatMap, legend } from "./charts.js";
 import { cli, curl, opened, pyList } from "./code.js";
 import { el, lines, short } from "./dom.js";
 import { field, makeTool } from "./tool.js";
-import { number, t } from "./words.js";
+import { number, t } from "./messages.js";
 
 const MOST = 40;
 const area = field("textarea", "compare.texts", { rows: 6 });

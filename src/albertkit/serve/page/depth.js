@@ -4,7 +4,7 @@ import { Problem, ask, dot } from "./api.js";
 import { cli, curl, opened, py, pyList } from "./code.js";
 import { el, fresh, lines, svg } from "./dom.js";
 import { field, makeTool } from "./tool.js";
-import { number, t } from "./words.js";
+import { number, t } from "./messages.js";
 
 const MOST = 12;
 const ROUNDS = 3; // the fastest one counts
@@ -59,8 +59,8 @@ function summed(found) {
   return times.map((milliseconds, at) => {
     return {
       depth: at + 1, speed: times.at(-1) / milliseconds, rate: (1000 * found.length) / milliseconds,
-      agreement: sum(at, (one) => one.agreement) / found.length,
-      same: found.every((one) => one.depths[at].same !== null) ? sum(at, (one) => Number(one.same)) : null,
+      agreement: sum(at, (one) => one.cosine) / found.length,
+      same: found.every((one) => one.depths[at].matches_full_depth !== null) ? sum(at, (one) => Number(one.matches_full_depth)) : null,
       kept: nearest(at).filter((place, i) => place === wanted[i]).length,
     };
   });

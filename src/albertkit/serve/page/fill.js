@@ -5,7 +5,7 @@ import { bars } from "./charts.js";
 import { cli, curl, opened, py } from "./code.js";
 import { el } from "./dom.js";
 import { field, makeTool } from "./tool.js";
-import { t } from "./words.js";
+import { t } from "./messages.js";
 
 const K = 8;
 const MASK = "[MASK]";

@@ -6,7 +6,7 @@ import { bars } from "./charts.js";
 import { cli, curl, opened, py, sh } from "./code.js";
 import { el, fresh } from "./dom.js";
 import { field, makeTool } from "./tool.js";
-import { number, t } from "./words.js";
+import { number, t } from "./messages.js";
 
 const CHUNK = 64;
 const MOST = 20_000;

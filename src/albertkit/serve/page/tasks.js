@@ -5,7 +5,7 @@ import { bars } from "./charts.js";
 import { cli, curl, opened, py, pyList, sh } from "./code.js";
 import { el, lines, points } from "./dom.js";
 import { field, makeTool } from "./tool.js";
-import { number, t } from "./words.js";
+import { number, t } from "./messages.js";
 
 const SHOWN = 12; // classes of one text
 const KINDS = 8; // colours for kinds of entities

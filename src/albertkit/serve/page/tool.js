@@ -5,7 +5,7 @@
 import { Problem } from "./api.js";
 import { clip, codeBlock } from "./code.js";
 import { debounce, el, fresh } from "./dom.js";
-import { number, t, translate } from "./words.js";
+import { number, t, translate } from "./messages.js";
 
 /** A field with its label, area or input; `action` is a button beside the label. */
 export function field(kind, key, facts = {}, action = null) {

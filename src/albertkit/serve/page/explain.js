@@ -1,36 +1,36 @@
-// How an answer forms: every depth of one text, where early exit would stop, and what the heads look at.
+// How a prediction forms: every depth of one text, where early exit would stop, and the attention of the heads.
 
 import { Problem, ask, bytes } from "./api.js";
 import { attentionView } from "./attention.js";
 import { cli, curl, opened, py, sh } from "./code.js";
 import { el, fresh } from "./dom.js";
 import { field, makeTool } from "./tool.js";
-import { number, t } from "./words.js";
+import { number, t } from "./messages.js";
 
-const LONGEST = 64; // tokens whose attention can still be looked at
-const TOP = 65535; // what the server writes for an attention of 1
-const area = field("textarea", "inside.text", { rows: 2 });
-const pair = field("input", "inside.pair", { type: "text" });
-const question = field("input", "inside.question", { type: "text" });
+const MAX_TOKENS = 64; // longer texts are shown without attention
+const MAX_UINT16 = 65535; // what the server writes for an attention of 1
+const area = field("textarea", "explain.text", { rows: 2 });
+const pair = field("input", "explain.pair", { type: "text" });
+const question = field("input", "explain.question", { type: "text" });
 let threshold = 0.8;
 let view = { layer: 2, head: 1 };
 
-/** How sure the model is after each layer, in the numbers that early exit compares; null where it cannot leave. For masks, how
-    likely the best word is (of the least sure mask). */
-function sureness({ early_exit: exit, depths, full_depth: full }) {
+/** The confidence after each layer, in the numbers that early exit compares; null where it cannot exit. For masks, the
+    probability of the best word (of the least confident mask). */
+function confidences({ early_exit: exit, depths, full_depth: full }) {
   return depths.slice(0, full).map(({ depth, prediction }) => {
-    if (!exit) return Math.min(...prediction.map((guesses) => guesses[0].score));
-    const doubt = exit.uncertainty[depth === full ? exit.exit_depths.length : exit.exit_depths.indexOf(depth)];
-    return doubt === null || doubt === undefined ? null : Math.max(0, 1 - doubt);
+    if (!exit) return Math.min(...prediction.map((words) => words[0].score));
+    const uncertainty = exit.uncertainty[depth === full ? exit.exit_depths.length : exit.exit_depths.indexOf(depth)];
+    return uncertainty === null || uncertainty === undefined ? null : Math.max(0, 1 - uncertainty);
   });
 }
 
-/** What `early_exit=` is called with for the chosen threshold; null for masks, which always read all layers. */
+/** The value of `early_exit=` for the chosen threshold; null for masks, which always use all layers. */
 const rule = (exit) => exit && `${exit.kind}:${Number((exit.kind === "cosine" ? threshold : 1 - threshold).toFixed(3))}`;
 
-/** What a prediction says, in a few words: [[words, how likely], …]. */
-function says(kind, prediction) {
-  if (kind === "fill") return prediction.flatMap((guesses) => guesses.slice(0, prediction.length > 1 ? 1 : 3).map((g) => [g.word, g.score]));
+/** A prediction in a few words: [[words, probability], …]. */
+function summarize(kind, prediction) {
+  if (kind === "fill") return prediction.flatMap((words) => words.slice(0, prediction.length > 1 ? 1 : 3).map((g) => [g.word, g.score]));
   if (kind === "classify") {
     if (typeof prediction.label === "number") return [[number(prediction.label, 2), null]];
     return Object.entries(prediction.probabilities ?? {}).sort((a, b) => b[1] - a[1]).slice(0, 3);
@@ -43,7 +43,7 @@ function says(kind, prediction) {
 
 function layersTable({ answer }) {
   const { depths, kind, early_exit: exit, full_depth: full } = answer;
-  const sure = sureness(answer);
+  const confidence = confidences(answer);
   const digits = exit?.kind === "cosine" ? 3 : 2;
   const gauge = (value, more) => el(
     "td", { class: `gauge ${more}` },
@@ -53,53 +53,53 @@ function layersTable({ answer }) {
   const rows = depths.slice(0, full).map((one, at) => el(
     "tr", {},
     el("th", { scope: "row", text: String(one.depth) }),
-    kind ? el("td", { class: "says" }, says(kind, one.prediction).map(([words, share], i) => el(
+    kind ? el("td", { class: "says" }, summarize(kind, one.prediction).map(([words, share], i) => el(
       "span", { class: i ? "word" : "word first" }, words, share === null ? null : el("small", { text: `${number(100 * share)} %` }),
     ))) : null,
-    gauge(sure[at], ""), gauge(one.agreement, "soft"),
+    gauge(confidence[at], ""), gauge(one.cosine, "soft"),
   ));
   const table = el(
     "table", { class: kind ? "layers tells" : "layers" },
     el("thead", {}, el(
-      "tr", {}, el("th", { scope: "col", "data-t": "inside.layer" }), kind ? el("th", { scope: "col", "data-t": "inside.says" }) : null,
-      el("th", { scope: "col", "data-t": kind ? "inside.sure" : "inside.still" }), el("th", { scope: "col", "data-t": "inside.agreement" }),
+      "tr", {}, el("th", { scope: "col", "data-t": "explain.layer" }), kind ? el("th", { scope: "col", "data-t": "explain.says" }) : null,
+      el("th", { scope: "col", "data-t": kind ? "explain.sure" : "explain.still" }), el("th", { scope: "col", "data-t": "explain.agreement" }),
     )),
     el("tbody", {}, rows),
   );
   const slider = el("input", { id: fresh("threshold"), type: "range", min: 0.3, max: 0.99, step: 0.01, value: threshold });
-  const label = el("label", { for: slider.id, "data-t": kind ? "inside.threshold" : "inside.threshold.vector" });
+  const label = el("label", { for: slider.id, "data-t": kind ? "explain.threshold" : "explain.threshold.vector" });
   const said = el("output", { for: slider.id, class: "said" });
   const verdict = el("p", { class: "verdict", role: "status" });
   function stop() {
     threshold = Number(slider.value);
     said.textContent = number(threshold, 2);
-    const at = sure.findIndex((value, i) => i < full - 1 && value !== null && value >= threshold);
+    const at = confidence.findIndex((value, i) => i < full - 1 && value !== null && value >= threshold);
     rows.forEach((row, i) => {
       row.classList.toggle("exit", i === at);
       row.classList.toggle("skipped", at >= 0 && i > at);
     });
     const saved = number((100 * (full - at - 1)) / full);
-    const told = [at < 0 ? t("inside.exit.never", { layers: full }) : t("inside.exit", { layer: at + 1, layers: full, saved })];
-    if (at >= 0 && depths[at].same !== null) told.push(t(depths[at].same ? "inside.exit.same" : "inside.exit.other"));
-    if (exit?.promised) told.push(t("inside.promised", { layer: exit.promised }));
+    const told = [at < 0 ? t("explain.exit.never", { layers: full }) : t("explain.exit", { layer: at + 1, layers: full, saved })];
+    if (at >= 0 && depths[at].matches_full_depth !== null) told.push(t(depths[at].matches_full_depth ? "explain.exit.same" : "explain.exit.other"));
+    if (exit?.exit_depth_99) told.push(t("explain.calibrated", { layer: exit.exit_depth_99 }));
     verdict.textContent = told.join(" ");
   }
   slider.addEventListener("input", () => { stop(); spec.refresh(); });
   stop();
   return [
-    el("h3", { "data-t": "inside.layers" }),
+    el("h3", { "data-t": "explain.layers" }),
     el("div", { class: "options" }, el("div", { class: "option grow long" }, label, slider, said)),
     verdict,
-    el("div", { class: "scroll", tabindex: 0, role: "region", "data-t-label": "inside.layers" }, table),
-    answer.settled ? el("p", { class: "hint", text: t("inside.settled", { layer: answer.settled }) }) : null,
+    el("div", { class: "scroll", tabindex: 0, role: "region", "data-t-label": "explain.layers" }, table),
+    answer.stable_depth ? el("p", { class: "hint", text: t("explain.stable", { layer: answer.stable_depth }) }) : null,
   ];
 }
 
 function draw(told) {
   const { answer } = told;
-  if (!told.attention) return [...layersTable(told), el("p", { class: "hint", text: t("inside.weak", { most: LONGEST }) })];
+  if (!told.attention) return [...layersTable(told), el("p", { class: "hint", text: t("explain.weak", { most: MAX_TOKENS }) })];
   const maps = attentionView(told.attention, answer.tokens, view, (chosen) => { view = chosen; spec.refresh(); });
-  return [...layersTable(told), el("h3", { "data-t": "inside.attention" }), maps];
+  return [...layersTable(told), el("h3", { "data-t": "explain.attention" }), maps];
 }
 
 function body(v, attention) {
@@ -109,7 +109,7 @@ function body(v, attention) {
   };
 }
 
-/** Which call says it in Python: its arguments come before depth= or early_exit=. */
+/** The call in Python; its arguments come before depth= or early_exit=. */
 function call(kind, v) {
   const pair = v.pair ? `, ${py(v.pair)}` : "";
   return {
@@ -121,10 +121,10 @@ function call(kind, v) {
 function programs(v, { answer }) {
   const { kind, early_exit: exit, full_depth: full } = answer;
   const { layer, head } = view;
-  const leave = rule(exit);
+  const value = rule(exit);
   const each = kind ? `${call(kind, v)}, depth=depth)` : "albert.embed(text, layer=depth) @ albert.embed(text)";
-  const left = kind ? `${call(kind, v)}, early_exit=${py(leave)})` : `albert.embed_early_exit([text], early_exit=${py(leave)})[1]`;
-  const early = leave ? `print(${left})\n` : "";
+  const left = kind ? `${call(kind, v)}, early_exit=${py(value)})` : `albert.embed_early_exit([text], early_exit=${py(value)})[1]`;
+  const early = value ? `print(${left})\n` : "";
   const verb = { classify: ["classify", ...(v.pair ? ["--pair", v.pair] : [])], fill: ["fill", "-m", v.model.id] }[kind] ??
     (kind ? [kind] : ["embed", "-m", v.model.id]);
   const rest = { fill: [v.text], answer: [v.model.id, v.question] }[kind] ?? (kind ? [v.model.id, v.text] : [v.text]);
@@ -132,18 +132,18 @@ function programs(v, { answer }) {
   const line = (...how) => pipe + cli(...verb, ...how, "--", ...rest);
   return {
     python:
-      `${opened(v.model.id, "from albertkit.explain.activations import Inside\n")}text = ${py(v.text)}\n` +
+      `${opened(v.model.id)}text = ${py(v.text)}\n` +
       `for depth in range(1, ${full + 1}):\n    print(depth, ${each})\n${early}` +
-      `inner = Inside.open(${py(v.model.id)}).look(text${v.pair ? `, ${py(v.pair)}` : ""})\n` +
-      `print(inner.attention[${layer}, ${head}].round(2))  # ${t("inside.head", { layer: layer + 1, head: head + 1 })}`,
+      `explanation = albert.explain(text${v.pair ? `, pair=${py(v.pair)}` : ""}${v.question ? `, question=${py(v.question)}` : ""})\n` +
+      `print(explanation.maps[0].attention[${layer}, ${head}].round(2))  # ${t("explain.head", { layer: layer + 1, head: head + 1 })}`,
     curl: curl("explain", body(v, "float")),
     cli: cli("explain", ...(v.pair ? ["--pair", v.pair] : []), ...(v.question ? ["--question", v.question] : []), "--", v.model.id, v.text) +
-      (leave ? `\n${line("--early-exit", leave)}` : ""),
+      (value ? `\n${line("--early-exit", value)}` : ""),
   };
 }
 
 const spec = {
-  id: "inside", group: 3, needs: ["explain"], builtin: true, deep: false, slow: true,
+  id: "explain", group: 3, needs: ["explain"], builtin: true, deep: false, slow: true,
   make: ["albertkit serve small small-pretrained"],
   fields: [area.node, pair.node, question.node],
   examples: [
@@ -167,7 +167,7 @@ const spec = {
     if (!values.text) throw new Problem(t("error.empty"));
     const { model } = values;
     const [pieces] = (await ask("tokenize", { inputs: [values.text], model: model.id }, signal)).answer;
-    const short = pieces.length + values.pair.length / 2 <= LONGEST;
+    const short = pieces.length + values.pair.length / 2 <= MAX_TOKENS;
     const told = await ask("explain", body(values, short ? "base64" : null), signal);
     if (short) {
       const packed = new Uint16Array(bytes(told.answer.attention).buffer);
@@ -175,7 +175,7 @@ const spec = {
       const heads = model.heads;
       told.attention = {
         heads, layers: packed.length / (heads * n * n), tokens: n,
-        at: (layer, head, from, to) => packed[((layer * heads + head) * n + from) * n + to] / TOP,
+        at: (layer, head, from, to) => packed[((layer * heads + head) * n + from) * n + to] / MAX_UINT16,
       };
       view = { layer: Math.min(view.layer, told.attention.layers - 1), head: Math.min(view.head, heads - 1) };
       told.answer.attention = null;

@@ -13,12 +13,12 @@ from albertkit.albert import Albert
 from albertkit.artifact import Meta
 from albertkit.config import Options
 from albertkit.errors import AlbertkitError
-from albertkit.explain import Explainer, explain
-from albertkit.explain.attention_maps import attention_by_word, rollout
-from albertkit.explain.explained_input import ExplainInput, merge_words, tokenize_input
+from albertkit.explain import Explainer
+from albertkit.explain.attribution import InputVariants, attention_by_word, rollout
+from albertkit.explain.explain_input import ExplainInput, merge_words, tokenize_input
 from albertkit.explain.explainer import ExplainSettings
 from albertkit.explain.target import log_odds
-from albertkit.explain.variants import InputVariants
+from tests.explain.conftest import explain
 from tests.serve.conftest import make
 from tests.train.conftest import TOPICS
 
@@ -98,8 +98,8 @@ def test_occlusion_equals_each_variant_alone(explainers, model, asked, hide):
         ExplainSettings(),
     )
     found = explainer.attribute(ready, "occlusion", ExplainSettings(hide=hide))
-    variants = InputVariants(explainer.albert, ready.subject, ready.target, hide)
-    words = len(ready.subject.words)
+    variants = InputVariants(explainer.albert, ready.input, ready.target, hide)
+    words = len(ready.input.words)
     whole = variants.values(np.ones((1, words), bool))[0][0]
     alone = [whole - variants.values(np.arange(words)[None] != word)[0][0] for word in range(words)]
     assert found.values == pytest.approx(alone, abs=1e-4)
@@ -109,7 +109,7 @@ def test_occlusion_equals_each_variant_alone(explainers, model, asked, hide):
 def test_a_hidden_word_is_the_text_with_a_mask_in_its_place(learnt):
     """From outside: the same numbers as classifying the texts by hand."""
     albert = learnt.albert
-    found = learnt.explain("red cat dog oak blue", methods="occlusion", target="animal")
+    found = explain(learnt, "red cat dog oak blue", methods="occlusion", target="animal")
 
     def odds(text: str) -> float:
         encoding = albert.tokenizer.encode(text, recognise_mask=True)
@@ -124,18 +124,18 @@ def test_a_hidden_word_is_the_text_with_a_mask_in_its_place(learnt):
     for place, value in enumerate(found.attribution("occlusion")):
         masked = " ".join("[MASK]" if i == place else word for i, word in enumerate(words))
         assert value == pytest.approx(odds(" ".join(words)) - odds(masked), abs=1e-4)
-    dropped = learnt.explain("red cat dog oak blue", methods="occlusion", target="animal", hide="drop")
+    dropped = explain(learnt, "red cat dog oak blue", methods="occlusion", target="animal", hide="drop")
     assert dropped.attribution("occlusion")[1] == pytest.approx(
         odds(" ".join(words)) - odds("red dog oak blue"), abs=1e-4
     )
-    assert found.chance == pytest.approx(albert.classify(" ".join(words)).probabilities["animal"], abs=1e-6)
+    assert found.probability == pytest.approx(albert.classify(" ".join(words)).probabilities["animal"], abs=1e-6)
 
 
 @pytest.mark.parametrize("method", ["occlusion", "shapley", "gradients"])
 def test_what_was_learnt_is_found(learnt, method):
     """Animals speak for `animal`, trees against it, and colours matter less."""
     text = "cat red cow oak pig green fig hen blue"
-    found = learnt.explain(text, methods=method, target="animal", samples=8)
+    found = explain(learnt, text, methods=method, target="animal", samples=8)
     values = dict(zip(text.split(), found.attribution(method).tolist(), strict=True))
     beasts, trees, colours = (
         [v for word, v in values.items() if word in ring] for ring in (TOPICS[1], TOPICS[2], TOPICS[0])
@@ -145,7 +145,7 @@ def test_what_was_learnt_is_found(learnt, method):
 
 @pytest.mark.parametrize(("model", "asked"), CASES, ids=NAMES)
 def test_shapley_values_add_up(explainers, model, asked):
-    (found,) = explainers[model].explain(**asked, methods="shapley", samples=2).attributions
+    (found,) = explain(explainers[model], **asked, methods="shapley", samples=2).attributions
     assert found.values.sum() == pytest.approx(found.full - found.empty, abs=1e-6)
 
 
@@ -167,7 +167,7 @@ def test_shapley_of_a_sum_is_the_sum():
 def test_gradients_are_complete(explainers, model, asked, hide):
     """The values add up to f(text) - f(baseline), and both are what the engine says."""
     explainer = explainers[model]
-    found = explainer.explain(**asked, methods=["gradients", "occlusion"], hide=hide, steps=96)
+    found = explain(explainer, **asked, methods=["gradients", "occlusion"], hide=hide, steps=96)
     gradients, occluded = found.attributions
     gap = gradients.full - gradients.empty
     assert gradients.values.sum() == pytest.approx(gap, abs=0.02 * max(1, abs(gap)))
@@ -180,7 +180,7 @@ def test_gradients_of_slots_and_of_frozen_heads(explainers, tmp_path):
         tmp_path / "frozen", Meta(task="classify", labels=("no", "yes"), details={"reads": "vector"}), {"classify": 2}
     )
     for explainer, at in ((explainers["atis"], "Paris"), (Explainer(frozen, threads=1), None)):
-        gradients, occluded = explainer.explain(TEXT, at=at, methods=["gradients", "occlusion"], steps=96).attributions
+        gradients, occluded = explain(explainer, TEXT, at=at, methods=["gradients", "occlusion"], steps=96).attributions
         assert (gradients.full, gradients.empty) == pytest.approx((occluded.full, occluded.empty), abs=2e-3)
         assert gradients.values.sum() == pytest.approx(gradients.full - gradients.empty, abs=0.02)
 
@@ -189,7 +189,7 @@ def test_a_classifier_that_reads_the_mean(tmp_path):
     """Without a pooler, gradients go through the mean, and what is attended to is the mean over all tokens."""
     meta = Meta(task="classify", labels=("no", "yes"))
     explainer = Explainer(make(tmp_path / "mean", meta, {"classify": 2}, options=Options(classifier="mean")), threads=1)
-    found = explainer.explain(TEXT, methods=["gradients", "occlusion", "attention"], steps=96)
+    found = explain(explainer, TEXT, methods=["gradients", "occlusion", "attention"], steps=96)
     gradients, occluded, attention_attribution = found.attributions
     assert (gradients.full, gradients.empty) == pytest.approx((occluded.full, occluded.empty), abs=2e-3)
     (one,) = found.maps
@@ -202,34 +202,34 @@ def test_a_classifier_that_reads_the_mean(tmp_path):
 def test_limits_count_the_rows_of_choices(explainers):
     choices = [f"word {n}" for n in range(26)]
     with pytest.raises(AlbertkitError, match=r"samples is 100; for a text of \d+ words choose 1 to \d\d?$"):
-        explainers["exam"].explain("a b c", question="who?", choices=choices, methods="shapley", samples=100)
+        explain(explainers["exam"], "a b c", question="who?", choices=choices, methods="shapley", samples=100)
 
 
 def test_a_word_is_chosen_as_texts_are_read(explainers):
-    lower = explainers["words"].explain("a [MASK] b", target="paris")
-    assert explainers["words"].explain("a [MASK] b", target="Paris").value == lower.value
+    lower = explain(explainers["words"], "a [MASK] b", target="paris")
+    assert explain(explainers["words"], "a [MASK] b", target="Paris").value == lower.value
 
 
 def test_ends_words_masks_and_labels_are_chosen(explainers):
     reader, names, words, exam = (explainers[name] for name in ("reader", "names", "words", "exam"))
     asked = ASKED["reader"]
-    both, start, end = (reader.explain(**asked, at=at) for at in (None, "start", "end"))
+    both, start, end = (explain(reader, **asked, at=at) for at in (None, "start", "end"))
     assert both.value == pytest.approx(start.value + end.value, abs=1e-5)
-    assert both.chance == pytest.approx(start.chance * end.chance, abs=1e-6)
-    tagged = names.explain(TEXT, at="Paris", target="B-LOC")
-    assert tagged.target == "B-LOC at 'Paris'" and names.explain(TEXT, at=4, target="B-LOC").value == tagged.value
-    second = words.explain(ASKED["words"]["text"], at=2)
+    assert both.probability == pytest.approx(start.probability * end.probability, abs=1e-6)
+    tagged = explain(names, TEXT, at="Paris", target="B-LOC")
+    assert tagged.target == "B-LOC at 'Paris'" and explain(names, TEXT, at=4, target="B-LOC").value == tagged.value
+    second = explain(words, ASKED["words"]["text"], at=2)
     best = words.albert.fill_mask(ASKED["words"]["text"], 1)[1][0]
-    assert second.chance == pytest.approx(best.score, rel=1e-3) and repr(best.word) in second.target
+    assert second.probability == pytest.approx(best.score, rel=1e-3) and repr(best.word) in second.target
     assert [word.text for word in second.words] == ["the", "of", "the", "story", "is", "a"]
-    named = words.explain(ASKED["words"]["text"], target="house")
+    named = explain(words, ASKED["words"]["text"], target="house")
     assert named.target == "'house' at mask 1"
-    chosen = exam.explain(**ASKED["exam"], target="away")
+    chosen = explain(exam, **ASKED["exam"], target="away")
     wanted = exam.albert.choose(TEXT, "Where was she?", ASKED["exam"]["choices"]).probabilities[2]
-    assert chosen.chance == pytest.approx(wanted, abs=1e-6) and chosen.target == "choice 3, 'away'"
+    assert chosen.probability == pytest.approx(wanted, abs=1e-6) and chosen.target == "choice 3, 'away'"
     parts = {word.part for word in chosen.words}
     assert parts == {"text", "question", "choice 1", "choice 2", "choice 3"}
-    blank = exam.explain(TEXT, question="She was in _ .", choices=("Paris", "London"))
+    blank = explain(exam, TEXT, question="She was in _ .", choices=("Paris", "London"))
     assert blank.parts["choice 2"] == "She was in London ."
 
 
@@ -250,14 +250,14 @@ def test_every_depth_is_what_the_runtime_says(explainers, model, asked):
         "similar": lambda depth: pytest.approx(albert.similarity(text, asked["pair"], depth=depth), abs=1e-5),
         "embed": lambda depth: None,
     }
-    found = explainer.explain(**asked)
+    found = explain(explainer, **asked)
     assert [layer.depth for layer in found.layers] == [1, 2, 3]
     for layer in found.layers:
         said = call[found.kind](layer.depth)
         assert flat(layer.prediction) == pytest.approx(flat(said), abs=1e-5), (layer, said)
-    assert flat(found.prediction) == flat(found.layers[-1].prediction) and found.layers[-1].same
+    assert flat(found.prediction) == flat(found.layers[-1].prediction) and found.layers[-1].matches_full_depth
     assert found.value == found.layers[-1].value and (found.stable_depth or 1) <= 3
-    shallow = explainer.explain(**asked, depth=2)
+    shallow = explain(explainer, **asked, depth=2)
     assert len(shallow.layers) == 2 and shallow.early_exit is None
     if found.early_exit is not None:
         assert (
@@ -278,10 +278,11 @@ def flat(value) -> list:
     return [value]
 
 
-def test_attention_is_what_inside_says(explainers):
+def test_attention_equals_that_of_the_numpy_encoder(explainers):
     explainer = explainers["pairs"]
-    found = explainer.explain(**ASKED["pairs"], methods=["attention", "rollout"])
-    seen = explainer.inside.look(TEXT, "She was hungry.").attention
+    found = explain(explainer, **ASKED["pairs"], methods=["attention", "rollout"])
+    encoding = explainer.albert.tokenizer.encode(TEXT, "She was hungry.")
+    seen = explainer.encoder.run(encoding.ids, encoding.segments).attention
     (one,) = found.maps
     assert np.array_equal(one.attention, seen) and one.rollout == pytest.approx(rollout(seen))
     last = seen[-1].mean(axis=0)[0]
@@ -290,17 +291,17 @@ def test_attention_is_what_inside_says(explainers):
     assert values.sum() == pytest.approx(last[one.owner >= 0].sum(), abs=1e-6)
 
 
-# Doors and errors ------------------------------------------------------------------------------------------------
+# Python API and errors ------------------------------------------------------------------------------------------------
 
 
-def test_the_doors_are_the_same(topics):
-    one = explain(topics, "cat dog oak")
+def test_albert_explains_like_the_explainer(topics):
+    one = explain(Explainer(Albert(topics)), "cat dog oak")
     two = Albert(topics).explain("cat dog oak", methods=("occlusion",))
     assert one.to_dict() == two.to_dict()
 
 
 def test_the_built_in_model_for_words_fills_masks_for_the_other():
-    assert explain("small", "the capital of france is [MASK].", depth=2).kind == "fill"
+    assert explain(Explainer(Albert("small")), "the capital of france is [MASK].", depth=2).kind == "fill"
 
 
 @pytest.mark.parametrize(
@@ -313,42 +314,41 @@ def test_the_built_in_model_for_words_fills_masks_for_the_other():
         ("pairs", {"text": "a " * 600_000}, "1,200,000 characters"),
         ("pairs", {"text": "a", "pair": "a " * 600_000}, "1,200,000 characters"),
         ("words", {"text": "[MASK]" + "a " * 600_000}, "1,200,006 characters"),
-        ("pairs", {"text": ""}, "holds no word"),
+        ("pairs", {"text": ""}, "has no word"),
         ("reader", {"text": "a b"}, "needs question"),
         ("exam", {"text": "a b", "question": "who?"}, "needs choices"),
-        ("exam", {"text": "a b", "question": "who?", "choices": ("one",)}, "give 2 to 26"),
-        ("names", {"text": "a b", "pair": "c"}, "nothing reads it"),
+        ("exam", {"text": "a b", "question": "who?", "choices": ("one",)}, "pass 2 to 26"),
+        ("names", {"text": "a b", "pair": "c"}, "is not used"),
         ("pairs", {"text": "a b", "target": "yess"}, "did you mean 'yes'"),
-        ("pairs", {"text": "a b", "at": 1}, "at is '1'"),
+        ("pairs", {"text": "a b", "at": 1}, "at='1' is not used"),
         ("names", {"text": "a b", "at": "9"}, "from 1 to 2"),
         ("reader", {"text": "a b", "question": "who?", "at": "middle"}, "choose start or end"),
-        ("reader", {"text": "a b", "question": "who?", "target": "b"}, "leave it away"),
+        ("reader", {"text": "a b", "question": "who?", "target": "b"}, "omit it"),
         ("words", {"text": "a [MASK] b", "at": "2"}, "from 1 to 1"),
-        ("words", {"text": "a [MASK] b", "target": "qqqqqqqq"}, "as one piece"),
-        ("stars", {"text": "a b", "target": "3"}, "leave it away"),
+        ("words", {"text": "a [MASK] b", "target": "qqqqqqqq"}, "not a single token"),
+        ("stars", {"text": "a b", "target": "3"}, "omit it"),
         ("pairs", {"text": "a b", "methods": "shaply"}, "did you mean 'shapley'"),
         ("pairs", {"text": "a b", "hide": "gone"}, "choose one of mask, drop, pad"),
         ("pairs", {"text": "a b", "hide": "drop", "methods": "gradients"}, "choose mask or pad"),
         ("pairs", {"text": "a b", "steps": 2, "methods": "gradients"}, "choose 8 to 1024"),
-        ("pairs", {"text": "a b", "samples": 0, "methods": "shapley"}, "choose 1 to 5000"),
-        ("pairs", {"text": "a b", "sampels": 3}, "did you mean 'samples'"),
+        ("pairs", {"text": "a b", "samples": 0, "methods": "shapley"}, "allows 1 to 5000"),
         ("pairs", {"text": "a b", "depth": 0}, "depth is 0"),
     ],
 )
 def test_errors_say_what_to_do(explainers, model, asked, why):
     with pytest.raises(AlbertkitError, match=why):
-        explainers[model].explain(**asked)
+        explain(explainers[model], **asked)
 
 
 def test_a_missing_extra_is_named(topics, monkeypatch):
     monkeypatch.setitem(sys.modules, "captum.attr", None)
     monkeypatch.setitem(sys.modules, "captum", None)
     with pytest.raises(AlbertkitError, match=r"pip install 'albertkit\[explain\]'"):
-        Explainer(topics).explain("cat oak", methods="gradients")
+        explain(Explainer(Albert(topics)), "cat oak", methods="gradients")
 
 
 def test_changed_files_are_refused(topics, folders):
-    explainer = Explainer(topics)
+    explainer = Explainer(Albert(topics))
     explainer.albert.source = folders["pairs"]
     with pytest.raises(AlbertkitError, match="open it again"):
-        explainer.explain("cat oak")
+        explain(explainer, "cat oak")

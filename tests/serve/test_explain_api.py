@@ -1,4 +1,4 @@
-"""What /explain tells beside predictions: attention as `NumpyEncoder` computes it, and where `early_exit=` would leave."""
+"""/explain: attention equals that of the numpy encoder, and early exit is where `early_exit=` exits."""
 
 from __future__ import annotations
 
@@ -9,21 +9,26 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from albertkit.explain.activations import NumpyEncoder
-from albertkit.explain.layer_predictions import exit_depth
+from albertkit.albert import Albert
+from albertkit.errors import AlbertkitError
+from albertkit.explain import Explainer
+from albertkit.explain.layer_predictions import calibrated_exit_depth
 from albertkit.runtime.calibration import ExitCalibration
 from albertkit.runtime.early_exit import leave_task
 from albertkit.runtime.predict import features_of
-from albertkit.serve import inner
+from albertkit.serve import explain_api
 from albertkit.serve.http_error import HttpError
-from albertkit.serve.inner import packed
-from albertkit.serve.served_models import ModelSource
 from albertkit.tasks.examples import QuestionExample, TaggedExample, TextExample
 from albertkit.tasks.word_alignment import split_words
 
 
-def test_attention_in_both_forms(server, folders):
-    wanted = NumpyEncoder.open(folders["pairs"]).look("one text", "and another").attention
+def attention(albert, text, pair=None):
+    encoding = albert.tokenizer.encode(text, pair, recognise_mask="[MASK]" in text)
+    return Explainer(albert).encoder.run(encoding.ids, encoding.segments).attention
+
+
+def test_attention_in_both_formats(server, alberts):
+    wanted = attention(alberts["pairs"], "one text", "and another")
     asked = {"text": "one text", "pair": "and another", "model": "pairs"}
     found = server.post("/explain", {**asked, "attention": "float"}).json()
     assert np.allclose(found["attention"], wanted, atol=1e-5) and len(found["tokens"]) == wanted.shape[-1]
@@ -32,7 +37,7 @@ def test_attention_in_both_forms(server, folders):
     assert np.allclose(values, wanted, atol=1e-5)
     assert server.post("/explain", asked).json()["attention"] is None
     masked = server.post("/explain", {"text": "a [MASK] text", "model": "words", "attention": "float"}).json()
-    wanted = NumpyEncoder.open(folders["words"]).look("a [MASK] text").attention
+    wanted = attention(alberts["words"], "a [MASK] text")
     assert masked["kind"] == "fill" and np.allclose(masked["attention"], wanted, atol=1e-5)
 
 
@@ -43,31 +48,24 @@ def test_limits(server, alberts):
     assert long.status_code == 422 and "it must fit into 64" in long.json()["error"]
     model = SimpleNamespace(albert=alberts["words"])
     with pytest.raises(HttpError, match="it may have 50"):
-        asyncio.run(inner.attention_of(None, None, model, SimpleNamespace(tokens=60), 100, "float"))
+        asyncio.run(explain_api.attention_of(None, None, model, SimpleNamespace(tokens=60), 100, "float"))
 
 
-class Stub:
-    """As much of a desk as opening needs."""
-
-    def __init__(self, folders) -> None:
-        self.models = type("Models", (), {"sources": [ModelSource(name, path) for name, path in folders.items()]})
-
-
-def test_two_models_stay_open_and_changed_files_are_refused(folders, alberts, monkeypatch):
-    monkeypatch.setattr(inner, "_opened", type(inner._opened)())
-    service = Stub(folders)
+def test_two_encoders_stay_open_and_changed_files_are_refused(folders, alberts, monkeypatch):
+    monkeypatch.setattr(explain_api, "_encoders", type(explain_api._encoders)())
     models = [
-        type("Model", (), {"name": name, "number": -place, "albert": alberts[name]})
+        SimpleNamespace(number=-place, albert=alberts[name])
         for place, name in enumerate(("words", "pairs", "names"), 1)
     ]
-    first = inner.inside_of(service, models[0])
-    assert inner.inside_of(service, models[0]) is first
+    first = explain_api.open_encoder(models[0])
+    assert explain_api.open_encoder(models[0]) is first
     for model in models[1:]:
-        inner.inside_of(service, model)
-    assert len(inner._opened) == 2 and inner.inside_of(service, models[0]) is not first
-    models[2].number, models[2].albert = -9, alberts["pairs"]  # what is served is not what the folder holds
-    with pytest.raises(inner.AlbertkitError, match="reload it first"):
-        inner.inside_of(service, models[2])
+        explain_api.open_encoder(model)
+    assert len(explain_api._encoders) == 2 and explain_api.open_encoder(models[0]) is not first
+    albert = Albert(folders["pairs"], threads=1)
+    albert.source = folders["names"]  # the folder no longer has what is served
+    with pytest.raises(AlbertkitError, match="have changed"):
+        explain_api.open_encoder(SimpleNamespace(number=-9, albert=albert))
 
 
 def leaves(told, limit) -> int:
@@ -99,7 +97,7 @@ def test_early_exit_is_where_exit_leaves(server, alberts):
                 left = leave_task(albert, features, [example], f"entropy:{limit}")
                 assert left.depths[0] == leaves(told, limit), (name, limit, told)
     told = server.post("/explain", {"text": text, "model": "words"}).json()["early_exit"]
-    assert told["kind"] == "cosine" and told["uncertainty"][0] is None and told["promised"] is None
+    assert told["kind"] == "cosine" and told["uncertainty"][0] is None and told["exit_depth_99"] is None
     for cosine in (0.0, 0.5, 0.99):
         assert alberts["words"].embed_early_exit([text], f"cosine:{cosine}")[1][0] == leaves(told, 1 - cosine)
     assert server.post("/explain", {"text": "a [MASK]", "model": "words"}).json()["early_exit"] is None
@@ -111,15 +109,15 @@ def test_a_calibrated_model_says_where_it_leaves():
     exits = ExitCalibration(3, (1, 2), ((0.0, 2.0), (0.0, 2.0)), tuple((r, 0.999, 2.0) for r in (1e-3, 1e-2)), 900)
     albert = SimpleNamespace(depth=3, meta=SimpleNamespace(details={"early_exit": exits.to_dict()}))
     limit = exits.limits(0.99)[0]
-    assert exit_depth(albert, [1, 2], [limit / 2, 0.9, 0.0]) == 1
-    assert exit_depth(albert, [1, 2], [limit * 2, limit / 2, 0.0]) == 2
-    assert exit_depth(albert, [1, 2], [None, 0.9, 0.0]) == 3
+    assert calibrated_exit_depth(albert, [1, 2], [limit / 2, 0.9, 0.0]) == 1
+    assert calibrated_exit_depth(albert, [1, 2], [limit * 2, limit / 2, 0.0]) == 2
+    assert calibrated_exit_depth(albert, [1, 2], [None, 0.9, 0.0]) == 3
     albert.meta.details["early_exit"] = {"depth": 3}  # damaged
-    assert exit_depth(albert, [1, 2], [0.0, 0.0, 0.0]) is None
+    assert calibrated_exit_depth(albert, [1, 2], [0.0, 0.0, 0.0]) is None
 
 
-def test_packed():
+def test_attention_is_packed_as_16_bit_numbers():
     assert (
-        packed(np.array([[0.0, 1.0], [0.5, 0.25]], np.float32))
+        explain_api.pack_attention(np.array([[0.0, 1.0], [0.5, 0.25]], np.float32))
         == base64.b64encode(np.array([0, 65535, 32768, 16384], "<u2").tobytes()).decode()
     )

@@ -7,10 +7,11 @@ import pytest
 import torch
 
 from albertkit.albert import Albert
-from albertkit.artifact import Artifact, Meta, write_artifact
+from albertkit.artifact import Artifact, Meta, read_stored, write_artifact
 from albertkit.config import Options
 from albertkit.errors import AlbertkitError
-from albertkit.explain.activations import LONGEST, NumpyEncoder, erf
+from albertkit.explain import Explainer
+from albertkit.explain.activations import MAX_TOKENS, NumpyEncoder, erf
 from albertkit.model import AlbertModel
 from albertkit.runtime.batching import token_batches
 from albertkit.runtime.engine import open_engine
@@ -69,9 +70,9 @@ def test_attention_is_that_of_transformers():
 
 def test_the_built_in_model_and_eight_bits():
     """The engine also rounds activations to 8 bits, so that it is close to this and not the same."""
-    albert, inside = Albert(threads=1), NumpyEncoder.open()
+    albert = Albert(threads=1)
     text = "A man plays the guitar."
-    seen = inside.look(text)
+    seen = Explainer(albert).encoder.run(albert.tokenizer.encode(text).ids)
     for layer in (0, 3, 12):
         mine, engine = seen.hidden[layer], albert.tokens(text, layer=layer).vectors
         cosines = (mine * engine).sum(1) / np.linalg.norm(mine, axis=1) / np.linalg.norm(engine, axis=1)
@@ -79,23 +80,17 @@ def test_the_built_in_model_and_eight_bits():
     assert seen.attention.shape == (12, 6, len(seen.ids), len(seen.ids))
 
 
-def test_masks_pairs_and_refusals(tmp_path):
-    inside = NumpyEncoder.open("small-pretrained")
-    mask = inside.tokenizer.mask_id
-    assert mask in inside.look("a [MASK] text", depth=1).ids
-    pair = inside.look("a text", "another", depth=1)
-    assert pair.ids.count(inside.tokenizer.sep_id) == 2
-    with pytest.raises(AlbertkitError, match=f"it must have 1 to {LONGEST}"):
-        inside.run([5] * (LONGEST + 1))
-    with pytest.raises(AlbertkitError, match="without layers"):
-        NumpyEncoder(tiny(options=Options(static=True)), {})
+def test_limits_and_depth(tmp_path):
     config = tiny()
     folder = write_artifact(Artifact(config, weights_of(config), None, Meta(task="embed", depth=2)), tmp_path / "m")
-    bare = NumpyEncoder.open(folder)
-    assert len(bare.run(IDS).hidden) == 3  # the depth that the model was made for
-    assert bare.run(IDS, depth=0).attention.shape == (0, 4, 6, 6)
-    with pytest.raises(AlbertkitError, match="no tokenizer"):
-        bare.look("a text")
+    encoder = NumpyEncoder.from_stored(read_stored(folder))
+    assert len(encoder.run(IDS).hidden) == 3  # the depth that the model was made for
+    assert encoder.run(IDS, depth=0).attention.shape == (0, 4, 6, 6)
+    most = min(MAX_TOKENS, config.max_position_embeddings)
+    with pytest.raises(AlbertkitError, match=f"needs 1 to {most}"):
+        encoder.run([5] * (most + 1))
+    with pytest.raises(AlbertkitError, match="no layers"):
+        NumpyEncoder(tiny(options=Options(static=True)), {})
 
 
 def test_erf():

@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 
 from albertkit.errors import AlbertkitError
-from albertkit.explain import Explainer, faithfulness
-from albertkit.explain.explained_input import ExplainInput
+from albertkit.explain import Explainer, measure_faithfulness
+from albertkit.explain.explain_input import ExplainInput
 from albertkit.explain.explainer import ExplainSettings
-from albertkit.explain.faithfulness import SHARES, _falls, read_inputs
+from albertkit.explain.faithfulness import SHARES, _probability_decreases, read_inputs
 from tests.train import test_finetune as lessons
+
+METHODS = ("occlusion", "shapley", "gradients")
 
 
 @pytest.fixture(scope="module")
@@ -20,8 +22,7 @@ def texts() -> list[ExplainInput]:
 
 def test_words_that_a_method_calls_important_are(learnt, texts):
     found = {
-        one.method: one
-        for one in faithfulness(learnt, texts, ["occlusion", "shapley", "gradients"], samples=4, steps=16)
+        one.method: one for one in measure_faithfulness(learnt, texts, ExplainSettings(METHODS, samples=4, steps=16))
     }
     for method, one in found.items():
         assert one.gain > 2 * one.gain_error > 0, found
@@ -35,14 +36,14 @@ def test_the_reverse_of_a_method_is_worse_than_random(learnt, texts, monkeypatch
     """A check that cannot fail would be none."""
     real = Explainer.attribute
     monkeypatch.setattr(Explainer, "attribute", lambda *a: type(r := real(*a))(r.method, -r.values))
-    (one,) = faithfulness(learnt, texts, ["occlusion"])
+    (one,) = measure_faithfulness(learnt, texts, ExplainSettings())
     assert one.gain < -2 * one.gain_error < 0
 
 
-def test_falls_are_differences_of_probabilities(learnt):
+def test_probability_decreases_are_differences_of_probabilities(learnt):
     """One order of four words, by hand: half of them gone, and half of them alone."""
-    ready = learnt.prepare(ExplainInput("cat dog red blue"), ExplainSettings(), every=False)
-    falls = _falls(learnt, ready, [np.array([0, 1, 2, 3])], "drop")
+    ready = learnt.prepare(ExplainInput("cat dog red blue"), ExplainSettings(), every_depth=False)
+    falls = _probability_decreases(learnt, ready, [np.array([0, 1, 2, 3])], "drop")
     label = ready.target.name
     chance = {
         text: learnt.albert.classify(text).probabilities[label]
@@ -62,7 +63,7 @@ def test_vectors_values_and_tags_are_checked_too(explainers, model):
         ExplainInput("one more text of six words"),
         ExplainInput("word"),
     ]
-    (one,) = faithfulness(explainers[model], texts, ["occlusion"], orders=2)
+    (one,) = measure_faithfulness(explainers[model], texts, ExplainSettings(), orders=2)
     assert one.texts == 2 and np.isfinite(one.gain)
 
 
@@ -82,10 +83,10 @@ def test_files_of_texts(tmp_path):
 
 
 def test_limits(learnt):
-    for settings, why in (({}, "give 1 to"), ({"orders": 0}, "orders is 0"), ({"hide": "gone"}, "hide is 'gone'")):
+    for settings, why in (({}, "pass 1 to"), ({"orders": 0}, "orders=0"), ({"hide": "gone"}, "hide='gone'")):
         with pytest.raises(AlbertkitError, match=why):
-            faithfulness(learnt, [ExplainInput("cat dog")] if settings else [], **settings)
+            measure_faithfulness(learnt, [ExplainInput("cat dog")] if settings else [], **settings)
     with pytest.raises(AlbertkitError, match="text 2, 'cat cat.* must fit"):
-        faithfulness(learnt, [ExplainInput("cat dog"), ExplainInput("cat " * 100)])
+        measure_faithfulness(learnt, [ExplainInput("cat dog"), ExplainInput("cat " * 100)])
     with pytest.raises(AlbertkitError, match="no text has two words"):
-        faithfulness(learnt, [ExplainInput("cat")])
+        measure_faithfulness(learnt, [ExplainInput("cat")])

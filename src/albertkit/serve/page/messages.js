@@ -1,13 +1,13 @@
-// Every sentence of the page, in English and in Chinese, and nothing else that is said to people. {name} is filled in.
+// All messages of the page, in English and in Chinese. {name} is filled in.
 
-export const WORDS = {
+export const MESSAGES = {
   "skip": ["Skip to the tool", "跳到工具"],
   "docs": ["API", "接口"],
   "tools": ["Tools", "工具"],
   "served": ["Served models", "当前模型"],
   "served.facts": ["{layers} layers · {parameters} · {weights}", "{layers} 层 · {parameters} · {weights}"],
   "served.parameters": ["{count} parameters", "{count} 参数"],
-  "opening": ["Asking the server what it can do…", "正在询问服务器……"],
+  "opening": ["Loading the list of models…", "正在询问服务器……"],
   "language": ["中文", "English"],
   "language.label": ["Switch the language to Chinese", "切换到英文"],
   "theme.dark": ["Switch to dark colours", "切换到深色"],
@@ -20,12 +20,12 @@ export const WORDS = {
   "key.use": ["Use it", "使用"],
   "key.hint": ["It is kept until this window is closed.", "密钥只保留到关闭此窗口为止。"],
 
-  "error.unreachable": ["The server does not answer; is it still running?", "服务器没有响应；它还在运行吗？"],
+  "error.unreachable": ["The server does not respond. Is it still running?", "服务器没有响应；它还在运行吗？"],
   "error.status": ["The server answered with status {status}.", "服务器返回了状态 {status}。"],
   "error.again": ["Try again in {seconds} s.", "请在 {seconds} 秒后重试。"],
-  "error.json": ["The server answered something that is not JSON.", "服务器的回答不是 JSON。"],
+  "error.json": ["The server's response is not JSON.", "服务器的回答不是 JSON。"],
   "error.empty": ["Write something first.", "请先输入内容。"],
-  "error.texts": ["Write at least two texts, one a line.", "请至少输入两段文本，每行一段。"],
+  "error.texts": ["Write at least two texts, one per line.", "请至少输入两段文本，每行一段。"],
   "error.many": ["There are {count} texts; this page shows at most {most}.", "共有 {count} 段文本；本页最多显示 {most} 段。"],
   "error.mask": ["Write [MASK] where a word is missing.", "请在缺词处写上 [MASK]。"],
   "error.large": ["The text is cut into {count} parts; this page takes at most {most}.", "文本被切成 {count} 段；本页最多接受 {most} 段。"],
@@ -62,32 +62,32 @@ export const WORDS = {
   "code.all": ["this command always applies all layers", "此命令总是使用全部层"],
 
   "missing": [
-    "None of the served models does this. Make one from your own examples, and serve it:",
+    "None of the served models can do this. Fine-tune one on your own examples and serve it:",
     "当前没有能做这件事的模型。用你自己的样本训练一个，再启动服务：",
   ],
   "missing.builtin": [
-    "None of the served models does this. A built-in one does:",
+    "None of the served models can do this. A built-in one can:",
     "当前没有能做这件事的模型。内置模型可以：",
   ],
   "missing.tab": ["no model", "无模型"],
 
   "compare.tab": ["Compare", "比较"],
-  "compare.title": ["How alike are they?", "它们有多相似？"],
+  "compare.title": ["How similar are they?", "它们有多相似？"],
   "compare.lead": [
-    "Each text becomes a vector. The closer two vectors point, the more alike the texts: 1 is the same meaning, 0 nothing in common.",
+    "Each text becomes a vector. The smaller the angle between two vectors, the more similar the texts: 1 is the same meaning, 0 nothing in common.",
     "每段文本变成一个向量。两个向量方向越接近，文本就越相似：1 表示意思相同，0 表示毫无关系。",
   ],
-  "compare.texts": ["Texts, one a line", "文本，每行一段"],
+  "compare.texts": ["Texts, one per line", "文本，每行一段"],
   "compare.run": ["Compare", "比较"],
   "compare.table": ["Similarity of every text with every other", "每两段文本的相似度"],
-  "compare.most": ["Most alike", "最相似"],
-  "compare.least": ["Least alike", "最不相似"],
+  "compare.most": ["Most similar", "最相似"],
+  "compare.least": ["Least similar", "最不相似"],
   "compare.download": ["Download the vectors", "下载向量"],
 
   "search.tab": ["Search", "搜索"],
   "search.title": ["Find it by meaning", "按意思查找"],
   "search.lead": [
-    "Paste a text or choose a file, then ask for something in it. The words need not be the same.",
+    "Paste a text or choose a file, then search it by meaning. The words need not be the same.",
     "粘贴一段文字或选择一个文件，然后查找其中的内容。用词不必相同。",
   ],
   "search.text": ["Text to search in", "要搜索的文本"],
@@ -108,20 +108,20 @@ export const WORDS = {
   "fill.tab": ["Fill a mask", "填词"],
   "fill.title": ["The missing word", "缺失的词"],
   "fill.lead": [
-    "Write [MASK] where a word is missing, and the model says what it would put there.",
-    "在缺词处写上 [MASK]，模型会说出它会填什么。",
+    "Write [MASK] where a word is missing, and the model predicts it.",
+    "在缺词处写上 [MASK]，模型会预测这个词。",
   ],
   "fill.text": ["Text with [MASK]", "带 [MASK] 的文本"],
   "fill.insert": ["Put [MASK] at the cursor", "在光标处插入 [MASK]"],
   "fill.run": ["Fill", "填词"],
   "fill.mask": ["Mask {number}", "空格 {number}"],
-  "fill.guesses": ["Likeliest words", "最可能的词"],
+  "fill.guesses": ["Most likely words", "最可能的词"],
 
   "classify.tab": ["Classify", "分类"],
   "classify.title": ["What is it?", "这是什么？"],
-  "classify.lead": ["The class of each line, and how sure the model is.", "每一行的类别，以及模型的把握。"],
-  "classify.texts": ["Texts, one a line", "文本，每行一段"],
-  "classify.pairs": ["Second texts, one a line, for a model of pairs (may stay empty)", "第二段文本，每行一段，用于成对的模型（可留空）"],
+  "classify.lead": ["The class of each line, with its probability.", "每一行的类别及其概率。"],
+  "classify.texts": ["Texts, one per line", "文本，每行一段"],
+  "classify.pairs": ["Second texts, one per line, for a model of pairs (optional)", "第二段文本，每行一段，用于成对的模型（可留空）"],
   "classify.run": ["Classify", "分类"],
   "classify.value": ["value {value}", "数值 {value}"],
   "classify.none": ["none", "无"],
@@ -129,76 +129,76 @@ export const WORDS = {
   "tag.tab": ["Entities", "实体"],
   "tag.title": ["Names in a text", "文本中的名称"],
   "tag.lead": [
-    "People, places, and whatever else the model was taught to find.",
+    "People, places, and other entities the model was trained on.",
     "人名、地名，以及模型学过的其他内容。",
   ],
-  "tag.texts": ["Texts, one a line", "文本，每行一段"],
+  "tag.texts": ["Texts, one per line", "文本，每行一段"],
   "tag.run": ["Find entities", "查找实体"],
-  "tag.none": ["Nothing was found in this text.", "在此文本中没有找到实体。"],
+  "tag.none": ["No entities in this text.", "在此文本中没有找到实体。"],
   "tag.intent": ["Intent: {intent}", "意图：{intent}"],
 
   "answer.tab": ["Answer", "问答"],
   "answer.title": ["Ask a paragraph", "向一段文字提问"],
-  "answer.lead": ["The answer is marked where the text gives it.", "答案会在原文中标出。"],
+  "answer.lead": ["The answer is highlighted in the text.", "答案会在原文中标出。"],
   "answer.context": ["Paragraph", "段落"],
   "answer.question": ["Question", "问题"],
   "answer.run": ["Answer", "回答"],
-  "answer.none": ["The paragraph holds no answer to this.", "这段文字里没有答案。"],
+  "answer.none": ["The paragraph does not answer this question.", "这段文字里没有答案。"],
   "answer.others": ["Next best", "其他候选"],
 
-  "inside.tab": ["Look inside", "看内部"],
-  "inside.title": ["How an answer forms", "答案如何形成"],
-  "inside.lead": [
-    "ALBERT applies one layer again and again. See what it thinks after each time, where it could stop, and what each head looks at.",
-    "ALBERT 反复使用同一层。看看每次之后它怎么想、可以在哪里停下，以及每个注意力头在看什么。",
+  "explain.tab": ["Explain", "解释"],
+  "explain.title": ["How a prediction forms", "预测如何形成"],
+  "explain.lead": [
+    "ALBERT applies one layer repeatedly. See its prediction after each layer, where early exit could stop, and the attention of each head.",
+    "ALBERT 反复使用同一层。查看每一层之后的预测、可以在哪里提前退出，以及每个注意力头的注意力。",
   ],
-  "inside.text": ["Text", "文本"],
-  "inside.pair": ["Second text, for a model of pairs (may stay empty)", "第二段文本，用于成对的模型（可留空）"],
-  "inside.question": ["Question about the text", "关于文本的问题"],
-  "inside.run": ["Look inside", "看内部"],
-  "inside.layers": ["Layer by layer", "逐层"],
-  "inside.layer": ["Layer", "层"],
-  "inside.says": ["What it says", "它的判断"],
-  "inside.sure": ["Sure", "把握"],
-  "inside.still": ["Like the last look", "与上次相似"],
-  "inside.agreement": ["Like the end", "与最终相似"],
-  "inside.threshold": ["Stop as soon as it is this sure", "达到此把握就停下"],
-  "inside.threshold.vector": ["Stop as soon as the vector keeps this direction", "向量方向稳定到此程度就停下"],
-  "inside.exit": [
+  "explain.text": ["Text", "文本"],
+  "explain.pair": ["Second text, for a model of pairs (optional)", "第二段文本，用于成对的模型（可留空）"],
+  "explain.question": ["Question about the text", "关于文本的问题"],
+  "explain.run": ["Explain", "解释"],
+  "explain.layers": ["Layer by layer", "逐层"],
+  "explain.layer": ["Layer", "层"],
+  "explain.says": ["Prediction", "预测"],
+  "explain.sure": ["Confidence", "置信度"],
+  "explain.still": ["Cosine with the previous exit", "与上一出口的余弦"],
+  "explain.agreement": ["Cosine with full depth", "与全部层的余弦"],
+  "explain.threshold": ["Stop at this confidence", "达到此置信度就停下"],
+  "explain.threshold.vector": ["Stop at this cosine with the previous exit", "与上一出口的余弦达到此值就停下"],
+  "explain.exit": [
     "Early exit would stop after layer {layer} of {layers}: {saved} % less work.",
     "提前退出会在第 {layer} / {layers} 层停下：少算 {saved} %。",
   ],
-  "inside.exit.same": ["The answer is that of full depth.", "答案与全部层相同。"],
-  "inside.exit.other": ["The answer is not that of full depth.", "答案与全部层不同。"],
-  "inside.exit.never": ["It is never this sure: all {layers} layers would be applied.", "始终达不到此把握：会使用全部 {layers} 层。"],
-  "inside.promised": ["With early_early_exit=\"99%\" it leaves after layer {layer}.", "用 early_early_exit=\"99%\" 会在第 {layer} 层离开。"],
-  "inside.settled": ["From layer {layer} on, what it says stays as it is.", "从第 {layer} 层起，判断不再改变。"],
-  "inside.attention": ["What the heads look at", "注意力头在看什么"],
-  "inside.grid": ["Layers from top to bottom, heads from left to right", "从上到下是层，从左到右是头"],
-  "inside.head": ["Layer {layer}, head {head}", "第 {layer} 层，第 {head} 头"],
-  "inside.pick": ["Choose a word to see where it looks", "选择一个词，看它关注哪里"],
-  "inside.map": ["From each word (rows) to each word (columns)", "每个词（行）对每个词（列）的关注"],
-  "inside.from": ["{from} looks at {to}: {share} %", "{from} 看 {to}：{share} %"],
-  "inside.weak": ["no attention here: the text is longer than {most} tokens", "文本超过 {most} 个词元，无法显示注意力"],
+  "explain.exit.same": ["The prediction equals that of full depth.", "预测与全部层相同。"],
+  "explain.exit.other": ["The prediction differs from that of full depth.", "预测与全部层不同。"],
+  "explain.exit.never": ["The confidence is never reached: all {layers} layers would be applied.", "始终达不到此置信度：会使用全部 {layers} 层。"],
+  "explain.calibrated": ["early_exit=\"99%\" exits after layer {layer}.", "early_exit=\"99%\" 会在第 {layer} 层退出。"],
+  "explain.stable": ["The prediction stays the same from layer {layer} on.", "从第 {layer} 层起，预测不再改变。"],
+  "explain.attention": ["Attention of the heads", "各注意力头的注意力"],
+  "explain.grid": ["Layers from top to bottom, heads from left to right", "从上到下是层，从左到右是头"],
+  "explain.head": ["Layer {layer}, head {head}", "第 {layer} 层，第 {head} 头"],
+  "explain.pick": ["Choose a token to see what it attends to", "选择一个词元，看它关注哪里"],
+  "explain.map": ["From each token (rows) to each token (columns)", "每个词元（行）对每个词元（列）的关注"],
+  "explain.from": ["{from} attends to {to}: {share} %", "{from} 关注 {to}：{share} %"],
+  "explain.weak": ["Attention is not shown: the text is longer than {most} tokens.", "文本超过 {most} 个词元，无法显示注意力"],
 
   "depth.tab": ["Depth", "深度"],
   "depth.title": ["Fewer layers, faster", "层数更少，速度更快"],
   "depth.lead": [
-    "All layers share their weights, so the model may stop early. Move the slider to see what that gains and what it costs.",
+    "All layers share their weights, so the model can stop early. Move the slider to see the speedup and its cost.",
     "所有层共享权重，因此模型可以提前停下。移动滑块，看看得失如何。",
   ],
-  "depth.texts": ["Texts to measure with, one a line", "用来测量的文本，每行一段"],
+  "depth.texts": ["Texts to measure with, one per line", "用来测量的文本，每行一段"],
   "depth.run": ["Measure", "测量"],
   "depth.measuring": ["Measuring text {done} of {count}…", "正在测量第 {done} / {count} 段……"],
   "depth.slider": ["Layers to apply", "使用的层数"],
-  "depth.speed": ["times as fast as full depth", "倍于全部层的速度"],
-  "depth.rate": ["texts a second", "段文本每秒"],
+  "depth.speed": ["× speedup over full depth", "倍于全部层的速度"],
+  "depth.rate": ["texts per second", "段文本每秒"],
   "depth.vectors": ["agreement of the vectors with full depth", "向量与全部层的一致度"],
-  "depth.answers": ["answers the same as at full depth", "答案与全部层相同"],
+  "depth.answers": ["predictions equal to full depth", "预测与全部层相同"],
   "depth.nearest": ["texts keep their nearest neighbour", "文本保持最近邻不变"],
-  "depth.better": ["Depth {depth} is faster and agrees more.", "深度 {depth} 更快，而且更一致。"],
-  "depth.chart": ["Speed against agreement, one point for each depth", "速度与一致度，每个点是一个深度"],
-  "depth.axis.speed": ["times as fast", "速度倍数"],
+  "depth.better": ["Depth {depth} is faster and closer to full depth.", "深度 {depth} 更快，而且更一致。"],
+  "depth.chart": ["Speed against agreement, one point per depth", "速度与一致度，每个点是一个深度"],
+  "depth.axis.speed": ["speedup (×)", "速度倍数"],
   "depth.axis.agreement": ["agreement", "一致度"],
 };
 
@@ -209,11 +209,11 @@ let current = 0;
 /** The language's tag, for the page and for numbers. */
 export const language = () => TAGS[LANGUAGES[current]];
 
-/** A sentence in the chosen language. */
+/** A message in the chosen language. */
 export function t(key, values = {}) {
-  const said = WORDS[key]?.[current];
-  if (said === undefined) throw new Error(`no words for ${key}`);
-  return said.replace(/\{(\w+)\}/g, (_, name) => values[name] ?? "");
+  const message = MESSAGES[key]?.[current];
+  if (message === undefined) throw new Error(`no message for ${key}`);
+  return message.replace(/\{(\w+)\}/g, (_, name) => values[name] ?? "");
 }
 
 /** Numbers as the language writes them. */
@@ -223,19 +223,19 @@ export const number = (value, digits = 0) =>
 /** Large numbers in short: 5.8M. */
 export const brief = (value) => new Intl.NumberFormat(language(), { notation: "compact", maximumFractionDigits: 1 }).format(value);
 
-/** Put the words where elements ask for them: data-t for the text, data-t-label for the accessible name. */
+/** Fill in messages: data-t for the text, data-t-label for the accessible name. */
 export function translate(root) {
   for (const node of root.querySelectorAll("[data-t]")) node.textContent = t(node.dataset.t);
   for (const node of root.querySelectorAll("[data-t-label]")) node.setAttribute("aria-label", t(node.dataset.tLabel));
 }
 
-/** Choose a language and remember it; without one, what was chosen before, or what the browser prefers. */
-export function speak(wanted) {
+/** Set the language and store it; without one, use the stored one or the browser's. */
+export function setLanguage(wanted) {
   let chosen = wanted;
   try {
     if (wanted) localStorage.setItem("language", wanted);
     else chosen = localStorage.getItem("language");
-  } catch { /* then it lasts until the page is left */ }
+  } catch { /* no storage: the choice lasts until the page is closed */ }
   chosen ??= navigator.language.toLowerCase().startsWith("zh") ? "zh" : "en";
   current = Math.max(0, LANGUAGES.indexOf(chosen));
   document.documentElement.lang = language();
