@@ -157,7 +157,7 @@ def test_shapley_of_a_sum_is_the_sum():
 
     own = np.array([1.0, -2.0, 0.5])
     variants = SimpleNamespace(
-        subject=SimpleNamespace(words=[1, 2, 3], rows=[1]), values=lambda kept: (kept @ own, None)
+        input=SimpleNamespace(words=[1, 2, 3], rows=[1]), values=lambda kept: (kept @ own, None)
     )
     assert shapley(variants, 3).values == pytest.approx(own)
 
@@ -179,7 +179,7 @@ def test_gradients_of_slots_and_of_frozen_heads(explainers, tmp_path):
     frozen = make(
         tmp_path / "frozen", Meta(task="classify", labels=("no", "yes"), details={"reads": "vector"}), {"classify": 2}
     )
-    for explainer, at in ((explainers["atis"], "Paris"), (Explainer(frozen, threads=1), None)):
+    for explainer, at in ((explainers["atis"], "Paris"), (Explainer(Albert(frozen, threads=1)), None)):
         gradients, occluded = explain(explainer, TEXT, at=at, methods=["gradients", "occlusion"], steps=96).attributions
         assert (gradients.full, gradients.empty) == pytest.approx((occluded.full, occluded.empty), abs=2e-3)
         assert gradients.values.sum() == pytest.approx(gradients.full - gradients.empty, abs=0.02)
@@ -188,7 +188,8 @@ def test_gradients_of_slots_and_of_frozen_heads(explainers, tmp_path):
 def test_a_classifier_that_reads_the_mean(tmp_path):
     """Without a pooler, gradients go through the mean, and what is attended to is the mean over all tokens."""
     meta = Meta(task="classify", labels=("no", "yes"))
-    explainer = Explainer(make(tmp_path / "mean", meta, {"classify": 2}, options=Options(classifier="mean")), threads=1)
+    folder = make(tmp_path / "mean", meta, {"classify": 2}, options=Options(classifier="mean"))
+    explainer = Explainer(Albert(folder, threads=1))
     found = explain(explainer, TEXT, methods=["gradients", "occlusion", "attention"], steps=96)
     gradients, occluded, attention_attribution = found.attributions
     assert (gradients.full, gradients.empty) == pytest.approx((occluded.full, occluded.empty), abs=2e-3)
@@ -201,7 +202,7 @@ def test_a_classifier_that_reads_the_mean(tmp_path):
 
 def test_limits_count_the_rows_of_choices(explainers):
     choices = [f"word {n}" for n in range(26)]
-    with pytest.raises(AlbertkitError, match=r"samples is 100; for a text of \d+ words choose 1 to \d\d?$"):
+    with pytest.raises(AlbertkitError, match=r"samples=100 is out of range: a text of \d+ words allows 1 to \d\d?$"):
         explain(explainers["exam"], "a b c", question="who?", choices=choices, methods="shapley", samples=100)
 
 
@@ -261,7 +262,7 @@ def test_every_depth_is_what_the_runtime_says(explainers, model, asked):
     assert len(shallow.layers) == 2 and shallow.early_exit is None
     if found.early_exit is not None:
         assert (
-            found.early_exit["exit_depths"] == [1, 2] and set(found.uncertainty) <= {1, 2, 3} and 3 in found.uncertainty
+            found.early_exit.exit_depths == [1, 2] and set(found.uncertainty) <= {1, 2, 3} and 3 in found.uncertainty
         )
 
 
