@@ -18,7 +18,7 @@ def explain(explainer: Explainer, text: str, pair=None, question=None, choices=(
 def topics(tmp_path_factory):
     """Tells animals from trees; colours mean nothing."""
     start = lessons.start.__wrapped__(tmp_path_factory)
-    options = lessons.Options(epochs=4, batch_size=16, learning_rate=5e-3, max_length=40, device="cpu")
+    options = lessons.FinetuneSettings(epochs=4, batch_size=16, learning_rate=5e-3, max_length=40, device="cpu")
     place = tmp_path_factory.mktemp("topics")
     return lessons.tune.finetune("classify", lessons.texts(160), lessons.texts(40, 9), place, start, options).model
 

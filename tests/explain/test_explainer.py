@@ -156,9 +156,7 @@ def test_shapley_of_a_sum_is_the_sum():
     from albertkit.explain.attribution import shapley
 
     own = np.array([1.0, -2.0, 0.5])
-    variants = SimpleNamespace(
-        input=SimpleNamespace(words=[1, 2, 3], rows=[1]), values=lambda kept: (kept @ own, None)
-    )
+    variants = SimpleNamespace(input=SimpleNamespace(words=[1, 2, 3], rows=[1]), values=lambda kept: (kept @ own, None))
     assert shapley(variants, 3).values == pytest.approx(own)
 
 
@@ -261,9 +259,7 @@ def test_every_depth_is_what_the_runtime_says(explainers, model, asked):
     shallow = explain(explainer, **asked, depth=2)
     assert len(shallow.layers) == 2 and shallow.early_exit is None
     if found.early_exit is not None:
-        assert (
-            found.early_exit.exit_depths == [1, 2] and set(found.uncertainty) <= {1, 2, 3} and 3 in found.uncertainty
-        )
+        assert found.early_exit.exit_depths == [1, 2] and set(found.uncertainty) <= {1, 2, 3} and 3 in found.uncertainty
 
 
 def flat(value) -> list:
