@@ -363,7 +363,7 @@ def read(name: str, args: argparse.Namespace) -> float:
                 encoder(batch)
             torch.cuda.synchronize()
     else:
-        from albertkit.compress.machine import random_weights
+        from albertkit.compress.benchmark import random_weights
         from albertkit.runtime.batching import token_batches
         from albertkit.runtime.engine import Engine
         from albertkit.weights import encoder_shapes
@@ -452,11 +452,14 @@ def runtime_times(
     config: AlbertConfig, length: int, texts: int, threads: int | None, seconds: float
 ) -> dict[str, float]:
     """The same in onnxruntime, with weights as small as trained ones: large ones would make denormal numbers, which are slow."""
-    from albertkit.compress.machine import layer_weights
+    from albertkit.compress.benchmark import random_weights
     from albertkit.runtime.engine import cores, levels, open_graph
     from albertkit.runtime.graph import layer_feed, layer_graph
+    from albertkit.weights import layer_shapes
 
-    session = open_graph(layer_graph(config, layer_weights(config, 32), "layer", levels()), threads or cores())
+    session = open_graph(
+        layer_graph(config, random_weights(layer_shapes(config, "layer"), 32), "layer", levels()), threads or cores()
+    )
     hidden = np.random.default_rng(0).normal(size=(texts, length, config.hidden_size)).astype(np.float32)
     near = layer_feed(config, 0, hidden, np.array([length] * texts, np.int32))
     fed = {"full": near | {"local": np.array(0)}, "window": near}

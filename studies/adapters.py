@@ -40,7 +40,7 @@ from safetensors.torch import save_file  # noqa: E402
 
 from albertkit.artifact import QUANTISED_FILE  # noqa: E402
 from albertkit.builtin import DEFAULT, resolve  # noqa: E402
-from albertkit.compress.benchmark import resident  # noqa: E402
+from albertkit.compress.benchmark import resident_bytes  # noqa: E402
 from albertkit.compress.quantize import quantize  # noqa: E402
 from albertkit.interop.convert import open_model  # noqa: E402
 from albertkit.model import AlbertModel, ModelOutput  # noqa: E402
@@ -161,7 +161,7 @@ def one(name: str, seed: int, args: argparse.Namespace, target: Path) -> None:
     work = Adapting(way, make_task("classify", learn), start, learn, dev, settings, options.max_length)
     with tempfile.TemporaryDirectory() as folder:
         outcome = train(work, settings, folder)
-        memory = resident("VmHWM")  # before anything is quantised
+        memory = resident_bytes("VmHWM")  # before anything is quantised
         if outcome.model is None:
             sys.exit("stopped")
         size = added(work, outcome.model, [example.text for example in learn[:100]])

@@ -158,8 +158,8 @@ def make_aware(job: Job) -> None:
     found = train_for_bits(
         whole, BITS, job.task_data(), RecoverySettings(**job.usual), job.runs / "aware-4bit.run", print
     )
-    trained = TrainedWeights(found.artifact, found.smooth)
-    quantize(job.place("whole"), job.place("aware-4bit"), BITS, job.sample(), trained=trained)
+    trained = TrainedWeights(job.place("whole"), found.artifact, found.smooth)
+    quantize(trained, job.place("aware-4bit"), BITS, job.sample())
 
 
 def make_student(job: Job) -> None:
@@ -283,7 +283,7 @@ def measure(made: dict[str, Path], dev: list[Any], threads: int | None, rounds: 
             times[name] = [min(times[name][0], many), min(times[name][1], float(np.median(single)))]
     out = {}
     for name, folder in made.items():
-        score = judge(folder)
+        score = judge.score(folder)
         out[name] = {
             "metric": score.metric,
             "score": score.value,

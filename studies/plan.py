@@ -52,7 +52,7 @@ def shapes() -> dict:
 
 def measure(lengths: list[int], threads: int | None, only: int | None = None) -> dict:
     from albertkit.artifact import model_folder, write_artifact
-    from albertkit.compress.benchmark import _random
+    from albertkit.compress.benchmark import random_model
     from albertkit.runtime.engine import cores
     from albertkit.tokenizer import Tokenizer
 
@@ -64,7 +64,7 @@ def measure(lengths: list[int], threads: int | None, only: int | None = None) ->
             config = shape.replace(vocab_size=tokenizer.vocab_size)
             folders = {bits: Path(scratch) / f"{name}-{bits}" for bits in (32, 8)}
             for bits, folder in folders.items():
-                write_artifact(_random(config, tokenizer), folder, bits=None if bits == 32 else bits)
+                write_artifact(random_model(config, tokenizer), folder, bits=None if bits == 32 else bits)
             for length in lengths:
                 found += [{"shape": name, **row} for row in rows(config, folders, length, threads)]
                 for row in found[-2:]:
@@ -97,7 +97,7 @@ def rows(config, folders: dict[int, Path], length: int, threads: int) -> list[di
 def one_round(config, folders: dict[int, Path], length: int, threads: int) -> tuple:
     """The share of other work, and by bits what was predicted (the faster of before and after) and measured."""
     from albertkit.compress.benchmark import measure_folder
-    from albertkit.compress.machine import measure_machine as machine_of
+    from albertkit.compress.benchmark import measure_machine as machine_of
 
     start, before = time.perf_counter(), others()
     first = machine_of([config], length, threads, rounds=1)

@@ -19,9 +19,7 @@ import pytest
 import torch
 
 import albertkit
-from albertkit.compress import benchmark as trial
-from albertkit.compress import machine
-from albertkit.compress import planner as wanted
+from albertkit.compress import benchmark, planner
 from albertkit.options import Options
 from albertkit.serve import server as serving
 from albertkit.train import loop
@@ -85,9 +83,9 @@ def workshop(furnished, tmp_path, monkeypatch):
     monkeypatch.chdir(folder)
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
     monkeypatch.setattr(loop, "peak", lambda device, size=None: 1e12)
-    monkeypatch.setattr(machine, "typical_seconds", once)
-    monkeypatch.setattr(trial, "measure_folder", here)
-    monkeypatch.setattr(wanted, "measure_folder", here)
+    monkeypatch.setattr(benchmark, "typical_seconds", once)
+    monkeypatch.setattr(benchmark, "measure_folder", here)
+    monkeypatch.setattr(planner, "measure_folder", here)
     monkeypatch.setattr(serving, "bind", lambda settings: [None])
     monkeypatch.setattr(serving, "address", lambda settings, listener: "http://127.0.0.1:8080")
     threads = torch.get_num_threads()

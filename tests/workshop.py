@@ -328,13 +328,13 @@ def shorter(words: list[str]) -> list[str]:
 
 
 def once(call: Callable[[], object], seconds: float = 0.0, least: int = 1) -> float:
-    """Stands in for `machine.usual`: the time of one call."""
+    """Stands in for `benchmark.typical_seconds`: the time of one call."""
     start = time.perf_counter()
     call()
     return time.perf_counter() - start
 
 
 def here(folder: Path | None, length: int, threads: int) -> dict[str, float]:
-    """Stands in for `trial.measured`: the model opens and runs, in this process."""
+    """Stands in for `benchmark.measure_folder`: the model opens and runs, in this process."""
     latency = once(lambda: Albert(folder, threads=threads).embed("a text"))
     return {"latency": min(latency, 0.001), "memory": 1e6, "process": 1e8}

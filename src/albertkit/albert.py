@@ -98,7 +98,8 @@ class Albert:
             floats = {name: array for name, array in weights.items() if isinstance(array, np.ndarray)}
             seen = moments_of(stored.config, weights, example_text(stored.config, stored.tokenizer, 16))
             weights = unpack_weights(
-                quantize_weights(floats, bits, seen, quick=True), {name: array.shape for name, array in floats.items()}
+                quantize_weights(floats, bits, seen, cancel_errors=False),
+                {name: array.shape for name, array in floats.items()},
             )
         elif bits is not None and stored.meta.quantisation != f"int{bits}":
             raise AlbertkitError(

@@ -409,7 +409,7 @@ def write_artifact(
     kept: dict[str, QuantizedMatrix] | None = None,
     smooths: dict[str, np.ndarray] | None = None,
 ) -> Path:
-    """Write the folder, whole or not at all; with `bits`, quantised (`moments`, `smooths`: see `quantize.pack`).
+    """Write the folder, whole or not at all; with `bits`, quantised (`moments`, `smooths`: see `quantized.quantize_weights`).
 
     kept: matrices that are 8-bit already; they are written as they are, and everything else as floats.
     """
@@ -446,7 +446,7 @@ def write_artifact(
 
 
 def pack_kept(weights: dict[str, np.ndarray], kept: dict[str, QuantizedMatrix]) -> dict[str, np.ndarray]:
-    """The tensors of a quantised file: some matrices as they are, everything else as floats. See `quantize.pack`."""
+    """The tensors of a quantised file: some matrices as they are, everything else as floats. See `quantized.quantize_weights`."""
     out: dict[str, np.ndarray] = {n: np.asarray(a, np.float32) for n, a in weights.items() if n not in kept}
     for name, matrix in kept.items():
         out |= {name: matrix.values, f"{name}.scale": matrix.scale}

@@ -1,14 +1,17 @@
-"""Weights in 8 or 4 bits: how they are stored, and how they come back.
+"""Storage of weights in 8 or 4 bits: how matrices are rounded, packed and read back.
 
-In: float matrices (rows, columns), one row for each output. Out: `QuantizedMatrix`. Each row has one float scale, so that a weight is
-value · scale with a value from -127 to 127. Where `moments` say what inputs a matrix sees (`calibrate.py`), it also has a
-number for each column (`smooth`): inputs are multiplied by it and weights divided, so that the few large channels of a
-LayerNorm do not spoil the 8 bits of all others (Xiao et al., SmoothQuant, arXiv 2211.10438), and weights are rounded so that their
-errors cancel on such inputs: a shared layer makes the same error at each of its uses, so that it adds up even at 8 bits.
+In: float matrices (rows, columns), one row for each output. Out: `QuantizedMatrix`. `artifact.py` writes and reads
+the tensors; `runtime/activation_moments.py` measures the inputs, and `compress/quantize.py` is the command.
 
-At 4 bits a value is q · step, where q is from -8 to 7 and the step, a whole number from 1 to 15, is shared by a block
-of 32 neighbouring weights. A 4-bit matrix therefore *is* an 8-bit one, written in half the space: it opens into int8 by
-one integer multiplication, exactly, and runs on the same kernels. Nothing is quantised again at start.
+8 bits: each row has one float scale; a weight is value · scale with a value from -127 to 127. With `moments` of the
+inputs, a matrix also has one factor per column (`smooth`): inputs are multiplied by it and weights divided by it, so
+that a few large LayerNorm channels do not dominate the 8-bit range (Xiao et al., SmoothQuant, arXiv 2211.10438).
+Weights are then rounded so that their errors cancel on such inputs: a shared layer repeats its error at every use, so
+it adds up even at 8 bits.
+
+4 bits: a value is q · step, with q from -8 to 7 and an integer step from 1 to 15 for each block of 32 neighbouring
+weights. A 4-bit matrix is therefore an 8-bit one in half the space: it unpacks into int8 exactly, and runs on the
+same kernels.
 """
 
 from __future__ import annotations
@@ -26,11 +29,11 @@ BITS = (8, 4)
 
 @dataclass(frozen=True)
 class QuantizedMatrix:
-    """A matrix of whole numbers and the scale of each row."""
+    """An int8 matrix with one scale per row."""
 
     values: np.ndarray  # (rows, columns) int8
     scale: np.ndarray  # (rows,) float32
-    smooth: np.ndarray | None = None  # (columns,) float32: what inputs are multiplied by
+    smooth: np.ndarray | None = None  # (columns,) float32: inputs are multiplied by it
 
     def floats(self) -> np.ndarray:
         """The weights as float32."""
@@ -39,81 +42,81 @@ class QuantizedMatrix:
 
 
 def quantize_rows(weight: np.ndarray, moments: np.ndarray | None = None) -> QuantizedMatrix:
-    """8 bits: the largest weight of a row becomes ±127. `moments`: as for `quantize_blocks`."""
-    top = np.abs(weight).max(axis=1)
-    scale = np.where(top > 0, top / 127, 1).astype(np.float32)
+    """Round to 8 bits: the largest weight of a row becomes ±127. `moments`: as for `quantize_blocks`."""
+    largest = np.abs(weight).max(axis=1)
+    scale = np.where(largest > 0, largest / 127, 1).astype(np.float32)
     factor = None if moments is None else _inverse_factor(moments)
-    return QuantizedMatrix(_round(weight, factor, lambda start, left: scale, (-127, 127)), scale)
+    return QuantizedMatrix(_round_columns(weight, factor, lambda start, remaining: scale, (-127, 127)), scale)
 
 
 def quantize_blocks(weight: np.ndarray, moments: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """4 bits: packed values (rows, ⌈columns/32⌉·16), steps (rows, ⌈columns/32⌉) and row scales.
+    """Round to 4 bits: packed values (rows, ⌈columns/32⌉·16), steps (rows, ⌈columns/32⌉) and row scales.
 
-    For each block every step is tried, and the one with the smallest squared error is kept. With `moments`, the mean of
-    x·xᵀ over the inputs x that the matrix sees, columns are rounded one after the other and each one's error is made
-    good by the columns that follow (Frantar et al., GPTQ, arXiv 2210.17323).
+    Every step is tried for each block, and the one with the smallest squared error is used. With `moments`, the mean of
+    x·xᵀ over the inputs x of the matrix, columns are rounded one after the other, and the following columns compensate
+    the error of each one (Frantar et al., GPTQ, arXiv 2210.17323).
     """
     rows, columns = weight.shape
     blocks = -(-columns // BLOCK)
-    top = np.abs(weight).max(axis=1)
-    scale = np.where(top > 0, top / 120, 1).astype(np.float32)  # 8 · 15: the largest value a block can write
+    largest = np.abs(weight).max(axis=1)
+    scale = np.where(largest > 0, largest / 120, 1).astype(np.float32)  # 8 · 15: the largest value of a block
     factor = None if moments is None else _inverse_factor(moments)
     steps = np.ones((rows, blocks), np.uint8)
 
-    def grid(start: int, left: np.ndarray) -> np.ndarray:
-        weighed = None if factor is None else 1 / np.square(np.diag(factor)[start : start + BLOCK])
-        steps[:, start // BLOCK] = _best_steps(left / scale[:, None], weighed)
-        found: np.ndarray = scale * steps[:, start // BLOCK]
-        return found
+    def step_size(start: int, remaining: np.ndarray) -> np.ndarray:
+        importance = None if factor is None else 1 / np.square(np.diag(factor)[start : start + BLOCK])
+        steps[:, start // BLOCK] = _best_block_steps(remaining / scale[:, None], importance)
+        size: np.ndarray = scale * steps[:, start // BLOCK]
+        return size
 
     values = np.zeros((rows, blocks * BLOCK), np.int8)
-    values[:, :columns] = _round(weight, factor, grid, (-8, 7))
+    values[:, :columns] = _round_columns(weight, factor, step_size, (-8, 7))
     nibbles = (values + 8).astype(np.uint8)
     return nibbles[:, 0::2] | nibbles[:, 1::2] << 4, steps, scale
 
 
-def _round(
+def _round_columns(
     weight: np.ndarray,
     factor: np.ndarray | None,
-    grid_of: Callable[[int, np.ndarray], np.ndarray],
-    ends: tuple[int, int],
+    step_size: Callable[[int, np.ndarray], np.ndarray],
+    limits: tuple[int, int],
 ) -> np.ndarray:
-    """Whole numbers between `ends` for each weight, block by block of columns; with a `factor` (see `_inverse_factor`), errors cancel.
+    """Integers within `limits` for each weight, block by block; with a `factor` (`_inverse_factor`), errors cancel.
 
-    grid_of: the first column of a block, and what is still to be written there → the size of a step for each row.
+    step_size: from the first column of a block and what remains to be stored there, the size of a step in each row.
     """
     columns = weight.shape[1]
-    left = weight.astype(np.float32, copy=True)  # what is still to be written, errors of earlier columns included
+    remaining = weight.astype(np.float32, copy=True)  # what is still to be stored, errors of earlier columns included
     values = np.zeros(weight.shape, np.int8)
     for start in range(0, columns, BLOCK):
         stop = min(columns, start + BLOCK)
-        grid = grid_of(start, left[:, start:stop])
+        step = step_size(start, remaining[:, start:stop])
         if factor is None:
-            values[:, start:stop] = np.clip(np.rint(left[:, start:stop] / grid[:, None]), *ends)
+            values[:, start:stop] = np.clip(np.rint(remaining[:, start:stop] / step[:, None]), *limits)
             continue
-        errors = np.zeros((len(left), stop - start), np.float32)
+        errors = np.zeros((len(remaining), stop - start), np.float32)
         for j in range(start, stop):
-            values[:, j] = np.clip(np.rint(left[:, j] / grid), *ends)
-            errors[:, j - start] = (left[:, j] - values[:, j] * grid) / factor[j, j]
-            left[:, j + 1 : stop] -= np.outer(errors[:, j - start], factor[j, j + 1 : stop])
-        left[:, stop:] -= errors @ factor[start:stop, stop:]
+            values[:, j] = np.clip(np.rint(remaining[:, j] / step), *limits)
+            errors[:, j - start] = (remaining[:, j] - values[:, j] * step) / factor[j, j]
+            remaining[:, j + 1 : stop] -= np.outer(errors[:, j - start], factor[j, j + 1 : stop])
+        remaining[:, stop:] -= errors @ factor[start:stop, stop:]
     return values
 
 
-def _best_steps(cut: np.ndarray, weighed: np.ndarray | None) -> np.ndarray:
-    """The step of each row of one block, by (weighed) squared error."""
-    best = np.full(len(cut), np.inf)
-    steps = np.ones(len(cut), np.uint8)
+def _best_block_steps(block: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
+    """The step of each row of one block, by (weighted) squared error."""
+    best = np.full(len(block), np.inf)
+    steps = np.ones(len(block), np.uint8)
     for step in range(1, 16):
-        off = np.square(np.clip(np.rint(cut / step), -8, 7) * step - cut)
-        error = off.sum(axis=1, dtype=np.float64) if weighed is None else off @ weighed
+        squares = np.square(np.clip(np.rint(block / step), -8, 7) * step - block)
+        error = squares.sum(axis=1, dtype=np.float64) if importance is None else squares @ importance
         better = error < best
         best[better], steps[better] = error[better], step
     return steps
 
 
 def _inverse_factor(moments: np.ndarray) -> np.ndarray:
-    """U, upper triangular, with UᵀU the inverse of the moments (a hundredth of their mean added to the diagonal)."""
+    """U, upper triangular, with UᵀU the inverse of the moments (1 % of their mean added to the diagonal)."""
     square = moments.astype(np.float64, copy=True)
     diagonal = np.diag(square).copy()
     square[np.diag_indices(len(square))] += np.where(diagonal > 0, 0.01 * diagonal.mean(), 1.0)
@@ -122,11 +125,12 @@ def _inverse_factor(moments: np.ndarray) -> np.ndarray:
 
 
 def unpack_blocks(packed: np.ndarray, steps: np.ndarray, scale: np.ndarray, columns: int) -> QuantizedMatrix:
-    """A 4-bit matrix as the 8-bit one it stands for."""
+    """A 4-bit matrix as the 8-bit matrix that it stores."""
     rows, blocks = steps.shape
     if packed.shape != (rows, blocks * BLOCK // 2) or scale.shape != (rows,) or columns > blocks * BLOCK:
         raise AlbertkitError(
-            f"a 4-bit matrix has parts of shapes {packed.shape}, {steps.shape}, {scale.shape}; they do not fit"
+            f"a 4-bit matrix has parts of shapes {packed.shape}, {steps.shape}, {scale.shape}, which do not match; "
+            "the file is damaged, so write it again"
         )
     if steps.max(initial=0) > 15:
         raise AlbertkitError(f"a 4-bit matrix has a step of {steps.max()}; steps are 1 to 15, so the file is damaged")
@@ -139,15 +143,16 @@ def unpack_blocks(packed: np.ndarray, steps: np.ndarray, scale: np.ndarray, colu
 
 
 def is_quantizable(name: str, array: np.ndarray) -> bool:
-    """What is quantised: the matrices of the encoder and of the masked-word head. Segment tables and task heads are
-    small, and stay float, as do the small matrices of the options (`.low.`, `.theta`).
+    """Whether a tensor is quantized: matrices of the encoder and of the masked-language-model head.
+
+    Segment tables, task heads and the small matrices of the options (`.low.`, `.theta`) stay float.
     """
-    kept = (".segment.", ".linear.", ".low.", ".theta")
-    return array.ndim == 2 and not any(part in name for part in kept) and name.startswith(("encoder.", "heads.mlm."))
+    floats = (".segment.", ".linear.", ".low.", ".theta")
+    return array.ndim == 2 and not any(part in name for part in floats) and name.startswith(("encoder.", "heads.mlm."))
 
 
 def uses_four_bits(name: str) -> bool:
-    """What 4 bits are for: the shared layers and the pooler. Embeddings stay at 8, since a rare word's row is read alone."""
+    """Whether a matrix takes 4 bits: shared layers and pooler. Embeddings stay at 8; a rare token's row is read alone."""
     return name.startswith(("encoder.groups.", "encoder.pooler."))
 
 
@@ -155,10 +160,10 @@ SMOOTHED = ("attention.query", "attention.key", "attention.value", "attention.ou
 
 
 def smoothing_factors(name: str, moments: np.ndarray | None, bits: int) -> np.ndarray | None:
-    """The `smooth` of a matrix: each input channel's usual size (its root mean square) to the power of -1/2.
+    """The `smooth` of a matrix: the root mean square of each input channel to the power of -1/2.
 
-    At 4 bits -1/4, since what is taken from the inputs is given to the weights, which have little room there. The down
-    product is left alone: its inputs are an activation's, which no channel dominates.
+    At 4 bits -1/4: what is taken from the inputs is added to the weights, which have little range there. The down
+    product has none: its inputs come from an activation, where no channel dominates.
     """
     if moments is None or not name.removesuffix(".weight").endswith(SMOOTHED):
         return None
@@ -171,32 +176,33 @@ def quantize_weights(
     weights: dict[str, np.ndarray],
     bits: int,
     moments: dict[str, np.ndarray] | None = None,
-    smooths: dict[str, np.ndarray] | None = None,
-    quick: bool = False,
+    smooth: dict[str, np.ndarray] | None = None,
+    cancel_errors: bool = True,
 ) -> dict[str, np.ndarray]:
-    """Float weights to the tensors of a quantised file: `NAME`, `NAME.scale`, `NAME.smooth` and, at 4 bits, `NAME.step`.
+    """Float weights to the tensors of a quantized file: `NAME`, `NAME.scale`, `NAME.smooth` and, at 4 bits,
+    `NAME.step`.
 
-    smooths: of weights that were trained for few bits (`train/qat.py`), the `smooth` they were trained with; they are rounded as they are.
-    quick: 8-bit weights are smoothed and rounded one by one; that errors cancel costs an inverse for each matrix.
+    smooth: the factors that weights were trained with (`train/qat.py`); such weights are rounded to the nearest value.
+    cancel_errors: False rounds 8-bit weights to the nearest value, which saves one inverse per matrix.
     """
     if bits not in BITS:
-        raise AlbertkitError(f"bits is {bits!r}; choose 8 or 4")
+        raise AlbertkitError(f"bits={bits!r} is not available: weights are stored in 8 or 4 bits. Pass one of these.")
     out: dict[str, np.ndarray] = {}
     for name, array in weights.items():
         if not is_quantizable(name, array):
             out[name] = np.ascontiguousarray(array, np.float32)
             continue
-        seen = (moments or {}).get(name)
-        smooth = smoothing_factors(name, seen, bits) if smooths is None else smooths.get(name)
-        if smooth is not None:
-            out[f"{name}.smooth"] = smooth
-            array = array / smooth
-            seen = None if seen is None else seen * smooth * smooth[:, None]
+        inputs = (moments or {}).get(name)
+        factors = smoothing_factors(name, inputs, bits) if smooth is None else smooth.get(name)
+        if factors is not None:
+            out[f"{name}.smooth"] = factors
+            array = array / factors
+            inputs = None if inputs is None else inputs * factors * factors[:, None]
         if bits == 8 or not uses_four_bits(name):
-            matrix = quantize_rows(array, None if quick else seen)
+            matrix = quantize_rows(array, inputs if cancel_errors else None)
             out |= {name: matrix.values, f"{name}.scale": matrix.scale}
             continue
-        packed, steps, scale = quantize_blocks(array, seen)
+        packed, steps, scale = quantize_blocks(array, inputs)
         out |= {name: packed, f"{name}.step": steps, f"{name}.scale": scale}
     return out
 
@@ -204,7 +210,7 @@ def quantize_weights(
 def unpack_weights(
     tensors: dict[str, np.ndarray], shapes: dict[str, tuple[int, ...]]
 ) -> dict[str, np.ndarray | QuantizedMatrix]:
-    """The tensors of a quantised file to float arrays and `QuantizedMatrix`es; `shapes` says how wide each matrix is."""
+    """The tensors of a quantized file as float arrays and `QuantizedMatrix`; `shapes` gives the width of each matrix."""
     out: dict[str, np.ndarray | QuantizedMatrix] = {}
     for name, array in tensors.items():
         if name.endswith((".scale", ".step", ".smooth")) and name.rpartition(".")[0] in tensors:
@@ -214,10 +220,10 @@ def unpack_weights(
             out[name] = array
             continue
         if name not in shapes or array.ndim != 2:
-            raise AlbertkitError(f"tensor {name!r} is quantised, and is no matrix of this model")
+            raise AlbertkitError(f"tensor {name!r} is quantized, but it is no matrix of this model")
         if smooth is not None and (smooth.dtype != np.float32 or smooth.shape != shapes[name][1:]):
             raise AlbertkitError(
-                f"tensor {name!r} has {smooth.shape} numbers to smooth with; it has {shapes[name][1:]} columns"
+                f"tensor {name!r} has {smooth.shape} smoothing factors; it has {shapes[name][1:]} columns"
             )
         if steps is not None:
             if array.dtype != np.uint8 or steps.dtype != np.uint8 or steps.ndim != 2:
@@ -225,7 +231,8 @@ def unpack_weights(
             matrix = unpack_blocks(array, steps, scale.astype(np.float32), shapes[name][1])
         elif array.dtype != np.int8 or scale.shape != array.shape[:1]:
             raise AlbertkitError(
-                f"tensor {name!r} holds {array.dtype} with {scale.shape} scales; at 8 bits it must be int8, a scale a row"
+                f"tensor {name!r} holds {array.dtype} with {scale.shape} scales; at 8 bits it must be int8 with one "
+                "scale per row"
             )
         else:
             matrix = QuantizedMatrix(array, scale.astype(np.float32))

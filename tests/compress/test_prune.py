@@ -197,7 +197,7 @@ def test_amounts():
     assert [resolve_count(x, 12, "heads") for x in (None, 5, 0.5, 2 / 3, 0.01, 1.0)] == [12, 5, 6, 8, 1, 12]
     assert [resolve_count(x, 3072, "ffn") for x in (0.5, 1 / 3, 0.0001, 1000)] == [1536, 1024, 16, 1000]
     for bad in (0, 13, 1.5, -0.5, True):
-        with pytest.raises(AlbertkitError, match="heads is"):
+        with pytest.raises(AlbertkitError, match="heads="):
             resolve_count(bad, 12, "heads")
 
 
@@ -205,11 +205,11 @@ def test_bad_requests(tmp_path):
     write_artifact(make(tiny(vocab_size=30000)), tmp_path / "m")
     write_artifact(make(tiny(vocab_size=30000)), tmp_path / "int8", bits=8)
     for source, keep, texts, message in (
-        ("m", PruneSettings(), None, "nothing was asked for"),
+        ("m", PruneSettings(), None, "nothing is to be pruned"),
         ("m", PruneSettings(heads=9), None, "this model has 4"),
         ("m", PruneSettings(layers=4), None, "can be cut to 1 to 3"),
         ("m", PruneSettings(ffn=0.5), ["few"], "at least 10"),
-        ("int8", PruneSettings(ffn=0.5), None, "prune the float model it came from"),
+        ("int8", PruneSettings(ffn=0.5), None, "Prune the float model it came from"),
     ):
         with pytest.raises(AlbertkitError, match=message):
             prune(tmp_path / source, tmp_path / "out", keep, texts)

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 
 from albertkit.albert import Albert
 from albertkit.artifact import Artifact, Meta, read_artifact, read_stored, write_artifact
-from albertkit.compress import machine, profile
+from albertkit.compress import benchmark, profile
 from albertkit.compress.prune import PruneSettings, prune
 from albertkit.compress.quantize import quantize
 from albertkit.config import Options
@@ -234,9 +234,9 @@ def test_profile_and_machine_know_the_options(tmp_path, monkeypatch):
     parts = {part.name: part for part in found.parts}
     assert parts["attention over the text"].operations > 0 and "GRU" in parts
     assert sum(part.share for part in found.parts) == pytest.approx(1)
-    monkeypatch.setattr(machine, "SECONDS", 0.001)
-    monkeypatch.setattr(machine, "STRETCH", 0.001)
-    rates = machine.measure_machine([artifact.config], 30, 1, kinds=(8,), rounds=1)
+    monkeypatch.setattr(benchmark, "SECONDS", 0.001)
+    monkeypatch.setattr(benchmark, "STRETCH", 0.001)
+    rates = benchmark.measure_machine([artifact.config], 30, 1, bits=(8,), rounds=1)
     assert rates.latency(artifact.config, 8) > 0
 
 

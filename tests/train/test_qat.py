@@ -178,9 +178,7 @@ def test_training_for_four_bits_beats_rounding_to_four_bits(tuned, tmp_path):
     training = RecoverySettings(epochs=4, batch_size=16, learning_rate=1e-3, device="cpu")
     done = train_for_bits(artifact, 4, data, training, tmp_path / "run")
     check = QualityLimit(fresh, tolerance=1.0)
-    report = quantize(
-        tuned, tmp_path / "aware", 4, lines, check=check, trained=TrainedWeights(done.artifact, done.smooth)
-    )
+    report = quantize(TrainedWeights(tuned, done.artifact, done.smooth), tmp_path / "aware", 4, lines, check=check)
     longer, _ = train_from_teacher(
         artifact, artifact, data, DistillSettings(labels=0.5, logits=1.0, hidden=0.5), training, tmp_path / "longer"
     )
@@ -192,7 +190,7 @@ def test_training_for_four_bits_beats_rounding_to_four_bits(tuned, tmp_path):
         albert = Albert(tmp_path / name)
         errors[name] = albert.task.measure(predict(albert, fresh, "classify"), fresh)["rmse"]
     assert errors["aware"] < min(errors["plain"], errors["after"]), errors
-    assert report.verdict.after == QualityCheck(tuned, fresh)(tmp_path / "aware").value
+    assert report.check.after == QualityCheck(tuned, fresh).score(tmp_path / "aware").value
     steps = [step["step"] for step in read_stored(tmp_path / "aware").meta.made]
     assert steps[-2:] == ["training for 4 bits", "quantize"]
 
@@ -207,8 +205,8 @@ def test_what_loses_too_much_is_refused_with_the_numbers(tuned, tmp_path):
     assert not (tmp_path / "no").exists() and "--accept" in str(caught.value)
     assert [path.name for path in tmp_path.iterdir()] == []
     report = quantize(tuned, tmp_path / "yes", 4, check=QualityLimit(fresh, tolerance=0.0001, accept=True))
-    assert not report.verdict.good and (tmp_path / "yes").is_dir()
-    assert quantize(tuned, tmp_path / "eight", 8, check=QualityLimit(fresh, tolerance=0.05)).verdict.good
+    assert not report.check.is_tolerable and (tmp_path / "yes").is_dir()
+    assert quantize(tuned, tmp_path / "eight", 8, check=QualityLimit(fresh, tolerance=0.05)).check.is_tolerable
 
 
 def test_examples_that_show_no_loss_are_refused(start, tmp_path):
@@ -229,7 +227,7 @@ def test_vectors_and_masks_are_checked_too(start, tmp_path):
     for name, metric in (("words", "masks"), ("vectors", "cosine")):
         verdict = quantize(
             tmp_path / name, tmp_path / f"{name}8", 8, lines, check=QualityLimit(lines, tolerance=0.5)
-        ).verdict
+        ).check
         assert verdict.metric == metric and verdict.before == 1.0 and 0.5 < verdict.after < 1.0
     with pytest.raises(AlbertkitError, match="cosine 1.0000 before"):
         quantize(tmp_path / "vectors", tmp_path / "x", 4, lines, check=QualityLimit(lines, tolerance=0.0))
@@ -242,10 +240,11 @@ def test_texts_alone_train_vectors_for_four_bits(start, tmp_path):
     done = train_for_bits(
         vectors, 4, distill_data(vectors, lines, held), RecoverySettings(epochs=4, batch_size=16, learning_rate=1e-3, device="cpu"), tmp_path / "run",
     )  # fmt: skip
-    quantize(tmp_path / "float", tmp_path / "aware", 4, lines, trained=TrainedWeights(done.artifact, done.smooth))
+    trained = TrainedWeights(tmp_path / "float", done.artifact, done.smooth)
+    quantize(trained, tmp_path / "aware", 4, lines)
     quantize(tmp_path / "float", tmp_path / "plain", 4, lines)
     judge = QualityCheck(tmp_path / "float", held)
-    assert judge(tmp_path / "aware").value > judge(tmp_path / "plain").value
+    assert judge.score(tmp_path / "aware").value > judge.score(tmp_path / "plain").value
 
 
 def test_options_that_are_not_known_are_refused(start):

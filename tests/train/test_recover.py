@@ -248,7 +248,7 @@ def test_the_verbs_prune_and_quantize_train_and_tell(start, tmp_path):
     done = run.invoke(app, [*given, "--check", str(tmp_path / "train.tsv"), "--tolerance", "0.9", "--json"])
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
-    assert found["verdict"]["metric"] == "accuracy" and found["bits"] == 4
+    assert found["check"]["metric"] == "accuracy" and found["bits"] == 4
     for wrong, why in (
         (["--epochs", "3"], "without --recover"),
         (["--recover", "x", "--epochs", "1", "--minutes", "1"], "choose one budget"),

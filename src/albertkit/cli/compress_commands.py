@@ -15,7 +15,7 @@ import click
 from albertkit.errors import AlbertkitError
 
 if TYPE_CHECKING:
-    from albertkit.compress.fit import Limits, Proposal
+    from albertkit.compress.planner import Limits, Proposal
 
 path = click.Path(path_type=Path)
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON for machines instead of a table.")
@@ -87,9 +87,9 @@ def static(source: Path, target: Path, texts: Path | None, dim: int | None, forc
     if as_json:
         click.echo(json.dumps(asdict(report)))
         return
-    click.echo(f"{target}: {report.pieces:,} pieces, {report.dim} numbers each, {megabytes(report.bytes)}")
-    click.echo(f"  the kept directions hold {report.kept:.1%} of the variance")
-    if not report.weighted:
+    click.echo(f"{target}: {report.tokens:,} tokens, {report.dim} numbers each, {megabytes(report.bytes)}")
+    click.echo(f"  the kept directions hold {report.explained_variance:.1%} of the variance")
+    if not report.has_frequencies:
         note("how often pieces occur is unknown, so all count the same; give --texts for better vectors")
 
 
@@ -199,23 +199,40 @@ def plan(shape: str, extras: tuple[str, ...], length: int | None, batch: int, as
         raise AlbertkitError(
             "--option counts what a shape costs; with a limit, give a folder, whose own options are used"
         )
-    from albertkit.compress.pareto import check_plot_path, plot_proposals
-    from albertkit.compress.planner import PlanRequest, plan
+    from albertkit.compress.planner import PlanRequest, check_plot_path, plan, plot_proposals
 
     if limits["plot"] is not None:
         check_plot_path(limits["plot"])
-    wanted = PlanRequest(
-        length=length, **{n: limits[n] for n in ("latency", "memory", "texts", "task", "count", "threads")}
-    )
-    from albertkit.cli.entry_point import quiet_or_note
+    from albertkit.cli.entry_point import quiet_or_note, read_texts
 
-    found = plan(shape, wanted, quiet_or_note)
+    request = PlanRequest(
+        length=length,
+        texts=None if limits["texts"] is None else list(read_texts((), limits["texts"])),
+        examples=None if limits["task"] is None else _plan_examples(shape, limits["task"]),
+        **{name: limits[name] for name in ("latency", "memory", "count", "threads")},
+    )
+    found = plan(shape, request, quiet_or_note)
     if as_json:
         click.echo(json.dumps(found.as_dict()))
     else:
         _show_proposals(found)
     if limits["plot"] is not None:
-        plot_proposals(found.proposals, found.limits, limits["plot"], found.metric)
+        plot_proposals(found, limits["plot"])
+
+
+def _plan_examples(shape: str, path: Path) -> list[Any]:
+    """The labelled examples of a fine-tuned model."""
+    from albertkit.artifact import read_stored
+    from albertkit.cli.task_commands import Reading, read_files
+    from albertkit.compress.planner import is_model
+    from albertkit.tasks.make import TASKS
+
+    task = read_stored(shape).meta.task if is_model(shape) else "embed"
+    if task not in TASKS:
+        raise AlbertkitError(
+            f"--task cannot score {shape}: it is no fine-tuned model. Name the folder of one, or omit --task."
+        )
+    return read_files(task, {"test": path}, Reading())["test"]
 
 
 def _costs(shape: str, extras: tuple[str, ...], length: int | None, batch: int, as_json: bool) -> None:
@@ -265,28 +282,28 @@ def _show_proposals(found: Any) -> None:
     for proposal in found.proposals:
         click.echo(_row(proposal, found.limits, width, proposal in found.best, bool(found.metric)))
     for proposal in found.proposals:
-        if proposal.steps:
+        if proposal.commands:
             click.echo(click.style(f"\n{proposal.candidate.name}", bold=True))
-            for step in proposal.steps:
+            for step in proposal.commands:
                 click.echo(f"  {step}")
 
 
 def _row(proposal: Proposal, limits: Limits, width: int, best: bool, judged: bool) -> str:
     """One proposal as a line."""
-    trial, candidate = proposal.trial, proposal.candidate
-    assert trial is not None
+    measured, candidate = proposal.measured, proposal.candidate
+    assert measured is not None
     cells = [
         f"  {'*' if best else ' '} {candidate.name:<{width}}",
         f"{proposal.latency * 1e3:>8.2f}",
-        f"{trial.latency * 1e3:>8.2f}",
+        f"{measured.latency * 1e3:>8.2f}",
         f"{proposal.memory / 1e6:>6.0f}",
-        f"{trial.memory / 1e6:>8.0f}",
-        f"{candidate.file / 1e6:>7.1f}",
+        f"{measured.memory / 1e6:>8.0f}",
+        f"{candidate.file_bytes / 1e6:>7.1f}",
     ]
     if judged:
         cells += [
-            "" if trial.quality is None else f"{trial.quality:>9.4f}",
-            "" if trial.loss is None else f"{trial.loss:>7.4f}",
+            "" if measured.quality is None else f"{measured.quality:>9.4f}",
+            "" if measured.loss is None else f"{measured.loss:>7.4f}",
         ]
     over = not proposal.fits and limits.allow(proposal.latency, proposal.memory)
     return "  ".join(cells).rstrip() + "  over the limit when measured" * over

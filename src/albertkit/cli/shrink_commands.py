@@ -237,9 +237,9 @@ def _show_pruned(target: Path, report: Any, scores: dict[str, Any], when: str) -
 def _agreement(report: Any) -> str:
     """Cosines, and of what kind of text they are where nobody gave any."""
     said = f"cosine {report.cosine_mean:.4f} on average, {report.cosine_least:.4f} at least"
-    if report.about == "texts":
+    if report.text_kind == "texts":
         return f": {said}"
-    return f", on {report.about}: {said} (give texts like those it will read with -f)"
+    return f", on {report.text_kind}: {said} (give texts like those it will read with -f)"
 
 
 @click.command(
@@ -297,8 +297,8 @@ def quantize(
         done = train_for_bits(
             artifact, int(bits), read_data(artifact, train, dev, reading), training, run, log, progress_bar=True
         )
-        trained = TrainedWeights(done.artifact, done.smooth)
-    report = quantize(source, target, int(bits), texts, force, quiet_or_note, asked, trained)
+        trained = TrainedWeights(source, done.artifact, done.smooth)
+    report = quantize(trained or source, target, int(bits), texts, force, asked, quiet_or_note)
     if as_json:
         click.echo(json.dumps(asdict(report)))
         return
@@ -327,10 +327,10 @@ def _show_quantised(target: Path, report: Any) -> None:
 
     click.echo(f"{target}: {megabytes(report.bytes)} (before {megabytes(report.bytes_before)})")
     click.echo(f"vectors agree with the float model's{_agreement(report)}")
-    if report.verdict is not None:
-        click.echo(str(report.verdict))
-        if not report.verdict.good:
-            note(f"that is more than the tolerance, {report.verdict.tolerance:g}")
+    if report.check is not None:
+        click.echo(str(report.check))
+        if not report.check.is_tolerable:
+            note(f"that is more than the tolerance, {report.check.tolerance:g}")
     if "early_exit" in read_meta(target)[0].details:
         note(
             f"when texts may leave early was found for the float model; find it anew:  albertkit calibrate {target} DEV"

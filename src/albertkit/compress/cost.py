@@ -1,18 +1,31 @@
-"""An honest estimate of what a shape costs, before it is built: parameters, operations, bytes, activation memory.
+"""What a shape costs before it is built: parameters, operations, bytes, activation memory; and the smaller variants
+of it.
 
-In: an `AlbertConfig`, a length and a batch size. Out: `ShapeCost`. Counts come from the table in `weights.py`; the formulas for
-operations and memory stand beside their numbers. No torch; nothing is measured here.
+In: an `AlbertConfig`, a length and a batch size. Out: `ShapeCost` and `Candidate`. Counts come from the tables in
+`weights.py`; the formulas for operations and memory are in the docstrings. Nothing is measured here: `benchmark.py`
+does that, and `planner.py` combines both. No torch.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from albertkit.config import AlbertConfig
+from albertkit.config import PRESETS, AlbertConfig, Options, preset
 from albertkit.errors import AlbertkitError
 from albertkit.weights import Shapes, embedding_shapes, encoder_shapes, head_shapes, layer_shapes, size
 
 BLOCK = 32  # weights that share one scale at 4 bits
+FORMATS = {32: "float32", 8: "int8", 4: "4-bit"}
+DEPTH_SHARES = (1.0, 0.75, 0.5, 1 / 3, 0.25)
+PRUNING_SHARES = ((1.0, 1.0), (1.0, 0.5), (2 / 3, 0.5), (0.5, 0.25))  # of heads and of feed-forward columns
+ROUNDING_LOSS = {32: 0.0, 8: 0.1, 4: 0.8}  # estimated, in the unit of `Candidate.loss`
+SESSION_BYTES = 10e6  # that onnxruntime takes for itself
+STATIC_DIM = 256
+MULTIPLE = 16  # a share of many columns is rounded to a multiple of it, which processors compute just as fast
+
+Amount = int | float  # how many to keep, or as a float above 0 and up to 1 which share
 
 
 @dataclass(frozen=True)
@@ -20,11 +33,11 @@ class ShapeCost:
     """What a shape costs."""
 
     parameters: dict[str, int]
-    """By part; `total` is the encoder with its pooler, `heads` come on top."""
+    """By part; `total` is the encoder with its pooler, without heads."""
     unshared: int
-    """What the same encoder would hold if every layer had weights of its own and the embedding were not factorised."""
+    """Parameters of the same encoder if layers shared no weights and the embedding were not factorised."""
     operations: dict[str, float]
-    """Multiplications and additions for one token in a text of `length` tokens, by part."""
+    """Multiplications and additions per token in a text of `length` tokens, by part."""
     bytes: dict[str, int]
     """Size of the encoder's weights by number format."""
     memory: dict[str, int]
@@ -34,11 +47,17 @@ class ShapeCost:
 
 
 def shape_cost(config: AlbertConfig, length: int = 128, batch: int = 32) -> ShapeCost:
-    """Work out what a shape costs for `batch` texts of `length` tokens."""
+    """Compute what a shape costs for `batch` texts of `length` tokens.
+
+    shape_cost(preset("base")).parameters["total"]
+    """
     if not 1 <= length <= config.max_position_embeddings:
-        raise AlbertkitError(f"length is {length}; this shape reads 1 to {config.max_position_embeddings} tokens")
+        raise AlbertkitError(
+            f"length={length} is not available: this shape reads 1 to {config.max_position_embeddings} tokens. "
+            "Pass a length in this range."
+        )
     if not 1 <= batch <= 1_000_000:
-        raise AlbertkitError(f"batch is {batch}; choose 1 to 1,000,000 texts")
+        raise AlbertkitError(f"batch={batch} is out of range: 1 to 1,000,000 texts. Pass a number in this range.")
     return ShapeCost(
         parameters=parameter_counts(config),
         unshared=unshared_parameters(config),
@@ -54,8 +73,8 @@ def parameter_counts(config: AlbertConfig) -> dict[str, int]:
     """Parameters by part."""
     embedding = embedding_shapes(config)
     projection = {name: shape for name, shape in embedding.items() if ".projection." in name}
-    front = {name: shape for name, shape in embedding.items() if ".gru." in name}
-    tables = size(embedding) - size(projection) - size(front) - config.vocab_size * config.embedding_size
+    gru = {name: shape for name, shape in embedding.items() if ".gru." in name}
+    tables = size(embedding) - size(projection) - size(gru) - config.vocab_size * config.embedding_size
     layer = layer_shapes(config, "layer")
     attention = {name: shape for name, shape in layer.items() if "attention" in name}
     copies = 0 if config.options.static else config.num_hidden_groups * config.inner_group_num
@@ -64,7 +83,7 @@ def parameter_counts(config: AlbertConfig) -> dict[str, int]:
         "word embedding": config.vocab_size * config.embedding_size,
         "position, segment, norm": tables,
         "projection E→H": size(projection),
-        **({"GRU": size(front)} if front else {}),
+        **({"GRU": size(gru)} if gru else {}),
         "shared attention": size(attention) * copies,
         "shared feed-forward": (size(layer) - size(attention)) * copies,
         "pooler": total - size(encoder_shapes(config, pooler=False)),
@@ -74,7 +93,7 @@ def parameter_counts(config: AlbertConfig) -> dict[str, int]:
 
 
 def unshared_parameters(config: AlbertConfig) -> int:
-    """BERT of the same shape: V·H embedding, a layer's weights L times."""
+    """Parameters of BERT in the same shape: a V·H embedding, and the weights of a layer L times."""
     if config.options.static:
         return size(encoder_shapes(config))
     whole = config.replace(embedding_size=config.hidden_size)
@@ -84,24 +103,25 @@ def unshared_parameters(config: AlbertConfig) -> int:
 
 
 def operations(config: AlbertConfig, length: int) -> dict[str, float]:
-    """A matrix of r×c costs 2·r·c a token; attention over S tokens costs 4·S·A a token and layer.
+    """A matrix of r×c costs 2·r·c per token; attention over S tokens costs 4·S·A per token and layer.
 
-    With options: queries and contexts are heads · d_a wide at low rank, since its matrices are multiplied into those around them once for all
-    tokens; keys and values are one head wide where heads share them. In a window, beyond three of them, S is 3 · window + 1, one for each key of a block, and one
-    more for the first token's own row. θ costs one addition for each score, a GRU 12·H² a token.
+    With options: queries and contexts are heads · d_a wide at low rank, because its matrices are multiplied into
+    their neighbours once for all tokens; keys and values are one head wide where heads share them. With a window, in
+    texts longer than three of them, S is 3 · window + 1, one for each key of a block, and one more for the row of the
+    first token. θ costs one addition per score, a GRU 12·H² per token.
     """
     h, f, e = config.hidden_size, config.intermediate_size, config.embedding_size
     if config.options.static:
         return {"mean of vectors": 1.0 * h, "total": 1.0 * h}
-    a, few = config.score_size * config.num_attention_heads, config.score_size * config.key_heads
+    a, keys = config.score_size * config.num_attention_heads, config.score_size * config.key_heads
     uses, inner = config.num_hidden_layers * config.inner_group_num, config.inner_group_num
-    seen = inner * sum(attended_keys(config, layer, length) for layer in range(config.num_hidden_layers))
+    attended = inner * sum(attended_keys(config, layer, length) for layer in range(config.num_hidden_layers))
     parts = {
         "projection E→H": 2.0 * e * h,
         **({"GRU": 2.0 * 6 * h * h} if config.options.gru else {}),
-        "attention matrices": 2.0 * (2 * h * a + 2 * h * few) * uses,
-        "attention over the text": 4.0 * a * seen,
-        **({"attention bias": 1.0 * config.num_attention_heads * seen} if config.options.attention_bias else {}),
+        "attention matrices": 2.0 * (2 * h * a + 2 * h * keys) * uses,
+        "attention over the text": 4.0 * a * attended,
+        **({"attention bias": 1.0 * config.num_attention_heads * attended} if config.options.attention_bias else {}),
         "feed-forward": 2.0 * 2 * h * f * uses,
         **({"mean of tokens": 1.0 * h} if config.options.classifier else {"pooler": 2.0 * h * h / length}),
     }
@@ -115,7 +135,7 @@ def attended_keys(config: AlbertConfig, layer: int, length: int) -> int:
 
 
 def weight_bytes(shapes: Shapes) -> dict[str, int]:
-    """int8: one byte a weight and a float scale a row. 4-bit: half a byte and a float scale for each block of 32.
+    """int8: one byte per weight and one float scale per row. 4-bit: half a byte, and one float scale per block of 32.
 
     Vectors (biases, norms) and the small matrices of the options stay float32 in both.
     """
@@ -132,26 +152,172 @@ def weight_bytes(shapes: Shapes) -> dict[str, int]:
 
 
 def activation_memory(config: AlbertConfig, length: int, batch: int) -> dict[str, int]:
-    """Activations, float32, beside the weights.
+    """Bytes of activations, float32, besides the weights.
 
-    Inference holds the widest moment of one layer: input and sum, with either queries, keys, values and context (4·H) or the
-    feed-forward width twice (H read as A, the width of all heads, for these four). Training keeps, for each use of a layer and each token, what the backward pass reads:
-    its input, Q, K and V, the context, both norms' inputs, the first norm's output (8·H), the feed-forward before
-    and after the activation (2·F), a number a head and four for the norms. With a checkpoint per use it keeps the inputs alone,
-    and one layer's worth while it recomputes.
+    Inference holds the widest moment of one layer: input and sum, with either queries, keys, values and context (4·A,
+    the width of all heads) or the feed-forward width twice. Training keeps, for each use of a layer and each token,
+    what the backward pass reads: its input, Q, K and V, the context, the inputs of both norms, the output of the
+    first norm (8·H), the feed-forward before and after the activation (2·F), one number per head and four for the
+    norms. With one checkpoint per use it keeps the inputs alone, and one layer while it recomputes.
     """
     h, f = config.hidden_size, config.intermediate_size
     a = config.score_size * (config.num_attention_heads + config.key_heads) / 2  # queries and context, keys and values
     tokens = length * batch
     uses = config.num_hidden_layers * config.inner_group_num
     per_use = int(4 * h + 4 * a + 2 * f + config.num_attention_heads + 4)
-    front = 7 * h if config.options.gru else 0  # its input, three gates, two kinds of new state, its state
+    gru = 7 * h if config.options.gru else 0  # input, three gates, two kinds of new state, state
     weights = size(encoder_shapes(config))
     if config.options.static:
         return {"inference": 4 * tokens * h}
     return {
         "inference": int(4 * tokens * (2 * h + max(4 * a, 2 * f))),
-        "training": 4 * tokens * (uses * per_use + front),
-        "training, checkpointed": 4 * tokens * (uses * h + per_use + front),
+        "training": 4 * tokens * (uses * per_use + gru),
+        "training, checkpointed": 4 * tokens * (uses * h + per_use + gru),
         "gradients and AdamW state": 4 * 3 * weights,
     }
+
+
+# Variants ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A shape in a number format: a smaller variant of another shape."""
+
+    shape: str
+    config: AlbertConfig
+    """As it would be stored."""
+    bits: int
+    full: AlbertConfig
+    """The shape it is a variant of."""
+    loss: float
+    """A rough estimate of the quality that is lost, for ranking; about one for half of the operations."""
+
+    @property
+    def is_static(self) -> bool:
+        """Whether it is a table of vectors without layers."""
+        return self.config.options.static
+
+    @property
+    def name(self) -> str:
+        """A short description."""
+        if self.is_static:
+            return f"{self.shape}, static, {self.config.hidden_size} numbers"
+        layers = self.config.num_hidden_layers
+        parts = [self.shape, FORMATS[self.bits], f"{layers} layer{'s' if layers > 1 else ''}"]
+        if self.config.num_attention_heads != self.full.num_attention_heads:
+            parts.append(f"{self.config.num_attention_heads} of {self.full.num_attention_heads} heads")
+        if self.config.intermediate_size != self.full.intermediate_size:
+            parts.append(f"FFN {self.config.intermediate_size}")
+        return ", ".join(parts)
+
+    @property
+    def file_bytes(self) -> int:
+        """Bytes of its weights on disk."""
+        return weight_bytes(encoder_shapes(self.config))[FORMATS[self.bits]]
+
+    def memory(self, length: int, tokenizer: float) -> float:
+        """Bytes it adds to a process: onnxruntime copies each weight, and the matrices of layers once more."""
+        kind = "float32" if self.bits == 32 else "int8"
+        weights = weight_bytes(encoder_shapes(self.config))[kind]
+        if self.is_static:
+            return tokenizer + weights
+        copies = self.config.num_hidden_groups * self.config.inner_group_num
+        layers = weight_bytes(layer_shapes(self.config, "layer"))[kind] * copies
+        activations = activation_memory(self.config, min(length, self.config.max_position_embeddings), 1)["inference"]
+        return tokenizer + 2 * weights + layers + activations + SESSION_BYTES
+
+
+def shape_candidates(name: str, config: AlbertConfig) -> list[Candidate]:
+    """For a shape without weights: it and the presets that cost less, at every depth and in all formats."""
+    shapes = {name: config} | {other: preset(other) for other in PRESETS if other != name and not other.endswith("-zh")}
+    found = []
+    for other, shape in shapes.items():
+        if _work(shape) <= _work(config):
+            for depth in DEPTH_SHARES:
+                smaller = _smaller(shape, depth, 1.0, 1.0)
+                loss = math.log2(_work(config) / _work(smaller))
+                found += [Candidate(other, smaller, bits, shape, loss + ROUNDING_LOSS[bits]) for bits in FORMATS]
+    return _distinct(found)
+
+
+def model_candidates(
+    name: str, config: AlbertConfig, quality: Mapping[int, float] | None = None, static: bool = True
+) -> list[Candidate]:
+    """For a model with weights: its depths, prunings and formats, and the static table made from it.
+
+    quality: by depth, how well the output agrees with that of all layers; models that were not trained for a depth
+    are poor there. static: False for a model with a task, for which a table is no substitute.
+    """
+    found = []
+    for depth in DEPTH_SHARES:
+        shallow = _smaller(config, depth, 1.0, 1.0)
+        layers = shallow.num_hidden_layers
+        depth_loss = math.log2(config.num_hidden_layers / layers) if quality is None else 8 * (1 - quality[layers])
+        for heads, ffn in PRUNING_SHARES:
+            if config.options.shared_heads or config.options.attention_bias:
+                heads = 1.0  # such heads cannot be removed (`prune.py`)
+            pruned = _smaller(config, depth, heads, ffn)
+            loss = depth_loss + 0.5 * math.log2(_work(shallow) / _work(pruned))
+            found += [Candidate(name, pruned, bits, config, loss + ROUNDING_LOSS[bits]) for bits in FORMATS]
+    if not static:
+        return _distinct(found)
+    dim = min(STATIC_DIM, config.hidden_size)
+    table = AlbertConfig(
+        vocab_size=config.vocab_size,
+        embedding_size=dim,
+        hidden_size=dim,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        intermediate_size=1,
+        options=Options(static=True),
+    )
+    return _distinct([*found, Candidate(name, table, 32, config, 9.0)])
+
+
+def depths_below(layers: int) -> list[int]:
+    """The depths that are considered for a model, the full one last."""
+    return sorted({max(1, round(layers * share)) for share in DEPTH_SHARES} | {layers})
+
+
+def resolve_count(amount: Amount | None, total: int, what: str) -> int:
+    """How many of `total` heads or columns remain."""
+    if amount is None:
+        return total
+    number = amount
+    if isinstance(amount, float):
+        if not 0 < amount <= 1:
+            raise AlbertkitError(
+                f"{what}={amount} is no share: a share is above 0 and at most 1. Pass one, or a whole number."
+            )
+        number = max(1, round(total * amount))
+        if total >= 8 * MULTIPLE:
+            number = min(total, max(MULTIPLE, round(number / MULTIPLE) * MULTIPLE))
+    if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= total:
+        raise AlbertkitError(f"{what}={amount} is out of range: this model has {total}. Keep 1 to {total}, or a share.")
+    return number
+
+
+def _work(config: AlbertConfig) -> float:
+    return operations(config, 64)["total"]
+
+
+def _smaller(config: AlbertConfig, depth: float, heads: float, ffn: float) -> AlbertConfig:
+    """A shape with a share of its layers, heads and feed-forward columns."""
+    layers = max(1, round(config.num_hidden_layers * depth))
+    if config.num_hidden_groups > 1:
+        layers = config.num_hidden_layers  # groups fix the depth
+    remaining = resolve_count(heads, config.num_attention_heads, "heads")
+    options = config.options
+    if remaining != config.num_attention_heads:
+        options = replace(options, head_size=config.head_size)
+    return config.replace(
+        num_hidden_layers=layers,
+        num_attention_heads=remaining,
+        intermediate_size=resolve_count(ffn, config.intermediate_size, "ffn"),
+        options=options,
+    )
+
+
+def _distinct(candidates: Sequence[Candidate]) -> list[Candidate]:
+    return list({(c.name, c.bits): c for c in candidates}.values())

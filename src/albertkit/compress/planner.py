@@ -1,10 +1,15 @@
-"""From what a user wants to proposals: the whole of `albertkit plan` with a limit.
+"""What fits a machine: the public `plan`, from limits to measured proposals.
 
-In: a preset's name or a model folder, limits, texts and labelled data. Out: `PlanResult`. Before this file: `machine.py`, `fit.py`, `trial.py`.
+In: the name of a preset, a config file or a model folder, and a `PlanRequest`. Out: `PlanResult`, with the commands
+that make each proposal, and a plot. Before this file: `cost.py` lists and estimates candidates, `benchmark.py`
+measures machine and candidates.
+
+Rough estimates of quality (`Candidate.loss`) only choose what is measured; the numbers that are shown were measured.
 """
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,33 +19,75 @@ from typing import Any
 import numpy as np
 
 from albertkit import builtin
+from albertkit.albert import Albert
 from albertkit.artifact import Artifact, model_folder, read_json
-from albertkit.compress.benchmark import CalibrationData, Metric, measure_folder, measure_proposals, tokenizer_memory
-from albertkit.compress.fit import DEPTHS, Candidate, Limits, Proposal, pareto, propose, shapes_below, variants
-from albertkit.compress.machine import Machine, measure_machine
+from albertkit.compress.benchmark import (
+    CalibrationData,
+    Machine,
+    Measurement,
+    Metric,
+    measure_candidates,
+    measure_folder,
+    measure_machine,
+    tokenizer_memory,
+)
+from albertkit.compress.cost import Candidate, depths_below, model_candidates, operations, shape_candidates
 from albertkit.config import PRESETS, AlbertConfig, preset
-from albertkit.errors import AlbertkitError
+from albertkit.errors import AlbertkitError, need
 from albertkit.interop.convert import open_model
 from albertkit.runtime.activation_moments import Progress, calibration, own_text
 from albertkit.runtime.batching import token_batches
 from albertkit.runtime.engine import Engine, cores
+from albertkit.runtime.predict import predict
 from albertkit.tasks import TASKS
 from albertkit.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
-class PlanRequest:
-    """What is asked for."""
+class Limits:
+    """What a model may cost."""
 
     latency: float | None = None
+    """Seconds for one text."""
     memory: float | None = None
+    """Bytes that the model adds to a process, tokenizer included."""
+
+    def allow(self, latency: float, memory: float) -> bool:
+        """Whether a model of this cost fits."""
+        return latency <= (self.latency or math.inf) and memory <= (self.memory or math.inf)
+
+
+@dataclass(frozen=True)
+class PlanRequest:
+    """What is planned for: limits, and the data to measure with."""
+
+    latency: float | None = None
+    """Most seconds for one text."""
+    memory: float | None = None
+    """Most bytes that the model adds to a process, tokenizer included."""
     length: int | None = None
-    """Tokens of a text; where texts are given, their median is taken, and else by default 128, or the most that the shape reads."""
-    texts: Path | None = None
-    task: Path | None = None
-    """Labelled examples for a fine-tuned model."""
+    """Tokens of a text. Default: the median of `texts`; without texts 128, or as many as the shape reads."""
+    texts: Sequence[str] | None = None
+    """Texts like those the model will read."""
+    examples: Sequence[Any] | None = None
+    """Labelled examples of the task of a fine-tuned model (`tasks.readers`)."""
     count: int = 6
+    """How many proposals to measure."""
     threads: int | None = None
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A candidate, its predicted cost, and its measured cost."""
+
+    candidate: Candidate
+    latency: float
+    memory: float
+    fits: bool
+    """Whether it is within the limits: as predicted, and once it is measured, as measured."""
+    measured: Measurement | None = None
+    commands: tuple[str, ...] = ()
+    """Commands that make it."""
 
 
 @dataclass(frozen=True)
@@ -49,33 +96,83 @@ class PlanResult:
 
     proposals: list[Proposal]
     best: list[Proposal]
-    """Those that no other one beats."""
+    """Those that no other one beats in latency, memory and quality at once."""
     machine: Machine
     limits: Limits
     process: float
     """Bytes of a process before it opens a model."""
     metric: str
-    """What quality means; empty where none was measured."""
+    """What quality means: `score` or `cosine`; empty where none was measured."""
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        rows = []
-        for p in self.proposals:
-            trial = p.trial
-            rows.append(
-                {
-                    "name": p.candidate.name,
-                    "config": p.candidate.config.to_dict(),
-                    "bits": p.candidate.bits,
-                    "fits": p.fits,
-                    "best": p in self.best,
-                    "predicted": {"latency": p.latency, "memory": p.memory, "file": p.candidate.file},
-                    "measured": None if trial is None else dict(vars(trial)),
-                    "steps": list(p.steps),
-                }
-            )
-        machine = {k: getattr(self.machine, k) for k in ("threads", "length", "around", "peaks")}
-        return {"machine": machine, "process": self.process, "metric": self.metric, "proposals": rows}
+        """The result for JSON."""
+        proposals = [
+            {
+                "name": p.candidate.name,
+                "config": p.candidate.config.to_dict(),
+                "bits": p.candidate.bits,
+                "fits": p.fits,
+                "best": p in self.best,
+                "predicted": {"latency": p.latency, "memory": p.memory, "file": p.candidate.file_bytes},
+                "measured": None if p.measured is None else dict(vars(p.measured)),
+                "commands": list(p.commands),
+            }
+            for p in self.proposals
+        ]
+        machine = {name: getattr(self.machine, name) for name in ("threads", "length", "static_seconds", "peaks")}
+        return {"machine": machine, "process": self.process, "metric": self.metric, "proposals": proposals}
+
+
+def plan(shape: str | Path, request: PlanRequest, progress: Progress = lambda _: None) -> PlanResult:
+    """Measure this machine, propose models within the limits, build and measure them.
+
+        plan("my-model", PlanRequest(latency=0.02, memory=64e6)).best
+
+    shape: a model folder, a built-in model, a preset or a config in a .json file.
+    """
+    shape, threads = str(shape), request.threads or cores()
+    model = open_model(shape) if is_model(shape) else None
+    if model is None and request.examples is not None:
+        raise AlbertkitError(
+            f"{shape} is a shape without weights, so examples cannot be scored. Name the folder of a fine-tuned model, "
+            "or omit the examples."
+        )
+    if model is not None and model.config.options.static:
+        raise AlbertkitError(
+            f"{shape} is a static model: no smaller variant exists. Plan for the model it was made from."
+        )
+    tokenizer = _tokenizer(model)
+    if request.texts is not None and len(request.texts) < 10:
+        raise AlbertkitError(
+            f"{len(request.texts)} texts are too few to measure with. Pass at least 10, better hundreds."
+        )
+    config = config_of(shape) if model is None else model.config
+    length = _text_length(config, request, tokenizer)
+    data = None if model is None else _calibration_data(model, request, progress)
+    if model is None or data is None:
+        candidates = shape_candidates(_short_name(shape), config)
+    else:
+        quality = depth_cosines(model, data.held) if data.metric is None else depth_scores(shape, model, data.metric)
+        has_vectors = model.meta.task not in TASKS or model.meta.task == "match"
+        candidates = model_candidates(_short_name(shape), config, quality, has_vectors)
+    limits = Limits(request.latency, request.memory)
+    machine = measure_machine([c.config for c in candidates if not c.is_static], length, threads, progress=progress)
+    progress("measuring memory")
+    words, process = tokenizer_memory(tokenizer), measure_folder(None, length, threads)["process"]
+    chosen = propose(candidates, machine, limits, words, request.count)
+    measurements = measure_candidates([p.candidate for p in chosen], model, tokenizer, data, machine, progress)
+    proposals = [
+        replace(
+            p, measured=m, fits=limits.allow(m.latency, m.memory), commands=build_commands(p.candidate, shape, model)
+        )
+        for p, m in zip(chosen, measurements, strict=True)
+    ]
+    progress("")
+    metric = "" if data is None else "score" if data.metric is not None else "cosine"
+    return PlanResult(proposals, pareto_front(proposals), machine, limits, process, metric)
+
+
+# What is planned for ---------------------------------------------------------------------------------------------
 
 
 def config_of(shape: str) -> AlbertConfig:
@@ -87,167 +184,209 @@ def config_of(shape: str) -> AlbertConfig:
         return open_model(folder).config
     if Path(shape).suffix == ".json":
         if not Path(shape).is_file():
-            raise AlbertkitError(f"{shape} does not exist; name a config, a model's folder or a preset")
+            raise AlbertkitError(f"{shape} does not exist. Name a config file, a model folder or a preset.")
         return AlbertConfig.from_dict(read_json(Path(shape)))
     return preset(shape)
 
 
 def is_model(shape: str) -> bool:
-    """Whether there are weights: a folder, or a built-in model whose name is no preset's."""
+    """Whether there are weights: a folder, or a built-in model whose name is not that of a preset."""
     return Path(shape).is_dir() or (shape in builtin.BUILTINS and shape not in PRESETS)
 
 
-def plan(shape: str, wanted: PlanRequest, progress: Progress = lambda _: None) -> PlanResult:
-    """Measure the machine, propose, try out."""
-    threads = wanted.threads or cores()
-    model = open_model(shape) if is_model(shape) else None
-    if model is None and wanted.task is not None:
-        raise AlbertkitError(
-            f"--task is given, and {shape} is a shape without weights, which has no score; name a fine-tuned model's folder, or leave --task away"
-        )
-    if model is not None and model.config.options.static:
-        raise AlbertkitError(f"{shape} is a static model; there is nothing smaller to plan for")
-    tokenizer = _tokenizer(model)
-    texts = None if wanted.texts is None else _lines(wanted.texts)
-    config = config_of(shape) if model is None else model.config
-    length = _length(config, wanted, tokenizer, texts)
-    data = None if model is None else _data(model, texts, wanted.task, progress)
-    if model is None or data is None:
-        candidates = shapes_below(_called(shape), config)
-    else:
-        shallow = depth_cosines(model, data.held) if wanted.task is None else depth_scores(shape, model, data)
-        vectors = model.meta.task not in TASKS or model.meta.task == "match"
-        candidates = variants(_called(shape), config, shallow, 256 if vectors else None)
-    limits = Limits(wanted.latency, wanted.memory)
-    machine = measure_machine([c.config for c in candidates if not c.static], length, threads, progress=progress)
-    progress("measuring memory")
-    words, process = tokenizer_memory(tokenizer), measure_folder(None, length, threads)["process"]
-    chosen = [
-        replace(p, steps=commands(p.candidate, shape, model))
-        for p in propose(candidates, machine, limits, words, wanted.count)
-    ]
-    tried = [
-        p if p.trial is None else replace(p, fits=limits.allow(p.trial.latency, p.trial.memory))
-        for p in measure_proposals(chosen, model, tokenizer, data, (length, threads), progress)
-    ]
-    progress("")
-    metric = "" if data is None else "score" if data.metric is not None else "cosine"
-    return PlanResult(tried, pareto(tried), machine, limits, process, metric)
-
-
-def _called(shape: str) -> str:
-    """A short name for a folder, that of the training for the model inside it, or of a file."""
+def _short_name(shape: str) -> str:
+    """The name of a folder (for the `model` inside a training folder, that of the training) or of a file."""
     folder = Path(shape).resolve()
     if folder.suffix == ".json":
         return folder.stem
     return folder.parent.name if folder.name == "model" else folder.name
 
 
-def depth_cosines(model: Artifact, ids: list[list[int]]) -> dict[int, float]:
-    """How well the vectors at each depth agree with those of all layers: the mean cosine."""
-    engine, most = Engine(model.config, dict(model.weights)), model.config.num_hidden_layers
-    wanted = shallower(most)
-    sums, count = np.zeros(len(wanted)), 0
-    for batch in token_batches(ids[:32]):
-        inside = (np.arange(batch.ids.shape[1])[None] < batch.lengths[:, None])[..., None]
-        found = [np.where(inside, engine.run(batch, depth), 0).sum(axis=1) for depth in wanted]
-        unit = [v / np.maximum(np.linalg.norm(v, axis=1, keepdims=True), 1e-12) for v in found]
-        sums += [float((v * unit[-1]).sum()) for v in unit]
-        count += len(batch.lengths)
-    return dict(zip(wanted, (sums / max(1, count)).tolist(), strict=True))
-
-
-def depth_scores(shape: str, model: Artifact, data: CalibrationData) -> dict[int, float]:
-    """The same by the task's score, which an elastic model keeps at depths whose vectors are others: 1 less what a depth loses."""
-    assert data.metric is not None
-    most = model.config.num_hidden_layers
-    scores = {depth: data.metric(model_folder(shape), depth) for depth in shallower(most)}
-    return {depth: 1 - max(0.0, scores[most] - score) for depth, score in scores.items()}
-
-
-def shallower(most: int) -> list[int]:
-    """The depths in question, the full one last."""
-    return sorted({max(1, round(most * share)) for share in DEPTHS} | {most})
-
-
 def _tokenizer(model: Artifact | None) -> Tokenizer:
-    if model is None:  # a shape is measured with the vocabulary that comes with the package
+    if model is None:  # a shape is measured with the vocabulary of the built-in model
         return Tokenizer.load(model_folder(None))
     if model.tokenizer is None:
-        raise AlbertkitError("this model has no tokenizer, so it cannot be measured on text; convert it with one")
+        raise AlbertkitError("this model has no tokenizer, so it cannot be measured on texts. Convert it with one.")
     return model.tokenizer
 
 
-def _lines(path: Path) -> list[str]:
-    from albertkit.cli.entry_point import read_texts
-
-    found = list(read_texts((), path))
-    if len(found) < 10:
-        raise AlbertkitError(f"{path} holds {len(found)} texts; give at least 10, better some hundred")
-    return found
-
-
-def _length(config: AlbertConfig, wanted: PlanRequest, tokenizer: Tokenizer, texts: Sequence[str] | None) -> int:
-    """Tokens of a usual text."""
-    length = min(128, config.max_position_embeddings) if wanted.length is None else wanted.length
-    if texts is not None:
-        length = int(np.median([len(ids) + 2 for ids in tokenizer.ids_batch(list(texts)[:2000])]))
-        return min(length, config.max_position_embeddings)
-    if not 1 <= length <= config.max_position_embeddings:
-        raise AlbertkitError(f"length is {length}; this shape reads 1 to {config.max_position_embeddings} tokens")
+def _text_length(config: AlbertConfig, request: PlanRequest, tokenizer: Tokenizer) -> int:
+    """Tokens of a typical text."""
+    most = config.max_position_embeddings
+    if request.texts is not None:
+        lengths = [len(ids) + 2 for ids in tokenizer.ids_batch(list(request.texts)[:2000])]
+        return min(int(np.median(lengths)), most)
+    length = min(128, most) if request.length is None else request.length
+    if not 1 <= length <= most:
+        raise AlbertkitError(
+            f"length={length} is not available: this shape reads 1 to {most} tokens. Pass one of these."
+        )
     return length
 
 
-def _data(model: Artifact, texts: Sequence[str] | None, task: Path | None, progress: Progress) -> CalibrationData:
-    """What a model's variants are fitted to and judged by."""
+def _calibration_data(model: Artifact, request: PlanRequest, progress: Progress) -> CalibrationData:
+    """What the variants of a model are fitted to and compared on."""
+    texts = request.texts
     if texts is None:
         ids, held = own_text(model, progress), own_text(model, progress, texts=16, seed=1)
     else:
         ids = calibration(model, [text for i, text in enumerate(texts) if i % 10])
         held = calibration(model, texts[::10])
-    return CalibrationData(ids, held, None if task is None else _metric(model, task))
+    return CalibrationData(ids, held, None if request.examples is None else _metric(model, request.examples))
 
 
-def _metric(model: Artifact, task: Path) -> Metric:
-    """A function that scores a folder, at a depth, on labelled examples, by the first of its task's metrics."""
-    from albertkit.albert import Albert
-    from albertkit.cli.task_commands import Reading, read_files
-    from albertkit.runtime.predict import predict
-
-    name = model.meta.task
-    if name not in TASKS:
+def _metric(model: Artifact, examples: Sequence[Any]) -> Metric:
+    """A function that scores a folder, at a depth, by the first metric of its task."""
+    task = model.meta.task
+    if task not in TASKS:
         raise AlbertkitError(
-            f"this model was made for {name!r}, which has no score; fine-tune it, or leave --task away"
+            f"this model was made for {task!r}, which has no score. Fine-tune it, or omit the examples."
         )
-    examples = read_files(name, {"test": task}, Reading())["test"]
 
     def score(folder: Path, depth: int | None = None) -> float:
         albert = Albert(folder)
-        return float(next(iter(albert.task.measure(predict(albert, examples, name, depth), examples).values())))
+        return float(next(iter(albert.task.measure(predict(albert, examples, task, depth), examples).values())))
 
     return score
 
 
-def commands(candidate: Candidate, source: str, model: Artifact | None) -> tuple[str, ...]:
+def depth_cosines(model: Artifact, ids: list[list[int]]) -> dict[int, float]:
+    """By depth, the mean cosine of the vectors with those of all layers."""
+    engine, depths = Engine(model.config, dict(model.weights)), depths_below(model.config.num_hidden_layers)
+    sums, count = np.zeros(len(depths)), 0
+    for batch in token_batches(ids[:32]):
+        inside = (np.arange(batch.ids.shape[1])[None] < batch.lengths[:, None])[..., None]
+        sums_by_depth = [np.where(inside, engine.run(batch, depth), 0).sum(axis=1) for depth in depths]
+        unit = [v / np.maximum(np.linalg.norm(v, axis=1, keepdims=True), 1e-12) for v in sums_by_depth]
+        sums += [float((v * unit[-1]).sum()) for v in unit]
+        count += len(batch.lengths)
+    return dict(zip(depths, (sums / max(1, count)).tolist(), strict=True))
+
+
+def depth_scores(shape: str, model: Artifact, metric: Metric) -> dict[int, float]:
+    """By depth, 1 minus the loss of the task's score, which an elastic model keeps where its vectors differ."""
+    full = model.config.num_hidden_layers
+    scores = {depth: metric(model_folder(shape), depth) for depth in depths_below(full)}
+    return {depth: 1 - max(0.0, scores[full] - score) for depth, score in scores.items()}
+
+
+# Proposals -------------------------------------------------------------------------------------------------------
+
+
+def propose(
+    candidates: Sequence[Candidate], machine: Machine, limits: Limits, tokenizer: float, count: int = 6
+) -> list[Proposal]:
+    """The `count` candidates that are likely best within the limits; if none fits, the nearest ones."""
+    found = []
+    for candidate in candidates:
+        seconds = machine.static_seconds if candidate.is_static else machine.latency(candidate.config, candidate.bits)
+        memory = candidate.memory(machine.length, tokenizer)
+        found.append(Proposal(candidate, seconds, memory, limits.allow(seconds, memory)))
+    fitting = sorted((p for p in found if p.fits), key=lambda p: (p.candidate.loss, p.latency))
+    if not fitting:
+        return sorted(found, key=lambda p: _excess(p, limits))[:3]
+    chosen: list[Proposal] = []
+    for proposal in fitting:  # what costs more than a better one in every way is not measured
+        if not any(_costs_no_more(better, proposal) for better in chosen):
+            chosen.append(proposal)
+    tables = [proposal for proposal in chosen[count:] if proposal.candidate.is_static]
+    return [*chosen[: count - len(tables)], *tables]  # a table is so different that it is always shown
+
+
+def _costs_no_more(one: Proposal, other: Proposal) -> bool:
+    costs = ((p.latency, p.memory, p.candidate.file_bytes) for p in (one, other))
+    return all(a <= b for a, b in zip(*costs, strict=True))
+
+
+def _excess(proposal: Proposal, limits: Limits) -> float:
+    """By how many times the limits are exceeded, in the worse of the two."""
+    return max(proposal.latency / (limits.latency or math.inf), proposal.memory / (limits.memory or math.inf))
+
+
+def pareto_front(proposals: Sequence[Proposal]) -> list[Proposal]:
+    """Those that no other one beats in measured latency, memory and quality at once."""
+    return [p for p in proposals if p.measured and not any(_beats(q, p) for q in proposals if q is not p)]
+
+
+def _beats(one: Proposal, other: Proposal) -> bool:
+    a, b = one.measured, other.measured
+    if a is None or b is None:
+        return False
+    quality = [(-(m.quality if m.quality is not None else -p.candidate.loss)) for m, p in ((a, one), (b, other))]
+    costs, other_costs = (a.latency, a.memory, quality[0]), (b.latency, b.memory, quality[1])
+    return all(x <= y for x, y in zip(costs, other_costs, strict=True)) and costs != other_costs
+
+
+def build_commands(candidate: Candidate, source: str, model: Artifact | None) -> tuple[str, ...]:
     """The commands that make a candidate from a model."""
     if model is None:
         return ()
     source = shlex.quote(source)
-    if candidate.static:
+    if candidate.is_static:
         return (f"albertkit static {source} OUT --texts TEXTS",)
     config, full = candidate.config, candidate.full
-    cut = []
+    options = []
     if config.num_attention_heads != full.num_attention_heads:
-        cut.append(f"--heads {config.num_attention_heads}")
+        options.append(f"--heads {config.num_attention_heads}")
     if config.intermediate_size != full.intermediate_size:
-        cut.append(f"--ffn {config.intermediate_size}")
+        options.append(f"--ffn {config.intermediate_size}")
     if config.num_hidden_layers != full.num_hidden_layers:
-        cut.append(f"--layers {config.num_hidden_layers}")
-    made = []
+        options.append(f"--layers {config.num_hidden_layers}")
+    commands = []
     if model.meta.quantisation is not None:
-        whole = not cut and candidate.bits == 32
-        made, source = [f"albertkit convert {source} {'OUT' if whole else 'FLOAT'}"], "FLOAT"
-    made += [f"albertkit prune {source} PRUNED {' '.join(cut)} -f TEXTS"] if cut else []
+        is_last = not options and candidate.bits == 32
+        commands, source = [f"albertkit convert {source} {'OUT' if is_last else 'FLOAT'}"], "FLOAT"
+    commands += [f"albertkit prune {source} PRUNED {' '.join(options)} -f TEXTS"] if options else []
     if candidate.bits != 32:
-        made.append(f"albertkit quantize {'PRUNED' if cut else source} OUT --bits {candidate.bits} -f TEXTS")
-    return tuple(made)
+        commands.append(f"albertkit quantize {'PRUNED' if options else source} OUT --bits {candidate.bits} -f TEXTS")
+    return tuple(commands)
+
+
+# Plot ------------------------------------------------------------------------------------------------------------
+
+
+def check_plot_path(path: Path) -> None:
+    """Raise an error if a plot could not be written, before anything is measured for it."""
+    need("matplotlib", "train", "a picture")
+    if not path.resolve().parent.is_dir() or path.is_dir():
+        raise AlbertkitError(f"{path} cannot be written. Name a .png file in an existing folder.")
+
+
+def plot_proposals(result: PlanResult, path: Path) -> None:
+    """Write a PNG of latency against quality (or operations), with memory as the size of each dot."""
+    need("matplotlib", "train", "a picture")
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    known = any(p.measured.quality is not None for p in result.proposals if p.measured)
+    points = []
+    for candidate, m in [(p.candidate, p.measured) for p in result.proposals if p.measured]:
+        height = m.quality if known else operations(candidate.config, 64)["total"] / 1e6
+        if height is not None:
+            points.append((m.latency * 1e3, height, 20 + m.memory / 1e6, candidate.name))
+    if not points:
+        raise AlbertkitError("nothing was measured, so there is nothing to plot.")
+    figure, axes = plt.subplots(figsize=(9, 5))
+    front: list[tuple[float, float]] = []
+    for x, y, dot, name in sorted(points):  # the fastest first: what is slower must be better
+        axes.scatter([x], [y], s=dot, alpha=0.6, color="tab:blue")
+        axes.annotate(name, (x, y), fontsize=7, xytext=(6, 4), textcoords="offset points")
+        if not front or y > front[-1][1]:
+            front.append((x, y))
+    axes.plot([x for x, _ in front], [y for _, y in front], color="tab:blue", linewidth=1)
+    axes.margins(x=0.25, y=0.1)
+    if result.limits.latency is not None:
+        axes.axvline(result.limits.latency * 1e3, color="tab:red", linestyle="--", linewidth=1)
+    axes.set_xscale("log")
+    axes.set_xlabel("latency of one text, ms (measured)")
+    axes.set_ylabel(result.metric if known else "operations per token, millions")
+    axes.set_title("Proposals: a larger dot takes more memory; the line joins the best for their time")
+    figure.tight_layout()
+    try:
+        figure.savefig(path, dpi=120)
+    except (OSError, ValueError) as error:
+        raise AlbertkitError(f"{path} cannot be written: {error}. Name a .png file in an existing folder.") from None
+    finally:
+        plt.close(figure)

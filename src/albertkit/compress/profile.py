@@ -1,7 +1,8 @@
-"""Where the time of a model goes, operator by operator, against what the machine can do. The verb `profile_model`.
+"""Where the time of a model goes, part by part, compared with the fastest matrix product of the machine.
 
-In: a model folder and the texts to run (or a length and a number of texts). Out: `Profile`. onnxruntime's own profiler times the operators
-of the graphs that the engine runs; each is given the name of the part of the model it belongs to.
+In: a model folder and texts (or a length and a number of texts). Out: `ModelProfile`. onnxruntime's profiler times
+the operators of the graphs that the engine runs; each is assigned to a part of the model. `benchmark.py` measures the
+machine.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ import numpy as np
 
 from albertkit.albert import Albert
 from albertkit.artifact import read_stored
+from albertkit.compress.benchmark import peak_throughput
 from albertkit.compress.cost import attended_keys
-from albertkit.compress.machine import peak_throughput
+from albertkit.config import AlbertConfig
 from albertkit.errors import AlbertkitError
 from albertkit.runtime import graph as graphs
 from albertkit.runtime.batching import TokenBatch, token_batches
@@ -38,13 +40,13 @@ PARTS = {
     **dict.fromkeys(("MultiHeadAttention", "If"), "attention over the text"),
     "GRU": "GRU",
     "LayerNormalization": "norms",
-    "Split": "taking Q, K, V apart",
+    "Split": "splitting Q, K, V",
     "Add": "sums and biases",
     **dict.fromkeys(("FastGelu", "BiasGelu", "QuickGelu", "Relu", "Tanh"), "activation"),
     **dict.fromkeys(("Abs", "ReduceMax", "Max", "Div", "Mul", "QuantizeLinear"), "int8: scaling of tokens"),
     **dict.fromkeys(("Gather", "Cast", "Shape", "Slice"), "embedding tables"),
 }
-INSIDE = ("", "")  # nodes whose time is another's
+NESTED = ("", "")  # nodes whose time is counted in another one
 REPEATS = 5
 
 
@@ -64,19 +66,19 @@ class ProfilePart:
 
 
 @dataclass(frozen=True)
-class Profile:
+class ModelProfile:
     """Where the time went, for all texts once."""
 
     parts: list[ProfilePart]
     seconds: float
-    """All of it, by the clock."""
+    """Wall-clock time of the whole model."""
     tokens: int
     texts: int
     threads: int
     depth: int
     bits: int
     peaks: dict[str, float]
-    """Operations a second of the machine's fastest matrix product."""
+    """Operations per second of the fastest matrix product of the machine, by format."""
     of_peak: float
     """All counted operations over the whole time, as a share of the peak."""
 
@@ -86,12 +88,14 @@ def profile_model(
     texts: Sequence[str] | None = None,
     size: tuple[int, int] = (128, 8),
     threads: int | None = None,
-) -> Profile:
-    """Run a model and say where its time went; without texts, on `size` = (tokens, texts) of random tokens."""
+) -> ModelProfile:
+    """Run a model and show where its time goes; without texts, on `size` = (tokens, texts) of random tokens."""
     threads = threads or cores()
     albert = Albert(source, threads=threads)
     if albert.config.options.static:
-        raise AlbertkitError("a static model has no operators to time; it reads rows of a table")
+        raise AlbertkitError(
+            "a static model has no operators to time: it reads rows of a table. Profile the model it was made from."
+        )
     ids = _ids(albert, texts, size)
     batches = list(token_batches(ids, token_budget=albert.token_budget))
     depth, config = albert.depth, albert.config
@@ -105,33 +109,35 @@ def profile_model(
         times.append(time.perf_counter() - start)
     seconds = float(np.percentile(times, 25))
     bits = 8 if albert.meta.quantisation else 32
-    found = _traced(source, batches, depth, threads)
+    found = _operator_seconds(source, batches, depth, threads)
     peaks = {"float32": peak_throughput(threads, 32), **({"int8": peak_throughput(threads, 8)} if bits == 8 else {})}
     kind = "int8" if bits == 8 else "float32"
     tokens = int(sum(batch.ids.size for batch in batches))
-    counts = _operations(config, batches, depth)
+    counts = _part_operations(config, batches, depth)
     seen = [
         p.operations / p.seconds for p in _parts(found, seconds, counts, 1.0) if p.of_peak is not None and p.seconds
     ]
     best = peaks[kind] = max([peaks[kind], *seen])  # other work may have slowed down what was timed as the peak
     parts = _parts(found, seconds, counts, best)
     counted = sum(part.operations for part in parts)
-    return Profile(parts, seconds, tokens, len(ids), threads, depth, bits, peaks, counted / seconds / best)
+    return ModelProfile(parts, seconds, tokens, len(ids), threads, depth, bits, peaks, counted / seconds / best)
 
 
 def _ids(albert: Albert, texts: Sequence[str] | None, size: tuple[int, int]) -> list[list[int]]:
     if texts is not None:
         if not texts:
-            raise AlbertkitError("there is no text to run; give a file with one text a line")
+            raise AlbertkitError("there are no texts to run. Pass a file with one text per line.")
         return [e.ids for e in albert.tokenizer.encode_batch(list(texts), max_length=albert.max_tokens)]
     length, count = size
     if not 1 <= length <= albert.max_tokens:
-        raise AlbertkitError(f"length is {length}; this model reads 1 to {albert.max_tokens} tokens")
+        raise AlbertkitError(
+            f"length={length} is not available: this model reads 1 to {albert.max_tokens} tokens. Pass one of these."
+        )
     drawn: list[list[int]] = np.random.default_rng(0).integers(5, albert.tokenizer.vocab_size, (count, length)).tolist()
     return drawn
 
 
-def _traced(
+def _operator_seconds(
     source: Path | str | None, batches: list[TokenBatch], depth: int, threads: int
 ) -> dict[tuple[str, str], float]:
     """Seconds by (part, operator), for all batches once."""
@@ -155,12 +161,12 @@ def _traced(
                         session = sessions[f"{config.group_of(layer)}.{i}"]
                         (hidden,) = session.run(None, graphs.layer_feed(config, layer, hidden, batch.lengths))
         for name, session in sessions.items():
-            _read(Path(session.end_profiling()), made[name], len(batches), found)
+            _read_trace(Path(session.end_profiling()), made[name], found)
     return found
 
 
-def _read(path: Path, graph: Graph, batches: int, found: dict[tuple[str, str], float]) -> None:
-    """Add the times in a trace of onnxruntime; the first round, which warmed up, is left out."""
+def _read_trace(path: Path, graph: Graph, found: dict[tuple[str, str], float]) -> None:
+    """Add the times in a trace of onnxruntime; the first round, a warm-up, is omitted."""
     events: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
     names = _node_parts(graph)
     times: dict[str, list[float]] = defaultdict(list)
@@ -169,7 +175,7 @@ def _read(path: Path, graph: Graph, batches: int, found: dict[tuple[str, str], f
         if event.get("cat") == "Node" and name.endswith("_kernel_time"):
             times[name.removesuffix("_kernel_time")].append(float(event["dur"]) / 1e6)
     for node, seconds in times.items():
-        if names.get(node) == INSIDE:
+        if names.get(node) == NESTED:
             continue
         first = len(seconds) // (REPEATS + 1)
         found[names.get(node, ("other", node.split("_")[0]))] += sum(seconds[first:]) / REPEATS
@@ -187,14 +193,14 @@ def _node_parts(graph: Graph) -> dict[str, tuple[str, str]]:
             part = PRODUCTS[weight]
         out[node.name] = (part, node.op_type)
         for branch in node.attribute:  # of an If, whose own time holds theirs
-            out |= {inner.name: INSIDE for inner in branch.g.node}
+            out |= {inner.name: NESTED for inner in branch.g.node}
     return out
 
 
-def _operations(config: Any, batches: list[TokenBatch], depth: int) -> dict[str, float]:
+def _part_operations(config: AlbertConfig, batches: list[TokenBatch], depth: int) -> dict[str, float]:
     """Operations of each product and of attention, padding included, since it is computed too."""
     h, f, e = config.hidden_size, config.intermediate_size, config.embedding_size
-    a, few = config.score_size * config.num_attention_heads, config.score_size * config.key_heads
+    a, keys = config.score_size * config.num_attention_heads, config.score_size * config.key_heads
     uses = depth * config.inner_group_num
     tokens = sum(batch.ids.size for batch in batches)
     squares = sum(
@@ -203,7 +209,7 @@ def _operations(config: Any, batches: list[TokenBatch], depth: int) -> dict[str,
         for layer in range(depth)
     )
     sizes = {
-        "qkv": (a + 2 * few) * h * uses,
+        "qkv": (a + 2 * keys) * h * uses,
         "output": a * h * uses,
         "up": f * h * uses,
         "down": f * h * uses,

@@ -1,12 +1,13 @@
-"""Heads, feed-forward columns, layers and words taken out of a model: the verb `prune`.
+"""Models with fewer heads, feed-forward columns, layers or tokens: the public `prune`.
 
-In: a model folder of any kind, and what is to stay. Out: an artifact with smaller matrices, and a `PruneResult`. No torch.
+In: any ALBERT checkpoint or artifact, and what to keep. Out: an artifact with smaller matrices, and a `PruneResult`.
+No torch.
 
-What a head or a column is worth is how much what it adds to the layer's output varies, over all tokens and summed over all uses of
-the layer: the shared weights are seen at every depth at once. What does not vary is a constant, and goes into the bias. Then
-the matrix that reads the rest is fitted again by least squares, so that it gives what the whole layer gave (the closed
-form of the second step in Hassibi & Stork 1993, Optimal Brain Surgeon). On a trained model this keeps most of what plain
-removal loses (see `LOG.md`); training afterwards recovers more (`albertkit distill`, `finetune`).
+The importance of a head or column is how much its contribution to the layer's output varies, over all tokens and all
+uses of the shared layer. A contribution that does not vary is a constant, and moves into the bias. Then the matrix
+that reads the rest is fitted again by least squares to the output of the full layer (the closed form of the second
+step of Optimal Brain Surgeon, Hassibi & Stork 1993). This keeps most of what plain removal loses (see `LOG.md`);
+training recovers more (`train/recover.py`).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from albertkit.artifact import Artifact, write_artifact
-from albertkit.compress.cost import operations
+from albertkit.compress.cost import Amount, operations, resolve_count
 from albertkit.compress.prune_vocabulary import prune_vocabulary
 from albertkit.compress.quantize import vector_cosines
 from albertkit.config import AlbertConfig
@@ -28,22 +29,22 @@ from albertkit.interop.convert import open_model
 from albertkit.runtime.activation_moments import READS, Progress, calibration, own_kind, own_text, watch
 from albertkit.runtime.depths import check_trained_depth
 
-Amount = int | float  # how many stay, or as a float above 0 and up to 1 which share
-WHOLE = 16  # a share of many columns is rounded to a multiple of this, which processors compute as fast as less
-RIDGE = 0.001  # of the mean second moment: how much a fit is held back where texts say little
+RIDGE = 0.001  # regularization of the fit, as a share of the mean second moment
 
 
 @dataclass(frozen=True)
 class PruneSettings:
-    """What stays; None leaves a part alone."""
+    """What to keep; None keeps all of a part."""
 
     heads: Amount | None = None
+    """A number, or as a float the share."""
     ffn: Amount | None = None
     layers: int | None = None
+    """The first layers."""
     vocabulary: Sequence[str] | None = None
-    """Texts whose words stay."""
+    """Texts whose tokens are kept."""
     fit: bool = True
-    """Whether what stays is fitted again to give what the whole layer gave."""
+    """Whether the rest is fitted again to the output of the full layer."""
 
 
 @dataclass(frozen=True)
@@ -53,89 +54,97 @@ class PruneResult:
     parameters_before: int
     parameters: int
     operations_before: float
-    """Multiplications and additions for a token in a text of 128."""
+    """Multiplications and additions per token in a text of 128."""
     operations: float
     heads: int
     ffn: int
     layers: int
     vocabulary: int
     cosine_mean: float
-    """Agreement of mean-pooled vectors with the whole model's."""
+    """Agreement of mean-pooled vectors with those of the full model."""
     cosine_least: float
     texts: int
-    about: str = "texts"
-    """What kind of texts these were: those given, or what was made up in their place (`calibrate.own_kind`)."""
+    """How many texts were compared."""
+    text_kind: str = "texts"
+    """What these texts were: `texts` that were passed, or what replaced them (`activation_moments.own_kind`)."""
 
 
 def prune(
     source: Path | str,
     target: Path | str,
-    keep: PruneSettings,
+    settings: PruneSettings,
     texts: Sequence[str] | None = None,
     overwrite: bool = False,
     progress: Progress = lambda _: None,
     recovery: Callable[[Artifact, Artifact], Artifact] | None = None,
 ) -> PruneResult:
-    """Prune a model and write it. `texts` are like those it will read; without, some are made up (`calibrate.own_text`). A tenth is kept aside.
+    """Prune a model and write it.
 
-    recovery: gets the whole model and the pruned one, and gives the pruned one trained (`train/recover.py`).
+        prune("my-model", "smaller", PruneSettings(ffn=0.5, heads=8), texts=lines).cosine_mean
+
+    texts: some hundred like those the model will read; one in ten is only compared. Without them, the model writes
+    its own.
+    recovery: trains the pruned model: gets the full and the pruned one (`train/recover.py`).
     """
     before = open_model(source)
-    _check(before, keep, source)
-    truncate_layers(before, keep.layers)  # or says which depths there are
-    if keep.layers is not None and recovery is None and before.meta.task == "embed":
-        check_trained_depth(before.config, before.meta, keep.layers, ", or train what is left (--recover)")
+    _check_request(before, settings, source)
+    truncate_layers(before, settings.layers)  # an unavailable depth is an error before anything is computed
+    if settings.layers is not None and recovery is None and before.meta.task == "embed":
+        check_trained_depth(before.config, before.meta, settings.layers, ", or train what is left (--recover)")
     if texts is not None and len(texts) < 10:
-        raise AlbertkitError(f"{len(texts)} calibration texts were given; give at least 10, better some hundred")
-    sample, about = _sample(before, keep, texts)
+        raise AlbertkitError(f"{len(texts)} calibration texts are too few. Pass at least 10, better hundreds.")
+    sample, text_kind = _comparison_texts(before, settings, texts)
     held = own_text(before, progress, texts=16, seed=1) if sample is None else calibration(before, sample)
     ids: list[list[int]] = []
-    if keep.heads is not None or keep.ffn is not None:
+    if settings.heads is not None or settings.ffn is not None:
         ids = calibration(before, None if texts is None else [t for i, t in enumerate(texts) if i % 10], progress)
-    after = _noted(before, prune_heads_and_ffn(truncate_layers(before, keep.layers), keep, ids, progress))
+    pruned = prune_heads_and_ffn(truncate_layers(before, settings.layers), settings, ids, progress)
+    after = _with_history(before, pruned)
     if recovery is not None:
         progress("")
         after = recovery(before, after)
-    if keep.vocabulary is not None:  # last, so that a teacher and its student cut text alike
-        progress("cutting the vocabulary")
-        after = _noted(after, prune_vocabulary(after, keep.vocabulary))
+    if settings.vocabulary is not None:  # last, so that the full model and the pruned one read the same tokens
+        progress("pruning the vocabulary")
+        after = _with_history(after, prune_vocabulary(after, settings.vocabulary))
     progress("comparing")
-    cosine = vector_cosines(before, after, held, None if sample is None else calibration(after, sample))
-    report = _report(before, after, cosine, about)
+    cosines = vector_cosines(before, after, held, None if sample is None else calibration(after, sample))
     write_artifact(after, target, overwrite)
     progress("")
-    return report
+    return _result(before, after, cosines, text_kind)
 
 
-def _sample(before: Artifact, keep: PruneSettings, texts: Sequence[str] | None) -> tuple[Sequence[str] | None, str]:
-    """Texts to compare with, and what they are; None where text is made up, which a model of fewer words would not read as it is."""
+def _comparison_texts(
+    artifact: Artifact, settings: PruneSettings, texts: Sequence[str] | None
+) -> tuple[Sequence[str] | None, str]:
+    """Texts to compare on, and what they are; None for token ids of the model's own, which need its full vocabulary."""
     if texts is not None:
         return texts[::10], "texts"
-    lines = [line for line in keep.vocabulary or () if line.strip()]
-    if lines and before.tokenizer is not None:
-        return lines[:: -(-len(lines) // 64)], "lines whose words stay"
-    return None, own_kind(before)
+    lines = [line for line in settings.vocabulary or () if line.strip()]
+    if lines and artifact.tokenizer is not None:
+        return lines[:: -(-len(lines) // 64)], "lines of the vocabulary"
+    return None, own_kind(artifact)
 
 
-def _check(artifact: Artifact, keep: PruneSettings, source: Path | str) -> None:
+def _check_request(artifact: Artifact, settings: PruneSettings, source: Path | str) -> None:
     if artifact.meta.quantisation is not None:
         raise AlbertkitError(
-            f"{source} is stored as {artifact.meta.quantisation}; prune the float model it came from, then quantise the result "
-            f"(without that model, make floats of this one:  albertkit convert {source} FLOAT)"
+            f"{source} is stored as {artifact.meta.quantisation}, and quantized weights cannot be pruned. Prune the "
+            "float model it came from, then quantize; without it, convert this one first:  "
+            f"albertkit convert {source} FLOAT"
         )
-    if keep == PruneSettings(fit=keep.fit):
-        raise AlbertkitError("nothing was asked for; say what stays: heads, ffn, layers or vocabulary")
-    if artifact.config.options.static and (keep.heads or keep.ffn or keep.layers):
-        raise AlbertkitError("a static model has no layers; only its vocabulary can be pruned")
-    for option, why in (("shared_heads", "one key and value matrix"), ("attention_bias", "a table of biases")):
-        if keep.heads is not None and getattr(artifact.config.options, option):
+    if settings == PruneSettings(fit=settings.fit):
+        raise AlbertkitError("nothing is to be pruned. Say what to keep: heads, ffn, layers or vocabulary.")
+    if artifact.config.options.static and (settings.heads or settings.ffn or settings.layers):
+        raise AlbertkitError("a static model has no layers; only its vocabulary can be pruned. Omit the others.")
+    for option, shared in (("shared_heads", "one key and value matrix"), ("attention_bias", "a table of biases")):
+        if settings.heads is not None and getattr(artifact.config.options, option):
             raise AlbertkitError(
-                f"this model has the option {option}: its heads have {why} together, so no head can be taken out; "
-                f"prune ffn, layers or vocabulary"
+                f"heads={settings.heads} is not available: this model has the option {option}, so its heads share "
+                f"{shared}. Prune ffn, layers or vocabulary."
             )
 
 
-def _report(before: Artifact, after: Artifact, cosine: np.ndarray, about: str) -> PruneResult:
+def _result(before: Artifact, after: Artifact, cosines: np.ndarray, text_kind: str) -> PruneResult:
     old, new = before.config, after.config
     return PruneResult(
         parameters_before=sum(array.size for array in before.weights.values()),
@@ -146,15 +155,15 @@ def _report(before: Artifact, after: Artifact, cosine: np.ndarray, about: str) -
         ffn=new.intermediate_size,
         layers=new.num_hidden_layers,
         vocabulary=new.vocab_size,
-        cosine_mean=float(cosine.mean()),
-        cosine_least=float(cosine.min()),
-        texts=len(cosine),
-        about=about,
+        cosine_mean=float(cosines.mean()),
+        cosine_least=float(cosines.min()),
+        texts=len(cosines),
+        text_kind=text_kind,
     )
 
 
-def _noted(before: Artifact, after: Artifact) -> Artifact:
-    """The result, with what is known about it: its history, and no scores or limits of early exit, since those were the whole model's."""
+def _with_history(before: Artifact, after: Artifact) -> Artifact:
+    """The result with this step in its history, without scores and early-exit limits: those were the full model's."""
     parts = ("num_attention_heads", "intermediate_size", "num_hidden_layers", "vocab_size")
     if before.config == after.config:
         return after
@@ -164,7 +173,7 @@ def _noted(before: Artifact, after: Artifact) -> Artifact:
             step[part] = f"{getattr(before.config, part)} → {getattr(after.config, part)}"
     if before.meta.metrics:
         step["scores before"] = before.meta.metrics
-    details = {name: value for name, value in after.meta.details.items() if name != "early_exit"}
+    details = {name: value for name, value in after.meta.details.items() if name != "exit"}
     meta = dataclasses.replace(after.meta, metrics={}, details=details, made=(*after.meta.made, step))
     return dataclasses.replace(after, meta=meta)
 
@@ -173,15 +182,15 @@ def _noted(before: Artifact, after: Artifact) -> Artifact:
 
 
 def truncate_layers(artifact: Artifact, layers: int | None) -> Artifact:
-    """The first `layers` layers."""
+    """The model with its first `layers` layers."""
     config = artifact.config
     if layers is None or layers == config.num_hidden_layers:
         return artifact
-    possible = [n for n in range(1, config.num_hidden_layers + 1) if _groups(config, n)]
+    possible = [n for n in range(1, config.num_hidden_layers + 1) if _groups_needed(config, n)]
     if layers not in possible:
         shown = f"1 to {possible[-1]}" if len(possible) == possible[-1] else ", ".join(map(str, possible))
-        raise AlbertkitError(f"{layers} layers were asked for; this model can be cut to {shown}")
-    groups = _groups(config, layers)
+        raise AlbertkitError(f"layers={layers} is not available: this model can be cut to {shown}. Pass one of these.")
+    groups = _groups_needed(config, layers)
     weights = {
         name: array
         for name, array in artifact.weights.items()
@@ -190,81 +199,67 @@ def truncate_layers(artifact: Artifact, layers: int | None) -> Artifact:
     meta = artifact.meta
     if meta.depth is not None and meta.depth >= layers:
         meta = dataclasses.replace(meta, depth=None)
-    small = config.replace(num_hidden_layers=layers, num_hidden_groups=groups)
-    return Artifact(small, weights, artifact.tokenizer, meta)
+    smaller = config.replace(num_hidden_layers=layers, num_hidden_groups=groups)
+    return Artifact(smaller, weights, artifact.tokenizer, meta)
 
 
-def _groups(config: AlbertConfig, layers: int) -> int:
+def _groups_needed(config: AlbertConfig, layers: int) -> int:
     """How many groups `layers` layers need to use the same weights as before; 0 where no number gives that."""
     groups = config.group_of(layers - 1) + 1
-    small = config.replace(num_hidden_layers=layers, num_hidden_groups=groups)
-    return groups if all(small.group_of(i) == config.group_of(i) for i in range(layers)) else 0
+    smaller = config.replace(num_hidden_layers=layers, num_hidden_groups=groups)
+    return groups if all(smaller.group_of(i) == config.group_of(i) for i in range(layers)) else 0
 
 
 # Heads and columns -----------------------------------------------------------------------------------------------
 
 
-def resolve_count(wanted: Amount | None, there: int, what: str) -> int:
-    """How many of `there` stay."""
-    if wanted is None:
-        return there
-    number = wanted
-    if isinstance(wanted, float):
-        if not 0 < wanted <= 1:
-            raise AlbertkitError(f"{what} is {wanted}; a share is above 0 and up to 1 (or give a whole number)")
-        number = max(1, round(there * wanted))
-        if there >= 8 * WHOLE:
-            number = min(there, max(WHOLE, round(number / WHOLE) * WHOLE))
-    if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= there:
-        raise AlbertkitError(f"{what} is {wanted}; this model has {there}, so keep 1 to {there}, or a share below 1")
-    return number
-
-
 def prune_heads_and_ffn(
-    artifact: Artifact, keep: PruneSettings, ids: list[list[int]], progress: Progress = lambda _: None
+    artifact: Artifact, settings: PruneSettings, ids: list[list[int]], progress: Progress = lambda _: None
 ) -> Artifact:
-    """The same model with fewer heads and feed-forward columns in its shared layers, judged by texts (token ids)."""
+    """The model with fewer heads and feed-forward columns in its shared layers, chosen on texts (token ids)."""
     config = artifact.config
-    heads = resolve_count(keep.heads, config.num_attention_heads, "heads")
-    columns = resolve_count(keep.ffn, config.intermediate_size, "ffn")
+    heads = resolve_count(settings.heads, config.num_attention_heads, "heads")
+    columns = resolve_count(settings.ffn, config.intermediate_size, "ffn")
     if (heads, columns) == (config.num_attention_heads, config.intermediate_size):
         return artifact
-    found = input_moments(artifact, ids, progress)
+    moments = input_moments(artifact, ids, progress)
     weights = dict(artifact.weights)
-    for prefix, (attention, ffn) in found.items():
+    for prefix, (attention, ffn) in moments.items():
         progress(f"pruning {prefix}")
         names = [f"{prefix}.attention.{part}" for part in ("query", "key", "value")]
-        _shrink(weights, names, f"{prefix}.attention.output", attention, config.head_size, heads, keep.fit)
-        _shrink(weights, [f"{prefix}.ffn.up"], f"{prefix}.ffn.down", ffn, 1, columns, keep.fit)
-    fewer = heads != config.num_attention_heads
-    options = dataclasses.replace(config.options, head_size=config.head_size) if fewer else config.options
-    small = config.replace(num_attention_heads=heads, intermediate_size=columns, options=options)
-    return Artifact(small, weights, artifact.tokenizer, artifact.meta)
+        _keep_blocks(weights, names, f"{prefix}.attention.output", attention, config.head_size, heads, settings.fit)
+        _keep_blocks(weights, [f"{prefix}.ffn.up"], f"{prefix}.ffn.down", ffn, 1, columns, settings.fit)
+    options = config.options
+    if heads != config.num_attention_heads:
+        options = dataclasses.replace(options, head_size=config.head_size)
+    smaller = config.replace(num_attention_heads=heads, intermediate_size=columns, options=options)
+    return Artifact(smaller, weights, artifact.tokenizer, artifact.meta)
 
 
 def input_moments(
     artifact: Artifact, ids: list[list[int]], progress: Progress = lambda _: None
 ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Of each layer, the mean of x·xᵀ over what its output product and its down product read; x ends with a 1.
+    """For each layer, the mean of x·xᵀ over the inputs x of its output product and of its down product; x ends with a
+    1.
 
-    Summed over all uses of the layer; (A + 1, A + 1) and (F + 1, F + 1).
+    Over all uses of the layer; (A + 1, A + 1) and (F + 1, F + 1).
     """
     sums: dict[str, list[np.ndarray | float]] = {}
     counts: dict[str, int] = {}
-    for seen in watch(artifact.config, dict(artifact.weights), ids, progress):
-        total = sums.setdefault(seen.prefix, [0.0, 0.0])
+    for use in watch(artifact.config, dict(artifact.weights), ids, progress):
+        total = sums.setdefault(use.prefix, [0.0, 0.0])
         for at, part in enumerate(("attention.output", "ffn.down")):
-            x = seen.inputs[READS[part]]
+            x = use.inputs[READS[part]]
             x = np.concatenate([x, np.ones((len(x), 1), np.float32)], axis=1)
             total[at] = total[at] + (x.T @ x).astype(np.float64)
-        counts[seen.prefix] = counts.get(seen.prefix, 0) + len(seen.inputs[0])
+        counts[use.prefix] = counts.get(use.prefix, 0) + len(use.inputs[0])
     return {n: (np.asarray(a) / counts[n], np.asarray(f) / counts[n]) for n, (a, f) in sums.items()}
 
 
-def importance(weight: np.ndarray, spread: np.ndarray, block: int) -> np.ndarray:
-    """How much what each block of columns adds to the output varies: the trace of W·C·Wᵀ, C the covariance of its inputs."""
-    mean = spread[:-1, -1]
-    covariance = spread[:-1, :-1] - np.outer(mean, mean)
+def importance(weight: np.ndarray, moments: np.ndarray, block: int) -> np.ndarray:
+    """How much the contribution of each block of columns varies: trace of W·C·Wᵀ, C the covariance of its inputs."""
+    mean = moments[:-1, -1]
+    covariance = moments[:-1, :-1] - np.outer(mean, mean)
     return np.array(
         [
             np.einsum("hi,ij,hj->", weight[:, at], covariance[at, at], weight[:, at], optimize=True)
@@ -273,26 +268,32 @@ def importance(weight: np.ndarray, spread: np.ndarray, block: int) -> np.ndarray
     )
 
 
-def _shrink(
-    weights: dict[str, np.ndarray], before: list[str], after: str, spread: np.ndarray, block: int, keep: int, fit: bool
+def _keep_blocks(
+    weights: dict[str, np.ndarray],
+    before: list[str],
+    after: str,
+    moments: np.ndarray,
+    block: int,
+    count: int,
+    fit: bool,
 ) -> None:
-    """Keep the `keep` best blocks of what `before` gives and `after` reads."""
+    """Keep the `count` most important blocks of what `before` computes and `after` reads."""
     weight, bias = weights[f"{after}.weight"], weights[f"{after}.bias"]
-    if keep * block == weight.shape[1]:
+    if count * block == weight.shape[1]:
         return
-    best = np.sort(np.argsort(importance(weight, spread, block))[-keep:])
-    stay = (best[:, None] * block + np.arange(block)).ravel()
-    gone = np.setdiff1d(np.arange(weight.shape[1]), stay)
+    best = np.sort(np.argsort(importance(weight, moments, block))[-count:])
+    kept = (best[:, None] * block + np.arange(block)).ravel()
+    removed = np.setdiff1d(np.arange(weight.shape[1]), kept)
     for name in before:
         for part in ("weight", "bias"):
-            weights[f"{name}.{part}"] = np.ascontiguousarray(weights[f"{name}.{part}"][stay])
-    kept = weight[:, stay]
+            weights[f"{name}.{part}"] = np.ascontiguousarray(weights[f"{name}.{part}"][kept])
+    smaller = weight[:, kept]
     if fit:
-        # what the columns that go have added, as well as the ones that stay and a constant can give it
-        read = np.append(stay, len(spread) - 1)
-        square = spread[np.ix_(read, read)].copy()
-        square[np.arange(len(stay)), np.arange(len(stay))] += RIDGE * np.diag(spread)[:-1].mean()
-        added = np.linalg.solve(square, spread[np.ix_(read, gone)] @ weight[:, gone].T).T  # (H, stay + 1)
-        kept, bias = kept + added[:, :-1], bias + added[:, -1]
-    weights[f"{after}.weight"] = np.ascontiguousarray(kept, np.float32)
+        # what the removed columns contributed, as well as the kept ones and a constant can compute it
+        read = np.append(kept, len(moments) - 1)
+        square = moments[np.ix_(read, read)].copy()
+        square[np.arange(len(kept)), np.arange(len(kept))] += RIDGE * np.diag(moments)[:-1].mean()
+        added = np.linalg.solve(square, moments[np.ix_(read, removed)] @ weight[:, removed].T).T  # (H, kept + 1)
+        smaller, bias = smaller + added[:, :-1], bias + added[:, -1]
+    weights[f"{after}.weight"] = np.ascontiguousarray(smaller, np.float32)
     weights[f"{after}.bias"] = np.asarray(bias, np.float32)

@@ -1,15 +1,16 @@
-"""A model in fewer bits, and how much of it is left: the verb `quantize`.
+"""Weights in 8 or 4 bits: the public `quantize`.
 
-In: a model folder of any kind, or what `train/qat.py` trained for few bits. Out: a quantised artifact folder, and a `QuantizeResult` that compares its vectors
-with the float model's on texts nobody calibrated with (or, without texts, on text made up for it, see `calibrate.py`). With a `QualityLimit`, nothing is written that loses
-more than it may. No torch.
+In: any ALBERT checkpoint or artifact, or the `TrainedWeights` of `train/qat.py`. Out: a quantized artifact folder,
+and a `QuantizeResult` that compares its vectors with those of the float model on texts that were not used for
+calibration. With a `QualityLimit` (`evaluate.py`), nothing is written that loses more. `quantized.py` rounds and
+stores the weights. No torch.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,7 @@ from albertkit.config import AlbertConfig
 from albertkit.errors import AlbertkitError
 from albertkit.interop.convert import open_model
 from albertkit.quantized import BITS
-from albertkit.runtime.activation_moments import moments, own_kind, own_text
+from albertkit.runtime.activation_moments import Progress, moments, own_kind, own_text
 from albertkit.runtime.batching import token_batches
 from albertkit.runtime.engine import open_engine
 from albertkit.runtime.graph import Weights
@@ -28,124 +29,143 @@ from albertkit.runtime.graph import Weights
 
 @dataclass(frozen=True)
 class QuantizeResult:
-    """What quantisation did."""
+    """What quantization did."""
 
     bits: int
     bytes_before: int
     bytes: int
     cosine_mean: float
-    """Agreement of mean-pooled vectors with the float model's."""
+    """Agreement of mean-pooled vectors with those of the float model."""
     cosine_least: float
     texts: int
-    about: str = "texts"
-    """What kind of texts these were: those given, or what was made up in their place (`calibrate.own_kind`)."""
-    verdict: QualityLoss | None = None
-    """What was lost on the examples of a check."""
+    """How many texts were compared."""
+    text_kind: str = "texts"
+    """What these texts were: `texts` that were passed, or what replaced them (`activation_moments.own_kind`)."""
+    check: QualityLoss | None = None
+    """What was lost on the examples of a `QualityLimit`."""
 
 
 @dataclass(frozen=True)
 class TrainedWeights:
-    """Float weights that were trained for few bits, and what their inputs are multiplied with."""
+    """Float weights that were trained for few bits (`train/qat.py`), to be rounded to the nearest value."""
 
+    source: Path | str
+    """The float model before training."""
     artifact: Artifact
-    smooths: dict[str, np.ndarray]
+    smooth: dict[str, np.ndarray]
+    """The smoothing factors they were trained with."""
+    metrics: dict[str, float] = field(default_factory=dict)
 
 
 def open_float_model(source: Path | str) -> Artifact:
-    """A model that is not quantised yet."""
+    """A model that is not quantized yet."""
     artifact = open_model(source)
     if artifact.meta.quantisation is not None:
         raise AlbertkitError(
-            f"{source} is stored as {artifact.meta.quantisation} already; quantise the float model it came from, "
-            f"or make floats of it first:  albertkit convert {source} FLOAT"
+            f"{source} is already stored as {artifact.meta.quantisation}. Quantize the float model it came from, or "
+            f"convert it to floats first:  albertkit convert {source} FLOAT"
         )
     return artifact
 
 
 def quantize(
-    source: Path | str,
+    source: Path | str | TrainedWeights,
     target: Path | str,
-    bits: int,
+    bits: int = 8,
     texts: Sequence[str] | None = None,
     overwrite: bool = False,
-    progress: Callable[[str], None] = lambda _: None,
     check: QualityLimit | None = None,
-    trained: TrainedWeights | None = None,
+    progress: Progress = lambda _: None,
 ) -> QuantizeResult:
-    """Quantise a model and write it; a tenth of the texts is kept aside to compare with.
+    """Write a model with its weights in 8 or 4 bits, and compare the two.
 
-    check: what it is asked before it is written. trained: weights to store in the place of the source's.
+        quantize("my-model", "my-model-int8", bits=8, texts=lines).cosine_mean
+
+    texts: some hundred like those the model will read; one in ten is only compared. Without them, the model writes
+    its own.
+    check: examples to measure the loss on before anything is written.
     """
+    trained = source if isinstance(source, TrainedWeights) else None
+    folder = source.source if isinstance(source, TrainedWeights) else source
     if bits not in BITS:
-        raise AlbertkitError(f"bits is {bits!r}; choose 8 or 4")
-    artifact = open_float_model(source)
+        raise AlbertkitError(f"bits={bits!r} is not available: weights are stored in 8 or 4 bits. Pass one of these.")
+    artifact = open_float_model(folder)
     if artifact.config.options.static and bits != 8:
-        raise AlbertkitError(f"bits is {bits}; a static table is stored in 8 bits, so leave --bits away")
+        raise AlbertkitError(f"bits={bits} is not available: a static table is stored in 8 bits. Omit bits.")
     if texts is not None and len(texts) < 10:
-        raise AlbertkitError(f"{len(texts)} calibration texts were given; give at least 10, better some hundred")
-    if texts is None:
-        held = own_text(artifact, progress, texts=16, seed=1)  # not what it is calibrated on
-    elif artifact.tokenizer is None:
-        raise AlbertkitError("calibration texts need a tokenizer, and this model has none")
-    else:
-        limit = artifact.config.max_position_embeddings
-        held = [e.ids for e in artifact.tokenizer.encode_batch(list(texts)[::10][:64], max_length=limit)]
-    made = artifact if trained is None else trained.artifact
+        raise AlbertkitError(f"{len(texts)} calibration texts are too few. Pass at least 10, better hundreds.")
+    held = _held_out_ids(artifact, texts, progress)
+    text_kind = own_kind(artifact) if texts is None else "texts"
     seen = None
     if trained is None:
         seen = moments(artifact, None if texts is None else [text for i, text in enumerate(texts) if i % 10], progress)
-    about = own_kind(artifact) if texts is None else "texts"
-    known = about if texts is None else f"{len(texts)} texts"
-    step = {"step": "quantize", "bits": bits, "calibration": known if trained is None else "as trained"}
-    made = dataclasses.replace(made, meta=dataclasses.replace(made.meta, made=(*made.meta.made, step)))
+        calibration = text_kind if texts is None else f"{len(texts)} texts"
+    else:
+        calibration = "as trained"
+    stored = artifact if trained is None else trained.artifact
+    step = {"step": "quantize", "bits": bits, "calibration": calibration}
+    stored = dataclasses.replace(stored, meta=dataclasses.replace(stored.meta, made=(*stored.meta.made, step)))
     with new_folder(Path(target), overwrite) as scratch:
         progress("rounding")
-        write_artifact(made, scratch, bits=bits, moments=seen, smooths=None if trained is None else trained.smooths)
+        write_artifact(stored, scratch, bits=bits, moments=seen, smooths=None if trained is None else trained.smooth)
         progress("comparing")
-        cosine = vector_cosines(artifact, read_stored(scratch), held)
-        verdict = None
+        cosines = vector_cosines(artifact, read_stored(scratch), held)
+        loss = None
         if check is not None:
-            verdict = require_quality(source, scratch, check, remedy(bits, texts is not None, trained is not None))
+            loss = require_quality(folder, scratch, check, _remedy(bits, texts is not None, trained is not None))
         size = (scratch / QUANTISED_FILE).stat().st_size
     progress("")
     return QuantizeResult(
         bits=bits,
         bytes_before=sum(a.nbytes for a in artifact.weights.values()),
         bytes=size,
-        cosine_mean=float(cosine.mean()),
-        cosine_least=float(cosine.min()),
+        cosine_mean=float(cosines.mean()),
+        cosine_least=float(cosines.min()),
         texts=len(held),
-        about=about,
-        verdict=verdict,
+        text_kind=text_kind,
+        check=loss,
     )
 
 
-def remedy(bits: int, texts: bool, trained: bool) -> str:
-    """What makes a quantised model lose less, the cheapest that was not done yet first."""
-    if trained:
-        return "Train longer, or on more examples (--train), or round it without training" + (
+def _held_out_ids(artifact: Artifact, texts: Sequence[str] | None, progress: Progress) -> list[list[int]]:
+    """Texts to compare vectors on, as token ids; other ones than those that are calibrated on."""
+    if texts is None:
+        return own_text(artifact, progress, texts=16, seed=1)
+    if artifact.tokenizer is None:
+        raise AlbertkitError("this model has no tokenizer, so it cannot read calibration texts. Convert it with one.")
+    limit = artifact.config.max_position_embeddings
+    return [e.ids for e in artifact.tokenizer.encode_batch(list(texts)[::10][:64], max_length=limit)]
+
+
+def _remedy(bits: int, has_texts: bool, is_trained: bool) -> str:
+    """What makes a quantized model lose less, the cheapest first."""
+    if is_trained:
+        return "Train longer, or on more examples (--train), or quantize without training" + (
             ", or keep 8 bits (--bits 8)" if bits == 4 else ""
         )
-    ways = [] if texts else ["round it on texts like those it will read (-f)"]
+    ways = [] if has_texts else ["calibrate on texts like those it will read (-f)"]
     if bits == 4:
         ways.append("keep 8 bits (--bits 8)")
-    ways.append("train it while it is rounded (--train, needs torch)")
-    said = " or ".join([", ".join(ways[:-1]), ways[-1]] if len(ways) > 1 else ways)
-    return said[0].upper() + said[1:]
+    ways.append("train it for few bits (--train, needs torch)")
+    text = " or ".join([", ".join(ways[:-1]), ways[-1]] if len(ways) > 1 else ways)
+    return text[0].upper() + text[1:]
 
 
 def vector_cosines(
-    first: Artifact | Stored, second: Artifact | Stored, ids: list[list[int]], others: list[list[int]] | None = None
+    first: Artifact | Stored,
+    second: Artifact | Stored,
+    ids: list[list[int]],
+    second_ids: list[list[int]] | None = None,
 ) -> np.ndarray:
-    """Cosines of the mean-pooled vectors that two models give to token ids; `others` are the second one's, where its vocabulary is another."""
-    given = ((first, ids), (second, ids if others is None else others))
-    vectors = [mean_vectors(model.config, dict(model.weights), own) for model, own in given]
-    cosine: np.ndarray = (vectors[0] * vectors[1]).sum(axis=1)
-    return cosine
+    """Cosines of the mean-pooled vectors of two models; `second_ids` are the same texts in another vocabulary."""
+    vectors = mean_vectors(first.config, dict(first.weights), ids)
+    others = mean_vectors(second.config, dict(second.weights), ids if second_ids is None else second_ids)
+    cosines: np.ndarray = (vectors * others).sum(axis=1)
+    return cosines
 
 
 def mean_vectors(config: AlbertConfig, weights: Weights, ids: list[list[int]]) -> np.ndarray:
-    """Mean-pooled unit vectors."""
+    """Mean-pooled vectors of length 1."""
     engine = open_engine(config, weights)
     out = np.empty((len(ids), config.hidden_size), np.float32)
     for batch in token_batches(ids):

@@ -1,12 +1,14 @@
-"""A static model: one vector for each piece, distilled from a model, for answers in microseconds. The verb `static`.
+"""A static model: one vector per token, distilled from a model, for vectors in microseconds.
 
-In: a model folder of any kind and, if there are any, texts like those it will read. Out: an artifact whose `embed` is a weighted
-mean of piece vectors, with no layers to compute. No torch.
+In: any ALBERT checkpoint or artifact and, if there are any, texts like those it will read. Out: an artifact whose
+`embed` is a weighted mean of token vectors, without layers (`runtime/static_engine.py`). No torch.
 
-Each piece is read by the model alone. The vectors are centred and turned by a principal component analysis; each direction is divided by the
-fourth root of its variance, so that a few loud ones do not drown the others, and the first `dim` are kept. Frequent pieces count less:
-a / (a + p), where p is how often the piece occurs (Arora et al. 2017, SIF); p comes from the texts and, for a unigram vocabulary, from its
-scores. Model2Vec (github.com/MinishLab/model2vec) goes the same way. Order and context are lost, and the price is in `docs/compression.md`.
+Each token is read by the model alone. The vectors are centred and rotated by a principal component analysis; each
+direction is divided by the fourth root of its variance, so that a few strong ones do not dominate, and the first
+`dim` are kept. Frequent tokens weigh less: a / (a + p), where p is the frequency of the token (SIF, Arora et al.
+2017), counted in the texts and, for a unigram vocabulary, known from its scores. Model2Vec
+(github.com/MinishLab/model2vec) works the same way. Order and context are lost; `docs/compression.md` shows what that
+costs.
 """
 
 from __future__ import annotations
@@ -27,26 +29,26 @@ from albertkit.runtime.batching import token_batches
 from albertkit.tokenizer import Tokenizer
 
 DIM = 256
-RARE = 2e-4  # a: pieces that occur less often than this count almost fully
-EVEN = 0.25  # the power of its variance that a direction is divided by
-PRIOR = {"unigram": 10.0, "wordpiece": 0.1}  # how often each piece counts as seen, on average, before any text is read
-LENGTH = 8192  # pieces of a text that are averaged at once; longer texts are windows
+SIF_A = 2e-4  # tokens of a lower frequency have almost full weight
+WHITENING_POWER = 0.25  # of its variance, which a direction is divided by
+PRIOR = {"unigram": 10.0, "wordpiece": 0.1}  # mean count of each token before any text is read
+LENGTH = 8192  # tokens of a text that are averaged at once; longer texts are read in windows
 
 
 @dataclass(frozen=True)
 class StaticModelResult:
-    """What was made."""
+    """What was written."""
 
-    pieces: int
+    tokens: int
     dim: int
     bytes: int
     """Of the table, float32."""
-    kept: float
+    explained_variance: float
     """Share of the variance in the directions that were kept."""
     texts: int
     """Texts that frequencies were counted in."""
-    weighted: bool
-    """Whether frequencies are known at all."""
+    has_frequencies: bool
+    """Whether tokens are weighted by frequency."""
 
 
 def make_static_model(
@@ -57,27 +59,34 @@ def make_static_model(
     overwrite: bool = False,
     progress: Progress = lambda _: None,
 ) -> StaticModelResult:
-    """Distil a model into a static one and write it."""
+    """Distill a model into a table of vectors and write it.
+
+        make_static_model("my-model", "table", texts=lines, dim=256)
+
+    texts: like those the table will be used on, to count how often each token occurs.
+    """
     albert = Albert(source)
     if albert.config.options.static:
-        raise AlbertkitError(f"{source} is a static model already; give the model it was made from")
+        raise AlbertkitError(f"{source} is a static model already. Name the model it was made from.")
     size = min(DIM, albert.dim) if dim is None else dim
     if not 1 <= size <= albert.dim:
-        raise AlbertkitError(f"dim is {dim}; this model's vectors have 1 to {albert.dim} numbers")
+        raise AlbertkitError(
+            f"dim={dim} is out of range: the vectors of this model have {albert.dim} numbers. Pass 1 to {albert.dim}."
+        )
     if texts is not None and not any(text.strip() for text in texts):
         raise AlbertkitError(
-            "there is no text to count pieces in; give lines like those it will read, or none (--texts)"
+            "the texts are empty, so token frequencies cannot be counted. Pass lines like those it will read, or none."
         )
     vectors = token_vectors(albert, progress)
-    hidden = sorted(_silent(albert.tokenizer))
-    heard = np.setdiff1d(np.arange(len(vectors)), hidden)
-    progress("turning")
-    table, kept = whiten(vectors, heard, size)
-    known = frequencies(albert.tokenizer, texts)
-    if known is not None:
-        table *= (RARE / (RARE + known))[:, None]
-    table[hidden] = 0
-    table /= max(float(np.linalg.norm(table[heard], axis=1).mean()), 1e-12)
+    special = sorted(_special_ids(albert.tokenizer))
+    used = np.setdiff1d(np.arange(len(vectors)), special)
+    progress("computing principal components")
+    table, explained = whiten(vectors, used, size)
+    frequency = token_frequencies(albert.tokenizer, texts)
+    if frequency is not None:
+        table *= (SIF_A / (SIF_A + frequency))[:, None]
+    table[special] = 0
+    table /= max(float(np.linalg.norm(table[used], axis=1).mean()), 1e-12)
     meta = dataclasses.replace(
         albert.meta, task="embed", labels=(), pooling="mean", normalise=True, depth=None, quantisation=None,
         details={}, metrics={}, made=(*albert.meta.made, {"step": "static", "dim": size, "texts": len(texts or ())}),
@@ -87,13 +96,13 @@ def make_static_model(
     write_artifact(Artifact(config, weights, albert.tokenizer, meta), target, overwrite)
     progress("")
     nbytes = weights["encoder.embeddings.word.weight"].nbytes
-    return StaticModelResult(len(table), size, nbytes, kept, len(texts or ()), known is not None)
+    return StaticModelResult(len(table), size, nbytes, explained, len(texts or ()), frequency is not None)
 
 
-def static_config(config: AlbertConfig, pieces: int, dim: int) -> AlbertConfig:
-    """The config of a static model; what belongs to layers is as small as it can be, and means nothing."""
+def static_config(config: AlbertConfig, vocab_size: int, dim: int) -> AlbertConfig:
+    """The config of a static model; the sizes of layers are placeholders."""
     return AlbertConfig(
-        vocab_size=pieces,
+        vocab_size=vocab_size,
         embedding_size=dim,
         hidden_size=dim,
         num_hidden_layers=1,
@@ -107,14 +116,14 @@ def static_config(config: AlbertConfig, pieces: int, dim: int) -> AlbertConfig:
     )
 
 
-def _silent(tokenizer: Tokenizer) -> set[int]:
-    """Ids that say nothing about a text."""
+def _special_ids(tokenizer: Tokenizer) -> set[int]:
+    """Ids that carry no meaning."""
     special = {tokenizer.pad_id, tokenizer.unk_id, tokenizer.cls_id, tokenizer.sep_id, tokenizer.mask_id}
     return set(tokenizer.vocabulary.hidden) | {i for i in special if i is not None}
 
 
 def token_vectors(albert: Albert, progress: Progress = lambda _: None) -> np.ndarray:
-    """What the model says about each piece alone, pooled as it pools texts; (pieces, H)."""
+    """The vector of each token alone, pooled as the model pools texts; (tokens, H)."""
     count = albert.tokenizer.vocab_size
     out = np.empty((count, albert.dim), np.float32)
     texts, _ = albert.cut([[i] for i in range(count)], "error")
@@ -122,30 +131,33 @@ def token_vectors(albert: Albert, progress: Progress = lambda _: None) -> np.nda
     for batch in token_batches(texts, token_budget=albert.token_budget):
         out[batch.order] = albert._pool(albert.engine.run(batch, albert.depth), batch.lengths, albert.meta.pooling)
         done += len(batch.order)
-        progress(f"{done:,} of {count:,} pieces read")
+        progress(f"{done:,} of {count:,} tokens read")
     return out
 
 
-def whiten(vectors: np.ndarray, heard: np.ndarray, dim: int) -> tuple[np.ndarray, float]:
-    """Vectors centred, turned so that the first directions vary most, evened out and cut; and the share of variance kept."""
-    centred = vectors - vectors[heard].mean(axis=0)
-    covariance = centred[heard].T.astype(np.float64) @ centred[heard] / len(heard)
+def whiten(vectors: np.ndarray, used: np.ndarray, dim: int) -> tuple[np.ndarray, float]:
+    """Centred vectors in their first principal components, scaled by variance; and the share of variance kept.
+
+    used: the rows that the components are computed from.
+    """
+    centred = vectors - vectors[used].mean(axis=0)
+    covariance = centred[used].T.astype(np.float64) @ centred[used] / len(used)
     variance, directions = np.linalg.eigh(covariance)
     variance, directions = np.maximum(variance[::-1], 0), directions[:, ::-1]
     share = float(variance[:dim].sum() / max(variance.sum(), 1e-30))
-    even = np.maximum(variance[:dim], 1e-9 * max(variance[0], 1e-30)) ** EVEN
-    return (centred @ directions[:, :dim] / even).astype(np.float32), share
+    scale = np.maximum(variance[:dim], 1e-9 * max(variance[0], 1e-30)) ** WHITENING_POWER
+    return (centred @ directions[:, :dim] / scale).astype(np.float32), share
 
 
-def frequencies(tokenizer: Tokenizer, texts: Sequence[str] | None) -> np.ndarray | None:
-    """How often each piece occurs, by the texts and a unigram vocabulary's own scores; None where neither says anything."""
+def token_frequencies(tokenizer: Tokenizer, texts: Sequence[str] | None) -> np.ndarray | None:
+    """The frequency of each token, from the texts and the scores of a unigram vocabulary; None without either."""
     count = tokenizer.vocab_size
     prior = np.full(count, 1 / count)
     if tokenizer.kind == "unigram":
         scores = np.array(tokenizer.vocabulary.scores)
-        scores[scores >= 0] = scores[scores < 0].max(initial=-20.0)  # user-defined pieces have no score of their own
+        scores[scores >= 0] = scores[scores < 0].max(initial=-20.0)  # user-defined tokens have no score of their own
         prior = np.exp(scores)
-        prior[sorted(_silent(tokenizer))] = 0
+        prior[sorted(_special_ids(tokenizer))] = 0
         prior /= prior.sum()
     elif texts is None:
         return None

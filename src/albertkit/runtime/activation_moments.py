@@ -1,6 +1,6 @@
 """What the shared layer's matrices see: the mean of x·xᵀ over their inputs x, summed over all uses of the layer.
 
-In: an artifact and, if there are any, texts like those it will read. Out: `{matrix name: moments}` for `quantize.pack`, which
+In: an artifact and, if there are any, texts like those it will read. Out: `{matrix name: moments}` for `quantized.quantize_weights`, which
 smooths inputs by them, and rounds weights so that errors cancel on such inputs. Without texts, the model writes
 its own: random words stand in some places, and its masked-word head fills the others in a few rounds, each place once, beside what stands
 there by then. A model without that head is shown plain English sentences (`data/everyday_sentences.py`), if its vocabulary is English; what is left is random pieces. No torch.

@@ -171,7 +171,7 @@ class Recovery:
                 if self.data.task is None and whole.tokenizer is not None:
                     dev = [plain_text(text, whole.tokenizer) for text in dev]
                 judge = QualityCheck(folders["whole"], dev)
-                self.scores = {name: judge(folder) for name, folder in folders.items()}
+                self.scores = {name: judge.score(folder) for name, folder in folders.items()}
             before, after = self.scores["pruned"], self.scores["recovered"]
             if after.value < before.value:
                 self.log(

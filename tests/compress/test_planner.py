@@ -14,15 +14,33 @@ from hypothesis import given, settings
 
 from albertkit.artifact import write_artifact
 from albertkit.cli.compress_commands import DURATION, SIZE, Amount
-from albertkit.compress.benchmark import measure_folder
-from albertkit.compress.fit import Candidate, Limits, Measurement, Proposal, pareto, propose, shapes_below, variants
-from albertkit.compress.machine import Machine, layer_weights, measure_machine, timed_shape, typical_seconds
-from albertkit.compress.pareto import plot_proposals
-from albertkit.compress.planner import PlanRequest, commands, config_of, is_model, plan
+from albertkit.compress.benchmark import (
+    Machine,
+    Measurement,
+    measure_folder,
+    measure_machine,
+    random_weights,
+    timed_shape,
+    typical_seconds,
+)
+from albertkit.compress.cost import Candidate, model_candidates, shape_candidates
+from albertkit.compress.planner import (
+    Limits,
+    PlanRequest,
+    Proposal,
+    build_commands,
+    config_of,
+    is_model,
+    pareto_front,
+    plan,
+    plot_proposals,
+    propose,
+)
 from albertkit.compress.profile import profile_model
 from albertkit.config import preset
 from albertkit.errors import AlbertkitError
 from albertkit.interop.convert import open_model
+from albertkit.weights import layer_shapes
 from tests.conftest import tiny
 from tests.runtime.test_albert import make
 
@@ -90,7 +108,7 @@ def test_short_calls_are_timed_together(monkeypatch):
         calls[0] += 1
         now[0] += 0.01 if calls[0] % 10 == 0 else 0.001
 
-    monkeypatch.setattr("albertkit.compress.machine.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("albertkit.compress.benchmark.time.perf_counter", lambda: now[0])
     assert typical_seconds(call, 1.0) == pytest.approx(0.0019, rel=0.2)
 
 
@@ -98,7 +116,7 @@ def test_short_calls_are_timed_together(monkeypatch):
 @settings(max_examples=50)
 def test_proposals_keep_the_limits(latency, memory):
     limits = Limits(latency, memory)
-    for candidates in (shapes_below("base", preset("base")), variants("mine", preset("small"))):
+    for candidates in (shape_candidates("base", preset("base")), model_candidates("mine", preset("small"))):
         found = propose(candidates, machine(), limits, tokenizer=4e7)
         assert found
         if any(p.fits for p in found):
@@ -110,44 +128,48 @@ def test_proposals_keep_the_limits(latency, memory):
 
 
 def test_without_pressure_the_whole_model_comes_first():
-    best = propose(variants("mine", preset("base")), machine(), Limits(latency=10.0), 4e7)[0].candidate
+    best = propose(model_candidates("mine", preset("base")), machine(), Limits(latency=10.0), 4e7)[0].candidate
     assert best.config == preset("base") and best.bits == 32 and best.name == "mine, float32, 12 layers"
-    tight = propose(variants("mine", preset("base")), machine(), Limits(latency=2e-4, memory=2e8), 4e7)
-    assert [p.candidate.static for p in tight] == [True]
-    grouped = {c.config.num_hidden_layers for c in variants("mine", tiny(num_hidden_groups=3)) if not c.static}
+    tight = propose(model_candidates("mine", preset("base")), machine(), Limits(latency=2e-4, memory=2e8), 4e7)
+    assert [p.candidate.is_static for p in tight] == [True]
+    grouped = {
+        c.config.num_hidden_layers for c in model_candidates("mine", tiny(num_hidden_groups=3)) if not c.is_static
+    }
     assert grouped == {3}
 
 
 def test_pareto_keeps_what_nothing_beats():
-    candidate = variants("mine", preset("base"))[0]
+    candidate = model_candidates("mine", preset("base"))[0]
 
     def tried(latency, memory, quality):
         return Proposal(candidate, latency, memory, True, Measurement(latency, memory, memory, quality, 0.0))
 
     best, slow, small, worse = tried(1, 5, 0.9), tried(2, 5, 0.95), tried(3, 1, 0.5), tried(3, 6, 0.9)
-    assert pareto([best, slow, small, worse]) == [best, slow, small]
+    assert pareto_front([best, slow, small, worse]) == [best, slow, small]
 
 
 def test_steps_name_the_commands():
     model = make(tiny(), heads=())
     config = preset("base").replace(num_hidden_layers=6, intermediate_size=1536)
-    made = commands(Candidate("m", config, 8, preset("base"), 0.0), "m", model)
+    made = build_commands(Candidate("m", config, 8, preset("base"), 0.0), "m", model)
     assert made == (
         "albertkit prune m PRUNED --ffn 1536 --layers 6 -f TEXTS",
         "albertkit quantize PRUNED OUT --bits 8 -f TEXTS",
     )
-    assert commands(Candidate("m", preset("base"), 32, preset("base"), 0.0), "m", model) == ()
-    assert commands(Candidate("m", config, 8, preset("base"), 0.0), "m", None) == ()
+    assert build_commands(Candidate("m", preset("base"), 32, preset("base"), 0.0), "m", model) == ()
+    assert build_commands(Candidate("m", config, 8, preset("base"), 0.0), "m", None) == ()
 
 
 @pytest.mark.parametrize("more", [{}, {"num_hidden_groups": 2}, {"inner_group_num": 2}])
 def test_the_machine_is_measured(more, monkeypatch):
-    monkeypatch.setattr("albertkit.compress.machine.SECONDS", 0.01)
-    monkeypatch.setattr("albertkit.compress.machine.STRETCH", 0.001)
-    monkeypatch.setattr("albertkit.compress.machine.peak_throughput", lambda threads, bits: 1e9)
+    monkeypatch.setattr("albertkit.compress.benchmark.SECONDS", 0.01)
+    monkeypatch.setattr("albertkit.compress.benchmark.STRETCH", 0.001)
+    monkeypatch.setattr("albertkit.compress.benchmark.peak_throughput", lambda threads, bits: 1e9)
     config = tiny(hidden_size=64, num_attention_heads=2, **more)
     found = measure_machine([config], 8, threads=1)
-    assert found.layer.keys() == found.beside.keys() == {(timed_shape(config), 32), (timed_shape(config), 8)}
+    assert (
+        found.layer_seconds.keys() == found.text_seconds.keys() == {(timed_shape(config), 32), (timed_shape(config), 8)}
+    )
     for bits in (32, 8, 4):
         assert 0 < found.latency(config, bits, depth=1) < found.latency(config, bits, depth=50) < 5
 
@@ -155,12 +177,12 @@ def test_the_machine_is_measured(more, monkeypatch):
 def test_random_weights_leave_attention_soft():
     """Weights as large as 1 make nearly all shares of attention denormal numbers, which take several times as long."""
     config = tiny(hidden_size=64, num_attention_heads=2)
-    made = layer_weights(config, 32)
+    made = random_weights(layer_shapes(config, "layer"), 32)
     states = np.random.default_rng(0).normal(size=(128, 64))
     query, key = (states @ made[f"layer.attention.{n}.weight"].T for n in ("query", "key"))
     scores = query[:, :32] @ key[:, :32].T / 32**0.5
     assert np.ptp(scores, axis=1).max() < 20  # exp(-87) is the smallest normal float32
-    shapes = {n: getattr(w, "values", w).shape for n, w in layer_weights(config, 8).items()}
+    shapes = {n: getattr(w, "values", w).shape for n, w in random_weights(layer_shapes(config, "layer"), 8).items()}
     assert shapes["layer.ffn.up.weight"] == (48, 64)
 
 
@@ -177,17 +199,16 @@ def test_a_plan_for_a_folder_and_its_picture(tmp_path, monkeypatch):
     def once(call, *_):  # how well it measures is not asked here
         return timeit(call, number=1)
 
-    monkeypatch.setattr("albertkit.compress.machine.typical_seconds", once)
+    monkeypatch.setattr("albertkit.compress.benchmark.typical_seconds", once)
     write_artifact(make(tiny(vocab_size=30000)), tmp_path / "m")
-    (tmp_path / "texts.txt").write_text("".join(f"text {i} has some words\n" for i in range(30)))
-    wanted = PlanRequest(latency=1.0, memory=1e9, texts=tmp_path / "texts.txt", count=2, threads=1)
-    found = plan(str(tmp_path / "m"), wanted)
+    texts = [f"text {i} has some words" for i in range(30)]
+    found = plan(tmp_path / "m", PlanRequest(latency=1.0, memory=1e9, texts=texts, count=2, threads=1))
     assert found.metric == "cosine" and found.machine.length < 20 and len(found.proposals) == 2
     first = found.proposals[0]
-    assert first.fits and first.trial.quality > 0.99 and first.trial.loss < 0.01 and first.trial.latency > 0
-    assert found.as_dict()["proposals"][0]["measured"]["latency"] == first.trial.latency
+    assert first.fits and first.measured.quality > 0.99 and first.measured.loss < 0.01 and first.measured.latency > 0
+    assert found.as_dict()["proposals"][0]["measured"]["latency"] == first.measured.latency
     pytest.importorskip("matplotlib")
-    plot_proposals(found.proposals, found.limits, tmp_path / "plan.png", found.metric)
+    plot_proposals(found, tmp_path / "plan.png")
     assert (tmp_path / "plan.png").read_bytes()[:4] == b"\x89PNG"
 
 
@@ -225,7 +246,7 @@ def test_units_are_read():
 def test_shapes_of_folders_and_names(tmp_path):
     write_artifact(make(tiny(vocab_size=30000)), tmp_path / "m")
     assert config_of(str(tmp_path / "m")).hidden_size == 32 and config_of("base") == preset("base")
-    assert math.isclose(variants("m", preset("base"))[0].loss, 0.0)
+    assert math.isclose(model_candidates("m", preset("base"))[0].loss, 0.0)
     with pytest.raises(AlbertkitError, match="unknown preset"):
         config_of("bas")
     assert is_model("small-pretrained") and not is_model("small") and config_of("small-pretrained").hidden_size == 384
@@ -235,7 +256,7 @@ def test_the_commands_of_a_plan_begin_with_floats(tmp_path):
     """What is stored in few bits can be neither pruned nor quantised, so it is made floats first."""
     write_artifact(make(tiny(vocab_size=30000)), tmp_path / "m", bits=8)
     model = open_model(tmp_path / "m")
-    smaller = next(c for c in variants("m", model.config) if c.bits == 4 and c.config.intermediate_size < 48)
-    first, second, third = commands(smaller, "m", model)
+    smaller = next(c for c in model_candidates("m", model.config) if c.bits == 4 and c.config.intermediate_size < 48)
+    first, second, third = build_commands(smaller, "m", model)
     assert first == "albertkit convert m FLOAT" and second.startswith("albertkit prune FLOAT PRUNED ")
     assert third.startswith("albertkit quantize PRUNED OUT --bits 4")

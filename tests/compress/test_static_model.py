@@ -9,7 +9,14 @@ from albertkit.albert import Albert
 from albertkit.artifact import Artifact, read_artifact, read_stored, write_artifact
 from albertkit.compress.prune import PruneSettings, prune
 from albertkit.compress.quantize import quantize
-from albertkit.compress.static_model import EVEN, RARE, frequencies, make_static_model, token_vectors, whiten
+from albertkit.compress.static_model import (
+    SIF_A,
+    WHITENING_POWER,
+    make_static_model,
+    token_frequencies,
+    token_vectors,
+    whiten,
+)
 from albertkit.errors import AlbertkitError
 from albertkit.model import AlbertModel
 from albertkit.tokenizer import Tokenizer
@@ -44,10 +51,10 @@ def test_a_vector_is_the_weighted_mean_of_its_pieces(source, table):
     assert len(ids) == 2 and np.abs(vectors[ids] - alone).max() < 1e-5
     heard = np.setdiff1d(np.arange(len(vectors)), sorted(tokenizer.vocabulary.hidden))
     rows, _ = whiten(vectors, heard, 12)
-    known = frequencies(tokenizer, None)
+    known = token_frequencies(tokenizer, None)
     for text in WORDS:
         pieces = tokenizer.ids_batch([text])[0]
-        want = (rows[pieces] * (RARE / (RARE + known[pieces]))[:, None]).sum(0)
+        want = (rows[pieces] * (SIF_A / (SIF_A + known[pieces]))[:, None]).sum(0)
         assert np.abs(albert.embed(text) - want / np.linalg.norm(want)).max() < 1e-5
 
 
@@ -58,14 +65,14 @@ def test_directions_are_evened_out():
     assert np.abs(rows.mean(0)).max() < 1e-4 and 0.99 < share < 1
     spread = np.cov(rows.T)
     assert np.abs(spread - np.diag(np.diag(spread))).max() < 1e-3
-    wanted = np.sort(np.linalg.eigvalsh(np.cov(vectors.T)))[::-1][:4] ** (1 - 2 * EVEN)
+    wanted = np.sort(np.linalg.eigvalsh(np.cov(vectors.T)))[::-1][:4] ** (1 - 2 * WHITENING_POWER)
     assert np.allclose(np.diag(spread), wanted, rtol=0.01)
 
 
 def test_frequent_pieces_count_less():
     tokenizer = Tokenizer.from_spiece(SPIECE)
     for texts in (None, ["the cat"] * 3 + ["the dog"]):
-        known = frequencies(tokenizer, texts)
+        known = token_frequencies(tokenizer, texts)
         the, cat, rare = (tokenizer.ids_batch([w])[0][0] for w in ("the", "cat", "zebra"))
         assert known.sum() == pytest.approx(1) and known[the] > known[cat] > known[rare] and not known[tokenizer.cls_id]
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from albertkit.artifact import Artifact, Meta, write_artifact
-from albertkit.compress import planner as wanted
+from albertkit.compress import planner
 from albertkit.compress import profile as profiles
-from albertkit.compress.benchmark import CalibrationData
-from albertkit.compress.fit import variants
+from albertkit.compress.cost import depths_below, model_candidates
 from albertkit.errors import AlbertkitError
+from albertkit.tasks.examples import TextExample
 from tests.compress.test_matrix import run
 from tests.conftest import tiny
 from tests.runtime.test_albert import make
@@ -29,25 +29,24 @@ def test_depths_are_judged_by_the_task_where_it_is_known(classifier, tmp_path, m
     """An elastic model says the same at half the depth, with other vectors; by these alone half the depth would never be tried."""
     folder = write_artifact(classifier, tmp_path / "m")
     scores = {2: 0.7, 4: 0.9, 8: 0.9}
-    data = CalibrationData([], [], lambda folder, depth=None: scores.get(depth, 0.85))
-    found = wanted.depth_scores(str(folder), classifier, data)
-    assert set(found) == set(wanted.shallower(8)) and found[8] == found[4] == 1 and found[2] == pytest.approx(0.8)
-    losses = {(c.config.num_hidden_layers, c.bits): c.loss for c in variants("m", classifier.config, found) if not c.static and c.config.intermediate_size == 48}  # fmt: skip
+    found = planner.depth_scores(str(folder), classifier, lambda folder, depth=None: scores.get(depth, 0.85))
+    assert set(found) == set(depths_below(8)) and found[8] == found[4] == 1 and found[2] == pytest.approx(0.8)
+    losses = {(c.config.num_hidden_layers, c.bits): c.loss for c in model_candidates("m", classifier.config, found) if not c.is_static and c.config.intermediate_size == 48}  # fmt: skip
     assert losses[4, 8] == losses[8, 8] < losses[2, 8]
-    (tmp_path / "dev.tsv").write_text("text\tlabel\n" + "".join(f"text {i}\t{'ab'[i % 2]}\n" for i in range(10)))
+    examples = [TextExample(f"text {i}", label="ab"[i % 2]) for i in range(10)]
     asked = []
 
     def stop(*given, **more):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(
-        wanted, "depth_scores", lambda *given: asked.append(given) or dict.fromkeys(wanted.shallower(8), 1.0)
+        planner, "depth_scores", lambda *given: asked.append(given) or dict.fromkeys(depths_below(8), 1.0)
     )
-    monkeypatch.setattr(wanted, "measure_machine", stop)
+    monkeypatch.setattr(planner, "measure_machine", stop)
     with pytest.raises(KeyboardInterrupt):
-        wanted.plan(str(folder), wanted.PlanRequest(latency=1.0, task=tmp_path / "dev.tsv", length=8, threads=1))
-    ((_, _, data),) = asked
-    assert 0 <= data.metric(folder, 4) <= 1  # a real score, at a depth
+        planner.plan(str(folder), planner.PlanRequest(latency=1.0, examples=examples, length=8, threads=1))
+    ((_, _, metric),) = asked
+    assert 0 <= metric(folder, 4) <= 1  # a real score, at a depth
 
 
 def test_no_part_is_faster_than_the_peak(classifier, tmp_path, monkeypatch):
@@ -60,14 +59,14 @@ def test_no_part_is_faster_than_the_peak(classifier, tmp_path, monkeypatch):
 def test_a_shape_may_be_a_config_of_ones_own(tmp_path):
     config = tiny(num_hidden_layers=8, num_hidden_groups=4)
     (tmp_path / "my.json").write_text(json.dumps(config.to_dict()))
-    assert wanted.config_of(str(tmp_path / "my.json")) == config
-    with pytest.raises(AlbertkitError, match=r"none.json does not exist; name a config"):
-        wanted.config_of(str(tmp_path / "none.json"))
+    assert planner.config_of(str(tmp_path / "my.json")) == config
+    with pytest.raises(AlbertkitError, match=r"none.json does not exist. Name a config"):
+        planner.config_of(str(tmp_path / "none.json"))
 
 
-def test_a_task_needs_weights(tmp_path):
+def test_examples_need_weights():
     with pytest.raises(AlbertkitError, match="tiny is a shape without weights"):
-        wanted.plan("tiny", wanted.PlanRequest(latency=1.0, task=tmp_path / "dev.tsv"))
+        planner.plan("tiny", planner.PlanRequest(latency=1.0, examples=[]))
 
 
 @pytest.mark.parametrize("task", ["classify", "embed"])
@@ -79,22 +78,22 @@ def test_a_table_is_no_answer_for_a_task(classifier, task, tmp_path, monkeypatch
         seen.extend(candidates)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(wanted, "propose", stop)
+    monkeypatch.setattr(planner, "propose", stop)
     for slow in ("measure_machine", "tokenizer_memory"):  # of no account for what is proposed
-        monkeypatch.setattr(wanted, slow, lambda *given, **more: None)
+        monkeypatch.setattr(planner, slow, lambda *given, **more: None)
     with pytest.raises(KeyboardInterrupt):
-        wanted.plan(str(folder), wanted.PlanRequest(latency=1.0, length=8, threads=1))
-    assert any(c.static for c in seen) == (task == "embed")
+        planner.plan(str(folder), planner.PlanRequest(latency=1.0, length=8, threads=1))
+    assert any(c.is_static for c in seen) == (task == "embed")
 
 
 def test_a_config_of_ones_own_is_planned_for_and_what_was_measured_decides(tmp_path):
     (tmp_path / "my.json").write_text(json.dumps(tiny().to_dict()))
-    found = wanted.plan(str(tmp_path / "my.json"), wanted.PlanRequest(latency=1.0, length=8, count=2, threads=1))
+    found = planner.plan(str(tmp_path / "my.json"), planner.PlanRequest(latency=1.0, length=8, count=2, threads=1))
     assert found.proposals[0].candidate.shape == "my" and all(p.fits for p in found.proposals)
-    slow = [dataclasses.replace(p, trial=dataclasses.replace(p.trial, latency=2.0)) for p in found.proposals]
+    slow = [dataclasses.replace(p.measured, latency=2.0) for p in found.proposals]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(wanted, "measure_proposals", lambda *given: slow)
-        again = wanted.plan(str(tmp_path / "my.json"), wanted.PlanRequest(latency=1.0, length=8, count=2, threads=1))
+        patch.setattr(planner, "measure_candidates", lambda *given: slow)
+        again = planner.plan(str(tmp_path / "my.json"), planner.PlanRequest(latency=1.0, length=8, count=2, threads=1))
     assert not any(p.fits for p in again.proposals) and again.as_dict()["proposals"][0]["fits"] is False
 
 
@@ -103,12 +102,12 @@ def test_nothing_is_smaller_than_a_table(classifier, tmp_path):
 
     table = {"encoder.embeddings.word.weight": np.ones((30000, 8), np.float32)}
     write_artifact(Artifact(static_config(tiny(), 30000, 8), table, classifier.tokenizer, Meta()), tmp_path / "table")
-    with pytest.raises(AlbertkitError, match="static model; there is nothing smaller"):
-        wanted.plan(str(tmp_path / "table"), wanted.PlanRequest(latency=1.0))
+    with pytest.raises(AlbertkitError, match="static model: no smaller variant"):
+        planner.plan(str(tmp_path / "table"), planner.PlanRequest(latency=1.0))
 
 
 def test_where_the_picture_goes_is_looked_at_first(tmp_path):
-    with pytest.raises(AlbertkitError, match="in a folder that exists"):
+    with pytest.raises(AlbertkitError, match="in an existing folder"):
         run("plan", "tiny", "--latency", "1s", "--plot", tmp_path / "none" / "p.png")
     with pytest.raises(AlbertkitError, match="--texts needs a limit"):
         run("plan", "tiny", "--texts", tmp_path / "lines.txt")
@@ -116,6 +115,6 @@ def test_where_the_picture_goes_is_looked_at_first(tmp_path):
 
 def test_a_quantised_model_is_opened_first(classifier):
     whole = dataclasses.replace(classifier, meta=dataclasses.replace(classifier.meta, quantisation="int8"))
-    same = next(c for c in variants("m", classifier.config) if c.bits == 32)
-    assert wanted.commands(same, "my model", whole) == ("albertkit convert 'my model' OUT",)
-    assert wanted.commands(same, "m", classifier) == ()
+    same = next(c for c in model_candidates("m", classifier.config) if c.bits == 32)
+    assert planner.build_commands(same, "my model", whole) == ("albertkit convert 'my model' OUT",)
+    assert planner.build_commands(same, "m", classifier) == ()
