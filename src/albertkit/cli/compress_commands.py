@@ -225,7 +225,7 @@ def _plan_examples(shape: str, path: Path) -> list[Any]:
     from albertkit.artifact import read_stored
     from albertkit.cli.task_commands import Reading, read_files
     from albertkit.compress.planner import is_model
-    from albertkit.tasks.make import TASKS
+    from albertkit.tasks import TASKS
 
     task = read_stored(shape).meta.task if is_model(shape) else "embed"
     if task not in TASKS:
