@@ -27,9 +27,9 @@ RATE, BATCH, LENGTH = 1e-4, 32, 128
 
 def examples(path: Path, count: int | None) -> list[Any]:
     """Texts with classes."""
-    from albertkit.tasks.readers.read_examples import read
+    from albertkit.tasks.readers.read_examples import read_examples
 
-    return read("classify", path).examples[:count]
+    return read_examples("classify", path).examples[:count]
 
 
 def ours(model: Path, train: Path, dev: Path, count: int, epochs: int, seed: int) -> dict[str, float]:

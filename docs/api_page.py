@@ -38,7 +38,7 @@ GROUPS = {
         "albertkit.compress.profile.profile_model",
     ),
     "Data": (
-        "albertkit.tasks.readers.read_examples.read",
+        "albertkit.tasks.readers.read_examples.read_examples",
         "albertkit.runtime.predict.predict",
         "albertkit.data.corpus.build",
         "albertkit.data.shards.Shards",

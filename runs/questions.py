@@ -13,8 +13,8 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parent.parent / "src")]
 
-from albertkit.tasks.readers.read_examples import read  # noqa: E402
-from albertkit.tasks.readers.rewrites import questions_to_ask  # noqa: E402
+from albertkit.tasks.readers.read_examples import read_examples  # noqa: E402
+from albertkit.tasks.readers.rewrites import question_generation_examples  # noqa: E402
 
 
 def main() -> None:
@@ -24,7 +24,7 @@ def main() -> None:
     parser.add_argument("pairs", type=Path)
     parser.add_argument("--most", type=int, help="at most so many, spread over the file")
     args = parser.parse_args()
-    made = list(questions_to_ask(read("answer", args.squad).examples))
+    made = list(question_generation_examples(read_examples("answer", args.squad).examples))
     step = max(1, -(-len(made) // args.most)) if args.most else 1
     lines = [json.dumps({"source": e.source, "target": e.target}, ensure_ascii=False) + "\n" for e in made[::step]]
     args.pairs.parent.mkdir(parents=True, exist_ok=True)

@@ -204,12 +204,12 @@ def finetune(model: Path, task: str, seed: int, folder: Path, args: argparse.Nam
     """Scores on held-out examples after fine-tuning, the last update's, so that no epoch is chosen by them."""
     from albertkit.artifact import read_artifact
     from albertkit.tasks import make_task
-    from albertkit.tasks.readers.read_examples import read
+    from albertkit.tasks.readers.read_examples import read_examples
     from albertkit.train.finetune_settings import preset_epochs, preset_rate
     from albertkit.train.finetune_task import FinetuneTask
     from albertkit.train.train_settings import TrainSettings
 
-    train, dev = (read("classify", path).examples for path in args.tasks[task])
+    train, dev = (read_examples("classify", path).examples for path in args.tasks[task])
     if args.examples:
         train, dev = (rows[:: -(-len(rows) // args.examples)] for rows in (train, dev))
     start = read_artifact(model)
@@ -311,7 +311,7 @@ def reading(args: argparse.Namespace) -> None:
     args.batch = args.batch or (FILL // args.length if on_gpu(args.device) else 16)
     same = {name: getattr(args, name) for name in ("shape", "layers", "length", "batch")}
     own = [name for name in chosen(args.only) if not VARIANTS[name].goals]
-    alone({"what": "reading", **same}, own, read, args)
+    alone({"what": "reading", **same}, own, read_examples, args)
 
 
 def alone(
@@ -346,7 +346,7 @@ def alone(
             torch.cuda.empty_cache()
 
 
-def read(name: str, args: argparse.Namespace) -> float:
+def read_examples(name: str, args: argparse.Namespace) -> float:
     """Tokens a second of a model with random weights: the runtime's on a processor, torch's in bf16 on a GPU."""
     import torch
 

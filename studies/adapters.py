@@ -45,7 +45,7 @@ from albertkit.compress.quantize import quantize  # noqa: E402
 from albertkit.interop.convert import open_model  # noqa: E402
 from albertkit.model import AlbertModel, ModelOutput  # noqa: E402
 from albertkit.tasks import make_task  # noqa: E402
-from albertkit.tasks.readers.read_examples import read  # noqa: E402
+from albertkit.tasks.readers.read_examples import read_examples  # noqa: E402
 from albertkit.train.finetune_runs import collapse, plan_of  # noqa: E402
 from albertkit.train.finetune_settings import FinetuneSettings, preset_rate  # noqa: E402
 from albertkit.train.finetune_task import FinetuneTask  # noqa: E402
@@ -153,8 +153,8 @@ def added(work: Adapting, model: Path, texts: list[str]) -> int:
 def one(name: str, seed: int, args: argparse.Namespace, target: Path) -> None:
     """One way with one seed, in this process; what was found goes to a file."""
     way, start = WAYS[name], open_model(resolve(args.start))
-    learn = read("classify", args.data / "train.tsv").examples[: args.examples]
-    dev = read("classify", args.data / "dev.tsv").examples[: args.dev]
+    learn = read_examples("classify", args.data / "train.tsv").examples[: args.examples]
+    dev = read_examples("classify", args.data / "dev.tsv").examples[: args.dev]
     options, rate = FinetuneSettings(epochs=args.epochs, device="cpu"), way.times * preset_rate(start.config)
     steps = max(1, round(args.epochs * -(-len(learn) // options.batch_size)))
     settings = plan_of(options, start, steps, rate, seed, math.ceil(args.epochs))

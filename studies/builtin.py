@@ -55,9 +55,9 @@ def likeness(file: Path, limit: int | None) -> tuple[int, Callable[[Embed], dict
     """STS-B: Spearman's correlation of cosines with people's marks, by width of the vectors."""
     from scipy.stats import spearmanr
 
-    from albertkit.tasks.readers.read_examples import read
+    from albertkit.tasks.readers.read_examples import read_examples
 
-    pairs = some(read("match", file).examples, limit)
+    pairs = some(read_examples("match", file).examples, limit)
     marks = [pair.label for pair in pairs]
 
     def score(embed: Embed) -> dict[str, float]:
@@ -71,9 +71,9 @@ def likeness(file: Path, limit: int | None) -> tuple[int, Callable[[Embed], dict
 
 def retrieval(file: Path, limit: int | None) -> tuple[int, Callable[[Embed], dict[str, float]]]:
     """SQuAD: each question finds its own paragraph among all paragraphs of the file."""
-    from albertkit.tasks.readers.read_examples import read
+    from albertkit.tasks.readers.read_examples import read_examples
 
-    questions = some(read("answer", file).examples, limit)
+    questions = some(read_examples("answer", file).examples, limit)
     contexts = list(dict.fromkeys(q.context for q in questions))
     place = {context: i for i, context in enumerate(contexts)}
     wanted = np.array([place[q.context] for q in questions])
@@ -98,11 +98,11 @@ def intents(file: Path, limit: int | None) -> tuple[int, Callable[[Embed], dict[
     from sklearn.linear_model import LogisticRegression
     from sklearn.metrics import v_measure_score
 
-    from albertkit.tasks.readers.read_examples import ReadOptions, read
+    from albertkit.tasks.readers.read_examples import ReadOptions, read_examples
 
     parts = {}
     for split in ("train", "dev"):
-        found = [e for e in read("intent", file, ReadOptions(split=split)).examples if e.label != "oos"]
+        found = [e for e in read_examples("intent", file, ReadOptions(split=split)).examples if e.label != "oos"]
         parts[split] = some(found, limit)
     known, asked = (np.array([e.label for e in parts[s]]) for s in ("train", "dev"))
 

@@ -41,12 +41,12 @@ class Job:
     texts: Path | None
     text_steps: int
 
-    def read(self, part: str) -> list[Any]:
+    def read_examples(self, part: str) -> list[Any]:
         """Examples of SST-2's train or dev."""
-        from albertkit.tasks.readers.read_examples import ReadOptions, read
+        from albertkit.tasks.readers.read_examples import ReadOptions, read_examples
 
         path = self.shared / "data" / "sst-2" / f"{part}.tsv"
-        found: list[Any] = read("classify", path, ReadOptions(split=part)).examples
+        found: list[Any] = read_examples("classify", path, ReadOptions(split=part)).examples
         return found[:64] if self.quick else found
 
     def examples(self) -> tuple[list[Any], list[Any]]:
@@ -177,8 +177,8 @@ def make_student(job: Job) -> None:
     if job.texts is None:
         write_artifact(fresh, job.place("student"))
         return
-    read = job.texts.read_text(encoding="utf-8").splitlines()
-    lines = [line for line in read if line.strip()][: 64 if job.quick else 500_000]
+    read_examples = job.texts.read_text(encoding="utf-8").splitlines()
+    lines = [line for line in read_examples if line.strip()][: 64 if job.quick else 500_000]
     settings = TrainSettings(
         steps=2 if job.quick else job.text_steps, batch_size=64, learning_rate=1e-3, evaluations=5, device=job.device, compile="no", tensorboard=False
     )  # fmt: skip

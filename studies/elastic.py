@@ -41,7 +41,7 @@ from albertkit.albert import Albert  # noqa: E402
 from albertkit.runtime.calibration import ExitCalibration, calibrated, fit  # noqa: E402
 from albertkit.runtime.early_exit import ExitRule, ExitStats, Walk, agreeing, available_exit_depths, by_depth  # noqa: E402
 from albertkit.runtime.predict import features_of, predict, read_heads  # noqa: E402
-from albertkit.tasks.confidence import CLOSE, UncertaintyEstimator, cosines  # noqa: E402
+from albertkit.tasks.confidence import MIN_COSINE, UncertaintyEstimator, cosines  # noqa: E402
 
 RESULT = Path(__file__).parent / "results" / "elastic.json"
 INGREDIENTS = RESULT.with_name("elastic-ingredients.json")
@@ -198,23 +198,23 @@ def ingredients(models: Path) -> dict[str, Any]:
 # Measuring -------------------------------------------------------------------------------------------------------
 
 
-def depths_of(rule: ExitRule, judge: Any, read: dict[int, list[Any]], units: Sequence[int]) -> dict[int, int]:
+def depths_of(rule: ExitRule, judge: Any, read_examples: dict[int, list[Any]], units: Sequence[int]) -> dict[int, int]:
     """Where units leave, from what was read at every depth."""
     left: dict[int, int] = {}
     said: dict[int, tuple[Any, int]] = {}
     before = None
     for number, look in enumerate(rule.exit_depths):
         if rule.patience:
-            for unit, answer in zip(units, judge.predictions(units, read[look]), strict=True):
+            for unit, answer in zip(units, judge.predictions(units, read_examples[look]), strict=True):
                 last, times = said.get(unit, (None, 0))
                 said[unit] = (answer, times + 1 if number and answer == last else 0)
             leaving = [unit for unit in units if said[unit][1] >= rule.patience]
         else:
-            uncertainty = judge.uncertainty(units, read[look], before)
+            uncertainty = judge.uncertainty(units, read_examples[look], before)
             leaving = [u for u, doubt in zip(units, uncertainty, strict=True) if doubt <= rule.limits[number]]
         for unit in leaving:
             left.setdefault(unit, look)
-        before = read[look]
+        before = read_examples[look]
     return {unit: left.get(unit, rule.depth) for unit in units}
 
 
@@ -243,12 +243,12 @@ class Held:
             for place in self.judge.units[unit]:
                 mixed[place] = self.read[depth][place]
         found, full = (self.task.results(rows, self.features, self.examples) for rows in (mixed, self.read[self.full]))
-        from albertkit.tasks.confidence import agree
+        from albertkit.tasks.confidence import results_agree
 
         mean = float(np.mean(list(depths.values())))
         return {
             **self.task.measure(found, self.examples),
-            "agreement": float(agree(self.task, found, full).mean()),
+            "agreement": float(results_agree(self.task, found, full).mean()),
             "mean_depth": mean,
             "times_fewer_layers": self.full / mean,
         }
@@ -280,8 +280,8 @@ class Held:
         number = {place: i for i, place in enumerate(places.tolist())}
         kept = [i for i, f in enumerate(self.features) if f.example in chosen]
         features = [replace(self.features[i], example=number[self.features[i].example]) for i in kept]
-        read = {d: [self.read[d][i] for i in kept] for d in (*exit_depths, self.full)}
-        made = calibrated(self.task, read, features, [self.examples[p] for p in places])
+        read_examples = {d: [self.read[d][i] for i in kept] for d in (*exit_depths, self.full)}
+        made = calibrated(self.task, read_examples, features, [self.examples[p] for p in places])
         return None if made is None else ExitCalibration.from_dict(made)
 
     def rule(self, rule: ExitRule) -> dict[str, float]:
@@ -424,9 +424,9 @@ def vectors(path: Path, args: argparse.Namespace) -> dict[str, Any]:
     from scipy.stats import spearmanr
 
     from albertkit.builtin import DEFAULT, about
-    from albertkit.tasks.readers.read_examples import read
+    from albertkit.tasks.readers.read_examples import read_examples
 
-    pairs = read("classify", path).examples
+    pairs = read_examples("classify", path).examples
     albert = Albert(threads=args.threads, depth=about(DEFAULT).shape["layers"])
     marks = [float(e.label) for e in pairs]
     texts = [t for e in pairs for t in (e.text, e.pair or "")]
@@ -435,15 +435,20 @@ def vectors(path: Path, args: argparse.Namespace) -> dict[str, Any]:
 
     def score(found: np.ndarray, depths: np.ndarray) -> dict[str, float]:
         alike = (found[0::2] * found[1::2]).sum(1)
-        agreed = float((cosines(found, by[full]) >= CLOSE).mean())
+        agreed = float((cosines(found, by[full]) >= MIN_COSINE).mean())
         mean = float(depths.mean())
         return {"spearman": float(spearmanr(alike, marks).statistic), "agreement": agreed, "mean_depth": mean, "times_fewer_layers": full / mean}  # fmt: skip
 
     uncertainty = np.stack(
         [np.full(len(texts), np.inf), *(1 - cosines(by[b], by[a]) for a, b in pairwise(exit_depths))], 1
     )
-    agrees = np.stack([cosines(by[d], by[full]) >= CLOSE for d in exit_depths], 1)
-    record: dict[str, Any] = {"layers": full, "texts": len(texts), "close": CLOSE, "machine": machine(args.threads)}
+    agrees = np.stack([cosines(by[d], by[full]) >= MIN_COSINE for d in exit_depths], 1)
+    record: dict[str, Any] = {
+        "layers": full,
+        "texts": len(texts),
+        "close": MIN_COSINE,
+        "machine": machine(args.threads),
+    }
     record["depth"] = {d: score(v, np.full(len(texts), d)) for d, v in by.items()}
     record["exit"] = {}
     for share in SHARES:

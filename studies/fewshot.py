@@ -35,10 +35,10 @@ Rows = list[tuple[str, str]]
 
 def draw(path: Path, shots: int, classes: int | None, seed: int) -> dict[str, Rows]:
     """(text, intent) to learn from, and to be measured on."""
-    from albertkit.tasks.readers.read_examples import ReadOptions, read
+    from albertkit.tasks.readers.read_examples import ReadOptions, read_examples
     from albertkit.train.frozen_head import few
 
-    parts = {split: read("intent", path, ReadOptions(split=split)).examples for split in ("train", "test")}
+    parts = {split: read_examples("intent", path, ReadOptions(split=split)).examples for split in ("train", "test")}
     names = sorted({e.label for e in parts["train"]} - {OUTSIDE})[:classes]
     parts = {split: [e for e in rows if e.label in (*names, OUTSIDE)] for split, rows in parts.items()}
     parts["train"] = few(parts["train"], shots, seed)

@@ -26,8 +26,8 @@ from albertkit.albert import Albert  # noqa: E402
 from albertkit.artifact import read_meta  # noqa: E402
 from albertkit.builtin import START, resolve  # noqa: E402
 from albertkit.tasks.examples import RewriteExample  # noqa: E402
-from albertkit.tasks.readers.read_examples import read  # noqa: E402
-from albertkit.tasks.readers.rewrites import questions_to_ask  # noqa: E402
+from albertkit.tasks.readers.read_examples import read_examples  # noqa: E402
+from albertkit.tasks.readers.rewrites import question_generation_examples  # noqa: E402
 from albertkit.tasks.splits import split_examples  # noqa: E402
 
 RESULT = Path(__file__).parent / "results" / "generation.json"
@@ -47,7 +47,11 @@ def load(folder: Path, part: str, most: int | None) -> list[RewriteExample]:
         raise SystemExit(f"{folder} has no {' or '.join(names)} file")
     path = paths[0]
     squad = path.suffix == ".json" and '"paragraphs"' in path.read_text(encoding="utf-8")[:100_000]
-    found = list(questions_to_ask(read("answer", path).examples)) if squad else read("generate", path).examples
+    found = (
+        list(question_generation_examples(read_examples("answer", path).examples))
+        if squad
+        else read_examples("generate", path).examples
+    )
     return found[:: max(1, -(-len(found) // most))] if most else found
 
 

@@ -132,12 +132,12 @@ def sway(model: Path, feature: Any, threads: int) -> float:
 
 def unlike(task: Any, mine: Sequence[Any], theirs: Sequence[Any]) -> int:
     """Examples whose results differ."""
-    from albertkit.tasks.confidence import agree
+    from albertkit.tasks.confidence import results_agree
     from albertkit.tasks.dialogue import DialogueTask
 
     if isinstance(task, DialogueTask):
         return sum(a != b for a, b in zip(mine, theirs, strict=True))
-    return int((~agree(task, mine, theirs)).sum())
+    return int((~results_agree(task, mine, theirs)).sum())
 
 
 def measure(chosen: Set, model: Path, parts: dict[str, list[Any]], most: int | None, threads: int) -> dict[str, Any]:

@@ -69,13 +69,15 @@ SETS: dict[str, Set] = {
 
 def load(chosen: Set, data: Path, most: int | None = None) -> dict[str, list[Any]]:
     """The examples: train, dev, and test where there is one; at most `most` of each, from all over the file."""
-    from albertkit.tasks.readers.read_examples import ReadOptions, read
+    from albertkit.tasks.readers.read_examples import ReadOptions, read_examples
 
     found = {}
     for part in ("train", "dev", "test"):
         path = getattr(chosen, part)
         if path is not None:
-            found[part] = read(chosen.task, data / path, ReadOptions(split=part, skip_bad=chosen.skip_bad)).examples
+            found[part] = read_examples(
+                chosen.task, data / path, ReadOptions(split=part, skip_bad=chosen.skip_bad)
+            ).examples
     if chosen.dev is None:
         found["train"], found["dev"] = split_examples(found["train"])
     if most is not None:

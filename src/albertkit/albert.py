@@ -460,7 +460,7 @@ class Albert:
         given, single = listed(texts)
         if self.meta.task == "classify" and self.task.kind == "single":  # intents without slots
             labels = predict(self, [TextExample(text) for text in given], "classify", depth, early_exit)
-            found = [IntentResult.of(label) for label in labels]
+            found = [IntentResult.from_classification(label) for label in labels]
         else:
             found = predict(
                 self, [TaggedExample(text, split_words(text)) for text in given], "intent", depth, early_exit

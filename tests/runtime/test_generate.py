@@ -23,7 +23,7 @@ from albertkit.runtime.batching import token_batches
 from albertkit.runtime.generate import HELD, Kept, Style, Writer, drawn, spread
 from albertkit.runtime.generate import Text as Draft
 from albertkit.tasks.examples import RewriteExample
-from albertkit.tasks.generation import GenerateTask, check_able
+from albertkit.tasks.generation import GenerateTask, check_can_generate
 from albertkit.tokenizer import Tokenizer
 from albertkit.train.finetune_task import batch_of
 from tests.conftest import tiny
@@ -294,9 +294,9 @@ def test_what_cannot_write_says_why(tokenizer, tmp_path):
     with pytest.raises(AlbertkitError, match="made for 'pretrain'"):
         Albert("small-pretrained", threads=1).generate("red")
     with pytest.raises(AlbertkitError, match="option static"):
-        check_able(tiny(options=Options(static=True)), {"heads.mlm.bias"})
+        check_can_generate(tiny(options=Options(static=True)), {"heads.mlm.bias"})
     with pytest.raises(AlbertkitError, match="masked-word head"):
-        check_able(tiny(), {"heads.sop.linear.bias"})
+        check_can_generate(tiny(), {"heads.sop.linear.bias"})
     assert albert.generate([]) == []
 
 

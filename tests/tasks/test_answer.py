@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from albertkit.errors import AlbertkitError
-from albertkit.tasks.answer import AnswerResult, AnswerTask, place_of
-from albertkit.tasks.answer_metrics import best_threshold, grade, is_chinese, normal_english
+from albertkit.tasks.answer import AnswerResult, AnswerTask, answer_span
+from albertkit.tasks.answer_metrics import best_threshold, grade, is_chinese, normalize_english
 from albertkit.tasks.examples import QuestionExample
 from albertkit.tokenizer import Tokenizer
 from tests.conftest import SPIECE
@@ -53,9 +53,9 @@ def test_features_english():
     first = tokens.index("[SEP]") + 1
     assert tokens[0] == "[CLS]" and tokens[-1] == "[SEP]" and tokens.count("[SEP]") == 2
     assert feature.segments == [0] * first + [1] * (len(tokens) - first)
-    assert feature.places[:first] == [(0, 0)] * first and feature.places[-1] == (0, 0)
+    assert feature.offsets[:first] == [(0, 0)] * first and feature.offsets[-1] == (0, 0)
     a, b = feature.target
-    assert CONTEXT[feature.places[a][0] : feature.places[b][1]] == "Denver Broncos"
+    assert CONTEXT[feature.offsets[a][0] : feature.offsets[b][1]] == "Denver Broncos"
     whole = ENGLISH.encode("Who won?", CONTEXT)
     assert (feature.ids, feature.segments) == (whole.ids, whole.segments)
 
@@ -75,7 +75,7 @@ def test_targets():
         return [f.target for f in AnswerTask().features([replace(BRONCOS, **changes)], ENGLISH, 64)]
 
     assert targets(answers=()) == [None]  # nothing known
-    assert targets(answers=(), impossible=True) == [(0, 0)]
+    assert targets(answers=(), is_impossible=True) == [(0, 0)]
     assert targets(answers=((3, "Leeds"),)) == [None]  # not there
     assert targets(answers=((4, ""),)) == [None]
     assert targets(answers=((3, " "),)) == [None]  # no token stands for it
@@ -86,8 +86,8 @@ def test_targets():
 
 def test_place_of_the_nearest():
     question = QuestionExample("1", "?", "a bb a bb a", ((6, "a"),))
-    assert place_of(question) == (5, 6)
-    assert place_of(replace(question, context="aaaa", answers=((9, "aa"),))) == (2, 4)
+    assert answer_span(question) == (5, 6)
+    assert answer_span(replace(question, context="aaaa", answers=((9, "aa"),))) == (2, 4)
 
 
 def test_answers_are_snapped_to_tokens():
@@ -102,7 +102,7 @@ def test_long_questions_lose_their_end():
     start = features[0].ids.index(ENGLISH.sep_id)
     assert start == 11 and features[0].ids[1:11] == ENGLISH.encode(question.question).ids[1:11]
     assert all(len(f.ids) <= 20 for f in features)
-    places = {p for f in features for p in f.places}
+    places = {p for f in features for p in f.offsets}
     assert places - {(0, 0)} == set(ENGLISH.encode(CONTEXT, add_specials=False).offsets)
     assert ask(AnswerTask(stride=4), [question], max_length=20)[0].text == "Denver Broncos"
     with pytest.raises(AlbertkitError, match="max_length is 4"):
@@ -112,7 +112,7 @@ def test_long_questions_lose_their_end():
 
 @pytest.mark.parametrize("context", ["", "   ", "\u200b"])
 def test_nothing_to_find(context):
-    question = QuestionExample("1", "Who?", context, (), impossible=True)
+    question = QuestionExample("1", "Who?", context, (), is_impossible=True)
     for task in (AnswerTask(), AnswerTask(threshold=0.0)):
         (found,) = ask(task, [question])
         assert (found.text, found.start, found.end, found.probability) == ("", 0, 0, 1.0)
@@ -140,10 +140,10 @@ def test_what_targets_say_comes_back(data):
         stride=data.draw(st.integers(0, 40)), max_answer=200, threshold=data.draw(st.sampled_from([None, 0.0]))
     )
     features = task.features([question, BRONCOS], ENGLISH, max_length)
-    assert all(len(f.ids) == len(f.segments) == len(f.places) <= max_length for f in features)
+    assert all(len(f.ids) == len(f.segments) == len(f.offsets) <= max_length for f in features)
     real = [place for place in ENGLISH.encode(context, add_specials=False).offsets if place[1] > place[0]]
     own = [f for f in features if f.example == 0]
-    assert {p for f in own for p in f.places if p[1] > p[0]} == set(real)
+    assert {p for f in own for p in f.offsets if p[1] > p[0]} == set(real)
     covering = [place for place in real if place[0] < end and place[1] > start]
     if not covering:
         assert all(f.target is None for f in own)
@@ -189,7 +189,7 @@ def scored(
     (feature,) = task.features([question], ENGLISH, 64)
     table = np.full((len(feature.ids), 2), -9.0)
     table[0] = none / 2
-    for i, (a, b) in enumerate(feature.places):
+    for i, (a, b) in enumerate(feature.offsets):
         if b > a:
             table[i] = starts.get(context[a:b], -9.0), ends.get(context[a:b], -9.0)
     return task.results([table], [feature], [question])[0]
@@ -243,21 +243,21 @@ def test_loud_windows():
     features = task.features([question], ENGLISH, 40)
     assert len(features) > 1
     tables = [np.zeros((len(f.ids), 2)) for f in features]
-    places = [next(i for i, (a, b) in enumerate(f.places) if b > a) for f in features]
+    places = [next(i for i, (a, b) in enumerate(f.offsets) if b > a) for f in features]
     tables[0][places[0]], tables[0][0] = 10, 11  # loud, but more sure that nothing is here
     tables[1][places[1]], tables[1][0] = 6, 1
-    first, second = (question.context[slice(*f.places[i])] for f, i in zip(features[:2], places, strict=False))
+    first, second = (question.context[slice(*f.offsets[i])] for f, i in zip(features[:2], places, strict=False))
     assert task.results(tables, features, [question])[0].text == first
     found = replace(task, threshold=0.0).results(tables, features, [question])[0]
     assert (found.text, found.score) == (second, 10)
 
 
 def test_of_and_settings():
-    assert AnswerTask.of([BRONCOS]) == AnswerTask() and AnswerTask().threshold is None
-    assert AnswerTask.of([BRONCOS, replace(BRONCOS, answers=(), impossible=True)], stride=5) == AnswerTask(
-        stride=5, threshold=0.0
-    )
-    assert AnswerTask.of([BRONCOS], threshold=1.5).threshold == 1.5
+    assert AnswerTask.from_examples([BRONCOS]) == AnswerTask() and AnswerTask().threshold is None
+    assert AnswerTask.from_examples(
+        [BRONCOS, replace(BRONCOS, answers=(), is_impossible=True)], stride=5
+    ) == AnswerTask(stride=5, threshold=0.0)
+    assert AnswerTask.from_examples([BRONCOS], threshold=1.5).threshold == 1.5
     for bad in ({"stride": -1}, {"max_answer": 0}, {"n_best": 0}):
         with pytest.raises(AlbertkitError, match=next(iter(bad))):
             AnswerTask(**bad)
@@ -284,7 +284,7 @@ def test_of_and_settings():
     ],
 )
 def test_squad(text, right, exact, f1):
-    question = QuestionExample("1", "?", CONTEXT, tuple((0, r) for r in right), impossible=not right)
+    question = QuestionExample("1", "?", CONTEXT, tuple((0, r) for r in right), is_impossible=not right)
     assert grade(text, question) == pytest.approx((exact, f1))
 
 
@@ -303,14 +303,14 @@ def test_squad(text, right, exact, f1):
     ],
 )
 def test_cmrc(text, right, exact, f1):
-    question = QuestionExample("1", "？", ZH, tuple((0, r) for r in right), impossible=not right)
+    question = QuestionExample("1", "？", ZH, tuple((0, r) for r in right), is_impossible=not right)
     assert grade(text, question) == pytest.approx((exact, f1))
 
 
 def test_what_is_chinese():
     assert is_chinese(ZH) and is_chinese("NPC在2014年") and not is_chinese("") and not is_chinese(CONTEXT)
     assert not is_chinese("Beijing (北京) is the capital of China, and it lies in the north.")
-    assert normal_english("An  apple, a day") == "apple day"
+    assert normalize_english("An  apple, a day") == "apple day"
 
 
 def test_measure_by_hand():
@@ -325,7 +325,7 @@ def test_measure_by_hand():
 
 
 def test_measure_with_no_answers():
-    none = replace(BRONCOS, answers=(), impossible=True)
+    none = replace(BRONCOS, answers=(), is_impossible=True)
 
     def found(text, score, *others):
         return AnswerResult(text, 0, 0, score, 0.5, tuple(others))

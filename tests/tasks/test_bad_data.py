@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from albertkit.errors import AlbertkitError
 from albertkit.tasks.classify import ClassifyTask
 from albertkit.tasks.examples import ChoiceExample, QuestionExample, RewriteExample, Span, TaggedExample, TextExample
-from albertkit.tasks.readers.read_examples import ReadOptions, check_labels, read
+from albertkit.tasks.readers.read_examples import ReadOptions, check_labels, read_examples
 from albertkit.tasks.splits import split_examples
 from albertkit.tasks.validate import validate_examples
 from albertkit.train.finetune import examples_of
@@ -65,8 +65,8 @@ def test_held_out_files_are_read_as_training_is(tmp_path):
 
 def test_no_known_label_leaves_the_temperature():
     task = ClassifyTask(("a", "b"))
-    assert task.calibrated(np.zeros((2, 2)), texts("c", "d")) == 1.0
-    assert task.calibrated(np.array([[3.0, 0.0]] * 2), texts("a", "b")) > 1.0
+    assert task.fit_temperature(np.zeros((2, 2)), texts("c", "d")) == 1.0
+    assert task.fit_temperature(np.array([[3.0, 0.0]] * 2), texts("a", "b")) > 1.0
 
 
 # What is held out ----------------------------------------------------------------------------------------------------
@@ -152,7 +152,7 @@ def test_lists_are_checked(task, good, bad, told):
 
 
 def test_answers_nearby_are_moved_as_in_files():
-    data = validate_examples("answer", "dev", [QUESTION, replace(QUESTION, answers=((12, "Ann"),)), replace(QUESTION, answers=(), impossible=True)])  # fmt: skip
+    data = validate_examples("answer", "dev", [QUESTION, replace(QUESTION, answers=((12, "Ann"),)), replace(QUESTION, answers=(), is_impossible=True)])  # fmt: skip
     assert [e.answers for e in data.examples] == [((0, "Ann"),), ((13, "Ann"),), ()]
     assert data.notes == ("1 answer not where dev says, but nearby",)
     pairs = [TextExample("a", "b"), TextExample("c", "d")]
@@ -172,13 +172,13 @@ def test_questions_without_any_answer(tmp_path):
     path = tmp_path / "q.jsonl"
     row = {"question": "Who?", "context": "Ann sings.", "answers": []}
     path.write_text(json.dumps(row))
-    data = read("answer", path)
+    data = read_examples("answer", path)
     assert data.notes == ("1 of 1 question taken as unanswerable (is_impossible, or no answers)",)
     with pytest.raises(AlbertkitError, match=r"none of the 1 questions .* has an answer; .* write them in 'answers'"):
         check_labels(data.examples)
     known = row | {"answers": [{"text": "Ann", "answer_start": 0}]}
     path.write_text(json.dumps(row) + "\n" + json.dumps(known))
-    data = read("answer", path)
+    data = read_examples("answer", path)
     assert check_labels(data.examples) == () and "1 of 2 questions taken as unanswerable" in data.notes[0]
 
 
@@ -187,17 +187,17 @@ def test_labels_with_an_underscore(tmp_path, labels):
     path = tmp_path / "a.conll"
     path.write_text("".join(f"word {label}\n" for label in labels.split()))
     with pytest.raises(AlbertkitError, match="has the label 'B_PER'; .*hyphen, as in B-PER: write 'B-PER'"):
-        read("tag", path)
+        read_examples("tag", path)
 
 
 def test_names_that_only_look_like_it(tmp_path):
     path = tmp_path / "a.conll"
     path.write_text("me@x E_MAIL\n12 PHONE\nand O\n")
-    assert [span.label for span in read("tag", path).examples[0].spans] == ["E_MAIL", "PHONE"]
+    assert [span.label for span in read_examples("tag", path).examples[0].spans] == ["E_MAIL", "PHONE"]
 
 
 def test_other_encodings_are_named(tmp_path):
     path = tmp_path / "a.tsv"
     path.write_bytes("text\tlabel\ncafé\tx\n".encode("latin-1"))
     with pytest.raises(AlbertkitError, match="iconv -f GB18030 .*WINDOWS-1252 or ISO-8859-1"):
-        read("classify", path)
+        read_examples("classify", path)

@@ -76,9 +76,9 @@ def test_bad_examples(bad):
 
 
 def test_of():
-    assert ChooseTask.of([SINGER]) == TASK and TASK.labels == () and TASK.head == "choose"
+    assert ChooseTask.from_examples([SINGER]) == TASK and TASK.labels == () and TASK.head == "choose"
     with pytest.raises(AlbertkitError, match="race.jsonl:3 does not say"):
-        ChooseTask.of([ChoiceExample("c", "q", ("a",), where="race.jsonl:3")])
+        ChooseTask.from_examples([ChoiceExample("c", "q", ("a",), where="race.jsonl:3")])
 
 
 def test_results_by_hand():
@@ -107,7 +107,7 @@ def test_what_targets_say_comes_back(drawn, max_length):
     ]
     found = TASK.results(scores, features, examples)
     assert [f.index for f in found] == [right for _, right in drawn]
-    assert [f.text for f in found] == [e.choices[e.right] for e in examples]
+    assert [f.text for f in found] == [e.choices[e.answer] for e in examples]
     assert TASK.measure(found, examples) == {"accuracy": 1.0 if examples else 0.0}
 
 

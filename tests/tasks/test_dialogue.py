@@ -10,7 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from albertkit.errors import AlbertkitError
-from albertkit.tasks.dialogue import NAMED, DialogueState, DialogueTask, measure, named, texts, track, truth
+from albertkit.tasks.dialogue import (
+    NAMED,
+    DialogueState,
+    DialogueTask,
+    measure,
+    track,
+    truth,
+    turn_texts,
+    values_in_text,
+)
 from albertkit.tasks.examples import DialogueTurn, TextExample
 
 TURNS = [
@@ -24,11 +33,11 @@ TURNS = [
 
 
 def oracle(turns):
-    return [dict.fromkeys(text.label, 0.9) for text in texts(turns)]
+    return [dict.fromkeys(text.label, 0.9) for text in turn_texts(turns)]
 
 
 def test_texts():
-    found = texts(TURNS)
+    found = turn_texts(TURNS)
     assert found[0] == TextExample(
         "", "An expensive place in the south.", ("area=south", "price range=expensive"), "woz.json:1"
     )
@@ -94,8 +103,8 @@ def test_errors():
 
 
 def test_values_that_the_words_name_share_a_label():
-    task = DialogueTask.of(TURNS)
-    assert task.known == ("area=dontcare", "area=south", "food=tuscan", "price range=expensive", "request=address",
+    task = DialogueTask.from_examples(TURNS)
+    assert task.known_labels == ("area=dontcare", "area=south", "food=tuscan", "price range=expensive", "request=address",
                           "request=phone")  # fmt: skip
     assert task.labels == (f"area={NAMED}", "area=dontcare", f"food={NAMED}", f"price range={NAMED}",
                            "request=address", "request=phone")  # fmt: skip
@@ -106,7 +115,9 @@ def test_values_that_the_words_name_share_a_label():
 
 
 def test_a_value_is_read_from_the_words():
-    task = dataclasses.replace(DialogueTask.of(TURNS), known=(*DialogueTask.of(TURNS).known, "food=thai"))
+    task = dataclasses.replace(
+        DialogueTask.from_examples(TURNS), known_labels=(*DialogueTask.from_examples(TURNS).known_labels, "food=thai")
+    )
     turns = [
         DialogueTurn("1", 0, "", "Thai, please."),
         DialogueTurn("1", 1, "", "Something else."),
@@ -120,9 +131,9 @@ def test_a_value_is_read_from_the_words():
 def test_which_value_the_words_name():
     known = ("area=north", "food=american", "food=north american", "food=中餐", "price range=cheap", "request=food")
     users = ["North American food in the NORTH", "american, or rather north american", "cheaper food", "想吃中餐吗"]
-    found = named([DialogueTurn("1", n, "cheap", user) for n, user in enumerate(users)], known)
+    found = values_in_text([DialogueTurn("1", n, "cheap", user) for n, user in enumerate(users)], known)
     assert found == [{"food": "north american", "area": "north"}, {"food": "north american"}, {}, {"food": "中餐"}]
-    assert named([DialogueTurn("1", 0, "", "food")], ("request=food",)) == [{}]
+    assert values_in_text([DialogueTurn("1", 0, "", "food")], ("request=food",)) == [{}]
 
 
 said = st.dictionaries(st.sampled_from(["food", "area"]), st.sampled_from(["x", "y", "dontcare"]))
@@ -149,6 +160,6 @@ def test_sure_scores_give_back_what_turns_say(drawn):
     for number, (new, user) in enumerate(drawn):
         state = {**state, **new}
         turns.append(DialogueTurn("1", number, "", user, tuple(state.items()), (*new.items(), ("request", "x"))))
-    task = DialogueTask.of(turns)
+    task = DialogueTask.from_examples(turns)
     rows = [np.array([9.0 if label in text.label else -9.0 for label in task.labels]) for text in task.folded(turns)]
     assert task.results(rows, [], turns) == truth(turns)

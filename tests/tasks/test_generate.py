@@ -19,9 +19,9 @@ from albertkit.model import AlbertModel
 from albertkit.model.albert_model import build_head
 from albertkit.runtime.predict import predict
 from albertkit.tasks.examples import QuestionExample, RewriteExample
-from albertkit.tasks.generation import GeneratedText, GenerateTask, first_words, quality
-from albertkit.tasks.readers.read_examples import ReadOptions, read
-from albertkit.tasks.readers.rewrites import questions_to_ask, sentence_at
+from albertkit.tasks.generation import GeneratedText, GenerateTask, first_words, text_quality
+from albertkit.tasks.readers.read_examples import ReadOptions, read_examples
+from albertkit.tasks.readers.rewrites import question_generation_examples, sentences_around
 from albertkit.tokenizer import Tokenizer
 from albertkit.train import finetune_runs as tune
 from albertkit.train import loop
@@ -75,7 +75,7 @@ def start(tokenizer) -> Artifact:
 )
 def test_files_as_they_come(tmp_path, name, content):
     (tmp_path / name).write_text(content)
-    found = read("generate", tmp_path / name).examples
+    found = read_examples("generate", tmp_path / name).examples
     assert [(e.source, e.target) for e in found] == [("A long, long text.", "Short."), ("Other text", "Other")]
     assert found[0].where.startswith(str(tmp_path / name))
 
@@ -84,28 +84,28 @@ def test_columns_by_name_and_what_is_wrong(tmp_path):
     path = tmp_path / "a.csv"
     path.write_text("a,b,c\nx,one,two\ny,three,\n")
     with pytest.raises(AlbertkitError, match="--text-column for the source"):
-        read("generate", path)
+        read_examples("generate", path)
     named = ReadOptions(text_column="b", label_column="c")
     with pytest.raises(AlbertkitError, match="line 3: the target is empty"):
-        read("generate", path, named)
-    found = read("generate", path, ReadOptions(text_column="b", label_column="c", skip_bad=True))
+        read_examples("generate", path, named)
+    found = read_examples("generate", path, ReadOptions(text_column="b", label_column="c", skip_bad=True))
     assert [(e.source, e.target) for e in found.examples] == [("one", "two")]
     with pytest.raises(AlbertkitError, match="name both"):
-        read("generate", path, ReadOptions(text_column="b", label_column="b"))
+        read_examples("generate", path, ReadOptions(text_column="b", label_column="b"))
 
 
 def test_parquet(tmp_path):
     pyarrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
     parquet.write_table(pyarrow.table({"article": ["long"], "highlights": ["short"]}), tmp_path / "a.parquet")
-    assert read("generate", tmp_path / "a.parquet").examples[0].target == "short"
+    assert read_examples("generate", tmp_path / "a.parquet").examples[0].target == "short"
 
 
 def test_questions_from_squad():
     text = "It rained. Mr. Bell made the telephone in 1876. Then it was sold."
     asked = QuestionExample("1", "When was it made?", text, ((text.index("1876"), "1876"),))
-    none = QuestionExample("2", "Who?", text, (), impossible=True)
-    (found,) = questions_to_ask([asked, none])
+    none = QuestionExample("2", "Who?", text, (), is_impossible=True)
+    (found,) = question_generation_examples([asked, none])
     assert found == RewriteExample("1876 | Mr. Bell made the telephone in 1876.", "When was it made?", "")
 
 
@@ -117,7 +117,7 @@ def test_the_sentence_around_an_answer_holds_it(parts, data):
     text = " ".join(parts)
     begin = data.draw(st.integers(0, len(text) - 1))
     end = data.draw(st.integers(begin + 1, len(text)))
-    assert "".join(text[begin:end].split()) in "".join(sentence_at(text, begin, end).split())
+    assert "".join(text[begin:end].split()) in "".join(sentences_around(text, begin, end).split())
 
 
 # Who sees whom -------------------------------------------------------------------------------------------------------
@@ -156,7 +156,7 @@ def test_no_room_for_a_source(tokenizer):
     with pytest.raises(AlbertkitError, match="--target-length smaller"):
         GenerateTask(target_length=30).features([RewriteExample("red", "cat")], tokenizer, 32)
     with pytest.raises(AlbertkitError, match="has no target"):
-        GenerateTask.of([RewriteExample("red")])
+        GenerateTask.from_examples([RewriteExample("red")])
 
 
 # Measuring -----------------------------------------------------------------------------------------------------------
@@ -167,8 +167,8 @@ def test_quality_beside_a_copy():
         RewriteExample("The cat sat on the mat today", "the cat sat down on it"),
         RewriteExample("A dog ran", "a dog ran far away home"),
     ]
-    task = GenerateTask.of(examples)
-    assert task.words == 6
+    task = GenerateTask.from_examples(examples)
+    assert task.target_words == 6
     perfect = task.measure([GeneratedText(e.target, 0.0, True) for e in examples], examples)
     assert perfect["bleu"] == pytest.approx(1) and perfect["rouge_l"] == pytest.approx(1)
     assert 0 < perfect["copy_rouge_l"] < 1 and perfect["length_ratio"] == 1
@@ -178,10 +178,10 @@ def test_quality_beside_a_copy():
 
 def test_rouge_by_hand_and_in_chinese():
     # longest common run in order: the cat on mat = 4 of 5 and 4 of 6 words
-    assert quality(["the cat on a mat"], ["The cat sat on the mat."])["rouge_l"] == pytest.approx(8 / 11)
-    assert quality(["今天天气很好"], ["今天天气好"])["rouge_l"] == pytest.approx(10 / 11)
-    assert quality(["今天天气很好啊"], ["今天天气很好啊"])["bleu"] == pytest.approx(1)
-    assert quality(["", "a b"], ["x", "c d"])["rouge_l"] == 0
+    assert text_quality(["the cat on a mat"], ["The cat sat on the mat."])["rouge_l"] == pytest.approx(8 / 11)
+    assert text_quality(["今天天气很好"], ["今天天气好"])["rouge_l"] == pytest.approx(10 / 11)
+    assert text_quality(["今天天气很好啊"], ["今天天气很好啊"])["bleu"] == pytest.approx(1)
+    assert text_quality(["", "a b"], ["x", "c d"])["rouge_l"] == 0
 
 
 # Learning ------------------------------------------------------------------------------------------------------------
@@ -222,8 +222,8 @@ def test_a_small_model_learns_to_write(trained):
         assert all(w.finished for w in found)
     metrics = albert.task.measure(predict(albert, test, "generate"), test)
     assert metrics["rouge_l"] > 0.9 > 0.6 > metrics["copy_rouge_l"]
-    assert albert.task.target_length == 6 and albert.task.words == 3
-    with pytest.raises(AlbertkitError, match="leave exit away"):
+    assert albert.task.target_length == 6 and albert.task.target_words == 3
+    with pytest.raises(AlbertkitError, match="leave early_exit away"):
         predict(albert, test, "generate", early_exit="entropy:0.1")
 
 

@@ -15,14 +15,14 @@ from albertkit.errors import AlbertkitError
 from albertkit.tasks.examples import ChoiceExample, DialogueTurn, QuestionExample, Span, TaggedExample, TextExample
 from albertkit.tasks.readers import labelled_files as files
 from albertkit.tasks.readers import tables
-from albertkit.tasks.readers.read_examples import TASKS, ReadOptions, check_labels, read
+from albertkit.tasks.readers.read_examples import TASKS, ReadOptions, check_labels, read_examples
 from tests.conftest import SHARED
 
 
 def refused(path, data, task="classify", **options):
     path.write_bytes(data if isinstance(data, bytes) else data.encode())
     with pytest.raises(AlbertkitError) as caught:
-        read(task, path, ReadOptions(**options))
+        read_examples(task, path, ReadOptions(**options))
     return str(caught.value)
 
 
@@ -41,7 +41,7 @@ def test_five_problems_in_one_error(tmp_path):
         "  line 8: 1 cell where the header has 2; write all 2, with a tab between them",
         "  line 9: 1 cell where the header has 2; write all 2, with a tab between them",
     ]
-    data = read("classify", path, ReadOptions(skip_bad=True))
+    data = read_examples("classify", path, ReadOptions(skip_bad=True))
     assert [e.text for e in data.examples] == ["good", "fine"]
     assert data.notes[-1].startswith(f"8 bad rows passed over in {path}; line 3: 3 cells")
 
@@ -75,7 +75,7 @@ def test_wrong_encodings(tmp_path):
     rows = "text\tlabel\n房间太小\tx\nfine\ty\n"
     message = refused(tmp_path / "a.tsv", rows.encode("gb18030"))
     assert "line 2: byte 1 is 0xb7, which is not UTF-8; convert the file" in message and "iconv -f GB18030" in message
-    data = read("classify", tmp_path / "a.tsv", ReadOptions(skip_bad=True))
+    data = read_examples("classify", tmp_path / "a.tsv", ReadOptions(skip_bad=True))
     assert [e.text for e in data.examples] == ["fine"] and "1 bad row" in data.notes[-1]
     for code in ("utf-16", "utf-16-be"):
         mark = b"\xfe\xff" if code.endswith("be") else b""
@@ -89,7 +89,7 @@ def test_wrong_encodings(tmp_path):
 def test_bad_bytes_inside_a_quoted_cell_spoil_only_its_row(tmp_path):
     path = tmp_path / "a.csv"
     path.write_bytes(b'text,label\n"one\n\xff two\nthree",x\nfour,y\n')
-    data = read("classify", path, ReadOptions(skip_bad=True))
+    data = read_examples("classify", path, ReadOptions(skip_bad=True))
     assert [e.text for e in data.examples] == ["four"] and "1 bad row" in data.notes[-1]
 
 
@@ -97,7 +97,7 @@ def test_wrong_quotes(tmp_path):
     message = refused(tmp_path / "a.csv", 'text,label\n"a" b,x\nc,y\n"never closed,z\nd,x\n')
     assert "2 problems" in message and "line 2: the quotes are wrong" in message
     assert "line 4: the quotes are wrong from here to line 5" in message
-    assert len(read("classify", tmp_path / "a.csv", ReadOptions(skip_bad=True)).examples) == 1
+    assert len(read_examples("classify", tmp_path / "a.csv", ReadOptions(skip_bad=True)).examples) == 1
 
 
 def test_bad_json(tmp_path):
@@ -137,13 +137,13 @@ def test_nothing_there(tmp_path):
     assert "holds no example" in refused(tmp_path / "a.jsonl", "\n\n")
     assert "2 problems and no good row" in refused(tmp_path / "a.tsv", "text\tlabel\na\nb\n", skip_bad=True)
     with pytest.raises(AlbertkitError, match="cannot be read: No such file"):
-        read("classify", tmp_path / "none.tsv")
+        read_examples("classify", tmp_path / "none.tsv")
     with pytest.raises(AlbertkitError, match="cannot come from a pipe"):
-        read("classify", "-")
+        read_examples("classify", "-")
     assert "the format of" in refused(tmp_path / "a.txt", "just a text\n")
     (tmp_path / "seq.in").write_text("a")
     with pytest.raises(AlbertkitError, match=r"is a folder with .*seq\.in.*; name one file"):
-        read("classify", tmp_path)
+        read_examples("classify", tmp_path)
     assert "cannot be decompressed" in refused(tmp_path / "a.tsv.gz", "text\tlabel\n")
 
 
@@ -161,13 +161,13 @@ def test_limits(tmp_path, monkeypatch):
         pytest.importorskip("pyarrow").table({"text": ["a" * 200], "label": ["x"]}), tmp_path / "a.parquet"
     )
     with pytest.raises(AlbertkitError, match="holds over 100 bytes"):
-        read("classify", tmp_path / "a.parquet")
+        read_examples("classify", tmp_path / "a.parquet")
     assert "has over 100 bytes, and all of it is kept in memory" in refused(tmp_path / "a.tsv", "a\tb\n" * 50)
 
 
 def test_options_are_checked():
     with pytest.raises(AlbertkitError, match=r"unknown task 'clasify' \(did you mean 'classify'\?\)"):
-        read("clasify", "x")
+        read_examples("clasify", "x")
     for options, message in (
         ({"format": "jsn"}, "format is 'jsn' .did you mean"),
         ({"header": "maybe"}, "choose one of auto, yes, no"),
@@ -274,7 +274,7 @@ def test_real_files(task, name, options, count, labels):
     path = SHARED / "data" / name
     if not path.exists():
         pytest.skip(f"{name} is not here")
-    data = read(task, path, ReadOptions(**options))
+    data = read_examples(task, path, ReadOptions(**options))
     assert len(data.examples) == count
     first = data.examples[0]
     if labels is not None and isinstance(first, TextExample):
@@ -282,7 +282,7 @@ def test_real_files(task, name, options, count, labels):
     elif labels is not None and isinstance(first, TaggedExample):
         assert Counter(s.label for e in data.examples for s in e.spans) == labels and data.notes == ("labels are IOB1",)
     elif labels is not None:
-        assert Counter(e.right for e in data.examples) == labels
+        assert Counter(e.answer for e in data.examples) == labels
     if name.startswith("sts-b"):
         assert {type(e.label) for e in data.examples} == {float}
     if task == "answer":
@@ -332,6 +332,6 @@ def test_any_file_is_read_or_refused(tmp_path, pieces, suffix, task, skip_bad, l
     path = tmp_path / f"a.{suffix}"
     path.write_bytes(b"".join(pieces))
     try:
-        assert read(task, path, ReadOptions(skip_bad=skip_bad, labelled=labelled)).examples
+        assert read_examples(task, path, ReadOptions(skip_bad=skip_bad, labelled=labelled)).examples
     except AlbertkitError as error:
         assert str(path) in str(error)

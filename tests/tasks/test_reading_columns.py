@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from albertkit.errors import AlbertkitError
 from albertkit.tasks.examples import Span, TaggedExample
-from albertkit.tasks.readers.read_examples import ReadOptions, read
+from albertkit.tasks.readers.read_examples import ReadOptions, read_examples
 from albertkit.tasks.readers.tagged_files import join_words, scheme_of, spans_of
 
 CONLL = """-DOCSTART- -X- O O
@@ -38,7 +38,7 @@ def named(data):
 
 def test_conll(tmp_path):
     path = put(tmp_path / "eng.train", CONLL)
-    data = read("tag", path)
+    data = read_examples("tag", path)
     assert data.examples == [
         TaggedExample(
             "EU rejects German French lambs",
@@ -54,18 +54,20 @@ def test_conll(tmp_path):
 
 def test_tabs_comments_and_spaces_as_words(tmp_path):
     rows = "# id 17\nNew\tB-LOC\nYork\tI-LOC\n\u3000\tO\n#\tO\n\n#\tO\nrocks\tO\r\n\r\n"
-    data = read("tag", put(tmp_path / "a.tsv", rows))
+    data = read_examples("tag", put(tmp_path / "a.tsv", rows))
     assert [e.text for e in data.examples] == ["New York \u3000 #", "# rocks"]
     assert named(data) == [[("New York", "LOC")], []]
-    assert read("tag", put(tmp_path / "b", "[ O\nsic O\n] O\n")).examples[0].text == "[ sic ]"
+    assert read_examples("tag", put(tmp_path / "b", "[ O\nsic O\n] O\n")).examples[0].text == "[ sic ]"
 
 
 def test_columns_by_number(tmp_path):
-    data = read("tag", put(tmp_path / "a.conll", "1 He PRP\n2 ran VBD\n"), ReadOptions(text_column=2, label_column=3))
+    data = read_examples(
+        "tag", put(tmp_path / "a.conll", "1 He PRP\n2 ran VBD\n"), ReadOptions(text_column=2, label_column=3)
+    )
     assert data.examples[0].text == "He ran" and named(data) == [[("He", "PRP"), ("ran", "VBD")]]
     with pytest.raises(AlbertkitError, match=r"columns 1 to 3 and no 'word'.*--text-column"):
-        read("tag", tmp_path / "a.conll", ReadOptions(text_column="word"))
-    data = read("tag", put(tmp_path / "b.txt", "He\nran\n"), ReadOptions(labelled=False))
+        read_examples("tag", tmp_path / "a.conll", ReadOptions(text_column="word"))
+    data = read_examples("tag", put(tmp_path / "b.txt", "He\nran\n"), ReadOptions(labelled=False))
     assert data.examples[0].text == "He ran" and not data.examples[0].spans
 
 
@@ -73,13 +75,13 @@ def test_folder_of_intents(tmp_path):
     put(tmp_path / "train" / "seq.in", "fly to new york \nplay jazz\n")
     put(tmp_path / "train" / "seq.out", "O O B-city I-city \nO B-genre\n")
     put(tmp_path / "train" / "label", "flight\nmusic\n\n")
-    data = read("intent", tmp_path, ReadOptions(split="train"))
+    data = read_examples("intent", tmp_path, ReadOptions(split="train"))
     assert named(data) == [[("new york", "city")], [("jazz", "genre")]]
     assert [(e.text, e.intent) for e in data.examples] == [("fly to new york", "flight"), ("play jazz", "music")]
     assert data.examples[1].where == f"{tmp_path / 'train' / 'seq.in'}:2"
-    assert read("tag", tmp_path / "train").examples == data.examples
+    assert read_examples("tag", tmp_path / "train").examples == data.examples
     with pytest.raises(AlbertkitError, match="is a folder with train; name one"):
-        read("intent", tmp_path)
+        read_examples("intent", tmp_path)
 
 
 CLUENER = [
@@ -92,7 +94,7 @@ CLUENER = [
 @pytest.mark.parametrize("name", ["train.json", "train.txt"])
 def test_cluener(tmp_path, indent, name):
     path = put(tmp_path / name, "\n".join(json.dumps(r, ensure_ascii=False, indent=indent) for r in CLUENER) + "\n")
-    data = read("tag", path)
+    data = read_examples("tag", path)
     first = data.examples[0]
     assert first.spans == (Span(0, 4, "company"), Span(5, 8, "name"))
     assert first.words == ((0, 1), (1, 2), (2, 3), (3, 4), (5, 6), (6, 7), (7, 8)) and first.where == f"{path}:1"
@@ -101,22 +103,22 @@ def test_cluener(tmp_path, indent, name):
 
 def test_cluener_spaces_at_the_ends_and_test_files(tmp_path):
     row = {"text": "在 北京 了", "label": {"address": {" 北京 ": [[1, 4]]}}}
-    assert read("tag", put(tmp_path / "a.json", json.dumps(row))).examples[0].spans == (Span(2, 4, "address"),)
+    assert read_examples("tag", put(tmp_path / "a.json", json.dumps(row))).examples[0].spans == (Span(2, 4, "address"),)
     put(tmp_path / "test.json", '{"id": 0, "text": "四川"}\n{"id": 1, "text": "成都"}\n')
-    assert len(read("tag", tmp_path / "test.json", ReadOptions(labelled=False)).examples) == 2
+    assert len(read_examples("tag", tmp_path / "test.json", ReadOptions(labelled=False)).examples) == 2
     put(tmp_path / "b.json", '{"text": "", "label": {}}')
     with pytest.raises(AlbertkitError, match="line 1: the text is empty"):
-        read("tag", tmp_path / "b.json")
+        read_examples("tag", tmp_path / "b.json")
     with pytest.raises(AlbertkitError, match="'label' is missing"):
-        read("tag", tmp_path / "test.json")
+        read_examples("tag", tmp_path / "test.json")
 
 
 @pytest.mark.parametrize("field", ["labels", "tags"])
 def test_tokens(tmp_path, field):
     rows = [{"tokens": ["New", "York", "!"], field: ["B-LOC", "I-LOC", "O"], "intent": "shout"}]
     path = put(tmp_path / "a.jsonl", json.dumps(rows[0]))
-    assert named(read("tag", path)) == [[("New York", "LOC")]]
-    assert read("intent", path).examples[0].intent == "shout"
+    assert named(read_examples("tag", path)) == [[("New York", "LOC")]]
+    assert read_examples("intent", path).examples[0].intent == "shout"
 
 
 # Schemes -------------------------------------------------------------------------------------------------------------
@@ -143,9 +145,9 @@ def test_schemes_by_hand(labels, scheme, right):
 
 
 def test_bare_names_and_bare_letters(tmp_path):
-    data = read("tag", put(tmp_path / "a.txt", "New LOC\nYork LOC\nin O\nMay TIME\n"))
+    data = read_examples("tag", put(tmp_path / "a.txt", "New LOC\nYork LOC\nin O\nMay TIME\n"))
     assert named(data) == [[("New York", "LOC"), ("May", "TIME")]] and "one entity" in data.notes[0]
-    data = read("tag", put(tmp_path / "b.txt", "我 S\n北 B\n京 E\n"))
+    data = read_examples("tag", put(tmp_path / "b.txt", "我 S\n北 B\n京 E\n"))
     assert named(data) == [[("我", "entity"), ("北 京", "entity")]] and "letters" in data.notes[0]
 
 
@@ -194,7 +196,7 @@ def test_spans_to_labels_and_back(sentence, scheme):
 
 def refused(path, text, task="tag", **options):
     with pytest.raises(AlbertkitError) as caught:
-        read(task, put(path, text), ReadOptions(**options))
+        read_examples(task, put(path, text), ReadOptions(**options))
     return str(caught.value)
 
 
@@ -203,7 +205,7 @@ def test_bad_columns(tmp_path):
     message = refused(tmp_path / "a.txt", text)
     assert "2 problems" in message and "line 2: 1 cell where the first line has 2" in message
     assert "line 6: the label '?' is neither O nor like B-PER" in message
-    data = read("tag", tmp_path / "a.txt", ReadOptions(skip_bad=True))
+    data = read_examples("tag", tmp_path / "a.txt", ReadOptions(skip_bad=True))
     assert [e.text for e in data.examples] == ["c"] and "2 bad rows passed over" in data.notes[-1]
     assert "needs two cells, a word and its label, and has 1" in refused(tmp_path / "b.txt", "a\nb\n")
     assert "line 1: there is no word" in refused(tmp_path / "d.txt", "1\t\tO\n", text_column=2)
@@ -213,19 +215,19 @@ def test_bad_columns(tmp_path):
 def test_bad_folders(tmp_path):
     put(tmp_path / "a" / "seq.in", "a b\nc\n")
     with pytest.raises(AlbertkitError, match=r"has no seq\.out; a folder of intents has seq\.in, seq\.out, label"):
-        read("intent", tmp_path / "a")
+        read_examples("intent", tmp_path / "a")
     put(tmp_path / "a" / "seq.out", "O\nO\n")
     put(tmp_path / "a" / "label", "x\n")
     with pytest.raises(AlbertkitError, match=r"differ in lines \(seq\.in 2, seq\.out 2, label 1\)"):
-        read("intent", tmp_path / "a")
+        read_examples("intent", tmp_path / "a")
     put(tmp_path / "a" / "label", "x\ny\n")
     with pytest.raises(AlbertkitError, match=r"line 1: 2 words in seq\.in and 1 label in seq\.out"):
-        read("intent", tmp_path / "a")
-    assert len(read("intent", tmp_path / "a", ReadOptions(skip_bad=True)).examples) == 1
+        read_examples("intent", tmp_path / "a")
+    assert len(read_examples("intent", tmp_path / "a", ReadOptions(skip_bad=True)).examples) == 1
     (tmp_path / "a" / "seq.out").write_bytes(b"O O\n\xff\n")
     with pytest.raises(AlbertkitError, match=r"seq\.out, line 2: byte 1 is 0xff"):
-        read("intent", tmp_path / "a")
-    data = read("intent", tmp_path / "a", ReadOptions(skip_bad=True))
+        read_examples("intent", tmp_path / "a")
+    data = read_examples("intent", tmp_path / "a", ReadOptions(skip_bad=True))
     assert [e.text for e in data.examples] == ["a b"] and "1 bad row" in data.notes[-1]
 
 
@@ -234,7 +236,7 @@ def test_overlapping_entities(tmp_path):
     good = json.dumps({"text": "好", "label": {}})
     message = refused(tmp_path / "a.json", f"{json.dumps(row)}\n{good}")
     assert "line 1: the entities '招商银行' (company) and '招商银行年报' (book) overlap; keep one" in message
-    assert len(read("tag", tmp_path / "a.json", ReadOptions(skip_bad=True)).examples) == 1
+    assert len(read_examples("tag", tmp_path / "a.json", ReadOptions(skip_bad=True)).examples) == 1
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from albertkit.errors import AlbertkitError
 from albertkit.tasks.examples import TextExample
-from albertkit.tasks.readers.read_examples import ReadOptions, read
+from albertkit.tasks.readers.read_examples import ReadOptions, read_examples
 
 
 def put(path, text):
@@ -30,7 +30,7 @@ def plain(data):
 
 def test_sst2(tmp_path):
     path = put(tmp_path / "train.tsv", 'sentence\tlabel\nhide new secretions \t0\n\nno "wit" , only gags\t1\n')
-    data = read("classify", path)
+    data = read_examples("classify", path)
     assert data.examples == [
         TextExample("hide new secretions", None, "0", f"{path}:2"),
         TextExample('no "wit" , only gags', None, "1", f"{path}:4"),
@@ -40,7 +40,7 @@ def test_sst2(tmp_path):
 
 def test_cola_has_no_header(tmp_path):
     rows = "gj04\t1\t\tOur friends won't buy this.\ngj04\t0\t*\tThe more we it.\nbc01\t1\t\tHe ran.\n"
-    assert plain(read("classify", put(tmp_path / "train.tsv", rows))) == [
+    assert plain(read_examples("classify", put(tmp_path / "train.tsv", rows))) == [
         ("Our friends won't buy this.", None, "1"),
         ("The more we it.", None, "0"),
         ("He ran.", None, "1"),
@@ -53,7 +53,7 @@ def test_mrpc_mark_and_quotes(tmp_path):
         '1\t702876\t702977\t"He said so .\tShe said " so " .\n'
         '0\t2108705\t2108831\tOne\t" Two\n'
     )
-    assert plain(read("match", put(tmp_path / "train.tsv", rows))) == [
+    assert plain(read_examples("match", put(tmp_path / "train.tsv", rows))) == [
         ('"He said so .', 'She said " so " .', "1"),
         ("One", '" Two', "0"),
     ]
@@ -61,17 +61,17 @@ def test_mrpc_mark_and_quotes(tmp_path):
 
 def test_rte_label_names(tmp_path):
     rows = "index\tsentence1\tsentence2\tlabel\n0\tA.\tB.\tnot_entailment\n1\tC.\tD.\tentailment\n"
-    assert plain(read("match", put(tmp_path / "dev.tsv", rows)))[0] == ("A.", "B.", "not_entailment")
+    assert plain(read_examples("match", put(tmp_path / "dev.tsv", rows)))[0] == ("A.", "B.", "not_entailment")
 
 
 def test_stsb_is_a_regression(tmp_path):
     header = "index\tgenre\tfilename\tyear\told_index\tsource1\tsource2\tsentence1\tsentence2\tscore\n"
     row = "{}\tmain-captions\tMSRvid\t2012test\t0001\tnone\tnone\tA plane.\tAn air plane.\t{}\n"
     path = put(tmp_path / "train.tsv", header + row.format(0, "5.000") + row.format(1, "3.80"))
-    data = read("match", path)
+    data = read_examples("match", path)
     assert plain(data) == [("A plane.", "An air plane.", 5.0), ("A plane.", "An air plane.", 3.8)]
     assert all(type(e.label) is float for e in data.examples) and "regression" in data.notes[1]
-    assert plain(read("match", path, ReadOptions(kind="single")))[0][2] == "5.000"
+    assert plain(read_examples("match", path, ReadOptions(kind="single")))[0][2] == "5.000"
 
 
 def test_other_glue_headers(tmp_path):
@@ -83,14 +83,22 @@ def test_other_glue_headers(tmp_path):
         ("qnli", qnli, ("Who?", "He did.", "entailment")),
         ("mnli", mnli, ("A", "B", "entailment")),
     ):
-        assert plain(read("match", put(tmp_path / f"{name}.tsv", rows))) == [right]
+        assert plain(read_examples("match", put(tmp_path / f"{name}.tsv", rows))) == [right]
 
 
 def test_chinese_without_header(tmp_path):
     one = "".join(f"这间酒店的环境很不错{i}\t{'positive' if i % 2 else 'negative'}\n" for i in range(12))
-    assert plain(read("classify", put(tmp_path / "train.tsv", one)))[1] == ("这间酒店的环境很不错1", None, "positive")
+    assert plain(read_examples("classify", put(tmp_path / "train.tsv", one)))[1] == (
+        "这间酒店的环境很不错1",
+        None,
+        "positive",
+    )
     two = "".join(f"花呗提额在哪{i}\t里可以提花呗额度{i}\t{i % 2}\n" for i in range(12))
-    assert plain(read("match", put(tmp_path / "train.txt", two)))[3] == ("花呗提额在哪3", "里可以提花呗额度3", "1")
+    assert plain(read_examples("match", put(tmp_path / "train.txt", two)))[3] == (
+        "花呗提额在哪3",
+        "里可以提花呗额度3",
+        "1",
+    )
 
 
 # Formats -------------------------------------------------------------------------------------------------------------
@@ -98,22 +106,26 @@ def test_chinese_without_header(tmp_path):
 
 def test_csv_quotes_and_lines_inside_cells(tmp_path):
     path = put(tmp_path / "a.csv", 'text,label\r\n"a, ""b""\nand c",x\r\nd,y\r\n,\r\n')
-    data = read("classify", path)
+    data = read_examples("classify", path)
     assert plain(data) == [('a, "b"\nand c', None, "x"), ("d", None, "y")]
     assert [e.where for e in data.examples] == [f"{path}:2", f"{path}:4"]
 
 
 def test_semicolons_and_other_delimiters(tmp_path):
-    assert plain(read("classify", put(tmp_path / "a.csv", "text;label\na, b;x\nc;y\n")))[0] == ("a, b", None, "x")
+    assert plain(read_examples("classify", put(tmp_path / "a.csv", "text;label\na, b;x\nc;y\n")))[0] == (
+        "a, b",
+        None,
+        "x",
+    )
     path = put(tmp_path / "a.txt", "text|label\na|x\nb|y\n")
-    assert plain(read("classify", path, ReadOptions(delimiter="|")))[1] == ("b", None, "y")
+    assert plain(read_examples("classify", path, ReadOptions(delimiter="|")))[1] == ("b", None, "y")
 
 
 def test_quotes_when_asked(tmp_path):
     path = put(tmp_path / "a.tsv", 'text\tlabel\n"a\tb"\tx\n')
-    assert plain(read("classify", path, ReadOptions(quotes=True))) == [("a\tb", None, "x")]
+    assert plain(read_examples("classify", path, ReadOptions(quotes=True))) == [("a\tb", None, "x")]
     path = put(tmp_path / "a.csv", 'text,label\n"a,x\n')
-    assert plain(read("classify", path, ReadOptions(quotes=False))) == [('"a', None, "x")]
+    assert plain(read_examples("classify", path, ReadOptions(quotes=False))) == [('"a', None, "x")]
 
 
 @pytest.mark.parametrize("pack", [gzip.compress, lzma.compress], ids=[".gz", ".xz"])
@@ -126,13 +138,13 @@ def test_packed(tmp_path, name, pack):
     }.get(name, "text\tlabel\na\tx\nb\ty\n")
     path = tmp_path / f"{name}{'.gz' if pack is gzip.compress else '.xz'}"
     path.write_bytes(pack(rows.encode()))
-    assert plain(read("classify", path)) == [("a", None, "x"), ("b", None, "y")]
+    assert plain(read_examples("classify", path)) == [("a", None, "x"), ("b", None, "y")]
 
 
 def test_jsonl_values(tmp_path):
     rows = [{"text": " a ", "label": 1}, {"label": True, "text": "b", "other": [1]}, {"text": "c\ud800", "label": "x"}]
     path = put(tmp_path / "a.jsonl", "\n".join(map(json.dumps, rows)))
-    assert plain(read("classify", path)) == [("a", None, "1"), ("b", None, "true"), ("c?", None, "x")]
+    assert plain(read_examples("classify", path)) == [("a", None, "1"), ("b", None, "true"), ("c?", None, "x")]
 
 
 def test_json_over_many_lines_and_in_lists(tmp_path):
@@ -144,7 +156,7 @@ def test_json_over_many_lines_and_in_lists(tmp_path):
         "\n".join(json.dumps(r, indent=2) for r in rows),
         "\n".join(map(json.dumps, rows)),
     ):
-        data = read("match", put(tmp_path / "a.json", text))
+        data = read_examples("match", put(tmp_path / "a.json", text))
         assert plain(data) == right
     assert data.examples[1].where.endswith(":2")
 
@@ -155,20 +167,23 @@ def test_parquet(tmp_path):
     path = tmp_path / "a.parquet"
     table = {"idx": [0, 1], "sentence": ["a", "b"], "label": [1, 0], "picture": [b"x", b"y"], "tags": [["p", "q"], []]}
     parquet.write_table(arrow.table(table), path)
-    data = read("classify", path)
+    data = read_examples("classify", path)
     assert plain(data) == [("a", None, "1"), ("b", None, "0")] and data.examples[1].where == f"{path}:2"
-    assert plain(read("classify", path, ReadOptions(label_column="tags"))) == [("a", None, ("p", "q")), ("b", None, ())]
+    assert plain(read_examples("classify", path, ReadOptions(label_column="tags"))) == [
+        ("a", None, ("p", "q")),
+        ("b", None, ()),
+    ]
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(AlbertkitError, match="not a complete Parquet file"):
-        read("classify", path)
+        read_examples("classify", path)
 
 
 def test_the_split_of_a_folder(tmp_path):
     for name in ("train.tsv", "dev.tsv"):
         put(tmp_path / name, f"text\tlabel\n{name}\tx\n")
-    assert plain(read("classify", tmp_path, ReadOptions(split="validation"))) == [("dev.tsv", None, "x")]
+    assert plain(read_examples("classify", tmp_path, ReadOptions(split="validation"))) == [("dev.tsv", None, "x")]
     with pytest.raises(AlbertkitError, match=r"is a folder with dev\.tsv, train\.tsv; name one.*--split"):
-        read("classify", tmp_path)
+        read_examples("classify", tmp_path)
 
 
 # Labels --------------------------------------------------------------------------------------------------------------
@@ -176,10 +191,10 @@ def test_the_split_of_a_folder(tmp_path):
 
 def test_several_labels(tmp_path):
     path = put(tmp_path / "a.jsonl", '{"text": "a", "labels": ["x", "y", "x"]}\n{"text": "b", "labels": []}\n')
-    assert plain(read("classify", path)) == [("a", None, ("x", "y")), ("b", None, ())]
+    assert plain(read_examples("classify", path)) == [("a", None, ("x", "y")), ("b", None, ())]
     path = put(tmp_path / "a.tsv", "text\tlabel\na\tx| y\nb\t\nc\ty\n")
     right = [("a", None, ("x", "y")), ("b", None, ()), ("c", None, ("y",))]
-    assert plain(read("classify", path, ReadOptions(separator="|"))) == right
+    assert plain(read_examples("classify", path, ReadOptions(separator="|"))) == right
 
 
 @pytest.mark.parametrize(
@@ -195,20 +210,20 @@ def test_several_labels(tmp_path):
 )
 def test_numbers_that_are_labels_or_values(tmp_path, name, labels, kind):
     rows = "".join(f"text {i}\t{label}\n" for i, label in enumerate(labels))
-    data = read("classify", put(tmp_path / "a.tsv", f"text\t{name}\n{rows}"))
+    data = read_examples("classify", put(tmp_path / "a.tsv", f"text\t{name}\n{rows}"))
     assert {type(e.label) for e in data.examples} == {kind}
 
 
 def test_unlabelled(tmp_path):
     path = put(tmp_path / "test.tsv", "index\tsentence\n0\ta\n1\tb\n")
-    assert plain(read("classify", path, ReadOptions(labelled=False))) == [("a", None, None), ("b", None, None)]
+    assert plain(read_examples("classify", path, ReadOptions(labelled=False))) == [("a", None, None), ("b", None, None)]
     with pytest.raises(
         AlbertkitError, match="not clear which column .* holds the label; it has 1 'index', 2 'sentence'"
     ):
-        read("classify", path)
+        read_examples("classify", path)
     path = put(tmp_path / "b.txt", "one text\nother text\n")
     options = ReadOptions(labelled=False, format="tsv")
-    assert plain(read("classify", path, options)) == [("one text", None, None), ("other text", None, None)]
+    assert plain(read_examples("classify", path, options)) == [("one text", None, None), ("other text", None, None)]
 
 
 # Columns -------------------------------------------------------------------------------------------------------------
@@ -217,48 +232,48 @@ def test_unlabelled(tmp_path):
 def test_columns_by_name_and_number(tmp_path):
     path = put(tmp_path / "a.csv", "Body,Mood,Title,id\nlong one,good,t1,1\nlong two,bad,t2,2\n")
     with pytest.raises(AlbertkitError, match="not clear which column .* it has 1 'Body', 2 'Mood', 3 'Title', 4 'id'"):
-        read("classify", path)
+        read_examples("classify", path)
     named = ReadOptions(text_column="body", label_column="Mood")
-    assert plain(read("classify", path, named)) == [("long one", None, "good"), ("long two", None, "bad")]
+    assert plain(read_examples("classify", path, named)) == [("long one", None, "good"), ("long two", None, "bad")]
     numbered = ReadOptions(text_column=1, pair_column="3", label_column=2)
-    assert plain(read("match", path, numbered))[0] == ("long one", "t1", "good")
+    assert plain(read_examples("match", path, numbered))[0] == ("long one", "t1", "good")
 
 
 def test_a_first_text_that_was_asked_for(tmp_path):
     path = put(tmp_path / "a.tsv", "sentence1\tsentence2\tlabel\na\tb\tx\n")
     options = ReadOptions(text_column="sentence1")
-    assert plain(read("classify", path, options)) == [("a", None, "x")]
-    assert plain(read("match", path, options)) == [("a", "b", "x")]
+    assert plain(read_examples("classify", path, options)) == [("a", None, "x")]
+    assert plain(read_examples("match", path, options)) == [("a", "b", "x")]
 
 
 def test_headers_with_unknown_names(tmp_path):
     rows = "".join(f"una frase {i}\t{'bien' if i % 3 else 'mal'}\n" for i in range(30))
-    data = read("classify", put(tmp_path / "a.tsv", f"frase\tetiqueta\n{rows}"))
+    data = read_examples("classify", put(tmp_path / "a.tsv", f"frase\tetiqueta\n{rows}"))
     assert len(data.examples) == 30 and {e.label for e in data.examples} == {"bien", "mal"}
-    assert len(read("classify", tmp_path / "a.tsv", ReadOptions(header="no")).examples) == 31
+    assert len(read_examples("classify", tmp_path / "a.tsv", ReadOptions(header="no")).examples) == 31
     numbers = "".join(f"una frase {i}\t{i % 3}\n" for i in range(5))
-    assert len(read("classify", put(tmp_path / "b.tsv", f"frase\tclase\n{numbers}")).examples) == 5
+    assert len(read_examples("classify", put(tmp_path / "b.tsv", f"frase\tclase\n{numbers}")).examples) == 5
 
 
 def test_labels_that_look_like_names_of_columns(tmp_path):
     """A class called `question` or `score` in the first row does not make it a header."""
     rows = "".join(f"some text {i}\t{'question' if i % 2 == 0 else 'score'}\n" for i in range(10))
-    data = read("classify", put(tmp_path / "a.tsv", rows))
+    data = read_examples("classify", put(tmp_path / "a.tsv", rows))
     assert len(data.examples) == 10 and data.examples[0].label == "question"
 
 
 def test_the_label_may_come_first(tmp_path):
     rows = "".join(f"{'pos' if i % 2 else 'neg'}\tthis is text number {i}\n" for i in range(20))
-    assert plain(read("classify", put(tmp_path / "a.tsv", rows)))[1] == ("this is text number 1", None, "pos")
+    assert plain(read_examples("classify", put(tmp_path / "a.tsv", rows)))[1] == ("this is text number 1", None, "pos")
     rows = "".join(f"{i}\tthis is text number {i}\t{'pos' if i % 2 else 'neg'}\n" for i in range(20))
-    assert plain(read("classify", put(tmp_path / "b.tsv", rows)))[1] == ("this is text number 1", None, "pos")
+    assert plain(read_examples("classify", put(tmp_path / "b.tsv", rows)))[1] == ("this is text number 1", None, "pos")
 
 
 def test_named_columns_are_not_guessed_among_several(tmp_path):
     """`lang` is no label, although it repeats."""
     rows = "".join(f'{{"id": {i}, "text": "text {i}", "lang": "en"}}\n' for i in range(20))
     with pytest.raises(AlbertkitError, match="holds the label; it has 1 'id', 2 'text', 3 'lang'"):
-        read("classify", put(tmp_path / "a.jsonl", rows))
+        read_examples("classify", put(tmp_path / "a.jsonl", rows))
 
 
 # Round trips ---------------------------------------------------------------------------------------------------------
@@ -286,7 +301,7 @@ def test_what_is_written_is_read(tmp_path, rows, form):
             csv.writer(file).writerows([names, *rows])
         text = (tmp_path / "plain").read_bytes().decode()
     path.write_bytes(gzip.compress(text.encode()) if form.endswith("gz") else text.encode())
-    assert plain(read("match", path)) == rows
+    assert plain(read_examples("match", path)) == rows
 
 
 @FAST
@@ -296,7 +311,7 @@ def test_csv_with_anything_in_its_cells(tmp_path, rows):
     with path.open("w", newline="", encoding="utf-8", errors="replace") as file:
         csv.writer(file, quoting=csv.QUOTE_ALL).writerows([("text", "label"), *rows])
     try:
-        found = plain(read("classify", path))
+        found = plain(read_examples("classify", path))
     except AlbertkitError as error:
         assert "zero bytes" in str(error)
         return

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from albertkit.errors import AlbertkitError
 from albertkit.tasks.examples import ChoiceExample, DialogueTurn, QuestionExample, TextExample
-from albertkit.tasks.readers.json_files import nearest_place
-from albertkit.tasks.readers.read_examples import ReadOptions, read
+from albertkit.tasks.readers.json_files import nearest_occurrence
+from albertkit.tasks.readers.read_examples import ReadOptions, read_examples
 
 
 def put(path, value, indent=None):
@@ -24,7 +24,7 @@ def put(path, value, indent=None):
 
 def refused(task, path, **options):
     with pytest.raises(AlbertkitError) as caught:
-        read(task, path, ReadOptions(**options))
+        read_examples(task, path, ReadOptions(**options))
     return str(caught.value)
 
 
@@ -47,13 +47,13 @@ def ask(*answers, id="q1", question="Who?", **more):
 @pytest.mark.parametrize("indent", [None, 2])
 def test_squad(tmp_path, indent):
     path = put(tmp_path / "dev.json", squad(ask(("Broncos", 4), ("The Broncos", 37))), indent)
-    data = read("answer", path)
+    data = read_examples("answer", path)
     answers = ((4, "Broncos"), (37, "The Broncos"))
     assert data.examples == [QuestionExample("q1", "Who?", CONTEXT, answers, False, f"{path}:question q1")]
     assert data.notes == ()
     packed = tmp_path / "dev.json.gz"
     packed.write_bytes(gzip.compress(path.read_bytes()))
-    assert read("answer", packed).examples[0].answers == answers
+    assert read_examples("answer", packed).examples[0].answers == answers
 
 
 def test_squad_2(tmp_path):
@@ -65,7 +65,7 @@ def test_squad_2(tmp_path):
             ask(id="q3"),
         ),
     )
-    found = [(e.id, e.answers, e.impossible) for e in read("answer", path).examples]
+    found = [(e.id, e.answers, e.is_impossible) for e in read_examples("answer", path).examples]
     assert found == [("q1", ((21, "Panthers"),), False), ("q2", (), True), ("q3", (), True)]
 
 
@@ -81,7 +81,7 @@ def test_cmrc_with_wrong_offsets(tmp_path):
             id="T_0",
         ),
     )
-    data = read("answer", path)
+    data = read_examples("answer", path)
     assert [e.answers for e in data.examples] == [((14, "踢爆"),), ((6, "生命数"),), ((0, "踢爆"),)]
     assert data.notes == ("1 answer not where the file says, but nearby",)
 
@@ -93,7 +93,7 @@ def test_flat_questions(tmp_path):
         {"context": CONTEXT, "question": "Whom?", "answers": [{"text": "Panthers"}]},
     ]
     path = put(tmp_path / "a.jsonl", "\n".join(map(json.dumps, rows)))
-    found = [(e.id, e.answers, e.impossible) for e in read("answer", path).examples]
+    found = [(e.id, e.answers, e.is_impossible) for e in read_examples("answer", path).examples]
     assert found == [("a", ((4, "Broncos"),), False), ("2", (), True), ("3", ((21, "Panthers"),), False)]
 
 
@@ -120,20 +120,20 @@ def test_bad_questions(tmp_path, file, message):
 
 def test_bad_questions_are_passed_over(tmp_path):
     path = put(tmp_path / "a.json", squad(ask(("Bears", 4)), ask(("Broncos", 4), id="q2"), ask(id="q3")))
-    data = read("answer", path, ReadOptions(skip_bad=True))
+    data = read_examples("answer", path, ReadOptions(skip_bad=True))
     assert [e.id for e in data.examples] == ["q2"] and data.notes[0].startswith("2 bad rows passed over")
 
 
 def test_questions_without_answers_to_predict(tmp_path):
     path = put(tmp_path / "a.json", squad(ask(), {"id": "q2", "question": "Who?"}))
-    found = read("answer", path, ReadOptions(labelled=False)).examples
-    assert [(e.answers, e.impossible) for e in found] == [((), False), ((), False)]
+    found = read_examples("answer", path, ReadOptions(labelled=False)).examples
+    assert [(e.answers, e.is_impossible) for e in found] == [((), False), ((), False)]
 
 
 @given(st.text("ab", max_size=20), st.text("ab", min_size=1, max_size=3), st.integers(-3, 25))
 def test_the_nearest_place(context, text, start):
     right = [i for i in range(len(context)) if context.startswith(text, i)]
-    found = nearest_place(context, text, start)
+    found = nearest_occurrence(context, text, start)
     near = min((abs(i - max(start, 0)) for i in right), default=None)
     assert (found is None) == (not right)
     assert found is None or (found in right and abs(found - max(start, 0)) == near)
@@ -156,8 +156,8 @@ RIGHT = [
 
 def test_race(tmp_path):
     path = put(tmp_path / "train.jsonl", json.dumps(RACE) + "\n")
-    found = read("choose", path).examples
-    assert [ChoiceExample(e.context, e.question, e.choices, e.right) for e in found] == RIGHT and found[
+    found = read_examples("choose", path).examples
+    assert [ChoiceExample(e.context, e.question, e.choices, e.answer) for e in found] == RIGHT and found[
         1
     ].where == f"{path}:1"
 
@@ -165,11 +165,11 @@ def test_race(tmp_path):
 def test_race_as_folders_of_files(tmp_path):
     for name in ("1.txt", "2.txt"):
         put(tmp_path / "middle" / name, RACE)
-    found = read("choose", tmp_path).examples
+    found = read_examples("choose", tmp_path).examples
     assert len(found) == 4 and found[3].where == f"{tmp_path / 'middle' / '2.txt'}:1"
     put(tmp_path / "middle" / "3.txt", {**RACE, "answers": ["B", "Z"]})
     assert "3.txt, line 1, question 2: the right choice must be a letter from A to B" in refused("choose", tmp_path)
-    data = read("choose", tmp_path, ReadOptions(skip_bad=True))
+    data = read_examples("choose", tmp_path, ReadOptions(skip_bad=True))
     assert len(data.examples) == 5 and "1 bad row" in data.notes[0]
 
 
@@ -178,11 +178,11 @@ def test_plain_choices(tmp_path):
         {"context": "It rains.", "question": "What?", "choices": ["snow", "rain", "hail"], "right": 2},
         {"question": "1 + 1?", "choices": ["1", "2"], "right": "b"},
     ]
-    found = read("choose", put(tmp_path / "a.jsonl", "\n".join(map(json.dumps, rows)))).examples
-    assert [(e.context, e.question, e.right) for e in found] == [("It rains.", "What?", 2), ("", "1 + 1?", 1)]
+    found = read_examples("choose", put(tmp_path / "a.jsonl", "\n".join(map(json.dumps, rows)))).examples
+    assert [(e.context, e.question, e.answer) for e in found] == [("It rains.", "What?", 2), ("", "1 + 1?", 1)]
     rows[0].pop("right")
     path = put(tmp_path / "b.jsonl", json.dumps(rows[0]))
-    assert read("choose", path, ReadOptions(labelled=False)).examples[0].right is None
+    assert read_examples("choose", path, ReadOptions(labelled=False)).examples[0].answer is None
     assert "the right choice must be a letter" in refused("choose", path)
 
 
@@ -232,7 +232,7 @@ def test_woz(tmp_path):
     )
     path = put(tmp_path / "woz.json", [{"dialogue_idx": 7, "dialogue": [turn(), later]}], indent=4)
     state = (("food", "thai"), ("price range", "cheap"))
-    assert read("dialogue", path).examples == [
+    assert read_examples("dialogue", path).examples == [
         DialogueTurn("7", 0, "", turn()["transcript"], state, (*state, ("request", "phone")), f"{path}:2"),
         DialogueTurn("7", 1, "It is 01223.", "Bye", state, (), f"{path}:2"),
     ]
@@ -256,7 +256,7 @@ def test_other_bad_dialogues(tmp_path):
     assert "holds a str" in refused("dialogue", put(tmp_path / "a.json", [{"dialogue": ["hello"]}]))
     assert "holds a int; write an object" in refused("dialogue", put(tmp_path / "a.json", [3]))
     path = put(tmp_path / "b.json", [{"dialogue": [{"transcript": "hello"}]}])
-    assert read("dialogue", path, ReadOptions(labelled=False)).examples[0].user == "hello"
+    assert read_examples("dialogue", path, ReadOptions(labelled=False)).examples[0].user == "hello"
 
 
 # CLINC150 ------------------------------------------------------------------------------------------------------------
@@ -269,17 +269,17 @@ def test_clinc(tmp_path):
         "val": [["hi", "greeting"]],
     }
     path = put(tmp_path / "data_small.json", file, indent=4)
-    data = read("intent", path)
+    data = read_examples("intent", path)
     assert [(e.text, e.label) for e in data.examples] == [
         ("book a flight", "book_flight"),
         ("what is up", "greeting"),
         ("a show on broadway", "oos"),
     ]
     assert "1 of them out of scope" in data.notes[0]
-    assert read("intent", path, ReadOptions(split="dev")).examples == [
+    assert read_examples("intent", path, ReadOptions(split="dev")).examples == [
         TextExample("hi", None, "greeting", f"{path}:val 1")
     ]
-    assert len(read("intent", path, ReadOptions(split="oos_train")).examples) == 1
+    assert len(read_examples("intent", path, ReadOptions(split="oos_train")).examples) == 1
     assert "has no part 'test'; it has oos_train, train, val" in refused("intent", path, split="test")
 
 
@@ -292,8 +292,8 @@ def test_bad_clinc(tmp_path):
 
 def test_intents_in_a_table(tmp_path):
     path = put(tmp_path / "a.csv", "text,intent\nhi,greeting\nbye,parting\n")
-    assert [e.label for e in read("intent", path).examples] == ["greeting", "parting"]
+    assert [e.label for e in read_examples("intent", path).examples] == ["greeting", "parting"]
     path = put(tmp_path / "a.jsonl", '{"text": "hi", "intent": "greeting"}\n')
-    assert read("intent", path).examples[0].label == "greeting"
+    assert read_examples("intent", path).examples[0].label == "greeting"
     path = put(tmp_path / "a.json", [{"text": "hi", "intent": "greeting"}])
-    assert read("intent", path).examples[0].label == "greeting"
+    assert read_examples("intent", path).examples[0].label == "greeting"

@@ -147,8 +147,8 @@ def test_features_english():
     firsts = [i for i, t in enumerate(feature.target) if t != -100]
     assert [tokens[i][0] for i in firsts] == ["▁", "▁", "▁"] and len(tokens) > 5
     assert [TASK.labels[feature.target[i]] for i in firsts] == ["O", "B-ORG", "O"]
-    assert feature.target[0] == feature.target[-1] == -100 and feature.places[0] == feature.places[-1] == (0, 0)
-    pieces = [example.text[a:b].lower() for a, b in feature.places[1:-1]]
+    assert feature.target[0] == feature.target[-1] == -100 and feature.offsets[0] == feature.offsets[-1] == (0, 0)
+    pieces = [example.text[a:b].lower() for a, b in feature.offsets[1:-1]]
     assert pieces == [t.replace("▁", "") for t in tokens[1:-1]]
 
 
@@ -168,7 +168,7 @@ def test_a_mark_behind_a_word_changes_no_piece():
     apart, together = (
         TASK.features([TaggedExample(t, split_words(t))], ENGLISH, 32)[0] for t in ("in London , now", "in London, now")
     )
-    assert apart.ids == together.ids and apart.places != together.places
+    assert apart.ids == together.ids and apart.offsets != together.offsets
 
 
 def test_no_target_where_nothing_is_known():
@@ -223,14 +223,14 @@ def test_windows_hold_every_word(sizes, room, overlap):
 def test_the_window_with_most_context_reads_a_word():
     example = spaced([*"abcdefghijklmn"])
     features = TagTask(("O",), overlap=4).features([example], ENGLISH, 10)  # 8 words a window, 4 shared
-    assert [[example.text[a] for a, b in f.places if b > a] for f in features] == [
+    assert [[example.text[a] for a, b in f.offsets if b > a] for f in features] == [
         [*"abcdefgh"],
         [*"efghijkl"],
         [*"ijklmn"],
     ]
     read = label_tokens(features, example.words)
     assert [window for window, _ in read] == [0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2]
-    assert [features[w].places[t] for w, t in read] == list(example.words)
+    assert [features[w].offsets[t] for w, t in read] == list(example.words)
     counted = [sum(t != -100 for t in f.target) for f in features]
     assert counted == [6, 4, 4]  # each word is learnt from once, too
 
@@ -272,7 +272,7 @@ def test_what_targets_say_comes_back(parts, max_length, overlap):
         TaggedExample("in London", ((0, 2), (3, 9)), (Span(3, 9, "LOC"),)),
     ]
     features = task.features(examples, ENGLISH, max_length)
-    assert all(len(f.ids) == len(f.segments) == len(f.target) == len(f.places) <= max_length for f in features)
+    assert all(len(f.ids) == len(f.segments) == len(f.target) == len(f.offsets) <= max_length for f in features)
     assert sum(t != -100 for f in features if f.example == 0 for t in f.target) == len(words)
     found = task.results(oracle(task, features), features, examples)
     assert [plain(f.spans) for f in found] == [plain(e.spans) for e in examples]
@@ -336,11 +336,11 @@ def test_labels_of_other_models():
 
 
 def test_of():
-    assert TagTask.of([spaced(["a", "b"], {(0, 0): "PER", (1, 1): "LOC"})], overlap=3) == TagTask(
+    assert TagTask.from_examples([spaced(["a", "b"], {(0, 0): "PER", (1, 1): "LOC"})], overlap=3) == TagTask(
         ("O", "B-LOC", "I-LOC", "B-PER", "I-PER"), 3
     )
     with pytest.raises(AlbertkitError, match="none of the 1 examples holds an entity"):
-        TagTask.of([spaced(["a"])])
+        TagTask.from_examples([spaced(["a"])])
 
 
 # Metrics -------------------------------------------------------------------------------------------------------------
@@ -394,13 +394,13 @@ FARE = spaced(["how", "much", "to", "boston"], {(3, 3): "city"}, intent="fare")
 
 
 def test_intents_and_slots():
-    task = IntentTask.of([FLIGHT, FARE], overlap=2)
+    task = IntentTask.from_examples([FLIGHT, FARE], overlap=2)
     assert task == IntentTask(("fare", "flight"), ("O", "B-city", "I-city"), 2)
     assert task.head == ("classify", "tag") and task.outputs == (2, 3)
     features = task.features([FLIGHT, FARE], ENGLISH, 5)  # 3 tokens a window: not everything fits into one
     assert [f.example for f in features] == sorted(f.example for f in features) and len(features) > 2
     assert [f.target[0] for f in features if f.example == 0] == [1] * sum(f.example == 0 for f in features)
-    slots = [type(f)(f.ids, f.segments, f.example, f.target[1], f.places) for f in features]
+    slots = [type(f)(f.ids, f.segments, f.example, f.target[1], f.offsets) for f in features]
     scores = [
         (5.0 * np.eye(2)[f.target[0]], table) for f, table in zip(features, oracle(task.slots, slots), strict=True)
     ]
@@ -414,7 +414,7 @@ def test_intents_and_slots():
 
 
 def test_intent_measure_by_hand():
-    task = IntentTask.of([FLIGHT, FARE])
+    task = IntentTask.from_examples([FLIGHT, FARE])
     right = [Entity("", s.start, s.end, s.label, 1.0) for s in (*FLIGHT.spans, *FARE.spans)]
     found = [IntentResult("flight", 1.0, ()), IntentResult("flight", 1.0, (right[1],))]
     measured = task.measure(found, [FLIGHT, FARE])
@@ -438,7 +438,7 @@ def test_intent_without_an_intent():
     assert task.features([TaggedExample("x y", ())], ENGLISH, 9)[0].target is None
     assert task.features([spaced(["x"], intent="new")], ENGLISH, 9)[0].target == (-100, [-100, 0, -100])
     with pytest.raises(AlbertkitError, match="d.txt:3 has no intent"):
-        IntentTask.of([spaced(["x"], {(0, 0): "c"}, where="d.txt:3")])
+        IntentTask.from_examples([spaced(["x"], {(0, 0): "c"}, where="d.txt:3")])
 
 
 def test_the_words_of_a_text_in_use():

@@ -46,7 +46,7 @@ def work(task, scores, targets, dev=None) -> SimpleNamespace:
 
 # Values --------------------------------------------------------------------------------------------------------------
 
-VALUES = ClassifyTask((), "regression", middle=3.0, spread=2.0)
+VALUES = ClassifyTask((), "regression", mean=3.0, std=2.0)
 
 
 @given(st.integers(0, 1000), st.floats(-3, 3), st.integers(20, 300))
@@ -122,8 +122,8 @@ def test_several_labels_that_no_text_or_hardly_one_gets_are_a_collapse(seed, siz
 
 
 def test_only_what_changes_the_training_is_another_training():
-    assert taught_with(ClassifyTask(("a", "b"), temperature=2.0, threshold=0.3, floor=0.5)) == []
-    assert taught_with(ClassifyTask(("a", "b"), weights=(1.0, 2.0))) == [("weights", (1.0, 2.0))]
+    assert taught_with(ClassifyTask(("a", "b"), temperature=2.0, threshold=0.3, min_probability=0.5)) == []
+    assert taught_with(ClassifyTask(("a", "b"), class_weights=(1.0, 2.0))) == [("class_weights", (1.0, 2.0))]
     assert taught_with(MatchTask(loss="mnrl", scale=5.0)) == [("loss", "mnrl"), ("scale", 5.0)]
     assert taught_with(MatchTask(margin=0.1)) == [("margin", 0.1)] and taught_with(object()) == []
 

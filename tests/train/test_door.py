@@ -19,7 +19,7 @@ from albertkit.errors import AlbertkitError
 from albertkit.tasks.choose import ChooseTask
 from albertkit.tasks.classify import ClassifyTask
 from albertkit.tasks.examples import TextExample
-from albertkit.tasks.tag import IGNORED, TagTask
+from albertkit.tasks.tag import IGNORE_INDEX, TagTask
 from albertkit.train import finetune as door
 from albertkit.train import finetune_runs as tune
 from albertkit.train.finetune_settings import FinetuneSettings
@@ -171,7 +171,7 @@ def test_choices_and_labels_of_words_at_chance():
     assert tune.at_chance(work(ChooseTask(), noise(len(hit), 1), targets))
     assert not tune.at_chance(work(ChooseTask(), noise(len(hit), 1) + hit, targets))
     task = TagTask(("O", "B-X", "I-X"))
-    rows = [[IGNORED, *rng.choice(3, 5, p=[0.8, 0.1, 0.1]).tolist(), IGNORED] for _ in range(200)]
+    rows = [[IGNORE_INDEX, *rng.choice(3, 5, p=[0.8, 0.1, 0.1]).tolist(), IGNORE_INDEX] for _ in range(200)]
     blind = [np.log([[0.8, 0.1, 0.1]]) + 0.1 * noise(7, 3, n) for n in range(200)]
     assert tune.at_chance(work(task, blind, rows))
     seeing = [b + 2 * np.eye(3)[np.maximum(row, 0)] for b, row in zip(blind, rows, strict=True)]

@@ -47,19 +47,19 @@ def test_the_floor_goes_into_an_elastic_model(start, known, dev, tmp_path, monke
     if way == "elastic":
         source = tune.finetune("classify", known, dev, tmp_path / "plain", start, FinetuneSettings(**QUICK)).model
     seen = []
-    before = ClassifyTask.floored
+    before = ClassifyTask.fit_min_probability
 
     def floored(task, *given):
-        seen.append(dataclasses.replace(before(task, *given), floor=0.5))  # as if doubtful texts had said so
+        seen.append(dataclasses.replace(before(task, *given), min_probability=0.5))  # as if doubtful texts had said so
         return seen[-1]
 
-    monkeypatch.setattr(ClassifyTask, "floored", floored)
+    monkeypatch.setattr(ClassifyTask, "fit_min_probability", floored)
     if way == "elastic":
         done = tune.elastic(source, known, dev, tmp_path / "out", ElasticSettings(**QUICK))
     else:
         done = tune.finetune("classify", known, dev, tmp_path / "out", source, FinetuneSettings(**QUICK, elastic=True))
     albert = Albert(done.model, threads=1)
-    assert albert.task.floor == 0.5 and albert.task.temperature in [task.temperature for task in seen]
+    assert albert.task.min_probability == 0.5 and albert.task.temperature in [task.temperature for task in seen]
     found = albert.task.measure(predict(albert, dev, "classify"), dev)
     assert found == pytest.approx({name: done.metrics[name] for name in found}, abs=1e-6)
 
@@ -74,7 +74,7 @@ def test_the_floor_is_set_by_the_full_depth(start, known, dev, monkeypatch):
     full = work.objective.full
     monkeypatch.setattr(work, "by_depth", lambda features: {**scores, full: sure})
     found = work.evaluate()
-    assert work.task.floor == 0.5 and found["accuracy"] == 1.0
+    assert work.task.min_probability == 0.5 and found["accuracy"] == 1.0
     assert found["accuracy_at_1"] < 1.0
 
 

@@ -206,14 +206,16 @@ def test_what_is_likelier_wrong_than_right_is_out_of_scope():
     """Texts of the class that fits none are called so where the model doubts, if held-out ones say that this is better."""
     examples = [TextExample("x", None, label) for label in ("a", "b", "oos", "oos", "oos")]
     sure = np.array([[9.0, 0, 0], [0, 9, 0], [0, 0, 9], [1, 0.9, 0.8], [0.9, 1, 0.8]])
-    task = ClassifyTask(("a", "b", "oos")).floored(sure, examples)
+    task = ClassifyTask(("a", "b", "oos")).fit_min_probability(sure, examples)
     found = task.results(sure, (), examples)
-    assert task.floor == 0.5 and [r.label for r in found] == [e.label for e in examples]
+    assert task.min_probability == 0.5 and [r.label for r in found] == [e.label for e in examples]
     doubtful = np.array([[1.0, 0.9, 0.8], [0.9, 1, 0.8], [0, 0, 9], [0, 0, 9], [0, 0, 9]])
-    assert ClassifyTask(("a", "b", "oos")).floored(doubtful, examples).floor == 0  # it would lose what is right
+    assert (
+        ClassifyTask(("a", "b", "oos")).fit_min_probability(doubtful, examples).min_probability == 0
+    )  # it would lose what is right
     plain = ClassifyTask(("a", "b"))
-    assert plain.floored(sure[:2, :2], examples[:2]) is plain
-    assert ClassifyTask(("a", "oos"), floor=0.9).result(np.array([0.0, 1.0])).probability == pytest.approx(
+    assert plain.fit_min_probability(sure[:2, :2], examples[:2]) is plain
+    assert ClassifyTask(("a", "oos"), min_probability=0.9).result(np.array([0.0, 1.0])).probability == pytest.approx(
         0.731, abs=1e-3
     )
 
@@ -224,12 +226,14 @@ def test_the_floor_goes_into_the_model(start, tmp_path, monkeypatch):
     known = [*texts(80), *(TextExample(words(rng, TOPICS[3][:5], 4), None, "oos") for _ in range(20))]
     dev = [*texts(30, 9), *(TextExample(words(rng, TOPICS[3 * (n % 2)][:5], 4), None, "oos") for n in range(20))]
     seen = []
-    before = ClassifyTask.floored
-    monkeypatch.setattr(ClassifyTask, "floored", lambda self, *given: seen.append(before(self, *given)) or seen[-1])
+    before = ClassifyTask.fit_min_probability
+    monkeypatch.setattr(
+        ClassifyTask, "fit_min_probability", lambda self, *given: seen.append(before(self, *given)) or seen[-1]
+    )
     options = FinetuneSettings(epochs=3, batch_size=16, learning_rate=2e-3, device="cpu")
     done = tune.finetune("classify", known, dev, tmp_path, start, options)
     albert = Albert(done.model)
-    assert albert.task.floor == 0.5 and albert.task in seen
+    assert albert.task.min_probability == 0.5 and albert.task in seen
     found = albert.task.measure(predict(albert, dev, "classify"), dev)
     assert found == pytest.approx(done.metrics, abs=1e-6)
 
@@ -291,12 +295,12 @@ def test_class_weights_and_temperature():
     task = make_task("classify", [TextExample("a", label="x")] * 30 + [TextExample("b", label="y")] * 10)
     assert tune.weighted(
         task, [TextExample("a", label="x")] * 30 + [TextExample("b", label="y")] * 10
-    ).weights == pytest.approx((2 / 3, 2))
+    ).class_weights == pytest.approx((2 / 3, 2))
     rng = np.random.default_rng(0)
     truth = rng.integers(0, 2, 4000)
     calm = np.stack([-(2 * truth - 1.0), 2 * truth - 1.0], 1) + rng.normal(0, 1, (4000, 2))
     examples = [TextExample("", label="xy"[t]) for t in truth]
-    assert task.calibrated(calm * 6, examples) == pytest.approx(6 * task.calibrated(calm, examples), rel=0.02)
+    assert task.fit_temperature(calm * 6, examples) == pytest.approx(6 * task.fit_temperature(calm, examples), rel=0.02)
     loud = ClassifyTask(("x", "y"), temperature=4.0)
     assert loud.result(np.array([4.0, 0.0])).probability == pytest.approx(1 / (1 + np.exp(-1)))
 
@@ -333,7 +337,7 @@ def test_metrics_of_one_class_and_of_nothing_are_defined():
         [Classification("a"), Classification("a")], [TextExample("", label="a"), TextExample("", label="a")]
     )
     assert found["accuracy"] == 1.0 and found["f1"] == 0.0
-    assert not task.knows(TextExample("", label="c")) and task.knows(TextExample("", label="a"))
+    assert not task.has_known_label(TextExample("", label="c")) and task.has_known_label(TextExample("", label="a"))
 
 
 def test_the_command_line_from_a_file_to_a_label(start, tmp_path):

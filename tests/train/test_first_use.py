@@ -25,8 +25,8 @@ from albertkit.model import AlbertModel
 from albertkit.tasks.answer import AnswerTask
 from albertkit.tasks.classify import Classification, ClassifyTask
 from albertkit.tasks.examples import ChoiceExample, DialogueTurn, QuestionExample, Span, TaggedExample, TextExample
-from albertkit.tasks.match import MatchResult, MatchTask, ranks
-from albertkit.tasks.readers.read_examples import ReadOptions, check_known, read
+from albertkit.tasks.match import MatchResult, MatchTask, partner_ranks
+from albertkit.tasks.readers.read_examples import ReadOptions, check_known_labels, read_examples
 from albertkit.tasks.splits import split_examples
 from albertkit.tasks.tag import Entity, IntentResult, IntentTask, TagResult, TagTask
 from albertkit.tokenizer import Tokenizer
@@ -127,7 +127,7 @@ def test_pairs_without_labels_belong_together(start, tmp_path):
     path = tmp_path / "pairs.tsv"
     texts, _ = labelled(40)
     path.write_text("".join(f"{n} {a}\t{b} {n}\n" for n, (a, b) in enumerate(zip(texts, texts[::-1], strict=True))))
-    data = read("match", path)
+    data = read_examples("match", path)
     assert all(e.label is None and e.pair for e in data.examples) and "belongs together" in data.notes[-1]
     made = run(finetune, "match", path, "-o", tmp_path / "out", "--start", start, "--epochs", "1", "--restarts", "0")
     assert made.exit_code == 0, made.output
@@ -138,20 +138,20 @@ def test_pairs_without_labels_belong_together(start, tmp_path):
 
 def test_named_pairs_need_no_label_and_a_table_of_texts_is_still_refused(tmp_path):
     (tmp_path / "a.tsv").write_text("id\tasked\tfound\n1\tone cat\tred cat\n2\ttwo dogs\tblue dogs\n")
-    named = read("match", tmp_path / "a.tsv", ReadOptions(text_column="asked", pair_column="found"))
+    named = read_examples("match", tmp_path / "a.tsv", ReadOptions(text_column="asked", pair_column="found"))
     assert [e.label for e in named.examples] == [None, None]
     (tmp_path / "b.tsv").write_text("text\tlabel\none cat\tyes\ntwo dogs\tno\n")
     with pytest.raises(AlbertkitError, match="second text"):
-        read("match", tmp_path / "b.tsv")
+        read_examples("match", tmp_path / "b.tsv")
 
 
 def test_the_loss_is_chosen_and_what_belongs_apart_is_not_learnt_as_together(start):
     pairs = [TextExample(f"cat {w}", "dog", label) for w, label in zip(ANIMALS, ["1", "0"] * 4, strict=True)]
-    task = MatchTask.of(pairs, loss="mnrl")
+    task = MatchTask.from_examples(pairs, loss="mnrl")
     features = task.features(pairs, read_artifact(start).tokenizer, 16)
     assert [f.target for f in features[0::2]] == [1.0, None] * 4 and task.target(pairs[1]) == 0
     with pytest.raises(AlbertkitError, match="cosent"):
-        MatchTask.of([TextExample("a", "b", 3.5), TextExample("c", "d", 1.0)], loss="mnrl")
+        MatchTask.from_examples([TextExample("a", "b", 3.5), TextExample("c", "d", 1.0)], loss="mnrl")
     for arguments, said in (
         (["classify", "--loss", "mnrl"], "means nothing"),
         (["match", "--loss", "triplet"], "cosent"),
@@ -164,8 +164,8 @@ def test_ranks_count_equal_vectors_against_the_partner():
     rng = np.random.default_rng(0)
     table = rng.normal(size=(700, 8))
     table /= np.linalg.norm(table, axis=1, keepdims=True)
-    assert ranks(table, table) == [1] * 700
-    assert ranks(table[:3] * 0 + 1, table[:3] * 0 + 1) == [3, 3, 3]
+    assert partner_ranks(table, table) == [1] * 700
+    assert partner_ranks(table[:3] * 0 + 1, table[:3] * 0 + 1) == [3, 3, 3]
     task = MatchTask(loss="mnrl")
     two = task.measure([MatchResult(0.9, 1), MatchResult(0.8, 2)], [TextExample("a", "b"), TextExample("c", "d")])
     assert two == pytest.approx({"nearest": 0.5, "reciprocal_rank": 0.75, "mean_cosine": 0.85})
@@ -186,16 +186,22 @@ def test_classes_that_take_turns_are_both_held_out():
 def test_labels_that_a_model_does_not_know():
     task = ClassifyTask(("good", "bad"))
     known, odd = TextExample("a", label="good", where="t:1"), TextExample("b", label="goood", where="t:2")
-    assert check_known(task, [known]) == () and check_known(task, []) == ()
-    assert "t:2: label 'goood' (did you mean 'good'?)" in check_known(task, [known, odd])[0]
+    assert check_known_labels(task, [known]) == () and check_known_labels(task, []) == ()
+    assert "t:2: label 'goood' (did you mean 'good'?)" in check_known_labels(task, [known, odd])[0]
     with pytest.raises(AlbertkitError, match="none of the labels.*--separator"):
-        check_known(task, [odd])
+        check_known_labels(task, [odd])
     tags = TagTask(("O", "B-PER", "I-PER"))
     one = TaggedExample("a b", ((0, 1), (2, 3)), (Span(0, 1, "PER"),), "ask")
-    assert check_known(tags, [one]) == ()  # intents are nothing to it
-    assert "unknown" in check_known(tags, [one, TaggedExample("a", ((0, 1),), (Span(0, 1, "LOC"),))])[0]
-    assert "'buy'" in check_known(IntentTask(("ask",), tags.labels), [one, TaggedExample("a", ((0, 1),), (), "buy")])[0]
-    assert check_known(ClassifyTask(("good", "bad"), floor=0.5), [TextExample("a", label="oos"), known]) == ()
+    assert check_known_labels(tags, [one]) == ()  # intents are nothing to it
+    assert "unknown" in check_known_labels(tags, [one, TaggedExample("a", ((0, 1),), (Span(0, 1, "LOC"),))])[0]
+    assert (
+        "'buy'"
+        in check_known_labels(IntentTask(("ask",), tags.labels), [one, TaggedExample("a", ((0, 1),), (), "buy")])[0]
+    )
+    assert (
+        check_known_labels(ClassifyTask(("good", "bad"), min_probability=0.5), [TextExample("a", label="oos"), known])
+        == ()
+    )
 
 
 def test_a_regression_is_evaluated_on_numbers_only(start, tmp_path):
@@ -221,13 +227,13 @@ def test_errors_name_all_columns_and_the_right_remedy(tmp_path):
     path = tmp_path / "t.tsv"
     path.write_text("id\tbody\tauthor\tmood\n" + "".join(f"{n}\tsome text {n}\tJohn {n}\tgood\n" for n in range(9)))
     with pytest.raises(AlbertkitError, match=r"text and the label.*--text-column, --label-column"):
-        read("classify", path)
+        read_examples("classify", path)
     path.write_text("text\tlabel\na\tb\nc\nd\te\tf\n")
     with pytest.raises(AlbertkitError, match=r"line 3: 1 cell.*write all 2.*\n  line 4: 3 cells.*cannot hold"):
-        read("classify", path)
+        read_examples("classify", path)
     for task, what in (("answer", "SQuAD"), ("choose", "RACE"), ("dialogue", "WOZ")):
         with pytest.raises(AlbertkitError, match=f"is no JSON; this task reads .*{what}"):
-            read(task, path)
+            read_examples(task, path)
 
 
 def test_one_class_among_held_out_texts_gives_no_warning(recwarn):
@@ -301,15 +307,15 @@ def test_the_threshold_is_found_on_held_out_questions(start):
     scores = []
     for feature, best in zip(features, (3.0, 2.0, 1.0, 1.0), strict=True):
         table = np.full((len(feature.ids), 2), -9.0)
-        at = next(i for i, place in enumerate(feature.places or ()) if place == (0, 3))
+        at = next(i for i, place in enumerate(feature.offsets or ()) if place == (0, 3))
         table[at], table[0] = best / 2, 0.0
         scores.append(table)
     before = task.results(scores, features, asked)
-    better = task.thresholded(before, asked)
+    better = task.fit_threshold(before, asked)
     after = better.results(scores, features, asked)
     assert [found.text for found in before] == ["cat"] * 4 and [found.text for found in after] == ["cat", "cat", "", ""]
     assert task.measure(before, asked)["f1"] == 0.5 and better.measure(after, asked)["f1"] == 1
-    assert AnswerTask().thresholded(before, asked) == AnswerTask()
+    assert AnswerTask().fit_threshold(before, asked) == AnswerTask()
 
 
 def test_the_threshold_goes_into_the_model(start, tmp_path):
@@ -367,7 +373,7 @@ def test_entities_alone_are_not_wrong_for_an_intent():
 )
 def test_pictures_of_each_kind_of_label(tmp_path, recwarn, kind, labels, drawn):
     dev = [TextExample("x", label=label) for label in labels * 20]
-    task = ClassifyTask.of(dev, kind)
+    task = ClassifyTask.from_examples(dev, kind)
     rows = [np.random.default_rng(n).normal(size=task.outputs) for n in range(len(dev))]
     lines = pictures(tmp_path, HeadEvaluation((), dev, task, task.results(rows, (), dev), rows), 2.0)
     assert {path.stem for path in tmp_path.glob("*.png")} == drawn and all(name in lines[0] for name in drawn)

@@ -69,7 +69,7 @@ def test_matching_learns_what_belongs_together(start, tmp_path, loss, graded, me
     done = tune.finetune("match", examples, pairs(80, 9, graded), tmp_path, start, options, loss=loss)
     albert = Albert(done.model)
     dev = pairs(80, 9, graded)
-    task = MatchTask.of(dev)
+    task = MatchTask.from_examples(dev)
     untrained = Albert(start)
     before = task.measure([type("", (), {"score": untrained.similarity(e.text, e.pair)}) for e in dev], dev)
     after = task.measure([type("", (), {"score": albert.similarity(e.text, e.pair)}) for e in dev], dev)
@@ -90,7 +90,7 @@ def test_cosent_and_the_others_by_hand():
     apart = match_loss(MatchTask(("a", "b"), "contrastive", margin=0.5), out, [0.0, None, 1.0, None])
     assert apart == pytest.approx((0.25 + 1.0) / 2)
     with pytest.raises(AlbertkitError, match="no second text"):
-        MatchTask.of([TextExample("a")])
+        MatchTask.from_examples([TextExample("a")])
 
 
 def classes(count: int, seed: int = 0) -> list[TextExample]:

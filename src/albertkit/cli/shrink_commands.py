@@ -69,9 +69,9 @@ def known(meta: Meta, examples: list[Any], so: str) -> None:
     """A note on labels that a model does not know, and what becomes of them; an error if it knows none."""
     from albertkit.cli.entry_point import note
     from albertkit.tasks import load_task
-    from albertkit.tasks.readers.read_examples import check_known
+    from albertkit.tasks.readers.read_examples import check_known_labels
 
-    for text in check_known(load_task(meta), examples, so):
+    for text in check_known_labels(load_task(meta), examples, so):
         note(text)
 
 

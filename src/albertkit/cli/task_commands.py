@@ -137,7 +137,7 @@ def evaluate(
     albert = Albert(model, bits=int(bits) if bits else None)
     task = albert.meta.task
     from albertkit.tasks import TASKS
-    from albertkit.tasks.readers.read_examples import check_known
+    from albertkit.tasks.readers.read_examples import check_known_labels
 
     if task not in TASKS:
         raise AlbertkitError(f"{model} was made for {task!r}; fine-tune it for a task before it is evaluated")
@@ -148,7 +148,7 @@ def evaluate(
     if task == "classify" and reading.kind == "auto" and reading.separator is None:
         reading = dataclasses.replace(reading, kind=albert.task.kind)
     examples = read_files(task, {"test": test}, reading)["test"]
-    for text in check_known(albert.task, examples):
+    for text in check_known_labels(albert.task, examples):
         click.echo(text, err=True)
     results = predict(albert, examples, task, depth, early_exit)
     metrics = albert.task.measure(results, examples)

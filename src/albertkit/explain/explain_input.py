@@ -165,7 +165,7 @@ def _classify_input(albert: Albert, texts: ExplainInput) -> TokenizedInput:
 def _tag_input(albert: Albert, texts: ExplainInput, kind: str) -> TokenizedInput:
     example = TaggedExample(texts.text, split_words(texts.text))
     feature = _single(features_of(albert, [example], kind))
-    places: Places = [("text", a, b) if b > a else None for a, b in feature.places or []]
+    places: Places = [("text", a, b) if b > a else None for a, b in feature.offsets or []]
     return _build(albert, kind, {"text": texts.text}, [(feature.ids, feature.segments, places)], example)
 
 
@@ -174,7 +174,7 @@ def _answer_input(albert: Albert, texts: ExplainInput) -> TokenizedInput:
     example = QuestionExample("0", question, texts.text)
     feature = _single(features_of(albert, [example], "answer"))
     encoding = albert.tokenizer.encode(question, add_specials=False)
-    context: Places = [("text", a, b) if b > a else None for a, b in feature.places or []]
+    context: Places = [("text", a, b) if b > a else None for a, b in feature.offsets or []]
     count = feature.segments.count(0) - 2
     _check_fits(len(encoding.ids), count)
     places = [None, *(("question", a, b) for a, b in encoding.offsets), *context[count + 1 :]]

@@ -149,7 +149,7 @@ def _index_of(name: str | None, names: Sequence[str], default: int) -> int:
 def _class_target(task: Any, scores: np.ndarray, choice: TargetChoice) -> ExplainTarget:
     if task.kind == "regression":
         _check_unused(choice.target, "a regression has no classes")
-        return ExplainTarget("value", "number", scale=1 / task.spread, offset=task.middle)
+        return ExplainTarget("value", "number", scale=1 / task.std, offset=task.mean)
     index = _index_of(choice.target, task.labels, int(np.argmax(scores)))
     form = "label" if task.kind == "multi" else "class"
     return ExplainTarget(task.labels[index], form, index, scale=task.temperature)

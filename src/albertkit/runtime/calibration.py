@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from albertkit.errors import AlbertkitError
-from albertkit.tasks.confidence import CLOSE, UncertaintyEstimator, agree, cosines
+from albertkit.tasks.confidence import MIN_COSINE, UncertaintyEstimator, cosines, results_agree
 from albertkit.tasks.dialogue import DialogueTask
 
 CONFIDENCE = 0.95
@@ -195,8 +195,8 @@ def calibrated(
     ]
     if judge.heads == ("vector",):
         last = np.stack(scores[full])
-        agrees = [cosines(np.stack(scores[look]), last) >= CLOSE for look in exit_depths]
-        about = f"the cosine with the full depth's vector is at least {CLOSE}"
+        agrees = [cosines(np.stack(scores[look]), last) >= MIN_COSINE for look in exit_depths]
+        about = f"the cosine with the full depth's vector is at least {MIN_COSINE}"
     elif isinstance(task, DialogueTask):  # a state holds earlier turns, too; each turn is compared by itself
         said = judge.predictions(units, scores[full])
         agrees = [
@@ -206,7 +206,7 @@ def calibrated(
         about = "the turn says the same"
     else:
         found = results or {depth: task.results(rows, features, examples) for depth, rows in scores.items()}
-        agrees = [agree(task, found[look], found[full]) for look in exit_depths]
+        agrees = [results_agree(task, found[look], found[full]) for look in exit_depths]
         about = "the result is the same" if not judge.moves else "the value is nearly the same"
     made = fit(np.stack(uncertainty, 1), np.stack(agrees, 1), exit_depths, full, about)
     return None if made is None else made.to_dict()

@@ -23,7 +23,7 @@ from albertkit.runtime import graph as graphs
 from albertkit.runtime.batching import TokenBatch, group_by_length, pad_batch
 from albertkit.runtime.engine import Engine, open_graph
 from albertkit.runtime.graph_builder import Builder, Graph, Levels, as_float
-from albertkit.tasks.generation import GeneratedText, check_able, marks
+from albertkit.tasks.generation import GeneratedText, check_can_generate, special_ids
 from albertkit.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -152,9 +152,9 @@ class Writer:
     """The graphs that write, opened once for a model. `weights` are those the engine had before it took its layers out."""
 
     def __init__(self, config: AlbertConfig, weights: graphs.Weights, engine: Engine, tokenizer: Tokenizer) -> None:
-        check_able(config, weights)
+        check_can_generate(config, weights)
         self.config, self.engine = config, engine
-        self.end, self.mask = marks(tokenizer)[1:]
+        self.end, self.mask = special_ids(tokenizer)[1:]
         banned = {tokenizer.pad_id, tokenizer.cls_id, tokenizer.mask_id, tokenizer.unk_id} - {None}
         self.vocabulary, self.banned = tokenizer.vocab_size, sorted(i for i in banned if i is not None)
         self._embedding = open_graph(target_embedding(config, weights, engine.levels), 1)

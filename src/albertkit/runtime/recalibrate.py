@@ -23,7 +23,7 @@ from albertkit.runtime.calibration import FEWEST, ExitCalibration, calibrated, f
 from albertkit.runtime.early_exit import available_exit_depths, by_depth
 from albertkit.runtime.predict import features_of, read_heads
 from albertkit.tasks import TASKS
-from albertkit.tasks.confidence import CLOSE, cosines
+from albertkit.tasks.confidence import MIN_COSINE, cosines
 
 
 def calibrate(model: Path | str, examples: Sequence[Any], exit_depths: Sequence[int] | None = None) -> ExitCalibration:
@@ -82,9 +82,9 @@ def of_vectors(albert: Albert, texts: Sequence[str], exit_depths: Sequence[int])
     lengths = [len(piece) for piece in pieces]
     vectors = {d: np.stack(list(joined(np.stack(rows), lengths, owners, options))) for d, rows in read.items()}
     last = vectors[albert.depth]
-    uncertainty, agrees = [np.full(len(texts), np.inf)], [cosines(vectors[exit_depths[0]], last) >= CLOSE]
+    uncertainty, agrees = [np.full(len(texts), np.inf)], [cosines(vectors[exit_depths[0]], last) >= MIN_COSINE]
     for before, look in pairwise(exit_depths):
         uncertainty.append(1 - cosines(vectors[look], vectors[before]))
-        agrees.append(cosines(vectors[look], last) >= CLOSE)
-    about = f"the cosine with the full depth's vector is at least {CLOSE}"
+        agrees.append(cosines(vectors[look], last) >= MIN_COSINE)
+    about = f"the cosine with the full depth's vector is at least {MIN_COSINE}"
     return fit(np.stack(uncertainty, 1), np.stack(agrees, 1), exit_depths, albert.depth, about)

@@ -196,7 +196,7 @@ async def intent(service: Service, context: RequestContext, body: TextsRequest) 
     texts = texts_of(body.texts, "texts")
     if model.albert.meta.task == "classify":  # intents without slots
         labels = await service.results(context, model, [TextExample(text) for text in texts], "classify", body.depth)
-        return {"model": model.name, "results": [IntentResult.of(label) for label in labels]}
+        return {"model": model.name, "results": [IntentResult.from_classification(label) for label in labels]}
     examples = await service.cut(tagged, texts)
     return {"model": model.name, "results": await service.results(context, model, examples, "intent", body.depth)}
 

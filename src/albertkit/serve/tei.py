@@ -197,7 +197,7 @@ def fitting(model: ServedModel, rows: np.ndarray, raw: bool) -> np.ndarray:
     """(texts, classes) scores → how well each fits: the value, or the probability of the class that means yes."""
     task = model.albert.task
     if task.kind == "regression":
-        found: np.ndarray = rows[:, 0] if raw else task.middle + task.spread * rows[:, 0]
+        found: np.ndarray = rows[:, 0] if raw else task.mean + task.std * rows[:, 0]
         return found
     yes = next((i for i, label in enumerate(task.labels) if label.lower() in YES), 1)
     chosen: np.ndarray = (rows if raw else task.probabilities(rows))[:, yes]
@@ -212,7 +212,7 @@ async def predict(service: Service, context: RequestContext, body: PredictReques
     rows = np.stack(await service.scores(context, model, examples, "classify")).astype(np.float64)
     if task.kind == "regression":
         labels: tuple[str, ...] = ("value",)
-        scores = rows if body.raw_scores else task.middle + task.spread * rows
+        scores = rows if body.raw_scores else task.mean + task.std * rows
     else:
         labels, scores = task.labels, rows if body.raw_scores else task.probabilities(rows)
     found = [[{"label": labels[i], "score": float(row[i])} for i in np.argsort(-row, kind="stable")] for row in scores]

@@ -37,7 +37,7 @@ def make_task(name: str, examples: Sequence[Any], **settings: Any) -> Any:
     if name not in TASKS:
         raise AlbertkitError(f"unknown task {name!r}{nearest(name, TASKS)}; choose one of {', '.join(TASKS)}")
     kind = TASKS[name]
-    return kind.of(examples, **settings) if hasattr(kind, "of") else kind(**settings)
+    return kind.from_examples(examples, **settings)
 
 
 def load_task(meta: Meta) -> Any:

@@ -67,9 +67,9 @@ class AnswerTask:
                 raise AlbertkitError(f"{name} is {getattr(self, name)}; choose {least} or more")
 
     @classmethod
-    def of(cls, examples: Sequence[QuestionExample], **settings: Any) -> AnswerTask:
+    def from_examples(cls, examples: Sequence[QuestionExample], **settings: Any) -> AnswerTask:
         """The task that these examples are about: with a threshold (of 0) if some questions have no answer."""
-        default = 0.0 if any(example.impossible for example in examples) else None
+        default = 0.0 if any(example.is_impossible for example in examples) else None
         return cls(**{"threshold": default, **settings})
 
     def features(self, examples: Sequence[QuestionExample], tokenizer: Tokenizer, max_length: int) -> list[Feature]:
@@ -89,8 +89,8 @@ class AnswerTask:
             before = [cls, *question.ids[:longest], sep]
             room = max_length - len(before) - 1
             overlap = min(self.stride, room // 2)
-            tokens = None if example.impossible else _covering(context.offsets, place_of(example))
-            known = example.impossible or tokens is not None
+            tokens = None if example.is_impossible else _covering(context.offsets, answer_span(example))
+            known = example.is_impossible or tokens is not None
             for start in range(0, max(len(context.ids) - overlap, 1), room - overlap):
                 ids = context.ids[start : start + room]
                 shift = len(before) - start
@@ -112,7 +112,7 @@ class AnswerTask:
         """The best answer to each question, from (tokens, 2) scores of each window: as first and as last token."""
         spans: list[list[tuple[float, int, int]]] = [[] for _ in examples]
         for table, feature in zip(scores, features, strict=True):
-            spans[feature.example] += self._spans(np.asarray(table, np.float64), feature.places or [])
+            spans[feature.example] += self._spans(np.asarray(table, np.float64), feature.offsets or [])
         return [self._found(own, example.context) for own, example in zip(spans, examples, strict=True)]
 
     def _spans(self, scores: np.ndarray, places: Sequence[tuple[int, int]]) -> list[tuple[float, int, int]]:
@@ -152,7 +152,7 @@ class AnswerTask:
         found = [replace(answer, probability=chance) for answer, chance in zip(found, probabilities, strict=True)]
         return replace(found[0], others=tuple(answer for answer in found[1:] if answer.text))
 
-    def thresholded(self, results: Sequence[AnswerResult], examples: Sequence[QuestionExample]) -> AnswerTask:
+    def fit_threshold(self, results: Sequence[AnswerResult], examples: Sequence[QuestionExample]) -> AnswerTask:
         """Where questions may have no answer: the task with the threshold that is best on held-out examples."""
         best = None if self.threshold is None else self.measure(results, examples).get("best_threshold")
         return self if best is None else replace(self, threshold=best)
@@ -163,9 +163,9 @@ class AnswerTask:
         Where some have none: the share of those for which none was given, F1 and exact match of the others, and the
         threshold at which F1 would have been best here.
         """
-        pairs = [(r, e) for r, e in zip(results, examples, strict=True) if e.impossible or e.answers]
+        pairs = [(r, e) for r, e in zip(results, examples, strict=True) if e.is_impossible or e.answers]
         grades = np.array([grade(r.text, e) for r, e in pairs]).reshape(-1, 2)
-        empty = np.array([e.impossible for _, e in pairs], bool)
+        empty = np.array([e.is_impossible for _, e in pairs], bool)
         exact, f1 = grades.mean(0) if len(grades) else (0.0, 0.0)
         out = {"f1": float(f1), "exact": float(exact)}
         if empty.any():
@@ -181,7 +181,7 @@ class AnswerTask:
         return out
 
 
-def place_of(example: QuestionExample) -> tuple[int, int] | None:
+def answer_span(example: QuestionExample) -> tuple[int, int] | None:
     """Characters of the first answer. Where its text is not where the data says: the nearest place that has it."""
     if not example.answers or not example.answers[0][1]:
         return None

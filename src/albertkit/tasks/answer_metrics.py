@@ -35,17 +35,17 @@ def is_chinese(text: str) -> bool:
 def grade(text: str, question: QuestionExample) -> tuple[float, float]:
     """Exact match and F1 of an answer: the best over the right answers; for Chinese contexts the way of CMRC 2018."""
     chinese = is_chinese(question.context)
-    normal = normal_chinese if chinese else normal_english
-    right = [] if question.impossible else [answer for _, answer in question.answers if normal(answer)]
+    normal = normalize_chinese if chinese else normalize_english
+    right = [] if question.is_impossible else [answer for _, answer in question.answers if normal(answer)]
     exact = max(float(normal(text) == normal(answer)) for answer in right or [""])
     f1 = f1_chinese if chinese else f1_english
     return exact, max(f1(text, answer) for answer in right or [""])
 
 
-def normal_english(text: str) -> str:
+def normalize_english(text: str) -> str:
     """Lower case, no punctuation, no articles, single spaces.
 
-    >>> normal_english("The  Broncos' win!")
+    >>> normalize_english("The  Broncos' win!")
     'broncos win'
     """
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
@@ -53,18 +53,18 @@ def normal_english(text: str) -> str:
 
 def f1_english(text: str, right: str) -> float:
     """Over words, each counted as often as it stands there."""
-    one, two = normal_english(text).split(), normal_english(right).split()
+    one, two = normalize_english(text).split(), normalize_english(right).split()
     return _f1(sum((Counter(one) & Counter(two)).values()), len(one), len(two))
 
 
-def normal_chinese(text: str) -> str:
+def normalize_chinese(text: str) -> str:
     """Lower case, without the punctuation of CMRC 2018."""
     return text.lower().strip().translate(_MARKS)
 
 
 def f1_chinese(text: str, right: str) -> float:
     """Over Chinese characters and other words: the longest stretch that both have."""
-    one, two = _SEGMENT.findall(normal_chinese(text)), _SEGMENT.findall(normal_chinese(right))
+    one, two = _SEGMENT.findall(normalize_chinese(text)), _SEGMENT.findall(normalize_chinese(right))
     same = SequenceMatcher(None, one, two, autojunk=False).find_longest_match(0, len(one), 0, len(two)).size
     return _f1(same, len(one), len(two))
 

@@ -42,10 +42,10 @@ class ChooseTask:
     outputs = 1
 
     @classmethod
-    def of(cls, examples: Sequence[ChoiceExample], **settings: Any) -> ChooseTask:
+    def from_examples(cls, examples: Sequence[ChoiceExample], **settings: Any) -> ChooseTask:
         """The task; the examples must say which choice is right."""
         for example in examples:
-            if example.right is None:
+            if example.answer is None:
                 raise AlbertkitError(
                     f"{example.where or 'an example'} does not say which choice is right; training needs it"
                 )
@@ -73,7 +73,7 @@ class ChooseTask:
                 first = context[: room - len(second)]
                 ids = [cls, *first, sep, *second, sep]
                 segments = [0] * (len(first) + 2) + [1] * (len(second) + 1)
-                out.append(Feature(ids, segments, number, None if place else example.right))
+                out.append(Feature(ids, segments, number, None if place else example.answer))
         return out
 
     def results(
@@ -93,7 +93,7 @@ class ChooseTask:
 
     def measure(self, results: Sequence[ChoiceResult], examples: Sequence[ChoiceExample]) -> dict[str, float]:
         """The share of right choices, among examples that say which is right."""
-        hits = [r.index == e.right for r, e in zip(results, examples, strict=True) if e.right is not None]
+        hits = [r.index == e.answer for r, e in zip(results, examples, strict=True) if e.answer is not None]
         return {"accuracy": sum(hits) / max(1, len(hits))}
 
 
@@ -109,7 +109,7 @@ def join_choice(question: str, choice: str) -> str:
 
 
 def _check(example: ChoiceExample) -> None:
-    count, right = len(example.choices), example.right
+    count, right = len(example.choices), example.answer
     if not count or (right is not None and not 0 <= right < count):
         raise AlbertkitError(
             f"{example.where or 'an example'} has {count} choices and number {right} is right, counted from 0; give at "

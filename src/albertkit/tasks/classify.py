@@ -47,13 +47,13 @@ class ClassifyTask:
     """Scores are divided by it, so that probabilities mean what they say; found on held-out examples."""
     threshold: float = 0.5
     """Multi-label: classes at least this likely are given."""
-    floor: float = 0.0
+    min_probability: float = 0.0
     """Single class: below this probability a text is out of scope."""
-    weights: tuple[float, ...] | None = None
+    class_weights: tuple[float, ...] | None = None
     """Of each class in the loss; None weighs all alike."""
-    middle: float = 0.0
-    spread: float = 1.0
-    """Regression: value = middle + spread · score."""
+    mean: float = 0.0
+    std: float = 1.0
+    """Regression: value = mean + std · score."""
 
     name = "classify"
     head = "classify"
@@ -63,7 +63,7 @@ class ClassifyTask:
             raise AlbertkitError(f"kind is {self.kind!r}; choose one of {', '.join(KINDS)}")
 
     @classmethod
-    def of(cls, examples: Sequence[TextExample], kind: str | None = None) -> ClassifyTask:
+    def from_examples(cls, examples: Sequence[TextExample], kind: str | None = None) -> ClassifyTask:
         """The task that these examples are about: kind and classes as found in their labels."""
         found = [e.label for e in examples]
         if not found or any(label is None for label in found):
@@ -74,7 +74,7 @@ class ClassifyTask:
             kind = "regression" if isinstance(first, float) else "multi" if isinstance(first, tuple) else "single"
         if kind == "regression":
             values = np.array([float(label) for label in found], np.float64)  # type: ignore[arg-type]
-            return cls((), "regression", middle=float(values.mean()), spread=float(values.std()) or 1.0)
+            return cls((), "regression", mean=float(values.mean()), std=float(values.std()) or 1.0)
         counts = Counter(c for label in found for c in (label if isinstance(label, tuple) else (str(label),)))
         if len(counts) < 2 and kind == "single":
             raise AlbertkitError(f"all {len(found)} examples have the class {next(iter(counts))!r}; two are needed")
@@ -94,11 +94,11 @@ class ClassifyTask:
             pairs = [examples[i].pair or "" for i in places] if places is paired else None
             found = tokenizer.encode_batch([examples[i].text for i in places], pairs, max_length=max_length)
             for i, encoding in zip(places, found, strict=True):
-                target = self.target(examples[i]) if self.knows(examples[i]) else None
+                target = self.target(examples[i]) if self.has_known_label(examples[i]) else None
                 made[i] = Feature(encoding.ids, encoding.segments, i, target)
         return [feature for feature in made if feature is not None]
 
-    def knows(self, example: TextExample) -> bool:
+    def has_known_label(self, example: TextExample) -> bool:
         """Whether the label is one of the task's; others cannot be learnt, and count as missed when measured."""
         label = example.label
         if label is None or self.kind == "regression":
@@ -116,14 +116,14 @@ class ClassifyTask:
             ) from None
 
     def target(self, example: TextExample) -> int | list[float] | float | None:
-        """The label in numbers: a row, a list of 0 and 1, or the value in spreads from the middle."""
+        """The label in numbers: a row, a list of 0 and 1, or the value in spreads from the mean."""
         label = example.label
         if label is None:
             return None
         if self.kind == "regression":
             if not isinstance(label, float):
                 label = self.value(example)
-            return (label - self.middle) / self.spread
+            return (label - self.mean) / self.std
         for one in label if isinstance(label, tuple) else (str(label),):
             if one not in self.labels:
                 raise AlbertkitError(
@@ -143,7 +143,7 @@ class ClassifyTask:
     def result(self, row: np.ndarray) -> Classification:
         """Scores of one text (classes,) → its label."""
         if self.kind == "regression":
-            return Classification(self.middle + self.spread * float(row[0]))
+            return Classification(self.mean + self.std * float(row[0]))
         probabilities = self.probabilities(row[None])[0]
         by_name = dict(zip(self.labels, probabilities.tolist(), strict=True))
         if self.kind == "multi":
@@ -151,7 +151,7 @@ class ClassifyTask:
             sure = float(np.prod(np.maximum(probabilities, 1 - probabilities)))
             return Classification(given, sure, by_name)
         best = int(probabilities.argmax())
-        if probabilities[best] < self.floor and self.labels[best] != OUT_OF_SCOPE:
+        if probabilities[best] < self.min_probability and self.labels[best] != OUT_OF_SCOPE:
             return Classification(OUT_OF_SCOPE, 1 - float(probabilities[best]), by_name)
         return Classification(self.labels[best], float(probabilities[best]), by_name)
 
@@ -197,9 +197,9 @@ class ClassifyTask:
         }
         return found_scores | out_of_scope_metrics(results, examples)
 
-    def calibrated(self, scores: np.ndarray, examples: Sequence[TextExample]) -> float:
+    def fit_temperature(self, scores: np.ndarray, examples: Sequence[TextExample]) -> float:
         """The temperature at which held-out labels are likeliest; 1 for a regression, and where no label is known."""
-        known = [i for i, e in enumerate(examples) if self.knows(e)]
+        known = [i for i, e in enumerate(examples) if self.has_known_label(e)]
         if self.kind == "regression" or not len(scores) or not known:
             return 1.0
         from scipy.optimize import minimize_scalar
@@ -216,7 +216,7 @@ class ClassifyTask:
 
         return math.exp(float(minimize_scalar(loss, bounds=(-2.0, 3.0), method="bounded").x))
 
-    def floored(self, scores: np.ndarray, examples: Sequence[TextExample]) -> ClassifyTask:
+    def fit_min_probability(self, scores: np.ndarray, examples: Sequence[TextExample]) -> ClassifyTask:
         """Where out of scope is a class: the task that also says it of texts whose best class is likelier wrong than right,
         if that is better on held-out examples. Few examples of what fits nothing teach the class only what they are about.
 
@@ -225,14 +225,14 @@ class ClassifyTask:
         strange = np.array([e.label == OUT_OF_SCOPE for e in examples])
         if self.kind != "single" or OUT_OF_SCOPE not in self.labels or len(set(strange.tolist())) < 2:
             return self
-        plain = replace(self, temperature=self.calibrated(scores, examples), floor=0.0)
+        plain = replace(self, temperature=self.fit_temperature(scores, examples), min_probability=0.0)
 
         def score(task: ClassifyTask) -> float:
             found = zip(task.results(list(scores), (), examples), examples, strict=True)
             right = np.array([r.label == e.label for r, e in found])
             return float(right[strange].mean() + right[~strange].mean())
 
-        return max((plain, replace(plain, floor=LIKELIER)), key=score)
+        return max((plain, replace(plain, min_probability=LIKELIER)), key=score)
 
 
 def out_of_scope_metrics(found: Sequence[Classification], examples: Sequence[TextExample]) -> dict[str, float]:

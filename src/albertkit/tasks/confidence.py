@@ -21,8 +21,8 @@ from albertkit.tasks.match import MatchTask
 from albertkit.tasks.task import Feature
 from albertkit.tasks.word_alignment import example_words, label_tokens
 
-NEAR = 0.1  # values agree that differ by this many spreads at most
-CLOSE = 0.95  # vectors agree that have this cosine at least
+MAX_DIFFERENCE = 0.1  # values agree that differ by this many spreads at most
+MIN_COSINE = 0.95  # vectors agree that have this cosine at least
 
 
 class UncertaintyEstimator:
@@ -41,7 +41,7 @@ class UncertaintyEstimator:
             self.units[place if alone else feature.example].append(place)
         self.reads: list[np.ndarray] = []
         if "tag" in self.heads:
-            self.reads = tokens_read(features, examples, self.units)
+            self.reads = word_token_positions(features, examples, self.units)
 
     def uncertainty(self, units: Sequence[int], now: Sequence[Any], before: Sequence[Any] | None) -> np.ndarray:
         """(units,) uncertainty, from scores by feature at this look and, for what only moves, at the last one."""
@@ -130,7 +130,9 @@ def cosines(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     return found
 
 
-def tokens_read(features: Sequence[Feature], examples: Sequence[Any], units: list[list[int]]) -> list[np.ndarray]:
+def word_token_positions(
+    features: Sequence[Feature], examples: Sequence[Any], units: list[list[int]]
+) -> list[np.ndarray]:
     """The tokens of each feature that read a word."""
     found: list[list[int]] = [[] for _ in features]
     for example, places in zip(examples, units, strict=True):
@@ -139,15 +141,15 @@ def tokens_read(features: Sequence[Feature], examples: Sequence[Any], units: lis
     return [np.array(tokens, np.int64) for tokens in found]
 
 
-def agree(task: Any, mine: Sequence[Any], full: Sequence[Any]) -> np.ndarray:
-    """(examples,) whether two lists of results say the same; values may differ by `NEAR` spreads."""
+def results_agree(task: Any, mine: Sequence[Any], full: Sequence[Any]) -> np.ndarray:
+    """(examples,) whether two lists of results say the same; values may differ by `MAX_DIFFERENCE` spreads."""
     if isinstance(task, ClassifyTask) and task.kind == "regression":
         gaps = [abs(a.label - b.label) for a, b in zip(mine, full, strict=True)]
-        return np.array(gaps) <= NEAR * task.spread
-    return np.array([answer_of(a) == answer_of(b) for a, b in zip(mine, full, strict=True)], bool)
+        return np.array(gaps) <= MAX_DIFFERENCE * task.std
+    return np.array([prediction_of(a) == prediction_of(b) for a, b in zip(mine, full, strict=True)], bool)
 
 
-def answer_of(result: Any) -> Any:
+def prediction_of(result: Any) -> Any:
     """What a result says, without how sure it is."""
     if hasattr(result, "spans"):
         spans = tuple((s.start, s.end, s.label) for s in result.spans)

@@ -48,7 +48,7 @@ class DialogueTask:
     """State tracking as a task: each turn is a text with several labels; results are the states after each turn."""
 
     labels: tuple[str, ...]
-    known: tuple[str, ...] = ()
+    known_labels: tuple[str, ...] = ()
     """Every "slot=value" of the training, to be found in the user's words."""
     threshold: float = 0.5
 
@@ -57,9 +57,9 @@ class DialogueTask:
     kind = "multi"
 
     @classmethod
-    def of(cls, turns: Sequence[DialogueTurn]) -> DialogueTask:
+    def from_examples(cls, turns: Sequence[DialogueTurn]) -> DialogueTask:
         """The labels that these turns have."""
-        known = sorted({label for text in texts(turns) for label in text.label or ()})  # type: ignore[union-attr]
+        known = sorted({label for text in turn_texts(turns) for label in text.label or ()})  # type: ignore[union-attr]
         if not known:
             raise AlbertkitError("no turn says anything about a slot; state tracking needs turns with labels")
         folded = cls((), tuple(known)).folded(turns)
@@ -71,9 +71,9 @@ class DialogueTask:
         return len(self.labels)
 
     def folded(self, turns: Sequence[DialogueTurn]) -> list[TextExample]:
-        """`texts`, with `NAMED` for the values that the user's words name."""
+        """`turn_texts`, with `NAMED` for the values that the user's words name."""
         out = []
-        for text, said in zip(texts(turns), named(turns, self.known), strict=True):
+        for text, said in zip(turn_texts(turns), values_in_text(turns, self.known_labels), strict=True):
             there = {f"{slot}={value}": f"{slot}={NAMED}" for slot, value in said.items()}
             labels = sorted(there.get(label, label) for label in text.label)  # type: ignore[union-attr]
             out.append(TextExample(text.text, text.pair, tuple(labels), text.where))
@@ -94,7 +94,7 @@ class DialogueTask:
         """The state after each turn."""
         probabilities = ClassifyTask(self.labels, "multi").probabilities(np.stack(scores).astype(np.float64))
         by_turn = []
-        for row, said in zip(probabilities.tolist(), named(examples, self.known), strict=True):
+        for row, said in zip(probabilities.tolist(), values_in_text(examples, self.known_labels), strict=True):
             found = dict(zip(self.labels, row, strict=True))
             for slot in [label.removesuffix(f"={NAMED}") for label in self.labels if label.endswith(f"={NAMED}")]:
                 chance = found.pop(f"{slot}={NAMED}")
@@ -109,15 +109,17 @@ class DialogueTask:
         return measure(results, examples)
 
 
-def texts(turns: Sequence[DialogueTurn]) -> list[TextExample]:
+def turn_texts(turns: Sequence[DialogueTurn]) -> list[TextExample]:
     """What the classifier reads: the system's words, then the user's, with the labels of this turn, sorted."""
     return [
-        TextExample(turn.system, turn.user, tuple(sorted({f"{slot}={value}" for slot, value in turn.said})), turn.where)
+        TextExample(
+            turn.system, turn.user, tuple(sorted({f"{slot}={value}" for slot, value in turn.updates})), turn.where
+        )
         for turn in turns
     ]
 
 
-def named(turns: Sequence[DialogueTurn], known: Sequence[str]) -> list[dict[str, str]]:
+def values_in_text(turns: Sequence[DialogueTurn], known: Sequence[str]) -> list[dict[str, str]]:
     """Slot → value that the user's words name, for each turn; of several values of a slot the last, of values that
     overlap the longer.
     """
@@ -175,8 +177,8 @@ def truth(turns: Sequence[DialogueTurn]) -> list[DialogueState]:
     return [
         DialogueState(
             {slot: value for slot, value in turn.state if slot != REQUEST},
-            frozenset(value for slot, value in turn.said if slot == REQUEST),
-            {slot: value for slot, value in turn.said if slot != REQUEST},
+            frozenset(value for slot, value in turn.updates if slot == REQUEST),
+            {slot: value for slot, value in turn.updates if slot != REQUEST},
         )
         for turn in turns
     ]

@@ -52,7 +52,7 @@ class QuestionExample:
     context: str
     answers: tuple[tuple[int, str], ...] = ()
     """Where each right answer starts, and its text."""
-    impossible: bool = False
+    is_impossible: bool = False
     """Marked as not answerable."""
     where: str = ""
 
@@ -64,7 +64,7 @@ class ChoiceExample:
     context: str
     question: str
     choices: tuple[str, ...]
-    right: int | None = None
+    answer: int | None = None
     where: str = ""
 
 
@@ -87,6 +87,6 @@ class DialogueTurn:
     user: str
     state: tuple[tuple[str, str], ...] = ()
     """(slot, value) of everything asked for so far."""
-    said: tuple[tuple[str, str], ...] = ()
+    updates: tuple[tuple[str, str], ...] = ()
     """(slot, value) this turn adds; `request` is a slot too."""
     where: str = ""

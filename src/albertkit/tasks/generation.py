@@ -22,7 +22,7 @@ import numpy as np
 from albertkit.config import AlbertConfig
 from albertkit.errors import AlbertkitError, need
 from albertkit.tasks.examples import RewriteExample
-from albertkit.tasks.tag import IGNORED
+from albertkit.tasks.tag import IGNORE_INDEX
 from albertkit.tasks.task import Feature
 from albertkit.tasks.word_alignment import CJK, split_words
 from albertkit.tokenizer import Tokenizer
@@ -52,7 +52,7 @@ class TargetPrediction:
     """The ids it said, each once."""
     loss: float
     """Summed over tokens."""
-    right: int
+    correct: int
     tokens: int
 
 
@@ -64,7 +64,7 @@ class GenerateTask:
     """Most tokens to write; the source gets the rest of the longest input."""
     smoothing: float = 0.0
     """Share of the loss that is spread over all words."""
-    words: int = 10
+    target_words: int = 10
     """Mean words of a target in the training data: what the copy baseline takes."""
 
     name = "generate"
@@ -79,13 +79,13 @@ class GenerateTask:
             raise AlbertkitError(f"smoothing is {self.smoothing}; it must be from 0 up to, not including, 1")
 
     @classmethod
-    def of(cls, examples: Sequence[RewriteExample], **settings: Any) -> GenerateTask:
+    def from_examples(cls, examples: Sequence[RewriteExample], **settings: Any) -> GenerateTask:
         """The task; the examples must have targets."""
         for example in examples:
             if not example.target:
                 raise AlbertkitError(f"{example.where or 'an example'} has no target; training needs one")
         lengths = [len(split_words(example.target or "")) for example in examples]
-        return cls(**{"words": max(1, round(float(np.mean(lengths)))), **settings})
+        return cls(**{"target_words": max(1, round(float(np.mean(lengths)))), **settings})
 
     def room(self, max_length: int) -> int:
         """Tokens of a source that are read."""
@@ -99,13 +99,13 @@ class GenerateTask:
 
     def sources(self, texts: Sequence[str], tokenizer: Tokenizer, max_length: int) -> list[list[int]]:
         """[CLS] source [SEP] as the model reads it; long sources lose their end."""
-        first, last, _ = marks(tokenizer)
+        first, last, _ = special_ids(tokenizer)
         room = self.room(max_length)
         return [[first, *ids[:room], last] for ids in tokenizer.ids_batch(texts)]
 
     def features(self, examples: Sequence[RewriteExample], tokenizer: Tokenizer, max_length: int) -> list[Feature]:
         """One for each example; a target that is cut has no end to learn."""
-        _, last, mask = marks(tokenizer)
+        _, last, mask = special_ids(tokenizer)
         sources = self.sources([example.source for example in examples], tokenizer, max_length)
         targets = tokenizer.ids_batch([example.target or "" for example in examples])
         made = []
@@ -116,7 +116,7 @@ class GenerateTask:
             places = list(range(begin, begin + count))
             made.append(
                 Feature(
-                    ids, [0] * begin + [1] * 2 * count, number, [IGNORED] * (begin + count) + right,
+                    ids, [0] * begin + [1] * 2 * count, number, [IGNORE_INDEX] * (begin + count) + right,
                     positions=[*range(begin), *places, *places],
                     ranks=[0] * begin + [2 * i for i in range(1, count + 1)] + [2 * i - 1 for i in range(1, count + 1)],
                 )
@@ -129,7 +129,7 @@ class GenerateTask:
         """What was said at each mask, from (masks, 2): the likeliest token, and the log-probability of the right one."""
         made = []
         for row, feature in zip(scores, features, strict=True):
-            right = [target for target in feature.target if target != IGNORED]
+            right = [target for target in feature.target if target != IGNORE_INDEX]
             said = row[:, 0].astype(int).tolist()
             hits = sum(a == b for a, b in zip(said, right, strict=True))
             made.append(
@@ -142,15 +142,15 @@ class GenerateTask:
         if results and isinstance(results[0], TargetPrediction):
             tokens = sum(r.tokens for r in results)
             loss = sum(r.loss for r in results) / tokens
-            return {"loss": loss, "word_accuracy": sum(r.right for r in results) / tokens}
+            return {"loss": loss, "word_accuracy": sum(r.correct for r in results) / tokens}
         right = [example.target or "" for example in examples]
-        found = quality([result.text for result in results], right)
-        copied = quality([first_words(example.source, self.words) for example in examples], right)
+        found = text_quality([result.text for result in results], right)
+        copied = text_quality([first_words(example.source, self.target_words) for example in examples], right)
         length = sum(len(split_words(r.text)) for r in results) / max(1, sum(len(split_words(t)) for t in right))
         return {**found, **{f"copy_{name}": value for name, value in copied.items()}, "length_ratio": length}
 
 
-def marks(tokenizer: Tokenizer) -> tuple[int, int, int]:
+def special_ids(tokenizer: Tokenizer) -> tuple[int, int, int]:
     """The ids of [CLS], [SEP] and [MASK]."""
     first, last, mask = tokenizer.cls_id, tokenizer.sep_id, tokenizer.mask_id
     if first is None or last is None or mask is None:
@@ -158,7 +158,7 @@ def marks(tokenizer: Tokenizer) -> tuple[int, int, int]:
     return first, last, mask
 
 
-def check_able(config: AlbertConfig, names: Collection[str]) -> None:
+def check_can_generate(config: AlbertConfig, names: Collection[str]) -> None:
     """Refuse a model that cannot write: what it lacks, or what it has that does not work word by word."""
     odd = sorted(set(config.options.active()) - KNOWN_OPTIONS)
     if odd:
@@ -179,7 +179,7 @@ def first_words(text: str, count: int) -> str:
     return text[words[0][0] : words[-1][1]] if words else ""
 
 
-class Cut:
+class RougeTokenizer:
     """Words for rouge-score, which by itself knows only Latin letters."""
 
     def tokenize(self, text: str) -> list[str]:
@@ -188,14 +188,14 @@ class Cut:
         return [lower[a:b] for a, b in split_words(lower) if any(c.isalnum() for c in lower[a:b])]
 
 
-def quality(written: Sequence[str], right: Sequence[str]) -> dict[str, float]:
+def text_quality(written: Sequence[str], right: Sequence[str]) -> dict[str, float]:
     """ROUGE-L (mean F1) and BLEU of the whole, from 0 to 1, in lower case."""
     need("rouge_score", "generate", "measuring written texts")
     need("sacrebleu", "generate", "measuring written texts")
     from rouge_score.rouge_scorer import RougeScorer
     from sacrebleu.metrics.bleu import BLEU
 
-    scorer = RougeScorer(["rougeL"], tokenizer=Cut())
+    scorer = RougeScorer(["rougeL"], tokenizer=RougeTokenizer())
     rouge = [scorer.score(truth, text)["rougeL"].fmeasure for text, truth in zip(written, right, strict=True)]
     letters = "".join(right)
     chinese = len(CJK.findall(letters)) > len(letters) / 2

@@ -53,7 +53,7 @@ class MatchTask:
             raise AlbertkitError(f"loss is {self.loss!r}; choose one of {', '.join(LOSSES)}")
 
     @classmethod
-    def of(cls, examples: Sequence[TextExample], loss: str | None = None) -> MatchTask:
+    def from_examples(cls, examples: Sequence[TextExample], loss: str | None = None) -> MatchTask:
         """The task of these pairs: cosent where they have scores or classes, mnrl where they only belong together."""
         for e in examples:
             if e.pair is None:
@@ -110,7 +110,7 @@ class MatchTask:
             return [MatchResult(float(score)) for score in cosines]
         return [
             MatchResult(float(score), rank)
-            for score, rank in zip(cosines, ranks(table[0::2], table[1::2]), strict=True)
+            for score, rank in zip(cosines, partner_ranks(table[0::2], table[1::2]), strict=True)
         ]
 
     def measure(self, results: Sequence[MatchResult], examples: Sequence[TextExample]) -> dict[str, float]:
@@ -147,7 +147,7 @@ class MatchTask:
         }
 
 
-def ranks(first: np.ndarray, second: np.ndarray, block: int = 512) -> list[int]:
+def partner_ranks(first: np.ndarray, second: np.ndarray, block: int = 512) -> list[int]:
     """For each row of unit vectors, the place of its partner among all second ones; as near ones stand before it, so that equal vectors gain nothing."""
     found: list[int] = []
     for start in range(0, len(first), block):

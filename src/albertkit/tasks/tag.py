@@ -32,7 +32,7 @@ from albertkit.tasks.word_alignment import (
 )
 from albertkit.tokenizer import Tokenizer
 
-IGNORED = -100  # a target that no loss looks at
+IGNORE_INDEX = -100  # a target that no loss looks at
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class IntentResult:
     """Layers applied, on results of texts that may leave early (`early_exit=`); no part of what is compared or written."""
 
     @classmethod
-    def of(cls, label: Any) -> IntentResult:
+    def from_classification(cls, label: Any) -> IntentResult:
         """A `Classification` as an intent without slots."""
         made = cls(label.label, label.probability, ())
         if label.depth is not None:
@@ -95,7 +95,7 @@ class TagTask:
             raise AlbertkitError(f"overlap is {self.overlap}; choose 0 or more tokens")
 
     @classmethod
-    def of(cls, examples: Sequence[TaggedExample], **settings: Any) -> TagTask:
+    def from_examples(cls, examples: Sequence[TaggedExample], **settings: Any) -> TagTask:
         """The task with all kinds of entities in these examples."""
         kinds = sorted({span.label for example in examples for span in example.spans})
         if not kinds:
@@ -130,10 +130,10 @@ class TagTask:
                 places = [(0, 0), *(place for _, place in tokens), (0, 0)]
                 made.append(Feature(ids, [0] * len(ids), number, None, places))
             if example.words or example.spans or example.intent is not None:
-                targets = [[IGNORED] * len(feature.ids) for feature in made]
+                targets = [[IGNORE_INDEX] * len(feature.ids) for feature in made]
                 tags = iob2_tags(own, example.spans, example.where)
                 for tag, (window_number, token) in zip(tags, label_tokens(made, own), strict=True):
-                    targets[window_number][token] = rows.get(tag, IGNORED)
+                    targets[window_number][token] = rows.get(tag, IGNORE_INDEX)
                 made = [replace(f, target=target) for f, target in zip(made, targets, strict=True)]
             out += made
         return out
@@ -219,7 +219,7 @@ class IntentTask:
     head = ("classify", "tag")
 
     @classmethod
-    def of(cls, examples: Sequence[TaggedExample], **settings: Any) -> IntentTask:
+    def from_examples(cls, examples: Sequence[TaggedExample], **settings: Any) -> IntentTask:
         """The task with all intents and slots in these examples."""
         bare = next((e for e in examples if e.intent is None), None)
         if bare is not None or not examples:
@@ -227,7 +227,9 @@ class IntentTask:
                 f"{(bare and bare.where) or 'an example'} has no intent; training needs one for each text"
             )
         return cls(
-            tuple(sorted({e.intent for e in examples if e.intent is not None})), TagTask.of(examples).labels, **settings
+            tuple(sorted({e.intent for e in examples if e.intent is not None})),
+            TagTask.from_examples(examples).labels,
+            **settings,
         )
 
     @property
@@ -245,7 +247,7 @@ class IntentTask:
         rows: dict[str | None, int] = {intent: i for i, intent in enumerate(self.intents)}
         found = self.slots.features(examples, tokenizer, max_length)
         return [
-            f if f.target is None else replace(f, target=(rows.get(examples[f.example].intent, IGNORED), f.target))
+            f if f.target is None else replace(f, target=(rows.get(examples[f.example].intent, IGNORE_INDEX), f.target))
             for f in found
         ]
 

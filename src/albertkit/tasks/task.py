@@ -25,7 +25,7 @@ class Feature:
     """Which example it belongs to."""
     target: Any = None
     """What the head should say, in numbers: see the task's `loss` in `train/finetune_task.py`; None where nothing is known."""
-    places: list[tuple[int, int]] | None = None
+    offsets: list[tuple[int, int]] | None = None
     """Characters that each token stands for, (0, 0) for special ones; for tasks that answer with characters."""
     positions: list[int] | None = None
     """The position of each token; None counts them."""

@@ -60,7 +60,7 @@ def validate_examples(task: str, name: str, examples: Sequence[Any]) -> Labelled
     moved = 0
     for number, example in enumerate(found, 1):
         wrong = _wrong(task, kind, example, found[0])
-        if not wrong and isinstance(example, QuestionExample) and not example.impossible:
+        if not wrong and isinstance(example, QuestionExample) and not example.is_impossible:
             answers = placed(example.context, example.answers)
             if isinstance(answers, str):
                 wrong = answers
@@ -81,10 +81,12 @@ def _wrong(task: str, kind: type, example: Any, first: Any) -> str | None:
         return _wrong_label(example.label, first.label) if not free or example.label is not None else None
     if isinstance(example, TaggedExample):
         return _wrong_tags(task, example)
-    if isinstance(example, QuestionExample) and not example.answers and not example.impossible:
-        return "there is no answer; give one, or mark the question with impossible=True"
-    if isinstance(example, ChoiceExample) and (example.right is None or not 0 <= example.right < len(example.choices)):
-        return f"the right choice is {example.right}; give its number from 0 to {len(example.choices) - 1}"
+    if isinstance(example, QuestionExample) and not example.answers and not example.is_impossible:
+        return "there is no answer; give one, or mark the question with is_impossible=True"
+    if isinstance(example, ChoiceExample) and (
+        example.answer is None or not 0 <= example.answer < len(example.choices)
+    ):
+        return f"the right choice is {example.answer}; give its number from 0 to {len(example.choices) - 1}"
     if isinstance(example, RewriteExample) and example.target is None:
         return "the target is None; give the text that should be written"
     return None

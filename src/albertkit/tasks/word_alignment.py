@@ -169,7 +169,7 @@ def label_tokens(features: Sequence[Feature], words: Words) -> list[tuple[int, i
     """
     starts = [a for a, _ in words]
     if len(features) == 1:  # most texts have one window, in which words begin in order
-        places, token, found = features[0].places or [], 0, []
+        places, token, found = features[0].offsets or [], 0, []
         for start in starts:
             token += 1
             while places[token][0] < start:
@@ -178,7 +178,7 @@ def label_tokens(features: Sequence[Feature], words: Words) -> list[tuple[int, i
         return found
     best: list[tuple[float, int, int]] = [(-1, 0, 0)] * len(words)
     for number, feature in enumerate(features):
-        places, last = feature.places or [], len(feature.ids) - 1
+        places, last = feature.offsets or [], len(feature.ids) - 1
         owners = [bisect_right(starts, a) - 1 for a, _ in places[1:last]]
         for token, (before, word) in enumerate(pairwise([-1, *owners]), start=1):
             if before != word:

@@ -33,7 +33,7 @@ from albertkit.train.checkpoint import TrainState
 from albertkit.train.finetune_settings import ElasticSettings
 from albertkit.train.finetune_task import (
     BUDGET,
-    IGNORED,
+    IGNORE_INDEX,
     LOSSES,
     FinetuneObjective,
     FinetuneTask,
@@ -102,7 +102,7 @@ def classify_apart(task: Any, mine: ModelOutput, full: ModelOutput, targets: lis
 def tag_apart(task: Any, mine: ModelOutput, full: ModelOutput, targets: list[Any], soften: float) -> Tensor:
     """Of labels, at the first piece of each word."""
     ours, theirs = mine.heads["tag"].logits, full.heads["tag"].logits.detach()
-    read = torch.tensor([t != IGNORED for row in targets for t in row], device=ours.device)
+    read = torch.tensor([t != IGNORE_INDEX for row in targets for t in row], device=ours.device)
     return apart(ours[read], theirs[read], soften) if bool(read.any()) else ours.sum() * 0
 
 

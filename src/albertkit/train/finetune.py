@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from albertkit.errors import AlbertkitError, nearest, need
 from albertkit.tasks import TASKS
 from albertkit.tasks.examples import TextExample
-from albertkit.tasks.readers.read_examples import ReadOptions, check_labels, read
+from albertkit.tasks.readers.read_examples import ReadOptions, check_labels, read_examples
 from albertkit.tasks.splits import split_examples
 from albertkit.tasks.validate import validate_examples
 from albertkit.train.finetune_settings import FinetuneSettings
@@ -86,7 +86,7 @@ def examples_of(task: str, given: Mapping[str, Examples], options: ReadOptions, 
     for name, source in given.items():
         if isinstance(source, str | Path):
             split, kind = options.split or name, kind_of(found.get("train", ()), options)
-            data = read(task, source, dataclasses.replace(options, split=split, kind=kind))
+            data = read_examples(task, source, dataclasses.replace(options, split=split, kind=kind))
             notes = [f"{source}: {text}" for text in data.notes]
         else:
             data = validate_examples(task, name, source)

@@ -150,8 +150,8 @@ def truth(example: Any) -> Any:
         return example.intent, tuple((s.start, s.end, s.label) for s in example.spans)
     if hasattr(example, "answers"):
         return example.answers[0][1] if example.answers else ""
-    if hasattr(example, "right"):
-        return example.right
+    if hasattr(example, "choices"):
+        return example.answer
     if hasattr(example, "target"):
         return example.target
     if hasattr(example, "state"):
@@ -234,7 +234,7 @@ def draw_confusion(axes: Any, work: EvaluatedRun) -> None:
 
 def draw_trust(axes: Any, work: EvaluatedRun, temperature: float) -> None:
     """Of answers given with a probability, the share that is right: on the diagonal where probabilities mean what they say."""
-    known = [i for i, example in enumerate(work.dev) if work.task.knows(example)]
+    known = [i for i, example in enumerate(work.dev) if work.task.has_known_label(example)]
     targets = np.array([work.task.target(work.dev[i]) for i in known])
     scores = np.stack(work.last_scores).astype(np.float64)[known]
     for name, scale in (("as trained", 1.0), (f"calibrated, T = {temperature:.2f}", temperature)):

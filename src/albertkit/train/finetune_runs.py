@@ -33,8 +33,8 @@ from albertkit.interop.convert import open_model
 from albertkit.tasks import load_task, make_task
 from albertkit.tasks.choose import ChooseTask
 from albertkit.tasks.examples import TextExample
-from albertkit.tasks.readers.read_examples import check_known
-from albertkit.tasks.tag import IGNORED, TagTask
+from albertkit.tasks.readers.read_examples import check_known_labels
+from albertkit.tasks.tag import IGNORE_INDEX, TagTask
 from albertkit.train.finetune_report import truth, write_report
 from albertkit.train.finetune_settings import ElasticSettings, FinetuneSettings, preset_epochs, preset_rate
 from albertkit.train.finetune_task import FinetuneTask
@@ -126,10 +126,10 @@ def elastic(
         raise AlbertkitError("a teacher labels texts, and none were given; give texts, too")
     knows, options = knowing(artifact, master), options or ElasticSettings()
     task, fresh = load_task(knows.meta), knows is not artifact
-    unknown = check_known(task, examples, "which cannot be learnt")
+    unknown = check_known_labels(task, examples, "which cannot be learnt")
     if unknown:
         raise AlbertkitError(f"{unknown[0]}; leave these examples out, or fine-tune a model that knows them first")
-    for note in check_known(task, dev):
+    for note in check_known_labels(task, dev):
         log(note)
     if texts:
         from albertkit.train.pseudo_labels import labelled, same_form
@@ -242,7 +242,7 @@ def weighted(task: Any, examples: Sequence[Any]) -> Any:
         raise AlbertkitError("class weights are for texts with one class each; leave --class-weights away here")
     counts = Counter(str(e.label) for e in examples)
     weights = tuple(len(examples) / (len(task.labels) * counts[label]) for label in task.labels)
-    return dataclasses.replace(task, weights=weights)
+    return dataclasses.replace(task, class_weights=weights)
 
 
 def work_of(job: FinetuneJob, settings: TrainSettings) -> FinetuneTask:
@@ -364,8 +364,8 @@ def at_chance(work: FinetuneTask) -> bool:
     chance = np.log(np.isfinite(rows).sum(1))
     if not choices:
         learnt = np.concatenate([np.ravel(f.target) for unit in work.features for f in unit])
-        shares = np.bincount(learnt[learnt != IGNORED], minlength=rows.shape[1]) + 1.0
-        shares *= getattr(task, "weights", None) or 1.0
+        shares = np.bincount(learnt[learnt != IGNORE_INDEX], minlength=rows.shape[1]) + 1.0
+        shares *= getattr(task, "class_weights", None) or 1.0
         chance = -np.log(shares / shares.sum())[right]
     places = np.arange(len(rows))
     losses = [(logsumexp(rows / heat, axis=1) - rows[places, right] / heat).mean() for heat in HEATS]
@@ -401,7 +401,7 @@ def scored(scores: Sequence[Any], targets: Sequence[Any], choices: bool) -> tupl
     kept = [i for i, target in enumerate(targets) if target is not None]
     rows = np.concatenate([np.atleast_2d(scores[i]) for i in kept]).astype(np.float64)
     right = np.concatenate([np.ravel(targets[i]) for i in kept])
-    return rows[right != IGNORED], right[right != IGNORED]
+    return rows[right != IGNORE_INDEX], right[right != IGNORE_INDEX]
 
 
 def work_answer(result: Any) -> Any:

@@ -27,8 +27,8 @@ from albertkit.runtime.batching import group_by_length
 from albertkit.tasks import TASKS, load_task
 from albertkit.tasks.answer import AnswerTask
 from albertkit.tasks.classify import ClassifyTask
-from albertkit.tasks.generation import check_able
-from albertkit.tasks.tag import IGNORED
+from albertkit.tasks.generation import check_can_generate
+from albertkit.tasks.tag import IGNORE_INDEX
 from albertkit.tasks.task import Feature, Task
 from albertkit.tokenizer import Tokenizer
 from albertkit.train import precision
@@ -43,8 +43,8 @@ STRETCH = 50  # batches that are sorted by length together
 BUDGET = 4096  # tokens at once in an evaluation
 POOLED = {"classify", "choose"}  # heads that read the first token alone
 NO_LESSON = {
-    "labels", "kind", "stride", "overlap", "target_length", "middle", "spread", "known",  # the targets show these
-    "temperature", "threshold", "floor", "max_answer", "n_best", "words",  # found or read after the training
+    "labels", "kind", "stride", "overlap", "target_length", "mean", "std", "known_labels",  # the targets show these
+    "temperature", "threshold", "min_probability", "max_answer", "n_best", "target_words",  # found or read after the training
 }  # fmt: skip
 
 
@@ -66,7 +66,7 @@ class FinetuneObjective(nn.Module):
         """The model's output for the task's heads; each choice is scored by itself, and words where `targets` ask for one."""
         inputs: dict[str, dict[str, Any]] = {"choose": {"choices": 1}} if "choose" in self.heads else {}
         if "mlm" in self.heads:
-            asked = torch.tensor([t != IGNORED for row in targets for t in row], device=batch.ids.device)
+            asked = torch.tensor([t != IGNORE_INDEX for row in targets for t in row], device=batch.ids.device)
             inputs["mlm"] = {"positions": asked.nonzero()[:, 0]}
         heads = [head for head in self.heads if head != "vector"]
         first = set(self.heads) <= POOLED
@@ -210,9 +210,9 @@ class FinetuneTask:
     def fit_thresholds(self, scores: list[Any]) -> None:
         """What held-out scores decide: the floor below which a text is out of scope, the threshold of no answer."""
         if isinstance(self.task, ClassifyTask):
-            self.task = self.task.floored(np.stack(scores), self.dev)
+            self.task = self.task.fit_min_probability(np.stack(scores), self.dev)
         elif isinstance(self.task, AnswerTask) and self.task.threshold is not None:
-            self.task = self.task.thresholded(self.task.results(scores, self.dev_features, self.dev), self.dev)
+            self.task = self.task.fit_threshold(self.task.results(scores, self.dev_features, self.dev), self.dev)
 
     def judge(self) -> dict[str, float]:
         """Results and metrics of the scores there are."""
@@ -254,9 +254,9 @@ class FinetuneTask:
         """The model as it is now."""
         task = self.task
         if (
-            metrics and isinstance(task, ClassifyTask) and len(self.dev) and not task.floor
+            metrics and isinstance(task, ClassifyTask) and len(self.dev) and not task.min_probability
         ):  # a floor has its temperature
-            task = dataclasses.replace(task, temperature=task.calibrated(np.stack(self.last_scores), self.dev))
+            task = dataclasses.replace(task, temperature=task.fit_temperature(np.stack(self.last_scores), self.dev))
         done = {
             "step": "finetune",
             "task": getattr(task, "name", type(task).__name__.lower()),
@@ -354,7 +354,7 @@ def batch_of(features: Sequence[Feature]) -> Batch:
 
 def split_words(out: ModelOutput, targets: Sequence[Any]) -> list[np.ndarray]:
     """For each text (masks, 2): the likeliest word, and the log-probability of the right one."""
-    rows = [[t for t in row if t != IGNORED] for row in targets]
+    rows = [[t for t in row if t != IGNORE_INDEX] for row in targets]
     chances = out.heads["mlm"].logits.float().log_softmax(-1)
     wanted = torch.tensor([t for row in rows for t in row], device=chances.device)
     both = torch.stack([chances.argmax(-1).float(), chances.gather(1, wanted[:, None])[:, 0]], -1).cpu()
@@ -381,7 +381,7 @@ def fresh(start: Artifact, task: Task) -> AlbertModel:
     """The encoder to start from, with fresh heads for the task; other heads are dropped, but masked words stay as learnt."""
     kept: tuple[str, ...] = ("encoder.",)
     if "mlm" in heads_of(task):
-        check_able(start.config, start.weights)
+        check_can_generate(start.config, start.weights)
         kept = ("encoder.", "heads.mlm.")
     encoder = {name: array for name, array in start.weights.items() if name.startswith(kept)}
     model = AlbertModel(

@@ -199,7 +199,7 @@ def fit(
         raise AlbertkitError(
             "a head on frozen vectors learns one class for each text; fine-tune the whole model instead"
         )
-    task = ClassifyTask.of(examples, "single")
+    task = ClassifyTask.from_examples(examples, "single")
     refuse_pairs(examples)
     length = min(max_length or albert.max_tokens, albert.max_tokens)
     vectors = vectors_of(albert, examples, length)
@@ -222,7 +222,7 @@ def fit(
         floor = cut(
             task.probabilities(strange @ weight.T + bias).max(1), best[2].max(1) if best[2] is not None else np.ones(1)
         )
-    task = dataclasses.replace(task, floor=floor)
+    task = dataclasses.replace(task, min_probability=floor)
     weights = {n: w for n, w in start.weights.items() if n.startswith("encoder.")}
     weights |= {
         "heads.classify.linear.weight": weight.astype(np.float32),

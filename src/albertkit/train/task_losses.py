@@ -14,14 +14,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from albertkit.model import ModelOutput
-from albertkit.tasks.tag import IGNORED
+from albertkit.tasks.tag import IGNORE_INDEX
 
 
 def classify_loss(task: Any, out: ModelOutput, targets: list[Any]) -> Tensor:
     """Cross-entropy; of each class alone for several labels; squared distance for values."""
     scores = out.heads["classify"].logits.float()  # (texts, classes)
     if task.kind == "single":
-        weights = getattr(task, "weights", None)
+        weights = getattr(task, "class_weights", None)
         weight = None if weights is None else torch.tensor(weights, device=scores.device)
         return F.cross_entropy(scores, torch.tensor(targets, device=scores.device), weight)
     wanted = torch.tensor(targets, dtype=torch.float32, device=scores.device)
@@ -34,8 +34,8 @@ def tag_loss(task: Any, out: ModelOutput, targets: list[Any]) -> Tensor:
     """Cross-entropy at the first piece of each word."""
     scores = out.heads["tag"].logits.float()  # (tokens, labels)
     wanted = torch.tensor([t for row in targets for t in row], device=scores.device)
-    total = F.cross_entropy(scores, wanted, ignore_index=IGNORED, reduction="sum")
-    return total / (wanted != IGNORED).sum().clamp(min=1)
+    total = F.cross_entropy(scores, wanted, ignore_index=IGNORE_INDEX, reduction="sum")
+    return total / (wanted != IGNORE_INDEX).sum().clamp(min=1)
 
 
 def answer_loss(task: Any, out: ModelOutput, targets: list[Any]) -> Tensor:
@@ -68,7 +68,7 @@ def intent_loss(task: Any, out: ModelOutput, targets: list[Any]) -> Tensor:
 def words_loss(task: Any, out: ModelOutput, targets: list[Any]) -> Tensor:
     """Cross-entropy of the right word at each mask."""
     scores = out.heads["mlm"].logits.float()  # (masks, V)
-    wanted = torch.tensor([t for row in targets for t in row if t != IGNORED], device=scores.device)
+    wanted = torch.tensor([t for row in targets for t in row if t != IGNORE_INDEX], device=scores.device)
     return F.cross_entropy(scores, wanted, label_smoothing=task.smoothing)
 
 

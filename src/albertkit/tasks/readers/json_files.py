@@ -61,7 +61,7 @@ def read_questions(path: Path, options: ReadOptions, problems: Problems) -> tupl
         question, id = whole(row["question"]).strip(), whole(str(row.get("id", number)))
         examples.append(QuestionExample(id, question, context, answers, impossible, f"{path}:{place}"))
     notes = [f"{counted(moved, 'answer')} not where the file says, but nearby"] if moved else []
-    if none := sum(example.impossible for example in examples):
+    if none := sum(example.is_impossible for example in examples):
         notes.append(
             f"{none:,} of {counted(len(examples), 'question')} taken as unanswerable (is_impossible, or no answers)"
         )
@@ -130,7 +130,7 @@ def placed(context: str, given: Iterable[tuple[Any, Any]]) -> tuple[tuple[tuple[
         text = whole(text)
         bare = text.strip()
         start = int(start) + text.index(bare) if isinstance(start, Integral) else 0
-        found = nearest_place(context, bare, start)
+        found = nearest_occurrence(context, bare, start)
         if found is None:
             return f"the answer {bare!r:.60} is not in the context; correct it"
         away += found != start
@@ -148,7 +148,7 @@ def _answers(raw: Any) -> list[tuple[Any, Any]] | None:
     return None
 
 
-def nearest_place(context: str, text: str, start: int) -> int | None:
+def nearest_occurrence(context: str, text: str, start: int) -> int | None:
     """Where the text stands in the context: at `start`, else as near to it as it does."""
     start = max(0, start)
     before, after = context.rfind(text, 0, start + len(text)), context.find(text, start)

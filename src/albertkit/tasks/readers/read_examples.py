@@ -1,9 +1,9 @@
-"""Any file of labelled data → examples: the one door is `read`.
+"""Any file of labelled data → examples: the one door is `read_examples`.
 
 In: the name of a task, a path, `ReadOptions`. Out: `LabelledData`, or one error that lists what is wrong and what to do. Before this
 file: `tables.py` (texts), `columns.py` (words with labels), `trees.py` (questions, choices, turns); after it: one module a task.
 
-Here are also CLINC150, `check_labels`, which compares training data with other data, and `check_known`, which compares a model with data.
+Here are also CLINC150, `check_labels`, which compares training data with other data, and `check_known_labels`, which compares a model with data.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ from albertkit.tasks.readers.rewrites import read_rewrites
 from albertkit.tasks.readers.tables import read_texts
 from albertkit.tasks.readers.tagged_files import FOLDER, read_tagged
 
-__all__ = ["TASKS", "LabelledData", "ReadOptions", "check_known", "check_labels", "read"]
+__all__ = ["TASKS", "LabelledData", "ReadOptions", "check_known_labels", "check_labels", "read_examples"]
 
 DEV = {"dev", "val", "valid", "validation", "validate"}  # names of one split
 OUT = "oos"  # what CLINC150 calls texts that no intent fits
 Examples = tuple[list[Any], list[str]]
 
 
-def read(task: str, path: Path | str, options: ReadOptions | None = None) -> LabelledData:
+def read_examples(task: str, path: Path | str, options: ReadOptions | None = None) -> LabelledData:
     """The examples in a file or folder, for one of `TASKS`."""
     if task not in TASKS:
         raise AlbertkitError(f"unknown task {task!r}{nearest(str(task), TASKS)}; choose one of {', '.join(TASKS)}")
@@ -189,13 +189,13 @@ def check_labels(train: Sequence[Any], dev: Sequence[Any] = (), unseen: str = "e
     return tuple(notes)
 
 
-def check_known(task: Any, examples: Sequence[Any], so: str = "counted as missed") -> tuple[str, ...]:
+def check_known_labels(task: Any, examples: Sequence[Any], so: str = "counted as missed") -> tuple[str, ...]:
     """Notes on labels that a finished model does not know, and what becomes of them; an error if it knows none of them."""
     names = {"label": getattr(task, "labels", ()), "intent": getattr(task, "intents", ())}
     if isinstance(examples[0] if examples else None, TaggedExample):
         names["entity"] = [label[2:] for label in task.labels if label != "O"]
     known = Counter((kind, name) for kind, own in names.items() for name in own)
-    if getattr(task, "floor", 0):
+    if getattr(task, "min_probability", 0):
         known["label", OUT] += 1
     kinds = {kind for kind, _ in known}
     asked = [(example, pair) for example in examples for pair in _labels(example) if pair[0] in kinds]
@@ -273,7 +273,7 @@ def _labels(example: Any) -> list[tuple[str, str]]:
         intent = [] if example.intent is None else [("intent", example.intent)]
         return [*intent, *(("entity", span.label) for span in example.spans)]
     if isinstance(example, DialogueTurn):
-        return [("slot", slot) for slot, _ in (*example.state, *example.said)]
+        return [("slot", slot) for slot, _ in (*example.state, *example.updates)]
     return []
 
 

@@ -65,16 +65,18 @@ def columns_of(table: Table, options: ReadOptions) -> tuple[int, int | None]:
     return source, target
 
 
-def questions_to_ask(questions: Sequence[QuestionExample], between: str = " | ") -> Iterator[RewriteExample]:
+def question_generation_examples(
+    questions: Sequence[QuestionExample], between: str = " | "
+) -> Iterator[RewriteExample]:
     """SQuAD the other way round: from an answer and the sentence it stands in, the question."""
     for example in questions:
-        if example.answers and not example.impossible:
+        if example.answers and not example.is_impossible:
             start, answer = example.answers[0]
-            sentence = sentence_at(example.context, start, start + len(answer))
+            sentence = sentences_around(example.context, start, start + len(answer))
             yield RewriteExample(f"{answer}{between}{sentence}", example.question, example.where)
 
 
-def sentence_at(text: str, start: int, end: int) -> str:
+def sentences_around(text: str, start: int, end: int) -> str:
     """The sentences of a text that hold its characters from `start` to `end`."""
     kept, at = [], 0
     for sentence in split(text):
