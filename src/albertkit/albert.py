@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +26,10 @@ from albertkit.runtime.graph import as_float
 from albertkit.tokenizer import Encoding
 
 if TYPE_CHECKING:
-    from albertkit.explain import ExplainSettings, Explanation
+    from typing_extensions import Unpack
+
+    from albertkit.explain.explainer import ExplainKeywords
+    from albertkit.explain.explanation import Explanation
     from albertkit.tasks.examples import DialogueTurn
 
 EarlyExit = str | float  # see `runtime/early_exit.py`
@@ -517,23 +520,17 @@ class Albert:
         pair: str | None = None,
         question: str | None = None,
         choices: Iterable[str] = (),
-        methods: str | Iterable[str] | None = None,
-        target: str | None = None,
-        settings: ExplainSettings | None = None,
+        **settings: Unpack[ExplainKeywords],
     ) -> Explanation:
         """Explain a prediction: values of words, attention, and how the prediction forms (see `docs/explain.md`).
 
-        pair, question, choices: what the model's task needs beside the text. methods: occlusion, shapley, gradients,
-        rollout, attention. target: the class, label, choice or word to explain. settings: all other settings.
+        pair, question, choices: what the model's task needs beside the text. Settings: the fields of `ExplainSettings`,
+        among them methods (occlusion, shapley, gradients, rollout, attention) and target (what to explain).
         """
         from albertkit.explain import Explainer, ExplainInput, ExplainSettings
 
-        settings = settings or ExplainSettings()
-        if methods is not None:
-            settings = replace(settings, methods=methods if isinstance(methods, str) else tuple(methods))
-        if target is not None:
-            settings = replace(settings, target=target)
-        return Explainer(self).explain(ExplainInput(text, pair, question, tuple(choices)), settings)
+        texts = ExplainInput(text, pair, question, tuple(choices))
+        return Explainer(self).explain(texts, ExplainSettings(**settings))
 
     @cached_property
     def writer(self) -> Any:

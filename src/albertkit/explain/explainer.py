@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from albertkit.artifact import Stored, read_stored
 from albertkit.errors import AlbertkitError, nearest, need
@@ -69,6 +69,20 @@ class ExplainSettings:
                 hint = nearest(method, METHODS)
                 raise AlbertkitError(f"method {method!r} is unknown{hint}; choose one of {', '.join(METHODS)}")
         object.__setattr__(self, "methods", methods)
+
+
+class ExplainKeywords(TypedDict, total=False):
+    """The fields of `ExplainSettings` as keywords of `Albert.explain`."""
+
+    methods: str | Sequence[str]
+    target: str | None
+    at: str | int | None
+    hide: str | None
+    depth: int | None
+    k: int
+    samples: int
+    steps: int
+    seed: int
 
 
 @dataclass(frozen=True)
