@@ -103,7 +103,7 @@ def masked_accuracy(albert, texts: list[str]) -> float | None:
         inside = np.arange(batch.ids.shape[1])[None] < batch.lengths[:, None]
         chosen = (rng.random(batch.ids.shape) < 0.15) & inside & (batch.ids > 4)
         asked = dataclasses.replace(batch, ids=np.where(chosen, albert.tokenizer.mask_id, batch.ids))
-        found = albert.engine.words(albert.engine.run(asked, albert.depth)[chosen]).argmax(1)
+        found = albert.engine.mlm_logits(albert.engine.run(asked, albert.depth)[chosen]).argmax(1)
         right, count = right + int((found == batch.ids[chosen]).sum()), count + int(chosen.sum())
     return right / max(1, count)
 

@@ -38,9 +38,17 @@ from tasksets import SETS, Set, load  # noqa: E402
 
 import tasks  # noqa: E402
 from albertkit.albert import Albert  # noqa: E402
-from albertkit.runtime.calibration import ExitCalibration, calibrated, fit  # noqa: E402
-from albertkit.runtime.early_exit import ExitRule, ExitStats, Walk, agreeing, available_exit_depths, by_depth  # noqa: E402
-from albertkit.runtime.predict import features_of, predict, read_heads  # noqa: E402
+from albertkit.runtime.calibration import fit  # noqa: E402
+from albertkit.runtime.early_exit import (  # noqa: E402
+    ExitCalibration,
+    ExitRule,
+    ExitStats,
+    LayerWalk,
+    agreement_rule,
+    available_exit_depths,
+    read_depths,
+)
+from albertkit.runtime.predict import predict, read_heads, task_features  # noqa: E402
 from albertkit.tasks.confidence import MIN_COSINE, UncertaintyEstimator, cosines  # noqa: E402
 
 RESULT = Path(__file__).parent / "results" / "elastic.json"
@@ -229,11 +237,11 @@ class Held:
 
     def __init__(self, albert: Albert, examples: list[Any]) -> None:
         self.albert, self.examples, self.task = albert, examples, albert.task
-        self.features = features_of(albert, examples, albert.meta.task)
+        self.features = task_features(albert, examples, albert.meta.task)
         self.judge = UncertaintyEstimator(self.task, self.features, examples)
         ids, segments = [f.ids for f in self.features], [f.segments for f in self.features]
         every = range(1, albert.depth + 1)
-        self.read = by_depth(albert, ids, segments, every, lambda h, n: read_heads(albert, h, n))
+        self.read = read_depths(albert, ids, segments, every, lambda h, n: read_heads(albert, h, n))
         self.full = albert.depth
 
     def quality(self, depths: dict[int, int]) -> dict[str, float]:
@@ -264,7 +272,7 @@ class Held:
             exits = self.exits(other, exit_depths)
             if exits is None or exits.risk(share) is None:
                 return None
-            found.append((mine, agreeing(exits, share, self.judge.moves)))
+            found.append((mine, agreement_rule(exits, share, self.judge.compares_depths)))
         return found
 
     def promised(self, share: float, exit_depths: Sequence[int]) -> dict[str, float] | None:
@@ -281,8 +289,7 @@ class Held:
         kept = [i for i, f in enumerate(self.features) if f.example in chosen]
         features = [replace(self.features[i], example=number[self.features[i].example]) for i in kept]
         read_examples = {d: [self.read[d][i] for i in kept] for d in (*exit_depths, self.full)}
-        made = calibrated(self.task, read_examples, features, [self.examples[p] for p in places])
-        return None if made is None else ExitCalibration.from_dict(made)
+        return calibrate_scores(self.task, read_examples, features, [self.examples[p] for p in places])
 
     def rule(self, rule: ExitRule) -> dict[str, float]:
         """A rule without a promise, on all."""
@@ -387,11 +394,11 @@ def walked(held: Held, rules: list[tuple[np.ndarray, ExitRule]]) -> ExitStats:
     albert, depths = held.albert, []
     for places, rule in rules:
         examples = [held.examples[place] for place in places]
-        features = features_of(albert, examples, albert.meta.task)
+        features = task_features(albert, examples, albert.meta.task)
         judge = UncertaintyEstimator(held.task, features, examples)
-        walk = Walk(albert, rule, lambda h, n: read_heads(albert, h, n), judge, judge.units)
+        walk = LayerWalk(albert, rule, lambda h, n: read_heads(albert, h, n), judge, judge.units)
         left = walk.run([f.ids for f in features], [f.segments for f in features])
-        held.task.results(left.scores, features, examples)
+        held.task.results(left.outputs, features, examples)
         depths.append(left.depths)
     return ExitStats([], np.concatenate(depths), held.full)
 

@@ -28,6 +28,7 @@ from tasksets import SETS, load  # noqa: E402
 
 from albertkit import Albert  # noqa: E402
 from albertkit.runtime.batching import token_batches  # noqa: E402
+from albertkit.runtime.mask_filling import encode_masks, likeliest_tokens  # noqa: E402
 from albertkit.tasks.splits import split_examples  # noqa: E402
 
 SHARE = 0.2  # of the words of a sentence that are replaced
@@ -97,12 +98,12 @@ def replaced(albert: Albert, texts: Sequence[str], rng: random.Random) -> list[s
         if "[MASK]" not in words:
             words[0] = "[MASK]"
         masked.append(" ".join(word for word in words if word))
-    encoded = [albert.masked(text, LIKELY) for text in masked]
+    encoded = [encode_masks(albert, text, LIKELY) for text in masked]
     out = list(texts)
     for batch in token_batches([e.ids for e, _ in encoded], token_budget=albert.token_budget):
         hidden = albert.engine.run(batch, albert.depth)
         for own, nth in zip(hidden, batch.order.tolist(), strict=True):
-            best = albert.best_words(own[encoded[nth][1]], LIKELY)
+            best = likeliest_tokens(albert, own[encoded[nth][1]], LIKELY)
             drawn = iter(rng.choices([i for i, _ in row], [p for _, p in row])[0] for row in best)
             fill = (albert.tokenizer.decode([next(drawn)]) for _ in encoded[nth][1])
             out[nth] = re.sub(r"\[MASK\]", lambda _: next(fill), masked[nth])

@@ -114,19 +114,19 @@ def sway(model: Path, feature: Any, threads: int) -> float:
     from albertkit.albert import Albert
     from albertkit.artifact import read_artifact
     from albertkit.runtime.engine import open_engine
-    from albertkit.runtime.predict import scores
+    from albertkit.runtime.predict import task_scores
 
     albert, weights, name = (
         Albert(model, threads=threads),
         read_artifact(model).weights,
         "encoder.embeddings.word.weight",
     )
-    before, found = scores(albert, [feature]), 0.0
+    before, found = task_scores(albert, [feature]), 0.0
     for seed in range(DRAWS):
         up = np.random.default_rng(seed).random(weights[name].shape) < 0.5
         moved = np.nextafter(weights[name], np.where(up, np.inf, -np.inf).astype(np.float32))
         albert.engine = open_engine(albert.config, {**weights, name: moved}, threads)
-        found = max(found, *gaps(scores(albert, [feature]), before))
+        found = max(found, *gaps(task_scores(albert, [feature]), before))
     return found
 
 
@@ -144,7 +144,7 @@ def measure(chosen: Set, model: Path, parts: dict[str, list[Any]], most: int | N
     """One data set: scores of torch and of the runtime, and the metrics of every precision."""
     from albertkit.albert import Albert
     from albertkit.compress.quantize import quantize
-    from albertkit.runtime.predict import features_of, scores
+    from albertkit.runtime.predict import task_features, task_scores
 
     held = "test" if chosen.test else "dev"
     whole = len(parts[held])
@@ -155,8 +155,8 @@ def measure(chosen: Set, model: Path, parts: dict[str, list[Any]], most: int | N
 
     def read(folder: Path) -> tuple[list[Any], list[Any]]:
         albert = Albert(folder, threads=threads)
-        mine = features_of(albert, examples, albert.meta.task)
-        found = scores(albert, mine)
+        mine = task_features(albert, examples, albert.meta.task)
+        found = task_scores(albert, mine)
         return found, albert.task.results(found, mine, examples)
 
     found, results["runtime"] = read(model)

@@ -277,14 +277,13 @@ def identity_of(artifact: Artifact) -> str:
 
 
 def read_stored(folder: Path | str | None) -> Stored:
-    """Open a model folder for running: an artifact as it is, anything else through its reader; None is the built-in model."""
+    """Open an artifact for running, quantised matrices as they are; None is the built-in model.
+
+    `interop/convert.open_stored` opens other checkpoints, too.
+    """
     folder = model_folder(folder)
     if not (folder / META_FILE).is_file():
-        from albertkit.interop.convert import open_model
-
-        artifact = open_model(folder)
-        weights: dict[str, np.ndarray | QuantizedMatrix] = dict(artifact.weights)
-        return Stored(artifact.config, weights, artifact.tokenizer, artifact.meta, identity_of(artifact))
+        raise AlbertkitError(f"{folder} holds no {META_FILE}; run  albertkit convert {folder} OUT  first")
     meta, files = read_meta(folder)
     check_files(folder, files)
     config = AlbertConfig.from_dict(read_json(folder / "config.json"))

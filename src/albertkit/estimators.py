@@ -125,13 +125,13 @@ class AlbertClassifier(ClassifierMixin, BaseEstimator):
     def predict(self, X: Sequence[str]) -> np.ndarray:
         """The label of each text."""
         check_is_fitted(self)
-        return np.array([self.names_[found.label] for found in self.albert_.classify(checked(X))])
+        return np.array([self.names_[str(found.label)] for found in self.albert_.classify(checked(X))])
 
     def predict_proba(self, X: Sequence[str]) -> np.ndarray:
         """Probabilities, a column for each of `classes_`."""
         check_is_fitted(self)
-        found = self.albert_.classify(checked(X))
-        return np.array([[row.probabilities[str(label)] for label in self.classes_.tolist()] for row in found])
+        found = [result.probabilities or {} for result in self.albert_.classify(checked(X))]
+        return np.array([[row[str(label)] for label in self.classes_.tolist()] for row in found])
 
 
 def checked(texts: Sequence[str]) -> list[str]:

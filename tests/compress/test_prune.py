@@ -156,7 +156,7 @@ def test_what_transformers_can_express_it_opens(tmp_path):
     ids = artifact.tokenizer.encode(TEXTS[1]).ids
     with torch.no_grad():
         want = theirs(torch.tensor([ids])).last_hidden_state[0].numpy()
-    assert np.abs(Albert(tmp_path / "ffn").tokens(TEXTS[1]).vectors - want).max() < 1e-5
+    assert np.abs(Albert(tmp_path / "ffn").token_vectors(TEXTS[1]).vectors - want).max() < 1e-5
     prune(tmp_path / "whole", tmp_path / "heads", PruneSettings(heads=2), LINES)
     about = json.loads((tmp_path / "heads" / "config.json").read_text())
     assert about["model_type"] == "albertkit" and about["albertkit"] == {"head_size": 8}

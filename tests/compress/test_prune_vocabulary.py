@@ -127,7 +127,7 @@ def test_a_small_vocabulary_opens_in_transformers(unigram, tmp_path):
     model = transformers.AutoModel.from_pretrained(tmp_path / "small").eval()
     with torch.no_grad():
         theirs = model(**tokenizer(DOMAIN[0], return_tensors="pt")).last_hidden_state[0].numpy()
-    assert np.abs(Albert(tmp_path / "small").tokens(DOMAIN[0]).vectors - theirs).max() < 1e-5
+    assert np.abs(Albert(tmp_path / "small").token_vectors(DOMAIN[0]).vectors - theirs).max() < 1e-5
 
 
 def test_bad_requests(unigram):

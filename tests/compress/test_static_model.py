@@ -19,6 +19,7 @@ from albertkit.compress.static_model import (
 )
 from albertkit.errors import AlbertkitError
 from albertkit.model import AlbertModel
+from albertkit.runtime.embed import pool, split_texts
 from albertkit.tokenizer import Tokenizer
 from tests.conftest import SPIECE, tiny
 from tests.runtime.test_albert import TEXTS, make
@@ -89,9 +90,9 @@ def test_many_texts_one_text_and_batches_agree(table):
     # the general way through `run` and pooling, as the server goes, gives the same
     from albertkit.runtime.batching import token_batches
 
-    pieces, _ = albert.pieces(WORDS, "split")
+    pieces = split_texts(albert, WORDS, albert.embed_options()).ids
     for batch in token_batches(pieces):
-        found = albert._pool(albert.engine.run(batch, 1), batch.lengths, "mean")
+        found = pool(albert, albert.engine.run(batch, 1), batch.lengths, "mean")
         assert np.abs(found - albert.embed(WORDS, normalize=False)[batch.order]).max() < 1e-6
 
 

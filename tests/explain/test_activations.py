@@ -74,7 +74,7 @@ def test_the_built_in_model_and_eight_bits():
     text = "A man plays the guitar."
     seen = Explainer(albert).encoder.run(albert.tokenizer.encode(text).ids)
     for layer in (0, 3, 12):
-        mine, engine = seen.hidden[layer], albert.tokens(text, layer=layer).vectors
+        mine, engine = seen.hidden[layer], albert.token_vectors(text, layer=layer).vectors
         cosines = (mine * engine).sum(1) / np.linalg.norm(mine, axis=1) / np.linalg.norm(engine, axis=1)
         assert cosines.min() > 0.99, (layer, cosines)
     assert seen.attention.shape == (12, 6, len(seen.ids), len(seen.ids))

@@ -113,10 +113,10 @@ def test_a_hidden_word_is_the_text_with_a_mask_in_its_place(learnt):
 
     def odds(text: str) -> float:
         encoding = albert.tokenizer.encode(text, recognise_mask=True)
-        from albertkit.runtime.predict import scores
+        from albertkit.runtime.predict import task_scores
         from albertkit.tasks.task import Feature
 
-        (row,) = scores(albert, [Feature(encoding.ids, encoding.segments, 0)])
+        (row,) = task_scores(albert, [Feature(encoding.ids, encoding.segments, 0)])
         return log_odds(row.astype(float) / albert.task.temperature, albert.task.labels.index("animal"))
 
     words = ["red", "cat", "dog", "oak", "blue"]

@@ -21,7 +21,7 @@ from albertkit.interop import onnx_export as onnx_file
 from albertkit.interop.onnx_export import Settings, export
 from albertkit.quantized import QuantizedMatrix
 from albertkit.runtime.activation_moments import moments_of, random_tokens
-from albertkit.runtime.predict import scores
+from albertkit.runtime.predict import task_scores
 from albertkit.tokenizer import Tokenizer
 from albertkit.weights import encoder_shapes, size
 from tests.conftest import real, tiny
@@ -76,7 +76,7 @@ def test_vectors_equal_the_artifact(shape, runner, tmp_path):
         assert report.error < 1e-5 and report.outputs == ["sentence_embedding", "last_hidden_state"]
         found = runner(tmp_path / "m.onnx", feed(albert, WORDS))
         assert np.abs(found["sentence_embedding"] - albert.embed(WORDS)).max() <= 1e-5
-        for row, tokens in zip(found["last_hidden_state"], albert.tokens(WORDS), strict=True):
+        for row, tokens in zip(found["last_hidden_state"], albert.token_vectors(WORDS), strict=True):
             assert np.abs(row[: len(tokens.ids)] - tokens.vectors).max() <= 1e-4
 
 
@@ -118,7 +118,7 @@ def test_task_heads(task, tmp_path):
     from albertkit.tasks.task import Feature
 
     encodings = albert.tokenizer.encode_batch(WORDS)
-    wanted = scores(albert, [Feature(e.ids, e.segments, i) for i, e in enumerate(encodings)])
+    wanted = task_scores(albert, [Feature(e.ids, e.segments, i) for i, e in enumerate(encodings)])
     for runner in (by_onnxruntime, by_openvino):
         found = runner(tmp_path / "m.onnx", given)
         assert set(found) == set(report.outputs)
@@ -284,7 +284,7 @@ def test_real_checkpoints_pruned_and_exported(name, tmp_path):
     albert = Albert(tmp_path / "small", threads=1)
     whole = Tokenizer.load(real(name))
     assert albert.config.vocab_size < 3000
-    assert [t.tokens for t in albert.tokens(texts)] == [whole.tokens(e.ids) for e in whole.encode_batch(texts)]
+    assert [t.tokens for t in albert.token_vectors(texts)] == [whole.tokens(e.ids) for e in whole.encode_batch(texts)]
     report = export(tmp_path / "small", tmp_path / "m.onnx", Settings(head="vector"))
     assert report.bytes <= 1.03 * report.weight_bytes
     for runner in (by_onnxruntime, by_openvino):

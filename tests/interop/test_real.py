@@ -227,7 +227,7 @@ def agreement(first: Albert, second: Albert, texts: list[str]) -> tuple[float, f
         for albert in (first, second):
             (batch,) = token_batches(asked, token_budget=10**6)
             hidden = albert.engine.run(batch, albert.depth)[np.argsort(batch.order), places]
-            best.append(albert.engine.words(hidden).argmax(axis=1))
+            best.append(albert.engine.mlm_logits(hidden).argmax(axis=1))
         same += int((best[0] == best[1]).sum())
         total += len(places)
     return cosine, same / total
@@ -238,7 +238,7 @@ def test_runtime_equals_transformers_and_survives_eight_bits(name, texts, tmp_pa
     transformers = pytest.importorskip("transformers")
     albert = Albert(real(name))
     theirs = transformers.AlbertModel.from_pretrained(real(name)).eval()
-    for found in albert.tokens(texts):
+    for found in albert.token_vectors(texts):
         with torch.no_grad():
             want = theirs(torch.tensor([found.ids])).last_hidden_state[0].numpy()
         assert np.abs(found.vectors - want).max() <= 1e-4

@@ -101,7 +101,7 @@ def test_layers_tokens_and_masks_equal_torch(albert, folder):
     other = Albert(folder, device="torch")
     for layer in (0, 1, 2, 3, -1, -4):
         assert np.abs(albert.embed(TEXTS, layer=layer) - other.embed(TEXTS, layer=layer)).max() <= 1e-5
-    mine, theirs = albert.tokens(TEXTS), other.tokens(TEXTS)
+    mine, theirs = albert.token_vectors(TEXTS), other.token_vectors(TEXTS)
     for a, b, text in zip(mine, theirs, TEXTS, strict=True):
         assert a.ids == b.ids and a.offsets == b.offsets and np.abs(a.vectors - b.vectors).max() <= 1e-4
         for token, (start, end) in zip(a.tokens, a.offsets, strict=True):

@@ -19,10 +19,17 @@ from albertkit.interop.onnx_export import Settings, export
 from albertkit.model import AlbertModel
 from albertkit.model.albert_model import build_head
 from albertkit.runtime import early_exit as exits
-from albertkit.runtime.calibration import FEWEST, ExitCalibration, at_least, fit, limits_of, line
-from albertkit.runtime.early_exit import ExitRule, ExitStats, Walk, by_depth, parsed
-from albertkit.runtime.predict import features_of, predict, read_heads
-from albertkit.runtime.recalibrate import calibrate
+from albertkit.runtime.calibration import MIN_TEXTS, calibrate, fit, fit_line, lower_bound
+from albertkit.runtime.early_exit import (
+    ExitCalibration,
+    ExitRule,
+    ExitStats,
+    LayerWalk,
+    parse_early_exit,
+    read_depths,
+    risk_limits,
+)
+from albertkit.runtime.predict import predict, read_heads, task_features
 from albertkit.tasks.confidence import UncertaintyEstimator, cosines
 from albertkit.tasks.examples import ChoiceExample, QuestionExample, TaggedExample, TextExample
 from albertkit.tasks.word_alignment import split_words
@@ -145,10 +152,10 @@ def test_an_exit_everybody_takes_is_that_depth(albert, task):
 
 def alone(model: Albert, task: str, rule: ExitRule, example) -> tuple[list, int]:
     """The scores of one example by itself, and the depth it leaves at, in the plainest way."""
-    features = features_of(model, [example], task)
+    features = task_features(model, [example], task)
     judge = UncertaintyEstimator(model.task, features, [example])
     ids, segments = [f.ids for f in features], [f.segments for f in features]
-    read = by_depth(model, ids, segments, [*rule.exit_depths, rule.depth], lambda h, n: read_heads(model, h, n))
+    read = read_depths(model, ids, segments, [*rule.exit_depths, rule.depth], lambda h, n: read_heads(model, h, n))
     before, said, same = None, None, 0
     for number, look in enumerate(rule.exit_depths):
         if rule.patience:
@@ -182,9 +189,9 @@ def test_any_schedule_says_what_each_text_says_alone(albert, task, data):
     limits = tuple(data.draw(st.floats(0.0, 1.0), label="limit") for _ in exit_depths)
     rule = ExitRule(LAYERS, exit_depths, limits, patience)
     given_examples = examples(task, data.draw(st.integers(1, 25), label="texts"), data.draw(st.integers(0, 99)))
-    features = features_of(model, given_examples, task)
+    features = task_features(model, given_examples, task)
     judge = UncertaintyEstimator(model.task, features, given_examples)
-    walk = Walk(model, rule, lambda h, n: read_heads(model, h, n), judge, judge.units)
+    walk = LayerWalk(model, rule, lambda h, n: read_heads(model, h, n), judge, judge.units)
     found = walk.run([f.ids for f in features], [f.segments for f in features])
     for unit, example in enumerate(given_examples):
         scores, depth = alone(model, task, rule, example)
@@ -194,17 +201,17 @@ def test_any_schedule_says_what_each_text_says_alone(albert, task, data):
             continue
         assert found.depths[unit] == depth
         for place, one in zip(judge.units[unit], scores, strict=True):
-            mine = found.scores[place]
+            mine = found.outputs[place]
             pairs = zip(mine, one, strict=True) if isinstance(one, tuple) else ((mine, one),)
             for a, b in pairs:
                 np.testing.assert_allclose(a, b, atol=1e-5)
 
 
 def test_stretches_bound_what_is_held(albert, monkeypatch):
-    monkeypatch.setattr(exits, "HELD", 1)
+    monkeypatch.setattr(exits, "MAX_BATCHES", 1)
     model, given = albert("classify"), examples("classify", 40)
     small = predict(model, given, "classify", early_exit="entropy:0.5")
-    monkeypatch.setattr(exits, "HELD", 100)
+    monkeypatch.setattr(exits, "MAX_BATCHES", 100)
     large = predict(model, given, "classify", early_exit="entropy:0.5")
     assert [(r.label, r.depth) for r in small] == [(r.label, r.depth) for r in large]
     assert len({r.depth for r in small}) > 1
@@ -213,13 +220,13 @@ def test_stretches_bound_what_is_held(albert, monkeypatch):
 def test_fewer_layers_are_really_applied(albert, monkeypatch):
     """Tokens times layers, counted at the engine, are what the depths say (and padding)."""
     model, given = albert("classify"), examples("classify", 60)
-    spent, before = [], model.engine.layers
+    spent, before = [], model.engine.apply_layers
     monkeypatch.setattr(
         model.engine, "layers", lambda h, n, a, b: spent.append(int(n.sum()) * (b - a)) or before(h, n, a, b)
     )
     found = predict(model, given, "classify", early_exit="entropy:0.6")
-    wanted = [len(f.ids) * r.depth for f, r in zip(features_of(model, given, "classify"), found, strict=True)]
-    assert sum(spent) == sum(wanted) < LAYERS * sum(len(f.ids) for f in features_of(model, given, "classify"))
+    wanted = [len(f.ids) * r.depth for f, r in zip(task_features(model, given, "classify"), found, strict=True)]
+    assert sum(spent) == sum(wanted) < LAYERS * sum(len(f.ids) for f in task_features(model, given, "classify"))
 
 
 def test_the_torch_engine_goes_step_by_step_too(folder):
@@ -233,8 +240,8 @@ def test_the_torch_engine_goes_step_by_step_too(folder):
 
 def test_means_and_savings():
     left = ExitStats([], np.array([2, 4, 12, 6]), 12)
-    assert left.mean == 6.0 and left.saving == 2.0
-    assert ExitStats([], np.zeros(0, int), 12).saving == 1.0
+    assert left.mean_depth == 6.0
+    assert ExitStats([], np.zeros(0, int), 12).mean_depth == 12
 
 
 # Doubts ----------------------------------------------------------------------------------------------------------
@@ -264,7 +271,7 @@ def test_a_text_leaves_when_all_its_words_are_sure(albert):
     """Only tokens that read a word count, and the least sure one decides."""
     model = albert("tag")
     (example,) = [TaggedExample("cat oak red", split_words("cat oak red"))]
-    features = features_of(model, [example], "tag")
+    features = task_features(model, [example], "tag")
     judge = UncertaintyEstimator(model.task, features, [example])
     scores = np.zeros((len(features[0].ids), 3))
     scores[1:-1, 0] = 50.0
@@ -281,7 +288,7 @@ def test_the_lower_bound_is_clopper_and_pearson_s():
 
     for right, count in ((299, 299), (290, 300), (1, 10), (0, 5), (580, 581), (2000, 4000)):
         wanted = beta.ppf(0.05, right, count - right + 1) if right else 0.0
-        assert at_least(right, count) == pytest.approx(wanted, abs=1e-9)
+        assert lower_bound(right, count) == pytest.approx(wanted, abs=1e-9)
 
 
 def made_up(rng: np.random.Generator, count: int, exit_depths: int = 6) -> tuple[np.ndarray, np.ndarray]:
@@ -318,13 +325,13 @@ def test_the_more_is_promised_the_deeper_texts_go():
 
 def test_lines_and_limits():
     uncertainty = np.array([0.01] * 50 + [0.5] * 50)
-    a, b = line(uncertainty, np.array([True] * 49 + [False] + [True] * 25 + [False] * 25))
+    a, b = fit_line(uncertainty, np.array([True] * 49 + [False] + [True] * 25 + [False] * 25))
     assert b > 0.5 and 1 / (1 + np.exp(-(a + b * np.log(0.5)))) == pytest.approx(0.5, abs=0.05)
-    (limit,) = limits_of([(a, b)], 0.1)
+    (limit,) = risk_limits([(a, b)], 0.1)
     assert 0.01 < limit < 0.5
-    assert line(np.array([np.inf, 0.5]), np.array([True, True])) is None
-    assert limits_of([None, (-9.0, 0.0), (9.0, 0.0)], 0.1) == (-1.0, np.inf, -1.0)
-    assert fit(np.zeros((FEWEST - 1, 2)), np.ones((FEWEST - 1, 2), bool), (1, 2), 3) is None
+    assert fit_line(np.array([np.inf, 0.5]), np.array([True, True])) is None
+    assert risk_limits([None, (-9.0, 0.0), (9.0, 0.0)], 0.1) == (-1.0, np.inf, -1.0)
+    assert fit(np.zeros((MIN_TEXTS - 1, 2)), np.ones((MIN_TEXTS - 1, 2), bool), (1, 2), 3) is None
 
 
 @pytest.mark.parametrize(
@@ -434,7 +441,7 @@ def test_depths_that_vectors_were_not_taught_at_are_refused(albert, folder, tmp_
     for depth in (2, LAYERS):
         np.testing.assert_array_equal(model.embed("cat", depth=depth), plain.embed("cat", depth=depth))
     np.testing.assert_array_equal(model.embed("cat", layer=3), plain.embed("cat", depth=3))
-    assert model.tokens("cat", depth=3).vectors.shape[1] == 32
+    assert model.token_vectors("cat", depth=3).vectors.shape[1] == 32
     for name, later in (
         ("elastic", "elastic"),
         ("tuned", "finetune"),
@@ -464,16 +471,16 @@ def test_heads_on_frozen_vectors_read_taught_depths_only(folder, tmp_path):
 
 
 def test_what_exit_may_be():
-    assert parsed(0.99) == parsed("99%") == parsed("0.99") == ("agreement", 0.99)
-    assert parsed("entropy:0.1") == ("entropy", 0.1) and parsed("patience:2") == ("patience", 2.0)
+    assert parse_early_exit(0.99) == parse_early_exit("99%") == parse_early_exit("0.99") == ("agreement", 0.99)
+    assert parse_early_exit("entropy:0.1") == ("entropy", 0.1) and parse_early_exit("patience:2") == ("patience", 2.0)
     for odd in ("much", "entropy:", "speed:3", True, "", ":", "99%%", "patience:inf", "entropy:1e999", "nan"):
         with pytest.raises(AlbertkitError, match="write early_exit='99%'"):
-            parsed(odd)
+            parse_early_exit(odd)
     for odd in (1.0, "100%", 0.3, 99, -0.5):
         with pytest.raises(AlbertkitError, match="from 50%"):
-            parsed(odd)
+            parse_early_exit(odd)
     with pytest.raises(AlbertkitError, match="0 or above"):
-        parsed("entropy:-1")
+        parse_early_exit("entropy:-1")
 
 
 def test_what_does_not_fit_is_said(albert, folder):

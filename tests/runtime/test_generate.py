@@ -20,8 +20,15 @@ from albertkit.errors import AlbertkitError
 from albertkit.model import AlbertModel, Batch
 from albertkit.model.albert_model import build_head
 from albertkit.runtime.batching import token_batches
-from albertkit.runtime.generate import HELD, Kept, Style, Writer, drawn, spread
-from albertkit.runtime.generate import Text as Draft
+from albertkit.runtime.generate import (
+    MAX_BATCHES,
+    Candidate,
+    GenerateSettings,
+    KeyValueCache,
+    TextGenerator,
+    expand_beams,
+    sampler,
+)
 from albertkit.tasks.examples import RewriteExample
 from albertkit.tasks.generation import GenerateTask, check_can_generate
 from albertkit.tokenizer import Tokenizer
@@ -109,7 +116,7 @@ def test_each_step_of_a_mixed_batch_has_the_chances_of_torch(tokenizer, tmp_path
     albert = Albert(folder, threads=1)
     sources = albert.task.sources(SOURCES, tokenizer, 30)
     (batch,) = token_batches(sources, token_budget=10_000)
-    writer, rng = albert.writer, np.random.default_rng(0)
+    writer, rng = albert.generator, np.random.default_rng(0)
     kept, last, written = writer.read(batch, 3, 5), None, [[] for _ in SOURCES]
     for _ in range(5):
         chances = writer.step(kept, last, 3)
@@ -176,9 +183,9 @@ def test_a_spread_keeps_the_best(own, beams, seed):
     own = min(own, beams)  # a beam never holds more texts than it is wide
     rng = np.random.default_rng(seed)
     chances = np.log(rng.dirichlet(np.ones(7), own))
-    before = [Draft([n], float(rng.normal())) for n in range(own)]
-    done: list[Draft] = []
-    texts, parents = spread(chances, before, done, beams, end=0)
+    before = [Candidate([n], float(rng.normal())) for n in range(own)]
+    done: list[Candidate] = []
+    texts, parents = expand_beams(chances, before, done, beams, end=0)
     totals = [(before[p].total + chances[p, w], p, w) for p, w in itertools.product(range(own), range(1, 7))]
     wanted = sorted(totals, reverse=True)[:beams]
     assert [text.total for text in texts] == pytest.approx([total for total, _, _ in wanted])
@@ -192,7 +199,7 @@ def test_a_spread_keeps_the_best(own, beams, seed):
 @given(st.integers(0, 10_000), st.floats(0.05, 1.0), st.floats(0.2, 3.0))
 def test_words_are_drawn_among_the_likeliest(seed, top_p, temperature):
     chances = np.log(np.random.default_rng(seed).dirichlet(np.ones(9)))
-    pick = drawn(Style(sample=True, top_p=top_p, temperature=temperature, seed=seed))
+    pick = sampler(GenerateSettings(sample=True, top_p=top_p, temperature=temperature, seed=seed))
     share = np.exp(chances / temperature)
     share /= share.sum()
     order = np.argsort(-share)
@@ -208,7 +215,7 @@ def test_drawing_follows_seed_and_probability(tokenizer, tmp_path):
     assert one == again
     assert any(albert.generate(SOURCES, sample=True, seed=s) != one for s in range(6, 10))
     assert albert.generate(SOURCES, sample=True, temperature=1e-3, seed=1)[0].text == albert.generate(SOURCES)[0].text
-    pick = drawn(Style(sample=True, seed=2))
+    pick = sampler(GenerateSettings(sample=True, seed=2))
     chances = np.log(np.array([0.5, 0.3, 0.2]))
     counts = np.bincount([pick(chances, 0) for _ in range(3000)], minlength=3) / 3000
     np.testing.assert_allclose(counts, [0.5, 0.3, 0.2], atol=0.04)
@@ -217,28 +224,30 @@ def test_drawing_follows_seed_and_probability(tokenizer, tmp_path):
 @pytest.mark.filterwarnings("error")
 def test_the_smallest_temperature_takes_the_likeliest():
     chances = np.array([-np.inf, -3.0, -0.06, -5.0])
-    assert {drawn(Style(sample=True, temperature=5e-324, seed=s))(chances, 0) for s in range(5)} == {2}
+    assert {sampler(GenerateSettings(sample=True, temperature=5e-324, seed=s))(chances, 0) for s in range(5)} == {2}
 
 
 def test_what_is_kept_at_once_counts_what_is_written(tokenizer, tmp_path, monkeypatch):
     """Short sources with long targets do not come in batches that only their sources would fit into."""
     _, folder = made(tokenizer, tmp_path / "m")
     albert, seen = Albert(folder, threads=1, token_budget=64), []
-    read = Writer.read
+    read = TextGenerator.read
 
     def reading(self, batch, depth, room):
         seen.append(len(batch.order) * (batch.ids.shape[1] + room))
         return read(self, batch, depth, room)
 
-    monkeypatch.setattr(Writer, "read", reading)
+    monkeypatch.setattr(TextGenerator, "read", reading)
     many = albert.generate(["red cat"] * 40, max_tokens=20)
-    assert max(seen) <= HELD * albert.token_budget and len(many) == 40 and len({text.text for text in many}) == 1
+    assert max(seen) <= MAX_BATCHES * albert.token_budget and len(many) == 40 and len({text.text for text in many}) == 1
 
 
 def test_beams_that_change_places_keep_their_source():
     rng = np.random.default_rng(0)
     table = rng.normal(size=(4, 5, 2)).astype(np.float32)
-    kept = Kept([table.copy()], [table.copy() + 1], np.array([3, 3, 2, 2]), 3, np.array([0, 0, 1, 1]), written=2)
+    kept = KeyValueCache(
+        [table.copy()], [table.copy() + 1], np.array([3, 3, 2, 2]), 3, np.array([0, 0, 1, 1]), written=2
+    )
     kept.keys[0][1, :3], kept.keys[0][3, :3] = kept.keys[0][0, :3], kept.keys[0][2, :3]  # beams of one source share it
     before = kept.keys[0].copy()
     chosen = np.array([1, 1, 3, 2])
@@ -271,7 +280,7 @@ def test_quantised_models_write_too(tokenizer, tmp_path, bits):
     found = albert.generate(SOURCES)
     assert len(found) == len(SOURCES) and all(np.isfinite(w.score) for w in found)
     (batch,) = token_batches(albert.task.sources(SOURCES, tokenizer, 30), token_budget=10_000)
-    chances = albert.writer.step(albert.writer.read(batch, 3, 1), None, 3)
+    chances = albert.generator.step(albert.generator.read(batch, 3, 1), None, 3)
     exact = [torch_chances(model, tokenizer, batch.ids[i, :n].tolist(), []) for i, n in enumerate(batch.lengths)]
     finite = np.isfinite(chances[0])
     like = [np.corrcoef(a[finite], b[finite])[0, 1] for a, b in zip(chances, exact, strict=True)]

@@ -17,7 +17,7 @@ from albertkit.cli.entry_point import app
 from albertkit.errors import AlbertkitError
 from albertkit.model import AlbertModel, Batch
 from albertkit.model.albert_model import build_head
-from albertkit.runtime.infill import filled, lengths_of, span_of, widened
+from albertkit.runtime.mask_filling import blank_lengths, encode_masks, expand_blanks, fill_blanks, parse_length
 from albertkit.tokenizer import Tokenizer
 from tests.conftest import tiny
 from tests.train.conftest import VOCAB
@@ -65,8 +65,8 @@ def test_rounds_are_those_of_the_paper(twins, first, second, rounds):
     model, albert = twins
     t = albert.tokenizer
     banned = [t.pad_id, t.cls_id, t.sep_id, t.mask_id, t.unk_id]
-    found = albert.infill(f"red [MASK:{first}] cat oak [MASK:{second}] elm", rounds=rounds)
-    read, masks = albert.masked(f"red {'[MASK]' * first} cat oak {'[MASK]' * second} elm", 1)
+    found = albert.infill(f"red [MASK:{first}] cat oak [MASK:{second}] elm", rounds=rounds)[0]
+    read, masks = encode_masks(albert, f"red {'[MASK]' * first} cat oak {'[MASK]' * second} elm", 1)
     ids, score = mask_predict(model, read.ids, masks, rounds, t.mask_id, banned)
     words = [ids[place] for place in masks]
     assert found.parts == (t.decode(words[:first]), t.decode(words[first:]))
@@ -76,9 +76,9 @@ def test_rounds_are_those_of_the_paper(twins, first, second, rounds):
 
 def test_the_best_length_has_the_best_mean(twins):
     _, albert = twins
-    each = [albert.infill(f"red [MASK:{n}] cat") for n in (1, 2, 3, 4)]
-    best = albert.infill("red [MASK] cat", "1-4")
-    assert best == max(each, key=lambda found: found.score) == albert.infill("red [MASK:1-4] cat")
+    each = [albert.infill(f"red [MASK:{n}] cat")[0] for n in (1, 2, 3, 4)]
+    best = albert.infill("red [MASK] cat", "1-4")[0]
+    assert best == max(each, key=lambda found: found.score) == albert.infill("red [MASK:1-4] cat")[0]
     ranked = albert.infill("red [MASK] cat", "1-4", k=4)
     assert [f.score for f in ranked] == sorted((f.score for f in each), reverse=True)
 
@@ -87,26 +87,26 @@ def test_one_round_is_fill_mask(twins):
     _, albert = twins
     best = [next(g.word for g in top if g.word[0] != "[") for top in albert.fill_mask("red [MASK][MASK] oak", k=9)]
     t = albert.tokenizer
-    found = albert.infill("red [MASK:2] oak", rounds=1).parts[0]
+    found = albert.infill("red [MASK:2] oak", rounds=1)[0].parts[0]
     assert found == t.decode([t.id_of(word) or t.id_of(f"##{word}") for word in best])
 
 
 @given(st.lists(st.tuples(st.integers(1, 3), st.integers(0, 2)), min_size=1, max_size=3))
 def test_lengths(spans):
     text = " and ".join(f"[MASK:{low}-{low + more}]" for low, more in spans)
-    found = lengths_of(text, (1, 1))
+    found = blank_lengths(text, (1, 1))
     assert len(found) == len(set(found)) == np.prod([more + 1 for _, more in spans])
     for lengths in found:
         assert all(low <= n <= low + more for n, (low, more) in zip(lengths, spans, strict=True))
-        assert widened(text, lengths).count("[MASK]") == sum(lengths)
-    assert filled(text, [r"\1" for _ in spans]) == " and ".join([r"\1"] * len(spans))
+        assert expand_blanks(text, lengths).count("[MASK]") == sum(lengths)
+    assert fill_blanks(text, [r"\1" for _ in spans]) == " and ".join([r"\1"] * len(spans))
 
 
 def test_what_is_wrong_with_a_length(twins):
     _, albert = twins
     for wrong in ("0", "3-2", "a", "65", "-1", "", "9" * 5000):
         with pytest.raises(AlbertkitError, match="a range such as 1-4"):
-            span_of(wrong)
+            parse_length(wrong)
         with pytest.raises(AlbertkitError, match="a range such as 1-4"):
             albert.infill(f"red [MASK] or [MASK:{wrong}]")
     with pytest.raises(AlbertkitError, match="holds no"):
@@ -121,14 +121,14 @@ def test_what_is_wrong_with_a_length(twins):
         albert.infill("[MASK]" + "a " * 600_000)
     with pytest.raises(AlbertkitError, match="1,000,000,000 or more combinations"):
         albert.infill("[MASK:1-64] " * 300)
-    assert lengths_of("[MASK: 2 - 3 ]", (1, 1)) == [(2,), (3,)]
+    assert blank_lengths("[MASK: 2 - 3 ]", (1, 1)) == [(2,), (3,)]
     with pytest.raises(AlbertkitError, match="rounds"):
         albert.infill("red [MASK]", rounds=0)
 
 
 def test_the_built_in_model_fills_a_phrase(built_in):
-    found = built_in.infill("The [MASK:3] of France is Paris.")
-    assert found.text.startswith("The ") and found.text.endswith(" of France is Paris.")
+    found = built_in.infill("The [MASK:3] of France is Paris.")[0]
+    assert found.text.startswith("The ") and found.text.endswith(" of France is Paris.")[0]
     assert len(found.parts[0].split()) >= 2 and "[MASK" not in found.text and -3 < found.score < 0
 
 

@@ -13,9 +13,8 @@ from albertkit.albert import Albert
 from albertkit.errors import AlbertkitError
 from albertkit.explain import Explainer
 from albertkit.explain.layer_predictions import calibrated_exit_depth
-from albertkit.runtime.calibration import ExitCalibration
-from albertkit.runtime.early_exit import leave_task
-from albertkit.runtime.predict import features_of
+from albertkit.runtime.early_exit import ExitCalibration
+from albertkit.runtime.predict import exit_scores, task_features
 from albertkit.serve import explain_api
 from albertkit.serve.http_error import HttpError
 from albertkit.tasks.examples import QuestionExample, TaggedExample, TextExample
@@ -89,12 +88,12 @@ def test_early_exit_is_where_exit_leaves(server, alberts):
         albert = alberts[name]
         told = server.post("/explain", {"text": text, "model": name, **more}).json()["early_exit"]
         assert told["kind"] == "entropy" and told["exit_depths"] == [1, 2] and len(told["uncertainty"]) == 3
-        features = features_of(albert, [example], albert.meta.task)
+        features = task_features(albert, [example], albert.meta.task)
         for limit in sorted(
             {0.0, 1.0, *(round(doubt + step, 4) for doubt in told["uncertainty"] for step in (-0.01, 0.01))}
         ):
             if limit >= 0:
-                left = leave_task(albert, features, [example], f"entropy:{limit}")
+                left = exit_scores(albert, features, [example], f"entropy:{limit}")
                 assert left.depths[0] == leaves(told, limit), (name, limit, told)
     told = server.post("/explain", {"text": text, "model": "words"}).json()["early_exit"]
     assert told["kind"] == "cosine" and told["uncertainty"][0] is None and told["exit_depth_99"] is None

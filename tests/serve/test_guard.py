@@ -13,6 +13,7 @@ import pytest
 from openai import AuthenticationError, OpenAI
 
 from albertkit.errors import AlbertkitError
+from albertkit.runtime.embed import split_texts
 from albertkit.serve.serve_settings import ApiKeys, ServeSettings, hash_key
 from albertkit.serve.server import bind
 from tests.serve.conftest import Served
@@ -147,7 +148,7 @@ def test_the_cache_gives_the_same(guarded, alberts):
     for given in (texts, texts[::-1], [texts[0], "new", texts[2]]):
         found = guarded.post("/v1/embeddings", {"model": "words", "input": given, "dimensions": 7}, headers=KEY).json()
         assert np.allclose([d["embedding"] for d in found["data"]], words.embed(given, dim=7), atol=1e-6)
-        assert found["usage"]["prompt_tokens"] == sum(map(len, words.pieces(given, "split")[0]))
+        assert found["usage"]["prompt_tokens"] == sum(map(len, split_texts(words, given, words.embed_options()).ids))
     assert metric(guarded, "albertkit_cache_hits_total", **KEY) >= 5
     assert 0 < metric(guarded, "albertkit_cache_bytes", **KEY) < 2**20
     other = guarded.post("/embed", {"inputs": texts[0], "depth": 1}, headers=KEY).json()
@@ -231,18 +232,18 @@ def test_what_cannot_be_served_is_one_sentence(folders, server, tmp_path):
 
 
 def test_a_container_may_have_a_share_of_the_processors(tmp_path):
-    from albertkit.runtime.engine import cores, share
+    from albertkit.runtime.engine import cores, cpu_quota
 
-    assert share(tmp_path) == math.inf and cores() >= 1
+    assert cpu_quota(tmp_path) == math.inf and cores() >= 1
     for text, wanted in (("max 100000\n", math.inf), ("150000 100000\n", 1.5), ("nonsense", math.inf)):
         (tmp_path / "cpu.max").write_text(text)
-        assert share(tmp_path) == wanted
+        assert cpu_quota(tmp_path) == wanted
     (tmp_path / "cpu.max").unlink()
     (tmp_path / "cpu").mkdir()
     for quota, wanted in (("-1", math.inf), ("50000", 0.5)):
         (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text(quota)
         (tmp_path / "cpu" / "cpu.cfs_period_us").write_text("100000")
-        assert share(tmp_path) == wanted
+        assert cpu_quota(tmp_path) == wanted
 
 
 def test_no_torch_in_the_server():

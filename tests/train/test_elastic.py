@@ -13,8 +13,8 @@ from albertkit.albert import Albert
 from albertkit.artifact import Artifact, read_artifact, write_artifact
 from albertkit.errors import AlbertkitError
 from albertkit.model import AlbertModel
-from albertkit.runtime.depths import is_full_depth_only
 from albertkit.runtime.predict import predict
+from albertkit.runtime.runtime_model import is_full_depth_only
 from albertkit.tasks import load_task, make_task
 from albertkit.tasks.examples import TextExample
 from albertkit.tokenizer import Tokenizer

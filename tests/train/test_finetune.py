@@ -12,7 +12,7 @@ from albertkit.albert import Albert
 from albertkit.artifact import Artifact, read_artifact, write_artifact
 from albertkit.errors import AlbertkitError
 from albertkit.model import AlbertModel
-from albertkit.runtime.predict import predict, scores
+from albertkit.runtime.predict import predict, task_scores
 from albertkit.tasks import load_task, make_task
 from albertkit.tasks.classify import Classification, ClassifyTask
 from albertkit.tasks.examples import ChoiceExample, QuestionExample, Span, TaggedExample, TextExample
@@ -138,7 +138,7 @@ def test_the_runtime_says_what_torch_says(tuned, start, task):
     work.objective.model = work.model
     features = made.features(examples, artifact.tokenizer, 40)
     albert = Albert(done.model)
-    for ours, theirs in zip(scores(albert, features), work.scores(features), strict=True):
+    for ours, theirs in zip(task_scores(albert, features), work.scores(features), strict=True):
         pairs = zip(ours, theirs, strict=True) if isinstance(ours, tuple) else ((ours, theirs),)
         for a, b in pairs:
             np.testing.assert_allclose(a, b, atol=1e-4)

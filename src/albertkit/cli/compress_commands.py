@@ -222,12 +222,12 @@ def plan(shape: str, extras: tuple[str, ...], length: int | None, batch: int, as
 
 def _plan_examples(shape: str, path: Path) -> list[Any]:
     """The labelled examples of a fine-tuned model."""
-    from albertkit.artifact import read_stored
     from albertkit.cli.task_commands import Reading, read_files
     from albertkit.compress.planner import is_model
+    from albertkit.interop.convert import open_stored
     from albertkit.tasks import TASKS
 
-    task = read_stored(shape).meta.task if is_model(shape) else "embed"
+    task = open_stored(shape).meta.task if is_model(shape) else "embed"
     if task not in TASKS:
         raise AlbertkitError(
             f"--task cannot score {shape}: it is no fine-tuned model. Name the folder of one, or omit --task."

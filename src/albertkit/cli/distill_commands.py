@@ -190,13 +190,14 @@ def taught(
     more: dict[str, Any],
 ) -> TrainResult:
     """Everything else: `train/distill.py`."""
-    from albertkit.artifact import Meta, read_stored
+    from albertkit.artifact import Meta
     from albertkit.cli.shrink_commands import check_words, log
+    from albertkit.interop.convert import open_stored
     from albertkit.train.distill import distill, teacher_tokenizer
     from albertkit.train.teachers import is_albert
 
     first = teachers.folders[0]
-    meta = read_stored(first).meta if is_albert(first) else Meta()
+    meta = open_stored(first).meta if is_albert(first) else Meta()
     kind = "embed" if meta.task == "embed" else "pretrain"
     own = Meta(task=kind, pooling=meta.pooling, normalise=meta.normalise)
     student = student_of(more, settings.seed, lambda: teacher_tokenizer(first), own)

@@ -1,6 +1,6 @@
 """The verbs of elastic depth: `elastic` trains every depth of a model, `calibrate` finds when texts may leave early.
 
-In: arguments. Out: calls into `train/` and `runtime/recalibrate.py`, printed. With `cli/entry_point.py` and its other parts, the only files that print.
+In: arguments. Out: calls into `train/` and `runtime/calibration.py`, printed. With `cli/entry_point.py` and its other parts, the only files that print.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ def calibrate(model: Path, dev: Path, exit_depths: str | None, as_json: bool, **
     `quantize`, too.
     """
     from albertkit.artifact import model_folder, read_meta
-    from albertkit.runtime.recalibrate import calibrate as run
+    from albertkit.runtime.calibration import calibrate as run
     from albertkit.tasks import TASKS
     from albertkit.train.pretrain_settings import whole_numbers
 

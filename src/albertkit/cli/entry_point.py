@@ -214,7 +214,7 @@ def embed(
     albert = open_albert(model, bits, threads)
     left: Counter[int] = Counter()
     found = paired(
-        read_texts(texts, file), lambda t: albert.embed_iter(t, **settings, leave=lambda at: left.update([at]))
+        read_texts(texts, file), lambda t: albert.embed_iter(t, **settings, on_exit=lambda at: left.update([at]))
     )
     if output is None:
         for text, vector in found:

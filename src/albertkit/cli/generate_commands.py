@@ -84,8 +84,7 @@ def infill(
 
     albert = Albert(model, bits=None if bits is None else int(bits))
     for text in lines(texts):
-        found = albert.infill(text, length, rounds=rounds, k=k, depth=depth)
-        for one in [found] if k == 1 else found:
+        for one in albert.infill(text, length, rounds=rounds, k=k, depth=depth):
             if as_json:
                 click.echo(json.dumps({"source": text, **asdict(one)}, ensure_ascii=False))
             else:

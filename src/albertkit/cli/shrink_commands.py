@@ -307,12 +307,12 @@ def quantize(
 
 def check_examples(source: Path, check: Path, reading: Reading) -> list[Any]:
     """Labelled examples for a fine-tuned model, lines for any other."""
-    from albertkit.artifact import read_stored
     from albertkit.cli.entry_point import read_texts
     from albertkit.cli.task_commands import read_files
+    from albertkit.interop.convert import open_stored
     from albertkit.tasks import TASKS
 
-    meta = read_stored(source).meta
+    meta = open_stored(source).meta
     if meta.task in TASKS:
         found = read_files(meta.task, {"test": check}, reading)["test"]
         known(meta, found, "counted as missed before and after, so that a loss seems smaller than it is")

@@ -340,7 +340,7 @@ def dialogues(given: Iterable[str]) -> Iterator[DialogueTurn]:
 
 def tell(albert: Albert, results: Sequence[Any], depth: int | None, early_exit: str | None) -> None:
     """On stderr: how deep texts went, where they may leave early; and whether the model was taught to say something there."""
-    from albertkit.runtime.depths import is_full_depth_only
+    from albertkit.runtime.runtime_model import is_full_depth_only
 
     depths = [result.depth for result in results if result.depth is not None]
     if depths:

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from onnx import TensorProto
@@ -36,6 +36,7 @@ from albertkit.quantized import QuantizedMatrix, is_quantizable, quantize_rows
 from albertkit.runtime import graph as graphs
 from albertkit.runtime.activation_moments import Progress, moments_of
 from albertkit.runtime.batching import TokenBatch, token_batches
+from albertkit.runtime.embed import embed_windows, split_tokens
 from albertkit.runtime.engine import Engine, cores, levels, open_graph
 from albertkit.runtime.graph_builder import Builder, as_float
 from albertkit.tokenizer import Tokenizer
@@ -159,7 +160,7 @@ def _layer_seconds(config: AlbertConfig, bits: int, length: int, threads: int) -
     engine = Engine(config, random_weights(encoder_shapes(config, pooler=False), bits), threads)
     states, lengths = engine.run(_one_text(length), 0), np.array([length], np.int32)
     depth = config.num_hidden_layers
-    layer = typical_seconds(lambda: engine.layers(states, lengths, 0, depth)) / depth
+    layer = typical_seconds(lambda: engine.apply_layers(states, lengths, 0, depth)) / depth
 
     def without_layers() -> float:
         batch = _one_text(length)
@@ -326,26 +327,17 @@ def measure_in_child() -> None:
     cost = {"latency": 0.0, "memory": 0.0}
     if request["folder"] is not None:
         albert = Albert(request["folder"], threads=request["threads"])
-        room = min(request["length"], albert.max_tokens) - sum(map(len, albert._ends))
+        room = min(request["length"], albert.max_tokens) - sum(map(len, albert.special_tokens))
         ids = np.random.default_rng(0).integers(5, albert.tokenizer.vocab_size, max(1, room)).tolist()
         options = albert.embed_options()
-        cost["latency"] = typical_seconds(lambda: _vector(albert, ids, options), CANDIDATE_SECONDS)
+
+        def embed() -> np.ndarray:
+            return embed_windows(albert, split_tokens(albert, [ids], options.long_texts), options)
+
+        cost["latency"] = typical_seconds(embed, CANDIDATE_SECONDS)
     cost["process"] = max(resident_bytes("VmHWM"), resident_bytes("VmRSS"))
     cost["memory"] = cost["process"] - before
     sys.stdout.write(json.dumps(cost) + "\n")
-
-
-def _vector(albert: Albert, ids: list[int], options: Any) -> np.ndarray:
-    """The vector of one text, given as token ids."""
-    from albertkit.albert import joined
-
-    windows, owners = albert.cut([ids], options.long_texts)
-    if albert.config.options.static:
-        vectors = albert.engine.means(windows)
-    else:
-        (batch,) = token_batches(windows, token_budget=albert.token_budget)
-        vectors = albert._pool(albert.engine.run(batch, options.depth), batch.lengths, options.pooling)
-    return next(joined(vectors, [len(window) for window in windows], owners, options))
 
 
 def resident_bytes(name: str) -> float:

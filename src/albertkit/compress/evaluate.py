@@ -129,7 +129,7 @@ class QualityCheck:
             if not chosen.any():
                 chosen[0, min(1, chosen.shape[1] - 1)] = True
             masked = dataclasses.replace(batch, ids=np.where(chosen, albert.tokenizer.mask_id or 0, batch.ids))
-            predicted.append(albert.engine.words(albert.engine.run(masked, albert.depth)[chosen]).argmax(axis=1))
+            predicted.append(albert.engine.mlm_logits(albert.engine.run(masked, albert.depth)[chosen]).argmax(axis=1))
             original.append(batch.ids[chosen])
         return MaskedPredictions(np.concatenate(predicted), np.concatenate(original))
 

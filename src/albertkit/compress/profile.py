@@ -19,13 +19,14 @@ from typing import Any
 import numpy as np
 
 from albertkit.albert import Albert
-from albertkit.artifact import read_stored
 from albertkit.compress.benchmark import peak_throughput
 from albertkit.compress.cost import attended_keys
 from albertkit.config import AlbertConfig
 from albertkit.errors import AlbertkitError
+from albertkit.interop.convert import open_stored
 from albertkit.runtime import graph as graphs
 from albertkit.runtime.batching import TokenBatch, token_batches
+from albertkit.runtime.embed import pool
 from albertkit.runtime.engine import cores, levels, open_graph
 from albertkit.runtime.graph_builder import Graph
 
@@ -105,7 +106,7 @@ def profile_model(
     for _ in range(REPEATS):
         start = time.perf_counter()
         for batch in batches:
-            albert._pool(albert.engine.run(batch, depth), batch.lengths, "mean")
+            pool(albert, albert.engine.run(batch, depth), batch.lengths, "mean")
         times.append(time.perf_counter() - start)
     seconds = float(np.percentile(times, 25))
     bits = 8 if albert.meta.quantisation else 32
@@ -141,7 +142,7 @@ def _operator_seconds(
     source: Path | str | None, batches: list[TokenBatch], depth: int, threads: int
 ) -> dict[tuple[str, str], float]:
     """Seconds by (part, operator), for all batches once."""
-    stored = read_stored(source)
+    stored = open_stored(source)
     config, weights = stored.config, stored.weights
     found: dict[tuple[str, str], float] = defaultdict(float)
     with tempfile.TemporaryDirectory() as scratch:

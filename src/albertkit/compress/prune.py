@@ -27,7 +27,7 @@ from albertkit.config import AlbertConfig
 from albertkit.errors import AlbertkitError
 from albertkit.interop.convert import open_model
 from albertkit.runtime.activation_moments import READS, Progress, calibration, own_kind, own_text, watch
-from albertkit.runtime.depths import check_trained_depth
+from albertkit.runtime.runtime_model import check_trained_depth
 
 RIDGE = 0.001  # regularization of the fit, as a share of the mean second moment
 

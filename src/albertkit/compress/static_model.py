@@ -26,6 +26,7 @@ from albertkit.config import AlbertConfig, Options
 from albertkit.errors import AlbertkitError
 from albertkit.runtime.activation_moments import Progress
 from albertkit.runtime.batching import token_batches
+from albertkit.runtime.embed import pool, split_tokens
 from albertkit.tokenizer import Tokenizer
 
 DIM = 256
@@ -126,10 +127,10 @@ def token_vectors(albert: Albert, progress: Progress = lambda _: None) -> np.nda
     """The vector of each token alone, pooled as the model pools texts; (tokens, H)."""
     count = albert.tokenizer.vocab_size
     out = np.empty((count, albert.dim), np.float32)
-    texts, _ = albert.cut([[i] for i in range(count)], "error")
+    texts = split_tokens(albert, [[i] for i in range(count)], "error").ids
     done = 0
     for batch in token_batches(texts, token_budget=albert.token_budget):
-        out[batch.order] = albert._pool(albert.engine.run(batch, albert.depth), batch.lengths, albert.meta.pooling)
+        out[batch.order] = pool(albert, albert.engine.run(batch, albert.depth), batch.lengths, albert.meta.pooling)
         done += len(batch.order)
         progress(f"{done:,} of {count:,} tokens read")
     return out

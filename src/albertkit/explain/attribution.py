@@ -24,10 +24,11 @@ from albertkit.errors import AlbertkitError
 from albertkit.explain.explain_input import TokenizedInput, TokenRow
 from albertkit.explain.target import ExplainTarget, log_odds
 from albertkit.runtime.batching import token_batches
+from albertkit.runtime.embed import pool
 from albertkit.runtime.predict import read_heads
 
 if TYPE_CHECKING:
-    from albertkit.albert import Albert
+    from albertkit.runtime.runtime_model import RuntimeModel
 
 METHODS = ("occlusion", "shapley", "gradients", "rollout", "attention")
 HIDE_MODES = ("mask", "drop", "pad")
@@ -57,7 +58,7 @@ class Attribution:
 class InputVariants:
     """An input whose words can be hidden. A token that the target reads is never dropped but masked."""
 
-    albert: Albert
+    albert: RuntimeModel
     input: TokenizedInput
     target: ExplainTarget
     hide: str = "mask"
@@ -94,7 +95,7 @@ class InputVariants:
     def _scores(self, rows: Sequence[tuple[np.ndarray, np.ndarray, ExplainTarget]]) -> list[Any]:
         """What the target reads from each row."""
         albert, scores = self.albert, [None] * len(rows)
-        depth = albert._layers_to_apply(None, self.depth, "mean")
+        depth = albert.layers_to_apply(self.depth)
         ids, segments = [row[0].tolist() for row in rows], [row[1].tolist() for row in rows]
         for batch in token_batches(ids, segments, albert.token_budget):
             hidden = albert.engine.run(batch, depth)
@@ -104,7 +105,7 @@ class InputVariants:
         return scores
 
 
-def filler_token(albert: Albert, hide: str) -> int:
+def filler_token(albert: RuntimeModel, hide: str) -> int:
     """The id of the token that replaces a hidden one."""
     if hide not in HIDE_MODES:
         raise AlbertkitError(f"hide={hide!r} is unknown; choose one of {', '.join(HIDE_MODES)}")
@@ -130,16 +131,16 @@ def hide_words(
 
 
 def read_target(
-    albert: Albert, hidden: np.ndarray, lengths: np.ndarray, targets: Sequence[ExplainTarget]
+    albert: RuntimeModel, hidden: np.ndarray, lengths: np.ndarray, targets: Sequence[ExplainTarget]
 ) -> Sequence[Any]:
     """What a target needs of each row of a batch: head scores, a vector, or the log-odds of a word."""
     form = targets[0].form
     if form == "cosine":
-        return list(albert._pool(hidden, lengths, albert.meta.pooling))
+        return list(pool(albert, hidden, lengths, albert.meta.pooling))
     if form != "word":
         return read_heads(albert, hidden, lengths)
     states = hidden[np.arange(len(targets)), [target.tokens[0] for target in targets]]
-    scores = albert.engine.words(states)[:, : albert.tokenizer.vocab_size].astype(np.float64)
+    scores = albert.engine.mlm_logits(states)[:, : albert.tokenizer.vocab_size].astype(np.float64)
     return [log_odds(row, target.index) for row, target in zip(scores, targets, strict=True)]
 
 

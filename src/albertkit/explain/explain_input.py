@@ -15,13 +15,15 @@ import numpy as np
 
 from albertkit.errors import AlbertkitError
 from albertkit.explain.activations import MAX_TOKENS
-from albertkit.runtime.predict import features_of
+from albertkit.runtime.embed import embed_options
+from albertkit.runtime.mask_filling import encode_masks
+from albertkit.runtime.predict import task_features
 from albertkit.tasks.choose import join_choice
 from albertkit.tasks.examples import ChoiceExample, QuestionExample, TaggedExample, TextExample
 from albertkit.tasks.word_alignment import split_words
 
 if TYPE_CHECKING:
-    from albertkit.albert import Albert
+    from albertkit.runtime.runtime_model import RuntimeModel
 
 MAX_CHARACTERS = 1_000_000
 MAX_CHOICES = 26
@@ -80,19 +82,19 @@ class TokenizedInput:
     """The task's example; None for masks and vectors."""
 
 
-def can_fill_masks(albert: Albert) -> bool:
+def can_fill_masks(albert: RuntimeModel) -> bool:
     """Whether the model has a masked-language-model head and a mask token."""
-    return albert.tokenizer.mask_id is not None and "heads.mlm.bias" in albert.engine.weights
+    return albert.tokenizer.mask_id is not None and albert.can_fill_masks
 
 
-def prediction_kind(albert: Albert, text: str) -> str | None:
+def prediction_kind(albert: RuntimeModel, text: str) -> str | None:
     """fill for a text with masks, else the model's task; None if the model predicts nothing but vectors."""
     if "[MASK]" in text and can_fill_masks(albert):
         return "fill"
     return albert.meta.task if albert.meta.task in EXPLAINED_TASKS else None
 
 
-def tokenize_input(albert: Albert, texts: ExplainInput) -> TokenizedInput:
+def tokenize_input(albert: RuntimeModel, texts: ExplainInput) -> TokenizedInput:
     """Texts as rows of tokens for what the model predicts about them."""
     if albert.config.options.static:
         raise AlbertkitError("a static model has no layers to explain; choose an ALBERT model")
@@ -115,7 +117,7 @@ def tokenize_input(albert: Albert, texts: ExplainInput) -> TokenizedInput:
     return _vector_input(albert, texts, kind)
 
 
-def explain_kind(albert: Albert, texts: ExplainInput) -> str:
+def explain_kind(albert: RuntimeModel, texts: ExplainInput) -> str:
     """What is explained; an error if a part is missing or not used."""
     kind = prediction_kind(albert, texts.text)
     if kind is None:
@@ -139,8 +141,8 @@ def explain_kind(albert: Albert, texts: ExplainInput) -> str:
 # One function per kind -------------------------------------------------------------------------------------------
 
 
-def _mask_input(albert: Albert, texts: ExplainInput) -> TokenizedInput:
-    encoding = albert.masked(texts.text, 1)[0]
+def _mask_input(albert: RuntimeModel, texts: ExplainInput) -> TokenizedInput:
+    encoding = encode_masks(albert, texts.text, 1)[0]
     places: Places = [
         None if token == albert.tokenizer.mask_id else ("text", a, b)
         for token, (a, b) in zip(encoding.ids, encoding.offsets, strict=True)
@@ -148,9 +150,9 @@ def _mask_input(albert: Albert, texts: ExplainInput) -> TokenizedInput:
     return _build(albert, "fill", {"text": texts.text}, [(encoding.ids, encoding.segments, places)])
 
 
-def _classify_input(albert: Albert, texts: ExplainInput) -> TokenizedInput:
+def _classify_input(albert: RuntimeModel, texts: ExplainInput) -> TokenizedInput:
     example = TextExample(texts.text, texts.pair)
-    (feature,) = features_of(albert, [example], "classify")
+    (feature,) = task_features(albert, [example], "classify")
     encoding = albert.tokenizer.encode(texts.text, texts.pair)
     _check_fits(len(encoding.ids), len(feature.ids))
     parts = _text_and_pair(texts)
@@ -162,17 +164,17 @@ def _classify_input(albert: Albert, texts: ExplainInput) -> TokenizedInput:
     return _build(albert, "classify", parts, [(feature.ids, feature.segments, places)], example)
 
 
-def _tag_input(albert: Albert, texts: ExplainInput, kind: str) -> TokenizedInput:
+def _tag_input(albert: RuntimeModel, texts: ExplainInput, kind: str) -> TokenizedInput:
     example = TaggedExample(texts.text, split_words(texts.text))
-    feature = _single(features_of(albert, [example], kind))
+    feature = _single(task_features(albert, [example], kind))
     places: Places = [("text", a, b) if b > a else None for a, b in feature.offsets or []]
     return _build(albert, kind, {"text": texts.text}, [(feature.ids, feature.segments, places)], example)
 
 
-def _answer_input(albert: Albert, texts: ExplainInput) -> TokenizedInput:
+def _answer_input(albert: RuntimeModel, texts: ExplainInput) -> TokenizedInput:
     question = texts.question or ""
     example = QuestionExample("0", question, texts.text)
-    feature = _single(features_of(albert, [example], "answer"))
+    feature = _single(task_features(albert, [example], "answer"))
     encoding = albert.tokenizer.encode(question, add_specials=False)
     context: Places = [("text", a, b) if b > a else None for a, b in feature.offsets or []]
     count = feature.segments.count(0) - 2
@@ -182,11 +184,11 @@ def _answer_input(albert: Albert, texts: ExplainInput) -> TokenizedInput:
     return _build(albert, "answer", parts, [(feature.ids, feature.segments, places)], example)
 
 
-def _choice_input(albert: Albert, texts: ExplainInput) -> TokenizedInput:
+def _choice_input(albert: RuntimeModel, texts: ExplainInput) -> TokenizedInput:
     """One row per choice. The context and, without a blank, the question are the same words in all rows."""
     question = texts.question or ""
     example = ChoiceExample(texts.text, question, texts.choices)
-    features = features_of(albert, [example], "choose")
+    features = task_features(albert, [example], "choose")
     first = albert.tokenizer.encode(texts.text, add_specials=False)
     is_separate = "_" not in question and bool(question)
     parts = {"text": texts.text, **({"question": question} if is_separate else {})}
@@ -207,9 +209,9 @@ def _choice_input(albert: Albert, texts: ExplainInput) -> TokenizedInput:
     return _build(albert, "choose", parts, rows, example)
 
 
-def _vector_input(albert: Albert, texts: ExplainInput, kind: str) -> TokenizedInput:
+def _vector_input(albert: RuntimeModel, texts: ExplainInput, kind: str) -> TokenizedInput:
     """One row per text. The model's prompt precedes it and belongs to no word."""
-    prompt = albert.embed_options().prompt
+    prompt = embed_options(albert).prompt
     size = len(prompt)
     parts = _text_and_pair(texts)
     rows: list[RowData] = []
@@ -232,7 +234,7 @@ def _text_and_pair(texts: ExplainInput) -> dict[str, str]:
 
 
 def _build(
-    albert: Albert, kind: str, parts: dict[str, str], rows: Sequence[RowData], example: Any = None
+    albert: RuntimeModel, kind: str, parts: dict[str, str], rows: Sequence[RowData], example: Any = None
 ) -> TokenizedInput:
     """Find the words of all parts, and the word of each token."""
     words: list[ExplainedWord] = []

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from albertkit.artifact import Stored, read_stored
+from albertkit.artifact import Stored
 from albertkit.errors import AlbertkitError, nearest, need
 from albertkit.explain.activations import NumpyEncoder
 from albertkit.explain.attribution import (
@@ -34,10 +34,11 @@ from albertkit.explain.layer_predictions import (
     trace_early_exit,
 )
 from albertkit.explain.target import ExplainTarget, TargetChoice, choose_target
+from albertkit.interop.convert import open_stored
 
 if TYPE_CHECKING:
-    from albertkit.albert import Albert
     from albertkit.model import AlbertModel
+    from albertkit.runtime.runtime_model import RuntimeModel
 
 
 @dataclass(frozen=True)
@@ -105,13 +106,13 @@ class Explainer:
     'embed'
     """
 
-    def __init__(self, albert: Albert) -> None:
+    def __init__(self, albert: RuntimeModel) -> None:
         self.albert = albert
 
     @cached_property
     def stored(self) -> Stored:
         """The model as its folder holds it."""
-        stored = read_stored(self.albert.source)
+        stored = open_stored(self.albert.source)
         if not self.albert.name.startswith(stored.identity[:16]):
             raise AlbertkitError(f"the files of {self.albert.source} have changed since it was opened; open it again")
         return stored
@@ -132,8 +133,8 @@ class Explainer:
     def explain(self, texts: ExplainInput, settings: ExplainSettings | None = None) -> Explanation:
         """Explain what the model predicts about one text."""
         albert, settings = self.albert, settings or ExplainSettings()
-        if "[MASK]" in texts.text and albert._asks_another:  # as `fill_mask`: the built-in model for masks
-            return Explainer(albert._filler).explain(texts, settings)
+        if "[MASK]" in texts.text and albert.mask_model is not albert:  # as `fill_mask`: the built-in model for masks
+            return Explainer(albert.mask_model).explain(texts, settings)
         state = self.prepare(texts, settings)
         tokenized, target = state.input, state.target
         maps = self.attention_maps(state)
@@ -164,7 +165,7 @@ class Explainer:
         albert = self.albert
         filler_token(albert, settings.hide or "drop")  # checks `hide`
         tokenized = tokenize_input(albert, texts)
-        depth = albert._layers_to_apply(None, settings.depth, "mean")
+        depth = albert.layers_to_apply(settings.depth)
         states = read_depths(albert, tokenized, range(1, depth + 1) if every_depth else [depth])
         prediction = prediction_from(albert, tokenized, states[depth], settings.k)
         choice = TargetChoice(settings.target, None if settings.at is None else str(settings.at))
@@ -215,7 +216,7 @@ class Explainer:
         return list(range(len(one.tokens))) if reads_all else [0]
 
 
-def default_hide(albert: Albert, tokenized: TokenizedInput, method: str) -> str:
+def default_hide(albert: RuntimeModel, tokenized: TokenizedInput, method: str) -> str:
     """How words are hidden by default: models for vectors were not trained with masks."""
     if tokenized.kind not in ("embed", "similar") and albert.tokenizer.mask_id is not None:
         return "mask"

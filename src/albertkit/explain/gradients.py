@@ -114,7 +114,7 @@ def integrated_gradients(variants: InputVariants, model: AlbertModel, steps: int
     if not 8 <= steps <= 1024:
         raise AlbertkitError(f"steps={steps} is out of range; choose 8 to 1024")
     albert = variants.albert
-    function = TargetFunction(variants, model, albert._layers_to_apply(None, variants.depth, "mean"))
+    function = TargetFunction(variants, model, albert.layers_to_apply(variants.depth))
     owner = np.concatenate([row.owner for row in variants.input.rows])
     ids = function.batch.ids
     hidden_ids = ids.where(torch.from_numpy(owner < 0), torch.tensor(filler_token(albert, variants.hide)))

@@ -20,15 +20,17 @@ from albertkit.explain.attribution import read_target
 from albertkit.explain.explain_input import TokenizedInput, prediction_kind
 from albertkit.explain.target import ExplainTarget
 from albertkit.runtime.batching import TokenBatch, token_batches
-from albertkit.runtime.calibration import ExitCalibration
-from albertkit.runtime.early_exit import Still, available_exit_depths, by_depth, calibrated_kind, kind_of
-from albertkit.runtime.predict import features_of, predict, read_heads
+from albertkit.runtime.early_exit import ExitCalibration, available_exit_depths, calibrated_kind, uncertainty_kind
+from albertkit.runtime.early_exit import read_depths as read_outputs
+from albertkit.runtime.embed import VectorConvergence, pool
+from albertkit.runtime.mask_filling import encode_masks, fill_mask, likeliest_tokens, mask_predictions
+from albertkit.runtime.predict import predict, read_heads, task_features
 from albertkit.tasks.confidence import UncertaintyEstimator
 from albertkit.tasks.examples import QuestionExample, TaggedExample, TextExample
 from albertkit.tasks.word_alignment import split_words
 
 if TYPE_CHECKING:
-    from albertkit.albert import Albert
+    from albertkit.runtime.runtime_model import RuntimeModel
 
 AGREEMENT = 0.99  # of `EarlyExitTrace.exit_depth_99`
 PredictionSummary = tuple[tuple[str, float | None], ...]
@@ -69,35 +71,35 @@ class EarlyExitTrace:
 # Tokens with words, for an explanation ---------------------------------------------------------------------------
 
 
-def read_depths(albert: Albert, tokenized: TokenizedInput, depths: Sequence[int]) -> dict[int, list[Any]]:
+def read_depths(albert: RuntimeModel, tokenized: TokenizedInput, depths: Sequence[int]) -> dict[int, list[Any]]:
     """What is read from each row at each depth: head scores, a vector, or for masks the hidden states."""
 
     def read(hidden: np.ndarray, lengths: np.ndarray) -> Sequence[Any]:
         if tokenized.kind == "fill":
             return list(hidden)
         if tokenized.example is None:
-            return list(albert._pool(hidden, lengths, albert.meta.pooling))
+            return list(pool(albert, hidden, lengths, albert.meta.pooling))
         return read_heads(albert, hidden, lengths)
 
     rows = tokenized.rows
-    return by_depth(albert, [row.ids for row in rows], [row.segments for row in rows], depths, read)
+    return read_outputs(albert, [row.ids for row in rows], [row.segments for row in rows], depths, read)
 
 
-def prediction_from(albert: Albert, tokenized: TokenizedInput, read: Sequence[Any], k: int = 5) -> Any:
+def prediction_from(albert: RuntimeModel, tokenized: TokenizedInput, read: Sequence[Any], k: int = 5) -> Any:
     """The prediction from what was read at one depth."""
     if tokenized.kind == "fill":
         masks = [place for place, token in enumerate(tokenized.rows[0].ids) if token == albert.tokenizer.mask_id]
-        return albert.mask_predictions(tokenized.parts["text"], albert.best_words(read[0][masks], k))
+        return mask_predictions(albert, tokenized.parts["text"], likeliest_tokens(albert, read[0][masks], k))
     if tokenized.kind == "similar":
         return ExplainTarget("", "cosine").value(read)
     if tokenized.kind == "embed":
         return None
-    features = features_of(albert, [tokenized.example], tokenized.kind)
+    features = task_features(albert, [tokenized.example], tokenized.kind)
     return albert.task.results(read, features, [tokenized.example])[0]
 
 
 def layer_predictions(
-    albert: Albert, tokenized: TokenizedInput, target: ExplainTarget, states: dict[int, list[Any]], k: int
+    albert: RuntimeModel, tokenized: TokenizedInput, target: ExplainTarget, states: dict[int, list[Any]], k: int
 ) -> tuple[LayerPrediction, ...]:
     """The prediction at every depth, compared with that of the last."""
     kind, lengths = tokenized.kind, np.array([len(tokenized.rows[0].ids)])
@@ -176,7 +178,7 @@ def summarize(kind: str, prediction: Any) -> PredictionSummary:
 # Early exit ------------------------------------------------------------------------------------------------------
 
 
-def trace_early_exit(albert: Albert, example: Any, ids: Sequence[int], segments: Sequence[int]) -> EarlyExitTrace:
+def trace_early_exit(albert: RuntimeModel, example: Any, ids: Sequence[int], segments: Sequence[int]) -> EarlyExitTrace:
     """The uncertainty of a text at each depth at which it could exit.
 
     `example` is that of the model's task; if None, the vector of the tokens is used.
@@ -185,18 +187,18 @@ def trace_early_exit(albert: Albert, example: Any, ids: Sequence[int], segments:
     judge: Any
     if example is None:
         rows, row_segments = [list(ids)], [list(segments)]
-        judge, kind = Still([[0]], [len(ids)]), "cosine"
+        judge, kind = VectorConvergence([[0]], [len(ids)]), "cosine"
     else:
-        features = features_of(albert, [example], albert.meta.task)
+        features = task_features(albert, [example], albert.meta.task)
         rows, row_segments = [f.ids for f in features], [f.segments for f in features]
-        judge, kind = UncertaintyEstimator(albert.task, features, [example]), kind_of(albert.task)
+        judge, kind = UncertaintyEstimator(albert.task, features, [example]), uncertainty_kind(albert.task)
 
     def read(hidden: np.ndarray, lengths: np.ndarray) -> list[Any]:
         if example is None:
-            return list(albert._pool(hidden, lengths, albert.meta.pooling))
+            return list(pool(albert, hidden, lengths, albert.meta.pooling))
         return read_heads(albert, hidden, lengths)
 
-    states = by_depth(albert, rows, row_segments, [*exit_depths, albert.depth], read)
+    states = read_outputs(albert, rows, row_segments, [*exit_depths, albert.depth], read)
     uncertainty: list[float | None] = []
     previous = None
     for depth in (*exit_depths, albert.depth):
@@ -209,7 +211,7 @@ def trace_early_exit(albert: Albert, example: Any, ids: Sequence[int], segments:
 
 
 def calibrated_exit_depth(
-    albert: Albert, exit_depths: Sequence[int], uncertainty: Sequence[float | None]
+    albert: RuntimeModel, exit_depths: Sequence[int], uncertainty: Sequence[float | None]
 ) -> int | None:
     """Where `early_exit="99%"` exits; None if the model is not calibrated, or not for as much agreement."""
     stored = albert.meta.details.get("early_exit")
@@ -248,7 +250,7 @@ class DepthState:
 class DepthTrace:
     """One text as one row of tokens, computed to any depth on request: the server computes one depth at a time."""
 
-    albert: Albert
+    albert: RuntimeModel
     batch: TokenBatch
     kind: str | None
     """Which task's result is predicted; None if the model predicts nothing about the text."""
@@ -262,12 +264,12 @@ class DepthTrace:
         return int(self.batch.ids.size)
 
     @classmethod
-    def of(cls, albert: Albert, text: str, pair: str | None, question: str | None, k: int) -> DepthTrace:
+    def of(cls, albert: RuntimeModel, text: str, pair: str | None, question: str | None, k: int) -> DepthTrace:
         """Tokenize a text. `question` is that of a model for answers; `k` is the number of words for each mask."""
         kind = prediction_kind(albert, text)
         example: Any = None
         if kind == "fill":
-            albert.masked(text, k)  # checks the text and k
+            encode_masks(albert, text, k)  # checks the text and k
         elif kind == "classify":
             example = TextExample(text, pair)
         elif kind in ("tag", "intent"):
@@ -289,10 +291,10 @@ class DepthTrace:
         began = time.perf_counter()
         hidden = self.albert.engine.run(self.batch, depth)
         seconds = time.perf_counter() - began
-        vector = self.albert._pool(hidden, self.batch.lengths, self.albert.meta.pooling)[0]
+        vector = pool(self.albert, hidden, self.batch.lengths, self.albert.meta.pooling)[0]
         prediction: Any = None
         if self.kind == "fill":
-            prediction = self.albert.fill_mask(self.text, self.k, depth)
+            prediction = fill_mask(self.albert, self.text, self.k, depth)
         elif self.kind is not None:
             (prediction,) = predict(self.albert, [self.example], self.kind, depth)
         choice = first_choice(self.kind, prediction)

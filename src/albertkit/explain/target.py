@@ -16,10 +16,11 @@ import numpy as np
 
 from albertkit.errors import AlbertkitError, nearest
 from albertkit.explain.explain_input import TokenizedInput
+from albertkit.runtime.mask_filling import likeliest_tokens
 from albertkit.tasks.confidence import cosines
 
 if TYPE_CHECKING:
-    from albertkit.albert import Albert
+    from albertkit.runtime.runtime_model import RuntimeModel
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,7 @@ def log_odds(scores: np.ndarray, index: int) -> float:
 
 
 def choose_target(
-    albert: Albert, tokenized: TokenizedInput, read: Sequence[Any], result: Any, choice: TargetChoice
+    albert: RuntimeModel, tokenized: TokenizedInput, read: Sequence[Any], result: Any, choice: TargetChoice
 ) -> ExplainTarget:
     """The target of an input, from the scores of its rows at full depth and their result."""
     kind = tokenized.kind
@@ -208,7 +209,9 @@ def _choice_target(tokenized: TokenizedInput, result: Any, choice: TargetChoice)
     return ExplainTarget(f"choice {index + 1}, {choices[index]!r}", "choice", index)
 
 
-def _word_target(albert: Albert, tokenized: TokenizedInput, hidden: np.ndarray, choice: TargetChoice) -> ExplainTarget:
+def _word_target(
+    albert: RuntimeModel, tokenized: TokenizedInput, hidden: np.ndarray, choice: TargetChoice
+) -> ExplainTarget:
     """A word for a mask; `hidden` (tokens, H)."""
     masks = [place for place, token in enumerate(tokenized.rows[0].ids) if token == albert.tokenizer.mask_id]
     at = choice.at or "1"
@@ -216,7 +219,7 @@ def _word_target(albert: Albert, tokenized: TokenizedInput, hidden: np.ndarray, 
         raise AlbertkitError(f"at={choice.at!r} is not a mask; pass its number, from 1 to {len(masks)}")
     place, word = masks[int(at) - 1], choice.target
     if word is None:
-        token: int | None = albert.best_words(hidden[[place]], 1)[0][0][0]
+        token: int | None = likeliest_tokens(albert, hidden[[place]], 1)[0][0][0]
     else:
         forms = (f"▁{word}", word, f"##{word}")
         token = next((i for i in map(albert.tokenizer.id_of, forms) if i is not None), None)

@@ -7,7 +7,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from albertkit.artifact import META_FILE, Artifact, model_folder, read_artifact, write_artifact
+from albertkit.artifact import (
+    META_FILE,
+    Artifact,
+    Stored,
+    identity_of,
+    model_folder,
+    read_artifact,
+    read_stored,
+    write_artifact,
+)
 from albertkit.builtin import BUILTINS
 from albertkit.errors import AlbertkitError
 
@@ -42,6 +51,14 @@ def open_model(path: Path | str | None = None) -> Artifact:
             return plbert.read_file(lone[0])
     there = "does not exist" if not path.exists() else "is none that albertkit knows"
     raise AlbertkitError(f"{path} {there}; give {KINDS}")
+
+
+def open_stored(path: Path | str | None = None) -> Stored:
+    """Open any ALBERT checkpoint for running: an artifact as it is stored, anything else through its reader."""
+    if (model_folder(path) / META_FILE).is_file():
+        return read_stored(path)
+    artifact = open_model(path)
+    return Stored(artifact.config, dict(artifact.weights), artifact.tokenizer, artifact.meta, identity_of(artifact))
 
 
 def convert(source: Path | str, target: Path | str, overwrite: bool = False) -> Artifact:

@@ -9,13 +9,14 @@ from pathlib import Path
 
 import numpy as np
 
-from albertkit.albert import Albert
-from albertkit.artifact import read_stored
 from albertkit.config import AlbertConfig
+from albertkit.interop.convert import open_stored
 from albertkit.runtime import graph as graphs
 from albertkit.runtime.batching import TokenBatch
+from albertkit.runtime.embed import pool
 from albertkit.runtime.engine import Engine
-from albertkit.runtime.predict import _head as head_scores
+from albertkit.runtime.predict import head_scores as head_scores
+from albertkit.runtime.runtime_model import RuntimeModel
 
 
 def sample(config: AlbertConfig, texts: int = 4) -> TokenBatch:
@@ -39,7 +40,8 @@ def compare(data: bytes, source: Path | str | None, heads: tuple[str, ...], dept
     """Largest relative difference between the outputs of an exported file and the runtime's, for one batch."""
     import onnxruntime as ort
 
-    albert, weights = Albert(source, threads=1), read_stored(source).weights
+    albert = RuntimeModel(open_stored(source), source=source, threads=1)
+    weights = open_stored(source).weights
     rows = sample(albert.config)
     if not albert.config.options.static:
         albert.engine = Engine(albert.config, weights, 1, levels)
@@ -59,7 +61,7 @@ def compare(data: bytes, source: Path | str | None, heads: tuple[str, ...], dept
     return worst
 
 
-def usual(albert: Albert, weights: graphs.Weights, output: str, heads: tuple[str, ...]) -> float:
+def usual(albert: RuntimeModel, weights: graphs.Weights, output: str, heads: tuple[str, ...]) -> float:
     """How large the scores of a whole text usually are. A single score may happen to be near 0, where any rounding would seem large beside it."""
     head = next((name for name in heads if name in ("classify", "choose")), None)
     if output != "logits" or head is None:
@@ -70,19 +72,19 @@ def usual(albert: Albert, weights: graphs.Weights, output: str, heads: tuple[str
 
 
 def expected(
-    albert: Albert, hidden: np.ndarray, rows: TokenBatch, heads: tuple[str, ...]
+    albert: RuntimeModel, hidden: np.ndarray, rows: TokenBatch, heads: tuple[str, ...]
 ) -> dict[str, list[np.ndarray]]:
     """What the runtime gives for each output, text by text; token outputs without padding."""
     found: dict[str, list[np.ndarray]] = {}
     for head in heads:
         if head == "vector":
-            vectors = albert._pool(hidden, rows.lengths, albert.meta.pooling)
+            vectors = pool(albert, hidden, rows.lengths, albert.meta.pooling)
             lengths = np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
             found["sentence_embedding"] = list(vectors / lengths if albert.meta.normalise else vectors)
             if not albert.config.options.static:
                 found["last_hidden_state"] = [row[:n] for row, n in zip(hidden, rows.lengths, strict=True)]
         elif head == "mlm":
-            found["logits"] = [albert.engine.words(row[:n]) for row, n in zip(hidden, rows.lengths, strict=True)]
+            found["logits"] = [albert.engine.mlm_logits(row[:n]) for row, n in zip(hidden, rows.lengths, strict=True)]
         else:
             scores = head_scores(albert, head, hidden, rows.lengths)
             if head == "answer":

@@ -25,13 +25,14 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto, TensorProto, helper
 
-from albertkit.artifact import Stored, flush, read_stored
+from albertkit.artifact import Stored, flush
 from albertkit.config import AlbertConfig
 from albertkit.errors import AlbertkitError
+from albertkit.interop.convert import open_stored
 from albertkit.interop.onnx_check import compare
 from albertkit.interop.onnx_operators import HIDDEN, PortableBuilder
 from albertkit.runtime import graph as graphs
-from albertkit.runtime.depths import check_trained_depth
+from albertkit.runtime.runtime_model import check_trained_depth
 from albertkit.tokenizer.tokenizer_json import to_json
 
 HEADS = ("vector", "mlm", "classify", "tag", "answer", "choose")
@@ -81,7 +82,7 @@ def export(
         raise AlbertkitError(f"{target} is a folder; name a file, such as {target / 'model.onnx'}")
     if target.exists() and not overwrite:
         raise AlbertkitError(f"{target} exists; choose another name or allow overwriting (--force)")
-    stored = read_stored(source)
+    stored = open_stored(source)
     beside = target.parent / "tokenizer.json"
     if settings.tokenizer and target.resolve() == beside.resolve():
         raise AlbertkitError(f"{target} is where --tokenizer writes; choose another name, such as model.onnx")
@@ -207,7 +208,7 @@ def _head(
             found["last_hidden_state"] = ["texts", "length", config.hidden_size]
         return found
     if head == "mlm":
-        _named(b, graphs.masked_word(b, config, weights, hidden), "logits")
+        _named(b, graphs.mlm_head(b, config, weights, hidden), "logits")
         return {"logits": ["texts", "length", config.vocab_size]}
     name = f"heads.{head}.linear"
     labels = len(graphs.as_float(weights[f"{name}.bias"]))
@@ -260,7 +261,7 @@ def unit(b: PortableBuilder, vector: str) -> str:
 
 def check(data: bytes, source: Path | str | None, heads: tuple[str, ...], depth: int, levels: graphs.Levels) -> float:
     """The file's difference to the model; an error where it is too large."""
-    stored = read_stored(source)
+    stored = open_stored(source)
     trials = [(data, depth, FLOAT_ERROR)]
     if stored.meta.quantisation:
         one = build(stored, heads, 1, levels).SerializeToString()

@@ -197,7 +197,7 @@ def _fill(engine: Engine, ids: np.ndarray, when: np.ndarray, mask_id: int, gener
         if not now.any():
             continue
         batch = TokenBatch(asked[part], np.zeros_like(asked[part]), lengths[part], np.arange(len(asked[part])))
-        scores = engine.words(engine.run(batch, engine.config.num_hidden_layers)[now])[:, first:]
+        scores = engine.mlm_logits(engine.run(batch, engine.config.num_hidden_layers)[now])[:, first:]
         likely = np.argpartition(scores, -kept, axis=1)[:, -kept:]
         drawn = (np.take_along_axis(scores, likely, axis=1) + generator.gumbel(size=likely.shape)).argmax(axis=1)
         ids[part][now] = first + np.take_along_axis(likely, drawn[:, None], axis=1)[:, 0]

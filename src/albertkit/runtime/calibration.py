@@ -1,149 +1,186 @@
-"""When texts may leave early without changing what is said: `early_exit="99%"`, found on held-out texts. No torch.
+"""Calibration of early exit: held-out texts to the limits behind `early_exit="99%"`. No torch.
 
-In: for each held-out text and each depth, how doubtful it is (`tasks/confidence.py`) and whether it says there what it says at the full depth. Out: `ExitCalibration`, which goes into
-`albertkit.json`, and gives for a share of agreement the highest doubt at which a text may leave each depth.
+In: a model folder, and examples of its task, or texts for a model that gives vectors. Out: `ExitCalibration` (`early_exit.py`),
+written into `albertkit.json`. Training (`train/elastic.py`) does the same with its own held-out scores. Calibrate again after
+quantizing or pruning, or for texts of another kind.
 
-How: a quarter of the texts draws, for each depth, the line log-odds(disagree) = a + b · log(doubt). Leaving wherever that chance is at most r is then one rule
-for each r. The other texts test these rules from the most careful one on, in an order that was fixed before, and the last one counts before the first whose agreement is
-not above the share wanted with 95 % confidence (Clopper and Pearson's lower bound). So the share is promised for texts like the held-out ones, with 95 %
-confidence in the draw of those, whatever the lines are worth (fixed-sequence testing, as in "Learn then Test", arXiv 2110.01052).
+How: a quarter of the texts fits, for each depth, the line log-odds(disagree) = a + b · log(uncertainty). Exiting wherever that
+probability is at most r is then one rule for each r. The other texts test these rules from the most careful one on, in an order
+that was fixed before; the last rule counts before the first whose agreement is not above the share with 95 % confidence
+(Clopper and Pearson's lower bound). So the share is guaranteed for texts like the held-out ones, with 95 % confidence in the
+draw of those, however well the lines fit (fixed-sequence testing, as in "Learn then Test", arXiv 2110.01052).
 """
 
 from __future__ import annotations
 
+import json
 import math
+import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from albertkit import builtin
+from albertkit.artifact import META_FILE, model_folder, read_json, read_stored
 from albertkit.errors import AlbertkitError
+from albertkit.runtime.early_exit import (
+    CONFIDENCE,
+    FIT_SHARE,
+    SMALL,
+    ExitCalibration,
+    available_exit_depths,
+    read_depths,
+    risk_limits,
+)
+from albertkit.runtime.embed import combine_windows, embed_options, pool, split_texts
+from albertkit.runtime.predict import read_heads, task_features
+from albertkit.runtime.runtime_model import RuntimeModel
+from albertkit.tasks import TASKS
 from albertkit.tasks.confidence import MIN_COSINE, UncertaintyEstimator, cosines, results_agree
 from albertkit.tasks.dialogue import DialogueTask
 
-CONFIDENCE = 0.95
-SHAPING = 4  # one text in so many draws the lines; the others test
-FEWEST = 40  # texts below which nothing is promised
-RISKS = tuple(10 ** (step / 20) for step in range(-80, 0))  # chances of disagreeing, the most careful first
-SMALL = 1e-5  # added to a doubt before its logarithm is taken
+MIN_TEXTS = 40  # below which nothing is guaranteed
+RISKS = tuple(10 ** (step / 20) for step in range(-80, 0))  # probabilities of disagreeing, the most careful first
+SAME_VECTOR = f"the cosine with the full depth's vector is at least {MIN_COSINE}"
 
 
-@dataclass(frozen=True)
-class ExitCalibration:
-    """What held-out texts say about leaving early."""
+def calibrate(model: Path | str, examples: Sequence[Any], exit_depths: Sequence[int] | None = None) -> ExitCalibration:
+    """Find when texts may exit, and write it into the model's folder; examples are texts for a model that gives vectors.
 
-    depth: int
-    """The full depth, which others are compared with."""
-    exit_depths: tuple[int, ...]
-    """Depths at which a text may leave."""
-    lines: tuple[tuple[float, float] | None, ...]
-    """a and b for each of them; None where nobody may leave."""
-    risks: tuple[tuple[float, float, float], ...]
-    """For each chance r: r, the agreement that is sure, the mean depth."""
-    texts: int
-    """That tested."""
-    about: str = ""
-    """What agreeing means."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """As JSON."""
-        return {**asdict(self), "confidence": CONFIDENCE}
-
-    @classmethod
-    def from_dict(cls, data: Any) -> ExitCalibration:
-        """From `albertkit.json`, checked."""
-        try:
-            lines = tuple(None if line is None else (float(line[0]), float(line[1])) for line in data["lines"])
-            exit_depths = tuple(int(look) for look in data["exit_depths"])
-            risks = tuple((float(r), float(a), float(d)) for r, a, d in data["risks"])
-            made = cls(int(data["depth"]), exit_depths, lines, risks, int(data["texts"]), str(data.get("about", "")))
-        except (TypeError, ValueError, KeyError, IndexError):
-            raise AlbertkitError(
-                "'early_exit' in albertkit.json is damaged; write it anew with  albertkit calibrate MODEL DEV"
-            ) from None
-        if (
-            len(made.lines) != len(exit_depths)
-            or not all(0 < r < 1 for r, _, _ in risks)
-            or min(exit_depths, default=0) < 1
-        ):
-            raise AlbertkitError(
-                "'early_exit' in albertkit.json is damaged; write it anew with  albertkit calibrate MODEL DEV"
-            )
-        return made
-
-    def risk(self, share: float) -> float | None:
-        """The chance of disagreeing up to which a text may leave, for a share of agreement; None where no rule keeps it."""
-        found = None
-        for risk, sure, _ in self.risks:
-            if sure < share:
-                break
-            found = risk
-        return found
-
-    def limits(self, share: float) -> tuple[float, ...]:
-        """The highest doubt with which a text may leave each depth; below 0 where none may."""
-        risk = self.risk(share)
-        if risk is None:
-            most = self.risks[0][1] if self.risks else 0.0
-            testing = math.ceil(math.log(1 - CONFIDENCE) / math.log(share)) + 1
-            more = (
-                f"at least {math.ceil(testing * SHAPING / (SHAPING - 1)):,}"
-                if testing > self.texts
-                else "some of these disagree under the most careful rule"
-            )
-            raise AlbertkitError(
-                f"early_exit={share:g} is more than the held-out texts can promise, which is {most:.4f} ({self.texts} texts); choose less, or "
-                f"run  albertkit calibrate MODEL DEV  with more texts ({more})"
-            )
-        return limits_of(self.lines, risk)
+    exit_depths: depths at which texts may exit. Default: those the model has been calibrated or distilled for, or every one.
+    """
+    folder = model_folder(model)
+    if folder.parent == builtin.MODELS:
+        raise AlbertkitError(
+            f"{folder.name} comes with the package and is not changed; copy its folder, {folder}, and calibrate the copy"
+        )
+    if not (folder / META_FILE).is_file():
+        raise AlbertkitError(f"{folder} has no {META_FILE}; run  albertkit convert {folder} OUT  first")
+    opened = RuntimeModel(read_stored(folder), source=folder)
+    if opened.config.options.static:
+        raise AlbertkitError(f"{folder} is a static model, which has no layers to exit from")
+    full = opened.depth
+    chosen = sorted(set(exit_depths)) if exit_depths else [d for d in available_exit_depths(opened) if d < full]
+    if not chosen or not 1 <= chosen[0] <= chosen[-1] < full:
+        raise AlbertkitError(f"exit_depths are {exit_depths}; choose depths from 1 to {full - 1}, before the full one")
+    measure = calibrate_task if opened.meta.task in TASKS else calibrate_vectors
+    found = measure(opened, examples, chosen)
+    if found is None:
+        raise AlbertkitError(
+            f"{len(examples)} texts are too few to guarantee anything; give {MIN_TEXTS} or more (about 400 for 99 %)"
+        )
+    data = read_json(folder / META_FILE)
+    data["details"] = {**data.get("details", {}), "early_exit": found.to_dict()}
+    fresh = folder / f".{META_FILE}.part"
+    fresh.write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    os.replace(fresh, folder / META_FILE)  # noqa: PTH105  whole or not at all
+    return found
 
 
-def limits_of(lines: Sequence[tuple[float, float] | None], risk: float) -> tuple[float, ...]:
-    """The doubt at which each line reaches a risk; below 0 where it is above it everywhere."""
-    odds, found = math.log(risk / (1 - risk)), []
-    for line in lines:
-        if line is None:
-            found.append(-1.0)
-        elif line[1] < 0.05:  # the doubt says nothing: all or nobody
-            found.append(math.inf if line[0] <= odds else -1.0)
-        else:
-            found.append(math.exp(min(50.0, (odds - line[0]) / line[1])) - SMALL)
-    return tuple(found)
+def calibrate_task(model: RuntimeModel, examples: Sequence[Any], exit_depths: Sequence[int]) -> ExitCalibration | None:
+    """For results of a task; None for too few examples."""
+    features = task_features(model, examples, model.meta.task)
+    ids, segments = [f.ids for f in features], [f.segments for f in features]
+    depths = [*exit_depths, model.depth]
+    scores = read_depths(model, ids, segments, depths, lambda hidden, lengths: read_heads(model, hidden, lengths))
+    return calibrate_scores(model.task, scores, features, examples)
+
+
+def calibrate_vectors(model: RuntimeModel, texts: Sequence[str], exit_depths: Sequence[int]) -> ExitCalibration | None:
+    """For sentence vectors; None for too few texts."""
+    options = embed_options(model, normalize=False)
+    windows = split_texts(model, texts, options)
+    if len(texts) < MIN_TEXTS:
+        return None
+
+    def read(hidden: np.ndarray, lengths: np.ndarray) -> list[np.ndarray]:
+        return list(pool(model, hidden, lengths, options.pooling))
+
+    found = read_depths(model, windows.ids, None, [*exit_depths, model.depth], read)
+    vectors = {depth: combine_windows(np.stack(rows), windows, options) for depth, rows in found.items()}
+    last = vectors[model.depth]
+    uncertainty, agrees = [np.full(len(texts), np.inf)], [cosines(vectors[exit_depths[0]], last) >= MIN_COSINE]
+    for before, depth in pairwise(exit_depths):
+        uncertainty.append(1 - cosines(vectors[depth], vectors[before]))
+        agrees.append(cosines(vectors[depth], last) >= MIN_COSINE)
+    return fit(np.stack(uncertainty, 1), np.stack(agrees, 1), exit_depths, model.depth, SAME_VECTOR)
+
+
+def calibrate_scores(
+    task: Any,
+    scores: Mapping[int, Sequence[Any]],
+    features: Sequence[Any],
+    examples: Sequence[Any],
+    results: Mapping[int, Sequence[Any]] | None = None,
+) -> ExitCalibration | None:
+    """From the heads' scores of held-out examples at every exit depth, the full depth last; None for too few examples."""
+    confidence = UncertaintyEstimator(task, features, examples)
+    depths = sorted(scores)
+    *exit_depths, full = depths
+    units = range(len(confidence.units))
+    if len(units) < MIN_TEXTS or not exit_depths:
+        return None
+    uncertainty = [
+        confidence.uncertainty(units, scores[depth], scores[depths[at - 1]] if at else None)
+        for at, depth in enumerate(exit_depths)
+    ]
+    if confidence.heads == ("vector",):
+        last = np.stack(scores[full])
+        agrees = [cosines(np.stack(scores[depth]), last) >= MIN_COSINE for depth in exit_depths]
+        about = SAME_VECTOR
+    elif isinstance(task, DialogueTask):  # a state contains earlier turns, too; each turn is compared by itself
+        right = confidence.predictions(units, scores[full])
+        predicted = [confidence.predictions(units, scores[depth]) for depth in exit_depths]
+        agrees = [np.array([a == b for a, b in zip(own, right, strict=True)]) for own in predicted]
+        about = "the prediction for the turn is the same"
+    else:
+        found = results or {depth: task.results(rows, features, examples) for depth, rows in scores.items()}
+        agrees = [results_agree(task, found[depth], found[full]) for depth in exit_depths]
+        about = "the value is nearly the same" if confidence.compares_depths else "the result is the same"
+    return fit(np.stack(uncertainty, 1), np.stack(agrees, 1), exit_depths, full, about)
+
+
+# Statistics ------------------------------------------------------------------------------------------------------
 
 
 def fit(
     uncertainty: np.ndarray, agrees: np.ndarray, exit_depths: Sequence[int], depth: int, about: str = ""
 ) -> ExitCalibration | None:
-    """`ExitCalibration` from (texts, exit_depths) uncertainty and whether each agrees with the full depth; None for too few texts."""
+    """From uncertainty (texts, exit depths) and whether each agrees with the full depth; None for too few texts."""
     count = len(uncertainty)
-    if count < FEWEST or not exit_depths:
+    if count < MIN_TEXTS or not exit_depths:
         return None
     order = np.random.default_rng(0).permutation(count)
-    shaping, testing = order[: count // SHAPING], order[count // SHAPING :]
-    lines = tuple(line(uncertainty[shaping, i], agrees[shaping, i]) for i in range(len(exit_depths)))
+    fitting, testing = order[: count // FIT_SHARE], order[count // FIT_SHARE :]
+    lines = tuple(fit_line(uncertainty[fitting, i], agrees[fitting, i]) for i in range(len(exit_depths)))
     depths = np.array([*exit_depths, depth])
-    held, right = uncertainty[testing], np.concatenate([agrees[testing], np.ones((len(testing), 1), bool)], 1)
+    always = np.ones((len(testing), 1), bool)
+    tested, right = uncertainty[testing], np.concatenate([agrees[testing], always], 1)
     risks = []
     for risk in RISKS:
-        leaves = np.concatenate([held <= np.array(limits_of(lines, risk)), np.ones((len(testing), 1), bool)], 1)
-        at = leaves.argmax(1)
-        kept = int(right[np.arange(len(testing)), at].sum())
-        risks.append((risk, at_least(kept, len(testing)), float(depths[at].mean())))
+        exits = np.concatenate([tested <= np.array(risk_limits(lines, risk)), always], 1)
+        at = exits.argmax(1)
+        agreeing = int(right[np.arange(len(testing)), at].sum())
+        risks.append((risk, lower_bound(agreeing, len(testing)), float(depths[at].mean())))
     return ExitCalibration(depth, tuple(exit_depths), lines, tuple(risks), len(testing), about)
 
 
-def line(uncertainty: np.ndarray, agrees: np.ndarray) -> tuple[float, float] | None:
-    """a and b of log-odds(disagree) = a + b · log(doubt), by Newton's method with a little ridge; None where uncertainty are not finite."""
+def fit_line(uncertainty: np.ndarray, agrees: np.ndarray) -> tuple[float, float] | None:
+    """a and b of log-odds(disagree) = a + b · log(uncertainty), by Newton's method with a little ridge; None where
+    an uncertainty is not finite.
+    """
     if not np.isfinite(uncertainty).all():
         return None
     table = np.stack([np.ones(len(uncertainty)), np.log(uncertainty + SMALL)], 1)
     wrong, found, ridge = 1.0 - agrees, np.zeros(2), np.array([0.1, 0.1])
     for _ in range(50):
-        chances = 1 / (1 + np.exp(-np.clip(table @ found, -30, 30)))
-        slope = table.T @ (chances - wrong) + ridge * found
-        curve = (table * (chances * (1 - chances))[:, None]).T @ table + np.diag(ridge)
-        step = np.linalg.solve(curve, slope)
+        probabilities = 1 / (1 + np.exp(-np.clip(table @ found, -30, 30)))
+        gradient = table.T @ (probabilities - wrong) + ridge * found
+        curvature = (table * (probabilities * (1 - probabilities))[:, None]).T @ table + np.diag(ridge)
+        step = np.linalg.solve(curvature, gradient)
         step *= min(1.0, 5.0 / max(float(np.abs(step).max()), 1e-12))
         found = found - step
         if np.abs(step).max() < 1e-6:
@@ -151,62 +188,22 @@ def line(uncertainty: np.ndarray, agrees: np.ndarray) -> tuple[float, float] | N
     return float(found[0]), float(found[1])
 
 
-def at_least(right: int, count: int, confidence: float = CONFIDENCE) -> float:
+def lower_bound(right: int, count: int, confidence: float = CONFIDENCE) -> float:
     """Clopper and Pearson's lower bound of a share, of which `right` out of `count` were seen.
 
-    >>> round(at_least(299, 299), 4), round(at_least(290, 300), 4)
+    >>> round(lower_bound(299, 299), 4), round(lower_bound(290, 300), 4)
     (0.99, 0.9441)
     """
     if right <= 0:
         return 0.0
     logs = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, count + 1)))])
     misses = np.arange(count - right + 1)
-    ways = logs[count] - logs[misses] - logs[count - misses]
+    combinations = logs[count] - logs[misses] - logs[count - misses]
     low, high = 0.0, 1.0
     for _ in range(60):
         middle = (low + high) / 2
-        terms = ways + misses * math.log1p(-middle) + (count - misses) * math.log(middle)
+        terms = combinations + misses * math.log1p(-middle) + (count - misses) * math.log(middle)
         top = float(terms.max())
-        likely = math.exp(top) * float(np.exp(terms - top).sum())  # of as many hits or more
-        low, high = (middle, high) if likely < 1 - confidence else (low, middle)
+        tail = math.exp(top) * float(np.exp(terms - top).sum())  # probability of as many hits or more
+        low, high = (middle, high) if tail < 1 - confidence else (low, middle)
     return low
-
-
-# From scores -----------------------------------------------------------------------------------------------------
-
-
-def calibrated(
-    task: Any,
-    scores: Mapping[int, Sequence[Any]],
-    features: Sequence[Any],
-    examples: Sequence[Any],
-    results: Mapping[int, Sequence[Any]] | None = None,
-) -> dict[str, Any] | None:
-    """`ExitCalibration` as JSON, from the heads' scores of held-out examples after every look, the full depth last; None for too few."""
-    judge = UncertaintyEstimator(task, features, examples)
-    depths = sorted(scores)
-    *exit_depths, full = depths
-    units = range(len(judge.units))
-    if len(units) < FEWEST or not exit_depths:
-        return None
-    uncertainty = [
-        judge.uncertainty(units, scores[look], scores[depths[at - 1]] if at else None)
-        for at, look in enumerate(exit_depths)
-    ]
-    if judge.heads == ("vector",):
-        last = np.stack(scores[full])
-        agrees = [cosines(np.stack(scores[look]), last) >= MIN_COSINE for look in exit_depths]
-        about = f"the cosine with the full depth's vector is at least {MIN_COSINE}"
-    elif isinstance(task, DialogueTask):  # a state holds earlier turns, too; each turn is compared by itself
-        said = judge.predictions(units, scores[full])
-        agrees = [
-            np.array([a == b for a, b in zip(judge.predictions(units, scores[look]), said, strict=True)])
-            for look in exit_depths
-        ]
-        about = "the turn says the same"
-    else:
-        found = results or {depth: task.results(rows, features, examples) for depth, rows in scores.items()}
-        agrees = [results_agree(task, found[look], found[full]) for look in exit_depths]
-        about = "the result is the same" if not judge.moves else "the value is nearly the same"
-    made = fit(np.stack(uncertainty, 1), np.stack(agrees, 1), exit_depths, full, about)
-    return None if made is None else made.to_dict()

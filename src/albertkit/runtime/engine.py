@@ -1,8 +1,10 @@
-"""The engine: onnxruntime applies the one shared layer, as often as asked.
+"""Engines: token ids to hidden states. `Engine` applies the shared layer through onnxruntime, `StaticEngine` reads a table.
 
-In: config, weights and `TokenBatch`. Out: hidden states as numpy. The layer is opened once and holds each weight once; depth is the
-number of times it is called, from 1 to beyond L. Hidden states go from call to call as numpy arrays: copying them out costs less than
-onnxruntime's own values cost in Python (40 µs a call).
+In: config, weights and a `TokenBatch` (`batching.py`). Out: hidden states as numpy arrays. Before this file: `graph.py`
+builds the graphs. After it: `runtime_model.py` opens the engine of a model. `torch_engine.py` does the same on a GPU.
+
+The layer is opened once and holds each weight once; depth is the number of times it is called, from 1 to beyond L.
+Hidden states go from call to call as numpy arrays: copying them costs less than onnxruntime's own values (40 µs per call).
 """
 
 from __future__ import annotations
@@ -10,72 +12,62 @@ from __future__ import annotations
 import math
 import os
 import platform
+from collections.abc import Sequence
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from albertkit.config import AlbertConfig
 from albertkit.errors import AlbertkitError
+from albertkit.quantized import QuantizedMatrix
 from albertkit.runtime import graph as graphs
 from albertkit.runtime.batching import TokenBatch
-from albertkit.runtime.static_engine import StaticEngine
 
 if TYPE_CHECKING:
     import onnxruntime
 
-
-def cores() -> int:
-    """Processors this process may use: those it may run on, or fewer where a container has a smaller share of them."""
-    there = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, math.ceil(min(there, share())))
+NO_POOLER = "this model has no pooler; choose the pooling mean, cls or max"
+NO_MLM_HEAD = "this model has no masked-language-model head, so it cannot fill masks; use a pre-trained checkpoint"
+TABLE_ROWS = 1024  # rows of a static table that are read at once: few enough to stay in the cache
 
 
-def share(group: Path = Path("/sys/fs/cgroup")) -> float:
-    """Processors that the control group allows, such as 1.5; inf where it sets no limit."""
-    try:
-        if (group / "cpu.max").is_file():
-            most, period = (group / "cpu.max").read_text(encoding="ascii").split()
-        else:
-            most, period = (
-                (group / "cpu" / f"cpu.cfs_{name}_us").read_text(encoding="ascii") for name in ("quota", "period")
-            )
-        return math.inf if most.strip() == "max" or int(most) <= 0 else int(most) / int(period)
-    except (OSError, ValueError, ZeroDivisionError):
-        return math.inf
+class InferenceEngine(Protocol):
+    """What every engine computes; H is the hidden size, V the size of the vocabulary."""
+
+    config: AlbertConfig
+    threads: int
+
+    def run(self, batch: TokenBatch, depth: int) -> np.ndarray:
+        """Hidden states (texts, length, H) after `depth` layers; depth 0 gives the embeddings. Values beyond a text's
+        length are undefined.
+        """
+
+    def apply_layers(self, hidden: np.ndarray, lengths: np.ndarray, first: int, last: int) -> np.ndarray:
+        """Hidden states (texts, length, H) after layer `last`, from those after layer `first`."""
+
+    def pooler(self, first: np.ndarray) -> np.ndarray:
+        """tanh of a dense layer over first tokens (n, H)."""
+
+    def mlm_logits(self, hidden: np.ndarray) -> np.ndarray:
+        """Scores over the vocabulary (n, V) for hidden states (n, H)."""
 
 
-def levels() -> graphs.Levels:
-    """8-bit activations where products of 8-bit numbers are summed without overflow; 7-bit ones on older x86 processors."""
-    if platform.machine().lower() not in ("x86_64", "amd64", "i386", "i686"):
-        return graphs.Levels(255)
-    try:
-        flags = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="ignore")
-    except OSError:
-        return graphs.Levels(127)
-    return graphs.Levels(255 if "avx512_vnni" in flags or "avx_vnni" in flags else 127)
+def open_engine(
+    config: AlbertConfig, weights: graphs.Weights, threads: int | None = None, device: str = "cpu"
+) -> InferenceEngine:
+    """The engine for a model: onnxruntime on the CPU, torch on another device, a table for a static model."""
+    if config.options.static:
+        if device != "cpu":
+            raise AlbertkitError(f"device={device!r} is not available for a static model; omit device to use the CPU")
+        return StaticEngine(config, weights)
+    if device == "cpu":
+        return Engine(config, weights, threads)
+    from albertkit.runtime.torch_engine import TorchEngine
 
-
-def open_graph(graph: graphs.Graph, threads: int, trace: Path | None = None) -> onnxruntime.InferenceSession:
-    """A session over a graph; the weights are handed over, not copied into the model. `trace`: where its operators' times go."""
-    import onnxruntime as ort
-
-    options = ort.SessionOptions()
-    options.log_severity_level = 3
-    options.intra_op_num_threads = threads
-    options.inter_op_num_threads = 1
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL  # the graphs are fused as they are
-    if trace is not None:
-        options.enable_profiling, options.profile_file_prefix = True, str(trace)
-    names = list(graph.weights)
-    options.add_external_initializers(names, [ort.OrtValue.ortvalue_from_numpy(graph.weights[n]) for n in names])
-    return ort.InferenceSession(graph.model, options, providers=["CPUExecutionProvider"])
-
-
-def open_engine(config: AlbertConfig, weights: graphs.Weights, threads: int | None = None) -> Engine | StaticEngine:
-    """The engine for a model: this one, or a mere table where there are no layers."""
-    return StaticEngine(config, weights) if config.options.static else Engine(config, weights, threads)
+    return TorchEngine(config, weights, device)
 
 
 class Engine:
@@ -107,16 +99,14 @@ class Engine:
             del weights[name]
         return open_graph(graph, self.threads)
 
-    def run(self, rows: TokenBatch, depth: int) -> np.ndarray:
-        """Hidden states (texts, length, H) after `depth` layers; depth 0 gives the embeddings. What stands beyond a
-        text's length is undefined.
-        """
+    def run(self, batch: TokenBatch, depth: int) -> np.ndarray:
+        """See `InferenceEngine`."""
         hidden: np.ndarray
-        (hidden,) = self._embedding.run(None, {"ids": rows.ids, "segments": rows.segments})
-        return self.layers(hidden, rows.lengths, 0, depth)
+        (hidden,) = self._embedding.run(None, {"ids": batch.ids, "segments": batch.segments})
+        return self.apply_layers(hidden, batch.lengths, 0, depth)
 
-    def layers(self, hidden: np.ndarray, lengths: np.ndarray, first: int, last: int) -> np.ndarray:
-        """Hidden states (texts, length, H) after layer `last`, from those after layer `first`."""
+    def apply_layers(self, hidden: np.ndarray, lengths: np.ndarray, first: int, last: int) -> np.ndarray:
+        """See `InferenceEngine`."""
         for layer in range(first, last):
             for inner in self._layers[self.config.group_of(layer)]:
                 (hidden,) = inner.run(None, graphs.layer_feed(self.config, layer, hidden, lengths))
@@ -125,23 +115,121 @@ class Engine:
     @cached_property
     def _pooler(self) -> onnxruntime.InferenceSession:
         if "encoder.pooler.weight" not in self.weights:
-            raise AlbertkitError("this model has no pooler; choose mean, cls or max")
+            raise AlbertkitError(NO_POOLER)
         return open_graph(graphs.dense_graph(self.weights, "encoder.pooler", tanh=True), 1)
 
     @cached_property
-    def _masked_word(self) -> onnxruntime.InferenceSession:
+    def _mlm_head(self) -> onnxruntime.InferenceSession:
         if "heads.mlm.bias" not in self.weights:
-            raise AlbertkitError(
-                "this model has no masked-word head, so it cannot fill masks; use a pre-trained checkpoint"
-            )
-        return open_graph(graphs.masked_word_graph(self.config, self.weights, self.levels), self.threads)
+            raise AlbertkitError(NO_MLM_HEAD)
+        return open_graph(graphs.mlm_graph(self.config, self.weights, self.levels), self.threads)
 
     def pooler(self, first: np.ndarray) -> np.ndarray:
-        """tanh of a dense layer over first tokens (n, H)."""
+        """See `InferenceEngine`."""
         (out,) = self._pooler.run(None, {"x": np.ascontiguousarray(first)})
         return np.asarray(out)
 
-    def words(self, hidden: np.ndarray) -> np.ndarray:
-        """Scores over the vocabulary (n, V) for hidden states (n, H)."""
-        (out,) = self._masked_word.run(None, {"x": np.ascontiguousarray(hidden)})
+    def mlm_logits(self, hidden: np.ndarray) -> np.ndarray:
+        """See `InferenceEngine`."""
+        (out,) = self._mlm_head.run(None, {"x": np.ascontiguousarray(hidden)})
         return np.asarray(out)
+
+
+class StaticEngine:
+    """A table with one vector per token, made by `compress/static_model.py`: no onnxruntime, no layers. Its hidden states
+    are rows of the table; special tokens have rows of zeros.
+    """
+
+    def __init__(self, config: AlbertConfig, weights: graphs.Weights) -> None:
+        self.config, self.threads = config, 1
+        self.weights = weights
+        self.table = weights["encoder.embeddings.word.weight"]
+
+    def rows(self, ids: np.ndarray) -> np.ndarray:
+        """The vectors of ids of any shape."""
+        if isinstance(self.table, QuantizedMatrix):
+            found: np.ndarray = self.table.values[ids] * self.table.scale[ids][..., None]
+            return found
+        return graphs.as_float(self.table)[ids]
+
+    def run(self, batch: TokenBatch, depth: int) -> np.ndarray:
+        """The vectors of a batch (texts, length, H), at any depth."""
+        return self.rows(batch.ids)
+
+    def apply_layers(self, hidden: np.ndarray, lengths: np.ndarray, first: int, last: int) -> np.ndarray:
+        """The same hidden states: there are no layers."""
+        return hidden
+
+    def means(self, texts: Sequence[Sequence[int]]) -> np.ndarray:
+        """The mean of each text's vectors (texts, H), with no padding; no text is empty."""
+        out = np.empty((len(texts), self.config.hidden_size), np.float32)
+        start = 0
+        while start < len(texts):
+            end, tokens = start, 0
+            while end < len(texts) and (end == start or tokens + len(texts[end]) <= TABLE_ROWS):
+                tokens += len(texts[end])
+                end += 1
+            lengths = np.array([len(text) for text in texts[start:end]])
+            ids = np.fromiter(chain.from_iterable(texts[start:end]), np.int64, tokens)
+            firsts = np.concatenate([[0], np.cumsum(lengths)[:-1]])
+            out[start:end] = np.add.reduceat(self.rows(ids), firsts, axis=0) / lengths[:, None]
+            start = end
+        return out
+
+    def pooler(self, first: np.ndarray) -> np.ndarray:
+        """There is none."""
+        raise AlbertkitError("a static model has no pooler; its vector of a text is the mean of its tokens' vectors")
+
+    def mlm_logits(self, hidden: np.ndarray) -> np.ndarray:
+        """There are none."""
+        raise AlbertkitError("a static model cannot fill masks; use the model it was made from")
+
+
+# The machine -----------------------------------------------------------------------------------------------------
+
+
+def cores() -> int:
+    """Processors this process may use: those it may run on, or fewer where a container has a smaller share of them."""
+    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, math.ceil(min(available, cpu_quota())))
+
+
+def cpu_quota(group: Path = Path("/sys/fs/cgroup")) -> float:
+    """Processors that the control group allows, such as 1.5; inf where it sets no limit."""
+    try:
+        if (group / "cpu.max").is_file():
+            quota, period = (group / "cpu.max").read_text(encoding="ascii").split()
+        else:
+            quota, period = (
+                (group / "cpu" / f"cpu.cfs_{name}_us").read_text(encoding="ascii") for name in ("quota", "period")
+            )
+        return math.inf if quota.strip() == "max" or int(quota) <= 0 else int(quota) / int(period)
+    except (OSError, ValueError, ZeroDivisionError):
+        return math.inf
+
+
+def levels() -> graphs.Levels:
+    """8-bit activations where products of 8-bit numbers are summed without overflow; 7-bit ones on older x86 processors."""
+    if platform.machine().lower() not in ("x86_64", "amd64", "i386", "i686"):
+        return graphs.Levels(255)
+    try:
+        flags = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="ignore")
+    except OSError:
+        return graphs.Levels(127)
+    return graphs.Levels(255 if "avx512_vnni" in flags or "avx_vnni" in flags else 127)
+
+
+def open_graph(graph: graphs.Graph, threads: int, trace: Path | None = None) -> onnxruntime.InferenceSession:
+    """A session over a graph; the weights are handed over, not copied. `trace`: where the times of its operators go."""
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL  # the graphs are fused as they are
+    if trace is not None:
+        options.enable_profiling, options.profile_file_prefix = True, str(trace)
+    names = list(graph.weights)
+    options.add_external_initializers(names, [ort.OrtValue.ortvalue_from_numpy(graph.weights[n]) for n in names])
+    return ort.InferenceSession(graph.model, options, providers=["CPUExecutionProvider"])

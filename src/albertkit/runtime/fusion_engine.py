@@ -80,7 +80,7 @@ class Fused:
         flat = vectors.reshape(-1, vectors.shape[2])
         (hidden,) = self._embedding.run(None, {"vectors": flat, "ids": places, "segments": kind_of})
         layers = self.meta.depth or self.config.num_hidden_layers
-        return self.engine.layers(hidden, lengths, 0, layers if depth is None else depth), lengths
+        return self.engine.apply_layers(hidden, lengths, 0, layers if depth is None else depth), lengths
 
     def _projected(self, kind: str, values: np.ndarray, texts: int, segment: int) -> np.ndarray:
         """Features of one kind at size E, (texts, k, E)."""

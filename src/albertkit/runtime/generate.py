@@ -1,18 +1,19 @@
-"""A text written word by word, without torch: a fine-tuned model, sources in, `GeneratedText` out.
+"""Texts generated token by token, without torch, by a model fine-tuned for `generate`.
 
-In: an `Albert` that was fine-tuned for `generate`, texts, `Style`. Out: one `GeneratedText` for each text. Before this file: `tasks/generation.py` says who sees
-whom; `engine.py` gives embeddings and word scores.
+In: a `RuntimeModel`, source texts, `GenerateSettings`. Out: one `GeneratedText` per text. Before this file: `tasks/generation.py`
+defines which token attends to which; `engine.py` gives embeddings and logits. After it: `albert.py`, the server.
 
-Sources never see what is written, and what is written never sees what comes after it; so each use of the shared layer keeps the keys and values of its tokens, and a
-step computes two tokens a text: the word just written, and a mask for the next. The mask's are thrown away. The same small graph reads the
-source (nothing kept yet, many new tokens) and makes a step. Texts that have ended leave the batch.
+Sources never attend to the target, and a target token never attends to later ones; so each use of the shared layer keeps the
+keys and values of its tokens, and a step computes two tokens per text: the last token, and a mask for the next. The mask's keys
+are discarded. The same small graph reads the source (nothing cached, many new tokens) and makes a step. Finished texts leave
+the batch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypedDict
 
 import numpy as np
 from onnx import TensorProto
@@ -21,41 +22,40 @@ from albertkit.config import AlbertConfig
 from albertkit.errors import AlbertkitError
 from albertkit.runtime import graph as graphs
 from albertkit.runtime.batching import TokenBatch, group_by_length, pad_batch
-from albertkit.runtime.engine import Engine, open_graph
+from albertkit.runtime.embed import shorten
+from albertkit.runtime.engine import Engine, InferenceEngine, open_graph
 from albertkit.runtime.graph_builder import Builder, Graph, Levels, as_float
+from albertkit.runtime.runtime_model import RuntimeModel
 from albertkit.tasks.generation import GeneratedText, check_can_generate, special_ids
 from albertkit.tokenizer import Tokenizer
 
-if TYPE_CHECKING:
-    from albertkit.albert import Albert
-
-AWAY = np.float32(-1e9)  # added to the score of a token that may not be looked at
-MOST_BEAMS = 100
-HELD = 2  # times a batch's tokens: of so many, sources and what is written, keys and values are kept at once
+EXCLUDED = np.float32(-1e9)  # added to the attention score of a token that may not be attended to
+MAX_BEAMS = 100
+MAX_BATCHES = 2  # times the token budget: sources and targets whose keys and values are cache at once
 
 
 @dataclass(frozen=True)
-class Style:
-    """How the next word is chosen: the likeliest one; or the best of several texts kept side by side; or drawn."""
+class GenerateSettings:
+    """How the next token is chosen: the likeliest one, beam search, or sampling."""
 
     beams: int = 1
-    """Texts kept side by side; the one with the best mean log-probability wins."""
+    """Beams of beam search; the text with the best mean log-probability wins. 1 is greedy decoding."""
     sample: bool = False
-    """Draw words by their probability."""
+    """Sample tokens by their probability."""
     temperature: float = 1.0
-    """Below 1 draws likely words more often, above 1 less often."""
+    """Below 1 samples likely tokens more often, above 1 less often."""
     top_p: float = 1.0
-    """Draw among the likeliest words that have this probability together."""
+    """Sample among the likeliest tokens that have this probability together."""
     seed: int = 0
-    """Decides what is drawn, for each text by its place in the input."""
+    """Of the random numbers, which also depend on the place of a text in the input."""
     no_repeat: int = 0
-    """No run of so many tokens is written twice; 0 allows everything."""
+    """No n-gram of so many tokens is generated twice; 0 allows everything."""
     max_tokens: int | None = None
-    """Most tokens to write; None takes what the model was trained with."""
+    """Most tokens to generate; None takes what the model was trained with."""
 
     def __post_init__(self) -> None:
-        if not 1 <= self.beams <= MOST_BEAMS:
-            raise AlbertkitError(f"beams is {self.beams}; choose 1 to {MOST_BEAMS}")
+        if not 1 <= self.beams <= MAX_BEAMS:
+            raise AlbertkitError(f"beams is {self.beams}; choose 1 to {MAX_BEAMS}")
         if self.sample and self.beams > 1:
             raise AlbertkitError(f"beams is {self.beams} and sample is on; choose one of them")
         if not 0 < self.temperature <= 100 or not 0 < self.top_p <= 1:
@@ -64,35 +64,48 @@ class Style:
             )
         if not self.sample and (self.temperature != 1 or self.top_p != 1):
             raise AlbertkitError(
-                f"temperature is {self.temperature} and top_p {self.top_p}, and nothing is drawn; turn sample on, or leave them away"
+                f"temperature={self.temperature} and top_p={self.top_p} need sample=True. Set it, or omit them"
             )
         if self.seed < 0:
             raise AlbertkitError(f"seed is {self.seed}; choose 0 or above")
         if (self.max_tokens is not None and self.max_tokens < 1) or self.no_repeat < 0:
             raise AlbertkitError(
-                f"max_tokens is {self.max_tokens} and no_repeat {self.no_repeat}; write at least 1 token, and no_repeat is 0 or above"
+                f"max_tokens is {self.max_tokens} and no_repeat {self.no_repeat}; "
+                f"generate at least 1 token, and no_repeat is 0 or above"
             )
+
+
+class GenerateKeywords(TypedDict, total=False):
+    """The keywords of `Albert.generate`: the fields of `GenerateSettings`."""
+
+    beams: int
+    sample: bool
+    temperature: float
+    top_p: float
+    seed: int
+    no_repeat: int
+    max_tokens: int | None
 
 
 # Graphs ----------------------------------------------------------------------------------------------------------
 
 
 def step_graph(config: AlbertConfig, weights: graphs.Weights, prefix: str, levels: Levels) -> Graph:
-    """One layer over new tokens: `hidden` (texts, new, H), what was kept (texts, past, A) twice, and `away` (texts, 1, new, past + new), which is
-    added to the attention scores → hidden states, and the new keys and values.
+    """One layer over new tokens: `hidden` (texts, new, H), cached `keys` and `values` (texts, past, A), and `bias`
+    (texts, 1, new, past + new), added to the attention scores → hidden states, and the new keys and values.
     """
     b = Builder(levels)
     hidden = b.input("hidden", TensorProto.FLOAT, ["texts", "new", config.hidden_size])
     keys, values = (b.input(n, TensorProto.FLOAT, ["texts", "past", config.attention_size]) for n in ("keys", "values"))
-    away = b.input("away", TensorProto.FLOAT, ["texts", 1, "new", "all"])
+    bias = b.input("bias", TensorProto.FLOAT, ["texts", 1, "new", "all"])
     inputs = ("query", "key", "value")
     together = graphs.stacked([weights[f"{prefix}.attention.{part}.weight"] for part in inputs])
-    bias = np.concatenate([as_float(weights[f"{prefix}.attention.{part}.bias"]) for part in inputs])
-    mixed = b.node("Add", b.product(hidden, "qkv", together), b.weight("qkv.bias", bias))
+    biases = np.concatenate([as_float(weights[f"{prefix}.attention.{part}.bias"]) for part in inputs])
+    mixed = b.node("Add", b.product(hidden, "qkv", together), b.weight("qkv.bias", biases))
     query, key, value = b.split(mixed, 3)
     context = b.node(
         "MultiHeadAttention", query, b.node("Concat", keys, key, axis=1), b.node("Concat", values, value, axis=1),
-        "", "", away, num_heads=config.num_attention_heads,
+        "", "", bias, num_heads=config.num_attention_heads,
     )  # fmt: skip
     out = b.product(context, "output", weights[f"{prefix}.attention.output.weight"])
     names = ("attention.output.bias", "attention_norm.weight", "attention_norm.bias")
@@ -103,7 +116,7 @@ def step_graph(config: AlbertConfig, weights: graphs.Weights, prefix: str, level
 
 
 def target_embedding(config: AlbertConfig, weights: graphs.Weights, levels: Levels) -> Graph:
-    """The embedding of targets at any position: `segments` takes positions, whose table has the second segment's vector added."""
+    """The embedding of targets at any position: `segments` takes positions; their table includes the second segment's vector."""
     place, kind = "encoder.embeddings.position.weight", "encoder.embeddings.segment.weight"
     table = as_float(weights[place])
     both = {place: np.zeros_like(table), kind: table + as_float(weights[kind])[1]}
@@ -114,44 +127,48 @@ def target_embedding(config: AlbertConfig, weights: graphs.Weights, levels: Leve
 
 
 @dataclass
-class Kept:
-    """Keys and values of some texts, for each use of a layer: (texts, room, A). The first `source` places hold sources, then come words."""
+class KeyValueCache:
+    """Keys and values of some texts, for each use of a layer: (texts, room, A). The first `source` places are sources, then targets."""
 
     keys: list[np.ndarray]
     values: list[np.ndarray]
     lengths: np.ndarray  # (texts,) tokens of each source
     source: int
     origin: np.ndarray  # (texts,) the number of the source
-    written: int = 0
+    generated: int = 0
 
     def take(self, chosen: np.ndarray) -> None:
-        """Go on with some of the texts, in this order; one may be taken several times."""
-        if np.array_equal(self.origin[chosen], self.origin):  # beams of one source change places: its own keys stay
-            for held in (*self.keys, *self.values):
-                held[:, self.source : self.past] = held[chosen, self.source : self.past]
+        """Continue with some of the texts, in this order; one may be taken several times."""
+        if np.array_equal(self.origin[chosen], self.origin):  # beams of one source change places: its keys stay
+            for table in (*self.keys, *self.values):
+                table[:, self.source : self.past] = table[chosen, self.source : self.past]
             return
-        self.keys = [held[chosen] for held in self.keys]
-        self.values = [held[chosen] for held in self.values]
+        self.keys = [table[chosen] for table in self.keys]
+        self.values = [table[chosen] for table in self.values]
         self.lengths, self.origin = self.lengths[chosen], self.origin[chosen]
 
     @property
     def past(self) -> int:
         """Places in use."""
-        return self.source + self.written
+        return self.source + self.generated
 
-    def away(self, new: int) -> np.ndarray:
-        """What is added to the attention scores of new tokens: a source has an end, and a token sees none after it."""
+    def attention_bias(self, new: int) -> np.ndarray:
+        """Added to the attention scores of new tokens: excludes padding of sources, and later tokens."""
         table = np.zeros((len(self.lengths), 1, new, self.past + new), np.float32)
         beyond = np.arange(self.source)[None] >= self.lengths[:, None]
-        table[:, :, :, : self.source] = np.where(beyond, AWAY, np.float32(0))[:, None, None]
-        table[:, :, :, self.past :] = np.triu(np.full((new, new), AWAY), 1)
+        table[:, :, :, : self.source] = np.where(beyond, EXCLUDED, np.float32(0))[:, None, None]
+        table[:, :, :, self.past :] = np.triu(np.full((new, new), EXCLUDED), 1)
         return table
 
 
-class Writer:
-    """The graphs that write, opened once for a model. `weights` are those the engine had before it took its layers out."""
+class TextGenerator:
+    """The graphs that generate, opened once for a model. `weights` are those the engine had before it took its layers out."""
 
-    def __init__(self, config: AlbertConfig, weights: graphs.Weights, engine: Engine, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self, config: AlbertConfig, weights: graphs.Weights, engine: InferenceEngine, tokenizer: Tokenizer
+    ) -> None:
+        if not isinstance(engine, Engine):
+            raise AlbertkitError("texts are generated on the CPU; omit device")
         check_can_generate(config, weights)
         self.config, self.engine = config, engine
         self.end, self.mask = special_ids(tokenizer)[1:]
@@ -166,80 +183,82 @@ class Writer:
     def _open(self, weights: graphs.Weights, prefix: str) -> Any:
         return open_graph(step_graph(self.config, weights, prefix, self.engine.levels), self.engine.threads)
 
-    def uses(self, depth: int) -> list[Any]:
+    def layer_sessions(self, depth: int) -> list[Any]:
         """The graph of each use of a layer, in order."""
         return [inner for layer in range(depth) for inner in self._layers[self.config.group_of(layer)]]
 
-    def read(self, batch: TokenBatch, depth: int, room: int) -> Kept:
-        """Read sources, and keep room for so many words."""
+    def read(self, batch: TokenBatch, depth: int, room: int) -> KeyValueCache:
+        """Read sources, with room for so many target tokens."""
         hidden = self.engine.run(batch, 0)
         texts, length, _ = hidden.shape
         nothing = np.zeros((texts, 0, self.config.attention_size), np.float32)
-        away = np.zeros((texts, 1, length, length), np.float32)
-        away += np.where(np.arange(length)[None] >= batch.lengths[:, None], AWAY, np.float32(0))[:, None, None]
-        kept = Kept([], [], batch.lengths.astype(np.int64), length, np.arange(texts))
-        for use in self.uses(depth):
-            hidden, key, value = use.run(None, {"hidden": hidden, "keys": nothing, "values": nothing, "away": away})
-            for held, new in ((kept.keys, key), (kept.values, value)):
-                held.append(np.empty((texts, length + room, new.shape[2]), np.float32))
-                held[-1][:, :length] = new
-        return kept
+        bias = np.zeros((texts, 1, length, length), np.float32)
+        bias += np.where(np.arange(length)[None] >= batch.lengths[:, None], EXCLUDED, np.float32(0))[:, None, None]
+        cache = KeyValueCache([], [], batch.lengths.astype(np.int64), length, np.arange(texts))
+        for use in self.layer_sessions(depth):
+            hidden, key, value = use.run(None, {"hidden": hidden, "keys": nothing, "values": nothing, "bias": bias})
+            for tables, new in ((cache.keys, key), (cache.values, value)):
+                tables.append(np.empty((texts, length + room, new.shape[2]), np.float32))
+                tables[-1][:, :length] = new
+        return cache
 
-    def step(self, kept: Kept, last: np.ndarray | None, depth: int) -> np.ndarray:
-        """Log-probabilities of the next word (texts, V), after the word `last` (texts,); None for the first."""
-        masks = np.full(len(kept.lengths), self.mask, np.int64)
+    def step(self, cache: KeyValueCache, last: np.ndarray | None, depth: int) -> np.ndarray:
+        """Log-probabilities of the next token (texts, V), after the token `last` (texts,); None for the first."""
+        masks = np.full(len(cache.lengths), self.mask, np.int64)
         ids = masks[:, None] if last is None else np.stack([last, masks], 1)
         new = ids.shape[1]
-        positions = kept.lengths[:, None] + kept.written + np.arange(new)
+        positions = cache.lengths[:, None] + cache.generated + np.arange(new)
         (hidden,) = self._embedding.run(None, {"ids": ids, "segments": positions})
-        away, past = kept.away(new), kept.past
-        for number, use in enumerate(self.uses(depth)):
-            keys, values = kept.keys[number], kept.values[number]
-            given = {"hidden": hidden, "keys": keys[:, :past], "values": values[:, :past], "away": away}
-            hidden, key, value = use.run(None, given)
+        bias, past = cache.attention_bias(new), cache.past
+        for number, use in enumerate(self.layer_sessions(depth)):
+            keys, values = cache.keys[number], cache.values[number]
+            inputs = {"hidden": hidden, "keys": keys[:, :past], "values": values[:, :past], "bias": bias}
+            hidden, key, value = use.run(None, inputs)
             if last is not None:
                 keys[:, past], values[:, past] = key[:, 0], value[:, 0]
-        kept.written += last is not None
-        scores = self.engine.words(hidden[:, -1])[:, : self.vocabulary].astype(np.float64)
+        cache.generated += last is not None
+        scores = self.engine.mlm_logits(hidden[:, -1])[:, : self.vocabulary].astype(np.float64)
         scores[:, self.banned] = -np.inf
         scores -= scores.max(axis=1, keepdims=True)
-        chances: np.ndarray = scores - np.log(np.exp(scores).sum(axis=1, keepdims=True))
-        return chances
+        log_probabilities: np.ndarray = scores - np.log(np.exp(scores).sum(axis=1, keepdims=True))
+        return log_probabilities
 
 
-# Choosing words --------------------------------------------------------------------------------------------------
+# Choosing tokens -------------------------------------------------------------------------------------------------
 
-Pick = Callable[[np.ndarray, int], int]  # log-probabilities (V,) and the place of the text → a word
+Pick = Callable[[np.ndarray, int], int]  # log-probabilities (V,) and the place of the text → a token
 
 
-def drawn(style: Style) -> Pick:
-    """Words drawn by their probability; each text has its own dice, so that its neighbours do not matter."""
-    dice: dict[int, np.random.Generator] = {}
+def sampler(settings: GenerateSettings) -> Pick:
+    """Tokens sampled by their probability; each text has its own random numbers, so that its neighbours do not matter."""
+    generators: dict[int, np.random.Generator] = {}
 
-    def pick(chances: np.ndarray, place: int) -> int:
-        rng = dice.setdefault(place, np.random.default_rng([style.seed, place]))
+    def pick(log_probabilities: np.ndarray, place: int) -> int:
+        rng = generators.setdefault(place, np.random.default_rng([settings.seed, place]))
         with np.errstate(over="ignore"):  # at a temperature near 0 all but the likeliest are infinitely far
-            share = np.exp((chances - chances.max()) / style.temperature)
+            share = np.exp((log_probabilities - log_probabilities.max()) / settings.temperature)
         share /= share.sum()
-        order = np.flatnonzero(share > (1 - style.top_p) / len(share))  # the others have less than 1 - top_p together
-        if style.top_p < 1:
+        order = np.flatnonzero(
+            share > (1 - settings.top_p) / len(share)
+        )  # the others have less than 1 - top_p together
+        if settings.top_p < 1:
             order = order[np.argsort(-share[order], kind="stable")]
         summed = np.cumsum(share[order])
-        count = min(int(np.searchsorted(summed, style.top_p * (1 - 1e-9))) + 1, len(order))
+        count = min(int(np.searchsorted(summed, settings.top_p * (1 - 1e-9))) + 1, len(order))
         at = np.searchsorted(summed[:count], rng.random() * summed[count - 1], side="right")
         return int(order[min(int(at), count - 1)])
 
     return pick
 
 
-def likeliest(chances: np.ndarray, place: int) -> int:
-    """The likeliest word."""
-    return int(chances.argmax())
+def pick_likeliest(log_probabilities: np.ndarray, place: int) -> int:
+    """The likeliest token."""
+    return int(log_probabilities.argmax())
 
 
 @dataclass
-class Text:
-    """A text being written."""
+class Candidate:
+    """A text being generated."""
 
     ids: list[int]
     total: float = 0.0
@@ -251,50 +270,54 @@ class Text:
         return self.total / max(1, len(self.ids) + self.ended)
 
 
-def bar(chances: np.ndarray, texts: Sequence[Text], size: int) -> None:
-    """Take away the words that would end a run of `size` tokens which a text already holds."""
-    for row, text in zip(chances, texts if size else (), strict=False):
+def exclude_repeats(log_probabilities: np.ndarray, texts: Sequence[Candidate], size: int) -> None:
+    """Take bias the words that would end a run of `size` tokens which a text already holds."""
+    for row, text in zip(log_probabilities, texts if size else (), strict=False):
         ids = text.ids
         runs = [ids[i : i + size] for i in range(len(ids) - size + 1)]
         row[[run[-1] for run in runs if run[:-1] == ids[len(ids) - size + 1 :]]] = -np.inf
 
 
-def one_by_one(writer: Writer, batch: TokenBatch, pick: Pick, most: int, depth: int, style: Style) -> list[Text]:
-    """One text for each source, a word at a time."""
-    texts = [Text([]) for _ in batch.order]
-    kept, going, last = writer.read(batch, depth, most), np.arange(len(texts)), None
+def decode(
+    generator: TextGenerator, batch: TokenBatch, pick: Pick, most: int, depth: int, settings: GenerateSettings
+) -> list[Candidate]:
+    """One text for each source, token by token."""
+    texts = [Candidate([]) for _ in batch.order]
+    cache, going, last = generator.read(batch, depth, most), np.arange(len(texts)), None
     for _ in range(most):
-        chances = writer.step(kept, last, depth)
-        bar(chances, [texts[i] for i in going], style.no_repeat)
-        last = np.array([pick(row, int(batch.order[i])) for row, i in zip(chances, going, strict=True)])
-        for row, word, i in zip(chances, last.tolist(), going.tolist(), strict=True):
+        log_probabilities = generator.step(cache, last, depth)
+        exclude_repeats(log_probabilities, [texts[i] for i in going], settings.no_repeat)
+        last = np.array([pick(row, int(batch.order[i])) for row, i in zip(log_probabilities, going, strict=True)])
+        for row, word, i in zip(log_probabilities, last.tolist(), going.tolist(), strict=True):
             texts[i].total += float(row[word])
-            texts[i].ended = word == writer.end
-            if word != writer.end:
+            texts[i].ended = word == generator.end
+            if word != generator.end:
                 texts[i].ids.append(word)
-        on = np.flatnonzero(last != writer.end)
-        if not len(on):
+        active = np.flatnonzero(last != generator.end)
+        if not len(active):
             break
-        if len(on) < len(last):
-            kept.take(on)
-            going, last = going[on], last[on]
+        if len(active) < len(last):
+            cache.take(active)
+            going, last = going[active], last[active]
     return texts
 
 
-def side_by_side(writer: Writer, batch: TokenBatch, most: int, depth: int, style: Style) -> list[Text]:
+def beam_search(
+    generator: TextGenerator, batch: TokenBatch, most: int, depth: int, settings: GenerateSettings
+) -> list[Candidate]:
     """Beam search: the best text of several for each source, by mean log-probability."""
-    count, beams = len(batch.order), style.beams
-    kept = writer.read(batch, depth, most)
-    alive: list[list[Text]] = [[Text([])] for _ in range(count)]
-    done: list[list[Text]] = [[] for _ in range(count)]
+    count, beams = len(batch.order), settings.beams
+    cache = generator.read(batch, depth, most)
+    alive: list[list[Candidate]] = [[Candidate([])] for _ in range(count)]
+    done: list[list[Candidate]] = [[] for _ in range(count)]
     going, last = list(range(count)), None
     for _ in range(most):
-        chances, start, chosen = writer.step(kept, last, depth), 0, []
-        bar(chances, [text for i in going for text in alive[i]], style.no_repeat)
+        log_probabilities, start, chosen = generator.step(cache, last, depth), 0, []
+        exclude_repeats(log_probabilities, [text for i in going for text in alive[i]], settings.no_repeat)
         for i in going:
             own = alive[i]
-            table = chances[start : start + len(own)]
-            alive[i], parents = spread(table, own, done[i], beams, writer.end)
+            table = log_probabilities[start : start + len(own)]
+            alive[i], parents = expand_beams(table, own, done[i], beams, generator.end)
             if len(done[i]) >= beams and done[i][0].score >= max((t.score for t in alive[i]), default=-np.inf):
                 alive[i], parents = [], []
             chosen += [start + parent for parent in parents]
@@ -302,59 +325,58 @@ def side_by_side(writer: Writer, batch: TokenBatch, most: int, depth: int, style
         going = [i for i in going if alive[i]]
         if not going:
             break
-        kept.take(np.array(chosen))
+        cache.take(np.array(chosen))
         last = np.array([text.ids[-1] for i in going for text in alive[i]])
     return [max([*ended, *texts], key=lambda t: t.score) for ended, texts in zip(done, alive, strict=True)]
 
 
-def spread(
-    chances: np.ndarray, own: list[Text], done: list[Text], beams: int, end: int
-) -> tuple[list[Text], list[int]]:
-    """The best next texts, and which text each goes on from; those that end go to `done`, which is kept in order."""
-    totals = chances + np.array([text.total for text in own])[:, None]  # (texts, V)
+def expand_beams(
+    log_probabilities: np.ndarray, own: list[Candidate], done: list[Candidate], beams: int, end: int
+) -> tuple[list[Candidate], list[int]]:
+    """The best next texts, and which text each continues; finished ones go to `done`, which stays sorted."""
+    totals = log_probabilities + np.array([text.total for text in own])[:, None]  # (texts, V)
     flat = totals.ravel()
     best = np.argpartition(-flat, min(2 * beams, len(flat) - 1))[: 2 * beams]
-    texts: list[Text] = []
+    texts: list[Candidate] = []
     parents: list[int] = []
     for place in best[np.argsort(-flat[best], kind="stable")].tolist():
-        parent, word = divmod(place, chances.shape[1])
+        parent, word = divmod(place, log_probabilities.shape[1])
         if not np.isfinite(flat[place]) or len(texts) == beams:
             break
         if word == end:
-            done.append(Text(own[parent].ids, float(flat[place]), True))
+            done.append(Candidate(own[parent].ids, float(flat[place]), True))
         else:
-            texts.append(Text([*own[parent].ids, word], float(flat[place])))
+            texts.append(Candidate([*own[parent].ids, word], float(flat[place])))
             parents.append(parent)
     done.sort(key=lambda text: -text.score)
     del done[beams:]
     return texts, parents
 
 
-def write(
-    albert: Albert, texts: Sequence[str], style: Style | None = None, depth: int | None = None
+def generate(
+    model: RuntimeModel, texts: Sequence[str], settings: GenerateSettings | None = None, depth: int | None = None
 ) -> list[GeneratedText]:
-    """What the model writes from each text."""
-    style, writer, task = style or Style(), albert.writer, albert.task
-    layers = albert._layers_to_apply(None, depth, "mean")
-    length = min(int(albert.meta.details.get("max_length", albert.max_tokens)), albert.max_tokens)
-    short = [albert._check_size(place, text, "truncate") for place, text in enumerate(texts)]
-    sources = task.sources(short, albert.tokenizer, length)
-    most = style.max_tokens or task.target_length
+    """What the model generates from each text."""
+    settings, generator, task = settings or GenerateSettings(), model.generator, model.task
+    layers = model.layers_to_apply(depth)
+    short = [shorten(model, place, text, "truncate") for place, text in enumerate(texts)]
+    sources = task.sources(short, model.tokenizer, model.max_task_tokens)
+    most = settings.max_tokens or task.target_length
     longest = max(map(len, sources), default=0)
-    if most > albert.max_tokens - longest:
+    if most > model.max_tokens - longest:
         raise AlbertkitError(
-            f"max_tokens is {most}; behind a source of {longest} tokens this model has {albert.max_tokens - longest} positions left"
+            f"max_tokens is {most}; after a source of {longest} tokens this model has "
+            f"{model.max_tokens - longest} positions left"
         )
     found: list[Any] = [None] * len(sources)
-    pick = drawn(style) if style.sample else likeliest
-    for places in group_by_length(
-        [len(source) + most for source in sources], max(1, HELD * albert.token_budget // style.beams)
-    ):
+    pick = sampler(settings) if settings.sample else pick_likeliest
+    token_budget = max(1, MAX_BATCHES * model.token_budget // settings.beams)
+    for places in group_by_length([len(source) + most for source in sources], token_budget):
         batch = pad_batch(sources, None, places)
-        if style.beams > 1:
-            made = side_by_side(writer, batch, most, layers, style)
+        if settings.beams > 1:
+            made = beam_search(generator, batch, most, layers, settings)
         else:
-            made = one_by_one(writer, batch, pick, most, layers, style)
+            made = decode(generator, batch, pick, most, layers, settings)
         for place, text in zip(batch.order.tolist(), made, strict=True):
-            found[place] = GeneratedText(albert.tokenizer.decode(text.ids), text.score, text.ended)
+            found[place] = GeneratedText(model.tokenizer.decode(text.ids), text.score, text.ended)
     return found

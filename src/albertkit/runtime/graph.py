@@ -33,7 +33,7 @@ __all__ = [
     "embedding_graph",
     "layer_feed",
     "layer_graph",
-    "masked_word_graph",
+    "mlm_graph",
 ]
 
 Weights = dict[str, "np.ndarray | QuantizedMatrix"]
@@ -223,7 +223,7 @@ def dense_graph(weights: Weights, name: str, tanh: bool = False) -> Graph:
     return b.graph(b.node("Tanh", out) if tanh else out, ["n", outputs])
 
 
-def masked_word(b: Builder, config: AlbertConfig, weights: Weights, x: str) -> str:
+def mlm_head(b: Builder, config: AlbertConfig, weights: Weights, x: str) -> str:
     """Scores over the vocabulary, through the word table itself."""
     made = b.float_product(x, "dense", weights["heads.mlm.dense.weight"])
     inner = b.activation(config.hidden_act, made, b.weight("dense.bias", as_float(weights["heads.mlm.dense.bias"])))
@@ -235,8 +235,8 @@ def masked_word(b: Builder, config: AlbertConfig, weights: Weights, x: str) -> s
     return b.node("Add", scores, b.weight("bias", as_float(weights["heads.mlm.bias"])))
 
 
-def masked_word_graph(config: AlbertConfig, weights: Weights, levels: Levels) -> Graph:
+def mlm_graph(config: AlbertConfig, weights: Weights, levels: Levels) -> Graph:
     """`x` (n, H) → scores over the vocabulary (n, V)."""
     b = Builder(levels)
     x = b.input("x", TensorProto.FLOAT, ["n", config.hidden_size])
-    return b.graph(masked_word(b, config, weights, x), ["n", config.vocab_size])
+    return b.graph(mlm_head(b, config, weights, x), ["n", config.vocab_size])

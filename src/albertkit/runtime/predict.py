@@ -1,23 +1,24 @@
 """Task results without torch: examples to features, features through the engine and a head, scores to results.
 
-In: an `Albert` whose model was fine-tuned, and examples. Out: the task's results. The same `tasks/` code trained it.
+In: a `RuntimeModel` that was fine-tuned, and examples. Out: the task's results. The same `tasks/` code trained it. Before this
+file: `runtime_model.py`, `embed.py` pools. After it: `albert.py`; the server calls `task_features` and `read_heads` around its queue.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from albertkit.errors import AlbertkitError
 from albertkit.runtime.batching import token_batches
-from albertkit.runtime.depths import check_trained_depth
+from albertkit.runtime.early_exit import EarlyExit, ExitStats, LayerWalk, exit_rule, uncertainty_kind
+from albertkit.runtime.embed import pool, unit_length
+from albertkit.runtime.runtime_model import RuntimeModel, check_trained_depth
+from albertkit.tasks.confidence import UncertaintyEstimator
 from albertkit.tasks.examples import DialogueTurn
 from albertkit.tasks.task import Feature
-
-if TYPE_CHECKING:
-    from albertkit.albert import Albert
 
 VERBS = {  # what a model of each task can do, as messages name it
     "classify": "classify",
@@ -32,100 +33,120 @@ VERBS = {  # what a model of each task can do, as messages name it
 
 
 def predict(
-    albert: Albert, examples: Sequence[Any], task: str, depth: int | None = None, early_exit: str | float | None = None
+    model: RuntimeModel,
+    examples: Sequence[Any],
+    task: str,
+    depth: int | None = None,
+    early_exit: EarlyExit = None,
 ) -> list[Any]:
-    """Results for examples, in their order; with `early_exit`, each leaves when it is sure, and says at which depth (`runtime/early_exit.py`)."""
-    if task == "generate" == albert.meta.task:
-        from albertkit.runtime.generate import write
+    """Results for examples, in their order; with `early_exit`, each result has the depth at which it exited."""
+    if task == "generate" == model.meta.task:
+        from albertkit.runtime.generate import generate
 
         if early_exit is not None:
-            raise AlbertkitError("a model that writes needs its full depth for every word; leave early_exit away")
-        return list(write(albert, [example.source for example in examples], depth=depth))
-    features = features_of(albert, examples, task)
-    if early_exit is not None:
-        from albertkit.runtime.early_exit import leave_task
-
-        left = leave_task(albert, features, examples, early_exit, depth)
-        results = albert.task.results(left.scores, features, examples)
-        for result, layers in zip(results, left.depths.tolist(), strict=True):
-            object.__setattr__(result, "depth", layers)  # fresh, and frozen for everybody else
-        return list(results)
-    found: list[Any] = albert.task.results(scores(albert, features, depth), features, examples)
-    return found
-
-
-def features_of(albert: Albert, examples: Sequence[Any], task: str) -> list[Feature]:
-    """What the encoder reads for examples of a task; an error when the model was made for another one."""
-    check_made(albert, task)
-    length = min(int(albert.meta.details.get("max_length", albert.max_tokens)), albert.max_tokens)
-    features: list[Feature] = albert.task.features(examples, albert.tokenizer, length)
-    return features
+            raise AlbertkitError(
+                "early_exit is not available: generation needs the full depth for every token. Omit it"
+            )
+        return list(generate(model, [example.source for example in examples], depth=depth))
+    features = task_features(model, examples, task)
+    if early_exit is None:
+        found: list[Any] = model.task.results(task_scores(model, features, depth), features, examples)
+        return found
+    stats = exit_scores(model, features, examples, early_exit, depth)
+    results = model.task.results(stats.outputs, features, examples)
+    for result, layers in zip(results, stats.depths.tolist(), strict=True):
+        object.__setattr__(result, "depth", layers)  # just made, and frozen for everybody else
+    return list(results)
 
 
-def check_made(albert: Albert, task: str) -> None:
-    """Refuse a model that was made for another task."""
-    made = albert.meta.task
+def check_task(model: RuntimeModel, task: str) -> None:
+    """Refuse a model that was fine-tuned for another task."""
+    made = model.meta.task
     if made != task:
         hint = f"; use {VERBS[made]}" if made in VERBS else "; fine-tune it first"
         raise AlbertkitError(f"this model was made for {made!r} and cannot do {task!r}{hint}")
 
 
-def layers_of(albert: Albert, depth: int | None) -> int:
-    """Layers to apply before the heads; a head on frozen sentence vectors reads those of taught depths only."""
-    layers = albert._layers_to_apply(None, depth, "pooler")
-    if albert.meta.details.get("reads") == "vector":
-        check_trained_depth(albert.config, albert.meta, layers)
+def task_features(model: RuntimeModel, examples: Sequence[Any], task: str) -> list[Feature]:
+    """What the encoder reads for examples of a task; an error when the model was made for another one."""
+    check_task(model, task)
+    features: list[Feature] = model.task.features(examples, model.tokenizer, model.max_task_tokens)
+    return features
+
+
+def task_depth(model: RuntimeModel, depth: int | None) -> int:
+    """Layers to apply before the heads; a head on frozen sentence vectors reads only those of trained depths."""
+    layers = model.layers_to_apply(depth)
+    if reads_vectors(model):
+        check_trained_depth(model.config, model.meta, layers)
     return layers
 
 
-def scores(albert: Albert, features: Sequence[Feature], depth: int | None = None) -> list[Any]:
+def reads_vectors(model: RuntimeModel) -> bool:
+    """Whether the head was trained on frozen sentence vectors."""
+    return bool(model.meta.details.get("reads") == "vector")
+
+
+def task_scores(model: RuntimeModel, features: Sequence[Feature], depth: int | None = None) -> list[Any]:
     """The heads' scores for each feature: an array, or a tuple of arrays for a task of two heads."""
     found: list[Any] = [None] * len(features)
-    layers = layers_of(albert, depth)
-    for batch in token_batches([f.ids for f in features], [f.segments for f in features], albert.token_budget):
-        by_text = read_heads(albert, albert.engine.run(batch, layers), batch.lengths)
-        for at, place in enumerate(batch.order):
-            found[place] = by_text[at]
+    layers = task_depth(model, depth)
+    for batch in token_batches([f.ids for f in features], [f.segments for f in features], model.token_budget):
+        scores = read_heads(model, model.engine.run(batch, layers), batch.lengths)
+        for place, row in zip(batch.order, scores, strict=True):
+            found[place] = row
     return found
 
 
-def read_heads(albert: Albert, hidden: np.ndarray, lengths: np.ndarray) -> list[Any]:
+def exit_scores(
+    model: RuntimeModel,
+    features: Sequence[Feature],
+    examples: Sequence[Any],
+    early_exit: EarlyExit,
+    depth: int | None = None,
+) -> ExitStats:
+    """The heads' scores for each feature, at the depth where its example exited; `depths` are by example."""
+    task = model.task
+    task_depth(model, depth)  # or an error
+    rule = exit_rule(model, early_exit, depth, uncertainty_kind(task))
+    confidence = UncertaintyEstimator(task, features, examples)
+    walk = LayerWalk(
+        model, rule, lambda hidden, lengths: read_heads(model, hidden, lengths), confidence, confidence.units
+    )
+    stats = walk.run([f.ids for f in features], [f.segments for f in features])
+    if len(confidence.units) == len(examples):
+        return stats
+    deepest = np.zeros(len(examples), stats.depths.dtype)  # the two texts of a pair exit separately
+    np.maximum.at(deepest, [f.example for f in features], stats.depths)
+    return ExitStats(stats.outputs, deepest, stats.full_depth)
+
+
+def read_heads(model: RuntimeModel, hidden: np.ndarray, lengths: np.ndarray) -> list[Any]:
     """The scores of each text of a batch, from its hidden states (texts, length, H); for a task of two heads, tuples."""
-    heads = albert.task.head if isinstance(albert.task.head, tuple) else (albert.task.head,)
+    heads = model.task.head if isinstance(model.task.head, tuple) else (model.task.head,)
     for head in heads:
-        if head != "vector" and head not in albert.heads:
+        if head != "vector" and head not in model.heads:
             raise AlbertkitError(f"this model has no {head!r} head; fine-tune it for the task first")
-    by_head = [_head(albert, head, hidden, lengths) for head in heads]
+    by_head = [head_scores(model, head, hidden, lengths) for head in heads]
     return by_head[0] if len(heads) == 1 else list(zip(*by_head, strict=True))
 
 
-def _head(albert: Albert, head: str, hidden: np.ndarray, lengths: np.ndarray) -> list[np.ndarray]:
+def head_scores(model: RuntimeModel, head: str, hidden: np.ndarray, lengths: np.ndarray) -> list[np.ndarray]:
     """One head's scores for each text of a batch."""
     if head == "vector":
-        return list(albert._pool(hidden, lengths, "mean"))
-    weight, bias = albert.heads[head]
+        return list(pool(model, hidden, lengths, "mean"))
+    weight, bias = model.heads[head]
     if head in ("tag", "answer"):
         scores = hidden.reshape(-1, hidden.shape[-1]) @ weight.T + bias  # one product for all texts
         by_text = scores.reshape(*hidden.shape[:2], -1)
         return [row[:length] for row, length in zip(by_text, lengths, strict=True)]
-    if albert.meta.details.get("reads") == "vector":  # a head on frozen sentence vectors
-        vectors = albert._pool(hidden, lengths, albert.meta.pooling)
-        vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
-        return list(vectors @ weight.T + bias)
-    how = "mean" if albert.config.options.classifier == "mean" else "pooler"
-    return list(albert._pool(hidden, lengths, how) @ weight.T + bias)
+    if reads_vectors(model):
+        return list(unit_length(pool(model, hidden, lengths, model.meta.pooling)) @ weight.T + bias)
+    pooling = "mean" if model.config.options.classifier == "mean" else "pooler"
+    return list(pool(model, hidden, lengths, pooling) @ weight.T + bias)
 
 
-def listed(texts: str | Iterable[str]) -> tuple[list[str], bool]:
-    """Texts as a list, and whether it was a single one."""
-    if isinstance(texts, str):
-        return [texts], True
-    from albertkit.albert import windows
-
-    return [text for window in windows(texts) for text in window], False  # which checks every one
-
-
-def turns_of(turns: str | Iterable[str | tuple[str, str] | DialogueTurn]) -> tuple[list[DialogueTurn], bool]:
+def dialogue_turns(turns: str | Iterable[str | tuple[str, str] | DialogueTurn]) -> tuple[list[DialogueTurn], bool]:
     """Turns as a list, and whether it was a single text; texts and pairs are numbered, as turns of one dialogue."""
     if isinstance(turns, str):
         return [DialogueTurn("", 0, "", turns)], True
@@ -136,13 +157,12 @@ def turns_of(turns: str | Iterable[str | tuple[str, str] | DialogueTurn]) -> tup
     return [_turn(place, turn) for place, turn in enumerate(turns)], False
 
 
-def _turn(place: int, turn: Any) -> DialogueTurn:
-    """A `DialogueTurn` from a user's words, or from what the system said and the user says."""
+def _turn(place: int, turn: str | tuple[str, str] | DialogueTurn) -> DialogueTurn:
     if isinstance(turn, DialogueTurn):
         return turn
     pair = ("", turn) if isinstance(turn, str) else turn
     if not isinstance(pair, tuple | list) or len(pair) != 2 or not all(isinstance(text, str) for text in pair):
         raise AlbertkitError(
-            f"turn {place} is {turn!r:.60}; a turn is what the user says, or a pair: what the system said and what the user says"
+            f"turn {place} is {turn!r:.60}; a turn is the user's text, or a pair: the system's text and the user's"
         )
     return DialogueTurn("", place, *pair)

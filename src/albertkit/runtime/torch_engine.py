@@ -1,4 +1,4 @@
-"""The same engine through torch, for a GPU: same calls, same results. Needs the [train] extra."""
+"""The engine through torch, for a GPU: the methods and results of `InferenceEngine` (`engine.py`). Needs the [train] extra."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import numpy as np
 from albertkit.config import AlbertConfig
 from albertkit.errors import AlbertkitError, need
 from albertkit.runtime.batching import TokenBatch
+from albertkit.runtime.engine import NO_MLM_HEAD, NO_POOLER, cores
 from albertkit.runtime.graph import Weights, as_float
 
 
@@ -21,32 +22,32 @@ class TorchEngine:
         self.device = "cpu" if device == "torch" else device
         if self.device.startswith("cuda") and not self.torch.cuda.is_available():
             raise AlbertkitError(
-                "device='cuda' was asked for, and torch sees no GPU here; leave device away to use the CPU"
+                f"device={device!r} is not available: torch finds no GPU on this machine. Omit device to use the CPU"
             )
         floats = {name: as_float(weight) for name, weight in weights.items()}
         known = {n: a for n, a in floats.items() if n.startswith(("encoder.", "heads.mlm."))}
-        self.config = config
+        self.config, self.threads = config, cores()
         try:
             self.model = AlbertModel.from_artifact(Artifact(config, known)).to(self.device)
         except (RuntimeError, AssertionError) as error:
             raise AlbertkitError(f"torch cannot use device {device!r}: {str(error).splitlines()[0][:160]}") from None
 
-    def run(self, rows: TokenBatch, depth: int) -> np.ndarray:
+    def run(self, batch: TokenBatch, depth: int) -> np.ndarray:
         """Hidden states (texts, length, H) after `depth` layers."""
         from albertkit.model import Batch
 
         torch = self.torch
-        mask = torch.arange(rows.ids.shape[1])[None] < torch.from_numpy(rows.lengths)[:, None]
-        batch = Batch.unpad(torch.from_numpy(rows.ids), mask, torch.from_numpy(rows.segments)).to(self.device)
+        mask = torch.arange(batch.ids.shape[1])[None] < torch.from_numpy(batch.lengths)[:, None]
+        packed = Batch.unpad(torch.from_numpy(batch.ids), mask, torch.from_numpy(batch.segments)).to(self.device)
         with torch.inference_mode():
             if depth == 0:
-                hidden = self.model.encoder.embeddings(batch)
+                hidden = self.model.encoder.embeddings(packed)
             else:
-                hidden = self.model.encoder(batch, depth=depth).hidden
-            out: np.ndarray = batch.pad(hidden).float().cpu().numpy()
+                hidden = self.model.encoder(packed, depth=depth).hidden
+            out: np.ndarray = packed.pad(hidden).float().cpu().numpy()
         return out
 
-    def layers(self, hidden: np.ndarray, lengths: np.ndarray, first: int, last: int) -> np.ndarray:
+    def apply_layers(self, hidden: np.ndarray, lengths: np.ndarray, first: int, last: int) -> np.ndarray:
         """Hidden states (texts, length, H) after layer `last`, from those after layer `first`."""
         from albertkit.model import Batch
 
@@ -63,20 +64,18 @@ class TorchEngine:
     def pooler(self, first: np.ndarray) -> np.ndarray:
         """tanh of a dense layer over first tokens (n, H)."""
         if self.model.encoder.pooler is None:
-            raise AlbertkitError("this model has no pooler; choose mean, cls or max")
+            raise AlbertkitError(NO_POOLER)
         with self.torch.inference_mode():
             moved = self.torch.from_numpy(first).to(self.device)
             out: np.ndarray = self.torch.tanh(self.model.encoder.pooler(moved)).cpu().numpy()
         return out
 
-    def words(self, hidden: np.ndarray) -> np.ndarray:
+    def mlm_logits(self, hidden: np.ndarray) -> np.ndarray:
         """Scores over the vocabulary (n, V)."""
         from albertkit.model import Batch, Encoded
 
         if "mlm" not in self.model.heads:
-            raise AlbertkitError(
-                "this model has no masked-word head, so it cannot fill masks; use a pre-trained checkpoint"
-            )
+            raise AlbertkitError(NO_MLM_HEAD)
         table = self.model.encoder.embeddings
         with self.torch.inference_mode():
             moved = self.torch.from_numpy(np.ascontiguousarray(hidden)).to(self.device)

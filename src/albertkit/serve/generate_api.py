@@ -17,7 +17,8 @@ from weakref import WeakKeyDictionary
 
 from msgspec import Meta
 
-from albertkit.runtime.generate import Style
+from albertkit.runtime.embed import shorten
+from albertkit.runtime.generate import GenerateSettings
 from albertkit.serve.batch_queue import TokenCost
 from albertkit.serve.http_error import HttpError
 from albertkit.serve.inference import RequestContext, Service, texts_of
@@ -83,9 +84,9 @@ async def generate(service: Service, context: RequestContext, body: GenerateRequ
     model = service.pick(context, body.model, "generate")
     texts = texts_of(body.texts, "texts")
     service.count(context, texts)
-    chosen = {name: getattr(body, name) for name in Style.__dataclass_fields__}
-    style, albert = Style(**chosen), model.albert
-    layers = albert._layers_to_apply(None, body.depth, "mean")
+    chosen = {name: getattr(body, name) for name in GenerateSettings.__dataclass_fields__}
+    style, albert = GenerateSettings(**chosen), model.albert
+    layers = albert.layers_to_apply(body.depth)
     most = style.max_tokens or albert.task.target_length
     written = len(texts) * style.beams * most
     if written > service.settings.max_tokens:
@@ -109,7 +110,7 @@ async def generate(service: Service, context: RequestContext, body: GenerateRequ
 def lengths(model: ServedModel, texts: Sequence[str]) -> list[int]:
     """Tokens of each text that are read."""
     albert = model.albert
-    short = [albert._check_size(place, text, "truncate") for place, text in enumerate(texts)]
+    short = [shorten(albert, place, text, "truncate") for place, text in enumerate(texts)]
     return [min(len(ids) + 2, albert.max_tokens) for ids in albert.tokenizer.ids_batch(short)]
 
 

@@ -17,9 +17,11 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from albertkit.albert import EmbedOptions, MaskPrediction, joined
 from albertkit.errors import AlbertkitError
-from albertkit.runtime.predict import features_of, layers_of, read_heads
+from albertkit.runtime.embed import EmbedOptions, TokenWindows, combine_windows, split_texts, split_tokens
+from albertkit.runtime.embed import pool as pool_hidden
+from albertkit.runtime.mask_filling import MaskPrediction, encode_masks, likeliest_tokens, mask_predictions
+from albertkit.runtime.predict import read_heads, task_depth, task_features
 from albertkit.serve.batch_queue import BatchJob, ComputeModel, ComputeRoute
 from albertkit.serve.batcher import Batcher
 from albertkit.serve.http_error import HttpError
@@ -148,13 +150,14 @@ class Service:
         self, context: RequestContext, model: ServedModel, texts: Sequence[Any], options: EmbedOptions
     ) -> list[tuple[np.ndarray, int]]:
         self.foresee(model, texts, options.depth)
-        pieces, owners = await self.cut(pieces_of, model, texts, options)
+        windows = await self.cut(windows_of, model, texts, options)
         route = ComputeRoute(model, options.depth, pool, options.pooling)
-        rows = await self.compute(context, BatchJob(route, pieces, context.deadline))
-        lengths = [len(piece) for piece in pieces]
-        vectors = list(joined(np.stack(rows), lengths, owners, options))
-        starts = np.cumsum([0, *owners])
-        return [(vector, sum(lengths[a:b])) for vector, a, b in zip(vectors, starts[:-1], starts[1:], strict=True)]
+        rows = await self.compute(
+            context, BatchJob(route, [np.array(ids, np.int32) for ids in windows.ids], context.deadline)
+        )
+        vectors, lengths = combine_windows(np.stack(rows), windows, options), windows.lengths
+        tokens = [sum(lengths[window] for window in own) for own in windows.by_text]
+        return list(zip(vectors, tokens, strict=True))
 
     async def results(
         self, context: RequestContext, model: ServedModel, examples: Sequence[Any], task: str, depth: int | None = None
@@ -174,8 +177,8 @@ class Service:
     async def _scores(
         self, context: RequestContext, model: ServedModel, examples: Sequence[Any], task: str, depth: int | None
     ) -> tuple[list[Any], list[Any]]:
-        layers = layers_of(model.albert, depth)
-        features = await self.cut(features_of, model.albert, examples, task)
+        layers = task_depth(model.albert, depth)
+        features = await self.cut(task_features, model.albert, examples, task)
         ids, segments = [f.ids for f in features], [f.segments for f in features]
         job = BatchJob(ComputeRoute(model, layers, heads), ids, context.deadline, segments)
         return await self.compute(context, job), features
@@ -186,8 +189,8 @@ class Service:
         """For each text the likeliest words for each of its masks."""
         self.count(context, texts)
         albert = model.albert
-        layers = albert._layers_to_apply(None, depth, "mean")
-        made = await self.cut(lambda: [albert.masked(text, k) for text in texts])
+        layers = albert.layers_to_apply(depth)
+        made = await self.cut(lambda: [encode_masks(albert, text, k) for text in texts])
         job = BatchJob(
             ComputeRoute(model, layers, masks),
             [encoding.ids for encoding, _ in made],
@@ -196,7 +199,7 @@ class Service:
             [(places, k) for _, places in made],
         )
         best = await self.compute(context, job)
-        return [albert.mask_predictions(text, own) for text, own in zip(texts, best, strict=True)]
+        return [mask_predictions(albert, text, own) for text, own in zip(texts, best, strict=True)]
 
     async def call(self, context: RequestContext, model: ComputeModel, function: Callable[[], T], work: int) -> T:
         """Something that uses the engine by itself, in its turn; `work` is tokens times layers."""
@@ -211,7 +214,7 @@ class Service:
 
 def pool(route: ComputeRoute, hidden: np.ndarray, lengths: np.ndarray, marks: list[Any]) -> list[np.ndarray]:
     """Sentence vectors."""
-    return list(np.asarray(route.model.albert._pool(hidden, lengths, route.how), np.float32))
+    return list(np.asarray(pool_hidden(route.model.albert, hidden, lengths, route.how), np.float32))
 
 
 def heads(route: ComputeRoute, hidden: np.ndarray, lengths: np.ndarray, marks: list[Any]) -> list[Any]:
@@ -221,21 +224,17 @@ def heads(route: ComputeRoute, hidden: np.ndarray, lengths: np.ndarray, marks: l
 
 def masks(route: ComputeRoute, hidden: np.ndarray, lengths: np.ndarray, marks: list[Any]) -> list[Any]:
     """Likeliest words; a mark is (places of masks, how many words)."""
-    return [route.model.albert.best_words(hidden[at, places], k) for at, (places, k) in enumerate(marks)]
+    return [likeliest_tokens(route.model.albert, hidden[at, places], k) for at, (places, k) in enumerate(marks)]
 
 
 # What is asked for, checked --------------------------------------------------------------------------------------
 
 
-def pieces_of(model: ServedModel, texts: Sequence[Any], options: EmbedOptions) -> tuple[list[np.ndarray], list[int]]:
-    """Rows of token ids for texts (or for token ids), and how many each has."""
-    albert = model.albert
+def windows_of(model: ServedModel, texts: Sequence[Any], options: EmbedOptions) -> TokenWindows:
+    """Windows of token ids for texts, or for token ids."""
     if texts and not isinstance(texts[0], str):
-        own = [bare(albert.tokenizer, ids) for ids in texts]
-        pieces, owners = albert.cut(own, options.long_texts)
-    else:
-        pieces, owners = albert.pieces([options.prompt + text for text in texts], options.long_texts)
-    return [np.array(piece, np.int32) for piece in pieces], owners
+        return split_tokens(model.albert, [bare(model.albert.tokenizer, ids) for ids in texts], options.long_texts)
+    return split_texts(model.albert, texts, options)
 
 
 def bare(tokenizer: Any, ids: Sequence[int]) -> list[int]:

@@ -105,7 +105,7 @@ class ServedModel:
             hidden = albert.engine.run(pad_batch(list(ids), None, list(range(rows))), albert.depth)
             best = min(best, time.perf_counter() - began)
         if albert.meta.task == "generate":
-            _ = albert.writer  # opened now, so that the first request does not wait for it
+            _ = albert.generator  # opened now, so that the first request does not wait for it
         if not np.isfinite(hidden).all():
             raise AlbertkitError(f"{source.folder or 'the built-in model'} computes numbers that are not finite")
         return cls(source.name, albert, stamp, TokenCost(best / (rows * length * albert.depth)))
@@ -116,7 +116,7 @@ class ServedModel:
         found = {*ALWAYS, *BY_TASK.get(self.albert.meta.task, ())}
         if self.albert.meta.task == "classify" and self.albert.task.kind == "single":
             found.add("intent")  # intents without slots
-        if self.albert.tokenizer.mask_id is not None and "heads.mlm.bias" in self.albert.engine.weights:
+        if self.albert.tokenizer.mask_id is not None and self.albert.can_fill_masks:
             found.add("fill")
         if self.albert.config.options.static:
             found.discard("explain")  # there are no layers to look at

@@ -206,11 +206,11 @@ def watch(plan: Plan, told: Callable[[str], None]) -> None:
     shared = plan.threads == 1
     run = prepared(plan) if shared else None
     if not shared:
-        from albertkit.artifact import read_stored
+        from albertkit.interop.convert import open_stored
         from albertkit.serve.served_models import ModelSource
 
         for source in ModelSource.all_of(plan.folders):
-            read_stored(source.folder)  # what is wrong with a folder is said here, once
+            open_stored(source.folder)  # what is wrong with a folder is said here, once
     gc.collect()
     gc.freeze()  # so that the collector does not write to memory that is shared
     signals = {getattr(signal, name) for name in SIGNALS}

@@ -157,9 +157,14 @@ async def embed(service: Service, context: RequestContext, body: EmbedRequest) -
         known = ", ".join(prompts) or "none"
         raise HttpError(422, f"the model has no prompt {body.prompt_name!r}; it has: {known}", name="prompt_name")
     options = model.albert.embed_options(
-        body.pooling, body.layer, body.depth, body.dimensions, body.normalize,
-        "truncate" if body.truncate else "split", body.prompt_name,
-    )  # fmt: skip
+        pooling=body.pooling,
+        layer=body.layer,
+        depth=body.depth,
+        dim=body.dimensions,
+        normalize=body.normalize,
+        long_texts="truncate" if body.truncate else "split",
+        prompt=body.prompt_name,
+    )
     vectors = await service.vectors(context, model, texts_or_tokens(body.inputs, "inputs"), options)
     return list(np.ascontiguousarray(vectors, np.float32))
 

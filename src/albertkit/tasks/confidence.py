@@ -34,7 +34,7 @@ class UncertaintyEstimator:
     def __init__(self, task: Any, features: Sequence[Feature], examples: Sequence[Any]) -> None:
         self.task, self.features = task, features
         self.heads = task.head if isinstance(task.head, tuple) else (task.head,)
-        self.moves = isinstance(task, MatchTask) or getattr(task, "kind", "") == "regression"
+        self.compares_depths = isinstance(task, MatchTask) or getattr(task, "kind", "") == "regression"
         alone = isinstance(task, MatchTask)
         self.units: list[list[int]] = [[] for _ in (features if alone else examples)]
         for place, feature in enumerate(features):
@@ -44,8 +44,8 @@ class UncertaintyEstimator:
             self.reads = word_token_positions(features, examples, self.units)
 
     def uncertainty(self, units: Sequence[int], now: Sequence[Any], before: Sequence[Any] | None) -> np.ndarray:
-        """(units,) uncertainty, from scores by feature at this look and, for what only moves, at the last one."""
-        if self.moves and before is None:
+        """(units,) uncertainty, from scores by feature at this look and, where depths are compared, at the last one."""
+        if self.compares_depths and before is None:
             return np.full(len(units), np.inf)
         if self.heads == ("choose",):
             return np.array([_entropy(self._choices(u, now)[None])[0] for u in units])
@@ -53,7 +53,7 @@ class UncertaintyEstimator:
         found = np.zeros(len(places))
         for number, head in enumerate(self.heads):
             rows = [now[p][number] if len(self.heads) > 1 else now[p] for p in places]
-            old = None if before is None or not self.moves else [before[p] for p in places]
+            old = None if before is None or not self.compares_depths else [before[p] for p in places]
             found = np.maximum(found, self._head(head, places, rows, old))
         starts = np.cumsum([0, *(len(self.units[u]) for u in units)])[:-1]
         return np.maximum.reduceat(found, starts) if len(found) else found
@@ -81,7 +81,7 @@ class UncertaintyEstimator:
         return _entropy(table)
 
     def predictions(self, units: Sequence[int], now: Sequence[Any]) -> list[Any]:
-        """What the scores of each unit mean, in a form that can be compared; not for what only moves."""
+        """What the scores of each unit mean, in a form that can be compared; not where depths are compared."""
         return [self._says(unit, now) for unit in units]
 
     def _says(self, unit: int, now: Sequence[Any]) -> Any:

@@ -20,11 +20,12 @@ import numpy as np
 import torch
 
 from albertkit.albert import Albert
-from albertkit.artifact import Artifact, Meta, digest, model_folder, read_artifact, read_stored, write_artifact
+from albertkit.artifact import Artifact, Meta, digest, model_folder, read_artifact, write_artifact
 from albertkit.config import AlbertConfig
 from albertkit.errors import AlbertkitError
+from albertkit.interop.convert import open_stored
 from albertkit.model import AlbertModel
-from albertkit.runtime.predict import scores
+from albertkit.runtime.predict import task_scores
 from albertkit.tasks.task import Feature
 from albertkit.tokenizer import Tokenizer
 from albertkit.train.distill_settings import DistillSettings
@@ -50,7 +51,7 @@ def fresh_student(config: AlbertConfig, tokenizer: Tokenizer, seed: int, meta: M
 def teacher_tokenizer(folder: Path) -> Tokenizer:
     """The tokenizer of a teacher."""
     if is_albert(folder):
-        found = read_stored(folder).tokenizer
+        found = open_stored(folder).tokenizer
         if found is None:
             raise AlbertkitError(f"{folder} holds no tokenizer; give --start with a student that has one")
         return found
@@ -80,7 +81,7 @@ def distill(
         require_plain_attention(student, "student")
     first, work_device = teachers.folders[0], choose_device(settings.device)
     who = (*map(teacher_identity, teachers.folders), repr(teachers.weights))
-    gives = TeacherOutputs(meta=read_stored(first).meta if is_albert(first) else None, identity=who)
+    gives = TeacherOutputs(meta=open_stored(first).meta if is_albert(first) else None, identity=who)
     limit = min(max_length, student.config.max_position_embeddings)
     if lesson.watches:
         watched = open_state_teacher(first, student.tokenizer, data.texts(), bool(lesson.attention))
@@ -129,7 +130,7 @@ def teacher_identity(folder: Path) -> str:
     """What tells a teacher from others: its weights, and how it reads and pools."""
     about: tuple[Any, ...]
     if is_albert(folder):
-        stored = read_stored(folder)
+        stored = open_stored(folder)
         meta = stored.meta
         about = (stored.identity, stored.config, meta.pooling, meta.normalise, meta.depth, meta.prompts)
     else:
@@ -202,7 +203,7 @@ def compute_scores(
     assert student.tokenizer is not None
     same = albert.tokenizer.vocabulary.ids == student.tokenizer.vocabulary.ids
     if same and max(len(f.ids) for f in features) <= albert.max_tokens:
-        return scores(albert, features)
+        return task_scores(albert, features)
     if {"tag", "answer"} & set(heads):
         raise AlbertkitError(
             f"{folder} cuts text otherwise than the student, and its scores are of tokens; take a student with its vocabulary (--shape does)"
@@ -216,4 +217,4 @@ def compute_scores(
         raise AlbertkitError(
             f"{folder} reads the examples in other parts than the student; take a student with its vocabulary"
         )
-    return scores(albert, order)
+    return task_scores(albert, order)

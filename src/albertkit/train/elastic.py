@@ -26,7 +26,7 @@ from albertkit.artifact import Artifact
 from albertkit.errors import AlbertkitError
 from albertkit.model import AlbertModel, Batch, ModelOutput, pool
 from albertkit.runtime.batching import group_by_length
-from albertkit.runtime.calibration import calibrated
+from albertkit.runtime.calibration import calibrate_scores
 from albertkit.tasks.task import Feature, Task
 from albertkit.train import precision
 from albertkit.train.checkpoint import TrainState
@@ -253,7 +253,8 @@ class ElasticTask(FinetuneTask):
         each = {d: found[name] if d == full else self.task.measure(results[d], self.dev)[name] for d in results}
         sign = -1 if "loss" in name or name == "rmse" else 1
         mean = float(np.mean(list(each.values()))) if self.options.elastic else found[name]
-        self.exits = calibrated(self.task, scores, self.dev_features, self.dev, results)
+        exits = calibrate_scores(self.task, scores, self.dev_features, self.dev, results)
+        self.exits = None if exits is None else exits.to_dict()
         return {
             **found,
             OVER: sign * (found[name] + mean) / 2,

@@ -22,12 +22,12 @@ import numpy as np
 
 from albertkit import builtin
 from albertkit.albert import Albert
-from albertkit.artifact import Artifact, read_stored, write_artifact
+from albertkit.artifact import Artifact, write_artifact
 from albertkit.data.shard_writer import write_array, write_json
 from albertkit.errors import AlbertkitError, need
-from albertkit.interop.convert import open_model
+from albertkit.interop.convert import open_model, open_stored
 from albertkit.quantized import QuantizedMatrix
-from albertkit.runtime.batching import token_batches
+from albertkit.runtime.embed import unit_length, window_vectors
 from albertkit.serve.vector_cache import OVERHEAD, VectorCache, cache_key
 from albertkit.tasks.classify import OUT_OF_SCOPE, ClassifyTask
 from albertkit.tasks.examples import TextExample
@@ -139,18 +139,13 @@ def vectors_of(albert: Albert, examples: Sequence[TextExample], length: int) -> 
 def keyed(albert: Albert, examples: Sequence[TextExample], length: int) -> tuple[list[bytes], list[list[int]]]:
     """What the encoder reads of each text, and the keys of its vectors: hashes of that and of the model."""
     ids = [e.ids for e in albert.tokenizer.encode_batch([e.text for e in examples], max_length=length)]
-    model = f"{albert.name} {albert._device} {albert.config}"
+    model = f"{albert.name} {albert.device} {albert.config}"
     return [cache_key(model, str(row)) for row in ids], ids
 
 
 def encode(albert: Albert, ids: list[list[int]]) -> np.ndarray:
     """Unit vectors (texts, dim) of token ids."""
-    found = np.empty((len(ids), albert.dim), np.float32)
-    for batch in token_batches(ids, token_budget=albert.token_budget):
-        hidden = albert.engine.run(batch, albert.depth)
-        found[batch.order] = albert._pool(hidden, batch.lengths, albert.meta.pooling)
-    unit: np.ndarray = found / np.maximum(np.linalg.norm(found, axis=1, keepdims=True), 1e-12)
-    return unit
+    return unit_length(window_vectors(albert, ids, albert.depth, albert.meta.pooling))
 
 
 def keep(path: Path, albert: Albert, examples: Sequence[TextExample], length: int) -> None:
@@ -239,7 +234,7 @@ def fit(
 
 def write(made: Artifact, start: Path | str | None, folder: Path, overwrite: bool = False) -> Path:
     """Write what `fit` made from the model at `start`. Matrices that are 8-bit there stay so, and the vectors stay the same to the bit."""
-    before = read_stored(start).weights
+    before = open_stored(start).weights
     kept = {
         name: matrix for name, matrix in before.items() if isinstance(matrix, QuantizedMatrix) and name in made.weights
     }

@@ -129,11 +129,11 @@ def train_from_teacher(
 def scores_of(teacher: Artifact, features: Sequence[Any], device: str = "cpu") -> list[Any]:
     """The teacher's scores for features, by the torch-free runtime (or torch, on a GPU)."""
     from albertkit.albert import Albert
-    from albertkit.runtime.predict import scores
+    from albertkit.runtime.predict import task_scores
 
     with tempfile.TemporaryDirectory() as scratch:
         write_artifact(teacher, Path(scratch) / "teacher")
-        return scores(Albert(Path(scratch) / "teacher", device=device), features)
+        return task_scores(Albert(Path(scratch) / "teacher", device=device), features)
 
 
 @dataclass

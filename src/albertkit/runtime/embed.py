@@ -1,0 +1,353 @@
+"""Texts to sentence vectors: the one place that does it, for `Albert`, the server, bulk work, the planner and training.
+
+In: a `RuntimeModel`, texts and `EmbedOptions`. Out: vectors, one per text, in order. Before this file: `runtime_model.py`,
+`early_exit.py`. After it: `albert.py`; the server calls `split_texts`, `pool` and `combine_windows` around its own queue.
+
+A text longer than the position table is read in overlapping windows; its vector is the mean of theirs, weighted by tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, TypedDict
+
+import numpy as np
+
+from albertkit.errors import AlbertkitError, nearest
+from albertkit.runtime.batching import token_batches
+from albertkit.runtime.early_exit import FORMS, EarlyExit, ExitRule, ExitStats, LayerWalk, exit_rule
+from albertkit.runtime.engine import StaticEngine
+from albertkit.runtime.runtime_model import RuntimeModel, check_trained_depth
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+POOLINGS = ("mean", "cls", "pooler", "max")
+LONG_TEXTS = ("split", "truncate", "error")
+MAX_CHUNK_TEXTS = 4096  # most texts sorted by length together; bounds memory for endless input
+FIRST_CHUNK_TEXTS = 64  # the first chunks are small, so that a pipe flows and a stopped run has something to show
+CHUNK_CHARACTERS = 4_000_000
+MAX_CHARACTERS = 1_000_000  # in one text, unless it is truncated
+OVERLAP = 64  # tokens shared by neighbouring windows of a long text
+
+
+class EmbedKeywords(TypedDict, total=False):
+    """The keywords of `Albert.embed`; each may be omitted."""
+
+    pooling: str | None
+    """mean, cls, pooler or max. Default: the model's."""
+    layer: int | None
+    """Hidden state to pool: 0 the embeddings, -1 the last."""
+    depth: int | None
+    """Layers to apply."""
+    dim: int | None
+    """Keep only the first numbers of each vector."""
+    normalize: bool | None
+    """Scale vectors to length 1. Default: the model's."""
+    long_texts: str
+    """What to do with a text beyond the position table: split (default), truncate or error."""
+    prompt: str | None
+    """Put before each text; or the name of one of the model's prompts."""
+
+
+@dataclass(frozen=True)
+class EmbedOptions:
+    """How texts become vectors: checked keywords, with the model's own where none were given."""
+
+    pooling: str
+    depth: int
+    long_texts: str
+    dim: int | None
+    normalize: bool
+    prompt: str
+
+
+@dataclass(frozen=True)
+class TokenWindows:
+    """Texts as the engine reads them: windows of token ids with special tokens, and how many windows each text has."""
+
+    ids: list[list[int]]
+    counts: list[int]
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens of each window."""
+        return [len(window) for window in self.ids]
+
+    @property
+    def by_text(self) -> list[list[int]]:
+        """The windows of each text, by their place."""
+        return [list(range(start, end)) for start, end in pairwise(np.cumsum([0, *self.counts]).tolist())]
+
+
+@dataclass(frozen=True)
+class TokenVectors:
+    """One text, token by token."""
+
+    vectors: np.ndarray
+    """(tokens, H)"""
+    tokens: list[str]
+    offsets: list[tuple[int, int]]
+    """Characters of the text that each token covers; (0, 0) at special tokens."""
+    ids: list[int]
+
+
+def embed_options(model: RuntimeModel, **keywords: Unpack[EmbedKeywords]) -> EmbedOptions:
+    """The keywords of `embed`, checked."""
+    pooling = keywords.get("pooling") or model.meta.pooling
+    layer, dim, long_texts = keywords.get("layer"), keywords.get("dim"), keywords.get("long_texts", "split")
+    normalize, prompt, prompts = keywords.get("normalize"), keywords.get("prompt"), model.meta.prompts
+    if pooling not in POOLINGS:
+        raise AlbertkitError(
+            f"unknown pooling {pooling!r}{nearest(pooling, POOLINGS)}; choose one of {', '.join(POOLINGS)}"
+        )
+    if long_texts not in LONG_TEXTS:
+        raise AlbertkitError(f"long_texts is {long_texts!r}; choose one of {', '.join(LONG_TEXTS)}")
+    if dim is not None and (not isinstance(dim, int) or not 1 <= dim <= model.dim):
+        raise AlbertkitError(f"dim is {dim}; this model has 1 to {model.dim} dimensions")
+    if model.config.options.static and pooling != "mean":
+        raise AlbertkitError(f"pooling={pooling!r} is not available: a static model has only mean. Omit pooling")
+    layers = model.layers_to_apply(keywords.get("depth"), layer, pooling)
+    if layer is None:
+        check_trained_depth(model.config, model.meta, layers, f"; layer={layers} gives the hidden states there")
+    return EmbedOptions(
+        pooling,
+        layers,
+        long_texts,
+        dim,
+        model.meta.normalise if normalize is None else normalize,
+        prompts.get("default", "") if prompt is None else prompts.get(prompt, prompt),
+    )
+
+
+# Texts to vectors ------------------------------------------------------------------------------------------------
+
+
+def embed_texts(model: RuntimeModel, texts: Iterable[str], options: EmbedOptions) -> Iterator[np.ndarray]:
+    """The vector of each text (dim,), in order and in bounded memory however many texts there are."""
+    start = 0
+    for chunk in text_chunks(texts):
+        yield from embed_windows(model, split_texts(model, chunk, options, start), options)
+        start += len(chunk)
+
+
+def embed_texts_early(
+    model: RuntimeModel, texts: Iterable[str], options: EmbedOptions, rule: ExitRule
+) -> Iterator[ExitStats]:
+    """The same with early exit, chunk by chunk; `outputs` are vectors, one per text."""
+    start = 0
+    for chunk in text_chunks(texts):
+        windows = split_texts(model, chunk, options, start)
+        stats = exit_vectors(model, windows, options, rule)
+        vectors = combine_windows(np.stack(stats.outputs), windows, options)
+        yield ExitStats(list(vectors), stats.depths, stats.full_depth)
+        start += len(chunk)
+
+
+def embed_windows(model: RuntimeModel, windows: TokenWindows, options: EmbedOptions) -> np.ndarray:
+    """The vector of each text (texts, dim)."""
+    return combine_windows(window_vectors(model, windows.ids, options.depth, options.pooling), windows, options)
+
+
+def window_vectors(model: RuntimeModel, ids: Sequence[Sequence[int]], depth: int, pooling: str) -> np.ndarray:
+    """Pooled hidden states (windows, H), not normalized."""
+    if isinstance(model.engine, StaticEngine):
+        return model.engine.means(ids)
+    vectors = np.empty((len(ids), model.dim), np.float32)
+    for batch in token_batches(ids, token_budget=model.token_budget):
+        vectors[batch.order] = pool(model, model.engine.run(batch, depth), batch.lengths, pooling)
+    return vectors
+
+
+def pool(model: RuntimeModel, hidden: np.ndarray, lengths: np.ndarray, pooling: str) -> np.ndarray:
+    """(texts, length, H) → (texts, H)."""
+    if pooling == "cls":
+        return hidden[:, 0]
+    if pooling == "pooler":
+        return model.engine.pooler(hidden[:, 0])
+    inside = np.arange(hidden.shape[1])[None, :, None] < lengths[:, None, None]
+    if pooling == "max":
+        return np.where(inside, hidden, -np.inf).max(axis=1)
+    total: np.ndarray = np.where(inside, hidden, 0).sum(axis=1)
+    return total / lengths[:, None]
+
+
+def combine_windows(vectors: np.ndarray, windows: TokenWindows, options: EmbedOptions) -> np.ndarray:
+    """The vector of each text (texts, dim) from those of its windows (windows, H)."""
+    if len(windows.counts) < len(vectors):
+        lengths = windows.lengths
+        vectors = np.stack([window_mean(vectors, lengths, own, options.pooling) for own in windows.by_text])
+    cut = vectors[:, : options.dim]
+    return unit_length(cut) if options.normalize else cut
+
+
+def window_mean(
+    vectors: Sequence[np.ndarray] | np.ndarray, lengths: Sequence[int], windows: list[int], pooling: str
+) -> np.ndarray:
+    """One vector (H,) for some windows: their mean weighted by tokens; their maximum where pooling is max."""
+    if len(windows) == 1:
+        return vectors[windows[0]]
+    own = np.stack([vectors[window] for window in windows])
+    if pooling == "max":
+        highest: np.ndarray = own.max(axis=0)
+        return highest
+    weights = np.array([lengths[window] for window in windows], np.float32)
+    mean: np.ndarray = (own * (weights / weights.sum())[:, None]).sum(axis=0)
+    return mean
+
+
+def unit_length(vectors: np.ndarray) -> np.ndarray:
+    """Rows scaled to length 1."""
+    scaled: np.ndarray = vectors / np.maximum(np.sqrt((vectors * vectors).sum(axis=1, keepdims=True)), 1e-12)
+    return scaled
+
+
+def token_vectors(
+    model: RuntimeModel, texts: Iterable[str], depth: int | None = None, layer: int | None = None
+) -> list[TokenVectors]:
+    """The vector of each token of each text; long texts are truncated."""
+    layers = model.layers_to_apply(depth, layer)
+    made: list[TokenVectors] = []
+    for chunk in text_chunks(texts):
+        encodings = model.tokenizer.encode_batch(chunk, max_length=model.max_tokens)
+        found: dict[int, TokenVectors] = {}
+        for batch in token_batches([e.ids for e in encodings], [e.segments for e in encodings], model.token_budget):
+            hidden = model.engine.run(batch, layers)
+            for row, place in zip(hidden, batch.order.tolist(), strict=True):
+                e = encodings[place]
+                found[place] = TokenVectors(row[: len(e.ids)].copy(), model.tokenizer.tokens(e.ids), e.offsets, e.ids)
+        made += [found[place] for place in range(len(encodings))]
+    return made
+
+
+# Texts to tokens -------------------------------------------------------------------------------------------------
+
+
+def text_chunks(texts: Iterable[str]) -> Iterator[list[str]]:
+    """Parts of the input that are sorted together, bounded in texts and in characters. Every text is checked."""
+    if isinstance(texts, str):
+        texts = [texts]
+    if isinstance(texts, bytes):
+        raise AlbertkitError("texts is bytes; decode it first, for example with .decode('utf-8')")
+    if not isinstance(texts, Iterable) or getattr(texts, "ndim", 1) != 1:
+        raise AlbertkitError(
+            f"texts is a {type(texts).__name__}; give a text, or several in a list, a generator or a column"
+        )
+    characters, chunk, most = 0, list[str](), FIRST_CHUNK_TEXTS
+    for place, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise AlbertkitError(f"text {place} is {_describe(text)}; every text must be a str. Remove or replace it")
+        chunk.append(text)
+        characters += len(text)
+        if len(chunk) >= most or characters >= CHUNK_CHARACTERS:
+            yield chunk
+            characters, chunk, most = 0, [], min(2 * most, MAX_CHUNK_TEXTS)
+    if chunk:
+        yield chunk
+
+
+def list_texts(texts: str | Iterable[str]) -> tuple[list[str], bool]:
+    """Texts as a list, each checked, and whether it was a single one."""
+    if isinstance(texts, str):
+        return [texts], True
+    return [text for chunk in text_chunks(texts) for text in chunk], False
+
+
+def split_texts(model: RuntimeModel, texts: Sequence[str], options: EmbedOptions, start: int = 0) -> TokenWindows:
+    """Texts with their prompt as windows of token ids; `start` is the place of the first text in the input, for errors."""
+    whole = [
+        shorten(model, place, options.prompt + text, options.long_texts) for place, text in enumerate(texts, start)
+    ]
+    return split_tokens(model, model.tokenizer.ids_batch(whole), options.long_texts, start)
+
+
+def split_tokens(model: RuntimeModel, texts: Sequence[list[int]], long_texts: str, start: int = 0) -> TokenWindows:
+    """Token ids without special tokens as windows with them."""
+    first, last = model.special_tokens
+    room = model.max_tokens - len(first) - len(last)
+    step = max(1, room - OVERLAP)
+    ids: list[list[int]] = []
+    counts: list[int] = []
+    for place, text in enumerate(texts, start):
+        if len(text) > room and long_texts == "error":
+            raise AlbertkitError(
+                f"text {place} has {len(text)} tokens and the model reads {room}; "
+                f"choose long_texts='split' or 'truncate'"
+            )
+        count = 1 if len(text) <= room or long_texts == "truncate" else 1 + math.ceil((len(text) - room) / step)
+        windows = [[*first, *text[i * step : i * step + room], *last] for i in range(count)]
+        ids += [window or [model.tokenizer.pad_id] for window in windows]
+        counts.append(count)
+    return TokenWindows(ids, counts)
+
+
+def shorten(model: RuntimeModel, place: int, text: str, long_texts: str) -> str:
+    """A text of at most `MAX_CHARACTERS`: a longer one is cut to what can matter, or an error."""
+    if len(text) <= MAX_CHARACTERS:
+        return text
+    if long_texts == "truncate":  # generous, and found without reading the rest
+        return " ".join(text[:MAX_CHARACTERS].split())[: 64 * model.max_tokens]
+    raise AlbertkitError(
+        f"text {place} has {len(text):,} characters; one text has at most {MAX_CHARACTERS:,}. "
+        f"Split it, or choose long_texts='truncate'"
+    )
+
+
+def _describe(value: Any) -> str:
+    if isinstance(value, bytes):
+        return "bytes, not text (decode it first)"
+    missing = (
+        value is None or type(value).__name__ in ("NAType", "NaTType") or (isinstance(value, float) and value != value)
+    )
+    return "missing (None or NaN)" if missing else f"a {type(value).__name__}"
+
+
+# Early exit ------------------------------------------------------------------------------------------------------
+
+
+class VectorConvergence:
+    """The uncertainty of vectors: how far each text's moved since the last exit depth, as 1 - cosine."""
+
+    compares_depths = True
+
+    def __init__(self, units: list[list[int]], lengths: Sequence[int], pooling: str = "mean") -> None:
+        self.units, self.lengths, self.pooling = units, lengths, pooling
+
+    def uncertainty(self, units: Sequence[int], now: Sequence[Any], before: Sequence[Any] | None) -> np.ndarray:
+        """See the class; infinite at the first exit depth."""
+        from albertkit.tasks.confidence import cosines
+
+        if before is None:
+            return np.full(len(units), np.inf)
+        tables = [
+            [window_mean(rows, self.lengths, self.units[u], self.pooling) for u in units] for rows in (now, before)
+        ]
+        return 1 - cosines(*(np.stack(table) for table in tables))
+
+    def predictions(self, units: Sequence[int], now: Sequence[Any]) -> list[Any]:
+        """Vectors have no prediction that could stay the same."""
+        raise AlbertkitError("patience counts predictions that stay the same; for vectors choose " + FORMS)
+
+
+def vector_exit_rule(model: RuntimeModel, early_exit: EarlyExit, keywords: EmbedKeywords) -> ExitRule:
+    """The rule for `embed(early_exit=)`."""
+    layer = keywords.get("layer")
+    if layer is not None:
+        raise AlbertkitError(
+            f"layer={layer} and early_exit={early_exit!r} exclude each other: each chooses where texts stop. Omit one"
+        )
+    return exit_rule(model, early_exit, keywords.get("depth"), "cosine")
+
+
+def exit_vectors(model: RuntimeModel, windows: TokenWindows, options: EmbedOptions, rule: ExitRule) -> ExitStats:
+    """The vector of each window (not yet combined) at the depth where its text exited; `depths` are by text."""
+    units = windows.by_text
+    confidence = VectorConvergence(units, windows.lengths, options.pooling)
+
+    def read(hidden: np.ndarray, lengths: np.ndarray) -> list[np.ndarray]:
+        return list(pool(model, hidden, lengths, options.pooling))
+
+    return LayerWalk(model, rule, read, confidence, units).run(windows.ids, None)

@@ -1,0 +1,216 @@
+"""`RuntimeModel`: a stored model opened for inference, and the depths at which it may be used. No torch.
+
+In: a `Stored` model (`artifact.py`). Out: its engine, heads, tokenizer and metadata, with every option checked. Before this
+file: `engine.py`. After it: `embed.py`, `predict.py`, `mask_filling.py` and `generate.py`; `albert.Albert` is its subclass for users.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from albertkit import builtin
+from albertkit.artifact import Meta, Stored, read_stored
+from albertkit.config import AlbertConfig
+from albertkit.errors import AlbertkitError
+from albertkit.quantized import quantize_weights, unpack_weights
+from albertkit.runtime.batching import TOKEN_BUDGET
+from albertkit.runtime.engine import InferenceEngine, open_engine
+from albertkit.runtime.graph import Weights, as_float
+
+if TYPE_CHECKING:
+    from albertkit.runtime.generate import TextGenerator
+
+MAX_DEPTH = 1024
+CALIBRATION_TEXTS = 16  # texts that a model opened with `bits` is calibrated on
+
+
+class RuntimeModel:
+    """A model ready to run.
+
+    source: where it came from. bits: 8 or 4 quantizes a float model. threads: processors to use. device: "cuda" runs through torch.
+    depth: layers to apply unless a call says otherwise. token_budget: tokens computed together (`batching.py`).
+    """
+
+    def __init__(
+        self,
+        stored: Stored,
+        *,
+        source: str | Path | None = None,
+        bits: int | None = None,
+        threads: int | None = None,
+        device: str = "cpu",
+        depth: int | None = None,
+        token_budget: int = TOKEN_BUDGET,
+    ) -> None:
+        weights = stored.weights if bits is None else quantize_stored(stored, bits)
+        if stored.tokenizer is None:
+            raise AlbertkitError(
+                f"{source} has no tokenizer, so it cannot read text; put tokenizer.json beside the weights"
+            )
+        self.config, self.meta, self.tokenizer = stored.config, stored.meta, stored.tokenizer
+        self.source, self.bits, self.device, self.token_budget = source, bits, device, token_budget
+        self.depth = self.check_depth(depth if depth is not None else stored.meta.depth)
+        kind = stored.meta.quantisation or (f"int{bits}" if bits else "float")
+        self.name = f"{stored.identity[:16]}-{kind}-{stored.meta.pooling}-depth{self.depth}-{self.max_tokens}"
+        self.heads = {
+            name.split(".")[1]: (as_float(weights[name]), as_float(weights[name.replace("weight", "bias")]))
+            for name in weights
+            if name.startswith("heads.") and name.endswith(".linear.weight")
+        }
+        self.can_fill_masks = "heads.mlm.bias" in weights
+        self._generation_weights: Weights = dict(weights) if stored.meta.task == "generate" else {}
+        self.engine: InferenceEngine = open_engine(self.config, weights, threads, device)
+
+    @property
+    def dim(self) -> int:
+        """Length of a sentence vector."""
+        return self.config.hidden_size
+
+    @property
+    def max_tokens(self) -> int:
+        """Tokens of a text that one pass reads, special tokens included."""
+        return self.config.max_position_embeddings
+
+    @property
+    def max_task_tokens(self) -> int:
+        """Tokens of an example that the model's task was trained with."""
+        return min(int(self.meta.details.get("max_length", self.max_tokens)), self.max_tokens)
+
+    @cached_property
+    def special_tokens(self) -> tuple[list[int], list[int]]:
+        """The special tokens before and after a text."""
+        tokenizer = self.tokenizer
+        first = [] if tokenizer.cls_id is None else [tokenizer.cls_id]
+        last = [] if tokenizer.sep_id is None else [tokenizer.sep_id]
+        if tokenizer.kind == "phoneme":
+            first = last = [tokenizer.pad_id]
+        if self.max_tokens <= len(first) + len(last):
+            raise AlbertkitError(
+                f"this model reads {self.max_tokens} tokens, too few for a text and its special tokens"
+            )
+        return first, last
+
+    @cached_property
+    def task(self) -> Any:
+        """The task the model was fine-tuned for, a class of `tasks/`; an error for a model without one."""
+        from albertkit.tasks import load_task
+
+        return load_task(self.meta)
+
+    @cached_property
+    def generator(self) -> TextGenerator:
+        """What generates texts, opened when it is first needed."""
+        from albertkit.runtime.generate import TextGenerator
+
+        if self.device != "cpu":
+            raise AlbertkitError(f"device={self.device!r} cannot generate texts; omit device to use the CPU")
+        made = TextGenerator(self.config, self._generation_weights, self.engine, self.tokenizer)
+        self._generation_weights = {}
+        return made
+
+    @cached_property
+    def mask_model(self) -> RuntimeModel:
+        """What fills masks: this model; for the built-in one for vectors, the built-in one with a masked-language-model head."""
+        is_default = builtin.resolve(self.source) == builtin.resolve(None)
+        if self.can_fill_masks or not is_default:
+            return self
+        return RuntimeModel(read_stored(builtin.WORDS), source=builtin.WORDS, threads=self.engine.threads)
+
+    # Depth -------------------------------------------------------------------------------------------------------
+
+    def check_depth(self, depth: int | None) -> int:
+        """The number of layers to apply; None is all of them."""
+        if depth is not None and self.config.options.static:
+            raise AlbertkitError(f"depth={depth!r} is not available: a static model has no layers. Omit depth")
+        depth = self.config.num_hidden_layers if depth is None else depth
+        depth = int(depth) if isinstance(depth, np.integer) else depth
+        if isinstance(depth, bool) or not isinstance(depth, int) or not 1 <= depth <= MAX_DEPTH:
+            raise AlbertkitError(
+                f"depth is {depth!r}; apply 1 to {MAX_DEPTH} layers (this model has {self.config.num_hidden_layers})"
+            )
+        return depth
+
+    def layers_to_apply(self, depth: int | None = None, layer: int | None = None, pooling: str = "mean") -> int:
+        """Layers to apply for `depth`, or to reach the hidden states of `layer` (0 the embeddings, -1 the last)."""
+        if self.config.options.static and (layer is not None or depth is not None):
+            raise AlbertkitError(
+                "layer and depth are not available: a static model has one vector per token. Omit layer and depth"
+            )
+        depth = self.depth if depth is None else self.check_depth(depth)
+        if layer is None:
+            return depth
+        if not isinstance(layer, int) or not -depth - 1 <= layer <= depth:
+            raise AlbertkitError(f"layer is {layer}; with depth {depth} there are layers 0 (the embeddings) to {depth}")
+        if pooling == "pooler" and layer not in (depth, -1):
+            raise AlbertkitError("the pooler reads the last layer; choose mean, cls or max for another one")
+        return layer if layer >= 0 else depth + 1 + layer
+
+
+def quantize_stored(stored: Stored, bits: int) -> Weights:
+    """The weights of a float model in 8 or 4 bits, calibrated on a few example texts; those of a quantized model as they are."""
+    if stored.meta.quantisation == f"int{bits}":
+        return stored.weights
+    if stored.meta.quantisation is not None:
+        raise AlbertkitError(
+            f"bits={bits} is not available: the model is stored as {stored.meta.quantisation}. Open the float model"
+        )
+    from albertkit.runtime.activation_moments import example_text, moments_of
+
+    floats = {name: array for name, array in stored.weights.items() if isinstance(array, np.ndarray)}
+    texts = example_text(stored.config, stored.tokenizer, CALIBRATION_TEXTS)
+    moments = moments_of(stored.config, stored.weights, texts)
+    return unpack_weights(
+        quantize_weights(floats, bits, moments, cancel_errors=False),
+        {name: array.shape for name, array in floats.items()},
+    )
+
+
+# Depths a model was trained for ----------------------------------------------------------------------------------
+
+
+def trained_depths(history: Sequence[Mapping[str, Any]]) -> tuple[int, ...] | None:
+    """Depths that the vectors of a model with this history were trained for; None where any depth may be good.
+
+    >>> trained_depths([{"step": "distill", "settings": {"depths": "3,6"}}, {"step": "quantize"}])
+    (3, 6)
+    >>> trained_depths([{"step": "distill", "settings": {"depths": "3,6"}}, {"step": "elastic"}])
+    """
+    for step in reversed(history):
+        if step.get("step") in ("pretrain", "finetune", "elastic"):
+            return None
+        if step.get("step") == "distill":
+            depths = step.get("settings", {}).get("depths")
+            if not isinstance(depths, str) or not depths.replace(",", "").replace(" ", "").isdecimal():
+                return None
+            return tuple(sorted({int(depth) for depth in depths.split(",") if depth.strip()}))
+    return None
+
+
+def is_full_depth_only(history: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether the last training of a model was for a task at its full depth, and at no other.
+
+    >>> is_full_depth_only([{"step": "elastic"}, {"step": "quantize"}])
+    False
+    >>> is_full_depth_only([{"step": "elastic"}, {"step": "finetune"}])
+    True
+    """
+    trainings = ("pretrain", "distill", "finetune", "elastic")
+    last: Mapping[str, Any] = next((s for s in reversed(history) if s.get("step") in trainings), {})
+    depths = last.get("depths")
+    return last.get("step") == "finetune" or (isinstance(depths, Mapping) and depths.get("elastic") is False)
+
+
+def check_trained_depth(config: AlbertConfig, metadata: Meta, depth: int, remedy: str = "") -> None:
+    """Refuse a depth that a model's vectors were not trained for; `remedy` is another way, for the error."""
+    trained = trained_depths(metadata.made)
+    if trained is None or depth in (*trained, metadata.depth, config.num_hidden_layers):
+        return
+    raise AlbertkitError(
+        f"depth={depth} is not available: this model was trained for depths {', '.join(map(str, trained))}. "
+        f"Choose one of these{remedy}"
+    )
