@@ -38,7 +38,7 @@ from tasksets import SETS, Set, load  # noqa: E402
 
 import tasks  # noqa: E402
 from albertkit.albert import Albert  # noqa: E402
-from albertkit.runtime.calibration import fit  # noqa: E402
+from albertkit.runtime.calibration import calibrate_scores, fit  # noqa: E402
 from albertkit.runtime.early_exit import (  # noqa: E402
     ExitCalibration,
     ExitRule,

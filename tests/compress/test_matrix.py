@@ -103,7 +103,7 @@ def test_tasks_words_and_torch(models, name):
     assert any(label in run("classify", folder, LINES[0], "--json") for label in albert.meta.labels)
     assert "6 examples" in run("evaluate", folder, models / "test.tsv")
     if name in TRAINED:  # on the examples of a task, with its head alone
-        with pytest.raises(AlbertkitError, match="no masked-word head"):
+        with pytest.raises(AlbertkitError, match="no masked-language-model head"):
             run("fill", "-m", folder, "cats and [MASK]")
     else:
         assert len(run("fill", "-m", folder, "cats and [MASK]", "-k", "2").splitlines()) == 2

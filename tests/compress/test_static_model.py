@@ -112,9 +112,9 @@ def test_it_is_a_normal_artifact(table, tmp_path):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda a: a.embed("x", depth=2), "no layers"),
-        (lambda a: a.embed("x", layer=0), "no layers"),
-        (lambda a: a.embed("x", pooling="cls"), "only the mean"),
+        (lambda a: a.embed("x", depth=2), "one vector per token"),
+        (lambda a: a.embed("x", layer=0), "one vector per token"),
+        (lambda a: a.embed("x", pooling="cls"), "has only mean"),
         (lambda a: a.fill_mask("a [MASK]"), "cannot fill masks"),
         (lambda a: a.classify("x"), "cannot do 'classify'"),
         (lambda a: a.tag("x"), "cannot do 'tag'"),
@@ -129,7 +129,7 @@ def test_what_needs_layers_refuses(table, call, message):
 def test_other_refusals(table, source, tmp_path):
     for call, message in (
         (lambda: Albert(table, depth=2), "no layers"),
-        (lambda: Albert(table, device="torch"), "leave device away"),
+        (lambda: Albert(table, device="torch"), "omit device"),
         (lambda: AlbertModel.from_artifact(table), "no layers"),
         (lambda: make_static_model(table, tmp_path / "x"), "is a static model already"),
         (lambda: make_static_model(source, tmp_path / "x", dim=33), "1 to 32"),

@@ -42,7 +42,7 @@ def results() -> Results:
                 found |= sample(f"{name}/{kind}/{case}", model.embed(TEXTS, **settings))
             for long in ("split", "truncate"):
                 found |= sample(f"{name}/{kind}/long-{long}", model.embed([LONG, TEXTS[0]], long_texts=long))
-            found |= sample(f"{name}/{kind}/tokens", model.tokens(TEXTS[0]).vectors)
+            found |= sample(f"{name}/{kind}/tokens", model.token_vectors(TEXTS[0]).vectors)
     pretrained = Albert("small-pretrained", threads=1)
     for number, text in enumerate(["The capital of France is [MASK].", "[MASK] and [MASK] are colours."]):
         found |= flat(f"masks/{number}", pretrained.fill_mask(text, k=5))

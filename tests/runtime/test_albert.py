@@ -189,7 +189,7 @@ def test_long_texts(albert):
         (lambda a: a.embed(["a", float("nan")]), "text 1 is missing"),
         (lambda a: a.embed(["a", 3]), "text 1 is a int"),
         (lambda a: a.embed([b"a"]), "decode it first"),
-        (lambda a: a.embed(b"a"), "decode them first"),
+        (lambda a: a.embed(b"a"), "decode it first"),
         (lambda a: a.embed(3), "texts is a int"),
         (lambda a: a.embed("a", pooling="mena"), "did you mean 'mean'"),
         (lambda a: a.embed("a", layer=9), "layers 0 .the embeddings. to 3"),
@@ -197,7 +197,7 @@ def test_long_texts(albert):
         (lambda a: a.embed("a", depth=0), "depth is 0"),
         (lambda a: a.embed("a", dim=33), "dim is 33"),
         (lambda a: a.embed("a", long_texts="cut"), "long_texts is 'cut'"),
-        (lambda a: a.fill_mask("no mask"), r"holds no \[MASK\]"),
+        (lambda a: a.fill_mask("no mask"), r"has no \[MASK\]"),
         (lambda a: a.fill_mask("[MASK]", k=0), "k is 0"),
         (lambda a: a.fill_mask("x " * 100 + "[MASK]"), "must fit into 64"),
     ],
@@ -266,7 +266,7 @@ def test_a_generator_of_many_texts_runs_in_bounded_memory(tmp_path):
 
 def test_device_errors(folder):
     if not torch.cuda.is_available():
-        with pytest.raises(AlbertkitError, match="torch sees no GPU"):
+        with pytest.raises(AlbertkitError, match="torch finds no GPU"):
             Albert(folder, device="cuda")
     with pytest.raises(AlbertkitError, match="cannot use device 'nonsense'"):
         Albert(folder, device="nonsense")
@@ -280,7 +280,7 @@ def test_a_model_without_head_or_pooler_says_so(tmp_path):
     write_artifact(dataclasses.replace(artifact, weights=bare), tmp_path / "m")
     for device in ("cpu", "torch"):
         albert = Albert(tmp_path / "m", device=device)
-        with pytest.raises(AlbertkitError, match="no masked-word head"):
+        with pytest.raises(AlbertkitError, match="no masked-language-model head"):
             albert.fill_mask("a [MASK]")
         with pytest.raises(AlbertkitError, match="no pooler"):
             albert.embed("a", pooling="pooler")

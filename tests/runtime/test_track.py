@@ -105,7 +105,7 @@ def test_track_at_a_depth_and_leaving_early(albert):
 @pytest.mark.parametrize(
     ("turns", "why"),
     [
-        ([("a", "b", "c")], "turn 0 is .*a turn is what the user says, or a pair"),
+        ([("a", "b", "c")], "turn 0 is .*a turn is the user's text, or a pair"),
         (["a", None], "turn 1 is None"),
         ([("a", 3)], "turn 0 is"),
         ([b"cat"], "turn 0 is b'cat'"),

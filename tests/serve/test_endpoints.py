@@ -235,7 +235,7 @@ def test_fill(server, alberts):
         assert one["text"] == text
         assert near(one["masks"], [[plain(g) for g in mask] for mask in alberts["words"].fill_mask(text, k=3)])
     wrong = server.post("/fill", {"texts": "no mask"})
-    assert wrong.status_code == 422 and "holds no [MASK]" in wrong.json()["error"]
+    assert wrong.status_code == 422 and "has no [MASK]" in wrong.json()["error"]
 
 
 def test_similar(server, alberts):
