@@ -39,10 +39,10 @@ def ours(shards: Path, shape: str, rows: int, folder: Path) -> tuple[Callable[[]
     """A step of the loop, and the share of the machine's peak that a speed is."""
     settings = TrainSettings(steps=10**6, batch_size=rows, evaluations=0, tensorboard=False, device="cpu")
     work = pretrain.PretrainTask(shards, preset(shape), settings)
-    run = loop.Run(work, settings, folder, ProcessGroup(0, 1, torch.device("cpu")), print)
+    run = loop.TrainingRun(work, settings, folder, ProcessGroup(0, 1, torch.device("cpu")), print)
     run.open(False)
-    run.clear()
-    return lambda: run.step(0.5), lambda speed: speed * work.flops_per_token / run.peak
+    run.reset_sums()
+    return lambda: run.step(0.5), lambda speed: speed * work.flops_per_token / run.peak_flops
 
 
 def theirs(shape: str, rows: int) -> Callable[[], None]:

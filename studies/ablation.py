@@ -58,7 +58,7 @@ class Variant:
     shape: dict[str, Any] = field(default_factory=dict)
     """Fields of the config; H and L stand for the shape's width and depth."""
     goals: dict[str, Any] = field(default_factory=dict)
-    """For `train/pretrain_settings.py`."""
+    """For `train/train_settings.py`."""
 
     def config(self, shape: str, length: int, layers: int | None = None) -> AlbertConfig:
         """The variant of a preset, or of one with another number of layers."""
@@ -183,8 +183,7 @@ def pretrain(name: str, seed: int, folder: Path, args: argparse.Namespace) -> di
 def work_of(name: str, seed: int, args: argparse.Namespace, **budget: Any) -> tuple[Any, Any]:
     """The pre-training of a variant, for the loop, and its settings."""
     from albertkit.train.pretrain import PretrainTask
-    from albertkit.train.pretrain_settings import PretrainSettings
-    from albertkit.train.train_settings import TrainSettings
+    from albertkit.train.train_settings import PretrainSettings, TrainSettings
 
     variant = VARIANTS[name]
     goals = PretrainSettings(lengths=str(args.length), eval_rows=args.eval_rows, **variant.goals)
@@ -205,9 +204,8 @@ def finetune(model: Path, task: str, seed: int, folder: Path, args: argparse.Nam
     from albertkit.artifact import read_artifact
     from albertkit.tasks import make_task
     from albertkit.tasks.readers.read_examples import read_examples
-    from albertkit.train.finetune_settings import preset_epochs, preset_rate
     from albertkit.train.finetune_task import FinetuneTask
-    from albertkit.train.train_settings import TrainSettings
+    from albertkit.train.train_settings import TrainSettings, preset_epochs, preset_learning_rate
 
     train, dev = (read_examples("classify", path).examples for path in args.tasks[task])
     if args.examples:
@@ -216,7 +214,7 @@ def finetune(model: Path, task: str, seed: int, folder: Path, args: argparse.Nam
     epochs = args.epochs or preset_epochs(len(train))
     steps = max(1, round(epochs * len(train) / 32))
     settings = TrainSettings(
-        steps=steps, batch_size=32, seed=seed, device=args.device, learning_rate=preset_rate(start.config), warmup_ratio=0.1, evaluations=1,
+        steps=steps, batch_size=32, seed=seed, device=args.device, learning_rate=preset_learning_rate(start.config), warmup_ratio=0.1, evaluations=1,
         tensorboard=False, compile="no", keep_checkpoints=1,
     )  # fmt: skip
     work = FinetuneTask(make_task("classify", train), start, train, dev, settings, args.length)
@@ -390,12 +388,12 @@ def timed(name: str, args: argparse.Namespace) -> float:
     import torch
 
     from albertkit.train.distributed import process_group
-    from albertkit.train.loop import Run
+    from albertkit.train.loop import TrainingRun
 
     torch._dynamo.reset()
     with tempfile.TemporaryDirectory() as scratch, process_group(args.device) as processes:
         work, settings = work_of(name, 0, args, steps=10**6)
-        updates = Run(work, settings, Path(scratch), processes, print)
+        updates = TrainingRun(work, settings, Path(scratch), processes, print)
 
         def seconds(count: int) -> float:
             began = time.perf_counter()

@@ -47,9 +47,9 @@ from albertkit.model import AlbertModel, ModelOutput  # noqa: E402
 from albertkit.tasks import make_task  # noqa: E402
 from albertkit.tasks.readers.read_examples import read_examples  # noqa: E402
 from albertkit.train.finetune_runs import collapse, plan_of  # noqa: E402
-from albertkit.train.finetune_settings import FinetuneSettings, preset_rate  # noqa: E402
 from albertkit.train.finetune_task import FinetuneTask  # noqa: E402
 from albertkit.train.loop import train  # noqa: E402
+from albertkit.train.train_settings import FinetuneSettings, preset_learning_rate  # noqa: E402
 
 RESULT = Path(__file__).parent / "results" / "adapters.json"
 QUICK = 64  # examples at toy size, to learn from and to measure with
@@ -155,7 +155,7 @@ def one(name: str, seed: int, args: argparse.Namespace, target: Path) -> None:
     way, start = WAYS[name], open_model(resolve(args.start))
     learn = read_examples("classify", args.data / "train.tsv").examples[: args.examples]
     dev = read_examples("classify", args.data / "dev.tsv").examples[: args.dev]
-    options, rate = FinetuneSettings(epochs=args.epochs, device="cpu"), way.times * preset_rate(start.config)
+    options, rate = FinetuneSettings(epochs=args.epochs, device="cpu"), way.times * preset_learning_rate(start.config)
     steps = max(1, round(args.epochs * -(-len(learn) // options.batch_size)))
     settings = plan_of(options, start, steps, rate, seed, math.ceil(args.epochs))
     work = Adapting(way, make_task("classify", learn), start, learn, dev, settings, options.max_length)

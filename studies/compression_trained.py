@@ -111,7 +111,7 @@ def make_whole(job: Job) -> None:
     from albertkit.tokenizer import Tokenizer
     from albertkit.train.distill import fresh_student
     from albertkit.train.finetune_runs import finetune
-    from albertkit.train.finetune_settings import FinetuneSettings
+    from albertkit.train.train_settings import FinetuneSettings
 
     start = job.start
     if job.quick:  # a fresh small model is enough to see whether everything runs
@@ -194,7 +194,7 @@ def make_alone(job: Job) -> None:
     """A small student, from labels."""
     from albertkit.artifact import read_artifact
     from albertkit.train.finetune_runs import finetune
-    from albertkit.train.finetune_settings import FinetuneSettings
+    from albertkit.train.train_settings import FinetuneSettings
 
     options = FinetuneSettings(**job.usual)
     done = finetune(

@@ -88,7 +88,7 @@ class Lesson:
         from albertkit.builtin import START, resolve
         from albertkit.interop.convert import open_model
         from albertkit.tasks.splits import split_examples
-        from albertkit.train.finetune_settings import preset_epochs
+        from albertkit.train.train_settings import preset_epochs
 
         if tasks.missing():  # checkpoints are then chosen by plain metrics
             tasks.stand_in()
@@ -103,7 +103,7 @@ class Lesson:
     def finetune(self, place: str, start: Any, epochs: float) -> None:
         """The full depth of `start` alone."""
         from albertkit.train.finetune_runs import finetune
-        from albertkit.train.finetune_settings import FinetuneSettings
+        from albertkit.train.train_settings import FinetuneSettings
 
         options = FinetuneSettings(**self.given, epochs=epochs)
         finetune(self.set.task, *self.examples, self.out / place, start, options, print, **self.set.settings)
@@ -120,7 +120,7 @@ def train_way(label: str, name: str, way: str, args: argparse.Namespace) -> None
     """RUNS/SET/WAY, one of `WAYS`."""
     from albertkit.artifact import read_artifact
     from albertkit.train.finetune_runs import elastic, finetune
-    from albertkit.train.finetune_settings import ElasticSettings
+    from albertkit.train.train_settings import ElasticSettings
 
     lesson = Lesson(name, args)
     if not untrained(lesson.out / way):

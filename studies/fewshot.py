@@ -54,7 +54,7 @@ def ours(job: dict[str, Any]) -> dict[str, Any]:
     from albertkit.runtime.predict import predict
     from albertkit.tasks.examples import TextExample
     from albertkit.train.finetune_runs import finetune
-    from albertkit.train.finetune_settings import FinetuneSettings
+    from albertkit.train.train_settings import FinetuneSettings
 
     train, test = ([TextExample(text, None, label) for text, label in job[split]] for split in ("train", "test"))
     with tempfile.TemporaryDirectory() as out:

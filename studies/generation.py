@@ -58,7 +58,7 @@ def load(folder: Path, part: str, most: int | None) -> list[RewriteExample]:
 def train(args: argparse.Namespace, out: Path) -> None:
     """Fine-tune on the training part."""
     from albertkit.train.finetune_runs import finetune
-    from albertkit.train.finetune_settings import FinetuneSettings
+    from albertkit.train.train_settings import FinetuneSettings
 
     learn, hold = split_examples(load(args.data, "train", args.most))
     options = FinetuneSettings(

@@ -62,18 +62,18 @@ def ours(shards: Path, shape: str, batch: int, steps: int) -> dict[str, float]:
     work = pretrain.PretrainTask(shards, preset(shape), settings)
     with tempfile.TemporaryDirectory() as folder:
         processes = ProcessGroup(0, 1, torch.device("cuda", 0))
-        run = loop.Run(work, settings, Path(folder), processes, print)
+        run = loop.TrainingRun(work, settings, Path(folder), processes, print)
         run.open(False)
-        run.clear()
+        run.reset_sums()
 
         def step() -> None:
             run.step(0.5)
             if run.state.step % settings.log_every == 0:
-                run.log(0.0)
+                run.log_metrics(0.0)
 
         found = timed(step, batch * work.length, steps)
-    found["share_of_peak"] = found["tokens_per_second"] * work.flops_per_token / run.peak
-    found["peak_tflops"] = run.peak / 1e12
+    found["share_of_peak"] = found["tokens_per_second"] * work.flops_per_token / run.peak_flops
+    found["peak_tflops"] = run.peak_flops / 1e12
     return found
 
 

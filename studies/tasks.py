@@ -44,7 +44,7 @@ def run(name: str, args: argparse.Namespace) -> dict[str, Any]:
     from albertkit.data.shard_writer import write_json
     from albertkit.interop.convert import open_model
     from albertkit.train.finetune_runs import finetune
-    from albertkit.train.finetune_settings import FinetuneSettings
+    from albertkit.train.train_settings import FinetuneSettings
 
     chosen = SETS[name]
     measured = not missing()

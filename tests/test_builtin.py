@@ -223,7 +223,7 @@ def test_finetuning_starts_from_it(tmp_path):
     pytest.importorskip("torch")
     from albertkit.tasks.examples import TextExample
     from albertkit.train.finetune_runs import finetune
-    from albertkit.train.finetune_settings import FinetuneSettings
+    from albertkit.train.train_settings import FinetuneSettings
 
     examples = [TextExample(text, label=label) for text, label in zip(TEXTS, LABELS, strict=True)]
     options = FinetuneSettings(epochs=1, batch_size=12, max_length=16, restarts=0)

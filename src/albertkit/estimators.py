@@ -110,7 +110,7 @@ class AlbertClassifier(ClassifierMixin, BaseEstimator):
             made = fit(Albert(self.model), open_model(self.model), examples, seed=self.seed, max_length=self.max_length)
             return write(made, self.model, folder / "model")
         from albertkit.train.finetune_runs import finetune
-        from albertkit.train.finetune_settings import FinetuneSettings
+        from albertkit.train.train_settings import FinetuneSettings
 
         options = FinetuneSettings(
             epochs=self.epochs, learning_rate=self.learning_rate, batch_size=self.batch_size, max_length=self.max_length,

@@ -145,7 +145,7 @@ def test_each_variant_is_what_it_is_called(models):
 def test_a_pruned_model_is_trained_on(models, name, tmp_path):
     from albertkit.cli.task_commands import Reading, read_files
     from albertkit.train.finetune_runs import finetune
-    from albertkit.train.finetune_settings import FinetuneSettings
+    from albertkit.train.train_settings import FinetuneSettings
 
     examples = read_files("classify", {"train": models / "train.tsv"}, Reading())["train"]
     done = finetune(

@@ -14,9 +14,9 @@ from albertkit.model import AlbertModel, Batch
 from albertkit.model.albert_model import build_head
 from albertkit.model.encoder import Encoder
 from albertkit.model.packed_batch import Padding, runs_of
-from albertkit.train import precision
+from albertkit.train.distributed import call_in_dtype
 from albertkit.train.pretrain import PretrainObjective
-from albertkit.train.pretrain_settings import PretrainSettings
+from albertkit.train.train_settings import PretrainSettings
 from tests.conftest import tiny
 from tests.model.test_options import CASES
 
@@ -62,7 +62,7 @@ def test_an_update_computes_where_its_tensors_are(away, name, goals):
     for batch in (Batch(ids, ids, ids, runs_of(LENGTHS)), Batch(ids, ids, ids, runs_of(LENGTHS), seen=seen)):
         vars(batch)["padding"] = Padding(places, places == 0, ids)  # which asks for numbers
         for first in (False, True):
-            out = precision.call(model, torch.bfloat16, batch, heads=["classify"], first_only=first)
+            out = call_in_dtype(model, torch.bfloat16, batch, heads=["classify"], first_only=first)
             assert out.heads["classify"].logits.dtype == torch.bfloat16
             out.heads["classify"].logits.float().sum().backward()
     for name, parameter in model.named_parameters():

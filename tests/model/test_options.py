@@ -27,8 +27,7 @@ from albertkit.train import loop
 from albertkit.train.distributed import ProcessGroup
 from albertkit.train.finetune_task import FinetuneTask
 from albertkit.train.pretrain import PretrainTask, consistency
-from albertkit.train.pretrain_settings import PretrainSettings
-from albertkit.train.train_settings import TrainSettings
+from albertkit.train.train_settings import PretrainSettings, TrainSettings
 from albertkit.weights import encoder_shapes, size
 from tests.conftest import tiny
 from tests.train.conftest import VOCAB, write_shards
@@ -263,7 +262,7 @@ def test_steps_of_pretraining_reach_every_weight(case, shards, tmp_path):
     )
     work = PretrainTask(shards, config, settings, goals)
     before = {name: p.detach().clone() for name, p in work.model.named_parameters()}
-    run = loop.Run(work, settings, tmp_path, ALONE, print)
+    run = loop.TrainingRun(work, settings, tmp_path, ALONE, print)
     for _ in range(2):
         run.step(0.5)
     assert bool(run.sums.isfinite().all()) and all(math.isfinite(value) for value in work.evaluate().values())
@@ -297,7 +296,7 @@ def test_a_few_steps_of_fine_tuning(case, tmp_path):
     settings = TrainSettings(steps=3, batch_size=8, evaluations=1, tensorboard=False, device="cpu")
     work = FinetuneTask(make_task("classify", examples), start, examples, examples[:8], settings)
     before = {name: p.detach().clone() for name, p in work.model.named_parameters()}
-    run = loop.Run(work, settings, tmp_path, ALONE, print)
+    run = loop.TrainingRun(work, settings, tmp_path, ALONE, print)
     for _ in range(3):
         run.step(0.5)
     assert 0 <= work.evaluate()["accuracy"] <= 1

@@ -19,7 +19,7 @@ from albertkit.runtime.predict import predict
 from albertkit.tasks.examples import DialogueTurn
 from albertkit.tokenizer import Tokenizer
 from albertkit.train import finetune_runs as tune
-from albertkit.train.finetune_settings import FinetuneSettings
+from albertkit.train.train_settings import FinetuneSettings
 from tests.conftest import tiny
 from tests.runtime.test_albert import cli
 from tests.train.conftest import TOPICS, VOCAB

@@ -25,8 +25,8 @@ from albertkit.tasks.readers.rewrites import question_generation_examples, sente
 from albertkit.tokenizer import Tokenizer
 from albertkit.train import finetune_runs as tune
 from albertkit.train import loop
-from albertkit.train.finetune_settings import FinetuneSettings
 from albertkit.train.finetune_task import batch_of
+from albertkit.train.train_settings import FinetuneSettings
 from tests.conftest import tiny
 from tests.train.conftest import TOPICS, VOCAB
 

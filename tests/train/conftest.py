@@ -15,7 +15,7 @@ from albertkit.artifact import digest
 from albertkit.config import AlbertConfig
 from albertkit.data.shards import Shards
 from albertkit.tokenizer import Tokenizer
-from albertkit.train import loop
+from albertkit.train import distributed, loop
 from albertkit.train.pretrain import PretrainSettings, PretrainTask
 from albertkit.train.train_settings import TrainSettings
 from tests.conftest import tiny
@@ -140,4 +140,4 @@ def one_thread():
 @pytest.fixture(autouse=True)
 def no_peak(monkeypatch):
     """The measurement of the machine takes longer than the trainings here."""
-    monkeypatch.setattr(loop, "peak", lambda device, size=None: 1e12)
+    monkeypatch.setattr(distributed, "measure_peak_flops", lambda device, size=None: 1e12)

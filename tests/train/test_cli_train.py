@@ -11,8 +11,7 @@ import pytest
 from albertkit.cli import entry_point as cli
 from albertkit.model import AlbertModel
 from albertkit.tokenizer import Tokenizer
-from albertkit.train.pretrain_settings import PretrainSettings
-from albertkit.train.train_settings import TrainSettings
+from albertkit.train.train_settings import PretrainSettings, TrainSettings
 from tests.conftest import tiny
 from tests.train.conftest import write_shards
 
@@ -98,7 +97,7 @@ def test_errors_are_sentences(bench, shape, tmp_path, say):
     refused(say("pretrain", tmp_path / "nowhere", *given), "is not a folder; make a corpus with")
     (tmp_path / "empty").mkdir()
     refused(say("pretrain", tmp_path / "empty", *given), "is empty; make a corpus with")
-    refused(say("pretrain", bench.shards, *given, "--tokens", 5), "one budget", "given: steps and tokens")
+    refused(say("pretrain", bench.shards, *given, "--tokens", 5), "given by steps and tokens", "exactly one of")
     refused(say("pretrain", bench.shards, "-o", run, "--shape", shape, "--steps", 0), "steps is 0; it must be above 0")
     refused(say("pretrain", bench.shards, *given, "--optimizer", "adam"), "choose one of adamw, lamb, muon")
     refused(say("pretrain", bench.shards, *given, "--device", "cuda:99"), "use --device cpu")
@@ -114,9 +113,9 @@ def test_errors_are_sentences(bench, shape, tmp_path, say):
 def test_a_folder_with_a_training_needs_resume(bench, shape, tmp_path, say):
     given = ("pretrain", bench.shards, "-o", tmp_path / "run", "--shape", shape, "--steps", 2, *QUICK)
     assert say(*given)[0] == 0
-    refused(say(*given), "holds a training at step 2; go on with --resume")
+    refused(say(*given), "contains a training at step 2; resume it with --resume")
     code, _, err = say(*given, "--resume")
-    assert code == 0 and "going on from step 2" in err
+    assert code == 0 and "resuming from step 2" in err
 
 
 def test_a_tokenizer_without_a_mask_is_refused(bench, shape, tmp_path, say):

@@ -18,9 +18,8 @@ from albertkit.tasks.examples import Span, TaggedExample, TextExample
 from albertkit.tasks.match import MatchTask
 from albertkit.tasks.tag import Entity, IntentResult, IntentTask, TagResult, TagTask
 from albertkit.train import finetune_runs as tune
-from albertkit.train.finetune_settings import ElasticSettings, FinetuneSettings
 from albertkit.train.finetune_task import FinetuneTask, taught_with
-from albertkit.train.train_settings import TrainSettings
+from albertkit.train.train_settings import ElasticSettings, FinetuneSettings, TrainSettings
 from tests.train.conftest import TOPICS
 from tests.train.test_finetune import start as start  # the fixture
 

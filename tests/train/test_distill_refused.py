@@ -24,10 +24,10 @@ from albertkit.train import finetune_runs as tune
 from albertkit.train import teachers
 from albertkit.train.distill import distill, fresh_student, teacher_identity
 from albertkit.train.distill_settings import DistillSettings
-from albertkit.train.finetune_settings import FinetuneSettings
 from albertkit.train.recover import DistillData
 from albertkit.train.teacher_states import TransformersTeacher, max_positions
 from albertkit.train.teachers import TeacherMixture
+from albertkit.train.train_settings import FinetuneSettings
 from tests.conftest import tiny
 from tests.train.conftest import VOCAB
 from tests.train.test_finetune import texts

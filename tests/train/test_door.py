@@ -22,8 +22,8 @@ from albertkit.tasks.examples import TextExample
 from albertkit.tasks.tag import IGNORE_INDEX, TagTask
 from albertkit.train import finetune as door
 from albertkit.train import finetune_runs as tune
-from albertkit.train.finetune_settings import FinetuneSettings
 from albertkit.train.loop import SHOWN
+from albertkit.train.train_settings import FinetuneSettings
 from tests.train.test_finetune import tagged, texts
 from tests.train.test_first_use import run
 from tests.train.test_first_use import start as start  # a model's folder

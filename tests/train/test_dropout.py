@@ -9,7 +9,7 @@ from albertkit.albert import Albert
 from albertkit.artifact import read_artifact
 from albertkit.errors import AlbertkitError
 from albertkit.train import finetune_runs as tune
-from albertkit.train.finetune_settings import FinetuneSettings
+from albertkit.train.train_settings import FinetuneSettings
 from tests.train.test_elastic import QUICK
 from tests.train.test_elastic import start as start  # the fixture
 from tests.train.test_finetune import texts

@@ -22,9 +22,7 @@ from albertkit.train import finetune_runs as tune
 from albertkit.train.checkpoint import TrainState
 from albertkit.train.distributed import ProcessGroup
 from albertkit.train.elastic import ElasticTask
-from albertkit.train.finetune_settings import ElasticSettings, FinetuneSettings
-from albertkit.train.pretrain_settings import PretrainSettings
-from albertkit.train.train_settings import TrainSettings
+from albertkit.train.train_settings import ElasticSettings, FinetuneSettings, PretrainSettings, TrainSettings
 from tests.conftest import tiny
 from tests.train.conftest import VOCAB
 from tests.train.test_finetune import choices, questions, tagged, texts

@@ -15,8 +15,7 @@ from albertkit.tasks.classify import ClassifyTask
 from albertkit.tasks.examples import TextExample
 from albertkit.train import finetune_runs as tune
 from albertkit.train.elastic import ElasticTask
-from albertkit.train.finetune_settings import ElasticSettings, FinetuneSettings
-from albertkit.train.train_settings import TrainSettings
+from albertkit.train.train_settings import ElasticSettings, FinetuneSettings, TrainSettings
 from tests.train.conftest import TOPICS
 from tests.train.test_finetune import start as start  # the fixture
 from tests.train.test_finetune import texts, words

@@ -15,7 +15,7 @@ from albertkit.serve.vector_cache import OVERHEAD, VectorCache
 from albertkit.tasks.examples import TextExample
 from albertkit.tokenizer import Tokenizer
 from albertkit.train import frozen_head as frozen
-from albertkit.train.finetune_settings import FinetuneSettings
+from albertkit.train.train_settings import FinetuneSettings
 from tests.conftest import tiny
 from tests.train.conftest import TOPICS, VOCAB
 

@@ -18,9 +18,8 @@ from albertkit.tasks.classify import Classification, ClassifyTask
 from albertkit.tasks.examples import ChoiceExample, QuestionExample, Span, TaggedExample, TextExample
 from albertkit.tokenizer import Tokenizer
 from albertkit.train import finetune_runs as tune
-from albertkit.train.finetune_settings import FinetuneSettings, preset_epochs, preset_rate
 from albertkit.train.finetune_task import FinetuneTask
-from albertkit.train.train_settings import TrainSettings
+from albertkit.train.train_settings import FinetuneSettings, TrainSettings, preset_epochs, preset_learning_rate
 from tests.conftest import tiny
 from tests.train.conftest import TOPICS, VOCAB
 
@@ -326,7 +325,7 @@ def test_what_is_said_before_anything_is_trained(start, tmp_path):
 def test_presets_follow_the_size():
     from albertkit.config import preset
 
-    rates = [preset_rate(preset(name)) for name in ("tiny-zh", "small", "base", "large", "xxlarge")]
+    rates = [preset_learning_rate(preset(name)) for name in ("tiny-zh", "small", "base", "large", "xxlarge")]
     assert rates == sorted(rates, reverse=True) and len(set(rates)) == 5
     assert preset_epochs(100) > preset_epochs(10_000) > preset_epochs(1_000_000)
 

@@ -33,10 +33,9 @@ from albertkit.tokenizer import Tokenizer
 from albertkit.train.finetune_report import pictures, scores_of, worst
 from albertkit.train.finetune_runs import collapse, weighted
 from albertkit.train.finetune_runs import finetune as tune
-from albertkit.train.finetune_settings import FinetuneSettings
 from albertkit.train.finetune_task import FinetuneTask
 from albertkit.train.frozen_head import HeadEvaluation
-from albertkit.train.train_settings import TrainSettings
+from albertkit.train.train_settings import FinetuneSettings, TrainSettings
 from tests.conftest import tiny
 from tests.train.conftest import TOPICS, VOCAB
 

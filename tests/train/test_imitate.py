@@ -29,11 +29,10 @@ from albertkit.train.distill_losses import attention_loss, hidden_loss, layer_ma
 from albertkit.train.distill_settings import DistillSettings
 from albertkit.train.distill_task import PROJECTION, DistillTask, TeacherOutputs, TextsOnly
 from albertkit.train.distributed import ProcessGroup
-from albertkit.train.finetune_settings import FinetuneSettings
 from albertkit.train.recover import DistillData
 from albertkit.train.teacher_states import AlbertTeacher, LayerStates, TransformersTeacher, require_same_tokens
 from albertkit.train.teachers import TeacherMixture
-from albertkit.train.train_settings import TrainSettings
+from albertkit.train.train_settings import FinetuneSettings, TrainSettings
 from albertkit.weights import encoder_shapes, size
 from tests.conftest import tiny
 from tests.train.conftest import VOCAB
@@ -345,17 +344,17 @@ def test_a_killed_student_ends_with_the_same_weights(words, teacher, tmp_path, m
         quick(12, save_steps=4),
     )
     straight = distill(*given, tmp_path / "straight")
-    step = loop.Run.step
+    step = loop.TrainingRun.step
 
     def killed(self, progress):
         if self.state.step == 9:
             raise KeyboardInterrupt
         step(self, progress)
 
-    monkeypatch.setattr(loop.Run, "step", killed)
+    monkeypatch.setattr(loop.TrainingRun, "step", killed)
     with pytest.raises(KeyboardInterrupt):
         distill(*given, tmp_path / "killed")
-    monkeypatch.setattr(loop.Run, "step", step)
+    monkeypatch.setattr(loop.TrainingRun, "step", step)
     resumed = distill(*given, tmp_path / "killed", resume=True)
     a, b = read_artifact(straight.model), read_artifact(resumed.model)
     for name, array in a.weights.items():

@@ -21,13 +21,12 @@ import torch
 from albertkit.albert import Albert
 from albertkit.artifact import Meta
 from albertkit.errors import AlbertkitError
-from albertkit.train import checkpoint, loop, pretrain
+from albertkit.train import checkpoint, distributed, loop, pretrain
 from albertkit.train.distributed import ProcessGroup
-from albertkit.train.loop import Run
+from albertkit.train.loop import TrainingRun
 from albertkit.train.pretrain import PretrainObjective, PretrainTask, known_positions
-from albertkit.train.pretrain_settings import PretrainSettings
-from albertkit.train.train_log import TrainLog, read
-from albertkit.train.train_settings import TrainSettings
+from albertkit.train.train_log import TrainLog, read_metrics
+from albertkit.train.train_settings import PretrainSettings, TrainSettings
 from tests.conftest import tiny
 from tests.train.conftest import Bench, write_shards
 from tests.waiting import wait_until
@@ -41,7 +40,7 @@ def weights(run: Path) -> bytes:
 
 def lines(run: Path, kind: str | None = None) -> list[dict]:
     """The metrics without what the clock says."""
-    found = [{k: v for k, v in line.items() if k not in CLOCKS} for line in read(run / "metrics.jsonl")]
+    found = [{k: v for k, v in line.items() if k not in CLOCKS} for line in read_metrics(run / "metrics.jsonl")]
     return [line for line in found if kind in (None, line["kind"])]
 
 
@@ -51,14 +50,14 @@ class Died(Exception):
 
 def die_at(monkeypatch, step: int) -> None:
     """The process ends right before an update."""
-    before = Run.step
+    before = TrainingRun.step
 
     def fatal(self, progress):
         if self.state.step == step:
             raise Died
         before(self, progress)
 
-    monkeypatch.setattr(Run, "step", fatal)
+    monkeypatch.setattr(TrainingRun, "step", fatal)
 
 
 # Learning --------------------------------------------------------------------------------------------------------
@@ -83,7 +82,7 @@ def test_it_learns_words_and_order(bench, corpus, tmp_path, monkeypatch):
     losses = [line["mlm_loss"] for line in lines(tmp_path, "eval")]
     assert len(losses) == 4 and losses == sorted(losses, reverse=True)
     assert outcome.state.best["score"] == pytest.approx(losses[-1]) and outcome.model == tmp_path / "model"
-    assert [line["rate"] for line in train][-1] < 0.1 * max(line["rate"] for line in train)
+    assert [line["learning_rate"] for line in train][-1] < 0.1 * max(line["learning_rate"] for line in train)
     words = {guess.word for guess in Albert(outcome.model).fill_mask("one red green [MASK] white . two")[0][:8]}
     assert words <= {"red", "green", "blue", "white", "black", "grey", "pink", "brown", "."}
 
@@ -200,7 +199,7 @@ def test_a_longer_budget_goes_on_and_says_what_changed(bench, tmp_path):
     outcome = bench.train(tmp_path, resume=True, steps=8, learning_rate=0.01, log=said.append)
     assert outcome.state.step == 8
     assert any("steps 4 → 8" in text and "learning_rate None → 0.01" in text for text in said)
-    assert any("going on from step 4 (512 tokens)" in text for text in said)
+    assert any("resuming from step 4 (512 tokens)" in text for text in said)
     assert json.loads((tmp_path / "settings.json").read_text())["steps"] == 8
 
 
@@ -218,7 +217,9 @@ def test_resume_without_a_checkpoint_starts(bench, tmp_path):
 
 def test_a_folder_that_holds_a_training_is_not_overwritten(bench, tmp_path):
     bench.train(tmp_path, steps=2)
-    with pytest.raises(AlbertkitError, match="holds a training at step 2; go on with --resume, or choose another"):
+    with pytest.raises(
+        AlbertkitError, match="contains a training at step 2; resume it with --resume, or choose another"
+    ):
         bench.train(tmp_path, steps=2)
 
 
@@ -234,7 +235,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_works(bench, tmp_path)
     data = bytearray(file.read_bytes())
     data[-3] ^= 1
     file.write_bytes(data)
-    with pytest.raises(AlbertkitError, match="step-00000006 to go on from the one before"):
+    with pytest.raises(AlbertkitError, match="step-00000006 to resume from the one before"):
         bench.train(tmp_path, resume=True, steps=9)
     for path in sorted(file.parent.rglob("*"), reverse=True):
         path.rmdir() if path.is_dir() else path.unlink()
@@ -259,10 +260,10 @@ def test_metrics_behind_the_checkpoint_are_cut_off(tmp_path, rest):
     file = tmp_path / "metrics.jsonl"
     file.write_text(line(2) + line(4) + line(7) * (rest == "") + rest + line(3))
     report = TrainLog(tmp_path, TrainSettings(steps=9, tensorboard=False), step=4, progress_bar=False)
-    report.line(5, "train", mlm_loss=1.23456789)
+    report.write(5, "train", {"mlm_loss": 1.23456789})
     report.close()
     assert file.read_text() == line(2) + line(4) + '{"step": 5, "kind": "train", "mlm_loss": 1.234568}\n'
-    assert [found["step"] for found in read(file)] == [2, 4, 5]
+    assert [found["step"] for found in read_metrics(file)] == [2, 4, 5]
 
 
 # Stopping --------------------------------------------------------------------------------------------------------
@@ -276,7 +277,7 @@ main_thread = pytest.mark.skipif(
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_saves_and_the_rest_is_the_same(bench, tmp_path, monkeypatch, number):
     said: list[str] = []
-    inner = Run.step
+    inner = TrainingRun.step
 
     def step(self, progress):
         inner(self, progress)
@@ -286,9 +287,9 @@ def test_a_signal_saves_and_the_rest_is_the_same(bench, tmp_path, monkeypatch, n
     given = {"steps": 12, "log_every": 1, "evaluations": 1}
     handlers = [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)]
     with monkeypatch.context() as patch:
-        patch.setattr(Run, "step", step)
+        patch.setattr(TrainingRun, "step", step)
         outcome = bench.train(tmp_path / "stopped", log=said.append, **given)
-    assert outcome.model is None and outcome.state.step == 7 and checkpoint.steps(tmp_path / "stopped")[-1] == 7
+    assert outcome.model is None and outcome.state.step == 7 and checkpoint.saved_steps(tmp_path / "stopped")[-1] == 7
     assert said[-1].startswith("stopped at step 7 and saved") and "--resume" in said[-1]
     assert [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)] == handlers
     bench.train(tmp_path / "stopped", resume=True, **given)
@@ -301,7 +302,7 @@ def test_a_signal_saves_and_the_rest_is_the_same(bench, tmp_path, monkeypatch, n
 def test_a_second_interrupt_breaks_off():
     with loop.stop_on_signals() as stop:
         os.kill(os.getpid(), signal.SIGINT)
-        assert stop.asked
+        assert stop.is_set
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
             wait_until(lambda: False, "the second interrupt had no effect")
@@ -328,14 +329,14 @@ def clock(monkeypatch):
 def test_a_budget_in_minutes_ends_near_its_time(bench, tmp_path, clock):
     outcome = bench.train(tmp_path, minutes=0.025, log_every=1000)
     assert 1.5 <= outcome.state.seconds < 1.6
-    rates = [line["rate"] for line in lines(tmp_path, "train")]
+    rates = [line["learning_rate"] for line in lines(tmp_path, "train")]
     assert outcome.state.step > 10 and rates[-1] < 1e-4  # the schedule went to its end
 
 
 def test_minutes_go_on_counting_after_a_resume(bench, tmp_path, clock):
     """A checkpoint that says 100 seconds were spent: half a second of 100.5 is left."""
     bench.train(tmp_path, steps=4)
-    file = checkpoint.place(tmp_path, 4) / "training.json"
+    file = checkpoint.checkpoint_folder(tmp_path, 4) / "training.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "seconds": 100.0}))
     outcome = bench.train(tmp_path, resume=True, minutes=100.5 / 60)
     assert 100.5 <= outcome.state.seconds < 100.6
@@ -373,9 +374,9 @@ def test_not_a_number_rewinds_to_the_last_checkpoint_at_half_the_rate(bench, tmp
         tmp_path, steps=20, save_steps=5, schedule="constant", warmup_ratio=0.0, log=said.append, evaluations=0
     )
     assert outcome.state.step == 20 and outcome.state.backoff == 0.5
-    assert any("back to step 10 at 0.5 of the rate" in text for text in said)
+    assert any("back to step 10 at 0.5 of the learning rate" in text for text in said)
     assert torch.equal(rows[15], rows[10]) and not torch.equal(rows[15], rows[14])  # the data went back as well
-    rates = {line["step"]: line["rate"] for line in lines(tmp_path, "train")}
+    rates = {line["step"]: line["learning_rate"] for line in lines(tmp_path, "train")}
     assert rates == {5: 1e-3, 10: 1e-3, 15: 5e-4, 20: 5e-4}
     assert [(line["step"], line["to"]) for line in lines(tmp_path, "rewind")] == [(15, 10)]
     assert all(
@@ -388,8 +389,8 @@ def test_not_a_number_is_never_saved(bench, tmp_path, monkeypatch):
     spoil(monkeypatch, lambda call: call == 12)
     outcome = bench.train(tmp_path, steps=20, save_steps=1, keep_checkpoints=30, log_every=10, evaluations=6)
     assert outcome.state.step == 20 and outcome.state.backoff == 0.5
-    for step in checkpoint.steps(tmp_path):
-        checkpoint.load(checkpoint.place(tmp_path, step))  # refuses what is not finite
+    for step in checkpoint.saved_steps(tmp_path):
+        checkpoint.load(checkpoint.checkpoint_folder(tmp_path, step))  # refuses what is not finite
 
 
 def test_three_rewinds_are_enough(bench, tmp_path, monkeypatch):
@@ -416,7 +417,7 @@ def test_collapse_is_told_with_what_to_change(bench, tmp_path, monkeypatch):
         match=r"stopped at step 25: .* is 4\.\d\d, .* gives 3\.55: .*half the --learning-rate.* last checkpoint",
     ):
         bench.train(tmp_path, steps=30, learning_rate=1e-9, evaluations=0)
-    assert checkpoint.steps(tmp_path) == [0]  # what has collapsed is not what a resume should go on from
+    assert checkpoint.saved_steps(tmp_path) == [0]  # what has collapsed is not what a resume should go on from
 
 
 def test_a_loss_that_jumps_is_an_alarm_that_rewinds(bench):
@@ -474,16 +475,16 @@ def test_positions_that_longer_rows_need_begin_as_those_that_are_known(bench):
 
 def test_a_training_that_diverges_goes_back_and_learns_on(bench, tmp_path, monkeypatch):
     """The weights are shaken once, at update 62: the next line of metrics sees it and goes back to step 60."""
-    before, said = Run.step, []
+    before, said = TrainingRun.step, []
 
     def shaken(self, progress):
         before(self, progress)
         if self.state.step == 62 and not self.rewinds:
             with torch.no_grad():
-                for weight in self.work.objective.parameters():
+                for weight in self.task.objective.parameters():
                     weight.mul_(20)
 
-    monkeypatch.setattr(Run, "step", shaken)
+    monkeypatch.setattr(TrainingRun, "step", shaken)
     outcome = bench.train(tmp_path, steps=80, save_steps=20, learning_rate=3e-3, evaluations=0, log=said.append)
     assert any("has diverged" in text and "back to step 60" in text for text in said), said
     assert outcome.state.step == 80 and lines(tmp_path, "train")[-1]["mlm_loss"] < 4
@@ -518,7 +519,7 @@ def test_a_full_disk_leaves_the_earlier_checkpoint_and_a_resume_works(bench, tmp
         ):
             bench.train(tmp_path / "full", resume=True, steps=12, save_steps=4, evaluations=0)
     after = {p: p.read_bytes() for p in (tmp_path / "full" / "checkpoints").rglob("*") if p.is_file()}
-    assert before == after and checkpoint.steps(tmp_path / "full")[-1] == 4
+    assert before == after and checkpoint.saved_steps(tmp_path / "full")[-1] == 4
     bench.train(tmp_path / "full", resume=True, steps=12, save_steps=4, evaluations=0)
     assert weights(tmp_path / "full") == weights(tmp_path / "straight")
 
@@ -551,7 +552,7 @@ def test_the_last_checkpoints_and_the_best_remain(bench, tmp_path, monkeypatch):
     monkeypatch.setattr(pretrain.PretrainTask, "evaluate", lambda self: {"mlm_loss": next(scores)})
     outcome = bench.train(tmp_path, steps=12, evaluations=6, save_steps=1, keep_checkpoints=3)
     assert outcome.state.best == {"step": 4, "score": 1.0}
-    assert checkpoint.steps(tmp_path) == [4, 10, 11, 12]
+    assert checkpoint.saved_steps(tmp_path) == [4, 10, 11, 12]
     assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == [f"step-{n:08d}" for n in (4, 10, 11, 12)]
 
 
@@ -574,10 +575,10 @@ def test_plot_and_tensorboard_are_written(bench, tmp_path):
 
 def test_lines_of_metrics_hold_what_the_page_promises(bench, tmp_path):
     bench.train(tmp_path, steps=7, log_every=3)
-    found = read(tmp_path / "metrics.jsonl")
+    found = read_metrics(tmp_path / "metrics.jsonl")
     train = [line for line in found if line["kind"] == "train"]
     assert [line["step"] for line in train] == [3, 6, 7]  # and the last one, wherever it falls
-    names = {"mlm_loss", "mlm_accuracy", "sop_loss", "sop_accuracy", "gradient", "rate", *CLOCKS}
+    names = {"mlm_loss", "mlm_accuracy", "sop_loss", "sop_accuracy", "grad_norm", "learning_rate", *CLOCKS}
     assert names | {"step", "kind", "tokens"} == set(train[0])
     assert [line["tokens"] for line in train] == [384, 768, 896]
     assert [line["step"] for line in found if line["kind"] == "eval"] == [4, 7]
@@ -601,4 +602,4 @@ def test_a_held_out_split_that_happens_to_give_no_row_is_no_score(bench, monkeyp
 
 def test_peak_is_a_plausible_number(monkeypatch):
     monkeypatch.undo()
-    assert 1e8 < loop.peak(torch.device("cpu"), 128) < 1e15
+    assert 1e8 < distributed.measure_peak_flops(torch.device("cpu"), 128) < 1e15

@@ -22,10 +22,9 @@ from albertkit.model.albert_model import build_head
 from albertkit.tokenizer import Tokenizer
 from albertkit.train.checkpoint import TrainState
 from albertkit.train.distributed import ProcessGroup
-from albertkit.train.loop import Run
+from albertkit.train.loop import TrainingRun
 from albertkit.train.pretrain import PretrainObjective, PretrainTask, consistency, fit, specials, tensors
-from albertkit.train.pretrain_settings import PretrainSettings
-from albertkit.train.train_settings import TrainSettings
+from albertkit.train.train_settings import PretrainSettings, TrainSettings
 from tests.conftest import tiny
 
 CPU = torch.device("cpu")
@@ -42,7 +41,7 @@ def random_weights(model: torch.nn.Module, std: float = 0.2) -> None:
 
 def gradients(work: PretrainTask, settings: TrainSettings, out) -> dict[str, torch.Tensor]:
     """The gradient of one update as the loop makes it, before the optimizer."""
-    run = Run(work, settings, out, ALONE, print)
+    run = TrainingRun(work, settings, out, ALONE, print)
     found = {}
 
     class Keep(torch.optim.SGD):
@@ -50,8 +49,8 @@ def gradients(work: PretrainTask, settings: TrainSettings, out) -> dict[str, tor
             found.update({n: p.grad.clone() for n, p in work.objective.named_parameters() if p.grad is not None})
 
     run.optimizers = [Keep(list(work.objective.parameters()), lr=0.0)]
-    run.tops = [[0.0]]
-    run.clear()
+    run.peak_rates = [[0.0]]
+    run.reset_sums()
     run.step(0.5)
     return found
 

@@ -14,9 +14,8 @@ from albertkit.errors import AlbertkitError
 from albertkit.model import AlbertModel
 from albertkit.model.albert_model import build_head
 from albertkit.train.checkpoint import optimizer_tensors, restore_optimizers
-from albertkit.train.optim import Lamb, Muon, optimizers, orthogonal
-from albertkit.train.pretrain_settings import PretrainSettings
-from albertkit.train.train_settings import RATES, TrainSettings
+from albertkit.train.optim import Lamb, Muon, build_optimizers, orthogonalize
+from albertkit.train.train_settings import LEARNING_RATES, PretrainSettings, TrainSettings
 from tests.conftest import tiny
 
 
@@ -98,10 +97,10 @@ def model() -> AlbertModel:
     return AlbertModel(config, {name: build_head(name, config) for name in ("mlm", "sop")})
 
 
-@pytest.mark.parametrize("name", list(RATES))
+@pytest.mark.parametrize("name", list(LEARNING_RATES))
 def test_matrices_decay_and_biases_and_norms_do_not(name):
     made = model()
-    found = optimizers(made, TrainSettings(steps=1, optimizer=name, weight_decay=0.2))
+    found = build_optimizers(made, TrainSettings(steps=1, optimizer=name, weight_decay=0.2))
     decays = {p: g["weight_decay"] for o in found for g in o.param_groups for p in g["params"]}
     names = dict(made.named_parameters())
     assert len(decays) == len(names) == sum(len(g["params"]) for o in found for g in o.param_groups)
@@ -119,7 +118,7 @@ def test_weights_that_get_no_gradient_direction_shrink_by_decay_alone():
     before = {name: p.detach().clone() for name, p in made.named_parameters()}
     for p in made.parameters():
         p.grad = torch.zeros_like(p)
-    [optimizer] = optimizers(made, TrainSettings(steps=1, learning_rate=0.1, weight_decay=0.5))
+    [optimizer] = build_optimizers(made, TrainSettings(steps=1, learning_rate=0.1, weight_decay=0.5))
     optimizer.step()
     for name, p in made.named_parameters():
         factor = 1.0 if p.dim() < 2 else 0.95
@@ -128,10 +127,12 @@ def test_weights_that_get_no_gradient_direction_shrink_by_decay_alone():
 
 def test_muon_takes_the_layers_matrices_and_adamw_the_rest(plain_products):
     made = model()
-    muon, adamw = optimizers(made, TrainSettings(steps=1, optimizer="muon"))
+    muon, adamw = build_optimizers(made, TrainSettings(steps=1, optimizer="muon"))
     inner = {id(p) for g in muon.param_groups for p in g["params"]}
     assert inner == {id(p) for name, p in made.named_parameters() if ".groups." in name and p.dim() == 2}
-    assert muon.param_groups[0]["lr"] == RATES["muon"] and adamw.param_groups[0]["lr"] == RATES["adamw"]
+    assert (
+        muon.param_groups[0]["lr"] == LEARNING_RATES["muon"] and adamw.param_groups[0]["lr"] == LEARNING_RATES["adamw"]
+    )
     before = [p.detach().clone() for p in made.parameters()]
     for p in made.parameters():
         p.grad = torch.randn_like(p)
@@ -162,11 +163,11 @@ def test_muon_equals_torch_s_up_to_bf16(shape, plain_products):
 
 def test_orthogonal_brings_singular_values_near_one():
     torch.manual_seed(0)
-    found = torch.linalg.svdvals(orthogonal(torch.randn(20, 50) * 7, 5))
+    found = torch.linalg.svdvals(orthogonalize(torch.randn(20, 50) * 7, 5))
     assert found.min() > 0.6 and found.max() < 1.3
 
 
-@pytest.mark.parametrize("name", list(RATES))
+@pytest.mark.parametrize("name", list(LEARNING_RATES))
 def test_state_survives_a_round_trip(name, plain_products):
     """Two more steps after saving and putting back give the same bits."""
     settings_ = TrainSettings(steps=1, optimizer=name)
@@ -179,7 +180,7 @@ def test_state_survives_a_round_trip(name, plain_products):
             optimizer.step()
 
     one, other = model(), model()
-    first, second = optimizers(one, settings_), optimizers(other, settings_)
+    first, second = build_optimizers(one, settings_), build_optimizers(other, settings_)
     step(one, first, 1)
     flat = optimizer_tensors(first)
     other.load_state_dict(one.state_dict())
@@ -196,7 +197,7 @@ def test_state_of_another_optimizer_is_refused(plain_products):
     saved = {}
     for name in ("muon", "adamw"):
         made = model()
-        found = optimizers(made, TrainSettings(steps=1, optimizer=name))
+        found = build_optimizers(made, TrainSettings(steps=1, optimizer=name))
         for p in made.parameters():
             p.grad = torch.ones_like(p)
         for optimizer in found:
@@ -204,10 +205,10 @@ def test_state_of_another_optimizer_is_refused(plain_products):
         saved[name] = optimizer_tensors(found)
     for name, other in (("muon", "adamw"), ("adamw", "muon")):
         with pytest.raises(AlbertkitError, match="resume with the optimizer it was made with"):
-            restore_optimizers(optimizers(model(), TrainSettings(steps=1, optimizer=other)), saved[name])
+            restore_optimizers(build_optimizers(model(), TrainSettings(steps=1, optimizer=other)), saved[name])
     fewer = {key: value for key, value in saved["adamw"].items() if not key.startswith("0.0.")}
     restore_optimizers(
-        optimizers(model(), TrainSettings(steps=1)), fewer
+        build_optimizers(model(), TrainSettings(steps=1)), fewer
     )  # a weight that had no gradient yet has no state
 
 
@@ -216,12 +217,16 @@ def test_state_of_another_optimizer_is_refused(plain_products):
 
 def test_schedules_by_hand():
     linear = TrainSettings(steps=100, warmup_ratio=0.1)
-    assert [linear.factor(p) for p in (0, 0.05, 0.1, 0.55, 1.0, 1.3)] == pytest.approx([0, 0.5, 1, 0.5, 0, 0])
+    assert [linear.learning_rate_factor(p) for p in (0, 0.05, 0.1, 0.55, 1.0, 1.3)] == pytest.approx(
+        [0, 0.5, 1, 0.5, 0, 0]
+    )
     wsd = TrainSettings(steps=100, warmup_ratio=0.1, schedule="wsd", decay_ratio=0.2)
-    assert [wsd.factor(p) for p in (0.05, 0.1, 0.5, 0.8, 0.9, 1.0)] == pytest.approx([0.5, 1, 1, 1, 0.5, 0])
+    assert [wsd.learning_rate_factor(p) for p in (0.05, 0.1, 0.5, 0.8, 0.9, 1.0)] == pytest.approx(
+        [0.5, 1, 1, 1, 0.5, 0]
+    )
     constant = TrainSettings(steps=100, warmup_ratio=0.1, schedule="constant")
-    assert [constant.factor(p) for p in (0, 0.05, 0.1, 0.99, 1.5)] == pytest.approx([0, 0.5, 1, 1, 1])
-    assert TrainSettings(steps=1, warmup_ratio=0).factor(0) == 1.0
+    assert [constant.learning_rate_factor(p) for p in (0, 0.05, 0.1, 0.99, 1.5)] == pytest.approx([0, 0.5, 1, 1, 1])
+    assert TrainSettings(steps=1, warmup_ratio=0).learning_rate_factor(0) == 1.0
 
 
 shares = st.floats(0, 0.999)
@@ -233,12 +238,12 @@ shares = st.floats(0, 0.999)
 @settings(max_examples=200, derandomize=True)
 def test_factors_stay_between_0_and_1_and_rise_then_fall(schedule, warmup, decay, places):
     made = TrainSettings(steps=10, schedule=schedule, warmup_ratio=warmup, decay_ratio=decay)
-    found = [(p, made.factor(p)) for p in sorted(places)]
+    found = [(p, made.learning_rate_factor(p)) for p in sorted(places)]
     assert all(0 <= f <= 1 for _, f in found)
     rising = [f for p, f in found if p < warmup]
     falling = [f for p, f in found if p >= warmup]
     assert rising == sorted(rising) and falling == sorted(falling, reverse=True)
-    assert schedule == "constant" or made.factor(1.0) == 0.0
+    assert schedule == "constant" or made.learning_rate_factor(1.0) == 0.0
 
 
 def test_progress_counts_the_budget_that_was_given():
@@ -249,11 +254,11 @@ def test_progress_counts_the_budget_that_was_given():
 
 def test_settings_are_checked():
     for given_, text in [
-        ({}, "one budget of steps, tokens or minutes; given: none"),
-        ({"steps": 1, "minutes": 2}, "given: steps and minutes"),
+        ({}, "given by none; pass exactly one of steps, tokens and minutes"),
+        ({"steps": 1, "minutes": 2}, "given by steps and minutes"),
         ({"steps": 0}, "steps is 0; it must be above 0"),
         ({"steps": 1, "batch_size": 0}, "batch_size is 0"),
-        ({"steps": 1, "warmup_ratio": 1.0}, "warmup_ratio is 1.0; it must be from 0 up to"),
+        ({"steps": 1, "warmup_ratio": 1.0}, "warmup_ratio is 1.0; it must be 0 or above, and below 1"),
         ({"steps": 1, "weight_decay": -1}, "weight_decay is -1"),
         ({"steps": 1, "optimizer": "sgd"}, "optimizer is 'sgd'; choose one of adamw, lamb, muon"),
         ({"steps": 1, "schedule": "cosine"}, "schedule is 'cosine'"),
@@ -261,8 +266,11 @@ def test_settings_are_checked():
     ]:
         with pytest.raises(AlbertkitError, match=text):
             TrainSettings(**given_)
-    assert TrainSettings(steps=1).rate == 1e-3 and TrainSettings(steps=1, optimizer="lamb").rate == 1.76e-3
-    assert TrainSettings(steps=1, learning_rate=0.5).rate == 0.5
+    assert (
+        TrainSettings(steps=1).peak_learning_rate == 1e-3
+        and TrainSettings(steps=1, optimizer="lamb").peak_learning_rate == 1.76e-3
+    )
+    assert TrainSettings(steps=1, learning_rate=0.5).peak_learning_rate == 0.5
 
 
 def test_goals_are_checked():

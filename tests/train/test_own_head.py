@@ -19,7 +19,7 @@ from albertkit.tasks.examples import TextExample
 from albertkit.tasks.task import Feature
 from albertkit.tokenizer import Tokenizer
 from albertkit.train.finetune_task import FinetuneTask
-from albertkit.train.loop import Run, train
+from albertkit.train.loop import TrainingRun, train
 from albertkit.train.train_settings import TrainSettings
 from tests.conftest import tiny
 from tests.train.conftest import TOPICS, VOCAB
@@ -109,14 +109,14 @@ class Died(Exception):
 
 def die_at(patch, step: int) -> None:
     """Let the loop die before it makes an update."""
-    honest = Run.step
+    honest = TrainingRun.step
 
     def doomed(self, progress):
         if self.state.step == step:
             raise Died
         honest(self, progress)
 
-    patch.setattr(Run, "step", doomed)
+    patch.setattr(TrainingRun, "step", doomed)
 
 
 def test_a_killed_training_gives_the_same_bits(start, tmp_path, monkeypatch):

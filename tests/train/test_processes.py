@@ -16,7 +16,7 @@ import torch
 from albertkit.cli.entry_point import main
 from albertkit.train import checkpoint
 from albertkit.train.distributed import ProcessGroup
-from albertkit.train.loop import Run
+from albertkit.train.loop import TrainingRun
 from albertkit.train.train_settings import TrainSettings
 from tests.train.test_loop import lines, weights
 from tests.waiting import LIMIT, wait_until
@@ -42,14 +42,14 @@ def config(bench, tmp_path) -> Path:
 
 def act(line: list[str], output: Path, errors: Path, at: int, sent: int) -> None:
     """What a forked process does: the command line, with its output in files, and a signal to itself before a step."""
-    step = Run.step
+    step = TrainingRun.step
 
-    def struck(run: Run, progress: float) -> None:
+    def struck(run: TrainingRun, progress: float) -> None:
         if run.state.step == at:
             os.kill(os.getpid(), sent)
         step(run, progress)
 
-    Run.step = struck
+    TrainingRun.step = struck
     for number, path in ((1, output), (2, errors)):
         os.dup2(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), number)
     torch.set_num_threads(1)
@@ -83,12 +83,12 @@ def test_sigkill_and_sigterm_then_the_same_bits(bench, tmp_path, config):
     line = command(bench.shards, out, config, **given)[2:]
     first = Forked(line, tmp_path, 13, signal.SIGKILL)
     assert first.end() == -signal.SIGKILL, first.errors.read_text()
-    assert checkpoint.steps(out)[-1] == 10 and not (out / "model").exists()
+    assert checkpoint.saved_steps(out)[-1] == 10 and not (out / "model").exists()
     second = Forked([*line, "--resume"], tmp_path, 22, signal.SIGTERM)
     assert second.end() == 0 and second.output.read_bytes() == b"", second.errors.read_text()
-    assert b"going on from step 10" in second.errors.read_bytes()
+    assert b"resuming from step 10" in second.errors.read_bytes()
     assert b"and saved; the same command goes on" in second.errors.read_bytes()
-    assert checkpoint.steps(out)[-1] == 23 and not (out / "model").exists()
+    assert checkpoint.saved_steps(out)[-1] == 23 and not (out / "model").exists()
     bench.train(out, resume=True, **given)
     assert weights(out) == weights(tmp_path / "straight")
     assert lines(out) == lines(tmp_path / "straight")
@@ -114,7 +114,7 @@ def test_two_processes_train_as_one(bench, tmp_path, config):
     for mine, theirs in zip(team, one, strict=True):
         for name in ("mlm_loss", "sop_loss", "mlm_accuracy", "sop_accuracy"):
             assert mine[name] == pytest.approx(theirs[name], abs=2e-6), (mine["step"], name)
-        assert mine["gradient"] == pytest.approx(theirs["gradient"], rel=1e-4)
+        assert mine["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-4)
 
 
 # What torchrun does, with workers forked from a process that has torch already: reading torch takes most of the time of a short training.
@@ -147,14 +147,14 @@ def test_a_killed_worker_is_replaced_and_the_run_goes_on(bench, tmp_path, config
     line = [sys.executable, "-c", LAUNCH, str(pids), *line]
     with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENVIRONMENT) as process:
         try:
-            wait_until(lambda: 8 in checkpoint.steps(out) or process.poll() is not None)
+            wait_until(lambda: 8 in checkpoint.saved_steps(out) or process.poll() is not None)
             assert process.poll() is None, "it ended"
             os.kill(int((pids / "1").read_text()), signal.SIGKILL)
             output, errors = process.communicate(timeout=LIMIT)
         finally:
             process.terminate()  # it takes its workers with it
         assert process.returncode == 0, errors.decode()[-2000:]
-    assert b"going on from step" in errors and json.loads(output)["tokens"] == 40 * 128
+    assert b"resuming from step" in errors and json.loads(output)["tokens"] == 40 * 128
     bench.train(out, resume=True, **{**given, "steps": 42})
     bench.train(tmp_path / "one", **{**given, "steps": 42})
     one, team = (lines(run, "train") for run in (tmp_path / "one", out))
@@ -170,11 +170,11 @@ def test_the_first_process_writes_nothing_before_all_have_looked(tmp_path):
     seen = []
 
     class Processes(ProcessGroup):
-        def wait(self) -> None:
+        def barrier(self) -> None:
             seen.append(sorted(path.name for path in tmp_path.iterdir()))
 
-    run = object.__new__(Run)  # building one whole would need the other process
-    run.settings, run.out, run.processes = TrainSettings(steps=1), tmp_path, Processes(0, 2, torch.device("cpu"))
+    run = object.__new__(TrainingRun)  # building one whole would need the other process
+    run.settings, run.output, run.processes = TrainSettings(steps=1), tmp_path, Processes(0, 2, torch.device("cpu"))
     run.state, run.save = checkpoint.TrainState(), lambda: (tmp_path / "checkpoints").mkdir()
     run.open(resume=False)
     assert seen == [[], ["checkpoints", "settings.json"]]

@@ -32,7 +32,6 @@ from albertkit.runtime.predict import predict
 from albertkit.tokenizer import Tokenizer
 from albertkit.train import finetune_runs as tune
 from albertkit.train.distill_settings import DistillSettings, RecoverySettings
-from albertkit.train.finetune_settings import FinetuneSettings
 from albertkit.train.qat import (
     FakeQuantizedModel,
     calibrate_smoothing,
@@ -43,6 +42,7 @@ from albertkit.train.qat import (
     train_for_bits,
 )
 from albertkit.train.recover import distill_data, train_from_teacher
+from albertkit.train.train_settings import FinetuneSettings
 from tests.conftest import tiny
 from tests.train.conftest import VOCAB
 from tests.train.test_finetune import texts

@@ -20,8 +20,8 @@ from albertkit.tokenizer import Tokenizer
 from albertkit.train import finetune_runs as tune
 from albertkit.train import loop, recover
 from albertkit.train.distill_settings import DistillSettings, RecoverySettings, parse_distill_settings
-from albertkit.train.finetune_settings import FinetuneSettings
 from albertkit.train.recover import Recovery, distill_data, train_from_teacher
+from albertkit.train.train_settings import FinetuneSettings
 from tests.conftest import tiny
 from tests.train.conftest import VOCAB
 from tests.train.test_finetune import tagged, texts
@@ -83,7 +83,7 @@ def test_a_killed_recovery_ends_with_the_same_weights(whole, tmp_path, monkeypat
         RecoverySettings(epochs=3, **QUICK),
     )
     straight, _ = train_from_teacher(*given, tmp_path / "straight")
-    steps = loop.Run.step
+    steps = loop.TrainingRun.step
 
     def killed(self, progress):
         if self.state.step == 7:
@@ -95,10 +95,10 @@ def test_a_killed_recovery_ends_with_the_same_weights(whole, tmp_path, monkeypat
 
     plan = recover.settings_of
     monkeypatch.setattr(recover, "settings_of", often)
-    monkeypatch.setattr(loop.Run, "step", killed)
+    monkeypatch.setattr(loop.TrainingRun, "step", killed)
     with pytest.raises(KeyboardInterrupt):
         train_from_teacher(*given, tmp_path / "killed")
-    monkeypatch.setattr(loop.Run, "step", steps)
+    monkeypatch.setattr(loop.TrainingRun, "step", steps)
     said: list[str] = []
     resumed, _ = train_from_teacher(*given, tmp_path / "killed", log=said.append)
     assert any("going on from step 6" in text for text in said), said

@@ -15,8 +15,8 @@ from albertkit.compress.static_model import make_static_model
 from albertkit.errors import AlbertkitError
 from albertkit.tasks.examples import TaggedExample, TextExample
 from albertkit.train import finetune_runs as tune
-from albertkit.train.finetune_settings import ElasticSettings, FinetuneSettings
 from albertkit.train.pseudo_labels import labelled
+from albertkit.train.train_settings import ElasticSettings, FinetuneSettings
 from tests.train.test_elastic import QUICK, noisy
 from tests.train.test_elastic import start as start  # the fixture
 from tests.train.test_finetune import choices, tagged, texts

@@ -25,9 +25,8 @@ from albertkit.train import distill_vectors as distill
 from albertkit.train import finetune_runs as tune
 from albertkit.train import loop, teachers
 from albertkit.train.distributed import ProcessGroup
-from albertkit.train.finetune_settings import FinetuneSettings
 from albertkit.train.frozen_head import cut, few, fit
-from albertkit.train.train_settings import TrainSettings
+from albertkit.train.train_settings import FinetuneSettings, TrainSettings
 from tests.conftest import tiny
 from tests.train.conftest import TOPICS, VOCAB
 

@@ -18,9 +18,9 @@ from albertkit.train.train_settings import TrainSettings
 
 if TYPE_CHECKING:
     from albertkit.artifact import Artifact
+    from albertkit.train.loop import TrainResult
     from albertkit.train.recover import DistillData
     from albertkit.train.teachers import TeacherMixture
-    from albertkit.train.training_task import TrainResult
 
 folder = click.Path(path_type=Path)
 

@@ -16,7 +16,7 @@ from albertkit.cli.pretrain_commands import DEFAULT_MINUTES, of, options
 from albertkit.cli.task_commands import Reading, read_files
 from albertkit.errors import AlbertkitError, need
 from albertkit.tasks.splits import split_examples
-from albertkit.train.finetune_settings import ElasticSettings
+from albertkit.train.train_settings import ElasticSettings
 
 if TYPE_CHECKING:
     from albertkit.artifact import Artifact
@@ -107,8 +107,7 @@ def words(start: Artifact, shards: Path, out: Path, opts: ElasticSettings, minut
     """Masked words at every depth: pre-training goes on, with a depth drawn for every second update."""
     from albertkit.train.loop import train
     from albertkit.train.pretrain import PretrainTask
-    from albertkit.train.pretrain_settings import PretrainSettings
-    from albertkit.train.train_settings import TrainSettings
+    from albertkit.train.train_settings import PretrainSettings, TrainSettings
 
     if not (shards / "manifest.json").is_file():
         raise AlbertkitError(
@@ -154,7 +153,7 @@ def calibrate(model: Path, dev: Path, exit_depths: str | None, as_json: bool, **
     from albertkit.artifact import model_folder, read_meta
     from albertkit.runtime.calibration import calibrate as run
     from albertkit.tasks import TASKS
-    from albertkit.train.pretrain_settings import whole_numbers
+    from albertkit.train.train_settings import parse_integers
 
     place = model_folder(model)
     task = read_meta(place)[0].task
@@ -164,7 +163,7 @@ def calibrate(model: Path, dev: Path, exit_depths: str | None, as_json: bool, **
         from albertkit.cli.entry_point import read_texts
 
         examples = list(read_texts((), dev))
-    found = run(place, examples, whole_numbers("exit_depths", exit_depths) if exit_depths else None)
+    found = run(place, examples, parse_integers("exit_depths", exit_depths) if exit_depths else None)
     if as_json:
         click.echo(json.dumps(found.to_dict()))
     else:

@@ -16,8 +16,7 @@ from typing import Any
 import click
 
 from albertkit.errors import AlbertkitError, need
-from albertkit.train.pretrain_settings import PretrainSettings
-from albertkit.train.train_settings import TrainSettings
+from albertkit.train.train_settings import PretrainSettings, TrainSettings
 
 folder = click.Path(path_type=Path)
 DEFAULT_MINUTES = 10.0

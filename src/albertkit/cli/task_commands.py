@@ -21,7 +21,7 @@ from albertkit.cli.bulk_options import bulk_options, run_bulk
 from albertkit.cli.pretrain_commands import of, options
 from albertkit.errors import AlbertkitError, need
 from albertkit.settings import setting
-from albertkit.train.finetune_settings import FinetuneSettings
+from albertkit.train.train_settings import FinetuneSettings
 
 if TYPE_CHECKING:
     from albertkit.albert import Albert

@@ -1,17 +1,21 @@
-"""Checkpoints: a model anyone can open, and beside it what only the training needs to go on.
+"""Checkpoints: a model that anyone can open, and beside it what only the training needs to resume.
 
     run/checkpoints/step-00001000/
       model/                 an artifact folder
-      training.safetensors   the optimizers' moments
-      training.json          step, tokens, seconds, place in the data, best score
+      training.safetensors   the optimizer state
+      training.json          step, tokens, seconds, position in the data, best score
 
-A folder appears whole or not at all, so that the one with the highest number can always be trusted.
+A folder appears whole or not at all, so the one with the highest step is always complete. Also here: `stop_on_signals`,
+which lets `loop.py` save before it ends.
 """
 
 from __future__ import annotations
 
 import re
 import shutil
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,40 +28,39 @@ from torch import Tensor
 from albertkit.artifact import Artifact, digest, new_folder, read_artifact, read_json, write_artifact, write_json
 from albertkit.errors import AlbertkitError
 
-NAME = re.compile(r"step-(\d{8,})")
+FOLDER_NAME = re.compile(r"step-(\d{8,})")
 
 
 @dataclass
 class TrainState:
-    """Where a training stands."""
+    """How far a training has come."""
 
     step: int = 0
     tokens: int = 0
     seconds: float = 0.0
     backoff: float = 1.0
-    """The learning rate is multiplied with it; halved by each rewind."""
+    """Factor of the learning rate; each rewind halves it."""
     best: dict[str, Any] = field(default_factory=dict)
     """`step` and `score` of the best evaluation."""
-    worse: int = 0
-    """Evaluations since then."""
+    evaluations_since_best: int = 0
     sums: list[list[float]] = field(default_factory=list)
     """What the next line of metrics has summed up so far."""
     data: dict[str, Any] = field(default_factory=dict)
-    """The work's own place in its data."""
+    """The task's position in its data."""
 
 
 def optimizer_tensors(optimizers: list[torch.optim.Optimizer]) -> dict[str, Tensor]:
-    """All state of the optimizers, flat: `optimizer.parameter.name`."""
+    """The state of all optimizers as a flat dict: `optimizer.parameter.name`."""
     flat = {}
     for number, optimizer in enumerate(optimizers):
-        for place, values in optimizer.state_dict()["state"].items():
+        for parameter, values in optimizer.state_dict()["state"].items():
             for name, value in values.items():
-                flat[f"{number}.{place}.{name}"] = torch.as_tensor(value).detach().cpu().contiguous().clone()
+                flat[f"{number}.{parameter}.{name}"] = torch.as_tensor(value).detach().cpu().contiguous().clone()
     return flat
 
 
 def restore_optimizers(optimizers: list[torch.optim.Optimizer], flat: dict[str, Tensor]) -> None:
-    """Put the state back."""
+    """Load the state that `optimizer_tensors` collected."""
     if flat and {int(key.split(".")[0]) for key in flat} != set(range(len(optimizers))):
         raise AlbertkitError(
             "the checkpoint's optimizer state does not fit; resume with the optimizer it was made with"
@@ -65,13 +68,12 @@ def restore_optimizers(optimizers: list[torch.optim.Optimizer], flat: dict[str, 
     for number, optimizer in enumerate(optimizers):
         state: dict[int, dict[str, Tensor]] = {}
         for key, value in flat.items():
-            home, place, name = key.split(".", 2)
-            if int(home) == number:
-                state.setdefault(int(place), {})[name] = value
+            owner, parameter, name = key.split(".", 2)
+            if int(owner) == number:
+                state.setdefault(int(parameter), {})[name] = value
         try:
-            groups = torch.optim.Optimizer.state_dict(optimizer)[
-                "param_groups"
-            ]  # a parted one has not gathered its own
+            # the plain method: a sharded optimizer has not gathered its own state
+            groups = torch.optim.Optimizer.state_dict(optimizer)["param_groups"]
             optimizer.load_state_dict({"state": state, "param_groups": groups})
         except (ValueError, KeyError, RuntimeError) as error:
             raise AlbertkitError(
@@ -81,63 +83,96 @@ def restore_optimizers(optimizers: list[torch.optim.Optimizer], flat: dict[str, 
 
 def save(run: Path, artifact: Artifact, tensors: dict[str, Tensor], state: TrainState) -> Path:
     """Write a checkpoint, whole or not at all."""
-    target = run / "checkpoints" / f"step-{state.step:08d}"
+    target = checkpoint_folder(run, state.step)
     if target.exists():
         return target
     with new_folder(target) as scratch:
         write_artifact(artifact, scratch / "model")
         save_file(tensors, str(scratch / "training.safetensors"))
-        about = {**asdict(state), "sha256": digest(scratch / "training.safetensors")}
-        write_json(scratch / "training.json", about)
+        content = {**asdict(state), "sha256": digest(scratch / "training.safetensors")}
+        write_json(scratch / "training.json", content)
     return target
 
 
 def load(folder: Path) -> tuple[Artifact, dict[str, Tensor], TrainState]:
-    """Read a checkpoint, checked against its hashes."""
-    about = read_json(folder / "training.json")
+    """Read a checkpoint and verify its hashes."""
+    content = read_json(folder / "training.json")
     file = folder / "training.safetensors"
     try:
-        if digest(file) != about.pop("sha256", None):
+        if digest(file) != content.pop("sha256", None):
             raise AlbertkitError(
-                f"{file} has changed since it was written; delete {folder} to go on from the one before"
+                f"{file} has changed since it was written; delete {folder} to resume from the one before"
             )
         tensors = load_file(str(file))
-        state = TrainState(**about)
+        state = TrainState(**content)
     except (OSError, SafetensorError, TypeError) as error:
-        raise AlbertkitError(f"{folder} is damaged ({error}); delete it to go on from the one before") from None
+        raise AlbertkitError(f"{folder} is damaged ({error}); delete it to resume from the one before") from None
     return read_artifact(folder / "model"), tensors, state
 
 
-def steps(run: Path) -> list[int]:
-    """Steps of the checkpoints there are, in order."""
+def saved_steps(run: Path) -> list[int]:
+    """Steps of the existing checkpoints, in order."""
     folder = run / "checkpoints"
-    found = [NAME.fullmatch(path.name) for path in folder.iterdir()] if folder.is_dir() else []
-    return sorted(int(match[1]) for match in found if match)
+    matches = [FOLDER_NAME.fullmatch(path.name) for path in folder.iterdir()] if folder.is_dir() else []
+    return sorted(int(match[1]) for match in matches if match)
 
 
-def place(run: Path, step: int) -> Path:
+def checkpoint_folder(run: Path, step: int) -> Path:
     """The folder of a step's checkpoint."""
     return run / "checkpoints" / f"step-{step:08d}"
 
 
-def prune(run: Path, keep: int, best: int | None) -> None:
-    """Delete all but the last `keep` checkpoints and the best one, and what a kill left half-written."""
-    for step in steps(run)[:-keep]:
+def delete_old(run: Path, keep: int, best: int | None) -> None:
+    """Delete all but the last `keep` checkpoints and the best one, and incomplete folders."""
+    for step in saved_steps(run)[:-keep]:
         if step != best:
-            gone = place(run, step).rename(run / "checkpoints" / f".step-{step:08d}.old")
-            shutil.rmtree(gone, ignore_errors=True)
-    sweep(run)
+            _delete(run, step)
+    delete_incomplete(run)
 
 
-def forget(run: Path, step: int) -> None:
+def delete_after(run: Path, step: int) -> None:
     """Delete the checkpoints after a step."""
-    for later in steps(run):
+    for later in saved_steps(run):
         if later > step:
-            shutil.rmtree(place(run, later).rename(run / "checkpoints" / f".step-{later:08d}.old"), ignore_errors=True)
+            _delete(run, later)
 
 
-def sweep(run: Path) -> None:
-    """Delete scratch folders that a kill left behind."""
+def delete_incomplete(run: Path) -> None:
+    """Delete folders that a killed process left incomplete."""
     folder = run / "checkpoints"
     for path in folder.glob(".step-*") if folder.is_dir() else ():
         shutil.rmtree(path, ignore_errors=True)
+
+
+def _delete(run: Path, step: int) -> None:
+    """Rename first, so that a half-deleted folder is never taken for a checkpoint."""
+    renamed = checkpoint_folder(run, step).rename(run / "checkpoints" / f".step-{step:08d}.old")
+    shutil.rmtree(renamed, ignore_errors=True)
+
+
+@dataclass
+class StopRequest:
+    """Whether a signal asked the training to stop."""
+
+    is_set: bool = False
+
+
+@contextmanager
+def stop_on_signals() -> Iterator[StopRequest]:
+    """SIGTERM and Ctrl-C set the request, and the loop saves after the current step. A second Ctrl-C interrupts."""
+    stop = StopRequest()
+
+    def request(number: int, frame: object) -> None:
+        if stop.is_set and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        stop.is_set = True
+
+    try:
+        before = {number: signal.signal(number, request) for number in (signal.SIGTERM, signal.SIGINT)}
+    except ValueError:  # not the main thread, which alone receives signals
+        before = {}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -32,13 +32,12 @@ from albertkit.train.distill_settings import DistillSettings
 from albertkit.train.distill_task import PROJECTION, DistillTask, TeacherOutputs, TextsOnly, without_projection
 from albertkit.train.distributed import choose_device
 from albertkit.train.finetune_task import heads_of
-from albertkit.train.loop import train
+from albertkit.train.loop import TrainResult, train
 from albertkit.train.pretrain import fit
 from albertkit.train.recover import DistillData, plain_text
 from albertkit.train.teacher_states import open_state_teacher, require_plain_attention
 from albertkit.train.teachers import TeacherMixture, find_encoder, find_reading_rules, is_albert, text_targets
 from albertkit.train.train_settings import TrainSettings
-from albertkit.train.training_task import TrainResult
 
 
 def fresh_student(config: AlbertConfig, tokenizer: Tokenizer, seed: int, meta: Meta | None = None) -> Artifact:

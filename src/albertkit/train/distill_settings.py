@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from albertkit.errors import AlbertkitError, nearest
 from albertkit.settings import setting
-from albertkit.train.pretrain_settings import whole_numbers
+from albertkit.train.train_settings import parse_integers
 
 TEACHER_OUTPUTS = ("vectors", "logits", "hidden", "attention")
 
@@ -122,4 +122,4 @@ class VectorDistillSettings:
 
     def numbers(self, name: str) -> tuple[int, ...]:
         """`depths` or `widths` as numbers."""
-        return whole_numbers(name, getattr(self, name))
+        return parse_integers(name, getattr(self, name))

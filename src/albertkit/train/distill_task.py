@@ -26,11 +26,10 @@ from albertkit.runtime.batching import group_by_length
 from albertkit.tasks.task import Feature
 from albertkit.tokenizer import Tokenizer
 from albertkit.train import finetune_task as finetune
-from albertkit.train import precision
 from albertkit.train.checkpoint import TrainState
 from albertkit.train.distill_losses import attention_loss, hidden_loss, scores_as_output, vector_loss
 from albertkit.train.distill_settings import TEACHER_OUTPUTS, DistillSettings
-from albertkit.train.distributed import ProcessGroup
+from albertkit.train.distributed import ProcessGroup, call_in_dtype
 from albertkit.train.elastic import APART, keep_heads, same_task
 from albertkit.train.teacher_states import LayerStates, record_attention
 from albertkit.train.train_settings import TrainSettings
@@ -104,7 +103,7 @@ class DistillObjective(finetune.FinetuneObjective):
         inputs = {"choose": {"choices": 1}} if "choose" in self.heads else None
         heads = [head for head in self.heads if head != "vector"]
         first = bool(self.heads) and set(self.heads) <= finetune.POOLED and not layers and not self.lesson.vectors
-        out: ModelOutput = precision.call(
+        out: ModelOutput = call_in_dtype(
             self.called, self.dtype, batch, heads=heads, inputs=inputs, first_only=first, keep_layers=layers
         )
         if "vector" in self.heads:
@@ -159,7 +158,7 @@ class DistillTask(finetune.FinetuneTask):
     step = "distill"
     """What it is called in the model's history."""
     is_trained = False
-    """Whether the student knows its task already, so that the start itself may be the best (see `loop.Run.open`)."""
+    """Whether the student knows its task already, so that the start itself may be the best (see `loop.TrainingRun.open`)."""
 
     def __init__(
         self,

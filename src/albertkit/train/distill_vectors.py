@@ -30,16 +30,15 @@ from albertkit.errors import AlbertkitError
 from albertkit.model import AlbertModel, Batch
 from albertkit.model.albert_model import tensors_of
 from albertkit.model.encoder import Layer
-from albertkit.train import precision, pretrain
+from albertkit.train import pretrain
 from albertkit.train.checkpoint import TrainState
 from albertkit.train.distill_losses import similarity_rows, vector_loss
 from albertkit.train.distill_settings import VectorDistillSettings
-from albertkit.train.distributed import ProcessGroup
+from albertkit.train.distributed import ProcessGroup, call_in_dtype, compute_dtype
+from albertkit.train.loop import Alarm
 from albertkit.train.neighbours import neighbour_order
-from albertkit.train.pretrain_settings import PretrainSettings
 from albertkit.train.teachers import StudentVectors
-from albertkit.train.train_settings import TrainSettings
-from albertkit.train.training_task import Alarm
+from albertkit.train.train_settings import PretrainSettings, TrainSettings
 
 RUN = 16  # texts of like meaning that come together
 STEP = 64  # rows of a batch are a multiple of it, where there are as many
@@ -77,7 +76,7 @@ class VectorDistillObjective(nn.Module):
     def vectors(self, ids: Tensor, depths: Sequence[int]) -> list[Tensor]:
         """(texts, length) → the mean vector of each text after each depth."""
         batch = Batch.unpad(ids)
-        out = precision.call(self.model, self.dtype, batch, depth=depths[-1], keep_layers=True, heads=()).encoded
+        out = call_in_dtype(self.model, self.dtype, batch, depth=depths[-1], keep_layers=True, heads=()).encoded
         return [out.layers[d].view(*ids.shape, -1).float().mean(1) for d in depths]
 
     def compare(self, vectors: Tensor, wanted: Tensor, goals: Sequence[Tensor]) -> Tensor:
@@ -158,7 +157,7 @@ class VectorDistillTask:
 
     def next_batch(self, step: int, progress: float, processes: ProcessGroup) -> tuple[list[tuple[Any, ...]], int]:
         """Texts of one length, and rows of masked words."""
-        self.objective.dtype = precision.choose(self.settings, processes.device)
+        self.objective.dtype = compute_dtype(self.settings, processes.device)
         rng = np.random.default_rng([self.settings.seed, 7, step, processes.rank])
         ids, wanted = self.texts(rng, processes.device)
         tokens = ids.numel() * processes.world_size

@@ -1,6 +1,7 @@
-"""The processes that train together, as `torchrun` started them; one process is a team of one.
+"""Where a training computes: the device, the processes that `torchrun` started, and the precision.
 
-In: the environment. Out: `ProcessGroup`, with the few things the loop asks of the others; and how fast its device multiplies.
+In: a device's name and the environment. Out: `ProcessGroup`, with the few operations that `loop.py` needs; one process is
+a group of one.
 """
 
 from __future__ import annotations
@@ -11,17 +12,19 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from albertkit.errors import AlbertkitError
+from albertkit.train.train_settings import TrainSettings
 
 
 @dataclass(frozen=True)
 class ProcessGroup:
-    """This process among `world`, and the device it computes on."""
+    """This process among `world_size`, and the device it computes on."""
 
     rank: int
     world_size: int
@@ -29,7 +32,7 @@ class ProcessGroup:
 
     @property
     def is_main(self) -> bool:
-        """The one process that writes files and speaks."""
+        """Whether this process writes files and logs."""
         return self.rank == 0
 
     def sum(self, values: Tensor) -> Tensor:
@@ -45,7 +48,7 @@ class ProcessGroup:
         return bool(self.sum(torch.tensor([float(flag)], device=self.device)).item() > 0)
 
     def broadcast(self, value: float) -> float:
-        """The first process's number, so that all see the same clock."""
+        """The main process's number."""
         if self.world_size == 1:
             return value
         shared = torch.tensor([value], dtype=torch.float64, device=self.device)
@@ -53,14 +56,38 @@ class ProcessGroup:
         return float(shared.item())
 
     def barrier(self) -> None:
-        """Until all are here."""
+        """Wait for all processes."""
         if self.world_size > 1:
             dist.barrier()
 
 
-def plan_attention(wanted: bool) -> None:
-    """Whether cuDNN may compute attention on a GPU. It makes a plan for each new shape, which takes longer than the rest of a step: for batches of one shape alone."""
-    torch.backends.cuda.enable_cudnn_sdp(wanted)
+@contextmanager
+def process_group(device: str) -> Iterator[ProcessGroup]:
+    """Join the processes that `torchrun` started, and leave them at the end."""
+    chosen = choose_device(device)
+    world_size = int(os.environ.get("WORLD_SIZE", 1))
+    if chosen.type == "cuda":
+        torch.cuda.set_device(chosen)
+    if world_size > 1:
+        _init_process_group("nccl" if chosen.type == "cuda" else "gloo")
+    try:
+        yield ProcessGroup(int(os.environ.get("RANK", 0)) if world_size > 1 else 0, world_size, chosen)
+    finally:
+        if world_size > 1:
+            dist.destroy_process_group()
+
+
+def _init_process_group(backend: str) -> None:
+    """torchrun keeps its store over restarts, with the addresses of dead processes: each start needs its own prefix."""
+    store, rank, world_size = next(dist.rendezvous("env://"))
+    start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    store = dist.PrefixStore(f"start {start}", store)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size)
+
+
+def is_restart() -> bool:
+    """Whether `torchrun --max-restarts` started this process after another one failed; then the run resumes."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) > 0
 
 
 def choose_device(name: str) -> torch.device:
@@ -69,9 +96,9 @@ def choose_device(name: str) -> torch.device:
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name.startswith("cuda") and not torch.cuda.is_available():
         raise AlbertkitError(f"device is {name!r}, and torch {torch.__version__} sees no GPU; use --device cpu")
-    # batches differ much in size; memory in whole pieces would be given back and asked for again
+    # batches differ much in size; fixed segments would be freed and allocated again and again
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
-    plan_attention(False)
+    allow_cudnn_attention(False)
     try:
         device = torch.device(name)
         torch.empty(1, device=device)
@@ -82,44 +109,39 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
-@contextmanager
-def process_group(device: str) -> Iterator[ProcessGroup]:
-    """Join the processes `torchrun` started, and leave them at the end."""
-    chosen = choose_device(device)
-    world = int(os.environ.get("WORLD_SIZE", 1))
-    if chosen.type == "cuda":
-        torch.cuda.set_device(chosen)
-    if world > 1:
-        _join("nccl" if chosen.type == "cuda" else "gloo")
-    try:
-        yield ProcessGroup(int(os.environ.get("RANK", 0)) if world > 1 else 0, world, chosen)
-    finally:
-        if world > 1:
-            dist.destroy_process_group()
+def allow_cudnn_attention(allowed: bool) -> None:
+    """Whether cuDNN may compute attention. It plans each new shape, which takes longer than the rest of a step:
+    allow it for batches of one shape only.
+    """
+    torch.backends.cuda.enable_cudnn_sdp(allowed)
 
 
-def _join(backend: str) -> None:
-    """Meet the others. torchrun keeps its store over restarts, with the addresses of the dead, so each start meets under a name of its own."""
-    store, rank, world = next(dist.rendezvous("env://"))
-    start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    dist.init_process_group(backend, store=dist.PrefixStore(f"start {start}", store), rank=rank, world_size=world)
+def compute_dtype(settings: TrainSettings, device: torch.device) -> torch.dtype:
+    """bf16 where the device supports it, or as `settings.precision` says. Weights stay float32."""
+    is_bf16 = settings.precision == "bf16"
+    if settings.precision == "auto":
+        is_bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported()
+    return torch.bfloat16 if is_bf16 else torch.float32
 
 
-def is_restart() -> bool:
-    """Whether `torchrun --max-restarts` started this process after another one failed; then the run goes on by itself."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) > 0
+def call_in_dtype(model: nn.Module, dtype: torch.dtype, *args: Any, **kwargs: Any) -> Any:
+    """Call the model with its weights cast to `dtype`; gradients reach the float32 weights."""
+    if dtype == torch.float32:
+        return model(*args, **kwargs)
+    weights = {name: p.to(dtype) for name, p in model.named_parameters()}
+    return torch.func.functional_call(model, weights, args, kwargs)
 
 
-def peak(device: torch.device, size: int | None = None) -> float:
-    """Operations a second of a large matrix product on this device, measured: bf16 on a GPU, float32 elsewhere."""
-    cuda = device.type == "cuda"
-    size = size or (8192 if cuda else 1024)
-    x = torch.randn(size, size, device=device, dtype=torch.bfloat16 if cuda else torch.float32)
+def measure_peak_flops(device: torch.device, size: int | None = None) -> float:
+    """Operations per second of a large matrix product on this device: bf16 on a GPU, float32 elsewhere."""
+    is_cuda = device.type == "cuda"
+    size = size or (8192 if is_cuda else 1024)
+    x = torch.randn(size, size, device=device, dtype=torch.bfloat16 if is_cuda else torch.float32)
     best = math.inf
     for _ in range(4):
         began = time.perf_counter()
         y: Tensor = x @ x
-        if cuda:
+        if is_cuda:
             torch.cuda.synchronize()
         else:
             y.sum().item()

@@ -28,9 +28,8 @@ from albertkit.model import AlbertModel, Batch, ModelOutput, pool
 from albertkit.runtime.batching import group_by_length
 from albertkit.runtime.calibration import calibrate_scores
 from albertkit.tasks.task import Feature, Task
-from albertkit.train import precision
 from albertkit.train.checkpoint import TrainState
-from albertkit.train.finetune_settings import ElasticSettings
+from albertkit.train.distributed import call_in_dtype
 from albertkit.train.finetune_task import (
     BUDGET,
     IGNORE_INDEX,
@@ -41,7 +40,7 @@ from albertkit.train.finetune_task import (
     split_scores,
 )
 from albertkit.train.pretrain import consistency
-from albertkit.train.train_settings import TrainSettings
+from albertkit.train.train_settings import ElasticSettings, TrainSettings
 
 OVER = "over_depths"
 INGREDIENTS = (
@@ -160,7 +159,7 @@ class ElasticObjective(FinetuneObjective):
     def outputs(self, batch: Batch, depths: Sequence[int]) -> tuple[dict[int, ModelOutput], tuple[Tensor, ...]]:
         """As `MultiDepthModel` gives them, computed in the chosen precision."""
         found: tuple[dict[int, ModelOutput], tuple[Tensor, ...]]
-        found = precision.call(self.deep, self.dtype, batch, depths)
+        found = call_in_dtype(self.deep, self.dtype, batch, depths)
         return found
 
     def drawn(self) -> list[int]:

@@ -16,7 +16,7 @@ from albertkit.tasks.examples import TextExample
 from albertkit.tasks.readers.read_examples import ReadOptions, check_labels, read_examples
 from albertkit.tasks.splits import split_examples
 from albertkit.tasks.validate import validate_examples
-from albertkit.train.finetune_settings import FinetuneSettings
+from albertkit.train.train_settings import FinetuneSettings
 
 if TYPE_CHECKING:
     from albertkit.train.frozen_head import FinetuneResult

@@ -36,12 +36,17 @@ from albertkit.tasks.examples import TextExample
 from albertkit.tasks.readers.read_examples import check_known_labels
 from albertkit.tasks.tag import IGNORE_INDEX, TagTask
 from albertkit.train.finetune_report import truth, write_report
-from albertkit.train.finetune_settings import ElasticSettings, FinetuneSettings, preset_epochs, preset_rate
 from albertkit.train.finetune_task import FinetuneTask
 from albertkit.train.frozen_head import FinetuneResult, few, freeze
 from albertkit.train.loop import TrainResult, train
 from albertkit.train.start_model import beginning
-from albertkit.train.train_settings import TrainSettings
+from albertkit.train.train_settings import (
+    ElasticSettings,
+    FinetuneSettings,
+    TrainSettings,
+    preset_epochs,
+    preset_learning_rate,
+)
 
 REMEDY = "Give more examples or epochs, a lower --learning-rate, or --freeze"
 SOME, ENOUGH = 20, 100  # held-out examples, below which their values, and their loss, say little
@@ -265,7 +270,7 @@ def _one(
 ) -> tuple[FinetuneTask, TrainResult, dict[str, Any]]:
     """One run, begun anew with another seed and half the rate as long as it collapses."""
     options, model = job.options, job.model
-    rate = options.learning_rate or preset_rate(model.config)
+    rate = options.learning_rate or preset_learning_rate(model.config)
     collapsed, began = 0, time.perf_counter()
     while True:
         this = seed + 1000 * collapsed

@@ -31,12 +31,11 @@ from albertkit.tasks.generation import check_can_generate
 from albertkit.tasks.tag import IGNORE_INDEX
 from albertkit.tasks.task import Feature, Task
 from albertkit.tokenizer import Tokenizer
-from albertkit.train import precision
 from albertkit.train.checkpoint import TrainState
-from albertkit.train.distributed import ProcessGroup
+from albertkit.train.distributed import ProcessGroup, call_in_dtype, compute_dtype
+from albertkit.train.loop import Alarm
 from albertkit.train.task_losses import LOSSES, own_loss
 from albertkit.train.train_settings import TrainSettings
-from albertkit.train.training_task import Alarm
 from albertkit.weights import HEADS
 
 STRETCH = 50  # batches that are sorted by length together
@@ -70,7 +69,7 @@ class FinetuneObjective(nn.Module):
             inputs["mlm"] = {"positions": asked.nonzero()[:, 0]}
         heads = [head for head in self.heads if head != "vector"]
         first = set(self.heads) <= POOLED
-        out: ModelOutput = precision.call(self.model, self.dtype, batch, heads=heads, inputs=inputs, first_only=first)
+        out: ModelOutput = call_in_dtype(self.model, self.dtype, batch, heads=heads, inputs=inputs, first_only=first)
         if "vector" in self.heads:
             out.heads["vector"] = pool(out.encoded, "mean")
         return out
@@ -177,7 +176,7 @@ class FinetuneTask:
 
     def next_batch(self, step: int, progress: float, processes: ProcessGroup) -> tuple[list[tuple[Any, ...]], int]:
         """This process's texts of the next batch."""
-        self.objective.dtype = precision.choose(self.settings, processes.device)
+        self.objective.dtype = compute_dtype(self.settings, processes.device)
         epoch, number = self.at
         whole = self.order(epoch)[number]
         self.at = (epoch, number + 1) if number + 1 < len(self.order(epoch)) else (epoch + 1, 0)

@@ -32,7 +32,7 @@ from albertkit.serve.vector_cache import OVERHEAD, VectorCache, cache_key
 from albertkit.tasks.classify import OUT_OF_SCOPE, ClassifyTask
 from albertkit.tasks.examples import TextExample
 from albertkit.train.finetune_report import write_report
-from albertkit.train.finetune_settings import FinetuneSettings
+from albertkit.train.train_settings import FinetuneSettings
 
 STRENGTHS = (1.0, 10.0, 100.0)
 MOST_BYTES = 512 * 2**20

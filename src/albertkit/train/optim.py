@@ -1,7 +1,7 @@
-"""Parameters to optimizers: AdamW is torch's; LAMB, which torch lacks, is here, and Muon, which torch has in bf16 only.
+"""The optimizers: AdamW is torch's; LAMB, which torch lacks, is here, and Muon, which torch has in bf16 only.
 
-In: a model and `TrainSettings`. Out: a list of optimizers whose learning rates the loop sets at each step. Matrices decay; biases
-and norms do not, and LAMB does not rescale them, as in the original code.
+In: a model and `TrainSettings`. Out: a list of optimizers whose learning rates `loop.py` sets at each step. Matrices decay;
+biases and norms do not, and LAMB does not rescale them, as in the original code.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from albertkit.train.train_settings import TrainSettings
 class Lamb(torch.optim.Optimizer):
     """Layer-wise adaptive moments (arXiv 1904.00962): an Adam step, rescaled for each tensor to the size of its weights.
 
-    update = m̂ / (√v̂ + ε) + λ·w, and w moves by rate · ‖w‖ / ‖update‖ · update. Groups with `adapt=False` keep the plain
+    update = m̂ / (√v̂ + ε) + λ·w, and w moves by lr · ‖w‖ / ‖update‖ · update. Groups with `adapt=False` keep the plain
     step. Relatives: AdamW is the same without the ratio; LARS has it without the second moment.
     """
 
@@ -33,8 +33,8 @@ class Lamb(torch.optim.Optimizer):
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "adapt": True})
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """One update; all tensors of a group at a time."""
+    def step(self, closure: object = None) -> None:  # type: ignore[override]
+        """One step; all tensors of a group at a time."""
         for group in self.param_groups:
             params = [p for p in group["params"] if p.grad is not None]
             if not params:
@@ -58,17 +58,18 @@ class Lamb(torch.optim.Optimizer):
         torch._foreach_lerp_(first, grads, 1 - beta1)  # type: ignore[arg-type]
         torch._foreach_mul_(second, beta2)
         torch._foreach_addcmul_(second, grads, grads, 1 - beta2)  # type: ignore[arg-type]
-        below = torch._foreach_sqrt(second)
-        torch._foreach_mul_(below, (1 - beta2**step) ** -0.5)
-        torch._foreach_add_(below, group["eps"])
-        update = torch._foreach_div(first, below)
+        denominator = torch._foreach_sqrt(second)
+        torch._foreach_mul_(denominator, (1 - beta2**step) ** -0.5)
+        torch._foreach_add_(denominator, group["eps"])
+        update = torch._foreach_div(first, denominator)
         torch._foreach_mul_(update, 1 / (1 - beta1**step))
         if group["weight_decay"]:
             torch._foreach_add_(update, params, alpha=group["weight_decay"])
         if group["adapt"]:
-            sizes, lengths = torch._foreach_norm(params), torch._foreach_norm(update)
+            weight_norms, update_norms = torch._foreach_norm(params), torch._foreach_norm(update)
             ratios = [
-                torch.where((w > 0) & (u > 0), w / u, torch.ones_like(w)) for w, u in zip(sizes, lengths, strict=True)
+                torch.where((w > 0) & (u > 0), w / u, torch.ones_like(w))
+                for w, u in zip(weight_norms, update_norms, strict=True)
             ]
             torch._foreach_mul_(update, ratios)
         torch._foreach_add_(params, update, alpha=-group["lr"])
@@ -76,10 +77,10 @@ class Lamb(torch.optim.Optimizer):
 
 class Muon(torch.optim.Optimizer):
     """Momentum, orthogonalised (Jordan et al. 2024): each matrix moves by the nearest matrix of equal singular values, scaled
-    to the size of an AdamW step (arXiv 2502.16982), so that AdamW's rates fit.
+    to the size of an AdamW step (arXiv 2502.16982), so that AdamW's learning rates fit.
 
-    The same numbers as `torch.optim.Muon(adjust_lr_fn="match_rms_adamw")`, but in float32 where there is no GPU: bf16 products are slow on
-    most processors, and end the process on some.
+    The same numbers as `torch.optim.Muon(adjust_lr_fn="match_rms_adamw")`, but in float32 where there is no GPU: bf16
+    products are slow on most processors, and crash on some.
     """
 
     def __init__(
@@ -93,8 +94,8 @@ class Muon(torch.optim.Optimizer):
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "rounds": rounds})
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """One update of every matrix."""
+    def step(self, closure: object = None) -> None:  # type: ignore[override]
+        """One step of every matrix."""
         for group in self.param_groups:
             for p in group["params"]:
                 if p.grad is None:
@@ -103,13 +104,13 @@ class Muon(torch.optim.Optimizer):
                     self.state[p]["momentum_buffer"] = torch.zeros_like(p)
                 buffer = self.state[p]["momentum_buffer"]
                 buffer.lerp_(p.grad, 1 - group["momentum"])
-                update = orthogonal(p.grad.lerp(buffer, group["momentum"]), group["rounds"])
+                update = orthogonalize(p.grad.lerp(buffer, group["momentum"]), group["rounds"])
                 p.mul_(1 - group["lr"] * group["weight_decay"])
                 p.add_(update, alpha=-group["lr"] * 0.2 * max(p.shape) ** 0.5)
 
 
-def orthogonal(matrix: Tensor, rounds: int) -> Tensor:
-    """Bring all singular values near 1, by a few steps of a polynomial (Newton-Schulz)."""
+def orthogonalize(matrix: Tensor, rounds: int) -> Tensor:
+    """Bring all singular values near 1, by a few steps of the Newton-Schulz polynomial."""
     x = matrix.bfloat16() if matrix.is_cuda else matrix
     wide = x if x.shape[0] <= x.shape[1] else x.T
     wide = wide / wide.norm().clamp(min=1e-7)
@@ -119,37 +120,40 @@ def orthogonal(matrix: Tensor, rounds: int) -> Tensor:
     return (wide if x.shape[0] <= x.shape[1] else wide.T).to(matrix.dtype)
 
 
-def optimizers(model: nn.Module, settings: TrainSettings, parted: bool = False) -> list[torch.optim.Optimizer]:
-    """One optimizer, or two for Muon, which is made for the matrices inside the layers alone.
+def build_optimizers(
+    model: nn.Module, settings: TrainSettings, is_sharded: bool = False
+) -> list[torch.optim.Optimizer]:
+    """One optimizer, or two for Muon, which is made for the matrices inside the layers only.
 
-    parted: each process keeps the moments of some tensors, moves those, and sends them to the others (ZeRO-1, arXiv 1910.02054).
+    is_sharded: each process keeps the state of some tensors, updates those, and sends them to the others
+    (ZeRO-1, arXiv 1910.02054).
     """
     named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
-    flat = [p for _, p in named if p.dim() < 2]
+    vectors = [p for _, p in named if p.dim() < 2]
+    rates = {"lr": settings.peak_learning_rate, "weight_decay": settings.weight_decay}
     if settings.optimizer == "muon":
         inner = [p for n, p in named if p.dim() == 2 and ".groups." in n]
-        rest = [p for n, p in named if p.dim() == 2 and ".groups." not in n]
-        muon = _made(Muon, inner, parted, lr=settings.rate, weight_decay=settings.weight_decay)
-        return [muon, _adamw(rest, flat, settings, parted)]
+        others = [p for n, p in named if p.dim() == 2 and ".groups." not in n]
+        return [_build(Muon, inner, is_sharded, **rates), _build_adamw(others, vectors, rates, is_sharded)]
     matrices = [p for _, p in named if p.dim() >= 2]
     if settings.optimizer == "adamw":
-        return [_adamw(matrices, flat, settings, parted)]
-    groups = [{"params": matrices}, {"params": flat, "weight_decay": 0.0, "adapt": False}]
-    return [_made(Lamb, groups, parted, lr=settings.rate, weight_decay=settings.weight_decay)]
+        return [_build_adamw(matrices, vectors, rates, is_sharded)]
+    groups = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0, "adapt": False}]
+    return [_build(Lamb, groups, is_sharded, **rates)]
 
 
-def _adamw(matrices: list[Any], flat: list[Any], settings: TrainSettings, parted: bool) -> torch.optim.Optimizer:
-    groups: list[dict[str, Any]] = [{"params": matrices}, {"params": flat, "weight_decay": 0.0}]
-    given = {"lr": settings.rate, "betas": (0.9, 0.98), "eps": 1e-6, "weight_decay": settings.weight_decay}
-    return _made(
-        torch.optim.AdamW, groups, parted, **given, fused=not parted
-    )  # restored steps lie on the CPU if parted
+def _build_adamw(
+    matrices: list[Any], vectors: list[Any], rates: dict[str, float], is_sharded: bool
+) -> torch.optim.Optimizer:
+    groups: list[dict[str, Any]] = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
+    fused = not is_sharded  # restored steps of a sharded optimizer lie on the CPU
+    return _build(torch.optim.AdamW, groups, is_sharded, **rates, betas=(0.9, 0.98), eps=1e-6, fused=fused)
 
 
-def _made(kind: Any, groups: Any, parted: bool, **given: Any) -> torch.optim.Optimizer:
-    if not parted:
-        made: torch.optim.Optimizer = kind(groups, **given)
-        return made
-    from torch.distributed.optim import ZeroRedundancyOptimizer
+def _build(kind: Any, groups: Any, is_sharded: bool, **options: Any) -> torch.optim.Optimizer:
+    if is_sharded:
+        from torch.distributed.optim import ZeroRedundancyOptimizer
 
-    return ZeroRedundancyOptimizer(groups, kind, **given)
+        return ZeroRedundancyOptimizer(groups, kind, **options)
+    optimizer: torch.optim.Optimizer = kind(groups, **options)
+    return optimizer

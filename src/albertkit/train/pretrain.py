@@ -31,12 +31,10 @@ from albertkit.model import AlbertModel, Batch
 from albertkit.model.albert_model import build_head, tensors_of
 from albertkit.model.encoder import Layer
 from albertkit.tokenizer import Tokenizer
-from albertkit.train import precision
 from albertkit.train.checkpoint import TrainState
-from albertkit.train.distributed import ProcessGroup
-from albertkit.train.pretrain_settings import PretrainSettings
-from albertkit.train.train_settings import TrainSettings
-from albertkit.train.training_task import Alarm
+from albertkit.train.distributed import ProcessGroup, call_in_dtype, compute_dtype
+from albertkit.train.loop import Alarm
+from albertkit.train.train_settings import PretrainSettings, TrainSettings
 
 STUCK_AT = 0.4  # share of the budget after which a model must do better than counting words
 STUCK_STEPS = 500  # and the updates it has at least
@@ -69,7 +67,7 @@ class PretrainObjective(nn.Module):
         names = ("mlm", "sop") if goals.sop_weight else ("mlm",)
         options: dict[str, Any] = {"heads": names, "inputs": {"mlm": {"positions": asked.positions}}}
         options["keep_layers"], options["depth"] = goals.consistency_weight > 0, self.depth
-        out = precision.call(self.model, self.dtype, batch, **options)
+        out = call_in_dtype(self.model, self.dtype, batch, **options)
         loss, right, known = self.judge(out.heads["mlm"].logits, asked.words)
         total = loss / (len(tokens) * (tokens.shape[1] - 1) * goals.mask_ratio)
         sums = [(loss, known), (right, known)]
@@ -128,7 +126,7 @@ class PretrainTask:
             raise AlbertkitError(
                 f"rows of {longest} tokens do not fit the {self.config.max_position_embeddings} positions of this shape"
             )
-        deepest = max(self.goals.shallow(), default=1)
+        deepest = max(self.goals.shallow_depths(), default=1)
         if deepest > self.config.num_hidden_layers:
             raise AlbertkitError(
                 f"depths go up to {deepest}, and this shape has {self.config.num_hidden_layers} layers; choose fewer"
@@ -181,7 +179,7 @@ class PretrainTask:
 
     def next_batch(self, step: int, progress: float, processes: ProcessGroup) -> tuple[list[tuple[Any, ...]], int]:
         """This process's rows of the next batch, as tensors on its device."""
-        self.objective.dtype = precision.choose(self.settings, processes.device)
+        self.objective.dtype = compute_dtype(self.settings, processes.device)
         self.objective.depth = self.drawn(step)
         length = self.goals.length_at(progress)
         if length > self.reach:
@@ -209,14 +207,14 @@ class PretrainTask:
 
     def drawn(self, step: int) -> int | None:
         """The depth of an update: every second time the full one, else one of the shallower ones there are."""
-        depths, chance = self.goals.shallow(), masking.mix(self.settings.seed + 2, step)
+        depths, chance = self.goals.shallow_depths(), masking.mix(self.settings.seed + 2, step)
         return depths[(chance >> 1) % len(depths)] if depths and chance & 1 else None
 
     def evaluate(self) -> dict[str, float]:
         """The measures on held-out rows, at the full depth; of masked words, also at the shallower depths that are learnt."""
         self.objective.depth = None
         found = self.measured()
-        for depth in self.goals.shallow() if found else ():
+        for depth in self.goals.shallow_depths() if found else ():
             self.objective.depth = depth
             found |= {f"{name}_at_{depth}": v for name, v in self.measured().items() if name.startswith("mlm")}
         self.objective.depth = None

@@ -23,10 +23,9 @@ from albertkit.tokenizer import Tokenizer
 from albertkit.train.distill_settings import DistillSettings, RecoverySettings
 from albertkit.train.distill_task import DistillTask, TeacherOutputs, TextsOnly, without_projection
 from albertkit.train.distributed import choose_device
-from albertkit.train.finetune_settings import preset_epochs, preset_rate
 from albertkit.train.loop import train
 from albertkit.train.teacher_states import AlbertTeacher
-from albertkit.train.train_settings import TrainSettings
+from albertkit.train.train_settings import TrainSettings, preset_epochs, preset_learning_rate
 
 
 @dataclass(frozen=True)
@@ -85,7 +84,7 @@ def settings_of(
     """The loop's settings: an evaluation each epoch, and the best one is the result where anything is held out."""
     budget: dict[str, Any] = {"steps": steps} if training.minutes is None else {"minutes": training.minutes}
     return TrainSettings(
-        **budget, batch_size=training.batch_size, micro_batch_size=training.micro_batch_size, learning_rate=training.learning_rate or preset_rate(artifact.config),
+        **budget, batch_size=training.batch_size, micro_batch_size=training.micro_batch_size, learning_rate=training.learning_rate or preset_learning_rate(artifact.config),
         warmup_ratio=0.1, seed=training.seed, evaluations=evaluations, load_best=held, device=training.device, compile="no",
         tensorboard=False, keep_checkpoints=1,
     )  # fmt: skip

@@ -1,94 +1,81 @@
-"""The settings of a training, each with the sentence that documents it, here and in `--help`.
+"""The settings of every training, as frozen dataclasses. No torch here.
 
-In: numbers from the command line or from Python. Out: `TrainSettings`, frozen and checked, and the schedule they mean.
+In: values from the command line or from Python. Out: `TrainSettings`, `PretrainSettings`, `FinetuneSettings`, `ElasticSettings`,
+checked. The sentence of a field is its documentation, here and in `--help`; a field without a sentence is no flag.
+Next: `loop.py`, `pretrain.py`, `finetune.py`, `elastic.py`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
+from albertkit.config import AlbertConfig
 from albertkit.errors import AlbertkitError
 from albertkit.settings import setting
 
-RATES = {"adamw": 1e-3, "lamb": 1.76e-3, "muon": 1e-3}
+LEARNING_RATES = {"adamw": 1e-3, "lamb": 1.76e-3, "muon": 1e-3}
 SCHEDULES = ("linear", "wsd", "constant")
 PRECISIONS = ("auto", "bf16", "float32")
-COMPILING = ("auto", "layer", "whole", "no")
+COMPILE_MODES = ("auto", "layer", "whole", "no")
+SIMILARITIES = ("cosine", "dot")
 
 
 @dataclass(frozen=True)
 class TrainSettings:
-    """How to train. One of steps, tokens and minutes is the budget."""
+    """How to train. Exactly one of steps, tokens and minutes is the budget."""
 
-    steps: int | None = setting(None, "Budget in updates of the weights.")
-    tokens: int | None = setting(None, "Budget in tokens seen.")
-    minutes: float | None = setting(None, "Budget in minutes of this machine, everything included.")
-    batch_size: int = setting(256, "Rows for one update, over all processes.")
-    micro_batch_size: int | None = setting(
-        None, "Rows at once on a device, if the batch does not fit; the rest is accumulated."
-    )
+    steps: int | None = setting(None, "Budget in training steps.")
+    tokens: int | None = setting(None, "Budget in tokens.")
+    minutes: float | None = setting(None, "Budget in minutes on this machine, everything included.")
+    batch_size: int = setting(256, "Rows per training step, over all processes.")
+    micro_batch_size: int | None = setting(None, "Rows per forward pass; gradients accumulate up to the batch size.")
     optimizer: str = setting("adamw", "adamw, lamb or muon.")
-    learning_rate: float | None = setting(None, "Highest learning rate [default: 1e-3 adamw, 1.76e-3 lamb, 1e-3 muon].")
+    learning_rate: float | None = setting(None, "Peak learning rate [default: 1e-3 adamw, 1.76e-3 lamb, 1e-3 muon].")
     weight_decay: float = setting(0.01, "Weight decay of matrices; biases and norms have none.")
-    warmup_ratio: float = setting(0.05, "Share of the budget in which the rate rises from 0.")
+    warmup_ratio: float = setting(0.05, "Share of the budget in which the learning rate rises from 0.")
     schedule: str = setting("linear", "linear (down to 0), wsd (warm-up, stable, decay) or constant.")
     decay_ratio: float = setting(0.2, "Share of the budget in which wsd decays.")
-    max_grad_norm: float = setting(1.0, "Longest gradient; 0 does not clip.")
-    precision: str = setting("auto", "bf16 or float32; auto is bf16 on a GPU that has it.")
+    max_grad_norm: float = setting(1.0, "Gradients are clipped to this norm; 0 does not clip.")
+    precision: str = setting("auto", "bf16 or float32; auto is bf16 on a GPU that supports it.")
     compile: str = setting(
         "auto",
-        "torch.compile: layer (the shared layer; starts quickly), whole (everything; a minute to start, runs faster), no, or auto (layer on a GPU).",
+        "torch.compile: layer (the shared layer; starts quickly), whole (everything; a minute to start, runs faster), "
+        "no, or auto (layer on a GPU).",
     )
     device: str = setting("auto", "cpu, cuda, mps; auto takes a GPU if there is one.")
-    shard_optimizer: bool = setting(
-        False, "Several processes: each keeps a part of the optimizer's moments (ZeRO-1), not all."
-    )
-    seed: int = setting(0, "Every draw follows from it.")
-    log_every: int = setting(20, "Updates between two lines of metrics.jsonl.")
+    shard_optimizer: bool = setting(False, "Split the optimizer state among the processes (ZeRO-1).")
+    seed: int = setting(0, "Seed of all random numbers.")
+    log_every: int = setting(20, "Training steps between two lines of metrics.jsonl.")
     evaluations: int = setting(10, "Evaluations over the whole budget; the best checkpoint is kept.")
     save_minutes: float = setting(5.0, "Minutes between two checkpoints.")
-    save_steps: int | None = setting(None, "Updates between two checkpoints, as well.")
+    save_steps: int | None = setting(None, "Training steps between two checkpoints, in addition.")
     keep_checkpoints: int = setting(2, "Checkpoints to keep, besides the best.")
-    patience: int = setting(0, "Stop after this many evaluations without a better one; 0 never does.")
+    patience: int = setting(0, "Stop after this many evaluations without improvement; 0 never stops early.")
     load_best: bool = setting(False, "The finished model is the best checkpoint instead of the last.")
     tensorboard: bool = setting(True, "Write metrics for TensorBoard, if tensorboardX is installed.")
 
     def __post_init__(self) -> None:
         budgets = [name for name in ("steps", "tokens", "minutes") if getattr(self, name) is not None]
         if len(budgets) != 1:
-            found = " and ".join(budgets) or "none"
-            raise AlbertkitError(f"a training needs one budget of steps, tokens or minutes; given: {found}")
-        positive = (
-            "steps",
-            "tokens",
-            "minutes",
-            "batch_size",
-            "micro_batch_size",
-            "learning_rate",
-            "log_every",
-            "save_minutes",
-        )
-        for name in (*positive, "save_steps", "keep_checkpoints"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < 1e15:
-                raise AlbertkitError(f"{name} is {value}; it must be above 0")
+            given = " and ".join(budgets) or "none"
+            raise AlbertkitError(f"the budget is given by {given}; pass exactly one of steps, tokens and minutes")
+        numbers = ("steps", "tokens", "minutes", "batch_size", "micro_batch_size", "learning_rate")
+        _check_positive(self, *numbers, "log_every", "save_minutes", "save_steps", "keep_checkpoints")
         if not 0 <= self.seed < 2**63:
             raise AlbertkitError(f"seed is {self.seed}; it must be 0 or above, and below 2^63")
-        for name in ("warmup_ratio", "decay_ratio"):
-            if not 0 <= getattr(self, name) < 1:
-                raise AlbertkitError(f"{name} is {getattr(self, name)}; it must be from 0 up to, not including, 1")
+        _check_ratio(self, "warmup_ratio", "decay_ratio")
         for name in ("weight_decay", "max_grad_norm", "evaluations", "patience"):
             if not 0 <= getattr(self, name) < 1e6:
                 raise AlbertkitError(f"{name} is {getattr(self, name)}; it must be 0 or above")
-        choices = (("optimizer", tuple(RATES)), ("schedule", SCHEDULES), ("precision", PRECISIONS))
-        for name, allowed in (*choices, ("compile", COMPILING)):
-            if getattr(self, name) not in allowed:
-                raise AlbertkitError(f"{name} is {getattr(self, name)!r}; choose one of {', '.join(allowed)}")
+        choices = (("optimizer", tuple(LEARNING_RATES)), ("schedule", SCHEDULES), ("precision", PRECISIONS))
+        for name, allowed in (*choices, ("compile", COMPILE_MODES)):
+            _check_choice(self, name, allowed)
 
     @property
-    def rate(self) -> float:
-        """The highest learning rate."""
-        return RATES[self.optimizer] if self.learning_rate is None else self.learning_rate
+    def peak_learning_rate(self) -> float:
+        """The learning rate after warm-up."""
+        return LEARNING_RATES[self.optimizer] if self.learning_rate is None else self.learning_rate
 
     def progress(self, step: int, tokens: int, seconds: float) -> float:
         """Share of the budget that is spent, from 0; 1 or more is the end."""
@@ -98,11 +85,185 @@ class TrainSettings:
             return tokens / self.tokens
         return seconds / 60 / (self.minutes or 1)
 
-    def factor(self, progress: float) -> float:
-        """What the highest learning rate is multiplied with, at a share of the budget."""
+    def learning_rate_factor(self, progress: float) -> float:
+        """The factor of the peak learning rate at a share of the budget."""
         if progress < self.warmup_ratio:
             return progress / self.warmup_ratio
         if self.schedule == "constant":
             return 1.0
-        start = self.warmup_ratio if self.schedule == "linear" else max(self.warmup_ratio, 1 - self.decay_ratio)
-        return min(1.0, max(0.0, (1 - progress) / max(1 - start, 1e-9)))
+        decays_from = self.warmup_ratio if self.schedule == "linear" else max(self.warmup_ratio, 1 - self.decay_ratio)
+        return min(1.0, max(0.0, (1 - progress) / max(1 - decays_from, 1e-9)))
+
+
+@dataclass(frozen=True)
+class PretrainSettings:
+    """Rows, masking and losses of pre-training."""
+
+    lengths: str = setting("128", "Tokens per row; with shares of the budget: '128:0.9,512:0.1' ends with longer rows.")
+    short_ratio: float = setting(0.1, "Share of the training steps with rows of a quarter of the length.")
+    single_ratio: float = setting(0.3, "Share of the rows that are one segment instead of two.")
+    mask_ratio: float = setting(0.15, "Share of the tokens that are masked.")
+    sop_weight: float = setting(1.0, "Weight of the sentence-order loss; 0 omits it.")
+    consistency_weight: float = setting(0.0, "Weight λ of the loss that makes the layers' hidden states similar.")
+    consistency_similarity: str = setting("cosine", "Similarity in the consistency loss: cosine or dot.")
+    layer_decay: float = setting(1.0, "Below 1, earlier uses of the shared layer count less in its gradient.")
+    depths: str = setting(
+        "",
+        "Shallower depths to train, such as 3,6,9: every second step, on average, uses one of them.",
+    )
+    eval_rows: int = setting(1024, "Held-out rows to evaluate on.")
+
+    def __post_init__(self) -> None:
+        _check_ratio(self, "short_ratio", "single_ratio")
+        if not 0 < self.mask_ratio < 0.9:
+            raise AlbertkitError(f"mask_ratio is {self.mask_ratio}; it must be between 0 and 0.9")
+        if not 0 < self.layer_decay <= 1:
+            raise AlbertkitError(f"layer_decay is {self.layer_decay}; it must be above 0 and at most 1")
+        if self.sop_weight < 0 or self.consistency_weight < 0:
+            raise AlbertkitError("sop_weight and consistency_weight must be 0 or above")
+        _check_choice(self, "consistency_similarity", SIMILARITIES)
+        self.phases()
+        self.shallow_depths()
+
+    def phases(self) -> list[tuple[int, float]]:
+        """(length, share of the budget) in order; the shares add up to 1."""
+        try:
+            parts = [part.split(":") for part in self.lengths.split(",")]
+            phases = [(int(p[0]), float(p[1]) if len(p) > 1 else 1.0) for p in parts]
+        except (ValueError, IndexError):
+            raise AlbertkitError(f"lengths is {self.lengths!r}; write it like 128 or 128:0.9,512:0.1") from None
+        total = sum(share for _, share in phases)
+        if min(length for length, _ in phases) < 8 or min(share for _, share in phases) <= 0 or abs(total - 1) > 1e-6:
+            raise AlbertkitError(f"lengths is {self.lengths!r}; a row has 8 tokens or more, and shares add up to 1")
+        return phases
+
+    def shallow_depths(self) -> tuple[int, ...]:
+        """`depths` as numbers, the shallowest first."""
+        return parse_integers("depths", self.depths) if self.depths.strip() else ()
+
+    def length_at(self, progress: float) -> int:
+        """Tokens per row at a share of the budget."""
+        spent = 0.0
+        for length, share in self.phases():
+            spent += share
+            if progress < spent:
+                return length
+        return self.phases()[-1][0]
+
+
+@dataclass(frozen=True)
+class FinetuneSettings:
+    """How to fine-tune. Defaults of None depend on the size of the model and of the data."""
+
+    epochs: float | None = setting(None, "Passes over the examples [default: 2 to 10, fewer for more examples].")
+    batch_size: int = setting(32, "Examples per training step.")
+    micro_batch_size: int | None = setting(None, "Examples per forward pass, if a batch does not fit into memory.")
+    learning_rate: float | None = setting(None, "Peak learning rate [default: by the size of the model].")
+    dropout: float | None = setting(None, "Dropout inside the layers [default: from the model's config].")
+    max_length: int = setting(128, "Longest input in tokens; longer texts are truncated, or read in windows.")
+    metric: str | None = setting(None, "The metric that selects the best checkpoint [default: the task's first].")
+    seeds: int = setting(1, "Runs with different seeds; mean and spread are reported, the best is kept.")
+    seed: int = setting(0, "The first seed.")
+    restarts: int = setting(2, "Restarts with another seed and half the learning rate, if a run collapses.")
+    patience: int = setting(0, "Stop after this many epochs without improvement; 0 never stops early.")
+    freeze: bool = setting(False, "Train only a head on the model's sentence vectors: seconds instead of minutes.")
+    shots: int | None = setting(None, "Use this many examples of each class.")
+    class_weights: bool = setting(False, "Rare classes weigh more in the loss.")
+    gradient_checkpointing: bool = setting(False, "Recompute activations: less memory, about a third slower.")
+    elastic: bool = setting(False, "Train every depth, so that texts may exit early (see albertkit elastic).")
+    target_length: int = setting(32, "generate: most tokens to write; the source gets the rest of --max-length.")
+    label_smoothing: float = setting(0.0, "generate: label smoothing.")
+    device: str = setting("auto", "cpu or cuda; auto takes a GPU if there is one.")
+
+    shortest_input: ClassVar[int] = 8
+
+    def __post_init__(self) -> None:
+        _check_positive(self, "epochs", "batch_size", "micro_batch_size", "learning_rate", "seeds", "shots")
+        if not self.shortest_input <= self.max_length <= 1_000_000 or self.restarts < 0:
+            raise AlbertkitError(f"max_length is {self.max_length}; it must be 8 or more, and restarts 0 or more")
+        if self.dropout is not None:
+            _check_ratio(self, "dropout")
+        if self.freeze and self.seeds > 1:
+            raise AlbertkitError(
+                f"seeds is {self.seeds}, but a head on frozen vectors does not depend on the seed; omit --seeds "
+                "or --freeze (with --shots, --seed 1 draws other examples)"
+            )
+
+
+@dataclass(frozen=True)
+class ElasticSettings(FinetuneSettings):
+    """How to train every depth: the settings of fine-tuning, and the parts of the loss of each depth."""
+
+    elastic: bool = setting(True, "Train every depth; --no-elastic trains the full depth only, for comparison.")
+    epochs: float | None = setting(
+        None, "Passes over the examples [default: half of what finetune takes, all for a model without a task]."
+    )
+    max_length: int = setting(0, "Longest input in tokens; 0 takes that of the model, or of its teacher.")
+    freeze: bool = False  # fields without a sentence are no flags of `albertkit elastic`
+    shots: int | None = None
+    target_length: int = 32
+    label_smoothing: float = 0.0
+    sampled_depths: int = setting(0, "Depths drawn at random for each step, besides the full one; 0 takes all.")
+    shallow_weight: float = setting(1.0, "Weight of all shallower depths together; the full depth has 1.")
+    distill_weight: float = setting(
+        0.5, "What shallower depths are trained on: 0 labels only, 1 predictions of the full depth only."
+    )
+    temperature: float = setting(2.0, "Softmax temperature when shallower depths are compared with the full one.")
+    consistency_weight: float = setting(0.0, "Weight λ of the loss that makes the layers' hidden states similar.")
+
+    shortest_input: ClassVar[int] = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.sampled_depths < 0 or self.shallow_weight < 0 or self.consistency_weight < 0:
+            raise AlbertkitError("sampled_depths, shallow_weight and consistency_weight must be 0 or above")
+        if not 0 <= self.distill_weight <= 1 or self.temperature <= 0:
+            raise AlbertkitError(
+                f"distill_weight is {self.distill_weight} and temperature {self.temperature}; "
+                "distill_weight goes from 0 to 1, and temperature is above 0"
+            )
+
+
+def preset_learning_rate(config: AlbertConfig) -> float:
+    """The learning rate for a width: large shared layers collapse at rates that small ones need."""
+    for width, rate in ((320, 2e-4), (512, 1e-4), (800, 3e-5), (1100, 2e-5)):
+        if config.hidden_size <= width:
+            return rate
+    return 1e-5
+
+
+def preset_epochs(examples: int) -> float:
+    """Fewer examples are repeated more often."""
+    for most, epochs in ((5_000, 10.0), (20_000, 5.0), (100_000, 3.0)):
+        if examples <= most:
+            return epochs
+    return 2.0
+
+
+def parse_integers(name: str, text: str) -> tuple[int, ...]:
+    """A setting such as 3,6,12 as numbers, the smallest first."""
+    try:
+        numbers = tuple(sorted(int(n) for n in text.split(",")))
+    except ValueError:
+        numbers = ()
+    if not numbers or numbers[0] < 1:
+        raise AlbertkitError(f"{name} is {text!r}; write whole numbers with commas: 3,6,12")
+    return numbers
+
+
+def _check_positive(settings: object, *names: str) -> None:
+    for name in names:
+        value = getattr(settings, name)
+        if value is not None and not 0 < value < 1e15:
+            raise AlbertkitError(f"{name} is {value}; it must be above 0")
+
+
+def _check_ratio(settings: object, *names: str) -> None:
+    for name in names:
+        if not 0 <= getattr(settings, name) < 1:
+            raise AlbertkitError(f"{name} is {getattr(settings, name)}; it must be 0 or above, and below 1")
+
+
+def _check_choice(settings: object, name: str, allowed: tuple[str, ...]) -> None:
+    if getattr(settings, name) not in allowed:
+        raise AlbertkitError(f"{name} is {getattr(settings, name)!r}; choose one of {', '.join(allowed)}")
