@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "src"))
 from albertkit import Tokenizer
 from albertkit.config import preset
 from albertkit.data.corpus import build
-from albertkit.data.corpus_settings import Settings as Cutting
+from albertkit.data.corpus_settings import CorpusSettings as Cutting
 from albertkit.train import loop, pretrain
 from albertkit.train.distributed import ProcessGroup
 from albertkit.train.train_settings import TrainSettings

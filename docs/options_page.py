@@ -156,7 +156,7 @@ REFUSED = """
 | `norm=document` where E or H is 1 | the config | one number has no σ |
 | `static` with any other option | the config | a table has no layers |
 | `prune --heads` with `shared_heads` or `attention_bias` | `prune` | their heads have one matrix or one table together; `--ffn`, `--layers` and `--vocabulary` work |
-| `pretrain --option` with `--start` | `pretrain` | a model keeps the options it was begun with |
+| `pretrain --option` with `--model` | `pretrain` | a model keeps the options it was begun with |
 | `plan --option` with a limit | `shape_cost` | give a folder, whose options are used |
 | `finetune generate` with any but `scale_embedding` | `finetune` | texts are written word by word, with graphs of their own |
 | training for few bits, and students that copy a teacher's layers, with any but `scale_embedding` | their verbs | they watch canonical attention |

@@ -18,9 +18,9 @@ albertkit finetune generate "$out/train.jsonl" -o "$out/run" --target-length 32 
   ${START:+--start "$START"} ${EPOCHS:+--epochs "$EPOCHS"}
 
 # 3. BLEU and ROUGE-L, beside a copy of the source's first words; then in 8 bits.
-albertkit evaluate "$out/run" "$out/test.jsonl"
+albertkit evaluate -m "$out/run" "$out/test.jsonl"
 albertkit quantize "$out/run" "$out/int8" --bits 8 --force
-albertkit evaluate "$out/int8" "$out/test.jsonl"
+albertkit evaluate -m "$out/int8" "$out/test.jsonl"
 
 # 4. Ask.
-albertkit generate "$out/int8" "Paris | The capital of France is Paris." --beams 4
+albertkit generate -m "$out/int8" "Paris | The capital of France is Paris." --beams 4

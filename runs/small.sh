@@ -13,7 +13,7 @@ albertkit pretrain "$out/shards" -o "$out/pretrain" --shape small --batch-size 1
   --warmup-ratio 0.02 --minutes "${MINUTES:-25}" --lengths 128:0.74,512:0.16,128:0.1 --short-ratio 0.2 --single-ratio 0.4 --resume
 
 # 3. Sentence vectors from two open teachers, at depths 3, 6, 9 and 12 and widths 64 to 384.
-albertkit distill "$out/shards" -o "$out/vectors" --start "$out/pretrain/model" --workers 10 \
+albertkit distill "$out/shards" -o "$out/vectors" --model "$out/pretrain/model" --workers 10 \
   --teacher "$TEACHERS/minilm" --teacher "$TEACHERS/gte:1.5" --optimizer muon --learning-rate 1e-3 --warmup-ratio 0.02 \
   --everyday 1200000 --text-tokens 131072 --near 0.5 --shallow 0.5 --minutes "${MINUTES:-25}" --resume
 

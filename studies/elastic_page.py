@@ -22,9 +22,9 @@ all; then apply fewer layers, or let each text leave as soon as it is sure:
 
 ```bash
 albertkit elastic sentiment train.tsv --dev dev.tsv -o sentiment-elastic
-albertkit classify sentiment-elastic 'what a lovely film' --depth 4
-albertkit classify sentiment-elastic 'what a lovely film' --early-exit 99%
-albertkit evaluate sentiment-elastic test.tsv --early-exit 99%   # also prints the mean depth
+albertkit classify -m sentiment-elastic 'what a lovely film' --depth 4
+albertkit classify -m sentiment-elastic 'what a lovely film' --early-exit 99%
+albertkit evaluate -m sentiment-elastic test.tsv --early-exit 99%   # also prints the mean depth
 ```
 
 `Albert(FOLDER).classify(texts, depth=4)` and `early_exit="99%"` do the same, and so do `tag`, `understand`, `answer` and `choose`; a result says in `depth` where it left.

@@ -25,7 +25,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent.parent / "src"))
 
 from albertkit.data.corpus import build
-from albertkit.data.corpus_settings import Settings as CorpusSettings
+from albertkit.data.corpus_settings import CorpusSettings as CorpusSettings
 from albertkit.tokenizer import Tokenizer
 
 SHAPE = {

@@ -60,7 +60,7 @@ def test_tokenize_warns_of_the_wrong_vocabulary():
 
 def test_info_and_convert(folder, tmp_path):
     about = json.loads(run("info", str(folder), "--json").stdout)
-    assert about["config"]["hidden_size"] == 32 and about["tokenizer"] == {"kind": "unigram", "pieces": 30000}
+    assert about["config"]["hidden_size"] == 32 and about["tokenizer"] == {"kind": "unigram", "tokens": 30000}
     assert b"hidden_size" in run("info", str(folder)).stdout
     run("convert", str(folder), str(tmp_path / "two"))
     again = run("convert", str(folder), str(tmp_path / "two"), ok=False)
@@ -74,12 +74,12 @@ def test_info_and_convert(folder, tmp_path):
     [
         (["plan", "bas"], "", "unknown preset 'bas' (did you mean 'base'?)"),
         (["plan", "--nosuch"], "", "No such option"),
-        (["plan", "base", "--length", "513"], "", "length is 513"),
+        (["plan", "base", "--length", "513"], "", "length=513 is not available"),
         (["nosuch"], "", "No such command"),
         (["info", "nowhere"], "", "nowhere does not exist"),
         (["tokenize", "--file", "nowhere"], "", "nowhere cannot be read"),
         (["tokenize", "--model", "nowhere", "x"], "", "nowhere"),
-        (["tokenize", "--file", "x", "text"], "", "Use one of them"),
+        (["tokenize", "--file", "x", "text"], "", "Pass one of them"),
         (["tokenize"], b"good\n\xff\xfe\n", "line 2 of stdin is not UTF-8"),
     ],
 )

@@ -146,7 +146,7 @@ def test_the_typist_can_fail(workshop):
     with pytest.raises(AssertionError, match="no test can type 'wget'"):
         workshop.line("wget http://example.org")
     with pytest.raises(AssertionError, match="ended with an error: nowhere does not exist"):
-        workshop.line("albertkit classify nowhere 'a text'")
+        workshop.line("albertkit classify -m nowhere 'a text'")
     workshop.block("cat notes.txt | albertkit tokenize > out.txt && albertkit models")
     assert workshop.typed == 5 and Path("out.txt").read_text().startswith("[CLS]")
 

@@ -28,7 +28,7 @@ from albertkit.albert import Albert
 from albertkit.artifact import Artifact, Meta, write_artifact
 from albertkit.cli.entry_point import app
 from albertkit.data.corpus import build
-from albertkit.data.corpus_settings import Settings as Cutting
+from albertkit.data.corpus_settings import CorpusSettings as Cutting
 from albertkit.errors import AlbertkitError
 from albertkit.model import AlbertModel
 from albertkit.model.albert_model import build_head
@@ -240,7 +240,7 @@ class Typist:
         if command is None or "--help" in words:
             return
         given = command.make_context(words[0], words[1:], parent=click.Context(app, **app.context_settings)).params
-        keys = [one.name for one in command.params if {"-o", "--out", "--output"} & set(one.opts)]
+        keys = [one.name for one in command.params if {"-o", "--output"} & set(one.opts)]
         for key in [*keys, "target"]:
             name = Path(given[key]).parts[0] if given.get(key) and Path(given[key]).parts else ""
             again = words[0] in ANEW and Path(name).is_dir() and name != ""
@@ -312,8 +312,8 @@ def shorter(words: list[str]) -> list[str]:
             skip = drop[word]
         else:
             kept.append(word)
-    if words and words[0] == "finetune" and "--start" not in words:
-        add = [*add, "--start", "my-albert"]
+    if words and words[0] == "finetune" and "--model" not in words:
+        add = [*add, "--model", "my-albert"]
     if words and words[0] in ("quantize", "prune") and not {"-f", "--file"} & set(words):
         add = [*add, "-f", "texts.txt"]  # without, the model writes its own
     if {"--recover", "--train"} & set(words):

@@ -39,7 +39,18 @@ def keys(*files: tuple[Path, int]) -> list[tuple[str, int]]:
 
 def commands(model, out, *files, **given) -> list[str]:
     options = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
-    return [sys.executable, "-m", "albertkit", "embed", "-m", str(model), "--out", str(out), *options, *map(str, files)]
+    return [
+        sys.executable,
+        "-m",
+        "albertkit",
+        "embed",
+        "-m",
+        str(model),
+        "--output",
+        str(out),
+        *options,
+        *map(str, files),
+    ]
 
 
 def test_local_equals_albert(models, tmp_path):
@@ -258,7 +269,7 @@ def test_one_run_at_a_time(models, tmp_path):
 
 
 def test_options_belong_to_an_engine(tmp_path):
-    line = [sys.executable, "-m", "albertkit", "embed", "text", "--out", str(tmp_path / "out")]
+    line = [sys.executable, "-m", "albertkit", "embed", "text", "--output", str(tmp_path / "out")]
     done = subprocess.run(line, env=ENVIRONMENT, capture_output=True, text=True)
     assert done.returncode == 2 and "add --engine" in done.stderr
     done = subprocess.run([*line, "--engine=local", "-o", "a.npy"], env=ENVIRONMENT, capture_output=True, text=True)

@@ -100,8 +100,8 @@ def test_vectors(models, name, tmp_path, monkeypatch):
 def test_tasks_words_and_torch(models, name):
     folder = models / name
     albert = Albert(folder, threads=1)
-    assert any(label in run("classify", folder, LINES[0], "--json") for label in albert.meta.labels)
-    assert "6 examples" in run("evaluate", folder, models / "test.tsv")
+    assert any(label in run("classify", "-m", folder, LINES[0], "--json") for label in albert.meta.labels)
+    assert "6 examples" in run("evaluate", "-m", folder, models / "test.tsv")
     if name in TRAINED:  # on the examples of a task, with its head alone
         with pytest.raises(AlbertkitError, match="no masked-language-model head"):
             run("fill", "-m", folder, "cats and [MASK]")

@@ -10,7 +10,7 @@ import sys
 import pytest
 from click.testing import CliRunner
 
-from albertkit.cli import corpus_commands as cli_corpus
+from albertkit.cli.console import stage_progress_bar
 from albertkit.cli.entry_point import app
 from albertkit.data.shards import Shards
 from albertkit.errors import AlbertkitError
@@ -37,7 +37,7 @@ def run(*args, **options):
 def test_corpus_says_what_it_did(place, tmp_path):
     args = ("corpus", place / "a.txt", "-o", tmp_path / "out", "--tokenizer", place / "vocabulary", "--workers", 1)
     said = run(*args, "--min-tokens", 5)
-    assert "150 documents in" in said and "dropped: 0 documents" in said
+    assert "150 documents in" in said and "dropped: 0 duplicate documents" in said
     shards = Shards.open(tmp_path / "out", verify=True)
     assert shards.manifest["settings"]["min_tokens"] == 5
     assert shards.manifest["inputs"][0]["bytes"] == (place / "a.txt").stat().st_size
@@ -97,17 +97,17 @@ def test_tokenizer(tmp_path, kind):
     (tmp_path / "a.jsonl").write_text(
         "\n".join(json.dumps({"body": line}) for line in text(80).split("\n")), encoding="utf-8"
     )
-    args = ("tokenizer", tmp_path / "a.jsonl", "--field", "body", "--vocab-size", 200, "--kind", kind)
+    args = ("tokenizer", tmp_path / "a.jsonl", "--text-column", "body", "--vocab-size", 200, "--kind", kind)
     data = json.loads(run(*args, "-o", tmp_path / "one", "--json"))
     made = Tokenizer.load(tmp_path / "one")
-    assert data == {"tokenizer": str(tmp_path / "one"), "kind": kind, "vocabulary": made.vocab_size}
+    assert data == {"tokenizer": str(tmp_path / "one"), "kind": kind, "vocab_size": made.vocab_size}
     assert made.kind == kind and made.lower and 50 < made.vocab_size <= 200
     assert made.decode(made.ids_batch(["The old river."])[0]) == "the old river."
     assert "tokens" in run(*args, "-o", tmp_path / "two", "--cased", "--accents", "--max-mb", 1)
     assert not Tokenizer.load(tmp_path / "two").lower
     with pytest.raises(AlbertkitError, match="exists and is not empty"):
         run(*args, "-o", tmp_path / "one")
-    assert json.loads(run("corpus", tmp_path / "a.jsonl", "--field", "body", "--min-tokens", 1, "--workers", 1, "-o",
+    assert json.loads(run("corpus", tmp_path / "a.jsonl", "--text-column", "body", "--min-tokens", 1, "--workers", 1, "-o",
                           tmp_path / "corpus", "--tokenizer", tmp_path / "one", "--json"))["counts"]["tokens"]  # fmt: skip
 
 
@@ -124,7 +124,7 @@ def test_the_bar(monkeypatch):
             return True
 
     monkeypatch.setattr(sys, "stderr", shown := Terminal())
-    with cli_corpus.bar() as step:
+    with stage_progress_bar("B") as step:
         step("inputs", 100, 100, 0)
         step("corpus", 10, 100, 5_000_000)
         step("corpus", 100, 100, 9_000_000)

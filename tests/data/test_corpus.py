@@ -17,7 +17,7 @@ import pytest
 from albertkit.data import block_reader as reading
 from albertkit.data import shard_writer as writing
 from albertkit.data.corpus import build
-from albertkit.data.corpus_settings import Settings
+from albertkit.data.corpus_settings import CorpusSettings
 from albertkit.data.resume_log import JOURNAL, Journal
 from albertkit.data.sentences import split
 from albertkit.data.shards import Shards, ids
@@ -27,7 +27,7 @@ from tests.conftest import SHARED, SPIECE, real
 from tests.data.making import contents, text
 from tests.waiting import wait_until
 
-SMALL = Settings(shard_tokens=3000, held_out=0.1, min_tokens=1)
+SMALL = CorpusSettings(shard_tokens=3000, held_out=0.1, min_tokens=1)
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +110,7 @@ def test_duplicates_of_documents(tmp_path, tokenizer):
     plain = build([tmp_path / "a.txt", tmp_path / "b.txt"], tmp_path / "x", tokenizer, SMALL, workers=1)
     counts = plain.shards.manifest["counts"]
     assert (counts["documents_read"], counts["documents_kept"], counts["duplicates"]) == (120, 60, 60)
-    kept = Settings(shard_tokens=3000, held_out=0.1, min_tokens=1, dedupe="none")
+    kept = CorpusSettings(shard_tokens=3000, held_out=0.1, min_tokens=1, dedupe="none")
     every = build([tmp_path / "a.txt", tmp_path / "b.txt"], tmp_path / "y", tokenizer, kept, workers=1)
     assert every.shards.manifest["counts"]["documents_kept"] == 120
     train, held = sentences_in(every.shards), sentences_in(every.shards, "held-out")
@@ -121,7 +121,7 @@ def test_duplicates_of_paragraphs(tmp_path, tokenizer):
     same = "This very paragraph stands in every document of this file, word for word."
     documents = [f"Number {i} is a text of its own.\n{same}" for i in range(50)]
     (tmp_path / "a.txt").write_text("\n\n".join([*documents, same, f"{same}\n{same}"]))
-    rules = Settings(dedupe="paragraphs", min_tokens=3, held_out=0)
+    rules = CorpusSettings(dedupe="paragraphs", min_tokens=3, held_out=0)
     counts = build([tmp_path / "a.txt"], tmp_path / "x", tokenizer, rules, workers=1).shards.manifest["counts"]
     assert counts["paragraph_duplicates"] == 52 and counts["documents_kept"] == 50 and counts["too_short"] == 2
     assert counts["sentences"] == 51
@@ -129,7 +129,7 @@ def test_duplicates_of_paragraphs(tmp_path, tokenizer):
 
 def test_short_documents_are_dropped(tmp_path, tokenizer):
     (tmp_path / "a.txt").write_text("Too short.\n\n" + "This one is long enough to be kept, is it not? " * 2)
-    shards = build([tmp_path / "a.txt"], tmp_path / "x", tokenizer, Settings(held_out=0), workers=1).shards
+    shards = build([tmp_path / "a.txt"], tmp_path / "x", tokenizer, CorpusSettings(held_out=0), workers=1).shards
     assert shards.manifest["counts"]["too_short"] == 1 and len(sentences_in(shards)) == 1
     assert shards.split("held-out") == []
 
@@ -146,7 +146,7 @@ def test_what_is_held_out_stays_held_out(tmp_path, tokenizer):
 
 def test_a_document_larger_than_a_shard_is_cut(tmp_path, tokenizer):
     (tmp_path / "a.txt").write_text("\n".join(text(60).replace("\n\n", "\n").split("\n")), encoding="utf-8")
-    rules = Settings(shard_tokens=700, min_tokens=1, held_out=0)
+    rules = CorpusSettings(shard_tokens=700, min_tokens=1, held_out=0)
     shards = build([tmp_path / "a.txt"], tmp_path / "x", tokenizer, rules, workers=1).shards
     assert shards.manifest["counts"]["documents_kept"] < sum(len(s.documents) for s in shards.split("train"))
     assert all(len(shard.tokens) <= 700 for shard in shards.split("train"))
@@ -159,7 +159,7 @@ def test_parts_of_one_long_document_are_on_one_side(tmp_path, tokenizer, monkeyp
     monkeypatch.setattr(reading, "LIMIT", 12_000)
     lines = [f"Paragraph {i} of a document without an empty line anywhere." for i in range(3000)]
     (tmp_path / "a.txt").write_text("\n".join(lines) + "\n\n" + text(40))
-    rules = Settings(held_out=0.5, min_tokens=1)
+    rules = CorpusSettings(held_out=0.5, min_tokens=1)
     shards = build([tmp_path / "a.txt"], tmp_path / "x", tokenizer, rules, workers=1).shards
     sides = {
         name
@@ -213,7 +213,7 @@ def killed(work, at: int) -> bool:
 @pytest.mark.parametrize(("dedupe", "stride"), [("documents", 5), ("paragraphs", 11)])
 def test_killed_at_any_step_it_goes_on(tmp_path, texts, tokenizer, dedupe, stride, monkeypatch):
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
-    rules = Settings(shard_tokens=4000, held_out=0.2, min_tokens=1, dedupe=dedupe)
+    rules = CorpusSettings(shard_tokens=4000, held_out=0.2, min_tokens=1, dedupe=dedupe)
     build([texts], tmp_path / "whole", tokenizer, rules, workers=1)
     wanted = contents(tmp_path / "whole")
     out, step, resumed = tmp_path / "out", 1, 0
@@ -237,10 +237,10 @@ def test_killed_with_workers(tmp_path, texts, tokenizer, whole):
 
     out = tmp_path / "out"
     code = (
-        "import sys; from albertkit.data import block_reader as reading, corpus; from albertkit.data.corpus_settings import Settings\n"
+        "import sys; from albertkit.data import block_reader as reading, corpus; from albertkit.data.corpus_settings import CorpusSettings\n"
         "from albertkit.tokenizer import Tokenizer; import signal; from pathlib import Path\n"
         "reading.BLOCK = 6000\n"
-        f"rules = Settings(shard_tokens=3000, held_out=0.1, min_tokens=1)\n"
+        f"rules = CorpusSettings(shard_tokens=3000, held_out=0.1, min_tokens=1)\n"
         f"def stop(*a):\n"
         f"    if Path({str(out / 'train-00001.tokens.npy')!r}).is_file(): signal.pause()\n"
         f"corpus.build([{str(texts)!r}], {str(out)!r}, Tokenizer.load({str(tmp_path / 'whole' / 'tokenizer')!r}), rules, "
@@ -307,7 +307,7 @@ def test_another_corpus_is_not_mixed_in(tmp_path, texts, tokenizer, change, stat
         monkeypatch.undo()
     before = contents(out)
     if change == "setting":
-        rules, said = Settings(shard_tokens=3000, held_out=0.2, min_tokens=1), r"held_out \(0.1 there, 0.2 now\)"
+        rules, said = CorpusSettings(shard_tokens=3000, held_out=0.2, min_tokens=1), r"held_out \(0.1 there, 0.2 now\)"
     elif change == "input":
         (texts / "a.txt").write_text(text(100, seed=9), encoding="utf-8")
         said = "the inputs"
@@ -432,7 +432,9 @@ def test_nothing_left_for_training(tmp_path, tokenizer):
     for document in documents:  # some of them are held out
         (tmp_path / "a.txt").write_text(document)
         try:
-            build([tmp_path / "a.txt"], tmp_path / "out", tokenizer, Settings(held_out=0.5), workers=1, force=True)
+            build(
+                [tmp_path / "a.txt"], tmp_path / "out", tokenizer, CorpusSettings(held_out=0.5), workers=1, force=True
+            )
         except AlbertkitError as error:
             assert "all 1 documents were held out" in str(error)
             return
@@ -462,7 +464,7 @@ def test_bad_lines_can_be_passed_over_after_the_fact(tmp_path, tokenizer):
     (tmp_path / "a.txt").write_bytes(text(100).encode() + b"\n\nbad \xff line\n\n" + text(20, seed=5).encode())
     with pytest.raises(AlbertkitError, match="is not UTF-8"):
         build([tmp_path / "a.txt"], tmp_path / "out", tokenizer, SMALL, workers=1)
-    rules = Settings(shard_tokens=3000, held_out=0.1, min_tokens=1, skip_bad=True)
+    rules = CorpusSettings(shard_tokens=3000, held_out=0.1, min_tokens=1, skip_bad=True)
     built = build([tmp_path / "a.txt"], tmp_path / "out", tokenizer, rules, workers=1)
     assert built.resumed and built.shards.manifest["counts"]["bad_lines"] == 1
 
@@ -504,7 +506,7 @@ def test_leftovers_of_our_own_are_no_obstacle(tmp_path, texts, tokenizer, whole)
 )
 def test_settings_are_checked(wrong):
     with pytest.raises(AlbertkitError, match=next(iter(wrong))):
-        Settings(**wrong)
+        CorpusSettings(**wrong)
 
 
 def test_a_worker_that_dies_is_one_sentence(tmp_path, texts, tokenizer, monkeypatch):
@@ -542,7 +544,7 @@ def test_real_text(tmp_path, english, name, model, monkeypatch):
         data = file.read(400_000).decode("utf-8", "ignore")
     (tmp_path / "a.txt").write_text(data, encoding="utf-8")
     vocabulary = english if model is None else Tokenizer.load(real(model))
-    rules = Settings(shard_tokens=30_000, held_out=0.05)
+    rules = CorpusSettings(shard_tokens=30_000, held_out=0.05)
     build([tmp_path / "a.txt"], tmp_path / "out", vocabulary, rules, workers=1)
     shards = Shards.open(tmp_path / "out", verify=True)
     counts = shards.manifest["counts"]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from albertkit.data.corpus import build
-from albertkit.data.corpus_settings import Settings
+from albertkit.data.corpus_settings import CorpusSettings
 from albertkit.data.shards import Shards, ids, token_type, word_bit, word_starts
 from albertkit.errors import AlbertkitError
 from albertkit.tokenizer import Tokenizer
@@ -21,7 +21,7 @@ def made(tmp_path_factory):
     folder = tmp_path_factory.mktemp("corpus")
     (folder / "a.txt").write_text(text(120), encoding="utf-8")
     tokenizer = Tokenizer.train(text(100).split("\n"), vocab_size=150)
-    build([folder / "a.txt"], folder / "out", tokenizer, Settings(shard_tokens=4000, held_out=0.1), workers=1)
+    build([folder / "a.txt"], folder / "out", tokenizer, CorpusSettings(shard_tokens=4000, held_out=0.1), workers=1)
     return folder / "out"
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from albertkit.cli import explain_commands as cli_explain
+from albertkit.cli import inspect_commands
 from albertkit.cli.entry_point import app
 from albertkit.errors import AlbertkitError
 from albertkit.explain.attribution import METHODS, AttentionMap, rollout
@@ -26,7 +26,7 @@ ODD = 'cat <script>alert("1")</script> & dog </script> oak'
 
 
 def run(*arguments, text=None):
-    done = CliRunner().invoke(app, ["explain", *map(str, arguments)], input=text)
+    done = CliRunner().invoke(app, ["explain", "-m", *map(str, arguments)], input=text)
     assert done.exception is None, (done.output, done.exception)
     return done.output
 
@@ -66,9 +66,9 @@ def test_the_check_on_the_command_line(topics, tmp_path):
     assert "2 texts" in out and re.search(r"^attention +-?\d", out, re.M)
     told = json.loads(run(topics, "--check", file, "--json"))
     assert told["hide"] == "drop" and told["methods"][0]["texts"] == 2
-    alone = run(topics, "--check", file, "--json", "--most", "1")
+    alone = run(topics, "--check", file, "--json", "--max-texts", "1")
     assert "NaN" not in alone and json.loads(alone)["methods"][0]["gain_error"] is None
-    assert "nan" not in run(topics, "--check", file, "--most", "1")
+    assert "nan" not in run(topics, "--check", file, "--max-texts", "1")
 
 
 def test_controls_do_not_reach_the_terminal(topics):
@@ -93,12 +93,12 @@ def test_the_page_begins_at_the_token_that_is_read(explainers):
     ],
 )
 def test_errors(topics, arguments, why):
-    done = CliRunner().invoke(app, ["explain", str(topics), *arguments])
+    done = CliRunner().invoke(app, ["explain", "-m", str(topics), *arguments])
     assert isinstance(done.exception, AlbertkitError) and why in str(done.exception)
 
 
 def test_the_methods_of_the_command_line_are_those_there_are():
-    assert tuple(cli_explain.METHODS) == METHODS
+    assert tuple(inspect_commands.METHODS) == METHODS
 
 
 def test_nothing_needs_torch(topics, tmp_path):

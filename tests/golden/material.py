@@ -349,7 +349,7 @@ def finetuned(kind: str) -> tuple[Path, tuple[float, ...]]:
     more = ("--kind", kind) if kind in ("multi", "regression") else ("--target-length", 8) if kind == "generate" else ()
     with losses() as seen:
         albertkit(
-            "finetune", task, labelled(kind), "--dev", labelled(kind, 16, 9), "-o", out, "--start", tiny_model(),
+            "finetune", task, labelled(kind), "--dev", labelled(kind, 16, 9), "-o", out, "--model", tiny_model(),
             "--restarts", 0, *TRAINING, *more,
         )  # fmt: skip
     return out / "model", tuple(seen)

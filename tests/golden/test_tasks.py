@@ -64,7 +64,7 @@ def results() -> Results:
 
 def evaluation(kind: str, folder: Path) -> Any:
     """The metrics on other examples."""
-    return json.loads(albertkit("evaluate", folder, labelled(kind, 16, 5), "--json"))
+    return json.loads(albertkit("evaluate", "-m", folder, labelled(kind, 16, 5), "--json"))
 
 
 def test_fine_tuned_models_predict_as_recorded():

@@ -39,7 +39,7 @@ def pretrained(*more: Any) -> Callable[[Path], Path]:
 def tuned(*more: Any, kind: str = "single") -> Callable[[Path], Path]:
     def run(out: Path) -> Path:
         files = (labelled(kind), "--dev", labelled(kind, 16, 9))
-        albertkit("finetune", "classify", *files, "-o", out, "--start", tiny_model(), "--restarts", 0, *TRAINING, *more)
+        albertkit("finetune", "classify", *files, "-o", out, "--model", tiny_model(), "--restarts", 0, *TRAINING, *more)
         return out / "model"
 
     return run
@@ -55,7 +55,7 @@ def elastic(out: Path) -> Path:
 
 def distilled(data: Callable[[], Path], teacher: Callable[[], Path], *more: Any) -> Callable[[Path], Path]:
     def run(out: Path) -> Path:
-        albertkit("distill", teacher(), data(), "-o", out, "--start", tiny_model(1), *STEPS, *more)
+        albertkit("distill", teacher(), data(), "-o", out, "--model", tiny_model(1), *STEPS, *more)
         return out / "model"
 
     return run

@@ -544,13 +544,14 @@ def test_the_command_line(folder, tmp_path):
     said = run.invoke(app, ["calibrate", str(tmp_path / "model"), str(tmp_path / "dev.tsv"), "--exit-depths", "1,2,4"])
     assert said.exit_code == 0 and "90 held-out texts, compared with depth 5" in said.stdout, said.output
     assert "--early-exit 99.5%  cannot be promised" in said.stdout
-    said = run.invoke(app, ["classify", str(tmp_path / "model"), "cat", "--early-exit", "entropy:1", "--json"])
+    said = run.invoke(app, ["classify", "-m", str(tmp_path / "model"), "cat", "--early-exit", "entropy:1", "--json"])
     assert json.loads(said.stdout)["depth"] == 1
     assert said.stderr == "1.00 layers a text on average, 5.00 times fewer than 5\n"
-    said = run.invoke(app, ["classify", str(tmp_path / "model"), "cat", "--depth", "2", "--json"])
+    said = run.invoke(app, ["classify", "-m", str(tmp_path / "model"), "cat", "--depth", "2", "--json"])
     assert "depth" not in json.loads(said.stdout)
     said = run.invoke(
-        app, ["evaluate", str(tmp_path / "model"), str(tmp_path / "dev.tsv"), "--early-exit", "entropy:1", "--json"]
+        app,
+        ["evaluate", "-m", str(tmp_path / "model"), str(tmp_path / "dev.tsv"), "--early-exit", "entropy:1", "--json"],
     )
     found = json.loads(said.stdout.splitlines()[-1])
     assert found["mean_depth"] == 1 and found["times_fewer_layers"] == 5
@@ -583,7 +584,7 @@ def test_the_command_line_says_when_shallow_depths_were_not_taught(folder, tmp_p
             (["--depth", "5"], False),
             ([], False),
         ):
-            said = CliRunner().invoke(app, ["classify", str(tmp_path / name), "cat", *way])
+            said = CliRunner().invoke(app, ["classify", "-m", str(tmp_path / name), "cat", *way])
             assert ("albertkit elastic" in said.stderr) == (told and shallow), said.stderr
 
 

@@ -312,11 +312,11 @@ def test_what_cannot_write_says_why(tokenizer, tmp_path):
 def test_from_the_command_line(tokenizer, tmp_path):
     _, folder = made(tokenizer, tmp_path / "m")
     run = CliRunner().invoke(
-        app, ["generate", str(folder), "red cat", "oak", "--beams", "2", "--max-tokens", "4", "--json"]
+        app, ["generate", "-m", str(folder), "red cat", "oak", "--beams", "2", "--max-tokens", "4", "--json"]
     )
     assert run.exit_code == 0, run.output
     found = [json.loads(line) for line in run.output.splitlines()]
     assert [f["source"] for f in found] == ["red cat", "oak"]
     assert set(found[0]) == {"source", "text", "score", "finished"}
-    plain = CliRunner().invoke(app, ["generate", str(folder), "red cat", "--beams", "2", "--max-tokens", "4"])
+    plain = CliRunner().invoke(app, ["generate", "-m", str(folder), "red cat", "--beams", "2", "--max-tokens", "4"])
     assert plain.output.strip() == found[0]["text"]

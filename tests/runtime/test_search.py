@@ -540,7 +540,7 @@ def run(command, *args, ok=True, text=None):
 @pytest.fixture
 def toy_model(tmp_path, monkeypatch):
     made = Toy()
-    monkeypatch.setattr(cli_search, "load", lambda model: made)
+    monkeypatch.setattr(cli_search, "load_model", lambda model: made)
     (tmp_path / "model").mkdir()
     return made
 
@@ -562,7 +562,7 @@ def test_index_search_and_forget(tmp_path, toy_model):
     assert "1 deleted" in run(cli_search.index, "-o", out, "--delete", notes).stdout
     run(cli_search.index, notes, "-o", out, *model, "--force")
     for args, message in {
-        ("-o", out): "no file was given",
+        ("-o", out): "No file was passed",
         (tmp_path / "nofile", "-o", tmp_path / "new.idx", *model): "nofile does not exist",
     }.items():
         assert message in str(run(cli_search.index, *args, ok=False).exception)
@@ -579,7 +579,7 @@ def test_cluster_verb(tmp_path, toy_model):
     assert {t["line"] for t in rows[1]["texts"]} == {4, 5}
     assert "red apple pie" in run(cli_search.cluster, file, "-k", 2, "-m", "x").stdout
     (tmp_path / "e.txt").write_text("\n")
-    assert "holds no text" in str(run(cli_search.cluster, tmp_path / "e.txt", "-m", "x", ok=False).exception)
+    assert "contains no text" in str(run(cli_search.cluster, tmp_path / "e.txt", "-m", "x", ok=False).exception)
 
 
 @pytest.mark.parametrize("command", [cli_search.index, cli_search.search, cli_search.cluster])

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from albertkit.albert import Albert
 from albertkit.artifact import Artifact, write_artifact
-from albertkit.cli.task_commands import dialogues
+from albertkit.cli.task_commands import parse_dialogues
 from albertkit.errors import AlbertkitError
 from albertkit.model import AlbertModel
 from albertkit.runtime.predict import predict
@@ -111,7 +111,7 @@ def test_track_at_a_depth_and_leaving_early(albert):
         ([b"cat"], "turn 0 is b'cat'"),
         (b"cat", "turns is a bytes; give the turns of a dialogue in a list"),
         (3, "turns is a int"),
-        (DialogueTurn("1", 0, "", "a"), "turns is a Turn"),
+        (DialogueTurn("1", 0, "", "a"), "turns is a DialogueTurn"),
     ],
 )
 def test_what_is_no_turn_is_refused(albert, turns, why):
@@ -131,17 +131,17 @@ def test_the_verb_prints_the_state_after_each_turn(folder, tmp_path):
         "",
         "plant=elm\t–\telm two",
     ]
-    done = cli("track", folder, text=typed)
+    done = cli("track", "-m", folder, text=typed)
     assert (done.returncode, done.stdout.splitlines(), done.stderr) == (0, want, "")
     (tmp_path / "turns.txt").write_bytes(typed.encode())
-    assert cli("track", folder, "--file", tmp_path / "turns.txt").stdout == done.stdout
+    assert cli("track", "-m", folder, "--file", tmp_path / "turns.txt").stdout == done.stdout
     given = ["one\tcat two", "one\telm two", "one\tthree", "", "one\telm two"]
-    assert cli("track", folder, *given).stdout == done.stdout
-    assert cli("track", folder, text="").stdout == ""
+    assert cli("track", "-m", folder, *given).stdout == done.stdout
+    assert cli("track", "-m", folder, text="").stdout == ""
 
 
 def test_the_verb_for_machines(folder, albert):
-    done = cli("track", folder, "--json", "--early-exit", "patience:1", text="one\tcat two\none\tthree\n\ndog\n")
+    done = cli("track", "-m", folder, "--json", "--early-exit", "patience:1", text="one\tcat two\none\tthree\n\ndog\n")
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     assert [(r["dialogue"], r["turn"], r["system"], r["user"]) for r in rows] == [
         (0, 0, "one", "cat two"),
@@ -155,45 +155,47 @@ def test_the_verb_for_machines(folder, albert):
     for row, state in zip(rows, states, strict=True):
         assert (row["goal"], row["added"], row["requests"]) == (state.goal, state.added, sorted(state.requests))
         assert row["depth"] == state.depth
-    assert "layers a text on average" in done.stderr
+    assert "layers per text on average" in done.stderr
 
 
 @pytest.mark.parametrize(
     ("given", "text", "why"),
     [
-        ((), b"cat\n\xff\n", "line 2 of stdin is not UTF-8; convert the file first"),
-        ((), "cat\n\none\t \n", "line 3 is 'one\\t '; write what the user says"),
+        ((), b"cat\n\xff\n", "line 2 of stdin is not UTF-8. Convert the file to UTF-8."),
+        ((), "cat\n\none\t \n", "line 3 is 'one\\t '; a turn has at most one tab"),
         ((), "one\ttwo\tthree\n", "line 1 is 'one\\ttwo\\tthree'"),
         (("--file", "nowhere.txt"), "", "nowhere.txt cannot be read: No such file"),
-        (("cat", "--file", "nowhere.txt"), "", "both as arguments and with --file; choose one"),
+        (("cat", "--file", "nowhere.txt"), "", "was passed together with TEXTS"),
     ],
 )
 def test_bad_lines_are_refused_in_a_sentence(folder, given, text, why):
-    done = cli("track", folder, *given, text=text)
+    done = cli("track", "-m", folder, *given, text=text)
     assert done.returncode == 2 and why in done.stderr and done.stderr.count("\n") == 1 and not done.stdout
 
 
 @pytest.mark.parametrize("verb", ["classify", "tag", "intent"])
 def test_a_model_of_another_task_is_refused_with_its_verb(folder, verb):
-    done = cli(verb, folder, "cat")
+    done = cli(verb, "-m", folder, "cat")
     assert done.returncode == 2 and "made for 'dialogue' and cannot do" in done.stderr
     assert done.stderr.endswith("; use track\n")
 
 
 def test_track_needs_a_model_for_dialogues(tmp_path):
-    done = cli("track", model_of(tmp_path), "cat")
+    done = cli("track", "-m", model_of(tmp_path), "cat")
     assert done.returncode == 2 and "cannot do 'dialogue'; fine-tune it first" in done.stderr
 
 
 @pytest.mark.parametrize("verb", ["classify", "tag", "intent", "generate", "infill"])
 def test_bytes_that_are_no_text_are_refused(folder, verb):
-    done = cli(verb, *([] if verb == "infill" else [folder]), text=b"a\nb \xe9\n")
-    assert done.returncode == 2 and done.stderr == "albertkit: line 2 of stdin is not UTF-8; convert the file first\n"
+    done = cli(verb, *([] if verb == "infill" else ["-m", folder]), text=b"[MASK]\nb \xe9\n")
+    assert (
+        done.returncode == 2 and done.stderr == "albertkit: line 2 of stdin is not UTF-8. Convert the file to UTF-8.\n"
+    )
 
 
 def test_a_context_that_is_no_text_is_refused(folder):
-    done = cli("answer", folder, "who?", text=b"caf\xe9")
-    assert done.returncode == 2 and "stdin cannot be read as text" in done.stderr
+    done = cli("answer", "-m", folder, "who?", text=b"caf\xe9")
+    assert done.returncode == 2 and "stdin cannot be read as UTF-8 text" in done.stderr
 
 
 WORDS = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1).filter(lambda t: bool(t.strip()))
@@ -204,4 +206,4 @@ WORDS = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1).filt
 def test_every_dialogue_is_read_as_it_was_written(written, gap):
     lines = [line for turns in written for line in [*(f"{a}\t{b}" for a, b in turns), *[""] * gap]]
     want = [(str(d), n, a.strip(), b.strip()) for d, turns in enumerate(written) for n, (a, b) in enumerate(turns)]
-    assert [(t.dialogue, t.number, t.system, t.user) for t in dialogues(lines)] == want
+    assert [(t.dialogue, t.number, t.system, t.user) for t in parse_dialogues(lines)] == want

@@ -15,8 +15,7 @@ from albertkit.tasks.classify import ClassifyTask
 from albertkit.tasks.examples import ChoiceExample, QuestionExample, RewriteExample, Span, TaggedExample, TextExample
 from albertkit.tasks.readers.read_examples import ReadOptions, check_labels, read_examples
 from albertkit.tasks.splits import split_examples
-from albertkit.tasks.validate import validate_examples
-from albertkit.train.finetune import examples_of
+from albertkit.tasks.validate import read_parts, validate_examples
 
 
 def texts(*labels):
@@ -54,12 +53,12 @@ def test_numbers_beside_classes(train, dev):
 def test_held_out_files_are_read_as_training_is(tmp_path):
     said: list[str] = []
     files = parts(tmp_path, [n / 4 for n in range(30)], range(5))
-    found = examples_of("classify", files, ReadOptions(label_column="stars"), said.append)
+    found = read_parts("classify", files, ReadOptions(label_column="stars"), said.append)
     assert [e.label for e in found["dev"]] == [0.0, 1.0, 2.0, 3.0, 4.0] and not any("unseen" in text for text in said)
     files = parts(tmp_path, [1, 2, 3] * 5, [n / 16 for n in range(1, 15)])
     with pytest.raises(AlbertkitError, match="none of the 14 labels held out.*--kind"):
-        examples_of("classify", files, ReadOptions(label_column="stars"), said.append)
-    found = examples_of("classify", files, ReadOptions(label_column="stars", kind="regression"), said.append)
+        read_parts("classify", files, ReadOptions(label_column="stars"), said.append)
+    found = read_parts("classify", files, ReadOptions(label_column="stars", kind="regression"), said.append)
     assert found["train"][0].label == 1.0 and found["dev"][0].label == 1 / 16
 
 

@@ -232,7 +232,7 @@ def test_evaluate_shows_the_copy_too(trained, tmp_path):
     path = tmp_path / "test.jsonl"
     path.write_text("".join(json.dumps({"source": e.source, "target": e.target}) + "\n" for e in rewrites(20, 3)))
     for bits in ([], ["--bits", "8"]):
-        run = CliRunner().invoke(app, ["evaluate", str(out), str(path), "--json", *bits])
+        run = CliRunner().invoke(app, ["evaluate", "-m", str(out), str(path), "--json", *bits])
         assert run.exit_code == 0, run.output
         found = json.loads(run.output.splitlines()[-1])
         assert found["rouge_l"] > 0.85 and {"bleu", "copy_bleu", "copy_rouge_l"} <= set(found)

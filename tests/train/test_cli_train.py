@@ -70,13 +70,13 @@ def test_a_dry_run_writes_nothing(bench, shape, tmp_path, say):
 
 def test_without_a_budget_it_says_how_long(bench, shape, tmp_path, say):
     code, _, err = say("pretrain", bench.shards, "-o", tmp_path / "run", "--shape", shape, *QUICK, "--dry-run")
-    assert code == 0 and "no budget given: training for 10 minutes" in err
+    assert code == 0 and "no budget was passed: training for 10 minutes" in err
 
 
 def test_a_start_is_trained_on(bench, shape, tmp_path, say):
     first, second = tmp_path / "first", tmp_path / "second"
     assert say("pretrain", bench.shards, "-o", first, "--shape", shape, "--steps", 2, *QUICK)[0] == 0
-    code, _, err = say("pretrain", bench.shards, "-o", second, "--start", first / "model", "--steps", 2, *QUICK)
+    code, _, err = say("pretrain", bench.shards, "-o", second, "--model", first / "model", "--steps", 2, *QUICK)
     assert code == 0, err
     made = json.loads((second / "model" / "albertkit.json").read_text())["made"]
     assert [step["updates"] for step in made] == [2, 2]
@@ -106,7 +106,7 @@ def test_errors_are_sentences(bench, shape, tmp_path, say):
     refused(say("pretrain", bench.shards, *given, "--mask-ratio", "2"), "mask_ratio is 2.0")
     refused(say("pretrain", bench.shards, *given, "--seed", "-1"), "seed is -1")
     refused(say("pretrain", bench.shards, *given, "--learning-rat", "1"), "learning-rat")
-    refused(say("pretrain", bench.shards, *given, "--start", tmp_path / "nowhere"), "is not a folder")
+    refused(say("pretrain", bench.shards, *given, "--model", tmp_path / "nowhere"), "is not a folder")
     assert not run.exists()
 
 

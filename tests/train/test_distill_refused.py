@@ -13,21 +13,24 @@ from click.testing import CliRunner
 
 from albertkit.albert import Albert
 from albertkit.artifact import read_artifact, write_artifact
-from albertkit.cli.distill_commands import read_lesson, same_teachers, weighed
+from albertkit.cli.console import log
+from albertkit.cli.distill_commands import parse_teacher
 from albertkit.cli.entry_point import app
-from albertkit.cli.task_commands import Reading
 from albertkit.errors import AlbertkitError
 from albertkit.tasks import load_task
+from albertkit.tasks.readers.labelled_files import ReadOptions
 from albertkit.tokenizer import Tokenizer
 from albertkit.train import distill as lessons
 from albertkit.train import finetune_runs as tune
 from albertkit.train import teachers
 from albertkit.train.distill import distill, fresh_student, teacher_identity
-from albertkit.train.distill_settings import DistillSettings
+from albertkit.train.distill_corpus import CorpusDistillation
+from albertkit.train.distill_data import read_teacher_data
+from albertkit.train.distill_settings import DistillSettings, VectorDistillSettings
 from albertkit.train.recover import DistillData
 from albertkit.train.teacher_states import TransformersTeacher, max_positions
 from albertkit.train.teachers import TeacherMixture
-from albertkit.train.train_settings import FinetuneSettings
+from albertkit.train.train_settings import FinetuneSettings, TrainSettings
 from tests.conftest import tiny
 from tests.train.conftest import VOCAB
 from tests.train.test_finetune import texts
@@ -97,15 +100,19 @@ def test_vectors_of_other_teachers_or_of_another_corpus_are_refused(words, tmp_p
         (tmp_path / f"corpus{number}" / "manifest.json").write_text(json.dumps({"number": number}))
     mine, other = one(tmp_path / "1" / "model"), one(tmp_path / "2" / "model")  # folders of one name
     corpus, place = tmp_path / "corpus1", tmp_path / "texts"
-    same_teachers(place, other, corpus)  # killed before the vectors were there
-    same_teachers(place, mine, corpus)
+    CorpusDistillation(other, corpus, TrainSettings(steps=1), VectorDistillSettings()).check_targets(
+        place
+    )  # killed before the vectors were there
+    CorpusDistillation(mine, corpus, TrainSettings(steps=1), VectorDistillSettings()).check_targets(place)
     np.save(place / "targets.npy", np.ones(1))
-    same_teachers(place, mine, corpus)
+    CorpusDistillation(mine, corpus, TrainSettings(steps=1), VectorDistillSettings()).check_targets(place)
     for who in (other, TeacherMixture(mine.folders, (2.0,))):
-        with pytest.raises(AlbertkitError, match="vectors of other teachers, or with other weights; choose another"):
-            same_teachers(place, who, corpus)
-    with pytest.raises(AlbertkitError, match="vectors of another corpus; choose another --out, or remove"):
-        same_teachers(place, mine, tmp_path / "corpus2")
+        with pytest.raises(AlbertkitError, match="vectors of other teachers, or with other weights. Choose another"):
+            CorpusDistillation(who, corpus, TrainSettings(steps=1), VectorDistillSettings()).check_targets(place)
+    with pytest.raises(AlbertkitError, match="vectors of another corpus. Choose another --output, or remove"):
+        CorpusDistillation(mine, tmp_path / "corpus2", TrainSettings(steps=1), VectorDistillSettings()).check_targets(
+            place
+        )
 
 
 # Data and arguments ----------------------------------------------------------------------------------------------
@@ -117,11 +124,11 @@ def test_labels_that_the_teacher_does_not_know_are_told(classifier, tmp_path, ca
     for name, own in (("some", rows), ("none", [(text, label.upper()) for text, label in rows])):
         lines = [f"{text}\t{label}" for text, label in own]
         (tmp_path / f"{name}.tsv").write_text("\n".join(["text\tlabel", *lines]) + "\n")
-    read_lesson(classifier, meta, tmp_path / "some.tsv", None, lesson, Reading())
+    read_teacher_data(classifier, meta, (tmp_path / "some.tsv", None), lesson, ReadOptions(), log)
     said = capsys.readouterr().err
-    assert "note: 5 labels of 40 unknown to the model, not learnt from" in said and "'stone'" in said
+    assert "note: 5 labels of 40 unknown to the model, not trained on" in said and "'stone'" in said
     with pytest.raises(AlbertkitError, match="knows none of the labels"):
-        read_lesson(classifier, meta, tmp_path / "none.tsv", None, lesson, Reading())
+        read_teacher_data(classifier, meta, (tmp_path / "none.tsv", None), lesson, ReadOptions(), log)
 
 
 def test_a_teacher_of_pairs_is_not_given_single_lines(classifier, paired, tmp_path):
@@ -130,18 +137,18 @@ def test_a_teacher_of_pairs_is_not_given_single_lines(classifier, paired, tmp_pa
     assert Albert(paired).classify(["cat"], ["dog"])[0].label in meta.labels and Albert(paired).task == load_task(meta)
     (tmp_path / "lines.txt").write_text("\n".join(e.text for e in texts(20)))
     with pytest.raises(AlbertkitError, match=r"for pairs of texts, and .*lines.txt holds single lines; give a table"):
-        read_lesson(paired, meta, tmp_path / "lines.txt", None, lesson, Reading())
+        read_teacher_data(paired, meta, (tmp_path / "lines.txt", None), lesson, ReadOptions(), log)
     older = dataclasses.replace(meta, details={k: v for k, v in meta.details.items() if k != "pairs"})
     for known in (older, read_artifact(classifier).meta):
-        _, found = read_lesson(paired, known, tmp_path / "lines.txt", None, lesson, Reading())
+        _, found = read_teacher_data(paired, known, (tmp_path / "lines.txt", None), lesson, ReadOptions(), log)
         assert len(found.train) == 20
 
 
 @pytest.mark.parametrize("weight", ["nan", "-1", "0", "inf", "1e9"])
 def test_weights_of_teachers_are_above_0(weight):
-    assert weighed("gte:1.5")[1] == 1.5 and weighed("gte")[1] == 1.0
+    assert parse_teacher("gte:1.5")[1] == 1.5 and parse_teacher("gte")[1] == 1.0
     with pytest.raises(AlbertkitError, match="it must be above 0, such as gte:1.5"):
-        weighed(f"gte:{weight}")
+        parse_teacher(f"gte:{weight}")
 
 
 def test_a_finished_model_is_no_place_for_a_training(classifier, tmp_path):

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from albertkit import Albert, finetune
-from albertkit.cli.task_commands import finetune as verb
+from albertkit.cli.finetune_commands import finetune as verb
 from albertkit.errors import AlbertkitError
 from albertkit.tasks.choose import ChooseTask
 from albertkit.tasks.classify import ClassifyTask
@@ -108,7 +108,7 @@ def test_the_verb_goes_through_the_same_door(start, tmp_path, monkeypatch):
     before = door.learn
     monkeypatch.setattr(door, "learn", lambda *given, **settings: calls.append(given[0]) or before(*given, **settings))
     made = run(
-        verb, "classify", table(tmp_path / "t.tsv", texts(40)), "-o", tmp_path / "out", "--start", start, "--freeze"
+        verb, "classify", table(tmp_path / "t.tsv", texts(40)), "-o", tmp_path / "out", "--model", start, "--freeze"
     )
     assert made.exit_code == 0 and calls == ["classify"], made.output
     assert json.loads(made.stdout.splitlines()[-1])["model"] == str(tmp_path / "out" / "model")

@@ -293,9 +293,9 @@ def test_the_verb_from_a_model_to_an_early_answer(plain, tmp_path):
     )
     assert done.exit_code == 0, done.output
     assert "150 held-out texts, compared with depth 4; the result is the same" in done.stdout
-    said = run.invoke(app, ["classify", out, "cat dog cow hen pig red", "--early-exit", "90%", "--json"])
+    said = run.invoke(app, ["classify", "-m", out, "cat dog cow hen pig red", "--early-exit", "90%", "--json"])
     assert json.loads(said.stdout)["label"] == "animal" and json.loads(said.stdout)["depth"] <= LAYERS, said.output
-    said = run.invoke(app, ["evaluate", out, str(tmp_path / "dev.tsv"), "--early-exit", "90%"])
+    said = run.invoke(app, ["evaluate", "-m", out, str(tmp_path / "dev.tsv"), "--early-exit", "90%"])
     assert "mean_depth" in said.stdout and "times_fewer_layers" in said.stdout, said.output
     said = run.invoke(app, ["elastic", str(plain.model), str(tmp_path / "train.tsv"), "-o", out, "--minutes", "1"])
     assert "is for masked words" in str(said.exception)

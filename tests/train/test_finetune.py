@@ -350,13 +350,13 @@ def test_the_command_line_from_a_file_to_a_label(start, tmp_path):
         (tmp_path / f"{name}.tsv").write_text("text\tlabel\n" + "\n".join(rows) + "\n")
     run = CliRunner()
     done = run.invoke(app, ["finetune", "classify", str(tmp_path / "train.tsv"), "--dev", str(tmp_path / "dev.tsv"), "-o",
-                            str(tmp_path / "out"), "--start", str(tmp_path / "start"), "--epochs", "8", "--learning-rate",
+                            str(tmp_path / "out"), "--model", str(tmp_path / "start"), "--epochs", "8", "--learning-rate",
                             "3e-3", "--batch-size", "16", "--device", "cpu"])  # fmt: skip
     assert done.exit_code == 0, done.output
     assert "160 examples are few for a whole model; --freeze may do better" in done.stderr
-    found = run.invoke(app, ["evaluate", str(tmp_path / "out"), str(tmp_path / "dev.tsv"), "--json"])
+    found = run.invoke(app, ["evaluate", "-m", str(tmp_path / "out"), str(tmp_path / "dev.tsv"), "--json"])
     assert json.loads(found.stdout.splitlines()[-1])["accuracy"] > 0.8, found.output
-    said = run.invoke(app, ["classify", str(tmp_path / "out"), "cat dog cow hen", "--json"])
+    said = run.invoke(app, ["classify", "-m", str(tmp_path / "out"), "cat dog cow hen", "--json"])
     assert json.loads(said.stdout)["label"] == "animal"
 
 

@@ -18,7 +18,8 @@ from sklearn.preprocessing import FunctionTransformer
 
 from albertkit.albert import Albert
 from albertkit.artifact import Artifact, read_artifact, write_artifact
-from albertkit.cli.task_commands import evaluate, finetune, intent
+from albertkit.cli.finetune_commands import evaluate, finetune
+from albertkit.cli.task_commands import intent
 from albertkit.errors import AlbertkitError
 from albertkit.estimators import AlbertClassifier
 from albertkit.model import AlbertModel
@@ -84,7 +85,7 @@ def clinc(tmp_path):
 @pytest.mark.parametrize("how", [["--freeze"], ["--epochs", "1", "--restarts", "0"]])
 def test_intents_without_slots_from_a_file_to_use(clinc, start, tmp_path, how):
     out = tmp_path / "out"
-    made = run(finetune, "intent", clinc, "--dev", clinc, "-o", out, "--start", start, *how)
+    made = run(finetune, "intent", clinc, "--dev", clinc, "-o", out, "--model", start, *how)
     assert made.exit_code == 0, made.output
     shown = json.loads(made.stdout.splitlines()[-1])
     assert 0 <= shown["in_scope_accuracy"] <= 1 and 0 <= shown["out_of_scope_f1"] <= 1
@@ -128,7 +129,7 @@ def test_pairs_without_labels_belong_together(start, tmp_path):
     path.write_text("".join(f"{n} {a}\t{b} {n}\n" for n, (a, b) in enumerate(zip(texts, texts[::-1], strict=True))))
     data = read_examples("match", path)
     assert all(e.label is None and e.pair for e in data.examples) and "belongs together" in data.notes[-1]
-    made = run(finetune, "match", path, "-o", tmp_path / "out", "--start", start, "--epochs", "1", "--restarts", "0")
+    made = run(finetune, "match", path, "-o", tmp_path / "out", "--model", start, "--epochs", "1", "--restarts", "0")
     assert made.exit_code == 0, made.output
     shown = json.loads(made.stdout.splitlines()[-1])
     assert list(shown)[:2] == ["model", "nearest"] and 0 <= shown["nearest"] <= shown["reciprocal_rank"] <= 1
@@ -206,7 +207,7 @@ def test_labels_that_a_model_does_not_know():
 def test_a_regression_is_evaluated_on_numbers_only(start, tmp_path):
     path = tmp_path / "n.csv"
     path.write_text("text,score\n" + "".join(f"cat {w},{n / 3}\n" for n, w in enumerate(ANIMALS * 3)))
-    run(finetune, "classify", path, "-o", tmp_path / "out", "--start", start, "--epochs", "1", "--restarts", "0")
+    run(finetune, "classify", path, "-o", tmp_path / "out", "--model", start, "--epochs", "1", "--restarts", "0")
     path.write_text("text,label\ncat,good\ndog,bad\n")
     made = run(evaluate, tmp_path / "out" / "model", path)
     assert isinstance(made.exception, AlbertkitError) and "line 2: the label 'good' is not a number" in str(
@@ -214,7 +215,7 @@ def test_a_regression_is_evaluated_on_numbers_only(start, tmp_path):
     )
     texts, labels = labelled(20)
     path.write_text("text,label\n" + "".join(f"{t},{label}\n" for t, label in zip(texts, labels, strict=True)))
-    run(finetune, "classify", path, "-o", tmp_path / "two", "--start", start, "--epochs", "1", "--restarts", "0")
+    run(finetune, "classify", path, "-o", tmp_path / "two", "--model", start, "--epochs", "1", "--restarts", "0")
     path.write_text("text,score\n" + "".join(f"cat {w},{n / 3}\n" for n, w in enumerate(ANIMALS * 3)))
     made = run(evaluate, tmp_path / "two" / "model", path)
     assert "knows none of the labels" in str(made.exception)

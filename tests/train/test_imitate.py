@@ -465,7 +465,7 @@ def test_the_verb_distils_from_a_bert_and_from_a_classifier(words, tmp_path):
         ([*base, "--what", "logits", "--widths", "8", "-o", str(tmp_path / "d")], "from a corpus folder alone"),
         ([*base[:3], "-o", str(tmp_path / "d"), *quickly], "give the student"),
         (["distill", str(tmp_path / "lines.txt"), "-o", str(tmp_path / "d")], "no teacher was given"),
-        ([*base, "--start", str(model), "-o", str(tmp_path / "d")], "one of them"),
+        ([*base, "--model", str(model), "-o", str(tmp_path / "d")], "one of them"),
     ):
         refused = run.invoke(app, wrong)
         assert refused.exit_code == 1 and why in str(refused.exception), refused.output

@@ -193,20 +193,21 @@ def test_a_recovery_that_ends_worse_says_so(start, tmp_path, monkeypatch):
 
 
 def test_what_cannot_be_written_or_read_is_refused_before_an_hour_is_spent(whole, tmp_path, monkeypatch):
-    from albertkit.cli.shrink_commands import free, run_folder, texts_of
+    from albertkit.cli.compress_commands import check_output, run_folder
+    from albertkit.train.distill_data import read_plain_texts
 
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "letter.txt").write_text("not a model")
     with pytest.raises(AlbertkitError, match="exists and is not empty"):
-        free(tmp_path / "mine", False)
+        check_output(tmp_path / "mine", False)
     with pytest.raises(AlbertkitError, match="no model folder, so it is not replaced"):
-        free(tmp_path / "mine", True)
-    free(whole, True)
+        check_output(tmp_path / "mine", True)
+    check_output(whole, True)
     monkeypatch.chdir(tmp_path / "mine")
     assert run_folder(Path()) == tmp_path / "mine.run"
     (tmp_path / "table.tsv").write_text("text\tlabel\n" * 20)
     with pytest.raises(AlbertkitError, match="is a table"):
-        texts_of(tmp_path / "table.tsv", None)
+        read_plain_texts(tmp_path / "table.tsv", None, print)
     for verb in (["quantize"], ["prune", "--ffn", "8"]):
         done = CliRunner().invoke(app, [verb[0], str(tmp_path / "no"), str(tmp_path / "mine"), *verb[1:]])
         assert "exists and is not empty" in str(done.exception)  # before the model is looked for
@@ -260,15 +261,15 @@ def test_the_verbs_prune_and_quantize_train_and_tell(start, tmp_path):
 
 
 def test_texts_are_read_from_files_and_corpora(shards, tmp_path):
-    from albertkit.cli.shrink_commands import texts_of
+    from albertkit.train.distill_data import read_plain_texts
 
     (tmp_path / "lines.txt").write_text("\n".join(f"text {i}" for i in range(40)))
-    train, dev = texts_of(tmp_path / "lines.txt", None)
+    train, dev = read_plain_texts(tmp_path / "lines.txt", None, print)
     assert len(train) == 36 and len(dev) == 4 and not set(train) & set(dev)
-    train, dev = texts_of(shards, None)
+    train, dev = read_plain_texts(shards, None, print)
     assert len(train) > 500 and isinstance(train[0], np.ndarray)
     with pytest.raises(AlbertkitError, match="no corpus folder"):
-        texts_of(tmp_path, None)
+        read_plain_texts(tmp_path, None, print)
 
 
 def test_a_tagger_recovers_too(start, tmp_path):

@@ -299,7 +299,7 @@ def test_the_verb_distill_from_a_bert_to_vectors(corpus, shards, tmp_path):
     torch.manual_seed(1)
     shape = tiny(vocab_size=64, initializer_range=0.1, max_position_embeddings=40)
     write_artifact(Artifact(shape, AlbertModel(shape).weights(), corpus.tokenizer()), tmp_path / "start")
-    given = ["distill", str(shards), "-o", str(tmp_path / "out"), "--start", str(tmp_path / "start"), "--teacher",
+    given = ["distill", str(shards), "-o", str(tmp_path / "out"), "--model", str(tmp_path / "start"), "--teacher",
              f"{folder}:1.0", "--steps", "50", "--batch-size", "4", "--text-tokens", "400", "--most-texts", "32", "--depths", "1,3",
              "--widths", "8,32", "--learning-rate", "3e-3", "--device", "cpu", "--no-tensorboard", "--everyday", "50", "--near", "0.5",
              "--shallow", "0.5"]  # fmt: skip
@@ -341,7 +341,7 @@ def test_freezing_needs_no_torch_and_reads_as_much_as_it_is_told(start, tmp_path
         "finetune",
         "classify",
         str(tmp_path / "train.tsv"),
-        "--start",
+        "--model",
         str(start),
         "--freeze",
         "--max-length",
@@ -401,7 +401,7 @@ def test_widths_are_checked_before_teachers_read(shards, start, tmp_path):
         str(shards),
         "-o",
         str(tmp_path / "out"),
-        "--start",
+        "--model",
         str(start),
         "--teacher",
         str(tmp_path / "none"),

@@ -1,214 +1,206 @@
-"""The verbs of search: index, search, cluster. As in `cli/entry_point.py`: arguments → calls → printed results, imports when they run."""
+"""Commands of search: index, search, cluster.
+
+In: arguments. Out: calls of `search/`, printed.
+"""
 
 from __future__ import annotations
 
-import contextlib
-import json
-import sys
-from collections.abc import Callable, Iterator
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from albertkit.cli.arguments import (
+    DEFAULT_MODEL,
+    PATH,
+    TextInput,
+    advanced_option,
+    command,
+    force_option,
+    json_option,
+    option,
+    text_input,
+)
+from albertkit.cli.console import print_json, progress_bar, shorten
 from albertkit.errors import AlbertkitError
 
 if TYPE_CHECKING:
     from albertkit.search.index import Embedder
 
-model_option = click.option(
-    "-m",
-    "--model",
-    type=str,
-    help="Model that makes the vectors, a folder or a name  [default: the built-in English model]",
-)
-path = click.Path(path_type=Path)
-as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON for machines instead of a table.")
-known_model = click.option(
-    "-m",
-    "--model",
-    type=str,
-    help="Model, a folder or a name  [default: the one the index was made with, else the built-in English model]",
+EMBED_BATCH = 512
+index_model_option = option(
+    "-m", "--model", help="Model folder or name  [default: the index's own, or the built-in English model]"
 )
 
 
-@click.command(epilog="Example:  albertkit index notes/ faq.jsonl --field question -o notes.idx")
-@click.argument("files", nargs=-1, type=path)
-@click.option("-o", "--output", type=path, required=True, help="The index: a new file, or one that is added to.")
-@known_model
-@click.option("--field", help="Read every file as JSONL and index this field  [default for .jsonl: text]")
-@click.option("--id-field", help="JSONL field that names a record  [default: file:line]")
-@click.option("--split", default="lines", show_default=True, help="What one record is: lines, paragraphs or file.")
-@click.option("--delete", multiple=True, help="Delete this id, or all records of this file. May be repeated.")
-@click.option("--keep", is_flag=True, help="Keep records of FILES that are no longer in them.")
-@click.option("--batch", default=512, show_default=True, type=click.IntRange(1, 100_000), help="Records a transaction.")
-@click.option("--force", is_flag=True, help="Start a new index in place of the one that is there.")
-@as_json
+@command(example="albertkit index notes/ faq.jsonl --text-column question -o notes.idx")
+@click.argument("files", nargs=-1, type=PATH)
+@option("-o", "--output", type=PATH, required=True, help="The index: a new file, or one to update.")
+@index_model_option
+@option("--text-column", help="Column or JSON field with the text  [default for tables: text]")
+@option("--id-column", help="Column or JSON field with the id of a record  [default: file:line]")
+@option(
+    "--split",
+    type=click.Choice(["lines", "paragraphs", "file"]),
+    default="lines",
+    show_default=True,
+    help="What one record of a text file is.",
+)
+@option("--delete", multiple=True, help="Delete this id, or all records of this file. Repeatable.")
+@option("--keep", is_flag=True, help="Keep records that FILES no longer contain.")
+@force_option
+@advanced_option(
+    "--batch-size", default=512, show_default=True, type=click.IntRange(1, 100_000), help="Records per transaction."
+)
+@json_option
 def index(
     files: tuple[Path, ...],
     output: Path,
     model: str | None,
-    field: str | None,
-    id_field: str | None,
-    split: str,
     delete: tuple[str, ...],
-    keep: bool,
-    batch: int,
     force: bool,
     as_json: bool,
+    **options: Any,
 ) -> None:
-    """Index FILES for search: lines or paragraphs of text files, fields of JSONL files, folders of both.
+    """Index FILES for search: lines or paragraphs of text files, rows of tables and JSONL files, folders of both.
 
-    Run it again after FILES changed: only new and changed texts are embedded, and what left a file leaves the index.
-    Stopped or killed, the same command goes on where it was.
+    Run it again after FILES changed: only new and changed texts are embedded, and records that left a file are deleted.
+    If it is stopped or killed, rerun the command to resume.
     """
     from albertkit.search.index import Index, records_from
 
     if not files and not delete:
-        raise AlbertkitError("no file was given; name files or folders to index, or ids to --delete")
+        raise AlbertkitError("No file was passed. Name files or folders to index, or ids to --delete.")
     for file in files:
         if not file.exists():
-            raise AlbertkitError(f"{file} does not exist; name files or folders to index")
-    there = output.exists() and not force
-    embedder = open_embedder(model, output if there else None) if files else None
-    if embedder is None or there:
-        held = Index.open(output, embedder)
+            raise AlbertkitError(f"{file} does not exist. Name existing files or folders to index.")
+    is_update = output.exists() and not force
+    embedder = open_embedder(model, output if is_update else None) if files else None
+    if embedder is None or is_update:
+        opened = Index.open(output, embedder)
     else:
-        held = Index.create(output, embedder, overwrite=force, place=place_of(model))
-    with held:
-        gone = sum(held.delete([name]) or held.delete_source(name) for name in delete)
+        opened = Index.create(output, embedder, overwrite=force, place=model_place(model))
+    with opened:
+        deleted = sum(opened.delete([name]) or opened.delete_source(name) for name in delete)
         changed = 0
         if files:
-            with progress("index", "texts") as step:
-                changed = held.add(records_from(files, field, split, id_field), batch=batch, progress=step)
-            gone += 0 if keep else held.delete_unseen(files)
-        total = len(held)
+            records = records_from(files, options["text_column"], options["split"], options["id_column"])
+            with progress_bar("index", "texts") as advance:
+                changed = opened.add(records, batch=options["batch_size"], progress=advance)
+            deleted += 0 if options["keep"] else opened.delete_unseen(files)
+        total = len(opened)
     if as_json:
-        click.echo(json.dumps({"index": str(output), "changed": changed, "deleted": gone, "total": total}))
+        print_json({"index": str(output), "changed": changed, "deleted": deleted, "total": total})
     else:
-        click.echo(f"{output}: {total:,} texts, {changed:,} new or changed, {gone:,} deleted")
+        click.echo(f"{output}: {total:,} texts, {changed:,} new or changed, {deleted:,} deleted")
 
 
-@click.command(epilog='Example:  albertkit search notes.idx "how do I get my money back?"')
-@click.argument("index", type=path)
-@click.argument("queries", nargs=-1)
-@known_model
-@click.option("-k", "count", default=10, show_default=True, help="Results for each query.")
-@click.option("--mode", default="hybrid", show_default=True, help="vector (by meaning), keyword (by words) or hybrid.")
-@as_json
-def search(index: Path, queries: tuple[str, ...], model: str | None, count: int, mode: str, as_json: bool) -> None:
-    """Find the texts of INDEX that fit QUERIES best, by meaning and by words.
+@command(example='albertkit search notes.idx "how do I get my money back?"')
+@click.argument("index", type=PATH)
+@text_input
+@index_model_option
+@option("-k", default=10, show_default=True, type=click.IntRange(1, 10_000), help="Results per query.")
+@option(
+    "--mode",
+    type=click.Choice(["hybrid", "vector", "keyword"]),
+    default="hybrid",
+    show_default=True,
+    help="Search by meaning, by keywords, or both.",
+)
+@json_option
+def search(index: Path, texts: TextInput, model: str | None, k: int, mode: str, as_json: bool) -> None:
+    """Search INDEX for TEXTS, or for each line of --file or stdin, by meaning and by keywords.
 
-    Without QUERIES, each line of stdin is one. Keyword search needs no model.
+    Keyword search needs no model.
     """
-    from albertkit.cli.entry_point import read_texts
     from albertkit.search.index import Index
 
-    texts = list(read_texts(queries, None))
+    queries = list(texts)
     embedder = None if mode == "keyword" else open_embedder(model, index)
-    with Index.open(index, embedder) as held:
-        found = held.search_many(texts, count, mode)
-    for query, hits in zip(texts, found, strict=True):
+    with Index.open(index, embedder) as opened:
+        results = opened.search_many(queries, k, mode)
+    for query, hits in zip(queries, results, strict=True):
         if as_json:
-            click.echo(json.dumps({"query": query, "hits": [asdict(hit) for hit in hits]}, ensure_ascii=False))
+            print_json({"query": query, "hits": hits})
             continue
-        if len(texts) > 1:
+        if len(queries) > 1:
             click.echo(click.style(query, bold=True))
         for hit in hits:
             click.echo(f"{hit.score:7.4f}  {shorten(hit.text, 90)}  {click.style(hit.id, dim=True)}")
         if not hits:
-            click.echo("nothing was found", err=True)
+            click.echo("no results", err=True)
 
 
-@click.command(epilog="Example:  albertkit cluster reviews.txt -k 12")
-@click.argument("file", type=path)
-@model_option
-@click.option(
-    "-k", "count", type=click.IntRange(min=1), help="Clusters  [default: the root of half the texts, up to 100]"
-)
-@click.option("--field", help="Read FILE as JSONL and group this field.")
-@click.option("--members", default=3, show_default=True, type=click.IntRange(min=0), help="Other texts shown of each.")
-@click.option("--seed", default=0, show_default=True, help="Another seed may find other groups.")
-@as_json
+@command(example="albertkit cluster reviews.txt -k 12")
+@click.argument("file", type=PATH)
+@option("-m", "--model", help=f"Model folder or name.  {DEFAULT_MODEL}")
+@option("-k", type=click.IntRange(min=1), help="Clusters  [default: the root of half the texts, up to 100]")
+@option("--text-column", help="Column or JSON field with the text  [default for tables: text]")
+@option("--members", default=3, show_default=True, type=click.IntRange(min=0), help="Other texts shown per cluster.")
+@advanced_option("--seed", default=0, show_default=True, help="Random seed of the first centres.")
+@json_option
 def cluster(
-    file: Path, model: str | None, count: int | None, field: str | None, members: int, seed: int, as_json: bool
+    file: Path, model: str | None, k: int | None, text_column: str | None, members: int, seed: int, as_json: bool
 ) -> None:
-    """Group the lines of FILE by meaning and name each group by its most central text.
+    """Group the texts of FILE by meaning and name each cluster by its most central text.
 
-    With --json there is one line for each cluster, with all its texts, the most central first.
+    With --json there is one line per cluster, with all its texts, the most central first.
     """
     import numpy as np
 
-    from albertkit.search.index import cluster as group
+    from albertkit.search.cluster import cluster as cluster_vectors
     from albertkit.search.index import records_from
 
-    records = list(records_from([file], field))
+    records = list(records_from([file], text_column))
     if not records:
-        raise AlbertkitError(f"{file} holds no text; give a file with one text a line")
+        raise AlbertkitError(f"{file} contains no text. Name a file with one text per line.")
     embedder = open_embedder(model)
-    rows = []
-    with progress("embed", "texts", len(records)) as step:
-        for start in range(0, len(records), 512):
-            part = [record.text for record in records[start : start + 512]]
-            rows.append(embedder.embed(part))
-            step(len(part))
-    found = group(np.concatenate(rows), count, seed)
-    for number, size in enumerate(found.sizes.tolist()):
-        near = found.members(number).tolist()
-        name = records[near[0]].text
+    vectors = []
+    with progress_bar("embed", "texts", len(records)) as advance:
+        for start in range(0, len(records), EMBED_BATCH):
+            batch = [record.text for record in records[start : start + EMBED_BATCH]]
+            vectors.append(embedder.embed(batch))
+            advance(len(batch))
+    clusters = cluster_vectors(np.concatenate(vectors), k, seed)
+    for number, size in enumerate(clusters.sizes.tolist()):
+        nearest = clusters.members(number).tolist()
+        name = records[nearest[0]].text
         if as_json:
-            texts = [{"line": records[i].line, "text": records[i].text} for i in near]
-            click.echo(json.dumps({"size": size, "central": name, "texts": texts}, ensure_ascii=False))
+            texts = [{"line": records[i].line, "text": records[i].text} for i in nearest]
+            print_json({"size": size, "central": name, "texts": texts})
             continue
         click.echo(f"{size:6,}  " + click.style(shorten(name, 100), bold=True))
-        for i in near[1 : 1 + members]:
+        for i in nearest[1 : 1 + members]:
             click.echo(f"        {shorten(records[i].text, 100)}")
 
 
-# What the verbs share --------------------------------------------------------------------------------------------
-
-
 def open_embedder(model: str | Path | None, index: Path | None = None) -> Embedder:
-    """The model that makes the vectors: the one named, or the one an index was made with, or the built-in one."""
+    """The model that computes the vectors: the one named, else the index's own, else the built-in one."""
     if index is not None:
         from albertkit.builtin import BUILTINS, MODELS
         from albertkit.search.index import Index
 
-        with Index.open(index, None) as held:
-            place = MODELS / held.place if held.place in BUILTINS else Path(held.place) if held.place else None
+        with Index.open(index, None) as opened:
+            place = MODELS / opened.place if opened.place in BUILTINS else Path(opened.place) if opened.place else None
             if model is None and place is not None and not place.exists():
-                gone = f"{held.model}, which is no longer at {held.place}"
-                raise AlbertkitError(f"{index} was made with model {gone}; name its folder (-m)")
+                raise AlbertkitError(
+                    f"{index} was made with model {opened.model}, which is no longer at {opened.place}. "
+                    "Name its folder with -m."
+                )
             model = model or place
-    return load(model)
+    return load_model(model)
 
 
-def place_of(model: str | None) -> str:
-    """What an index remembers of where its model lay: a path that holds everywhere, or the name of a built-in model."""
-    from albertkit.builtin import MODELS, resolve
-
-    folder = resolve(model)
-    return folder.name if folder.parent == MODELS else str(folder.absolute())
-
-
-def load(model: str | Path | None) -> Embedder:
-    """The one place that knows the runtime's class."""
+def load_model(model: str | Path | None) -> Embedder:
+    """A model that computes vectors."""
     from albertkit.albert import Albert
 
     return Albert(model)
 
 
-@contextlib.contextmanager
-def progress(title: str, unit: str, total: int | None = None) -> Iterator[Callable[[int], object]]:
-    """A bar on stderr where that is a terminal, else nothing."""
-    from tqdm import tqdm
+def model_place(model: str | None) -> str:
+    """Where an index finds its model again: an absolute path, or the name of a built-in model."""
+    from albertkit.builtin import MODELS, resolve
 
-    with tqdm(desc=title, unit=f" {unit}", total=total, disable=not sys.stderr.isatty(), leave=False) as bar:
-        yield bar.update
-
-
-def shorten(text: str, width: int) -> str:
-    """A text on one line, cut with an ellipsis."""
-    line = " ".join(text.split())
-    return line if len(line) <= width else line[: width - 1] + "…"
+    folder = resolve(model)
+    return folder.name if folder.parent == MODELS else str(folder.absolute())

@@ -24,7 +24,7 @@ import numpy as np
 
 from albertkit.data.block_reader import CORPUS_FORMATS, Block, Place, blocks
 from albertkit.data.corpus_folder import check_place, check_shards, discard, identity, same, sweep, write_tokenizer
-from albertkit.data.corpus_settings import Settings
+from albertkit.data.corpus_settings import CorpusSettings
 from albertkit.data.document_tokenizer import Pieces, Rules
 from albertkit.data.resume_log import Journal, remove
 from albertkit.data.shard_writer import Filling, Kept, Written, write_array, write_json
@@ -65,7 +65,7 @@ def build(
     texts: Sequence[Path | str],
     folder: Path | str,
     tokenizer: Tokenizer,
-    settings: Settings = Settings(),  # noqa: B008  frozen
+    settings: CorpusSettings = CorpusSettings(),  # noqa: B008  frozen
     *,
     workers: int | None = None,
     force: bool = False,
@@ -80,7 +80,7 @@ def build(
     folder, workers = Path(folder), _workers(workers)
     if tokenizer.kind == "phoneme":
         raise AlbertkitError("a tokenizer of phonemes makes no corpus: use a unigram or WordPiece vocabulary")
-    sources = find_text_files(texts, settings.field, CORPUS_FORMATS)
+    sources = find_text_files(texts, settings.text_column, CORPUS_FORMATS)
     made = identity(sources, tokenizer, settings, progress)
     try:
         check_place(folder)
@@ -127,7 +127,7 @@ class Making:
     """A corpus that is being made."""
 
     def __init__(
-        self, folder: Path, journal: Journal, sources: list[TextFile], settings: Settings, tokenizer: Tokenizer
+        self, folder: Path, journal: Journal, sources: list[TextFile], settings: CorpusSettings, tokenizer: Tokenizer
     ):
         self.folder, self.journal, self.sources, self.settings = folder, journal, sources, settings
         self.vocabulary, self.dtype = tokenizer.vocab_size, token_type(tokenizer.vocab_size)
@@ -190,7 +190,7 @@ class Making:
         settings = self.settings
         before = np.cumsum([0] + [source.size for source in self.sources]).tolist()
         rules = Rules(settings.max_sentence, settings.dedupe == "paragraphs", settings.skip_bad)
-        stream = blocks(self.sources, settings.field, self.place)
+        stream = blocks(self.sources, settings.text_column, self.place)
         with closing(cut_by(stream, self.folder / TOKENIZER, rules, workers)) as cut:
             for block, pieces in cut:
                 finished = self._take(block, pieces)
@@ -290,7 +290,7 @@ def _pick(pieces: Pieces, documents: np.ndarray, paragraphs: np.ndarray) -> Kept
     )
 
 
-def _empty(counts: dict[str, int], settings: Settings) -> str:
+def _empty(counts: dict[str, int], settings: CorpusSettings) -> str:
     """Why there is nothing to train on."""
     read, short, twice = (counts[name] for name in ("documents_read", "too_short", "duplicates"))
     if not read:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from albertkit.artifact import digest, flush
-from albertkit.data.corpus_settings import Settings
+from albertkit.data.corpus_settings import CorpusSettings
 from albertkit.data.resume_log import JOURNAL, in_use, remove
 from albertkit.data.shards import MANIFEST, TOKENIZER
 from albertkit.errors import AlbertkitError
@@ -32,7 +32,10 @@ _OURS = re.compile(
 
 
 def identity(
-    sources: list[TextFile], tokenizer: Tokenizer, settings: Settings, progress: Callable[[str, int, int, int], object]
+    sources: list[TextFile],
+    tokenizer: Tokenizer,
+    settings: CorpusSettings,
+    progress: Callable[[str, int, int, int], object],
 ) -> dict[str, Any]:
     """What decides the bytes of a corpus: the tokenizer, the settings, and the hash of each input."""
     inputs = []

@@ -1,34 +1,29 @@
-"""What a corpus is made by, beside its inputs and its tokenizer: the options of `albertkit corpus`."""
+"""`CorpusSettings`: how a corpus is made, each setting with the sentence that is also its `--help`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from albertkit.errors import AlbertkitError, nearest
+from albertkit.settings import setting
 
 DEDUPE = ("documents", "paragraphs", "none")
 
 
 @dataclass(frozen=True)
-class Settings:
-    """What a corpus is made by, beside its inputs and its tokenizer."""
+class CorpusSettings:
+    """How a corpus is made from its inputs with its tokenizer."""
 
-    field: str | None = None
-    """Field of JSONL files and column of Parquet files that holds the text; None means `text`."""
-    dedupe: str = "documents"
-    """What is kept once: documents, paragraphs or none."""
-    min_tokens: int = 16
-    """Documents with fewer tokens are dropped."""
-    held_out: float = 0.005
-    """Share of the documents that training never sees."""
-    max_sentence: int = 512
-    """Longer sentences are cut, in tokens."""
-    shard_tokens: int = 16_000_000
-    """The most tokens in a shard."""
-    max_unknown: float = 0.2
-    """The largest share of unknown tokens; more means that the vocabulary does not fit the text."""
-    skip_bad: bool = False
-    """Pass over lines that are no text and count them, instead of stopping."""
+    text_column: str | None = setting(None, "JSON field or Parquet column with the text  [default: text]")
+    held_out: float = setting(0.005, "Share of the documents kept out of training.")
+    dedupe: str = setting("documents", "Remove duplicates of: documents, paragraphs or none.")
+    min_tokens: int = setting(16, "Drop documents with fewer tokens.")
+    skip_bad: bool = setting(False, "Skip and count bad lines instead of stopping.")
+    max_unknown: float = setting(
+        0.2, "Stop above this share of unknown tokens: the vocabulary does not fit the text.", advanced=True
+    )
+    max_sentence: int = setting(512, "Cut sentences with more tokens.", advanced=True)
+    shard_tokens: int = setting(16_000_000, "Most tokens per shard.", advanced=True)
 
     def __post_init__(self) -> None:
         if self.dedupe not in DEDUPE:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from albertkit.data.block_reader import CORPUS_FORMATS, blocks
-from albertkit.data.corpus_settings import Settings
+from albertkit.data.corpus_settings import CorpusSettings
 from albertkit.data.document_tokenizer import Cutter, Rules
 from albertkit.data.shards import token_type
 from albertkit.text_reader import find_text_files
@@ -31,14 +31,14 @@ class Estimate:
     corpus_bytes: int
 
 
-def estimate(texts: Sequence[Path | str], tokenizer: Tokenizer, settings: Settings) -> Estimate:
+def estimate(texts: Sequence[Path | str], tokenizer: Tokenizer, settings: CorpusSettings) -> Estimate:
     """Read a little of the inputs and say what a corpus of all of them would be; writes nothing."""
-    sources = find_text_files(texts, settings.field, CORPUS_FORMATS)
+    sources = find_text_files(texts, settings.text_column, CORPUS_FORMATS)
     cutter = Cutter(tokenizer, Rules(settings.max_sentence, skip_bad=settings.skip_bad))
     files = [source for source in sources if source.name != "-"]
     read = tokens = 0
     for source in files[:: max(1, len(files) // SAMPLED)][:SAMPLED]:
-        some = list(itertools.islice(blocks([source], settings.field), 2))
+        some = list(itertools.islice(blocks([source], settings.text_column), 2))
         if some:  # reading the second block took from the disk what the first one holds
             read += some[1].read - some[0].read if len(some) == 2 else source.size
             tokens += len(cutter(some[0]).tokens)

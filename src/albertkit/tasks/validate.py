@@ -6,10 +6,12 @@ of the example. Before this file: `examples.py`; after it: `train/finetune.py`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import is_dataclass, replace
 from math import isfinite
 from numbers import Integral
+from pathlib import Path
 from typing import Any
 
 from albertkit.errors import AlbertkitError
@@ -23,6 +25,7 @@ from albertkit.tasks.examples import (
 )
 from albertkit.tasks.readers.json_files import placed
 from albertkit.tasks.readers.labelled_files import LabelledData, counted
+from albertkit.tasks.readers.read_examples import ReadOptions, check_labels, read_examples
 from albertkit.tasks.readers.tagged_files import overlap
 
 KINDS: dict[str, tuple[type, ...]] = {
@@ -112,3 +115,33 @@ def _wrong_tags(task: str, example: TaggedExample) -> str | None:
         if not isinstance(span.label, str) or not span.label:
             return f"the entity from {span.start} to {span.end} has the label {span.label!r}; give it a name, such as 'PER', or leave it away"
     return overlap(sorted(example.spans, key=lambda span: (span.start, span.end)), example.text)
+
+
+def read_parts(
+    task: str, sources: Mapping[str, Path | str | Sequence[Any]], options: ReadOptions, log: Callable[[str], None]
+) -> dict[str, list[Any]]:
+    """The examples of each part (train, dev, test): read from a file, or taken from a list that is checked."""
+    parts: dict[str, list[Any]] = {}
+    for name, source in sources.items():
+        if isinstance(source, str | Path):
+            split, kind = options.split or name, label_kind(parts.get("train", ()), options)
+            data = read_examples(task, source, dataclasses.replace(options, split=split, kind=kind))
+            notes = [f"{source}: {text}" for text in data.notes]
+        else:
+            data = validate_examples(task, name, source)
+            notes = list(data.notes)
+        for text in notes:
+            log(text)
+        parts[name] = data.examples
+    if "train" in parts:
+        for text in check_labels(parts["train"], parts.get("dev", ()), unseen="note"):
+            log(text)
+    return parts
+
+
+def label_kind(train: Sequence[Any], options: ReadOptions) -> str:
+    """The kind of labels in other parts: what the options say, else the kind in the training part."""
+    label = next((e.label for e in train if isinstance(e, TextExample) and e.label is not None), None)
+    if options.kind != "auto" or options.separator is not None or label is None:
+        return options.kind
+    return "regression" if isinstance(label, float) else "multi" if isinstance(label, tuple) else "single"

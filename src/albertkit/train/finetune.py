@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from albertkit.errors import AlbertkitError, nearest, need
 from albertkit.tasks import TASKS
-from albertkit.tasks.examples import TextExample
-from albertkit.tasks.readers.read_examples import ReadOptions, check_labels, read_examples
+from albertkit.tasks.readers.read_examples import ReadOptions
 from albertkit.tasks.splits import split_examples
-from albertkit.tasks.validate import validate_examples
+from albertkit.tasks.validate import read_parts
 from albertkit.train.train_settings import FinetuneSettings
 
 if TYPE_CHECKING:
@@ -57,7 +56,7 @@ def finetune(
         raise AlbertkitError(
             "an option says how to read a file, and lists of examples were given; leave it away, or name files"
         )
-    data = examples_of(task, parts, reading, log)
+    data = read_parts(task, parts, reading, log)
     return learn(task, data, Path(output), model, how, log, progress_bar, **settings)
 
 
@@ -78,34 +77,6 @@ def told_apart(task: str, given: Mapping[str, Any]) -> tuple[FinetuneSettings, R
 def need_for(options: FinetuneSettings) -> None:
     """Log which packages are missing, before anything is read."""
     need(*(("sklearn", "frozen") if options.freeze else ("torch", "train")), "fine-tuning")
-
-
-def examples_of(task: str, given: Mapping[str, Examples], options: ReadOptions, log: Log) -> dict[str, list[Any]]:
-    """The examples of each part: read from a file, or taken from a list that is checked."""
-    found: dict[str, list[Any]] = {}
-    for name, source in given.items():
-        if isinstance(source, str | Path):
-            split, kind = options.split or name, kind_of(found.get("train", ()), options)
-            data = read_examples(task, source, dataclasses.replace(options, split=split, kind=kind))
-            notes = [f"{source}: {text}" for text in data.notes]
-        else:
-            data = validate_examples(task, name, source)
-            notes = list(data.notes)
-        for text in notes:
-            log(text)
-        found[name] = data.examples
-    if "train" in found:
-        for text in check_labels(found["train"], found.get("dev", ()), unseen="note"):
-            log(text)
-    return found
-
-
-def kind_of(train: Sequence[Any], options: ReadOptions) -> str:
-    """What labels of other parts are: what the options say, else what those of training are."""
-    label = next((e.label for e in train if isinstance(e, TextExample) and e.label is not None), None)
-    if options.kind != "auto" or options.separator is not None or label is None:
-        return options.kind
-    return "regression" if isinstance(label, float) else "multi" if isinstance(label, tuple) else "single"
 
 
 def learn(

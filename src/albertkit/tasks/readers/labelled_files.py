@@ -15,6 +15,7 @@ from typing import Any
 
 from albertkit.data.block_reader import LIMIT, blocks
 from albertkit.errors import AlbertkitError, nearest
+from albertkit.settings import setting
 from albertkit.text_reader import (
     COMPRESSIONS,
     TEXT_LIMIT,
@@ -39,30 +40,23 @@ TOLD = 2000  # characters of a list in an error
 class ReadOptions:
     """How to read a labelled file. Everything is found out from the file where nothing is said."""
 
-    text_column: str | int | None = None
-    """Column of the text (of the word, in column files): its name, or its number from 1."""
-    pair_column: str | int | None = None
-    """Column of the second text."""
-    label_column: str | int | None = None
-    """Column of the label."""
-    header: str = "auto"
-    """Whether the first row names the columns: auto, yes or no."""
-    format: str = "auto"
-    """csv, tsv, jsonl, json, parquet or columns; auto goes by the name of the file, then by its first line."""
+    text_column: str | int | None = setting(None, "Column of the text (or word): its name, or its number from 1.")
+    pair_column: str | int | None = setting(None, "Column of the second text.")
+    label_column: str | int | None = setting(None, "Column of the label.")
+    header: str = setting("auto", "Whether the first row names the columns: auto, yes, no.", advanced=True)
+    format: str = setting(
+        "auto", "csv, tsv, jsonl, json, parquet or columns; auto goes by name, then content.", advanced=True
+    )
+    separator: str | None = setting(None, "What separates several labels of one text, such as |.", advanced=True)
+    kind: str = setting("auto", "What labels are: single, multi, regression, auto.", advanced=True)
+    split: str | None = setting(None, "Part of a file or folder that has several: train, dev, test.", advanced=True)
+    skip_bad: bool = setting(False, "Skip and count bad rows instead of stopping.", advanced=True)
     delimiter: str | None = None
     """Character between two cells, if it is neither a comma (csv) nor a tab (tsv)."""
     quotes: bool | None = None
-    """Whether double quotes may enclose a cell; if nothing is said they may in csv and not in tsv."""
-    separator: str | None = None
-    """What stands between several labels of one text, such as |."""
-    kind: str = "auto"
-    """What labels are: single (a class), multi (several classes), regression (a number), or auto."""
-    split: str | None = None
-    """Part of a file or folder that holds several: train, dev, test."""
+    """Whether double quotes may enclose a cell; by default they may in csv and not in tsv."""
     labelled: bool = True
-    """Whether every row must have a label; without, labels may be missing."""
-    skip_bad: bool = False
-    """Pass over bad rows and count them, instead of stopping."""
+    """Whether every row must have a label."""
 
     def __post_init__(self) -> None:
         for name, allowed in (("header", HEADERS), ("format", FORMATS), ("kind", KINDS)):

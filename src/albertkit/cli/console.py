@@ -1,0 +1,157 @@
+"""What commands print: JSON lines, aligned tables, notes, progress bars.
+
+In: results. Out: text on stdout, notes and progress on stderr. Colour and progress bars appear on a terminal only;
+click removes the colour in a pipe. Wide characters count as two columns.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+import time
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import click
+
+T = TypeVar("T")
+
+
+def to_json(value: Any) -> Any:
+    """A result as plain lists and dicts; the depth at which an early exit happened is included."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {field.name: to_json(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        depth = getattr(value, "depth", None)
+        return fields if depth is None else {**fields, "depth": depth}
+    if isinstance(value, tuple | list):
+        return [to_json(item) for item in value]
+    if isinstance(value, frozenset):
+        return sorted(value)
+    if isinstance(value, dict):
+        return {key: to_json(item) for key, item in value.items()}
+    return value
+
+
+def print_json(value: Any, indent: int | None = None) -> None:
+    """One JSON value, on one line unless `indent` is given."""
+    click.echo(json.dumps(to_json(value), indent=indent, ensure_ascii=False))
+
+
+def display_width(text: str) -> int:
+    """Columns that a text takes on a terminal: wide characters take two, combining marks none."""
+    return sum(0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
+
+
+def pad(text: str, width: int, right: bool = False) -> str:
+    """A text filled with spaces to a display width."""
+    spaces = " " * (width - display_width(text))
+    return spaces + text if right else text + spaces
+
+
+def shorten(text: str, width: int) -> str:
+    """A text on one line of at most `width` columns, with an ellipsis where it was cut."""
+    line = " ".join(text.split())
+    if display_width(line) <= width:
+        return line
+    while display_width(line) > width - 1:
+        line = line[:-1]
+    return line + "…"
+
+
+def print_table(rows: Iterable[Sequence[str]], header: Sequence[str] = (), indent: int = 0) -> None:
+    """Rows in aligned columns; columns of numbers are aligned to the right."""
+    cells = [list(row) for row in rows]
+    columns = list(zip(*([list(header)] if header else []), *cells, strict=True))
+    widths = [max(map(display_width, column)) for column in columns]
+    numeric = [all(_is_number(cell) for cell in column[bool(header) :]) for column in columns]
+    for number, row in enumerate([list(header), *cells] if header else cells):
+        line = "  ".join(pad(*cell) for cell in zip(row, widths, numeric, strict=True)).rstrip()
+        click.echo(" " * indent + (click.style(line, bold=True) if header and not number else line))
+
+
+def _is_number(cell: str) -> bool:
+    return not cell or cell.lstrip("+-−")[:1].isdigit()
+
+
+def print_properties(title: str, rows: Iterable[tuple[str, Any]]) -> None:
+    """A titled list of names and values."""
+    click.echo("\n" + click.style(title, bold=True))
+    print_table([(name, format_value(value)) for name, value in rows], indent=2)
+
+
+def format_value(value: Any) -> str:
+    """A value in one short line."""
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {item}" for key, item in value.items()) or "–"
+    if isinstance(value, list | tuple):
+        return ", ".join(map(str, value)) or "–"
+    return "–" if value is None else str(value)
+
+
+def format_megabytes(size: int) -> str:
+    """Bytes as megabytes with two decimals."""
+    return f"{size / 1e6:,.2f} MB"
+
+
+def note(text: str) -> None:
+    """A remark on stderr."""
+    click.echo(f"note: {text}", err=True)
+
+
+def log(text: str) -> None:
+    """A line on stderr that does not disturb a progress bar."""
+    from tqdm import tqdm
+
+    tqdm.write(text, file=sys.stderr)
+
+
+def show_status(text: str) -> None:
+    """What a long step is doing: one line on stderr that the next one replaces, on a terminal only."""
+    if sys.stderr.isatty():
+        click.echo(f"\r\x1b[K{text}", err=True, nl=False)
+
+
+def track_progress(items: Iterable[T], unit: str) -> Iterable[T]:
+    """Items with a progress bar on stderr, on a terminal only."""
+    from tqdm import tqdm
+
+    bar: Iterable[T] = tqdm(items, unit=f" {unit}", disable=not sys.stderr.isatty(), leave=False)
+    return bar
+
+
+@contextmanager
+def progress_bar(title: str, unit: str, total: int | None = None) -> Iterator[Callable[[int], object]]:
+    """A function that advances a progress bar on stderr by a count, on a terminal only."""
+    from tqdm import tqdm
+
+    with tqdm(desc=title, unit=f" {unit}", total=total, disable=not sys.stderr.isatty(), leave=False) as bar:
+        yield bar.update
+
+
+@contextmanager
+def stage_progress_bar(unit: str = "") -> Iterator[Callable[[str, int, int, int], None]]:
+    """A function (stage, done, total, tokens) behind a progress bar that starts again with each stage."""
+    from tqdm import tqdm
+
+    bar = tqdm(unit=unit, unit_scale=True, disable=not sys.stderr.isatty(), leave=False)
+    started: dict[str, tuple[float, int]] = {}
+
+    def update(stage: str, done: int, total: int, tokens: int = 0) -> None:
+        if bar.disable:
+            return
+        if stage not in started:
+            started[stage] = (time.perf_counter(), tokens)
+            bar.reset(total or None)
+            bar.set_description(stage)
+            bar.initial = bar.n = done
+        start, first = started[stage]
+        if tokens > first:
+            rate = (tokens - first) / max(time.perf_counter() - start, 1e-9)
+            bar.set_postfix_str(f"{tokens / 1e6:,.1f} M tokens, {rate / 1e6:.2f} M/s", refresh=False)
+        bar.update(done - bar.n)
+
+    with bar:
+        yield update

@@ -1,0 +1,271 @@
+"""Commands of deployment: plan, convert, export, serve.
+
+In: arguments. Out: calls of `compress/`, `interop/` and `serve/`, printed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from albertkit.cli.arguments import (
+    PATH,
+    advanced_option,
+    command,
+    force_option,
+    json_option,
+    option,
+    settings_options,
+    take_settings,
+    threads_option,
+)
+from albertkit.cli.console import format_megabytes, note, print_json, print_properties, print_table, show_status
+from albertkit.cli.pretrain_commands import config_option
+from albertkit.errors import AlbertkitError, need
+from albertkit.serve.serve_settings import PREFIX, ServeSettings
+from albertkit.tasks.readers.labelled_files import ReadOptions
+from albertkit.tasks.validate import read_parts
+from albertkit.text_reader import read_texts
+
+if TYPE_CHECKING:
+    from albertkit.compress.planner import PlanResult
+
+
+class Quantity(click.ParamType):
+    """A number with a unit; without one, in the first unit of the table."""
+
+    def __init__(self, name: str, units: dict[str, float]) -> None:
+        self.name, self.units = name, units
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """The number in seconds or bytes."""
+        if isinstance(value, int | float):
+            return float(value)
+        text = value.strip().lower()
+        digits = text.rstrip("abcdefghijklmnopqrstuvwxyzµ ")
+        unit = text[len(digits) :].strip() or next(iter(self.units))
+        try:
+            number = float(digits) * self.units[unit]
+        except (ValueError, KeyError):
+            number = 0.0
+        if not 0 < number < 1e18:
+            self.fail(f"{value!r} is not a number above 0 with one of the units {', '.join(self.units)}")
+        return number
+
+
+DURATION = Quantity("TIME", {"ms": 1e-3, "s": 1.0, "us": 1e-6, "µs": 1e-6})
+SIZE = Quantity("SIZE", {"mb": 1e6, "kb": 1e3, "gb": 1e9, "b": 1.0})
+
+
+@command(example="albertkit plan my-albert/ --latency 20ms --memory 64MB --texts texts.txt")
+@click.argument("shape", default="base")
+@option("--latency", type=DURATION, help="Find models that process one text within this time, such as 20ms.")
+@option("--memory", type=SIZE, help="Find models that add at most this much memory to a process, such as 64MB.")
+@option("--texts", type=PATH, help="Typical texts: their usual length, and vectors to compare.")
+@option("--task", type=PATH, help="Labelled examples, to measure the quality of a fine-tuned model.")
+@option("--length", type=int, help="Tokens per text  [default: 128, or the most that SHAPE reads]")
+@option("--batch-size", default=32, show_default=True, help="Texts per batch, for the memory of a shape.")
+@config_option
+@option("--count", default=6, show_default=True, type=click.IntRange(1, 50), help="Candidates to measure.")
+@option("--plot", type=PATH, help="Plot latency against quality as this PNG.")
+@threads_option
+@json_option
+def plan(shape: str, length: int | None, batch_size: int, as_json: bool, **limits: Any) -> None:
+    """Show what a SHAPE costs; with a limit, find what fits this machine.
+
+    SHAPE is a preset (tiny, mini, small, base, large, xlarge, xxlarge; tiny-zh, small-zh; base-v1 for version 1), a
+    model folder, a config in a .json file, or small-pretrained, the built-in model with weights. Without --latency and
+    --memory: parameters, operations, bytes.
+
+    With a limit, the machine is measured for some seconds. Variants that are predicted to fit (shapes, bits, depths; for
+    a folder also pruned ones and a static table) are built and measured, each in a process of its own. No other one is
+    better than those marked *. For a folder, the quality is measured too: on --task if there is one, else as the cosine
+    with the full model's vectors.
+    """
+    options = limits.pop("options")
+    if limits["latency"] is None and limits["memory"] is None:
+        for name in ("texts", "task", "plot", "threads"):
+            if limits[name] is not None:
+                raise AlbertkitError(f"--{name} was passed without a limit to plan for. Add --latency or --memory.")
+        print_cost(shape, options, length, batch_size, as_json)
+        return
+    if options:
+        raise AlbertkitError("--option shows what a shape costs. With a limit, pass a folder that has these options.")
+    from albertkit.compress.planner import PlanRequest, check_plot_path, plot_proposals
+    from albertkit.compress.planner import plan as run
+
+    plot, texts, task = limits.pop("plot"), limits.pop("texts"), limits.pop("task")
+    if plot is not None:
+        check_plot_path(plot)
+    request = PlanRequest(
+        length=length,
+        texts=None if texts is None else list(read_texts(texts)),
+        examples=None if task is None else read_plan_examples(shape, task),
+        **limits,
+    )
+    result = run(shape, request, show_status)
+    if as_json:
+        print_json(result.as_dict())
+    else:
+        print_plan(result)
+    if plot is not None:
+        plot_proposals(result, plot)
+
+
+def read_plan_examples(shape: str, path: Path) -> list[Any]:
+    """The labelled examples of a fine-tuned model."""
+    from albertkit.compress.planner import is_model
+    from albertkit.interop.convert import open_stored
+    from albertkit.tasks import TASKS
+
+    task = open_stored(shape).meta.task if is_model(shape) else "embed"
+    if task not in TASKS:
+        raise AlbertkitError(
+            f"--task cannot score {shape}: it is not a fine-tuned model. Name the folder of one, or omit --task."
+        )
+    return read_parts(task, {"test": path}, ReadOptions(), note)["test"]
+
+
+def print_cost(shape: str, options: tuple[str, ...], length: int | None, batch_size: int, as_json: bool) -> None:
+    """What a shape costs, computed from its config alone."""
+    from albertkit.cli.pretrain_commands import read_shape
+    from albertkit.compress.cost import shape_cost
+
+    config = read_shape(shape, options)
+    length = min(128, config.max_position_embeddings) if length is None else length
+    cost = shape_cost(config, length, batch_size)
+    if as_json:
+        print_json({"config": config.to_dict(), **asdict(cost)}, indent=2)
+        return
+    total = cost.parameters["total"]
+    click.echo(f"{shape}: {total:,} parameters ({cost.unshared:,} without sharing and factorisation)")
+    print_properties("parameters", [(part, f"{count:,}") for part, count in cost.parameters.items()])
+    print_properties(
+        f"operations per token (length {length})",
+        [(part, f"{count / 1e6:,.2f} M") for part, count in cost.operations.items()],
+    )
+    print_properties("weights", [(kind, format_megabytes(size)) for kind, size in cost.bytes.items()])
+    print_properties(
+        f"memory besides the weights ({batch_size} texts of {length} tokens, float32)",
+        [(part, format_megabytes(size)) for part, size in cost.memory.items()],
+    )
+
+
+def print_plan(result: PlanResult) -> None:
+    """A table of what was measured, and the commands that make each proposal."""
+    machine = result.machine
+    peaks = ", ".join(f"{'float32' if b == 32 else 'int8'} {rate / 1e9:,.0f}" for b, rate in machine.peaks.items())
+    click.echo(
+        f"one text of {machine.length} tokens, {machine.threads} threads; matrix products reach {peaks} G operations/s"
+    )
+    click.echo(f"Python and its libraries take {result.process / 1e6:.0f} MB; the memory below comes on top")
+    if not any(proposal.fits for proposal in result.proposals):
+        click.echo(click.style("nothing fits these limits; the nearest are", bold=True))
+    click.echo()
+    rows = []
+    for proposal in result.proposals:
+        measured = proposal.measured
+        assert measured is not None
+        row = [
+            "*" if proposal in result.best else "",
+            proposal.candidate.name,
+            f"{proposal.latency * 1e3:.2f}",
+            f"{measured.latency * 1e3:.2f}",
+            f"{proposal.memory / 1e6:.0f}",
+            f"{measured.memory / 1e6:.0f}",
+            f"{proposal.candidate.file_bytes / 1e6:.1f}",
+        ]
+        if result.metric:
+            row += ["" if value is None else f"{value:.4f}" for value in (measured.quality, measured.loss)]
+        is_over = not proposal.fits and result.limits.allow(proposal.latency, proposal.memory)
+        rows.append([*row, "over the limit when measured" if is_over else ""])
+    quality = [result.metric, "loss"] if result.metric else []
+    header = ["", "", "ms", "measured", "MB", "measured", "file MB", *quality, ""]
+    print_table(rows, header=header, indent=2)
+    for proposal in result.proposals:
+        if proposal.commands:
+            click.echo(click.style(f"\n{proposal.candidate.name}", bold=True))
+            for step in proposal.commands:
+                click.echo(f"  {step}")
+
+
+@command(example="albertkit convert albert_base/model.ckpt-best my-albert/")
+@click.argument("source", type=PATH)
+@click.argument("output", type=PATH)
+@force_option
+@json_option
+def convert(source: Path, output: Path, force: bool, as_json: bool) -> None:
+    """Convert any ALBERT checkpoint into an artifact folder, which transformers opens too.
+
+    SOURCE is a Hugging Face folder, a TensorFlow checkpoint, an albert_zh folder or a PL-BERT file.
+    """
+    from albertkit.interop.convert import convert as run
+
+    artifact = run(source, output, overwrite=force)
+    step = artifact.meta.made[-1] if artifact.meta.made else {}
+    if as_json:
+        print_json({"source": str(source), "output": str(output), "heads": artifact.heads, **step})
+        return
+    click.echo(f"{output}: {step.get('layout', 'artifact')}, heads: {', '.join(artifact.heads) or 'none'}")
+    if artifact.config.options.active():
+        note("this layout is not transformers' own: transformers refuses the folder, albertkit reads it")
+
+
+@command(example="albertkit export sentiment/ sentiment.onnx")
+@click.argument("source", type=PATH)
+@click.argument("output", type=PATH, required=False)
+@option(
+    "--head",
+    type=click.Choice(["vector", "mlm", "classify", "tag", "answer", "choose"]),
+    help="The output of the file  [default: by the model's task]",
+)
+@option("--depth", type=click.IntRange(1, 1024), help="Layers to apply  [default: the model's]")
+@option("--tokenizer", is_flag=True, help="Write tokenizer.json beside the file.")
+@force_option
+@json_option
+@advanced_option(
+    "--loop", is_flag=True, help="Apply the layer in a Loop: less memory in OpenVINO, slower in onnxruntime."
+)
+@advanced_option("--full-range", is_flag=True, help="8-bit activations in int8 files: for ARM, and x86 with VNNI only.")
+def export(source: Path, output: Path | None, force: bool, as_json: bool, **settings: Any) -> None:
+    """Export SOURCE as one ONNX file for onnxruntime, OpenVINO and others, after comparing its outputs with the model's.
+
+    It has standard operators only, and stores every weight once. Inputs are input_ids, attention_mask and
+    token_type_ids, of any batch size and length. Outputs are sentence_embedding and last_hidden_state, or the task's
+    logits. A quantized SOURCE gives an int8 file. OUTPUT defaults to SOURCE.onnx in the current folder.
+    """
+    from albertkit.interop.onnx_export import Settings
+    from albertkit.interop.onnx_export import export as run
+
+    output = output or Path(f"{source.resolve().name}.onnx")
+    result = run(source, output, Settings(**settings), overwrite=force)
+    if as_json:
+        print_json(result)
+        return
+    overhead = result.bytes / max(1, result.weight_bytes) - 1
+    click.echo(f"{output}: {format_megabytes(result.bytes)}, {overhead:.2%} more than its weights")
+    click.echo(f"  outputs  {', '.join(result.outputs)}")
+    click.echo(f"  differs from the model by at most {result.error:.1e} of a vector's length, on random tokens")
+
+
+@command(example="albertkit serve sentiment=runs/sentiment my-albert --port 8080")
+@click.argument("folders", nargs=-1, envvar=f"{PREFIX}MODELS")
+@option("--index", "indexes", multiple=True, type=PATH, help="Serve this index at /search. Repeatable.")
+@settings_options(ServeSettings, environment=PREFIX)
+def serve(folders: tuple[str, ...], indexes: tuple[Path, ...], **settings: Any) -> None:
+    """Serve the models in FOLDERS, or the built-in one, over HTTP.
+
+    Name a model with NAME=FOLDER. Clients of OpenAI and text-embeddings-inference work; /docs lists every endpoint, / is
+    a page to try them. Every option is also a variable ALBERTKIT_SERVE_OPTION, and FOLDERS is ALBERTKIT_SERVE_MODELS.
+    API keys come from ALBERTKIT_SERVE_KEYS or --keys-file. SIGHUP reopens models that changed on disk; SIGTERM finishes
+    open requests first.
+    """
+    for module in ("httptools", "msgspec", "orjson", "starlette", "uvicorn"):
+        need(module, "serve", "serving")
+    from albertkit.serve import server
+
+    plan = server.Plan(list(folders), take_settings(ServeSettings, settings), list(indexes))
+    server.serve(plan, told=lambda address: click.echo(f"serving on {address}"))

@@ -1,0 +1,353 @@
+"""Commands that inspect models: models, info, tokenize, explain, profile.
+
+In: arguments. Out: descriptions, tables and explanations, printed.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from albertkit.cli.arguments import (
+    DEFAULT_MODEL,
+    PATH,
+    TextInput,
+    advanced_option,
+    command,
+    force_option,
+    json_option,
+    open_tokenizer,
+    option,
+    text_input,
+    threads_option,
+)
+from albertkit.cli.console import (
+    display_width,
+    format_megabytes,
+    note,
+    pad,
+    print_json,
+    print_properties,
+    print_table,
+)
+from albertkit.errors import AlbertkitError
+
+if TYPE_CHECKING:
+    from albertkit.explain import Explainer, Explanation, Faithfulness
+
+BAR_WIDTH = 24  # columns of the longest bar
+WORD_WIDTH = 24  # columns of the longest word
+METHODS = ["occlusion", "shapley", "gradients", "rollout", "attention"]
+MAX_PROFILED = 1000  # texts
+
+
+@command(example="albertkit models --json")
+@json_option
+def models(as_json: bool) -> None:
+    """List the built-in models: purpose, size, shape, licence, language and scores.
+
+    Use their names wherever a model folder is expected: -m small, Albert("small").
+    """
+    from albertkit.builtin import BUILTINS, about
+
+    for number, model in enumerate(map(about, BUILTINS)):
+        if as_json:
+            print_json(model)
+            continue
+        click.echo("\n" * bool(number) + click.style(model.name, bold=True) + f"  {model.purpose}")
+        rows = {
+            "language": model.language or "not stated",
+            "licence": model.licence or "not stated",
+            "size": f"{format_megabytes(model.bytes)} ({model.quantisation or 'float32'})",
+            "shape": ", ".join(f"{name} {value:,}" for name, value in model.shape.items()),
+            "path": model.path,
+        }
+        scores = [("scores" if not i else "", line) for i, line in enumerate(format_scores(model.scores))]
+        for name, value in [*rows.items(), *scores]:
+            click.echo(f"  {name:10}{value}")
+
+
+def format_scores(scores: dict[str, Any]) -> Iterator[str]:
+    """One line per data set."""
+    for data, values in scores.items():
+        numbers = {k: v for k, v in values.items() if isinstance(v, int | float)} if isinstance(values, dict) else {}
+        if numbers:
+            yield f"{data}: " + ", ".join(f"{name} {value:.3f}" for name, value in numbers.items())
+
+
+@command(example="albertkit info albert_tiny_zh/")
+@click.argument("source", type=PATH)
+@json_option
+def info(source: Path, as_json: bool) -> None:
+    """Describe any ALBERT checkpoint or artifact: its layout, shape, heads, tokenizer and history.
+
+    SOURCE is an artifact, a Hugging Face folder, a TensorFlow checkpoint, an albert_zh folder or a PL-BERT file.
+    """
+    from albertkit.interop.convert import open_model
+    from albertkit.weights import size
+
+    artifact = open_model(source)
+    metadata, tokenizer = artifact.meta, artifact.tokenizer
+    encoder = {name: array.shape for name, array in artifact.weights.items() if name.startswith("encoder.")}
+    description: dict[str, Any] = {
+        "path": str(source),
+        "parameters": size(encoder),
+        "heads": artifact.heads,
+        "task": metadata.task,
+        "labels": list(metadata.labels),
+        "tokenizer": None if tokenizer is None else {"kind": tokenizer.kind, "tokens": tokenizer.vocab_size},
+        "metrics": metadata.metrics,
+    }
+    config, history = artifact.config.to_dict(), list(metadata.made)
+    if as_json:
+        print_json({**description, "config": config, "history": history}, indent=2)
+        return
+    print_properties("model", description.items())
+    print_properties("config", config.items())
+    if history:
+        print_properties("history", [(str(number), step) for number, step in enumerate(history, 1)])
+
+
+@command(example="cat notes.txt | albertkit tokenize --json")
+@text_input
+@option("-m", "--model", help=f"Model folder or name, spiece.model or vocab.txt.  {DEFAULT_MODEL}")
+@option("--pair", help="A second text, appended to each text as segment 1.")
+@option("--max-length", type=click.IntRange(min=1), help="Truncate to this many tokens.")
+@json_option
+def tokenize(texts: TextInput, model: str | None, pair: str | None, max_length: int | None, as_json: bool) -> None:
+    """Show the tokens of TEXTS, or of the lines of --file or stdin: ids, segments and character offsets."""
+    tokenizer = open_tokenizer(model)
+    for text in texts:
+        encoding = tokenizer.encode(text, pair, max_length=max_length)
+        tokens = tokenizer.tokens(encoding.ids)
+        if as_json:
+            ids = {"ids": encoding.ids, "segments": encoding.segments, "offsets": encoding.offsets}
+            print_json({"text": text, "tokens": tokens, **ids})
+        else:
+            click.echo(" ".join(tokens))
+            click.echo(" ".join(map(str, encoding.ids)))
+        if encoding.unknown_fraction > 0.5:
+            note(f"more than half of the tokens of {text[:30]!r} are unknown to this vocabulary; is it the right one?")
+
+
+@command(example="albertkit profile my-albert/ --length 32 --batch-size 1")
+@click.argument("model", type=PATH)
+@option("-f", "--file", type=PATH, help="Texts to run, one per line  [default: random tokens]")
+@option("--length", default=128, show_default=True, type=click.IntRange(min=1), help="Tokens per random text.")
+@option("--batch-size", default=8, show_default=True, type=click.IntRange(1, 10_000), help="Random texts.")
+@threads_option
+@json_option
+def profile(model: Path, file: Path | None, length: int, batch_size: int, threads: int | None, as_json: bool) -> None:
+    """Show where the time of MODEL goes, part by part, beside the machine's fastest matrix product.
+
+    A part near 100 % of the peak cannot become faster on this machine; only less work helps (prune, quantize, fewer
+    layers).
+    """
+    from albertkit.compress.profile import profile_model as run
+
+    texts = None if file is None else list(TextInput((), file))[:MAX_PROFILED]
+    result = run(model, texts, (length, batch_size), threads)
+    if as_json:
+        print_json(result)
+        return
+    peaks = ", ".join(f"{kind} {rate / 1e9:,.0f}" for kind, rate in result.peaks.items())
+    click.echo(
+        f"{result.texts} texts, {result.tokens:,} tokens, {result.depth} layers, {result.threads} threads: "
+        f"{result.seconds * 1e3:.2f} ms"
+    )
+    click.echo(f"fastest matrix product, G operations/s: {peaks}; the model reaches {result.of_peak:.0%} of it\n")
+    rows = []
+    for part in result.parts:
+        rate = f"{part.operations / part.seconds / 1e9:,.0f}" if part.operations and part.seconds else ""
+        share = "" if part.of_peak is None else f"{part.of_peak:.0%}"
+        rows.append((part.name, f"{part.seconds * 1e3:.3f}", f"{part.share:.1%}", rate, share))
+    print_table(rows, header=("part", "ms", "time", "G ops/s", "of peak"), indent=2)
+
+
+@command(example="albertkit explain -m sentiment 'what a lovely film' -o film.html")
+@click.argument("text", required=False)
+@option("-m", "--model", required=True, help="Model folder or name.")
+@option("--pair", help="The second text: of a pair to classify, or to compare by vectors.")
+@option("--question", help="For a model that answers or chooses: the question about the text.")
+@option("--choice", "choices", multiple=True, help="For a model that chooses: one of the choices. Repeatable.")
+@option("--target", help="Class, label, choice or word to explain  [default: the prediction]")
+@option("--at", help="tag: a word or its number from 1; masks: their number; answer: start or end.")
+@option("--method", "methods", multiple=True, type=click.Choice(METHODS), help="Repeatable  [default: occlusion]")
+@option("-o", "--output", type=PATH, help="Write a page (.html) or a picture (.png).")
+@option("--depth", type=click.IntRange(1, 1024), help="Layers to apply  [default: the model's]")
+@force_option
+@json_option
+@advanced_option(
+    "--hide", type=click.Choice(["mask", "drop", "pad"]), help="How words are hidden  [default: mask; drop for vectors]"
+)
+@advanced_option(
+    "--samples", default=16, show_default=True, type=click.IntRange(1, 10_000), help="shapley: orders of words."
+)
+@advanced_option(
+    "--steps", default=64, show_default=True, type=click.IntRange(8, 1024), help="gradients: integration steps."
+)
+@advanced_option("-k", default=3, show_default=True, type=click.IntRange(1, 1000), help="Predictions per mask.")
+@advanced_option("--attention", is_flag=True, help="With --json or a picture: include the attention of every head.")
+@advanced_option(
+    "--check", type=PATH, help="Measure the methods on a file of texts, or .jsonl with text, pair, question, choices."
+)
+@advanced_option(
+    "--max-texts", default=200, show_default=True, type=click.IntRange(1, 10_000), help="Most texts of --check."
+)
+@threads_option
+def explain(
+    text: str | None, model: str, output: Path | None, check: Path | None, as_json: bool, **options: Any
+) -> None:
+    """Explain what a model predicts for TEXT: which words matter, how the prediction forms layer by layer, and (with -o
+    or --json) what each head attends to.
+
+    \b
+    occlusion   the effect of hiding a word
+    shapley     the mean effect of a word, in random orders
+    gradients   integrated gradients; needs  pip install 'albertkit[explain]'
+    rollout     attention rolled out through all layers
+    attention   attention of the last layer
+
+    Values are log-odds (0.7 doubles the odds), or cosines for vectors. --check measures, on texts of yours, whether
+    hiding the words that a method ranks first changes the prediction more than hiding random ones. Without TEXT, stdin
+    is read.
+    """
+    from albertkit.albert import Albert
+    from albertkit.explain import Explainer, ExplainInput, ExplainSettings
+
+    methods, threads, max_texts = (
+        options.pop("methods") or ("occlusion",),
+        options.pop("threads"),
+        options.pop("max_texts"),
+    )
+    force, attention = options.pop("force"), options.pop("attention")
+    if check is not None:
+        if text is not None or output is not None:
+            raise AlbertkitError("--check reads texts from a file and prints a table. Omit TEXT and --output.")
+        check_methods(Explainer(Albert(model, threads=threads)), check, max_texts, methods, options, as_json)
+        return
+    if output is not None:
+        from albertkit.explain.explanation import check_writable
+
+        if output.suffix not in (".html", ".png"):
+            raise AlbertkitError(f"{output} ends with {output.suffix!r}; an explanation is .html or .png. Rename it.")
+        check_writable(output, force)
+    given = {name: options.pop(name) for name in ("pair", "question", "choices")}
+    explainer, settings = Explainer(Albert(model, threads=threads)), ExplainSettings(methods=methods, **options)
+    explanation = explainer.explain(ExplainInput(read_text(text), **given), settings)
+    if output is not None and output.suffix == ".html":
+        explanation.to_html(output, overwrite=force)
+    elif output is not None:
+        explanation.to_png(output, overwrite=force, attention=attention)
+    if as_json:
+        print_json(explanation.to_dict(attention))
+    elif output is None:
+        print_explanation(explanation)
+    else:
+        click.echo(f"{output}: {explanation.target}, {format_target(explanation)}")
+
+
+def read_text(text: str | None) -> str:
+    """The argument, or all of stdin."""
+    if text is not None:
+        return text
+    if sys.stdin.isatty():
+        raise AlbertkitError("No text was passed. Write it after the command, or pipe it in.")
+    return sys.stdin.read().strip()
+
+
+def format_target(explanation: Explanation) -> str:
+    """The value that is explained."""
+    if explanation.unit != "log-odds":
+        return f"{explanation.unit} {explanation.value:.4f}"
+    return f"{explanation.probability:.1%} (log-odds {explanation.value:+.2f})"
+
+
+def print_explanation(explanation: Explanation) -> None:
+    """Words with bars, then the layers."""
+    click.echo(f"{explanation.kind}: {explanation.target}, {format_target(explanation)}")
+    for attribution in explanation.attributions:
+        ends = ""
+        if attribution.full is not None and attribution.empty is not None:
+            ends = f", {attribution.full:+.2f} whole, {attribution.empty:+.2f} with all words hidden"
+        click.echo(f"\n{attribution.method}{ends}")
+        print_word_bars(explanation, attribution.values.tolist())
+    print_layers(explanation)
+
+
+def print_word_bars(explanation: Explanation, values: list[float]) -> None:
+    """One line per word: its value, and a bar as long as its absolute value."""
+    # Unprintable characters could move the cursor.
+    names = ["".join(c if c.isprintable() else "�" for c in word.text[:WORD_WIDTH]) for word in explanation.words]
+    width = max(map(display_width, names))
+    largest = max(*(abs(value) for value in values), 1e-9)
+    part = ""
+    for word, name, value in zip(explanation.words, names, values, strict=True):
+        if word.part != part and len(explanation.parts) > 1:
+            click.echo(f"  [{word.part}]")
+        part = word.part
+        size = math.ceil(BAR_WIDTH * abs(value) / largest) if abs(value) > largest / 200 else 0
+        bar = click.style(("█" if value > 0 else "░") * size, fg="green" if value > 0 else "red")
+        click.echo(f"  {pad(name, width)}  {value:+7.3f}  {bar}")
+
+
+def print_layers(explanation: Explanation) -> None:
+    """The prediction after each layer, and where early exit would stop."""
+    uncertainty, early_exit = explanation.uncertainty, explanation.early_exit
+    heading = f" (uncertainty: {early_exit.kind}, as --early-exit compares it)" if early_exit and uncertainty else ""
+    click.echo(f"\nlayer by layer{heading}")
+    for layer in explanation.layers:
+        predictions = "  ".join(
+            name if probability is None else f"{name} {probability:.0%}" for name, probability in layer.summary
+        )
+        shown = f"  uncertainty {uncertainty[layer.depth]:.3f}" if layer.depth in uncertainty else ""
+        click.echo(f"  {layer.depth:>3}  {layer.value:+7.3f}{shown}  {predictions}".rstrip())
+    if explanation.stable_depth is not None:
+        click.echo(f"  unchanged from layer {explanation.stable_depth} on")
+    if early_exit is not None and early_exit.exit_depth_99 is not None:
+        click.echo(f"  --early-exit 99% exits after layer {early_exit.exit_depth_99}")
+
+
+def check_methods(
+    explainer: Explainer, path: Path, max_texts: int, methods: tuple[str, ...], options: dict[str, Any], as_json: bool
+) -> None:
+    """Measure the methods on a file of texts."""
+    from albertkit.explain import ExplainSettings, measure_faithfulness
+    from albertkit.explain.faithfulness import read_inputs
+
+    for name in ("pair", "question", "choices", "target", "at"):
+        if options.pop(name):
+            raise AlbertkitError(f"--{name} belongs to one text. With --check, put it into a .jsonl file, or omit it.")
+    hide = options.pop("hide") or "drop"
+    settings = ExplainSettings(methods=methods, **options)
+    results = measure_faithfulness(explainer, read_inputs(path, max_texts), settings, hide)
+    if as_json:
+        rows = [asdict(result) for result in results]
+        for row in rows:  # one text has no standard error, and JSON no number for that
+            row["gain_error"] = None if math.isnan(row["gain_error"]) else row["gain_error"]
+        print_json({"hide": hide, "methods": rows})
+        return
+    print_faithfulness(results, hide)
+
+
+def print_faithfulness(results: list[Faithfulness], hide: str) -> None:
+    """The check's results, one line per method."""
+    shares = ", ".join(f"{share:.0%}" for share in results[0].shares)
+    click.echo(f"{results[0].texts} texts; words are hidden by {hide}; means over the best {shares} of the words")
+    rows = []
+    for result in results:
+        error = "" if math.isnan(result.gain_error) else f" ± {result.gain_error:.3f}"
+        means = (result.comprehensiveness, result.random_comprehensiveness)
+        alone = (result.sufficiency, result.random_sufficiency)
+        gain = f"{result.gain:+.3f}{error}"
+        rows.append(
+            (result.method, *(f"{x:.3f}" for x in means), gain, f"{result.wins:.0%}", *(f"{x:.3f}" for x in alone))
+        )
+    print_table(rows, header=("method", "without them", "random", "gain", "wins", "them alone", "random"))
+    click.echo("without them: how far the probability falls (higher is better); them alone: the same (lower is better)")

@@ -1,0 +1,154 @@
+"""Files and folders → what a student is trained on: examples of a task, lines of text, or passages of a corpus.
+
+In: paths as the commands `distill`, `prune --recover` and `quantize --train` take them. Out: `DistillData`.
+Before this file: `tasks/readers/`, `data/`; after it: `distill.py`, `recover.py`, `qat.py`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from albertkit.artifact import Artifact, Meta
+from albertkit.data.passages import Shares, draw
+from albertkit.data.shards import Shards
+from albertkit.errors import AlbertkitError
+from albertkit.tasks import TASKS, load_task
+from albertkit.tasks.examples import TextExample
+from albertkit.tasks.readers.read_examples import ReadOptions, check_known_labels
+from albertkit.tasks.splits import split_examples
+from albertkit.tasks.validate import read_parts
+from albertkit.text_reader import read_texts
+from albertkit.train.distill_settings import DistillSettings
+from albertkit.train.recover import DistillData, distill_data
+
+Log = Callable[[str], None]
+MAX_TEXTS = 500_000  # texts of a corpus that are used
+MIN_TEXTS = 10
+MAX_DEV_TEXTS = 1000
+TABLES = (".csv", ".tsv", ".json", ".jsonl", ".parquet")
+
+
+def read_training_data(
+    artifact: Artifact, train: Path, dev: Path | None, options: ReadOptions, log: Log
+) -> DistillData:
+    """Examples of the model's task; for a model without one, texts of a file (one per line) or of a corpus folder."""
+    task = artifact.meta.task
+    if task not in TASKS:
+        check_vocabulary(artifact, train)
+        return distill_data(artifact, *read_plain_texts(train, dev, log))
+    parts = read_parts(task, {"train": train, **({"dev": dev} if dev else {})}, options, log)
+    if dev is None:
+        parts["train"], parts["dev"] = split_examples(parts["train"])
+    log_unknown_labels(artifact.meta, parts["train"], "which cannot be learnt", log)
+    log_unknown_labels(artifact.meta, parts["dev"], "counted as missed", log)
+    return distill_data(artifact, parts["train"], parts["dev"])
+
+
+def read_check_examples(metadata: Meta, path: Path, options: ReadOptions, log: Log) -> list[Any]:
+    """Labelled examples for a fine-tuned model, texts for any other: what `quantize --check` measures on."""
+    if metadata.task not in TASKS:
+        refuse_table(path)
+        return list(read_texts(path))
+    examples = read_parts(metadata.task, {"test": path}, options, log)["test"]
+    consequence = "counted as missed before and after, so that a loss seems smaller than it is"
+    log_unknown_labels(metadata, examples, consequence, log)
+    return examples
+
+
+def read_teacher_data(
+    teacher: Path, metadata: Meta, paths: tuple[Path, Path | None], settings: DistillSettings,
+    options: ReadOptions, log: Log,
+) -> tuple[DistillSettings, DistillData]:  # fmt: skip
+    """Training data for a teacher's outputs; texts without labels set the weight of labels to 0."""
+    data, dev = paths
+    if not settings.logits:
+        return settings, DistillData(None, *read_plain_texts(data, dev, log))
+    if metadata.task not in TASKS:
+        raise AlbertkitError(
+            f"{teacher} was made for {metadata.task!r} and has no logits of a task. "
+            "Pass a fine-tuned model, or distil vectors or hidden."
+        )
+    task: Any = load_task(metadata)
+    held_out = [] if dev is None else read_parts(metadata.task, {"dev": dev}, options, log)["dev"]
+    log_unknown_labels(metadata, held_out, "counted as missed", log)
+    if data.suffix == ".txt" and metadata.task == "classify":
+        if metadata.details.get("pairs"):
+            raise AlbertkitError(
+                f"{teacher} was fine-tuned for pairs of texts, and {data} contains single lines. "
+                "Pass a table with both texts, as for finetune."
+            )
+        label: Any = {"single": (task.labels or ("",))[0], "multi": ()}.get(task.kind, 0.0)
+        examples = [TextExample(text, label=label) for text in read_texts(data)]
+        return dataclasses.replace(settings, labels=0.0), DistillData(task, examples, held_out)
+    labelled = read_parts(metadata.task, {"train": data}, options, log)["train"]
+    log_unknown_labels(metadata, labelled, "not trained on", log)
+    if dev is None:
+        labelled, held_out = split_examples(labelled)
+    return settings, DistillData(task, labelled, held_out)
+
+
+def log_unknown_labels(metadata: Meta, examples: list[Any], consequence: str, log: Log) -> None:
+    """A line about labels that a model does not have, and what becomes of them; an error if it has none of them."""
+    for text in check_known_labels(load_task(metadata), examples, consequence):
+        log(f"note: {text}")
+
+
+def is_corpus(path: Path) -> bool:
+    """Whether a folder is what `albertkit corpus` wrote."""
+    return (path / "manifest.json").is_file()
+
+
+def check_vocabulary(artifact: Artifact, path: Path) -> None:
+    """Refuse a corpus that was tokenized with another vocabulary than the model's."""
+    if not is_corpus(path):
+        return
+    tokenizer = artifact.tokenizer
+    if tokenizer is None or Shards.open(path).tokenizer().vocabulary.ids != tokenizer.vocabulary.ids:
+        raise AlbertkitError(
+            f"{path} was tokenized with another vocabulary than the model's. Make the corpus with the model's tokenizer."
+        )
+
+
+def read_plain_texts(train: Path, dev: Path | None, log: Log) -> tuple[list[Any], list[Any]]:
+    """Texts to train on and held-out ones; without a file for those, one in ten of the first."""
+    if is_corpus(train):
+        texts = draw_passages(train)
+    elif train.is_dir():
+        raise AlbertkitError(
+            f"{train} is not a corpus folder. Make one with  albertkit corpus, or pass a file with one text per line."
+        )
+    else:
+        refuse_table(train)
+        texts = list(read_texts(train))
+    if len(texts) > MAX_TEXTS:
+        step = -(-len(texts) // MAX_TEXTS)
+        log(f"note: {train} contains {len(texts):,} texts; every {step}th is used")
+        texts = texts[::step]
+    if len(texts) < MIN_TEXTS:
+        raise AlbertkitError(f"{train} contains {len(texts)} texts. Pass at least {MIN_TEXTS}, better many thousands.")
+    if dev is not None:
+        refuse_table(dev)
+        return texts, list(read_texts(dev))
+    held_out = texts[::10][:MAX_DEV_TEXTS]
+    return [text for i, text in enumerate(texts) if i % 10 or i >= 10 * len(held_out)], held_out
+
+
+def refuse_table(file: Path) -> None:
+    """Refuse a table where lines are read as texts: its labels and commas would be trained on as words."""
+    if file.suffix.lower() in TABLES:
+        raise AlbertkitError(
+            f"{file} is a table, and a file with one text per line is needed here. Write its texts to a .txt file."
+        )
+
+
+def draw_passages(folder: Path) -> list[Any]:
+    """Sentences and passages of a corpus, as token ids, shuffled."""
+    corpus = Shards.open(folder)
+    passages = draw(corpus.split("train"), corpus.tokenizer().id_of("?"), Shares(), 0)
+    order = np.random.default_rng(0).permutation(len(passages))[:MAX_TEXTS]
+    return [np.array(passages[int(i)]) for i in order]
