@@ -23,7 +23,8 @@ from pathlib import Path
 
 import click
 
-from albertkit.cli.entry_point import app, megabytes
+from albertkit.cli.console import format_megabytes
+from albertkit.cli.entry_point import app
 from albertkit.compress.cost import shape_cost
 from albertkit.config import PRESETS, preset
 
@@ -75,8 +76,8 @@ def shapes_page() -> str:
         made = shape_cost(config)
         lines.append(
             f"| {name} | {config.num_hidden_layers} × {config.hidden_size} | {made.parameters['total']:,} | {made.unshared:,} "
-            f"| {made.operations['total'] / 1e6:,.1f} | {megabytes(made.bytes['float32'])} | {megabytes(made.bytes['int8'])} "
-            f"| {megabytes(made.bytes['4-bit'])} | {megabytes(made.memory['inference'])} |"
+            f"| {made.operations['total'] / 1e6:,.1f} | {format_megabytes(made.bytes['float32'])} | {format_megabytes(made.bytes['int8'])} "
+            f"| {format_megabytes(made.bytes['4-bit'])} | {format_megabytes(made.memory['inference'])} |"
         )
     return "\n".join([*lines, ""])
 
