@@ -24,8 +24,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "src"))
 
 from albertkit import Tokenizer
 from albertkit.config import preset
-from albertkit.data.corpus import build
-from albertkit.data.corpus_settings import CorpusSettings as Cutting
+from albertkit.data.corpus import CorpusSettings, build_corpus
 from albertkit.train import loop, pretrain
 from albertkit.train.distributed import ProcessGroup
 from albertkit.train.train_settings import TrainSettings
@@ -76,7 +75,9 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory() as scratch:
         tokenizer = Tokenizer.from_spiece(ROOT / "src" / "albertkit" / "models" / "small" / "spiece.model")
-        build([str(ROOT / "runs" / "tiny.txt.xz")], Path(scratch) / "shards", tokenizer, Cutting(), workers=1)
+        build_corpus(
+            [str(ROOT / "runs" / "tiny.txt.xz")], Path(scratch) / "shards", tokenizer, CorpusSettings(), workers=1
+        )
         step, share = ours(Path(scratch) / "shards", args.shape, args.rows, Path(scratch) / "run")
         sides = {"albertkit": step, "transformers": theirs(args.shape, args.rows)}
         seconds: dict[str, list[float]] = {name: [] for name in sides}

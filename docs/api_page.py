@@ -40,7 +40,7 @@ GROUPS = {
     "Data": (
         "albertkit.tasks.readers.read_examples.read_examples",
         "albertkit.runtime.predict.predict",
-        "albertkit.data.corpus.build",
+        "albertkit.data.corpus.build_corpus",
         "albertkit.data.shards.Shards",
     ),
 }

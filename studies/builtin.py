@@ -124,20 +124,20 @@ def intents(file: Path, limit: int | None) -> tuple[int, Callable[[Embed], dict[
 
 def sentences(source: Path) -> Iterator[str]:
     """Sentences of a text file, or of the held-out part of a corpus folder."""
-    from albertkit.data.sentences import split
-    from albertkit.data.shards import Shards, ids
+    from albertkit.data.sentences import split_sentences
+    from albertkit.data.shards import Shards, token_ids
 
     if source.is_dir():
         shards = Shards.open(source)
         tokenizer = shards.tokenizer()
         for shard in shards.split("held-out"):
             ends = [0, *shard.sentences.tolist()]
-            yield from (tokenizer.decode(ids(shard.tokens[a:b]).tolist()) for a, b in pairwise(ends))
+            yield from (tokenizer.decode(token_ids(shard.tokens[a:b]).tolist()) for a, b in pairwise(ends))
         return
     opened = lzma.open if source.suffix == ".xz" else open
     with opened(source, "rt", encoding="utf-8") as file:
         for line in file:
-            yield from split(line.strip())
+            yield from split_sentences(line.strip())
 
 
 def masked(source: Path, tokenizer: Any, count: int) -> list[tuple[str, str]]:

@@ -107,10 +107,10 @@ def tree(root: int) -> list[float]:
 
 def unpacked(texts: list[str]) -> int:
     """Bytes of text in some files."""
-    from albertkit.data.block_reader import blocks
+    from albertkit.data.documents import read_blocks
     from albertkit.text_reader import find_text_files
 
-    return sum(len(block.data) for block in blocks(find_text_files(texts)))
+    return sum(len(block.data) for block in read_blocks(find_text_files(texts)))
 
 
 def machine() -> dict:

@@ -24,8 +24,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "src"))
 
-from albertkit.data.corpus import build
-from albertkit.data.corpus_settings import CorpusSettings as CorpusSettings
+from albertkit.data.corpus import CorpusSettings, build_corpus
 from albertkit.tokenizer import Tokenizer
 
 SHAPE = {
@@ -57,7 +56,7 @@ def corpus(folder: Path, seed: int) -> Path:
         texts.append(" ".join(f"{line.capitalize()}." for line in lines))
     (folder / "text.txt").write_text("\n\n".join(texts) + "\n", encoding="utf-8")
     tokenizer = Tokenizer.train(texts, "wordpiece", 290)
-    build([folder / "text.txt"], folder / "shards", tokenizer, CorpusSettings(held_out=0.05), workers=1)
+    build_corpus([folder / "text.txt"], folder / "shards", tokenizer, CorpusSettings(held_out=0.05), workers=1)
     return folder / "shards"
 
 

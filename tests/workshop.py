@@ -27,8 +27,7 @@ from pyarrow import parquet
 from albertkit.albert import Albert
 from albertkit.artifact import Artifact, Meta, write_artifact
 from albertkit.cli.entry_point import app
-from albertkit.data.corpus import build
-from albertkit.data.corpus_settings import CorpusSettings as Cutting
+from albertkit.data.corpus import CorpusSettings, build_corpus
 from albertkit.errors import AlbertkitError
 from albertkit.model import AlbertModel
 from albertkit.model.albert_model import build_head
@@ -100,7 +99,13 @@ def furnish(folder: Path) -> Path:
         (folder / name).mkdir()
         for part in ("new.txt", "old.txt"):
             (folder / name / part).write_text("\n\n".join(f"{a}\n{b}" for a in TEXTS for b in TEXTS[:3]), "utf-8")
-    build([str(folder / "texts")], folder / "shards", Tokenizer.from_spiece(SPIECE), Cutting(min_tokens=2), workers=1)
+    build_corpus(
+        [str(folder / "texts")],
+        folder / "shards",
+        Tokenizer.from_spiece(SPIECE),
+        CorpusSettings(min_tokens=2),
+        workers=1,
+    )
     for name, count in {"train": 3, "dev": 3, "test": 3, "fresh": 75}.items():  # limits need some hundred texts
         (folder / f"{name}.tsv").write_text(reviews(count), encoding="utf-8")
     rows = [{"id": str(n), "text": text, "body": text, "title": f"note {n}"} for n, text in enumerate(TEXTS)]

@@ -93,18 +93,19 @@ def test_in_spark(models, monkeypatch):
 
 def test_a_corpus_on_ray_is_the_same(ray, tmp_path, monkeypatch):
     """Byte for byte, whoever cuts it."""
-    from albertkit.bulk.ray_corpus import cut_on_ray
-    from albertkit.data import block_reader as reading
-    from albertkit.data.corpus import build
-    from albertkit.data.corpus_settings import CorpusSettings
+    from functools import partial
 
-    monkeypatch.setattr(reading, "BLOCK", 8192)  # several for each actor
+    from albertkit.bulk.ray_corpus import tokenize_on_ray
+    from albertkit.data import documents as reading
+    from albertkit.data.corpus import CorpusSettings, build_corpus
+
+    monkeypatch.setattr(reading, "BLOCK_BYTES", 8192)  # several for each actor
     file = tmp_path / "a.txt"
     file.write_text("".join(f"{' '.join(texts(5, seed))}.\n\n" for seed in range(400)))
     tokenizer = Tokenizer.from_spiece(SPIECE)
     given = CorpusSettings(min_tokens=1, shard_tokens=4096, held_out=0.1)
-    build([file], tmp_path / "local", tokenizer, given, workers=1)
-    build([file], tmp_path / "ray", tokenizer, given, workers=2, cut=cut_on_ray)
+    build_corpus([file], tmp_path / "local", tokenizer, given, workers=1)
+    build_corpus([file], tmp_path / "ray", tokenizer, given, workers=partial(tokenize_on_ray, workers=2))
     names = sorted(path.relative_to(tmp_path / "local") for path in (tmp_path / "local").rglob("*") if path.is_file())
     assert len(names) > 6
     assert names == sorted(

@@ -14,13 +14,12 @@ import sys
 import numpy as np
 import pytest
 
-from albertkit.data import block_reader as reading
+from albertkit.data import documents as reading
 from albertkit.data import shard_writer as writing
-from albertkit.data.corpus import build
-from albertkit.data.corpus_settings import CorpusSettings
-from albertkit.data.resume_log import JOURNAL, Journal
-from albertkit.data.sentences import split
-from albertkit.data.shards import Shards, ids
+from albertkit.data.corpus import CorpusSettings, build_corpus
+from albertkit.data.corpus_folder import RESUME_LOG, ResumeLog
+from albertkit.data.sentences import split_sentences
+from albertkit.data.shards import Shards, token_ids
 from albertkit.errors import AlbertkitError
 from albertkit.tokenizer import Tokenizer
 from tests.conftest import SHARED, SPIECE, real
@@ -43,7 +42,7 @@ def tokenizer():
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
-    monkeypatch.setattr(reading, "BLOCK", 6000)
+    monkeypatch.setattr(reading, "BLOCK_BYTES", 6000)
 
 
 @pytest.fixture
@@ -61,7 +60,7 @@ def sentences_in(shards: Shards, split_name: str = "train") -> list[list[list[in
     """The ids of each sentence of each document."""
     found = []
     for shard in shards.split(split_name):
-        sentences = np.split(ids(shard.tokens), shard.sentences[:-1].astype(int))
+        sentences = np.split(token_ids(shard.tokens), shard.sentences[:-1].astype(int))
         bounds = [0, *shard.documents.tolist()]
         found += [[s.tolist() for s in sentences[a:b]] for a, b in itertools.pairwise(bounds)]
     return found
@@ -72,12 +71,12 @@ def sentences_in(shards: Shards, split_name: str = "train") -> list[list[list[in
 
 def test_round_trip(tmp_path, texts, english):
     """Every sentence of every document comes back, once, in order; all sizes are as the manifest says."""
-    built = build([texts], tmp_path / "out", english, SMALL, workers=1)
+    built = build_corpus([texts], tmp_path / "out", english, SMALL, workers=1)
     shards = Shards.open(tmp_path / "out", verify=True)
-    assert not built.there and not built.resumed and shards.manifest == built.shards.manifest
+    assert not built.was_complete and not built.was_resumed and shards.manifest == built.shards.manifest
     originals = [text(100, seed=1), text(60, seed=2), text(40, seed=3)]
     wanted = [
-        [english.ids_batch([s])[0] for paragraph in document.split("\n") for s in split(paragraph)]
+        [english.ids_batch([s])[0] for paragraph in document.split("\n") for s in split_sentences(paragraph)]
         for whole in originals
         for document in whole.split("\n\n")
     ]
@@ -85,14 +84,14 @@ def test_round_trip(tmp_path, texts, english):
     assert len(train) + len(held) == 200 and 5 < len(held) < 40
     assert [d for d in wanted if d in train] == train and [d for d in wanted if d in held] == held
     assert not [d for d in held if d in train]
-    assert split("Document 1 7.")[0] and english.decode(train[0][0]).startswith("document 1")
+    assert split_sentences("Document 1 7.")[0] and english.decode(train[0][0]).startswith("document 1")
     counts = shards.manifest["counts"]
     assert counts["documents_read"] == counts["documents_kept"] == 200
     entries = [e for part in shards.manifest["splits"].values() for e in part]
     for name in ("sentences", "tokens", "words"):
         assert counts[name] == sum(entry[name] for entry in entries)
     assert all(entry["tokens"] <= 3000 for entry in entries) and len(entries) > 5
-    seen = np.concatenate([ids(shard.tokens) for shard in shards.split("train")])
+    seen = np.concatenate([token_ids(shard.tokens) for shard in shards.split("train")])
     assert (shards.unigrams() == np.bincount(seen, minlength=30000)).all()
     assert shards.tokenizer().fingerprint() == english.fingerprint()
     assert shards.split("train")[0].tokens.dtype == np.uint16 and isinstance(shards.split("train")[0].tokens, np.memmap)
@@ -107,11 +106,11 @@ def test_duplicates_of_documents(tmp_path, tokenizer):
     one, two = text(30, seed=1), text(30, seed=2)
     (tmp_path / "a.txt").write_text(f"{one}\n\n{two}\n\n{one}", encoding="utf-8")
     (tmp_path / "b.txt").write_text(two, encoding="utf-8")
-    plain = build([tmp_path / "a.txt", tmp_path / "b.txt"], tmp_path / "x", tokenizer, SMALL, workers=1)
+    plain = build_corpus([tmp_path / "a.txt", tmp_path / "b.txt"], tmp_path / "x", tokenizer, SMALL, workers=1)
     counts = plain.shards.manifest["counts"]
     assert (counts["documents_read"], counts["documents_kept"], counts["duplicates"]) == (120, 60, 60)
     kept = CorpusSettings(shard_tokens=3000, held_out=0.1, min_tokens=1, dedupe="none")
-    every = build([tmp_path / "a.txt", tmp_path / "b.txt"], tmp_path / "y", tokenizer, kept, workers=1)
+    every = build_corpus([tmp_path / "a.txt", tmp_path / "b.txt"], tmp_path / "y", tokenizer, kept, workers=1)
     assert every.shards.manifest["counts"]["documents_kept"] == 120
     train, held = sentences_in(every.shards), sentences_in(every.shards, "held-out")
     assert not [d for d in held if d in train]  # the same document is always on the same side
@@ -122,14 +121,14 @@ def test_duplicates_of_paragraphs(tmp_path, tokenizer):
     documents = [f"Number {i} is a text of its own.\n{same}" for i in range(50)]
     (tmp_path / "a.txt").write_text("\n\n".join([*documents, same, f"{same}\n{same}"]))
     rules = CorpusSettings(dedupe="paragraphs", min_tokens=3, held_out=0)
-    counts = build([tmp_path / "a.txt"], tmp_path / "x", tokenizer, rules, workers=1).shards.manifest["counts"]
+    counts = build_corpus([tmp_path / "a.txt"], tmp_path / "x", tokenizer, rules, workers=1).shards.manifest["counts"]
     assert counts["paragraph_duplicates"] == 52 and counts["documents_kept"] == 50 and counts["too_short"] == 2
     assert counts["sentences"] == 51
 
 
 def test_short_documents_are_dropped(tmp_path, tokenizer):
     (tmp_path / "a.txt").write_text("Too short.\n\n" + "This one is long enough to be kept, is it not? " * 2)
-    shards = build([tmp_path / "a.txt"], tmp_path / "x", tokenizer, CorpusSettings(held_out=0), workers=1).shards
+    shards = build_corpus([tmp_path / "a.txt"], tmp_path / "x", tokenizer, CorpusSettings(held_out=0), workers=1).shards
     assert shards.manifest["counts"]["too_short"] == 1 and len(sentences_in(shards)) == 1
     assert shards.split("held-out") == []
 
@@ -137,8 +136,8 @@ def test_short_documents_are_dropped(tmp_path, tokenizer):
 def test_what_is_held_out_stays_held_out(tmp_path, tokenizer):
     (tmp_path / "a.txt").write_text(text(100, seed=1), encoding="utf-8")
     (tmp_path / "b.txt").write_text(text(100, seed=2), encoding="utf-8")
-    few = build([tmp_path / "b.txt"], tmp_path / "x", tokenizer, SMALL, workers=1).shards
-    many = build([tmp_path / "a.txt", tmp_path / "b.txt"], tmp_path / "y", tokenizer, SMALL, workers=1).shards
+    few = build_corpus([tmp_path / "b.txt"], tmp_path / "x", tokenizer, SMALL, workers=1).shards
+    many = build_corpus([tmp_path / "a.txt", tmp_path / "b.txt"], tmp_path / "y", tokenizer, SMALL, workers=1).shards
     held = sentences_in(many, "held-out")
     assert all(document in held for document in sentences_in(few, "held-out"))
     assert all(document not in held for document in sentences_in(few))
@@ -147,20 +146,20 @@ def test_what_is_held_out_stays_held_out(tmp_path, tokenizer):
 def test_a_document_larger_than_a_shard_is_cut(tmp_path, tokenizer):
     (tmp_path / "a.txt").write_text("\n".join(text(60).replace("\n\n", "\n").split("\n")), encoding="utf-8")
     rules = CorpusSettings(shard_tokens=700, min_tokens=1, held_out=0)
-    shards = build([tmp_path / "a.txt"], tmp_path / "x", tokenizer, rules, workers=1).shards
+    shards = build_corpus([tmp_path / "a.txt"], tmp_path / "x", tokenizer, rules, workers=1).shards
     assert shards.manifest["counts"]["documents_kept"] < sum(len(s.documents) for s in shards.split("train"))
     assert all(len(shard.tokens) <= 700 for shard in shards.split("train"))
     flat = [s for d in sentences_in(shards) for s in d]
-    whole = [s for line in text(60).split("\n") for s in split(line)]
+    whole = [s for line in text(60).split("\n") for s in split_sentences(line)]
     assert flat == tokenizer.ids_batch(whole)
 
 
 def test_parts_of_one_long_document_are_on_one_side(tmp_path, tokenizer, monkeypatch):
-    monkeypatch.setattr(reading, "LIMIT", 12_000)
+    monkeypatch.setattr(reading, "DOCUMENT_LIMIT", 12_000)
     lines = [f"Paragraph {i} of a document without an empty line anywhere." for i in range(3000)]
     (tmp_path / "a.txt").write_text("\n".join(lines) + "\n\n" + text(40))
     rules = CorpusSettings(held_out=0.5, min_tokens=1)
-    shards = build([tmp_path / "a.txt"], tmp_path / "x", tokenizer, rules, workers=1).shards
+    shards = build_corpus([tmp_path / "a.txt"], tmp_path / "x", tokenizer, rules, workers=1).shards
     sides = {
         name
         for name in ("train", "held-out")
@@ -175,12 +174,12 @@ def test_parts_of_one_long_document_are_on_one_side(tmp_path, tokenizer, monkeyp
 
 @pytest.fixture
 def whole(tmp_path, texts, tokenizer):
-    build([texts], tmp_path / "whole", tokenizer, SMALL, workers=1)
+    build_corpus([texts], tmp_path / "whole", tokenizer, SMALL, workers=1)
     return contents(tmp_path / "whole")
 
 
 def test_workers_change_no_byte(tmp_path, texts, tokenizer, whole):
-    build([texts], tmp_path / "two", tokenizer, SMALL, workers=2)
+    build_corpus([texts], tmp_path / "two", tokenizer, SMALL, workers=2)
     assert contents(tmp_path / "two") == whole
 
 
@@ -202,7 +201,7 @@ def killed(work, at: int) -> bool:
 
         try:
             os.fsync, os.replace = strike(os.fsync), strike(os.replace)
-            Journal.save = strike(Journal.save)
+            ResumeLog.save = strike(ResumeLog.save)
             work()
         finally:
             os._exit(0)
@@ -214,17 +213,17 @@ def killed(work, at: int) -> bool:
 def test_killed_at_any_step_it_goes_on(tmp_path, texts, tokenizer, dedupe, stride, monkeypatch):
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
     rules = CorpusSettings(shard_tokens=4000, held_out=0.2, min_tokens=1, dedupe=dedupe)
-    build([texts], tmp_path / "whole", tokenizer, rules, workers=1)
+    build_corpus([texts], tmp_path / "whole", tokenizer, rules, workers=1)
     wanted = contents(tmp_path / "whole")
     out, step, resumed = tmp_path / "out", 1, 0
-    while killed(lambda: build([texts], out, tokenizer, rules, workers=1), step):
+    while killed(lambda: build_corpus([texts], out, tokenizer, rules, workers=1), step):
         if not (out / "manifest.json").is_file():
-            with pytest.raises(AlbertkitError, match="run the same command again|is empty"):
+            with pytest.raises(AlbertkitError, match="Run the same command again|is empty"):
                 Shards.open(out)
         if step % 3 == 0:  # killed a second time, soon after it went on
-            killed(lambda: build([texts], out, tokenizer, rules, workers=1), 9)
-        built = build([texts], out, tokenizer, rules, workers=1)
-        resumed += built.resumed
+            killed(lambda: build_corpus([texts], out, tokenizer, rules, workers=1), 9)
+        built = build_corpus([texts], out, tokenizer, rules, workers=1)
+        resumed += built.was_resumed
         assert contents(out) == wanted, f"killed at step {step}"
         shutil.rmtree(out)
         step += stride
@@ -237,27 +236,27 @@ def test_killed_with_workers(tmp_path, texts, tokenizer, whole):
 
     out = tmp_path / "out"
     code = (
-        "import sys; from albertkit.data import block_reader as reading, corpus; from albertkit.data.corpus_settings import CorpusSettings\n"
+        "import sys; from albertkit.data import documents as reading, corpus; from albertkit.data.corpus import CorpusSettings\n"
         "from albertkit.tokenizer import Tokenizer; import signal; from pathlib import Path\n"
-        "reading.BLOCK = 6000\n"
+        "reading.BLOCK_BYTES = 6000\n"
         f"rules = CorpusSettings(shard_tokens=3000, held_out=0.1, min_tokens=1)\n"
         f"def stop(*a):\n"
         f"    if Path({str(out / 'train-00001.tokens.npy')!r}).is_file(): signal.pause()\n"
-        f"corpus.build([{str(texts)!r}], {str(out)!r}, Tokenizer.load({str(tmp_path / 'whole' / 'tokenizer')!r}), rules, "
+        f"corpus.build_corpus([{str(texts)!r}], {str(out)!r}, Tokenizer.load({str(tmp_path / 'whole' / 'tokenizer')!r}), rules, "
         "workers=2, progress=stop)"
     )
     child = subprocess.Popen([sys.executable, "-c", code])
     wait_until(lambda: (out / "train-00001.tokens.npy").is_file())
-    with pytest.raises(AlbertkitError, match="another albertkit is writing"):
-        build([texts], tmp_path / "out", tokenizer, SMALL, workers=1)
-    with pytest.raises(AlbertkitError, match="another albertkit is writing"):
-        build([texts], tmp_path / "out", tokenizer, SMALL, workers=1, force=True)
+    with pytest.raises(AlbertkitError, match="another process is writing"):
+        build_corpus([texts], tmp_path / "out", tokenizer, SMALL, workers=1)
+    with pytest.raises(AlbertkitError, match="another process is writing"):
+        build_corpus([texts], tmp_path / "out", tokenizer, SMALL, workers=1, force=True)
     workers = _children(child.pid)
     child.kill()
     child.wait()
     assert len(workers) >= 2
     wait_until(lambda: not any(_alive(pid) for pid in workers), "the workers live on")
-    assert build([texts], tmp_path / "out", tokenizer, SMALL, workers=2).resumed
+    assert build_corpus([texts], tmp_path / "out", tokenizer, SMALL, workers=2).was_resumed
     assert contents(tmp_path / "out") == whole
 
 
@@ -287,11 +286,13 @@ def _alive(pid: int) -> bool:
 
 
 def test_a_finished_corpus_is_left_alone(tmp_path, texts, tokenizer, whole):
-    again = build([texts], tmp_path / "whole", tokenizer, SMALL, workers=1)
-    assert again.there and contents(tmp_path / "whole") == whole
+    again = build_corpus([texts], tmp_path / "whole", tokenizer, SMALL, workers=1)
+    assert again.was_complete and contents(tmp_path / "whole") == whole
     moved = tmp_path / "moved"
     shutil.copytree(texts, moved)
-    assert build([moved], tmp_path / "whole", tokenizer, SMALL, workers=1).there  # contents count, not names
+    assert build_corpus(
+        [moved], tmp_path / "whole", tokenizer, SMALL, workers=1
+    ).was_complete  # contents count, not names
 
 
 @pytest.mark.parametrize("change", ["setting", "input", "tokenizer", "stdin"])
@@ -299,11 +300,11 @@ def test_a_finished_corpus_is_left_alone(tmp_path, texts, tokenizer, whole):
 def test_another_corpus_is_not_mixed_in(tmp_path, texts, tokenizer, change, state, monkeypatch):
     out, rules, given, vocabulary = tmp_path / "out", SMALL, [texts], tokenizer
     if state == "finished":
-        build([texts], out, tokenizer, SMALL, workers=1)
+        build_corpus([texts], out, tokenizer, SMALL, workers=1)
     else:
         stop_after(monkeypatch, 3)
         with pytest.raises(KeyboardInterrupt):
-            build([texts], out, tokenizer, SMALL, workers=1)
+            build_corpus([texts], out, tokenizer, SMALL, workers=1)
         monkeypatch.undo()
     before = contents(out)
     if change == "setting":
@@ -316,17 +317,17 @@ def test_another_corpus_is_not_mixed_in(tmp_path, texts, tokenizer, change, stat
     else:
         vocabulary, said = Tokenizer.train(text(100).split("\n"), vocab_size=150), "the tokenizer"
     with pytest.raises(AlbertkitError, match=f"{said}.*--force"):
-        build(given, out, vocabulary, rules, workers=1)
+        build_corpus(given, out, vocabulary, rules, workers=1)
     assert contents(out) == before
     if change != "stdin":
-        build(given, out, vocabulary, rules, workers=1, force=True)
-        build(given, tmp_path / "new", vocabulary, rules, workers=1)
+        build_corpus(given, out, vocabulary, rules, workers=1, force=True)
+        build_corpus(given, tmp_path / "new", vocabulary, rules, workers=1)
         assert contents(out) == contents(tmp_path / "new")
 
 
 def stop_after(monkeypatch, shards: int) -> None:
     """End the work when so many shards are saved."""
-    save, count = Journal.save, 0
+    save, count = ResumeLog.save, 0
 
     def stop(self, *args):
         nonlocal count
@@ -335,17 +336,17 @@ def stop_after(monkeypatch, shards: int) -> None:
         if count > shards:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(Journal, "save", stop)
+    monkeypatch.setattr(ResumeLog, "save", stop)
 
 
 def test_finished_shards_that_were_touched_are_noticed(tmp_path, texts, tokenizer, monkeypatch):
     stop_after(monkeypatch, 3)
     with pytest.raises(KeyboardInterrupt):
-        build([texts], tmp_path / "out", tokenizer, SMALL, workers=1)
+        build_corpus([texts], tmp_path / "out", tokenizer, SMALL, workers=1)
     monkeypatch.undo()
     (tmp_path / "out" / "train-00000.tokens.npy").unlink()
     with pytest.raises(AlbertkitError, match=r"train-00000.tokens.npy is missing or has changed"):
-        build([texts], tmp_path / "out", tokenizer, SMALL, workers=1)
+        build_corpus([texts], tmp_path / "out", tokenizer, SMALL, workers=1)
 
 
 # What can go wrong ---------------------------------------------------------------------------------------------------
@@ -372,7 +373,7 @@ def test_a_full_disk(tmp_path, texts, tokenizer, whole, full, monkeypatch):
         def save(self, *args):
             raise sqlite3.OperationalError("database or disk is full")
 
-        monkeypatch.setattr(Journal, "save", save)
+        monkeypatch.setattr(ResumeLog, "save", save)
     if full == "tokenizer":
 
         def write(self, folder):
@@ -383,14 +384,14 @@ def test_a_full_disk(tmp_path, texts, tokenizer, whole, full, monkeypatch):
     with pytest.raises(
         AlbertkitError, match=r"writing .* failed: (No space left|database or disk is full).*same command"
     ):
-        build([texts], out, tokenizer, SMALL, workers=1)
+        build_corpus([texts], out, tokenizer, SMALL, workers=1)
     if full in ("journal", "tokenizer"):
         assert not out.exists()  # nothing was finished, so nothing is left
     else:
-        assert (out / JOURNAL).is_file() and not (out / "manifest.json").exists() and not list(out.glob(".*"))
+        assert (out / RESUME_LOG).is_file() and not (out / "manifest.json").exists() and not list(out.glob(".*"))
     monkeypatch.undo()
-    monkeypatch.setattr(reading, "BLOCK", 6000)
-    build([texts], out, tokenizer, SMALL, workers=1)
+    monkeypatch.setattr(reading, "BLOCK_BYTES", 6000)
+    build_corpus([texts], out, tokenizer, SMALL, workers=1)
     assert contents(out) == whole
 
 
@@ -402,19 +403,19 @@ def test_a_file_that_may_not_grow(tmp_path, texts, tokenizer, whole):
     resource.setrlimit(resource.RLIMIT_FSIZE, (5000, hard))
     try:
         with pytest.raises(AlbertkitError, match=r"writing .* failed: .*same command"):
-            build([texts], tmp_path / "out", tokenizer, SMALL, workers=1)
+            build_corpus([texts], tmp_path / "out", tokenizer, SMALL, workers=1)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    build([texts], tmp_path / "out", tokenizer, SMALL, workers=1)
+    build_corpus([texts], tmp_path / "out", tokenizer, SMALL, workers=1)
     assert contents(tmp_path / "out") == whole
 
 
 @pytest.mark.parametrize(
     ("data", "workers", "said"),
     [
-        ("", 1, "the inputs hold no text"),
-        ("\n\n \n\n", 1, "the inputs hold no text"),
-        ("short\n\nshort\n\nalso", 1, "none of 3 documents was kept: 2 have fewer than 16 tokens, 1 came before"),
+        ("", 1, "the inputs contain no text"),
+        ("\n\n \n\n", 1, "the inputs contain no text"),
+        ("short\n\nshort\n\nalso", 1, "none of 3 documents was kept: 2 have fewer than 16 tokens, 1 are duplicates"),
         (b"\x89PNG\r\n\x1a\n\x00\x00", 1, "line 1 of .* is not UTF-8"),
         (b"\x89PNG\r\n\x1a\n\x00\x00", 2, "line 1 of .* is not UTF-8"),
         ("它不认识中文。它不认识中文！" * 40, 1, r"\d\d% of the first [\d,]+ tokens are unknown .*albertkit tokenizer"),
@@ -423,7 +424,7 @@ def test_a_file_that_may_not_grow(tmp_path, texts, tokenizer, whole):
 def test_input_that_makes_no_corpus(tmp_path, tokenizer, data, workers, said):
     (tmp_path / "a.txt").write_bytes(data.encode() if isinstance(data, str) else data)
     with pytest.raises(AlbertkitError, match=said):
-        build([tmp_path / "a.txt"], tmp_path / "out", tokenizer, workers=workers)
+        build_corpus([tmp_path / "a.txt"], tmp_path / "out", tokenizer, workers=workers)
     assert not (tmp_path / "out").exists()
 
 
@@ -432,7 +433,7 @@ def test_nothing_left_for_training(tmp_path, tokenizer):
     for document in documents:  # some of them are held out
         (tmp_path / "a.txt").write_text(document)
         try:
-            build(
+            build_corpus(
                 [tmp_path / "a.txt"], tmp_path / "out", tokenizer, CorpusSettings(held_out=0.5), workers=1, force=True
             )
         except AlbertkitError as error:
@@ -442,16 +443,16 @@ def test_nothing_left_for_training(tmp_path, tokenizer):
 
 
 def test_a_giant_line_stops_it(tmp_path, tokenizer, monkeypatch):
-    monkeypatch.setattr(reading, "LIMIT", 50_000)
+    monkeypatch.setattr(reading, "DOCUMENT_LIMIT", 50_000)
     (tmp_path / "a.txt").write_text(text(10) + "\n" + "giant " * 20_000, encoding="utf-8")
     with pytest.raises(AlbertkitError, match=r"line \d+ of .*a.txt has over 50,000 bytes"):
-        build([tmp_path / "a.txt"], tmp_path / "out", tokenizer, SMALL, workers=1)
+        build_corpus([tmp_path / "a.txt"], tmp_path / "out", tokenizer, SMALL, workers=1)
 
 
 def test_a_large_vocabulary_takes_32_bits(tmp_path, texts, tokenizer, monkeypatch):
-    build([texts], tmp_path / "small", tokenizer, SMALL, workers=1)
+    build_corpus([texts], tmp_path / "small", tokenizer, SMALL, workers=1)
     monkeypatch.setattr("albertkit.data.shards.UINT16_VOCABULARY", 150)
-    build([texts], tmp_path / "large", tokenizer, SMALL, workers=1)
+    build_corpus([texts], tmp_path / "large", tokenizer, SMALL, workers=1)
     large = Shards.open(tmp_path / "large", verify=True)
     assert large.manifest["dtype"] == "uint32" and large.split("train")[0].tokens.dtype == np.uint32
     found = sentences_in(large)
@@ -463,23 +464,23 @@ def test_bad_lines_can_be_passed_over_after_the_fact(tmp_path, tokenizer):
     """A run that stopped at a bad line goes on when told to pass over it."""
     (tmp_path / "a.txt").write_bytes(text(100).encode() + b"\n\nbad \xff line\n\n" + text(20, seed=5).encode())
     with pytest.raises(AlbertkitError, match="is not UTF-8"):
-        build([tmp_path / "a.txt"], tmp_path / "out", tokenizer, SMALL, workers=1)
+        build_corpus([tmp_path / "a.txt"], tmp_path / "out", tokenizer, SMALL, workers=1)
     rules = CorpusSettings(shard_tokens=3000, held_out=0.1, min_tokens=1, skip_bad=True)
-    built = build([tmp_path / "a.txt"], tmp_path / "out", tokenizer, rules, workers=1)
-    assert built.resumed and built.shards.manifest["counts"]["bad_lines"] == 1
+    built = build_corpus([tmp_path / "a.txt"], tmp_path / "out", tokenizer, rules, workers=1)
+    assert built.was_resumed and built.shards.manifest["counts"]["bad_lines"] == 1
 
 
 def test_folders_that_are_not_ours(tmp_path, texts, tokenizer):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "thesis.doc").write_text("years of work")
     for force in (False, True):
-        with pytest.raises(AlbertkitError, match="left alone"):
-            build([texts], tmp_path / "out", tokenizer, SMALL, workers=1, force=force)
+        with pytest.raises(AlbertkitError, match="contains no corpus"):
+            build_corpus([texts], tmp_path / "out", tokenizer, SMALL, workers=1, force=force)
     with pytest.raises(AlbertkitError, match="is a file"):
-        build([texts], tmp_path / "out" / "thesis.doc", tokenizer, SMALL, workers=1)
-    build([texts], tmp_path / "mine", tokenizer, SMALL, workers=1)
+        build_corpus([texts], tmp_path / "out" / "thesis.doc", tokenizer, SMALL, workers=1)
+    build_corpus([texts], tmp_path / "mine", tokenizer, SMALL, workers=1)
     (tmp_path / "mine" / "notes.txt").write_text("keep me")
-    build([texts], tmp_path / "mine", tokenizer, SMALL, workers=1, force=True)
+    build_corpus([texts], tmp_path / "mine", tokenizer, SMALL, workers=1, force=True)
     assert (tmp_path / "mine" / "notes.txt").read_text() == "keep me"
 
 
@@ -488,7 +489,7 @@ def test_leftovers_of_our_own_are_no_obstacle(tmp_path, texts, tokenizer, whole)
     shutil.copytree(tmp_path / "whole", tmp_path / "out")
     (tmp_path / "out" / "manifest.json").unlink()
     shutil.copy(tmp_path / "out" / "unigrams.npy", tmp_path / "out" / "train-00099.tokens.npy")
-    build([texts], tmp_path / "out", tokenizer, SMALL, workers=1)
+    build_corpus([texts], tmp_path / "out", tokenizer, SMALL, workers=1)
     assert contents(tmp_path / "out") == whole
 
 
@@ -512,21 +513,21 @@ def test_settings_are_checked(wrong):
 def test_a_worker_that_dies_is_one_sentence(tmp_path, texts, tokenizer, monkeypatch):
     from albertkit.data import workers
 
-    start = workers._start
+    start = workers.start_process
 
     def start_and_kill(*args):
         pipe, process = start(*args)
         process.kill()
         return pipe, process
 
-    monkeypatch.setattr(workers, "_start", start_and_kill)
-    with pytest.raises(AlbertkitError, match="a worker process was ended from outside"):
-        build([texts], tmp_path / "out", tokenizer, SMALL, workers=2)
+    monkeypatch.setattr(workers, "start_process", start_and_kill)
+    with pytest.raises(AlbertkitError, match="a worker process was killed"):
+        build_corpus([texts], tmp_path / "out", tokenizer, SMALL, workers=2)
 
 
 def test_other_tokenizers(tmp_path, tokenizer):
-    with pytest.raises(AlbertkitError, match="phonemes"):
-        build([tmp_path], tmp_path / "out", Tokenizer.from_symbols(["$", "a"]), SMALL)
+    with pytest.raises(AlbertkitError, match="phoneme"):
+        build_corpus([tmp_path], tmp_path / "out", Tokenizer.from_symbols(["$", "a"]), SMALL)
 
 
 # Real text ----------------------------------------------------------------------------------------------------------
@@ -539,19 +540,19 @@ def test_real_text(tmp_path, english, name, model, monkeypatch):
     path = SHARED / "corpus" / f"{name}.txt.xz"
     if not path.is_file():
         pytest.skip("the corpus is not here")
-    monkeypatch.setattr(reading, "BLOCK", 1 << 17)
+    monkeypatch.setattr(reading, "BLOCK_BYTES", 1 << 17)
     with lzma.open(path) as file:
         data = file.read(400_000).decode("utf-8", "ignore")
     (tmp_path / "a.txt").write_text(data, encoding="utf-8")
     vocabulary = english if model is None else Tokenizer.load(real(model))
     rules = CorpusSettings(shard_tokens=30_000, held_out=0.05)
-    build([tmp_path / "a.txt"], tmp_path / "out", vocabulary, rules, workers=1)
+    build_corpus([tmp_path / "a.txt"], tmp_path / "out", vocabulary, rules, workers=1)
     shards = Shards.open(tmp_path / "out", verify=True)
     counts = shards.manifest["counts"]
     assert counts["unknown"] < 0.02 * counts["tokens_read"] and counts["tokens"] > 60_000
     assert 0.5 < counts["words"] / counts["tokens"] < 1
     wanted = [
-        vocabulary.ids_batch([s for paragraph in document.split("\n") for s in split(paragraph.strip())])
+        vocabulary.ids_batch([s for paragraph in document.split("\n") for s in split_sentences(paragraph.strip())])
         for document in data.split("\n\n")
     ]
     found = [*sentences_in(shards), *sentences_in(shards, "held-out")]

@@ -1,4 +1,4 @@
-"""The questions of pre-training against their specification: by hand where it can be, by statistics where it is chance."""
+"""The questions of pre-training against their specification: by hand where it can be, by statistics where it is uniform."""
 
 from __future__ import annotations
 
@@ -9,10 +9,19 @@ import torch
 from hypothesis import given, settings
 from torch import Tensor
 
-from albertkit.data.masking import IGNORED, Questions, Specials, arrange, ask, chance, choose, key
+from albertkit.data.masking import (
+    IGNORED,
+    MaskedRows,
+    SpecialIds,
+    arrange_segments,
+    choose_masks,
+    mask_rows,
+    random_key,
+    uniform,
+)
 
 VOCABULARY = 1000
-SPECIALS = Specials(cls=2, sep=3, mask=4, words=torch.arange(5, VOCABULARY))
+SPECIALS = SpecialIds(cls=2, sep=3, mask=4, words=torch.arange(5, VOCABULARY))
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -36,14 +45,14 @@ def rows_of(rows: int, width: int, word: float = 0.6, seed: int = 0, dtype=np.ui
     return torch.from_numpy(signed), torch.from_numpy(first), torch.from_numpy(rng.random(rows) < 0.7)
 
 
-def laid_out(rows: tuple[Tensor, Tensor, Tensor], found: Questions) -> tuple[Tensor, Tensor, Tensor]:
+def laid_out(rows: tuple[Tensor, Tensor, Tensor], found: MaskedRows) -> tuple[Tensor, Tensor, Tensor]:
     """What stood there before masking: ids, word starts, specials."""
-    ids, segments, starts, special = arrange(*rows, found.order == 1, SPECIALS)
+    ids, segments, starts, special = arrange_segments(*rows, found.order == 1, SPECIALS)
     assert torch.equal(segments, found.segments)
     return ids, starts, special
 
 
-def asked_places(found: Questions) -> Tensor:
+def asked_places(found: MaskedRows) -> Tensor:
     """(rows, length) bool: where a word is asked for."""
     out = torch.zeros(found.ids.numel(), dtype=torch.bool)
     out[found.positions[found.words != IGNORED]] = True
@@ -62,7 +71,7 @@ def test_arrange_by_hand():
     first = torch.tensor([2, 2, 2], dtype=torch.int32)
     ordered = torch.tensor([True, True, False])
     swap = torch.tensor([False, True, True])
-    ids, segments, starts, special = arrange(tokens, first, ordered, swap, SPECIALS)
+    ids, segments, starts, special = arrange_segments(tokens, first, ordered, swap, SPECIALS)
     plain = [2, 10, 11, 3, 12, 13, 14, 3]
     assert ids.tolist() == [plain, [2, 12, 13, 14, 3, 10, 11, 3], plain]  # what has no order is not swapped
     assert segments.tolist() == [[0, 0, 0, 0, 1, 1, 1, 1], [0, 0, 0, 0, 0, 1, 1, 1], [0, 0, 0, 0, 1, 1, 1, 1]]
@@ -75,16 +84,16 @@ def test_arrange_by_hand():
 def test_a_single_text_has_one_segment_and_one_token_more():
     tokens = torch.tensor([[10 + B, 11, 12, 13 + B, 14, 99 + B]], dtype=torch.int16)
     no = torch.tensor([False])
-    ids, segments, starts, special = arrange(tokens, torch.tensor([6]), no, torch.tensor([True]), SPECIALS)
+    ids, segments, starts, special = arrange_segments(tokens, torch.tensor([6]), no, torch.tensor([True]), SPECIALS)
     assert ids.tolist() == [[2, 10, 11, 12, 13, 14, 99, 3]] and segments.sum() == 0
     assert starts.int().tolist() == [[0, 1, 0, 0, 1, 0, 1, 0]] and special.int().tolist() == [[1, 0, 0, 0, 0, 0, 0, 1]]
-    found = ask(tokens.expand(40, -1), torch.full((40,), 6), no.expand(40), key(0, 0, "cpu"), 0, SPECIALS)
+    found = mask_rows(tokens.expand(40, -1), torch.full((40,), 6), no.expand(40), random_key(0, 0, "cpu"), 0, SPECIALS)
     assert (found.order == IGNORED).all() and found.ids.shape == (40, 8)
 
 
 def test_thirty_two_bit_tokens_keep_their_ids():
     high = np.array([[70_000 | 1 << 31, 65_536, 2**31 - 1, 5 | 1 << 31, 9]], np.uint32).view(np.int32)
-    ids, _, starts, _ = arrange(
+    ids, _, starts, _ = arrange_segments(
         torch.from_numpy(high), torch.tensor([3]), torch.tensor([True]), torch.tensor([False]), SPECIALS
     )
     assert ids.tolist() == [[2, 70_000, 65_536, 2**31 - 1, 3, 5, 3]]
@@ -94,7 +103,7 @@ def test_thirty_two_bit_tokens_keep_their_ids():
 @pytest.mark.parametrize("dtype", [np.uint16, np.uint32])
 def test_both_widths_of_tokens_ask_the_same(dtype):
     wide, narrow = rows_of(20, 30, dtype=dtype), rows_of(20, 30)
-    one, other = (ask(*rows, key(0, 0, "cpu"), 0, SPECIALS) for rows in (wide, narrow))
+    one, other = (mask_rows(*rows, random_key(0, 0, "cpu"), 0, SPECIALS) for rows in (wide, narrow))
     for name in ("ids", "segments", "positions", "words", "order"):
         assert torch.equal(getattr(one, name), getattr(other, name)), name
 
@@ -106,7 +115,7 @@ def test_both_widths_of_tokens_ask_the_same(dtype):
 def test_share_and_fate_of_masked_tokens(rate):
     """15 % are asked; of those 80 % are hidden, 10 % replaced, 10 % stay; all else is left alone."""
     rows = rows_of(4000, 125)
-    found = ask(*rows, key(1, 2, "cpu"), 0, SPECIALS, rate)
+    found = mask_rows(*rows, random_key(1, 2, "cpu"), 0, SPECIALS, rate)
     ids, _, special = laid_out(rows, found)
     asked = asked_places(found)
     total = int(asked.sum())
@@ -126,14 +135,14 @@ def test_share_and_fate_of_masked_tokens(rate):
 def test_every_row_is_masked_at_about_the_rate():
     """Not only on average: the budget is each row's own."""
     rows = rows_of(500, 125, word=1.0)
-    found = ask(*rows, key(0, 0, "cpu"), 0, SPECIALS)
+    found = mask_rows(*rows, random_key(0, 0, "cpu"), 0, SPECIALS)
     counts = asked_places(found).sum(1)
     assert counts.min() >= 16 and counts.max() <= 21  # 18.75, and at most two more or less with n-grams of three
 
 
 def test_words_are_masked_whole():
     rows = rows_of(2000, 61, word=0.5)
-    found = ask(*rows, key(3, 0, "cpu"), 0, SPECIALS)
+    found = mask_rows(*rows, random_key(3, 0, "cpu"), 0, SPECIALS)
     _, starts, special = laid_out(rows, found)
     asked = asked_places(found)
     inside = ~starts & ~special
@@ -144,10 +153,10 @@ def test_words_are_masked_whole():
 
 def test_random_words_are_drawn_evenly_from_the_allowed_ones():
     allowed = torch.arange(7, 107, 2)
-    specials = Specials(2, 3, 4, allowed)
+    specials = SpecialIds(2, 3, 4, allowed)
     rows = rows_of(4000, 125, seed=4)
-    found = ask(*rows, key(5, 6, "cpu"), 0, specials)
-    ids, _, _, _ = arrange(*rows, found.order == 1, specials)
+    found = mask_rows(*rows, random_key(5, 6, "cpu"), 0, specials)
+    ids, _, _, _ = arrange_segments(*rows, found.order == 1, specials)
     other = found.ids[(found.ids != ids) & (found.ids != specials.mask)]
     counts = torch.bincount(other, minlength=VOCABULARY)
     assert counts.sum() == counts[allowed].sum() > 5000
@@ -156,14 +165,14 @@ def test_random_words_are_drawn_evenly_from_the_allowed_ones():
 
 
 def one_tile(rows: int, width: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Chosen tokens with room for one token a row: one n-gram at most, taken with the chance 1/n. Words of one token."""
+    """Chosen tokens with room for one token a row: one n-gram at most, taken with the uniform 1/n. Words of one token."""
     length = width + 3
     special = torch.zeros(rows, length, dtype=torch.bool)
     special[:, [0, length // 2, length - 1]] = True
     edges = torch.zeros_like(special)
     edges[:, 1:] = special[:, :-1]
-    draw = (key(seed, 0, "cpu"), torch.arange(rows))
-    return choose(~special, special, edges, draw, 1 / width), special
+    draw = (random_key(seed, 0, "cpu"), torch.arange(rows))
+    return choose_masks(~special, special, edges, draw, 1 / width), special
 
 
 def test_n_grams_have_the_lengths_of_the_paper():
@@ -173,7 +182,7 @@ def test_n_grams_have_the_lengths_of_the_paper():
     assert counts.max() == 3 and not (chosen & special).any()
     runs = (chosen[:, 1:] & ~chosen[:, :-1]).sum(1) + chosen[:, 0]
     assert runs.max() == 1
-    weight = np.array([n * int((counts == n).sum()) for n in (1, 2, 3)], float)  # undo the chance 1/n
+    weight = np.array([n * int((counts == n).sum()) for n in (1, 2, 3)], float)  # undo the uniform 1/n
     assert abs(weight / weight.sum() - np.array([6, 3, 2]) / 11).max() < 0.015
     places = np.flatnonzero(chosen.sum(0))  # and everywhere in the row
     assert len(places) == 253
@@ -188,8 +197,8 @@ def test_n_grams_count_words_not_tokens():
     special[:, [0, -2, -1]] = True
     edges = torch.zeros_like(starts)
     edges[:, 1] = True
-    draw = (key(0, 0, "cpu"), torch.arange(rows))
-    counts = choose(starts, special, edges, draw, 4 / (4 * words)).sum(1)
+    draw = (random_key(0, 0, "cpu"), torch.arange(rows))
+    counts = choose_masks(starts, special, edges, draw, 4 / (4 * words)).sum(1)
     assert set(counts.tolist()) == {0, 4, 8, 12}
 
 
@@ -197,9 +206,9 @@ def test_masks_differ_from_step_to_step_and_row_to_row():
     row = rows_of(1, 125, word=1.0)
     rows = tuple(t.expand(200, *t.shape[1:]).contiguous() for t in row)
     rows = (rows[0], rows[1], torch.zeros(200, dtype=torch.bool))
-    masks = [asked_places(ask(*rows, key(0, step, "cpu"), 0, SPECIALS)) for step in (0, 1)]
+    masks = [asked_places(mask_rows(*rows, random_key(0, step, "cpu"), 0, SPECIALS)) for step in (0, 1)]
     overlap = (masks[0] & masks[1]).sum() / masks[0].sum()
-    assert abs(float(overlap) - 0.15) < 0.03  # as much as chance gives
+    assert abs(float(overlap) - 0.15) < 0.03  # as much as uniform gives
     assert abs(float((masks[0][0::2] & masks[0][1::2]).sum() / masks[0][0::2].sum()) - 0.15) < 0.03
     share = masks[0].float().mean(0)[1:-1]
     assert share[share > 0].min() > 0.05  # every token is asked at some time
@@ -209,7 +218,7 @@ def test_a_row_of_one_long_word_is_no_error():
     """The budget is far smaller than the word: it is taken now and then, and the answers that do not fit go unasked."""
     tokens = torch.full((400, 400), 9, dtype=torch.int16)
     first, ordered = torch.full((400,), 200), torch.ones(400, dtype=torch.bool)
-    found = ask(tokens, first, ordered, key(0, 0, "cpu"), 0, SPECIALS)
+    found = mask_rows(tokens, first, ordered, random_key(0, 0, "cpu"), 0, SPECIALS)
     hidden = (found.ids == SPECIALS.mask).sum(1)
     assert 0.1 < float((hidden > 0).float().mean()) < 0.5
     assert ((found.words == 9) | (found.words == IGNORED)).all() and found.positions.max() < found.ids.numel()
@@ -220,7 +229,7 @@ def test_a_row_of_one_long_word_is_no_error():
 
 def test_half_of_the_ordered_rows_are_swapped_and_no_others():
     rows = rows_of(6000, 20)
-    found = ask(*rows, key(0, 7, "cpu"), 0, SPECIALS)
+    found = mask_rows(*rows, random_key(0, 7, "cpu"), 0, SPECIALS)
     ordered = rows[2]
     assert (found.order[~ordered] == IGNORED).all()
     asked = found.order[ordered]
@@ -233,7 +242,9 @@ def test_half_of_the_ordered_rows_are_swapped_and_no_others():
 
 def test_a_label_of_one_means_swapped():
     tokens = torch.tensor([[10, 11, 12, 99]] * 50, dtype=torch.int16)
-    found = ask(tokens, torch.ones(50), torch.ones(50, dtype=torch.bool), key(0, 0, "cpu"), 0, SPECIALS, 1e-6)
+    found = mask_rows(
+        tokens, torch.ones(50), torch.ones(50, dtype=torch.bool), random_key(0, 0, "cpu"), 0, SPECIALS, 1e-6
+    )
     for ids, label in zip(found.ids.tolist(), found.order.tolist(), strict=True):
         assert ids == ([2, 11, 12, 3, 10, 3] if label else [2, 10, 3, 11, 12, 3])
 
@@ -242,7 +253,7 @@ def test_a_label_of_one_means_swapped():
 
 
 def test_chance_is_uniform():
-    drawn = chance(key(0, 0, "cpu"), torch.arange(2000), 512, 1).double()
+    drawn = uniform(random_key(0, 0, "cpu"), torch.arange(2000), 512, 1).double()
     assert drawn.min() >= 0 and drawn.max() < 1
     n = drawn.numel()
     assert abs(float(drawn.mean()) - 0.5) < 4 * (1 / 12 / n) ** 0.5
@@ -256,26 +267,26 @@ def test_chance_is_uniform():
 
 def test_chance_is_independent_of_purpose_row_column_and_step():
     rows = torch.arange(1000)
-    base = chance(key(0, 0, "cpu"), rows, 256, 1)
+    base = uniform(random_key(0, 0, "cpu"), rows, 256, 1)
     others = {
-        "purpose": chance(key(0, 0, "cpu"), rows, 256, 2),
-        "row": chance(key(0, 0, "cpu"), rows + 1, 256, 1),
-        "far row": chance(key(0, 0, "cpu"), rows + 65536, 256, 1),
-        "step": chance(key(0, 1, "cpu"), rows, 256, 1),
-        "seed": chance(key(1, 0, "cpu"), rows, 256, 1),
+        "purpose": uniform(random_key(0, 0, "cpu"), rows, 256, 2),
+        "row": uniform(random_key(0, 0, "cpu"), rows + 1, 256, 1),
+        "far row": uniform(random_key(0, 0, "cpu"), rows + 65536, 256, 1),
+        "step": uniform(random_key(0, 1, "cpu"), rows, 256, 1),
+        "seed": uniform(random_key(1, 0, "cpu"), rows, 256, 1),
         "column": base.roll(1, 1),
         "diagonal": base.roll((1, 1), (0, 1)),
     }
     bound = 4.5 / base.numel() ** 0.5
     for name, other in others.items():
         assert abs(float(np.corrcoef(base.flatten(), other.flatten())[0, 1])) < bound, name
-        near = ((base - other).abs() < 0.01).double().mean()  # nor more equal than chance makes them
+        near = ((base - other).abs() < 0.01).double().mean()  # nor more equal than uniform makes them
         assert abs(float(near) - 0.0199) < 0.003, name
 
 
 def test_sums_over_rows_and_columns_are_those_of_chance():
     """A hash of row and column apart would show here: sums would spread more, or less, than independent draws do."""
-    drawn = chance(key(9, 9, "cpu"), torch.arange(1024), 1024, 3).double()
+    drawn = uniform(random_key(9, 9, "cpu"), torch.arange(1024), 1024, 3).double()
     for axis in (0, 1):
         spread = float(drawn.mean(axis).var() * 12 * 1024)
         assert abs(spread - 1) < 5 * (2 / 1024) ** 0.5
@@ -285,7 +296,7 @@ def test_sums_over_rows_and_columns_are_those_of_chance():
 
 
 def test_keys_differ():
-    keys = {tuple(key(seed, step, "cpu").tolist()) for seed in (0, 1, 2, 2**62) for step in (0, 1, 2, 10**12)}
+    keys = {tuple(random_key(seed, step, "cpu").tolist()) for seed in (0, 1, 2, 2**62) for step in (0, 1, 2, 10**12)}
     assert len(keys) == 16
     assert all(0 <= number < 2**32 for pair in keys for number in pair)
 
@@ -299,13 +310,13 @@ def test_any_split_of_a_batch_asks_the_same(parts, width, step):
     """However many processes and parts share a batch, each row gets the question it gets alone."""
     total = sum(parts)
     rows = rows_of(total, width, seed=step)
-    stamp = key(11, step, "cpu")
-    whole = ask(*rows, stamp, 0, SPECIALS)
+    stamp = random_key(11, step, "cpu")
+    whole = mask_rows(*rows, stamp, 0, SPECIALS)
     asked = asked_places(whole)
     at = 0
     for size in parts:
         mine = slice(at, at + size)
-        part = ask(*(t[mine] for t in rows), stamp, torch.tensor(at), SPECIALS)
+        part = mask_rows(*(t[mine] for t in rows), stamp, torch.tensor(at), SPECIALS)
         assert torch.equal(part.ids, whole.ids[mine])
         assert torch.equal(part.segments, whole.segments[mine])
         assert torch.equal(part.order, whole.order[mine])

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from albertkit.data import sentences
-from albertkit.data.sentences import split
+from albertkit.data.sentences import split_sentences
 
 # "|" stands where a sentence ends.
 ENGLISH = [
@@ -61,12 +61,12 @@ CHINESE = [
 @pytest.mark.parametrize("marked", ENGLISH + CHINESE)
 def test_splits_checked_by_hand(marked):
     wanted = [part.strip() for part in marked.split("|")]
-    assert split(marked.replace("|", "")) == wanted
+    assert split_sentences(marked.replace("|", "")) == wanted
 
 
 @pytest.mark.parametrize("text", ["", " ", "\t\n", "\u3000"])
 def test_no_text_has_no_sentence(text):
-    assert split(text) == []
+    assert split_sentences(text) == []
 
 
 @settings(max_examples=300)
@@ -78,7 +78,7 @@ def test_no_text_has_no_sentence(text):
     )
 )
 def test_nothing_but_white_space_is_lost(text):
-    found = split(text)
+    found = split_sentences(text)
     assert re.sub(r"\s+", "", "".join(found)) == re.sub(r"\s+", "", text)
     assert all(sentence and sentence == sentence.strip() for sentence in found)
     at = 0
@@ -89,10 +89,10 @@ def test_nothing_but_white_space_is_lost(text):
 @settings(max_examples=100)
 @given(st.text(alphabet="aB1 .!?\"')(]}\n\tM,", max_size=60))
 def test_the_pattern_for_ascii_says_what_the_general_one_says(text):
-    quick = split(text)
+    quick = split_sentences(text)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sentences, "_ASCII_STOP", sentences._STOP)
-        assert split(text) == quick
+        assert split_sentences(text) == quick
 
 
 def test_example():
@@ -101,4 +101,4 @@ def test_example():
 
 def test_a_long_paragraph_takes_no_long_time():
     for text in ("." * 200_000, "a. " * 60_000, "。" * 100_000 + "”" * 100_000, "中." * 100_000, "Mr. " * 50_000):
-        assert "".join("".join(split(text)).split()) == "".join(text.split())
+        assert "".join("".join(split_sentences(text)).split()) == "".join(text.split())

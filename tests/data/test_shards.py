@@ -8,9 +8,8 @@ import shutil
 import numpy as np
 import pytest
 
-from albertkit.data.corpus import build
-from albertkit.data.corpus_settings import CorpusSettings
-from albertkit.data.shards import Shards, ids, token_type, word_bit, word_starts
+from albertkit.data.corpus import CorpusSettings, build_corpus
+from albertkit.data.shards import Shards, token_dtype, token_ids, word_bit, word_starts
 from albertkit.errors import AlbertkitError
 from albertkit.tokenizer import Tokenizer
 from tests.data.making import text
@@ -21,7 +20,9 @@ def made(tmp_path_factory):
     folder = tmp_path_factory.mktemp("corpus")
     (folder / "a.txt").write_text(text(120), encoding="utf-8")
     tokenizer = Tokenizer.train(text(100).split("\n"), vocab_size=150)
-    build([folder / "a.txt"], folder / "out", tokenizer, CorpusSettings(shard_tokens=4000, held_out=0.1), workers=1)
+    build_corpus(
+        [folder / "a.txt"], folder / "out", tokenizer, CorpusSettings(shard_tokens=4000, held_out=0.1), workers=1
+    )
     return folder / "out"
 
 
@@ -32,10 +33,10 @@ def corpus(made, tmp_path):
 
 
 def test_bits():
-    assert token_type(32768) == np.uint16 and token_type(32769) == np.uint32
+    assert token_dtype(32768) == np.uint16 and token_dtype(32769) == np.uint32
     assert word_bit(np.uint16) == 0x8000 and word_bit(np.uint32) == 0x80000000
     tokens = np.array([5, 5 | 0x8000, 0x7FFF], np.uint16)
-    assert ids(tokens).tolist() == [5, 5, 0x7FFF] and ids(tokens).dtype == np.uint16
+    assert token_ids(tokens).tolist() == [5, 5, 0x7FFF] and token_ids(tokens).dtype == np.uint16
     assert word_starts(tokens).tolist() == [False, True, False]
 
 
@@ -68,26 +69,26 @@ def save(name, array):
 
 
 SPOILT = {
-    "no manifest": (lambda c: (c / "manifest.json").unlink(), "run the same command again to finish it"),
+    "no manifest": (lambda c: (c / "manifest.json").unlink(), "Run the same command again to finish it"),
     "no folder": (shutil.rmtree, "is not a folder"),
     "not json": (lambda c: (c / "manifest.json").write_text("{"), "is not valid JSON"),
     "format": (lambda c: change(c, format=2), "has format 2"),
     "vocabulary": (lambda c: change(c, vocabulary="many"), "vocabulary 'many'"),
     "dtype": (lambda c: change(c, dtype="uint32"), "do not fit"),
     "splits": (lambda c: change(c, splits=[]), "'splits' in"),
-    "entry": (lambda c: spoil_entry(c, tokens="3"), "is not described whole"),
-    "outside": (lambda c: spoil_entry(c, name="../train"), "is not described whole"),
-    "files": (lambda c: spoil_entry(c, files={}), "is not described whole"),
+    "entry": (lambda c: spoil_entry(c, tokens="3"), "is incomplete"),
+    "outside": (lambda c: spoil_entry(c, name="../train"), "is incomplete"),
+    "files": (lambda c: spoil_entry(c, files={}), "is incomplete"),
     "missing": (lambda c: (c / "train-00001.tokens.npy").unlink(), "train-00001.tokens.npy is missing"),
-    "empty": (lambda c: (c / "train-00001.tokens.npy").write_bytes(b""), "is not a whole .npy file"),
+    "empty": (lambda c: (c / "train-00001.tokens.npy").write_bytes(b""), "is not a complete .npy file"),
     "short": (
         lambda c: (c / "train-00001.tokens.npy").write_bytes((c / "train-00001.tokens.npy").read_bytes()[:-2]),
-        "is not a whole .npy file",
+        "is not a complete .npy file",
     ),
-    "length": (save("train-00000.tokens.npy", np.zeros(3, np.uint16)), "holds uint16"),
-    "type": (save("train-00000.sentences.npy", np.zeros(3)), "holds float64"),
-    "pickle": (save("train-00000.sentences.npy", np.array([{}])), "is not a whole .npy file"),
-    "unigrams": (save("unigrams.npy", np.zeros(3, np.int64)), "holds int64"),
+    "length": (save("train-00000.tokens.npy", np.zeros(3, np.uint16)), "contains uint16"),
+    "type": (save("train-00000.sentences.npy", np.zeros(3)), "contains float64"),
+    "pickle": (save("train-00000.sentences.npy", np.array([{}])), "is not a complete .npy file"),
+    "unigrams": (save("unigrams.npy", np.zeros(3, np.int64)), "contains int64"),
     "tokenizer": (lambda c: (c / "tokenizer" / "tokenizer.json").write_text("{}"), "tokenizer in .* has changed"),
     "no tokenizer": (lambda c: shutil.rmtree(c / "tokenizer"), "is missing"),
 }
@@ -120,7 +121,7 @@ def test_a_flipped_bit_is_found_when_asked_for(corpus):
         Shards.open(corpus, verify=True)
 
 
-@pytest.mark.parametrize(("part", "said"), [("tokens", "beyond its vocabulary"), ("sentences", "does not rise")])
+@pytest.mark.parametrize(("part", "said"), [("tokens", "beyond its vocabulary"), ("sentences", "is not increasing")])
 def test_nonsense_with_honest_hashes(corpus, part, said):
     from albertkit.artifact import digest
 

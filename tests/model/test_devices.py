@@ -47,7 +47,7 @@ def test_an_update_computes_where_its_tensors_are(away, name, goals):
     config = tiny().replace(options=Options(**CASES.get(name, {})))
     model = AlbertModel(config, {head: build_head(head, config) for head in ("mlm", "sop", "classify")})
     objective = PretrainObjective(
-        model, masking.Specials(2, 3, 4, torch.arange(5, 20)), PretrainSettings(lengths="32", **goals)
+        model, masking.SpecialIds(2, 3, 4, torch.arange(5, 20)), PretrainSettings(lengths="32", **goals)
     )
     objective.to(away).train()
     objective.dtype = torch.bfloat16

@@ -14,7 +14,7 @@ from albertkit.albert import Albert
 from albertkit.artifact import Artifact, read_artifact, write_artifact
 from albertkit.config import Options
 from albertkit.data import masking
-from albertkit.data.row_stream import Stream
+from albertkit.data.row_stream import RowStream
 from albertkit.errors import AlbertkitError
 from albertkit.interop.state_dict import from_state
 from albertkit.model import AlbertModel, Batch, Encoder
@@ -85,10 +85,10 @@ def test_the_loss_equals_transformers(bench, corpus):
     ours = AlbertModel.from_artifact(Artifact(fitted, weights))
     goals = PretrainSettings(lengths="32")
     objective = PretrainObjective(ours, specials(tokenizer), goals).train()
-    pairs = Stream(corpus.split("train"), 32, seed=3).take(20)
-    key = masking.key(1, 4, CPU)
-    loss, sums = objective(*tensors(pairs, CPU), key, masking.sent(0, CPU))
-    asked = masking.ask(*tensors(pairs, CPU), key, 0, specials(tokenizer), goals.mask_ratio)
+    pairs = RowStream(corpus.split("train"), 32, seed=3).take(20)
+    key = masking.random_key(1, 4, CPU)
+    loss, sums = objective(*tensors(pairs, CPU), key, masking.to_device(0, CPU))
+    asked = masking.mask_rows(*tensors(pairs, CPU), key, 0, specials(tokenizer), goals.mask_ratio)
     labels = torch.full((asked.ids.numel(),), -100)
     labels[asked.positions[asked.words >= 0]] = asked.words[asked.words >= 0]
     out = theirs.train()(asked.ids, token_type_ids=asked.segments)
@@ -117,7 +117,7 @@ def test_word_scores_are_computed_at_masked_tokens_alone(bench, monkeypatch):
     work.objective.train()(*part)
     rows = 16 * 16
     assert tokens == rows and len(seen[0].logits) == len(seen[0].positions) < rows / 2
-    asked = masking.ask(*part[:4], 0, specials(work.tokenizer), 0.15)
+    asked = masking.mask_rows(*part[:4], 0, specials(work.tokenizer), 0.15)
     assert torch.equal(seen[0].positions, asked.positions)
     assert len(seen[0].logits) <= int(16 * 13 * 0.15 * 1.03) + 64
 
@@ -225,7 +225,7 @@ def test_consistency_adds_its_weight_to_the_loss(bench):
         random_weights(work.model)
         [part], _ = work.next_batch(0, 0.0, ALONE)
         losses[weight] = work.objective.train()(*part)
-        asked = masking.ask(*part, specials(work.tokenizer))
+        asked = masking.mask_rows(*part, specials(work.tokenizer))
         layers = work.model(Batch.unpad(asked.ids, segments=asked.segments), keep_layers=True).encoded.layers
     assert work.metric_names[-1] == "consistency_loss" and len(layers) == 3
     value = consistency(layers[1:]).item()

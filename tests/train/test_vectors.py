@@ -13,8 +13,7 @@ import torch
 
 from albertkit.albert import Albert
 from albertkit.artifact import Artifact, read_artifact, write_artifact
-from albertkit.data.everyday_sentences import everyday
-from albertkit.data.passages import Passages, Shares, draw, words
+from albertkit.data.passages import Passages, PassageShares, distinct_words, draw_passages, everyday_sentences
 from albertkit.errors import AlbertkitError
 from albertkit.model import AlbertModel
 from albertkit.runtime.predict import predict
@@ -171,9 +170,9 @@ def test_dialogue_states_are_tracked(start, tmp_path):
 
 
 def test_passages_are_what_they_say(corpus):
-    found = draw(corpus.split("train"), None, Shares(longest=30, variants=0, words=0), seed=1)
+    found = draw_passages(corpus.split("train"), None, PassageShares(longest=30, variants=0, words=0), seed=1)
     assert (np.diff(found.lengths) >= 0).all() and found.lengths.max() <= 30 and found.lengths.min() >= 2
-    again = draw(corpus.split("train"), None, Shares(longest=30, variants=0, words=0), seed=1)
+    again = draw_passages(corpus.split("train"), None, PassageShares(longest=30, variants=0, words=0), seed=1)
     assert np.array_equal(found.ids, again.ids) and np.array_equal(found.ends, again.ends)
     tokenizer = corpus.tokenizer()
     whole = " ".join(tokenizer.decode(s.tokens[:] & 0x7FFF) for s in corpus.split("train"))
@@ -182,9 +181,12 @@ def test_passages_are_what_they_say(corpus):
 
 
 def test_variants_are_sentences_with_a_few_words_exchanged(corpus):
-    shares = Shares(sentences=1, passages=0, phrases=0, openings=0, longest=30, variants=0, words=0)
+    shares = PassageShares(sentences=1, passages=0, phrases=0, openings=0, longest=30, variants=0, words=0)
     train = corpus.split("train")
-    plain, both = draw(train, None, shares, 1), draw(train, None, dataclasses.replace(shares, variants=1), 1)
+    plain, both = (
+        draw_passages(train, None, shares, 1),
+        draw_passages(train, None, dataclasses.replace(shares, variants=1), 1),
+    )
     known = {bytes(plain[i]) for i in range(len(plain))}
     fit = [plain[i] for i in range(len(plain)) if 6 <= len(plain[i]) <= 48]
     new = [both[i] for i in range(len(both)) if bytes(both[i]) not in known]
@@ -197,20 +199,20 @@ def test_variants_are_sentences_with_a_few_words_exchanged(corpus):
 
 def test_every_word_that_is_seen_twice_is_a_text_by_itself(corpus):
     train = corpus.split("train")
-    nothing = Shares(sentences=0, passages=0, phrases=0, questions=0, openings=0, variants=0)
-    found = draw(train, None, nothing, seed=1)
+    nothing = PassageShares(sentences=0, passages=0, phrases=0, questions=0, openings=0, variants=0)
+    found = draw_passages(train, None, nothing, seed=1)
     counts: Counter[tuple[int, ...]] = Counter()
     for shard in train:
         starts = np.flatnonzero(shard.tokens >= 0x8000)
         counts.update(tuple((word & 0x7FFF).tolist()) for word in np.split(shard.tokens, starts[1:]))
     wanted = {word for word, times in counts.items() if times > 1 and len(word) <= 4}
     assert {tuple(found[i].tolist()) for i in range(len(found))} == wanted
-    listed = {tuple(ids) for ids in words(train[:1])}
+    listed = {tuple(ids) for ids in distinct_words(train[:1])}
     assert len(listed) > 20 and listed <= wanted
 
 
 def test_everyday_sentences_may_hold_words_of_the_corpus():
-    plain, mixed = list(everyday(400, 3)), list(everyday(400, 3, ["zyzzyva"]))
+    plain, mixed = list(everyday_sentences(400, 3)), list(everyday_sentences(400, 3, ["zyzzyva"]))
     assert not any("zyzzyva" in text for text in plain)
     assert 140 < sum(text.split().count("zyzzyva") == 1 for text in mixed) < 260
 
@@ -255,7 +257,7 @@ def test_a_student_learns_its_teachers_vectors_at_every_depth_and_width(corpus, 
     config = tiny(vocab_size=64, initializer_range=0.1, max_position_embeddings=40)
     torch.manual_seed(0)
     artifact = Artifact(config, AlbertModel(config, {}).weights(), tokenizer)
-    found = draw(corpus.split("train"), None, Shares(longest=20), seed=1)
+    found = draw_passages(corpus.split("train"), None, PassageShares(longest=20), seed=1)
     found.save(tmp_path / "texts")
     rng = np.random.default_rng(0)
     table = rng.normal(size=(64, 32))
@@ -371,7 +373,7 @@ app({[*given, "-o", str(tmp_path / "out")]!r})
 def test_masked_words_count_the_same_in_one_part_or_in_four(corpus, shards, tmp_path):
     """`distill --micro-batch-size`: texts are one half of an update, masked words the other."""
     config = tiny(vocab_size=64, initializer_range=0.1, max_position_embeddings=40)
-    found = draw(corpus.split("train"), None, Shares(longest=20), seed=1)
+    found = draw_passages(corpus.split("train"), None, PassageShares(longest=20), seed=1)
     found.save(tmp_path / "texts")
     rng = np.random.default_rng(0)
     np.save(tmp_path / "texts" / "targets.npy", rng.normal(size=(len(found), 32)).astype(np.float16))
@@ -414,8 +416,8 @@ def test_widths_are_checked_before_teachers_read(shards, start, tmp_path):
 def test_batches_hold_runs_of_like_texts_and_some_updates_stop_early(corpus, shards, tmp_path):
     config = tiny(vocab_size=64, initializer_range=0.1, max_position_embeddings=40)
     more = [list(row) for row in np.random.default_rng(1).integers(5, 60, (600, 6))]
-    found = draw(corpus.split("train"), None, Shares(longest=20), seed=1, more=more)
-    assert len(found) == len(draw(corpus.split("train"), None, Shares(longest=20), seed=1)) + 600
+    found = draw_passages(corpus.split("train"), None, PassageShares(longest=20), seed=1, more=more)
+    assert len(found) == len(draw_passages(corpus.split("train"), None, PassageShares(longest=20), seed=1)) + 600
     found.save(tmp_path / "texts")
     rng = np.random.default_rng(0)
     targets = rng.normal(size=(8, 32))[rng.integers(0, 8, len(found))] + 0.1 * rng.normal(size=(len(found), 32))

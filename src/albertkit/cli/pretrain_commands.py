@@ -35,9 +35,8 @@ from albertkit.train.train_settings import PretrainSettings, TrainSettings
 
 if TYPE_CHECKING:
     from albertkit.config import AlbertConfig
-    from albertkit.data.corpus import Built
-    from albertkit.data.estimate import Estimate
-    from albertkit.data.workers import Cut
+    from albertkit.data.corpus import BuildResult, CorpusEstimate
+    from albertkit.data.workers import BlockTokenizer
 
 DEFAULT_MINUTES = 10.0
 text_column_option = option("--text-column", help="JSON field or Parquet column with the text  [default: text]")
@@ -70,19 +69,19 @@ def tokenizer(texts: tuple[str, ...], output: Path, max_mb: int | None, as_json:
     TEXTS are what `corpus` reads. A hundred megabytes are plenty; memory grows with the number of different words.
     """
     from albertkit.artifact import new_folder
-    from albertkit.data.documents import paragraphs
+    from albertkit.data.documents import CORPUS_FORMATS, read_paragraphs
     from albertkit.text_reader import find_text_files
     from albertkit.tokenizer import Tokenizer
 
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise AlbertkitError(f"{output} exists and is not empty. Name a new folder.")
     text_column = options["text_column"]
-    sources = find_text_files(texts, text_column)
+    sources = find_text_files(texts, text_column, CORPUS_FORMATS)
     total = sum(source.size for source in sources)
     with stage_progress_bar("B") as progress:
 
         def read() -> Iterator[str]:
-            for text, done in paragraphs(sources, text_column, None if max_mb is None else max_mb * 10**6):
+            for text, done in read_paragraphs(sources, text_column, None if max_mb is None else max_mb * 10**6):
                 progress("read", done, total, 0)
                 yield text
             progress("train", total, total, 0)
@@ -120,39 +119,37 @@ def corpus(texts: tuple[str, ...], output: Path, as_json: bool, **options: Any) 
     TEXTS are files or folders of plain text (one paragraph per line, an empty line between documents), JSONL or Parquet,
     also compressed (.gz, .xz, .zst), or - for stdin. If it is stopped or killed, rerun the command to resume.
     """
-    from albertkit.data.corpus import build
-    from albertkit.data.estimate import estimate
+    from albertkit.data.corpus import build_corpus, estimate_corpus
 
     settings, vocabulary = take_settings(CorpusSettings, options), open_tokenizer(options["tokenizer"])
     if options["dry_run"]:
-        print_estimate(estimate(texts, vocabulary, settings), output, as_json)
+        print_estimate(estimate_corpus(texts, vocabulary, settings), output, as_json)
         return
     start = time.perf_counter()
-    with stage_progress_bar("B") as progress, tokenize_engine(options["engine"], options["address"]) as cut:
-        built = build(
-            texts, output, vocabulary, settings,
-            workers=options["workers"], force=options["force"], progress=progress, cut=cut,
-        )  # fmt: skip
+    with stage_progress_bar("B") as progress, tokenize_workers(options) as workers:
+        built = build_corpus(
+            texts, output, vocabulary, settings, workers=workers, force=options["force"], progress=progress
+        )
     print_corpus(built, time.perf_counter() - start, as_json)
 
 
 @contextmanager
-def tokenize_engine(engine: str, address: str | None) -> Iterator[Cut]:
-    """The function that tokenizes blocks of text, here or on Ray."""
-    from albertkit.data.workers import cut_blocks
-
-    if engine == "local":
+def tokenize_workers(options: dict[str, Any]) -> Iterator[int | BlockTokenizer | None]:
+    """The number of local processes that tokenize, or a function that tokenizes on Ray."""
+    workers, address = options["workers"], options["address"]
+    if options["engine"] == "local":
         if address is not None:
             raise AlbertkitError(f"--address {address} is an option of --engine ray. Add it, or omit the address.")
-        yield cut_blocks
+        yield workers
         return
-    from albertkit.bulk.ray_corpus import cut_on_ray
+    from albertkit.bulk.ray_corpus import tokenize_on_ray
+    from albertkit.data.workers import worker_count
 
     with redirect_stdout(sys.stderr):  # Ray reports what happened to a worker on stdout
-        yield functools.partial(cut_on_ray, address=address)
+        yield functools.partial(tokenize_on_ray, workers=worker_count(workers), address=address)
 
 
-def print_estimate(estimate: Estimate, output: Path, as_json: bool) -> None:
+def print_estimate(estimate: CorpusEstimate, output: Path, as_json: bool) -> None:
     """What --dry-run prints."""
     if as_json:
         print_json({"corpus": str(output), **asdict(estimate)})
@@ -163,17 +160,22 @@ def print_estimate(estimate: Estimate, output: Path, as_json: bool) -> None:
     )
 
 
-def print_corpus(built: Built, seconds: float, as_json: bool) -> None:
+def print_corpus(built: BuildResult, seconds: float, as_json: bool) -> None:
     """What a corpus contains, and what was dropped."""
     manifest, folder = built.shards.manifest, built.shards.folder
     counts, splits = manifest["counts"], manifest["splits"]
     shards = sum(map(len, splits.values()))
     if as_json:
         documents = {name: sum(entry["documents"] for entry in entries) for name, entries in splits.items()}
-        state = {"corpus": str(folder), "is_complete": built.there, "resumed": built.resumed, "counts": counts}
+        state = {
+            "corpus": str(folder),
+            "is_complete": built.was_complete,
+            "resumed": built.was_resumed,
+            "counts": counts,
+        }
         print_json({**state, "documents": documents, "shards": shards})
         return
-    if built.there:
+    if built.was_complete:
         click.echo(f"{folder} is complete: {counts['tokens']:,} tokens; nothing was done")
         return
     click.echo(
@@ -184,7 +186,7 @@ def print_corpus(built: Built, seconds: float, as_json: bool) -> None:
         f"dropped: {counts['duplicates']:,} duplicate documents, {counts['too_short']:,} short documents, "
         f"{counts['paragraph_duplicates']:,} duplicate paragraphs, {counts['bad_lines']:,} bad lines"
     )
-    if not built.resumed and seconds > 1:
+    if not built.was_resumed and seconds > 1:
         click.echo(f"{counts['tokens_read'] / seconds / 1e6:.2f} million tokens per second", err=True)
 
 

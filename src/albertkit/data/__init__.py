@@ -1,1 +1,1 @@
-"""Data: text to shards (`corpus.py`), shards to rows (`stream.py`), rows to questions (`masking.py`)."""
+"""Data: text → shards (`corpus.py`), shards → rows (`row_stream.py`), rows → masked rows (`masking.py`)."""

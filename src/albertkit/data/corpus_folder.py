@@ -1,54 +1,60 @@
-"""The corpus folder from outside: may it be used, is it the same corpus, what in it is ours to delete.
+"""The corpus folder before it is complete: its identity, its resume log, what in it may be deleted.
 
-In: a folder, inputs, settings, a tokenizer. Out: the identity of a corpus, or a refusal. Before this file: `reading.py`;
-after it: `corpus.py`.
+In: a folder, inputs, settings, a tokenizer. Out: the identity of a corpus, or an error; the `ResumeLog`, which stores how
+far a run came. Before this file: `corpus_settings.py`; after it: `corpus.py`.
+
+The resume log is one SQLite file in the corpus folder, deleted when the corpus is complete. Hashes and progress change
+together, in one transaction per finished shard, so that a killed run loses only what came after its last shard. The
+hashes take about 20 bytes each on disk, and SQLite's cache of 64 MB in memory, however many there are.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
+import json
 import re
 import shutil
+import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from albertkit.artifact import digest, flush
 from albertkit.data.corpus_settings import CorpusSettings
-from albertkit.data.resume_log import JOURNAL, in_use, remove
 from albertkit.data.shards import MANIFEST, TOKENIZER
 from albertkit.errors import AlbertkitError
 from albertkit.text_reader import TextFile
 from albertkit.tokenizer import Tokenizer
 from albertkit.tokenizer.tokenizer_json import to_json
 
-RULES = (
-    1  # raised when the same text would give other shards, so that a newer albertkit does not go on with an older run
-)
-_OURS = re.compile(
+RULES = 1  # raised when the same text would give other shards, so that a newer version does not resume an older run
+RESUME_LOG = "unfinished.sqlite"
+_QUERY_HASHES = 500  # in one query
+_CORPUS_FILE = re.compile(
     r"\.?((train|held-out)-\d{5,}\.(tokens|sentences|documents)|unigrams)\.npy(\.part)?|\.manifest\.json\.part"
 )
 
 
-def identity(
-    sources: list[TextFile],
+def corpus_identity(
+    files: list[TextFile],
     tokenizer: Tokenizer,
     settings: CorpusSettings,
     progress: Callable[[str, int, int, int], object],
 ) -> dict[str, Any]:
     """What decides the bytes of a corpus: the tokenizer, the settings, and the hash of each input."""
     inputs = []
-    done, total = 0, sum(source.size for source in sources)
-    for source in sources:
+    done, total = 0, sum(file.size for file in files)
+    for file in files:
         try:
-            hashed = None if source.name == "-" else digest(Path(source.name))
+            sha256 = None if file.name == "-" else digest(Path(file.name))
         except OSError as error:
-            raise AlbertkitError(
-                f"{source.name} cannot be read: {error.strerror}; check that it is a file you may read"
-            ) from None
-        inputs.append({"name": source.name, "bytes": source.size if hashed else None, "sha256": hashed})
-        done += source.size
+            raise AlbertkitError(f"{file.name} cannot be read: {error.strerror}. Check that you may read it.") from None
+        inputs.append({"name": file.name, "bytes": file.size if sha256 else None, "sha256": sha256})
+        done += file.size
         progress("inputs", done, total, 0)
     chosen = {k: v for k, v in dataclasses.asdict(settings).items() if k not in ("skip_bad", "max_unknown")}
     return {
@@ -58,71 +64,157 @@ def identity(
     }
 
 
-def same(wanted: dict[str, Any], found: dict[str, Any], folder: Path) -> None:
-    """Refuse to go on with, or to take for finished, a corpus that was made otherwise."""
-    settings, inputs = found.get("settings") or {}, found.get("inputs") or []
-    other = [
+def check_same_corpus(current: dict[str, Any], stored: dict[str, Any], folder: Path) -> None:
+    """Raise if a folder contains a corpus of another identity."""
+    settings, inputs = stored.get("settings") or {}, stored.get("inputs") or []
+    differences = [
         f"{name} ({settings.get(name)!r} there, {value!r} now)"
-        for name, value in wanted["settings"].items()
+        for name, value in current["settings"].items()
         if settings.get(name) != value
     ]
-    if [row["sha256"] for row in wanted["inputs"]] != [row["sha256"] for row in inputs]:
-        other.append(f"the inputs ({len(inputs)} there, {len(wanted['inputs'])} now, or other contents)")
-    if any(row["name"] == "-" for row in wanted["inputs"]):
-        other.append("stdin, which may hold anything")
-    if wanted["tokenizer"] != found["tokenizer"]:
-        other.append("the tokenizer")
-    if other:
+    if [row["sha256"] for row in current["inputs"]] != [row["sha256"] for row in inputs]:
+        differences.append(f"the inputs ({len(inputs)} there, {len(current['inputs'])} now, or other contents)")
+    if any(row["name"] == "-" for row in current["inputs"]):
+        differences.append("stdin, which cannot be compared")
+    if current["tokenizer"] != stored["tokenizer"]:
+        differences.append("the tokenizer")
+    if differences:
         raise AlbertkitError(
-            f"{folder} holds a corpus that was made otherwise: {'; '.join(other)}. Use --force to replace it, or another "
-            "folder"
+            f"{folder} contains a corpus that was built with other options: {'; '.join(differences)}. Use --force to "
+            "replace it, or another folder."
         )
 
 
-def check_place(folder: Path) -> None:
-    """Refuse a folder that holds something else."""
+def check_folder(folder: Path) -> None:
+    """Raise if a folder contains something else."""
     if folder.exists() and not folder.is_dir():
-        raise AlbertkitError(f"{folder} is a file; name a folder for the corpus")
-    if not folder.is_dir() or any((folder / name).is_file() for name in (MANIFEST, JOURNAL)):
+        raise AlbertkitError(f"{folder} is a file. Pass a folder for the corpus.")
+    if not folder.is_dir() or any((folder / name).is_file() for name in (MANIFEST, RESUME_LOG)):
         return
-    if not all(path.name == TOKENIZER or _OURS.fullmatch(path.name) for path in folder.iterdir()):
-        raise AlbertkitError(f"{folder} is not empty and holds no corpus, so it is left alone; choose another folder")
+    if not all(path.name == TOKENIZER or _CORPUS_FILE.fullmatch(path.name) for path in folder.iterdir()):
+        raise AlbertkitError(f"{folder} is not empty and contains no corpus. Choose another folder.")
 
 
-def discard(folder: Path) -> None:
-    """Delete a corpus, finished or not, and nothing else; first what makes it count as one."""
+def delete_corpus(folder: Path) -> None:
+    """Delete a corpus, complete or not, and nothing else; first what makes it count as one."""
     if not folder.is_dir():
         return
-    if in_use(folder):
-        raise AlbertkitError(f"another albertkit is writing to {folder}: wait for it, or choose another folder")
+    if is_locked(folder):
+        raise AlbertkitError(f"another process is writing to {folder}. Wait for it, or choose another folder.")
     (folder / MANIFEST).unlink(missing_ok=True)
-    remove(folder)
-    sweep(folder)
+    delete_resume_log(folder)
+    delete_arrays(folder)
     shutil.rmtree(folder / TOKENIZER, ignore_errors=True)
     if not any(folder.iterdir()):
         folder.rmdir()
 
 
-def sweep(folder: Path) -> None:
+def delete_arrays(folder: Path) -> None:
     """Delete arrays that an earlier run left."""
     for path in folder.iterdir():
-        if _OURS.fullmatch(path.name):
+        if _CORPUS_FILE.fullmatch(path.name):
             path.unlink()
 
 
 def check_shards(folder: Path, entries: dict[str, list[dict[str, Any]]]) -> None:
-    """Refuse to go on when finished shards are not as they were written."""
+    """Raise if finished shards have changed since they were written."""
     for entry in (entry for split in entries.values() for entry in split):
-        for name, wanted in entry["files"].items():
-            if not (folder / name).is_file() or digest(folder / name) != wanted:
+        for name, sha256 in entry["files"].items():
+            if not (folder / name).is_file() or digest(folder / name) != sha256:
                 raise AlbertkitError(
-                    f"{folder / name} is missing or has changed since it was written: use --force to begin anew"
+                    f"{folder / name} is missing or has changed since it was written. Use --force to start over."
                 )
 
 
 def write_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
-    """Put a copy of the tokenizer beside the shards, and on the disk."""
+    """Write a copy of the tokenizer beside the shards, and flush it to the disk."""
     tokenizer.save(folder / TOKENIZER)
     for path in sorted((folder / TOKENIZER).iterdir()):
         flush(path)
     flush(folder / TOKENIZER)
+
+
+# The resume log -----------------------------------------------------------------------------------------------------
+
+
+class ResumeLog:
+    """How far a run came, and the hashes of all texts seen; only one process can open it."""
+
+    def __init__(self, folder: Path):
+        self.path = folder / RESUME_LOG
+        self._db = sqlite3.connect(self.path, isolation_level=None, timeout=1)
+        try:
+            self._db.execute("PRAGMA locking_mode = EXCLUSIVE")
+            self._db.execute("PRAGMA cache_size = -65536")
+            self._db.execute("BEGIN IMMEDIATE")
+            self._db.execute("CREATE TABLE IF NOT EXISTS kept (name TEXT PRIMARY KEY, value BLOB)")
+            self._db.execute("CREATE TABLE IF NOT EXISTS seen (hash INTEGER PRIMARY KEY)")
+        except sqlite3.Error as error:
+            self._db.close()
+            if "locked" in str(error):
+                reason = "another process is writing there. Wait for it, or choose another folder."
+            else:
+                reason = f"{error}. Use --force to start over, or another folder."
+            raise AlbertkitError(f"{self.path} cannot be used: {reason}") from None
+
+    def read(self) -> tuple[dict[str, Any], dict[str, bytes]]:
+        """What was saved last: a JSON object and some arrays as bytes; both empty at the beginning."""
+        rows = dict(self._db.execute("SELECT name, value FROM kept"))
+        return json.loads(rows.pop("state", "{}")), rows
+
+    def save(self, state: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
+        """Replace what was saved before, and save the hashes seen meanwhile."""
+        rows: list[tuple[str, Any]] = [("state", json.dumps(state))]
+        rows += [(name, np.ascontiguousarray(array).tobytes()) for name, array in arrays.items()]
+        self._db.executemany("INSERT OR REPLACE INTO kept VALUES (?, ?)", rows)
+        self._db.execute("COMMIT")
+        self._db.execute("BEGIN IMMEDIATE")
+
+    def clear(self) -> None:
+        """Start over."""
+        self._db.execute("DELETE FROM kept")
+        self._db.execute("DELETE FROM seen")
+
+    def first_seen(self, hashes: np.ndarray) -> np.ndarray:
+        """True for each hash (uint64) that is new, here and in this array; all are stored."""
+        unique, first = np.unique(hashes.view(np.int64), return_index=True)
+        values = unique.tolist()
+        known: set[int] = set()
+        for start in range(0, len(values), _QUERY_HASHES):
+            some = values[start : start + _QUERY_HASHES]
+            marks = ",".join("?" * len(some))
+            known.update(row[0] for row in self._db.execute(f"SELECT hash FROM seen WHERE hash IN ({marks})", some))
+        fresh = [(number, value) for number, value in zip(first.tolist(), values, strict=True) if value not in known]
+        self._db.executemany("INSERT INTO seen VALUES (?)", [(value,) for _, value in fresh])
+        result = np.zeros(len(hashes), bool)
+        result[[number for number, _ in fresh]] = True
+        return result
+
+    def close(self) -> None:
+        """Close the file; what was not saved is lost."""
+        with contextlib.suppress(sqlite3.Error):
+            self._db.execute("ROLLBACK")
+        self._db.close()
+
+    def delete(self) -> None:
+        """Close and delete the file."""
+        self.close()
+        delete_resume_log(self.path.parent)
+
+
+def is_locked(folder: Path) -> bool:
+    """Whether another process has the resume log of a folder open."""
+    if not (folder / RESUME_LOG).is_file():
+        return False
+    with contextlib.closing(sqlite3.connect(folder / RESUME_LOG, isolation_level=None, timeout=0)) as db:
+        try:
+            db.execute("BEGIN IMMEDIATE")
+        except sqlite3.Error as error:
+            return "locked" in str(error)
+    return False
+
+
+def delete_resume_log(folder: Path) -> None:
+    """Delete the resume log of a folder."""
+    for name in (RESUME_LOG, f"{RESUME_LOG}-journal"):
+        (folder / name).unlink(missing_ok=True)

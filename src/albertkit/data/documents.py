@@ -1,11 +1,11 @@
-"""A block → its documents: lists of paragraphs, each a text without line breaks.
+"""Text files → blocks of about a megabyte → documents: lists of paragraphs, each a text without line breaks.
 
-In: a `Block`. Out: `Documents`. Before this file: `reading.py`; after it: `pieces.py`, which turns them into ids, and the
-trainer of tokenizers.
+In: `TextFile`s. Out: `Block`s of whole documents as bytes, with the position where each begins, and the `Documents` in
+a block. Before this file: `text_reader.py`; after it: `document_tokenizer.py`, and the training of tokenizers.
 
-In a text file an empty line stands between documents and each line is a paragraph. In JSONL and Parquet each row is a
-document, and the lines of its text are paragraphs. A line that is no text (not UTF-8, zero bytes, not JSON, without the
-field) is an error that names it, or is counted and passed over.
+In a text file a blank line separates documents and each line is a paragraph. In JSONL and Parquet each row is a
+document, and the lines of its text are paragraphs. Where a block ends depends only on where it begins and on what
+follows, never on how the bytes arrived: reading can resume at any block and gives the same blocks.
 """
 
 from __future__ import annotations
@@ -14,9 +14,51 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from albertkit.data.block_reader import LIMIT, Block, blocks, giant
 from albertkit.errors import AlbertkitError
-from albertkit.text_reader import BOM, BadRow, TextFile, column_value, parse_json_line
+from albertkit.text_reader import (
+    BOM,
+    DEFAULT_COLUMN,
+    FORMATS,
+    BadRow,
+    TextFile,
+    TextFormat,
+    check_parquet_column,
+    column_value,
+    decode,
+    open_parquet,
+    open_raw,
+    open_text_file,
+    parse_json_line,
+)
+
+# csv and tsv files are no corpora: such a file is plain text
+CORPUS_FORMATS = {suffix: format for suffix, format in FORMATS.items() if format not in ("csv", "tsv")}
+BLOCK_BYTES = 1 << 20  # read at a time
+DOCUMENT_LIMIT = 16 << 20  # bytes of a line and of a document; a longer document becomes several
+SKIP_HINT = "or skip such lines (--skip-bad)."
+
+
+@dataclass(frozen=True)
+class BlockPosition:
+    """Where a block begins: in which file, after how many decompressed bytes (or rows), on which line."""
+
+    source: int = 0
+    offset: int = 0
+    line: int = 1
+    is_inside: bool = False  # within a document that was too long for one block
+
+
+@dataclass(frozen=True)
+class Block:
+    """Some documents as they were read: the bytes of lines, or the texts of rows."""
+
+    source: str
+    format: TextFormat
+    text_column: str
+    start: BlockPosition
+    end: BlockPosition
+    bytes_read: int  # of the file on disk, so far
+    data: bytes | tuple[str, ...]
 
 
 @dataclass
@@ -24,117 +66,209 @@ class Documents:
     """The documents of a block."""
 
     paragraphs: list[list[str]] = field(default_factory=list)  # of each document, none of them empty
-    inside: bool = False  # the first one goes on with the last of the block before
-    bad: int = 0  # lines passed over
+    is_inside: bool = False  # the first document continues the last one of the block before
+    bad_lines: int = 0  # skipped
 
 
-def documents(block: Block, skip_bad: bool = False) -> Documents:
-    """What a block holds; with `skip_bad`, lines that are no text are counted instead of being an error."""
-    made = Documents()
-    if block.form == "text":
-        _read_text(block, made, skip_bad)
-        return made
-    for number, row in enumerate(_rows(block, made, skip_bad), block.at.line):
+# Files → blocks -----------------------------------------------------------------------------------------------------
+
+
+def read_blocks(
+    files: list[TextFile], text_column: str | None = None, start: BlockPosition | None = None
+) -> Iterator[Block]:
+    """The blocks of all files, from a position on."""
+    first = start or BlockPosition()
+    for number in range(first.source, len(files)):
+        position = first if number == first.source else BlockPosition(number)
+        read = _row_blocks if files[number].format == "parquet" else _byte_blocks
+        yield from read(files[number], text_column or DEFAULT_COLUMN, position)
+
+
+def _byte_blocks(file: TextFile, text_column: str, start: BlockPosition) -> Iterator[Block]:
+    with open_text_file(file) as (stream, counter):
+        _skip(stream, start.offset)
+        data, size, has_more = b"", BLOCK_BYTES, True
+        while has_more or data:
+            parts, length = [data], len(data)
+            while has_more and length < size:
+                part = stream.read(size - length)
+                has_more = bool(part)
+                parts.append(part)
+                length += len(part)
+            data = b"".join(parts)
+            cut, is_inside = _cut(data, file.format) if has_more else (len(data), False)
+            if not cut and len(data) >= DOCUMENT_LIMIT:
+                raise AlbertkitError(_long_line(file.name, start.line))
+            size = BLOCK_BYTES if cut else size + BLOCK_BYTES
+            if cut:
+                block, data = data[:cut], data[cut:]
+                line = start.line + block.count(b"\n")
+                end = BlockPosition(start.source, start.offset + cut, line, is_inside)
+                yield Block(file.name, file.format, text_column, start, end, counter.count, block)
+                start = end
+
+
+def _long_line(name: str, line: int) -> str:
+    return (
+        f"line {line} of {name} has over {DOCUMENT_LIMIT:,} bytes. Put one paragraph on a line, and a blank line between "
+        "documents."
+    )
+
+
+def _skip(stream: Any, count: int) -> None:
+    while count > 0:
+        part = stream.read(min(count, BLOCK_BYTES))
+        if not part:
+            raise AlbertkitError("an input is shorter than when the corpus was started. Use --force or another folder.")
+        count -= len(part)
+
+
+def _cut(data: bytes, format: TextFormat) -> tuple[int, bool]:
+    """How many bytes make a block (0: read more), and whether it ends inside a document."""
+    if format == "jsonl":
+        return data.rfind(b"\n") + 1, False
+    blank = max(
+        data.rfind(b"\n\n") + 2 if b"\n\n" in data else 0, data.rfind(b"\n\r\n") + 3 if b"\n\r\n" in data else 0
+    )
+    if blank or len(data) < DOCUMENT_LIMIT:
+        return blank, False
+    return data.rfind(b"\n") + 1, True
+
+
+def _row_blocks(file: TextFile, text_column: str, start: BlockPosition) -> Iterator[Block]:
+    """Blocks of a Parquet file: rows, about a megabyte at a time."""
+    with open_raw(file) as raw, open_parquet(file.name, raw) as parquet:
+        check_parquet_column(parquet, file.name, text_column)
+        kind = str(parquet.schema_arrow.field(text_column).type)
+        if kind not in ("string", "large_string", "string_view"):
+            raise AlbertkitError(
+                f"column {text_column!r} of {file.name} contains {kind}. Pass one that contains texts (--text-column)."
+            )
+        total, size, row = max(parquet.metadata.num_rows, 1), 0, 0
+        texts: list[str] = []
+        for batch in parquet.iter_batches(batch_size=64, columns=[text_column], use_threads=False):
+            for text in batch.column(0).to_pylist():
+                row += 1
+                if row <= start.offset:
+                    continue
+                texts.append(text or "")
+                size += len(texts[-1])
+                if size >= BLOCK_BYTES or row == total:
+                    end = BlockPosition(start.source, row, row + 1)
+                    yield Block(file.name, "parquet", text_column, start, end, file.size * row // total, tuple(texts))
+                    texts, size, start = [], 0, end
+
+
+# Blocks → documents -------------------------------------------------------------------------------------------------
+
+
+def parse_documents(block: Block, skip_bad: bool = False) -> Documents:
+    """The documents of a block; with `skip_bad`, lines that are not text are counted instead of being an error."""
+    result = Documents()
+    if block.format == "text":
+        _parse_text(block, result, skip_bad)
+        return result
+    for number, row in enumerate(_rows(block, result, skip_bad), block.start.line):
         if row is None:
             continue
         try:
-            text = row if block.form == "parquet" else _field(row, block, number)
+            text = row if block.format == "parquet" else _json_text(row, block.text_column)
             if "\0" in text:
-                raise AlbertkitError(f"row {number} of {block.source} holds zero bytes: {_BINARY}")
-        except AlbertkitError:
+                raise BadRow("contains zero bytes. Convert it to UTF-8")
+        except BadRow as bad:
             if not skip_bad:
-                raise
-            made.bad += 1
+                raise AlbertkitError(f"line {number} of {block.source} {bad}, {SKIP_HINT}") from None
+            result.bad_lines += 1
             continue
-        if len(text) > LIMIT:
-            raise AlbertkitError(f"row {number} of {block.source} has over {LIMIT:,} characters: cut it into several")
+        if len(text) > DOCUMENT_LIMIT:
+            raise AlbertkitError(
+                f"row {number} of {block.source} has over {DOCUMENT_LIMIT:,} characters. Cut it into several."
+            )
         lines = [line for line in map(str.strip, text.split("\n")) if line]
         if lines:
-            made.paragraphs.append(lines)
-    return made
+            result.paragraphs.append(lines)
+    return result
 
 
-def paragraphs(sources: list[TextFile], field: str | None, budget: int | None = None) -> Iterator[tuple[str, int]]:
-    """Each paragraph of some sources, with the bytes of the sources read so far; at most `budget` bytes of text.
+def read_paragraphs(
+    files: list[TextFile], text_column: str | None, max_bytes: int | None = None
+) -> Iterator[tuple[str, int]]:
+    """Each paragraph of some files, with the bytes of the files read so far; at most `max_bytes` of text.
 
-    The budget is shared evenly: a source gives its part and is left.
+    Each file contributes an equal share of `max_bytes`.
     """
     before = 0
-    for number, source in enumerate(sources):
-        left = None if budget is None else budget // len(sources)
-        for block in blocks(sources[number : number + 1], field):
-            for document in documents(block).paragraphs:
+    for file in files:
+        left = None if max_bytes is None else max_bytes // len(files)
+        for block in read_blocks([file], text_column):
+            for document in parse_documents(block).paragraphs:
                 for text in document:
-                    yield text, before + block.read
+                    yield text, before + block.bytes_read
             if left is not None:
                 left -= sum(map(len, block.data)) if isinstance(block.data, tuple) else len(block.data)
                 if left <= 0:
                     break
-        before += source.size
+        before += file.size
 
 
-_BINARY = "it is no text, so leave the file out, convert it to UTF-8, or pass over such lines (--skip-bad)"
-
-
-def _lines(block: Block, made: Documents, skip_bad: bool) -> list[str | None]:
-    """The lines of a block of bytes; None where one is passed over."""
+def _lines(block: Block, result: Documents, skip_bad: bool) -> list[str | None]:
+    """The lines of a block of bytes; None where one is skipped."""
     data = block.data
     assert isinstance(data, bytes)
-    if block.at.line == 1 and data.startswith(BOM):
-        data = data[3:]
+    if block.start.line == 1 and data.startswith(BOM):
+        data = data[len(BOM) :]
     try:
-        if b"\0" in data or len(data) > LIMIT:
+        if b"\0" in data or len(data) > DOCUMENT_LIMIT:
             raise ValueError
         return [*data.decode("utf-8").split("\n")]
-    except ValueError:  # look at each line, to name it or to pass it over
+    except ValueError:  # look at each line, to name it or to skip it
         return [
-            _line(line, block, number, made, skip_bad) for number, line in enumerate(data.split(b"\n"), block.at.line)
+            _line(line, block, number, result, skip_bad)
+            for number, line in enumerate(data.split(b"\n"), block.start.line)
         ]
 
 
-def _line(line: bytes, block: Block, number: int, made: Documents, skip_bad: bool) -> str | None:
-    if len(line) > LIMIT:
-        raise AlbertkitError(giant(block.source, number))
+def _line(line: bytes, block: Block, number: int, result: Documents, skip_bad: bool) -> str | None:
+    if len(line) > DOCUMENT_LIMIT:
+        raise AlbertkitError(_long_line(block.source, number))
     try:
-        if b"\0" not in line:
-            return line.decode("utf-8")
-        what = "holds zero bytes"
-    except UnicodeDecodeError:
-        what = "is not UTF-8"
-    if not skip_bad:
-        raise AlbertkitError(f"line {number} of {block.source} {what}: {_BINARY}")
-    made.bad += 1
+        if b"\0" in line:
+            raise BadRow("contains zero bytes")
+        return decode(line)
+    except BadRow as bad:
+        if not skip_bad:
+            raise AlbertkitError(
+                f"line {number} of {block.source} {bad}. Omit the file, convert it to UTF-8, {SKIP_HINT}"
+            ) from None
+    result.bad_lines += 1
     return None
 
 
-def _read_text(block: Block, made: Documents, skip_bad: bool) -> None:
-    lines = _lines(block, made, skip_bad)
-    made.inside = block.at.inside and bool(lines[0] is None or lines[0].strip())
-    held: list[str] = []
+def _parse_text(block: Block, result: Documents, skip_bad: bool) -> None:
+    lines = _lines(block, result, skip_bad)
+    result.is_inside = block.start.is_inside and bool(lines[0] is None or lines[0].strip())
+    paragraphs: list[str] = []
     for line in lines:
         text = None if line is None else line.strip()
         if text:
-            held.append(text)
-        elif text == "" and held:
-            made.paragraphs.append(held)
-            held = []
-    if held:
-        made.paragraphs.append(held)
+            paragraphs.append(text)
+        elif text == "" and paragraphs:
+            result.paragraphs.append(paragraphs)
+            paragraphs = []
+    if paragraphs:
+        result.paragraphs.append(paragraphs)
 
 
-def _rows(block: Block, made: Documents, skip_bad: bool) -> list[Any]:
+def _rows(block: Block, result: Documents, skip_bad: bool) -> list[Any]:
     """The texts of a Parquet block, or the lines of a JSONL block; None where there is nothing."""
     if isinstance(block.data, tuple):
         return list(block.data)
-    return [line if line and line.strip() else None for line in _lines(block, made, skip_bad)]
+    return [line if line and line.strip() else None for line in _lines(block, result, skip_bad)]
 
 
-def _field(line: str, block: Block, number: int) -> str:
+def _json_text(line: str, text_column: str) -> str:
     """The text in one line of JSONL."""
-    try:
-        text = column_value(parse_json_line(line), block.field)
-        if text is not None and not isinstance(text, str):
-            raise BadRow(f"contains a {type(text).__name__} as {block.field!r}, which must be a text (--text-column)")
-    except BadRow as bad:
-        raise AlbertkitError(f"line {number} of {block.source} {bad}, or skip such lines (--skip-bad).") from None
+    text = column_value(parse_json_line(line), text_column)
+    if text is not None and not isinstance(text, str):
+        raise BadRow(f"contains a {type(text).__name__} as {text_column!r}, which must be a text (--text-column)")
     return text or ""

@@ -1,13 +1,14 @@
-"""Rows to questions, on the device: sentence order and n-gram masking, drawn anew each time a row is seen.
+"""Rows → masked rows, on the device: sentence order and n-gram masking, drawn anew each time a row is seen.
 
-In: `Pairs` as tensors. Out: `Questions`. Next: `train/pretrain.py`.
+In: `SegmentPairs` as tensors. Out: `MaskedRows`, with the targets of both objectives. Before this file: `row_stream.py`;
+after it: `train/pretrain.py`.
 
-Chance comes from a hash of (seed, step, row, column), not from a generator: the same on every device, the same however
-many processes share a batch, and nothing to save for a resume.
+Random numbers come from a hash of (seed, step, row, column), not from a generator: they are the same on every device and
+for any number of processes, and a resumed run needs no saved state.
 
-Masking: the words of a segment are tiled by n-grams of one to three words, n drawn with p ∝ 1/n; tiles are taken in random order until
-15 % of the row are masked, the last one with the chance that makes it 15 % on average. 80 % of the tokens become [MASK], 10 % a
-random word, 10 % stay. Special tokens are never masked, and a word is masked whole.
+Masking: n-grams of one to three words tile the words of a segment, with p(n) ∝ 1/n. Tiles are taken in random order until
+15 % of the row are masked, the last one with the probability that makes it 15 % on average. 80 % of the tokens become
+[MASK], 10 % a random token, 10 % stay. Special tokens are never masked, and a word is masked as a whole.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ IGNORED = -100
 
 
 @dataclass(frozen=True)
-class Specials:
-    """The ids masking needs: three special tokens, and which ids a random word is drawn from."""
+class SpecialIds:
+    """The ids that masking needs: three special tokens, and the ids that random tokens are drawn from."""
 
     cls: int
     sep: int
@@ -31,32 +32,32 @@ class Specials:
 
 
 @dataclass(frozen=True)
-class Questions:
-    """What the model is asked."""
+class MaskedRows:
+    """Masked rows and their targets."""
 
     ids: Tensor  # (rows, length) int64
     segments: Tensor  # (rows, length) int64
-    positions: Tensor  # (n,) flat places of the masked tokens; 0 where there are fewer
-    words: Tensor  # (n,) int64, the right word at each, or -100
+    positions: Tensor  # (n,) flat positions of the masked tokens; 0 where there are fewer
+    words: Tensor  # (n,) int64, the original token at each, or -100
     order: Tensor  # (rows,) 0 in order, 1 swapped, or -100
 
 
-def key(seed: int, step: int, device: torch.device | str) -> Tensor:
-    """Two 32-bit numbers that stand for a seed and a step."""
-    mixed = mix(seed, step)
-    return sent([mixed & 0xFFFFFFFF, mixed >> 32], device)
+def random_key(seed: int, step: int, device: torch.device | str) -> Tensor:
+    """Two 32-bit numbers derived from a seed and a step."""
+    mixed = mix_seed(seed, step)
+    return to_device([mixed & 0xFFFFFFFF, mixed >> 32], device)
 
 
-def sent(numbers: list[int] | int, device: torch.device | str) -> Tensor:
-    """Whole numbers on a device, without waiting for it."""
+def to_device(numbers: list[int] | int, device: torch.device | str) -> Tensor:
+    """Integers on a device, without waiting for it."""
     here = torch.tensor(numbers, dtype=torch.int64)
     if torch.device(device).type == "cuda":
         return here.pin_memory().to(device, non_blocking=True)
     return here.to(device)
 
 
-def mix(seed: int, step: int) -> int:
-    """64 random bits that stand for a seed and a step."""
+def mix_seed(seed: int, step: int) -> int:
+    """64 random bits derived from a seed and a step."""
     return _mix64(_mix64(seed & (2**64 - 1)) ^ (step & (2**64 - 1)))
 
 
@@ -74,19 +75,21 @@ def _mix32(x: Tensor) -> Tensor:
     return x ^ (x >> 16)
 
 
-def chance(key: Tensor, rows: Tensor, columns: int, purpose: int) -> Tensor:
-    """Numbers in [0, 1), (rows, columns), float32; `purpose` separates draws."""
+def uniform(key: Tensor, rows: Tensor, columns: int, purpose: int) -> Tensor:
+    """Numbers in [0, 1), (rows, columns), float32; each `purpose` gives other numbers."""
     column = torch.arange(columns, device=rows.device)
     x = _mix32((rows[:, None] + key[0]) & 0xFFFFFFFF) ^ _mix32((column[None] + key[1] + (purpose << 20)) & 0xFFFFFFFF)
     x = _mix32((_mix32(x) + key[0]) & 0xFFFFFFFF)
     return (x >> 8).float() * 2.0**-24
 
 
-def arrange(
-    tokens: Tensor, first: Tensor, ordered: Tensor, swap: Tensor, specials: Specials
+def arrange_segments(
+    tokens: Tensor, first: Tensor, ordered: Tensor, swap: Tensor, specials: SpecialIds
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """[CLS] one [SEP] other [SEP], or [CLS] one [SEP] where `first` counts all tokens: ids, segments, where words start, which
-    tokens are special; (rows, length) each.
+    """Put special tokens around the segments: ids, segments, where words start, which tokens are special.
+
+    The rows are [CLS] one [SEP] other [SEP], or [CLS] one [SEP] where `first` counts all tokens. Each result is
+    (rows, length).
     """
     width = tokens.shape[1] - 1  # of a row of two segments; one text has a token more
     bit = 1 << (8 * tokens.element_size() - 1)
@@ -94,7 +97,7 @@ def arrange(
     place = torch.arange(width + 3, device=tokens.device)[None]  # (1, length)
     first, swap = first.long()[:, None], (swap & ordered)[:, None]
     ahead = torch.where(swap, width - first, first)  # tokens before the middle [SEP]
-    read = torch.where(place <= ahead, place - 1, place - 2)  # which token of the row as it will be read
+    read = torch.where(place <= ahead, place - 1, place - 2)  # the token of the row at each place, after swapping
     source = torch.where(swap, torch.where(read < ahead, read + first, read - ahead), read)
     found = plain.gather(1, source.clamp(0, width))
     special = (place == 0) | (place == ahead + 1) | (place == width + 2)
@@ -104,61 +107,61 @@ def arrange(
     return ids, (place > ahead + 1).long(), starts & ~special, special
 
 
-def choose(starts: Tensor, special: Tensor, edges: Tensor, draw: tuple[Tensor, Tensor], rate: float) -> Tensor:
-    """Which tokens to mask, (rows, length) bool. `edges`: where a segment begins; no n-gram reaches over it."""
+def choose_masks(starts: Tensor, special: Tensor, edges: Tensor, draw: tuple[Tensor, Tensor], rate: float) -> Tensor:
+    """Which tokens to mask, (rows, length) bool. `edges`: where a segment begins, which no n-gram crosses."""
     key, rows = draw
     length = starts.shape[1]
-    drawn = chance(key, rows, length, 1)
+    drawn = uniform(key, rows, length, 1)
     sizes = 1 + (drawn >= 6 / 11).long() + (drawn >= 9 / 11).long()  # words of each n-gram: p(n) = 6/11, 3/11, 2/11
     ends = sizes.cumsum(1).clamp(max=length)  # word at which the next n-gram starts
     begins = torch.zeros(len(rows), length + 1, dtype=torch.bool, device=starts.device).scatter_(1, ends, True)
     word = starts.long().cumsum(1) - 1
     tile = (starts & (begins.gather(1, word.clamp(min=0)) | edges)).long().cumsum(1) - 1
-    tile = torch.where(special, length, tile)  # the last place collects what is never masked
+    tile = torch.where(special, length, tile)  # the last index collects what is never masked
     counts = torch.zeros(len(rows), length + 1, dtype=torch.long, device=starts.device)
     counts = counts.scatter_add_(1, tile, torch.ones_like(tile))[:, :length]
     empty = counts == 0
-    order = (chance(key, rows, length, 2) + 2 * empty).argsort(1)
+    order = (uniform(key, rows, length, 2) + 2 * empty).argsort(1)
     sizes = counts.gather(1, order)
     before = sizes.cumsum(1) - sizes
     room = (length - 3) * rate - before
-    taken = (chance(key, rows, length, 3) * sizes < room) & (sizes > 0)
+    taken = (uniform(key, rows, length, 3) * sizes < room) & (sizes > 0)
     chosen = torch.zeros(len(rows), length + 1, dtype=torch.bool, device=starts.device).scatter_(1, order, taken)
     return chosen.gather(1, tile)
 
 
-def _gather(chosen: Tensor, room: int) -> Tensor:
-    """The places where `chosen` is true, in order, in a tensor of fixed size; -1 where there are fewer."""
+def _positions(chosen: Tensor, room: int) -> Tensor:
+    """The positions where `chosen` is true, in order, in a tensor of fixed size; -1 where there are fewer."""
     slot = chosen.long().cumsum(0) - 1
     slot = torch.where(chosen & (slot < room), slot, room)
     places = torch.full((room + 1,), -1, dtype=torch.long, device=chosen.device)
     return places.scatter_(0, slot, torch.arange(len(chosen), device=chosen.device))[:room]
 
 
-def ask(
+def mask_rows(
     tokens: Tensor,
     first: Tensor,
     ordered: Tensor,
     key: Tensor,
     offset: Tensor | int,
-    specials: Specials,
+    specials: SpecialIds,
     rate: float = 0.15,
-) -> Questions:
-    """Draw the questions for some rows; `offset` is the number of the first one in the whole batch."""
+) -> MaskedRows:
+    """Mask some rows and swap segments; `offset` is the number of the first row in the whole batch."""
     rows = torch.arange(len(tokens), device=tokens.device) + offset
-    swap = chance(key, rows, 1, 0)[:, 0] < 0.5
-    ids, segments, starts, special = arrange(tokens, first, ordered, swap, specials)
+    swap = uniform(key, rows, 1, 0)[:, 0] < 0.5
+    ids, segments, starts, special = arrange_segments(tokens, first, ordered, swap, specials)
     length = ids.shape[1]
     edges = torch.zeros_like(starts)
     edges[:, 1:] = special[:, :-1]
-    chosen = choose(starts, special, edges, (key, rows), rate)
-    fate = chance(key, rows, length, 4)
+    chosen = choose_masks(starts, special, edges, (key, rows), rate)
+    action = uniform(key, rows, length, 4)
     words = specials.words
-    other = words[(chance(key, rows, length, 5) * len(words)).long()]
-    shown = torch.where(chosen & (fate < 0.8), specials.mask, torch.where(chosen & (fate >= 0.9), other, ids))
-    room = int(len(tokens) * (length - 3) * rate * 1.03) + 64  # a few masks beyond it would go unasked
-    places = _gather(chosen.flatten(), room)
+    other = words[(uniform(key, rows, length, 5) * len(words)).long()]
+    shown = torch.where(chosen & (action < 0.8), specials.mask, torch.where(chosen & (action >= 0.9), other, ids))
+    room = int(len(tokens) * (length - 3) * rate * 1.03) + 64  # masks beyond it have no target
+    places = _positions(chosen.flatten(), room)
     targets = torch.where(places >= 0, ids.flatten()[places.clamp(min=0)], IGNORED)
     places = places.clamp(min=0)
     order = torch.where(ordered, (swap & ordered).long(), IGNORED)
-    return Questions(shown, segments, places, targets, order)
+    return MaskedRows(shown, segments, places, targets, order)

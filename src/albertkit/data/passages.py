@@ -1,30 +1,42 @@
-"""Shards to texts for sentence vectors: sentences, passages, phrases and questions, as token ids, sorted by length.
+"""Texts to distil sentence vectors from, as token ids sorted by length: drawn from shards, or made by a grammar.
 
-In: the shards of `corpus.py`. Out: `Passages`, ragged ids on disk. Next: `train/teachers.py` gives each a target vector.
+In: the shards of `corpus.py`. Out: `Passages`, ragged ids on disk. After this file: `train/teachers.py` computes a target
+vector for each.
 
-What is drawn, a seeded share of each kind: whole sentences; passages of two to eight sentences; the opening of a document, which is often a
-definition or a title; phrases of two to ten words from inside a sentence; every sentence that ends with a question mark; every word by itself; and
-sentences in which one to three words were exchanged for others, so that a student learns what a single word changes. A text is in once.
+What is drawn, a seeded share of each kind: whole sentences; passages of two to eight sentences; the opening of a document,
+which is often a definition or a title; phrases of two to ten words from inside a sentence; every sentence that ends with
+a question mark; every single word; and sentences in which one to three words were replaced, so that a student learns what
+a single word changes. Each text occurs once.
+
+`everyday_sentences` adds what encyclopaedias and old books hardly contain: what people, animals and things do, questions,
+requests, headlines, opinions. They are made from `everyday_grammar.json`, and differ from each other in single words.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import random
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 
-from albertkit.data.shards import Shard, ids, word_starts
+from albertkit.data.shards import Shard, token_ids, word_starts
 from albertkit.errors import AlbertkitError
 
-MOST_PIECES = 4  # of a word that may stand alone or for another
-WORDS_SEEN = 4_000_000  # words among which different ones are looked for, for each number of pieces
-LEAST = 2  # times that a word is seen there
+MAX_WORD_TOKENS = 4  # tokens of a word that may be a text, or replace another
+SAMPLED_WORDS = 4_000_000  # words among which different ones are looked for, for each number of tokens
+GRAMMAR = Path(__file__).with_name("everyday_grammar.json")
+NAME = re.compile(r"\{(\w+)\}")
+TRIES_PER_SENTENCE = 20  # before the grammar counts as exhausted
+MIN_COUNT = 2  # times that a word is seen there
 
 
 @dataclass(frozen=True)
-class Shares:
+class PassageShares:
     """How many texts of each kind, for each sentence of the corpus."""
 
     sentences: float = 0.8
@@ -33,7 +45,7 @@ class Shares:
     questions: float = 1.0
     openings: float = 1.0
     variants: float = 0.25
-    """Sentences with some words exchanged."""
+    """Sentences with some words replaced."""
     words: float = 1.0
     """Of the different words, not of the sentences."""
     longest: int = 254
@@ -70,30 +82,30 @@ class Passages:
         try:
             found = [np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in ("ids", "ends")]
         except (OSError, ValueError) as error:
-            raise AlbertkitError(f"{folder} holds no passages ({error}); draw them first") from None
+            raise AlbertkitError(f"{folder} contains no passages ({error}). Draw them first.") from None
         return cls(*found)
 
 
-def draw(
+def draw_passages(
     shards: Sequence[Shard],
     question_mark: int | None,
-    shares: Shares,
+    shares: PassageShares,
     seed: int = 0,
     more: Sequence[Sequence[int]] = (),
 ) -> Passages:
-    """Texts of all kinds from all shards, each once, and `more` of anybody's own, as ids."""
+    """Texts of all kinds from all shards, each once, and the `more` that are passed, as ids."""
     starts: list[np.ndarray] = []
     stops: list[np.ndarray] = []
     offset = 0
     for number, shard in enumerate(shards):
-        begin, end = spans(shard, question_mark, shares, np.random.default_rng([seed, number]))
+        begin, end = draw_spans(shard, question_mark, shares, np.random.default_rng([seed, number]))
         starts.append(begin + offset)
         stops.append(end + offset)
         offset += len(shard.tokens)
     marked = np.concatenate([np.asarray(shard.tokens) for shard in shards])
-    whole, words = ids(marked), np.flatnonzero(word_starts(marked))
+    whole, words = token_ids(marked), np.flatnonzero(word_starts(marked))
     rng = np.random.default_rng([seed, len(shards)])
-    known = distinct(whole, words, rng)
+    known = find_distinct_words(whole, words, rng)
     for size, places in known.items():
         some = places[rng.random(len(places)) < shares.words]
         starts.append(some)
@@ -101,52 +113,52 @@ def draw(
     begin, end = np.concatenate(starts), np.concatenate(stops)
     pairs = np.unique(begin * (2**20) + (end - begin))  # the same span drawn twice is one text
     begin, length = pairs >> 20, pairs & (2**20 - 1)
-    texts = gather(whole, begin, length)
+    texts = gather_spans(whole, begin, length)
     at = np.flatnonzero((length >= 6) & (length <= 48) & (rng.random(len(length)) < shares.variants))
-    changed = exchanged(whole, words, known, begin[at], length[at], rng)
+    variants = exchange_words(whole, words, known, begin[at], length[at], rng)
     own = np.fromiter((token for text in more for token in text), texts.dtype)
     lengths = np.fromiter((len(text) for text in more), np.int64, len(more))
-    return by_length(np.concatenate([texts, changed, own]), np.concatenate([length, length[at], lengths]))
+    return sort_by_length(np.concatenate([texts, variants, own]), np.concatenate([length, length[at], lengths]))
 
 
-def gather(whole: np.ndarray, begin: np.ndarray, length: np.ndarray) -> np.ndarray:
+def gather_spans(whole: np.ndarray, begin: np.ndarray, length: np.ndarray) -> np.ndarray:
     """The tokens of some spans, one after the other."""
     ends = np.cumsum(length)
     return whole[np.repeat(begin - (ends - length), length) + np.arange(ends[-1] if len(ends) else 0)]
 
 
-def by_length(tokens: np.ndarray, length: np.ndarray) -> Passages:
-    """Texts that stand one after the other, in the order of their lengths."""
+def sort_by_length(tokens: np.ndarray, length: np.ndarray) -> Passages:
+    """Texts in a row, sorted by length."""
     order = np.argsort(length, kind="stable")
     begin = np.cumsum(length) - length
-    return Passages(gather(tokens, begin[order], length[order]), np.cumsum(length[order]))
+    return Passages(gather_spans(tokens, begin[order], length[order]), np.cumsum(length[order]))
 
 
-def distinct(whole: np.ndarray, words: np.ndarray, rng: np.random.Generator) -> dict[int, np.ndarray]:
-    """By number of pieces, one place of each different word that is seen more than once; `words` is where words start."""
+def find_distinct_words(whole: np.ndarray, words: np.ndarray, rng: np.random.Generator) -> dict[int, np.ndarray]:
+    """By number of tokens, one position of each different word that occurs more than once; `words` are the starts of words."""
     sizes = np.diff(words, append=len(whole))
     found = {}
-    for size in range(1, MOST_PIECES + 1):
+    for size in range(1, MAX_WORD_TOKENS + 1):
         places = words[sizes == size]
-        if len(places) > WORDS_SEEN:
-            places = places[rng.integers(0, len(places), WORDS_SEEN)]
+        if len(places) > SAMPLED_WORDS:
+            places = places[rng.integers(0, len(places), SAMPLED_WORDS)]
         if len(places):
             _, first, times = np.unique(
                 whole[places[:, None] + np.arange(size)], axis=0, return_index=True, return_counts=True
             )
-            found[size] = np.sort(places[first[times >= LEAST]])
+            found[size] = np.sort(places[first[times >= MIN_COUNT]])
     return found
 
 
-def words(shards: Sequence[Shard], seed: int = 0) -> list[list[int]]:
+def distinct_words(shards: Sequence[Shard], seed: int = 0) -> list[list[int]]:
     """The different words of the first shard, as ids."""
     marked = np.asarray(shards[0].tokens)
-    whole = ids(marked)
-    known = distinct(whole, np.flatnonzero(word_starts(marked)), np.random.default_rng(seed))
+    whole = token_ids(marked)
+    known = find_distinct_words(whole, np.flatnonzero(word_starts(marked)), np.random.default_rng(seed))
     return [whole[place : place + size].tolist() for size, places in known.items() for place in places]
 
 
-def exchanged(
+def exchange_words(
     whole: np.ndarray,
     words: np.ndarray,
     known: dict[int, np.ndarray],
@@ -154,8 +166,8 @@ def exchanged(
     length: np.ndarray,
     rng: np.random.Generator,
 ) -> np.ndarray:
-    """The spans with one to three words exchanged for `known` words of as many tokens."""
-    tokens = gather(whole, begin, length)
+    """The spans with one to three words replaced by `known` words of as many tokens."""
+    tokens = gather_spans(whole, begin, length)
     sizes = np.diff(words, append=len(whole))  # of each word
     first, after = np.searchsorted(words, begin), np.searchsorted(words, begin + length)
     offset = np.cumsum(length) - length
@@ -175,8 +187,8 @@ def exchanged(
     return tokens
 
 
-def spans(
-    shard: Shard, question_mark: int | None, shares: Shares, rng: np.random.Generator
+def draw_spans(
+    shard: Shard, question_mark: int | None, shares: PassageShares, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
     """Token ranges of the texts of one shard."""
     ends = np.asarray(shard.sentences, np.int64)
@@ -194,7 +206,7 @@ def spans(
     at = some(shares.sentences, whole)
     found.append((starts[at], ends[at]))
     if question_mark is not None:
-        asks = whole[ids(tokens[ends[whole] - 1]) == question_mark]
+        asks = whole[token_ids(tokens[ends[whole] - 1]) == question_mark]
         at = some(shares.questions, asks)
         found.append((starts[at], ends[at]))
     at = some(shares.openings, np.concatenate([[0], documents[:-1]]))
@@ -221,3 +233,39 @@ def _phrases(
     kept = room > 0
     begin = first[kept] + (rng.random(int(kept.sum())) * room[kept]).astype(np.int64)
     return words[begin], words[np.minimum(begin + count[kept], len(words) - 1)]
+
+
+@cache
+def everyday_grammar() -> dict[str, list[str]]:
+    """The choices under each name; a name in braces inside a choice stands for one of its choices."""
+    choices: dict[str, list[str]] = json.loads(GRAMMAR.read_text("utf-8"))
+    return choices
+
+
+def everyday_sentences(count: int, seed: int = 0, words: Sequence[str] = ()) -> Iterator[str]:
+    """`count` different sentences, or fewer if the grammar has no more; the same ones for the same seed.
+
+    words: in half of the sentences one word is replaced by one of these, since the grammar contains only some hundreds.
+    """
+    rng = random.Random(seed)
+    seen: set[int] = set()
+    for _ in range(count * TRIES_PER_SENTENCE):
+        if len(seen) == count:
+            return
+        text = _fill_names("{text}", rng)
+        if words and rng.random() < 0.5:
+            parts = text.split(" ")
+            parts[rng.randrange(len(parts))] = rng.choice(words)
+            text = " ".join(parts)
+        key = hash(text)
+        if key not in seen:
+            seen.add(key)
+            yield text
+
+
+def _fill_names(text: str, rng: random.Random) -> str:
+    """Replace names in braces by one of their choices until none is left."""
+    choices = everyday_grammar()
+    while "{" in text:
+        text = NAME.sub(lambda name: rng.choice(choices[name[1]]), text)
+    return text

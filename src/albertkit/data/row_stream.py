@@ -1,12 +1,14 @@
-"""Shards to rows: an endless, seeded, resumable stream of training rows, all of one length, without padding.
+"""Shards → rows: an endless, seeded, resumable stream of training rows, all of one length, without padding.
 
-In: the shards of `corpus.py`. Out: `Pairs`, rows of two consecutive segments. Next: `masking.py`, on the device.
+In: the shards of `corpus.py`. Out: `SegmentPairs`, rows of two consecutive segments. After this file: `masking.py`, on the
+device.
 
-A row is a run of whole sentences of one document, long enough to fill it, cut in two at a sentence's end. What is too much is
-trimmed from the longer segment, at either side alike. Cuts are made only where both segments have the same chance of each
-shape, so that neither a missing start or end nor the length of a sentence tells which segment came first. Documents too
-short for a row are read on into the next one; such rows, and those without a fair place to cut (one long sentence, say), ask
-no question about order. A share of the rows is one text without a cut, since that is what a model mostly reads in use.
+A row is a run of whole sentences of one document, long enough to fill it, split in two at the end of a sentence. The
+excess is trimmed from the longer segment, at either side with equal probability. Rows are split only where both segments
+have the same probability of each shape, so that neither a missing start or end nor the length of a sentence reveals which
+segment came first. Documents too short for a row continue into the next one. Such rows, and those without a fair place
+to split (one long sentence, say), have no target for sentence order. A share of the rows is one text without a split,
+since that is what a model mostly reads in use.
 
 Every epoch cuts the documents anew. Shards are planned and shuffled in groups, so that memory does not grow with the
 corpus, and a position in the stream is three numbers.
@@ -24,10 +26,10 @@ from albertkit.errors import AlbertkitError
 
 SPECIALS = 3  # [CLS] first [SEP] second [SEP]
 GROUP_TOKENS = 256 * 2**20  # tokens planned and shuffled together
-TRIES = 16  # to find a place where a row may be cut in two
+SPLIT_TRIES = 16  # to find a place where a row may be split
 
 
-class Sentences(Protocol):
+class TokenShard(Protocol):
     """What a shard must have; `shards.Shard` does."""
 
     @property
@@ -44,7 +46,7 @@ class Sentences(Protocol):
 
 
 @dataclass(frozen=True)
-class Position:
+class StreamPosition:
     """Where the next row comes from."""
 
     epoch: int = 0
@@ -53,22 +55,22 @@ class Position:
 
 
 @dataclass(frozen=True)
-class Pairs:
+class SegmentPairs:
     """Rows of two segments that follow each other, in the order of the document."""
 
     tokens: np.ndarray  # (rows, length - 2) uint16 or uint32; the highest bit marks the start of a word
     first: np.ndarray  # (rows,) tokens of the first segment: all of them for one text; else the last column is not used
     ordered: np.ndarray  # (rows,) whether both come from one document and meet at a sentence's end
 
-    def __getitem__(self, rows: slice) -> Pairs:
-        return Pairs(self.tokens[rows], self.first[rows], self.ordered[rows])
+    def __getitem__(self, rows: slice) -> SegmentPairs:
+        return SegmentPairs(self.tokens[rows], self.first[rows], self.ordered[rows])
 
     def __len__(self) -> int:
         return len(self.tokens)
 
 
 @dataclass(frozen=True)
-class Spans:
+class RowSpans:
     """Where the two segments of each row lie in their shard: [a0, a1) and [b0, b1)."""
 
     a0: np.ndarray
@@ -82,17 +84,18 @@ class Spans:
 
 
 @dataclass(frozen=True)
-class Runs:
+class SentenceRuns:
     """Sentences that fill a row, by their numbers in the shard."""
 
     first: np.ndarray
     last: np.ndarray
-    tail: np.ndarray  # whether the run was made to end with its document; others were made to start at a sentence
+    tail: np.ndarray  # whether the run ends with its document; others start at a sentence
 
 
-def plan(shard: Sentences, width: int, epoch: int, rng: np.random.Generator, single: float = 0.0) -> Spans:
-    """Cut a shard into rows of `width` tokens, or one more for the share that is a `single` text. What is trimmed in one
-    epoch is seen in another.
+def plan_rows(shard: TokenShard, width: int, epoch: int, rng: np.random.Generator, single: float = 0.0) -> RowSpans:
+    """Cut a shard into rows of `width` tokens, or one more for the share that is a `single` text.
+
+    What is trimmed in one epoch is read in another.
     """
     ends = np.asarray(shard.sentences, np.int64)
     starts = np.concatenate([[0], ends[:-1]])
@@ -100,23 +103,23 @@ def plan(shard: Sentences, width: int, epoch: int, rng: np.random.Generator, sin
     begin = starts[np.concatenate([[0], last[:-1] + 1])]
     end = ends[last]
     long = end - begin >= width
-    inside = _inside(starts, ends, (begin[long], end[long]), width, epoch, rng)
-    parts = [_cut(starts, ends, inside, width, rng)]
+    inside = _find_runs(starts, ends, (begin[long], end[long]), width, epoch, rng)
+    parts = [_split_runs(starts, ends, inside, width, rng)]
     short = np.flatnonzero(~long)
     if len(short) and ends[-1] >= width:
         kept = short[rng.random(len(short)) < (end[short] - begin[short]) / width]
-        parts.append(_across(begin[kept], end, int(ends[-1]), width))
+        parts.append(_cross_documents(begin[kept], end, int(ends[-1]), width))
     names = ("a0", "a1", "b0", "b1", "ordered")
-    made = Spans(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
-    return _joined(made, width, int(ends[-1]), rng.random(len(made)) < single)
+    spans = RowSpans(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
+    return _join_segments(spans, width, int(ends[-1]), rng.random(len(spans)) < single)
 
 
-def _joined(spans: Spans, width: int, tokens: int, chosen: np.ndarray) -> Spans:
+def _join_segments(spans: RowSpans, width: int, tokens: int, chosen: np.ndarray) -> RowSpans:
     """The chosen rows as one text: from where they begin, without a gap."""
     chosen = chosen & (tokens > width)
     begin = np.minimum(spans.a0, tokens - width - 1)
     end = begin + width + 1
-    return Spans(
+    return RowSpans(
         np.where(chosen, begin, spans.a0),
         np.where(chosen, end, spans.a1),
         np.where(chosen, end, spans.b0),
@@ -125,14 +128,14 @@ def _joined(spans: Spans, width: int, tokens: int, chosen: np.ndarray) -> Spans:
     )
 
 
-def _inside(
+def _find_runs(
     starts: np.ndarray,
     ends: np.ndarray,
     documents: tuple[np.ndarray, np.ndarray],
     width: int,
     epoch: int,
     rng: np.random.Generator,
-) -> Runs:
+) -> SentenceRuns:
     """The sentences of each row inside the documents: all documents step forward together."""
     begin, end = documents
     at = np.searchsorted(starts, begin)
@@ -143,53 +146,57 @@ def _inside(
         lasts.append(last)
         tails.append(np.full(len(first), tail))
 
-    if epoch:  # another cut: begin up to a row later, where the document is long enough
+    if epoch:  # another cut: begin up to one row later, where the document is long enough
         later = np.searchsorted(starts, begin + (rng.random(len(begin)) * width).astype(np.int64))
         moved = starts[np.minimum(later, len(starts) - 1)]
         fits = (later < len(starts)) & (end - moved >= width)
         head = fits & (rng.random(len(begin)) < (moved - begin) / width)
-        add(at[head], np.searchsorted(ends, begin[head] + width), False)  # what was passed over, with what follows it
+        add(at[head], np.searchsorted(ends, begin[head] + width), False)  # what was skipped, with what follows it
         at = np.where(fits, later, at)
     while len(at):
         stop = np.searchsorted(ends, starts[at] + width)  # the sentence that fills the row
         add(at, stop, False)
         left = end - ends[stop]
         tail = (left > 0) & (left < width) & (rng.random(len(at)) < left / width)
-        if tail.any():  # a rest too short for a row is read together with what stands before it
+        if tail.any():  # a rest too short for a row is read together with what precedes it
             first = np.searchsorted(starts, end[tail] - width, side="right") - 1
             add(first, np.searchsorted(ends, end[tail]), True)
         more = left >= width
         at, end = stop[more] + 1, end[more]
-    return Runs(np.concatenate(firsts), np.concatenate(lasts), np.concatenate(tails))
+    return SentenceRuns(np.concatenate(firsts), np.concatenate(lasts), np.concatenate(tails))
 
 
-def _cut(starts: np.ndarray, ends: np.ndarray, runs: Runs, width: int, rng: np.random.Generator) -> Spans:
+def _split_runs(
+    starts: np.ndarray, ends: np.ndarray, runs: SentenceRuns, width: int, rng: np.random.Generator
+) -> RowSpans:
     """Split runs of sentences in two at a sentence's end, and trim them to `width` tokens together.
 
-    The last sentence of a run is one without which the row would not be full, and so longer than most. A cut is made only
-    behind a sentence of which the same is true: then the shapes of both segments are alike, and swapped they would
-    have made a row as well. (In a run that ends with its document, the same holds for first sentences.)
+    The last sentence of a run is one without which the row would not be full, and so longer than most. A run is split only
+    after a sentence of which the same is true: then both segments have similar shapes, and swapped they would have made a
+    row as well. (In a run that ends with its document, the same holds for first sentences.)
     """
     begin, end = starts[runs.first], ends[runs.last]
     excess = end - begin - width
     half = np.full(len(begin), -1)
-    waiting = np.flatnonzero(runs.last > runs.first)
-    for _ in range(TRIES):
-        first, last = runs.first[waiting], runs.last[waiting]
-        behind = first + (rng.random(len(waiting)) * (last - first)).astype(np.int64)
-        alike = behind + runs.tail[waiting]
-        fits = ends[alike] - starts[alike] > excess[waiting]
-        half[waiting[fits]] = ends[behind[fits]]
-        waiting = waiting[~fits]
+    open_runs = np.flatnonzero(runs.last > runs.first)
+    for _ in range(SPLIT_TRIES):
+        first, last = runs.first[open_runs], runs.last[open_runs]
+        split = first + (rng.random(len(open_runs)) * (last - first)).astype(np.int64)
+        similar = split + runs.tail[open_runs]
+        fits = ends[similar] - starts[similar] > excess[open_runs]
+        half[open_runs[fits]] = ends[split[fits]]
+        open_runs = open_runs[~fits]
     ordered = half >= 0
     before, after = half - begin, end - half
-    odd = rng.integers(0, 2, len(begin))  # the odd token falls to either: always to one side, it would tell the order
+    odd = rng.integers(
+        0, 2, len(begin)
+    )  # the odd token is on either side: always on one side, it would reveal the order
     off_first = np.clip((excess + before - after + odd) // 2, 0, excess)
     off_second = excess - off_first
     front = (rng.random(len(begin)) * (off_first + 1)).astype(np.int64)
     front_second = (rng.random(len(begin)) * (off_second + 1)).astype(np.int64)
-    plain = begin + (rng.random(len(begin)) * (excess + 1)).astype(np.int64)  # where no question is asked: no gap
-    return Spans(
+    plain = begin + (rng.random(len(begin)) * (excess + 1)).astype(np.int64)  # without a target: no gap
+    return RowSpans(
         np.where(ordered, begin + front, plain),
         np.where(ordered, half - off_first + front, plain + width // 2),
         np.where(ordered, half + front_second, plain + width // 2),
@@ -198,19 +205,24 @@ def _cut(starts: np.ndarray, ends: np.ndarray, runs: Runs, width: int, rng: np.r
     )
 
 
-def _across(begin: np.ndarray, document_ends: np.ndarray, tokens: int, width: int) -> Spans:
-    """Rows that start with a short document and read on into the next ones; cut where a document ends."""
+def _cross_documents(begin: np.ndarray, document_ends: np.ndarray, tokens: int, width: int) -> RowSpans:
+    """Rows that start with a short document and continue into the next ones; split where a document ends."""
     begin = np.minimum(begin, tokens - width)
     half = document_ends[np.searchsorted(document_ends, begin, side="right")]
     half = np.where(half < begin + width, half, begin + width // 2)
-    return Spans(begin, half, half, begin + width, np.zeros(len(begin), bool))
+    return RowSpans(begin, half, half, begin + width, np.zeros(len(begin), bool))
 
 
-class Stream:
-    """Rows without end: epoch after epoch, group after group of shards, each shuffled."""
+class RowStream:
+    """An endless stream of rows: epoch after epoch, group after group of shards, each shuffled."""
 
     def __init__(
-        self, shards: Sequence[Sentences], length: int, seed: int, at: Position | None = None, single: float = 0.0
+        self,
+        shards: Sequence[TokenShard],
+        length: int,
+        seed: int,
+        position: StreamPosition | None = None,
+        single: float = 0.0,
     ) -> None:
         self.shards, self.width, self.seed, self.single = shards, length - SPECIALS, seed, single
         if self.width < 2:
@@ -218,11 +230,11 @@ class Stream:
         sizes = [len(shard.tokens) for shard in shards]
         if max(sizes, default=0) < self.width:
             raise AlbertkitError(
-                f"the largest shard holds {max(sizes, default=0):,} tokens and a row needs {self.width}; "
-                f"give more text or a smaller --length"
+                f"the largest shard has {max(sizes, default=0):,} tokens and a row needs {self.width}. "
+                "Pass more text or a smaller --length."
             )
-        self.at = at or Position()
-        self._open(self.at)
+        self.position = position or StreamPosition()
+        self._open(self.position)
 
     def _groups(self, epoch: int) -> list[np.ndarray]:
         """The shards of each group, in this epoch's order."""
@@ -239,7 +251,7 @@ class Stream:
             size += tokens
         return [*groups, np.array(current)]
 
-    def _open(self, at: Position) -> None:
+    def _open(self, at: StreamPosition) -> None:
         """Plan and shuffle the group at a position."""
         groups = self._groups(at.epoch)
         self._last = at.group == len(groups) - 1
@@ -247,36 +259,40 @@ class Stream:
         self._spans = []
         for s in members:
             rng = np.random.default_rng([self.seed, at.epoch, s, self.width])
-            self._spans.append(plan(self.shards[s], self.width, at.epoch, rng, self.single))
+            self._spans.append(plan_rows(self.shards[s], self.width, at.epoch, rng, self.single))
         self._members = members
         counts = np.array([len(spans) for spans in self._spans])
         self._bounds = np.concatenate([[0], np.cumsum(counts)])
         order = np.random.default_rng([self.seed, at.epoch, at.group, self.width, 1])
         self._order = order.permutation(int(counts.sum()))
 
-    def take(self, rows: int, mine: slice = slice(None)) -> Pairs:
-        """The next `rows` rows; with `mine`, only those of them are read (one process's share of a batch)."""
+    def take(self, rows: int, share: slice = slice(None)) -> SegmentPairs:
+        """The next `rows` rows; only those of `share` are read (one process's share of a batch)."""
         wanted = np.zeros(rows, bool)
-        wanted[mine] = True
+        wanted[share] = True
         parts = []
         while rows:
-            found = self._order[self.at.row : self.at.row + rows]
+            found = self._order[self.position.row : self.position.row + rows]
             if len(found):
                 parts.append(self._read(found[wanted[: len(found)]]))
                 wanted = wanted[len(found) :]
                 rows -= len(found)
             if rows:
-                self.at = Position(self.at.epoch + 1, 0) if self._last else Position(self.at.epoch, self.at.group + 1)
-                self._open(self.at)
+                self.position = (
+                    StreamPosition(self.position.epoch + 1, 0)
+                    if self._last
+                    else StreamPosition(self.position.epoch, self.position.group + 1)
+                )
+                self._open(self.position)
             else:
-                self.at = Position(self.at.epoch, self.at.group, self.at.row + len(found))
+                self.position = StreamPosition(self.position.epoch, self.position.group, self.position.row + len(found))
         if len(parts) == 1:
             return parts[0]
         names = ("tokens", "first", "ordered")
-        return Pairs(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
+        return SegmentPairs(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
 
-    def _read(self, places: np.ndarray) -> Pairs:
-        """Gather rows from the shards they lie in."""
+    def _read(self, places: np.ndarray) -> SegmentPairs:
+        """Gather rows from their shards."""
         home = np.searchsorted(self._bounds, places, side="right") - 1
         tokens = np.empty((len(places), self.width + 1), self.shards[0].tokens.dtype)
         first = np.empty(len(places), np.int32)
@@ -290,9 +306,9 @@ class Stream:
             shard = self.shards[self._members[member]].tokens
             tokens[rows] = shard[np.minimum(jump + column[None], len(shard) - 1)]
             first[rows], ordered[rows] = length, spans.ordered[at]
-        return Pairs(tokens, first, ordered)
+        return SegmentPairs(tokens, first, ordered)
 
     @property
     def rows_in_group(self) -> int:
-        """Rows of the group at hand; the whole epoch, for a corpus of one group."""
+        """Rows of the current group; the whole epoch, for a corpus of one group."""
         return len(self._order)

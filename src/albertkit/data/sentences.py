@@ -1,7 +1,7 @@
-"""A paragraph cut into sentences, in English and Chinese.
+"""A paragraph → its sentences, in English and Chinese.
 
-In: a paragraph. Out: its sentences, in order; only white space between them is lost. Before this file: `reading.py`,
-which finds paragraphs; after it: `pieces.py`, which turns sentences into ids.
+In: a paragraph. Out: its sentences, in order; only white space between them is lost. Before this file: `documents.py`,
+which finds paragraphs; after it: `document_tokenizer.py`, which turns sentences into ids.
 
 A sentence ends at . ! ? … with closing quotes and brackets behind it, when white space follows and the next word does
 not begin with a small letter; and at 。 ！ ？ ； and their like without any space. A full stop does not end a sentence after
@@ -15,7 +15,10 @@ from __future__ import annotations
 import re
 
 # Ideographs, kana and the marks between them: scripts that put no space between words. Hangul has spaces.
-CJK = "\u2e80-\u2fdf\u3005-\u3007\u3021-\u3029\u3031-\u3035\u3041-\u30ff\u3105-\u312f\u31a0-\u31bf\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff66-\uff9d\U00020000-\U000323af"
+CJK = (
+    "\u2e80-\u2fdf\u3005-\u3007\u3021-\u3029\u3031-\u3035\u3041-\u30ff\u3105-\u312f\u31a0-\u31bf\u31f0-\u31ff"
+    "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff66-\uff9d\U00020000-\U000323af"
+)
 _CLOSE = "\"'”’»›)\\]}」』）】》〉］｝〕〗"
 _OPEN = "\"'“‘„«‹([{「『（【《〈［｛〔〖¿¡*_–—-"
 _WIDE = "。！？；｡"
@@ -33,40 +36,40 @@ _WORD = re.compile(r"[^\W\d_]+")
 _DOTTED = re.compile(r"(?:[^\W\d_]{1,2}\.)+[^\W\d_]{1,2}")  # U.S, Ph.D, p.m
 
 
-def _set(words: str) -> frozenset[str]:
+def _word_set(words: str) -> frozenset[str]:
     return frozenset(words.split())
 
 
 # Lower case, without the last stop.
-TITLES = _set(
+TITLES = _word_set(
     "mr mrs ms mx messrs mme mlle dr drs prof rev fr hon gen lt col maj capt cmdr cdr sgt cpl pvt adm gov sen rep pres "
     "supt st ste mt ft vs cf viz ca e.g i.e approx resp incl esp"
 )
-NUMBERED = _set("no nos vol vols fig figs p pp ch chap sec sect art op ed pt par eq ref cap ver")
-ENDING = _set(
+NUMBERED = _word_set("no nos vol vols fig figs p pp ch chap sec sect art op ed pt par eq ref cap ver")
+ENDING = _word_set(
     "inc ltd co cos corp bros llc plc jr sr esq etc al est dept univ assn ave blvd rd ed eds trans jan feb mar apr jun "
     "jul aug sep sept oct nov dec mon tue tues wed thu thurs fri sat sun b d fl r"
 )
 # Words that open sentences and follow no initial: "in the U.S. The", but "George W. Bush".
-STARTERS = _set(
+STARTERS = _word_set(
     "The This That These Those He She It They We You His Her Its Their Our My In On At By For From With As After Before "
     "During When While Where Although Though However But And If There Since Until Both Some Many Most Other One Two "
     "Among According Also Such To Under Then Thus Here Not What Who How Why Which Each Every Several An All"
 )
-NEAR = 40  # characters looked back for the beginning of a word
-LONGEST = max(map(len, TITLES | NUMBERED | ENDING))
+LOOKBACK = 40  # characters looked back for the beginning of a word
+LONGEST_ABBREVIATION = max(map(len, TITLES | NUMBERED | ENDING))
 
 
-def split(paragraph: str) -> list[str]:
+def split_sentences(paragraph: str) -> list[str]:
     """The sentences of a paragraph, without white space at their ends and none of them empty.
 
-    >>> split('Mr. Hill left. "Why?" she asked (at 3.15 p.m.). 他走了。她问：“为什么？”')
+    >>> split_sentences('Mr. Hill left. "Why?" she asked (at 3.15 p.m.). 他走了。她问：“为什么？”')
     ['Mr. Hill left.', '"Why?" she asked (at 3.15 p.m.).', '他走了。', '她问：“为什么？”']
     """
     found, start = [], 0
     for stop in (_ASCII_STOP if paragraph.isascii() else _STOP).finditer(paragraph):
         at, after = stop.span()
-        if _ends(paragraph, start, at, after):
+        if _is_end(paragraph, start, at, after):
             sentence = paragraph[start:after].strip()
             if sentence:
                 found.append(sentence)
@@ -77,7 +80,7 @@ def split(paragraph: str) -> list[str]:
     return found
 
 
-def _ends(text: str, start: int, at: int, after: int) -> bool:
+def _is_end(text: str, start: int, at: int, after: int) -> bool:
     """Whether the sentence from `start` ends at the stop that stands from `at` to `after`."""
     if after == len(text):
         return True
@@ -92,15 +95,15 @@ def _ends(text: str, start: int, at: int, after: int) -> bool:
         return False
     if text[at] != "." or not text[at + 1].isspace():  # several stops, or a closing mark: no abbreviation ends so
         return True
-    begin = max(start, text.rfind(" ", max(start, at - NEAR), at) + 1, at - NEAR)
+    begin = max(start, text.rfind(" ", max(start, at - LOOKBACK), at) + 1, at - LOOKBACK)
     word = text[begin:at]
-    if len(word) > LONGEST and word.isalpha():
+    if len(word) > LONGEST_ABBREVIATION and word.isalpha():
         return True
     word = word.lstrip(_OPEN)
-    return not word or not _abbreviates(word, text, after, begin == start)
+    return not word or not _is_abbreviation(word, text, after, begin == start)
 
 
-def _abbreviates(word: str, text: str, after: int, leads: bool) -> bool:
+def _is_abbreviation(word: str, text: str, after: int, leads: bool) -> bool:
     """Whether the stop behind `word` belongs to the word; what follows begins at `after`."""
     if word.isdigit():
         return leads and len(word) <= 2  # "1. Introduction"

@@ -1,7 +1,7 @@
-"""Pieces → shard files, each written whole or not at all.
+"""Tokenized documents → shard files, each written completely or not at all.
 
-In: the documents that are kept, block by block. Out: three .npy files for each full shard, and the entry that the
-manifest has for it. Before this file: `pieces.py`; after it: `corpus.py`, and `shards.py`, which opens what is written.
+In: the documents that are documents, block by block. Out: three .npy files for each full shard, and the entry that the
+manifest has for it. Before this file: `document_tokenizer.py`; after it: `corpus.py`, and `shards.py`, which opens what is written.
 """
 
 from __future__ import annotations
@@ -17,93 +17,92 @@ from typing import Any
 import numpy as np
 
 from albertkit.artifact import flush
-from albertkit.data.shards import ids, word_starts
-from albertkit.data.word_cache import sums
+from albertkit.data.shards import run_sums, token_ids, word_starts
 
 
 @dataclass(frozen=True)
-class Kept:
-    """Documents on their way to a shard."""
+class DocumentArrays:
+    """Some documents as tokens."""
 
     tokens: np.ndarray  # (tokens,) with word starts
     sentences: np.ndarray  # (sentences,) tokens in each
     documents: np.ndarray  # (documents,) sentences in each
 
     @classmethod
-    def none(cls, dtype: Any) -> Kept:
+    def empty(cls, dtype: Any) -> DocumentArrays:
         """No document."""
         return cls(np.zeros(0, dtype), np.zeros(0, np.int64), np.zeros(0, np.int64))
 
 
 @dataclass(frozen=True)
-class Written:
+class WrittenShard:
     """A finished shard."""
 
     entry: dict[str, Any]  # as the manifest has it
     unigrams: np.ndarray  # (vocabulary,) int64
 
 
-class Filling:
-    """The shard of one split that is being filled."""
+class ShardWriter:
+    """Fills and writes the shards of one split."""
 
-    def __init__(self, folder: Path, split: str, dtype: Any, vocabulary: int, room: int):
-        self.folder, self.split, self.vocabulary, self.room = folder, split, vocabulary, room
-        self.tokens = np.zeros(room, dtype)  # touched, and so in memory, only as far as it is filled
+    def __init__(self, folder: Path, split: str, dtype: Any, vocabulary: int, capacity: int):
+        self.folder, self.split, self.vocabulary, self.capacity = folder, split, vocabulary, capacity
+        self.tokens = np.zeros(capacity, dtype)  # uses memory only as far as it is filled
         self.used = 0
         self.sentences: list[np.ndarray] = []
         self.documents: list[np.ndarray] = []
 
-    def add(self, kept: Kept, number: int) -> Iterator[Written]:
-        """Take documents in; each time the shard is full it is written as number, number + 1, …"""
-        documents = self._cut(kept)
-        sentence_ends = np.cumsum(np.concatenate([[0], documents]))
-        lengths = np.concatenate([[0], np.cumsum(kept.sentences)])
+    def add(self, documents: DocumentArrays, number: int) -> Iterator[WrittenShard]:
+        """Add documents; each full shard is written, as number, number + 1, …"""
+        counts = self._split_long(documents)
+        sentence_ends = np.cumsum(np.concatenate([[0], counts]))
+        lengths = np.concatenate([[0], np.cumsum(documents.sentences)])
         token_ends = lengths[sentence_ends]  # where each document ends; 0 first
         at = 0
-        while at < len(documents):
-            stop = int(np.searchsorted(token_ends, token_ends[at] + self.room - self.used, "right")) - 1
+        while at < len(counts):
+            stop = int(np.searchsorted(token_ends, token_ends[at] + self.capacity - self.used, "right")) - 1
             if stop == at:
                 yield self.close(number)
                 number += 1
                 continue
             part = slice(int(token_ends[at]), int(token_ends[stop]))
             size = part.stop - part.start
-            self.tokens[self.used : self.used + size] = kept.tokens[part]
+            self.tokens[self.used : self.used + size] = documents.tokens[part]
             self.used += size
-            self.sentences.append(kept.sentences[sentence_ends[at] : sentence_ends[stop]])
-            self.documents.append(documents[at:stop])
+            self.sentences.append(documents.sentences[sentence_ends[at] : sentence_ends[stop]])
+            self.documents.append(counts[at:stop])
             at = stop
 
-    def _cut(self, kept: Kept) -> np.ndarray:
-        """The sentences in each document, where one that does not fit an empty shard has become several."""
-        sizes = sums(kept.sentences, kept.documents)
-        if not len(sizes) or int(sizes.max()) <= self.room:
-            return kept.documents
+    def _split_long(self, documents: DocumentArrays) -> np.ndarray:
+        """The sentences in each document; a document larger than a shard becomes several."""
+        sizes = run_sums(documents.sentences, documents.documents)
+        if not len(sizes) or int(sizes.max()) <= self.capacity:
+            return documents.documents
         counts: list[int] = []
         start = 0
-        for count, size in zip(kept.documents.tolist(), sizes.tolist(), strict=True):
-            if size <= self.room:
+        for count, size in zip(documents.documents.tolist(), sizes.tolist(), strict=True):
+            if size <= self.capacity:
                 counts.append(count)
             else:
-                held = taken = 0
-                for length in kept.sentences[start : start + count].tolist():
-                    if held + length > self.room:
+                tokens = taken = 0
+                for length in documents.sentences[start : start + count].tolist():
+                    if tokens + length > self.capacity:
                         counts.append(taken)
-                        held = taken = 0
-                    held, taken = held + length, taken + 1
+                        tokens = taken = 0
+                    tokens, taken = tokens + length, taken + 1
                 counts.append(taken)
             start += count
         return np.array(counts, np.int64)
 
-    def close(self, number: int) -> Written:
-        """Write what there is as a shard, and begin the next."""
+    def close(self, number: int) -> WrittenShard:
+        """Write the pending documents as a shard, and begin the next."""
         name = f"{self.split}-{number:05d}"
         tokens = self.tokens[: self.used]
-        kept = self.held()
+        documents = self.pending()
         arrays = {
             "tokens": tokens,
-            "sentences": np.cumsum(kept.sentences).astype(np.uint32),
-            "documents": np.cumsum(kept.documents).astype(np.uint32),
+            "sentences": np.cumsum(documents.sentences).astype(np.uint32),
+            "documents": np.cumsum(documents.documents).astype(np.uint32),
         }
         files = {f"{name}.{part}.npy": write_array(self.folder / f"{name}.{part}.npy", a) for part, a in arrays.items()}
         entry = {
@@ -114,22 +113,21 @@ class Filling:
         }
         unigrams = np.zeros(self.vocabulary, np.int64)
         for start in range(0, len(tokens), 1 << 20):  # bincount makes 64-bit numbers of what it counts
-            unigrams += np.bincount(ids(tokens[start : start + (1 << 20)]), minlength=self.vocabulary)
-        written = Written(entry, unigrams)
+            unigrams += np.bincount(token_ids(tokens[start : start + (1 << 20)]), minlength=self.vocabulary)
         self.used, self.sentences, self.documents = 0, [], []
-        return written
+        return WrittenShard(entry, unigrams)
 
-    def held(self) -> Kept:
-        """What is in the shard now."""
+    def pending(self) -> DocumentArrays:
+        """The documents that are not yet written."""
         none = np.zeros(0, np.int64)
-        return Kept(
+        return DocumentArrays(
             self.tokens[: self.used],
             np.concatenate([none, *self.sentences]),
             np.concatenate([none, *self.documents]),
         )
 
 
-class _Hashed:
+class HashingFile:
     """A file that hashes what is written to it."""
 
     def __init__(self, file: Any):
@@ -141,12 +139,12 @@ class _Hashed:
 
 
 def write_array(path: Path, array: np.ndarray) -> str:
-    """Write an .npy file, whole or not at all; its SHA-256."""
+    """Write an .npy file completely or not at all; its SHA-256."""
     return _replace(path, lambda file: np.lib.format.write_array(file, array, version=(1, 0), allow_pickle=False))
 
 
 def write_json(path: Path, data: Any) -> None:
-    """Write readable JSON, whole or not at all."""
+    """Write indented JSON completely or not at all."""
     text = json.dumps(data, indent=2, ensure_ascii=False) + "\n"
     _replace(path, lambda file: file.write(text.encode()))
 
@@ -155,7 +153,7 @@ def _replace(path: Path, write: Any) -> str:
     part = path.with_name(f".{path.name}.part")
     try:
         with part.open("wb") as file:
-            hashed = _Hashed(file)
+            hashed = HashingFile(file)
             write(hashed)
             file.flush()
             os.fsync(file.fileno())

@@ -1,7 +1,7 @@
-"""A corpus folder, opened: token ids in memory-mapped files, with the ends of sentences and documents.
+"""A corpus folder → memory-mapped arrays: token ids, with the ends of sentences and documents.
 
 In: a folder that `corpus.py` wrote. Out: `Shards`, and a list of `Shard` for each split. Before this file: `corpus.py`;
-after it: what masks words and makes batches. No torch here.
+after it: `row_stream.py` and `passages.py`. No torch here.
 
     manifest.json               counts, settings, inputs, and the hash of each file; written last
     tokenizer/                  the tokenizer the ids belong to
@@ -34,8 +34,8 @@ PARTS = ("tokens", "sentences", "documents")
 UINT16_VOCABULARY = 1 << 15  # ids of a larger vocabulary leave no bit free in 16
 
 
-def token_type(vocabulary: int) -> np.dtype[Any]:
-    """The type in which the ids of a vocabulary of this size are kept, one bit being left for word starts."""
+def token_dtype(vocabulary: int) -> np.dtype[Any]:
+    """The type of the stored ids of a vocabulary of this size; one bit is for word starts."""
     return np.dtype(np.uint16 if vocabulary <= UINT16_VOCABULARY else np.uint32)
 
 
@@ -44,9 +44,16 @@ def word_bit(dtype: Any) -> int:
     return 1 << (8 * np.dtype(dtype).itemsize - 1)
 
 
-def ids(tokens: np.ndarray) -> np.ndarray:
+def token_ids(tokens: np.ndarray) -> np.ndarray:
     """The ids alone, in the type they came in."""
     return tokens & tokens.dtype.type(word_bit(tokens.dtype) - 1)
+
+
+def run_sums(values: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """The sum of each run of values; `counts` are the lengths of the runs, and may be 0."""
+    total = np.concatenate([[0], np.cumsum(values, dtype=np.int64)])
+    ends = np.cumsum(counts, dtype=np.int64)
+    return total[ends] - total[ends - counts]
 
 
 def word_starts(tokens: np.ndarray) -> np.ndarray:
@@ -56,7 +63,7 @@ def word_starts(tokens: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Shard:
-    """One shard: three arrays, which lie on disk until they are read."""
+    """One shard: three arrays, memory-mapped."""
 
     name: str
     tokens: np.ndarray  # (tokens,) ids, the highest bit set where a word starts
@@ -80,22 +87,22 @@ class Shards:
             raise AlbertkitError(_missing(folder))
         manifest = read_json(folder / MANIFEST)
         _check_manifest(manifest, folder / MANIFEST)
-        made = cls(folder, manifest["vocabulary"], manifest)
-        if digest(_there(folder / TOKENIZER / "tokenizer.json")) != manifest["tokenizer"]:
+        shards = cls(folder, manifest["vocabulary"], manifest)
+        if digest(_require(folder / TOKENIZER / "tokenizer.json")) != manifest["tokenizer"]:
             raise AlbertkitError(
-                f"the tokenizer in {folder} has changed since the corpus was made (its hash differs); copy the folder anew"
+                f"the tokenizer in {folder} has changed since the corpus was made (its hash differs). Copy the folder again."
             )
-        made.unigrams()
+        shards.unigrams()
         for split in SPLITS:
-            for shard, entry in zip(made.split(split), manifest["splits"][split], strict=True):
+            for shard, entry in zip(shards.split(split), manifest["splits"][split], strict=True):
                 if verify:
-                    _verify(folder, shard, entry, made.vocabulary)
-        return made
+                    _verify(folder, shard, entry, shards.vocabulary)
+        return shards
 
     @property
     def dtype(self) -> np.dtype[Any]:
         """uint16, or uint32 for a vocabulary of more than 32,768 tokens."""
-        return token_type(self.vocabulary)
+        return token_dtype(self.vocabulary)
 
     def tokenizer(self) -> Tokenizer:
         """The tokenizer the ids belong to."""
@@ -120,7 +127,7 @@ class Shards:
             if last != entry[within]:
                 raise AlbertkitError(
                     f"{name}.{part}.npy in {self.folder} ends at {last:,} and the shard has {entry[within]:,} {within}: "
-                    "the file is damaged, so copy the folder anew"
+                    "the file is damaged. Copy the folder again."
                 )
         return Shard(name, **arrays)
 
@@ -128,23 +135,25 @@ class Shards:
 def _missing(folder: Path) -> str:
     """Why a folder without a manifest cannot be opened."""
     if not folder.is_dir():
-        return f"{folder} is not a folder; make a corpus with  albertkit corpus TEXTS -o {folder}"
+        return f"{folder} is not a folder. Build a corpus with  albertkit corpus TEXTS -o {folder}"
     if any(folder.iterdir()):
-        return f"{folder} holds no {MANIFEST}, so it is no finished corpus; run the same command again to finish it"
-    return f"{folder} is empty; make a corpus with  albertkit corpus TEXTS -o {folder}"
+        return f"{folder} contains no {MANIFEST}, so the corpus is incomplete. Run the same command again to finish it."
+    return f"{folder} is empty. Build a corpus with  albertkit corpus TEXTS -o {folder}"
 
 
 def _check_manifest(data: dict[str, Any], path: Path) -> None:
-    """Refuse a manifest that lacks something or names files outside its folder."""
+    """Raise if a manifest is incomplete or names files outside its folder."""
     if data.get("format") != FORMAT:
-        raise AlbertkitError(f"{path} has format {data.get('format')!r}; this albertkit reads {FORMAT}, so update it")
+        raise AlbertkitError(f"{path} has format {data.get('format')!r}; this version reads {FORMAT}. Update albertkit")
     size, splits = data.get("vocabulary"), data.get("splits")
-    if not _count(size) or data.get("dtype") != token_type(size).name or not isinstance(data.get("tokenizer"), str):
+    if not _is_count(size) or data.get("dtype") != token_dtype(size).name or not isinstance(data.get("tokenizer"), str):
         raise AlbertkitError(
-            f"{path} says vocabulary {size!r} and dtype {data.get('dtype')!r}, which do not fit; make the corpus anew"
+            f"{path} says vocabulary {size!r} and dtype {data.get('dtype')!r}, which do not fit. Build the corpus again."
         )
     if not isinstance(splits, dict) or set(splits) != set(SPLITS):
-        raise AlbertkitError(f"'splits' in {path} must be an object with {' and '.join(SPLITS)}; make the corpus anew")
+        raise AlbertkitError(
+            f"'splits' in {path} must be an object with {' and '.join(SPLITS)}. Build the corpus again."
+        )
     for split in SPLITS:
         for number, entry in enumerate(splits[split] if isinstance(splits[split], list) else [None]):
             name = f"{split}-{number:05d}"
@@ -152,48 +161,50 @@ def _check_manifest(data: dict[str, Any], path: Path) -> None:
             if (
                 not isinstance(entry, dict)
                 or entry.get("name") != name
-                or not all(_count(entry.get(part)) for part in PARTS)
+                or not all(_is_count(entry.get(part)) for part in PARTS)
                 or not isinstance(entry.get("files"), dict)
                 or set(entry["files"]) != wanted
             ):
-                raise AlbertkitError(
-                    f"shard {number} of {split!r} in {path} is not described whole; make the corpus anew"
-                )
+                raise AlbertkitError(f"shard {number} of {split!r} in {path} is incomplete. Build the corpus again.")
 
 
-def _count(value: Any) -> TypeGuard[int]:
+def _is_count(value: Any) -> TypeGuard[int]:
     """Whether a value is a positive whole number."""
     return type(value) is int and value > 0
 
 
-def _there(path: Path) -> Path:
+def _require(path: Path) -> Path:
     if not path.is_file():
-        raise AlbertkitError(f"{path} is missing; {MANIFEST} lists it, so the folder is incomplete: copy it anew")
+        raise AlbertkitError(f"{path} is missing, and {MANIFEST} lists it. Copy the folder again.")
     return path
 
 
 def _load(path: Path, dtype: np.dtype[Any], length: int) -> np.ndarray:
     """A one-dimensional array on disk, of the type and length the manifest says."""
     try:
-        found = np.load(_there(path), mmap_mode="r", allow_pickle=False)
+        found = np.load(_require(path), mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
         if isinstance(error, AlbertkitError):
             raise
-        raise AlbertkitError(f"{path} is not a whole .npy file ({str(error)[:100]}); copy the folder anew") from None
+        raise AlbertkitError(
+            f"{path} is not a complete .npy file ({str(error)[:100]}). Copy the folder again."
+        ) from None
     if found.dtype != dtype or found.shape != (length,):
         raise AlbertkitError(
-            f"{path} holds {found.dtype} {found.shape}; {MANIFEST} says {dtype} ({length},), so copy the folder anew"
+            f"{path} contains {found.dtype} {found.shape}, and {MANIFEST} says {dtype} ({length},). Copy the folder again."
         )
     return found
 
 
 def _verify(folder: Path, shard: Shard, entry: dict[str, Any], vocabulary: int) -> None:
-    """Read a shard whole: hashes, ids within the vocabulary, ends that only rise."""
+    """Check all of a shard: hashes, ids within the vocabulary, increasing ends."""
     for name, wanted in entry["files"].items():
         if digest(folder / name) != wanted:
-            raise AlbertkitError(f"{folder / name} has changed since it was written (its hash differs); copy it anew")
-    if int(ids(shard.tokens).max()) >= vocabulary:
-        raise AlbertkitError(f"{shard.name} in {folder} holds ids beyond its vocabulary of {vocabulary}; make it anew")
+            raise AlbertkitError(f"{folder / name} has changed since it was written (its hash differs). Copy it again.")
+    if int(token_ids(shard.tokens).max()) >= vocabulary:
+        raise AlbertkitError(
+            f"{shard.name} in {folder} contains ids beyond its vocabulary of {vocabulary}. Build the corpus again."
+        )
     for part, ends in (("sentences", shard.sentences), ("documents", shard.documents)):
         if ends[0] == 0 or not (ends[1:] > ends[:-1]).all():
-            raise AlbertkitError(f"{shard.name}.{part}.npy in {folder} does not rise throughout; make the corpus anew")
+            raise AlbertkitError(f"{shard.name}.{part}.npy in {folder} is not increasing. Build the corpus again.")

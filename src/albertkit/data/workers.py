@@ -1,11 +1,11 @@
-"""Blocks → pieces in several processes, in the order of the blocks.
+"""Blocks → tokens in several processes, in the order of the blocks.
 
-In: blocks, and the folder of a tokenizer. Out: each block with its `Pieces`, whatever the number of workers. Before this
-file: `pieces.py`; after it: `corpus.py`.
+In: blocks, and the folder of a tokenizer. Out: each block with its `TokenizedDocuments`, for any number of workers.
+Before this file: `document_tokenizer.py`; after it: `corpus.py`. `bulk/engines.py` starts its workers the same way.
 
 Worker i takes the blocks i, i + n, i + 2n …; two wait at each worker, so that it never idles while the results of the
-others are awaited, and memory stays bounded. A thread in the worker takes in what is sent, so that neither side can wait
-for the other; it also notices when the parent is gone, and ends the worker.
+others are awaited, and memory stays bounded. A thread in the worker receives what is sent, so that neither side blocks
+the other; it also ends the worker when the parent is gone.
 """
 
 from __future__ import annotations
@@ -22,27 +22,37 @@ from collections.abc import Callable, Generator, Iterable
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 
-from albertkit.data.block_reader import Block
-from albertkit.data.document_tokenizer import Cutter, Pieces, Rules
+from albertkit.data.document_tokenizer import DocumentTokenizer, TokenizedDocuments, TokenizeSettings
+from albertkit.data.documents import Block
 from albertkit.errors import AlbertkitError
 from albertkit.tokenizer import Tokenizer
 
 WAITING = 2  # blocks at each worker
-Cut = Callable[
-    [Iterable[Block], Path, Rules, int], Generator[tuple[Block, Pieces], None, None]
-]  # `cut_blocks`, or another that does the same
+TokenizedBlocks = Generator[tuple[Block, TokenizedDocuments], None, None]
+BlockTokenizer = Callable[[Iterable[Block], Path, TokenizeSettings], TokenizedBlocks]
 
 
-def cut_blocks(
-    blocks: Iterable[Block], tokenizer: Path, rules: Rules, workers: int
-) -> Generator[tuple[Block, Pieces], None, None]:
-    """Each block with its pieces; one worker is this process itself."""
+def worker_count(count: int | None) -> int:
+    """The number of workers; by default one per core."""
+    if count is None:
+        count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        return min(count, 64)
+    if not 1 <= count <= 256:
+        raise AlbertkitError(f"workers is {count} and must be from 1 to 256. Pass the number of cores.")
+    return count
+
+
+def tokenize_blocks(
+    blocks: Iterable[Block], tokenizer: Path, settings: TokenizeSettings, workers: int = 1
+) -> TokenizedBlocks:
+    """Each block with its tokens; one worker is this process itself."""
     if workers == 1:
-        cutter = Cutter(Tokenizer.load(tokenizer, trusted=True), rules)
-        yield from ((block, cutter(block)) for block in blocks)
+        tokenize = DocumentTokenizer(Tokenizer.load(tokenizer, trusted=True), settings)
+        yield from ((block, tokenize(block)) for block in blocks)
         return
-    started = [_start(tokenizer, rules) for _ in range(workers)]
+    started = [start_process(_work, tokenizer, settings) for _ in range(workers)]
     waiting: deque[tuple[Block, Connection]] = deque()
     try:
         for number, block in enumerate(blocks):
@@ -60,54 +70,54 @@ def cut_blocks(
             process.join(10)
 
 
-def _start(tokenizer: Path, rules: Rules) -> tuple[Connection, BaseProcess]:
+def start_process(target: Callable[..., None], *args: Any) -> tuple[Connection, BaseProcess]:
+    """A process that runs `target(pipe, *args)`, and this side of the pipe."""
     context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=_work, args=(theirs, tokenizer, rules), daemon=True)
+    pipe, other = context.Pipe()
+    process = context.Process(target=target, args=(other, *args), daemon=True)
     process.start()
-    theirs.close()
-    return ours, process
+    other.close()
+    return pipe, process
 
 
 def _send(pipe: Connection, block: Block) -> None:
     try:
         pipe.send(block)
     except OSError:
-        raise _gone() from None
+        raise _worker_died() from None
 
 
-def _receive(block: Block, pipe: Connection) -> tuple[Block, Pieces]:
+def _receive(block: Block, pipe: Connection) -> tuple[Block, TokenizedDocuments]:
     try:
         result = pipe.recv()
     except (EOFError, OSError):
-        raise _gone() from None
-    if isinstance(result, Pieces):
+        raise _worker_died() from None
+    if isinstance(result, TokenizedDocuments):
         return block, result
     if isinstance(result, AlbertkitError):
         raise result
     raise RuntimeError(f"a worker failed:\n{result}")
 
 
-def _gone() -> AlbertkitError:
+def _worker_died() -> AlbertkitError:
     return AlbertkitError(
-        "a worker process was ended from outside, perhaps for want of memory: run the same command again, with fewer "
-        "--workers"
+        "a worker process was killed, perhaps because memory ran out. Run the same command again with fewer --workers."
     )
 
 
-def _work(pipe: Connection, tokenizer: Path, rules: Rules) -> None:
-    """The life of a worker."""
+def _work(pipe: Connection, tokenizer: Path, settings: TokenizeSettings) -> None:
+    """The loop of a worker."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent stops, and closes the pipe
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the other cores have workers of their own
-    gc.disable()  # nothing here goes in circles, and looking for it is a tenth of the time
-    jobs: queue.SimpleQueue[Block] = queue.SimpleQueue()
-    threading.Thread(target=_take, args=(pipe, jobs), daemon=True).start()
-    cutter = Cutter(Tokenizer.load(tokenizer, trusted=True), rules)
+    gc.disable()  # there are no reference cycles here, and looking for them is a tenth of the time
+    blocks: queue.SimpleQueue[Block] = queue.SimpleQueue()
+    threading.Thread(target=_receive_blocks, args=(pipe, blocks), daemon=True).start()
+    tokenize = DocumentTokenizer(Tokenizer.load(tokenizer, trusted=True), settings)
     while True:
-        block = jobs.get()
+        block = blocks.get()
         result: object
         try:
-            result = cutter(block)
+            result = tokenize(block)
         except AlbertkitError as error:
             result = error
         except BaseException:
@@ -118,9 +128,9 @@ def _work(pipe: Connection, tokenizer: Path, rules: Rules) -> None:
             return
 
 
-def _take(pipe: Connection, jobs: queue.SimpleQueue[Block]) -> None:
+def _receive_blocks(pipe: Connection, blocks: queue.SimpleQueue[Block]) -> None:
     while True:
         try:
-            jobs.put(pipe.recv())
+            blocks.put(pipe.recv())
         except (EOFError, OSError):
             os._exit(0)  # the parent is done, or dead

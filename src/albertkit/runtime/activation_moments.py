@@ -16,7 +16,7 @@ import numpy as np
 
 from albertkit.artifact import Artifact
 from albertkit.config import AlbertConfig
-from albertkit.data.everyday_sentences import everyday
+from albertkit.data.passages import everyday_sentences
 from albertkit.errors import AlbertkitError
 from albertkit.runtime import graph as graphs
 from albertkit.runtime.batching import TokenBatch, token_batches
@@ -166,7 +166,7 @@ def example_text(config: AlbertConfig, tokenizer: Tokenizer | None, texts: int, 
     """
     if tokenizer is None or not reads_english(tokenizer):
         return random_tokens(config, texts, seed)
-    made = everyday(texts * SENTENCES_EACH, seed)
+    made = everyday_sentences(texts * SENTENCES_EACH, seed)
     wanted = [" ".join(islice(made, 1 + number % 4)) for number in range(texts * SENTENCES_EACH * 2 // 5)]
     return [e.ids for e in tokenizer.encode_batch(wanted, max_length=min(128, config.max_position_embeddings))]
 
@@ -177,7 +177,7 @@ def reads_english(tokenizer: Tokenizer) -> bool:
     letters = [piece for piece in pieces if piece.isalpha()]
     if sum(piece.isascii() for piece in letters) < 0.8 * len(letters):
         return False
-    sentences = list(everyday(50))
+    sentences = list(everyday_sentences(50))
     ids = [place for row in tokenizer.ids_batch(sentences) for place in row]
     return tokenizer.unk_id not in ids and len(ids) < 2 * sum(len(text.split()) for text in sentences)
 

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, TypedDict
 import numpy as np
 from msgspec import Meta
 
-from albertkit.data.sentences import split
+from albertkit.data.sentences import split_sentences
 from albertkit.errors import AlbertkitError
 from albertkit.search.index import Index
 from albertkit.serve.http_error import HttpError
@@ -117,7 +117,7 @@ def parts_of(text: str, kind: str) -> list[tuple[int, int]]:
     """Characters of the lines of a text, or of the sentences in each line; white space around them does not count."""
     found, at = [], 0
     for line in text.splitlines():
-        for part in split(line) if kind == "sentences" else [line.strip()]:
+        for part in split_sentences(line) if kind == "sentences" else [line.strip()]:
             if part:
                 at = text.index(part, at)
                 found.append((at, at + len(part)))

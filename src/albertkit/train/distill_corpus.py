@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from albertkit.artifact import Artifact, digest, read_json
-from albertkit.data.everyday_sentences import everyday
-from albertkit.data.passages import Passages, Shares, draw, words
+from albertkit.data.passages import Passages, PassageShares, distinct_words, draw_passages, everyday_sentences
 from albertkit.data.shard_writer import write_array, write_json
 from albertkit.data.shards import Shards
 from albertkit.errors import AlbertkitError
@@ -55,10 +54,10 @@ class CorpusDistillation:
         """Draw passages from the corpus and store them with the teachers' vectors."""
         corpus, seed = Shards.open(self.corpus), self.settings.seed
         tokenizer, shards = corpus.tokenizer(), corpus.split("train")
-        known = [tokenizer.decode(ids) for ids in words(shards, seed)] if self.goals.everyday else []
-        sentences = tokenizer.ids_batch(list(everyday(self.goals.everyday, seed, known)))
-        shares = Shares(longest=min(MAX_PASSAGE, student.config.max_position_embeddings - 2))
-        draw(shards, tokenizer.id_of("?"), shares, seed, [ids for ids in sentences if ids]).save(texts)
+        known = [tokenizer.decode(ids) for ids in distinct_words(shards, seed)] if self.goals.everyday else []
+        sentences = tokenizer.ids_batch(list(everyday_sentences(self.goals.everyday, seed, known)))
+        shares = PassageShares(longest=min(MAX_PASSAGE, student.config.max_position_embeddings - 2))
+        draw_passages(shards, tokenizer.id_of("?"), shares, seed, [ids for ids in sentences if ids]).save(texts)
         passages, device = Passages.open(texts), choose_device(self.settings.device)
         own = student_vectors(student, passages, device) if student.meta.task == "embed" else None
         dim = student.config.hidden_size

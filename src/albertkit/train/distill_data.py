@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from albertkit.artifact import Artifact, Meta
-from albertkit.data.passages import Shares, draw
+from albertkit.data.passages import PassageShares, draw_passages
 from albertkit.data.shards import Shards
 from albertkit.errors import AlbertkitError
 from albertkit.tasks import TASKS, load_task
@@ -117,7 +117,7 @@ def check_vocabulary(artifact: Artifact, path: Path) -> None:
 def read_plain_texts(train: Path, dev: Path | None, log: Log) -> tuple[list[Any], list[Any]]:
     """Texts to train on and held-out ones; without a file for those, one in ten of the first."""
     if is_corpus(train):
-        texts = draw_passages(train)
+        texts = corpus_passages(train)
     elif train.is_dir():
         raise AlbertkitError(
             f"{train} is not a corpus folder. Make one with  albertkit corpus, or pass a file with one text per line."
@@ -146,9 +146,9 @@ def refuse_table(file: Path) -> None:
         )
 
 
-def draw_passages(folder: Path) -> list[Any]:
+def corpus_passages(folder: Path) -> list[Any]:
     """Sentences and passages of a corpus, as token ids, shuffled."""
     corpus = Shards.open(folder)
-    passages = draw(corpus.split("train"), corpus.tokenizer().id_of("?"), Shares(), 0)
+    passages = draw_passages(corpus.split("train"), corpus.tokenizer().id_of("?"), PassageShares(), 0)
     order = np.random.default_rng(0).permutation(len(passages))[:MAX_TEXTS]
     return [np.array(passages[int(i)]) for i in order]

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from albertkit.artifact import Artifact, read_json, write_artifact
-from albertkit.data.masking import mix
+from albertkit.data.masking import mix_seed
 from albertkit.data.shard_writer import write_json
 from albertkit.errors import AlbertkitError
 from albertkit.train import checkpoint, distributed
@@ -281,7 +281,7 @@ class TrainingRun:
         """One training step."""
         state, settings = self.state, self.settings
         micro_batches, tokens = self.task.next_batch(state.step, progress, self.processes)
-        torch.manual_seed(mix(settings.seed + self.processes.rank * 2**32, state.step) >> 1)
+        torch.manual_seed(mix_seed(settings.seed + self.processes.rank * 2**32, state.step) >> 1)
         self.task.objective.train()
         for number, micro_batch in enumerate(micro_batches):
             is_last = number == len(micro_batches) - 1

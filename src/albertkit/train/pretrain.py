@@ -24,7 +24,7 @@ from albertkit.artifact import Artifact, Meta
 from albertkit.compress.cost import operations
 from albertkit.config import AlbertConfig
 from albertkit.data import masking
-from albertkit.data.row_stream import Pairs, Position, Stream
+from albertkit.data.row_stream import RowStream, SegmentPairs, StreamPosition
 from albertkit.data.shards import Shards
 from albertkit.errors import AlbertkitError
 from albertkit.model import AlbertModel, Batch
@@ -45,13 +45,13 @@ STUCK_LINES = 3  # lines of metrics in a row that must say so: one may be about 
 class PretrainObjective(nn.Module):
     """Rows to losses: draws the questions, runs the model, compares."""
 
-    def __init__(self, model: AlbertModel, specials: masking.Specials, goals: PretrainSettings) -> None:
+    def __init__(self, model: AlbertModel, specials: masking.SpecialIds, goals: PretrainSettings) -> None:
         super().__init__()
         self.model, self.goals = model, goals
         self.cls, self.sep, self.mask = specials.cls, specials.sep, specials.mask
         self.register_buffer("words", specials.words, persistent=False)
         self.dtype = torch.float32
-        self.ask, self.judge = masking.ask, judge
+        self.ask, self.judge = masking.mask_rows, judge
         self.depth: int | None = None  # of this update; None is the full one
         model.encoder.layer_decay = goals.layer_decay
 
@@ -60,7 +60,7 @@ class PretrainObjective(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """(loss, sums of `PretrainTask.metric_names`)."""
         goals = self.goals
-        specials = masking.Specials(self.cls, self.sep, self.mask, self.words)  # type: ignore[arg-type]
+        specials = masking.SpecialIds(self.cls, self.sep, self.mask, self.words)  # type: ignore[arg-type]
         with torch.no_grad():
             asked = self.ask(tokens, first, ordered, key, offset, specials, goals.mask_ratio)
         batch = Batch.unpad(asked.ids, segments=asked.segments)
@@ -156,8 +156,8 @@ class PretrainTask:
         self.entropy = -float((share * np.log(share)).sum())
         self.stuck = 0
         self.lowest: dict[int, float] = {}  # by the length of rows: other lengths have other losses
-        self.at: dict[int, Position] = {}
-        self.streams: dict[int, Stream] = {}
+        self.at: dict[int, StreamPosition] = {}
+        self.streams: dict[int, RowStream] = {}
         self.reach = 0 if model is None else known_positions(model)
 
     def compile(self) -> None:
@@ -165,14 +165,14 @@ class PretrainTask:
         for module in self.model.encoder.modules():
             if isinstance(module, Layer):
                 module.compile(dynamic=False)
-        self.objective.ask = torch.compile(masking.ask, dynamic=False)
+        self.objective.ask = torch.compile(masking.mask_rows, dynamic=False)
         self.objective.judge = torch.compile(judge, dynamic=False)
 
-    def stream(self, length: int) -> Stream:
+    def stream(self, length: int) -> RowStream:
         """The rows of a length, from where they were left."""
         if length not in self.streams:
             train = self.shards.split("train")
-            self.streams[length] = Stream(
+            self.streams[length] = RowStream(
                 train, length, self.settings.seed, self.at.get(length), self.goals.single_ratio
             )
         return self.streams[length]
@@ -186,28 +186,28 @@ class PretrainTask:
             if self.reach:
                 stretch(self.model.encoder.embeddings.position.weight, self.reach)
             self.reach = length
-        if masking.mix(self.settings.seed + 1, step) / 2**64 < self.goals.short_ratio:
+        if masking.mix_seed(self.settings.seed + 1, step) / 2**64 < self.goals.short_ratio:
             length = max(8, length // 4)
         rows = self.settings.batch_size * self.length // length
         each = max(1, rows // processes.world_size)
         rows = each * processes.world_size
         stream = self.stream(length)
         pairs = stream.take(rows, slice(processes.rank * each, (processes.rank + 1) * each))
-        self.at[length] = stream.at
+        self.at[length] = stream.position
         most = (
             max(1, self.settings.micro_batch_size * self.length // length) if self.settings.micro_batch_size else each
         )
         part = max(n for n in range(1, min(most, each) + 1) if each % n == 0)
-        key = masking.key(self.settings.seed, step, processes.device)
+        key = masking.random_key(self.settings.seed, step, processes.device)
         parts = []
         for start in range(0, each, part):
-            offset = masking.sent(processes.rank * each + start, processes.device)
+            offset = masking.to_device(processes.rank * each + start, processes.device)
             parts.append((*tensors(pairs[start : start + part], processes.device), key, offset))
         return parts, rows * length
 
     def drawn(self, step: int) -> int | None:
         """The depth of an update: every second time the full one, else one of the shallower ones there are."""
-        depths, chance = self.goals.shallow_depths(), masking.mix(self.settings.seed + 2, step)
+        depths, chance = self.goals.shallow_depths(), masking.mix_seed(self.settings.seed + 2, step)
         return depths[(chance >> 1) % len(depths)] if depths and chance & 1 else None
 
     def evaluate(self) -> dict[str, float]:
@@ -226,17 +226,17 @@ class PretrainTask:
         held = self.shards.split("held-out")
         if max((len(shard.tokens) for shard in held), default=0) < self.length - 3:
             return {}
-        stream = Stream(held, self.length, 0, single=self.goals.single_ratio)
+        stream = RowStream(held, self.length, 0, single=self.goals.single_ratio)
         rows = min(self.goals.eval_rows, stream.rows_in_group)
         if not rows:
             return {}
         device = self.model.encoder.embeddings.word.weight.device
-        key = masking.key(0, 0, device)
+        key = masking.random_key(0, 0, device)
         sums = torch.zeros(len(self.metric_names), 2, device=device)
         for start in range(0, rows, 64):
             pairs = stream.take(min(64, rows - start))
             with torch.compiler.set_stance("force_eager"):  # not worth compiling for
-                _, found = self.objective(*tensors(pairs, device), key, masking.sent(start, device))
+                _, found = self.objective(*tensors(pairs, device), key, masking.to_device(start, device))
             sums += found
         return {name: a / max(b, 1) for name, (a, b) in zip(self.metric_names, sums.tolist(), strict=True)}
 
@@ -272,7 +272,7 @@ class PretrainTask:
                 "the checkpoint has another shape than the one asked for; resume with the same --shape and --option"
             )
         self.model.load_state_dict(tensors_of(artifact.weights))
-        self.at = {int(length): Position(**at) for length, at in data.get("rows", {}).items()}
+        self.at = {int(length): StreamPosition(**at) for length, at in data.get("rows", {}).items()}
         self.lowest = {int(length): float(loss) for length, loss in data.get("lowest", {}).items()}
         self.reach = int(data.get("positions", self.reach))
         self.streams = {}
@@ -309,7 +309,7 @@ def stretch(positions: Tensor, known: int) -> None:
     positions[known:] = positions[1 + (places - 1) % (known - 1)] if known > 1 else positions[:1]
 
 
-def tensors(pairs: Pairs, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+def tensors(pairs: SegmentPairs, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
     """Rows as tensors on a device; unsigned numbers travel as signed ones of the same bits."""
     signed = pairs.tokens.view(np.int16 if pairs.tokens.itemsize == 2 else np.int32)
     found = tuple(torch.from_numpy(np.ascontiguousarray(a)) for a in (signed, pairs.first, pairs.ordered))
@@ -339,7 +339,7 @@ def same_words(start: Artifact, tokenizer: Tokenizer) -> AlbertConfig:
     return start.config
 
 
-def specials(tokenizer: Tokenizer) -> masking.Specials:
+def specials(tokenizer: Tokenizer) -> masking.SpecialIds:
     """What masking needs to know of a tokenizer."""
     cls, sep, mask = tokenizer.cls_id, tokenizer.sep_id, tokenizer.mask_id
     if cls is None or sep is None or mask is None:
@@ -347,7 +347,7 @@ def specials(tokenizer: Tokenizer) -> masking.Specials:
             "this tokenizer has no [CLS], [SEP] or [MASK], which pre-training needs; train another one"
         )
     words = [i for i in range(tokenizer.vocab_size) if i not in {tokenizer.pad_id, tokenizer.unk_id, cls, sep, mask}]
-    return masking.Specials(cls, sep, mask, torch.tensor(words))
+    return masking.SpecialIds(cls, sep, mask, torch.tensor(words))
 
 
 def describe(work: PretrainTask) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from tokenizers import Tokenizer as Rust
 from tqdm import tqdm
 
 from albertkit.artifact import META_FILE, model_folder, read_json
-from albertkit.data.passages import Passages, gather
+from albertkit.data.passages import Passages, gather_spans
 from albertkit.errors import AlbertkitError, need
 from albertkit.tokenizer import Tokenizer
 from albertkit.train.teacher_states import max_positions
@@ -140,7 +140,7 @@ def encode(model: Any, ids: TokenIds, device: torch.device, pooling: str = "mean
         lengths = ids.lengths[places]
         inside = np.arange(lengths.max()) < lengths[:, None]  # (texts, longest)
         table = np.zeros(inside.shape, np.int32)
-        table[inside] = gather(ids.flat, begins[places], lengths)
+        table[inside] = gather_spans(ids.flat, begins[places], lengths)
         mask = torch.from_numpy(inside).to(device)
         tokens = torch.from_numpy(table).to(device).long()
         hidden = model(input_ids=tokens, attention_mask=mask).last_hidden_state.float()

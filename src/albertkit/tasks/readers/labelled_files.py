@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from albertkit.data.block_reader import LIMIT, blocks
+from albertkit.data.documents import DOCUMENT_LIMIT, read_blocks
 from albertkit.errors import AlbertkitError, nearest
 from albertkit.settings import setting
 from albertkit.text_reader import (
@@ -183,19 +183,19 @@ def form_of(path: Path, options: ReadOptions) -> str:
 def lines(path: Path, problems: Problems) -> Iterator[tuple[int, str]]:
     """Every line with its number. One that is no text is added to the problems, and comes with `�` in place of bytes."""
     source = replace(source_of(path), format="jsonl")  # so that blocks end with lines
-    for block in blocks([source]):
-        data, number = block.data, block.at.line
+    for block in read_blocks([source]):
+        data, number = block.data, block.start.line
         assert isinstance(data, bytes)
-        if block.next.offset > FILE_LIMIT:
+        if block.end.offset > FILE_LIMIT:
             raise AlbertkitError(
                 f"{path} has over {FILE_LIMIT:,} bytes, and all of it is kept in memory: use a part of it"
             )
-        if block.at.offset == 0:
+        if block.start.offset == 0:
             data = _unmarked(data, path)
         if data.endswith(b"\n"):
             data = data[:-1]
         try:
-            if b"\0" in data or len(data) > LIMIT:
+            if b"\0" in data or len(data) > DOCUMENT_LIMIT:
                 raise ValueError
             texts = data.decode("utf-8").split("\n")
         except ValueError:  # look at each line, to name it

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from albertkit.data.sentences import split
+from albertkit.data.sentences import split_sentences
 from albertkit.errors import AlbertkitError
 from albertkit.tasks.examples import QuestionExample, RewriteExample
 from albertkit.tasks.readers.column_roles import WRITTEN, Table, asked
@@ -79,7 +79,7 @@ def question_generation_examples(
 def sentences_around(text: str, start: int, end: int) -> str:
     """The sentences of a text that hold its characters from `start` to `end`."""
     kept, at = [], 0
-    for sentence in split(text):
+    for sentence in split_sentences(text):
         begins = text.find(sentence, at)
         if begins < 0:  # white space inside was changed: cut around the answer instead
             return text[max(0, start - NEAR) : end + NEAR].strip()

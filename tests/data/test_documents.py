@@ -10,10 +10,9 @@ import sys
 
 import pytest
 
-from albertkit.data import block_reader as reading
 from albertkit.data import documents as documents_module
-from albertkit.data.block_reader import blocks
-from albertkit.data.documents import documents, paragraphs
+from albertkit.data import documents as reading
+from albertkit.data.documents import parse_documents, read_blocks, read_paragraphs
 from albertkit.errors import AlbertkitError
 from albertkit.text_reader import find_text_files
 from tests.data.making import text
@@ -21,17 +20,21 @@ from tests.data.making import text
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
-    monkeypatch.setattr(reading, "BLOCK", 2000)
+    monkeypatch.setattr(reading, "BLOCK_BYTES", 2000)
 
 
 @pytest.fixture
 def limit(monkeypatch):
-    monkeypatch.setattr(reading, "LIMIT", 6000)
-    monkeypatch.setattr(documents_module, "LIMIT", 6000)
+    monkeypatch.setattr(reading, "DOCUMENT_LIMIT", 6000)
+    monkeypatch.setattr(documents_module, "DOCUMENT_LIMIT", 6000)
 
 
 def read(paths, field=None, skip_bad=False):
-    return [d for block in blocks(find_text_files(paths, field), field) for d in documents(block, skip_bad).paragraphs]
+    return [
+        d
+        for block in read_blocks(find_text_files(paths, field), field)
+        for d in parse_documents(block, skip_bad).paragraphs
+    ]
 
 
 def plain(whole: str) -> list[list[str]]:
@@ -52,9 +55,9 @@ def test_packed_text(tmp_path, suffix):
     whole = text(40)
     path = tmp_path / f"a.txt{suffix}"
     path.write_bytes(PACKS[suffix](whole.encode()))
-    found = list(blocks(find_text_files([path])))
+    found = list(read_blocks(find_text_files([path])))
     assert len(found) > 5 and read([path]) == plain(whole)
-    assert found[-1].read == path.stat().st_size
+    assert found[-1].bytes_read == path.stat().st_size
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
@@ -97,9 +100,9 @@ def test_parquet(tmp_path):
     rows = plain(text(300))
     table = pyarrow.table({"body": ["\n".join(r) for r in rows] + [None, ""], "n": list(range(302))})
     parquet.write_table(table, tmp_path / "a.parquet", row_group_size=37)
-    found = list(blocks(find_text_files([tmp_path / "a.parquet"]), "body"))
+    found = list(read_blocks(find_text_files([tmp_path / "a.parquet"]), "body"))
     assert len(found) > 5 and read([tmp_path / "a.parquet"], "body") == rows
-    assert list(blocks(find_text_files([tmp_path / "a.parquet"]), "body", found[3].next)) == found[4:]
+    assert list(read_blocks(find_text_files([tmp_path / "a.parquet"]), "body", found[3].end)) == found[4:]
     with pytest.raises(AlbertkitError, match="has no column 'text'; its columns: body, n"):
         read([tmp_path / "a.parquet"])
     with pytest.raises(AlbertkitError, match="column 'n' of .* contains int64"):
@@ -120,31 +123,31 @@ def test_reading_can_begin_at_any_block(tmp_path, name, limit):
     for copy in (name, f"b{name}"):
         (tmp_path / copy).write_text(whole, encoding="utf-8")
     sources = find_text_files([tmp_path / name, tmp_path / f"b{name}"])
-    found = list(blocks(sources))
-    assert [b.next for b in found if b.at.source == 0][:-1] == [b.at for b in found if b.at.source == 0][1:]
+    found = list(read_blocks(sources))
+    assert [b.end for b in found if b.start.source == 0][:-1] == [b.start for b in found if b.start.source == 0][1:]
     for number, block in enumerate(found):
-        assert [b.data for b in blocks(sources, None, block.at)] == [b.data for b in found[number:]]
-    assert b"".join(b.data for b in found if b.at.source == 1).decode() == whole
+        assert [b.data for b in read_blocks(sources, None, block.start)] == [b.data for b in found[number:]]
+    assert b"".join(b.data for b in found if b.start.source == 1).decode() == whole
 
 
 def test_blocks_do_not_depend_on_how_bytes_arrive(tmp_path, monkeypatch):
     whole = text(30).encode()
     (tmp_path / "a.txt").write_bytes(whole)
-    wanted = [block.data for block in blocks(find_text_files([tmp_path / "a.txt"]))]
+    wanted = [block.data for block in read_blocks(find_text_files([tmp_path / "a.txt"]))]
 
     class Dripping(io.BytesIO):
         def readinto(self, buffer):
             return super().readinto(memoryview(buffer)[:7])
 
     monkeypatch.setattr(sys, "stdin", type("In", (), {"buffer": Dripping(whole)}))
-    assert [block.data for block in blocks(find_text_files(["-"]))] == wanted
+    assert [block.data for block in read_blocks(find_text_files(["-"]))] == wanted
 
 
 def test_a_long_document_becomes_several_that_know_it(tmp_path, limit):
     lines = [f"paragraph {i} of one document" for i in range(800)]
     (tmp_path / "a.txt").write_text("short\n\n" + "\n".join(lines) + "\n\nlast")
-    made = [documents(block) for block in blocks(find_text_files([tmp_path / "a.txt"]))]
-    assert [d.inside for d in made][:2] == [False, False] and sum(d.inside for d in made) >= 3
+    made = [parse_documents(block) for block in read_blocks(find_text_files([tmp_path / "a.txt"]))]
+    assert [d.is_inside for d in made][:2] == [False, False] and sum(d.is_inside for d in made) >= 3
     flat = [d for part in made for d in part.paragraphs]
     assert flat[0] == ["short"] and flat[-1] == ["last"] and [p for d in flat[1:-1] for p in d] == lines
 
@@ -153,17 +156,17 @@ def test_a_long_document_becomes_several_that_know_it(tmp_path, limit):
 def test_a_giant_line_is_an_error(tmp_path, limit, name):
     whole = b'{"text": "one"}\n' + b"x" * 20_000 + b"\n"
     (tmp_path / name).write_bytes(gzip.compress(whole) if name.endswith("gz") else whole)
-    with pytest.raises(AlbertkitError, match=r"line 2 of .* has over 6,000 bytes: put one paragraph on a line"):
+    with pytest.raises(AlbertkitError, match=r"line 2 of .* has over 6,000 bytes. Put one paragraph on a line"):
         read([tmp_path / name], skip_bad=True)
 
 
 @pytest.mark.parametrize("junk", [b"\xff\xfe\x00\x01", b"a\0b", "ünïcode".encode("latin-1"), "text".encode("utf-16")])
 def test_binary_junk(tmp_path, junk):
     (tmp_path / "a.txt").write_bytes(b"good\n\n" + junk + b"\nalso good\n")
-    with pytest.raises(AlbertkitError, match=r"line 3 of .* (is not UTF-8|holds zero bytes)"):
+    with pytest.raises(AlbertkitError, match=r"line 3 of .* (is not UTF-8|contains zero bytes)"):
         read([tmp_path / "a.txt"])
-    made = [documents(b, skip_bad=True) for b in blocks(find_text_files([tmp_path / "a.txt"]))]
-    assert made[0].bad == 1 and made[0].paragraphs == [["good"], ["also good"]]
+    made = [parse_documents(b, skip_bad=True) for b in read_blocks(find_text_files([tmp_path / "a.txt"]))]
+    assert made[0].bad_lines == 1 and made[0].paragraphs == [["good"], ["also good"]]
 
 
 @pytest.mark.parametrize("suffix", [".gz", ".xz", ".zst"])
@@ -172,7 +175,7 @@ def test_damaged_archives(tmp_path, suffix):
     for name, data in (("cut", whole[:-40]), ("junk", b"not packed at all"), ("flip", _flip(whole))):
         path = tmp_path / f"{name}.txt{suffix}"
         path.write_bytes(data)
-        with pytest.raises(AlbertkitError, match="cannot be decompressed|is not UTF-8|holds zero bytes"):
+        with pytest.raises(AlbertkitError, match="cannot be decompressed|is not UTF-8|contains zero bytes"):
             read([path])
 
 
@@ -215,14 +218,14 @@ def test_a_file_that_changes_is_noticed(tmp_path):
     sources = find_text_files([tmp_path / "a.txt"])
     (tmp_path / "a.txt").write_text("another")
     with pytest.raises(AlbertkitError, match="changed while"):
-        list(blocks(sources))
+        list(read_blocks(sources))
 
 
 def test_paragraphs_within_a_budget(tmp_path):
     for name in ("a.txt", "b.txt"):
         (tmp_path / name).write_text(text(60, seed=ord(name[0])), encoding="utf-8")
     sources = find_text_files([tmp_path])
-    whole = list(paragraphs(sources, None))
-    some = [t for t, _ in paragraphs(sources, None, budget=8000)]
+    whole = list(read_paragraphs(sources, None))
+    some = [t for t, _ in read_paragraphs(sources, None, max_bytes=8000)]
     assert len(some) < len(whole) / 2 and any("Document 98" in t for t in some)
     assert whole[-1][1] == sum(source.size for source in sources)

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import re
 
-from albertkit.data.everyday_sentences import CHOICES, HOLE, everyday
+from albertkit.data.passages import NAME, everyday_grammar, everyday_sentences
 
 
 def test_every_name_is_there_and_used():
-    asked = {name for found in CHOICES.values() for text in found for name in HOLE.findall(text)}
-    assert asked == set(CHOICES) - {"text"}
-    for found in CHOICES.values():
+    asked = {name for found in everyday_grammar().values() for text in found for name in NAME.findall(text)}
+    assert asked == set(everyday_grammar()) - {"text"}
+    for found in everyday_grammar().values():
         assert all(text and text == text.strip() for text in found)
 
 
 def test_sentences_are_whole_different_and_the_same_again():
-    made = list(everyday(3000, seed=4))
+    made = list(everyday_sentences(3000, seed=4))
     assert len(set(made)) == 3000
-    assert made == list(everyday(3000, seed=4)) != list(everyday(3000, seed=5))
+    assert made == list(everyday_sentences(3000, seed=4)) != list(everyday_sentences(3000, seed=5))
     assert all(re.fullmatch(r"[a-z0-9][a-z0-9 ,']*[.?]?", text) for text in made)
     assert 4 < sum(len(text.split()) for text in made) / len(made) < 12

@@ -7,11 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from albertkit.data import word_cache as words
-from albertkit.data.block_reader import Block, Place
-from albertkit.data.document_tokenizer import Cutter, Rules, hash64, start_table
-from albertkit.data.documents import documents
-from albertkit.data.shards import ids, word_starts
+from albertkit.data import document_tokenizer as words
+from albertkit.data.document_tokenizer import DocumentTokenizer, TokenizeSettings, hash64, word_start_table
+from albertkit.data.documents import Block, BlockPosition, parse_documents
+from albertkit.data.shards import token_ids, word_starts
 from albertkit.tokenizer import Tokenizer
 from tests.conftest import SPIECE, real
 from tests.data.making import words as listed
@@ -54,7 +53,7 @@ KINDS = {
 }
 
 
-def rows(fast: words.Words, texts: list[str]) -> list[list[int]]:
+def rows(fast: words.WordTokenizer, texts: list[str]) -> list[list[int]]:
     data, lengths = fast(texts)
     ends = np.cumsum(lengths)
     return [row.tolist() for row in np.split(np.frombuffer(data, np.uint16), ends)[:-1]]
@@ -64,7 +63,7 @@ def rows(fast: words.Words, texts: list[str]) -> list[list[int]]:
 def test_ids_are_those_of_the_tokenizer(kind):
     tokenizer = KINDS[kind]()
     plain = np.arange(tokenizer.vocab_size, dtype=np.uint16)
-    fast = words.Words(tokenizer, plain)
+    fast = words.WordTokenizer(tokenizer, plain)
 
     @settings(max_examples=120)
     @given(
@@ -92,30 +91,30 @@ def test_ids_are_those_of_the_tokenizer(kind):
 
 
 def test_forgetting_changes_nothing(english, monkeypatch):
-    monkeypatch.setattr(words, "REMEMBERED", 50)
-    monkeypatch.setattr(words, "SENTENCES", 3)
+    monkeypatch.setattr(words, "CACHE_CHARACTERS", 50)
+    monkeypatch.setattr(words, "LOOKUP_SENTENCES", 3)
     texts = [f"The {i % 7} (cats), {i % 3} dogs and {i} birds." for i in range(60)]
-    fast = words.Words(english, np.arange(30000, dtype=np.uint16))
+    fast = words.WordTokenizer(english, np.arange(30000, dtype=np.uint16))
     assert rows(fast, texts) == english.ids_batch(texts)
-    assert len(fast.known.new) + len(fast.known.old) < 60
+    assert len(fast.cache.new) + len(fast.cache.old) < 60
 
 
 def cut(tokenizer, text, **rules):
-    block = Block("t", "text", "text", Place(), Place(), 0, text.encode())
-    return Cutter(tokenizer, Rules(**rules))(block)
+    block = Block("t", "text", "text", BlockPosition(), BlockPosition(), 0, text.encode())
+    return DocumentTokenizer(tokenizer, TokenizeSettings(**rules))(block)
 
 
 def marked(tokenizer, text):
     """The pieces of a text, with "|" before each word start."""
     made = cut(tokenizer, text)
-    pieces = tokenizer.tokens(ids(made.tokens).tolist())
+    pieces = tokenizer.tokens(token_ids(made.tokens).tolist())
     return "".join("|" * start + piece for start, piece in zip(word_starts(made.tokens).tolist(), pieces, strict=True))
 
 
 def test_word_starts_of_the_english_vocabulary(english):
     assert marked(english, "Unbelievable, isn't it?") == "|▁unbelievable|,|▁isn|'t|▁it|?"
     assert marked(english, "She paid (almost) $4.50.") == "|▁she|▁paid|▁|(almost|)|▁$4|.50|."
-    table = start_table(english)
+    table = word_start_table(english)
     for piece in ("▁the", "▁", ",", "(", "...", "?'", "£", "–", "▁2010,"):
         if piece in english.vocabulary.ids:
             assert table[english.id_of(piece)], piece
@@ -136,7 +135,7 @@ def test_word_starts_of_wordpiece():
 
 def test_word_starts_of_scripts_without_spaces():
     tokenizer = trained()
-    table = start_table(tokenizer)
+    table = word_start_table(tokenizer)
     for token, starts in zip(tokenizer.vocabulary.tokens, table.tolist(), strict=True):
         if token[0] in "中国北京ありがと":
             assert starts
@@ -146,7 +145,7 @@ def test_word_starts_of_scripts_without_spaces():
 
 def test_hangul_words_begin_at_spaces():
     tokenizer = Tokenizer.train([f"나는 학교에 간다 {i} 친구를 만난다" for i in range(200)], vocab_size=60)
-    table = start_table(tokenizer)
+    table = word_start_table(tokenizer)
     assert not any(table[i] for i, token in enumerate(tokenizer.vocabulary.tokens) if "가" <= token[0] <= "힣")
 
 
@@ -174,7 +173,7 @@ def test_a_long_sentence_is_cut_before_a_word(english):
     text = "antidisestablishmentarianism " * 40
     whole = cut(english, text)
     made = cut(english, text, max_sentence=16)
-    assert (ids(made.tokens) == ids(whole.tokens)).all() and len(whole.sentences) == 1
+    assert (token_ids(made.tokens) == token_ids(whole.tokens)).all() and len(whole.sentences) == 1
     assert made.sentences.max() <= 16 and made.paragraphs.tolist() == [len(made.sentences)]
     ends = np.cumsum(made.sentences)[:-1]
     assert word_starts(whole.tokens)[ends].all()
@@ -187,17 +186,17 @@ def test_unknown_pieces_are_counted():
 
 
 def test_sums_of_runs_may_be_empty():
-    assert words.sums(np.array([1, 2, 3]), np.array([0, 2, 0, 1])).tolist() == [0, 3, 0, 3]
-    assert words.sums(np.zeros(0, np.int64), np.array([0, 0])).tolist() == [0, 0]
+    assert words.run_sums(np.array([1, 2, 3]), np.array([0, 2, 0, 1])).tolist() == [0, 3, 0, 3]
+    assert words.run_sums(np.zeros(0, np.int64), np.array([0, 0])).tolist() == [0, 0]
 
 
 def test_a_large_vocabulary_takes_32_bits(english, monkeypatch):
     monkeypatch.setattr("albertkit.data.shards.UINT16_VOCABULARY", 1000)
     made = cut(english, "He ran.")
     assert made.tokens.dtype == np.uint32 and made.tokens[0] >> 31 == 1
-    assert ids(made.tokens).tolist() == english.ids_batch(["He ran."])[0]
+    assert token_ids(made.tokens).tolist() == english.ids_batch(["He ran."])[0]
 
 
 def test_documents_of_a_block_are_lists_of_paragraphs():
-    block = Block("t", "text", "text", Place(), Place(), 0, "\ufeffa\r\n b \r\n\r\n\t\r\nc".encode())
-    assert documents(block).paragraphs == [["a", "b"], ["c"]]
+    block = Block("t", "text", "text", BlockPosition(), BlockPosition(), 0, "\ufeffa\r\n b \r\n\r\n\t\r\nc".encode())
+    assert parse_documents(block).paragraphs == [["a", "b"], ["c"]]

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 
 from albertkit.data import row_stream as module
-from albertkit.data.row_stream import Position, Spans, Stream, plan
+from albertkit.data.row_stream import RowSpans, RowStream, StreamPosition, plan_rows
 from albertkit.errors import AlbertkitError
 
 
@@ -48,7 +48,7 @@ def rng(seed: int = 0) -> np.random.Generator:
     return np.random.default_rng(seed)
 
 
-def check(shard: Text, spans: Spans, width: int) -> None:
+def check(shard: Text, spans: RowSpans, width: int) -> None:
     """What is true of any plan."""
     a0, a1, b0, b1 = spans.a0, spans.a1, spans.b0, spans.b1
     assert ((a1 - a0) + (b1 - b0) == width).all()
@@ -76,20 +76,20 @@ lengths = st.lists(st.lists(st.integers(1, 30), min_size=1, max_size=12), min_si
 @settings(max_examples=150, derandomize=True)
 def test_rows_are_full_and_segments_follow_each_other(documents, width, epoch, seed):
     shard = text(documents)
-    check(shard, plan(shard, width, epoch, rng(seed)), width)
+    check(shard, plan_rows(shard, width, epoch, rng(seed)), width)
 
 
 def test_a_plan_worked_out_by_hand():
     """Sentences of four fill rows of eight without a rest: one cut is possible in each, and nothing is trimmed."""
     shard = text([[4, 4, 4, 4]])
-    spans = plan(shard, 8, 0, rng())
+    spans = plan_rows(shard, 8, 0, rng())
     found = sorted(zip(spans.a0, spans.a1, spans.b0, spans.b1, spans.ordered, strict=True))
     assert found == [(0, 4, 4, 8, True), (8, 12, 12, 16, True)]
 
 
 def test_every_sentence_end_is_a_cut_when_nothing_is_trimmed():
     shard = text([[4, 3, 5]])
-    cuts = {int(plan(shard, 12, 0, rng(seed)).a1[0]) for seed in range(40)}
+    cuts = {int(plan_rows(shard, 12, 0, rng(seed)).a1[0]) for seed in range(40)}
     assert cuts == {4, 7}
 
 
@@ -98,7 +98,7 @@ def test_the_middle_is_trimmed_from_the_longer_segment():
     shard = text([[9, 9]])
     fronts, gaps = set(), set()
     for seed in range(60):
-        spans = plan(shard, 14, 0, rng(seed))
+        spans = plan_rows(shard, 14, 0, rng(seed))
         a0, a1, b0, b1 = (int(x[0]) for x in (spans.a0, spans.a1, spans.b0, spans.b1))
         assert spans.ordered[0] and a1 - a0 == b1 - b0 == 7 and a1 <= 9 <= b0
         fronts.add(a0)
@@ -107,16 +107,16 @@ def test_the_middle_is_trimmed_from_the_longer_segment():
 
 
 def test_one_long_sentence_asks_no_question():
-    spans = plan(text([[100]]), 20, 0, rng())
+    spans = plan_rows(text([[100]]), 20, 0, rng())
     assert len(spans) == 1 and not spans.ordered.any() and (spans.b1 - spans.a0 == 20).all()
-    begun = {int(plan(text([[100]]), 20, epoch, rng(epoch)).a0[0]) for epoch in range(40)}
+    begun = {int(plan_rows(text([[100]]), 20, epoch, rng(epoch)).a0[0]) for epoch in range(40)}
     assert min(begun) < 20 and max(begun) > 60  # every part of it is seen sooner or later
 
 
 def test_short_documents_are_read_on_into_the_next():
     """No row has room in its own document: rows go over the edges, ask nothing, and are as many as the tokens fill."""
     shard = text([[min(n, 29) for n in document] for document in rng().geometric(1 / 8, (400, 2)).tolist()])
-    rows = [plan(shard, 61, epoch, rng(epoch)) for epoch in range(20)]
+    rows = [plan_rows(shard, 61, epoch, rng(epoch)) for epoch in range(20)]
     for spans in rows:
         check(shard, spans, 61)
         assert not spans.ordered.any()
@@ -130,7 +130,7 @@ def test_a_short_document_at_the_end_is_seen():
     shard = text([[30, 30], [5]])
     seen = set()
     for seed in range(60):
-        spans = plan(shard, 20, 0, rng(seed))
+        spans = plan_rows(shard, 20, 0, rng(seed))
         seen |= {place for a, b in zip(spans.b0, spans.b1, strict=True) for place in range(a, b)}
     assert {60, 61, 62, 63, 64} <= seen
 
@@ -142,7 +142,7 @@ def test_tokens_are_seen_once_an_epoch_wherever_they_stand():
     seen = np.zeros(len(shard.tokens), int)
     few = 0.0
     for epoch in range(epochs):
-        spans = plan(shard, width, epoch, rng(epoch))
+        spans = plan_rows(shard, width, epoch, rng(epoch))
         for begin, end in ((spans.a0, spans.a1), (spans.b0, spans.b1)):
             np.add.at(seen, np.concatenate([np.arange(x, y) for x, y in zip(begin, end, strict=True)]), 1)
         if epoch == 7:
@@ -159,7 +159,7 @@ def test_tokens_are_seen_once_an_epoch_wherever_they_stand():
 
 def test_a_giant_document_is_cut_whole_and_fast():
     shard = drawn(1, (40_000, 40_001), 20)
-    spans = plan(shard, 125, 0, rng())
+    spans = plan_rows(shard, 125, 0, rng())
     check(Text(shard.tokens, shard.sentences, shard.documents), _some(spans, 300), 125)
     covered = np.zeros(len(shard.tokens) + 1, int)
     np.add.at(covered, spans.a0, 1)
@@ -168,8 +168,8 @@ def test_a_giant_document_is_cut_whole_and_fast():
     assert len(spans) * 125 > 0.8 * len(shard.tokens)
 
 
-def _some(spans: Spans, rows: int) -> Spans:
-    return Spans(*(getattr(spans, name)[:rows] for name in ("a0", "a1", "b0", "b1", "ordered")))
+def _some(spans: RowSpans, rows: int) -> RowSpans:
+    return RowSpans(*(getattr(spans, name)[:rows] for name in ("a0", "a1", "b0", "b1", "ordered")))
 
 
 # Fairness --------------------------------------------------------------------------------------------------------
@@ -195,7 +195,7 @@ def shapes(shard: Text, begin: np.ndarray, end: np.ndarray) -> np.ndarray:
 def test_shape_does_not_tell_the_order(width, epoch):
     """Lengths, whole and broken edges and sizes of sentences are the same for the first and for the second segment."""
     shard = drawn(15_000, (1, 30), 12, seed=5)
-    spans = plan(shard, width, epoch, rng(1))
+    spans = plan_rows(shard, width, epoch, rng(1))
     asked = spans.ordered
     assert asked.mean() > 0.5
     first = shapes(shard, spans.a0[asked], spans.a1[asked])
@@ -220,7 +220,7 @@ def test_a_classifier_cannot_guess_the_order_from_shape():
     from sklearn.ensemble import HistGradientBoostingClassifier
 
     shard = drawn(8_000, (1, 40), 15, seed=6)
-    spans = plan(shard, 125, 1, rng(2))
+    spans = plan_rows(shard, 125, 1, rng(2))
     asked = spans.ordered
     first = shapes(shard, spans.a0[asked], spans.a1[asked])
     second = shapes(shard, spans.b0[asked], spans.b1[asked])
@@ -243,7 +243,7 @@ def same(one, other) -> None:
 
 
 def test_rows_are_read_where_they_were_planned():
-    rows = Stream(SHARDS, 40, seed=1).take(300)
+    rows = RowStream(SHARDS, 40, seed=1).take(300)
     assert rows.tokens.shape == (300, 38) and rows.tokens.dtype == np.uint32
     assert rows.first.min() >= 1 and rows.first.max() <= 36
     for tokens, first, ordered in zip(rows.tokens.tolist(), rows.first.tolist(), rows.ordered.tolist(), strict=True):
@@ -256,19 +256,19 @@ def test_rows_are_read_where_they_were_planned():
 
 
 def test_a_share_of_the_rows_is_one_text_without_a_gap():
-    rows = Stream(SHARDS, 40, seed=1, single=0.4).take(2000)
+    rows = RowStream(SHARDS, 40, seed=1, single=0.4).take(2000)
     alone = rows.first == 38
     assert 0.35 < alone.mean() < 0.45 and not rows.ordered[alone].any() and rows.first[~alone].max() <= 36
     steps = np.diff(rows.tokens[alone].astype(np.int64), axis=1)
     assert (steps == 1).all()
-    few = Stream(SHARDS, 40, seed=1).take(200)
+    few = RowStream(SHARDS, 40, seed=1).take(200)
     assert few.first.max() <= 36  # none are asked for
 
 
 def test_every_epoch_cuts_anew():
     starts = []
     for epoch in range(4):
-        stream = Stream(SHARDS, 40, 3, at=Position(epoch))
+        stream = RowStream(SHARDS, 40, 3, position=StreamPosition(epoch))
         starts.append(sorted(stream.take(stream.rows_in_group).tokens[:, 0].tolist()))
     for one in range(4):
         for other in range(one):
@@ -276,22 +276,22 @@ def test_every_epoch_cuts_anew():
 
 
 def test_the_same_seed_gives_the_same_rows_and_another_another():
-    take = lambda seed: Stream(SHARDS, 40, seed).take(100)  # noqa: E731
+    take = lambda seed: RowStream(SHARDS, 40, seed).take(100)  # noqa: E731
     same(take(3), take(3))
     assert not np.array_equal(take(3).tokens, take(4).tokens)
 
 
 def test_an_epoch_shows_each_row_once_and_the_next_one_cuts_anew():
-    stream = Stream(SHARDS, 40, seed=1)
+    stream = RowStream(SHARDS, 40, seed=1)
     size = stream.rows_in_group
     rows = stream.take(size)
-    assert stream.at == Position(0, 0, size)
+    assert stream.position == StreamPosition(0, 0, size)
     keys = {(int(t[0]), int(t[-1]), int(f)) for t, f in zip(rows.tokens, rows.first, strict=True)}
     assert len(keys) > 0.97 * size  # a rest read together with what stands before it may give a row twice
     homes = np.array([t[0] // 1_000_000 for t in rows.tokens])
     assert (np.bincount(homes[: size // 2], minlength=5) > 0).all()  # shards are mixed, not read one after the other
     again = stream.take(size)
-    assert stream.at.epoch in (1, 2)
+    assert stream.position.epoch in (1, 2)
     other = {(int(t[0]), int(t[-1]), int(f)) for t, f in zip(again.tokens, again.first, strict=True)}
     assert len(keys & other) < 0.3 * size
 
@@ -303,27 +303,27 @@ def test_resuming_anywhere_gives_the_same_rows(takes, stop, grouped, seed):
     before = module.GROUP_TOKENS
     module.GROUP_TOKENS = 2500 if grouped else before
     try:
-        straight = Stream(SHARDS, 40, seed)
+        straight = RowStream(SHARDS, 40, seed)
         rows = [straight.take(n) for n in takes]
         stop = min(stop, len(takes))
-        first = Stream(SHARDS, 40, seed)
+        first = RowStream(SHARDS, 40, seed)
         for n in takes[:stop]:
             first.take(n)
-        second = Stream(SHARDS, 40, seed, at=Position(**vars(first.at)))
+        second = RowStream(SHARDS, 40, seed, position=StreamPosition(**vars(first.position)))
         for n, wanted in zip(takes[stop:], rows[stop:], strict=True):
             same(second.take(n), wanted)
-        assert second.at == straight.at
+        assert second.position == straight.position
     finally:
         module.GROUP_TOKENS = before
 
 
 def test_groups_are_all_visited(monkeypatch):
     monkeypatch.setattr(module, "GROUP_TOKENS", 2500)
-    stream = Stream(SHARDS, 40, seed=0)
+    stream = RowStream(SHARDS, 40, seed=0)
     groups, homes = set(), set()
-    while stream.at.epoch == 0:
+    while stream.position.epoch == 0:
         rows = stream.take(1)
-        groups.add(stream.at.group)
+        groups.add(stream.position.group)
         homes |= set((rows.tokens[:, 0] // 1_000_000).tolist())
     assert len(groups) > 2 and homes == set(range(5))
 
@@ -331,35 +331,35 @@ def test_groups_are_all_visited(monkeypatch):
 @given(st.integers(1, 5), st.integers(1, 30), st.integers(1, 8), st.integers(0, 9))
 @settings(max_examples=40, derandomize=True)
 def test_shares_of_a_batch_do_not_overlap_and_make_the_whole(world, each, batches, seed):
-    whole = Stream(SHARDS, 40, seed)
-    shares = [Stream(SHARDS, 40, seed) for _ in range(world)]
+    whole = RowStream(SHARDS, 40, seed)
+    shares = [RowStream(SHARDS, 40, seed) for _ in range(world)]
     for _ in range(batches):
         wanted = whole.take(each * world)
         for rank, share in enumerate(shares):
             mine = slice(rank * each, (rank + 1) * each)
             same(share.take(each * world, mine), wanted[mine])
-            assert share.at == whole.at
+            assert share.position == whole.position
 
 
 def test_a_small_shard_beside_a_large_one_is_no_error():
     small = text([[3, 4]], offset=9_000_000)
-    rows = Stream([small, SHARDS[0]], 40, seed=0).take(400)
+    rows = RowStream([small, SHARDS[0]], 40, seed=0).take(400)
     assert rows.tokens.max() < 9_000_000
 
 
 def test_a_corpus_smaller_than_a_row_says_so():
-    with pytest.raises(AlbertkitError, match="largest shard holds 7 tokens and a row needs 37.*smaller --length"):
-        Stream([text([[3, 4]])], 40, seed=0)
-    with pytest.raises(AlbertkitError, match="holds 0 tokens"):
-        Stream([], 40, seed=0)
+    with pytest.raises(AlbertkitError, match="largest shard has 7 tokens and a row needs 37.*smaller --length"):
+        RowStream([text([[3, 4]])], 40, seed=0)
+    with pytest.raises(AlbertkitError, match="has 0 tokens"):
+        RowStream([], 40, seed=0)
     with pytest.raises(AlbertkitError, match="length is 4; a row needs at least 5"):
-        Stream(SHARDS, 4, seed=0)
-    assert Stream(SHARDS, 5, seed=0).take(3).tokens.shape == (3, 3)
+        RowStream(SHARDS, 4, seed=0)
+    assert RowStream(SHARDS, 5, seed=0).take(3).tokens.shape == (3, 3)
 
 
 def test_the_smallest_corpus_goes_on_for_ever():
     """One row's worth in three short documents: some epochs hold no row at all."""
-    stream = Stream([text([[10], [12], [15]])], 40, seed=0)
+    stream = RowStream([text([[10], [12], [15]])], 40, seed=0)
     rows = stream.take(20)
-    assert len(rows) == 20 and stream.at.epoch >= 5
+    assert len(rows) == 20 and stream.position.epoch >= 5
     assert (rows.tokens[:, :37] == np.arange(37)).all()
