@@ -24,7 +24,7 @@ from pathlib import Path
 import click
 
 from albertkit.cli.console import format_megabytes
-from albertkit.cli.entry_point import app
+from albertkit.cli.entry_point import GROUPS, app
 from albertkit.compress.cost import shape_cost
 from albertkit.config import PRESETS, preset
 
@@ -49,20 +49,26 @@ NOTE = "<!-- Written by `make docs`; do not edit. -->\n"
 
 
 def cli_page() -> str:
-    lines = [NOTE, "# The command line", "", "Verbs that print a table print JSON with `--json`. Verbs that take texts read them from arguments, `--file` or stdin. When something",
-             "is wrong, a verb ends with one sentence on stderr and code 2.", ""]  # fmt: skip
+    lines = [
+        NOTE,
+        "# The command line",
+        "",
+        "Commands that print a table print JSON with `--json`. Commands that take texts read them from arguments, `--file`",
+        "or stdin. When something is wrong, a command prints one sentence on stderr and exits with code 2.",
+        "",
+        "Shell completion: add `eval \"$(_ALBERTKIT_COMPLETE=bash_source albertkit)\"` to `~/.bashrc`, or",
+        "`eval \"$(_ALBERTKIT_COMPLETE=zsh_source albertkit)\"` to `~/.zshrc`; for fish, write the output of",
+        "`_ALBERTKIT_COMPLETE=fish_source albertkit` to `~/.config/fish/completions/albertkit.fish`.",
+        "",
+    ]
     context = click.Context(app, info_name="albertkit", **app.context_settings)
-    for name in sorted(app.commands):
-        command = app.commands[name]
-        shown = command.get_help(click.Context(command, info_name=name, parent=context, max_content_width=100))
-        lines += [
-            f"## albertkit {name}",
-            "",
-            "```text",
-            *(row.rstrip() for row in shown.splitlines()),
-            "```",
-            "",
-        ]
+    for group, modules in GROUPS.items():
+        lines += [f"## {group}", ""]
+        for name in (name for commands in modules.values() for name in commands):
+            command = app.get_command(context, name)
+            assert command is not None
+            shown = command.get_help(click.Context(command, info_name=name, parent=context, max_content_width=100))
+            lines += [f"### albertkit {name}", "", "```text", *(row.rstrip() for row in shown.splitlines()), "```", ""]
     return "\n".join(lines)
 
 

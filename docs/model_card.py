@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from albertkit.builtin import BUILTINS, DEFAULT, MODELS, START, about, fingerprint
-from albertkit.cli.entry_point import megabytes
+from albertkit.cli.console import format_megabytes
 
 ROOT = Path(__file__).parent.parent
 FOLDER = MODELS / DEFAULT
@@ -104,7 +104,7 @@ def body() -> list[str]:
     lines = [
         f"# The built-in model `{DEFAULT}`",
         "",
-        f"An {told['language']} ALBERT of {megabytes(model_bytes())}, vocabulary included, in {shown.quantisation}: one layer, applied as often as you like. Shape: {shape}. "
+        f"An {told['language']} ALBERT of {format_megabytes(model_bytes())}, vocabulary included, in {shown.quantisation}: one layer, applied as often as you like. Shape: {shape}. "
         f"Licence {told['licence']}; vocabulary: {told['vocabulary']}.",
         "",
         "It is made for " + "; ".join(told["uses"]) + ".",

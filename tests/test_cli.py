@@ -89,15 +89,34 @@ def test_errors_are_one_sentence_and_code_2(args, text, message):
     assert done.returncode == 2 and len(lines) == 1 and message in lines[0], done.stderr.decode()
 
 
-def test_every_verb_has_help_with_an_example():
+def test_every_command_has_help_with_an_example():
     import click
 
-    from albertkit.cli.entry_point import app
+    from albertkit.cli.entry_point import MODULES, app
 
-    for name, command in app.commands.items():
+    for name in MODULES:
+        command = app.get_command(click.Context(app), name)
+        assert command is not None and command.name == name
         shown = command.get_help(click.Context(command, info_name=name, **app.context_settings))
         assert "Example:" in shown and f"albertkit {name}" in shown, name
         assert all(p.help for p in command.params if isinstance(p, click.Option)), name
+
+
+def test_help_shows_every_command_in_one_untruncated_line():
+    from albertkit.cli.entry_point import MODULES
+
+    shown = run("--help").stdout.decode().splitlines()
+    commands = {line.split()[0]: line for line in shown if line.startswith("  ") and line.split()[0] in MODULES}
+    assert set(commands) == set(MODULES)
+    assert all(line.endswith(".") and not line.endswith("...") for line in commands.values())
+
+
+def test_tables_align_wide_characters(capsys):
+    from albertkit.cli.console import display_width, print_table, shorten
+
+    print_table([("猫", "1"), ("cat", "12")], header=("word", "n"))
+    assert capsys.readouterr().out.splitlines() == ["word   n", "猫     1", "cat   12"]
+    assert shorten("我想退货 " * 10, 12) == "我想退货 我…" and display_width("我…") == 3
 
 
 def test_import_is_light():

@@ -22,7 +22,7 @@ import albertkit
 from albertkit.compress import benchmark, planner
 from albertkit.options import Options
 from albertkit.serve import server as serving
-from albertkit.train import loop
+from albertkit.train import distributed
 from tests.conftest import ROOT, program
 from tests.workshop import LEFT_OUT, Typist, furnish, here, joined, once
 
@@ -82,7 +82,7 @@ def workshop(furnished, tmp_path, monkeypatch):
     shutil.copytree(furnished, folder, copy_function=os.link)  # whoever writes a file writes a new one
     monkeypatch.chdir(folder)
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
-    monkeypatch.setattr(loop, "peak", lambda device, size=None: 1e12)
+    monkeypatch.setattr(distributed, "measure_peak_flops", lambda device, size=None: 1e12)
     monkeypatch.setattr(benchmark, "typical_seconds", once)
     monkeypatch.setattr(benchmark, "measure_folder", here)
     monkeypatch.setattr(planner, "measure_folder", here)
@@ -164,7 +164,7 @@ def test_commands_in_the_docs_exist():
             words = shlex.split(line.split("#")[0].split("|")[0], posix=True) if line.startswith("albertkit ") else []
             if len(words) < 2 or words[1].startswith("-") or words[1].isupper():
                 continue
-            command = app.commands.get(words[1])
+            command = app.get_command(click.Context(app), words[1])
             assert command is not None, f"{page.name}: {line}"
             try:
                 parent = click.Context(app, info_name="albertkit", **app.context_settings)  # -h is click's to remember

@@ -241,7 +241,7 @@ class Typist:
 
     def make_room(self, words: list[str]) -> None:
         """A page that makes what other pages only use begins without it, and of two ways to make something each begins anew."""
-        command = app.commands.get(words[0]) if words else None
+        command = app.get_command(click.Context(app), words[0]) if words else None
         if command is None or "--help" in words:
             return
         given = command.make_context(words[0], words[1:], parent=click.Context(app, **app.context_settings)).params

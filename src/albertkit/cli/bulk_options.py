@@ -89,7 +89,8 @@ def bulk_options(function: Function) -> Function:
     decorators = (
         bulk_option("--engine", type=click.Choice(["local", "ray"]), help="Local processes, or a Ray cluster."),
         bulk_option("--workers", type=click.IntRange(1, 100_000), help="Processes  [default: one per core]"),
-        bulk_option("--format", type=click.Choice(["parquet", "jsonl"]), default="parquet", show_default=True),
+        bulk_option("--format", type=click.Choice(["parquet", "jsonl"]), default="parquet", show_default=True,
+                    help="Format of the output files."),
         bulk_option("--part-rows", type=click.IntRange(1, 10_000_000), default=50_000, show_default=True,
                     help="Most rows per output file."),
         bulk_option("--skip-bad", is_flag=True, help="Give rows without a text no result instead of stopping."),

@@ -38,7 +38,7 @@ MAX_COMPARED = 1000
 @option("-o", "--output", type=PATH, help="Write .npy, .jsonl or .parquet  [default: JSON lines on stdout]")
 @option("--dim", type=click.IntRange(min=1), help="Keep only the first dimensions of each vector.")
 @option("--prompt", help="Text, or name of one of the model's prompts, to put before each text.")
-@option("--pooling", type=click.Choice(["mean", "cls", "pooler", "max"]), help="[default: the model's]")
+@option("--pooling", type=click.Choice(["mean", "cls", "pooler", "max"]), help="Pooling  [default: the model's]")
 @force_option
 @advanced_option("--layer", type=int, help="Hidden state to use: 0 the embeddings, -1 the last.")
 @advanced_option(
