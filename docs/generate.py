@@ -56,8 +56,8 @@ def cli_page() -> str:
         "Commands that print a table print JSON with `--json`. Commands that take texts read them from arguments, `--file`",
         "or stdin. When something is wrong, a command prints one sentence on stderr and exits with code 2.",
         "",
-        "Shell completion: add `eval \"$(_ALBERTKIT_COMPLETE=bash_source albertkit)\"` to `~/.bashrc`, or",
-        "`eval \"$(_ALBERTKIT_COMPLETE=zsh_source albertkit)\"` to `~/.zshrc`; for fish, write the output of",
+        'Shell completion: add `eval "$(_ALBERTKIT_COMPLETE=bash_source albertkit)"` to `~/.bashrc`, or',
+        '`eval "$(_ALBERTKIT_COMPLETE=zsh_source albertkit)"` to `~/.zshrc`; for fish, write the output of',
         "`_ALBERTKIT_COMPLETE=fish_source albertkit` to `~/.config/fish/completions/albertkit.fish`.",
         "",
     ]
