@@ -1,7 +1,7 @@
 """Write docs/dependencies.md: every package that albertkit asks for, why, and what it weighs. Run by `make docs`.
 
 In: `pyproject.toml`, what is installed here (versions, files, licences), and the table `WHY`, the only part written by hand. Out: the page. Sizes are of this
-machine's wheels, so the page is not compared byte by byte; tests/test_dependencies.py checks its rows.
+machine's wheels, so the page is not compared byte by byte; tests/docs/test_dependencies.py checks its rows.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ def page() -> str:
             *lines,
             "## How they are watched",
             "",
-            "`constraints.txt` pins what is tested. The workflow runs `pip-audit` against it on every change and once a week. tests/test_dependencies.py compares the",
+            "`constraints.txt` pins what is tested. The workflow runs `pip-audit` against it on every change and once a week. tests/docs/test_dependencies.py compares the",
             "imports of `src/` with `pyproject.toml`, both ways round.",
             "",
         ]

@@ -132,8 +132,8 @@ of a token of equal numbers finite, so the root is cut off below.
 
 | name | document | said | here | cost | test |
 |---|---|---|---|---|---|
-| `scale_embedding` (option) | 004 | a hyperparameter that speeds learning up | word vectors times √E before positions and segments are added | E multiplications a token | `tests/train/test_objective.py::test_the_scale_is_the_root_of_the_embedding_size` |
-| `--layer-decay` | 004 | `layer_decay_rate` multiplies the learning rate | the shared weights have one rate; each earlier use of the layer gives its gradient times the rate, the last one whole | in training only: for each use a copy of the layer's weights, and three operations a weight | `tests/train/test_objective.py::test_layer_decay_weighs_each_use_of_the_shared_layer` |
+| `scale_embedding` (option) | 004 | a hyperparameter that speeds learning up | word vectors times √E before positions and segments are added | E multiplications a token | `tests/train/test_pretrain_losses.py::test_the_scale_is_the_root_of_the_embedding_size` |
+| `--layer-decay` | 004 | `layer_decay_rate` multiplies the learning rate | the shared weights have one rate; each earlier use of the layer gives its gradient times the rate, the last one whole | in training only: for each use a copy of the layer's weights, and three operations a weight | `tests/train/test_pretrain_losses.py::test_layer_decay_weighs_each_use_of_the_shared_layer` |
 | `--consistency-weight`, `--consistency-similarity` | 001 | L = L_MLM + λ·Σ log σ(sim(Hⁱ, Hʲ)), to be minimised | the sign turned round, so that likeness is rewarded, and a mean over pairs of layers and tokens; sim is `cosine` or `dot` | in training only: the hidden states of all layers are kept, and H multiplications a token and pair of layers | `tests/model/test_options.py::test_consistency_by_cosine_and_by_product` |
 | `num_hidden_groups` (shape) | 001 | ⌊N/m⌋ layers a group | layer i uses group i·m // N; groups may be uneven | m layers are stored; operations stay | `tests/test_config.py::test_groups_follow_the_published_rule` |
 | `embedding_size` (shape) | 001, 003 | reduces parameters E/k times | V·H → V·k + k·H | 2·k·H operations a token for the projection | `tests/test_config.py::test_presets_have_the_published_counts` |
@@ -163,7 +163,7 @@ REFUSED = """
 | `pooling="pooler"` with `classifier=mean` | `embed` | there is no pooler |
 | any option in transformers or sentence-transformers | their readers, `export` | they would compute something else; export ONNX instead |
 
-All other combinations work. `tests/runtime/test_options.py` draws combinations at random, and each is refused by the config or gives the same vectors in torch, in the runtime and in the view inside;
+All other combinations work. `tests/runtime/test_graph_options.py` draws combinations at random, and each is refused by the config or gives the same vectors in torch, in the runtime and in the view inside;
 `tests/model/test_options.py` compares each option with its formula written out plainly, and trains with it.
 """
 

@@ -1,4 +1,4 @@
-"""Run the tutorial's code and write what it gives into its text; run by hand, checked by `tests/test_tutorial.py`.
+"""Run the tutorial's code and write what it gives into its text; run by hand, checked by `tests/docs/test_tutorial.py`.
 
     python docs/tutorial/make.py              # every chapter
     python docs/tutorial/make.py --check 1 4  # of these two, say what is stale, and end with code 1 if anything is

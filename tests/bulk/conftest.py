@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from albertkit.artifact import write_artifact
-from tests.bulk.making import texts
+from tests.bulk.sample_texts import texts
 from tests.conftest import tiny
-from tests.runtime.test_albert import make
+from tests.test_albert import make
 
 pytest.importorskip("pyarrow")
 

@@ -20,7 +20,7 @@ from albertkit.bulk import local
 from albertkit.bulk import worker as work
 from albertkit.bulk.bulk_run import bulk
 from albertkit.errors import AlbertkitError
-from tests.bulk.making import dies, texts, vectors, write_lines
+from tests.bulk.sample_texts import dies, texts, vectors, write_lines
 from tests.waiting import wait_until
 
 parquet = pytest.importorskip("pyarrow.parquet")

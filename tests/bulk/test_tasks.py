@@ -13,10 +13,10 @@ from albertkit.albert import Albert
 from albertkit.artifact import Meta, write_artifact
 from albertkit.bulk.bulk_run import bulk
 from albertkit.tokenizer import Tokenizer
-from tests.bulk.making import texts, write_lines
+from tests.bulk.sample_texts import texts, write_lines
 from tests.bulk.test_engines import in_process
 from tests.conftest import SPIECE, tiny
-from tests.runtime.test_albert import make
+from tests.test_albert import make
 
 parquet = pytest.importorskip("pyarrow.parquet")
 

@@ -14,9 +14,9 @@ from albertkit.compress import profile as profiles
 from albertkit.compress.cost import depths_below, model_candidates
 from albertkit.errors import AlbertkitError
 from albertkit.tasks.examples import TextExample
-from tests.compress.test_matrix import run
+from tests.compress.test_every_command import run
 from tests.conftest import tiny
-from tests.runtime.test_albert import make
+from tests.test_albert import make
 
 
 @pytest.fixture(scope="module")

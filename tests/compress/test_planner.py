@@ -42,7 +42,7 @@ from albertkit.errors import AlbertkitError
 from albertkit.interop.convert import open_model
 from albertkit.weights import layer_shapes
 from tests.conftest import tiny
-from tests.runtime.test_albert import make
+from tests.test_albert import make
 
 
 class Rates(dict):

@@ -30,7 +30,7 @@ from albertkit.runtime.activation_moments import random_tokens
 from albertkit.runtime.batching import token_batches
 from albertkit.runtime.engine import Engine
 from tests.conftest import tiny
-from tests.runtime.test_albert import TEXTS, make, torch_vectors
+from tests.test_albert import TEXTS, make, torch_vectors
 
 LINES = [f"text number {i} speaks of cats, dogs and {i * 37} other things" for i in range(40)]
 

@@ -15,7 +15,7 @@ from albertkit.compress.quantize import quantize
 from albertkit.errors import AlbertkitError
 from albertkit.tokenizer import Tokenizer
 from tests.conftest import SPIECE, tiny
-from tests.runtime.test_albert import make
+from tests.test_albert import make
 
 CHINESE = [
     "[PAD]", "[unused1]", "[unused2]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"我你是北京", "##京", *"abc", "##a", "##b", "##c",

@@ -24,7 +24,7 @@ from albertkit.quantized import (
 )
 from albertkit.runtime.activation_moments import moments, own_text, random_tokens
 from tests.conftest import tiny
-from tests.runtime.test_albert import make
+from tests.test_albert import make
 
 shapes = st.tuples(st.integers(1, 9), st.integers(1, 80))
 

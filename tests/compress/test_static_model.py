@@ -22,7 +22,7 @@ from albertkit.model import AlbertModel
 from albertkit.runtime.embed import pool, split_texts
 from albertkit.tokenizer import Tokenizer
 from tests.conftest import SPIECE, tiny
-from tests.runtime.test_albert import TEXTS, make
+from tests.test_albert import TEXTS, make
 
 WORDS = [t for t in TEXTS if t]
 

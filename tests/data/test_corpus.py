@@ -23,7 +23,7 @@ from albertkit.data.shards import Shards, token_ids
 from albertkit.errors import AlbertkitError
 from albertkit.tokenizer import Tokenizer
 from tests.conftest import SHARED, SPIECE, real
-from tests.data.making import contents, text
+from tests.data.sample_texts import contents, text
 from tests.waiting import wait_until
 
 SMALL = CorpusSettings(shard_tokens=3000, held_out=0.1, min_tokens=1)

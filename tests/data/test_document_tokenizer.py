@@ -13,7 +13,7 @@ from albertkit.data.documents import Block, BlockPosition, parse_documents
 from albertkit.data.shards import token_ids, word_starts
 from albertkit.tokenizer import Tokenizer
 from tests.conftest import SPIECE, real
-from tests.data.making import words as listed
+from tests.data.sample_texts import words as listed
 
 ZH = [*"的一是不了在人有我他这中大来上国", *listed("##a ##b ##in ##g a b c in sing str ##ing , . ! ( ) 。 ， ？ e")]
 

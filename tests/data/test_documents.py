@@ -15,7 +15,7 @@ from albertkit.data import documents as reading
 from albertkit.data.documents import parse_documents, read_blocks, read_paragraphs
 from albertkit.errors import AlbertkitError
 from albertkit.text_reader import find_text_files
-from tests.data.making import text
+from tests.data.sample_texts import text
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ from albertkit.data.corpus import CorpusSettings, build_corpus
 from albertkit.data.shards import Shards, token_dtype, token_ids, word_bit, word_starts
 from albertkit.errors import AlbertkitError
 from albertkit.tokenizer import Tokenizer
-from tests.data.making import text
+from tests.data.sample_texts import text
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from albertkit.errors import AlbertkitError
 from albertkit.integrations import AlbertEmbeddings, AlbertVectors
 from albertkit.interop.sentence_transformers import write_folder
 from tests.conftest import tiny
-from tests.runtime.test_albert import TEXTS, make
+from tests.test_albert import TEXTS, make
 
 
 @pytest.fixture(scope="module")

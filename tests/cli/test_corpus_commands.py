@@ -15,7 +15,7 @@ from albertkit.cli.entry_point import app
 from albertkit.data.shards import Shards
 from albertkit.errors import AlbertkitError
 from albertkit.tokenizer import Tokenizer
-from tests.data.making import contents, text
+from tests.data.sample_texts import contents, text
 
 
 @pytest.fixture(scope="module")

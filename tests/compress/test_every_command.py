@@ -18,7 +18,7 @@ from albertkit.cli.entry_point import app
 from albertkit.errors import AlbertkitError
 from albertkit.model import AlbertModel, Batch
 from tests.conftest import ROOT, tiny
-from tests.runtime.test_albert import make
+from tests.test_albert import make
 
 LINES = [f"text {i} speaks of cats and {'dogs' if i % 2 else 'trees'}" for i in range(40)]
 PRUNED = {

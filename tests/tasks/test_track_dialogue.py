@@ -21,7 +21,7 @@ from albertkit.tokenizer import Tokenizer
 from albertkit.train import finetune_runs as tune
 from albertkit.train.train_settings import FinetuneSettings
 from tests.conftest import tiny
-from tests.runtime.test_albert import cli
+from tests.test_albert import cli
 from tests.train.conftest import TOPICS, VOCAB
 
 PETS, PLANTS = TOPICS[1][:3], TOPICS[2][:3]

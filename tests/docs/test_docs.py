@@ -24,11 +24,11 @@ from albertkit.options import Options
 from albertkit.serve import server as serving
 from albertkit.train import distributed
 from tests.conftest import ROOT, program
-from tests.workshop import LEFT_OUT, Typist, furnish, here, joined, once
+from tests.docs.doc_commands import NOT_RUN, DocShell, here, joined, once, write_files
 
 PAGES = sorted(p for p in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 ELSEWHERE = {
-    "docs/tutorial": "tests/test_tutorial.py"
+    "docs/tutorial": "tests/docs/test_tutorial.py"
 }  # a chapter's blocks build on each other; that test runs them so
 SHOWN = {  # kinds of blocks that are only looked at
     "py": "needs another program; the sentence before it says which",
@@ -71,15 +71,15 @@ def test_generated_pages_are_fresh():
 
 
 @pytest.fixture(scope="session")
-def furnished(tmp_path_factory):
-    return furnish(tmp_path_factory.mktemp("docs") / "workshop")
+def doc_files(tmp_path_factory):
+    return write_files(tmp_path_factory.mktemp("docs") / "shell")
 
 
 @pytest.fixture
-def workshop(furnished, tmp_path, monkeypatch):
+def shell(doc_files, tmp_path, monkeypatch):
     """A folder of its own with all the pages name; the machine is not measured."""
     folder = tmp_path / "here"
-    shutil.copytree(furnished, folder, copy_function=os.link)  # whoever writes a file writes a new one
+    shutil.copytree(doc_files, folder, copy_function=os.link)  # whoever writes a file writes a new one
     monkeypatch.chdir(folder)
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
     monkeypatch.setattr(distributed, "measure_peak_flops", lambda device, size=None: 1e12)
@@ -90,10 +90,10 @@ def workshop(furnished, tmp_path, monkeypatch):
     monkeypatch.setattr(serving, "address", lambda settings, listener: "http://127.0.0.1:8080")
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    typist = Typist()
-    monkeypatch.setattr(serving, "listen", typist.served)
-    yield typist
-    typist.closing.close()
+    shell = DocShell()
+    monkeypatch.setattr(serving, "listen", shell.served)
+    yield shell
+    shell.closing.close()
     torch.set_num_threads(threads)
 
 
@@ -104,7 +104,7 @@ def pages_with(kind: str) -> list:
 
 
 @pytest.mark.parametrize("page", pages_with("python"))
-def test_python_in_the_docs_runs(page, workshop):
+def test_python_in_the_docs_runs(page, shell):
     shutil.rmtree("shards")  # docs/corpus.md makes its own
     space: dict = {"__name__": "docs"}
     for block in blocks(page.read_text(encoding="utf-8"), "python"):
@@ -112,10 +112,10 @@ def test_python_in_the_docs_runs(page, workshop):
 
 
 @pytest.mark.parametrize("page", pages_with("bash"))
-def test_commands_in_the_docs_run(page, workshop):
-    """Every line of every bash block is typed, in order; what cannot be is in LEFT_OUT, with its reason."""
+def test_commands_in_the_docs_run(page, shell):
+    """Every line of every bash block is typed, in order; what cannot be is in NOT_RUN, with its reason."""
     for block in blocks(page.read_text(encoding="utf-8"), "bash"):
-        workshop.block(block)
+        shell.block(block)
 
 
 def test_what_is_run_elsewhere_is():
@@ -133,22 +133,22 @@ def test_blocks_have_a_kind_that_is_run_or_none():
             assert page.name == "cli.md" or not hidden, f"{page.name}: a command in a block of kind {name!r}"
 
 
-def test_everything_that_is_left_out_is_somewhere():
+def test_commands_that_are_not_run_are_on_a_page():
     """The table of what is not run names nothing that no page has."""
     lines = [
         line for page in PAGES for block in blocks(page.read_text(encoding="utf-8"), "bash") for line in joined(block)
     ]
-    for start in LEFT_OUT:
+    for start in NOT_RUN:
         assert any(line.startswith(start) for line in lines), start
 
 
-def test_the_typist_can_fail(workshop):
+def test_a_command_that_fails_fails_the_test(shell):
     with pytest.raises(AssertionError, match="no test can type 'wget'"):
-        workshop.line("wget http://example.org")
+        shell.line("wget http://example.org")
     with pytest.raises(AssertionError, match="ended with an error: nowhere does not exist"):
-        workshop.line("albertkit classify -m nowhere 'a text'")
-    workshop.block("cat notes.txt | albertkit tokenize > out.txt && albertkit models")
-    assert workshop.typed == 5 and Path("out.txt").read_text().startswith("[CLS]")
+        shell.line("albertkit classify -m nowhere 'a text'")
+    shell.block("cat notes.txt | albertkit tokenize > out.txt && albertkit models")
+    assert shell.count == 5 and Path("out.txt").read_text().startswith("[CLS]")
 
 
 def test_commands_in_the_docs_exist():
@@ -266,13 +266,13 @@ def table_cells() -> list[tuple[str, str]]:
     return [(command.strip().strip("`"), python.strip().strip("`")) for command, python in found]
 
 
-def test_commands_of_the_readmes_table_run(workshop):
+def test_commands_of_the_readmes_table_run(shell):
     """Each in turn; what one makes, later ones use, but for OUT, which each makes anew."""
     commands = [command for command, _ in table_cells() if command]
     assert len(commands) > 20
     for command in commands:
         shutil.rmtree("OUT", ignore_errors=True)
-        workshop.line(command)
+        shell.line(command)
 
 
 def test_python_of_the_readmes_table_exists():

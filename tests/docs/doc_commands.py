@@ -1,6 +1,7 @@
-"""The workshop of the docs' tests: a folder with every file and model that the pages name, and a hand that types their commands.
+"""Run the commands of the documentation: a folder with every file and model that the pages name, and a small shell.
 
-In: lines of ```bash blocks. Out: what each verb printed, run in this process at tiny settings. `LEFT_OUT` is the one table of what is not run, with the reason.
+In: lines of ```bash blocks. Out: what each command printed, run in this process with tiny settings. `NOT_RUN` is the
+one table of what is not run, with the reason.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ from albertkit.model.albert_model import build_head
 from albertkit.tokenizer import Tokenizer
 from tests.conftest import ROOT, SPIECE, tiny
 
-LEFT_OUT = {  # how a line begins → why no test types it
+NOT_RUN = {  # how a line begins → why no test types it
     "make ": "sets up .venv or runs the whole suite; .ci/run does both",
     ". .venv": "the shell's own",
     "pip install": "needs a package index; tests/test_wheel.py installs the wheel without one",
     "docker ": "needs a container engine; tests/serve/test_deploy.py checks the files it reads",
     "kubectl ": "needs a cluster; tests/serve/test_deploy.py checks the manifest",
-    "torchrun ": "several processes; tests/train/test_processes.py runs them",
+    "torchrun ": "several processes; tests/train/test_distributed.py runs them",
     "python studies/": "measures for minutes, on data that is not in the repository",
     "albertkit distill gte/": "needs other encoders; tests/train/test_vectors.py makes small ones",
     "albertkit embed --engine ray": "needs a cluster; tests/bulk starts a small one where Ray is installed",
@@ -82,10 +83,10 @@ MODELS: dict[str, tuple[Meta, dict[str, int]]] = {
 }  # fmt: skip
 
 
-# What lies in the folder ------------------------------------------------------------------------------------------
+# Files and models ------------------------------------------------------------------------------------------
 
 
-def furnish(folder: Path) -> Path:
+def write_files(folder: Path) -> Path:
     """Every file and model that the pages name."""
     for name, (meta, heads) in MODELS.items():
         save(folder / name, meta, heads)
@@ -145,7 +146,7 @@ def foreign(folder: Path) -> None:
     from albertkit.interop.google_tf import to_variables
     from albertkit.interop.sentence_transformers import write_folder
     from tests.interop.bundle_writer import write_bundle
-    from tests.interop.test_foreign import google_config
+    from tests.interop.test_foreign_layouts import google_config
 
     config = shape().replace(classifier_dropout_prob=0.1)
     heads = {name: build_head(name, config) for name in ("mlm", "sop")}
@@ -174,25 +175,25 @@ def reviews(things: int) -> str:
     return "sentence\tlabel\n" + "".join(f"{text}\t{label}\n" for text, label in rows)
 
 
-# Who types ---------------------------------------------------------------------------------------------------------
+# The shell ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass
-class Typist:
+class DocShell:
     """Runs lines as a shell would, in the current folder: `cat FILE |`, `< FILE`, `> FILE`, `&&`, comments and long lines."""
 
     clients: dict[int, Any] = field(default_factory=dict)
     """By port, clients of the servers that `albertkit serve` would have started."""
     closing: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
-    furniture: set[str] = field(default_factory=lambda: {path.name for path in Path().iterdir()})
-    typed: int = 0
+    given_names: set[str] = field(default_factory=lambda: {path.name for path in Path().iterdir()})
+    count: int = 0
 
     def block(self, text: str) -> None:
         for line in joined(text):
             self.line(line)
 
     def line(self, line: str) -> None:
-        if any(line.startswith(start) for start in LEFT_OUT):
+        if any(line.startswith(start) for start in NOT_RUN):
             return
         signs = shlex.shlex(line, posix=True, punctuation_chars="|&;<>")
         signs.whitespace_split = True
@@ -211,7 +212,7 @@ class Typist:
     def command(self, words: list[str], given: str, line: str) -> str:
         while re.fullmatch(r"[A-Z_]+=.*", words[0]):
             words = words[1:]
-        self.typed += 1
+        self.count += 1
         name, *rest = words
         known: dict[str, Callable[[], str]] = {
             "albertkit": lambda: self.albertkit(rest, given, line),
@@ -226,7 +227,7 @@ class Typist:
             return subprocess.run(words, input=given, capture_output=True, text=True, check=True).stdout
         if name not in known:
             raise AssertionError(
-                f"no test can type {name!r} in  {line}  : run it in workshop.py, or say in LEFT_OUT why not"
+                f"no test can type {name!r} in  {line}  : run it in doc_commands.py, or say in NOT_RUN why not"
             )
         return known[name]()
 
@@ -249,10 +250,10 @@ class Typist:
         for key in [*keys, "target"]:
             name = Path(given[key]).parts[0] if given.get(key) and Path(given[key]).parts else ""
             again = words[0] in ANEW and Path(name).is_dir() and name != ""
-            if name in self.furniture or again:
+            if name in self.given_names or again:
                 shutil.rmtree(name) if Path(name).is_dir() else Path(name).unlink()
                 shutil.rmtree(f"{name}.run", ignore_errors=True)
-                self.furniture.discard(name)
+                self.given_names.discard(name)
 
     def curl(self, words: list[str], line: str) -> str:
         address = next(word for word in words if "://" in word)

@@ -33,8 +33,8 @@ from albertkit.train.teachers import TeacherMixture
 from albertkit.train.train_settings import FinetuneSettings, TrainSettings
 from tests.conftest import tiny
 from tests.train.conftest import VOCAB
+from tests.train.test_distill_task import bert, model_of, one, quick
 from tests.train.test_finetune import texts
-from tests.train.test_imitate import bert, model_of, one, quick
 
 CPU = torch.device("cpu")
 TUNED = FinetuneSettings(epochs=1, max_length=40, batch_size=16, device="cpu")

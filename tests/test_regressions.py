@@ -23,7 +23,7 @@ from albertkit.model import AlbertModel
 from albertkit.model.albert_model import build_head
 from albertkit.vector_writer import open_vector_writer
 from tests.conftest import tiny
-from tests.runtime.test_albert import TEXTS, make
+from tests.test_albert import TEXTS, make
 
 
 def cli(*args, text=b""):

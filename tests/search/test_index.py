@@ -248,7 +248,7 @@ def test_terms_are_bounded():
 
 WRITER = """
 import sys
-from tests.runtime.test_search import Toy, many
+from tests.search.test_index import Toy, many
 from albertkit.search.index import Index
 index = Index.open(sys.argv[1], Toy())
 def tell(count):

@@ -64,7 +64,7 @@ class Forked:
         self.output, self.errors = place / "output", place / "errors"
         self.errors.write_bytes(b"")
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["torch._dynamo", "matplotlib.figure", "tests.train.test_processes"])
+        context.set_forkserver_preload(["torch._dynamo", "matplotlib.figure", "tests.train.test_distributed"])
         self.process = context.Process(target=act, args=(line, self.output, self.errors, at, sent))
         self.process.start()
 

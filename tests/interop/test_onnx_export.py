@@ -25,7 +25,7 @@ from albertkit.runtime.predict import task_scores
 from albertkit.tokenizer import Tokenizer
 from albertkit.weights import encoder_shapes, size
 from tests.conftest import real, tiny
-from tests.runtime.test_albert import TEXTS, make
+from tests.test_albert import TEXTS, make
 
 WORDS = [t for t in TEXTS if t]
 SHORT = ["a lovely film", "rather dull", "no"]

@@ -1,6 +1,6 @@
-"""Make `fixtures/tokenizer_golden.jsonl` with the sentencepiece library: one {"text", "ids"} a line.
+"""Make `expected_tokens.jsonl` with the sentencepiece library: one {"text", "ids"} a line.
 
-Run it from the root of the repository: `python tests/make_tokenizer_golden.py`. `reference` is the original
+Run it from the root of the repository: `python tests/tokenizer/make_expected_tokens.py`. `reference` is the original
 preprocess_text + SentencePiece + the digit-comma rule, written down a second time and independently of albertkit.
 """
 
@@ -12,7 +12,7 @@ import unicodedata
 from pathlib import Path
 from typing import Any
 
-FIXTURES = Path(__file__).parent / "fixtures"
+HERE = Path(__file__).parent
 
 BY_HAND = """this is a test|This  is \t A\n Test|In 2010, 1,234,567 people (9.5%) paid £5, €6,50 or $7,000,000.|1,|1,2,3,|
 x5,|a1,b2,|the 3,5 and 2,|2010,2011, 2012,|5²,|½, ¼ and ⅔|٣,|१२,|１２，３４|naïve café, Crème Brûlée|Ångström|İstanbul ISPARTA ı|
@@ -51,14 +51,14 @@ def main() -> None:
     import sentencepiece
 
     model = sentencepiece.SentencePieceProcessor(
-        model_file=str(FIXTURES.parent.parent / "src" / "albertkit" / "models" / "small" / "spiece.model")
+        model_file=str(HERE.parent.parent / "src" / "albertkit" / "models" / "small" / "spiece.model")
     )
     texts = BY_HAND.replace("|\n", "|").split("|")
     draw = random.Random(0)
     while len(texts) < 320:
         texts.append(" ".join(draw.choices(texts[:150], k=draw.randint(2, 5))))
     lines = [json.dumps({"text": text, "ids": reference(model, text)}) for text in dict.fromkeys(texts)]
-    (FIXTURES / "tokenizer_golden.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    (HERE / "expected_tokens.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

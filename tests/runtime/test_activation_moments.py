@@ -15,7 +15,7 @@ from albertkit.runtime import activation_moments as calibrate
 from albertkit.runtime.activation_moments import example_text, own_kind, own_text, random_tokens, reads_english
 from albertkit.tokenizer import Tokenizer
 from tests.conftest import tiny
-from tests.runtime.test_albert import make
+from tests.test_albert import make
 from tests.train.conftest import VOCAB
 
 SMALL = tiny(vocab_size=30000, max_position_embeddings=40)

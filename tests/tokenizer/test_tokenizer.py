@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 
 from albertkit.errors import AlbertkitError
 from albertkit.tokenizer import Encoding, Tokenizer, spiece, unigram
-from tests.make_tokenizer_golden import FIXTURES, preprocess, reference
+from tests.conftest import SPIECE
+from tests.tokenizer.make_expected_tokens import HERE, preprocess, reference
 
 ROOT = Path(__file__).parents[1]
 SHARED = Path(os.environ.get("ALBERTKIT_SHARED", ROOT.parent / "shared"))
 CHECKPOINTS = ROOT / ".cache" / "checkpoints"
-SPIECE = FIXTURES.parent.parent / "src" / "albertkit" / "models" / "small" / "spiece.model"
 ENGLISH = [
     "The quick brown fox jumps over the lazy dog.",
     "In 2010, the city had 1,234,567 inhabitants (3.5% more than in 2009).",
@@ -80,7 +80,7 @@ def test_hand_checked(tok):
 
 
 def test_golden_file(tok):
-    rows = [json.loads(line) for line in (FIXTURES / "tokenizer_golden.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in (HERE / "expected_tokens.jsonl").read_text().splitlines()]
     assert len(rows) > 250
     for row in rows:
         assert tok.encode(row["text"], add_specials=False).ids == row["ids"], row["text"]
