@@ -15,10 +15,11 @@ run: .venv/base  ## set up (no torch) and show what works offline
 test: check  ## set up everything, check, and run the tests
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
-check: .venv/all  ## format, lint and types
+check: .venv/all  ## format, lint, types and the direction of imports
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 checkpoints: .venv/all  ## fetch real ALBERT checkpoints for more tests (network)
 	$(BIN)/python tests/fetch_checkpoints.py
