@@ -17,7 +17,7 @@ GROUPS = {
         "albertkit.train.pretrain.PretrainTask",
         "albertkit.train.loop.train",
         "albertkit.train.train_settings.TrainSettings",
-        "albertkit.estimators.AlbertClassifier",
+        "albertkit.sklearn.AlbertClassifier",
     ),
     "The model, with torch": (
         "albertkit.model.albert_model.AlbertModel",

@@ -211,7 +211,7 @@ def test_it_opens_as_floats():
 
 def test_a_classifier_needs_no_argument(albert):
     pytest.importorskip("sklearn")
-    from albertkit.estimators import AlbertClassifier
+    from albertkit.sklearn import AlbertClassifier
 
     found = AlbertClassifier().fit(TEXTS, LABELS)
     assert found.predict(TEXTS).tolist() == LABELS

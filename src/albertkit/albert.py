@@ -1,18 +1,18 @@
 """`Albert`: a model for people. Texts in; vectors, words, labels and explanations out. No torch on the CPU.
 
-In: any ALBERT checkpoint or artifact folder, or nothing for the built-in model. Out: numpy arrays and frozen results, one for one
-text, a list for several, in the order of the input. Before this file: `runtime/` computes, `tasks/` reads scores, `explain/` explains.
+In: any ALBERT checkpoint or artifact folder, or nothing for the built-in model. Out: numpy arrays and frozen results,
+one for one text, a list for several, in the order of the input. Before this file: `runtime/` computes, `tasks/` reads
+scores, `explain/` explains.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
 
 import numpy as np
 
-from albertkit.errors import AlbertkitError
 from albertkit.interop.convert import open_stored
 from albertkit.runtime import embed as embedding
 from albertkit.runtime.batching import TOKEN_BUDGET
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from albertkit.explain.explanation import Explanation
     from albertkit.runtime.generate import GenerateKeywords
     from albertkit.runtime.mask_filling import Infilling, MaskPrediction
+    from albertkit.runtime.predict import PredictKeywords
     from albertkit.tasks.answer import AnswerResult
     from albertkit.tasks.choose import ChoiceResult
     from albertkit.tasks.classify import Classification
@@ -49,10 +50,10 @@ class EarlyExitVectors(NamedTuple):
 class Albert(RuntimeModel):
     """A model ready to use.
 
-    model: a folder or file of any ALBERT checkpoint, or the name of a built-in model. Default: the built-in English one.
-    bits: 8 or 4 quantizes a float model on opening (`albertkit quantize` does it once and for all).
-    threads: processors to use. Default: all that this process may use. device: "cuda" runs through torch.
-    depth: layers to apply unless a call says otherwise. token_budget: tokens computed together.
+    model: a folder or file of any ALBERT checkpoint, or the name of a built-in model. Default: the built-in English
+    one. bits: 8 or 4 quantizes a float model on opening (`albertkit quantize` does it once and for all). threads:
+    processors to use. Default: all that this process may use. device: "cuda" runs through torch. depth: layers to
+    apply unless a call says otherwise. token_budget: tokens computed together.
 
     >>> Albert().embed("a cat sat on the mat").shape
     (256,)
@@ -98,9 +99,10 @@ class Albert(RuntimeModel):
     def embed(self, texts: Texts, *, early_exit: EarlyExit = None, **keywords: Unpack[EmbedKeywords]) -> np.ndarray:
         """Sentence vectors, float32 and of length 1: (dim,) for one text, (texts, dim) for many.
 
-        pooling: mean, cls, pooler or max. layer: hidden state to pool (0 the embeddings, -1 the last). depth: layers to apply.
-        dim: keep only the first numbers. normalize: length 1. long_texts: split, truncate or error, for texts beyond the position
-        table. prompt: put before each text, or the name of one of the model's prompts. early_exit: see `embed_early_exit`.
+        pooling: mean, cls, pooler or max. layer: hidden state to pool (0 the embeddings, -1 the last). depth: layers
+        to apply. dim: keep only the first numbers. normalize: length 1. long_texts: split, truncate or error, for
+        texts beyond the position table. prompt: put before each text, or the name of one of the model's prompts.
+        early_exit: see `embed_early_exit`.
 
         >>> Albert().embed(["a cat", "a dog"], dim=128).shape
         (2, 128)
@@ -141,8 +143,8 @@ class Albert(RuntimeModel):
     ) -> EarlyExitVectors:
         """Vectors, and the depth at which each text stopped changing.
 
-        early_exit: "99%" (or 0.99) agrees with the full depth for 99 % of texts, after `albertkit calibrate`; "cosine:0.99" exits
-        when the vectors at two exit depths in a row have at least that cosine.
+        early_exit: "99%" (or 0.99) agrees with the full depth for 99 % of texts, after `albertkit calibrate`;
+        "cosine:0.99" exits when the vectors at two exit depths in a row have at least that cosine.
 
         >>> Albert().embed_early_exit(["a cat sat on the mat"], "cosine:0.9").vectors.shape
         (1, 256)
@@ -162,7 +164,7 @@ class Albert(RuntimeModel):
         return embedding.embed_options(self, **keywords)
 
     @overload
-    def token_vectors(self, texts: str, *, layer: int | None = None, depth: int | None = None) -> TokenVectors: ...  # type: ignore[overload-overlap]
+    def token_vectors(self, texts: str, *, layer: int | None = None, depth: int | None = None) -> TokenVectors: ...
     @overload
     def token_vectors(
         self, texts: Iterable[str], *, layer: int | None = None, depth: int | None = None
@@ -175,12 +177,10 @@ class Albert(RuntimeModel):
         >>> Albert().token_vectors("a cat").tokens
         ['[CLS]', '▁a', '▁cat', '[SEP]']
         """
-        single = isinstance(texts, str)
-        found = embedding.token_vectors(self, [texts] if isinstance(texts, str) else texts, depth, layer)
-        return _one_or_all(found, single)
+        return _one_or_all(embedding.token_vectors(self, texts, depth, layer), isinstance(texts, str))
 
     @overload
-    def similarity(self, first: str, second: str, **keywords: Unpack[EmbedKeywords]) -> float: ...  # type: ignore[overload-overlap]
+    def similarity(self, first: str, second: str, **keywords: Unpack[EmbedKeywords]) -> float: ...
     @overload
     def similarity(
         self, first: Texts, second: Texts | None = None, **keywords: Unpack[EmbedKeywords]
@@ -219,7 +219,8 @@ class Albert(RuntimeModel):
     ) -> list[Infilling]:
         """The `k` best ways to fill the blanks of a text: [MASK:3] is three tokens, [MASK:1-4] one to four.
 
-        length: tokens of a [MASK] without a number, such as 3 or "1-4". rounds: times that the least certain tokens are replaced.
+        length: tokens of a [MASK] without a number, such as 3 or "1-4". rounds: times that the least certain tokens
+        are replaced.
 
         >>> Albert().infill("The cat [MASK:2] the mat.")[0].lengths
         (2,)
@@ -229,7 +230,7 @@ class Albert(RuntimeModel):
         return infill(self.mask_model, text, length, rounds, k, depth)
 
     @overload
-    def generate(  # type: ignore[overload-overlap]
+    def generate(
         self, texts: str, *, depth: int | None = None, **settings: Unpack[GenerateKeywords]
     ) -> GeneratedText: ...
     @overload
@@ -241,8 +242,8 @@ class Albert(RuntimeModel):
     ) -> GeneratedText | list[GeneratedText]:
         """The text that a model fine-tuned for `generate` writes from each text.
 
-        beams: beam search. sample: sample tokens, with temperature, top_p and seed. no_repeat: generate no n-gram of so many
-        tokens twice. max_tokens: most tokens to generate. Default: what it was trained with.
+        beams: beam search. sample: sample tokens, with temperature, top_p and seed. no_repeat: generate no n-gram of
+        so many tokens twice. max_tokens: most tokens to generate. Default: what it was trained with.
 
         >>> Albert("summaries").generate("A long text.", beams=2).text  # doctest: +SKIP
         """
@@ -250,154 +251,104 @@ class Albert(RuntimeModel):
         from albertkit.runtime.predict import check_task
 
         check_task(self, "generate")
-        sources, single = embedding.list_texts(texts)
-        return _one_or_all(generate(self, sources, GenerateSettings(**settings), depth), single)
+        found = generate(self, embedding.list_texts(texts), GenerateSettings(**settings), depth)
+        return _one_or_all(found, isinstance(texts, str))
 
     # Tasks -------------------------------------------------------------------------------------------------------
-    # For a fine-tuned model. depth: layers to apply. early_exit: each text stops when its prediction is certain, and its result
-    # has the depth: "99%" (or 0.99: agree with the full depth for 99 % of texts), "entropy:0.1" or "patience:2".
+    # For a fine-tuned model. depth: layers to apply. early_exit: each text stops when its prediction is certain, and
+    # its result has the depth: "99%" (agree with the full depth for 99 % of texts), "entropy:0.1" or "patience:2".
 
     @overload
-    def classify(  # type: ignore[overload-overlap]
-        self, texts: str, pairs: str | None = None, *, depth: int | None = None, early_exit: EarlyExit = None
-    ) -> Classification: ...
+    def classify(self, texts: str, pairs: str | None = None, **keywords: Unpack[PredictKeywords]) -> Classification: ...
     @overload
     def classify(
-        self,
-        texts: Iterable[str],
-        pairs: Iterable[str] | None = None,
-        *,
-        depth: int | None = None,
-        early_exit: EarlyExit = None,
+        self, texts: Iterable[str], pairs: Iterable[str] | None = None, **keywords: Unpack[PredictKeywords]
     ) -> list[Classification]: ...
     def classify(
-        self,
-        texts: Texts,
-        pairs: Texts | None = None,
-        *,
-        depth: int | None = None,
-        early_exit: EarlyExit = None,
+        self, texts: Texts, pairs: Texts | None = None, **keywords: Unpack[PredictKeywords]
     ) -> Classification | list[Classification]:
         """Class, classes or value of each text or pair of texts, with probabilities.
 
         >>> Albert("sentiment").classify("what a lovely film").label  # doctest: +SKIP
         'positive'
         """
-        from albertkit.tasks.examples import TextExample
+        from albertkit.runtime.predict import predict, text_examples
 
-        first, single = embedding.list_texts(texts)
-        second = [None] * len(first) if pairs is None else embedding.list_texts(pairs)[0]
-        if len(second) != len(first):
-            raise AlbertkitError(f"there are {len(first)} texts and {len(second)} pairs; give one pair for each text")
-        examples = [TextExample(a, b) for a, b in zip(first, second, strict=True)]
-        return _one_or_all(self._predict(examples, "classify", depth, early_exit), single)
+        return _one_or_all(predict(self, text_examples(texts, pairs), "classify", **keywords), isinstance(texts, str))
 
     @overload
-    def tag(self, texts: str, *, depth: int | None = None, early_exit: EarlyExit = None) -> TagResult: ...  # type: ignore[overload-overlap]
+    def tag(self, texts: str, **keywords: Unpack[PredictKeywords]) -> TagResult: ...
     @overload
-    def tag(
-        self, texts: Iterable[str], *, depth: int | None = None, early_exit: EarlyExit = None
-    ) -> list[TagResult]: ...
-    def tag(
-        self, texts: Texts, *, depth: int | None = None, early_exit: EarlyExit = None
-    ) -> TagResult | list[TagResult]:
+    def tag(self, texts: Iterable[str], **keywords: Unpack[PredictKeywords]) -> list[TagResult]: ...
+    def tag(self, texts: Texts, **keywords: Unpack[PredictKeywords]) -> TagResult | list[TagResult]:
         """The entities in each text, as spans of characters.
 
         >>> Albert("entities").tag("Ann lives in Rome").spans  # doctest: +SKIP
         """
-        from albertkit.tasks.examples import TaggedExample
-        from albertkit.tasks.word_alignment import split_words
+        from albertkit.runtime.predict import predict, word_examples
 
-        found, single = embedding.list_texts(texts)
-        examples = [TaggedExample(text, split_words(text)) for text in found]
-        return _one_or_all(self._predict(examples, "tag", depth, early_exit), single)
+        return _one_or_all(predict(self, word_examples(texts), "tag", **keywords), isinstance(texts, str))
 
     @overload
-    def understand(self, texts: str, *, depth: int | None = None, early_exit: EarlyExit = None) -> IntentResult: ...  # type: ignore[overload-overlap]
+    def understand(self, texts: str, **keywords: Unpack[PredictKeywords]) -> IntentResult: ...
     @overload
-    def understand(
-        self, texts: Iterable[str], *, depth: int | None = None, early_exit: EarlyExit = None
-    ) -> list[IntentResult]: ...
-    def understand(
-        self, texts: Texts, *, depth: int | None = None, early_exit: EarlyExit = None
-    ) -> IntentResult | list[IntentResult]:
+    def understand(self, texts: Iterable[str], **keywords: Unpack[PredictKeywords]) -> list[IntentResult]: ...
+    def understand(self, texts: Texts, **keywords: Unpack[PredictKeywords]) -> IntentResult | list[IntentResult]:
         """Intent and slots of each text; a model that only classifies gives intents without slots.
 
         >>> Albert("intents").understand("wake me at seven").intent  # doctest: +SKIP
         'alarm_set'
         """
-        from albertkit.tasks.examples import TaggedExample, TextExample
-        from albertkit.tasks.tag import IntentResult
-        from albertkit.tasks.word_alignment import split_words
+        from albertkit.runtime.predict import predict_intents
 
-        found, single = embedding.list_texts(texts)
-        if self.meta.task == "classify" and self.task.kind == "single":
-            labels = self._predict([TextExample(text) for text in found], "classify", depth, early_exit)
-            return _one_or_all([IntentResult.from_classification(label) for label in labels], single)
-        examples = [TaggedExample(text, split_words(text)) for text in found]
-        return _one_or_all(self._predict(examples, "intent", depth, early_exit), single)
+        return _one_or_all(predict_intents(self, texts, **keywords), isinstance(texts, str))
 
     @overload
-    def track(self, turns: str, *, depth: int | None = None, early_exit: EarlyExit = None) -> DialogueState: ...  # type: ignore[overload-overlap]
+    def track(self, turns: str, **keywords: Unpack[PredictKeywords]) -> DialogueState: ...
     @overload
     def track(
-        self,
-        turns: Iterable[str | tuple[str, str] | DialogueTurn],
-        *,
-        depth: int | None = None,
-        early_exit: EarlyExit = None,
+        self, turns: Iterable[str | tuple[str, str] | DialogueTurn], **keywords: Unpack[PredictKeywords]
     ) -> list[DialogueState]: ...
     def track(
-        self,
-        turns: str | Iterable[str | tuple[str, str] | DialogueTurn],
-        *,
-        depth: int | None = None,
-        early_exit: EarlyExit = None,
+        self, turns: str | Iterable[str | tuple[str, str] | DialogueTurn], **keywords: Unpack[PredictKeywords]
     ) -> DialogueState | list[DialogueState]:
         """The state of a dialogue after each turn, in order: what the user wants by then.
 
-        A turn is the user's text, or a pair of the system's text before it and the user's. Each call begins a new dialogue; to
-        track several in one call, give `DialogueTurn`s, which name their dialogue.
+        A turn is the user's text, or a pair of the system's text before it and the user's. Each call begins a new
+        dialogue; to track several in one call, give `DialogueTurn`s, which name their dialogue.
 
         >>> Albert("dialogues").track(["a cheap hotel", ("In which area?", "the north")])[-1]  # doctest: +SKIP
         """
-        from albertkit.runtime.predict import check_task, dialogue_turns
+        from albertkit.runtime.predict import check_task, dialogue_turns, predict
 
         check_task(self, "dialogue")
-        examples, single = dialogue_turns(turns)
-        return _one_or_all(self._predict(examples, "dialogue", depth, early_exit) if examples else [], single)
+        examples = dialogue_turns(turns)
+        found = predict(self, examples, "dialogue", **keywords) if examples else []
+        return _one_or_all(found, isinstance(turns, str))
 
-    def answer(
-        self, question: str, context: str, *, depth: int | None = None, early_exit: EarlyExit = None
-    ) -> AnswerResult:
+    def answer(self, question: str, context: str, **keywords: Unpack[PredictKeywords]) -> AnswerResult:
         """The part of the context that answers the question; empty if none does.
 
         >>> Albert("questions").answer("Who sat?", "The cat sat.").text  # doctest: +SKIP
         'The cat'
         """
+        from albertkit.runtime.predict import predict
         from albertkit.tasks.examples import QuestionExample
 
-        found: AnswerResult = self._predict([QuestionExample("0", question, context)], "answer", depth, early_exit)[0]
+        found: AnswerResult = predict(self, [QuestionExample("0", question, context)], "answer", **keywords)[0]
         return found
 
     def choose(
-        self,
-        context: str,
-        question: str,
-        choices: Iterable[str],
-        *,
-        depth: int | None = None,
-        early_exit: EarlyExit = None,
+        self, context: str, question: str, choices: Iterable[str], **keywords: Unpack[PredictKeywords]
     ) -> ChoiceResult:
         """Which choice answers the question about the context.
 
         >>> Albert("choices").choose("Tom went home.", "Where is Tom?", ["at work", "at home"])  # doctest: +SKIP
         """
+        from albertkit.runtime.predict import predict
         from albertkit.tasks.examples import ChoiceExample
 
-        found: ChoiceResult = self._predict(
-            [ChoiceExample(context, question, tuple(choices))], "choose", depth, early_exit
-        )[0]
+        found: ChoiceResult = predict(self, [ChoiceExample(context, question, tuple(choices))], "choose", **keywords)[0]
         return found
 
     def explain(
@@ -420,11 +371,6 @@ class Albert(RuntimeModel):
 
         texts = ExplainInput(text, pair, question, tuple(choices))
         return Explainer(self).explain(texts, ExplainSettings(**settings))
-
-    def _predict(self, examples: Sequence[Any], task: str, depth: int | None, early_exit: EarlyExit) -> list[Any]:
-        from albertkit.runtime.predict import predict
-
-        return predict(self, examples, task, depth, early_exit)
 
 
 def _one_or_all(found: list[T], single: bool) -> T | list[T]:

@@ -12,8 +12,9 @@ from albertkit.albert import Albert
 from albertkit.artifact import write_artifact
 from albertkit.config import Options
 from albertkit.errors import AlbertkitError
-from albertkit.integrations import AlbertEmbeddings, AlbertVectors
 from albertkit.interop.sentence_transformers import write_folder
+from albertkit.langchain import AlbertEmbeddings
+from albertkit.sklearn import AlbertVectorizer
 from tests.conftest import tiny
 from tests.test_albert import TEXTS, make
 
@@ -77,11 +78,11 @@ def test_wrappers(artifact, tmp_path):
     documents = chain.embed_documents(TEXTS)
     assert np.allclose(documents, chain.albert.embed(TEXTS)) and isinstance(documents[0][0], float)
     assert np.allclose(chain.embed_query("one"), chain.albert.embed("one"))
-    step = AlbertVectors(tmp_path / "m", pooling="cls")
+    step = AlbertVectorizer(tmp_path / "m", pooling="cls")
     assert step.get_params()["pooling"] == "cls" and np.allclose(
         step.fit_transform(TEXTS), chain.albert.embed(TEXTS, pooling="cls")
     )
     pipeline = pytest.importorskip("sklearn.pipeline")
     linear = pytest.importorskip("sklearn.linear_model")
-    model = pipeline.make_pipeline(AlbertVectors(tmp_path / "m"), linear.LogisticRegression())
+    model = pipeline.make_pipeline(AlbertVectorizer(tmp_path / "m"), linear.LogisticRegression())
     assert list(model.fit(["good", "bad"] * 4, [1, 0] * 4).predict(["good", "bad"])) == [1, 0]

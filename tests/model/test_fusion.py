@@ -17,7 +17,7 @@ from albertkit.errors import AlbertkitError
 from albertkit.model import AlbertModel, Batch
 from albertkit.model.albert_model import build_head
 from albertkit.model.fusion import Extra, Fusion
-from albertkit.runtime.fusion_engine import Fused
+from albertkit.runtime.fusion_engine import FusionModel
 from albertkit.train import loop
 from tests.conftest import ROOT, tiny
 
@@ -102,7 +102,7 @@ def test_the_runtime_says_what_torch_says(tmp_path, where, options):
     batch = fusion(Batch.of(TEXTS), [Extra("image", image, segment=1), Extra("sound", sound)])
     with torch.no_grad():
         out = model(batch, heads=["classify"])
-    ready = Fused(tmp_path / "m", threads=1)
+    ready = FusionModel(tmp_path / "m", threads=1)
     assert ready.where == where
     given = {"image": image.numpy(), "sound": sound.numpy()}
     hidden, lengths = ready.run(TEXTS, given, {"image": 1})
@@ -123,7 +123,7 @@ def test_what_the_runtime_refuses(tmp_path):
     write_artifact(
         Artifact(config, AlbertModel(config, {"fusion": Fusion(config, {"image": 6})}).weights()), tmp_path / "m"
     )
-    ready = Fused(tmp_path / "m", threads=1)
+    ready = FusionModel(tmp_path / "m", threads=1)
     image = features(0, 4, 1, 6).numpy()
     for ids, extras, segments, why in (
         (TEXTS, {"imagee": image}, {}, "did you mean 'image'"),
@@ -145,7 +145,7 @@ def test_what_the_runtime_refuses(tmp_path):
 def test_without_a_fusion(tmp_path):
     write_artifact(Artifact(tiny(), AlbertModel(tiny()).weights()), tmp_path / "m")
     with pytest.raises(AlbertkitError, match="no fusion"):
-        Fused(tmp_path / "m")
+        FusionModel(tmp_path / "m")
 
 
 def test_the_example_of_the_page_needs_text_and_picture(tmp_path, monkeypatch):
@@ -165,6 +165,6 @@ def test_the_example_of_the_page_needs_text_and_picture(tmp_path, monkeypatch):
     assert space["accuracy"] > space["picture_alone"] + 0.05
     assert space["right"] == pytest.approx(space["accuracy"], abs=0.005)
     quantize(tmp_path / "digits" / "model", tmp_path / "int8", bits=8)
-    small = Fused(tmp_path / "int8", threads=1)
+    small = FusionModel(tmp_path / "int8", threads=1)
     scores = small.classify(space["ids"], {"image": space["pixels"]}, segments={"image": 1})
     assert np.mean(scores.argmax(1) == space["scores"].argmax(1)) > 0.95

@@ -22,8 +22,8 @@ from albertkit.model.albert_model import build_head
 from albertkit.runtime.batching import token_batches
 from albertkit.runtime.generate import (
     MAX_BATCHES,
-    Candidate,
     GenerateSettings,
+    Hypothesis,
     KeyValueCache,
     TextGenerator,
     expand_beams,
@@ -183,8 +183,8 @@ def test_a_spread_keeps_the_best(own, beams, seed):
     own = min(own, beams)  # a beam never holds more texts than it is wide
     rng = np.random.default_rng(seed)
     chances = np.log(rng.dirichlet(np.ones(7), own))
-    before = [Candidate([n], float(rng.normal())) for n in range(own)]
-    done: list[Candidate] = []
+    before = [Hypothesis([n], float(rng.normal())) for n in range(own)]
+    done: list[Hypothesis] = []
     texts, parents = expand_beams(chances, before, done, beams, end=0)
     totals = [(before[p].total + chances[p, w], p, w) for p, w in itertools.product(range(own), range(1, 7))]
     wanted = sorted(totals, reverse=True)[:beams]

@@ -21,7 +21,7 @@ from albertkit.cli import search_commands as cli_search
 from albertkit.errors import AlbertkitError
 from albertkit.search import index as module
 from albertkit.search.index import Index, Record, cluster, records_from
-from albertkit.search.keywords import spaced, terms
+from albertkit.search.keywords import space_characters, terms
 from albertkit.search.vectors import BLOCK
 from albertkit.text_reader import TEXT_LIMIT
 from tests.conftest import ROOT, program
@@ -241,7 +241,7 @@ def test_terms_are_bounded():
     assert (
         len(terms(" ".join(f"w{i}" for i in range(1000)))) == 64 == len(terms("".join(map(chr, range(0x4E00, 0x5000)))))
     )
-    assert spaced("ab北c") == "ab 北 c"
+    assert space_characters("ab北c") == "ab 北 c"
 
 
 # Crashes, threads, processes --------------------------------------------------------------------------------------

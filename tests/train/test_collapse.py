@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from albertkit.artifact import write_artifact
 from albertkit.errors import AlbertkitError
-from albertkit.estimators import AlbertClassifier
+from albertkit.sklearn import AlbertClassifier
 from albertkit.tasks.classify import ClassifyTask
 from albertkit.tasks.examples import Span, TaggedExample, TextExample
 from albertkit.tasks.match import MatchTask

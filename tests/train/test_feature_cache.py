@@ -9,9 +9,9 @@ from sklearn.model_selection import GridSearchCV
 
 from albertkit.albert import Albert
 from albertkit.artifact import Artifact, read_artifact, write_artifact
-from albertkit.estimators import AlbertClassifier
 from albertkit.model import AlbertModel
 from albertkit.serve.vector_cache import OVERHEAD, VectorCache
+from albertkit.sklearn import AlbertClassifier
 from albertkit.tasks.examples import TextExample
 from albertkit.tokenizer import Tokenizer
 from albertkit.train import frozen_head as frozen

@@ -21,8 +21,8 @@ from albertkit.artifact import Artifact, read_artifact, write_artifact
 from albertkit.cli.finetune_commands import evaluate, finetune
 from albertkit.cli.task_commands import intent
 from albertkit.errors import AlbertkitError
-from albertkit.estimators import AlbertClassifier
 from albertkit.model import AlbertModel
+from albertkit.sklearn import AlbertClassifier
 from albertkit.tasks.answer import AnswerTask
 from albertkit.tasks.classify import Classification, ClassifyTask
 from albertkit.tasks.examples import ChoiceExample, DialogueTurn, QuestionExample, Span, TaggedExample, TextExample

@@ -128,7 +128,7 @@ def test_the_estimator_is_one_of_scikit_learn_s(start):
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import FunctionTransformer
 
-    from albertkit.estimators import AlbertClassifier
+    from albertkit.sklearn import AlbertClassifier
 
     texts, labels = [e.text for e in classes(90)], [e.label for e in classes(90)]
     found = AlbertClassifier(start).fit(texts, labels)

@@ -39,7 +39,7 @@ class PortableBuilder(Builder):
         """An array inside the file; the same array again is the same tensor."""
         return self._once(name, array, turned=False)
 
-    def turned(self, name: str, array: np.ndarray) -> str:
+    def transpose(self, name: str, array: np.ndarray) -> str:
         """The transpose of an array."""
         return self._once(name, array, turned=True)
 
@@ -77,12 +77,12 @@ class PortableBuilder(Builder):
         # scaled behind the product: OpenVINO takes weights that are scaled before it as a sign to round the other side too
         if weight.smooth is not None:
             x = self.node("Mul", x, self.weight(f"{name}.smooth", weight.smooth))
-        opened = self.node("Cast", self.turned(name, weight.values), to=TensorProto.FLOAT)
+        opened = self.node("Cast", self.transpose(name, weight.values), to=TensorProto.FLOAT)
         return self.node("Mul", self.node("MatMul", x, opened), self.weight(f"{name}.scale", weight.scale))
 
     def whole(self, small: str, name: str, weight: QuantizedMatrix, zero: str) -> str:
         """The product of whole numbers, multiplied with the scale of each row of W."""
-        summed = self.node("MatMulInteger", small, self.turned(name, weight.values), zero)
+        summed = self.node("MatMulInteger", small, self.transpose(name, weight.values), zero)
         scale = self.weight(f"{name}.scale", weight.scale)
         return self.node("Mul", self.node("Cast", summed, to=TensorProto.FLOAT), scale)
 

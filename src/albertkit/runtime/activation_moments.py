@@ -1,9 +1,10 @@
 """What the shared layer's matrices see: the mean of x·xᵀ over their inputs x, summed over all uses of the layer.
 
-In: an artifact and, if there are any, texts like those it will read. Out: `{matrix name: moments}` for `quantized.quantize_weights`, which
-smooths inputs by them, and rounds weights so that errors cancel on such inputs. Without texts, the model writes
-its own: random words stand in some places, and its masked-word head fills the others in a few rounds, each place once, beside what stands
-there by then. A model without that head is shown plain English sentences (`data/everyday_sentences.py`), if its vocabulary is English; what is left is random pieces. No torch.
+In: an artifact and, if there are any, texts like those it will read. Out: `{matrix name: moments}` for
+`quantized.quantize_weights`, which smooths inputs by them, and rounds weights so that errors cancel on such inputs.
+Without texts, the model writes its own: random words stand in some places, and its masked-word head fills the others
+in a few rounds, each place once, beside what stands there by then. A model without that head is shown plain English
+sentences (`data/everyday_sentences.py`), if its vocabulary is English; what is left is random pieces. No torch.
 """
 
 from __future__ import annotations
@@ -142,7 +143,9 @@ def own_kind(artifact: Artifact) -> str:
 def own_text(
     artifact: Artifact, progress: Progress = lambda _: None, texts: int = TEXTS, seed: int = 0
 ) -> list[list[int]]:
-    """Token ids the model finds likely; for a model that cannot fill masks about as many tokens of sentences, or plain random ones."""
+    """Token ids the model finds likely; for a model that cannot fill masks about as many tokens of sentences, or plain
+    random ones.
+    """
     tokenizer, kind = artifact.tokenizer, own_kind(artifact)
     if kind != WRITTEN or tokenizer is None:
         return example_text(artifact.config, tokenizer, texts, seed)
@@ -160,7 +163,8 @@ def own_text(
 
 
 def example_text(config: AlbertConfig, tokenizer: Tokenizer | None, texts: int, seed: int = 0) -> list[list[int]]:
-    """Token ids of about `texts` times `LENGTH` tokens, without asking a model: sentences for an English vocabulary, else random pieces.
+    """Token ids of about `texts` times `LENGTH` tokens, without asking a model: sentences for an English vocabulary,
+    else random pieces.
 
     A text has one to four sentences.
     """
@@ -172,7 +176,9 @@ def example_text(config: AlbertConfig, tokenizer: Tokenizer | None, texts: int, 
 
 
 def reads_english(tokenizer: Tokenizer) -> bool:
-    """Whether most pieces of a vocabulary are written in Latin letters, and plain English sentences are cut into few of them, all known."""
+    """Whether most pieces of a vocabulary are written in Latin letters, and plain English sentences are cut into few
+    of them, all known.
+    """
     pieces = [piece.removeprefix("##").removeprefix("▁") for piece in tokenizer.vocabulary.ids]
     letters = [piece for piece in pieces if piece.isalpha()]
     if sum(piece.isascii() for piece in letters) < 0.8 * len(letters):
@@ -185,7 +191,8 @@ def reads_english(tokenizer: Tokenizer) -> bool:
 def _fill(engine: Engine, ids: np.ndarray, when: np.ndarray, mask_id: int, generator: np.random.Generator) -> None:
     """Write a word into each place of `ids` where `when` is 0, with masks there and where it is more.
 
-    It is drawn by its probability among the likeliest. Only these places are scored: a row of scores is as long as the vocabulary.
+    It is drawn by its probability among the likeliest. Only these places are scored: a row of scores is as long as the
+    vocabulary.
     """
     first = min(5, engine.config.vocab_size - 1)
     kept = min(LIKELY, engine.config.vocab_size - first)

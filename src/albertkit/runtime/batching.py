@@ -1,7 +1,8 @@
 """Texts to batches: the one place that decides which texts are computed together.
 
-In: token ids of many texts, any lengths. Out: `TokenBatch`, batches of neighbouring lengths. A batch holds at most `token_budget` tokens,
-padding included, so that its activations stay in the processor's cache, and wastes at most `waste` of them on padding.
+In: token ids of many texts, any lengths. Out: `TokenBatch`, batches of neighbouring lengths. A batch holds at most
+`token_budget` tokens, padding included, so that its activations stay in the processor's cache, and wastes at most
+`waste` of them on padding.
 """
 
 from __future__ import annotations

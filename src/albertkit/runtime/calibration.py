@@ -1,12 +1,13 @@
 """Calibration of early exit: held-out texts to the limits behind `early_exit="99%"`. No torch.
 
-In: a model folder, and examples of its task, or texts for a model that gives vectors. Out: `ExitCalibration` (`early_exit.py`),
-written into `albertkit.json`. Training (`train/elastic.py`) does the same with its own held-out scores. Calibrate again after
-quantizing or pruning, or for texts of another kind.
+In: a model folder, and examples of its task, or texts for a model that gives vectors. Out: `ExitCalibration`
+(`early_exit.py`), written into `albertkit.json`. Training (`train/elastic.py`) does the same with its own held-out
+scores. Calibrate again after quantizing or pruning, or for texts of another kind.
 
-How: a quarter of the texts fits, for each depth, the line log-odds(disagree) = a + b · log(uncertainty). Exiting wherever that
-probability is at most r is then one rule for each r. The other texts test these rules from the most careful one on, in an order
-that was fixed before; the last rule counts before the first whose agreement is not above the share with 95 % confidence
+How: a quarter of the texts fits, for each depth, the line log-odds(disagree) = a + b · log(uncertainty). Exiting
+wherever that probability is at most r is then one rule for each r. The other texts test these rules from the most
+careful one on, in an order that was fixed before; the last rule counts before the first whose agreement is not above
+the share with 95 % confidence
 (Clopper and Pearson's lower bound). So the share is guaranteed for texts like the held-out ones, with 95 % confidence in the
 draw of those, however well the lines fit (fixed-sequence testing, as in "Learn then Test", arXiv 2110.01052).
 """
@@ -48,14 +49,16 @@ SAME_VECTOR = f"the cosine with the full depth's vector is at least {MIN_COSINE}
 
 
 def calibrate(model: Path | str, examples: Sequence[Any], exit_depths: Sequence[int] | None = None) -> ExitCalibration:
-    """Find when texts may exit, and write it into the model's folder; examples are texts for a model that gives vectors.
+    """Find when texts may exit, and write it into the model's folder; examples are texts for a model that gives
+    vectors.
 
-    exit_depths: depths at which texts may exit. Default: those the model has been calibrated or distilled for, or every one.
+    exit_depths: depths at which texts may exit. Default: those the model has been calibrated or distilled for, or
+    every one.
     """
     folder = model_folder(model)
     if folder.parent == builtin.MODELS:
         raise AlbertkitError(
-            f"{folder.name} comes with the package and is not changed; copy its folder, {folder}, and calibrate the copy"
+            f"{folder.name} is a built-in model and is not changed; copy its folder, {folder}, and calibrate the copy"
         )
     if not (folder / META_FILE).is_file():
         raise AlbertkitError(f"{folder} has no {META_FILE}; run  albertkit convert {folder} OUT  first")
@@ -116,7 +119,7 @@ def calibrate_scores(
     examples: Sequence[Any],
     results: Mapping[int, Sequence[Any]] | None = None,
 ) -> ExitCalibration | None:
-    """From the heads' scores of held-out examples at every exit depth, the full depth last; None for too few examples."""
+    """From the heads' scores of held-out examples at every exit depth, the full depth last; None if too few."""
     confidence = UncertaintyEstimator(task, features, examples)
     depths = sorted(scores)
     *exit_depths, full = depths

@@ -1,11 +1,12 @@
 """Early exit: texts stop after few layers when their prediction is certain, and the rest is batched again. No torch.
 
-In: token ids, and `early_exit=` of `Albert`. Out: `ExitStats`, the output of each text and the depth at which it exited. Before
-this file: `engine.py` applies layers, `calibration.py` found the limits. After it: `embed.py` for vectors, `predict.py` for tasks.
+In: token ids, and `early_exit=` of `Albert`. Out: `ExitStats`, the output of each text and the depth at which it
+exited. Before this file: `engine.py` applies layers, `calibration.py` found the limits. After it: `embed.py` for
+vectors, `predict.py` for tasks.
 
-Between two exit depths every batch goes through some layers; then the heads are read, certain texts exit, and those of broken
-batches are put into full batches again. A bounded number of tokens is on its way at once, so memory is bounded, too. What is
-predicted for a text never depends on the others.
+Between two exit depths every batch goes through some layers; then the heads are read, certain texts exit, and those of
+broken batches are put into full batches again. A bounded number of tokens is on its way at once, so memory is bounded,
+too. What is predicted for a text never depends on the others.
 """
 
 from __future__ import annotations
@@ -116,7 +117,9 @@ class ExitCalibration:
         return made
 
     def risk(self, share: float) -> float | None:
-        """The highest probability of disagreeing with which a text may exit, for a share of agreement; None if no rule keeps it."""
+        """The highest probability of disagreeing with which a text may exit, for a share of agreement; None if no rule
+        keeps it.
+        """
         found = None
         for risk, agreement, _ in self.risks:
             if agreement < share:
@@ -190,13 +193,13 @@ def _calibration(model: RuntimeModel, early_exit: EarlyExit, kind: str) -> ExitC
     stored = model.meta.details.get("early_exit")
     if stored is None:
         raise AlbertkitError(
-            f"early_exit={early_exit!r} needs a calibration, and this model has none. Run  albertkit calibrate MODEL DEV  "
-            f"(or albertkit elastic, which also trains shallow depths)"
+            f"early_exit={early_exit!r} needs a calibration, and this model has none. "
+            f"Run  albertkit calibrate MODEL DEV  (or albertkit elastic, which also trains shallow depths)"
         )
     if kind != calibrated_kind(model):
         raise AlbertkitError(
-            f"early_exit={early_exit!r} was calibrated for this model's results ({model.meta.task}), not for its vectors. "
-            f"Choose cosine:NUMBER, or depth"
+            f"early_exit={early_exit!r} was calibrated for this model's results ({model.meta.task}), not for its "
+            f"vectors. Choose cosine:NUMBER, or depth"
         )
     return ExitCalibration.from_dict(stored)
 

@@ -1,9 +1,12 @@
-"""Texts to sentence vectors: the one place that does it, for `Albert`, the server, bulk work, the planner and training.
+"""Texts to sentence vectors: the one place that does it, for `Albert`, the server, bulk work, the planner and
+training.
 
-In: a `RuntimeModel`, texts and `EmbedOptions`. Out: vectors, one per text, in order. Before this file: `runtime_model.py`,
-`early_exit.py`. After it: `albert.py`; the server calls `split_texts`, `pool` and `combine_windows` around its own queue.
+In: a `RuntimeModel`, texts and `EmbedOptions`. Out: vectors, one per text, in order. Before this file:
+`runtime_model.py`, `early_exit.py`. After it: `albert.py`; the server calls `split_texts`, `pool` and
+`combine_windows` around its own queue.
 
-A text longer than the position table is read in overlapping windows; its vector is the mean of theirs, weighted by tokens.
+A text longer than the position table is read in overlapping windows; its vector is the mean of theirs, weighted by
+tokens.
 """
 
 from __future__ import annotations
@@ -206,7 +209,7 @@ def unit_length(vectors: np.ndarray) -> np.ndarray:
 
 
 def token_vectors(
-    model: RuntimeModel, texts: Iterable[str], depth: int | None = None, layer: int | None = None
+    model: RuntimeModel, texts: str | Iterable[str], depth: int | None = None, layer: int | None = None
 ) -> list[TokenVectors]:
     """The vector of each token of each text; long texts are truncated."""
     layers = model.layers_to_apply(depth, layer)
@@ -226,7 +229,7 @@ def token_vectors(
 # Texts to tokens -------------------------------------------------------------------------------------------------
 
 
-def text_chunks(texts: Iterable[str]) -> Iterator[list[str]]:
+def text_chunks(texts: str | Iterable[str]) -> Iterator[list[str]]:
     """Parts of the input that are sorted together, bounded in texts and in characters. Every text is checked."""
     if isinstance(texts, str):
         texts = [texts]
@@ -249,15 +252,15 @@ def text_chunks(texts: Iterable[str]) -> Iterator[list[str]]:
         yield chunk
 
 
-def list_texts(texts: str | Iterable[str]) -> tuple[list[str], bool]:
-    """Texts as a list, each checked, and whether it was a single one."""
-    if isinstance(texts, str):
-        return [texts], True
-    return [text for chunk in text_chunks(texts) for text in chunk], False
+def list_texts(texts: str | Iterable[str]) -> list[str]:
+    """A text or several as a list, each checked."""
+    return [text for chunk in text_chunks(texts) for text in chunk]
 
 
 def split_texts(model: RuntimeModel, texts: Sequence[str], options: EmbedOptions, start: int = 0) -> TokenWindows:
-    """Texts with their prompt as windows of token ids; `start` is the place of the first text in the input, for errors."""
+    """Texts with their prompt as windows of token ids; `start` is the place of the first text in the input, for
+    errors.
+    """
     whole = [
         shorten(model, place, options.prompt + text, options.long_texts) for place, text in enumerate(texts, start)
     ]

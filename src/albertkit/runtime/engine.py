@@ -1,10 +1,13 @@
-"""Engines: token ids to hidden states. `Engine` applies the shared layer through onnxruntime, `StaticEngine` reads a table.
+"""Engines: token ids to hidden states. `Engine` applies the shared layer through onnxruntime, `StaticEngine` reads a
+table.
 
-In: config, weights and a `TokenBatch` (`batching.py`). Out: hidden states as numpy arrays. Before this file: `graph.py`
-builds the graphs. After it: `runtime_model.py` opens the engine of a model. `torch_engine.py` does the same on a GPU.
+In: config, weights and a `TokenBatch` (`batching.py`). Out: hidden states as numpy arrays. Before this file:
+`graph.py` builds the graphs. After it: `runtime_model.py` opens the engine of a model. `torch_engine.py` does the same
+on a GPU.
 
 The layer is opened once and holds each weight once; depth is the number of times it is called, from 1 to beyond L.
-Hidden states go from call to call as numpy arrays: copying them costs less than onnxruntime's own values (40 µs per call).
+Hidden states go from call to call as numpy arrays: copying them costs less than onnxruntime's own values (40 µs per
+call).
 """
 
 from __future__ import annotations
@@ -136,8 +139,8 @@ class Engine:
 
 
 class StaticEngine:
-    """A table with one vector per token, made by `compress/static_model.py`: no onnxruntime, no layers. Its hidden states
-    are rows of the table; special tokens have rows of zeros.
+    """A table with one vector per token, made by `compress/static_model.py`: no onnxruntime, no layers. Its hidden
+    states are rows of the table; special tokens have rows of zeros.
     """
 
     def __init__(self, config: AlbertConfig, weights: graphs.Weights) -> None:
@@ -209,7 +212,9 @@ def cpu_quota(group: Path = Path("/sys/fs/cgroup")) -> float:
 
 
 def levels() -> graphs.Levels:
-    """8-bit activations where products of 8-bit numbers are summed without overflow; 7-bit ones on older x86 processors."""
+    """8-bit activations where products of 8-bit numbers are summed without overflow; 7-bit ones on older x86
+    processors.
+    """
     if platform.machine().lower() not in ("x86_64", "amd64", "i386", "i686"):
         return graphs.Levels(255)
     try:

@@ -1,12 +1,13 @@
 """Texts generated token by token, without torch, by a model fine-tuned for `generate`.
 
-In: a `RuntimeModel`, source texts, `GenerateSettings`. Out: one `GeneratedText` per text. Before this file: `tasks/generation.py`
-defines which token attends to which; `engine.py` gives embeddings and logits. After it: `albert.py`, the server.
+In: a `RuntimeModel`, source texts, `GenerateSettings`. Out: one `GeneratedText` per text. Before this file:
+`tasks/generation.py` defines which token attends to which; `engine.py` gives embeddings and logits. After it:
+`albert.py`, the server.
 
-Sources never attend to the target, and a target token never attends to later ones; so each use of the shared layer keeps the
-keys and values of its tokens, and a step computes two tokens per text: the last token, and a mask for the next. The mask's keys
-are discarded. The same small graph reads the source (nothing cached, many new tokens) and makes a step. Finished texts leave
-the batch.
+Sources never attend to the target, and a target token never attends to later ones; so each use of the shared layer
+keeps the keys and values of its tokens, and a step computes two tokens per text: the last token, and a mask for the
+next. The mask's keys are discarded. The same small graph reads the source (nothing cached, many new tokens) and makes
+a step. Finished texts leave the batch.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ def step_graph(config: AlbertConfig, weights: graphs.Weights, prefix: str, level
     keys, values = (b.input(n, TensorProto.FLOAT, ["texts", "past", config.attention_size]) for n in ("keys", "values"))
     bias = b.input("bias", TensorProto.FLOAT, ["texts", 1, "new", "all"])
     inputs = ("query", "key", "value")
-    together = graphs.stacked([weights[f"{prefix}.attention.{part}.weight"] for part in inputs])
+    together = graphs.stack_rows([weights[f"{prefix}.attention.{part}.weight"] for part in inputs])
     biases = np.concatenate([as_float(weights[f"{prefix}.attention.{part}.bias"]) for part in inputs])
     mixed = b.node("Add", b.product(hidden, "qkv", together), b.weight("qkv.bias", biases))
     query, key, value = b.split(mixed, 3)
@@ -116,7 +117,9 @@ def step_graph(config: AlbertConfig, weights: graphs.Weights, prefix: str, level
 
 
 def target_embedding(config: AlbertConfig, weights: graphs.Weights, levels: Levels) -> Graph:
-    """The embedding of targets at any position: `segments` takes positions; their table includes the second segment's vector."""
+    """The embedding of targets at any position: `segments` takes positions; their table includes the second segment's
+    vector.
+    """
     place, kind = "encoder.embeddings.position.weight", "encoder.embeddings.segment.weight"
     table = as_float(weights[place])
     both = {place: np.zeros_like(table), kind: table + as_float(weights[kind])[1]}
@@ -128,7 +131,9 @@ def target_embedding(config: AlbertConfig, weights: graphs.Weights, levels: Leve
 
 @dataclass
 class KeyValueCache:
-    """Keys and values of some texts, for each use of a layer: (texts, room, A). The first `source` places are sources, then targets."""
+    """Keys and values of some texts, for each use of a layer: (texts, room, A). The first `source` places are sources,
+    then targets.
+    """
 
     keys: list[np.ndarray]
     values: list[np.ndarray]
@@ -162,7 +167,9 @@ class KeyValueCache:
 
 
 class TextGenerator:
-    """The graphs that generate, opened once for a model. `weights` are those the engine had before it took its layers out."""
+    """The graphs that generate, opened once for a model. `weights` are those the engine had before it took its layers
+    out.
+    """
 
     def __init__(
         self, config: AlbertConfig, weights: graphs.Weights, engine: InferenceEngine, tokenizer: Tokenizer
@@ -230,7 +237,7 @@ Pick = Callable[[np.ndarray, int], int]  # log-probabilities (V,) and the place 
 
 
 def sampler(settings: GenerateSettings) -> Pick:
-    """Tokens sampled by their probability; each text has its own random numbers, so that its neighbours do not matter."""
+    """Tokens sampled by their probability; each text has its own random numbers, whatever its neighbours."""
     generators: dict[int, np.random.Generator] = {}
 
     def pick(log_probabilities: np.ndarray, place: int) -> int:
@@ -257,7 +264,7 @@ def pick_likeliest(log_probabilities: np.ndarray, place: int) -> int:
 
 
 @dataclass
-class Candidate:
+class Hypothesis:
     """A text being generated."""
 
     ids: list[int]
@@ -270,7 +277,7 @@ class Candidate:
         return self.total / max(1, len(self.ids) + self.ended)
 
 
-def exclude_repeats(log_probabilities: np.ndarray, texts: Sequence[Candidate], size: int) -> None:
+def exclude_repeats(log_probabilities: np.ndarray, texts: Sequence[Hypothesis], size: int) -> None:
     """Take bias the words that would end a run of `size` tokens which a text already holds."""
     for row, text in zip(log_probabilities, texts if size else (), strict=False):
         ids = text.ids
@@ -280,9 +287,9 @@ def exclude_repeats(log_probabilities: np.ndarray, texts: Sequence[Candidate], s
 
 def decode(
     generator: TextGenerator, batch: TokenBatch, pick: Pick, most: int, depth: int, settings: GenerateSettings
-) -> list[Candidate]:
+) -> list[Hypothesis]:
     """One text for each source, token by token."""
-    texts = [Candidate([]) for _ in batch.order]
+    texts = [Hypothesis([]) for _ in batch.order]
     cache, going, last = generator.read(batch, depth, most), np.arange(len(texts)), None
     for _ in range(most):
         log_probabilities = generator.step(cache, last, depth)
@@ -304,12 +311,12 @@ def decode(
 
 def beam_search(
     generator: TextGenerator, batch: TokenBatch, most: int, depth: int, settings: GenerateSettings
-) -> list[Candidate]:
+) -> list[Hypothesis]:
     """Beam search: the best text of several for each source, by mean log-probability."""
     count, beams = len(batch.order), settings.beams
     cache = generator.read(batch, depth, most)
-    alive: list[list[Candidate]] = [[Candidate([])] for _ in range(count)]
-    done: list[list[Candidate]] = [[] for _ in range(count)]
+    alive: list[list[Hypothesis]] = [[Hypothesis([])] for _ in range(count)]
+    done: list[list[Hypothesis]] = [[] for _ in range(count)]
     going, last = list(range(count)), None
     for _ in range(most):
         log_probabilities, start, chosen = generator.step(cache, last, depth), 0, []
@@ -331,22 +338,22 @@ def beam_search(
 
 
 def expand_beams(
-    log_probabilities: np.ndarray, own: list[Candidate], done: list[Candidate], beams: int, end: int
-) -> tuple[list[Candidate], list[int]]:
+    log_probabilities: np.ndarray, own: list[Hypothesis], done: list[Hypothesis], beams: int, end: int
+) -> tuple[list[Hypothesis], list[int]]:
     """The best next texts, and which text each continues; finished ones go to `done`, which stays sorted."""
     totals = log_probabilities + np.array([text.total for text in own])[:, None]  # (texts, V)
     flat = totals.ravel()
     best = np.argpartition(-flat, min(2 * beams, len(flat) - 1))[: 2 * beams]
-    texts: list[Candidate] = []
+    texts: list[Hypothesis] = []
     parents: list[int] = []
     for place in best[np.argsort(-flat[best], kind="stable")].tolist():
         parent, word = divmod(place, log_probabilities.shape[1])
         if not np.isfinite(flat[place]) or len(texts) == beams:
             break
         if word == end:
-            done.append(Candidate(own[parent].ids, float(flat[place]), True))
+            done.append(Hypothesis(own[parent].ids, float(flat[place]), True))
         else:
-            texts.append(Candidate([*own[parent].ids, word], float(flat[place])))
+            texts.append(Hypothesis([*own[parent].ids, word], float(flat[place])))
             parents.append(parent)
     done.sort(key=lambda text: -text.score)
     del done[beams:]

@@ -1,14 +1,15 @@
 """Weights to ONNX graphs: the embedding, the one shared layer, and the heads.
 
-In: a config and weights (float arrays or int8 `QuantizedMatrix`es). Out: `Graph`s. Before this file: `builder.py` collects the nodes.
-Next: `engine.py` opens the graphs in onnxruntime and applies the layer; `interop/onnx_export.py` puts the same parts into one file.
+In: a config and weights (float arrays or int8 `QuantizedMatrix`es). Out: `Graph`s. Before this file: `builder.py`
+collects the nodes. Next: `engine.py` opens the graphs in onnxruntime and applies the layer; `interop/onnx_export.py`
+puts the same parts into one file.
 
 The layer: one product for Q, K and V together, multi-head attention over the first n tokens of each text, the output
 product, LayerNorm of a sum, the feed-forward products with their activation, and LayerNorm again.
 
 With int8 weights, each token is scaled by its own largest number, so that what a text gets never depends on its
-neighbours in the batch (the stock operator scales a whole batch at once). The activation's output is shifted up by
-the most it can be below zero, so that all 8 bits are used; the shift comes off through the bias of the next product.
+neighbours in the batch (the stock operator scales a whole batch at once). The activation's output is shifted up by the
+most it can be below zero, so that all 8 bits are used; the shift comes off through the bias of the next product.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ Weights = dict[str, "np.ndarray | QuantizedMatrix"]
 LOWEST = {"gelu": 0.17, "gelu_new": 0.1701, "relu": 0.0, "silu": 0.2785, "tanh": None}
 
 
-def stacked(parts: list[np.ndarray | QuantizedMatrix]) -> np.ndarray | QuantizedMatrix:
+def stack_rows(parts: list[np.ndarray | QuantizedMatrix]) -> np.ndarray | QuantizedMatrix:
     """Several matrices as one, rows below rows."""
     if all(isinstance(part, QuantizedMatrix) for part in parts):
         matrices = [part for part in parts if isinstance(part, QuantizedMatrix)]
@@ -89,11 +90,11 @@ def attention_block(
     mask: str,
     local: str | bool = False,
 ) -> tuple[str, str]:
-    """The first half of a layer: what its output product reads, and its result. `local`: whether it sees a window alone; or
-    the name of a number that says so (`graph_options.kind_of`).
+    """The first half of a layer: what its output product reads, and its result. `local`: whether it sees a window
+    alone; or the name of a number that says so (`graph_options.kind_of`).
     """
     parts, bias = graph_options.input_parts(config, weights, prefix)
-    mixed = b.product(hidden, "qkv", stacked(parts))
+    mixed = b.product(hidden, "qkv", stack_rows(parts))
     bias_name = b.weight("qkv.bias", bias)
     if config.options.attends_otherwise:
         mixed = b.node("Add", mixed, bias_name)
@@ -146,8 +147,8 @@ def layer(
 def layer_graph(config: AlbertConfig, weights: Weights, prefix: str, levels: Levels, watch: bool = False) -> Graph:
     """One layer: `hidden` (texts, length, H) and `lengths` (texts,) → (texts, length, H).
 
-    With `watch`, the inputs of the output, up and down products come out too, for calibration. With the option `window` there is
-    an input `local`; `layer_feed` gives all of them.
+    With `watch`, the inputs of the output, up and down products come out too, for calibration. With the option
+    `window` there is an input `local`; `layer_feed` gives all of them.
     """
     b = Builder(levels)
     hidden = b.input("hidden", TensorProto.FLOAT, ["texts", "length", config.hidden_size])
@@ -156,7 +157,7 @@ def layer_graph(config: AlbertConfig, weights: Weights, prefix: str, levels: Lev
     made = layer(b, config, weights, prefix, hidden, lengths, local)
     more = []
     if watch:
-        more = [graph_options.lifted(b, config, weights, prefix, made.context), made.middle, made.wide]
+        more = [graph_options.expand_low_rank(b, config, weights, prefix, made.context), made.middle, made.wide]
     return b.graph(made.result, ["texts", "length", config.hidden_size], more)
 
 

@@ -1,8 +1,8 @@
 """Nodes to an ONNX graph: what the parts of a model in `graph.py` are built with.
 
-In: calls that add an operator and give the name of its output. Out: `Graph`, a serialised model without its weights, and the
-arrays that belong in it, each held once. `Builder` uses onnxruntime's fused operators; `interop/onnx_export.py` has a builder
-that writes the same model in standard operators only.
+In: calls that add an operator and give the name of its output. Out: `Graph`, a serialised model without its weights,
+and the arrays that belong in it, each held once. `Builder` uses onnxruntime's fused operators;
+`interop/onnx_export.py` has a builder that writes the same model in standard operators only.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ FUSED = {"MultiHeadAttention", "FastGelu", "BiasGelu", "QuickGelu", "MatMulInteg
 
 @dataclass(frozen=True)
 class Levels:
-    """How many levels an activation may take: products of two 8-bit numbers are summed in pairs into 16 bits by processors
-    without VNNI instructions, and would overflow there; 7 bits fit.
+    """How many levels an activation may take: products of two 8-bit numbers are summed in pairs into 16 bits by
+    processors without VNNI instructions, and would overflow there; 7 bits fit.
     """
 
     top: int = 255
@@ -120,7 +120,7 @@ class Builder:
         self.weights[self.prefix + name] = np.ascontiguousarray(array)
         return self.prefix + name
 
-    def turned(self, name: str, array: np.ndarray) -> str:
+    def transpose(self, name: str, array: np.ndarray) -> str:
         """The transpose of an array."""
         return self.weight(name, array.T)
 
@@ -131,7 +131,7 @@ class Builder:
     def product(self, x: str, name: str, weight: np.ndarray | QuantizedMatrix, floor: float | None = None) -> str:
         """x · Wᵀ. `floor`: x is nowhere below -floor, and has been shifted up by it (see `graph.shifted_bias`)."""
         if isinstance(weight, np.ndarray):
-            return self.node("MatMul", x, self.turned(name, weight))
+            return self.node("MatMul", x, self.transpose(name, weight))
         levels = self.levels
         if weight.smooth is not None:
             x = self.node("Mul", x, self.weight(f"{name}.smooth", weight.smooth))
@@ -149,7 +149,7 @@ class Builder:
     def whole(self, small: str, name: str, weight: QuantizedMatrix, zero: str) -> str:
         """The product of whole numbers, multiplied with the scale of each row of W."""
         one, scale = self.constant(1.0, np.float32), self.weight(f"{name}.scale", weight.scale)
-        return self.node("MatMulIntegerToFloat", small, self.turned(name, weight.values), one, scale, zero)
+        return self.node("MatMulIntegerToFloat", small, self.transpose(name, weight.values), one, scale, zero)
 
     def float_product(self, x: str, name: str, weight: np.ndarray | QuantizedMatrix) -> str:
         """x · Wᵀ in floats, however W is stored."""
@@ -178,12 +178,16 @@ class Builder:
         return self.node({"relu": "Relu", "tanh": "Tanh"}[kind], summed)
 
     def attend(self, mixed: str, bias: str, mask: str, heads: int, size: int) -> str:
-        """Attention of `heads` heads of `size` over queries, keys and values side by side; `mask` is each text's length."""
+        """Attention of `heads` heads of `size` over queries, keys and values side by side; `mask` is each text's
+        length.
+        """
         query, key, value = self.split(mixed, 3)
         return self.node("MultiHeadAttention", query, key, value, bias, mask, num_heads=heads)
 
     def attend_parts(self, parts: Sequence[str], mask: str, heads: int, size: int, extra: str = "") -> str:
-        """The same over queries, keys and values, biases added; `extra` (1, heads, length, length) is added to the scores."""
+        """The same over queries, keys and values, biases added; `extra` (1, heads, length, length) is added to the
+        scores.
+        """
         more = [extra] if extra else []
         return self.node("MultiHeadAttention", *parts, "", mask, *more, num_heads=heads)
 

@@ -1,11 +1,13 @@
-"""Parts of the layer's graph beyond canonical ALBERT: attention of low rank, in a window, with shared keys, with a bias; the GRU.
+"""Parts of the layer's graph beyond canonical ALBERT: attention of low rank, in a window, with shared keys, with a
+bias; the GRU.
 
-In: a builder, a config with options, weights. Out: names of tensors. `graph.py` asks here where an option is on; the same functions
-make the engine's graphs and the exported file. `model/attention_options.py` is the same in torch, with the formulas.
+In: a builder, a config with options, weights. Out: names of tensors. `graph.py` asks here where an option is on; the
+same functions make the engine's graphs and the exported file. `model/attention_options.py` is the same in torch, with
+the formulas.
 
-Low rank is multiplied into the matrices around it when the graph is built, so that it runs as attention with narrow heads; 8-bit matrices
-are rounded again for it. With a window the graph has an input `local`: one session, which holds each weight once, serves all kinds
-of layers.
+Low rank is multiplied into the matrices around it when the graph is built, so that it runs as attention with narrow
+heads; 8-bit matrices are rounded again for it. With a window the graph has an input `local`: one session, which holds
+each weight once, serves all kinds of layers.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ EVERYTHING, MASKED, BLOCKS = 0, 1, 2  # how a layer with a window is computed: w
 FAR = 2**31 - 1  # an end of a slice that means the last
 
 
-def folded(weight: np.ndarray | QuantizedMatrix, matrix: np.ndarray) -> np.ndarray | QuantizedMatrix:
+def multiply_heads(weight: np.ndarray | QuantizedMatrix, matrix: np.ndarray) -> np.ndarray | QuantizedMatrix:
     """A matrix whose rows, head by head, go through `matrix` (narrow, wide)."""
     plain = weight.values * weight.scale[:, None] if isinstance(weight, QuantizedMatrix) else weight
     made = (matrix @ plain.reshape(-1, matrix.shape[1], plain.shape[1])).reshape(-1, plain.shape[1])
@@ -42,7 +44,7 @@ def input_parts(
     biases = [as_float(weights[f"{prefix}.attention.{name}.bias"]) for name in names]
     if config.options.low_rank:
         low = [as_float(weights[f"{prefix}.attention.low.{name}"]) for name in names]
-        parts = [folded(part, matrix) for part, matrix in zip(parts, low, strict=True)]
+        parts = [multiply_heads(part, matrix) for part, matrix in zip(parts, low, strict=True)]
         biases = [(bias.reshape(-1, m.shape[1]) @ m.T).ravel() for bias, m in zip(biases, low, strict=True)]
     return parts, np.concatenate(biases).astype(np.float32)
 
@@ -57,19 +59,19 @@ def output_part(config: AlbertConfig, weights: Weights, prefix: str) -> np.ndarr
     return quantize_rows(made) if isinstance(weight, QuantizedMatrix) else made
 
 
-def lifted(b: Builder, config: AlbertConfig, weights: Weights, prefix: str, context: str) -> str:
+def expand_low_rank(b: Builder, config: AlbertConfig, weights: Weights, prefix: str, context: str) -> str:
     """What the output matrix as it is stored would read: heads brought up from low rank, (texts, length, A)."""
     if not config.options.low_rank:
         return context
     heads = b.node("Reshape", context, b.constant([0, 0, config.num_attention_heads, config.score_size], np.int64))
-    lift = b.turned("low.lift", as_float(weights[f"{prefix}.attention.low.lift"]))
+    lift = b.transpose("low.lift", as_float(weights[f"{prefix}.attention.low.lift"]))
     return b.node("Reshape", b.node("MatMul", heads, lift), b.constant([0, 0, config.attention_size], np.int64))
 
 
 def attend(
     b: Builder, config: AlbertConfig, weights: Weights, prefix: str, mixed: str, mask: str, local: str | bool
 ) -> str:
-    """Attention over what the input product gave, biases added: (texts, length, rows) → (texts, length, heads · size)."""
+    """Attention over the input product with its biases: (texts, length, rows) → (texts, length, heads · size)."""
     heads, size, few = config.num_attention_heads, config.score_size, config.key_heads
     parts = b.split_at(mixed, [heads * size, few * size, few * size])
     theta = ""
@@ -88,7 +90,7 @@ def attend(
         return b.attend_parts((query, key, value), mask, heads, size, extra)
 
     def blocks() -> str:
-        return Window(b, config, theta).attend(parts, mask)
+        return WindowAttention(b, config, theta).attend(parts, mask)
 
     # What no text of this model is long enough for is left out: blocks hold a table of window · 3 window numbers.
     most = kind_of_length(config, config.max_position_embeddings)
@@ -156,7 +158,7 @@ def _index(b: Builder, config: AlbertConfig, away: str) -> str:
 
 
 @dataclass(frozen=True)
-class Window:
+class WindowAttention:
     """Attention in a window: blocks of `window` queries over three blocks of keys and the first token, which sees all."""
 
     b: Builder
@@ -251,7 +253,9 @@ class Window:
         return self.b.node("Concat", *parts, axis=3)
 
     def _seen(self, known: str, rest: str) -> str:
-        """0 for keys that are there, HIDDEN for others and for the first token, which stands apart: (texts, 1, n, 1, 3w)."""
+        """0 for keys that are there, HIDDEN for others and for the first token, which stands apart: (texts, 1, n, 1,
+        3w).
+        """
         b, w = self.b, self.config.options.window
         one = b.constant([1], np.int64)
         others = b.node("Slice", known, one, b.constant([FAR], np.int64), one)

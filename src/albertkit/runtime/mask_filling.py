@@ -1,11 +1,13 @@
-"""Masks filled with the masked-language-model head: `fill_mask` for single words, `infill` for blanks of several tokens. No torch.
+"""Masks filled with the masked-language-model head: `fill_mask` for single words, `infill` for blanks of several
+tokens. No torch.
 
 In: a `RuntimeModel` with that head, and a text with `[MASK]`, or for `infill` also `[MASK:3]` or `[MASK:1-4]`. Out:
-`MaskPrediction`s or `Infilling`s, the best first. Before this file: `runtime_model.py`. After it: `albert.py`, the server.
+`MaskPrediction`s or `Infilling`s, the best first. Before this file: `runtime_model.py`. After it: `albert.py`, the
+server.
 
-`infill` is mask-predict (Ghazvininejad et al. 2019), without any training: all masks are filled at once; then the least certain
-ones are masked again and filled beside what stands there now, fewer in each round. Where a length is a range, each length is
-tried, and the mean log-probability of the tokens decides.
+`infill` is mask-predict (Ghazvininejad et al. 2019), without any training: all masks are filled at once; then the
+least certain ones are masked again and filled beside what stands there now, fewer in each round. Where a length is a
+range, each length is tried, and the mean log-probability of the tokens decides.
 """
 
 from __future__ import annotations

@@ -1,24 +1,27 @@
 """Task results without torch: examples to features, features through the engine and a head, scores to results.
 
-In: a `RuntimeModel` that was fine-tuned, and examples. Out: the task's results. The same `tasks/` code trained it. Before this
-file: `runtime_model.py`, `embed.py` pools. After it: `albert.py`; the server calls `task_features` and `read_heads` around its queue.
+In: a `RuntimeModel` that was fine-tuned, and examples. Out: the task's results. The same `tasks/` code trained it.
+Before this file: `runtime_model.py`, `embed.py` pools. After it: `albert.py`; the server calls `task_features` and
+`read_heads` around its queue.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 
 from albertkit.errors import AlbertkitError
 from albertkit.runtime.batching import token_batches
 from albertkit.runtime.early_exit import EarlyExit, ExitStats, LayerWalk, exit_rule, uncertainty_kind
-from albertkit.runtime.embed import pool, unit_length
+from albertkit.runtime.embed import list_texts, pool, unit_length
 from albertkit.runtime.runtime_model import RuntimeModel, check_trained_depth
 from albertkit.tasks.confidence import UncertaintyEstimator
-from albertkit.tasks.examples import DialogueTurn
+from albertkit.tasks.examples import DialogueTurn, TaggedExample, TextExample
+from albertkit.tasks.tag import IntentResult
 from albertkit.tasks.task import Feature
+from albertkit.tasks.word_alignment import split_words
 
 VERBS = {  # what a model of each task can do, as messages name it
     "classify": "classify",
@@ -30,6 +33,15 @@ VERBS = {  # what a model of each task can do, as messages name it
     "match": "index (in Python: similarity)",
     "generate": "generate",
 }
+
+
+class PredictKeywords(TypedDict, total=False):
+    """The keywords of the task methods of `Albert`; each may be omitted."""
+
+    depth: int | None
+    """Layers to apply."""
+    early_exit: EarlyExit
+    """When a text may stop before that: "99%" (or 0.99), "entropy:0.1", "patience:2", for values "change:0.05"."""
 
 
 def predict(
@@ -57,6 +69,16 @@ def predict(
     for result, layers in zip(results, stats.depths.tolist(), strict=True):
         object.__setattr__(result, "depth", layers)  # just made, and frozen for everybody else
     return list(results)
+
+
+def predict_intents(
+    model: RuntimeModel, texts: str | Iterable[str], depth: int | None = None, early_exit: EarlyExit = None
+) -> list[IntentResult]:
+    """Intents and slots; a model that only classifies gives intents without slots."""
+    if model.meta.task == "classify" and model.task.kind == "single":
+        labels = predict(model, text_examples(texts), "classify", depth, early_exit)
+        return [IntentResult.from_classification(label) for label in labels]
+    return predict(model, word_examples(texts), "intent", depth, early_exit)
 
 
 def check_task(model: RuntimeModel, task: str) -> None:
@@ -122,7 +144,7 @@ def exit_scores(
 
 
 def read_heads(model: RuntimeModel, hidden: np.ndarray, lengths: np.ndarray) -> list[Any]:
-    """The scores of each text of a batch, from its hidden states (texts, length, H); for a task of two heads, tuples."""
+    """Scores of each text of a batch from hidden states (texts, length, H); tuples for a task of two heads."""
     heads = model.task.head if isinstance(model.task.head, tuple) else (model.task.head,)
     for head in heads:
         if head != "vector" and head not in model.heads:
@@ -146,15 +168,32 @@ def head_scores(model: RuntimeModel, head: str, hidden: np.ndarray, lengths: np.
     return list(pool(model, hidden, lengths, pooling) @ weight.T + bias)
 
 
-def dialogue_turns(turns: str | Iterable[str | tuple[str, str] | DialogueTurn]) -> tuple[list[DialogueTurn], bool]:
-    """Turns as a list, and whether it was a single text; texts and pairs are numbered, as turns of one dialogue."""
+# Texts to examples -----------------------------------------------------------------------------------------------
+
+
+def text_examples(texts: str | Iterable[str], pairs: str | Iterable[str] | None = None) -> list[TextExample]:
+    """Texts, or pairs of texts, to classify."""
+    first = list_texts(texts)
+    second: Sequence[str | None] = [None] * len(first) if pairs is None else list_texts(pairs)
+    if len(second) != len(first):
+        raise AlbertkitError(f"there are {len(first)} texts and {len(second)} pairs; give one pair for each text")
+    return [TextExample(a, b) for a, b in zip(first, second, strict=True)]
+
+
+def word_examples(texts: str | Iterable[str]) -> list[TaggedExample]:
+    """Texts whose words are tagged."""
+    return [TaggedExample(text, split_words(text)) for text in list_texts(texts)]
+
+
+def dialogue_turns(turns: str | Iterable[str | tuple[str, str] | DialogueTurn]) -> list[DialogueTurn]:
+    """Turns of dialogues; texts and pairs are numbered, as turns of one dialogue."""
     if isinstance(turns, str):
-        return [DialogueTurn("", 0, "", turns)], True
+        return [DialogueTurn("", 0, "", turns)]
     if isinstance(turns, bytes | DialogueTurn) or not isinstance(turns, Iterable):
         raise AlbertkitError(
             f"turns is a {type(turns).__name__}; give the turns of a dialogue in a list, in their order"
         )
-    return [_turn(place, turn) for place, turn in enumerate(turns)], False
+    return [_turn(place, turn) for place, turn in enumerate(turns)]
 
 
 def _turn(place: int, turn: str | tuple[str, str] | DialogueTurn) -> DialogueTurn:

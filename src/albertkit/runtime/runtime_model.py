@@ -1,7 +1,8 @@
 """`RuntimeModel`: a stored model opened for inference, and the depths at which it may be used. No torch.
 
-In: a `Stored` model (`artifact.py`). Out: its engine, heads, tokenizer and metadata, with every option checked. Before this
-file: `engine.py`. After it: `embed.py`, `predict.py`, `mask_filling.py` and `generate.py`; `albert.Albert` is its subclass for users.
+In: a `Stored` model (`artifact.py`). Out: its engine, heads, tokenizer and metadata, with every option checked. Before
+this file: `engine.py`. After it: `embed.py`, `predict.py`, `mask_filling.py` and `generate.py`; `albert.Albert` is its
+subclass for users.
 """
 
 from __future__ import annotations
@@ -32,8 +33,9 @@ CALIBRATION_TEXTS = 16  # texts that a model opened with `bits` is calibrated on
 class RuntimeModel:
     """A model ready to run.
 
-    source: where it came from. bits: 8 or 4 quantizes a float model. threads: processors to use. device: "cuda" runs through torch.
-    depth: layers to apply unless a call says otherwise. token_budget: tokens computed together (`batching.py`).
+    source: where it came from. bits: 8 or 4 quantizes a float model. threads: processors to use. device: "cuda" runs
+    through torch. depth: layers to apply unless a call says otherwise. token_budget: tokens computed together
+    (`batching.py`).
     """
 
     def __init__(
@@ -115,7 +117,9 @@ class RuntimeModel:
 
     @cached_property
     def mask_model(self) -> RuntimeModel:
-        """What fills masks: this model; for the built-in one for vectors, the built-in one with a masked-language-model head."""
+        """What fills masks: this model; for the built-in one for vectors, the built-in one with a
+        masked-language-model head.
+        """
         is_default = builtin.resolve(self.source) == builtin.resolve(None)
         if self.can_fill_masks or not is_default:
             return self
@@ -152,7 +156,9 @@ class RuntimeModel:
 
 
 def quantize_stored(stored: Stored, bits: int) -> Weights:
-    """The weights of a float model in 8 or 4 bits, calibrated on a few example texts; those of a quantized model as they are."""
+    """The weights of a float model in 8 or 4 bits, calibrated on a few example texts; those of a quantized model as
+    they are.
+    """
     if stored.meta.quantisation == f"int{bits}":
         return stored.weights
     if stored.meta.quantisation is not None:

@@ -1,4 +1,6 @@
-"""The engine through torch, for a GPU: the methods and results of `InferenceEngine` (`engine.py`). Needs the [train] extra."""
+"""The engine through torch, for a GPU: the methods and results of `InferenceEngine` (`engine.py`). Needs the [train]
+extra.
+"""
 
 from __future__ import annotations
 

@@ -28,9 +28,9 @@ from albertkit.errors import AlbertkitError, nearest
 from albertkit.search import keywords as words
 from albertkit.search import vectors
 from albertkit.search.cluster import Clusters, cluster
-from albertkit.search.keywords import Words
+from albertkit.search.keywords import KeywordTable
 from albertkit.search.records import records_from, storable_record
-from albertkit.search.vectors import Blocks, Ranked, Row, fuse
+from albertkit.search.vectors import Ranked, StoredVector, VectorTable, fuse
 from albertkit.text_reader import Record, replace_surrogates
 
 __all__ = ["Clusters", "Embedder", "Index", "Record", "SearchHit", "cluster", "records_from"]
@@ -147,7 +147,7 @@ class Index:
             raise AlbertkitError(f"{self.path} is damaged: it does not name its model; index the files anew")
         self.dim, self.place = int(dim), str(facts.get("place", ""))
         with self._errors():
-            self._words, self._blocks = Words(self._sql), Blocks(self._sql, self.path, self.dim)
+            self._words, self._blocks = KeywordTable(self._sql), VectorTable(self._sql, self.path, self.dim)
         ours = self.embedder
         if ours is not None and (ours.name, ours.dim) != (self.model, self.dim):
             raise AlbertkitError(
@@ -173,7 +173,8 @@ class Index:
     # Writing ------------------------------------------------------------------------------------------------------
 
     def add(self, records: Iterable[Record], batch: int = 512, progress: Callable[[int], object] | None = None) -> int:
-        """Add or replace records; returns how many were new or changed. A text that the index holds is not embedded again.
+        """Add or replace records; returns how many were new or changed. A text that the index holds is not embedded
+        again.
 
         Each batch is one transaction, so that after a crash a second run goes on where the first one ended.
         """
@@ -212,7 +213,7 @@ class Index:
         self._sql.executemany(seen, [(id,) for id in group])
         return len({r.id for r in fresh} | {r.id for r in moved})
 
-    def _vectors(self, texts: Iterable[str]) -> dict[str, Row]:
+    def _vectors(self, texts: Iterable[str]) -> dict[str, StoredVector]:
         """The vector of each text: taken from the index where an equal text is there, else embedded."""
         ask, slots = "SELECT slot FROM texts WHERE hash = ? AND text = ? LIMIT 1", {}
         missing = []
@@ -225,7 +226,7 @@ class Index:
         held = self._blocks.read(slots.values())
         found = {text: held[slot] for text, slot in slots.items()}
         if missing:
-            found |= zip(missing, Row.all_from(self._embed(missing)), strict=True)
+            found |= zip(missing, StoredVector.all_from(self._embed(missing)), strict=True)
         return found
 
     def _embed(self, texts: list[str]) -> np.ndarray:
@@ -234,7 +235,8 @@ class Index:
         rows = np.asarray(self.embedder.embed(texts), np.float32)
         if rows.shape != (len(texts), self.dim) or not np.isfinite(rows).all():
             raise AlbertkitError(
-                f"the model gave vectors of shape {rows.shape} or not finite; {self.path} needs {(len(texts), self.dim)}"
+                f"the model gave vectors of shape {rows.shape}, or not finite ones; "
+                f"{self.path} needs {(len(texts), self.dim)}"
             )
         return rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)
 
@@ -270,7 +272,7 @@ class Index:
                 self._sql.executemany("DELETE FROM texts WHERE slot = ?", slots)
                 self._sql.executemany("DELETE FROM seen WHERE slot = ?", slots)
                 self._sql.executemany("INSERT INTO free VALUES (?)", slots)
-                self._blocks.write({slot: Row() for (slot,) in slots})
+                self._blocks.write({slot: StoredVector() for (slot,) in slots})
             return len(gone)
 
     # Searching ----------------------------------------------------------------------------------------------------

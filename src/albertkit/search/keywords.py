@@ -1,7 +1,8 @@
 """Keywords in an SQLite file: an FTS5 table that holds the words of each text, not the text.
 
-In: a connection and texts or a query. Out: the slots with the best BM25. Scripts without spaces are taken a character at a
-time, and a query in them as pairs of neighbours, so that Chinese words of two characters are found with no dictionary.
+In: a connection and texts or a query. Out: the slots with the best BM25. Scripts without spaces are taken a character
+at a time, and a query in them as pairs of neighbours, so that Chinese words of two characters are found with no
+dictionary.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ CREATE VIRTUAL TABLE words USING fts5 (text, content='', tokenize='unicode61 rem
 """
 
 
-class Words:
+class KeywordTable:
     """The table of words; transactions are the caller's."""
 
     def __init__(self, sql: sqlite3.Connection) -> None:
@@ -34,11 +35,13 @@ class Words:
 
     def add(self, slot: int, text: str) -> None:
         """Put the words of a text under a slot that has none."""
-        self.sql.execute("INSERT INTO words (rowid, text) VALUES (?, ?)", (slot, spaced(text)))
+        self.sql.execute("INSERT INTO words (rowid, text) VALUES (?, ?)", (slot, space_characters(text)))
 
     def remove(self, slot: int, text: str) -> None:
         """Take the words of the text that was added away again."""
-        self.sql.execute("INSERT INTO words (words, rowid, text) VALUES ('delete', ?, ?)", (slot, spaced(text)))
+        self.sql.execute(
+            "INSERT INTO words (words, rowid, text) VALUES ('delete', ?, ?)", (slot, space_characters(text))
+        )
 
     def best(self, query: str, k: int, rows: int) -> Ranked:
         """The k best of all rows that hold any word of the query; common words count only when no other is found."""
@@ -58,10 +61,10 @@ class Words:
         return min((row[0] if row else 0 for row in found), default=0)
 
 
-def spaced(text: str) -> str:
+def space_characters(text: str) -> str:
     """The text as the keyword table gets it: characters of unspaced scripts stand alone.
 
-    >>> spaced("Tea 北京!")
+    >>> space_characters("Tea 北京!")
     'Tea  北  京 !'
     """
     return _character.sub(r" \g<0> ", text)

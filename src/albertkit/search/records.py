@@ -35,8 +35,8 @@ def records_from(
 ) -> Iterator[Record]:
     """Records of text files (one per line, paragraph or file) and of tables (one per row, the text in `field`).
 
-    Folders are walked in order; hidden files and other kinds of files are skipped. A file that is named itself is always
-    read. `field` makes text files JSONL; without it the field is `text`.
+    Folders are walked in order; hidden files and other kinds of files are skipped. A file that is named itself is
+    always read. `field` makes text files JSONL; without it the field is `text`.
     """
     if split not in SPLITS:
         raise AlbertkitError(f"split is {split!r}{nearest(str(split), SPLITS)}; choose one of {', '.join(SPLITS)}")

@@ -26,7 +26,7 @@ CREATE TABLE vectors (block INTEGER PRIMARY KEY, data BLOB NOT NULL);
 JOINED = "scales s JOIN vectors v ON s.block = v.block"
 
 
-class Row:
+class StoredVector:
     """One vector as bytes and a scale; a scale of 0 marks a slot that holds nothing."""
 
     __slots__ = ("data", "scale")
@@ -35,29 +35,29 @@ class Row:
         self.scale, self.data = scale, data
 
     @classmethod
-    def all_from(cls, vectors: np.ndarray) -> list[Row]:
+    def all_from(cls, vectors: np.ndarray) -> list[StoredVector]:
         """Rows of floats, rounded to 255 steps of their own largest value."""
         scales = np.maximum(np.abs(vectors).max(axis=1), 1e-12) / 127
         data = np.round(vectors / scales[:, None]).astype(np.int8)
         return [cls(float(scale), row) for scale, row in zip(scales, data, strict=True)]
 
 
-class Blocks:
+class VectorTable:
     """The two tables of vectors; transactions are the caller's."""
 
     def __init__(self, sql: sqlite3.Connection, path: Path, dim: int) -> None:
         self.sql, self.path, self.dim = sql, path, dim
         self.room = np.empty((BLOCK, dim), np.float32)
 
-    def read(self, slots: Iterable[int]) -> dict[int, Row]:
+    def read(self, slots: Iterable[int]) -> dict[int, StoredVector]:
         """The rows in some slots."""
-        found: dict[int, Row] = {}
+        found: dict[int, StoredVector] = {}
         for block, places in _by_block(slots).items():
             scales, vectors = self._block(block)
-            found |= {block * BLOCK + i: Row(float(scales[i]), vectors[i].copy()) for i in places}
+            found |= {block * BLOCK + i: StoredVector(float(scales[i]), vectors[i].copy()) for i in places}
         return found
 
-    def write(self, rows: dict[int, Row]) -> None:
+    def write(self, rows: dict[int, StoredVector]) -> None:
         """Put rows into slots; a row without data only changes the scale."""
         for block, places in _by_block(rows).items():
             scales, vectors = (array.copy() for array in self._block(block))

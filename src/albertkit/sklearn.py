@@ -1,13 +1,15 @@
-"""scikit-learn's way: `AlbertClassifier().fit(X, y).predict(X)`, also inside a Pipeline or a GridSearchCV.
+"""scikit-learn estimators: `AlbertVectorizer` for vectors, `AlbertClassifier` for classes; also in a Pipeline or
+GridSearchCV.
 
-In: lists of texts and labels. Out: labels. Needs scikit-learn, and torch unless `frozen`.
+In: lists of texts and labels. Out: vectors or labels. Before this file: `albert.py`, `train/`. Needs scikit-learn, and
+torch for a classifier that is not `frozen`.
 """
 
 from __future__ import annotations
 
 import tempfile
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,23 +22,64 @@ from albertkit.tasks.examples import TextExample
 from albertkit.tasks.splits import split_examples
 
 try:
-    from sklearn.base import BaseEstimator, ClassifierMixin
+    from sklearn.base import BaseEstimator, ClassifierMixin, TransformerMixin
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.utils.multiclass import check_classification_targets
     from sklearn.utils.validation import check_is_fitted
 except ImportError as missing:  # pragma: no cover
     raise AlbertkitError("estimators need scikit-learn: run  pip install 'albertkit[train]'") from missing
 
-ENOUGH = 50  # examples, from which on some are held out
+MIN_SPLIT_EXAMPLES = 50  # from so many examples on, some are held out
 REMEDY = "Give more examples or epochs, a lower learning_rate, or frozen=True"
+
+
+class AlbertVectorizer(TransformerMixin, BaseEstimator):
+    """Sentence vectors as a step of a pipeline.
+
+    model: a folder, or the name of a built-in model; default the built-in one. pooling, depth, bits: as in `Albert`.
+
+    >>> AlbertVectorizer().fit_transform(["a cat", "a dog"]).shape
+    (2, 256)
+    """
+
+    def __init__(
+        self,
+        model: str | Path | None = None,
+        pooling: str | None = None,
+        depth: int | None = None,
+        bits: int | None = None,
+    ) -> None:
+        self.model = model
+        self.pooling = pooling
+        self.depth = depth
+        self.bits = bits
+
+    def fit(self, X: Iterable[str], y: object = None) -> AlbertVectorizer:
+        """Open the model; nothing is learnt."""
+        self.albert_ = Albert(self.model, bits=self.bits)
+        return self
+
+    def transform(self, X: Iterable[str]) -> np.ndarray:
+        """Sentence vectors (texts, dim)."""
+        check_is_fitted(self)
+        return self.albert_.embed(X, pooling=self.pooling, depth=self.depth)
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.string, tags.input_tags.two_d_array = True, False
+        return tags
 
 
 class AlbertClassifier(ClassifierMixin, BaseEstimator):
     """Classes of texts.
 
-    model: the model to begin with; default the built-in one. frozen: learn only a head on its sentence vectors (seconds); else the whole model is fine-tuned, and of 50 examples or more a tenth is held out, to choose the best epoch and to calibrate.
-    epochs, learning_rate, batch_size, max_length, seed: as in `albertkit finetune`; frozen reads only max_length of them.
-    `save` writes what was learnt as a model folder, which every verb and `Albert` open.
+    model: the model to start from; default the built-in one. frozen: train only a head on its sentence vectors
+    (seconds); else the whole model is fine-tuned, and of 50 examples or more a tenth is held out, to choose the best
+    epoch and to calibrate. epochs, learning_rate, batch_size, max_length, seed: as in `albertkit finetune`; frozen
+    reads only max_length of them. `save` writes the result as a model folder, which every command and `Albert` open.
+
+    >>> AlbertClassifier().fit(["a cat", "a dog"] * 9, ["cat", "dog"] * 9).predict(["a cat"])
+    array(['cat'], dtype='<U3')
     """
 
     def __init__(
@@ -58,11 +101,11 @@ class AlbertClassifier(ClassifierMixin, BaseEstimator):
         self.seed = seed
 
     def fit(self, X: Sequence[str], y: Sequence[Any]) -> AlbertClassifier:
-        """Learn from texts and their labels."""
-        texts, labels = checked(X), np.asarray(y)
+        """Train on texts and their labels."""
+        texts, labels = check_texts(X), np.asarray(y)
         if labels.ndim != 1 or len(labels) != len(texts):
             raise AlbertkitError(
-                f"there are {len(texts)} texts and labels of shape {labels.shape}; give one label a text"
+                f"there are {len(texts)} texts and labels of shape {labels.shape}; give one label per text"
             )
         odd = [label for label in labels.tolist() if not isinstance(label, str | int | float) or label != label]
         if odd:
@@ -74,14 +117,14 @@ class AlbertClassifier(ClassifierMixin, BaseEstimator):
             raise AlbertkitError("two labels look the same as text; rename one of them")
         examples = [TextExample(text, label=str(label)) for text, label in zip(texts, labels.tolist(), strict=True)]
         with tempfile.TemporaryDirectory() as folder:
-            model = self._learn(examples, Path(folder))
+            model = self._train(examples, Path(folder))
             self.files_ = {file.name: file.read_bytes() for file in sorted(model.iterdir())}
             self.albert_ = Albert(model)
         self.names_ = names
         return self
 
     def save(self, folder: str | Path) -> Path:
-        """Write what was learnt as a model folder; one that is there already is not touched."""
+        """Write the trained model as a folder; an existing one is not overwritten."""
         check_is_fitted(self)
         with new_folder(Path(folder)) as aside:
             self._write(aside)
@@ -102,7 +145,7 @@ class AlbertClassifier(ClassifierMixin, BaseEstimator):
                 self._write(Path(folder))
                 self.albert_ = Albert(folder)
 
-    def _learn(self, examples: list[TextExample], folder: Path) -> Path:
+    def _train(self, examples: list[TextExample], folder: Path) -> Path:
         if self.frozen:
             from albertkit.interop.convert import open_model
             from albertkit.train.frozen_head import fit, write
@@ -113,28 +156,31 @@ class AlbertClassifier(ClassifierMixin, BaseEstimator):
         from albertkit.train.train_settings import FinetuneSettings
 
         options = FinetuneSettings(
-            epochs=self.epochs, learning_rate=self.learning_rate, batch_size=self.batch_size, max_length=self.max_length,
+            epochs=self.epochs,
+            learning_rate=self.learning_rate,
+            batch_size=self.batch_size,
+            max_length=self.max_length,
             seed=self.seed,
-        )  # fmt: skip
-        learn, dev = split_examples(examples) if len(examples) >= ENOUGH else (examples, [])
+        )
+        learn, dev = split_examples(examples) if len(examples) >= MIN_SPLIT_EXAMPLES else (examples, [])
         done = finetune("classify", learn, dev, folder / "run", self.model, options)
         if "failed" in done.runs[0]:
-            warnings.warn(f"{done.runs[0]['failed']}: nothing was learnt. {REMEDY}", ConvergenceWarning, stacklevel=3)
+            warnings.warn(f"{done.runs[0]['failed']}: the training failed. {REMEDY}", ConvergenceWarning, stacklevel=3)
         return done.model
 
     def predict(self, X: Sequence[str]) -> np.ndarray:
         """The label of each text."""
         check_is_fitted(self)
-        return np.array([self.names_[str(found.label)] for found in self.albert_.classify(checked(X))])
+        return np.array([self.names_[str(found.label)] for found in self.albert_.classify(check_texts(X))])
 
     def predict_proba(self, X: Sequence[str]) -> np.ndarray:
-        """Probabilities, a column for each of `classes_`."""
+        """Probabilities, one column per class of `classes_`."""
         check_is_fitted(self)
-        found = [result.probabilities or {} for result in self.albert_.classify(checked(X))]
+        found = [result.probabilities or {} for result in self.albert_.classify(check_texts(X))]
         return np.array([[row[str(label)] for label in self.classes_.tolist()] for row in found])
 
 
-def checked(texts: Sequence[str]) -> list[str]:
+def check_texts(texts: Sequence[str]) -> list[str]:
     """Texts as a list; anything else is an error that names the first."""
     if isinstance(texts, str):
         raise AlbertkitError("X is one text; give a list of texts")
