@@ -103,7 +103,7 @@ def test_the_runtime_says_what_torch_says(tmp_path, where, options):
     with torch.no_grad():
         out = model(batch, heads=["classify"])
     ready = FusionModel(tmp_path / "m", threads=1)
-    assert ready.where == where
+    assert ready.position == where
     given = {"image": image.numpy(), "sound": sound.numpy()}
     hidden, lengths = ready.run(TEXTS, given, {"image": 1})
     wanted = batch.pad(out.encoded.hidden).numpy()
@@ -132,7 +132,7 @@ def test_what_the_runtime_refuses(tmp_path):
         (TEXTS, {}, {}, "no features"),
         (TEXTS, {"image": image}, {"image": 2}, "segment is 2"),
         (TEXTS, {"image": np.repeat(image, 39, 1)}, {}, "reads 40"),
-        ([*TEXTS[:3], []], {"image": image}, {}, "without tokens"),
+        ([*TEXTS[:3], []], {"image": image}, {}, "no tokens"),
         ([*TEXTS[:3], [-1]], {"image": image}, {}, "not among 0 to"),
         ([*TEXTS[:3], [97]], {"image": image}, {}, "not among 0 to"),
     ):

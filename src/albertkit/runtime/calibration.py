@@ -7,9 +7,9 @@ scores. Calibrate again after quantizing or pruning, or for texts of another kin
 How: a quarter of the texts fits, for each depth, the line log-odds(disagree) = a + b · log(uncertainty). Exiting
 wherever that probability is at most r is then one rule for each r. The other texts test these rules from the most
 careful one on, in an order that was fixed before; the last rule counts before the first whose agreement is not above
-the share with 95 % confidence
-(Clopper and Pearson's lower bound). So the share is guaranteed for texts like the held-out ones, with 95 % confidence in the
-draw of those, however well the lines fit (fixed-sequence testing, as in "Learn then Test", arXiv 2110.01052).
+the share with 95 % confidence (Clopper and Pearson's lower bound). So the share is guaranteed for texts like the
+held-out ones, with 95 % confidence in the draw of those, however well the lines fit (fixed-sequence testing, as in
+"Learn then Test", arXiv 2110.01052).
 """
 
 from __future__ import annotations

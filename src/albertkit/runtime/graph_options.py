@@ -159,7 +159,7 @@ def _index(b: Builder, config: AlbertConfig, away: str) -> str:
 
 @dataclass(frozen=True)
 class WindowAttention:
-    """Attention in a window: blocks of `window` queries over three blocks of keys and the first token, which sees all."""
+    """Attention in a window: blocks of `window` queries over three blocks of keys; the first token attends to all."""
 
     b: Builder
     config: AlbertConfig
