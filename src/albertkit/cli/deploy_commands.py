@@ -267,5 +267,5 @@ def serve(folders: tuple[str, ...], indexes: tuple[Path, ...], **settings: Any) 
         need(module, "serve", "serving")
     from albertkit.serve import server
 
-    plan = server.Plan(list(folders), take_settings(ServeSettings, settings), list(indexes))
-    server.serve(plan, told=lambda address: click.echo(f"serving on {address}"))
+    chosen = take_settings(ServeSettings, settings)
+    server.serve(folders, chosen, indexes, on_ready=lambda address: click.echo(f"serving on {address}"))

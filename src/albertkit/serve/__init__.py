@@ -1,6 +1,7 @@
-"""A server for artifacts: the interfaces that programs already speak, one process, no torch.
+"""The HTTP server: OpenAI's and text-embeddings-inference's endpoints and albertkit's own. One process, no torch.
 
-In: model folders. Out: HTTP. `settings.py` says how; `models.py` opens and reloads; `batcher.py` computes what all clients ask for
-together; `work.py` turns requests into rows for it and rows into answers; `openai.py`, `tei.py`, `own.py` are the endpoints;
-`schema.py` their shapes, `openapi.py` their description; `app.py` puts them behind one door, `guard.py`; `run.py` listens.
+In: model folders. Out: HTTP. Files in order: `serve_settings.py`, `served_models.py` (open and reload),
+`batch_queue.py` and `batcher.py` (compute the rows of all requests together), `inference.py` (requests to jobs, jobs
+to results), the endpoints (`openai.py`, `tei.py`, `tasks_api.py`, `search_api.py`, `explain_api.py`),
+`middleware.py`, `app.py`, `server.py`.
 """

@@ -1,6 +1,6 @@
-"""The server's app: all endpoints in one table, the page, and what starts and stops with it.
+"""The Starlette app: the table of endpoints, the page, health, metrics and reload.
 
-In: a `Service`. Out: a Starlette app. Before this file: the endpoints and `guard.py`; after it: `run.py` listens.
+In: a `Service`. Out: an ASGI app. Before: the endpoints and `middleware.py`; next: `server.py` listens.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ import os
 import signal
 import threading
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal
 
 from msgspec import Struct
 from starlette.applications import Starlette
@@ -25,99 +26,107 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp
 
 from albertkit.errors import AlbertkitError
-from albertkit.serve import explain_api, openai, openapi, tei
-from albertkit.serve import generate_api as write
-from albertkit.serve import search_api as look
-from albertkit.serve import tasks_api as own
-from albertkit.serve.http_error import KINDS, HttpError
+from albertkit.serve import explain_api, openai, openapi, search_api, tasks_api, tei
 from albertkit.serve.inference import RequestContext, Service
-from albertkit.serve.middleware import Endpoint, EndpointApp, Message, RawBody, Receive, Send, refused
-from albertkit.serve.schemas import TokenItem, Vector
+from albertkit.serve.middleware import Endpoint, EndpointApp, Message, RawBody, Receive, Send, error_reply
+from albertkit.serve.schemas import ERROR_TYPES, HttpError, TokenItem, Vector
 from albertkit.serve.serve_settings import ApiKeys, split_list
+from albertkit.tasks.classify import Classification
+from albertkit.tasks.generation import GeneratedText
+from albertkit.tasks.tag import IntentResult, TagResult
 
 log = logging.getLogger("albertkit.serve")
 PAGE = Path(__file__).parent / "page"
-STUCK = 120.0  # seconds that a batch may take before the server calls itself ill
-TELL_OTHERS = "ALBERTKIT_SERVE_PARENT"  # set in workers: the process that passes a reload on to all
+MAX_BATCH_AGE = 120.0  # seconds that a batch may take before the server reports itself as unhealthy
+PARENT_VARIABLE = "ALBERTKIT_SERVE_PARENT"  # set in workers: the process that forwards a reload to all
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 
 
-class HealthResponse(TypedDict):
-    """How the server is."""
+@dataclass(frozen=True)
+class HealthResponse:
+    """The state of the server."""
 
     status: Literal["ok", "starting", "draining"]
     models: list[str]
     waiting_seconds: float
 
 
-class ReloadResponse(TypedDict):
+@dataclass(frozen=True)
+class ReloadResponse:
     """For each model: same, reloaded, or why the old one was kept."""
 
     models: dict[str, str]
 
 
 class EmptyRequest(Struct):
-    """A request without a body."""
+    """A request without fields."""
 
 
-async def health(service: Service, context: RequestContext, body: None) -> Any:
+async def health(service: Service, context: RequestContext, body: None) -> HealthResponse:
     """Whether requests are answered: 200, or 503 while starting, stopping or stuck."""
-    return well(service, service.ready and not service.draining)
+    if not service.is_ready or service.is_draining:
+        state = "shutting down" if service.is_draining else "starting"
+        check_engine(service)
+        raise HttpError(503, f"the server is {state}", retry_after=1)
+    return server_state(service)
 
 
-async def live(service: Service, context: RequestContext, body: None) -> Any:
-    """Whether the process works; if not, it should be started anew."""
-    return well(service, True)
+async def live(service: Service, context: RequestContext, body: None) -> HealthResponse:
+    """Whether the process works; if not, restart it."""
+    return server_state(service)
 
 
-def well(service: Service, ready: bool) -> dict[str, Any]:
-    """How the server is; a refusal if it is not well."""
-    stuck = service.batcher.stuck()
-    if stuck is None or stuck > STUCK:
-        raise HttpError(503, "the engine does not answer; start the server anew")
-    if not ready:
-        raise HttpError(
-            503, "the server is starting" if not service.draining else "the server is shutting down", again=1
-        )
-    status = "draining" if service.draining else "ok" if service.ready else "starting"
+def check_engine(service: Service) -> None:
+    """An error if the engine's thread has stopped or hangs."""
+    age = service.batcher.batch_age()
+    if age is None or age > MAX_BATCH_AGE:
+        raise HttpError(503, "the engine does not respond; restart the server")
+
+
+def server_state(service: Service) -> HealthResponse:
+    """The state of a server whose engine works."""
+    check_engine(service)
+    status: Literal["ok", "starting", "draining"] = "ok" if service.is_ready else "starting"
     names = [model.name for model in service.models]
-    return {"status": status, "models": names, "waiting_seconds": round(service.batcher.waiting()[1], 3)}
+    waiting = round(service.batcher.waiting()[1], 3)
+    return HealthResponse("draining" if service.is_draining else status, names, waiting)
 
 
 async def metrics(service: Service, context: RequestContext, body: None) -> RawBody:
-    """Numbers for Prometheus."""
+    """Metrics for Prometheus."""
     service.metrics.waiting.set(service.batcher.waiting()[1])
-    service.metrics.held.set(service.held)
-    return RawBody(service.metrics.page(), service.metrics.content_type)
+    service.metrics.pending_bytes.set(service.pending_bytes)
+    return RawBody(service.metrics.export(), service.metrics.content_type)
 
 
-async def reload(service: Service, context: RequestContext, body: EmptyRequest) -> dict[str, Any]:
-    """Open models again that have changed on disk, and read the keys again; nobody is kept waiting for it."""
-    found = await renew(service)
-    parent = os.environ.get(TELL_OTHERS)
+async def reload(service: Service, context: RequestContext, body: EmptyRequest) -> ReloadResponse:
+    """Reload changed models and API keys while requests run."""
+    results = await reload_all(service)
+    parent = os.environ.get(PARENT_VARIABLE)
     if parent is not None:
         os.kill(int(parent), signal.SIGHUP)
-    kept = {name: result for name, result in found.items() if result not in ("same", "reloaded")}
+    kept = {name: result for name, result in results.items() if result not in ("same", "reloaded")}
     if kept:
         raise HttpError(409, "; ".join(f"{name}: {result}" for name, result in kept.items()))
-    return {"models": found}
+    return ReloadResponse(results)
 
 
-async def renew(service: Service) -> dict[str, str]:
+async def reload_all(service: Service) -> dict[str, str]:
     """Reload models and keys; what cannot be read stays as it was."""
-    found = await asyncio.get_running_loop().run_in_executor(service.slow, service.models.reload)
-    for result in found.values():
+    results = await service.run_slow(service.models.reload)
+    for result in results.values():
         service.metrics.reloads.labels(result if result in ("same", "reloaded") else "kept").inc()
     try:
         service.keys = ApiKeys.read(service.settings)
     except AlbertkitError as error:
         log.error("keys kept", extra={"facts": {"reason": str(error)}})
-    return found
+    return results
 
 
 async def schema(service: Service, context: RequestContext, body: None) -> dict[str, Any]:
@@ -126,15 +135,15 @@ async def schema(service: Service, context: RequestContext, body: None) -> dict[
 
 
 async def docs(service: Service, context: RequestContext, body: None) -> RawBody:
-    """This description, for people."""
-    return RawBody(openapi.page(description()).encode(), "text/html; charset=utf-8")
+    """This description as HTML."""
+    return RawBody(openapi.render_page(description()).encode(), "text/html; charset=utf-8")
 
 
 OPENAI, TEI, OWN, SERVER = "OpenAI's", "text-embeddings-inference's", "albertkit's own", "the server"
 ENDPOINTS = (
     Endpoint("POST", "/v1/embeddings", openai.embeddings, openai.EmbeddingsRequest, openai.EmbeddingsResponse, OPENAI),
     Endpoint("GET", "/v1/models", openai.models, None, openai.ModelListResponse, OPENAI),
-    Endpoint("GET", "/v1/models/{name:path}", openai.one_model, None, openai.ModelItem, OPENAI),
+    Endpoint("GET", "/v1/models/{name:path}", openai.one_model, None, openai.ModelInfo, OPENAI),
     Endpoint("POST", "/embed", tei.embed, tei.EmbedRequest, list[Vector], TEI),
     Endpoint("POST", "/rerank", tei.rerank, tei.RerankRequest, list[tei.RankItem], TEI),
     Endpoint("POST", "/predict", tei.predict, tei.PredictRequest, tei.Predictions, TEI),
@@ -143,61 +152,73 @@ ENDPOINTS = (
     Endpoint("POST", "/decode", tei.decode, tei.DecodeRequest, list[str], TEI),
     Endpoint("GET", "/info", tei.info, None, tei.InfoResponse, TEI),
     Endpoint("POST", "/", tei.root, tei.RootRequest, tei.RootResponse, TEI),
-    Endpoint("POST", "/classify", own.classify, own.ClassifyRequest, own.ClassifyResponse, OWN),
-    Endpoint("POST", "/tag", own.tag, own.TextsRequest, own.TagResponse, OWN),
-    Endpoint("POST", "/intent", own.intent, own.TextsRequest, own.IntentResponse, OWN),
-    Endpoint("POST", "/answer", own.answer, own.AnswerRequest, own.AnswerResponse, OWN),
-    Endpoint("POST", "/choose", own.choose, own.ChooseRequest, own.ChooseResponse, OWN),
-    Endpoint("POST", "/fill", own.fill, own.FillRequest, own.FillResponse, OWN),
-    Endpoint("POST", "/generate", write.generate, write.GenerateRequest, write.GenerateResponse, OWN),
-    Endpoint("POST", "/similar", look.similar, look.SimilarRequest, look.SimilarResponse, OWN),
-    Endpoint("POST", "/search", look.search, look.SearchRequest, look.SearchResponse, OWN),
+    Endpoint(
+        "POST",
+        "/classify",
+        tasks_api.classify,
+        tasks_api.ClassifyRequest,
+        tasks_api.TaskResults[Classification],
+        OWN,
+    ),
+    Endpoint("POST", "/tag", tasks_api.tag, tasks_api.TextsRequest, tasks_api.TaskResults[TagResult], OWN),
+    Endpoint("POST", "/intent", tasks_api.intent, tasks_api.TextsRequest, tasks_api.TaskResults[IntentResult], OWN),
+    Endpoint("POST", "/answer", tasks_api.answer, tasks_api.AnswerRequest, tasks_api.AnswerResponse, OWN),
+    Endpoint("POST", "/choose", tasks_api.choose, tasks_api.ChooseRequest, tasks_api.ChooseResponse, OWN),
+    Endpoint("POST", "/fill", tasks_api.fill, tasks_api.FillRequest, tasks_api.TaskResults[tasks_api.FillItem], OWN),
+    Endpoint(
+        "POST",
+        "/generate",
+        tasks_api.generate,
+        tasks_api.GenerateRequest,
+        tasks_api.TaskResults[GeneratedText],
+        OWN,
+    ),
+    Endpoint("POST", "/similar", search_api.similar, search_api.SimilarRequest, search_api.SimilarResponse, OWN),
+    Endpoint("POST", "/search", search_api.search, search_api.SearchRequest, search_api.SearchResponse, OWN),
     Endpoint("POST", "/explain", explain_api.explain, explain_api.ExplainRequest, explain_api.ExplainResponse, OWN),
-    Endpoint("GET", "/health", health, None, HealthResponse, SERVER, open=True),
-    Endpoint("GET", "/health/ready", health, None, HealthResponse, SERVER, open=True),
-    Endpoint("GET", "/health/live", live, None, HealthResponse, SERVER, open=True),
+    Endpoint("GET", "/health", health, None, HealthResponse, SERVER, is_public=True),
+    Endpoint("GET", "/health/ready", health, None, HealthResponse, SERVER, is_public=True),
+    Endpoint("GET", "/health/live", live, None, HealthResponse, SERVER, is_public=True),
     Endpoint("GET", "/metrics", metrics, None, None, SERVER),
-    Endpoint("POST", "/admin/reload", reload, EmptyRequest, ReloadResponse, SERVER, admin=True),
-    Endpoint("GET", "/openapi.json", schema, None, dict[str, Any], SERVER, open=True),
-    Endpoint("GET", "/docs", docs, None, None, SERVER, open=True),
+    Endpoint("POST", "/admin/reload", reload, EmptyRequest, ReloadResponse, SERVER, is_admin=True),
+    Endpoint("GET", "/openapi.json", schema, None, dict[str, Any], SERVER, is_public=True),
+    Endpoint("GET", "/docs", docs, None, None, SERVER, is_public=True),
 )
 
 
 @functools.cache
 def description() -> dict[str, Any]:
-    """All endpoints in OpenAPI's words."""
+    """All endpoints as OpenAPI."""
     return openapi.describe(ENDPOINTS)
 
 
-def make_app(service: Service) -> Any:
-    """The app. It begins to compute when the server starts it, and ends what is waiting when the server stops it."""
+def make_app(service: Service) -> ASGIApp:
+    """The app. The batcher starts and stops with it."""
 
     @contextlib.asynccontextmanager
-    async def life(app: Starlette) -> AsyncIterator[None]:
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
         service.batcher.start()
         loop = asyncio.get_running_loop()
-        tasks: set[asyncio.Task[Any]] = set()
+        tasks: set[asyncio.Task[dict[str, str]]] = set()
 
-        def hang_up() -> None:
-            task = loop.create_task(renew(service))
+        def start_reload() -> None:
+            task = loop.create_task(reload_all(service))
             tasks.add(task)
             task.add_done_callback(tasks.discard)
 
         if threading.current_thread() is threading.main_thread() and hasattr(signal, "SIGHUP"):
-            loop.add_signal_handler(signal.SIGHUP, hang_up)
-        service.ready = True
+            loop.add_signal_handler(signal.SIGHUP, start_reload)
+        service.is_ready = True
         yield
-        service.ready = False
+        service.is_ready = False
         await loop.run_in_executor(None, service.batcher.stop)
-        for pool in (service.pool, service.slow):
+        for pool in (service.tokenizer_pool, service.slow_pool):
             pool.shutdown(wait=False, cancel_futures=True)
 
     routes: list[BaseRoute] = [Route(e.path, EndpointApp(e, service), methods=[e.method]) for e in ENDPOINTS]
     if service.settings.page:
-        routes.append(Route("/", front, methods=["GET"]))
-        if PAGE.is_dir():
-            routes.append(Mount("/page", StaticFiles(directory=PAGE)))
-    origins = split_list(service.settings.cors or "")
+        routes += [Route("/", index_page, methods=["GET"]), Mount("/page", StaticFiles(directory=PAGE))]
+    origins = split_list(service.settings.cors_origins or "")
     cors = Middleware(
         CORSMiddleware,
         allow_origins=origins,
@@ -207,49 +228,43 @@ def make_app(service: Service) -> Any:
     )
     app = Starlette(
         routes=routes,
-        lifespan=life,
+        lifespan=lifespan,
         middleware=[cors] if origins else [],
-        exception_handlers={HTTPException: not_there},
+        exception_handlers={HTTPException: handle_routing_error},
     )
-    return named(app, service.settings.allowed_hosts)
+    hosts = service.settings.allowed_hosts
+    return app if hosts is None else restrict_hosts(app, hosts)
 
 
-async def front(request: Request) -> Response:
+async def index_page(request: Request) -> Response:
     """The page at /."""
-    file = PAGE / "index.html"
-    body = file.read_bytes() if file.is_file() else b"<!doctype html><title>albertkit</title><a href=docs>albertkit</a>"
     headers = {"content-security-policy": POLICY, "x-content-type-options": "nosniff", "referrer-policy": "no-referrer"}
-    return Response(body, media_type="text/html", headers=headers)
+    return Response((PAGE / "index.html").read_bytes(), media_type="text/html", headers=headers)
 
 
-async def not_there(request: Request, error: Exception) -> Response:
-    """Paths and methods that do not exist, in our words."""
+async def handle_routing_error(request: Request, error: Exception) -> Response:
+    """Unknown paths and methods as an error response."""
     assert isinstance(error, HTTPException)
-    status = error.status_code if error.status_code in KINDS else 400
-    paths = description()["paths"]
-    said = {
-        404: f"there is no {request.url.path!r}; there is {', '.join(paths)}",
-        405: "this path wants another method",
+    status = error.status_code if error.status_code in ERROR_TYPES else 400
+    messages = {
+        404: f"path {request.url.path!r} is unknown; choose one of {', '.join(description()['paths'])}",
+        405: f"method {request.method} is not allowed for this path; see /docs",
     }
-    reply = refused(request.url.path, HttpError(status, said.get(status, error.detail)))
+    reply = error_reply(request.url.path, HttpError(status, messages.get(status, error.detail)))
     return Response(reply.body, status, headers=dict(error.headers or {}), media_type="application/json")
 
 
-def named(app: Any, hosts: frozenset[str] | None) -> Any:
-    """An app that answers only to some host names; None to all."""
-    if hosts is None:
-        return app
+def restrict_hosts(app: ASGIApp, hosts: frozenset[str]) -> ASGIApp:
+    """An app that answers only requests whose Host header is allowed."""
 
-    async def check(scope: Message, receive: Receive, send: Send) -> None:
+    async def check_host(scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            given = dict(scope["headers"]).get(b"host", b"").decode("latin-1").lower()
-            name = given[1 : given.find("]")] if given.startswith("[") else given.partition(":")[0]
+            host = dict(scope["headers"]).get(b"host", b"").decode("latin-1").lower()
+            name = host[1 : host.find("]")] if host.startswith("[") else host.partition(":")[0]
             if name not in hosts:
-                reply = refused("", HttpError(421, f"this server is not called {name!r}; name it with --hosts"))
-                headers = [(b"content-type", b"application/json"), (b"content-length", str(len(reply.body)).encode())]
-                await send({"type": "http.response.start", "status": reply.status, "headers": headers})
-                await send({"type": "http.response.body", "body": reply.body})
+                error = HttpError(421, f"host name {name!r} is not allowed; allow it with --hosts")
+                await Response(error_reply("", error).body, 421, media_type="application/json")(scope, receive, send)
                 return
         await app(scope, receive, send)
 
-    return check
+    return check_host

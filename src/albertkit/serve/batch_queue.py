@@ -1,6 +1,6 @@
-"""What the batcher works with: jobs, their rows, and the lanes in which rows wait.
+"""The batcher's data: jobs, their rows, the queues in which rows wait, and the estimates of compute and waiting time.
 
-In: what a request wants computed. Out: the batch that is next in a lane. After this file: `batcher.py`.
+In: what a request needs computed. Out: the next batch of a queue. Next: `batcher.py`.
 """
 
 from __future__ import annotations
@@ -13,92 +13,99 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from albertkit.albert import Albert
 from albertkit.runtime.batching import group_by_length
 
-LEARN = 0.2  # how much the newest full batch counts in the pace
-FORGET = 0.005  # how much a wait that was shorter than foreseen counts
+NEW_WEIGHT = 0.2  # weight of a new measurement in a moving average
+DECREASE_WEIGHT = 0.005  # weight of a wait that was shorter than estimated
 
 
 class TokenCost:
-    """How fast a model is: seconds for a token in a layer, learnt from batches that are at least half full."""
+    """Seconds per token and layer of a model: a moving average over batches that are at least half full."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
 
-    def learn(self, seconds: float) -> None:
-        """Take a new measurement into account."""
-        self.seconds += LEARN * (seconds - self.seconds)
+    def update(self, seconds: float) -> None:
+        """Add a measurement."""
+        self.seconds += NEW_WEIGHT * (seconds - self.seconds)
 
 
 class WaitFactor:
-    """By how much longer than foreseen the slower ones wait: others are put before them, and no two batches take the same time.
+    """How many times longer than the work ahead a slow request waits, because others are put before it.
 
-    A longer wait counts forty times as much as a shorter one, so that few are answered later than foreseen. It begins on the safe side.
+    A longer wait counts forty times as much as a shorter one, so that few responses are later than estimated. The first
+    value is cautious.
     """
 
-    MOST = 4.0
+    MAX = 4.0
 
     def __init__(self) -> None:
-        self.times = 1.5
+        self.value = 1.5
 
-    def learn(self, times: float) -> None:
-        """A wait was so many times as long as the work that was ahead."""
-        times = min(self.MOST, times)
-        self.times = max(1.0, self.times + (LEARN if times > self.times else FORGET) * (times - self.times))
+    def update(self, factor: float) -> None:
+        """Add a measurement."""
+        factor = min(self.MAX, factor)
+        weight = NEW_WEIGHT if factor > self.value else DECREASE_WEIGHT
+        self.value = max(1.0, self.value + weight * (factor - self.value))
 
 
 class ComputeModel(Protocol):
-    """What computes: `models.ServedModel`."""
+    """A model with its measured cost: `ServedModel`."""
 
     @property
-    def albert(self) -> Any: ...
+    def name(self) -> str: ...
+    @property
+    def albert(self) -> Albert: ...
     @property
     def token_cost(self) -> TokenCost: ...
 
 
 Reader = Callable[["ComputeRoute", np.ndarray, np.ndarray, list[Any]], Sequence[Any]]
-"""(route, hidden states (texts, length, H), lengths, marks) → one result for each text."""
+"""(route, hidden states (rows, length, H), lengths, arguments) → one result per row."""
 
 
 @dataclass(frozen=True)
 class ComputeRoute:
-    """Rows that are computed alike can share a batch: by one model, to one depth, and read in one way."""
+    """Rows of the same route can share a batch: same model, depth and reader."""
 
     model: ComputeModel
     depth: int
     reader: Reader
-    how: str = ""
-    """Something for the reader, the same for all rows."""
+    pooling: str = ""
+    """For readers that pool."""
 
 
 @dataclass(eq=False)
 class BatchJob:
-    """What one request wants computed."""
+    """What one request needs computed: rows of tokens, or a call."""
 
     route: ComputeRoute
-    ids: Sequence[Any]
+    ids: Sequence[Sequence[int] | np.ndarray]
     """The tokens of each row."""
     deadline: float
-    segments: Sequence[Any] | None = None
-    marks: list[Any] | None = None
-    """Something for the reader, for each row."""
+    segments: Sequence[Sequence[int]] | None = None
+    arguments: Sequence[Any] | None = None
+    """One argument per row for the reader."""
+    call: Callable[[], Any] | None = None
+    """Instead of rows: a function to call on the engine's thread."""
+    work: int = 0
+    """Tokens times layers that are not computed yet."""
     results: list[Any] = field(default_factory=list)
-    left: int = 0
-    live: bool = True
+    missing: int = 0
+    """Rows without a result."""
+    is_live: bool = True
+    """Whether somebody waits for it."""
     arrived: float = 0.0
     started: float = 0.0
-    computing: float = 0.0
+    compute_seconds: float = 0.0
     """Seconds of the batches it was in."""
     error: BaseException | None = None
     done: asyncio.Future[None] | None = None
-    call: Callable[[], Any] | None = None
-    """Instead of rows: something to be called on the engine's thread."""
-    work: int = 0
-    """Tokens times layers still to be computed."""
-    ahead: float = 0.0
-    """Seconds of work that were waiting when it came."""
-    alone: float = 0.0
-    """Seconds that it takes itself."""
+    seconds_ahead: float = 0.0
+    """Seconds of work that were waiting when it arrived."""
+    own_seconds: float = 0.0
+    """Estimated seconds for its own work."""
 
     @property
     def tokens(self) -> int:
@@ -115,40 +122,40 @@ class QueuedRow:
     place: int
     length: int
 
+    @property
+    def segments(self) -> Sequence[int] | np.ndarray:
+        """The segments of the row; 0 everywhere if the job has none."""
+        segments = self.job.segments
+        return np.zeros(self.length, np.int64) if segments is None else segments[self.place]
+
+    @property
+    def argument(self) -> Any:
+        """The reader's argument for the row."""
+        return None if self.job.arguments is None else self.job.arguments[self.place]
+
 
 class RowQueue:
-    """Rows waiting for one way, in the order they came."""
+    """Rows of one route, in the order of arrival. The first of them, the window, are sorted by length into batches."""
 
     def __init__(self) -> None:
         self.window: list[QueuedRow] = []
         self.waiting: deque[QueuedRow] = deque()
 
     def oldest(self, tokens: int) -> QueuedRow | None:
-        """The first row that somebody still waits for; fills the window up to `tokens`."""
-        self.window = [row for row in self.window if row.job.live]
-        held = sum(row.length for row in self.window)
-        while self.waiting and held < tokens:
+        """The first live row; fills the window up to `tokens`."""
+        self.window = [row for row in self.window if row.job.is_live]
+        size = sum(row.length for row in self.window)
+        while self.waiting and size < tokens:
             row = self.waiting.popleft()
-            if row.job.live:
+            if row.job.is_live:
                 self.window.append(row)
-                held += row.length
+                size += row.length
         return self.window[0] if self.window else None
 
     def take(self, token_budget: int) -> list[QueuedRow]:
-        """The batch that holds the oldest row, the longest row first."""
+        """The batch that contains the oldest row, the longest row first."""
         places = next(p for p in group_by_length([row.length for row in self.window], token_budget) if 0 in p)
         batch = [self.window[place] for place in places]
-        gone = set(places)
-        self.window = [row for place, row in enumerate(self.window) if place not in gone]
+        taken = set(places)
+        self.window = [row for place, row in enumerate(self.window) if place not in taken]
         return batch
-
-
-def segments_of(row: QueuedRow) -> Any:
-    """The segments of a row; 0 everywhere where a job has none."""
-    segments = row.job.segments
-    return np.zeros(row.length, np.int64) if segments is None else segments[row.place]
-
-
-def mark_of(row: QueuedRow) -> Any:
-    """What the reader wants to know about a row."""
-    return None if row.job.marks is None else row.job.marks[row.place]

@@ -6,7 +6,6 @@ float weights of two models for attention. Next: `app.py`.
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import threading
 from collections import OrderedDict
@@ -20,11 +19,10 @@ from msgspec import Meta
 from albertkit.explain.activations import NumpyEncoder
 from albertkit.explain.explainer import Explainer
 from albertkit.explain.layer_predictions import DepthState, DepthTrace, EarlyExitTrace, stable_depth
-from albertkit.serve.http_error import HttpError
 from albertkit.serve.inference import RequestContext, Service
-from albertkit.serve.schemas import NUMBERS, Count, Served, StrictRequest, TokenItem
+from albertkit.serve.schemas import NUMBERS, Count, HttpError, Served, StrictRequest, TokenItem
 from albertkit.serve.served_models import ServedModel
-from albertkit.serve.tei import tokens_of
+from albertkit.serve.tei import token_items
 
 OPEN_ENCODERS = 2  # their float weights are large
 ATTENTION_COST = 4  # numpy is about so many times slower than the engine
@@ -89,18 +87,19 @@ class ExplainResponse:
 
 async def explain(service: Service, context: RequestContext, body: ExplainRequest) -> ExplainResponse:
     """How a prediction forms, layer by layer."""
-    model = service.pick(context, body.model, "explain")
+    model = service.choose_model(context, body.model, "explain")
     albert = model.albert
-    service.count(context, [body.text])
-    trace = await service.cut(DepthTrace.of, albert, body.text, body.pair, body.question, body.k)
+    service.count_texts(context, [body.text])
+    trace = await service.run_tokenizer(DepthTrace.of, albert, body.text, body.pair, body.question, body.k)
     deepest = max(albert.depth, albert.config.num_hidden_layers)
     states = []
     for depth in range(1, deepest + 1):  # one turn each, so that other requests are computed in between
-        states.append(await service.call(context, model, partial(trace.run, depth), trace.tokens * depth * 2))
+        states.append(await service.run_engine(context, model, partial(trace.run, depth), trace.tokens * depth * 2))
     context.tokens = trace.tokens
-    early_exit = await service.call(context, model, trace.trace_early_exit, trace.tokens * deepest)
+    early_exit = await service.run_engine(context, model, trace.trace_early_exit, trace.tokens * deepest)
     attention = await attention_of(service, context, model, trace, deepest, body.attention) if body.attention else None
-    tokens = await service.cut(lambda: tokens_of(model, body.text, pair=body.pair, recognise_mask=trace.kind == "fill"))
+    tokenize = partial(token_items, model, body.text, pair=body.pair, recognise_mask=trace.kind == "fill")
+    tokens = await service.run_tokenizer(tokenize)
     matches = [state.choice == states[albert.depth - 1].choice for state in states]
     return ExplainResponse(
         model=model.name,
@@ -147,13 +146,13 @@ async def attention_of(
     if depth * heads * tokens**2 > MAX_NUMBERS[form]:
         most = int((MAX_NUMBERS[form] / (depth * heads)) ** 0.5)
         raise HttpError(
-            413, f"the text has {tokens} tokens; with attention={form!r} it may have {most}: shorten it", name="text"
+            413, f"the text has {tokens} tokens; with attention={form!r} it may have {most}: shorten it", param="text"
         )
-    encoder = await asyncio.get_running_loop().run_in_executor(service.slow, open_encoder, model)
+    encoder = await service.run_slow(open_encoder, model)
     compute = partial(encoder.run, trace.batch.ids[0], trace.batch.segments[0], depth)
-    activations = await service.call(context, model, compute, tokens * depth * ATTENTION_COST)
+    activations = await service.run_engine(context, model, compute, tokens * depth * ATTENTION_COST)
     if form == "base64":
-        return await service.cut(pack_attention, activations.attention)
+        return await service.run_tokenizer(pack_attention, activations.attention)
     return activations.attention.round(6)
 
 

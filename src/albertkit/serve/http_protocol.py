@@ -1,10 +1,10 @@
-"""uvicorn's HTTP protocol with patience: clients that send too slowly, too much, or do not read are not waited for for ever.
+"""uvicorn's HTTP protocol with timeouts and limits for slow or greedy clients.
 
-In: bytes of a connection. Out: what uvicorn makes of them. Before this file: uvicorn; after it: `run.py`.
+In: bytes of a connection. Out: uvicorn's requests. Before: uvicorn; next: `server.py`.
 
-uvicorn itself waits without end for the rest of a request, keeps as many headers as come, and holds an answer for as long as its
-client does not read it. Here a request must be complete `patience` seconds after its first byte, its head has at most 64 KB, an
-answer must move within the same time, and beyond `most` connections a new one is told to come back.
+uvicorn waits forever for the rest of a request, stores any number of headers, and keeps a response as long as its
+client does not read it. Here a request must be complete `timeout` seconds after its first byte, its head has at most
+64 KB, a response must make progress within the same time, and above `max_connections` a new connection is rejected.
 """
 
 from __future__ import annotations
@@ -18,132 +18,134 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 log = logging.getLogger("albertkit.serve")
-HEAD = 65536
+MAX_HEAD = 65536
 
 
-def said(status: str, text: str, more: str = "") -> bytes:
-    """A whole response, for connections on which nothing else can be said."""
+def raw_response(status: str, text: str, header: str = "") -> bytes:
+    """A complete response for a connection that is closed after it."""
     body = f'{{"error":"{text}","error_type":"connection"}}'
-    head = f"HTTP/1.1 {status}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n{more}\r\n"
-    return (head + body).encode()
+    lines = [f"HTTP/1.1 {status}", "content-type: application/json", f"content-length: {len(body)}"]
+    return "\r\n".join([*lines, "connection: close", *([header] if header else []), "", body]).encode()
 
 
-SLOW = said("408 Request Timeout", "the request did not come in time; send it faster, or send less")
-BUSY = said("503 Service Unavailable", "too many connections; come back later", "retry-after: 1\r\n")
-LONG = said("431 Request Header Fields Too Large", "the head of the request is longer than 64 KB; shorten it")
+TIMEOUT = raw_response("408 Request Timeout", "the request was not complete in time; send it faster, or send less")
+BUSY = raw_response("503 Service Unavailable", "too many connections; retry later", "retry-after: 1")
+TOO_LONG = raw_response(
+    "431 Request Header Fields Too Large", "the head of the request is longer than 64 KB; shorten it"
+)
 
 
 class RejectedConnections:
-    """Connections that were refused because there are too many: one line a second tells of all."""
+    """Counts rejected connections and logs them at most once per second."""
 
     def __init__(self) -> None:
-        self.count, self.due = 0, 0.0
+        self.count, self.next_log = 0, 0.0
 
     def add(self) -> None:
-        """One more."""
+        """Count one more."""
         self.count += 1
-        if time.monotonic() >= self.due:
-            log.warning("connections refused", extra={"facts": {"reason": "too many", "count": self.count}})
-            self.count, self.due = 0, time.monotonic() + 1
+        if time.monotonic() >= self.next_log:
+            log.warning("connections rejected", extra={"facts": {"reason": "too many", "count": self.count}})
+            self.count, self.next_log = 0, time.monotonic() + 1
 
 
-crowd = RejectedConnections()
+rejected = RejectedConnections()
 
 
 class TimeoutProtocol(HttpToolsProtocol):
-    """One connection. `patience` and `most` are set by `protocol_of`."""
+    """One connection. `make_protocol` sets the limits."""
 
-    patience = 20.0
-    most = 4096
+    timeout = 20.0
+    max_connections = 4096
 
     def __init__(self, *values: Any, **named: Any) -> None:
         super().__init__(*values, **named)
-        self._timer: asyncio.TimerHandle | None = None
-        self._stalled: asyncio.TimerHandle | None = None
-        self._head = 0
-        self._in_head = True
+        self._request_timer: asyncio.TimerHandle | None = None
+        self._write_timer: asyncio.TimerHandle | None = None
+        self._head_bytes = 0
+        self._is_in_head = True
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """A client came."""
+        """A client connects."""
         super().connection_made(transport)
         sock = transport.get_extra_info("socket")
-        if sock is not None:  # or an answer waits 40 ms for a sign from the client that its head has come
+        if sock is not None:  # else a response waits 40 ms for the client's acknowledgement of its head
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if len(self.connections) > self.most:
-            crowd.add()
+        if len(self.connections) > self.max_connections:
+            rejected.add()
             transport.write(BUSY)
             transport.close()
             return
-        self._arm(self.timeout_keep_alive)
+        self._start_timer(self.timeout_keep_alive)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """A client went."""
-        self._disarm()
+        """A client disconnects."""
+        self._stop_timer()
         self.resume_writing()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Bytes came."""
+        """Bytes arrive."""
         if self.transport.is_closing():
             return
-        self._head += len(data) if self._in_head else 0
+        self._head_bytes += len(data) if self._is_in_head else 0
         super().data_received(data)
-        if self._in_head and self._head > HEAD:
-            self._refuse("head too long", LONG)
+        if self._is_in_head and self._head_bytes > MAX_HEAD:
+            self._close("head too long", TOO_LONG)
 
     def on_message_begin(self) -> None:
         """The first byte of a request."""
         super().on_message_begin()
-        self._arm(self.patience)
+        self._start_timer(self.timeout)
 
     def on_headers_complete(self) -> None:
         """The head of a request is complete."""
-        self._in_head = False
+        self._is_in_head = False
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
         """A request is complete."""
-        self._disarm()
-        self._in_head, self._head = True, 0
+        self._stop_timer()
+        self._is_in_head, self._head_bytes = True, 0
         super().on_message_complete()
 
     def pause_writing(self) -> None:
-        """The client reads more slowly than we write."""
+        """The client reads more slowly than the server writes."""
         super().pause_writing()
-        if self._stalled is None:
-            self._stalled = self.loop.call_later(self.patience, self._give_up)
+        if self._write_timer is None:
+            self._write_timer = self.loop.call_later(self.timeout, self._abort)
 
     def resume_writing(self) -> None:
-        """The client has read on."""
-        if self._stalled is not None:
-            self._stalled.cancel()
-            self._stalled = None
+        """The client has read more."""
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
         if self.flow is not None:
             super().resume_writing()
 
-    def _arm(self, seconds: float) -> None:
-        self._disarm()
-        self._timer = self.loop.call_later(seconds, self._late)
+    def _start_timer(self, seconds: float) -> None:
+        self._stop_timer()
+        self._request_timer = self.loop.call_later(seconds, self._expire)
 
-    def _disarm(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+    def _stop_timer(self) -> None:
+        if self._request_timer is not None:
+            self._request_timer.cancel()
+            self._request_timer = None
 
-    def _late(self) -> None:
-        """The request is not complete in time."""
-        self._timer = None
-        if self._head or not self._in_head:
-            started = self.cycle is not None and not self._in_head and self.cycle.response_started
-            self._refuse("slow client", b"" if started else SLOW)
+    def _expire(self) -> None:
+        """The request is not complete in time, or the connection was idle."""
+        self._request_timer = None
+        if self._head_bytes or not self._is_in_head:
+            has_response = self.cycle is not None and not self._is_in_head and self.cycle.response_started
+            self._close("slow client", b"" if has_response else TIMEOUT)
         elif not self.transport.is_closing():
             self.transport.close()
 
-    def _give_up(self) -> None:
+    def _abort(self) -> None:
         log.warning("connection closed", extra={"facts": {"reason": "the client does not read"}})
         self.transport.abort()
 
-    def _refuse(self, reason: str, response: bytes) -> None:
+    def _close(self, reason: str, response: bytes) -> None:
         if self.transport.is_closing():
             return
         log.warning("connection closed", extra={"facts": {"reason": reason}})
@@ -151,6 +153,7 @@ class TimeoutProtocol(HttpToolsProtocol):
         self.transport.close()
 
 
-def protocol_of(patience: float, most: int) -> type[TimeoutProtocol]:
-    """The protocol with a server's settings."""
-    return type("Patient", (TimeoutProtocol,), {"patience": patience, "most": most})
+def make_protocol(timeout: float, max_connections: int) -> type[TimeoutProtocol]:
+    """The protocol with a server's limits."""
+    limits = {"timeout": timeout, "max_connections": max_connections}
+    return type("LimitedProtocol", (TimeoutProtocol,), limits)

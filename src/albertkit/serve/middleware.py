@@ -1,6 +1,6 @@
-"""The way of a request to its endpoint and back: key, limits, reading, cancelling, errors, headers, log and metrics.
+"""From a request to its endpoint and back: key, limits, decoding, disconnects, errors, headers, log and metrics.
 
-In: an `Endpoint` and a `Service`. Out: an ASGI app that answers it. Before this file: the endpoints; after it: `app.py`.
+In: an `Endpoint` and the `Service`. Out: an ASGI app. Before: the endpoints; next: `app.py`.
 """
 
 from __future__ import annotations
@@ -18,57 +18,63 @@ import msgspec
 import orjson
 
 from albertkit.errors import AlbertkitError
-from albertkit.serve.http_error import HttpError
-from albertkit.serve.inference import RequestContext, Service, seconds_left
+from albertkit.serve.inference import RequestContext, Service
+from albertkit.serve.schemas import HttpError
 
 log = logging.getLogger("albertkit.serve")
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
-OVERHEAD = 4096  # bytes that a request takes beside its body
-LARGE = 65536  # an answer beyond this is held until the client has taken it
-_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
+Headers = list[tuple[bytes, bytes]]
+Handler = Callable[..., Awaitable[Any]]
+"""(service, context, body, path parameters) → the response."""
+OVERHEAD = 4096  # bytes of a request beside its body
+LARGE_RESPONSE = 65536  # a larger response is counted until the client has received it
+REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 _numbers = itertools.count(1)
-_OPENAI = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
-_CODES = {401: "invalid_api_key", 404: "model_not_found", 429: "rate_limit_exceeded"}
+OPENAI_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
+OPENAI_CODES = {401: "invalid_api_key", 404: "model_not_found", 429: "rate_limit_exceeded"}
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """A path, what answers it, and what goes in and out."""
+    """A path, its handler, and the types of request and response."""
 
     method: str
     path: str
-    handler: Callable[..., Awaitable[Any]]
-    takes: Any = None
-    """The struct of its body; None where there is none."""
-    gives: Any = None
-    """The type of its answer; None where it is no JSON."""
+    handler: Handler
+    request: Any = None
+    """The struct of the body; None without a body."""
+    response: Any = None
+    """The type of the response; None if it is not JSON."""
     group: str = "albertkit"
-    open: bool = False
-    """Needs no key."""
-    admin: bool = False
+    is_public: bool = False
+    """Needs no API key."""
+    is_admin: bool = False
     """Needs the admin key."""
 
 
 @dataclass(frozen=True)
 class RawBody:
-    """An answer that is not JSON."""
+    """A response that is not JSON."""
 
     body: bytes
     content_type: str
-    status: int = 200
 
 
-@dataclass
+@dataclass(frozen=True)
 class HttpReply:
-    """What goes back."""
+    """A response as bytes."""
 
     status: int
     body: bytes
     content_type: bytes = b"application/json"
-    more: tuple[tuple[bytes, bytes], ...] = ()
-    kind: str | None = None
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+    error_type: str | None = None
+
+
+class ClientDisconnected(Exception):
+    """The client has closed the connection."""
 
 
 class EndpointApp:
@@ -76,164 +82,159 @@ class EndpointApp:
 
     def __init__(self, endpoint: Endpoint, service: Service) -> None:
         self.endpoint, self.service = endpoint, service
-        self.decoder = None if endpoint.takes is None else msgspec.json.Decoder(endpoint.takes)
+        self.decoder = None if endpoint.request is None else msgspec.json.Decoder(endpoint.request)
         self.seconds = service.metrics.seconds.labels(endpoint.path)
 
-    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Answer one request."""
         began = time.perf_counter()
-        context = RequestContext(seconds_left(self.service.settings))
+        context = RequestContext.begin(self.service.settings)
         headers = dict(scope["headers"])
-        given = headers.get(b"x-request-id", b"")
-        name = given if given and _ID.fullmatch(given) else b"%s-%x" % (self.service.name, next(_numbers))
-        byte_counter = ByteCounter(self.service)
+        client_id = headers.get(b"x-request-id", b"")
+        is_valid = REQUEST_ID.fullmatch(client_id) is not None
+        request_id = client_id if is_valid else b"%s-%x" % (self.service.process_id, next(_numbers))
+        counter = ByteCounter(self.service)
         reply: HttpReply | None = None
         try:
-            reply = await self._reply(scope, headers, receive, context, byte_counter)
+            reply = await self._reply(scope, headers, receive, context, counter)
             if reply is not None:
-                await respond(send, reply, self._headers(reply, context, name))
+                await send_reply(send, reply, self._headers(reply, context, request_id))
         finally:
-            byte_counter.release()
-            self._note(reply, context, name, time.perf_counter() - began)
+            counter.release()
+            self._record(reply, context, request_id, time.perf_counter() - began)
 
     async def _reply(
         self,
-        scope: MutableMapping[str, Any],
+        scope: Message,
         headers: dict[bytes, bytes],
         receive: Receive,
         context: RequestContext,
-        byte_counter: ByteCounter,
+        counter: ByteCounter,
     ) -> HttpReply | None:
-        """What to say; None when nobody is there any more."""
-        path = scope["path"]
+        """The response; None if the client has disconnected."""
+        path, parameters = scope["path"], scope.get("path_params", {})
         try:
             self._check_key(headers)
-            parameters = scope.get("path_params", {})
             if self.decoder is None:
-                found = await self.endpoint.handler(self.service, context, None, **parameters)
+                result = await self.endpoint.handler(self.service, context, None, **parameters)
             else:
-                self.service.batcher.check_queue()  # before anything is read
-                body = self._parse(await read(headers, receive, self.service, byte_counter))
-                watch = asyncio.ensure_future(left(receive, context, asyncio.current_task()))
+                self.service.batcher.check_queue()  # before the body is read
+                body = self._decode(await read_body(headers, receive, self.service, counter))
+                watch = asyncio.ensure_future(watch_disconnect(receive, context, asyncio.current_task()))
                 try:
-                    found = await self.endpoint.handler(self.service, context, body, **parameters)
+                    result = await self.endpoint.handler(self.service, context, body, **parameters)
                 finally:
                     watch.cancel()
-            reply = shown(found)
-            byte_counter.add(len(reply.body))
+            reply = encode_result(result)
+            counter.add(len(reply.body))
             return reply
         except ClientDisconnected:
             return None
         except asyncio.CancelledError:
-            if not context.gone:
+            if not context.is_disconnected:
                 raise
             return None
-        except HttpError as refusal:
-            return refused(path, refusal)
+        except HttpError as error:
+            return error_reply(path, error)
         except AlbertkitError as error:
-            return refused(path, HttpError(422, str(error)))
+            return error_reply(path, HttpError(422, str(error)))
         except Exception:
             log.exception("request failed", extra={"facts": {"endpoint": self.endpoint.path}})
-            return refused(path, HttpError(500, "something went wrong in the server; its log says where"))
+            return error_reply(path, HttpError(500, "internal error; see the server's log"))
 
     def _check_key(self, headers: dict[bytes, bytes]) -> None:
         endpoint, keys = self.endpoint, self.service.keys
-        given = headers.get(b"authorization", b"")
-        if endpoint.admin:
+        header = headers.get(b"authorization", b"")
+        if endpoint.is_admin:
             if keys.admin is None:
-                raise HttpError(403, "this server has no admin key; set ALBERTKIT_SERVE_ADMIN_KEY, or send it SIGHUP")
-            if not keys.is_admin(given):
+                raise HttpError(403, "this server has no admin key; set ALBERTKIT_SERVE_ADMIN_KEY, or send SIGHUP")
+            if not keys.is_admin(header):
                 raise HttpError(401, "the admin key is missing or wrong; send it as  Authorization: Bearer KEY")
-        elif not endpoint.open and not keys.user(given):
+        elif not endpoint.is_public and not keys.is_user(header):
             raise HttpError(401, "an API key is missing or wrong; send it as  Authorization: Bearer KEY")
 
-    def _parse(self, body: bytes) -> Any:
-        """The body, checked."""
+    def _decode(self, body: bytes) -> Any:
+        """The body as the endpoint's struct."""
         assert self.decoder is not None
         try:
-            return self.decoder.decode(body or b"{}" if self.endpoint.admin else body)
+            return self.decoder.decode(body or b"{}" if self.endpoint.is_admin else body)
         except msgspec.ValidationError as error:
-            where = re.search(r"at `\$\.([^`]+)`", str(error))
-            raise HttpError(422, f"the request does not fit: {error}", name=where.group(1) if where else None) from None
+            field = re.search(r"at `\$\.([^`]+)`", str(error))
+            raise HttpError(422, f"invalid request: {error}", param=field.group(1) if field else None) from None
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise HttpError(400, f"the body is not valid JSON in UTF-8: {str(error)[:200]}") from None
 
-    def _headers(self, reply: HttpReply, context: RequestContext, name: bytes) -> list[tuple[bytes, bytes]]:
-        timing = f"wait;dur={1000 * context.waited:.2f}, compute;dur={1000 * context.computing:.2f}"
+    def _headers(self, reply: HttpReply, context: RequestContext, request_id: bytes) -> Headers:
+        timing = f"wait;dur={1000 * context.wait_seconds:.2f}, compute;dur={1000 * context.compute_seconds:.2f}"
         return [
             (b"content-type", reply.content_type),
             (b"content-length", str(len(reply.body)).encode()),
             (b"cache-control", b"no-store"),
             (b"x-content-type-options", b"nosniff"),
-            (b"x-request-id", name),
+            (b"x-request-id", request_id),
             (b"server-timing", timing.encode()),
-            *reply.more,
+            *reply.headers,
         ]
 
-    def _note(self, reply: HttpReply | None, context: RequestContext, name: bytes, seconds: float) -> None:
-        """Count and log a request."""
+    def _record(self, reply: HttpReply | None, context: RequestContext, request_id: bytes, seconds: float) -> None:
+        """Update the metrics and log a request."""
         metrics, status = self.service.metrics, 499 if reply is None else reply.status
         metrics.requests.labels(self.endpoint.path, str(status)).inc()
         self.seconds.observe(seconds)
         if reply is None:
-            metrics.gone.inc()
-        elif reply.kind is not None:
-            metrics.refused.labels(reply.kind).inc()
+            metrics.disconnected.inc()
+        elif reply.error_type is not None:
+            metrics.rejected.labels(reply.error_type).inc()
         if not self.service.settings.access_log or self.endpoint.path.startswith(("/health", "/metrics")):
             return
         facts: dict[str, Any] = {
-            "id": name.decode(),
+            "id": request_id.decode(),
             "endpoint": f"{self.endpoint.method} {self.endpoint.path}",
             "status": status,
             "ms": round(1000 * seconds, 2),
             "model": context.model,
             "texts": context.texts,
             "tokens": context.tokens,
-            "wait_ms": round(1000 * context.waited, 2),
-            "compute_ms": round(1000 * context.computing, 2),
+            "wait_ms": round(1000 * context.wait_seconds, 2),
+            "compute_ms": round(1000 * context.compute_seconds, 2),
         }
-        if reply is None or reply.kind is not None:
-            facts["kind"] = "gone" if reply is None else reply.kind
+        if reply is None or reply.error_type is not None:
+            facts["error_type"] = "disconnected" if reply is None else reply.error_type
         log.info("request", extra={"facts": facts})
 
 
-class ClientDisconnected(Exception):
-    """The client has left."""
-
-
 class ByteCounter:
-    """Bytes of one request, counted among those of all."""
+    """Bytes of one request, counted in the service's `pending_bytes`."""
 
     def __init__(self, service: Service) -> None:
         self.service, self.bytes = service, 0
 
-    def add(self, count: int, most: int | None = None) -> None:
-        """Count some more; with `most`, refuse if all requests together would have more."""
-        if most is not None and self.service.held + count > most:
-            raise HttpError(
-                429, f"the requests at work already take {self.service.held:,} bytes; ask again later", again=1
-            )
+    def add(self, count: int, limit: int | None = None) -> None:
+        """Count more bytes; with `limit`, reject the request if all requests together exceed it."""
+        pending = self.service.pending_bytes
+        if limit is not None and pending + count > limit:
+            raise HttpError(429, f"open requests already take {pending:,} bytes; retry later", retry_after=1)
         self.bytes += count
-        self.service.held += count
+        self.service.pending_bytes += count
 
     def release(self) -> None:
-        """The request is over."""
-        self.service.held -= self.bytes
+        """Subtract the bytes of a finished request."""
+        self.service.pending_bytes -= self.bytes
         self.bytes = 0
 
 
-async def read(headers: dict[bytes, bytes], receive: Receive, service: Service, byte_counter: ByteCounter) -> bytes:
+async def read_body(headers: dict[bytes, bytes], receive: Receive, service: Service, counter: ByteCounter) -> bytes:
     """The body, within the limits."""
-    settings = service.settings
-    kind = headers.get(b"content-type", b"application/json").split(b";")[0].strip().lower()
-    if kind != b"application/json" and not kind.endswith(b"+json"):
+    most, pending_limit = service.settings.max_bytes, service.settings.max_pending_bytes
+    content_type = headers.get(b"content-type", b"application/json").split(b";")[0].strip().lower()
+    if content_type != b"application/json" and not content_type.endswith(b"+json"):
         raise HttpError(415, "the body must be JSON; send it with  Content-Type: application/json")
     if headers.get(b"content-encoding", b"identity").lower() != b"identity":
-        raise HttpError(415, "the body is compressed; send it as it is")
+        raise HttpError(415, "the body is compressed; send it uncompressed")
     length = headers.get(b"content-length", b"0")
-    if length.isdigit() and int(length[:18]) > settings.max_bytes:
-        raise HttpError(413, f"the body has {int(length[:18]):,} bytes; send at most {settings.max_bytes:,} at a time")
-    byte_counter.add(OVERHEAD + (int(length) if length.isdigit() else 0), settings.max_held)
+    if length.isdigit() and int(length[:18]) > most:
+        raise HttpError(413, f"the body has {int(length[:18]):,} bytes; send at most {most:,} per request")
+    counter.add(OVERHEAD + (int(length) if length.isdigit() else 0), pending_limit)
     parts, total = [], 0
     while True:
         message = await receive()
@@ -241,53 +242,52 @@ async def read(headers: dict[bytes, bytes], receive: Receive, service: Service, 
             raise ClientDisconnected
         part = message.get("body", b"")
         total += len(part)
-        if total > settings.max_bytes:
-            raise HttpError(413, f"the body has more than {settings.max_bytes:,} bytes; send fewer texts at a time")
+        if total > most:
+            raise HttpError(413, f"the body has more than {most:,} bytes; send fewer texts per request")
         if b"content-length" not in headers:
-            byte_counter.add(len(part), settings.max_held)
+            counter.add(len(part), pending_limit)
         parts.append(part)
         if not message.get("more_body"):
             return b"".join(parts)
 
 
-async def left(receive: Receive, context: RequestContext, task: asyncio.Task[Any] | None) -> None:
-    """Wait for the client to leave; then what is done for it ends."""
+async def watch_disconnect(receive: Receive, context: RequestContext, task: asyncio.Task[Any] | None) -> None:
+    """Cancel a request's task when its client disconnects."""
     while (await receive())["type"] != "http.disconnect":
         pass
-    context.gone = True
+    context.is_disconnected = True
     if task is not None:
         task.cancel()
 
 
-def shown(found: Any) -> HttpReply:
-    """An endpoint's result as a reply."""
-    if isinstance(found, RawBody):
-        return HttpReply(found.status, found.body, found.content_type.encode())
-    return HttpReply(200, orjson.dumps(found, option=orjson.OPT_SERIALIZE_NUMPY))
+def encode_result(result: object) -> HttpReply:
+    """A handler's result as a reply."""
+    if isinstance(result, RawBody):
+        return HttpReply(200, result.body, result.content_type.encode())
+    return HttpReply(200, orjson.dumps(result, option=orjson.OPT_SERIALIZE_NUMPY))
 
 
-def refused(path: str, refusal: HttpError) -> HttpReply:
-    """A refusal in the words of the endpoint's family: OpenAI's under /v1, else one sentence and its kind."""
-    more: list[tuple[bytes, bytes]] = []
-    if refusal.again is not None:
-        more.append((b"retry-after", str(refusal.again).encode()))
-    if refusal.status == 401:
-        more.append((b"www-authenticate", b"Bearer"))
-    status = refusal.status
+def error_reply(path: str, error: HttpError) -> HttpReply:
+    """An error in the endpoint's format: OpenAI's under /v1, else TEI's."""
+    headers: Headers = []
+    if error.retry_after is not None:
+        headers.append((b"retry-after", str(error.retry_after).encode()))
+    if error.status == 401:
+        headers.append((b"www-authenticate", b"Bearer"))
+    status = error.status
+    body: dict[str, Any] = {"error": error.message, "error_type": error.error_type}
     if path.startswith("/v1/"):
         status = 400 if status == 422 else status
-        kind = _OPENAI.get(status, "server_error" if status >= 500 else "invalid_request_error")
-        code = _CODES.get(status, refusal.kind)
-        body: Any = {"error": {"message": refusal.message, "type": kind, "param": refusal.name, "code": code}}
-    else:
-        body = {"error": refusal.message, "error_type": refusal.kind}
-    return HttpReply(status, orjson.dumps(body), more=tuple(more), kind=refusal.kind)
+        kind = OPENAI_TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
+        code = OPENAI_CODES.get(status, error.error_type)
+        body = {"error": {"message": error.message, "type": kind, "param": error.param, "code": code}}
+    return HttpReply(status, orjson.dumps(body), headers=tuple(headers), error_type=error.error_type)
 
 
-async def respond(send: Send, reply: HttpReply, headers: list[tuple[bytes, bytes]]) -> None:
-    """Send a reply; a large one is waited for until the client has taken most of it, so that its bytes stay counted."""
+async def send_reply(send: Send, reply: HttpReply, headers: Headers) -> None:
+    """Send a reply; a large one in two messages, which waits until the client has received most of it."""
     await send({"type": "http.response.start", "status": reply.status, "headers": headers})
-    if len(reply.body) <= LARGE:
+    if len(reply.body) <= LARGE_RESPONSE:
         await send({"type": "http.response.body", "body": reply.body})
         return
     await send({"type": "http.response.body", "body": reply.body, "more_body": True})

@@ -1,6 +1,6 @@
-"""The OpenAPI description of the endpoints, and a page that shows it without asking any other host.
+"""The OpenAPI description of the endpoints, and an HTML page that shows it without external requests.
 
-In: the table of endpoints. Out: a dictionary, and HTML. Before this file: `guard.py` has the endpoints' form; after it: `app.py`.
+In: the table of endpoints. Out: a dictionary, and HTML. Before: `middleware.py` (`Endpoint`); next: `app.py`.
 """
 
 from __future__ import annotations
@@ -16,39 +16,45 @@ from albertkit import __version__
 from albertkit.serve.middleware import Endpoint
 from albertkit.serve.schemas import ErrorResponse, OpenAIErrorResponse
 
-REFS = "#/components/schemas/{name}"
-PROBLEMS = {
+REF_TEMPLATE = "#/components/schemas/{name}"
+ERRORS = {
     400: "The body is not JSON in UTF-8.",
-    401: "A key is missing or wrong.",
-    404: "There is no such model or index.",
+    401: "The API key is missing or wrong.",
+    403: "The server has no admin key.",
+    404: "The model or index is not served.",
+    409: "A model could not be reloaded; the old one is kept.",
     413: "Too many bytes, texts or tokens, or more work than fits into the deadline.",
-    415: "The body is no JSON, or compressed.",
-    422: "A value is not allowed.",
-    424: "No served model can do this.",
-    429: "Too much is waiting; Retry-After says when to ask again.",
-    500: "A fault of the server.",
-    503: "There was no time, or the server is shutting down; Retry-After says when to ask again.",
+    415: "The body is not JSON, or compressed.",
+    422: "A value is not valid.",
+    424: "No served model has this endpoint.",
+    429: "Too much work is waiting; retry after Retry-After seconds.",
+    500: "An internal error.",
+    503: "The deadline was missed, or the server is shutting down; retry after Retry-After seconds.",
 }
+ADMIN_ERRORS = {403, 409}
 TITLE = "albertkit"
-ABOUT = "ALBERT models over HTTP: OpenAI's and text-embeddings-inference's endpoints, and albertkit's own."
+SUMMARY = "ALBERT models over HTTP: OpenAI's and text-embeddings-inference's endpoints, and albertkit's own."
+STYLE = """
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem;
+color-scheme: light dark } h2 { margin-top: 2.5rem } code, pre { font: 14px/1.45 ui-monospace, monospace }
+pre { overflow-x: auto; padding: .75rem; border: 1px solid #8886; border-radius: .4rem }
+summary { cursor: pointer } .m { font-weight: 700 }
+"""
 
 
 def describe(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
-    """OpenAPI 3.1."""
-    kinds = [kind for e in endpoints for kind in (e.takes, e.gives) if kind is not None]
-    schemas, components = msgspec.json.schema_components(
-        [*kinds, ErrorResponse, OpenAIErrorResponse], ref_template=REFS
-    )
-    shapes = {
-        id(kind): schema for kind, schema in zip([*kinds, ErrorResponse, OpenAIErrorResponse], schemas, strict=True)
-    }
+    """The endpoints as OpenAPI 3.1."""
+    types = [one for e in endpoints for one in (e.request, e.response) if one is not None]
+    types += [ErrorResponse, OpenAIErrorResponse]
+    schemas, components = msgspec.json.schema_components(types, ref_template=REF_TEMPLATE)
+    schema_of = {id(one): schema for one, schema in zip(types, schemas, strict=True)}
     paths: dict[str, dict[str, Any]] = {}
     for e in endpoints:
-        problem = shapes[id(OpenAIErrorResponse if e.path.startswith("/v1/") else ErrorResponse)]
-        paths.setdefault(e.path.replace(":path", ""), {})[e.method.lower()] = operation(e, shapes, problem)
+        error = schema_of[id(OpenAIErrorResponse if e.path.startswith("/v1/") else ErrorResponse)]
+        paths.setdefault(e.path.replace(":path", ""), {})[e.method.lower()] = describe_endpoint(e, schema_of, error)
     return {
         "openapi": "3.1.0",
-        "info": {"title": TITLE, "version": __version__, "description": ABOUT},
+        "info": {"title": TITLE, "version": __version__, "description": SUMMARY},
         "paths": paths,
         "components": {
             "schemas": components,
@@ -57,80 +63,71 @@ def describe(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
     }
 
 
-def operation(e: Endpoint, shapes: dict[int, Any], problem: dict[str, Any]) -> dict[str, Any]:
-    """One endpoint."""
-    answer: dict[str, Any] = {"description": "The answer."}
-    if e.gives is not None:
-        answer["content"] = {"application/json": {"schema": shapes[id(e.gives)]}}
-    else:
-        answer["content"] = {"text/plain": {}, "text/html": {}, "application/json": {}}
-    numbers = set(PROBLEMS) if e.takes is not None else {401, 404, 500, 503}
+def describe_endpoint(e: Endpoint, schema_of: dict[int, Any], error: dict[str, Any]) -> dict[str, Any]:
+    """One endpoint as an OpenAPI operation."""
+    content: dict[str, Any] = {"text/plain": {}, "text/html": {}, "application/json": {}}
+    if e.response is not None:
+        content = {"application/json": {"schema": schema_of[id(e.response)]}}
+    statuses = set(ERRORS) - ADMIN_ERRORS if e.request is not None else {401, 404, 500, 503}
     if e.path.startswith("/v1/"):
-        numbers -= {422}
-    if e.admin:
-        numbers |= {403, 409}
-    about = {**PROBLEMS, 403: "There is no admin key.", 409: "A model could not be reloaded; the old one stays."}
-    told = {
-        str(n): {"description": about[n], "content": {"application/json": {"schema": problem}}} for n in sorted(numbers)
+        statuses -= {422}
+    if e.is_admin:
+        statuses |= ADMIN_ERRORS
+    errors = {
+        str(status): {"description": ERRORS[status], "content": {"application/json": {"schema": error}}}
+        for status in sorted(statuses)
     }
-    made: dict[str, Any] = {
+    operation: dict[str, Any] = {
         "operationId": f"{e.method.lower()}_{e.handler.__name__}",
         "tags": [e.group],
         "summary": (e.handler.__doc__ or "").strip(),
-        "responses": {"200": answer, **told},
-        "security": [] if e.open else [{}, {"key": []}],
+        "responses": {"200": {"description": "The response.", "content": content}, **errors},
+        "security": [] if e.is_public else [{}, {"key": []}],
     }
-    if e.takes is not None:
-        made["requestBody"] = {
-            "required": not e.admin,
-            "content": {"application/json": {"schema": shapes[id(e.takes)]}},
+    if e.request is not None:
+        operation["requestBody"] = {
+            "required": not e.is_admin,
+            "content": {"application/json": {"schema": schema_of[id(e.request)]}},
         }
     if "{" in e.path:
         name = e.path.split("{")[1].split("}")[0].split(":")[0]
-        made["parameters"] = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}}]
-    return made
+        operation["parameters"] = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}}]
+    return operation
 
 
-STYLE = """
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color-scheme: light dark }
-h2 { margin-top: 2.5rem } code, pre { font: 14px/1.45 ui-monospace, monospace } pre { overflow-x: auto; padding: .75rem;
-border: 1px solid #8886; border-radius: .4rem } summary { cursor: pointer } .m { font-weight: 700 }
-"""
-
-
-def page(description: dict[str, Any]) -> str:
-    """The description for people: every endpoint with its shapes."""
+def render_page(description: dict[str, Any]) -> str:
+    """The description as HTML: every endpoint with its schemas."""
     schemas = description["components"]["schemas"]
-    parts = [f"<p>{html.escape(ABOUT)} As data: <a href='openapi.json'>openapi.json</a>.</p>"]
+    parts = [f"<p>{html.escape(SUMMARY)} As data: <a href='openapi.json'>openapi.json</a>.</p>"]
     group = None
     for path, methods in description["paths"].items():
-        for method, told in methods.items():
-            if told["tags"][0] != group:
-                group = told["tags"][0]
+        for method, operation in methods.items():
+            if operation["tags"][0] != group:
+                group = operation["tags"][0]
                 parts.append(f"<h2>{html.escape(group)}</h2>")
             parts.append(f"<h3><span class=m>{method.upper()}</span> <code>{html.escape(path)}</code></h3>")
-            parts.append(f"<p>{html.escape(told['summary'])}</p>")
+            parts.append(f"<p>{html.escape(operation['summary'])}</p>")
             for title, content in (
-                ("Request", told.get("requestBody", {}).get("content", {})),
-                ("Answer", told["responses"]["200"]["content"]),
+                ("Request", operation.get("requestBody", {}).get("content", {})),
+                ("Response", operation["responses"]["200"]["content"]),
             ):
                 schema = content.get("application/json", {}).get("schema")
                 if schema:
-                    shown = html.escape(json.dumps(opened(schema, schemas), indent=2, ensure_ascii=False))
-                    parts.append(f"<details><summary>{title}</summary><pre>{shown}</pre></details>")
-    body = "\n".join(parts)
+                    text = html.escape(json.dumps(inline_refs(schema, schemas), indent=2, ensure_ascii=False))
+                    parts.append(f"<details><summary>{title}</summary><pre>{text}</pre></details>")
+    title, body = f"{TITLE} {__version__}", "\n".join(parts)
     return (
-        f"<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'>"
-        f"<title>{TITLE} {__version__}: endpoints</title><style>{STYLE}</style><h1>{TITLE} {__version__}</h1>{body}</html>"
+        "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'>"
+        f"<title>{title}: endpoints</title><style>{STYLE}</style><h1>{title}</h1>{body}</html>"
     )
 
 
-def opened(schema: Any, schemas: dict[str, Any]) -> Any:
-    """A schema with what it refers to in its place."""
+def inline_refs(schema: Any, schemas: dict[str, Any]) -> Any:
+    """A schema with its references replaced by what they refer to."""
     if isinstance(schema, list):
-        return [opened(part, schemas) for part in schema]
+        return [inline_refs(part, schemas) for part in schema]
     if not isinstance(schema, dict):
         return schema
     if "$ref" in schema:
-        return opened(schemas[schema["$ref"].rsplit("/", 1)[1]], schemas)
-    return {key: opened(value, schemas) for key, value in schema.items() if key != "title"}
+        return inline_refs(schemas[schema["$ref"].rsplit("/", 1)[1]], schemas)
+    return {key: inline_refs(value, schemas) for key, value in schema.items() if key != "title"}

@@ -1,11 +1,13 @@
-"""What the shapes of requests and answers are made of. What is read is checked against them, and the OpenAPI description is made of them.
+"""Types shared by the endpoints: fields of requests, tokens, errors.
 
-In: nothing. Out: types. Requests are msgspec structs, so that reading JSON is checking it; answers are dictionaries of known form.
-After this file: `openai.py`, `tei.py`, `own.py` and `look.py` have the shapes of their endpoints; `openapi.py` describes all.
+Requests are msgspec structs, so decoding JSON also validates it; responses are dataclasses. The OpenAPI description
+is generated from both. `HttpError` is raised by any handler; `middleware.py` turns it into a response. Next: the
+endpoints.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypedDict
 
@@ -15,43 +17,41 @@ NUMBERS = {"type": "array", "items": {"type": "number"}}
 TEXT = {"type": "string"}
 TEXTS = {"type": "array", "items": TEXT, "minItems": 1}
 IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
-ONE_OR_MANY = {"anyOf": [TEXT, TEXTS]}
-TEXTS_OR_TOKENS = {"anyOf": [TEXT, TEXTS, IDS, {"type": "array", "items": IDS, "minItems": 1}]}
+MANY_IDS = {"type": "array", "items": IDS, "minItems": 1}
 PAIR = {"type": "array", "items": TEXT, "minItems": 1, "maxItems": 2}
+ONE_OR_MANY = {"anyOf": [TEXT, TEXTS]}
 
-Texts = Annotated[Any, Meta(description="A text, or several.", extra_json_schema=ONE_OR_MANY)]
+
+def union(description: str, *schemas: dict[str, Any]) -> Any:
+    """A field that takes one of several JSON types; the handler validates it."""
+    return Meta(description=description, extra_json_schema={"anyOf": list(schemas)})
+
+
+Texts = Annotated[Any, union("A text, or several.", TEXT, TEXTS)]
 TextsOrTokens = Annotated[
-    Any, Meta(description="A text, several, the token ids of one, or of several.", extra_json_schema=TEXTS_OR_TOKENS)
+    Any, union("A text, several, the token ids of one, or of several.", TEXT, TEXTS, IDS, MANY_IDS)
 ]
 TextsOrPairs = Annotated[
     Any,
-    Meta(
-        description="A text, a pair of texts, or a list of which each is [text] or [text, text].",
-        extra_json_schema={"anyOf": [TEXT, PAIR, {"type": "array", "items": PAIR, "minItems": 1}]},
+    union(
+        "A text, a pair of texts, or a list of [text] and [text, text].",
+        TEXT,
+        PAIR,
+        {"type": "array", "items": PAIR, "minItems": 1},
     ),
 ]
-IdsOrMany = Annotated[
-    Any,
-    Meta(
-        description="Token ids of a text, or of several.",
-        extra_json_schema={"anyOf": [IDS, {"type": "array", "items": IDS, "minItems": 1}]},
-    ),
-]
+IdsOrMany = Annotated[Any, union("Token ids of a text, or of several.", IDS, MANY_IDS)]
 Vector = Annotated[Any, Meta(extra_json_schema=NUMBERS)]
 Table = Annotated[Any, Meta(extra_json_schema={"type": "array", "items": NUMBERS})]
-Served = Annotated[str | None, Meta(description="A served model's name; else the first that can do it.")]
-Depth = Annotated[
-    Annotated[int, Meta(ge=1, le=1024)] | None, Meta(description="Layers to apply; else the model's own number.")
-]
+Served = Annotated[str | None, Meta(description="Name of a served model; default the first with this endpoint.")]
+Depth = Annotated[Annotated[int, Meta(ge=1, le=1024)] | None, Meta(description="Layers to apply; default the model's.")]
 Dimensions = Annotated[Annotated[int, Meta(ge=1)] | None, Meta(description="Keep the first numbers of each vector.")]
-Pooling = Annotated[
-    Literal["mean", "cls", "pooler", "max"] | None, Meta(description="How token vectors become one; else the model's.")
-]
-Long = Annotated[
+Pooling = Annotated[Literal["mean", "cls", "pooler", "max"] | None, Meta(description="Default the model's.")]
+LongTexts = Annotated[
     Literal["split", "truncate", "error"],
-    Meta(description="What to do with a text beyond the model's length: windows and their mean, cut, or refuse."),
+    Meta(description="For texts beyond the model's length: the mean of windows, truncation, or an error."),
 ]
-Count = Annotated[int, Meta(ge=1, le=1000, description="How many to give.")]
+Count = Annotated[int, Meta(ge=1, le=1000, description="How many results to return.")]
 
 
 class StrictRequest(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -70,14 +70,14 @@ class TokenItem:
 
 
 class ErrorResponse(TypedDict):
-    """An error: one sentence with what was found, the rule and the remedy; and its kind, for programs."""
+    """An error: a message with value, rule and remedy, and its type for programs."""
 
     error: str
     error_type: str
 
 
 class OpenAIErrorDetail(TypedDict):
-    """What is wrong, as OpenAI says it."""
+    """An error in OpenAI's format."""
 
     message: str
     type: str
@@ -89,3 +89,36 @@ class OpenAIErrorResponse(TypedDict):
     """An error of the endpoints under /v1."""
 
     error: OpenAIErrorDetail
+
+
+ERROR_TYPES = {
+    400: "invalid",
+    401: "key",
+    403: "forbidden",
+    404: "unknown",
+    405: "method",
+    408: "slow",
+    409: "conflict",
+    413: "too_large",
+    415: "media_type",
+    421: "host",
+    422: "validation",
+    424: "model",
+    429: "overloaded",
+    500: "internal",
+    503: "unavailable",
+}
+
+
+class HttpError(Exception):
+    """An error response. `retry_after`: seconds until a retry can succeed; `param`: the field that is wrong."""
+
+    def __init__(self, status: int, message: str, retry_after: float | None = None, param: str | None = None) -> None:
+        super().__init__(message)
+        self.status, self.message, self.param = status, message, param
+        self.retry_after = None if retry_after is None else max(1, math.ceil(retry_after))
+
+    @property
+    def error_type(self) -> str:
+        """The kind of error, for programs."""
+        return ERROR_TYPES[self.status]

@@ -1,6 +1,6 @@
-"""The settings of the server, each with the sentence that documents it, here and in `--help`.
+"""The settings of the server and its API keys. The sentence of each setting is also its `--help`.
 
-In: flags, or variables named ALBERTKIT_SERVE_ and the field. Out: `ServeSettings`, frozen and checked, and `ApiKeys`.
+In: flags, or variables ALBERTKIT_SERVE_FIELD. Out: `ServeSettings`, checked, and `ApiKeys`. Next: `server.py`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from albertkit.errors import AlbertkitError
 from albertkit.settings import setting
 
 PREFIX = "ALBERTKIT_SERVE_"
-LOCAL = ("127.0.0.1", "::1", "localhost")
+LOCAL_HOSTS = ("127.0.0.1", "::1", "localhost")
 MEGABYTE = 2**20
 
 
@@ -25,62 +25,73 @@ MEGABYTE = 2**20
 class ServeSettings:
     """How to serve."""
 
-    host: str = setting("127.0.0.1", "Address to listen on; 0.0.0.0 for every network.")
-    port: int = setting(8080, "Port to listen on; 0 takes a free one.")
-    workers: int = setting(1, "Processes that share the port, and with one thread each the model's memory.")
-    threads: int | None = setting(None, "Processors that each worker computes on [default: all, shared out].")
-    bits: int | None = setting(None, "Quantise float models on opening: 8 or 4.")
+    host: str = setting("127.0.0.1", "Address to listen on; 0.0.0.0 for all networks.")
+    port: int = setting(8080, "Port to listen on; 0 for a free one.")
+    workers: int = setting(1, "Processes that share the port; with one thread each they also share the model's memory.")
+    threads: int | None = setting(None, "Processors per worker [default: all, divided among the workers].")
+    bits: int | None = setting(None, "Quantize float models on opening: 8 or 4.")
     token_budget: int = setting(1024, "Tokens that are computed together; texts of all clients share a batch.")
-    deadline: float = setting(30.0, "Seconds to an answer; a request that would take longer is refused at once.")
+    deadline: float = setting(30.0, "Seconds until the response; a request that would take longer is rejected at once.")
     max_texts: int = setting(1024, "Texts in one request.")
     max_tokens: int = setting(200_000, "Tokens in one request.")
     max_bytes: int = setting(4 * MEGABYTE, "Bytes in the body of one request.")
-    max_held: int = setting(64 * MEGABYTE, "Bytes of all requests at work together; beyond it they are refused.")
-    max_connections: int = setting(4096, "Open connections for each worker; beyond it they are refused.")
-    patience: float = setting(20.0, "Seconds a client may take to send a request, or to read on in an answer.")
+    max_pending_bytes: int = setting(64 * MEGABYTE, "Bytes of all open requests; above it requests are rejected.")
+    max_connections: int = setting(4096, "Open connections per worker; above it connections are rejected.")
+    client_timeout: float = setting(20.0, "Seconds a client may take to send a request, or to read more of a response.")
     keep_alive: float = setting(75.0, "Seconds an idle connection stays open.")
-    drain: float = setting(30.0, "Seconds that open requests have to finish after SIGTERM.")
-    cache: float = setting(0.0, "Megabytes for the vectors of repeated texts; 0 keeps none.")
-    cors: str | None = setting(None, "Origins whose pages may call the server, with commas between [default: none].")
-    hosts: str | None = setting(
-        None, "Names the server may be called by, with commas between; * for any [default: local ones, if it is local]."
+    shutdown_timeout: float = setting(30.0, "Seconds for open requests to finish after SIGTERM.")
+    cache_megabytes: float = setting(0.0, "Megabytes for the vectors of repeated texts; 0 for no cache.")
+    cors_origins: str | None = setting(
+        None, "Origins whose pages may call the server, separated by commas [default: none]."
     )
-    keys_file: str | None = setting(None, "File with API keys, one a line; clients must then send one.")
-    admin_key_file: str | None = setting(None, "File with the key that /admin/reload needs.")
-    access_log: bool = setting(True, "Log one line for each request; texts are never logged.")
+    hosts: str | None = setting(
+        None, "Allowed host names, separated by commas; * for any [default: local names for a local server]."
+    )
+    keys_file: str | None = setting(None, "File with API keys, one per line; clients must then send one.")
+    admin_key_file: str | None = setting(None, "File with the key for /admin/reload.")
+    access_log: bool = setting(True, "Log one line per request; texts are never logged.")
     page: bool = setting(True, "Serve the page at /.")
 
     def __post_init__(self) -> None:
-        counts = ("workers", "token_budget", "max_texts", "max_tokens", "max_bytes", "max_held", "max_connections")
-        for name in (*counts, "deadline", "patience", "keep_alive", "drain"):
+        counts = ("workers", "token_budget", "max_texts", "max_tokens", "max_bytes", "max_pending_bytes")
+        for name in (*counts, "max_connections", "deadline", "client_timeout", "keep_alive", "shutdown_timeout"):
             if not 0 < getattr(self, name) < 1e12:
-                raise AlbertkitError(f"{name} is {getattr(self, name)}; it must be above 0")
+                raise AlbertkitError(f"{name}={getattr(self, name)} is not valid; it must be above 0")
         if not 0 <= self.port < 65536:
-            raise AlbertkitError(f"port is {self.port}; choose 1 to 65535, or 0 for a free one")
-        if not 0 <= self.cache < 1e6:
-            raise AlbertkitError(f"cache is {self.cache}; give megabytes, 0 for none")
+            raise AlbertkitError(f"port={self.port} is not valid; choose 1 to 65535, or 0 for a free one")
+        if not 0 <= self.cache_megabytes < 1e6:
+            raise AlbertkitError(f"cache_megabytes={self.cache_megabytes} is not valid; choose 0 or more")
         if self.bits not in (None, 4, 8):
-            raise AlbertkitError(f"bits is {self.bits}; choose 8 or 4")
-        if self.workers > 256 or (self.threads is not None and not 1 <= self.threads <= 1024):
-            raise AlbertkitError(f"{self.workers} workers with {self.threads} threads; choose 1 to 256, and 1 to 1024")
-        if self.max_held < self.max_bytes:
-            raise AlbertkitError(f"max_held is {self.max_held}, below max_bytes, {self.max_bytes}; raise it")
+            raise AlbertkitError(f"bits={self.bits} is not valid; choose 8 or 4")
+        if self.workers > 256:
+            raise AlbertkitError(f"workers={self.workers} is not valid; choose 1 to 256")
+        if self.threads is not None and not 1 <= self.threads <= 1024:
+            raise AlbertkitError(f"threads={self.threads} is not valid; choose 1 to 1024")
+        if self.max_pending_bytes < self.max_bytes:
+            raise AlbertkitError(
+                f"max_pending_bytes={self.max_pending_bytes} is below max_bytes={self.max_bytes}; increase it"
+            )
+
+    @property
+    def is_local(self) -> bool:
+        """Whether only this machine can connect."""
+        return self.host in LOCAL_HOSTS
 
     @property
     def allowed_hosts(self) -> frozenset[str] | None:
-        """Names that a Host header may hold; None for any.
+        """Allowed Host headers; None for any.
 
-        A local server that answered to any name could be read by a foreign web page whose name is made to point here.
+        A local server that accepts any name could be read by a foreign web page whose name resolves to this machine.
         """
         names = [name.lower() for name in split_list(self.hosts or "")]
-        if "*" in names or (not names and self.host not in LOCAL):
+        if "*" in names or (not names and not self.is_local):
             return None
-        return frozenset([*names, *LOCAL, self.host])
+        return frozenset([*names, *LOCAL_HOSTS, self.host])
 
 
 @dataclass(frozen=True)
 class ApiKeys:
-    """Hashes of the keys that are accepted. Keys come from the environment or from files, not from the command line, which others can read."""
+    """Hashes of the accepted keys. Keys come from the environment or files: other users can read command lines."""
 
     users: tuple[bytes, ...] = ()
     admin: bytes | None = None
@@ -88,45 +99,45 @@ class ApiKeys:
     @classmethod
     def read(cls, settings: ServeSettings) -> ApiKeys:
         """From ALBERTKIT_SERVE_KEYS and ALBERTKIT_SERVE_ADMIN_KEY, and the files of the settings."""
-        users = split_list(os.environ.get(f"{PREFIX}KEYS", "")) + from_file(settings.keys_file)
-        admins = split_list(os.environ.get(f"{PREFIX}ADMIN_KEY", "")) + from_file(settings.admin_key_file)
+        users = split_list(os.environ.get(f"{PREFIX}KEYS", "")) + read_lines(settings.keys_file)
+        admins = split_list(os.environ.get(f"{PREFIX}ADMIN_KEY", "")) + read_lines(settings.admin_key_file)
         if len(admins) > 1:
-            raise AlbertkitError(f"{len(admins)} admin keys were given; there is one")
+            raise AlbertkitError(f"there are {len(admins)} admin keys; set one")
         if settings.keys_file is not None and not users:
-            raise AlbertkitError(f"{settings.keys_file} holds no key; write one a line")
+            raise AlbertkitError(f"{settings.keys_file} contains no key; write one per line")
         return cls(tuple(hash_key(key) for key in users), hash_key(admins[0]) if admins else None)
 
-    def user(self, header: bytes) -> bool:
-        """Whether an Authorization header holds a key; always, where none is needed."""
+    def is_user(self, header: bytes) -> bool:
+        """Whether an Authorization header has a valid key; always if no keys are set."""
         return not self.users or matches(header, (*self.users, *([self.admin] if self.admin else [])))
 
     def is_admin(self, header: bytes) -> bool:
-        """Whether it holds the admin key."""
+        """Whether it has the admin key."""
         return self.admin is not None and matches(header, (self.admin,))
 
 
 def matches(header: bytes, hashes: Iterable[bytes]) -> bool:
-    """Compare with every key in the same time, whatever is right or wrong about it."""
-    kind, _, value = header.partition(b" ")
-    given = hashlib.sha256(value.strip() if kind.lower() == b"bearer" else b"").digest()
-    found = False
+    """Compare with every key in constant time."""
+    scheme, _, value = header.partition(b" ")
+    digest = hashlib.sha256(value.strip() if scheme.lower() == b"bearer" else b"").digest()
+    is_match = False
     for known in hashes:
-        found |= hmac.compare_digest(given, known)
-    return found
+        is_match |= hmac.compare_digest(digest, known)
+    return is_match
 
 
 def hash_key(key: str) -> bytes:
-    """What is kept of a key."""
+    """The SHA-256 of a key."""
     return hashlib.sha256(key.encode()).digest()
 
 
 def split_list(text: str) -> list[str]:
-    """What stands between commas and white space."""
+    """The parts between commas and white space."""
     return [part for part in re.split(r"[,\s]+", text) if part]
 
 
-def from_file(path: str | None) -> list[str]:
-    """The lines of a file; empty ones and those that begin with # do not count."""
+def read_lines(path: str | None) -> list[str]:
+    """The lines of a file, without empty lines and lines that start with #."""
     if path is None:
         return []
     try:

@@ -1,9 +1,9 @@
-"""The models that are served: opened, named, chosen by what they can do, and exchanged while requests run.
+"""The served models: opened, named, chosen by endpoint, and reloaded while requests run.
 
-In: folders, each alone or as NAME=FOLDER; none for the built-in models. Out: `ServedModel`s. After this file: `work.py` computes with them.
+In: folders, as FOLDER or NAME=FOLDER; none for the built-in models. Out: `ServedModel`s. Next: `inference.py`.
 
-A reload opens the new files beside the old model, checks their hashes, computes once, and only then puts the new model in the old
-one's place. Requests that have begun end with the old one. Files that cannot be opened change nothing.
+A reload opens the new files next to the old model, checks their hashes, computes a batch, and only then replaces the
+old model. Running requests finish with the old one. If the new files cannot be opened, nothing changes.
 """
 
 from __future__ import annotations
@@ -13,75 +13,114 @@ import itertools
 import logging
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Literal
 
 import numpy as np
+from msgspec import Meta
 
 from albertkit.albert import Albert
 from albertkit.artifact import model_folder
 from albertkit.builtin import DEFAULT, WORDS
 from albertkit.errors import AlbertkitError, nearest
+from albertkit.explain.explain_input import can_fill_masks
 from albertkit.runtime.batching import pad_batch
 from albertkit.runtime.early_exit import available_exit_depths
 from albertkit.serve.batch_queue import TokenCost
-from albertkit.serve.http_error import HttpError
+from albertkit.serve.schemas import HttpError
 from albertkit.serve.serve_settings import ServeSettings
-from albertkit.weights import size as parameters_of
+from albertkit.weights import encoder_shapes
+from albertkit.weights import size as count_parameters
 
 log = logging.getLogger("albertkit.serve")
-ALWAYS = ("embed", "rerank", "similar", "search", "tokenize", "explain")
-BY_TASK = {"classify": ("classify", "predict"), "tag": ("tag",), "answer": ("answer",), "choose": ("choose",), "intent": ("intent",), "generate": ("generate",)}  # fmt: skip
+COMMON_ENDPOINTS = ("embed", "rerank", "similar", "search", "tokenize", "explain")
+TASK_ENDPOINTS = {
+    "classify": ("classify", "predict"),
+    "tag": ("tag",),
+    "answer": ("answer",),
+    "choose": ("choose",),
+    "intent": ("intent",),
+    "generate": ("generate",),
+}
 _numbers = itertools.count(1)
 
 
 @dataclass(frozen=True)
 class ModelSource:
-    """Where a model comes from, and its name; no folder means the built-in model."""
+    """A model's name and folder; no folder means the built-in model."""
 
     name: str
     folder: Path | None
 
     @classmethod
-    def of(cls, text: str) -> ModelSource:
-        """From FOLDER or NAME=FOLDER.
+    def parse(cls, text: str) -> ModelSource:
+        """FOLDER or NAME=FOLDER.
 
-        >>> Source.of("en=models/albert").name, Source.of("models/albert").name, Source.of("run/model").name
-        ('en', 'albert', 'run')
+        >>> ModelSource.parse("en=models/albert").name, ModelSource.parse("models/albert").name
+        ('en', 'albert')
+        >>> ModelSource.parse("run/model").name
+        'run'
         """
-        name, given, rest = text.partition("=")
-        if given and not Path(text).exists():
+        name, sign, rest = text.partition("=")
+        if sign and not Path(text).exists():
             return cls(name, Path(rest))
         folder = Path(text).absolute()
         return cls(folder.parent.name if folder.name == "model" and folder.parent.name else folder.name, Path(text))
 
     @classmethod
-    def all_of(cls, texts: list[str]) -> list[ModelSource]:
-        """Several, which must have different names; without any, what `Albert()` uses: for vectors, and for words."""
-        found = [cls.of(text) for text in texts] or [cls(DEFAULT, None), cls(WORDS, Path(WORDS))]
-        for number, source in enumerate(found):
-            if not source.name or source.name in {other.name for other in found[:number]}:
-                raise AlbertkitError(f"two models are named {source.name!r}; write NAME=FOLDER to name them apart")
-        return found
+    def parse_all(cls, texts: list[str]) -> list[ModelSource]:
+        """Several models with distinct names; without any, the built-in ones for vectors and for masks."""
+        sources = [cls.parse(text) for text in texts] or [cls(DEFAULT, None), cls(WORDS, Path(WORDS))]
+        for number, source in enumerate(sources):
+            if not source.name or source.name in {other.name for other in sources[:number]}:
+                raise AlbertkitError(f"two models have the name {source.name!r}; rename one with NAME=FOLDER")
+        return sources
 
     def stamp(self) -> str:
-        """Changes when the files do."""
+        """A hash that changes when the files change."""
         try:
             folder = model_folder(self.folder)
             files = sorted(folder.iterdir()) if folder.is_dir() else [folder]
             facts = [(file.name, file.stat().st_size, file.stat().st_mtime_ns, file.stat().st_ino) for file in files]
         except OSError as error:
             raise AlbertkitError(
-                f"{self.folder} cannot be read: {error.strerror}; name a folder that holds a model, or a built-in one"
+                f"{self.folder} cannot be read: {error.strerror}; choose a model folder or a built-in model"
             ) from None
         return hashlib.sha256(repr(facts).encode()).hexdigest()
 
 
+@dataclass(frozen=True)
+class ModelInfo:
+    """A served model: OpenAI's four fields, then its properties."""
+
+    id: str
+    created: int
+    task: str
+    labels: list[str]
+    endpoints: list[str]
+    dimensions: int
+    max_tokens: int
+    layers: int
+    depth: int
+    depths: Annotated[list[int], Meta(description="Depths with useful results; others may be meaningless.")]
+    heads: int
+    parameters: int
+    vocabulary: int
+    tokenizer: str
+    pooling: str
+    prompts: dict[str, str]
+    weights: str
+    version: str
+    object: Literal["model"] = "model"
+    owned_by: str = "albertkit"
+
+
 @dataclass(eq=False)
 class ServedModel:
-    """A model that is served."""
+    """An open model."""
 
     name: str
     albert: Albert
@@ -89,11 +128,11 @@ class ServedModel:
     token_cost: TokenCost
     opened: float = field(default_factory=time.time)
     number: int = field(default_factory=lambda: next(_numbers))
-    """Different for each opening, so that nothing remembered of one model is taken for another's."""
+    """Different for each opening, so that cached results of one model are not used for another."""
 
     @classmethod
     def open(cls, source: ModelSource, settings: ServeSettings, threads: int) -> ServedModel:
-        """Open, and compute one full batch: it shows that the model works, warms it up, and tells its pace."""
+        """Open a model and compute a full batch, which checks it, warms it up and measures its speed."""
         stamp = source.stamp()
         albert = Albert(source.folder, bits=settings.bits, threads=threads, token_budget=settings.token_budget)
         length = min(64, albert.max_tokens)
@@ -107,96 +146,97 @@ class ServedModel:
         if albert.meta.task == "generate":
             _ = albert.generator  # opened now, so that the first request does not wait for it
         if not np.isfinite(hidden).all():
-            raise AlbertkitError(f"{source.folder or 'the built-in model'} computes numbers that are not finite")
+            name = source.folder or "the built-in model"
+            raise AlbertkitError(f"{name} computes numbers that are not finite; its weights are damaged")
         return cls(source.name, albert, stamp, TokenCost(best / (rows * length * albert.depth)))
 
     @cached_property
-    def can(self) -> frozenset[str]:
-        """The endpoints it can answer."""
-        found = {*ALWAYS, *BY_TASK.get(self.albert.meta.task, ())}
-        if self.albert.meta.task == "classify" and self.albert.task.kind == "single":
-            found.add("intent")  # intents without slots
-        if self.albert.tokenizer.mask_id is not None and self.albert.can_fill_masks:
-            found.add("fill")
-        if self.albert.config.options.static:
-            found.discard("explain")  # there are no layers to look at
-        return frozenset(found)
-
-    def facts(self) -> dict[str, Any]:
-        """What a program or a page needs to know about it."""
+    def endpoints(self) -> frozenset[str]:
+        """The endpoints that this model can answer."""
         albert = self.albert
-        config, meta = albert.config, albert.meta
-        from albertkit.weights import encoder_shapes
+        endpoints = {*COMMON_ENDPOINTS, *TASK_ENDPOINTS.get(albert.meta.task, ())}
+        if albert.meta.task == "classify" and albert.task.kind == "single":
+            endpoints.add("intent")  # intents without slots
+        if can_fill_masks(albert):
+            endpoints.add("fill")
+        if albert.config.options.static:
+            endpoints.discard("explain")  # it has no layers
+        return frozenset(endpoints)
 
-        return {
-            "id": self.name,
-            "task": meta.task,
-            "labels": list(meta.labels),
-            "endpoints": sorted(self.can),
-            "dimensions": albert.dim,
-            "max_tokens": albert.max_tokens,
-            "layers": config.num_hidden_layers,
-            "depth": albert.depth,
-            "depths": [] if config.options.static else sorted({*available_exit_depths(albert), albert.depth}),
-            "heads": config.num_attention_heads,
-            "parameters": parameters_of(encoder_shapes(config)),
-            "vocabulary": albert.tokenizer.vocab_size,
-            "tokenizer": albert.tokenizer.kind,
-            "pooling": meta.pooling,
-            "prompts": dict(meta.prompts),
-            "weights": meta.quantisation or (f"int{albert.bits}" if albert.bits else "float32"),
-            "version": albert.name,
-            "opened": int(self.opened),
-        }
+    @cached_property
+    def info(self) -> ModelInfo:
+        """What clients and the page need to know."""
+        albert, config, meta = self.albert, self.albert.config, self.albert.meta
+        return ModelInfo(
+            id=self.name,
+            created=int(self.opened),
+            task=meta.task,
+            labels=list(meta.labels),
+            endpoints=sorted(self.endpoints),
+            dimensions=albert.dim,
+            max_tokens=albert.max_tokens,
+            layers=config.num_hidden_layers,
+            depth=albert.depth,
+            depths=[] if config.options.static else sorted({*available_exit_depths(albert), albert.depth}),
+            heads=config.num_attention_heads,
+            parameters=count_parameters(encoder_shapes(config)),
+            vocabulary=albert.tokenizer.vocab_size,
+            tokenizer=albert.tokenizer.kind,
+            pooling=meta.pooling,
+            prompts=dict(meta.prompts),
+            weights=meta.quantisation or (f"int{albert.bits}" if albert.bits else "float32"),
+            version=albert.name,
+        )
 
 
 class ServedModels:
-    """All models of a process, by name. A reload exchanges one entry; whoever holds a `ServedModel` keeps it."""
+    """All models of a process, by name. A reload replaces an entry; running requests keep their `ServedModel`."""
 
     def __init__(self, sources: list[ModelSource], settings: ServeSettings, threads: int) -> None:
         self.sources, self.settings, self.threads = sources, settings, threads
-        self._held = {source.name: ServedModel.open(source, settings, threads) for source in sources}
-        self._reloading = threading.Lock()
+        self._models = {source.name: ServedModel.open(source, settings, threads) for source in sources}
+        self._reload_lock = threading.Lock()
 
-    def __iter__(self) -> Any:
-        return iter(self._held.values())
+    def __iter__(self) -> Iterator[ServedModel]:
+        return iter(self._models.values())
 
-    def pick(self, name: str | None, ability: str) -> ServedModel:
-        """The named model, or the first that has an ability, one made for it before others; it must have it."""
+    def choose(self, name: str | None, endpoint: str) -> ServedModel:
+        """The named model, or the first with an endpoint; models trained for it come first."""
         if name is not None:
-            model = self._held.get(name)
-            if model is None:
-                names = ", ".join(self._held)
-                raise HttpError(
-                    404, f"there is no model {name!r}{nearest(name, self._held)}; served: {names}", name="model"
-                )
-            if ability not in model.can:
-                made = f"it was made for {model.albert.meta.task!r} and can: {', '.join(sorted(model.can))}"
-                raise HttpError(424, f"the model {name!r} cannot do {ability!r}; {made}")
-            return model
-        able = [model for model in self._held.values() if ability in model.can]
-        if able:
-            for_it = [model for model in able if ability in BY_TASK.get(model.albert.meta.task, ())]
-            return (for_it or able)[0]
-        tasks = ", ".join(f"{m.name} ({m.albert.meta.task})" for m in self._held.values())
-        raise HttpError(424, f"no served model can do {ability!r}; served: {tasks}; serve one that was made for it")
+            return self._named(name, endpoint)
+        able = [model for model in self if endpoint in model.endpoints]
+        if not able:
+            tasks = ", ".join(f"{model.name} ({model.albert.meta.task})" for model in self)
+            raise HttpError(424, f"no served model has {endpoint!r} (served: {tasks}); serve a model for this task")
+        trained = [model for model in able if endpoint in TASK_ENDPOINTS.get(model.albert.meta.task, ())]
+        return (trained or able)[0]
+
+    def _named(self, name: str, endpoint: str) -> ServedModel:
+        model = self._models.get(name)
+        if model is None:
+            hint, names = nearest(name, self._models), ", ".join(self._models)
+            raise HttpError(404, f"model {name!r} is not served{hint}; choose one of {names}", param="model")
+        if endpoint not in model.endpoints:
+            raise HttpError(
+                424,
+                f"model {name!r}, trained for {model.albert.meta.task!r}, does not have {endpoint!r}; "
+                f"it has {', '.join(sorted(model.endpoints))}",
+            )
+        return model
 
     def reload(self) -> dict[str, str]:
-        """Open again what has changed on disk: the name of each model → 'same', 'reloaded', or the reason why it was kept."""
-        found = {}
-        with self._reloading:
-            for source in self.sources:
-                found[source.name] = self._reload(source)
-        return found
+        """Open changed models again: each name → 'same', 'reloaded', or the reason why the old one was kept."""
+        with self._reload_lock:
+            return {source.name: self._reload(source) for source in self.sources}
 
     def _reload(self, source: ModelSource) -> str:
-        old = self._held[source.name]
+        old = self._models[source.name]
         try:
             if source.stamp() == old.stamp:
                 return "same"
-            self._held[source.name] = ServedModel.open(source, self.settings, self.threads)
+            self._models[source.name] = ServedModel.open(source, self.settings, self.threads)
         except Exception as error:  # whatever is wrong with the new files, the old model stays
             log.error("reload failed", extra={"facts": {"model": source.name, "reason": str(error)}})
             return f"kept the old one: {error}"
-        log.info("reloaded", extra={"facts": {"model": source.name, "version": self._held[source.name].albert.name}})
+        log.info("reloaded", extra={"facts": {"model": source.name, "version": self._models[source.name].albert.name}})
         return "reloaded"

@@ -1,11 +1,11 @@
-"""Listening: one process, or several that share a port.
+"""`serve`: listen with one process, or with several that share a port.
 
-In: models and settings. Out: a running server. Before this file: `app.py`.
+In: models, settings and indexes. Out: a running server. Before: `app.py`.
 
-With several workers, this process opens the models, binds one socket for each worker, forks, and from then on only watches: a worker
-that dies is started anew on the same socket, whose waiting connections it finds there; SIGTERM and SIGHUP are passed on. Workers
-that compute on one thread each share all memory that nobody writes to: weights, vocabulary, libraries. An engine of several threads
-does not survive a fork, so there each worker opens the models itself.
+With several workers, this process opens the models, binds one socket per worker, forks, and then supervises: a worker
+that dies is restarted on the same socket, which keeps its waiting connections; SIGTERM and SIGHUP are forwarded.
+Workers with one thread each share all memory that is not written to: weights, vocabulary, libraries. An engine with
+several threads does not survive a fork, so then each worker opens the models itself.
 """
 
 from __future__ import annotations
@@ -20,67 +20,79 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from albertkit.errors import AlbertkitError, need
 from albertkit.runtime.engine import cores
-from albertkit.serve import logs
-from albertkit.serve.serve_settings import ApiKeys, ServeSettings
+from albertkit.serve.log_lines import configure_logging
+from albertkit.serve.serve_settings import MEGABYTE, ApiKeys, ServeSettings
 
 if TYPE_CHECKING:
     from albertkit.serve.inference import Service
 
 log = logging.getLogger("albertkit.serve")
-Run = Callable[[socket.socket, Callable[[], None]], None]
+Listen = Callable[[socket.socket, Callable[[], None]], None]
+"""(socket, called when ready) → runs until a signal."""
 SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGCHLD")
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What to serve, and how."""
+class Deployment:
+    """What to serve."""
 
-    folders: list[str]
+    models: list[str]
     settings: ServeSettings
     indexes: list[Path] = field(default_factory=list)
 
     @property
     def threads(self) -> int:
-        """Processors for each worker."""
+        """Processors per worker."""
         return self.settings.threads or max(1, cores() // self.settings.workers)
 
 
-def serve(plan: Plan, told: Callable[[str], None] = lambda address: None) -> None:
-    """Listen until SIGTERM or Ctrl-C; `told` hears the address once all is ready."""
-    logs.set_up()
-    os.environ["TOKENIZERS_PARALLELISM"] = (
-        "false"  # the processors belong to the engine, and threads do not survive a fork
-    )
-    raise_limit()
+def serve(
+    models: Sequence[str] = (),
+    settings: ServeSettings | None = None,
+    indexes: Sequence[Path] = (),
+    on_ready: Callable[[str], None] = lambda address: None,
+) -> None:
+    """Serve models over HTTP until SIGTERM or Ctrl-C.
+
+    models: folders, each FOLDER or NAME=FOLDER; none for the built-in models. indexes: files for /search. on_ready:
+    called with the server's address.
+
+    >>> serve(["en=models/albert"], ServeSettings(port=8000), on_ready=print)  # doctest: +SKIP
+    http://127.0.0.1:8000
+    """
+    settings = settings or ServeSettings()
+    deployment = Deployment(list(models), settings, list(indexes))
+    configure_logging()
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the engine uses the processors; threads do not survive a fork
+    raise_file_limit()
     if hasattr(signal, "SIGHUP") and threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the app listens to it
-    settings = plan.settings
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the app handles it
     if settings.workers == 1:
         need("prometheus_client", "serve", "serving")
-        run = prepared(plan)
+        run = prepare(deployment)
         (listener,) = bind(settings)
-        run(listener, lambda: told(address(settings, listener)))
+        run(listener, lambda: on_ready(address(settings, listener)))
         return
     if not hasattr(os, "fork") or sys.platform == "darwin":
-        raise AlbertkitError("several workers need Linux; start one server each and put a load balancer before them")
+        raise AlbertkitError("workers above 1 need Linux; start several servers behind a load balancer instead")
     folder = tempfile.mkdtemp(prefix="albertkit-metrics-")
     os.environ["PROMETHEUS_MULTIPROC_DIR"] = folder
     try:
-        need("prometheus_client", "serve", "serving")  # not before: it looks at the variable when it is imported
-        watch(plan, told)
+        need("prometheus_client", "serve", "serving")  # after the variable is set: it is read on import
+        supervise(deployment, on_ready)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def prepared(plan: Plan) -> Run:
-    """Models opened; what is left is to listen."""
+def prepare(deployment: Deployment) -> Listen:
+    """Open the models; returns a function that listens."""
     from albertkit.serve.batcher import Batcher
     from albertkit.serve.inference import Service
     from albertkit.serve.metrics import ServerMetrics
@@ -88,52 +100,51 @@ def prepared(plan: Plan) -> Run:
     from albertkit.serve.served_models import ModelSource, ServedModels
     from albertkit.serve.vector_cache import VectorCache
 
-    settings = plan.settings
+    settings = deployment.settings
     keys = ApiKeys.read(settings)
-    models = ServedModels(ModelSource.all_of(plan.folders), settings, plan.threads)
-    if settings.host not in ("127.0.0.1", "::1", "localhost") and not keys.users:
+    models = ServedModels(ModelSource.parse_all(deployment.models), settings, deployment.threads)
+    if not settings.is_local and not keys.users:
         log.warning("open to the network without keys", extra={"facts": {"host": settings.host}})
+    for index in open_indexes(deployment.indexes, models).values():
+        index.close()  # checked now; after a fork they are opened again
 
-    for index in open_indexes(plan.indexes, models).values():
-        index.close()  # what is wrong with one is said now; a fork needs it opened anew
-
-    def run(listener: socket.socket, told: Callable[[], None]) -> None:
-        models.reload()  # a worker that is started later than others
-        numbers = ServerMetrics()
-        batcher = Batcher(settings.token_budget, settings.deadline, numbers.batch)
-        indexes = open_indexes(plan.indexes, models)
-        cache = VectorCache(int(settings.cache * 2**20))
-        listen(Service(settings, models, batcher, numbers, keys, cache, indexes), listener, told)
+    def run(listener: socket.socket, on_ready: Callable[[], None]) -> None:
+        models.reload()  # for a worker that starts later than others
+        metrics = ServerMetrics()
+        batcher = Batcher(settings.token_budget, settings.deadline, metrics.observe_batch)
+        indexes = open_indexes(deployment.indexes, models)
+        cache = VectorCache(int(settings.cache_megabytes * MEGABYTE))
+        listen(Service(settings, models, batcher, metrics, keys, cache, indexes), listener, on_ready)
 
     return run
 
 
-def listen(service: Service, listener: socket.socket, told: Callable[[], None]) -> None:
-    """Answer on a socket until a signal comes; `told` is called when all is ready."""
+def listen(service: Service, listener: socket.socket, on_ready: Callable[[], None]) -> None:
+    """Answer on a socket until a signal; `on_ready` is called when the server accepts requests."""
     import uvicorn
 
     from albertkit.serve.app import make_app
-    from albertkit.serve.http_protocol import protocol_of
+    from albertkit.serve.http_protocol import make_protocol
 
     settings = service.settings
 
-    class Server(uvicorn.Server):
-        """uvicorn's, which also tells the app that it stops, and ends with code 0 when it was told to."""
+    class DrainingServer(uvicorn.Server):
+        """uvicorn's server; it marks the service as draining when it stops, and exits with code 0."""
 
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             await super().startup(sockets)
             names = [model.name for model in service.models]
             log.info("listening", extra={"facts": {"address": address(settings, listener), "models": names}})
-            told()
+            on_ready()
 
         def handle_exit(self, sig: int, frame: object) -> None:
             self.force_exit = self.should_exit and sig == signal.SIGINT
-            self.should_exit = service.draining = True
+            self.should_exit = service.is_draining = True
             log.info("draining", extra={"facts": {"signal": sig}})
 
     config = uvicorn.Config(
         make_app(service),
-        http=protocol_of(settings.patience, settings.max_connections),
+        http=make_protocol(settings.client_timeout, settings.max_connections),
         ws="none",
         lifespan="on",
         log_config=None,
@@ -141,40 +152,39 @@ def listen(service: Service, listener: socket.socket, told: Callable[[], None]) 
         server_header=False,
         proxy_headers=False,
         timeout_keep_alive=int(max(1, settings.keep_alive)),
-        timeout_graceful_shutdown=int(max(1, settings.drain)),
+        timeout_graceful_shutdown=int(max(1, settings.shutdown_timeout)),
     )
-    Server(config).run([listener])
+    DrainingServer(config).run([listener])
     log.info("stopped")
 
 
 def bind(settings: ServeSettings) -> list[socket.socket]:
-    """One socket for each worker, all on the same port."""
-    found: list[socket.socket] = []
-    port = settings.port
+    """One socket per worker, all on the same port."""
+    sockets: list[socket.socket] = []
+    port, is_shared = settings.port, settings.workers > 1
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     try:
         for _ in range(settings.workers):
-            many = settings.workers > 1
-            found.append(socket.create_server((settings.host, port), family=family, backlog=2048, reuse_port=many))
-            port = found[0].getsockname()[1]
+            one = socket.create_server((settings.host, port), family=family, backlog=2048, reuse_port=is_shared)
+            one.setblocking(False)
+            sockets.append(one)
+            port = one.getsockname()[1]
     except (OSError, OverflowError) as error:
-        why = getattr(error, "strerror", None) or error
+        reason = getattr(error, "strerror", None) or error
         raise AlbertkitError(
-            f"{settings.host}:{port} cannot be listened on: {why}; choose another --host or --port"
+            f"cannot listen on {settings.host}:{port}: {reason}; choose another --host or --port"
         ) from None
-    for one in found:
-        one.setblocking(False)
-    return found
+    return sockets
 
 
 def address(settings: ServeSettings, listener: socket.socket) -> str:
-    """Where the server is."""
+    """The server's URL."""
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     return f"http://{host}:{listener.getsockname()[1]}"
 
 
-def raise_limit() -> None:
-    """As many open files, and so connections, as the system allows."""
+def raise_file_limit() -> None:
+    """Allow as many open files, and so connections, as the system permits."""
     try:
         import resource
     except ImportError:  # Windows
@@ -189,54 +199,63 @@ def raise_limit() -> None:
 
 @dataclass
 class WorkerProcess:
-    """A process that answers, and its socket, which outlives it."""
+    """A worker and its socket, which outlives it."""
 
     number: int
     listener: socket.socket
     pid: int = 0
     started: float = 0.0
     failures: int = 0
-    due: float = 0.0
-    """When to start it again."""
+    restart_at: float = 0.0
+
+    def send(self, number: int) -> None:
+        """Send the worker a signal."""
+        if self.pid:
+            try:
+                os.kill(self.pid, number)
+            except ProcessLookupError:
+                log.debug("worker has exited")
 
 
-def watch(plan: Plan, told: Callable[[str], None]) -> None:
-    """Start the workers, and keep them going until told to stop."""
-    settings = plan.settings
-    shared = plan.threads == 1
-    run = prepared(plan) if shared else None
-    if not shared:
+def supervise(deployment: Deployment, on_ready: Callable[[str], None]) -> None:
+    """Start the workers and restart them until a signal to stop."""
+    settings = deployment.settings
+    is_shared = deployment.threads == 1
+    run = prepare(deployment) if is_shared else None
+    if not is_shared:
         from albertkit.interop.convert import open_stored
         from albertkit.serve.served_models import ModelSource
 
-        for source in ModelSource.all_of(plan.folders):
-            open_stored(source.folder)  # what is wrong with a folder is said here, once
+        for source in ModelSource.parse_all(deployment.models):
+            open_stored(source.folder)  # errors are reported here, once
     gc.collect()
-    gc.freeze()  # so that the collector does not write to memory that is shared
+    gc.freeze()  # so that the garbage collector does not write to shared memory
     signals = {getattr(signal, name) for name in SIGNALS}
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     os.environ["ALBERTKIT_SERVE_PARENT"] = str(os.getpid())
     workers = [WorkerProcess(number, listener) for number, listener in enumerate(bind(settings), 1)]
     for worker in workers:
-        begin(worker, workers, plan, run)
-    told(address(settings, workers[0].listener))
+        start_worker(worker, workers, deployment, run)
+    on_ready(address(settings, workers[0].listener))
     while True:
-        late = [worker for worker in workers if not worker.pid]
-        for worker in late:
-            if time.monotonic() >= worker.due:
-                begin(worker, workers, plan, run)
-        got = signal.sigtimedwait(signals, 0.2 if late else 60)
-        number = 0 if got is None else got.si_signo
+        missing = [worker for worker in workers if not worker.pid]
+        for worker in missing:
+            if time.monotonic() >= worker.restart_at:
+                start_worker(worker, workers, deployment, run)
+        info = signal.sigtimedwait(signals, 0.2 if missing else 60)
+        number = 0 if info is None else info.si_signo
         if number in (signal.SIGTERM, signal.SIGINT):
-            end(workers, number, settings.drain)
+            stop_workers(workers, number, settings.shutdown_timeout)
             return
         if number == signal.SIGHUP:
             for worker in workers:
-                tell(worker, signal.SIGHUP)
-        collect(workers)
+                worker.send(signal.SIGHUP)
+        collect_exited(workers)
 
 
-def begin(worker: WorkerProcess, workers: list[WorkerProcess], plan: Plan, run: Run | None) -> None:
+def start_worker(
+    worker: WorkerProcess, workers: list[WorkerProcess], deployment: Deployment, run: Listen | None
+) -> None:
     """Fork a worker."""
     pid = os.fork()
     if pid:
@@ -250,10 +269,10 @@ def begin(worker: WorkerProcess, workers: list[WorkerProcess], plan: Plan, run: 
                 other.listener.close()
         for name in SIGNALS:
             signal.signal(getattr(signal, name), signal.SIG_DFL)
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the app listens to it
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the app handles it
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        threading.Thread(target=orphaned, args=(os.getppid(),), daemon=True).start()
-        (run or prepared(plan))(worker.listener, lambda: None)
+        threading.Thread(target=watch_parent, args=(os.getppid(),), daemon=True).start()
+        (run or prepare(deployment))(worker.listener, lambda: None)
         code = 0
     except AlbertkitError as error:
         log.error("worker failed", extra={"facts": {"reason": str(error)}})
@@ -263,56 +282,41 @@ def begin(worker: WorkerProcess, workers: list[WorkerProcess], plan: Plan, run: 
         os._exit(code)
 
 
-def orphaned(parent: int) -> None:
-    """End this worker in good order when the process that watches it is gone."""
+def watch_parent(parent: int) -> None:
+    """Stop this worker when its supervisor is gone."""
     while os.getppid() == parent:
         time.sleep(1)
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def collect(workers: list[WorkerProcess]) -> None:
-    """Note which workers have died, and when to start them again: at once, or later if they keep dying young."""
-    for worker in workers:
-        if not worker.pid:
-            continue
-        pid, status = os.waitpid(worker.pid, os.WNOHANG)
-        if not pid:
-            continue
-        young = time.monotonic() - worker.started < 5
-        worker.failures = worker.failures + 1 if young else 0
-        wait = min(10.0, 0.25 * 2**worker.failures) if worker.failures else 0.0
-        worker.pid, worker.due = 0, time.monotonic() + wait
-        forget_metrics(pid)
-        how = f"signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else f"code {os.WEXITSTATUS(status)}"
-        log.error("worker died", extra={"facts": {"worker": worker.number, "child": pid, "by": how, "again_in": wait}})
-
-
-def forget_metrics(pid: int) -> None:
-    """Numbers that only a living process has are no longer counted."""
+def collect_exited(workers: list[WorkerProcess]) -> None:
+    """Collect workers that have exited, and schedule their restart: at once, or later if they fail repeatedly."""
     from prometheus_client.multiprocess import mark_process_dead
 
-    mark_process_dead(pid)
+    for worker in workers:
+        pid, status = os.waitpid(worker.pid, os.WNOHANG) if worker.pid else (0, 0)
+        if not pid:
+            continue
+        is_early = time.monotonic() - worker.started < 5
+        worker.failures = worker.failures + 1 if is_early else 0
+        delay = min(10.0, 0.25 * 2**worker.failures) if worker.failures else 0.0
+        worker.pid, worker.restart_at = 0, time.monotonic() + delay
+        mark_process_dead(pid)
+        cause = f"signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else f"code {os.WEXITSTATUS(status)}"
+        facts = {"worker": worker.number, "child": pid, "cause": cause, "restart_in": delay}
+        log.error("worker died", extra={"facts": facts})
 
 
-def tell(worker: WorkerProcess, number: int) -> None:
-    """Send a worker a signal."""
-    if worker.pid:
-        try:
-            os.kill(worker.pid, number)
-        except ProcessLookupError:
-            log.debug("worker is gone")
-
-
-def end(workers: list[WorkerProcess], number: int, drain: float) -> None:
-    """Let all workers finish what they do; those that take too long are ended."""
+def stop_workers(workers: list[WorkerProcess], number: int, timeout: float) -> None:
+    """Let all workers finish their requests; kill those that take too long."""
     log.info("draining", extra={"facts": {"signal": number}})
     for worker in workers:
-        tell(worker, signal.SIGTERM)
-    limit = time.monotonic() + drain + 5
+        worker.send(signal.SIGTERM)
+    limit = time.monotonic() + timeout + 5
     for worker in workers:
         while worker.pid and not os.waitpid(worker.pid, os.WNOHANG)[0]:
             if time.monotonic() > limit:
-                tell(worker, signal.SIGKILL)
+                worker.send(signal.SIGKILL)
             time.sleep(0.05)
         worker.pid = 0
         worker.listener.close()

@@ -1,96 +1,70 @@
-"""Our own endpoints for tasks: classify, tag, intent, answer, choose, fill.
+"""Endpoints of the tasks: classify, tag, intent, answer, choose, fill, generate.
 
-In: texts. Out: what `Albert` of the same name gives, as JSON. Before this file: `work.py` computes; after it: `app.py`. Each answer
-names the model; results stand in the order of the texts.
+In: texts. Out: the results of the method of `Albert` with the same name, in the order of the texts. Before:
+`inference.py`; next: `app.py`.
+
+Generation computes token by token in small batches, so it costs more per token than reading. It has a token cost of
+its own, measured as it runs, and uses the engine for a few texts at a time, so that other requests are computed in
+between.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, TypedDict
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, Any, Generic, TypeVar
+from weakref import WeakKeyDictionary
 
 from msgspec import Meta
 
-from albertkit.serve.http_error import HttpError
-from albertkit.serve.inference import RequestContext, Service, texts_of
-from albertkit.serve.schemas import Count, Depth, Served, StrictRequest, Texts
+from albertkit.albert import Albert
+from albertkit.runtime.embed import shorten
+from albertkit.runtime.generate import GenerateSettings
+from albertkit.runtime.mask_filling import MaskPrediction
+from albertkit.serve.batch_queue import TokenCost
+from albertkit.serve.inference import RequestContext, Service, as_texts
+from albertkit.serve.schemas import Count, Depth, HttpError, Served, StrictRequest, Texts
+from albertkit.serve.served_models import ServedModel
+from albertkit.tasks.classify import Classification
 from albertkit.tasks.examples import ChoiceExample, QuestionExample, TaggedExample, TextExample
-from albertkit.tasks.tag import IntentResult
+from albertkit.tasks.generation import GeneratedText
+from albertkit.tasks.tag import IntentResult, TagResult
 from albertkit.tasks.word_alignment import split_words
+
+T = TypeVar("T")
+GENERATE_TEXTS = 8  # texts that are generated together
+GENERATE_COST = 8.0  # first estimate: how many times more a generated token costs than one that is read
+
+
+@dataclass(frozen=True)
+class TaskResults(Generic[T]):
+    """One result per text."""
+
+    model: str
+    results: list[T]
 
 
 class ClassifyRequest(StrictRequest):
-    """What texts, or pairs of texts, are."""
+    """Texts, or pairs of texts, to classify."""
 
     texts: Texts
-    pairs: Annotated[list[str] | None, Meta(description="The second text of each.")] = None
+    pairs: Annotated[list[str] | None, Meta(description="The second text of each pair.")] = None
     model: Served = None
     depth: Depth = None
-
-
-class ClassificationItem(TypedDict):
-    """The class, the classes, or the value; how sure; and the probability of every class."""
-
-    label: Annotated[Any, Meta(extra_json_schema={"type": ["string", "number", "array"]})]
-    probability: float
-    probabilities: dict[str, float] | None
-
-
-class ClassifyResponse(TypedDict):
-    """A label for each text."""
-
-    model: str
-    results: list[ClassificationItem]
 
 
 class TextsRequest(StrictRequest):
-    """Some texts."""
+    """Texts."""
 
     texts: Texts
     model: Served = None
     depth: Depth = None
 
 
-class SpanItem(TypedDict):
-    """Characters [start, end) of the text, what they are, and how sure."""
-
-    text: str
-    start: int
-    end: int
-    label: str
-    score: float
-
-
-class TagItem(TypedDict):
-    """The entities of a text."""
-
-    text: str
-    spans: list[SpanItem]
-
-
-class TagResponse(TypedDict):
-    """Entities for each text."""
-
-    model: str
-    results: list[TagItem]
-
-
-class IntentItem(TypedDict):
-    """What a text asks for, how sure that is, and the slots it fills."""
-
-    intent: str
-    probability: float
-    spans: list[SpanItem]
-
-
-class IntentResponse(TypedDict):
-    """Intent and slots for each text."""
-
-    model: str
-    results: list[IntentItem]
-
-
 class AnswerRequest(StrictRequest):
-    """A question about a text."""
+    """A question about a context."""
 
     question: str
     context: str
@@ -98,8 +72,9 @@ class AnswerRequest(StrictRequest):
     depth: Depth = None
 
 
-class AnswerItem(TypedDict):
-    """Characters [start, end) of the context; an empty text means that it holds no answer."""
+@dataclass(frozen=True)
+class AnswerItem:
+    """Characters [start, end) of the context; an empty text means that it has no answer."""
 
     text: str
     start: int
@@ -108,20 +83,16 @@ class AnswerItem(TypedDict):
     probability: float
 
 
-class AnswerResponse(TypedDict):
+@dataclass(frozen=True)
+class AnswerResponse(AnswerItem):
     """The best answer, and the next best."""
 
     model: str
-    text: str
-    start: int
-    end: int
-    score: float
-    probability: float
     others: list[AnswerItem]
 
 
 class ChooseRequest(StrictRequest):
-    """A question about a text, and choices of which one is right."""
+    """A question about a context, and choices of which one is right."""
 
     context: str
     question: str
@@ -130,17 +101,18 @@ class ChooseRequest(StrictRequest):
     depth: Depth = None
 
 
-class ChooseResponse(TypedDict):
-    """The choice, its place, and the probability of each."""
+@dataclass(frozen=True)
+class ChooseResponse:
+    """The best choice, its index, and the probability of each."""
 
     model: str
     index: int
     text: str
-    probabilities: list[float]
+    probabilities: tuple[float, ...]
 
 
 class FillRequest(StrictRequest):
-    """Texts with [MASK] where a word is missing."""
+    """Texts with [MASK] for missing words."""
 
     texts: Texts
     k: Count = 5
@@ -148,92 +120,152 @@ class FillRequest(StrictRequest):
     depth: Depth = None
 
 
-class MaskPredictionItem(TypedDict):
-    """A word, its probability, and the text with it in its place."""
-
-    word: str
-    score: float
-    text: str
-
-
-class FillItem(TypedDict):
-    """A text, and the likeliest words for each of its masks."""
+@dataclass(frozen=True)
+class FillItem:
+    """A text, and the most likely words for each of its masks."""
 
     text: str
-    masks: list[list[MaskPredictionItem]]
+    masks: list[list[MaskPrediction]]
 
 
-class FillResponse(TypedDict):
-    """Words for each text."""
+class GenerateRequest(StrictRequest):
+    """Texts to generate from, with the settings of generation (see `docs/generation.md`)."""
 
-    model: str
-    results: list[FillItem]
+    texts: Texts
+    beams: Annotated[int, Meta(ge=1, le=16, description="Width of the beam search.")] = 1
+    sample: Annotated[bool, Meta(description="Sample tokens by their probability.")] = False
+    temperature: Annotated[float, Meta(gt=0, le=100, description="With `sample`: below 1 prefers likely tokens.")] = 1.0
+    top_p: Annotated[float, Meta(gt=0, le=1, description="With `sample`: nucleus sampling.")] = 1.0
+    seed: Annotated[int, Meta(ge=0, le=2**63 - 1, description="With `sample`: the random seed.")] = 0
+    no_repeat: Annotated[int, Meta(ge=0, le=100, description="Generate no n-gram of this size twice.")] = 0
+    max_tokens: Annotated[
+        Annotated[int, Meta(ge=1, le=1024)] | None, Meta(description="Most tokens to generate; default as trained.")
+    ] = None
+    model: Served = None
+    depth: Depth = None
 
 
-async def classify(service: Service, context: RequestContext, body: ClassifyRequest) -> dict[str, Any]:
-    """What texts, or pairs of texts, are."""
-    model = service.pick(context, body.model, "classify")
-    texts = texts_of(body.texts, "texts")
+async def classify(service: Service, context: RequestContext, body: ClassifyRequest) -> TaskResults[Classification]:
+    """Classes of texts, or of pairs of texts."""
+    model = service.choose_model(context, body.model, "classify")
+    texts = as_texts(body.texts, "texts")
     pairs = body.pairs if body.pairs is not None else [None] * len(texts)
     if len(pairs) != len(texts):
         raise HttpError(
-            422, f"there are {len(texts)} texts and {len(pairs)} pairs; give one for each text", name="pairs"
+            422, f"there are {len(texts)} texts and {len(pairs)} pairs; send one pair per text", param="pairs"
         )
     examples = [TextExample(a, b) for a, b in zip(texts, pairs, strict=True)]
-    return {"model": model.name, "results": await service.results(context, model, examples, "classify", body.depth)}
+    return TaskResults(model.name, await service.predict(context, model, examples, "classify", body.depth))
 
 
-async def tag(service: Service, context: RequestContext, body: TextsRequest) -> dict[str, Any]:
+async def tag(service: Service, context: RequestContext, body: TextsRequest) -> TaskResults[TagResult]:
     """The entities in texts."""
-    model = service.pick(context, body.model, "tag")
-    examples = await service.cut(tagged, texts_of(body.texts, "texts"))
-    return {"model": model.name, "results": await service.results(context, model, examples, "tag", body.depth)}
+    model = service.choose_model(context, body.model, "tag")
+    examples = await service.run_tokenizer(tagging_examples, as_texts(body.texts, "texts"))
+    return TaskResults(model.name, await service.predict(context, model, examples, "tag", body.depth))
 
 
-async def intent(service: Service, context: RequestContext, body: TextsRequest) -> dict[str, Any]:
-    """What texts ask for, and the slots they fill; classes of texts are intents without slots."""
-    model = service.pick(context, body.model, "intent")
-    texts = texts_of(body.texts, "texts")
-    if model.albert.meta.task == "classify":  # intents without slots
-        labels = await service.results(context, model, [TextExample(text) for text in texts], "classify", body.depth)
-        return {"model": model.name, "results": [IntentResult.from_classification(label) for label in labels]}
-    examples = await service.cut(tagged, texts)
-    return {"model": model.name, "results": await service.results(context, model, examples, "intent", body.depth)}
+async def intent(service: Service, context: RequestContext, body: TextsRequest) -> TaskResults[IntentResult]:
+    """Intents of texts with their slots; a classifier gives intents without slots."""
+    model = service.choose_model(context, body.model, "intent")
+    texts = as_texts(body.texts, "texts")
+    if model.albert.meta.task == "classify":
+        labels = await service.predict(context, model, [TextExample(text) for text in texts], "classify", body.depth)
+        return TaskResults(model.name, [IntentResult.from_classification(label) for label in labels])
+    examples = await service.run_tokenizer(tagging_examples, texts)
+    return TaskResults(model.name, await service.predict(context, model, examples, "intent", body.depth))
 
 
-def tagged(texts: list[str]) -> list[TaggedExample]:
-    """Texts with their words found."""
+def tagging_examples(texts: list[str]) -> list[TaggedExample]:
+    """Texts with their words."""
     return [TaggedExample(text, split_words(text)) for text in texts]
 
 
-async def answer(service: Service, context: RequestContext, body: AnswerRequest) -> dict[str, Any]:
-    """Where a text answers a question."""
-    model = service.pick(context, body.model, "answer")
+async def answer(service: Service, context: RequestContext, body: AnswerRequest) -> AnswerResponse:
+    """The answer to a question, as characters of the context."""
+    model = service.choose_model(context, body.model, "answer")
     examples = [QuestionExample("0", body.question, body.context)]
-    (found,) = await service.results(context, model, examples, "answer", body.depth)
-    others = [plain(other) for other in found.others]
-    return {"model": model.name, **plain(found), "others": others}
+    (best,) = await service.predict(context, model, examples, "answer", body.depth)
+    others = [AnswerItem(one.text, one.start, one.end, one.score, one.probability) for one in best.others]
+    return AnswerResponse(best.text, best.start, best.end, best.score, best.probability, model.name, others)
 
 
-def plain(found: Any) -> dict[str, Any]:
-    """An answer without the others."""
-    return {name: getattr(found, name) for name in ("text", "start", "end", "score", "probability")}
-
-
-async def choose(service: Service, context: RequestContext, body: ChooseRequest) -> dict[str, Any]:
+async def choose(service: Service, context: RequestContext, body: ChooseRequest) -> ChooseResponse:
     """Which of several choices is right."""
-    model = service.pick(context, body.model, "choose")
+    model = service.choose_model(context, body.model, "choose")
     examples = [ChoiceExample(body.context, body.question, tuple(body.choices))]
-    (found,) = await service.results(context, model, examples, "choose", body.depth)
-    return {"model": model.name, "index": found.index, "text": found.text, "probabilities": found.probabilities}
+    (best,) = await service.predict(context, model, examples, "choose", body.depth)
+    return ChooseResponse(model.name, best.index, best.text, best.probabilities)
 
 
-async def fill(service: Service, context: RequestContext, body: FillRequest) -> dict[str, Any]:
-    """The likeliest words for each [MASK]."""
-    model = service.pick(context, body.model, "fill")
-    texts = texts_of(body.texts, "texts")
-    found = await service.words(context, model, texts, body.k, body.depth)
-    return {
-        "model": model.name,
-        "results": [{"text": text, "masks": masks} for text, masks in zip(texts, found, strict=True)],
-    }
+async def fill(service: Service, context: RequestContext, body: FillRequest) -> TaskResults[FillItem]:
+    """The most likely words for each [MASK]."""
+    model = service.choose_model(context, body.model, "fill")
+    texts = as_texts(body.texts, "texts")
+    masks = await service.fill_masks(context, model, texts, body.k, body.depth)
+    return TaskResults(model.name, [FillItem(text, words) for text, words in zip(texts, masks, strict=True)])
+
+
+# Generation ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class GenerationModel:
+    """A model with the token cost of its generation."""
+
+    name: str
+    albert: Albert
+    token_cost: TokenCost
+
+
+_generation_models: WeakKeyDictionary[ServedModel, GenerationModel] = WeakKeyDictionary()
+
+
+def generation_model(model: ServedModel) -> GenerationModel:
+    """The same for every request to a model."""
+    if model not in _generation_models:
+        cost = TokenCost(GENERATE_COST * model.token_cost.seconds)
+        _generation_models[model] = GenerationModel(model.name, model.albert, cost)
+    return _generation_models[model]
+
+
+async def generate(service: Service, context: RequestContext, body: GenerateRequest) -> TaskResults[GeneratedText]:
+    """Texts generated from texts."""
+    model = service.choose_model(context, body.model, "generate")
+    texts = as_texts(body.texts, "texts")
+    service.count_texts(context, texts)
+    settings = {name: getattr(body, name) for name in GenerateSettings.__dataclass_fields__}
+    GenerateSettings(**settings)  # checks them
+    layers = model.albert.layers_to_apply(body.depth)
+    most = body.max_tokens or model.albert.task.target_length
+    total, allowed = len(texts) * body.beams * most, service.settings.max_tokens
+    if total > allowed:
+        raise HttpError(413, f"up to {total:,} tokens would be generated; request at most {allowed:,} at a time")
+    lengths = await service.run_tokenizer(source_lengths, model.albert, texts)
+    works = [(length + 2 * body.beams * most) * layers for length in lengths]
+    context.tokens += sum(lengths)
+    generator = generation_model(model)
+    service.batcher.check(generator, sum(works), context.deadline)
+    step = len(texts) if body.sample else GENERATE_TEXTS  # samples depend on a text's place in the input
+    results: list[GeneratedText] = []
+    for start in range(0, len(texts), step):
+        work = sum(works[start : start + step])
+        call = partial(generate_batch, generator, texts[start : start + step], settings, body.depth, work)
+        results += await service.run_engine(context, generator, call, work)
+    return TaskResults(model.name, results)
+
+
+def source_lengths(albert: Albert, texts: Sequence[str]) -> list[int]:
+    """Tokens of each text that are read."""
+    short = [shorten(albert, place, text, "truncate") for place, text in enumerate(texts)]
+    return [min(len(ids) + 2, albert.max_tokens) for ids in albert.tokenizer.ids_batch(short)]
+
+
+def generate_batch(
+    generator: GenerationModel, texts: list[str], settings: dict[str, Any], depth: int | None, work: int
+) -> list[GeneratedText]:
+    """Generate from some texts and measure the cost; on the engine's thread."""
+    began = time.monotonic()
+    results: list[GeneratedText] = generator.albert.generate(texts, depth=depth, **settings)
+    generator.token_cost.update((time.monotonic() - began) / work)
+    return results

@@ -1,25 +1,26 @@
-"""The endpoints of Hugging Face's text-embeddings-inference (TEI), so that its clients work.
+"""The endpoints of Hugging Face's text-embeddings-inference (TEI).
 
-In: requests in its shapes. Out: answers in its shapes. Before this file: `work.py` computes; after it: `app.py`. As there, fields
-that are not known are passed over; unlike there, a long text is read in windows unless `truncate` is set, and `rerank` works with any
-model.
+In: requests in TEI's format. Out: responses in TEI's format. Unknown fields are ignored, as in TEI. Unlike TEI, a
+long text is read in windows unless `truncate` is set, and `rerank` works with any model. Before: `inference.py`;
+next: `app.py`.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Any, TypedDict
 
 import numpy as np
 from msgspec import Meta, Struct
 
 from albertkit import __version__
-from albertkit.serve.http_error import HttpError
-from albertkit.serve.inference import CUTTERS, RequestContext, Service, texts_of, texts_or_tokens
+from albertkit.serve.inference import TOKENIZER_THREADS, RequestContext, Service, as_texts, as_texts_or_tokens
 from albertkit.serve.schemas import (
     NUMBERS,
     ONE_OR_MANY,
     Depth,
     Dimensions,
+    HttpError,
     IdsOrMany,
     Pooling,
     Served,
@@ -31,15 +32,15 @@ from albertkit.serve.schemas import (
 from albertkit.serve.served_models import ServedModel
 from albertkit.tasks.examples import TextExample
 
-YES = ("1", "yes", "true", "entailment", "positive")  # classes that mean "fits", for models of two classes
+POSITIVE_LABELS = ("1", "yes", "true", "entailment", "positive")  # the class that means "relevant" of two
 
 
 class EmbedRequest(Struct, kw_only=True):
-    """Sentence vectors. Fields from `model` on are ours."""
+    """Sentence vectors. The fields from `model` on are not TEI's."""
 
     inputs: TextsOrTokens
     normalize: bool | None = None
-    truncate: Annotated[bool | None, Meta(description="Cut long texts instead of reading them in windows.")] = None
+    truncate: Annotated[bool | None, Meta(description="Truncate long texts instead of reading windows.")] = None
     prompt_name: Annotated[str | None, Meta(description="One of the model's prompts.")] = None
     dimensions: Dimensions = None
     model: Served = None
@@ -49,7 +50,7 @@ class EmbedRequest(Struct, kw_only=True):
 
 
 class RootRequest(Struct, kw_only=True):
-    """What TEI takes at its root: inputs for vectors, or for classes where the first served model is made for them."""
+    """TEI's root: vectors, or classes if the first served model is a classifier."""
 
     inputs: Annotated[Any, Meta(description="As for /embed or /predict.", extra_json_schema=ONE_OR_MANY)]
     normalize: bool | None = None
@@ -57,7 +58,7 @@ class RootRequest(Struct, kw_only=True):
 
 
 class RerankRequest(Struct, kw_only=True):
-    """Texts by how well they fit a query: by a model that was fine-tuned on pairs, else by the cosine of vectors."""
+    """Texts to rank for a query: by a model fine-tuned on pairs, else by the cosine of vectors."""
 
     query: str
     texts: Annotated[list[str], Meta(min_length=1)]
@@ -68,20 +69,20 @@ class RerankRequest(Struct, kw_only=True):
 
 
 class OptionalText(TypedDict, total=False):
-    """The text, if it was asked for."""
+    """The text, on request."""
 
     text: str
 
 
 class RankItem(OptionalText):
-    """A text's place in the request, and how well it fits."""
+    """A text's index in the request, and its relevance."""
 
     index: int
     score: float
 
 
 class PredictRequest(Struct, kw_only=True):
-    """Classes of texts or pairs."""
+    """Texts or pairs to classify."""
 
     inputs: TextsOrPairs
     raw_scores: bool = False
@@ -103,7 +104,7 @@ RootResponse = Annotated[
 
 
 class TokenizeRequest(Struct, kw_only=True):
-    """Pieces of texts."""
+    """Texts to tokenize."""
 
     inputs: Texts
     add_special_tokens: bool = True
@@ -111,7 +112,7 @@ class TokenizeRequest(Struct, kw_only=True):
 
 
 class DecodeRequest(Struct, kw_only=True):
-    """Texts of token ids."""
+    """Token ids to decode."""
 
     ids: IdsOrMany
     skip_special_tokens: bool = True
@@ -132,8 +133,9 @@ class SimilarityRequest(Struct, kw_only=True):
     model: Served = None
 
 
-class InfoResponse(TypedDict):
-    """The first served model and the limits, in text-embeddings-inference's words."""
+@dataclass(frozen=True)
+class InfoResponse:
+    """The first served model and the limits, in TEI's format."""
 
     model_id: str
     model_sha: str
@@ -151,11 +153,11 @@ class InfoResponse(TypedDict):
 
 async def embed(service: Service, context: RequestContext, body: EmbedRequest) -> list[np.ndarray]:
     """Sentence vectors."""
-    model = service.pick(context, body.model, "embed")
+    model = service.choose_model(context, body.model, "embed")
     prompts = model.albert.meta.prompts
     if body.prompt_name is not None and body.prompt_name not in prompts:
-        known = ", ".join(prompts) or "none"
-        raise HttpError(422, f"the model has no prompt {body.prompt_name!r}; it has: {known}", name="prompt_name")
+        names = ", ".join(prompts) or "none"
+        raise HttpError(422, f"prompt {body.prompt_name!r} is unknown; the model has {names}", param="prompt_name")
     options = model.albert.embed_options(
         pooling=body.pooling,
         layer=body.layer,
@@ -165,138 +167,141 @@ async def embed(service: Service, context: RequestContext, body: EmbedRequest) -
         long_texts="truncate" if body.truncate else "split",
         prompt=body.prompt_name,
     )
-    vectors = await service.vectors(context, model, texts_or_tokens(body.inputs, "inputs"), options)
+    vectors = await service.embed(context, model, as_texts_or_tokens(body.inputs, "inputs"), options)
     return list(np.ascontiguousarray(vectors, np.float32))
 
 
 async def similarity(service: Service, context: RequestContext, body: SimilarityRequest) -> list[float]:
     """Cosines of a text with others."""
-    model = service.pick(context, body.model, "embed")
+    model = service.choose_model(context, body.model, "embed")
     options = model.albert.embed_options(normalize=True)
-    vectors = await service.vectors(context, model, [body.inputs.source_sentence, *body.inputs.sentences], options)
-    found: list[float] = (vectors[1:] @ vectors[0]).tolist()
-    return found
+    texts = [body.inputs.source_sentence, *body.inputs.sentences]
+    vectors = await service.embed(context, model, texts, options)
+    cosines: list[float] = (vectors[1:] @ vectors[0]).tolist()
+    return cosines
 
 
-async def rerank(service: Service, context: RequestContext, body: RerankRequest) -> list[dict[str, Any]]:
-    """Texts in the order in which they fit a query, the best first."""
-    model = service.pick(context, body.model, "rerank")
-    if reads_pairs(model):
-        rows = await service.scores(context, model, [TextExample(body.query, text) for text in body.texts], "classify")
-        scores = fitting(model, np.stack(rows).astype(np.float64), body.raw_scores)
+async def rerank(service: Service, context: RequestContext, body: RerankRequest) -> list[RankItem]:
+    """Texts by their relevance for a query, the best first."""
+    model = service.choose_model(context, body.model, "rerank")
+    if can_score_pairs(model):
+        examples = [TextExample(body.query, text) for text in body.texts]
+        rows = await service.predict_scores(context, model, examples, "classify")
+        scores = relevance(model, rows, body.raw_scores)
     else:
-        scores = await service.fitting(context, model, body.query, body.texts)
-    order = np.argsort(-scores, kind="stable").tolist()
-    return [
-        {"index": i, "score": float(scores[i])} | ({"text": body.texts[i]} if body.return_text else {}) for i in order
-    ]
+        scores = await service.query_cosines(context, model, body.query, body.texts)
+    items: list[RankItem] = []
+    for index in np.argsort(-scores, kind="stable").tolist():
+        item: RankItem = {"index": index, "score": float(scores[index])}
+        if body.return_text:
+            item["text"] = body.texts[index]
+        items.append(item)
+    return items
 
 
-def reads_pairs(model: ServedModel) -> bool:
-    """Whether a model scores pairs: made for classes, with a value or two classes."""
-    albert = model.albert
-    return "classify" in model.can and (albert.task.kind == "regression" or len(albert.task.labels) == 2)
+def can_score_pairs(model: ServedModel) -> bool:
+    """Whether a model scores pairs: a regression, or a classifier with two classes."""
+    task = model.albert.task if "classify" in model.endpoints else None
+    return task is not None and (task.kind == "regression" or len(task.labels) == 2)
 
 
-def fitting(model: ServedModel, rows: np.ndarray, raw: bool) -> np.ndarray:
-    """(texts, classes) scores → how well each fits: the value, or the probability of the class that means yes."""
+def relevance(model: ServedModel, rows: np.ndarray, raw: bool) -> np.ndarray:
+    """(texts, classes) scores → relevance of each text: the value, or the probability of the positive class."""
     task = model.albert.task
     if task.kind == "regression":
-        found: np.ndarray = rows[:, 0] if raw else task.mean + task.std * rows[:, 0]
-        return found
-    yes = next((i for i, label in enumerate(task.labels) if label.lower() in YES), 1)
-    chosen: np.ndarray = (rows if raw else task.probabilities(rows))[:, yes]
-    return chosen
+        return np.asarray(rows[:, 0] if raw else task.mean + task.std * rows[:, 0])
+    positive = next((i for i, label in enumerate(task.labels) if label.lower() in POSITIVE_LABELS), 1)
+    return np.asarray((rows if raw else task.probabilities(rows))[:, positive])
 
 
 async def predict(service: Service, context: RequestContext, body: PredictRequest) -> list[Any]:
-    """Classes, the likeliest first: a list for one text or pair, a list of lists for several."""
-    model = service.pick(context, body.model, "predict")
-    examples, many = pairs_of(body.inputs)
+    """Classes, the most likely first: a list for one text or pair, a list of lists for several."""
+    model = service.choose_model(context, body.model, "predict")
+    examples, is_list = as_pairs(body.inputs)
     task = model.albert.task
-    rows = np.stack(await service.scores(context, model, examples, "classify")).astype(np.float64)
+    rows = await service.predict_scores(context, model, examples, "classify")
     if task.kind == "regression":
         labels: tuple[str, ...] = ("value",)
         scores = rows if body.raw_scores else task.mean + task.std * rows
     else:
         labels, scores = task.labels, rows if body.raw_scores else task.probabilities(rows)
     found = [[{"label": labels[i], "score": float(row[i])} for i in np.argsort(-row, kind="stable")] for row in scores]
-    return found if many else found[0]
+    return found if is_list else found[0]
 
 
-def pairs_of(value: Any) -> tuple[list[TextExample], bool]:
-    """Texts or pairs, and whether a list of them was given: "a", ["a", "b"] (a pair), or [["a"], ["a", "b"]]."""
-    many = isinstance(value, list) and bool(value) and isinstance(value[0], list)
-    found = []
-    for one in value if many else [value]:
-        parts = [one] if isinstance(one, str) and not many else one
+def as_pairs(value: object) -> tuple[list[TextExample], bool]:
+    """Examples, and whether the value is a list of them: "a", ["a", "b"] (a pair), or [["a"], ["a", "b"]]."""
+    is_list = isinstance(value, list) and bool(value) and isinstance(value[0], list)
+    examples = []
+    for one in value if isinstance(value, list) and is_list else [value]:
+        parts = [one] if isinstance(one, str) and not is_list else one
         if not isinstance(parts, list) or len(parts) not in (1, 2) or not all(isinstance(p, str) for p in parts):
             rule = "a text, a pair [text, text], or a list of [text] and [text, text]"
-            raise HttpError(422, f"inputs must be {rule}", name="inputs")
-        found.append(TextExample(*parts))
-    return found, many
+            raise HttpError(422, f"inputs must be {rule}", param="inputs")
+        examples.append(TextExample(*parts))
+    return examples, is_list
 
 
 async def tokenize(service: Service, context: RequestContext, body: TokenizeRequest) -> list[list[TokenItem]]:
     """The tokens of texts."""
-    model = service.pick(context, body.model, "tokenize")
-    texts = texts_of(body.inputs, "inputs")
-    service.count(context, texts)
-    found = await service.cut(lambda: [tokens_of(model, text, body.add_special_tokens) for text in texts])
-    context.tokens = sum(map(len, found))
-    return found
+    model = service.choose_model(context, body.model, "tokenize")
+    texts = as_texts(body.inputs, "inputs")
+    service.count_texts(context, texts)
+    specials = body.add_special_tokens
+    tokens = await service.run_tokenizer(lambda: [token_items(model, text, add_specials=specials) for text in texts])
+    context.tokens = sum(map(len, tokens))
+    return tokens
 
 
-def tokens_of(model: ServedModel, text: str, specials: bool = True, **settings: Any) -> list[TokenItem]:
-    """The tokens of a text with the characters they cover."""
+def token_items(model: ServedModel, text: str, **options: Any) -> list[TokenItem]:
+    """The tokens of a text; the options are those of `Tokenizer.encode`."""
     tokenizer = model.albert.tokenizer
-    encoding = tokenizer.encode(text, add_specials=specials, **settings)
+    encoding = tokenizer.encode(text, **options)
     rows = zip(encoding.ids, tokenizer.tokens(encoding.ids), encoding.specials, encoding.offsets, strict=True)
     return [
-        TokenItem(i, token, special, None if special else a, None if special else b)
-        for i, token, special, (a, b) in rows
+        TokenItem(i, token, special, None if special else start, None if special else stop)
+        for i, token, special, (start, stop) in rows
     ]
 
 
 async def decode(service: Service, context: RequestContext, body: DecodeRequest) -> list[str]:
-    """The texts of token ids, as far as ids tell."""
-    model = service.pick(context, body.model, "tokenize")
-    many = texts_or_tokens(body.ids, "ids")
-    if many and isinstance(many[0], str):
-        raise HttpError(422, "ids must be token ids of a text, or a list of such", name="ids")
-    service.count(context, many)
+    """The texts of token ids."""
+    model = service.choose_model(context, body.model, "tokenize")
+    many = [ids for ids in as_texts_or_tokens(body.ids, "ids") if not isinstance(ids, str)]
+    if not many:
+        raise HttpError(422, "ids must be the token ids of a text, or a list of such lists", param="ids")
+    service.count_texts(context, many)
     tokenizer = model.albert.tokenizer
-    return await service.cut(lambda: [tokenizer.decode(ids, body.skip_special_tokens) for ids in many])
+    return await service.run_tokenizer(lambda: [tokenizer.decode(ids, body.skip_special_tokens) for ids in many])
 
 
-async def info(service: Service, context: RequestContext, body: None) -> dict[str, Any]:
+async def info(service: Service, context: RequestContext, body: None) -> InfoResponse:
     """The first served model and the limits."""
     model, settings = next(iter(service.models)), service.settings
     albert = model.albert
-    kind: dict[str, Any] = {"embedding": {"pooling": albert.meta.pooling}}
-    if "classify" in model.can:
+    model_type: dict[str, Any] = {"embedding": {"pooling": albert.meta.pooling}}
+    if "classify" in model.endpoints:
         names = {str(i): label for i, label in enumerate(albert.meta.labels)}
-        kind = {"classifier": {"id2label": names, "label2id": {label: int(i) for i, label in names.items()}}}
-    return {
-        "model_id": model.name,
-        "model_sha": albert.name,
-        "model_dtype": model.facts()["weights"],
-        "model_type": kind,
-        "max_concurrent_requests": settings.max_connections,
-        "max_input_length": albert.max_tokens,
-        "max_batch_tokens": settings.token_budget,
-        "max_batch_requests": None,
-        "max_client_batch_size": settings.max_texts,
-        "auto_truncate": False,
-        "tokenization_workers": CUTTERS,
-        "version": __version__,
-    }
-
-
-async def root(service: Service, context: RequestContext, body: RootRequest) -> Any:
-    """What TEI answers at its root: classes from a model made for them, else vectors."""
-    if "predict" in next(iter(service.models)).can:
-        return await predict(service, context, PredictRequest(inputs=body.inputs))
-    return await embed(
-        service, context, EmbedRequest(inputs=body.inputs, normalize=body.normalize, truncate=body.truncate)
+        model_type = {"classifier": {"id2label": names, "label2id": {label: int(i) for i, label in names.items()}}}
+    return InfoResponse(
+        model_id=model.name,
+        model_sha=albert.name,
+        model_dtype=model.info.weights,
+        model_type=model_type,
+        max_concurrent_requests=settings.max_connections,
+        max_input_length=albert.max_tokens,
+        max_batch_tokens=settings.token_budget,
+        max_batch_requests=None,
+        max_client_batch_size=settings.max_texts,
+        auto_truncate=False,
+        tokenization_workers=TOKENIZER_THREADS,
+        version=__version__,
     )
+
+
+async def root(service: Service, context: RequestContext, body: RootRequest) -> list[Any]:
+    """TEI's root: classes from a classifier, else vectors."""
+    if "predict" in next(iter(service.models)).endpoints:
+        return await predict(service, context, PredictRequest(inputs=body.inputs))
+    request = EmbedRequest(inputs=body.inputs, normalize=body.normalize, truncate=body.truncate)
+    return await embed(service, context, request)

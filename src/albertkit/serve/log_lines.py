@@ -1,7 +1,7 @@
-"""Logs as JSON, one line for each event, on stderr. They hold no text of users.
+"""Logs as JSON, one line per event, on stderr. They contain no text of users.
 
-In: log records; facts ride in `extra={"facts": {...}}`. Out: lines. Of an error its type and the lines of code are told, not its message,
-which might quote what a user sent.
+In: log records with `extra={"facts": {...}}`. Out: lines. Of an exception the type and the code lines are logged, not
+its message, which might quote a text.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 import orjson
 
-QUIET = (
+UVICORN_MESSAGES = (
     "Started server process",
     "Finished server process",
     "Waiting for application",
@@ -29,34 +29,26 @@ class JsonFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """The line."""
-        shown: dict[str, Any] = {
+        line: dict[str, Any] = {
             "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z",
             "level": record.levelname.lower(),
             "event": record.getMessage(),
             "pid": os.getpid(),
         }
-        shown.update(getattr(record, "facts", {}))
+        line.update(getattr(record, "facts", {}))
         if record.exc_info and record.exc_info[0] is not None:
             kind, _, trace = record.exc_info
             frames = traceback.extract_tb(trace)[-8:]
-            shown["error"] = kind.__name__
-            shown["at"] = [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames]
-        return orjson.dumps(shown, default=str).decode()
+            line["error"] = kind.__name__
+            line["at"] = [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames]
+        return orjson.dumps(line, default=str).decode()
 
 
-class UvicornFilter(logging.Filter):
-    """Leaves out what uvicorn says about itself when all is well."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Whether to keep a record."""
-        return not str(record.msg).startswith(QUIET)
-
-
-def set_up() -> None:
-    """Send our records and uvicorn's to stderr."""
+def configure_logging() -> None:
+    """Send the records of the server and of uvicorn to stderr, without uvicorn's routine messages."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter())
-    handler.addFilter(UvicornFilter())
+    handler.addFilter(lambda record: not str(record.msg).startswith(UVICORN_MESSAGES))
     for name in ("albertkit.serve", "uvicorn", "uvicorn.error"):
         logger = logging.getLogger(name)
         logger.handlers = [handler] if name != "uvicorn.error" else []
