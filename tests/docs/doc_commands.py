@@ -266,16 +266,16 @@ class DocShell:
         assert answer.status_code == 200, f"{line}\n{answer.status_code}: {answer.text}"
         return answer.text
 
-    def served(self, desk: Any, listener: Any, told: Callable[[], None]) -> None:
-        """Stands in for `serve.run.listen`: the same app, without a socket."""
+    def served(self, service: Any, listener: Any, on_ready: Callable[[], None]) -> None:
+        """Stands in for `serve.server.listen`: the same app, without a socket."""
         from starlette.testclient import TestClient
 
         from albertkit.serve.app import make_app
 
-        port = desk.settings.port
-        client = TestClient(make_app(desk), base_url=f"http://127.0.0.1:{port}")
+        port = service.settings.port
+        client = TestClient(make_app(service), base_url=f"http://127.0.0.1:{port}")
         self.clients[port] = self.closing.enter_context(client)
-        told()
+        on_ready()
 
 
 def joined(text: str) -> Iterator[str]:

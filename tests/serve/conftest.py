@@ -30,7 +30,7 @@ MADE = {
     "words": (Meta(task="embed", prompts={"query": "query: ", "passage": "passage: "}), {"mlm": 0}),
     "pairs": (Meta(task="classify", labels=("no", "yes")), {"classify": 2}),
     "topics": (Meta(task="classify", labels=("art", "food", "sport"), details={"kind": "multi"}), {"classify": 3}),
-    "stars": (Meta(task="classify", details={"kind": "regression", "middle": 3.0, "spread": 1.5}), {"classify": 1}),
+    "stars": (Meta(task="classify", details={"kind": "regression", "mean": 3.0, "std": 1.5}), {"classify": 1}),
     "names": (Meta(task="tag", labels=TAGS), {"tag": 5}),
     "reader": (Meta(task="answer", details={"stride": 16}), {"answer": 0}),
     "exam": (Meta(task="choose"), {"choose": 0}),

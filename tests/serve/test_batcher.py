@@ -1,4 +1,4 @@
-"""The batcher with an engine that counts: who shares a batch, who is refused, who is forgotten."""
+"""The batcher with an engine that counts: which rows share a batch, which jobs are rejected or dropped."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from albertkit.serve.batch_queue import BatchJob, ComputeRoute, TokenCost, WaitFactor
 from albertkit.serve.batcher import Batcher
-from albertkit.serve.http_error import HttpError
+from albertkit.serve.schemas import HttpError
 from albertkit.serve.served_models import ModelSource
 from albertkit.serve.vector_cache import OVERHEAD, VectorCache, cache_key
 from tests.waiting import LIMIT, wait_until, wait_until_async
@@ -37,13 +37,13 @@ class Engine:
         return rows.ids[:, :, None].astype(np.float32) + 1000 * rows.segments[:, :, None]
 
 
-def total(route, hidden, lengths, marks):
+def total(route, hidden, lengths, arguments):
     return [float(row[:n].sum()) for row, n in zip(hidden, lengths, strict=True)]
 
 
 class Model:
     def __init__(self, seconds):
-        self.albert, self.token_cost = SimpleNamespace(engine=Engine()), TokenCost(seconds)
+        self.name, self.albert, self.token_cost = "model", SimpleNamespace(engine=Engine()), TokenCost(seconds)
 
 
 def model(seconds=1e-6):
@@ -56,7 +56,7 @@ def job(made, *rows, depth=1, deadline=LIMIT, **more):
 
 async def begun(batcher):
     """The engine is computing: it waits at its gate."""
-    await wait_until_async(batcher.stuck, "nothing is being computed")
+    await wait_until_async(batcher.batch_age, "nothing is being computed")
 
 
 async def queued(batcher, tokens):
@@ -79,7 +79,7 @@ def running(test, budget=64, deadline=LIMIT):
     asyncio.run(go())
 
 
-def test_what_waits_is_computed_together_and_given_back_in_order():
+def test_waiting_rows_share_a_batch_and_keep_their_order():
     made = model()
     engine = made.albert.engine
 
@@ -134,7 +134,7 @@ def test_every_row_is_computed_once(requests, budget):
     assert sum(map(len, made.albert.engine.batches)) == sum(map(len, requests))
 
 
-def test_ways_and_segments_do_not_mix():
+def test_routes_and_segments_do_not_mix():
     made, other = model(), model()
 
     async def test(batcher):
@@ -150,11 +150,11 @@ def test_ways_and_segments_do_not_mix():
     assert len(made.albert.engine.batches) >= 2 and len(other.albert.engine.batches) == 1
 
 
-def test_work_that_cannot_be_done_in_time_is_refused_at_once():
+def test_work_that_cannot_finish_in_time_is_rejected_at_once():
     made = model(seconds=1.0)
 
     async def test(batcher):
-        with pytest.raises(HttpError, match="takes about 60 s .* due in 50 s") as caught:
+        with pytest.raises(HttpError, match="takes about 60 s .* deadline is 50 s") as caught:
             await batcher.run(job(made, [1] * 60))
         assert caught.value.status == 413 and caught.value.again is None
         made.albert.engine.gate.clear()
@@ -163,7 +163,9 @@ def test_work_that_cannot_be_done_in_time_is_refused_at_once():
         with pytest.raises(HttpError, match="s of work are waiting") as caught:
             await batcher.run(job(made, [1] * 40, deadline=50.0))
         assert caught.value.status == 429 and 10 <= caught.value.again <= 60
-        with pytest.raises(HttpError, match=r"due in \d(\.\d)? s") as caught:  # what cutting its texts took is gone
+        with pytest.raises(
+            HttpError, match=r"deadline is in \d(\.\d)? s"
+        ) as caught:  # what cutting its texts took is gone
             await batcher.run(job(made, [1], deadline=9.0))
         assert caught.value.status == 429
         made.albert.engine.gate.set()
@@ -172,7 +174,7 @@ def test_work_that_cannot_be_done_in_time_is_refused_at_once():
     running(test, deadline=50.0)
 
 
-def test_what_is_late_is_told_and_not_computed():
+def test_late_jobs_are_rejected_and_not_computed():
     made = model()
     engine = made.albert.engine
 
@@ -186,7 +188,7 @@ def test_what_is_late_is_told_and_not_computed():
         engine.gate.set()
         assert await first == [1.0]
         for one in (late, call):
-            with pytest.raises(HttpError, match="no time") as caught:
+            with pytest.raises(HttpError, match="could not be computed within") as caught:
                 await one
             assert caught.value.status == 503 and caught.value.again == 1
 
@@ -194,7 +196,7 @@ def test_what_is_late_is_told_and_not_computed():
     assert engine.batches == [[[1]]]
 
 
-def test_what_was_not_begun_is_told_at_its_deadline_whatever_the_engine_does():
+def test_jobs_that_did_not_start_are_rejected_at_their_deadline():
     made = model()
     engine = made.albert.engine
 
@@ -204,10 +206,10 @@ def test_what_was_not_begun_is_told_at_its_deadline_whatever_the_engine_does():
         first = asyncio.ensure_future(batcher.run(computed))
         await begun(batcher)
         for rows, more in ([[[2]], {}], [[], {"call": lambda: 1, "work": 1}]):
-            with pytest.raises(HttpError, match="no time") as caught:
+            with pytest.raises(HttpError, match="could not be computed within") as caught:
                 await batcher.run(job(made, *rows, deadline=0.3, **more))
             assert caught.value.status == 503
-        with pytest.raises(HttpError, match="no time"):  # its time was over before it came here
+        with pytest.raises(HttpError, match="could not be computed within"):  # its time was over before it came here
             await batcher.run(job(made, [3], deadline=-0.1))
         await wait_until_async(lambda: time.monotonic() > computed.deadline)
         assert not first.done() and batcher.waiting()[0] == 1  # what was begun is finished, even if late
@@ -218,7 +220,7 @@ def test_what_was_not_begun_is_told_at_its_deadline_whatever_the_engine_does():
     assert engine.batches == [[[1]]]
 
 
-def test_what_could_not_be_done_in_time_any_more_is_not_begun():
+def test_jobs_that_cannot_finish_in_time_do_not_start():
     made = model(seconds=0.01)
     engine = made.albert.engine
 
@@ -230,7 +232,7 @@ def test_what_could_not_be_done_in_time_any_more_is_not_begun():
         hopeless = asyncio.ensure_future(batcher.run(long))
         await wait_until_async(lambda: time.monotonic() + 0.6 > long.deadline)
         engine.gate.set()
-        with pytest.raises(HttpError, match="no time"):
+        with pytest.raises(HttpError, match="could not be computed within"):
             await hopeless
         assert await first == [1.0]
 
@@ -238,7 +240,7 @@ def test_what_could_not_be_done_in_time_any_more_is_not_begun():
     assert engine.batches == [[[1]]]
 
 
-def test_a_job_of_many_batches_is_finished_once_it_was_begun():
+def test_a_started_job_of_many_batches_is_finished():
     made = model()
 
     async def test(batcher):
@@ -257,52 +259,52 @@ def test_a_job_of_many_batches_is_finished_once_it_was_begun():
 
 @given(st.lists(st.floats(0, 100), max_size=300))
 @settings(max_examples=60)
-def test_the_slip_stays_in_bounds(waits):
+def test_the_wait_factor_stays_in_bounds(waits):
     wait_factor = WaitFactor()
     for times in waits:
-        before = wait_factor.times
-        wait_factor.learn(times)
-        assert 1.0 <= wait_factor.times <= WaitFactor.MOST
-        assert (wait_factor.times - before) * (min(times, WaitFactor.MOST) - before) >= 0  # towards what was seen
+        before = wait_factor.value
+        wait_factor.update(times)
+        assert 1.0 <= wait_factor.value <= WaitFactor.MAX
+        assert (wait_factor.value - before) * (min(times, WaitFactor.MAX) - before) >= 0  # towards what was seen
 
 
-def test_waits_that_were_longer_than_foreseen_make_it_refuse_more():
+def test_longer_waits_than_estimated_make_it_reject_more():
     made = model(seconds=0.01)
 
     async def test(batcher):
         made.albert.engine.gate.clear()
         first = asyncio.ensure_future(batcher.run(job(made, [1] * 60)))
         await begun(batcher)
-        assert batcher.check_queue(alone=1.0) == pytest.approx(0.6)
+        assert batcher.check_queue(own_seconds=1.0) == pytest.approx(0.6)
         for _ in range(20):
-            batcher.wait_factor.learn(3.0)
+            batcher.wait_factor.update(3.0)
         with pytest.raises(HttpError, match="about 1.8 s"):
-            batcher.check_queue(alone=1.0)
+            batcher.check_queue(own_seconds=1.0)
         for _ in range(2000):
-            batcher.wait_factor.learn(0.8)
-        assert batcher.check_queue(alone=1.0) == pytest.approx(0.6)
+            batcher.wait_factor.update(0.8)
+        assert batcher.check_queue(own_seconds=1.0) == pytest.approx(0.6)
         made.albert.engine.gate.set()
         await first
 
     running(test, deadline=2.0)
 
 
-def test_a_queue_teaches_how_long_waiting_takes():
+def test_a_long_queue_raises_the_wait_factor():
     """Batches that take three times as long as was foreseen when the jobs came: those who waited tell."""
     made = model(seconds=0.0005)
 
     async def test(batcher):
         run = made.albert.engine.run
         made.albert.engine.run = lambda rows, depth: time.sleep(0.0015 * int(rows.lengths.sum())) or run(rows, depth)
-        batcher.wait_factor.times = 1.0
+        batcher.wait_factor.value = 1.0
         jobs = [job(made, [1] * 20, deadline=1.0) for _ in range(20)]
         await asyncio.gather(*[batcher.run(one) for one in jobs], return_exceptions=True)
-        assert batcher.wait_factor.times > 1.2
+        assert batcher.wait_factor.value > 1.2
 
     running(test, budget=20, deadline=1.0)
 
 
-def test_who_leaves_is_forgotten():
+def test_jobs_of_disconnected_clients_are_not_computed():
     made = model()
     engine = made.albert.engine
 
@@ -336,23 +338,23 @@ def test_a_batch_that_fails_fails_alone():
         assert await batcher.run(job(made, [1], [2])) == [1.0, 2.0]
         with pytest.raises(ZeroDivisionError):
             await batcher.run(job(made, call=lambda: 1 // 0, work=1))
-        assert await batcher.run(job(made, call=lambda: 5, work=1)) == [5] and batcher.stuck() is not None
+        assert await batcher.run(job(made, call=lambda: 5, work=1)) == [5] and batcher.batch_age() is not None
 
     running(test)
 
 
-def test_stopping_computes_what_waits_and_takes_nothing_new():
+def test_stopping_computes_waiting_jobs_and_rejects_new_ones():
     made = model()
 
     async def go():
         batcher = Batcher(64, LIMIT)
-        assert batcher.stuck() is None
+        assert batcher.batch_age() is None
         batcher.start()
         made.albert.engine.gate.clear()
         jobs = [asyncio.ensure_future(batcher.run(job(made, [1] * n))) for n in range(1, 30)]
         await queued(batcher, sum(range(1, 30)))
         stopping = asyncio.ensure_future(asyncio.to_thread(batcher.stop))
-        await wait_until_async(lambda: batcher._stopped)
+        await wait_until_async(lambda: batcher._is_stopped)
         with pytest.raises(HttpError, match="shutting down"):
             await batcher.run(job(made, [1]))
         made.albert.engine.gate.set()
@@ -362,7 +364,7 @@ def test_stopping_computes_what_waits_and_takes_nothing_new():
     asyncio.run(go())
 
 
-def test_the_pace_is_learnt_from_full_batches():
+def test_the_token_cost_is_measured_on_full_batches():
     made = model(seconds=1.0)
     made.token_cost.seconds = 1e-9
 
@@ -390,7 +392,7 @@ def test_the_cache_stays_within_its_bytes(puts, limit):
     assert cache.bytes == sum(v.nbytes + OVERHEAD for v, _ in cache._held.values())
 
 
-def test_the_cache_forgets_what_was_not_used():
+def test_the_cache_removes_the_least_recently_used():
     cache = VectorCache(2 * (OVERHEAD + 4))
     for name in ("a", "b"):
         cache.put(cache_key("m", name), np.zeros(1, np.float32), 1)
@@ -401,9 +403,9 @@ def test_the_cache_forgets_what_was_not_used():
 
 
 def test_names_of_models(tmp_path):
-    assert ModelSource.of(f"en={tmp_path}") == ModelSource("en", tmp_path)
-    assert ModelSource.all_of([])[0].folder is None
+    assert ModelSource.parse(f"en={tmp_path}") == ModelSource("en", tmp_path)
+    assert ModelSource.parse_all([])[0].folder is None
     (tmp_path / "a=b").mkdir()
-    assert ModelSource.of(str(tmp_path / "a=b")).name == "a=b"
-    with pytest.raises(ValueError, match="two models are named 'x'"):
-        ModelSource.all_of(["a/x", "b/x"])
+    assert ModelSource.parse(str(tmp_path / "a=b")).name == "a=b"
+    with pytest.raises(ValueError, match="two models have the name 'x'"):
+        ModelSource.parse_all(["a/x", "b/x"])

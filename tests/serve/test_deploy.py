@@ -36,7 +36,7 @@ def test_probes_ask_what_is_there_and_needs_no_key():
         assert container[probe]["httpGet"]["path"] in open_paths
     assert container["ports"][0]["containerPort"] == ServeSettings().port
     assert set(container["resources"]) == {"requests", "limits"} and pod["enableServiceLinks"] is False
-    assert pod["terminationGracePeriodSeconds"] > ServeSettings().drain + 5
+    assert pod["terminationGracePeriodSeconds"] > ServeSettings().shutdown_timeout + 5
     assert kinds["Service"]["spec"]["selector"].items() <= kinds["Deployment"]["spec"]["template"]["metadata"]["labels"].items()  # fmt: skip
     (service,) = yaml.safe_load((ROOT / "compose.yaml").read_text(encoding="utf-8"))["services"].values()
     assert service["ports"] == ["127.0.0.1:8080:8080"] and service["read_only"]

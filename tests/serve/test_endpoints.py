@@ -67,7 +67,7 @@ def test_openai_models_and_errors(openai, server, folders):
     with pytest.raises(NotFoundError, match="did you mean 'words'") as caught:
         openai.embeddings.create(model="wrods", input="a")
     assert caught.value.code == "model_not_found" and caught.value.param == "model"
-    with pytest.raises(NotFoundError, match="served: words"):
+    with pytest.raises(NotFoundError, match="choose one of words"):
         openai.models.retrieve("nobody")
     for given, message in (
         ([], "at least one text"),
@@ -116,7 +116,7 @@ def test_embed(server, alberts):
     other = server.post("/embed", {"inputs": "one", "model": "pairs"}).json()
     assert np.allclose(other, [alberts["pairs"].embed("one")], **CLOSE)
     wrong = server.post("/embed", {"inputs": "one", "prompt_name": "qeury"})
-    assert wrong.status_code == 422 and "it has: query, passage" in wrong.json()["error"]
+    assert wrong.status_code == 422 and "the model has query, passage" in wrong.json()["error"]
 
 
 def test_rerank(server, alberts):
@@ -317,14 +317,14 @@ def test_explain_tasks(server, alberts, name, asked, kind):
         assert near(found["depths"][-1]["prediction"], plain(wanted))
 
 
-def test_a_model_that_cannot_says_so(server):
+def test_a_model_without_an_endpoint_is_an_error(server):
     for path, body in (
         ("/classify", {"texts": "a", "model": "words"}),
         ("/fill", {"texts": "a [MASK]", "model": "pairs"}),
         ("/answer", {"question": "a", "context": "b", "model": "names"}),
     ):
         answer = server.post(path, body)
-        assert answer.status_code == 424 and "cannot do" in answer.json()["error"], answer.text
+        assert answer.status_code == 424 and "does not have" in answer.json()["error"], answer.text
     answer = server.post("/explain", {"text": LONG})
     assert answer.status_code == 422 and "must fit into 64" in answer.json()["error"]
 

@@ -16,7 +16,7 @@ from albertkit.explain.layer_predictions import calibrated_exit_depth
 from albertkit.runtime.early_exit import ExitCalibration
 from albertkit.runtime.predict import exit_scores, task_features
 from albertkit.serve import explain_api
-from albertkit.serve.http_error import HttpError
+from albertkit.serve.schemas import HttpError
 from albertkit.tasks.examples import QuestionExample, TaggedExample, TextExample
 from albertkit.tasks.word_alignment import split_words
 
@@ -77,7 +77,7 @@ def leaves(told, limit) -> int:
     return min(found, default=3)
 
 
-def test_early_exit_is_where_exit_leaves(server, alberts):
+def test_early_exit_equals_that_of_predictions(server, alberts):
     text = "a text about Angela Merkel"
     examples = {
         "pairs": ({"pair": "another"}, TextExample(text, "another")),
@@ -104,7 +104,7 @@ def test_early_exit_is_where_exit_leaves(server, alberts):
     assert value["kind"] == "change" and value["uncertainty"][0] is None
 
 
-def test_a_calibrated_model_says_where_it_leaves():
+def test_a_calibrated_model_has_an_exit_depth():
     exits = ExitCalibration(3, (1, 2), ((0.0, 2.0), (0.0, 2.0)), tuple((r, 0.999, 2.0) for r in (1e-3, 1e-2)), 900)
     albert = SimpleNamespace(depth=3, meta=SimpleNamespace(details={"early_exit": exits.to_dict()}))
     limit = exits.limits(0.99)[0]

@@ -95,8 +95,8 @@ def rss(pid: int) -> int:
 
 @pytest.fixture(scope="module")
 def brisk(folders):
-    """A server with little patience."""
-    flags = ("--patience", 1, "--keep-alive", 3, "--max-connections", 60, "--threads", 1, "--no-access-log")
+    """A server with short timeouts."""
+    flags = ("--client-timeout", 1, "--keep-alive", 3, "--max-connections", 60, "--threads", 1, "--no-access-log")
     with Served(f"words={folders['words']}", *flags) as made:
         yield made
 
@@ -139,7 +139,7 @@ def test_an_endless_head_and_too_many_connections(brisk):
         assert b"431" in whole(endless)[:30]
     many = [raw(brisk, b"") for _ in range(80)]
     answers = [whole(connection) for connection in many]  # the others are closed without a word, after a while
-    assert 15 <= sum(b"503" in answer for answer in answers) <= 40 and brisk.wait_for("connections refused")
+    assert 15 <= sum(b"503" in answer for answer in answers) <= 40 and brisk.wait_for("connections rejected")
     assert brisk.post("/embed", {"inputs": "one"}).status_code == 200
 
 
@@ -188,7 +188,7 @@ def test_garbage(brisk):
     assert brisk.get("/health").status_code == 200
 
 
-def test_who_leaves_frees_the_engine(slow):
+def test_a_disconnect_frees_the_engine(slow):
     """A hundred clients ask for minutes of work and hang up; the next one does not wait for it."""
     with Served(f"slow={slow}", "--threads", 1, "--deadline", 600) as server:
         body = json.dumps({"inputs": ["word " * 60] * 300}).encode()
@@ -203,7 +203,7 @@ def test_who_leaves_frees_the_engine(slow):
         assert sum(e["status"] == 499 for e in gone) == 100
         assert server.get("/health").json()["waiting_seconds"] == 0
         page = server.get("/metrics").text
-        assert "albertkit_gone_total 100.0" in page and "albertkit_held_bytes 0.0" in page
+        assert "albertkit_disconnected_total 100.0" in page and "albertkit_pending_bytes 0.0" in page
 
 
 def test_many_tiny_requests_at_once(server, alberts):
@@ -227,7 +227,7 @@ def test_many_tiny_requests_at_once(server, alberts):
     assert sum(asyncio.run(all_of_them())) == count
 
 
-def test_overload_is_refused_and_bounded(slow):
+def test_overload_is_rejected_and_bounded(slow):
     """Much more than can be computed: what is answered is right and in time, the rest is refused at once."""
     wanted = Albert(slow, threads=1).embed(TEXTS)
     with Served(f"slow={slow}", "--threads", 1, "--deadline", 0.5, "--no-access-log") as server:
@@ -262,7 +262,7 @@ def test_overload_is_refused_and_bounded(slow):
 # The server ------------------------------------------------------------------------------------------------------
 
 
-def test_sigterm_under_load_finishes_what_was_begun(slow):
+def test_sigterm_under_load_finishes_started_requests(slow):
     wanted = Albert(slow, threads=1).embed(TEXTS)
     with Served(f"slow={slow}", "--threads", 1) as server:
         body = json.dumps({"inputs": TEXTS * 4}).encode()
@@ -286,14 +286,16 @@ def test_sigterm_under_load_finishes_what_was_begun(slow):
 
 def held(server) -> float:
     """Bytes of requests at work."""
-    return float(re.search(r"^albertkit_held_bytes (\S+)$", server.get("/metrics").text, re.M).group(1))
+    return float(re.search(r"^albertkit_pending_bytes (\S+)$", server.get("/metrics").text, re.M).group(1))
 
 
 def test_reload_under_load_drops_nothing(tmp_path):
     folder = tmp_path / "m"
     make(folder, *MADE["words"], seed=1)
     first = Albert(folder, threads=1).embed(TEXTS)
-    with Served(f"m={folder}", "--threads", 1, "--cache", 1, env={"ALBERTKIT_SERVE_ADMIN_KEY": "k"}) as server:
+    with Served(
+        f"m={folder}", "--threads", 1, "--cache-megabytes", 1, env={"ALBERTKIT_SERVE_ADMIN_KEY": "k"}
+    ) as server:
         admin = {"authorization": "Bearer k"}
         wanted = [first]
         with Load(server, wanted) as load:

@@ -35,8 +35,19 @@ def guarded(folders, tmp_path_factory):
         "ALBERTKIT_SERVE_CACHE": "1",
         "ALBERTKIT_SERVE_ACCESS_LOG": "1",
     }
-    flags = ("--keys-file", keys, "--max-bytes", 5000, "--max-tokens", 100, "--max-held", 30_000, "--threads", 1)
-    with Served(*flags, "--cors", "https://good.example", "--no-page", env=env) as made:
+    flags = (
+        "--keys-file",
+        keys,
+        "--max-bytes",
+        5000,
+        "--max-tokens",
+        100,
+        "--max-pending-bytes",
+        30_000,
+        "--threads",
+        1,
+    )
+    with Served(*flags, "--cors-origins", "https://good.example", "--no-page", env=env) as made:
         yield made
 
 
@@ -66,11 +77,16 @@ def test_only_the_admin_reloads(guarded, server):
 
 def test_keys_are_compared_as_a_whole(monkeypatch, tmp_path):
     made = ApiKeys((hash_key("a"), hash_key("b")), hash_key("c"))
-    assert made.user(b"Bearer a") and made.user(b"bearer  b ") and made.user(b"Bearer c") and not made.user(b"Bearer ")
+    assert (
+        made.is_user(b"Bearer a")
+        and made.is_user(b"bearer  b ")
+        and made.is_user(b"Bearer c")
+        and not made.is_user(b"Bearer ")
+    )
     assert made.is_admin(b"Bearer c") and not made.is_admin(b"Bearer a") and not ApiKeys().is_admin(b"Bearer ")
-    assert ApiKeys().user(b"")
+    assert ApiKeys().is_user(b"")
     (tmp_path / "empty").write_text("# none\n")
-    with pytest.raises(AlbertkitError, match="holds no key"):
+    with pytest.raises(AlbertkitError, match="contains no key"):
         ApiKeys.read(ServeSettings(keys_file=str(tmp_path / "empty")))
     with pytest.raises(AlbertkitError, match="cannot be read"):
         ApiKeys.read(ServeSettings(keys_file=str(tmp_path / "missing")))
@@ -99,9 +115,9 @@ def test_limits(guarded):
         return answer.status_code, answer.json()
 
     assert said("/embed", {"inputs": ["a"] * 6})[0] == 413
-    assert "at most 5 at a time" in said("/embed", {"inputs": ["a"] * 6})[1]["error"]
+    assert "at most 5 per request" in said("/embed", {"inputs": ["a"] * 6})[1]["error"]
     assert said("/similar", {"texts": ["a"] * 3, "others": ["a"] * 3})[0] == 413
-    assert "at most 100 at a time" in said("/embed", {"inputs": "word " * 120})[1]["error"]
+    assert "at most 100 per request" in said("/embed", {"inputs": "word " * 120})[1]["error"]
     assert "5,000" in said("/embed", {"inputs": "x" * 5000})[1]["error"]
     assert said("/v1/embeddings", {"input": ["a"] * 6, "model": "words"})[1]["error"]["type"] == "invalid_request_error"
     answer = guarded.client.post("/embed", content=(b"x" * 1000 for _ in range(9)), headers=KEY)  # no length told
@@ -185,8 +201,8 @@ def test_metrics(server):
     server.post("/embed", {"inputs": ["one", "one two"]})
     server.post("/embed", {"inputs": 3})
     assert metric(server, "albertkit_tokens_total") == before + 7
-    assert metric(server, "albertkit_refused_total") >= 1 and metric(server, "albertkit_waiting_seconds") == 0
-    assert metric(server, "albertkit_held_bytes") == 0 and metric(server, "albertkit_batch_texts_count") > 0
+    assert metric(server, "albertkit_rejected_total") >= 1 and metric(server, "albertkit_waiting_seconds") == 0
+    assert metric(server, "albertkit_pending_bytes") == 0 and metric(server, "albertkit_batch_texts_count") > 0
 
 
 # Settings --------------------------------------------------------------------------------------------------------
@@ -195,13 +211,13 @@ def test_metrics(server):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"port": 70000}, "port is 70000"),
-        ({"workers": 0}, "workers is 0"),
-        ({"deadline": -1.0}, "deadline is -1"),
-        ({"bits": 3}, "bits is 3"),
-        ({"cache": -1.0}, "cache is -1"),
-        ({"threads": 0}, "with 0 threads"),
-        ({"max_held": 10}, "below max_bytes"),
+        ({"port": 70000}, "port=70000"),
+        ({"workers": 0}, "workers=0"),
+        ({"deadline": -1.0}, "deadline=-1"),
+        ({"bits": 3}, "bits=3"),
+        ({"cache_megabytes": -1.0}, "cache_megabytes=-1"),
+        ({"threads": 0}, "threads=0"),
+        ({"max_pending_bytes": 10}, "below max_bytes"),
     ],
 )
 def test_wrong_settings(given, message):
@@ -214,10 +230,10 @@ def run(*arguments):
     return subprocess.run(command, capture_output=True, text=True, timeout=60)
 
 
-def test_what_cannot_be_served_is_one_sentence(folders, server, tmp_path):
+def test_errors_at_the_start_are_one_sentence(folders, server, tmp_path):
     for arguments, message in (
         ((tmp_path / "nothing",), "nothing"),
-        ((folders["words"], "--port", server.port), "cannot be listened on"),
+        ((folders["words"], "--port", server.port), "cannot listen on"),
         ((folders["words"], "--port", 0, "--index", tmp_path / "none.idx"), "is not a file"),
     ):
         done = run(*arguments)
@@ -227,7 +243,7 @@ def test_what_cannot_be_served_is_one_sentence(folders, server, tmp_path):
     assert len({listener.getsockname()[1] for listener in listeners}) == 1
     for listener in listeners:
         listener.close()
-    with pytest.raises(AlbertkitError, match=r"256\.1\.1\.1:8080 cannot be listened on"):
+    with pytest.raises(AlbertkitError, match=r"cannot listen on 256\.1\.1\.1:8080"):
         bind(ServeSettings(host="256.1.1.1"))
 
 

@@ -1,4 +1,4 @@
-"""/generate: what `Albert.generate` writes, within limits, and refused when there would be no time."""
+"""/generate equals `Albert.generate`, within limits, and is rejected if it would take too long."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import json
 import pytest
 
 from albertkit.errors import AlbertkitError
-from albertkit.serve import generate_api as write
+from albertkit.serve import tasks_api
 from albertkit.serve.batcher import Batcher
-from albertkit.serve.http_error import HttpError
-from albertkit.serve.inference import RequestContext, Service, seconds_left
+from albertkit.serve.inference import RequestContext, Service
 from albertkit.serve.metrics import ServerMetrics
+from albertkit.serve.schemas import HttpError
 from albertkit.serve.serve_settings import ApiKeys, ServeSettings
 from albertkit.serve.served_models import ModelSource, ServedModels
 from albertkit.serve.vector_cache import VectorCache
@@ -26,8 +26,8 @@ TEXTS = [f"the {word} house number {n}" for n, word in enumerate(("red", "old", 
     [{}, {"beams": 3, "no_repeat": 2}, {"sample": True, "temperature": 0.8, "top_p": 0.9, "seed": 7}, {"max_tokens": 2}, {"depth": 1}],
     ids=("likeliest", "beams", "drawn", "short", "shallow"),
 )  # fmt: skip
-def test_it_writes_what_the_model_writes(server, alberts, style):
-    assert len(TEXTS) > write.TURN
+def test_generate_equals_that_of_albert(server, alberts, style):
+    assert len(TEXTS) > tasks_api.GENERATE_TEXTS
     answer = server.post("/generate", {"texts": TEXTS, **style})
     assert answer.status_code == 200 and answer.json()["model"] == "author"
     wanted = [json.loads(json.dumps(dataclasses.asdict(one))) for one in alberts["author"].generate(TEXTS, **style)]
@@ -60,8 +60,8 @@ def test_what_is_not_allowed_is_said(server, asked, status, said):
     assert answer.status_code == status and said in answer.json()["error"], answer.text
 
 
-def at_a_desk(folder, test, **settings):
-    """Run an async test at a desk with one model."""
+def with_service(folder, test, **settings):
+    """Run an async test with a service of one model."""
 
     async def go():
         chosen = ServeSettings(**settings)
@@ -78,30 +78,30 @@ def at_a_desk(folder, test, **settings):
     asyncio.run(go())
 
 
-def test_writing_has_a_pace_of_its_own_and_learns_it(folders):
+def test_generation_measures_a_token_cost_of_its_own(folders):
     async def test(service, model):
-        own = write.writing(model)
-        assert own is write.writing(model) and own.token_cost is not model.token_cost
+        own = tasks_api.generation_model(model)
+        assert own is tasks_api.generation_model(model) and own.token_cost is not model.token_cost
         reading, own.token_cost.seconds = model.token_cost.seconds, 1.0  # so slow that nothing fits
         with pytest.raises(HttpError, match="takes about .* send fewer texts") as caught:
-            await write.generate(
-                service, RequestContext(seconds_left(service.settings)), write.GenerateRequest(texts="a text")
-            )
+            request = tasks_api.GenerateRequest(texts="a text")
+            await tasks_api.generate(service, RequestContext.begin(service.settings), request)
         assert caught.value.status == 413
         own.token_cost.seconds = 1e-3
-        ask = RequestContext(seconds_left(service.settings))
-        found = await write.generate(service, ask, write.GenerateRequest(texts=["a text", "another"]))
-        assert len(found["results"]) == 2 and own.token_cost.seconds != 1e-3 and model.token_cost.seconds == reading
-        assert ask.texts == 2 and ask.tokens > 4 and ask.computing > 0
+        context = RequestContext.begin(service.settings)
+        request = tasks_api.GenerateRequest(texts=["a text", "another"])
+        found = await tasks_api.generate(service, context, request)
+        assert len(found.results) == 2 and own.token_cost.seconds != 1e-3 and model.token_cost.seconds == reading
+        assert context.texts == 2 and context.tokens > 4 and context.compute_seconds > 0
 
-    at_a_desk(folders["author"], test)
+    with_service(folders["author"], test)
 
 
-def test_a_model_that_cannot_write_is_not_served(folders, tmp_path):
+def test_a_model_that_cannot_generate_is_not_served(folders, tmp_path):
     """A folder that says it writes and lacks the head for words is an error at the start, not at the first request."""
     from albertkit.artifact import Meta
     from tests.serve.conftest import make
 
     broken = make(tmp_path / "broken", Meta(task="generate", details={"max_length": 40, "target_length": 6}), {})
     with pytest.raises(AlbertkitError):
-        at_a_desk(broken, lambda service, model: None)
+        with_service(broken, lambda service, model: None)
