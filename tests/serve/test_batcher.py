@@ -156,13 +156,13 @@ def test_work_that_cannot_finish_in_time_is_rejected_at_once():
     async def test(batcher):
         with pytest.raises(HttpError, match="takes about 60 s .* deadline is 50 s") as caught:
             await batcher.run(job(made, [1] * 60))
-        assert caught.value.status == 413 and caught.value.again is None
+        assert caught.value.status == 413 and caught.value.retry_after is None
         made.albert.engine.gate.clear()
         waiting = [asyncio.ensure_future(batcher.run(job(made, [1] * 10, deadline=50.0))) for _ in range(2)]
         await queued(batcher, 20)
         with pytest.raises(HttpError, match="s of work are waiting") as caught:
             await batcher.run(job(made, [1] * 40, deadline=50.0))
-        assert caught.value.status == 429 and 10 <= caught.value.again <= 60
+        assert caught.value.status == 429 and 10 <= caught.value.retry_after <= 60
         with pytest.raises(
             HttpError, match=r"deadline is in \d(\.\d)? s"
         ) as caught:  # what cutting its texts took is gone
@@ -190,7 +190,7 @@ def test_late_jobs_are_rejected_and_not_computed():
         for one in (late, call):
             with pytest.raises(HttpError, match="could not be computed within") as caught:
                 await one
-            assert caught.value.status == 503 and caught.value.again == 1
+            assert caught.value.status == 503 and caught.value.retry_after == 1
 
     running(test)
     assert engine.batches == [[[1]]]
@@ -389,7 +389,7 @@ def test_the_cache_stays_within_its_bytes(puts, limit):
         assert cache.bytes <= limit
         found = cache.get(cache_key("m", str(name)))
         assert found is None or (found[0] == name).all()
-    assert cache.bytes == sum(v.nbytes + OVERHEAD for v, _ in cache._held.values())
+    assert cache.bytes == sum(v.nbytes + OVERHEAD for v, _ in cache._entries.values())
 
 
 def test_the_cache_removes_the_least_recently_used():

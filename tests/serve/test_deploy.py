@@ -28,7 +28,7 @@ def test_every_variable_is_a_setting():
 
 
 def test_probes_ask_what_is_there_and_needs_no_key():
-    open_paths = {e.path for e in ENDPOINTS if e.open}
+    open_paths = {e.path for e in ENDPOINTS if e.is_public}
     kinds = {d["kind"]: d for d in yaml.safe_load_all((ROOT / "deploy/kubernetes.yaml").read_text(encoding="utf-8"))}
     pod = kinds["Deployment"]["spec"]["template"]["spec"]
     (container,) = pod["containers"]

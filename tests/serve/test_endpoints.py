@@ -74,7 +74,7 @@ def test_openai_models_and_errors(openai, server, folders):
         (["a", 3], "list of at least one text"),
         ([40_000], "not in this model's vocabulary of 30,000"),
         ([[]], "token ids, at least one"),
-        ([-1], "token -1 is not"),
+        ([-1], "token id -1 is not"),
     ):
         with pytest.raises(BadRequestError, match=message):
             openai.embeddings.create(model="words", input=given)

@@ -46,13 +46,13 @@ def test_one_text_and_a_long_one(server, alberts):
     [
         ({"texts": "a", "beams": 17}, 422, "<= 16"),
         ({"texts": "a", "beams": 2, "sample": True}, 422, "choose one of them"),
-        ({"texts": "a", "temperature": 0.5}, 422, "turn sample on"),
+        ({"texts": "a", "temperature": 0.5}, 422, "need sample=True"),
         ({"texts": "a", "max_tokens": 1000}, 422, "positions left"),
         ({"texts": "a", "tempo": 1}, 422, "tempo"),
         ({"texts": []}, 422, "at least one"),
         ({"texts": ["a"] * 1025}, 413, "at most 1,024"),
-        ({"texts": ["a"] * 1024, "beams": 16, "max_tokens": 40}, 413, "tokens would be written"),
-        ({"texts": "a", "model": "words"}, 424, "cannot do 'generate'"),
+        ({"texts": ["a"] * 1024, "beams": 16, "max_tokens": 40}, 413, "tokens would be generated"),
+        ({"texts": "a", "model": "words"}, 424, "does not have 'generate'"),
     ],
 )
 def test_what_is_not_allowed_is_said(server, asked, status, said):

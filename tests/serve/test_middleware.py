@@ -32,7 +32,7 @@ def guarded(folders, tmp_path_factory):
         "ALBERTKIT_SERVE_KEYS": "first, other",
         "ALBERTKIT_SERVE_ADMIN_KEY": "admin",
         "ALBERTKIT_SERVE_MAX_TEXTS": "5",
-        "ALBERTKIT_SERVE_CACHE": "1",
+        "ALBERTKIT_SERVE_CACHE_MEGABYTES": "1",
         "ALBERTKIT_SERVE_ACCESS_LOG": "1",
     }
     flags = (
