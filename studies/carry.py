@@ -22,7 +22,8 @@ import numpy as np
 
 sys.path[:0] = [str(Path(__file__).parent.parent / "src")]
 
-from albertkit.artifact import META_FILE, digest, read_artifact, read_meta, write_artifact  # noqa: E402
+from albertkit.artifact import META_FILE, read_artifact, read_meta, write_artifact  # noqa: E402
+from albertkit.file_io import digest  # noqa: E402
 
 LIMIT = 15 * 2**20
 

@@ -18,9 +18,10 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from safetensors.numpy import load_file, save_file
 
-from albertkit.artifact import Artifact, Meta, new_folder, read_artifact, write_artifact
+from albertkit.artifact import Artifact, Meta, read_artifact, write_artifact
 from albertkit.config import Options
 from albertkit.errors import AlbertkitError
+from albertkit.file_io import new_folder
 from albertkit.interop.convert import open_model
 from albertkit.model import AlbertModel
 from albertkit.model.albert_model import build_head

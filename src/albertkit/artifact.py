@@ -15,14 +15,9 @@ unpickles, bounds every size before it allocates, and checks names, shapes and h
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
 import json
-import os
-import shutil
-import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,10 +27,12 @@ import numpy as np
 from albertkit import __version__, builtin
 from albertkit.config import AlbertConfig
 from albertkit.errors import AlbertkitError, nearest
+from albertkit.file_io import digest, new_folder, read_json, read_tensors, write_json
+from albertkit.model_card import model_card
 from albertkit.quantized import QuantizedMatrix, quantize_weights, unpack_weights
 from albertkit.tensor_names import CLASSIFIERS, names
 from albertkit.tokenizer import Tokenizer
-from albertkit.weights import HEADS, Shapes, encoder_shapes, head_shapes, heads_in, size
+from albertkit.weights import HEADS, Shapes, encoder_shapes, head_shapes, heads_in
 
 FORMAT = 1
 JSON_LIMIT = 16 * 2**20
@@ -172,58 +169,6 @@ def check_weights(
             raise AlbertkitError(f"tensor {name!r} holds NaN or infinity; the file is damaged or the training failed")
 
 
-# Reading ---------------------------------------------------------------------------------------------------------
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file of bounded size."""
-    try:
-        length = path.stat().st_size
-        if length > JSON_LIMIT:
-            raise AlbertkitError(f"{path} has {length:,} bytes; a file of this kind has at most {JSON_LIMIT:,}")
-        data = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        raise AlbertkitError(f"{path} does not exist; is {path.parent} the folder of a model?") from None
-    except OSError as error:
-        raise AlbertkitError(f"{path} cannot be read: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
-        if isinstance(error, AlbertkitError):
-            raise
-        raise AlbertkitError(f"{path} is not valid JSON: {str(error)[:200]}") from None
-    if not isinstance(data, dict):
-        raise AlbertkitError(f"{path} holds a {type(data).__name__}; it must be a JSON object")
-    return data
-
-
-def read_tensors(path: Path) -> dict[str, np.ndarray]:
-    """All tensors of a safetensors file; halves and bfloat16 become float32."""
-    import ml_dtypes  # noqa: F401  teaches numpy the name 'bfloat16', which the reader asks for
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(str(path), framework="numpy") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  not a mapping
-    except FileNotFoundError:
-        raise AlbertkitError(f"{path} does not exist; a model folder holds {WEIGHTS_FILE}") from None
-    except (SafetensorError, OSError, ValueError, TypeError, MemoryError) as error:
-        raise AlbertkitError(f"{path} is not a whole safetensors file: {str(error)[:200]}") from None
-    small = ("float16", "bfloat16")
-    return {name: t.astype(np.float32) if t.dtype.name in small else t for name, t in tensors.items()}
-
-
-def digest(path: Path) -> str:
-    """SHA-256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest() if hasattr(hashlib, "file_digest") else _digest(file)
-
-
-def _digest(file: Any) -> str:
-    total = hashlib.sha256()
-    while block := file.read(2**20):
-        total.update(block)
-    return total.hexdigest()
-
-
 def read_meta(folder: Path) -> tuple[Meta, dict[str, str]]:
     """`albertkit.json` and the hashes it holds."""
     data = read_json(folder / META_FILE)
@@ -335,70 +280,6 @@ def json_architecture(folder: Path) -> str | None:
     return next((head for head in CLASSIFIERS if ARCHITECTURES[head] == found), None)
 
 
-# Writing ---------------------------------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def new_folder(target: Path, overwrite: bool = False) -> Iterator[Path]:
-    """A scratch folder that becomes `target` when the block ends well, and vanishes when it does not."""
-    from safetensors import SafetensorError
-
-    target = Path(os.path.abspath(target))  # noqa: PTH100  keeps a symlinked parent as the user wrote it
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        if not overwrite:
-            raise AlbertkitError(
-                f"{target} exists and is not empty; choose another place or allow overwriting (--force)"
-            )
-        if not any((target / name).is_file() for name in (META_FILE, "modules.json")):
-            raise AlbertkitError(f"{target} is no model folder, so it is not replaced; choose another place")
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".part", dir=target.parent))
-    except OSError as error:
-        raise AlbertkitError(f"{target.parent} cannot be written: {error.strerror}; choose another place") from None
-    try:
-        yield scratch
-        for path in scratch.rglob("*"):
-            path.chmod(0o755 if path.is_dir() else 0o644)
-            flush(path)
-        flush(scratch)
-        old = None
-        if target.exists():
-            old = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".old", dir=target.parent))
-            target.rename(old / target.name)
-        scratch.chmod(0o755)
-        try:
-            scratch.rename(target)
-        except OSError:
-            if old is not None:
-                (old / target.name).rename(target)
-            raise
-        flush(target.parent)
-        if old is not None:
-            shutil.rmtree(old, ignore_errors=True)
-    except (OSError, SafetensorError) as error:
-        why = getattr(error, "strerror", None) or str(error)[:120]
-        raise AlbertkitError(f"writing {target} failed: {why}; nothing was changed") from None
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-
-
-def flush(path: Path) -> None:
-    """Bring a file, or the names in a folder, to the disk."""
-    if path.is_dir() and os.name == "nt":
-        return  # Windows cannot open folders
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def write_json(path: Path, data: Any) -> None:
-    """Readable JSON with a newline at its end."""
-    path.write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
 def write_artifact(
     artifact: Artifact,
     folder: Path | str,
@@ -478,40 +359,3 @@ def public_config(artifact: Artifact) -> dict[str, Any]:
         data["id2label"] = {str(i): label for i, label in enumerate(artifact.meta.labels)}
         data["label2id"] = {label: i for i, label in enumerate(artifact.meta.labels)}
     return data
-
-
-def model_card(artifact: Artifact) -> str:
-    """README.md of the folder, from what the artifact itself knows."""
-    config, meta = artifact.config, artifact.meta
-    encoder = {n: a.shape for n, a in artifact.weights.items() if n.startswith("encoder.")}
-    lines = [
-        "---",
-        "library_name: albertkit",
-        "tags: [albert]",
-        "---",
-        f"# ALBERT, {size(encoder):,} parameters",
-        "",
-        f"- layers {config.num_hidden_layers} (weights of {config.num_hidden_groups * config.inner_group_num}), "
-        f"hidden {config.hidden_size}, heads {config.num_attention_heads}, "
-        f"embedding {config.embedding_size}, vocabulary {config.vocab_size:,}, length {config.max_position_embeddings}",
-        f"- task: {meta.task}; heads: {', '.join(artifact.heads) or 'none'}",
-    ]
-    if artifact.tokenizer is not None:
-        lines.append(f"- tokenizer: {artifact.tokenizer.kind}, {artifact.tokenizer.vocab_size:,} pieces")
-    if meta.labels:
-        shown = ", ".join(meta.labels[:20]) + (" …" if len(meta.labels) > 20 else "")
-        lines.append(f"- labels: {shown}")
-    if config.options.active():
-        lines.append(f"- options beyond canonical ALBERT: {', '.join(config.options.active())}")
-    for title, entries in (("Scores", meta.metrics.items()), ("How it was made", enumerate(meta.made, 1))):
-        rows = [f"- {key}: {json.dumps(value, ensure_ascii=False)}" for key, value in entries]
-        lines += ["", f"## {title}", "", *rows] if rows else []
-    lines += [
-        "",
-        "```python",
-        "from albertkit import Albert",
-        'Albert("FOLDER").embed(["a text", "another"])',
-        "```",
-        "",
-    ]
-    return "\n".join(lines)

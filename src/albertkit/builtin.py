@@ -53,8 +53,9 @@ class About:
 
 def about(name: str) -> About:
     """What the folder of a built-in model says about itself."""
-    from albertkit.artifact import read_json, read_meta
+    from albertkit.artifact import read_meta
     from albertkit.config import AlbertConfig
+    from albertkit.file_io import read_json
 
     if name not in BUILTINS:
         raise AlbertkitError(f"{name!r} is no built-in model{nearest(name, BUILTINS)}; there is {', '.join(BUILTINS)}")

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from albertkit.albert import Albert
-from albertkit.artifact import new_folder
 from albertkit.errors import AlbertkitError
+from albertkit.file_io import new_folder
 from albertkit.tasks.examples import TextExample
 from albertkit.tasks.splits import split_examples
 

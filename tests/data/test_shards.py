@@ -123,7 +123,7 @@ def test_a_flipped_bit_is_found_when_asked_for(corpus):
 
 @pytest.mark.parametrize(("part", "said"), [("tokens", "beyond its vocabulary"), ("sentences", "is not increasing")])
 def test_nonsense_with_honest_hashes(corpus, part, said):
-    from albertkit.artifact import digest
+    from albertkit.file_io import digest
 
     path = corpus / f"train-00000.{part}.npy"
     array = np.load(path)

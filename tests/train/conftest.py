@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from albertkit.artifact import digest
 from albertkit.config import AlbertConfig
 from albertkit.data.shards import Shards
+from albertkit.file_io import digest
 from albertkit.tokenizer import Tokenizer
 from albertkit.train import distributed, loop
 from albertkit.train.pretrain import PretrainSettings, PretrainTask

@@ -23,11 +23,12 @@ from typing import Any
 import numpy as np
 
 from albertkit.albert import Albert
-from albertkit.artifact import digest, model_folder
+from albertkit.artifact import model_folder
 from albertkit.bulk.object_store import Source, appearing, place
 from albertkit.bulk.part_reader import Bad, rows
 from albertkit.bulk.parts import Part
 from albertkit.errors import AlbertkitError
+from albertkit.file_io import digest
 
 GROUP = 16_384  # rows written at once
 TASKS = ("embed", "classify", "tag")

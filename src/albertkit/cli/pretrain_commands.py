@@ -68,8 +68,8 @@ def tokenizer(texts: tuple[str, ...], output: Path, max_mb: int | None, as_json:
 
     TEXTS are what `corpus` reads. A hundred megabytes are plenty; memory grows with the number of different words.
     """
-    from albertkit.artifact import new_folder
     from albertkit.data.documents import CORPUS_FORMATS, read_paragraphs
+    from albertkit.file_io import new_folder
     from albertkit.text_reader import find_text_files
     from albertkit.tokenizer import Tokenizer
 
@@ -246,8 +246,8 @@ def set_default_budget(values: dict[str, Any]) -> None:
 
 def read_shape(shape: str, options: Sequence[str] = ()) -> AlbertConfig:
     """A config by preset name, or from a model folder or a JSON file; with options such as low_rank=32."""
-    from albertkit.artifact import read_json
     from albertkit.config import AlbertConfig, preset
+    from albertkit.file_io import read_json
     from albertkit.options import given_options
 
     path = Path(shape)

@@ -20,7 +20,7 @@ import numpy as np
 
 from albertkit import builtin
 from albertkit.albert import Albert
-from albertkit.artifact import Artifact, model_folder, read_json
+from albertkit.artifact import Artifact, model_folder
 from albertkit.compress.benchmark import (
     CalibrationData,
     Machine,
@@ -34,6 +34,7 @@ from albertkit.compress.benchmark import (
 from albertkit.compress.cost import Candidate, depths_below, model_candidates, operations, shape_candidates
 from albertkit.config import PRESETS, AlbertConfig, preset
 from albertkit.errors import AlbertkitError, need
+from albertkit.file_io import read_json
 from albertkit.interop.convert import open_model
 from albertkit.runtime.activation_moments import Progress, calibration, own_text
 from albertkit.runtime.batching import token_batches

@@ -15,10 +15,11 @@ from pathlib import Path
 
 import numpy as np
 
-from albertkit.artifact import QUANTISED_FILE, Artifact, Stored, new_folder, read_stored, write_artifact
+from albertkit.artifact import QUANTISED_FILE, Artifact, Stored, read_stored, write_artifact
 from albertkit.compress.evaluate import QualityLimit, QualityLoss, require_quality
 from albertkit.config import AlbertConfig
 from albertkit.errors import AlbertkitError
+from albertkit.file_io import new_folder
 from albertkit.interop.convert import open_model
 from albertkit.quantized import BITS
 from albertkit.runtime.activation_moments import Progress, moments, own_kind, own_text

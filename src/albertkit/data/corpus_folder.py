@@ -23,10 +23,10 @@ from typing import Any
 
 import numpy as np
 
-from albertkit.artifact import digest, flush
 from albertkit.data.corpus_settings import CorpusSettings
 from albertkit.data.shards import MANIFEST, TOKENIZER
 from albertkit.errors import AlbertkitError
+from albertkit.file_io import digest, flush
 from albertkit.text_reader import TextFile
 from albertkit.tokenizer import Tokenizer
 from albertkit.tokenizer.tokenizer_json import to_json

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from albertkit.artifact import flush
 from albertkit.data.shards import run_sums, token_ids, word_starts
+from albertkit.file_io import flush
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,8 @@ from typing import Any, TypeGuard
 
 import numpy as np
 
-from albertkit.artifact import digest, read_json
 from albertkit.errors import AlbertkitError, nearest
+from albertkit.file_io import digest, read_json
 from albertkit.tokenizer import Tokenizer
 
 FORMAT = 1

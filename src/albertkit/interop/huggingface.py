@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from albertkit.artifact import Artifact, Meta, read_json, read_tensors
+from albertkit.artifact import Artifact, Meta
 from albertkit.config import AlbertConfig
 from albertkit.errors import AlbertkitError, need
+from albertkit.file_io import read_json, read_tensors
 from albertkit.interop.state_dict import Tensors, from_state
 from albertkit.tokenizer import Tokenizer
 

@@ -25,9 +25,10 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto, TensorProto, helper
 
-from albertkit.artifact import Stored, flush
+from albertkit.artifact import Stored
 from albertkit.config import AlbertConfig
 from albertkit.errors import AlbertkitError
+from albertkit.file_io import flush
 from albertkit.interop.convert import open_stored
 from albertkit.interop.onnx_check import compare
 from albertkit.interop.onnx_operators import HIDDEN, PortableBuilder

@@ -10,17 +10,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from albertkit.artifact import (
-    META_FILE,
-    Artifact,
-    Meta,
-    new_folder,
-    public_config,
-    read_json,
-    write_json,
-    write_weights,
-)
+from albertkit.artifact import META_FILE, Artifact, Meta, public_config, write_weights
 from albertkit.errors import AlbertkitError
+from albertkit.file_io import new_folder, read_json, write_json
 from albertkit.interop import huggingface
 
 MODULES = "modules.json"

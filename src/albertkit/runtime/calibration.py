@@ -25,8 +25,9 @@ from typing import Any
 import numpy as np
 
 from albertkit import builtin
-from albertkit.artifact import META_FILE, model_folder, read_json, read_stored
+from albertkit.artifact import META_FILE, model_folder, read_stored
 from albertkit.errors import AlbertkitError
+from albertkit.file_io import read_json
 from albertkit.runtime.early_exit import (
     CONFIDENCE,
     FIT_SHARE,

@@ -25,8 +25,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from albertkit.artifact import Artifact, digest, new_folder, read_artifact, read_json, write_artifact, write_json
+from albertkit.artifact import Artifact, read_artifact, write_artifact
 from albertkit.errors import AlbertkitError
+from albertkit.file_io import digest, new_folder, read_json, write_json
 
 FOLDER_NAME = re.compile(r"step-(\d{8,})")
 

@@ -20,9 +20,10 @@ import numpy as np
 import torch
 
 from albertkit.albert import Albert
-from albertkit.artifact import Artifact, Meta, digest, model_folder, read_artifact, write_artifact
+from albertkit.artifact import Artifact, Meta, model_folder, read_artifact, write_artifact
 from albertkit.config import AlbertConfig
 from albertkit.errors import AlbertkitError
+from albertkit.file_io import digest
 from albertkit.interop.convert import open_stored
 from albertkit.model import AlbertModel
 from albertkit.runtime.predict import task_scores

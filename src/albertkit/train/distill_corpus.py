@@ -10,11 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from albertkit.artifact import Artifact, digest, read_json
+from albertkit.artifact import Artifact
 from albertkit.data.passages import Passages, PassageShares, distinct_words, draw_passages, everyday_sentences
 from albertkit.data.shard_writer import write_array, write_json
 from albertkit.data.shards import Shards
 from albertkit.errors import AlbertkitError
+from albertkit.file_io import digest, read_json
 from albertkit.train.distill import teacher_identity
 from albertkit.train.distill_settings import VectorDistillSettings
 from albertkit.train.distill_vectors import VectorDistillTask, check_widths, student_vectors

@@ -18,10 +18,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from albertkit.artifact import Artifact, read_json, write_artifact
+from albertkit.artifact import Artifact, write_artifact
 from albertkit.data.masking import mix_seed
 from albertkit.data.shard_writer import write_json
 from albertkit.errors import AlbertkitError
+from albertkit.file_io import read_json
 from albertkit.train import checkpoint, distributed
 from albertkit.train.checkpoint import StopRequest, TrainState, stop_on_signals
 from albertkit.train.distributed import ProcessGroup, process_group

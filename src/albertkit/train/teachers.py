@@ -26,9 +26,10 @@ import torch.nn.functional as F
 from tokenizers import Tokenizer as Rust
 from tqdm import tqdm
 
-from albertkit.artifact import META_FILE, model_folder, read_json
+from albertkit.artifact import META_FILE, model_folder
 from albertkit.data.passages import Passages, gather_spans
 from albertkit.errors import AlbertkitError, need
+from albertkit.file_io import read_json
 from albertkit.tokenizer import Tokenizer
 from albertkit.train.teacher_states import max_positions
 

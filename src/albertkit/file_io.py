@@ -1,0 +1,133 @@
+"""Files and folders, read within bounds and written whole or not at all.
+
+In: paths. Out: JSON objects, tensors, SHA-256 hashes; `new_folder` writes a folder atomically. Nothing is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from albertkit.errors import AlbertkitError
+
+JSON_LIMIT = 16 * 2**20  # bytes
+MODEL_FILES = ("albertkit.json", "modules.json")  # a folder with one of them may be replaced
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file of bounded size."""
+    try:
+        length = path.stat().st_size
+        if length > JSON_LIMIT:
+            raise AlbertkitError(f"{path} has {length:,} bytes; a file of this kind has at most {JSON_LIMIT:,}")
+        data = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise AlbertkitError(f"{path} does not exist; is {path.parent} the folder of a model?") from None
+    except OSError as error:
+        raise AlbertkitError(f"{path} cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, AlbertkitError):
+            raise
+        raise AlbertkitError(f"{path} is not valid JSON: {str(error)[:200]}") from None
+    if not isinstance(data, dict):
+        raise AlbertkitError(f"{path} holds a {type(data).__name__}; it must be a JSON object")
+    return data
+
+
+def read_tensors(path: Path) -> dict[str, np.ndarray]:
+    """All tensors of a safetensors file; halves and bfloat16 become float32."""
+    import ml_dtypes  # noqa: F401  teaches numpy the name 'bfloat16', which the reader asks for
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(str(path), framework="numpy") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  not a mapping
+    except FileNotFoundError:
+        raise AlbertkitError(f"{path} does not exist; a model folder contains model.safetensors") from None
+    except (SafetensorError, OSError, ValueError, TypeError, MemoryError) as error:
+        raise AlbertkitError(f"{path} is not a whole safetensors file: {str(error)[:200]}") from None
+    small = ("float16", "bfloat16")
+    return {name: t.astype(np.float32) if t.dtype.name in small else t for name, t in tensors.items()}
+
+
+def digest(path: Path) -> str:
+    """SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest() if hasattr(hashlib, "file_digest") else _digest(file)
+
+
+def _digest(file: Any) -> str:
+    total = hashlib.sha256()
+    while block := file.read(2**20):
+        total.update(block)
+    return total.hexdigest()
+
+
+@contextlib.contextmanager
+def new_folder(target: Path, overwrite: bool = False) -> Iterator[Path]:
+    """A scratch folder that becomes `target` when the block ends well, and vanishes when it does not."""
+    from safetensors import SafetensorError
+
+    target = Path(os.path.abspath(target))  # noqa: PTH100  keeps a symlinked parent as the user wrote it
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        if not overwrite:
+            raise AlbertkitError(
+                f"{target} exists and is not empty; choose another place or allow overwriting (--force)"
+            )
+        if not any((target / name).is_file() for name in MODEL_FILES):
+            raise AlbertkitError(f"{target} is no model folder, so it is not replaced; choose another place")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".part", dir=target.parent))
+    except OSError as error:
+        raise AlbertkitError(f"{target.parent} cannot be written: {error.strerror}; choose another place") from None
+    try:
+        yield scratch
+        for path in scratch.rglob("*"):
+            path.chmod(0o755 if path.is_dir() else 0o644)
+            flush(path)
+        flush(scratch)
+        old = None
+        if target.exists():
+            old = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".old", dir=target.parent))
+            target.rename(old / target.name)
+        scratch.chmod(0o755)
+        try:
+            scratch.rename(target)
+        except OSError:
+            if old is not None:
+                (old / target.name).rename(target)
+            raise
+        flush(target.parent)
+        if old is not None:
+            shutil.rmtree(old, ignore_errors=True)
+    except (OSError, SafetensorError) as error:
+        why = getattr(error, "strerror", None) or str(error)[:120]
+        raise AlbertkitError(f"writing {target} failed: {why}; nothing was changed") from None
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def flush(path: Path) -> None:
+    """Bring a file, or the names in a folder, to the disk."""
+    if path.is_dir() and os.name == "nt":
+        return  # Windows cannot open folders
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Readable JSON with a newline at its end."""
+    path.write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
