@@ -10,8 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from albertkit.errors import AlbertkitError
-from albertkit.tasks.answer import AnswerResult, AnswerTask, answer_span
-from albertkit.tasks.answer_metrics import best_threshold, grade, is_chinese, normalize_english
+from albertkit.tasks.answer import (
+    AnswerResult,
+    AnswerTask,
+    answer_span,
+    best_threshold,
+    grade,
+    is_chinese,
+    normalize_english,
+)
+
 from albertkit.tasks.examples import QuestionExample
 from albertkit.tokenizer import Tokenizer
 from tests.conftest import SPIECE

@@ -14,13 +14,12 @@ from albertkit.tasks.dialogue import (
     NAMED,
     DialogueState,
     DialogueTask,
-    measure,
-    track,
-    truth,
-    turn_texts,
+    track_states,
+    true_state,
+    turn_labels,
     values_in_text,
 )
-from albertkit.tasks.examples import DialogueTurn, TextExample
+from albertkit.tasks.examples import DialogueTurn
 
 TURNS = [
     DialogueTurn("600", 0, "", "An expensive place in the south.", (("area", "south"), ("price range", "expensive")),
@@ -33,21 +32,21 @@ TURNS = [
 
 
 def oracle(turns):
-    return [dict.fromkeys(text.label, 0.9) for text in turn_texts(turns)]
+    return [dict.fromkeys(turn_labels(turn), 0.9) for turn in turns]
 
 
-def test_texts():
-    found = turn_texts(TURNS)
-    assert found[0] == TextExample(
-        "", "An expensive place in the south.", ("area=south", "price range=expensive"), "woz.json:1"
-    )
-    assert found[1].label == ("area=dontcare", "request=address", "request=phone") and found[2].label == ()
-    assert found[1].text == "There is Chiquito." and found[1].pair == "Its phone? Any area is fine."
+def measure(states, turns):
+    return DialogueTask(("a=b",)).measure(states, turns)
+
+
+def test_labels_of_a_turn_are_sorted_pairs_of_slot_and_value():
+    assert turn_labels(TURNS[0]) == ["area=south", "price range=expensive"]
+    assert turn_labels(TURNS[1]) == ["area=dontcare", "request=address", "request=phone"] and turn_labels(TURNS[2]) == []
 
 
 def test_track_by_hand():
-    states = track(TURNS, oracle(TURNS))
-    assert states == truth(TURNS)
+    states = track_states(TURNS, oracle(TURNS))
+    assert states == [true_state(turn) for turn in TURNS]
     assert states[1] == DialogueState({"price range": "expensive", "area": "dontcare"}, frozenset({"phone", "address"}))
     assert states[2].requests == frozenset() and states[3].goal == {"food": "tuscan"}
     assert measure(states, TURNS) == {
@@ -61,7 +60,7 @@ def test_track_by_hand():
 
 def test_the_likeliest_value_above_the_threshold():
     turns = [DialogueTurn("1", i, "", "") for i in range(3)]
-    found = track(
+    found = track_states(
         turns,
         [
             {"area=south": 0.6, "area=north": 0.7, "food=thai": 0.4, "request=phone": 0.49},
@@ -75,12 +74,12 @@ def test_the_likeliest_value_above_the_threshold():
         {"area": "dontcare", "food": "a=b"},
     ]
     assert [set(s.requests) for s in found] == [set(), {"phone"}, set()]
-    assert track(turns[:1], [{"area=south": 0.6}], threshold=0.7)[0].goal == {}
+    assert track_states(turns[:1], [{"area=south": 0.6}], threshold=0.7)[0].goal == {}
 
 
 def test_dialogues_do_not_mix():
     a, b = DialogueTurn("a", 0, "", ""), DialogueTurn("b", 0, "", "")
-    found = track([a, b, DialogueTurn("a", 1, "", ""), a], [{"x=1": 1.0}, {"x=2": 1.0}, {}, {}])
+    found = track_states([a, b, DialogueTurn("a", 1, "", ""), a], [{"x=1": 1.0}, {"x=2": 1.0}, {}, {}])
     assert [s.goal for s in found] == [{"x": "1"}, {"x": "2"}, {"x": "1"}, {}]  # the last begins anew
 
 
@@ -89,7 +88,7 @@ def test_measure_by_hand():
     guesses[0].pop("area=south")  # wrong in the first turn only: the second says it anew
     guesses[1].pop("request=phone")
     guesses[3] = {"food=thai": 0.9}  # "tuscan" was not seen in training
-    found = measure(track(TURNS, guesses), TURNS)
+    found = measure(track_states(TURNS, guesses), TURNS)
     assert next(iter(found)) == "joint_goal"
     assert found == {"joint_goal": 0.5, "requests": 0.75, "slot_area": 0.75, "slot_food": 0.75, "slot_price range": 1.0}
     assert measure([], []) == {"joint_goal": 0.0, "requests": 0.0}
@@ -97,9 +96,9 @@ def test_measure_by_hand():
 
 def test_errors():
     with pytest.raises(AlbertkitError, match="4 turns and 1 predictions"):
-        track(TURNS, [{}])
+        track_states(TURNS, [{}])
     with pytest.raises(AlbertkitError, match="'south' has no '='"):
-        track(TURNS[:1], [{"south": 0.9}])
+        track_states(TURNS[:1], [{"south": 0.9}])
 
 
 def test_values_that_the_words_name_share_a_label():
@@ -108,7 +107,7 @@ def test_values_that_the_words_name_share_a_label():
                           "request=phone")  # fmt: skip
     assert task.labels == (f"area={NAMED}", "area=dontcare", f"food={NAMED}", f"price range={NAMED}",
                            "request=address", "request=phone")  # fmt: skip
-    assert [text.label for text in task.folded(TURNS)][:2] == [
+    assert task.training_labels(TURNS)[:2] == [
         (f"area={NAMED}", f"price range={NAMED}"),
         ("area=dontcare", "request=address", "request=phone"),
     ]
@@ -147,8 +146,8 @@ def test_what_turns_say_adds_up(drawn):
         goals[name] = {**goals.get(name, {}), **new}
         says = (*new.items(), *(("request", slot) for slot in requests))
         turns.append(DialogueTurn(name, number, "", "", tuple(goals[name].items()), says))
-    states = track(turns, oracle(turns))
-    assert states == truth(turns)
+    states = track_states(turns, oracle(turns))
+    assert states == [true_state(turn) for turn in turns]
     assert set(measure(states, turns).values()) <= {1.0} or not turns
 
 
@@ -161,5 +160,5 @@ def test_sure_scores_give_back_what_turns_say(drawn):
         state = {**state, **new}
         turns.append(DialogueTurn("1", number, "", user, tuple(state.items()), (*new.items(), ("request", "x"))))
     task = DialogueTask.from_examples(turns)
-    rows = [np.array([9.0 if label in text.label else -9.0 for label in task.labels]) for text in task.folded(turns)]
-    assert task.results(rows, [], turns) == truth(turns)
+    rows = [np.array([9.0 if label in row else -9.0 for label in task.labels]) for row in task.training_labels(turns)]
+    assert task.results(rows, [], turns) == [true_state(turn) for turn in turns]

@@ -1,7 +1,7 @@
 """Tasks, without torch: examples to features, scores to results, results to metrics.
 
-`TASKS` has the class of each task by name; `make_task` makes one from examples, `load_task` from a finished model. Before this
-package: `tokenizer`; after it: `runtime` applies tasks, `train` trains them.
+`TASKS` has the class of each task by name; `make_task` makes a task from examples, `load_task` from a finished model.
+Before this package: `tokenizer`; after it: `runtime` applies tasks, `train` trains them.
 """
 
 from __future__ import annotations
@@ -19,34 +19,46 @@ from albertkit.tasks.dialogue import DialogueTask
 from albertkit.tasks.generation import GenerateTask
 from albertkit.tasks.match import MatchTask
 from albertkit.tasks.tag import IntentTask, TagTask
+from albertkit.tasks.task import Task
 
 TASKS: dict[str, Any] = {
-    "classify": ClassifyTask,
-    "tag": TagTask,
-    "answer": AnswerTask,
-    "choose": ChooseTask,
-    "intent": IntentTask,
-    "match": MatchTask,
-    "dialogue": DialogueTask,
-    "generate": GenerateTask,
+    task.name: task
+    for task in (
+        ClassifyTask,
+        TagTask,
+        AnswerTask,
+        ChooseTask,
+        IntentTask,
+        MatchTask,
+        DialogueTask,
+        GenerateTask,
+    )
 }
 
 
-def make_task(name: str, examples: Sequence[Any], **settings: Any) -> Any:
-    """The task that the examples are about."""
+def make_task(name: str, examples: Sequence[Any], **settings: Any) -> Task:
+    """The task of these examples. settings: those in `Task.setting_names`."""
     if name not in TASKS:
-        raise AlbertkitError(f"unknown task {name!r}{nearest(name, TASKS)}; choose one of {', '.join(TASKS)}")
-    kind = TASKS[name]
-    return kind.from_examples(examples, **settings)
+        raise AlbertkitError(f"unknown task {name!r}{nearest(name, TASKS)}. Pass one of {', '.join(TASKS)}.")
+    task: Task = TASKS[name].from_examples(examples, **settings)
+    return task
 
 
-def load_task(meta: Meta) -> Any:
-    """The task a model was fine-tuned for, with its labels and settings."""
-    if meta.task not in TASKS:
-        raise AlbertkitError(f"this model was made for {meta.task!r}; fine-tune it for one of {', '.join(TASKS)} first")
-    kind = TASKS[meta.task]
-    fields = {f.name for f in dataclasses.fields(kind)}
-    given = {k: tuple(v) if isinstance(v, list) else v for k, v in meta.details.items() if k in fields}
+def load_task(metadata: Meta) -> Task:
+    """The task that a model was fine-tuned for, with its labels and settings."""
+    if metadata.task not in TASKS:
+        raise AlbertkitError(
+            f"this model was made for {metadata.task!r}. Fine-tune it for one of {', '.join(TASKS)} first."
+        )
+    task_type = TASKS[metadata.task]
+    fields = {f.name for f in dataclasses.fields(task_type)}
+    values = {k: tuple(v) if isinstance(v, list) else v for k, v in metadata.details.items() if k in fields}
     if "labels" in fields:
-        given["labels"] = tuple(meta.labels)
-    return kind(**given)
+        values["labels"] = tuple(metadata.labels)
+    task: Task = task_type(**values)
+    return task
+
+
+def gives_vectors(metadata: Meta) -> bool:
+    """Whether a model is used for its vectors: it was not fine-tuned, or for a task whose vectors are compared."""
+    return metadata.task not in TASKS or bool(TASKS[metadata.task].gives_vectors)

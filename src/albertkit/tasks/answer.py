@@ -1,29 +1,36 @@
-"""Answers found in a context: windows over long contexts, and the best span of all of them.
+"""Extractive question answering: windows over long contexts, the best span of all windows, and its grades.
 
-In: `QuestionExample` examples. Out: `AnswerResult`, whose text is `context[start:end]`. Before this file: `examples.py`; after it:
-`squad.py`, which grades answers.
+In: `QuestionExample`s. Out: `AnswerResult`s, whose text is `context[start:end]`; exact match and F1 as the official
+scripts of SQuAD 2.0 and CMRC 2018 compute them. Before this file: `task.py`.
 
-Which window is right? Without a threshold (every question has an answer, as in SQuAD 1.1) the highest sum of start and
-end score wins, as in the original. With a threshold (SQuAD 2.0) the sum that a window gives to its [CLS], which stands
-for "not here", is taken off first: so a window that is sure of nothing cannot win by loud scores, and the same number
-decides whether there is an answer at all.
+Without a threshold (every question has an answer, as in SQuAD 1.1) the highest sum of start and end score wins. With a
+threshold (SQuAD 2.0) the sum at the window's [CLS], which stands for "not here", is subtracted first. So windows can be
+compared, and the same number decides whether there is an answer at all.
 """
 
 from __future__ import annotations
 
 import re
+import string
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from difflib import SequenceMatcher
 from math import inf
 from typing import Any, ClassVar
 
 import numpy as np
 
 from albertkit.errors import AlbertkitError
-from albertkit.tasks.answer_metrics import best_threshold, grade
 from albertkit.tasks.examples import QuestionExample
-from albertkit.tasks.task import Feature
+from albertkit.tasks.task import Feature, Task
 from albertkit.tokenizer import Tokenizer
+
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_CHINESE = re.compile("[\u4e00-\u9fff]")
+_CMRC_PUNCTUATION = str.maketrans("", "", "-:_*^/\\~`+=，。：？！“”；’《》·、「」（）－～『』")  # as in the official script
+_CMRC_SEGMENT = re.compile(r"[\u4e00-\u9fa5]|[^\W\u4e00-\u9fa5]+(?:[.,][^\W\u4e00-\u9fa5]+)*|[^\w\s]")
 
 
 @dataclass(frozen=True)
@@ -36,75 +43,73 @@ class AnswerResult:
     score: float
     """See the top of this file; that of no answer is the threshold."""
     probability: float
-    """Among the answers that were kept, no answer included where there may be none."""
+    """Among the answers kept; with a threshold, no answer is one of them."""
     others: tuple[AnswerResult, ...] = ()
-    """The next best, all with different texts."""
+    """The next best answers, all with different texts."""
     depth: ClassVar[int | None] = None
-    """Layers applied, on results of texts that may leave early (`early_exit=`); no part of what is compared or written."""
+    """Layers applied, if the text could exit early; neither compared nor written."""
 
 
 @dataclass(frozen=True)
-class AnswerTask:
+class AnswerTask(Task):
     """Extractive question answering."""
 
     stride: int = 128
     """Tokens that two windows of a context share; at most half a window."""
     max_answer: int = 30
-    """Tokens of the longest answer given."""
+    """Tokens of the longest answer."""
     n_best: int = 20
     """Answers kept for each question."""
     threshold: float | None = None
     """An answer must score more than this, or there is none; None: every question has an answer."""
 
     name = "answer"
-    head = "answer"
-    labels: ClassVar[tuple[str, ...]] = ()
-    outputs = 2
+    heads = ("answer",)
+    usage = "answer"
+    example_types = (QuestionExample,)
+    result_type = AnswerResult
+    setting_names = ("stride", "n_best", "max_answer", "threshold")
 
     def __post_init__(self) -> None:
         for name, least in (("stride", 0), ("max_answer", 1), ("n_best", 1)):
             if getattr(self, name) < least:
-                raise AlbertkitError(f"{name} is {getattr(self, name)}; choose {least} or more")
+                raise AlbertkitError(f"{name}={getattr(self, name)} is not possible. Pass {least} or more.")
 
     @classmethod
     def from_examples(cls, examples: Sequence[QuestionExample], **settings: Any) -> AnswerTask:
-        """The task that these examples are about: with a threshold (of 0) if some questions have no answer."""
+        """The task of these examples: with a threshold of 0 if some questions have no answer."""
         default = 0.0 if any(example.is_impossible for example in examples) else None
         return cls(**{"threshold": default, **settings})
 
     def features(self, examples: Sequence[QuestionExample], tokenizer: Tokenizer, max_length: int) -> list[Feature]:
-        """Question and one window of the context each; a question of more than half the length loses its end.
+        """The question with each window of the context; a question of more than half the length loses its end.
 
-        A target is (first token, last token), (0, 0) in a window that does not hold the whole of the first answer, None
-        where no answer is known or its text is not in the context.
+        A target is (first token, last token) of the first answer; (0, 0) if it is not completely in the window; None if
+        no answer is known or its text is not in the context.
         """
         cls, sep = tokenizer.encode("", "", max_length=max_length).ids[:2]
-        longest = min(max_length // 2, max_length - 4)  # one token of context at least
+        longest = min(max_length // 2, max_length - 4)  # at least one token of context
         texts = list(dict.fromkeys(example.context for example in examples))
         contexts = dict(zip(texts, tokenizer.encode_batch(texts, add_specials=False), strict=True))
         questions = tokenizer.encode_batch([example.question for example in examples], add_specials=False)
-        out: list[Feature] = []
+        features: list[Feature] = []
         for number, (example, question) in enumerate(zip(examples, questions, strict=True)):
             context = contexts[example.context]
             before = [cls, *question.ids[:longest], sep]
             room = max_length - len(before) - 1
             overlap = min(self.stride, room // 2)
-            tokens = None if example.is_impossible else _covering(context.offsets, answer_span(example))
-            known = example.is_impossible or tokens is not None
+            tokens = None if example.is_impossible else _tokens_of_span(context.offsets, answer_span(example))
+            is_known = example.is_impossible or tokens is not None
             for start in range(0, max(len(context.ids) - overlap, 1), room - overlap):
                 ids = context.ids[start : start + room]
                 shift = len(before) - start
-                held = tokens is not None and start <= tokens[0] and tokens[1] < start + len(ids)
-                out.append(
-                    Feature(
-                        [*before, *ids, sep],
-                        [0] * len(before) + [1] * (len(ids) + 1),
-                        number,
-                        None if not known else (tokens[0] + shift, tokens[1] + shift) if tokens and held else (0, 0),
-                        [(0, 0)] * len(before) + context.offsets[start : start + room] + [(0, 0)],
-                    )
-                )
-        return out
+                target = (0, 0) if is_known else None
+                if tokens is not None and start <= tokens[0] and tokens[1] < start + len(ids):
+                    target = (tokens[0] + shift, tokens[1] + shift)
+                offsets = [(0, 0)] * len(before) + context.offsets[start : start + room] + [(0, 0)]
+                segments = [0] * len(before) + [1] * (len(ids) + 1)
+                features.append(Feature([*before, *ids, sep], segments, number, target, offsets))
+        return features
 
     def results(
         self, scores: Sequence[np.ndarray], features: Sequence[Feature], examples: Sequence[QuestionExample]
@@ -112,20 +117,18 @@ class AnswerTask:
         """The best answer to each question, from (tokens, 2) scores of each window: as first and as last token."""
         spans: list[list[tuple[float, int, int]]] = [[] for _ in examples]
         for table, feature in zip(scores, features, strict=True):
-            spans[feature.example] += self._spans(np.asarray(table, np.float64), feature.offsets or [])
-        return [self._found(own, example.context) for own, example in zip(spans, examples, strict=True)]
+            spans[feature.example] += self._best_spans(np.asarray(table, np.float64), feature.offsets or [])
+        return [self._result(own, example.context) for own, example in zip(spans, examples, strict=True)]
 
-    def _spans(self, scores: np.ndarray, places: Sequence[tuple[int, int]]) -> list[tuple[float, int, int]]:
-        """The best (score, start, end) of one window; all pairs of tokens are looked at."""
-        edges = np.array(places, np.int64).reshape(-1, 2)
-        real = edges[:, 1] > edges[:, 0]
+    def _best_spans(self, scores: np.ndarray, offsets: Sequence[tuple[int, int]]) -> list[tuple[float, int, int]]:
+        """The best (score, start, end) of one window, over all pairs of tokens."""
+        edges = np.array(offsets, np.int64).reshape(-1, 2)
+        is_context = edges[:, 1] > edges[:, 0]
         width = min(self.max_answer, len(edges))
-        first = np.where(real, scores[:, 0], -inf)
-        last = np.concatenate([np.where(real, scores[:, 1], -inf), np.full(width - 1, -inf)])
-        sums = first[:, None] + np.lib.stride_tricks.sliding_window_view(
-            last, width
-        )  # (tokens, width): from i to i + j
-        flat = sums.ravel()
+        first = np.where(is_context, scores[:, 0], -inf)
+        last = np.concatenate([np.where(is_context, scores[:, 1], -inf), np.full(width - 1, -inf)])
+        windows = np.lib.stride_tricks.sliding_window_view(last, width)
+        flat = (first[:, None] + windows).ravel()  # (tokens, width): from token i to i + j
         kept = np.argpartition(-flat, self.n_best)[: self.n_best] if len(flat) > self.n_best else np.arange(len(flat))
         none = 0.0 if self.threshold is None else float(scores[0].sum())
         return [
@@ -134,55 +137,55 @@ class AnswerTask:
             if flat[i] > -inf
         ]
 
-    def _found(self, spans: list[tuple[float, int, int]], context: str) -> AnswerResult:
+    def _result(self, spans: list[tuple[float, int, int]], context: str) -> AnswerResult:
         """The best of all windows, and the others."""
-        kept: dict[str, AnswerResult] = {}
+        by_text: dict[str, AnswerResult] = {}
         for score, start, end in sorted(spans, key=lambda span: (-span[0], span[1], span[2])):
-            if len(kept) == self.n_best:
+            if len(by_text) == self.n_best:
                 break
             text = context[start:end]
-            kept.setdefault(text, AnswerResult(text, start, end, score, 0.0))
-        found = list(kept.values())
-        if self.threshold is not None or not found:
+            by_text.setdefault(text, AnswerResult(text, start, end, score, 0.0))
+        answers = list(by_text.values())
+        if self.threshold is not None or not answers:
             least = self.threshold or 0.0
-            at = sum(answer.score > least for answer in found)
-            found.insert(at, AnswerResult("", 0, 0, least, 0.0))
-        weights = np.exp(np.array([answer.score - found[0].score for answer in found]))
+            place = sum(answer.score > least for answer in answers)
+            answers.insert(place, AnswerResult("", 0, 0, least, 0.0))
+        weights = np.exp(np.array([answer.score - answers[0].score for answer in answers]))
         probabilities = (weights / weights.sum()).tolist()
-        found = [replace(answer, probability=chance) for answer, chance in zip(found, probabilities, strict=True)]
-        return replace(found[0], others=tuple(answer for answer in found[1:] if answer.text))
+        answers = [replace(answer, probability=p) for answer, p in zip(answers, probabilities, strict=True)]
+        return replace(answers[0], others=tuple(answer for answer in answers[1:] if answer.text))
 
     def fit_threshold(self, results: Sequence[AnswerResult], examples: Sequence[QuestionExample]) -> AnswerTask:
-        """Where questions may have no answer: the task with the threshold that is best on held-out examples."""
+        """The task with the threshold that is best on held-out examples, if questions may have no answer."""
         best = None if self.threshold is None else self.measure(results, examples).get("best_threshold")
         return self if best is None else replace(self, threshold=best)
 
     def measure(self, results: Sequence[AnswerResult], examples: Sequence[QuestionExample]) -> dict[str, float]:
-        """F1 and exact match as in SQuAD or, for Chinese, CMRC 2018. Questions without a known answer do not count.
+        """F1 and exact match, over the questions whose answer is known.
 
-        Where some have none: the share of those for which none was given, F1 and exact match of the others, and the
-        threshold at which F1 would have been best here.
+        If some have no answer: both for the others, the share of unanswerable questions with the prediction "no answer",
+        and the threshold with the best F1.
         """
         pairs = [(r, e) for r, e in zip(results, examples, strict=True) if e.is_impossible or e.answers]
         grades = np.array([grade(r.text, e) for r, e in pairs]).reshape(-1, 2)
         empty = np.array([e.is_impossible for _, e in pairs], bool)
         exact, f1 = grades.mean(0) if len(grades) else (0.0, 0.0)
-        out = {"f1": float(f1), "exact": float(exact)}
+        metrics = {"f1": float(f1), "exact": float(exact)}
         if empty.any():
             if not empty.all():
-                out["exact_answerable"], out["f1_answerable"] = map(float, grades[~empty].mean(0))
-            out["right_unanswerable"] = float(grades[empty, 0].mean())
+                metrics["exact_answerable"], metrics["f1_answerable"] = map(float, grades[~empty].mean(0))
+            metrics["right_unanswerable"] = float(grades[empty, 0].mean())
             if self.threshold is not None:
                 best = [r if r.text or not r.others else r.others[0] for r, _ in pairs]
-                given = [grade(r.text, e)[1] for r, (_, e) in zip(best, pairs, strict=True)]
-                out["best_f1"], out["best_threshold"] = best_threshold(
-                    [r.score if r.text else -inf for r in best], given, empty.astype(float).tolist()
+                f1_if_given = [grade(r.text, e)[1] for r, (_, e) in zip(best, pairs, strict=True)]
+                metrics["best_f1"], metrics["best_threshold"] = best_threshold(
+                    [r.score if r.text else -inf for r in best], f1_if_given, empty.astype(float).tolist()
                 )
-        return out
+        return metrics
 
 
 def answer_span(example: QuestionExample) -> tuple[int, int] | None:
-    """Characters of the first answer. Where its text is not where the data says: the nearest place that has it."""
+    """Characters of the first answer; if its text is not where the data says, the nearest place that has it."""
     if not example.answers or not example.answers[0][1]:
         return None
     start, text = example.answers[0]
@@ -194,9 +197,80 @@ def answer_span(example: QuestionExample) -> tuple[int, int] | None:
     return start, start + len(text)
 
 
-def _covering(offsets: Sequence[tuple[int, int]], place: tuple[int, int] | None) -> tuple[int, int] | None:
-    """The first and last of the tokens that touch some characters; None when none does."""
-    if place is None:
+def _tokens_of_span(offsets: Sequence[tuple[int, int]], span: tuple[int, int] | None) -> tuple[int, int] | None:
+    """The first and the last token that share characters with a span."""
+    if span is None:
         return None
-    inside = [i for i, (a, b) in enumerate(offsets) if a < b and a < place[1] and b > place[0]]
+    inside = [i for i, (a, b) in enumerate(offsets) if a < b and a < span[1] and b > span[0]]
     return (inside[0], inside[-1]) if inside else None
+
+
+# Grades ----------------------------------------------------------------------------------------------------------
+#
+# The script of SQuAD 1.1 differs only for answers of nothing but articles and punctuation. The F1 of CMRC 2018 is over
+# the longest common substring, for that is what its `find_lcs` computes. It splits text between Chinese characters with
+# NLTK; the pattern here agrees on words and numbers.
+
+
+def is_chinese(text: str) -> bool:
+    """Whether one character in five is Chinese (CMRC 2018: at least one in three; SQuAD: at most one in 17)."""
+    return 5 * len(_CHINESE.findall(text)) >= max(1, len("".join(text.split())))
+
+
+def grade(text: str, question: QuestionExample) -> tuple[float, float]:
+    """Exact match and F1 of an answer, the best over the correct ones; as in CMRC 2018 if the context is Chinese."""
+    chinese = is_chinese(question.context)
+    normalize, f1 = (normalize_chinese, f1_chinese) if chinese else (normalize_english, f1_english)
+    correct = [] if question.is_impossible else [answer for _, answer in question.answers if normalize(answer)]
+    exact = max(float(normalize(text) == normalize(answer)) for answer in correct or [""])
+    return exact, max(f1(text, answer) for answer in correct or [""])
+
+
+def normalize_english(text: str) -> str:
+    """Lower case, no punctuation, no articles, single spaces.
+
+    >>> normalize_english("The  Broncos' win!")
+    'broncos win'
+    """
+    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
+
+
+def f1_english(text: str, correct: str) -> float:
+    """F1 over words, with their counts."""
+    one, two = normalize_english(text).split(), normalize_english(correct).split()
+    return _f1(sum((Counter(one) & Counter(two)).values()), len(one), len(two))
+
+
+def normalize_chinese(text: str) -> str:
+    """Lower case, without the punctuation of CMRC 2018."""
+    return text.lower().strip().translate(_CMRC_PUNCTUATION)
+
+
+def f1_chinese(text: str, correct: str) -> float:
+    """F1 over Chinese characters and other words, by the longest common substring."""
+    one, two = (_CMRC_SEGMENT.findall(normalize_chinese(each)) for each in (text, correct))
+    same = SequenceMatcher(None, one, two, autojunk=False).find_longest_match(0, len(one), 0, len(two)).size
+    return _f1(same, len(one), len(two))
+
+
+def _f1(same: int, one: int, two: int) -> float:
+    if not one or not two:
+        return float(one == two)  # both without an answer
+    return 2 * same / (one + two)
+
+
+def best_threshold(scores: Sequence[float], given: Sequence[float], none: Sequence[float]) -> tuple[float, float]:
+    """The best mean grade and its threshold, if an answer is given when its score is above the threshold.
+
+    scores: of the best answer to each question. given: its grade. none: the grade of giving no answer.
+    """
+    order = sorted(range(len(scores)), key=lambda i: -scores[i])
+    total = sum(none)
+    best, threshold = total, max((s for s in scores if s > -inf), default=0.0)  # no answer at all
+    for n, i in enumerate(order):
+        total += given[i] - none[i]
+        after = scores[order[n + 1]] if n + 1 < len(order) else -inf
+        if scores[i] > after and total > best:
+            middle = (scores[i] + after) / 2 if after > -inf else scores[i] - 1.0
+            best, threshold = total, middle if middle < scores[i] else after
+    return best / max(1, len(scores)), threshold

@@ -1,6 +1,7 @@
-"""Classes and numbers for texts and pairs: one class, several at once, or a value.
+"""Text classification and regression: one class, several classes, or a number for a text or a pair.
 
-In: `TextExample` examples. Out: `Classification` results. Metrics are scikit-learn's and scipy's.
+In: `TextExample`s. Out: `Classification`s; metrics are those of scikit-learn and scipy. Before this file: `task.py`;
+beside it: `dialogue.py`, which classifies turns.
 """
 
 from __future__ import annotations
@@ -15,141 +16,140 @@ import numpy as np
 
 from albertkit.errors import AlbertkitError, nearest, need
 from albertkit.tasks.examples import TextExample
-from albertkit.tasks.task import Feature
+from albertkit.tasks.task import Feature, Task, softmax
 from albertkit.tokenizer import Tokenizer
 
-OUT_OF_SCOPE = "oos"  # the class of texts that fit none
+OUT_OF_SCOPE = "oos"  # the class of texts that belong to no other class
 KINDS = ("single", "multi", "regression")
-LIKELIER = 0.5  # a class below this probability is likelier wrong than right
+EVEN_ODDS = 0.5  # a class with a lower probability is more likely wrong than right
 
 
 @dataclass(frozen=True)
 class Classification:
-    """What a text was found to be."""
+    """The predicted label of a text."""
 
     label: str | tuple[str, ...] | float
     """The class, the classes, or the value."""
     probability: float = 1.0
-    """How sure: of the class, or of all classes of a multi-label answer together."""
+    """Of the class; of several classes together."""
     probabilities: dict[str, float] | None = None
     """Of every class."""
     depth: ClassVar[int | None] = None
-    """Layers applied, on results of texts that may leave early (`early_exit=`); no part of what is compared or written."""
+    """Layers applied, if the text could exit early; neither compared nor written."""
 
 
 @dataclass(frozen=True)
-class ClassifyTask:
-    """Text classification, single or pair; sentiment, matching, regression."""
+class ClassifyTask(Task):
+    """Classification of texts or pairs, and regression."""
 
     labels: tuple[str, ...]
     kind: str = "single"
     temperature: float = 1.0
-    """Scores are divided by it, so that probabilities mean what they say; found on held-out examples."""
+    """Scores are divided by it before the softmax; fitted on held-out examples."""
     threshold: float = 0.5
-    """Multi-label: classes at least this likely are given."""
+    """Several classes: those with at least this probability are predicted."""
     min_probability: float = 0.0
-    """Single class: below this probability a text is out of scope."""
+    """One class: a text whose best class has a lower probability is out of scope."""
     class_weights: tuple[float, ...] | None = None
-    """Of each class in the loss; None weighs all alike."""
+    """Weights of the classes in the loss; None: all equal."""
     mean: float = 0.0
     std: float = 1.0
     """Regression: value = mean + std · score."""
 
     name = "classify"
-    head = "classify"
+    heads = ("classify",)
+    usage = "classify"
+    example_types = (TextExample,)
+    result_type = Classification
+    can_train_on_frozen_vectors = True
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
-            raise AlbertkitError(f"kind is {self.kind!r}; choose one of {', '.join(KINDS)}")
+            raise AlbertkitError(f"kind={self.kind!r} is not known. Pass one of {', '.join(KINDS)}.")
 
     @classmethod
     def from_examples(cls, examples: Sequence[TextExample], kind: str | None = None) -> ClassifyTask:
-        """The task that these examples are about: kind and classes as found in their labels."""
-        found = [e.label for e in examples]
-        if not found or any(label is None for label in found):
+        """The task with the kind and the classes of these examples."""
+        labels = [e.label for e in examples]
+        if not labels or any(label is None for label in labels):
             where = next((e.where for e in examples if e.label is None), "the data")
-            raise AlbertkitError(f"{where} has no label; training needs one for each text")
+            raise AlbertkitError(f"{where} has no label. Training needs a label for each text.")
         if kind is None:
-            first = found[0]
-            kind = "regression" if isinstance(first, float) else "multi" if isinstance(first, tuple) else "single"
+            kind = label_kind(labels[0])
         if kind == "regression":
-            values = np.array([float(label) for label in found], np.float64)  # type: ignore[arg-type]
+            values = np.array([float(label) for label in labels], np.float64)  # type: ignore[arg-type]
             return cls((), "regression", mean=float(values.mean()), std=float(values.std()) or 1.0)
-        counts = Counter(c for label in found for c in (label if isinstance(label, tuple) else (str(label),)))
+        counts = Counter(name for label in labels for name in _class_names(label))
         if len(counts) < 2 and kind == "single":
-            raise AlbertkitError(f"all {len(found)} examples have the class {next(iter(counts))!r}; two are needed")
+            raise AlbertkitError(
+                f"all {len(labels)} examples have the class {next(iter(counts))!r}. Training needs at least two classes."
+            )
         return cls(tuple(sorted(counts)), kind)
 
-    @property
-    def outputs(self) -> int:
-        """Rows of the head."""
-        return max(1, len(self.labels))
-
     def features(self, examples: Sequence[TextExample], tokenizer: Tokenizer, max_length: int) -> list[Feature]:
-        """One feature for each example; the longer text of a pair is cut first."""
-        alone = [i for i, e in enumerate(examples) if e.pair is None]
-        paired = [i for i, e in enumerate(examples) if e.pair is not None]
-        made: list[Feature | None] = [None] * len(examples)
-        for places in (alone, paired):
-            pairs = [examples[i].pair or "" for i in places] if places is paired else None
-            found = tokenizer.encode_batch([examples[i].text for i in places], pairs, max_length=max_length)
-            for i, encoding in zip(places, found, strict=True):
+        """One feature per example; the longer text of a pair is truncated first."""
+        features: dict[int, Feature] = {}
+        for numbers in (
+            [i for i, e in enumerate(examples) if e.pair is None],
+            [i for i, e in enumerate(examples) if e.pair is not None],
+        ):
+            has_pairs = bool(numbers) and examples[numbers[0]].pair is not None
+            pairs = [examples[i].pair or "" for i in numbers] if has_pairs else None
+            encodings = tokenizer.encode_batch([examples[i].text for i in numbers], pairs, max_length=max_length)
+            for i, encoding in zip(numbers, encodings, strict=True):
                 target = self.target(examples[i]) if self.has_known_label(examples[i]) else None
-                made[i] = Feature(encoding.ids, encoding.segments, i, target)
-        return [feature for feature in made if feature is not None]
+                features[i] = Feature(encoding.ids, encoding.segments, i, target)
+        return [features[i] for i in range(len(examples))]
 
     def has_known_label(self, example: TextExample) -> bool:
-        """Whether the label is one of the task's; others cannot be learnt, and count as missed when measured."""
-        label = example.label
-        if label is None or self.kind == "regression":
-            return label is not None
-        return all(one in self.labels for one in (label if isinstance(label, tuple) else (str(label),)))
+        """Whether the label is one of the task's; others are not trained on, and count as errors in metrics."""
+        if example.label is None or self.kind == "regression":
+            return example.label is not None
+        return all(name in self.labels for name in _class_names(example.label))
 
     @staticmethod
-    def value(example: TextExample) -> float:
+    def numeric_label(example: TextExample) -> float:
         """The label as a number."""
         try:
             return float(example.label)  # type: ignore[arg-type]
         except (TypeError, ValueError):
             raise AlbertkitError(
-                f"{example.where or 'an example'} has the label {example.label!r}, and the model gives numbers; give numbers"
+                f"{example.where or 'an example'} has the label {example.label!r}, and the model predicts numbers. "
+                "Write a number."
             ) from None
 
     def target(self, example: TextExample) -> int | list[float] | float | None:
-        """The label in numbers: a row, a list of 0 and 1, or the value in spreads from the mean."""
+        """The label as a class number, a list of 0 and 1, or a standardized value."""
         label = example.label
         if label is None:
             return None
         if self.kind == "regression":
-            if not isinstance(label, float):
-                label = self.value(example)
-            return (label - self.mean) / self.std
-        for one in label if isinstance(label, tuple) else (str(label),):
-            if one not in self.labels:
+            return (self.numeric_label(example) - self.mean) / self.std
+        for name in _class_names(label):
+            if name not in self.labels:
                 raise AlbertkitError(
-                    f"{example.where or 'an example'} has the class {one!r}{nearest(one, self.labels)}, which the training "
-                    f"data does not have; known are {', '.join(self.labels[:20])}"
+                    f"{example.where or 'an example'} has the class {name!r}{nearest(name, self.labels)}, which is not "
+                    f"in the training data. Its classes are {', '.join(self.labels[:20])}."
                 )
         if self.kind == "multi":
-            return [float(name in (label if isinstance(label, tuple) else (label,))) for name in self.labels]
+            return [float(name in _class_names(label)) for name in self.labels]
         return self.labels.index(str(label))
 
     def results(
         self, scores: Sequence[np.ndarray], features: Sequence[Feature], examples: Sequence[TextExample]
     ) -> list[Classification]:
-        """One `Classification` for each example."""
+        """One classification per example."""
         return [self.result(np.asarray(row, np.float64)) for row in scores]
 
     def result(self, row: np.ndarray) -> Classification:
-        """Scores of one text (classes,) → its label."""
+        """The label of one text, from its scores (classes,)."""
         if self.kind == "regression":
             return Classification(self.mean + self.std * float(row[0]))
         probabilities = self.probabilities(row[None])[0]
         by_name = dict(zip(self.labels, probabilities.tolist(), strict=True))
         if self.kind == "multi":
-            given = tuple(name for name, p in by_name.items() if p >= self.threshold)
-            sure = float(np.prod(np.maximum(probabilities, 1 - probabilities)))
-            return Classification(given, sure, by_name)
+            names = tuple(name for name, p in by_name.items() if p >= self.threshold)
+            return Classification(names, float(np.prod(np.maximum(probabilities, 1 - probabilities))), by_name)
         best = int(probabilities.argmax())
         if probabilities[best] < self.min_probability and self.labels[best] != OUT_OF_SCOPE:
             return Classification(OUT_OF_SCOPE, 1 - float(probabilities[best]), by_name)
@@ -160,45 +160,54 @@ class ClassifyTask:
         scores = scores / self.temperature
         if self.kind == "multi":
             return 1 / (1 + np.exp(-np.clip(scores, -60, 60)))
-        scores = np.exp(scores - scores.max(-1, keepdims=True))
-        return scores / scores.sum(-1, keepdims=True)
+        return softmax(scores)
 
     def measure(self, results: Sequence[Classification], examples: Sequence[TextExample]) -> dict[str, float]:
-        """Accuracy, F1 (of the second of two classes, else the mean over classes), Matthews' correlation; or correlations."""
+        """Regression: correlations. Several classes: F1 over all labels. One class: accuracy, F1 and Matthews' correlation.
+
+        F1 is that of the second of two classes, else the mean over classes.
+        """
         need("sklearn", "train", "measuring")
-        from scipy.stats import pearsonr, spearmanr
+        if self.kind == "regression":
+            return self._regression_metrics(results, examples)
         from sklearn import metrics
 
-        if self.kind == "regression":
-            found = [float(r.label) for r in results]  # type: ignore[arg-type]
-            right = [self.value(e) for e in examples]
-            flat = len(set(found)) < 2 or len(set(right)) < 2
-            return {
-                "spearman": 0.0 if flat else float(spearmanr(found, right).statistic),
-                "pearson": 0.0 if flat else float(pearsonr(found, right).statistic),
-                "rmse": math.sqrt(metrics.mean_squared_error(right, found)),
-            }
         if self.kind == "multi":
-            have = [e.label if isinstance(e.label, tuple) else (str(e.label),) for e in examples]
-            truth = np.array([[float(n in labels) for n in self.labels] for labels in have])
-            guess = np.array([[float(n in r.label) for n in self.labels] for r in results])  # type: ignore[operator]
+            rows = [_class_names(e.label) for e in examples]
+            truth = np.array([[float(name in row) for name in self.labels] for row in rows])
+            predicted = np.array([[float(name in r.label) for name in self.labels] for r in results])  # type: ignore[operator]
             return {
-                "f1": float(metrics.f1_score(truth, guess, average="micro", zero_division=0)),
-                "f1_macro": float(metrics.f1_score(truth, guess, average="macro", zero_division=0)),
-                "exact": float((truth == guess).all(1).mean()),
+                "f1": float(metrics.f1_score(truth, predicted, average="micro", zero_division=0)),
+                "f1_macro": float(metrics.f1_score(truth, predicted, average="macro", zero_division=0)),
+                "exact": float((truth == predicted).all(1).mean()),
             }
-        right_names, names = [str(e.label) for e in examples], [str(r.label) for r in results]
-        second = [self.labels[1]] if len(self.labels) == 2 else None  # labels of neither class may be among the names
-        flat = len({*right_names, *names}) < 2  # scikit-learn warns, and says 0
-        found_scores = {
-            "accuracy": float(metrics.accuracy_score(right_names, names)),
-            "f1": float(metrics.f1_score(right_names, names, zero_division=0, average="macro", labels=second)),
-            "mcc": 0.0 if flat else float(metrics.matthews_corrcoef(right_names, names)),
+        truth_names, names = [str(e.label) for e in examples], [str(r.label) for r in results]
+        second = [self.labels[1]] if len(self.labels) == 2 else None  # unknown labels may be among the names
+        is_constant = len({*truth_names, *names}) < 2  # scikit-learn would warn, and return 0
+        found = {
+            "accuracy": float(metrics.accuracy_score(truth_names, names)),
+            "f1": float(metrics.f1_score(truth_names, names, zero_division=0, average="macro", labels=second)),
+            "mcc": 0.0 if is_constant else float(metrics.matthews_corrcoef(truth_names, names)),
         }
-        return found_scores | out_of_scope_metrics(results, examples)
+        return found | out_of_scope_metrics(results, examples)
+
+    def _regression_metrics(
+        self, results: Sequence[Classification], examples: Sequence[TextExample]
+    ) -> dict[str, float]:
+        from scipy.stats import pearsonr, spearmanr
+        from sklearn.metrics import mean_squared_error
+
+        predicted = [float(r.label) for r in results]  # type: ignore[arg-type]
+        truth = [self.numeric_label(e) for e in examples]
+        is_constant = len(set(predicted)) < 2 or len(set(truth)) < 2
+        return {
+            "spearman": 0.0 if is_constant else float(spearmanr(predicted, truth).statistic),
+            "pearson": 0.0 if is_constant else float(pearsonr(predicted, truth).statistic),
+            "rmse": math.sqrt(mean_squared_error(truth, predicted)),
+        }
 
     def fit_temperature(self, scores: np.ndarray, examples: Sequence[TextExample]) -> float:
-        """The temperature at which held-out labels are likeliest; 1 for a regression, and where no label is known."""
+        """The temperature with the lowest loss on held-out examples; 1 for a regression or without known labels."""
         known = [i for i, e in enumerate(examples) if self.has_known_label(e)]
         if self.kind == "regression" or not len(scores) or not known:
             return 1.0
@@ -217,34 +226,43 @@ class ClassifyTask:
         return math.exp(float(minimize_scalar(loss, bounds=(-2.0, 3.0), method="bounded").x))
 
     def fit_min_probability(self, scores: np.ndarray, examples: Sequence[TextExample]) -> ClassifyTask:
-        """Where out of scope is a class: the task that also says it of texts whose best class is likelier wrong than right,
-        if that is better on held-out examples. Few examples of what fits nothing teach the class only what they are about.
+        """The task that also rejects texts whose best class is unlikely, if that is better on held-out examples.
 
-        Better is a higher mean of two shares: right among texts in scope, and found among those out of it.
+        Only where out of scope is a class: its few training examples show only some of the topics that do not fit.
+        Better is a higher sum of two accuracies: of texts in scope, and of texts out of scope.
         """
-        strange = np.array([e.label == OUT_OF_SCOPE for e in examples])
-        if self.kind != "single" or OUT_OF_SCOPE not in self.labels or len(set(strange.tolist())) < 2:
+        outside = np.array([e.label == OUT_OF_SCOPE for e in examples])
+        if self.kind != "single" or OUT_OF_SCOPE not in self.labels or len(set(outside.tolist())) < 2:
             return self
-        plain = replace(self, temperature=self.fit_temperature(scores, examples), min_probability=0.0)
+        without = replace(self, temperature=self.fit_temperature(scores, examples), min_probability=0.0)
 
         def score(task: ClassifyTask) -> float:
-            found = zip(task.results(list(scores), (), examples), examples, strict=True)
-            right = np.array([r.label == e.label for r, e in found])
-            return float(right[strange].mean() + right[~strange].mean())
+            results = zip(task.results(list(scores), (), examples), examples, strict=True)
+            correct = np.array([r.label == e.label for r, e in results])
+            return float(correct[outside].mean() + correct[~outside].mean())
 
-        return max((plain, replace(plain, min_probability=LIKELIER)), key=score)
+        return max((without, replace(without, min_probability=EVEN_ODDS)), key=score)
 
 
-def out_of_scope_metrics(found: Sequence[Classification], examples: Sequence[TextExample]) -> dict[str, float]:
-    """Where some texts are out of scope: accuracy among the others, and F1 of finding them."""
-    strange = [example.label == OUT_OF_SCOPE for example in examples]
-    if not any(strange) or all(strange):
+def label_kind(label: str | float | tuple[str, ...] | None) -> str:
+    """single (a class), multi (a tuple of classes) or regression (a float)."""
+    return "regression" if isinstance(label, float) else "multi" if isinstance(label, tuple) else "single"
+
+
+def _class_names(label: str | float | tuple[str, ...] | None) -> tuple[str, ...]:
+    return label if isinstance(label, tuple) else (str(label),)
+
+
+def out_of_scope_metrics(results: Sequence[Classification], examples: Sequence[TextExample]) -> dict[str, float]:
+    """If some texts are out of scope: the accuracy of the others, and the F1 of detecting them."""
+    truth = [example.label == OUT_OF_SCOPE for example in examples]
+    if not any(truth) or all(truth):
         return {}
     from sklearn.metrics import f1_score
 
-    said = [result.label == OUT_OF_SCOPE for result in found]
-    inside = [r.label == e.label for r, e in zip(found, examples, strict=True) if e.label != OUT_OF_SCOPE]
+    predicted = [result.label == OUT_OF_SCOPE for result in results]
+    correct = [r.label == e.label for r, e in zip(results, examples, strict=True) if e.label != OUT_OF_SCOPE]
     return {
-        "in_scope_accuracy": sum(inside) / len(inside),
-        "out_of_scope_f1": float(f1_score(strange, said, zero_division=0)),
+        "in_scope_accuracy": sum(correct) / len(correct),
+        "out_of_scope_f1": float(f1_score(truth, predicted, zero_division=0)),
     }

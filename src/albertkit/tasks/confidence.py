@@ -1,113 +1,113 @@
-"""How sure the scores of a text are, and what they say: what decides whether a text may leave after few layers.
+"""How uncertain the scores of an example are, and what they predict: this decides whether it may exit early.
 
-In: a task, features, and the heads' scores after some depth. Out: a doubt for each example, from 0, and what it was found to be, to compare with
-another depth. No torch; training (`train/elastic.py`) and use (`runtime/early_exit.py`) ask the same code.
+In: a task, features, and the scores of the heads after some layers. Out: the uncertainty of each example, from 0, and its
+prediction, to compare with other depths. Training (`train/elastic.py`) and use (`runtime/early_exit.py`) share it.
 
-Doubt is the entropy of the classes as a share of the highest possible one (at temperature 1); for several labels, that of the least sure one; for tags, that of the
-least sure word; for answers, the larger of first and last token; for choices, over the choices. Values and vectors have no distribution: their doubt is how far they
-moved since the last look, in spreads of the training values or as 1 - cosine.
+Uncertainty is the entropy of the classes as a share of the highest possible one, at temperature 1: of several labels that
+of the most uncertain one; of tags that of the most uncertain word; of answers the larger of first and last token; of
+choices that over the choices. Values and vectors have no distribution: their uncertainty is how far they moved since the
+previous depth, in standard deviations of the training values or as 1 - cosine.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import numpy as np
 
-from albertkit.tasks.classify import ClassifyTask
-from albertkit.tasks.match import MatchTask
-from albertkit.tasks.task import Feature
+from albertkit.tasks.task import Feature, Task
 from albertkit.tasks.word_alignment import example_words, label_tokens
 
-MAX_DIFFERENCE = 0.1  # values agree that differ by this many spreads at most
-MIN_COSINE = 0.95  # vectors agree that have this cosine at least
+MAX_DIFFERENCE = 0.1  # values agree that differ by at most this many standard deviations
+MIN_COSINE = 0.95  # vectors agree whose cosine is at least this
 
 
 class UncertaintyEstimator:
-    """The uncertainty of some examples of a task.
+    """The uncertainty of the examples of a task.
 
-    All features of an example leave together, so that windows and choices are compared at one depth; a text to match is by itself.
+    The features of a unit exit together, so that windows and choices are compared at one depth: `units` has the features
+    of each example; of each text, for tasks that compare vectors.
     """
 
-    def __init__(self, task: Any, features: Sequence[Feature], examples: Sequence[Any]) -> None:
+    def __init__(self, task: Task, features: Sequence[Feature], examples: Sequence[Any]) -> None:
         self.task, self.features = task, features
-        self.heads = task.head if isinstance(task.head, tuple) else (task.head,)
-        self.compares_depths = isinstance(task, MatchTask) or getattr(task, "kind", "") == "regression"
-        alone = isinstance(task, MatchTask)
-        self.units: list[list[int]] = [[] for _ in (features if alone else examples)]
+        self.needs_previous = task.uncertainty_measure != "entropy"
+        by_text = task.gives_vectors
+        self.units: list[list[int]] = [[] for _ in (features if by_text else examples)]
         for place, feature in enumerate(features):
-            self.units[place if alone else feature.example].append(place)
-        self.reads: list[np.ndarray] = []
-        if "tag" in self.heads:
-            self.reads = word_token_positions(features, examples, self.units)
+            self.units[place if by_text else feature.example].append(place)
+        self.label_tokens: list[np.ndarray] = []
+        if "tag" in task.heads:
+            self.label_tokens = tokens_with_labels(features, examples, self.units)
 
-    def uncertainty(self, units: Sequence[int], now: Sequence[Any], before: Sequence[Any] | None) -> np.ndarray:
-        """(units,) uncertainty, from scores by feature at this look and, where depths are compared, at the last one."""
-        if self.compares_depths and before is None:
+    def uncertainty(self, units: Sequence[int], scores: Sequence[Any], previous: Sequence[Any] | None) -> np.ndarray:
+        """(units,) from the scores of each feature at this depth and, for values and vectors, at the previous one."""
+        if self.needs_previous and previous is None:
             return np.full(len(units), np.inf)
-        if self.heads == ("choose",):
-            return np.array([_entropy(self._choices(u, now)[None])[0] for u in units])
-        places = [place for u in units for place in self.units[u]]
+        if self.task.heads == ("choose",):
+            return np.array([_entropy(self._choice_scores(unit, scores)[None])[0] for unit in units])
+        places = [place for unit in units for place in self.units[unit]]
         found = np.zeros(len(places))
-        for number, head in enumerate(self.heads):
-            rows = [now[p][number] if len(self.heads) > 1 else now[p] for p in places]
-            old = None if before is None or not self.compares_depths else [before[p] for p in places]
-            found = np.maximum(found, self._head(head, places, rows, old))
-        starts = np.cumsum([0, *(len(self.units[u]) for u in units)])[:-1]
+        for number, head in enumerate(self.task.heads):
+            rows = [scores[p][number] if len(self.task.heads) > 1 else scores[p] for p in places]
+            old = [previous[p] for p in places] if self.needs_previous and previous is not None else rows
+            found = np.maximum(found, self._head_uncertainty(head, places, rows, old))
+        starts = np.cumsum([0, *(len(self.units[unit]) for unit in units)])[:-1]
         return np.maximum.reduceat(found, starts) if len(found) else found
 
-    def _head(self, head: str, places: list[int], rows: list[np.ndarray], old: list[np.ndarray] | None) -> np.ndarray:
-        """One head's doubt for each feature."""
+    def _head_uncertainty(
+        self, head: str, places: list[int], rows: list[np.ndarray], old: list[np.ndarray]
+    ) -> np.ndarray:
+        """(features,) for one head."""
         if head == "vector":
-            return 1 - cosines(np.stack(rows), np.stack(old or rows))
+            return 1 - cosines(np.stack(rows), np.stack(old))
         if head == "tag":
-            reads = [self.reads[p] for p in places]
+            tokens = [self.label_tokens[p] for p in places]
             found = np.zeros(len(places))
-            table = np.concatenate([row[read] for row, read in zip(rows, reads, strict=True)])
-            np.maximum.at(found, np.repeat(np.arange(len(places)), [len(r) for r in reads]), _entropy(table))
+            table = np.concatenate([row[own] for row, own in zip(rows, tokens, strict=True)])
+            np.maximum.at(found, np.repeat(np.arange(len(places)), [len(own) for own in tokens]), _entropy(table))
             return found
         if head == "answer":
             return np.array([max(_entropy(row[:, 0][None])[0], _entropy(row[:, 1][None])[0]) for row in rows])
         table = np.stack(rows)
-        kind = getattr(self.task, "kind", "single")
-        if kind == "regression":
-            moved: np.ndarray = np.abs(table - np.stack(old or rows))[:, 0]
+        if self.task.kind == "regression":
+            moved: np.ndarray = np.abs(table - np.stack(old))[:, 0]
             return moved
-        if kind == "multi":  # each class against its absence, as two scores
+        if self.task.kind == "multi":  # each class against its absence, as two scores
             pairs = np.stack([table, np.zeros_like(table)], -1)
             return _entropy(pairs.reshape(-1, 2)).reshape(table.shape).max(1)
         return _entropy(table)
 
-    def predictions(self, units: Sequence[int], now: Sequence[Any]) -> list[Any]:
-        """What the scores of each unit mean, in a form that can be compared; not where depths are compared."""
-        return [self._says(unit, now) for unit in units]
+    def predictions(self, units: Sequence[int], scores: Sequence[Any]) -> list[Hashable]:
+        """The prediction of each unit, in a form that can be compared; not for values and vectors."""
+        return [self._prediction(unit, scores) for unit in units]
 
-    def _says(self, unit: int, now: Sequence[Any]) -> Any:
-        if self.heads == ("choose",):
-            return int(self._choices(unit, now).argmax())
-        found = []
+    def _prediction(self, unit: int, scores: Sequence[Any]) -> Hashable:
+        if self.task.heads == ("choose",):
+            return int(self._choice_scores(unit, scores).argmax())
+        found: list[Hashable] = []
         for place in self.units[unit]:
-            rows = now[place] if len(self.heads) > 1 else (now[place],)
-            for head, row in zip(self.heads, rows, strict=True):
+            rows = scores[place] if len(self.task.heads) > 1 else (scores[place],)
+            for head, row in zip(self.task.heads, rows, strict=True):
                 if head == "tag":
-                    found.append(row[self.reads[place]].argmax(1).tobytes())
+                    found.append(row[self.label_tokens[place]].argmax(1).tobytes())
                 elif head == "answer":
                     found.append(row.argmax(0).tobytes())
-                elif getattr(self.task, "kind", "single") == "multi":
-                    found.append((row >= self._least()).tobytes())
+                elif self.task.kind == "multi":
+                    found.append((row >= self._score_threshold()).tobytes())
                 else:
                     found.append(int(row.argmax()))
         return tuple(found)
 
-    def _least(self) -> float:
-        """The score from which on one of several labels is given."""
-        threshold = min(max(float(self.task.threshold), 1e-9), 1 - 1e-9)
+    def _score_threshold(self) -> float:
+        """The score from which on one of several labels is predicted."""
+        threshold = min(max(float(getattr(self.task, "threshold", 0.5)), 1e-9), 1 - 1e-9)
         return float(getattr(self.task, "temperature", 1.0)) * math.log(threshold / (1 - threshold))
 
-    def _choices(self, unit: int, now: Sequence[Any]) -> np.ndarray:
-        return np.array([float(np.asarray(now[place]).reshape(())) for place in self.units[unit]])
+    def _choice_scores(self, unit: int, scores: Sequence[Any]) -> np.ndarray:
+        return np.array([float(np.asarray(scores[place]).reshape(())) for place in self.units[unit]])
 
 
 def _entropy(scores: np.ndarray) -> np.ndarray:
@@ -123,17 +123,15 @@ def _entropy(scores: np.ndarray) -> np.ndarray:
 
 
 def cosines(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Of rows with rows."""
+    """The cosine of each row with the row of the other table."""
     first, second = first.astype(np.float64), second.astype(np.float64)
     lengths = np.linalg.norm(first, axis=-1) * np.linalg.norm(second, axis=-1)
     found: np.ndarray = (first * second).sum(-1) / np.maximum(lengths, 1e-12)
     return found
 
 
-def word_token_positions(
-    features: Sequence[Feature], examples: Sequence[Any], units: list[list[int]]
-) -> list[np.ndarray]:
-    """The tokens of each feature that read a word."""
+def tokens_with_labels(features: Sequence[Feature], examples: Sequence[Any], units: list[list[int]]) -> list[np.ndarray]:
+    """The tokens of each feature that predict a word."""
     found: list[list[int]] = [[] for _ in features]
     for example, places in zip(examples, units, strict=True):
         for window, token in label_tokens([features[p] for p in places], example_words(example)):
@@ -141,20 +139,21 @@ def word_token_positions(
     return [np.array(tokens, np.int64) for tokens in found]
 
 
-def results_agree(task: Any, mine: Sequence[Any], full: Sequence[Any]) -> np.ndarray:
-    """(examples,) whether two lists of results say the same; values may differ by `MAX_DIFFERENCE` spreads."""
-    if isinstance(task, ClassifyTask) and task.kind == "regression":
-        gaps = [abs(a.label - b.label) for a, b in zip(mine, full, strict=True)]
-        return np.array(gaps) <= MAX_DIFFERENCE * task.std
-    return np.array([prediction_of(a) == prediction_of(b) for a, b in zip(mine, full, strict=True)], bool)
+def results_agree(task: Task, results: Sequence[Any], full: Sequence[Any]) -> np.ndarray:
+    """(examples,) whether two lists of results have the same predictions; values may differ by `MAX_DIFFERENCE`."""
+    pairs = zip(results, full, strict=True)
+    if task.kind == "regression":
+        return np.array([abs(a.label - b.label) for a, b in pairs]) <= MAX_DIFFERENCE * getattr(task, "std", 1.0)
+    return np.array([prediction_of(a) == prediction_of(b) for a, b in pairs], bool)
 
 
-def prediction_of(result: Any) -> Any:
-    """What a result says, without how sure it is."""
+def prediction_of(result: Any) -> Hashable:
+    """The prediction of a result, without its probabilities."""
     if hasattr(result, "spans"):
-        spans = tuple((s.start, s.end, s.label) for s in result.spans)
-        return (getattr(result, "intent", None), spans)
+        return getattr(result, "intent", None), tuple((s.start, s.end, s.label) for s in result.spans)
     for name in ("index", "label"):
         if hasattr(result, name):
-            return getattr(result, name)
-    return result.text
+            value: Hashable = getattr(result, name)
+            return value
+    text: str = result.text
+    return text

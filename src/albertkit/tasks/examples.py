@@ -1,7 +1,7 @@
-"""Examples: what a file of labelled data holds, one class for each kind of task.
+"""Examples: one class for each kind of labelled data.
 
-In: files, through `reading.py` and its neighbours. Out: plain values that know the file and line they came from, so that an
-error can name them. After this file: one module a task turns examples into features.
+In: files, through `readers/`, or lists of a program, through `validate.py`. Out: plain values with the file and line
+they come from, so that errors can name them. After this file: one module per task turns examples into features.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class TextExample:
-    """A text or a pair with what is known about it: a class, several classes, or a number."""
+    """A text or a pair of texts with its label: a class, several classes, or a number."""
 
     text: str
     pair: str | None = None
@@ -22,7 +22,7 @@ class TextExample:
 
 @dataclass(frozen=True)
 class Span:
-    """Characters [start, end) of a text, and what they are."""
+    """Characters [start, end) of a text, and their label."""
 
     start: int
     end: int
@@ -31,46 +31,45 @@ class Span:
 
 @dataclass(frozen=True)
 class TaggedExample:
-    """A text, the characters of its words, and the entities in it. Words are what metrics count in; entities begin and
-    end with them.
-    """
+    """A text, the characters of its words, and its entities, which begin and end with words."""
 
     text: str
     words: tuple[tuple[int, int], ...]
     spans: tuple[Span, ...] = ()
     intent: str | None = None
-    """The class of the whole text, for joint intents and slots."""
+    """The class of the text, for intents with slots."""
     where: str = ""
 
 
 @dataclass(frozen=True)
 class QuestionExample:
-    """A question about a context; no answers means that it cannot be answered (or, in use, that none is known)."""
+    """A question about a context."""
 
     id: str
     question: str
     context: str
     answers: tuple[tuple[int, str], ...] = ()
-    """Where each right answer starts, and its text."""
+    """The start of each correct answer in the context, and its text; empty if there is none or none is known."""
     is_impossible: bool = False
-    """Marked as not answerable."""
+    """Whether the question is marked as unanswerable."""
     where: str = ""
 
 
 @dataclass(frozen=True)
 class ChoiceExample:
-    """A question about a context with several choices, of which one is right."""
+    """A question about a context with several choices, of which one is correct."""
 
     context: str
     question: str
     choices: tuple[str, ...]
     answer: int | None = None
+    """The number of the correct choice, from 0."""
     where: str = ""
 
 
 @dataclass(frozen=True)
 class RewriteExample:
-    """A text, and the text to be written from it: a summary, a question, a plainer sentence."""
+    """A text, and the text to generate from it: a summary, a question, a simpler sentence."""
 
     source: str
     target: str | None = None
@@ -79,14 +78,14 @@ class RewriteExample:
 
 @dataclass(frozen=True)
 class DialogueTurn:
-    """One turn of a dialogue: what the system said before, what the user says, and what holds after it."""
+    """One turn of a dialogue: the system's text, the user's reply, and the state after it."""
 
     dialogue: str
     number: int
     system: str
     user: str
     state: tuple[tuple[str, str], ...] = ()
-    """(slot, value) of everything asked for so far."""
+    """(slot, value) of all constraints so far."""
     updates: tuple[tuple[str, str], ...] = ()
-    """(slot, value) this turn adds; `request` is a slot too."""
+    """(slot, value) that this turn adds; `request` is a slot, too."""
     where: str = ""

@@ -1,10 +1,11 @@
-"""Entities in a text, and intents with slots: labels of words become labels of pieces, and come back as characters.
+"""Entities in a text, and intents with slots: tags of words are predicted at tokens and returned as characters.
 
-In: `TaggedExample` examples. Out: `TagResult` or `IntentResult`. Before this file: `words.py`; beside it: `classify.py`.
+In: `TaggedExample`s. Out: `TagResult`s or `IntentResult`s. Before this file: `word_alignment.py`; beside it:
+`classify.py`.
 
-Each word is cut into pieces for itself, so a word looks the same with and without a comma behind it, and no piece
-belongs to two words. The first piece of a word reads its label. A long text becomes windows of whole words; each word
-is read once, by the window that shows most of its surroundings.
+Each word is tokenized by itself: a word has the same tokens with and without a comma after it, and no token belongs to
+two words. The first token of a word predicts its tag. A long text becomes windows of words; each word is predicted once,
+by the window that shows most of its context.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ from typing import Any, ClassVar
 import numpy as np
 
 from albertkit.errors import AlbertkitError, need
-from albertkit.tasks.examples import TaggedExample
-from albertkit.tasks.task import Feature
+from albertkit.tasks.classify import Classification
+from albertkit.tasks.examples import TaggedExample, TextExample
+from albertkit.tasks.task import IGNORE_INDEX, Feature, Task, softmax
 from albertkit.tasks.word_alignment import (
-    Marked,
+    LabelledSpan,
     Words,
     example_words,
     iob2_tags,
@@ -32,12 +34,10 @@ from albertkit.tasks.word_alignment import (
 )
 from albertkit.tokenizer import Tokenizer
 
-IGNORE_INDEX = -100  # a target that no loss looks at
-
 
 @dataclass(frozen=True)
 class Entity:
-    """Characters [start, end) of the text, what they are, and how sure: the mean probability of the words' labels."""
+    """Characters [start, end) of the text, their label, and the mean probability of the words' tags."""
 
     text: str
     start: int
@@ -53,113 +53,117 @@ class TagResult:
     text: str
     spans: tuple[Entity, ...]
     depth: ClassVar[int | None] = None
-    """Layers applied, on results of texts that may leave early (`early_exit=`); no part of what is compared or written."""
+    """Layers applied, if the text could exit early; neither compared nor written."""
 
 
 @dataclass(frozen=True)
 class IntentResult:
-    """What the user wants, how sure that is, and the slots."""
+    """The intent of a text with its probability, and the slots."""
 
     intent: str
     probability: float
     spans: tuple[Entity, ...]
     depth: ClassVar[int | None] = None
-    """Layers applied, on results of texts that may leave early (`early_exit=`); no part of what is compared or written."""
+    """Layers applied, if the text could exit early; neither compared nor written."""
 
     @classmethod
-    def from_classification(cls, label: Any) -> IntentResult:
-        """A `Classification` as an intent without slots."""
-        made = cls(label.label, label.probability, ())
-        if label.depth is not None:
-            object.__setattr__(made, "depth", label.depth)  # fresh, and frozen for everybody else
-        return made
+    def from_classification(cls, result: Classification) -> IntentResult:
+        """A class as an intent without slots."""
+        intent = cls(str(result.label), result.probability, ())
+        if result.depth is not None:
+            object.__setattr__(intent, "depth", result.depth)
+        return intent
 
 
 @dataclass(frozen=True)
-class TagTask:
-    """Entities with IOB2 labels: "O", "B-PER" for the first word of an entity, "I-PER" for the others."""
+class TagTask(Task):
+    """Entities with IOB2 tags: "O", "B-PER" for the first word of an entity, "I-PER" for the others."""
 
     labels: tuple[str, ...]
     overlap: int = 64
     """Tokens that two windows of a long text share."""
 
     name = "tag"
-    head = "tag"
+    heads = ("tag",)
+    usage = "tag"
+    example_types = (TaggedExample,)
+    result_type = TagResult
+    setting_names = ("overlap",)
 
     def __post_init__(self) -> None:
         odd = [label for label in self.labels if label != "O" and label[:2] not in ("B-", "I-")]
         if odd or "O" not in self.labels:
-            found = f"labels have {odd[0]!r}" if odd else "labels have no 'O'"
-            raise AlbertkitError(f"{found}; write them as O, B-PER, I-PER and so on")
+            found = f"labels contain {odd[0]!r}" if odd else "labels do not contain 'O'"
+            raise AlbertkitError(f"{found}. Write them as O, B-PER, I-PER and so on.")
         if self.overlap < 0:
-            raise AlbertkitError(f"overlap is {self.overlap}; choose 0 or more tokens")
+            raise AlbertkitError(f"overlap={self.overlap} is not possible. Pass 0 or more tokens.")
 
     @classmethod
     def from_examples(cls, examples: Sequence[TaggedExample], **settings: Any) -> TagTask:
-        """The task with all kinds of entities in these examples."""
-        kinds = sorted({span.label for example in examples for span in example.spans})
-        if not kinds:
-            raise AlbertkitError(f"none of the {len(examples)} examples holds an entity; training needs some")
-        return cls(("O", *(f"{part}-{kind}" for kind in kinds for part in "BI")), **settings)
-
-    @property
-    def outputs(self) -> int:
-        """Rows of the head."""
-        return len(self.labels)
+        """The task with all entity labels of these examples."""
+        names = sorted({span.label for example in examples for span in example.spans})
+        if not names:
+            raise AlbertkitError(f"none of the {len(examples)} examples contains an entity. Training needs some.")
+        return cls(("O", *(f"{prefix}-{name}" for name in names for prefix in "BI")), **settings)
 
     def features(self, examples: Sequence[TaggedExample], tokenizer: Tokenizer, max_length: int) -> list[Feature]:
-        """Windows of each text; targets where words or entities are given. Every example has at least one.
+        """Windows of each text, at least one; with targets if words, entities or an intent are given.
 
-        A kind of entity that is not among the labels is not learnt from; `measure` counts it as missed. A word of more
-        than half a window keeps its first pieces.
+        Entity labels that the task does not have are ignored in training; `measure` counts them as missed. A word of
+        more than half a window keeps its first tokens.
         """
-        start, end = tokenizer.encode("", max_length=max_length).ids
         room = max_length - 2
-        most = max(1, room // 2)
-        rows = {label: i for i, label in enumerate(self.labels)}
+        longest = max(1, room // 2)
         words = [example_words(example) for example in examples]
-        cut = word_tokens({e.text[a:b] for e, own in zip(examples, words, strict=True) for a, b in own}, tokenizer)
-        out: list[Feature] = []
+        tokens = word_tokens({e.text[a:b] for e, own in zip(examples, words, strict=True) for a, b in own}, tokenizer)
+        specials = tokenizer.encode("", max_length=max_length).ids
+        features: list[Feature] = []
         for number, (example, own) in enumerate(zip(examples, words, strict=True)):
-            pieces = [cut[example.text[a:b]][:most] for a, b in own]
-            windows = word_windows([len(p) for p in pieces], room, min(self.overlap, room - most))
+            cut = [
+                [(i, (start + a, start + b)) for i, (a, b) in tokens[example.text[start:end]][:longest]]
+                for start, end in own
+            ]
             made = []
-            for window in windows:
-                tokens = [(i, (own[w][0] + a, own[w][0] + b)) for w in window for i, (a, b) in pieces[w]]
-                ids = [start, *(i for i, _ in tokens), end]
-                places = [(0, 0), *(place for _, place in tokens), (0, 0)]
-                made.append(Feature(ids, [0] * len(ids), number, None, places))
+            for window in word_windows([len(t) for t in cut], room, min(self.overlap, room - longest)):
+                inside = [token for word in window for token in cut[word]]
+                ids = [specials[0], *(i for i, _ in inside), specials[1]]
+                offsets = [(0, 0), *(place for _, place in inside), (0, 0)]
+                made.append(Feature(ids, [0] * len(ids), number, None, offsets))
             if example.words or example.spans or example.intent is not None:
-                targets = [[IGNORE_INDEX] * len(feature.ids) for feature in made]
-                tags = iob2_tags(own, example.spans, example.where)
-                for tag, (window_number, token) in zip(tags, label_tokens(made, own), strict=True):
-                    targets[window_number][token] = rows.get(tag, IGNORE_INDEX)
-                made = [replace(f, target=target) for f, target in zip(made, targets, strict=True)]
-            out += made
-        return out
+                made = self._with_targets(made, own, example)
+            features += made
+        return features
+
+    def _with_targets(self, features: list[Feature], words: Words, example: TaggedExample) -> list[Feature]:
+        rows = {label: i for i, label in enumerate(self.labels)}
+        targets = [[IGNORE_INDEX] * len(feature.ids) for feature in features]
+        tags = iob2_tags(words, example.spans, example.where)
+        for tag, (window, token) in zip(tags, label_tokens(features, words), strict=True):
+            targets[window][token] = rows.get(tag, IGNORE_INDEX)
+        return [replace(feature, target=target) for feature, target in zip(features, targets, strict=True)]
 
     def results(
         self, scores: Sequence[np.ndarray], features: Sequence[Feature], examples: Sequence[TaggedExample]
     ) -> list[TagResult]:
         """The entities of each text, from (tokens, labels) scores of each feature."""
-        own: list[list[int]] = [[] for _ in examples]
+        windows: list[list[int]] = [[] for _ in examples]
         for i, feature in enumerate(features):
-            own[feature.example].append(i)
-        out = []
-        for example, windows in zip(examples, own, strict=True):
+            windows[feature.example].append(i)
+        results = []
+        for example, own in zip(examples, windows, strict=True):
             words = example_words(example)
-            readers = label_tokens([features[i] for i in windows], words)
-            table = [np.asarray(scores[windows[window]][token], np.float64) for window, token in readers]
-            out.append(TagResult(example.text, self._entities(example.text, words, np.array(table))))
-        return out
+            places = label_tokens([features[i] for i in own], words)
+            table = [np.asarray(scores[own[window]][token], np.float64) for window, token in places]
+            results.append(TagResult(example.text, self._entities(example.text, words, np.array(table))))
+        return results
 
-    def _entities(self, text: str, words: Words, table: np.ndarray) -> tuple[Entity, ...]:
+    def _entities(self, text: str, words: Words, scores: np.ndarray) -> tuple[Entity, ...]:
         """(words, labels) scores → entities."""
         if not len(words):
             return ()
-        logs = table - table.max(1, keepdims=True)
+        logs = scores - scores.max(1, keepdims=True)
         logs -= np.log(np.exp(logs).sum(1, keepdims=True))
-        path = self._path(logs)
+        path = self._best_path(logs)
         probabilities = np.exp(logs[np.arange(len(path)), path])
         tags = [self.labels[i] for i in path]
         starts = [
@@ -167,23 +171,23 @@ class TagTask:
             for i, (before, tag) in enumerate(pairwise(["O", *tags]))
             if tag[0] == "B" or (tag[0] == "I" and before[2:] != tag[2:])
         ]
-        out = []
+        entities = []
         for first, limit in pairwise([*starts, len(tags)]):
             stop = next((i for i in range(first, limit) if tags[i] == "O"), limit)
             a, b = words[first][0], words[stop - 1][1]
-            out.append(Entity(text[a:b], a, b, tags[first][2:], float(probabilities[first:stop].mean())))
-        return tuple(out)
+            entities.append(Entity(text[a:b], a, b, tags[first][2:], float(probabilities[first:stop].mean())))
+        return tuple(entities)
 
-    def _path(self, logs: np.ndarray) -> np.ndarray:
-        """The likeliest labels that are valid IOB2 (Viterbi): (words, labels) log probabilities → (words,)."""
+    def _best_path(self, logs: np.ndarray) -> np.ndarray:
+        """The likeliest valid IOB2 tags (Viterbi): (words, labels) log probabilities → (words,)."""
         path: np.ndarray = logs.argmax(1)
-        moves, first = self._moves[path[:-1], path[1:]], self._moves[self.labels.index("O"), path[0]]
-        if first == 0 and not moves.any():  # what is best word by word is best of all, when it is valid
+        begin = self._transitions[self.labels.index("O")]
+        if begin[path[0]] == 0 and not self._transitions[path[:-1], path[1:]].any():  # the best tags are valid
             return path
-        best = logs[0] + self._moves[self.labels.index("O")]
+        best = logs[0] + begin
         back = []
         for row in logs[1:]:
-            table = best[:, None] + self._moves
+            table = best[:, None] + self._transitions
             back.append(table.argmax(0))
             best = table.max(0) + row
         path[-1] = best.argmax()
@@ -192,8 +196,8 @@ class TagTask:
         return path
 
     @cached_property
-    def _moves(self) -> np.ndarray:
-        """(labels, labels): 0 where the second may follow the first, -inf where not. A text begins as after "O"."""
+    def _transitions(self) -> np.ndarray:
+        """(labels, labels): 0 if the second may follow the first, else -inf. A text begins as after "O"."""
         table = np.zeros((len(self.labels), len(self.labels)))
         for j, label in enumerate(self.labels):
             if label[0] == "I" and "B" + label[1:] in self.labels:
@@ -201,13 +205,13 @@ class TagTask:
         return table
 
     def measure(self, results: Sequence[TagResult], examples: Sequence[TaggedExample]) -> dict[str, float]:
-        """F1, precision and recall of whole entities, as seqeval counts them, then the F1 of each kind."""
-        return measure_entities([result.spans for result in results], examples)
+        """F1, precision and recall of entities, as seqeval computes them, then the F1 of each label."""
+        return entity_metrics([result.spans for result in results], examples)
 
 
 @dataclass(frozen=True)
-class IntentTask:
-    """Intents and slots at once, with two heads: one class for the text, one label for each word."""
+class IntentTask(Task):
+    """Intents with slots, by two heads: one class for the text, one tag for each word."""
 
     intents: tuple[str, ...]
     labels: tuple[str, ...]
@@ -216,39 +220,38 @@ class IntentTask:
     """Tokens that two windows of a long text share."""
 
     name = "intent"
-    head = ("classify", "tag")
+    heads = ("classify", "tag")
+    usage = "intent (in Python: understand)"
+    example_types = (TaggedExample, TextExample)
+    result_type = IntentResult
+    setting_names = ("overlap",)
+    can_train_on_frozen_vectors = True
 
     @classmethod
     def from_examples(cls, examples: Sequence[TaggedExample], **settings: Any) -> IntentTask:
-        """The task with all intents and slots in these examples."""
-        bare = next((e for e in examples if e.intent is None), None)
-        if bare is not None or not examples:
-            raise AlbertkitError(
-                f"{(bare and bare.where) or 'an example'} has no intent; training needs one for each text"
-            )
-        return cls(
-            tuple(sorted({e.intent for e in examples if e.intent is not None})),
-            TagTask.from_examples(examples).labels,
-            **settings,
-        )
+        """The task with all intents and slots of these examples."""
+        without = next((e for e in examples if e.intent is None), None)
+        if without is not None or not examples:
+            where = (without and without.where) or "an example"
+            raise AlbertkitError(f"{where} has no intent. Training needs an intent for each text.")
+        intents = sorted({e.intent for e in examples if e.intent is not None})
+        return cls(tuple(intents), TagTask.from_examples(examples).labels, **settings)
 
-    @property
-    def outputs(self) -> tuple[int, int]:
-        """Rows of the two heads."""
-        return len(self.intents), len(self.labels)
+    def outputs(self, head: str) -> int:
+        """Rows of a head."""
+        return len(self.intents if head == "classify" else self.labels)
 
     @cached_property
     def slots(self) -> TagTask:
-        """The half of the task that is about words."""
+        """The part of the task about words."""
         return TagTask(self.labels, self.overlap)
 
     def features(self, examples: Sequence[TaggedExample], tokenizer: Tokenizer, max_length: int) -> list[Feature]:
-        """As `TagTask` has them; a target is (row of the intent or -100, list of labels)."""
+        """As those of `TagTask`; a target is (row of the intent or IGNORE_INDEX, tags)."""
         rows: dict[str | None, int] = {intent: i for i, intent in enumerate(self.intents)}
-        found = self.slots.features(examples, tokenizer, max_length)
         return [
             f if f.target is None else replace(f, target=(rows.get(examples[f.example].intent, IGNORE_INDEX), f.target))
-            for f in found
+            for f in self.slots.features(examples, tokenizer, max_length)
         ]
 
     def results(
@@ -257,49 +260,48 @@ class IntentTask:
         features: Sequence[Feature],
         examples: Sequence[TaggedExample],
     ) -> list[IntentResult]:
-        """Intent and slots, from ((intents,), (tokens, labels)) scores; windows of one text vote with their probabilities."""
+        """Intent and slots, from ((intents,), (tokens, labels)) scores; the probabilities of windows are averaged."""
         probabilities = np.zeros((len(examples), len(self.intents)))
-        for (classes, _), feature in zip(scores, features, strict=True):
-            row = np.asarray(classes, np.float64)
-            row = np.exp(row - row.max())
-            probabilities[feature.example] += row / row.sum()
+        for (row, _), feature in zip(scores, features, strict=True):
+            probabilities[feature.example] += softmax(np.asarray(row, np.float64))
         probabilities /= np.maximum(probabilities.sum(1, keepdims=True), 1e-300)
-        slots = self.slots.results([words for _, words in scores], features, examples)
+        slots = self.slots.results([tags for _, tags in scores], features, examples)
         return [
             IntentResult(self.intents[int(row.argmax())], float(row.max()), found.spans)
             for row, found in zip(probabilities, slots, strict=True)
         ]
 
     def measure(self, results: Sequence[IntentResult], examples: Sequence[TaggedExample]) -> dict[str, float]:
-        """Texts with intent and all slots right ("exact"), intents right ("accuracy"), and the slots as `TagTask` measures them."""
-        intents = np.array([r.intent == e.intent for r, e in zip(results, examples, strict=True)], bool)
-        slots = np.array([_plain(r.spans) == _plain(e.spans) for r, e in zip(results, examples, strict=True)], bool)
+        """Texts with intent and all slots correct ("exact"), intents correct ("accuracy"), and the metrics of `TagTask`."""
+        pairs = list(zip(results, examples, strict=True))
+        intents = np.array([r.intent == e.intent for r, e in pairs], bool)
+        slots = np.array([_span_set(r.spans) == _span_set(e.spans) for r, e in pairs], bool)
         count = max(1, len(examples))
         return {
             "exact": float((intents & slots).sum() / count),
             "accuracy": float(intents.sum() / count),
-            **measure_entities([result.spans for result in results], examples),
+            **entity_metrics([result.spans for result in results], examples),
         }
 
 
-def measure_entities(found: Sequence[Sequence[Marked]], examples: Sequence[TaggedExample]) -> dict[str, float]:
-    """Entity-level F1, precision and recall over all kinds ("f1", …), and the F1 of each kind ("f1_PER")."""
+def entity_metrics(predicted: Sequence[Sequence[LabelledSpan]], examples: Sequence[TaggedExample]) -> dict[str, float]:
+    """F1, precision and recall over all entities ("f1", …), and the F1 of each label ("f1_PER")."""
     report = need("seqeval.metrics", "train", "measuring entities").classification_report
     words = [example_words(example) for example in examples]
-    right = [iob2_tags(w, e.spans, e.where) for w, e in zip(words, examples, strict=True)]
-    guess = [iob2_tags(w, spans) for w, spans in zip(words, found, strict=True)]
-    if not any(tag != "O" for tags in (*right, *guess) for tag in tags):
-        return {"f1": 0.0, "precision": 0.0, "recall": 0.0}  # seqeval cannot take it, and would divide 0 by 0
-    rows = report(right, guess, output_dict=True, zero_division=0)
+    truth = [iob2_tags(w, e.spans, e.where) for w, e in zip(words, examples, strict=True)]
+    found = [iob2_tags(w, spans) for w, spans in zip(words, predicted, strict=True)]
+    if not any(tag != "O" for tags in (*truth, *found) for tag in tags):
+        return {"f1": 0.0, "precision": 0.0, "recall": 0.0}  # seqeval would divide 0 by 0
+    rows = report(truth, found, output_dict=True, zero_division=0)
     total = rows["micro avg"]
-    kinds = [name for name in rows if name not in ("micro avg", "macro avg", "weighted avg")]
+    names = [name for name in rows if name not in ("micro avg", "macro avg", "weighted avg")]
     return {
         "f1": float(total["f1-score"]),
         "precision": float(total["precision"]),
         "recall": float(total["recall"]),
-        **{f"f1_{kind}": float(rows[kind]["f1-score"]) for kind in kinds},
+        **{f"f1_{name}": float(rows[name]["f1-score"]) for name in names},
     }
 
 
-def _plain(spans: Iterable[Marked]) -> set[tuple[int, int, str]]:
+def _span_set(spans: Iterable[LabelledSpan]) -> set[tuple[int, int, str]]:
     return {(span.start, span.end, span.label) for span in spans}

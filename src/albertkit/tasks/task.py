@@ -1,57 +1,102 @@
-"""What every task must be able to do. `classify.py`, `tag.py`, `answer.py`, `choose.py`, `generate.py` do.
+"""What every task declares and computes: the base class `Task`, and `Feature`, one input of the encoder.
 
-In: examples. Out: `Feature`s for the encoder, and from the head's scores results and metrics. The same code serves training,
-evaluation and use, so that they cannot differ.
+In: examples. Out: features, and from the scores of the heads results and metrics. Training, evaluation and use share
+this code. Before this file: `examples.py`; after it: one module per task.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 
 from albertkit.tokenizer import Tokenizer
 
+IGNORE_INDEX = -100  # a target that the loss ignores
+
 
 @dataclass(frozen=True)
 class Feature:
-    """One input of the encoder. A long example may give several."""
+    """One input of the encoder. A long example may have several."""
 
     ids: list[int]
     segments: list[int]
     example: int
-    """Which example it belongs to."""
+    """The number of its example."""
     target: Any = None
-    """What the head should say, in numbers: see the task's `loss` in `train/finetune_task.py`; None where nothing is known."""
+    """What the heads should predict, as numbers: see `train/task_losses.py`. None if it is not known."""
     offsets: list[tuple[int, int]] | None = None
-    """Characters that each token stands for, (0, 0) for special ones; for tasks that answer with characters."""
+    """The characters of each token, (0, 0) for special tokens; for tasks whose results are spans."""
     positions: list[int] | None = None
-    """The position of each token; None counts them."""
+    """The position of each token; None: 0, 1, 2 …"""
     ranks: list[int] | None = None
-    """Who may look at whom: a token sees itself and every even rank up to its own; odd ranks are seen by nobody else. None: all see all."""
+    """Attention: a token sees itself and every even rank up to its own; no other token sees an odd rank. None: all see all."""
 
 
-class Task(Protocol):
-    """Examples ↔ numbers."""
+class Task:
+    """Examples ↔ numbers. A subclass declares what it is once; the other layers ask these attributes, never the name."""
+
+    name: ClassVar[str] = ""
+    """As in `albertkit.json`, in commands and in URLs."""
+    heads: ClassVar[tuple[str, ...]] = ()
+    """The heads of `model/heads.py` whose scores it reads; "vector" is the mean of the token vectors."""
+    example_types: ClassVar[tuple[type, ...]] = ()
+    result_type: ClassVar[type]
+    setting_names: ClassVar[tuple[str, ...]] = ()
+    """Fields that a user may set beside the settings of fine-tuning."""
+    usage: ClassVar[str] = ""
+    """The command for models of this task, as error messages show it."""
+    can_exit_early: ClassVar[bool] = True
+    can_train_on_frozen_vectors: ClassVar[bool] = False
+    can_be_explained: ClassVar[bool] = True
+    gives_vectors: ClassVar[bool] = False
+    """Whether the result comes from vectors that are useful without the task."""
+    has_correct_results: ClassVar[bool] = True
+    """Whether one result is correct or wrong; a cosine or a generated text is neither."""
+    has_independent_results: ClassVar[bool] = True
+    """Whether a result depends on its own example alone; a dialogue state contains earlier turns."""
+
+    kind: str = ""
+    """What a label of a whole text is: single (one class), multi (several classes), regression (a number) or nothing."""
+    labels: tuple[str, ...] = ()
+    """The classes, in the order of the head's rows."""
 
     @property
-    def head(self) -> str:
-        """The head of `model/heads.py` it uses."""
+    def uncertainty_measure(self) -> str:
+        """How the uncertainty of a result is measured: entropy, or how far a vector (cosine) or value (change) moved."""
+        if "vector" in self.heads:
+            return "cosine"
+        return "change" if self.kind == "regression" else "entropy"
 
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """The classes, in the order of the head's rows; empty where there are none."""
+    def outputs(self, head: str) -> int:
+        """Rows of a head."""
+        return max(1, len(self.labels))
 
     def features(self, examples: Sequence[Any], tokenizer: Tokenizer, max_length: int) -> list[Feature]:
-        """Inputs of the encoder, in the order of the examples; with targets where the examples have labels."""
+        """Inputs of the encoder, in the order of the examples; with targets if the examples have labels."""
+        raise NotImplementedError
 
-    def results(self, scores: Sequence[np.ndarray], features: Sequence[Feature], examples: Sequence[Any]) -> list[Any]:
-        """What the scores of each feature mean, one result for each example.
+    def results(self, scores: Sequence[Any], features: Sequence[Feature], examples: Sequence[Any]) -> list[Any]:
+        """One result per example, from the scores of each feature; for several heads, tuples of scores.
 
-        classify: (classes,), tag: (tokens, labels), answer: (tokens, 2), choose: (1,) for each feature.
+        Shapes: classify (classes,), tag (tokens, labels), answer (tokens, 2), choose (1,), vector (hidden,).
         """
+        raise NotImplementedError
 
     def measure(self, results: Sequence[Any], examples: Sequence[Any]) -> dict[str, float]:
-        """Scores by name, from 0 to 1 where that makes sense; the first is the one that is reported and chosen by."""
+        """Metrics by name; the first one selects the best checkpoint (see `lower_is_better`)."""
+        raise NotImplementedError
+
+
+def lower_is_better(metric: str) -> bool:
+    """Whether a lower value of a metric is better: losses and the root mean squared error."""
+    return "loss" in metric or metric == "rmse"
+
+
+def softmax(scores: np.ndarray) -> np.ndarray:
+    """Probabilities over the last axis."""
+    scores = np.exp(scores - scores.max(-1, keepdims=True))
+    probabilities: np.ndarray = scores / scores.sum(-1, keepdims=True)
+    return probabilities
