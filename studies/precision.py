@@ -68,7 +68,7 @@ def gaps(mine: Sequence[Any], theirs: Sequence[Any]) -> list[float]:
 
 def chances(task: Any, features: Sequence[Any], scores: Sequence[Any]) -> list[Any]:
     """Scores as probabilities; a value stays a value. Choices are probable beside the others of their question."""
-    heads = task.head if isinstance(task.head, tuple) else (task.head,)
+    heads = task.heads
     if heads == ("choose",):
         asked: dict[int, list[float]] = {}
         for feature, row in zip(features, scores, strict=True):

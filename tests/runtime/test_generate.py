@@ -304,7 +304,7 @@ def test_what_cannot_write_says_why(tokenizer, tmp_path):
         Albert("small-pretrained", threads=1).generate("red")
     with pytest.raises(AlbertkitError, match="option static"):
         check_can_generate(tiny(options=Options(static=True)), {"heads.mlm.bias"})
-    with pytest.raises(AlbertkitError, match="masked-word head"):
+    with pytest.raises(AlbertkitError, match="masked-language-model head"):
         check_can_generate(tiny(), {"heads.sop.linear.bias"})
     assert albert.generate([]) == []
 

@@ -19,7 +19,6 @@ from albertkit.tasks.answer import (
     is_chinese,
     normalize_english,
 )
-
 from albertkit.tasks.examples import QuestionExample
 from albertkit.tokenizer import Tokenizer
 from tests.conftest import SPIECE

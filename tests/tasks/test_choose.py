@@ -71,12 +71,12 @@ def test_empty_texts():
     "bad", [ChoiceExample("c", "q", (), None), ChoiceExample("c", "q", ("a",), 1), ChoiceExample("c", "q", ("a",), -1)]
 )
 def test_bad_examples(bad):
-    with pytest.raises(AlbertkitError, match="choices and number"):
+    with pytest.raises(AlbertkitError, match="choices and the answer"):
         TASK.features([bad], ENGLISH, 32)
 
 
 def test_of():
-    assert ChooseTask.from_examples([SINGER]) == TASK and TASK.labels == () and TASK.head == "choose"
+    assert ChooseTask.from_examples([SINGER]) == TASK and TASK.labels == () and TASK.heads == ("choose",)
     with pytest.raises(AlbertkitError, match="race.jsonl:3 does not say"):
         ChooseTask.from_examples([ChoiceExample("c", "q", ("a",), where="race.jsonl:3")])
 

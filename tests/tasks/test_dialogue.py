@@ -41,7 +41,9 @@ def measure(states, turns):
 
 def test_labels_of_a_turn_are_sorted_pairs_of_slot_and_value():
     assert turn_labels(TURNS[0]) == ["area=south", "price range=expensive"]
-    assert turn_labels(TURNS[1]) == ["area=dontcare", "request=address", "request=phone"] and turn_labels(TURNS[2]) == []
+    assert (
+        turn_labels(TURNS[1]) == ["area=dontcare", "request=address", "request=phone"] and turn_labels(TURNS[2]) == []
+    )
 
 
 def test_track_by_hand():

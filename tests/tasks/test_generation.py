@@ -23,8 +23,8 @@ from albertkit.tasks.generation import GeneratedText, GenerateTask, first_words,
 from albertkit.tasks.readers.read_examples import ReadOptions, read_examples
 from albertkit.tasks.readers.rewrites import question_generation_examples, sentences_around
 from albertkit.tokenizer import Tokenizer
+from albertkit.train import distributed
 from albertkit.train import finetune_runs as tune
-from albertkit.train import loop
 from albertkit.train.finetune_task import batch_of
 from albertkit.train.train_settings import FinetuneSettings
 from tests.conftest import tiny
@@ -38,7 +38,7 @@ def quick(monkeypatch):
     """One thread, and no measurement of the machine."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
-    monkeypatch.setattr(loop, "peak", lambda device, size=None: 1e12)
+    monkeypatch.setattr(distributed, "measure_peak_flops", lambda device, size=None: 1e12)
     yield
     torch.set_num_threads(before)
 
@@ -153,7 +153,7 @@ def test_masks_see_the_source_and_what_was_written_before(tokenizer, pairs, most
 
 
 def test_no_room_for_a_source(tokenizer):
-    with pytest.raises(AlbertkitError, match="--target-length smaller"):
+    with pytest.raises(AlbertkitError, match="smaller --target-length"):
         GenerateTask(target_length=30).features([RewriteExample("red", "cat")], tokenizer, 32)
     with pytest.raises(AlbertkitError, match="has no target"):
         GenerateTask.from_examples([RewriteExample("red")])
@@ -206,7 +206,7 @@ def trained(start, tmp_path_factory):
         epochs=16, batch_size=16, learning_rate=4e-3, max_length=24, target_length=6, label_smoothing=0.05, device="cpu"
     )
     patch = pytest.MonkeyPatch()
-    patch.setattr(loop, "peak", lambda device, size=None: 1e12)
+    patch.setattr(distributed, "measure_peak_flops", lambda device, size=None: 1e12)
     done = tune.finetune("generate", rewrites(400, 0), rewrites(60, 1), out, start, options)
     patch.undo()
     return out, done
@@ -240,7 +240,7 @@ def test_evaluate_shows_the_copy_too(trained, tmp_path):
 
 def test_a_start_must_be_able_to_write(start, tmp_path):
     bare = Artifact(start.config, {n: w for n, w in start.weights.items() if "mlm" not in n}, start.tokenizer)
-    with pytest.raises(AlbertkitError, match="masked-word head"):
+    with pytest.raises(AlbertkitError, match="masked-language-model head"):
         tune.finetune(
             "generate", rewrites(8, 0), [], tmp_path / "a", bare, FinetuneSettings(max_length=24, target_length=6)
         )

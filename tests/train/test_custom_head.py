@@ -16,7 +16,7 @@ from albertkit.errors import AlbertkitError
 from albertkit.model import AlbertModel, pool
 from albertkit.tasks.classify import ClassifyTask
 from albertkit.tasks.examples import TextExample
-from albertkit.tasks.task import Feature
+from albertkit.tasks.task import Feature, Task
 from albertkit.tokenizer import Tokenizer
 from albertkit.train.finetune_task import FinetuneTask
 from albertkit.train.loop import TrainingRun, train
@@ -36,10 +36,10 @@ class Counting(nn.Module):
         return self.outer(self.drop(torch.tanh(self.inner(pool(encoded, "mean")))))
 
 
-class Count:
-    """No dataclass: only what the protocol asks for, a module and a loss."""
+class Count(Task):
+    """No dataclass: only what the base class asks for, a module and a loss."""
 
-    head, labels = "count", ()
+    heads = ("count",)
 
     def module(self, name, config):
         return Counting(config.hidden_size)
@@ -163,7 +163,7 @@ def test_a_loss_alone_makes_a_classifier_for_every_verb(start, tmp_path, monkeyp
         steps=60, batch_size=16, learning_rate=5e-3, evaluations=1, device="cpu", tensorboard=False
     )
     named = [TextExample(e.text, label="many" if e.label > 0 else "few") for e in texts(160)]
-    work = FinetuneTask(Focal.of(named), start, named, named[:60], settings)
+    work = FinetuneTask(Focal.from_examples(named), start, named, named[:60], settings)
     asked, honest = [], Focal.loss
     monkeypatch.setattr(Focal, "loss", lambda self, *given: asked.append(given) or honest(self, *given))
     done = train(work, settings, tmp_path)

@@ -19,7 +19,8 @@ from albertkit.errors import AlbertkitError
 from albertkit.tasks.choose import ChooseTask
 from albertkit.tasks.classify import ClassifyTask
 from albertkit.tasks.examples import TextExample
-from albertkit.tasks.tag import IGNORE_INDEX, TagTask
+from albertkit.tasks.tag import TagTask
+from albertkit.tasks.task import IGNORE_INDEX
 from albertkit.train import finetune as door
 from albertkit.train import finetune_runs as tune
 from albertkit.train.loop import SHOWN

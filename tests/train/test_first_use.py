@@ -374,7 +374,7 @@ def test_entities_alone_are_not_wrong_for_an_intent():
 def test_pictures_of_each_kind_of_label(tmp_path, recwarn, kind, labels, drawn):
     dev = [TextExample("x", label=label) for label in labels * 20]
     task = ClassifyTask.from_examples(dev, kind)
-    rows = [np.random.default_rng(n).normal(size=task.outputs) for n in range(len(dev))]
+    rows = [np.random.default_rng(n).normal(size=task.outputs("classify")) for n in range(len(dev))]
     lines = pictures(tmp_path, HeadEvaluation((), dev, task, task.results(rows, (), dev), rows), 2.0)
     assert {path.stem for path in tmp_path.glob("*.png")} == drawn and all(name in lines[0] for name in drawn)
     few = HeadEvaluation((), dev[:2], task, task.results(rows[:2], (), dev[:2]), rows[:2])

@@ -20,6 +20,7 @@ from albertkit.errors import AlbertkitError
 from albertkit.runtime.batching import token_batches
 from albertkit.runtime.predict import predict
 from albertkit.tasks import TASKS
+from albertkit.tasks.task import lower_is_better
 
 TOLERANCES = {"cosine": 0.02, "masks": 0.1}
 TASK_TOLERANCE = 0.01  # one point
@@ -138,7 +139,7 @@ class QualityCheck:
         after = self.score(folder)
         before = 1.0 if self.task is None else float(self._task_metrics(self.full)[after.metric])
         lost = before - after.value
-        if after.metric == "rmse" or "loss" in after.metric:  # lower is better
+        if lower_is_better(after.metric):
             lost = -lost
         allowed = TOLERANCES.get(after.metric, TASK_TOLERANCE) if tolerance is None else tolerance
         accuracy = None

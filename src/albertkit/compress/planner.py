@@ -40,7 +40,7 @@ from albertkit.runtime.activation_moments import Progress, calibration, own_text
 from albertkit.runtime.batching import token_batches
 from albertkit.runtime.engine import Engine, cores
 from albertkit.runtime.predict import predict
-from albertkit.tasks import TASKS
+from albertkit.tasks import TASKS, gives_vectors
 from albertkit.tokenizer import Tokenizer
 
 
@@ -154,7 +154,7 @@ def plan(shape: str | Path, request: PlanRequest, progress: Progress = lambda _:
         candidates = shape_candidates(_short_name(shape), config)
     else:
         quality = depth_cosines(model, data.held) if data.metric is None else depth_scores(shape, model, data.metric)
-        has_vectors = model.meta.task not in TASKS or model.meta.task == "match"
+        has_vectors = gives_vectors(model.meta)
         candidates = model_candidates(_short_name(shape), config, quality, has_vectors)
     limits = Limits(request.latency, request.memory)
     machine = measure_machine([c.config for c in candidates if not c.is_static], length, threads, progress=progress)

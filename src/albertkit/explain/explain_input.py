@@ -18,6 +18,7 @@ from albertkit.explain.activations import MAX_TOKENS
 from albertkit.runtime.embed import embed_options
 from albertkit.runtime.mask_filling import encode_masks
 from albertkit.runtime.predict import task_features
+from albertkit.tasks import TASKS
 from albertkit.tasks.choose import join_choice
 from albertkit.tasks.examples import ChoiceExample, QuestionExample, TaggedExample, TextExample
 from albertkit.tasks.word_alignment import split_words
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
 MAX_CHARACTERS = 1_000_000
 MAX_CHOICES = 26
-EXPLAINED_TASKS = ("classify", "tag", "intent", "answer", "choose")
 OPTIONAL_PARTS = {
     "classify": {"pair"},
     "similar": {"pair"},
@@ -91,7 +91,8 @@ def prediction_kind(albert: RuntimeModel, text: str) -> str | None:
     """fill for a text with masks, else the model's task; None if the model predicts nothing but vectors."""
     if "[MASK]" in text and can_fill_masks(albert):
         return "fill"
-    return albert.meta.task if albert.meta.task in EXPLAINED_TASKS else None
+    task = TASKS.get(albert.meta.task)
+    return task.name if task is not None and task.can_be_explained and not task.gives_vectors else None
 
 
 def tokenize_input(albert: RuntimeModel, texts: ExplainInput) -> TokenizedInput:
@@ -121,7 +122,7 @@ def explain_kind(albert: RuntimeModel, texts: ExplainInput) -> str:
     """What is explained; an error if a part is missing or not used."""
     kind = prediction_kind(albert, texts.text)
     if kind is None:
-        if albert.meta.task in ("dialogue", "generate"):
+        if albert.meta.task in TASKS and not TASKS[albert.meta.task].can_be_explained:
             raise AlbertkitError(
                 f"a model for {albert.meta.task!r} cannot be explained; choose a model for another task"
             )

@@ -20,7 +20,7 @@ from albertkit.explain.attribution import read_target
 from albertkit.explain.explain_input import TokenizedInput, prediction_kind
 from albertkit.explain.target import ExplainTarget
 from albertkit.runtime.batching import TokenBatch, token_batches
-from albertkit.runtime.early_exit import ExitCalibration, available_exit_depths, calibrated_kind, uncertainty_kind
+from albertkit.runtime.early_exit import ExitCalibration, available_exit_depths, calibrated_kind
 from albertkit.runtime.early_exit import read_depths as read_outputs
 from albertkit.runtime.embed import VectorConvergence, pool
 from albertkit.runtime.mask_filling import encode_masks, fill_mask, likeliest_tokens, mask_predictions
@@ -191,7 +191,7 @@ def trace_early_exit(albert: RuntimeModel, example: Any, ids: Sequence[int], seg
     else:
         features = task_features(albert, [example], albert.meta.task)
         rows, row_segments = [f.ids for f in features], [f.segments for f in features]
-        judge, kind = UncertaintyEstimator(albert.task, features, [example]), uncertainty_kind(albert.task)
+        judge, kind = UncertaintyEstimator(albert.task, features, [example]), albert.task.uncertainty_measure
 
     def read(hidden: np.ndarray, lengths: np.ndarray) -> list[Any]:
         if example is None:

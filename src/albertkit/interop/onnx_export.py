@@ -34,6 +34,7 @@ from albertkit.interop.onnx_check import compare
 from albertkit.interop.onnx_operators import HIDDEN, PortableBuilder
 from albertkit.runtime import graph as graphs
 from albertkit.runtime.runtime_model import check_trained_depth
+from albertkit.tasks import TASKS
 from albertkit.tokenizer.tokenizer_json import to_json
 
 HEADS = ("vector", "mlm", "classify", "tag", "answer", "choose")
@@ -120,10 +121,10 @@ def heads_of(stored: Stored, wanted: str | None) -> tuple[str, ...]:
         heads: tuple[str, ...] = (wanted,)
     elif task == "pretrain":
         heads = ("mlm",) if "mlm" in there else ("vector",)
-    elif task == "intent":
-        heads = ("classify", "tag")
+    elif task in TASKS and TASKS[task].generates_text:
+        heads = (task,)  # which cannot be exported
     else:
-        heads = ({"embed": "vector", "match": "vector", "dialogue": "classify"}.get(task, task),)
+        heads = TASKS[task].heads if task in TASKS else ("vector",)
     for head in heads:
         if head not in HEADS or (head != "vector" and head not in there):
             shown = ", ".join(["vector", *sorted(there & set(HEADS))])

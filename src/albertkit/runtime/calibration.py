@@ -42,7 +42,6 @@ from albertkit.runtime.predict import read_heads, task_features
 from albertkit.runtime.runtime_model import RuntimeModel
 from albertkit.tasks import TASKS
 from albertkit.tasks.confidence import MIN_COSINE, UncertaintyEstimator, cosines, results_agree
-from albertkit.tasks.dialogue import DialogueTask
 
 MIN_TEXTS = 40  # below which nothing is guaranteed
 RISKS = tuple(10 ** (step / 20) for step in range(-80, 0))  # probabilities of disagreeing, the most careful first
@@ -131,11 +130,11 @@ def calibrate_scores(
         confidence.uncertainty(units, scores[depth], scores[depths[at - 1]] if at else None)
         for at, depth in enumerate(exit_depths)
     ]
-    if confidence.heads == ("vector",):
+    if task.gives_vectors:
         last = np.stack(scores[full])
         agrees = [cosines(np.stack(scores[depth]), last) >= MIN_COSINE for depth in exit_depths]
         about = SAME_VECTOR
-    elif isinstance(task, DialogueTask):  # a state contains earlier turns, too; each turn is compared by itself
+    elif not task.has_independent_results:  # each turn of a dialogue is compared by itself
         right = confidence.predictions(units, scores[full])
         predicted = [confidence.predictions(units, scores[depth]) for depth in exit_depths]
         agrees = [np.array([a == b for a, b in zip(own, right, strict=True)]) for own in predicted]

@@ -243,18 +243,11 @@ def available_exit_depths(model: RuntimeModel) -> tuple[int, ...]:
     return tuple(range(1, model.depth)) if trained is None else trained
 
 
-def uncertainty_kind(task: Any) -> str:
-    """How the uncertainty of a task's results is measured."""
-    if task.head == "vector":
-        return "cosine"
-    return "change" if getattr(task, "kind", "") == "regression" else "entropy"
-
-
 def calibrated_kind(model: RuntimeModel) -> str:
     """The uncertainty that a model's stored limits are for: that of its task, else of its vectors."""
     from albertkit.tasks import TASKS
 
-    return uncertainty_kind(model.task) if model.meta.task in TASKS else "cosine"
+    return model.task.uncertainty_measure if model.meta.task in TASKS else "cosine"
 
 
 # Layer by layer --------------------------------------------------------------------------------------------------

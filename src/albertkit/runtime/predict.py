@@ -14,25 +14,15 @@ import numpy as np
 
 from albertkit.errors import AlbertkitError
 from albertkit.runtime.batching import token_batches
-from albertkit.runtime.early_exit import EarlyExit, ExitStats, LayerWalk, exit_rule, uncertainty_kind
+from albertkit.runtime.early_exit import EarlyExit, ExitStats, LayerWalk, exit_rule
 from albertkit.runtime.embed import list_texts, pool, unit_length
 from albertkit.runtime.runtime_model import RuntimeModel, check_trained_depth
+from albertkit.tasks import TASKS
 from albertkit.tasks.confidence import UncertaintyEstimator
 from albertkit.tasks.examples import DialogueTurn, TaggedExample, TextExample
 from albertkit.tasks.tag import IntentResult
 from albertkit.tasks.task import Feature
 from albertkit.tasks.word_alignment import split_words
-
-VERBS = {  # what a model of each task can do, as messages name it
-    "classify": "classify",
-    "tag": "tag",
-    "answer": "answer",
-    "choose": "choose",
-    "intent": "intent (in Python: understand)",
-    "dialogue": "track",
-    "match": "index (in Python: similarity)",
-    "generate": "generate",
-}
 
 
 class PredictKeywords(TypedDict, total=False):
@@ -85,7 +75,7 @@ def check_task(model: RuntimeModel, task: str) -> None:
     """Refuse a model that was fine-tuned for another task."""
     made = model.meta.task
     if made != task:
-        hint = f"; use {VERBS[made]}" if made in VERBS else "; fine-tune it first"
+        hint = f"; use {TASKS[made].usage}" if made in TASKS else "; fine-tune it first"
         raise AlbertkitError(f"this model was made for {made!r} and cannot do {task!r}{hint}")
 
 
@@ -130,7 +120,7 @@ def exit_scores(
     """The heads' scores for each feature, at the depth where its example exited; `depths` are by example."""
     task = model.task
     task_depth(model, depth)  # or an error
-    rule = exit_rule(model, early_exit, depth, uncertainty_kind(task))
+    rule = exit_rule(model, early_exit, depth, task.uncertainty_measure)
     confidence = UncertaintyEstimator(task, features, examples)
     walk = LayerWalk(
         model, rule, lambda hidden, lengths: read_heads(model, hidden, lengths), confidence, confidence.units
@@ -145,7 +135,7 @@ def exit_scores(
 
 def read_heads(model: RuntimeModel, hidden: np.ndarray, lengths: np.ndarray) -> list[Any]:
     """Scores of each text of a batch from hidden states (texts, length, H); tuples for a task of two heads."""
-    heads = model.task.head if isinstance(model.task.head, tuple) else (model.task.head,)
+    heads = model.task.heads
     for head in heads:
         if head != "vector" and head not in model.heads:
             raise AlbertkitError(f"this model has no {head!r} head; fine-tune it for the task first")

@@ -29,7 +29,9 @@ from albertkit.tokenizer import Tokenizer
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _CHINESE = re.compile("[\u4e00-\u9fff]")
-_CMRC_PUNCTUATION = str.maketrans("", "", "-:_*^/\\~`+=，。：？！“”；’《》·、「」（）－～『』")  # as in the official script
+_CMRC_PUNCTUATION = str.maketrans(
+    "", "", "-:_*^/\\~`+=，。：？！“”；’《》·、「」（）－～『』"
+)  # as in the official script
 _CMRC_SEGMENT = re.compile(r"[\u4e00-\u9fa5]|[^\W\u4e00-\u9fa5]+(?:[.,][^\W\u4e00-\u9fa5]+)*|[^\w\s]")
 
 

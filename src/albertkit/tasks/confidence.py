@@ -33,7 +33,7 @@ class UncertaintyEstimator:
 
     def __init__(self, task: Task, features: Sequence[Feature], examples: Sequence[Any]) -> None:
         self.task, self.features = task, features
-        self.needs_previous = task.uncertainty_measure != "entropy"
+        self.compares_depths = task.uncertainty_measure != "entropy"
         by_text = task.gives_vectors
         self.units: list[list[int]] = [[] for _ in (features if by_text else examples)]
         for place, feature in enumerate(features):
@@ -44,7 +44,7 @@ class UncertaintyEstimator:
 
     def uncertainty(self, units: Sequence[int], scores: Sequence[Any], previous: Sequence[Any] | None) -> np.ndarray:
         """(units,) from the scores of each feature at this depth and, for values and vectors, at the previous one."""
-        if self.needs_previous and previous is None:
+        if self.compares_depths and previous is None:
             return np.full(len(units), np.inf)
         if self.task.heads == ("choose",):
             return np.array([_entropy(self._choice_scores(unit, scores)[None])[0] for unit in units])
@@ -52,7 +52,7 @@ class UncertaintyEstimator:
         found = np.zeros(len(places))
         for number, head in enumerate(self.task.heads):
             rows = [scores[p][number] if len(self.task.heads) > 1 else scores[p] for p in places]
-            old = [previous[p] for p in places] if self.needs_previous and previous is not None else rows
+            old = [previous[p] for p in places] if self.compares_depths and previous is not None else rows
             found = np.maximum(found, self._head_uncertainty(head, places, rows, old))
         starts = np.cumsum([0, *(len(self.units[unit]) for unit in units)])[:-1]
         return np.maximum.reduceat(found, starts) if len(found) else found
@@ -130,7 +130,9 @@ def cosines(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     return found
 
 
-def tokens_with_labels(features: Sequence[Feature], examples: Sequence[Any], units: list[list[int]]) -> list[np.ndarray]:
+def tokens_with_labels(
+    features: Sequence[Feature], examples: Sequence[Any], units: list[list[int]]
+) -> list[np.ndarray]:
     """The tokens of each feature that predict a word."""
     found: list[list[int]] = [[] for _ in features]
     for example, places in zip(examples, units, strict=True):

@@ -145,7 +145,9 @@ def track_states(
     with those of others between them; a turn whose number is not higher than the last restarts its dialogue.
     """
     if len(turns) != len(predictions):
-        raise AlbertkitError(f"there are {len(turns)} turns and {len(predictions)} predictions. Pass one for each turn.")
+        raise AlbertkitError(
+            f"there are {len(turns)} turns and {len(predictions)} predictions. Pass one for each turn."
+        )
     goals: dict[str, tuple[int, dict[str, str]]] = {}  # last turn and goal of each dialogue
     states = []
     for turn, probabilities in zip(turns, predictions, strict=True):
@@ -156,7 +158,9 @@ def track_states(
         for label, probability in probabilities.items():
             slot, equals, value = label.partition("=")
             if not equals:
-                raise AlbertkitError(f"the label {label!r} has no '='. Labels of a turn are slot=value or request=slot.")
+                raise AlbertkitError(
+                    f"the label {label!r} has no '='. Labels of a turn are slot=value or request=slot."
+                )
             if probability < threshold:
                 continue
             if slot == REQUEST:

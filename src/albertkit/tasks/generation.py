@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from albertkit.config import AlbertConfig
-from albertkit.data.sentences import split
+from albertkit.data.sentences import split_sentences
 from albertkit.errors import AlbertkitError, need
 from albertkit.tasks.examples import QuestionExample, RewriteExample
 from albertkit.tasks.task import IGNORE_INDEX, Feature, Task
@@ -73,6 +73,7 @@ class GenerateTask(Task):
     usage = "generate"
     example_types = (RewriteExample,)
     result_type = GeneratedText
+    generates_text = True
     can_exit_early = False
     can_be_explained = False
     has_correct_results = False
@@ -234,7 +235,7 @@ def sentences_around(text: str, start: int, end: int) -> str:
     """The sentences of a text that contain its characters from `start` to `end`."""
     kept, position = [], 0
     cut = text[max(0, start - CONTEXT_CHARACTERS) : end + CONTEXT_CHARACTERS].strip()
-    for sentence in split(text):
+    for sentence in split_sentences(text):
         begin = text.find(sentence, position)
         if begin < 0:  # white space inside was changed
             return cut

@@ -52,7 +52,6 @@ class MatchTask(Task):
     example_types = (TextExample,)
     result_type = MatchResult
     setting_names = ("loss",)
-    can_be_explained = False
     gives_vectors = True
     has_correct_results = False
 

@@ -51,6 +51,7 @@ class Task:
     can_exit_early: ClassVar[bool] = True
     can_train_on_frozen_vectors: ClassVar[bool] = False
     can_be_explained: ClassVar[bool] = True
+    generates_text: ClassVar[bool] = False
     gives_vectors: ClassVar[bool] = False
     """Whether the result comes from vectors that are useful without the task."""
     has_correct_results: ClassVar[bool] = True

@@ -32,7 +32,6 @@ from albertkit.tokenizer import Tokenizer
 from albertkit.train.distill_settings import DistillSettings
 from albertkit.train.distill_task import PROJECTION, DistillTask, TeacherOutputs, TextsOnly, without_projection
 from albertkit.train.distributed import choose_device
-from albertkit.train.finetune_task import heads_of
 from albertkit.train.loop import TrainResult, train
 from albertkit.train.pretrain import fit
 from albertkit.train.recover import DistillData, plain_text
@@ -170,7 +169,7 @@ def teacher_scores(
     folder: Path, student: Artifact, data: DistillData, features: Sequence[Feature], out: Path, device: torch.device
 ) -> list[Any]:
     """The teacher's scores for each feature of the examples to learn from."""
-    heads = heads_of(data.task)
+    heads = data.task.heads
     about = [teacher_identity(folder), heads, *(f.ids for f in features)]
     found = load_or_compute(
         out, "logits", about, lambda: pack_scores(compute_scores(folder, student, data, features, device), len(heads))
@@ -199,7 +198,7 @@ def compute_scores(
     folder: Path, student: Artifact, data: DistillData, features: Sequence[Feature], device: torch.device
 ) -> list[Any]:
     """The teacher's scores, by the torch-free runtime (or torch, on a GPU). A teacher with another vocabulary reads the examples its own way."""
-    albert, heads = Albert(folder, device=device.type), heads_of(data.task)
+    albert, heads = Albert(folder, device=device.type), data.task.heads
     assert student.tokenizer is not None
     same = albert.tokenizer.vocabulary.ids == student.tokenizer.vocabulary.ids
     if same and max(len(f.ids) for f in features) <= albert.max_tokens:

@@ -23,7 +23,7 @@ from albertkit.errors import AlbertkitError
 from albertkit.model import AlbertModel, Batch, ModelOutput, pool
 from albertkit.model.albert_model import tensors_of
 from albertkit.runtime.batching import group_by_length
-from albertkit.tasks.task import Feature
+from albertkit.tasks.task import Feature, Task
 from albertkit.tokenizer import Tokenizer
 from albertkit.train import finetune_task as finetune
 from albertkit.train.checkpoint import TrainState
@@ -53,11 +53,8 @@ class TeacherOutputs:
 
 
 @dataclass(frozen=True)
-class TextsOnly:
+class TextsOnly(Task):
     """Texts without a task: strings, or arrays of token ids without special tokens."""
-
-    head: tuple[str, ...] = ()
-    labels: tuple[str, ...] = ()
 
     def features(self, examples: Sequence[Any], tokenizer: Tokenizer, max_length: int) -> list[Feature]:
         """Token ids of each text; what is too long is cut."""
@@ -177,7 +174,7 @@ class DistillTask(finetune.FinetuneTask):
             raise AlbertkitError(
                 "logits and labels belong to a task; give examples of one, and a teacher fine-tuned for it"
             )
-        if not self.free and finetune.heads_of(task) not in APART:
+        if not self.free and task.heads not in APART:
             raise AlbertkitError(
                 f"nothing can be learnt from a teacher for {finetune.kind_of(task)!r}; fine-tune the model instead"
             )

@@ -27,7 +27,7 @@ from albertkit.errors import AlbertkitError
 from albertkit.model import AlbertModel, Batch, ModelOutput, pool
 from albertkit.runtime.batching import group_by_length
 from albertkit.runtime.calibration import calibrate_scores
-from albertkit.tasks.task import Feature, Task
+from albertkit.tasks.task import Feature, Task, lower_is_better
 from albertkit.train.checkpoint import TrainState
 from albertkit.train.distributed import call_in_dtype
 from albertkit.train.finetune_task import (
@@ -250,7 +250,7 @@ class ElasticTask(FinetuneTask):
         if name not in found:
             raise AlbertkitError(f"there is no metric {name!r}; choose one of {', '.join(found)}")
         each = {d: found[name] if d == full else self.task.measure(results[d], self.dev)[name] for d in results}
-        sign = -1 if "loss" in name or name == "rmse" else 1
+        sign = -1 if lower_is_better(name) else 1
         mean = float(np.mean(list(each.values()))) if self.options.elastic else found[name]
         exits = calibrate_scores(self.task, scores, self.dev_features, self.dev, results)
         self.exits = None if exits is None else exits.to_dict()

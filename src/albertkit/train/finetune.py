@@ -23,13 +23,6 @@ if TYPE_CHECKING:
 Examples = Path | str | Sequence[Any]
 Log = Callable[[str], None]
 FEW = 500  # examples
-SETTINGS = {
-    "tag": ("overlap",),
-    "intent": ("overlap",),
-    "answer": ("stride", "n_best", "max_answer", "threshold"),
-    "match": ("loss",),
-}
-"""What only a task knows, beside `FinetuneSettings` and `ReadOptions`."""
 
 
 def finetune(
@@ -65,7 +58,7 @@ def told_apart(task: str, given: Mapping[str, Any]) -> tuple[FinetuneSettings, R
     if task not in TASKS:
         raise AlbertkitError(f"unknown task {task!r}{nearest(str(task), TASKS)}; choose one of {', '.join(TASKS)}")
     learning, reading = ({field.name for field in dataclasses.fields(kind)} for kind in (FinetuneSettings, ReadOptions))
-    known = (*sorted(learning | reading), *SETTINGS.get(task, ()))
+    known = (*sorted(learning | reading), *TASKS[task].setting_names)
     odd = next((name for name in given if name not in known), None)
     if odd is not None:
         raise AlbertkitError(f"{task} has no option {odd!r}{nearest(odd, known)}; there are {', '.join(known)}")

@@ -71,7 +71,7 @@ def write_report(output: Path, work: EvaluatedRun, artifact: Artifact, runs: lis
     if len(work.dev):
         if isinstance(work.task, ClassifyTask):
             lines += pictures(output, work, float(artifact.meta.details.get("temperature", 1.0)))
-        if artifact.meta.task not in ("match", "generate"):  # a cosine is not right or wrong, nor is a summary
+        if work.task.has_correct_results:
             lines += worst(work)
     (output / "report.md").write_text("\n".join(lines), encoding="utf-8")
     return output / "report.md"
@@ -255,7 +255,7 @@ def draw_trust(axes: Any, work: EvaluatedRun, temperature: float) -> None:
 
 def draw_values(axes: Any, work: EvaluatedRun) -> None:
     """A point for each held-out example."""
-    right = [work.task.value(example) for example in work.dev]
+    right = [work.task.numeric_label(example) for example in work.dev]
     axes.plot(right, [result.label for result in work.results], "o", ms=3, alpha=0.5)
     axes.plot([min(right), max(right)], [min(right), max(right)], "k:", lw=1)
     axes.set_xlabel("right")

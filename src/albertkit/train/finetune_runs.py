@@ -30,11 +30,12 @@ from albertkit.artifact import Artifact, read_artifact, write_artifact
 from albertkit.data.shard_writer import write_json
 from albertkit.errors import AlbertkitError
 from albertkit.interop.convert import open_model
-from albertkit.tasks import load_task, make_task
+from albertkit.tasks import TASKS, load_task, make_task
 from albertkit.tasks.choose import ChooseTask
 from albertkit.tasks.examples import TextExample
 from albertkit.tasks.readers.read_examples import check_known_labels
-from albertkit.tasks.tag import IGNORE_INDEX, TagTask
+from albertkit.tasks.tag import TagTask
+from albertkit.tasks.task import IGNORE_INDEX, lower_is_better
 from albertkit.train.finetune_report import truth, write_report
 from albertkit.train.finetune_task import FinetuneTask
 from albertkit.train.frozen_head import FinetuneResult, few, freeze
@@ -51,7 +52,6 @@ from albertkit.train.train_settings import (
 REMEDY = "Give more examples or epochs, a lower --learning-rate, or --freeze"
 SOME, ENOUGH = 20, 100  # held-out examples, below which their values, and their loss, say little
 CHANCE = 0.995  # share of the loss by chance, from which on nothing was learnt
-NOT_TUNED = ("pretrain", "embed")  # tasks of models that are not fine-tuned
 HEATS = (1.0, 2.0, 4.0, 8.0, 16.0)
 EVEN = 0.02  # mean difference of the likeliest and the least likely choice, below which nothing was learnt
 
@@ -102,7 +102,7 @@ def finetune(
     if options.shots:
         examples = few(examples, options.shots, options.seed)
     if task == "generate":
-        settings = {"target_length": options.target_length, "smoothing": options.label_smoothing, **settings}
+        settings = {"target_length": options.target_length, "label_smoothing": options.label_smoothing, **settings}
     made = make_task(task, examples, **settings)
     if options.class_weights:
         made = weighted(made, examples)
@@ -151,7 +151,7 @@ def elastic(
 
 def knowing(model: Artifact, teacher: Artifact | None) -> Artifact:
     """Who knows the task that all depths of `model` are to learn: itself, or its teacher; refuses what cannot learn or teach."""
-    if teacher is not None and teacher.meta.task in NOT_TUNED:
+    if teacher is not None and teacher.meta.task not in TASKS:
         raise AlbertkitError(
             f"the teacher is not fine-tuned (it was made for {teacher.meta.task!r}), so it cannot label; name one that is"
         )
@@ -161,7 +161,7 @@ def knowing(model: Artifact, teacher: Artifact | None) -> Artifact:
         )
     if model.config.options.static:
         raise AlbertkitError("this model is a static table, so there are no layers to train; choose one with layers")
-    if model.meta.task in NOT_TUNED and teacher is not None:
+    if model.meta.task not in TASKS and teacher is not None:
         return teacher
     if model.meta.task == "embed":
         raise AlbertkitError(
@@ -205,7 +205,8 @@ def tuned(job: FinetuneJob, log: Callable[[str], None], progress_bar: bool) -> F
             raise AlbertkitError(f"stopped; the same command goes on from {output}")
         finished = read_artifact(outcome.model)
         runs.append({**notes, "metrics": outcome.metrics})
-        score = sign(work.selection_metric) * outcome.metrics.get(work.selection_metric, 0.0)
+        score = outcome.metrics.get(work.selection_metric, 0.0)
+        score = -score if lower_is_better(work.selection_metric) else score
         if best is None or score > best[0]:
             best = score, finished, work
     assert best is not None
@@ -228,11 +229,6 @@ def held_before(output: Path) -> str | None:
         return None
 
 
-def sign(metric: str) -> int:
-    """Whether more is better."""
-    return -1 if "loss" in metric or metric == "rmse" else 1
-
-
 def summary(metrics: list[dict[str, float]]) -> dict[str, list[float]]:
     """Mean and standard deviation of each metric."""
     return {
@@ -243,7 +239,7 @@ def summary(metrics: list[dict[str, float]]) -> dict[str, list[float]]:
 
 def weighted(task: Any, examples: Sequence[Any]) -> Any:
     """The task with a weight for each class: the rarer, the more."""
-    if getattr(task, "kind", "") != "single":
+    if task.kind != "single":
         raise AlbertkitError("class weights are for texts with one class each; leave --class-weights away here")
     counts = Counter(str(e.label) for e in examples)
     weights = tuple(len(examples) / (len(task.labels) * counts[label]) for label in task.labels)
@@ -256,7 +252,7 @@ def work_of(job: FinetuneJob, settings: TrainSettings) -> FinetuneTask:
     given = job.task, job.model, job.examples, job.dev, settings
     if not isinstance(options, ElasticSettings) and not options.elastic:
         return FinetuneTask(*given, options.max_length, options.metric)
-    if job.task.head == "mlm":
+    if not job.task.can_exit_early:
         raise AlbertkitError("a model that writes needs its full depth for every word; leave elastic away")
     from albertkit.train.elastic import ElasticTask
 
@@ -323,14 +319,9 @@ def collapse(work: FinetuneTask) -> str | None:
         return "the model answers the same to everything"
     if same_intent(work):
         return "the model gives every text the same intent"
-    if classes_of(work.task) == "regression":
+    if work.task.kind == "regression":
         return "values are no nearer to the right ones than their mean" if only_the_mean(work) else None
     return "right answers are no likelier than by chance" if at_chance(work) else None
-
-
-def classes_of(task: Any) -> str:
-    """Whether a text has a single class, multi or a value (regression); nothing for other tasks."""
-    return getattr(task, "kind", "") if getattr(task, "head", "") == "classify" else ""
 
 
 def same_intent(work: FinetuneTask) -> bool:
@@ -361,9 +352,9 @@ def at_chance(work: FinetuneTask) -> bool:
     are those of the examples learnt from, with the weights of classes: what a head says that cannot tell texts apart.
     """
     task, choices = work.task, isinstance(work.task, ChooseTask)
-    if len(work.dev) >= ENOUGH and classes_of(task) == "multi":
+    if len(work.dev) >= ENOUGH and task.kind == "multi":
         return only_shares(work)
-    if len(work.dev) < ENOUGH or not (choices or isinstance(task, TagTask) or getattr(task, "kind", "") == "single"):
+    if len(work.dev) < ENOUGH or not (choices or isinstance(task, TagTask) or task.kind == "single"):
         return False
     rows, right = scored(work.last_scores, [f.target for f in work.dev_features], choices)
     chance = np.log(np.isfinite(rows).sum(1))

@@ -28,8 +28,7 @@ from albertkit.tasks import TASKS, load_task
 from albertkit.tasks.answer import AnswerTask
 from albertkit.tasks.classify import ClassifyTask
 from albertkit.tasks.generation import check_can_generate
-from albertkit.tasks.tag import IGNORE_INDEX
-from albertkit.tasks.task import Feature, Task
+from albertkit.tasks.task import IGNORE_INDEX, Feature, Task
 from albertkit.tokenizer import Tokenizer
 from albertkit.train.checkpoint import TrainState
 from albertkit.train.distributed import ProcessGroup, call_in_dtype, compute_dtype
@@ -47,18 +46,13 @@ NO_LESSON = {
 }  # fmt: skip
 
 
-def heads_of(task: Task) -> tuple[str, ...]:
-    """The heads a task reads."""
-    return task.head if isinstance(task.head, tuple) else (task.head,)
-
-
 class FinetuneObjective(nn.Module):
     """Texts and targets to a loss."""
 
     def __init__(self, model: AlbertModel, task: Task) -> None:
         super().__init__()
         self.model, self.task = model, task
-        self.heads = heads_of(task)
+        self.heads = task.heads
         self.dtype = torch.float32
 
     def run(self, batch: Batch, targets: Sequence[Any] = ()) -> ModelOutput:
@@ -135,7 +129,7 @@ class FinetuneTask:
     def build_model(self) -> AlbertModel:
         """The model to train; a work of one's own may add modules."""
         model = fresh(self.initial_model, self.task)
-        if heads_of(self.task) == ("classify",) and getattr(self.task, "kind", "") == "multi":
+        if self.task.heads == ("classify",) and self.task.kind == "multi":
             begin_at_shares(model.heads["classify"], [f.target for unit in self.features for f in unit])
         return model
 
@@ -258,7 +252,7 @@ class FinetuneTask:
             task = dataclasses.replace(task, temperature=task.fit_temperature(np.stack(self.last_scores), self.dev))
         done = {
             "step": "finetune",
-            "task": getattr(task, "name", type(task).__name__.lower()),
+            "task": task.name or type(task).__name__.lower(),
             "updates": state.step,
             "minutes": round(state.seconds / 60, 2),
             "examples": len(self.features),
@@ -271,7 +265,7 @@ class FinetuneTask:
             self.initial_model.meta, task=kind_of(task), labels=tuple(task.labels), details=known,
             metrics={"dev": metrics} if metrics else {}, made=(*self.initial_model.meta.made, done), quantisation=None, depth=None,
         )  # fmt: skip
-        if "vector" in heads_of(task):  # as it was trained
+        if "vector" in task.heads:  # as it was trained
             meta = dataclasses.replace(meta, pooling="mean", prompts={})
         return Artifact(self.model.config, self.model.weights(), self.tokenizer, meta)
 
@@ -334,7 +328,7 @@ def nothing(task: Any, feature: Feature, hidden: int) -> Any:
         "choose": (1,),
         "vector": (hidden,),
     }
-    found = [np.zeros(shapes[head], np.float32) for head in heads_of(task)]
+    found = [np.zeros(shapes[head], np.float32) for head in task.heads]
     return found[0] if len(found) == 1 else tuple(found)
 
 
@@ -379,13 +373,11 @@ def split_scores(out: ModelOutput, heads: tuple[str, ...]) -> list[Any]:
 def fresh(start: Artifact, task: Task) -> AlbertModel:
     """The encoder to start from, with fresh heads for the task; other heads are dropped, but masked words stay as learnt."""
     kept: tuple[str, ...] = ("encoder.",)
-    if "mlm" in heads_of(task):
+    if "mlm" in task.heads:
         check_can_generate(start.config, start.weights)
         kept = ("encoder.", "heads.mlm.")
     encoder = {name: array for name, array in start.weights.items() if name.startswith(kept)}
-    model = AlbertModel(
-        start.config, {name: head_for(name, start, task) for name in heads_of(task) if name != "vector"}
-    )
+    model = AlbertModel(start.config, {name: head_for(name, start, task) for name in task.heads if name != "vector"})
     missing, unexpected = model.load_state_dict(tensors_of(encoder), strict=False)
     odd = [name for name in missing if not name.startswith(("heads.", "encoder.pooler."))] + list(unexpected)
     if odd:
@@ -413,16 +405,12 @@ def head_for(name: str, start: Artifact, task: Any) -> nn.Module:
             )
         own: nn.Module = task.module(name, start.config)
         return own
-    labels = task.labels
-    if name == "classify":
-        labels = getattr(task, "intents", None) or range(task.outputs)
-    return build_head(name, start.config, labels=max(1, len(labels)))
+    return build_head(name, start.config, labels=task.outputs(name))
 
 
 def kind_of(task: Task) -> str:
     """The task's name in `albertkit.json`: of the built-in task that it is or refines; `embed` where heads of one's own are needed to use it."""
-    name: str = getattr(task, "name", "embed")
-    return name if name in TASKS and set(heads_of(task)) <= {*HEADS, "vector"} else "embed"
+    return task.name if task.name in TASKS and set(task.heads) <= {*HEADS, "vector"} else "embed"
 
 
 def details(task: Any, max_length: int) -> dict[str, Any]:

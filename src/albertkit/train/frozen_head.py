@@ -29,6 +29,7 @@ from albertkit.interop.convert import open_model, open_stored
 from albertkit.quantized import QuantizedMatrix
 from albertkit.runtime.embed import unit_length, window_vectors
 from albertkit.serve.vector_cache import OVERHEAD, VectorCache, cache_key
+from albertkit.tasks import TASKS
 from albertkit.tasks.classify import OUT_OF_SCOPE, ClassifyTask
 from albertkit.tasks.examples import TextExample
 from albertkit.train.finetune_report import write_report
@@ -71,7 +72,7 @@ def freeze(
 ) -> FinetuneResult:
     """A head on the frozen vectors of the model at `model`. Examples of the class `oos` set the floor below which a text is out of scope."""
     model = builtin.resolve(model, builtin.DEFAULT)
-    if task not in ("classify", "intent") or not all(isinstance(e, TextExample) for e in examples):
+    if not TASKS[task].can_train_on_frozen_vectors or not all(isinstance(e, TextExample) for e in examples):
         raise AlbertkitError(f"only classes of texts are learnt on frozen vectors; leave --freeze away for {task}")
     if options.shots:
         examples = few(examples, options.shots, options.seed)

@@ -23,6 +23,7 @@ from albertkit.data.masking import mix_seed
 from albertkit.data.shard_writer import write_json
 from albertkit.errors import AlbertkitError
 from albertkit.file_io import read_json
+from albertkit.tasks.task import lower_is_better
 from albertkit.train import checkpoint, distributed
 from albertkit.train.checkpoint import StopRequest, TrainState, stop_on_signals
 from albertkit.train.distributed import ProcessGroup, process_group
@@ -127,11 +128,6 @@ def train(
         finally:
             if run.train_log:
                 run.train_log.close()
-
-
-def lower_is_better(metric: str) -> bool:
-    """Whether lower values of a metric are better."""
-    return "loss" in metric or metric == "rmse"
 
 
 class TrainingRun:

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from albertkit.model import ModelOutput
-from albertkit.tasks.tag import IGNORE_INDEX
+from albertkit.tasks.task import IGNORE_INDEX
 
 
 def classify_loss(task: Any, out: ModelOutput, targets: list[Any]) -> Tensor:
@@ -69,7 +69,7 @@ def words_loss(task: Any, out: ModelOutput, targets: list[Any]) -> Tensor:
     """Cross-entropy of the right word at each mask."""
     scores = out.heads["mlm"].logits.float()  # (masks, V)
     wanted = torch.tensor([t for row in targets for t in row if t != IGNORE_INDEX], device=scores.device)
-    return F.cross_entropy(scores, wanted, label_smoothing=task.smoothing)
+    return F.cross_entropy(scores, wanted, label_smoothing=task.label_smoothing)
 
 
 def match_loss(task: Any, out: ModelOutput, targets: list[Any]) -> Tensor:
