@@ -15,7 +15,7 @@ albertkit pretrain "$out/shards" -o "$out/pretrain" --shape small --batch-size 1
 # 3. Sentence vectors from two open teachers, at depths 3, 6, 9 and 12 and widths 64 to 384.
 albertkit distill "$out/shards" -o "$out/vectors" --model "$out/pretrain/model" --workers 10 \
   --teacher "$TEACHERS/minilm" --teacher "$TEACHERS/gte:1.5" --optimizer muon --learning-rate 1e-3 --warmup-ratio 0.02 \
-  --everyday 1200000 --text-tokens 131072 --near 0.5 --shallow 0.5 --minutes "${MINUTES:-25}" --resume
+  --everyday 1200000 --batch-tokens 131072 --neighbor-share 0.5 --shallow-share 0.5 --minutes "${MINUTES:-25}" --resume
 
 # Its texts had at most 256 tokens; positions that it never saw are cut off, so that longer texts are read in windows.
 python - "$out/vectors/model" "$out/vectors/cut" <<'END'

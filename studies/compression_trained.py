@@ -74,9 +74,9 @@ class Job:
     def task_data(self) -> Any:
         """The examples, with the task of the fine-tuned model."""
         from albertkit.artifact import read_artifact
-        from albertkit.train.recover import distill_data
+        from albertkit.train.distill_data import data_for_model
 
-        return distill_data(read_artifact(self.place("whole")), *self.examples())
+        return data_for_model(read_artifact(self.place("whole")), *self.examples())
 
 
 NAMES = ("whole", "pruned", "recovered", "plain-4bit", "aware-4bit", "alone", "taught")
@@ -109,14 +109,14 @@ def make_whole(job: Job) -> None:
     """The fine-tuned model."""
     from albertkit.artifact import write_artifact
     from albertkit.tokenizer import Tokenizer
-    from albertkit.train.distill import fresh_student
+    from albertkit.train.distill import new_student
     from albertkit.train.finetune_runs import finetune
     from albertkit.train.train_settings import FinetuneSettings
 
     start = job.start
     if job.quick:  # a fresh small model is enough to see whether everything runs
         tokenizer = Tokenizer.load(Path(__file__).parent.parent / "src" / "albertkit" / "models" / "small")
-        made = fresh_student(student_config(True), tokenizer, 0)
+        made = new_student(student_config(True), tokenizer, 0)
         start = str(write_artifact(made, job.runs / "start", overwrite=(job.runs / "start").exists()))
     options = FinetuneSettings(**job.usual)
     done = finetune("classify", *job.examples(), job.runs / "finetune", start, options, log=print)
@@ -149,16 +149,12 @@ def make_plain(job: Job) -> None:
 
 def make_aware(job: Job) -> None:
     """Few bits, trained for them."""
-    from albertkit.artifact import read_artifact
-    from albertkit.compress.quantize import TrainedWeights, quantize
+    from albertkit.compress.quantize import quantize
     from albertkit.train.distill_settings import RecoverySettings
-    from albertkit.train.qat import train_for_bits
+    from albertkit.train.recover import train_for_bits
 
-    whole = read_artifact(job.place("whole"))
-    found = train_for_bits(
-        whole, BITS, job.task_data(), RecoverySettings(**job.usual), job.runs / "aware-4bit.run", print
-    )
-    trained = TrainedWeights(job.place("whole"), found.artifact, found.smooth)
+    data, settings = job.task_data(), RecoverySettings(**job.usual)
+    trained = train_for_bits(job.place("whole"), BITS, data, settings, job.runs / "aware-4bit.run", print)
     quantize(trained, job.place("aware-4bit"), BITS, job.sample())
 
 
@@ -167,13 +163,14 @@ def make_student(job: Job) -> None:
     from albertkit import builtin
     from albertkit.artifact import write_artifact
     from albertkit.interop.convert import open_model
-    from albertkit.train.distill import TeacherMixture, distill, fresh_student
+    from albertkit.train.distill import DistillJob, distill, new_student
+    from albertkit.train.distill_data import DistillData
     from albertkit.train.distill_settings import DistillSettings
-    from albertkit.train.recover import DistillData
+    from albertkit.train.teachers import TeacherMixture
     from albertkit.train.train_settings import TrainSettings
 
     start = builtin.resolve(job.start, builtin.START)
-    fresh = fresh_student(student_config(job.quick), open_model(start).tokenizer, 0)
+    fresh = new_student(student_config(job.quick), open_model(start).tokenizer, 0)
     if job.texts is None:
         write_artifact(fresh, job.place("student"))
         return
@@ -183,8 +180,9 @@ def make_student(job: Job) -> None:
         steps=2 if job.quick else job.text_steps, batch_size=64, learning_rate=1e-3, evaluations=5, device=job.device, compile="no", tensorboard=False
     )  # fmt: skip
     data = DistillData(None, [line for i, line in enumerate(lines) if i % 20], lines[::20][:1000])
-    given = TeacherMixture((start,), (1.0,)), fresh, data, DistillSettings(hidden=1.0, attention=1.0), settings
-    done = distill(*given, job.runs / "student.run", resume=True, log=print)
+    states = DistillSettings(hidden=1.0, attention=1.0)
+    distillation = DistillJob(TeacherMixture((start,), (1.0,)), fresh, data, states, settings)
+    done = distill(distillation, job.runs / "student.run", resume=True, log=print)
     if done.model is None:
         raise SystemExit("stopped; the same command goes on")
     finish(done.model, job.place("student"))
@@ -206,8 +204,9 @@ def make_alone(job: Job) -> None:
 def make_taught(job: Job) -> None:
     """The same student, from the fine-tuned model."""
     from albertkit.artifact import read_artifact
-    from albertkit.train.distill import TeacherMixture, distill
+    from albertkit.train.distill import DistillJob, distill
     from albertkit.train.distill_settings import DistillSettings
+    from albertkit.train.teachers import TeacherMixture
     from albertkit.train.train_settings import TrainSettings
 
     data, epochs = job.task_data(), 1 if job.quick else 6
@@ -215,20 +214,10 @@ def make_taught(job: Job) -> None:
         steps=max(1, epochs * len(data.train) // BATCH), batch_size=BATCH, learning_rate=5e-4, evaluations=epochs, load_best=True, device=job.device,
         compile="no", tensorboard=False,
     )  # fmt: skip
-    lesson, teachers = (
-        DistillSettings(logits=1.0, hidden=0.5, labels=0.5),
-        TeacherMixture((job.place("whole"),), (1.0,)),
-    )
-    done = distill(
-        teachers,
-        read_artifact(job.place("student")),
-        data,
-        lesson,
-        settings,
-        job.runs / "taught.run",
-        resume=True,
-        log=print,
-    )
+    student, teachers = read_artifact(job.place("student")), TeacherMixture((job.place("whole"),), (1.0,))
+    outputs = DistillSettings(logits=1.0, hidden=0.5, labels=0.5)
+    distillation = DistillJob(teachers, student, data, outputs, settings)
+    done = distill(distillation, job.runs / "taught.run", resume=True, log=print)
     if done.model is None:
         raise SystemExit("stopped; the same command goes on")
     finish(done.model, job.place("taught"))
@@ -263,7 +252,7 @@ def build(job: Job, jobs: int) -> None:
 def measure(made: dict[str, Path], dev: list[Any], threads: int | None, rounds: int) -> dict[str, dict[str, Any]]:
     """Accuracy, parameters, bytes and time of each variant."""
     from albertkit.albert import Albert
-    from albertkit.compress.evaluate import QualityCheck
+    from albertkit.compress.quantize import QualityCheck
     from albertkit.weights import encoder_shapes, size
 
     judge = QualityCheck(made["whole"], dev)

@@ -152,7 +152,7 @@ def is_quantizable(name: str, array: np.ndarray) -> bool:
 
 
 def uses_four_bits(name: str) -> bool:
-    """Whether a matrix takes 4 bits: shared layers and pooler. Embeddings stay at 8; a rare token's row is read alone."""
+    """Whether a matrix takes 4 bits: shared layers and pooler, but no embeddings, whose rare rows are read alone."""
     return name.startswith(("encoder.groups.", "encoder.pooler."))
 
 
@@ -182,7 +182,8 @@ def quantize_weights(
     """Float weights to the tensors of a quantized file: `NAME`, `NAME.scale`, `NAME.smooth` and, at 4 bits,
     `NAME.step`.
 
-    smooth: the factors that weights were trained with (`train/qat.py`); such weights are rounded to the nearest value.
+    smooth: the factors that weights were trained with (`train/recover.py`); such weights are rounded to the nearest
+    value.
     cancel_errors: False rounds 8-bit weights to the nearest value, which saves one inverse per matrix.
     """
     if bits not in BITS:
@@ -210,7 +211,7 @@ def quantize_weights(
 def unpack_weights(
     tensors: dict[str, np.ndarray], shapes: dict[str, tuple[int, ...]]
 ) -> dict[str, np.ndarray | QuantizedMatrix]:
-    """The tensors of a quantized file as float arrays and `QuantizedMatrix`; `shapes` gives the width of each matrix."""
+    """The tensors of a quantized file as float arrays and `QuantizedMatrix`; `shapes` has the width of each matrix."""
     out: dict[str, np.ndarray | QuantizedMatrix] = {}
     for name, array in tensors.items():
         if name.endswith((".scale", ".step", ".smooth")) and name.rpartition(".")[0] in tensors:

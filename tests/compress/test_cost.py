@@ -22,7 +22,7 @@ from tests.conftest import tiny
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_parts_add_up(name):
+def test_parameter_counts_add_up(name):
     parts = parameter_counts(preset(name))
     total = parts.pop("total")
     parts.pop("heads (masked word, order)")
@@ -64,7 +64,7 @@ def test_training_memory_is_what_torch_keeps():
         del out
 
 
-def test_weight_bytes_of_a_real_file(tmp_path):
+def test_weight_bytes_equal_those_of_a_file(tmp_path):
     model = AlbertModel(tiny())
     model.save(tmp_path / "m")
     written = (tmp_path / "m" / "model.safetensors").stat().st_size

@@ -181,7 +181,7 @@ def test_served(models):
             assert [row["label"] for row in answer.json()["results"]] == [r.label for r in albert.classify(LINES[:2])]
 
 
-def test_labels_the_model_does_not_know_are_told(models, tmp_path):
+def test_unknown_labels_are_logged(models, tmp_path):
     rows = table(LINES[:20]).replace("\tplant", "\tmineral")
     (tmp_path / "half.tsv").write_text(rows, encoding="utf-8")
     (tmp_path / "none.tsv").write_text(rows.replace("\tanimal", "\tfungus"), encoding="utf-8")

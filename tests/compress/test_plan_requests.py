@@ -25,7 +25,7 @@ def classifier():
     return dataclasses.replace(make(tiny(vocab_size=30000, num_hidden_layers=8), ("classify",)), meta=meta)
 
 
-def test_depths_are_judged_by_the_task_where_it_is_known(classifier, tmp_path, monkeypatch):
+def test_depths_are_ranked_by_the_task_score(classifier, tmp_path, monkeypatch):
     """An elastic model says the same at half the depth, with other vectors; by these alone half the depth would never be tried."""
     folder = write_artifact(classifier, tmp_path / "m")
     scores = {2: 0.7, 4: 0.9, 8: 0.9}
@@ -56,7 +56,7 @@ def test_no_part_is_faster_than_the_peak(classifier, tmp_path, monkeypatch):
     assert max(shares) == pytest.approx(1) and found.of_peak <= 1 and found.peaks["float32"] > 1
 
 
-def test_a_shape_may_be_a_config_of_ones_own(tmp_path):
+def test_shape_can_be_a_config_file(tmp_path):
     config = tiny(num_hidden_layers=8, num_hidden_groups=4)
     (tmp_path / "my.json").write_text(json.dumps(config.to_dict()))
     assert planner.config_of(str(tmp_path / "my.json")) == config
@@ -70,7 +70,7 @@ def test_examples_need_weights():
 
 
 @pytest.mark.parametrize("task", ["classify", "embed"])
-def test_a_table_is_no_answer_for_a_task(classifier, task, tmp_path, monkeypatch):
+def test_no_static_table_is_proposed_for_a_task(classifier, task, tmp_path, monkeypatch):
     folder = write_artifact(dataclasses.replace(classifier, meta=dataclasses.replace(classifier.meta, task=task, labels=())), tmp_path / "m")  # fmt: skip
     seen = []
 
@@ -86,7 +86,7 @@ def test_a_table_is_no_answer_for_a_task(classifier, task, tmp_path, monkeypatch
     assert any(c.is_static for c in seen) == (task == "embed")
 
 
-def test_a_config_of_ones_own_is_planned_for_and_what_was_measured_decides(tmp_path):
+def test_config_file_is_planned_and_measured_cost_decides(tmp_path):
     (tmp_path / "my.json").write_text(json.dumps(tiny().to_dict()))
     found = planner.plan(str(tmp_path / "my.json"), planner.PlanRequest(latency=1.0, length=8, count=2, threads=1))
     assert found.proposals[0].candidate.shape == "my" and all(p.fits for p in found.proposals)
@@ -97,7 +97,7 @@ def test_a_config_of_ones_own_is_planned_for_and_what_was_measured_decides(tmp_p
     assert not any(p.fits for p in again.proposals) and again.as_dict()["proposals"][0]["fits"] is False
 
 
-def test_nothing_is_smaller_than_a_table(classifier, tmp_path):
+def test_plan_rejects_a_static_model(classifier, tmp_path):
     from albertkit.compress.static_model import static_config
 
     table = {"encoder.embeddings.word.weight": np.ones((30000, 8), np.float32)}
@@ -106,14 +106,14 @@ def test_nothing_is_smaller_than_a_table(classifier, tmp_path):
         planner.plan(str(tmp_path / "table"), planner.PlanRequest(latency=1.0))
 
 
-def test_where_the_picture_goes_is_looked_at_first(tmp_path):
+def test_plot_path_is_checked_before_measuring(tmp_path):
     with pytest.raises(AlbertkitError, match="in an existing folder"):
         run("plan", "tiny", "--latency", "1s", "--plot", tmp_path / "none" / "p.png")
     with pytest.raises(AlbertkitError, match="--texts needs a limit"):
         run("plan", "tiny", "--texts", tmp_path / "lines.txt")
 
 
-def test_a_quantised_model_is_opened_first(classifier):
+def test_commands_for_a_quantized_model_begin_with_convert(classifier):
     whole = dataclasses.replace(classifier, meta=dataclasses.replace(classifier.meta, quantisation="int8"))
     same = next(c for c in model_candidates("m", classifier.config) if c.bits == 32)
     assert planner.build_commands(same, "my model", whole) == ("albertkit convert 'my model' OUT",)

@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given, settings
 
 from albertkit.artifact import write_artifact
-from albertkit.cli.compress_commands import DURATION, SIZE, Amount
+from albertkit.cli.compress_commands import Amount
+from albertkit.cli.deploy_commands import DURATION, SIZE
 from albertkit.compress.benchmark import (
     Machine,
     Measurement,
@@ -23,9 +24,8 @@ from albertkit.compress.benchmark import (
     timed_shape,
     typical_seconds,
 )
-from albertkit.compress.cost import Candidate, model_candidates, shape_candidates
+from albertkit.compress.cost import PlanCandidate, model_candidates, shape_candidates
 from albertkit.compress.planner import (
-    Limits,
     PlanRequest,
     Proposal,
     build_commands,
@@ -73,7 +73,7 @@ def test_latency_adds_up():
     assert m.latency(config, bits=4) == m.latency(config, bits=8)
 
 
-def test_what_differs_in_depth_and_words_alone_is_timed_once():
+def test_shapes_of_equal_layers_are_timed_once():
     base, groups = preset("base"), preset("base").replace(num_hidden_groups=2)
     assert (
         timed_shape(base)
@@ -88,7 +88,7 @@ def test_what_differs_in_depth_and_words_alone_is_timed_once():
     )
 
 
-def test_the_faster_of_two_measurements_counts():
+def test_faster_of_two_measurements_counts():
     key = timed_shape(preset("tiny")), 32
     one = Machine(1, 8, {key: 2.0}, {key: 5.0}, 1.0, {32: 3.0})
     two = Machine(1, 8, {key: 1.0}, {key: 6.0}, 2.0, {32: 3.0})
@@ -115,7 +115,7 @@ def test_short_calls_are_timed_together(monkeypatch):
 @given(st.floats(1e-4, 0.2), st.floats(5e7, 1e9))
 @settings(max_examples=50)
 def test_proposals_keep_the_limits(latency, memory):
-    limits = Limits(latency, memory)
+    limits = PlanRequest(latency, memory)
     for candidates in (shape_candidates("base", preset("base")), model_candidates("mine", preset("small"))):
         found = propose(candidates, machine(), limits, tokenizer=4e7)
         assert found
@@ -127,10 +127,10 @@ def test_proposals_keep_the_limits(latency, memory):
             assert all(p.latency > latency or p.memory > memory for p in found)
 
 
-def test_without_pressure_the_whole_model_comes_first():
-    best = propose(model_candidates("mine", preset("base")), machine(), Limits(latency=10.0), 4e7)[0].candidate
+def test_full_model_comes_first_without_tight_limits():
+    best = propose(model_candidates("mine", preset("base")), machine(), PlanRequest(latency=10.0), 4e7)[0].candidate
     assert best.config == preset("base") and best.bits == 32 and best.name == "mine, float32, 12 layers"
-    tight = propose(model_candidates("mine", preset("base")), machine(), Limits(latency=2e-4, memory=2e8), 4e7)
+    tight = propose(model_candidates("mine", preset("base")), machine(), PlanRequest(latency=2e-4, memory=2e8), 4e7)
     assert [p.candidate.is_static for p in tight] == [True]
     grouped = {
         c.config.num_hidden_layers for c in model_candidates("mine", tiny(num_hidden_groups=3)) if not c.is_static
@@ -138,7 +138,7 @@ def test_without_pressure_the_whole_model_comes_first():
     assert grouped == {3}
 
 
-def test_pareto_keeps_what_nothing_beats():
+def test_pareto_front_keeps_unbeaten_proposals():
     candidate = model_candidates("mine", preset("base"))[0]
 
     def tried(latency, memory, quality):
@@ -148,16 +148,16 @@ def test_pareto_keeps_what_nothing_beats():
     assert pareto_front([best, slow, small, worse]) == [best, slow, small]
 
 
-def test_steps_name_the_commands():
+def test_commands_build_the_candidate():
     model = make(tiny(), heads=())
     config = preset("base").replace(num_hidden_layers=6, intermediate_size=1536)
-    made = build_commands(Candidate("m", config, 8, preset("base"), 0.0), "m", model)
+    made = build_commands(PlanCandidate("m", config, 8, preset("base"), 0.0), "m", model)
     assert made == (
         "albertkit prune m PRUNED --ffn 1536 --layers 6 -f TEXTS",
         "albertkit quantize PRUNED OUT --bits 8 -f TEXTS",
     )
-    assert build_commands(Candidate("m", preset("base"), 32, preset("base"), 0.0), "m", model) == ()
-    assert build_commands(Candidate("m", config, 8, preset("base"), 0.0), "m", None) == ()
+    assert build_commands(PlanCandidate("m", preset("base"), 32, preset("base"), 0.0), "m", model) == ()
+    assert build_commands(PlanCandidate("m", config, 8, preset("base"), 0.0), "m", None) == ()
 
 
 @pytest.mark.parametrize("more", [{}, {"num_hidden_groups": 2}, {"inner_group_num": 2}])
@@ -186,7 +186,7 @@ def test_random_weights_leave_attention_soft():
     assert shapes["layer.ffn.up.weight"] == (48, 64)
 
 
-def test_a_process_of_its_own_measures(tmp_path):
+def test_folder_is_measured_in_a_new_process(tmp_path):
     write_artifact(make(tiny(vocab_size=30000)), tmp_path / "m")
     empty, full = measure_folder(None, 16, 1), measure_folder(tmp_path / "m", 16, 1)
     assert 0 < full["latency"] < 1 and empty["latency"] == 0
@@ -195,7 +195,7 @@ def test_a_process_of_its_own_measures(tmp_path):
         measure_folder(tmp_path / "nowhere", 16, 1)
 
 
-def test_a_plan_for_a_folder_and_its_picture(tmp_path, monkeypatch):
+def test_plan_of_a_folder_and_its_plot(tmp_path, monkeypatch):
     def once(call, *_):  # how well it measures is not asked here
         return timeit(call, number=1)
 
@@ -230,12 +230,12 @@ def test_profile_names_every_part(tmp_path):
 
 
 @pytest.mark.parametrize(("text", "value"), [("8", 8), ("0.5", 0.5), ("50%", 0.5), ("2/3", 2 / 3)])
-def test_amounts_are_read(text, value):
+def test_amounts_are_parsed(text, value):
     assert Amount().convert(text, None, None) == pytest.approx(value)
     assert isinstance(Amount().convert(text, None, None), type(value))
 
 
-def test_units_are_read():
+def test_units_are_parsed():
     assert DURATION.convert("20ms", None, None) == pytest.approx(0.02) == DURATION.convert("20", None, None)
     assert DURATION.convert("1.5 s", None, None) == 1.5 and SIZE.convert("64MB", None, None) == 64e6
     for kind, bad in ((DURATION, "20 apples"), (SIZE, "-3MB"), (SIZE, "MB"), (DURATION, "nan"), (Amount(), "half")):
@@ -252,7 +252,7 @@ def test_shapes_of_folders_and_names(tmp_path):
     assert is_model("small-pretrained") and not is_model("small") and config_of("small-pretrained").hidden_size == 384
 
 
-def test_the_commands_of_a_plan_begin_with_floats(tmp_path):
+def test_quantized_source_is_converted_before_pruning(tmp_path):
     """What is stored in few bits can be neither pruned nor quantised, so it is made floats first."""
     write_artifact(make(tiny(vocab_size=30000)), tmp_path / "m", bits=8)
     model = open_model(tmp_path / "m")

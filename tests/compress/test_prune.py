@@ -72,7 +72,7 @@ def masked(whole: Artifact, small: Artifact) -> Artifact:
     st.sampled_from([{}, {"num_hidden_groups": 2}, {"inner_group_num": 2}, {"hidden_act": "relu"}]),
 )
 @settings(max_examples=25)
-def test_pruned_equals_masked(heads, columns, fit, shape):
+def test_pruned_model_equals_masked_model(heads, columns, fit, shape):
     whole = make(tiny(**shape), heads=())
     ids = random_tokens(whole.config, 6)
     small = prune_heads_and_ffn(whole, PruneSettings(heads=heads, ffn=columns, fit=fit), ids)
@@ -86,7 +86,7 @@ def test_keeping_everything_changes_nothing():
     assert prune_heads_and_ffn(whole, PruneSettings(heads=4, ffn=1.0), random_tokens(whole.config, 4)) is whole
 
 
-def test_what_is_useless_goes_first():
+def test_useless_heads_and_columns_are_removed_first():
     """A column that never changes its contribution is removed, and its constant stays in the bias."""
     whole = make(tiny(num_hidden_layers=2), heads=())
     prefix, weights = "encoder.groups.0.0", dict(whole.weights)
@@ -107,7 +107,7 @@ def test_what_is_useless_goes_first():
     assert np.abs(hidden(plain, ids) - hidden(whole, ids)).max() > 0.05
 
 
-def test_fitting_comes_nearer_to_the_whole_model():
+def test_fit_is_closer_to_the_full_model():
     whole = make(tiny(vocab_size=500, num_hidden_layers=4), heads=())
     ids, other = random_tokens(whole.config, 64), random_tokens(whole.config, 16, seed=1)
     wanted = mean_vectors(whole.config, dict(whole.weights), other)
@@ -146,7 +146,7 @@ def test_torch_and_runtime_agree_on_a_pruned_model(shape, tmp_path):
         assert cosine.min() > (0.99 if bits == 8 else 0.8)
 
 
-def test_what_transformers_can_express_it_opens(tmp_path):
+def test_transformers_opens_pruned_models_it_can_express(tmp_path):
     transformers = pytest.importorskip("transformers")
     artifact = make(tiny(vocab_size=30000))
     write_artifact(artifact, tmp_path / "whole")
@@ -164,7 +164,7 @@ def test_what_transformers_can_express_it_opens(tmp_path):
         transformers.AutoModel.from_pretrained(tmp_path / "heads")
 
 
-def test_truncation_is_depth(tmp_path):
+def test_truncated_model_equals_depth(tmp_path):
     artifact = make(tiny(vocab_size=30000, num_hidden_layers=5))
     write_artifact(dataclasses.replace(artifact, meta=Meta(depth=4, metrics={"dev": 1.0})), tmp_path / "whole")
     prune(tmp_path / "whole", tmp_path / "two", PruneSettings(layers=2))
@@ -193,7 +193,7 @@ def test_truncation_keeps_the_groups_of_its_layers(layers, groups, data):
     assert np.array_equal(hidden(small, ids), hidden(artifact, ids, depth=wanted))
 
 
-def test_amounts():
+def test_resolve_count():
     assert [resolve_count(x, 12, "heads") for x in (None, 5, 0.5, 2 / 3, 0.01, 1.0)] == [12, 5, 6, 8, 1, 12]
     assert [resolve_count(x, 3072, "ffn") for x in (0.5, 1 / 3, 0.0001, 1000)] == [1536, 1024, 16, 1000]
     for bad in (0, 13, 1.5, -0.5, True):

@@ -48,7 +48,7 @@ english = st.lists(st.one_of(words, st.text(max_size=6)), max_size=8).map(" ".jo
 
 @given(st.lists(english, min_size=1, max_size=5))
 @settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_unigram_texts_keep_their_pieces(unigram, texts):
+def test_unigram_texts_keep_their_tokens(unigram, texts):
     texts = [*texts, "the end"]
     made = prune_tokenizer(unigram, texts)
     assert pieces(made.tokenizer, texts) == pieces(unigram, texts)
@@ -65,7 +65,7 @@ chinese = st.lists(
 
 @given(st.lists(chinese, min_size=1, max_size=6))
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_wordpiece_texts_keep_their_pieces(wordpiece, texts):
+def test_wordpiece_texts_keep_their_tokens(wordpiece, texts):
     """Unknown words too: a word that has no pieces must not suddenly get some."""
     texts = [*texts, "我 cat"]
     made = prune_tokenizer(wordpiece, texts)
@@ -82,7 +82,7 @@ def test_other_words_can_still_be_spelt(unigram):
         )
 
 
-def test_files_are_in_step(unigram, tmp_path):
+def test_tokenizer_files_agree(unigram, tmp_path):
     """tokenizer.json, spiece.model, the sentencepiece package and transformers' reader all say the same."""
     made = prune_tokenizer(unigram, DOMAIN).tokenizer
     made.save(tmp_path)
@@ -140,7 +140,7 @@ def test_bad_requests(unigram):
         prune_vocabulary(Artifact(artifact.config, artifact.weights), ["a"])
 
 
-def test_what_is_said_to_agree_is_what_was_written(tmp_path):
+def test_cosines_are_of_the_written_model(tmp_path):
     """Vectors are compared after words were cut, as each model cuts the texts: for other texts little is left."""
     artifact = make(tiny(vocab_size=30000))
     write_artifact(artifact, tmp_path / "whole")

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from safetensors.numpy import load_file, save_file
 
 from albertkit.artifact import META_FILE, QUANTISED_FILE, read_artifact, read_stored, write_artifact
-from albertkit.compress.evaluate import QualityCheck
-from albertkit.compress.quantize import _remedy, quantize
+from albertkit.compress.quantize import QualityCheck, _remedy, quantize
 from albertkit.errors import AlbertkitError
 from albertkit.quantized import (
     QuantizedMatrix,
@@ -39,7 +38,7 @@ def test_eight_bits_are_within_half_a_step(shape, seed):
 
 @given(shapes, st.integers(0, 2**32 - 1))
 @settings(max_examples=60)
-def test_four_bits_open_into_eight_exactly(shape, seed):
+def test_four_bits_unpack_into_eight_exactly(shape, seed):
     weight = np.random.default_rng(seed).normal(size=shape).astype(np.float32)
     packed, steps, scale = quantize_blocks(weight)
     matrix = unpack_blocks(packed, steps, scale, shape[1])
@@ -53,7 +52,7 @@ def test_four_bits_open_into_eight_exactly(shape, seed):
 
 
 @pytest.mark.parametrize("bits", [8, 4])
-def test_knowing_the_inputs_makes_rounding_better(bits):
+def test_moments_improve_rounding(bits):
     """On correlated inputs the output's error falls clearly below plain rounding's."""
     rng = np.random.default_rng(0)
     inputs = (rng.normal(size=(4000, 24)) @ rng.normal(size=(24, 96)) + 0.1 * rng.normal(size=(4000, 96))).astype(
@@ -67,7 +66,7 @@ def test_knowing_the_inputs_makes_rounding_better(bits):
     assert errors[1] < 0.5 * errors[0]
 
 
-def test_quick_packing_rounds_eight_bits_one_by_one():
+def test_without_cancel_errors_weights_are_rounded_to_nearest():
     artifact, name = make(tiny(vocab_size=30000)), "encoder.groups.0.0.ffn.down.weight"  # which is not smoothed
     seen = moments(artifact, ["a text to look at"] * 20)
     plain = quantize_rows(artifact.weights[name]).values
@@ -86,7 +85,7 @@ def test_zeros_and_single_values_survive():
         assert np.isfinite(unpack_blocks(*quantize_blocks(weight), weight.shape[1]).floats()).all()
 
 
-def test_pack_and_unpack_keep_names_and_smooth():
+def test_quantized_weights_keep_names_and_smooth():
     artifact = make(tiny(vocab_size=30000))
     seen = moments(artifact, ["a text to look at"] * 20)
     for bits in (8, 4):
@@ -147,7 +146,7 @@ def test_the_remedy_is_one_that_was_not_tried(bits, texts, trained, said, unsaid
     assert found[0].isupper() and all(part in found for part in said) and not any(part in found for part in unsaid)
 
 
-def test_masked_words_are_compared_with_the_whole_model_and_with_the_text(tmp_path):
+def test_masked_predictions_are_compared_with_full_model_and_text(tmp_path):
     """A model that says `cat` everywhere, and another one: what they agree on, and what stood in the text."""
     tokenizer = make(tiny(vocab_size=30000)).tokenizer
     (cat,), (dog,) = tokenizer.ids_batch(["cat", "dog"])
@@ -167,7 +166,7 @@ def test_masked_words_are_compared_with_the_whole_model_and_with_the_text(tmp_pa
     assert 0.1 < other.accuracy[0] < 0.4 and "predicted as in the text: 0." in str(other)
 
 
-def test_shrink_reports_and_artifacts_open_as_floats(tmp_path):
+def test_quantized_artifacts_open_as_floats(tmp_path):
     artifact = make(tiny(vocab_size=30000))
     write_artifact(artifact, tmp_path / "float")
     sizes = [(tmp_path / "float" / "model.safetensors").stat().st_size]

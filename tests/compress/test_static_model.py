@@ -39,11 +39,11 @@ def source(tmp_path_factory):
 @pytest.fixture(scope="module")
 def table(source):
     report = make_static_model(source, source.parent / "table", dim=12)
-    assert report.dim == 12 and report.weighted and 0 < report.kept <= 1
+    assert report.dim == 12 and report.has_frequencies and 0 < report.explained_variance <= 1
     return source.parent / "table"
 
 
-def test_a_vector_is_the_weighted_mean_of_its_pieces(source, table):
+def test_vector_is_the_weighted_mean_of_its_tokens(source, table):
     albert, whole = Albert(table), Albert(source, threads=1)
     tokenizer = albert.tokenizer
     vectors = token_vectors(whole)
@@ -59,7 +59,7 @@ def test_a_vector_is_the_weighted_mean_of_its_pieces(source, table):
         assert np.abs(albert.embed(text) - want / np.linalg.norm(want)).max() < 1e-5
 
 
-def test_directions_are_evened_out():
+def test_directions_are_scaled_by_variance():
     rng = np.random.default_rng(0)
     vectors = (rng.normal(size=(500, 6)) * [8, 4, 2, 1, 0.5, 0.01] + 3).astype(np.float32)
     rows, share = whiten(vectors, np.arange(500), 4)
@@ -70,7 +70,7 @@ def test_directions_are_evened_out():
     assert np.allclose(np.diag(spread), wanted, rtol=0.01)
 
 
-def test_frequent_pieces_count_less():
+def test_frequent_tokens_weigh_less():
     tokenizer = Tokenizer.from_spiece(SPIECE)
     for texts in (None, ["the cat"] * 3 + ["the dog"]):
         known = token_frequencies(tokenizer, texts)
@@ -96,7 +96,7 @@ def test_many_texts_one_text_and_batches_agree(table):
         assert np.abs(found - albert.embed(WORDS, normalize=False)[batch.order]).max() < 1e-6
 
 
-def test_it_is_a_normal_artifact(table, tmp_path):
+def test_static_model_is_a_normal_artifact(table, tmp_path):
     stored = read_stored(table)
     assert list(stored.weights) == ["encoder.embeddings.word.weight"] and stored.meta.task == "embed"
     assert stored.config.to_dict()["model_type"] == "albertkit"
@@ -121,12 +121,12 @@ def test_it_is_a_normal_artifact(table, tmp_path):
         (lambda a: a.answer("x", "y"), "cannot do 'answer'"),
     ],
 )
-def test_what_needs_layers_refuses(table, call, message):
+def test_static_model_rejects_what_needs_layers(table, call, message):
     with pytest.raises(AlbertkitError, match=message):
         call(Albert(table))
 
 
-def test_other_refusals(table, source, tmp_path):
+def test_static_model_errors(table, source, tmp_path):
     for call, message in (
         (lambda: Albert(table, depth=2), "no layers"),
         (lambda: Albert(table, device="torch"), "omit device"),
@@ -157,8 +157,8 @@ def test_a_frozen_classifier_on_a_table(table, tmp_path):
 
 
 def test_tables_are_8_bits_and_counted_in_texts(source, table, tmp_path):
-    with pytest.raises(AlbertkitError, match="bits is 4; a static table is stored in 8 bits"):
+    with pytest.raises(AlbertkitError, match="bits=4 is not available: a static table is stored in 8 bits"):
         quantize(table, tmp_path / "four", 4)
-    with pytest.raises(AlbertkitError, match="no text to count pieces in"):
+    with pytest.raises(AlbertkitError, match="token frequencies cannot be counted"):
         make_static_model(source, tmp_path / "none", texts=["", " "])
     assert not any(tmp_path.iterdir())

@@ -98,7 +98,7 @@ CASES: dict[str, Callable[[Path], Path]] = {
     "distill-hidden": distilled(text_file, tiny_model, "--what", "hidden"),
     "distill-attention": distilled(text_file, tiny_model, "--what", "attention"),
     "distill-mixed": distilled(examples, single, "--what", "logits,hidden:0.5", "--labels", 0.3),
-    "distill-corpus": distilled(corpus, tiny_model, "--depths", "1,3", "--widths", "16,32", "--text-tokens", 512, "--words", 0.5),
+    "distill-corpus": distilled(corpus, tiny_model, "--depths", "1,3", "--widths", "16,32", "--batch-tokens", 512, "--mlm-weight", 0.5),
     "prune-recover": recovered(single, examples),
     "prune-recover-vectors": recovered(tiny_model, text_file),
     "quantize-8": rounded(8),

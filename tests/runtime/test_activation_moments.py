@@ -34,7 +34,7 @@ def foreign(tmp_path):
     return Tokenizer.from_vocab(tmp_path / "vocab.txt")
 
 
-def test_a_model_without_a_masked_word_head_reads_sentences(vectors):
+def test_model_without_mlm_head_is_calibrated_on_sentences(vectors):
     tokenizer = vectors.tokenizer
     ids = own_text(vectors, texts=8)
     assert own_kind(vectors) == calibrate.SENTENCES and ids == own_text(vectors, texts=8)
@@ -45,7 +45,7 @@ def test_a_model_without_a_masked_word_head_reads_sentences(vectors):
     assert not {tuple(row) for row in ids} & {tuple(row) for row in own_text(vectors, texts=8, seed=1)}
 
 
-def test_which_text_by_which_model(vectors, foreign):
+def test_own_text_depends_on_head_and_vocabulary(vectors, foreign):
     assert own_kind(make(SMALL)) == calibrate.WRITTEN
     assert not reads_english(foreign) and reads_english(vectors.tokenizer)
     assert own_kind(dataclasses.replace(vectors, tokenizer=foreign)) == calibrate.RANDOM
@@ -53,7 +53,7 @@ def test_which_text_by_which_model(vectors, foreign):
     assert example_text(SMALL, foreign, 3) == example_text(SMALL, None, 3) == random_tokens(SMALL, 3)
 
 
-def test_the_verbs_say_what_text_their_cosines_are_of(vectors, tmp_path, monkeypatch):
+def test_commands_print_which_texts_were_compared(vectors, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_artifact(vectors, tmp_path / "float")
     (tmp_path / "lines.txt").write_text("".join(f"text {i} is here\n" for i in range(40)))
@@ -67,7 +67,7 @@ def test_the_verbs_say_what_text_their_cosines_are_of(vectors, tmp_path, monkeyp
         assert "sentences" not in said(*verb, "-f", "lines.txt")
 
 
-def test_a_model_quantised_on_opening_is_rounded_on_sentences(vectors, tmp_path, monkeypatch):
+def test_model_quantized_on_opening_is_calibrated_on_sentences(vectors, tmp_path, monkeypatch):
     write_artifact(vectors, tmp_path / "float")
     seen = []
     watch = calibrate.watch

@@ -20,20 +20,17 @@ from albertkit.errors import AlbertkitError
 from albertkit.tasks import load_task
 from albertkit.tasks.readers.labelled_files import ReadOptions
 from albertkit.tokenizer import Tokenizer
-from albertkit.train import distill as lessons
 from albertkit.train import finetune_runs as tune
 from albertkit.train import teachers
-from albertkit.train.distill import distill, fresh_student, teacher_identity
-from albertkit.train.distill_corpus import CorpusDistillation
-from albertkit.train.distill_data import read_teacher_data
+from albertkit.train.distill import CorpusDistillation, DistillJob, distill, new_student, teacher_vectors
+from albertkit.train.distill_data import DistillData, read_teacher_data
+from albertkit.train.distill_losses import TransformersTeacher
 from albertkit.train.distill_settings import DistillSettings, VectorDistillSettings
-from albertkit.train.recover import DistillData
-from albertkit.train.teacher_states import TransformersTeacher, max_positions
-from albertkit.train.teachers import TeacherMixture
+from albertkit.train.teachers import TeacherMixture, max_positions, teacher_identity
 from albertkit.train.train_settings import FinetuneSettings, TrainSettings
 from tests.conftest import tiny
 from tests.train.conftest import VOCAB
-from tests.train.test_distill_task import bert, model_of, one, quick
+from tests.train.test_distill_task import bert, model_of, quick
 from tests.train.test_finetune import texts
 
 CPU = torch.device("cpu")
@@ -59,6 +56,10 @@ def paired(words, tmp_path_factory):
     return tune.finetune("classify", examples, (), tmp_path_factory.mktemp("pairs"), model_of(words), TUNED).model
 
 
+def one(folder) -> TeacherMixture:
+    return TeacherMixture((folder,), (1.0,))
+
+
 def changed(folder, target):
     """The same model with other weights."""
     artifact = read_artifact(folder)
@@ -70,22 +71,26 @@ def changed(folder, target):
 
 
 @pytest.mark.parametrize("what", ["logits", "vectors", "hidden"])
-def test_another_teacher_does_not_go_on_in_the_same_folder(words, classifier, tmp_path, what):
-    student, examples = fresh_student(tiny(), words, 1), texts(40, 5)
+def test_another_teacher_does_not_resume_in_the_same_folder(words, classifier, tmp_path, what):
+    student, examples = new_student(tiny(), words, 1), texts(40, 5)
     data = DistillData(load_task(read_artifact(classifier).meta), examples, ())
     if what != "logits":
         data = DistillData(None, [e.text for e in examples], ())
-    given = (student, data, DistillSettings(**{what: 1.0}), quick(2), tmp_path / "out", 40)
-    distill(one(classifier), *given)
+
+    def start(teacher: TeacherMixture, steps: int, resume: bool = True):
+        work = DistillJob(teacher, student, data, DistillSettings(**{what: 1.0}), quick(steps), 40)
+        return distill(work, tmp_path / "out", resume=resume)
+
+    start(one(classifier), 2, resume=False)
     before = (tmp_path / "out" / "settings.json").read_text()
     for other in (one(changed(classifier, tmp_path / "other")), TeacherMixture((classifier,), (2.0,))):
         with pytest.raises(AlbertkitError, match="another model or teacher"):
-            distill(other, *given[:3], quick(9), *given[4:], resume=True)
+            start(other, 9)
     assert (tmp_path / "out" / "settings.json").read_text() == before  # a refused start leaves no trace
-    assert distill(one(classifier), *given[:3], quick(3), *given[4:], resume=True).state.step == 3
+    assert start(one(classifier), 3).state.step == 3
 
 
-def test_a_teacher_with_fewer_layers_of_the_same_weights_is_another(classifier, tmp_path):
+def test_teacher_identity_depends_on_layers(classifier, tmp_path):
     whole = read_artifact(classifier)
     config = whole.config.replace(num_hidden_layers=whole.config.num_hidden_layers - 1)
     cut = write_artifact(dataclasses.replace(whole, config=config), tmp_path / "cut")
@@ -93,32 +98,32 @@ def test_a_teacher_with_fewer_layers_of_the_same_weights_is_another(classifier, 
     assert teacher_identity(classifier) == teacher_identity(same) != teacher_identity(cut)
 
 
-def test_vectors_of_other_teachers_or_of_another_corpus_are_refused(words, tmp_path):
+def test_stored_vectors_of_other_teachers_or_corpus_are_an_error(words, tmp_path):
     for number in (1, 2):
         write_artifact(model_of(words, number), tmp_path / str(number) / "model")
         (tmp_path / f"corpus{number}").mkdir()
         (tmp_path / f"corpus{number}" / "manifest.json").write_text(json.dumps({"number": number}))
     mine, other = one(tmp_path / "1" / "model"), one(tmp_path / "2" / "model")  # folders of one name
     corpus, place = tmp_path / "corpus1", tmp_path / "texts"
-    CorpusDistillation(other, corpus, TrainSettings(steps=1), VectorDistillSettings()).check_targets(
-        place
-    )  # killed before the vectors were there
-    CorpusDistillation(mine, corpus, TrainSettings(steps=1), VectorDistillSettings()).check_targets(place)
+
+    def check_targets(teachers: TeacherMixture, shards) -> None:
+        CorpusDistillation(teachers, shards, TrainSettings(steps=1), VectorDistillSettings()).check_targets(place)
+
+    check_targets(other, corpus)  # killed before the vectors were there
+    check_targets(mine, corpus)
     np.save(place / "targets.npy", np.ones(1))
-    CorpusDistillation(mine, corpus, TrainSettings(steps=1), VectorDistillSettings()).check_targets(place)
+    check_targets(mine, corpus)
     for who in (other, TeacherMixture(mine.folders, (2.0,))):
         with pytest.raises(AlbertkitError, match="vectors of other teachers, or with other weights. Choose another"):
-            CorpusDistillation(who, corpus, TrainSettings(steps=1), VectorDistillSettings()).check_targets(place)
+            check_targets(who, corpus)
     with pytest.raises(AlbertkitError, match="vectors of another corpus. Choose another --output, or remove"):
-        CorpusDistillation(mine, tmp_path / "corpus2", TrainSettings(steps=1), VectorDistillSettings()).check_targets(
-            place
-        )
+        check_targets(mine, tmp_path / "corpus2")
 
 
 # Data and arguments ----------------------------------------------------------------------------------------------
 
 
-def test_labels_that_the_teacher_does_not_know_are_told(classifier, tmp_path, capsys):
+def test_labels_unknown_to_the_teacher_are_logged(classifier, tmp_path, capsys):
     meta, lesson = read_artifact(classifier).meta, DistillSettings(logits=1.0, labels=0.5)
     rows = [(e.text, "stone" if n < 5 else e.label) for n, e in enumerate(texts(40))]
     for name, own in (("some", rows), ("none", [(text, label.upper()) for text, label in rows])):
@@ -131,7 +136,7 @@ def test_labels_that_the_teacher_does_not_know_are_told(classifier, tmp_path, ca
         read_teacher_data(classifier, meta, (tmp_path / "none.tsv", None), lesson, ReadOptions(), log)
 
 
-def test_a_teacher_of_pairs_is_not_given_single_lines(classifier, paired, tmp_path):
+def test_teacher_of_pairs_rejects_single_lines(classifier, paired, tmp_path):
     meta, lesson = read_artifact(paired).meta, DistillSettings(logits=1.0)
     assert meta.details["pairs"] is True and "pairs" not in read_artifact(classifier).meta.details
     assert Albert(paired).classify(["cat"], ["dog"])[0].label in meta.labels and Albert(paired).task == load_task(meta)
@@ -145,13 +150,13 @@ def test_a_teacher_of_pairs_is_not_given_single_lines(classifier, paired, tmp_pa
 
 
 @pytest.mark.parametrize("weight", ["nan", "-1", "0", "inf", "1e9"])
-def test_weights_of_teachers_are_above_0(weight):
+def test_teacher_weights_are_above_zero(weight):
     assert parse_teacher("gte:1.5")[1] == 1.5 and parse_teacher("gte")[1] == 1.0
     with pytest.raises(AlbertkitError, match="it must be above 0, such as gte:1.5"):
         parse_teacher(f"gte:{weight}")
 
 
-def test_a_finished_model_is_no_place_for_a_training(classifier, tmp_path):
+def test_output_cannot_be_a_finished_model(classifier, tmp_path):
     model = shutil.copytree(classifier, tmp_path / "model")
     (tmp_path / "lines.txt").write_text("\n".join(e.text for e in texts(20)))
     given = ["distill", str(model), str(tmp_path / "lines.txt"), "--shape", "mini", "-o", str(model), "--steps", "1"]
@@ -180,42 +185,41 @@ def test_vectors_of_an_encoder_in_a_subfolder(words, tmp_path):
     for pooling in ("mean", "cls"):
         sentence_folder(words, tmp_path / pooling, "0_Transformer", pooling)
     assert teacher_identity(tmp_path / "mean") != teacher_identity(tmp_path / "cls")  # the same weights
-    student, data = (
-        fresh_student(tiny(hidden_size=24, num_attention_heads=3), words, 1),
-        DistillData(None, ["cat dog"] * 20),
-    )
-    found = lessons.teacher_vectors(one(tmp_path / "mean"), student, data, tmp_path / "out", CPU)
+    student = new_student(tiny(hidden_size=24, num_attention_heads=3), words, 1)
+    data, settings = DistillData(None, ["cat dog"] * 20), DistillSettings(vectors=1.0)
+    work = DistillJob(one(tmp_path / "mean"), student, data, settings, quick(1))
+    found = teacher_vectors(work, tmp_path / "out")
     assert found.shape[0] == 20
     (tmp_path / "mean" / "0_Transformer" / "model.safetensors").unlink()
-    with pytest.raises(AlbertkitError, match=r"holds no model.safetensors; give a model of ours, or one with"):
+    with pytest.raises(AlbertkitError, match=r"has no model.safetensors. Name an ALBERT model, or a folder with"):
         teacher_identity(tmp_path / "mean")
 
 
-def test_a_foreign_teacher_reads_no_more_than_it_can(words, tmp_path):
+def test_transformers_teacher_truncates_to_its_positions(words, tmp_path):
     """64 positions: longer texts are cut."""
     model, long = bert(words, tmp_path), "cat dog cow " * 100
     speakers = teachers.TeacherEnsemble([tmp_path], CPU)
     with torch.no_grad():
         ids = torch.tensor([words.encode(long, max_length=64).ids])
         wanted = model(input_ids=ids).last_hidden_state[0].mean(0)
-    assert ids.shape == (1, 64) and np.isfinite(speakers.speak([long, "cat"])).all()
-    np.testing.assert_allclose(speakers.speak([long])[0], (wanted / wanted.norm()).numpy(), atol=2e-3)
+    assert ids.shape == (1, 64) and np.isfinite(speakers.encode_texts([long, "cat"])).all()
+    np.testing.assert_allclose(speakers.encode_texts([long])[0], (wanted / wanted.norm()).numpy(), atol=2e-3)
 
 
 @pytest.mark.parametrize("kind", ["Roberta", "MPNet", "Bert", "Electra", "DistilBert"])
-def test_positions_are_those_that_a_text_may_have(kind):
+def test_max_positions_of_transformers_models(kind):
     transformers = pytest.importorskip("transformers")
     config = getattr(transformers, f"{kind}Config")(vocab_size=20, hidden_size=16, embedding_size=16, dim=16, num_hidden_layers=1,
         n_layers=1, num_attention_heads=2, n_heads=2, intermediate_size=16, hidden_dim=16, max_position_embeddings=12)  # fmt: skip
     model = getattr(transformers, f"{kind}Model")(config).eval()
-    longest = TransformersTeacher(model).longest
+    longest = TransformersTeacher(model).max_length
     assert longest == max_positions(model) == (10 if kind in ("Roberta", "MPNet") else 12)
     model(input_ids=torch.full((1, longest), 5))
     with pytest.raises((IndexError, RuntimeError)):
         model(input_ids=torch.full((1, longest + 1), 5))
 
 
-def test_a_sentence_transformers_folder_says_how_much_it_reads_and_what_before(words, tmp_path):
+def test_sentence_transformers_teacher_uses_its_prompt_and_length(words, tmp_path):
     told = {"prompts": {"query": "red blue "}, "default_prompt_name": "query"}
     more = {"sentence_bert_config.json": {"max_seq_length": 8}, "config_sentence_transformers.json": told}
     model = sentence_folder(words, tmp_path / "a", **more)
@@ -227,4 +231,4 @@ def test_a_sentence_transformers_folder_says_how_much_it_reads_and_what_before(w
             read = [words.encode(f"red blue {text}", max_length=8).ids, words.encode(text).ids]
             wanted = [model(input_ids=torch.tensor([ids])).last_hidden_state[0].mean(0) for ids in read]
         both = torch.cat([vector / vector.norm() for vector in wanted]).numpy()
-        np.testing.assert_allclose(speakers.speak([text])[0], both, atol=2e-3)
+        np.testing.assert_allclose(speakers.encode_texts([text])[0], both, atol=2e-3)

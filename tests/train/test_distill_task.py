@@ -21,16 +21,30 @@ from albertkit.model import AlbertModel, Batch
 from albertkit.runtime.predict import predict
 from albertkit.tasks import load_task
 from albertkit.tokenizer import Tokenizer
-from albertkit.train import distill as lessons
 from albertkit.train import finetune_runs as tune
 from albertkit.train import loop, teachers
-from albertkit.train.distill import distill, fresh_student, load_or_compute
-from albertkit.train.distill_losses import attention_loss, hidden_loss, layer_map, vector_loss
+from albertkit.train.distill import (
+    DistillJob,
+    distill,
+    load_or_compute,
+    new_student,
+    pack_scores,
+    teacher_scores,
+    teacher_vectors,
+)
+from albertkit.train.distill_losses import (
+    AlbertTeacher,
+    LayerStates,
+    TransformersTeacher,
+    attention_loss,
+    hidden_loss,
+    layer_map,
+    require_same_tokens,
+    vector_loss,
+)
 from albertkit.train.distill_settings import DistillSettings
-from albertkit.train.distill_task import PROJECTION, DistillTask, TeacherOutputs, TextsOnly
+from albertkit.train.distill_task import PROJECTION, DistillData, DistillTask, TeacherOutputs
 from albertkit.train.distributed import ProcessGroup
-from albertkit.train.recover import DistillData
-from albertkit.train.teacher_states import AlbertTeacher, LayerStates, TransformersTeacher, require_same_tokens
 from albertkit.train.teachers import TeacherMixture
 from albertkit.train.train_settings import FinetuneSettings, TrainSettings
 from albertkit.weights import encoder_shapes, size
@@ -72,8 +86,8 @@ def quick(steps: int, **more) -> TrainSettings:
     return TrainSettings(steps=steps, **{**plain, **more})
 
 
-def one(folder) -> TeacherMixture:
-    return TeacherMixture((folder,), (1.0,))
+def job(folder, student, data, settings: DistillSettings, training: TrainSettings, max_length=128) -> DistillJob:
+    return DistillJob(TeacherMixture((folder,), (1.0,)), student, data, settings, training, max_length)
 
 
 # Losses ----------------------------------------------------------------------------------------------------------
@@ -103,7 +117,7 @@ def by_text(x: torch.Tensor, heads: int):
 
 
 @pytest.mark.parametrize(("heads", "others"), [(4, 4), (2, 4), (3, 4)])
-def test_the_attention_loss_is_minilm_s(heads, others):
+def test_attention_loss_equals_minilm(heads, others):
     torch.manual_seed(0)
     mine, theirs = (tuple(torch.randn(13, n, d) for _ in range(3)) for n, d in ((heads, 8), (others, 6)))
     found = float(attention_loss(LayerStates((), mine), LayerStates((), theirs), BATCH))
@@ -124,7 +138,7 @@ def test_the_attention_loss_is_minilm_s(heads, others):
     assert same == pytest.approx(0, abs=1e-6)
 
 
-def test_the_hidden_loss_by_hand():
+def test_hidden_loss_by_hand():
     torch.manual_seed(0)
     mine = [torch.randn(13, 4) for _ in range(3)]  # two layers
     theirs = [torch.randn(13, 6) for _ in range(5)]  # four
@@ -140,7 +154,7 @@ def test_the_hidden_loss_by_hand():
     assert float(hidden_loss(LayerStates(tuple(mine)), LayerStates(tuple(mine)), lambda x: x)) == 0
 
 
-def test_the_vector_loss_by_hand():
+def test_vector_loss_by_hand():
     mine, theirs = torch.tensor([[1.0, 0], [0, 1], [1, 1]]), torch.tensor([[1.0, 0], [1, 0], [0, 1]])
     unit = [x.numpy() / np.linalg.norm(x.numpy(), axis=1, keepdims=True) for x in (mine, theirs)]
     rows = []
@@ -154,7 +168,7 @@ def test_the_vector_loss_by_hand():
     assert float(vector_loss(mine, wide)) == pytest.approx(plain_kl(rows[1], rows[0]), rel=1e-4)
 
 
-def test_what_is_watched_is_what_the_model_computed(words):
+def test_recorded_states_equal_those_of_the_model(words):
     """The last layer's output follows from the queries, keys and values that were seen."""
     artifact = model_of(words)
     seen, encoded = AlbertTeacher(artifact, attention=True)(BATCH)
@@ -188,7 +202,7 @@ def bert(words: Tokenizer, folder, **more):
     return model
 
 
-def test_a_foreign_teacher_shows_what_transformers_computes(words, tmp_path):
+def test_transformers_teacher_states_equal_those_of_transformers(words, tmp_path):
     model = bert(words, tmp_path)
     model.set_attn_implementation("eager")
     seen, _ = TransformersTeacher(model, attention=True)(BATCH)
@@ -205,7 +219,7 @@ def test_a_foreign_teacher_shows_what_transformers_computes(words, tmp_path):
 
 @pytest.mark.parametrize("pooling", ["cls", "max", "mean"])
 @pytest.mark.parametrize("place", ["", "0_Transformer"])
-def test_a_sentence_transformers_folder_teaches_with_its_own_pooling(words, tmp_path, pooling, place):
+def test_sentence_transformers_teacher_uses_its_pooling(words, tmp_path, pooling, place):
     (tmp_path / place).mkdir(exist_ok=True)
     model = bert(words, tmp_path / place)
     kinds = {place: "Transformer", "1_Pooling": "Pooling", "2_Normalize": "Normalize"}
@@ -215,13 +229,13 @@ def test_a_sentence_transformers_folder_teaches_with_its_own_pooling(words, tmp_
     modes = {f"pooling_mode_{name}": name.startswith(pooling) for name in ("cls_token", "max_tokens", "mean_tokens")}
     (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps(modes))
     lines = ["cat dog cat", "red", "oak elm red blue"]
-    found = teachers.TeacherEnsemble([tmp_path], torch.device("cpu")).speak(lines)
+    found = teachers.TeacherEnsemble([tmp_path], torch.device("cpu")).encode_texts(lines)
     for row, text in zip(found, lines, strict=True):
         with torch.no_grad():
             (hidden,) = model(input_ids=torch.tensor([words.encode(text).ids])).last_hidden_state
         wanted = {"cls": hidden[0], "max": hidden.amax(0), "mean": hidden.mean(0)}[pooling]
         np.testing.assert_allclose(row, (wanted / wanted.norm()).numpy(), atol=1e-3)
-    assert lessons.teacher_tokenizer(tmp_path).vocabulary.ids == words.vocabulary.ids
+    assert teachers.teacher_tokenizer(tmp_path).vocabulary.ids == words.vocabulary.ids
     (tmp_path / "modules.json").write_text(json.dumps([*modules, {"path": "3_Dense", "type": "models.Dense"}]))
     with pytest.raises(AlbertkitError, match="leaves out none"):
         teachers.TeacherEnsemble([tmp_path], torch.device("cpu"))
@@ -233,37 +247,37 @@ def test_a_sentence_transformers_folder_teaches_with_its_own_pooling(words, tmp_
 @pytest.mark.parametrize(
     "what", [{"hidden": 1.0}, {"attention": 1.0}, {"vectors": 1.0}, {"hidden": 1.0, "attention": 0.5}]
 )
-def test_a_narrow_student_learns_from_texts(words, teacher, tmp_path, what):
+def test_narrow_student_learns_from_texts(words, teacher, tmp_path, what):
     lines, held = [e.text for e in texts(120, 5)], [e.text for e in texts(40, 6)]
-    student = fresh_student(
+    student = new_student(
         tiny(hidden_size=24, num_hidden_layers=2, num_attention_heads=3, initializer_range=0.15), words, 1
     )
-    data, lesson, given = DistillData(None, lines, held), DistillSettings(**what), quick(40)
-    gives = TeacherOutputs(watched=AlbertTeacher(read_artifact(teacher), True), meta=Meta(task="embed"))
+    data, settings, training = DistillData(None, lines, held), DistillSettings(**what), quick(40)
+    outputs = TeacherOutputs(states=AlbertTeacher(read_artifact(teacher), True), meta=Meta(task="embed"))
+    work = job(teacher, student, data, settings, training)
     if "vectors" in what:
-        kept = lessons.teacher_vectors(one(teacher), student, data, tmp_path / "out", torch.device("cpu"))
-        gives = dataclasses.replace(gives, vectors=kept)
-    before = DistillTask(TextsOnly(), student, lines, held, given, lesson, gives).evaluate()["loss"]
-    outcome = distill(one(teacher), student, data, lesson, given, tmp_path / "out")
+        outputs = dataclasses.replace(outputs, vectors=teacher_vectors(work, tmp_path / "out"))
+    before = DistillTask(data, student, training, settings, outputs).evaluate()["loss"]
+    outcome = distill(work, tmp_path / "out")
     least = 0.95 if "vectors" in what else 0.8  # rows of similarities change slowly
     assert outcome.metrics["loss"] < least * before, (before, outcome.metrics)
     made = read_artifact(outcome.model)
     assert PROJECTION not in made.weights and Albert(outcome.model).embed("cat dog").shape == (24,)
-    assert made.meta.made[-1]["step"] == "distill" and set(made.meta.made[-1]["lesson"]) >= set(what)
+    assert made.meta.made[-1]["step"] == "distill" and set(made.meta.made[-1]["distill"]) >= set(what)
     assert bool(list((tmp_path / "out" / "teacher").glob("vectors-*.npz"))) if "vectors" in what else True
 
 
-def test_scores_teach_more_than_few_labels(words, tmp_path):
+def test_logits_teach_more_than_few_labels(words, tmp_path):
     """A teacher that saw many labels; a student that sees few of them, or the teacher's scores on many texts."""
     options = FinetuneSettings(epochs=6, max_length=40, batch_size=16, learning_rate=3e-3, device="cpu")
     large = tune.finetune("classify", texts(200, 0), texts(40, 9), tmp_path / "large", model_of(words), options).model
     shape = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
-    student = fresh_student(tiny(**shape, initializer_range=0.2), words, 1)
+    student = new_student(tiny(**shape, initializer_range=0.2), words, 1)
     options = dataclasses.replace(options, epochs=60, learning_rate=5e-3)
     few = tune.finetune("classify", texts(12, 0), (), tmp_path / "few", student, options).model
     data = DistillData(load_task(read_artifact(large).meta), texts(200, 0), texts(40, 9))
     given = quick(80, learning_rate=5e-3)
-    outcome = distill(one(large), student, data, DistillSettings(logits=1.0), given, tmp_path / "taught", 40)
+    outcome = distill(job(large, student, data, DistillSettings(logits=1.0), given, 40), tmp_path / "taught")
     fresh = texts(200, 11)
 
     def accuracy(folder):
@@ -278,7 +292,7 @@ def test_scores_teach_more_than_few_labels(words, tmp_path):
 @pytest.mark.parametrize(
     ("task", "examples"), [("tag", tagged), ("answer", questions), ("intent", tagged), ("choose", choices)]
 )
-def test_scores_that_were_kept_are_the_teacher_s(words, tmp_path, task, examples):
+def test_stored_scores_equal_the_teachers(words, tmp_path, task, examples):
     """A student that is its teacher has nothing to learn: the loss of kept scores is 0."""
     options = FinetuneSettings(epochs=1, max_length=40, batch_size=16, device="cpu")
     model = tune.finetune(task, examples(24), (), tmp_path / "tuned", model_of(words), options).model
@@ -286,39 +300,25 @@ def test_scores_that_were_kept_are_the_teacher_s(words, tmp_path, task, examples
     data = DistillData(load_task(artifact.meta), examples(24), ())
 
     def scores(features):
-        return lessons.teacher_scores(model, artifact, data, features, tmp_path, torch.device("cpu"))
+        work = job(model, artifact, data, DistillSettings(logits=1.0), quick(1))
+        return teacher_scores(work, features, tmp_path)
 
     for _ in range(2):  # computed, then read
-        work = DistillTask(
-            data.task,
-            artifact,
-            data.train,
-            (),
-            quick(1),
-            DistillSettings(logits=1.0),
-            TeacherOutputs(logits=scores),
-            40,
-        )
+        work = DistillTask(data, artifact, quick(1), DistillSettings(logits=1.0), TeacherOutputs(logits=scores), 40)
         parts, _ = work.next_batch(0, 0.0, ProcessGroup(0, 1, torch.device("cpu")))
         work.objective.eval()
         assert work.objective(*parts[0])[0].item() == pytest.approx(0, abs=1e-5)
 
 
-def test_parts_of_a_batch_count_by_their_texts(words, teacher):
+def test_parts_of_a_batch_are_weighted_by_texts(words, teacher):
     """16 texts as 6, 6 and 4: the gradient is that of the whole batch."""
     lines = [" ".join(["cat", "dog", "cow"])] * 8 + ["red green"] * 8
     gradients = []
     for micro in (None, 6):
         student = model_of(words, seed=1)
-        work = DistillTask(
-            TextsOnly(),
-            student,
-            lines,
-            (),
-            quick(1, micro_batch_size=micro),
-            DistillSettings(hidden=1.0),
-            TeacherOutputs(watched=AlbertTeacher(read_artifact(teacher))),
-        )
+        outputs = TeacherOutputs(states=AlbertTeacher(read_artifact(teacher)))
+        training = quick(1, micro_batch_size=micro)
+        work = DistillTask(DistillData(None, lines), student, training, DistillSettings(hidden=1.0), outputs)
         parts, _ = work.next_batch(0, 0.0, ProcessGroup(0, 1, torch.device("cpu")))
         assert len(parts) == (1 if micro is None else 3) and sum(part[2] for part in parts) == 16
         # the loss is a mean over tokens, so give every part the same length to compare
@@ -332,18 +332,13 @@ def test_parts_of_a_batch_count_by_their_texts(words, teacher):
     assert torch.nn.functional.cosine_similarity(gradients[0].flatten(), gradients[1].flatten(), 0) > 0.98
 
 
-def test_a_killed_student_ends_with_the_same_weights(words, teacher, tmp_path, monkeypatch):
+def test_killed_student_resumes_to_the_same_weights(words, teacher, tmp_path, monkeypatch):
     """With a projection, which lives in checkpoints alone."""
     lines, held = [e.text for e in texts(60, 5)], [e.text for e in texts(20, 6)]
-    student = fresh_student(tiny(hidden_size=24, num_hidden_layers=2, num_attention_heads=3), words, 1)
-    given = (
-        one(teacher),
-        student,
-        DistillData(None, lines, held),
-        DistillSettings(hidden=1.0, attention=1.0),
-        quick(12, save_steps=4),
-    )
-    straight = distill(*given, tmp_path / "straight")
+    student = new_student(tiny(hidden_size=24, num_hidden_layers=2, num_attention_heads=3), words, 1)
+    settings, data = DistillSettings(hidden=1.0, attention=1.0), DistillData(None, lines, held)
+    work = job(teacher, student, data, settings, quick(12, save_steps=4))
+    straight = distill(work, tmp_path / "straight")
     step = loop.TrainingRun.step
 
     def killed(self, progress):
@@ -353,86 +348,76 @@ def test_a_killed_student_ends_with_the_same_weights(words, teacher, tmp_path, m
 
     monkeypatch.setattr(loop.TrainingRun, "step", killed)
     with pytest.raises(KeyboardInterrupt):
-        distill(*given, tmp_path / "killed")
+        distill(work, tmp_path / "killed")
     monkeypatch.setattr(loop.TrainingRun, "step", step)
-    resumed = distill(*given, tmp_path / "killed", resume=True)
+    resumed = distill(work, tmp_path / "killed", resume=True)
     a, b = read_artifact(straight.model), read_artifact(resumed.model)
     for name, array in a.weights.items():
         np.testing.assert_array_equal(array, b.weights[name], err_msg=name)
 
 
-def test_another_lesson_does_not_go_on_in_the_same_folder(words, teacher, tmp_path):
-    student, data = fresh_student(tiny(), words, 1), DistillData(None, [e.text for e in texts(40, 5)], ())
-    distill(one(teacher), student, data, DistillSettings(hidden=1.0), quick(2), tmp_path / "out")
+def test_other_settings_do_not_resume_in_the_same_folder(words, teacher, tmp_path):
+    student, data = new_student(tiny(), words, 1), DistillData(None, [e.text for e in texts(40, 5)], ())
+    distill(job(teacher, student, data, DistillSettings(hidden=1.0), quick(2)), tmp_path / "out")
+    other = job(teacher, student, data, DistillSettings(hidden=1.0, attention=1.0), quick(4))
     with pytest.raises(AlbertkitError, match="another model or teacher"):
-        distill(
-            one(teacher),
-            student,
-            data,
-            DistillSettings(hidden=1.0, attention=1.0),
-            quick(4),
-            tmp_path / "out",
-            resume=True,
-        )
+        distill(other, tmp_path / "out", resume=True)
 
 
 @pytest.mark.parametrize("left", [0, 40, -1])
-def test_a_damaged_file_of_the_teacher_says_so(tmp_path, left):
+def test_damaged_teacher_file_is_an_error(tmp_path, left):
     load_or_compute(tmp_path, "vectors", ["a"], lambda: {"vectors": np.ones(100)})
     (file,) = (tmp_path / "teacher").iterdir()
     file.write_bytes(file.read_bytes()[:left])
-    with pytest.raises(AlbertkitError, match="is damaged .*; delete it"):
+    with pytest.raises(AlbertkitError, match="is damaged .*Delete it"):
         load_or_compute(tmp_path, "vectors", ["a"], dict)
 
 
-def test_a_killed_teacher_reads_no_text_twice(words, teacher, tmp_path, monkeypatch):
+def test_killed_teacher_encodes_no_text_twice(words, teacher, tmp_path, monkeypatch):
     monkeypatch.setattr(teachers, "CHUNK", 10)
     inner, read = teachers.VectorTeacher.encode, []
 
-    def speak(self, chunk):
+    def encode(self, chunk):
         if len(read) == 2:
             raise KeyboardInterrupt
         read.append(list(chunk))
         return inner(self, chunk)
 
     lines = [f"{e.text} {i}" for i, e in enumerate(texts(40, 5))]
-    given = (one(teacher), fresh_student(tiny(), words, 1), DistillData(None, lines[:30], lines[30:]))
+    data, settings = DistillData(None, lines[:30], lines[30:]), DistillSettings(vectors=1.0)
+    work = job(teacher, new_student(tiny(), words, 1), data, settings, quick(1))
     with monkeypatch.context() as killed, pytest.raises(KeyboardInterrupt):
-        killed.setattr(teachers.VectorTeacher, "encode", speak)
-        lessons.teacher_vectors(*given, tmp_path / "a", torch.device("cpu"))
+        killed.setattr(teachers.VectorTeacher, "encode", encode)
+        teacher_vectors(work, tmp_path / "a")
     assert len(list((tmp_path / "a" / "teacher").iterdir())) == 2
-    straight = lessons.teacher_vectors(*given, tmp_path / "b", torch.device("cpu"))
+    straight = teacher_vectors(work, tmp_path / "b")
     later = []
     monkeypatch.setattr(
         teachers.VectorTeacher, "encode", lambda self, chunk: (later.append(list(chunk)), inner(self, chunk))[1]
     )
-    np.testing.assert_array_equal(lessons.teacher_vectors(*given, tmp_path / "a", torch.device("cpu")), straight)
+    np.testing.assert_array_equal(teacher_vectors(work, tmp_path / "a"), straight)
     assert later == [lines[20:30], lines[30:]]
     assert [path.name.split("-")[0] for path in (tmp_path / "a" / "teacher").iterdir()] == ["vectors"]
 
 
-def test_other_vocabularies_are_refused_with_a_reason(words, teacher, tmp_path):
+def test_other_vocabularies_are_an_error(words, teacher, tmp_path):
     (tmp_path / "vocab.txt").write_text("\n".join([*VOCAB[:-2], "new", "words"]) + "\n")
     other = Tokenizer.from_vocab(tmp_path / "vocab.txt")
-    student = fresh_student(tiny(), other, 1)
+    student = new_student(tiny(), other, 1)
     data = DistillData(None, ["cat dog"] * 20, ())
-    with pytest.raises(AlbertkitError, match="cuts text otherwise than the student .as many pieces, and other ones"):
-        distill(one(teacher), student, data, DistillSettings(hidden=1.0), quick(1), tmp_path / "out")
-    with pytest.raises(AlbertkitError, match="several teach vectors alone"):
-        distill(
-            TeacherMixture((teacher, teacher), (1.0, 1.0)),
-            student,
-            data,
-            DistillSettings(hidden=1.0),
-            quick(1),
-            tmp_path / "out",
-        )
+    with pytest.raises(
+        AlbertkitError, match="splits text differently from the student .as many tokens, but other ones"
+    ):
+        distill(job(teacher, student, data, DistillSettings(hidden=1.0), quick(1)), tmp_path / "out")
+    two = TeacherMixture((teacher, teacher), (1.0, 1.0))
+    with pytest.raises(AlbertkitError, match="only vectors can be distilled from several"):
+        distill(DistillJob(two, student, data, DistillSettings(hidden=1.0), quick(1)), tmp_path / "out")
     with pytest.raises(AlbertkitError, match="belong to a task"):
-        distill(one(teacher), student, data, DistillSettings(labels=1.0), quick(1), tmp_path / "out")
+        distill(job(teacher, student, data, DistillSettings(labels=1.0), quick(1)), tmp_path / "out")
     require_same_tokens(words, words, ["cat dog"], "x")
 
 
-def test_the_verb_distils_from_a_bert_and_from_a_classifier(words, tmp_path):
+def test_command_distills_from_bert_and_classifier(words, tmp_path):
     run = CliRunner()
     (tmp_path / "bert").mkdir()
     bert(words, tmp_path / "bert")
@@ -478,10 +463,10 @@ def test_a_student_of_two_million_parameters_is_a_preset():
 
 @given(st.integers(2, 40), st.integers(0, 1000))
 @settings(max_examples=20)
-def test_kept_scores_come_back_as_they_were(count, seed):
+def test_packed_scores_round_trip(count, seed):
     rng = np.random.default_rng(seed)
     ragged = [rng.normal(size=(int(n), 3)).astype(np.float32) for n in rng.integers(1, 9, count)]
-    made = lessons.pack_scores(ragged, 1)
+    made = pack_scores(ragged, 1)
     assert made["scores0"].shape == (sum(map(len, ragged)), 3)
     for a, b in zip(np.split(made["scores0"], made["ends0"][:-1]), ragged, strict=True):
         np.testing.assert_array_equal(a, b)

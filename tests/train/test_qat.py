@@ -12,8 +12,7 @@ from hypothesis import given, settings
 
 from albertkit.albert import Albert
 from albertkit.artifact import Artifact, Meta, read_artifact, read_stored, write_artifact
-from albertkit.compress.evaluate import QualityCheck, QualityLimit
-from albertkit.compress.quantize import TrainedWeights, quantize
+from albertkit.compress.quantize import QualityCheck, QualityLimit, quantize
 from albertkit.errors import AlbertkitError
 from albertkit.model import AlbertModel, Batch
 from albertkit.model.albert_model import build_head
@@ -31,17 +30,19 @@ from albertkit.runtime.graph_builder import Levels
 from albertkit.runtime.predict import predict
 from albertkit.tokenizer import Tokenizer
 from albertkit.train import finetune_runs as tune
+from albertkit.train.distill_data import data_for_model
 from albertkit.train.distill_settings import DistillSettings, RecoverySettings
-from albertkit.train.qat import (
+from albertkit.train.recover import (
     FakeQuantizedModel,
+    RecoveryJob,
     calibrate_smoothing,
     fake_quantize_blocks,
     fake_quantize_rows,
     fake_quantize_tokens,
     fake_quantize_weight,
+    recover_model,
     train_for_bits,
 )
-from albertkit.train.recover import distill_data, train_from_teacher
 from albertkit.train.train_settings import FinetuneSettings
 from tests.conftest import tiny
 from tests.train.conftest import VOCAB
@@ -60,7 +61,7 @@ def start(tmp_path_factory) -> Artifact:
 
 @given(st.tuples(st.integers(1, 9), st.integers(1, 80)), st.integers(0, 2**32 - 1), st.sampled_from([1e-6, 1.0, 300.0]))
 @settings(max_examples=60)
-def test_torch_rounds_to_the_bit_as_the_file_does(shape, seed, size):
+def test_torch_rounds_exactly_as_the_file(shape, seed, size):
     weight = (size * np.random.default_rng(seed).standard_t(3, shape)).astype(np.float32)
     weight[0] *= seed % 2  # a row of zeros now and then
     tensor = torch.from_numpy(weight)
@@ -71,9 +72,9 @@ def test_torch_rounds_to_the_bit_as_the_file_does(shape, seed, size):
 
 
 @pytest.mark.parametrize("bits", [8, 4])
-def test_what_is_stored_is_what_was_trained(start, tmp_path, bits):
+def test_stored_weights_are_the_trained_ones(start, tmp_path, bits):
     """Every matrix, smoothing included, and biases untouched."""
-    smooth = calibrate_smoothing(start, [e.text for e in texts(40)], bits, lambda text: None)
+    smooth = calibrate_smoothing(start, [e.text for e in texts(40)], bits)
     assert any(name.endswith("ffn.up.weight") for name in smooth)
     wanted = FakeQuantizedModel(AlbertModel.from_artifact(start), bits, smooth).weights()
     write_artifact(start, tmp_path / "made", bits=bits, smooths=smooth)
@@ -86,8 +87,8 @@ def test_what_is_stored_is_what_was_trained(start, tmp_path, bits):
 
 @pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize("top", [255, 127])
-def test_torch_computes_what_the_runtime_will(start, bits, top):
-    smooth = calibrate_smoothing(start, [e.text for e in texts(40)], bits, lambda text: None)
+def test_fake_quantized_model_equals_the_runtime(start, bits, top):
+    smooth = calibrate_smoothing(start, [e.text for e in texts(40)], bits)
     levels = Levels(top)
     weights = unpack_weights(
         quantize_weights(start.weights, bits, None, smooth), {n: a.shape for n, a in start.weights.items()}
@@ -170,18 +171,17 @@ def tuned(start, tmp_path_factory):
     ).model
 
 
-def test_training_for_four_bits_beats_rounding_to_four_bits(tuned, tmp_path):
+def test_training_for_four_bits_beats_rounding(tuned, tmp_path):
     """Also rounding after the same training without any: what helps is to know of the rounding, not to train for longer."""
     fresh, artifact = graded(300, 11), read_artifact(tuned)
     lines = [e.text for e in graded(240, 0)]
-    data = distill_data(artifact, graded(240, 0), graded(60, 9))
+    data = data_for_model(artifact, graded(240, 0), graded(60, 9))
     training = RecoverySettings(epochs=4, batch_size=16, learning_rate=1e-3, device="cpu")
-    done = train_for_bits(artifact, 4, data, training, tmp_path / "run")
+    trained = train_for_bits(tuned, 4, data, training, tmp_path / "run")
     check = QualityLimit(fresh, tolerance=1.0)
-    report = quantize(TrainedWeights(tuned, done.artifact, done.smooth), tmp_path / "aware", 4, lines, check=check)
-    longer, _ = train_from_teacher(
-        artifact, artifact, data, DistillSettings(labels=0.5, logits=1.0, hidden=0.5), training, tmp_path / "longer"
-    )
+    report = quantize(trained, tmp_path / "aware", 4, lines, check=check)
+    settings = DistillSettings(labels=0.5, logits=1.0, hidden=0.5)
+    longer, _ = recover_model(RecoveryJob(artifact, artifact, data, settings, training), tmp_path / "longer")
     write_artifact(longer, tmp_path / "float")
     quantize(tuned, tmp_path / "plain", 4, lines)
     quantize(tmp_path / "float", tmp_path / "after", 4, lines)
@@ -195,11 +195,11 @@ def test_training_for_four_bits_beats_rounding_to_four_bits(tuned, tmp_path):
     assert steps[-2:] == ["training for 4 bits", "quantize"]
 
 
-def test_what_loses_too_much_is_refused_with_the_numbers(tuned, tmp_path):
+def test_loss_above_the_tolerance_is_an_error(tuned, tmp_path):
     fresh = graded(200, 11)
     with pytest.raises(
         AlbertkitError,
-        match=r"spearman 0\.\d{4} before, 0\.\d{4} after: 0\.\d{4} lost, and the tolerance is 0\.0001; nothing was",
+        match=r"spearman 0\.\d{4} before, 0\.\d{4} after: 0\.\d{4} lost, but the tolerance is 0\.0001; nothing was",
     ) as caught:
         quantize(tuned, tmp_path / "no", 4, check=QualityLimit(fresh, tolerance=0.0001))
     assert not (tmp_path / "no").exists() and "--accept" in str(caught.value)
@@ -209,17 +209,17 @@ def test_what_loses_too_much_is_refused_with_the_numbers(tuned, tmp_path):
     assert quantize(tuned, tmp_path / "eight", 8, check=QualityLimit(fresh, tolerance=0.05)).check.is_tolerable
 
 
-def test_examples_that_show_no_loss_are_refused(start, tmp_path):
+def test_examples_with_score_zero_are_an_error(start, tmp_path):
     """A check by examples of another task would let everything pass."""
     options = FinetuneSettings(epochs=1, max_length=40, batch_size=16, device="cpu")
     model = tune.finetune("classify", texts(40), texts(20, 9), tmp_path / "tuned", start, options).model
     strange = [dataclasses.replace(e, label="strange") for e in texts(20, 9)]
-    with pytest.raises(AlbertkitError, match="accuracy of the model as it is is 0 on these examples"):
+    with pytest.raises(AlbertkitError, match="accuracy of the full model is 0 on these examples"):
         quantize(model, tmp_path / "no", 8, check=QualityLimit(strange))
     assert not (tmp_path / "no").exists()
 
 
-def test_vectors_and_masks_are_checked_too(start, tmp_path):
+def test_quality_of_vectors_and_masks(start, tmp_path):
     lines = [e.text for e in texts(60, 5)]
     write_artifact(start, tmp_path / "words")
     vectors = dataclasses.replace(start, meta=Meta(task="embed"))
@@ -237,16 +237,14 @@ def test_texts_alone_train_vectors_for_four_bits(start, tmp_path):
     lines, held = [e.text for e in texts(160, 5)], [e.text for e in texts(60, 6)]
     vectors = dataclasses.replace(start, meta=Meta(task="embed"))
     write_artifact(vectors, tmp_path / "float")
-    done = train_for_bits(
-        vectors, 4, distill_data(vectors, lines, held), RecoverySettings(epochs=4, batch_size=16, learning_rate=1e-3, device="cpu"), tmp_path / "run",
-    )  # fmt: skip
-    trained = TrainedWeights(tmp_path / "float", done.artifact, done.smooth)
+    training = RecoverySettings(epochs=4, batch_size=16, learning_rate=1e-3, device="cpu")
+    trained = train_for_bits(tmp_path / "float", 4, data_for_model(vectors, lines, held), training, tmp_path / "run")
     quantize(trained, tmp_path / "aware", 4, lines)
     quantize(tmp_path / "float", tmp_path / "plain", 4, lines)
     judge = QualityCheck(tmp_path / "float", held)
     assert judge.score(tmp_path / "aware").value > judge.score(tmp_path / "plain").value
 
 
-def test_options_that_are_not_known_are_refused(start):
-    with pytest.raises(AlbertkitError, match="choose 8 or 4"):
+def test_unsupported_options_are_an_error(start):
+    with pytest.raises(AlbertkitError, match="8 or 4 bits"):
         FakeQuantizedModel(AlbertModel.from_artifact(start), 3, {})

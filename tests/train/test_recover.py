@@ -19,8 +19,9 @@ from albertkit.model import AlbertModel
 from albertkit.tokenizer import Tokenizer
 from albertkit.train import finetune_runs as tune
 from albertkit.train import loop, recover
+from albertkit.train.distill_data import data_for_model
 from albertkit.train.distill_settings import DistillSettings, RecoverySettings, parse_distill_settings
-from albertkit.train.recover import Recovery, distill_data, train_from_teacher
+from albertkit.train.recover import Recovery, RecoveryJob, recover_model
 from albertkit.train.train_settings import FinetuneSettings
 from tests.conftest import tiny
 from tests.train.conftest import VOCAB
@@ -47,11 +48,11 @@ def whole(start, tmp_path_factory):
     return tune.finetune("classify", *data, tmp_path_factory.mktemp("whole"), start, options).model
 
 
-def test_training_brings_back_what_pruning_took(whole, tmp_path):
-    data = distill_data(read_artifact(whole), texts(240, 0, "regression"), texts(120, 21, "regression"))
+def test_recovery_improves_a_pruned_model(whole, tmp_path):
+    data = data_for_model(read_artifact(whole), texts(240, 0, "regression"), texts(120, 21, "regression"))
     recovery = Recovery(data, RecoverySettings(epochs=5, **QUICK), tmp_path / "run")
     report = prune(whole, tmp_path / "small", CUT, [e.text for e in data.train], recovery=recovery)
-    before, pruned, after = (recovery.scores[name].value for name in ("whole", "pruned", "recovered"))
+    before, pruned, after = (recovery.scores[name].value for name in ("full", "pruned", "recovered"))
     assert before > 0.9 and pruned < before - 0.05 and after > pruned + 0.6 * (before - pruned), recovery.scores
     made = read_artifact(tmp_path / "small")
     assert (report.heads, report.ffn) == (1, 8) == (made.config.num_attention_heads, made.config.intermediate_size)
@@ -59,30 +60,25 @@ def test_training_brings_back_what_pruning_took(whole, tmp_path):
     assert made.meta.metrics["dev"]["spearman"] == pytest.approx(after, abs=1e-3)
 
 
-def test_vectors_come_back_without_a_task(start, tmp_path):
+def test_recovery_improves_vectors_without_a_task(start, tmp_path):
     lines, held = [e.text for e in texts(200, 5)], [e.text for e in texts(50, 6)]
     write_artifact(dataclasses.replace(start, meta=Meta(task="embed")), tmp_path / "whole")
     artifact = read_artifact(tmp_path / "whole")
-    recovery = Recovery(distill_data(artifact, lines, held), RecoverySettings(epochs=5, **QUICK), tmp_path / "run")
+    recovery = Recovery(data_for_model(artifact, lines, held), RecoverySettings(epochs=5, **QUICK), tmp_path / "run")
     prune(tmp_path / "whole", tmp_path / "small", dataclasses.replace(CUT, vocabulary=lines), lines, recovery=recovery)
     scores = {name: score.value for name, score in recovery.scores.items()}
-    assert scores["whole"] == pytest.approx(1, abs=1e-5) and scores["recovered"] > scores["pruned"] + 0.05, scores
+    assert scores["full"] == pytest.approx(1, abs=1e-5) and scores["recovered"] > scores["pruned"] + 0.05, scores
     made = read_artifact(tmp_path / "small")
     assert [step["step"] for step in made.meta.made] == ["prune", "recover", "prune"]  # words go last
     assert made.config.vocab_size < artifact.config.vocab_size and made.meta.task == "embed"
 
 
-def test_a_killed_recovery_ends_with_the_same_weights(whole, tmp_path, monkeypatch):
+def test_killed_recovery_resumes_to_the_same_weights(whole, tmp_path, monkeypatch):
     artifact = read_artifact(whole)
-    data = distill_data(artifact, texts(80, 0, "regression"), ())
-    given = (
-        artifact,
-        artifact,
-        data,
-        DistillSettings(labels=0.5, logits=1.0, hidden=1.0),
-        RecoverySettings(epochs=3, **QUICK),
-    )
-    straight, _ = train_from_teacher(*given, tmp_path / "straight")
+    data = data_for_model(artifact, texts(80, 0, "regression"), ())
+    settings = DistillSettings(labels=0.5, logits=1.0, hidden=1.0)
+    job = RecoveryJob(artifact, artifact, data, settings, RecoverySettings(epochs=3, **QUICK))
+    straight, _ = recover_model(job, tmp_path / "straight")
     steps = loop.TrainingRun.step
 
     def killed(self, progress):
@@ -90,52 +86,53 @@ def test_a_killed_recovery_ends_with_the_same_weights(whole, tmp_path, monkeypat
             raise KeyboardInterrupt
         steps(self, progress)
 
-    def often(training, artifact, count, held, evaluations=1):
-        return dataclasses.replace(plan(training, artifact, count, held, evaluations), save_steps=3)
+    def often(self, steps, evaluations=1):
+        return dataclasses.replace(plan(self, steps, evaluations), save_steps=3)
 
-    plan = recover.settings_of
-    monkeypatch.setattr(recover, "settings_of", often)
+    plan = RecoveryJob.train_settings
+    monkeypatch.setattr(RecoveryJob, "train_settings", often)
     monkeypatch.setattr(loop.TrainingRun, "step", killed)
     with pytest.raises(KeyboardInterrupt):
-        train_from_teacher(*given, tmp_path / "killed")
+        recover_model(job, tmp_path / "killed")
     monkeypatch.setattr(loop.TrainingRun, "step", steps)
     said: list[str] = []
-    resumed, _ = train_from_teacher(*given, tmp_path / "killed", log=said.append)
+    resumed, _ = recover_model(job, tmp_path / "killed", log=said.append)
     assert any("going on from step 6" in text for text in said), said
     for name, array in straight.weights.items():
         np.testing.assert_array_equal(array, resumed.weights[name], err_msg=name)
 
 
-def test_a_folder_of_another_training_is_refused(whole, tmp_path):
+def test_folder_of_another_training_is_an_error(whole, tmp_path):
     """Other labels of the same texts, another lesson, another teacher: none goes on in silence with what is there."""
     artifact = read_artifact(whole)
     examples = texts(40, 0, "regression")
     training, learnt = RecoverySettings(epochs=1, **QUICK), DistillSettings(labels=0.5, logits=1.0, hidden=1.0)
-    train_from_teacher(artifact, artifact, distill_data(artifact, examples, ()), learnt, training, tmp_path / "run")
+    data = data_for_model(artifact, examples, ())
+    recover_model(RecoveryJob(artifact, artifact, data, learnt, training), tmp_path / "run")
     corrected = [dataclasses.replace(examples[0], label=9.0), *examples[1:]]
     name = "encoder.groups.0.0.ffn.up.weight"
     name = name if name in artifact.weights else next(n for n in artifact.weights if n.endswith("ffn.up.weight"))
     other = dataclasses.replace(artifact, weights={**artifact.weights, name: artifact.weights[name] + 1})
     for given in (
-        (artifact, artifact, distill_data(artifact, corrected, ()), learnt),
-        (artifact, artifact, distill_data(artifact, examples, ()), DistillSettings(labels=0.5, logits=1.0)),
-        (artifact, other, distill_data(artifact, examples, ()), learnt),
+        (artifact, artifact, data_for_model(artifact, corrected, ()), learnt),
+        (artifact, artifact, data, DistillSettings(labels=0.5, logits=1.0)),
+        (artifact, other, data, learnt),
     ):
         with pytest.raises(
             AlbertkitError, match="run: this folder holds a training on other examples, or from another"
         ):
-            train_from_teacher(*given, training, tmp_path / "run")
+            recover_model(RecoveryJob(*given, training), tmp_path / "run")
 
 
-def test_a_run_of_another_pruning_is_not_gone_on_with(whole, tmp_path):
+def test_run_of_another_pruning_is_not_resumed(whole, tmp_path):
     """Fitted or not, other texts, another seed: refused in the old folder; the same pruning goes on."""
-    data = distill_data(read_artifact(whole), texts(40, 0, "regression"), texts(20, 21, "regression"))
+    data = data_for_model(read_artifact(whole), texts(40, 0, "regression"), texts(20, 21, "regression"))
     lines, keep = [e.text for e in data.train], dataclasses.replace(CUT, fit=True)
     said: list[str] = []
 
     def again(name: str, keep: PruneSettings, lines: list[str], seed: int = 0, asked: str = "", run: str = "run"):
         training = RecoverySettings(epochs=1, seed=seed, **QUICK)
-        recovery = Recovery(data, training, tmp_path / run, said.append, asked=asked)
+        recovery = Recovery(data, training, tmp_path / run, said.append, identity=asked)
         prune(whole, tmp_path / name, keep, lines, recovery=recovery)
         return read_artifact(tmp_path / name)
 
@@ -160,9 +157,9 @@ def test_a_run_of_another_pruning_is_not_gone_on_with(whole, tmp_path):
         again("sixth", keep, lines, asked="a third", run="told")
 
 
-def test_a_recovery_that_makes_it_worse_keeps_the_start(whole, tmp_path):
+def test_recovery_that_makes_it_worse_keeps_the_start(whole, tmp_path):
     """A rate that ruins everything: the pruned model itself is the best of the run, also where it is gone on with."""
-    data = distill_data(read_artifact(whole), texts(40, 0, "regression"), texts(40, 21, "regression"))
+    data = data_for_model(read_artifact(whole), texts(40, 0, "regression"), texts(40, 21, "regression"))
     given, said = (whole, dataclasses.replace(CUT, fit=True), [e.text for e in data.train]), []
     for name in ("first", "second"):
         training = RecoverySettings(epochs=2, **{**QUICK, "learning_rate": 0.5})
@@ -172,27 +169,26 @@ def test_a_recovery_that_makes_it_worse_keeps_the_start(whole, tmp_path):
     assert sum("every evaluation was worse than the start" in text for text in said) == 2, said
 
 
-def test_a_recovery_that_ends_worse_says_so(start, tmp_path, monkeypatch):
+def test_recovery_that_ends_worse_is_logged(start, tmp_path, monkeypatch):
     """Without a task the loss chooses, and the cosine may still be lower."""
     lines, said = [e.text for e in texts(60, 5)], []
     write_artifact(dataclasses.replace(start, meta=Meta(task="embed")), tmp_path / "whole")
-    data = distill_data(read_artifact(tmp_path / "whole"), lines, lines[:20])
+    data = data_for_model(read_artifact(tmp_path / "whole"), lines, lines[:20])
     recovery = Recovery(data, RecoverySettings(epochs=1, **QUICK), tmp_path / "run", said.append)
 
-    def ruined(pruned: Artifact, *given):
-        weights = {
-            n: np.random.default_rng(0).normal(size=a.shape).astype(np.float32) for n, a in pruned.weights.items()
-        }
-        return dataclasses.replace(pruned, weights=weights), {}
+    def ruin(job: RecoveryJob, *given):
+        rng = np.random.default_rng(0)
+        weights = {n: rng.normal(size=a.shape).astype(np.float32) for n, a in job.model.weights.items()}
+        return dataclasses.replace(job.model, weights=weights), {}
 
-    monkeypatch.setattr(recover, "train_from_teacher", ruined)
+    monkeypatch.setattr(recover, "recover_model", ruin)
     prune(tmp_path / "whole", tmp_path / "small", dataclasses.replace(CUT, fit=True), lines, recovery=recovery)
     assert any("note: training made it worse: cosine" in text and "lower --learning-rate" in text for text in said), (
         said
     )
 
 
-def test_what_cannot_be_written_or_read_is_refused_before_an_hour_is_spent(whole, tmp_path, monkeypatch):
+def test_paths_are_checked_before_training(whole, tmp_path, monkeypatch):
     from albertkit.cli.compress_commands import check_output, run_folder
     from albertkit.train.distill_data import read_plain_texts
 
@@ -213,7 +209,7 @@ def test_what_cannot_be_written_or_read_is_refused_before_an_hour_is_spent(whole
         assert "exists and is not empty" in str(done.exception)  # before the model is looked for
 
 
-def test_the_verbs_prune_and_quantize_train_and_tell(start, tmp_path):
+def test_commands_prune_and_quantize_train_and_report(start, tmp_path):
     lines = [f"{e.text}\t{e.label}" for e in texts(160, 0)]
     (tmp_path / "train.tsv").write_text("\n".join(["text\tlabel", *lines]) + "\n")
     options = FinetuneSettings(epochs=4, max_length=40, batch_size=16, learning_rate=3e-3, device="cpu")
@@ -232,7 +228,7 @@ def test_the_verbs_prune_and_quantize_train_and_tell(start, tmp_path):
     ]
     done = run.invoke(app, given)
     assert done.exit_code == 0, done.output
-    assert "accuracy on held-out examples: whole 0." in done.output or "whole 1." in done.output
+    assert "accuracy on held-out examples: full 0." in done.output or "full 1." in done.output
     assert (tmp_path / "small.run" / "metrics.jsonl").is_file()
     again = run.invoke(app, given)
     assert again.exit_code == 1 and "exists and is not empty" in str(again.exception)
@@ -272,24 +268,24 @@ def test_texts_are_read_from_files_and_corpora(shards, tmp_path):
         read_plain_texts(tmp_path, None, print)
 
 
-def test_a_tagger_recovers_too(start, tmp_path):
+def test_recovery_improves_a_tagger(start, tmp_path):
     options = FinetuneSettings(epochs=4, max_length=40, batch_size=16, learning_rate=3e-3, device="cpu")
     model = tune.finetune("tag", tagged(120), tagged(30, 9), tmp_path / "tuned", start, options).model
-    data = distill_data(read_artifact(model), tagged(120), tagged(40, 7))
+    data = data_for_model(read_artifact(model), tagged(120), tagged(40, 7))
     recovery = Recovery(data, RecoverySettings(epochs=4, **QUICK), tmp_path / "run")
     prune(model, tmp_path / "small", CUT, [e.text for e in data.train], recovery=recovery)
     scores = {name: score.value for name, score in recovery.scores.items()}
-    assert scores["recovered"] >= max(0.9 * scores["whole"], scores["pruned"]), scores
+    assert scores["recovered"] >= max(0.9 * scores["full"], scores["pruned"]), scores
 
 
-def test_lessons_are_read_and_refused():
+def test_distill_settings_are_parsed_and_checked():
     assert parse_distill_settings("logits, hidden:0.5", 0.25) == DistillSettings(logits=1.0, hidden=0.5, labels=0.25)
     for text, why in (
         ("logit", "did you mean"),
-        ("embeddings", "hidden begins with those of tokens"),
+        ("embeddings", "hidden includes the embeddings of tokens"),
         ("hidden,hidden", "twice"),
-        ("hidden:x", "no weight"),
-        ("hidden:0", "nothing is to be"),
+        ("hidden:x", "no number after the colon"),
+        ("hidden:0", "all weights are 0"),
     ):
         with pytest.raises(AlbertkitError, match=why):
             parse_distill_settings(text)

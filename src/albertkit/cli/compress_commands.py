@@ -128,8 +128,7 @@ def quantize(
     (quantization-aware training). It pays at 4 bits. Needs torch. OUTPUT.run has the checkpoints; rerun the command to
     resume.
     """
-    from albertkit.compress.evaluate import QualityLimit
-    from albertkit.compress.quantize import TrainedWeights, open_float_model
+    from albertkit.compress.quantize import QualityLimit, open_float_model
     from albertkit.compress.quantize import quantize as run
     from albertkit.interop.convert import open_stored
 
@@ -145,13 +144,11 @@ def quantize(
         limit = QualityLimit(read_check_examples(open_stored(source).meta, check, reading, log), tolerance, accept)
     if train is not None:
         from albertkit.train.distill_data import read_training_data
-        from albertkit.train.qat import train_for_bits
+        from albertkit.train.recover import train_for_bits
 
-        artifact = open_float_model(source)
-        data = read_training_data(artifact, train, dev, reading, log)
+        data = read_training_data(open_float_model(source), train, dev, reading, log)
         folder = run_folder(output) / f"{bits}-bits"
-        result = train_for_bits(artifact, int(bits), data, settings, folder, log, progress_bar=True)
-        trained = TrainedWeights(source, result.artifact, result.smooth)
+        trained = train_for_bits(source, int(bits), data, settings, folder, log, progress_bar=True)
     texts = None if file is None else list(read_texts(file))
     report = run(trained or source, output, int(bits), texts, force, limit, show_status)
     if as_json:
@@ -229,7 +226,7 @@ def prune(source: Path, output: Path, file: Path | None, force: bool, as_json: b
         data = read_training_data(open_model(source), train, dev, reading, log)
         texts = texts or data.texts()[:512] or None
         asked = repr((sorted(values.items()), texts))
-        recovery = Recovery(data, training, run_folder(output), log, progress_bar=True, asked=asked)
+        recovery = Recovery(data, training, run_folder(output), log, progress_bar=True, identity=asked)
     report = run(source, output, settings, texts, force, show_status, recovery)
     scores = {} if recovery is None else {name: asdict(score) for name, score in recovery.scores.items()}
     if as_json:

@@ -180,7 +180,7 @@ def print_plan(result: PlanResult) -> None:
         ]
         if result.metric:
             row += ["" if value is None else f"{value:.4f}" for value in (measured.quality, measured.loss)]
-        is_over = not proposal.fits and result.limits.allow(proposal.latency, proposal.memory)
+        is_over = not proposal.fits and result.request.allows(proposal.latency, proposal.memory)
         rows.append([*row, "over the limit when measured" if is_over else ""])
     quality = [result.metric, "loss"] if result.metric else []
     header = ["", "", "ms", "measured", "MB", "measured", "file MB", *quality, ""]

@@ -1,6 +1,6 @@
 """The command distill: a student of any shape is trained to imitate one or more teachers.
 
-In: arguments. Out: calls of `train/distill.py` or `train/distill_corpus.py`, printed.
+In: arguments. Out: calls of `train/distill.py` or `train/distill.py`, printed.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def distill(sources: tuple[str, ...], output: Path, **values: Any) -> None:
 
     DATA is a file with one text per line, or a corpus folder; for logits, labelled examples as for finetune, or (for
     classes of single texts) a .txt file without labels. Vectors from a corpus folder are trained at every depth of
-    --depths and every width of --widths, with masked language modelling beside them if --words says so.
+    --depths and every width of --widths, with masked language modelling beside them if --mlm-weight is above 0.
 
     Teachers are ALBERT models, or BERT-like encoders with config.json, model.safetensors and tokenizer.json, which need
     transformers. For hidden and attention the student must have the teacher's vocabulary. The teacher's outputs are
@@ -109,18 +109,19 @@ def run_distillation(
     from albertkit.artifact import Meta
     from albertkit.data.shards import Shards
     from albertkit.interop.convert import open_stored
-    from albertkit.train.distill import distill, teacher_tokenizer
-    from albertkit.train.distill_corpus import CorpusDistillation
+    from albertkit.train.distill import CorpusDistillation, DistillJob, distill
     from albertkit.train.distill_data import check_vocabulary, is_corpus, read_teacher_data
-    from albertkit.train.teachers import is_albert
+    from albertkit.train.teachers import is_albert, teacher_tokenizer
 
     training, goals = take_settings(TrainSettings, values), take_settings(VectorDistillSettings, values)
     reading, resume = take_settings(ReadOptions, values), values["resume"]
-    if is_corpus(data) and settings.vectors and not settings.logits and not settings.watches:
+    if is_corpus(data) and settings.vectors and not settings.logits and not settings.needs_states:
         student = open_student(values, training.seed, Shards.open(data).tokenizer)
         return CorpusDistillation(teachers, data, training, goals, values["workers"]).run(student, output, resume, log)
     if goals != VectorDistillSettings():
-        raise AlbertkitError("--depths, --widths and --words are for vectors from a corpus folder alone. Omit them.")
+        raise AlbertkitError(
+            "--depths, --widths and --mlm-weight are for vectors from a corpus folder alone. Omit them."
+        )
     teacher = teachers.folders[0]
     metadata = open_stored(teacher).meta if is_albert(teacher) else Meta()
     task = "embed" if metadata.task == "embed" else "pretrain"
@@ -129,10 +130,8 @@ def run_distillation(
     settings, examples = read_teacher_data(teacher, metadata, (data, values["dev"]), settings, reading, log)
     if examples.task is None:
         check_vocabulary(student, data)
-    has_bar = sys.stderr.isatty()
-    return distill(
-        teachers, student, examples, settings, training, output, values["max_length"], resume, log, progress_bar=has_bar
-    )
+    job = DistillJob(teachers, student, examples, settings, training, values["max_length"])
+    return distill(job, output, resume, log, progress_bar=sys.stderr.isatty())
 
 
 def open_student(
@@ -146,6 +145,6 @@ def open_student(
         from albertkit.interop.convert import open_model
 
         return open_model(resolve(values["model"]))
-    from albertkit.train.distill import fresh_student
+    from albertkit.train.distill import new_student
 
-    return fresh_student(read_shape(values["shape"]), tokenizer(), seed, metadata)
+    return new_student(read_shape(values["shape"]), tokenizer(), seed, metadata)

@@ -1,8 +1,8 @@
 """Measurements for the planner: how fast this machine computes the layers of a shape, and what candidates really cost.
 
-In: shapes, lengths and threads; or `Candidate`s (`cost.py`) and the model they are variants of. Out: `Machine`, which
-predicts the latency of any depth, and a `Measurement` for each candidate. After this file: `planner.py`; `profile.py`
-compares a model with `peak_throughput`.
+In: shapes, lengths and threads; or `PlanCandidate`s (`cost.py`) and the model they are variants of. Out: `Machine`,
+which predicts the latency of any depth, and a `Measurement` for each candidate. After this file: `planner.py`;
+`profile.py` compares a model with `peak_throughput`.
 
 Each distinct layer is opened with random weights and timed at its own size, because the speed of a product depends on
 it; so are the steps around the layers. A depth needs no new measurement. Where layers alternate (groups, windows), a
@@ -27,7 +27,7 @@ from onnx import TensorProto
 
 from albertkit.albert import Albert
 from albertkit.artifact import Artifact, Meta, read_artifact, write_artifact
-from albertkit.compress.cost import Candidate
+from albertkit.compress.cost import PlanCandidate
 from albertkit.compress.prune import PruneSettings, prune_heads_and_ffn, truncate_layers
 from albertkit.compress.quantize import vector_cosines
 from albertkit.config import AlbertConfig
@@ -235,7 +235,7 @@ class Measurement:
 
 
 def measure_candidates(
-    candidates: Sequence[Candidate],
+    candidates: Sequence[PlanCandidate],
     model: Artifact | None,
     tokenizer: Tokenizer,
     data: CalibrationData | None,
@@ -271,7 +271,7 @@ def _with_quality(
 
 
 def build_candidate(
-    candidate: Candidate, model: Artifact | None, tokenizer: Tokenizer, data: CalibrationData | None, folder: Path
+    candidate: PlanCandidate, model: Artifact | None, tokenizer: Tokenizer, data: CalibrationData | None, folder: Path
 ) -> Artifact:
     """Write a candidate as an artifact."""
     config, bits = candidate.config, None if candidate.bits == 32 else candidate.bits

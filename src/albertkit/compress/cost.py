@@ -1,7 +1,7 @@
 """What a shape costs before it is built: parameters, operations, bytes, activation memory; and the smaller variants
 of it.
 
-In: an `AlbertConfig`, a length and a batch size. Out: `ShapeCost` and `Candidate`. Counts come from the tables in
+In: an `AlbertConfig`, a length and a batch size. Out: `ShapeCost` and `PlanCandidate`. Counts come from the tables in
 `weights.py`; the formulas for operations and memory are in the docstrings. Nothing is measured here: `benchmark.py`
 does that, and `planner.py` combines both. No torch.
 """
@@ -20,7 +20,7 @@ BLOCK = 32  # weights that share one scale at 4 bits
 FORMATS = {32: "float32", 8: "int8", 4: "4-bit"}
 DEPTH_SHARES = (1.0, 0.75, 0.5, 1 / 3, 0.25)
 PRUNING_SHARES = ((1.0, 1.0), (1.0, 0.5), (2 / 3, 0.5), (0.5, 0.25))  # of heads and of feed-forward columns
-ROUNDING_LOSS = {32: 0.0, 8: 0.1, 4: 0.8}  # estimated, in the unit of `Candidate.loss`
+ROUNDING_LOSS = {32: 0.0, 8: 0.1, 4: 0.8}  # estimated, in the unit of `PlanCandidate.loss`
 SESSION_BYTES = 10e6  # that onnxruntime takes for itself
 STATIC_DIM = 256
 MULTIPLE = 16  # a share of many columns is rounded to a multiple of it, which processors compute just as fast
@@ -181,7 +181,7 @@ def activation_memory(config: AlbertConfig, length: int, batch: int) -> dict[str
 
 
 @dataclass(frozen=True)
-class Candidate:
+class PlanCandidate:
     """A shape in a number format: a smaller variant of another shape."""
 
     shape: str
@@ -228,7 +228,7 @@ class Candidate:
         return tokenizer + 2 * weights + layers + activations + SESSION_BYTES
 
 
-def shape_candidates(name: str, config: AlbertConfig) -> list[Candidate]:
+def shape_candidates(name: str, config: AlbertConfig) -> list[PlanCandidate]:
     """For a shape without weights: it and the presets that cost less, at every depth and in all formats."""
     shapes = {name: config} | {other: preset(other) for other in PRESETS if other != name and not other.endswith("-zh")}
     found = []
@@ -237,13 +237,13 @@ def shape_candidates(name: str, config: AlbertConfig) -> list[Candidate]:
             for depth in DEPTH_SHARES:
                 smaller = _smaller(shape, depth, 1.0, 1.0)
                 loss = math.log2(_work(config) / _work(smaller))
-                found += [Candidate(other, smaller, bits, shape, loss + ROUNDING_LOSS[bits]) for bits in FORMATS]
+                found += [PlanCandidate(other, smaller, bits, shape, loss + ROUNDING_LOSS[bits]) for bits in FORMATS]
     return _distinct(found)
 
 
 def model_candidates(
     name: str, config: AlbertConfig, quality: Mapping[int, float] | None = None, static: bool = True
-) -> list[Candidate]:
+) -> list[PlanCandidate]:
     """For a model with weights: its depths, prunings and formats, and the static table made from it.
 
     quality: by depth, how well the output agrees with that of all layers; models that were not trained for a depth
@@ -259,7 +259,7 @@ def model_candidates(
                 heads = 1.0  # such heads cannot be removed (`prune.py`)
             pruned = _smaller(config, depth, heads, ffn)
             loss = depth_loss + 0.5 * math.log2(_work(shallow) / _work(pruned))
-            found += [Candidate(name, pruned, bits, config, loss + ROUNDING_LOSS[bits]) for bits in FORMATS]
+            found += [PlanCandidate(name, pruned, bits, config, loss + ROUNDING_LOSS[bits]) for bits in FORMATS]
     if not static:
         return _distinct(found)
     dim = min(STATIC_DIM, config.hidden_size)
@@ -272,7 +272,7 @@ def model_candidates(
         intermediate_size=1,
         options=Options(static=True),
     )
-    return _distinct([*found, Candidate(name, table, 32, config, 9.0)])
+    return _distinct([*found, PlanCandidate(name, table, 32, config, 9.0)])
 
 
 def depths_below(layers: int) -> list[int]:
@@ -319,5 +319,5 @@ def _smaller(config: AlbertConfig, depth: float, heads: float, ffn: float) -> Al
     )
 
 
-def _distinct(candidates: Sequence[Candidate]) -> list[Candidate]:
+def _distinct(candidates: Sequence[PlanCandidate]) -> list[PlanCandidate]:
     return list({(c.name, c.bits): c for c in candidates}.values())

@@ -4,7 +4,8 @@ In: the name of a preset, a config file or a model folder, and a `PlanRequest`. 
 that make each proposal, and a plot. Before this file: `cost.py` lists and estimates candidates, `benchmark.py`
 measures machine and candidates.
 
-Rough estimates of quality (`Candidate.loss`) only choose what is measured; the numbers that are shown were measured.
+Rough estimates of quality (`PlanCandidate.loss`) only choose what is measured; the numbers that are shown were
+measured.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from albertkit.compress.benchmark import (
     measure_machine,
     tokenizer_memory,
 )
-from albertkit.compress.cost import Candidate, depths_below, model_candidates, operations, shape_candidates
+from albertkit.compress.cost import PlanCandidate, depths_below, model_candidates, operations, shape_candidates
 from albertkit.config import PRESETS, AlbertConfig, preset
 from albertkit.errors import AlbertkitError, need
 from albertkit.file_io import read_json
@@ -42,20 +43,6 @@ from albertkit.runtime.engine import Engine, cores
 from albertkit.runtime.predict import predict
 from albertkit.tasks import TASKS, gives_vectors
 from albertkit.tokenizer import Tokenizer
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What a model may cost."""
-
-    latency: float | None = None
-    """Seconds for one text."""
-    memory: float | None = None
-    """Bytes that the model adds to a process, tokenizer included."""
-
-    def allow(self, latency: float, memory: float) -> bool:
-        """Whether a model of this cost fits."""
-        return latency <= (self.latency or math.inf) and memory <= (self.memory or math.inf)
 
 
 @dataclass(frozen=True)
@@ -76,12 +63,16 @@ class PlanRequest:
     """How many proposals to measure."""
     threads: int | None = None
 
+    def allows(self, latency: float, memory: float) -> bool:
+        """Whether a model of this cost is within the limits."""
+        return latency <= (self.latency or math.inf) and memory <= (self.memory or math.inf)
+
 
 @dataclass(frozen=True)
 class Proposal:
     """A candidate, its predicted cost, and its measured cost."""
 
-    candidate: Candidate
+    candidate: PlanCandidate
     latency: float
     memory: float
     fits: bool
@@ -99,7 +90,7 @@ class PlanResult:
     best: list[Proposal]
     """Those that no other one beats in latency, memory and quality at once."""
     machine: Machine
-    limits: Limits
+    request: PlanRequest
     process: float
     """Bytes of a process before it opens a model."""
     metric: str
@@ -156,21 +147,20 @@ def plan(shape: str | Path, request: PlanRequest, progress: Progress = lambda _:
         quality = depth_cosines(model, data.held) if data.metric is None else depth_scores(shape, model, data.metric)
         has_vectors = gives_vectors(model.meta)
         candidates = model_candidates(_short_name(shape), config, quality, has_vectors)
-    limits = Limits(request.latency, request.memory)
     machine = measure_machine([c.config for c in candidates if not c.is_static], length, threads, progress=progress)
     progress("measuring memory")
     words, process = tokenizer_memory(tokenizer), measure_folder(None, length, threads)["process"]
-    chosen = propose(candidates, machine, limits, words, request.count)
+    chosen = propose(candidates, machine, request, words)
     measurements = measure_candidates([p.candidate for p in chosen], model, tokenizer, data, machine, progress)
     proposals = [
         replace(
-            p, measured=m, fits=limits.allow(m.latency, m.memory), commands=build_commands(p.candidate, shape, model)
+            p, measured=m, fits=request.allows(m.latency, m.memory), commands=build_commands(p.candidate, shape, model)
         )
         for p, m in zip(chosen, measurements, strict=True)
     ]
     progress("")
     metric = "" if data is None else "score" if data.metric is not None else "cosine"
-    return PlanResult(proposals, pareto_front(proposals), machine, limits, process, metric)
+    return PlanResult(proposals, pareto_front(proposals), machine, request, process, metric)
 
 
 # What is planned for ---------------------------------------------------------------------------------------------
@@ -275,23 +265,26 @@ def depth_scores(shape: str, model: Artifact, metric: Metric) -> dict[int, float
 
 
 def propose(
-    candidates: Sequence[Candidate], machine: Machine, limits: Limits, tokenizer: float, count: int = 6
+    candidates: Sequence[PlanCandidate], machine: Machine, request: PlanRequest, tokenizer: float
 ) -> list[Proposal]:
-    """The `count` candidates that are likely best within the limits; if none fits, the nearest ones."""
+    """The candidates that are likely best within the limits; if none fits, the nearest ones.
+
+    tokenizer: bytes that the tokenizer adds to a process.
+    """
     found = []
     for candidate in candidates:
         seconds = machine.static_seconds if candidate.is_static else machine.latency(candidate.config, candidate.bits)
         memory = candidate.memory(machine.length, tokenizer)
-        found.append(Proposal(candidate, seconds, memory, limits.allow(seconds, memory)))
+        found.append(Proposal(candidate, seconds, memory, request.allows(seconds, memory)))
     fitting = sorted((p for p in found if p.fits), key=lambda p: (p.candidate.loss, p.latency))
     if not fitting:
-        return sorted(found, key=lambda p: _excess(p, limits))[:3]
+        return sorted(found, key=lambda p: _excess(p, request))[:3]
     chosen: list[Proposal] = []
     for proposal in fitting:  # what costs more than a better one in every way is not measured
         if not any(_costs_no_more(better, proposal) for better in chosen):
             chosen.append(proposal)
-    tables = [proposal for proposal in chosen[count:] if proposal.candidate.is_static]
-    return [*chosen[: count - len(tables)], *tables]  # a table is so different that it is always shown
+    tables = [proposal for proposal in chosen[request.count :] if proposal.candidate.is_static]
+    return [*chosen[: request.count - len(tables)], *tables]  # a table is so different that it is always shown
 
 
 def _costs_no_more(one: Proposal, other: Proposal) -> bool:
@@ -299,9 +292,9 @@ def _costs_no_more(one: Proposal, other: Proposal) -> bool:
     return all(a <= b for a, b in zip(*costs, strict=True))
 
 
-def _excess(proposal: Proposal, limits: Limits) -> float:
+def _excess(proposal: Proposal, request: PlanRequest) -> float:
     """By how many times the limits are exceeded, in the worse of the two."""
-    return max(proposal.latency / (limits.latency or math.inf), proposal.memory / (limits.memory or math.inf))
+    return max(proposal.latency / (request.latency or math.inf), proposal.memory / (request.memory or math.inf))
 
 
 def pareto_front(proposals: Sequence[Proposal]) -> list[Proposal]:
@@ -318,7 +311,7 @@ def _beats(one: Proposal, other: Proposal) -> bool:
     return all(x <= y for x, y in zip(costs, other_costs, strict=True)) and costs != other_costs
 
 
-def build_commands(candidate: Candidate, source: str, model: Artifact | None) -> tuple[str, ...]:
+def build_commands(candidate: PlanCandidate, source: str, model: Artifact | None) -> tuple[str, ...]:
     """The commands that make a candidate from a model."""
     if model is None:
         return ()
@@ -378,8 +371,8 @@ def plot_proposals(result: PlanResult, path: Path) -> None:
             front.append((x, y))
     axes.plot([x for x, _ in front], [y for _, y in front], color="tab:blue", linewidth=1)
     axes.margins(x=0.25, y=0.1)
-    if result.limits.latency is not None:
-        axes.axvline(result.limits.latency * 1e3, color="tab:red", linestyle="--", linewidth=1)
+    if result.request.latency is not None:
+        axes.axvline(result.request.latency * 1e3, color="tab:red", linestyle="--", linewidth=1)
     axes.set_xscale("log")
     axes.set_xlabel("latency of one text, ms (measured)")
     axes.set_ylabel(result.metric if known else "operations per token, millions")

@@ -173,7 +173,7 @@ def _with_history(before: Artifact, after: Artifact) -> Artifact:
             step[part] = f"{getattr(before.config, part)} → {getattr(after.config, part)}"
     if before.meta.metrics:
         step["scores before"] = before.meta.metrics
-    details = {name: value for name, value in after.meta.details.items() if name != "exit"}
+    details = {name: value for name, value in after.meta.details.items() if name != "early_exit"}
     meta = dataclasses.replace(after.meta, metrics={}, details=details, made=(*after.meta.made, step))
     return dataclasses.replace(after, meta=meta)
 

@@ -1,18 +1,18 @@
-"""`distill --what`: a teacher's vectors, scores, hidden states or attention to a student of any shape.
+"""Distillation: the public `distill`, and `CorpusDistillation` of sentence vectors at several depths and widths.
 
-In: teachers, a student, a `DistillSettings`, examples of the teacher's task or texts. Out: the folder of a training, with the student in `model/`. What a teacher gives once
-for each text (vectors, scores) is kept in `OUT/teacher/`, so that it reads every text once, however often the training starts; hidden states and
-attention are computed as they are needed. Before this file: `student.py`, `teachers.py`, `watching.py`. (Sentence vectors at several depths and
-widths from a corpus are `distill.py`'s.)
+In: a `DistillJob` (teachers, a student of any shape, data, settings), or teachers and a corpus folder. Out: a training
+folder with the student in `model/`. The vectors and logits of a teacher are stored in the folder, so that each text is
+computed once, however often the training is started; hidden states and attention are computed during training. Before
+this file: `distill_task.py`, `distill_vectors.py`, `teachers.py`.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import os
 import zipfile
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,200 +20,261 @@ import numpy as np
 import torch
 
 from albertkit.albert import Albert
-from albertkit.artifact import Artifact, Meta, model_folder, read_artifact, write_artifact
+from albertkit.artifact import Artifact, Meta, read_artifact, write_artifact
 from albertkit.config import AlbertConfig
+from albertkit.data.passages import Passages, PassageShares, distinct_words, draw_passages, everyday_sentences
+from albertkit.data.shard_writer import write_array, write_json
+from albertkit.data.shards import Shards
 from albertkit.errors import AlbertkitError
-from albertkit.file_io import digest
+from albertkit.file_io import digest, read_json
 from albertkit.interop.convert import open_stored
 from albertkit.model import AlbertModel
 from albertkit.runtime.predict import task_scores
 from albertkit.tasks.task import Feature
 from albertkit.tokenizer import Tokenizer
-from albertkit.train.distill_settings import DistillSettings
-from albertkit.train.distill_task import PROJECTION, DistillTask, TeacherOutputs, TextsOnly, without_projection
+from albertkit.train.distill_data import DistillData, text_of
+from albertkit.train.distill_losses import open_state_teacher, require_plain_attention
+from albertkit.train.distill_settings import DistillSettings, VectorDistillSettings
+from albertkit.train.distill_task import PROJECTION, DistillTask, TeacherOutputs, without_projection
+from albertkit.train.distill_vectors import VectorDistillTask, check_widths, student_vectors
 from albertkit.train.distributed import choose_device
 from albertkit.train.loop import TrainResult, train
 from albertkit.train.pretrain import fit
-from albertkit.train.recover import DistillData, plain_text
-from albertkit.train.teacher_states import open_state_teacher, require_plain_attention
-from albertkit.train.teachers import TeacherMixture, find_encoder, find_reading_rules, is_albert, text_targets
+from albertkit.train.teachers import TeacherMixture, is_albert, passage_targets, teacher_identity, text_targets
 from albertkit.train.train_settings import TrainSettings
 
+MAX_PASSAGE = 254  # tokens
+TARGETS = "targets.npy"  # the vectors of teachers for the passages of a corpus
 
-def fresh_student(config: AlbertConfig, tokenizer: Tokenizer, seed: int, meta: Meta | None = None) -> Artifact:
-    """A student that knows nothing yet, with a vocabulary."""
+
+@dataclass(frozen=True)
+class DistillJob:
+    """Who is trained on what: teachers, a student, data and settings."""
+
+    teachers: TeacherMixture
+    student: Artifact
+    data: DistillData
+    distill: DistillSettings
+    settings: TrainSettings
+    max_length: int = 128
+    """Longest input in tokens."""
+
+    @property
+    def teacher(self) -> Path:
+        """The only teacher, or the first one."""
+        return self.teachers.folders[0]
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The student's."""
+        if self.student.tokenizer is None:
+            raise AlbertkitError("the student has no tokenizer, so it cannot read text. Pass one that has.")
+        return self.student.tokenizer
+
+    @property
+    def device(self) -> torch.device:
+        """Where teacher and student run."""
+        return choose_device(self.settings.device)
+
+
+def new_student(config: AlbertConfig, tokenizer: Tokenizer, seed: int, meta: Meta | None = None) -> Artifact:
+    """An untrained student with a vocabulary."""
     torch.manual_seed(seed)
     config = fit(config, tokenizer)
     return Artifact(config, AlbertModel(config).weights(), tokenizer, meta or Meta())
 
 
-def teacher_tokenizer(folder: Path) -> Tokenizer:
-    """The tokenizer of a teacher."""
-    if is_albert(folder):
-        found = open_stored(folder).tokenizer
-        if found is None:
-            raise AlbertkitError(f"{folder} holds no tokenizer; give --start with a student that has one")
-        return found
-    return Tokenizer.load(find_encoder(folder)[0])
-
-
 def distill(
-    teachers: TeacherMixture,
-    student: Artifact,
-    data: DistillData,
-    lesson: DistillSettings,
-    settings: TrainSettings,
-    out: Path,
-    max_length: int = 128,
+    job: DistillJob,
+    output: Path,
     resume: bool = False,
     log: Callable[[str], None] = lambda text: None,
     progress_bar: bool = False,
 ) -> TrainResult:
-    """Train a student in `out`; with `resume`, go on where it was stopped."""
-    if len(teachers.folders) > 1 and (lesson.logits or lesson.watches):
+    """Train a student in the folder `output`; with `resume`, from its last checkpoint."""
+    settings = job.distill
+    if len(job.teachers.folders) > 1 and (settings.logits or settings.needs_states):
         raise AlbertkitError(
-            f"{len(teachers.folders)} teachers were given; several teach vectors alone, so give one for logits, hidden and attention"
+            f"{len(job.teachers.folders)} teachers were passed, but only vectors can be distilled from several. Pass "
+            "one for logits, hidden and attention."
         )
-    if student.tokenizer is None:
-        raise AlbertkitError("the student has no tokenizer, so it cannot read text; give one with a tokenizer")
-    if lesson.attention:
-        require_plain_attention(student, "student")
-    first, work_device = teachers.folders[0], choose_device(settings.device)
-    who = (*map(teacher_identity, teachers.folders), repr(teachers.weights))
-    gives = TeacherOutputs(meta=open_stored(first).meta if is_albert(first) else None, identity=who)
-    limit = min(max_length, student.config.max_position_embeddings)
-    if lesson.watches:
-        watched = open_state_teacher(first, student.tokenizer, data.texts(), bool(lesson.attention))
-        limit = min(limit, watched.longest)
-        gives = dataclasses.replace(gives, watched=watched)
-    if lesson.logits:
-        gives = dataclasses.replace(
-            gives, logits=lambda features: teacher_scores(first, student, data, features, out, work_device)
-        )
-    if lesson.vectors:
-        gives = dataclasses.replace(gives, vectors=teacher_vectors(teachers, student, data, out, work_device))
-    task = data.task or TextsOnly()
-    work = DistillTask(task, student, data.train, data.dev, settings, lesson, gives, limit)
-    outcome = train(work, settings, out, resume=resume, log=log, progress_bar=progress_bar)
-    if outcome.model is not None and PROJECTION in read_artifact(outcome.model).weights:
-        write_artifact(without_projection(read_artifact(outcome.model)), outcome.model, overwrite=True)
-    return outcome
+    identity = (*map(teacher_identity, job.teachers.folders), repr(job.teachers.weights))
+    max_length = min(job.max_length, job.student.config.max_position_embeddings)
+    states = logits = vectors = None
+    if settings.attention:
+        require_plain_attention(job.student, "student")
+    if settings.needs_states:
+        states = open_state_teacher(job.teacher, job.tokenizer, job.data.texts(), bool(settings.attention))
+        max_length = min(max_length, states.max_length)
+    if settings.logits:
+
+        def logits(features: Sequence[Feature]) -> list[Any]:
+            return teacher_scores(job, features, output)
+
+    if settings.vectors:
+        vectors = teacher_vectors(job, output)
+    outputs = TeacherOutputs(
+        states=states,
+        logits=logits,
+        vectors=vectors,
+        meta=open_stored(job.teacher).meta if is_albert(job.teacher) else None,
+        identity=identity,
+    )
+    task = DistillTask(job.data, job.student, job.settings, settings, outputs, max_length)
+    result = train(task, job.settings, output, resume=resume, log=log, progress_bar=progress_bar)
+    if result.model is not None and PROJECTION in read_artifact(result.model).weights:
+        write_artifact(without_projection(read_artifact(result.model)), result.model, overwrite=True)
+    return result
 
 
-# What a teacher gives once -----------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class CorpusDistillation:
+    """Teachers, a corpus, and how a student is trained on them."""
+
+    teachers: TeacherMixture
+    corpus: Path
+    settings: TrainSettings
+    goals: VectorDistillSettings
+    workers: int = 1
+    """Processes that decode the ids of the corpus."""
+
+    def run(
+        self, student: Artifact, output: Path, resume: bool = False, log: Callable[[str], None] = lambda text: None
+    ) -> TrainResult:
+        """Train the student, with the teachers' vectors computed once."""
+        check_widths(self.goals, student.config.hidden_size)
+        texts = output / "texts"
+        self.check_targets(texts)
+        if not (texts / TARGETS).is_file():
+            self.prepare_targets(student, texts)
+        task = VectorDistillTask(student, texts, self.corpus, self.settings, self.goals)
+        return train(task, self.settings, output, resume=resume, log=log, progress_bar=True)
+
+    def prepare_targets(self, student: Artifact, texts: Path) -> None:
+        """Draw passages from the corpus and store them with the teachers' vectors."""
+        corpus, seed = Shards.open(self.corpus), self.settings.seed
+        tokenizer, shards = corpus.tokenizer(), corpus.split("train")
+        known = [tokenizer.decode(ids) for ids in distinct_words(shards, seed)] if self.goals.everyday else []
+        sentences = tokenizer.ids_batch(list(everyday_sentences(self.goals.everyday, seed, known)))
+        shares = PassageShares(longest=min(MAX_PASSAGE, student.config.max_position_embeddings - 2))
+        draw_passages(shards, tokenizer.id_of("?"), shares, seed, [ids for ids in sentences if ids]).save(texts)
+        passages, device = Passages.open(texts), choose_device(self.settings.device)
+        own = student_vectors(student, passages, device) if student.meta.task == "embed" else None
+        dim = student.config.hidden_size
+        targets = passage_targets(passages, self.corpus / "tokenizer", self.teachers, dim, device, self.workers, own)
+        write_array(texts / TARGETS, targets)
+
+    def check_targets(self, texts: Path) -> None:
+        """Record which teachers and corpus the vectors come from; refuse a folder with those of others."""
+        record = texts / "teachers.json"
+        weights = zip(self.teachers.folders, self.teachers.weights, strict=True)
+        wanted = {
+            "teachers": [[teacher_identity(folder), weight] for folder, weight in weights],
+            "corpus": digest(self.corpus / "manifest.json"),
+        }
+        has_targets = (texts / TARGETS).is_file()
+        if record.is_file() and has_targets:
+            stored = read_json(record)
+            causes = {"teachers": "of other teachers, or with other weights", "corpus": "of another corpus"}
+            different = [causes[name] for name, value in wanted.items() if stored.get(name) != value]
+            if different:
+                raise AlbertkitError(
+                    f"{texts} contains vectors {' and '.join(different)}. "
+                    f"Choose another --output, or remove {texts} to compute them again."
+                )
+        if not has_targets:
+            texts.mkdir(parents=True, exist_ok=True)
+            write_json(record, wanted)
+
+
+# Stored outputs of a teacher -------------------------------------------------------------------------------------
 
 
 def load_or_compute(
-    folder: Path, name: str, about: Sequence[Any], compute: Callable[[], dict[str, np.ndarray]]
+    folder: Path, name: str, key: Sequence[Any], compute: Callable[[], dict[str, np.ndarray]]
 ) -> dict[str, np.ndarray]:
-    """What was computed before for the same things, or is now; written whole or not at all."""
-    total = hashlib.sha256()
-    for thing in about:
-        total.update(repr(thing).encode() + b"\0")
-    path = folder / "teacher" / f"{name}-{total.hexdigest()[:16]}.npz"
+    """Arrays that were computed before for the same key, or are computed and stored now, atomically."""
+    digest = hashlib.sha256()
+    for part in key:
+        digest.update(repr(part).encode() + b"\0")
+    path = folder / "teacher" / f"{name}-{digest.hexdigest()[:16]}.npz"
     if not path.is_file():
-        made = compute()
+        arrays = compute()
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(".part")
-        with part.open("wb") as file:
-            np.savez(file, **made)  # type: ignore[arg-type]
-        os.replace(part, path)  # noqa: PTH105  whole or not at all
+        partial = path.with_suffix(".part")
+        with partial.open("wb") as file:
+            np.savez(file, **arrays)  # type: ignore[arg-type]
+        os.replace(partial, path)  # noqa: PTH105  atomic
     try:
-        with np.load(path, allow_pickle=False) as found:
-            return {key: found[key] for key in found.files}
+        with np.load(path, allow_pickle=False) as stored:
+            return {name: stored[name] for name in stored.files}
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        raise AlbertkitError(f"{path} is damaged ({error}); delete it, and the teacher reads again") from None
+        raise AlbertkitError(f"{path} is damaged ({error}). Delete it, and it is computed again.") from None
 
 
-def teacher_identity(folder: Path) -> str:
-    """What tells a teacher from others: its weights, and how it reads and pools."""
-    about: tuple[Any, ...]
-    if is_albert(folder):
-        stored = open_stored(folder)
-        meta = stored.meta
-        about = (stored.identity, stored.config, meta.pooling, meta.normalise, meta.depth, meta.prompts)
-    else:
-        place, pooling = find_encoder(model_folder(folder))
-        files = [place / name for name in ("config.json", "model.safetensors", "tokenizer.json")]
-        missing = [file.name for file in files if not file.is_file()]
-        if missing:
-            raise AlbertkitError(
-                f"{place} holds no {missing[0]}; give a model of ours, or one with config.json, model.safetensors and tokenizer.json"
-            )
-        about = (*map(digest, files), pooling, find_reading_rules(model_folder(folder)))
-    return hashlib.sha256(repr(about).encode()).hexdigest()
+def teacher_vectors(job: DistillJob, output: Path) -> np.ndarray:
+    """One vector for each training text, then for each held-out one; each chunk is stored as soon as it is computed."""
+    texts = [text_of(example, job.tokenizer) for example in (*job.data.train, *job.data.dev)]
+    dim, teachers = job.student.config.hidden_size, job.teachers
+    identities = [teacher_identity(folder) for folder in teachers.folders]
 
+    def keep(chunk: Sequence[str], compute: Callable[[], np.ndarray]) -> np.ndarray:
+        return load_or_compute(output, "part", [*identities, *chunk], lambda: {"vectors": compute()})["vectors"]
 
-def teacher_vectors(
-    teachers: TeacherMixture, student: Artifact, data: DistillData, out: Path, device: torch.device
-) -> np.ndarray:
-    """One vector for each text to learn from, then for each held-out one; each chunk is kept as it comes, so that a kill costs one chunk."""
-    assert student.tokenizer is not None
-    texts = [plain_text(example, student.tokenizer) for example in (*data.train, *data.dev)]
-    dim = student.config.hidden_size
-    who = [teacher_identity(folder) for folder in teachers.folders]
-
-    def part(chunk: Sequence[str], compute: Callable[[], np.ndarray]) -> np.ndarray:
-        return load_or_compute(out, "part", [*who, *chunk], lambda: {"vectors": compute()})["vectors"]
-
-    about = [*who, teachers.weights, dim, *texts]
-    found = load_or_compute(
-        out, "vectors", about, lambda: {"vectors": text_targets(texts, teachers, dim, device, part)}
+    key = [*identities, teachers.weights, dim, *texts]
+    vectors = load_or_compute(
+        output, "vectors", key, lambda: {"vectors": text_targets(texts, teachers, dim, job.device, keep)}
     )["vectors"]
-    for path in (out / "teacher").glob("part-*"):  # they are in the whole now
+    for path in (output / "teacher").glob("part-*"):  # all chunks are in `vectors` now
         path.unlink()
-    return found
+    return vectors
 
 
-def teacher_scores(
-    folder: Path, student: Artifact, data: DistillData, features: Sequence[Feature], out: Path, device: torch.device
-) -> list[Any]:
-    """The teacher's scores for each feature of the examples to learn from."""
-    heads = data.task.heads
-    about = [teacher_identity(folder), heads, *(f.ids for f in features)]
-    found = load_or_compute(
-        out, "logits", about, lambda: pack_scores(compute_scores(folder, student, data, features, device), len(heads))
-    )
+def teacher_scores(job: DistillJob, features: Sequence[Feature], output: Path) -> list[Any]:
+    """The teacher's scores for each feature of the training examples."""
+    assert job.data.task is not None
+    heads = job.data.task.heads
+    key = [teacher_identity(job.teacher), heads, *(f.ids for f in features)]
+    stored = load_or_compute(output, "logits", key, lambda: pack_scores(compute_scores(job, features), len(heads)))
     by_head = []
     for number in range(len(heads)):
-        flat, ends = found[f"scores{number}"], found[f"ends{number}"]
+        flat, ends = stored[f"scores{number}"], stored[f"ends{number}"]
         rows = np.split(flat, ends[:-1])
-        by_head.append([row[0] if flat.ndim == 2 and not found[f"deep{number}"] else row for row in rows])
+        by_head.append([row[0] if flat.ndim == 2 and not stored[f"deep{number}"] else row for row in rows])
     return by_head[0] if len(heads) == 1 else list(zip(*by_head, strict=True))
 
 
 def pack_scores(rows: list[Any], heads: int) -> dict[str, np.ndarray]:
-    """Ragged scores as arrays: all rows below each other, and where each text's end."""
-    made = {}
+    """Ragged scores as arrays: all rows concatenated, and where those of each text end."""
+    packed = {}
     for number in range(heads):
         arrays = [np.asarray(row[number] if heads > 1 else row, np.float32) for row in rows]
-        deep = arrays[0].ndim == 2  # a row for each token, not for each text
-        made[f"scores{number}"] = np.concatenate([a if deep else a[None] for a in arrays])
-        made[f"ends{number}"] = np.cumsum([len(a) if deep else 1 for a in arrays])
-        made[f"deep{number}"] = np.array(deep)
-    return made
+        deep = arrays[0].ndim == 2  # one row per token, not per text
+        packed[f"scores{number}"] = np.concatenate([a if deep else a[None] for a in arrays])
+        packed[f"ends{number}"] = np.cumsum([len(a) if deep else 1 for a in arrays])
+        packed[f"deep{number}"] = np.array(deep)
+    return packed
 
 
-def compute_scores(
-    folder: Path, student: Artifact, data: DistillData, features: Sequence[Feature], device: torch.device
-) -> list[Any]:
-    """The teacher's scores, by the torch-free runtime (or torch, on a GPU). A teacher with another vocabulary reads the examples its own way."""
-    albert, heads = Albert(folder, device=device.type), data.task.heads
-    assert student.tokenizer is not None
-    same = albert.tokenizer.vocabulary.ids == student.tokenizer.vocabulary.ids
-    if same and max(len(f.ids) for f in features) <= albert.max_tokens:
+def compute_scores(job: DistillJob, features: Sequence[Feature]) -> list[Any]:
+    """The teacher's scores by the torch-free runtime (or torch, on a GPU), in its own vocabulary if that differs."""
+    albert, task = Albert(job.teacher, device=job.device.type), job.data.task
+    assert task is not None
+    has_same_tokens = albert.tokenizer.vocabulary.ids == job.tokenizer.vocabulary.ids
+    if has_same_tokens and max(len(f.ids) for f in features) <= albert.max_tokens:
         return task_scores(albert, features)
-    if {"tag", "answer"} & set(heads):
+    if {"tag", "answer"} & set(task.heads):
         raise AlbertkitError(
-            f"{folder} cuts text otherwise than the student, and its scores are of tokens; take a student with its vocabulary (--shape does)"
+            f"{job.teacher} splits text differently from the student, but its scores are per token. Use a student with "
+            "its vocabulary (--shape does)."
         )
     length = min(int(albert.meta.details.get("max_length", albert.max_tokens)), albert.max_tokens)
-    theirs: dict[int, list[Feature]] = {}
-    for feature in data.task.features(data.train, albert.tokenizer, length):
-        theirs.setdefault(feature.example, []).append(feature)
-    order = [theirs[f.example].pop(0) for f in features if theirs.get(f.example)]
-    if len(order) != len(features):
+    by_example: dict[int, list[Feature]] = {}
+    for feature in task.features(job.data.train, albert.tokenizer, length):
+        by_example.setdefault(feature.example, []).append(feature)
+    matching = [by_example[f.example].pop(0) for f in features if by_example.get(f.example)]
+    if len(matching) != len(features):
         raise AlbertkitError(
-            f"{folder} reads the examples in other parts than the student; take a student with its vocabulary"
+            f"{job.teacher} splits the examples into other windows than the student. Use a student with its vocabulary."
         )
-    return task_scores(albert, order)
+    return task_scores(albert, matching)

@@ -1,13 +1,14 @@
 """Files and folders → what a student is trained on: examples of a task, lines of text, or passages of a corpus.
 
 In: paths as the commands `distill`, `prune --recover` and `quantize --train` take them. Out: `DistillData`.
-Before this file: `tasks/readers/`, `data/`; after it: `distill.py`, `recover.py`, `qat.py`.
+Before this file: `tasks/readers/`, `data/`; after it: `distill.py`, `recover.py`, `recover.py`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +22,60 @@ from albertkit.tasks import TASKS, load_task
 from albertkit.tasks.examples import TextExample
 from albertkit.tasks.readers.read_examples import ReadOptions, check_known_labels
 from albertkit.tasks.splits import split_examples
+from albertkit.tasks.task import Task
 from albertkit.tasks.validate import read_parts
 from albertkit.text_reader import read_texts
+from albertkit.tokenizer import Tokenizer
 from albertkit.train.distill_settings import DistillSettings
-from albertkit.train.recover import DistillData, distill_data
 
 Log = Callable[[str], None]
 MAX_TEXTS = 500_000  # texts of a corpus that are used
 MIN_TEXTS = 10
 MAX_DEV_TEXTS = 1000
 TABLES = (".csv", ".tsv", ".json", ".jsonl", ".parquet")
+
+
+@dataclass(frozen=True)
+class DistillData:
+    """Training and held-out data: examples of a task, or texts (strings, or token ids of a corpus) without one."""
+
+    task: Task | None
+    train: Sequence[Any]
+    dev: Sequence[Any] = ()
+
+    def texts(self) -> list[str]:
+        """The first training texts, where examples contain one."""
+        found = []
+        for example in self.train[:4096]:
+            text = example
+            if not isinstance(example, str):
+                text = getattr(example, "text", None) or getattr(example, "context", None)
+            if isinstance(text, str) and text.strip():
+                found.append(text)
+        return found
+
+
+def data_for_model(artifact: Artifact, train: Sequence[Any], dev: Sequence[Any]) -> DistillData:
+    """Data with the task that the model was fine-tuned for, if it was."""
+    if artifact.meta.details.get("reads") == "vector":
+        raise AlbertkitError(
+            "this model is a head on frozen vectors, so it has no layers to train. Fine-tune without --freeze first."
+        )
+    return DistillData(load_task(artifact.meta) if artifact.meta.task in TASKS else None, train, dev)
+
+
+def text_of(example: object, tokenizer: Tokenizer) -> str:
+    """The text of an example that has one."""
+    if isinstance(example, str):
+        return example
+    if isinstance(example, np.ndarray):
+        return tokenizer.decode(example.tolist())
+    text, pair = getattr(example, "text", None), getattr(example, "pair", None)
+    if not isinstance(text, str) or pair is not None:
+        raise AlbertkitError(
+            "these examples are pairs or questions, and vectors are of single texts. Distill logits or hidden."
+        )
+    return text
 
 
 def read_training_data(
@@ -40,13 +85,13 @@ def read_training_data(
     task = artifact.meta.task
     if task not in TASKS:
         check_vocabulary(artifact, train)
-        return distill_data(artifact, *read_plain_texts(train, dev, log))
+        return data_for_model(artifact, *read_plain_texts(train, dev, log))
     parts = read_parts(task, {"train": train, **({"dev": dev} if dev else {})}, options, log)
     if dev is None:
         parts["train"], parts["dev"] = split_examples(parts["train"])
     log_unknown_labels(artifact.meta, parts["train"], "which cannot be learnt", log)
     log_unknown_labels(artifact.meta, parts["dev"], "counted as missed", log)
-    return distill_data(artifact, parts["train"], parts["dev"])
+    return data_for_model(artifact, parts["train"], parts["dev"])
 
 
 def read_check_examples(metadata: Meta, path: Path, options: ReadOptions, log: Log) -> list[Any]:
@@ -110,7 +155,7 @@ def check_vocabulary(artifact: Artifact, path: Path) -> None:
     tokenizer = artifact.tokenizer
     if tokenizer is None or Shards.open(path).tokenizer().vocabulary.ids != tokenizer.vocabulary.ids:
         raise AlbertkitError(
-            f"{path} was tokenized with another vocabulary than the model's. Make the corpus with the model's tokenizer."
+            f"{path} was tokenized with another vocabulary than the model's. Make the corpus with its tokenizer."
         )
 
 

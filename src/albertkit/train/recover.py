@@ -1,6 +1,13 @@
-"""Learning again what compressing a model has cost, from the model it was: `prune --recover`, and the training behind `quantize --train`.
+"""Training of compressed models with the full model as the teacher: recovery after pruning, and quantization-aware
+training.
 
-In: a compressed model, the whole one as its teacher, examples of its task or texts. Out: the same model, better. Before this file: `student.py`.
+In: a `RecoveryJob`: a compressed model, the full one, and examples of its task or texts. Out: the model, trained; for
+few bits `TrainedWeights`, which `compress/quantize.py` rounds to exactly the numbers that the last step computed
+with. Before this file: `distill_task.py`; `compress/prune.py` calls `Recovery`.
+
+In quantization-aware training every matrix is rounded once per step and used L times, so its gradient is the sum over
+all uses; rounding passes gradients unchanged (straight-through estimator, Bengio et al., arXiv 1308.3432). The inputs
+of products are rounded per token, as in `runtime/graph_builder.py`.
 """
 
 from __future__ import annotations
@@ -14,167 +21,300 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor, nn
 
+from albertkit.albert import Albert
 from albertkit.artifact import Artifact, identity_of, read_artifact, write_artifact
-from albertkit.compress.evaluate import QualityCheck, QualityScore
+from albertkit.compress.quantize import QualityCheck, QualityScore, TrainedWeights, open_float_model
 from albertkit.errors import AlbertkitError
-from albertkit.tasks import TASKS, load_task
-from albertkit.tokenizer import Tokenizer
+from albertkit.model import AlbertModel
+from albertkit.model.attention import Attention
+from albertkit.model.encoder import FeedForward
+from albertkit.model.heads import MaskedWordHead
+from albertkit.quantized import BITS, BLOCK, is_quantizable, smoothing_factors, uses_four_bits
+from albertkit.runtime.activation_moments import moments
+from albertkit.runtime.graph import LOWEST
+from albertkit.runtime.graph_builder import Levels
+from albertkit.runtime.predict import task_scores
+from albertkit.tasks.task import Feature
+from albertkit.train.distill_data import DistillData, text_of
+from albertkit.train.distill_losses import PLAIN_OPTIONS, AlbertTeacher
 from albertkit.train.distill_settings import DistillSettings, RecoverySettings
-from albertkit.train.distill_task import DistillTask, TeacherOutputs, TextsOnly, without_projection
+from albertkit.train.distill_task import DistillTask, TeacherOutputs, without_projection
 from albertkit.train.distributed import choose_device
 from albertkit.train.loop import train
-from albertkit.train.teacher_states import AlbertTeacher
 from albertkit.train.train_settings import TrainSettings, preset_epochs, preset_learning_rate
+
+CALIBRATION_TEXTS = 512
+
+Log = Callable[[str], None]
+Smooth = dict[str, np.ndarray]
 
 
 @dataclass(frozen=True)
-class DistillData:
-    """What is learnt from, and what is held out: examples of a task, or texts (strings, or token ids of a corpus) and no task."""
+class RecoveryJob:
+    """A model to train, its teacher, data and settings."""
 
-    task: Any
-    train: Sequence[Any]
-    dev: Sequence[Any] = ()
+    model: Artifact
+    teacher: Artifact
+    data: DistillData
+    distill: DistillSettings
+    settings: RecoverySettings
+    identity: str = ""
+    """How `model` was made, so that a run of another one is not resumed. Default: its weights, whose last bits may
+    differ between machines."""
 
-    def texts(self) -> list[str]:
-        """The texts to learn from, where they are known as such."""
-        found = []
-        for example in self.train[:4096]:
-            text = (
-                example
-                if isinstance(example, str)
-                else getattr(example, "text", None) or getattr(example, "context", None)
-            )
-            if isinstance(text, str) and text.strip():
-                found.append(text)
-        return found
+    @property
+    def max_length(self) -> int:
+        """Longest input in tokens."""
+        return self.settings.max_length or int(self.model.meta.details.get("max_length", 128))
 
-
-def distill_data(artifact: Artifact, train: Sequence[Any], dev: Sequence[Any]) -> DistillData:
-    """Data with the task the model was fine-tuned for, if it was."""
-    if artifact.meta.details.get("reads") == "vector":
-        raise AlbertkitError(
-            "this model is a head on frozen vectors, so there are no layers to train; fine-tune without --freeze first"
+    def train_settings(self, steps: int, evaluations: int = 1) -> TrainSettings:
+        """The settings of the loop; with held-out data, the best evaluation is the result."""
+        settings = self.settings
+        return TrainSettings(
+            steps=steps if settings.minutes is None else None,
+            minutes=settings.minutes,
+            batch_size=settings.batch_size,
+            micro_batch_size=settings.micro_batch_size,
+            learning_rate=settings.learning_rate or preset_learning_rate(self.model.config),
+            warmup_ratio=0.1,
+            seed=settings.seed,
+            evaluations=evaluations,
+            load_best=len(self.data.dev) > 0,
+            device=settings.device,
+            compile="no",
+            tensorboard=False,
+            keep_checkpoints=1,
         )
-    return DistillData(load_task(artifact.meta) if artifact.meta.task in TASKS else None, train, dev)
+
+    def teacher_scores(self, features: Sequence[Feature]) -> list[Any]:
+        """The teacher's scores by the torch-free runtime (or torch, on a GPU)."""
+        with tempfile.TemporaryDirectory() as scratch:
+            write_artifact(self.teacher, Path(scratch) / "teacher")
+            device = choose_device(self.settings.device).type
+            return task_scores(Albert(Path(scratch) / "teacher", device=device), features)
 
 
-def plain_text(example: Any, tokenizer: Tokenizer) -> str:
-    """The text of an example, which has one."""
-    if isinstance(example, str):
-        return example
-    if isinstance(example, np.ndarray):
-        return tokenizer.decode(example.tolist())
-    text, pair = getattr(example, "text", None), getattr(example, "pair", None)
-    if not isinstance(text, str) or pair is not None:
-        raise AlbertkitError(
-            "vectors are of single texts; learn from logits or hidden where examples are pairs or questions"
-        )
-    return text
-
-
-def length_of(artifact: Artifact, training: RecoverySettings) -> int:
-    """Tokens of the longest input."""
-    return training.max_length or int(artifact.meta.details.get("max_length", 128))
-
-
-def settings_of(
-    training: RecoverySettings, artifact: Artifact, steps: int, held: bool, evaluations: int = 1
-) -> TrainSettings:
-    """The loop's settings: an evaluation each epoch, and the best one is the result where anything is held out."""
-    budget: dict[str, Any] = {"steps": steps} if training.minutes is None else {"minutes": training.minutes}
-    return TrainSettings(
-        **budget, batch_size=training.batch_size, micro_batch_size=training.micro_batch_size, learning_rate=training.learning_rate or preset_learning_rate(artifact.config),
-        warmup_ratio=0.1, seed=training.seed, evaluations=evaluations, load_best=held, device=training.device, compile="no",
-        tensorboard=False, keep_checkpoints=1,
-    )  # fmt: skip
-
-
-def train_from_teacher(
-    artifact: Artifact,
-    whole: Artifact,
-    data: DistillData,
-    lesson: DistillSettings,
-    training: RecoverySettings,
-    run: Path,
-    prepare: Callable[[DistillTask], None] = lambda work: None,
-    log: Callable[[str], None] = lambda text: None,
+def recover_model(
+    job: RecoveryJob,
+    output: Path,
+    prepare: Callable[[DistillTask], None] = lambda task: None,
+    log: Log = lambda text: None,
     progress_bar: bool = False,
-    asked: str = "",
 ) -> tuple[Artifact, dict[str, float]]:
-    """Train `artifact` with `whole` as its teacher, in the folder `run`, where the same call goes on; `prepare` changes the work.
+    """Train the model of a job in the folder `output`, where the same call resumes; returns it with its metrics.
 
-    asked: what `artifact` was made by; without, its weights tell it from others (see `Recovery.asked`).
+    prepare: changes the training task before it starts.
     """
-    who = (identity_of(whole), asked or identity_of(artifact), f"seed {training.seed}")
-    gives = TeacherOutputs(watched=AlbertTeacher(whole), logits=None, meta=whole.meta, identity=who)
-    if lesson.logits:
-        device = choose_device(training.device).type
-        gives = dataclasses.replace(gives, logits=lambda features: scores_of(whole, features, device))
-    held = len(data.dev) > 0
-    given = (data.task or TextsOnly(), artifact, data.train, data.dev)
-    work = DistillTask(*given, settings_of(training, artifact, 1, held), lesson, gives, length_of(artifact, training))
-    epochs = training.epochs or preset_epochs(len(work.features)) / 2  # it knew all of it once
-    steps = max(1, round(work.batches * epochs))
-    work.settings = settings_of(training, artifact, steps, held, math.ceil(epochs) if training.minutes is None else 10)
-    work.is_trained = True
-    prepare(work)
-    outcome = train(work, work.settings, run, resume=True, log=log, progress_bar=progress_bar)
-    if outcome.model is None:
-        raise AlbertkitError(f"stopped; the same command goes on from {run}")
-    return without_projection(read_artifact(outcome.model)), outcome.metrics
-
-
-def scores_of(teacher: Artifact, features: Sequence[Any], device: str = "cpu") -> list[Any]:
-    """The teacher's scores for features, by the torch-free runtime (or torch, on a GPU)."""
-    from albertkit.albert import Albert
-    from albertkit.runtime.predict import task_scores
-
-    with tempfile.TemporaryDirectory() as scratch:
-        write_artifact(teacher, Path(scratch) / "teacher")
-        return task_scores(Albert(Path(scratch) / "teacher", device=device), features)
+    outputs = TeacherOutputs(
+        states=AlbertTeacher(job.teacher),
+        logits=job.teacher_scores if job.distill.logits else None,
+        meta=job.teacher.meta,
+        identity=(identity_of(job.teacher), job.identity or identity_of(job.model), f"seed {job.settings.seed}"),
+    )
+    task = DistillTask(job.data, job.model, job.train_settings(1), job.distill, outputs, job.max_length)
+    epochs = job.settings.epochs or preset_epochs(len(task.features)) / 2  # the full model learnt all of it before
+    evaluations = math.ceil(epochs) if job.settings.minutes is None else 10
+    task.settings = job.train_settings(max(1, round(task.batches * epochs)), evaluations)
+    task.is_trained = True
+    prepare(task)
+    result = train(task, task.settings, output, resume=True, log=log, progress_bar=progress_bar)
+    if result.model is None:
+        raise AlbertkitError(f"training was stopped. Rerun the command to resume from {output}.")
+    return without_projection(read_artifact(result.model)), result.metrics
 
 
 @dataclass
 class Recovery:
-    """What `prune` calls between cutting and writing; afterwards `scores` says what was lost and what came back."""
+    """The training that `prune` calls before it writes; afterwards `scores` shows what was lost and recovered."""
 
     data: DistillData
-    training: RecoverySettings
-    run: Path
-    log: Callable[[str], None] = lambda text: None
+    settings: RecoverySettings
+    output: Path
+    """Folder for checkpoints."""
+    log: Log = lambda text: None
     progress_bar: bool = False
+    identity: str = ""
+    """How the model was pruned and on which texts; see `RecoveryJob.identity`."""
     scores: dict[str, QualityScore] = field(default_factory=dict)
-    """`whole`, `pruned`, `recovered`: each on the held-out examples; empty without any."""
-    asked: str = ""
-    """How the model was pruned and on which texts, so that a run of another pruning is not gone on with. Without it the pruned weights
-    themselves tell, whose last bits may be others on another machine."""
+    """`full`, `pruned`, `recovered`: each on the held-out examples; empty without any."""
 
-    def __call__(self, whole: Artifact, pruned: Artifact) -> Artifact:
+    def __call__(self, full: Artifact, pruned: Artifact) -> Artifact:
         """The pruned model, trained."""
-        lesson = DistillSettings(hidden=1.0, vectors=1.0 if whole.meta.task == "embed" else 0.0)
+        distill = DistillSettings(hidden=1.0, vectors=1.0 if full.meta.task == "embed" else 0.0)
         if self.data.task is not None:
-            lesson = DistillSettings(labels=0.5, logits=1.0, hidden=1.0)
-
-        def prepare(work: DistillTask) -> None:
-            work.step = "recover"
-
-        given = (self.data, lesson, self.training, self.run, prepare, self.log, self.progress_bar, self.asked)
-        made, _ = train_from_teacher(pruned, whole, *given)
+            distill = DistillSettings(labels=0.5, logits=1.0, hidden=1.0)
+        job = RecoveryJob(pruned, full, self.data, distill, self.settings, self.identity)
+        recovered, _ = recover_model(job, self.output, _name_step, self.log, self.progress_bar)
         if len(self.data.dev):
-            with tempfile.TemporaryDirectory() as scratch:
-                folders = {name: Path(scratch) / name for name in ("whole", "pruned", "recovered")}
-                for folder, artifact in zip(folders.values(), (whole, pruned, made), strict=True):
-                    write_artifact(artifact, folder)
-                dev = self.data.dev
-                if self.data.task is None and whole.tokenizer is not None:
-                    dev = [plain_text(text, whole.tokenizer) for text in dev]
-                judge = QualityCheck(folders["whole"], dev)
-                self.scores = {name: judge.score(folder) for name, folder in folders.items()}
-            before, after = self.scores["pruned"], self.scores["recovered"]
-            if after.value < before.value:
-                self.log(
-                    f"note: training made it worse: {after.metric} {before.value:.4f} pruned, {after.value:.4f} recovered; "
-                    f"give more examples, or a lower --learning-rate (delete {self.run} first)"
-                )
-        return made
+            self._score({"full": full, "pruned": pruned, "recovered": recovered})
+        return recovered
+
+    def _score(self, models: dict[str, Artifact]) -> None:
+        dev, tokenizer = self.data.dev, models["full"].tokenizer
+        if self.data.task is None and tokenizer is not None:
+            dev = [text_of(text, tokenizer) for text in dev]
+        with tempfile.TemporaryDirectory() as scratch:
+            folders = {name: write_artifact(model, Path(scratch) / name) for name, model in models.items()}
+            check = QualityCheck(folders["full"], dev)
+            self.scores = {name: check.score(folder) for name, folder in folders.items()}
+        before, after = self.scores["pruned"], self.scores["recovered"]
+        if after.value < before.value:
+            self.log(
+                f"note: training made it worse: {after.metric} {before.value:.4f} pruned, {after.value:.4f} recovered. "
+                f"Pass more examples, or a lower --learning-rate (delete {self.output} first)."
+            )
+
+
+def _name_step(task: DistillTask) -> None:
+    task.step = "recover"
+
+
+# Quantization-aware training ---------------------------------------------------------------------------------------
+# Weights are rounded as by `quantized.quantize_rows` and `quantized.quantize_blocks`, with equal results.
+
+
+def straight_through(rounded: Tensor, original: Tensor) -> Tensor:
+    """The rounded numbers, with the gradient of the original ones."""
+    return rounded.detach() + (original - original.detach())
+
+
+@torch.no_grad()
+def fake_quantize_rows(weight: Tensor) -> Tensor:
+    """8 bits: one scale per row, and integers up to 127."""
+    largest = weight.abs().amax(1)
+    scale = torch.where(largest > 0, largest / largest.new_tensor(127), torch.ones_like(largest))[:, None]
+    return (weight / scale).round().clamp(-127, 127) * scale
+
+
+@torch.no_grad()
+def fake_quantize_blocks(weight: Tensor) -> Tensor:
+    """4 bits: one scale per row, one step per block of 32, and integers from -8 to 7."""
+    rows, columns = weight.shape
+    blocks = -(-columns // BLOCK)
+    largest = weight.abs().amax(1)
+    scale = torch.where(largest > 0, largest / largest.new_tensor(120), torch.ones_like(largest))[:, None]
+    missing = blocks * BLOCK - columns  # zeros at the end are rounded to zeros without an error
+    scaled = nn.functional.pad(weight / scale, (0, missing)).view(rows, blocks, BLOCK)
+    steps = torch.ones(rows, blocks, 1, device=weight.device)
+    best = torch.full_like(steps, torch.inf, dtype=torch.float64)
+    for number in range(1, 16):
+        step = weight.new_tensor(number)
+        rounded = (scaled / step).round().clamp(-8, 7) * step
+        error = (rounded - scaled).square().sum(-1, keepdim=True, dtype=torch.float64)
+        steps, best = torch.where(error < best, step, steps), torch.minimum(error, best)
+    wide = steps.expand(rows, blocks, BLOCK).reshape(rows, -1)[:, :columns]
+    values = (weight / (scale * wide)).round().clamp(-8, 7)
+    return values * wide * scale
+
+
+def fake_quantize_weight(name: str, weight: Tensor, bits: int, smooth: Tensor | None = None) -> Tensor:
+    """A weight as it will be stored, with the gradient of the float one."""
+    array = weight.detach()
+    array = array if smooth is None else array / smooth
+    rounded = fake_quantize_blocks(array) if bits == 4 and uses_four_bits(name) else fake_quantize_rows(array)
+    return straight_through(rounded if smooth is None else rounded * smooth, weight)
+
+
+def fake_quantize_tokens(x: Tensor, levels: Levels, smooth: Tensor | None = None, floor: float | None = None) -> Tensor:
+    """The input of a product as the runtime rounds it, each token by its own largest number (`Builder.product`)."""
+    with torch.no_grad():
+        y = x.float() if smooth is None else x.float() * smooth
+        y = y if floor is None else y + floor
+        reach = levels.top if floor is not None else levels.middle - 1
+        largest = (y if floor is not None else y.abs()).amax(-1, keepdim=True)
+        factor = y.new_tensor(reach) / largest.clamp(min=1e-20)
+        low, high = (0, levels.top) if floor is not None else (-levels.middle, levels.top - levels.middle)
+        y = (y * factor).round().clamp(low, high) / factor
+        y = y if floor is None else y - floor
+        y = y if smooth is None else y / smooth
+    return straight_through(y.to(x.dtype), x)
+
+
+class FakeQuantizedModel(nn.Module):
+    """A model that computes as it will when it is stored in few bits; its parameters are those of the float model."""
+
+    def __init__(self, model: AlbertModel, bits: int, smooth: Smooth, levels: Levels | None = None) -> None:
+        super().__init__()
+        if bits not in BITS:
+            raise AlbertkitError(
+                f"bits={bits!r} is not available: weights are stored in 8 or 4 bits. Pass one of these."
+            )
+        special = sorted(set(model.config.options.active()) - PLAIN_OPTIONS)
+        if special:
+            raise AlbertkitError(
+                f"this model has the option {special[0]}, and only plain layers can be trained for few bits. Quantize "
+                "it without --train."
+            )
+        self.model, self.bits, self.levels = model, bits, levels or Levels()
+        self.smooth = {name: torch.from_numpy(np.array(array)) for name, array in smooth.items()}
+        self.matrices = {n for n, p in model.named_parameters() if is_quantizable(n, p.detach().cpu().numpy())}
+        floor = LOWEST[model.config.hidden_act]
+        for name, module in model.named_modules():
+            if isinstance(module, Attention):
+                self._round_input(module, f"{name}.query.weight")
+                self._round_input(module.output, f"{name}.output.weight")
+            elif isinstance(module, FeedForward):
+                self._round_input(module.up, f"{name}.up.weight")
+                self._round_input(module.down, f"{name}.down.weight", floor)
+            elif isinstance(module, MaskedWordHead) and not module.bare_projection:
+                module.norm.register_forward_hook(lambda _m, _i, out: fake_quantize_tokens(out, self.levels))
+
+    def _round_input(self, module: nn.Module, name: str, floor: float | None = None) -> None:
+        def hook(_module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+            smooth = self._smooth_on(name, inputs[0].device)
+            return (fake_quantize_tokens(inputs[0], self.levels, smooth, floor), *inputs[1:])
+
+        module.register_forward_pre_hook(hook)
+
+    def _smooth_on(self, name: str, device: torch.device) -> Tensor | None:
+        """The smoothing factors of a matrix, moved to the device once."""
+        if name in self.smooth:
+            self.smooth[name] = self.smooth[name].to(device)
+        return self.smooth.get(name)
+
+    def weights(self) -> dict[str, Tensor]:
+        """Every matrix, rounded once for all its uses."""
+        return {
+            name: fake_quantize_weight(name, parameter, self.bits, self._smooth_on(name, parameter.device))
+            for name, parameter in self.model.named_parameters()
+            if name in self.matrices
+        }
+
+    def forward(self, *inputs: Any, **options: Any) -> Any:
+        return torch.func.functional_call(self.model, self.weights(), inputs, options)
+
+
+def calibrate_smoothing(artifact: Artifact, texts: Sequence[str] | None, bits: int) -> Smooth:
+    """The smoothing factors of each matrix that has some, from the inputs of the float model's layers."""
+    factors = {name: smoothing_factors(name, square, bits) for name, square in moments(artifact, texts).items()}
+    return {name: array for name, array in factors.items() if array is not None}
+
+
+def train_for_bits(
+    source: Path | str,
+    bits: int,
+    data: DistillData,
+    settings: RecoverySettings,
+    output: Path,
+    log: Log = lambda text: None,
+    progress_bar: bool = False,
+) -> TrainedWeights:
+    """Train a float model for 8 or 4 bits in the folder `output`, where the same call resumes."""
+    artifact = open_float_model(source)
+    smooth = calibrate_smoothing(artifact, data.texts()[:CALIBRATION_TEXTS] or None, bits)
+    if data.task is None:
+        distill = DistillSettings(hidden=1.0, vectors=1.0 if artifact.meta.task == "embed" else 0.0)
+    else:
+        distill = DistillSettings(labels=0.5, logits=1.0, hidden=0.5)
+
+    def prepare(task: DistillTask) -> None:
+        task.step = f"training for {bits} bits"
+        task.objective.called = FakeQuantizedModel(task.model, bits, smooth)
+        task.settings = dataclasses.replace(task.settings, precision="float32")  # half precision rounds differently
+
+    job = RecoveryJob(artifact, artifact, data, distill, settings)
+    trained, metrics = recover_model(job, output, prepare, log, progress_bar)
+    return TrainedWeights(source, trained, smooth, metrics)

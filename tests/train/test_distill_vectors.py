@@ -7,9 +7,12 @@ import json
 from collections import Counter
 from types import SimpleNamespace
 
+import hypothesis.strategies as st
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
 
 from albertkit.albert import Albert
 from albertkit.artifact import Artifact, read_artifact, write_artifact
@@ -169,7 +172,7 @@ def test_dialogue_states_are_tracked(start, tmp_path):
 # Distilling ------------------------------------------------------------------------------------------------------
 
 
-def test_passages_are_what_they_say(corpus):
+def test_passages_round_trip(corpus):
     found = draw_passages(corpus.split("train"), None, PassageShares(longest=30, variants=0, words=0), seed=1)
     assert (np.diff(found.lengths) >= 0).all() and found.lengths.max() <= 30 and found.lengths.min() >= 2
     again = draw_passages(corpus.split("train"), None, PassageShares(longest=30, variants=0, words=0), seed=1)
@@ -217,20 +220,20 @@ def test_everyday_sentences_may_hold_words_of_the_corpus():
     assert 140 < sum(text.split().count("zyzzyva") == 1 for text in mixed) < 260
 
 
-def test_targets_are_turned_towards_what_a_student_gives_already():
+def test_targets_are_rotated_towards_student_vectors():
     rng = np.random.default_rng(0)
     raw = rng.normal(size=(4000, 24)).astype(np.float16)
     plain = teachers.mix_vectors(raw, [24], (1.0,), 12).astype(np.float32)
     turn = np.linalg.qr(rng.normal(size=(12, 12)))[0].astype(np.float32)
     noisy = plain @ turn + 0.2 * rng.normal(size=plain.shape).astype(np.float32)
-    turned = teachers.mix_vectors(raw, [24], (1.0,), 12, own=lambda rows: torch.from_numpy(noisy[rows])).astype(
+    turned = teachers.mix_vectors(raw, [24], (1.0,), 12, student=lambda rows: torch.from_numpy(noisy[rows])).astype(
         np.float32
     )
     assert np.abs(turned - plain @ turn).max() < 0.05
     assert np.allclose(turned[:50] @ turned[:50].T, plain[:50] @ plain[:50].T, atol=5e-3)
 
 
-def test_targets_hold_all_teachers_and_the_first_numbers_most():
+def test_first_numbers_of_targets_carry_most():
     rng = np.random.default_rng(0)
     hidden = rng.normal(size=(3000, 6)) * [5, 4, 3, 2, 1, 0.5]
     raw = np.concatenate([hidden @ rng.normal(size=(6, 16)) + 3, hidden @ rng.normal(size=(6, 16))], 1).astype(
@@ -251,7 +254,7 @@ def test_targets_hold_all_teachers_and_the_first_numbers_most():
 
 
 @pytest.mark.parametrize("words", [0.25, 0.0])
-def test_a_student_learns_its_teachers_vectors_at_every_depth_and_width(corpus, shards, tmp_path, words):
+def test_student_learns_vectors_at_every_depth_and_width(corpus, shards, tmp_path, words):
     """Targets that are a fixed turn of the mean of word vectors: learnable, at two depths and two widths."""
     tokenizer = corpus.tokenizer()
     config = tiny(vocab_size=64, initializer_range=0.1, max_position_embeddings=40)
@@ -265,7 +268,7 @@ def test_a_student_learns_its_teachers_vectors_at_every_depth_and_width(corpus, 
     wanted /= np.linalg.norm(wanted, axis=1, keepdims=True)
     np.save(tmp_path / "texts" / "targets.npy", wanted.astype(np.float16))
     settings = TrainSettings(steps=60, batch_size=4, learning_rate=3e-3, evaluations=2, device="cpu", tensorboard=False)
-    aims = distill.VectorDistillSettings(depths="1,3", widths="8,32", text_tokens=400, most_texts=32, words=words)
+    aims = distill.VectorDistillSettings(depths="1,3", widths="8,32", batch_tokens=400, max_texts=32, mlm_weight=words)
     work = distill.VectorDistillTask(artifact, tmp_path / "texts", shards, settings, aims)
     work.objective.eval()
     before = work.evaluate()
@@ -278,7 +281,7 @@ def test_a_student_learns_its_teachers_vectors_at_every_depth_and_width(corpus, 
     assert np.array_equal(Passages.open(tmp_path / "texts").ends, found.ends)
 
 
-def test_the_verb_distill_from_a_bert_to_vectors(corpus, shards, tmp_path):
+def test_command_distills_vectors_from_bert(corpus, shards, tmp_path):
     """A tiny random BERT as the teacher: texts are drawn, it reads them, and the student comes nearer to it."""
     transformers = pytest.importorskip("transformers")
     from click.testing import CliRunner
@@ -302,9 +305,9 @@ def test_the_verb_distill_from_a_bert_to_vectors(corpus, shards, tmp_path):
     shape = tiny(vocab_size=64, initializer_range=0.1, max_position_embeddings=40)
     write_artifact(Artifact(shape, AlbertModel(shape).weights(), corpus.tokenizer()), tmp_path / "start")
     given = ["distill", str(shards), "-o", str(tmp_path / "out"), "--model", str(tmp_path / "start"), "--teacher",
-             f"{folder}:1.0", "--steps", "50", "--batch-size", "4", "--text-tokens", "400", "--most-texts", "32", "--depths", "1,3",
-             "--widths", "8,32", "--learning-rate", "3e-3", "--device", "cpu", "--no-tensorboard", "--everyday", "50", "--near", "0.5",
-             "--shallow", "0.5"]  # fmt: skip
+             f"{folder}:1.0", "--steps", "50", "--batch-size", "4", "--batch-tokens", "400", "--max-texts", "32", "--depths", "1,3",
+             "--widths", "8,32", "--learning-rate", "3e-3", "--device", "cpu", "--no-tensorboard", "--everyday", "50", "--neighbor-share", "0.5",
+             "--shallow-share", "0.5"]  # fmt: skip
     done = CliRunner().invoke(app, given)
     assert done.exit_code == 0, done.output
     targets = np.load(tmp_path / "out" / "texts" / "targets.npy")
@@ -370,14 +373,14 @@ app({[*given, "-o", str(tmp_path / "out")]!r})
         tune.finetune("match", pairs(20, 0, True), (), tmp_path / "no", start, FinetuneSettings(freeze=True))
 
 
-def test_masked_words_count_the_same_in_one_part_or_in_four(corpus, shards, tmp_path):
+def test_mlm_weight_does_not_depend_on_micro_batches(corpus, shards, tmp_path):
     """`distill --micro-batch-size`: texts are one half of an update, masked words the other."""
     config = tiny(vocab_size=64, initializer_range=0.1, max_position_embeddings=40)
     found = draw_passages(corpus.split("train"), None, PassageShares(longest=20), seed=1)
     found.save(tmp_path / "texts")
     rng = np.random.default_rng(0)
     np.save(tmp_path / "texts" / "targets.npy", rng.normal(size=(len(found), 32)).astype(np.float16))
-    aims = distill.VectorDistillSettings(depths="1,3", widths="8,32", text_tokens=400, most_texts=32, words=0.5)
+    aims = distill.VectorDistillSettings(depths="1,3", widths="8,32", batch_tokens=400, max_texts=32, mlm_weight=0.5)
     gradients = []
     for micro in (None, 2):
         torch.manual_seed(0)
@@ -393,7 +396,7 @@ def test_masked_words_count_the_same_in_one_part_or_in_four(corpus, shards, tmp_
     assert 0.9 < float(gradients[0].norm() / gradients[1].norm()) < 1.1
 
 
-def test_widths_are_checked_before_teachers_read(shards, start, tmp_path):
+def test_widths_are_checked_before_teachers_encode(shards, start, tmp_path):
     from click.testing import CliRunner
 
     from albertkit.cli.entry_point import app
@@ -413,7 +416,7 @@ def test_widths_are_checked_before_teachers_read(shards, start, tmp_path):
     assert not (tmp_path / "out" / "texts").exists()
 
 
-def test_batches_hold_runs_of_like_texts_and_some_updates_stop_early(corpus, shards, tmp_path):
+def test_batches_have_runs_of_neighbors_and_shallow_steps(corpus, shards, tmp_path):
     config = tiny(vocab_size=64, initializer_range=0.1, max_position_embeddings=40)
     more = [list(row) for row in np.random.default_rng(1).integers(5, 60, (600, 6))]
     found = draw_passages(corpus.split("train"), None, PassageShares(longest=20), seed=1, more=more)
@@ -427,15 +430,34 @@ def test_batches_hold_runs_of_like_texts_and_some_updates_stop_early(corpus, sha
     likeness = []
     for near in (0.0, 1.0):
         aims = distill.VectorDistillSettings(
-            depths="1,2,3", widths="32", text_tokens=4000, most_texts=64, near=near, shallow=0.5
+            depths="1,2,3", widths="32", batch_tokens=4000, max_texts=64, neighbor_share=near, shallow_share=0.5
         )
         work = distill.VectorDistillTask(artifact, tmp_path / "texts", None, TrainSettings(steps=1, device="cpu"), aims)
-        batches = [work.texts(np.random.default_rng(n), cpu) for n in range(6)]
+        batches = [work.draw_texts(np.random.default_rng(n), cpu) for n in range(6)]
         assert all(ids.shape[0] == len(wanted) for ids, wanted in batches)
         best = [torch.nn.functional.normalize(wanted.float(), dim=-1) for _, wanted in batches]
         likeness.append(np.mean([float((b @ b.T > 0.9).float().mean()) for b in best]))
     assert likeness[1] > 1.5 * likeness[0]
     depths = {work.next_batch(step, 0.0, ProcessGroup(0, 1, cpu))[0][0][2] for step in range(20)}
     assert depths == {(1, 2), (1, 2, 3)}
-    with pytest.raises(AlbertkitError, match="near is 2"):
-        distill.VectorDistillSettings(near=2)
+    with pytest.raises(AlbertkitError, match="neighbor_share=2"):
+        distill.VectorDistillSettings(neighbor_share=2)
+
+
+@given(st.integers(1, 300), st.integers(1, 12), st.integers(0, 99))
+@hypothesis_settings(max_examples=40)
+def test_neighbor_order_has_every_text_once(count, leaf, seed):
+    vectors = torch.randn(count, 5, generator=torch.Generator().manual_seed(seed))
+    assert sorted(distill.neighbor_order(vectors, leaf, seed).tolist()) == list(range(count))
+
+
+def test_neighbors_are_similar():
+    torch.manual_seed(0)
+    middles = torch.randn(40, 16)
+    kind = torch.randint(0, 40, (2000,))
+    vectors = middles[kind] + 0.2 * torch.randn(2000, 16)
+    order = distill.neighbor_order(vectors)
+    ordered, drawn = vectors[order], vectors[torch.randperm(2000)]
+    near, far = (torch.nn.functional.cosine_similarity(v[:-1], v[1:]).mean() for v in (ordered, drawn))
+    assert near > 0.8 and abs(far) < 0.1
+    assert torch.equal(order, distill.neighbor_order(vectors))
