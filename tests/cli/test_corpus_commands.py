@@ -41,11 +41,11 @@ def test_corpus_says_what_it_did(place, tmp_path):
     shards = Shards.open(tmp_path / "out", verify=True)
     assert shards.manifest["settings"]["min_tokens"] == 5
     assert shards.manifest["inputs"][0]["bytes"] == (place / "a.txt").stat().st_size
-    assert "is finished" in run(*args, "--min-tokens", 5)
+    assert "is complete" in run(*args, "--min-tokens", 5)
     with pytest.raises(AlbertkitError, match=r"min_tokens \(5 there, 6 now\)"):
         run(*args, "--min-tokens", 6)
     data = json.loads(run(*args, "--min-tokens", 6, "--force", "--json"))
-    assert data["counts"]["documents_read"] == 150 and not data["there"] and data["shards"] >= 1
+    assert data["counts"]["documents_read"] == 150 and not data["is_complete"] and data["shards"] >= 1
 
 
 def test_dry_run_writes_nothing(place, tmp_path):
