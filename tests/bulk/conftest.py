@@ -27,7 +27,7 @@ def models(tmp_path_factory):
 def ray():
     """A Ray on this machine."""
     ray = pytest.importorskip("ray")
-    from albertkit.bulk.ray_engine import joined
+    from albertkit.bulk.engines import connect_ray
 
-    with joined(None, 2):
+    with connect_ray(None, 2):
         yield ray

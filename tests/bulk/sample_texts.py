@@ -51,3 +51,12 @@ def vectors(out: Path) -> tuple[list[tuple[str, int]], np.ndarray]:
 def dies(pipe: object, job: object) -> None:
     """A worker that does not live long."""
     os._exit(1)
+
+
+def run_bulk(task, inputs, output, engine=None, workers=1, progress=lambda stage, done, total: None, **options):
+    """`bulk` with the fields of `BulkOptions` as keywords."""
+    from albertkit.bulk.bulk_run import BulkOptions, bulk
+    from albertkit.bulk.engines import run_local
+
+    chosen = BulkOptions(**options)
+    return bulk(task, inputs, output, chosen, engine=engine or run_local, workers=workers, progress=progress)

@@ -16,11 +16,10 @@ import numpy as np
 import pytest
 
 from albertkit.albert import Albert
-from albertkit.bulk import local
-from albertkit.bulk import worker as work
-from albertkit.bulk.bulk_run import bulk
+from albertkit.bulk import engines
+from albertkit.bulk.worker import PartWorker
 from albertkit.errors import AlbertkitError
-from tests.bulk.sample_texts import dies, texts, vectors, write_lines
+from tests.bulk.sample_texts import dies, run_bulk, texts, vectors, write_lines
 from tests.waiting import wait_until
 
 parquet = pytest.importorskip("pyarrow.parquet")
@@ -29,7 +28,7 @@ ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 def in_process(job, parts, workers):
     """An engine without processes, for what is not about engines."""
-    worker = work.Worker(job)
+    worker = PartWorker(job)
     yield from map(worker, parts)
 
 
@@ -59,7 +58,7 @@ def test_local_equals_albert(models, tmp_path):
     files = [write_lines(tmp_path / "a.txt", first), write_lines(tmp_path / "b.txt", second)]
     for model in ("float", "int8"):
         out = tmp_path / model
-        done = bulk(
+        done = run_bulk(
             "embed",
             [str(f) for f in files],
             str(out),
@@ -67,7 +66,7 @@ def test_local_equals_albert(models, tmp_path):
             workers=2 if model == "int8" else 1,
             part_rows=30,
         )
-        assert (done.rows, done.parts, done.done_parts, done.bad) == (112, 5, 5, 0)
+        assert (done.rows, done.parts, done.done_parts, done.bad_rows) == (112, 5, 5, 0)
         found, computed = vectors(out)
         assert found == keys((files[0], 70), (files[1], 42))
         albert = Albert(models / model, threads=1)
@@ -94,14 +93,12 @@ def test_killed_workers_are_replaced(models, tmp_path, engine, request):
                 os.kill(one, signal.SIGKILL)
             killed.extend(ids)
 
-    run = local.run
+    run = engines.run_local
     if engine == "ray":
         request.getfixturevalue("ray")
-        from albertkit.bulk import ray_engine
-
-        run = ray_engine.run
+        run = engines.run_ray
     out = tmp_path / "out"
-    done = bulk(
+    done = run_bulk(
         "embed", [str(file)], str(out), model=str(models / "int8"), engine=run, workers=2, part_rows=1000, progress=kill
     )
     assert len(set(killed)) >= 2 and done.done_parts == 6
@@ -115,7 +112,7 @@ def actors() -> list[int]:
     found = []
     for path in Path("/proc").glob("[0-9]*"):
         try:
-            if path.joinpath("cmdline").read_bytes().startswith(b"ray::Actor") and descends(int(path.name)):
+            if path.joinpath("cmdline").read_bytes().startswith(b"ray::PartActor") and descends(int(path.name)):
                 found.append(int(path.name))
         except OSError:
             continue
@@ -131,10 +128,10 @@ def descends(pid: int) -> bool:
 
 
 def test_a_part_that_no_worker_survives(models, tmp_path, monkeypatch):
-    monkeypatch.setattr(local, "_work", dies)
+    monkeypatch.setattr(engines, "_work", dies)
     file = write_lines(tmp_path / "a.txt", texts(10))
     with pytest.raises(AlbertkitError, match="part 0 was given to 4 workers"):
-        bulk("embed", [str(file)], str(tmp_path / "out"), model=str(models / "int8"))
+        run_bulk("embed", [str(file)], str(tmp_path / "out"), model=str(models / "int8"))
     assert not active_children()
 
 
@@ -154,14 +151,14 @@ def test_a_killed_run_goes_on(models, tmp_path):
     (out / ".part-000019.parquet.0.part").write_bytes(b"PAR1 half of a file")
     damaged = sorted(there)[0]
     (out / damaged).write_bytes(b"PAR1")
-    done = bulk(
+    done = run_bulk(
         "embed",
         [str(file)],
         str(out),
         model=str(models / "int8"),
         engine=in_process,
         part_rows=600,
-        options={"long_texts": "split"},
+        task_options={"long_texts": "split"},
     )
     assert done.done_parts == 20 - len(there) + 1 and done.rows == 12_000
     for name, stamp in there.items():
@@ -180,20 +177,20 @@ def alive(pid: str) -> bool:
 
 def test_another_command_is_refused(models, tmp_path):
     file, out = write_lines(tmp_path / "a.txt", texts(10)), tmp_path / "out"
-    run = partial(bulk, "embed", [str(file)], str(out), engine=in_process)
+    run = partial(run_bulk, "embed", [str(file)], str(out), engine=in_process)
     run(model=str(models / "int8"))
     assert run(model=str(models / "int8")).done_parts == 0
     for changed, why in (
         ({"model": str(models / "float")}, "model was"),
         ({"part_rows": 3}, "part_rows was 50000 and is 3"),
-        ({"options": {"dim": 8}}, 'options was {} and is {"dim": 8}'),
+        ({"task_options": {"dim": 8}}, 'options was {} and is {"dim": 8}'),
         ({"format": "jsonl"}, "output was"),
     ):
         with pytest.raises(AlbertkitError, match=why.replace("{", r"\{").replace("}", r"\}")):
             run(**{"model": str(models / "int8"), **changed})
     with pytest.raises(AlbertkitError, match="the inputs differ by"):
         write_lines(tmp_path / "b.txt", ["more"])
-        bulk("embed", [str(file), str(tmp_path / "b.txt")], str(out), engine=in_process, model=str(models / "int8"))
+        run_bulk("embed", [str(file), str(tmp_path / "b.txt")], str(out), engine=in_process, model=str(models / "int8"))
     write_lines(file, texts(11))
     with pytest.raises(AlbertkitError, match="a.txt has changed"):
         run(model=str(models / "int8"))
@@ -201,17 +198,17 @@ def test_another_command_is_refused(models, tmp_path):
 
 def test_what_is_wrong_is_said_at_once(models, tmp_path):
     file = write_lines(tmp_path / "a.txt", texts(10))
-    run = partial(bulk, "embed", [str(file)], engine=in_process, model=str(models / "int8"))
+    run = partial(run_bulk, "embed", [str(file)], engine=in_process, model=str(models / "int8"))
     with pytest.raises(AlbertkitError, match="cannot be written"):
         run(str(file / "inside"))
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "letter.txt").write_text("dear")
-    with pytest.raises(AlbertkitError, match=r"holds 'letter.txt' and no _manifest.json"):
+    with pytest.raises(AlbertkitError, match=r"contains 'letter.txt' and no _manifest.json"):
         run(str(tmp_path / "full"))
     with pytest.raises(AlbertkitError, match="dim is 900"):
-        run(str(tmp_path / "out"), options={"dim": 900})
+        run(str(tmp_path / "out"), task_options={"dim": 900})
     with pytest.raises(AlbertkitError, match="cannot do 'classify'"):
-        bulk("classify", [str(file)], str(tmp_path / "out"), engine=in_process, model=str(models / "int8"))
+        run_bulk("classify", [str(file)], str(tmp_path / "out"), engine=in_process, model=str(models / "int8"))
     assert not (tmp_path / "out").exists()
 
 
@@ -226,14 +223,14 @@ def test_a_full_disk(models, tmp_path):
         "writing" in done.stderr and "run the same command again" in done.stderr and len(done.stderr.splitlines()) == 1
     )
     assert sorted(path.name for path in out.iterdir()) == [".lock", "_manifest.json", "_parts.npy"]
-    again = bulk(
+    again = run_bulk(
         "embed",
         [str(file)],
         str(out),
         model=str(models / "int8"),
         engine=in_process,
         part_rows=1000,
-        options={"long_texts": "split"},
+        task_options={"long_texts": "split"},
     )
     assert again.done_parts == 2
 
@@ -241,12 +238,12 @@ def test_a_full_disk(models, tmp_path):
 def test_bad_rows(models, tmp_path):
     file = tmp_path / "a.jsonl"
     file.write_text('{"text": "a cat"}\n{"text": null}\n\n{"text": "a dog"}\n{"body": 1}\n')
-    run = partial(bulk, "embed", [str(file)], engine=in_process, model=str(models / "int8"))
-    with pytest.raises(AlbertkitError, match=r"row 1 of .*a.jsonl holds no text; correct it, or .*--skip-bad"):
+    run = partial(run_bulk, "embed", [str(file)], engine=in_process, model=str(models / "int8"))
+    with pytest.raises(AlbertkitError, match=r"row 1 of .*a.jsonl contains no text. Correct it, or .*--skip-bad"):
         run(str(tmp_path / "strict"))
     for form in ("parquet", "jsonl"):
         done = run(str(tmp_path / form), skip_bad=True, format=form)
-        assert (done.rows, done.bad) == (4, 2)
+        assert (done.rows, done.bad_rows) == (4, 2)
     expected = Albert(models / "int8", threads=1).embed(["a cat", "a dog"])
     table = parquet.read_table(tmp_path / "parquet" / "part-000000.parquet").to_pylist()
     lines = [json.loads(line) for line in (tmp_path / "jsonl" / "part-000000.jsonl").read_text().splitlines()]
@@ -257,7 +254,7 @@ def test_bad_rows(models, tmp_path):
 
 def test_one_run_at_a_time(models, tmp_path):
     file, out = write_lines(tmp_path / "a.txt", texts(10)), tmp_path / "out"
-    run = partial(bulk, "embed", [str(file)], str(out), model=str(models / "int8"), part_rows=5, engine=in_process)
+    run = partial(run_bulk, "embed", [str(file)], str(out), model=str(models / "int8"), part_rows=5, engine=in_process)
 
     def intrude(what: str, done: int, total: int) -> None:
         if what == "parts" and done == 5:
@@ -269,26 +266,24 @@ def test_one_run_at_a_time(models, tmp_path):
 
 
 def test_options_belong_to_an_engine(tmp_path):
-    line = [sys.executable, "-m", "albertkit", "embed", "text", "--output", str(tmp_path / "out")]
-    done = subprocess.run(line, env=ENVIRONMENT, capture_output=True, text=True)
-    assert done.returncode == 2 and "add --engine" in done.stderr
-    done = subprocess.run([*line, "--engine=local", "-o", "a.npy"], env=ENVIRONMENT, capture_output=True, text=True)
-    assert done.returncode == 2 and "do not go with --engine" in done.stderr
+    line = [sys.executable, "-m", "albertkit", "embed", "text", "-o", str(tmp_path / "out.npy")]
+    done = subprocess.run([*line, "--workers=2"], env=ENVIRONMENT, capture_output=True, text=True)
+    assert done.returncode == 2 and "Add --engine" in done.stderr
+    done = subprocess.run([*line, "--engine=local", "-f", "a.txt"], env=ENVIRONMENT, capture_output=True, text=True)
+    assert done.returncode == 2 and "Pass one of them" in done.stderr
 
 
 def test_more_workers_than_room(ray, models, tmp_path):
     """Ray has two cores; actors that wait for a third keep nobody waiting."""
-    from albertkit.bulk import ray_engine
-
     file, out = write_lines(tmp_path / "a.txt", texts(40)), tmp_path / "out"
-    run = partial(bulk, "embed", [str(file)], model=str(models / "int8"), engine=ray_engine.run, part_rows=10)
+    run = partial(run_bulk, "embed", [str(file)], model=str(models / "int8"), engine=engines.run_ray, part_rows=10)
     assert run(str(out), workers=4).done_parts == 4
     (tmp_path / "b.jsonl").write_text('{"body": 1}\n')
     with pytest.raises(AlbertkitError, match="row 0 of .*b.jsonl has no field 'text'"):
-        bulk(
+        run_bulk(
             "embed",
             [str(tmp_path / "b.jsonl")],
             str(tmp_path / "bad"),
             model=str(models / "int8"),
-            engine=ray_engine.run,
+            engine=engines.run_ray,
         )

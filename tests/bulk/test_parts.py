@@ -10,10 +10,10 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from albertkit.bulk import part_reader as reading
 from albertkit.bulk import parts
-from albertkit.bulk.object_store import find
+from albertkit.bulk.object_store import find_inputs
 from albertkit.errors import AlbertkitError
+from albertkit.text_reader import BadRow
 
 pyarrow = pytest.importorskip("pyarrow")
 PIECES = [
@@ -36,31 +36,31 @@ cells = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 
 
 def all_rows(
-    path, most: int, room: int, field: str | None = None, block: int = reading.BLOCK
-) -> list[str | reading.Bad]:
+    path, most: int, room: int, field: str | None = None, block: int = parts.BLOCK_BYTES
+) -> list[str | BadRow]:
     """The rows of a file, part by part; checks the parts on the way."""
-    before, parts.PART_BYTES, reading.BLOCK = (parts.PART_BYTES, reading.BLOCK), room, block
+    before, parts.PART_BYTES, parts.BLOCK_BYTES = (parts.PART_BYTES, parts.BLOCK_BYTES), room, block
     try:
-        sources, table = parts.plan(find([str(path)], field), most)
+        sources, table = parts.plan_parts(find_inputs([str(path)], field), most)
         return _rows(sources, table, most)
     finally:
-        parts.PART_BYTES, reading.BLOCK = before
+        parts.PART_BYTES, parts.BLOCK_BYTES = before
 
 
-def _rows(sources, table, most: int) -> list[str | reading.Bad]:
-    found: list[str | reading.Bad] = []
+def _rows(sources, table, most: int) -> list[str | BadRow]:
+    found: list[str | BadRow] = []
     for number in range(len(table)):
-        part = parts.part_of(table, sources, number)
-        assert part.stretch.first == len(found) and 1 <= part.rows <= most
-        assert number == 0 or part.stretch.start == table["stop"][number - 1]
-        mine = list(reading.rows(part.source, part.stretch))
+        part = parts.get_part(table, sources, number)
+        assert part.span.first == len(found) and 1 <= part.rows <= most
+        assert number == 0 or part.span.start == table["stop"][number - 1]
+        mine = list(parts.read_part(part.file, part.span))
         assert [row for row, _ in mine] == list(range(len(found), len(found) + part.rows))
         found += [text for _, text in mine]
     return found
 
 
-def known(rows: list[str | reading.Bad]) -> list[str | None]:
-    return [None if isinstance(row, reading.Bad) else row for row in rows]
+def known(rows: list[str | BadRow]) -> list[str | None]:
+    return [None if isinstance(row, BadRow) else row for row in rows]
 
 
 @quick
@@ -124,20 +124,20 @@ def test_parquet(tmp_path, texts, group, most, batch):
         path,
         row_group_size=group,
     )
-    before, reading.PARQUET_ROWS = reading.PARQUET_ROWS, batch
+    before, parts.PARQUET_ROWS = parts.PARQUET_ROWS, batch
     try:
         assert known(all_rows(path, most, 1)) == texts
     finally:
-        reading.PARQUET_ROWS = before
+        parts.PARQUET_ROWS = before
 
 
 def test_long_lines(tmp_path, monkeypatch):
     path = tmp_path / "a.txt"
-    path.write_bytes(b"x" * 300_000 + b"\nshort\n" + b"y" * (reading.TEXT_LIMIT + 1) + b"\nlast")
+    path.write_bytes(b"x" * 300_000 + b"\nshort\n" + b"y" * (parts.TEXT_LIMIT + 1) + b"\nlast")
     rows = all_rows(path, 5, 1000)
     assert [len(row) for row in known(rows) if row is not None] == [300_000, 5, 4]
     assert "characters" in str(rows[2])
-    monkeypatch.setattr(reading, "LINE_LIMIT", 299_999)
+    monkeypatch.setattr(parts, "LINE_LIMIT", 299_999)
     with pytest.raises(AlbertkitError, match="line of over 299,999 bytes at byte 0"):
         all_rows(path, 5, 1000)
 
@@ -145,7 +145,9 @@ def test_long_lines(tmp_path, monkeypatch):
 def test_bad_rows_say_why(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"text": 3}\n{"body": "x"}\n[1]\n{\n{"text": "\\ud800"}\n')
     rows = all_rows(tmp_path / "a.jsonl", 2, 1000)
-    for row, why in zip(rows, ["holds a int", "no field 'text'", "no object", "not JSON", "not UTF-8"], strict=True):
+    for row, why in zip(
+        rows, ["contains a int", "no field 'text'", "contains a list", "not JSON", "not UTF-8"], strict=True
+    ):
         assert why in str(row)
 
 
@@ -156,7 +158,7 @@ def test_finding(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
     def names(*given: str) -> list[str]:
-        return [source.name for source in find(given)]
+        return [source.name for source in find_inputs(given)]
 
     assert names("a") == ["a/b/y.jsonl", "a/b/z.csv", "a/x.txt"]
     assert names("*.txt", "a/*.txt") == ["w.txt", "a/x.txt"]
@@ -169,31 +171,31 @@ def test_finding(tmp_path, monkeypatch):
         ("strange://x/y", "cannot be reached"),
     ):
         with pytest.raises(AlbertkitError, match=why):
-            find([name])
+            find_inputs([name])
     (tmp_path / "p.txt.gz").write_bytes(b"")
-    with pytest.raises(AlbertkitError, match="unpack it first"):
-        find(["p.txt.gz"])
+    with pytest.raises(AlbertkitError, match="Decompress it first"):
+        find_inputs(["p.txt.gz"])
 
 
 def test_a_changed_file_is_noticed(tmp_path):
     path = tmp_path / "a.txt"
     path.write_text("one\ntwo\n")
-    (source,), table = parts.plan(find([str(path)]), 10)
+    (source,), table = parts.plan_parts(find_inputs([str(path)]), 10)
     path.write_text("one\ntwo\nthree\n")
-    with pytest.raises(AlbertkitError, match="was changed since"):
-        list(reading.rows(source, parts.part_of(table, [source], 0).stretch))
+    with pytest.raises(AlbertkitError, match="changed since"):
+        list(parts.read_part(source, parts.get_part(table, [source], 0).span))
 
 
 def test_a_lone_carriage_return_outside_quotes_is_an_error(tmp_path):
     (tmp_path / "a.csv").write_bytes(b"id,text\n1,x\n2,y\rz\n")
-    with pytest.raises(AlbertkitError, match=r"row 1 of .*a\.csv is no CSV"):
-        parts.plan(find([str(tmp_path / "a.csv")]), 10)
+    with pytest.raises(AlbertkitError, match=r"row 1 of .*a\.csv is not CSV"):
+        parts.plan_parts(find_inputs([str(tmp_path / "a.csv")]), 10)
 
 
 def test_columns(tmp_path):
     (tmp_path / "a.csv").write_text("id,body\n1,x\n")
     with pytest.raises(AlbertkitError, match="no column 'text'.*id, body"):
-        parts.plan(find([str(tmp_path / "a.csv")]), 10)
+        parts.plan_parts(find_inputs([str(tmp_path / "a.csv")]), 10)
     (tmp_path / "e.csv").write_text("")
     assert all_rows(tmp_path / "e.csv", 3, 10) == []
     (tmp_path / "a.csv").write_text("id,text\n1,x\n2\n")

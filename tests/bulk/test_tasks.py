@@ -11,9 +11,8 @@ import pytest
 
 from albertkit.albert import Albert
 from albertkit.artifact import Meta, write_artifact
-from albertkit.bulk.bulk_run import bulk
 from albertkit.tokenizer import Tokenizer
-from tests.bulk.sample_texts import texts, write_lines
+from tests.bulk.sample_texts import run_bulk, texts, write_lines
 from tests.bulk.test_engines import in_process
 from tests.conftest import SPIECE, tiny
 from tests.test_albert import make
@@ -36,9 +35,9 @@ def tasks(tmp_path_factory):
 def test_classify_and_tag(tasks, tmp_path):
     lines = texts(30)
     file = write_lines(tmp_path / "a.txt", lines)
-    run = partial(bulk, inputs=[str(file)], engine=in_process, part_rows=10)
-    run("classify", out=str(tmp_path / "labels"), model=str(tasks / "classify"), options={"pair": None})
-    run("tag", out=str(tmp_path / "spans"), model=str(tasks / "tag"))
+    run = partial(run_bulk, inputs=[str(file)], engine=in_process, part_rows=10)
+    run("classify", output=str(tmp_path / "labels"), model=str(tasks / "classify"), task_options={"pair": None})
+    run("tag", output=str(tmp_path / "spans"), model=str(tasks / "tag"))
     found = parquet.read_table(tmp_path / "labels").to_pylist()
     albert = Albert(tasks / "classify", threads=1)
     expected = [label for at in range(0, 30, 10) for label in albert.classify(lines[at : at + 10])]
@@ -95,7 +94,7 @@ def test_a_corpus_on_ray_is_the_same(ray, tmp_path, monkeypatch):
     """Byte for byte, whoever cuts it."""
     from functools import partial
 
-    from albertkit.bulk.ray_corpus import tokenize_on_ray
+    from albertkit.bulk.engines import tokenize_on_ray
     from albertkit.data import documents as reading
     from albertkit.data.corpus import CorpusSettings, build_corpus
 

@@ -1,5 +1,6 @@
-"""Work on more texts than one process should do: input files → numbered parts → one output file a part, on any engine.
+"""Bulk work: many input files → numbered parts → one output file per part, in local processes or on Ray.
 
-`files.py` finds and opens files, `parts.py` plans, `reading.py` reads the rows of a part, `work.py` turns a part into its output file, `run.py` keeps the
-folder, and the engines (`local.py`, `ray_engine.py`) only decide which process does which part. `spark.py` is a function for Spark's own tables.
+`object_store.py` finds and opens files, `parts.py` plans parts and reads their rows, `worker.py` turns a part into its
+output file, `bulk_run.py` manages the output folder, and `engines.py` decides which process does which part. `spark.py`
+has functions for Spark's own tables.
 """

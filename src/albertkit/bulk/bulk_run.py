@@ -1,14 +1,15 @@
-"""A folder of output files that follows from a command: begun, gone on with, finished, checked.
+"""A command on many files → a folder of output files: started, resumed, completed, checked.
 
-In: what to do, with which model, on which files. Out: the folder
+In: a task, input files, `BulkOptions`. Out: the folder
 
-    _manifest.json       everything that the output depends on: model hash, options, input files with their sizes and times; the counts
+    _manifest.json       everything that the output depends on: model hash, options, input files with size and time; counts
     _parts.npy           the table of `parts.py`
-    part-000000.parquet  one file a part, as `work.py` describes them
+    part-000000.parquet  one file per part, as `worker.py` describes them
     …
 
-The same command on the same folder does what is missing. A command that would give other output is refused with the difference. No row ever comes to this
-process: it hands out numbers and gets counts back. Before this file: `work.py`; after it: the engines, which `cli/bulk_options.py` names.
+The same command on the same folder does what is missing. A command that would give other output is an error that names
+the difference. No row comes to this process: it hands out part numbers and gets counts back. Before this file:
+`engines.py`; after it: `cli/bulk_options.py`.
 """
 
 from __future__ import annotations
@@ -25,27 +26,27 @@ from typing import Any
 
 import numpy as np
 
-from albertkit.bulk import local
-from albertkit.bulk.object_store import Source, appearing, find, place
-from albertkit.bulk.parts import TABLE, Part, part_of, plan
-from albertkit.bulk.worker import FORMATS, TASKS, Done, Job, Worker, model_hash, name_of
+from albertkit.bulk.engines import run_local
+from albertkit.bulk.object_store import find_inputs, locate, open_output, short_reason
+from albertkit.bulk.parts import PART_TABLE, WorkPart, get_part, plan_parts
+from albertkit.bulk.worker import TASKS, BulkJob, BulkOptions, PartResult, PartWorker, hash_model, part_name
 from albertkit.errors import AlbertkitError
+from albertkit.text_reader import TextFile
 
-PART_ROWS = 50_000
-MANIFEST, PARTS = "_manifest.json", "_parts.npy"  # readers of a folder of Parquet files pass over names that begin so
-Engine = Callable[[Job, Iterable[Part], int], Iterator[Done]]
-Progress = Callable[[str, int, int], object]  # what is being done, how much of it, of how much
+MANIFEST, PARTS = "_manifest.json", "_parts.npy"  # readers of a folder of Parquet files skip names that begin so
+Engine = Callable[[BulkJob, Iterable[WorkPart], int], Iterator[PartResult]]
+Progress = Callable[[str, int, int], object]  # the stage, how much is done, of how much
 
 
 @dataclass(frozen=True)
-class Summary:
+class BulkSummary:
     """What a run did."""
 
     rows: int  # in the whole output
     parts: int
     done_rows: int  # by this run; the others were there
     done_parts: int
-    bad: int  # rows without a text, of this run
+    bad_rows: int  # without a text, of this run
     seconds: float
     rows_per_second: float
 
@@ -53,72 +54,65 @@ class Summary:
 def bulk(
     task: str,
     inputs: Sequence[str],
-    out: str,
+    output: str,
+    options: BulkOptions = BulkOptions(),  # noqa: B008  frozen
     *,
-    model: str | None = None,
-    field: str | None = None,
-    engine: Engine = local.run,
+    engine: Engine = run_local,
     workers: int = 1,
-    part_rows: int = PART_ROWS,
-    progress: Progress = lambda what, done, total: None,
-    **settings: Any,
-) -> Summary:
-    """Do a task for every row of the inputs, or what is missing of it.
-
-    task: embed, classify or tag. settings: fields of `Job`: options, bits, threads, format, skip_bad.
-    """
+    progress: Progress = lambda stage, done, total: None,
+) -> BulkSummary:
+    """Do a task (embed, classify or tag) for every row of the inputs that the output folder does not have yet."""
     began = time.perf_counter()
-    if task not in TASKS or settings.get("format", "parquet") not in FORMATS:
-        raise AlbertkitError(f"task is {task!r} and format {settings.get('format')!r}; choose {TASKS} and {FORMATS}")
-    if not 1 <= part_rows <= 10_000_000:
-        raise AlbertkitError(f"part_rows is {part_rows}; choose 1 to 10,000,000")
-    job = Job(task, model, model_hash(model), out, root=str(Path.cwd()), **settings)
-    check_options(job)
-    with Folder(job, find(inputs, field), part_rows) as folder:
-        table, sources = folder.open(progress)
-        total, there = int(table["rows"].sum()), folder.finished(table)
-        missing = np.ones(len(table), bool)
-        missing[there] = False
-        rows = before = int(table["rows"][there].sum())
-        bad = parts = 0
+    if task not in TASKS:
+        raise AlbertkitError(f"task is {task!r}; choose one of {', '.join(TASKS)}")
+    job = BulkJob(task, output, options, hash_model(options.model), root=str(Path.cwd()))
+    check_job(job)
+    with OutputFolder(job, find_inputs(inputs, options.text_column)) as folder:
+        table, files = folder.open(progress)
+        total, finished = int(table["rows"].sum()), folder.finished_parts(table)
+        is_missing = np.ones(len(table), bool)
+        is_missing[finished] = False
+        rows = before = int(table["rows"][finished].sum())
+        bad_rows = done_parts = 0
         progress("parts", rows, total)
-        numbers = np.flatnonzero(missing).tolist()
-        given = (part_of(table, sources, number) for number in numbers)
-        for done in engine(job, given, min(workers, len(numbers))) if len(numbers) else ():
-            rows, bad, parts = rows + done.rows, bad + done.bad, parts + 1
+        numbers = np.flatnonzero(is_missing).tolist()
+        parts = (get_part(table, files, number) for number in numbers)
+        for result in engine(job, parts, min(workers, len(numbers))) if numbers else ():
+            rows, bad_rows, done_parts = rows + result.rows, bad_rows + result.bad_rows, done_parts + 1
             progress("parts", rows, total)
-        folder.check(table)
+        folder.check_complete(table)
     if rows != total:
-        raise AlbertkitError(f"{rows:,} rows were written and {total:,} planned; run the same command again")
+        raise AlbertkitError(f"{rows:,} rows were written and {total:,} planned. Run the same command again.")
     seconds = time.perf_counter() - began
-    return Summary(total, len(table), rows - before, parts, bad, seconds, (rows - before) / seconds)
+    return BulkSummary(total, len(table), rows - before, done_parts, bad_rows, seconds, (rows - before) / seconds)
 
 
-def check_options(job: Job) -> None:
-    """Find out before the work that a model cannot do it."""
-    albert = Worker(job).albert
+def check_job(job: BulkJob) -> None:
+    """Raise before the work if the model cannot do it."""
+    albert, options = PartWorker(job).albert, job.options.task_options
     if job.task == "embed":
-        given = {name: value for name, value in job.options.items() if name != "early_exit"}
-        albert.embed_options(**given)
+        albert.embed_options(**{name: value for name, value in options.items() if name != "early_exit"})
     else:
-        getattr(albert, job.task)(["a text"], **{k: v for k, v in job.options.items() if k != "pair"})
+        getattr(albert, job.task)(["a text"], **{name: value for name, value in options.items() if name != "pair"})
 
 
-class Folder:
-    """The output folder."""
+class OutputFolder:
+    """The output folder of a run."""
 
-    def __init__(self, job: Job, sources: list[Source], part_rows: int) -> None:
-        self.job, self.sources, self.part_rows = job, sources, part_rows
-        self.system, self.path = place(job.out, job.root)
+    def __init__(self, job: BulkJob, files: list[TextFile]) -> None:
+        self.job, self.options, self.files = job, job.options, files
+        self.system, self.path = locate(job.output, job.root)
         self.lock: Any = None
 
-    def __enter__(self) -> Folder:
+    def __enter__(self) -> OutputFolder:
         try:
             self.system.create_dir(self.path, recursive=True)
             if self.system.type_name == "local":
                 self._lock()
         except OSError as error:
-            raise AlbertkitError(f"{self.job.out} cannot be written: {_why(error)}; choose another folder") from None
+            raise AlbertkitError(
+                f"{self.job.output} cannot be written: {short_reason(error)}. Choose another folder."
+            ) from None
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -126,7 +120,7 @@ class Folder:
             self.lock.close()
 
     def _lock(self) -> None:
-        """Keep another run out of a folder on a disk; the system lets go of the lock when this process ends, however it ends."""
+        """Keep other runs out of a local folder; the system releases the lock when this process ends in any way."""
         with contextlib.suppress(ImportError):
             import fcntl
 
@@ -134,59 +128,61 @@ class Folder:
             try:
                 fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise AlbertkitError(f"another run is writing {self.job.out}; wait for its end, or stop it") from None
+                raise AlbertkitError(f"another run is writing {self.job.output}. Wait for it, or stop it.") from None
 
-    def open(self, progress: Progress) -> tuple[np.ndarray, list[Source]]:
-        """The table of parts, read or made, and the sources with the columns of their texts."""
+    def open(self, progress: Progress) -> tuple[np.ndarray, list[TextFile]]:
+        """The table of parts, read or planned, and the files with the columns of their texts."""
         try:
-            table, columns = self._read() if self._exists(MANIFEST) else self._begin(progress)
+            table, columns = self._read_plan() if self._exists(MANIFEST) else self._write_plan(progress)
         except AlbertkitError:
             raise
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise AlbertkitError(
-                f"{self.job.out} cannot be used: {_why(error)}; put that right or choose another folder"
+                f"{self.job.output} cannot be used: {short_reason(error)}. Correct that or choose another folder."
             ) from None
-        return table, [replace(source, column=c) for source, c in zip(self.sources, columns, strict=True)]
+        return table, [replace(file, column=column) for file, column in zip(self.files, columns, strict=True)]
 
-    def _read(self) -> tuple[np.ndarray, list[Any]]:
+    def _read_plan(self) -> tuple[np.ndarray, list[Any]]:
         """The plan of an earlier run of the same command."""
         with self.system.open_input_file(f"{self.path}/{MANIFEST}") as file:
             manifest = json.loads(file.read().decode())
-        same(self.identity(), manifest, self.job.out)
+        check_same_job(self.identity(), manifest, self.job.output)
         with self.system.open_input_file(f"{self.path}/{PARTS}") as file:
             table = np.load(io.BytesIO(file.read()), allow_pickle=False)
-        if table.dtype != TABLE or len(table) != manifest["parts"]:
-            raise AlbertkitError(f"{self.job.out}/{PARTS} is damaged; delete the folder and begin anew")
+        if table.dtype != PART_TABLE or len(table) != manifest["parts"]:
+            raise AlbertkitError(f"{self.job.output}/{PARTS} is damaged. Delete the folder and start again.")
         return table, manifest["columns"]
 
-    def _begin(self, progress: Progress) -> tuple[np.ndarray, list[Any]]:
-        """A new plan, written down; the manifest comes last."""
-        other = [name for name in self._listed() if not name.startswith(".") and name != PARTS]
+    def _write_plan(self, progress: Progress) -> tuple[np.ndarray, list[Any]]:
+        """A new plan; the manifest is written last."""
+        other = [name for name in self._list() if not name.startswith(".") and name != PARTS]
         if other:
-            raise AlbertkitError(f"{self.job.out} holds {other[0]!r} and no {MANIFEST}; choose a new or empty folder")
-        size = sum(source.size for source in self.sources)
-        sources, table = plan(self.sources, self.part_rows, lambda done: progress("plan", done, size))
-        columns = [source.column for source in sources]
-        about = {**self.identity(), "rows": int(table["rows"].sum()), "parts": len(table), "columns": columns}
-        with appearing(self.system, f"{self.path}/{PARTS}") as file:
+            raise AlbertkitError(
+                f"{self.job.output} contains {other[0]!r} and no {MANIFEST}. Choose a new or empty folder."
+            )
+        size = sum(file.size for file in self.files)
+        files, table = plan_parts(self.files, self.options.part_rows, lambda done: progress("plan", done, size))
+        columns = [file.column for file in files]
+        manifest = {**self.identity(), "rows": int(table["rows"].sum()), "parts": len(table), "columns": columns}
+        with open_output(self.system, f"{self.path}/{PARTS}") as file:
             np.lib.format.write_array(file, table, allow_pickle=False)
-        with appearing(self.system, f"{self.path}/{MANIFEST}") as file:
-            file.write(json.dumps(about, indent=1, ensure_ascii=False).encode() + b"\n")
+        with open_output(self.system, f"{self.path}/{MANIFEST}") as file:
+            file.write(json.dumps(manifest, indent=1, ensure_ascii=False).encode() + b"\n")
         return table, columns
 
     def identity(self) -> dict[str, Any]:
         """Everything that the output depends on."""
-        job = self.job
+        options = self.options
         return {
             "format": 1,
-            "task": job.task,
-            "model": job.hash,
-            "bits": job.bits,
-            "options": {name: value for name, value in sorted(job.options.items()) if value is not None},
-            "output": job.format,
-            "skip_bad": job.skip_bad,
-            "part_rows": self.part_rows,
-            "inputs": [[s.name, s.form, s.size, s.stamp, s.column] for s in self.sources],
+            "task": self.job.task,
+            "model": self.job.model_hash,
+            "bits": options.bits,
+            "options": {name: value for name, value in sorted(options.task_options.items()) if value is not None},
+            "output": options.format,
+            "skip_bad": options.skip_bad,
+            "part_rows": options.part_rows,
+            "inputs": [[f.name, f.format, f.size, f.modified_ns, f.column] for f in self.files],
         }
 
     def _exists(self, name: str) -> bool:
@@ -194,73 +190,71 @@ class Folder:
 
         return bool(self.system.get_file_info(f"{self.path}/{name}").type == fs.FileType.File)
 
-    def _listed(self) -> list[str]:
+    def _list(self) -> list[str]:
         from pyarrow import fs
 
         return [info.base_name for info in self.system.get_file_info(fs.FileSelector(self.path))]
 
-    def finished(self, table: np.ndarray) -> list[int]:
-        """Numbers of the parts that are there and whole; leftovers of killed runs are deleted."""
-        listed = set(self._listed())
-        for name in listed:
+    def finished_parts(self, table: np.ndarray) -> list[int]:
+        """Numbers of the parts that are complete; what killed runs left is deleted."""
+        names = set(self._list())
+        for name in names:
             if name.startswith(".part-") and name.endswith(".part"):
                 with contextlib.suppress(OSError):
                     self.system.delete_file(f"{self.path}/{name}")
-        numbers = [n for n in range(len(table)) if name_of(n, self.job.format) in listed]
+        numbers = [n for n in range(len(table)) if part_name(n, self.options.format) in names]
         with ThreadPoolExecutor(8) as threads:
-            counts = list(threads.map(self._rows, numbers))
+            counts = list(threads.map(self._count_rows, numbers))
         return [n for n, count in zip(numbers, counts, strict=True) if count == int(table["rows"][n])]
 
-    def _rows(self, number: int) -> int:
+    def _count_rows(self, number: int) -> int:
         """Rows of a part's output, or -1 if it is damaged."""
         from pyarrow import ArrowInvalid
         from pyarrow.parquet import ParquetFile
 
         try:
-            with self.system.open_input_file(f"{self.path}/{name_of(number, self.job.format)}") as file:
-                if self.job.format == "parquet":
+            with self.system.open_input_file(f"{self.path}/{part_name(number, self.options.format)}") as file:
+                if self.options.format == "parquet":
                     return int(ParquetFile(file).metadata.num_rows)
                 return sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b""))
         except (OSError, ArrowInvalid):
             return -1
 
-    def check(self, table: np.ndarray) -> None:
-        """Every part is there, and no other."""
-        listed = {name for name in self._listed() if name.startswith("part-")}
-        wanted = {name_of(n, self.job.format) for n in range(len(table))}
-        if listed != wanted:
-            strange = sorted(listed ^ wanted)[0]
+    def check_complete(self, table: np.ndarray) -> None:
+        """Raise unless every part is there, and no other."""
+        names = {name for name in self._list() if name.startswith("part-")}
+        expected = {part_name(n, self.options.format) for n in range(len(table))}
+        if names != expected:
             raise AlbertkitError(
-                f"{self.job.out} should hold {len(wanted):,} parts, and {strange} differs; run the same command again"
+                f"{self.job.output} should contain {len(expected):,} parts, and {sorted(names ^ expected)[0]} differs. "
+                "Run the same command again."
             )
 
 
-def same(mine: dict[str, Any], manifest: dict[str, Any], out: str) -> None:
-    """Refuse to mix what two different commands give."""
-    for name, value in mine.items():
+def check_same_job(identity: dict[str, Any], manifest: dict[str, Any], output: str) -> None:
+    """Raise if a folder was started by a command that gives other output."""
+    for name, value in identity.items():
         before = manifest.get(name)
         if before == value:
             continue
+        difference = f"{name} was {_short_json(before)} and is {_short_json(value)}"
         if name == "inputs":
-            known, now = ({entry[0]: entry for entry in entries} for entries in (before or [], value))
-            changed = next((n for n in [*now, *known] if known.get(n) != now.get(n)), None)
-            what = (
-                f"the input {changed} has changed"
-                if changed in known and changed in now
-                else f"the inputs differ by {changed}"
-            )
-            what = what if changed else "the inputs are in another order"
-        else:
-            what = f"{name} was {_shown(before)} and is {_shown(value)}"
+            difference = _input_difference(before or [], value)
         raise AlbertkitError(
-            f"{out} was begun by another command: {what}; give the same again, or choose another folder"
+            f"{output} was started by another command: {difference}. Repeat that command, or choose another folder."
         )
 
 
-def _shown(value: Any) -> str:
+def _input_difference(before: list[list[Any]], now: list[list[Any]]) -> str:
+    old, new = ({entry[0]: entry for entry in entries} for entries in (before, now))
+    changed = next((name for name in [*new, *old] if old.get(name) != new.get(name)), None)
+    if changed is None:
+        return "the inputs are in another order"
+    return (
+        f"the input {changed} has changed" if changed in old and changed in new else f"the inputs differ by {changed}"
+    )
+
+
+def _short_json(value: Any) -> str:
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= 80 else f"{text[:77]}…"
-
-
-def _why(error: Exception) -> str:
-    return (getattr(error, "strerror", None) or str(error)).split("\n")[0][:160]

@@ -1,7 +1,7 @@
 """Names → files, on a disk or in an object store, through the filesystems of pyarrow.
 
-In: paths, folders, patterns (`*`, `**`) and URLs (s3://, gs://, hdfs://, file://). Out: `Source`s, and files that are opened for reading or appear whole
-under their name. After this file: `parts.py`.
+In: paths, folders, patterns (`*`, `**`) and URLs (s3://, gs://, hdfs://, file://). Out: `TextFile`s, open input files, and
+output files that appear under their name only when they are complete. After this file: `parts.py`.
 """
 
 from __future__ import annotations
@@ -13,37 +13,17 @@ import posixpath
 import re
 import uuid
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from albertkit.errors import AlbertkitError, need
+from albertkit.text_reader import DEFAULT_COLUMN, FORMATS, MAX_FILES, TextFile, TextFormat
 
-FILES = 100_000
-FORMS = {
-    ".txt": "text",
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-    ".csv": "csv",
-    ".tsv": "tsv",
-    ".parquet": "parquet",
-}
-PACKED = (".gz", ".bz2", ".xz", ".zst", ".zip")
-MAGIC = re.compile(r"[*?\[]")
+COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".zip")
+WILDCARD = re.compile(r"[*?\[]")
 
 
-@dataclass(frozen=True)
-class Source:
-    """One input file."""
-
-    name: str  # as the user wrote it
-    form: str
-    size: int
-    stamp: int  # when it was last changed
-    column: int | str | None = None  # where the text stands: a number in csv and tsv, a name in jsonl and parquet
-
-
-def place(name: str, root: str = "") -> tuple[Any, str]:
+def locate(name: str, root: str = "") -> tuple[Any, str]:
     """(filesystem, path in it) of a path or URL; relative paths begin at `root`."""
     fs = need("pyarrow.fs", "parquet", "bulk work")
     if "://" not in name:
@@ -51,91 +31,96 @@ def place(name: str, root: str = "") -> tuple[Any, str]:
     try:
         found: tuple[Any, str] = fs.FileSystem.from_uri(name)
     except (OSError, ValueError, NotImplementedError) as error:
-        raise AlbertkitError(f"{name} cannot be reached: {_short(error)}; check the address and the access") from None
+        reason = short_reason(error)
+        raise AlbertkitError(f"{name} cannot be reached: {reason}. Check the address and the access.") from None
     return found
 
 
-def find(names: Iterable[str], field: str | None = None) -> list[Source]:
-    """The files that are meant, in the order given; those of folders and patterns sorted by name."""
-    found = [_source(name, info, field) for given in names for name, info in _listed(str(given))]
-    if not found:
-        raise AlbertkitError(f"no input file was found; name files, folders or patterns of {', '.join(FORMS)}")
-    if len(found) > FILES:
-        raise AlbertkitError(f"there are {len(found):,} input files and at most {FILES:,} are taken: join some of them")
-    return found
+def find_inputs(names: Iterable[str], text_column: str | None = None) -> list[TextFile]:
+    """The files in the order given; those of folders and patterns sorted by name."""
+    files = [_text_file(name, info, text_column) for given in names for name, info in _list(str(given))]
+    if not files:
+        raise AlbertkitError(f"no input file was found. Pass files, folders or patterns of {', '.join(FORMATS)}.")
+    if len(files) > MAX_FILES:
+        raise AlbertkitError(
+            f"there are {len(files):,} input files; at most {MAX_FILES:,} are read. Join some of them."
+        )
+    return files
 
 
-def _listed(given: str) -> Iterator[tuple[str, Any]]:
-    """Names and descriptions of the files that a name, folder or pattern means."""
+def _list(given: str) -> Iterator[tuple[str, Any]]:
+    """Names and descriptions of the files of a name, folder or pattern."""
     from pyarrow import fs
 
-    system, path = place(given)
+    system, path = locate(given)
     try:
         info = system.get_file_info(path)
         if info.type == fs.FileType.File:
             yield given, info
         elif info.type == fs.FileType.Directory:
-            yield from _under(given, True, lambda inner: posixpath.splitext(inner)[1].lower() in FORMS)
-        elif match := MAGIC.search(given):
+            yield from _list_folder(given, True, lambda inner: posixpath.splitext(inner)[1].lower() in FORMATS)
+        elif match := WILDCARD.search(given):
             cut = given.rfind("/", 0, match.start()) + 1
-            inside = _pattern(given[cut:])
-            yield from _under(given[:cut], "/" in given[cut:], lambda inner: inside.fullmatch(inner) is not None)
+            pattern = _compile_pattern(given[cut:])
+            is_match = lambda inner: pattern.fullmatch(inner) is not None  # noqa: E731
+            yield from _list_folder(given[:cut], "/" in given[cut:], is_match)
         else:
-            raise AlbertkitError(f"{given} does not exist; name files, folders or patterns of {', '.join(FORMS)}")
+            raise AlbertkitError(f"{given} does not exist. Pass files, folders or patterns of {', '.join(FORMATS)}.")
     except OSError as error:
-        raise AlbertkitError(f"{given} cannot be read: {_short(error)}; check the name and the access") from None
+        raise _unreadable(given, error) from None
 
 
-def _under(folder: str, deep: bool, wanted: Callable[[str], bool]) -> Iterator[tuple[str, Any]]:
-    """Files of a folder whose name inside it is wanted; hidden ones are passed over."""
+def _list_folder(folder: str, recursive: bool, is_wanted: Callable[[str], bool]) -> Iterator[tuple[str, Any]]:
+    """Files of a folder, by their name inside it; hidden ones are skipped."""
     from pyarrow import fs
 
-    system, path = place(folder)
+    system, path = locate(folder)
     start = path.rstrip("/") + "/"
-    infos = system.get_file_info(fs.FileSelector(path, recursive=deep, allow_not_found=True))
+    infos = system.get_file_info(fs.FileSelector(path, recursive=recursive, allow_not_found=True))
     for info in sorted(infos, key=lambda one: one.path):
         inner = info.path[len(start) :]
-        hidden = any(step.startswith((".", "_")) for step in inner.split("/"))
-        if info.type == fs.FileType.File and not hidden and wanted(inner):
+        is_hidden = any(step.startswith((".", "_")) for step in inner.split("/"))
+        if info.type == fs.FileType.File and not is_hidden and is_wanted(inner):
             yield posixpath.join(folder, inner), info
 
 
-def _pattern(text: str) -> re.Pattern[str]:
-    """A pattern as a regular expression: `*` and `?` stay within a folder, `**/` goes through all of them."""
+def _compile_pattern(text: str) -> re.Pattern[str]:
+    """A pattern as a regular expression: `*` and `?` stay within a folder, `**/` matches any folders."""
     parts = re.split(r"(\*\*/|\*|\?|\[[^\]]+\])", text)
     kinds = {"**/": r"(?:[^/]+/)*", "*": r"[^/]*", "?": r"[^/]"}
     return re.compile("".join(kinds.get(p) or (p if p.startswith("[") else re.escape(p)) for p in parts))
 
 
-def _source(name: str, info: Any, field: str | None) -> Source:
+def _text_file(name: str, info: Any, text_column: str | None) -> TextFile:
     suffix = posixpath.splitext(name)[1].lower()
-    if suffix in PACKED:
-        raise AlbertkitError(f"{name} is packed, and a packed file cannot be read from its middle: unpack it first")
-    form = FORMS.get(suffix, "jsonl" if field is not None or suffix == ".json" else "text")
-    column: int | str | None = None if form == "text" else field or "text"
-    return Source(name, form, int(info.size or 0), int(info.mtime_ns or 0), column)
+    if suffix in COMPRESSED:
+        raise AlbertkitError(f"{name} is compressed and cannot be read from its middle. Decompress it first.")
+    other: TextFormat = "jsonl" if text_column is not None or suffix == ".json" else "text"
+    format = FORMATS.get(suffix, other)
+    column = None if format == "text" else text_column or DEFAULT_COLUMN
+    return TextFile(name, format, size=int(info.size or 0), modified_ns=int(info.mtime_ns or 0), column=column)
 
 
-# Reading and writing ---------------------------------------------------------------------------------------------
+# Reading and writing ------------------------------------------------------------------------------------------------
 
 
-def opened(source: Source, root: str = "") -> Any:
-    """The bytes of a source, if it is still the file that was planned with."""
-    system, path = place(source.name, root)
+def open_input(file: TextFile, root: str = "") -> Any:
+    """The bytes of a file, if it has not changed since the work was planned."""
+    system, path = locate(file.name, root)
     try:
         info = system.get_file_info(path)
-        if (int(info.size or 0), int(info.mtime_ns or 0)) != (source.size, source.stamp):
-            raise AlbertkitError(f"{source.name} was changed since the work was planned: begin anew in another folder")
+        if (int(info.size or 0), int(info.mtime_ns or 0)) != (file.size, file.modified_ns):
+            raise AlbertkitError(f"{file.name} changed since the work was planned. Start again in another folder.")
         return io.BufferedReader(system.open_input_file(path), 1 << 20)
     except OSError as error:
-        raise AlbertkitError(f"{source.name} cannot be read: {_short(error)}; check the name and the access") from None
+        raise _unreadable(file.name, error) from None
 
 
 @contextlib.contextmanager
-def appearing(system: Any, target: str) -> Iterator[Any]:
-    """A file to write to, which appears under its name when it is whole, and otherwise not at all.
+def open_output(system: Any, target: str) -> Iterator[Any]:
+    """A file to write to, which appears under its name when it is complete, and otherwise not at all.
 
-    The name meanwhile is another one each time, so that a process that was given up for dead cannot write into what its successor writes.
+    Its temporary name is unique, so that a process that was given up cannot write into what its successor writes.
     """
     folder, name = posixpath.split(target)
     part = f"{folder}/.{name}.{uuid.uuid4().hex}.part"
@@ -152,5 +137,10 @@ def appearing(system: Any, target: str) -> Iterator[Any]:
         raise
 
 
-def _short(error: Exception) -> str:
+def short_reason(error: Exception) -> str:
+    """The first line of an error."""
     return (getattr(error, "strerror", None) or str(error)).split("\n")[0][:160]
+
+
+def _unreadable(name: str, error: OSError) -> AlbertkitError:
+    return AlbertkitError(f"{name} cannot be read: {short_reason(error)}. Check the name and the access.")

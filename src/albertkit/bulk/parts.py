@@ -1,101 +1,272 @@
-"""Input files → numbered parts: which rows of which file, bounded in rows and in bytes.
+"""Input files → numbered parts, and the rows of each part. Planning and working read with the same functions.
 
-In: `Source`s. Out: a table of parts that follows from the files alone, so that every run of the same command has the same parts, and a part's number is a name
-for its output. A part never goes beyond its file. Text files are read once from end to end for this (rows are counted, and a row number is known for every
-part); of Parquet files only the footer is read. After this file: `work.py`.
+In: `TextFile`s. Out: a table of parts that depends on the files alone, so that every run of the same command has the same
+parts and a part's number names its output; and the texts of a part with their row numbers. A part belongs to one file
+and is limited in rows and in bytes. Text files are read once for planning; of Parquet files only the footer is read.
+Before this file: `object_store.py`; after it: `worker.py`.
+
+A row is a line of a text file (ended by \\n or \\r\\n; blank lines are rows, too), a line of a .jsonl file that is not
+blank, a record of a .csv file (quotes may enclose line ends) or of a .tsv file (no quotes), or a row of a Parquet file.
 """
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from albertkit.bulk.object_store import Source, opened
-from albertkit.bulk.part_reader import Stretch, parquet, records
-from albertkit.errors import AlbertkitError, nearest
+from albertkit.bulk.object_store import locate, open_input
+from albertkit.errors import AlbertkitError
+from albertkit.text_reader import (
+    BOM,
+    LINE_LIMIT,
+    TEXT_LIMIT,
+    BadRow,
+    TextFile,
+    check_parquet_column,
+    column_index,
+    column_value,
+    open_parquet,
+    parse_json_line,
+)
 
-PART_BYTES = 64 * 2**20
-PARTS = 5_000_000
-TABLE = np.dtype([("source", "<i4"), ("start", "<i8"), ("stop", "<i8"), ("first", "<i8"), ("rows", "<i8")])
+PART_BYTES = 64 << 20
+MAX_PARTS = 5_000_000
+PARQUET_ROWS = 4096  # read at once
+BLOCK_BYTES = 1 << 18  # of lines, read at once
+PART_TABLE = np.dtype([("source", "<i4"), ("start", "<i8"), ("stop", "<i8"), ("first", "<i8"), ("rows", "<i8")])
 
 
 @dataclass(frozen=True)
-class Part:
-    """A row of the table, as a worker gets it."""
+class FileSpan:
+    """Bytes, or rows of a Parquet file, from `start` to before `stop`; `first` is the number of the first row."""
+
+    start: int
+    stop: int
+    first: int = 0
+
+
+@dataclass(frozen=True)
+class WorkPart:
+    """One row of the table of parts, as a worker gets it."""
 
     number: int
-    source: Source
-    stretch: Stretch
+    file: TextFile
+    span: FileSpan
     rows: int
 
 
-def part_of(table: np.ndarray, sources: Sequence[Source], number: int) -> Part:
+# Planning -----------------------------------------------------------------------------------------------------------
+
+
+def get_part(table: np.ndarray, files: Sequence[TextFile], number: int) -> WorkPart:
     """The part of a number."""
-    source, start, stop, first, rows = (int(value) for value in table[number])
-    return Part(number, sources[source], Stretch(start, stop, first), rows)
+    file, start, stop, first, rows = (int(value) for value in table[number])
+    return WorkPart(number, files[file], FileSpan(start, stop, first), rows)
 
 
-def plan(
-    sources: Sequence[Source], most_rows: int, progress: Callable[[int], object] = lambda done: None
-) -> tuple[list[Source], np.ndarray]:
-    """The sources, with the column of their text, and the table of parts; `progress` gets the bytes that were looked at."""
-    table: list[np.ndarray] = []
-    known, done, count = [], 0, 0
-    for number, given in enumerate(sources):
-        source, begin = _column(given)
-        cut = _parquet_parts(source, most_rows) if source.form == "parquet" else _parts(source, begin, most_rows)
-        found = np.array([(number, *part) for part in cut], TABLE)
-        table.append(found)
-        known.append(source)
-        count += len(found)
-        done += source.size
+def plan_parts(
+    files: Sequence[TextFile], max_rows: int, progress: Callable[[int], object] = lambda done: None
+) -> tuple[list[TextFile], np.ndarray]:
+    """The files, with the column of their text, and the table of parts; `progress` gets the bytes read so far."""
+    tables: list[np.ndarray] = []
+    planned, done, count = [], 0, 0
+    for number, given in enumerate(files):
+        file, begin = _find_column(given)
+        cut = _parquet_parts(file, max_rows) if file.format == "parquet" else _line_parts(file, begin, max_rows)
+        tables.append(np.array([(number, *part) for part in cut], PART_TABLE))
+        planned.append(file)
+        count += len(tables[-1])
+        done += file.size
         progress(done)
-        if count > PARTS:
-            raise AlbertkitError(f"there are over {PARTS:,} parts; give them more rows (--part-rows)")
-    return known, np.concatenate(table) if table else np.zeros(0, TABLE)
+        if count > MAX_PARTS:
+            raise AlbertkitError(f"there are over {MAX_PARTS:,} parts. Raise the rows of a part (--part-rows).")
+    return planned, np.concatenate(tables) if tables else np.zeros(0, PART_TABLE)
 
 
-def _parts(source: Source, begin: int, most_rows: int) -> Iterator[tuple[int, int, int, int]]:
+def _line_parts(file: TextFile, begin: int, max_rows: int) -> Iterator[tuple[int, int, int, int]]:
     """(start, stop, first row, rows) of each part of a file of lines or records."""
     start, first, count, end = begin, 0, 0, begin
-    with opened(source) as file:
-        for _, end in records(source, file, Stretch(begin, source.size)):
+    with open_input(file) as stream:
+        for _, end in _read_records(file, stream, FileSpan(begin, file.size)):
             count += 1
-            if count == most_rows or end - start >= PART_BYTES:
+            if count == max_rows or end - start >= PART_BYTES:
                 yield start, end, first, count
                 start, first, count = end, first + count, 0
     if count:
         yield start, end, first, count
 
 
-def _parquet_parts(source: Source, most_rows: int) -> Iterator[tuple[int, int, int, int]]:
-    with parquet(source) as file:
-        total = file.metadata.num_rows
-    for start in range(0, total, most_rows):
-        stop = min(start + most_rows, total)
+def _parquet_parts(file: TextFile, max_rows: int) -> Iterator[tuple[int, int, int, int]]:
+    with _open_parquet_input(file) as parquet:
+        total = parquet.metadata.num_rows
+    for start in range(0, total, max_rows):
+        stop = min(start + max_rows, total)
         yield start, stop, start, stop - start
 
 
-def _column(source: Source) -> tuple[Source, int]:
-    """The source with the number of its text's column, and the byte behind its header; a column given as a number means that there is no header."""
-    if source.form not in ("csv", "tsv"):
-        return source, 0
-    wanted = str(source.column)
-    if wanted.isdigit() and int(wanted) > 0:
-        return dataclasses.replace(source, column=int(wanted) - 1), 0
-    if not source.size:
-        return dataclasses.replace(source, column=0), 0
-    with opened(source) as file:
-        header, begin = next(records(source, file, Stretch(0, source.size)), ([], source.size))
+def _find_column(file: TextFile) -> tuple[TextFile, int]:
+    """The file with the index of its text's column, and the byte after its header, if it has one."""
+    if file.format not in ("csv", "tsv"):
+        return file, 0
+    column = str(file.column)
+    if column.isdigit() and int(column) > 0:  # a number means that there is no header
+        return dataclasses.replace(file, column=int(column) - 1), 0
+    if not file.size:
+        return dataclasses.replace(file, column=0), 0
+    with open_input(file) as stream:
+        header, begin = next(_read_records(file, stream, FileSpan(0, file.size)), ([], file.size))
     if isinstance(header, bytes):
         header = header.decode("utf-8", "replace").rstrip("\r\n").split("\t")
-    names = [name.strip() for name in header]
-    if wanted not in names:
-        raise AlbertkitError(
-            f"{source.name} has no column {wanted!r}{nearest(wanted, names)}; its first row has {', '.join(names[:20])}: name one, "
-            "or give its number from 1 if there is no header (--field)"
-        )
-    return dataclasses.replace(source, column=names.index(wanted)), begin
+    return dataclasses.replace(file, column=column_index(header, column, file.name)), begin
+
+
+# Reading ------------------------------------------------------------------------------------------------------------
+
+
+def read_part(
+    file: TextFile, span: FileSpan, root: str = "", any_length: bool = False
+) -> Iterator[tuple[int, str | BadRow]]:
+    """Row numbers and texts; where there is no text, why."""
+    found = _parquet_texts(file, span, root) if file.format == "parquet" else _texts(file, span, root)
+    for number, text in enumerate(found, span.first):
+        if type(text) is str:
+            if len(text) > TEXT_LIMIT and not any_length:
+                text = BadRow(
+                    f"has {len(text):,} characters; at most {TEXT_LIMIT:,} are read (--long-texts truncate cuts)"
+                )
+        elif not isinstance(text, BadRow):
+            text = BadRow("contains no text" if text is None else f"contains a {type(text).__name__}, not a text")
+        yield number, text
+
+
+def _texts(file: TextFile, span: FileSpan, root: str) -> Iterator[Any]:
+    with open_input(file, root) as stream:
+        if file.format == "text":
+            yield from _line_texts(file, stream, span)
+            return
+        for record, _ in _read_records(file, stream, span):
+            yield _parse_record(file, record)
+
+
+def _read_records(file: TextFile, stream: Any, span: FileSpan) -> Iterator[tuple[Any, int]]:
+    """Each record, not yet parsed, and the byte after it."""
+    lines = _read_lines(file, stream, span)
+    if file.format == "csv":
+        yield from _csv_records(file, lines, span)
+    elif file.format == "text":
+        yield from lines
+    else:
+        yield from ((line, end) for line, end in lines if line.strip())
+
+
+def _read_lines(file: TextFile, stream: Any, span: FileSpan) -> Iterator[tuple[bytes, int]]:
+    at = span.start
+    stream.seek(at)
+    while at < span.stop:
+        line = stream.readline(LINE_LIMIT + 1)
+        if not line or len(line) > LINE_LIMIT:
+            reason = f"has a line of over {LINE_LIMIT:,} bytes" if line else "ends early"
+            raise AlbertkitError(f"{file.name} {reason} at byte {at:,}. Break its lines, or copy it again.")
+        is_first, at = at == 0, at + len(line)
+        yield (line.removeprefix(BOM) if is_first else line), at
+
+
+def _csv_records(file: TextFile, lines: Iterator[tuple[bytes, int]], span: FileSpan) -> Iterator[tuple[list[str], int]]:
+    end, number = span.start, span.first
+
+    def decoded() -> Iterator[str]:
+        nonlocal end
+        for line, end in lines:  # noqa: B007  the reader below takes as many lines as a record needs
+            yield line.decode("utf-8", "surrogateescape")
+
+    csv.field_size_limit(TEXT_LIMIT)
+    try:
+        for record in csv.reader(decoded()):
+            if record:
+                number += 1
+                yield record, end
+    except csv.Error as error:
+        raise AlbertkitError(f"row {number} of {file.name} is not CSV ({error}). Correct it.") from None
+
+
+def _line_texts(file: TextFile, stream: Any, span: FileSpan) -> Iterator[Any]:
+    """The texts of a text file, many lines at a time, since most blocks are valid."""
+    at = span.start
+    while at < span.stop:
+        stream.seek(at)
+        block = stream.read(min(BLOCK_BYTES, span.stop - at))
+        block = block[: block.rfind(b"\n") + 1] if at + len(block) < span.stop else block
+        try:
+            if not block or at == 0:  # a very long line; or a byte order mark
+                raise ValueError
+            lines = block.decode("utf-8").removesuffix("\n").split("\n")
+        except ValueError:
+            begin = at
+            for line, at in _read_lines(file, stream, FileSpan(begin, span.stop)):
+                yield _parse_record(file, line)
+                if at >= begin + len(block):
+                    break
+        else:
+            at += len(block)
+            yield from (line.removesuffix("\r") for line in lines)
+
+
+def _parse_record(file: TextFile, record: Any) -> Any:
+    """The text of a record, or why there is none."""
+    try:
+        if file.format == "csv":
+            return _check_utf8(_cell(record, file.column))
+        line = _check_utf8(record.decode("utf-8", "surrogateescape")).removesuffix("\n").removesuffix("\r")
+        if file.format == "text":
+            return line
+        if file.format == "tsv":
+            return _cell(line.split("\t"), file.column)
+        text = column_value(parse_json_line(line), str(file.column))
+        return _check_utf8(text) if isinstance(text, str) else text
+    except BadRow as bad:
+        return bad
+
+
+def _cell(record: list[str], column: Any) -> str:
+    if column >= len(record):
+        raise BadRow(f"has {len(record)} columns, and the text is in column {column + 1}")
+    return record[column]
+
+
+def _check_utf8(text: str) -> str:
+    """The text, if UTF-8 can store it: without undecodable bytes and lone surrogates."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        raise BadRow("is not UTF-8") from None
+    return text
+
+
+@contextmanager
+def _open_parquet_input(file: TextFile, root: str = "") -> Iterator[Any]:
+    open_input(file, root).close()  # which checks that it is the same
+    system, path = locate(file.name, root)
+    with system.open_input_file(path) as raw, open_parquet(file.name, raw) as parquet:
+        check_parquet_column(parquet, file.name, str(file.column))
+        yield parquet
+
+
+def _parquet_texts(file: TextFile, span: FileSpan, root: str) -> Iterator[Any]:
+    with _open_parquet_input(file, root) as parquet:
+        at = 0
+        for group in range(parquet.num_row_groups):
+            count = parquet.metadata.row_group(group).num_rows
+            if at + count <= span.start or at >= span.stop:
+                at += count
+                continue
+            for batch in parquet.iter_batches(PARQUET_ROWS, row_groups=[group], columns=[file.column]):
+                low, high = max(span.start - at, 0), min(span.stop - at, len(batch))
+                if low < high:
+                    yield from batch.column(0)[low:high].to_pylist()
+                at += len(batch)

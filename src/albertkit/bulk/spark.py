@@ -1,8 +1,8 @@
 """A column of texts in Spark → a column of vectors or labels.
 
-In: a model. Out: a function for `df.withColumn("vector", embed_udf("model")("text"))`. Spark gives pandas Series to Python workers in batches
-(spark.sql.execution.arrow.maxRecordsPerBatch); here each of them becomes one call of `Albert`, which packs it by tokens. The model is opened once in each
-Python worker. Reading, writing and repeating what failed are Spark's.
+In: a model. Out: a function for `df.withColumn("vector", embed_udf("model")("text"))`. Spark passes pandas Series to its
+Python workers in batches (spark.sql.execution.arrow.maxRecordsPerBatch); each of them becomes one call of `Albert`, which
+packs it by tokens. The model is opened once in each Python worker. Spark reads, writes and repeats what failed.
 """
 
 from __future__ import annotations
@@ -11,49 +11,48 @@ from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import Any
 
+from albertkit.albert import Albert
 from albertkit.errors import need
+
+SeriesFunction = Callable[[Iterator[Any]], Iterator[Any]]  # pandas Series to pandas Series
 
 
 @lru_cache(maxsize=4)
-def opened(model: str | None, bits: int | None, threads: int) -> Any:
+def open_once(model: str | None, bits: int | None, threads: int) -> Albert:
     """A model, opened once in a process."""
-    from albertkit.albert import Albert
-
     return Albert(model, bits=bits, threads=threads)
 
 
 def embed_series(
     model: str | None = None, bits: int | None = None, threads: int = 1, **settings: Any
-) -> Callable[[Iterator[Any]], Iterator[Any]]:
-    """The pandas function of `embed_udf`: Series of texts → Series of vectors; no text (null) gives no vector. settings: as `Albert.embed`."""
+) -> SeriesFunction:
+    """The pandas function of `embed_udf`: texts → vectors; null gives null. settings: those of `Albert.embed`."""
 
     def run(batches: Iterator[Any]) -> Iterator[Any]:
-        albert = opened(model, bits, threads)
+        albert = open_once(model, bits, threads)
         for texts in batches:
-            found = iter(albert.embed(texts[texts.notna()].tolist(), **settings))
-            yield series([next(found) if known else None for known in texts.notna()], texts.index)
+            yield _fill_series(texts, albert.embed(texts[texts.notna()].tolist(), **settings))
 
     return run
 
 
-def classify_series(
-    model: str, bits: int | None = None, threads: int = 1, **settings: Any
-) -> Callable[[Iterator[Any]], Iterator[Any]]:
-    """The pandas function of `classify_udf`: Series of texts → Series of labels."""
+def classify_series(model: str, bits: int | None = None, threads: int = 1, **settings: Any) -> SeriesFunction:
+    """The pandas function of `classify_udf`: texts → labels; null gives null."""
 
     def run(batches: Iterator[Any]) -> Iterator[Any]:
-        albert = opened(model, bits, threads)
+        albert = open_once(model, bits, threads)
         for texts in batches:
-            found = iter(albert.classify(texts[texts.notna()].tolist(), **settings))
-            yield series([str(next(found).label) if known else None for known in texts.notna()], texts.index)
+            results = albert.classify(texts[texts.notna()].tolist(), **settings)
+            yield _fill_series(texts, [str(result.label) for result in results])
 
     return run
 
 
-def series(values: list[Any], index: Any) -> Any:
-    """A pandas Series of objects."""
-    pandas = need("pandas", "spark", "Spark")
-    return pandas.Series(values, index=index, dtype=object)
+def _fill_series(texts: Any, results: Any) -> Any:
+    """A pandas Series with the results of those texts that are not null."""
+    pandas, rest = need("pandas", "spark", "Spark"), iter(results)
+    values = [next(rest) if is_text else None for is_text in texts.notna()]
+    return pandas.Series(values, index=texts.index, dtype=object)
 
 
 def embed_udf(model: str | None = None, bits: int | None = None, threads: int = 1, **settings: Any) -> Any:
@@ -66,11 +65,9 @@ def classify_udf(model: str, bits: int | None = None, threads: int = 1, **settin
     return _udf(classify_series(model, bits, threads, **settings), "string")
 
 
-def _udf(function: Callable[[Iterator[Any]], Iterator[Any]], kind: str) -> Any:
+def _udf(function: SeriesFunction, kind: str) -> Any:
     functions, pandas = need("pyspark.sql.functions", "spark", "Spark"), need("pandas", "spark", "Spark")
     series = Iterator[pandas.Series]  # type: ignore[name-defined]
-    function.__annotations__ = {
-        "batches": series,
-        "return": series,
-    }  # by which Spark knows that it takes many, one by one
+    # by these annotations Spark recognizes a function from an iterator of batches
+    function.__annotations__ = {"batches": series, "return": series}
     return functions.pandas_udf(function, kind)

@@ -56,22 +56,27 @@ class BulkInput:
         return True
 
     def _run(self, task: str, texts: TextInput, model: ModelOptions, output: Path, options: dict[str, Any]) -> None:
-        from albertkit.bulk import bulk_run as run
-        from albertkit.bulk import local
+        from albertkit.bulk.bulk_run import BulkOptions, bulk
+        from albertkit.bulk.engines import run_local, run_ray
 
-        engine: Any = local.run
-        if self.engine == "ray":
-            from albertkit.bulk import ray_engine
-
-            engine = functools.partial(ray_engine.run, address=self.address)
+        engine = functools.partial(run_ray, address=self.address) if self.engine == "ray" else run_local
+        work_options = BulkOptions(
+            model=model.model,
+            task_options=options,
+            bits=model.bits,
+            threads=model.threads or 1,
+            text_column=texts.text_column,
+            part_rows=self.part_rows,
+            format=self.format,
+            skip_bad=self.skip_bad,
+        )
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         try:
             # Ray reports what happened to a worker on stdout.
             with redirect_stdout(sys.stderr), stage_progress_bar() as progress:
-                summary = run.bulk(
-                    task, texts.texts, str(output), model=model.model, engine=engine, workers=self.workers or cores,
-                    progress=lambda stage, done, total: progress(stage, done, total, 0), options=options, bits=model.bits, threads=model.threads or 1,
-                    field=texts.text_column, part_rows=self.part_rows, format=self.format, skip_bad=self.skip_bad,
+                summary = bulk(
+                    task, texts.texts, str(output), work_options, engine=engine, workers=self.workers or cores,
+                    progress=lambda stage, done, total: progress(stage, done, total, 0),
                 )  # fmt: skip
         except KeyboardInterrupt:
             raise AlbertkitError("Stopped; finished parts are kept. Rerun the command to resume.") from None

@@ -142,7 +142,7 @@ def tokenize_workers(options: dict[str, Any]) -> Iterator[int | BlockTokenizer |
             raise AlbertkitError(f"--address {address} is an option of --engine ray. Add it, or omit the address.")
         yield workers
         return
-    from albertkit.bulk.ray_corpus import tokenize_on_ray
+    from albertkit.bulk.engines import tokenize_on_ray
     from albertkit.data.workers import worker_count
 
     with redirect_stdout(sys.stderr):  # Ray reports what happened to a worker on stdout

@@ -1,0 +1,285 @@
+"""Engines: parts in several processes of this machine, or on a Ray cluster; also the tokenizing of a corpus on Ray.
+
+In: a `BulkJob` and parts. Out: the `PartResult` of each part, in the order in which they finish. Each worker has one part
+at a time. A worker that was killed is replaced and its part done again; a part that kills worker after worker stops the
+run. Before this file: `worker.py`; after it: `bulk_run.py`.
+
+Ray is used for plain actors with our own list of parts, not through Ray Data. The output of Ray Data depends on how its
+scheduler cut blocks in that run: names of output files contain a random id, a retried task writes another file, and its
+checkpoints need a column of ids in the input and keep all finished ids in memory. With numbered parts, exactly-once is a
+matter of one rename, and resuming a look into a folder. Rows never pass through Ray's object store: an actor gets a
+number and a range, reads its rows itself, and returns a count. Input, output and model must have the same path on every
+machine, or be URLs (the model: a folder, or built in); workers check the model's hash.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import multiprocessing
+import os
+import signal
+import threading
+import traceback
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+from albertkit.bulk.parts import WorkPart
+from albertkit.bulk.worker import BulkJob, PartResult, PartWorker
+from albertkit.data.document_tokenizer import DocumentTokenizer, TokenizedDocuments, TokenizeSettings
+from albertkit.data.documents import Block
+from albertkit.data.workers import WAITING, TokenizedBlocks, start_process
+from albertkit.errors import AlbertkitError, need
+from albertkit.tokenizer import Tokenizer
+
+MAX_ATTEMPTS = 4  # at a part
+OBJECT_STORE_BYTES = 100 << 20  # of Ray on this machine; nothing but numbers goes through it
+
+
+def check_attempts(number: int, failures: int) -> None:
+    """Stop when no worker survives a part."""
+    if failures >= MAX_ATTEMPTS:
+        raise AlbertkitError(
+            f"part {number} was given to {failures} workers and each was killed, perhaps because memory ran out. Run the "
+            "same command again with fewer --workers."
+        )
+
+
+# Local processes ----------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class LocalWorker:
+    """A worker process and its part."""
+
+    pipe: Connection
+    process: BaseProcess
+    part: WorkPart | None = None
+
+
+def run_local(job: BulkJob, parts: Iterable[WorkPart], workers: int) -> Iterator[PartResult]:
+    """Do the parts in processes of this machine."""
+    todo, retries, failures = iter(parts), list[WorkPart](), Counter[int]()
+    running: list[LocalWorker] = []
+
+    def start() -> LocalWorker:
+        worker = LocalWorker(*start_process(_work, job))
+        running.append(worker)
+        return worker
+
+    def assign(worker: LocalWorker) -> bool:
+        worker.part = retries.pop() if retries else next(todo, None)
+        if worker.part is not None:
+            with contextlib.suppress(OSError):  # if it is gone, receiving detects that
+                worker.pipe.send(worker.part)
+        return worker.part is not None
+
+    try:
+        for _ in range(workers):
+            if not assign(start()):
+                break
+        while busy := {worker.pipe: worker for worker in running if worker.part is not None}:
+            for pipe in wait(list(busy)):
+                worker = busy[pipe]  # type: ignore[index]
+                result, part = _receive(worker), worker.part
+                if result is None and part is not None:
+                    failures[part.number] += 1
+                    check_attempts(part.number, failures[part.number])
+                    retries.append(part)
+                    running.remove(worker)
+                    worker = start()
+                assign(worker)
+                if result is not None:
+                    yield result
+    finally:
+        for worker in running:
+            worker.process.kill()  # an unfinished part is done again, or was not wanted
+            worker.process.join()
+            worker.pipe.close()
+
+
+def _receive(worker: LocalWorker) -> PartResult | None:
+    """The result of a worker; None if it is gone."""
+    try:
+        result = worker.pipe.recv()
+    except (EOFError, OSError):
+        worker.pipe.close()
+        worker.process.join()
+        return None
+    if isinstance(result, PartResult):
+        return result
+    if isinstance(result, AlbertkitError):
+        raise result
+    raise RuntimeError(f"a worker failed:\n{result}")
+
+
+def _work(pipe: Connection, job: BulkJob) -> None:
+    """The loop of a worker process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent stops, and ends this process
+    threading.Thread(target=_follow_parent, daemon=True).start()
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the other cores have workers of their own
+    result: Any
+    worker: PartWorker | None = None
+    while True:
+        try:
+            part = pipe.recv()
+            worker = worker or PartWorker(job)
+            result = worker(part)
+        except (EOFError, OSError):
+            return
+        except AlbertkitError as error:
+            result = error
+        except BaseException:
+            result = traceback.format_exc()
+        pipe.send(result)
+
+
+def _follow_parent() -> None:
+    """End this process when its parent is gone, even in the middle of a part."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+# Ray ----------------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def connect_ray(address: str | None, cores: int) -> Iterator[Any]:
+    """Ray: a cluster, or one that ends with this work. An existing connection is used and kept."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_worker_niceness", "0")  # else everything else on the machine goes before the work
+    ray: Any = need("ray", "ray", "--engine ray")
+    if ray.is_initialized():
+        yield ray
+        return
+    quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
+    try:
+        if address is None:
+            ray.init("local", num_cpus=cores, include_dashboard=False, object_store_memory=OBJECT_STORE_BYTES, **quiet)
+        else:
+            ray.init(address=address, **quiet)
+    except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+        reason = str(error).split("\n")[0][:200]
+        raise AlbertkitError(
+            f"Ray cannot be reached at {address or 'this machine'}: {reason}. Check --address."
+        ) from None
+    try:
+        yield ray
+    finally:
+        ray.shutdown()
+
+
+@contextlib.contextmanager
+def start_actors(ray: Any, kind: type, count: int, cores: int, *args: Any) -> Iterator[list[Any]]:
+    """Actors that Ray restarts when they die, and whose calls it repeats."""
+    remote = ray.remote(num_cpus=cores, max_restarts=-1, max_task_retries=MAX_ATTEMPTS - 1)(kind)
+    actors = [remote.remote(*args) for _ in range(count)]
+    try:
+        yield actors
+    finally:
+        for actor in actors:
+            ray.kill(actor)
+
+
+class PartActor:
+    """A `PartWorker` in a Ray process. It returns our errors, since Ray would take a raised one for a dead worker."""
+
+    def __init__(self, job: BulkJob) -> None:
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the other cores have workers of their own
+        self.job = job
+        self.worker: PartWorker | None = None
+
+    def run(self, part: WorkPart | None) -> PartResult | AlbertkitError | None:
+        """Do one part; without one, only open the model."""
+        try:
+            self.worker = self.worker or PartWorker(self.job)
+            return None if part is None else self.worker(part)
+        except AlbertkitError as error:
+            return error
+
+
+def run_ray(job: BulkJob, parts: Iterable[WorkPart], workers: int, address: str | None = None) -> Iterator[PartResult]:
+    """Do the parts on Ray. An actor gets one when it is ready: those without room on the cluster delay nothing."""
+    todo, has_more, threads = iter(parts), True, job.options.threads
+    with (
+        connect_ray(address, workers * threads) as ray,
+        start_actors(ray, PartActor, workers, threads, job) as actors,
+    ):
+        calls: dict[Any, tuple[Any, WorkPart | None]] = {actor.run.remote(None): (actor, None) for actor in actors}
+        while has_more or any(part is not None for _, part in calls.values()):
+            ready = ray.wait(list(calls), num_returns=1)[0][0]
+            actor, part = calls.pop(ready)
+            result = _part_result(ray, ready, part)
+            following = next(todo, None) if has_more else None
+            if following is not None:
+                calls[actor.run.remote(following)] = (actor, following)
+            has_more = following is not None
+            if result is not None:
+                yield result
+
+
+def _part_result(ray: Any, ready: Any, part: WorkPart | None) -> PartResult | None:
+    try:
+        result: PartResult | AlbertkitError | None = ray.get(ready)
+    except ray.exceptions.RayActorError:
+        if part is not None:
+            check_attempts(part.number, MAX_ATTEMPTS)
+        raise AlbertkitError(
+            "Ray's workers die while they open the model, perhaps because memory runs out. Use fewer --workers."
+        ) from None
+    if isinstance(result, AlbertkitError):
+        raise result
+    return result
+
+
+class TokenizerActor:
+    """A `DocumentTokenizer` in a Ray process. It returns our errors, as `PartActor`."""
+
+    def __init__(self, tokenizer: Path, settings: TokenizeSettings) -> None:
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the other cores have workers of their own
+        self.tokenizer = DocumentTokenizer(Tokenizer.load(tokenizer, trusted=True), settings)
+
+    def tokenize(self, block: Block) -> TokenizedDocuments | AlbertkitError:
+        """The tokens of a block."""
+        try:
+            return self.tokenizer(block)
+        except AlbertkitError as error:
+            return error
+
+
+def tokenize_on_ray(
+    blocks: Iterable[Block], tokenizer: Path, settings: TokenizeSettings, workers: int = 1, address: str | None = None
+) -> TokenizedBlocks:
+    """As `data.workers.tokenize_blocks`, by actors of a cluster, with the same corpus byte for byte.
+
+    This process reads blocks and writes shards; texts go to the actors and token ids come back. The tokenizer's folder
+    (inside that of the corpus) must have the same path on every machine.
+    """
+    with (
+        connect_ray(address, workers) as ray,
+        start_actors(ray, TokenizerActor, workers, 1, tokenizer.absolute(), settings) as actors,
+    ):
+        waiting: deque[tuple[Block, Any]] = deque()
+        for number, block in enumerate(blocks):
+            if len(waiting) == WAITING * workers:
+                yield _tokenized(ray, *waiting.popleft())
+            waiting.append((block, actors[number % workers].tokenize.remote(block)))
+        while waiting:
+            yield _tokenized(ray, *waiting.popleft())
+
+
+def _tokenized(ray: Any, block: Block, call: Any) -> tuple[Block, TokenizedDocuments]:
+    try:
+        result = ray.get(call)
+    except ray.exceptions.RayActorError as error:
+        raise AlbertkitError(f"Ray's workers died repeatedly ({str(error)[:100]}). Use fewer --workers.") from None
+    if isinstance(result, AlbertkitError):
+        raise result
+    return block, result
