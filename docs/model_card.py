@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from albertkit.builtin import BUILTINS, DEFAULT, MODELS, START, about, fingerprint
+from albertkit.builtin import BUILTINS, DEFAULT, FINETUNE_MODEL, MODELS, describe, fingerprint
 from albertkit.cli.console import format_megabytes
 
 ROOT = Path(__file__).parent.parent
@@ -51,20 +51,23 @@ def facts(name: str = DEFAULT) -> dict[str, Any]:
 
 def start_meta() -> str:
     """albertkit.json of the pre-trained model, with language, licence and data."""
-    data = json.loads((MODELS / START / "albertkit.json").read_text(encoding="utf-8"))
-    data["details"] |= {key: facts(START)[key] for key in ("language", "licence", "data")}
+    data = json.loads((MODELS / FINETUNE_MODEL / "albertkit.json").read_text(encoding="utf-8"))
+    data["details"] |= {key: facts(FINETUNE_MODEL)[key] for key in ("language", "licence", "data")}
     return json.dumps(data, indent=2, ensure_ascii=False) + "\n"
 
 
 def start_readme() -> str:
     """README.md of the pre-trained model."""
-    told, data = facts(START), json.loads((MODELS / START / "albertkit.json").read_text(encoding="utf-8"))
+    told, data = (
+        facts(FINETUNE_MODEL),
+        json.loads((MODELS / FINETUNE_MODEL / "albertkit.json").read_text(encoding="utf-8")),
+    )
     scores = ", ".join(f"{name.replace('_', ' ')} {value:.3f}" for name, value in data["metrics"]["held-out"].items())
     return "\n".join([
-        *front(told, "fill-mask"), f"# The built-in model `{START}`", "",
-        f"{BUILTINS[START].capitalize()}. Licence {told['licence']}; vocabulary: {told['vocabulary']}.", "",
+        *front(told, "fill-mask"), f"# The built-in model `{FINETUNE_MODEL}`", "",
+        f"{BUILTINS[FINETUNE_MODEL].capitalize()}. Licence {told['licence']}; vocabulary: {told['vocabulary']}.", "",
         f"On held-out rows (n-grams of whole words hidden): {scores}.", "",
-        *made(told, START), "## Limits", "", *(f"- {limit}" for limit in told["limits"]), "",
+        *made(told, FINETUNE_MODEL), "## Limits", "", *(f"- {limit}" for limit in told["limits"]), "",
     ])  # fmt: skip
 
 
@@ -99,7 +102,7 @@ def page() -> str:
 
 def body() -> list[str]:
     told, found = facts(), results()
-    shown = about(DEFAULT)
+    shown = describe(DEFAULT)
     shape = ", ".join(f"{name} {value:,}" for name, value in shown.shape.items())
     lines = [
         f"# The built-in model `{DEFAULT}`",
@@ -115,7 +118,7 @@ def body() -> list[str]:
         "albert = Albert()  # offline, without torch",
         'print(albert.similarity("a man plays the guitar", "someone makes music"))',
         'print(albert.embed(["a text", "another"], depth=6, dim=128).shape)  # fewer layers, fewer numbers',
-        f'print(albert.fill_mask("paris is the [MASK] of france.")[0][0].word)  # asks {START}',
+        f'print(albert.fill_mask("paris is the [MASK] of france.")[0][0].word)  # asks {FINETUNE_MODEL}',
         "```",
         "",
         "## Scores",

@@ -157,7 +157,7 @@ def exported(made: dict[str, Path], place: Path) -> dict[str, dict]:
     import onnxruntime as ort
 
     from albertkit.albert import Albert
-    from albertkit.interop.onnx_export import Settings, export
+    from albertkit.interop.onnx_export import ExportSettings, export
     from albertkit.runtime.engine import levels
 
     out = {}
@@ -166,7 +166,7 @@ def exported(made: dict[str, Path], place: Path) -> dict[str, dict]:
         for loop in (False,) if "static" in name else (False, True):
             path = place / "model.onnx"
             wide = levels().top == 255  # as the runtime does on this processor
-            report = export(made[name], path, Settings(head="vector", loop=loop, full_range=wide), overwrite=True)
+            report = export(made[name], path, ExportSettings(head="vector", loop=loop, full_range=wide), overwrite=True)
             albert = Albert(made[name])
             encodings = albert.tokenizer.encode_batch(texts)
             longest = max(len(e.ids) for e in encodings)

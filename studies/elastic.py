@@ -85,7 +85,7 @@ class Lesson:
     """What all models of one data set have in common: examples, the model to start from, options, epochs."""
 
     def __init__(self, name: str, args: argparse.Namespace) -> None:
-        from albertkit.builtin import START, resolve
+        from albertkit.builtin import FINETUNE_MODEL, resolve
         from albertkit.interop.convert import open_model
         from albertkit.tasks.splits import split_examples
         from albertkit.train.train_settings import preset_epochs
@@ -94,7 +94,7 @@ class Lesson:
             tasks.stand_in()
         self.set, self.out = SETS[name], args.models / name
         self.examples = split_examples(load(self.set, args.data, args.examples)["train"])
-        self.initial_model = open_model(resolve(args.start, START))
+        self.initial_model = open_model(resolve(args.start, FINETUNE_MODEL))
         own = {k: v for k, v in self.set.options.items() if k != "epochs"}
         self.times = args.times
         self.given = own | {"device": args.device, "seed": args.seed}

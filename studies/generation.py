@@ -24,7 +24,7 @@ from inference import machine, versions  # noqa: E402
 
 from albertkit.albert import Albert  # noqa: E402
 from albertkit.artifact import read_meta  # noqa: E402
-from albertkit.builtin import START, resolve  # noqa: E402
+from albertkit.builtin import FINETUNE_MODEL, resolve  # noqa: E402
 from albertkit.tasks.examples import RewriteExample  # noqa: E402
 from albertkit.tasks.readers.read_examples import read_examples  # noqa: E402
 from albertkit.tasks.readers.rewrites import question_generation_examples  # noqa: E402
@@ -65,7 +65,7 @@ def train(args: argparse.Namespace, out: Path) -> None:
         epochs=args.epochs, batch_size=args.batch, max_length=args.max_length, target_length=args.target_length,
         label_smoothing=args.smoothing, learning_rate=args.learning_rate, device=args.device, seed=args.seed,
     )  # fmt: skip
-    finetune("generate", learn, hold, out, resolve(args.start, START), options, log=print)
+    finetune("generate", learn, hold, out, resolve(args.start, FINETUNE_MODEL), options, log=print)
 
 
 def measure(args: argparse.Namespace, model: Path) -> dict[str, Any]:
@@ -146,7 +146,7 @@ def main() -> None:
     if args.step == "train":
         return
     before = json.loads(args.out.read_text(encoding="utf-8")) if args.out.exists() else {"sets": {}}
-    start = args.start or START
+    start = args.start or FINETUNE_MODEL
     before["sets"][name] = {"start": Path(start).name, **measure(args, args.models / name / "model")}
     before |= {"machine": machine(args.threads), "libraries": versions()}
     args.out.parent.mkdir(parents=True, exist_ok=True)

@@ -30,7 +30,7 @@ from albertkit.errors import AlbertkitError, nearest
 from albertkit.file_io import digest, new_folder, read_json, read_tensors, write_json
 from albertkit.model_card import model_card
 from albertkit.quantized import QuantizedMatrix, quantize_weights, unpack_weights
-from albertkit.tensor_names import CLASSIFIERS, names
+from albertkit.tensor_names import CLASSIFIERS, tensor_names
 from albertkit.tokenizer import Tokenizer
 from albertkit.weights import HEADS, Shapes, encoder_shapes, head_shapes, heads_in
 
@@ -238,7 +238,7 @@ def read_stored(folder: Path | str | None) -> Stored:
         stored = unpack_weights(tensors, expected_shapes(config, frozenset(tensors), rows))
     else:
         public = json_architecture(folder) or _classifier(meta.task)
-        ours = {name.torch: name.ours for name in names(config, classifier=public)}
+        ours = {name.torch: name.ours for name in tensor_names(config, classifier=public)}
         stored = {ours.get(name, name): array for name, array in read_tensors(folder / WEIGHTS_FILE).items()}
     check_weights(config, stored)
     tokenizer = None
@@ -337,7 +337,7 @@ def pack_kept(weights: dict[str, np.ndarray], kept: dict[str, QuantizedMatrix]) 
 
 def public_tensors(artifact: Artifact) -> dict[str, np.ndarray]:
     """The weights under their public names."""
-    theirs = {name.ours: name.torch for name in names(artifact.config, classifier=public_classifier(artifact))}
+    theirs = {name.ours: name.torch for name in tensor_names(artifact.config, classifier=public_classifier(artifact))}
     return {theirs.get(n, n): np.ascontiguousarray(a) for n, a in artifact.weights.items()}
 
 

@@ -19,8 +19,10 @@ BUILTINS = {
     "small-pretrained": "words behind masks, and a start for other tasks",
 }
 DEFAULT = "small"  # what `Albert()` opens
-START = "small-pretrained"  # what fine-tuning begins with, unless it is about whole texts (`train/start_model.py`)
-WORDS = "small-pretrained"  # what fills masks when `Albert()` is asked to
+FINETUNE_MODEL = (
+    "small-pretrained"  # what fine-tuning begins with, unless it is about whole texts (`train/start_model.py`)
+)
+MASK_MODEL = "small-pretrained"  # what fills masks when `Albert()` is asked to
 
 
 def resolve(model: Path | str | None, default: str = DEFAULT) -> Path:
@@ -33,7 +35,7 @@ def resolve(model: Path | str | None, default: str = DEFAULT) -> Path:
 
 
 @dataclass(frozen=True)
-class About:
+class BuiltinModel:
     """A built-in model, without its weights having been read."""
 
     name: str
@@ -51,7 +53,7 @@ class About:
     """See `fingerprint`."""
 
 
-def about(name: str) -> About:
+def describe(name: str) -> BuiltinModel:
     """What the folder of a built-in model says about itself."""
     from albertkit.artifact import read_meta
     from albertkit.config import AlbertConfig
@@ -68,7 +70,7 @@ def about(name: str) -> About:
         "vocabulary": config.vocab_size,
         "length": config.max_position_embeddings,
     }
-    return About(
+    return BuiltinModel(
         name, BUILTINS[name], str(folder), sum(p.stat().st_size for p in folder.iterdir()), shape, meta.quantisation,
         meta.details.get("language"), meta.details.get("licence"), meta.metrics, fingerprint(folder),
     )  # fmt: skip

@@ -1,6 +1,6 @@
 """Everybody's names for the same tensors: one reversible table for each foreign layout.
 
-In: a config. Out: lists of `Name(ours, torch, tf, transpose)`, used for reading and, the other way round, for writing. The
+In: a config. Out: lists of `TensorName(ours, torch, tf, transpose)`, used for reading and, the other way round, for writing. The
 left column is `weights.py`. `torch` is the name in a PyTorch file of that layout, `tf` the variable in a TensorFlow
 checkpoint; a TF kernel is the transpose of a torch weight.
 """
@@ -13,7 +13,7 @@ from albertkit.config import AlbertConfig
 
 
 @dataclass(frozen=True)
-class Name:
+class TensorName:
     """One tensor in three languages."""
 
     ours: str
@@ -90,14 +90,14 @@ _PARTS: dict[str, list[tuple[str, str, str, bool]]] = {
 }
 
 
-def names(config: AlbertConfig, rows: list[_Row] = PUBLIC, classifier: str | None = None) -> list[Name]:
+def tensor_names(config: AlbertConfig, rows: list[_Row] = PUBLIC, classifier: str | None = None) -> list[TensorName]:
     """The table written out for a config; `classifier` says which head the public name `classifier` stands for.
 
     Artifacts always use the public names, whatever the options; `BRIGHTMART` is for reading foreign files.
     """
     if classifier is not None:
         rows = [*rows, ("output", f"heads.{classifier}.linear", "classifier", "classifier")]
-    out: list[Name] = []
+    out: list[TensorName] = []
     for kind, ours, torch, tf in rows:
         repeated = "{g}" in ours
         for g in range(config.num_hidden_groups if repeated else 1):
@@ -105,7 +105,7 @@ def names(config: AlbertConfig, rows: list[_Row] = PUBLIC, classifier: str | Non
                 place = {"g": g, "i": i}
                 for mine, theirs, variable, transpose in _PARTS[kind]:
                     out.append(
-                        Name(
+                        TensorName(
                             ours.format(**place) + mine,
                             torch.format(**place) + theirs,
                             tf.format(**place) + variable,

@@ -52,14 +52,14 @@ def test_every_layer_is_the_engines(shape):
 
 def test_attention_is_that_of_transformers():
     transformers = pytest.importorskip("transformers")
-    from albertkit.tensor_names import names
+    from albertkit.tensor_names import tensor_names
 
     config = tiny()
     torch.manual_seed(0)
     theirs = transformers.AlbertModel(transformers.AlbertConfig(**config.to_dict())).eval()
     theirs.set_attn_implementation("eager")  # the only one that tells
     state = {name: tensor.numpy() for name, tensor in theirs.state_dict().items()}
-    public = {n.torch.removeprefix("albert."): n.ours for n in names(config)}
+    public = {n.torch.removeprefix("albert."): n.ours for n in tensor_names(config)}
     weights = {public[name]: array for name, array in state.items() if name in public}
     with torch.no_grad():
         wanted = theirs(torch.tensor([IDS]), token_type_ids=torch.tensor([SEGMENTS]), output_attentions=True)

@@ -18,7 +18,7 @@ from albertkit.interop.google_tf import to_variables
 from albertkit.interop.state_dict import from_state
 from albertkit.model import AlbertModel, Batch
 from albertkit.model.albert_model import build_head
-from albertkit.tensor_names import BRIGHTMART, PUBLIC, names
+from albertkit.tensor_names import BRIGHTMART, PUBLIC, tensor_names
 from tests.conftest import SPIECE, tiny
 from tests.interop.bundle_writer import write_bundle
 
@@ -99,7 +99,7 @@ def test_unknown_variables_are_not_dropped(tmp_path):
 @pytest.mark.parametrize("rows", [PUBLIC, BRIGHTMART], ids=["public", "brightmart"])
 def test_the_tables_are_reversible(rows):
     config = tiny(options=Options(brightmart_layout=rows is BRIGHTMART))
-    table = names(config, rows, classifier="tag")
+    table = tensor_names(config, rows, classifier="tag")
     for column in ("ours", "torch", "tf"):
         found = [getattr(name, column) for name in table]
         assert len(found) == len(set(found))
@@ -109,7 +109,7 @@ def test_the_tables_are_reversible(rows):
 def test_old_layer_norm_names_and_tied_copies():
     config = tiny()
     model = model_of(config)
-    table = {name.ours: name.torch for name in names(config)}
+    table = {name.ours: name.torch for name in tensor_names(config)}
     state = {table[n].replace("LayerNorm.weight", "LayerNorm.gamma"): a for n, a in model.weights().items()}
     state["predictions.decoder.weight"] = np.zeros((97, 16), np.float32)
     state["albert.embeddings.position_ids"] = np.arange(40)[None]
@@ -135,7 +135,7 @@ def plbert_model() -> AlbertModel:
 @pytest.mark.parametrize("nest", ["net", "bert", None])
 def test_pl_bert_files(tmp_path, nest):
     model = plbert_model()
-    table = {name.ours: name.torch for name in names(model.config)}
+    table = {name.ours: name.torch for name in tensor_names(model.config)}
     state = {
         f"module.encoder.{table[n].removeprefix('albert.')}": torch.from_numpy(a) for n, a in model.weights().items()
     }

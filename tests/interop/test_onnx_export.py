@@ -16,9 +16,9 @@ from albertkit.compress.prune import PruneSettings, prune
 from albertkit.compress.static_model import make_static_model
 from albertkit.config import Options
 from albertkit.errors import AlbertkitError
-from albertkit.interop import onnx_check
+from albertkit.interop import onnx_export
 from albertkit.interop import onnx_export as onnx_file
-from albertkit.interop.onnx_export import Settings, export
+from albertkit.interop.onnx_export import ExportSettings, export
 from albertkit.quantized import QuantizedMatrix
 from albertkit.runtime.activation_moments import moments_of, random_tokens
 from albertkit.runtime.predict import task_scores
@@ -72,7 +72,7 @@ def test_vectors_equal_the_artifact(shape, runner, tmp_path):
     write_artifact(make(tiny(vocab_size=30000, **SHAPES[shape])), tmp_path / "m")
     albert = Albert(tmp_path / "m", threads=1)
     for loop in (False, True):
-        report = export(tmp_path / "m", tmp_path / "m.onnx", Settings(head="vector", loop=loop), overwrite=loop)
+        report = export(tmp_path / "m", tmp_path / "m.onnx", ExportSettings(head="vector", loop=loop), overwrite=loop)
         assert report.error < 1e-5 and report.outputs == ["sentence_embedding", "last_hidden_state"]
         found = runner(tmp_path / "m.onnx", feed(albert, WORDS))
         assert np.abs(found["sentence_embedding"] - albert.embed(WORDS)).max() <= 1e-5
@@ -139,14 +139,14 @@ def test_a_score_that_happens_to_be_near_zero_is_no_difference(bits, tmp_path):
     artifact = dataclasses.replace(artifact, meta=Meta(task="choose"))
     write_artifact(artifact, tmp_path / "m", bits=bits)
     albert = Albert(tmp_path / "m", threads=1)
-    batch = onnx_check.sample(albert.config)
-    found = onnx_check.expected(albert, albert.engine.run(batch, 1), batch, ("choose",))["logits"]
+    batch = onnx_export.random_batch(albert.config)
+    found = onnx_export.runtime_outputs(albert, albert.engine.run(batch, 1), batch, ("choose",))["logits"]
     bias = artifact.weights["heads.choose.linear.bias"] - np.float32(
         found[0][0]
     )  # the first text's is 0 after one layer
     weights = {**artifact.weights, "heads.choose.linear.bias": bias}
     write_artifact(dataclasses.replace(artifact, weights=weights), tmp_path / "zero", bits=bits)
-    assert export(tmp_path / "zero", tmp_path / "m.onnx", Settings(depth=1)).error < onnx_file.LAYER_ERROR
+    assert export(tmp_path / "zero", tmp_path / "m.onnx", ExportSettings(depth=1)).error < onnx_file.LAYER_ERROR
 
 
 def test_what_scores_mean_stands_in_the_file(tmp_path):
@@ -177,7 +177,7 @@ def quantised(tmp_path_factory):
 @pytest.mark.parametrize("loop", [False, True])
 def test_int8_is_int8(quantised, bits, loop, tmp_path):
     albert = Albert(quantised / str(bits), threads=1)
-    report = export(quantised / str(bits), tmp_path / "m.onnx", Settings(head="vector", loop=loop))
+    report = export(quantised / str(bits), tmp_path / "m.onnx", ExportSettings(head="vector", loop=loop))
     assert report.bits == 8
     model = onnx.load(tmp_path / "m.onnx")
     nodes = list(model.graph.node) + [n for loop in model.graph.node for a in loop.attribute for n in a.g.node]
@@ -199,7 +199,7 @@ def test_int8_is_int8(quantised, bits, loop, tmp_path):
 
 def test_one_int8_layer_is_equal_everywhere(quantised, tmp_path):
     """Without layers to carry a rounding on, all runtimes agree closely."""
-    report = export(quantised / "8", tmp_path / "m.onnx", Settings(head="vector", depth=1))
+    report = export(quantised / "8", tmp_path / "m.onnx", ExportSettings(head="vector", depth=1))
     albert = Albert(quantised / "8", threads=1)
     first, second = (
         run(tmp_path / "m.onnx", feed(albert, WORDS))["sentence_embedding"] for run in (by_onnxruntime, by_openvino)
@@ -213,7 +213,7 @@ def test_only_standard_operators_and_hardly_more_than_weights(tmp_path):
     write_artifact(make(config, heads=()), tmp_path / "int8", bits=8)
     for name in ("m", "int8"):
         for loop in (False, True):
-            report = export(tmp_path / name, tmp_path / f"{name}{loop}.onnx", Settings(head="vector", loop=loop))
+            report = export(tmp_path / name, tmp_path / f"{name}{loop}.onnx", ExportSettings(head="vector", loop=loop))
             model = onnx.load(tmp_path / f"{name}{loop}.onnx")
             onnx.checker.check_model(model, full_check=True)
             assert [o.domain for o in model.opset_import] == [""]
@@ -229,7 +229,7 @@ def test_pruned_small_vocabulary_and_static_models(tmp_path):
     prune(tmp_path / "m", tmp_path / "small", PruneSettings(heads=2, ffn=20, layers=2, vocabulary=WORDS))
     make_static_model(tmp_path / "small", tmp_path / "static", dim=8)
     for name in ("small", "static"):
-        export(tmp_path / name, tmp_path / f"{name}.onnx", Settings(head="vector"))
+        export(tmp_path / name, tmp_path / f"{name}.onnx", ExportSettings(head="vector"))
         albert = Albert(tmp_path / name)
         for runner in (by_onnxruntime, by_openvino):
             found = runner(tmp_path / f"{name}.onnx", feed(albert, WORDS))["sentence_embedding"]
@@ -241,7 +241,7 @@ def test_tokenizer_beside_and_facts_inside(tmp_path):
 
     meta = Meta(task="classify", labels=("good", "böse"))
     write_artifact(dataclasses.replace(make(tiny(vocab_size=30000), ("classify",)), meta=meta), tmp_path / "m")
-    export(tmp_path / "m", tmp_path / "out" / "m.onnx", Settings(tokenizer=True))
+    export(tmp_path / "m", tmp_path / "out" / "m.onnx", ExportSettings(tokenizer=True))
     ids = Rust.from_file(str(tmp_path / "out" / "tokenizer.json")).encode("this is a test").ids
     assert ids == Albert(tmp_path / "m").tokenizer.encode("this is a test").ids
     known = {p.key: p.value for p in onnx.load(tmp_path / "out" / "m.onnx").metadata_props}
@@ -261,10 +261,10 @@ def test_bad_requests(tmp_path):
     write_artifact(make(tiny(vocab_size=30000)), tmp_path / "m")
     (tmp_path / "there.onnx").write_bytes(b"mine")
     for target, settings, message in (
-        ("there.onnx", Settings(), "exists"),
-        ("m", Settings(), "is a folder"),
-        ("x.onnx", Settings(head="tag"), "choose one of vector, mlm"),
-        ("tokenizer.json", Settings(tokenizer=True), "is where --tokenizer writes"),
+        ("there.onnx", ExportSettings(), "exists"),
+        ("m", ExportSettings(), "is a folder"),
+        ("x.onnx", ExportSettings(head="tag"), "choose one of vector, mlm"),
+        ("tokenizer.json", ExportSettings(tokenizer=True), "is where --tokenizer writes"),
     ):
         with pytest.raises(AlbertkitError, match=message):
             export(tmp_path / "m", tmp_path / target, settings)
@@ -285,7 +285,7 @@ def test_real_checkpoints_pruned_and_exported(name, tmp_path):
     whole = Tokenizer.load(real(name))
     assert albert.config.vocab_size < 3000
     assert [t.tokens for t in albert.token_vectors(texts)] == [whole.tokens(e.ids) for e in whole.encode_batch(texts)]
-    report = export(tmp_path / "small", tmp_path / "m.onnx", Settings(head="vector"))
+    report = export(tmp_path / "small", tmp_path / "m.onnx", ExportSettings(head="vector"))
     assert report.bytes <= 1.03 * report.weight_bytes
     for runner in (by_onnxruntime, by_openvino):
         found = runner(tmp_path / "m.onnx", feed(albert, texts))["sentence_embedding"]

@@ -15,7 +15,7 @@ from albertkit.albert import Albert
 from albertkit.artifact import Artifact, Meta, read_artifact, write_artifact
 from albertkit.compress.prune import PruneSettings, prune
 from albertkit.errors import AlbertkitError
-from albertkit.interop.onnx_export import Settings, export
+from albertkit.interop.onnx_export import ExportSettings, export
 from albertkit.model import AlbertModel
 from albertkit.model.albert_model import build_head
 from albertkit.runtime import early_exit as exits
@@ -433,7 +433,7 @@ def test_depths_that_vectors_were_not_taught_at_are_refused(albert, folder, tmp_
         lambda: model.embed("cat", depth=4, early_exit="cosine:0.9"),
         lambda: model.embed_early_exit(["cat"], early_exit="cosine:0.9", depth=4),
         lambda: Albert(tmp_path / "distilled", depth=3).embed("cat"),
-        lambda: export(tmp_path / "distilled", tmp_path / "m.onnx", Settings(depth=3)),
+        lambda: export(tmp_path / "distilled", tmp_path / "m.onnx", ExportSettings(depth=3)),
     ):
         with pytest.raises(AlbertkitError, match="depths 2, 5"):
             refused()

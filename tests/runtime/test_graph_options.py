@@ -21,7 +21,7 @@ from albertkit.compress.quantize import quantize
 from albertkit.config import Options
 from albertkit.errors import AlbertkitError
 from albertkit.explain.activations import NumpyEncoder
-from albertkit.interop.onnx_export import Settings, export
+from albertkit.interop.onnx_export import ExportSettings, export
 from albertkit.model import AlbertModel, Batch
 from albertkit.model.albert_model import build_head
 from albertkit.runtime.batching import token_batches
@@ -155,7 +155,7 @@ def test_the_verb_quantize_watches_the_options(tmp_path):
 def test_the_exported_file_says_it_too(case, loop, tmp_path):
     """`export` compares before it writes; here longer and shorter batches than it does."""
     write_artifact(make(CASES[case], num_hidden_layers=4), tmp_path / "m")
-    report = export(tmp_path / "m", tmp_path / "m.onnx", Settings(head="vector", loop=loop))
+    report = export(tmp_path / "m", tmp_path / "m.onnx", ExportSettings(head="vector", loop=loop))
     assert report.error < 1e-4
     session = ort.InferenceSession(tmp_path / "m.onnx", providers=["CPUExecutionProvider"])
     stored = read_stored(tmp_path / "m")
@@ -169,7 +169,7 @@ def test_the_exported_file_says_it_too(case, loop, tmp_path):
 
 def test_the_exported_int8_file(tmp_path):
     write_artifact(make(CASES["everything"]), tmp_path / "m", bits=8)
-    assert export(tmp_path / "m", tmp_path / "m.onnx", Settings(head="classify")).bits == 8
+    assert export(tmp_path / "m", tmp_path / "m.onnx", ExportSettings(head="classify")).bits == 8
 
 
 @pytest.mark.parametrize("case", ["classifier", "everything", "window"])
@@ -186,7 +186,7 @@ def test_a_task_head_reads_the_same(case, tmp_path):
         scores = model(Batch.of([e.ids for e in encodings]), heads=["classify"]).heads["classify"].logits.softmax(-1)
     for result, row in zip(found, scores.tolist(), strict=True):
         assert result.probability == pytest.approx(max(row), abs=1e-4)
-    assert export(tmp_path / "m", tmp_path / "m.onnx", Settings(head="classify")).error < 1e-4
+    assert export(tmp_path / "m", tmp_path / "m.onnx", ExportSettings(head="classify")).error < 1e-4
 
 
 def test_one_session_serves_both_kinds_of_layers():

@@ -26,15 +26,15 @@ def sentences(count: int) -> list[tuple[str, str]]:
 def test_by_task_and_length():
     single, pair = [TextExample("a", label="x")], [TextExample("a", label="x"), TextExample("a", "b", "y")]
     assert beginning("classify", single, 128)[0] == beginning("match", pair, 128)[0] == builtin.DEFAULT
-    assert beginning("classify", pair, 128)[0] == beginning("tag", single, 128)[0] == builtin.START
-    assert beginning("classify", single, 512)[0] == builtin.START
+    assert beginning("classify", pair, 128)[0] == beginning("tag", single, 128)[0] == builtin.FINETUNE_MODEL
+    assert beginning("classify", single, 512)[0] == builtin.FINETUNE_MODEL
 
 
 def test_classes_that_vectors_do_not_tell_apart_begin_with_the_model_that_knows_words():
     by_chance = np.random.default_rng(1)
     drawn = [TextExample(text, label=str(by_chance.integers(2))) for text, _ in sentences(FEWEST)]
     name, why = beginning("classify", drawn, 128)
-    assert name == builtin.START and f"{FEWEST} vectors" in why
+    assert name == builtin.FINETUNE_MODEL and f"{FEWEST} vectors" in why
     few = drawn[: FEWEST - 1]
     assert beginning("classify", few, 128)[0] == builtin.DEFAULT  # too few to say
 

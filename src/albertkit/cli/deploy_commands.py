@@ -237,11 +237,11 @@ def export(source: Path, output: Path | None, force: bool, as_json: bool, **sett
     token_type_ids, of any batch size and length. Outputs are sentence_embedding and last_hidden_state, or the task's
     logits. A quantized SOURCE gives an int8 file. OUTPUT defaults to SOURCE.onnx in the current folder.
     """
-    from albertkit.interop.onnx_export import Settings
+    from albertkit.interop.onnx_export import ExportSettings
     from albertkit.interop.onnx_export import export as run
 
     output = output or Path(f"{source.resolve().name}.onnx")
-    result = run(source, output, Settings(**settings), overwrite=force)
+    result = run(source, output, ExportSettings(**settings), overwrite=force)
     if as_json:
         print_json(result)
         return

@@ -54,9 +54,9 @@ def models(as_json: bool) -> None:
 
     Use their names wherever a model folder is expected: -m small, Albert("small").
     """
-    from albertkit.builtin import BUILTINS, about
+    from albertkit.builtin import BUILTINS, describe
 
-    for number, model in enumerate(map(about, BUILTINS)):
+    for number, model in enumerate(map(describe, BUILTINS)):
         if as_json:
             print_json(model)
             continue

@@ -21,8 +21,8 @@ from albertkit.errors import AlbertkitError, need
 from albertkit.explain.attribution import Attribution, InputVariants, filler_token
 from albertkit.model import AlbertModel
 from albertkit.model.encoder_options import text_means
+from albertkit.model.heads import pool
 from albertkit.model.packed_batch import Batch
-from albertkit.model.pooling import pool
 from albertkit.runtime.graph_builder import as_float
 
 TOKENS_AT_ONCE = 4096  # gradients keep the activations of every layer

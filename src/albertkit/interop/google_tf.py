@@ -16,7 +16,7 @@ from albertkit.errors import AlbertkitError
 from albertkit.interop.huggingface import layout_name, read_config
 from albertkit.interop.state_dict import translate
 from albertkit.interop.tensor_bundle import list_bundle, read_bundle
-from albertkit.tensor_names import BRIGHTMART, PUBLIC, names
+from albertkit.tensor_names import BRIGHTMART, PUBLIC, tensor_names
 from albertkit.tokenizer import Tokenizer, check_size
 
 # Variables a training run leaves beside the weights.
@@ -43,7 +43,7 @@ def read_checkpoint(prefix: Path) -> Artifact:
     if brightmart:
         config = config.replace(options=Options(brightmart_layout=True))
     arrays = {n.removeprefix(root): a.astype(np.float32) for n, a in read_bundle(prefix, variables).items()}
-    table = names(config, BRIGHTMART if brightmart else PUBLIC)
+    table = tensor_names(config, BRIGHTMART if brightmart else PUBLIC)
     weights = translate(arrays, table, lambda name: name.tf)
     for name in table:
         if name.transpose and name.ours in weights:
@@ -71,7 +71,7 @@ def read_tokenizer(folder: Path, vocab_size: int) -> Tokenizer:
 def to_variables(artifact: Artifact) -> dict[str, np.ndarray]:
     """The same weights under Google's variable names: the table read from right to left."""
     out = {}
-    for name in names(artifact.config, BRIGHTMART if artifact.config.options.brightmart_layout else PUBLIC):
+    for name in tensor_names(artifact.config, BRIGHTMART if artifact.config.options.brightmart_layout else PUBLIC):
         if name.ours in artifact.weights:
             array = artifact.weights[name.ours]
             out[name.tf] = np.ascontiguousarray(array.T) if name.transpose else array

@@ -1,7 +1,7 @@
-"""A model as one ONNX file that plain onnxruntime, OpenVINO and others run: the verb `export`.
+"""`export`: a model as one ONNX file for onnxruntime, OpenVINO and others.
 
-In: a model folder of any kind. Out: a file with the embedding, the shared layer (stored once: every use refers to the same weights, or
-a `Loop` applies it), pooling and the task's head; and a `Report`. Before this file: `portable.py` has the standard operators; `onnx_check.py` compares.
+In: any ALBERT checkpoint or artifact. Out: a file with the embedding, the shared layer (each weight stored once), pooling
+and the task's head; and an `ExportResult`. Before this file: `onnx_operators.py` has the standard operators.
 
     inputs    input_ids, attention_mask, token_type_ids        (texts, length) int64, both dynamic
     outputs   sentence_embedding, last_hidden_state            vectors
@@ -9,7 +9,7 @@ a `Loop` applies it), pooling and the task's head; and a `Report`. Before this f
               start_logits, end_logits                         answer: (texts, length)
               logits, tag_logits                               intent and slots
 
-Before the file is written, its outputs are compared with the artifact's own runtime, on texts of several lengths in one batch.
+Before the file is written, its outputs are compared with the runtime's, on texts of several lengths in one batch.
 """
 
 from __future__ import annotations
@@ -30,10 +30,13 @@ from albertkit.config import AlbertConfig
 from albertkit.errors import AlbertkitError
 from albertkit.file_io import flush
 from albertkit.interop.convert import open_stored
-from albertkit.interop.onnx_check import compare
 from albertkit.interop.onnx_operators import HIDDEN, PortableBuilder
 from albertkit.runtime import graph as graphs
-from albertkit.runtime.runtime_model import check_trained_depth
+from albertkit.runtime.batching import TokenBatch
+from albertkit.runtime.embed import pool
+from albertkit.runtime.engine import Engine
+from albertkit.runtime.predict import head_scores
+from albertkit.runtime.runtime_model import RuntimeModel, check_trained_depth
 from albertkit.tasks import TASKS
 from albertkit.tokenizer.tokenizer_json import to_json
 
@@ -45,7 +48,7 @@ FLOAT_ERROR, LAYER_ERROR, INT8_ERROR = 1e-4, 0.02, 0.5
 
 
 @dataclass(frozen=True)
-class Settings:
+class ExportSettings:
     """What the file is to be."""
 
     head: str | None = None
@@ -61,7 +64,7 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Report:
+class ExportResult:
     """What was written."""
 
     path: str
@@ -76,10 +79,10 @@ class Report:
 
 
 def export(
-    source: Path | str | None, target: Path | str, settings: Settings | None = None, overwrite: bool = False
-) -> Report:
+    source: Path | str | None, target: Path | str, settings: ExportSettings | None = None, overwrite: bool = False
+) -> ExportResult:
     """Write a model as one ONNX file, after comparing it with the model."""
-    target, settings = Path(target), settings or Settings()
+    target, settings = Path(target), settings or ExportSettings()
     if target.is_dir():
         raise AlbertkitError(f"{target} is a folder; name a file, such as {target / 'model.onnx'}")
     if target.exists() and not overwrite:
@@ -92,7 +95,7 @@ def export(
         raise AlbertkitError(f"{beside} is a folder, and --tokenizer writes a file of that name; choose another folder")
     if settings.tokenizer and beside.exists() and not overwrite:
         raise AlbertkitError(f"{beside} exists; choose another folder or allow overwriting (--force)")
-    heads = heads_of(stored, settings.head)
+    heads = exported_heads(stored, settings.head)
     depth = settings.depth or stored.meta.depth or stored.config.num_hidden_layers
     if "vector" in heads:
         check_trained_depth(stored.config, stored.meta, depth)
@@ -103,17 +106,19 @@ def export(
         raise AlbertkitError(
             f"the file would have {len(data):,} bytes; ONNX allows {LARGEST:,}, so quantise the model first"
         )
-    error = check(data, source, heads, depth, levels)
-    write(data, target)
+    error = check_difference(data, source, heads, depth, levels)
+    write_file(data, target)
     if settings.tokenizer and stored.tokenizer is not None:
-        write(to_json(stored.tokenizer.vocabulary).encode(), beside)
+        write_file(to_json(stored.tokenizer.vocabulary).encode(), beside)
     weights = sum(len(t.raw_data) for t in model.graph.initializer)
     outputs = [output.name for output in model.graph.output]
     bits = 8 if stored.meta.quantisation else 32
-    return Report(str(target), len(data), weights, outputs, bits, 0 if stored.config.options.static else depth, error)
+    return ExportResult(
+        str(target), len(data), weights, outputs, bits, 0 if stored.config.options.static else depth, error
+    )
 
 
-def heads_of(stored: Stored, wanted: str | None) -> tuple[str, ...]:
+def exported_heads(stored: Stored, wanted: str | None) -> tuple[str, ...]:
     """The heads that the file computes."""
     there = {name.split(".")[1] for name in stored.weights if name.startswith("heads.")}
     task = stored.meta.task
@@ -190,7 +195,7 @@ def layers(
     return hidden
 
 
-def _named(b: PortableBuilder, tensor: str, name: str) -> None:
+def _name_output(b: PortableBuilder, tensor: str, name: str) -> None:
     """Give an output its public name."""
     b.nodes.append(helper.make_node("Identity", [tensor], [name], name=name))
 
@@ -202,37 +207,37 @@ def _head(
     config, weights, meta = stored.config, stored.weights, stored.meta
     b.prefix = f"{head}."
     if head == "vector":
-        vector = pooled(b, stored, hidden, inside, meta.pooling)
-        _named(b, unit(b, vector) if meta.normalise else vector, "sentence_embedding")
+        vector = pool_nodes(b, stored, hidden, inside, meta.pooling)
+        _name_output(b, normalize_nodes(b, vector) if meta.normalise else vector, "sentence_embedding")
         found: dict[str, list[Any]] = {"sentence_embedding": ["texts", config.hidden_size]}
         if not config.options.static:
-            _named(b, hidden, "last_hidden_state")
+            _name_output(b, hidden, "last_hidden_state")
             found["last_hidden_state"] = ["texts", "length", config.hidden_size]
         return found
     if head == "mlm":
-        _named(b, graphs.mlm_head(b, config, weights, hidden), "logits")
+        _name_output(b, graphs.mlm_head(b, config, weights, hidden), "logits")
         return {"logits": ["texts", "length", config.vocab_size]}
     name = f"heads.{head}.linear"
     labels = len(graphs.as_float(weights[f"{name}.bias"]))
     if head == "answer":
         start, end = b.split(graphs.dense(b, weights, name, hidden), 2)
         for part, called in ((start, "start_logits"), (end, "end_logits")):
-            _named(b, b.node("Squeeze", part, b.constant([-1], np.int64)), called)
+            _name_output(b, b.node("Squeeze", part, b.constant([-1], np.int64)), called)
         return {"start_logits": ["texts", "length"], "end_logits": ["texts", "length"]}
     if head == "tag":
         called = "logits" if heads == ("tag",) else "tag_logits"
-        _named(b, graphs.dense(b, weights, name, hidden), called)
+        _name_output(b, graphs.dense(b, weights, name, hidden), called)
         return {called: ["texts", "length", labels]}
     if meta.details.get("reads") == "vector":
-        text = unit(b, pooled(b, stored, hidden, inside, meta.pooling))
+        text = normalize_nodes(b, pool_nodes(b, stored, hidden, inside, meta.pooling))
     else:
-        text = pooled(b, stored, hidden, inside, "mean" if config.options.classifier == "mean" else "pooler")
+        text = pool_nodes(b, stored, hidden, inside, "mean" if config.options.classifier == "mean" else "pooler")
     b.prefix = f"{head}."
-    _named(b, graphs.dense(b, weights, name, text), "logits")
+    _name_output(b, graphs.dense(b, weights, name, text), "logits")
     return {"logits": ["texts", labels]}
 
 
-def pooled(b: PortableBuilder, stored: Stored, hidden: str, inside: str, how: str) -> str:
+def pool_nodes(b: PortableBuilder, stored: Stored, hidden: str, inside: str, how: str) -> str:
     """Hidden states of each text to one vector."""
     if how in ("cls", "pooler"):
         first = b.node("Gather", hidden, b.constant(0, np.int64), axis=1)
@@ -252,7 +257,7 @@ def pooled(b: PortableBuilder, stored: Stored, hidden: str, inside: str, how: st
     return b.node("Div", total, count)
 
 
-def unit(b: PortableBuilder, vector: str) -> str:
+def normalize_nodes(b: PortableBuilder, vector: str) -> str:
     """A vector brought to length 1."""
     length = b.node("ReduceL2", vector, axes=[-1], keepdims=1)
     return b.node("Div", vector, b.node("Max", length, b.constant(1e-12, np.float32)))
@@ -261,7 +266,9 @@ def unit(b: PortableBuilder, vector: str) -> str:
 # Checking and writing --------------------------------------------------------------------------------------------
 
 
-def check(data: bytes, source: Path | str | None, heads: tuple[str, ...], depth: int, levels: graphs.Levels) -> float:
+def check_difference(
+    data: bytes, source: Path | str | None, heads: tuple[str, ...], depth: int, levels: graphs.Levels
+) -> float:
     """The file's difference to the model; an error where it is too large."""
     stored = open_stored(source)
     trials = [(data, depth, FLOAT_ERROR)]
@@ -269,7 +276,7 @@ def check(data: bytes, source: Path | str | None, heads: tuple[str, ...], depth:
         one = build(stored, heads, 1, levels).SerializeToString()
         trials = [(one, 1, LAYER_ERROR), (data, depth, INT8_ERROR)]
     for made, layers_applied, allowed in trials:
-        error = compare(made, source, heads, layers_applied, levels)
+        error = largest_difference(made, source, heads, layers_applied, levels)
         if not error <= allowed:
             raise AlbertkitError(
                 f"the file's outputs differ from the model's by {error:.2g} after {layers_applied} layers, and {allowed} "
@@ -278,7 +285,85 @@ def check(data: bytes, source: Path | str | None, heads: tuple[str, ...], depth:
     return error
 
 
-def write(data: bytes, target: Path) -> None:
+def random_batch(config: AlbertConfig, texts: int = 4) -> TokenBatch:
+    """A batch of random token ids of different lengths, the longest first."""
+    rng = np.random.default_rng(0)
+    longest = min(48, config.max_position_embeddings)
+    lengths = np.array([max(1, longest * (texts - i) // texts) for i in range(texts)], np.int32)
+    ids = rng.integers(min(5, config.vocab_size - 1), config.vocab_size, (texts, longest))
+    segments = rng.integers(0, config.type_vocab_size, (texts, longest))
+    inside = np.arange(longest)[None] < lengths[:, None]
+    return TokenBatch(np.where(inside, ids, 0), np.where(inside, segments, 0), lengths, np.arange(texts))
+
+
+def onnx_inputs(rows: TokenBatch) -> dict[str, np.ndarray]:
+    """A batch as the inputs of an exported file."""
+    inside = np.arange(rows.ids.shape[1])[None] < rows.lengths[:, None]
+    return {"input_ids": rows.ids, "attention_mask": inside.astype(np.int64), "token_type_ids": rows.segments}
+
+
+def largest_difference(
+    data: bytes, source: Path | str | None, heads: tuple[str, ...], depth: int, levels: graphs.Levels
+) -> float:
+    """Largest relative difference between the outputs of an exported file and the runtime's, for one batch."""
+    import onnxruntime as ort
+
+    albert = RuntimeModel(open_stored(source), source=source, threads=1)
+    weights = open_stored(source).weights
+    rows = random_batch(albert.config)
+    if not albert.config.options.static:
+        albert.engine = Engine(albert.config, weights, 1, levels)
+    hidden = albert.engine.run(rows, depth)
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    session = ort.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+    found = dict(zip([o.name for o in session.get_outputs()], session.run(None, onnx_inputs(rows)), strict=True))
+    worst = 0.0
+    for name, wanted in runtime_outputs(albert, hidden, rows, heads).items():
+        least = max(1e-6, usual_size(albert, weights, name, heads))
+        for text, length in enumerate(rows.lengths):
+            want = wanted[text]
+            got = found[name][text][: len(want)] if want.ndim and len(want) == length else found[name][text]
+            away = float(np.linalg.norm(got - want)) / max(float(np.linalg.norm(want)), least)
+            worst = max(worst, away if np.isfinite(away) else np.inf)
+    return worst
+
+
+def usual_size(albert: RuntimeModel, weights: graphs.Weights, output: str, heads: tuple[str, ...]) -> float:
+    """How large the scores of a whole text usually are. A single score may happen to be near 0, where any rounding would seem large beside it."""
+    head = next((name for name in heads if name in ("classify", "choose")), None)
+    if output != "logits" or head is None:
+        return 0.0
+    read = albert.meta.details.get("reads") == "vector"  # a vector of length 1; else numbers from -1 to 1
+    weight = graphs.as_float(weights[f"heads.{head}.linear.weight"])
+    return float(np.linalg.norm(weight)) / (weight.shape[1] ** 0.5 if read else 1.0)
+
+
+def runtime_outputs(
+    albert: RuntimeModel, hidden: np.ndarray, rows: TokenBatch, heads: tuple[str, ...]
+) -> dict[str, list[np.ndarray]]:
+    """What the runtime gives for each output, text by text; token outputs without padding."""
+    found: dict[str, list[np.ndarray]] = {}
+    for head in heads:
+        if head == "vector":
+            vectors = pool(albert, hidden, rows.lengths, albert.meta.pooling)
+            lengths = np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+            found["sentence_embedding"] = list(vectors / lengths if albert.meta.normalise else vectors)
+            if not albert.config.options.static:
+                found["last_hidden_state"] = [row[:n] for row, n in zip(hidden, rows.lengths, strict=True)]
+        elif head == "mlm":
+            found["logits"] = [albert.engine.mlm_logits(row[:n]) for row, n in zip(hidden, rows.lengths, strict=True)]
+        else:
+            scores = head_scores(albert, head, hidden, rows.lengths)
+            if head == "answer":
+                found["start_logits"] = [s[:, 0] for s in scores]
+                found["end_logits"] = [s[:, 1] for s in scores]
+            else:
+                found["tag_logits" if head == "tag" and heads != ("tag",) else "logits"] = scores
+    return found
+
+
+def write_file(data: bytes, target: Path) -> None:
     """A file, whole or not at all."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -13,7 +13,7 @@ import numpy as np
 
 from albertkit.config import AlbertConfig, Options
 from albertkit.errors import AlbertkitError
-from albertkit.tensor_names import BRIGHTMART, PUBLIC, Name, names
+from albertkit.tensor_names import BRIGHTMART, PUBLIC, TensorName, tensor_names
 
 Tensors = dict[str, np.ndarray]
 
@@ -65,7 +65,7 @@ def with_public_prefix(tensors: Tensors) -> Tensors:
 
 
 def translate(
-    tensors: Tensors, table: list[Name], column: Callable[[Name], str], passed_over: tuple[str, ...] = ()
+    tensors: Tensors, table: list[TensorName], column: Callable[[TensorName], str], passed_over: tuple[str, ...] = ()
 ) -> Tensors:
     """Foreign names to ours; a name nobody knows is an error, since dropping it would change the model in silence."""
     ours = {column(name): name for name in table}
@@ -92,10 +92,10 @@ def from_state(
             "gelu_new" if settings.get("hidden_act") == "gelu" else settings.get("hidden_act", "gelu_new")
         )
         fitted = AlbertConfig.from_dict(settings).replace(options=Options(brightmart_layout=True))
-        return fitted, translate(tensors, names(fitted, BRIGHTMART), lambda n: n.torch, PASSED_OVER)
+        return fitted, translate(tensors, tensor_names(fitted, BRIGHTMART), lambda n: n.torch, PASSED_OVER)
     tensors = with_public_prefix(tensors)
     fitted = AlbertConfig.from_dict(settings)
-    table = names(fitted, PUBLIC, classifier=classifier)
+    table = tensor_names(fitted, PUBLIC, classifier=classifier)
     own = {name: array for name, array in tensors.items() if name.startswith("heads.")}
     rest = {name: array for name, array in tensors.items() if name not in own}
     return fitted, {**translate(rest, table, lambda n: n.torch, PASSED_OVER), **own}

@@ -3,6 +3,7 @@
 from albertkit.model.albert_model import AlbertModel, ModelOutput
 from albertkit.model.encoder import Encoded, Encoder
 from albertkit.model.heads import (
+    POOLINGS,
     AnswerHead,
     Answers,
     ChooseHead,
@@ -13,9 +14,9 @@ from albertkit.model.heads import (
     SentenceOrderHead,
     TagHead,
     WordScores,
+    pool,
 )
 from albertkit.model.packed_batch import Batch
-from albertkit.model.pooling import POOLINGS, pool
 
 __all__ = [
     "POOLINGS",

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from albertkit.config import AlbertConfig
-from albertkit.errors import AlbertkitError
+from albertkit.errors import AlbertkitError, nearest
 from albertkit.model.encoder import ACTIVATION, Encoded
 from albertkit.model.encoder_options import norm_of, text_means
 
@@ -138,3 +138,31 @@ class ChooseHead(Head):
         if texts % choices:
             raise AlbertkitError(f"{texts} texts cannot be split into questions of {choices} choices")
         return Scores(self.scores(self.text(encoded)).view(-1, choices))
+
+
+POOLINGS = ("mean", "cls", "pooler", "max")
+
+
+def pool(encoded: Encoded, how: str = "mean", layer: int | None = None) -> Tensor:
+    """Sentence vectors (texts, H). `layer` picks a kept hidden state (0: embeddings, -1: last); default the last one."""
+    if how not in POOLINGS:
+        raise AlbertkitError(f"unknown pooling {how!r}{nearest(how, POOLINGS)}; choose one of {', '.join(POOLINGS)}")
+    if how == "pooler":
+        if encoded.pooled is None or layer is not None:
+            why = "this encoder has none" if encoded.pooled is None else "it reads the last layer only"
+            raise AlbertkitError(f"pooling 'pooler' is not possible here: {why}; choose mean, cls or max")
+        return encoded.pooled
+    hidden = encoded.hidden
+    if layer is not None:
+        if not -len(encoded.layers) <= layer < len(encoded.layers):
+            raise AlbertkitError(
+                f"layer {layer} was not kept ({len(encoded.layers)} were); encode with keep_layers=True, "
+                f"and count from 0, the embeddings"
+            )
+        hidden = encoded.layers[layer]
+    if how == "cls":
+        return encoded.batch.first(hidden)
+    texts = hidden.split(list(encoded.batch.lengths))
+    if how == "mean":
+        return torch.stack([text.mean(0) for text in texts])
+    return torch.stack([text.amax(0) for text in texts])

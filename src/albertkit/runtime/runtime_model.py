@@ -123,7 +123,7 @@ class RuntimeModel:
         is_default = builtin.resolve(self.source) == builtin.resolve(None)
         if self.can_fill_masks or not is_default:
             return self
-        return RuntimeModel(read_stored(builtin.WORDS), source=builtin.WORDS, threads=self.engine.threads)
+        return RuntimeModel(read_stored(builtin.MASK_MODEL), source=builtin.MASK_MODEL, threads=self.engine.threads)
 
     # Depth -------------------------------------------------------------------------------------------------------
 

@@ -24,7 +24,7 @@ from msgspec import Meta
 
 from albertkit.albert import Albert
 from albertkit.artifact import model_folder
-from albertkit.builtin import DEFAULT, WORDS
+from albertkit.builtin import DEFAULT, MASK_MODEL
 from albertkit.errors import AlbertkitError, nearest
 from albertkit.explain.explain_input import can_fill_masks
 from albertkit.runtime.batching import pad_batch
@@ -73,7 +73,7 @@ class ModelSource:
     @classmethod
     def parse_all(cls, texts: list[str]) -> list[ModelSource]:
         """Several models with distinct names; without any, the built-in ones for vectors and for masks."""
-        sources = [cls.parse(text) for text in texts] or [cls(DEFAULT, None), cls(WORDS, Path(WORDS))]
+        sources = [cls.parse(text) for text in texts] or [cls(DEFAULT, None), cls(MASK_MODEL, Path(MASK_MODEL))]
         for number, source in enumerate(sources):
             if not source.name or source.name in {other.name for other in sources[:number]}:
                 raise AlbertkitError(f"two models have the name {source.name!r}; rename one with NAME=FOLDER")

@@ -26,12 +26,12 @@ RIDGE = 1e-3
 
 def beginning(task: str, examples: Sequence[Any], max_length: int) -> tuple[str, str]:
     """(name of a built-in model, why)."""
-    if max_length > builtin.about(builtin.DEFAULT).shape["length"]:
-        return builtin.START, "it reads texts of that length"
+    if max_length > builtin.describe(builtin.DEFAULT).shape["length"]:
+        return builtin.FINETUNE_MODEL, "it reads texts of that length"
     if task == "match":
         return builtin.DEFAULT, "its vectors are good as they are"
     if task != "classify" or any(e.pair for e in examples):
-        return builtin.START, "it knows words in their places"
+        return builtin.FINETUNE_MODEL, "it knows words in their places"
     if len(examples) < FEWEST or not all(isinstance(e.label, str) for e in examples):
         return builtin.DEFAULT, "it knows what whole texts mean"
     return tried(examples, max_length)
@@ -42,11 +42,13 @@ def tried(examples: Sequence[Any], max_length: int) -> tuple[str, str]:
     drawn = np.random.default_rng(0).permutation(len(examples))[:MOST]
     chosen = [examples[i] for i in drawn]
     labels = np.unique([e.label for e in chosen], return_inverse=True)[1]
-    both = (builtin.DEFAULT, builtin.START)
+    both = (builtin.DEFAULT, builtin.FINETUNE_MODEL)
     right = {name: told_apart(vectors_of(Albert(builtin.resolve(name)), chosen, max_length), labels) for name in both}
-    ahead = 1 - right[builtin.DEFAULT] < FEWER * (1 - right[builtin.START])
+    ahead = 1 - right[builtin.DEFAULT] < FEWER * (1 - right[builtin.FINETUNE_MODEL])
     shown = " and ".join(f"{share:.1%} with {name}" for name, share in right.items())
-    return (builtin.DEFAULT if ahead else builtin.START), f"a line through {len(drawn):,} vectors is right for {shown}"
+    return (
+        builtin.DEFAULT if ahead else builtin.FINETUNE_MODEL
+    ), f"a line through {len(drawn):,} vectors is right for {shown}"
 
 
 def told_apart(vectors: np.ndarray, labels: np.ndarray) -> float:
