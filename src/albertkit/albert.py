@@ -23,8 +23,7 @@ from albertkit.runtime.runtime_model import RuntimeModel
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from albertkit.explain.explainer import ExplainKeywords
-    from albertkit.explain.explanation import Explanation
+    from albertkit.explain.explainer import ExplainKeywords, Explanation
     from albertkit.runtime.generate import GenerateKeywords
     from albertkit.runtime.mask_filling import Infilling, MaskPrediction
     from albertkit.runtime.predict import PredictKeywords

@@ -18,8 +18,7 @@ from albertkit.cli import inspect_commands
 from albertkit.cli.entry_point import app
 from albertkit.errors import AlbertkitError
 from albertkit.explain.attribution import METHODS, AttentionMap, rollout
-from albertkit.explain.html_page import MAX_NUMBERS, pack_map, render_page
-from albertkit.explain.picture import _draw_layers, tile_maps
+from albertkit.explain.views import MAX_NUMBERS, _draw_layers, pack_map, render_page, tile_maps
 from tests.explain.conftest import explain
 
 ODD = 'cat <script>alert("1")</script> & dog </script> oak'

@@ -233,7 +233,7 @@ def explain(
         check_methods(Explainer(Albert(model, threads=threads)), check, max_texts, methods, options, as_json)
         return
     if output is not None:
-        from albertkit.explain.explanation import check_writable
+        from albertkit.explain.views import check_writable
 
         if output.suffix not in (".html", ".png"):
             raise AlbertkitError(f"{output} ends with {output.suffix!r}; an explanation is .html or .png. Rename it.")

@@ -52,7 +52,6 @@ class NumpyEncoder:
 
     @classmethod
     def from_stored(cls, stored: Stored) -> NumpyEncoder:
-        """The encoder of a stored model."""
         return cls(stored.config, dict(stored.weights), stored.meta.depth or 0)
 
     def run(
@@ -158,7 +157,6 @@ class NumpyEncoder:
 
 
 def softmax(scores: np.ndarray) -> np.ndarray:
-    """Softmax over the last axis."""
     exponentials = np.exp(scores - scores.max(axis=-1, keepdims=True))
     return np.asarray(exponentials / exponentials.sum(axis=-1, keepdims=True), np.float32)
 

@@ -93,7 +93,6 @@ class InputVariants:
         )
 
     def _scores(self, rows: Sequence[tuple[np.ndarray, np.ndarray, ExplainTarget]]) -> list[Any]:
-        """What the target reads from each row."""
         albert, scores = self.albert, [None] * len(rows)
         depth = albert.layers_to_apply(self.depth)
         ids, segments = [row[0].tolist() for row in rows], [row[1].tolist() for row in rows]

@@ -16,11 +16,14 @@ import numpy as np
 from albertkit.errors import AlbertkitError
 from albertkit.explain.activations import MAX_TOKENS
 from albertkit.runtime.embed import embed_options
-from albertkit.runtime.mask_filling import encode_masks
+from albertkit.runtime.mask_filling import MaskPrediction, encode_masks
 from albertkit.runtime.predict import task_features
 from albertkit.tasks import TASKS
-from albertkit.tasks.choose import join_choice
+from albertkit.tasks.answer import AnswerResult
+from albertkit.tasks.choose import ChoiceResult, join_choice
+from albertkit.tasks.classify import Classification
 from albertkit.tasks.examples import ChoiceExample, QuestionExample, TaggedExample, TextExample
+from albertkit.tasks.tag import IntentResult, TagResult
 from albertkit.tasks.word_alignment import split_words
 
 if TYPE_CHECKING:
@@ -34,6 +37,10 @@ OPTIONAL_PARTS = {
     "answer": {"question"},
     "choose": {"question", "choices"},
 }
+Example = TextExample | TaggedExample | QuestionExample | ChoiceExample
+MaskPredictions = list[list[MaskPrediction]]
+Prediction = Classification | TagResult | IntentResult | AnswerResult | ChoiceResult | MaskPredictions | float | None
+"""A task's result; the words for each mask; a cosine; None for the vector of one text."""
 Place = tuple[str, int, int]  # part, and characters [start, end) of it
 Places = list[Place | None]  # one per token; None for special tokens
 RowData = tuple[list[int], list[int], Places]  # ids, segments, places
@@ -78,8 +85,8 @@ class TokenizedInput:
     parts: dict[str, str]
     rows: tuple[TokenRow, ...]
     words: tuple[ExplainedWord, ...]
-    example: Any = None
-    """The task's example; None for masks and vectors."""
+    example: Example | None = None
+    """None for masks and vectors."""
 
 
 def can_fill_masks(albert: RuntimeModel) -> bool:
@@ -235,7 +242,7 @@ def _text_and_pair(texts: ExplainInput) -> dict[str, str]:
 
 
 def _build(
-    albert: RuntimeModel, kind: str, parts: dict[str, str], rows: Sequence[RowData], example: Any = None
+    albert: RuntimeModel, kind: str, parts: dict[str, str], rows: Sequence[RowData], example: Example | None = None
 ) -> TokenizedInput:
     """Find the words of all parts, and the word of each token."""
     words: list[ExplainedWord] = []

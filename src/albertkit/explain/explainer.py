@@ -1,14 +1,20 @@
-"""`Explainer`: explains the predictions of one model.
+"""`Explainer` explains the predictions of one model; `Explanation` is its result.
 
-In: an `Albert` and texts. Out: `Explanation`s. Before: all files that compute; next: `explanation.py` shows the result.
+In: an `Albert` and texts. Out: `Explanation`s, as arrays, JSON, an HTML page or a picture. Before: all files that
+compute;
+next: `views.py`.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
+
+import numpy as np
 
 from albertkit.artifact import Stored
 from albertkit.errors import AlbertkitError, nearest, need
@@ -24,9 +30,10 @@ from albertkit.explain.attribution import (
     rollout,
     shapley,
 )
-from albertkit.explain.explain_input import ExplainInput, TokenizedInput, tokenize_input
-from albertkit.explain.explanation import Explanation
+from albertkit.explain.explain_input import ExplainedWord, ExplainInput, Prediction, TokenizedInput, tokenize_input
 from albertkit.explain.layer_predictions import (
+    EarlyExitTrace,
+    LayerPrediction,
     layer_predictions,
     prediction_from,
     read_depths,
@@ -87,12 +94,96 @@ class ExplainKeywords(TypedDict, total=False):
 
 
 @dataclass(frozen=True)
+class Explanation:
+    """The explanation of one prediction."""
+
+    model: str
+    """Hash and settings of the model."""
+    kind: str
+    """fill, classify, tag, intent, answer, choose, similar or embed."""
+    parts: dict[str, str]
+    """The texts by name; words refer to their characters."""
+    prediction: Prediction
+    target: str
+    """What is explained."""
+    unit: str
+    """log-odds, cosine or value."""
+    value: float
+    probability: float
+    """The value as a probability; values and cosines are not converted."""
+    words: tuple[ExplainedWord, ...]
+    attributions: tuple[Attribution, ...]
+    """The values of the words, one entry per method."""
+    maps: tuple[AttentionMap, ...]
+    """Attention of each row of tokens."""
+    layers: tuple[LayerPrediction, ...]
+    stable_depth: int | None
+    """The first depth from which on the prediction equals that of the last; None for the vector of one text."""
+    early_exit: EarlyExitTrace | None
+    """Where the text could exit early; None for masks and pairs of vectors."""
+
+    def attribution(self, method: str) -> np.ndarray:
+        """(words,) the values by one method."""
+        return next(one.values for one in self.attributions if one.method == method)
+
+    @property
+    def uncertainty(self) -> dict[int, float]:
+        """The uncertainty at each depth where the text could exit early, and at the last; empty if it cannot."""
+        if self.early_exit is None:
+            return {}
+        depths = (*self.early_exit.exit_depths, self.layers[-1].depth)
+        pairs = zip(depths, self.early_exit.uncertainty, strict=True)
+        return {depth: value for depth, value in pairs if value is not None}
+
+    def to_dict(self, attention: bool = False) -> dict[str, Any]:
+        """Plain values for JSON; attention by layer and head only on request, because it is large."""
+        words = []
+        for number, word in enumerate(self.words):
+            values = {one.method: round(float(one.values[number]), 6) for one in self.attributions}
+            words.append({**dataclasses.asdict(word), "values": values})
+        maps = []
+        for one in self.maps:
+            data: dict[str, Any] = {"tokens": list(one.tokens), "rollout": one.rollout.round(5).tolist()}
+            maps.append({**data, "attention": one.attention.round(5).tolist()} if attention else data)
+        replaced = {
+            "words": words,
+            "sums": {one.method: {"full": one.full, "empty": one.empty} for one in self.attributions},
+            "maps": maps,
+        }
+        names = [field.name for field in dataclasses.fields(self) if field.name not in ("attributions", *replaced)]
+        return {name: to_json(getattr(self, name)) for name in names} | replaced
+
+    def to_html(self, path: Path | str, overwrite: bool = False) -> Path:
+        """Write one HTML page that needs no other file."""
+        from albertkit.explain.views import render_page, write_file
+
+        return write_file(Path(path), render_page(self).encode("utf-8"), overwrite)
+
+    def to_png(self, path: Path | str, overwrite: bool = False, attention: bool = False) -> Path:
+        """Write a picture, optionally with the attention of every head; needs matplotlib."""
+        from albertkit.explain.views import render_png, write_file
+
+        return write_file(Path(path), render_png(self, attention), overwrite)
+
+
+def to_json(value: object) -> object:
+    """Dataclasses, tuples and arrays as JSON values."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: to_json(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, tuple | list):
+        return [to_json(one) for one in value]
+    if isinstance(value, dict):
+        return {name: to_json(one) for name, one in value.items()}
+    return value.tolist() if isinstance(value, np.ndarray | np.generic) else value
+
+
+@dataclass(frozen=True)
 class ExplainState:
     """A tokenized input, its target, and what was read at each depth."""
 
     input: TokenizedInput
     target: ExplainTarget
-    prediction: Any
+    prediction: Prediction
     states: dict[int, list[Any]]
     depth: int
 
@@ -175,7 +266,6 @@ class Explainer:
     def attribute(
         self, state: ExplainState, method: str, settings: ExplainSettings, maps: Sequence[AttentionMap] | None = None
     ) -> Attribution:
-        """The values of the words by one method."""
         tokenized, target = state.input, state.target
         hide = settings.hide or default_hide(self.albert, tokenized, method)
         variants = InputVariants(self.albert, tokenized, target, hide, state.depth)

@@ -66,7 +66,6 @@ class TargetFunction:
         return torch.stack([self._value(read[copy * rows : (copy + 1) * rows]) for copy in range(copies)])
 
     def _read(self, encoded: Any) -> list[Any]:
-        """What the target reads from each row."""
         target, details = self.target, self.albert.meta.details
         if target.form == "cosine":
             return list(pool(encoded, self.albert.meta.pooling))

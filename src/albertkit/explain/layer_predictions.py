@@ -17,7 +17,7 @@ import numpy as np
 
 from albertkit.errors import AlbertkitError
 from albertkit.explain.attribution import read_target
-from albertkit.explain.explain_input import TokenizedInput, prediction_kind
+from albertkit.explain.explain_input import Example, Prediction, TokenizedInput, prediction_kind
 from albertkit.explain.target import ExplainTarget
 from albertkit.runtime.batching import TokenBatch, token_batches
 from albertkit.runtime.early_exit import ExitCalibration, available_exit_depths, calibrated_kind
@@ -25,8 +25,12 @@ from albertkit.runtime.early_exit import read_depths as read_outputs
 from albertkit.runtime.embed import VectorConvergence, pool
 from albertkit.runtime.mask_filling import encode_masks, fill_mask, likeliest_tokens, mask_predictions
 from albertkit.runtime.predict import predict, read_heads, task_features
+from albertkit.tasks.answer import AnswerResult
+from albertkit.tasks.choose import ChoiceResult
+from albertkit.tasks.classify import Classification
 from albertkit.tasks.confidence import UncertaintyEstimator
 from albertkit.tasks.examples import QuestionExample, TaggedExample, TextExample
+from albertkit.tasks.tag import IntentResult
 from albertkit.tasks.word_alignment import split_words
 
 if TYPE_CHECKING:
@@ -42,8 +46,7 @@ class LayerPrediction:
     """The prediction with `depth` layers applied."""
 
     depth: int
-    prediction: Any
-    """The task's result; predictions for each mask; a cosine; None for the vector of one text."""
+    prediction: Prediction
     summary: PredictionSummary
     value: float
     """The target's value."""
@@ -85,7 +88,7 @@ def read_depths(albert: RuntimeModel, tokenized: TokenizedInput, depths: Sequenc
     return read_outputs(albert, [row.ids for row in rows], [row.segments for row in rows], depths, read)
 
 
-def prediction_from(albert: RuntimeModel, tokenized: TokenizedInput, read: Sequence[Any], k: int = 5) -> Any:
+def prediction_from(albert: RuntimeModel, tokenized: TokenizedInput, read: Sequence[Any], k: int = 5) -> Prediction:
     """The prediction from what was read at one depth."""
     if tokenized.kind == "fill":
         masks = [place for place, token in enumerate(tokenized.rows[0].ids) if token == albert.tokenizer.mask_id]
@@ -95,16 +98,17 @@ def prediction_from(albert: RuntimeModel, tokenized: TokenizedInput, read: Seque
     if tokenized.kind == "embed":
         return None
     features = task_features(albert, [tokenized.example], tokenized.kind)
-    return albert.task.results(read, features, [tokenized.example])[0]
+    result: Prediction = albert.task.results(read, features, [tokenized.example])[0]
+    return result
 
 
 def layer_predictions(
     albert: RuntimeModel, tokenized: TokenizedInput, target: ExplainTarget, states: dict[int, list[Any]], k: int
 ) -> tuple[LayerPrediction, ...]:
     """The prediction at every depth, compared with that of the last."""
-    kind, lengths = tokenized.kind, np.array([len(tokenized.rows[0].ids)])
+    lengths = np.array([len(tokenized.rows[0].ids)])
     predictions = {depth: prediction_from(albert, tokenized, read, k) for depth, read in states.items()}
-    final = first_choice(kind, predictions[max(states)])
+    final = first_choice(predictions[max(states)])
     layers = []
     for depth in sorted(states):
         read: Sequence[Any] = states[depth]
@@ -115,10 +119,10 @@ def layer_predictions(
             LayerPrediction(
                 depth,
                 prediction,
-                summarize(kind, prediction),
+                summarize(prediction),
                 target.value(read),
                 target.probability(read),
-                first_choice(kind, prediction) == final,
+                first_choice(prediction) == final,
             )
         )
     return tuple(layers)
@@ -133,44 +137,40 @@ def stable_depth(matches: Sequence[bool]) -> int:
     return len(matches) - next((i for i, same in enumerate(reversed(matches)) if not same), len(matches)) + 1
 
 
-def first_choice(kind: str | None, prediction: Any) -> Any:
+def first_choice(prediction: Prediction) -> object:
     """What is compared between depths: class, words, spans, position, or a cosine to two digits."""
-    if kind == "fill":
+    if isinstance(prediction, list):
         return [words[0].word for words in prediction]
-    if kind == "classify":
+    if isinstance(prediction, Classification):
         return round(prediction.label, 2) if isinstance(prediction.label, float) else prediction.label
-    if kind == "answer":
+    if isinstance(prediction, AnswerResult):
         return prediction.start, prediction.end
-    if kind == "choose":
+    if isinstance(prediction, ChoiceResult):
         return prediction.index
-    if kind == "similar":
-        return round(prediction, 2)
-    if kind in ("tag", "intent"):
-        spans = [(span.start, span.end, span.label) for span in prediction.spans]
-        return getattr(prediction, "intent", None), spans
-    return None
+    if prediction is None or isinstance(prediction, float):
+        return prediction if prediction is None else round(prediction, 2)
+    spans = [(span.start, span.end, span.label) for span in prediction.spans]
+    return getattr(prediction, "intent", None), spans
 
 
-def summarize(kind: str, prediction: Any) -> PredictionSummary:
+def summarize(prediction: Prediction) -> PredictionSummary:
     """A prediction as a few labels or words with their probabilities."""
-    if kind == "fill":
+    if isinstance(prediction, list):
         most = 3 if len(prediction) == 1 else 1
         return tuple((one.word, one.score) for words in prediction for one in words[:most])
-    if kind == "classify":
+    if isinstance(prediction, Classification):
         if isinstance(prediction.label, float):
             return ((f"{prediction.label:.4g}", None),)
-        ranked = sorted(prediction.probabilities.items(), key=lambda pair: -pair[1])
+        ranked = sorted((prediction.probabilities or {}).items(), key=lambda pair: -pair[1])
         return tuple(ranked[:3])
-    if kind == "answer":
+    if isinstance(prediction, AnswerResult):
         return ((prediction.text or "no answer", prediction.probability),)
-    if kind == "choose":
+    if isinstance(prediction, ChoiceResult):
         return tuple((f"{number}", p) for number, p in enumerate(prediction.probabilities, 1))
-    if kind == "similar":
-        return ((f"{prediction:.3f}", None),)
-    if kind == "embed":
-        return ()
+    if prediction is None or isinstance(prediction, float):
+        return () if prediction is None else ((f"{prediction:.3f}", None),)
     spans = tuple((f"{span.text} {span.label}", span.score) for span in prediction.spans)
-    if kind == "intent":
+    if isinstance(prediction, IntentResult):
         return ((prediction.intent, prediction.probability), *spans)
     return spans or (("nothing", None),)
 
@@ -178,7 +178,9 @@ def summarize(kind: str, prediction: Any) -> PredictionSummary:
 # Early exit ------------------------------------------------------------------------------------------------------
 
 
-def trace_early_exit(albert: RuntimeModel, example: Any, ids: Sequence[int], segments: Sequence[int]) -> EarlyExitTrace:
+def trace_early_exit(
+    albert: RuntimeModel, example: Example | None, ids: Sequence[int], segments: Sequence[int]
+) -> EarlyExitTrace:
     """The uncertainty of a text at each depth at which it could exit.
 
     `example` is that of the model's task; if None, the vector of the tokens is used.
@@ -241,8 +243,8 @@ class DepthState:
     seconds: float
     vector: np.ndarray  # (H,), of length 1
     tokens: np.ndarray  # (tokens, H), each of length 1
-    prediction: Any
-    choice: Any
+    prediction: Prediction
+    choice: object
     """The part of the prediction that is compared between depths."""
 
 
@@ -255,7 +257,7 @@ class DepthTrace:
     kind: str | None
     """Which task's result is predicted; None if the model predicts nothing about the text."""
     text: str
-    example: Any
+    example: Example | None
     k: int
 
     @property
@@ -267,7 +269,7 @@ class DepthTrace:
     def of(cls, albert: RuntimeModel, text: str, pair: str | None, question: str | None, k: int) -> DepthTrace:
         """Tokenize a text. `question` is that of a model for answers; `k` is the number of words for each mask."""
         kind = prediction_kind(albert, text)
-        example: Any = None
+        example: Example | None = None
         if kind == "fill":
             encode_masks(albert, text, k)  # checks the text and k
         elif kind == "classify":
@@ -287,17 +289,16 @@ class DepthTrace:
         return cls(albert, batch, kind, text, example, k)
 
     def run(self, depth: int) -> DepthState:
-        """Compute the text to a depth."""
         began = time.perf_counter()
         hidden = self.albert.engine.run(self.batch, depth)
         seconds = time.perf_counter() - began
         vector = pool(self.albert, hidden, self.batch.lengths, self.albert.meta.pooling)[0]
-        prediction: Any = None
+        prediction: Prediction = None
         if self.kind == "fill":
             prediction = fill_mask(self.albert, self.text, self.k, depth)
         elif self.kind is not None:
             (prediction,) = predict(self.albert, [self.example], self.kind, depth)
-        choice = first_choice(self.kind, prediction)
+        choice = first_choice(prediction)
         return DepthState(depth, seconds, unit_length(vector), unit_length(hidden[0]), prediction, choice)
 
     def trace_early_exit(self) -> EarlyExitTrace | None:

@@ -15,9 +15,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from albertkit.errors import AlbertkitError, nearest
-from albertkit.explain.explain_input import TokenizedInput
+from albertkit.explain.explain_input import Prediction, TokenizedInput
 from albertkit.runtime.mask_filling import likeliest_tokens
+from albertkit.tasks.answer import AnswerResult
+from albertkit.tasks.choose import ChoiceResult
 from albertkit.tasks.confidence import cosines
+from albertkit.tasks.examples import ChoiceExample
 
 if TYPE_CHECKING:
     from albertkit.runtime.runtime_model import RuntimeModel
@@ -83,7 +86,6 @@ class ExplainTarget:
         return np.array([log_odds(np.asarray(scores, np.float64) / self.scale, index) for scores, index in selected])
 
     def value(self, read: Sequence[Any]) -> float:
-        """The value itself."""
         return float(self.terms(read).sum())
 
     def probability(self, read: Sequence[Any]) -> float:
@@ -113,7 +115,7 @@ def log_odds(scores: np.ndarray, index: int) -> float:
 
 
 def choose_target(
-    albert: RuntimeModel, tokenized: TokenizedInput, read: Sequence[Any], result: Any, choice: TargetChoice
+    albert: RuntimeModel, tokenized: TokenizedInput, read: Sequence[Any], result: Prediction, choice: TargetChoice
 ) -> ExplainTarget:
     """The target of an input, from the scores of its rows at full depth and their result."""
     kind = tokenized.kind
@@ -185,11 +187,12 @@ def _position_of(at: str, words: Sequence[str]) -> int:
     )
 
 
-def _span_target(tokenized: TokenizedInput, result: Any, choice: TargetChoice) -> ExplainTarget:
+def _span_target(tokenized: TokenizedInput, result: Prediction, choice: TargetChoice) -> ExplainTarget:
     """The answer's first and last token; [CLS] if there is no answer."""
     _check_unused(choice.target, "the position of the answer is explained")
     if choice.at not in (None, "start", "end"):
         raise AlbertkitError(f"at={choice.at!r} is unknown; choose start or end, or omit it to explain both")
+    assert isinstance(result, AnswerResult)
     tokens, name = (0, 0), "no answer"
     if result.text:
         inside = [
@@ -203,7 +206,8 @@ def _span_target(tokenized: TokenizedInput, result: Any, choice: TargetChoice) -
     return ExplainTarget(name + suffix, "span", tokens=tuple(tokens[c] for c in columns), columns=columns)
 
 
-def _choice_target(tokenized: TokenizedInput, result: Any, choice: TargetChoice) -> ExplainTarget:
+def _choice_target(tokenized: TokenizedInput, result: Prediction, choice: TargetChoice) -> ExplainTarget:
+    assert isinstance(tokenized.example, ChoiceExample) and isinstance(result, ChoiceResult)
     choices = tokenized.example.choices
     index = result.index if choice.target is None else _position_of(choice.target, choices)
     return ExplainTarget(f"choice {index + 1}, {choices[index]!r}", "choice", index)

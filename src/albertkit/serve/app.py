@@ -34,6 +34,7 @@ from albertkit.serve.inference import RequestContext, Service
 from albertkit.serve.middleware import Endpoint, EndpointApp, Message, RawBody, Receive, Send, error_reply
 from albertkit.serve.schemas import ERROR_TYPES, HttpError, TokenItem, Vector
 from albertkit.serve.serve_settings import ApiKeys, split_list
+from albertkit.serve.tasks_api import TaskResults
 from albertkit.tasks.classify import Classification
 from albertkit.tasks.generation import GeneratedText
 from albertkit.tasks.tag import IntentResult, TagResult
@@ -152,27 +153,13 @@ ENDPOINTS = (
     Endpoint("POST", "/decode", tei.decode, tei.DecodeRequest, list[str], TEI),
     Endpoint("GET", "/info", tei.info, None, tei.InfoResponse, TEI),
     Endpoint("POST", "/", tei.root, tei.RootRequest, tei.RootResponse, TEI),
-    Endpoint(
-        "POST",
-        "/classify",
-        tasks_api.classify,
-        tasks_api.ClassifyRequest,
-        tasks_api.TaskResults[Classification],
-        OWN,
-    ),
-    Endpoint("POST", "/tag", tasks_api.tag, tasks_api.TextsRequest, tasks_api.TaskResults[TagResult], OWN),
-    Endpoint("POST", "/intent", tasks_api.intent, tasks_api.TextsRequest, tasks_api.TaskResults[IntentResult], OWN),
+    Endpoint("POST", "/classify", tasks_api.classify, tasks_api.ClassifyRequest, TaskResults[Classification], OWN),
+    Endpoint("POST", "/tag", tasks_api.tag, tasks_api.TextsRequest, TaskResults[TagResult], OWN),
+    Endpoint("POST", "/intent", tasks_api.intent, tasks_api.TextsRequest, TaskResults[IntentResult], OWN),
     Endpoint("POST", "/answer", tasks_api.answer, tasks_api.AnswerRequest, tasks_api.AnswerResponse, OWN),
     Endpoint("POST", "/choose", tasks_api.choose, tasks_api.ChooseRequest, tasks_api.ChooseResponse, OWN),
-    Endpoint("POST", "/fill", tasks_api.fill, tasks_api.FillRequest, tasks_api.TaskResults[tasks_api.FillItem], OWN),
-    Endpoint(
-        "POST",
-        "/generate",
-        tasks_api.generate,
-        tasks_api.GenerateRequest,
-        tasks_api.TaskResults[GeneratedText],
-        OWN,
-    ),
+    Endpoint("POST", "/fill", tasks_api.fill, tasks_api.FillRequest, TaskResults[tasks_api.FillItem], OWN),
+    Endpoint("POST", "/generate", tasks_api.generate, tasks_api.GenerateRequest, TaskResults[GeneratedText], OWN),
     Endpoint("POST", "/similar", search_api.similar, search_api.SimilarRequest, search_api.SimilarResponse, OWN),
     Endpoint("POST", "/search", search_api.search, search_api.SearchRequest, search_api.SearchResponse, OWN),
     Endpoint("POST", "/explain", explain_api.explain, explain_api.ExplainRequest, explain_api.ExplainResponse, OWN),
@@ -237,7 +224,6 @@ def make_app(service: Service) -> ASGIApp:
 
 
 async def index_page(request: Request) -> Response:
-    """The page at /."""
     headers = {"content-security-policy": POLICY, "x-content-type-options": "nosniff", "referrer-policy": "no-referrer"}
     return Response((PAGE / "index.html").read_bytes(), media_type="text/html", headers=headers)
 

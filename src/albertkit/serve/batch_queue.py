@@ -27,7 +27,6 @@ class TokenCost:
         self.seconds = seconds
 
     def update(self, seconds: float) -> None:
-        """Add a measurement."""
         self.seconds += NEW_WEIGHT * (seconds - self.seconds)
 
 
@@ -44,7 +43,6 @@ class WaitFactor:
         self.value = 1.5
 
     def update(self, factor: float) -> None:
-        """Add a measurement."""
         factor = min(self.MAX, factor)
         weight = NEW_WEIGHT if factor > self.value else DECREASE_WEIGHT
         self.value = max(1.0, self.value + weight * (factor - self.value))
@@ -109,7 +107,6 @@ class BatchJob:
 
     @property
     def tokens(self) -> int:
-        """Tokens of all rows."""
         return sum(map(len, self.ids))
 
 
@@ -129,8 +126,7 @@ class QueuedRow:
         return np.zeros(self.length, np.int64) if segments is None else segments[self.place]
 
     @property
-    def argument(self) -> Any:
-        """The reader's argument for the row."""
+    def argument(self) -> object:
         return None if self.job.arguments is None else self.job.arguments[self.place]
 
 

@@ -42,7 +42,6 @@ class RejectedConnections:
         self.count, self.next_log = 0, 0.0
 
     def add(self) -> None:
-        """Count one more."""
         self.count += 1
         if time.monotonic() >= self.next_log:
             log.warning("connections rejected", extra={"facts": {"reason": "too many", "count": self.count}})
@@ -66,7 +65,6 @@ class TimeoutProtocol(HttpToolsProtocol):
         self._is_in_head = True
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """A client connects."""
         super().connection_made(transport)
         sock = transport.get_extra_info("socket")
         if sock is not None:  # else a response waits 40 ms for the client's acknowledgement of its head
@@ -79,13 +77,11 @@ class TimeoutProtocol(HttpToolsProtocol):
         self._start_timer(self.timeout_keep_alive)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """A client disconnects."""
         self._stop_timer()
         self.resume_writing()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Bytes arrive."""
         if self.transport.is_closing():
             return
         self._head_bytes += len(data) if self._is_in_head else 0
@@ -94,17 +90,14 @@ class TimeoutProtocol(HttpToolsProtocol):
             self._close("head too long", TOO_LONG)
 
     def on_message_begin(self) -> None:
-        """The first byte of a request."""
         super().on_message_begin()
         self._start_timer(self.timeout)
 
     def on_headers_complete(self) -> None:
-        """The head of a request is complete."""
         self._is_in_head = False
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
-        """A request is complete."""
         self._stop_timer()
         self._is_in_head, self._head_bytes = True, 0
         super().on_message_complete()

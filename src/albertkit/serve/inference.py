@@ -52,7 +52,6 @@ class RequestContext:
 
     @classmethod
     def begin(cls, settings: ServeSettings) -> RequestContext:
-        """A request that arrives now."""
         return cls(time.monotonic() + settings.deadline)
 
 
@@ -228,12 +227,10 @@ class Service:
 
 
 def read_vectors(route: ComputeRoute, hidden: np.ndarray, lengths: np.ndarray, arguments: list[Any]) -> list[Any]:
-    """Pooled vectors."""
     return list(np.asarray(pool(route.model.albert, hidden, lengths, route.pooling), np.float32))
 
 
 def read_scores(route: ComputeRoute, hidden: np.ndarray, lengths: np.ndarray, arguments: list[Any]) -> list[Any]:
-    """Scores of the task's heads."""
     return read_heads(route.model.albert, hidden, lengths)
 
 
@@ -246,7 +243,6 @@ def read_words(route: ComputeRoute, hidden: np.ndarray, lengths: np.ndarray, arg
 
 
 def split_into_windows(model: ServedModel, texts: Sequence[Text], options: EmbedOptions) -> TokenWindows:
-    """Windows of token ids."""
     ids = [strip_special_tokens(model.albert.tokenizer, text) for text in texts if not isinstance(text, str)]
     if ids:
         return split_tokens(model.albert, ids, options.long_texts)

@@ -60,11 +60,9 @@ class ServerMetrics:
             MultiProcessCollector(self.registry)
 
     def export(self) -> bytes:
-        """The text that Prometheus reads."""
         return generate_latest(self.registry)
 
     def observe_batch(self, model: ComputeModel, texts: int, tokens: int, seconds: float, waited: float) -> None:
-        """Count a batch."""
         self.texts.labels(model.name).inc(texts)
         self.tokens.labels(model.name).inc(tokens)
         self.batch_seconds.labels(model.name).observe(seconds)
@@ -73,7 +71,6 @@ class ServerMetrics:
         self.wait.observe(waited)
 
     def observe_cache(self, hits: int, misses: int, size: int) -> None:
-        """Count a lookup of vectors."""
         self.hits.inc(hits)
         self.misses.inc(misses)
         self.cache_bytes.set(size)

@@ -86,7 +86,6 @@ class EndpointApp:
         self.seconds = service.metrics.seconds.labels(endpoint.path)
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        """Answer one request."""
         began = time.perf_counter()
         context = RequestContext.begin(self.service.settings)
         headers = dict(scope["headers"])
@@ -154,7 +153,6 @@ class EndpointApp:
             raise HttpError(401, "an API key is missing or wrong; send it as  Authorization: Bearer KEY")
 
     def _decode(self, body: bytes) -> Any:
-        """The body as the endpoint's struct."""
         assert self.decoder is not None
         try:
             return self.decoder.decode(body or b"{}" if self.endpoint.is_admin else body)
@@ -177,7 +175,6 @@ class EndpointApp:
         ]
 
     def _record(self, reply: HttpReply | None, context: RequestContext, request_id: bytes, seconds: float) -> None:
-        """Update the metrics and log a request."""
         metrics, status = self.service.metrics, 499 if reply is None else reply.status
         metrics.requests.labels(self.endpoint.path, str(status)).inc()
         self.seconds.observe(seconds)
@@ -218,7 +215,6 @@ class ByteCounter:
         self.service.pending_bytes += count
 
     def release(self) -> None:
-        """Subtract the bytes of a finished request."""
         self.service.pending_bytes -= self.bytes
         self.bytes = 0
 

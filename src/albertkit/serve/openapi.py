@@ -64,7 +64,6 @@ def describe(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
 
 
 def describe_endpoint(e: Endpoint, schema_of: dict[int, Any], error: dict[str, Any]) -> dict[str, Any]:
-    """One endpoint as an OpenAPI operation."""
     content: dict[str, Any] = {"text/plain": {}, "text/html": {}, "application/json": {}}
     if e.response is not None:
         content = {"application/json": {"schema": schema_of[id(e.response)]}}
@@ -122,7 +121,7 @@ def render_page(description: dict[str, Any]) -> str:
     )
 
 
-def inline_refs(schema: Any, schemas: dict[str, Any]) -> Any:
+def inline_refs(schema: object, schemas: dict[str, Any]) -> object:
     """A schema with its references replaced by what they refer to."""
     if isinstance(schema, list):
         return [inline_refs(part, schemas) for part in schema]

@@ -22,7 +22,7 @@ PAIR = {"type": "array", "items": TEXT, "minItems": 1, "maxItems": 2}
 ONE_OR_MANY = {"anyOf": [TEXT, TEXTS]}
 
 
-def union(description: str, *schemas: dict[str, Any]) -> Any:
+def union(description: str, *schemas: dict[str, Any]) -> Meta:
     """A field that takes one of several JSON types; the handler validates it."""
     return Meta(description=description, extra_json_schema={"anyOf": list(schemas)})
 

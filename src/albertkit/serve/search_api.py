@@ -132,11 +132,9 @@ class PrecomputedEmbedder:
         self._local = threading.local()
 
     def set_vectors(self, vectors: np.ndarray) -> None:
-        """What `embed` returns on this thread."""
         self._local.vectors = vectors
 
     def embed(self, texts: Iterable[str]) -> np.ndarray:
-        """The vectors of `set_vectors`."""
         vectors: np.ndarray = self._local.vectors
         return vectors
 
@@ -159,7 +157,6 @@ def open_indexes(paths: Iterable[Path], models: ServedModels) -> dict[str, Index
 async def search_index(
     service: Service, context: RequestContext, model: ServedModel, body: SearchRequest
 ) -> SearchResponse:
-    """Hits in a served index."""
     name = body.index or next(iter(service.indexes), None)
     if name is None:
         raise HttpError(

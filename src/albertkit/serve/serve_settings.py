@@ -74,7 +74,6 @@ class ServeSettings:
 
     @property
     def is_local(self) -> bool:
-        """Whether only this machine can connect."""
         return self.host in LOCAL_HOSTS
 
     @property
@@ -127,7 +126,6 @@ def matches(header: bytes, hashes: Iterable[bytes]) -> bool:
 
 
 def hash_key(key: str) -> bytes:
-    """The SHA-256 of a key."""
     return hashlib.sha256(key.encode()).digest()
 
 

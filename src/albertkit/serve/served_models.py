@@ -152,7 +152,6 @@ class ServedModel:
 
     @cached_property
     def endpoints(self) -> frozenset[str]:
-        """The endpoints that this model can answer."""
         albert = self.albert
         endpoints = {*COMMON_ENDPOINTS, *TASK_ENDPOINTS.get(albert.meta.task, ())}
         if albert.meta.task == "classify" and albert.task.kind == "single":

@@ -20,14 +20,16 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import orjson
 
 from albertkit.errors import AlbertkitError, need
 from albertkit.runtime.engine import cores
-from albertkit.serve.log_lines import configure_logging
 from albertkit.serve.serve_settings import MEGABYTE, ApiKeys, ServeSettings
 
 if TYPE_CHECKING:
@@ -37,6 +39,13 @@ log = logging.getLogger("albertkit.serve")
 Listen = Callable[[socket.socket, Callable[[], None]], None]
 """(socket, called when ready) → runs until a signal."""
 SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGCHLD")
+UVICORN_MESSAGES = (
+    "Started server process",
+    "Finished server process",
+    "Waiting for application",
+    "Application ",
+    "Shutting down",
+)
 
 
 @dataclass(frozen=True)
@@ -49,7 +58,6 @@ class Deployment:
 
     @property
     def threads(self) -> int:
-        """Processors per worker."""
         return self.settings.threads or max(1, cores() // self.settings.workers)
 
 
@@ -178,7 +186,6 @@ def bind(settings: ServeSettings) -> list[socket.socket]:
 
 
 def address(settings: ServeSettings, listener: socket.socket) -> str:
-    """The server's URL."""
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     return f"http://{host}:{listener.getsockname()[1]}"
 
@@ -192,6 +199,41 @@ def raise_file_limit() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 65536) if hard > 0 else 65536, hard))
+
+
+# Logging -----------------------------------------------------------------------------------------------------------
+
+
+class JsonFormatter(logging.Formatter):
+    """A record as one line of JSON. Of an exception the message is not logged, because it might quote a text."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, Any] = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "event": record.getMessage(),
+            "pid": os.getpid(),
+        }
+        line.update(getattr(record, "facts", {}))
+        if record.exc_info and record.exc_info[0] is not None:
+            kind, _, trace = record.exc_info
+            frames = traceback.extract_tb(trace)[-8:]
+            line["error"] = kind.__name__
+            line["at"] = [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames]
+        return orjson.dumps(line, default=str).decode()
+
+
+def configure_logging() -> None:
+    """Send the records of the server and of uvicorn to stderr, without uvicorn's routine messages."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonFormatter())
+    handler.addFilter(lambda record: not str(record.msg).startswith(UVICORN_MESSAGES))
+    for name in ("albertkit.serve", "uvicorn", "uvicorn.error"):
+        logger = logging.getLogger(name)
+        logger.handlers = [handler] if name != "uvicorn.error" else []
+        logger.setLevel(logging.INFO)
+        logger.propagate = name == "uvicorn.error"
+    logging.getLogger("uvicorn.access").disabled = True
 
 
 # Several workers -------------------------------------------------------------------------------------------------
@@ -209,7 +251,6 @@ class WorkerProcess:
     restart_at: float = 0.0
 
     def send(self, number: int) -> None:
-        """Send the worker a signal."""
         if self.pid:
             try:
                 os.kill(self.pid, number)
@@ -256,7 +297,6 @@ def supervise(deployment: Deployment, on_ready: Callable[[str], None]) -> None:
 def start_worker(
     worker: WorkerProcess, workers: list[WorkerProcess], deployment: Deployment, run: Listen | None
 ) -> None:
-    """Fork a worker."""
     pid = os.fork()
     if pid:
         worker.pid, worker.started = pid, time.monotonic()

@@ -177,7 +177,6 @@ async def intent(service: Service, context: RequestContext, body: TextsRequest) 
 
 
 def tagging_examples(texts: list[str]) -> list[TaggedExample]:
-    """Texts with their words."""
     return [TaggedExample(text, split_words(text)) for text in texts]
 
 

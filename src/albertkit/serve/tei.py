@@ -253,10 +253,12 @@ async def tokenize(service: Service, context: RequestContext, body: TokenizeRequ
     return tokens
 
 
-def token_items(model: ServedModel, text: str, **options: Any) -> list[TokenItem]:
-    """The tokens of a text; the options are those of `Tokenizer.encode`."""
+def token_items(
+    model: ServedModel, text: str, pair: str | None = None, add_specials: bool = True, recognise_mask: bool = False
+) -> list[TokenItem]:
+    """The tokens of a text with the characters they cover."""
     tokenizer = model.albert.tokenizer
-    encoding = tokenizer.encode(text, **options)
+    encoding = tokenizer.encode(text, pair, add_specials=add_specials, recognise_mask=recognise_mask)
     rows = zip(encoding.ids, tokenizer.tokens(encoding.ids), encoding.specials, encoding.offsets, strict=True)
     return [
         TokenItem(i, token, special, None if special else start, None if special else stop)

@@ -24,7 +24,6 @@ class VectorCache:
         return len(self._entries)
 
     def get(self, key: bytes) -> tuple[np.ndarray, int] | None:
-        """The entry of a key."""
         entry = self._entries.get(key)
         if entry is not None:
             self._entries.move_to_end(key)
