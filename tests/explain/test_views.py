@@ -84,8 +84,8 @@ def test_the_page_begins_at_the_token_that_is_read(explainers):
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        (["x", "-o", "a.pdf"], "choose .html or .png"),
-        (["x", "--check", "f"], "leave the text and -o away"),
+        (["x", "-o", "a.pdf"], "is .html or .png"),
+        (["x", "--check", "f"], "Omit TEXT and --output"),
         (["--check", "f", "--at", "2"], "--at belongs to one text"),
         (["--check", "nosuch"], "cannot be read"),
         (["x", "-o", "nosuch/a.html"], "existing folder"),

@@ -1,4 +1,4 @@
-// How alike texts are.
+// Compare: the similarity of every text with every other.
 
 import { Problem, ask, vectors } from "./api.js";
 import { heatMap, legend } from "./charts.js";
