@@ -8,54 +8,180 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from albertkit.albert import Albert
+    from albertkit.albert import Albert, EarlyExitVectors
     from albertkit.artifact import Artifact, read_artifact, write_artifact
     from albertkit.compress.cost import shape_cost
-    from albertkit.compress.planner import plan
+    from albertkit.compress.planner import PlanRequest, PlanResult, plan
+    from albertkit.compress.prune import PruneResult, PruneSettings, prune
+    from albertkit.compress.quantize import QuantizeResult, quantize
+    from albertkit.compress.static_model import StaticModelResult, make_static_model
     from albertkit.config import AlbertConfig, preset
     from albertkit.errors import AlbertkitError
+    from albertkit.explain import Explainer, Explanation
     from albertkit.interop.convert import convert, open_model
+    from albertkit.interop.onnx_export import ExportResult, ExportSettings, export
+    from albertkit.runtime.calibration import calibrate
+    from albertkit.runtime.early_exit import ExitCalibration
+    from albertkit.runtime.embed import EmbedOptions, TokenVectors
+    from albertkit.runtime.generate import GenerateSettings
+    from albertkit.runtime.mask_filling import Infilling, MaskPrediction
+    from albertkit.search.cluster import Clusters, cluster
+    from albertkit.search.index import Index, SearchHit
+    from albertkit.serve.serve_settings import ServeSettings
+    from albertkit.serve.server import serve
+    from albertkit.tasks.answer import AnswerResult
+    from albertkit.tasks.choose import ChoiceResult
+    from albertkit.tasks.classify import Classification
+    from albertkit.tasks.dialogue import DialogueState
+    from albertkit.tasks.examples import (
+        ChoiceExample,
+        DialogueTurn,
+        QuestionExample,
+        RewriteExample,
+        TaggedExample,
+        TextExample,
+    )
+    from albertkit.tasks.generation import GeneratedText
+    from albertkit.tasks.match import MatchResult
+    from albertkit.tasks.tag import IntentResult, TagResult
+    from albertkit.text_reader import Record
     from albertkit.tokenizer import Tokenizer
+    from albertkit.train.evaluation import EvaluationResult, evaluate
     from albertkit.train.finetune import finetune
-
-_PUBLIC = {
-    "Albert": "albert",
-    "AlbertConfig": "config",
-    "AlbertkitError": "errors",
-    "Artifact": "artifact",
-    "Tokenizer": "tokenizer",
-    "convert": "interop.convert",
-    "finetune": "train.finetune",
-    "open_model": "interop.convert",
-    "plan": "compress.planner",
-    "preset": "config",
-    "read_artifact": "artifact",
-    "shape_cost": "compress.cost",
-    "write_artifact": "artifact",
-}
+    from albertkit.train.frozen_head import FinetuneResult
 
 __all__ = [
     "Albert",
     "AlbertConfig",
     "AlbertkitError",
+    "AnswerResult",
     "Artifact",
+    "ChoiceExample",
+    "ChoiceResult",
+    "Classification",
+    "Clusters",
+    "DialogueState",
+    "DialogueTurn",
+    "EarlyExitVectors",
+    "EmbedOptions",
+    "EvaluationResult",
+    "ExitCalibration",
+    "Explainer",
+    "Explanation",
+    "ExportResult",
+    "ExportSettings",
+    "FinetuneResult",
+    "GenerateSettings",
+    "GeneratedText",
+    "Index",
+    "Infilling",
+    "IntentResult",
+    "MaskPrediction",
+    "MatchResult",
+    "PlanRequest",
+    "PlanResult",
+    "PruneResult",
+    "PruneSettings",
+    "QuantizeResult",
+    "QuestionExample",
+    "Record",
+    "RewriteExample",
+    "SearchHit",
+    "ServeSettings",
+    "StaticModelResult",
+    "TagResult",
+    "TaggedExample",
+    "TextExample",
+    "TokenVectors",
     "Tokenizer",
+    "calibrate",
+    "cluster",
     "convert",
+    "evaluate",
+    "export",
     "finetune",
+    "make_static_model",
     "open_model",
     "plan",
     "preset",
+    "prune",
+    "quantize",
     "read_artifact",
+    "serve",
     "shape_cost",
     "write_artifact",
 ]
 
+# Where each name is defined, in a module of this package.
+_MODULES = {
+    "Albert": "albert",
+    "AlbertConfig": "config",
+    "AlbertkitError": "errors",
+    "AnswerResult": "tasks.answer",
+    "Artifact": "artifact",
+    "ChoiceExample": "tasks.examples",
+    "ChoiceResult": "tasks.choose",
+    "Classification": "tasks.classify",
+    "Clusters": "search.cluster",
+    "DialogueState": "tasks.dialogue",
+    "DialogueTurn": "tasks.examples",
+    "EarlyExitVectors": "albert",
+    "EmbedOptions": "runtime.embed",
+    "EvaluationResult": "train.evaluation",
+    "ExitCalibration": "runtime.early_exit",
+    "Explainer": "explain",
+    "Explanation": "explain",
+    "ExportResult": "interop.onnx_export",
+    "ExportSettings": "interop.onnx_export",
+    "FinetuneResult": "train.frozen_head",
+    "GenerateSettings": "runtime.generate",
+    "GeneratedText": "tasks.generation",
+    "Index": "search.index",
+    "Infilling": "runtime.mask_filling",
+    "IntentResult": "tasks.tag",
+    "MaskPrediction": "runtime.mask_filling",
+    "MatchResult": "tasks.match",
+    "PlanRequest": "compress.planner",
+    "PlanResult": "compress.planner",
+    "PruneResult": "compress.prune",
+    "PruneSettings": "compress.prune",
+    "QuantizeResult": "compress.quantize",
+    "QuestionExample": "tasks.examples",
+    "Record": "text_reader",
+    "RewriteExample": "tasks.examples",
+    "SearchHit": "search.index",
+    "ServeSettings": "serve.serve_settings",
+    "StaticModelResult": "compress.static_model",
+    "TagResult": "tasks.tag",
+    "TaggedExample": "tasks.examples",
+    "TextExample": "tasks.examples",
+    "TokenVectors": "runtime.embed",
+    "Tokenizer": "tokenizer",
+    "calibrate": "runtime.calibration",
+    "cluster": "search.cluster",
+    "convert": "interop.convert",
+    "evaluate": "train.evaluation",
+    "export": "interop.onnx_export",
+    "finetune": "train.finetune",
+    "make_static_model": "compress.static_model",
+    "open_model": "interop.convert",
+    "plan": "compress.planner",
+    "preset": "config",
+    "prune": "compress.prune",
+    "quantize": "compress.quantize",
+    "read_artifact": "artifact",
+    "serve": "serve",
+    "shape_cost": "compress.cost",
+    "write_artifact": "artifact",
+}
+
 
 def __getattr__(name: str) -> Any:
-    if name not in _PUBLIC:
-        raise AttributeError(f"module 'albertkit' has no attribute {name!r}; it offers {', '.join(_PUBLIC)}")
-    return getattr(importlib.import_module(f"albertkit.{_PUBLIC[name]}"), name)
+    if name not in _MODULES:
+        raise AttributeError(f"module 'albertkit' has no attribute {name!r}; it has {', '.join(__all__)}")
+    module = importlib.import_module(f"albertkit.{_MODULES[name]}")
+    return module if name == "serve" else getattr(module, name)  # the package `serve` can be called
 
 
 def __dir__() -> list[str]:
-    return sorted([*_PUBLIC, "__version__"])
+    return sorted([*__all__, "__version__"])
