@@ -5,3 +5,22 @@ In: model folders. Out: HTTP. Files in order: `serve_settings.py`, `served_model
 to results), the endpoints (`openai.py`, `tei.py`, `tasks_api.py`, `search_api.py`, `explain_api.py`),
 `middleware.py`, `app.py`, `server.py`.
 """
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+from typing import Any
+
+
+class CallablePackage(ModuleType):
+    """This package, which can be called: `from albertkit import serve` gives it, and `serve([...])` starts the server."""
+
+    def __call__(self, *models: Any, **settings: Any) -> None:
+        """See `albertkit.serve.server.serve`."""
+        from albertkit.serve.server import serve
+
+        serve(*models, **settings)
+
+
+sys.modules[__name__].__class__ = CallablePackage
