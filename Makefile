@@ -19,6 +19,7 @@ check: .venv/all  ## format, lint, types and the direction of imports
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/mypy --strict --allow-untyped-calls --follow-imports=silent tests/typed_program.py $$($(BIN)/python tests/public_modules.py)
 	$(BIN)/lint-imports
 
 checkpoints: .venv/all  ## fetch real ALBERT checkpoints for more tests (network)

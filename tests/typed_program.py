@@ -63,8 +63,8 @@ def vectors(albert: Albert) -> np.ndarray:
     number: float = albert.similarity("a cat", "a dog")
     table: np.ndarray = albert.similarity(["a cat", "a dog"])
     for vector in albert.embed_iter(["a cat"], early_exit="99%", on_exit=print):
-        table = np.stack([vector, early.vectors[0], one.vectors[0], many[0].vectors[0] * number])
-    return albert.embed(["a cat", "a dog"], depth=6, prompt="query", normalize=False)
+        table = np.stack([*table, vector, early.vectors[0], one.vectors[0], many[0].vectors[0] * number])
+    return np.stack([table, albert.embed(["a cat", "a dog"], depth=6, prompt="query", normalize=False)])
 
 
 def words(albert: Albert) -> list[str]:

@@ -172,10 +172,12 @@ def pool(model: RuntimeModel, hidden: np.ndarray, lengths: np.ndarray, pooling: 
     if pooling == "pooler":
         return model.engine.pooler(hidden[:, 0])
     inside = np.arange(hidden.shape[1])[None, :, None] < lengths[:, None, None]
+    pooled: np.ndarray
     if pooling == "max":
-        return np.where(inside, hidden, -np.inf).max(axis=1)
-    total: np.ndarray = np.where(inside, hidden, 0).sum(axis=1)
-    return total / lengths[:, None]
+        pooled = np.where(inside, hidden, -np.inf).max(axis=1)
+    else:
+        pooled = np.where(inside, hidden, 0).sum(axis=1) / lengths[:, None]
+    return pooled
 
 
 def combine_windows(vectors: np.ndarray, windows: TokenWindows, options: EmbedOptions) -> np.ndarray:

@@ -238,7 +238,8 @@ class Index:
                 f"the model gave vectors of shape {rows.shape}, or not finite ones; "
                 f"{self.path} needs {(len(texts), self.dim)}"
             )
-        return rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)
+        unit: np.ndarray = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)
+        return unit
 
     def _slots(self, count: int) -> Iterator[int]:
         """Places for new rows: those that deleting freed, then new ones at the end."""

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from albertkit.albert import Albert, EarlyExit
+from albertkit.albert import Albert
 from albertkit.errors import AlbertkitError, need
+from albertkit.runtime.early_exit import EarlyExit
 from albertkit.runtime.predict import predict
 from albertkit.tasks import TASKS
 from albertkit.tasks.readers.read_examples import ReadOptions, check_known_labels
@@ -32,7 +33,7 @@ def evaluate(
     test: Path | str | Sequence[Any],
     *,
     depth: int | None = None,
-    early_exit: EarlyExit | None = None,
+    early_exit: EarlyExit = None,
     options: ReadOptions | None = None,
     log: Callable[[str], None] = lambda text: None,
 ) -> EvaluationResult:
