@@ -563,3 +563,72 @@ def test_train_errors():
             Tokenizer.train(texts, kind, size)
     with pytest.raises(AlbertkitError, match="decode"):
         Tokenizer.train([b"x"], "unigram", 100)
+
+
+# --- scripts without spaces
+
+CHINESE = [
+    "他使用Python3.11开发软件，版本2003年发布。",
+    "我想退货，怎么办？请联系客服（电话：12345）！",
+    "Hello, 世界！don't panic",
+    "《红楼梦》是一部小说 ，共120回。",
+]
+
+
+@pytest.fixture(scope="module")
+def chinese() -> Tokenizer:
+    draw = random.Random(2)
+    lines = ["".join(draw.choices(CHINESE, k=3)) for _ in range(300)]
+    return Tokenizer.train(lines, "unigram", 150, split_scripts=True)
+
+
+def test_only_letters_and_digits_begin_a_word_where_scripts_are_split(chinese):
+    tokens = chinese.tokens(chinese.encode(CHINESE[0], add_specials=False).ids)
+    starts = [i for i, token in enumerate(tokens) if token.startswith("▁")]
+    assert "".join(tokens) == "他使用▁python3.▁11开发软件,版本▁2003年发布。"
+    assert len(starts) == 3
+    same = [chinese.encode(text, add_specials=False).ids for text in ("使用Python", "使用 python", " 使用  PYTHON ")]
+    assert same[0] == same[1] == same[2]
+
+
+def test_no_token_crosses_punctuation_where_scripts_are_split(chinese):
+    for token in chinese.vocabulary.tokens[5:]:
+        marks = [c for c in token if not c.isalnum() and c != "▁"]
+        assert not marks or len(token) == 1
+
+
+@settings(max_examples=200, deadline=None)
+@given(text=st.text(st.sampled_from("我你使用退货他是部小说《》，。！Pythonpanic 0123a①Ａ─▁"), max_size=30))
+def test_split_scripts_equals_the_tokenizers_library(chinese, text):
+    from tokenizers import Tokenizer as Rust
+
+    from albertkit.tokenizer.tokenizer_json import to_json
+
+    ids = chinese.encode(text, add_specials=False).ids
+    assert chinese.ids_batch([text])[0] == ids
+    if "▁" not in text:
+        rust = Rust.from_str(to_json(chinese.vocabulary))
+        assert rust.encode(text, add_special_tokens=False).ids == ids
+
+
+def test_split_scripts_survives_saving_and_offsets_are_exact(chinese, tmp_path):
+    chinese.save(tmp_path)
+    again = Tokenizer.load(tmp_path, chinese.vocab_size)
+    assert again.vocabulary == chinese.vocabulary
+    assert again.fingerprint() == chinese.fingerprint()
+    for text in CHINESE:
+        found = again.encode(text, add_specials=False)
+        for token, (start, end) in zip(again.tokens(found.ids), found.offsets, strict=True):
+            if token not in ("▁", "<unk>"):
+                surface = text[start:end].lower().translate({ord("，"): ",", ord("（"): "(", ord("）"): ")"})
+                assert surface.translate({ord("！"): "!", ord("？"): "?", ord("："): ":"}) == token.strip("▁")
+
+
+def test_a_mask_between_ideographs(chinese):
+    ids = chinese.encode("我想[MASK]货", recognise_mask=True, add_specials=False).ids
+    assert chinese.tokens(ids)[-2:] == ["[MASK]", "货"]
+
+
+def test_split_scripts_is_for_unigram_alone():
+    with pytest.raises(AlbertkitError, match="unigram"):
+        Tokenizer.train(CHINESE, "wordpiece", 100, split_scripts=True)

@@ -118,6 +118,7 @@ def _restrict(tokenizer: Tokenizer, kept: set[int]) -> PrunedTokenizer:
         strip_accents=old.strip_accents,
         charsmap=old.charsmap,
         spiece=spiece.only(old.spiece, kept) if old.spiece else b"",
+        split_scripts=old.split_scripts,
     )
     return PrunedTokenizer(Tokenizer(vocabulary), np.array(order))
 

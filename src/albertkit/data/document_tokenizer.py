@@ -29,10 +29,10 @@ from typing import Any
 import numpy as np
 
 from albertkit.data.documents import Block, parse_documents
-from albertkit.data.sentences import CJK, split_sentences
+from albertkit.data.sentences import split_sentences
 from albertkit.data.shards import run_sums, token_dtype, token_ids, word_bit
 from albertkit.tokenizer import Tokenizer
-from albertkit.tokenizer.normalizer import SPACE, Normaliser
+from albertkit.tokenizer.normalizer import CJK, SPACE, Normaliser
 
 CACHE_CHARACTERS = 2_000_000  # of words in a generation; in all about 600,000 words and parts, in 150 MB
 LOOKUP_SENTENCES = 1024  # looked up at a time
@@ -257,6 +257,7 @@ class PunctuationSplitter:
         inner = any(SPACE in token[1:] for token in vocabulary.tokens)
         # a part from within a word is tokenized after this mark, which is then removed
         self.anchor = self.separate_marks[0] if self.separate_marks else ""
+        plain = plain and not vocabulary.split_scripts
         self.is_usable = plain and not inner and bool(self.anchor) and len(tokenizer.ids_batch([self.anchor])[0]) == 2
 
     def split(self, words: list[str]) -> list[list[str]]:

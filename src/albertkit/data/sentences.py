@@ -14,11 +14,8 @@ from __future__ import annotations
 
 import re
 
-# Ideographs, kana and the marks between them: scripts that put no space between words. Hangul has spaces.
-CJK = (
-    "\u2e80-\u2fdf\u3005-\u3007\u3021-\u3029\u3031-\u3035\u3041-\u30ff\u3105-\u312f\u31a0-\u31bf\u31f0-\u31ff"
-    "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff66-\uff9d\U00020000-\U000323af"
-)
+from albertkit.tokenizer.normalizer import CJK
+
 _CLOSE = "\"'”’»›)\\]}」』）】》〉］｝〕〗"
 _OPEN = "\"'“‘„«‹([{「『（【《〈［｛〔〖¿¡*_–—-"
 _WIDE = "。！？；｡"

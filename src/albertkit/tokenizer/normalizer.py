@@ -14,10 +14,16 @@ import unicodedata
 
 from albertkit.errors import AlbertkitError
 
+# Ideographs, kana and the marks between them: scripts that put no space between words. Hangul has spaces.
+CJK = (
+    "\u2e80-\u2fdf\u3005-\u3007\u3021-\u3029\u3031-\u3035\u3041-\u30ff\u3105-\u312f\u31a0-\u31bf\u31f0-\u31ff"
+    "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff66-\uff9d\U00020000-\U000323af"
+)
 SPACE = "▁"  # how SentencePiece writes the beginning of a word
 NODE_LIMIT = 1_000_000
 Spans = list[tuple[int, int]]
 _SURROGATE = re.compile("[\ud800-\udfff]")
+_LETTERS = re.compile(rf"(?:(?![{CJK}])[^\W_])+")  # a run of letters and digits of scripts that put spaces between words
 
 
 class Charsmap:
@@ -129,8 +135,8 @@ class Normaliser:
 
     _MARK = "\uffff"  # stands for "look at the neighbours"
 
-    def __init__(self, charsmap: bytes, lower: bool, strip_accents: bool):
-        self.lower, self.strip = lower, strip_accents
+    def __init__(self, charsmap: bytes, lower: bool, strip_accents: bool, split_scripts: bool = False):
+        self.lower, self.strip, self.split_scripts = lower, strip_accents, split_scripts
         self.table = Charsmap(charsmap) if charsmap else None
         self.known: dict[str, str] = {}
         changed = self.table.changed if self.table else frozenset()
@@ -139,8 +145,13 @@ class Normaliser:
     def __call__(self, text: str) -> tuple[str, Spans | None]:
         """The normalised text, and for each of its characters the span it came from (None: its own place).
 
-        There is one space between words, and none at the ends.
+        There is one space between words, and none at the ends. With `split_scripts`, runs of letters and digits are words
+        of their own: "使用Python3." becomes "使用 python3 .".
         """
+        made, spans = self._normalised(text)
+        return _split_scripts(made, spans) if self.split_scripts else (made, spans)
+
+    def _normalised(self, text: str) -> tuple[str, Spans | None]:
         if self.plain_ascii and text.isascii() and text.isprintable():
             return self._spaces(text.lower() if self.lower else text, None)
         known, parts = self.known, []
@@ -211,6 +222,24 @@ class Normaliser:
         if made.startswith(SPACE) and places:  # a literal ▁ at the start has the text's own ▁ before it
             made, places = SPACE + made, [places[0], *places]
         return made, places
+
+
+def _split_scripts(text: str, spans: Spans | None) -> tuple[str, Spans | None]:
+    """A space on both sides of each run of letters and digits; inserted spaces stand for no character."""
+    places = {at for run in _LETTERS.finditer(text) for at in run.span()}
+    places = sorted(at for at in places if 0 < at < len(text) and text[at] != " " and text[at - 1] != " ")
+    if not places:
+        return text, spans
+    spans = [(i, i + 1) for i in range(len(text))] if spans is None else spans
+    parts: list[str] = []
+    origin: Spans = []
+    for start, stop in zip([0, *places], [*places, len(text)], strict=True):
+        if start:
+            parts.append(" ")
+            origin.append((spans[start][0], spans[start][0]))
+        parts.append(text[start:stop])
+        origin += spans[start:stop]
+    return "".join(parts), origin
 
 
 def check_text(text: object) -> str:

@@ -83,15 +83,22 @@ class Tokenizer:
         lower: bool = True,
         keep_accents: bool = False,
         min_count: int = 2,
+        split_scripts: bool = False,
+        charsmap: bytes = b"",
     ) -> Tokenizer:
         """A new vocabulary from texts, which are read once, one by one; `min_count` is for WordPiece only.
+
+        split_scripts: for unigram vocabularies of languages without spaces; tokens cross neither punctuation nor scripts,
+            and only runs of letters and digits begin with "▁".
+        charsmap: a normalisation table that SentencePiece compiled; for unigram only.
 
         The same texts give the same vocabulary. (The unigram trainer of the tokenizers library has random order in it:
         we undo what we know of, and saw no difference in our trials, but it promises nothing; keep the result.)
         """
         from albertkit.tokenizer.train_vocabulary import train  # here, since few programs train one
 
-        return cls(train(texts, kind, vocab_size, lower=lower, keep_accents=keep_accents, min_count=min_count))
+        rules = {"lower": lower, "keep_accents": keep_accents, "split_scripts": split_scripts, "charsmap": charsmap}
+        return cls(train(texts, kind, vocab_size, min_count=min_count, **rules))  # type: ignore[arg-type]
 
     # --- text to ids ------------------------------------------------------------
 
@@ -218,6 +225,7 @@ class Tokenizer:
         made = self.vocabulary
         table = hashlib.sha256(made.charsmap).hexdigest()
         rules = [made.kind, made.tokens, made.scores, made.lower, made.strip_accents, table]
+        rules += [made.split_scripts] if made.split_scripts else []
         return hashlib.sha256(json.dumps(rules).encode()).hexdigest()
 
     # --- inside ------------------------------------------------------------

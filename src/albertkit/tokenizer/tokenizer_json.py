@@ -19,7 +19,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from tokenizers import Tokenizer as Rust
 
 from albertkit.errors import AlbertkitError
-from albertkit.tokenizer.normalizer import SPACE
+from albertkit.tokenizer.normalizer import CJK, SPACE
 from albertkit.tokenizer.vocabulary import (
     PIECE_LIMIT,
     SPECIALS,
@@ -31,6 +31,8 @@ from albertkit.tokenizer.vocabulary import (
     wordpiece,
 )
 
+LETTERS = rf"[[\p{{L}}\p{{N}}]&&[^{CJK}]]"  # as in `normalizer.py`, for rust
+BARE = rf"^{SPACE}(?!{LETTERS})"  # the "▁" before ideographs and punctuation
 PENALTY = 100.0  # what transformers takes off the score of "2010,", so that the comma stays apart
 
 
@@ -123,11 +125,21 @@ def _unigram(path: Path, data: dict[str, Any], steps: list[dict[str, Any]]) -> V
         lower="Lowercase" in names,
         strip_accents=bool(names & {"StripAccents", "NFKD"}),
         charsmap=base64.b64decode(blobs[0], validate=True) if blobs else b"",
+        split_scripts=_splits_scripts(data.get("pre_tokenizer")),
     )
     check_tokens(made, path)
     if made.unk_id != made.ids[special[1]] or model.get("byte_fallback"):
         raise TypeError("its unknown token is not <unk>, or it falls back to bytes")
     return made
+
+
+def _splits_scripts(step: Any) -> bool:
+    """Whether a pre-tokenizer drops the "▁" before ideographs, as `bare_ideographs` does."""
+    if not step:
+        return False
+    if step["type"] == "Sequence":
+        return any(map(_splits_scripts, step["pretokenizers"]))
+    return step["type"] == "Split" and step["behavior"] == "Removed" and step["pattern"].get("Regex") == BARE
 
 
 # --- writing ------------------------------------------------------------
@@ -149,10 +161,20 @@ def bert_runner(vocabulary: Vocabulary) -> Rust:
     return bert(Rust(model), vocabulary.lower, vocabulary.strip_accents)
 
 
-def metaspace_words() -> pre_tokenizers.Sequence:
-    """Words, each with a "▁" before it."""
-    parts = [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(SPACE, prepend_scheme="always")]
+def metaspace_words(split_scripts: bool = False) -> pre_tokenizers.Sequence:
+    """Words, each with a "▁" before it; with `split_scripts`, only runs of letters and digits have one."""
+    parts: list[Any] = [pre_tokenizers.WhitespaceSplit()]
+    if split_scripts:
+        parts.append(pre_tokenizers.Split(Regex(f"{LETTERS}+"), "isolated"))
+    parts.append(pre_tokenizers.Metaspace(SPACE, prepend_scheme="always"))
+    if split_scripts:
+        parts.append(bare_ideographs())
     return pre_tokenizers.Sequence(parts)
+
+
+def bare_ideographs() -> pre_tokenizers.Split:
+    """Drops the "▁" before words that do not begin with a letter or a digit."""
+    return pre_tokenizers.Split(Regex(BARE), "removed")
 
 
 def to_json(vocabulary: Vocabulary) -> str:
@@ -186,7 +208,7 @@ def _unigram_rust(vocabulary: Vocabulary) -> Rust:
         steps.append(normalizers.Lowercase())
     steps.append(normalizers.Precompiled(vocabulary.charsmap) if vocabulary.charsmap else normalizers.NFKC())
     tokenizer.normalizer = normalizers.Sequence(steps)
-    tokenizer.pre_tokenizer = metaspace_words()
+    tokenizer.pre_tokenizer = metaspace_words(vocabulary.split_scripts)
     tokenizer.decoder = decoders.Metaspace(SPACE, prepend_scheme="always")
     return tokenizer
 

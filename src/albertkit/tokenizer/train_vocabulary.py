@@ -15,28 +15,39 @@ from tokenizers import Regex, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Rust
 
 from albertkit.errors import AlbertkitError
-from albertkit.tokenizer.normalizer import Normaliser, check_text
+from albertkit.tokenizer.normalizer import SPACE, Normaliser, check_text
 from albertkit.tokenizer.tokenizer_json import bert, metaspace_words
 from albertkit.tokenizer.vocabulary import PIECE_LIMIT, SPECIALS, Kind, Vocabulary, wordpiece
 
+PUNCTUATION = r"[[\p{P}\p{S}]&&[^" + SPACE + "]]"  # what no token joins to its neighbours where scripts are split
 APART = '()"-.–£€'  # symbols that are always a piece of their own in ALBERT's English vocabulary
 
 
 def train(
-    texts: Iterable[str], kind: Kind, vocab_size: int, *, lower: bool, keep_accents: bool, min_count: int
+    texts: Iterable[str],
+    kind: Kind,
+    vocab_size: int,
+    *,
+    lower: bool,
+    keep_accents: bool,
+    min_count: int,
+    split_scripts: bool = False,
+    charsmap: bytes = b"",
 ) -> Vocabulary:
     """A new vocabulary, at most `vocab_size` large, with ids in ALBERT's order; the texts are read once."""
     if kind not in SPECIALS:
         raise AlbertkitError(f"a vocabulary of kind {kind!r} cannot be trained: choose 'unigram' or 'wordpiece'")
     if isinstance(texts, str | bytes):
         raise AlbertkitError("one text was given where many are needed: pass a list or an iterator of texts")
-    first = [*SPECIALS[kind], *(APART if kind == "unigram" else "")]
+    if kind != "unigram" and (split_scripts or charsmap):
+        raise AlbertkitError(f"split_scripts and charsmap are for kind 'unigram', and kind is {kind!r}: omit them")
+    first = [*SPECIALS[kind], *(APART if kind == "unigram" and not split_scripts else "")]
     if type(vocab_size) is not int or not len(first) < vocab_size <= PIECE_LIMIT:
         raise AlbertkitError(
             f"vocab_size is {vocab_size!r} and must be a number from {len(first) + 1} to {PIECE_LIMIT}"
         )
     count = 0
-    normalise = Normaliser(b"", lower, not keep_accents) if kind == "unigram" else None
+    normalise = Normaliser(charsmap, lower, not keep_accents, split_scripts) if kind == "unigram" else None
 
     def stream() -> Iterator[str]:
         nonlocal count
@@ -50,7 +61,7 @@ def train(
             tokens = _learn_wordpiece(stream(), vocab_size, min_count, lower, not keep_accents)
             scores: list[float] = []
         else:
-            tokens, scores = _learn_unigram(stream(), first, vocab_size)
+            tokens, scores = _learn_unigram(stream(), first, vocab_size, split_scripts)
     except AlbertkitError:
         raise
     except Exception as error:  # the rust trainers raise bare exceptions
@@ -59,10 +70,14 @@ def train(
         raise AlbertkitError(f"{count} texts gave no vocabulary: give at least a few hundred lines of text")
     if kind == "wordpiece":
         return wordpiece(tokens, "the trained vocabulary", lower, not keep_accents)
-    return Vocabulary("unigram", tokens, scores, frozenset(range(5)), 1, lower, not keep_accents)
+    specials = frozenset(range(5))
+    rules = {"charsmap": charsmap, "split_scripts": split_scripts}
+    return Vocabulary("unigram", tokens, scores, specials, 1, lower, not keep_accents, **rules)  # type: ignore[arg-type]
 
 
-def _learn_unigram(texts: Iterator[str], first: list[str], vocab_size: int) -> tuple[list[str], list[float]]:
+def _learn_unigram(
+    texts: Iterator[str], first: list[str], vocab_size: int, split_scripts: bool
+) -> tuple[list[str], list[float]]:
     """The given pieces, then those that were learnt, the likeliest first.
 
     The library meets words and letters in the order of a hash table, another one each time. Two things undo that: scores
@@ -70,8 +85,9 @@ def _learn_unigram(texts: Iterator[str], first: list[str], vocab_size: int) -> t
     which get the lowest score of all plus 0, 0.0001, 0.0002 and so on, get them in the order of the alphabet.
     """
     tokenizer = Rust(models.Unigram())
-    apart = pre_tokenizers.Split(Regex("[" + "".join(f"\\x{{{ord(c):x}}}" for c in APART) + "]"), "isolated")
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([metaspace_words(), apart])
+    marks = "[" + "".join(f"\\x{{{ord(c):x}}}" for c in APART) + "]"
+    apart = pre_tokenizers.Split(Regex(PUNCTUATION if split_scripts else marks), "isolated")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([metaspace_words(split_scripts), apart])
     trainer = trainers.UnigramTrainer(
         vocab_size=vocab_size, special_tokens=first, unk_token="<unk>", show_progress=False
     )

@@ -20,6 +20,7 @@ from tokenizers import models, pre_tokenizers
 
 from albertkit.tokenizer.encoding import Part
 from albertkit.tokenizer.normalizer import SPACE, Normaliser, Spans
+from albertkit.tokenizer.tokenizer_json import bare_ideographs
 from albertkit.tokenizer.vocabulary import Vocabulary, comma_after_digit
 
 REMEMBERED = 2_000_000  # characters of words: about 250,000 words of English, in 50 MB
@@ -31,13 +32,17 @@ class Unigram:
 
     def __init__(self, vocabulary: Vocabulary):
         self.vocabulary = vocabulary
-        self.normalise = Normaliser(vocabulary.charsmap, vocabulary.lower, vocabulary.strip_accents)
+        rules = (vocabulary.lower, vocabulary.strip_accents, vocabulary.split_scripts)
+        self.normalise = Normaliser(vocabulary.charsmap, *rules)
         names = vocabulary.tokens.copy()
         for i in vocabulary.hidden:
             names[i] = " " + names[i]  # no word contains a space: so "<pad>" in a text is ordinary text
         model = models.Unigram(list(zip(names, vocabulary.scores, strict=True)), vocabulary.unk_id, False)
         self._rust, self._inside = Rust(model), Rust(model)  # two ways to run the one model
-        self._rust.pre_tokenizer = pre_tokenizers.Metaspace(SPACE, prepend_scheme="always")
+        words = pre_tokenizers.Metaspace(SPACE, prepend_scheme="always")
+        self._rust.pre_tokenizer = (
+            pre_tokenizers.Sequence([words, bare_ideographs()]) if vocabulary.split_scripts else words
+        )
         self._known: dict[str, tuple[int, ...]] = {}
         self._size = 0
 

@@ -37,6 +37,7 @@ class Vocabulary:
     strip_accents: bool
     charsmap: bytes = b""  # SentencePiece's compiled normalisation table; empty for a vocabulary trained here
     spiece: bytes = b""  # the spiece.model it was read from, kept so that `save` can write it again
+    split_scripts: bool = False  # unigram: runs of letters and digits are words; ideographs and punctuation have no "▁"
 
     @cached_property
     def ids(self) -> dict[str, int]:
