@@ -17,6 +17,7 @@ import random
 import tempfile
 import time
 import unicodedata
+from array import array
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,6 +31,7 @@ from albertkit.tokenizer.vocabulary import SPECIALS, Vocabulary
 
 LEAST = 8  # a character that occurs less often in the text gets no token
 EVERYDAY = 4  # how often the Tatoeba sentences are repeated: encyclopedias have few words of conversation
+FUNCTION_WORDS = "的了是在和与也而但并被由及我你他她它这那其为将把从对等之"
 EXTRA = "€£¥°©®™§…—–·•・「」『』《》〈〉【】〔〕“”‘’、。〇々〜×÷±≈≠≤≥→←↑↓★☆●○■□◆◇△▲▽▼♪♥√∞~^`|\\_{}[]<>@#$%&*+=-/:;!?,.'\"()"
 
 
@@ -128,9 +130,19 @@ def unigram(words: Path, size: int, alphabet: set[str], table: bytes) -> Vocabul
             max_sentencepiece_length=16, minloglevel=1,
         )  # fmt: skip
         found = spiece.parse(Path(folder, "m.model").read_bytes())
-    learnt = [(t, s) for i, (t, s) in enumerate(zip(found.tokens, found.scores, strict=True)) if i not in found.odd]
-    tokens, scores = [*first, *(t for t, _ in learnt)], [0.0] * len(first) + [s for _, s in learnt]
+    scored = enumerate(zip(found.tokens, found.scores, strict=True))
+    learnt = [(token, score) for i, (token, score) in scored if i not in found.odd and is_word(token)]
+    tokens, scores = [*first, *(t for t, _ in learnt)], [0.0] * len(first) + [round(s, 3) for _, s in learnt]
+    scores = array("f", scores).tolist()
     return Vocabulary("unigram", tokens, scores, frozenset(range(5)), 1, True, True, table, split_scripts=True)
+
+
+def is_word(token: str) -> bool:
+    """Whether a token is at most a word: phrases are long, or of three characters with a function word at an end."""
+    if token.startswith("▁") or token.isascii():
+        return True
+    phrase = len(token) >= 3 and (token[0] in FUNCTION_WORDS or token[-1] in FUNCTION_WORDS)
+    return len(token) <= 4 and not phrase
 
 
 def compare(given: argparse.Namespace) -> None:
