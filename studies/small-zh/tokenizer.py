@@ -24,9 +24,9 @@ from pathlib import Path
 from tokenizers import Regex, pre_tokenizers
 
 from albertkit.tokenizer import Tokenizer, spiece
-from albertkit.tokenizer.normalise import Normaliser
+from albertkit.tokenizer.normalizer import Normaliser
 from albertkit.tokenizer.tokenizer_json import metaspace_words
-from albertkit.tokenizer.training import PUNCTUATION
+from albertkit.tokenizer.train_vocabulary import PUNCTUATION
 from albertkit.tokenizer.vocabulary import SPECIALS, Vocabulary
 
 LEAST = 8  # a character that occurs less often in the text gets no token

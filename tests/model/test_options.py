@@ -19,6 +19,7 @@ from albertkit.config import AlbertConfig, Options, preset
 from albertkit.errors import AlbertkitError
 from albertkit.model import AlbertModel, Batch
 from albertkit.model.albert_model import build_head
+from albertkit.model.attention_options import OptionAttention
 from albertkit.model.encoder_options import DocumentNorm, GruFront
 from albertkit.options import given_options
 from albertkit.tasks import make_task
@@ -424,3 +425,17 @@ def test_options_from_the_command_line(shards, tmp_path, monkeypatch, capsys):
     assert code == 0 and json.loads(out)["parameters"]["GRU"] == 2 * (3 * 768 * 768 + 3 * 768)
     code, _, err = run("plan", "base", "--option", "windw=4")
     assert code != 0 and "window" in err
+
+
+@pytest.mark.parametrize("length", [1, 2, 5, 6, 7, 40])
+def test_relative_bias_and_its_gradient_equal_a_table_of_distances(length):
+    attention = OptionAttention(tiny(options=Options(attention_bias="relative", relative_reach=5))).double()
+    torch.nn.init.normal_(attention.theta)
+    place = torch.arange(length)
+    for asked in {1, length}:
+        table = attention.far(place[None] - place[:asked, None])
+        bias = attention.bias(asked, length, torch.device("cpu"))
+        assert torch.equal(bias, table)
+        weight = torch.randn_like(table)
+        found, wanted = (torch.autograd.grad((x * weight).sum(), attention.theta)[0] for x in (bias, table))
+        torch.testing.assert_close(found, wanted)
