@@ -1,7 +1,7 @@
 """The tokenizer of `small-zh`: trains unigram vocabularies on Chinese Wikipedia and compares them with Chinese BERT's.
 
-    python tokenizer.py train TEXTS -o tokenizers --tatoeba cmn.txt --sizes 16000,21000,30000
-    python tokenizer.py compare tokenizers/* --bert vocab.txt --set news=a.txt --set chat=b.txt
+    python studies/small-zh/tokenizer.py train TEXTS -o tokenizers --tatoeba cmn.txt --sizes 16000,21000,30000
+    python studies/small-zh/tokenizer.py compare tokenizers/unigram-* --bert vocab.txt --set news=a.txt --set chat=b.txt
 
 Traditional characters become simplified ones in the normalisation table, so that both scripts share tokens and vectors. Needs
 `sentencepiece`, which compiles the table, and `opencc-python-reimplemented`, whose character list (Apache-2.0) fills it.
@@ -14,6 +14,7 @@ import collections
 import json
 import lzma
 import random
+import sys
 import tempfile
 import time
 import unicodedata
@@ -23,22 +24,25 @@ from pathlib import Path
 
 from tokenizers import Regex, pre_tokenizers
 
-from albertkit.tokenizer import Tokenizer, spiece
-from albertkit.tokenizer.normalizer import Normaliser
-from albertkit.tokenizer.tokenizer_json import metaspace_words
-from albertkit.tokenizer.train_vocabulary import PUNCTUATION
-from albertkit.tokenizer.vocabulary import SPECIALS, Vocabulary
+sys.path[:0] = [str(Path(__file__).parents[2] / "src")]
+
+from albertkit.tokenizer import Tokenizer, spiece  # noqa: E402
+from albertkit.tokenizer.normalizer import Normaliser  # noqa: E402
+from albertkit.tokenizer.tokenizer_json import metaspace_words  # noqa: E402
+from albertkit.tokenizer.train_vocabulary import PUNCTUATION  # noqa: E402
+from albertkit.tokenizer.vocabulary import SPECIALS, Vocabulary  # noqa: E402
 
 LEAST = 8  # a character that occurs less often in the text gets no token
 EVERYDAY = 4  # how often the Tatoeba sentences are repeated: encyclopedias have few words of conversation
 FUNCTION_WORDS = "的了是在和与也而但并被由及我你他她它这那其为将把从对等之"
-EXTRA = "€£¥°©®™§…—–·•・「」『』《》〈〉【】〔〕“”‘’、。〇々〜×÷±≈≠≤≥→←↑↓★☆●○■□◆◇△▲▽▼♪♥√∞~^`|\\_{}[]<>@#$%&*+=-/:;!?,.'\"()"
+EXTRA = (
+    "€£¥°©®™§…—–·•・「」『』《》〈〉【】〔〕“”‘’、。〇々〜×÷±≈≠≤≥→←↑↓★☆●○■□◆◇△▲▽▼♪♥√∞~^`|\\_{}[]<>@#$%&*+=-/:;!?,.'\"()"
+)
 
 
 def lines(path: Path) -> Iterator[str]:
     """The paragraphs of a text file, packed or not."""
-    opened = lzma.open(path, "rt", encoding="utf-8") if path.suffix == ".xz" else path.open(encoding="utf-8")
-    with opened as file:
+    with lzma.open(path, "rt", encoding="utf-8") if path.suffix == ".xz" else path.open(encoding="utf-8") as file:
         for line in file:
             if line.strip():
                 yield line.strip()
@@ -54,7 +58,18 @@ def simplified() -> dict[str, str]:
             old, new = line.split("\t")[0], line.split("\t")[1].split()[0]
             if old != new and ord(old) < 0x10000 and ord(new) < 0x10000:
                 table[old] = new
-    table |= {"妳": "你", "牠": "它", "裡": "里", "啟": "启", "峯": "峰", "綫": "线", "衞": "卫", "爲": "为", "羣": "群", "麽": "么"}
+    table |= {
+        "妳": "你",
+        "牠": "它",
+        "裡": "里",
+        "啟": "启",
+        "峯": "峰",
+        "綫": "线",
+        "衞": "卫",
+        "爲": "为",
+        "羣": "群",
+        "麽": "么",
+    }
     while any(new in table for new in table.values()):  # a replacement is not replaced again
         table = {old: table.get(new, new) for old, new in table.items()}
     return table
@@ -162,7 +177,9 @@ def compare(given: argparse.Namespace) -> None:
             tokens, unknown = sum(map(len, found)), sum(row.count(tokenizer.unk_id) for row in found)
             cells.append(f"{tokens / sum(map(len, texts)):.3f}, {unknown / tokens:.4%}")
         table = tokenizer.vocab_size * 128 / 1e6
-        print(f"| {name} | {tokenizer.vocab_size} | {table:.2f} | {size / 1e6:.2f} |", " | ".join(cells), "|", flush=True)
+        print(
+            f"| {name} | {tokenizer.vocab_size} | {table:.2f} | {size / 1e6:.2f} |", " | ".join(cells), "|", flush=True
+        )
 
 
 def main() -> None:

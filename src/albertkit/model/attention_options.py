@@ -150,7 +150,9 @@ class OptionAttention(Attention):
         if length == 1:
             return line[:, :, None]
         rows = line[:, None].expand(-1, asked + 1, -1).flatten(1)  # the same numbers again and again
-        windows = rows[:, most : most + asked * 2 * most].unflatten(1, (asked, 2 * most))  # 2·length - 2 apart: one step left
+        windows = rows[:, most : most + asked * 2 * most].unflatten(
+            1, (asked, 2 * most)
+        )  # 2·length - 2 apart: one step left
         return windows[:, :, :length]
 
     def far(self, away: Tensor) -> Tensor:

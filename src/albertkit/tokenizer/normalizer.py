@@ -23,7 +23,9 @@ SPACE = "▁"  # how SentencePiece writes the beginning of a word
 NODE_LIMIT = 1_000_000
 Spans = list[tuple[int, int]]
 _SURROGATE = re.compile("[\ud800-\udfff]")
-_LETTERS = re.compile(rf"(?:(?![{CJK}])[^\W_])+")  # a run of letters and digits of scripts that put spaces between words
+_LETTERS = re.compile(
+    rf"(?:(?![{CJK}])[^\W_])+"
+)  # a run of letters and digits of scripts that put spaces between words
 
 
 class Charsmap:
