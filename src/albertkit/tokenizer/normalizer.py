@@ -228,8 +228,8 @@ class Normaliser:
 
 def _split_scripts(text: str, spans: Spans | None) -> tuple[str, Spans | None]:
     """A space on both sides of each run of letters and digits; inserted spaces stand for no character."""
-    places = {at for run in _LETTERS.finditer(text) for at in run.span()}
-    places = sorted(at for at in places if 0 < at < len(text) and text[at] != " " and text[at - 1] != " ")
+    ends = {at for run in _LETTERS.finditer(text) for at in run.span()}
+    places = sorted(at for at in ends if 0 < at < len(text) and text[at] != " " and text[at - 1] != " ")
     if not places:
         return text, spans
     spans = [(i, i + 1) for i in range(len(text))] if spans is None else spans
