@@ -7,10 +7,16 @@ import sys
 
 import pytest
 
+from albertkit import text_reader
 from albertkit.errors import AlbertkitError
-from albertkit.text_reader import find_text_files, read_lines, read_records, read_texts
+from albertkit.text_reader import find_text_files, read_lines, read_texts
 
 ROWS = [("a", "first text"), ("b", "日本語, with a comma"), ("c", "third")]
+
+
+def read_records(paths, text_column=None, id_column=None):
+    files = find_text_files(paths, text_column)
+    return [record for file in files for record in text_reader.read_records(file, text_column, id_column)]
 
 
 def write_all(folder):

@@ -1,9 +1,9 @@
 """Files of texts → records: the one reader of .txt, .jsonl, .csv, .tsv, .parquet and stdin, also compressed.
 
 In: paths, folders, or "-" for stdin. Out: `read_texts` and `read_records` give texts; `find_text_files`,
-`open_text_file`, `read_lines`, `read_rows`, `parse_json_line` and `open_parquet` are the steps below them, on which
-`data/documents.py`, `bulk/part_reader.py`, `search/records.py` and `tasks/readers/` build. Memory stays bounded: lines
-and rows are read one after another. The writer of results is `vector_writer.py`.
+`open_text_file`, `read_lines`, `parse_json_line` and `open_parquet` are the steps below them, on which
+`data/documents.py`, `bulk/part_reader.py`, `search/records.py` and `tasks/readers/` build. Memory stays bounded:
+lines and rows are read one after another. The writer of results is `vector_writer.py`.
 """
 
 from __future__ import annotations
@@ -74,26 +74,19 @@ def read_texts(path: Path | str, text_column: str | None = None) -> Iterator[str
     Text files have one text per line. In .jsonl, .csv, .tsv and .parquet files the text is in `text_column`, by default
     "text"; with a `text_column`, stdin and text files are read as JSON lines.
     """
-    return (record.text for record in read_records([path], text_column))
+    for file in find_text_files([path], text_column, allow_pipes=True):
+        yield from (record.text for record in read_records(file, text_column))
 
 
 def read_records(
-    paths: Iterable[Path | str], text_column: str | None = None, id_column: str | None = None, limit: int = LINE_LIMIT
-) -> Iterator[Record]:
-    """The records of files, folders and stdin, without blank texts. limit: bytes of one line."""
-    for file in find_text_files(paths, text_column, allow_pipes=True):
-        yield from file_records(file, text_column, id_column, limit)
-
-
-def file_records(
     file: TextFile, text_column: str | None = None, id_column: str | None = None, limit: int = LINE_LIMIT
 ) -> Iterator[Record]:
-    """The records of one file."""
+    """The records of a file, without blank texts. limit: bytes of one line."""
     if file.format == "text":
         rows: Iterator[tuple[int, list[Any]]] = ((number, [line]) for number, line in read_lines(file, limit))
     else:
         columns = [text_column or DEFAULT_COLUMN, *([] if id_column is None else [id_column])]
-        rows = read_rows(file, columns, limit)
+        rows = _read_rows(file, columns, limit)
     for number, (text, *ids) in rows:
         if not isinstance(text, str):
             raise AlbertkitError(
@@ -113,15 +106,13 @@ def walk_text_files(
     formats: Mapping[str, TextFormat] = FORMATS,
     folder_suffixes: Iterable[str] | None = None,
 ) -> Iterator[TextFile]:
-    """The files in the order given; folders are walked in sorted order, without hidden files.
+    """The files in the order given; of folders, the files with `folder_suffixes` (those of `formats`), sorted.
 
     formats: the format of each suffix; other names are text files, or JSONL if there is a text column.
-    folder_suffixes: which files of a folder are read, by default those of `formats`.
     """
-    suffixes = set(formats if folder_suffixes is None else folder_suffixes)
+    suffixes = set(folder_suffixes or formats)
     for path in paths:
-        for name in _walk(str(path), suffixes):
-            yield _text_file(name, text_column, formats)
+        yield from (_text_file(name, text_column, formats) for name in _walk(str(path), suffixes))
 
 
 def find_text_files(
@@ -130,7 +121,7 @@ def find_text_files(
     formats: Mapping[str, TextFormat] = FORMATS,
     allow_pipes: bool = False,
 ) -> list[TextFile]:
-    """As `walk_text_files`: at least one file and not too many; pipes, which can be read only once, if allowed."""
+    """As `walk_text_files`: at least one file, not too many, and pipes, which are read only once, if allowed."""
     files = list(walk_text_files(paths, text_column, formats))
     pipe = next((file.name for file in files if file.name != "-" and not Path(file.name).is_file()), None)
     if pipe is not None and not allow_pipes:
@@ -239,18 +230,15 @@ def open_text_file(file: TextFile) -> Iterator[tuple[Any, CountingReader]]:
             yield _decompress(io.BufferedReader(counter, 1 << 14), file), counter
     except AlbertkitError:
         raise
-    except (EOFError, lzma.LZMAError, gzip.BadGzipFile, zlib.error) as error:
-        raise AlbertkitError(_damage(file, error)) from None
-    except OSError as error:
-        raise AlbertkitError(f"{file.name} cannot be read: {error.strerror or error}. Check the disk.") from None
     except Exception as error:
-        if type(error).__name__ == "ZstdError":  # the module may not be installed
-            raise AlbertkitError(_damage(file, error)) from None
-        raise
-
-
-def _damage(file: TextFile, error: Exception) -> str:
-    return f"{file.name} cannot be decompressed ({str(error)[:100]}): it is damaged or incomplete. Copy it again."
+        damaged = (EOFError, lzma.LZMAError, gzip.BadGzipFile, zlib.error)
+        if isinstance(error, damaged) or type(error).__name__ == "ZstdError":  # whose module may not be installed
+            reason = f"cannot be decompressed ({str(error)[:100]}): it is damaged or incomplete. Copy it again."
+        elif isinstance(error, OSError):
+            reason = f"cannot be read: {error.strerror or error}. Check the disk."
+        else:
+            raise
+        raise AlbertkitError(f"{file.name} {reason}") from None
 
 
 def open_raw(file: TextFile) -> Any:
@@ -295,7 +283,7 @@ def read_lines(file: TextFile, limit: int = LINE_LIMIT) -> Iterator[tuple[int, s
                 raise AlbertkitError(f"{_place(file, number)} {bad}. Convert the file to UTF-8.") from None
 
 
-def read_rows(file: TextFile, columns: Sequence[str], limit: int = LINE_LIMIT) -> Iterator[tuple[int, list[Any]]]:
+def _read_rows(file: TextFile, columns: Sequence[str], limit: int = LINE_LIMIT) -> Iterator[tuple[int, list[Any]]]:
     """The values of some columns of a .jsonl, .csv, .tsv or .parquet file, with the line (or row) number."""
     if file.format == "parquet":
         yield from enumerate(_parquet_rows(file, columns), 1)
@@ -312,35 +300,29 @@ def read_rows(file: TextFile, columns: Sequence[str], limit: int = LINE_LIMIT) -
 
 
 def _table_rows(file: TextFile, columns: Sequence[str], limit: int) -> Iterator[tuple[int, list[Any]]]:
-    rows = cells_of_lines(read_lines(file, limit), file.format)
+    """Quotes enclose cells in csv, also over several lines, and mean nothing in tsv."""
+    csv.field_size_limit(LINE_LIMIT)
+    lines = (line + "\n" for _, line in read_lines(file, limit))
+    is_tsv = file.format == "tsv"
+    reader = csv.reader(
+        lines, "excel-tab" if is_tsv else "excel", quoting=csv.QUOTE_NONE if is_tsv else csv.QUOTE_MINIMAL
+    )
     indexes: list[int] = []
+    line = 0
     try:
-        for number, cells in rows:
+        for cells in reader:
+            first, line = line + 1, reader.line_num
+            if not any(map(str.strip, cells)):
+                continue
             if not indexes:
                 indexes = [column_index(cells, column, file.name) for column in columns]
                 if not columns[0].isdigit():  # a number means that there is no header
                     continue
             if max(indexes) >= len(cells):
-                raise BadRow(f"has {len(cells)} cells and column {max(indexes) + 1} is needed. Complete the row")
-            yield number, [cells[index] for index in indexes]
-    except BadRow as bad:
-        raise AlbertkitError(f"{_place(file, number)} {bad}.") from None
-
-
-def cells_of_lines(lines: Iterable[tuple[int, str]], format: str) -> Iterator[tuple[int, list[str]]]:
-    """Numbered lines → rows of cells: quotes enclose cells in csv (also over several lines) and mean nothing in tsv."""
-    if format == "tsv":
-        yield from ((number, line.split("\t")) for number, line in lines if line.strip())
-        return
-    csv.field_size_limit(LINE_LIMIT)
-    reader, number = csv.reader(line + "\n" for _, line in lines), 1
-    try:
-        for cells in reader:
-            if cells:
-                yield number, cells
-            number = reader.line_num + 1
+                raise csv.Error(f"it has {len(cells)} cells, and column {max(indexes) + 1} is needed")
+            yield first, [cells[index] for index in indexes]
     except csv.Error as error:
-        raise BadRow(f"is not CSV ({error}). Correct it") from None
+        raise AlbertkitError(f"{_place(file, line)} is not valid {file.format}: {error}. Correct it.") from None
 
 
 def column_index(header: Sequence[str], column: str, name: str) -> int:

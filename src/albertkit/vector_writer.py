@@ -1,8 +1,8 @@
 """Vectors and results → files, as they come: the one writer of .npy, .jsonl and .parquet.
 
-In: texts with their vectors (`open_vector_writer`), or tables of results (`TABLE_WRITERS`, for `bulk/worker.py`). Out: a
-file, written as NAME.part and renamed when it is complete. If the work stops half-way, the part stays usable and the
-error says how to resume. Memory stays bounded. The reader of texts is `text_reader.py`.
+In: texts with their vectors (`open_vector_writer`), or tables of results (`TABLE_WRITERS`, for `bulk/worker.py`).
+Out: a file, written as NAME.part and renamed when it is complete. If the work stops half-way, the part stays usable
+and the error says how to resume. Memory stays bounded. The reader of texts is `text_reader.py`.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class ParquetVectors:
 
     def __init__(self, file: Any) -> None:
         self.arrow = need("pyarrow", "parquet", "writing Parquet")
-        self.tables, self.rows = ParquetTables(file, dictionary=True, statistics=True), 0
+        self.tables, self.rows = ParquetTables(file), 0
         self.texts: list[str] = []
         self.vectors: list[np.ndarray] = []
 
@@ -147,15 +147,8 @@ VECTOR_WRITERS: dict[str, type[NpyVectors] | type[JsonlVectors] | type[ParquetVe
 class ParquetTables:
     """Arrow tables to a Parquet file, one row group each."""
 
-    def __init__(
-        self, file: Any, dictionary: bool | list[str] | None = None, statistics: bool | list[str] | None = None
-    ) -> None:
+    def __init__(self, file: Any) -> None:
         self.parquet = need("pyarrow.parquet", "parquet", "writing Parquet")
-        # by default: numbers of vectors hardly repeat, and nobody searches for the smallest one
-        self.options = {
-            "use_dictionary": ["source"] if dictionary is None else dictionary,
-            "write_statistics": ["row"] if statistics is None else statistics,
-        }
         self.file = file
         self.writer: Any = None
 
@@ -167,7 +160,9 @@ class ParquetTables:
     def write(self, table: Any) -> None:
         """Add a table."""
         if self.writer is None:
-            self.writer = self.parquet.ParquetWriter(self.file, table.schema, **self.options)
+            # numbers of vectors hardly repeat, and nobody searches for the smallest one
+            options = {"use_dictionary": ["source"], "write_statistics": ["row"]}
+            self.writer = self.parquet.ParquetWriter(self.file, table.schema, **options)
         self.writer.write_table(table)
 
     def close(self) -> None:

@@ -2,13 +2,13 @@
 
 In: a task, input files, `BulkOptions`. Out: the folder
 
-    _manifest.json       everything that the output depends on: model hash, options, input files with size and time; counts
+    _manifest.json       what the output depends on: model hash, options, input files with size and time; counts
     _parts.npy           the table of `parts.py`
     part-000000.parquet  one file per part, as `worker.py` describes them
     …
 
-The same command on the same folder does what is missing. A command that would give other output is an error that names
-the difference. No row comes to this process: it hands out part numbers and gets counts back. Before this file:
+The same command on the same folder does what is missing. A command that would give other output is an error that
+names the difference. No row comes to this process: it hands out part numbers and gets counts back. Before this file:
 `engines.py`; after it: `cli/bulk_options.py`.
 """
 

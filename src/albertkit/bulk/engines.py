@@ -1,15 +1,15 @@
 """Engines: parts in several processes of this machine, or on a Ray cluster; also the tokenizing of a corpus on Ray.
 
-In: a `BulkJob` and parts. Out: the `PartResult` of each part, in the order in which they finish. Each worker has one part
-at a time. A worker that was killed is replaced and its part done again; a part that kills worker after worker stops the
-run. Before this file: `worker.py`; after it: `bulk_run.py`.
+In: a `BulkJob` and parts. Out: the `PartResult` of each part, in the order in which they finish. Each worker has one
+part at a time. A worker that was killed is replaced and its part done again; a part that kills worker after worker
+stops the run. Before this file: `worker.py`; after it: `bulk_run.py`.
 
-Ray is used for plain actors with our own list of parts, not through Ray Data. The output of Ray Data depends on how its
-scheduler cut blocks in that run: names of output files contain a random id, a retried task writes another file, and its
-checkpoints need a column of ids in the input and keep all finished ids in memory. With numbered parts, exactly-once is a
-matter of one rename, and resuming a look into a folder. Rows never pass through Ray's object store: an actor gets a
-number and a range, reads its rows itself, and returns a count. Input, output and model must have the same path on every
-machine, or be URLs (the model: a folder, or built in); workers check the model's hash.
+Ray is used for plain actors with our own list of parts, not through Ray Data. The output of Ray Data depends on how
+its scheduler cut blocks in that run: names of output files contain a random id, a retried task writes another file,
+and its checkpoints need a column of ids in the input and keep all finished ids in memory. With numbered parts,
+exactly-once is a matter of one rename, and resuming a look into a folder. Rows never pass through Ray's object store:
+an actor gets a number and a range, reads its rows itself, and returns a count. Input, output and model must have the
+same path on every machine, or be URLs (the model: a folder, or built in); workers check the model's hash.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def check_attempts(number: int, failures: int) -> None:
     """Stop when no worker survives a part."""
     if failures >= MAX_ATTEMPTS:
         raise AlbertkitError(
-            f"part {number} was given to {failures} workers and each was killed, perhaps because memory ran out. Run the "
-            "same command again with fewer --workers."
+            f"part {number} was given to {failures} workers and each was killed, perhaps because memory ran out. Run "
+            "the same command again with fewer --workers."
         )
 
 

@@ -1,7 +1,7 @@
 """Names → files, on a disk or in an object store, through the filesystems of pyarrow.
 
-In: paths, folders, patterns (`*`, `**`) and URLs (s3://, gs://, hdfs://, file://). Out: `TextFile`s, open input files, and
-output files that appear under their name only when they are complete. After this file: `parts.py`.
+In: paths, folders, patterns (`*`, `**`) and URLs (s3://, gs://, hdfs://, file://). Out: `TextFile`s, open input
+files, and output files that appear under their name only when they are complete. After this file: `parts.py`.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
 """Input files → numbered parts, and the rows of each part. Planning and working read with the same functions.
 
-In: `TextFile`s. Out: a table of parts that depends on the files alone, so that every run of the same command has the same
-parts and a part's number names its output; and the texts of a part with their row numbers. A part belongs to one file
-and is limited in rows and in bytes. Text files are read once for planning; of Parquet files only the footer is read.
-Before this file: `object_store.py`; after it: `worker.py`.
+In: `TextFile`s. Out: a table of parts that depends on the files alone, so that every run of the same command has the
+same parts and a part's number names its output; and the texts of a part with their row numbers. A part belongs to one
+file and is limited in rows and in bytes. Text files are read once for planning; of Parquet files only the footer is
+read. Before this file: `object_store.py`; after it: `worker.py`.
 
-A row is a line of a text file (ended by \\n or \\r\\n; blank lines are rows, too), a line of a .jsonl file that is not
-blank, a record of a .csv file (quotes may enclose line ends) or of a .tsv file (no quotes), or a row of a Parquet file.
+A row is a line of a text file (ended by \\n or \\r\\n; blank lines are rows, too), a line of a .jsonl file that is
+not blank, a record of a .csv file (quotes may enclose line ends) or of a .tsv file (no quotes), or a row of a Parquet
+file.
 """
 
 from __future__ import annotations
@@ -180,14 +181,14 @@ def _read_lines(file: TextFile, stream: Any, span: FileSpan) -> Iterator[tuple[b
 def _csv_records(file: TextFile, lines: Iterator[tuple[bytes, int]], span: FileSpan) -> Iterator[tuple[list[str], int]]:
     end, number = span.start, span.first
 
-    def decoded() -> Iterator[str]:
+    def text_lines() -> Iterator[str]:
         nonlocal end
         for line, end in lines:  # noqa: B007  the reader below takes as many lines as a record needs
             yield line.decode("utf-8", "surrogateescape")
 
     csv.field_size_limit(TEXT_LIMIT)
     try:
-        for record in csv.reader(decoded()):
+        for record in csv.reader(text_lines()):
             if record:
                 number += 1
                 yield record, end

@@ -1,8 +1,9 @@
 """A column of texts in Spark → a column of vectors or labels.
 
-In: a model. Out: a function for `df.withColumn("vector", embed_udf("model")("text"))`. Spark passes pandas Series to its
-Python workers in batches (spark.sql.execution.arrow.maxRecordsPerBatch); each of them becomes one call of `Albert`, which
-packs it by tokens. The model is opened once in each Python worker. Spark reads, writes and repeats what failed.
+In: a model. Out: a function for `df.withColumn("vector", embed_udf("model")("text"))`. Spark passes pandas Series to
+its Python workers in batches (spark.sql.execution.arrow.maxRecordsPerBatch); each of them becomes one call of
+`Albert`, which packs it by tokens. The model is opened once in each Python worker. Spark reads, writes and repeats
+what failed.
 """
 
 from __future__ import annotations

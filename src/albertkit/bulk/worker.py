@@ -1,14 +1,15 @@
 """One part → one output file: what every engine runs in its workers. No torch.
 
-In: a `BulkJob`, and a part of `parts.py`. Out: `part-000123.parquet` (or .jsonl) in the output folder, with the columns
+In: a `BulkJob`, and a part of `parts.py`. Out: `part-000123.parquet` (or .jsonl) in the output folder, with the
+columns
 
     source   the input file
     row      the row's number in it, from 0
     vector   for embed; for classify: label, probability; for tag: spans (start, end, label, score)
 
-one row for each row of the input, in its order, without the texts. A row without a text has no result (null), if bad rows
-may be skipped. Doing a part twice gives the same file, so a worker may be killed at any time and its part given to
-another. Before this file: `parts.py`; after it: `engines.py`.
+one row for each row of the input, in its order, without the texts. A row without a text has no result (null), if bad
+rows may be skipped. Doing a part twice gives the same file, so a worker may be killed at any time and its part given
+to another. Before this file: `parts.py`; after it: `engines.py`.
 """
 
 from __future__ import annotations
@@ -105,7 +106,7 @@ class PartWorker:
         self.task, self.options, self.root = job.task, job.options, job.root
         if hash_model(self.options.model) != job.model_hash:
             raise AlbertkitError(
-                f"the model {self.options.model or 'built in'} differs on this worker. Copy the same model to every machine."
+                f"the model {self.options.model or 'built in'} differs here. Copy the same model to every machine."
             )
         self.albert = Albert(self.options.model, bits=self.options.bits, threads=self.options.threads)
         self.system, self.folder = locate(job.output, job.root)
@@ -122,8 +123,8 @@ class PartWorker:
                     )
         except OSError as error:
             raise AlbertkitError(
-                f"writing {target} failed: {error.strerror or error}. Correct that and run the same command again, which "
-                "keeps the finished parts."
+                f"writing {target} failed: {error.strerror or error}. Correct that and run the same command again, "
+                "which keeps the finished parts."
             ) from None
         return PartResult(part.number, rows, bad_rows)
 
@@ -152,7 +153,7 @@ class PartWorker:
                 )
 
     def _results(self, given: Iterator[str | None]) -> Iterator[Any]:
-        """The results of the rows, in order; None where there was no text. Reads ahead only as far as the model does."""
+        """The results of the rows, in order; None where there was no text. Reads no further than the model does."""
         missing: deque[int] = deque()
 
         def texts() -> Iterator[str]:

@@ -1,12 +1,12 @@
 """Texts → a corpus folder: token ids in shards, ready for pre-training.
 
-In: files of text, JSONL or Parquet, and a tokenizer. Out: the folder that `shards.py` describes and opens. Before this
-file: `documents.py`, `workers.py`, `shard_writer.py` and `corpus_folder.py`; after it: training.
+In: files of text, JSONL or Parquet, and a tokenizer. Out: the folder that `shards.py` describes and opens. Before
+this file: `documents.py`, `workers.py`, `shard_writer.py` and `corpus_folder.py`; after it: training.
 
-A document is dropped if its text occurred before or if it is short. Which of the others are held out depends on a hash
-of the document, so that it stays held out when inputs are added. The folder does not depend on the number of workers, nor
-on how often the run was killed: after each finished shard the resume log stores the position. The manifest is written
-last; without it the folder is no corpus.
+A document is dropped if its text occurred before or if it is short. Which of the others are held out depends on a
+hash of the document, so that it stays held out when inputs are added. The folder does not depend on the number of
+workers, nor on how often the run was killed: after each finished shard the resume log stores the position. The
+manifest is written last; without it the folder is no corpus.
 """
 
 from __future__ import annotations
@@ -131,8 +131,8 @@ def build_corpus(
     except (OSError, sqlite3.Error) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise AlbertkitError(
-            f"writing {folder} failed: {reason}. Correct that and run the same command again, which resumes after the last "
-            "finished shard."
+            f"writing {folder} failed: {reason}. Correct that and run the same command again, which resumes after "
+            "the last finished shard."
         ) from None
     return BuildResult(Shards(folder, tokenizer.vocab_size, manifest), was_complete=False, was_resumed=was_resumed)
 
@@ -182,8 +182,8 @@ class CorpusBuilder:
             return False
         if any(file.name == "-" for file in self.files):
             raise AlbertkitError(
-                f"{self.folder} contains an incomplete corpus, and reading stdin cannot be resumed. Use --force to start "
-                "over, or another folder."
+                f"{self.folder} contains an incomplete corpus, and reading stdin cannot be resumed. Use --force to "
+                "start over, or another folder."
             )
         check_same_corpus(identity, state["identity"], self.folder)
         check_shards(self.folder, state["entries"])
@@ -279,9 +279,9 @@ class CorpusBuilder:
         total, unknown, most = self.counts["tokens_read"], self.counts["unknown"], self.settings.max_unknown
         if total >= least and unknown > most * total:
             raise AlbertkitError(
-                f"{unknown / total:.0%} of the first {total:,} tokens are unknown to the vocabulary; at most {most:.0%} "
-                "may be. Use a tokenizer for the language of the text (albertkit tokenizer trains one), or raise "
-                "--max-unknown."
+                f"{unknown / total:.0%} of the first {total:,} tokens are unknown to the vocabulary; at most "
+                f"{most:.0%} may be. Use a tokenizer for the language of the text (albertkit tokenizer trains one), "
+                "or raise --max-unknown."
             )
 
     def finish(self) -> dict[str, Any]:
@@ -327,8 +327,8 @@ def _empty(counts: dict[str, int], settings: CorpusSettings) -> str:
         return "the inputs contain no text. Pass files with one paragraph per line and a blank line between documents."
     if counts["documents_kept"]:
         return (
-            f"all {counts['documents_kept']:,} documents were held out and none is left for training. Pass more text, or "
-            "lower --held-out."
+            f"all {counts['documents_kept']:,} documents were held out and none is left for training. Pass more "
+            "text, or lower --held-out."
         )
     return (
         f"none of {read:,} documents was kept: {short:,} have fewer than {settings.min_tokens} tokens, {twice:,} are "

@@ -1,11 +1,11 @@
 """The corpus folder before it is complete: its identity, its resume log, what in it may be deleted.
 
-In: a folder, inputs, settings, a tokenizer. Out: the identity of a corpus, or an error; the `ResumeLog`, which stores how
-far a run came. Before this file: `corpus_settings.py`; after it: `corpus.py`.
+In: a folder, inputs, settings, a tokenizer. Out: the identity of a corpus, or an error; the `ResumeLog`, which stores
+how far a run came. Before this file: `corpus_settings.py`; after it: `corpus.py`.
 
-The resume log is one SQLite file in the corpus folder, deleted when the corpus is complete. Hashes and progress change
-together, in one transaction per finished shard, so that a killed run loses only what came after its last shard. The
-hashes take about 20 bytes each on disk, and SQLite's cache of 64 MB in memory, however many there are.
+The resume log is one SQLite file in the corpus folder, deleted when the corpus is complete. Hashes and progress
+change together, in one transaction per finished shard, so that a killed run loses only what came after its last
+shard. The hashes take about 20 bytes each on disk, and SQLite's cache of 64 MB in memory, however many there are.
 """
 
 from __future__ import annotations

@@ -1,19 +1,21 @@
 """Blocks → token ids with word starts, and the ends of sentences, paragraphs and documents.
 
-In: a `Block`. Out: `TokenizedDocuments`, numpy arrays. Before this file: `documents.py`, `sentences.py` and the tokenizer;
-after it: `corpus.py`, which decides what is kept. This is most of the work of building a corpus, and runs in every worker.
+In: a `Block`. Out: `TokenizedDocuments`, numpy arrays. Before this file: `documents.py`, `sentences.py` and the
+tokenizer; after it: `corpus.py`, which decides what is kept. This is most of the work of building a corpus, and runs
+in every worker.
 
-The tokens of a word do not depend on its neighbours, and few words make up most of a text. So `WordTokenizer` tokenizes a
-word once and caches its bytes; a sentence is bytes joined. The ids equal those of `Tokenizer.ids_batch`. A "word" is:
+The tokens of a word do not depend on its neighbours, and few words make up most of a text. So `WordTokenizer`
+tokenizes a word once and caches its bytes; a sentence is bytes joined. The ids equal those of `Tokenizer.ids_batch`.
+A "word" is:
 
 - unigram: what is between spaces. A new one is first split at punctuation where no token of the vocabulary reaches
-  across: "(Berlin)," is "▁", "(", "berlin", ")" and ",". The best tokenization of the whole is then that of its parts,
-  and most parts are cached. This is done for ASCII, whose normalization goes letter by letter.
+  across: "(Berlin)," is "▁", "(", "berlin", ")" and ",". The best tokenization of the whole is then that of its
+  parts, and most parts are cached. This is done for ASCII, whose normalization goes letter by letter.
 - WordPiece: a Chinese character, an ASCII punctuation mark, or what is between those and spaces. The tokenizer splits
   there by itself, before it looks at its vocabulary.
 
-Against `ids_batch`, English Wikipedia takes four fifths of the time for the first 24 MB and two fifths when read again,
-and Chinese Wikipedia with WordPiece less than a third.
+Against `ids_batch`, English Wikipedia takes four fifths of the time for the first 24 MB and two fifths when read
+again, and Chinese Wikipedia with WordPiece less than a third.
 """
 
 from __future__ import annotations
@@ -71,8 +73,7 @@ class TokenizeSettings:
 def word_start_table(tokenizer: Tokenizer) -> np.ndarray:
     """Which tokens start a word: bool (vocabulary,). The first token of a sentence always does.
 
-    Unigram: tokens that begin with "▁", punctuation, and tokens that begin with an ideograph or kana. WordPiece: all but
-    the "##" tokens.
+    Unigram: tokens that begin with "▁", an ideograph or kana, and punctuation. WordPiece: all but the "##" tokens.
     """
     tokens = tokenizer.vocabulary.tokens
     if tokenizer.kind == "wordpiece":

@@ -1,7 +1,7 @@
 """Text files → blocks of about a megabyte → documents: lists of paragraphs, each a text without line breaks.
 
-In: `TextFile`s. Out: `Block`s of whole documents as bytes, with the position where each begins, and the `Documents` in
-a block. Before this file: `text_reader.py`; after it: `document_tokenizer.py`, and the training of tokenizers.
+In: `TextFile`s. Out: `Block`s of whole documents as bytes, with the position where each begins, and the `Documents`
+in a block. Before this file: `text_reader.py`; after it: `document_tokenizer.py`, and the training of tokenizers.
 
 In a text file a blank line separates documents and each line is a paragraph. In JSONL and Parquet each row is a
 document, and the lines of its text are paragraphs. Where a block ends depends only on where it begins and on what
@@ -110,8 +110,8 @@ def _byte_blocks(file: TextFile, text_column: str, start: BlockPosition) -> Iter
 
 def _long_line(name: str, line: int) -> str:
     return (
-        f"line {line} of {name} has over {DOCUMENT_LIMIT:,} bytes. Put one paragraph on a line, and a blank line between "
-        "documents."
+        f"line {line} of {name} has over {DOCUMENT_LIMIT:,} bytes. Put one paragraph on a line, and a blank line "
+        "between documents."
     )
 
 

@@ -1,14 +1,14 @@
 """Rows → masked rows, on the device: sentence order and n-gram masking, drawn anew each time a row is seen.
 
-In: `SegmentPairs` as tensors. Out: `MaskedRows`, with the targets of both objectives. Before this file: `row_stream.py`;
-after it: `train/pretrain.py`.
+In: `SegmentPairs` as tensors. Out: `MaskedRows`, with the targets of both objectives. Before this file:
+`row_stream.py`; after it: `train/pretrain.py`.
 
-Random numbers come from a hash of (seed, step, row, column), not from a generator: they are the same on every device and
-for any number of processes, and a resumed run needs no saved state.
+Random numbers come from a hash of (seed, step, row, column), not from a generator: they are the same on every device
+and for any number of processes, and a resumed run needs no saved state.
 
-Masking: n-grams of one to three words tile the words of a segment, with p(n) ∝ 1/n. Tiles are taken in random order until
-15 % of the row are masked, the last one with the probability that makes it 15 % on average. 80 % of the tokens become
-[MASK], 10 % a random token, 10 % stay. Special tokens are never masked, and a word is masked as a whole.
+Masking: n-grams of one to three words tile the words of a segment, with p(n) ∝ 1/n. Tiles are taken in random order
+until 15 % of the row are masked, the last one with the probability that makes it 15 % on average. 80 % of the tokens
+become [MASK], 10 % a random token, 10 % stay. Special tokens are never masked, and a word is masked as a whole.
 """
 
 from __future__ import annotations

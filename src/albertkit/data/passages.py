@@ -1,15 +1,16 @@
 """Texts to distil sentence vectors from, as token ids sorted by length: drawn from shards, or made by a grammar.
 
-In: the shards of `corpus.py`. Out: `Passages`, ragged ids on disk. After this file: `train/teachers.py` computes a target
-vector for each.
+In: the shards of `corpus.py`. Out: `Passages`, ragged ids on disk. After this file: `train/teachers.py` computes a
+target vector for each.
 
-What is drawn, a seeded share of each kind: whole sentences; passages of two to eight sentences; the opening of a document,
-which is often a definition or a title; phrases of two to ten words from inside a sentence; every sentence that ends with
-a question mark; every single word; and sentences in which one to three words were replaced, so that a student learns what
-a single word changes. Each text occurs once.
+What is drawn, a seeded share of each kind: whole sentences; passages of two to eight sentences; the opening of a
+document, which is often a definition or a title; phrases of two to ten words from inside a sentence; every sentence
+that ends with a question mark; every single word; and sentences in which one to three words were replaced, so that a
+student learns what a single word changes. Each text occurs once.
 
-`everyday_sentences` adds what encyclopaedias and old books hardly contain: what people, animals and things do, questions,
-requests, headlines, opinions. They are made from `everyday_grammar.json`, and differ from each other in single words.
+`everyday_sentences` adds what encyclopaedias and old books hardly contain: what people, animals and things do,
+questions, requests, headlines, opinions. They are made from `everyday_grammar.json`, and differ from each other in
+single words.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ import numpy as np
 from albertkit.data.shards import Shard, token_ids, word_starts
 from albertkit.errors import AlbertkitError
 
-MAX_WORD_TOKENS = 4  # tokens of a word that may be a text, or replace another
+MAX_WORD_TOKENS = 4  # of a word that is a text by itself, or replaces another
 SAMPLED_WORDS = 4_000_000  # words among which different ones are looked for, for each number of tokens
 GRAMMAR = Path(__file__).with_name("everyday_grammar.json")
 NAME = re.compile(r"\{(\w+)\}")
@@ -135,7 +136,7 @@ def sort_by_length(tokens: np.ndarray, length: np.ndarray) -> Passages:
 
 
 def find_distinct_words(whole: np.ndarray, words: np.ndarray, rng: np.random.Generator) -> dict[int, np.ndarray]:
-    """By number of tokens, one position of each different word that occurs more than once; `words` are the starts of words."""
+    """One position of each different word that occurs repeatedly, by its number of tokens; `words`: starts of words."""
     sizes = np.diff(words, append=len(whole))
     found = {}
     for size in range(1, MAX_WORD_TOKENS + 1):

@@ -1,14 +1,14 @@
 """Shards → rows: an endless, seeded, resumable stream of training rows, all of one length, without padding.
 
-In: the shards of `corpus.py`. Out: `SegmentPairs`, rows of two consecutive segments. After this file: `masking.py`, on the
-device.
+In: the shards of `corpus.py`. Out: `SegmentPairs`, rows of two consecutive segments. After this file: `masking.py`,
+on the device.
 
 A row is a run of whole sentences of one document, long enough to fill it, split in two at the end of a sentence. The
-excess is trimmed from the longer segment, at either side with equal probability. Rows are split only where both segments
-have the same probability of each shape, so that neither a missing start or end nor the length of a sentence reveals which
-segment came first. Documents too short for a row continue into the next one. Such rows, and those without a fair place
-to split (one long sentence, say), have no target for sentence order. A share of the rows is one text without a split,
-since that is what a model mostly reads in use.
+excess is trimmed from the longer segment, at either side with equal probability. Rows are split only where both
+segments have the same probability of each shape, so that neither a missing start or end nor the length of a sentence
+reveals which segment came first. Documents too short for a row continue into the next one. Such rows, and those
+without a fair place to split (one long sentence, say), have no target for sentence order. A share of the rows is one
+text without a split, since that is what a model mostly reads in use.
 
 Every epoch cuts the documents anew. Shards are planned and shuffled in groups, so that memory does not grow with the
 corpus, and a position in the stream is three numbers.
@@ -171,9 +171,9 @@ def _split_runs(
 ) -> RowSpans:
     """Split runs of sentences in two at a sentence's end, and trim them to `width` tokens together.
 
-    The last sentence of a run is one without which the row would not be full, and so longer than most. A run is split only
-    after a sentence of which the same is true: then both segments have similar shapes, and swapped they would have made a
-    row as well. (In a run that ends with its document, the same holds for first sentences.)
+    Without the last sentence of a run the row would not be full, so that it is longer than most. A run is split only
+    after a sentence of which the same is true: then both segments have similar shapes, and swapped they would have
+    made a row as well. (In a run that ends with its document, the same holds for first sentences.)
     """
     begin, end = starts[runs.first], ends[runs.last]
     excess = end - begin - width

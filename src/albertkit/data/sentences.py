@@ -1,13 +1,13 @@
 """A paragraph → its sentences, in English and Chinese.
 
-In: a paragraph. Out: its sentences, in order; only white space between them is lost. Before this file: `documents.py`,
-which finds paragraphs; after it: `document_tokenizer.py`, which turns sentences into ids.
+In: a paragraph. Out: its sentences, in order; only white space between them is lost. Before this file:
+`documents.py`, which finds paragraphs; after it: `document_tokenizer.py`, which turns sentences into ids.
 
 A sentence ends at . ! ? … with closing quotes and brackets behind it, when white space follows and the next word does
-not begin with a small letter; and at 。 ！ ？ ； and their like without any space. A full stop does not end a sentence after
-a title (Mr.), an initial, an abbreviation, or the number that opens a list item. Some abbreviations may also end one
-(U.S., Inc., p.m.): there the next word decides. What is left out: line breaks inside a paragraph mean nothing, quotes
-are not matched, and scripts with other stops (Thai, Devanagari) stay whole.
+not begin with a small letter; and at 。 ！ ？ ； and their like without any space. A full stop does not end a sentence
+after a title (Mr.), an initial, an abbreviation, or the number that opens a list item. Some abbreviations may also
+end one (U.S., Inc., p.m.): there the next word decides. What is left out: line breaks inside a paragraph mean
+nothing, quotes are not matched, and scripts with other stops (Thai, Devanagari) stay whole.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from albertkit.tokenizer.normalizer import CJK
 _CLOSE = "\"'”’»›)\\]}」』）】》〉］｝〕〗"
 _OPEN = "\"'“‘„«‹([{「『（【《〈［｛〔〖¿¡*_–—-"
 _WIDE = "。！？；｡"
-# One class in front lets `re` run through a text quickly, and the look behind it keeps long runs of stops from being tried
-# at each of them. What stands around a stop is looked at afterwards.
+# One class in front lets `re` scan a text quickly, and the lookbehind keeps long runs of stops from being tried at each
+# of them. What is around a stop is checked afterwards.
 _STOP = re.compile(
     rf"[.!?…{_WIDE}](?<![.!?…{_WIDE}]{{2}})[.!?…{_WIDE}]*[{_CLOSE}]*"
     rf"(?:\s+|(?=[^\x00-\x7f])|(?<=[^\x00-\x7f])(?![{_CLOSE}]))"
@@ -49,9 +49,9 @@ ENDING = _word_set(
 )
 # Words that open sentences and follow no initial: "in the U.S. The", but "George W. Bush".
 STARTERS = _word_set(
-    "The This That These Those He She It They We You His Her Its Their Our My In On At By For From With As After Before "
-    "During When While Where Although Though However But And If There Since Until Both Some Many Most Other One Two "
-    "Among According Also Such To Under Then Thus Here Not What Who How Why Which Each Every Several An All"
+    "The This That These Those He She It They We You His Her Its Their Our My In On At By For From With As After "
+    "Before During When While Where Although Though However But And If There Since Until Both Some Many Most Other "
+    "One Two Among According Also Such To Under Then Thus Here Not What Who How Why Which Each Every Several An All"
 )
 LOOKBACK = 40  # characters looked back for the beginning of a word
 LONGEST_ABBREVIATION = max(map(len, TITLES | NUMBERED | ENDING))

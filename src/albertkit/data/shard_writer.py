@@ -1,7 +1,8 @@
 """Tokenized documents → shard files, each written completely or not at all.
 
-In: the documents that are documents, block by block. Out: three .npy files for each full shard, and the entry that the
-manifest has for it. Before this file: `document_tokenizer.py`; after it: `corpus.py`, and `shards.py`, which opens what is written.
+In: the documents that are documents, block by block. Out: three .npy files for each full shard, and the entry that
+the manifest has for it. Before this file: `document_tokenizer.py`; after it: `corpus.py`, and `shards.py`, which
+opens what is written.
 """
 
 from __future__ import annotations

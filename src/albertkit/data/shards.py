@@ -1,7 +1,7 @@
 """A corpus folder → memory-mapped arrays: token ids, with the ends of sentences and documents.
 
-In: a folder that `corpus.py` wrote. Out: `Shards`, and a list of `Shard` for each split. Before this file: `corpus.py`;
-after it: `row_stream.py` and `passages.py`. No torch here.
+In: a folder that `corpus.py` wrote. Out: `Shards`, and a list of `Shard` for each split. Before this file:
+`corpus.py`; after it: `row_stream.py` and `passages.py`. No torch here.
 
     manifest.json               counts, settings, inputs, and the hash of each file; written last
     tokenizer/                  the tokenizer the ids belong to
@@ -89,9 +89,7 @@ class Shards:
         _check_manifest(manifest, folder / MANIFEST)
         shards = cls(folder, manifest["vocabulary"], manifest)
         if digest(_require(folder / TOKENIZER / "tokenizer.json")) != manifest["tokenizer"]:
-            raise AlbertkitError(
-                f"the tokenizer in {folder} has changed since the corpus was made (its hash differs). Copy the folder again."
-            )
+            raise AlbertkitError(f"the tokenizer in {folder} has changed (its hash differs). Copy the folder again.")
         shards.unigrams()
         for split in SPLITS:
             for shard, entry in zip(shards.split(split), manifest["splits"][split], strict=True):
@@ -126,8 +124,8 @@ class Shards:
             last = int(arrays[part][-1])
             if last != entry[within]:
                 raise AlbertkitError(
-                    f"{name}.{part}.npy in {self.folder} ends at {last:,} and the shard has {entry[within]:,} {within}: "
-                    "the file is damaged. Copy the folder again."
+                    f"{name}.{part}.npy in {self.folder} ends at {last:,} and the shard has {entry[within]:,} "
+                    f"{within}: the file is damaged. Copy the folder again."
                 )
         return Shard(name, **arrays)
 
@@ -148,7 +146,7 @@ def _check_manifest(data: dict[str, Any], path: Path) -> None:
     size, splits = data.get("vocabulary"), data.get("splits")
     if not _is_count(size) or data.get("dtype") != token_dtype(size).name or not isinstance(data.get("tokenizer"), str):
         raise AlbertkitError(
-            f"{path} says vocabulary {size!r} and dtype {data.get('dtype')!r}, which do not fit. Build the corpus again."
+            f"{path} has vocabulary {size!r} and dtype {data.get('dtype')!r}, which do not fit. Build it again."
         )
     if not isinstance(splits, dict) or set(splits) != set(SPLITS):
         raise AlbertkitError(
@@ -191,7 +189,7 @@ def _load(path: Path, dtype: np.dtype[Any], length: int) -> np.ndarray:
         ) from None
     if found.dtype != dtype or found.shape != (length,):
         raise AlbertkitError(
-            f"{path} contains {found.dtype} {found.shape}, and {MANIFEST} says {dtype} ({length},). Copy the folder again."
+            f"{path} contains {found.dtype} {found.shape}; {MANIFEST} says {dtype} ({length},). Copy the folder."
         )
     return found
 

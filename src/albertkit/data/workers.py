@@ -4,8 +4,8 @@ In: blocks, and the folder of a tokenizer. Out: each block with its `TokenizedDo
 Before this file: `document_tokenizer.py`; after it: `corpus.py`. `bulk/engines.py` starts its workers the same way.
 
 Worker i takes the blocks i, i + n, i + 2n …; two wait at each worker, so that it never idles while the results of the
-others are awaited, and memory stays bounded. A thread in the worker receives what is sent, so that neither side blocks
-the other; it also ends the worker when the parent is gone.
+others are awaited, and memory stays bounded. A thread in the worker receives what is sent, so that neither side
+blocks the other; it also ends the worker when the parent is gone.
 """
 
 from __future__ import annotations

@@ -14,8 +14,8 @@ from albertkit.text_reader import (
     TEXT_LIMIT,
     Record,
     TextFile,
-    file_records,
     read_lines,
+    read_records,
     replace_surrogates,
     walk_text_files,
 )
@@ -42,7 +42,7 @@ def records_from(
         raise AlbertkitError(f"split is {split!r}{nearest(str(split), SPLITS)}; choose one of {', '.join(SPLITS)}")
     for file in walk_text_files(files, field, folder_suffixes=FOLDER_SUFFIXES):
         if file.format != "text" or split == "lines":
-            yield from file_records(file, field, id_field, TEXT_LIMIT)
+            yield from read_records(file, field, id_field, TEXT_LIMIT)
         else:
             yield from _join_lines(file, is_whole=split == "file")
 
