@@ -19,9 +19,15 @@ from albertkit.model import AlbertModel
 from albertkit.model.albert_model import build_head
 from albertkit.runtime.predict import predict
 from albertkit.tasks.examples import QuestionExample, RewriteExample
-from albertkit.tasks.generation import GeneratedText, GenerateTask, first_words, text_quality
+from albertkit.tasks.generation import (
+    GeneratedText,
+    GenerateTask,
+    first_words,
+    question_generation_examples,
+    sentences_around,
+    text_quality,
+)
 from albertkit.tasks.readers.read_examples import ReadOptions, read_examples
-from albertkit.tasks.readers.rewrites import question_generation_examples, sentences_around
 from albertkit.tokenizer import Tokenizer
 from albertkit.train import distributed
 from albertkit.train import finetune_runs as tune

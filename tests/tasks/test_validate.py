@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from albertkit.errors import AlbertkitError
 from albertkit.tasks.classify import ClassifyTask
 from albertkit.tasks.examples import ChoiceExample, QuestionExample, RewriteExample, Span, TaggedExample, TextExample
-from albertkit.tasks.readers.read_examples import ReadOptions, check_labels, read_examples
+from albertkit.tasks.readers.read_examples import ReadOptions, read_examples
 from albertkit.tasks.splits import split_examples
-from albertkit.tasks.validate import read_parts, validate_examples
+from albertkit.tasks.validate import check_labels, read_parts, validate_examples
 
 
 def texts(*labels):
@@ -136,7 +136,7 @@ BAD = [
         "choose",
         ChoiceExample("a", "b", ("c", "d"), 0),
         ChoiceExample("a", "b", ("c", "d")),
-        "the right choice is None; give its",
+        "the answer is None; give its",
     ),
     ("generate", RewriteExample("a", "b"), RewriteExample("a"), "the target is None; give"),
 ]
@@ -162,7 +162,9 @@ def test_answers_nearby_are_moved_as_in_files():
 
 
 def test_one_value_only():
-    with pytest.raises(AlbertkitError, match=r"all 2 examples from t:0 on have the value 2\.5; training needs two"):
+    with pytest.raises(
+        AlbertkitError, match=r"all 2 examples from t:0 on have the value 2\.5; training needs at least two"
+    ):
         check_labels(texts(2.5, 2.5))
     assert check_labels(texts(2.5, 2.0)) == ()
 

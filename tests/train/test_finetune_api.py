@@ -80,7 +80,12 @@ def test_options_go_where_they_belong(start, tmp_path, monkeypatch):
         ("classify", [], {}, "no examples in train; give some"),
         ("classify", ["lovely"], {}, "train holds a str, which is no example; write  Text"),
         ("classify", "nowhere.tsv", {}, "nowhere.tsv"),
-        ("classify", texts(20), {"dev": [TextExample("a", label="x")]}, "training shows none of the 1 label held out"),
+        (
+            "classify",
+            texts(20),
+            {"dev": [TextExample("a", label="x")]},
+            "training contains none of the 1 label held out",
+        ),
         ("tag", texts(20), {}, "example 1 of train: tag learns from TaggedExample, and this is a TextExample"),
         ("intent", texts(20), {"freeze": True, "overlap": 3}, "overlap means nothing to a head on frozen vectors"),
     ],

@@ -27,9 +27,10 @@ from albertkit.tasks.answer import AnswerTask
 from albertkit.tasks.classify import Classification, ClassifyTask
 from albertkit.tasks.examples import ChoiceExample, DialogueTurn, QuestionExample, Span, TaggedExample, TextExample
 from albertkit.tasks.match import MatchResult, MatchTask, partner_ranks
-from albertkit.tasks.readers.read_examples import ReadOptions, check_known_labels, read_examples
+from albertkit.tasks.readers.read_examples import ReadOptions, read_examples
 from albertkit.tasks.splits import split_examples
 from albertkit.tasks.tag import Entity, IntentResult, IntentTask, TagResult, TagTask
+from albertkit.tasks.validate import check_known_labels
 from albertkit.tokenizer import Tokenizer
 from albertkit.train.finetune_report import pictures, scores_of, worst
 from albertkit.train.finetune_runs import collapse, weighted
@@ -229,10 +230,10 @@ def test_errors_name_all_columns_and_the_right_remedy(tmp_path):
     with pytest.raises(AlbertkitError, match=r"text and the label.*--text-column, --label-column"):
         read_examples("classify", path)
     path.write_text("text\tlabel\na\tb\nc\nd\te\tf\n")
-    with pytest.raises(AlbertkitError, match=r"line 3: 1 cell.*write all 2.*\n  line 4: 3 cells.*cannot hold"):
+    with pytest.raises(AlbertkitError, match=r"line 3: 1 cell.*write all 2.*\n  line 4: 3 cells.*cannot contain"):
         read_examples("classify", path)
     for task, what in (("answer", "SQuAD"), ("choose", "RACE"), ("dialogue", "WOZ")):
-        with pytest.raises(AlbertkitError, match=f"is no JSON; this task reads .*{what}"):
+        with pytest.raises(AlbertkitError, match=f"is not JSON; this task reads .*{what}"):
             read_examples(task, path)
 
 

@@ -20,10 +20,10 @@ from albertkit.data.shards import Shards
 from albertkit.errors import AlbertkitError
 from albertkit.tasks import TASKS, load_task
 from albertkit.tasks.examples import TextExample
-from albertkit.tasks.readers.read_examples import ReadOptions, check_known_labels
+from albertkit.tasks.readers.read_examples import ReadOptions
 from albertkit.tasks.splits import split_examples
 from albertkit.tasks.task import Task
-from albertkit.tasks.validate import read_parts
+from albertkit.tasks.validate import check_known_labels, read_parts
 from albertkit.text_reader import read_texts
 from albertkit.tokenizer import Tokenizer
 from albertkit.train.distill_settings import DistillSettings

@@ -16,8 +16,8 @@ from albertkit.errors import AlbertkitError, need
 from albertkit.runtime.early_exit import EarlyExit
 from albertkit.runtime.predict import predict
 from albertkit.tasks import TASKS
-from albertkit.tasks.readers.read_examples import ReadOptions, check_known_labels
-from albertkit.tasks.validate import read_parts
+from albertkit.tasks.readers.read_examples import ReadOptions
+from albertkit.tasks.validate import check_known_labels, read_parts
 
 
 @dataclass(frozen=True)

@@ -33,9 +33,9 @@ from albertkit.interop.convert import open_model
 from albertkit.tasks import TASKS, load_task, make_task
 from albertkit.tasks.choose import ChooseTask
 from albertkit.tasks.examples import TextExample
-from albertkit.tasks.readers.read_examples import check_known_labels
 from albertkit.tasks.tag import TagTask
 from albertkit.tasks.task import IGNORE_INDEX, lower_is_better
+from albertkit.tasks.validate import check_known_labels
 from albertkit.train.finetune_report import truth, write_report
 from albertkit.train.finetune_task import FinetuneTask
 from albertkit.train.frozen_head import FinetuneResult, few, freeze

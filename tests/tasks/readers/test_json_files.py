@@ -104,10 +104,10 @@ def test_flat_questions(tmp_path):
         (squad(ask(("Broncos", 4), question=" ")), "question q1: the question is empty"),
         (squad(ask()), "there is no answer; give one, or mark the question with is_impossible"),
         (squad(ask(("", 4))), "the answer is empty"),
-        (squad({"id": "q1", "question": "Who?"}), "'answers' is missing or has another form"),
-        (squad({"id": "q1", "question": "Who?", "answers": ["x"]}), "'answers' is missing or has another form"),
+        (squad({"id": "q1", "question": "Who?"}), "'answers' is missing or not like"),
+        (squad({"id": "q1", "question": "Who?", "answers": ["x"]}), "'answers' is missing or not like"),
         (squad(ask(("a", 0)), context=""), "data[0].paragraphs[0]: the context is empty"),
-        (squad("who"), "qas[0]: holds a str"),
+        (squad("who"), "qas[0]: contains a str"),
         ({"data": [{"title": "x"}]}, "data[0]: has no list 'paragraphs'"),
         ({"data": [{"paragraphs": [{"context": "x"}]}]}, "has no list 'qas'"),
         ({"context": " ", "question": "Who?"}, "line 1: the context is empty"),
@@ -121,7 +121,7 @@ def test_bad_questions(tmp_path, file, message):
 def test_bad_questions_are_passed_over(tmp_path):
     path = put(tmp_path / "a.json", squad(ask(("Bears", 4)), ask(("Broncos", 4), id="q2"), ask(id="q3")))
     data = read_examples("answer", path, ReadOptions(skip_bad=True))
-    assert [e.id for e in data.examples] == ["q2"] and data.notes[0].startswith("2 bad rows passed over")
+    assert [e.id for e in data.examples] == ["q2"] and data.notes[0].startswith("2 bad rows skipped")
 
 
 def test_questions_without_answers_to_predict(tmp_path):
@@ -168,7 +168,7 @@ def test_race_as_folders_of_files(tmp_path):
     found = read_examples("choose", tmp_path).examples
     assert len(found) == 4 and found[3].where == f"{tmp_path / 'middle' / '2.txt'}:1"
     put(tmp_path / "middle" / "3.txt", {**RACE, "answers": ["B", "Z"]})
-    assert "3.txt, line 1, question 2: the right choice must be a letter from A to B" in refused("choose", tmp_path)
+    assert "3.txt, line 1, question 2: the answer must be a letter from A to B" in refused("choose", tmp_path)
     data = read_examples("choose", tmp_path, ReadOptions(skip_bad=True))
     assert len(data.examples) == 5 and "1 bad row" in data.notes[0]
 
@@ -183,21 +183,21 @@ def test_plain_choices(tmp_path):
     rows[0].pop("right")
     path = put(tmp_path / "b.jsonl", json.dumps(rows[0]))
     assert read_examples("choose", path, ReadOptions(labelled=False)).examples[0].answer is None
-    assert "the right choice must be a letter" in refused("choose", path)
+    assert "the answer must be a letter" in refused("choose", path)
 
 
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"choices": ["a", "b"], "right": 2, "question": "x"}, "its number from 0 to 1"),
-        ({"choices": ["a", "b"], "right": True, "question": "x"}, "its number from 0 to 1"),
+        ({"choices": ["a", "b"], "right": 2, "question": "x"}, "a number from 0 to 1"),
+        ({"choices": ["a", "b"], "right": True, "question": "x"}, "a number from 0 to 1"),
         ({"choices": ["a"], "right": 0, "question": "x"}, "at least two choices"),
         ({"choices": ["a", " "], "right": 0, "question": "x"}, "the choice is empty"),
         ({"choices": ["a", 2], "right": 0, "question": "x"}, "the choice is a int"),
         ({"choices": ["a", "b"], "right": 0}, "the question is empty"),
-        ({"context": "x"}, "needs question, choices and right, or those of RACE, and has context"),
-        ({**RACE, "answers": ["A"]}, "needs question, choices and right, or those of RACE"),
-        ({**RACE, "options": "AB"}, "needs question, choices and right, or those of RACE"),
+        ({"context": "x"}, "needs question, choices and answer, or those of RACE, and has context"),
+        ({**RACE, "answers": ["A"]}, "needs question, choices and answer, or those of RACE"),
+        ({**RACE, "options": "AB"}, "needs question, choices and answer, or those of RACE"),
         ({**RACE, "article": " "}, "line 1, question 1: the context is empty"),
     ],
 )
@@ -253,8 +253,8 @@ def test_bad_turns(tmp_path, changes, message):
 
 def test_other_bad_dialogues(tmp_path):
     assert "needs a list of turns in 'dialogue'" in refused("dialogue", put(tmp_path / "a.json", [{"turns": []}]))
-    assert "holds a str" in refused("dialogue", put(tmp_path / "a.json", [{"dialogue": ["hello"]}]))
-    assert "holds a int; write an object" in refused("dialogue", put(tmp_path / "a.json", [3]))
+    assert "contains a str" in refused("dialogue", put(tmp_path / "a.json", [{"dialogue": ["hello"]}]))
+    assert "contains a int; write an object" in refused("dialogue", put(tmp_path / "a.json", [3]))
     path = put(tmp_path / "b.json", [{"dialogue": [{"transcript": "hello"}]}])
     assert read_examples("dialogue", path, ReadOptions(labelled=False)).examples[0].user == "hello"
 

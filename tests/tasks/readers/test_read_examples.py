@@ -15,7 +15,8 @@ from albertkit.errors import AlbertkitError
 from albertkit.tasks.examples import ChoiceExample, DialogueTurn, QuestionExample, Span, TaggedExample, TextExample
 from albertkit.tasks.readers import labelled_files as files
 from albertkit.tasks.readers import tables
-from albertkit.tasks.readers.read_examples import TASKS, ReadOptions, check_labels, read_examples
+from albertkit.tasks.readers.read_examples import READERS, ReadOptions, read_examples
+from albertkit.tasks.validate import check_labels
 from tests.conftest import SHARED
 
 
@@ -34,8 +35,8 @@ def test_five_problems_in_one_error(tmp_path):
     path = tmp_path / "train.tsv"
     message = refused(path, "\n".join(rows))
     assert message.split("\n") == [
-        f"{path} has 8 problems that must be corrected, or passed over (--skip-bad), the first 5 here:",
-        "  line 3: 3 cells where the header has 2; a text cannot hold the delimiter",
+        f"{path} has 8 problems that must be corrected, or skipped (--skip-bad), the first 5 here:",
+        "  line 3: 3 cells where the header has 2; a text cannot contain the delimiter",
         "  line 4: 1 cell where the header has 2; write all 2, with a tab between them",
         "  line 7: 1 cell where the header has 2; write all 2, with a tab between them",
         "  line 8: 1 cell where the header has 2; write all 2, with a tab between them",
@@ -43,7 +44,7 @@ def test_five_problems_in_one_error(tmp_path):
     ]
     data = read_examples("classify", path, ReadOptions(skip_bad=True))
     assert [e.text for e in data.examples] == ["good", "fine"]
-    assert data.notes[-1].startswith(f"8 bad rows passed over in {path}; line 3: 3 cells")
+    assert data.notes[-1].startswith(f"8 bad rows skipped in {path}; line 3: 3 cells")
 
 
 def test_empty_texts_and_missing_labels(tmp_path):
@@ -66,7 +67,7 @@ def test_missing_columns(tmp_path):
     )
     assert "has no column '0'" in refused(tmp_path / "a.csv", "text,label\na,x\n", label_column="0")
     assert "cannot be two things" in refused(tmp_path / "a.csv", "text,label\na,x\n", text_column=2, label_column=2)
-    assert "holds the second text" in refused(tmp_path / "a.csv", "text,label\na,x\n", "match")
+    assert "contains the second text" in refused(tmp_path / "a.csv", "text,label\na,x\n", "match")
     many = ",".join(f"c{i}" for i in range(30))
     assert "'c19' and 10 more: name" in refused(tmp_path / "a.csv", f"{many}\n{many}\n", header="yes")
 
@@ -81,7 +82,7 @@ def test_wrong_encodings(tmp_path):
         mark = b"\xfe\xff" if code.endswith("be") else b""
         assert "is UTF-16" in refused(tmp_path / "a.tsv", mark + rows.encode(code))
         assert "iconv -f UTF-16" in refused(tmp_path / "a.json", mark + rows.encode(code), "answer")
-    assert "line 1: holds zero bytes; convert" in refused(tmp_path / "a.tsv", rows.encode("utf-16-le"))
+    assert "line 1: contains zero bytes; convert" in refused(tmp_path / "a.tsv", rows.encode("utf-16-le"))
     message = refused(tmp_path / "a.json", '{"data":\n "é"}'.encode("latin-1"), "answer")
     assert f"line 2 of {tmp_path / 'a.json'}: byte 3 is 0xe9, which is not UTF-8" in message
 
@@ -109,7 +110,7 @@ def test_bad_json(tmp_path):
     )
     assert "line 2: the text is missing" in message and "line 3: the text is a int; write" in message
     assert "line 4: the label is a dict" in message
-    assert "line 1: the text holds zero bytes" in refused(tmp_path / "a.jsonl", '{"text": "a\\u0000", "label": "x"}')
+    assert "line 1: the text contains zero bytes" in refused(tmp_path / "a.jsonl", '{"text": "a\\u0000", "label": "x"}')
     for text in ('[{"text": "a"}, {"text"', '[{"text": "a"}', '{"a": 1} {"b"', '[{"a": 1}] 7'):
         assert "line 1 of" in refused(tmp_path / "a.json", text)
     assert "the JSON value is broken" in refused(tmp_path / "a.json", "[" * 100_000)
@@ -132,9 +133,9 @@ def test_multi_label_faults(tmp_path):
 
 
 def test_nothing_there(tmp_path):
-    assert "holds no example" in refused(tmp_path / "a.tsv", "")
-    assert "holds no example" in refused(tmp_path / "a.tsv", "text\tlabel\n")
-    assert "holds no example" in refused(tmp_path / "a.jsonl", "\n\n")
+    assert "contains no example" in refused(tmp_path / "a.tsv", "")
+    assert "contains no example" in refused(tmp_path / "a.tsv", "text\tlabel\n")
+    assert "contains no example" in refused(tmp_path / "a.jsonl", "\n\n")
     assert "2 problems and no good row" in refused(tmp_path / "a.tsv", "text\tlabel\na\nb\n", skip_bad=True)
     with pytest.raises(AlbertkitError, match="cannot be read: No such file"):
         read_examples("classify", tmp_path / "none.tsv")
@@ -152,17 +153,17 @@ def test_limits(tmp_path, monkeypatch):
         tmp_path / "a.tsv", f"text\tlabel\n{'a' * 1_000_001}\tx\n"
     )
     assert "the sentence has over 1,000,000" in refused(tmp_path / "a.conll", f"{'a' * 1_000_001} O\n", "tag")
-    monkeypatch.setattr(files, "TREE_LIMIT", 100)
-    assert "has over 100 bytes; write it as JSONL" in refused(tmp_path / "a.json", " " * 200, "answer")
+    monkeypatch.setattr(files, "JSON_LIMIT", 100)
+    assert "has over 100 bytes. Write it as JSONL" in refused(tmp_path / "a.json", " " * 200, "answer")
     monkeypatch.setattr(files, "FILE_LIMIT", 100)
     monkeypatch.setattr(tables, "FILE_LIMIT", 100)
     parquet = pytest.importorskip("pyarrow.parquet")
     parquet.write_table(
         pytest.importorskip("pyarrow").table({"text": ["a" * 200], "label": ["x"]}), tmp_path / "a.parquet"
     )
-    with pytest.raises(AlbertkitError, match="holds over 100 bytes"):
+    with pytest.raises(AlbertkitError, match="has over 100 bytes"):
         read_examples("classify", tmp_path / "a.parquet")
-    assert "has over 100 bytes, and all of it is kept in memory" in refused(tmp_path / "a.tsv", "a\tb\n" * 50)
+    assert "has over 100 bytes, which are kept in memory" in refused(tmp_path / "a.tsv", "a\tb\n" * 50)
 
 
 def test_options_are_checked():
@@ -174,11 +175,11 @@ def test_options_are_checked():
         ({"kind": "number"}, "choose one of auto, single, multi, regression"),
         ({"delimiter": "ab"}, "one character"),
         ({"separator": ""}, "separator is empty"),
-        ({"separator": "|", "kind": "single"}, "leave one of them out"),
+        ({"separator": "|", "kind": "single"}, "omit one of them"),
     ):
         with pytest.raises(AlbertkitError, match=message):
             ReadOptions(**options)
-    assert set(TASKS) == {"classify", "tag", "answer", "choose", "match", "intent", "dialogue", "generate"}
+    assert set(READERS) == {"classify", "tag", "answer", "choose", "match", "intent", "dialogue", "generate"}
 
 
 def test_no_torch_and_no_pandas():
@@ -199,11 +200,13 @@ def texts(*labels, start=0):
 
 
 def test_one_class_only():
-    with pytest.raises(AlbertkitError, match=r"all 3 examples from a\.tsv:0 on have the class 'x'; training needs two"):
+    with pytest.raises(
+        AlbertkitError, match=r"all 3 examples from a\.tsv:0 on have the class 'x'; training needs at least two"
+    ):
         check_labels(texts("x", "x", "x"))
     assert check_labels(texts("x", "y")) == ()
     assert check_labels(texts(1.0, 2.0)) == check_labels(texts(("x",), ("x",))) == check_labels([]) == ()
-    with pytest.raises(AlbertkitError, match="none of the 1 examples .* holds an entity"):
+    with pytest.raises(AlbertkitError, match="none of the 1 examples .* contains an entity"):
         check_labels([TaggedExample("a", ((0, 1),))])
 
 
@@ -217,7 +220,7 @@ def test_unseen_labels():
         "  a.tsv:7: label 'new'",
     ]
     assert check_labels(train, dev, unseen="note")[0].startswith("2 labels unseen")
-    with pytest.raises(AlbertkitError, match="choose error or note"):
+    with pytest.raises(AlbertkitError, match="Pass error or note"):
         check_labels(train, dev, unseen="x")
     train = [TaggedExample("a b", ((0, 1), (2, 3)), (Span(0, 1, "X"),), i) for i in ("go", "stop")]
     with pytest.raises(AlbertkitError, match="intent 'gone'"):
@@ -324,7 +327,7 @@ PIECES += [
 @given(
     pieces=st.lists(st.sampled_from(PIECES), max_size=10),
     suffix=st.sampled_from(["csv", "tsv", "jsonl", "json", "txt", "parquet", "gz"]),
-    task=st.sampled_from(sorted(TASKS)),
+    task=st.sampled_from(sorted(READERS)),
     skip_bad=st.booleans(),
     labelled=st.booleans(),
 )

@@ -218,7 +218,7 @@ def test_unlabelled(tmp_path):
     path = put(tmp_path / "test.tsv", "index\tsentence\n0\ta\n1\tb\n")
     assert plain(read_examples("classify", path, ReadOptions(labelled=False))) == [("a", None, None), ("b", None, None)]
     with pytest.raises(
-        AlbertkitError, match="not clear which column .* holds the label; it has 1 'index', 2 'sentence'"
+        AlbertkitError, match="not clear which column .* contains the label; it has 1 'index', 2 'sentence'"
     ):
         read_examples("classify", path)
     path = put(tmp_path / "b.txt", "one text\nother text\n")
@@ -272,7 +272,7 @@ def test_the_label_may_come_first(tmp_path):
 def test_named_columns_are_not_guessed_among_several(tmp_path):
     """`lang` is no label, although it repeats."""
     rows = "".join(f'{{"id": {i}, "text": "text {i}", "lang": "en"}}\n' for i in range(20))
-    with pytest.raises(AlbertkitError, match="holds the label; it has 1 'id', 2 'text', 3 'lang'"):
+    with pytest.raises(AlbertkitError, match="contains the label; it has 1 'id', 2 'text', 3 'lang'"):
         read_examples("classify", put(tmp_path / "a.jsonl", rows))
 
 

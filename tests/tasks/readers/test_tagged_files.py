@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from albertkit.errors import AlbertkitError
 from albertkit.tasks.examples import Span, TaggedExample
 from albertkit.tasks.readers.read_examples import ReadOptions, read_examples
-from albertkit.tasks.readers.tagged_files import join_words, scheme_of, spans_of
+from albertkit.tasks.readers.tagged_files import join_words, spans_of, tag_scheme
 
 CONLL = """-DOCSTART- -X- O O
 
@@ -138,7 +138,7 @@ def test_tokens(tmp_path, field):
 )
 def test_schemes_by_hand(labels, scheme, right):
     labels = labels.split()
-    assert scheme_of([labels]) == scheme
+    assert tag_scheme([labels]) == scheme
     spans = spans_of(labels, [(i, i + 1) for i in range(len(labels))])
     found = [f"{s.start}{f'-{s.end - 1}' if s.end - s.start > 1 else ''} {s.label}" for s in spans]
     assert found == right
@@ -188,7 +188,7 @@ def test_spans_to_labels_and_back(sentence, scheme):
     assert spans_of(written(spans, len(words), scheme), places) == right
     labels = written(spans, len(words), "BIOES")
     if any(label[0] in "ES" for label in labels):
-        assert scheme_of([labels]) == "BIOES"
+        assert tag_scheme([labels]) == "BIOES"
 
 
 # What is wrong -------------------------------------------------------------------------------------------------------
@@ -206,7 +206,7 @@ def test_bad_columns(tmp_path):
     assert "2 problems" in message and "line 2: 1 cell where the first line has 2" in message
     assert "line 6: the label '?' is neither O nor like B-PER" in message
     data = read_examples("tag", tmp_path / "a.txt", ReadOptions(skip_bad=True))
-    assert [e.text for e in data.examples] == ["c"] and "2 bad rows passed over" in data.notes[-1]
+    assert [e.text for e in data.examples] == ["c"] and "2 bad rows skipped" in data.notes[-1]
     assert "needs two cells, a word and its label, and has 1" in refused(tmp_path / "b.txt", "a\nb\n")
     assert "line 1: there is no word" in refused(tmp_path / "d.txt", "1\t\tO\n", text_column=2)
     assert "write its words and labels as JSONL" in refused(tmp_path / "c.parquet", "PAR1")
@@ -244,10 +244,10 @@ def test_overlapping_entities(tmp_path):
     [
         ({"name": {"叶": [[0, 0]]}}, "characters 0 to 0 are not '叶'"),
         ({"name": {"在": [[0, 9]]}}, "characters 0 to 9 are not '在'"),
-        ({"name": {"在": [0, 0]}}, "'label' is missing or not as it should be"),
-        ({"name": ["在"]}, "'label' is missing or not as it should be"),
-        (["O"], "'label' is missing or not as it should be"),
-        ({"name": {"在": [["0", "0"]]}}, "'label' is missing or not as it should be"),
+        ({"name": {"在": [0, 0]}}, "'label' is missing or not as expected"),
+        ({"name": ["在"]}, "'label' is missing or not as expected"),
+        (["O"], "'label' is missing or not as expected"),
+        ({"name": {"在": [["0", "0"]]}}, "'label' is missing or not as expected"),
     ],
 )
 def test_bad_cluener(tmp_path, label, message):
@@ -258,7 +258,7 @@ def test_bad_cluener(tmp_path, label, message):
     ("row", "message"),
     [
         ({"words": ["a"]}, "needs a list of words in 'tokens', and has words"),
-        ({"tokens": ["a", ""], "labels": ["O", "O"]}, "none of them empty"),
+        ({"tokens": ["a", ""], "labels": ["O", "O"]}, "none empty"),
         ({"tokens": ["a"]}, "needs a list of labels in 'labels', and has tokens"),
         ({"tokens": ["a"], "ner_tags": [3]}, "numbers do not say what they mean"),
         ({"tokens": ["a"], "labels": ["O", "O"]}, "1 word and 2 labels"),
