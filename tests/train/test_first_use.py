@@ -129,7 +129,7 @@ def test_pairs_without_labels_belong_together(start, tmp_path):
     texts, _ = labelled(40)
     path.write_text("".join(f"{n} {a}\t{b} {n}\n" for n, (a, b) in enumerate(zip(texts, texts[::-1], strict=True))))
     data = read_examples("match", path)
-    assert all(e.label is None and e.pair for e in data.examples) and "belongs together" in data.notes[-1]
+    assert all(e.label is None and e.pair for e in data.examples) and "every pair matches" in data.notes[-1]
     made = run(finetune, "match", path, "-o", tmp_path / "out", "--model", start, "--epochs", "1", "--restarts", "0")
     assert made.exit_code == 0, made.output
     shown = json.loads(made.stdout.splitlines()[-1])
