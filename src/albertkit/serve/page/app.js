@@ -5,12 +5,12 @@ import { compare } from "./compare.js";
 import { depth } from "./depth.js";
 import { el, roving } from "./dom.js";
 import { fill } from "./fill.js";
-import { inside } from "./explain.js";
+import { explain } from "./explain.js";
 import { search } from "./search.js";
 import { answer, classify, tag } from "./tasks.js";
 import { brief, otherLanguage, setLanguage, t, translate } from "./messages.js";
 
-const TOOLS = [compare, search, fill, classify, tag, answer, inside, depth];
+const TOOLS = [compare, search, fill, classify, tag, answer, explain, depth];
 const $ = (name) => document.querySelector(name);
 const tabs = new Map();
 let served = [];

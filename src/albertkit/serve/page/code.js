@@ -14,7 +14,7 @@ export const sh = (text) => (/^[A-Za-z0-9_@%+=:,./-]+$/.test(text) ? text : `'${
 /** A string for Python; what JSON writes is one too. */
 export const py = (text) => JSON.stringify(text);
 
-/** A list of strings for Python, one a line if there are several. */
+/** A list of strings for Python, one per line if there are several. */
 export function pyList(texts) {
   if (texts.length === 1) return `[${py(texts[0])}]`;
   return `[\n${texts.map((text) => `    ${py(text)},\n`).join("")}]`;

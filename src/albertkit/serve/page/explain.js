@@ -79,10 +79,10 @@ function layersTable({ answer }) {
       row.classList.toggle("skipped", at >= 0 && i > at);
     });
     const saved = number((100 * (full - at - 1)) / full);
-    const told = [at < 0 ? t("explain.exit.never", { layers: full }) : t("explain.exit", { layer: at + 1, layers: full, saved })];
-    if (at >= 0 && depths[at].matches_full_depth !== null) told.push(t(depths[at].matches_full_depth ? "explain.exit.same" : "explain.exit.other"));
-    if (exit?.exit_depth_99) told.push(t("explain.calibrated", { layer: exit.exit_depth_99 }));
-    verdict.textContent = told.join(" ");
+    const notes = [at < 0 ? t("explain.exit.never", { layers: full }) : t("explain.exit", { layer: at + 1, layers: full, saved })];
+    if (at >= 0 && depths[at].matches_full_depth !== null) notes.push(t(depths[at].matches_full_depth ? "explain.exit.same" : "explain.exit.other"));
+    if (exit?.exit_depth_99) notes.push(t("explain.calibrated", { layer: exit.exit_depth_99 }));
+    verdict.textContent = notes.join(" ");
   }
   slider.addEventListener("input", () => { stop(); spec.refresh(); });
   stop();
@@ -95,11 +95,11 @@ function layersTable({ answer }) {
   ];
 }
 
-function draw(told) {
-  const { answer } = told;
-  if (!told.attention) return [...layersTable(told), el("p", { class: "hint", text: t("explain.weak", { most: MAX_TOKENS }) })];
-  const maps = attentionView(told.attention, answer.tokens, view, (chosen) => { view = chosen; spec.refresh(); });
-  return [...layersTable(told), el("h3", { "data-t": "explain.attention" }), maps];
+function draw(reply) {
+  const { answer } = reply;
+  if (!reply.attention) return [...layersTable(reply), el("p", { class: "hint", text: t("explain.weak", { most: MAX_TOKENS }) })];
+  const maps = attentionView(reply.attention, answer.tokens, view, (chosen) => { view = chosen; spec.refresh(); });
+  return [...layersTable(reply), el("h3", { "data-t": "explain.attention" }), maps];
 }
 
 function body(v, attention) {
@@ -125,11 +125,9 @@ function programs(v, { answer }) {
   const each = kind ? `${call(kind, v)}, depth=depth)` : "albert.embed(text, layer=depth) @ albert.embed(text)";
   const left = kind ? `${call(kind, v)}, early_exit=${py(value)})` : `albert.embed_early_exit([text], early_exit=${py(value)})[1]`;
   const early = value ? `print(${left})\n` : "";
-  const verb = { classify: ["classify", ...(v.pair ? ["--pair", v.pair] : [])], fill: ["fill", "-m", v.model.id] }[kind] ??
-    (kind ? [kind] : ["embed", "-m", v.model.id]);
-  const rest = { fill: [v.text], answer: [v.model.id, v.question] }[kind] ?? (kind ? [v.model.id, v.text] : [v.text]);
+  const command = [kind ?? "embed", "-m", v.model.id, ...(kind === "classify" && v.pair ? ["--pair", v.pair] : [])];
   const pipe = kind === "answer" ? `printf %s ${sh(v.text)} | ` : "";
-  const line = (...how) => pipe + cli(...verb, ...how, "--", ...rest);
+  const line = (...flags) => pipe + cli(...command, ...flags, "--", kind === "answer" ? v.question : v.text);
   return {
     python:
       `${opened(v.model.id)}text = ${py(v.text)}\n` +
@@ -137,7 +135,7 @@ function programs(v, { answer }) {
       `explanation = albert.explain(text${v.pair ? `, pair=${py(v.pair)}` : ""}${v.question ? `, question=${py(v.question)}` : ""})\n` +
       `print(explanation.maps[0].attention[${layer}, ${head}].round(2))  # ${t("explain.head", { layer: layer + 1, head: head + 1 })}`,
     curl: curl("explain", body(v, "float")),
-    cli: cli("explain", ...(v.pair ? ["--pair", v.pair] : []), ...(v.question ? ["--question", v.question] : []), "--", v.model.id, v.text) +
+    cli: cli("explain", "-m", v.model.id, ...(v.pair ? ["--pair", v.pair] : []), ...(v.question ? ["--question", v.question] : []), "--", v.text) +
       (value ? `\n${line("--early-exit", value)}` : ""),
   };
 }
@@ -166,23 +164,23 @@ const spec = {
   async ask(values, signal) {
     if (!values.text) throw new Problem(t("error.empty"));
     const { model } = values;
-    const [pieces] = (await ask("tokenize", { inputs: [values.text], model: model.id }, signal)).answer;
-    const short = pieces.length + values.pair.length / 2 <= MAX_TOKENS;
-    const told = await ask("explain", body(values, short ? "base64" : null), signal);
+    const [tokens] = (await ask("tokenize", { inputs: [values.text], model: model.id }, signal)).answer;
+    const short = tokens.length + values.pair.length / 2 <= MAX_TOKENS;
+    const reply = await ask("explain", body(values, short ? "base64" : null), signal);
     if (short) {
-      const packed = new Uint16Array(bytes(told.answer.attention).buffer);
-      const n = told.answer.tokens.length;
+      const packed = new Uint16Array(bytes(reply.answer.attention).buffer);
+      const n = reply.answer.tokens.length;
       const heads = model.heads;
-      told.attention = {
+      reply.attention = {
         heads, layers: packed.length / (heads * n * n), tokens: n,
         at: (layer, head, from, to) => packed[((layer * heads + head) * n + from) * n + to] / MAX_UINT16,
       };
-      view = { layer: Math.min(view.layer, told.attention.layers - 1), head: Math.min(view.head, heads - 1) };
-      told.answer.attention = null;
+      view = { layer: Math.min(view.layer, reply.attention.layers - 1), head: Math.min(view.head, heads - 1) };
+      reply.answer.attention = null;
     }
-    return told;
+    return reply;
   },
   draw,
   code: programs,
 };
-export const inside = makeTool(spec);
+export const explain = makeTool(spec);

@@ -177,6 +177,6 @@ export const search = makeTool({
   write: (example) => { area.input.value = example.text; query.input.value = example.query; },
   ask,
   draw,
-  said: ({ told }) => t("search.indexed", { count: number(told.count), compute: number(told.compute ?? 0, 1) }),
+  said: ({ reply }) => t("search.indexed", { count: number(reply.count), compute: number(reply.compute ?? 0, 1) }),
   code: programs,
 });

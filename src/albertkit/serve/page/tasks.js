@@ -17,7 +17,7 @@ function wanted(texts) {
 
 /** The depth, for Python and for the command line. */
 const inPython = (depth) => (depth ? `, depth=${depth}` : "");
-const onLine = (depth) => (depth ? ["--depth", depth] : []);
+const flags = ({ model, depth }) => ["-m", model.id, ...(depth ? ["--depth", depth] : [])];
 
 // Classes ---------------------------------------------------------------------------------------------------------
 
@@ -60,9 +60,9 @@ export const classify = makeTool({
     curl: curl("classify", classBody(values)),
     cli: values.second.length
       ? values.texts
-        .map((text, i) => cli("classify", "--pair", values.second[i] ?? "", ...onLine(values.depth), "--", values.model.id, text))
+        .map((text, i) => cli("classify", ...flags(values), "--pair", values.second[i] ?? "", "--", text))
         .join("\n")
-      : cli("classify", ...onLine(values.depth), "--", values.model.id, ...values.texts),
+      : cli("classify", ...flags(values), "--", ...values.texts),
   }),
 });
 
@@ -116,7 +116,7 @@ export const tag = makeTool({
       `${opened(values.model.id)}texts = ${pyList(values.texts)}\n` +
       `for found in albert.${intents(values.model) ? "understand" : "tag"}(texts${inPython(values.depth)}):\n    print(found)`,
     curl: curl(intents(values.model) ? "intent" : "tag", tagBody(values)),
-    cli: cli(intents(values.model) ? "intent" : "tag", ...onLine(values.depth), "--", values.model.id, ...values.texts),
+    cli: cli(intents(values.model) ? "intent" : "tag", ...flags(values), "--", ...values.texts),
   }),
 });
 
@@ -159,6 +159,6 @@ export const answer = makeTool({
     python: `${opened(values.model.id)}context = ${py(values.context)}\n` +
       `found = albert.answer(${py(values.question)}, context${inPython(values.depth)})\nprint(found.text, round(found.probability, 3))`,
     curl: curl("answer", answerBody(values)),
-    cli: `printf %s ${sh(values.context)} | ${cli("answer", ...onLine(values.depth), "--", values.model.id, values.question)}`,
+    cli: `printf %s ${sh(values.context)} | ${cli("answer", ...flags(values), "--", values.question)}`,
   }),
 });

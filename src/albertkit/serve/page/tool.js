@@ -92,11 +92,11 @@ export function makeTool(spec) {
     const slow = setTimeout(() => { panel.classList.add("busy"); halt.hidden = !spec.slow; say(t("working")); }, 150);
     result.setAttribute("aria-busy", "true");
     try {
-      const told = await spec.ask(values, mine.signal, (text) => say(text));
+      const reply = await spec.ask(values, mine.signal, (text) => say(text));
       if (mine.signal.aborted) return;
-      last = { values, told };
+      last = { values, reply };
       redraw();
-      say(spec.said?.(last) ?? took(told));
+      say(spec.said?.(last) ?? took(reply));
     } catch (error) {
       if (running !== mine) return; // something newer is under way
       if (error.name === "AbortError") say(t("stopped"));
@@ -118,12 +118,12 @@ export function makeTool(spec) {
   function redraw() {
     if (!last) return;
     result.classList.remove("stale");
-    result.replaceChildren(...[spec.draw(last.told, last.values)].flat());
+    result.replaceChildren(...[spec.draw(last.reply, last.values)].flat());
     translate(result);
     showCode();
   }
   function showCode() {
-    if (last) program.show(spec.code(last.values, last.told));
+    if (last) program.show(spec.code(last.values, last.reply));
   }
   spec.refresh = showCode;
 
