@@ -1,13 +1,9 @@
 """Measurements for the planner: how fast this machine computes the layers of a shape, and what candidates really cost.
 
-In: shapes, lengths and threads; or `PlanCandidate`s (`cost.py`) and the model they are variants of. Out: `Machine`,
-which predicts the latency of any depth, and a `Measurement` for each candidate. After this file: `planner.py`;
-`profile.py` compares a model with `peak_throughput`.
-
-Each distinct layer is opened with random weights and timed at its own size, because the speed of a product depends on
-it; so are the steps around the layers. A depth needs no new measurement. Where layers alternate (groups, windows), a
-whole period is timed. Candidates are built in a temporary folder, and measured in a process of their own. Their
-quality is the task's metric on labelled examples, otherwise the mean cosine with the vectors of the full model.
+In: shapes, a length and threads; or `PlanCandidate`s (`cost.py`) and the model they are variants of. Out: `Machine`,
+which predicts latencies, and a `Measurement` per candidate. After this file: `planner.py`, `profile.py`. Each
+distinct layer is timed with random weights at its own size, because the speed of a product depends on it; where
+layers alternate (groups, windows), a whole period is timed. Candidates are measured in a process of their own.
 """
 
 from __future__ import annotations

@@ -1,13 +1,9 @@
-"""Models with fewer heads, feed-forward columns, layers or tokens: the public `prune`.
+"""Models with fewer heads, feed-forward columns, layers or tokens: the public `prune`. No torch.
 
 In: any ALBERT checkpoint or artifact, and what to keep. Out: an artifact with smaller matrices, and a `PruneResult`.
-No torch.
-
-The importance of a head or column is how much its contribution to the layer's output varies, over all tokens and all
-uses of the shared layer. A contribution that does not vary is a constant, and moves into the bias. Then the matrix
-that reads the rest is fitted again by least squares to the output of the full layer (the closed form of the second
-step of Optimal Brain Surgeon, Hassibi & Stork 1993). This keeps most of what plain removal loses (see `LOG.md`);
-training recovers more (`train/recover.py`).
+The importance of a head or column is how much its contribution varies over all tokens and all uses of the shared
+layer; a constant contribution moves into the bias. The matrix that reads the rest is fitted by least squares to the
+output of the full layer (Optimal Brain Surgeon, Hassibi & Stork 1993). `train/recover.py` recovers more by training.
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
 """A vocabulary reduced to the tokens that the texts of a domain use; a part of `prune.py`.
 
 In: an artifact and texts of the domain. Out: an artifact with a smaller word table, and its tokenizer. The texts are
-split into the same tokens as before, so their vectors are the same numbers; this is checked on every text.
-
-Also kept: special tokens, the characters that spell other words (of an alphabet all; of ideographs and syllables
-those in the texts), and tokens that the rules of a tokenizer need (the unigram token of the lowest score, from which
-the score of unknown characters follows, and tokens like "2010,", which ALBERT splits).
+split into the same tokens as before, so their vectors are the same numbers; this is checked on every text. Special
+tokens, characters and the tokens that the rules of a tokenizer need are kept too.
 """
 
 from __future__ import annotations
@@ -77,7 +74,11 @@ def _ids(tokenizer: Tokenizer, texts: Sequence[str]) -> Iterator[list[int]]:
 
 
 def _required(tokenizer: Tokenizer, used: set[int]) -> set[int]:
-    """Tokens that are kept although no text uses them."""
+    """Tokens that are kept although no text uses them.
+
+    Special tokens; the characters that spell other words (of an alphabet all, of ideographs those in the texts); the
+    unigram token of the lowest score, from which the score of unknown characters follows; and tokens like "2010,".
+    """
     vocabulary = tokenizer.vocabulary
     plain = [token.removeprefix("##").removeprefix(SPACE) for token in vocabulary.tokens]
     characters = {c for i in used for c in plain[i]}

@@ -1,10 +1,8 @@
-"""Weights in 8 or 4 bits: the public `quantize`, and the check of what it loses.
+"""Weights in 8 or 4 bits: the public `quantize`, and the check of what it loses. No torch.
 
 In: any ALBERT checkpoint or artifact, or the `TrainedWeights` of `train/recover.py`. Out: a quantized artifact
-folder, and a `QuantizeResult` that compares its vectors with those of the float model on texts that were not used for
-calibration. With a `QualityLimit`, nothing is written that loses more: labelled examples are scored for a fine-tuned
-model, texts by the cosine of vectors or by masked tokens for any other. `quantized.py` rounds and stores the weights.
-No torch.
+folder, and a `QuantizeResult` that compares its vectors with those of the float model on held-out texts. With a
+`QualityLimit`, nothing is written that loses more. `quantized.py` rounds and stores the weights.
 """
 
 from __future__ import annotations

@@ -1,14 +1,9 @@
-"""A static model: one vector per token, distilled from a model, for vectors in microseconds.
+"""A static model: one vector per token, distilled from a model, for vectors in microseconds. No torch.
 
 In: any ALBERT checkpoint or artifact and, if there are any, texts like those it will read. Out: an artifact whose
-`embed` is a weighted mean of token vectors, without layers (`runtime/static_engine.py`). No torch.
-
-Each token is read by the model alone. The vectors are centred and rotated by a principal component analysis; each
-direction is divided by the fourth root of its variance, so that a few strong ones do not dominate, and the first
-`dim` are kept. Frequent tokens weigh less: a / (a + p), where p is the frequency of the token (SIF, Arora et al.
-2017), counted in the texts and, for a unigram vocabulary, known from its scores. Model2Vec
-(github.com/MinishLab/model2vec) works the same way. Order and context are lost; `docs/compression.md` shows what that
-costs.
+`embed` is a weighted mean of token vectors. Each token is read by the model alone; principal components are scaled by
+the fourth root of their variance, and the first `dim` are kept. Frequent tokens weigh less: a / (a + p) for frequency
+p (SIF, Arora et al. 2017). Model2Vec (github.com/MinishLab/model2vec) works the same way.
 """
 
 from __future__ import annotations

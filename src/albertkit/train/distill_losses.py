@@ -1,9 +1,8 @@
 """Losses of distillation: what a student and a teacher compute for one batch, and how far that differs.
 
-In: a `Batch`, and a teacher: an ALBERT model, or a BERT-like encoder that transformers opens. Out: `LayerStates` of
-both models (packed like the batch), and losses without a gradient for the teacher. The tokens of both are compared
-one by one, so both must have the same vocabulary. After this file: `distill_task.py`. Logits are compared by
-`elastic.APART`, as for the depths of one model; the vectors of teachers come from `teachers.py`.
+In: a `Batch`, and a teacher: an ALBERT model, or a BERT-like encoder of transformers. Out: `LayerStates` of both, and
+losses without a gradient for the teacher. Both must have the same vocabulary, because their tokens are compared one by
+one. After this file: `distill_task.py`. Logits are compared by `elastic.APART`, vectors come from `teachers.py`.
 """
 
 from __future__ import annotations

@@ -1,16 +1,10 @@
-"""Sentence vectors distilled from teachers at several depths and widths at once, with masked language modelling
-beside them.
+"""Sentence vectors distilled from teachers at several depths and widths at once: a training task for `loop.py`.
 
-In: a pre-trained model, `Passages` with their targets (`teachers.py`), and shards for masked language modelling. Out: a
-`TrainingTask` for `loop.py`.
-
-A batch contains texts of one length, so nothing is padded. One forward pass gives the mean vector after each of some
-depths; each, cut to each of some widths, is compared with the target cut to the same width:
+In: a pre-trained model, `Passages` with their targets (`teachers.py`), and shards for masked language modelling.
+After this file: `distill.py`. A batch contains texts of one length, so nothing is padded. The mean vector after each
+depth, cut to each width, is compared with the target cut to the same width:
 
     loss = 2 · (1 - cos) + KL of the rows of in-batch similarities (scale 20)
-
-Some texts of a batch can be neighbours in an order of similar meaning, which are hard to distinguish. Every training
-step also sees rows with masked tokens and sentence order, at the full depth.
 """
 
 from __future__ import annotations

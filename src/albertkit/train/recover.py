@@ -1,13 +1,9 @@
-"""Training of compressed models with the full model as the teacher: recovery after pruning, and quantization-aware
+"""Training of compressed models with the full model as the teacher: recovery after pruning, quantization-aware
 training.
 
 In: a `RecoveryJob`: a compressed model, the full one, and examples of its task or texts. Out: the model, trained; for
 few bits `TrainedWeights`, which `compress/quantize.py` rounds to exactly the numbers that the last step computed
 with. Before this file: `distill_task.py`; `compress/prune.py` calls `Recovery`.
-
-In quantization-aware training every matrix is rounded once per step and used L times, so its gradient is the sum over
-all uses; rounding passes gradients unchanged (straight-through estimator, Bengio et al., arXiv 1308.3432). The inputs
-of products are rounded per token, as in `runtime/graph_builder.py`.
 """
 
 from __future__ import annotations
@@ -173,11 +169,11 @@ def _name_step(task: DistillTask) -> None:
 
 
 # Quantization-aware training ---------------------------------------------------------------------------------------
-# Weights are rounded as by `quantized.quantize_rows` and `quantized.quantize_blocks`, with equal results.
+# Weights are rounded once per step, exactly as by `quantized.quantize_rows` and `quantized.quantize_blocks`.
 
 
 def straight_through(rounded: Tensor, original: Tensor) -> Tensor:
-    """The rounded numbers, with the gradient of the original ones."""
+    """The rounded numbers, with the gradient of the original ones (Bengio et al., arXiv 1308.3432)."""
     return rounded.detach() + (original - original.detach())
 
 

@@ -1,12 +1,10 @@
-"""Teachers of sentence vectors: ALBERT models, and sentence encoders of other projects.
+"""Teachers of sentence vectors: ALBERT models, and BERT-like sentence encoders of other projects.
 
-In: `Passages` or texts, and folders of ALBERT models or of BERT-like encoders (config.json, model.safetensors,
-tokenizer.json). Out: one target vector per text. After this file: `distill.py` and `distill_vectors.py`.
+In: `Passages` or texts, and model folders. Out: one target vector per text. After this file: `distill.py`.
 
 The vectors of all teachers are centred, scaled to length 1, weighted and concatenated; a principal component analysis
-rotates them so that the first numbers carry most, and they are cut to the student's width. So the student's vectors
-can be cut too. A student that was trained on the same teachers before keeps its axes: the targets are rotated towards
-its vectors (orthogonal Procrustes), because another sample of texts gives other axes.
+rotates them so that the first numbers carry most, and they are cut to the student's width. A student that was trained
+on the same teachers before keeps its axes: the targets are rotated towards its vectors (orthogonal Procrustes).
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ from dataclasses import dataclass
 from functools import cache
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -36,6 +34,9 @@ from albertkit.file_io import digest, read_json
 from albertkit.interop import sentence_transformers
 from albertkit.interop.convert import open_stored
 from albertkit.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 MAX_LENGTH = 256  # most tokens of a text that an encoder of transformers reads
 CHUNK = 8192  # texts tokenized together
@@ -118,7 +119,7 @@ def teacher_tokenizer(folder: Path) -> Tokenizer:
     return tokenizer
 
 
-def max_positions(model: Any) -> int:
+def max_positions(model: PreTrainedModel) -> int:
     """The most tokens that an encoder of transformers reads; RoBERTa counts from after the position of the padding."""
     for name, module in model.named_modules():
         if name.rpartition(".")[2] == "position_embeddings" and isinstance(module, torch.nn.Embedding):
@@ -126,7 +127,7 @@ def max_positions(model: Any) -> int:
     return getattr(model.config, "max_position_embeddings", None) or 512
 
 
-def load_transformers_encoder(folder: Path, device: torch.device) -> tuple[Any, RustTokenizer]:
+def load_transformers_encoder(folder: Path, device: torch.device) -> tuple[PreTrainedModel, RustTokenizer]:
     """An encoder of transformers, in half precision on a GPU, and its tokenizer."""
     transformers = need("transformers", "distill", "a teacher")
     from safetensors.torch import load_file
@@ -191,7 +192,7 @@ def read_texts_as(reader: Reader, texts: Sequence[str]) -> Inputs:
 
 
 @torch.inference_mode()
-def encode_ids(model: Any, ids: TokenIds, device: torch.device, pooling: str = "mean") -> torch.Tensor:
+def encode_ids(model: PreTrainedModel, ids: TokenIds, device: torch.device, pooling: str = "mean") -> torch.Tensor:
     """Mean, first or maximum of the last hidden states of each text, length 1, (texts, width)."""
     starts = np.cumsum(ids.lengths) - ids.lengths
     order = np.argsort(ids.lengths, kind="stable")
@@ -239,7 +240,7 @@ class VectorTeacher:
         if self.albert is not None:
             assert isinstance(inputs, list)
             return torch.from_numpy(self.albert.embed(inputs, long_texts="truncate", normalize=True))
-        assert isinstance(inputs, TokenIds)
+        assert isinstance(inputs, TokenIds) and self.model is not None
         return encode_ids(self.model, inputs, self.device, self.pooling)
 
 
