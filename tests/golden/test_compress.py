@@ -26,7 +26,7 @@ CASES: dict[str, tuple[str, Callable[[], Path], tuple[object, ...]]] = {
     "pruned-without-fit": ("prune", tiny_model, ("--ffn", 20, "--no-fit", "-f", text_file)),
     "pruned-layers": ("prune", tiny_model, ("--layers", 2)),
     "pruned-vocabulary": ("prune", tiny_model, ("--vocabulary", text_file)),
-    "static": ("static", tiny_model, ("--texts", text_file, "--dim", 16)),
+    "static": ("static", tiny_model, ("-f", text_file, "--dim", 16)),
 }
 
 

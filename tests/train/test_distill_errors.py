@@ -141,7 +141,9 @@ def test_teacher_of_pairs_rejects_single_lines(classifier, paired, tmp_path):
     assert meta.details["pairs"] is True and "pairs" not in read_artifact(classifier).meta.details
     assert Albert(paired).classify(["cat"], ["dog"])[0].label in meta.labels and Albert(paired).task == load_task(meta)
     (tmp_path / "lines.txt").write_text("\n".join(e.text for e in texts(20)))
-    with pytest.raises(AlbertkitError, match=r"for pairs of texts, and .*lines.txt holds single lines; give a table"):
+    with pytest.raises(
+        AlbertkitError, match=r"for pairs of texts, and .*lines.txt contains single lines. Pass a table"
+    ):
         read_teacher_data(paired, meta, (tmp_path / "lines.txt", None), lesson, ReadOptions(), log)
     older = dataclasses.replace(meta, details={k: v for k, v in meta.details.items() if k != "pairs"})
     for known in (older, read_artifact(classifier).meta):

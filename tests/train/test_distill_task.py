@@ -438,7 +438,8 @@ def test_command_distills_from_bert_and_classifier(words, tmp_path):
     assert {"loss", "hidden_loss", "attention_loss"} <= set(found) and PROJECTION not in read_artifact(
         tmp_path / "a"
     ).weights
-    both = [*base, "--teacher", f"{tmp_path / 'bert'}:0.5", "--what", "vectors", "-o", str(tmp_path / "b")]
+    two = [*base[:2], f"{tmp_path / 'bert'}:0.5", *base[2:]]
+    both = [*two, "--what", "vectors", "-o", str(tmp_path / "b")]
     assert run.invoke(app, both).exit_code == 0 and read_artifact(tmp_path / "b").meta.task == "embed"
     options = FinetuneSettings(epochs=1, max_length=40, batch_size=16, device="cpu")
     model = tune.finetune("classify", texts(40, 0), (), tmp_path / "tuned", model_of(words), options).model
@@ -448,9 +449,9 @@ def test_command_distills_from_bert_and_classifier(words, tmp_path):
     assert read_artifact(tmp_path / "c").meta.labels == read_artifact(model).meta.labels
     for wrong, why in (
         ([*base, "--what", "logits", "--widths", "8", "-o", str(tmp_path / "d")], "from a corpus folder alone"),
-        ([*base[:3], "-o", str(tmp_path / "d"), *quickly], "give the student"),
-        (["distill", str(tmp_path / "lines.txt"), "-o", str(tmp_path / "d")], "no teacher was given"),
-        ([*base, "--model", str(model), "-o", str(tmp_path / "d")], "one of them"),
+        ([*base[:3], "-o", str(tmp_path / "d"), *quickly], "The student is either"),
+        (["distill", str(tmp_path / "lines.txt"), "-o", str(tmp_path / "d")], "a teacher comes before the data"),
+        ([*base, "--model", str(model), "-o", str(tmp_path / "d")], "Pass one of them"),
     ):
         refused = run.invoke(app, wrong)
         assert refused.exit_code == 1 and why in str(refused.exception), refused.output

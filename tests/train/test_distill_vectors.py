@@ -304,10 +304,12 @@ def test_command_distills_vectors_from_bert(corpus, shards, tmp_path):
     torch.manual_seed(1)
     shape = tiny(vocab_size=64, initializer_range=0.1, max_position_embeddings=40)
     write_artifact(Artifact(shape, AlbertModel(shape).weights(), corpus.tokenizer()), tmp_path / "start")
-    given = ["distill", str(shards), "-o", str(tmp_path / "out"), "--model", str(tmp_path / "start"), "--teacher",
-             f"{folder}:1.0", "--steps", "50", "--batch-size", "4", "--batch-tokens", "400", "--max-texts", "32", "--depths", "1,3",
-             "--widths", "8,32", "--learning-rate", "3e-3", "--device", "cpu", "--no-tensorboard", "--everyday", "50", "--neighbor-share", "0.5",
-             "--shallow-share", "0.5"]  # fmt: skip
+    options = (
+        "--steps 50 --batch-size 4 --batch-tokens 400 --max-texts 32 --depths 1,3 --widths 8,32 --learning-rate 3e-3"
+    )
+    options += " --device cpu --no-tensorboard --everyday 50 --neighbor-share 0.5 --shallow-share 0.5"
+    command = ["distill", f"{folder}:1.0", str(shards), *options.split()]
+    given = [*command, "-o", str(tmp_path / "out"), "--model", str(tmp_path / "start")]
     done = CliRunner().invoke(app, given)
     assert done.exit_code == 0, done.output
     targets = np.load(tmp_path / "out" / "texts" / "targets.npy")
@@ -316,19 +318,8 @@ def test_command_distills_vectors_from_bert(corpus, shards, tmp_path):
     assert '"cosine_3": 0.' in done.output
     # a second student goes on from the first, with other texts: its axes stay
     reached = json.loads(done.stdout.splitlines()[-1])["cosine_3"]
-    more = [
-        *given[:3],
-        str(tmp_path / "more"),
-        *given[4:5],
-        str(tmp_path / "out"),
-        *given[6:],
-        "--seed",
-        "5",
-        "--steps",
-        "1",
-        "--learning-rate",
-        "1e-9",
-    ]
+    more = [*command, "-o", str(tmp_path / "more"), "--model", str(tmp_path / "out")]
+    more += ["--seed", "5", "--steps", "1", "--learning-rate", "1e-9"]
     done = CliRunner().invoke(app, more)
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout.splitlines()[-1])["cosine_3"] > 0.7 * reached > 0.1

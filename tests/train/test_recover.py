@@ -97,7 +97,7 @@ def test_killed_recovery_resumes_to_the_same_weights(whole, tmp_path, monkeypatc
     monkeypatch.setattr(loop.TrainingRun, "step", steps)
     said: list[str] = []
     resumed, _ = recover_model(job, tmp_path / "killed", log=said.append)
-    assert any("going on from step 6" in text for text in said), said
+    assert any("resuming from step 6" in text for text in said), said
     for name, array in straight.weights.items():
         np.testing.assert_array_equal(array, resumed.weights[name], err_msg=name)
 
@@ -138,7 +138,7 @@ def test_run_of_another_pruning_is_not_resumed(whole, tmp_path):
 
     first = again("first", keep, lines)
     second = again("second", keep, lines)
-    assert any("going on from step 3" in text for text in said), said
+    assert any("resuming from step 3" in text for text in said), said
     assert all(np.array_equal(array, second.weights[name]) for name, array in first.weights.items())
     for other in (
         (dataclasses.replace(keep, fit=False), lines),
@@ -166,7 +166,7 @@ def test_recovery_that_makes_it_worse_keeps_the_start(whole, tmp_path):
         recovery = Recovery(data, training, tmp_path / "run", said.append)
         prune(given[0], tmp_path / name, *given[1:], recovery=recovery)
         assert recovery.scores["recovered"].value == pytest.approx(recovery.scores["pruned"].value, abs=1e-6)
-    assert sum("every evaluation was worse than the start" in text for text in said) == 2, said
+    assert sum("every evaluation was worse than the initial model" in text for text in said) == 2, said
 
 
 def test_recovery_that_ends_worse_is_logged(start, tmp_path, monkeypatch):
@@ -196,7 +196,7 @@ def test_paths_are_checked_before_training(whole, tmp_path, monkeypatch):
     (tmp_path / "mine" / "letter.txt").write_text("not a model")
     with pytest.raises(AlbertkitError, match="exists and is not empty"):
         check_output(tmp_path / "mine", False)
-    with pytest.raises(AlbertkitError, match="no model folder, so it is not replaced"):
+    with pytest.raises(AlbertkitError, match="is not a model folder, so it is not replaced"):
         check_output(tmp_path / "mine", True)
     check_output(whole, True)
     monkeypatch.chdir(tmp_path / "mine")
@@ -248,12 +248,12 @@ def test_commands_prune_and_quantize_train_and_report(start, tmp_path):
     assert found["check"]["metric"] == "accuracy" and found["bits"] == 4
     for wrong, why in (
         (["--epochs", "3"], "without --recover"),
-        (["--recover", "x", "--epochs", "1", "--minutes", "1"], "choose one budget"),
+        (["--recover", "x", "--epochs", "1", "--minutes", "1"], "Choose one budget"),
     ):
         refused = run.invoke(app, ["prune", str(model), str(tmp_path / "y"), "--ffn", "8", *wrong])
         assert refused.exit_code == 1 and why in str(refused.exception)
     refused = run.invoke(app, ["quantize", str(model), str(tmp_path / "y"), "--tolerance", "0.1"])
-    assert "name examples with --check" in str(refused.exception)
+    assert "Name examples with --check" in str(refused.exception)
 
 
 def test_texts_are_read_from_files_and_corpora(shards, tmp_path):
@@ -264,7 +264,7 @@ def test_texts_are_read_from_files_and_corpora(shards, tmp_path):
     assert len(train) == 36 and len(dev) == 4 and not set(train) & set(dev)
     train, dev = read_plain_texts(shards, None, print)
     assert len(train) > 500 and isinstance(train[0], np.ndarray)
-    with pytest.raises(AlbertkitError, match="no corpus folder"):
+    with pytest.raises(AlbertkitError, match="is not a corpus folder"):
         read_plain_texts(tmp_path, None, print)
 
 

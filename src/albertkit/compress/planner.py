@@ -317,7 +317,7 @@ def build_commands(candidate: PlanCandidate, source: str, model: Artifact | None
         return ()
     source = shlex.quote(source)
     if candidate.is_static:
-        return (f"albertkit static {source} OUT --texts TEXTS",)
+        return (f"albertkit static {source} OUT -f TEXTS",)
     config, full = candidate.config, candidate.full
     options = []
     if config.num_attention_heads != full.num_attention_heads:
