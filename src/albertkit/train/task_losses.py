@@ -1,7 +1,7 @@
 """What each task's head is taught with.
 
 In: a `Task`, the model's output, and the targets of the texts. Out: the mean loss. Next: `finetune.py` computes them batch by batch. What is learnt from a
-teacher instead of labels is in `imitate.py`.
+teacher instead of labels is in `distill_losses.py`.
 """
 
 from __future__ import annotations
