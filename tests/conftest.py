@@ -5,8 +5,10 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from hypothesis import settings
@@ -31,6 +33,18 @@ ROOT = Path(__file__).parent.parent
 CHECKPOINTS = Path(os.environ.get("ALBERTKIT_CHECKPOINTS", ROOT / ".cache" / "checkpoints"))
 SHARED = Path(os.environ.get("ALBERTKIT_SHARED", ROOT.parent / "shared"))
 SPIECE = ROOT / "src" / "albertkit" / "models" / "small" / "spiece.model"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_waiting_for_disks() -> Iterator[None]:
+    """Files of tests need not survive a power cut."""
+    with patch("os.fsync", lambda handle: None):
+        yield
+
+
+def draw_nothing(figure: Any, target: Any, **options: Any) -> None:
+    """Stands in for `Figure.savefig`: pictures take longer than the trainings of tests."""
+    Path(target).write_bytes(b"")
 
 
 def program(path: str) -> Any:

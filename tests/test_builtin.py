@@ -187,6 +187,7 @@ def test_an_index_remembers_the_built_in_model_by_its_name(tmp_path, monkeypatch
         Path("small").rmdir()
 
 
+@pytest.mark.slow
 def test_the_demonstration_runs(tmp_path):
     place = str(Path(sys.executable).parent)
     environment = {**os.environ, "PATH": place + os.pathsep + os.environ["PATH"]}
@@ -219,6 +220,7 @@ def test_a_classifier_needs_no_argument(albert):
     assert np.array_equal(found.albert_.embed(TEXTS[:4]), albert.embed(TEXTS[:4]))
 
 
+@pytest.mark.slow
 def test_finetuning_starts_from_it(tmp_path):
     pytest.importorskip("torch")
     from albertkit.tasks.examples import TextExample

@@ -52,6 +52,7 @@ def commands(model, out, *files, **given) -> list[str]:
     ]
 
 
+@pytest.mark.slow
 def test_local_equals_albert(models, tmp_path):
     """Bit by bit: of each part for a float model, of all texts together for int8, whose vectors do not depend on neighbours."""
     first, second = texts(70), ["", "naïve 猫", *texts(40, 1)]
@@ -76,6 +77,7 @@ def test_local_equals_albert(models, tmp_path):
     assert not [path for path in out.iterdir() if path.name.endswith(".part")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["local", "ray"])
 def test_killed_workers_are_replaced(models, tmp_path, engine, request):
     lines = texts(6_000)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import subprocess
 import sys
 
@@ -42,6 +41,7 @@ def test_plan_reads_a_folder(folder):
     assert json.loads(run("plan", str(folder), "--length", "16", "--json").stdout)["config"]["hidden_size"] == 32
 
 
+@pytest.mark.slow
 def test_tokenize_takes_arguments_files_and_pipes(tmp_path):
     want = "[CLS] ▁this ▁is ▁a ▁test [SEP]\n2 48 25 21 1289 3\n"
     assert run("tokenize", "this is a test").stdout.decode() == want
@@ -58,6 +58,7 @@ def test_tokenize_warns_of_the_wrong_vocabulary():
     assert b"more than half" in done.stderr and b"note" not in done.stdout
 
 
+@pytest.mark.slow
 def test_info_and_convert(folder, tmp_path):
     about = json.loads(run("info", str(folder), "--json").stdout)
     assert about["config"]["hidden_size"] == 32 and about["tokenizer"] == {"kind": "unigram", "tokens": 30000}
@@ -133,20 +134,20 @@ def test_import_is_light():
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
 
 
-def test_help_is_quick():
-    """Half a second is the promise; the processor's time, and the best of five, keep a busy machine from failing it."""
-    best = min(_spent("--help") for _ in range(5))
-    assert best < 0.5
+def test_help_imports_no_large_library():
+    """So that it is there at once, on any machine."""
+    large = "torch numpy scipy sklearn onnx onnxruntime tokenizers transformers matplotlib pyarrow starlette uvicorn"
+    code = (
+        "import sys; sys.argv = ['albertkit', '--help']\n"
+        "from albertkit.cli import main\n"
+        "try: main()\n"
+        "except SystemExit: print(*sys.modules, file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "Usage: albertkit" in done.stdout and not set(done.stderr.split()) & set(large.split()), done.stderr
 
 
-def _spent(*args: str) -> float:
-    """Seconds of the processor that a command took."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    run(*args)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-
-
+@pytest.mark.slow
 def test_without_torch_everything_that_runs_works(folder, tmp_path):
     """A process in which torch cannot be imported still plans, tokenises, describes and converts safetensors."""
     blocked = tmp_path / "blocked" / "torch"

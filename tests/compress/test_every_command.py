@@ -79,6 +79,7 @@ def models(tmp_path_factory):
     return place
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", VARIANTS)
 def test_vectors(models, name, tmp_path, monkeypatch):
     folder = models / name
@@ -199,6 +200,7 @@ def test_unknown_labels_are_logged(models, tmp_path):
     assert not (tmp_path / "x").exists()
 
 
+@pytest.mark.slow
 def test_without_torch(models, tmp_path):
     """A process in which torch cannot be imported prunes, makes tables, exports, profiles and plans; so does the process that `plan` measures in."""
     blocked = tmp_path / "blocked" / "torch"

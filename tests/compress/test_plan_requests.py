@@ -86,6 +86,7 @@ def test_no_static_table_is_proposed_for_a_task(classifier, task, tmp_path, monk
     assert any(c.is_static for c in seen) == (task == "embed")
 
 
+@pytest.mark.slow
 def test_config_file_is_planned_and_measured_cost_decides(tmp_path):
     (tmp_path / "my.json").write_text(json.dumps(tiny().to_dict()))
     found = planner.plan(str(tmp_path / "my.json"), planner.PlanRequest(latency=1.0, length=8, count=2, threads=1))

@@ -112,6 +112,7 @@ def test_short_calls_are_timed_together(monkeypatch):
     assert typical_seconds(call, 1.0) == pytest.approx(0.0019, rel=0.2)
 
 
+@pytest.mark.slow
 @given(st.floats(1e-4, 0.2), st.floats(5e7, 1e9))
 @settings(max_examples=50)
 def test_proposals_keep_the_limits(latency, memory):
@@ -195,6 +196,7 @@ def test_folder_is_measured_in_a_new_process(tmp_path):
         measure_folder(tmp_path / "nowhere", 16, 1)
 
 
+@pytest.mark.slow
 def test_plan_of_a_folder_and_its_plot(tmp_path, monkeypatch):
     def once(call, *_):  # how well it measures is not asked here
         return timeit(call, number=1)

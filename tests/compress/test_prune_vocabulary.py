@@ -46,6 +46,7 @@ words = st.sampled_from(
 english = st.lists(st.one_of(words, st.text(max_size=6)), max_size=8).map(" ".join)
 
 
+@pytest.mark.slow
 @given(st.lists(english, min_size=1, max_size=5))
 @settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_unigram_texts_keep_their_tokens(unigram, texts):

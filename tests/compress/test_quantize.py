@@ -221,6 +221,7 @@ def test_damaged_quantised_files(tmp_path, bits):
         read_stored(tmp_path / "m")
 
 
+@pytest.mark.slow
 def test_the_check_runs_without_torch_and_refuses(tmp_path):
     """`quantize --check` where torch cannot be imported: numbers in the error, nothing written; then accepted."""
     import json

@@ -208,6 +208,7 @@ def killed(work, at: int) -> bool:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.parametrize(("dedupe", "stride"), [("documents", 5), ("paragraphs", 11)])
 def test_killed_at_any_step_it_goes_on(tmp_path, texts, tokenizer, dedupe, stride, monkeypatch):

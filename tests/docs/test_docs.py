@@ -17,13 +17,14 @@ from pathlib import Path
 import click
 import pytest
 import torch
+from matplotlib.figure import Figure
 
 import albertkit
 from albertkit.compress import benchmark, planner
 from albertkit.options import Options
 from albertkit.serve import server as serving
 from albertkit.train import distributed
-from tests.conftest import ROOT, program
+from tests.conftest import ROOT, draw_nothing, program
 from tests.docs.doc_commands import NOT_RUN, DocShell, here, joined, once, write_files
 
 PAGES = sorted(p for p in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -83,6 +84,7 @@ def shell(doc_files, tmp_path, monkeypatch):
     monkeypatch.chdir(folder)
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
     monkeypatch.setattr(distributed, "measure_peak_flops", lambda device, size=None: 1e12)
+    monkeypatch.setattr(Figure, "savefig", draw_nothing)
     monkeypatch.setattr(benchmark, "typical_seconds", once)
     monkeypatch.setattr(benchmark, "measure_folder", here)
     monkeypatch.setattr(planner, "measure_folder", here)
@@ -103,6 +105,7 @@ def pages_with(kind: str) -> list:
     return [pytest.param(p, id=str(p.relative_to(ROOT))) for p in here if blocks(p.read_text(encoding="utf-8"), kind)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", pages_with("python"))
 def test_python_in_the_docs_runs(page, shell):
     shutil.rmtree("shards")  # docs/corpus.md makes its own
@@ -111,6 +114,7 @@ def test_python_in_the_docs_runs(page, shell):
         exec(compile(block, str(page), "exec"), space)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", pages_with("bash"))
 def test_commands_in_the_docs_run(page, shell):
     """Every line of every bash block is typed, in order; what cannot be is in NOT_RUN, with its reason."""
@@ -235,6 +239,7 @@ def test_tests_that_pages_name_exist():
     assert seen >= 30
 
 
+@pytest.mark.slow
 def test_the_site_builds(tmp_path):
     """Strictly: no warning, and nothing from another host."""
     pytest.importorskip("mkdocs")

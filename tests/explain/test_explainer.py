@@ -68,6 +68,7 @@ def test_words_that_share_a_token_are_one():
     assert merge_words([(0, 2), (2, 5), (6, 8)], [("text", 0, 3), ("text", 3, 5), ("text", 5, 8)]) == [(0, 5), (6, 8)]
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(text=letters("abc xyz'.,-北京é\n1[]", 40), pair=st.none() | letters("ab 中", 9))
 def test_every_token_of_a_text_belongs_to_a_word_that_holds_it(explainers, text, pair):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import onnxruntime
+import pytest
 
 from tests.golden.comparison import Results, differences, one_thread, sample
 from tests.golden.material import VOCABULARY, albertkit, finetuned, place, text_file, tiny_model
@@ -64,6 +65,7 @@ def results() -> Results:
     return found
 
 
+@pytest.mark.slow
 def test_exported_files_compute_as_recorded():
     with one_thread():
         assert differences("export", results()) == []

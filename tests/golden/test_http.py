@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from tests.golden.comparison import Results, differences, flat, one_thread
 from tests.golden.material import albertkit, finetuned, place, text_file, tiny_model
@@ -92,6 +93,7 @@ def results() -> Results:
     return found
 
 
+@pytest.mark.slow
 def test_every_endpoint_answers_as_recorded():
     with one_thread():
         assert differences("http", results()) == []

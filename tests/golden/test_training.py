@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from tests.golden.comparison import Results, differences, one_thread, tensors
 from tests.golden.material import (
@@ -117,6 +118,7 @@ def results() -> Results:
     return found
 
 
+@pytest.mark.slow
 def test_training_gives_the_recorded_losses_and_weights():
     with one_thread():
         assert differences("training", results()) == []

@@ -5,6 +5,8 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
+import pytest
+
 from albertkit import Albert, read_artifact, write_artifact
 from tests.golden.comparison import Results, differences, flat, one_thread, sample
 from tests.golden.material import place
@@ -49,6 +51,7 @@ def results() -> Results:
     return found
 
 
+@pytest.mark.slow
 def test_built_in_models_give_the_recorded_vectors():
     with one_thread():
         assert differences("vectors", results()) == []

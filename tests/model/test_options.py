@@ -305,6 +305,7 @@ def test_a_few_steps_of_fine_tuning(case, tmp_path):
     assert new and all(not torch.equal(dict(work.model.named_parameters())[n], before[n]) for n in new)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["everything"])
 def test_a_layer_can_be_compiled(case):
     """As one graph, whichever backend then makes of it."""

@@ -298,6 +298,7 @@ def made_up(rng: np.random.Generator, count: int, exit_depths: int = 6) -> tuple
     return uncertainty, rng.random((count, exit_depths)) > chance
 
 
+@pytest.mark.slow
 def test_what_is_promised_holds_nineteen_times_in_twenty():
     rng = np.random.default_rng(0)
     fresh, right = made_up(rng, 40_000)
@@ -378,6 +379,7 @@ def test_calibrating_a_model_writes_its_limits(folder, tmp_path, task):
 # Vectors ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_vectors_stop_when_they_stop_moving(albert):
     model, rng = albert("embed"), np.random.default_rng(0)
     texts = [sentence(rng, 70) for _ in range(30)]  # some of several pieces

@@ -39,6 +39,7 @@ def openai(server):
 # OpenAI ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_openai_client(openai, alberts):
     words = alberts["words"]
     made = openai.embeddings.create(model="words", input=TEXTS)  # the client asks for base64 by itself

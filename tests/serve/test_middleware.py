@@ -230,6 +230,7 @@ def run(*arguments):
     return subprocess.run(command, capture_output=True, text=True, timeout=60)
 
 
+@pytest.mark.slow
 def test_errors_at_the_start_are_one_sentence(folders, server, tmp_path):
     for arguments, message in (
         ((tmp_path / "nothing",), "nothing"),

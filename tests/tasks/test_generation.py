@@ -218,6 +218,7 @@ def trained(start, tmp_path_factory):
     return out, done
 
 
+@pytest.mark.slow
 def test_a_small_model_learns_to_write(trained):
     out, done = trained
     assert done.metrics["word_accuracy"] > 0.95 and done.runs[0]["collapsed"] == 0

@@ -71,6 +71,7 @@ def albert(folder):
 # Python ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_track_carries_the_state_and_says_what_was_added(albert):
     found = albert.track(TURNS)
     assert [s.goal for s in found] == [

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from matplotlib.figure import Figure
 
 from albertkit.config import AlbertConfig
 from albertkit.data.shards import Shards
@@ -18,7 +19,7 @@ from albertkit.tokenizer import Tokenizer
 from albertkit.train import distributed, loop
 from albertkit.train.pretrain import PretrainSettings, PretrainTask
 from albertkit.train.train_settings import TrainSettings
-from tests.conftest import tiny
+from tests.conftest import draw_nothing, tiny
 
 NUMBERS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
 TOPICS = [
@@ -135,6 +136,13 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def no_pictures(request, monkeypatch):
+    """Pictures are empty files, but in a test that is marked with `pictures`."""
+    if "pictures" not in request.keywords:
+        monkeypatch.setattr(Figure, "savefig", draw_nothing)
 
 
 @pytest.fixture(autouse=True)

@@ -204,6 +204,7 @@ def test_the_head_comes_along_only_for_the_same_task(plain):
     assert not np.array_equal(fresh.model.weights()[name], artifact.weights[name])
 
 
+@pytest.mark.slow
 def test_a_stopped_run_goes_on_to_the_same_weights(plain, tmp_path, monkeypatch):
     options = ElasticSettings(epochs=3, sampled_depths=2, consistency_weight=0.1, **QUICK)
     tune.elastic(plain.model, texts(60), texts(60, 9), tmp_path / "straight", options)
@@ -228,6 +229,7 @@ def test_a_stopped_run_goes_on_to_the_same_weights(plain, tmp_path, monkeypatch)
     assert weights[0] == weights[1]
 
 
+@pytest.mark.slow
 def test_from_a_pre_trained_model_in_one_go(start, tmp_path):
     """`finetune --elastic`; parts of a batch give the gradient of the whole."""
     options = FinetuneSettings(epochs=8, elastic=True, max_length=40, **QUICK)
@@ -236,6 +238,7 @@ def test_from_a_pre_trained_model_in_one_go(start, tmp_path):
     assert min(found.metrics["dev at depth"].values()) > 0.75 and found.details["early_exit"]["texts"] == 45
 
 
+@pytest.mark.slow
 def test_tagging_leaves_early_too(start, tmp_path):
     done = tune.finetune(
         "tag", tagged(240), tagged(300, 9), tmp_path, start, FinetuneSettings(epochs=8, elastic=True, **QUICK)
@@ -266,6 +269,7 @@ def test_what_cannot_be_made_elastic_is_said(start, plain, tmp_path):
             ElasticSettings(**odd)
 
 
+@pytest.mark.slow
 def test_the_verb_from_a_model_to_an_early_answer(plain, tmp_path):
     from click.testing import CliRunner
 
@@ -304,6 +308,7 @@ def test_the_verb_from_a_model_to_an_early_answer(plain, tmp_path):
 # Masked words ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_masked_words_at_every_depth(bench, tmp_path):
     """Updates at shallower depths make those better than updates at the full depth alone do, and a stopped run goes on."""
     losses = {}

@@ -115,6 +115,7 @@ def tuned(start, tmp_path_factory):
     return of
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", TASKS)
 def test_it_learns(tuned, task):
     _, metric, least = TASKS[task]
@@ -166,6 +167,7 @@ def test_the_methods_of_albert(tuned):
         Albert(tuned("classify").model).classify(["a", "b"], ["c"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "metric", "least"), [("regression", "spearman", 0.8), ("multi", "f1", 0.85)])
 def test_other_kinds_of_labels(start, tmp_path, kind, metric, least):
     options = FinetuneSettings(epochs=10, batch_size=16, learning_rate=3e-3, device="cpu")
@@ -219,6 +221,7 @@ def test_what_is_likelier_wrong_than_right_is_out_of_scope():
     )
 
 
+@pytest.mark.slow
 def test_the_floor_goes_into_the_model(start, tmp_path, monkeypatch):
     """What was measured on held-out examples is what the finished model says of them."""
     rng = np.random.default_rng(0)
@@ -247,6 +250,7 @@ def test_seeds_are_summed_up_and_the_best_is_kept(start, tmp_path):
     assert "Over 3 seeds" in (tmp_path / "report.md").read_text()
 
 
+@pytest.mark.slow
 def test_a_stopped_run_goes_on_to_the_same_weights(start, tmp_path, monkeypatch):
     options = FinetuneSettings(epochs=4, batch_size=16, learning_rate=1e-3, device="cpu")
     tune.finetune("classify", texts(60), texts(30, 9), tmp_path / "straight", start, options)
