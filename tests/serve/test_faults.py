@@ -13,6 +13,7 @@ import socket
 import threading
 import time
 from pathlib import Path
+from timeit import timeit
 
 import httpx2
 import numpy as np
@@ -230,8 +231,10 @@ def test_many_tiny_requests_at_once(server, alberts):
 @pytest.mark.slow
 def test_overload_is_rejected_and_bounded(slow):
     """Much more than can be computed: what is answered is right and in time, the rest is refused at once."""
-    wanted = Albert(slow, threads=1).embed(TEXTS)
-    with Served(f"slow={slow}", "--threads", 1, "--deadline", 0.5, "--no-access-log") as server:
+    albert = Albert(slow, threads=1)
+    wanted = albert.embed(TEXTS)
+    deadline = round(8 * timeit(lambda: albert.embed(TEXTS), number=1), 1) + 0.1  # 8 of 30 clients, on any machine
+    with Served(f"slow={slow}", "--threads", 1, "--deadline", deadline, "--no-access-log") as server:
         said: list[str] = []
         statuses: set[int] = set()
         end = time.monotonic() + LIMIT
@@ -239,7 +242,7 @@ def test_overload_is_rejected_and_bounded(slow):
         async def client() -> list[bool]:
             seen = []
             async with httpx2.AsyncClient(base_url=server.url, timeout=LIMIT) as http:
-                while len(seen) < 10 or (not {200, 429} <= statuses and time.monotonic() < end):
+                while len(seen) < 3 or (not {200, 429} <= statuses and time.monotonic() < end):
                     answer = await http.post("/embed", json={"inputs": TEXTS})
                     statuses.add(answer.status_code)
                     if answer.status_code == 200:
@@ -254,7 +257,7 @@ def test_overload_is_rejected_and_bounded(slow):
 
         seen = asyncio.run(all_of_them())
         waited = [float(d) for d in re.findall(r"about (\S+) s of work are waiting", "".join(said))]
-        assert waited and max(waited) < 4  # seconds: the queue is bounded, even if waits are longer than foreseen
+        assert waited and max(waited) < 8 * deadline  # the queue is bounded, even if waits are longer than foreseen
         assert {200, 429} <= statuses <= {200, 429, 503}, statuses
         assert all(seen)
         assert server.get("/health").status_code == 200
