@@ -88,7 +88,7 @@ class Options:
         return [f.name for f in dataclasses.fields(self) if getattr(self, f.name) != f.default]
 
     @property
-    def attends_otherwise(self) -> bool:
+    def has_attention_options(self) -> bool:
         """Whether attention is computed in another way than ALBERT's."""
         return bool(self.low_rank or self.window or self.shared_heads or self.attention_bias)
 

@@ -27,7 +27,7 @@ from tokenizers import Regex, pre_tokenizers
 sys.path[:0] = [str(Path(__file__).parents[2] / "src")]
 
 from albertkit.tokenizer import Tokenizer, spiece  # noqa: E402
-from albertkit.tokenizer.normalizer import Normaliser  # noqa: E402
+from albertkit.tokenizer.normalizer import Normalizer  # noqa: E402
 from albertkit.tokenizer.tokenizer_json import metaspace_words  # noqa: E402
 from albertkit.tokenizer.train_vocabulary import PUNCTUATION  # noqa: E402
 from albertkit.tokenizer.vocabulary import SPECIALS, Vocabulary  # noqa: E402
@@ -96,7 +96,7 @@ def charsmap() -> bytes:
 def train(given: argparse.Namespace) -> None:
     """Vocabularies of several sizes from one sample of the text."""
     table = charsmap()
-    normalise = Normaliser(table, True, True)
+    normalise = Normalizer(table, True, True)
     counts: collections.Counter[str] = collections.Counter()
     sample: list[str] = []
     draw = random.Random(0)

@@ -113,7 +113,7 @@ def test_a_hidden_word_is_the_text_with_a_mask_in_its_place(learnt):
     found = explain(learnt, "red cat dog oak blue", methods="occlusion", target="animal")
 
     def odds(text: str) -> float:
-        encoding = albert.tokenizer.encode(text, recognise_mask=True)
+        encoding = albert.tokenizer.encode(text, recognize_mask=True)
         from albertkit.runtime.predict import task_scores
         from albertkit.tasks.task import Feature
 

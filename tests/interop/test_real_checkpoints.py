@@ -36,7 +36,7 @@ def opened(tmp_path_factory):
 
 
 def fill(artifact, model, text, k=5):
-    encoding = artifact.tokenizer.encode(text, recognise_mask=True)
+    encoding = artifact.tokenizer.encode(text, recognize_mask=True)
     place = torch.tensor([encoding.ids.index(artifact.tokenizer.mask_id)])
     with torch.no_grad():
         batch = Batch.of([encoding.ids], [encoding.segments])

@@ -13,7 +13,7 @@ from albertkit.data import masking
 from albertkit.model import AlbertModel, Batch
 from albertkit.model.albert_model import build_head
 from albertkit.model.encoder import Encoder
-from albertkit.model.packed_batch import Padding, runs_of
+from albertkit.model.packed_batch import Padding, length_runs
 from albertkit.train.distributed import call_in_dtype
 from albertkit.train.pretrain import PretrainObjective
 from albertkit.train.train_settings import PretrainSettings
@@ -59,7 +59,10 @@ def test_an_update_computes_where_its_tensors_are(away, name, goals):
     ids = torch.zeros(sum(LENGTHS), dtype=torch.int64, device=away)
     places = torch.zeros(len(LENGTHS), max(LENGTHS), dtype=torch.int64, device=away)
     seen = torch.ones(len(LENGTHS), max(LENGTHS), max(LENGTHS), dtype=torch.bool, device=away)
-    for batch in (Batch(ids, ids, ids, runs_of(LENGTHS)), Batch(ids, ids, ids, runs_of(LENGTHS), seen=seen)):
+    for batch in (
+        Batch(ids, ids, ids, length_runs(LENGTHS)),
+        Batch(ids, ids, ids, length_runs(LENGTHS), attention_mask=seen),
+    ):
         vars(batch)["padding"] = Padding(places, places == 0, ids)  # which asks for numbers
         for first in (False, True):
             out = call_in_dtype(model, torch.bfloat16, batch, heads=["classify"], first_only=first)

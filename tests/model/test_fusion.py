@@ -16,7 +16,7 @@ from albertkit.config import Options
 from albertkit.errors import AlbertkitError
 from albertkit.model import AlbertModel, Batch
 from albertkit.model.albert_model import build_head
-from albertkit.model.fusion import Extra, Fusion
+from albertkit.model.fusion import ExtraFeatures, Fusion
 from albertkit.runtime.fusion_engine import FusionModel
 from albertkit.train import loop
 from tests.conftest import ROOT, tiny
@@ -39,7 +39,7 @@ def test_where_extra_tokens_stand(texts, k, m, where):
     fusion = Fusion(tiny(), {"image": 6, "sound": 4}, where)
     image, sound = features(0, len(texts), k, 6), features(1, len(texts), m, 4)
     plain = Batch.of(texts, [[0] * len(t) for t in texts])
-    fused = fusion(plain, [Extra("image", image, segment=1), Extra("sound", sound)])
+    fused = fusion(plain, [ExtraFeatures("image", image, segment=1), ExtraFeatures("sound", sound)])
     assert fused.lengths == tuple(len(t) + k + m for t in texts)
     table = torch.nn.Embedding(97, 16)
     with torch.no_grad():
@@ -60,16 +60,18 @@ def test_what_cannot_be_fused():
     fusion = Fusion(tiny(), {"image": 6})
     batch = Batch.of(TEXTS)
     for extra, why in (
-        (Extra("imagee", features(0, 4, 1, 6)), "did you mean 'image'"),
-        (Extra("image", features(0, 4, 1, 5)), r"must be \(4, k, 6\)"),
-        (Extra("image", features(0, 3, 1, 6)), "for 4 texts"),
-        (Extra("image", features(0, 4, 1, 6), segment=2), "segment is 2"),
-        (Extra("image", features(0, 4, 39, 6)), "reads 40"),
+        (ExtraFeatures("imagee", features(0, 4, 1, 6)), "did you mean 'image'"),
+        (ExtraFeatures("image", features(0, 4, 1, 5)), r"must be \(4, k, 6\)"),
+        (ExtraFeatures("image", features(0, 3, 1, 6)), "for 4 texts"),
+        (ExtraFeatures("image", features(0, 4, 1, 6), segment=2), "segment is 2"),
+        (ExtraFeatures("image", features(0, 4, 39, 6)), "reads 40"),
     ):
         with pytest.raises(AlbertkitError, match=why):
             fusion(batch, extra)
     with pytest.raises(AlbertkitError, match="fuse a plain one"):
-        fusion(fusion(batch, Extra("image", features(0, 4, 1, 6))), Extra("image", features(0, 4, 1, 6)))
+        fusion(
+            fusion(batch, ExtraFeatures("image", features(0, 4, 1, 6))), ExtraFeatures("image", features(0, 4, 1, 6))
+        )
     with pytest.raises(AlbertkitError, match="start or end"):
         Fusion(tiny(), {"image": 6}, "middle")
     assert fusion(batch, []) is batch
@@ -77,7 +79,7 @@ def test_what_cannot_be_fused():
 
 def test_the_gradient_reaches_the_projection():
     model = AlbertModel(tiny(), {"fusion": Fusion(tiny(), {"image": 6}), "classify": build_head("classify", tiny())})
-    batch = model.heads["fusion"](Batch.of(TEXTS), Extra("image", features(0, 4, 2, 6)))
+    batch = model.heads["fusion"](Batch.of(TEXTS), ExtraFeatures("image", features(0, 4, 2, 6)))
     model(batch, heads=["classify"]).heads["classify"].logits.square().sum().backward()
     assert float(model.heads["fusion"].kinds["image"].weight.grad.abs().sum()) > 0
 
@@ -99,7 +101,7 @@ def test_the_runtime_says_what_torch_says(tmp_path, where, options):
     model = AlbertModel(config, {"fusion": fusion, "classify": build_head("classify", config, 3)}).eval()
     write_artifact(Artifact(config, model.weights()), tmp_path / "m")
     image, sound = features(0, 4, 2, 6), features(1, 4, 1, 4)
-    batch = fusion(Batch.of(TEXTS), [Extra("image", image, segment=1), Extra("sound", sound)])
+    batch = fusion(Batch.of(TEXTS), [ExtraFeatures("image", image, segment=1), ExtraFeatures("sound", sound)])
     with torch.no_grad():
         out = model(batch, heads=["classify"])
     ready = FusionModel(tmp_path / "m", threads=1)

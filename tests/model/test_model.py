@@ -14,7 +14,7 @@ from torch import nn
 from albertkit.artifact import read_artifact
 from albertkit.config import Options
 from albertkit.errors import AlbertkitError
-from albertkit.model import AlbertModel, Batch, Encoded, Encoder, attention, pool
+from albertkit.model import AlbertModel, Batch, Encoder, EncoderOutput, attention, pool
 from albertkit.model.albert_model import build_head
 from albertkit.weights import HEADS, encoder_shapes, head_shapes
 from tests.conftest import tiny
@@ -238,7 +238,7 @@ class StarHead(nn.Module):
         self.inner = nn.Linear(hidden_size, 8)
         self.outer = nn.Linear(8, 5)
 
-    def forward(self, encoded: Encoded) -> Stars:
+    def forward(self, encoded: EncoderOutput) -> Stars:
         return Stars(self.outer(torch.tanh(self.inner(pool(encoded, "mean")))))
 
 
@@ -294,14 +294,14 @@ def test_a_text_that_may_see_part_of_itself_is_that_part():
     seen = torch.ones(3, 5, 5, dtype=torch.bool)
     seen[0, :, 3:] = False
     batch = Batch.of(ids)
-    found = MODEL(replace(batch, seen=seen)).encoded.hidden.split([5, 3, 4])
+    found = MODEL(replace(batch, attention_mask=seen)).encoded.hidden.split([5, 3, 4])
     assert torch.allclose(found[0][:3], MODEL(Batch.of([ids[0][:3]])).encoded.hidden, atol=1e-5)
     for got, row in zip(found[1:], ids[1:], strict=True):
         assert torch.allclose(got, MODEL(Batch.of([row])).encoded.hidden, atol=1e-5)
-    firsts = MODEL(replace(batch, seen=seen), first_only=True).encoded
+    firsts = MODEL(replace(batch, attention_mask=seen), first_only=True).encoded
     assert torch.allclose(firsts.hidden, torch.stack([part[0] for part in found]), atol=1e-5)
-    with pytest.raises(AlbertkitError, match="seen has shape"):
-        replace(batch, seen=seen[:2])
+    with pytest.raises(AlbertkitError, match="attention_mask has shape"):
+        replace(batch, attention_mask=seen[:2])
 
 
 def test_vectors_stand_in_the_place_of_words():

@@ -19,7 +19,7 @@ from albertkit.config import AlbertConfig, Options, preset
 from albertkit.errors import AlbertkitError
 from albertkit.model import AlbertModel, Batch
 from albertkit.model.albert_model import build_head
-from albertkit.model.attention_options import OptionAttention
+from albertkit.model.attention_options import ConfigurableAttention
 from albertkit.model.encoder_options import DocumentNorm, GruFront
 from albertkit.options import given_options
 from albertkit.tasks import make_task
@@ -70,7 +70,7 @@ EACH = (
     "scale_embedding",
     "everything",
 )
-ATTENTION = [name for name, options in CASES.items() if Options(**options).attends_otherwise]
+ATTENTION = [name for name, options in CASES.items() if Options(**options).has_attention_options]
 
 
 @pytest.fixture(autouse=True)
@@ -154,11 +154,11 @@ def test_padded_and_seen_are_the_same_formula(case, monkeypatch):
     batch = Batch.of(ids(*lengths))
     x = torch.randn(sum(lengths), config.hidden_size)
     seen = torch.ones(len(lengths), 30, 30, dtype=torch.bool).tril() | (torch.arange(30) < 3)
-    shown = dataclasses.replace(batch, seen=seen)
+    shown = dataclasses.replace(batch, attention_mask=seen)
     for local in {False, bool(config.options.window)}:
         wanted = [plain_attention(attention, config, part, local) for part in x.split(lengths)]
         torch.testing.assert_close(attention(x, batch, False, local), torch.cat(wanted), rtol=1e-4, atol=1e-5)
-        everyone = dataclasses.replace(batch, seen=torch.ones_like(seen))
+        everyone = dataclasses.replace(batch, attention_mask=torch.ones_like(seen))
         torch.testing.assert_close(attention(x, everyone, False, local), torch.cat(wanted), rtol=1e-4, atol=1e-5)
         wanted = [plain_attention(attention, config, p, local, s) for p, s in zip(x.split(lengths), seen, strict=True)]
         torch.testing.assert_close(attention(x, shown, False, local), torch.cat(wanted), rtol=1e-4, atol=1e-5)
@@ -173,11 +173,11 @@ def test_blocks_over_padding_are_the_same_as_alone():
     batch = Batch.of(ids(40, 23, 9, 1))
     heads, d = config.num_attention_heads, config.head_size
     query, key, value = torch.randn(3, 73, heads, d).unbind(0)
-    places = batch.padding
-    table = [x[places.tokens].transpose(1, 2) for x in (query, key, value)]
-    found = attention.texts(*table, False, True, places.inside[:, None, None]).transpose(1, 2).flatten(0, 1)
+    padding = batch.padding
+    table = [x[padding.tokens].transpose(1, 2) for x in (query, key, value)]
+    found = attention.attend_texts(*table, False, True, padding.mask[:, None, None]).transpose(1, 2).flatten(0, 1)
     wanted = attention.attend(query, key, value, batch, False, True)
-    torch.testing.assert_close(found[places.back], wanted, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(found[padding.positions], wanted, rtol=1e-4, atol=1e-5)
 
 
 def test_the_documents_norm_and_its_gradient_for_equal_numbers():
@@ -430,11 +430,11 @@ def test_options_from_the_command_line(shards, tmp_path, monkeypatch, capsys):
 
 @pytest.mark.parametrize("length", [1, 2, 5, 6, 7, 40])
 def test_relative_bias_and_its_gradient_equal_a_table_of_distances(length):
-    attention = OptionAttention(tiny(options=Options(attention_bias="relative", relative_reach=5))).double()
+    attention = ConfigurableAttention(tiny(options=Options(attention_bias="relative", relative_reach=5))).double()
     torch.nn.init.normal_(attention.theta)
     place = torch.arange(length)
     for asked in {1, length}:
-        table = attention.far(place[None] - place[:asked, None])
+        table = attention.distance_bias(place[None] - place[:asked, None])
         bias = attention.bias(asked, length, torch.device("cpu"))
         assert torch.equal(bias, table)
         weight = torch.randn_like(table)

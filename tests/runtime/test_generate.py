@@ -69,7 +69,7 @@ def torch_chances(model, tokenizer, source: list[int], words: list[int]) -> np.n
     seen[0, :begin, begin:] = False
     seen[0, begin:, begin:] = torch.ones(count + 1, count + 1, dtype=torch.bool).tril()
     segments = torch.tensor([0] * begin + [1] * (count + 1))
-    batch = Batch(torch.tensor(ids), segments, torch.arange(size), ((1, size),), seen=seen)
+    batch = Batch(torch.tensor(ids), segments, torch.arange(size), ((1, size),), attention_mask=seen)
     with torch.no_grad():
         logits = model(batch, inputs={"mlm": {"positions": torch.tensor([size - 1])}}).heads["mlm"].logits[0].double()
     banned = [tokenizer.pad_id, tokenizer.cls_id, tokenizer.mask_id, tokenizer.unk_id]

@@ -22,7 +22,7 @@ from albertkit.tasks.word_alignment import split_words
 
 
 def attention(albert, text, pair=None):
-    encoding = albert.tokenizer.encode(text, pair, recognise_mask="[MASK]" in text)
+    encoding = albert.tokenizer.encode(text, pair, recognize_mask="[MASK]" in text)
     return Explainer(albert).encoder.run(encoding.ids, encoding.segments).attention
 
 

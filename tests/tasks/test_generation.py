@@ -137,14 +137,14 @@ def test_masks_see_the_source_and_what_was_written_before(tokenizer, pairs, most
     task = GenerateTask(target_length=most)
     features = task.features([RewriteExample(a, b) for a, b in pairs], tokenizer, 20)
     batch = batch_of(features)
-    assert batch.seen is not None
+    assert batch.attention_mask is not None
     for number, (feature, (_, target)) in enumerate(zip(features, pairs, strict=True)):
         size = len(feature.ids)
         right = [*tokenizer.ids_batch([target])[0], tokenizer.sep_id][:most]
         count, begin = len(right), size - 2 * len(right)
         assert begin <= 20 - most - 1 and feature.ids[begin : begin + count] == right
         assert [t for t in feature.target if t != -100] == right
-        seen = batch.seen[number, :size, :size].numpy()
+        seen = batch.attention_mask[number, :size, :size].numpy()
         for i in range(size):
             mine = feature.positions[i] if i >= begin else -1
             if i < begin:

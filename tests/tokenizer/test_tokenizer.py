@@ -185,7 +185,7 @@ def test_special_strings_are_ordinary_text(tok):
     ids = tok.encode("[MASK] [SEP] [CLS] <pad> <unk>", add_specials=False).ids
     assert not {tok.mask_id, tok.sep_id, tok.cls_id, tok.pad_id} & set(ids)
     text = "the [MASK] is [SEP] red[MASK]."
-    made = tok.encode(text, recognise_mask=True)
+    made = tok.encode(text, recognize_mask=True)
     assert made.ids.count(tok.mask_id) == 2
     assert made.ids.count(tok.sep_id) == 1
     assert tok.tokens(made.ids)[-3:] == ["[MASK]", ".", "[SEP]"]
@@ -194,7 +194,7 @@ def test_special_strings_are_ordinary_text(tok):
 
 
 def test_spaces_made_by_normalisation_after_a_mask(tok):
-    made = tok.encode("[MASK]x¨<pad>", recognise_mask=True, add_specials=False)
+    made = tok.encode("[MASK]x¨<pad>", recognize_mask=True, add_specials=False)
     assert tok.tokens(made.ids)[:2] == ["[MASK]", "x"]
     assert tok.pad_id not in made.ids
     assert made.offsets[-1][1] == len("[MASK]x¨<pad>")
@@ -394,7 +394,7 @@ def test_transformers_opens_the_folder(tok, tmp_path, config):
     assert theirs.mask_token_id == 4
     assert theirs.pad_token_id == 0
     assert theirs.model_max_length == 512
-    assert theirs("the [MASK] x")["input_ids"] == tok.encode("the [MASK] x", recognise_mask=True).ids
+    assert theirs("the [MASK] x")["input_ids"] == tok.encode("the [MASK] x", recognize_mask=True).ids
 
 
 def test_mismatches_are_errors(tok, tmp_path):
@@ -625,7 +625,7 @@ def test_split_scripts_survives_saving_and_offsets_are_exact(chinese, tmp_path):
 
 
 def test_a_mask_between_ideographs(chinese):
-    ids = chinese.encode("我想[MASK]货", recognise_mask=True, add_specials=False).ids
+    ids = chinese.encode("我想[MASK]货", recognize_mask=True, add_specials=False).ids
     assert chinese.tokens(ids)[-2:] == ["[MASK]", "货"]
 
 

@@ -206,7 +206,7 @@ def test_transformers_teacher_states_equal_those_of_transformers(words, tmp_path
     model = bert(words, tmp_path)
     model.set_attn_implementation("eager")
     seen, _ = TransformersTeacher(model, attention=True)(BATCH)
-    ids, inside = BATCH.pad(BATCH.ids), BATCH.padding.inside
+    ids, inside = BATCH.pad(BATCH.ids), BATCH.padding.mask
     with torch.no_grad():
         out = model(input_ids=ids, attention_mask=inside.long(), output_hidden_states=True, output_attentions=True)
     assert len(seen.layers) == 5 and torch.allclose(seen.layers[-1], out.last_hidden_state[inside], atol=1e-6)

@@ -34,7 +34,7 @@ from albertkit.data.documents import Block, parse_documents
 from albertkit.data.sentences import split_sentences
 from albertkit.data.shards import run_sums, token_dtype, token_ids, word_bit
 from albertkit.tokenizer import Tokenizer
-from albertkit.tokenizer.normalizer import CJK, SPACE, Normaliser
+from albertkit.tokenizer.normalizer import CJK, SPACE, Normalizer
 
 CACHE_CHARACTERS = 2_000_000  # of words in a generation; in all about 600,000 words and parts, in 150 MB
 LOOKUP_SENTENCES = 1024  # looked up at a time
@@ -254,7 +254,7 @@ class PunctuationSplitter:
         trailing = [c for c in before if c not in self.separate_marks and not any(map(str.isalpha, before[c]))]
         self.trailing_mark = re.compile(rf"([A-Za-z])(?=[{re.escape(''.join(trailing))}])") if trailing else None
         self.has_space = np.array([token.startswith(SPACE) for token in vocabulary.tokens])
-        plain = Normaliser(vocabulary.charsmap, vocabulary.lower, vocabulary.strip_accents).plain_ascii
+        plain = Normalizer(vocabulary.charsmap, vocabulary.lower, vocabulary.strip_accents).plain_ascii
         inner = any(SPACE in token[1:] for token in vocabulary.tokens)
         # a part from within a word is tokenized after this mark, which is then removed
         self.anchor = self.separate_marks[0] if self.separate_marks else ""

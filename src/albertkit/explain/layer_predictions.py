@@ -280,7 +280,7 @@ class DepthTrace:
             example = QuestionExample("0", question, text)
         else:
             kind = None
-        encoding = albert.tokenizer.encode(text, pair, recognise_mask=kind == "fill")
+        encoding = albert.tokenizer.encode(text, pair, recognize_mask=kind == "fill")
         if len(encoding.ids) > albert.max_tokens:
             raise AlbertkitError(
                 f"the text has {len(encoding.ids)} tokens; an explained text must fit into {albert.max_tokens}"

@@ -49,7 +49,7 @@ def _modules(folder: Path) -> list[tuple[str, Path]]:
     return out
 
 
-def steps_of(folder: Path) -> tuple[Path, str, bool]:
+def read_modules(folder: Path) -> tuple[Path, str, bool]:
     """Where the encoder lies, how its tokens become one vector, and whether that is brought to length 1."""
     modules = _modules(folder)
     kinds = [kind for kind, _ in modules]
@@ -62,10 +62,10 @@ def steps_of(folder: Path) -> tuple[Path, str, bool]:
 
 def read_folder(folder: Path) -> Artifact:
     """Open a sentence-transformers folder."""
-    encoder, pooling, unit = steps_of(folder)
+    encoder, pooling, unit = read_modules(folder)
     artifact = huggingface.read_folder(encoder)
     made = ({"step": "convert", "from": folder.name, "layout": "sentence-transformers"},)
-    meta = Meta(task="embed", pooling=pooling, normalise=unit, prompts=prompts_of(folder), made=made)
+    meta = Meta(task="embed", pooling=pooling, normalise=unit, prompts=read_prompts(folder), made=made)
     config, weights = artifact.config, artifact.weights
     limit = folder / "sentence_bert_config.json"
     length = read_json(limit).get("max_seq_length") if limit.is_file() else None
@@ -77,7 +77,7 @@ def read_folder(folder: Path) -> Artifact:
     return Artifact(config, weights, artifact.tokenizer, meta)
 
 
-def prompts_of(folder: Path) -> dict[str, str]:
+def read_prompts(folder: Path) -> dict[str, str]:
     about = folder / "config_sentence_transformers.json"
     settings: dict[str, Any] = read_json(about) if about.is_file() else {}
     prompts = settings.get("prompts") or {}

@@ -1,19 +1,19 @@
 """The model in torch: `AlbertModel` (encoder plus heads), `Batch` (packed texts), the heads and their named results."""
 
 from albertkit.model.albert_model import AlbertModel, ModelOutput
-from albertkit.model.encoder import Encoded, Encoder
+from albertkit.model.encoder import Encoder, EncoderOutput
 from albertkit.model.heads import (
     POOLINGS,
     AnswerHead,
-    Answers,
     ChooseHead,
     ClassifyHead,
+    ClassLogits,
     Head,
-    MaskedWordHead,
-    Scores,
+    MlmHead,
+    MlmLogits,
     SentenceOrderHead,
+    SpanLogits,
     TagHead,
-    WordScores,
     pool,
 )
 from albertkit.model.packed_batch import Batch
@@ -22,18 +22,18 @@ __all__ = [
     "POOLINGS",
     "AlbertModel",
     "AnswerHead",
-    "Answers",
     "Batch",
     "ChooseHead",
+    "ClassLogits",
     "ClassifyHead",
-    "Encoded",
     "Encoder",
+    "EncoderOutput",
     "Head",
-    "MaskedWordHead",
+    "MlmHead",
+    "MlmLogits",
     "ModelOutput",
-    "Scores",
     "SentenceOrderHead",
+    "SpanLogits",
     "TagHead",
-    "WordScores",
     "pool",
 ]

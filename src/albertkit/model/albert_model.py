@@ -17,12 +17,12 @@ from torch import nn
 from albertkit.artifact import Artifact, Meta, read_artifact, write_artifact
 from albertkit.config import AlbertConfig
 from albertkit.errors import AlbertkitError, nearest
-from albertkit.model.encoder import Encoded, Encoder
+from albertkit.model.encoder import Encoder, EncoderOutput
 from albertkit.model.heads import (
     AnswerHead,
     ChooseHead,
     ClassifyHead,
-    MaskedWordHead,
+    MlmHead,
     SentenceOrderHead,
     TagHead,
 )
@@ -35,11 +35,11 @@ from albertkit.weights import HEADS, heads_in
 class ModelOutput:
     """The encoder's result and, by name, each head's."""
 
-    encoded: Encoded
+    encoded: EncoderOutput
     heads: dict[str, Any]
 
 
-def tensors_of(weights: Mapping[str, np.ndarray]) -> dict[str, torch.Tensor]:
+def to_tensors(weights: Mapping[str, np.ndarray]) -> dict[str, torch.Tensor]:
     """Arrays as tensors of their own, for `load_state_dict`."""
     return {name: torch.from_numpy(np.array(array, copy=True)) for name, array in weights.items()}
 
@@ -48,7 +48,7 @@ def build_head(name: str, config: AlbertConfig, labels: int = 2) -> nn.Module:
     """A fresh built-in head; `labels` counts the classes of `classify` and `tag`."""
     if name in ("classify", "tag"):
         return (ClassifyHead if name == "classify" else TagHead)(config, labels)
-    plain = {"mlm": MaskedWordHead, "sop": SentenceOrderHead, "answer": AnswerHead, "choose": ChooseHead}
+    plain = {"mlm": MlmHead, "sop": SentenceOrderHead, "answer": AnswerHead, "choose": ChooseHead}
     if name not in plain:
         raise AlbertkitError(f"unknown head {name!r}{nearest(name, HEADS)}; built in are {', '.join(HEADS)}")
     return plain[name](config)
@@ -112,7 +112,7 @@ class AlbertModel(nn.Module):
         model = cls(artifact.config, modules, pooler="encoder.pooler.weight" in artifact.weights)
         there = {name.split(".")[1] for name in artifact.weights if name.startswith("heads.")}
         fresh = {n for n in model.state_dict() if n.startswith("heads.") and n.split(".")[1] not in there}
-        state = tensors_of(artifact.weights)
+        state = to_tensors(artifact.weights)
         missing, unexpected = model.load_state_dict(state, strict=False)
         odd = sorted(set(missing) - fresh) + sorted(unexpected)
         if odd:

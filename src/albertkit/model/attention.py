@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from albertkit.config import AlbertConfig
 from albertkit.model.packed_batch import Batch
 
-MANY = 4  # runs of equal lengths that a GPU takes one by one
+MAX_RUNS_ON_GPU = 4  # runs of equal lengths that a GPU takes one by one
 
 
 class Attention(nn.Module):
@@ -55,7 +55,7 @@ def attend(mixed: Tensor, batch: Batch, dropout: float = 0.0) -> Tensor:
 
     On a GPU, which would wait for the processor to start many small calls, many runs are padded into one call.
     """
-    if batch.seen is not None or (mixed.is_cuda and len(batch.runs) > MANY):
+    if batch.attention_mask is not None or (mixed.is_cuda and len(batch.runs) > MAX_RUNS_ON_GPU):
         return attend_padded(mixed, batch, dropout)
     parts = []
     sizes = [texts * length for texts, length in batch.runs]
@@ -68,24 +68,24 @@ def attend(mixed: Tensor, batch: Batch, dropout: float = 0.0) -> Tensor:
 
 def attend_padded(mixed: Tensor, batch: Batch, dropout: float = 0.0) -> Tensor:
     """The same in one call over padded texts, whose empty places nobody attends to."""
-    places = batch.padding
-    query, key, value = places.table(mixed).permute(2, 0, 3, 1, 4).unbind(0)  # (texts, heads, longest, d) each
-    mask = places.inside[:, None, None, :]
-    if batch.seen is not None:
-        mask = mask & batch.seen[:, None]
+    padding = batch.padding
+    query, key, value = padding.pad(mixed).permute(2, 0, 3, 1, 4).unbind(0)  # (texts, heads, longest, d) each
+    mask = padding.mask[:, None, None, :]
+    if batch.attention_mask is not None:
+        mask = mask & batch.attention_mask[:, None]
         mask = mask | ~mask.any(-1, keepdim=True)  # an empty place looks at all: a row of nothing would be not a number
     context = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout)
-    return places.packed(context.transpose(1, 2))
+    return padding.unpad(context.transpose(1, 2))
 
 
 def attend_first(query: Tensor, mixed: Tensor, batch: Batch, dropout: float = 0.0) -> Tensor:
     """One query for each text (texts, heads, 1, d) over packed keys and values (tokens, 2, heads, d) → (texts, heads, d)."""
-    if batch.seen is not None or (mixed.is_cuda and len(batch.runs) > MANY):
-        places = batch.padding
-        key, value = places.table(mixed).permute(2, 0, 3, 1, 4).unbind(0)
-        mask = places.inside[:, None, None, :]
-        if batch.seen is not None:
-            mask = mask & batch.seen[:, None, :1]
+    if batch.attention_mask is not None or (mixed.is_cuda and len(batch.runs) > MAX_RUNS_ON_GPU):
+        padding = batch.padding
+        key, value = padding.pad(mixed).permute(2, 0, 3, 1, 4).unbind(0)
+        mask = padding.mask[:, None, None, :]
+        if batch.attention_mask is not None:
+            mask = mask & batch.attention_mask[:, None, :1]
         return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout)[:, :, 0]
     parts = []
     tokens, texts = mixed.split([n * length for n, length in batch.runs]), query.split([n for n, _ in batch.runs])

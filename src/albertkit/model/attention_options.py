@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from albertkit.config import AlbertConfig
-from albertkit.model.attention import MANY, Attention
+from albertkit.model.attention import MAX_RUNS_ON_GPU, Attention
 from albertkit.model.packed_batch import Batch
 
 
@@ -33,7 +33,7 @@ class LowRank(nn.Module):
         self.lift = nn.Parameter(first.T.contiguous())
 
 
-def folded(matrix: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+def compose_projection(matrix: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
     """A dense layer whose outputs, head by head, go through `matrix` (narrow, wide), as one dense layer."""
     wide = matrix.shape[1]
     return (
@@ -42,7 +42,7 @@ def folded(matrix: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor
     )
 
 
-class OptionAttention(Attention):
+class ConfigurableAttention(Attention):
     """Multi-head attention with the options of a config."""
 
     def __init__(self, config: AlbertConfig) -> None:
@@ -63,7 +63,7 @@ class OptionAttention(Attention):
         parts = {"query": self.query, "key": self.key, "value": self.value}
         made: dict[str, tuple[Tensor, Tensor]] = {name: (part.weight, part.bias) for name, part in parts.items()}
         if self.low is not None:
-            made = {name: folded(getattr(self.low, name), *pair) for name, pair in made.items()}
+            made = {name: compose_projection(getattr(self.low, name), *pair) for name, pair in made.items()}
         asked = batch.first(hidden) if first else hidden
         query, key, value = (
             F.linear(x, *made[name]).unflatten(-1, (-1, self.size))  # (tokens, heads or 1, size)
@@ -82,26 +82,26 @@ class OptionAttention(Attention):
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, batch: Batch, first: bool, local: bool) -> Tensor:
         """Packed queries, keys and values (tokens, heads, size) → (tokens or texts, heads, size)."""
-        if batch.seen is not None or (query.is_cuda and len(batch.runs) > MANY):
-            places = batch.padding
-            table = [places.table(x).transpose(1, 2) for x in (key, value)]
-            asked = query[:, :, None] if first else places.table(query).transpose(1, 2)
-            inside = places.inside[:, None, None]  # (texts, 1, 1, longest)
-            if batch.seen is not None:
-                inside = inside & batch.seen[:, None, : 1 if first else None]
+        if batch.attention_mask is not None or (query.is_cuda and len(batch.runs) > MAX_RUNS_ON_GPU):
+            padding = batch.padding
+            table = [padding.pad(x).transpose(1, 2) for x in (key, value)]
+            asked = query[:, :, None] if first else padding.pad(query).transpose(1, 2)
+            inside = padding.mask[:, None, None]  # (texts, 1, 1, longest)
+            if batch.attention_mask is not None:
+                inside = inside & batch.attention_mask[:, None, : 1 if first else None]
                 inside = inside | ~inside.any(-1, keepdim=True)  # an empty place looks at all: else it is not a number
-            context = self.texts(asked, table[0], table[1], first, local, inside)
-            return context[:, :, 0] if first else places.packed(context.transpose(1, 2))
+            context = self.attend_texts(asked, table[0], table[1], first, local, inside)
+            return context[:, :, 0] if first else padding.unpad(context.transpose(1, 2))
         parts = []
         sizes = [n * length for n, length in batch.runs]
         asked_sizes = [n for n, _ in batch.runs] if first else sizes
         pieces = zip(query.split(asked_sizes), key.split(sizes), value.split(sizes), batch.runs, strict=True)
         for q, k, v, (n, _) in pieces:
             q, k, v = (x.unflatten(0, (n, -1)).transpose(1, 2) for x in (q, k, v))  # (texts, heads, length, size)
-            parts.append(self.texts(q, k, v, first, local, None).transpose(1, 2).flatten(0, 1))
+            parts.append(self.attend_texts(q, k, v, first, local, None).transpose(1, 2).flatten(0, 1))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def texts(
+    def attend_texts(
         self, query: Tensor, key: Tensor, value: Tensor, first: bool, local: bool, inside: Tensor | None
     ) -> Tensor:
         """Texts of one length: (texts, heads, asked, size) over (texts, heads, length, size); `inside`: who may be seen."""
@@ -109,18 +109,18 @@ class OptionAttention(Attention):
         if local and not first and length > self.window + 1:
             by_key = inside is None or inside.shape[2] == 1
             if by_key and length > 3 * self.window:
-                return self.blocks(query, key, value, inside)
-            near = self.near(length, key.device)
+                return self.attend_blocks(query, key, value, inside)
+            near = self.window_mask(length, key.device)
             inside = near if inside is None else inside & near
-        mask = self.scores(self.bias(query.shape[2], length, key.device), inside, query.dtype)
-        return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=self.dropped)
+        mask = self.score_mask(self.bias(query.shape[2], length, key.device), inside, query.dtype)
+        return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=self.dropout)
 
     @property
-    def dropped(self) -> float:
+    def dropout(self) -> float:
         """Share of the attention weights that are dropped now."""
         return self.weight_dropout if self.training else 0.0
 
-    def near(self, length: int, device: torch.device) -> Tensor:
+    def window_mask(self, length: int, device: torch.device) -> Tensor:
         """(length, length) bool: who sees whom in the window, the first token apart."""
         place = torch.arange(length, device=device)
         away = (place[None] - place[:, None]).abs()
@@ -133,9 +133,9 @@ class OptionAttention(Attention):
         place = torch.arange(length, device=device)
         if self.theta.dim() == 1:
             return self.theta[:, None, None] * (place == 0)
-        return self.by_distance(asked, length)
+        return self.relative_bias(asked, length)
 
-    def by_distance(self, asked: int, length: int) -> Tensor:
+    def relative_bias(self, asked: int, length: int) -> Tensor:
         """θ of the distance from each of the first `asked` tokens to every token, (heads, asked, length).
 
         Row i is a window of the same numbers, one step further left than row i - 1. Sliced and reshaped, its gradient is a plain
@@ -155,20 +155,20 @@ class OptionAttention(Attention):
         )  # 2·length - 2 apart: one step left
         return windows[:, :, :length]
 
-    def far(self, away: Tensor) -> Tensor:
+    def distance_bias(self, away: Tensor) -> Tensor:
         """θ of distances, (heads, …)."""
         assert self.theta is not None
         return self.theta[:, away.clamp(-self.reach, self.reach) + self.reach]
 
     @staticmethod
-    def scores(bias: Tensor | None, inside: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    def score_mask(bias: Tensor | None, inside: Tensor | None, dtype: torch.dtype) -> Tensor | None:
         """What is added to scores: bias, and -∞ where nobody may look; or that alone, as a bool mask."""
         if bias is None:
             return inside
         bias = bias.to(dtype)[None]
         return bias if inside is None else bias.masked_fill(~inside, float("-inf"))
 
-    def blocks(self, query: Tensor, key: Tensor, value: Tensor, inside: Tensor | None) -> Tensor:
+    def attend_blocks(self, query: Tensor, key: Tensor, value: Tensor, inside: Tensor | None) -> Tensor:
         """A window over long texts: blocks of `window` queries over three blocks of keys and the first token.
 
         The first token, which sees all, is computed apart. `inside` is (texts, 1, 1, length).
@@ -197,11 +197,11 @@ class OptionAttention(Attention):
         if self.theta is not None:
             mask = self._block_bias(away, block, row).to(query.dtype)[None].masked_fill(~allowed, float("-inf"))
         context = F.scaled_dot_product_attention(
-            asked, band[0], band[1], attn_mask=mask.flatten(*joined), dropout_p=self.dropped
+            asked, band[0], band[1], attn_mask=mask.flatten(*joined), dropout_p=self.dropout
         )
         context = context.reshape(texts, heads, count * w, size)[:, :, 1:length]
-        top = self.scores(self.bias(1, length, device), inside, query.dtype)
-        whole = F.scaled_dot_product_attention(query[:, :, :1], key, value, attn_mask=top, dropout_p=self.dropped)
+        top = self.score_mask(self.bias(1, length, device), inside, query.dtype)
+        whole = F.scaled_dot_product_attention(query[:, :, :1], key, value, attn_mask=top, dropout_p=self.dropout)
         return torch.cat([whole, context], 2)
 
     def _block_bias(self, away: Tensor, block: Tensor, row: Tensor) -> Tensor:
@@ -211,8 +211,8 @@ class OptionAttention(Attention):
             shape = (len(block), len(row), 1)
             first = self.theta[:, None, None, None].expand(-1, *shape)
             return F.pad(first, (0, away.shape[1]))
-        first = self.far(-(block[:, None] * self.window + row))[..., None]  # (heads, blocks, w, 1)
-        band = self.far(away)[:, None].expand(-1, len(block), -1, -1)
+        first = self.distance_bias(-(block[:, None] * self.window + row))[..., None]  # (heads, blocks, w, 1)
+        band = self.distance_bias(away)[:, None].expand(-1, len(block), -1, -1)
         return torch.cat([first, band], 3)
 
 

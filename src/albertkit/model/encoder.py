@@ -1,6 +1,6 @@
 """The encoder, top to bottom: embeddings at E, projection to H, one shared layer applied L times, the pooler.
 
-In: a `Batch`. Out: `Encoded`. Left out on purpose: heads (`heads.py`) and everything beyond canonical ALBERT
+In: a `Batch`. Out: `EncoderOutput`. Left out on purpose: heads (`heads.py`) and everything beyond canonical ALBERT
 (`options.py`). Post-LN throughout, and dropout where the original code has it: after the embeddings, on the attention
 weights, after the attention output and after the feed-forward output.
 """
@@ -18,8 +18,8 @@ from torch.utils.checkpoint import checkpoint
 from albertkit.config import AlbertConfig
 from albertkit.errors import AlbertkitError
 from albertkit.model.attention import Attention
-from albertkit.model.attention_options import OptionAttention
-from albertkit.model.encoder_options import BrightmartEmbeddings, GruFront, norm_of
+from albertkit.model.attention_options import ConfigurableAttention
+from albertkit.model.encoder_options import BrightmartEmbeddings, GruFront, make_norm
 from albertkit.model.packed_batch import Batch
 
 ACTIVATION: dict[str, Callable[[Tensor], Tensor]] = {
@@ -32,7 +32,7 @@ ACTIVATION: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 @dataclass(frozen=True)
-class Encoded:
+class EncoderOutput:
     """What the encoder computed for a batch."""
 
     hidden: Tensor
@@ -57,7 +57,7 @@ class Embeddings(nn.Module):
         self.word = nn.Embedding(config.vocab_size, e)
         self.position = nn.Embedding(config.max_position_embeddings, e)
         self.segment = nn.Embedding(config.type_vocab_size, e)
-        self.norm = norm_of(config, e)
+        self.norm = make_norm(config, e)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
         self.projection = nn.Linear(e, config.hidden_size)
         self.scale = e**0.5 if config.options.scale_embedding else 1.0
@@ -91,10 +91,10 @@ class Layer(nn.Module):
 
     def __init__(self, config: AlbertConfig) -> None:
         super().__init__()
-        self.attention = (OptionAttention if config.options.attends_otherwise else Attention)(config)
-        self.attention_norm = norm_of(config, config.hidden_size)
+        self.attention = (ConfigurableAttention if config.options.has_attention_options else Attention)(config)
+        self.attention_norm = make_norm(config, config.hidden_size)
         self.ffn = FeedForward(config)
-        self.ffn_norm = norm_of(config, config.hidden_size)
+        self.ffn_norm = make_norm(config, config.hidden_size)
 
     def forward(self, hidden: Tensor, batch: Batch, first: bool = False, local: bool = False) -> Tensor:
         kept = batch.first(hidden) if first else hidden
@@ -153,7 +153,7 @@ class Encoder(nn.Module):
             if low < 0 or high >= rows:
                 raise AlbertkitError(f"{name} {low if low < 0 else high} is outside this model's 0 … {rows - 1}")
 
-    def use(self, layer: int, hidden: Tensor, batch: Batch, share: float = 1.0, first: bool = False) -> Tensor:
+    def apply_layer(self, layer: int, hidden: Tensor, batch: Batch, share: float = 1.0, first: bool = False) -> Tensor:
         """Apply layer number `layer` (0-based): every inner layer of its group, once. `share` of the gradient reaches its
         weights; with `first`, only the first tokens come out.
         """
@@ -169,7 +169,7 @@ class Encoder(nn.Module):
 
     def forward(
         self, batch: Batch, depth: int | None = None, keep_layers: bool = False, first_only: bool = False
-    ) -> Encoded:
+    ) -> EncoderOutput:
         """Encode a batch; `depth` applies that many layers instead of L, `keep_layers` keeps all hidden states.
 
         `first_only` leaves out of the last layer what only other tokens than the first of each text would need: most of
@@ -185,13 +185,13 @@ class Encoder(nn.Module):
         layers = [hidden]
         for layer in range(depth):
             share = self.layer_decay ** (depth - 1 - layer) if self.training else 1.0
-            hidden = self.use(layer, hidden, batch, share, first_only and layer == depth - 1)
+            hidden = self.apply_layer(layer, hidden, batch, share, first_only and layer == depth - 1)
             if keep_layers:
                 layers.append(hidden)
         pooled = None
         if self.pooler is not None:
             pooled = torch.tanh(self.pooler(hidden if first_only else batch.first(hidden)))  # (texts, H)
-        return Encoded(
+        return EncoderOutput(
             hidden=hidden,
             pooled=pooled,
             layers=tuple(layers) if keep_layers else (),

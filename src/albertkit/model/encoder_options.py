@@ -31,7 +31,7 @@ class DocumentNorm(nn.Module):
         return ((x.float() - mean) / spread * self.weight + self.bias).type_as(x)
 
 
-def norm_of(config: AlbertConfig, size: int) -> nn.Module:
+def make_norm(config: AlbertConfig, size: int) -> nn.Module:
     """The norm of a config, for vectors of `size` numbers."""
     kind = DocumentNorm if config.options.norm == "document" else nn.LayerNorm
     return kind(size, eps=config.layer_norm_eps)
@@ -56,8 +56,8 @@ class GruFront(nn.Module):
         """(tokens, H) → (tokens, H), each text by itself."""
         if len(batch.runs) == 1:
             return hidden + self.read(hidden.unflatten(0, batch.runs[0])).flatten(0, 1)
-        places = batch.padding
-        return hidden + places.packed(self.read(places.table(hidden)))
+        padding = batch.padding
+        return hidden + padding.unpad(self.read(padding.pad(hidden)))
 
     def read(self, x: Tensor) -> Tensor:
         """(texts, length, H) → (texts, length, H)."""
@@ -90,7 +90,7 @@ class BrightmartEmbeddings(nn.Module):
         self.projection = nn.Linear(e, h, bias=False)
         self.position = nn.Embedding(config.max_position_embeddings, h)
         self.segment = nn.Embedding(config.type_vocab_size, h)
-        self.norm = norm_of(config, h)
+        self.norm = make_norm(config, h)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
         self.scale = e**0.5 if config.options.scale_embedding else 1.0
         self.gru = GruFront(h) if config.options.gru else None

@@ -1,6 +1,6 @@
 """Features of pictures, sounds or sensors beside the words of a text: extra tokens that the encoder reads like any other.
 
-In: a `Batch` and `Extra` features of any width. Out: a `Batch` in which each text has k more tokens. Before this file: `batch.py`, whose `vectors` stand where a
+In: a `Batch` and `ExtraFeatures` features of any width. Out: a `Batch` in which each text has k more tokens. Before this file: `batch.py`, whose `vectors` stand where a
 word vector would; after it: the encoder, which does not know the difference. `docs/fusion.md` is a worked example; `runtime/fusion_engine.py` runs the result without torch.
 """
 
@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 from albertkit.config import AlbertConfig
 from albertkit.errors import AlbertkitError, nearest
-from albertkit.model.packed_batch import Batch, runs_of
+from albertkit.model.packed_batch import Batch, length_runs
 
 
 @dataclass(frozen=True)
-class Extra:
+class ExtraFeatures:
     """Features that belong to the texts of a batch: k vectors of one kind for each text."""
 
     kind: str
@@ -54,12 +54,12 @@ class Fusion(nn.Module):
         found: nn.ModuleDict = self.get_submodule(self.where)  # type: ignore[assignment]
         return found
 
-    def forward(self, batch: Batch, extras: Sequence[Extra] | Extra) -> Batch:
-        return self.fuse(batch, [extras] if isinstance(extras, Extra) else extras)
+    def forward(self, batch: Batch, extras: Sequence[ExtraFeatures] | ExtraFeatures) -> Batch:
+        return self.fuse(batch, [extras] if isinstance(extras, ExtraFeatures) else extras)
 
-    def fuse(self, batch: Batch, extras: Sequence[Extra]) -> Batch:
+    def fuse(self, batch: Batch, extras: Sequence[ExtraFeatures]) -> Batch:
         """The batch with the extra tokens of each text, kinds in the order given."""
-        if batch.seen is not None or batch.vectors is not None:
+        if batch.attention_mask is not None or batch.vectors is not None:
             raise AlbertkitError("this batch already says who sees whom or holds vectors; fuse a plain one")
         texts = len(batch.lengths)
         made = [self.project(extra, texts) for extra in extras]  # (texts, k, E) each
@@ -83,9 +83,11 @@ class Fusion(nn.Module):
         ids[own], segments[own] = batch.ids, batch.segments
         segments[places] = kinds.to(segments.dtype)
         positions = torch.cat([torch.arange(length) for length in lengths]).to(device)
-        return Batch(ids, segments, positions, runs_of(lengths), vectors=vectors.flatten(0, 1), places=places.flatten())
+        return Batch(
+            ids, segments, positions, length_runs(lengths), vectors=vectors.flatten(0, 1), places=places.flatten()
+        )
 
-    def project(self, extra: Extra, texts: int) -> Tensor:
+    def project(self, extra: ExtraFeatures, texts: int) -> Tensor:
         """Features of one kind at size E."""
         if extra.kind not in self.kinds:
             known = ", ".join(self.kinds) or "none"

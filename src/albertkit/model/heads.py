@@ -1,6 +1,6 @@
-"""Task heads: small modules from `Encoded` to named scores.
+"""Task heads: small modules from `EncoderOutput` to named scores.
 
-In: `Encoded`. Out: `WordScores`, `Scores` or `Answers`. A head is any `nn.Module` whose `forward` takes an `Encoded`; your own
+In: `EncoderOutput`. Out: `MlmLogits`, `ClassLogits` or `SpanLogits`. A head is any `nn.Module` whose `forward` takes an `EncoderOutput`; your own
 go beside these (see `docs/own-head.md`). Losses live with the training loop, not here.
 """
 
@@ -14,12 +14,12 @@ from torch import Tensor, nn
 
 from albertkit.config import AlbertConfig
 from albertkit.errors import AlbertkitError, nearest
-from albertkit.model.encoder import ACTIVATION, Encoded
-from albertkit.model.encoder_options import norm_of, text_means
+from albertkit.model.encoder import ACTIVATION, EncoderOutput
+from albertkit.model.encoder_options import make_norm, text_means
 
 
 @dataclass(frozen=True)
-class WordScores:
+class MlmLogits:
     """Scores over the vocabulary at some tokens."""
 
     logits: Tensor  # (n, V)
@@ -27,14 +27,14 @@ class WordScores:
 
 
 @dataclass(frozen=True)
-class Scores:
+class ClassLogits:
     """Scores over classes: a row for each text (or each token, for tagging; or each question, for multiple choice)."""
 
     logits: Tensor  # (rows, classes)
 
 
 @dataclass(frozen=True)
-class Answers:
+class SpanLogits:
     """Scores of each token as the first and as the last of the answer."""
 
     start: Tensor  # (tokens,)
@@ -57,7 +57,7 @@ class Head(nn.Module):
         out: Tensor = self.linear(self.dropout(vectors))
         return out
 
-    def text(self, encoded: Encoded) -> Tensor:
+    def text(self, encoded: EncoderOutput) -> Tensor:
         """What stands for a whole text, (texts, H): the pooler's vector, or the mean of the tokens where `classifier` says so."""
         if self.reads_mean:
             return text_means(encoded.hidden, encoded.batch)
@@ -66,7 +66,7 @@ class Head(nn.Module):
         return encoded.pooled
 
 
-class MaskedWordHead(nn.Module):
+class MlmHead(nn.Module):
     """Which word stands here: H → E, activation, LayerNorm, then the word table itself (tied) plus a bias.
 
     `positions` limits the work to some tokens: in pre-training, the masked ones.
@@ -77,19 +77,19 @@ class MaskedWordHead(nn.Module):
         self.bare_projection = config.options.brightmart_layout
         wide = config.hidden_size if self.bare_projection else config.embedding_size
         self.dense = nn.Linear(config.hidden_size, wide)
-        self.norm = norm_of(config, wide)
+        self.norm = make_norm(config, wide)
         self.bias = nn.Parameter(torch.zeros(config.vocab_size))
         self.activation = ACTIVATION[config.hidden_act]
         nn.init.trunc_normal_(self.dense.weight, std=config.initializer_range)
         nn.init.zeros_(self.dense.bias)
 
-    def forward(self, encoded: Encoded, positions: Tensor | None = None) -> WordScores:
+    def forward(self, encoded: EncoderOutput, positions: Tensor | None = None) -> MlmLogits:
         if positions is None:
             positions = torch.arange(len(encoded.hidden), device=encoded.hidden.device)
         vectors = self.norm(self.activation(self.dense(encoded.hidden[positions])))
         if self.bare_projection:  # albert_zh normalises at H and goes down to E through the same matrix that came up
             vectors = vectors @ encoded.projection
-        return WordScores(F.linear(vectors, encoded.word_table, self.bias), positions)
+        return MlmLogits(F.linear(vectors, encoded.word_table, self.bias), positions)
 
 
 class SentenceOrderHead(Head):
@@ -98,22 +98,22 @@ class SentenceOrderHead(Head):
     def __init__(self, config: AlbertConfig) -> None:
         super().__init__(config, 2)
 
-    def forward(self, encoded: Encoded) -> Scores:
-        return Scores(self.scores(self.text(encoded)))
+    def forward(self, encoded: EncoderOutput) -> ClassLogits:
+        return ClassLogits(self.scores(self.text(encoded)))
 
 
 class ClassifyHead(Head):
     """One row of class scores for each text (one column for a regression)."""
 
-    def forward(self, encoded: Encoded) -> Scores:
-        return Scores(self.scores(self.text(encoded)))
+    def forward(self, encoded: EncoderOutput) -> ClassLogits:
+        return ClassLogits(self.scores(self.text(encoded)))
 
 
 class TagHead(Head):
     """One row of label scores for each token."""
 
-    def forward(self, encoded: Encoded) -> Scores:
-        return Scores(self.scores(encoded.hidden))
+    def forward(self, encoded: EncoderOutput) -> ClassLogits:
+        return ClassLogits(self.scores(encoded.hidden))
 
 
 class AnswerHead(Head):
@@ -122,9 +122,9 @@ class AnswerHead(Head):
     def __init__(self, config: AlbertConfig) -> None:
         super().__init__(config, 2, dropout=False)
 
-    def forward(self, encoded: Encoded) -> Answers:
+    def forward(self, encoded: EncoderOutput) -> SpanLogits:
         start, end = self.scores(encoded.hidden).unbind(-1)
-        return Answers(start, end)
+        return SpanLogits(start, end)
 
 
 class ChooseHead(Head):
@@ -133,17 +133,17 @@ class ChooseHead(Head):
     def __init__(self, config: AlbertConfig) -> None:
         super().__init__(config, 1)
 
-    def forward(self, encoded: Encoded, choices: int) -> Scores:
+    def forward(self, encoded: EncoderOutput, choices: int) -> ClassLogits:
         texts = len(encoded.batch.lengths)
         if texts % choices:
             raise AlbertkitError(f"{texts} texts cannot be split into questions of {choices} choices")
-        return Scores(self.scores(self.text(encoded)).view(-1, choices))
+        return ClassLogits(self.scores(self.text(encoded)).view(-1, choices))
 
 
 POOLINGS = ("mean", "cls", "pooler", "max")
 
 
-def pool(encoded: Encoded, how: str = "mean", layer: int | None = None) -> Tensor:
+def pool(encoded: EncoderOutput, how: str = "mean", layer: int | None = None) -> Tensor:
     """Sentence vectors (texts, H). `layer` picks a kept hidden state (0: embeddings, -1: last); default the last one."""
     if how not in POOLINGS:
         raise AlbertkitError(f"unknown pooling {how!r}{nearest(how, POOLINGS)}; choose one of {', '.join(POOLINGS)}")

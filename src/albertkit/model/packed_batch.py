@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from albertkit.errors import AlbertkitError
 
 
-def runs_of(lengths: Sequence[int]) -> tuple[tuple[int, int], ...]:
+def length_runs(lengths: Sequence[int]) -> tuple[tuple[int, int], ...]:
     """Neighbouring equal lengths, counted: (5, 5, 3) → ((2, 5), (1, 3))."""
     return tuple((len(list(group)), length) for length, group in groupby(lengths))
 
@@ -29,17 +29,17 @@ class Padding:
     """Where packed tokens stand in a padded (texts, longest) table."""
 
     tokens: Tensor  # (texts, longest) places among the packed tokens; 0 where there is none
-    inside: Tensor  # (texts, longest) bool: whether there is one
-    back: Tensor  # (tokens,) places in the flattened table
+    mask: Tensor  # (texts, longest) bool: whether there is one
+    positions: Tensor  # (tokens,) places in the flattened table
 
     # index_select, since the gradient of values[places] sorts the places first, which takes a GPU many small steps
-    def table(self, values: Tensor) -> Tensor:
+    def pad(self, values: Tensor) -> Tensor:
         """(tokens, …) → (texts, longest, …); in empty places stands the first token of all."""
         return values.index_select(0, self.tokens.flatten()).unflatten(0, self.tokens.shape)
 
-    def packed(self, values: Tensor) -> Tensor:
+    def unpad(self, values: Tensor) -> Tensor:
         """(texts, longest, …) → (tokens, …)."""
-        return values.flatten(0, 1).index_select(0, self.back)
+        return values.flatten(0, 1).index_select(0, self.positions)
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Batch:
     segments: Tensor  # (tokens,) int64
     positions: Tensor  # (tokens,) int64
     runs: tuple[tuple[int, int], ...]
-    seen: Tensor | None = None
+    attention_mask: Tensor | None = None
     """Which tokens of its text a token may look at, (texts, longest, longest) bool, rows look at columns; None: at all."""
     vectors: Tensor | None = None
     """Vectors of size E that stand where a word vector would (features of a picture, of a sensor), (extra, E)."""
@@ -69,8 +69,10 @@ class Batch:
             raise AlbertkitError("a batch needs at least one text, and a text at least one token")
         longest = max(length for _, length in self.runs)
         whole = (sum(texts for texts, _ in self.runs), longest, longest)
-        if self.seen is not None and tuple(self.seen.shape) != whole:
-            raise AlbertkitError(f"seen has shape {tuple(self.seen.shape)}; for these texts it must be {whole}")
+        if self.attention_mask is not None and tuple(self.attention_mask.shape) != whole:
+            raise AlbertkitError(
+                f"attention_mask has shape {tuple(self.attention_mask.shape)}; for these texts it must be {whole}"
+            )
         if (self.vectors is None) != (self.places is None):
             raise AlbertkitError("vectors and places belong together: give both, or neither")
         if self.vectors is not None and self.places is not None and self.places.shape != self.vectors.shape[:-1]:
@@ -90,7 +92,7 @@ class Batch:
         if segments is not None:
             kinds = torch.tensor([kind for row in segments for kind in row], dtype=torch.long)
         places = torch.cat([torch.arange(n) for n in lengths]) if lengths else flat
-        return cls(flat, kinds, places, runs_of(lengths))
+        return cls(flat, kinds, places, length_runs(lengths))
 
     @classmethod
     def unpad(
@@ -112,7 +114,7 @@ class Batch:
             return cls(ids.reshape(-1), segments.reshape(-1), positions.reshape(-1), ((texts, length),))
         kept = mask != 0  # (texts, length)
         lengths = tuple(int(n) for n in kept.sum(1).tolist())
-        return cls(ids[kept], segments[kept], positions.expand_as(ids)[kept], runs_of(lengths))
+        return cls(ids[kept], segments[kept], positions.expand_as(ids)[kept], length_runs(lengths))
 
     def pad(self, values: Tensor, fill: float = 0.0) -> Tensor:
         """(tokens, …) → (texts, longest, …), each text at the left, `fill` after its end."""

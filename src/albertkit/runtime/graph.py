@@ -96,7 +96,7 @@ def attention_block(
     parts, bias = graph_options.input_parts(config, weights, prefix)
     mixed = b.product(hidden, "qkv", stack_rows(parts))
     bias_name = b.weight("qkv.bias", bias)
-    if config.options.attends_otherwise:
+    if config.options.has_attention_options:
         mixed = b.node("Add", mixed, bias_name)
         context = graph_options.attend(b, config, weights, prefix, mixed, mask, local)
     else:

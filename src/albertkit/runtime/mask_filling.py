@@ -75,7 +75,7 @@ def encode_masks(model: RuntimeModel, text: str, k: int) -> tuple[Encoding, list
         raise AlbertkitError(
             f"the text has {len(text):,} characters; with a mask it must fit into {model.max_tokens} tokens. Shorten it"
         )
-    encoding = model.tokenizer.encode(text, recognise_mask=True)
+    encoding = model.tokenizer.encode(text, recognize_mask=True)
     places = [i for i, token in enumerate(encoding.ids) if token == model.tokenizer.mask_id]
     if not places:
         raise AlbertkitError(f"{text[:40]!r} has no [MASK]; write [MASK] where a word is missing")

@@ -59,7 +59,7 @@ class TorchEngine:
         with torch.inference_mode():
             found = torch.from_numpy(hidden)[mask].to(self.device)
             for layer in range(first, last):
-                found = self.model.encoder.use(layer, found, batch)
+                found = self.model.encoder.apply_layer(layer, found, batch)
             out: np.ndarray = batch.pad(found).float().cpu().numpy()
         return out
 
@@ -74,7 +74,7 @@ class TorchEngine:
 
     def mlm_logits(self, hidden: np.ndarray) -> np.ndarray:
         """Scores over the vocabulary (n, V)."""
-        from albertkit.model import Batch, Encoded
+        from albertkit.model import Batch, EncoderOutput
 
         if "mlm" not in self.model.heads:
             raise AlbertkitError(NO_MLM_HEAD)
@@ -82,6 +82,6 @@ class TorchEngine:
         with self.torch.inference_mode():
             moved = self.torch.from_numpy(np.ascontiguousarray(hidden)).to(self.device)
             batch = Batch.of([[0] * len(hidden)])
-            encoded = Encoded(moved, None, (), batch, table.word.weight, table.projection.weight)
+            encoded = EncoderOutput(moved, None, (), batch, table.word.weight, table.projection.weight)
             out: np.ndarray = self.model.heads["mlm"](encoded).logits.cpu().numpy()
         return out

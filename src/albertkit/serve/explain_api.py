@@ -98,7 +98,7 @@ async def explain(service: Service, context: RequestContext, body: ExplainReques
     context.tokens = trace.tokens
     early_exit = await service.run_engine(context, model, trace.trace_early_exit, trace.tokens * deepest)
     attention = await attention_of(service, context, model, trace, deepest, body.attention) if body.attention else None
-    tokenize = partial(token_items, model, body.text, pair=body.pair, recognise_mask=trace.kind == "fill")
+    tokenize = partial(token_items, model, body.text, pair=body.pair, recognize_mask=trace.kind == "fill")
     tokens = await service.run_tokenizer(tokenize)
     matches = [state.choice == states[albert.depth - 1].choice for state in states]
     return ExplainResponse(

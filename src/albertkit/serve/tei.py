@@ -254,11 +254,11 @@ async def tokenize(service: Service, context: RequestContext, body: TokenizeRequ
 
 
 def token_items(
-    model: ServedModel, text: str, pair: str | None = None, add_specials: bool = True, recognise_mask: bool = False
+    model: ServedModel, text: str, pair: str | None = None, add_specials: bool = True, recognize_mask: bool = False
 ) -> list[TokenItem]:
     """The tokens of a text with the characters they cover."""
     tokenizer = model.albert.tokenizer
-    encoding = tokenizer.encode(text, pair, add_specials=add_specials, recognise_mask=recognise_mask)
+    encoding = tokenizer.encode(text, pair, add_specials=add_specials, recognize_mask=recognize_mask)
     rows = zip(encoding.ids, tokenizer.tokens(encoding.ids), encoding.specials, encoding.offsets, strict=True)
     return [
         TokenItem(i, token, special, None if special else start, None if special else stop)

@@ -17,7 +17,7 @@ into quotation marks; transformers does; we do not.) What is left out, all of it
   transformers imitates the rule; reading the file lifts that again, so that ours stays exact. The library's own
   normalisation there differs from ours for rare characters (Hangul letters, a final sigma).
 
-Special tokens written in a text, such as "[SEP]" or "<pad>", are ordinary text; `recognise_mask=True` recognises [MASK]
+Special tokens written in a text, such as "[SEP]" or "<pad>", are ordinary text; `recognize_mask=True` recognises [MASK]
 and nothing else.
 """
 

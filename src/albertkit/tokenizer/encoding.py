@@ -1,6 +1,6 @@
 """From the pieces of one or two texts to what a model takes: cutting to length, windows, special tokens.
 
-In: a `Part` for each text (ids, character offsets, words), and the lengths wished for. Out: an `Encoding`. Before this
+In: a `TokenSpans` for each text (ids, character offsets, words), and the lengths wished for. Out: an `Encoding`. Before this
 file: `unigram.py` and the rust library, which find the pieces; after it: `tokenizer.py`.
 """
 
@@ -37,20 +37,20 @@ class Encoding:
         return self.ids.count(self.unk_id) / real if real and self.unk_id is not None else 0.0
 
 
-class Part(NamedTuple):
+class TokenSpans(NamedTuple):
     """The pieces of one text, before special tokens."""
 
     ids: list[int]
     offsets: list[tuple[int, int]]
     words: list[int]
 
-    def cut(self, start: int, stop: int) -> Part:
+    def cut(self, start: int, stop: int) -> TokenSpans:
         """The pieces from `start` to `stop`."""
         if start == 0 and stop >= len(self.ids):
             return self
-        return Part(self.ids[start:stop], self.offsets[start:stop], self.words[start:stop])
+        return TokenSpans(self.ids[start:stop], self.offsets[start:stop], self.words[start:stop])
 
-    def append(self, other: Part, shift: int) -> None:
+    def append(self, other: TokenSpans, shift: int) -> None:
         """Add the pieces of a text that begins `shift` characters further on."""
         word = self.words[-1] + 1 if self.words else 0
         self.ids.extend(other.ids)
@@ -59,7 +59,7 @@ class Part(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Layout:
+class EncodingTemplate:
     """How pieces become an `Encoding`: the tokens at both ends (None: no special tokens), lengths and windows."""
 
     start_id: int | None
@@ -69,7 +69,7 @@ class Layout:
     truncation: Truncation
     stride: int | None
 
-    def __call__(self, first: Part, second: Part | None) -> Encoding:
+    def __call__(self, first: TokenSpans, second: TokenSpans | None) -> Encoding:
         a, b = len(first.ids), len(second.ids) if second else 0
         if self.room is None or a + b <= self.room:
             return self._finish(first, second)
@@ -88,7 +88,7 @@ class Layout:
         made = [self._finish(view, None) if second is None else self._finish(first, view) for view in views]
         return dataclasses.replace(made[0], overflow=made[1:])
 
-    def _finish(self, first: Part, second: Part | None) -> Encoding:
+    def _finish(self, first: TokenSpans, second: TokenSpans | None) -> Encoding:
         """Put the special tokens around the pieces."""
         ids: list[int] = []
         segments: list[int] = []

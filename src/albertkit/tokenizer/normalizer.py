@@ -126,7 +126,7 @@ def _damaged(error: Exception) -> AlbertkitError:
     return AlbertkitError(f"the tokenizer's normalisation table is damaged ({error}): copy the original file again")
 
 
-class Normaliser:
+class Normalizer:
     """What happens to a text before a unigram model sees it, with the way back to the characters of the text.
 
     This is the original `preprocess_text` (white space, NFKD, no combining characters, lower case) followed by

@@ -18,9 +18,9 @@ from typing import Any
 from albertkit.errors import AlbertkitError
 from albertkit.tokenizer import tokenizer_files as folder_files
 from albertkit.tokenizer import vocabulary
-from albertkit.tokenizer.encoding import Encoding, Layout, Part, Truncation, check_lengths
+from albertkit.tokenizer.encoding import Encoding, EncodingTemplate, TokenSpans, Truncation, check_lengths
 from albertkit.tokenizer.normalizer import SPACE, check_text
-from albertkit.tokenizer.tokenizer_json import bert_runner
+from albertkit.tokenizer.tokenizer_json import wordpiece_tokenizer
 from albertkit.tokenizer.unigram import Unigram
 from albertkit.tokenizer.vocabulary import SPECIALS, Kind, Vocabulary
 
@@ -44,7 +44,7 @@ class Tokenizer:
         if self.kind == "unigram":
             self._unigram = Unigram(vocabulary)
         elif self.kind == "wordpiece":
-            self._bert = bert_runner(vocabulary)
+            self._bert = wordpiece_tokenizer(vocabulary)
 
     # --- making one ------------------------------------------------------------
 
@@ -111,7 +111,7 @@ class Tokenizer:
         truncation: Truncation = "longest",
         stride: int | None = None,
         add_specials: bool = True,
-        recognise_mask: bool = False,
+        recognize_mask: bool = False,
     ) -> Encoding:
         """One text or pair; the options are those of `encode_batch`."""
         return self.encode_batch(
@@ -121,7 +121,7 @@ class Tokenizer:
             truncation=truncation,
             stride=stride,
             add_specials=add_specials,
-            recognise_mask=recognise_mask,
+            recognize_mask=recognize_mask,
         )[0]
 
     def encode_batch(
@@ -133,7 +133,7 @@ class Tokenizer:
         truncation: Truncation = "longest",
         stride: int | None = None,
         add_specials: bool = True,
-        recognise_mask: bool = False,
+        recognize_mask: bool = False,
     ) -> list[Encoding]:
         """Many texts or pairs at once.
 
@@ -152,7 +152,7 @@ class Tokenizer:
             raise AlbertkitError("a phoneme model knows no pairs: pass one text")
         extra = 0 if not add_specials else 2 + (pairs is not None)
         check_lengths(max_length, truncation, stride, extra, pairs is not None)
-        layout = Layout(
+        layout = EncodingTemplate(
             start_id=(self.pad_id if self.cls_id is None else self.cls_id) if add_specials else None,
             end_id=(self.pad_id if self.sep_id is None else self.sep_id) if add_specials else None,  # as Kokoro has it
             unk_id=self.unk_id,
@@ -160,7 +160,7 @@ class Tokenizer:
             truncation=truncation,
             stride=stride,
         )
-        parts = self._parts(firsts + seconds, recognise_mask)
+        parts = self._parts(firsts + seconds, recognize_mask)
         if pairs is None:
             return [layout(part, None) for part in parts]
         return [layout(a, b) for a, b in zip(parts[: len(firsts)], parts[len(firsts) :], strict=True)]
@@ -230,22 +230,22 @@ class Tokenizer:
 
     # --- inside ------------------------------------------------------------
 
-    def _parts(self, texts: list[str], recognise_mask: bool) -> list[Part]:
-        if recognise_mask and self.mask_id is not None and any("[MASK]" in text for text in texts):
+    def _parts(self, texts: list[str], recognize_mask: bool) -> list[TokenSpans]:
+        if recognize_mask and self.mask_id is not None and any("[MASK]" in text for text in texts):
             return [self._masked(t) if "[MASK]" in t else self._parts([t], False)[0] for t in texts]
         if self.kind == "unigram":
             return self._unigram.parts(texts)
         if self.kind == "wordpiece":
             found: list[Any] = self._bert.encode_batch(texts, add_special_tokens=False)
-            return [Part(e.ids, e.offsets, e.word_ids) for e in found]
+            return [TokenSpans(e.ids, e.offsets, e.word_ids) for e in found]
         return [self._symbols(text) for text in texts]
 
-    def _masked(self, text: str) -> Part:
+    def _masked(self, text: str) -> TokenSpans:
         """A text in which [MASK] is the mask token; what follows it directly goes on inside the word."""
-        out, at = Part([], [], []), 0
+        out, at = TokenSpans([], [], []), 0
         for number, piece in enumerate(text.split("[MASK]")):
             if number:
-                out.append(Part([self.mask_id or 0], [(0, len("[MASK]"))], [0]), at)
+                out.append(TokenSpans([self.mask_id or 0], [(0, len("[MASK]"))], [0]), at)
                 at += len("[MASK]")
             head = len(piece.split(maxsplit=1)[0]) if piece.strip() and not piece[0].isspace() else 0
             if number and head and self.kind == "unigram":
@@ -256,8 +256,8 @@ class Tokenizer:
             at += len(piece)
         return out
 
-    def _symbols(self, text: str) -> Part:
-        out, word = Part([], [], []), 0
+    def _symbols(self, text: str) -> TokenSpans:
+        out, word = TokenSpans([], [], []), 0
         for at, c in enumerate(text.lower() if self.lower and len(text.lower()) == len(text) else text):
             word += at > 0 and c.isspace()
             if c in self._ids:

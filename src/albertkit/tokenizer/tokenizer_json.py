@@ -134,7 +134,7 @@ def _unigram(path: Path, data: dict[str, Any], steps: list[dict[str, Any]]) -> V
 
 
 def _splits_scripts(step: Any) -> bool:
-    """Whether a pre-tokenizer drops the "▁" before ideographs, as `bare_ideographs` does."""
+    """Whether a pre-tokenizer drops the "▁" before ideographs, as `remove_bare_marks` does."""
     if not step:
         return False
     if step["type"] == "Sequence":
@@ -155,7 +155,7 @@ def bert(tokenizer: Rust, lower: bool, strip_accents: bool) -> Rust:
     return tokenizer
 
 
-def bert_runner(vocabulary: Vocabulary) -> Rust:
+def wordpiece_tokenizer(vocabulary: Vocabulary) -> Rust:
     """The rust tokenizer that runs a WordPiece vocabulary."""
     model = models.WordPiece(vocabulary.ids, unk_token=SPECIALS["wordpiece"][1], max_input_chars_per_word=100)
     return bert(Rust(model), vocabulary.lower, vocabulary.strip_accents)
@@ -168,11 +168,11 @@ def metaspace_words(split_scripts: bool = False) -> pre_tokenizers.Sequence:
         parts.append(pre_tokenizers.Split(Regex(f"{LETTERS}+"), "isolated"))
     parts.append(pre_tokenizers.Metaspace(SPACE, prepend_scheme="always"))
     if split_scripts:
-        parts.append(bare_ideographs())
+        parts.append(remove_bare_marks())
     return pre_tokenizers.Sequence(parts)
 
 
-def bare_ideographs() -> pre_tokenizers.Split:
+def remove_bare_marks() -> pre_tokenizers.Split:
     """Drops the "▁" before words that do not begin with a letter or a digit."""
     return pre_tokenizers.Split(Regex(BARE), "removed")
 
@@ -181,7 +181,7 @@ def to_json(vocabulary: Vocabulary) -> str:
     """A self-contained tokenizer.json that transformers and the tokenizers library can open."""
     if vocabulary.kind == "phoneme":
         return _phoneme_json(vocabulary)
-    tokenizer = bert_runner(vocabulary) if vocabulary.kind == "wordpiece" else _unigram_rust(vocabulary)
+    tokenizer = wordpiece_tokenizer(vocabulary) if vocabulary.kind == "wordpiece" else _unigram_rust(vocabulary)
     names = [vocabulary.tokens[i] for i in sorted(vocabulary.hidden)]
     tokenizer.add_special_tokens([AddedToken(n, special=True, normalized=False, lstrip=n == "[MASK]") for n in names])
     tokenizer.post_processor = processors.TemplateProcessing(

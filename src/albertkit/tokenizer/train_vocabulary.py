@@ -15,7 +15,7 @@ from tokenizers import Regex, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Rust
 
 from albertkit.errors import AlbertkitError
-from albertkit.tokenizer.normalizer import SPACE, Normaliser, check_text
+from albertkit.tokenizer.normalizer import SPACE, Normalizer, check_text
 from albertkit.tokenizer.tokenizer_json import bert, metaspace_words
 from albertkit.tokenizer.vocabulary import PIECE_LIMIT, SPECIALS, Kind, Vocabulary, wordpiece
 
@@ -47,7 +47,7 @@ def train(
             f"vocab_size is {vocab_size!r} and must be a number from {len(first) + 1} to {PIECE_LIMIT}"
         )
     count = 0
-    normalise = Normaliser(charsmap, lower, not keep_accents, split_scripts) if kind == "unigram" else None
+    normalise = Normalizer(charsmap, lower, not keep_accents, split_scripts) if kind == "unigram" else None
 
     def stream() -> Iterator[str]:
         nonlocal count

@@ -1,6 +1,6 @@
 """Texts cut into pieces by a unigram model.
 
-In: texts. Out: the ids of each, or a `Part` with offsets into the text. Before this file: `normalise.py`, and the rust
+In: texts. Out: the ids of each, or a `TokenSpans` with offsets into the text. Before this file: `normalise.py`, and the rust
 model in the `tokenizers` library; after it: `tokenizer.py`.
 
 The pieces of a word do not depend on the words around it, and few words make up most of a text. So where only ids are
@@ -18,9 +18,9 @@ from typing import Any
 from tokenizers import Tokenizer as Rust
 from tokenizers import models, pre_tokenizers
 
-from albertkit.tokenizer.encoding import Part
-from albertkit.tokenizer.normalizer import SPACE, Normaliser, Spans
-from albertkit.tokenizer.tokenizer_json import bare_ideographs
+from albertkit.tokenizer.encoding import TokenSpans
+from albertkit.tokenizer.normalizer import SPACE, Normalizer, Spans
+from albertkit.tokenizer.tokenizer_json import remove_bare_marks
 from albertkit.tokenizer.vocabulary import Vocabulary, comma_after_digit
 
 REMEMBERED = 2_000_000  # characters of words: about 250,000 words of English, in 50 MB
@@ -33,7 +33,7 @@ class Unigram:
     def __init__(self, vocabulary: Vocabulary):
         self.vocabulary = vocabulary
         rules = (vocabulary.lower, vocabulary.strip_accents, vocabulary.split_scripts)
-        self.normalise = Normaliser(vocabulary.charsmap, *rules)
+        self.normalise = Normalizer(vocabulary.charsmap, *rules)
         names = vocabulary.tokens.copy()
         for i in vocabulary.hidden:
             names[i] = " " + names[i]  # no word contains a space: so "<pad>" in a text is ordinary text
@@ -41,7 +41,7 @@ class Unigram:
         self._rust, self._inside = Rust(model), Rust(model)  # two ways to run the one model
         words = pre_tokenizers.Metaspace(SPACE, prepend_scheme="always")
         self._rust.pre_tokenizer = (
-            pre_tokenizers.Sequence([words, bare_ideographs()]) if vocabulary.split_scripts else words
+            pre_tokenizers.Sequence([words, remove_bare_marks()]) if vocabulary.split_scripts else words
         )
         self._known: dict[str, tuple[int, ...]] = {}
         self._size = 0
@@ -82,13 +82,13 @@ class Unigram:
                 at = end
         return known
 
-    def parts(self, texts: Sequence[str]) -> list[Part]:
+    def parts(self, texts: Sequence[str]) -> list[TokenSpans]:
         """The pieces of many texts."""
         ready = [self.normalise(text) for text in texts]
         found = self._rust.encode_batch([text for text, _ in ready])
         return [self._part(e, text, spans) for e, (text, spans) in zip(found, ready, strict=True)]
 
-    def inside(self, text: str) -> Part:
+    def inside(self, text: str) -> TokenSpans:
         """The pieces of a text that goes on inside a word: the first has no "▁"."""
         normal, spans = self.normalise(text)
         head, space, tail = normal.partition(" ")
@@ -98,7 +98,7 @@ class Unigram:
             out.append(self._part(self._rust.encode(space + tail), space + tail, later), 0)
         return out
 
-    def _part(self, found: Any, text: str, spans: Spans | None) -> Part:
+    def _part(self, found: Any, text: str, spans: Spans | None) -> TokenSpans:
         """Rust's result with offsets into the user's text, without spaces, and the digit-comma rule."""
         ids, words = found.ids, found.word_ids
         offsets = [(a + 1, b) if text[a] == " " else (a, b) for a, b in found.offsets]
@@ -108,8 +108,8 @@ class Unigram:
         if spans is not None:
             offsets = [(spans[a][0], spans[b - 1][1] if b > a else spans[a][0]) for a, b in offsets]
         if self._apart.keys().isdisjoint(ids):
-            return Part(ids, offsets, words)
-        out = Part([], [], [])
+            return TokenSpans(ids, offsets, words)
+        out = TokenSpans([], [], [])
         for i, (start, stop), word in zip(ids, offsets, words, strict=True):
             new, sizes = self._apart.get(i, ([i], [-1]))
             at = start

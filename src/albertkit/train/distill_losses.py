@@ -26,8 +26,8 @@ from albertkit.errors import AlbertkitError
 from albertkit.interop.convert import open_model
 from albertkit.model import AlbertModel, Batch, ModelOutput
 from albertkit.model.attention import Attention
-from albertkit.model.encoder import Encoded
-from albertkit.model.heads import Answers, Scores
+from albertkit.model.encoder import EncoderOutput
+from albertkit.model.heads import ClassLogits, SpanLogits
 from albertkit.tokenizer import Tokenizer
 from albertkit.train.teachers import is_albert, load_transformers_encoder, max_positions
 
@@ -98,7 +98,7 @@ class AlbertTeacher(nn.Module):
         self.width, self.attention = artifact.config.hidden_size, attention
         self.max_length = artifact.config.max_position_embeddings
 
-    def forward(self, batch: Batch) -> tuple[LayerStates, Encoded]:
+    def forward(self, batch: Batch) -> tuple[LayerStates, EncoderOutput]:
         with record_attention(self.model) as attention:
             encoded = self.model.encoder(batch, keep_layers=True)
             return LayerStates(encoded.layers, attention() if self.attention else None), encoded
@@ -129,7 +129,7 @@ class TransformersTeacher(nn.Module):
             modules[-1].register_forward_hook(lambda _m, _i, out, kind=kind: self.outputs.__setitem__(kind, out))
 
     def forward(self, batch: Batch) -> tuple[LayerStates, None]:
-        inside = batch.padding.inside  # (texts, longest)
+        inside = batch.padding.mask  # (texts, longest)
         inputs = {"input_ids": batch.pad(batch.ids), "attention_mask": inside.long()}
         if self.has_segments:
             inputs["token_type_ids"] = batch.pad(batch.segments)
@@ -265,7 +265,7 @@ def scores_as_output(heads: tuple[str, ...], rows: list[Any], device: torch.devi
         join = np.concatenate if head in ("tag", "answer") else np.stack
         scores = torch.from_numpy(np.ascontiguousarray(join(arrays), np.float32)).to(device)
         if head == "answer":
-            outputs[head] = Answers(scores[:, 0], scores[:, 1])
+            outputs[head] = SpanLogits(scores[:, 0], scores[:, 1])
         else:
-            outputs[head] = scores if head == "vector" else Scores(scores)
+            outputs[head] = scores if head == "vector" else ClassLogits(scores)
     return ModelOutput(None, outputs)  # type: ignore[arg-type]

@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from albertkit.artifact import Artifact, Meta
 from albertkit.errors import AlbertkitError
 from albertkit.model import AlbertModel, Batch, ModelOutput, pool
-from albertkit.model.albert_model import tensors_of
-from albertkit.model.encoder import Encoded
+from albertkit.model.albert_model import to_tensors
+from albertkit.model.encoder import EncoderOutput
 from albertkit.runtime.batching import group_by_length
 from albertkit.tasks.task import Feature, Task
 from albertkit.tokenizer import Tokenizer
@@ -143,7 +143,9 @@ class DistillObjective(finetune.FinetuneObjective):
             losses["attention"] = attention_loss(student, teacher, batch)
         return losses
 
-    def target_vectors(self, rows: list[tuple[int, int]], encoded: Encoded | None, device: torch.device) -> Tensor:
+    def target_vectors(
+        self, rows: list[tuple[int, int]], encoded: EncoderOutput | None, device: torch.device
+    ) -> Tensor:
         """The teacher's vectors: those computed before, or of what it just encoded."""
         if self.teacher_vectors is None:
             assert encoded is not None
@@ -254,7 +256,7 @@ class DistillTask(finetune.FinetuneTask):
         projection = weights.pop(PROJECTION, None)
         super().restore(dataclasses.replace(artifact, weights=weights), data)
         if projection is not None and isinstance(self.objective.projection, nn.Linear):
-            self.objective.projection.load_state_dict(tensors_of({"weight": projection}))
+            self.objective.projection.load_state_dict(to_tensors({"weight": projection}))
 
     def to_artifact(self, metrics: dict[str, float], state: TrainState) -> Artifact:
         """The model as it is now, with the projection, which `without_projection` removes."""

@@ -25,7 +25,7 @@ from albertkit.artifact import Artifact
 from albertkit.data.passages import Passages
 from albertkit.errors import AlbertkitError
 from albertkit.model import AlbertModel, Batch
-from albertkit.model.albert_model import tensors_of
+from albertkit.model.albert_model import to_tensors
 from albertkit.model.encoder import Layer
 from albertkit.tokenizer import Tokenizer
 from albertkit.train import pretrain
@@ -225,7 +225,7 @@ class VectorDistillTask:
         if self.mlm is not None:
             self.mlm.restore(artifact, data.get("mlm", {}))
         else:
-            self.model.load_state_dict(tensors_of(artifact.weights))
+            self.model.load_state_dict(to_tensors(artifact.weights))
 
     def to_artifact(self, metrics: dict[str, float], state: TrainState) -> Artifact:
         """The model as it is now: for vectors, with mean pooling."""

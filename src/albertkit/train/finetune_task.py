@@ -22,7 +22,7 @@ from albertkit.artifact import Artifact
 from albertkit.compress.cost import operations
 from albertkit.errors import AlbertkitError, nearest
 from albertkit.model import AlbertModel, Batch, ModelOutput, pool
-from albertkit.model.albert_model import build_head, tensors_of
+from albertkit.model.albert_model import build_head, to_tensors
 from albertkit.runtime.batching import group_by_length
 from albertkit.tasks import TASKS, load_task
 from albertkit.tasks.answer import AnswerTask
@@ -240,7 +240,7 @@ class FinetuneTask:
             raise AlbertkitError(
                 "this folder holds a training on other examples, or from another model or teacher, with another pruning or seed, or with other settings of the loss; choose another one, or delete it to begin anew"
             )
-        self.model.load_state_dict(tensors_of(artifact.weights))
+        self.model.load_state_dict(to_tensors(artifact.weights))
         self.at = (int(data.get("epoch", 0)), int(data.get("batch", 0)))
 
     def to_artifact(self, metrics: dict[str, float], state: TrainState) -> Artifact:
@@ -341,7 +341,7 @@ def batch_of(features: Sequence[Feature]) -> Batch:
     if any(f.ranks is not None for f in features):
         ranks = batch.pad(torch.tensor([rank for f in features for rank in f.ranks or [0] * len(f.ids)]))
         before = (ranks % 2 == 0)[:, None, :] & (ranks[:, None, :] <= ranks[:, :, None])
-        batch = dataclasses.replace(batch, seen=before | torch.eye(ranks.shape[1], dtype=torch.bool))
+        batch = dataclasses.replace(batch, attention_mask=before | torch.eye(ranks.shape[1], dtype=torch.bool))
     return batch
 
 
@@ -378,7 +378,7 @@ def fresh(start: Artifact, task: Task) -> AlbertModel:
         kept = ("encoder.", "heads.mlm.")
     encoder = {name: array for name, array in start.weights.items() if name.startswith(kept)}
     model = AlbertModel(start.config, {name: head_for(name, start, task) for name in task.heads if name != "vector"})
-    missing, unexpected = model.load_state_dict(tensors_of(encoder), strict=False)
+    missing, unexpected = model.load_state_dict(to_tensors(encoder), strict=False)
     odd = [name for name in missing if not name.startswith(("heads.", "encoder.pooler."))] + list(unexpected)
     if odd:
         raise AlbertkitError(f"the weights do not fit the model at {odd[0]!r}")

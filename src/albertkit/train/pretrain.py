@@ -28,7 +28,7 @@ from albertkit.data.row_stream import RowStream, SegmentPairs, StreamPosition
 from albertkit.data.shards import Shards
 from albertkit.errors import AlbertkitError
 from albertkit.model import AlbertModel, Batch
-from albertkit.model.albert_model import build_head, tensors_of
+from albertkit.model.albert_model import build_head, to_tensors
 from albertkit.model.encoder import Layer
 from albertkit.tokenizer import Tokenizer
 from albertkit.train.checkpoint import TrainState
@@ -271,7 +271,7 @@ class PretrainTask:
             raise AlbertkitError(
                 "the checkpoint has another shape than the one asked for; resume with the same --shape and --option"
             )
-        self.model.load_state_dict(tensors_of(artifact.weights))
+        self.model.load_state_dict(to_tensors(artifact.weights))
         self.at = {int(length): StreamPosition(**at) for length, at in data.get("rows", {}).items()}
         self.lowest = {int(length): float(loss) for length, loss in data.get("lowest", {}).items()}
         self.reach = int(data.get("positions", self.reach))

@@ -27,7 +27,7 @@ from albertkit.errors import AlbertkitError
 from albertkit.model import AlbertModel
 from albertkit.model.attention import Attention
 from albertkit.model.encoder import FeedForward
-from albertkit.model.heads import MaskedWordHead
+from albertkit.model.heads import MlmHead
 from albertkit.quantized import BITS, BLOCK, is_quantizable, smoothing_factors, uses_four_bits
 from albertkit.runtime.activation_moments import moments
 from albertkit.runtime.graph import LOWEST
@@ -255,7 +255,7 @@ class FakeQuantizedModel(nn.Module):
             elif isinstance(module, FeedForward):
                 self._round_input(module.up, f"{name}.up.weight")
                 self._round_input(module.down, f"{name}.down.weight", floor)
-            elif isinstance(module, MaskedWordHead) and not module.bare_projection:
+            elif isinstance(module, MlmHead) and not module.bare_projection:
                 module.norm.register_forward_hook(lambda _m, _i, out: fake_quantize_tokens(out, self.levels))
 
     def _round_input(self, module: nn.Module, name: str, floor: float | None = None) -> None:

@@ -76,7 +76,9 @@ def is_albert(folder: Path | str | None) -> bool:
 
 def find_encoder(folder: Path) -> tuple[Path, str]:
     """The folder of an encoder and its pooling: those of a sentence-transformers folder, otherwise the mean."""
-    return sentence_transformers.steps_of(folder)[:2] if sentence_transformers.is_folder(folder) else (folder, "mean")
+    return (
+        sentence_transformers.read_modules(folder)[:2] if sentence_transformers.is_folder(folder) else (folder, "mean")
+    )
 
 
 def find_prompt_and_length(folder: Path) -> tuple[str, int]:
@@ -85,7 +87,7 @@ def find_prompt_and_length(folder: Path) -> tuple[str, int]:
         return "", MAX_LENGTH
     configs = sorted(find_encoder(folder)[0].glob("sentence_*_config.json"))
     length = read_json(configs[0]).get("max_seq_length") if configs else None
-    prompt = sentence_transformers.prompts_of(folder).get("default", "")
+    prompt = sentence_transformers.read_prompts(folder).get("default", "")
     return prompt, min(MAX_LENGTH, length) if isinstance(length, int) and length > 2 else MAX_LENGTH
 
 
