@@ -18,7 +18,7 @@ from albertkit.model import AlbertModel, Batch
 from albertkit.model.albert_model import build_head
 from albertkit.model.fusion import ExtraFeatures, Fusion
 from albertkit.runtime.fusion_engine import FusionModel
-from albertkit.train import loop
+from albertkit.train import distributed
 from tests.conftest import ROOT, tiny
 
 TEXTS = [[2, 5, 6, 3], [2, 3], [2, 9, 8, 7, 6, 5, 3], [2, 11, 12, 3]]
@@ -153,7 +153,7 @@ def test_without_a_fusion(tmp_path):
 def test_the_example_of_the_page_needs_text_and_picture(tmp_path, monkeypatch):
     """The python blocks of docs/fusion.md, in order."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(loop, "peak", lambda device, size=None: 1e12)
+    monkeypatch.setattr(distributed, "measure_peak_flops", lambda device, size=None: 1e12)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     space: dict = {"__name__": "page"}
