@@ -205,6 +205,7 @@ def test_inputs_of_the_wrong_kind(folder):
         albert.embed(long, long_texts="error")
 
 
+@pytest.mark.slow
 def test_arguments_that_are_not_utf8(folder, tmp_path):
     for name in ("s.jsonl", "s.parquet"):
         done = subprocess.run(

@@ -271,6 +271,7 @@ def table_cells() -> list[tuple[str, str]]:
     return [(command.strip().strip("`"), python.strip().strip("`")) for command, python in found]
 
 
+@pytest.mark.slow
 def test_commands_of_the_readmes_table_run(shell):
     """Each in turn; what one makes, later ones use, but for OUT, which each makes anew."""
     commands = [command for command, _ in table_cells() if command]

@@ -30,6 +30,7 @@ def one_thread():
     torch.set_num_threads(threads)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda path: path.stem)
 def test_a_chapter_says_what_its_code_gives(chapter, one_thread):
     for path, text in make.stale(make.chapter_texts(chapter)).items():

@@ -102,6 +102,7 @@ def test_entities_have_no_intent_to_be_the_same():
     assert tune.collapse(SimpleNamespace(task=TagTask(("O", "B-X", "I-X")), dev=dev, results=results)) is None  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 @given(st.integers(0, 1000), st.sampled_from([1.0, 8.0]))
 def test_several_labels_that_no_text_or_hardly_one_gets_are_a_collapse(seed, size):
     """Rare labels: saying of each how frequent it is, whatever the text, is a low loss, and teaches nothing."""
@@ -127,6 +128,7 @@ def test_only_what_changes_the_training_is_another_training():
     assert taught_with(MatchTask(margin=0.1)) == [("margin", 0.1)] and taught_with(object()) == []
 
 
+@pytest.mark.slow
 def test_the_same_folder_with_class_weights_or_another_loss_is_refused(start, tmp_path):
     said: list[str] = []
 
@@ -169,6 +171,7 @@ def test_other_depths_are_another_training(start):
     )
 
 
+@pytest.mark.slow
 def test_seconds_count_every_start(start, tmp_path, monkeypatch):
     ticks = iter(range(100))
     monkeypatch.setattr(tune, "collapse", lambda work: "it says nothing")

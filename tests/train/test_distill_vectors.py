@@ -57,6 +57,7 @@ def pairs(count: int, seed: int, graded: bool) -> list[TextExample]:
     return made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("loss", "graded", "metric"),
     [("cosent", True, "spearman"), ("contrastive", False, "auc"), ("cosent", False, "auc"), ("mnrl", False, "auc")],

@@ -94,6 +94,7 @@ def test_sigkill_and_sigterm_then_the_same_bits(bench, tmp_path, config):
     assert lines(out) == lines(tmp_path / "straight")
 
 
+@pytest.mark.slow
 def test_two_processes_train_as_one(bench, tmp_path, config):
     """Four updates by one process, four by two, four by one again: the numbers of twelve by one."""
     given = {"schedule": "constant", "warmup_ratio": 0.0, "log_every": 1, "evaluations": 1}
@@ -137,6 +138,7 @@ elastic_launch(config, work)(*sys.argv[1:])
 """
 
 
+@pytest.mark.slow
 def test_a_killed_worker_is_replaced_and_the_run_goes_on(bench, tmp_path, config):
     """Two processes with parted moments, one killed: torchrun starts both again, without --resume in the command. The checkpoint is one that a single
     process goes on from, and the numbers are those of a single process."""

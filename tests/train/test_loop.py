@@ -63,6 +63,7 @@ def die_at(monkeypatch, step: int) -> None:
 # Learning --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_it_learns_words_and_order(bench, corpus, tmp_path, monkeypatch):
     """Well below what counting words gives, and the order of numbered sentences is found out; no alarm on the way."""
     monkeypatch.setattr(pretrain, "STUCK_STEPS", 50)

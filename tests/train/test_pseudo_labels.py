@@ -56,6 +56,7 @@ def test_tags_are_those_of_the_runtime(tags):
     assert [[(s.start, s.end, s.label) for s in e.spans] for e in found] == expected
 
 
+@pytest.mark.slow
 def test_another_model_may_be_the_teacher(plain, start, tmp_path, monkeypatch):
     asked = []
     monkeypatch.setattr(
