@@ -91,7 +91,7 @@ def build_model(folder: Path) -> None:
     from albertkit.artifact import Artifact, Meta
     from albertkit.interop.sentence_transformers import write_folder
     from albertkit.model import AlbertModel
-    from albertkit.runtime.activation_moments import moments_of, random_tokens
+    from albertkit.runtime.activation_moments import random_tokens, token_moments
 
     torch.manual_seed(0)
     config = preset("base")
@@ -99,7 +99,7 @@ def build_model(folder: Path) -> None:
     tokenizer = Tokenizer.from_spiece(ROOT / "src" / "albertkit" / "models" / "small" / "spiece.model")
     artifact = Artifact(config, model.weights(), tokenizer, Meta(task="embed"))
     write_artifact(artifact, folder / "float")
-    seen = moments_of(config, dict(artifact.weights), random_tokens(config, 16))
+    seen = token_moments(config, dict(artifact.weights), random_tokens(config, 16))
     write_artifact(artifact, folder / "int8", bits=8, moments=seen)
     write_artifact(artifact, folder / "int4", bits=4)
     write_folder(artifact, folder / "st")

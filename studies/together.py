@@ -77,7 +77,7 @@ def build(model: str | None, place: Path, texts: list[str]) -> float:
     from albertkit.artifact import write_artifact
     from albertkit.interop.convert import open_model
     from albertkit.interop.sentence_transformers import write_folder
-    from albertkit.runtime.activation_moments import moments
+    from albertkit.runtime.activation_moments import activation_moments
 
     narrow = open_model(model)
     times = max(1, SHAPE["hidden_size"] // narrow.config.hidden_size)
@@ -91,7 +91,7 @@ def build(model: str | None, place: Path, texts: list[str]) -> float:
         raise SystemExit(f"the widened model's vectors have a cosine of {least:.6f} with the original's; it must be {SAME} or more")  # fmt: skip
     write_artifact(wide, place / "float")
     write_folder(wide, place / "st")
-    seen = widen_moments(moments(narrow, texts), times)
+    seen = widen_moments(activation_moments(narrow, texts), times)
     write_artifact(wide, place / "int8", bits=8, moments=seen)
     write_artifact(wide, place / "int4", bits=4, moments=seen)
     return least

@@ -21,7 +21,7 @@ from albertkit.quantized import (
     unpack_blocks,
     unpack_weights,
 )
-from albertkit.runtime.activation_moments import moments, own_text, random_tokens
+from albertkit.runtime.activation_moments import activation_moments, random_tokens, synthetic_tokens
 from tests.conftest import tiny
 from tests.test_albert import make
 
@@ -68,7 +68,7 @@ def test_moments_improve_rounding(bits):
 
 def test_without_cancel_errors_weights_are_rounded_to_nearest():
     artifact, name = make(tiny(vocab_size=30000)), "encoder.groups.0.0.ffn.down.weight"  # which is not smoothed
-    seen = moments(artifact, ["a text to look at"] * 20)
+    seen = activation_moments(artifact, ["a text to look at"] * 20)
     plain = quantize_rows(artifact.weights[name]).values
     np.testing.assert_array_equal(quantize_weights(artifact.weights, 8, seen, cancel_errors=False)[name], plain)
     careful = quantize_weights(artifact.weights, 8, seen)[name]
@@ -87,7 +87,7 @@ def test_zeros_and_single_values_survive():
 
 def test_quantized_weights_keep_names_and_smooth():
     artifact = make(tiny(vocab_size=30000))
-    seen = moments(artifact, ["a text to look at"] * 20)
+    seen = activation_moments(artifact, ["a text to look at"] * 20)
     for bits in (8, 4):
         packed = quantize_weights(artifact.weights, bits, seen)
         opened = unpack_weights(packed, {n: a.shape for n, a in artifact.weights.items()})
@@ -103,10 +103,10 @@ def test_quantized_weights_keep_names_and_smooth():
 
 def test_own_text_and_moments():
     artifact = make(tiny(vocab_size=30000, num_hidden_groups=2))
-    ids = own_text(artifact, texts=8)
+    ids = synthetic_tokens(artifact, texts=8)
     assert len(ids) == 8 and {row[0] for row in ids} == {artifact.tokenizer.cls_id}
-    assert own_text(artifact, texts=8) == ids
-    seen = moments(artifact, ["some text to look at", "and another one"] * 8)
+    assert synthetic_tokens(artifact, texts=8) == ids
+    seen = activation_moments(artifact, ["some text to look at", "and another one"] * 8)
     assert seen["encoder.groups.1.0.ffn.down.weight"].shape == (48, 48) and len(seen) == 12
     for square in seen.values():
         assert np.allclose(square, square.T, atol=1e-4) and np.linalg.eigvalsh(square).min() > -1e-3
@@ -121,7 +121,7 @@ def test_own_text_is_what_the_head_finds_likely_beside_random_words(room):
     bias[wanted] = 100
     bias[: artifact.tokenizer.mask_id + 1] = 200  # special tokens are never written
     artifact = dataclasses.replace(artifact, weights={**artifact.weights, "heads.mlm.bias": bias})
-    ids = np.array(own_text(artifact, texts=20))
+    ids = np.array(synthetic_tokens(artifact, texts=20))
     assert ids.shape == (20, room)
     inside = ids[:, 1:-1]
     given = np.array(random_tokens(artifact.config, 20))[:, 1:-1]
@@ -195,7 +195,9 @@ def test_arrays_in_any_memory_order_are_written_right(tmp_path):
 @pytest.mark.parametrize("bits", [8, 4])
 def test_damaged_quantised_files(tmp_path, bits):
     artifact = make(tiny(vocab_size=30000))
-    write_artifact(artifact, tmp_path / "m", bits=bits, moments=moments(artifact, ["a text to look at"] * 20))
+    write_artifact(
+        artifact, tmp_path / "m", bits=bits, moments=activation_moments(artifact, ["a text to look at"] * 20)
+    )
     import json
 
     about = json.loads((tmp_path / "m" / META_FILE).read_text())

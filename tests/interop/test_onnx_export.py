@@ -20,7 +20,7 @@ from albertkit.interop import onnx_export
 from albertkit.interop import onnx_export as onnx_file
 from albertkit.interop.onnx_export import ExportSettings, export
 from albertkit.quantized import QuantizedMatrix
-from albertkit.runtime.activation_moments import moments_of, random_tokens
+from albertkit.runtime.activation_moments import random_tokens, token_moments
 from albertkit.runtime.predict import task_scores
 from albertkit.tokenizer import Tokenizer
 from albertkit.weights import encoder_shapes, size
@@ -168,7 +168,7 @@ def test_what_scores_mean_stands_in_the_file(tmp_path):
 def quantised(tmp_path_factory):
     folder = tmp_path_factory.mktemp("int8")
     artifact = make(tiny(vocab_size=30000, hidden_size=64, intermediate_size=128))
-    seen = moments_of(artifact.config, dict(artifact.weights), random_tokens(artifact.config, 16))
+    seen = token_moments(artifact.config, dict(artifact.weights), random_tokens(artifact.config, 16))
     for bits in (8, 4):
         write_artifact(artifact, folder / str(bits), bits=bits, moments=seen)
     return folder

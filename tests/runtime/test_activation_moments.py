@@ -1,4 +1,4 @@
-"""What a model is shown where nobody gives texts: what it writes, plain sentences, or random pieces; and the verbs say which."""
+"""Calibration texts of a model without texts: generated, plain sentences, or random tokens; and the commands name which."""
 
 from __future__ import annotations
 
@@ -12,7 +12,13 @@ from albertkit.albert import Albert
 from albertkit.artifact import Meta, write_artifact
 from albertkit.cli.entry_point import app
 from albertkit.runtime import activation_moments as calibrate
-from albertkit.runtime.activation_moments import example_text, own_kind, own_text, random_tokens, reads_english
+from albertkit.runtime.activation_moments import (
+    example_tokens,
+    random_tokens,
+    reads_english,
+    synthetic_kind,
+    synthetic_tokens,
+)
 from albertkit.tokenizer import Tokenizer
 from tests.conftest import tiny
 from tests.test_albert import make
@@ -36,21 +42,21 @@ def foreign(tmp_path):
 
 def test_model_without_mlm_head_is_calibrated_on_sentences(vectors):
     tokenizer = vectors.tokenizer
-    ids = own_text(vectors, texts=8)
-    assert own_kind(vectors) == calibrate.SENTENCES and ids == own_text(vectors, texts=8)
+    ids = synthetic_tokens(vectors, texts=8)
+    assert synthetic_kind(vectors) == calibrate.SENTENCES and ids == synthetic_tokens(vectors, texts=8)
     said = [tokenizer.decode(row) for row in ids]
     assert "".join(said).isascii() and np.mean([" the " in f" {text} " or " a " in f" {text} " for text in said]) > 0.5
     assert {(row[0], row[-1]) for row in ids} == {(tokenizer.cls_id, tokenizer.sep_id)}
     assert max(map(len, ids)) <= 40 and 4 * 64 < sum(map(len, ids)) < 16 * 64
-    assert not {tuple(row) for row in ids} & {tuple(row) for row in own_text(vectors, texts=8, seed=1)}
+    assert not {tuple(row) for row in ids} & {tuple(row) for row in synthetic_tokens(vectors, texts=8, seed=1)}
 
 
 def test_own_text_depends_on_head_and_vocabulary(vectors, foreign):
-    assert own_kind(make(SMALL)) == calibrate.WRITTEN
+    assert synthetic_kind(make(SMALL)) == calibrate.GENERATED
     assert not reads_english(foreign) and reads_english(vectors.tokenizer)
-    assert own_kind(dataclasses.replace(vectors, tokenizer=foreign)) == calibrate.RANDOM
-    assert own_kind(dataclasses.replace(vectors, tokenizer=None)) == calibrate.RANDOM
-    assert example_text(SMALL, foreign, 3) == example_text(SMALL, None, 3) == random_tokens(SMALL, 3)
+    assert synthetic_kind(dataclasses.replace(vectors, tokenizer=foreign)) == calibrate.RANDOM
+    assert synthetic_kind(dataclasses.replace(vectors, tokenizer=None)) == calibrate.RANDOM
+    assert example_tokens(SMALL, foreign, 3) == example_tokens(SMALL, None, 3) == random_tokens(SMALL, 3)
 
 
 def test_commands_print_which_texts_were_compared(vectors, tmp_path, monkeypatch):
@@ -73,4 +79,4 @@ def test_model_quantized_on_opening_is_calibrated_on_sentences(vectors, tmp_path
     watch = calibrate.watch
     monkeypatch.setattr(calibrate, "watch", lambda config, weights, ids, *more: (seen.extend(ids), watch(config, weights, ids, *more))[1])  # fmt: skip
     Albert(tmp_path / "float", bits=4, threads=1)
-    assert seen == example_text(SMALL, vectors.tokenizer, 16)
+    assert seen == example_tokens(SMALL, vectors.tokenizer, 16)

@@ -30,7 +30,7 @@ from albertkit.config import AlbertConfig
 from albertkit.errors import AlbertkitError
 from albertkit.quantized import QuantizedMatrix, is_quantizable, quantize_rows
 from albertkit.runtime import graph as graphs
-from albertkit.runtime.activation_moments import Progress, moments_of
+from albertkit.runtime.activation_moments import Progress, token_moments
 from albertkit.runtime.batching import TokenBatch, token_batches
 from albertkit.runtime.embed import embed_windows, split_tokens
 from albertkit.runtime.engine import Engine, cores, levels, open_graph
@@ -279,7 +279,7 @@ def build_candidate(
         raise AlbertkitError("no texts were given: the variants of a model are fitted to texts. Pass some.")
     settings = PruneSettings(heads=config.num_attention_heads, ffn=config.intermediate_size)
     artifact = prune_heads_and_ffn(truncate_layers(model, config.num_hidden_layers), settings, data.ids)
-    moments = None if bits is None else moments_of(artifact.config, dict(artifact.weights), data.ids)
+    moments = None if bits is None else token_moments(artifact.config, dict(artifact.weights), data.ids)
     write_artifact(artifact, folder, bits=bits, moments=moments)
     return artifact
 

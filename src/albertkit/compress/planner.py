@@ -37,7 +37,7 @@ from albertkit.config import PRESETS, AlbertConfig, preset
 from albertkit.errors import AlbertkitError, need
 from albertkit.file_io import read_json
 from albertkit.interop.convert import open_model
-from albertkit.runtime.activation_moments import Progress, calibration, own_text
+from albertkit.runtime.activation_moments import Progress, calibration_tokens, synthetic_tokens
 from albertkit.runtime.batching import token_batches
 from albertkit.runtime.engine import Engine, cores
 from albertkit.runtime.predict import predict
@@ -219,10 +219,10 @@ def _calibration_data(model: Artifact, request: PlanRequest, progress: Progress)
     """What the variants of a model are fitted to and compared on."""
     texts = request.texts
     if texts is None:
-        ids, held = own_text(model, progress), own_text(model, progress, texts=16, seed=1)
+        ids, held = synthetic_tokens(model, progress), synthetic_tokens(model, progress, texts=16, seed=1)
     else:
-        ids = calibration(model, [text for i, text in enumerate(texts) if i % 10])
-        held = calibration(model, texts[::10])
+        ids = calibration_tokens(model, [text for i, text in enumerate(texts) if i % 10])
+        held = calibration_tokens(model, texts[::10])
     return CalibrationData(ids, held, None if request.examples is None else _metric(model, request.examples))
 
 

@@ -22,7 +22,14 @@ from albertkit.compress.quantize import vector_cosines
 from albertkit.config import AlbertConfig
 from albertkit.errors import AlbertkitError
 from albertkit.interop.convert import open_model
-from albertkit.runtime.activation_moments import READS, Progress, calibration, own_kind, own_text, watch
+from albertkit.runtime.activation_moments import (
+    MATRIX_INPUTS,
+    Progress,
+    calibration_tokens,
+    record_inputs,
+    synthetic_kind,
+    synthetic_tokens,
+)
 from albertkit.runtime.runtime_model import check_trained_depth
 
 RIDGE = 0.001  # regularization of the fit, as a share of the mean second moment
@@ -62,7 +69,7 @@ class PruneResult:
     texts: int
     """How many texts were compared."""
     text_kind: str = "texts"
-    """What these texts were: `texts` that were passed, or what replaced them (`activation_moments.own_kind`)."""
+    """What these texts were: `texts` that were passed, or what replaced them (`activation_moments.synthetic_kind`)."""
 
 
 def prune(
@@ -90,10 +97,14 @@ def prune(
     if texts is not None and len(texts) < 10:
         raise AlbertkitError(f"{len(texts)} calibration texts are too few. Pass at least 10, better hundreds.")
     sample, text_kind = _comparison_texts(before, settings, texts)
-    held = own_text(before, progress, texts=16, seed=1) if sample is None else calibration(before, sample)
+    held = (
+        synthetic_tokens(before, progress, texts=16, seed=1) if sample is None else calibration_tokens(before, sample)
+    )
     ids: list[list[int]] = []
     if settings.heads is not None or settings.ffn is not None:
-        ids = calibration(before, None if texts is None else [t for i, t in enumerate(texts) if i % 10], progress)
+        ids = calibration_tokens(
+            before, None if texts is None else [t for i, t in enumerate(texts) if i % 10], progress
+        )
     pruned = prune_heads_and_ffn(truncate_layers(before, settings.layers), settings, ids, progress)
     after = _with_history(before, pruned)
     if recovery is not None:
@@ -103,7 +114,7 @@ def prune(
         progress("pruning the vocabulary")
         after = _with_history(after, prune_vocabulary(after, settings.vocabulary))
     progress("comparing")
-    cosines = vector_cosines(before, after, held, None if sample is None else calibration(after, sample))
+    cosines = vector_cosines(before, after, held, None if sample is None else calibration_tokens(after, sample))
     write_artifact(after, target, overwrite)
     progress("")
     return _result(before, after, cosines, text_kind)
@@ -118,7 +129,7 @@ def _comparison_texts(
     lines = [line for line in settings.vocabulary or () if line.strip()]
     if lines and artifact.tokenizer is not None:
         return lines[:: -(-len(lines) // 64)], "lines of the vocabulary"
-    return None, own_kind(artifact)
+    return None, synthetic_kind(artifact)
 
 
 def _check_request(artifact: Artifact, settings: PruneSettings, source: Path | str) -> None:
@@ -242,10 +253,10 @@ def input_moments(
     """
     sums: dict[str, list[np.ndarray | float]] = {}
     counts: dict[str, int] = {}
-    for use in watch(artifact.config, dict(artifact.weights), ids, progress):
+    for use in record_inputs(artifact.config, dict(artifact.weights), ids, progress):
         total = sums.setdefault(use.prefix, [0.0, 0.0])
         for at, part in enumerate(("attention.output", "ffn.down")):
-            x = use.inputs[READS[part]]
+            x = use.inputs[MATRIX_INPUTS[part]]
             x = np.concatenate([x, np.ones((len(x), 1), np.float32)], axis=1)
             total[at] = total[at] + (x.T @ x).astype(np.float64)
         counts[use.prefix] = counts.get(use.prefix, 0) + len(use.inputs[0])

@@ -23,7 +23,7 @@ from albertkit.errors import AlbertkitError
 from albertkit.file_io import new_folder
 from albertkit.interop.convert import open_model
 from albertkit.quantized import BITS
-from albertkit.runtime.activation_moments import Progress, moments, own_kind, own_text
+from albertkit.runtime.activation_moments import Progress, activation_moments, synthetic_kind, synthetic_tokens
 from albertkit.runtime.batching import token_batches
 from albertkit.runtime.engine import open_engine
 from albertkit.runtime.graph import Weights
@@ -96,7 +96,7 @@ class QuantizeResult:
     texts: int
     """How many texts were compared."""
     text_kind: str = "texts"
-    """What these texts were: `texts` that were passed, or what replaced them (`activation_moments.own_kind`)."""
+    """What these texts were: `texts` that were passed, or what replaced them (`activation_moments.synthetic_kind`)."""
     check: QualityLoss | None = None
     """What was lost on the examples of a `QualityLimit`."""
 
@@ -151,10 +151,12 @@ def quantize(
     if texts is not None and len(texts) < 10:
         raise AlbertkitError(f"{len(texts)} calibration texts are too few. Pass at least 10, better hundreds.")
     held = _held_out_ids(artifact, texts, progress)
-    text_kind = own_kind(artifact) if texts is None else "texts"
+    text_kind = synthetic_kind(artifact) if texts is None else "texts"
     seen = None
     if trained is None:
-        seen = moments(artifact, None if texts is None else [text for i, text in enumerate(texts) if i % 10], progress)
+        seen = activation_moments(
+            artifact, None if texts is None else [text for i, text in enumerate(texts) if i % 10], progress
+        )
         calibration = text_kind if texts is None else f"{len(texts)} texts"
     else:
         calibration = "as trained"
@@ -186,7 +188,7 @@ def quantize(
 def _held_out_ids(artifact: Artifact, texts: Sequence[str] | None, progress: Progress) -> list[list[int]]:
     """Texts to compare vectors on, as token ids; other ones than those that are calibrated on."""
     if texts is None:
-        return own_text(artifact, progress, texts=16, seed=1)
+        return synthetic_tokens(artifact, progress, texts=16, seed=1)
     if artifact.tokenizer is None:
         raise AlbertkitError("this model has no tokenizer, so it cannot read calibration texts. Convert it with one.")
     limit = artifact.config.max_position_embeddings

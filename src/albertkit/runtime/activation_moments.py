@@ -1,10 +1,12 @@
-"""What the shared layer's matrices see: the mean of x·xᵀ over their inputs x, summed over all uses of the layer.
+"""Second moments of the shared layer's inputs: the mean of x·xᵀ over the inputs x of each matrix, over all uses of it.
 
 In: an artifact and, if there are any, texts like those it will read. Out: `{matrix name: moments}` for
 `quantized.quantize_weights`, which smooths inputs by them, and rounds weights so that errors cancel on such inputs.
-Without texts, the model writes its own: random words stand in some places, and its masked-word head fills the others
-in a few rounds, each place once, beside what stands there by then. A model without that head is shown plain English
-sentences (`data/everyday_sentences.py`), if its vocabulary is English; what is left is random pieces. No torch.
+Before this file: `engine.py`. After it: `runtime_model.py` (`bits=`), `compress/quantize.py`, `compress/prune.py`.
+
+Without texts, the model generates some: random tokens fill some places, and its masked-language-model head the others
+in a few rounds. A model without that head reads plain English sentences if its vocabulary is English, else random
+tokens. No torch.
 """
 
 from __future__ import annotations
@@ -26,12 +28,12 @@ from albertkit.tokenizer import Tokenizer
 
 TEXTS, LENGTH, ROUNDS = 32, 64, 4
 SENTENCES_EACH = 8  # for each `LENGTH` tokens
-WRITTEN, SENTENCES, RANDOM = "text it wrote itself", "plain English sentences", "random pieces"
-GIVEN = 0.3  # of the places of a text hold random words that stay; with fewer, the model repeats its commonest pieces
-LIKELY = 50
-SAMPLE = 12_000  # inputs of each matrix that are kept
-# Which of the watched tensors each matrix of a layer reads.
-READS = {
+GENERATED, SENTENCES, RANDOM = "text that the model generated", "plain English sentences", "random tokens"
+RANDOM_SHARE = 0.3  # of the tokens of a generated text are random; with fewer, the model repeats its commonest tokens
+TOP_TOKENS = 50
+SAMPLE = 12_000  # inputs of each matrix that are used
+# Which of the recorded tensors each matrix of a layer reads.
+MATRIX_INPUTS = {
     "attention.query": 0,
     "attention.key": 0,
     "attention.value": 0,
@@ -43,15 +45,15 @@ READS = {
 Progress = Callable[[str], None]
 
 
-def moments(
+def activation_moments(
     artifact: Artifact, texts: Iterable[str] | None = None, progress: Progress = lambda _: None
 ) -> dict[str, np.ndarray]:
     """Second moments of the inputs of every matrix in the shared layers."""
-    ids = calibration(artifact, texts, progress)
-    return moments_of(artifact.config, dict(artifact.weights), ids, progress)
+    ids = calibration_tokens(artifact, texts, progress)
+    return token_moments(artifact.config, dict(artifact.weights), ids, progress)
 
 
-def moments_of(
+def token_moments(
     config: AlbertConfig, weights: graphs.Weights, ids: list[list[int]], progress: Progress = lambda _: None
 ) -> dict[str, np.ndarray]:
     """The same, for token ids."""
@@ -59,31 +61,31 @@ def moments_of(
         return {}
     sums: dict[tuple[str, int], np.ndarray | float] = {}
     counts: dict[str, int] = {}
-    for seen in watch(config, weights, ids, progress):
-        counts[seen.prefix] = counts.get(seen.prefix, 0) + len(seen.inputs[0])
-        for at, values in enumerate(seen.inputs):
-            sums[seen.prefix, at] = sums.get((seen.prefix, at), 0.0) + values.T @ values
+    for inputs_of_layer in record_inputs(config, weights, ids, progress):
+        counts[inputs_of_layer.prefix] = counts.get(inputs_of_layer.prefix, 0) + len(inputs_of_layer.inputs[0])
+        for at, values in enumerate(inputs_of_layer.inputs):
+            sums[inputs_of_layer.prefix, at] = sums.get((inputs_of_layer.prefix, at), 0.0) + values.T @ values
     return {
         f"{prefix}.{part}.weight": (np.asarray(sums[prefix, at]) / max(1, count)).astype(np.float32)
         for prefix, count in counts.items()
-        for part, at in READS.items()
+        for part, at in MATRIX_INPUTS.items()
     }
 
 
 @dataclass(frozen=True)
-class Seen:
-    """What one use of one layer saw in one batch."""
+class LayerInputs:
+    """The inputs of one use of one layer in one batch."""
 
     prefix: str
     """The layer's name, `encoder.groups.G.I`."""
     inputs: tuple[np.ndarray, ...]
-    """Inputs of its products by the numbers in `READS`, each (tokens, width); the same tokens in all."""
+    """Inputs of its products by the numbers in `MATRIX_INPUTS`, each (tokens, width); the same tokens in all."""
 
 
-def watch(
+def record_inputs(
     config: AlbertConfig, weights: graphs.Weights, ids: list[list[int]], progress: Progress = lambda _: None
-) -> Iterator[Seen]:
-    """What the products of the shared layers read, at every use of them; of many tokens a sample."""
+) -> Iterator[LayerInputs]:
+    """The inputs of the shared layers' matrices at every use; a sample if there are many tokens."""
     threads = cores()
     engine = Engine(config, dict(weights), threads)
     places = [(g, i) for g in range(config.num_hidden_groups) for i in range(config.inner_group_num)]
@@ -96,26 +98,30 @@ def watch(
     share = min(1.0, SAMPLE * len(places) / (tokens * config.num_hidden_layers * config.inner_group_num))
     generator = np.random.default_rng(0)
     for batch in token_batches(ids):
-        progress("watching the layer")
+        progress("recording activations")
         hidden = engine.run(batch, 0)
         inside = np.arange(batch.ids.shape[1])[None] < batch.lengths[:, None]
         for layer in range(config.num_hidden_layers):
             for inner in range(config.inner_group_num):
                 place = (config.group_of(layer), inner)
                 before = hidden
-                hidden, *seen = watched[place].run(None, graphs.layer_feed(config, layer, hidden, batch.lengths))
+                hidden, *inputs_of_layer = watched[place].run(
+                    None, graphs.layer_feed(config, layer, hidden, batch.lengths)
+                )
                 chosen = inside & (generator.random(inside.shape) < share)
-                yield Seen(prefixes[place], tuple(values[chosen] for values in [before, *seen]))
+                yield LayerInputs(prefixes[place], tuple(values[chosen] for values in [before, *inputs_of_layer]))
 
 
-def calibration(
+def calibration_tokens(
     artifact: Artifact, texts: Iterable[str] | None, progress: Progress = lambda _: None
 ) -> list[list[int]]:
-    """Token ids of some hundred texts; without texts, of the model's own."""
+    """Token ids of some hundred texts; without texts, synthetic ones."""
     if texts is None:
-        return own_text(artifact, progress)
+        return synthetic_tokens(artifact, progress)
     if artifact.tokenizer is None:
-        raise AlbertkitError("calibration texts need a tokenizer, and this model has none")
+        raise AlbertkitError(
+            "calibration texts need a tokenizer, and this model has none; put tokenizer.json beside the weights"
+        )
     chosen = list(islice((text for text in texts if text.strip()), 512))
     if not chosen:
         raise AlbertkitError(
@@ -126,45 +132,45 @@ def calibration(
 
 
 def random_tokens(config: AlbertConfig, texts: int, seed: int = 0) -> list[list[int]]:
-    """Token ids that mean nothing: enough to see which channels are large."""
+    """Random token ids: enough to see which channels are large."""
     first, length = min(5, config.vocab_size - 1), min(LENGTH, config.max_position_embeddings)
     drawn: list[list[int]] = np.random.default_rng(seed).integers(first, config.vocab_size, (texts, length)).tolist()
     return drawn
 
 
-def own_kind(artifact: Artifact) -> str:
-    """What `own_text` gives for a model, in words; `RANDOM` says least."""
+def synthetic_kind(artifact: Artifact) -> str:
+    """What `synthetic_tokens` gives for a model, in words."""
     tokenizer = artifact.tokenizer
     if tokenizer is not None and tokenizer.mask_id is not None and "heads.mlm.bias" in artifact.weights:
-        return WRITTEN
+        return GENERATED
     return SENTENCES if tokenizer is not None and reads_english(tokenizer) else RANDOM
 
 
-def own_text(
+def synthetic_tokens(
     artifact: Artifact, progress: Progress = lambda _: None, texts: int = TEXTS, seed: int = 0
 ) -> list[list[int]]:
     """Token ids the model finds likely; for a model that cannot fill masks about as many tokens of sentences, or plain
     random ones.
     """
-    tokenizer, kind = artifact.tokenizer, own_kind(artifact)
-    if kind != WRITTEN or tokenizer is None:
-        return example_text(artifact.config, tokenizer, texts, seed)
+    tokenizer, kind = artifact.tokenizer, synthetic_kind(artifact)
+    if kind != GENERATED or tokenizer is None:
+        return example_tokens(artifact.config, tokenizer, texts, seed)
     ids = np.array(random_tokens(artifact.config, texts, seed))
     ids[:, 0], ids[:, -1] = tokenizer.cls_id or 0, tokenizer.sep_id or 0
     generator = np.random.default_rng(seed)
     turns = generator.integers(0, ROUNDS, ids.shape)  # the round in which each place is filled
-    turns[generator.random(ids.shape) < GIVEN] = -1
+    turns[generator.random(ids.shape) < RANDOM_SHARE] = -1
     turns[:, [0, -1]] = -1
     engine = Engine(artifact.config, dict(artifact.weights))
     for turn in range(ROUNDS):
-        progress(f"writing its own text, {turn + 1} of {ROUNDS}")
-        _fill(engine, ids, turns - turn, tokenizer.mask_id or 0, generator)
+        progress(f"generating text, {turn + 1} of {ROUNDS}")
+        _fill_masks(engine, ids, turns - turn, tokenizer.mask_id or 0, generator)
     return [list(map(int, row)) for row in ids]
 
 
-def example_text(config: AlbertConfig, tokenizer: Tokenizer | None, texts: int, seed: int = 0) -> list[list[int]]:
-    """Token ids of about `texts` times `LENGTH` tokens, without asking a model: sentences for an English vocabulary,
-    else random pieces.
+def example_tokens(config: AlbertConfig, tokenizer: Tokenizer | None, texts: int, seed: int = 0) -> list[list[int]]:
+    """Token ids of about `texts` times `LENGTH` tokens, without running a model: sentences for an English vocabulary,
+    else random tokens.
 
     A text has one to four sentences.
     """
@@ -176,26 +182,28 @@ def example_text(config: AlbertConfig, tokenizer: Tokenizer | None, texts: int, 
 
 
 def reads_english(tokenizer: Tokenizer) -> bool:
-    """Whether most pieces of a vocabulary are written in Latin letters, and plain English sentences are cut into few
+    """Whether most tokens of a vocabulary are in Latin letters, and plain English sentences are split into few
     of them, all known.
     """
-    pieces = [piece.removeprefix("##").removeprefix("▁") for piece in tokenizer.vocabulary.ids]
-    letters = [piece for piece in pieces if piece.isalpha()]
-    if sum(piece.isascii() for piece in letters) < 0.8 * len(letters):
+    tokens = [token.removeprefix("##").removeprefix("▁") for token in tokenizer.vocabulary.ids]
+    letters = [token for token in tokens if token.isalpha()]
+    if sum(token.isascii() for token in letters) < 0.8 * len(letters):
         return False
     sentences = list(everyday_sentences(50))
     ids = [place for row in tokenizer.ids_batch(sentences) for place in row]
     return tokenizer.unk_id not in ids and len(ids) < 2 * sum(len(text.split()) for text in sentences)
 
 
-def _fill(engine: Engine, ids: np.ndarray, when: np.ndarray, mask_id: int, generator: np.random.Generator) -> None:
-    """Write a word into each place of `ids` where `when` is 0, with masks there and where it is more.
+def _fill_masks(
+    engine: Engine, ids: np.ndarray, when: np.ndarray, mask_id: int, generator: np.random.Generator
+) -> None:
+    """Sample a token for each place of `ids` where `when` is 0; it is a mask there and where `when` is more.
 
-    It is drawn by its probability among the likeliest. Only these places are scored: a row of scores is as long as the
+    Tokens are sampled among the likeliest. Only these places are scored: a row of scores is as long as the
     vocabulary.
     """
     first = min(5, engine.config.vocab_size - 1)
-    kept = min(LIKELY, engine.config.vocab_size - first)
+    kept = min(TOP_TOKENS, engine.config.vocab_size - first)
     asked = np.where(when >= 0, mask_id, ids).astype(np.int64)
     lengths = np.full(len(ids), ids.shape[1], np.int32)
     for start in range(0, len(ids), 16):

@@ -165,11 +165,11 @@ def quantize_stored(stored: Stored, bits: int) -> Weights:
         raise AlbertkitError(
             f"bits={bits} is not available: the model is stored as {stored.meta.quantisation}. Open the float model"
         )
-    from albertkit.runtime.activation_moments import example_text, moments_of
+    from albertkit.runtime.activation_moments import example_tokens, token_moments
 
     floats = {name: array for name, array in stored.weights.items() if isinstance(array, np.ndarray)}
-    texts = example_text(stored.config, stored.tokenizer, CALIBRATION_TEXTS)
-    moments = moments_of(stored.config, stored.weights, texts)
+    texts = example_tokens(stored.config, stored.tokenizer, CALIBRATION_TEXTS)
+    moments = token_moments(stored.config, stored.weights, texts)
     return unpack_weights(
         quantize_weights(floats, bits, moments, cancel_errors=False),
         {name: array.shape for name, array in floats.items()},

@@ -29,7 +29,7 @@ from albertkit.model.attention import Attention
 from albertkit.model.encoder import FeedForward
 from albertkit.model.heads import MlmHead
 from albertkit.quantized import BITS, BLOCK, is_quantizable, smoothing_factors, uses_four_bits
-from albertkit.runtime.activation_moments import moments
+from albertkit.runtime.activation_moments import activation_moments
 from albertkit.runtime.graph import LOWEST
 from albertkit.runtime.graph_builder import Levels
 from albertkit.runtime.predict import task_scores
@@ -285,7 +285,9 @@ class FakeQuantizedModel(nn.Module):
 
 def calibrate_smoothing(artifact: Artifact, texts: Sequence[str] | None, bits: int) -> Smooth:
     """The smoothing factors of each matrix that has some, from the inputs of the float model's layers."""
-    factors = {name: smoothing_factors(name, square, bits) for name, square in moments(artifact, texts).items()}
+    factors = {
+        name: smoothing_factors(name, square, bits) for name, square in activation_moments(artifact, texts).items()
+    }
     return {name: array for name, array in factors.items() if array is not None}
 
 
