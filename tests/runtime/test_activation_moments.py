@@ -76,7 +76,7 @@ def test_commands_print_which_texts_were_compared(vectors, tmp_path, monkeypatch
 def test_model_quantized_on_opening_is_calibrated_on_sentences(vectors, tmp_path, monkeypatch):
     write_artifact(vectors, tmp_path / "float")
     seen = []
-    watch = calibrate.watch
-    monkeypatch.setattr(calibrate, "watch", lambda config, weights, ids, *more: (seen.extend(ids), watch(config, weights, ids, *more))[1])  # fmt: skip
+    watch = calibrate.record_inputs
+    monkeypatch.setattr(calibrate, "record_inputs", lambda config, weights, ids, *more: (seen.extend(ids), watch(config, weights, ids, *more))[1])  # fmt: skip
     Albert(tmp_path / "float", bits=4, threads=1)
     assert seen == example_tokens(SMALL, vectors.tokenizer, 16)
