@@ -393,18 +393,9 @@ def test_widths_are_checked_before_teachers_encode(shards, start, tmp_path):
 
     from albertkit.cli.entry_point import app
 
-    given = [
-        "distill",
-        str(shards),
-        "-o",
-        str(tmp_path / "out"),
-        "--model",
-        str(start),
-        "--teacher",
-        str(tmp_path / "none"),
-    ]
+    given = ["distill", str(tmp_path / "none"), str(shards), "-o", str(tmp_path / "out"), "--model", str(start)]
     done = CliRunner().invoke(app, [*given, "--widths", "8,64", "--depths", "1,3"])
-    assert done.exit_code == 1 and "say --widths 8,32" in str(done.exception)
+    assert done.exit_code == 1 and "Pass --widths 8,32" in str(done.exception)
     assert not (tmp_path / "out" / "texts").exists()
 
 
