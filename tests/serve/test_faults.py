@@ -356,7 +356,7 @@ def test_workers_share_a_port_and_survive_being_killed(folders, alberts, tmp_pat
             one, other = children(server)
             os.kill(one, signal.SIGKILL)
             died = server.wait_for("worker died")[0]
-            assert died["child"] == one and died["by"] == "signal 9"
+            assert died["child"] == one and died["cause"] == "signal 9"
             server.wait_for("listening", count=3)
             load.until(load.right + 30)
         assert load.wrong == 0 and load.refused == 0 and load.lost <= 6  # only what the killed worker had in its hands
