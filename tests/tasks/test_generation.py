@@ -241,7 +241,7 @@ def test_evaluate_shows_the_copy_too(trained, tmp_path):
     for bits in ([], ["--bits", "8"]):
         run = CliRunner().invoke(app, ["evaluate", "-m", str(out), str(path), "--json", *bits])
         assert run.exit_code == 0, run.output
-        found = json.loads(run.output.splitlines()[-1])
+        found = json.loads(run.stdout)
         assert found["rouge_l"] > 0.85 and {"bleu", "copy_bleu", "copy_rouge_l"} <= set(found)
 
 

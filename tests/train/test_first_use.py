@@ -30,6 +30,7 @@ from albertkit.tasks.match import MatchResult, MatchTask, partner_ranks
 from albertkit.tasks.readers.read_examples import ReadOptions, read_examples
 from albertkit.tasks.splits import split_examples
 from albertkit.tasks.tag import Entity, IntentResult, IntentTask, TagResult, TagTask
+from albertkit.tasks.task import Task
 from albertkit.tasks.validate import check_known_labels
 from albertkit.tokenizer import Tokenizer
 from albertkit.train.finetune_report import pictures, scores_of, worst
@@ -296,8 +297,8 @@ def test_intents_that_differ_are_no_collapse():
     dev = [TaggedExample("a", ((0, 1),), (), str(n)) for n in range(6)]
     differ = [IntentResult(str(n), 0.9, ()) for n in range(6)]
     same = [IntentResult("1", 0.9 - n / 10, ()) for n in range(6)]
-    assert not collapse(SimpleNamespace(task=None, dev=dev, results=differ))
-    assert collapse(SimpleNamespace(task=None, dev=dev, results=same))
+    assert not collapse(SimpleNamespace(task=Task(), dev=dev, results=differ))
+    assert collapse(SimpleNamespace(task=Task(), dev=dev, results=same))
 
 
 def test_the_threshold_is_found_on_held_out_questions(start):

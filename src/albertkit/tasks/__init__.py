@@ -36,7 +36,7 @@ TASKS: dict[str, Any] = {
 }
 
 
-def make_task(name: str, examples: Sequence[Any], **settings: Any) -> Task:
+def make_task(name: str, examples: Sequence[Any], **settings: object) -> Task:
     """The task of these examples. settings: those in `Task.setting_names`."""
     if name not in TASKS:
         raise AlbertkitError(f"unknown task {name!r}{nearest(name, TASKS)}. Pass one of {', '.join(TASKS)}.")

@@ -17,13 +17,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from math import inf
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
 from albertkit.errors import AlbertkitError
 from albertkit.tasks.examples import QuestionExample
-from albertkit.tasks.task import Feature, Task
+from albertkit.tasks.task import Feature, Task, TaskResult
 from albertkit.tokenizer import Tokenizer
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
@@ -36,7 +36,7 @@ _CMRC_SEGMENT = re.compile(r"[\u4e00-\u9fa5]|[^\W\u4e00-\u9fa5]+(?:[.,][^\W\u4e0
 
 
 @dataclass(frozen=True)
-class AnswerResult:
+class AnswerResult(TaskResult):
     """An answer: characters [start, end) of the context; an empty text means that there is none."""
 
     text: str
@@ -48,8 +48,6 @@ class AnswerResult:
     """Among the answers kept; with a threshold, no answer is one of them."""
     others: tuple[AnswerResult, ...] = ()
     """The next best answers, all with different texts."""
-    depth: ClassVar[int | None] = None
-    """Layers applied, if the text could exit early; neither compared nor written."""
 
 
 @dataclass(frozen=True)
@@ -78,10 +76,11 @@ class AnswerTask(Task):
                 raise AlbertkitError(f"{name}={getattr(self, name)} is not possible. Pass {least} or more.")
 
     @classmethod
-    def from_examples(cls, examples: Sequence[QuestionExample], **settings: Any) -> AnswerTask:
+    def from_examples(cls, examples: Sequence[QuestionExample], **settings: float | None) -> AnswerTask:
         """The task of these examples: with a threshold of 0 if some questions have no answer."""
         default = 0.0 if any(example.is_impossible for example in examples) else None
-        return cls(**{"threshold": default, **settings})
+        values: dict[str, Any] = {"threshold": default, **settings}
+        return cls(**values)
 
     def features(self, examples: Sequence[QuestionExample], tokenizer: Tokenizer, max_length: int) -> list[Feature]:
         """The question with each window of the context; a question of more than half the length loses its end.
@@ -165,8 +164,8 @@ class AnswerTask(Task):
     def measure(self, results: Sequence[AnswerResult], examples: Sequence[QuestionExample]) -> dict[str, float]:
         """F1 and exact match, over the questions whose answer is known.
 
-        If some have no answer: both for the others, the share of unanswerable questions with the prediction "no answer",
-        and the threshold with the best F1.
+        If some have no answer: both for the others, the share of unanswerable questions that get no answer, and the
+        threshold with the best F1.
         """
         pairs = [(r, e) for r, e in zip(results, examples, strict=True) if e.is_impossible or e.answers]
         grades = np.array([grade(r.text, e) for r, e in pairs]).reshape(-1, 2)

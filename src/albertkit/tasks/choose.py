@@ -9,27 +9,24 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
 from albertkit.errors import AlbertkitError
 from albertkit.tasks.examples import ChoiceExample
-from albertkit.tasks.task import Feature, Task, softmax
+from albertkit.tasks.task import Feature, Task, TaskResult, softmax
 from albertkit.tokenizer import Tokenizer
 
 _BLANK = re.compile("_+")
 
 
 @dataclass(frozen=True)
-class ChoiceResult:
+class ChoiceResult(TaskResult):
     """The predicted choice: its number, its text, and the probability of every choice."""
 
     index: int
     text: str
     probabilities: tuple[float, ...]
-    depth: ClassVar[int | None] = None
-    """Layers applied, if the text could exit early; neither compared nor written."""
 
 
 @dataclass(frozen=True)
@@ -112,6 +109,6 @@ def _check_choices(example: ChoiceExample) -> None:
     count, answer = len(example.choices), example.answer
     if not count or (answer is not None and not 0 <= answer < count):
         raise AlbertkitError(
-            f"{example.where or 'an example'} has {count} choices and the answer {answer}, counted from 0. Pass at least "
-            "one choice, and the number of one of them."
+            f"{example.where or 'an example'} has {count} choices and the answer {answer}, counted from 0. "
+            "Pass at least one choice, and the number of one of them."
         )

@@ -10,13 +10,12 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import numpy as np
 
 from albertkit.errors import AlbertkitError, nearest, need
 from albertkit.tasks.examples import TextExample
-from albertkit.tasks.task import Feature, Task, softmax
+from albertkit.tasks.task import Feature, Task, TaskResult, softmax
 from albertkit.tokenizer import Tokenizer
 
 OUT_OF_SCOPE = "oos"  # the class of texts that belong to no other class
@@ -25,7 +24,7 @@ EVEN_ODDS = 0.5  # a class with a lower probability is more likely wrong than ri
 
 
 @dataclass(frozen=True)
-class Classification:
+class Classification(TaskResult):
     """The predicted label of a text."""
 
     label: str | tuple[str, ...] | float
@@ -34,8 +33,6 @@ class Classification:
     """Of the class; of several classes together."""
     probabilities: dict[str, float] | None = None
     """Of every class."""
-    depth: ClassVar[int | None] = None
-    """Layers applied, if the text could exit early; neither compared nor written."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +79,7 @@ class ClassifyTask(Task):
         counts = Counter(name for label in labels for name in _class_names(label))
         if len(counts) < 2 and kind == "single":
             raise AlbertkitError(
-                f"all {len(labels)} examples have the class {next(iter(counts))!r}. Training needs at least two classes."
+                f"all {len(labels)} examples have the class {next(iter(counts))!r}. Training needs at least two."
             )
         return cls(tuple(sorted(counts)), kind)
 
@@ -163,7 +160,7 @@ class ClassifyTask(Task):
         return softmax(scores)
 
     def measure(self, results: Sequence[Classification], examples: Sequence[TextExample]) -> dict[str, float]:
-        """Regression: correlations. Several classes: F1 over all labels. One class: accuracy, F1 and Matthews' correlation.
+        """Regression: correlations. Several classes: F1. One class: accuracy, F1 and Matthews' correlation.
 
         F1 is that of the second of two classes, else the mean over classes.
         """
@@ -175,7 +172,8 @@ class ClassifyTask(Task):
         if self.kind == "multi":
             rows = [_class_names(e.label) for e in examples]
             truth = np.array([[float(name in row) for name in self.labels] for row in rows])
-            predicted = np.array([[float(name in r.label) for name in self.labels] for r in results])  # type: ignore[operator]
+            found_rows = [_class_names(r.label) for r in results]
+            predicted = np.array([[float(name in row) for name in self.labels] for row in found_rows])
             return {
                 "f1": float(metrics.f1_score(truth, predicted, average="micro", zero_division=0)),
                 "f1_macro": float(metrics.f1_score(truth, predicted, average="macro", zero_division=0)),

@@ -1,12 +1,12 @@
 """How uncertain the scores of an example are, and what they predict: this decides whether it may exit early.
 
-In: a task, features, and the scores of the heads after some layers. Out: the uncertainty of each example, from 0, and its
-prediction, to compare with other depths. Training (`train/elastic.py`) and use (`runtime/early_exit.py`) share it.
+In: a task, features, and the scores of the heads after some layers. Out: the uncertainty of each example, from 0, and
+its prediction, to compare with other depths. Training (`train/elastic.py`) and use (`runtime/early_exit.py`) share it.
 
-Uncertainty is the entropy of the classes as a share of the highest possible one, at temperature 1: of several labels that
-of the most uncertain one; of tags that of the most uncertain word; of answers the larger of first and last token; of
-choices that over the choices. Values and vectors have no distribution: their uncertainty is how far they moved since the
-previous depth, in standard deviations of the training values or as 1 - cosine.
+Uncertainty is the entropy of the classes as a share of the highest possible one, at temperature 1: of several labels
+that of the most uncertain one; of tags that of the most uncertain word; of answers the larger of first and last token;
+of choices that over the choices. Values and vectors have no distribution: their uncertainty is how far they moved since
+the previous depth, in standard deviations of the training values or as 1 - cosine.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ MIN_COSINE = 0.95  # vectors agree whose cosine is at least this
 class UncertaintyEstimator:
     """The uncertainty of the examples of a task.
 
-    The features of a unit exit together, so that windows and choices are compared at one depth: `units` has the features
-    of each example; of each text, for tasks that compare vectors.
+    The features of a unit exit together, so that windows and choices are compared at one depth: `units` has the
+    features of each example; of each text, for tasks that compare vectors.
     """
 
     def __init__(self, task: Task, features: Sequence[Feature], examples: Sequence[Any]) -> None:
@@ -149,13 +149,11 @@ def results_agree(task: Task, results: Sequence[Any], full: Sequence[Any]) -> np
     return np.array([prediction_of(a) == prediction_of(b) for a, b in pairs], bool)
 
 
-def prediction_of(result: Any) -> Hashable:
+def prediction_of(result: object) -> Hashable:
     """The prediction of a result, without its probabilities."""
     if hasattr(result, "spans"):
         return getattr(result, "intent", None), tuple((s.start, s.end, s.label) for s in result.spans)
     for name in ("index", "label"):
         if hasattr(result, name):
-            value: Hashable = getattr(result, name)
-            return value
-    text: str = result.text
-    return text
+            return getattr(result, name)
+    return getattr(result, "text", None)

@@ -2,10 +2,10 @@
 
 In: `DialogueTurn`s. Out: `DialogueState`s and metrics. Before this file: `classify.py`, which predicts the labels.
 
-A label is "slot=value" for what a turn informs of, "request=slot" for what it asks. If the user's text contains the value,
-the label is "slot=<named>" instead, one for all values of a slot, and the value is read from the text: most values are
-too rare to be trained one by one. The others ("dontcare", "cheap" for "not expensive") are labels of their own. Values
-that training did not contain are missed. A later value of a slot replaces an earlier one; none is removed.
+A label is "slot=value" for what a turn informs of, "request=slot" for what it asks. If the user's text contains the
+value, the label is "slot=<named>" instead, one for all values of a slot, and the value is read from the text: most
+values are too rare to be trained one by one. The others ("dontcare", "cheap" for "not expensive") are labels of their
+own. Values that training did not contain are missed. A later value of a slot replaces an earlier one.
 """
 
 from __future__ import annotations
@@ -13,14 +13,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import numpy as np
 
 from albertkit.errors import AlbertkitError
 from albertkit.tasks.classify import ClassifyTask
 from albertkit.tasks.examples import DialogueTurn, TextExample
-from albertkit.tasks.task import Feature, Task
+from albertkit.tasks.task import Feature, Task, TaskResult
 from albertkit.tokenizer import Tokenizer
 
 REQUEST = "request"
@@ -28,7 +27,7 @@ NAMED = "<named>"  # the value that the user's text contains
 
 
 @dataclass(frozen=True)
-class DialogueState:
+class DialogueState(TaskResult):
     """The state after a turn, and the requests of the turn."""
 
     goal: dict[str, str]
@@ -37,8 +36,6 @@ class DialogueState:
     """The slots that this turn asks about."""
     added: dict[str, str] = field(default_factory=dict, compare=False)
     """The values of this turn, new or repeated."""
-    depth: ClassVar[int | None] = None
-    """Layers applied, if the text could exit early; neither compared nor written."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +99,7 @@ class DialogueTask(Task):
         return track_states(examples, by_turn, self.threshold)
 
     def measure(self, results: Sequence[DialogueState], examples: Sequence[DialogueTurn]) -> dict[str, float]:
-        """Shares of turns: all slots correct ("joint_goal"), all requests correct ("requests"), each slot ("slot_food")."""
+        """Shares of turns: all slots correct ("joint_goal"), all requests ("requests"), each slot ("slot_food")."""
         truth = [true_state(turn) for turn in examples]
         pairs = list(zip(results, truth, strict=True))
         count = max(1, len(pairs))
@@ -120,7 +117,7 @@ def turn_labels(turn: DialogueTurn) -> list[str]:
 
 
 def values_in_text(turns: Sequence[DialogueTurn], known_labels: Sequence[str]) -> list[dict[str, str]]:
-    """Slot → value that the user's text contains, for each turn; the last value of a slot, the longer of overlapping ones."""
+    """Slot → value in the user's text, for each turn: the last value of a slot, the longer of overlapping ones."""
     labels: dict[str, list[str]] = {}
     for label in known_labels:
         slot, _, value = label.partition("=")
@@ -141,8 +138,8 @@ def track_states(
 ) -> list[DialogueState]:
     """The state after each turn, from the probability of each label.
 
-    Per slot the likeliest value that reaches the threshold replaces the earlier one. The turns of a dialogue are in order,
-    with those of others between them; a turn whose number is not higher than the last restarts its dialogue.
+    Per slot the likeliest value that reaches the threshold replaces the earlier one. The turns of a dialogue are in
+    order, with those of others between them; a turn whose number is not higher than the last restarts its dialogue.
     """
     if len(turns) != len(predictions):
         raise AlbertkitError(

@@ -6,16 +6,16 @@ task, `runtime/generate.py` applies it. A training input is
     [CLS] source [SEP] target [SEP] [MASK] [MASK] … [MASK]
 
 Source tokens see the source. A target token sees the source, the targets before it and itself. For each target token
-there is a mask at the same position, which sees the source, the targets before it and itself, and predicts the token; no
-other token sees it. So one pass trains every position as it is used (UniLM, Dong et al. 2019; s2s-ft, Bao et al. 2021).
-In use there is one mask, for the next token.
+there is a mask at the same position, which sees the source, the targets before it and itself, and predicts the token;
+no other token sees it. So one pass trains every position as it is used (UniLM, Dong et al. 2019; s2s-ft, Bao et al.
+2021). In use there is one mask, for the next token.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from albertkit.config import AlbertConfig
 from albertkit.data.sentences import split_sentences
 from albertkit.errors import AlbertkitError, need
 from albertkit.tasks.examples import QuestionExample, RewriteExample
-from albertkit.tasks.task import IGNORE_INDEX, Feature, Task
+from albertkit.tasks.task import IGNORE_INDEX, Feature, Task, TaskResult
 from albertkit.tasks.word_alignment import CJK, split_words
 from albertkit.tokenizer import Tokenizer
 
@@ -34,7 +34,7 @@ CONTEXT_CHARACTERS = 300  # kept before and after an answer, in a text without s
 
 
 @dataclass(frozen=True)
-class GeneratedText:
+class GeneratedText(TaskResult):
     """A generated text."""
 
     text: str
@@ -42,7 +42,6 @@ class GeneratedText:
     """Mean log-probability of its tokens, the end included."""
     finished: bool
     """Whether the model predicted the end, rather than reaching the maximum length."""
-    depth: ClassVar[int | None] = None
 
 
 @dataclass(frozen=True)
@@ -85,13 +84,14 @@ class GenerateTask(Task):
             raise AlbertkitError(f"label_smoothing={self.label_smoothing} is not possible. Pass 0 or more, below 1.")
 
     @classmethod
-    def from_examples(cls, examples: Sequence[RewriteExample], **settings: Any) -> GenerateTask:
+    def from_examples(cls, examples: Sequence[RewriteExample], **settings: float) -> GenerateTask:
         """The task; the examples must have targets."""
         for example in examples:
             if not example.target:
                 raise AlbertkitError(f"{example.where or 'an example'} has no target. Training needs one.")
         lengths = [len(split_words(example.target or "")) for example in examples]
-        return cls(**{"target_words": max(1, round(float(np.mean(lengths)))), **settings})
+        values: dict[str, Any] = {"target_words": max(1, round(float(np.mean(lengths)))), **settings}
+        return cls(**values)
 
     def source_length(self, max_length: int) -> int:
         """Maximum tokens of a source."""
@@ -134,7 +134,7 @@ class GenerateTask(Task):
     def results(
         self, scores: Sequence[np.ndarray], features: Sequence[Feature], examples: Sequence[RewriteExample]
     ) -> list[TargetPrediction]:
-        """The predictions at each mask, from (masks, 2): the likeliest id, and the log-probability of the correct one."""
+        """The predictions at each mask, from (masks, 2): the likeliest id, and the log-probability of the target."""
         results = []
         for row, feature in zip(scores, features, strict=True):
             target = [i for i in feature.target if i != IGNORE_INDEX]
@@ -147,7 +147,7 @@ class GenerateTask(Task):
     def measure(
         self, results: Sequence[TargetPrediction | GeneratedText], examples: Sequence[RewriteExample]
     ) -> dict[str, float]:
-        """In training: loss and accuracy per token. Of generated texts: BLEU and ROUGE-L, beside those of a copy baseline."""
+        """In training: loss and accuracy per token. Of generated texts: BLEU and ROUGE-L, beside a copy baseline."""
         predictions = [r for r in results if isinstance(r, TargetPrediction)]
         if predictions:
             tokens = sum(r.tokens for r in predictions)
@@ -180,8 +180,8 @@ def check_can_generate(config: AlbertConfig, names: Collection[str]) -> None:
         )
     if "heads.mlm.bias" not in names:
         raise AlbertkitError(
-            "this model has no masked-language-model head, which text generation needs. Start from a pre-trained model, "
-            "such as small-pretrained."
+            "this model has no masked-language-model head, which text generation needs. "
+            "Start from a pre-trained model, such as small-pretrained."
         )
     if config.type_vocab_size < 2:
         raise AlbertkitError("this model has one segment; source and target need two. Start from another model.")

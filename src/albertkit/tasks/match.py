@@ -1,20 +1,19 @@
 """Semantic matching with a bi-encoder: both texts of a pair become vectors, which are compared by their cosine.
 
-In: `TextExample` pairs with a score, one of two classes, or no label (all pairs match). Out: `MatchResult`s. Vectors can
-be indexed for search; a cross-encoder (`classify.py` with pairs) is more accurate and cannot.
+In: `TextExample` pairs with a score, one of two classes, or no label (all pairs match). Out: `MatchResult`s. Vectors
+can be indexed for search; a cross-encoder (`classify.py` with pairs) is more accurate, and has no vectors.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
 from albertkit.errors import AlbertkitError, need
 from albertkit.tasks.examples import TextExample
-from albertkit.tasks.task import Feature, Task
+from albertkit.tasks.task import Feature, Task, TaskResult
 from albertkit.tokenizer import Tokenizer
 
 LOSSES = ("cosent", "mnrl", "contrastive")
@@ -22,14 +21,12 @@ CLASSES = ({"0", "1"}, {"no", "yes"}, {"false", "true"})
 
 
 @dataclass(frozen=True)
-class MatchResult:
+class MatchResult(TaskResult):
     """The similarity of two texts."""
 
     score: float
     rank: int | None = None
     """For pairs without labels: the rank of the second text among all second texts, from 1."""
-    depth: ClassVar[int | None] = None
-    """Layers applied, if the text could exit early; neither compared nor written."""
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@ In: `TaggedExample`s. Out: `TagResult`s or `IntentResult`s. Before this file: `w
 `classify.py`.
 
 Each word is tokenized by itself: a word has the same tokens with and without a comma after it, and no token belongs to
-two words. The first token of a word predicts its tag. A long text becomes windows of words; each word is predicted once,
-by the window that shows most of its context.
+two words. The first token of a word predicts its tag. A long text becomes windows of words; each word is predicted
+once, by the window that shows most of its context.
 """
 
 from __future__ import annotations
@@ -15,14 +15,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from math import inf
-from typing import Any, ClassVar
 
 import numpy as np
 
 from albertkit.errors import AlbertkitError, need
 from albertkit.tasks.classify import Classification
 from albertkit.tasks.examples import TaggedExample, TextExample
-from albertkit.tasks.task import IGNORE_INDEX, Feature, Task, softmax
+from albertkit.tasks.task import IGNORE_INDEX, Feature, Task, TaskResult, softmax
 from albertkit.tasks.word_alignment import (
     LabelledSpan,
     Words,
@@ -47,24 +46,20 @@ class Entity:
 
 
 @dataclass(frozen=True)
-class TagResult:
+class TagResult(TaskResult):
     """The entities of a text, in order."""
 
     text: str
     spans: tuple[Entity, ...]
-    depth: ClassVar[int | None] = None
-    """Layers applied, if the text could exit early; neither compared nor written."""
 
 
 @dataclass(frozen=True)
-class IntentResult:
+class IntentResult(TaskResult):
     """The intent of a text with its probability, and the slots."""
 
     intent: str
     probability: float
     spans: tuple[Entity, ...]
-    depth: ClassVar[int | None] = None
-    """Layers applied, if the text could exit early; neither compared nor written."""
 
     @classmethod
     def from_classification(cls, result: Classification) -> IntentResult:
@@ -99,12 +94,12 @@ class TagTask(Task):
             raise AlbertkitError(f"overlap={self.overlap} is not possible. Pass 0 or more tokens.")
 
     @classmethod
-    def from_examples(cls, examples: Sequence[TaggedExample], **settings: Any) -> TagTask:
+    def from_examples(cls, examples: Sequence[TaggedExample], overlap: int = 64) -> TagTask:
         """The task with all entity labels of these examples."""
         names = sorted({span.label for example in examples for span in example.spans})
         if not names:
             raise AlbertkitError(f"none of the {len(examples)} examples contains an entity. Training needs some.")
-        return cls(("O", *(f"{prefix}-{name}" for name in names for prefix in "BI")), **settings)
+        return cls(("O", *(f"{prefix}-{name}" for name in names for prefix in "BI")), overlap)
 
     def features(self, examples: Sequence[TaggedExample], tokenizer: Tokenizer, max_length: int) -> list[Feature]:
         """Windows of each text, at least one; with targets if words, entities or an intent are given.
@@ -228,14 +223,14 @@ class IntentTask(Task):
     can_train_on_frozen_vectors = True
 
     @classmethod
-    def from_examples(cls, examples: Sequence[TaggedExample], **settings: Any) -> IntentTask:
+    def from_examples(cls, examples: Sequence[TaggedExample], overlap: int = 64) -> IntentTask:
         """The task with all intents and slots of these examples."""
         without = next((e for e in examples if e.intent is None), None)
         if without is not None or not examples:
             where = (without and without.where) or "an example"
             raise AlbertkitError(f"{where} has no intent. Training needs an intent for each text.")
         intents = sorted({e.intent for e in examples if e.intent is not None})
-        return cls(tuple(intents), TagTask.from_examples(examples).labels, **settings)
+        return cls(tuple(intents), TagTask.from_examples(examples).labels, overlap)
 
     def outputs(self, head: str) -> int:
         """Rows of a head."""
@@ -272,7 +267,7 @@ class IntentTask(Task):
         ]
 
     def measure(self, results: Sequence[IntentResult], examples: Sequence[TaggedExample]) -> dict[str, float]:
-        """Texts with intent and all slots correct ("exact"), intents correct ("accuracy"), and the metrics of `TagTask`."""
+        """Intent and all slots correct ("exact"), intent correct ("accuracy"), and the metrics of `TagTask`."""
         pairs = list(zip(results, examples, strict=True))
         intents = np.array([r.intent == e.intent for r, e in pairs], bool)
         slots = np.array([_span_set(r.spans) == _span_set(e.spans) for r, e in pairs], bool)

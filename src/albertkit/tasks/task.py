@@ -32,18 +32,25 @@ class Feature:
     positions: list[int] | None = None
     """The position of each token; None: 0, 1, 2 …"""
     ranks: list[int] | None = None
-    """Attention: a token sees itself and every even rank up to its own; no other token sees an odd rank. None: all see all."""
+    """Attention: a token sees itself and every even rank up to its own; nothing else sees an odd rank. None: all."""
+
+
+class TaskResult:
+    """Base of the results of tasks."""
+
+    depth: ClassVar[int | None] = None
+    """Layers applied, if the text could exit early; neither compared nor written."""
 
 
 class Task:
-    """Examples ↔ numbers. A subclass declares what it is once; the other layers ask these attributes, never the name."""
+    """Examples ↔ numbers. A subclass declares once what it is; other packages read these attributes, not its name."""
 
     name: ClassVar[str] = ""
     """As in `albertkit.json`, in commands and in URLs."""
     heads: ClassVar[tuple[str, ...]] = ()
     """The heads of `model/heads.py` whose scores it reads; "vector" is the mean of the token vectors."""
     example_types: ClassVar[tuple[type, ...]] = ()
-    result_type: ClassVar[type]
+    result_type: ClassVar[type[TaskResult]]
     setting_names: ClassVar[tuple[str, ...]] = ()
     """Fields that a user may set beside the settings of fine-tuning."""
     usage: ClassVar[str] = ""
@@ -60,13 +67,13 @@ class Task:
     """Whether a result depends on its own example alone; a dialogue state contains earlier turns."""
 
     kind: str = ""
-    """What a label of a whole text is: single (one class), multi (several classes), regression (a number) or nothing."""
+    """What a label of a text is: single (one class), multi (several classes), regression (a number) or nothing."""
     labels: tuple[str, ...] = ()
     """The classes, in the order of the head's rows."""
 
     @property
     def uncertainty_measure(self) -> str:
-        """How the uncertainty of a result is measured: entropy, or how far a vector (cosine) or value (change) moved."""
+        """How uncertainty is measured: entropy, or how far a vector (cosine) or value (change) moved."""
         if "vector" in self.heads:
             return "cosine"
         return "change" if self.kind == "regression" else "entropy"

@@ -251,8 +251,8 @@ def _check_same_kind(train: Sequence[Any], dev: Sequence[Any]) -> None:
         if is_number != has_numbers:
             found, rule = ("values", "a number") if has_numbers else ("classes", "one of them")
             raise AlbertkitError(
-                f"{example.where or 'a held-out example'} has the label {example.label!r:.40}, and training has {found}; "
-                f"write {rule}, or pass what labels are (--kind single, multi or regression)"
+                f"{example.where or 'a held-out example'} has the label {example.label!r:.40}, and training has "
+                f"{found}; write {rule}, or pass what labels are (--kind single, multi or regression)"
             )
 
 

@@ -23,8 +23,8 @@ from albertkit.tokenizer import Tokenizer
 
 Words = Sequence[tuple[int, int]]
 CJK = re.compile(
-    "[\u2e80-\u2fdf\u3005-\u3007\u3021-\u3029\u3040-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff66-\uff9f"
-    "\U00020000-\U0003ffff]"
+    "[\u2e80-\u2fdf\u3005-\u3007\u3021-\u3029\u3040-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff"
+    "\uf900-\ufaff\uff66-\uff9f\U00020000-\U0003ffff]"
 )
 _SAME = {"’": "'", "‐": "-", "‑": "-"}
 _WORD = re.compile(  # over the classes of `_character_class`
@@ -100,8 +100,8 @@ def example_words(example: TaggedExample) -> Words:
     for a, b in example.words:
         if not before <= a < b <= len(example.text):
             raise AlbertkitError(
-                f"{example.where or 'an example'} has a word from {a} to {b} in a text of {len(example.text)} characters, "
-                f"after a word that ends at {before}. Words must be in order, not empty, and inside the text."
+                f"{example.where or 'an example'} has a word from {a} to {b} in a text of {len(example.text)} "
+                f"characters, after a word that ends at {before}. Words must be in order, not empty, and in the text."
             )
         before = b
     return example.words
@@ -116,8 +116,8 @@ def iob2_tags(words: Words, spans: Iterable[LabelledSpan], where: str = "") -> l
         i, j = first.get(span.start), last.get(span.end)
         if i is None or j is None or j < i:
             raise AlbertkitError(
-                f"{where or 'an example'} has the entity {span.label!r} from {span.start} to {span.end}, which does not "
-                "begin and end with a word. Pass words that do (split_words can cut at both ends)."
+                f"{where or 'an example'} has the entity {span.label!r} from {span.start} to {span.end}, which does "
+                "not begin and end with a word. Pass words that do (split_words can cut at both ends)."
             )
         if all(tag == "O" for tag in tags[i : j + 1]):
             tags[i : j + 1] = [f"B-{span.label}"] + [f"I-{span.label}"] * (j - i)

@@ -89,7 +89,7 @@ class ColumnRoles:
     label: int | None
 
 
-def parse_number(value: Any) -> float | None:
+def parse_number(value: object) -> float | None:
     """A finite number, or the number in a text."""
     if isinstance(value, bool) or not isinstance(value, (str, int, float)):
         return None
@@ -139,7 +139,8 @@ def find_roles(table: Table, options: ReadOptions, needs_pair: bool = False) -> 
         what = " and the ".join("second text" if role == "pair" else role for role in missing)
         flags = ", ".join(f"--{role}-column" for role in missing)
         raise AlbertkitError(
-            f"it is not clear which column of {table.name} contains the {what}; it has {table.titles}: name it ({flags})"
+            f"it is not clear which column of {table.name} contains the {what}; it has {table.titles}: "
+            f"name it ({flags})"
         )
     used = [column for column in vars(roles).values() if column is not None]
     if len(set(used)) < len(used):
@@ -150,7 +151,7 @@ def find_roles(table: Table, options: ReadOptions, needs_pair: bool = False) -> 
 
 
 def has_only_pairs(table: Table, options: ReadOptions) -> bool:
-    """Whether a table of pairs has no label: two columns, or both texts are given and no column has the name of a label."""
+    """Whether a table of pairs has no label: two columns, or both texts given and no column named like a label."""
     if options.label_column is not None:
         return False
     has_label_name = any(name.casefold() in LABELS for name in table.names or ())

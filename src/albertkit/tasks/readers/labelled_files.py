@@ -141,7 +141,7 @@ def list_names(names: Iterable[Any]) -> str:
     return ", ".join(texts[:MAX_NAMES])[:MAX_CHARACTERS] + more or "none"
 
 
-def text_problem(text: Any, name: str) -> str | None:
+def text_problem(text: object, name: str) -> str | None:
     """The problem with a text and its remedy; None if there is none."""
     if text is None:
         return f"the {name} is missing; write one"
@@ -246,7 +246,7 @@ def file_text(path: Path) -> str:
 
 
 def json_objects(path: Path, format: str, problems: Problems) -> JsonRows:
-    """Each JSON object with its line: one per line or, in .json files, over many lines, in a list or one after another."""
+    """Each JSON object with its line: one per line or, in .json files, in a list or one after another."""
     if format == "jsonl":
         yield from _objects_in_lines(file_lines(path, problems), problems)
         return

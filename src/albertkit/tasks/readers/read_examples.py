@@ -95,7 +95,7 @@ def _read_intents(path: Path, options: ReadOptions, problems: Problems) -> Examp
     return [example for example in examples if example.intent is not None], notes
 
 
-# CLINC150: {"train": [[text, intent], …], "oos_train": …} ---------------------------------------------------------------
+# CLINC150: {"train": [[text, intent], …], "oos_train": …} ---------------------------------------------------------
 
 
 def _clinc_parts(path: Path, format: str) -> dict[str, Any] | None:

@@ -221,7 +221,7 @@ def _parquet_table(path: Path) -> Table:
 
 
 def _label_kind(cells: Sequence[Any], options: ReadOptions, is_score: bool) -> str:
-    """What the labels are: numbers are a regression if some are fractions, and if many differ or the column is a score."""
+    """What labels are: numbers are a regression if some are fractions, and many differ or the column is a score."""
     if options.kind != "auto":
         return options.kind
     if options.separator is not None or any(isinstance(cell, (list, tuple)) for cell in cells):

@@ -1,10 +1,10 @@
 """Words with tags: CoNLL columns, folders of seq.in, seq.out and label, CLUENER, tokens in JSONL → `TaggedExample`s.
 
-In: a file or folder and `ReadOptions`. Out: texts with the characters of their words and entities, and notes. Before this
-file: `labelled_files.py`; after it: `read_examples.py`.
+In: a file or folder and `ReadOptions`. Out: texts with the characters of their words and entities, and notes. Before
+this file: `labelled_files.py`; after it: `read_examples.py`.
 
-Tags may be IOB1, IOB2, BIOES, BILOU or BMES, or bare names; all become spans by one rule: B, S, U or another name begins
-an entity; E, L, S, U end it; everything else continues it.
+Tags may be IOB1, IOB2, BIOES, BILOU or BMES, or bare names; all become spans by one rule: B, S, U or another name
+begins an entity; E, L, S, U end it; everything else continues it.
 """
 
 from __future__ import annotations
