@@ -17,13 +17,17 @@ import os
 import sys
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from stat import S_ISREG
-from typing import Any, Literal
+from typing import IO, TYPE_CHECKING, Any, Literal
 
 from albertkit.errors import AlbertkitError, nearest, need
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+    from pyarrow.parquet import ParquetFile
 
 TextFormat = Literal["text", "jsonl", "csv", "tsv", "parquet"]
 FORMATS: Mapping[str, TextFormat] = {
@@ -43,7 +47,7 @@ DEFAULT_COLUMN = "text"
 
 
 class BadRow(ValueError):
-    """Why a line or row contains no usable text, as the end of a sentence: "is not UTF-8"."""
+    """Why a row contains no text, as the end of a sentence: "is not UTF-8"."""
 
 
 @dataclass(frozen=True)
@@ -125,9 +129,7 @@ def find_text_files(
     files = list(walk_text_files(paths, text_column, formats))
     pipe = next((file.name for file in files if file.name != "-" and not Path(file.name).is_file()), None)
     if pipe is not None and not allow_pipes:
-        raise AlbertkitError(
-            f"{pipe} is not a regular file, and inputs are read twice. Pipe it in and pass '-' instead."
-        )
+        raise AlbertkitError(f"{pipe} is not a regular file, and inputs are read twice. Pipe it in and pass '-'.")
     if not files:
         raise AlbertkitError(
             f"no text file was found. Pass files or folders with {', '.join(formats)}, "
@@ -187,7 +189,7 @@ class CountingReader(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
-    def readinto(self, buffer: Any) -> int:
+    def readinto(self, buffer: WriteableBuffer) -> int:
         size = self._readinto(buffer) or 0
         self.count += size
         return size
@@ -203,7 +205,7 @@ class ZstdReader(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
-    def readinto(self, buffer: Any) -> int:
+    def readinto(self, buffer: WriteableBuffer) -> int:
         while not self.output:
             compressed = self.compressed or self.file.read(
                 1024
@@ -216,8 +218,9 @@ class ZstdReader(io.RawIOBase):
             if self.frame.eof:
                 self.compressed, self.in_frame = self.frame.unused_data, False
                 self.frame = self.library.decompressobj()
-        size = min(len(self.output), len(buffer))
-        buffer[:size], self.output = self.output[:size], self.output[size:]
+        view = memoryview(buffer)
+        size = min(len(self.output), len(view))
+        view[:size], self.output = self.output[:size], self.output[size:]
         return size
 
 
@@ -241,7 +244,7 @@ def open_text_file(file: TextFile) -> Iterator[tuple[Any, CountingReader]]:
         raise AlbertkitError(f"{file.name} {reason}") from None
 
 
-def open_raw(file: TextFile) -> Any:
+def open_raw(file: TextFile) -> AbstractContextManager[IO[bytes] | io.FileIO]:
     """The bytes on disk, if the file is still the one that was found."""
     if file.name == "-":
         return nullcontext(sys.stdin.buffer)
@@ -357,7 +360,7 @@ def parse_json_line(line: str) -> dict[str, Any]:
     return row
 
 
-def column_value(row: Mapping[str, Any], column: str) -> Any:
+def column_value(row: Mapping[str, Any], column: str) -> object:
     """The value of a field of a JSON object."""
     if column not in row:
         names = ", ".join(list(row)[:20]) or "none"
@@ -366,33 +369,27 @@ def column_value(row: Mapping[str, Any], column: str) -> Any:
 
 
 @contextmanager
-def open_parquet(name: str, raw: Any) -> Iterator[Any]:
-    """An open binary file as a `pyarrow.parquet.ParquetFile`; damage becomes one error."""
+def open_parquet(name: str, raw: IO[bytes] | io.FileIO, columns: Sequence[str] = ()) -> Iterator[ParquetFile]:
+    """An open binary file as a `pyarrow.parquet.ParquetFile` that has some columns; damage becomes one error."""
     pyarrow: Any = need("pyarrow", "parquet", f"reading {name}")
     parquet: Any = need("pyarrow.parquet", "parquet", f"reading {name}")
     try:
         with parquet.ParquetFile(raw, pre_buffer=False) as file:
+            names = file.schema_arrow.names
+            for column in columns:
+                if column not in names:
+                    hint, listed = nearest(column, names), ", ".join(names[:20]) or "none"
+                    raise AlbertkitError(
+                        f"{name} has no column {column!r}{hint}; its columns: {listed}. Pass one (--text-column)."
+                    )
             yield file
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise AlbertkitError(
-            f"{name} is not a complete Parquet file ({str(error)[:100]}). Copy or write it again."
-        ) from None
-
-
-def check_parquet_column(file: Any, name: str, column: str) -> None:
-    """Raise if a Parquet file does not have the column."""
-    names = file.schema_arrow.names
-    if column not in names:
-        listed = ", ".join(names[:20]) or "none"
-        raise AlbertkitError(
-            f"{name} has no column {column!r}{nearest(column, names)}; its columns: {listed}. Pass one (--text-column)."
-        )
+        reason = str(error)[:100]
+        raise AlbertkitError(f"{name} is not a complete Parquet file ({reason}). Copy or write it again.") from None
 
 
 def _parquet_rows(file: TextFile, columns: Sequence[str]) -> Iterator[list[Any]]:
-    with open_raw(file) as raw, open_parquet(file.name, raw) as parquet:
-        for column in columns:
-            check_parquet_column(parquet, file.name, column)
+    with open_raw(file) as raw, open_parquet(file.name, raw, columns) as parquet:
         for batch in parquet.iter_batches(batch_size=64, columns=list(columns), use_threads=False):
             yield from map(list, zip(*(batch.column(column).to_pylist() for column in columns), strict=True))
 

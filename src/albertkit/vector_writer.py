@@ -12,12 +12,15 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from albertkit.errors import AlbertkitError, need
 from albertkit.text_reader import replace_surrogates
+
+if TYPE_CHECKING:
+    from pyarrow import Table
 
 ROW_GROUP = 4096  # rows of a Parquet row group
 
@@ -157,7 +160,7 @@ class ParquetTables:
         """Whether a table was written."""
         return self.writer is not None
 
-    def write(self, table: Any) -> None:
+    def write(self, table: Table) -> None:
         """Add a table."""
         if self.writer is None:
             # numbers of vectors hardly repeat, and nobody searches for the smallest one
@@ -177,7 +180,7 @@ class JsonlTables:
     def __init__(self, file: Any) -> None:
         self.file = file
 
-    def write(self, table: Any) -> None:
+    def write(self, table: Table) -> None:
         """Add a table."""
         for row in table.to_pylist():
             self.file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")

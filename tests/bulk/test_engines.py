@@ -53,7 +53,7 @@ def commands(model, out, *files, **given) -> list[str]:
 
 
 @pytest.mark.slow
-def test_local_equals_albert(models, tmp_path):
+def test_vectors_equal_those_of_albert(models, tmp_path):
     """Bit by bit: of each part for a float model, of all texts together for int8, whose vectors do not depend on neighbours."""
     first, second = texts(70), ["", "naïve 猫", *texts(40, 1)]
     files = [write_lines(tmp_path / "a.txt", first), write_lines(tmp_path / "b.txt", second)]
@@ -129,7 +129,7 @@ def descends(pid: int) -> bool:
     return False
 
 
-def test_a_part_that_no_worker_survives(models, tmp_path, monkeypatch):
+def test_a_part_that_kills_every_worker_stops_the_run(models, tmp_path, monkeypatch):
     monkeypatch.setattr(engines, "_work", dies)
     file = write_lines(tmp_path / "a.txt", texts(10))
     with pytest.raises(AlbertkitError, match="part 0 was given to 4 workers"):
@@ -137,7 +137,7 @@ def test_a_part_that_no_worker_survives(models, tmp_path, monkeypatch):
     assert not active_children()
 
 
-def test_a_killed_run_goes_on(models, tmp_path):
+def test_a_killed_run_resumes(models, tmp_path):
     """SIGKILL of the driver: its workers go as well; the same command does what is missing, and only that."""
     lines = texts(12_000)
     file, out = write_lines(tmp_path / "a.txt", lines), tmp_path / "out"
@@ -198,7 +198,7 @@ def test_another_command_is_refused(models, tmp_path):
         run(model=str(models / "int8"))
 
 
-def test_what_is_wrong_is_said_at_once(models, tmp_path):
+def test_errors_come_before_the_work(models, tmp_path):
     file = write_lines(tmp_path / "a.txt", texts(10))
     run = partial(run_bulk, "embed", [str(file)], engine=in_process, model=str(models / "int8"))
     with pytest.raises(AlbertkitError, match="cannot be written"):
@@ -214,7 +214,7 @@ def test_what_is_wrong_is_said_at_once(models, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_a_full_disk(models, tmp_path):
+def test_a_full_disk_is_an_error_and_the_run_resumes(models, tmp_path):
     """Files may not grow beyond 20 kB: one sentence, no half file under a good name, and the same command goes on."""
     file, out = write_lines(tmp_path / "a.txt", texts(2000)), tmp_path / "out"
     line = commands(models / "int8", out, file, engine="local", workers=1, part_rows=1000)
@@ -237,7 +237,7 @@ def test_a_full_disk(models, tmp_path):
     assert again.done_parts == 2
 
 
-def test_bad_rows(models, tmp_path):
+def test_bad_rows_are_errors_or_have_no_result(models, tmp_path):
     file = tmp_path / "a.jsonl"
     file.write_text('{"text": "a cat"}\n{"text": null}\n\n{"text": "a dog"}\n{"body": 1}\n')
     run = partial(run_bulk, "embed", [str(file)], engine=in_process, model=str(models / "int8"))
@@ -275,7 +275,7 @@ def test_options_belong_to_an_engine(tmp_path):
     assert done.returncode == 2 and "Pass one of them" in done.stderr
 
 
-def test_more_workers_than_room(ray, models, tmp_path):
+def test_ray_actors_without_room_delay_nothing(ray, models, tmp_path):
     """Ray has two cores; actors that wait for a third keep nobody waiting."""
     file, out = write_lines(tmp_path / "a.txt", texts(40)), tmp_path / "out"
     run = partial(run_bulk, "embed", [str(file)], model=str(models / "int8"), engine=engines.run_ray, part_rows=10)

@@ -66,7 +66,7 @@ def known(rows: list[str | BadRow]) -> list[str | None]:
 @quick
 @given(pieces=st.lists(st.sampled_from(PIECES), max_size=30), mark=st.booleans(), most=st.integers(1, 30),
        room=st.integers(1, 200), block=st.integers(1, 60))  # fmt: skip
-def test_text(tmp_path, pieces, mark, block, most, room):
+def test_parts_cover_every_line_once(tmp_path, pieces, mark, block, most, room):
     data = b"".join(pieces)
     path = tmp_path / "a.txt"
     path.write_bytes((b"\xef\xbb\xbf" if mark and data else b"") + data)
@@ -86,7 +86,7 @@ def test_text(tmp_path, pieces, mark, block, most, room):
 
 @quick
 @given(texts=st.lists(cells, max_size=12), end=st.sampled_from(["\n", "\r\n"]), header=st.booleans(), **sizes)
-def test_csv(tmp_path, texts, end, header, most, room):
+def test_parts_cover_every_csv_record_once(tmp_path, texts, end, header, most, room):
     file = io.StringIO(newline="")
     lone = any("\r" in text for text in texts)  # which Python's writer leaves without quotes where lines end with \n
     writer = csv.writer(file, lineterminator=end, quoting=csv.QUOTE_ALL if lone else csv.QUOTE_MINIMAL)
@@ -100,7 +100,7 @@ def test_csv(tmp_path, texts, end, header, most, room):
 
 @quick
 @given(texts=st.lists(st.one_of(cells, st.just(None)), max_size=12), final=st.booleans(), **sizes)
-def test_jsonl_and_tsv(tmp_path, texts, final, most, room):
+def test_parts_cover_every_jsonl_and_tsv_row_once(tmp_path, texts, final, most, room):
     lines = [" \r\n" if text is None else json.dumps({"text": text, "n": 1}) + "\n" for text in texts]
     data = "".join(lines)
     (tmp_path / "a.jsonl").write_text(data if final else data.removesuffix("\n"), newline="")
@@ -115,7 +115,7 @@ def test_jsonl_and_tsv(tmp_path, texts, final, most, room):
 
 @quick
 @given(st.lists(st.one_of(cells, st.just(None)), max_size=30), st.integers(1, 9), st.integers(1, 7), st.integers(1, 5))
-def test_parquet(tmp_path, texts, group, most, batch):
+def test_parts_cover_every_parquet_row_once(tmp_path, texts, group, most, batch):
     from pyarrow.parquet import write_table
 
     path = tmp_path / "a.parquet"
@@ -131,7 +131,7 @@ def test_parquet(tmp_path, texts, group, most, batch):
         parts.PARQUET_ROWS = before
 
 
-def test_long_lines(tmp_path, monkeypatch):
+def test_long_lines_are_bad_rows_or_errors(tmp_path, monkeypatch):
     path = tmp_path / "a.txt"
     path.write_bytes(b"x" * 300_000 + b"\nshort\n" + b"y" * (parts.TEXT_LIMIT + 1) + b"\nlast")
     rows = all_rows(path, 5, 1000)
@@ -151,7 +151,7 @@ def test_bad_rows_say_why(tmp_path):
         assert why in str(row)
 
 
-def test_finding(tmp_path, monkeypatch):
+def test_files_folders_patterns_and_urls_are_found(tmp_path, monkeypatch):
     for name in ("a/x.txt", "a/b/y.jsonl", "a/b/z.csv", "a/.hidden.txt", "a/_SUCCESS", "a/other.bin", "w.txt"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("text\n")
@@ -192,7 +192,7 @@ def test_a_lone_carriage_return_outside_quotes_is_an_error(tmp_path):
         parts.plan_parts(find_inputs([str(tmp_path / "a.csv")]), 10)
 
 
-def test_columns(tmp_path):
+def test_missing_columns_are_errors_or_bad_rows(tmp_path):
     (tmp_path / "a.csv").write_text("id,body\n1,x\n")
     with pytest.raises(AlbertkitError, match="no column 'text'.*id, body"):
         parts.plan_parts(find_inputs([str(tmp_path / "a.csv")]), 10)

@@ -32,7 +32,7 @@ def tasks(tmp_path_factory):
     return folder
 
 
-def test_classify_and_tag(tasks, tmp_path):
+def test_labels_and_spans_equal_those_of_albert(tasks, tmp_path):
     lines = texts(30)
     file = write_lines(tmp_path / "a.txt", lines)
     run = partial(run_bulk, inputs=[str(file)], engine=in_process, part_rows=10)
@@ -53,7 +53,7 @@ def test_classify_and_tag(tasks, tmp_path):
     ]
 
 
-def test_the_pandas_function(models, tasks):
+def test_the_pandas_functions_equal_albert(models, tasks):
     pandas = pytest.importorskip("pandas")
     from albertkit.bulk.spark import classify_series, embed_series
 
@@ -72,7 +72,7 @@ def test_the_pandas_function(models, tasks):
     assert set(labels[0]) <= {"good", "bad"} and labels[1].iloc[0] is None
 
 
-def test_in_spark(models, monkeypatch):
+def test_a_spark_column_equals_albert(models, monkeypatch):
     """A real session, where Spark and Java are installed."""
     sql = pytest.importorskip("pyspark.sql")
     from albertkit.bulk.spark import embed_udf

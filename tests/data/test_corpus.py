@@ -69,7 +69,7 @@ def sentences_in(shards: Shards, split_name: str = "train") -> list[list[list[in
 # What is kept --------------------------------------------------------------------------------------------------------
 
 
-def test_round_trip(tmp_path, texts, english):
+def test_shards_contain_the_texts(tmp_path, texts, english):
     """Every sentence of every document comes back, once, in order; all sizes are as the manifest says."""
     built = build_corpus([texts], tmp_path / "out", english, SMALL, workers=1)
     shards = Shards.open(tmp_path / "out", verify=True)
@@ -102,7 +102,7 @@ def test_round_trip(tmp_path, texts, english):
     ]
 
 
-def test_duplicates_of_documents(tmp_path, tokenizer):
+def test_duplicate_documents_are_dropped(tmp_path, tokenizer):
     one, two = text(30, seed=1), text(30, seed=2)
     (tmp_path / "a.txt").write_text(f"{one}\n\n{two}\n\n{one}", encoding="utf-8")
     (tmp_path / "b.txt").write_text(two, encoding="utf-8")
@@ -116,7 +116,7 @@ def test_duplicates_of_documents(tmp_path, tokenizer):
     assert not [d for d in held if d in train]  # the same document is always on the same side
 
 
-def test_duplicates_of_paragraphs(tmp_path, tokenizer):
+def test_duplicate_paragraphs_are_dropped(tmp_path, tokenizer):
     same = "This very paragraph stands in every document of this file, word for word."
     documents = [f"Number {i} is a text of its own.\n{same}" for i in range(50)]
     (tmp_path / "a.txt").write_text("\n\n".join([*documents, same, f"{same}\n{same}"]))
@@ -154,7 +154,7 @@ def test_a_document_larger_than_a_shard_is_cut(tmp_path, tokenizer):
     assert flat == tokenizer.ids_batch(whole)
 
 
-def test_parts_of_one_long_document_are_on_one_side(tmp_path, tokenizer, monkeypatch):
+def test_parts_of_one_long_document_are_in_one_split(tmp_path, tokenizer, monkeypatch):
     monkeypatch.setattr(reading, "DOCUMENT_LIMIT", 12_000)
     lines = [f"Paragraph {i} of a document without an empty line anywhere." for i in range(3000)]
     (tmp_path / "a.txt").write_text("\n".join(lines) + "\n\n" + text(40))
@@ -211,7 +211,7 @@ def killed(work, at: int) -> bool:
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.parametrize(("dedupe", "stride"), [("documents", 5), ("paragraphs", 11)])
-def test_killed_at_any_step_it_goes_on(tmp_path, texts, tokenizer, dedupe, stride, monkeypatch):
+def test_a_run_killed_at_any_step_resumes(tmp_path, texts, tokenizer, dedupe, stride, monkeypatch):
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
     rules = CorpusSettings(shard_tokens=4000, held_out=0.2, min_tokens=1, dedupe=dedupe)
     build_corpus([texts], tmp_path / "whole", tokenizer, rules, workers=1)
@@ -231,7 +231,7 @@ def test_killed_at_any_step_it_goes_on(tmp_path, texts, tokenizer, dedupe, strid
     assert step > 40 and resumed > 3
 
 
-def test_killed_with_workers(tmp_path, texts, tokenizer, whole):
+def test_a_killed_run_ends_its_workers_and_resumes(tmp_path, texts, tokenizer, whole):
     """A real process with two workers, killed from outside: nobody is left behind, and the next one goes on."""
     import subprocess
 
@@ -286,7 +286,7 @@ def _alive(pid: int) -> bool:
         return False
 
 
-def test_a_finished_corpus_is_left_alone(tmp_path, texts, tokenizer, whole):
+def test_a_complete_corpus_is_not_built_again(tmp_path, texts, tokenizer, whole):
     again = build_corpus([texts], tmp_path / "whole", tokenizer, SMALL, workers=1)
     assert again.was_complete and contents(tmp_path / "whole") == whole
     moved = tmp_path / "moved"
@@ -354,7 +354,7 @@ def test_finished_shards_that_were_touched_are_noticed(tmp_path, texts, tokenize
 
 
 @pytest.mark.parametrize("full", ["tokens", "documents", "journal", "unigrams", "manifest", "tokenizer"])
-def test_a_full_disk(tmp_path, texts, tokenizer, whole, full, monkeypatch):
+def test_a_full_disk_is_an_error_and_the_run_resumes(tmp_path, texts, tokenizer, whole, full, monkeypatch):
     real_replace = writing._replace
     count = 0
 
@@ -396,7 +396,7 @@ def test_a_full_disk(tmp_path, texts, tokenizer, whole, full, monkeypatch):
     assert contents(out) == whole
 
 
-def test_a_file_that_may_not_grow(tmp_path, texts, tokenizer, whole):
+def test_a_file_size_limit_is_an_error(tmp_path, texts, tokenizer, whole):
     """The system itself refuses to write."""
     import resource
 
@@ -422,14 +422,14 @@ def test_a_file_that_may_not_grow(tmp_path, texts, tokenizer, whole):
         ("它不认识中文。它不认识中文！" * 40, 1, r"\d\d% of the first [\d,]+ tokens are unknown .*albertkit tokenizer"),
     ],
 )
-def test_input_that_makes_no_corpus(tmp_path, tokenizer, data, workers, said):
+def test_inputs_without_a_corpus_are_errors(tmp_path, tokenizer, data, workers, said):
     (tmp_path / "a.txt").write_bytes(data.encode() if isinstance(data, str) else data)
     with pytest.raises(AlbertkitError, match=said):
         build_corpus([tmp_path / "a.txt"], tmp_path / "out", tokenizer, workers=workers)
     assert not (tmp_path / "out").exists()
 
 
-def test_nothing_left_for_training(tmp_path, tokenizer):
+def test_a_corpus_without_training_documents_is_an_error(tmp_path, tokenizer):
     documents = [f"Document {i} is a text that is long enough to be kept, or so I believe." for i in range(40)]
     for document in documents:  # some of them are held out
         (tmp_path / "a.txt").write_text(document)
@@ -443,7 +443,7 @@ def test_nothing_left_for_training(tmp_path, tokenizer):
     raise AssertionError("none was held out")
 
 
-def test_a_giant_line_stops_it(tmp_path, tokenizer, monkeypatch):
+def test_a_line_over_the_limit_is_an_error(tmp_path, tokenizer, monkeypatch):
     monkeypatch.setattr(reading, "DOCUMENT_LIMIT", 50_000)
     (tmp_path / "a.txt").write_text(text(10) + "\n" + "giant " * 20_000, encoding="utf-8")
     with pytest.raises(AlbertkitError, match=r"line \d+ of .*a.txt has over 50,000 bytes"):
@@ -461,7 +461,7 @@ def test_a_large_vocabulary_takes_32_bits(tmp_path, texts, tokenizer, monkeypatc
     assert found == sentences_in(Shards.open(tmp_path / "small"))
 
 
-def test_bad_lines_can_be_passed_over_after_the_fact(tmp_path, tokenizer):
+def test_bad_lines_can_be_skipped_when_resuming(tmp_path, tokenizer):
     """A run that stopped at a bad line goes on when told to pass over it."""
     (tmp_path / "a.txt").write_bytes(text(100).encode() + b"\n\nbad \xff line\n\n" + text(20, seed=5).encode())
     with pytest.raises(AlbertkitError, match="is not UTF-8"):
@@ -471,7 +471,7 @@ def test_bad_lines_can_be_passed_over_after_the_fact(tmp_path, tokenizer):
     assert built.was_resumed and built.shards.manifest["counts"]["bad_lines"] == 1
 
 
-def test_folders_that_are_not_ours(tmp_path, texts, tokenizer):
+def test_folders_with_other_files_are_errors(tmp_path, texts, tokenizer):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "thesis.doc").write_text("years of work")
     for force in (False, True):
@@ -485,7 +485,7 @@ def test_folders_that_are_not_ours(tmp_path, texts, tokenizer):
     assert (tmp_path / "mine" / "notes.txt").read_text() == "keep me"
 
 
-def test_leftovers_of_our_own_are_no_obstacle(tmp_path, texts, tokenizer, whole):
+def test_leftovers_of_an_earlier_run_are_replaced(tmp_path, texts, tokenizer, whole):
     """As after a kill in the middle of --force."""
     shutil.copytree(tmp_path / "whole", tmp_path / "out")
     (tmp_path / "out" / "manifest.json").unlink()
@@ -526,7 +526,7 @@ def test_a_worker_that_dies_is_one_sentence(tmp_path, texts, tokenizer, monkeypa
         build_corpus([texts], tmp_path / "out", tokenizer, SMALL, workers=2)
 
 
-def test_other_tokenizers(tmp_path, tokenizer):
+def test_other_tokenizers_build_a_corpus_or_an_error(tmp_path, tokenizer):
     with pytest.raises(AlbertkitError, match="phoneme"):
         build_corpus([tmp_path], tmp_path / "out", Tokenizer.from_symbols(["$", "a"]), SMALL)
 
@@ -535,7 +535,7 @@ def test_other_tokenizers(tmp_path, tokenizer):
 
 
 @pytest.mark.parametrize(("name", "model"), [("enwiki-00", None), ("books-00", None), ("zhwiki-00", "zh-tiny")])
-def test_real_text(tmp_path, english, name, model, monkeypatch):
+def test_real_text_is_tokenized_as_by_the_tokenizer(tmp_path, english, name, model, monkeypatch):
     import lzma
 
     path = SHARED / "corpus" / f"{name}.txt.xz"

@@ -90,7 +90,7 @@ def test_ids_are_those_of_the_tokenizer(kind):
     assert rows(fast, hidden) == tokenizer.ids_batch(hidden)
 
 
-def test_forgetting_changes_nothing(english, monkeypatch):
+def test_a_small_cache_changes_no_result(english, monkeypatch):
     monkeypatch.setattr(words, "CACHE_CHARACTERS", 50)
     monkeypatch.setattr(words, "LOOKUP_SENTENCES", 3)
     texts = [f"The {i % 7} (cats), {i % 3} dogs and {i} birds." for i in range(60)]
@@ -154,7 +154,7 @@ def test_the_real_chinese_vocabulary():
     assert marked(tokenizer, "他在2019年买了iPhone。") == "|他|在|2019|年|买|了|iphone|。"
 
 
-def test_counts_fit_together(english):
+def test_counts_of_tokens_sentences_and_paragraphs_agree(english):
     text = "One two. Three four five.\nSix.\n\n\n  \nSeven eight? Nine!\n\u200e\n"
     made = cut(english, text, hash_paragraphs=True)
     assert made.documents.tolist() == [2, 2] and made.paragraphs.tolist()[:3] == [2, 1, 2]
@@ -181,7 +181,7 @@ def test_a_long_sentence_is_cut_before_a_word(english):
     assert solid.sentences.max() == 16 and word_starts(solid.tokens).sum() == len(solid.sentences)
 
 
-def test_unknown_pieces_are_counted():
+def test_unknown_tokens_are_counted():
     assert cut(wordpiece(), "我 龘 龘 他").unknown == 2
 
 

@@ -51,7 +51,7 @@ PACKS = {"": bytes, ".gz": gzip.compress, ".xz": lzma.compress, ".zst": pack_zst
 
 
 @pytest.mark.parametrize("suffix", PACKS)
-def test_packed_text(tmp_path, suffix):
+def test_compressed_text_gives_the_same_documents(tmp_path, suffix):
     whole = text(40)
     path = tmp_path / f"a.txt{suffix}"
     path.write_bytes(PACKS[suffix](whole.encode()))
@@ -67,7 +67,7 @@ def test_line_ends_and_marks_at_the_beginning(tmp_path, end):
     assert read([tmp_path / "a.txt"]) == plain(whole)
 
 
-def test_jsonl_and_its_field(tmp_path):
+def test_jsonl_documents_are_in_the_text_column(tmp_path):
     rows = plain(text(40))
     lines = [json.dumps({"id": i, "body": "\n\n".join(row), "n": None}) for i, row in enumerate(rows)]
     (tmp_path / "a.jsonl").write_text("\n".join(lines) + '\n\n{"body": null}\n{"body": " "}', encoding="utf-8")
@@ -81,7 +81,7 @@ def test_jsonl_and_its_field(tmp_path):
 
 
 @pytest.mark.parametrize("line", ["{", "[1]", '{"text": 3}', '{"a": "b"}', "[" * 5000, '{"text": "a\\u0000b"}'])
-def test_bad_json_lines_are_errors_or_passed_over(tmp_path, line):
+def test_bad_json_lines_are_errors_or_skipped(tmp_path, line):
     (tmp_path / "a.jsonl").write_text(f'{{"text": "good"}}\n{line}\n{{"text": "too"}}\n')
     with pytest.raises(AlbertkitError, match=r"2 of .*a\.jsonl"):
         read([tmp_path / "a.jsonl"])
@@ -93,7 +93,7 @@ def test_lone_surrogates_in_json_are_text(tmp_path):
     assert len(read([tmp_path / "a.jsonl"])) == 1
 
 
-def test_parquet(tmp_path):
+def test_parquet_rows_are_documents(tmp_path):
     pyarrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
 
@@ -143,7 +143,7 @@ def test_blocks_do_not_depend_on_how_bytes_arrive(tmp_path, monkeypatch):
     assert [block.data for block in read_blocks(find_text_files(["-"]))] == wanted
 
 
-def test_a_long_document_becomes_several_that_know_it(tmp_path, limit):
+def test_a_long_document_becomes_several_marked_parts(tmp_path, limit):
     lines = [f"paragraph {i} of one document" for i in range(800)]
     (tmp_path / "a.txt").write_text("short\n\n" + "\n".join(lines) + "\n\nlast")
     made = [parse_documents(block) for block in read_blocks(find_text_files([tmp_path / "a.txt"]))]
@@ -153,7 +153,7 @@ def test_a_long_document_becomes_several_that_know_it(tmp_path, limit):
 
 
 @pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.txt.gz"])
-def test_a_giant_line_is_an_error(tmp_path, limit, name):
+def test_a_line_over_the_limit_is_an_error(tmp_path, limit, name):
     whole = b'{"text": "one"}\n' + b"x" * 20_000 + b"\n"
     (tmp_path / name).write_bytes(gzip.compress(whole) if name.endswith("gz") else whole)
     with pytest.raises(AlbertkitError, match=r"line 2 of .* has over 6,000 bytes. Put one paragraph on a line"):
@@ -161,7 +161,7 @@ def test_a_giant_line_is_an_error(tmp_path, limit, name):
 
 
 @pytest.mark.parametrize("junk", [b"\xff\xfe\x00\x01", b"a\0b", "ünïcode".encode("latin-1"), "text".encode("utf-16")])
-def test_binary_junk(tmp_path, junk):
+def test_binary_lines_are_errors_or_skipped(tmp_path, junk):
     (tmp_path / "a.txt").write_bytes(b"good\n\n" + junk + b"\nalso good\n")
     with pytest.raises(AlbertkitError, match=r"line 3 of .* (is not UTF-8|contains zero bytes)"):
         read([tmp_path / "a.txt"])
@@ -170,7 +170,7 @@ def test_binary_junk(tmp_path, junk):
 
 
 @pytest.mark.parametrize("suffix", [".gz", ".xz", ".zst"])
-def test_damaged_archives(tmp_path, suffix):
+def test_damaged_compressed_files_are_errors(tmp_path, suffix):
     whole = PACKS[suffix](text(200).encode())
     for name, data in (("cut", whole[:-40]), ("junk", b"not packed at all"), ("flip", _flip(whole))):
         path = tmp_path / f"{name}.txt{suffix}"
@@ -201,7 +201,7 @@ def test_folders_are_walked_in_order(tmp_path):
     assert forms == [("text", ".xz"), ("parquet", ""), ("jsonl", ""), ("text", "")]
 
 
-def test_inputs_that_are_none(tmp_path):
+def test_inputs_that_are_no_files_are_errors(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(AlbertkitError, match="no text file was found"):
         find_text_files([tmp_path / "empty"])
@@ -221,7 +221,7 @@ def test_a_file_that_changes_is_noticed(tmp_path):
         list(read_blocks(sources))
 
 
-def test_paragraphs_within_a_budget(tmp_path):
+def test_paragraphs_stop_at_the_byte_limit(tmp_path):
     for name in ("a.txt", "b.txt"):
         (tmp_path / name).write_text(text(60, seed=ord(name[0])), encoding="utf-8")
     sources = find_text_files([tmp_path])

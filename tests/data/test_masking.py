@@ -64,7 +64,7 @@ def asked_places(found: MaskedRows) -> Tensor:
 B = -(1 << 15)  # the highest bit of 16, in a signed number
 
 
-def test_arrange_by_hand():
+def test_segments_are_arranged_with_special_tokens():
     """10+ 11 | 12 13+ 14 (a plus marks a word's start; the 99 is for single texts): both orders, in and out of one batch."""
     row = [10 + B, 11, 12, 13 + B, 14, 99]
     tokens = torch.tensor([row, row, row], dtype=torch.int16)
@@ -101,7 +101,7 @@ def test_thirty_two_bit_tokens_keep_their_ids():
 
 
 @pytest.mark.parametrize("dtype", [np.uint16, np.uint32])
-def test_both_widths_of_tokens_ask_the_same(dtype):
+def test_both_widths_of_tokens_are_masked_alike(dtype):
     wide, narrow = rows_of(20, 30, dtype=dtype), rows_of(20, 30)
     one, other = (mask_rows(*rows, random_key(0, 0, "cpu"), 0, SPECIALS) for rows in (wide, narrow))
     for name in ("ids", "segments", "positions", "words", "order"):
@@ -112,7 +112,7 @@ def test_both_widths_of_tokens_ask_the_same(dtype):
 
 
 @pytest.mark.parametrize("rate", [0.15, 0.3])
-def test_share_and_fate_of_masked_tokens(rate):
+def test_shares_of_masked_replaced_and_kept_tokens(rate):
     """15 % are asked; of those 80 % are hidden, 10 % replaced, 10 % stay; all else is left alone."""
     rows = rows_of(4000, 125)
     found = mask_rows(*rows, random_key(1, 2, "cpu"), 0, SPECIALS, rate)
@@ -252,7 +252,7 @@ def test_a_label_of_one_means_swapped():
 # Chance ----------------------------------------------------------------------------------------------------------
 
 
-def test_chance_is_uniform():
+def test_random_numbers_are_uniform():
     drawn = uniform(random_key(0, 0, "cpu"), torch.arange(2000), 512, 1).double()
     assert drawn.min() >= 0 and drawn.max() < 1
     n = drawn.numel()
@@ -265,7 +265,7 @@ def test_chance_is_uniform():
     assert abs(float(((low - n / 256) ** 2 / (n / 256)).sum()) - 255) < 5 * (2 * 255) ** 0.5
 
 
-def test_chance_is_independent_of_purpose_row_column_and_step():
+def test_random_numbers_are_independent_of_purpose_row_column_and_step():
     rows = torch.arange(1000)
     base = uniform(random_key(0, 0, "cpu"), rows, 256, 1)
     others = {
@@ -284,7 +284,7 @@ def test_chance_is_independent_of_purpose_row_column_and_step():
         assert abs(float(near) - 0.0199) < 0.003, name
 
 
-def test_sums_over_rows_and_columns_are_those_of_chance():
+def test_sums_over_rows_and_columns_are_those_of_random_numbers():
     """A hash of row and column apart would show here: sums would spread more, or less, than independent draws do."""
     drawn = uniform(random_key(9, 9, "cpu"), torch.arange(1024), 1024, 3).double()
     for axis in (0, 1):
@@ -306,7 +306,7 @@ def test_keys_differ():
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=6), st.integers(5, 40), st.integers(0, 10**6))
 @settings(max_examples=40, derandomize=True)
-def test_any_split_of_a_batch_asks_the_same(parts, width, step):
+def test_any_split_of_a_batch_is_masked_alike(parts, width, step):
     """However many processes and parts share a batch, each row gets the question it gets alone."""
     total = sum(parts)
     rows = rows_of(total, width, seed=step)

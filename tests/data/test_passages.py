@@ -7,14 +7,14 @@ import re
 from albertkit.data.passages import NAME, everyday_grammar, everyday_sentences
 
 
-def test_every_name_is_there_and_used():
+def test_every_name_of_the_grammar_is_defined_and_used():
     asked = {name for found in everyday_grammar().values() for text in found for name in NAME.findall(text)}
     assert asked == set(everyday_grammar()) - {"text"}
     for found in everyday_grammar().values():
         assert all(text and text == text.strip() for text in found)
 
 
-def test_sentences_are_whole_different_and_the_same_again():
+def test_everyday_sentences_are_complete_different_and_seeded():
     made = list(everyday_sentences(3000, seed=4))
     assert len(set(made)) == 3000
     assert made == list(everyday_sentences(3000, seed=4)) != list(everyday_sentences(3000, seed=5))

@@ -106,14 +106,14 @@ def test_the_middle_is_trimmed_from_the_longer_segment():
     assert fronts == {0, 1, 2} and gaps == {0, 1, 2, 3, 4}
 
 
-def test_one_long_sentence_asks_no_question():
+def test_one_long_sentence_has_no_order_target():
     spans = plan_rows(text([[100]]), 20, 0, rng())
     assert len(spans) == 1 and not spans.ordered.any() and (spans.b1 - spans.a0 == 20).all()
     begun = {int(plan_rows(text([[100]]), 20, epoch, rng(epoch)).a0[0]) for epoch in range(40)}
     assert min(begun) < 20 and max(begun) > 60  # every part of it is seen sooner or later
 
 
-def test_short_documents_are_read_on_into_the_next():
+def test_short_documents_continue_into_the_next():
     """No row has room in its own document: rows go over the edges, ask nothing, and are as many as the tokens fill."""
     shard = text([[min(n, 29) for n in document] for document in rng().geometric(1 / 8, (400, 2)).tolist()])
     rows = [plan_rows(shard, 61, epoch, rng(epoch)) for epoch in range(20)]
@@ -192,7 +192,7 @@ def shapes(shard: Text, begin: np.ndarray, end: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("epoch", [0, 1])
 @pytest.mark.parametrize("width", [61, 125, 62])
-def test_shape_does_not_tell_the_order(width, epoch):
+def test_shape_does_not_reveal_the_order(width, epoch):
     """Lengths, whole and broken edges and sizes of sentences are the same for the first and for the second segment."""
     shard = drawn(15_000, (1, 30), 12, seed=5)
     spans = plan_rows(shard, width, epoch, rng(1))
@@ -357,7 +357,7 @@ def test_a_corpus_smaller_than_a_row_says_so():
     assert RowStream(SHARDS, 5, seed=0).take(3).tokens.shape == (3, 3)
 
 
-def test_the_smallest_corpus_goes_on_for_ever():
+def test_the_smallest_corpus_gives_endless_rows():
     """One row's worth in three short documents: some epochs hold no row at all."""
     stream = RowStream([text([[10], [12], [15]])], 40, seed=0)
     rows = stream.take(20)

@@ -32,7 +32,7 @@ def corpus(made, tmp_path):
     return tmp_path / "out"
 
 
-def test_bits():
+def test_the_highest_bit_marks_word_starts():
     assert token_dtype(32768) == np.uint16 and token_dtype(32769) == np.uint32
     assert word_bit(np.uint16) == 0x8000 and word_bit(np.uint32) == 0x80000000
     tokens = np.array([5, 5 | 0x8000, 0x7FFF], np.uint16)
@@ -40,7 +40,7 @@ def test_bits():
     assert word_starts(tokens).tolist() == [False, True, False]
 
 
-def test_what_is_open(corpus):
+def test_open_shards_have_the_arrays_of_the_corpus(corpus):
     shards = Shards.open(corpus, verify=True)
     assert shards.folder == corpus and shards.vocabulary == shards.tokenizer().vocab_size
     assert shards.dtype == np.uint16 and shards.unigrams().shape == (shards.vocabulary,)
@@ -95,14 +95,14 @@ SPOILT = {
 
 
 @pytest.mark.parametrize("name", SPOILT)
-def test_spoilt_folders(corpus, name):
+def test_damaged_folders_are_errors(corpus, name):
     spoil, said = SPOILT[name]
     spoil(corpus)
     with pytest.raises(AlbertkitError, match=said):
         Shards.open(corpus)
 
 
-def test_ends_that_do_not_fit(corpus):
+def test_ends_that_do_not_fit_are_errors(corpus):
     path = corpus / "train-00000.sentences.npy"
     ends = np.load(path)
     ends[-1] += 1
@@ -111,7 +111,7 @@ def test_ends_that_do_not_fit(corpus):
         Shards.open(corpus)
 
 
-def test_a_flipped_bit_is_found_when_asked_for(corpus):
+def test_verify_finds_a_flipped_bit(corpus):
     path = corpus / "train-00000.tokens.npy"
     data = bytearray(path.read_bytes())
     data[-10] ^= 1
@@ -122,7 +122,7 @@ def test_a_flipped_bit_is_found_when_asked_for(corpus):
 
 
 @pytest.mark.parametrize(("part", "said"), [("tokens", "beyond its vocabulary"), ("sentences", "is not increasing")])
-def test_nonsense_with_honest_hashes(corpus, part, said):
+def test_verify_finds_wrong_arrays_with_correct_hashes(corpus, part, said):
     from albertkit.file_io import digest
 
     path = corpus / f"train-00000.{part}.npy"

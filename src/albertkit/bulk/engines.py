@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from albertkit.bulk.parts import WorkPart
@@ -177,7 +178,7 @@ def connect_ray(address: str | None, cores: int) -> Iterator[Any]:
 
 
 @contextlib.contextmanager
-def start_actors(ray: Any, kind: type, count: int, cores: int, *args: Any) -> Iterator[list[Any]]:
+def start_actors(ray: ModuleType, kind: type, count: int, cores: int, *args: object) -> Iterator[list[Any]]:
     """Actors that Ray restarts when they die, and whose calls it repeats."""
     remote = ray.remote(num_cpus=cores, max_restarts=-1, max_task_retries=MAX_ATTEMPTS - 1)(kind)
     actors = [remote.remote(*args) for _ in range(count)]

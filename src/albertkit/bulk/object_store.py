@@ -14,10 +14,13 @@ import re
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, TYPE_CHECKING, Any
 
 from albertkit.errors import AlbertkitError, need
 from albertkit.text_reader import DEFAULT_COLUMN, FORMATS, MAX_FILES, TextFile, TextFormat
+
+if TYPE_CHECKING:
+    from pyarrow.fs import FileSystem
 
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".zip")
 WILDCARD = re.compile(r"[*?\[]")
@@ -104,7 +107,7 @@ def _text_file(name: str, info: Any, text_column: str | None) -> TextFile:
 # Reading and writing ------------------------------------------------------------------------------------------------
 
 
-def open_input(file: TextFile, root: str = "") -> Any:
+def open_input(file: TextFile, root: str = "") -> io.BufferedReader:
     """The bytes of a file, if it has not changed since the work was planned."""
     system, path = locate(file.name, root)
     try:
@@ -117,7 +120,7 @@ def open_input(file: TextFile, root: str = "") -> Any:
 
 
 @contextlib.contextmanager
-def open_output(system: Any, target: str) -> Iterator[Any]:
+def open_output(system: FileSystem, target: str) -> Iterator[IO[bytes]]:
     """A file to write to, which appears under its name when it is complete, and otherwise not at all.
 
     Its temporary name is unique, so that a process that was given up cannot write into what its successor writes.

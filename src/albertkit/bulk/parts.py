@@ -29,7 +29,6 @@ from albertkit.text_reader import (
     TEXT_LIMIT,
     BadRow,
     TextFile,
-    check_parquet_column,
     column_index,
     column_value,
     open_parquet,
@@ -253,8 +252,7 @@ def _check_utf8(text: str) -> str:
 def _open_parquet_input(file: TextFile, root: str = "") -> Iterator[Any]:
     open_input(file, root).close()  # which checks that it is the same
     system, path = locate(file.name, root)
-    with system.open_input_file(path) as raw, open_parquet(file.name, raw) as parquet:
-        check_parquet_column(parquet, file.name, str(file.column))
+    with system.open_input_file(path) as raw, open_parquet(file.name, raw, [str(file.column)]) as parquet:
         yield parquet
 
 

@@ -10,10 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from albertkit.albert import Albert
 from albertkit.errors import need
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
+    from typing_extensions import Unpack
+
+    from albertkit.runtime.embed import EmbedKeywords
+    from albertkit.runtime.predict import PredictKeywords
 
 SeriesFunction = Callable[[Iterator[Any]], Iterator[Any]]  # pandas Series to pandas Series
 
@@ -25,25 +32,27 @@ def open_once(model: str | None, bits: int | None, threads: int) -> Albert:
 
 
 def embed_series(
-    model: str | None = None, bits: int | None = None, threads: int = 1, **settings: Any
+    model: str | None = None, bits: int | None = None, threads: int = 1, **keywords: Unpack[EmbedKeywords]
 ) -> SeriesFunction:
-    """The pandas function of `embed_udf`: texts → vectors; null gives null. settings: those of `Albert.embed`."""
+    """The pandas function of `embed_udf`: texts → vectors; null gives null. keywords: those of `Albert.embed`."""
 
     def run(batches: Iterator[Any]) -> Iterator[Any]:
         albert = open_once(model, bits, threads)
         for texts in batches:
-            yield _fill_series(texts, albert.embed(texts[texts.notna()].tolist(), **settings))
+            yield _fill_series(texts, albert.embed(texts[texts.notna()].tolist(), **keywords))
 
     return run
 
 
-def classify_series(model: str, bits: int | None = None, threads: int = 1, **settings: Any) -> SeriesFunction:
+def classify_series(
+    model: str, bits: int | None = None, threads: int = 1, **keywords: Unpack[PredictKeywords]
+) -> SeriesFunction:
     """The pandas function of `classify_udf`: texts → labels; null gives null."""
 
     def run(batches: Iterator[Any]) -> Iterator[Any]:
         albert = open_once(model, bits, threads)
         for texts in batches:
-            results = albert.classify(texts[texts.notna()].tolist(), **settings)
+            results = albert.classify(texts[texts.notna()].tolist(), **keywords)
             yield _fill_series(texts, [str(result.label) for result in results])
 
     return run
@@ -56,14 +65,18 @@ def _fill_series(texts: Any, results: Any) -> Any:
     return pandas.Series(values, index=texts.index, dtype=object)
 
 
-def embed_udf(model: str | None = None, bits: int | None = None, threads: int = 1, **settings: Any) -> Any:
+def embed_udf(
+    model: str | None = None, bits: int | None = None, threads: int = 1, **keywords: Unpack[EmbedKeywords]
+) -> Callable[..., Column]:
     """A Spark function: a column of texts to a column of vectors (array of float)."""
-    return _udf(embed_series(model, bits, threads, **settings), "array<float>")
+    return _udf(embed_series(model, bits, threads, **keywords), "array<float>")
 
 
-def classify_udf(model: str, bits: int | None = None, threads: int = 1, **settings: Any) -> Any:
+def classify_udf(
+    model: str, bits: int | None = None, threads: int = 1, **keywords: Unpack[PredictKeywords]
+) -> Callable[..., Column]:
     """A Spark function: a column of texts to a column of labels (string)."""
-    return _udf(classify_series(model, bits, threads, **settings), "string")
+    return _udf(classify_series(model, bits, threads, **keywords), "string")
 
 
 def _udf(function: SeriesFunction, kind: str) -> Any:

@@ -22,7 +22,6 @@ from albertkit.text_reader import (
     BadRow,
     TextFile,
     TextFormat,
-    check_parquet_column,
     column_value,
     decode,
     open_parquet,
@@ -137,8 +136,7 @@ def _cut(data: bytes, format: TextFormat) -> tuple[int, bool]:
 
 def _row_blocks(file: TextFile, text_column: str, start: BlockPosition) -> Iterator[Block]:
     """Blocks of a Parquet file: rows, about a megabyte at a time."""
-    with open_raw(file) as raw, open_parquet(file.name, raw) as parquet:
-        check_parquet_column(parquet, file.name, text_column)
+    with open_raw(file) as raw, open_parquet(file.name, raw, [text_column]) as parquet:
         kind = str(parquet.schema_arrow.field(text_column).type)
         if kind not in ("string", "large_string", "string_view"):
             raise AlbertkitError(

@@ -30,7 +30,7 @@ class DocumentArrays:
     documents: np.ndarray  # (documents,) sentences in each
 
     @classmethod
-    def empty(cls, dtype: Any) -> DocumentArrays:
+    def empty(cls, dtype: np.dtype[Any]) -> DocumentArrays:
         """No document."""
         return cls(np.zeros(0, dtype), np.zeros(0, np.int64), np.zeros(0, np.int64))
 
@@ -134,7 +134,7 @@ class HashingFile:
     def __init__(self, file: Any):
         self.file, self.hash = file, hashlib.sha256()
 
-    def write(self, data: Any) -> int:
+    def write(self, data: bytes) -> int:
         self.hash.update(data)
         return self.file.write(data)
 
@@ -144,7 +144,7 @@ def write_array(path: Path, array: np.ndarray) -> str:
     return _replace(path, lambda file: np.lib.format.write_array(file, array, version=(1, 0), allow_pickle=False))
 
 
-def write_json(path: Path, data: Any) -> None:
+def write_json(path: Path, data: object) -> None:
     """Write indented JSON completely or not at all."""
     text = json.dumps(data, indent=2, ensure_ascii=False) + "\n"
     _replace(path, lambda file: file.write(text.encode()))

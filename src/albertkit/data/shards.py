@@ -39,7 +39,7 @@ def token_dtype(vocabulary: int) -> np.dtype[Any]:
     return np.dtype(np.uint16 if vocabulary <= UINT16_VOCABULARY else np.uint32)
 
 
-def word_bit(dtype: Any) -> int:
+def word_bit(dtype: np.dtype[Any]) -> int:
     """The bit that marks a word start: 0x8000 for uint16, 0x80000000 for uint32."""
     return 1 << (8 * np.dtype(dtype).itemsize - 1)
 
