@@ -74,7 +74,7 @@ def models(tmp_path_factory):
             run("quantize", name[:-5], name, "--bits", name[-1], "-f", "lines.txt")
         for arguments in TRAINED.values():
             run(*arguments, "--dev", "test.tsv", "--batch-size", "8", "--device", "cpu")
-        run("static", "vocabulary", "static", "--texts", "lines.txt", "--dim", "16")
+        run("static", "vocabulary", "static", "-f", "lines.txt", "--dim", "16")
         run("quantize", "static", "static-int8")
     return place
 

@@ -110,7 +110,7 @@ def test_plan_rejects_a_static_model(classifier, tmp_path):
 def test_plot_path_is_checked_before_measuring(tmp_path):
     with pytest.raises(AlbertkitError, match="in an existing folder"):
         run("plan", "tiny", "--latency", "1s", "--plot", tmp_path / "none" / "p.png")
-    with pytest.raises(AlbertkitError, match="--texts needs a limit"):
+    with pytest.raises(AlbertkitError, match="--texts was passed without a limit"):
         run("plan", "tiny", "--texts", tmp_path / "lines.txt")
 
 
