@@ -146,7 +146,7 @@ def unigram(words: Path, size: int, alphabet: set[str], table: bytes) -> Vocabul
         )  # fmt: skip
         found = spiece.parse(Path(folder, "m.model").read_bytes())
     scored = enumerate(zip(found.tokens, found.scores, strict=True))
-    learnt = [(token, score) for i, (token, score) in scored if i not in found.odd and is_word(token)]
+    learnt = [(token, score) for i, (token, score) in scored if i not in found.special_types and is_word(token)]
     tokens, scores = [*first, *(t for t, _ in learnt)], [0.0] * len(first) + [round(s, 3) for _, s in learnt]
     scores = array("f", scores).tolist()
     return Vocabulary("unigram", tokens, scores, frozenset(range(5)), 1, True, True, table, split_scripts=True)

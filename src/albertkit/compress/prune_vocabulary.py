@@ -16,7 +16,7 @@ from albertkit.artifact import Artifact
 from albertkit.errors import AlbertkitError
 from albertkit.tokenizer import Tokenizer, spiece
 from albertkit.tokenizer.normalizer import SPACE
-from albertkit.tokenizer.vocabulary import SPECIALS, Vocabulary, comma_after_digit
+from albertkit.tokenizer.vocabulary import SPECIALS, Vocabulary, is_digit_comma
 
 CHUNK = 4096
 ALPHABETS_END = 0x2E80  # from here on there are thousands of characters, most of which a text does not use
@@ -91,10 +91,8 @@ def _required(tokenizer: Tokenizer, used: set[int]) -> set[int]:
     if vocabulary.kind == "unigram":
         kept |= {vocabulary.ids[SPACE]} if SPACE in vocabulary.ids else set()
         kept.add(int(np.argmin(vocabulary.scores)))
-        splits = tokenizer._unigram._apart
-        kept |= {
-            i for i, (new, _) in splits.items() if used.issuperset(new) and comma_after_digit(vocabulary.tokens[i])
-        }
+        splits = tokenizer._unigram._digit_comma_splits
+        kept |= {i for i, (new, _) in splits.items() if used.issuperset(new) and is_digit_comma(vocabulary.tokens[i])}
     return kept
 
 
@@ -118,7 +116,7 @@ def _restrict(tokenizer: Tokenizer, kept: set[int]) -> PrunedTokenizer:
         lower=old.lower,
         strip_accents=old.strip_accents,
         charsmap=old.charsmap,
-        spiece=spiece.only(old.spiece, kept) if old.spiece else b"",
+        spiece=spiece.select_tokens(old.spiece, kept) if old.spiece else b"",
         split_scripts=old.split_scripts,
     )
     return PrunedTokenizer(Tokenizer(vocabulary), np.array(order))
@@ -133,7 +131,7 @@ def _unchanged(old: Tokenizer, new: PrunedTokenizer, texts: Sequence[str]) -> It
 def _substring_ids(tokenizer: Tokenizer, text: str) -> Iterator[int]:
     """Every token that some part of the text could be."""
     if tokenizer.kind == "unigram":
-        normal = tokenizer._unigram.normalise(text)[0]
+        normal = tokenizer._unigram.normalize(text)[0]
     else:
         normal = tokenizer._bert.normalizer.normalize_str(text)
     for word in set(normal.split()):

@@ -1,8 +1,7 @@
-"""What happens to a text before a unigram model sees it.
+"""Text normalisation for unigram models.
 
-In: a text or a word. Out: the normalised text, and for each of its characters the place it came from. `Charsmap` is the
-table that a `spiece.model` carries. Before this file: nothing; after it: `unigram.py`, which cuts the normalised text
-into pieces, and `training.py`.
+In: a text or a word. Out: the normalised text, and for each of its characters the span it came from. `Charsmap` is the
+normalisation table of a `spiece.model`. After this file: `unigram.py` splits the normalised text into tokens.
 """
 
 from __future__ import annotations
@@ -23,18 +22,16 @@ SPACE = "▁"  # how SentencePiece writes the beginning of a word
 NODE_LIMIT = 1_000_000
 Spans = list[tuple[int, int]]
 _SURROGATE = re.compile("[\ud800-\udfff]")
-_LETTERS = re.compile(
-    rf"(?:(?![{CJK}])[^\W_])+"
-)  # a run of letters and digits of scripts that put spaces between words
+# A run of letters and digits of scripts that put spaces between words.
+_LETTERS = re.compile(rf"(?:(?![{CJK}])[^\W_])+")
 
 
 class Charsmap:
-    """SentencePiece's compiled normalisation: strings, and what replaces them.
+    """SentencePiece's compiled normalisation table: strings and their replacements.
 
-    The blob is a double-array trie (`darts-clone`) followed by the replacements, each ended by a zero byte. Branches
-    share their ends, so that the trie has few nodes and very many strings: we walk it and never list it. The walk takes
-    a tenth of a second, and plain English needs none: so a damaged trie is noticed here only as far as it touches ASCII,
-    and the rest at the first other character.
+    The blob is a double-array trie (`darts-clone`), then the replacements, each ended by a zero byte. Branches share
+    their ends, so the trie has few nodes and very many strings. Visiting all nodes takes a tenth of a second, and ASCII
+    text does not need it: the constructor checks the ASCII nodes, the first other character the rest.
     """
 
     def __init__(self, blob: bytes):
@@ -44,11 +41,11 @@ class Charsmap:
                 raise ValueError("it is cut off")
             self.units = struct.unpack_from(f"<{size // 4}I", blob, 4)
             self.texts = blob[4 + size :]
-            self.changed = frozenset(c for c in map(chr, range(32, 127)) if self._changes(c))
+            self.changed = frozenset(c for c in map(chr, range(32, 127)) if self._is_replaced(c))
         except (ValueError, IndexError, struct.error) as error:
-            raise _damaged(error) from None
+            raise _damaged_table(error) from None
 
-    def _changes(self, c: str) -> bool:
+    def _is_replaced(self, c: str) -> bool:
         """Whether a printable ASCII character is replaced, or begins a longer string of such characters."""
         units = self.units
         here = self._jump(units[0]) ^ ord(c)
@@ -63,15 +60,15 @@ class Charsmap:
         return (unit >> 10) << ((unit & 512) >> 6)
 
     @functools.cached_property
-    def joins(self) -> frozenset[str]:
+    def continuations(self) -> frozenset[str]:
         """The characters that stand second or later in some string of the table; every node is checked for it."""
         try:
-            return frozenset(self._survey())
+            return frozenset(self._find_continuations())
         except (ValueError, IndexError) as error:
-            raise _damaged(error) from None
+            raise _damaged_table(error) from None
 
-    def _survey(self) -> set[str]:
-        joins: set[str] = set()
+    def _find_continuations(self) -> set[str]:
+        found: set[str] = set()
         children: dict[int, list[int]] = {}  # a unit at j with label l is a child of the node with base j ^ l
         for index, unit in enumerate(self.units):
             if unit < 1 << 31 and unit & 255:
@@ -79,25 +76,25 @@ class Charsmap:
         todo = [(self._jump(self.units[0]), b"", True)]  # base, bytes of the unfinished character, is it the first
         seen = set(todo)
         while todo:
-            base, begun, first = todo.pop()
+            base, prefix, is_first = todo.pop()
             for index in children.get(base, ()):
                 unit = self.units[index]
-                below, character = index ^ self._jump(unit), begun + bytes((unit & 255,))
+                below, character = index ^ self._jump(unit), prefix + bytes((unit & 255,))
                 if unit >> 8 & 1:
                     self._replacement(self.units[below])
                 width = 1 + sum(character[0] >= least for least in (0xC0, 0xE0, 0xF0))
-                done = len(character) == width
-                if done and not first:
-                    joins.add(character.decode())
-                if done and character == b" " and (not first or below in children):
-                    raise ValueError("it replaces strings that go from word to word")
-                state = (below, b"" if done else character, first and not done)
+                is_complete = len(character) == width
+                if is_complete and not is_first:
+                    found.add(character.decode())
+                if is_complete and character == b" " and (not is_first or below in children):
+                    raise ValueError("it replaces strings that contain spaces")
+                state = (below, b"" if is_complete else character, is_first and not is_complete)
                 if state not in seen:
                     seen.add(state)
                     todo.append(state)
             if len(seen) > NODE_LIMIT:
                 raise ValueError("its trie is too large")
-        return joins
+        return found
 
     def _replacement(self, unit: int) -> str:
         start = unit & 0x7FFFFFFF
@@ -106,8 +103,8 @@ class Charsmap:
             raise ValueError(f"it makes {SPACE!r} of something")
         return new
 
-    def longest(self, text: str, at: int) -> tuple[int, str]:
-        """How many characters of the text from `at` on are replaced together, and by what."""
+    def longest_match(self, text: str, at: int) -> tuple[int, str]:
+        """The longest match at position `at`: its length in characters, and its replacement."""
         units, size, new = self.units, 1, text[at]
         here = self._jump(units[0])
         for count, c in enumerate(text[at : at + 64], start=1):
@@ -122,59 +119,59 @@ class Charsmap:
         return size, new
 
 
-def _damaged(error: Exception) -> AlbertkitError:
+def _damaged_table(error: Exception) -> AlbertkitError:
     return AlbertkitError(f"the tokenizer's normalisation table is damaged ({error}): copy the original file again")
 
 
 class Normalizer:
-    """What happens to a text before a unigram model sees it, with the way back to the characters of the text.
+    """Normalises a text and maps each character of the result to its span in the text.
 
     This is the original `preprocess_text` (white space, NFKD, no combining characters, lower case) followed by
     SentencePiece's own normalisation (longest match in its table). Almost every character is changed the same way
-    wherever it stands, so its result is remembered; the few that depend on their neighbours (a final sigma, Hangul
-    letters that join, a literal "▁") send the text through `_in_context`, which does it by the book.
+    wherever it stands, so its result is cached. The few that depend on their neighbours (a final sigma, Hangul letters
+    that combine, a literal "▁") send the text through `_normalize_in_context`.
     """
 
-    _MARK = "\uffff"  # stands for "look at the neighbours"
+    _MARK = "\uffff"  # the result depends on the neighbours
 
     def __init__(self, charsmap: bytes, lower: bool, strip_accents: bool, split_scripts: bool = False):
         self.lower, self.strip, self.split_scripts = lower, strip_accents, split_scripts
         self.table = Charsmap(charsmap) if charsmap else None
-        self.known: dict[str, str] = {}
+        self._cache: dict[str, str] = {}
         changed = self.table.changed if self.table else frozenset()
         self.plain_ascii = all(c.isupper() and lower for c in changed)  # does ASCII stay as it is, but for case?
 
     def __call__(self, text: str) -> tuple[str, Spans | None]:
         """The normalised text, and for each of its characters the span it came from (None: its own place).
 
-        There is one space between words, and none at the ends. With `split_scripts`, runs of letters and digits are words
-        of their own: "使用Python3." becomes "使用 python3 .".
+        There is one space between words, and none at the ends. With `split_scripts`, runs of letters and digits are
+        separate words: "使用Python3." becomes "使用 python3 .".
         """
-        made, spans = self._normalised(text)
-        return _split_scripts(made, spans) if self.split_scripts else (made, spans)
+        normalized, spans = self._normalize(text)
+        return _split_scripts(normalized, spans) if self.split_scripts else (normalized, spans)
 
-    def _normalised(self, text: str) -> tuple[str, Spans | None]:
+    def _normalize(self, text: str) -> tuple[str, Spans | None]:
         if self.plain_ascii and text.isascii() and text.isprintable():
-            return self._spaces(text.lower() if self.lower else text, None)
-        known, parts = self.known, []
+            return self._collapse_spaces(text.lower() if self.lower else text, None)
+        cache, parts = self._cache, []
         for c in text:
-            part = known.get(c)
-            parts.append(self._alone(c) if part is None else part)
+            part = cache.get(c)
+            parts.append(self._normalize_character(c) if part is None else part)
         joined = "".join(parts)
         if self._MARK in joined:
-            return self._in_context(text)
+            return self._normalize_in_context(text)
         if len(joined) == len(text) and all(parts):
-            return self._spaces(joined, None)
+            return self._collapse_spaces(joined, None)
         spans: Spans = []
         for i, part in enumerate(parts):
             if part:
                 spans += [(i, i + 1)] * len(part)
             elif spans and unicodedata.combining(text[i]):
                 spans[-1] = (spans[-1][0], i + 1)  # an accent belongs to the letter before it
-        return self._spaces(joined, spans)
+        return self._collapse_spaces(joined, spans)
 
     @staticmethod
-    def _spaces(text: str, spans: Spans | None) -> tuple[str, Spans | None]:
+    def _collapse_spaces(text: str, spans: Spans | None) -> tuple[str, Spans | None]:
         """One space between words and none at the ends."""
         if "  " not in text and text[:1] != " " and text[-1:] != " ":
             return text, spans
@@ -183,21 +180,21 @@ class Normalizer:
             kept.pop()
         return "".join([text[i] for i in kept]), [spans[i] if spans else (i, i + 1) for i in kept]
 
-    def _alone(self, c: str) -> str:
-        """What one character becomes, or the mark when that depends on its neighbours."""
+    def _normalize_character(self, c: str) -> str:
+        """The normalised form of one character, or the mark if it depends on the neighbours."""
         prepared = self._prepare(c)
-        joins = self.table.joins if self.table else frozenset()
-        if SPACE in prepared or (self.lower and "Σ" in prepared) or not joins.isdisjoint(prepared):
+        continuations = self.table.continuations if self.table else frozenset()
+        if SPACE in prepared or (self.lower and "Σ" in prepared) or not continuations.isdisjoint(prepared):
             result = self._MARK
         else:
             result = prepared.lower() if self.lower else prepared
             if self.table:
-                result = "".join(self.table.longest(x, 0)[1] for x in result)
-        self.known[c] = result
+                result = "".join(self.table.longest_match(x, 0)[1] for x in result)
+        self._cache[c] = result
         return result
 
     def _prepare(self, c: str) -> str:
-        """White space, compatibility forms and accents; a table of SentencePiece's does the rest later."""
+        """White space, compatibility forms and accents; the table of SentencePiece comes later."""
         if c.isspace():
             return " "
         if self.strip:
@@ -206,24 +203,24 @@ class Normalizer:
             c = unicodedata.normalize("NFKC", "".join(x for x in c if unicodedata.category(x) not in ("Cc", "Cf")))
         return c
 
-    def _in_context(self, text: str) -> tuple[str, Spans | None]:
+    def _normalize_in_context(self, text: str) -> tuple[str, Spans | None]:
         prepared = [(x, i) for i, c in enumerate(text) for x in self._prepare(c)]
-        whole = "".join(x for x, _ in prepared)
+        joined = "".join(x for x, _ in prepared)
         origin = [i for x, i in prepared for _ in (x.lower() if self.lower else x)]
-        whole = whole.lower() if self.lower else whole  # of the whole text, since a final sigma is another letter
+        joined = joined.lower() if self.lower else joined  # the text at once, since a final sigma is another letter
         at = 0
         out: list[str] = []
         spans: Spans = []
-        while at < len(whole):
-            size, new = self.table.longest(whole, at) if self.table else (1, whole[at])
+        while at < len(joined):
+            size, new = self.table.longest_match(joined, at) if self.table else (1, joined[at])
             out += new
             spans += [(origin[at], origin[at + size - 1] + 1)] * len(new)
             at += size
         kept = len("".join(out).rstrip(" " + SPACE))  # SentencePiece takes a literal ▁ at the end for a space
-        made, places = self._spaces("".join(out)[:kept], spans[:kept])
-        if made.startswith(SPACE) and places:  # a literal ▁ at the start has the text's own ▁ before it
-            made, places = SPACE + made, [places[0], *places]
-        return made, places
+        normalized, places = self._collapse_spaces("".join(out)[:kept], spans[:kept])
+        if normalized.startswith(SPACE) and places:  # a literal ▁ at the start has the text's own ▁ before it
+            normalized, places = SPACE + normalized, [places[0], *places]
+        return normalized, places
 
 
 def _split_scripts(text: str, spans: Spans | None) -> tuple[str, Spans | None]:
@@ -245,7 +242,7 @@ def _split_scripts(text: str, spans: Spans | None) -> tuple[str, Spans | None]:
 
 
 def check_text(text: object) -> str:
-    """A text that rust can take: a str, in which lone surrogates became U+FFFD."""
+    """Check that a text is a str; lone surrogates become U+FFFD."""
     if isinstance(text, str):
         return text if text.isascii() else _SURROGATE.sub("\ufffd", text)
     if isinstance(text, bytes):

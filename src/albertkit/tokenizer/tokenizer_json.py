@@ -1,8 +1,8 @@
 """`tokenizer.json`, the format of the `tokenizers` library: read as a `Vocabulary`, and written from one.
 
-In: a file, ours or one that transformers wrote for ALBERT. Out: a `Vocabulary`; and the other way round, a file that
-transformers can open. Before this file: `vocabulary.py`; after it: `tokenizer.py`. `bert` and `metaspace_words` are the
-rust parts that running, training and writing share.
+In: a file that albertkit or transformers wrote for ALBERT. Out: a `Vocabulary`; and the reverse, a file that
+transformers opens. Running and training share `set_bert_rules` and `metaspace_words`.
+Before this file: `vocabulary.py`. After it: `tokenizer.py`.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from pathlib import Path
 from typing import Any
 
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
-from tokenizers import Tokenizer as Rust
+from tokenizers import Tokenizer as RustTokenizer
 
 from albertkit.errors import AlbertkitError
 from albertkit.tokenizer.normalizer import CJK, SPACE
 from albertkit.tokenizer.vocabulary import (
-    PIECE_LIMIT,
+    MAX_TOKENS,
     SPECIALS,
     Vocabulary,
     check_tokens,
-    comma_after_digit,
+    is_digit_comma,
     read_bytes,
     symbols_vocabulary,
-    wordpiece,
+    wordpiece_vocabulary,
 )
 
-LETTERS = rf"[[\p{{L}}\p{{N}}]&&[^{CJK}]]"  # as in `normalizer.py`, for rust
-BARE = rf"^{SPACE}(?!{LETTERS})"  # the "▁" before ideographs and punctuation
-PENALTY = 100.0  # what transformers takes off the score of "2010,", so that the comma stays apart
+LETTERS = rf"[[\p{{L}}\p{{N}}]&&[^{CJK}]]"  # as in `normalizer.py`, for the tokenizers library
+BARE_MARK = rf"^{SPACE}(?!{LETTERS})"  # the "▁" before ideographs and punctuation
+PENALTY = 100.0  # transformers lowers the score of "2010," by this, so that the comma becomes a separate token
 
 
 # --- reading ------------------------------------------------------------
@@ -43,23 +43,23 @@ def read_json(path: Path) -> Vocabulary:
     """The vocabulary and the rules in a `tokenizer.json`."""
     try:
         data = json.loads(read_bytes(path).decode("utf-8"))
-        model, sort = data["model"], data["model"].get("type")
-        steps = _flat(data.get("normalizer"))
+        model, model_type = data["model"], data["model"].get("type")
+        steps = _normalizer_steps(data.get("normalizer"))
         names = {step["type"] for step in steps}
-        if sort == "Unigram":
-            return _unigram(path, data, steps)
-        if sort not in ("WordPiece", "WordLevel"):
+        if model_type == "Unigram":
+            return _read_unigram(path, data, steps)
+        if model_type not in ("WordPiece", "WordLevel"):
             raise AlbertkitError(
-                f"{path} holds a {sort} model, and ALBERT uses Unigram or WordPiece (or WordLevel for symbols): use the "
-                "tokenizer.json that belongs to the checkpoint"
+                f"{path} contains a {model_type} model, and ALBERT uses Unigram or WordPiece (WordLevel for symbols): "
+                "use the tokenizer.json that belongs to the checkpoint"
             )
         ids: dict[str, int] = model["vocab"]
-        if not ids or not all(type(i) is int and 0 <= i < PIECE_LIMIT for i in ids.values()):
+        if not ids or not all(type(i) is int and 0 <= i < MAX_TOKENS for i in ids.values()):
             raise TypeError("its ids are not small whole numbers")
         tokens = [""] * (max(ids.values()) + 1)
         for token, index in ids.items():
             tokens[index] = token
-        if sort == "WordLevel":
+        if model_type == "WordLevel":
             return symbols_vocabulary(tokens, lower="Lowercase" in names)
         if len(ids) != len(tokens):
             raise TypeError("some ids have no token or two")
@@ -68,28 +68,28 @@ def read_json(path: Path) -> Vocabulary:
         if model.get("continuing_subword_prefix") != "##":
             raise TypeError("its continuing_subword_prefix is not '##'")
         lower, strip = bool(steps[0]["lowercase"]), steps[0].get("strip_accents")
-        _added(data, tokens)
-        return wordpiece(tokens, path, lower, lower if strip is None else bool(strip))
+        _special_token_ids(data, tokens)
+        return wordpiece_vocabulary(tokens, path, lower, lower if strip is None else bool(strip))
     except AlbertkitError:
         raise
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, MemoryError, OverflowError) as error:
-        what = f"no {error}" if isinstance(error, KeyError) else str(error)
+        reason = f"no {error}" if isinstance(error, KeyError) else str(error)
         raise AlbertkitError(
-            f"{path} is not a usable tokenizer.json ({what}): copy the original again, or remove it if spiece.model or "
-            "vocab.txt is there"
+            f"{path} is not a usable tokenizer.json ({reason}): copy the original again, or remove it if there is a "
+            "spiece.model or vocab.txt"
         ) from None
 
 
-def _flat(step: Any) -> list[dict[str, Any]]:
+def _normalizer_steps(step: Any) -> list[dict[str, Any]]:
     """The steps of a normalizer, in order."""
     if step is None:
         return []
     if step["type"] == "Sequence":
-        return [inner for one in step["normalizers"] for inner in _flat(one)]
+        return [inner for nested in step["normalizers"] for inner in _normalizer_steps(nested)]
     return [step]
 
 
-def _added(data: dict[str, Any], tokens: list[str]) -> set[int]:
+def _special_token_ids(data: dict[str, Any], tokens: list[str]) -> set[int]:
     """The ids of the special added tokens, all of which must be in the vocabulary."""
     special = set()
     for added in data.get("added_tokens") or []:
@@ -101,7 +101,7 @@ def _added(data: dict[str, Any], tokens: list[str]) -> set[int]:
     return special
 
 
-def _unigram(path: Path, data: dict[str, Any], steps: list[dict[str, Any]]) -> Vocabulary:
+def _read_unigram(path: Path, data: dict[str, Any], steps: list[dict[str, Any]]) -> Vocabulary:
     names = {step["type"] for step in steps}
     known = {"Replace", "NFKD", "NFKC", "NFC", "Nmt", "StripAccents", "Lowercase", "Precompiled", "Strip"}
     if names - known:
@@ -110,27 +110,27 @@ def _unigram(path: Path, data: dict[str, Any], steps: list[dict[str, Any]]) -> V
     tokens = [token for token, _ in model["vocab"]]
     scores = array("f", [score for _, score in model["vocab"]])  # a TypeError if one is no number
     "".join(tokens)  # a TypeError if one is no text
-    if len(tokens) > PIECE_LIMIT or not (math.isfinite(sum(scores)) and -1e6 < min(scores) <= max(scores) < 1e6):
+    if len(tokens) > MAX_TOKENS or not (math.isfinite(sum(scores)) and -1e6 < min(scores) <= max(scores) < 1e6):
         raise TypeError("its vocab is not a list of tokens with scores")
     for i in [i for i, score in enumerate(scores) if score < -0.75 * PENALTY]:
-        if comma_after_digit(tokens[i]):
+        if is_digit_comma(tokens[i]):
             scores[i] = model["vocab"][i][1] + PENALTY
     blobs = [step["precompiled_charsmap"] for step in steps if step["type"] == "Precompiled"]
-    made = Vocabulary(
+    vocabulary = Vocabulary(
         kind="unigram",
         tokens=tokens,
         scores=scores.tolist(),
-        hidden=frozenset(tokens.index(name) for name in special if name in tokens) | _added(data, tokens),
+        hidden=frozenset(tokens.index(name) for name in special if name in tokens) | _special_token_ids(data, tokens),
         unk_id=model.get("unk_id"),
         lower="Lowercase" in names,
         strip_accents=bool(names & {"StripAccents", "NFKD"}),
         charsmap=base64.b64decode(blobs[0], validate=True) if blobs else b"",
         split_scripts=_splits_scripts(data.get("pre_tokenizer")),
     )
-    check_tokens(made, path)
-    if made.unk_id != made.ids[special[1]] or model.get("byte_fallback"):
+    check_tokens(vocabulary, path)
+    if vocabulary.unk_id != vocabulary.ids[special[1]] or model.get("byte_fallback"):
         raise TypeError("its unknown token is not <unk>, or it falls back to bytes")
-    return made
+    return vocabulary
 
 
 def _splits_scripts(step: Any) -> bool:
@@ -139,14 +139,14 @@ def _splits_scripts(step: Any) -> bool:
         return False
     if step["type"] == "Sequence":
         return any(map(_splits_scripts, step["pretokenizers"]))
-    return step["type"] == "Split" and step["behavior"] == "Removed" and step["pattern"].get("Regex") == BARE
+    return step["type"] == "Split" and step["behavior"] == "Removed" and step["pattern"].get("Regex") == BARE_MARK
 
 
 # --- writing ------------------------------------------------------------
 
 
-def bert(tokenizer: Rust, lower: bool, strip_accents: bool) -> Rust:
-    """Give a rust tokenizer the rules of BERT."""
+def set_bert_rules(tokenizer: RustTokenizer, lower: bool, strip_accents: bool) -> RustTokenizer:
+    """Set the normalizer, pre-tokenizer and decoder of BERT."""
     tokenizer.normalizer = normalizers.BertNormalizer(
         clean_text=True, handle_chinese_chars=True, strip_accents=strip_accents, lowercase=lower
     )
@@ -155,10 +155,10 @@ def bert(tokenizer: Rust, lower: bool, strip_accents: bool) -> Rust:
     return tokenizer
 
 
-def wordpiece_tokenizer(vocabulary: Vocabulary) -> Rust:
-    """The rust tokenizer that runs a WordPiece vocabulary."""
+def wordpiece_tokenizer(vocabulary: Vocabulary) -> RustTokenizer:
+    """The tokenizer that runs a WordPiece vocabulary."""
     model = models.WordPiece(vocabulary.ids, unk_token=SPECIALS["wordpiece"][1], max_input_chars_per_word=100)
-    return bert(Rust(model), vocabulary.lower, vocabulary.strip_accents)
+    return set_bert_rules(RustTokenizer(model), vocabulary.lower, vocabulary.strip_accents)
 
 
 def metaspace_words(split_scripts: bool = False) -> pre_tokenizers.Sequence:
@@ -173,15 +173,15 @@ def metaspace_words(split_scripts: bool = False) -> pre_tokenizers.Sequence:
 
 
 def remove_bare_marks() -> pre_tokenizers.Split:
-    """Drops the "▁" before words that do not begin with a letter or a digit."""
-    return pre_tokenizers.Split(Regex(BARE), "removed")
+    """Removes the "▁" before words that do not begin with a letter or a digit."""
+    return pre_tokenizers.Split(Regex(BARE_MARK), "removed")
 
 
 def to_json(vocabulary: Vocabulary) -> str:
     """A self-contained tokenizer.json that transformers and the tokenizers library can open."""
     if vocabulary.kind == "phoneme":
         return _phoneme_json(vocabulary)
-    tokenizer = wordpiece_tokenizer(vocabulary) if vocabulary.kind == "wordpiece" else _unigram_rust(vocabulary)
+    tokenizer = wordpiece_tokenizer(vocabulary) if vocabulary.kind == "wordpiece" else _unigram_tokenizer(vocabulary)
     names = [vocabulary.tokens[i] for i in sorted(vocabulary.hidden)]
     tokenizer.add_special_tokens([AddedToken(n, special=True, normalized=False, lstrip=n == "[MASK]") for n in names])
     tokenizer.post_processor = processors.TemplateProcessing(
@@ -192,18 +192,18 @@ def to_json(vocabulary: Vocabulary) -> str:
     return str(tokenizer.to_str())
 
 
-def _unigram_rust(vocabulary: Vocabulary) -> Rust:
-    """What imitates our `Unigram` in other programs."""
+def _unigram_tokenizer(vocabulary: Vocabulary) -> RustTokenizer:
+    """The closest equivalent of our `Unigram` in the tokenizers library."""
     scored = [
-        (token, score - PENALTY if comma_after_digit(token) else score)
+        (token, score - PENALTY if is_digit_comma(token) else score)
         for token, score in zip(vocabulary.tokens, vocabulary.scores, strict=True)
     ]
-    tokenizer = Rust(models.Unigram(scored, vocabulary.unk_id, False))
+    tokenizer = RustTokenizer(models.Unigram(scored, vocabulary.unk_id, False))
     steps: list[Any] = [normalizers.Replace(Regex(r"[\x{1c}-\x{1f}]"), " ")]
     if not vocabulary.charsmap:
         steps.append(normalizers.Replace(Regex(r"[\p{Cc}\p{Cf}&&[^\s]]"), ""))
     if vocabulary.strip_accents:
-        steps += [normalizers.NFKD(), normalizers.Replace(Regex(_combining()), "")]
+        steps += [normalizers.NFKD(), normalizers.Replace(Regex(_combining_characters()), "")]
     if vocabulary.lower:
         steps.append(normalizers.Lowercase())
     steps.append(normalizers.Precompiled(vocabulary.charsmap) if vocabulary.charsmap else normalizers.NFKC())
@@ -213,7 +213,7 @@ def _unigram_rust(vocabulary: Vocabulary) -> Rust:
     return tokenizer
 
 
-def _combining() -> str:
+def _combining_characters() -> str:
     """A regular expression for the characters with a combining class, by this Python's Unicode tables."""
     found = [c for c in range(0x300, 0x20000) if unicodedata.combining(chr(c))]
     members = set(found)
@@ -225,7 +225,7 @@ def _combining() -> str:
 def _phoneme_json(vocabulary: Vocabulary) -> str:
     pad = vocabulary.tokens[0]
     ids = {symbol: i for i, symbol in enumerate(vocabulary.tokens) if symbol}
-    tokenizer = Rust(models.WordLevel(ids, unk_token=pad))
+    tokenizer = RustTokenizer(models.WordLevel(ids, unk_token=pad))
     others = "[^" + "".join(f"\\x{{{ord(c):x}}}" for c in ids) + "]"
     steps: list[Any] = [normalizers.Lowercase()] if vocabulary.lower else []
     tokenizer.normalizer = normalizers.Sequence([*steps, normalizers.Replace(Regex(others), "")])
