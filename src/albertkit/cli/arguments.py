@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from albertkit.tokenizer import Tokenizer
 
 Function = Callable[..., Any]
+OptionValue = Any  # what click has parsed and checked: a str, number, bool, Path, a tuple of these, or None
 Settings = TypeVar("Settings")
 PATH = click.Path(path_type=Path)
 DEFAULT_MODEL = "[default: the built-in English model]"
@@ -31,7 +32,7 @@ DEFAULT_MODEL = "[default: the built-in English model]"
 class Option(click.Option):
     """An option that `--help` may list under a heading of its own."""
 
-    def __init__(self, *args: Any, heading: str = "Options", **attributes: Any) -> None:
+    def __init__(self, *args: Any, heading: str = "Options", **attributes: OptionValue) -> None:
         super().__init__(*args, **attributes)
         self.heading = heading
 
@@ -103,10 +104,10 @@ def text_input(function: Function) -> Function:
     """Add TEXTS, --file and --text-column; the command receives them as `texts: TextInput`."""
 
     @functools.wraps(function)
-    def run(texts: tuple[str, ...], file: Path | None, text_column: str | None, **rest: Any) -> Any:
+    def run(texts: tuple[str, ...], file: Path | None, text_column: str | None, **rest: OptionValue) -> None:
         if texts and file is not None:
             raise AlbertkitError(f"--file {file} was passed together with TEXTS. Pass one of them.")
-        return function(texts=TextInput(texts, file, text_column), **rest)
+        function(texts=TextInput(texts, file, text_column), **rest)
 
     column = option("--text-column", help="Column or JSON field of --file that contains the text  [default: text]")
     file = option("-f", "--file", type=PATH, help="Read texts from a file, one per line; - reads stdin.")
@@ -135,9 +136,9 @@ def model_options(required: bool = False, early_exit: bool = False) -> Callable[
 
     def decorate(function: Function) -> Function:
         @functools.wraps(function)
-        def run(model: str | None, bits: str | None, **rest: Any) -> Any:
+        def run(model: str | None, bits: str | None, **rest: OptionValue) -> None:
             values = {name: rest.pop(name, None) for name in ("threads", "depth", "early_exit")}
-            return function(model=ModelOptions(model, int(bits) if bits else None, **values), **rest)
+            function(model=ModelOptions(model, int(bits) if bits else None, **values), **rest)
 
         decorated = bits_option(threads_option(run))
         if early_exit:

@@ -15,7 +15,7 @@ from typing import Any
 
 import click
 
-from albertkit.cli.arguments import Function, ModelOptions, TextInput, option
+from albertkit.cli.arguments import Function, ModelOptions, OptionValue, TextInput, option
 from albertkit.cli.console import print_json, stage_progress_bar
 from albertkit.errors import AlbertkitError, need
 
@@ -87,9 +87,9 @@ def bulk_options(function: Function) -> Function:
     """Add the options of bulk work; the command receives them as `bulk: BulkInput`."""
 
     @functools.wraps(function)
-    def run(engine: str | None, workers: int | None, address: str | None, **rest: Any) -> Any:
+    def run(engine: str | None, workers: int | None, address: str | None, **rest: OptionValue) -> None:
         values = {name: rest.pop(name) for name in ("part_rows", "format", "skip_bad")}
-        return function(bulk=BulkInput(engine, workers, address, **values), **rest)
+        function(bulk=BulkInput(engine, workers, address, **values), **rest)
 
     decorators = (
         bulk_option("--engine", type=click.Choice(["local", "ray"]), help="Local processes, or a Ray cluster."),

@@ -16,6 +16,7 @@ import click
 from albertkit.cli.arguments import (
     PATH,
     Function,
+    OptionValue,
     command,
     force_option,
     json_option,
@@ -43,7 +44,7 @@ class Amount(click.ParamType):
 
     name = "N|SHARE"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | float:
+    def convert(self, value: OptionValue, param: click.Parameter | None, ctx: click.Context | None) -> int | float:
         """The number as an int, a share as a float."""
         if isinstance(value, int | float):
             return value
@@ -113,7 +114,7 @@ def run_folder(output: Path) -> Path:
 @force_option
 @json_option
 def quantize(
-    source: Path, output: Path, bits: str, file: Path | None, force: bool, as_json: bool, **values: Any
+    source: Path, output: Path, bits: str, file: Path | None, force: bool, as_json: bool, **values: OptionValue
 ) -> None:
     """Write SOURCE with its weights in 8 or 4 bits to OUTPUT, and compare the two.
 
@@ -193,7 +194,7 @@ def format_agreement(report: PruneResult | QuantizeResult) -> str:
 @training_options("--recover", "Train the pruned model on these examples (texts, for a model without a task).")
 @force_option
 @json_option
-def prune(source: Path, output: Path, file: Path | None, force: bool, as_json: bool, **values: Any) -> None:
+def prune(source: Path, output: Path, file: Path | None, force: bool, as_json: bool, **values: OptionValue) -> None:
     """Remove heads, feed-forward columns, layers or vocabulary from SOURCE and write the rest to OUTPUT.
 
     Matrices become smaller, so the model becomes faster, and stays an ordinary model for every command. The importance

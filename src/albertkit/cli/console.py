@@ -20,7 +20,7 @@ import click
 T = TypeVar("T")
 
 
-def to_json(value: Any) -> Any:
+def to_json(value: object) -> object:
     """A result as plain lists and dicts; the depth at which an early exit happened is included."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {field.name: to_json(getattr(value, field.name)) for field in dataclasses.fields(value)}
@@ -35,7 +35,14 @@ def to_json(value: Any) -> Any:
     return value
 
 
-def print_json(value: Any, indent: int | None = None) -> None:
+def result_fields(result: object) -> dict[str, object]:
+    """A result's fields as JSON values."""
+    fields = to_json(result)
+    assert isinstance(fields, dict)
+    return fields
+
+
+def print_json(value: object, indent: int | None = None) -> None:
     """One JSON value, on one line unless `indent` is given."""
     click.echo(json.dumps(to_json(value), indent=indent, ensure_ascii=False))
 
@@ -82,7 +89,7 @@ def print_properties(title: str, rows: Iterable[tuple[str, Any]]) -> None:
     print_table([(name, format_value(value)) for name, value in rows], indent=2)
 
 
-def format_value(value: Any) -> str:
+def format_value(value: object) -> str:
     """A value in one short line."""
     if isinstance(value, dict):
         return ", ".join(f"{key} {item}" for key, item in value.items()) or "–"

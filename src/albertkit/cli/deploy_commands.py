@@ -13,6 +13,7 @@ import click
 
 from albertkit.cli.arguments import (
     PATH,
+    OptionValue,
     advanced_option,
     command,
     force_option,
@@ -40,7 +41,7 @@ class Quantity(click.ParamType):
     def __init__(self, name: str, units: dict[str, float]) -> None:
         self.name, self.units = name, units
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+    def convert(self, value: OptionValue, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """The number in seconds or bytes."""
         if isinstance(value, int | float):
             return float(value)
@@ -73,7 +74,7 @@ SIZE = Quantity("SIZE", {"mb": 1e6, "kb": 1e3, "gb": 1e9, "b": 1.0})
 @option("--plot", type=PATH, help="Plot latency against quality as this PNG.")
 @threads_option
 @json_option
-def plan(shape: str, length: int | None, batch_size: int, as_json: bool, **limits: Any) -> None:
+def plan(shape: str, length: int | None, batch_size: int, as_json: bool, **limits: OptionValue) -> None:
     """Show what a SHAPE costs; with a limit, find what fits this machine.
 
     SHAPE is a preset (tiny, mini, small, base, large, xlarge, xxlarge; tiny-zh, small-zh; base-v1 for version 1), a
@@ -230,7 +231,7 @@ def convert(source: Path, output: Path, force: bool, as_json: bool) -> None:
     "--loop", is_flag=True, help="Apply the layer in a Loop: less memory in OpenVINO, slower in onnxruntime."
 )
 @advanced_option("--full-range", is_flag=True, help="8-bit activations in int8 files: for ARM, and x86 with VNNI only.")
-def export(source: Path, output: Path | None, force: bool, as_json: bool, **settings: Any) -> None:
+def export(source: Path, output: Path | None, force: bool, as_json: bool, **settings: OptionValue) -> None:
     """Export SOURCE as one ONNX file for onnxruntime, OpenVINO and others, after comparing its outputs with the model's.
 
     It has standard operators only, and stores every weight once. Inputs are input_ids, attention_mask and
@@ -255,7 +256,7 @@ def export(source: Path, output: Path | None, force: bool, as_json: bool, **sett
 @click.argument("folders", nargs=-1, envvar=f"{PREFIX}MODELS")
 @option("--index", "indexes", multiple=True, type=PATH, help="Serve this index at /search. Repeatable.")
 @settings_options(ServeSettings, environment=PREFIX)
-def serve(folders: tuple[str, ...], indexes: tuple[Path, ...], **settings: Any) -> None:
+def serve(folders: tuple[str, ...], indexes: tuple[Path, ...], **settings: OptionValue) -> None:
     """Serve the models in FOLDERS, or the built-in one, over HTTP.
 
     Name a model with NAME=FOLDER. Clients of OpenAI and text-embeddings-inference work; /docs lists every endpoint, / is

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from albertkit.cli.arguments import PATH, advanced_option, command, option, settings_options, take_settings
+from albertkit.cli.arguments import PATH, OptionValue, advanced_option, command, option, settings_options, take_settings
 from albertkit.cli.console import log, print_json
 from albertkit.cli.pretrain_commands import read_shape, resume_option, set_default_budget
 from albertkit.errors import AlbertkitError, need
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 @resume_option
 @advanced_option("--workers", default=1, show_default=True, help="Processes that decode the ids of a corpus.")
 @settings_options(TrainSettings, VectorDistillSettings, ReadOptions)
-def distill(sources: tuple[str, ...], output: Path, **values: Any) -> None:
+def distill(sources: tuple[str, ...], output: Path, **values: OptionValue) -> None:
     """Train a student to imitate TEACHERs on DATA. The student is --model, or a new one of --shape.
 
     \b

@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import click
 
 from albertkit.cli.arguments import (
     PATH,
     ModelOptions,
+    OptionValue,
     TextInput,
     advanced_option,
     command,
@@ -50,7 +51,12 @@ MAX_COMPARED = 1000
 )
 @bulk_options
 def embed(
-    texts: TextInput, model: ModelOptions, output: Path | None, force: bool, bulk: BulkInput, **embed_options: Any
+    texts: TextInput,
+    model: ModelOptions,
+    output: Path | None,
+    force: bool,
+    bulk: BulkInput,
+    **embed_options: OptionValue,
 ) -> None:
     """Compute sentence vectors of TEXTS, or of the lines of --file or stdin.
 
@@ -177,7 +183,7 @@ def infill(texts: TextInput, model: ModelOptions, length: str | None, k: int, ro
 @advanced_option("--top-p", default=1.0, show_default=True, help="With --sample: nucleus sampling.")
 @advanced_option("--seed", default=0, show_default=True, help="With --sample: random seed.")
 @json_option
-def generate(texts: TextInput, model: ModelOptions, as_json: bool, **settings: Any) -> None:
+def generate(texts: TextInput, model: ModelOptions, as_json: bool, **settings: OptionValue) -> None:
     """Generate a text from each of TEXTS, or from the lines of --file or stdin.
 
     The model comes from `albertkit finetune generate`.

@@ -14,6 +14,7 @@ import click
 from albertkit.cli.arguments import (
     PATH,
     ModelOptions,
+    OptionValue,
     command,
     json_option,
     model_options,
@@ -65,7 +66,9 @@ class TaskSettings:
 @dev_option
 @option("-m", "--model", help="Model to start from, a folder or a name  [default: a built-in English model]")
 @settings_options(FinetuneSettings, TaskSettings, ReadOptions)
-def finetune(task: str, train: Path, dev: Path | None, output: Path, model: str | None, **settings: Any) -> None:
+def finetune(
+    task: str, train: Path, dev: Path | None, output: Path, model: str | None, **settings: OptionValue
+) -> None:
     """Fine-tune a model for TASK on the labelled examples in TRAIN.
 
     \b
@@ -94,7 +97,7 @@ def finetune(task: str, train: Path, dev: Path | None, output: Path, model: str 
 @model_options(required=True, early_exit=True)
 @json_option
 @settings_options(ReadOptions)
-def evaluate(test: Path, model: ModelOptions, as_json: bool, **reading: Any) -> None:
+def evaluate(test: Path, model: ModelOptions, as_json: bool, **reading: OptionValue) -> None:
     """Measure a fine-tuned model on the labelled examples in TEST, on the torch-free runtime."""
     from albertkit.train.evaluation import evaluate as run
 
@@ -121,7 +124,9 @@ def evaluate(test: Path, model: ModelOptions, as_json: bool, **reading: Any) -> 
 @option("--teacher", type=PATH, help="A better model for the same task, to label --texts. MODEL may then have no task.")
 @option("--minutes", type=float, help="For a pre-trained MODEL: budget in minutes  [default: 10]")
 @settings_options(ElasticSettings, ReadOptions)
-def elastic(model: Path, train: Path, output: Path, dev: Path | None, minutes: float | None, **values: Any) -> None:
+def elastic(
+    model: Path, train: Path, output: Path, dev: Path | None, minutes: float | None, **values: OptionValue
+) -> None:
     """Train MODEL on TRAIN until every depth is a good model, with one head for all depths.
 
     Afterwards `--depth 4` applies four layers, and `--early-exit 99%` stops as soon as the prediction is confident: the
@@ -227,7 +232,7 @@ def pretrain_all_depths(
 @option("--exit-depths", help="Depths at which texts may exit, such as 3,6,9  [default: all, or those of distill]")
 @json_option
 @settings_options(ReadOptions)
-def calibrate(model: Path, dev: Path, exit_depths: str | None, as_json: bool, **values: Any) -> None:
+def calibrate(model: Path, dev: Path, exit_depths: str | None, as_json: bool, **values: OptionValue) -> None:
     """Find when texts may exit MODEL early and still agree with its full depth, on the held-out examples in DEV.
 
     For a model that computes vectors, DEV is a file with one text per line. The thresholds are written into MODEL's

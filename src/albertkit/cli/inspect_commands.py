@@ -17,6 +17,7 @@ import click
 from albertkit.cli.arguments import (
     DEFAULT_MODEL,
     PATH,
+    OptionValue,
     TextInput,
     advanced_option,
     command,
@@ -202,7 +203,7 @@ def profile(model: Path, file: Path | None, length: int, batch_size: int, thread
 )
 @threads_option
 def explain(
-    text: str | None, model: str, output: Path | None, check: Path | None, as_json: bool, **options: Any
+    text: str | None, model: str, output: Path | None, check: Path | None, as_json: bool, **options: OptionValue
 ) -> None:
     """Explain what a model predicts for TEXT: which words matter, how the prediction forms layer by layer, and (with -o
     or --json) what each head attends to.

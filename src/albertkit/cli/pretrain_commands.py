@@ -19,6 +19,7 @@ import click
 
 from albertkit.cli.arguments import (
     PATH,
+    OptionValue,
     advanced_option,
     command,
     force_option,
@@ -63,7 +64,7 @@ resume_option = option("--resume", is_flag=True, help="Resume from the last chec
 @text_column_option
 @advanced_option("--min-count", default=2, show_default=True, help="WordPiece: least count of a pair that is merged.")
 @json_option
-def tokenizer(texts: tuple[str, ...], output: Path, max_mb: int | None, as_json: bool, **options: Any) -> None:
+def tokenizer(texts: tuple[str, ...], output: Path, max_mb: int | None, as_json: bool, **options: OptionValue) -> None:
     """Train a tokenizer on TEXTS: SentencePiece unigram (English ALBERT) or WordPiece (Chinese ALBERT).
 
     TEXTS are what `corpus` reads. A hundred megabytes are plenty; memory grows with the number of different words.
@@ -113,7 +114,7 @@ def tokenizer(texts: tuple[str, ...], output: Path, max_mb: int | None, as_json:
 @settings_options(CorpusSettings)
 @advanced_option("--engine", type=click.Choice(["local", "ray"]), default="local", help="Local processes, or Ray.")
 @advanced_option("--address", help="With --engine ray: a running cluster  [default: one on this machine]")
-def corpus(texts: tuple[str, ...], output: Path, as_json: bool, **options: Any) -> None:
+def corpus(texts: tuple[str, ...], output: Path, as_json: bool, **options: OptionValue) -> None:
     """Tokenize TEXTS into shards for pre-training: token ids with the ends of sentences and documents.
 
     TEXTS are files or folders of plain text (one paragraph per line, an empty line between documents), JSONL or Parquet,
@@ -199,7 +200,7 @@ def print_corpus(built: BuildResult, seconds: float, as_json: bool) -> None:
 @resume_option
 @option("--dry-run", is_flag=True, help="Print the plan of the training and stop.")
 @settings_options(TrainSettings, PretrainSettings)
-def pretrain(shards: Path, output: Path, model: str | None, dry_run: bool, **values: Any) -> None:
+def pretrain(shards: Path, output: Path, model: str | None, dry_run: bool, **values: OptionValue) -> None:
     """Pre-train a model on SHARDS, the folder that `albertkit corpus` wrote.
 
     The budget is one of --steps, --tokens and --minutes (default: 10 minutes). On several GPUs or machines:

@@ -6,13 +6,14 @@ In: arguments. Out: calls of `search/`, printed.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from albertkit.cli.arguments import (
     DEFAULT_MODEL,
     PATH,
+    OptionValue,
     TextInput,
     advanced_option,
     command,
@@ -60,7 +61,7 @@ def index(
     delete: tuple[str, ...],
     force: bool,
     as_json: bool,
-    **options: Any,
+    **options: OptionValue,
 ) -> None:
     """Index FILES for search: lines or paragraphs of text files, rows of tables and JSONL files, folders of both.
 

@@ -24,7 +24,7 @@ from albertkit.cli.arguments import (
     text_input,
 )
 from albertkit.cli.bulk_options import BulkInput, bulk_options
-from albertkit.cli.console import note, print_json
+from albertkit.cli.console import note, print_json, result_fields
 from albertkit.cli.embed_commands import report_exits
 from albertkit.errors import AlbertkitError
 
@@ -59,7 +59,7 @@ def classify(
     results = albert.classify(inputs, [pair] * len(inputs) if pair else None, **options)
     for text, result in zip(inputs, results, strict=True):
         if as_json:
-            print_json({"text": text, **to_fields(result)})
+            print_json({"text": text, **result_fields(result)})
         else:
             label = ", ".join(result.label) if isinstance(result.label, tuple) else result.label
             shown = f"{label:.4f}" if isinstance(label, float) else f"{label}\t{result.probability:.1%}"
@@ -104,7 +104,7 @@ def intent(texts: TextInput, model: ModelOptions, as_json: bool) -> None:
     results = albert.understand(inputs, depth=model.depth, early_exit=model.early_exit)
     for text, result in zip(inputs, results, strict=True):
         if as_json:
-            print_json({"text": text, **to_fields(result)})
+            print_json({"text": text, **result_fields(result)})
         else:
             slots = ", ".join(f"{span.label}={text[span.start : span.end]}" for span in result.spans)
             click.echo(f"{result.intent}\t{result.probability:.1%}\t{slots}")
@@ -134,7 +134,7 @@ def track(texts: TextInput, model: ModelOptions, as_json: bool) -> None:
     for number, (turn, result) in enumerate(zip(turns, results, strict=True)):
         if as_json:
             place = {"dialogue": int(turn.dialogue), "turn": turn.number, "system": turn.system, "user": turn.user}
-            print_json({**place, **to_fields(result)})
+            print_json({**place, **result_fields(result)})
             continue
         if number and not turn.number:
             click.echo()
@@ -205,14 +205,6 @@ def read_whole(file: Path | None) -> str:
         return file.read_text("utf-8") if file else io.TextIOWrapper(sys.stdin.buffer, "utf-8").read()
     except (OSError, UnicodeDecodeError) as error:
         raise AlbertkitError(f"{file or 'stdin'} cannot be read as UTF-8 text: {error}") from None
-
-
-def to_fields(result: Any) -> dict[str, Any]:
-    """A result's fields as JSON values."""
-    from albertkit.cli.console import to_json
-
-    fields: dict[str, Any] = to_json(result)
-    return fields
 
 
 def report_depths(albert: Albert, results: Sequence[Any], model: ModelOptions) -> None:
