@@ -46,7 +46,8 @@ from albertkit.interop.convert import open_model  # noqa: E402
 from albertkit.model import AlbertModel, ModelOutput  # noqa: E402
 from albertkit.tasks import make_task  # noqa: E402
 from albertkit.tasks.readers.read_examples import read_examples  # noqa: E402
-from albertkit.train.finetune_runs import collapse, plan_of  # noqa: E402
+from albertkit.train.collapse import find_collapse  # noqa: E402
+from albertkit.train.finetune import loop_settings  # noqa: E402
 from albertkit.train.finetune_task import FinetuneTask  # noqa: E402
 from albertkit.train.loop import train  # noqa: E402
 from albertkit.train.train_settings import FinetuneSettings, preset_learning_rate  # noqa: E402
@@ -157,7 +158,7 @@ def one(name: str, seed: int, args: argparse.Namespace, target: Path) -> None:
     dev = read_examples("classify", args.data / "dev.tsv").examples[: args.dev]
     options, rate = FinetuneSettings(epochs=args.epochs, device="cpu"), way.times * preset_learning_rate(start.config)
     steps = max(1, round(args.epochs * -(-len(learn) // options.batch_size)))
-    settings = plan_of(options, start, steps, rate, seed, math.ceil(args.epochs))
+    settings = loop_settings(options, steps, rate, seed, math.ceil(args.epochs))
     work = Adapting(way, make_task("classify", learn), start, learn, dev, settings, options.max_length)
     with tempfile.TemporaryDirectory() as folder:
         outcome = train(work, settings, folder)
@@ -167,7 +168,7 @@ def one(name: str, seed: int, args: argparse.Namespace, target: Path) -> None:
         size = added(work, outcome.model, [example.text for example in learn[:100]])
     found = {
         "accuracy": outcome.metrics["accuracy"], "seconds": outcome.state.seconds, "memory": memory, "rate": rate, "backoff": outcome.state.backoff,
-        "collapsed": bool(collapse(work)), "trained": sum(p.numel() for p in trained(work.model).values()), "bytes": size, "dev": len(dev),
+        "collapsed": bool(find_collapse(work)), "trained": sum(p.numel() for p in trained(work.model).values()), "bytes": size, "dev": len(dev),
     }  # fmt: skip
     target.write_text(json.dumps(found), encoding="utf-8")
     print(name, seed, json.dumps(found), flush=True)

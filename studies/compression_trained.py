@@ -110,7 +110,7 @@ def make_whole(job: Job) -> None:
     from albertkit.artifact import write_artifact
     from albertkit.tokenizer import Tokenizer
     from albertkit.train.distill import new_student
-    from albertkit.train.finetune_runs import finetune
+    from albertkit.train.finetune import finetune_examples
     from albertkit.train.train_settings import FinetuneSettings
 
     start = job.start
@@ -119,7 +119,7 @@ def make_whole(job: Job) -> None:
         made = new_student(student_config(True), tokenizer, 0)
         start = str(write_artifact(made, job.runs / "start", overwrite=(job.runs / "start").exists()))
     options = FinetuneSettings(**job.usual)
-    done = finetune("classify", *job.examples(), job.runs / "finetune", start, options, log=print)
+    done = finetune_examples("classify", *job.examples(), job.runs / "finetune", start, options, log=print)
     finish(done.model, job.place("whole"))
 
 
@@ -191,11 +191,11 @@ def make_student(job: Job) -> None:
 def make_alone(job: Job) -> None:
     """A small student, from labels."""
     from albertkit.artifact import read_artifact
-    from albertkit.train.finetune_runs import finetune
+    from albertkit.train.finetune import finetune_examples
     from albertkit.train.train_settings import FinetuneSettings
 
     options = FinetuneSettings(**job.usual)
-    done = finetune(
+    done = finetune_examples(
         "classify", *job.examples(), job.runs / "alone.run", read_artifact(job.place("student")), options, log=print
     )
     finish(done.model, job.place("alone"))

@@ -94,7 +94,7 @@ class Lesson:
             tasks.stand_in()
         self.set, self.out = SETS[name], args.models / name
         self.examples = split_examples(load(self.set, args.data, args.examples)["train"])
-        self.initial_model = open_model(resolve(args.start, FINETUNE_MODEL))
+        self.start = open_model(resolve(args.start, FINETUNE_MODEL))
         own = {k: v for k, v in self.set.options.items() if k != "epochs"}
         self.times = args.times
         self.given = own | {"device": args.device, "seed": args.seed}
@@ -102,11 +102,11 @@ class Lesson:
 
     def finetune(self, place: str, start: Any, epochs: float) -> None:
         """The full depth of `start` alone."""
-        from albertkit.train.finetune_runs import finetune
+        from albertkit.train.finetune import finetune_examples
         from albertkit.train.train_settings import FinetuneSettings
 
         options = FinetuneSettings(**self.given, epochs=epochs)
-        finetune(self.set.task, *self.examples, self.out / place, start, options, print, **self.set.settings)
+        finetune_examples(self.set.task, *self.examples, self.out / place, start, options, print, **self.set.settings)
 
 
 def train_first(label: str, name: str, args: argparse.Namespace) -> None:
@@ -119,7 +119,8 @@ def train_first(label: str, name: str, args: argparse.Namespace) -> None:
 def train_way(label: str, name: str, way: str, args: argparse.Namespace) -> None:
     """RUNS/SET/WAY, one of `WAYS`."""
     from albertkit.artifact import read_artifact
-    from albertkit.train.finetune_runs import elastic, finetune
+    from albertkit.train.elastic import UnlabelledTexts, finetune_elastic
+    from albertkit.train.finetune import finetune_examples
     from albertkit.train.train_settings import ElasticSettings
 
     lesson = Lesson(name, args)
@@ -132,16 +133,18 @@ def train_way(label: str, name: str, way: str, args: argparse.Namespace) -> None
         options = ElasticSettings(**longest | {"epochs": (1 + lesson.times) * lesson.epochs} | mixed)
         if texts and args.teachers:
             teacher = args.teachers / name / "plain" / "model"
-            elastic(lesson.start, *lesson.examples, lesson.out / way, options, print, texts=texts, teacher=teacher)
+            unlabelled = UnlabelledTexts(texts, teacher)
+            finetune_elastic(lesson.start, *lesson.examples, lesson.out / way, options, unlabelled, print)
             return
-        finetune(
+        finetune_examples(
             lesson.set.task, *lesson.examples, lesson.out / way, lesson.start, options, print, **lesson.set.settings
         )
         return
     middle = read_artifact(lesson.out / "first" / "model")
     given = {k: v for k, v in lesson.given.items() if k != "max_length"}
     options = ElasticSettings(**given | {"epochs": lesson.times * lesson.epochs} | mixed)
-    elastic(middle, *lesson.examples, lesson.out / way, options, print, texts=texts)
+    unlabelled = UnlabelledTexts(texts) if texts else None
+    finetune_elastic(middle, *lesson.examples, lesson.out / way, options, unlabelled, print)
 
 
 def more_texts(name: str, args: argparse.Namespace) -> list[str]:

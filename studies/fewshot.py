@@ -36,12 +36,12 @@ Rows = list[tuple[str, str]]
 def draw(path: Path, shots: int, classes: int | None, seed: int) -> dict[str, Rows]:
     """(text, intent) to learn from, and to be measured on."""
     from albertkit.tasks.readers.read_examples import ReadOptions, read_examples
-    from albertkit.train.frozen_head import few
+    from albertkit.train.frozen_head import draw_shots
 
     parts = {split: read_examples("intent", path, ReadOptions(split=split)).examples for split in ("train", "test")}
     names = sorted({e.label for e in parts["train"]} - {OUTSIDE})[:classes]
     parts = {split: [e for e in rows if e.label in (*names, OUTSIDE)] for split, rows in parts.items()}
-    parts["train"] = few(parts["train"], shots, seed)
+    parts["train"] = draw_shots(parts["train"], shots, seed)
     return {split: [(e.text, e.label) for e in rows] for split, rows in parts.items()}
 
 
@@ -53,12 +53,12 @@ def ours(job: dict[str, Any]) -> dict[str, Any]:
     from albertkit.albert import Albert
     from albertkit.runtime.predict import predict
     from albertkit.tasks.examples import TextExample
-    from albertkit.train.finetune_runs import finetune
+    from albertkit.train.finetune import finetune_examples
     from albertkit.train.train_settings import FinetuneSettings
 
     train, test = ([TextExample(text, None, label) for text, label in job[split]] for split in ("train", "test"))
     with tempfile.TemporaryDirectory() as out:
-        done = finetune("classify", train, [], out, job["model"], FinetuneSettings(freeze=True, device="cpu"))
+        done = finetune_examples("classify", train, [], out, job["model"], FinetuneSettings(freeze=True, device="cpu"))
         found = predict(Albert(done.model), test, "classify")
     return {
         "seconds": done.runs[0]["seconds"],

@@ -57,7 +57,7 @@ def load(folder: Path, part: str, most: int | None) -> list[RewriteExample]:
 
 def train(args: argparse.Namespace, out: Path) -> None:
     """Fine-tune on the training part."""
-    from albertkit.train.finetune_runs import finetune
+    from albertkit.train.finetune import finetune_examples
     from albertkit.train.train_settings import FinetuneSettings
 
     learn, hold = split_examples(load(args.data, "train", args.most))
@@ -65,7 +65,7 @@ def train(args: argparse.Namespace, out: Path) -> None:
         epochs=args.epochs, batch_size=args.batch, max_length=args.max_length, target_length=args.target_length,
         label_smoothing=args.smoothing, learning_rate=args.learning_rate, device=args.device, seed=args.seed,
     )  # fmt: skip
-    finetune("generate", learn, hold, out, resolve(args.start, FINETUNE_MODEL), options, log=print)
+    finetune_examples("generate", learn, hold, out, resolve(args.start, FINETUNE_MODEL), options, log=print)
 
 
 def measure(args: argparse.Namespace, model: Path) -> dict[str, Any]:

@@ -43,7 +43,7 @@ def run(name: str, args: argparse.Namespace) -> dict[str, Any]:
     """Fine-tune with each seed, predict what is held out, and write the record."""
     from albertkit.data.shard_writer import write_json
     from albertkit.interop.convert import open_model
-    from albertkit.train.finetune_runs import finetune
+    from albertkit.train.finetune import finetune_examples
     from albertkit.train.train_settings import FinetuneSettings
 
     chosen = SETS[name]
@@ -59,7 +59,7 @@ def run(name: str, args: argparse.Namespace) -> dict[str, Any]:
     folder, held = args.out / args.name, "test" if chosen.test else "dev"
     folder.mkdir(parents=True, exist_ok=True)
     runs, place = [], (args.runs or folder / "runs") / name
-    done = finetune(chosen.task, parts["train"], parts["dev"], place, artifact, options, **chosen.settings)
+    done = finetune_examples(chosen.task, parts["train"], parts["dev"], place, artifact, options, **chosen.settings)
     for number, one in enumerate(done.runs):
         model = place / "runs" / f"seed-{one['seed']}" / "model"
         found = predictions(model, parts[held], options.device)
@@ -91,10 +91,10 @@ def usual(chosen: Set, train: Sequence[Any], options: Any) -> Path:
     """The built-in model that `albertkit finetune` begins with."""
     from albertkit import builtin
     from albertkit.tasks.examples import TextExample
-    from albertkit.train.start_model import beginning
+    from albertkit.train.frozen_head import choose_base_model
 
     texts = chosen.task == "intent" and isinstance(train[0], TextExample)
-    return builtin.resolve(beginning("classify" if texts else chosen.task, train, options.max_length)[0])
+    return builtin.resolve(choose_base_model("classify" if texts else chosen.task, train, options.max_length)[0])
 
 
 def predictions(model: Path, examples: Sequence[Any], device: str) -> list[Any]:
@@ -107,9 +107,9 @@ def predictions(model: Path, examples: Sequence[Any], device: str) -> list[Any]:
 def torch_scores(model: Path, examples: Sequence[Any], device: str) -> tuple[Any, list[Any], list[Any]]:
     """(task, features, the heads' scores of each feature) of a finished model."""
     from albertkit.artifact import read_artifact
-    from albertkit.train.finetune_task import scored
+    from albertkit.train.finetune_task import predict_scores
 
-    return scored(read_artifact(model), examples, device)
+    return predict_scores(read_artifact(model), examples, device)
 
 
 def measure(chosen: Set, found: Sequence[Any], parts: dict[str, list[Any]]) -> dict[str, float]:
@@ -264,7 +264,7 @@ def line(record: dict[str, Any]) -> str:
         for name in record["metrics"]
         if record["runs"][0]["metrics"]
     ]
-    return f"{record['data']:15} {', '.join(shown) or 'not scored yet'}; seconds {seconds}"
+    return f"{record['data']:15} {', '.join(shown) or 'not predict_scores yet'}; seconds {seconds}"
 
 
 def child(name: str, args: argparse.Namespace) -> None:

@@ -224,16 +224,16 @@ def test_a_classifier_needs_no_argument(albert):
 def test_finetuning_starts_from_it(tmp_path):
     pytest.importorskip("torch")
     from albertkit.tasks.examples import TextExample
-    from albertkit.train.finetune_runs import finetune
+    from albertkit.train.finetune import finetune_examples
     from albertkit.train.train_settings import FinetuneSettings
 
     examples = [TextExample(text, label=label) for text, label in zip(TEXTS, LABELS, strict=True)]
     options = FinetuneSettings(epochs=1, batch_size=12, max_length=16, restarts=0)
-    done = finetune("classify", examples, examples, tmp_path, options=options)
+    done = finetune_examples("classify", examples, examples, tmp_path, options=options)
     made = Albert(done.model)
     assert made.meta.quantisation is None and made.dim == 384 and made.meta.made[-1]["step"] == "finetune"
     assert set(made.meta.made[0]) == set(read_meta(FOLDER)[0].made[0])
-    frozen = finetune("classify", examples, (), tmp_path / "frozen", options=FinetuneSettings(freeze=True))
+    frozen = finetune_examples("classify", examples, (), tmp_path / "frozen", options=FinetuneSettings(freeze=True))
     assert Albert(frozen.model).meta.quantisation == "int8"
 
 

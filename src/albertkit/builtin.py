@@ -20,7 +20,7 @@ BUILTINS = {
 }
 DEFAULT = "small"  # what `Albert()` opens
 FINETUNE_MODEL = (
-    "small-pretrained"  # what fine-tuning begins with, unless it is about whole texts (`train/start_model.py`)
+    "small-pretrained"  # what fine-tuning begins with, unless it is about whole texts (`train/frozen_head.py`)
 )
 MASK_MODEL = "small-pretrained"  # what fills masks when `Albert()` is asked to
 

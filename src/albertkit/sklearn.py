@@ -146,13 +146,6 @@ class AlbertClassifier(ClassifierMixin, BaseEstimator):
                 self.albert_ = Albert(folder)
 
     def _train(self, examples: list[TextExample], folder: Path) -> Path:
-        if self.frozen:
-            from albertkit.interop.convert import open_model
-            from albertkit.train.frozen_head import fit, write
-
-            made = fit(Albert(self.model), open_model(self.model), examples, seed=self.seed, max_length=self.max_length)
-            return write(made, self.model, folder / "model")
-        from albertkit.train.finetune_runs import finetune
         from albertkit.train.train_settings import FinetuneSettings
 
         options = FinetuneSettings(
@@ -162,8 +155,16 @@ class AlbertClassifier(ClassifierMixin, BaseEstimator):
             max_length=self.max_length,
             seed=self.seed,
         )
+        if self.frozen:
+            from albertkit.interop.convert import open_model
+            from albertkit.train.frozen_head import fit_head, write_head
+
+            artifact = fit_head(Albert(self.model), open_model(self.model), examples, settings=options)
+            return write_head(artifact, self.model, folder / "model")
+        from albertkit.train.finetune import finetune_examples
+
         learn, dev = split_examples(examples) if len(examples) >= MIN_SPLIT_EXAMPLES else (examples, [])
-        done = finetune("classify", learn, dev, folder / "run", self.model, options)
+        done = finetune_examples("classify", learn, dev, folder / "run", self.model, options)
         if "failed" in done.runs[0]:
             warnings.warn(f"{done.runs[0]['failed']}: the training failed. {REMEDY}", ConvergenceWarning, stacklevel=3)
         return done.model

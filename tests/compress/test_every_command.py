@@ -145,11 +145,11 @@ def test_each_variant_is_what_it_is_called(models):
 @pytest.mark.parametrize("name", ["heads", "all"])
 def test_a_pruned_model_is_trained_on(models, name, tmp_path):
     from albertkit.cli.task_commands import Reading, read_files
-    from albertkit.train.finetune_runs import finetune
+    from albertkit.train.finetune import finetune_examples
     from albertkit.train.train_settings import FinetuneSettings
 
     examples = read_files("classify", {"train": models / "train.tsv"}, Reading())["train"]
-    done = finetune(
+    done = finetune_examples(
         "classify",
         examples,
         examples,

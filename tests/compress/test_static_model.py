@@ -144,12 +144,12 @@ def test_a_frozen_classifier_on_a_table(table, tmp_path):
     """Classes in microseconds: the head reads the mean vector."""
     pytest.importorskip("sklearn")
     from albertkit.tasks.examples import TextExample
-    from albertkit.train.frozen_head import fit
+    from albertkit.train.frozen_head import fit_head
 
     examples = [TextExample(f"cats dogs {i}", label="animal") for i in range(8)] + [
         TextExample(f"trees {i}", label="plant") for i in range(8)
     ]
-    made = fit(Albert(table), read_artifact(table), examples)
+    made = fit_head(Albert(table), read_artifact(table), examples)
     assert isinstance(made, Artifact)
     write_artifact(made, tmp_path / "classes")
     found = Albert(tmp_path / "classes").classify(["dogs", "trees"])

@@ -27,7 +27,7 @@ from albertkit.tokenizer import Tokenizer
 from albertkit.train import distributed, loop
 from albertkit.train.distributed import ProcessGroup
 from albertkit.train.finetune_task import FinetuneTask
-from albertkit.train.pretrain import PretrainTask, consistency
+from albertkit.train.pretrain import PretrainTask, consistency_loss
 from albertkit.train.train_settings import PretrainSettings, TrainSettings
 from albertkit.weights import encoder_shapes, size
 from tests.conftest import tiny
@@ -219,11 +219,11 @@ def test_consistency_by_cosine_and_by_product():
     layers = tuple(torch.randn(4, 6) for _ in range(3))
     pairs = [(0, 1), (0, 2), (1, 2)]
     dots = torch.stack([(layers[a] * layers[b]).sum(-1) for a, b in pairs])
-    torch.testing.assert_close(consistency(layers, "dot"), -F.logsigmoid(dots).mean())
+    torch.testing.assert_close(consistency_loss(layers, "dot"), -F.logsigmoid(dots).mean())
     cosines = torch.stack([F.cosine_similarity(layers[a], layers[b]) for a, b in pairs])
-    torch.testing.assert_close(consistency(layers), -F.logsigmoid(cosines).mean())
-    alike = consistency((layers[0], layers[0]))
-    assert alike < consistency((layers[0], -layers[0]))  # likeness is rewarded
+    torch.testing.assert_close(consistency_loss(layers), -F.logsigmoid(cosines).mean())
+    alike = consistency_loss((layers[0], layers[0]))
+    assert alike < consistency_loss((layers[0], -layers[0]))  # likeness is rewarded
     with pytest.raises(AlbertkitError, match="cosine, dot"):
         PretrainSettings(consistency_similarity="angle")
 

@@ -32,7 +32,7 @@ from albertkit.runtime.generate import (
 from albertkit.tasks.examples import RewriteExample
 from albertkit.tasks.generation import GenerateTask, check_can_generate
 from albertkit.tokenizer import Tokenizer
-from albertkit.train.finetune_task import batch_of
+from albertkit.train.finetune_task import pack_features
 from tests.conftest import tiny
 from tests.train.conftest import TOPICS, VOCAB
 
@@ -133,7 +133,7 @@ def test_training_asks_what_use_asks(tokenizer, tmp_path):
     task = GenerateTask(target_length=6)
     examples = [RewriteExample("red cat", "dog hen"), RewriteExample("oak elm one two", "fir bay fig palm")]
     features = task.features(examples, tokenizer, 30)
-    batch = batch_of(features)
+    batch = pack_features(features)
     asked = torch.tensor([t != -100 for f in features for t in f.target]).nonzero()[:, 0]
     with torch.no_grad():
         logits = model(batch, inputs={"mlm": {"positions": asked}}).heads["mlm"].logits.double()

@@ -30,8 +30,8 @@ from albertkit.tasks.generation import (
 from albertkit.tasks.readers.read_examples import ReadOptions, read_examples
 from albertkit.tokenizer import Tokenizer
 from albertkit.train import distributed
-from albertkit.train import finetune_runs as tune
-from albertkit.train.finetune_task import batch_of
+from albertkit.train import finetune as tune
+from albertkit.train.finetune_task import pack_features
 from albertkit.train.train_settings import FinetuneSettings
 from tests.conftest import tiny
 from tests.train.conftest import TOPICS, VOCAB
@@ -136,7 +136,7 @@ texts = st.lists(st.sampled_from([*COLOURS, *ANIMALS]), min_size=1, max_size=12)
 def test_masks_see_the_source_and_what_was_written_before(tokenizer, pairs, most):
     task = GenerateTask(target_length=most)
     features = task.features([RewriteExample(a, b) for a, b in pairs], tokenizer, 20)
-    batch = batch_of(features)
+    batch = pack_features(features)
     assert batch.attention_mask is not None
     for number, (feature, (_, target)) in enumerate(zip(features, pairs, strict=True)):
         size = len(feature.ids)
@@ -213,7 +213,7 @@ def trained(start, tmp_path_factory):
     )
     patch = pytest.MonkeyPatch()
     patch.setattr(distributed, "measure_peak_flops", lambda device, size=None: 1e12)
-    done = tune.finetune("generate", rewrites(400, 0), rewrites(60, 1), out, start, options)
+    done = tune.finetune_examples("generate", rewrites(400, 0), rewrites(60, 1), out, start, options)
     patch.undo()
     return out, done
 
@@ -248,16 +248,16 @@ def test_evaluate_shows_the_copy_too(trained, tmp_path):
 def test_a_start_must_be_able_to_write(start, tmp_path):
     bare = Artifact(start.config, {n: w for n, w in start.weights.items() if "mlm" not in n}, start.tokenizer)
     with pytest.raises(AlbertkitError, match="masked-language-model head"):
-        tune.finetune(
+        tune.finetune_examples(
             "generate", rewrites(8, 0), [], tmp_path / "a", bare, FinetuneSettings(max_length=24, target_length=6)
         )
     with pytest.raises(AlbertkitError, match="leave elastic away"):
         options = FinetuneSettings(max_length=24, target_length=6, elastic=True)
-        tune.finetune("generate", rewrites(8, 0), [], tmp_path / "b", start, options)
+        tune.finetune_examples("generate", rewrites(8, 0), [], tmp_path / "b", start, options)
 
 
 def test_the_masked_word_head_is_kept_as_learnt(start):
-    from albertkit.train.finetune_task import fresh
+    from albertkit.train.finetune_task import build_task_model
 
-    model = fresh(start, GenerateTask())
+    model = build_task_model(start, GenerateTask())
     np.testing.assert_array_equal(model.weights()["heads.mlm.dense.weight"], start.weights["heads.mlm.dense.weight"])

@@ -18,7 +18,7 @@ from albertkit.model import AlbertModel
 from albertkit.runtime.predict import predict
 from albertkit.tasks.examples import DialogueTurn
 from albertkit.tokenizer import Tokenizer
-from albertkit.train import finetune_runs as tune
+from albertkit.train import finetune as tune
 from albertkit.train.train_settings import FinetuneSettings
 from tests.conftest import tiny
 from tests.test_albert import cli
@@ -58,7 +58,7 @@ def folder(tmp_path_factory):
     """A model that learnt the lessons."""
     path = tmp_path_factory.mktemp("dialogue")
     options = FinetuneSettings(epochs=20, batch_size=16, learning_rate=5e-3, device="cpu")
-    done = tune.finetune("dialogue", lessons(60, 0), lessons(20, 9), path / "out", model_of(path), options)
+    done = tune.finetune_examples("dialogue", lessons(60, 0), lessons(20, 9), path / "out", model_of(path), options)
     assert done.metrics["joint_goal"] > 0.9 and done.metrics["requests"] > 0.9, done.metrics
     return done.model
 

@@ -17,8 +17,10 @@ from albertkit.tasks.classify import ClassifyTask
 from albertkit.tasks.examples import Span, TaggedExample, TextExample
 from albertkit.tasks.match import MatchTask
 from albertkit.tasks.tag import Entity, IntentResult, IntentTask, TagResult, TagTask
-from albertkit.train import finetune_runs as tune
-from albertkit.train.finetune_task import FinetuneTask, taught_with
+from albertkit.train import collapse
+from albertkit.train import finetune as tune
+from albertkit.train.collapse import find_collapse
+from albertkit.train.finetune_task import FinetuneTask, loss_settings
 from albertkit.train.train_settings import ElasticSettings, FinetuneSettings, TrainSettings
 from tests.train.conftest import TOPICS
 from tests.train.test_finetune import start as start  # the fixture
@@ -54,17 +56,17 @@ def test_values_that_hardly_differ_are_a_collapse_and_those_in_the_right_order_a
     rng = np.random.default_rng(seed)
     right = rng.normal(size=count)
     flat = constant + 1e-3 * rng.normal(size=(count, 1))
-    assert "no nearer" in (tune.collapse(work(VALUES, flat, right.tolist())) or "")
+    assert "no closer" in (find_collapse(work(VALUES, flat, right.tolist())) or "")
     for size in (0.5, 1.0, 5.0):
         knows = constant + size * (right[:, None] + 0.5 * rng.normal(size=(count, 1)))
-        assert tune.collapse(work(VALUES, knows, right.tolist())) is None
+        assert find_collapse(work(VALUES, knows, right.tolist())) is None
 
 
 def test_few_values_or_equal_ones_say_nothing():
     right = np.linspace(-1, 1, 19)
     flat = 1e-3 * np.sin(np.arange(60.0))[:, None]
-    assert tune.collapse(work(VALUES, flat[:19], right.tolist())) is None
-    assert tune.collapse(work(VALUES, flat, [0.5] * 60)) is None
+    assert find_collapse(work(VALUES, flat[:19], right.tolist())) is None
+    assert find_collapse(work(VALUES, flat, [0.5] * 60)) is None
 
 
 def test_a_regression_that_learns_nothing_starts_again(start, tmp_path):
@@ -72,7 +74,7 @@ def test_a_regression_that_learns_nothing_starts_again(start, tmp_path):
     said: list[str] = []
     options = dataclasses.replace(QUICK, learning_rate=1e-9, restarts=1)
     still = {n: w * 0 if n.startswith("encoder.groups") else w for n, w in start.weights.items()}
-    done = tune.finetune(
+    done = tune.finetune_examples(
         "classify", examples, examples[:40], tmp_path, dataclasses.replace(start, weights=still), options, said.append
     )
     assert done.runs[0]["collapsed"] == 1 and sum("collapsed" in text for text in said) == 2
@@ -89,9 +91,9 @@ def test_one_intent_for_everything_is_a_collapse_though_slots_differ():
     def judged(right: str, found: str) -> str | None:
         dev = [TaggedExample("a" * 9, ((0, 1 + n),), (Span(0, 1 + n, "X"),), i) for n, i in enumerate(right)]
         task = IntentTask(("a", "b"), ("O", "B-X", "I-X"))
-        return tune.collapse(SimpleNamespace(task=task, dev=dev, results=understood(found)))  # type: ignore[arg-type]
+        return find_collapse(SimpleNamespace(task=task, dev=dev, results=understood(found)))  # type: ignore[arg-type]
 
-    assert judged("ababab", "aaaaaa") == "the model gives every text the same intent"
+    assert judged("ababab", "aaaaaa") == "the model predicts the same intent for every text"
     assert judged("ababab", "aaabaa") is None and judged("aaaaaa", "aaaaaa") is None
 
 
@@ -99,7 +101,7 @@ def test_entities_have_no_intent_to_be_the_same():
     """Though the examples have some, which only `intent` learns."""
     dev = [TaggedExample("a" * 9, ((0, 1 + n),), (Span(0, 1 + n, "X"),), "ab"[n % 2]) for n in range(6)]
     results = [TagResult("a" * 9, found.spans) for found in understood("ababab")]
-    assert tune.collapse(SimpleNamespace(task=TagTask(("O", "B-X", "I-X")), dev=dev, results=results)) is None  # type: ignore[arg-type]
+    assert find_collapse(SimpleNamespace(task=TagTask(("O", "B-X", "I-X")), dev=dev, results=results)) is None  # type: ignore[arg-type]
 
 
 @pytest.mark.slow
@@ -112,20 +114,20 @@ def test_several_labels_that_no_text_or_hardly_one_gets_are_a_collapse(seed, siz
     right = (rng.random((400, 10)) < shares).astype(float)
     shared = np.log(shares / (1 - shares)) + 0.002 * rng.normal(size=right.shape)
     shared[7] += 9  # one text gets labels
-    assert tune.collapse(work(task, shared, right.tolist())) == "right answers are no likelier than by chance"
+    assert find_collapse(work(task, shared, right.tolist())) == "correct labels are no more likely than by chance"
     knows = size * (rng.normal(size=right.shape) + 4 * right - 3)
-    assert tune.collapse(work(task, knows, right.tolist())) is None
-    assert tune.collapse(work(task, shared[:99], right[:99].tolist())) is None  # too few to tell
+    assert find_collapse(work(task, knows, right.tolist())) is None
+    assert find_collapse(work(task, shared[:99], right[:99].tolist())) is None  # too few to tell
 
 
 # The folder of another training --------------------------------------------------------------------------------------
 
 
 def test_only_what_changes_the_training_is_another_training():
-    assert taught_with(ClassifyTask(("a", "b"), temperature=2.0, threshold=0.3, min_probability=0.5)) == []
-    assert taught_with(ClassifyTask(("a", "b"), class_weights=(1.0, 2.0))) == [("class_weights", (1.0, 2.0))]
-    assert taught_with(MatchTask(loss="mnrl", scale=5.0)) == [("loss", "mnrl"), ("scale", 5.0)]
-    assert taught_with(MatchTask(margin=0.1)) == [("margin", 0.1)] and taught_with(object()) == []
+    assert loss_settings(ClassifyTask(("a", "b"), temperature=2.0, threshold=0.3, min_probability=0.5)) == []
+    assert loss_settings(ClassifyTask(("a", "b"), class_weights=(1.0, 2.0))) == [("class_weights", (1.0, 2.0))]
+    assert loss_settings(MatchTask(loss="mnrl", scale=5.0)) == [("loss", "mnrl"), ("scale", 5.0)]
+    assert loss_settings(MatchTask(margin=0.1)) == [("margin", 0.1)] and loss_settings(object()) == []
 
 
 @pytest.mark.slow
@@ -140,11 +142,11 @@ def test_the_same_folder_with_class_weights_or_another_loss_is_refused(start, tm
         options: FinetuneSettings,
         **settings: str,
     ) -> None:
-        tune.finetune(task, examples, dev, tmp_path / name, start, options, said.append, **settings)
+        tune.finetune_examples(task, examples, dev, tmp_path / name, start, options, said.append, **settings)
 
     examples, weighed = texts(33), dataclasses.replace(QUICK, class_weights=True)
     tuned("classes", "classify", examples, examples[:8], QUICK)
-    with pytest.raises(AlbertkitError, match="other settings of the loss; choose another one"):
+    with pytest.raises(AlbertkitError, match="with another loss, pruning or seed; choose another"):
         tuned("classes", "classify", examples, examples[:8], weighed)
     tuned("classes", "classify", examples, examples[:8], QUICK)
     assert not any("other held-out examples" in text for text in said)
@@ -174,10 +176,10 @@ def test_other_depths_are_another_training(start):
 @pytest.mark.slow
 def test_seconds_count_every_start(start, tmp_path, monkeypatch):
     ticks = iter(range(100))
-    monkeypatch.setattr(tune, "collapse", lambda work: "it says nothing")
+    monkeypatch.setattr(collapse, "find_collapse", lambda work: "it says nothing")
     monkeypatch.setattr(tune, "time", SimpleNamespace(perf_counter=lambda: float(next(ticks))))
     options = dataclasses.replace(QUICK, restarts=2)
-    done = tune.finetune("classify", texts(16), texts(8), tmp_path, start, options)
+    done = tune.finetune_examples("classify", texts(16), texts(8), tmp_path, start, options)
     assert done.runs[0]["seconds"] == 3.0  # the clock is read once before the first start, and after each of three
 
 

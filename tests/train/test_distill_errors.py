@@ -20,7 +20,7 @@ from albertkit.errors import AlbertkitError
 from albertkit.tasks import load_task
 from albertkit.tasks.readers.labelled_files import ReadOptions
 from albertkit.tokenizer import Tokenizer
-from albertkit.train import finetune_runs as tune
+from albertkit.train import finetune as tune
 from albertkit.train import teachers
 from albertkit.train.distill import CorpusDistillation, DistillJob, distill, new_student, teacher_vectors
 from albertkit.train.distill_data import DistillData, read_teacher_data
@@ -47,13 +47,15 @@ def words(tmp_path_factory) -> Tokenizer:
 @pytest.fixture(scope="module")
 def classifier(words, tmp_path_factory):
     start, out = model_of(words), tmp_path_factory.mktemp("tuned")
-    return tune.finetune("classify", texts(32), (), out, start, TUNED).model
+    return tune.finetune_examples("classify", texts(32), (), out, start, TUNED).model
 
 
 @pytest.fixture(scope="module")
 def paired(words, tmp_path_factory):
     examples = [dataclasses.replace(e, pair="cat dog") for e in texts(32)]
-    return tune.finetune("classify", examples, (), tmp_path_factory.mktemp("pairs"), model_of(words), TUNED).model
+    return tune.finetune_examples(
+        "classify", examples, (), tmp_path_factory.mktemp("pairs"), model_of(words), TUNED
+    ).model
 
 
 def one(folder) -> TeacherMixture:

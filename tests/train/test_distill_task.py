@@ -21,7 +21,7 @@ from albertkit.model import AlbertModel, Batch
 from albertkit.runtime.predict import predict
 from albertkit.tasks import load_task
 from albertkit.tokenizer import Tokenizer
-from albertkit.train import finetune_runs as tune
+from albertkit.train import finetune as tune
 from albertkit.train import loop, teachers
 from albertkit.train.distill import (
     DistillJob,
@@ -270,11 +270,13 @@ def test_narrow_student_learns_from_texts(words, teacher, tmp_path, what):
 def test_logits_teach_more_than_few_labels(words, tmp_path):
     """A teacher that saw many labels; a student that sees few of them, or the teacher's scores on many texts."""
     options = FinetuneSettings(epochs=6, max_length=40, batch_size=16, learning_rate=3e-3, device="cpu")
-    large = tune.finetune("classify", texts(200, 0), texts(40, 9), tmp_path / "large", model_of(words), options).model
+    large = tune.finetune_examples(
+        "classify", texts(200, 0), texts(40, 9), tmp_path / "large", model_of(words), options
+    ).model
     shape = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
     student = new_student(tiny(**shape, initializer_range=0.2), words, 1)
     options = dataclasses.replace(options, epochs=60, learning_rate=5e-3)
-    few = tune.finetune("classify", texts(12, 0), (), tmp_path / "few", student, options).model
+    few = tune.finetune_examples("classify", texts(12, 0), (), tmp_path / "few", student, options).model
     data = DistillData(load_task(read_artifact(large).meta), texts(200, 0), texts(40, 9))
     given = quick(80, learning_rate=5e-3)
     outcome = distill(job(large, student, data, DistillSettings(logits=1.0), given, 40), tmp_path / "taught")
@@ -295,7 +297,7 @@ def test_logits_teach_more_than_few_labels(words, tmp_path):
 def test_stored_scores_equal_the_teachers(words, tmp_path, task, examples):
     """A student that is its teacher has nothing to learn: the loss of kept scores is 0."""
     options = FinetuneSettings(epochs=1, max_length=40, batch_size=16, device="cpu")
-    model = tune.finetune(task, examples(24), (), tmp_path / "tuned", model_of(words), options).model
+    model = tune.finetune_examples(task, examples(24), (), tmp_path / "tuned", model_of(words), options).model
     artifact = read_artifact(model)
     data = DistillData(load_task(artifact.meta), examples(24), ())
 
@@ -442,7 +444,7 @@ def test_command_distills_from_bert_and_classifier(words, tmp_path):
     both = [*two, "--what", "vectors", "-o", str(tmp_path / "b")]
     assert run.invoke(app, both).exit_code == 0 and read_artifact(tmp_path / "b").meta.task == "embed"
     options = FinetuneSettings(epochs=1, max_length=40, batch_size=16, device="cpu")
-    model = tune.finetune("classify", texts(40, 0), (), tmp_path / "tuned", model_of(words), options).model
+    model = tune.finetune_examples("classify", texts(40, 0), (), tmp_path / "tuned", model_of(words), options).model
     base[1] = str(model)
     done = run.invoke(app, [*base, "--what", "logits,hidden:0.5", "-o", str(tmp_path / "c")])
     assert done.exit_code == 0, done.output

@@ -24,10 +24,10 @@ from albertkit.tasks.examples import DialogueTurn, TextExample
 from albertkit.tasks.match import MatchTask
 from albertkit.tokenizer import Tokenizer
 from albertkit.train import distill_vectors as distill
-from albertkit.train import finetune_runs as tune
+from albertkit.train import finetune as tune
 from albertkit.train import loop, teachers
 from albertkit.train.distributed import ProcessGroup
-from albertkit.train.frozen_head import cut, few, fit
+from albertkit.train.frozen_head import best_boundary, draw_shots, fit_head
 from albertkit.train.train_settings import FinetuneSettings, TrainSettings
 from tests.conftest import tiny
 from tests.train.conftest import TOPICS, VOCAB
@@ -68,7 +68,7 @@ def test_matching_learns_what_belongs_together(start, tmp_path, loss, graded, me
         rng = np.random.default_rng(1)
         examples = [TextExample(about(rng, t), about(rng, t)) for t in rng.integers(0, 4, 300)]
     options = FinetuneSettings(epochs=4, batch_size=32 if loss != "mnrl" else 4, learning_rate=2e-3, device="cpu")
-    done = tune.finetune("match", examples, pairs(80, 9, graded), tmp_path, start, options, loss=loss)
+    done = tune.finetune_examples("match", examples, pairs(80, 9, graded), tmp_path, start, options, loss=loss)
     albert = Albert(done.model)
     dev = pairs(80, 9, graded)
     task = MatchTask.from_examples(dev)
@@ -82,7 +82,7 @@ def test_matching_learns_what_belongs_together(start, tmp_path, loss, graded, me
 
 
 def test_cosent_and_the_others_by_hand():
-    from albertkit.train.task_losses import match_loss
+    from albertkit.train.task_heads import match_loss
 
     vectors = torch.tensor([[1.0, 0.0], [1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])  # cosines 1 and 0
     out = SimpleNamespace(heads={"vector": vectors})
@@ -101,7 +101,9 @@ def classes(count: int, seed: int = 0) -> list[TextExample]:
 
 
 def test_a_frozen_classifier_learns_and_runs(start, tmp_path):
-    done = tune.finetune("classify", classes(120), classes(60, 9), tmp_path, start, FinetuneSettings(freeze=True))
+    done = tune.finetune_examples(
+        "classify", classes(120), classes(60, 9), tmp_path, start, FinetuneSettings(freeze=True)
+    )
     assert done.metrics["accuracy"] > 0.9
     made = read_artifact(done.model)
     np.testing.assert_array_equal(
@@ -114,16 +116,18 @@ def test_a_frozen_classifier_learns_and_runs(start, tmp_path):
 def test_few_shots_and_what_is_out_of_scope(start, tmp_path):
     rng = np.random.default_rng(3)
     metals = [TextExample(about(rng, 3), label="oos") for _ in range(30)]
-    assert sorted(e.label for e in few(classes(200), 8)) == ["animal"] * 8 + ["colour"] * 8 + ["tree"] * 8
+    assert sorted(e.label for e in draw_shots(classes(200), 8)) == ["animal"] * 8 + ["colour"] * 8 + ["tree"] * 8
     options = FinetuneSettings(freeze=True, shots=12)
-    done = tune.finetune("intent", [*classes(200), *metals], [*classes(60, 9), *metals], tmp_path, start, options)
+    done = tune.finetune_examples(
+        "intent", [*classes(200), *metals], [*classes(60, 9), *metals], tmp_path, start, options
+    )
     assert done.metrics["in_scope_accuracy"] > 0.6 and done.metrics["out_of_scope_f1"] > 0.4, done.metrics
-    assert cut(np.array([0.2, 0.3]), np.array([0.6, 0.9])) == 0.6
+    assert best_boundary(np.array([0.2, 0.3]), np.array([0.6, 0.9])) == 0.6
 
 
 def test_frozen_refuses_pairs(start):
     with pytest.raises(AlbertkitError, match="single texts"):
-        fit(Albert(start), read_artifact(start), [TextExample("a", "b", "x"), TextExample("a", "b", "y")])
+        fit_head(Albert(start), read_artifact(start), [TextExample("a", "b", "x"), TextExample("a", "b", "y")])
 
 
 def test_the_estimator_is_one_of_scikit_learn_s(start):
@@ -164,7 +168,7 @@ def test_dialogue_states_are_tracked(start, tmp_path):
         return made
 
     options = FinetuneSettings(epochs=20, batch_size=16, learning_rate=5e-3, device="cpu")
-    done = tune.finetune("dialogue", turns(60, 0), turns(20, 9), tmp_path, start, options)
+    done = tune.finetune_examples("dialogue", turns(60, 0), turns(20, 9), tmp_path, start, options)
     assert done.metrics["joint_goal"] > 0.9, done.metrics
     albert = Albert(done.model)
     assert predict(albert, turns(20, 9), "dialogue")[0].goal
@@ -362,7 +366,7 @@ app({[*given, "-o", str(tmp_path / "out")]!r})
     first, longer = "cat dog cow hen pig fox", "cat dog cow hen pig fox oak elm ash fir yew bay"
     assert albert.classify(first).probabilities == albert.classify(longer).probabilities
     with pytest.raises(AlbertkitError, match="only classes of texts"):
-        tune.finetune("match", pairs(20, 0, True), (), tmp_path / "no", start, FinetuneSettings(freeze=True))
+        tune.finetune_examples("match", pairs(20, 0, True), (), tmp_path / "no", start, FinetuneSettings(freeze=True))
 
 
 def test_mlm_weight_does_not_depend_on_micro_batches(corpus, shards, tmp_path):

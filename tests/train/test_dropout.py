@@ -8,7 +8,7 @@ import pytest
 from albertkit.albert import Albert
 from albertkit.artifact import read_artifact
 from albertkit.errors import AlbertkitError
-from albertkit.train import finetune_runs as tune
+from albertkit.train import finetune as tune
 from albertkit.train.train_settings import FinetuneSettings
 from tests.train.test_elastic import QUICK
 from tests.train.test_elastic import start as start  # the fixture
@@ -17,7 +17,7 @@ from tests.train.test_finetune import texts
 
 def test_dropout_is_that_which_was_asked_for(start, tmp_path):
     made = {
-        rate: tune.finetune("classify", texts(48), texts(12, 9), tmp_path / str(rate), start, FinetuneSettings(epochs=1, dropout=rate, **QUICK)).model
+        rate: tune.finetune_examples("classify", texts(48), texts(12, 9), tmp_path / str(rate), start, FinetuneSettings(epochs=1, dropout=rate, **QUICK)).model
         for rate in (None, 0.0, 0.3)
     }  # fmt: skip
     configs = {rate: read_artifact(folder).config for rate, folder in made.items()}

@@ -18,10 +18,10 @@ from albertkit.runtime.runtime_model import is_full_depth_only
 from albertkit.tasks import load_task, make_task
 from albertkit.tasks.examples import TextExample
 from albertkit.tokenizer import Tokenizer
-from albertkit.train import finetune_runs as tune
+from albertkit.train import finetune as tune
 from albertkit.train.checkpoint import TrainState
 from albertkit.train.distributed import ProcessGroup
-from albertkit.train.elastic import ElasticTask
+from albertkit.train.elastic import ElasticTask, finetune_elastic
 from albertkit.train.train_settings import ElasticSettings, FinetuneSettings, PretrainSettings, TrainSettings
 from tests.conftest import tiny
 from tests.train.conftest import VOCAB
@@ -67,7 +67,7 @@ def start(tmp_path_factory) -> Artifact:
 def plain(start, tmp_path_factory):
     """A model fine-tuned at the full depth alone."""
     out = tmp_path_factory.mktemp("plain")
-    return tune.finetune(
+    return tune.finetune_examples(
         "classify", noisy(240), noisy(60, 9), out, start, FinetuneSettings(epochs=6, max_length=40, **QUICK)
     )
 
@@ -76,7 +76,7 @@ def plain(start, tmp_path_factory):
 def stretched(plain, tmp_path_factory):
     """The same, elastic."""
     options = ElasticSettings(epochs=6, **QUICK)
-    return tune.elastic(plain.model, noisy(240), noisy(400, 7), tmp_path_factory.mktemp("elastic"), options)
+    return finetune_elastic(plain.model, noisy(240), noisy(400, 7), tmp_path_factory.mktemp("elastic"), options)
 
 
 def likelihood(model: Albert, examples: list[TextExample], depth: int) -> float:
@@ -130,9 +130,9 @@ def test_where_one_depth_is_trained_it_alone_chooses_the_checkpoint(start, every
 
 def test_a_folder_of_one_depth_is_not_gone_on_with_for_all(plain, tmp_path):
     one = ElasticSettings(epochs=1, elastic=False, **QUICK)
-    tune.elastic(plain.model, noisy(24), noisy(60, 9), tmp_path, one)
+    finetune_elastic(plain.model, noisy(24), noisy(60, 9), tmp_path, one)
     with pytest.raises(AlbertkitError, match="other"):
-        tune.elastic(plain.model, noisy(24), noisy(60, 9), tmp_path, dataclasses.replace(one, elastic=True))
+        finetune_elastic(plain.model, noisy(24), noisy(60, 9), tmp_path, dataclasses.replace(one, elastic=True))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -153,7 +153,7 @@ def test_every_task_has_a_loss_at_every_depth(start, kind, options):
     assert all(p.grad is None or torch.isfinite(p.grad).all() for p in work.model.parameters())
     found = work.evaluate()
     assert sum("_at_" in name for name in found) == LAYERS - 1 and "over_depths" in found
-    assert work.exits is not None and len(work.exits["exit_depths"]) == LAYERS - 1
+    assert work.early_exit is not None and len(work.early_exit["exit_depths"]) == LAYERS - 1
     state = TrainState()
     json.dumps(work.to_artifact(found, state).meta.details)
 
@@ -186,11 +186,11 @@ def test_depths_are_drawn_by_the_step(start):
     drawn = []
     for seed in (1, 2, 1):
         torch.manual_seed(seed)
-        drawn.append([tuple(work.objective.drawn()) for _ in range(20)])
+        drawn.append([tuple(work.objective.sample_depths()) for _ in range(20)])
     assert drawn[0] == drawn[2] != drawn[1] and {len(d) for d in drawn[0]} == {2}
     assert {d for found in drawn[0] for d in found} == set(range(1, LAYERS))
-    assert ElasticTask(*given, ElasticSettings()).objective.drawn() == list(range(1, LAYERS))
-    assert ElasticTask(*given, ElasticSettings(elastic=False)).objective.drawn() == []
+    assert ElasticTask(*given, ElasticSettings()).objective.sample_depths() == list(range(1, LAYERS))
+    assert ElasticTask(*given, ElasticSettings(elastic=False)).objective.sample_depths() == []
 
 
 def test_the_head_comes_along_only_for_the_same_task(plain):
@@ -207,7 +207,7 @@ def test_the_head_comes_along_only_for_the_same_task(plain):
 @pytest.mark.slow
 def test_a_stopped_run_goes_on_to_the_same_weights(plain, tmp_path, monkeypatch):
     options = ElasticSettings(epochs=3, sampled_depths=2, consistency_weight=0.1, **QUICK)
-    tune.elastic(plain.model, texts(60), texts(60, 9), tmp_path / "straight", options)
+    finetune_elastic(plain.model, texts(60), texts(60, 9), tmp_path / "straight", options)
 
     class Died(Exception):
         pass
@@ -223,8 +223,8 @@ def test_a_stopped_run_goes_on_to_the_same_weights(plain, tmp_path, monkeypatch)
 
         patch.setattr(ElasticTask, "next_batch", fatal)
         with pytest.raises(Died):
-            tune.elastic(plain.model, texts(60), texts(60, 9), tmp_path / "killed", options)
-    tune.elastic(plain.model, texts(60), texts(60, 9), tmp_path / "killed", options)
+            finetune_elastic(plain.model, texts(60), texts(60, 9), tmp_path / "killed", options)
+    finetune_elastic(plain.model, texts(60), texts(60, 9), tmp_path / "killed", options)
     weights = [(tmp_path / run / "model" / "model.safetensors").read_bytes() for run in ("straight", "killed")]
     assert weights[0] == weights[1]
 
@@ -233,14 +233,14 @@ def test_a_stopped_run_goes_on_to_the_same_weights(plain, tmp_path, monkeypatch)
 def test_from_a_pre_trained_model_in_one_go(start, tmp_path):
     """`finetune --elastic`; parts of a batch give the gradient of the whole."""
     options = FinetuneSettings(epochs=8, elastic=True, max_length=40, **QUICK)
-    done = tune.finetune("classify", texts(240), texts(60, 9), tmp_path, start, options)
+    done = tune.finetune_examples("classify", texts(240), texts(60, 9), tmp_path, start, options)
     found = read_artifact(done.model).meta
     assert min(found.metrics["dev at depth"].values()) > 0.75 and found.details["early_exit"]["texts"] == 45
 
 
 @pytest.mark.slow
 def test_tagging_leaves_early_too(start, tmp_path):
-    done = tune.finetune(
+    done = tune.finetune_examples(
         "tag", tagged(240), tagged(300, 9), tmp_path, start, FinetuneSettings(epochs=8, elastic=True, **QUICK)
     )
     model, fresh = Albert(done.model, threads=1), tagged(500, 11)
@@ -255,15 +255,15 @@ def test_tagging_leaves_early_too(start, tmp_path):
 def test_what_cannot_be_made_elastic_is_said(start, plain, tmp_path):
     vectors = dataclasses.replace(start, meta=dataclasses.replace(start.meta, task="embed"))
     with pytest.raises(AlbertkitError, match="already makes good at several depths"):
-        tune.elastic(vectors, texts(10), (), tmp_path / "a")
+        finetune_elastic(vectors, texts(10), (), tmp_path / "a")
     with pytest.raises(AlbertkitError, match="made for 'pretrain'"):
-        tune.elastic(start, texts(10), (), tmp_path / "b")
+        finetune_elastic(start, texts(10), (), tmp_path / "b")
     meta = read_artifact(plain.model).meta
     frozen = dataclasses.replace(
         read_artifact(plain.model), meta=dataclasses.replace(meta, details={**meta.details, "reads": "vector"})
     )
     with pytest.raises(AlbertkitError, match="head on frozen vectors"):
-        tune.elastic(frozen, texts(10), (), tmp_path / "c")
+        finetune_elastic(frozen, texts(10), (), tmp_path / "c")
     for odd in ({"distill_weight": 1.5}, {"sampled_depths": -1}, {"temperature": 0.0}, {"shallow_weight": -1.0}):
         with pytest.raises(AlbertkitError):
             ElasticSettings(**odd)

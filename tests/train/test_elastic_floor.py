@@ -13,8 +13,8 @@ from albertkit.runtime.predict import predict
 from albertkit.tasks import make_task
 from albertkit.tasks.classify import ClassifyTask
 from albertkit.tasks.examples import TextExample
-from albertkit.train import finetune_runs as tune
-from albertkit.train.elastic import ElasticTask
+from albertkit.train import finetune as tune
+from albertkit.train.elastic import ElasticTask, finetune_elastic
 from albertkit.train.train_settings import ElasticSettings, FinetuneSettings, TrainSettings
 from tests.train.conftest import TOPICS
 from tests.train.test_finetune import start as start  # the fixture
@@ -44,7 +44,9 @@ def test_the_floor_goes_into_an_elastic_model(start, known, dev, tmp_path, monke
     """What was measured on held-out examples is what the finished model says of them."""
     source = start
     if way == "elastic":
-        source = tune.finetune("classify", known, dev, tmp_path / "plain", start, FinetuneSettings(**QUICK)).model
+        source = tune.finetune_examples(
+            "classify", known, dev, tmp_path / "plain", start, FinetuneSettings(**QUICK)
+        ).model
     seen = []
     before = ClassifyTask.fit_min_probability
 
@@ -54,9 +56,11 @@ def test_the_floor_goes_into_an_elastic_model(start, known, dev, tmp_path, monke
 
     monkeypatch.setattr(ClassifyTask, "fit_min_probability", floored)
     if way == "elastic":
-        done = tune.elastic(source, known, dev, tmp_path / "out", ElasticSettings(**QUICK))
+        done = finetune_elastic(source, known, dev, tmp_path / "out", ElasticSettings(**QUICK))
     else:
-        done = tune.finetune("classify", known, dev, tmp_path / "out", source, FinetuneSettings(**QUICK, elastic=True))
+        done = tune.finetune_examples(
+            "classify", known, dev, tmp_path / "out", source, FinetuneSettings(**QUICK, elastic=True)
+        )
     albert = Albert(done.model, threads=1)
     assert albert.task.min_probability == 0.5 and albert.task.temperature in [task.temperature for task in seen]
     found = albert.task.measure(predict(albert, dev, "classify"), dev)
@@ -67,11 +71,11 @@ def test_the_floor_is_set_by_the_full_depth(start, known, dev, monkeypatch):
     work = ElasticTask(
         make_task("classify", known), start, known, dev, TrainSettings(steps=1, device="cpu"), ElasticSettings()
     )
-    scores = work.by_depth(work.dev_features)
+    scores = work.scores_by_depth(work.dev_features)
     doubtful, rows = np.array([0.1, 0, 0]), 9 * np.eye(len(work.task.labels))
     sure = [doubtful if e.label == "oos" else rows[work.task.labels.index(e.label)] for e in dev]
-    full = work.objective.full
-    monkeypatch.setattr(work, "by_depth", lambda features: {**scores, full: sure})
+    full = work.objective.full_depth
+    monkeypatch.setattr(work, "scores_by_depth", lambda features: {**scores, full: sure})
     found = work.evaluate()
     assert work.task.min_probability == 0.5 and found["accuracy"] == 1.0
     assert found["accuracy_at_1"] < 1.0

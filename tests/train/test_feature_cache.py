@@ -37,14 +37,14 @@ def models(tmp_path_factory):
 def encoded(monkeypatch):
     """How many texts each call of the encoder got; nothing is remembered yet."""
     counts: list[int] = []
-    honest = frozen.encode
+    honest = frozen.encode_ids
 
     def counted(albert, ids):
         counts.append(len(ids))
         return honest(albert, ids)
 
-    monkeypatch.setattr(frozen, "encode", counted)
-    monkeypatch.setattr(frozen, "REMEMBERED", VectorCache(2**20))
+    monkeypatch.setattr(frozen, "encode_ids", counted)
+    monkeypatch.setattr(frozen, "VECTOR_CACHE", VectorCache(2**20))
     return counts
 
 
@@ -59,7 +59,7 @@ def examples(count: int, seed: int = 0) -> list[TextExample]:
 
 def test_a_second_fit_encodes_nothing_and_gives_the_same(models, encoded):
     given = examples(24)
-    one, other = (frozen.fit(Albert(models[0]), read_artifact(models[0]), given) for _ in range(2))
+    one, other = (frozen.fit_head(Albert(models[0]), read_artifact(models[0]), given) for _ in range(2))
     assert encoded == [24, 0]
     for name in ("heads.classify.linear.weight", "heads.classify.linear.bias"):
         np.testing.assert_array_equal(one.weights[name], other.weights[name])
@@ -67,22 +67,22 @@ def test_a_second_fit_encodes_nothing_and_gives_the_same(models, encoded):
 
 def test_a_text_that_comes_twice_is_encoded_once(models, encoded):
     given = examples(5)
-    found = frozen.vectors_of(Albert(models[0]), [*given, *given[::-1]], 40)
+    found = frozen.encode_texts(Albert(models[0]), [*given, *given[::-1]], 40)
     assert encoded == [5]
     np.testing.assert_array_equal(found[:5], found[5:][::-1])
     np.testing.assert_allclose(found[:5], Albert(models[0]).embed([e.text for e in given]), atol=1e-5)
-    assert frozen.vectors_of(Albert(models[0]), [], 40).shape == (0, 32)
+    assert frozen.encode_texts(Albert(models[0]), [], 40).shape == (0, 32)
 
 
 def test_another_model_or_length_encodes_again(models, encoded):
     given, one, other = examples(6), Albert(models[0]), Albert(models[1])
-    first = frozen.vectors_of(one, given, 40)
-    assert not np.allclose(first, frozen.vectors_of(other, given, 40), atol=1e-3)
-    assert not np.allclose(first, frozen.vectors_of(one, given, 5), atol=1e-3)
-    frozen.vectors_of(Albert(models[0], depth=1), given, 40)
-    frozen.vectors_of(Albert(models[0], bits=8), given, 40)
+    first = frozen.encode_texts(one, given, 40)
+    assert not np.allclose(first, frozen.encode_texts(other, given, 40), atol=1e-3)
+    assert not np.allclose(first, frozen.encode_texts(one, given, 5), atol=1e-3)
+    frozen.encode_texts(Albert(models[0], depth=1), given, 40)
+    frozen.encode_texts(Albert(models[0], bits=8), given, 40)
     assert encoded == [6] * 5
-    np.testing.assert_array_equal(first, frozen.vectors_of(one, given, 39))  # nothing is cut: the same tokens
+    np.testing.assert_array_equal(first, frozen.encode_texts(one, given, 39))  # nothing is cut: the same tokens
     assert encoded[5:] == [0]
 
 
@@ -96,21 +96,21 @@ def test_a_search_over_settings_encodes_each_text_once(models, encoded):
 def test_the_bound_holds_and_the_longest_unused_go_first(models, encoded, monkeypatch):
     size = 4 * 32 + OVERHEAD
     held = VectorCache(10 * size)
-    monkeypatch.setattr(frozen, "REMEMBERED", held)
+    monkeypatch.setattr(frozen, "VECTOR_CACHE", held)
     given, albert = examples(25), Albert(models[0])
-    whole = frozen.vectors_of(albert, given, 40)
+    whole = frozen.encode_texts(albert, given, 40)
     assert len(held) == 10 and held.bytes <= held.limit
-    np.testing.assert_allclose(frozen.vectors_of(albert, given[15:], 40), whole[15:], atol=1e-6)
-    frozen.vectors_of(albert, given[:1], 40)  # forgotten; the one that goes for it is 15
-    frozen.vectors_of(albert, given[16:], 40)
-    frozen.vectors_of(albert, given[15:16], 40)
+    np.testing.assert_allclose(frozen.encode_texts(albert, given[15:], 40), whole[15:], atol=1e-6)
+    frozen.encode_texts(albert, given[:1], 40)  # forgotten; the one that goes for it is 15
+    frozen.encode_texts(albert, given[16:], 40)
+    frozen.encode_texts(albert, given[15:16], 40)
     assert encoded == [25, 0, 1, 0, 1] and len(held) == 10
 
 
 def freeze(model, out, monkeypatch, dev, **options):
     """As a process of its own would: nothing is remembered but what the folder holds."""
-    monkeypatch.setattr(frozen, "REMEMBERED", VectorCache(2**20))
-    return frozen.freeze("classify", examples(24), dev, out, model, FinetuneSettings(freeze=True, **options))
+    monkeypatch.setattr(frozen, "VECTOR_CACHE", VectorCache(2**20))
+    return frozen.train_frozen_head("classify", examples(24), dev, out, model, FinetuneSettings(freeze=True, **options))
 
 
 def test_a_second_run_of_a_folder_reads_its_vectors(models, encoded, tmp_path, monkeypatch):
@@ -133,7 +133,7 @@ def test_a_damaged_file_of_vectors_is_as_none(models, encoded, tmp_path, monkeyp
     if damage == "another array":
         np.save(file, np.zeros(3))
     elif damage == "too large":
-        monkeypatch.setattr(frozen, "MOST_BYTES", 100)
+        monkeypatch.setattr(frozen, "MAX_CACHE_BYTES", 100)
     else:
         file.write_bytes(file.read_bytes()[:500] if damage == "cut" else b"nonsense")
     freeze(models[0], tmp_path, monkeypatch, [])

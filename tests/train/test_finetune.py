@@ -17,7 +17,8 @@ from albertkit.tasks import load_task, make_task
 from albertkit.tasks.classify import Classification, ClassifyTask
 from albertkit.tasks.examples import ChoiceExample, QuestionExample, Span, TaggedExample, TextExample
 from albertkit.tokenizer import Tokenizer
-from albertkit.train import finetune_runs as tune
+from albertkit.train import finetune as tune
+from albertkit.train.finetune_report import FinetuneResult
 from albertkit.train.finetune_task import FinetuneTask
 from albertkit.train.train_settings import FinetuneSettings, TrainSettings, preset_epochs, preset_learning_rate
 from tests.conftest import tiny
@@ -101,13 +102,13 @@ TASKS = {
 @pytest.fixture(scope="module")
 def tuned(start, tmp_path_factory):
     """A model for a task, trained once for all tests of this file."""
-    made: dict[str, tune.FinetuneResult] = {}
+    made: dict[str, FinetuneResult] = {}
 
-    def of(task: str) -> tune.FinetuneResult:
+    def of(task: str) -> FinetuneResult:
         if task not in made:
             examples = TASKS[task][0]
             options = FinetuneSettings(epochs=10, batch_size=16, learning_rate=3e-3, max_length=40, device="cpu")
-            made[task] = tune.finetune(
+            made[task] = tune.finetune_examples(
                 task, examples(240), examples(60, 9), tmp_path_factory.mktemp(task), start, options
             )
         return made[task]
@@ -171,7 +172,7 @@ def test_the_methods_of_albert(tuned):
 @pytest.mark.parametrize(("kind", "metric", "least"), [("regression", "spearman", 0.8), ("multi", "f1", 0.85)])
 def test_other_kinds_of_labels(start, tmp_path, kind, metric, least):
     options = FinetuneSettings(epochs=10, batch_size=16, learning_rate=3e-3, device="cpu")
-    done = tune.finetune("classify", texts(240, kind=kind), texts(60, 9, kind), tmp_path, start, options)
+    done = tune.finetune_examples("classify", texts(240, kind=kind), texts(60, 9, kind), tmp_path, start, options)
     assert done.metrics[metric] > least
     found = Albert(done.model).classify("cat dog cow hen pig")
     assert found.label > 3 if kind == "regression" else found.label == ("animal",)
@@ -182,7 +183,7 @@ def test_a_collapse_starts_again_with_another_seed_and_half_the_rate(start, tmp_
     dead = Artifact(start.config, {n: np.zeros_like(w) for n, w in start.weights.items()}, start.tokenizer, start.meta)
     said: list[str] = []
     options = FinetuneSettings(epochs=1, batch_size=16, learning_rate=1e-6, device="cpu")
-    done = tune.finetune("classify", texts(40), texts(30, 9), tmp_path, dead, options, log=said.append)
+    done = tune.finetune_examples("classify", texts(40), texts(30, 9), tmp_path, dead, options, log=said.append)
     assert sum("collapsed" in text for text in said) == 3 and "no new start is left" in said[-1]
     assert done.runs[0]["collapsed"] == 2 and done.runs[0]["rate"] == pytest.approx(2.5e-7)
 
@@ -190,7 +191,7 @@ def test_a_collapse_starts_again_with_another_seed_and_half_the_rate(start, tmp_
 def test_choices_that_are_all_as_likely_are_a_collapse(start, tmp_path):
     """The likeliest of equal choices differs from question to question, so that answers alone do not show it."""
     options = FinetuneSettings(epochs=1, batch_size=16, learning_rate=1e-9, restarts=1, device="cpu")
-    done = tune.finetune("choose", choices(40), choices(30, 9), tmp_path, start, options)
+    done = tune.finetune_examples("choose", choices(40), choices(30, 9), tmp_path, start, options)
     assert done.runs[0]["collapsed"] == 1
     found = predict(Albert(done.model), choices(30, 9), "choose")
     assert len({result.index for result in found}) > 1
@@ -233,7 +234,7 @@ def test_the_floor_goes_into_the_model(start, tmp_path, monkeypatch):
         ClassifyTask, "fit_min_probability", lambda self, *given: seen.append(before(self, *given)) or seen[-1]
     )
     options = FinetuneSettings(epochs=3, batch_size=16, learning_rate=2e-3, device="cpu")
-    done = tune.finetune("classify", known, dev, tmp_path, start, options)
+    done = tune.finetune_examples("classify", known, dev, tmp_path, start, options)
     albert = Albert(done.model)
     assert albert.task.min_probability == 0.5 and albert.task in seen
     found = albert.task.measure(predict(albert, dev, "classify"), dev)
@@ -242,7 +243,7 @@ def test_the_floor_goes_into_the_model(start, tmp_path, monkeypatch):
 
 def test_seeds_are_summed_up_and_the_best_is_kept(start, tmp_path):
     options = FinetuneSettings(epochs=2, batch_size=16, learning_rate=3e-3, seeds=3, device="cpu")
-    done = tune.finetune("classify", texts(80), texts(40, 9), tmp_path, start, options)
+    done = tune.finetune_examples("classify", texts(80), texts(40, 9), tmp_path, start, options)
     found = [run["metrics"]["accuracy"] for run in done.runs]
     assert len(found) == 3 and done.metrics["accuracy"] == max(found)
     mean, spread = read_artifact(done.model).meta.metrics["dev over seeds"]["accuracy"]
@@ -253,7 +254,7 @@ def test_seeds_are_summed_up_and_the_best_is_kept(start, tmp_path):
 @pytest.mark.slow
 def test_a_stopped_run_goes_on_to_the_same_weights(start, tmp_path, monkeypatch):
     options = FinetuneSettings(epochs=4, batch_size=16, learning_rate=1e-3, device="cpu")
-    tune.finetune("classify", texts(60), texts(30, 9), tmp_path / "straight", start, options)
+    tune.finetune_examples("classify", texts(60), texts(30, 9), tmp_path / "straight", start, options)
 
     class Died(Exception):
         pass
@@ -269,8 +270,8 @@ def test_a_stopped_run_goes_on_to_the_same_weights(start, tmp_path, monkeypatch)
 
         patch.setattr(FinetuneTask, "next_batch", fatal)
         with pytest.raises(Died):
-            tune.finetune("classify", texts(60), texts(30, 9), tmp_path / "killed", start, options)
-    tune.finetune("classify", texts(60), texts(30, 9), tmp_path / "killed", start, options)
+            tune.finetune_examples("classify", texts(60), texts(30, 9), tmp_path / "killed", start, options)
+    tune.finetune_examples("classify", texts(60), texts(30, 9), tmp_path / "killed", start, options)
     weights = [(tmp_path / run / "model" / "model.safetensors").read_bytes() for run in ("straight", "killed")]
     assert weights[0] == weights[1]
 
@@ -320,7 +321,7 @@ def test_what_is_said_before_anything_is_trained(start, tmp_path):
         make_task("clasify", [])
     with pytest.raises(AlbertkitError, match="no metric 'beauty'; choose one of accuracy"):
         options = FinetuneSettings(epochs=1, metric="beauty", device="cpu")
-        tune.finetune("classify", texts(20), texts(20, 9), tmp_path, start, options)
+        tune.finetune_examples("classify", texts(20), texts(20, 9), tmp_path, start, options)
     bare = Artifact(start.config, start.weights)
     with pytest.raises(AlbertkitError, match="no tokenizer"):
         FinetuneTask(task, bare, texts(4), (), TrainSettings(steps=1))
@@ -366,26 +367,26 @@ def test_the_command_line_from_a_file_to_a_label(start, tmp_path):
 
 def test_a_finished_fine_tuning_run_again_stays_as_it_is(start, tmp_path):
     options = FinetuneSettings(epochs=3, batch_size=16, learning_rate=3e-3, device="cpu")
-    first = tune.finetune("classify", texts(60), texts(30, 9), tmp_path, start, options)
+    first = tune.finetune_examples("classify", texts(60), texts(30, 9), tmp_path, start, options)
     before = read_artifact(first.model)
-    again = tune.finetune("classify", texts(60), texts(30, 9), tmp_path, start, options)
+    again = tune.finetune_examples("classify", texts(60), texts(30, 9), tmp_path, start, options)
     after = read_artifact(again.model)
     assert again.metrics == first.metrics and after.meta.details == before.meta.details
     assert all(np.array_equal(after.weights[name], weight) for name, weight in before.weights.items())
     with pytest.raises(AlbertkitError, match="other examples"):
-        tune.finetune("classify", texts(60, 5), texts(30, 9), tmp_path, start, options)
+        tune.finetune_examples("classify", texts(60, 5), texts(30, 9), tmp_path, start, options)
 
 
 def test_a_class_that_only_held_out_examples_have_counts_as_missed(start, tmp_path):
     dev = [*texts(20, 9), TextExample("cat dog", label="fish")]
     options = FinetuneSettings(epochs=1, batch_size=16, device="cpu")
-    done = tune.finetune("classify", texts(40), dev, tmp_path, start, options)
+    done = tune.finetune_examples("classify", texts(40), dev, tmp_path, start, options)
     assert done.metrics["accuracy"] <= 20 / 21 and (tmp_path / "report.md").is_file()
 
 
 def test_the_lowest_rmse_is_the_best(start, tmp_path):
     options = FinetuneSettings(epochs=6, batch_size=16, learning_rate=3e-3, metric="rmse", device="cpu")
-    done = tune.finetune(
+    done = tune.finetune_examples(
         "classify", texts(100, kind="regression"), texts(40, 9, "regression"), tmp_path, start, options
     )
     lines = [json.loads(line) for line in (tmp_path / "runs" / "seed-0" / "metrics.jsonl").read_text().splitlines()]

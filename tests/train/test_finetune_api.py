@@ -21,9 +21,9 @@ from albertkit.tasks.classify import ClassifyTask
 from albertkit.tasks.examples import TextExample
 from albertkit.tasks.tag import TagTask
 from albertkit.tasks.task import IGNORE_INDEX
-from albertkit.train import finetune as door
-from albertkit.train import finetune_runs as tune
-from albertkit.train.loop import SHOWN
+from albertkit.train import finetune as tune
+from albertkit.train.collapse import is_at_chance
+from albertkit.train.loop import LOGGED_SCORES
 from albertkit.train.train_settings import FinetuneSettings
 from tests.train.test_finetune import tagged, texts
 from tests.train.test_first_use import run
@@ -55,13 +55,15 @@ def test_files_and_lists_give_the_same_model(start, tmp_path):
 def test_one_in_ten_is_held_out_and_it_is_told_what_happens(start, tmp_path):
     said: list[str] = []
     finetune("classify", texts(50), output=tmp_path, model=start, log=said.append, **QUICK)
-    assert "45 inputs to learn from, 5 examples held out" in (tmp_path / "report.md").read_text()
+    assert "45 training inputs, 5 examples held out" in (tmp_path / "report.md").read_text()
     assert "45 examples are few" in said[0] and any(text.startswith("step ") for text in said)
 
 
 def test_options_go_where_they_belong(start, tmp_path, monkeypatch):
     seen = {}
-    monkeypatch.setattr(tune, "finetune", lambda *given, **settings: seen.update(options=given[5], settings=settings))
+    monkeypatch.setattr(
+        tune, "finetune_examples", lambda *given, **settings: seen.update(options=given[5], settings=settings)
+    )
     path = tmp_path / "odd.tsv"
     path.write_text("stars\twords\n" + "".join(f"{e.label}\t{e.text}\n" for e in texts(20)))
     finetune("classify", path, output=tmp_path, model=start, epochs=2, text_column="words", label_column="stars")
@@ -76,7 +78,7 @@ def test_options_go_where_they_belong(start, tmp_path, monkeypatch):
         ("clasify", [TextExample("a", label="x")], {}, "unknown task 'clasify'.*did you mean 'classify'"),
         ("classify", [TextExample("a", label="x")], {"epoch": 3}, "no option 'epoch'.*did you mean 'epochs'"),
         ("classify", [TextExample("a", label="x")], {"overlap": 3}, "classify has no option 'overlap'"),
-        ("classify", [TextExample("a", label="x")], {"label_column": "y"}, "lists of examples were given"),
+        ("classify", [TextExample("a", label="x")], {"label_column": "y"}, "given with lists of examples"),
         ("classify", [], {}, "no examples in train; give some"),
         ("classify", ["lovely"], {}, "train holds a str, which is no example; write  Text"),
         ("classify", "nowhere.tsv", {}, "nowhere.tsv"),
@@ -87,7 +89,7 @@ def test_options_go_where_they_belong(start, tmp_path, monkeypatch):
             "training contains none of the 1 label held out",
         ),
         ("tag", texts(20), {}, "example 1 of train: tag learns from TaggedExample, and this is a TextExample"),
-        ("intent", texts(20), {"freeze": True, "overlap": 3}, "overlap means nothing to a head on frozen vectors"),
+        ("intent", texts(20), {"freeze": True, "overlap": 3}, "overlap is no option of a head on frozen vectors"),
     ],
 )
 def test_what_is_refused(start, tmp_path, task, train, options, told):
@@ -111,8 +113,10 @@ def test_the_name_costs_no_torch_and_frozen_vectors_need_none(start, tmp_path):
 
 def test_the_verb_goes_through_the_same_door(start, tmp_path, monkeypatch):
     calls = []
-    before = door.learn
-    monkeypatch.setattr(door, "learn", lambda *given, **settings: calls.append(given[0]) or before(*given, **settings))
+    before = tune.finetune
+    monkeypatch.setattr(
+        tune, "finetune", lambda *given, **settings: calls.append(given[0]) or before(*given, **settings)
+    )
     made = run(
         verb, "classify", table(tmp_path / "t.tsv", texts(40)), "-o", tmp_path / "out", "--model", start, "--freeze"
     )
@@ -121,11 +125,11 @@ def test_the_verb_goes_through_the_same_door(start, tmp_path, monkeypatch):
 
 
 def test_several_seeds_on_frozen_vectors_are_refused(start, tmp_path):
-    with pytest.raises(AlbertkitError, match="seeds is 3.*leave --seeds away, or --freeze"):
+    with pytest.raises(AlbertkitError, match="seeds is 3.*omit --seeds or --freeze"):
         FinetuneSettings(freeze=True, seeds=3)
     given = "classify", table(tmp_path / "t.tsv", texts(40)), "-o", tmp_path / "out", "--freeze", "--seeds", "3"
     made = run(verb, *given)
-    assert made.exit_code != 0 and "leave --seeds" in str(made.exception) and not (tmp_path / "out").exists()
+    assert made.exit_code != 0 and "omit --seeds" in str(made.exception) and not (tmp_path / "out").exists()
 
 
 # Loss at chance ------------------------------------------------------------------------------------------------------
@@ -150,22 +154,22 @@ def test_scores_that_tell_nothing_are_chance_and_those_that_do_are_not(seed, cla
     targets = np.tile(np.arange(classes), 120)
     task = ClassifyTask(tuple("abcdef"[:classes]))
     blind = noise(120, classes, seed).repeat(classes, 0)  # each row once for every class
-    assert tune.at_chance(work(task, size * blind, targets.tolist()))
+    assert is_at_chance(work(task, size * blind, targets.tolist()))
     knows = size * (blind + np.eye(classes)[targets])
-    assert not tune.at_chance(work(task, knows, targets.tolist()))
+    assert not is_at_chance(work(task, knows, targets.tolist()))
 
 
 def test_chance_is_what_the_shares_of_classes_give():
     """Nine in ten are of one class: saying so to everybody is chance, though it is likelier right than a coin."""
     targets = [int(n % 10 == 0) for n in range(500)]
     shares = np.log([[0.9, 0.1]]).repeat(500, 0) + 0.01 * noise(500, 2)
-    plain, even = ClassifyTask(("a", "b")), ClassifyTask(("a", "b"), weights=(5 / 9, 5.0))
-    assert tune.at_chance(work(plain, shares, targets))
+    plain, even = ClassifyTask(("a", "b")), ClassifyTask(("a", "b"), class_weights=(5 / 9, 5.0))
+    assert is_at_chance(work(plain, shares, targets))
     weighed = noise(500, 2) + np.eye(2)[targets]  # it tells them apart, and thinks both as frequent
-    assert tune.at_chance(work(plain, weighed, targets)) and not tune.at_chance(work(even, weighed, targets))
-    assert not tune.at_chance(work(plain, shares[:99], targets[:99]))  # too few to tell
+    assert is_at_chance(work(plain, weighed, targets)) and not is_at_chance(work(even, weighed, targets))
+    assert not is_at_chance(work(plain, shares[:99], targets[:99]))  # too few to tell
     several, both = ClassifyTask(("a", "b"), kind="multi"), np.eye(2)[targets].tolist()
-    assert tune.at_chance(work(several, shares, both)) and not tune.at_chance(work(several, weighed, both))
+    assert is_at_chance(work(several, shares, both)) and not is_at_chance(work(several, weighed, both))
 
 
 def test_choices_and_labels_of_words_at_chance():
@@ -174,14 +178,14 @@ def test_choices_and_labels_of_words_at_chance():
     right = [int(rng.integers(size)) for size in sizes]
     targets = [r if place == 0 else None for r, size in zip(right, sizes, strict=True) for place in range(size)]
     hit = np.array([[place == r] for r, size in zip(right, sizes, strict=True) for place in range(size)])
-    assert tune.at_chance(work(ChooseTask(), noise(len(hit), 1), targets))
-    assert not tune.at_chance(work(ChooseTask(), noise(len(hit), 1) + hit, targets))
+    assert is_at_chance(work(ChooseTask(), noise(len(hit), 1), targets))
+    assert not is_at_chance(work(ChooseTask(), noise(len(hit), 1) + hit, targets))
     task = TagTask(("O", "B-X", "I-X"))
     rows = [[IGNORE_INDEX, *rng.choice(3, 5, p=[0.8, 0.1, 0.1]).tolist(), IGNORE_INDEX] for _ in range(200)]
     blind = [np.log([[0.8, 0.1, 0.1]]) + 0.1 * noise(7, 3, n) for n in range(200)]
-    assert tune.at_chance(work(task, blind, rows))
+    assert is_at_chance(work(task, blind, rows))
     seeing = [b + 2 * np.eye(3)[np.maximum(row, 0)] for b, row in zip(blind, rows, strict=True)]
-    assert not tune.at_chance(work(task, seeing, rows))
+    assert not is_at_chance(work(task, seeing, rows))
 
 
 def test_a_training_at_chance_starts_again(start, tmp_path):
@@ -193,9 +197,9 @@ def test_a_training_at_chance_starts_again(start, tmp_path):
     done = finetune("classify", train * 8, dev, output=tmp_path, model=start, log=said.append, **options)
     assert len({found.label for found in Albert(done.model).classify([e.text for e in dev])}) == 2
     assert [text.split(":")[0] for text in said if "collapsed" in text] == [
-        "right answers are no likelier than by chance"
+        "correct labels are no more likely than by chance"
     ] * 2
-    assert done.runs[0]["collapsed"] == 1 and "no likelier than by chance" in (tmp_path / "report.md").read_text()
+    assert done.runs[0]["collapsed"] == 1 and "no more likely than by chance" in (tmp_path / "report.md").read_text()
 
 
 # What an epoch says --------------------------------------------------------------------------------------------------
@@ -211,7 +215,7 @@ def test_an_epoch_says_six_scores_and_keeps_all(start, tmp_path):
         "tag", examples, examples, output=tmp_path, model=start, log=said.append, metric="f1_tree5", **QUICK
     )
     (line,) = [text for text in said if text.startswith("step ")]
-    assert line.count(",") == SHOWN - 1 == 5 and "f1 tree5" in line and line.split(": ")[1].startswith("f1 ")
+    assert line.count(",") == LOGGED_SCORES - 1 == 5 and "f1 tree5" in line and line.split(": ")[1].startswith("f1 ")
     assert len(done.metrics) == 15 and "f1_animal3" in (tmp_path / "report.md").read_text()
 
 

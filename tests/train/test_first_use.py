@@ -33,9 +33,10 @@ from albertkit.tasks.tag import Entity, IntentResult, IntentTask, TagResult, Tag
 from albertkit.tasks.task import Task
 from albertkit.tasks.validate import check_known_labels
 from albertkit.tokenizer import Tokenizer
-from albertkit.train.finetune_report import pictures, scores_of, worst
-from albertkit.train.finetune_runs import collapse, weighted
-from albertkit.train.finetune_runs import finetune as tune
+from albertkit.train.collapse import find_collapse
+from albertkit.train.finetune import _with_class_weights
+from albertkit.train.finetune import finetune_examples as tune
+from albertkit.train.finetune_report import draw_plots, errors_table, metrics_table
 from albertkit.train.finetune_task import FinetuneTask
 from albertkit.train.frozen_head import HeadEvaluation
 from albertkit.train.train_settings import FinetuneSettings, TrainSettings
@@ -248,7 +249,7 @@ def test_one_class_among_held_out_texts_gives_no_warning(recwarn):
 
 def test_class_weights_are_refused_where_they_mean_nothing(start, tmp_path):
     with pytest.raises(AlbertkitError, match="one class each"):
-        weighted(TagTask(("O", "B-X", "I-X")), [])
+        _with_class_weights(TagTask(("O", "B-X", "I-X")), [])
     texts, labels = labelled(20)
     examples = [TextExample(t, label=label) for t, label in zip(texts, labels, strict=True)] + [
         TextExample("oak elm", label="tree")
@@ -262,14 +263,14 @@ def test_class_weights_are_refused_where_they_mean_nothing(start, tmp_path):
 
 
 def test_a_last_collapse_is_said(start, tmp_path, monkeypatch):
-    monkeypatch.setattr("albertkit.train.finetune_runs.collapse", lambda work: "it says nothing")
+    monkeypatch.setattr("albertkit.train.collapse.find_collapse", lambda work: "it says nothing")
     texts, labels = labelled(12)
     examples = [TextExample(t, label=label) for t, label in zip(texts, labels, strict=True)]
     heard: list[str] = []
     done = tune(
         "classify", examples, examples, tmp_path, start, FinetuneSettings(epochs=1, restarts=1), log=heard.append
     )
-    assert sum("collapsed" in text for text in heard) == 2 and "no new start is left" in heard[-1]
+    assert sum("collapsed" in text for text in heard) == 2 and "no restart is left" in heard[-1]
     assert done.runs[0]["failed"] and "**Collapsed:**" in (tmp_path / "report.md").read_text()
 
 
@@ -297,8 +298,8 @@ def test_intents_that_differ_are_no_collapse():
     dev = [TaggedExample("a", ((0, 1),), (), str(n)) for n in range(6)]
     differ = [IntentResult(str(n), 0.9, ()) for n in range(6)]
     same = [IntentResult("1", 0.9 - n / 10, ()) for n in range(6)]
-    assert not collapse(SimpleNamespace(task=Task(), dev=dev, results=differ))
-    assert collapse(SimpleNamespace(task=Task(), dev=dev, results=same))
+    assert not find_collapse(SimpleNamespace(task=Task(), dev=dev, results=differ))
+    assert find_collapse(SimpleNamespace(task=Task(), dev=dev, results=same))
 
 
 def test_the_threshold_is_found_on_held_out_questions(start):
@@ -358,11 +359,11 @@ def seen(example, result) -> HeadEvaluation:
     ],
 )
 def test_errors_are_shown_as_words(example, result, line):
-    assert line in worst(seen(example, result))
+    assert line in errors_table(seen(example, result))
 
 
 def test_entities_alone_are_not_wrong_for_an_intent():
-    assert "No errors" in worst(seen(TaggedExample("a", ((0, 1),), (), "ask"), TagResult("a", ())))[0]
+    assert "No errors" in errors_table(seen(TaggedExample("a", ((0, 1),), (), "ask"), TagResult("a", ())))[0]
 
 
 @pytest.mark.parametrize(
@@ -377,15 +378,15 @@ def test_pictures_of_each_kind_of_label(tmp_path, recwarn, kind, labels, drawn):
     dev = [TextExample("x", label=label) for label in labels * 20]
     task = ClassifyTask.from_examples(dev, kind)
     rows = [np.random.default_rng(n).normal(size=task.outputs("classify")) for n in range(len(dev))]
-    lines = pictures(tmp_path, HeadEvaluation((), dev, task, task.results(rows, (), dev), rows), 2.0)
+    lines = draw_plots(tmp_path, HeadEvaluation((), dev, task, task.results(rows, (), dev), rows), 2.0)
     assert {path.stem for path in tmp_path.glob("*.png")} == drawn and all(name in lines[0] for name in drawn)
     few = HeadEvaluation((), dev[:2], task, task.results(rows[:2], (), dev[:2]), rows[:2])
-    assert pictures(tmp_path, few, 2.0) and not recwarn.list
+    assert draw_plots(tmp_path, few, 2.0) and not recwarn.list
 
 
 def test_many_metrics_stand_below_each_other():
     runs = [{"seed": 0, "rate": 1e-4, "seconds": 1, "collapsed": 0, "metrics": {f"m{n}": n / 100 for n in range(60)}}]
-    lines = scores_of(runs)
+    lines = metrics_table(runs)
     assert max(line.count("|") for line in lines) < 15 and "| m59 | 0.5900 |" in lines
 
 

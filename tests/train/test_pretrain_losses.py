@@ -23,7 +23,7 @@ from albertkit.tokenizer import Tokenizer
 from albertkit.train.checkpoint import TrainState
 from albertkit.train.distributed import ProcessGroup
 from albertkit.train.loop import TrainingRun
-from albertkit.train.pretrain import PretrainObjective, PretrainTask, consistency, fit, specials, tensors
+from albertkit.train.pretrain import PretrainObjective, PretrainTask, consistency_loss, fit, specials, tensors
 from albertkit.train.train_settings import PretrainSettings, TrainSettings
 from tests.conftest import tiny
 
@@ -191,20 +191,22 @@ def test_consistency_by_hand():
     """-log σ(cos): least for equal directions, most for opposite ones, and log 2 for perpendicular ones."""
     x, y = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 2.0]])
     sigma = lambda c: -math.log(1 / (1 + math.exp(-c)))  # noqa: E731
-    assert float(consistency((x, 3 * x))) == pytest.approx(sigma(1))
-    assert float(consistency((x, y))) == pytest.approx(math.log(2))
-    assert float(consistency((x, -x))) == pytest.approx(sigma(-1))
-    assert float(consistency((x, x, y))) == pytest.approx((sigma(1) + 2 * math.log(2)) / 3)  # every two layers once
-    assert float(consistency((x,))) == 0.0
+    assert float(consistency_loss((x, 3 * x))) == pytest.approx(sigma(1))
+    assert float(consistency_loss((x, y))) == pytest.approx(math.log(2))
+    assert float(consistency_loss((x, -x))) == pytest.approx(sigma(-1))
+    assert float(consistency_loss((x, x, y))) == pytest.approx(
+        (sigma(1) + 2 * math.log(2)) / 3
+    )  # every two layers once
+    assert float(consistency_loss((x,))) == 0.0
 
 
 def test_consistency_is_least_for_identical_layers_and_falls_when_followed():
     torch.manual_seed(0)
     layers = [torch.randn(7, 16, requires_grad=True) for _ in range(4)]
-    floor = consistency((layers[0], layers[0], layers[0])).item()
+    floor = consistency_loss((layers[0], layers[0], layers[0])).item()
     values = []
     for _ in range(60):
-        loss = consistency(tuple(layers))
+        loss = consistency_loss(tuple(layers))
         values.append(loss.item())
         for layer, gradient in zip(layers, torch.autograd.grad(loss, layers), strict=True):
             layer.data -= 20 * gradient
@@ -228,7 +230,7 @@ def test_consistency_adds_its_weight_to_the_loss(bench):
         asked = masking.mask_rows(*part, specials(work.tokenizer))
         layers = work.model(Batch.unpad(asked.ids, segments=asked.segments), keep_layers=True).encoded.layers
     assert work.metric_names[-1] == "consistency_loss" and len(layers) == 3
-    value = consistency(layers[1:]).item()
+    value = consistency_loss(layers[1:]).item()
     assert (losses[0.5][0] - losses[0.0][0]).item() == pytest.approx(0.5 * value, rel=1e-4)
     assert losses[0.5][1][-1].tolist() == pytest.approx([value, 1.0])
 

@@ -29,7 +29,7 @@ from albertkit.runtime.engine import Engine
 from albertkit.runtime.graph_builder import Levels
 from albertkit.runtime.predict import predict
 from albertkit.tokenizer import Tokenizer
-from albertkit.train import finetune_runs as tune
+from albertkit.train import finetune as tune
 from albertkit.train.distill_data import data_for_model
 from albertkit.train.distill_settings import DistillSettings, RecoverySettings
 from albertkit.train.recover import (
@@ -166,7 +166,7 @@ def tuned(start, tmp_path_factory):
             weights[name] = (0.06 * np.clip(rng.standard_t(1.2, array.shape), -25, 25)).astype(np.float32)
     start = Artifact(config, weights, start.tokenizer)
     options = FinetuneSettings(epochs=6, batch_size=16, learning_rate=3e-3, max_length=32, device="cpu")
-    return tune.finetune(
+    return tune.finetune_examples(
         "classify", graded(240, 0), graded(60, 9), tmp_path_factory.mktemp("tuned"), start, options
     ).model
 
@@ -212,7 +212,7 @@ def test_loss_above_the_tolerance_is_an_error(tuned, tmp_path):
 def test_examples_with_score_zero_are_an_error(start, tmp_path):
     """A check by examples of another task would let everything pass."""
     options = FinetuneSettings(epochs=1, max_length=40, batch_size=16, device="cpu")
-    model = tune.finetune("classify", texts(40), texts(20, 9), tmp_path / "tuned", start, options).model
+    model = tune.finetune_examples("classify", texts(40), texts(20, 9), tmp_path / "tuned", start, options).model
     strange = [dataclasses.replace(e, label="strange") for e in texts(20, 9)]
     with pytest.raises(AlbertkitError, match="accuracy of the full model is 0 on these examples"):
         quantize(model, tmp_path / "no", 8, check=QualityLimit(strange))

@@ -17,7 +17,7 @@ from albertkit.compress.prune import PruneSettings, prune
 from albertkit.errors import AlbertkitError
 from albertkit.model import AlbertModel
 from albertkit.tokenizer import Tokenizer
-from albertkit.train import finetune_runs as tune
+from albertkit.train import finetune as tune
 from albertkit.train import loop, recover
 from albertkit.train.distill_data import data_for_model
 from albertkit.train.distill_settings import DistillSettings, RecoverySettings, parse_distill_settings
@@ -45,7 +45,7 @@ def whole(start, tmp_path_factory):
     """How many animals: a model that pruning hurts."""
     options = FinetuneSettings(epochs=6, max_length=40, batch_size=16, learning_rate=3e-3, device="cpu")
     data = texts(240, 0, "regression"), texts(60, 9, "regression")
-    return tune.finetune("classify", *data, tmp_path_factory.mktemp("whole"), start, options).model
+    return tune.finetune_examples("classify", *data, tmp_path_factory.mktemp("whole"), start, options).model
 
 
 def test_recovery_improves_a_pruned_model(whole, tmp_path):
@@ -213,7 +213,7 @@ def test_commands_prune_and_quantize_train_and_report(start, tmp_path):
     lines = [f"{e.text}\t{e.label}" for e in texts(160, 0)]
     (tmp_path / "train.tsv").write_text("\n".join(["text\tlabel", *lines]) + "\n")
     options = FinetuneSettings(epochs=4, max_length=40, batch_size=16, learning_rate=3e-3, device="cpu")
-    model = tune.finetune("classify", texts(160, 0), texts(40, 9), tmp_path / "tuned", start, options).model
+    model = tune.finetune_examples("classify", texts(160, 0), texts(40, 9), tmp_path / "tuned", start, options).model
     run = CliRunner()
     quick = ["--epochs", "1", "--batch-size", "16", "--device", "cpu"]
     given = [
@@ -270,7 +270,7 @@ def test_texts_are_read_from_files_and_corpora(shards, tmp_path):
 
 def test_recovery_improves_a_tagger(start, tmp_path):
     options = FinetuneSettings(epochs=4, max_length=40, batch_size=16, learning_rate=3e-3, device="cpu")
-    model = tune.finetune("tag", tagged(120), tagged(30, 9), tmp_path / "tuned", start, options).model
+    model = tune.finetune_examples("tag", tagged(120), tagged(30, 9), tmp_path / "tuned", start, options).model
     data = data_for_model(read_artifact(model), tagged(120), tagged(40, 7))
     recovery = Recovery(data, RecoverySettings(epochs=4, **QUICK), tmp_path / "run")
     prune(model, tmp_path / "small", CUT, [e.text for e in data.train], recovery=recovery)

@@ -5,7 +5,7 @@ In: arguments. Out: calls of `train/` and `runtime/`, printed. Commands that use
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -139,7 +139,7 @@ def elastic(
     """
     need("torch", "train", "training")
     from albertkit.interop.convert import open_model
-    from albertkit.train.finetune_runs import knowing
+    from albertkit.train.elastic import task_source
 
     settings, reading = take_settings(ElasticSettings, values), take_settings(ReadOptions, values)
     start, texts, teacher = open_model(model), values["texts"], values["teacher"]
@@ -164,7 +164,7 @@ def elastic(
     unlabelled = list(read_texts(texts)) if texts else []
     if texts is not None and not unlabelled:
         raise AlbertkitError(f"{texts} contains no text. Write one text per line.")
-    task = knowing(start, labeller).meta.task
+    task = task_source(start, labeller).meta.task
     parts = read_parts(task, {"train": train, **({"dev": dev} if dev else {})}, reading, log)
     if dev is None:
         parts["train"], parts["dev"] = split_examples(parts["train"])
@@ -182,12 +182,12 @@ def train_elastic(
     """Every depth of a task, with unlabelled texts that a teacher labels."""
     from albertkit.artifact import model_folder, read_meta
     from albertkit.runtime.calibration import ExitCalibration
-    from albertkit.train.finetune_runs import elastic as run
+    from albertkit.train.elastic import UnlabelledTexts, finetune_elastic
 
     output.mkdir(parents=True, exist_ok=True)
-    result = run(
-        start, parts["train"], parts["dev"], output, settings, log, progress_bar=True, texts=texts, teacher=teacher
-    )
+    unlabelled = UnlabelledTexts(texts, teacher) if texts else None
+    settings = replace(settings, progress_bar=True)
+    result = finetune_elastic(start, parts["train"], parts["dev"], output, settings, unlabelled, log)
     print_json({"model": str(result.model), **result.metrics})
     stored = read_meta(model_folder(result.model))[0].details.get("early_exit")
     if stored is None:

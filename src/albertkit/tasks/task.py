@@ -26,7 +26,7 @@ class Feature:
     example: int
     """The number of its example."""
     target: Any = None
-    """What the heads should predict, as numbers: see `train/task_losses.py`. None if it is not known."""
+    """What the heads should predict, as numbers: see `train/task_heads.py`. None if it is not known."""
     offsets: list[tuple[int, int]] | None = None
     """The characters of each token, (0, 0) for special tokens; for tasks whose results are spans."""
     positions: list[int] | None = None

@@ -41,7 +41,14 @@ from albertkit.train.distill_losses import (
 )
 from albertkit.train.distill_settings import TEACHER_OUTPUTS, DistillSettings
 from albertkit.train.distributed import ProcessGroup, call_in_dtype
-from albertkit.train.elastic import APART, keep_heads, same_task
+from albertkit.train.task_heads import (
+    DISTILL_LOSSES,
+    LOSSES,
+    build_task_model,
+    copy_heads,
+    has_same_task,
+    task_name,
+)
 from albertkit.train.train_settings import TrainSettings
 
 PROJECTION = "heads.distill.linear.weight"  # from the student's width to the teacher's, in checkpoints only
@@ -111,7 +118,12 @@ class DistillObjective(finetune.FinetuneObjective):
         """As in `finetune_task.py`; with `layers`, hidden states after every layer are kept."""
         inputs = {"choose": {"choices": 1}} if "choose" in self.heads else None
         heads = [head for head in self.heads if head != "vector"]
-        first = bool(self.heads) and set(self.heads) <= finetune.POOLED and not layers and not self.distill.vectors
+        first = (
+            bool(self.heads)
+            and set(self.heads) <= finetune.FIRST_TOKEN_HEADS
+            and not layers
+            and not self.distill.vectors
+        )
         out: ModelOutput = call_in_dtype(
             self.called, self.dtype, batch, heads=heads, inputs=inputs, first_only=first, keep_layers=layers
         )
@@ -126,10 +138,10 @@ class DistillObjective(finetune.FinetuneObjective):
             out = self.run(batch, targets, distill.needs_states)
             student = LayerStates(out.encoded.layers, attention() if distill.attention else None)
         if distill.labels:
-            losses["labels"] = finetune.LOSSES[self.heads](self.task, out, targets)
+            losses["labels"] = LOSSES[self.heads](self.task, out, targets)
         if distill.logits:
             full = scores_as_output(self.heads, [self.logits[row] for row, _ in rows], batch.ids.device)
-            losses["logits"] = APART[self.heads](self.task, out, full, targets, distill.temperature)
+            losses["logits"] = DISTILL_LOSSES[self.heads](self.task, out, full, targets, distill.temperature)
         teacher, encoded = None, None
         if self.teacher is not None:
             with torch.no_grad():
@@ -187,8 +199,8 @@ class DistillTask(finetune.FinetuneTask):
                 "logits and labels belong to a task, and the data has none. Pass examples of a task, and a teacher "
                 "fine-tuned for it."
             )
-        if self.has_task and task.heads not in APART:
-            raise AlbertkitError(f"{finetune.kind_of(task)!r} cannot be distilled. Fine-tune the model instead.")
+        if self.has_task and task.heads not in DISTILL_LOSSES:
+            raise AlbertkitError(f"{task_name(task)!r} cannot be distilled. Fine-tune the model instead.")
         super().__init__(task, student, data.train, data.dev, settings, max_length)
         pooling = outputs.meta.pooling if outputs.meta is not None and distill.vectors else student.meta.pooling
         self.objective: DistillObjective = DistillObjective(self.model, task, distill, outputs, pooling)
@@ -212,9 +224,9 @@ class DistillTask(finetune.FinetuneTask):
         """The student, with the heads it has, if they are for this task."""
         if not self.has_task:
             return AlbertModel.from_artifact(self.initial_model)
-        model = finetune.fresh(self.initial_model, self.task)
-        if same_task(self.task, self.initial_model):
-            keep_heads(model, self.initial_model)
+        model = build_task_model(self.initial_model, self.task)
+        if has_same_task(self.task, self.initial_model):
+            copy_heads(model, self.initial_model)
         return model
 
     @property
@@ -228,9 +240,9 @@ class DistillTask(finetune.FinetuneTask):
         total = sum(part[2] for part in parts)
         return [(*part, len(parts) * part[2] / total) for part in parts], tokens
 
-    def part(self, chosen: list[list[Feature]], processes: ProcessGroup) -> tuple[Any, ...]:
+    def micro_batch(self, units: list[list[Feature]], processes: ProcessGroup) -> tuple[Any, ...]:
         """Some examples as (batch, targets, examples, numbers of each one's feature and example)."""
-        batch, both, texts = super().part(chosen, processes)
+        batch, both, texts = super().micro_batch(units, processes)
         return batch, [target for target, _ in both], texts, [row for _, row in both]
 
     @torch.no_grad()
@@ -241,7 +253,9 @@ class DistillTask(finetune.FinetuneTask):
         self.objective.eval()
         device = next(self.model.parameters()).device
         sums = torch.zeros(len(self.metric_names), 2, device=device)
-        for places in group_by_length([len(f.ids) for f in self.dev_features], finetune.BUDGET, finetune.BUDGET):
+        for places in group_by_length(
+            [len(f.ids) for f in self.dev_features], finetune.EVAL_TOKENS, finetune.EVAL_TOKENS
+        ):
             features = [self.dev_features[i] for i in places]
             batch = Batch.of([f.ids for f in features]).to(device)
             rows = [(0, len(self.examples) + i) for i in places]

@@ -1,60 +1,70 @@
-"""Elastic depth: a fine-tuned model is trained so that every depth is a good model, with one head for all of them.
+"""Elastic depth: a model is trained so that every depth is a good model, with one head for all depths.
 
-In: a task, examples, a fine-tuned model (or a pre-trained one), `ElasticSettings`. Out: a `Work` for `loop.py`. Before this file: `finetune.py`, whose work it
-changes; `tune.py` calls it; `runtime/early_exit.py` uses what comes out.
+In: a model, examples, `ElasticSettings`, optionally unlabelled texts. Out: `ElasticTask` for `loop.py`; `finetune_elastic` runs
+it and returns a `FinetuneResult`. Before this file: `finetune_task.py`, which it extends; after it: `runtime/early_exit.py`.
 
-One pass gives the hidden states after every layer, and the head reads those of the full depth and of the depths drawn:
+One pass gives the hidden states after every layer, and the head reads those of the full depth and of the sampled depths:
 
-    loss = full + shallow · mean over depths of [ (1 - teach) · right answers + teach · what the full depth says ] + λ · consistency
+    loss = full + shallow_weight · mean over depths of [ (1 - w) · labels + w · full depth ] + λ · consistency
 
-Where what the full depth says is its distribution over classes (or its value, or its vector), without a gradient. Shared layers make this natural: depth d
-and depth d + 1 are the same function, applied once more. For vectors alone, `distill.py` does the same with teachers; its models are elastic as they come.
+where w is `distill_weight`, and the predictions of the full depth have no gradient. Shared layers make this natural: depth d + 1
+applies the same function as depth d, once more. Models for vectors learn several depths in `distill_vectors.py`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from albertkit.artifact import Artifact
 from albertkit.errors import AlbertkitError
+from albertkit.interop.convert import open_model
 from albertkit.model import AlbertModel, Batch, ModelOutput, pool
 from albertkit.runtime.batching import group_by_length
 from albertkit.runtime.calibration import calibrate_scores
+from albertkit.tasks import TASKS, load_task
+from albertkit.tasks.classify import OUT_OF_SCOPE, ClassifyTask
+from albertkit.tasks.examples import Span, TaggedExample, TextExample
+from albertkit.tasks.tag import IntentTask, TagTask
 from albertkit.tasks.task import Feature, Task, lower_is_better
+from albertkit.tasks.validate import check_known_labels
+from albertkit.tasks.word_alignment import split_words
 from albertkit.train.checkpoint import TrainState
 from albertkit.train.distributed import call_in_dtype
+from albertkit.train.finetune import FinetuneJob, run_seeds
+from albertkit.train.finetune_report import FinetuneResult
 from albertkit.train.finetune_task import (
-    BUDGET,
-    IGNORE_INDEX,
-    LOSSES,
+    EVAL_TOKENS,
     FinetuneObjective,
     FinetuneTask,
-    kind_of,
+    predict_scores,
     split_scores,
 )
-from albertkit.train.pretrain import consistency
-from albertkit.train.train_settings import ElasticSettings, TrainSettings
+from albertkit.train.pretrain import consistency_loss
+from albertkit.train.task_heads import DISTILL_LOSSES, LOSSES, copy_heads, has_same_task
+from albertkit.train.train_settings import ElasticSettings, TrainSettings, preset_epochs
 
-OVER = "over_depths"
-INGREDIENTS = (
+OVER_DEPTHS = "over_depths"
+LOSS_FIELDS = (
     "elastic",
     "sampled_depths",
     "shallow_weight",
     "distill_weight",
     "temperature",
     "consistency_weight",
-)  # of the loss
+)
+"""The fields of `ElasticSettings` that change the loss."""
 
 
 class MultiDepthModel(nn.Module):
-    """A model whose heads read what several depths give, from one pass."""
+    """A model whose heads read the hidden states of several depths, from one pass."""
 
     def __init__(self, model: AlbertModel, heads: tuple[str, ...]) -> None:
         super().__init__()
@@ -64,224 +74,275 @@ class MultiDepthModel(nn.Module):
         """(output by depth, hidden states after every layer)."""
         encoder = self.model.encoder
         encoded = encoder(batch, depth=max(depths), keep_layers=True)
-        found = {}
+        outputs = {}
         for depth in depths:
             hidden = encoded.layers[depth]
             pooled = None if encoder.pooler is None else torch.tanh(encoder.pooler(batch.first(hidden)))
-            here = dataclasses.replace(encoded, hidden=hidden, pooled=pooled, layers=())
+            encoded_at_depth = dataclasses.replace(encoded, hidden=hidden, pooled=pooled, layers=())
             heads: dict[str, Any] = {}
             for name in self.names:
                 if name == "vector":
-                    heads[name] = pool(here, "mean")
+                    heads[name] = pool(encoded_at_depth, "mean")
                 else:
-                    heads[name] = self.model.heads[name](here, **({"choices": 1} if name == "choose" else {}))
-            found[depth] = ModelOutput(here, heads)
-        return found, encoded.layers[1:]
-
-
-# What the full depth says, as a loss -----------------------------------------------------------------------------
-
-
-def apart(mine: Tensor, theirs: Tensor, soften: float) -> Tensor:
-    """KL of two rows of scores, on average over rows; gradients keep their size, whatever `soften` is."""
-    mine, theirs = (scores.float().div(soften).log_softmax(-1) for scores in (mine, theirs))
-    return soften**2 * F.kl_div(mine, theirs, log_target=True, reduction="batchmean")
-
-
-def classify_apart(task: Any, mine: ModelOutput, full: ModelOutput, targets: list[Any], soften: float) -> Tensor:
-    """Of classes, of each class alone, or of values."""
-    ours, theirs = mine.heads["classify"].logits.float(), full.heads["classify"].logits.float().detach()
-    if task.kind == "single":
-        return apart(ours, theirs, soften)
-    if task.kind == "multi":
-        return soften**2 * F.binary_cross_entropy_with_logits(ours / soften, torch.sigmoid(theirs / soften))
-    return F.mse_loss(ours, theirs)
-
-
-def tag_apart(task: Any, mine: ModelOutput, full: ModelOutput, targets: list[Any], soften: float) -> Tensor:
-    """Of labels, at the first piece of each word."""
-    ours, theirs = mine.heads["tag"].logits, full.heads["tag"].logits.detach()
-    read = torch.tensor([t != IGNORE_INDEX for row in targets for t in row], device=ours.device)
-    return apart(ours[read], theirs[read], soften) if bool(read.any()) else ours.sum() * 0
-
-
-def answer_apart(task: Any, mine: ModelOutput, full: ModelOutput, targets: list[Any], soften: float) -> Tensor:
-    """Of first and of last tokens, over the tokens of each text."""
-    batch, ours, theirs = mine.encoded.batch, mine.heads["answer"], full.heads["answer"]
-    sides = ((ours.start, theirs.start), (ours.end, theirs.end))
-    return sum(apart(batch.pad(a.float(), -1e4), batch.pad(b.float().detach(), -1e4), soften) for a, b in sides) / 2  # type: ignore[return-value]
-
-
-def choose_apart(task: Any, mine: ModelOutput, full: ModelOutput, targets: list[Any], soften: float) -> Tensor:
-    """Of the choices of each question."""
-    firsts = [i for i, target in enumerate(targets) if target is not None]
-    sizes = [b - a for a, b in zip(firsts, [*firsts[1:], len(targets)], strict=True)]
-    ours, theirs = (
-        nn.utils.rnn.pad_sequence(list(scores.float()[:, 0].split(sizes)), batch_first=True, padding_value=-1e4)
-        for scores in (mine.heads["choose"].logits, full.heads["choose"].logits.detach())
-    )  # (questions, most choices)
-    return apart(ours, theirs, soften)
-
-
-def intent_apart(task: Any, mine: ModelOutput, full: ModelOutput, targets: list[Any], soften: float) -> Tensor:
-    """Of intents and of slots."""
-    intents = apart(mine.heads["classify"].logits, full.heads["classify"].logits.detach(), soften)
-    return intents + tag_apart(task, mine, full, [t[1] for t in targets], soften)
-
-
-def match_apart(task: Any, mine: ModelOutput, full: ModelOutput, targets: list[Any], soften: float) -> Tensor:
-    """Twice the distance (1 - cosine) of vectors, as in `distill.py`."""
-    return 2 * (1 - F.cosine_similarity(mine.heads["vector"].float(), full.heads["vector"].float().detach()).mean())
-
-
-APART = {
-    ("classify",): classify_apart,
-    ("tag",): tag_apart,
-    ("answer",): answer_apart,
-    ("choose",): choose_apart,
-    ("classify", "tag"): intent_apart,
-    ("vector",): match_apart,
-}
-
-
-# The work --------------------------------------------------------------------------------------------------------
+                    options = {"choices": 1} if name == "choose" else {}
+                    heads[name] = self.model.heads[name](encoded_at_depth, **options)
+            outputs[depth] = ModelOutput(encoded_at_depth, heads)
+        return outputs, encoded.layers[1:]
 
 
 class ElasticObjective(FinetuneObjective):
     """Texts and targets to the loss of several depths."""
 
-    def __init__(self, model: AlbertModel, task: Task, options: ElasticSettings) -> None:
+    def __init__(self, model: AlbertModel, task: Task, elastic: ElasticSettings) -> None:
         super().__init__(model, task)
-        self.options = options
-        self.deep = MultiDepthModel(model, self.heads)
-        self.full = model.config.num_hidden_layers
+        self.elastic = elastic
+        self.multi_depth_model = MultiDepthModel(model, self.heads)
+        self.full_depth = model.config.num_hidden_layers
 
     def outputs(self, batch: Batch, depths: Sequence[int]) -> tuple[dict[int, ModelOutput], tuple[Tensor, ...]]:
-        """As `MultiDepthModel` gives them, computed in the chosen precision."""
-        found: tuple[dict[int, ModelOutput], tuple[Tensor, ...]]
-        found = call_in_dtype(self.deep, self.dtype, batch, depths)
-        return found
+        """The outputs of `MultiDepthModel`, computed in the chosen precision."""
+        outputs: tuple[dict[int, ModelOutput], tuple[Tensor, ...]]
+        outputs = call_in_dtype(self.multi_depth_model, self.dtype, batch, depths)
+        return outputs
 
-    def drawn(self) -> list[int]:
-        """The shallower depths of this update; the loop seeds the draw by the step."""
-        every = list(range(1, self.full)) if self.options.elastic else []
-        if not self.options.sampled_depths or self.options.sampled_depths >= len(every):
-            return every
-        return sorted(every[i] for i in torch.randperm(len(every))[: self.options.sampled_depths].tolist())
+    def sample_depths(self) -> list[int]:
+        """The shallower depths of this step; the loop seeds the draw."""
+        depths, count = list(range(1, self.full_depth)) if self.elastic.elastic else [], self.elastic.sampled_depths
+        if not count or count >= len(depths):
+            return depths
+        return sorted(depths[i] for i in torch.randperm(len(depths))[:count].tolist())
 
     def forward(self, batch: Batch, targets: list[Any], texts: int) -> tuple[Tensor, Tensor]:
         """(loss, sums of `ElasticTask.metric_names`)."""
-        options, depths = self.options, self.drawn()
-        found, layers = self.outputs(batch, [*depths, self.full])
-        truth, near = LOSSES[self.heads], APART[self.heads]
-        whole = truth(self.task, found[self.full], targets)
+        elastic, depths = self.elastic, self.sample_depths()
+        outputs, layers = self.outputs(batch, [*depths, self.full_depth])
+        label_loss, distill_loss = LOSSES[self.heads], DISTILL_LOSSES[self.heads]
+        full_output = outputs[self.full_depth]
+        full = label_loss(self.task, full_output, targets)
         losses = []
         for depth in depths:
-            loss = whole.new_zeros(())
-            if options.distill_weight < 1:
-                loss = loss + (1 - options.distill_weight) * truth(self.task, found[depth], targets)
-            if options.distill_weight > 0:
-                loss = loss + options.distill_weight * near(
-                    self.task, found[depth], found[self.full], targets, options.temperature
-                )
+            loss, weight = full.new_zeros(()), elastic.distill_weight
+            if weight < 1:
+                loss = loss + (1 - weight) * label_loss(self.task, outputs[depth], targets)
+            if weight > 0:
+                distilled = distill_loss(self.task, outputs[depth], full_output, targets, elastic.temperature)
+                loss = loss + weight * distilled
             losses.append(loss)
-        shallow = torch.stack(losses).mean() if losses else whole.new_zeros(())
-        alike = consistency(layers) if options.consistency_weight else whole.new_zeros(())
-        total = whole + options.shallow_weight * shallow + options.consistency_weight * alike
-        count = whole.new_full((), texts)
-        sums = [torch.stack([part.detach() * texts, count]) for part in (whole, shallow, alike)]
-        return total, torch.stack(sums[: 3 if options.consistency_weight else 2])
+        shallow = torch.stack(losses).mean() if losses else full.new_zeros(())
+        consistency = consistency_loss(layers) if elastic.consistency_weight else full.new_zeros(())
+        total = full + elastic.shallow_weight * shallow + elastic.consistency_weight * consistency
+        count = full.new_full((), texts)
+        sums = [torch.stack([part.detach() * texts, count]) for part in (full, shallow, consistency)]
+        return total, torch.stack(sums[: 3 if elastic.consistency_weight else 2])
 
 
 class ElasticTask(FinetuneTask):
-    """The work of making every depth a good model, for `loop.train`."""
+    """What `loop.train` trains: every depth of a model, with one head."""
 
-    selection_metric = OVER
+    selection_metric = OVER_DEPTHS
 
     def __init__(
         self,
         task: Task,
-        start: Artifact,
+        model: Artifact,
         train: Sequence[Any],
         dev: Sequence[Any],
         settings: TrainSettings,
-        options: ElasticSettings,
+        elastic: ElasticSettings,
     ) -> None:
-        self.options = options
-        super().__init__(task, start, train, dev, settings, options.max_length or 128, options.metric)
-        if same_task(task, start):
-            keep_heads(self.model, start)
-        self.objective: ElasticObjective = ElasticObjective(self.model, task, options)
-        self.metric_names = ("loss", "shallow_loss", *(("consistency_loss",) if options.consistency_weight else ()))
-        self.exits: dict[str, Any] | None = None
+        self.elastic = elastic
+        super().__init__(task, model, train, dev, settings, elastic.max_length or 128, elastic.metric)
+        if has_same_task(task, model):
+            copy_heads(self.model, model)
+        self.objective: ElasticObjective = ElasticObjective(self.model, task, elastic)
+        self.metric_names = ("loss", "shallow_loss", *(("consistency_loss",) if elastic.consistency_weight else ()))
+        self.early_exit: dict[str, Any] | None = None
 
     def identity_bytes(self) -> bytes:
-        """The model to start from, and the settings of the loss that are not the usual ones."""
-        usual = ElasticSettings()
-        given = {n: getattr(self.options, n) for n in INGREDIENTS if getattr(self.options, n) != getattr(usual, n)}
-        return super().identity_bytes() + (repr(given).encode() if given else b"")
+        """The initial model, and the settings of the loss that differ from the defaults."""
+        default = ElasticSettings()
+        changed = {n: getattr(self.elastic, n) for n in LOSS_FIELDS if getattr(self.elastic, n) != getattr(default, n)}
+        return super().identity_bytes() + (repr(changed).encode() if changed else b"")
 
     @torch.no_grad()
-    def by_depth(self, features: Sequence[Feature]) -> dict[int, list[Any]]:
-        """The heads' scores for each feature, after every depth."""
+    def scores_by_depth(self, features: Sequence[Feature]) -> dict[int, list[Any]]:
+        """The heads' scores of each feature, at every depth."""
         self.objective.eval()
-        depths = range(1, self.objective.full + 1)
-        found: dict[int, list[Any]] = {depth: [None] * len(features) for depth in depths}
+        depths = range(1, self.objective.full_depth + 1)
+        scores: dict[int, list[Any]] = {depth: [None] * len(features) for depth in depths}
         device = next(self.model.parameters()).device
-        for places in group_by_length([len(f.ids) for f in features], BUDGET, BUDGET):
-            batch = self.make_batch([features[i] for i in places], self.dev).to(device)
-            for depth, out in self.objective.outputs(batch, depths)[0].items():
-                for i, row in zip(places, split_scores(out, self.objective.heads), strict=True):
-                    found[depth][i] = row
-        return found
+        for numbers in group_by_length([len(f.ids) for f in features], EVAL_TOKENS, EVAL_TOKENS):
+            batch = self.make_batch([features[i] for i in numbers], self.dev).to(device)
+            for depth, output in self.objective.outputs(batch, depths)[0].items():
+                for i, row in zip(numbers, split_scores(output, self.objective.heads), strict=True):
+                    scores[depth][i] = row
+        return scores
 
     def evaluate(self) -> dict[str, float]:
-        """The task's metrics at the full depth; the chosen one at every depth (`accuracy_at_3`); and `over_depths`, half of the full depth and half of
-        the mean over all, by which the best checkpoint is chosen (the full depth alone where no other one is learnt).
+        """The task's metrics at the full depth, the selected one at every depth (`accuracy_at_3`), and `over_depths`.
+
+        `over_depths` selects the best checkpoint: half of the full depth and half of the mean over all depths
+        (of the full depth only, if no other one is trained).
         """
         if not self.dev_features:
             return {}
-        scores, full = self.by_depth(self.dev_features), self.objective.full
-        self.fit_thresholds(scores[full])
+        scores, full_depth = self.scores_by_depth(self.dev_features), self.objective.full_depth
+        self.fit_thresholds(scores[full_depth])
         results = {d: self.task.results(rows, self.dev_features, self.dev) for d, rows in scores.items()}
-        self.last_scores, self.results = scores[full], results[full]
-        found = self.task.measure(self.results, self.dev)
-        name = self.metric or next(iter(found))
-        if name not in found:
-            raise AlbertkitError(f"there is no metric {name!r}; choose one of {', '.join(found)}")
-        each = {d: found[name] if d == full else self.task.measure(results[d], self.dev)[name] for d in results}
+        self.last_scores, self.results = scores[full_depth], results[full_depth]
+        metrics = self.task.measure(self.results, self.dev)
+        name = self.metric or next(iter(metrics))
+        if name not in metrics:
+            raise AlbertkitError(f"there is no metric {name!r}; choose one of {', '.join(metrics)}")
+        at_depth = {
+            depth: metrics[name] if depth == full_depth else self.task.measure(results[depth], self.dev)[name]
+            for depth in results
+        }
         sign = -1 if lower_is_better(name) else 1
-        mean = float(np.mean(list(each.values()))) if self.options.elastic else found[name]
-        exits = calibrate_scores(self.task, scores, self.dev_features, self.dev, results)
-        self.exits = None if exits is None else exits.to_dict()
+        mean = float(np.mean(list(at_depth.values()))) if self.elastic.elastic else metrics[name]
+        calibration = calibrate_scores(self.task, scores, self.dev_features, self.dev, results)
+        self.early_exit = None if calibration is None else calibration.to_dict()
         return {
-            **found,
-            OVER: sign * (found[name] + mean) / 2,
-            **{f"{name}_at_{d}": value for d, value in each.items() if d != full},
+            **metrics,
+            OVER_DEPTHS: sign * (metrics[name] + mean) / 2,
+            **{f"{name}_at_{depth}": value for depth, value in at_depth.items() if depth != full_depth},
         }
 
     def to_artifact(self, metrics: dict[str, float], state: TrainState) -> Artifact:
-        """The model as it is now, with its metric at every depth, and when texts may leave."""
-        plain = {name: value for name, value in metrics.items() if "_at_" not in name and name != OVER}
-        made = super().to_artifact(plain, state)
-        step = {**made.meta.made[-1], "step": "elastic", "depths": {n: getattr(self.options, n) for n in INGREDIENTS}}
-        details, scores = dict(made.meta.details), dict(made.meta.metrics)
-        if metrics and self.exits is not None:
-            details["early_exit"] = self.exits
+        """The current model, with its metric at every depth and the calibration of early exit."""
+        full_metrics = {name: value for name, value in metrics.items() if "_at_" not in name and name != OVER_DEPTHS}
+        artifact = super().to_artifact(full_metrics, state)
+        *before, last = artifact.meta.made
+        step = {**last, "step": "elastic", "depths": {n: getattr(self.elastic, n) for n in LOSS_FIELDS}}
+        details, scores = dict(artifact.meta.details), dict(artifact.meta.metrics)
+        if metrics and self.early_exit is not None:
+            details["early_exit"] = self.early_exit
             scores["dev at depth"] = {n.split("_at_")[1]: value for n, value in metrics.items() if "_at_" in n}
-        meta = dataclasses.replace(made.meta, details=details, metrics=scores, made=(*made.meta.made[:-1], step))
-        return dataclasses.replace(made, meta=meta)
+        meta = dataclasses.replace(artifact.meta, details=details, metrics=scores, made=(*before, step))
+        return dataclasses.replace(artifact, meta=meta)
 
 
-def same_task(task: Any, start: Artifact) -> bool:
-    """Whether the model to start from was fine-tuned for this very task, so that its heads fit."""
-    before = (start.meta.task, tuple(start.meta.labels), tuple(start.meta.details.get("intents", ())))
-    return before == (kind_of(task), tuple(task.labels), tuple(getattr(task, "intents", ())))
+@dataclass(frozen=True)
+class UnlabelledTexts:
+    """Texts to train on besides the examples, with pseudo-labels."""
+
+    texts: Sequence[str]
+    """A tab separates the two texts of a pair."""
+    teacher: Artifact | Path | str | None = None
+    """The model that labels them; by default the one that is trained, at its full depth."""
 
 
-def keep_heads(model: AlbertModel, start: Artifact) -> None:
-    """The heads that a model fine-tuned for the same task brings along."""
-    state = {n: torch.from_numpy(np.array(a)) for n, a in start.weights.items() if n.startswith("heads.")}
-    mine = model.state_dict()
-    fitting = {n: a for n, a in state.items() if n in mine and mine[n].shape == a.shape}
-    model.load_state_dict(fitting, strict=False)
+def finetune_elastic(
+    model: Artifact | Path | str,
+    train: Sequence[Any],
+    dev: Sequence[Any],
+    output: Path | str,
+    settings: ElasticSettings | None = None,
+    unlabelled: UnlabelledTexts | None = None,
+    log: Callable[[str], None] = lambda text: None,
+) -> FinetuneResult:
+    """Train every depth of a fine-tuned model, and calibrate early exit.
+
+    With a teacher, `model` may be a model without a task, which is then trained for that of the teacher.
+    """
+    artifact = model if isinstance(model, Artifact) else open_model(model)
+    teacher = None if unlabelled is None else unlabelled.teacher
+    if teacher is not None and not isinstance(teacher, Artifact):
+        teacher = open_model(teacher)
+    if teacher is not None and unlabelled is not None and not unlabelled.texts:
+        raise AlbertkitError("a teacher labels texts, and there are none; pass texts, too")
+    source, settings = task_source(artifact, teacher), settings or ElasticSettings()
+    task = load_task(source.meta)
+    unknown = check_known_labels(task, train, "which cannot be learnt")
+    if unknown:
+        raise AlbertkitError(f"{unknown[0]}; omit these examples, or fine-tune a model with these labels first")
+    for note in check_known_labels(task, dev):
+        log(note)
+    if unlabelled is not None and unlabelled.texts:
+        check_pairs(task, train, unlabelled.texts)
+        log(f"labelling {len(unlabelled.texts):,} texts")
+        train = [*train, *pseudo_label(teacher or artifact, unlabelled.texts, settings.device)]
+    share = 0.5 if source is artifact else 1.0  # the model is fine-tuned for the task already
+    epochs = settings.epochs or max(1.0, preset_epochs(len(train)) * share)
+    length = settings.max_length or int(source.meta.details.get("max_length", 128))
+    settings = dataclasses.replace(settings, epochs=epochs, max_length=length)
+    return run_seeds(FinetuneJob(task, artifact, train, dev, Path(output), settings), log)
+
+
+def task_source(model: Artifact, teacher: Artifact | None) -> Artifact:
+    """The model or its teacher: the one with the task to train. Raises if the model cannot be trained."""
+    if teacher is not None and teacher.meta.task not in TASKS:
+        raise AlbertkitError(
+            f"the teacher was made for {teacher.meta.task!r}, so it cannot label texts; pass a fine-tuned model"
+        )
+    if teacher is not None and teacher.meta.details.get("reads") == "vector":
+        raise AlbertkitError(
+            "the teacher is a head on frozen vectors, which cannot label here; pass one fine-tuned without --freeze"
+        )
+    if model.config.options.static:
+        raise AlbertkitError("this model is a static table without layers to train; choose one with layers")
+    if model.meta.task not in TASKS and teacher is not None:
+        return teacher
+    if model.meta.task == "embed":
+        raise AlbertkitError(
+            "this model computes vectors, which `albertkit distill` trains at several depths; use depth=, "
+            "or run  albertkit calibrate MODEL TEXTS  for early_exit="
+        )
+    if model.meta.details.get("reads") == "vector":
+        raise AlbertkitError(
+            "this model is a head on frozen vectors, without layers to train; fine-tune without --freeze first"
+        )
+    if teacher is not None:
+        _check_same_labels(teacher, model)
+    return model
+
+
+def _check_same_labels(teacher: Artifact, model: Artifact) -> None:
+    of_teacher, of_model = (
+        {"task": m.meta.task, "labels": sorted(m.meta.labels), "intents": sorted(m.meta.details.get("intents", ()))}
+        for m in (teacher, model)
+    )
+    for name, value in of_model.items():
+        if of_teacher[name] != value:
+            raise AlbertkitError(
+                f"the teacher's {name} is {of_teacher[name]}, and that of the model {value}; "
+                "pass one that was fine-tuned on the same examples"
+            )
+
+
+def pseudo_label(model: Artifact, texts: Sequence[str], device: str = "auto") -> list[Any]:
+    """Examples of the model's task, labelled by its full depth; texts that are out of scope are dropped."""
+    task = load_task(model.meta)
+    if isinstance(task, ClassifyTask):
+        examples: list[Any] = [TextExample(*line.split("\t", 1)) for line in texts]
+    elif isinstance(task, TagTask | IntentTask):
+        examples = [TaggedExample(line, split_words(line)) for line in texts]
+    else:
+        raise AlbertkitError(
+            f"unlabelled texts work for classify, tag and intent; this model is for {model.meta.task}, "
+            "whose examples are more than a text"
+        )
+    task, features, scores = predict_scores(model, examples, device)
+    results = task.results(scores, features, examples)
+    labelled = [_with_label(example, result) for example, result in zip(examples, results, strict=True)]
+    return [e for e in labelled if getattr(e, "label", "") != OUT_OF_SCOPE or OUT_OF_SCOPE in task.labels]
+
+
+def _with_label(example: Any, result: Any) -> Any:
+    if isinstance(example, TextExample):
+        return dataclasses.replace(example, label=result.label)
+    spans = tuple(Span(s.start, s.end, s.label) for s in result.spans)
+    return dataclasses.replace(example, spans=spans, intent=getattr(result, "intent", None))
+
+
+def check_pairs(task: Task, examples: Sequence[Any], texts: Sequence[str]) -> None:
+    """Raise if unlabelled texts are pairs and the examples are not, or the other way round."""
+    if not isinstance(task, ClassifyTask) or not examples:
+        return
+    has_pairs = examples[0].pair is not None
+    for number, line in enumerate(texts, 1):
+        if ("\t" in line) != has_pairs:
+            problem = "no tab, but the labelled examples are pairs: separate the two texts with a tab"
+            if not has_pairs:
+                problem = "a tab, as pairs have, but the labelled examples are single texts: remove the tab"
+            raise AlbertkitError(f"unlabelled text {number:,} ({line[:40]!r}) has {problem}")

@@ -1,28 +1,59 @@
-"""`from albertkit import finetune`: files or lists of examples to a finished model, as the verb does it. No torch until it is needed.
+"""`from albertkit import finetune`: labelled examples and a model to a model for a task. No torch until it is needed.
 
-In: a task's name, files or examples, a folder. Out: `FinetuneResult`. `tasks/readers/read_examples.py` reads, `frozen.py` or `tune.py` learns; the verb in `cli/task_commands.py` calls the parts below.
+In: a task's name, files or lists of examples, a folder. Out: `FinetuneResult`, and the folder:
+
+    OUTPUT/model/          the artifact of the best run
+    OUTPUT/report.md       metrics, worst errors, time and memory; confusion.png or reliability.png beside it
+    OUTPUT/runs/seed-0/    each run as `loop.py` leaves it (metrics, checkpoints)
+
+A run is repeated for each seed, and restarted if it collapses (`collapse.py`). `finetune_task.py` is what the loop trains;
+`frozen_head.py` trains a head only.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
+import math
+import statistics
+import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from albertkit import builtin
+from albertkit.artifact import Artifact, read_artifact, write_artifact
+from albertkit.data.shard_writer import write_json
 from albertkit.errors import AlbertkitError, nearest, need
-from albertkit.tasks import TASKS
+from albertkit.interop.convert import open_model
+from albertkit.tasks import TASKS, make_task
+from albertkit.tasks.classify import ClassifyTask
+from albertkit.tasks.examples import TextExample
 from albertkit.tasks.readers.read_examples import ReadOptions
 from albertkit.tasks.splits import split_examples
+from albertkit.tasks.task import lower_is_better
 from albertkit.tasks.validate import read_parts
-from albertkit.train.train_settings import FinetuneSettings
+from albertkit.train.finetune_report import FinetuneResult, write_report
+from albertkit.train.frozen_head import choose_base_model, draw_shots, train_frozen_head
+from albertkit.train.train_settings import (
+    ElasticSettings,
+    FinetuneSettings,
+    TrainSettings,
+    preset_epochs,
+    preset_learning_rate,
+)
 
 if TYPE_CHECKING:
-    from albertkit.train.frozen_head import FinetuneResult
+    from albertkit.train.finetune_task import FinetuneTask
+    from albertkit.train.loop import TrainResult
 
 Examples = Path | str | Sequence[Any]
 Log = Callable[[str], None]
-FEW = 500  # examples
+Option = str | float | bool | None
+FEW_EXAMPLES = 500
 
 
 def finetune(
@@ -32,67 +63,226 @@ def finetune(
     *,
     output: Path | str,
     model: Path | str | None = None,
+    settings: FinetuneSettings | None = None,
     log: Log = lambda text: None,
-    progress_bar: bool = False,
-    **options: Any,
+    **options: Option,
 ) -> FinetuneResult:
-    """Teach a model a task from examples, as `albertkit finetune` does; run again, it goes on where it stopped.
+    """Fine-tune a model for a task, as `albertkit finetune` does. Call it again to resume.
 
     train, dev: files, or lists of examples (`albertkit.tasks.examples`); without dev, one in ten of train is held out.
-    model: without it, a built-in model. log: is told what happens, line by line. options: those of the verb by name
-    (`epochs=3`, `freeze=True`, `label_column="stars"`), and further settings of the task (`overlap`, `max_answer`).
+    model: a folder or a name; the default is a built-in model. log: called with one line at a time.
+    options: fields of `FinetuneSettings` (instead of `settings`) and `ReadOptions`, and options of the task, by name.
+
+    Example:
+
+        finetune("classify", "train.tsv", "dev.tsv", output="sentiment", epochs=3).metrics["accuracy"]
     """
-    how, reading, settings = told_apart(task, options)
-    need_for(how)
-    parts = {"train": train} if dev is None else {"train": train, "dev": dev}
-    if reading != ReadOptions() and not any(isinstance(part, str | Path) for part in parts.values()):
-        raise AlbertkitError(
-            "an option says how to read a file, and lists of examples were given; leave it away, or name files"
-        )
-    data = read_parts(task, parts, reading, log)
-    return learn(task, data, Path(output), model, how, log, progress_bar, **settings)
+    learning, reading, task_options = _split_options(task, options)
+    settings = dataclasses.replace(settings or FinetuneSettings(), **learning)
+    need(*(("sklearn", "frozen") if settings.freeze else ("torch", "train")), "fine-tuning")
+    sources = {"train": train} if dev is None else {"train": train, "dev": dev}
+    if reading != ReadOptions() and not any(isinstance(source, str | Path) for source in sources.values()):
+        raise AlbertkitError("an option for reading files was given with lists of examples; omit it, or pass files")
+    parts = read_parts(task, sources, reading, log)
+    if dev is None:
+        parts["train"], parts["dev"] = split_examples(parts["train"])
+    is_small = len(parts["train"]) < FEW_EXAMPLES and not settings.freeze
+    if task == "classify" and is_small and not any(e.pair for e in parts["train"]):
+        log(f"{len(parts['train'])} examples are few for a whole model; --freeze may do better")
+    return finetune_examples(task, parts["train"], parts["dev"], output, model, settings, log, **task_options)
 
 
-def told_apart(task: str, given: Mapping[str, Any]) -> tuple[FinetuneSettings, ReadOptions, dict[str, Any]]:
-    """What says how to learn, how to read, and what only the task knows."""
+def _split_options(task: str, options: Mapping[str, Option]) -> tuple[dict[str, Any], ReadOptions, dict[str, Any]]:
+    """Fields of `FinetuneSettings`, `ReadOptions`, and options of the task."""
     if task not in TASKS:
         raise AlbertkitError(f"unknown task {task!r}{nearest(str(task), TASKS)}; choose one of {', '.join(TASKS)}")
-    learning, reading = ({field.name for field in dataclasses.fields(kind)} for kind in (FinetuneSettings, ReadOptions))
+    learning, reading = ({field.name for field in dataclasses.fields(c)} for c in (FinetuneSettings, ReadOptions))
     known = (*sorted(learning | reading), *TASKS[task].setting_names)
-    odd = next((name for name in given if name not in known), None)
-    if odd is not None:
-        raise AlbertkitError(f"{task} has no option {odd!r}{nearest(odd, known)}; there are {', '.join(known)}")
-    parts = [{name: value for name, value in given.items() if name in names} for names in (learning, reading)]
-    rest = {name: value for name, value in given.items() if name not in learning | reading}
-    return FinetuneSettings(**parts[0]), ReadOptions(**parts[1]), rest
+    unknown = next((name for name in options if name not in known), None)
+    if unknown is not None:
+        hint = nearest(unknown, known)
+        raise AlbertkitError(f"{task} has no option {unknown!r}{hint}; choose among {', '.join(known)}")
+    settings, read = ({n: value for n, value in options.items() if n in names} for names in (learning, reading))
+    task_options = {name: value for name, value in options.items() if name not in learning | reading}
+    return settings, ReadOptions(**read), task_options  # type: ignore[arg-type]
 
 
-def need_for(options: FinetuneSettings) -> None:
-    """Log which packages are missing, before anything is read."""
-    need(*(("sklearn", "frozen") if options.freeze else ("torch", "train")), "fine-tuning")
-
-
-def learn(
+def finetune_examples(
     task: str,
-    data: dict[str, list[Any]],
-    output: Path,
-    model: Path | str | None,
-    options: FinetuneSettings,
-    log: Log,
-    progress_bar: bool,
-    **settings: Any,
+    train: Sequence[Any],
+    dev: Sequence[Any],
+    output: Path | str,
+    model: Artifact | Path | str | None = None,
+    settings: FinetuneSettings | None = None,
+    log: Log = lambda text: None,
+    **task_options: Option,
 ) -> FinetuneResult:
-    """A model from the examples in `train` and `dev`; without the second, some of the first are held out."""
-    train, dev = (data["train"], data["dev"]) if "dev" in data else split_examples(data["train"])
+    """The same for lists of examples that were checked before; `dev` may be empty."""
+    settings, output = settings or FinetuneSettings(), Path(output)
     output.mkdir(parents=True, exist_ok=True)
-    if options.freeze:
-        from albertkit.train.frozen_head import freeze
+    if settings.freeze:
+        if task_options:
+            raise AlbertkitError(f"{next(iter(task_options))} is no option of a head on frozen vectors; omit it")
+        if isinstance(model, Artifact):
+            raise AlbertkitError("a head on frozen vectors is trained on a model folder; write the model first")
+        return train_frozen_head(task, train, dev, output, model, settings)
+    if task == "intent" and all(isinstance(e, TextExample) for e in train):
+        task = "classify"  # intents without slots
+        if "overlap" in task_options:
+            raise AlbertkitError("overlap is an option of slots in long texts, and these intents have none; omit it")
+    if model is None:
+        name, reason = choose_base_model(task, train, settings.max_length)
+        log(f"starting from {name}: {reason}")
+        model = builtin.resolve(name)
+    artifact = model if isinstance(model, Artifact) else open_model(model)
+    if settings.shots:
+        if task != "classify":
+            raise AlbertkitError(f"shots is {settings.shots}, but {task} has no classes to draw from; omit --shots")
+        train = draw_shots(train, settings.shots, settings.seed)
+    if task == "generate":
+        lengths: dict[str, Option] = {
+            "target_length": settings.target_length,
+            "label_smoothing": settings.label_smoothing,
+        }
+        task_options = {**lengths, **task_options}
+    made = make_task(task, train, **task_options)
+    if settings.class_weights:
+        made = _with_class_weights(made, train)
+    return run_seeds(FinetuneJob(made, artifact, train, dev, output, settings), log)
 
-        if settings:
-            raise AlbertkitError(f"{next(iter(settings))} means nothing to a head on frozen vectors; leave it away")
-        return freeze(task, train, dev, output, model, options)
-    from albertkit.train import finetune_runs as tune
 
-    if task == "classify" and len(train) < FEW and not any(e.pair for e in train):
-        log(f"{len(train)} examples are few for a whole model; --freeze may do better")
-    return tune.finetune(task, train, dev, output, model, options, log, progress_bar, **settings)
+def _with_class_weights(task: Any, examples: Sequence[TextExample]) -> ClassifyTask:
+    """The task with a weight for each class, larger for rarer ones."""
+    if not isinstance(task, ClassifyTask) or task.kind != "single":
+        raise AlbertkitError("class weights need texts with one class each; omit --class-weights")
+    counts = Counter(str(e.label) for e in examples)
+    weights = tuple(len(examples) / (len(task.labels) * counts[label]) for label in task.labels)
+    return dataclasses.replace(task, class_weights=weights)
+
+
+@dataclass(frozen=True)
+class FinetuneJob:
+    """One fine-tuning: the task, the model to start from, the data, the folder and the settings."""
+
+    task: Any
+    model: Artifact
+    examples: Sequence[Any]
+    dev: Sequence[Any]
+    output: Path
+    settings: FinetuneSettings
+
+
+def run_seeds(job: FinetuneJob, log: Log) -> FinetuneResult:
+    """Train once for each seed; the best run is the result."""
+    settings, output, dev_before = job.settings, job.output, _dev_hash_before(job.output)
+    if settings.dropout is not None:
+        dropout = {"hidden_dropout_prob": settings.dropout, "attention_probs_dropout_prob": settings.dropout}
+        model = dataclasses.replace(job.model, config=job.model.config.replace(**dropout))
+        job = dataclasses.replace(job, model=model)
+    runs: list[dict[str, Any]] = []
+    best: tuple[float, Artifact, FinetuneTask] | None = None
+    for number in range(settings.seeds):
+        task, result, summary = _run_until_stable(job, settings.seed + number, log)
+        if number == 0 and dev_before not in (None, summary["dev"]):
+            log("the best epoch in this folder was selected on other held-out examples; metrics are of the new ones")
+        if result.model is None:
+            raise AlbertkitError(f"stopped; rerun the command to resume from {output}")
+        runs.append({**summary, "metrics": result.metrics})
+        sign = -1 if lower_is_better(task.selection_metric) else 1
+        score = sign * result.metrics.get(task.selection_metric, 0.0)
+        if best is None or score > best[0]:
+            best = score, read_artifact(result.model), task
+    assert best is not None
+    _, artifact, task = best
+    if len(runs) > 1:
+        spread = _mean_and_deviation([run["metrics"] for run in runs])
+        meta = dataclasses.replace(artifact.meta, metrics={**artifact.meta.metrics, "dev over seeds": spread})
+        artifact = dataclasses.replace(artifact, meta=meta)
+    write_artifact(artifact, output / "model", overwrite=(output / "model").exists())
+    write_json(output / "runs.json", runs)
+    write_report(output, task, artifact, runs)
+    return FinetuneResult(output / "model", artifact.meta.metrics.get("dev", {}), runs)
+
+
+def _dev_hash_before(output: Path) -> str | None:
+    """The hash of the held-out examples of a finished run in this folder."""
+    try:
+        return str(json.loads((output / "runs.json").read_bytes())[0]["dev"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+
+
+def _mean_and_deviation(metrics: list[dict[str, float]]) -> dict[str, list[float]]:
+    return {
+        name: [statistics.fmean(m[name] for m in metrics), statistics.stdev(m[name] for m in metrics)]
+        for name in metrics[0]
+    }
+
+
+def _run_until_stable(job: FinetuneJob, seed: int, log: Log) -> tuple[FinetuneTask, TrainResult, dict[str, Any]]:
+    """One run, restarted with another seed and half the learning rate as long as it collapses."""
+    from albertkit.train.collapse import find_collapse
+    from albertkit.train.loop import train
+
+    settings = job.settings
+    rate = settings.learning_rate or preset_learning_rate(job.model.config)
+    collapses, began = 0, time.perf_counter()
+    while True:
+        run_seed = seed + 1000 * collapses
+        task = _build_training_task(job, loop_settings(settings, 1, rate, run_seed))
+        task.check_metric()
+        epochs = settings.epochs or preset_epochs(len(task.features))
+        steps = max(1, round(task.batches * epochs))
+        task.settings = loop_settings(settings, steps, rate, run_seed, math.ceil(epochs))
+        task.model.encoder.checkpointing = settings.gradient_checkpointing
+        folder = job.output / "runs" / f"seed-{run_seed}"
+        result = train(task, task.settings, folder, resume=True, log=log, progress_bar=settings.progress_bar)
+        seconds = time.perf_counter() - began
+        dev = hashlib.sha256(repr([(f.ids, f.target) for f in task.dev_features]).encode()).hexdigest()[:16]
+        summary = {"seed": run_seed, "rate": rate, "seconds": seconds, "collapsed": collapses, "dev": dev}
+        reason = find_collapse(task) if result.model is not None else None
+        if reason is None:
+            return task, result, summary
+        if collapses >= settings.restarts:
+            remedy = "Pass more examples or epochs, a lower --learning-rate, or --freeze"
+            log(f"{reason}: collapsed, and no restart is left. {remedy}")
+            return task, result, {**summary, "failed": reason}
+        collapses += 1
+        rate /= 2
+        log(f"{reason}: collapsed. Restarting with learning rate {rate:g} and another seed")
+
+
+def _build_training_task(job: FinetuneJob, loop: TrainSettings) -> FinetuneTask:
+    """What the loop trains: the full depth, or every depth."""
+    from albertkit.train.elastic import ElasticTask
+    from albertkit.train.finetune_task import FinetuneTask
+
+    settings, data = job.settings, (job.task, job.model, job.examples, job.dev, loop)
+    if not isinstance(settings, ElasticSettings) and not settings.elastic:
+        return FinetuneTask(*data, settings.max_length, settings.metric)
+    if not job.task.can_exit_early:
+        raise AlbertkitError("generate needs the full depth for every token; omit --elastic")
+    if not isinstance(settings, ElasticSettings):
+        settings = ElasticSettings(**dataclasses.asdict(settings))
+    return ElasticTask(*data, settings)
+
+
+def loop_settings(
+    settings: FinetuneSettings, steps: int, learning_rate: float, seed: int, evaluations: int = 1
+) -> TrainSettings:
+    """Settings of the loop for one run: an evaluation and a checkpoint per epoch; the best one is the result."""
+    return TrainSettings(
+        steps=steps,
+        batch_size=settings.batch_size,
+        micro_batch_size=settings.micro_batch_size,
+        learning_rate=learning_rate,
+        warmup_ratio=0.1,
+        seed=seed,
+        evaluations=evaluations,
+        patience=settings.patience,
+        load_best=True,
+        device=settings.device,
+        compile="no",
+        tensorboard=False,
+        keep_checkpoints=1,
+    )

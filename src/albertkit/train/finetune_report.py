@@ -1,6 +1,6 @@
-"""The report of a fine-tuning: metrics, a picture, the worst errors, time and memory.
+"""The result of a fine-tuning, and its report: metrics, plots, the worst errors, time and memory. No torch here.
 
-In: the finished run. Out: `report.md`; for classes `confusion.png` and `reliability.png`, for numbers `values.png`. No torch here.
+In: the finished run. Out: `report.md`; for classes `confusion.png` and `reliability.png`, for values `values.png`.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import resource
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,118 +17,133 @@ import numpy as np
 from albertkit.artifact import Artifact
 from albertkit.tasks.classify import OUT_OF_SCOPE, ClassifyTask
 
-WORST = 20
-WIDE = 8  # metrics side by side; the rest stand below each other
+MAX_ERRORS = 20
+MAX_COLUMNS = 8  # metrics side by side; the others are rows
+
+
+@dataclass(frozen=True)
+class FinetuneResult:
+    """How a fine-tuning ended."""
+
+    model: Path
+    metrics: dict[str, float]
+    runs: list[dict[str, Any]]
+    """Seed, metrics, seconds and number of collapses of each run."""
 
 
 class EvaluatedRun(Protocol):
-    """What a report tells of: a `FinetuneTask`, or a head on frozen vectors."""
+    """What a report describes: a `FinetuneTask`, or a head on frozen vectors."""
 
     @property
     def features(self) -> Sequence[Any]:
-        """What was learnt from."""
+        """The training inputs."""
 
     @property
     def dev(self) -> Sequence[Any]:
-        """What was held out."""
+        """The held-out examples."""
 
     @property
     def task(self) -> Any:
-        """What it was about."""
+        """The task."""
 
     @property
     def results(self) -> Sequence[Any]:
-        """What is said of each held-out example."""
+        """The result of each held-out example."""
 
     @property
     def last_scores(self) -> Sequence[Any]:
-        """And with which scores."""
+        """The scores of each held-out input."""
 
 
-def write_report(output: Path, work: EvaluatedRun, artifact: Artifact, runs: list[dict[str, Any]]) -> Path:
+def write_report(output: Path, run: EvaluatedRun, artifact: Artifact, runs: list[dict[str, Any]]) -> Path:
     """Write the report beside the model."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1024 if sys.platform != "darwin" else 2**20)
-    lines = ["# Report", "", f"Task: {artifact.meta.task}. {len(work.features):,} inputs to learn from, "
-             f"{len(work.dev):,} examples held out. Peak memory {peak:,.0f} MB.", ""]  # fmt: skip
-    lines += scores_of(runs)
+    lines = ["# Report", "", f"Task: {artifact.meta.task}. {len(run.features):,} training inputs, "
+             f"{len(run.dev):,} examples held out. Peak memory {peak:,.0f} MB.", ""]  # fmt: skip
+    lines += metrics_table(runs)
     failed = next((run["failed"] for run in runs if run.get("failed")), None)
     if failed:
         lines += [
-            f"**Collapsed:** {failed}, after the last new start too. "
-            "Give more examples or epochs, a lower rate, or learn a head alone (`--freeze`).",
+            f"**Collapsed:** {failed}, also after the last restart. "
+            "Pass more examples or epochs, a lower learning rate, or train a head only (`--freeze`).",
             "",
         ]
     spread = artifact.meta.metrics.get("dev over seeds")
     if spread:
         shown = ", ".join(
-            f"{name} {mean:.4f} ± {spread[name][1]:.4f}" for name, (mean, _) in list(spread.items())[:WIDE]
+            f"{name} {mean:.4f} ± {spread[name][1]:.4f}" for name, (mean, _) in list(spread.items())[:MAX_COLUMNS]
         )
         lines += [f"Over {len(runs)} seeds: {shown}.", ""]
     at = artifact.meta.metrics.get("dev at depth")
     if at:
         lines += ["| depth | " + " | ".join(at) + " |", "|---" * (len(at) + 1) + "|",
                   "| score | " + " | ".join(f"{value:.4f}" for value in at.values()) + " |", ""]  # fmt: skip
-    if len(work.dev):
-        if isinstance(work.task, ClassifyTask):
-            lines += pictures(output, work, float(artifact.meta.details.get("temperature", 1.0)))
-        if work.task.has_correct_results:
-            lines += worst(work)
+    if len(run.dev):
+        if isinstance(run.task, ClassifyTask):
+            lines += draw_plots(output, run, float(artifact.meta.details.get("temperature", 1.0)))
+        if run.task.has_correct_results:
+            lines += errors_table(run)
     (output / "report.md").write_text("\n".join(lines), encoding="utf-8")
     return output / "report.md"
 
 
-def scores_of(runs: list[dict[str, Any]]) -> list[str]:
-    """The metrics of each run as a table; where there are many, those of the best run below each other."""
+def metrics_table(runs: list[dict[str, Any]]) -> list[str]:
+    """A table of the metrics of each run; further metrics have a row each."""
     names = [name for name in runs[0]["metrics"] if "_at_" not in name]
     if not names:
         return []
-    some = names[:WIDE]
-    lines = ["| seed | rate | " + " | ".join(some) + " | seconds | collapsed before |", "|---" * (len(some) + 4) + "|"]
+    some = names[:MAX_COLUMNS]
+    lines = [
+        "| seed | learning rate | " + " | ".join(some) + " | seconds | collapses |",
+        "|---" * (len(some) + 4) + "|",
+    ]
     for run in runs:
         scores = " | ".join(f"{run['metrics'][name]:.4f}" for name in some)
         rate = f"{run['rate']:g}" if "rate" in run else "-"
         lines.append(f"| {run['seed']} | {rate} | {scores} | {run['seconds']:.0f} | {run['collapsed']} |")
     lines.append("")
-    if len(names) > WIDE:
+    if len(names) > MAX_COLUMNS:
         lines += [
             "| metric | " + " | ".join(f"seed {run['seed']}" for run in runs) + " |",
             "|---" * (len(runs) + 1) + "|",
         ]
         lines += [
-            f"| {n} | " + " | ".join(f"{run['metrics'].get(n, 0.0):.4f}" for run in runs) + " |" for n in names[WIDE:]
+            f"| {n} | " + " | ".join(f"{run['metrics'].get(n, 0.0):.4f}" for run in runs) + " |"
+            for n in names[MAX_COLUMNS:]
         ]
         lines.append("")
     return lines
 
 
-def worst(work: EvaluatedRun) -> list[str]:
-    """The errors the model was surest of, as a table."""
+def errors_table(run: EvaluatedRun) -> list[str]:
+    """A table of the errors with the highest confidence."""
     rows = []
-    for example, result in zip(work.dev, work.results, strict=True):
-        right, found = truth(example), said(result)
-        if hasattr(example, "spans") and not hasattr(result, "intent"):  # entities alone were asked for
-            right = None, right[1]
-        if right is not None and right != found:
-            rows.append((sureness(example, result), example, readable(right, example), readable(found, example)))
+    for example, result in zip(run.dev, run.results, strict=True):
+        correct, predicted = correct_answer(example), predicted_answer(result)
+        if hasattr(example, "spans") and not hasattr(result, "intent"):  # a task of entities only
+            correct = None, correct[1]
+        if correct is not None and correct != predicted:
+            answers = (_readable(correct, example), _readable(predicted, example))
+            rows.append((_error_size(example, result), example, *answers))
     rows.sort(key=lambda row: -row[0])
     if not rows:
         return ["No errors on the held-out examples.", ""]
     lines = [
-        f"## The {min(WORST, len(rows))} worst of {len(rows)} errors",
+        f"## The {min(MAX_ERRORS, len(rows))} worst of {len(rows)} errors",
         "",
-        "| sure | right | found | text |",
+        "| confidence | correct | predicted | text |",
         "|---|---|---|---|",
     ]
-    for sure, example, right, found in rows[:WORST]:
+    for confidence, example, correct, predicted in rows[:MAX_ERRORS]:
         text = next((getattr(example, n) for n in ("text", "question", "user") if hasattr(example, n)), "")
         second = getattr(example, "pair", None)
         shown = f"{text} ⟂ {second}" if second else text
-        lines.append(f"| {sure:.2f} | {cell(right)} | {cell(found)} | {cell(shown, 160)} |")
+        lines.append(f"| {confidence:.2f} | {_cell(correct)} | {_cell(predicted)} | {_cell(shown, 160)} |")
     return [*lines, ""]
 
 
-def readable(value: Any, example: Any) -> Any:
-    """What is right or was said, for people: words instead of the numbers of characters or choices."""
+def _readable(value: Any, example: Any) -> Any:
+    """An answer as text instead of character offsets or the number of a choice."""
     if hasattr(example, "choices"):
         return example.choices[value]
     if not hasattr(example, "spans"):
@@ -138,14 +153,13 @@ def readable(value: Any, example: Any) -> Any:
     return shown if intent is None else f"{intent}; {shown}"
 
 
-def cell(value: Any, most: int = 60) -> str:
-    """Something in a table's cell."""
+def _cell(value: object, most: int = 60) -> str:
     text = str(value).replace("|", "\\|").replace("\n", " ")
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
-def truth(example: Any) -> Any:
-    """What is right, in a form that compares with `said`."""
+def correct_answer(example: Any) -> Any:
+    """The label of an example, in a form that compares with `predicted_answer`."""
     if hasattr(example, "spans"):
         return example.intent, tuple((s.start, s.end, s.label) for s in example.spans)
     if hasattr(example, "answers"):
@@ -160,8 +174,8 @@ def truth(example: Any) -> Any:
     return round(label, 2) if isinstance(label, float) else tuple(sorted(label)) if isinstance(label, tuple) else label
 
 
-def said(result: Any) -> Any:
-    """What the model said."""
+def predicted_answer(result: Any) -> Any:
+    """The prediction of a result, without its confidence."""
     if hasattr(result, "spans"):
         return getattr(result, "intent", None), tuple((s.start, s.end, s.label) for s in result.spans)
     if hasattr(result, "index"):
@@ -173,8 +187,8 @@ def said(result: Any) -> Any:
     return result.text
 
 
-def sureness(example: Any, result: Any) -> float:
-    """How wrong it is: the probability of what was said, or the distance of a value."""
+def _error_size(example: Any, result: Any) -> float:
+    """The probability of the prediction, or the distance of a value."""
     if isinstance(getattr(result, "label", None), float):
         return abs(result.label - float(example.label))
     if hasattr(result, "index"):
@@ -184,45 +198,40 @@ def sureness(example: Any, result: Any) -> float:
     return float(getattr(result, "probability", 1.0) or 0.0)
 
 
-def pictures(output: Path, work: EvaluatedRun, temperature: float) -> list[str]:
-    """What a picture says best: which classes are taken for which, how far probabilities can be trusted, or values beside right ones.
-
-    Nothing where matplotlib is not installed.
-    """
+def draw_plots(output: Path, run: EvaluatedRun, temperature: float) -> list[str]:
+    """Plot the confusion of classes and the reliability of probabilities, or values; nothing without matplotlib."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
         return []
-    drawn: list[tuple[Callable[[Any], None], str, str]] = []
-    if work.task.kind == "regression":
-        drawn.append((lambda axes: draw_values(axes, work), "values", "values found beside right ones"))
+    plots: dict[str, tuple[str, Callable[[Any], None]]] = {}
+    if run.task.kind == "regression":
+        plots["values"] = "predicted and correct values", lambda axes: _draw_values(axes, run)
     else:
-        if work.task.kind == "single":
-            drawn.append((lambda axes: draw_confusion(axes, work), "confusion", "which classes are taken for which"))
-        drawn.append(
-            (lambda axes: draw_trust(axes, work, temperature), "reliability", "how far probabilities can be trusted")
-        )
-    for draw, name, _ in drawn:
+        if run.task.kind == "single":
+            plots["confusion"] = "confusion of classes", lambda axes: _draw_confusion(axes, run)
+        plots["reliability"] = "reliability of probabilities", lambda axes: _draw_reliability(axes, run, temperature)
+    for name, (_, draw) in plots.items():
         figure = Figure(figsize=(4.5, 4), layout="constrained")
         draw(figure.subplots())
         figure.savefig(output / f"{name}.png", dpi=110)
-    return [" ".join(f"![{what}]({name}.png)" for _, name, what in drawn), ""]
+    return [" ".join(f"![{title}]({name}.png)" for name, (title, _) in plots.items()), ""]
 
 
-def draw_confusion(axes: Any, work: EvaluatedRun) -> None:
-    """Rows are right classes, columns those found; names and numbers where there is room."""
-    labels = list(work.task.labels)
-    if OUT_OF_SCOPE not in labels and any(example.label == OUT_OF_SCOPE for example in work.dev):
+def _draw_confusion(axes: Any, run: EvaluatedRun) -> None:
+    """Rows are correct classes, columns predicted ones; names and numbers where there is room."""
+    labels = list(run.task.labels)
+    if OUT_OF_SCOPE not in labels and any(example.label == OUT_OF_SCOPE for example in run.dev):
         labels.append(OUT_OF_SCOPE)
     names = {label: i for i, label in enumerate(labels)}
     table = np.zeros((len(labels), len(labels)))
-    for example, result in zip(work.dev, work.results, strict=True):
+    for example, result in zip(run.dev, run.results, strict=True):
         if str(example.label) in names and result.label in names:
             table[names[str(example.label)], names[result.label]] += 1
     shares = table / np.maximum(table.sum(1, keepdims=True), 1)
     axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
-    axes.set_xlabel("found")
-    axes.set_ylabel("right")
+    axes.set_xlabel("predicted")
+    axes.set_ylabel("correct")
     if len(labels) <= 20:
         axes.set_xticks(range(len(labels)), labels, rotation=90, fontsize=7)
         axes.set_yticks(range(len(labels)), labels, fontsize=7)
@@ -232,31 +241,33 @@ def draw_confusion(axes: Any, work: EvaluatedRun) -> None:
             axes.text(j, i, str(int(n)), ha="center", va="center", fontsize=7, color=color)
 
 
-def draw_trust(axes: Any, work: EvaluatedRun, temperature: float) -> None:
-    """Of answers given with a probability, the share that is right: on the diagonal where probabilities mean what they say."""
-    known = [i for i, example in enumerate(work.dev) if work.task.has_known_label(example)]
-    targets = np.array([work.task.target(work.dev[i]) for i in known])
-    scores = np.stack(work.last_scores).astype(np.float64)[known]
+def _draw_reliability(axes: Any, run: EvaluatedRun, temperature: float) -> None:
+    """The accuracy of predictions by their probability: on the diagonal if calibrated."""
+    known = [i for i, example in enumerate(run.dev) if run.task.has_known_label(example)]
+    targets = np.array([run.task.target(run.dev[i]) for i in known])
+    scores = np.stack(run.last_scores).astype(np.float64)[known]
     for name, scale in (("as trained", 1.0), (f"calibrated, T = {temperature:.2f}", temperature)):
-        chances = replace(work.task, temperature=scale).probabilities(scores)
-        if work.task.kind == "multi":  # every class of every text
-            sure, right = chances.ravel(), targets.ravel().astype(float)
+        probabilities = replace(run.task, temperature=scale).probabilities(scores)
+        if run.task.kind == "multi":  # every class of every text
+            confidence, is_correct = probabilities.ravel(), targets.ravel().astype(float)
         else:
-            sure, right = chances.max(1), (chances.argmax(1) == targets).astype(float)
-        bins = np.clip((sure * 10).astype(int), 0, 9)
-        points = [(sure[bins == b].mean(), right[bins == b].mean()) for b in range(10) if (bins == b).sum() >= 5]
+            confidence, is_correct = probabilities.max(1), (probabilities.argmax(1) == targets).astype(float)
+        bins = np.clip((confidence * 10).astype(int), 0, 9)
+        points = [
+            (confidence[bins == b].mean(), is_correct[bins == b].mean()) for b in range(10) if (bins == b).sum() >= 5
+        ]
         if points:
             axes.plot(*zip(*points, strict=True), "o-", ms=3, label=name)
             axes.legend(fontsize=7)
     axes.plot([0, 1], [0, 1], "k:", lw=1)
-    axes.set_xlabel("probability given")
-    axes.set_ylabel("share that is right")
+    axes.set_xlabel("predicted probability")
+    axes.set_ylabel("accuracy")
 
 
-def draw_values(axes: Any, work: EvaluatedRun) -> None:
+def _draw_values(axes: Any, run: EvaluatedRun) -> None:
     """A point for each held-out example."""
-    right = [work.task.numeric_label(example) for example in work.dev]
-    axes.plot(right, [result.label for result in work.results], "o", ms=3, alpha=0.5)
-    axes.plot([min(right), max(right)], [min(right), max(right)], "k:", lw=1)
-    axes.set_xlabel("right")
-    axes.set_ylabel("found")
+    correct = [run.task.numeric_label(example) for example in run.dev]
+    axes.plot(correct, [result.label for result in run.results], "o", ms=3, alpha=0.5)
+    axes.plot([min(correct), max(correct)], [min(correct), max(correct)], "k:", lw=1)
+    axes.set_xlabel("correct")
+    axes.set_ylabel("predicted")

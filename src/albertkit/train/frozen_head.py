@@ -1,10 +1,10 @@
-"""A classifier on frozen sentence vectors: minutes become seconds, and a handful of examples is enough. No torch.
+"""A classifier on frozen sentence vectors: seconds instead of minutes, and a handful of examples is enough. No torch.
 
-In: `TextExample` examples with one class each, and a model whose vectors are good. Out: an artifact whose head reads the vector itself.
+In: `TextExample`s with one class each, and a model. Out: an artifact whose head reads the sentence vector. `train_frozen_head` is
+`finetune --freeze`: it also writes a report. `choose_base_model` picks the built-in model that `finetune.py` starts from.
 
-Every text is encoded once, by the torch-free runtime: vectors are remembered within a process, and `freeze` keeps them in OUT/vectors.npy for the
-next run. The head is scikit-learn's logistic regression; its strength is chosen by cross-validation.
-With a floor, a text that fits no class well is out of scope. `freeze` is `finetune --freeze`: all of it, with a report of its scores.
+Every text is encoded once, by the torch-free runtime: vectors are cached within a process, and OUTPUT/vectors.npy keeps them for
+the next run. The head is scikit-learn's logistic regression; cross-validation chooses its regularization.
 """
 
 from __future__ import annotations
@@ -32,76 +32,66 @@ from albertkit.serve.vector_cache import OVERHEAD, VectorCache, cache_key
 from albertkit.tasks import TASKS
 from albertkit.tasks.classify import OUT_OF_SCOPE, ClassifyTask
 from albertkit.tasks.examples import TextExample
-from albertkit.train.finetune_report import write_report
+from albertkit.train.finetune_report import FinetuneResult, write_report
 from albertkit.train.train_settings import FinetuneSettings
 
-STRENGTHS = (1.0, 10.0, 100.0)
-MOST_BYTES = 512 * 2**20
-REMEMBERED = VectorCache(MOST_BYTES)  # vectors of texts, the longest unused forgotten first
-LOCK = threading.Lock()  # fits may run in threads
+STRENGTHS = (1.0, 10.0, 100.0)  # inverse regularization, scikit-learn's C
+MAX_CACHE_BYTES = 512 * 2**20
+VECTOR_CACHE = VectorCache(MAX_CACHE_BYTES)
+CACHE_LOCK = threading.Lock()  # estimators may run in threads
+MAX_TRIAL_EXAMPLES, MIN_TRIAL_EXAMPLES = 1_200, 200
+ERROR_RATIO = 0.8  # the vector model is chosen if its errors are below this share of the other's
+RIDGE = 1e-3
 
 
-def few(examples: Sequence[TextExample], shots: int, seed: int = 0) -> list[TextExample]:
-    """`shots` examples of each class, drawn."""
+def train_frozen_head(
+    task: str,
+    train: Sequence[Any],
+    dev: Sequence[Any],
+    output: Path,
+    model: Path | str | None,
+    settings: FinetuneSettings,
+) -> FinetuneResult:
+    """Train a head on the vectors of a model. Examples of the class `oos` set the out-of-scope probability."""
+    model = builtin.resolve(model, builtin.DEFAULT)
+    if not TASKS[task].can_train_on_frozen_vectors or not all(isinstance(e, TextExample) for e in train):
+        raise AlbertkitError(f"{task} needs more than frozen vectors, which are for classes of texts; omit --freeze")
+    if settings.shots:
+        train = draw_shots(train, settings.shots, settings.seed)
+    began = time.perf_counter()
+    base = Albert(model)
+    load_vectors(output / "vectors.npy")
+    in_scope = [e for e in train if e.label != OUT_OF_SCOPE]
+    out_of_scope = [e for e in train if e.label == OUT_OF_SCOPE]
+    artifact = fit_head(base, open_model(model), in_scope, out_of_scope, settings)
+    seconds = time.perf_counter() - began
+    write_head(artifact, model, output / "model", overwrite=(output / "model").exists())
+    albert, length = Albert(output / "model"), artifact.meta.details["max_length"]
+    metrics: dict[str, float] = {}
+    evaluation = evaluate_head(albert, base, train, dev)
+    save_vectors(output / "vectors.npy", base, [*train, *dev], length)
+    if len(dev):
+        metrics = albert.task.measure(evaluation.results, dev)
+        artifact = dataclasses.replace(artifact, meta=dataclasses.replace(artifact.meta, metrics={"dev": metrics}))
+        write_head(artifact, model, output / "model", overwrite=True)
+    runs = [{"seed": settings.seed, "metrics": metrics, "seconds": seconds, "collapsed": 0}]
+    write_json(output / "runs.json", runs)
+    write_report(output, evaluation, artifact, runs)
+    return FinetuneResult(output / "model", metrics, runs)
+
+
+def draw_shots(examples: Sequence[TextExample], shots: int, seed: int = 0) -> list[TextExample]:
+    """Draw `shots` examples of each class."""
     by_class: dict[Any, list[TextExample]] = defaultdict(list)
     for example in examples:
         by_class[example.label].append(example)
     rng = np.random.default_rng(seed)
-    return [
-        own[i] for label in sorted(by_class) for own in [by_class[label]] for i in rng.permutation(len(own))[:shots]
-    ]
-
-
-@dataclass(frozen=True)
-class FinetuneResult:
-    """How a fine-tuning ended, frozen or not."""
-
-    model: Path
-    metrics: dict[str, float]
-    runs: list[dict[str, Any]]
-    """Seed, metrics, seconds and whether it collapsed, for each run."""
-
-
-def freeze(
-    task: str,
-    examples: Sequence[Any],
-    dev: Sequence[Any],
-    output: Path,
-    model: Path | str | None,
-    options: FinetuneSettings,
-) -> FinetuneResult:
-    """A head on the frozen vectors of the model at `model`. Examples of the class `oos` set the floor below which a text is out of scope."""
-    model = builtin.resolve(model, builtin.DEFAULT)
-    if not TASKS[task].can_train_on_frozen_vectors or not all(isinstance(e, TextExample) for e in examples):
-        raise AlbertkitError(f"only classes of texts are learnt on frozen vectors; leave --freeze away for {task}")
-    if options.shots:
-        examples = few(examples, options.shots, options.seed)
-    began = time.perf_counter()
-    inside = [e for e in examples if e.label != OUT_OF_SCOPE]
-    strange = [e for e in examples if e.label == OUT_OF_SCOPE]
-    given = options.seed, options.max_length, options.class_weights
-    base = Albert(model)
-    recall(output / "vectors.npy")
-    made = fit(base, open_model(model), inside, strange, *given)
-    seconds = time.perf_counter() - began
-    write(made, model, output / "model", overwrite=(output / "model").exists())
-    albert = Albert(output / "model")
-    metrics: dict[str, float] = {}
-    judged = judge(albert, base, examples, dev)
-    keep(output / "vectors.npy", base, [*examples, *dev], made.meta.details["max_length"])
-    if len(dev):
-        metrics = albert.task.measure(judged.results, dev)
-        made = dataclasses.replace(made, meta=dataclasses.replace(made.meta, metrics={"dev": metrics}))
-        write(made, model, output / "model", overwrite=True)
-    runs = [{"seed": options.seed, "metrics": metrics, "seconds": seconds, "collapsed": 0}]
-    write_json(output / "runs.json", runs)
-    write_report(output, judged, made, runs)
-    return FinetuneResult(output / "model", metrics, runs)
+    return [by_class[c][i] for c in sorted(by_class) for i in rng.permutation(len(by_class[c]))[:shots]]
 
 
 @dataclass(frozen=True)
 class HeadEvaluation:
-    """What a head says of held-out examples, for the report."""
+    """Predictions of a head for held-out examples, for the report."""
 
     features: Sequence[Any]
     dev: Sequence[Any]
@@ -110,148 +100,179 @@ class HeadEvaluation:
     last_scores: Sequence[Any]
 
 
-def judge(albert: Albert, base: Albert, examples: Sequence[Any], dev: Sequence[Any]) -> HeadEvaluation:
-    """The head of `albert` on what was held out; its vectors are those of `base`, from which it was made."""
-    refuse_pairs(dev)
+def evaluate_head(albert: Albert, base: Albert, train: Sequence[Any], dev: Sequence[Any]) -> HeadEvaluation:
+    """Apply the head of `albert` to held-out examples; the vectors are those of `base`, on which it was trained."""
+    _check_single_texts(dev)
     weight, bias = albert.heads["classify"]
-    found = list(vectors_of(base, dev, albert.meta.details["max_length"]) @ weight.T + bias)
-    return HeadEvaluation(examples, dev, albert.task, albert.task.results(found, (), dev), found)
+    scores = list(encode_texts(base, dev, albert.meta.details["max_length"]) @ weight.T + bias)
+    return HeadEvaluation(train, dev, albert.task, albert.task.results(scores, (), dev), scores)
 
 
-def refuse_pairs(examples: Sequence[TextExample]) -> None:
-    """A vector is of one text."""
+def _check_single_texts(examples: Sequence[TextExample]) -> None:
     if any(example.pair is not None for example in examples):
         raise AlbertkitError("frozen vectors are of single texts; fine-tune the whole model for pairs")
 
 
-def vectors_of(albert: Albert, examples: Sequence[TextExample], length: int) -> np.ndarray:
-    """Unit vectors of texts, cut to `length` tokens, as `predict` reads them; what is remembered is not computed again."""
-    keys, ids = keyed(albert, examples, length)
-    with LOCK:
-        known = {key: found[0] for key in keys if (found := REMEMBERED.get(key)) is not None}
+def encode_texts(albert: Albert, examples: Sequence[TextExample], length: int) -> np.ndarray:
+    """Unit vectors of texts, truncated to `length` tokens, from the cache where possible."""
+    keys, ids = _cache_keys(albert, examples, length)
+    with CACHE_LOCK:
+        known = {key: entry[0] for key in keys if (entry := VECTOR_CACHE.get(key)) is not None}
     missing = {key: row for key, row in zip(keys, ids, strict=True) if key not in known}
-    known.update(zip(missing, encode(albert, list(missing.values())), strict=True))
-    with LOCK:
+    known.update(zip(missing, encode_ids(albert, list(missing.values())), strict=True))
+    with CACHE_LOCK:
         for key in missing:
-            REMEMBERED.put(key, known[key], 0)
+            VECTOR_CACHE.put(key, known[key], 0)
     return np.array([known[key] for key in keys], np.float32).reshape(len(keys), albert.dim)
 
 
-def keyed(albert: Albert, examples: Sequence[TextExample], length: int) -> tuple[list[bytes], list[list[int]]]:
-    """What the encoder reads of each text, and the keys of its vectors: hashes of that and of the model."""
+def _cache_keys(albert: Albert, examples: Sequence[TextExample], length: int) -> tuple[list[bytes], list[list[int]]]:
+    """(keys, token ids) of texts; a key is a hash of the ids and the model."""
     ids = [e.ids for e in albert.tokenizer.encode_batch([e.text for e in examples], max_length=length)]
     model = f"{albert.name} {albert.device} {albert.config}"
     return [cache_key(model, str(row)) for row in ids], ids
 
 
-def encode(albert: Albert, ids: list[list[int]]) -> np.ndarray:
+def encode_ids(albert: Albert, ids: list[list[int]]) -> np.ndarray:
     """Unit vectors (texts, dim) of token ids."""
     return unit_length(window_vectors(albert, ids, albert.depth, albert.meta.pooling))
 
 
-def keep(path: Path, albert: Albert, examples: Sequence[TextExample], length: int) -> None:
-    """Write the vectors of texts, for `recall`: keys and numbers, no text."""
-    keys, _ = keyed(albert, examples, length)
-    if len(keys) * (4 * albert.dim + OVERHEAD) > MOST_BYTES:
-        return  # more than is remembered
+def save_vectors(path: Path, albert: Albert, examples: Sequence[TextExample], length: int) -> None:
+    """Write the vectors of texts with their keys, without the texts."""
+    keys, _ = _cache_keys(albert, examples, length)
+    if len(keys) * (4 * albert.dim + OVERHEAD) > MAX_CACHE_BYTES:
+        return  # more than the cache takes
     table = np.empty(len(keys), [("key", "u1", 16), ("vector", "<f4", albert.dim)])
     table["key"] = np.frombuffer(b"".join(keys), np.uint8).reshape(-1, 16)
-    table["vector"] = vectors_of(albert, examples, length)
+    table["vector"] = encode_texts(albert, examples, length)
     write_array(path, table)
 
 
-def recall(path: Path) -> None:
-    """Remember the vectors that `keep` wrote. Keys name the model, so those of another one do no harm; a damaged file is as none."""
+def load_vectors(path: Path) -> None:
+    """Fill the cache from a file of `save_vectors`. Keys depend on the model; a damaged file is ignored."""
     try:
-        if not path.is_file() or path.stat().st_size > MOST_BYTES:
+        if not path.is_file() or path.stat().st_size > MAX_CACHE_BYTES:
             return
         table = np.load(path, allow_pickle=False)
         pairs = list(zip(table["key"], table["vector"], strict=True))
     except (OSError, ValueError, EOFError, IndexError):
         return
-    with LOCK:
+    with CACHE_LOCK:
         for key, vector in pairs:
-            REMEMBERED.put(key.tobytes(), vector, 0)
+            VECTOR_CACHE.put(key.tobytes(), vector, 0)
 
 
-def fit(
+def fit_head(
     albert: Albert,
-    start: Artifact,
+    base: Artifact,
     examples: Sequence[TextExample],
-    outside: Sequence[TextExample] = (),
-    seed: int = 0,
-    max_length: int | None = None,
-    balanced: bool = False,
+    out_of_scope: Sequence[TextExample] = (),
+    settings: FinetuneSettings | None = None,
 ) -> Artifact:
-    """Learn a head; `outside` are examples that fit no class, from which the floor is set (else from the classes alone).
+    """Fit a head on the vectors of `albert`, whose artifact is `base`.
 
-    max_length: tokens of a text that are read; by default as many as the model can. balanced: rare classes weigh more.
+    out_of_scope: examples of no class; they set the probability below which a text is out of scope.
+    settings: without, texts are read as far as the model can.
     """
     need("sklearn", "frozen", "a classifier on frozen vectors")
     from sklearn.linear_model import LogisticRegression
     from sklearn.model_selection import cross_val_predict
 
     if not all(isinstance(example.label, str) for example in examples):
-        raise AlbertkitError(
-            "a head on frozen vectors learns one class for each text; fine-tune the whole model instead"
-        )
+        raise AlbertkitError("a head on frozen vectors needs one class per text; fine-tune the whole model instead")
     task = ClassifyTask.from_examples(examples, "single")
-    refuse_pairs(examples)
-    length = min(max_length or albert.max_tokens, albert.max_tokens)
-    vectors = vectors_of(albert, examples, length)
+    _check_single_texts(examples)
+    length = albert.max_tokens if settings is None else min(settings.max_length, albert.max_tokens)
+    class_weight = "balanced" if settings is not None and settings.class_weights else None
+    vectors = encode_texts(albert, examples, length)
     targets = np.array([task.target(example) for example in examples])
-    least = min(Counter(targets.tolist()).values())
-    folds = min(5, least)
-    weighing = "balanced" if balanced else None
+    folds = min(5, *Counter(targets.tolist()).values())
     best: tuple[float, float, np.ndarray | None] = (-np.inf, 10.0, None)
     for strength in STRENGTHS if folds >= 2 else ():
-        model = LogisticRegression(C=strength, max_iter=1000, class_weight=weighing)
-        chances = cross_val_predict(model, vectors, targets, cv=folds, method="predict_proba")
-        score = float(np.log(np.maximum(chances[np.arange(len(targets)), targets], 1e-9)).mean())
+        model = LogisticRegression(C=strength, max_iter=1000, class_weight=class_weight)
+        probabilities = cross_val_predict(model, vectors, targets, cv=folds, method="predict_proba")
+        score = float(np.log(np.maximum(probabilities[np.arange(len(targets)), targets], 1e-9)).mean())
         if score > best[0]:
-            best = score, strength, chances
-    model = LogisticRegression(C=best[1], max_iter=1000, class_weight=weighing).fit(vectors, targets)
-    weight, bias = rows_of(model)
-    floor = 0.0
-    if len(outside):
-        strange = vectors_of(albert, outside, length)
-        floor = cut(
-            task.probabilities(strange @ weight.T + bias).max(1), best[2].max(1) if best[2] is not None else np.ones(1)
-        )
-    task = dataclasses.replace(task, min_probability=floor)
-    weights = {n: w for n, w in start.weights.items() if n.startswith("encoder.")}
+            best = score, strength, probabilities
+    _, strength, probabilities = best
+    model = LogisticRegression(C=strength, max_iter=1000, class_weight=class_weight).fit(vectors, targets)
+    weight, bias = _head_weights(np.asarray(model.coef_), np.asarray(model.intercept_))
+    if len(out_of_scope):
+        outside = task.probabilities(encode_texts(albert, out_of_scope, length) @ weight.T + bias).max(1)
+        inside = probabilities.max(1) if probabilities is not None else np.ones(1)
+        task = dataclasses.replace(task, min_probability=best_boundary(outside, inside))
+    weights = {n: w for n, w in base.weights.items() if n.startswith("encoder.")}
     weights |= {
         "heads.classify.linear.weight": weight.astype(np.float32),
         "heads.classify.linear.bias": bias.astype(np.float32),
     }
-    done = {"step": "frozen classifier", "examples": len(examples), "strength": best[1], "seed": seed}
+    seed = 0 if settings is None else settings.seed
+    step = {"step": "frozen classifier", "examples": len(examples), "strength": strength, "seed": seed}
     details = {k: v for k, v in dataclasses.asdict(task).items() if k != "labels"}
+    details |= {"reads": "vector", "max_length": length}
+    made = (*base.meta.made, step)
     meta = dataclasses.replace(
-        start.meta, task="classify", labels=task.labels, made=(*start.meta.made, done), quantisation=None,
-        details={**details, "reads": "vector", "max_length": length},
-    )  # fmt: skip
-    return Artifact(start.config, weights, start.tokenizer, meta)
+        base.meta, task="classify", labels=task.labels, made=made, quantisation=None, details=details
+    )
+    return Artifact(base.config, weights, base.tokenizer, meta)
 
 
-def write(made: Artifact, start: Path | str | None, folder: Path, overwrite: bool = False) -> Path:
-    """Write what `fit` made from the model at `start`. Matrices that are 8-bit there stay so, and the vectors stay the same to the bit."""
-    before = open_stored(start).weights
-    kept = {
-        name: matrix for name, matrix in before.items() if isinstance(matrix, QuantizedMatrix) and name in made.weights
-    }
-    return write_artifact(made, folder, overwrite, kept=kept)
-
-
-def rows_of(model: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Weights and biases with a row for each class; two classes share one in scikit-learn."""
-    weight, bias = np.asarray(model.coef_), np.asarray(model.intercept_)
+def _head_weights(weight: np.ndarray, bias: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """One row for each class; scikit-learn has one row for two classes."""
     if len(weight) == 1:
         return np.concatenate([-weight / 2, weight / 2]), np.concatenate([-bias / 2, bias / 2])
     return weight, bias
 
 
-def cut(strange: np.ndarray, known: np.ndarray) -> float:
-    """The floor that tells strange texts from known ones best, by the mean of both rates."""
-    edges = np.unique(np.concatenate([strange, known]))
-    rates = [((strange < edge).mean() + (known >= edge).mean()) / 2 for edge in edges]
+def best_boundary(outside: np.ndarray, inside: np.ndarray) -> float:
+    """The probability that separates texts out of scope from others best, by the mean of both rates."""
+    edges = np.unique(np.concatenate([outside, inside]))
+    rates = [((outside < edge).mean() + (inside >= edge).mean()) / 2 for edge in edges]
     return float(edges[int(np.argmax(rates))])
+
+
+def write_head(artifact: Artifact, base: Path | str | None, folder: Path, overwrite: bool = False) -> Path:
+    """Write what `fit_head` made from the model at `base`. Its 8-bit matrices stay 8-bit, so vectors are identical."""
+    stored = open_stored(base).weights
+    kept = {n: w for n, w in stored.items() if isinstance(w, QuantizedMatrix) and n in artifact.weights}
+    return write_artifact(artifact, folder, overwrite, kept=kept)
+
+
+def choose_base_model(task: str, examples: Sequence[Any], max_length: int) -> tuple[str, str]:
+    """(name of a built-in model, reason).
+
+    One built-in model is made for the meaning of whole texts, the other one for tokens in context. Classes of texts may need
+    either: the sentiment of a review is in the vectors of the first, grammaticality is not (LOG.md has numbers). So both are
+    tried on some examples, by least squares on their vectors, which takes seconds.
+    """
+    if max_length > builtin.describe(builtin.DEFAULT).shape["length"]:
+        return builtin.FINETUNE_MODEL, "it reads texts of that length"
+    if task == "match":
+        return builtin.DEFAULT, "it is made for sentence vectors"
+    if task != "classify" or any(e.pair for e in examples):
+        return builtin.FINETUNE_MODEL, "it is made for tokens in context"
+    if len(examples) < MIN_TRIAL_EXAMPLES or not all(isinstance(e.label, str) for e in examples):
+        return builtin.DEFAULT, "it is made for the meaning of whole texts"
+    numbers = np.random.default_rng(0).permutation(len(examples))[:MAX_TRIAL_EXAMPLES]
+    chosen = [examples[i] for i in numbers]
+    labels = np.unique([e.label for e in chosen], return_inverse=True)[1]
+    accuracy = {
+        name: linear_accuracy(encode_texts(Albert(builtin.resolve(name)), chosen, max_length), labels)
+        for name in (builtin.DEFAULT, builtin.FINETUNE_MODEL)
+    }
+    is_better = 1 - accuracy[builtin.DEFAULT] < ERROR_RATIO * (1 - accuracy[builtin.FINETUNE_MODEL])
+    shown = " and ".join(f"{value:.1%} with {name}" for name, value in accuracy.items())
+    name = builtin.DEFAULT if is_better else builtin.FINETUNE_MODEL
+    return name, f"the accuracy of a linear model on {len(chosen):,} vectors is {shown}"
+
+
+def linear_accuracy(vectors: np.ndarray, labels: np.ndarray) -> float:
+    """Accuracy of least squares for every third vector, fitted on the others."""
+    is_held_out = np.arange(len(labels)) % 3 == 2
+    scaled = (vectors - vectors[~is_held_out].mean(0)) / (vectors[~is_held_out].std(0) + 1e-6)
+    inputs, targets = scaled[~is_held_out], np.eye(labels.max() + 1)[labels[~is_held_out]]
+    shares = targets.mean(0)
+    gram = inputs.T @ inputs + RIDGE * len(inputs) * vectors.shape[1] * np.eye(vectors.shape[1])
+    weights = np.linalg.solve(gram, inputs.T @ (targets - shares))
+    return float(((scaled[is_held_out] @ weights + shares).argmax(1) == labels[is_held_out]).mean())

@@ -76,7 +76,7 @@ class PretrainObjective(nn.Module):
             total = total + goals.sop_weight * loss / len(tokens)
             sums += [(loss, known), (right, known)]
         if goals.consistency_weight:
-            loss = consistency(out.encoded.layers[1:], goals.consistency_similarity)
+            loss = consistency_loss(out.encoded.layers[1:], goals.consistency_similarity)
             total = total + goals.consistency_weight * loss
             sums += [(loss, torch.ones_like(loss))]
         return total, torch.stack([torch.stack([a.detach().float(), b.float()]) for a, b in sums])
@@ -90,14 +90,14 @@ def judge(scores: Tensor, answers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return loss, ((scores.argmax(-1) == answers) & known).sum(), known.sum()
 
 
-def consistency(layers: tuple[Tensor, ...], likeness: str = "cosine") -> Tensor:
+def consistency_loss(layers: tuple[Tensor, ...], similarity: str = "cosine") -> Tensor:
     """-log σ(sim) of each token's hidden states after every two layers, on average: likeness is rewarded.
 
     sim is the cosine, or the plain product ("dot"), which behind a LayerNorm is about H times as large: σ of it is 1 as soon as two
     states are a little alike, and then teaches nothing more.
     """
     unit = torch.stack(layers, 1).float()  # (tokens, L, H)
-    unit = F.normalize(unit, dim=-1) if likeness == "cosine" else unit
+    unit = F.normalize(unit, dim=-1) if similarity == "cosine" else unit
     alike = unit @ unit.transpose(1, 2)  # (tokens, L, L)
     pairs = torch.triu_indices(len(layers), len(layers), offset=1, device=unit.device)
     return -F.logsigmoid(alike[:, pairs[0], pairs[1]]).mean() if len(layers) > 1 else alike.sum() * 0

@@ -174,6 +174,7 @@ class FinetuneSettings:
     target_length: int = setting(32, "generate: most tokens to write; the source gets the rest of --max-length.")
     label_smoothing: float = setting(0.0, "generate: label smoothing.")
     device: str = setting("auto", "cpu or cuda; auto takes a GPU if there is one.")
+    progress_bar: bool = False  # no flag: the command line always shows one on a terminal
 
     shortest_input: ClassVar[int] = 8
 

@@ -1,0 +1,259 @@
+"""The heads of a task: building them, and their losses against labels or against another model's scores.
+
+In: a `Task`, and the model to start from, or a model's output and the targets. Out: a model with the task's heads, or the mean
+loss. Next: `finetune_task.py` uses `LOSSES`; `elastic.py` and `distill_task.py` use `DISTILL_LOSSES` too. Losses of hidden
+states are in `distill_losses.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from albertkit.artifact import Artifact
+from albertkit.errors import AlbertkitError
+from albertkit.model import AlbertModel, ModelOutput
+from albertkit.model.albert_model import build_head, to_tensors
+from albertkit.tasks import TASKS
+from albertkit.tasks.classify import ClassifyTask
+from albertkit.tasks.generation import GenerateTask, check_can_generate
+from albertkit.tasks.match import MatchTask
+from albertkit.tasks.task import IGNORE_INDEX, Task
+from albertkit.weights import HEADS
+
+
+def build_task_model(initial: Artifact, task: Task) -> AlbertModel:
+    """The encoder to start from, with new heads for the task; of its own heads, only the MLM head is kept."""
+    kept: tuple[str, ...] = ("encoder.",)
+    if "mlm" in task.heads:
+        check_can_generate(initial.config, initial.weights)
+        kept = ("encoder.", "heads.mlm.")
+    weights = {name: array for name, array in initial.weights.items() if name.startswith(kept)}
+    heads = {name: build_task_head(name, initial, task) for name in task.heads if name != "vector"}
+    model = AlbertModel(initial.config, heads)
+    missing, unexpected = model.load_state_dict(to_tensors(weights), strict=False)
+    wrong = [name for name in missing if not name.startswith(("heads.", "encoder.pooler."))] + list(unexpected)
+    if wrong:
+        raise AlbertkitError(f"the weights do not fit the model at {wrong[0]!r}; check the folder's config.json")
+    return model
+
+
+def build_task_head(name: str, initial: Artifact, task: Task) -> nn.Module:
+    """A new head with as many rows as the task has labels; a custom task makes its own."""
+    if name not in HEADS:
+        if not hasattr(task, "module") or custom_loss(task) is None:
+            raise AlbertkitError(
+                f"the head {name!r} is not built in (there are {', '.join(HEADS)}); add the methods "
+                "module(name, config), which makes it, and loss(output, targets) to the task"
+            )
+        head: nn.Module = task.module(name, initial.config)
+        return head
+    return build_head(name, initial.config, labels=task.outputs(name))
+
+
+@torch.no_grad()
+def init_bias_from_frequencies(head: Any, targets: Sequence[Any]) -> None:
+    """Let a multi-label head start with the frequency of each label.
+
+    Rare labels have scores far below 0. Biases move by one learning rate per step, too slowly to get there, so the
+    encoder would first learn to give every text one strong direction, which says nothing about the text.
+    """
+    frequency = torch.tensor(targets, dtype=torch.float64).mean(0).clamp(1e-4, 1 - 1e-4)
+    head.linear.bias.copy_(torch.log(frequency / (1 - frequency)))
+
+
+def has_same_task(task: Task, model: Artifact) -> bool:
+    """Whether a model was fine-tuned for this task with these labels, so that its heads fit."""
+    before = (model.meta.task, tuple(model.meta.labels), tuple(model.meta.details.get("intents", ())))
+    return before == (task_name(task), tuple(task.labels), tuple(getattr(task, "intents", ())))
+
+
+def copy_heads(model: AlbertModel, source: Artifact) -> None:
+    """Copy the heads of a model that was fine-tuned for the same task."""
+    heads = {n: torch.from_numpy(np.array(a)) for n, a in source.weights.items() if n.startswith("heads.")}
+    state = model.state_dict()
+    fitting = {n: a for n, a in heads.items() if n in state and state[n].shape == a.shape}
+    model.load_state_dict(fitting, strict=False)
+
+
+def task_name(task: Task) -> str:
+    """The name in `albertkit.json`: of the built-in task that it is or extends; `embed` for custom heads."""
+    return task.name if task.name in TASKS and set(task.heads) <= {*HEADS, "vector"} else "embed"
+
+
+def classify_loss(task: ClassifyTask, out: ModelOutput, targets: list[Any]) -> Tensor:
+    """Cross-entropy; binary for several labels; squared error for values."""
+    scores = out.heads["classify"].logits.float()  # (texts, classes)
+    if task.kind == "single":
+        weights = getattr(task, "class_weights", None)
+        weight = None if weights is None else torch.tensor(weights, device=scores.device)
+        return F.cross_entropy(scores, torch.tensor(targets, device=scores.device), weight)
+    labels = torch.tensor(targets, dtype=torch.float32, device=scores.device)
+    if task.kind == "multi":
+        return F.binary_cross_entropy_with_logits(scores, labels)
+    return F.mse_loss(scores[:, 0], labels)
+
+
+def tag_loss(task: Task, out: ModelOutput, targets: list[Any]) -> Tensor:
+    """Cross-entropy at the first token of each word."""
+    scores = out.heads["tag"].logits.float()  # (tokens, labels)
+    labels = torch.tensor([t for row in targets for t in row], device=scores.device)
+    total = F.cross_entropy(scores, labels, ignore_index=IGNORE_INDEX, reduction="sum")
+    return total / (labels != IGNORE_INDEX).sum().clamp(min=1)
+
+
+def answer_loss(task: Task, out: ModelOutput, targets: list[Any]) -> Tensor:
+    """Cross-entropy of the first and of the last token of the answer, over the tokens of each text."""
+    found, batch = out.heads["answer"], out.encoded.batch
+    labels = torch.tensor(targets, device=found.start.device)  # (texts, 2)
+    losses = [
+        F.cross_entropy(batch.pad(scores.float(), -1e4), labels[:, side])
+        for side, scores in enumerate((found.start, found.end))
+    ]
+    return (losses[0] + losses[1]) / 2
+
+
+def choose_loss(task: Task, out: ModelOutput, targets: list[Any]) -> Tensor:
+    """Cross-entropy over the choices of each question."""
+    table = _choices_by_question(out.heads["choose"].logits.float()[:, 0], targets)
+    labels = [target for target in targets if target is not None]
+    return F.cross_entropy(table, torch.tensor(labels, device=table.device))
+
+
+def _choices_by_question(scores: Tensor, targets: list[Any]) -> Tensor:
+    """(texts,) → (questions, most choices); the first choice of each question has the target."""
+    firsts = [i for i, target in enumerate(targets) if target is not None]
+    sizes = [b - a for a, b in zip(firsts, [*firsts[1:], len(targets)], strict=True)]
+    return nn.utils.rnn.pad_sequence(list(scores.split(sizes)), batch_first=True, padding_value=-1e4)
+
+
+def intent_loss(task: Task, out: ModelOutput, targets: list[Any]) -> Tensor:
+    """Intent and slots together."""
+    scores = out.heads["classify"].logits.float()
+    intents = F.cross_entropy(scores, torch.tensor([t[0] for t in targets], device=scores.device))
+    return intents + tag_loss(task, out, [t[1] for t in targets])
+
+
+def generate_loss(task: GenerateTask, out: ModelOutput, targets: list[Any]) -> Tensor:
+    """Cross-entropy of the target token at each mask."""
+    scores = out.heads["mlm"].logits.float()  # (masks, V)
+    labels = torch.tensor([t for row in targets for t in row if t != IGNORE_INDEX], device=scores.device)
+    return F.cross_entropy(scores, labels, label_smoothing=task.label_smoothing)
+
+
+def match_loss(task: MatchTask, out: ModelOutput, targets: list[Any]) -> Tensor:
+    """Losses over the cosines of pairs, see `tasks/match.py`; texts 2i and 2i + 1 are a pair."""
+    vectors = F.normalize(out.heads["vector"].float(), dim=-1)
+    first, second = vectors[0::2], vectors[1::2]
+    labels = torch.tensor(targets[0::2], dtype=torch.float32, device=vectors.device)
+    if task.loss == "mnrl":  # the partner among all second texts, and the other way round
+        scores = task.scale * first @ second.T
+        right = torch.arange(len(scores), device=scores.device)
+        return (F.cross_entropy(scores, right) + F.cross_entropy(scores.T, right)) / 2
+    cosines = (first * second).sum(-1)
+    if task.loss == "contrastive":
+        negative = F.relu(cosines - task.margin) ** 2
+        return (labels * (1 - cosines) ** 2 + (1 - labels) * negative).mean()
+    gaps = task.scale * (cosines[:, None] - cosines[None])  # pair i above pair j, where j should be above i
+    gaps = gaps.masked_fill(labels[:, None] >= labels[None], -1e4).flatten()
+    return torch.logsumexp(torch.cat([gaps.new_zeros(1), gaps]), 0)
+
+
+def custom_loss(task: Task) -> Callable[[ModelOutput, list[Any]], Tensor] | None:
+    """The method `loss(output, targets)` of a custom task. `MatchTask.loss` is a string, so it does not count."""
+    loss = getattr(task, "loss", None)
+    return loss if callable(loss) else None
+
+
+LOSSES: dict[tuple[str, ...], Callable[[Any, ModelOutput, list[Any]], Tensor]] = {
+    ("classify",): classify_loss,
+    ("tag",): tag_loss,
+    ("answer",): answer_loss,
+    ("choose",): choose_loss,
+    ("classify", "tag"): intent_loss,
+    ("vector",): match_loss,
+    ("mlm",): generate_loss,
+}
+
+
+def kl_divergence(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
+    """KL of two rows of scores, on average over rows; times temperature², so that gradients keep their size."""
+    student, teacher = (scores.float().div(temperature).log_softmax(-1) for scores in (student, teacher))
+    return temperature**2 * F.kl_div(student, teacher, log_target=True, reduction="batchmean")
+
+
+def distill_classify(
+    task: ClassifyTask, student: ModelOutput, teacher: ModelOutput, targets: list[Any], temperature: float
+) -> Tensor:
+    """KL of classes; binary cross-entropy for several labels; squared error for values."""
+    scores, full = student.heads["classify"].logits.float(), teacher.heads["classify"].logits.float().detach()
+    if task.kind == "single":
+        return kl_divergence(scores, full, temperature)
+    if task.kind == "multi":
+        probabilities = torch.sigmoid(full / temperature)
+        return temperature**2 * F.binary_cross_entropy_with_logits(scores / temperature, probabilities)
+    return F.mse_loss(scores, full)
+
+
+def distill_tag(
+    task: Task, student: ModelOutput, teacher: ModelOutput, targets: list[Any], temperature: float
+) -> Tensor:
+    """KL of labels, at the first token of each word."""
+    scores, full = student.heads["tag"].logits, teacher.heads["tag"].logits.detach()
+    is_read = torch.tensor([t != IGNORE_INDEX for row in targets for t in row], device=scores.device)
+    return kl_divergence(scores[is_read], full[is_read], temperature) if bool(is_read.any()) else scores.sum() * 0
+
+
+def distill_answer(
+    task: Task, student: ModelOutput, teacher: ModelOutput, targets: list[Any], temperature: float
+) -> Tensor:
+    """KL of first and of last tokens, over the tokens of each text."""
+    batch, scores, full = student.encoded.batch, student.heads["answer"], teacher.heads["answer"]
+    losses = [
+        kl_divergence(batch.pad(a.float(), -1e4), batch.pad(b.float().detach(), -1e4), temperature)
+        for a, b in ((scores.start, full.start), (scores.end, full.end))
+    ]
+    return (losses[0] + losses[1]) / 2
+
+
+def distill_choose(
+    task: Task, student: ModelOutput, teacher: ModelOutput, targets: list[Any], temperature: float
+) -> Tensor:
+    """KL of the choices of each question."""
+    scores, full = (
+        _choices_by_question(output.heads["choose"].logits.float()[:, 0], targets) for output in (student, teacher)
+    )
+    return kl_divergence(scores, full.detach(), temperature)
+
+
+def distill_intent(
+    task: Task, student: ModelOutput, teacher: ModelOutput, targets: list[Any], temperature: float
+) -> Tensor:
+    """KL of intents and of slots."""
+    scores, full = student.heads["classify"].logits, teacher.heads["classify"].logits.detach()
+    slots = distill_tag(task, student, teacher, [t[1] for t in targets], temperature)
+    return kl_divergence(scores, full, temperature) + slots
+
+
+def distill_match(
+    task: Task, student: ModelOutput, teacher: ModelOutput, targets: list[Any], temperature: float
+) -> Tensor:
+    """Twice the cosine distance of vectors."""
+    vectors, full = student.heads["vector"].float(), teacher.heads["vector"].float().detach()
+    return 2 * (1 - F.cosine_similarity(vectors, full).mean())
+
+
+DistillLoss = Callable[[Any, ModelOutput, ModelOutput, list[Any], float], Tensor]
+DISTILL_LOSSES: dict[tuple[str, ...], DistillLoss] = {
+    ("classify",): distill_classify,
+    ("tag",): distill_tag,
+    ("answer",): distill_answer,
+    ("choose",): distill_choose,
+    ("classify", "tag"): distill_intent,
+    ("vector",): distill_match,
+}
