@@ -173,7 +173,7 @@ def test_the_verb_begins_with_a_model_without_a_task(plain, start, tmp_path):
     out = CliRunner().invoke(app, [*given, "--texts", str(tmp_path / "more.txt")])
     assert out.exit_code != 0 and "name a fine-tuned --teacher" in str(out.exception)
     out = CliRunner().invoke(app, [*given, "--teacher", str(plain)])
-    assert "add --texts" in str(out.exception)
+    assert "Add --texts" in str(out.exception)
     (tmp_path / "none.txt").write_text("\n")
     out = CliRunner().invoke(app, [*given, "--teacher", str(plain), "--texts", str(tmp_path / "none.txt")])
     assert "none.txt holds no text" in str(out.exception)
