@@ -135,8 +135,8 @@ PAGES = {
     "ablation.md": ablation_page.written,
     f"{BUILT_IN}/albertkit.json": model_card.meta_text,
     f"{BUILT_IN}/README.md": model_card.readme,
-    f"../src/albertkit/models/{model_card.START}/albertkit.json": model_card.start_meta,
-    f"../src/albertkit/models/{model_card.START}/README.md": model_card.start_readme,
+    f"../src/albertkit/models/{model_card.FINETUNE_MODEL}/albertkit.json": model_card.start_meta,
+    f"../src/albertkit/models/{model_card.FINETUNE_MODEL}/README.md": model_card.start_readme,
     "model-card.md": model_card.page,
 }
 

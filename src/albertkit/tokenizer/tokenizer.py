@@ -235,7 +235,7 @@ class Tokenizer:
         """A hash of the vocabulary and the rules: equal fingerprints give equal ids."""
         vocabulary = self.vocabulary
         table = hashlib.sha256(vocabulary.charsmap).hexdigest()
-        rules = [vocabulary.kind, vocabulary.tokens, vocabulary.scores]
+        rules: list[Any] = [vocabulary.kind, vocabulary.tokens, vocabulary.scores]
         rules += [vocabulary.lower, vocabulary.strip_accents, table]
         rules += [vocabulary.split_scripts] if vocabulary.split_scripts else []
         return hashlib.sha256(json.dumps(rules).encode()).hexdigest()
