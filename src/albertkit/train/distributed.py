@@ -1,7 +1,7 @@
 """Where a training computes: the device, the processes that `torchrun` started, and the precision.
 
-In: a device's name and the environment. Out: `ProcessGroup`, with the few operations that `loop.py` needs; one process is
-a group of one.
+In: a device's name and the environment. Out: `ProcessGroup`, with the few operations that `loop.py` needs; one
+process is a group of one.
 """
 
 from __future__ import annotations

@@ -1,14 +1,17 @@
 """Elastic depth: a model is trained so that every depth is a good model, with one head for all depths.
 
-In: a model, examples, `ElasticSettings`, optionally unlabelled texts. Out: `ElasticTask` for `loop.py`; `finetune_elastic` runs
-it and returns a `FinetuneResult`. Before this file: `finetune_task.py`, which it extends; after it: `runtime/early_exit.py`.
+In: a model, examples, `ElasticSettings`, optionally unlabelled texts. Out: `ElasticTask` for `loop.py`;
+`finetune_elastic` runs it and returns a `FinetuneResult`. Before this file: `finetune_task.py`, which it extends;
+after it: `runtime/early_exit.py`.
 
-One pass gives the hidden states after every layer, and the head reads those of the full depth and of the sampled depths:
+One pass gives the hidden states after every layer, and the head reads those of the full depth and of the sampled
+depths:
 
     loss = full + shallow_weight · mean over depths of [ (1 - w) · labels + w · full depth ] + λ · consistency
 
-where w is `distill_weight`, and the predictions of the full depth have no gradient. Shared layers make this natural: depth d + 1
-applies the same function as depth d, once more. Models for vectors learn several depths in `distill_vectors.py`.
+where w is `distill_weight`, and the predictions of the full depth have no gradient. Shared layers make this
+natural: depth d + 1 applies the same function as depth d, once more. Models for vectors learn several depths in
+`distill_vectors.py`.
 """
 
 from __future__ import annotations

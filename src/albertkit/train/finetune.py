@@ -6,8 +6,8 @@ In: a task's name, files or lists of examples, a folder. Out: `FinetuneResult`, 
     OUTPUT/report.md       metrics, worst errors, time and memory; confusion.png or reliability.png beside it
     OUTPUT/runs/seed-0/    each run as `loop.py` leaves it (metrics, checkpoints)
 
-A run is repeated for each seed, and restarted if it collapses (`collapse.py`). `finetune_task.py` is what the loop trains;
-`frozen_head.py` trains a head only.
+A run is repeated for each seed, and restarted if it collapses (`collapse.py`). `finetune_task.py` is what the loop
+trains; `frozen_head.py` trains a head only.
 """
 
 from __future__ import annotations

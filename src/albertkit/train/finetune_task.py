@@ -1,10 +1,11 @@
 """The fine-tuning of a task, for the loop: batches, loss, evaluation, and the resulting artifact.
 
-In: a `Task` (`tasks/`), examples, the model to start from, `TrainSettings`. Out: `FinetuneTask` for `loop.py`. Before this
-file: `task_heads.py`; after it: `finetune.py` runs it, `elastic.py` and `distill_task.py` extend it.
+In: a `Task` (`tasks/`), examples, the model to start from, `TrainSettings`. Out: `FinetuneTask` for `loop.py`.
+Before this file: `task_heads.py`; after it: `finetune.py` runs it, `elastic.py` and `distill_task.py` extend it.
 
-Texts are packed without padding. Batches contain texts of similar length: a part of the shuffled examples is sorted and cut into
-batches, and the batches are shuffled. Seed and epoch decide it, so a position in the data is two numbers.
+Texts are packed without padding. Batches contain texts of similar length: a part of the shuffled examples is sorted
+and cut into batches, and the batches are shuffled. Seed and epoch decide it, so a position in the data is two
+numbers.
 """
 
 from __future__ import annotations
@@ -123,7 +124,7 @@ class FinetuneTask:
         self._metric_names: list[str] = []  # of the last evaluation
 
     def identity_bytes(self) -> bytes:
-        """The part of `identity` beyond the examples: the weights to start from. A run of another identity is not resumed."""
+        """What `identity` depends on besides the examples: the weights to start from."""
         weights = {n: a for n, a in self.initial_model.weights.items() if n.startswith("encoder.")}
         return b"".join(hashlib.sha256(weights[n].tobytes()).digest() for n in sorted(weights))
 
@@ -234,8 +235,8 @@ class FinetuneTask:
         """Return to saved weights and a position in the data."""
         if data.get("examples") != self.identity:
             raise AlbertkitError(
-                "this folder contains a training on other examples, from another model or teacher, or with another loss, "
-                "pruning or seed; choose another folder, or delete it"
+                "this folder contains a training on other examples, from another model or teacher, or with another "
+                "loss, pruning or seed; choose another folder, or delete it"
             )
         self.model.load_state_dict(to_tensors(artifact.weights))
         self.position = (int(data.get("epoch", 0)), int(data.get("batch", 0)))
@@ -305,7 +306,7 @@ def compute_scores(
 
 
 def group_features(features: list[Feature], examples: int) -> list[list[Feature]]:
-    """Units that are drawn together: all choices of a question, else each feature. Those without a target are dropped."""
+    """Units that are drawn together: all choices of a question, else each feature; without those that lack a target."""
     if all(f.target is not None for f in features):
         return [[feature] for feature in features]
     units: list[list[Feature]] = [[] for _ in range(examples)]
@@ -315,7 +316,7 @@ def group_features(features: list[Feature], examples: int) -> list[list[Feature]
 
 
 def loss_settings(task: Task) -> list[tuple[str, object]]:
-    """The fields of a task that change the loss of the same targets (margin, weights …), if they are not the defaults."""
+    """The fields of a task that change the loss of given targets (margin, weights …), if they are not the defaults."""
     fields = _fields(task)
     values = [(f.name, getattr(task, f.name), f.default) for f in fields if f.name not in FIELDS_WITHOUT_LOSS]
     custom: list[tuple[str, object]] = [("loss", type(task).__name__)] if custom_loss(task) else []

@@ -1,10 +1,12 @@
 """A classifier on frozen sentence vectors: seconds instead of minutes, and a handful of examples is enough. No torch.
 
-In: `TextExample`s with one class each, and a model. Out: an artifact whose head reads the sentence vector. `train_frozen_head` is
-`finetune --freeze`: it also writes a report. `choose_base_model` picks the built-in model that `finetune.py` starts from.
+In: `TextExample`s with one class each, and a model. Out: an artifact whose head reads the sentence vector.
+`train_frozen_head` is `finetune --freeze`: it also writes a report. `choose_base_model` picks the built-in model
+that `finetune.py` starts from.
 
-Every text is encoded once, by the torch-free runtime: vectors are cached within a process, and OUTPUT/vectors.npy keeps them for
-the next run. The head is scikit-learn's logistic regression; cross-validation chooses its regularization.
+Every text is encoded once, by the torch-free runtime: vectors are cached within a process, and OUTPUT/vectors.npy
+keeps them for the next run. The head is scikit-learn's logistic regression; cross-validation chooses its
+regularization.
 """
 
 from __future__ import annotations
@@ -242,9 +244,9 @@ def write_head(artifact: Artifact, base: Path | str | None, folder: Path, overwr
 def choose_base_model(task: str, examples: Sequence[Any], max_length: int) -> tuple[str, str]:
     """(name of a built-in model, reason).
 
-    One built-in model is made for the meaning of whole texts, the other one for tokens in context. Classes of texts may need
-    either: the sentiment of a review is in the vectors of the first, grammaticality is not (LOG.md has numbers). So both are
-    tried on some examples, by least squares on their vectors, which takes seconds.
+    One built-in model is made for the meaning of whole texts, the other one for tokens in context. Classes of texts
+    may need either: the sentiment of a review is in the vectors of the first, grammaticality is not (LOG.md has
+    numbers). So both are tried on some examples, by least squares on their vectors, which takes seconds.
     """
     if max_length > builtin.describe(builtin.DEFAULT).shape["length"]:
         return builtin.FINETUNE_MODEL, "it reads texts of that length"

@@ -1,8 +1,9 @@
 """The training loop, the only one of the project.
 
-In: a `TrainingTask` (the model, its data and its loss), `TrainSettings`, a folder. Out: that folder, with checkpoints, metrics,
-a plot and the finished model. `pretrain.py`, `finetune_task.py`, `elastic.py` and `distill_task.py` are the tasks; everything
-else happens here once: budget, schedule, accumulation, several processes, checkpoints, resuming, rewinding after divergence.
+In: a `TrainingTask` (the model, its data and its loss), `TrainSettings`, a folder. Out: that folder, with
+checkpoints, metrics, a plot and the finished model. `pretrain.py`, `finetune_task.py`, `elastic.py` and
+`distill_task.py` are the tasks; everything else happens here once: budget, schedule, accumulation, several
+processes, checkpoints, resuming, rewinding after divergence.
 """
 
 from __future__ import annotations
@@ -34,8 +35,7 @@ from albertkit.train.train_settings import TrainSettings
 MAX_REWINDS = 3
 LOGGED_SCORES = 6  # scores of an evaluation that are logged; metrics.jsonl and the report have all
 
-Log = Callable[[str], None]
-"""Called with one line for the user."""
+Log = Callable[[str], None]  # called with one line for the user
 
 
 @dataclass(frozen=True)
@@ -122,9 +122,8 @@ def train(
             return run.train(stop)
         except torch.OutOfMemoryError:
             rows = settings.micro_batch_size or settings.batch_size
-            raise AlbertkitError(
-                f"the device is out of memory with {rows} rows at once; set --micro-batch-size to half"
-            ) from None
+            remedy = "set --micro-batch-size to half"
+            raise AlbertkitError(f"the device is out of memory with {rows} rows at once; {remedy}") from None
         finally:
             if run.train_log:
                 run.train_log.close()
@@ -209,7 +208,7 @@ class TrainingRun:
         self.metrics = artifact.meta.metrics.get("held-out", {})
 
     def gather_optimizer_state(self, is_due: bool) -> bool:
-        """Whether the main process saves. A sharded optimizer sends it its state, so all processes call this together."""
+        """Whether the main process saves. A sharded optimizer sends it its state, so all processes call this."""
         if self.has_sharded_optimizer:
             is_due = self.processes.broadcast(float(is_due)) > 0
             for optimizer in self.optimizers if is_due else ():
@@ -270,7 +269,6 @@ class TrainingRun:
         return self.finish()
 
     def is_out_of_patience(self) -> bool:
-        """Whether too many evaluations passed without improvement."""
         patience = self.settings.patience
         return bool(patience) and self.processes.any(self.state.evaluations_since_best >= patience)
 
@@ -281,8 +279,7 @@ class TrainingRun:
         torch.manual_seed(mix_seed(settings.seed + self.processes.rank * 2**32, state.step) >> 1)
         self.task.objective.train()
         for number, micro_batch in enumerate(micro_batches):
-            is_last = number == len(micro_batches) - 1
-            accumulates = not is_last and self.processes.world_size > 1
+            accumulates = number < len(micro_batches) - 1 and self.processes.world_size > 1
             with self.objective.no_sync() if accumulates else nullcontext():  # type: ignore[operator]
                 loss, sums = self.objective(*micro_batch)
                 (loss / len(micro_batches)).backward()
@@ -333,7 +330,6 @@ class TrainingRun:
         return True
 
     def last_checkpoint(self) -> Path:
-        """The folder of the last checkpoint."""
         return checkpoint.checkpoint_folder(self.output, checkpoint.saved_steps(self.output)[-1])
 
     def rewind(self, problem: str) -> None:
@@ -373,8 +369,7 @@ class TrainingRun:
                 shown = ", ".join(f"{name.replace('_', ' ')} {self.metrics[name]:.4f}" for name in names)
                 self.log(f"step {self.state.step:,}: {shown}")
         self.processes.barrier()
-        self.logged_at = time.perf_counter()
-        self.tokens_since_log = 0
+        self.tokens_since_log, self.logged_at = 0, time.perf_counter()
 
     def _remember_best(self) -> None:
         score = self.metrics.get(self.task.selection_metric)

@@ -1,7 +1,7 @@
 """The optimizers: AdamW is torch's; LAMB, which torch lacks, is here, and Muon, which torch has in bf16 only.
 
-In: a model and `TrainSettings`. Out: a list of optimizers whose learning rates `loop.py` sets at each step. Matrices decay;
-biases and norms do not, and LAMB does not rescale them, as in the original code.
+In: a model and `TrainSettings`. Out: a list of optimizers whose learning rates `loop.py` sets at each step.
+Matrices decay; biases and norms do not, and LAMB does not rescale them, as in the original code.
 """
 
 from __future__ import annotations

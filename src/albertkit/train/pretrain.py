@@ -1,10 +1,11 @@
-"""Pre-training: shards to a model that fills masks and knows the order of sentences.
+"""Pre-training: masked language modelling and sentence order, on a corpus.
 
-In: the folder `corpus.py` wrote, a shape, `TrainSettings` and `PretrainSettings`. Out: a `Work` for `loop.py`.
+In: the folder that `corpus.py` wrote, a shape, `TrainSettings` and `PretrainSettings`. Out: a `TrainingTask` for
+`loop.py`.
 
-Loss = masked words + sentence order (+ λ · consistency of the layers, an option). Word scores are computed at masked tokens alone.
-Both losses are divided by what is expected in a batch, not by what was drawn, so that a batch gives the same gradient
-however it is shared among processes and parts.
+Loss = MLM + sentence order (+ λ · consistency of the layers, an option). MLM scores are computed at masked tokens only.
+Both losses are divided by the expected number of targets, not by the drawn one, so that a batch gives the same gradient
+however it is split among processes and micro-batches.
 """
 
 from __future__ import annotations
@@ -91,10 +92,10 @@ def judge(scores: Tensor, answers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def consistency_loss(layers: tuple[Tensor, ...], similarity: str = "cosine") -> Tensor:
-    """-log σ(sim) of each token's hidden states after every two layers, on average: likeness is rewarded.
+    """The mean of -log σ(similarity) of each token's hidden states after every two layers.
 
-    sim is the cosine, or the plain product ("dot"), which behind a LayerNorm is about H times as large: σ of it is 1 as soon as two
-    states are a little alike, and then teaches nothing more.
+    The similarity is the cosine or the dot product. Behind a LayerNorm the latter is about H times as large: its σ is 1
+    as soon as two states are a little similar, and then has no gradient.
     """
     unit = torch.stack(layers, 1).float()  # (tokens, L, H)
     unit = F.normalize(unit, dim=-1) if similarity == "cosine" else unit
@@ -104,7 +105,7 @@ def consistency_loss(layers: tuple[Tensor, ...], similarity: str = "cosine") -> 
 
 
 class PretrainTask:
-    """The work of pre-training, for `loop.train`."""
+    """What `loop.train` trains: MLM and sentence order on the rows of a corpus."""
 
     selection_metric = "mlm_loss"
     has_fixed_shape = True
@@ -211,18 +212,18 @@ class PretrainTask:
         return depths[(chance >> 1) % len(depths)] if depths and chance & 1 else None
 
     def evaluate(self) -> dict[str, float]:
-        """The measures on held-out rows, at the full depth; of masked words, also at the shallower depths that are learnt."""
+        """Metrics on held-out rows at the full depth, and those of MLM at the shallower depths that are trained."""
         self.objective.depth = None
-        found = self.measured()
+        found = self.evaluate_depth()
         for depth in self.goals.shallow_depths() if found else ():
             self.objective.depth = depth
-            found |= {f"{name}_at_{depth}": v for name, v in self.measured().items() if name.startswith("mlm")}
+            found |= {f"{name}_at_{depth}": v for name, v in self.evaluate_depth().items() if name.startswith("mlm")}
         self.objective.depth = None
         return found
 
     @torch.no_grad()
-    def measured(self) -> dict[str, float]:
-        """The measures on rows of the held-out documents, with masks that are the same each time."""
+    def evaluate_depth(self) -> dict[str, float]:
+        """Metrics on held-out rows at the current depth, with the same masks each time."""
         held = self.shards.split("held-out")
         if max((len(shard.tokens) for shard in held), default=0) < self.length - 3:
             return {}
@@ -241,9 +242,7 @@ class PretrainTask:
         return {name: a / max(b, 1) for name, (a, b) in zip(self.metric_names, sums.tolist(), strict=True)}
 
     def check_metrics(self, numbers: dict[str, float], progress: float, step: int) -> Alarm | None:
-        """Divergence: the loss is far above what it has been. Collapse: after the warm-up, masked words are still guessed no
-        better than by counting words.
-        """
+        """Divergence: the loss is far above its minimum. Collapse: it stays above the unigram entropy."""
         loss, length = numbers["mlm_loss"], self.goals.length_at(progress)
         lowest = self.lowest.get(length, math.inf)
         if step > DIVERGED_STEPS and loss > 1.15 * lowest + 0.2:
@@ -255,8 +254,8 @@ class PretrainTask:
             return None
         return Alarm(
             f"the loss of masked words is {loss:.2f}, and counting words alone gives {self.entropy:.2f}: the model has "
-            f"collapsed. Start again with half the --learning-rate, a longer --warmup-ratio or another --seed; with very little "
-            f"data or budget, with a smaller shape"
+            f"collapsed. Start again with half the --learning-rate, a longer --warmup-ratio or another --seed; "
+            f"with very little data or budget, use a smaller shape"
         )
 
     def data_position(self) -> dict[str, Any]:
@@ -301,9 +300,9 @@ def known_positions(start: Artifact) -> int:
 
 @torch.no_grad()
 def stretch(positions: Tensor, known: int) -> None:
-    """Give the rows behind the known ones the vectors of known ones, again and again; the first row stays that of the first token alone.
+    """Fill untrained position vectors with those of trained positions, repeatedly, but never with the first.
 
-    Vectors that were never learnt are far from all others, and a model that meets them at every fourth token forgets the rest (LOG.md).
+    Untrained vectors are far from all others: a model with one at every fourth token forgets the rest (LOG.md).
     """
     places = torch.arange(known, len(positions), device=positions.device)
     positions[known:] = positions[1 + (places - 1) % (known - 1)] if known > 1 else positions[:1]
@@ -329,12 +328,12 @@ def same_words(start: Artifact, tokenizer: Tokenizer) -> AlbertConfig:
     """The shape of the model to start from, if its word table is about the corpus's tokens."""
     if tokenizer.vocab_size > start.config.vocab_size:
         raise AlbertkitError(
-            f"the corpus has {tokenizer.vocab_size} pieces and the model to start from knows {start.config.vocab_size}; "
+            f"the corpus has {tokenizer.vocab_size} tokens, the model to start from {start.config.vocab_size}; "
             f"make the corpus with that model's tokenizer"
         )
     if start.tokenizer is not None and start.tokenizer.vocabulary.tokens != tokenizer.vocabulary.tokens:
         raise AlbertkitError(
-            "the model to start from has another vocabulary than the corpus; make the corpus with that model's tokenizer"
+            "the model to start from has another vocabulary than the corpus; build the corpus with its tokenizer"
         )
     return start.config
 

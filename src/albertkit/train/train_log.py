@@ -1,7 +1,7 @@
 """The log of a training: a progress bar, metrics as JSON lines and for TensorBoard, and a plot at the end.
 
-In: numbers by step, from `loop.py`. Out: `metrics.jsonl` (one object per line: step, kind, tokens, seconds, then the numbers),
-`tensorboard/`, `loss.png`.
+In: numbers by step, from `loop.py`. Out: `metrics.jsonl` (one object per line: step, kind, tokens, seconds, then
+the numbers), `tensorboard/`, `loss.png`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The settings of every training, as frozen dataclasses. No torch here.
 
-In: values from the command line or from Python. Out: `TrainSettings`, `PretrainSettings`, `FinetuneSettings`, `ElasticSettings`,
-checked. The sentence of a field is its documentation, here and in `--help`; a field without a sentence is no flag.
-Next: `loop.py`, `pretrain.py`, `finetune.py`, `elastic.py`.
+In: values from the command line or from Python. Out: `TrainSettings`, `PretrainSettings`, `FinetuneSettings`,
+`ElasticSettings`, checked. The sentence of a field is its documentation, here and in `--help`; a field without a
+sentence is no flag. Next: `loop.py`, `pretrain.py`, `finetune.py`, `elastic.py`.
 """
 
 from __future__ import annotations
