@@ -23,7 +23,7 @@ GROUPS = {
         "albertkit.model.albert_model.AlbertModel",
         "albertkit.model.albert_model.build_head",
         "albertkit.model.packed_batch.Batch",
-        "albertkit.model.pooling.pool",
+        "albertkit.model.heads.pool",
     ),
     "Search": (
         "albertkit.search.index.Index",
@@ -48,14 +48,14 @@ TEXT = """<!-- Written by `make docs`; do not edit. -->
 
 # The Python interface
 
-The names of `albertkit` itself are the public door: they stay as they are within a major version. Each is imported when it is first used, so `import albertkit` costs nothing and needs no torch.
+The names of `albertkit` itself are the public API: they stay as they are within a major version. Each is imported when it is first used, so `import albertkit` costs nothing and needs no torch.
 What stands under other headings may still move; the [changelog](../CHANGELOG.md) says so when it does. The site shows all methods of each; `help(albertkit.Albert)` does so too.
 """
 
 
 def page() -> str:
     """The whole page."""
-    parts = [TEXT, "## The public door\n"]
+    parts = [TEXT, "## The public API\n"]
     parts += [entry(f"albertkit.{name}", getattr(albertkit, name)) for name in albertkit.__all__]
     for title, names in GROUPS.items():
         parts += [f"## {title}\n", *(entry(name, find(name)) for name in names)]
