@@ -15,7 +15,7 @@ from albertkit.errors import AlbertkitError
 from albertkit.interop import plbert
 from albertkit.interop.convert import convert, open_model
 from albertkit.interop.google_tf import to_variables
-from albertkit.interop.state_dict import from_state
+from albertkit.interop.huggingface import from_state_dict
 from albertkit.model import AlbertModel, Batch
 from albertkit.model.albert_model import build_head
 from albertkit.tensor_names import BRIGHTMART, PUBLIC, tensor_names
@@ -113,14 +113,14 @@ def test_old_layer_norm_names_and_tied_copies():
     state = {table[n].replace("LayerNorm.weight", "LayerNorm.gamma"): a for n, a in model.weights().items()}
     state["predictions.decoder.weight"] = np.zeros((97, 16), np.float32)
     state["albert.embeddings.position_ids"] = np.arange(40)[None]
-    _, weights = from_state(state, config.to_dict())
+    _, weights = from_state_dict(state, config.to_dict())
     assert all((weights[n] == a).all() for n, a in model.weights().items()) and set(weights) == set(model.weights())
     bare = {
         n.removeprefix("albert."): a
         for n, a in state.items()
         if n.startswith("albert.embed") or n.startswith("albert.en")
     }
-    _, encoder = from_state(
+    _, encoder = from_state_dict(
         {n.replace("position_ids", "x"): a for n, a in bare.items() if "position_ids" not in n},
         config.to_dict(),
     )

@@ -113,8 +113,8 @@ def test_any_nonzero_byte_is_true(tmp_path: Path) -> None:
 
 def test_checksum_known_values() -> None:
     assert tensor_bundle._extend_crc(0, b"123456789") == 0xE3069283
-    assert tensor_bundle._mask(tensor_bundle._extend_crc(0, b"123456789")) == writer.masked(b"123456789")
-    assert tensor_bundle._mask(0) == 0xA282EAD8
+    assert tensor_bundle._mask_crc(tensor_bundle._extend_crc(0, b"123456789")) == writer.masked(b"123456789")
+    assert tensor_bundle._mask_crc(0) == 0xA282EAD8
 
 
 def test_strings_are_listed_and_skipped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

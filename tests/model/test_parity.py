@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from albertkit.artifact import Artifact, public_config
-from albertkit.interop.state_dict import from_state
+from albertkit.interop.huggingface import from_state_dict
 from albertkit.model import AlbertModel, Batch
 from albertkit.weights import encoder_shapes
 from tests.conftest import tiny
@@ -25,7 +25,7 @@ def twin(cls_name: str, config, classifier: str = "classify", **extra):
         for name, parameter in theirs.named_parameters():
             parameter.normal_(mean=1.0 if "orm.weight" in name else 0.0, std=0.2)
     state = {name: value.numpy() for name, value in theirs.state_dict().items()}
-    fitted, weights = from_state(state, config.to_dict(), classifier)
+    fitted, weights = from_state_dict(state, config.to_dict(), classifier)
     return theirs, AlbertModel.from_artifact(Artifact(fitted, weights))
 
 
@@ -78,7 +78,7 @@ def test_train_mode_and_gradients_equal_transformers(groups):
     (want.last_hidden_state[mask.bool()].square().sum() + want.pooler_output.square().sum()).backward()
     (got.hidden.square().sum() + got.pooled.square().sum()).backward()
     grads = {name: value.grad.numpy() for name, value in theirs.named_parameters()}
-    _, expected = from_state(grads, config.to_dict())
+    _, expected = from_state_dict(grads, config.to_dict())
     for name, value in ours.named_parameters():
         assert abs(value.grad.numpy() - expected[name]).max() <= 1e-9 * max(1.0, abs(expected[name]).max()), name
 

@@ -16,7 +16,7 @@ from albertkit.config import Options
 from albertkit.data import masking
 from albertkit.data.row_stream import RowStream
 from albertkit.errors import AlbertkitError
-from albertkit.interop.state_dict import from_state
+from albertkit.interop.huggingface import from_state_dict
 from albertkit.model import AlbertModel, Batch, Encoder
 from albertkit.model.albert_model import build_head
 from albertkit.tokenizer import Tokenizer
@@ -81,7 +81,7 @@ def test_the_loss_equals_transformers(bench, corpus):
     theirs = transformers.AlbertForPreTraining(transformers.AlbertConfig(**plain, attn_implementation="eager"))
     random_weights(theirs)
     state = {name: value.detach().numpy() for name, value in theirs.state_dict().items()}
-    fitted, weights = from_state(state, config.to_dict())
+    fitted, weights = from_state_dict(state, config.to_dict())
     ours = AlbertModel.from_artifact(Artifact(fitted, weights))
     goals = PretrainSettings(lengths="32")
     objective = PretrainObjective(ours, specials(tokenizer), goals).train()

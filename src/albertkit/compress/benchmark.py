@@ -79,7 +79,7 @@ def peak_throughput(threads: int, bits: int = 32, size: int = 1024) -> float:
     rows = rng.normal(size=(size, size)).astype(np.float32)
     if bits != 32:  # the integer product alone, without the quantization of its input
         x = b.node("QuantizeLinear", x, b.constant(1.0, np.float32), b.constant(0, np.uint8))
-        out = b.whole(x, "w", quantize_rows(np.asarray(weight)), b.constant(0, np.uint8))
+        out = b.integer_product(x, "w", quantize_rows(np.asarray(weight)), b.constant(0, np.uint8))
     else:
         out = b.product(x, "w", weight)
     session = open_graph(b.graph(out, ["n", size]), threads)

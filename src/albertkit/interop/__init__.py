@@ -1,1 +1,1 @@
-"""Readers and writers for other people's formats; `convert.py` chooses among them."""
+"""Readers and writers of other formats; `convert.py` chooses the reader."""

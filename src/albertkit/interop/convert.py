@@ -1,6 +1,6 @@
-"""Other people's checkpoints: `open_model` reads any of them, `convert` writes it as an artifact.
+"""`open_model` reads any ALBERT checkpoint; `convert` writes it as an artifact folder.
 
-In: a path of any kind. Out: an `Artifact`. The readers themselves are the other files of this folder.
+In: a path of any supported format. Out: an `Artifact`. The other files of this package are the readers.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from albertkit.artifact import (
 from albertkit.builtin import BUILTINS
 from albertkit.errors import AlbertkitError
 
-KINDS = (
+FORMATS = (
     "an albertkit artifact, a Hugging Face folder, a TensorFlow checkpoint, an albert_zh folder, "
     f"a PL-BERT file (.t7, .pth, .onnx), or the name of a built-in model ({', '.join(BUILTINS)})"
 )
 
 
 def open_model(path: Path | str | None = None) -> Artifact:
-    """Open any ALBERT there is; the kind is decided from the files. None is the built-in model."""
+    """Open any ALBERT checkpoint; the files decide the format. None is the built-in model."""
     from albertkit.interop import google_tf, huggingface, plbert, sentence_transformers
     from albertkit.interop.tensor_bundle import find_bundle
 
@@ -46,11 +46,11 @@ def open_model(path: Path | str | None = None) -> Artifact:
     if bundle is not None:
         return google_tf.read_checkpoint(bundle)
     if path.is_dir():
-        lone = [p for p in sorted(path.iterdir()) if p.suffix in (".onnx", ".t7", ".pth")]
-        if len(lone) == 1:
-            return plbert.read_file(lone[0])
-    there = "does not exist" if not path.exists() else "is none that albertkit knows"
-    raise AlbertkitError(f"{path} {there}; give {KINDS}")
+        candidates = [p for p in sorted(path.iterdir()) if p.suffix in (".onnx", ".t7", ".pth")]
+        if len(candidates) == 1:
+            return plbert.read_file(candidates[0])
+    problem = "does not exist" if not path.exists() else "is in no format that albertkit knows"
+    raise AlbertkitError(f"{path} {problem}; pass {FORMATS}")
 
 
 def open_stored(path: Path | str | None = None) -> Stored:

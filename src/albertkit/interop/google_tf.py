@@ -1,7 +1,7 @@
 """Google's TensorFlow checkpoints (and albert_zh's), without TensorFlow.
 
 In: a checkpoint prefix, or a folder with one, plus its albert_config.json and vocabulary. Out: an `Artifact`.
-`tensor_bundle.py` reads the file format; the names come from the one table in `names.py`.
+Before this file: `tensor_bundle.py` reads the file format, `tensor_names.py` has the names.
 """
 
 from __future__ import annotations
@@ -13,13 +13,12 @@ import numpy as np
 from albertkit.artifact import Artifact, Meta
 from albertkit.config import AlbertConfig, Options
 from albertkit.errors import AlbertkitError
-from albertkit.interop.huggingface import layout_name, read_config
-from albertkit.interop.state_dict import translate
+from albertkit.interop.huggingface import layout_name, read_config, translate
 from albertkit.interop.tensor_bundle import list_bundle, read_bundle
 from albertkit.tensor_names import BRIGHTMART, PUBLIC, tensor_names
 from albertkit.tokenizer import Tokenizer, check_size
 
-# Variables a training run leaves beside the weights.
+# Variables of the optimizer, beside the weights.
 SLOTS = ("/adam_m", "/adam_v", "/lamb_m", "/lamb_v", "/Adam", "/Adam_1", "/LAMB", "/LAMB_1", "/m", "/v")
 COUNTERS = ("global_step", "beta1_power", "beta2_power", "_CHECKPOINTABLE_OBJECT_GRAPH", "save_counter")
 
@@ -28,21 +27,21 @@ def read_checkpoint(prefix: Path) -> Artifact:
     """Open a checkpoint by its prefix (`model.ckpt-best` for model.ckpt-best.index)."""
     entries = list_bundle(prefix)
     variables = {n for n in entries if not n.endswith(SLOTS) and n.split("/")[-1] not in COUNTERS}
-    root = _root(variables)
+    name_prefix = _name_prefix(variables)
     brightmart = any("/layer_shared/" in name for name in variables)
     if not brightmart and not any("/transformer/group_0/" in name for name in variables):
         raise AlbertkitError(
-            f"{prefix} is a TensorFlow checkpoint, but not an ALBERT: no variable 'transformer/group_0/…' or 'layer_shared/…' "
-            f"in it (its first: {', '.join(sorted(variables)[:2])} …)"
+            f"{prefix} is a TensorFlow checkpoint, but not an ALBERT: it has no variable 'transformer/group_0/…' or "
+            f"'layer_shared/…' (first variables: {', '.join(sorted(variables)[:2])} …)"
         )
     settings = read_config(prefix.parent)
     if settings.get("hidden_act", "gelu") == "gelu":
         settings["hidden_act"] = "gelu_new"  # the tanh form, which that code calls `gelu`
-    settings.setdefault("embedding_size", entries[f"{root}bert/embeddings/word_embeddings"].shape[-1])
+    settings.setdefault("embedding_size", entries[f"{name_prefix}bert/embeddings/word_embeddings"].shape[-1])
     config = AlbertConfig.from_dict(settings)
     if brightmart:
         config = config.replace(options=Options(brightmart_layout=True))
-    arrays = {n.removeprefix(root): a.astype(np.float32) for n, a in read_bundle(prefix, variables).items()}
+    arrays = {n.removeprefix(name_prefix): a.astype(np.float32) for n, a in read_bundle(prefix, variables).items()}
     table = tensor_names(config, BRIGHTMART if brightmart else PUBLIC)
     weights = translate(arrays, table, lambda name: name.tf)
     for name in table:
@@ -60,8 +59,8 @@ def read_tokenizer(folder: Path, vocab_size: int) -> Tokenizer:
     """The vocabulary beside a checkpoint: Google's releases call it 30k-clean.model or vocab_chinese.txt."""
     models = sorted([*folder.glob("*.model"), *folder.glob("assets/*.model")])
     lists = sorted([*folder.glob("vocab*.txt"), *folder.glob("assets/vocab*.txt")])
-    usual = any((folder / name).is_file() for name in ("tokenizer.json", "spiece.model", "vocab.txt"))
-    if usual or len(models) + len(lists) != 1:
+    has_common_name = any((folder / name).is_file() for name in ("tokenizer.json", "spiece.model", "vocab.txt"))
+    if has_common_name or len(models) + len(lists) != 1:
         return Tokenizer.load(folder, vocab_size=vocab_size)
     tokenizer = Tokenizer.from_spiece(models[0]) if models else Tokenizer.from_vocab(lists[0])
     check_size(models[0] if models else lists[0], tokenizer.vocabulary, vocab_size)
@@ -69,7 +68,7 @@ def read_tokenizer(folder: Path, vocab_size: int) -> Tokenizer:
 
 
 def to_variables(artifact: Artifact) -> dict[str, np.ndarray]:
-    """The same weights under Google's variable names: the table read from right to left."""
+    """The weights under Google's variable names."""
     out = {}
     for name in tensor_names(artifact.config, BRIGHTMART if artifact.config.options.brightmart_layout else PUBLIC):
         if name.ours in artifact.weights:
@@ -78,8 +77,8 @@ def to_variables(artifact: Artifact) -> dict[str, np.ndarray]:
     return out
 
 
-def _root(variables: set[str]) -> str:
-    """TF-Hub exports put `module/` before every name."""
+def _name_prefix(variables: set[str]) -> str:
+    """The prefix of all names: TF-Hub exports have `module/`."""
     tail = "bert/embeddings/word_embeddings"
     roots = [name.removesuffix(tail) for name in variables if name.endswith(tail)]
     if len(roots) != 1:

@@ -1,23 +1,27 @@
-"""Hugging Face folders, old and new: config.json with safetensors (one file or shards) or pytorch_model.bin.
+"""Hugging Face folders (config.json with safetensors or pytorch_model.bin) and PyTorch state dicts.
 
-In: a folder. Out: an `Artifact`. A pickle is opened with torch's `weights_only=True` alone, which executes nothing; everything
-else needs no torch.
+In: a folder, or a state dict and its config. Out: an `Artifact`, or weights under our names and the config that fits.
+A pickle is opened with torch's `weights_only=True`, which executes nothing; everything else needs no torch.
+After this file: `plbert.py`, `google_tf.py` and `sentence_transformers.py` use its parts.
 """
 
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from albertkit.artifact import Artifact, Meta
-from albertkit.config import AlbertConfig
+from albertkit.config import AlbertConfig, Options
 from albertkit.errors import AlbertkitError, need
 from albertkit.file_io import read_json, read_tensors
-from albertkit.interop.state_dict import Tensors, from_state
+from albertkit.tensor_names import BRIGHTMART, PUBLIC, TensorName, tensor_names
 from albertkit.tokenizer import Tokenizer
+
+Tensors = dict[str, np.ndarray]
 
 CONFIG_FILES = ("config.json", "albert_config.json", "bert_config.json")
 WEIGHT_FILES = (
@@ -26,11 +30,21 @@ WEIGHT_FILES = (
     "pytorch_model.bin",
     "pytorch_model.bin.index.json",
 )
-PICKLE_LIMIT = 16 * 2**30
+MAX_PICKLE_BYTES = 16 * 2**30
+WORD_TABLE = "embeddings.word_embeddings.weight"
+# Tensors that a model does not need: buffers, and copies of tied weights (in albert_zh, random numbers).
+UNUSED_TENSORS = (
+    "albert.embeddings.position_ids",
+    "predictions.decoder.weight",
+    "predictions.decoder.bias",
+    "cls.predictions.decoder.weight",
+    "cls.predictions.decoder.bias",
+    "cls.predictions.project_layer.weight",
+)
 
 
 def weight_file(folder: Path) -> Path | None:
-    """The folder's weights, the safest kind first."""
+    """The weight file of a folder, the safest format first."""
     return next((folder / name for name in WEIGHT_FILES if (folder / name).is_file()), None)
 
 
@@ -38,13 +52,13 @@ def read_folder(folder: Path) -> Artifact:
     """Open a Hugging Face (or albert_zh) folder."""
     path = weight_file(folder)
     if path is None:
-        raise AlbertkitError(f"{folder} holds none of {', '.join(WEIGHT_FILES)}; is it the folder of a model?")
+        raise AlbertkitError(f"{folder} contains none of {', '.join(WEIGHT_FILES)}; pass the folder of a model")
     settings = read_config(folder)
     architecture = str(settings.get("architectures"))
     classifier, task = "classify", "pretrain"
     for word, head in (("TokenClassification", "tag"), ("MultipleChoice", "choose")):
         classifier = head if word in architecture else classifier
-    config, weights = from_state(read_weights(path), settings, classifier)
+    config, weights = from_state_dict(read_weights(path), settings, classifier)
     for head in ("answer", "choose", "tag", "classify"):
         task = head if f"heads.{head}.linear.weight" in weights else task
     made = ({"step": "convert", "from": path.name, "layout": layout_name(config)},)
@@ -53,31 +67,32 @@ def read_folder(folder: Path) -> Artifact:
 
 
 def layout_name(config: AlbertConfig) -> str:
-    """What to call the source's layout."""
+    """The name of the layout, for the history of the model."""
     return "brightmart" if config.options.brightmart_layout else "hugging face"
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The folder's config under any of its usual names."""
+    """The config of a folder, under any of its common names."""
     for name in CONFIG_FILES:
         if (folder / name).is_file():
             return read_json(folder / name)
-    named = sorted(folder.glob("*config*.json"))
-    plain = [p for p in named if "tokenizer" not in p.name]
-    if len(plain) == 1:
-        return read_json(plain[0])
-    raise AlbertkitError(f"{folder} holds no config.json; a model needs one that states its shape")
+    others = [path for path in sorted(folder.glob("*config*.json")) if "tokenizer" not in path.name]
+    if len(others) == 1:
+        return read_json(others[0])
+    raise AlbertkitError(f"{folder} contains no config.json; a model needs one that states its shape")
 
 
 def read_labels(settings: dict[str, Any]) -> tuple[str, ...]:
-    """`id2label` in order of the ids, when it says more than the default names do."""
+    """`id2label` in the order of the ids; empty if it has the default names only."""
     table = settings.get("id2label")
     if not isinstance(table, dict) or not table:
         return ()
     try:
         rows = sorted((int(key), str(label)) for key, label in table.items())
     except ValueError:
-        raise AlbertkitError(f"id2label in config.json has a key that is no number: {sorted(table)[:5]}") from None
+        raise AlbertkitError(
+            f"id2label in config.json has a key that is no number: {sorted(table)[:5]}; correct it"
+        ) from None
     if [number for number, _ in rows] != list(range(len(rows))):
         raise AlbertkitError("id2label in config.json does not number its labels 0, 1, 2 …; correct it")
     if all(label == f"LABEL_{number}" for number, label in rows):
@@ -86,16 +101,17 @@ def read_labels(settings: dict[str, Any]) -> tuple[str, ...]:
 
 
 def read_weights(path: Path) -> Tensors:
-    """A state dict from one file, or from the shards an index file names."""
+    """A state dict from one file, or from the shards of an index file."""
     if path.name.endswith(".index.json"):
         table = read_json(path).get("weight_map")
         if not isinstance(table, dict) or not all(isinstance(name, str) for name in table.values()):
-            raise AlbertkitError(f"{path} holds no 'weight_map' of tensor names to file names")
+            raise AlbertkitError(f"{path} has no 'weight_map' of tensor names to file names; copy the file again")
         tensors: Tensors = {}
         for name in sorted(set(table.values())):
             if Path(name).name != name or name.startswith(".") or Path(name).suffix not in (".safetensors", ".bin"):
                 raise AlbertkitError(
-                    f"{path} names the shard {name!r}; only plain file names in its folder are allowed (.safetensors, .bin)"
+                    f"{path} names the shard {name!r}; only plain file names in its folder are allowed "
+                    "(.safetensors, .bin)"
                 )
             tensors |= read_weights(path.parent / name)
         return tensors
@@ -105,33 +121,108 @@ def read_weights(path: Path) -> Tensors:
 
 
 def read_pickle(path: Path) -> dict[str, Any]:
-    """A PyTorch file as nested dicts of arrays, through the loader that refuses everything but tensors and plain values."""
+    """A PyTorch file as nested dicts of arrays; torch loads tensors and plain values only."""
     torch = need("torch", "train", f"reading {path.name}")
     try:
-        if path.stat().st_size > PICKLE_LIMIT:
-            raise AlbertkitError(f"{path} has {path.stat().st_size:,} bytes; at most {PICKLE_LIMIT:,} are read")
+        if path.stat().st_size > MAX_PICKLE_BYTES:
+            raise AlbertkitError(f"{path} has {path.stat().st_size:,} bytes; at most {MAX_PICKLE_BYTES:,} are read")
         data = torch.load(str(path), map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise AlbertkitError(f"{path} does not exist") from None
     except pickle.UnpicklingError as error:
         first = str(error).split("\n")[0][:120]
         raise AlbertkitError(
-            f"{path} was refused, since it holds more than tensors and might run code: {first}"
+            f"{path} contains more than tensors and could run code, so it was not loaded: {first}"
         ) from None
     except AlbertkitError:
         raise
     except Exception as error:  # a damaged archive fails in many ways inside torch; all mean the same to the user
-        raise AlbertkitError(f"{path} is not a whole PyTorch file: {str(error).splitlines()[0][:160]}") from None
+        raise AlbertkitError(f"{path} is not a complete PyTorch file: {str(error).splitlines()[0][:160]}") from None
     if not isinstance(data, dict):
-        raise AlbertkitError(f"{path} holds a {type(data).__name__}; a state dict of tensors is needed")
-    return {str(key): _arrays(value, torch) for key, value in data.items()}
+        raise AlbertkitError(f"{path} contains a {type(data).__name__}; a state dict of tensors is needed")
+    return {str(key): _to_arrays(value, torch) for key, value in data.items()}
 
 
-def _arrays(value: Any, torch: Any) -> Any:
+def _to_arrays(value: Any, torch: Any) -> Any:
     if isinstance(value, torch.Tensor):
         if value.is_sparse or value.is_quantized:
-            raise AlbertkitError("the file holds sparse or quantised tensors; save it with plain float weights")
+            raise AlbertkitError("the file contains sparse or quantised tensors; save it with plain float weights")
         return value.detach().to(torch.float32).numpy() if value.is_floating_point() else value.numpy()
     if isinstance(value, dict):
-        return {str(key): _arrays(item, torch) for key, item in value.items()}
+        return {str(key): _to_arrays(item, torch) for key, item in value.items()}
     return value
+
+
+# State dicts ------------------------------------------------------------------------------------------------------
+
+
+def is_brightmart(tensors: Mapping[str, Any]) -> bool:
+    """Whether a state dict has the layout of albert_zh."""
+    return any(".layer_shared." in name for name in tensors)
+
+
+def encoder_prefix(tensors: Mapping[str, Any]) -> str:
+    """The prefix of `embeddings.word_embeddings.weight` in the only ALBERT encoder of a state dict."""
+    layers = "encoder.albert_layer_groups."
+    prefixes = [name.removesuffix(WORD_TABLE) for name in tensors if name.endswith(WORD_TABLE)]
+    prefixes = [p for p in prefixes if any(name.startswith(p + layers) for name in tensors)]
+    if len(prefixes) != 1:
+        found = "no ALBERT encoder" if not prefixes else f"{len(prefixes)} ALBERT encoders"
+        first = ", ".join(sorted(tensors)[:3])
+        raise AlbertkitError(f"the file contains {found} (first tensors: {first} …); exactly one is needed")
+    return prefixes[0]
+
+
+def add_public_prefix(tensors: Tensors) -> Tensors:
+    """Rename `encoder.bert.embeddings…`, `module.encoder.embeddings…` or `embeddings…` to `albert.embeddings…`.
+
+    Heads are kept only where transformers puts them, beside a top-level encoder. Other parts of a larger model, such as
+    a speech synthesiser around PL-BERT, are dropped.
+    """
+    prefix = encoder_prefix(tensors)
+    parts = ("embeddings.", "encoder.embedding_hidden_mapping_in.", "encoder.albert_layer_groups.", "pooler.")
+    out: Tensors = {}
+    for name, array in tensors.items():
+        tail = name.removeprefix(prefix)
+        if name.startswith(prefix) and tail.startswith(parts):
+            out["albert." + tail] = array
+        elif prefix in ("", "albert."):
+            out[name] = array
+    return out
+
+
+def translate(
+    tensors: Tensors, table: list[TensorName], column: Callable[[TensorName], str], unused: tuple[str, ...] = ()
+) -> Tensors:
+    """Rename tensors to our names; an unknown name is an error, since dropping a tensor would change the model."""
+    ours = {column(name): name for name in table}
+    out: Tensors = {}
+    for foreign, array in tensors.items():
+        if foreign in ours:
+            out[ours[foreign].ours] = array
+        elif foreign not in unused:
+            raise AlbertkitError(
+                f"tensor {foreign!r} is not part of ALBERT, so the file cannot be converted without changing the model"
+            )
+    return out
+
+
+def from_state_dict(
+    tensors: Tensors, config: Mapping[str, Any], classifier: str = "classify"
+) -> tuple[AlbertConfig, Tensors]:
+    """Recognise the layout of a PyTorch state dict; returns the config and the weights under our names."""
+    tensors = {n.replace(".gamma", ".weight").replace(".beta", ".bias"): a for n, a in tensors.items()}
+    settings = dict(config)
+    if is_brightmart(tensors):
+        # albert_zh was trained with the tanh form, which its code calls `gelu`.
+        settings["hidden_act"] = (
+            "gelu_new" if settings.get("hidden_act") == "gelu" else settings.get("hidden_act", "gelu_new")
+        )
+        full_config = AlbertConfig.from_dict(settings).replace(options=Options(brightmart_layout=True))
+        return full_config, translate(tensors, tensor_names(full_config, BRIGHTMART), lambda n: n.torch, UNUSED_TENSORS)
+    tensors = add_public_prefix(tensors)
+    full_config = AlbertConfig.from_dict(settings)
+    table = tensor_names(full_config, PUBLIC, classifier=classifier)
+    custom_heads = {name: array for name, array in tensors.items() if name.startswith("heads.")}
+    rest = {name: array for name, array in tensors.items() if name not in custom_heads}
+    return full_config, {**translate(rest, table, lambda n: n.torch, UNUSED_TENSORS), **custom_heads}

@@ -1,11 +1,11 @@
 """`export`: a model as one ONNX file for onnxruntime, OpenVINO and others.
 
-In: any ALBERT checkpoint or artifact. Out: a file with the embedding, the shared layer (each weight stored once), pooling
-and the task's head; and an `ExportResult`. Before this file: `onnx_operators.py` has the standard operators.
+In: any ALBERT checkpoint or artifact. Out: a file with the embedding, the shared layer (each weight stored once),
+pooling and the task's head; and an `ExportResult`. Before this file: `onnx_operators.py` has the standard operators.
 
     inputs    input_ids, attention_mask, token_type_ids        (texts, length) int64, both dynamic
     outputs   sentence_embedding, last_hidden_state            vectors
-              logits                                           classify, choose: (texts, labels); tag, mlm: (texts, length, n)
+              logits                                 classify, choose: (texts, labels); tag, mlm: (texts, length, n)
               start_logits, end_logits                         answer: (texts, length)
               logits, tag_logits                               intent and slots
 
@@ -41,31 +41,31 @@ from albertkit.tasks import TASKS
 from albertkit.tokenizer.tokenizer_json import to_json
 
 HEADS = ("vector", "mlm", "classify", "tag", "answer", "choose")
-LARGEST = 2_000_000_000  # bytes that one protobuf message may have
-# Relative differences that are allowed: for floats; for one layer of int8; for all layers of int8. A number between two levels may
-# fall to either side, and each layer makes such a difference larger, up to what int8 itself differs from floats.
+MAX_FILE_BYTES = 2_000_000_000  # bytes that one protobuf message may have
+# Largest allowed relative differences: floats, one int8 layer, all int8 layers. Rounding between two int8 levels may go
+# either way, and each layer enlarges the difference, up to the difference of int8 from floats.
 FLOAT_ERROR, LAYER_ERROR, INT8_ERROR = 1e-4, 0.02, 0.5
 
 
 @dataclass(frozen=True)
 class ExportSettings:
-    """What the file is to be."""
+    """Settings of `export`."""
 
     head: str | None = None
-    """What comes out: vector, mlm, classify, tag, answer or choose; None takes the task's."""
+    """The output: vector, mlm, classify, tag, answer or choose; None: the heads of the task."""
     depth: int | None = None
-    """Layers to apply; None takes the model's."""
+    """Layers to apply; None: those of the model."""
     loop: bool = False
-    """Apply the layer in a Loop instead of writing its nodes once for each use; the weights are stored once in both."""
+    """Apply the layer in a Loop instead of one copy of its nodes per use; weights are stored once either way."""
     tokenizer: bool = False
     """Write tokenizer.json beside the file, for the `tokenizers` library and others."""
     full_range: bool = False
-    """8-bit activations instead of 7: for ARM, and x86 with VNNI instructions. Others would overflow in silence."""
+    """8-bit activations instead of 7: for ARM, and x86 with VNNI instructions; others overflow without an error."""
 
 
 @dataclass(frozen=True)
 class ExportResult:
-    """What was written."""
+    """The file that `export` wrote."""
 
     path: str
     bytes: int
@@ -88,13 +88,15 @@ def export(
     if target.exists() and not overwrite:
         raise AlbertkitError(f"{target} exists; choose another name or allow overwriting (--force)")
     stored = open_stored(source)
-    beside = target.parent / "tokenizer.json"
-    if settings.tokenizer and target.resolve() == beside.resolve():
-        raise AlbertkitError(f"{target} is where --tokenizer writes; choose another name, such as model.onnx")
-    if settings.tokenizer and beside.is_dir():
-        raise AlbertkitError(f"{beside} is a folder, and --tokenizer writes a file of that name; choose another folder")
-    if settings.tokenizer and beside.exists() and not overwrite:
-        raise AlbertkitError(f"{beside} exists; choose another folder or allow overwriting (--force)")
+    tokenizer_file = target.parent / "tokenizer.json"
+    if settings.tokenizer and target.resolve() == tokenizer_file.resolve():
+        raise AlbertkitError(f"{target} is the file that --tokenizer writes; choose another name, such as model.onnx")
+    if settings.tokenizer and tokenizer_file.is_dir():
+        raise AlbertkitError(
+            f"{tokenizer_file} is a folder, and --tokenizer writes a file of that name; choose another folder"
+        )
+    if settings.tokenizer and tokenizer_file.exists() and not overwrite:
+        raise AlbertkitError(f"{tokenizer_file} exists; choose another folder or allow overwriting (--force)")
     heads = exported_heads(stored, settings.head)
     depth = settings.depth or stored.meta.depth or stored.config.num_hidden_layers
     if "vector" in heads:
@@ -102,14 +104,14 @@ def export(
     levels = graphs.Levels(255 if settings.full_range else 127)
     model = build(stored, heads, depth, levels, settings.loop)
     data = model.SerializeToString()
-    if len(data) > LARGEST:
+    if len(data) > MAX_FILE_BYTES:
         raise AlbertkitError(
-            f"the file would have {len(data):,} bytes; ONNX allows {LARGEST:,}, so quantise the model first"
+            f"the file would have {len(data):,} bytes; ONNX allows {MAX_FILE_BYTES:,}, so quantize the model first"
         )
     error = check_difference(data, source, heads, depth, levels)
     write_file(data, target)
     if settings.tokenizer and stored.tokenizer is not None:
-        write_file(to_json(stored.tokenizer.vocabulary).encode(), beside)
+        write_file(to_json(stored.tokenizer.vocabulary).encode(), tokenizer_file)
     weights = sum(len(t.raw_data) for t in model.graph.initializer)
     outputs = [output.name for output in model.graph.output]
     bits = 8 if stored.meta.quantisation else 32
@@ -118,22 +120,22 @@ def export(
     )
 
 
-def exported_heads(stored: Stored, wanted: str | None) -> tuple[str, ...]:
+def exported_heads(stored: Stored, requested: str | None) -> tuple[str, ...]:
     """The heads that the file computes."""
-    there = {name.split(".")[1] for name in stored.weights if name.startswith("heads.")}
+    stored_heads = {name.split(".")[1] for name in stored.weights if name.startswith("heads.")}
     task = stored.meta.task
-    if wanted is not None:
-        heads: tuple[str, ...] = (wanted,)
+    if requested is not None:
+        heads: tuple[str, ...] = (requested,)
     elif task == "pretrain":
-        heads = ("mlm",) if "mlm" in there else ("vector",)
+        heads = ("mlm",) if "mlm" in stored_heads else ("vector",)
     elif task in TASKS and TASKS[task].generates_text:
         heads = (task,)  # which cannot be exported
     else:
         heads = TASKS[task].heads if task in TASKS else ("vector",)
     for head in heads:
-        if head not in HEADS or (head != "vector" and head not in there):
-            shown = ", ".join(["vector", *sorted(there & set(HEADS))])
-            raise AlbertkitError(f"this model has no head {head!r} to export; choose one of {shown}")
+        if head not in HEADS or (head != "vector" and head not in stored_heads):
+            choices = ", ".join(["vector", *sorted(stored_heads & set(HEADS))])
+            raise AlbertkitError(f"this model has no head {head!r} to export; choose one of {choices}")
     return heads
 
 
@@ -141,7 +143,7 @@ def exported_heads(stored: Stored, wanted: str | None) -> tuple[str, ...]:
 
 
 def build(stored: Stored, heads: tuple[str, ...], depth: int, levels: graphs.Levels, loop: bool = False) -> ModelProto:
-    """The whole model as an onnx message."""
+    """The model as an onnx message."""
     config, weights, meta = stored.config, stored.weights, stored.meta
     b = PortableBuilder(levels)
     ids, mask, segments = (
@@ -152,27 +154,27 @@ def build(stored: Stored, heads: tuple[str, ...], depth: int, levels: graphs.Lev
     hidden = graphs.embedding(b, config, weights, ids, segments)
     inside = b.node("Cast", mask, to=TensorProto.FLOAT)  # (texts, length)
     if not config.options.static:
-        away = b.node("Mul", b.node("Sub", b.constant(1.0, np.float32), inside), b.constant(HIDDEN, np.float32))
-        away = b.node("Unsqueeze", away, b.constant([1, 2], np.int64))  # (texts, 1, 1, length)
-        hidden = layers(b, config, weights, hidden, away, depth, loop)
+        masked = b.node("Mul", b.node("Sub", b.constant(1.0, np.float32), inside), b.constant(HIDDEN, np.float32))
+        masked = b.node("Unsqueeze", masked, b.constant([1, 2], np.int64))  # (texts, 1, 1, length)
+        hidden = layers(b, config, weights, hidden, masked, depth, loop)
     outputs: dict[str, list[Any]] = {}
     for head in heads:
         outputs |= _head(b, stored, head, hidden, inside, heads)
     room = config.max_position_embeddings
-    about = {
+    metadata = {
         "task": meta.task,
         "labels": json.dumps(list(meta.labels), ensure_ascii=False),
         "max_length": str(min(meta.details.get("max_length", room), room)),
         "details": json.dumps({k: v for k, v in meta.details.items() if k != "early_exit"}, ensure_ascii=False),
         "prompts": json.dumps(meta.prompts, ensure_ascii=False),
     }
-    return b.model(outputs, about)
+    return b.model(outputs, metadata)
 
 
 def layers(
     b: PortableBuilder, config: AlbertConfig, weights: graphs.Weights, hidden: str, mask: str, depth: int, loop: bool
 ) -> str:
-    """The shared layers, `depth` times: all uses one after the other, or one Loop for each stretch of equal uses."""
+    """The shared layers, `depth` times: all uses one after the other, or one Loop for each run of equal uses."""
 
     def group(number: int, local: bool, x: str) -> str:
         for inner in range(config.inner_group_num):
@@ -182,13 +184,13 @@ def layers(
 
     uses = groupby((config.group_of(i), config.options.local(i)) for i in range(depth))
     shape = ["texts", "length", config.hidden_size]
-    for stretch, ((number, local), same) in enumerate(uses):
+    for run, ((number, local), same) in enumerate(uses):
         times = len(list(same))
         if not loop or times == 1:
             for _ in range(times):
                 hidden = group(number, local, hidden)
             continue
-        start = f"hidden_{stretch}"
+        start = f"hidden_{run}"
         with b.body() as nodes:
             end = group(number, local, start)
         hidden = b.repeat(times, hidden, nodes, (start, end), shape)
@@ -196,7 +198,7 @@ def layers(
 
 
 def _name_output(b: PortableBuilder, tensor: str, name: str) -> None:
-    """Give an output its public name."""
+    """Set the public name of an output."""
     b.nodes.append(helper.make_node("Identity", [tensor], [name], name=name))
 
 
@@ -249,8 +251,8 @@ def pool_nodes(b: PortableBuilder, stored: Stored, hidden: str, inside: str, how
         return b.node("Tanh", graphs.dense(b, stored.weights, "encoder.pooler", first))
     wide = b.node("Unsqueeze", inside, b.constant([2], np.int64))  # (texts, length, 1)
     if how == "max":
-        away = b.node("Mul", b.node("Sub", b.constant(1.0, np.float32), wide), b.constant(HIDDEN, np.float32))
-        return b.node("ReduceMax", b.node("Add", hidden, away), axes=[1], keepdims=0)
+        masked = b.node("Mul", b.node("Sub", b.constant(1.0, np.float32), wide), b.constant(HIDDEN, np.float32))
+        return b.node("ReduceMax", b.node("Add", hidden, masked), axes=[1], keepdims=0)
     axis = b.constant([1], np.int64)
     total = b.node("ReduceSum", b.node("Mul", hidden, wide), axis, keepdims=0)
     count = b.node("Max", b.node("ReduceSum", inside, axis, keepdims=1), b.constant(1.0, np.float32))
@@ -258,7 +260,7 @@ def pool_nodes(b: PortableBuilder, stored: Stored, hidden: str, inside: str, how
 
 
 def normalize_nodes(b: PortableBuilder, vector: str) -> str:
-    """A vector brought to length 1."""
+    """Normalise a vector to length 1."""
     length = b.node("ReduceL2", vector, axes=[-1], keepdims=1)
     return b.node("Div", vector, b.node("Max", length, b.constant(1e-12, np.float32)))
 
@@ -269,18 +271,18 @@ def normalize_nodes(b: PortableBuilder, vector: str) -> str:
 def check_difference(
     data: bytes, source: Path | str | None, heads: tuple[str, ...], depth: int, levels: graphs.Levels
 ) -> float:
-    """The file's difference to the model; an error where it is too large."""
+    """The difference of the file to the model; an error if it is too large."""
     stored = open_stored(source)
-    trials = [(data, depth, FLOAT_ERROR)]
+    checks = [(data, depth, FLOAT_ERROR)]
     if stored.meta.quantisation:
-        one = build(stored, heads, 1, levels).SerializeToString()
-        trials = [(one, 1, LAYER_ERROR), (data, depth, INT8_ERROR)]
-    for made, layers_applied, allowed in trials:
-        error = largest_difference(made, source, heads, layers_applied, levels)
+        one_layer = build(stored, heads, 1, levels).SerializeToString()
+        checks = [(one_layer, 1, LAYER_ERROR), (data, depth, INT8_ERROR)]
+    for file, layers_applied, allowed in checks:
+        error = largest_difference(file, source, heads, layers_applied, levels)
         if not error <= allowed:
             raise AlbertkitError(
-                f"the file's outputs differ from the model's by {error:.2g} after {layers_applied} layers, and {allowed} "
-                f"is allowed; it was not written"
+                f"the file's outputs differ from the model's by {error:.2g} after {layers_applied} layers, and "
+                f"{allowed} is allowed; the file was not written"
             )
     return error
 
@@ -319,18 +321,20 @@ def largest_difference(
     session = ort.InferenceSession(data, options, providers=["CPUExecutionProvider"])
     found = dict(zip([o.name for o in session.get_outputs()], session.run(None, onnx_inputs(rows)), strict=True))
     worst = 0.0
-    for name, wanted in runtime_outputs(albert, hidden, rows, heads).items():
-        least = max(1e-6, usual_size(albert, weights, name, heads))
+    for name, outputs in runtime_outputs(albert, hidden, rows, heads).items():
+        least = max(1e-6, typical_norm(albert, weights, name, heads))
         for text, length in enumerate(rows.lengths):
-            want = wanted[text]
-            got = found[name][text][: len(want)] if want.ndim and len(want) == length else found[name][text]
-            away = float(np.linalg.norm(got - want)) / max(float(np.linalg.norm(want)), least)
-            worst = max(worst, away if np.isfinite(away) else np.inf)
+            expected = outputs[text]
+            actual = (
+                found[name][text][: len(expected)] if expected.ndim and len(expected) == length else found[name][text]
+            )
+            error = float(np.linalg.norm(actual - expected)) / max(float(np.linalg.norm(expected)), least)
+            worst = max(worst, error if np.isfinite(error) else np.inf)
     return worst
 
 
-def usual_size(albert: RuntimeModel, weights: graphs.Weights, output: str, heads: tuple[str, ...]) -> float:
-    """How large the scores of a whole text usually are. A single score may happen to be near 0, where any rounding would seem large beside it."""
+def typical_norm(albert: RuntimeModel, weights: graphs.Weights, output: str, heads: tuple[str, ...]) -> float:
+    """The typical norm of the scores of one text; one score may be near 0, where any rounding looks large."""
     head = next((name for name in heads if name in ("classify", "choose")), None)
     if output != "logits" or head is None:
         return 0.0
@@ -342,7 +346,7 @@ def usual_size(albert: RuntimeModel, weights: graphs.Weights, output: str, heads
 def runtime_outputs(
     albert: RuntimeModel, hidden: np.ndarray, rows: TokenBatch, heads: tuple[str, ...]
 ) -> dict[str, list[np.ndarray]]:
-    """What the runtime gives for each output, text by text; token outputs without padding."""
+    """The outputs of the runtime for each text; token outputs without padding."""
     found: dict[str, list[np.ndarray]] = {}
     for head in heads:
         if head == "vector":
@@ -364,7 +368,7 @@ def runtime_outputs(
 
 
 def write_file(data: bytes, target: Path) -> None:
-    """A file, whole or not at all."""
+    """Write a file completely or not at all."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".part", dir=target.parent)
@@ -377,4 +381,4 @@ def write_file(data: bytes, target: Path) -> None:
         finally:
             Path(name).unlink(missing_ok=True)
     except OSError as error:
-        raise AlbertkitError(f"writing {target} failed: {error.strerror}; it is as it was") from None
+        raise AlbertkitError(f"writing {target} failed: {error.strerror}; the file is unchanged") from None

@@ -1,8 +1,8 @@
-"""The parts of `runtime/graph.py` in standard ONNX operators, for one file that any ONNX runtime opens.
+"""The parts of `runtime/graph.py` in standard ONNX operators, which any ONNX runtime supports.
 
-In: the calls of a `Builder`. Out: an onnx `ModelProto` with its weights inside, each stored once, whichever way round it is read.
-After this file: `onnx_file.py` puts a whole model together. Int8 products stay int8: QuantizeLinear and MatMulInteger, with one
-scale a token, as the runtime has it; what the runtime computes in float from int8 weights is dequantised in the graph.
+In: the calls of a `Builder`. Out: an onnx `ModelProto` that contains each weight once, transposed or not.
+Int8 products stay int8 (QuantizeLinear and MatMulInteger, one scale per token), as in the runtime; what the runtime
+computes in float from int8 weights is dequantised in the graph. After this file: `onnx_export.py`.
 """
 
 from __future__ import annotations
@@ -24,64 +24,64 @@ __all__ = ["HIDDEN", "PortableBuilder"]
 
 @dataclass
 class PortableBuilder(Builder):
-    """A builder without operators of onnxruntime's own."""
+    """A builder that uses no operators specific to onnxruntime."""
 
-    held: dict[str, tuple[str, bool]] = field(default_factory=dict)
+    stored_arrays: dict[str, tuple[str, bool]] = field(default_factory=dict)
     """Hash of an array → the name it is stored under, and whether it is stored as its transpose."""
-    small: dict[tuple[str, bytes], str] = field(default_factory=dict)
+    stored_constants: dict[tuple[str, bytes], str] = field(default_factory=dict)
 
     def fresh(self, op: str) -> str:
-        """As short as can be: in a small model, names would take more than 3 % of the file."""
+        """A short name: in a small model, names would take more than 3 % of the file."""
         self.count += 1
         return f"n{self.count:x}"
 
     def weight(self, name: str, array: np.ndarray) -> str:
-        """An array inside the file; the same array again is the same tensor."""
-        return self._once(name, array, turned=False)
+        """An array in the file; equal arrays share one tensor."""
+        return self._store_once(name, array, transposed=False)
 
     def transpose(self, name: str, array: np.ndarray) -> str:
         """The transpose of an array."""
-        return self._once(name, array, turned=True)
+        return self._store_once(name, array, transposed=True)
 
-    def _once(self, name: str, array: np.ndarray, turned: bool) -> str:
+    def _store_once(self, name: str, array: np.ndarray, transposed: bool) -> str:
         plain = np.ascontiguousarray(array)
         key = hashlib.sha256(f"{plain.shape} {plain.dtype}".encode() + plain.tobytes()).hexdigest()
-        if key not in self.held:
-            self.held[key] = self.prefix + name, turned
-            self.weights[self.prefix + name] = np.ascontiguousarray(array.T) if turned else plain
-        stored, way = self.held[key]
-        return stored if way == turned else self.node("Transpose", stored, perm=[1, 0])
+        if key not in self.stored_arrays:
+            self.stored_arrays[key] = self.prefix + name, transposed
+            self.weights[self.prefix + name] = np.ascontiguousarray(array.T) if transposed else plain
+        stored, is_transposed = self.stored_arrays[key]
+        return stored if is_transposed == transposed else self.node("Transpose", stored, perm=[1, 0])
 
     def constant(self, value: Any, dtype: Any) -> str:
-        """A small array; the same one again is the same tensor."""
+        """A small array; equal arrays share one tensor."""
         array = np.asarray(value, dtype)
         key = (f"{array.dtype} {array.shape}", array.tobytes())
-        if key not in self.small:
-            self.small[key] = super().constant(value, dtype)
-        return self.small[key]
+        if key not in self.stored_constants:
+            self.stored_constants[key] = super().constant(value, dtype)
+        return self.stored_constants[key]
 
     def floats(self, name: str, weight: np.ndarray | QuantizedMatrix) -> str:
         """A weight as floats, stored as it is."""
         if not isinstance(weight, QuantizedMatrix):
             return self.weight(name, weight)
         values, scale = self.weight(name, weight.values), self.weight(f"{name}.scale", weight.scale)
-        opened = self.node("DequantizeLinear", values, scale, axis=0)
+        floats = self.node("DequantizeLinear", values, scale, axis=0)
         return (
-            opened if weight.smooth is None else self.node("Mul", opened, self.weight(f"{name}.smooth", weight.smooth))
+            floats if weight.smooth is None else self.node("Mul", floats, self.weight(f"{name}.smooth", weight.smooth))
         )
 
     def float_product(self, x: str, name: str, weight: np.ndarray | QuantizedMatrix) -> str:
         """x · Wᵀ in floats, W stored as it is."""
         if not isinstance(weight, QuantizedMatrix):
             return self.product(x, name, weight)
-        # scaled behind the product: OpenVINO takes weights that are scaled before it as a sign to round the other side too
+        # scaled after the product: with scaled weights, OpenVINO would quantise the activations too
         if weight.smooth is not None:
             x = self.node("Mul", x, self.weight(f"{name}.smooth", weight.smooth))
-        opened = self.node("Cast", self.transpose(name, weight.values), to=TensorProto.FLOAT)
-        return self.node("Mul", self.node("MatMul", x, opened), self.weight(f"{name}.scale", weight.scale))
+        floats = self.node("Cast", self.transpose(name, weight.values), to=TensorProto.FLOAT)
+        return self.node("Mul", self.node("MatMul", x, floats), self.weight(f"{name}.scale", weight.scale))
 
-    def whole(self, small: str, name: str, weight: QuantizedMatrix, zero: str) -> str:
-        """The product of whole numbers, multiplied with the scale of each row of W."""
+    def integer_product(self, small: str, name: str, weight: QuantizedMatrix, zero: str) -> str:
+        """The product of integers, multiplied with the scale of each row of W."""
         summed = self.node("MatMulInteger", small, self.transpose(name, weight.values), zero)
         scale = self.weight(f"{name}.scale", weight.scale)
         return self.node("Mul", self.node("Cast", summed, to=TensorProto.FLOAT), scale)
@@ -98,8 +98,8 @@ class PortableBuilder(Builder):
             inner = self.node("Erf", self.node("Div", x, self.constant(2**0.5, np.float32)))
         else:
             cube = self.node("Pow", x, self.constant(3.0, np.float32))
-            bent = self.node("Add", x, self.node("Mul", cube, self.constant(0.044715, np.float32)))
-            inner = self.node("Tanh", self.node("Mul", bent, self.constant((2 / np.pi) ** 0.5, np.float32)))
+            polynomial = self.node("Add", x, self.node("Mul", cube, self.constant(0.044715, np.float32)))
+            inner = self.node("Tanh", self.node("Mul", polynomial, self.constant((2 / np.pi) ** 0.5, np.float32)))
         return self.node("Mul", self.node("Mul", x, self.node("Add", inner, one)), half)
 
     def attend(self, mixed: str, bias: str, mask: str, heads: int, size: int) -> str:
@@ -118,14 +118,14 @@ class PortableBuilder(Builder):
         query = self.node("Mul", query, self.constant(size**-0.5, np.float32))
         scores = self.node("MatMul", query, self.node("Transpose", key, perm=[0, 2, 3, 1]))
         scores = self.node("Add", scores, extra) if extra else scores
-        chances = self.node("Softmax", self.node("Add", scores, mask), axis=-1)
-        context = self.node("MatMul", chances, self.node("Transpose", value, perm=[0, 2, 1, 3]))
+        probabilities = self.node("Softmax", self.node("Add", scores, mask), axis=-1)
+        context = self.node("MatMul", probabilities, self.node("Transpose", value, perm=[0, 2, 1, 3]))
         joined = self.constant([0, 0, heads * size], np.int64)
         return self.node("Reshape", self.node("Transpose", context, perm=[0, 2, 1, 3]), joined)
 
     @contextlib.contextmanager
     def body(self) -> Iterator[list[Any]]:
-        """Nodes inside the block are collected apart, for a Loop."""
+        """Collects the nodes of the block in a list of their own, for a Loop."""
         outer, self.nodes = self.nodes, []
         try:
             yield self.nodes
@@ -133,25 +133,25 @@ class PortableBuilder(Builder):
             self.nodes = outer
 
     def repeat(self, times: int, hidden: str, body: list[Any], inside: tuple[str, str], shape: list[Any]) -> str:
-        """A Loop: `body` turns the tensor `inside[0]` into `inside[1]`, `times` times over, beginning with `hidden`."""
-        go_on, still = f"go_on_{self.count}", f"still_{self.count}"
-        nodes = [helper.make_node("Identity", [go_on], [still]), *body]
+        """A Loop: `body` maps the tensor `inside[0]` into `inside[1]`, `times` times, starting with `hidden`."""
+        condition, next_condition = f"condition_{self.count}", f"next_condition_{self.count}"
+        nodes = [helper.make_node("Identity", [condition], [next_condition]), *body]
         graph = helper.make_graph(
             nodes,
             "layer",
             [
-                helper.make_tensor_value_info(f"turn_{self.count}", TensorProto.INT64, []),
-                helper.make_tensor_value_info(go_on, TensorProto.BOOL, []),
+                helper.make_tensor_value_info(f"iteration_{self.count}", TensorProto.INT64, []),
+                helper.make_tensor_value_info(condition, TensorProto.BOOL, []),
                 helper.make_tensor_value_info(inside[0], TensorProto.FLOAT, shape),
             ],
             [
-                helper.make_tensor_value_info(still, TensorProto.BOOL, []),
+                helper.make_tensor_value_info(next_condition, TensorProto.BOOL, []),
                 helper.make_tensor_value_info(inside[1], TensorProto.FLOAT, shape),
             ],
         )
         return self.node("Loop", self.constant(times, np.int64), self.constant(True, np.bool_), hidden, body=graph)
 
-    def model(self, outputs: dict[str, list[Any]], about: dict[str, str]) -> ModelProto:
+    def model(self, outputs: dict[str, list[Any]], metadata: dict[str, str]) -> ModelProto:
         """The finished file; `outputs` are named tensors of the graph and their shapes."""
         stored = [
             helper.make_tensor(name, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape, a.tobytes(), raw=True)
@@ -161,7 +161,7 @@ class PortableBuilder(Builder):
         for node in self.nodes:
             node.ClearField("name")  # a node is known by its outputs
         graph = helper.make_graph(self.nodes, "albertkit", self.inputs, results, initializer=[*self.constants, *stored])
-        made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR)
-        made.producer_name = "albertkit"
-        helper.set_model_props(made, about)
-        return made
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR)
+        model.producer_name = "albertkit"
+        helper.set_model_props(model, metadata)
+        return model

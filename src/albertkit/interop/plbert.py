@@ -1,11 +1,10 @@
-"""PL-BERT: an ALBERT over phonemes, found inside speech synthesisers.
+"""PL-BERT: an ALBERT over phonemes, part of speech synthesisers.
 
-In: its PyTorch file (`step_….t7`, or a synthesiser's `.pth`) or an ONNX file that contains it (Kokoro). Out: an `Artifact` with
-the encoder and a tokenizer of 178 symbols, one character each. ONNX keeps names for biases and norms but not for matrices:
-those are found through the matrix product that feeds each named bias.
+In: its PyTorch file (`step_….t7`, or a synthesiser's `.pth`) or an ONNX file that contains it (Kokoro).
+Out: an `Artifact` with the encoder and a tokenizer of 178 symbols, one character each.
 
-The symbols are PL-BERT's own. Kokoro puts other signs on the places of some capital letters; lower-case letters, IPA
-signs and punctuation agree.
+ONNX files name biases and norms but not matrices; a matrix is found through the product that a named bias is added to.
+The symbols are those of PL-BERT. Kokoro uses the ids of some capital letters for other symbols.
 """
 
 from __future__ import annotations
@@ -18,8 +17,7 @@ import numpy as np
 
 from albertkit.artifact import Artifact, Meta
 from albertkit.errors import AlbertkitError
-from albertkit.interop.huggingface import read_pickle
-from albertkit.interop.state_dict import WORDS, Tensors, encoder_prefix, from_state
+from albertkit.interop.huggingface import WORD_TABLE, Tensors, encoder_prefix, from_state_dict, read_pickle
 from albertkit.tokenizer import Tokenizer
 
 SYMBOLS = [
@@ -32,10 +30,10 @@ SYMBOLS = [
     "'",
     "ᵻ",
 ]
-# Not to be read off the tensors; every published PL-BERT has them.
+# The tensors do not show these; every published PL-BERT has them.
 HEADS = 12
 LAYERS = 12
-ONNX_LIMIT = 2 * 2**30
+MAX_ONNX_BYTES = 2 * 2**30
 
 
 def read_file(path: Path) -> Artifact:
@@ -46,14 +44,14 @@ def read_file(path: Path) -> Artifact:
     else:
         tensors = _flatten(read_pickle(path))
     shape = _shape(tensors)
-    config, weights = from_state(tensors, {**shape, "num_hidden_layers": layers, "num_attention_heads": HEADS})
+    config, weights = from_state_dict(tensors, {**shape, "num_hidden_layers": layers, "num_attention_heads": HEADS})
     tokenizer = Tokenizer.from_symbols(SYMBOLS) if config.vocab_size == len(SYMBOLS) else None
     meta = Meta(task="embed", made=({"step": "convert", "from": path.name, "layout": "pl-bert"},))
     return Artifact(config, weights, tokenizer, meta)
 
 
 def _flatten(data: dict[str, Any], prefix: str = "") -> Tensors:
-    """Nested dicts (`{"net": {…}}`, `{"bert": {…}}`) to one level; what is no array is left behind."""
+    """Nested dicts (`{"net": {…}}`, `{"bert": {…}}`) to one level; only arrays are kept."""
     out: Tensors = {}
     for key, value in data.items():
         if isinstance(value, dict):
@@ -65,12 +63,13 @@ def _flatten(data: dict[str, Any], prefix: str = "") -> Tensors:
 
 def _shape(tensors: Tensors) -> dict[str, int]:
     prefix = encoder_prefix(tensors)
-    words = tensors[prefix + WORDS]
+    words = tensors[prefix + WORD_TABLE]
     positions = tensors.get(f"{prefix}embeddings.position_embeddings.weight")
     up = tensors.get(f"{prefix}encoder.albert_layer_groups.0.albert_layers.0.ffn.weight")
     if positions is None or up is None or any(a.ndim != 2 for a in (words, positions, up)):
         raise AlbertkitError(
-            "the file's ALBERT lacks its position table or feed-forward matrix, so its shape is unknown"
+            "the ALBERT in this file has no position table or feed-forward matrix, so its shape is unknown; "
+            "use a complete file"
         )
     return {
         "vocab_size": words.shape[0],
@@ -82,17 +81,17 @@ def _shape(tensors: Tensors) -> dict[str, int]:
 
 
 def read_onnx(path: Path) -> tuple[Tensors, int]:
-    """Tensors under their PyTorch names, and how often the shared layer is applied."""
+    """The tensors under their PyTorch names, and the number of uses of the shared layer."""
     import onnx
     from onnx import numpy_helper
 
-    if path.stat().st_size > ONNX_LIMIT:
-        raise AlbertkitError(f"{path} has {path.stat().st_size:,} bytes; an ONNX file has at most {ONNX_LIMIT:,}")
+    if path.stat().st_size > MAX_ONNX_BYTES:
+        raise AlbertkitError(f"{path} has {path.stat().st_size:,} bytes; an ONNX file has at most {MAX_ONNX_BYTES:,}")
     try:
         graph = onnx.load(str(path), load_external_data=False).graph
         stored = {t.name: t for t in graph.initializer}
         if any(t.data_location == onnx.TensorProto.EXTERNAL for t in stored.values()):
-            raise AlbertkitError(f"{path} keeps weights in other files, which are not read; save it as one file")
+            raise AlbertkitError(f"{path} has weights in other files, which are not read; save it as one file")
         tensors: Tensors = {}
         uses = 0
         for name, tensor in stored.items():
@@ -111,6 +110,6 @@ def read_onnx(path: Path) -> tuple[Tensors, int]:
                 uses += bias.endswith("albert_layers.0.attention.query.bias")
     except AlbertkitError:
         raise
-    except Exception as error:  # protobuf and onnx raise a dozen types for one thing: a damaged file
+    except Exception as error:  # protobuf and onnx raise many types for a damaged file
         raise AlbertkitError(f"{path} is not a readable ONNX file: {str(error).splitlines()[0][:160]}") from None
     return tensors, max(uses, 1)

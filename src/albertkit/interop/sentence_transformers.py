@@ -1,8 +1,7 @@
-"""sentence-transformers folders whose encoder is an ALBERT: read for the runtime, and written from an artifact.
+"""sentence-transformers folders whose encoder is an ALBERT: read as an artifact, and written from one.
 
-In: a folder with `modules.json` (Transformer, Pooling, perhaps Normalize). Out: an `Artifact`, with pooling, normalisation and
-prompts honoured; a module we do not compute is an error, never passed over. `write_folder` makes such a folder from an
-artifact, with equal vectors.
+In: a folder with `modules.json` (Transformer, Pooling, optional Normalize). Out: an `Artifact` with its pooling,
+normalisation and prompts; any other module is an error. `write_folder` writes a folder that gives the same vectors.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from albertkit.file_io import new_folder, read_json, write_json
 from albertkit.interop import huggingface
 
 MODULES = "modules.json"
-# Their name for a pooling → ours.
+# sentence-transformers name of a pooling → our name.
 POOLINGS = {
     "pooling_mode_mean_tokens": "mean",
     "pooling_mode_cls_token": "cls",
@@ -26,51 +25,52 @@ MODES = ("mean", "cls", "max")
 
 
 def is_folder(folder: Path) -> bool:
-    """Is this a sentence-transformers folder that albertkit did not write for itself?"""
+    """Whether this is a sentence-transformers folder and not an artifact."""
     return (folder / MODULES).is_file() and not (folder / META_FILE).is_file()
 
 
-def _modules(folder: Path) -> list[tuple[str, Path]]:
-    """Kind and place of each step."""
+def _list_modules(folder: Path) -> list[tuple[str, Path]]:
+    """Type and folder of each module."""
     import json
 
     try:
         listed = json.loads((folder / MODULES).read_bytes()[:65536])
     except (ValueError, RecursionError, OSError):
-        raise AlbertkitError(f"{folder / MODULES} is not valid JSON") from None
+        raise AlbertkitError(f"{folder / MODULES} is not valid JSON; copy it again") from None
     if not isinstance(listed, list) or not all(isinstance(m, dict) for m in listed):
-        raise AlbertkitError(f"{folder / MODULES} must be a list of modules")
+        raise AlbertkitError(f"{folder / MODULES} must be a list of modules; copy it again")
     out = []
     for module in listed:
-        place = str(module.get("path", ""))
-        if Path(place).name != place or place.startswith("."):
-            raise AlbertkitError(f"{folder / MODULES} names the folder {place!r}; only plain names are allowed")
-        out.append((str(module.get("type", "")).split(".")[-1], folder / place if place else folder))
+        path = str(module.get("path", ""))
+        if Path(path).name != path or path.startswith("."):
+            raise AlbertkitError(f"{folder / MODULES} names the folder {path!r}; only plain names are allowed")
+        out.append((str(module.get("type", "")).split(".")[-1], folder / path if path else folder))
     return out
 
 
 def read_modules(folder: Path) -> tuple[Path, str, bool]:
-    """Where the encoder lies, how its tokens become one vector, and whether that is brought to length 1."""
-    modules = _modules(folder)
+    """The folder of the encoder, the pooling, and whether vectors are normalised to length 1."""
+    modules = _list_modules(folder)
     kinds = [kind for kind, _ in modules]
     if kinds[:2] != ["Transformer", "Pooling"] or kinds[2:] not in ([], ["Normalize"]):
         raise AlbertkitError(
-            f"{folder} has the steps {', '.join(kinds)}; albertkit computes Transformer, Pooling and Normalize, and leaves out none"
+            f"{folder} has the modules {', '.join(kinds)}; albertkit supports Transformer, Pooling and Normalize, "
+            "in this order"
         )
     return modules[0][1], _pooling(read_json(modules[1][1] / "config.json"), folder), "Normalize" in kinds
 
 
 def read_folder(folder: Path) -> Artifact:
     """Open a sentence-transformers folder."""
-    encoder, pooling, unit = read_modules(folder)
+    encoder, pooling, normalize = read_modules(folder)
     artifact = huggingface.read_folder(encoder)
     made = ({"step": "convert", "from": folder.name, "layout": "sentence-transformers"},)
-    meta = Meta(task="embed", pooling=pooling, normalise=unit, prompts=read_prompts(folder), made=made)
+    meta = Meta(task="embed", pooling=pooling, normalise=normalize, prompts=read_prompts(folder), made=made)
     config, weights = artifact.config, artifact.weights
     limit = folder / "sentence_bert_config.json"
     length = read_json(limit).get("max_seq_length") if limit.is_file() else None
     if isinstance(length, int) and 1 <= length < config.max_position_embeddings:
-        # their models cut at this length; so that vectors are equal, ours end there too
+        # sentence-transformers truncates at this length; the same limit gives the same vectors
         config = config.replace(max_position_embeddings=length)
         table = "encoder.embeddings.position.weight"
         weights = {**weights, table: weights[table][:length]}
@@ -78,29 +78,30 @@ def read_folder(folder: Path) -> Artifact:
 
 
 def read_prompts(folder: Path) -> dict[str, str]:
-    about = folder / "config_sentence_transformers.json"
-    settings: dict[str, Any] = read_json(about) if about.is_file() else {}
+    """The prompts of a folder by name; the default prompt is named `default`."""
+    path = folder / "config_sentence_transformers.json"
+    settings: dict[str, Any] = read_json(path) if path.is_file() else {}
     prompts = settings.get("prompts") or {}
     if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):
-        raise AlbertkitError(f"{about} holds prompts that are no texts")
-    usual = settings.get("default_prompt_name")
-    if usual is not None:  # they put it before every text; here the name `default` does the same
-        prompts = {**prompts, "default": prompts.get(usual, "")}
+        raise AlbertkitError(f"{path} has prompts that are not strings; correct it")
+    default = settings.get("default_prompt_name")
+    if default is not None:  # goes before every text, as the prompt named `default` does here
+        prompts = {**prompts, "default": prompts.get(default, "")}
     return {name: text for name, text in prompts.items() if text}
 
 
 def _pooling(settings: dict[str, Any], folder: Path) -> str:
     if settings.get("include_prompt") is False:
         raise AlbertkitError(
-            f"{folder} leaves the prompt out of pooling (include_prompt false), which albertkit does not"
+            f"{folder} excludes the prompt from pooling (include_prompt false), which albertkit does not support"
         )
     if settings.get("pooling_mode") in MODES:
         return str(settings["pooling_mode"])
-    on = [name for name, value in settings.items() if name.startswith("pooling_mode_") and value is True]
-    if len(on) != 1 or on[0] not in POOLINGS:
-        found = settings.get("pooling_mode") or ", ".join(on) or "none"
-        raise AlbertkitError(f"{folder} pools by {found}; albertkit knows mean, cls and max")
-    return POOLINGS[on[0]]
+    enabled = [name for name, value in settings.items() if name.startswith("pooling_mode_") and value is True]
+    if len(enabled) != 1 or enabled[0] not in POOLINGS:
+        found = settings.get("pooling_mode") or ", ".join(enabled) or "none"
+        raise AlbertkitError(f"{folder} uses the pooling {found}; albertkit supports mean, cls and max")
+    return POOLINGS[enabled[0]]
 
 
 def write_folder(artifact: Artifact, folder: Path | str, overwrite: bool = False) -> Path:

@@ -1,8 +1,8 @@
-"""Read a TensorFlow checkpoint without TensorFlow.
+"""TensorFlow checkpoints, read without TensorFlow.
 
-A checkpoint is a "tensor bundle": `PREFIX.index`, a sorted table from tensor name to dtype, shape and place,
-and shards `PREFIX.data-0000N-of-0000M` with the raw values. Files come from strangers, so every number is
-checked before it is used, every failure is an `AlbertkitError`, and nothing in a checkpoint is ever run.
+In: `PREFIX.index`, a sorted table from tensor name to dtype, shape and offset, and shards `PREFIX.data-0000N-of-0000M`
+with the raw values. Out: arrays by name. Files may be hostile: every number is checked before it is used, every failure
+is an `AlbertkitError`, and nothing in a checkpoint is executed. After this file: `google_tf.py`.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ MAX_INDEX_BYTES, MAX_TENSOR_BYTES, MAX_TOTAL_BYTES = 64 << 20, 8 << 30, 16 << 30
 _MAGIC, _FOOTER, _TRAILER, _CHUNK = 0xDB4775248B80FB57, 48, 5, 1 << 20
 _DTYPES = {1: "float32", 2: "float64", 3: "int32", 4: "uint8", 5: "int16", 6: "int8", 9: "int64"}
 _DTYPES |= {10: "bool", 14: "bfloat16", 17: "uint16", 19: "float16", 22: "uint32", 23: "uint64"}
-_STORED = {name: np.dtype(name) for name in _DTYPES.values() if name != "bfloat16"}  # as on disk
-_STORED |= {"bfloat16": np.dtype("uint16"), "bool": np.dtype("uint8")}
+_DISK_DTYPES = {name: np.dtype(name) for name in _DTYPES.values() if name != "bfloat16"}  # as on disk
+_DISK_DTYPES |= {"bfloat16": np.dtype("uint16"), "bool": np.dtype("uint8")}
 _SUFFIX = re.compile(r"\.(index|meta|data-\d{5}-of-\d{5})$")
-_NAMED = re.compile(r'^\s*model_checkpoint_path:\s*"([^"\n]*)"', re.MULTILINE)
+_CHECKPOINT_NAME = re.compile(r'^\s*model_checkpoint_path:\s*"([^"\n]*)"', re.MULTILINE)
 _log = logging.getLogger(__name__)
 
 
@@ -45,18 +45,18 @@ class BundleEntry:
     crc32c: int
 
 
-class _Bad(Exception):
-    """What is wrong and what to do; `_reading` adds the file and makes it the error of the project."""
+class _BundleError(Exception):
+    """A fault and its remedy; `_report_errors` adds the file and raises `AlbertkitError`."""
 
     def __init__(self, fault: str, remedy: str = "download or copy the checkpoint again") -> None:
         super().__init__(f"{fault}; {remedy}")
 
 
 @contextmanager
-def _reading(path: Path) -> Iterator[None]:
+def _report_errors(path: Path) -> Iterator[None]:
     try:
         yield
-    except _Bad as error:
+    except _BundleError as error:
         raise AlbertkitError(f"{path}: {error}") from None
     except UnicodeDecodeError as error:
         raise AlbertkitError(f"{path}: {error.object[:60]!r} is not UTF-8; copy the files again") from None
@@ -67,12 +67,12 @@ def _reading(path: Path) -> Iterator[None]:
 
 
 def _extend_crc(crc: int, data: bytes) -> int:
-    import google_crc32c  # here, since only a TensorFlow checkpoint needs it
+    import google_crc32c  # imported here, since only TensorFlow checkpoints need it
 
     return int(google_crc32c.extend(crc, data))
 
 
-def _mask(crc: int) -> int:
+def _mask_crc(crc: int) -> int:
     return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
 
 
@@ -82,7 +82,7 @@ def _varint(data: bytes, at: int, end: int) -> tuple[int, int]:
         value |= (data[place] & 127) << 7 * (place - at)
         if data[place] < 128:
             return value & 0xFFFFFFFFFFFFFFFF, place + 1
-    raise _Bad("a variable-length number in it does not end where it should")
+    raise _BundleError("a variable-length number in it does not end where it should")
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, int, bytes]]:
@@ -95,19 +95,19 @@ def _fields(message: bytes) -> Iterator[tuple[int, int, bytes]]:
             number, at = _varint(message, at, end)
             width = number if wire == 2 else 0
         if width > end - at or wire not in (0, 1, 2, 5):
-            raise _Bad(f"a protobuf field of wire type {wire} and {width} bytes has {end - at} bytes left")
+            raise _BundleError(f"a protobuf field of wire type {wire} and {width} bytes has {end - at} bytes left")
         payload, at = message[at : at + width], at + width
         yield tag, int.from_bytes(payload, "little") if wire in (1, 5) else number, payload
 
 
-def _block(data: bytes, offset: int, size: int) -> bytes:
+def _read_block(data: bytes, offset: int, size: int) -> bytes:
     stop = offset + size
     if stop + _TRAILER > len(data) - _FOOTER:
-        raise _Bad(f"a block of {size} bytes at {offset} does not fit in its {len(data)} bytes")
-    if _mask(_extend_crc(0, data[offset : stop + 1])) != int.from_bytes(data[stop + 1 : stop + 5], "little"):
-        raise _Bad(f"the checksum of the block at byte {offset} does not match")
+        raise _BundleError(f"a block of {size} bytes at {offset} does not fit in its {len(data)} bytes")
+    if _mask_crc(_extend_crc(0, data[offset : stop + 1])) != int.from_bytes(data[stop + 1 : stop + 5], "little"):
+        raise _BundleError(f"the checksum of the block at byte {offset} does not match")
     if data[stop]:
-        raise _Bad(f"it is compressed (type {data[stop]}), not plain", "save it with TensorFlow 1.2 or newer")
+        raise _BundleError(f"it is compressed (type {data[stop]}), not plain", "save it with TensorFlow 1.2 or newer")
     return data[offset:stop]
 
 
@@ -115,112 +115,112 @@ def _records(block: bytes) -> Iterator[tuple[bytes, bytes]]:
     """The key and value of each record of a block; a key gives only what differs from the key before it."""
     end = len(block) - 4 - 4 * int.from_bytes(block[-4:], "little")
     if end < 0:
-        raise _Bad("a block is shorter than its list of restart points")
+        raise _BundleError("a block is shorter than its list of restart points")
     at, key = 0, b""
     while at < end:
         shared, at = _varint(block, at, end)
         added, at = _varint(block, at, end)
         length, at = _varint(block, at, end)
         if shared > len(key) or shared + added > MAX_KEY_BYTES or length > min(_CHUNK, end - at - added):
-            raise _Bad(f"a record has lengths {shared}, {added} and {length}, which do not fit its block")
+            raise _BundleError(f"a record has lengths {shared}, {added} and {length}, which do not fit its block")
         key = key[:shared] + block[at : at + added]
         yield key, block[at + added : at + added + length]
         at += added + length
 
 
-def _table(data: bytes) -> Iterator[tuple[bytes, bytes]]:
+def _read_table(data: bytes) -> Iterator[tuple[bytes, bytes]]:
     if len(data) < _FOOTER or int.from_bytes(data[-8:], "little") != _MAGIC:
-        raise _Bad(f"it ends in {data[-8:].hex() or 'nothing'}, and an index ends in 57fb808b247547db")
+        raise _BundleError(f"it ends in {data[-8:].hex() or 'nothing'}, and an index ends in 57fb808b247547db")
     at, handle = 0, [0, 0, 0, 0]
     for i in range(4):  # place and size of the meta block (not used), then of the block that lists all others
         handle[i], at = _varint(data[-_FOOTER:], at, _FOOTER - 8)
     last, count, block_bytes, key_bytes = None, 0, 0, 0
-    for _, value in _records(_block(data, handle[2], handle[3])):
+    for _, value in _records(_read_block(data, handle[2], handle[3])):
         offset, at = _varint(value, 0, len(value))
         size, _ = _varint(value, at, len(value))
         block_bytes += size + _TRAILER
         if block_bytes > len(data):
-            raise _Bad(f"its blocks overlap, as together they are over its {len(data)} bytes")
-        for key, content in _records(_block(data, offset, size)):
+            raise _BundleError(f"its blocks overlap, as together they are over its {len(data)} bytes")
+        for key, content in _records(_read_block(data, offset, size)):
             if last is not None and key <= last:
-                raise _Bad(f"key {key[:80]!r} follows {last[:80]!r}, and keys must be in order")
+                raise _BundleError(f"key {key[:80]!r} follows {last[:80]!r}, and keys must be in order")
             last, count, key_bytes = key, count + 1, key_bytes + len(key)
             if count > MAX_ENTRIES or key_bytes > MAX_INDEX_BYTES:
-                raise _Bad(f"it holds over {MAX_ENTRIES} entries, or names over {MAX_INDEX_BYTES} bytes")
+                raise _BundleError(f"it holds over {MAX_ENTRIES} entries, or names over {MAX_INDEX_BYTES} bytes")
             yield key, content
 
 
-def _shape(message: bytes) -> tuple[int, ...]:
+def _parse_shape(message: bytes) -> tuple[int, ...]:
     dims: list[int] = []
     for tag, number, inner in _fields(message):
         if tag == 18:
             dims.append(([0] + [size for kind, size, _ in _fields(inner) if kind == 8])[-1])
         if len(dims) > MAX_DIMS or (tag == 24 and number):
-            raise _Bad(f"a tensor has an unknown number of axes, or over {MAX_DIMS}")
+            raise _BundleError(f"a tensor has an unknown number of axes, or over {MAX_DIMS}")
     return tuple(dims)
 
 
-def _entry(name: str, message: bytes) -> BundleEntry:
+def _parse_entry(name: str, message: bytes) -> BundleEntry:
     shape: tuple[int, ...] = ()
     numbers, sliced = dict.fromkeys((8, 24, 32, 40, 53), 0), False  # dtype, shard, offset, size, crc
     for tag, number, inner in _fields(message):
-        shape = _shape(inner) if tag == 18 else shape
+        shape = _parse_shape(inner) if tag == 18 else shape
         sliced = sliced or tag == 58
         if tag in numbers:
             numbers[tag] = number
     code, shard, offset, size, crc = numbers.values()
     dtype = _DTYPES.get(code, "string" if code == 7 else f"type-{code}")
-    if dtype in _STORED:
-        expected = math.prod(shape) * _STORED[dtype].itemsize
-        if math.prod(max(dim, 1) for dim in shape) * _STORED[dtype].itemsize > MAX_TENSOR_BYTES:
-            raise _Bad(f"tensor {name!r} of shape {shape} is over the limit of {MAX_TENSOR_BYTES} bytes")
+    if dtype in _DISK_DTYPES:
+        expected = math.prod(shape) * _DISK_DTYPES[dtype].itemsize
+        if math.prod(max(dim, 1) for dim in shape) * _DISK_DTYPES[dtype].itemsize > MAX_TENSOR_BYTES:
+            raise _BundleError(f"tensor {name!r} of shape {shape} is over the limit of {MAX_TENSOR_BYTES} bytes")
         if not sliced and size != expected:
-            raise _Bad(f"tensor {name!r} of {dtype} {shape} takes {expected} bytes, and {size} are given")
+            raise _BundleError(f"tensor {name!r} of {dtype} {shape} takes {expected} bytes, and {size} are given")
     return BundleEntry(name, dtype, shape, -1 if sliced else shard, offset, size, crc)
 
 
-def _load(prefix: Path) -> tuple[int, bool, dict[str, BundleEntry]]:
+def _read_index(prefix: Path) -> tuple[int, bool, dict[str, BundleEntry]]:
     path, shards, big, entries = Path(f"{prefix}.index"), 0, False, {}
-    with _reading(path):
+    with _report_errors(path):
         if not path.is_file():
-            raise _Bad("there is no such file", "give the checkpoint's prefix, its path without '.index'")
+            raise _BundleError("there is no such file", "give the checkpoint's prefix, its path without '.index'")
         if (size := path.stat().st_size) > MAX_INDEX_BYTES:
-            raise _Bad(f"it has {size} bytes, over the limit of {MAX_INDEX_BYTES}", "check the path")
+            raise _BundleError(f"it has {size} bytes, over the limit of {MAX_INDEX_BYTES}", "check the path")
         with path.open("rb") as file:
             data = file.read(size)
-        for key, value in _table(data):
+        for key, value in _read_table(data):
             if not key:
                 for tag, number, inner in _fields(value):
                     shards = number if tag == 8 else shards
                     big = number == 1 if tag == 16 else big
                     if tag == 26 and any(kind == 16 and version > 1 for kind, version, _ in _fields(inner)):
-                        raise _Bad("it asks for a newer reader than version 1", "save it in format V2")
+                        raise _BundleError("it asks for a newer reader than version 1", "save it in format V2")
             elif key[0]:  # keys that begin with a zero byte place the slices of a partitioned tensor
                 name = key.decode("utf-8")
-                entries[name] = _entry(name, value)
+                entries[name] = _parse_entry(name, value)
         last_shard = max((entry.shard for entry in entries.values()), default=0)
         if not max(0, last_shard) < shards < 100_000:
-            raise _Bad(f"its header gives {shards} shards, and there must be {last_shard + 1} to 99999")
+            raise _BundleError(f"its header gives {shards} shards, and there must be {last_shard + 1} to 99999")
     return shards, big, entries
 
 
-def _tensor(prefix: Path, shards: int, big: bool, entry: BundleEntry, verify: bool) -> np.ndarray:
+def _read_tensor(prefix: Path, shards: int, big: bool, entry: BundleEntry, verify: bool) -> np.ndarray:
     path = Path(f"{prefix}.data-{entry.shard:05d}-of-{shards:05d}")
-    with _reading(path):
+    with _report_errors(path):
         name, end = entry.name, entry.offset + entry.size
         if not path.is_file():
-            raise _Bad(f"this shard, which holds tensor {name!r}, is missing", "put it beside the index")
+            raise _BundleError(f"this shard, which holds tensor {name!r}, is missing", "put it beside the index")
         if end > (have := path.stat().st_size):
-            raise _Bad(f"it has {have} bytes, and tensor {name!r} ends at byte {end}")
+            raise _BundleError(f"it has {have} bytes, and tensor {name!r} ends at byte {end}")
         raw, filled, crc = np.empty(entry.size, np.uint8), 0, 0
         with path.open("rb", buffering=0) as file:
             file.seek(entry.offset)
             while filled < entry.size and (chunk := file.read(min(_CHUNK, entry.size - filled))):
                 raw[filled : filled + len(chunk)] = np.frombuffer(chunk, np.uint8)
                 filled, crc = filled + len(chunk), _extend_crc(crc, chunk) if verify else 0
-        if filled != entry.size or (verify and _mask(crc) != entry.crc32c):
-            raise _Bad(f"the values of tensor {name!r} do not match their checksum")
-        stored = _STORED[entry.dtype].newbyteorder(">" if big else "<")
+        if filled != entry.size or (verify and _mask_crc(crc) != entry.crc32c):
+            raise _BundleError(f"the values of tensor {name!r} do not match their checksum")
+        stored = _DISK_DTYPES[entry.dtype].newbyteorder(">" if big else "<")
         values = raw.view(stored).astype(stored.newbyteorder("="), copy=False)
         if entry.dtype == "bfloat16":
             values = (values.astype(np.uint32) << 16).view(np.float32)
@@ -228,11 +228,11 @@ def _tensor(prefix: Path, shards: int, big: bool, entry: BundleEntry, verify: bo
 
 
 def find_bundle(path: Path) -> Path | None:
-    """The prefix of the checkpoint that a path means (a prefix, one of its files, or a folder), or None.
+    """The prefix of the checkpoint at a path (a prefix, one of its files, or a folder), or None.
 
     Where a folder has several, the plain name in its `checkpoint` file decides; a path in it is not followed.
     """
-    with _reading(path):
+    with _report_errors(path):
         short = _SUFFIX.sub("", path.name)
         for name in filter(None, (path.name, short)):
             if (path.parent / f"{name}.index").is_file():
@@ -244,37 +244,37 @@ def find_bundle(path: Path) -> Path | None:
         named = None
         if (note := folder / "checkpoint").is_file():
             with note.open("rb") as file:
-                named = _NAMED.search(file.read(_CHUNK).decode("utf-8", "replace"))
+                named = _CHECKPOINT_NAME.search(file.read(_CHUNK).decode("utf-8", "replace"))
         if named and named[1] in found:
             return folder / named[1]
         reason = f"; the 'checkpoint' file names {named[1][:200]!r}, not one of them" if named else ""
-        raise _Bad(f"{len(found)} checkpoints: {', '.join(found[:9])}{reason}", "give the path of one")
+        raise _BundleError(f"{len(found)} checkpoints: {', '.join(found[:9])}{reason}", "give the path of one")
 
 
 def list_bundle(prefix: Path) -> dict[str, BundleEntry]:
-    """What a checkpoint holds, by tensor name in sorted order; only the index file is read."""
-    return _load(prefix)[2]
+    """The tensors of a checkpoint by name, sorted; only the index file is read."""
+    return _read_index(prefix)[2]
 
 
 def read_bundle(prefix: Path, names: Collection[str] | None = None, verify: bool = True) -> dict[str, np.ndarray]:
     """The tensors of a checkpoint (those of `names`, or all that are numbers); bfloat16 becomes float32.
 
-    `verify=False` leaves out the checksums of the values; the index is always checked.
+    `verify=False` skips the checksums of the values; the index is always checked.
     """
-    shards, big, entries = _load(prefix)
+    shards, big, entries = _read_index(prefix)
     chosen: list[BundleEntry] = []
-    with _reading(prefix):
+    with _report_errors(prefix):
         for name in dict.fromkeys(entries if names is None else names):
             if (entry := entries.get(name)) is None:
-                raise _Bad(f"there is no tensor {name!r}{nearest(name, entries)}", "see list_bundle")
-            if entry.dtype not in _STORED and names is None:
+                raise _BundleError(f"there is no tensor {name!r}{nearest(name, entries)}", "see list_bundle")
+            if entry.dtype not in _DISK_DTYPES and names is None:
                 _log.info("%s: skipped tensor %r, as %s values are not read", prefix, name, entry.dtype)
                 continue
-            if entry.dtype not in _STORED:
-                raise _Bad(f"tensor {name!r} is {entry.dtype}, and only numbers are read", "leave it out")
+            if entry.dtype not in _DISK_DTYPES:
+                raise _BundleError(f"tensor {name!r} is {entry.dtype}, and only numbers are read", "omit it")
             if entry.shard < 0:
-                raise _Bad(f"tensor {name!r} is partitioned into slices, not whole", "save it again whole")
+                raise _BundleError(f"tensor {name!r} is partitioned into slices, not whole", "save it again whole")
             chosen.append(entry)
         if (total := sum(e.size * (1 + (e.dtype == "bfloat16")) for e in chosen)) > MAX_TOTAL_BYTES:
-            raise _Bad(f"{total} bytes of tensors, over the limit of {MAX_TOTAL_BYTES}", "give fewer names")
-    return {entry.name: _tensor(prefix, shards, big, entry, verify) for entry in chosen}
+            raise _BundleError(f"{total} bytes of tensors, over the limit of {MAX_TOTAL_BYTES}", "give fewer names")
+    return {entry.name: _read_tensor(prefix, shards, big, entry, verify) for entry in chosen}

@@ -144,9 +144,9 @@ class Builder:
         )
         zero = self.constant(0 if floor is not None else levels.middle, np.uint8)
         small = self.node("QuantizeLinear", self.node("Mul", x, grow), self.constant(1.0, np.float32), zero)
-        return self.node("Div", self.whole(small, name, weight, zero), grow)
+        return self.node("Div", self.integer_product(small, name, weight, zero), grow)
 
-    def whole(self, small: str, name: str, weight: QuantizedMatrix, zero: str) -> str:
+    def integer_product(self, small: str, name: str, weight: QuantizedMatrix, zero: str) -> str:
         """The product of whole numbers, multiplied with the scale of each row of W."""
         one, scale = self.constant(1.0, np.float32), self.weight(f"{name}.scale", weight.scale)
         return self.node("MatMulIntegerToFloat", small, self.transpose(name, weight.values), one, scale, zero)
