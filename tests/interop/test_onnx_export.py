@@ -151,17 +151,17 @@ def test_a_score_that_happens_to_be_near_zero_is_no_difference(bits, tmp_path):
 
 
 def test_what_scores_mean_stands_in_the_file(tmp_path):
-    details = {"kind": "regression", "middle": 2.5, "spread": 1.5, "max_length": 24, "early_exit": {"depth": 2}}
+    details = {"kind": "regression", "mean": 2.5, "std": 1.5, "max_length": 24, "early_exit": {"depth": 2}}
     artifact = make(tiny(vocab_size=30000), ("classify",), 1)
     write_artifact(dataclasses.replace(artifact, meta=Meta(task="classify", details=details)), tmp_path / "m")
     export(tmp_path / "m", tmp_path / "m.onnx")
     about = {p.key: p.value for p in onnx.load(tmp_path / "m.onnx").metadata_props}
     told = json.loads(about["details"])
-    assert about["max_length"] == "24" and "early_exit" not in told and told["middle"] == 2.5
+    assert about["max_length"] == "24" and "early_exit" not in told and told["mean"] == 2.5
     albert = Albert(tmp_path / "m", threads=1)
     logits = by_onnxruntime(tmp_path / "m.onnx", feed(albert, SHORT))["logits"][:, 0]
     values = [found.label for found in albert.classify(SHORT)]
-    assert told["middle"] + told["spread"] * logits == pytest.approx(values, abs=1e-4)
+    assert told["mean"] + told["std"] * logits == pytest.approx(values, abs=1e-4)
 
 
 @pytest.fixture(scope="module")
