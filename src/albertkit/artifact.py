@@ -5,7 +5,7 @@ In: a folder, or an `Artifact` in memory. Out: the other one.
     config.json         public ALBERT names; our options under the key `albertkit`
     model.safetensors   each weight once, under the public names (float), or
     quantised.safetensors   in 8 or 4 bits, under our names (`quantized.py`)
-    tokenizer.json      (+ spiece.model or vocab.txt where the original has one; quantised, spiece.model may stand alone)
+    tokenizer.json      (+ spiece.model or vocab.txt if the original has one; or spiece.model alone, if quantised)
     albertkit.json      task, labels, pooling, depth, metrics, how it was made, and the hash of each file
     README.md           a model card, written here
 
@@ -207,7 +207,7 @@ class Stored:
 
 
 def model_folder(folder: Path | str | None) -> Path:
-    """The folder itself, the finished model inside the folder of a training, or a built-in model by its name or None."""
+    """The folder itself, the `model` folder inside a training folder, or a built-in model by its name or None."""
     folder = builtin.resolve(folder)
     inner = folder / "model"
     return inner if (inner / META_FILE).is_file() and not (folder / META_FILE).is_file() else folder
@@ -289,9 +289,10 @@ def write_artifact(
     kept: dict[str, QuantizedMatrix] | None = None,
     smooths: dict[str, np.ndarray] | None = None,
 ) -> Path:
-    """Write the folder, whole or not at all; with `bits`, quantised (`moments`, `smooths`: see `quantized.quantize_weights`).
+    """Write the folder completely or not at all; with `bits`, quantised.
 
-    kept: matrices that are 8-bit already; they are written as they are, and everything else as floats.
+    moments, smooths: see `quantized.quantize_weights`.
+    kept: matrices that are 8-bit already; they are written unchanged, and everything else as floats.
     """
     from safetensors.numpy import save_file
 
@@ -299,8 +300,8 @@ def write_artifact(
     config, meta = artifact.config, artifact.meta
     if artifact.tokenizer is not None and artifact.tokenizer.vocab_size > config.vocab_size:
         raise AlbertkitError(
-            f"the tokenizer knows {artifact.tokenizer.vocab_size} pieces and the model {config.vocab_size}; "
-            f"they do not belong together"
+            f"the tokenizer has {artifact.tokenizer.vocab_size} tokens and the model {config.vocab_size}; "
+            f"they do not belong together. Use the tokenizer of the model"
         )
     file = WEIGHTS_FILE
     if bits is not None or kept:
@@ -326,7 +327,7 @@ def write_artifact(
 
 
 def pack_kept(weights: dict[str, np.ndarray], kept: dict[str, QuantizedMatrix]) -> dict[str, np.ndarray]:
-    """The tensors of a quantised file: some matrices as they are, everything else as floats. See `quantized.quantize_weights`."""
+    """The tensors of a quantised file: the matrices in `kept` unchanged, everything else as floats."""
     out: dict[str, np.ndarray] = {n: np.asarray(a, np.float32) for n, a in weights.items() if n not in kept}
     for name, matrix in kept.items():
         out |= {name: matrix.values, f"{name}.scale": matrix.scale}

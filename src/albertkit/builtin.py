@@ -1,7 +1,7 @@
 """The models that come with the package: folders under `models/`, artifacts like any other.
 
-In: a name, a path or nothing. Out: a folder, or what is known about a built-in model. `artifact.py` asks here first, so whatever opens a model
-takes these names too. The table says what a model is for; its shape, licence, language and scores stand in its own files.
+In: a name, a path or None. Out: a folder, or the description of a built-in model. `artifact.py` resolves every model
+here, so everything that opens a model accepts these names. Shape, licence, language and scores are in its files.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MASK_MODEL = "small-pretrained"  # what fills masks when `Albert()` is asked to
 
 
 def resolve(model: Path | str | None, default: str = DEFAULT) -> Path:
-    """The folder of a model: the built-in one for None or a name of `BUILTINS`; what exists under that path goes first."""
+    """The folder of a model: an existing path, or a built-in model for None or a name of `BUILTINS`."""
     if model is None:
         return MODELS / default
     if str(model) in BUILTINS and not Path(model).exists():
@@ -77,7 +77,7 @@ def describe(name: str) -> BuiltinModel:
 
 
 def fingerprint(folder: Path) -> str:
-    """One hash for weights, config and vocabulary of an artifact, from those in its albertkit.json (which may itself change, as may the card)."""
+    """One hash of the weights, config and vocabulary of an artifact, from the hashes in its albertkit.json."""
     from albertkit.artifact import read_meta
 
     _, files = read_meta(folder)

@@ -3,8 +3,8 @@
 In: a `config.json` with the public ALBERT names, or a preset name. Out: one frozen, validated `AlbertConfig`.
 After this file: `weights.py` turns a config into the table of its tensors.
 
-Canonical ALBERT is what every default gives. What this project adds lives in `Options` (`options.py`), stored in `config.json`
-under the key `albertkit`, so that a reader of the public format sees at once that a model is more than canonical.
+The defaults are canonical ALBERT. Everything that this project adds is in `Options` (`options.py`), stored in
+`config.json` under the key `albertkit`, so that a reader of the public format sees that the model is not canonical.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class AlbertConfig:
     inner_group_num: int = 1
     """Layers inside one group, applied one after the other at each use of the group."""
     hidden_act: str = "gelu_new"
-    """Activation of the feed-forward part and of the masked-word head."""
+    """Activation of the feed-forward part and of the MLM head."""
     hidden_dropout_prob: float = 0.0
     """Dropout after the embeddings, the attention output and the feed-forward output."""
     attention_probs_dropout_prob: float = 0.0
@@ -215,7 +215,8 @@ class AlbertConfig:
                     )
             elif key not in FOREIGN_KEYS:
                 raise AlbertkitError(
-                    f"unknown key {key!r} in config.json{nearest(key, known | FOREIGN_KEYS)}; remove it or correct its name"
+                    f"unknown key {key!r} in config.json{nearest(key, known | FOREIGN_KEYS)}; remove it or correct "
+                    "its name"
                 )
         missing = [name for name in SHAPE_KEYS if name not in values]
         if missing:

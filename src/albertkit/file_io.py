@@ -1,6 +1,6 @@
 """Files and folders, read within bounds and written whole or not at all.
 
-In: paths. Out: JSON objects, tensors, SHA-256 hashes; `new_folder` writes a folder atomically. Nothing is ever unpickled.
+In: paths. Out: JSON objects, tensors, SHA-256 hashes; `new_folder` writes a folder atomically. Nothing is unpickled.
 """
 
 from __future__ import annotations

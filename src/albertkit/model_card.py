@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def model_card(artifact: Artifact) -> str:
-    """README.md of the folder, from what the artifact itself knows."""
+    """README.md of the folder, from what the artifact records."""
     config, meta = artifact.config, artifact.meta
     encoder = {n: a.shape for n, a in artifact.weights.items() if n.startswith("encoder.")}
     lines = [
@@ -31,7 +31,7 @@ def model_card(artifact: Artifact) -> str:
         f"- task: {meta.task}; heads: {', '.join(artifact.heads) or 'none'}",
     ]
     if artifact.tokenizer is not None:
-        lines.append(f"- tokenizer: {artifact.tokenizer.kind}, {artifact.tokenizer.vocab_size:,} pieces")
+        lines.append(f"- tokenizer: {artifact.tokenizer.kind}, {artifact.tokenizer.vocab_size:,} tokens")
     if meta.labels:
         shown = ", ".join(meta.labels[:20]) + (" …" if len(meta.labels) > 20 else "")
         lines.append(f"- labels: {shown}")

@@ -1,8 +1,8 @@
 """What goes beyond canonical ALBERT: `Options`, one field an idea, and the rules of what goes together.
 
-In: the key `albertkit` of a `config.json`, or `name=value` from a command line. Out: `Options`, checked. All are off by default.
-Next: `config.py` holds them; `model/encoder_options.py`, `model/attention_options.py` (torch) and `runtime/graph_options.py` (ONNX) compute
-them; `docs/options.md` has the formula, the source and the cost of each.
+In: the key `albertkit` of a `config.json`, or `name=value` from a command line. Out: checked `Options`, all off by
+default. After this file: `config.py` contains them; `model/encoder_options.py`, `model/attention_options.py` (torch)
+and `runtime/graph_options.py` (ONNX) compute them. `docs/options.md` has the formula, the source and the cost of each.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Options:
     static: bool = False
     """One vector of size H for each piece, and their mean; there are no layers (`compress/static_model.py`)."""
     low_rank: int = 0
-    """Queries, keys and values of each head are brought down to this width (d_a) before they meet; 0 leaves them alone."""
+    """Width (d_a) to which the queries, keys and values of each head are projected; 0: no projection."""
     window: int = 0
     """A token sees tokens at most this far away, and the first one, which sees all; 0 lets all see all."""
     global_every: int = 0
@@ -77,7 +77,8 @@ class Options:
             )
         if self.relative_reach < 1 or (self.relative_reach != REACH and self.attention_bias != "relative"):
             raise AlbertkitError(
-                f"option relative_reach is {self.relative_reach}; it must be 1 or more, and needs attention_bias=relative"
+                f"option relative_reach is {self.relative_reach}; it must be 1 or more, and needs "
+                "attention_bias=relative"
             )
         beside = [name for name in self.active() if name != "static"]
         if self.static and beside:

@@ -45,7 +45,7 @@ def embedding_shapes(config: AlbertConfig) -> Shapes:
 
 
 def attention_shapes(config: AlbertConfig, prefix: str) -> Shapes:
-    """Queries, keys, values and their output; keys and values may be shared by all heads, or of low rank, or have a bias θ."""
+    """Queries, keys, values and output; with options, shared keys and values, low rank or a bias θ."""
     h, a, d, options = config.hidden_size, config.attention_size, config.head_size, config.options
     few = d * config.key_heads
     shapes = {

@@ -1,4 +1,4 @@
-"""The model in torch: `AlbertModel` (encoder plus heads), `Batch` (packed texts), the heads and their named results."""
+"""The model in torch: `AlbertModel` (encoder plus heads), `Batch` (packed texts), the heads and their outputs."""
 
 from albertkit.model.albert_model import AlbertModel, ModelOutput
 from albertkit.model.encoder import Encoder, EncoderOutput

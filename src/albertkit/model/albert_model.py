@@ -1,6 +1,6 @@
 """`AlbertModel`: one encoder and any number of named heads, to and from an artifact folder.
 
-In: a config or a folder. Out: `ModelOutput`. Parameter names here are the names in `weights.py`.
+In: a config or a folder. Out: a `ModelOutput`. The parameters have the names of `weights.py`.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from albertkit.weights import HEADS, heads_in
 
 @dataclass(frozen=True)
 class ModelOutput:
-    """The encoder's result and, by name, each head's."""
+    """The outputs of the encoder and, by name, of each head."""
 
     encoded: EncoderOutput
     heads: dict[str, Any]
 
 
 def to_tensors(weights: Mapping[str, np.ndarray]) -> dict[str, torch.Tensor]:
-    """Arrays as tensors of their own, for `load_state_dict`."""
+    """Copies of arrays as tensors, for `load_state_dict`."""
     return {name: torch.from_numpy(np.array(array, copy=True)) for name, array in weights.items()}
 
 
@@ -48,10 +48,10 @@ def build_head(name: str, config: AlbertConfig, labels: int = 2) -> nn.Module:
     """A fresh built-in head; `labels` counts the classes of `classify` and `tag`."""
     if name in ("classify", "tag"):
         return (ClassifyHead if name == "classify" else TagHead)(config, labels)
-    plain = {"mlm": MlmHead, "sop": SentenceOrderHead, "answer": AnswerHead, "choose": ChooseHead}
-    if name not in plain:
+    classes = {"mlm": MlmHead, "sop": SentenceOrderHead, "answer": AnswerHead, "choose": ChooseHead}
+    if name not in classes:
         raise AlbertkitError(f"unknown head {name!r}{nearest(name, HEADS)}; built in are {', '.join(HEADS)}")
-    return plain[name](config)
+    return classes[name](config)
 
 
 class AlbertModel(nn.Module):
@@ -64,9 +64,7 @@ class AlbertModel(nn.Module):
     def __init__(self, config: AlbertConfig, heads: Mapping[str, nn.Module] | None = None, pooler: bool = True) -> None:
         super().__init__()
         if config.options.static:
-            raise AlbertkitError(
-                "a static model has no layers, so torch has nothing to train; start from the model it was made from"
-            )
+            raise AlbertkitError("a static model has no layers to train; start from the model it was distilled from")
         self.config = config
         self.encoder = Encoder(config, pooler=pooler)
         self.heads = nn.ModuleDict(dict(heads or {}))
@@ -81,8 +79,10 @@ class AlbertModel(nn.Module):
         inputs: Mapping[str, Mapping[str, Any]] | None = None,
         first_only: bool = False,
     ) -> ModelOutput:
-        """Encode, then run the heads named (default all); `inputs` gives a head more than the encoding:
-        `inputs={"mlm": {"positions": masked}}`. `first_only`: see `Encoder.forward`; for heads that read the pooler.
+        """Encode the batch, then run `heads` (default: all).
+
+        inputs: more arguments of a head, such as `inputs={"mlm": {"positions": masked}}`.
+        first_only: see `Encoder.forward`; for heads that read the pooler.
         """
         encoded = self.encoder(batch, depth=depth, keep_layers=keep_layers, first_only=first_only)
         chosen = list(self.heads) if heads is None else list(heads)
@@ -96,7 +96,7 @@ class AlbertModel(nn.Module):
     def from_artifact(
         cls, artifact: Artifact | Path | str, heads: Mapping[str, nn.Module] | None = None
     ) -> AlbertModel:
-        """Load an artifact or its folder. Heads of your own in the file need a module of yours under the same name."""
+        """Load an artifact or its folder. Custom heads in the file need a module of the same name in `heads`."""
         if not isinstance(artifact, Artifact):
             artifact = read_artifact(artifact)
         modules = dict(heads or {})
@@ -104,19 +104,19 @@ class AlbertModel(nn.Module):
             if name in modules:
                 continue
             if name not in HEADS:
-                raise AlbertkitError(
-                    f"the file holds a head {name!r} of somebody's own; pass heads={{{name!r}: module}} to load it"
-                )
+                raise AlbertkitError(f"the file has a custom head {name!r}; pass heads={{{name!r}: module}} to load it")
             rows = artifact.weights.get(f"heads.{name}.linear.weight")
             modules[name] = build_head(name, artifact.config, labels=2 if rows is None else len(rows))
         model = cls(artifact.config, modules, pooler="encoder.pooler.weight" in artifact.weights)
-        there = {name.split(".")[1] for name in artifact.weights if name.startswith("heads.")}
-        fresh = {n for n in model.state_dict() if n.startswith("heads.") and n.split(".")[1] not in there}
+        stored_heads = {name.split(".")[1] for name in artifact.weights if name.startswith("heads.")}
+        fresh = {n for n in model.state_dict() if n.startswith("heads.") and n.split(".")[1] not in stored_heads}
         state = to_tensors(artifact.weights)
         missing, unexpected = model.load_state_dict(state, strict=False)
-        odd = sorted(set(missing) - fresh) + sorted(unexpected)
-        if odd:
-            raise AlbertkitError(f"the weights do not fit the model at {odd[0]!r} ({len(odd)} tensors do not match)")
+        mismatched = sorted(set(missing) - fresh) + sorted(unexpected)
+        if mismatched:
+            raise AlbertkitError(
+                f"the weights do not fit the model: {len(mismatched)} tensors do not match, first {mismatched[0]!r}"
+            )
         return model.eval()
 
     def weights(self) -> dict[str, np.ndarray]:

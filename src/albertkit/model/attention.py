@@ -1,8 +1,8 @@
 """Self-attention inside each text of a packed batch.
 
-In: hidden states (tokens, H) and the batch. Out: (tokens, H). A token attends to the tokens of its own text only. Texts of
-equal length that stand side by side are one call of torch's fused attention; no padding is computed on and no mask is built,
-unless the batch says who may see whom.
+In: hidden states (tokens, H) and the batch. Out: (tokens, H). A token attends to the tokens of its own text only.
+Neighbouring texts of equal length are one call of torch's fused attention, without padding or mask, unless the batch
+has an attention mask. After this file: `encoder.py`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from albertkit.config import AlbertConfig
 from albertkit.model.packed_batch import Batch
 
-MAX_RUNS_ON_GPU = 4  # runs of equal lengths that a GPU takes one by one
+MAX_RUNS_ON_GPU = 4  # with more runs of equal lengths, one padded call is faster on a GPU
 
 
 class Attention(nn.Module):
@@ -32,9 +32,9 @@ class Attention(nn.Module):
         self.output_dropout = nn.Dropout(config.hidden_dropout_prob)
 
     def forward(self, hidden: Tensor, batch: Batch, first: bool = False, local: bool = False) -> Tensor:
-        """(tokens, H) → (tokens, H); with `first`, what the first token of each text sees: (texts, H).
+        """(tokens, H) → (tokens, H); with `first`, only the first token of each text attends: (texts, H).
 
-        `local` means something with the option `window` alone (`attention_options.py`).
+        `local` is used with the option `window` only (`attention_options.py`).
         """
         tokens = hidden.shape[0]
         parts = (self.key, self.value) if first else (self.query, self.key, self.value)
@@ -51,15 +51,17 @@ class Attention(nn.Module):
 
 
 def attend(mixed: Tensor, batch: Batch, dropout: float = 0.0) -> Tensor:
-    """Attention over packed queries, keys and values (tokens, 3, heads, d); one fused call for each run of equal lengths.
+    """Attention over packed queries, keys and values (tokens, 3, heads, d); one fused call per run of equal lengths.
 
-    On a GPU, which would wait for the processor to start many small calls, many runs are padded into one call.
+    On a GPU, many runs are padded into one call, since starting many small calls takes longer.
     """
     if batch.attention_mask is not None or (mixed.is_cuda and len(batch.runs) > MAX_RUNS_ON_GPU):
         return attend_padded(mixed, batch, dropout)
     parts = []
     sizes = [texts * length for texts, length in batch.runs]
-    for part, (texts, length) in zip(mixed.split(sizes), batch.runs, strict=True):  # slices would each cost a backward
+    for part, (texts, length) in zip(
+        mixed.split(sizes), batch.runs, strict=True
+    ):  # each slice would cost a backward pass
         query, key, value = part.view(texts, length, *mixed.shape[1:]).permute(2, 0, 3, 1, 4).unbind(0)
         context = F.scaled_dot_product_attention(query, key, value, dropout_p=dropout)  # (texts, heads, length, d)
         parts.append(context.transpose(1, 2).reshape(texts * length, *mixed.shape[2:]))
@@ -67,19 +69,19 @@ def attend(mixed: Tensor, batch: Batch, dropout: float = 0.0) -> Tensor:
 
 
 def attend_padded(mixed: Tensor, batch: Batch, dropout: float = 0.0) -> Tensor:
-    """The same in one call over padded texts, whose empty places nobody attends to."""
+    """The same in one call over padded texts; no token attends to padding."""
     padding = batch.padding
     query, key, value = padding.pad(mixed).permute(2, 0, 3, 1, 4).unbind(0)  # (texts, heads, longest, d) each
     mask = padding.mask[:, None, None, :]
     if batch.attention_mask is not None:
         mask = mask & batch.attention_mask[:, None]
-        mask = mask | ~mask.any(-1, keepdim=True)  # an empty place looks at all: a row of nothing would be not a number
+        mask = mask | ~mask.any(-1, keepdim=True)  # padding attends to all: an empty row would give NaN
     context = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout)
     return padding.unpad(context.transpose(1, 2))
 
 
 def attend_first(query: Tensor, mixed: Tensor, batch: Batch, dropout: float = 0.0) -> Tensor:
-    """One query for each text (texts, heads, 1, d) over packed keys and values (tokens, 2, heads, d) → (texts, heads, d)."""
+    """One query per text (texts, heads, 1, d) over packed keys, values (tokens, 2, heads, d) → (texts, heads, d)."""
     if batch.attention_mask is not None or (mixed.is_cuda and len(batch.runs) > MAX_RUNS_ON_GPU):
         padding = batch.padding
         key, value = padding.pad(mixed).permute(2, 0, 3, 1, 4).unbind(0)
@@ -89,7 +91,7 @@ def attend_first(query: Tensor, mixed: Tensor, batch: Batch, dropout: float = 0.
         return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout)[:, :, 0]
     parts = []
     tokens, texts = mixed.split([n * length for n, length in batch.runs]), query.split([n for n, _ in batch.runs])
-    for part, asked, (n, length) in zip(tokens, texts, batch.runs, strict=True):
+    for part, part_query, (n, length) in zip(tokens, texts, batch.runs, strict=True):
         key, value = part.view(n, length, *mixed.shape[1:]).permute(2, 0, 3, 1, 4).unbind(0)
-        parts.append(F.scaled_dot_product_attention(asked, key, value, dropout_p=dropout)[:, :, 0])
+        parts.append(F.scaled_dot_product_attention(part_query, key, value, dropout_p=dropout)[:, :, 0])
     return parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -1,14 +1,15 @@
-"""Attention as the documents describe it: of low rank, in a window, with shared keys and values, with a learnable bias.
+"""Attention with options: low rank, a window, shared keys and values, a learnable bias on the scores.
 
-In: hidden states (tokens, H) and the batch. Out: (tokens, H), as from `attention.py`, which stays canonical. Every option is off by
-default, and all go together. `docs/options.md` has the formulas; `runtime/graph_options.py` is the same without torch.
+In: hidden states (tokens, H) and the batch. Out: (tokens, H), as from `attention.py`. Every option is off by default,
+and all can be combined. `docs/options.md` has the formulas; `runtime/graph_options.py` computes the same without torch.
 
-    low rank      s = (QA)(KB)ᵀ/√d_a, and softmax(s)·(VC)·D: A, B, C (d, d_a) and D (d_a, d), the same for all heads. Since
-                  XW·A = X·(WA), A is multiplied into the matrix of the queries, and so on: heads are d_a wide from there on.
-    window        Each token sees the tokens at most `window` away and the first one, which sees all. Long texts are cut into blocks
-                  of `window` tokens, each of which looks at itself and its two neighbours: the cost grows with the length, not its square.
+    low rank      s = (QA)(KB)ᵀ/√d_a and softmax(s)·(VC)·D, with A, B, C (d, d_a) and D (d_a, d) for all heads. Since
+                  XW·A = X·(WA), A is multiplied into the matrix of the queries, and so on: heads then are d_a wide.
+    window        Each token attends to tokens at most `window` away and to the first one, which attends to all. Long
+                  texts are cut into blocks of `window` tokens that attend to themselves and their two neighbours,
+                  so the cost grows linearly with the length.
     shared heads  One matrix of keys and one of values for all heads.
-    θ             Added to the scores: for the first token, one number a head; or one a head and distance.
+    θ             Added to the scores: one number per head for the first token, or one per head and distance.
 """
 
 from __future__ import annotations
@@ -23,22 +24,22 @@ from albertkit.model.packed_batch import Batch
 
 
 class LowRank(nn.Module):
-    """The matrices that bring the queries, keys and values of a head down to d_a, and its result up again; for all heads."""
+    """Projections of queries, keys and values from d to d_a, and of the result back; shared by all heads."""
 
-    def __init__(self, wide: int, narrow: int) -> None:
+    def __init__(self, head_size: int, rank: int) -> None:
         super().__init__()
-        # Rows at right angles, the same three times: queries and keys begin by meeting in one part of their space.
-        first = nn.init.orthogonal_(torch.empty(narrow, wide))
+        # Orthogonal rows, equal for all three: queries and keys start in the same subspace.
+        first = nn.init.orthogonal_(torch.empty(rank, head_size))
         self.query, self.key, self.value = (nn.Parameter(first.clone()) for _ in range(3))
         self.lift = nn.Parameter(first.T.contiguous())
 
 
 def compose_projection(matrix: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    """A dense layer whose outputs, head by head, go through `matrix` (narrow, wide), as one dense layer."""
-    wide = matrix.shape[1]
+    """A dense layer followed, head by head, by `matrix` (rank, head_size), as one dense layer."""
+    size = matrix.shape[1]
     return (
-        torch.matmul(matrix, weight.view(-1, wide, weight.shape[1])).flatten(0, 1),
-        (bias.view(-1, wide) @ matrix.T).flatten(),
+        torch.matmul(matrix, weight.view(-1, size, weight.shape[1])).flatten(0, 1),
+        (bias.view(-1, size) @ matrix.T).flatten(),
     )
 
 
@@ -59,19 +60,19 @@ class ConfigurableAttention(Attention):
             self.theta = nn.Parameter(torch.zeros(self.heads, *columns))
 
     def forward(self, hidden: Tensor, batch: Batch, first: bool = False, local: bool = False) -> Tensor:
-        """(tokens, H) → (tokens, H); with `first`, what the first token of each text sees: (texts, H); `local`: in the window."""
+        """(tokens, H) → (tokens, H); with `first`, only first tokens attend: (texts, H); `local`: inside the window."""
         parts = {"query": self.query, "key": self.key, "value": self.value}
-        made: dict[str, tuple[Tensor, Tensor]] = {name: (part.weight, part.bias) for name, part in parts.items()}
+        projections: dict[str, tuple[Tensor, Tensor]] = {n: (part.weight, part.bias) for n, part in parts.items()}
         if self.low is not None:
-            made = {name: compose_projection(getattr(self.low, name), *pair) for name, pair in made.items()}
-        asked = batch.first(hidden) if first else hidden
+            projections = {n: compose_projection(getattr(self.low, n), *pair) for n, pair in projections.items()}
+        query_input = batch.first(hidden) if first else hidden
         query, key, value = (
-            F.linear(x, *made[name]).unflatten(-1, (-1, self.size))  # (tokens, heads or 1, size)
-            for x, name in ((asked, "query"), (hidden, "key"), (hidden, "value"))
+            F.linear(x, *projections[name]).unflatten(-1, (-1, self.size))  # (tokens, heads or 1, size)
+            for x, name in ((query_input, "query"), (hidden, "key"), (hidden, "value"))
         )
         if self.shared:
             key, value = (x.expand(-1, self.heads, -1) for x in (key, value))
-            if hidden.is_cuda:  # compiled attention does not expect heads that lie at the same place
+            if hidden.is_cuda:  # compiled attention does not support heads that share memory
                 key, value = key.contiguous(), value.contiguous()
         mixed = self.attend(query, key, value, batch, first, local).flatten(1)
         weight = self.output.weight
@@ -84,19 +85,19 @@ class ConfigurableAttention(Attention):
         """Packed queries, keys and values (tokens, heads, size) → (tokens or texts, heads, size)."""
         if batch.attention_mask is not None or (query.is_cuda and len(batch.runs) > MAX_RUNS_ON_GPU):
             padding = batch.padding
-            table = [padding.pad(x).transpose(1, 2) for x in (key, value)]
-            asked = query[:, :, None] if first else padding.pad(query).transpose(1, 2)
+            padded = [padding.pad(x).transpose(1, 2) for x in (key, value)]
+            queries = query[:, :, None] if first else padding.pad(query).transpose(1, 2)
             inside = padding.mask[:, None, None]  # (texts, 1, 1, longest)
             if batch.attention_mask is not None:
                 inside = inside & batch.attention_mask[:, None, : 1 if first else None]
-                inside = inside | ~inside.any(-1, keepdim=True)  # an empty place looks at all: else it is not a number
-            context = self.attend_texts(asked, table[0], table[1], first, local, inside)
+                inside = inside | ~inside.any(-1, keepdim=True)  # padding attends to all, else it gives NaN
+            context = self.attend_texts(queries, padded[0], padded[1], first, local, inside)
             return context[:, :, 0] if first else padding.unpad(context.transpose(1, 2))
         parts = []
         sizes = [n * length for n, length in batch.runs]
-        asked_sizes = [n for n, _ in batch.runs] if first else sizes
-        pieces = zip(query.split(asked_sizes), key.split(sizes), value.split(sizes), batch.runs, strict=True)
-        for q, k, v, (n, _) in pieces:
+        query_sizes = [n for n, _ in batch.runs] if first else sizes
+        runs = zip(query.split(query_sizes), key.split(sizes), value.split(sizes), batch.runs, strict=True)
+        for q, k, v, (n, _) in runs:
             q, k, v = (x.unflatten(0, (n, -1)).transpose(1, 2) for x in (q, k, v))  # (texts, heads, length, size)
             parts.append(self.attend_texts(q, k, v, first, local, None).transpose(1, 2).flatten(0, 1))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
@@ -104,42 +105,41 @@ class ConfigurableAttention(Attention):
     def attend_texts(
         self, query: Tensor, key: Tensor, value: Tensor, first: bool, local: bool, inside: Tensor | None
     ) -> Tensor:
-        """Texts of one length: (texts, heads, asked, size) over (texts, heads, length, size); `inside`: who may be seen."""
+        """Texts of one length: (texts, heads, queries, size) over (texts, heads, length, size); `inside`: the mask."""
         length = key.shape[2]
         if local and not first and length > self.window + 1:
             by_key = inside is None or inside.shape[2] == 1
             if by_key and length > 3 * self.window:
                 return self.attend_blocks(query, key, value, inside)
-            near = self.window_mask(length, key.device)
-            inside = near if inside is None else inside & near
+            window = self.window_mask(length, key.device)
+            inside = window if inside is None else inside & window
         mask = self.score_mask(self.bias(query.shape[2], length, key.device), inside, query.dtype)
         return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=self.dropout)
 
     @property
     def dropout(self) -> float:
-        """Share of the attention weights that are dropped now."""
+        """Dropout of the attention weights; 0 outside training."""
         return self.weight_dropout if self.training else 0.0
 
     def window_mask(self, length: int, device: torch.device) -> Tensor:
-        """(length, length) bool: who sees whom in the window, the first token apart."""
-        place = torch.arange(length, device=device)
-        away = (place[None] - place[:, None]).abs()
-        return (away <= self.window) | (place == 0) | (place == 0)[:, None]
+        """(length, length) bool: which tokens attend to which, inside the window or with the first token."""
+        position = torch.arange(length, device=device)
+        distance = (position[None] - position[:, None]).abs()
+        return (distance <= self.window) | (position == 0) | (position == 0)[:, None]
 
-    def bias(self, asked: int, length: int, device: torch.device) -> Tensor | None:
-        """θ on the scores of the first `asked` tokens, (heads, asked, length)."""
+    def bias(self, queries: int, length: int, device: torch.device) -> Tensor | None:
+        """θ on the scores of the first `queries` tokens, (heads, queries, length)."""
         if self.theta is None:
             return None
-        place = torch.arange(length, device=device)
         if self.theta.dim() == 1:
-            return self.theta[:, None, None] * (place == 0)
-        return self.relative_bias(asked, length)
+            return self.theta[:, None, None] * (torch.arange(length, device=device) == 0)
+        return self.relative_bias(queries, length)
 
-    def relative_bias(self, asked: int, length: int) -> Tensor:
-        """θ of the distance from each of the first `asked` tokens to every token, (heads, asked, length).
+    def relative_bias(self, queries: int, length: int) -> Tensor:
+        """θ of the distance from each of the first `queries` tokens to every token, (heads, queries, length).
 
-        Row i is a window of the same numbers, one step further left than row i - 1. Sliced and reshaped, its gradient is a plain
-        sum; indexed by a table of distances, it is added up number by number, which takes a GPU seconds at 512 tokens.
+        Row i is a window of the same numbers, one step further left than row i - 1. The gradient of slices is a plain
+        sum; the gradient of an index by distance adds number by number, which takes a GPU seconds at 512 tokens.
         """
         assert self.theta is not None
         reach, most = self.reach, length - 1
@@ -149,20 +149,19 @@ class ConfigurableAttention(Attention):
         line = torch.cat(sides, 1) if beyond else theta  # θ of the distances -most … most: (heads, 2·length - 1)
         if length == 1:
             return line[:, :, None]
-        rows = line[:, None].expand(-1, asked + 1, -1).flatten(1)  # the same numbers again and again
-        windows = rows[:, most : most + asked * 2 * most].unflatten(
-            1, (asked, 2 * most)
-        )  # 2·length - 2 apart: one step left
+        rows = line[:, None].expand(-1, queries + 1, -1).flatten(1)  # the same numbers repeated
+        # windows begin 2·length - 2 apart: each one step further left
+        windows = rows[:, most : most + queries * 2 * most].unflatten(1, (queries, 2 * most))
         return windows[:, :, :length]
 
-    def distance_bias(self, away: Tensor) -> Tensor:
+    def distance_bias(self, distance: Tensor) -> Tensor:
         """θ of distances, (heads, …)."""
         assert self.theta is not None
-        return self.theta[:, away.clamp(-self.reach, self.reach) + self.reach]
+        return self.theta[:, distance.clamp(-self.reach, self.reach) + self.reach]
 
     @staticmethod
     def score_mask(bias: Tensor | None, inside: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-        """What is added to scores: bias, and -∞ where nobody may look; or that alone, as a bool mask."""
+        """The mask that is added to scores: bias, and -∞ where `inside` is False; without bias, the bool mask."""
         if bias is None:
             return inside
         bias = bias.to(dtype)[None]
@@ -171,51 +170,55 @@ class ConfigurableAttention(Attention):
     def attend_blocks(self, query: Tensor, key: Tensor, value: Tensor, inside: Tensor | None) -> Tensor:
         """A window over long texts: blocks of `window` queries over three blocks of keys and the first token.
 
-        The first token, which sees all, is computed apart. `inside` is (texts, 1, 1, length).
+        The first token, which attends to all, is computed separately. `inside` is (texts, 1, 1, length).
         """
         w, (texts, heads, length, size) = self.window, query.shape
         count = -(-length // w)
         rest = count * w - length
-        # The fused kernel takes two axes before the last two. Without θ one mask serves all texts and heads, so these become one;
-        # with it one mask serves all texts, and heads and blocks become one.
+        # The fused kernel has two axes before the last two. Without θ, one mask serves all texts and heads: join them.
+        # With θ, one mask serves all texts: join heads and blocks.
         joined = (0, 1) if self.theta is None else (1, 2)
         band = [
             torch.cat([x[:, :, None, :1].expand(-1, -1, count, -1, -1), cut_blocks(x, w, rest)], 3).flatten(*joined)
             for x in (key, value)
         ]  # (texts, heads, blocks, 1 + 3w, size), two of them joined
-        asked = F.pad(query, (0, 0, 0, rest)).unflatten(2, (count, w)).flatten(*joined)
+        queries = F.pad(query, (0, 0, 0, rest)).unflatten(2, (count, w)).flatten(*joined)
         device = key.device
         row, column, block = (torch.arange(n, device=device) for n in (w, 3 * w, count))
-        away = column - w - row[:, None]  # (w, 3w)
-        place = (block[:, None] - 1) * w + column  # (blocks, 3w) of the keys
-        seen = (away.abs() <= w) & ((place > 0) & (place < length))[:, None]  # (blocks, w, 3w)
-        allowed = F.pad(seen, (1, 0), value=True)[None, None]  # (1, 1, blocks, w, 1 + 3w)
+        distance = column - w - row[:, None]  # (w, 3w)
+        position = (block[:, None] - 1) * w + column  # (blocks, 3w) of the keys
+        in_window = (distance.abs() <= w) & ((position > 0) & (position < length))[:, None]  # (blocks, w, 3w)
+        allowed = F.pad(in_window, (1, 0), value=True)[None, None]  # (1, 1, blocks, w, 1 + 3w)
         if inside is not None:
-            known = cut_blocks(inside.transpose(2, 3).to(torch.uint8), w, rest)[..., 0].bool()  # (texts, 1, blocks, 3w)
-            allowed = (allowed & F.pad(known, (1, 0), value=True)[:, :, :, None]).expand(-1, heads, -1, -1, -1)
+            not_padding = cut_blocks(inside.transpose(2, 3).to(torch.uint8), w, rest)[
+                ..., 0
+            ].bool()  # (texts, 1, blocks, 3w)
+            allowed = (allowed & F.pad(not_padding, (1, 0), value=True)[:, :, :, None]).expand(-1, heads, -1, -1, -1)
         mask = allowed
         if self.theta is not None:
-            mask = self._block_bias(away, block, row).to(query.dtype)[None].masked_fill(~allowed, float("-inf"))
+            mask = self._block_bias(distance, block, row).to(query.dtype)[None].masked_fill(~allowed, float("-inf"))
         context = F.scaled_dot_product_attention(
-            asked, band[0], band[1], attn_mask=mask.flatten(*joined), dropout_p=self.dropout
+            queries, band[0], band[1], attn_mask=mask.flatten(*joined), dropout_p=self.dropout
         )
         context = context.reshape(texts, heads, count * w, size)[:, :, 1:length]
-        top = self.score_mask(self.bias(1, length, device), inside, query.dtype)
-        whole = F.scaled_dot_product_attention(query[:, :, :1], key, value, attn_mask=top, dropout_p=self.dropout)
-        return torch.cat([whole, context], 2)
+        first_mask = self.score_mask(self.bias(1, length, device), inside, query.dtype)
+        first = F.scaled_dot_product_attention(
+            query[:, :, :1], key, value, attn_mask=first_mask, dropout_p=self.dropout
+        )
+        return torch.cat([first, context], 2)
 
-    def _block_bias(self, away: Tensor, block: Tensor, row: Tensor) -> Tensor:
+    def _block_bias(self, distance: Tensor, block: Tensor, row: Tensor) -> Tensor:
         """θ for every query of every block, (heads, blocks, w, 1 + 3w); the first column is the first token."""
         assert self.theta is not None
         if self.theta.dim() == 1:
             shape = (len(block), len(row), 1)
             first = self.theta[:, None, None, None].expand(-1, *shape)
-            return F.pad(first, (0, away.shape[1]))
+            return F.pad(first, (0, distance.shape[1]))
         first = self.distance_bias(-(block[:, None] * self.window + row))[..., None]  # (heads, blocks, w, 1)
-        band = self.distance_bias(away)[:, None].expand(-1, len(block), -1, -1)
+        band = self.distance_bias(distance)[:, None].expand(-1, len(block), -1, -1)
         return torch.cat([first, band], 3)
 
 
 def cut_blocks(x: Tensor, w: int, rest: int) -> Tensor:
-    """(texts, heads, length, size) → (texts, heads, blocks, 3w, size): each block with its neighbours, zeros outside."""
+    """(texts, heads, length, size) → (texts, heads, blocks, 3w, size): blocks with their neighbours, zeros outside."""
     return F.pad(x, (0, 0, w, w + rest)).unfold(2, 3 * w, w).transpose(3, 4)

@@ -1,8 +1,8 @@
 """The encoder, top to bottom: embeddings at E, projection to H, one shared layer applied L times, the pooler.
 
-In: a `Batch`. Out: `EncoderOutput`. Left out on purpose: heads (`heads.py`) and everything beyond canonical ALBERT
-(`options.py`). Post-LN throughout, and dropout where the original code has it: after the embeddings, on the attention
-weights, after the attention output and after the feed-forward output.
+In: a `Batch`. Out: an `EncoderOutput`. Post-LN; dropout as in the original code: after the embeddings, on the attention
+weights, after the attention output and after the feed-forward output. Before this file: `packed_batch.py`, and
+`encoder_options.py` with what goes beyond canonical ALBERT. After it: `heads.py`.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ ACTIVATION: dict[str, Callable[[Tensor], Tensor]] = {
 
 @dataclass(frozen=True)
 class EncoderOutput:
-    """What the encoder computed for a batch."""
+    """The result of the encoder for a batch."""
 
     hidden: Tensor
-    """Last hidden states, (tokens, H); only those of the first tokens, (texts, H), if no others were asked for."""
+    """Last hidden states, (tokens, H); with `first_only`, of the first tokens only, (texts, H)."""
     pooled: Tensor | None
     """tanh of a dense layer over each text's first token, (texts, H); None for an encoder without pooler."""
     layers: tuple[Tensor, ...]
-    """Hidden states after the embeddings and after each layer, when asked for: L + 1 tensors of (tokens, H)."""
+    """With `keep_layers`, the hidden states after the embeddings and each layer: L + 1 tensors of (tokens, H)."""
     batch: Batch
     word_table: Tensor
-    """The word embedding table (V, E), which the masked-word head multiplies with."""
+    """The word embedding table (V, E), which the MLM head multiplies with."""
     projection: Tensor
     """The matrix from E to H, (H, E)."""
 
@@ -72,7 +72,7 @@ class Embeddings(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """Two dense layers with the activation between them, and the dropout that ports of ALBERT tend to forget."""
+    """Two dense layers with the activation between them, then dropout (which some ports of ALBERT lack)."""
 
     def __init__(self, config: AlbertConfig) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ class FeedForward(nn.Module):
 
 
 class Layer(nn.Module):
-    """One post-LN transformer layer: the weights that ALBERT uses again and again."""
+    """One post-LN transformer layer, whose weights ALBERT uses several times."""
 
     def __init__(self, config: AlbertConfig) -> None:
         super().__init__()
@@ -97,14 +97,14 @@ class Layer(nn.Module):
         self.ffn_norm = make_norm(config, config.hidden_size)
 
     def forward(self, hidden: Tensor, batch: Batch, first: bool = False, local: bool = False) -> Tensor:
-        kept = batch.first(hidden) if first else hidden
-        hidden = self.attention_norm(kept + self.attention(hidden, batch, first, local))
+        residual = batch.first(hidden) if first else hidden
+        hidden = self.attention_norm(residual + self.attention(hidden, batch, first, local))
         out: Tensor = self.ffn_norm(hidden + self.ffn(hidden))
         return out
 
 
 def _apply(layer: nn.Module, share: float, hidden: Tensor, batch: Batch, first: bool, local: bool) -> Tensor:
-    """A layer, whose weights get only `share` of this use's gradient; with `first`, at the first tokens alone."""
+    """Apply a layer whose weights get `share` of the gradient of this use; with `first`, at the first tokens only."""
     if share == 1.0:
         out: Tensor = layer(hidden, batch, first, local)
         return out
@@ -132,10 +132,10 @@ class Encoder(nn.Module):
         )
         pooler = pooler and config.options.classifier != "mean"
         self.pooler = nn.Linear(config.hidden_size, config.hidden_size) if pooler else None
-        self.apply(self.initialise)
+        self.apply(self.initialize)
 
-    def initialise(self, module: nn.Module) -> None:
-        """Fresh weights as in the original: normal, cut off at two standard deviations; biases 0, norms 1."""
+    def initialize(self, module: nn.Module) -> None:
+        """Initial weights as in the original: normal, truncated at two standard deviations; biases 0, norms 1."""
         if isinstance(module, nn.Linear | nn.Embedding):
             std = self.config.initializer_range
             nn.init.trunc_normal_(module.weight, std=std, a=-2 * std, b=2 * std)
@@ -143,7 +143,7 @@ class Encoder(nn.Module):
             nn.init.zeros_(module.bias)
 
     def check(self, batch: Batch) -> None:
-        """Refuse ids, segments and positions outside their tables (torch would crash or read at random)."""
+        """Check that ids, segments and positions are inside their tables (torch would crash or read other memory)."""
         for name, values, rows in (
             ("token id", batch.ids, self.config.vocab_size),
             ("segment", batch.segments, self.config.type_vocab_size),
@@ -154,17 +154,18 @@ class Encoder(nn.Module):
                 raise AlbertkitError(f"{name} {low if low < 0 else high} is outside this model's 0 … {rows - 1}")
 
     def apply_layer(self, layer: int, hidden: Tensor, batch: Batch, share: float = 1.0, first: bool = False) -> Tensor:
-        """Apply layer number `layer` (0-based): every inner layer of its group, once. `share` of the gradient reaches its
-        weights; with `first`, only the first tokens come out.
+        """Apply layer number `layer` (0-based): every inner layer of its group, once.
+
+        share: the part of the gradient that reaches the weights. first: return only the first tokens.
         """
         group = list(self.groups[self.config.group_of(layer)])  # type: ignore[call-overload]
         local = self.config.options.local(layer)
         for number, inner in enumerate(group, 1):
-            alone = first and number == len(group)
+            first_only = first and number == len(group)
             if self.checkpointing and self.training and torch.is_grad_enabled():
-                hidden = checkpoint(_apply, inner, share, hidden, batch, alone, local, use_reentrant=False)
+                hidden = checkpoint(_apply, inner, share, hidden, batch, first_only, local, use_reentrant=False)
             else:
-                hidden = _apply(inner, share, hidden, batch, alone, local)
+                hidden = _apply(inner, share, hidden, batch, first_only, local)
         return hidden
 
     def forward(
@@ -172,8 +173,8 @@ class Encoder(nn.Module):
     ) -> EncoderOutput:
         """Encode a batch; `depth` applies that many layers instead of L, `keep_layers` keeps all hidden states.
 
-        `first_only` leaves out of the last layer what only other tokens than the first of each text would need: most of
-        it, since they still are looked at, but do not look. Where heads read the mean of all tokens, it is passed over.
+        `first_only` computes the last layer for the first token of each text only, which saves most of it. It is
+        ignored where heads read the mean of all tokens.
         """
         depth = self.config.num_hidden_layers if depth is None else depth
         if depth < 1:

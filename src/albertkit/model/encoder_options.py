@@ -1,7 +1,7 @@
-"""Pieces that go beyond canonical ALBERT, each behind a field of `config.Options` and off by default.
+"""Modules beyond canonical ALBERT, each behind a field of `config.Options` and off by default.
 
-A piece replaces one module of `encoder.py` or `heads.py` and keeps its signature; the one line that chooses it stands where
-the module is built. Nothing here is used by a canonical model.
+Each replaces one module of `encoder.py` or `heads.py` with the same signature; the code that builds the module chooses.
+A canonical model uses none of them.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from albertkit.model.packed_batch import Batch
 class DocumentNorm(nn.Module):
     """(x − μ) / (σ + ε), scaled and shifted, with torch's σ (over n − 1), as document 003 writes it.
 
-    LayerNorm has ε beside the variance, under the root, where it also keeps the gradient of √ finite; here a token whose numbers are
-    all equal has none, so the root never sees less than the smallest number that float32 divides by without overflow.
+    LayerNorm adds ε to the variance, which also keeps the gradient of √ finite. Here the variance of equal numbers is
+    0, so it is clamped to the smallest number that float32 divides by without overflow.
     """
 
     def __init__(self, size: int, eps: float) -> None:
@@ -32,23 +32,23 @@ class DocumentNorm(nn.Module):
 
 
 def make_norm(config: AlbertConfig, size: int) -> nn.Module:
-    """The norm of a config, for vectors of `size` numbers."""
+    """The norm that a config chooses, for vectors of `size` numbers."""
     kind = DocumentNorm if config.options.norm == "document" else nn.LayerNorm
     return kind(size, eps=config.layer_norm_eps)
 
 
 class GruFront(nn.Module):
-    """x + GRU(x): one layer of width H, from the first token to the last, between the embeddings and the first shared layer.
+    """x + GRU(x): one forward layer of width H between the embeddings and the first shared layer.
 
-    One direction, as in document 003: attention looks back and forth anyway, nothing leaks from padding behind a text, and a token
-    never learns about later ones, which generation needs. Added to its input, so that a fresh model begins near one without.
+    One direction, as in document 003: attention sees both sides anyway, padding after a text has no effect, and tokens
+    do not depend on later ones, which generation needs. The residual keeps an untrained model close to one without GRU.
     """
 
     def __init__(self, size: int) -> None:
         super().__init__()
-        most = size**-0.5
-        self.input_weight = nn.Parameter(torch.empty(3 * size, size).uniform_(-most, most))
-        self.state_weight = nn.Parameter(torch.empty(3 * size, size).uniform_(-most, most))
+        limit = size**-0.5
+        self.input_weight = nn.Parameter(torch.empty(3 * size, size).uniform_(-limit, limit))
+        self.state_weight = nn.Parameter(torch.empty(3 * size, size).uniform_(-limit, limit))
         self.input_bias = nn.Parameter(torch.zeros(3 * size))
         self.state_bias = nn.Parameter(torch.zeros(3 * size))
 
@@ -61,13 +61,12 @@ class GruFront(nn.Module):
 
     def read(self, x: Tensor) -> Tensor:
         """(texts, length, H) → (texts, length, H)."""
-        kind = (
-            torch.float32 if x.is_cuda else x.dtype
-        )  # cuDNN's kernel; older ones know no bf16, and then it takes a step at a time
-        weights = [w.to(kind) for w in (self.input_weight, self.state_weight, self.input_bias, self.state_bias)]
-        begin = x.new_zeros(1, len(x), x.shape[2], dtype=kind)
+        # float32 on a GPU: older cuDNN kernels do not support bf16 and would compute one token at a time
+        dtype = torch.float32 if x.is_cuda else x.dtype
+        weights = [w.to(dtype) for w in (self.input_weight, self.state_weight, self.input_bias, self.state_bias)]
+        begin = x.new_zeros(1, len(x), x.shape[2], dtype=dtype)
         grad = torch.is_grad_enabled()
-        out: Tensor = torch.gru(x.to(kind).contiguous(), begin, weights, True, 1, 0.0, grad, False, True)[0]
+        out: Tensor = torch.gru(x.to(dtype).contiguous(), begin, weights, True, 1, 0.0, grad, False, True)[0]
         return out.to(x.dtype)
 
 
@@ -79,8 +78,8 @@ def text_means(hidden: Tensor, batch: Batch) -> Tensor:
 
 
 class BrightmartEmbeddings(nn.Module):
-    """Embeddings of the albert_zh checkpoints: the word table is projected to H first, without bias; position, segment and
-    LayerNorm are at size H. (Published before the official Chinese models, and not convertible into their form.)
+    """Embeddings of the albert_zh checkpoints: the word table is projected to H first, without bias; position, segment
+    and LayerNorm have size H. They cannot be converted to the layout of the official Chinese models.
     """
 
     def __init__(self, config: AlbertConfig) -> None:

@@ -1,7 +1,8 @@
-"""Features of pictures, sounds or sensors beside the words of a text: extra tokens that the encoder reads like any other.
+"""Features of images, sounds or sensors beside the words of a text, as extra tokens.
 
-In: a `Batch` and `ExtraFeatures` features of any width. Out: a `Batch` in which each text has k more tokens. Before this file: `batch.py`, whose `vectors` stand where a
-word vector would; after it: the encoder, which does not know the difference. `docs/fusion.md` is a worked example; `runtime/fusion_engine.py` runs the result without torch.
+In: a `Batch` and `ExtraFeatures` of any width. Out: a `Batch` in which each text has k more tokens, for the encoder.
+Before this file: `packed_batch.py`, whose `vectors` replace word vectors. `docs/fusion.md` is a worked example;
+`runtime/fusion_engine.py` runs the result without torch.
 """
 
 from __future__ import annotations
@@ -29,10 +30,11 @@ class ExtraFeatures:
 
 
 class Fusion(nn.Module):
-    """A projection from D to E for each kind of features; `fuse` puts what comes out into texts.
+    """A projection from D to E for each kind of features; `fuse` inserts the results into texts.
 
-    sizes: D of each kind. where: "start", behind the first token ([CLS]); or "end", behind the last. Positions are counted anew, so extra tokens have
-    the position at which they stand. As a head of an `AlbertModel` it is saved and loaded with the model; name the heads to run, since it is none.
+    sizes: D of each kind. where: "start", after the first token ([CLS]), or "end", after the last. Positions are
+    counted again with the extra tokens. As a head of an `AlbertModel` it is saved and loaded with the model; pass
+    `heads` to the model then, since it is no head that runs.
     """
 
     def __init__(self, config: AlbertConfig, sizes: Mapping[str, int], where: str = "start") -> None:
@@ -40,7 +42,7 @@ class Fusion(nn.Module):
         if where not in ("start", "end"):
             raise AlbertkitError(f"where is {where!r}; choose start or end")
         self.config, self.where = config, where
-        # Under the name of the place, so that a saved model says where its extra tokens stand.
+        # Named after `where`, so that a saved model records it.
         self.add_module(
             where, nn.ModuleDict({kind: nn.Linear(size, config.embedding_size) for kind, size in sizes.items()})
         )
@@ -60,27 +62,28 @@ class Fusion(nn.Module):
     def fuse(self, batch: Batch, extras: Sequence[ExtraFeatures]) -> Batch:
         """The batch with the extra tokens of each text, kinds in the order given."""
         if batch.attention_mask is not None or batch.vectors is not None:
-            raise AlbertkitError("this batch already says who sees whom or holds vectors; fuse a plain one")
+            raise AlbertkitError("this batch already has an attention mask or vectors; pass a batch without them")
         texts = len(batch.lengths)
-        made = [self.project(extra, texts) for extra in extras]  # (texts, k, E) each
-        if not made:
+        projected = [self.project(extra, texts) for extra in extras]  # (texts, k, E) each
+        if not projected:
             return batch
         device = batch.ids.device
-        vectors = torch.cat(made, 1).to(device)
+        vectors = torch.cat(projected, 1).to(device)
         count = vectors.shape[1]
         kinds = torch.cat([torch.full((extra.vectors.shape[1],), extra.segment) for extra in extras]).to(device)
         lengths = [length + count for length in batch.lengths]
         if max(lengths) > self.config.max_position_embeddings:
             raise AlbertkitError(
-                f"with {count} extra tokens a text has {max(lengths)}; this model reads {self.config.max_position_embeddings}, so cut it"
+                f"with {count} extra tokens a text has {max(lengths)}; this model reads "
+                f"{self.config.max_position_embeddings}, so shorten it"
             )
-        own, begins = torch.ones(sum(lengths), dtype=torch.bool), torch.tensor([0, *lengths[:-1]]).cumsum(0)
+        is_word, begins = torch.ones(sum(lengths), dtype=torch.bool), torch.tensor([0, *lengths[:-1]]).cumsum(0)
         first = begins + (1 if self.where == "start" else torch.tensor(batch.lengths))
         places = first[:, None] + torch.arange(count)  # (texts, k)
-        own[places.flatten()] = False
-        own, places = own.to(device), places.to(device)
-        ids, segments = (values.new_zeros(len(own)) for values in (batch.ids, batch.segments))
-        ids[own], segments[own] = batch.ids, batch.segments
+        is_word[places.flatten()] = False
+        is_word, places = is_word.to(device), places.to(device)
+        ids, segments = (values.new_zeros(len(is_word)) for values in (batch.ids, batch.segments))
+        ids[is_word], segments[is_word] = batch.ids, batch.segments
         segments[places] = kinds.to(segments.dtype)
         positions = torch.cat([torch.arange(length) for length in lengths]).to(device)
         return Batch(
@@ -95,7 +98,8 @@ class Fusion(nn.Module):
         linear, shape = self.kinds[extra.kind], tuple(extra.vectors.shape)
         if len(shape) != 3 or shape[0] != texts or shape[1] < 1 or shape[2] != linear.in_features:
             raise AlbertkitError(
-                f"the features {extra.kind!r} have shape {shape}; for {texts} texts it must be ({texts}, k, {linear.in_features})"
+                f"the features {extra.kind!r} have shape {shape}; for {texts} texts it must be "
+                f"({texts}, k, {linear.in_features})"
             )
         if not 0 <= extra.segment < self.config.type_vocab_size:
             raise AlbertkitError(f"segment is {extra.segment}; this model has 0 to {self.config.type_vocab_size - 1}")

@@ -1,7 +1,8 @@
-"""Task heads: small modules from `EncoderOutput` to named scores.
+"""Task heads and pooling.
 
-In: `EncoderOutput`. Out: `MlmLogits`, `ClassLogits` or `SpanLogits`. A head is any `nn.Module` whose `forward` takes an `EncoderOutput`; your own
-go beside these (see `docs/own-head.md`). Losses live with the training loop, not here.
+In: an `EncoderOutput`. Out: `MlmLogits`, `ClassLogits` or `SpanLogits`, or sentence vectors. A head is any `nn.Module`
+whose `forward` takes an `EncoderOutput` (`docs/own-head.md`). Before this file: `encoder.py`. After it:
+`albert_model.py`; the losses are in `train/task_losses.py`.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class SpanLogits:
 
 
 class Head(nn.Module):
-    """What heads share: a dropout before one dense layer."""
+    """Base of the heads: dropout, then one dense layer."""
 
     def __init__(self, config: AlbertConfig, outputs: int, dropout: bool = True) -> None:
         super().__init__()
@@ -58,26 +59,28 @@ class Head(nn.Module):
         return out
 
     def text(self, encoded: EncoderOutput) -> Tensor:
-        """What stands for a whole text, (texts, H): the pooler's vector, or the mean of the tokens where `classifier` says so."""
+        """The vector of each text, (texts, H): the pooler's, or with `classifier="mean"` the mean of the tokens."""
         if self.reads_mean:
             return text_means(encoded.hidden, encoded.batch)
         if encoded.pooled is None:
-            raise AlbertkitError("this head reads the pooler, and this encoder has none; build it with pooler=True")
+            raise AlbertkitError(
+                "this head reads the pooler, and this encoder has no pooler; build it with pooler=True"
+            )
         return encoded.pooled
 
 
 class MlmHead(nn.Module):
-    """Which word stands here: H → E, activation, LayerNorm, then the word table itself (tied) plus a bias.
+    """Masked language model: H → E, activation, LayerNorm, then the (tied) word table plus a bias.
 
-    `positions` limits the work to some tokens: in pre-training, the masked ones.
+    `positions` selects the tokens to score: in pre-training, the masked ones.
     """
 
     def __init__(self, config: AlbertConfig) -> None:
         super().__init__()
         self.bare_projection = config.options.brightmart_layout
-        wide = config.hidden_size if self.bare_projection else config.embedding_size
-        self.dense = nn.Linear(config.hidden_size, wide)
-        self.norm = make_norm(config, wide)
+        width = config.hidden_size if self.bare_projection else config.embedding_size
+        self.dense = nn.Linear(config.hidden_size, width)
+        self.norm = make_norm(config, width)
         self.bias = nn.Parameter(torch.zeros(config.vocab_size))
         self.activation = ACTIVATION[config.hidden_act]
         nn.init.trunc_normal_(self.dense.weight, std=config.initializer_range)
@@ -87,13 +90,13 @@ class MlmHead(nn.Module):
         if positions is None:
             positions = torch.arange(len(encoded.hidden), device=encoded.hidden.device)
         vectors = self.norm(self.activation(self.dense(encoded.hidden[positions])))
-        if self.bare_projection:  # albert_zh normalises at H and goes down to E through the same matrix that came up
+        if self.bare_projection:  # albert_zh normalises at H and projects to E with the transposed embedding projection
             vectors = vectors @ encoded.projection
         return MlmLogits(F.linear(vectors, encoded.word_table, self.bias), positions)
 
 
 class SentenceOrderHead(Head):
-    """Are the two segments in order (0) or swapped (1)?"""
+    """Whether the two segments are in order (0) or swapped (1)."""
 
     def __init__(self, config: AlbertConfig) -> None:
         super().__init__(config, 2)
@@ -117,7 +120,7 @@ class TagHead(Head):
 
 
 class AnswerHead(Head):
-    """Where an answer starts and ends; no dropout, as in the original."""
+    """Start and end of an answer; no dropout, as in the original."""
 
     def __init__(self, config: AlbertConfig) -> None:
         super().__init__(config, 2, dropout=False)
@@ -136,7 +139,9 @@ class ChooseHead(Head):
     def forward(self, encoded: EncoderOutput, choices: int) -> ClassLogits:
         texts = len(encoded.batch.lengths)
         if texts % choices:
-            raise AlbertkitError(f"{texts} texts cannot be split into questions of {choices} choices")
+            raise AlbertkitError(
+                f"{texts} texts cannot be split into questions of {choices} choices; pass all choices of each question"
+            )
         return ClassLogits(self.scores(self.text(encoded)).view(-1, choices))
 
 
@@ -144,13 +149,13 @@ POOLINGS = ("mean", "cls", "pooler", "max")
 
 
 def pool(encoded: EncoderOutput, how: str = "mean", layer: int | None = None) -> Tensor:
-    """Sentence vectors (texts, H). `layer` picks a kept hidden state (0: embeddings, -1: last); default the last one."""
+    """Sentence vectors (texts, H). `layer` picks a kept hidden state (0: embeddings, -1: last); default: the last."""
     if how not in POOLINGS:
         raise AlbertkitError(f"unknown pooling {how!r}{nearest(how, POOLINGS)}; choose one of {', '.join(POOLINGS)}")
     if how == "pooler":
         if encoded.pooled is None or layer is not None:
-            why = "this encoder has none" if encoded.pooled is None else "it reads the last layer only"
-            raise AlbertkitError(f"pooling 'pooler' is not possible here: {why}; choose mean, cls or max")
+            reason = "this encoder has none" if encoded.pooled is None else "it reads the last layer only"
+            raise AlbertkitError(f"pooling 'pooler' is not possible here: {reason}; choose mean, cls or max")
         return encoded.pooled
     hidden = encoded.hidden
     if layer is not None:

@@ -1,8 +1,7 @@
-"""Several texts as one row of tokens, without padding: the form the model computes on.
+"""Several texts as one row of tokens, without padding: the input of the model.
 
-In: lists of token ids, or a padded (texts, length) batch with a mask. Out: `Batch`, whose tensors are all
-(tokens,) long, plus the lengths of the texts. No padding is computed on, ever; `unpad`/`pad` go to and from the padded
-form for those who need it. Next: `encoder.py`.
+In: lists of token ids, or a padded (texts, length) batch with a mask. Out: a `Batch`, whose tensors have the length
+(tokens,), and the lengths of the texts. `unpad` and `pad` convert from and to the padded form. After: `encoder.py`.
 """
 
 from __future__ import annotations
@@ -26,15 +25,15 @@ def length_runs(lengths: Sequence[int]) -> tuple[tuple[int, int], ...]:
 
 @dataclass(frozen=True)
 class Padding:
-    """Where packed tokens stand in a padded (texts, longest) table."""
+    """Positions of packed tokens in a padded (texts, longest) table, and the reverse."""
 
-    tokens: Tensor  # (texts, longest) places among the packed tokens; 0 where there is none
-    mask: Tensor  # (texts, longest) bool: whether there is one
-    positions: Tensor  # (tokens,) places in the flattened table
+    tokens: Tensor  # (texts, longest) indices of packed tokens; 0 at padding
+    mask: Tensor  # (texts, longest) bool: False at padding
+    positions: Tensor  # (tokens,) indices into the flattened table
 
-    # index_select, since the gradient of values[places] sorts the places first, which takes a GPU many small steps
+    # index_select, since the gradient of values[indices] sorts the indices first, which is slow on a GPU
     def pad(self, values: Tensor) -> Tensor:
-        """(tokens, …) → (texts, longest, …); in empty places stands the first token of all."""
+        """(tokens, …) → (texts, longest, …); padding holds a copy of the first token."""
         return values.index_select(0, self.tokens.flatten()).unflatten(0, self.tokens.shape)
 
     def unpad(self, values: Tensor) -> Tensor:
@@ -53,11 +52,11 @@ class Batch:
     positions: Tensor  # (tokens,) int64
     runs: tuple[tuple[int, int], ...]
     attention_mask: Tensor | None = None
-    """Which tokens of its text a token may look at, (texts, longest, longest) bool, rows look at columns; None: at all."""
+    """Which tokens (columns) a token (row) attends to, (texts, longest, longest) bool; None: all of its text."""
     vectors: Tensor | None = None
-    """Vectors of size E that stand where a word vector would (features of a picture, of a sensor), (extra, E)."""
+    """Vectors of size E that replace word vectors (features of an image, of a sensor), (extra, E)."""
     places: Tensor | None = None
-    """Which tokens `vectors` replace, (extra,) int64 among the packed tokens; their ids are not read."""
+    """Indices of the packed tokens that `vectors` replace, (extra,) int64; the ids of these tokens are not read."""
 
     def __post_init__(self) -> None:
         tokens = sum(texts * length for texts, length in self.runs)
@@ -68,13 +67,13 @@ class Batch:
         if not self.runs or min(min(run) for run in self.runs) < 1:
             raise AlbertkitError("a batch needs at least one text, and a text at least one token")
         longest = max(length for _, length in self.runs)
-        whole = (sum(texts for texts, _ in self.runs), longest, longest)
-        if self.attention_mask is not None and tuple(self.attention_mask.shape) != whole:
+        expected = (sum(texts for texts, _ in self.runs), longest, longest)
+        if self.attention_mask is not None and tuple(self.attention_mask.shape) != expected:
             raise AlbertkitError(
-                f"attention_mask has shape {tuple(self.attention_mask.shape)}; for these texts it must be {whole}"
+                f"attention_mask has shape {tuple(self.attention_mask.shape)}; for these texts it must be {expected}"
             )
         if (self.vectors is None) != (self.places is None):
-            raise AlbertkitError("vectors and places belong together: give both, or neither")
+            raise AlbertkitError("vectors and places belong together; pass both or neither")
         if self.vectors is not None and self.places is not None and self.places.shape != self.vectors.shape[:-1]:
             raise AlbertkitError(
                 f"vectors has shape {tuple(self.vectors.shape)} and places {tuple(self.places.shape)}; "
@@ -86,7 +85,7 @@ class Batch:
         """Pack lists of token ids (segments default to 0)."""
         lengths = tuple(len(row) for row in ids)
         if segments is not None and tuple(len(row) for row in segments) != lengths:
-            raise AlbertkitError("segments and ids differ in length; give one segment for each token")
+            raise AlbertkitError("segments and ids differ in length; pass one segment for each token")
         flat = torch.tensor([token for row in ids for token in row], dtype=torch.long)
         kinds = torch.zeros_like(flat)
         if segments is not None:
@@ -131,7 +130,7 @@ class Batch:
 
     @cached_property
     def padding(self) -> Padding:
-        """The way to the padded form and back, computed once for all layers."""
+        """The indices for padding and unpadding, computed once for all layers."""
         lengths = torch.tensor(self.lengths)
         inside = torch.arange(int(lengths.max())) < lengths[:, None]
         begins = lengths.cumsum(0) - lengths
@@ -140,7 +139,7 @@ class Batch:
         return Padding(tokens.to(device), inside.to(device), inside.flatten().nonzero()[:, 0].to(device))
 
     def first(self, values: Tensor) -> Tensor:
-        """(tokens, …) → (texts, …): what stands at the first token of each text."""
+        """(tokens, …) → (texts, …): the values of the first token of each text."""
         if len(self.runs) == 1:
             return values[:: self.runs[0][1]].contiguous()  # a view would keep all of `values` in memory
         return values[[0, *accumulate(self.lengths)][:-1]]
@@ -151,7 +150,7 @@ class Batch:
         return replace(self, **moved)
 
     def words(self, table: nn.Embedding) -> Tensor:
-        """The word vector of each token, (tokens, E), or the vector that stands in its place."""
+        """The word vector of each token, (tokens, E), or the vector that replaces it."""
         words: Tensor = table(self.ids)
         if self.vectors is None or self.places is None:
             return words

@@ -80,7 +80,8 @@ class EncodingTemplate:
         if size <= self.stride:
             raise AlbertkitError(
                 f"windows of {size} tokens cannot overlap by {self.stride} (the first text takes "
-                f"{self.max_tokens - size} of {self.max_tokens}): raise max_length, lower stride or shorten the first text"
+                f"{self.max_tokens - size} of {self.max_tokens}): raise max_length, lower stride or "
+                "shorten the first text"
             )
         windowed = first if second is None else second
         starts = range(0, max(len(windowed.ids) - self.stride, 1), size - self.stride)

@@ -306,7 +306,8 @@ def read_folder(folder: Path, vocab_size: int | None, trusted: bool) -> Vocabula
             if tokens != vocabulary.tokens:
                 raise AlbertkitError(
                     f"tokenizer.json and spiece.model in {folder} have different vocabularies "
-                    f"({len(vocabulary.tokens)} and {len(tokens)} tokens): remove the one that does not belong to the checkpoint"
+                    f"({len(vocabulary.tokens)} and {len(tokens)} tokens): remove the one that does not belong "
+                    "to the checkpoint"
                 )
             vocabulary = dataclasses.replace(vocabulary, spiece=read_bytes(spiece))
     elif spiece.is_file() and vocab.is_file():
