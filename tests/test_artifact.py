@@ -204,7 +204,7 @@ def test_missing_and_odd_tensors_are_named(folder, tmp_path):
     write({**good, word: np.full_like(good[word], np.nan)})
     refused(path, "NaN or infinity")
     write({**good, "albert.extra.weight": good[word]})
-    refused(path, "albert.extra.weight", "unknown")
+    refused(path, "albert.extra.weight", "not part of ALBERT")
     write({"x": good[word]})
     refused(path, "no ALBERT encoder")
 

@@ -64,10 +64,10 @@ def test_what_we_would_compute_differently_is_refused(artifact, tmp_path):
             Albert(tmp_path / "m")
 
     dense = {"idx": 3, "name": "3", "path": "3_Dense", "type": "sentence_transformers.models.Dense"}
-    refused("leaves out none", [*modules, dense])
+    refused("albertkit supports Transformer", [*modules, dense])
     refused("only plain names", [{**modules[0], "path": "../elsewhere"}, *modules[1:]])
     refused("must be a list", {"a": 1})
-    refused("pools by", new_pooling={"pooling_mode_weightedmean_tokens": True})
+    refused("uses the pooling", new_pooling={"pooling_mode_weightedmean_tokens": True})
     with pytest.raises(AlbertkitError, match="cannot compute"):
         write_folder(make(tiny(vocab_size=30000, options=Options(brightmart_layout=True))), tmp_path / "x")
 
