@@ -1,6 +1,7 @@
 """The page of all benchmarks, its picture, and README's table: for `generate.py`.
 
-In: `bench/results/report.json` (bench/report.py) and `newcomer.json` (studies/newcomer.py), if they are there. Out: docs/benchmarks.md, docs/benchmarks.png, and the part of README.md and README.zh-CN.md between two marks. Without a
+In: `bench/results/report.json` (bench/report.py) and `newcomer.json` (studies/newcomer.py), if they are there. Out:
+docs/benchmarks.md, docs/benchmarks.png, and the part of README.md and README.zh-CN.md between two marks. Without a
 report the page says so, and README stays as it is.
 """
 
@@ -39,7 +40,9 @@ def rows(report: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def nearest(report: dict[str, Any]) -> list[dict[str, Any]]:
-    """For each thing that was measured, our best row against the other program that comes nearest, or beats us by most, and gives about the same answers."""
+    """For each thing that was measured, our best row against the other program that comes nearest, or beats us by most,
+    and gives about the same answers.
+    """
     found: dict[str, list[dict[str, Any]]] = {}
     for row in rows(report):
         if row["ratio"] is not None and recall(row["peer"]) >= LEAST_RECALL:

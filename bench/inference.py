@@ -3,9 +3,10 @@
     python bench/inference.py                     # measure (about ten minutes on two cores), keep the result as data
     python bench/inference.py --table             # docs/inference.md from the kept data
 
-Peers: transformers (SDPA), sentence-transformers (torch), an ONNX export of the same model run by onnxruntime in batches of 32 sorted
-by length, that export with onnxruntime's stock dynamic int8, and with int8 after onnxruntime's pre-processing. The model has
-the base shape with random weights, which cost what trained ones cost. `make bench` installs the peers.
+Peers: transformers (SDPA), sentence-transformers (torch), an ONNX export of the same model run by onnxruntime in
+batches of 32 sorted by length, that export with onnxruntime's stock dynamic int8, and with int8 after onnxruntime's
+pre-processing. The model has the base shape with random weights, which cost what trained ones cost. `make bench`
+installs the peers.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ LIBRARIES = (
 
 
 def mixed_texts(count: int) -> list[str]:
-    """Sentences and paragraphs of English Wikipedia, two of the first for each of the second; else words drawn at random."""
+    """Sentences and paragraphs of English Wikipedia, two of the first for each of the second; else words drawn at
+    random.
+    """
     if not CORPUS.exists():
         rng = np.random.default_rng(0)
         words = [
@@ -88,7 +91,7 @@ def build_model(folder: Path) -> None:
     import torch
 
     from albertkit import Tokenizer, preset, write_artifact
-    from albertkit.artifact import Artifact, Meta
+    from albertkit.artifact import Artifact, ArtifactMetadata
     from albertkit.interop.sentence_transformers import write_folder
     from albertkit.model import AlbertModel
     from albertkit.runtime.activation_moments import random_tokens, token_moments
@@ -97,7 +100,7 @@ def build_model(folder: Path) -> None:
     config = preset("base")
     model = AlbertModel(config)
     tokenizer = Tokenizer.from_spiece(ROOT / "src" / "albertkit" / "models" / "small" / "spiece.model")
-    artifact = Artifact(config, model.weights(), tokenizer, Meta(task="embed"))
+    artifact = Artifact(config, model.weights(), tokenizer, ArtifactMetadata(task="embed"))
     write_artifact(artifact, folder / "float")
     seen = token_moments(config, dict(artifact.weights), random_tokens(config, 16))
     write_artifact(artifact, folder / "int8", bits=8, moments=seen)
@@ -139,7 +142,9 @@ class Transformers:
 
 
 class OnnxExport(Transformers):
-    """An ONNX export of the same model, run by onnxruntime in batches of 32 sorted by length; `kind` is float, stock or int8."""
+    """An ONNX export of the same model, run by onnxruntime in batches of 32 sorted by length; `kind` is float, stock or
+    int8.
+    """
 
     def __init__(self, folder: Path, threads: int, kind: str) -> None:
         import onnxruntime as ort
@@ -213,7 +218,9 @@ def best(work, rounds: int) -> float:
 
 
 def matrix_peak(threads: int) -> dict[str, float]:
-    """GFLOP/s of float32 matrix products of the model's own shapes, by the libraries at hand; the best of them is the limit."""
+    """GFLOP/s of float32 matrix products of the model's own shapes, by the libraries at hand; the best of them is the
+    limit.
+    """
     import onnxruntime as ort
     import torch
     from onnx import TensorProto, helper, numpy_helper
@@ -334,8 +341,8 @@ def measure(texts: int, rounds: int, threads: int) -> dict:
         print("cold", result["cold"], flush=True)
         result["bytes"] = {
             "albertkit, float32": (folder / "float" / "model.safetensors").stat().st_size,
-            "albertkit, int8": (folder / "int8" / "quantised.safetensors").stat().st_size,
-            "albertkit, 4-bit": (folder / "int4" / "quantised.safetensors").stat().st_size,
+            "albertkit, int8": (folder / "int8" / "quantized.safetensors").stat().st_size,
+            "albertkit, 4-bit": (folder / "int4" / "quantized.safetensors").stat().st_size,
         }
         mixed = mixed_texts(texts)
         works = {

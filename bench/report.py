@@ -5,9 +5,11 @@
     python bench/report.py --quick --only search   # some of them; what was found before of the others stays
     python bench/report.py --list
 
-Each benchmark is a program of its own, with a time limit. One that fails or runs out of time is reported as such and does not stop the others. All work on a copy of
-`bench/` without earlier results, so that a report holds what this run measured and nothing else, and each benchmark's own record stays. Texts are those of
-`runs/tiny.txt.xz`, so that the run needs nothing but a clone. Out: `bench/results/report.json`, docs/benchmarks.md and its picture; `make docs` puts the table into README.
+Each benchmark is a program of its own, with a time limit. One that fails or runs out of time is reported as such and
+does not stop the others. All work on a copy of `bench/` without earlier results, so that a report holds what this run
+measured and nothing else, and each benchmark's own record stays. Texts are those of `runs/tiny.txt.xz`, so that the run
+needs nothing but a clone. Out: `bench/results/report.json`, docs/benchmarks.md and its picture; `make docs` puts the
+table into README.
 """
 
 from __future__ import annotations
@@ -180,7 +182,9 @@ PARTS = {
 
 
 def workplace(scratch: Path) -> Path:
-    """A copy of the programs, without results, and with the texts of this repository where they look for a corpus; everything else is the real thing."""
+    """A copy of the programs, without results, and with the texts of this repository where they look for a corpus;
+    everything else is the real thing.
+    """
     for name in ("bench/results", "docs", "shared/corpus"):
         (scratch / name).mkdir(parents=True)
     (scratch / "shared" / "corpus" / "enwiki-00.txt.xz").symlink_to(ROOT / "runs" / "tiny.txt.xz")

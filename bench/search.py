@@ -4,8 +4,9 @@ python bench/search.py --rows 100000                 run every candidate that is
 python bench/search.py --rows 1000000 --only usearch
 python bench/search.py --table                       the table, from results/search.json
 
-Each phase is its own process, so that peak memory and import time belong to one library. `--site FOLDER` names a folder with
-one `pip install --target` folder a library (FOLDER/usearch, FOLDER/faiss-cpu …); without it the libraries must be importable.
+Each phase is its own process, so that peak memory and import time belong to one library. `--site FOLDER` names a folder
+with one `pip install --target` folder a library (FOLDER/usearch, FOLDER/faiss-cpu …); without it the libraries must be
+importable.
 """
 
 from __future__ import annotations

@@ -4,9 +4,10 @@
     python bench/server.py --quick          # seconds instead of minutes, to see that it runs; nothing is kept
     python bench/server.py --table          # docs/server-load.md from the kept data
 
-Every answer is compared with the vector the engine gives for that text. The peers are sentence-transformers behind FastAPI (torch,
-float32, one `encode` a request on a thread, as its documentation shows) and infinity-emb, where INFINITY names a python that has it.
-The server's clients are asyncio tasks that write HTTP by hand, so that they take little from the machine they share with it.
+Every answer is compared with the vector the engine gives for that text. The peers are sentence-transformers behind
+FastAPI (torch, float32, one `encode` a request on a thread, as its documentation shows) and infinity-emb, where
+INFINITY names a python that has it. The server's clients are asyncio tasks that write HTTP by hand, so that they take
+little from the machine they share with it.
 """
 
 from __future__ import annotations
@@ -175,7 +176,9 @@ class Client:
 
 
 def load(port: int, **plan: Any) -> dict[str, Any]:
-    """Run the client in a second process. size: texts a request; clients: at once, or rate: requests a second; seconds; most."""
+    """Run the client in a second process. size: texts a request; clients: at once, or rate: requests a second; seconds;
+    most.
+    """
     full = {
         "port": port,
         "path": "/v1/embeddings",

@@ -1,9 +1,12 @@
-"""A step of pre-training on this machine's processor: ours, through the real data path, beside transformers, in interleaved rounds.
+"""A step of pre-training on this machine's processor: ours, through the real data path, beside transformers, in
+interleaved rounds.
 
     python bench/steps.py [--shape small] [--rows 8] [--steps 4] [--rounds 3]
 
-The corpus is `runs/tiny.txt.xz`, cut with the English vocabulary. Ours reads rows from memory-mapped shards, draws masks and order, and steps the optimizer, as `albertkit pretrain` does;
-transformers gets rows that are masked already. Both compute in float32 with AdamW, in one process, one after the other in each round. `studies/pretraining.py` does the same on a GPU.
+The corpus is `runs/tiny.txt.xz`, cut with the English vocabulary. Ours reads rows from memory-mapped shards, draws
+masks and order, and steps the optimizer, as `albertkit pretrain` does; transformers gets rows that are masked already.
+Both compute in float32 with AdamW, in one process, one after the other in each round. `studies/pretraining.py` does the
+same on a GPU.
 """
 
 from __future__ import annotations

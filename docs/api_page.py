@@ -1,6 +1,8 @@
-"""The page of the Python interface: for `generate.py`, and for `make_site.py`, which puts each name's whole documentation in its place.
+"""The page of the Python interface: for `generate.py`, and for `make_site.py`, which puts each name's whole
+documentation in its place.
 
-In: the names below, and what the code says about itself. Out: the text of docs/api.md: each name with its signature and its first sentence.
+In: the names below, and what the code says about itself. Out: the text of docs/api.md: each name with its signature and
+its first sentence.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Write docs/dependencies.md: every package that albertkit asks for, why, and what it weighs. Run by `make docs`.
 
-In: `pyproject.toml`, what is installed here (versions, files, licences), and the table `WHY`, the only part written by hand. Out: the page. Sizes are of this
-machine's wheels, so the page is not compared byte by byte; tests/docs/test_dependencies.py checks its rows.
+In: `pyproject.toml`, what is installed here (versions, files, licences), and the table `WHY`, the only part written by
+hand. Out: the page. Sizes are of this machine's wheels, so the page is not compared byte by byte;
+tests/docs/test_dependencies.py checks its rows.
 """
 
 from __future__ import annotations

@@ -1,17 +1,15 @@
 """Write the pages of docs/ that show what the program itself says: run by `make docs`, checked by a test.
 
-cli.md                the help of every verb
-api.md                the public names of Python, with their signatures (see api_page.py)
-shapes.md             what each preset costs
-pretraining-cost.md   measured training speed, and what follows for many GPUs
-results.md            fine-tuning on real data, beside published numbers (see studies/results_page.py)
-scale.md              what large jobs would cost (see studies/scale_page.py)
-benchmarks.md         every benchmark in one report; also benchmarks.png and README's table (see bench/benchmarks_page.py)
-elastic.md            quality and time at every depth and with early exit; also elastic.png (see studies/elastic_page.py)
-options.md            what goes beyond canonical ALBERT, and what it costs (see options_page.py)
-generation.md, explain.md, finetuning.md   by hand, but for the tables of what was measured (see studies/measured_page.py)
-ablation.md           the documents' ideas, measured (see studies/ablation_page.py)
-model-card.md         the built-in model; also README.md and albertkit.json in the folders of both (see model_card.py)
+cli.md                the help of every verb api.md                the public names of Python, with their signatures
+(see api_page.py) shapes.md             what each preset costs pretraining-cost.md   measured training speed, and what
+follows for many GPUs results.md            fine-tuning on real data, beside published numbers (see
+studies/results_page.py) scale.md              what large jobs would cost (see studies/scale_page.py) benchmarks.md
+every benchmark in one report; also benchmarks.png and README's table (see bench/benchmarks_page.py) elastic.md
+quality and time at every depth and with early exit; also elastic.png (see studies/elastic_page.py) options.md
+what goes beyond canonical ALBERT, and what it costs (see options_page.py) generation.md, explain.md, finetuning.md   by
+hand, but for the tables of what was measured (see studies/measured_page.py) ablation.md           the documents' ideas,
+measured (see studies/ablation_page.py) model-card.md         the built-in model; also README.md and albertkit.json in
+the folders of both (see model_card.py)
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
-"""Make the site: `make site`. Pages are taken as they lie in the repository, so that their links work on a code host and here.
+"""Make the site: `make site`. Pages are taken as they lie in the repository, so that their links work on a code host
+and here.
 
-In: `mkdocs.yml`, the Markdown files of the repository's root and of `docs/`. Out: `site/`, which needs no other host: no fonts, scripts or pictures from elsewhere; this is checked.
+In: `mkdocs.yml`, the Markdown files of the repository's root and of `docs/`. Out: `site/`, which needs no other host:
+no fonts, scripts or pictures from elsewhere; this is checked.
 """
 
 from __future__ import annotations

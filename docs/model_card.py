@@ -1,7 +1,8 @@
 """The cards of the built-in models, and the facts and scores in their albertkit.json: for `generate.py`.
 
-In: `runs/builtin.json` (what people must be told), `studies/results/builtin.json` (what was measured), and the artifact itself.
-Out: the text of docs/model-card.md, of README.md in the model's folder, and of its albertkit.json. No number is written here.
+In: `runs/builtin.json` (what people must be told), `studies/results/builtin.json` (what was measured), and the artifact
+itself. Out: the text of docs/model-card.md, of README.md in the model's folder, and of its albertkit.json. No number is
+written here.
 """
 
 from __future__ import annotations
@@ -107,7 +108,7 @@ def body() -> list[str]:
     lines = [
         f"# The built-in model `{DEFAULT}`",
         "",
-        f"An {told['language']} ALBERT of {format_megabytes(model_bytes())}, vocabulary included, in {shown.quantisation}: one layer, applied as often as you like. Shape: {shape}. "
+        f"An {told['language']} ALBERT of {format_megabytes(model_bytes())}, vocabulary included, in {shown.quantization}: one layer, applied as often as you like. Shape: {shape}. "
         f"Licence {told['licence']}; vocabulary: {told['vocabulary']}.",
         "",
         "It is made for " + "; ".join(told["uses"]) + ".",
@@ -183,7 +184,7 @@ def commands(found: dict[str, Any]) -> list[str]:
 
 def made(told: dict[str, Any], name: str = DEFAULT) -> list[str]:
     """Data and training, from the steps that the artifact remembers."""
-    steps = json.loads((MODELS / name / "albertkit.json").read_text(encoding="utf-8"))["made"]
+    steps = json.loads((MODELS / name / "albertkit.json").read_text(encoding="utf-8"))["history"]
     lines = ["## How it was made", "", "Data:", "", *(f"- {source}" for source in told["data"]), ""]
     lines += ["`runs/small.sh` is the whole recipe. Steps and settings, as the artifact remembers them:", ""]
     for step in steps:

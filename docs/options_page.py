@@ -1,6 +1,8 @@
-"""The page about the options beyond canonical ALBERT: for `generate.py`. Every number in it is counted by `compress/cost.py`.
+"""The page about the options beyond canonical ALBERT: for `generate.py`. Every number in it is counted by
+`compress/cost.py`.
 
-In: nothing. Out: the text of docs/options.md. What the options are worth is measured by studies/ablation.py, and stands in docs/ablation.md.
+In: nothing. Out: the text of docs/options.md. What the options are worth is measured by studies/ablation.py, and stands
+in docs/ablation.md.
 """
 
 from __future__ import annotations
@@ -101,7 +103,7 @@ found this for decoders, where it saves memory.)
 **Said:** ALBERT combines a recurrent network with the transformer; H = RNN(X), Y = Transformer(H). It does not, and the document's code calls `nn.Transformer` without its second input, and raises.
 
 **Here:** x + GRU(x), one layer of width H, from the first token to the last, between the embeddings (after their projection to H) and the first shared layer. One direction, as in the document: attention looks both
-ways anyway, nothing can leak from padding behind a text, and no token learns of later ones. Added to its input, so that a fresh model begins near one without it. Stored in 8 bits, computed in float32.
+ways anyway, nothing can leak from padding behind a text, and no token learns of later ones. Added to its input, so that a fresh model begins near one without it. StoredModel in 8 bits, computed in float32.
 
 **Cost:** 6·H² + 6·H parameters and 12·H² operations a token, once and not in each layer. Its tokens are computed one after the other, so it takes more time than its operations say.
 

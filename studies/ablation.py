@@ -1,17 +1,24 @@
-"""The documents' ideas, measured: each option on and off, at one budget, with several seeds; the source of docs/ablation.md.
+"""The documents' ideas, measured: each option on and off, at one budget, with several seeds; the source of
+docs/ablation.md.
 
-    python studies/ablation.py run SHARDS --task sst-2=TRAIN,DEV --task mrpc=TRAIN,DEV --runs RUNS --shape small --tokens 200e6 --seeds 0,1,2 [--jobs 8]
-    python studies/ablation.py speed SHARDS [--shape small] [--batch 64] [--steps 40] [--rounds 3] [--device auto] [--compile auto]
+    python studies/ablation.py run SHARDS --task sst-2=TRAIN,DEV --task mrpc=TRAIN,DEV --runs RUNS --shape small
+    --tokens 200e6 --seeds 0,1,2 [--jobs 8]
+    python studies/ablation.py speed SHARDS [--shape small] [--batch 64] [--steps 40] [--rounds 3] [--device auto]
+    [--compile auto]
     python studies/ablation.py reading [--shape small] [--batch N] [--seconds 2] [--device auto]
     python studies/ablation.py lengths [--shape small] [--window 64] [--device auto]
     python studies/ablation.py table
 
-`run` pre-trains every variant on the same shards with the same budget (--tokens, or --minutes of the machine), measures masked words and sentence order on held-out rows,
-fine-tunes the result on labelled files of classes, and writes one line for each variant and seed to studies/results/ablation.jsonl. Each runs in a process of its own, --jobs of them at a
-time, the first seed of all variants first. What has its line is not done again, and what was interrupted goes on from its checkpoint, so the same command may be given as often as
-needed; --only chooses variants. Processes share torch's folder of compiled code, since most variants compile the same layer. `speed` times updates of each variant alone on the machine:
-what several jobs at once see of it is not a speed. `reading` does the same for texts that are only read, with random weights, since what the documents promise is faster inference: by the torch-free runtime on a processor, by
-torch on a GPU. `lengths` times one layer with a window and without, in torch and in the runtime. `table` writes docs/ablation.md from what was kept.
+`run` pre-trains every variant on the same shards with the same budget (--tokens, or --minutes of the machine), measures
+masked words and sentence order on held-out rows, fine-tunes the result on labelled files of classes, and writes one
+line for each variant and seed to studies/results/ablation.jsonl. Each runs in a process of its own, --jobs of them at a
+time, the first seed of all variants first. What has its line is not done again, and what was interrupted goes on from
+its checkpoint, so the same command may be given as often as needed; --only chooses variants. Processes share torch's
+folder of compiled code, since most variants compile the same layer. `speed` times updates of each variant alone on the
+machine: what several jobs at once see of it is not a speed. `reading` does the same for texts that are only read, with
+random weights, since what the documents promise is faster inference: by the torch-free runtime on a processor, by torch
+on a GPU. `lengths` times one layer with a window and without, in torch and in the runtime. `table` writes
+docs/ablation.md from what was kept.
 """
 
 from __future__ import annotations
@@ -315,7 +322,9 @@ def reading(args: argparse.Namespace) -> None:
 def alone(
     same: dict[str, Any], names: list[str], call: Callable[[str, argparse.Namespace], float], args: argparse.Namespace
 ) -> None:
-    """One variant after the other, on a machine that does nothing else, --rounds times over; the best of each counts, and what was measured before stays."""
+    """One variant after the other, on a machine that does nothing else, --rounds times over; the best of each counts,
+    and what was measured before stays.
+    """
     import torch
 
     from albertkit.data.shard_writer import write_json
@@ -449,7 +458,9 @@ def torch_times(config: AlbertConfig, length: int, texts: int, device: str, seco
 def runtime_times(
     config: AlbertConfig, length: int, texts: int, threads: int | None, seconds: float
 ) -> dict[str, float]:
-    """The same in onnxruntime, with weights as small as trained ones: large ones would make denormal numbers, which are slow."""
+    """The same in onnxruntime, with weights as small as trained ones: large ones would make denormal numbers, which are
+    slow.
+    """
     from albertkit.compress.benchmark import random_weights
     from albertkit.runtime.engine import cores, levels, open_graph
     from albertkit.runtime.graph import layer_feed, layer_graph

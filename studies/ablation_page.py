@@ -1,6 +1,8 @@
-"""Lines of studies/ablation.py to docs/ablation.md. What the documents claim is written here; every number comes from the lines.
+"""Lines of studies/ablation.py to docs/ablation.md. What the documents claim is written here; every number comes from
+the lines.
 
-In: lines of ablation.jsonl, and the content of ablation-lengths.json and ablation-speed.json. Out: the text of the page. A claim that was not measured says so.
+In: lines of ablation.jsonl, and the content of ablation-lengths.json and ablation-speed.json. Out: the text of the
+page. A claim that was not measured says so.
 """
 
 from __future__ import annotations
@@ -37,7 +39,9 @@ class Claim:
     variant: str
     against: str
     wants: tuple[str, ...]
-    """Of: smaller (fewer parameters), fewer (operations), faster (tokens a second when it reads), trains faster; of all measures of quality: better, no worse, worse."""
+    """Of: smaller (fewer parameters), fewer (operations), faster (tokens a second when it reads), trains faster; of all
+    measures of quality: better, no worse, worse.
+    """
     note: str = ""
 
 
@@ -122,7 +126,9 @@ def quicker(claim: Claim, want: str, speeds: Speeds) -> dict[str, float]:
 
 
 def telling(lines: list[Line]) -> list[str]:
-    """The measures of quality that tell variants apart: masked words, sentence order if anyone learnt it, and of each task Matthews' correlation (a class that is frequent is no skill), or else its first score."""
+    """The measures of quality that tell variants apart: masked words, sentence order if anyone learnt it, and of each
+    task Matthews' correlation (a class that is frequent is no skill), or else its first score.
+    """
     names = {name for line in lines for name in numbers([line])}
     found = [name for name in ("mlm_loss", "mlm_accuracy") if name in names]
     if "sop_accuracy" in names and not unlearnt(lines):
@@ -140,7 +146,9 @@ def unlearnt(lines: list[Line]) -> bool:
 
 
 def moves(claim: Claim, lines: list[Line]) -> dict[str, tuple[float, str]]:
-    """Of each measure of quality, by how much the variant is above the other (points; loss as it is), and better, worse or same."""
+    """Of each measure of quality, by how much the variant is above the other (points; loss as it is), and better, worse
+    or same.
+    """
     mine, theirs = (numbers(whole(lines, name)) for name in (claim.variant, claim.against))
     known, found = spreads(lines), {}
     for name in telling(lines):

@@ -1,18 +1,24 @@
-"""Do adapters pay for a shared layer? Fine-tuning with LoRA (arXiv 2106.09685) beside training everything, on the one loop; the source of the section on docs/finetuning.md.
+"""Do adapters pay for a shared layer? Fine-tuning with LoRA (arXiv 2106.09685) beside training everything, on the one
+loop; the source of the section on docs/finetuning.md.
 
     python studies/adapters.py DATA [--examples 6000] [--epochs 1] [--seeds 1] [--start small]
     python studies/adapters.py DATA --quick    # toy size; keeps nothing
 
-DATA is a folder with train.tsv and dev.tsv of texts and classes, such as SST-2. Each way runs in a process of its own, one after the other, so that its peak memory is its own. Head and pooler
-are trained in every way: the built-in model for vectors has no pooler, so it begins fresh.
+DATA is a folder with train.tsv and dev.tsv of texts and classes, such as SST-2. Each way runs in a process of its own,
+one after the other, so that its peak memory is its own. Head and pooler are trained in every way: the built-in model
+for vectors has no pooler, so it begins fresh.
 
-What to expect, with E, H, F, V, L of the built-in model (128, 384, 1536, 30,000, 12). The shared layer has 4·H² + 2·H·F = 1.8 M weights in its matrices, the word table V·E = 3.8 M. AdamW keeps
-two moments beside each gradient, 12 bytes a weight: 21 MB for the layer, which is all that adapters of it can save, where a model without sharing would keep L times as much. Freezing the table saves 46 MB,
-and needs no adapters. Activations are kept for all L uses in any case. As LoRA is done here, the sums W + B·A and their gradient take 8 of the 12 bytes back while an update is computed.
+What to expect, with E, H, F, V, L of the built-in model (128, 384, 1536, 30,000, 12). The shared layer has 4·H² + 2·H·F
+= 1.8 M weights in its matrices, the word table V·E = 3.8 M. AdamW keeps two moments beside each gradient, 12 bytes a
+weight: 21 MB for the layer, which is all that adapters of it can save, where a model without sharing would keep L times
+as much. Freezing the table saves 46 MB, and needs no adapters. Activations are kept for all L uses in any case. As LoRA
+is done here, the sums W + B·A and their gradient take 8 of the 12 bytes back while an update is computed.
 
-Of the operations, forward and the gradient of the hidden states stay the same through all L uses. A third part, the gradient of the matrices, stays too as it is done here: W + B·A is made once for an
-update and used L times. LoRA that is applied to hidden states instead, W·x + B·(A·x), leaves that part out and adds small products, so it could take two thirds of the time at best; that is not measured here.
-What is certainly smaller is what a task adds on disk. LoRA's scale is 1 (alpha = rank); A begins uniform within ±1/√inputs, B with 0.
+Of the operations, forward and the gradient of the hidden states stay the same through all L uses. A third part, the
+gradient of the matrices, stays too as it is done here: W + B·A is made once for an update and used L times. LoRA that
+is applied to hidden states instead, W·x + B·(A·x), leaves that part out and adds small products, so it could take two
+thirds of the time at best; that is not measured here. What is certainly smaller is what a task adds on disk. LoRA's
+scale is 1 (alpha = rank); A begins uniform within ±1/√inputs, B with 0.
 """
 
 from __future__ import annotations
@@ -38,7 +44,7 @@ from jobs import each  # noqa: E402
 from safetensors import safe_open  # noqa: E402
 from safetensors.torch import save_file  # noqa: E402
 
-from albertkit.artifact import QUANTISED_FILE  # noqa: E402
+from albertkit.artifact import QUANTIZED_FILE  # noqa: E402
 from albertkit.builtin import DEFAULT, resolve  # noqa: E402
 from albertkit.compress.benchmark import resident_bytes  # noqa: E402
 from albertkit.compress.quantize import quantize  # noqa: E402
@@ -90,7 +96,9 @@ class LowRank(nn.Module):
 
 
 class Adapted(AlbertModel):
-    """A model whose layers are frozen and have adapters. In files the matrices are the sums, and the adapters lie beside them as a head of one's own."""
+    """A model whose layers are frozen and have adapters. In files the matrices are the sums, and the adapters lie
+    beside them as a head of one's own.
+    """
 
     def __init__(self, plain: AlbertModel, rank: int) -> None:
         nn.Module.__init__(self)  # a second encoder would count as memory of this way
@@ -138,7 +146,9 @@ def trained(model: nn.Module) -> dict[str, Tensor]:
 
 
 def added(work: Adapting, model: Path, texts: list[str]) -> int:
-    """Bytes that a task adds on disk: the whole folder in int8, its tensors beyond the embeddings, or adapters and head as they are (float32)."""
+    """Bytes that a task adds on disk: the whole folder in int8, its tensors beyond the embeddings, or adapters and head
+    as they are (float32).
+    """
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "int8"
         if work.way.rank:
@@ -147,7 +157,7 @@ def added(work: Adapting, model: Path, texts: list[str]) -> int:
         quantize(model, folder, 8, texts)
         if work.way.embeddings:
             return sum(file.stat().st_size for file in folder.iterdir())
-        with safe_open(folder / QUANTISED_FILE, "np") as file:
+        with safe_open(folder / QUANTIZED_FILE, "np") as file:
             return sum(file.get_tensor(n).nbytes for n in file.keys() if not n.startswith("encoder.embeddings."))  # noqa: SIM118
 
 

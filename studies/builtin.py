@@ -1,12 +1,14 @@
-"""The built-in model, measured: sentence vectors at every depth and width beside its teachers, words behind masks, texts a second.
+"""The built-in model, measured: sentence vectors at every depth and width beside its teachers, words behind masks,
+texts a second.
 
-    python studies/builtin.py [MODEL] --float FOLDER --sts sts-b/dev.tsv --squad squad/dev.json --clinc clinc150/data_small.json
+    python studies/builtin.py [MODEL] --float FOLDER --sts sts-b/dev.tsv --squad squad/dev.json --clinc
+    clinc150/data_small.json
                             --text lines.txt --peer MiniLM-L6=FOLDER --peer gte-small=FOLDER [--speed] [--limit N]
 
-MODEL is an int8 artifact (default: the built-in one) and --float the model it was quantised from. Each data file brings its task, none of which
-trains the encoder. --text is a text file (also .xz) or a corpus folder, whose held-out part is read. A --peer is a folder with
-onnx/model.onnx and tokenizer.json. Results go to studies/results/builtin.json: what was measured before on the same model stays, and `make docs` writes
-the model card from it.
+MODEL is an int8 artifact (default: the built-in one) and --float the model it was quantised from. Each data file brings
+its task, none of which trains the encoder. --text is a text file (also .xz) or a corpus folder, whose held-out part is
+read. A --peer is a folder with onnx/model.onnx and tokenizer.json. Results go to studies/results/builtin.json: what was
+measured before on the same model stays, and `make docs` writes the model card from it.
 """
 
 from __future__ import annotations
@@ -93,7 +95,9 @@ def retrieval(file: Path, limit: int | None) -> tuple[int, Callable[[Embed], dic
 
 
 def intents(file: Path, limit: int | None) -> tuple[int, Callable[[Embed], dict[str, float]]]:
-    """CLINC150: intents of held-out texts by the nearest training text and by logistic regression; clusters without labels."""
+    """CLINC150: intents of held-out texts by the nearest training text and by logistic regression; clusters without
+    labels.
+    """
     from sklearn.cluster import KMeans
     from sklearn.linear_model import LogisticRegression
     from sklearn.metrics import v_measure_score

@@ -1,16 +1,21 @@
 """Millions of short texts through `albertkit embed --engine ray` with workers killed on the way, beside plain processes.
 
-    python studies/bulk.py [--texts 5000000] [--workers 2] [--kills 2]      measure, keep studies/results/bulk.json; about a quarter of an hour on two cores
+    python studies/bulk.py [--texts 5000000] [--workers 2] [--kills 2]      measure, keep studies/results/bulk.json;
+    about a quarter of an hour on two cores
     python studies/bulk.py --engines plain,local,ray                         our own processes, too
-    python studies/bulk.py --table [--wanted 10000000000] [--price PER_CORE_HOUR]         what follows from it for more texts
+    python studies/bulk.py --table [--wanted 10000000000] [--price PER_CORE_HOUR]         what follows from it for more
+    texts
 
-Texts are stretches of three to twelve words of a text file (by default the books in `runs/tiny.txt.xz`), the same ones every time. A tiny model embeds them: what is
-measured is the way through the engine, not the model. The plain processes are as plain as can be: each opens the model, reads its share of the files, embeds the
-lines, and writes the vectors as Parquet; nobody plans, counts or checks. Every run must give each row exactly once, and all of them the same bits; the exit code says so.
-Memory is that of the driver, of each worker, and of Ray's own processes, looked at twice a second. Overhead is the time of Ray, with its start, its plan and the work
-that is done twice after kills, beside that of the plain processes.
+Texts are stretches of three to twelve words of a text file (by default the books in `runs/tiny.txt.xz`), the same ones
+every time. A tiny model embeds them: what is measured is the way through the engine, not the model. The plain processes
+are as plain as can be: each opens the model, reads its share of the files, embeds the lines, and writes the vectors as
+Parquet; nobody plans, counts or checks. Every run must give each row exactly once, and all of them the same bits; the
+exit code says so. Memory is that of the driver, of each worker, and of Ray's own processes, looked at twice a second.
+Overhead is the time of Ray, with its start, its plan and the work that is done twice after kills, beside that of the
+plain processes.
 
-Stopped, the same command goes on: texts, model and engines that were finished stay in the scratch folder, and only the engine that was stopped begins anew.
+Stopped, the same command goes on: texts, model and engines that were finished stay in the scratch folder, and only the
+engine that was stopped begins anew.
 """
 
 from __future__ import annotations
@@ -297,7 +302,9 @@ def measure(args: argparse.Namespace) -> None:
 
 
 def table(args: argparse.Namespace) -> None:
-    """Core-hours, days and bytes for many texts, from what was measured: they grow in proportion, since parts do not know of each other."""
+    """Core-hours, days and bytes for many texts, from what was measured: they grow in proportion, since parts do not
+    know of each other.
+    """
     found = json.loads(args.result.read_text())
     each = found["ray"]["texts_per_second"] / found["workers"]
     hours = args.wanted / each / 3600

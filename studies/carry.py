@@ -1,9 +1,11 @@
 """Finished models from the machine that trained them to the one that measures them, in a few small files.
 
-    python studies/carry.py pack OUT/elastic RUNS/*/{plain,elastic,fixed-4}/model     # writes OUT/elastic.tar.00, .01, … of at most 15 MiB each
+    python studies/carry.py pack OUT/elastic RUNS/*/{plain,elastic,fixed-4}/model     # writes OUT/elastic.tar.00, .01,
+    … of at most 15 MiB each
     python studies/carry.py unpack elastic.tar.* --into PLACE                         # the same folders, under PLACE
 
-Float weights travel as halves and are float32 again afterwards; quantised folders travel as they are. What two folders share (the vocabulary) travels once.
+Float weights travel as halves and are float32 again afterwards; quantised folders travel as they are. What two folders
+share (the vocabulary) travels once.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ import numpy as np
 
 sys.path[:0] = [str(Path(__file__).parent.parent / "src")]
 
-from albertkit.artifact import META_FILE, read_artifact, read_meta, write_artifact  # noqa: E402
+from albertkit.artifact import METADATA_FILE, read_artifact, read_metadata, write_artifact  # noqa: E402
 from albertkit.file_io import digest  # noqa: E402
 
 LIMIT = 15 * 2**20
@@ -37,8 +39,8 @@ def inside(folder: Path) -> Path:
 
 def halved(folder: Path, scratch: Path) -> Path:
     """The folder as it travels."""
-    meta, _ = read_meta(folder)
-    if meta.quantisation:
+    meta, _ = read_metadata(folder)
+    if meta.quantization:
         return folder
     artifact = read_artifact(folder)
     with np.errstate(over="ignore"):  # found below
@@ -54,7 +56,7 @@ def pack(out: Path, folders: Sequence[Path], limit: int = LIMIT) -> list[Path]:
     whole, seen = io.BytesIO(), dict[str, str]()
     with tempfile.TemporaryDirectory() as scratch, tarfile.open(fileobj=whole, mode="w") as tar:
         for folder in map(inside, folders):
-            if not (folder / META_FILE).is_file():
+            if not (folder / METADATA_FILE).is_file():
                 print(f"{folder}: not there, left out", flush=True)
                 continue
             before = whole.tell()
@@ -87,13 +89,13 @@ def unpack(parts: Sequence[Path], into: Path) -> list[Path]:
     with tempfile.TemporaryDirectory() as scratch:
         with tarfile.open(fileobj=whole) as tar:
             tar.extractall(scratch, filter="data")
-        for path in sorted(Path(scratch).rglob(META_FILE)):
+        for path in sorted(Path(scratch).rglob(METADATA_FILE)):
             folder = into / path.parent.relative_to(scratch)
-            if (folder / META_FILE).exists():
+            if (folder / METADATA_FILE).exists():
                 print(f"{folder}: there already", flush=True)
                 continue
             folder.parent.mkdir(parents=True, exist_ok=True)
-            if read_meta(path.parent)[0].quantisation:
+            if read_metadata(path.parent)[0].quantization:
                 shutil.copytree(path.parent, folder)
             else:
                 write_artifact(read_artifact(path.parent), folder)

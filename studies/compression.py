@@ -1,12 +1,14 @@
-"""What compression costs and gains, on one model: pruning, a static table, a smaller vocabulary, exported files; and what training gives back.
+"""What compression costs and gains, on one model: pruning, a static table, a smaller vocabulary, exported files; and
+what training gives back.
 
     python studies/compression.py --model FOLDER      # without training: measure, keep studies/results/compression.json
     python studies/compression.py --trained RUNS      # with training, on SST-2; see compression_trained.py
     python studies/compression.py --table             # the measured part of docs/compression.md from the kept data
 
-Quality: Spearman's correlation on STS-B dev, accuracy at masked words of held-out text where the model has that head, and the mean cosine with the
-whole model's vectors. Time: texts a second on STS-B's sentences, and one short text. FOLDER is a float model; the built-in one by default.
-Measured in one run, one after the other in rounds, so that a busy moment hits all alike.
+Quality: Spearman's correlation on STS-B dev, accuracy at masked words of held-out text where the model has that head,
+and the mean cosine with the whole model's vectors. Time: texts a second on STS-B's sentences, and one short text.
+FOLDER is a float model; the built-in one by default. Measured in one run, one after the other in rounds, so that a busy
+moment hits all alike.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Make a corpus and measure it: tokens a second, processor time, and the memory of all processes together.
 
-python studies/corpus.py TEXTS… -o FOLDER --name english                  measure, add to results/corpus.json, print the table
-python studies/corpus.py TEXTS… -o FOLDER --tokenizer vocab.txt --name chinese
-python studies/corpus.py --table                                          the table of docs/corpus.md, from results/corpus.json
+python studies/corpus.py TEXTS… -o FOLDER --name english                  measure, add to results/corpus.json, print the
+table python studies/corpus.py TEXTS… -o FOLDER --tokenizer vocab.txt --name chinese python studies/corpus.py --table
+the table of docs/corpus.md, from results/corpus.json
 
-The command line runs as people run it, in a process of its own. Memory is the sum of the resident sizes of that process and
-all below it, looked at ten times a second; pages that they share count more than once.
+The command line runs as people run it, in a process of its own. Memory is the sum of the resident sizes of that process
+and all below it, looked at ten times a second; pages that they share count more than once.
 """
 
 from __future__ import annotations

@@ -1,19 +1,29 @@
-"""Elastic depth, measured: quality at each depth before and after `elastic`, with early exit, and the time that follows; the source of docs/elastic.md.
+"""Elastic depth, measured: quality at each depth before and after `elastic`, with early exit, and the time that
+follows; the source of docs/elastic.md.
 
-    python studies/elastic.py train DATA --models RUNS [--start MODEL] [--only sst-2,mrpc,conll2003] [--fixed 3,4,6] [--examples N] [--epochs E] [--device auto] [--jobs 1]
+    python studies/elastic.py train DATA --models RUNS [--start MODEL] [--only sst-2,mrpc,conll2003] [--fixed 3,4,6]
+    [--examples N] [--epochs E] [--device auto] [--jobs 1]
                             [--ways plain,elastic,…] [--times 1] [--at-once] [--texts FOLDER [--teachers RUNS]]
     python studies/elastic.py ingredients --models RUNS
-    python studies/elastic.py measure DATA --models RUNS [--more RUNS1,RUNS2] [--texts FOLDER] [--only sst-2] [--bits 8] [--repeats 5] [--threads 2]
+    python studies/elastic.py measure DATA --models RUNS [--more RUNS1,RUNS2] [--texts FOLDER] [--only sst-2] [--bits 8]
+    [--repeats 5] [--threads 2]
 
-`train` fine-tunes for each data set, and writes RUNS/SET/plain (the full depth alone), RUNS/SET/elastic (made elastic from it) and RUNS/SET/fixed-4 (fine-tuned with
-four layers from the start) and so on; plain and fixed ones learn as many epochs as plain and elastic together. One example in ten of the training data chooses checkpoints.
-`--ways` names other mixtures of the loss to train (`WAYS`, or options as in shallow_weight=3+batch_size=64), each in a folder of its name; `ingredients` keeps what those examples said of each mixture at every depth. `--times 3`
-trains three times as many epochs in the second half, of every way. FOLDER/SET.txt holds more texts without labels, which RUNS/SET/first labels for all ways but plain. With --at-once there is no first half: every way begins with the pre-trained model and learns all epochs. So it is
-with --teachers, whose SET/plain label the texts. A way written out is measured when its folder is called elastic: RUNS/SET/elastic may be a link to it.
-What is trained already is left alone, and the same command goes on with what was stopped or killed. `carry.py` brings models from the machine that trained them to a quiet one.
-`measure` needs no torch. Held-out examples (dev) are cut in two: limits found on one half are used on the other, and the other way round, so that no text has helped to find its
-own limit. --more names RUNS of other seeds, of which quality alone is measured; with --texts, held-out examples with a sentence among the texts that the models were trained on are left out. Times are of the runtime on all held-out texts, every way in turn, `--repeats` times over; the best one counts. With --sts (a file of pairs), the built-in
-model's vectors are measured as well. Results go to studies/results/elastic.json; data sets measured before stay.
+`train` fine-tunes for each data set, and writes RUNS/SET/plain (the full depth alone), RUNS/SET/elastic (made elastic
+from it) and RUNS/SET/fixed-4 (fine-tuned with four layers from the start) and so on; plain and fixed ones learn as many
+epochs as plain and elastic together. One example in ten of the training data chooses checkpoints. `--ways` names other
+mixtures of the loss to train (`WAYS`, or options as in shallow_weight=3+batch_size=64), each in a folder of its name;
+`ingredients` keeps what those examples said of each mixture at every depth. `--times 3` trains three times as many
+epochs in the second half, of every way. FOLDER/SET.txt holds more texts without labels, which RUNS/SET/first labels for
+all ways but plain. With --at-once there is no first half: every way begins with the pre-trained model and learns all
+epochs. So it is with --teachers, whose SET/plain label the texts. A way written out is measured when its folder is
+called elastic: RUNS/SET/elastic may be a link to it. What is trained already is left alone, and the same command goes
+on with what was stopped or killed. `carry.py` brings models from the machine that trained them to a quiet one.
+`measure` needs no torch. Held-out examples (dev) are cut in two: limits found on one half are used on the other, and
+the other way round, so that no text has helped to find its own limit. --more names RUNS of other seeds, of which
+quality alone is measured; with --texts, held-out examples with a sentence among the texts that the models were trained
+on are left out. Times are of the runtime on all held-out texts, every way in turn, `--repeats` times over; the best one
+counts. With --sts (a file of pairs), the built-in model's vectors are measured as well. Results go to
+studies/results/elastic.json; data sets measured before stay.
 """
 
 from __future__ import annotations
@@ -186,14 +196,16 @@ def untrained(place: Path) -> bool:
 
 
 def ingredients(models: Path) -> dict[str, Any]:
-    """By data set and way: the metric at every depth on the examples that chose the checkpoint, and the layers a text for each promise."""
-    from albertkit.artifact import read_meta
+    """By data set and way: the metric at every depth on the examples that chose the checkpoint, and the layers a text
+    for each promise.
+    """
+    from albertkit.artifact import read_metadata
 
     found: dict[str, Any] = {}
     for path in sorted(models.glob("*/*/model")):
         if path.parent.name not in WAYS:
             continue
-        meta = read_meta(path)[0]
+        meta = read_metadata(path)[0]
         metrics, stored = meta.metrics, meta.details.get("early_exit")
         at = metrics.get("dev at depth", {})
         name = next((n for n in metrics["dev"]), "")
@@ -240,7 +252,7 @@ class Held:
 
     def __init__(self, albert: Albert, examples: list[Any]) -> None:
         self.albert, self.examples, self.task = albert, examples, albert.task
-        self.features = task_features(albert, examples, albert.meta.task)
+        self.features = task_features(albert, examples, albert.metadata.task)
         self.judge = UncertaintyEstimator(self.task, self.features, examples)
         ids, segments = [f.ids for f in self.features], [f.segments for f in self.features]
         every = range(1, albert.depth + 1)
@@ -309,10 +321,10 @@ def measure(chosen: Set, examples: list[Any], folder: Path, args: argparse.Names
         "examples": len(examples),
         "bits": args.bits,
     }
-    found["made"] = {
-        name: [s for s in a.meta.made if s["step"] in ("finetune", "elastic")] for name, a in opened.items()
+    found["history"] = {
+        name: [s for s in a.metadata.history if s["step"] in ("finetune", "elastic")] for name, a in opened.items()
     }
-    found["begun"] = learnt_before(opened["elastic"].meta.made)
+    found["begun"] = learnt_before(opened["elastic"].metadata.history)
     found["machine"] = machine(args.threads)
     ways: dict[str, Callable[[], Any]] = {}
     for name, albert in opened.items():
@@ -397,7 +409,7 @@ def walked(held: Held, rules: list[tuple[np.ndarray, ExitRule]]) -> ExitStats:
     albert, depths = held.albert, []
     for places, rule in rules:
         examples = [held.examples[place] for place in places]
-        features = task_features(albert, examples, albert.meta.task)
+        features = task_features(albert, examples, albert.metadata.task)
         judge = UncertaintyEstimator(held.task, features, examples)
         walk = LayerWalk(albert, rule, lambda h, n: read_heads(albert, h, n), judge, judge.units)
         left = walk.run([f.ids for f in features], [f.segments for f in features])
@@ -407,7 +419,9 @@ def walked(held: Held, rules: list[tuple[np.ndarray, ExitRule]]) -> ExitStats:
 
 
 def race(ways: dict[str, Callable[[], Any]], repeats: int) -> dict[str, dict[str, float]]:
-    """The best time of each, all of them in turn, by the clock and by the processor's; where texts left early, also the mean depth."""
+    """The best time of each, all of them in turn, by the clock and by the processor's; where texts left early, also the
+    mean depth.
+    """
     spent: dict[str, list[float]] = {name: [] for name in ways}
     depths: dict[str, float] = {}
     times: dict[str, list[float]] = {name: [] for name in ways}
@@ -430,7 +444,9 @@ def race(ways: dict[str, Callable[[], Any]], repeats: int) -> dict[str, dict[str
 
 
 def vectors(path: Path, args: argparse.Namespace) -> dict[str, Any]:
-    """The built-in model's vectors on pairs with marks: Spearman's correlation by depth and by share of agreement; of all layers, not of those it applies unasked."""
+    """The built-in model's vectors on pairs with marks: Spearman's correlation by depth and by share of agreement; of
+    all layers, not of those it applies unasked.
+    """
     from scipy.stats import spearmanr
 
     from albertkit.builtin import DEFAULT, about

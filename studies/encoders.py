@@ -1,6 +1,7 @@
 """Sentence encoders side by side, for `builtin.py`: ours, and the ONNX models people run instead. All give unit vectors.
 
-In: model folders. Out: `embed(texts)`, and seconds, measured in interleaved rounds with each encoder in a process of its own.
+In: model folders. Out: `embed(texts)`, and seconds, measured in interleaved rounds with each encoder in a process of
+its own.
 """
 
 from __future__ import annotations
@@ -72,7 +73,9 @@ def longest(folder: Path) -> int:
 
 
 def onnx_files(folder: Path, scratch: Path | None = None) -> dict[str, Path]:
-    """float32 and int8 of an ONNX folder; an int8 that does not come with it is made with onnxruntime's own tool, if there is a `scratch` folder."""
+    """float32 and int8 of an ONNX folder; an int8 that does not come with it is made with onnxruntime's own tool, if
+    there is a `scratch` folder.
+    """
     home = folder / "onnx" if (folder / "onnx").is_dir() else folder
     found = {"float32": home / "model.onnx"}
     there = [p for n in ("model_quantized.onnx", "model_int8.onnx") if (p := home / n).is_file()]
@@ -110,7 +113,8 @@ def child(made: Maker, texts: list[str], pipe: Any) -> None:
 def race(makers: dict[str, Maker], texts: list[str], rounds: int, base: str, say: Callable[[str], None]) -> dict:
     """Texts a second of each encoder (the median round), and the median of its rounds' ratios to `base`.
 
-    In each round every encoder has its turn, so that a busy moment hits all alike; each waits asleep in a process of its own.
+    In each round every encoder has its turn, so that a busy moment hits all alike; each waits asleep in a process of
+    its own.
     """
     context = multiprocessing.get_context("spawn")
     pipes, processes = {}, []

@@ -1,10 +1,11 @@
 """How faithful each method of `albertkit explain` is, on texts of yours; the numbers behind docs/explain.md.
 
-    python studies/faithfulness.py MODEL TEXTS [--out studies/results/faithfulness.json] [--most 300] [--methods occlusion,shapley,gradients,rollout,attention]
+    python studies/faithfulness.py MODEL TEXTS [--out studies/results/faithfulness.json] [--most 300] [--methods
+    occlusion,shapley,gradients,rollout,attention]
 
-MODEL is a fine-tuned model, TEXTS a file with a text a line, or .jsonl with text, pair, question, choices. Every method is checked with
-words that are dropped, masked and replaced by [PAD], since no way of hiding is right by itself. Models measured before stay in the file. gradients
-needs torch and captum; it is left out where they are missing.
+MODEL is a fine-tuned model, TEXTS a file with a text a line, or .jsonl with text, pair, question, choices. Every method
+is checked with words that are dropped, masked and replaced by [PAD], since no way of hiding is right by itself. Models
+measured before stay in the file. gradients needs torch and captum; it is left out where they are missing.
 """
 
 from __future__ import annotations

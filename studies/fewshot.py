@@ -1,10 +1,13 @@
-"""Eight examples of each of CLINC150's intents: a head on frozen vectors, beside setfit and beside logistic regression on MiniLM's vectors.
+"""Eight examples of each of CLINC150's intents: a head on frozen vectors, beside setfit and beside logistic regression
+on MiniLM's vectors.
 
-    python studies/fewshot.py DATA_SMALL_JSON --model OURS --minilm FOLDER --setfit-python VENV/bin/python [--seeds 3] [--classes 10]
+    python studies/fewshot.py DATA_SMALL_JSON --model OURS --minilm FOLDER --setfit-python VENV/bin/python [--seeds 3]
+    [--classes 10]
 
-All sides get the same texts, drawn from the train split with the seed: `--shots` of each intent, and as many out-of-scope ones. All are measured on the test
-split. Ours takes the out-of-scope texts to set a floor; for the others they are one more class. Seconds are from loading the model to the finished classifier.
-Each side runs in a process of its own; setfit and sentence-transformers need an environment of their own, named with --setfit-python.
+All sides get the same texts, drawn from the train split with the seed: `--shots` of each intent, and as many
+out-of-scope ones. All are measured on the test split. Ours takes the out-of-scope texts to set a floor; for the others
+they are one more class. Seconds are from loading the model to the finished classifier. Each side runs in a process of
+its own; setfit and sentence-transformers need an environment of their own, named with --setfit-python.
 
 setfit learns from pairs of texts, of which there are hundreds of thousands here: --setfit-steps caps its training.
 """
@@ -45,7 +48,8 @@ def draw(path: Path, shots: int, classes: int | None, seed: int) -> dict[str, Ro
     return {split: [(e.text, e.label) for e in rows] for split, rows in parts.items()}
 
 
-# The sides: each gives the seconds it learnt for, the answers, and the answers among the intents alone -------------------
+# The sides: each gives the seconds it learnt for, the answers, and the answers among the intents alone
+# -------------------
 
 
 def ours(job: dict[str, Any]) -> dict[str, Any]:

@@ -1,12 +1,15 @@
-"""Generation, measured: BLEU and ROUGE-L of what a fine-tuned encoder writes, beside a copy of the source; the source of the table on docs/generation.md.
+"""Generation, measured: BLEU and ROUGE-L of what a fine-tuned encoder writes, beside a copy of the source; the source
+of the table on docs/generation.md.
 
-    python studies/generation.py DATA --start MODEL --out studies/results/generation.json [--models RUNS] [--step train|measure|both] [--most N] [--epochs E]
+    python studies/generation.py DATA --start MODEL --out studies/results/generation.json [--models RUNS] [--step
+    train|measure|both] [--most N] [--epochs E]
     python studies/generation.py --show
 
-DATA is a folder with train.* and test.* (or dev.*) of pairs that `albertkit finetune generate` reads; or with SQuAD files (train*.json, dev*.json), which become
-answer-and-sentence → question (`tasks/readers/rewrites.py`). One training example in ten, by source, chooses the checkpoint; the test part is used once, at the end.
-`train` needs torch and writes RUNS/NAME; `measure` needs none, but rouge-score and sacrebleu. Every way of writing is measured on the same examples: greedy, beams, and greedy
-with int8 weights. Results of data sets measured before stay.
+DATA is a folder with train.* and test.* (or dev.*) of pairs that `albertkit finetune generate` reads; or with SQuAD
+files (train*.json, dev*.json), which become answer-and-sentence → question (`tasks/readers/rewrites.py`). One training
+example in ten, by source, chooses the checkpoint; the test part is used once, at the end. `train` needs torch and
+writes RUNS/NAME; `measure` needs none, but rouge-score and sacrebleu. Every way of writing is measured on the same
+examples: greedy, beams, and greedy with int8 weights. Results of data sets measured before stay.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ sys.path[:0] = [str(Path(__file__).parent.parent / name) for name in ("src", "be
 from inference import machine, versions  # noqa: E402
 
 from albertkit.albert import Albert  # noqa: E402
-from albertkit.artifact import read_meta  # noqa: E402
+from albertkit.artifact import read_metadata  # noqa: E402
 from albertkit.builtin import FINETUNE_MODEL, resolve  # noqa: E402
 from albertkit.tasks.examples import RewriteExample  # noqa: E402
 from albertkit.tasks.generation import question_generation_examples  # noqa: E402
@@ -90,8 +93,8 @@ def measure(args: argparse.Namespace, model: Path) -> dict[str, Any]:
                 {"source": e.source, "target": e.target or "", "written": w.text}
                 for e, w in list(zip(examples, written, strict=True))[:: max(1, len(examples) // SHOWN)][:SHOWN]
             ]
-    meta, _ = read_meta(model)
-    made = meta.made[-1]
+    meta, _ = read_metadata(model)
+    made = meta.history[-1]
     return {
         "examples": {"train": made.get("examples"), "test": len(examples)},
         "minutes": made.get("minutes"),

@@ -1,7 +1,8 @@
 """Pieces of work in processes of their own, several at a time; used by tasks.py and ablation.py.
 
-In: a function, and the arguments of each piece. Out: which pieces did not end well. One that fails prints why and does not stop the others. SIGTERM is passed on, so that trainings
-save where they are, and nothing new is begun; the same command goes on from there.
+In: a function, and the arguments of each piece. Out: which pieces did not end well. One that fails prints why and does
+not stop the others. SIGTERM is passed on, so that trainings save where they are, and nothing new is begun; the same
+command goes on from there.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from typing import Any
 
 
 def each(call: Callable[..., None], pieces: Sequence[tuple[Any, ...]], jobs: int) -> list[str]:
-    """Call `call(*piece)` for each piece, begun in this order, `jobs` at a time; names those that failed or were not begun, by their first argument."""
+    """Call `call(*piece)` for each piece, begun in this order, `jobs` at a time; names those that failed or were not
+    begun, by their first argument.
+    """
     share = str(max(1, (os.cpu_count() or 1) // jobs))
     for name in ("OMP_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS"):
         os.environ.setdefault(name, share)

@@ -2,9 +2,10 @@
 
     python studies/kill.py [--kills 50] [--steps 50·kills] [--seed 0] [--optimizer adamw]
 
-A small model is trained on a CPU by `albertkit pretrain`, with a checkpoint every few updates. Each life of the process ends at a
-moment drawn from the time in which it starts, resumes, trains and writes checkpoints. After the last kill it may
-finish. Weights, optimizer state and metrics must equal those of the undisturbed run, bit for bit; the exit code says so.
+A small model is trained on a CPU by `albertkit pretrain`, with a checkpoint every few updates. Each life of the process
+ends at a moment drawn from the time in which it starts, resumes, trains and writes checkpoints. After the last kill it
+may finish. Weights, optimizer state and metrics must equal those of the undisturbed run, bit for bit; the exit code
+says so.
 """
 
 from __future__ import annotations

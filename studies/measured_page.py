@@ -1,6 +1,7 @@
 """Measured tables inside pages that are otherwise written by hand: for `generate.py`.
 
-In: a page with the two marks below, and the results of a bench. Out: the page with what was measured between the marks, and nothing there where nothing was measured.
+In: a page with the two marks below, and the results of a bench. Out: the page with what was measured between the marks,
+and nothing there where nothing was measured.
 """
 
 from __future__ import annotations

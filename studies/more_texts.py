@@ -1,10 +1,13 @@
-"""Texts without labels for `elastic.py train --texts`: from the training parts of a folder of data sets, from words that a masked-word model proposes, and from a corpus.
+"""Texts without labels for `elastic.py train --texts`: from the training parts of a folder of data sets, from words
+that a masked-word model proposes, and from a corpus.
 
     python studies/more_texts.py DATA OUT [--variants 4] [--corpus FILE.txt.xz --sentences 60000]
 
-Writes OUT/conll2003.txt: sentences of CoNLL-2003 with other entities of the same kind in their places, news sentences of MRPC, RTE and STS-B, and sentences of a corpus that have names in them.
-Writes OUT/mrpc.txt, pairs with a tab between them: pairs of MRPC in which words were left out or replaced by what the built-in pre-trained model finds likely there, pairs of STS-B and RTE, and
-sentences of all three beside those most like them. What is held out of a training set (`split_examples`) and every dev file stay out: STS-B took some of its pairs from where MRPC's dev file has them, and
+Writes OUT/conll2003.txt: sentences of CoNLL-2003 with other entities of the same kind in their places, news sentences
+of MRPC, RTE and STS-B, and sentences of a corpus that have names in them. Writes OUT/mrpc.txt, pairs with a tab between
+them: pairs of MRPC in which words were left out or replaced by what the built-in pre-trained model finds likely there,
+pairs of STS-B and RTE, and sentences of all three beside those most like them. What is held out of a training set
+(`split_examples`) and every dev file stay out: STS-B took some of its pairs from where MRPC's dev file has them, and
 `beyond` leaves out every line with a sentence of the dev file.
 """
 
@@ -75,7 +78,9 @@ def exchanged(examples: Sequence[Any], rng: random.Random) -> list[str]:
 
 
 def named(path: Path, most: int) -> list[str]:
-    """Sentences of a corpus (.txt.xz) with words in capitals inside, written as CoNLL-2003 is: spaces around every sign."""
+    """Sentences of a corpus (.txt.xz) with words in capitals inside, written as CoNLL-2003 is: spaces around every
+    sign.
+    """
     found: list[str] = []
     with lzma.open(path, "rt", encoding="utf-8") as lines:
         for line in lines:

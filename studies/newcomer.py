@@ -1,13 +1,17 @@
 """A newcomer's path from README.md alone, timed: clone, first vector, first classifier, a served model that answers.
 
-    python studies/newcomer.py                    # in a temporary folder, with environments of its own; needs a package index
-    python studies/newcomer.py --python .venv     # with an environment that has everything: setting up is left out (a rehearsal; nothing is kept)
-    python studies/newcomer.py --whole            # then the same classifier without --freeze, with torch, as README says below its commands
+    python studies/newcomer.py                    # in a temporary folder, with environments of its own; needs a package
+    index
+    python studies/newcomer.py --python .venv     # with an environment that has everything: setting up is left out (a
+    rehearsal; nothing is kept)
+    python studies/newcomer.py --whole            # then the same classifier without --freeze, with torch, as README
+    says below its commands
     python studies/newcomer.py --list             # the commands that would be typed
 
-The commands are the bash blocks under README's headings in `STAGES`, typed into one shell, in order; there is no second copy of them here. Only the clone is ours,
-since README begins in one. A line that starts with `albertkit serve` runs beside the others, as in another terminal, and its stage goes on when it answers.
-Out: seconds for each line and stage, and studies/results/newcomer.json.
+The commands are the bash blocks under README's headings in `STAGES`, typed into one shell, in order; there is no second
+copy of them here. Only the clone is ours, since README begins in one. A line that starts with `albertkit serve` runs
+beside the others, as in another terminal, and its stage goes on when it answers. Out: seconds for each line and stage,
+and studies/results/newcomer.json.
 """
 
 from __future__ import annotations
@@ -70,7 +74,9 @@ def path(readme: Path) -> dict[str, list[str]]:
 
 
 def whole(readme: Path, lines: list[str]) -> list[str]:
-    """The classifier's commands for the whole model: what README's text says to install, and the same without `--freeze`."""
+    """The classifier's commands for the whole model: what README's text says to install, and the same without
+    `--freeze`.
+    """
     found = re.findall(
         r"`(pip install [^`]+)`", section(readme.read_text(encoding="utf-8"), STAGES["first classifier"])
     )

@@ -3,10 +3,10 @@
     python studies/plan.py              # measure (about ten minutes on two cores), keep studies/results/plan.json
     python studies/plan.py --table      # docs/planning.md from the kept data
 
-For each shape, rates and models are measured in turns (rates, models, rates), so that both see the machine at the same pace: a layer is timed as
-`albertkit plan` does it, and the model is built with random weights and measured through the whole runtime. A round in which other work took more than
-a tenth of the processors is measured again, a few times at the most. Of what is kept, the fastest counts, for rates and models alike. A prediction is
-good within 25 %.
+For each shape, rates and models are measured in turns (rates, models, rates), so that both see the machine at the same
+pace: a layer is timed as `albertkit plan` does it, and the model is built with random weights and measured through the
+whole runtime. A round in which other work took more than a tenth of the processors is measured again, a few times at
+the most. Of what is kept, the fastest counts, for rates and models alike. A prediction is good within 25 %.
 """
 
 from __future__ import annotations

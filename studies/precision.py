@@ -1,11 +1,14 @@
-"""Fine-tuned models in torch and in the torch-free runtime, whole and in few bits, on held-out examples; a section of docs/results.md.
+"""Fine-tuned models in torch and in the torch-free runtime, whole and in few bits, on held-out examples; a section of
+docs/results.md.
 
-    python studies/precision.py DATA --models MODELS [--only sst-2,mrpc] [--most 1000] [--threads 1] [--out studies/results/precision.json]
+    python studies/precision.py DATA --models MODELS [--only sst-2,mrpc] [--most 1000] [--threads 1] [--out
+    studies/results/precision.json]
 
-MODELS holds MODELS/SET/model, or MODELS/SET/plain/model as `elastic.py train` leaves it, where SET is a name of `tasksets.py`. For each one: torch in float32, the runtime in
-float32, and the runtime with 8 and 4 bits, rounded as by `albertkit quantize -f` on 500 texts of the training data. What is compared between torch and the runtime are the
-scores of the head as it gives them (logits), and the probabilities that follow (softmax or sigmoid, no temperature; a regression's values as they are). Data sets measured
-before stay. --most caps the held-out examples, to try it out.
+MODELS holds MODELS/SET/model, or MODELS/SET/plain/model as `elastic.py train` leaves it, where SET is a name of
+`tasksets.py`. For each one: torch in float32, the runtime in float32, and the runtime with 8 and 4 bits, rounded as by
+`albertkit quantize -f` on 500 texts of the training data. What is compared between torch and the runtime are the scores
+of the head as it gives them (logits), and the probabilities that follow (softmax or sigmoid, no temperature; a
+regression's values as they are). Data sets measured before stay. --most caps the held-out examples, to try it out.
 """
 
 from __future__ import annotations
@@ -53,7 +56,9 @@ def texts_of(examples: Sequence[Any]) -> list[str]:
 
 
 def gaps(mine: Sequence[Any], theirs: Sequence[Any]) -> list[float]:
-    """The largest absolute difference in each row of two lists of scores, whatever their shapes; a task of two heads has tuples."""
+    """The largest absolute difference in each row of two lists of scores, whatever their shapes; a task of two heads
+    has tuples.
+    """
     found = []
     for a, b in zip(mine, theirs, strict=True):
         if isinstance(a, tuple):
@@ -83,7 +88,9 @@ def as_tuple(rows: Any) -> tuple[Any, ...]:
 
 
 def chance(task: Any, head: str, row: np.ndarray) -> np.ndarray:
-    """The probabilities of one head for one text: of its classes, of its labels at each token, or of each token to begin or end an answer."""
+    """The probabilities of one head for one text: of its classes, of its labels at each token, or of each token to
+    begin or end an answer.
+    """
     kind = getattr(task, "kind", "single") if head == "classify" else "single"
     row = np.asarray(row, np.float64)
     if kind == "multi":
@@ -110,7 +117,9 @@ def compare(task: Any, features: Sequence[Any], mine: Sequence[Any], theirs: Seq
 
 
 def sway(model: Path, feature: Any, threads: int) -> float:
-    """How far the runtime's scores of one text move when every word weight is moved by its last bit, up or down: what float32 leaves open there."""
+    """How far the runtime's scores of one text move when every word weight is moved by its last bit, up or down: what
+    float32 leaves open there.
+    """
     from albertkit.albert import Albert
     from albertkit.artifact import read_artifact
     from albertkit.runtime.engine import open_engine
@@ -155,7 +164,7 @@ def measure(chosen: Set, model: Path, parts: dict[str, list[Any]], most: int | N
 
     def read(folder: Path) -> tuple[list[Any], list[Any]]:
         albert = Albert(folder, threads=threads)
-        mine = task_features(albert, examples, albert.meta.task)
+        mine = task_features(albert, examples, albert.metadata.task)
         found = task_scores(albert, mine)
         return found, albert.task.results(found, mine, examples)
 

@@ -2,10 +2,11 @@
 
     python studies/pretraining.py SHARDS [--shapes base small] [--alone large xlarge xxlarge] [--steps 30]
 
-SHARDS is a folder made by `albertkit corpus`. Every number is the best of three rounds of `steps` updates after warming up: tokens a
-second, share of the measured bf16 peak, and the peak of allocated memory divided by the tokens of a batch. Ours reads rows from the memory-mapped
-shards, draws masks and order on the device, steps the optimizer and reads the losses, as `albertkit pretrain` does.
-transformers gets tokens that already lie on the device, already masked, with labels.
+SHARDS is a folder made by `albertkit corpus`. Every number is the best of three rounds of `steps` updates after warming
+up: tokens a second, share of the measured bf16 peak, and the peak of allocated memory divided by the tokens of a batch.
+Ours reads rows from the memory-mapped shards, draws masks and order on the device, steps the optimizer and reads the
+losses, as `albertkit pretrain` does. transformers gets tokens that already lie on the device, already masked, with
+labels.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The results page: what fine-tuning gives on real data, beside published numbers; for `generate.py`.
 
-In: `studies/results/tasks/NAME/*.json` (studies/tasks.py), `fewshot.json`, `finetuning.json`, `precision.json`, `published.json`. Out: the text of docs/results.md. No number is
-written here; what was not measured yet is left out.
+In: `studies/results/tasks/NAME/*.json` (studies/tasks.py), `fewshot.json`, `finetuning.json`, `precision.json`,
+`published.json`. Out: the text of docs/results.md. No number is written here; what was not measured yet is left out.
 """
 
 from __future__ import annotations

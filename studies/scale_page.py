@@ -1,6 +1,7 @@
 """What large jobs would cost, from what was measured on small ones: for `generate.py`.
 
-In: `pretraining.json`, `corpus.json`, `bulk.json` in `studies/results/`, and `inference.json`, `memory.json`, `search.json` in `bench/results/`. Out: the text of docs/scale.md, and the rows of the many-GPU table of
+In: `pretraining.json`, `corpus.json`, `bulk.json` in `studies/results/`, and `inference.json`, `memory.json`,
+`search.json` in `bench/results/`. Out: the text of docs/scale.md, and the rows of the many-GPU table of
 docs/pretraining-cost.md. Every number is one that was measured, times or divided by the sizes named at the top.
 """
 

@@ -4,12 +4,15 @@
                           [--only sst-2,cola] [--seeds 3] [--jobs 1] [--device auto] [--examples 64 --epochs 1] [--keep]
     python studies/tasks.py score studies/results/tasks/built-in DATA
 
-Writes OUT/NAME/DATASET.json, one file a data set; one that is there is not run again, unless it is asked for with --only. `tasksets.py` says what the data sets are.
-Each runs in a process of its own, --jobs of them at a time; one that fails prints why and does not stop the others. Checkpoints lie in --runs until a data set is done, so the same
-command after a kill goes on where it was, seed by seed and epoch by epoch (the seconds of a run that was stopped are those since it went on).
+Writes OUT/NAME/DATASET.json, one file a data set; one that is there is not run again, unless it is asked for with
+--only. `tasksets.py` says what the data sets are. Each runs in a process of its own, --jobs of them at a time; one that
+fails prints why and does not stop the others. Checkpoints lie in --runs until a data set is done, so the same command
+after a kill goes on where it was, seed by seed and epoch by epoch (the seconds of a run that was stopped are those
+since it went on).
 
-Where scikit-learn, scipy or seqeval are missing, a run still chooses its best epoch (`stand_in`), writes no metrics, and leaves its predictions
-(as it does with --predictions) in OUT/NAME/predictions/. `score` computes the metrics from them on a machine that has the libraries.
+Where scikit-learn, scipy or seqeval are missing, a run still chooses its best epoch (`stand_in`), writes no metrics,
+and leaves its predictions (as it does with --predictions) in OUT/NAME/predictions/. `score` computes the metrics from
+them on a machine that has the libraries.
 """
 
 from __future__ import annotations

@@ -1,16 +1,23 @@
-"""Everything together, on mixed-length texts at the base shape: how many times as fast as sentence-transformers, and what is lost.
+"""Everything together, on mixed-length texts at the base shape: how many times as fast as sentence-transformers, and
+what is lost.
 
-    python studies/together.py --peer-python .venv-bench/bin/python     # measure, keep studies/results/together.json, write the table
-    python studies/together.py --table                                  # the table of docs/compression.md from the kept data
+    python studies/together.py --peer-python .venv-bench/bin/python     # measure, keep studies/results/together.json,
+    write the table
+    python studies/together.py --table                                  # the table of docs/compression.md from the kept
+    data
     python studies/together.py --quick                                  # few texts, keeps nothing: does it run
 
-The model has the base shape (H 768, 12 layers, feed-forward 3072, 12 heads) and the function of the built-in `small`: there is no trained English model of that shape here, so `widen.py` makes one
-of `small`, with every hidden unit, head and column twice, and its vectors are checked to be those of `small`. Speed depends on the shape only, not on what the weights are. What is lost is what `small`
-loses: each copy is rounded as in `small`. Pruning is left out, since it would only undo the widening. A folder of the base shape given with --model is taken as it is.
+The model has the base shape (H 768, 12 layers, feed-forward 3072, 12 heads) and the function of the built-in `small`:
+there is no trained English model of that shape here, so `widen.py` makes one of `small`, with every hidden unit, head
+and column twice, and its vectors are checked to be those of `small`. Speed depends on the shape only, not on what the
+weights are. What is lost is what `small`
+loses: each copy is rounded as in `small`. Pruning is left out, since it would only undo the widening. A folder of the
+base shape given with --model is taken as it is.
 
-sentence-transformers (torch, float32) runs in batches of 32, its default, and in batches of the size that is fastest for it on these texts. Both sides cut texts at the model's positions. Quality is
-Spearman's correlation on STS-B dev; the loss is relative to the value of sentence-transformers. Everyone has a process of its own, and they run one after the other in rounds, so that a
-busy moment hits all alike; the best round counts.
+sentence-transformers (torch, float32) runs in batches of 32, its default, and in batches of the size that is fastest
+for it on these texts. Both sides cut texts at the model's positions. Quality is Spearman's correlation on STS-B dev;
+the loss is relative to the value of sentence-transformers. Everyone has a process of its own, and they run one after
+the other in rounds, so that a busy moment hits all alike; the best round counts.
 """
 
 from __future__ import annotations
@@ -71,7 +78,9 @@ RUNNERS: dict[str, Callable[[Path, int], Any]] = {
 
 
 def build(model: str | None, place: Path, texts: list[str]) -> float:
-    """The base-shaped model in folders float, int8, int4 and st; the least cosine of its vectors with those of the model it was made from."""
+    """The base-shaped model in folders float, int8, int4 and st; the least cosine of its vectors with those of the
+    model it was made from.
+    """
     from widen import cosines, widen, widen_moments
 
     from albertkit.artifact import write_artifact
@@ -168,7 +177,9 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
 
 
 def agreement(vectors: np.ndarray, scores: np.ndarray) -> float:
-    """Spearman's correlation of the pairs' cosines with their scores, times 100; the second half of the vectors are the partners."""
+    """Spearman's correlation of the pairs' cosines with their scores, times 100; the second half of the vectors are the
+    partners.
+    """
     from scipy.stats import spearmanr
 
     first, second = vectors[: len(scores)], vectors[len(scores) :]

@@ -1,8 +1,10 @@
-"""A wider model with the same function: every hidden unit, head and feed-forward column several times over (Net2Net, arXiv 1511.05641).
+"""A wider model with the same function: every hidden unit, head and feed-forward column several times over (Net2Net,
+arXiv 1511.05641).
 
-In: an `Artifact` of H, heads and F. Out: one of `times` as much each, whose hidden states are those of the first, `times` over. So the sums that read them are divided by `times`, and LayerNorm's
-mean and variance stay. E stays, and a head stays as wide. Its speed is that of the shape, its vectors those of the narrow model. Left out: noise that would tell copies apart, for
-training on; and models with options beyond canonical ALBERT.
+In: an `Artifact` of H, heads and F. Out: one of `times` as much each, whose hidden states are those of the first,
+`times` over. So the sums that read them are divided by `times`, and LayerNorm's mean and variance stay. E stays, and a
+head stays as wide. Its speed is that of the shape, its vectors those of the narrow model. Left out: noise that would
+tell copies apart, for training on; and models with options beyond canonical ALBERT.
 """
 
 from __future__ import annotations
@@ -36,12 +38,14 @@ def widen(artifact: Artifact, times: int) -> Artifact:
     if unknown:
         raise AlbertkitError(f"tensor {unknown[0]!r} belongs to a head of another program; take it out before widening")
     weights = {name: repeated(array, shapes[name]) for name, array in artifact.weights.items()}
-    made = (*artifact.meta.made, {"step": "widen", "times": times})
-    return Artifact(wide, weights, artifact.tokenizer, dataclasses.replace(artifact.meta, made=made))
+    made = (*artifact.metadata.history, {"step": "widen", "times": times})
+    return Artifact(wide, weights, artifact.tokenizer, dataclasses.replace(artifact.metadata, history=made))
 
 
 def repeated(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """An array (outputs,) or (outputs, inputs) repeated to a shape; what reads inputs several times over takes a part of each."""
+    """An array (outputs,) or (outputs, inputs) repeated to a shape; what reads inputs several times over takes a part
+    of each.
+    """
     times = [new // old for new, old in zip(shape, array.shape, strict=True)]
     return np.tile(array, times) / np.float32(times[-1] if array.ndim == 2 else 1)
 
@@ -49,8 +53,9 @@ def repeated(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
 def widen_moments(moments: dict[str, np.ndarray], times: int) -> dict[str, np.ndarray]:
     """What a narrow model's matrices see (`calibrate.moments`), for `quantize.pack` of the wide one.
 
-    Copies are taken as strangers, so that each is rounded as in the narrow model. From their real moments, GPTQ would let the error of one be made good by the other: a
-    wide model loses less than the narrow one that way, and less than one that was trained at that width.
+    Copies are taken as strangers, so that each is rounded as in the narrow model. From their real moments, GPTQ would
+    let the error of one be made good by the other: a wide model loses less than the narrow one that way, and less than
+    one that was trained at that width.
     """
     return {name: np.kron(np.eye(times, dtype=seen.dtype), seen) for name, seen in moments.items()}
 

@@ -21,7 +21,9 @@ settings.load_profile("patient")
 
 
 def keep_to_a_share() -> None:
-    """Under pytest-xdist, leave each worker its own processors, before anything counts them: threads of two workers on the same ones wait for each other."""
+    """Under pytest-xdist, leave each worker its own processors, before anything counts them: threads of two workers on
+    the same ones wait for each other.
+    """
     worker, count = os.environ.get("PYTEST_XDIST_WORKER", ""), int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     if worker.startswith("gw") and hasattr(os, "sched_setaffinity"):
         there = sorted(os.sched_getaffinity(0))

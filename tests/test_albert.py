@@ -18,7 +18,7 @@ from click.testing import CliRunner
 from hypothesis import HealthCheck, given, settings
 
 from albertkit.albert import Albert
-from albertkit.artifact import Artifact, Meta, write_artifact
+from albertkit.artifact import Artifact, ArtifactMetadata, write_artifact
 from albertkit.cli.entry_point import main
 from albertkit.config import Options
 from albertkit.errors import AlbertkitError
@@ -52,7 +52,7 @@ def make(config, heads=("mlm",), labels=2) -> Artifact:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.normal_(mean=1.0 if "norm.weight" in name else 0.0, std=0.15)
-    return Artifact(config, model.weights(), english(), Meta())
+    return Artifact(config, model.weights(), english(), ArtifactMetadata())
 
 
 @pytest.fixture(scope="module")
@@ -134,7 +134,7 @@ def test_quantised_vectors_agree(tmp_path, bits, least, activation):
     assert (want * got).sum(axis=1).min() >= least
     at_once = Albert(tmp_path / "float", bits=bits).embed(TEXTS)
     assert (want * at_once).sum(axis=1).min() >= least
-    assert stored.meta.quantisation == f"int{bits}"
+    assert stored.metadata.quantization == f"int{bits}"
     with pytest.raises(AlbertkitError, match="is stored as"):
         Albert(tmp_path / "small", bits=12 - bits)
 

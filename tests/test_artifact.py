@@ -18,7 +18,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from safetensors.numpy import load_file, save_file
 
-from albertkit.artifact import Artifact, Meta, read_artifact, write_artifact
+from albertkit.artifact import Artifact, ArtifactMetadata, read_artifact, write_artifact
 from albertkit.config import Options
 from albertkit.errors import AlbertkitError
 from albertkit.file_io import new_folder
@@ -76,10 +76,12 @@ def test_round_trip_of_everything(tmp_path):
     for options in (Options(), Options(brightmart_layout=True)):
         config = tiny(options=options, num_hidden_groups=2, inner_group_num=2)
         model = AlbertModel(config, {name: build_head(name, config, labels=3) for name in HEADS})
-        meta = Meta(task="tag", labels=("x", "y", "中"), depth=2, metrics={"dev": {"f1": 0.5}}, made=({"step": "t"},))
+        meta = ArtifactMetadata(
+            task="tag", labels=("x", "y", "中"), depth=2, metrics={"dev": {"f1": 0.5}}, history=({"step": "t"},)
+        )
         target = model.save(tmp_path / str(options.brightmart_layout), small_tokenizer(tmp_path), meta)
         back = read_artifact(target)
-        assert back.config == config and back.meta == meta and back.heads == list(HEADS)
+        assert back.config == config and back.metadata == meta and back.heads == list(HEADS)
         assert back.tokenizer.encode("abc").ids == small_tokenizer(tmp_path).encode("abc").ids
         weights = model.weights()
         assert set(weights) == set(back.weights)

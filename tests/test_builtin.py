@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from albertkit import Albert, AlbertkitError, builtin, open_model
-from albertkit.artifact import check_files, read_meta, read_stored, write_artifact
+from albertkit.artifact import check_files, read_metadata, read_stored, write_artifact
 from albertkit.cli.entry_point import app
 from albertkit.quantized import QuantizedMatrix
 from tests.conftest import ROOT, tiny
@@ -91,11 +91,11 @@ def test_every_depth_and_width_gives_unit_vectors(albert):
 
 
 def test_it_is_small_whole_and_the_one_that_was_measured():
-    meta, files = read_meta(FOLDER)
+    meta, files = read_metadata(FOLDER)
     check_files(FOLDER, files)
     there = {p.name: p.stat().st_size for p in FOLDER.iterdir()}
     assert set(there) == {*files, "albertkit.json", "README.md"}
-    assert sum(there.values()) <= LIMIT and "tokenizer.json" not in there and meta.quantisation == "int8"
+    assert sum(there.values()) <= LIMIT and "tokenizer.json" not in there and meta.quantization == "int8"
     measured = json.loads((ROOT / "studies" / "results" / "builtin.json").read_text(encoding="utf-8"))
     assert builtin.fingerprint(FOLDER) == measured["model"]["hash"]
 
@@ -152,9 +152,9 @@ def say(*given: object) -> str:
 def test_models_lists_it():
     rows = [json.loads(line) for line in say("models", "--json").splitlines()]
     assert [row["name"] for row in rows] == list(builtin.BUILTINS) and all(row["licence"] for row in rows)
-    about, (meta, _) = rows[0], read_meta(FOLDER)
+    about, (meta, _) = rows[0], read_metadata(FOLDER)
     assert about["name"] == "small" and about["path"] == str(FOLDER) and about["bytes"] <= LIMIT
-    assert about["shape"]["hidden"] == 384 and about["quantisation"] == "int8"
+    assert about["shape"]["hidden"] == 384 and about["quantization"] == "int8"
     assert about["language"] == meta.details["language"] and about["licence"] == meta.details["licence"]
     assert about["scores"] == meta.metrics and "STS-B dev, Spearman" in about["scores"]
     shown = say("models")
@@ -216,7 +216,7 @@ def test_a_classifier_needs_no_argument(albert):
 
     found = AlbertClassifier().fit(TEXTS, LABELS)
     assert found.predict(TEXTS).tolist() == LABELS
-    assert found.albert_.meta.quantisation == "int8"  # as quick as what it was made from, and the same vectors
+    assert found.albert_.metadata.quantization == "int8"  # as quick as what it was made from, and the same vectors
     assert np.array_equal(found.albert_.embed(TEXTS[:4]), albert.embed(TEXTS[:4]))
 
 
@@ -231,10 +231,10 @@ def test_finetuning_starts_from_it(tmp_path):
     options = FinetuneSettings(epochs=1, batch_size=12, max_length=16, restarts=0)
     done = finetune_examples("classify", examples, examples, tmp_path, options=options)
     made = Albert(done.model)
-    assert made.meta.quantisation is None and made.dim == 384 and made.meta.made[-1]["step"] == "finetune"
-    assert set(made.meta.made[0]) == set(read_meta(FOLDER)[0].made[0])
+    assert made.metadata.quantization is None and made.dim == 384 and made.metadata.history[-1]["step"] == "finetune"
+    assert set(made.metadata.history[0]) == set(read_metadata(FOLDER)[0].history[0])
     frozen = finetune_examples("classify", examples, (), tmp_path / "frozen", options=FinetuneSettings(freeze=True))
-    assert Albert(frozen.model).meta.quantisation == "int8"
+    assert Albert(frozen.model).metadata.quantization == "int8"
 
 
 def test_quantised_folders_keep_the_vocabulary_once(tmp_path):

@@ -1,4 +1,6 @@
-"""The public API: every name imports, is documented and typed; importing the package loads nothing heavy; models can be pickled."""
+"""The public API: every name imports, is documented and typed; importing the package loads nothing heavy; models can be
+pickled.
+"""
 
 from __future__ import annotations
 

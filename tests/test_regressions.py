@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from albertkit.albert import Albert
-from albertkit.artifact import Meta, read_artifact, write_artifact
+from albertkit.artifact import ArtifactMetadata, read_artifact, write_artifact
 from albertkit.compress.quantize import quantize
 from albertkit.errors import AlbertkitError
 from albertkit.interop.convert import open_model
@@ -84,7 +84,7 @@ def test_vectors_flow_before_the_input_ends(folder):
 
 def test_similarity_is_a_cosine_for_every_model(tmp_path):
     artifact = make(tiny(vocab_size=30000))
-    loud = dataclasses.replace(artifact, meta=Meta(normalise=False))
+    loud = dataclasses.replace(artifact, metadata=ArtifactMetadata(normalize=False))
     write_artifact(loud, tmp_path / "m")
     albert = Albert(tmp_path / "m")
     assert albert.similarity("a", "a") == pytest.approx(1, abs=1e-5) and np.linalg.norm(
@@ -93,14 +93,18 @@ def test_similarity_is_a_cosine_for_every_model(tmp_path):
 
 
 def test_converting_a_sentence_transformers_folder_keeps_its_settings(tmp_path):
-    meta = Meta(task="embed", pooling="cls", normalise=False, prompts={"query": "ask: "})
-    artifact = dataclasses.replace(make(tiny(vocab_size=30000)), meta=meta)
+    meta = ArtifactMetadata(task="embed", pooling="cls", normalize=False, prompts={"query": "ask: "})
+    artifact = dataclasses.replace(make(tiny(vocab_size=30000)), metadata=meta)
     write_folder(artifact, tmp_path / "st")
     about = tmp_path / "st" / "config_sentence_transformers.json"
     about.write_text(json.dumps({"prompts": {"query": "ask: "}, "default_prompt_name": "query"}))
     quantize(tmp_path / "st", tmp_path / "small", 8)
     small = Albert(tmp_path / "small")
-    assert small.meta.pooling == "cls" and small.meta.normalise is False and small.meta.prompts["query"] == "ask: "
+    assert (
+        small.metadata.pooling == "cls"
+        and small.metadata.normalize is False
+        and small.metadata.prompts["query"] == "ask: "
+    )
     whole = Albert(tmp_path / "st")
     assert np.array_equal(whole.embed("x"), whole.embed("x", prompt="query"))  # their default prompt is ours
 
@@ -143,7 +147,7 @@ def test_an_own_head_survives_quantisation_whole(tmp_path):
 def test_the_name_of_a_model_says_how_it_pools(tmp_path):
     names = set()
     for pooling in ("mean", "cls"):
-        artifact = dataclasses.replace(make(tiny(vocab_size=30000)), meta=Meta(pooling=pooling))
+        artifact = dataclasses.replace(make(tiny(vocab_size=30000)), metadata=ArtifactMetadata(pooling=pooling))
         write_artifact(artifact, tmp_path / pooling)
         names |= {
             Albert(tmp_path / pooling).name,
@@ -159,9 +163,9 @@ def test_the_name_of_a_model_says_how_it_pools(tmp_path):
         ("config.json", {"hidden_act": []}),
         ("config.json", {"layer_norm_eps": 10**400}),
         ("config.json", {"architectures": 5}),
-        ("albertkit.json", {"quantisation": []}),
+        ("albertkit.json", {"quantization": []}),
         ("albertkit.json", {"pooling": 3}),
-        ("albertkit.json", {"made": [1]}),
+        ("albertkit.json", {"history": [1]}),
         ("albertkit.json", {"metrics": [1]}),
         ("albertkit.json", {"labels": [1, 2]}),
         ("albertkit.json", {"prompts": ["x"]}),

@@ -1,4 +1,6 @@
-"""What is published: a wheel and an sdist, built offline, installed beside the sources' absence, and used without torch."""
+"""What is published: a wheel and an sdist, built offline, installed beside the sources' absence, and used without
+torch.
+"""
 
 from __future__ import annotations
 

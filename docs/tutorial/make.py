@@ -3,16 +3,18 @@
     python docs/tutorial/make.py              # every chapter
     python docs/tutorial/make.py --check 1 4  # of these two, say what is stale, and end with code 1 if anything is
 
-In: a chapter in English, `1-….md`, and its Chinese twin, `zh/1-….md`. Their code is the same but for comments, and is run once, in a folder that is
-thrown away: `python` blocks in one namespace, `bash` blocks each in a shell of its own. Out: what a block prints, as a `text` block below it, and in
-the sentences between blocks the value of each marked expression, at the place where it stands:
+In: a chapter in English, `1-….md`, and its Chinese twin, `zh/1-….md`. Their code is the same but for comments, and is
+run once, in a folder that is thrown away: `python` blocks in one namespace, `bash` blocks each in a shell of its own.
+Out: what a block prints, as a `text` block below it, and in the sentences between blocks the value of each marked
+expression, at the place where it stands:
 
     <!--=f"{V * H / 1e6:.2f} M"-->23.04 M<!--/-->
 
 `docs/documents.md` and its twin have no code, but marks, which know what `facts` gives.
 
-Only what is the same on every machine may be printed or marked: fixed seeds, few digits, no times. Int8 products are rounded differently by different
-processors; `<!--±0.02-->` in the line above a block lets the numbers it prints differ by so much before its output counts as stale.
+Only what is the same on every machine may be printed or marked: fixed seeds, few digits, no times. Int8 products are
+rounded differently by different processors; `<!--±0.02-->` in the line above a block lets the numbers it prints differ
+by so much before its output counts as stale.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """What the measured comparison of the documents' ideas says about a claim, for `docs/documents.md`.
 
-In: lines of `studies/results/ablation.jsonl` and speeds, as `studies/ablation.py` writes them, and the claims and their judging in `studies/ablation_page.py`. Out: a few
-words that go behind the places where a claim is shown, or nothing where nothing was measured.
+In: lines of `studies/results/ablation.jsonl` and speeds, as `studies/ablation.py` writes them, and the claims and their
+judging in `studies/ablation_page.py`. Out: a few words that go behind the places where a claim is shown, or nothing
+where nothing was measured.
 """
 
 from __future__ import annotations

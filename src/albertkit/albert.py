@@ -81,10 +81,9 @@ class Albert(RuntimeModel):
 
     def __repr__(self) -> str:
         source = "built-in model" if self.source is None else str(self.source)
-        stored = self.meta.quantisation or (f"int{self.bits}" if self.bits else "float")
-        return (
-            f"Albert({source!r}, task={self.meta.task!r}, dim={self.dim}, depth={self.depth}, {stored}, {self.device})"
-        )
+        stored = self.metadata.quantization or (f"int{self.bits}" if self.bits else "float")
+        shape = f"dim={self.dim}, depth={self.depth}, {stored}, {self.device}"
+        return f"Albert({source!r}, task={self.metadata.task!r}, {shape})"
 
     def __reduce__(self) -> tuple[Callable[..., Albert], tuple[Any, ...]]:
         """A pickled model is opened again from its source, with the same options."""

@@ -4,7 +4,7 @@ In: a folder, or an `Artifact` in memory. Out: the other one.
 
     config.json         public ALBERT names; our options under the key `albertkit`
     model.safetensors   each weight once, under the public names (float), or
-    quantised.safetensors   in 8 or 4 bits, under our names (`quantized.py`)
+    quantized.safetensors   in 8 or 4 bits, under our names (`quantized.py`)
     tokenizer.json      (+ spiece.model or vocab.txt if the original has one; or spiece.model alone, if quantised)
     albertkit.json      task, labels, pooling, depth, metrics, how it was made, and the hash of each file
     README.md           a model card, written here
@@ -37,9 +37,9 @@ from albertkit.weights import HEADS, Shapes, encoder_shapes, head_shapes, heads_
 FORMAT = 1
 JSON_LIMIT = 16 * 2**20
 WEIGHTS_FILE = "model.safetensors"
-QUANTISED_FILE = "quantised.safetensors"
-META_FILE = "albertkit.json"
-QUANTISATIONS = {"int8": 8, "int4": 4}
+QUANTIZED_FILE = "quantized.safetensors"
+METADATA_FILE = "albertkit.json"
+QUANTIZATIONS = {"int8": 8, "int4": 4}
 TASKS = ("pretrain", "classify", "tag", "answer", "choose", "intent", "match", "dialogue", "generate", "embed")
 # Head → the class of transformers that reads the folder.
 ARCHITECTURES = {
@@ -53,7 +53,7 @@ ARCHITECTURES = {
 
 
 @dataclass(frozen=True)
-class Meta:
+class ArtifactMetadata:
     """`albertkit.json`: what the weights alone do not say."""
 
     task: str = "pretrain"
@@ -62,56 +62,62 @@ class Meta:
     """Names of the classes, in the order of the head's rows."""
     pooling: str = "mean"
     """How token vectors become one vector."""
-    normalise: bool = True
+    normalize: bool = True
     """Whether sentence vectors are brought to length 1."""
     prompts: dict[str, str] = field(default_factory=dict)
     """Texts to put before a text, by name (`query`, `passage`)."""
     depth: int | None = None
     """Layers to apply by default; None means all."""
-    quantisation: str | None = None
+    quantization: str | None = None
     """How the weights are stored, when not as floats."""
     details: dict[str, Any] = field(default_factory=dict)
     """Settings of the task: kind of labels, temperature, thresholds."""
     metrics: dict[str, Any] = field(default_factory=dict)
     """Scores, by name of the data they were measured on."""
-    made: tuple[dict[str, Any], ...] = ()
+    history: tuple[dict[str, Any], ...] = ()
     """What was done, first step first."""
 
     def __post_init__(self) -> None:
         for name, kind in (("task", str), ("pooling", str), ("details", dict), ("metrics", dict)):
             if not isinstance(getattr(self, name), kind):
-                raise AlbertkitError(f"{name} is {getattr(self, name)!r} in {META_FILE}; it must be a {kind.__name__}")
-        if not all(isinstance(label, str) for label in self.labels) or not all(isinstance(s, dict) for s in self.made):
-            raise AlbertkitError(f"labels must be texts and the steps of 'made' objects in {META_FILE}")
-        if self.quantisation is not None and not isinstance(self.quantisation, str):
-            raise AlbertkitError(f"quantisation is {self.quantisation!r} in {META_FILE}; it must be a text or null")
+                raise AlbertkitError(
+                    f"{name} is {getattr(self, name)!r} in {METADATA_FILE}; it must be a {kind.__name__}"
+                )
+        if not all(isinstance(label, str) for label in self.labels) or not all(
+            isinstance(s, dict) for s in self.history
+        ):
+            raise AlbertkitError(f"labels must be texts and the steps of 'history' objects in {METADATA_FILE}")
+        if self.quantization is not None and not isinstance(self.quantization, str):
+            raise AlbertkitError(f"quantization is {self.quantization!r} in {METADATA_FILE}; it must be a text or null")
         if self.task not in TASKS:
             raise AlbertkitError(
                 f"task is {self.task!r}{nearest(str(self.task), TASKS)}; choose one of {', '.join(TASKS)}"
             )
-        if self.quantisation is not None and self.quantisation not in QUANTISATIONS:
+        if self.quantization is not None and self.quantization not in QUANTIZATIONS:
             raise AlbertkitError(
-                f"quantisation is {self.quantisation!r} in {META_FILE}; this albertkit knows {', '.join(QUANTISATIONS)}"
+                f"quantization is {self.quantization!r} in {METADATA_FILE}; this albertkit knows {', '.join(QUANTIZATIONS)}"
             )
         prompts = self.prompts.items() if isinstance(self.prompts, dict) else [(0, 0)]
-        if not isinstance(self.normalise, bool) or not all(isinstance(x, str) for pair in prompts for x in pair):
-            raise AlbertkitError(f"normalise must be true or false and prompts an object of texts in {META_FILE}")
+        if not isinstance(self.normalize, bool) or not all(isinstance(x, str) for pair in prompts for x in pair):
+            raise AlbertkitError(f"normalize must be true or false and prompts an object of texts in {METADATA_FILE}")
         if self.depth is not None and (not isinstance(self.depth, int) or not 1 <= self.depth <= 1024):
-            raise AlbertkitError(f"depth is {self.depth!r} in {META_FILE}; it must be a whole number from 1 to 1024")
+            raise AlbertkitError(
+                f"depth is {self.depth!r} in {METADATA_FILE}; it must be a whole number from 1 to 1024"
+            )
 
     @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> Meta:
+    def from_dict(cls, data: dict[str, Any]) -> ArtifactMetadata:
         """Read `albertkit.json`; unknown keys are errors."""
         known = {f.name for f in dataclasses.fields(cls)}
         for key in data:
             if key not in known:
                 raise AlbertkitError(
-                    f"unknown key {key!r} in {META_FILE}{nearest(key, known)}; a newer albertkit may know it"
+                    f"unknown key {key!r} in {METADATA_FILE}{nearest(key, known)}; a newer albertkit may know it"
                 )
         values = dict(data)
-        for key in ("labels", "made"):
+        for key in ("labels", "history"):
             if not isinstance(values.get(key, []), list):
-                raise AlbertkitError(f"{key} is {values[key]!r} in {META_FILE}; it must be a list")
+                raise AlbertkitError(f"{key} is {values[key]!r} in {METADATA_FILE}; it must be a list")
             values[key] = tuple(values.get(key, ()))
         return cls(**values)
 
@@ -123,7 +129,7 @@ class Artifact:
     config: AlbertConfig
     weights: dict[str, np.ndarray]
     tokenizer: Tokenizer | None = None
-    meta: Meta = field(default_factory=Meta)
+    metadata: ArtifactMetadata = field(default_factory=ArtifactMetadata)
 
     def __post_init__(self) -> None:
         check_weights(self.config, self.weights)
@@ -169,39 +175,43 @@ def check_weights(
             raise AlbertkitError(f"tensor {name!r} holds NaN or infinity; the file is damaged or the training failed")
 
 
-def read_meta(folder: Path) -> tuple[Meta, dict[str, str]]:
+def read_metadata(folder: Path) -> tuple[ArtifactMetadata, dict[str, str]]:
     """`albertkit.json` and the hashes it holds."""
-    data = read_json(folder / META_FILE)
+    data = read_json(folder / METADATA_FILE)
     found = data.pop("format", None)
     data.pop("albertkit", None)
     files = data.pop("files", {})
     if found != FORMAT:
-        raise AlbertkitError(f"{folder / META_FILE} has format {found!r}; this albertkit reads {FORMAT}, so update it")
+        raise AlbertkitError(
+            f"{folder / METADATA_FILE} has format {found!r}; this albertkit reads {FORMAT}, so update it"
+        )
     if not isinstance(files, dict) or not all(isinstance(v, str) for v in files.values()):
-        raise AlbertkitError(f"'files' in {folder / META_FILE} must map file names to hashes")
-    return Meta.from_dict(data), files
+        raise AlbertkitError(f"'files' in {folder / METADATA_FILE} must map file names to hashes")
+    return ArtifactMetadata.from_dict(data), files
 
 
 def check_files(folder: Path, files: dict[str, str]) -> None:
     """Compare each file with the hash that was written with it."""
     for name, wanted in files.items():
         if Path(name).name != name:
-            raise AlbertkitError(f"{META_FILE} names the file {name!r}; only plain names inside the folder are allowed")
+            raise AlbertkitError(
+                f"{METADATA_FILE} names the file {name!r}; only plain names inside the folder are allowed"
+            )
         path = folder / name
         if not path.is_file():
-            raise AlbertkitError(f"{path} is missing; {META_FILE} lists it, so the folder is incomplete")
+            raise AlbertkitError(f"{path} is missing; {METADATA_FILE} lists it, so the folder is incomplete")
         if digest(path) != wanted:
             raise AlbertkitError(f"{path} has changed since it was written (its hash differs); copy the folder anew")
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredModel:
     """A model as its folder stores it: quantised matrices stay quantised. What the runtime opens."""
 
     config: AlbertConfig
     weights: dict[str, np.ndarray | QuantizedMatrix]
     tokenizer: Tokenizer | None
-    meta: Meta
+    metadata: ArtifactMetadata
     identity: str
     """A hash that two models share only if they are the same."""
 
@@ -210,10 +220,10 @@ def model_folder(folder: Path | str | None) -> Path:
     """The folder itself, the `model` folder inside a training folder, or a built-in model by its name or None."""
     folder = builtin.resolve(folder)
     inner = folder / "model"
-    return inner if (inner / META_FILE).is_file() and not (folder / META_FILE).is_file() else folder
+    return inner if (inner / METADATA_FILE).is_file() and not (folder / METADATA_FILE).is_file() else folder
 
 
-def identity_of(artifact: Artifact) -> str:
+def model_identity(artifact: Artifact) -> str:
     """A hash of a model's shape and weights."""
     total = hashlib.sha256(json.dumps(artifact.config.to_dict(), sort_keys=True).encode())
     for name in sorted(artifact.weights):
@@ -221,19 +231,19 @@ def identity_of(artifact: Artifact) -> str:
     return total.hexdigest()
 
 
-def read_stored(folder: Path | str | None) -> Stored:
+def read_stored(folder: Path | str | None) -> StoredModel:
     """Open an artifact for running, quantised matrices as they are; None is the built-in model.
 
     `interop/convert.open_stored` opens other checkpoints, too.
     """
     folder = model_folder(folder)
-    if not (folder / META_FILE).is_file():
-        raise AlbertkitError(f"{folder} holds no {META_FILE}; run  albertkit convert {folder} OUT  first")
-    meta, files = read_meta(folder)
+    if not (folder / METADATA_FILE).is_file():
+        raise AlbertkitError(f"{folder} holds no {METADATA_FILE}; run  albertkit convert {folder} OUT  first")
+    meta, files = read_metadata(folder)
     check_files(folder, files)
     config = AlbertConfig.from_dict(read_json(folder / "config.json"))
-    if meta.quantisation:
-        tensors = read_tensors(folder / QUANTISED_FILE)
+    if meta.quantization:
+        tensors = read_tensors(folder / QUANTIZED_FILE)
         rows = {n: len(a) for n, a in tensors.items() if a.ndim == 2}
         stored = unpack_weights(tensors, expected_shapes(config, frozenset(tensors), rows))
     else:
@@ -244,9 +254,9 @@ def read_stored(folder: Path | str | None) -> Stored:
     tokenizer = None
     if any((folder / name).is_file() for name in ("tokenizer.json", "spiece.model")):
         tokenizer = Tokenizer.load(folder, vocab_size=config.vocab_size, trusted=True)
-    main = QUANTISED_FILE if meta.quantisation else WEIGHTS_FILE
+    main = QUANTIZED_FILE if meta.quantization else WEIGHTS_FILE
     identity = hashlib.sha256(f"{files.get(main) or digest(folder / main)}".encode()).hexdigest()
-    return Stored(config, stored, tokenizer, meta, identity)
+    return StoredModel(config, stored, tokenizer, meta, identity)
 
 
 def read_artifact(folder: Path | str | None) -> Artifact:
@@ -254,11 +264,11 @@ def read_artifact(folder: Path | str | None) -> Artifact:
     folder = model_folder(folder)
     if not folder.is_dir():
         raise AlbertkitError(f"{folder} is not a folder; give the folder of a model")
-    if not (folder / META_FILE).is_file():
-        raise AlbertkitError(f"{folder} holds no {META_FILE}; run  albertkit convert {folder} OUT  first")
+    if not (folder / METADATA_FILE).is_file():
+        raise AlbertkitError(f"{folder} holds no {METADATA_FILE}; run  albertkit convert {folder} OUT  first")
     stored = read_stored(folder)
     weights = {name: w.floats() if isinstance(w, QuantizedMatrix) else w for name, w in stored.weights.items()}
-    return Artifact(stored.config, weights, stored.tokenizer, stored.meta)
+    return Artifact(stored.config, weights, stored.tokenizer, stored.metadata)
 
 
 def _classifier(task: str) -> str:
@@ -268,8 +278,8 @@ def _classifier(task: str) -> str:
 def public_classifier(artifact: Artifact) -> str:
     """Which head is written under the public name `classifier`: the task's, else the first there is."""
     there = [head for head in CLASSIFIERS if head in artifact.heads]
-    if artifact.meta.task in there:
-        return artifact.meta.task
+    if artifact.metadata.task in there:
+        return artifact.metadata.task
     return there[0] if there else "classify"
 
 
@@ -297,7 +307,7 @@ def write_artifact(
     from safetensors.numpy import save_file
 
     folder = Path(folder)
-    config, meta = artifact.config, artifact.meta
+    config, meta = artifact.config, artifact.metadata
     if artifact.tokenizer is not None and artifact.tokenizer.vocab_size > config.vocab_size:
         raise AlbertkitError(
             f"the tokenizer has {artifact.tokenizer.vocab_size} tokens and the model {config.vocab_size}; "
@@ -307,11 +317,11 @@ def write_artifact(
     if bits is not None or kept:
         floats = artifact.weights
         packed = quantize_weights(floats, bits, moments, smooths) if bits is not None else pack_kept(floats, kept or {})
-        file, tensors = QUANTISED_FILE, {n: np.ascontiguousarray(a) for n, a in packed.items()}
-        meta = dataclasses.replace(meta, quantisation=f"int{bits or 8}")
-        artifact = dataclasses.replace(artifact, meta=meta)
+        file, tensors = QUANTIZED_FILE, {n: np.ascontiguousarray(a) for n, a in packed.items()}
+        meta = dataclasses.replace(meta, quantization=f"int{bits or 8}")
+        artifact = dataclasses.replace(artifact, metadata=meta)
     else:
-        meta = dataclasses.replace(meta, quantisation=None)
+        meta = dataclasses.replace(meta, quantization=None)
         tensors = public_tensors(artifact)
     with new_folder(folder, overwrite) as scratch:
         write_json(scratch / "config.json", public_config(artifact))
@@ -321,7 +331,7 @@ def write_artifact(
             artifact.tokenizer.save(scratch, model_max_length=config.max_position_embeddings, compact=not whole)
         files = {path.name: digest(path) for path in sorted(scratch.iterdir())}
         about = {"format": FORMAT, "albertkit": __version__, **dataclasses.asdict(meta), "files": files}
-        write_json(scratch / META_FILE, about)
+        write_json(scratch / METADATA_FILE, about)
         (scratch / "README.md").write_text(model_card(artifact), encoding="utf-8")
     return folder
 
@@ -356,7 +366,7 @@ def public_config(artifact: Artifact) -> dict[str, Any]:
     first = public_classifier(artifact)
     order = [first, *ARCHITECTURES] if first in heads else list(ARCHITECTURES)
     data["architectures"] = [next((ARCHITECTURES[head] for head in order if head in heads), "AlbertModel")]
-    if artifact.meta.labels:
-        data["id2label"] = {str(i): label for i, label in enumerate(artifact.meta.labels)}
-        data["label2id"] = {label: i for i, label in enumerate(artifact.meta.labels)}
+    if artifact.metadata.labels:
+        data["id2label"] = {str(i): label for i, label in enumerate(artifact.metadata.labels)}
+        data["label2id"] = {label: i for i, label in enumerate(artifact.metadata.labels)}
     return data

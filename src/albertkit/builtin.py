@@ -44,7 +44,7 @@ class BuiltinModel:
     bytes: int
     """Of all files in the folder."""
     shape: dict[str, int]
-    quantisation: str | None
+    quantization: str | None
     language: str | None
     licence: str | None
     scores: dict[str, Any]
@@ -55,14 +55,14 @@ class BuiltinModel:
 
 def describe(name: str) -> BuiltinModel:
     """What the folder of a built-in model says about itself."""
-    from albertkit.artifact import read_meta
+    from albertkit.artifact import read_metadata
     from albertkit.config import AlbertConfig
     from albertkit.file_io import read_json
 
     if name not in BUILTINS:
         raise AlbertkitError(f"{name!r} is no built-in model{nearest(name, BUILTINS)}; there is {', '.join(BUILTINS)}")
     folder = MODELS / name
-    meta, _ = read_meta(folder)
+    meta, _ = read_metadata(folder)
     config = AlbertConfig.from_dict(read_json(folder / "config.json"))
     shape = {
         "layers": config.num_hidden_layers,
@@ -71,14 +71,14 @@ def describe(name: str) -> BuiltinModel:
         "length": config.max_position_embeddings,
     }
     return BuiltinModel(
-        name, BUILTINS[name], str(folder), sum(p.stat().st_size for p in folder.iterdir()), shape, meta.quantisation,
+        name, BUILTINS[name], str(folder), sum(p.stat().st_size for p in folder.iterdir()), shape, meta.quantization,
         meta.details.get("language"), meta.details.get("licence"), meta.metrics, fingerprint(folder),
     )  # fmt: skip
 
 
 def fingerprint(folder: Path) -> str:
     """One hash of the weights, config and vocabulary of an artifact, from the hashes in its albertkit.json."""
-    from albertkit.artifact import read_meta
+    from albertkit.artifact import read_metadata
 
-    _, files = read_meta(folder)
+    _, files = read_metadata(folder)
     return hashlib.sha256("".join(f"{name} {files[name]}\n" for name in sorted(files)).encode()).hexdigest()

@@ -23,7 +23,7 @@ class AlbertEmbeddings:
         self.albert = model if isinstance(model, Albert) else Albert(model, bits=bits)
 
     def _prompt(self, *names: str) -> str | None:
-        return next((name for name in names if name in self.albert.meta.prompts), None)
+        return next((name for name in names if name in self.albert.metadata.prompts), None)
 
     def embed_documents(self, texts: list[str]) -> list[list[float]]:
         """One vector per text."""

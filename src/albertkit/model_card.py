@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def model_card(artifact: Artifact) -> str:
     """README.md of the folder, from what the artifact records."""
-    config, meta = artifact.config, artifact.meta
+    config, meta = artifact.config, artifact.metadata
     encoder = {n: a.shape for n, a in artifact.weights.items() if n.startswith("encoder.")}
     lines = [
         "---",
@@ -37,7 +37,7 @@ def model_card(artifact: Artifact) -> str:
         lines.append(f"- labels: {shown}")
     if config.options.active():
         lines.append(f"- options beyond canonical ALBERT: {', '.join(config.options.active())}")
-    for title, entries in (("Scores", meta.metrics.items()), ("How it was made", enumerate(meta.made, 1))):
+    for title, entries in (("Scores", meta.metrics.items()), ("How it was made", enumerate(meta.history, 1))):
         rows = [f"- {key}: {json.dumps(value, ensure_ascii=False)}" for key, value in entries]
         lines += ["", f"## {title}", "", *rows] if rows else []
     lines += [

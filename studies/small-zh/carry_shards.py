@@ -3,8 +3,9 @@
     python studies/small-zh/carry_shards.py pack SHARDS PARTS       # one xz file per shard
     python studies/small-zh/carry_shards.py unpack PARTS SHARDS     # the same folder, checked against its hashes
 
-The files may arrive in several turns: unpack restores the shards that are there. Word starts follow from the vocabulary and the ends
-of sentences, so only ids and lengths are packed: 47 M tokens take 56.7 MB instead of 101 MB. For vocabularies up to 32,768 tokens.
+The files may arrive in several turns: unpack restores the shards that are there. Word starts follow from the vocabulary
+and the ends of sentences, so only ids and lengths are packed: 47 M tokens take 56.7 MB instead of 101 MB. For
+vocabularies up to 32,768 tokens.
 """
 
 from __future__ import annotations

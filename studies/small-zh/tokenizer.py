@@ -3,8 +3,9 @@
     python studies/small-zh/tokenizer.py train TEXTS -o tokenizers --tatoeba cmn.txt --sizes 16000,21000,30000
     python studies/small-zh/tokenizer.py compare tokenizers/unigram-* --bert vocab.txt --set news=a.txt --set chat=b.txt
 
-Traditional characters become simplified ones in the normalisation table, so that both scripts share tokens and vectors. Needs
-`sentencepiece`, which compiles the table, and `opencc-python-reimplemented`, whose character list (Apache-2.0) fills it.
+Traditional characters become simplified ones in the normalisation table, so that both scripts share tokens and vectors.
+Needs `sentencepiece`, which compiles the table, and `opencc-python-reimplemented`, whose character list (Apache-2.0)
+fills it.
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ def charsmap() -> bytes:
 def train(given: argparse.Namespace) -> None:
     """Vocabularies of several sizes from one sample of the text."""
     table = charsmap()
-    normalise = Normalizer(table, True, True)
+    normalize = Normalizer(table, True, True)
     counts: collections.Counter[str] = collections.Counter()
     sample: list[str] = []
     draw = random.Random(0)
@@ -107,12 +108,12 @@ def train(given: argparse.Namespace) -> None:
                 sample.append(line)
     made: collections.Counter[str] = collections.Counter()
     for c, n in counts.items():
-        for x in normalise(c)[0]:
+        for x in normalize(c)[0]:
             made[x] += n
-    alphabet = {c for c, n in made.items() if n >= LEAST} | set(normalise(EXTRA)[0])
+    alphabet = {c for c, n in made.items() if n >= LEAST} | set(normalize(EXTRA)[0])
     everyday = [line.split("\t")[1] for line in lines(given.tatoeba) if "\t" in line] if given.tatoeba else []
-    rare = {ord(c): " " for line in sample for c in normalise(line)[0] if c not in alphabet}
-    texts = [normalise(line)[0].translate(rare) for line in sample + everyday * EVERYDAY]
+    rare = {ord(c): " " for line in sample for c in normalize(line)[0] if c not in alphabet}
+    texts = [normalize(line)[0].translate(rare) for line in sample + everyday * EVERYDAY]
     chars = sum(map(len, texts))
     print(json.dumps({"characters": chars, "alphabet": len(alphabet), "counted": sum(counts.values())}), flush=True)
     given.output.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,6 @@
-"""The report of all benchmarks: what it takes from each, what it says of those that fail, and that README shows what was measured."""
+"""The report of all benchmarks: what it takes from each, what it says of those that fail, and that README shows what
+was measured.
+"""
 
 from __future__ import annotations
 

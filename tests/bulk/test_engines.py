@@ -54,7 +54,9 @@ def commands(model, out, *files, **given) -> list[str]:
 
 @pytest.mark.slow
 def test_vectors_equal_those_of_albert(models, tmp_path):
-    """Bit by bit: of each part for a float model, of all texts together for int8, whose vectors do not depend on neighbours."""
+    """Bit by bit: of each part for a float model, of all texts together for int8, whose vectors do not depend on
+    neighbours.
+    """
     first, second = texts(70), ["", "naïve 猫", *texts(40, 1)]
     files = [write_lines(tmp_path / "a.txt", first), write_lines(tmp_path / "b.txt", second)]
     for model in ("float", "int8"):

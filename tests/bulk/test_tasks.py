@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from albertkit.albert import Albert
-from albertkit.artifact import Meta, write_artifact
+from albertkit.artifact import ArtifactMetadata, write_artifact
 from albertkit.tokenizer import Tokenizer
 from tests.bulk.sample_texts import run_bulk, texts, write_lines
 from tests.bulk.test_engines import in_process
@@ -27,8 +27,8 @@ def tasks(tmp_path_factory):
     kinds = {"classify": ("good", "bad"), "tag": ("O", "B-X")}
     for task, labels in kinds.items():
         artifact = make(tiny(vocab_size=30000, max_position_embeddings=64), heads=(task,))
-        meta = dataclasses.replace(Meta(), task=task, labels=labels)
-        write_artifact(dataclasses.replace(artifact, meta=meta), folder / task)
+        meta = dataclasses.replace(ArtifactMetadata(), task=task, labels=labels)
+        write_artifact(dataclasses.replace(artifact, metadata=meta), folder / task)
     return folder
 
 

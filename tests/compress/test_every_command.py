@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from albertkit.albert import Albert
-from albertkit.artifact import Meta, read_artifact, read_stored, write_artifact
+from albertkit.artifact import ArtifactMetadata, read_artifact, read_stored, write_artifact
 from albertkit.cli.entry_point import app
 from albertkit.errors import AlbertkitError
 from albertkit.model import AlbertModel, Batch
@@ -28,7 +28,8 @@ PRUNED = {
     "vocabulary": ["--vocabulary", "lines.txt"],
     "all": ["--heads", "75%", "--ffn", "20", "--layers", "2", "--vocabulary", "lines.txt"],
 }
-TRAINED = {  # whose models are smaller, and were trained with the whole one as their teacher; the elastic one taught itself
+# whose models are smaller, and were trained with the whole one as their teacher; the elastic one taught itself
+TRAINED = {
     "recovered": ["prune", "whole", "recovered", "--heads", "2", "--ffn", "1/2", "--recover", "train.tsv", "--epochs", "1"],
     "aware-int4": ["quantize", "whole", "aware-int4", "--bits", "4", "--train", "train.tsv", "--epochs", "1"],
     "student/model": ["distill", "whole", "train.tsv", "--what", "logits,hidden", "--shape", "shape.json", "--steps", "4", "-o", "student"],
@@ -63,8 +64,10 @@ def models(tmp_path_factory):
         "shape.json": json.dumps(tiny(vocab_size=30000, hidden_size=16, num_hidden_layers=2).to_dict()),
     }.items():
         (place / name).write_text(text, encoding="utf-8")
-    meta = Meta(task="classify", labels=("animal", "plant"), details={"kind": "single"})
-    write_artifact(dataclasses.replace(make(tiny(vocab_size=30000), ("mlm", "classify")), meta=meta), place / "large")
+    meta = ArtifactMetadata(task="classify", labels=("animal", "plant"), details={"kind": "single"})
+    write_artifact(
+        dataclasses.replace(make(tiny(vocab_size=30000), ("mlm", "classify")), metadata=meta), place / "large"
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(place)
         run("prune", "large", "whole", "--vocabulary", "words.txt", "-f", "lines.txt")  # what follows takes less time
@@ -101,7 +104,7 @@ def test_vectors(models, name, tmp_path, monkeypatch):
 def test_tasks_words_and_torch(models, name):
     folder = models / name
     albert = Albert(folder, threads=1)
-    assert any(label in run("classify", "-m", folder, LINES[0], "--json") for label in albert.meta.labels)
+    assert any(label in run("classify", "-m", folder, LINES[0], "--json") for label in albert.metadata.labels)
     assert "6 examples" in run("evaluate", "-m", folder, models / "test.tsv")
     if name in TRAINED:  # on the examples of a task, with its head alone
         with pytest.raises(AlbertkitError, match="no masked-language-model head"):
@@ -116,11 +119,15 @@ def test_tasks_words_and_torch(models, name):
     with_runtime = [label.probabilities for label in albert.classify(LINES[:4])]
     softmax = np.exp(scores) / np.exp(scores).sum(1, keepdims=True)
     close = 1e-4 if "int" not in name else 0.05
-    assert np.abs(softmax - np.array([[p[label] for label in albert.meta.labels] for p in with_runtime])).max() < close
+    assert (
+        np.abs(softmax - np.array([[p[label] for label in albert.metadata.labels] for p in with_runtime])).max() < close
+    )
 
 
 def test_each_variant_is_what_it_is_called(models):
-    """Smaller where it says so, in the bits it says, at every depth: a verb that gave the whole model back would pass all the rest."""
+    """Smaller where it says so, in the bits it says, at every depth: a verb that gave the whole model back would pass
+    all the rest.
+    """
     whole = read_artifact(models / "whole").config
     found = {name: read_stored(models / name) for name in VARIANTS}
     assert {found[name].config.num_attention_heads for name in ("heads", "recovered")} == {2}
@@ -128,10 +135,10 @@ def test_each_variant_is_what_it_is_called(models):
     assert found["vocabulary"].config.vocab_size < whole.vocab_size < 30000
     assert (found["student/model"].config.hidden_size, found["student/model"].config.num_hidden_layers) == (16, 2)
     for name, stored in found.items():
-        assert (stored.meta.quantisation or "float") == next(
+        assert (stored.metadata.quantization or "float") == next(
             (bits for bits in ("int8", "int4") if bits in name), "float"
         )
-    steps = {name: [step["step"] for step in found[name].meta.made] for name in TRAINED}
+    steps = {name: [step["step"] for step in found[name].metadata.history] for name in TRAINED}
     assert [steps[name][-1] for name in ("aware-int4", "student/model", "elastic/model")] == [
         "quantize",
         "distill",
@@ -139,7 +146,7 @@ def test_each_variant_is_what_it_is_called(models):
     ]
     assert "training for 4 bits" in steps["aware-int4"]
     albert = Albert(models / "elastic/model", threads=1)
-    assert all(albert.classify(LINES[0], depth=depth).label in albert.meta.labels for depth in (1, 2, 3))
+    assert all(albert.classify(LINES[0], depth=depth).label in albert.metadata.labels for depth in (1, 2, 3))
 
 
 @pytest.mark.parametrize("name", ["heads", "all"])
@@ -202,7 +209,9 @@ def test_unknown_labels_are_logged(models, tmp_path):
 
 @pytest.mark.slow
 def test_without_torch(models, tmp_path):
-    """A process in which torch cannot be imported prunes, makes tables, exports, profiles and plans; so does the process that `plan` measures in."""
+    """A process in which torch cannot be imported prunes, makes tables, exports, profiles and plans; so does the
+    process that `plan` measures in.
+    """
     blocked = tmp_path / "blocked" / "torch"
     blocked.mkdir(parents=True)
     (blocked / "__init__.py").write_text("raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')")

@@ -8,7 +8,7 @@ import json
 import numpy as np
 import pytest
 
-from albertkit.artifact import Artifact, Meta, write_artifact
+from albertkit.artifact import Artifact, ArtifactMetadata, write_artifact
 from albertkit.compress import planner
 from albertkit.compress import profile as profiles
 from albertkit.compress.cost import depths_below, model_candidates
@@ -21,12 +21,14 @@ from tests.test_albert import make
 
 @pytest.fixture(scope="module")
 def classifier():
-    meta = Meta(task="classify", labels=("a", "b"), details={"kind": "single"})
-    return dataclasses.replace(make(tiny(vocab_size=30000, num_hidden_layers=8), ("classify",)), meta=meta)
+    meta = ArtifactMetadata(task="classify", labels=("a", "b"), details={"kind": "single"})
+    return dataclasses.replace(make(tiny(vocab_size=30000, num_hidden_layers=8), ("classify",)), metadata=meta)
 
 
 def test_depths_are_ranked_by_the_task_score(classifier, tmp_path, monkeypatch):
-    """An elastic model says the same at half the depth, with other vectors; by these alone half the depth would never be tried."""
+    """An elastic model says the same at half the depth, with other vectors; by these alone half the depth would never
+    be tried.
+    """
     folder = write_artifact(classifier, tmp_path / "m")
     scores = {2: 0.7, 4: 0.9, 8: 0.9}
     found = planner.depth_scores(str(folder), classifier, lambda folder, depth=None: scores.get(depth, 0.85))
@@ -71,7 +73,7 @@ def test_examples_need_weights():
 
 @pytest.mark.parametrize("task", ["classify", "embed"])
 def test_no_static_table_is_proposed_for_a_task(classifier, task, tmp_path, monkeypatch):
-    folder = write_artifact(dataclasses.replace(classifier, meta=dataclasses.replace(classifier.meta, task=task, labels=())), tmp_path / "m")  # fmt: skip
+    folder = write_artifact(dataclasses.replace(classifier, metadata=dataclasses.replace(classifier.metadata, task=task, labels=())), tmp_path / "m")  # fmt: skip
     seen = []
 
     def stop(candidates, *rest):
@@ -102,7 +104,9 @@ def test_plan_rejects_a_static_model(classifier, tmp_path):
     from albertkit.compress.static_model import static_config
 
     table = {"encoder.embeddings.word.weight": np.ones((30000, 8), np.float32)}
-    write_artifact(Artifact(static_config(tiny(), 30000, 8), table, classifier.tokenizer, Meta()), tmp_path / "table")
+    write_artifact(
+        Artifact(static_config(tiny(), 30000, 8), table, classifier.tokenizer, ArtifactMetadata()), tmp_path / "table"
+    )
     with pytest.raises(AlbertkitError, match="static model: no smaller variant"):
         planner.plan(str(tmp_path / "table"), planner.PlanRequest(latency=1.0))
 
@@ -115,7 +119,7 @@ def test_plot_path_is_checked_before_measuring(tmp_path):
 
 
 def test_commands_for_a_quantized_model_begin_with_convert(classifier):
-    whole = dataclasses.replace(classifier, meta=dataclasses.replace(classifier.meta, quantisation="int8"))
+    whole = dataclasses.replace(classifier, metadata=dataclasses.replace(classifier.metadata, quantization="int8"))
     same = next(c for c in model_candidates("m", classifier.config) if c.bits == 32)
     assert planner.build_commands(same, "my model", whole) == ("albertkit convert 'my model' OUT",)
     assert planner.build_commands(same, "m", classifier) == ()

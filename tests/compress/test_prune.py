@@ -1,4 +1,6 @@
-"""Pruning: what is left is what a masked model computes, torch computes the same, and fitting brings it nearer to the whole."""
+"""Pruning: what is left is what a masked model computes, torch computes the same, and fitting brings it nearer to the
+whole.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ import torch
 from hypothesis import given, settings
 
 from albertkit.albert import Albert
-from albertkit.artifact import Artifact, Meta, read_artifact, read_stored, write_artifact
+from albertkit.artifact import Artifact, ArtifactMetadata, read_artifact, read_stored, write_artifact
 from albertkit.compress.prune import (
     PruneSettings,
     importance,
@@ -166,14 +168,16 @@ def test_transformers_opens_pruned_models_it_can_express(tmp_path):
 
 def test_truncated_model_equals_depth(tmp_path):
     artifact = make(tiny(vocab_size=30000, num_hidden_layers=5))
-    write_artifact(dataclasses.replace(artifact, meta=Meta(depth=4, metrics={"dev": 1.0})), tmp_path / "whole")
+    write_artifact(
+        dataclasses.replace(artifact, metadata=ArtifactMetadata(depth=4, metrics={"dev": 1.0})), tmp_path / "whole"
+    )
     prune(tmp_path / "whole", tmp_path / "two", PruneSettings(layers=2))
     small, whole = Albert(tmp_path / "two", threads=1), Albert(tmp_path / "whole", threads=1)
     assert small.depth == 2 and whole.depth == 4
     assert np.array_equal(small.embed(TEXTS), whole.embed(TEXTS, depth=2))
-    meta = read_stored(tmp_path / "two").meta
-    assert meta.metrics == {} and meta.made[-1]["scores before"] == {"dev": 1.0}
-    assert meta.made[-1]["num_hidden_layers"] == "5 → 2"
+    meta = read_stored(tmp_path / "two").metadata
+    assert meta.metrics == {} and meta.history[-1]["scores before"] == {"dev": 1.0}
+    assert meta.history[-1]["num_hidden_layers"] == "5 → 2"
 
 
 @given(st.integers(1, 12), st.integers(1, 6), st.data())

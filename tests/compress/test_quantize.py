@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from safetensors.numpy import load_file, save_file
 
-from albertkit.artifact import META_FILE, QUANTISED_FILE, read_artifact, read_stored, write_artifact
+from albertkit.artifact import METADATA_FILE, QUANTIZED_FILE, read_artifact, read_stored, write_artifact
 from albertkit.compress.quantize import QualityCheck, _remedy, quantize
 from albertkit.errors import AlbertkitError
 from albertkit.quantized import (
@@ -114,7 +114,9 @@ def test_own_text_and_moments():
 
 @pytest.mark.parametrize("room", [40, 4, 3, 1])
 def test_own_text_is_what_the_head_finds_likely_beside_random_words(room):
-    """A head that wants twenty pieces and no others fills with these; three places in ten keep the words that were given."""
+    """A head that wants twenty pieces and no others fills with these; three places in ten keep the words that were
+    given.
+    """
     artifact = make(tiny(vocab_size=30000, max_position_embeddings=room))
     wanted = np.arange(1000, 1020)
     bias = np.full(30000, -100, np.float32)
@@ -175,7 +177,7 @@ def test_quantized_artifacts_open_as_floats(tmp_path):
         assert report.texts == 4 and report.cosine_least > (0.99 if bits == 8 else 0.9)
         sizes.append(report.bytes)
         back = read_artifact(tmp_path / str(bits))
-        assert back.heads == ["mlm"] and back.meta.made[-1]["bits"] == bits
+        assert back.heads == ["mlm"] and back.metadata.history[-1]["bits"] == bits
         assert all(a.dtype == np.float32 for a in back.weights.values())
     assert sizes[0] > 2.5 * sizes[1] > 2.5 * sizes[2]
     with pytest.raises(AlbertkitError, match="at least 10"):
@@ -200,10 +202,10 @@ def test_damaged_quantised_files(tmp_path, bits):
     )
     import json
 
-    about = json.loads((tmp_path / "m" / META_FILE).read_text())
+    about = json.loads((tmp_path / "m" / METADATA_FILE).read_text())
     about["files"] = {}
-    (tmp_path / "m" / META_FILE).write_text(json.dumps(about))
-    path = tmp_path / "m" / QUANTISED_FILE
+    (tmp_path / "m" / METADATA_FILE).write_text(json.dumps(about))
+    path = tmp_path / "m" / QUANTIZED_FILE
     good = load_file(path)
     name = "encoder.groups.0.0.ffn.up.weight"
     for change in (

@@ -1,4 +1,6 @@
-"""The static tier: a table that embeds like any model, whose arithmetic can be written down, and which refuses the rest."""
+"""The static tier: a table that embeds like any model, whose arithmetic can be written down, and which refuses the
+rest.
+"""
 
 from __future__ import annotations
 
@@ -98,7 +100,7 @@ def test_many_texts_one_text_and_batches_agree(table):
 
 def test_static_model_is_a_normal_artifact(table, tmp_path):
     stored = read_stored(table)
-    assert list(stored.weights) == ["encoder.embeddings.word.weight"] and stored.meta.task == "embed"
+    assert list(stored.weights) == ["encoder.embeddings.word.weight"] and stored.metadata.task == "embed"
     assert stored.config.to_dict()["model_type"] == "albertkit"
     report = quantize(table, tmp_path / "int8", 8)
     assert report.bytes < 0.5 * report.bytes_before and report.cosine_least > 0.999

@@ -1,4 +1,6 @@
-"""The questions of pre-training against their specification: by hand where it can be, by statistics where it is uniform."""
+"""The questions of pre-training against their specification: by hand where it can be, by statistics where it is
+uniform.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +35,8 @@ def one_thread():
 
 
 def rows_of(rows: int, width: int, word: float = 0.6, seed: int = 0, dtype=np.uint16) -> tuple[Tensor, Tensor, Tensor]:
-    """Random rows of two segments as the loop sends them: (tokens, first, ordered), with the column that only a single text
-    uses; `word` is the share of tokens that start one.
+    """Random rows of two segments as the loop sends them: (tokens, first, ordered), with the column that only a single
+    text uses; `word` is the share of tokens that start one.
     """
     rng = np.random.default_rng(seed)
     ids = rng.integers(5, VOCABULARY, (rows, width + 1)).astype(dtype)
@@ -65,7 +67,9 @@ B = -(1 << 15)  # the highest bit of 16, in a signed number
 
 
 def test_segments_are_arranged_with_special_tokens():
-    """10+ 11 | 12 13+ 14 (a plus marks a word's start; the 99 is for single texts): both orders, in and out of one batch."""
+    """10+ 11 | 12 13+ 14 (a plus marks a word's start; the 99 is for single texts): both orders, in and out of one
+    batch.
+    """
     row = [10 + B, 11, 12, 13 + B, 14, 99]
     tokens = torch.tensor([row, row, row], dtype=torch.int16)
     first = torch.tensor([2, 2, 2], dtype=torch.int32)

@@ -26,7 +26,7 @@ from click.testing import CliRunner
 from pyarrow import parquet
 
 from albertkit.albert import Albert
-from albertkit.artifact import Artifact, Meta, write_artifact
+from albertkit.artifact import Artifact, ArtifactMetadata, write_artifact
 from albertkit.cli.entry_point import app
 from albertkit.data.corpus import CorpusSettings, build_corpus
 from albertkit.errors import AlbertkitError
@@ -66,20 +66,20 @@ ANEW = ("convert", "quantize", "prune", "static", "distill")  # verbs that refus
 TEXTS = (ROOT / "runs" / "notes.txt").read_text(encoding="utf-8").splitlines()
 GOOD, BAD = ("lovely", "fine", "a joy", "warm and clever"), ("dull", "a bore", "slow and cold", "a waste")
 TAGS = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
-MODELS: dict[str, tuple[Meta, dict[str, int]]] = {
-    "my-albert": (Meta(task="embed"), {"mlm": 0, "sop": 0}),
-    "my-domain": (Meta(task="embed"), {"mlm": 0, "sop": 0}),
-    "vectors": (Meta(task="embed"), {}),
-    "my-vectors": (Meta(task="embed"), {}),
-    "MODEL": (Meta(task="embed"), {}),
-    "IN": (Meta(task="embed"), {"mlm": 0}),
-    "FOLDER": (Meta(task="embed"), {}),
-    "words/model": (Meta(), {"mlm": 0, "sop": 0}),
-    "sentiment/model": (Meta(task="classify", labels=("bad", "good"), details={"kind": "single"}), {"classify": 2}),
-    "runs/sentiment/model": (Meta(task="classify", labels=("bad", "good")), {"classify": 2}),
-    "ner/model": (Meta(task="tag", labels=TAGS), {"tag": 5}),
-    "restaurants/model": (Meta(task="dialogue", labels=("food=<named>", "price=<named>"), details={"known": ["food=thai", "price=cheap"]}), {"classify": 2}),
-    "qa/model": (Meta(task="answer", details={"stride": 16}), {"answer": 0}),
+MODELS: dict[str, tuple[ArtifactMetadata, dict[str, int]]] = {
+    "my-albert": (ArtifactMetadata(task="embed"), {"mlm": 0, "sop": 0}),
+    "my-domain": (ArtifactMetadata(task="embed"), {"mlm": 0, "sop": 0}),
+    "vectors": (ArtifactMetadata(task="embed"), {}),
+    "my-vectors": (ArtifactMetadata(task="embed"), {}),
+    "MODEL": (ArtifactMetadata(task="embed"), {}),
+    "IN": (ArtifactMetadata(task="embed"), {"mlm": 0}),
+    "FOLDER": (ArtifactMetadata(task="embed"), {}),
+    "words/model": (ArtifactMetadata(), {"mlm": 0, "sop": 0}),
+    "sentiment/model": (ArtifactMetadata(task="classify", labels=("bad", "good"), details={"kind": "single"}), {"classify": 2}),
+    "runs/sentiment/model": (ArtifactMetadata(task="classify", labels=("bad", "good")), {"classify": 2}),
+    "ner/model": (ArtifactMetadata(task="tag", labels=TAGS), {"tag": 5}),
+    "restaurants/model": (ArtifactMetadata(task="dialogue", labels=("food=<named>", "price=<named>"), details={"known": ["food=thai", "price=cheap"]}), {"classify": 2}),
+    "qa/model": (ArtifactMetadata(task="answer", details={"stride": 16}), {"answer": 0}),
 }  # fmt: skip
 
 
@@ -128,7 +128,7 @@ def shape() -> Any:
                 max_position_embeddings=160)  # fmt: skip
 
 
-def save(folder: Path, meta: Meta, heads: dict[str, int]) -> None:
+def save(folder: Path, meta: ArtifactMetadata, heads: dict[str, int]) -> None:
     config = shape()
     torch.manual_seed(4)
     model = AlbertModel(config, {name: build_head(name, config, labels or 2) for name, labels in heads.items()})
@@ -162,7 +162,7 @@ def foreign(folder: Path) -> None:
     small = shape().replace(vocab_size=chinese.vocab_size)
     AlbertModel(small, {"mlm": build_head("mlm", small)}).save(folder / "albert_tiny_zh", chinese)
     encoder = AlbertModel(config, {}, pooler=False).weights()
-    vectors = Artifact(config, encoder, Tokenizer.from_spiece(SPIECE), Meta(task="embed", pooling="mean"))
+    vectors = Artifact(config, encoder, Tokenizer.from_spiece(SPIECE), ArtifactMetadata(task="embed", pooling="mean"))
     write_folder(vectors, folder / "st-albert")
     plain = AlbertModel(config, {"mlm": build_head("mlm", config)})
     plain.save(folder / "albert-base-v2", Tokenizer.from_spiece(SPIECE))
@@ -180,7 +180,9 @@ def reviews(things: int) -> str:
 
 @dataclass
 class DocShell:
-    """Runs lines as a shell would, in the current folder: `cat FILE |`, `< FILE`, `> FILE`, `&&`, comments and long lines."""
+    """Runs lines as a shell would, in the current folder: `cat FILE |`, `< FILE`, `> FILE`, `&&`, comments and long
+    lines.
+    """
 
     clients: dict[int, Any] = field(default_factory=dict)
     """By port, clients of the servers that `albertkit serve` would have started."""
@@ -241,7 +243,9 @@ class DocShell:
         return done.stdout
 
     def make_room(self, words: list[str]) -> None:
-        """A page that makes what other pages only use begins without it, and of two ways to make something each begins anew."""
+        """A page that makes what other pages only use begins without it, and of two ways to make something each begins
+        anew.
+        """
         command = app.get_command(click.Context(app), words[0]) if words else None
         if command is None or "--help" in words:
             return

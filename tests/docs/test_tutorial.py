@@ -105,7 +105,9 @@ def test_tests_and_options_named_beside_a_claim_exist(page):
 
 @pytest.fixture
 def verdicts(tmp_path, monkeypatch):
-    """The words about measured claims, with lines of our own: two seeds of a variant that is smaller, as good, and not faster."""
+    """The words about measured claims, with lines of our own: two seeds of a variant that is smaller, as good, and not
+    faster.
+    """
     make.facts()  # puts the folder on the path
     import verdicts
 

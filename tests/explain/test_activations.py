@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from albertkit.albert import Albert
-from albertkit.artifact import Artifact, Meta, read_stored, write_artifact
+from albertkit.artifact import Artifact, ArtifactMetadata, read_stored, write_artifact
 from albertkit.config import Options
 from albertkit.errors import AlbertkitError
 from albertkit.explain import Explainer
@@ -82,7 +82,9 @@ def test_the_built_in_model_and_eight_bits():
 
 def test_limits_and_depth(tmp_path):
     config = tiny()
-    folder = write_artifact(Artifact(config, weights_of(config), None, Meta(task="embed", depth=2)), tmp_path / "m")
+    folder = write_artifact(
+        Artifact(config, weights_of(config), None, ArtifactMetadata(task="embed", depth=2)), tmp_path / "m"
+    )
     encoder = NumpyEncoder.from_stored(read_stored(folder))
     assert len(encoder.run(IDS).hidden) == 3  # the depth that the model was made for
     assert encoder.run(IDS, depth=0).attention.shape == (0, 4, 6, 6)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from albertkit.albert import Albert
-from albertkit.artifact import Meta
+from albertkit.artifact import ArtifactMetadata
 from albertkit.config import Options
 from albertkit.errors import AlbertkitError
 from albertkit.explain import Explainer
@@ -46,7 +46,9 @@ def letters(alphabet: str, most: int) -> st.SearchStrategy[str]:
 
 
 def test_rollout_by_hand():
-    """Two layers, two heads, two tokens: the mean of heads, half of it beside half of the token itself, one after the other."""
+    """Two layers, two heads, two tokens: the mean of heads, half of it beside half of the token itself, one after the
+    other.
+    """
     first = np.array([[[1.0, 0.0], [0.0, 1.0]], [[0.0, 1.0], [1.0, 0.0]]])  # mean: all 0.5
     second = np.array([[[1.0, 0.0], [1.0, 0.0]], [[1.0, 0.0], [0.6, 0.4]]])  # mean: [1, 0], [0.8, 0.2]
     mixed_first = np.array([[0.75, 0.25], [0.25, 0.75]])
@@ -176,7 +178,9 @@ def test_gradients_are_complete(explainers, model, asked, hide):
 
 def test_gradients_of_slots_and_of_frozen_heads(explainers, tmp_path):
     frozen = make(
-        tmp_path / "frozen", Meta(task="classify", labels=("no", "yes"), details={"reads": "vector"}), {"classify": 2}
+        tmp_path / "frozen",
+        ArtifactMetadata(task="classify", labels=("no", "yes"), details={"reads": "vector"}),
+        {"classify": 2},
     )
     for explainer, at in ((explainers["atis"], "Paris"), (Explainer(Albert(frozen, threads=1)), None)):
         gradients, occluded = explain(explainer, TEXT, at=at, methods=["gradients", "occlusion"], steps=96).attributions
@@ -186,7 +190,7 @@ def test_gradients_of_slots_and_of_frozen_heads(explainers, tmp_path):
 
 def test_a_classifier_that_reads_the_mean(tmp_path):
     """Without a pooler, gradients go through the mean, and what is attended to is the mean over all tokens."""
-    meta = Meta(task="classify", labels=("no", "yes"))
+    meta = ArtifactMetadata(task="classify", labels=("no", "yes"))
     folder = make(tmp_path / "mean", meta, {"classify": 2}, options=Options(classifier="mean"))
     explainer = Explainer(Albert(folder, threads=1))
     found = explain(explainer, TEXT, methods=["gradients", "occlusion", "attention"], steps=96)

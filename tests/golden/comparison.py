@@ -117,7 +117,7 @@ def tensors(folder: Path) -> np.ndarray:
     return hashed(found)
 
 
-# Stored and compared ---------------------------------------------------------------------------------------------
+# StoredModel and compared ---------------------------------------------------------------------------------------------
 
 
 def stored(area: str) -> Results:

@@ -1,4 +1,6 @@
-"""Write the golden results: `python -m tests.golden.record`, or for some areas `python -m tests.golden.record tasks http`."""
+"""Write the golden results: `python -m tests.golden.record`, or for some areas `python -m tests.golden.record tasks
+http`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The exported file: the artifact's numbers in onnxruntime and in OpenVINO, standard operators, every weight once, whole or not at all."""
+"""The exported file: the artifact's numbers in onnxruntime and in OpenVINO, standard operators, every weight once,
+whole or not at all.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ import onnxruntime as ort
 import pytest
 
 from albertkit.albert import Albert
-from albertkit.artifact import Meta, read_stored, write_artifact
+from albertkit.artifact import ArtifactMetadata, read_stored, write_artifact
 from albertkit.compress.prune import PruneSettings, prune
 from albertkit.compress.static_model import make_static_model
 from albertkit.config import Options
@@ -85,7 +87,9 @@ def test_vectors_equal_the_artifact(shape, tmp_path):
 @pytest.mark.parametrize("unit", [True, False])
 def test_every_pooling(pooling, unit, tmp_path):
     artifact = make(tiny(vocab_size=30000), heads=())
-    artifact = dataclasses.replace(artifact, meta=Meta(task="embed", pooling=pooling, normalise=unit, depth=2))
+    artifact = dataclasses.replace(
+        artifact, metadata=ArtifactMetadata(task="embed", pooling=pooling, normalize=unit, depth=2)
+    )
     write_artifact(artifact, tmp_path / "m")
     albert = Albert(tmp_path / "m", threads=1)
     assert export(tmp_path / "m", tmp_path / "m.onnx").depth == 2
@@ -111,8 +115,8 @@ def test_task_heads(task, tmp_path):
     heads = ("classify", "tag") if task == "intent" else ("classify",) if task == "frozen" else (task,)
     labels = () if task in ("answer", "choose") else ("O", "B-x") if task in ("tag", "intent") else ("a", "b")
     details = {"reads": "vector"} if task == "frozen" else {"intents": ["a", "b"]} if task == "intent" else {}
-    meta = Meta(task="classify" if task == "frozen" else task, labels=labels, details=details)
-    write_artifact(dataclasses.replace(make(tiny(vocab_size=30000), heads), meta=meta), tmp_path / "m")
+    meta = ArtifactMetadata(task="classify" if task == "frozen" else task, labels=labels, details=details)
+    write_artifact(dataclasses.replace(make(tiny(vocab_size=30000), heads), metadata=meta), tmp_path / "m")
     albert = Albert(tmp_path / "m", threads=1)
     report = export(tmp_path / "m", tmp_path / "m.onnx")
     given = feed(albert, WORDS)
@@ -137,7 +141,7 @@ def test_task_heads(task, tmp_path):
 @pytest.mark.parametrize("bits", [None, 8])
 def test_a_score_that_happens_to_be_near_zero_is_no_difference(bits, tmp_path):
     artifact = make(tiny(vocab_size=30000), ("choose",))
-    artifact = dataclasses.replace(artifact, meta=Meta(task="choose"))
+    artifact = dataclasses.replace(artifact, metadata=ArtifactMetadata(task="choose"))
     write_artifact(artifact, tmp_path / "m", bits=bits)
     albert = Albert(tmp_path / "m", threads=1)
     batch = onnx_export.random_batch(albert.config)
@@ -153,7 +157,9 @@ def test_a_score_that_happens_to_be_near_zero_is_no_difference(bits, tmp_path):
 def test_what_scores_mean_stands_in_the_file(tmp_path):
     details = {"kind": "regression", "mean": 2.5, "std": 1.5, "max_length": 24, "early_exit": {"depth": 2}}
     artifact = make(tiny(vocab_size=30000), ("classify",), 1)
-    write_artifact(dataclasses.replace(artifact, meta=Meta(task="classify", details=details)), tmp_path / "m")
+    write_artifact(
+        dataclasses.replace(artifact, metadata=ArtifactMetadata(task="classify", details=details)), tmp_path / "m"
+    )
     export(tmp_path / "m", tmp_path / "m.onnx")
     about = {p.key: p.value for p in onnx.load(tmp_path / "m.onnx").metadata_props}
     told = json.loads(about["details"])
@@ -241,8 +247,8 @@ def test_pruned_small_vocabulary_and_static_models(tmp_path):
 def test_tokenizer_beside_and_facts_inside(tmp_path):
     from tokenizers import Tokenizer as Rust
 
-    meta = Meta(task="classify", labels=("good", "böse"))
-    write_artifact(dataclasses.replace(make(tiny(vocab_size=30000), ("classify",)), meta=meta), tmp_path / "m")
+    meta = ArtifactMetadata(task="classify", labels=("good", "böse"))
+    write_artifact(dataclasses.replace(make(tiny(vocab_size=30000), ("classify",)), metadata=meta), tmp_path / "m")
     export(tmp_path / "m", tmp_path / "out" / "m.onnx", ExportSettings(tokenizer=True))
     ids = Rust.from_file(str(tmp_path / "out" / "tokenizer.json")).encode("this is a test").ids
     assert ids == Albert(tmp_path / "m").tokenizer.encode("this is a test").ids

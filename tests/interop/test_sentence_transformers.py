@@ -25,17 +25,17 @@ def artifact():
 
 
 @pytest.mark.parametrize("pooling", ["mean", "cls", "max"])
-@pytest.mark.parametrize("normalise", [True, False])
-def test_round_trip_keeps_the_vectors(artifact, tmp_path, pooling, normalise):
+@pytest.mark.parametrize("normalize", [True, False])
+def test_round_trip_keeps_the_vectors(artifact, tmp_path, pooling, normalize):
     meta = dataclasses.replace(
-        artifact.meta, task="embed", pooling=pooling, normalise=normalise, prompts={"query": "ask: "}
+        artifact.metadata, task="embed", pooling=pooling, normalize=normalize, prompts={"query": "ask: "}
     )
-    artifact = dataclasses.replace(artifact, meta=meta)
+    artifact = dataclasses.replace(artifact, metadata=meta)
     write_artifact(artifact, tmp_path / "ours")
     write_folder(artifact, tmp_path / "theirs")
     ours, back = Albert(tmp_path / "ours"), Albert(tmp_path / "theirs")
     assert np.abs(ours.embed(TEXTS) - back.embed(TEXTS)).max() <= 1e-6
-    assert back.meta.pooling == pooling and back.meta.normalise is normalise
+    assert back.metadata.pooling == pooling and back.metadata.normalize is normalize
     assert np.abs(ours.embed("x", prompt="query") - back.embed("ask: x")).max() <= 1e-6
     library = pytest.importorskip("sentence_transformers")
     theirs = library.SentenceTransformer(str(tmp_path / "theirs"), device="cpu")

@@ -1,4 +1,6 @@
-"""Every option away from the CPU, in half precision: torch's meta device computes shapes alone, and refuses tensors that were left behind."""
+"""Every option away from the CPU, in half precision: torch's meta device computes shapes alone, and refuses tensors
+that were left behind.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The documents' options in torch: each against its formula written out plainly, alone and in a batch, and through training."""
+"""The documents' options in torch: each against its formula written out plainly, alone and in a batch, and through
+training.
+"""
 
 from __future__ import annotations
 

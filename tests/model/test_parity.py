@@ -135,7 +135,7 @@ def test_heads_equal_transformers(cls_name, mode):
 
 @pytest.mark.parametrize("cls_name", HEADS)
 def test_folder_opens_in_transformers_and_comes_back_bit_equal(cls_name, tmp_path):
-    from albertkit.artifact import Meta, read_artifact
+    from albertkit.artifact import ArtifactMetadata, read_artifact
     from albertkit.interop.huggingface import read_folder
     from albertkit.tokenizer import Tokenizer
     from tests.conftest import SPIECE
@@ -146,7 +146,7 @@ def test_folder_opens_in_transformers_and_comes_back_bit_equal(cls_name, tmp_pat
     task = next((h for h in ("classify", "tag", "choose", "answer") if h in ours.heads), "pretrain")
     labels = ("a", "b", "c", "d") if extra else ()
     tokenizer = Tokenizer.from_spiece(SPIECE)
-    ours.save(tmp_path / "one", tokenizer, Meta(task=task, labels=labels))
+    ours.save(tmp_path / "one", tokenizer, ArtifactMetadata(task=task, labels=labels))
     opened, report = getattr(transformers, cls_name).from_pretrained(tmp_path / "one", output_loading_info=True)
     assert not report["missing_keys"] and not report["mismatched_keys"]
     assert not report["unexpected_keys"] or cls_name.endswith(("TokenClassification", "QuestionAnswering", "MaskedLM"))
@@ -154,7 +154,7 @@ def test_folder_opens_in_transformers_and_comes_back_bit_equal(cls_name, tmp_pat
     tokenizer.save(tmp_path / "two")
     back = read_folder(tmp_path / "two")
     first = read_artifact(tmp_path / "one")
-    assert first.meta.labels == back.meta.labels == labels
+    assert first.metadata.labels == back.metadata.labels == labels
     assert set(back.weights) <= set(first.weights)
     assert {n for n in first.weights if n not in back.weights} <= {
         "encoder.pooler.weight",

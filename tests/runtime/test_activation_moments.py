@@ -1,4 +1,6 @@
-"""Calibration texts of a model without texts: generated, plain sentences, or random tokens; and the commands name which."""
+"""Calibration texts of a model without texts: generated, plain sentences, or random tokens; and the commands name
+which.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from albertkit.albert import Albert
-from albertkit.artifact import Meta, write_artifact
+from albertkit.artifact import ArtifactMetadata, write_artifact
 from albertkit.cli.entry_point import app
 from albertkit.runtime import activation_moments as calibrate
 from albertkit.runtime.activation_moments import (
@@ -30,7 +32,7 @@ SMALL = tiny(vocab_size=30000, max_position_embeddings=40)
 @pytest.fixture(scope="module")
 def vectors():
     """A model that cannot fill masks."""
-    return dataclasses.replace(make(SMALL, ()), meta=Meta(task="embed"))
+    return dataclasses.replace(make(SMALL, ()), metadata=ArtifactMetadata(task="embed"))
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from albertkit.albert import Albert
-from albertkit.artifact import Artifact, Meta, read_artifact, write_artifact
+from albertkit.artifact import Artifact, ArtifactMetadata, read_artifact, write_artifact
 from albertkit.compress.prune import PruneSettings, prune
 from albertkit.errors import AlbertkitError
 from albertkit.interop.onnx_export import ExportSettings, export
@@ -91,7 +91,7 @@ def folder(tmp_path_factory):
             count = {"classify": 2 if task == "intent" else 3, "tag": 3}
             modules = {name: build_head(name, config, labels=count.get(name, 1)) for name in heads}
             details = {"max_length": 32, **DETAILS.get(task, {})}
-            meta = Meta(task=task, labels=LABELS[task], details=details)
+            meta = ArtifactMetadata(task=task, labels=LABELS[task], details=details)
             write_artifact(Artifact(config, AlbertModel(config, modules).weights(), tokenizer, meta), place / task)
         return place / task
 
@@ -358,7 +358,7 @@ def test_calibrating_a_model_writes_its_limits(folder, tmp_path, task):
         and found.texts == (300 if task == "match" else 150)
     )
     model = Albert(tmp_path / "model", threads=1)
-    assert model.meta.details["early_exit"]["texts"] == found.texts
+    assert model.metadata.details["early_exit"]["texts"] == found.texts
     if found.risk(0.5) is None:
         return
     if task == "embed":
@@ -425,8 +425,8 @@ def test_depths_that_vectors_were_not_taught_at_are_refused(albert, folder, tmp_
     distilled = {"step": "distill", "settings": {"depths": "2,5"}}
 
     def opened(name, *steps, **details):
-        meta = dataclasses.replace(artifact.meta, made=steps, **details)
-        return Albert(write_artifact(dataclasses.replace(artifact, meta=meta), tmp_path / name), threads=1)
+        meta = dataclasses.replace(artifact.metadata, made=steps, **details)
+        return Albert(write_artifact(dataclasses.replace(artifact, metadata=meta), tmp_path / name), threads=1)
 
     model = opened("distilled", distilled, {"step": "quantize"})
     for refused in (
@@ -460,16 +460,17 @@ def test_depths_that_vectors_were_not_taught_at_are_refused(albert, folder, tmp_
 def test_heads_on_frozen_vectors_read_taught_depths_only(folder, tmp_path):
     artifact = read_artifact(folder("classify"))
     meta = dataclasses.replace(
-        artifact.meta, made=({"step": "distill", "settings": {"depths": "2,5"}}, {"step": "frozen classifier"}), details={**artifact.meta.details, "reads": "vector"}
+        artifact.metadata, history=({"step": "distill", "settings": {"depths": "2,5"}}, {"step": "frozen classifier"}), details={**artifact.metadata.details, "reads": "vector"}
     )  # fmt: skip
-    model = Albert(write_artifact(dataclasses.replace(artifact, meta=meta), tmp_path / "m"), threads=1)
+    model = Albert(write_artifact(dataclasses.replace(artifact, metadata=meta), tmp_path / "m"), threads=1)
     assert model.classify("cat", depth=2).label in LABELS["classify"]
     for way in ({}, {"early_exit": "entropy:0.5"}):
         with pytest.raises(AlbertkitError, match="depths 2, 5"):
             model.classify("cat", depth=3, **way)
 
 
-# What is said about `early_exit=` --------------------------------------------------------------------------------------
+# What is said about `early_exit=`
+# --------------------------------------------------------------------------------------
 
 
 def test_what_exit_may_be():
@@ -578,8 +579,8 @@ def test_the_command_line_says_when_shallow_depths_were_not_taught(folder, tmp_p
 
     artifact = read_artifact(folder("classify"))
     for name, told in (("finetune", True), ("elastic", False)):
-        meta = dataclasses.replace(artifact.meta, made=({"step": name}, {"step": "quantize"}))
-        write_artifact(dataclasses.replace(artifact, meta=meta), tmp_path / name)
+        meta = dataclasses.replace(artifact.metadata, history=({"step": name}, {"step": "quantize"}))
+        write_artifact(dataclasses.replace(artifact, metadata=meta), tmp_path / name)
         for way, shallow in (
             (["--depth", "2"], True),
             (["--early-exit", "patience:1"], True),

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from albertkit.albert import Albert
-from albertkit.artifact import Artifact, Meta, write_artifact
+from albertkit.artifact import Artifact, ArtifactMetadata, write_artifact
 from albertkit.cli.entry_point import app
 from albertkit.config import Options
 from albertkit.errors import AlbertkitError
@@ -55,7 +55,7 @@ def made(tokenizer, folder, target_length=6, **changes):
     model = AlbertModel(config, {"mlm": build_head("mlm", config)}).eval()
     for value in model.parameters():  # biases too, so that a forgotten one is seen
         torch.nn.init.normal_(value, std=0.3) if value.dim() == 1 else None
-    meta = Meta(task="generate", details={"max_length": 30, "target_length": target_length, "words": 3})
+    meta = ArtifactMetadata(task="generate", details={"max_length": 30, "target_length": target_length, "words": 3})
     write_artifact(Artifact(config, model.weights(), tokenizer, meta), folder)
     return model, folder
 

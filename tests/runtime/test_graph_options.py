@@ -1,4 +1,6 @@
-"""The documents' options without torch: the runtime, its 8 and 4 bits, the exported file and the plain view say what torch says."""
+"""The documents' options without torch: the runtime, its 8 and 4 bits, the exported file and the plain view say what
+torch says.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 
 from albertkit.albert import Albert
-from albertkit.artifact import Artifact, Meta, read_artifact, read_stored, write_artifact
+from albertkit.artifact import Artifact, ArtifactMetadata, read_artifact, read_stored, write_artifact
 from albertkit.compress import benchmark, profile
 from albertkit.compress.prune import PruneSettings, prune
 from albertkit.compress.quantize import quantize
@@ -51,7 +53,7 @@ def tokenizer() -> Tokenizer:
         return Tokenizer.from_vocab(path)
 
 
-def make(options: dict, heads=("mlm", "classify"), meta: Meta | None = None, **shape) -> Artifact:
+def make(options: dict, heads=("mlm", "classify"), meta: ArtifactMetadata | None = None, **shape) -> Artifact:
     """An artifact with lively random weights."""
     config = tiny(options=Options(**options), vocab_size=len(VOCAB), **shape)
     torch.manual_seed(4)
@@ -59,7 +61,7 @@ def make(options: dict, heads=("mlm", "classify"), meta: Meta | None = None, **s
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.normal_(mean=1.0 if "norm.weight" in name else 0.0, std=0.15)
-    return Artifact(config, model.weights(), tokenizer(), meta or Meta())
+    return Artifact(config, model.weights(), tokenizer(), meta or ArtifactMetadata())
 
 
 def ids(lengths=LENGTHS, seed: int = 0) -> list[list[int]]:
@@ -175,7 +177,9 @@ def test_the_exported_int8_file(tmp_path):
 @pytest.mark.parametrize("case", ["classifier", "everything", "window"])
 def test_a_task_head_reads_the_same(case, tmp_path):
     """The torch model's scores, through the artifact, from the runtime and from the exported file."""
-    artifact = make(CASES[case], meta=Meta(task="classify", labels=("a", "b"), details={"kind": "single"}))
+    artifact = make(
+        CASES[case], metadata=ArtifactMetadata(task="classify", labels=("a", "b"), details={"kind": "single"})
+    )
     write_artifact(artifact, tmp_path / "m")
     albert = Albert(tmp_path / "m", threads=1)
     texts = ["one red green blue .", "two cat dog cow hen pig fox owl bee . oak elm ash"]

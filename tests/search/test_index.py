@@ -47,7 +47,8 @@ def many(count, start=0, words=6):
     rng = np.random.default_rng(7)
     table = rng.integers(0, 500, (start + count, words))
     return [
-        Record(f"r{i}", " ".join(f"w{w}" for w in table[i]) + f" n{i}", "made", i) for i in range(start, start + count)
+        Record(f"r{i}", " ".join(f"w{w}" for w in table[i]) + f" n{i}", "history", i)
+        for i in range(start, start + count)
     ]
 
 
@@ -72,7 +73,7 @@ def test_what_is_added_is_found_after_reopening(index, tmp_path):
         for record in records[:3000:500]:
             for mode in ("vector", "hybrid"):
                 hit = again.search(record.text, 3, mode)[0]
-                assert (hit.id, hit.text, hit.source, hit.line) == (record.id, record.text, "made", record.line)
+                assert (hit.id, hit.text, hit.source, hit.line) == (record.id, record.text, "history", record.line)
         assert again.search(records[5].text, 1, "vector")[0].score == pytest.approx(1, abs=0.01)
     assert [p.name for p in tmp_path.iterdir()] == ["t.idx"]  # one plain file, nothing beside it
 
@@ -98,10 +99,10 @@ def test_upsert_embeds_only_what_changed(index):
     toy = index.embedder
     assert toy.count == 100
     assert index.add(records) == 0 and toy.count == 100
-    changed = [Record("r3", "entirely different words", "made", 3), *records[4:]]
+    changed = [Record("r3", "entirely different words", "history", 3), *records[4:]]
     assert index.add(changed) == 1 and toy.count == 101 and len(index) == 100
     assert index.search("n3", mode="keyword") == [] and index.search("entirely", 1, "keyword")[0].id == "r3"
-    moved = [Record(f"r{i}", records[i - 1].text, "made", i) for i in range(1, 100)]  # a line was put in above
+    moved = [Record(f"r{i}", records[i - 1].text, "history", i) for i in range(1, 100)]  # a line was put in above
     assert index.add(moved) == 99 and toy.count == 102  # only the text that record 3 had lost
     assert index.add([Record("r5", moved[4].text, "elsewhere", 9)]) == 1 and toy.count == 102
     assert index.search(records[50].text, 1, "vector")[0].id == "r51"

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from albertkit.albert import Albert
-from albertkit.artifact import Artifact, Meta, write_artifact
+from albertkit.artifact import Artifact, ArtifactMetadata, write_artifact
 from albertkit.model import AlbertModel
 from albertkit.model.albert_model import build_head
 from albertkit.tokenizer import Tokenizer
@@ -27,19 +27,31 @@ from tests.waiting import LIMIT, wait_until
 
 TAGS = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
 MADE = {
-    "words": (Meta(task="embed", prompts={"query": "query: ", "passage": "passage: "}), {"mlm": 0}),
-    "pairs": (Meta(task="classify", labels=("no", "yes")), {"classify": 2}),
-    "topics": (Meta(task="classify", labels=("art", "food", "sport"), details={"kind": "multi"}), {"classify": 3}),
-    "stars": (Meta(task="classify", details={"kind": "regression", "mean": 3.0, "std": 1.5}), {"classify": 1}),
-    "names": (Meta(task="tag", labels=TAGS), {"tag": 5}),
-    "reader": (Meta(task="answer", details={"stride": 16}), {"answer": 0}),
-    "exam": (Meta(task="choose"), {"choose": 0}),
-    "atis": (Meta(task="intent", labels=TAGS, details={"intents": ["book", "ask"]}), {"classify": 2, "tag": 5}),
-    "author": (Meta(task="generate", details={"max_length": 40, "target_length": 6, "words": 3}), {"mlm": 0}),
+    "words": (ArtifactMetadata(task="embed", prompts={"query": "query: ", "passage": "passage: "}), {"mlm": 0}),
+    "pairs": (ArtifactMetadata(task="classify", labels=("no", "yes")), {"classify": 2}),
+    "topics": (
+        ArtifactMetadata(task="classify", labels=("art", "food", "sport"), details={"kind": "multi"}),
+        {"classify": 3},
+    ),
+    "stars": (
+        ArtifactMetadata(task="classify", details={"kind": "regression", "mean": 3.0, "std": 1.5}),
+        {"classify": 1},
+    ),
+    "names": (ArtifactMetadata(task="tag", labels=TAGS), {"tag": 5}),
+    "reader": (ArtifactMetadata(task="answer", details={"stride": 16}), {"answer": 0}),
+    "exam": (ArtifactMetadata(task="choose"), {"choose": 0}),
+    "atis": (
+        ArtifactMetadata(task="intent", labels=TAGS, details={"intents": ["book", "ask"]}),
+        {"classify": 2, "tag": 5},
+    ),
+    "author": (
+        ArtifactMetadata(task="generate", details={"max_length": 40, "target_length": 6, "words": 3}),
+        {"mlm": 0},
+    ),
 }
 
 
-def make(folder: Path, meta: Meta, heads: dict[str, int], seed: int = 4, **shape) -> Path:
+def make(folder: Path, meta: ArtifactMetadata, heads: dict[str, int], seed: int = 4, **shape) -> Path:
     """A model with lively random weights."""
     config = tiny(vocab_size=30000, max_position_embeddings=64, **shape)
     torch.manual_seed(seed)

@@ -310,7 +310,7 @@ def test_explain(server, alberts):
 )
 def test_explain_tasks(server, alberts, name, asked, kind):
     found = server.post("/explain", {"model": name, **asked}).json()
-    assert found["kind"] == kind and found["task"] == alberts[name].meta.task and len(found["depths"]) == 3
+    assert found["kind"] == kind and found["task"] == alberts[name].metadata.task and len(found["depths"]) == 3
     if kind is not None:
         assert found["depths"][-1]["matches_full_depth"] and 1 <= found["stable_depth"] <= 3
     if kind == "classify":

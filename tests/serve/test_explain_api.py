@@ -88,7 +88,7 @@ def test_early_exit_equals_that_of_predictions(server, alberts):
         albert = alberts[name]
         told = server.post("/explain", {"text": text, "model": name, **more}).json()["early_exit"]
         assert told["kind"] == "entropy" and told["exit_depths"] == [1, 2] and len(told["uncertainty"]) == 3
-        features = task_features(albert, [example], albert.meta.task)
+        features = task_features(albert, [example], albert.metadata.task)
         for limit in sorted(
             {0.0, 1.0, *(round(doubt + step, 4) for doubt in told["uncertainty"] for step in (-0.01, 0.01))}
         ):
@@ -106,12 +106,12 @@ def test_early_exit_equals_that_of_predictions(server, alberts):
 
 def test_a_calibrated_model_has_an_exit_depth():
     exits = ExitCalibration(3, (1, 2), ((0.0, 2.0), (0.0, 2.0)), tuple((r, 0.999, 2.0) for r in (1e-3, 1e-2)), 900)
-    albert = SimpleNamespace(depth=3, meta=SimpleNamespace(details={"early_exit": exits.to_dict()}))
+    albert = SimpleNamespace(depth=3, metadata=SimpleNamespace(details={"early_exit": exits.to_dict()}))
     limit = exits.limits(0.99)[0]
     assert calibrated_exit_depth(albert, [1, 2], [limit / 2, 0.9, 0.0]) == 1
     assert calibrated_exit_depth(albert, [1, 2], [limit * 2, limit / 2, 0.0]) == 2
     assert calibrated_exit_depth(albert, [1, 2], [None, 0.9, 0.0]) == 3
-    albert.meta.details["early_exit"] = {"depth": 3}  # damaged
+    albert.metadata.details["early_exit"] = {"depth": 3}  # damaged
     assert calibrated_exit_depth(albert, [1, 2], [0.0, 0.0, 0.0]) is None
 
 

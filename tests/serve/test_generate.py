@@ -99,9 +99,11 @@ def test_generation_measures_a_token_cost_of_its_own(folders):
 
 def test_a_model_that_cannot_generate_is_not_served(folders, tmp_path):
     """A folder that says it writes and lacks the head for words is an error at the start, not at the first request."""
-    from albertkit.artifact import Meta
+    from albertkit.artifact import ArtifactMetadata
     from tests.serve.conftest import make
 
-    broken = make(tmp_path / "broken", Meta(task="generate", details={"max_length": 40, "target_length": 6}), {})
+    broken = make(
+        tmp_path / "broken", ArtifactMetadata(task="generate", details={"max_length": 40, "target_length": 6}), {}
+    )
     with pytest.raises(AlbertkitError):
         with_service(broken, lambda service, model: None)

@@ -1,4 +1,6 @@
-"""Whatever its own description allows, and much that it does not: no fault of the server, and every answer as described."""
+"""Whatever its own description allows, and much that it does not: no fault of the server, and every answer as
+described.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What a fine-tuning begins with where no model is named: by the task, by the length, and for classes of single texts by a trial."""
+"""What a fine-tuning begins with where no model is named: by the task, by the length, and for classes of single texts
+by a trial.
+"""
 
 from __future__ import annotations
 

@@ -196,7 +196,7 @@ def test_the_classifier_holds_out_and_warns_of_a_collapse(start, tmp_path):
         tmp_path / "start", frozen=False, epochs=8, learning_rate=3e-3, batch_size=16, max_length=16
     )
     model.fit(rows, labels)
-    assert model.score(rows, labels) > 0.9 and "dev" in model.albert_.meta.metrics
+    assert model.score(rows, labels) > 0.9 and "dev" in model.albert_.metadata.metrics
     assert model.predict_proba(rows[:3]).shape == (3, 2)
     dead = dataclasses.replace(start, weights={n: np.zeros_like(w) for n, w in start.weights.items()})
     write_artifact(dead, tmp_path / "dead")

@@ -1,4 +1,6 @@
-"""A head and a loss of one's own, trained by the one loop: it learns, it resumes to the bit, and what is missing is said."""
+"""A head and a loss of one's own, trained by the one loop: it learns, it resumes to the bit, and what is missing is
+said.
+"""
 
 from __future__ import annotations
 
@@ -95,7 +97,7 @@ def test_it_learns_and_opens_again(start, tmp_path):
     spread = float(np.std([e.label for e in texts(40, 9)]))
     assert done.metrics["rmse"] < spread / 4
     made = read_artifact(tmp_path / "model")
-    assert made.meta.task == "embed" and made.meta.made[-1]["task"] == "count"
+    assert made.metadata.task == "embed" and made.metadata.history[-1]["task"] == "count"
     with pytest.raises(AlbertkitError, match="a head 'count' of somebody's own"):
         AlbertModel.from_artifact(made)
     model = AlbertModel.from_artifact(made, heads={"count": Counting(made.config.hidden_size)})

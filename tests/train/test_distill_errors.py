@@ -1,4 +1,6 @@
-"""What `distill` refuses or tells: other teachers, corpora and labels, pairs, weights, folders that are taken; and teachers that read little."""
+"""What `distill` refuses or tells: other teachers, corpora and labels, pairs, weights, folders that are taken; and
+teachers that read little.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +77,7 @@ def changed(folder, target):
 @pytest.mark.parametrize("what", ["logits", "vectors", "hidden"])
 def test_another_teacher_does_not_resume_in_the_same_folder(words, classifier, tmp_path, what):
     student, examples = new_student(tiny(), words, 1), texts(40, 5)
-    data = DistillData(load_task(read_artifact(classifier).meta), examples, ())
+    data = DistillData(load_task(read_artifact(classifier).metadata), examples, ())
     if what != "logits":
         data = DistillData(None, [e.text for e in examples], ())
 
@@ -126,7 +128,7 @@ def test_stored_vectors_of_other_teachers_or_corpus_are_an_error(words, tmp_path
 
 
 def test_labels_unknown_to_the_teacher_are_logged(classifier, tmp_path, capsys):
-    meta, lesson = read_artifact(classifier).meta, DistillSettings(logits=1.0, labels=0.5)
+    meta, lesson = read_artifact(classifier).metadata, DistillSettings(logits=1.0, labels=0.5)
     rows = [(e.text, "stone" if n < 5 else e.label) for n, e in enumerate(texts(40))]
     for name, own in (("some", rows), ("none", [(text, label.upper()) for text, label in rows])):
         lines = [f"{text}\t{label}" for text, label in own]
@@ -139,8 +141,8 @@ def test_labels_unknown_to_the_teacher_are_logged(classifier, tmp_path, capsys):
 
 
 def test_teacher_of_pairs_rejects_single_lines(classifier, paired, tmp_path):
-    meta, lesson = read_artifact(paired).meta, DistillSettings(logits=1.0)
-    assert meta.details["pairs"] is True and "pairs" not in read_artifact(classifier).meta.details
+    meta, lesson = read_artifact(paired).metadata, DistillSettings(logits=1.0)
+    assert meta.details["pairs"] is True and "pairs" not in read_artifact(classifier).metadata.details
     assert Albert(paired).classify(["cat"], ["dog"])[0].label in meta.labels and Albert(paired).task == load_task(meta)
     (tmp_path / "lines.txt").write_text("\n".join(e.text for e in texts(20)))
     with pytest.raises(
@@ -148,7 +150,7 @@ def test_teacher_of_pairs_rejects_single_lines(classifier, paired, tmp_path):
     ):
         read_teacher_data(paired, meta, (tmp_path / "lines.txt", None), lesson, ReadOptions(), log)
     older = dataclasses.replace(meta, details={k: v for k, v in meta.details.items() if k != "pairs"})
-    for known in (older, read_artifact(classifier).meta):
+    for known in (older, read_artifact(classifier).metadata):
         _, found = read_teacher_data(paired, known, (tmp_path / "lines.txt", None), lesson, ReadOptions(), log)
         assert len(found.train) == 20
 

@@ -1,4 +1,6 @@
-"""Learning from a teacher: the losses equal plain restatements, students learn from each kind, and a killed one goes on."""
+"""Learning from a teacher: the losses equal plain restatements, students learn from each kind, and a killed one goes
+on.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 
 from albertkit.albert import Albert
-from albertkit.artifact import Artifact, Meta, read_artifact, write_artifact
+from albertkit.artifact import Artifact, ArtifactMetadata, read_artifact, write_artifact
 from albertkit.cli.entry_point import app
 from albertkit.config import preset
 from albertkit.errors import AlbertkitError
@@ -66,7 +68,7 @@ def model_of(words: Tokenizer, seed: int = 0, task: str = "embed", **changes) ->
     torch.manual_seed(seed)
     shape = {"vocab_size": len(VOCAB), "initializer_range": 0.15, "max_position_embeddings": 64, **changes}
     config = tiny(**shape)
-    return Artifact(config, AlbertModel(config).weights(), words, Meta(task=task))
+    return Artifact(config, AlbertModel(config).weights(), words, ArtifactMetadata(task=task))
 
 
 @pytest.fixture(scope="module")
@@ -253,7 +255,9 @@ def test_narrow_student_learns_from_texts(words, teacher, tmp_path, what):
         tiny(hidden_size=24, num_hidden_layers=2, num_attention_heads=3, initializer_range=0.15), words, 1
     )
     data, settings, training = DistillData(None, lines, held), DistillSettings(**what), quick(40)
-    outputs = TeacherOutputs(states=AlbertTeacher(read_artifact(teacher), True), meta=Meta(task="embed"))
+    outputs = TeacherOutputs(
+        states=AlbertTeacher(read_artifact(teacher), True), metadata=ArtifactMetadata(task="embed")
+    )
     work = job(teacher, student, data, settings, training)
     if "vectors" in what:
         outputs = dataclasses.replace(outputs, vectors=teacher_vectors(work, tmp_path / "out"))
@@ -263,7 +267,7 @@ def test_narrow_student_learns_from_texts(words, teacher, tmp_path, what):
     assert outcome.metrics["loss"] < least * before, (before, outcome.metrics)
     made = read_artifact(outcome.model)
     assert PROJECTION not in made.weights and Albert(outcome.model).embed("cat dog").shape == (24,)
-    assert made.meta.made[-1]["step"] == "distill" and set(made.meta.made[-1]["distill"]) >= set(what)
+    assert made.metadata.history[-1]["step"] == "distill" and set(made.metadata.history[-1]["distill"]) >= set(what)
     assert bool(list((tmp_path / "out" / "teacher").glob("vectors-*.npz"))) if "vectors" in what else True
 
 
@@ -277,7 +281,7 @@ def test_logits_teach_more_than_few_labels(words, tmp_path):
     student = new_student(tiny(**shape, initializer_range=0.2), words, 1)
     options = dataclasses.replace(options, epochs=60, learning_rate=5e-3)
     few = tune.finetune_examples("classify", texts(12, 0), (), tmp_path / "few", student, options).model
-    data = DistillData(load_task(read_artifact(large).meta), texts(200, 0), texts(40, 9))
+    data = DistillData(load_task(read_artifact(large).metadata), texts(200, 0), texts(40, 9))
     given = quick(80, learning_rate=5e-3)
     outcome = distill(job(large, student, data, DistillSettings(logits=1.0), given, 40), tmp_path / "taught")
     fresh = texts(200, 11)
@@ -299,7 +303,7 @@ def test_stored_scores_equal_the_teachers(words, tmp_path, task, examples):
     options = FinetuneSettings(epochs=1, max_length=40, batch_size=16, device="cpu")
     model = tune.finetune_examples(task, examples(24), (), tmp_path / "tuned", model_of(words), options).model
     artifact = read_artifact(model)
-    data = DistillData(load_task(artifact.meta), examples(24), ())
+    data = DistillData(load_task(artifact.metadata), examples(24), ())
 
     def scores(features):
         work = job(model, artifact, data, DistillSettings(logits=1.0), quick(1))
@@ -442,13 +446,13 @@ def test_command_distills_from_bert_and_classifier(words, tmp_path):
     ).weights
     two = [*base[:2], f"{tmp_path / 'bert'}:0.5", *base[2:]]
     both = [*two, "--what", "vectors", "-o", str(tmp_path / "b")]
-    assert run.invoke(app, both).exit_code == 0 and read_artifact(tmp_path / "b").meta.task == "embed"
+    assert run.invoke(app, both).exit_code == 0 and read_artifact(tmp_path / "b").metadata.task == "embed"
     options = FinetuneSettings(epochs=1, max_length=40, batch_size=16, device="cpu")
     model = tune.finetune_examples("classify", texts(40, 0), (), tmp_path / "tuned", model_of(words), options).model
     base[1] = str(model)
     done = run.invoke(app, [*base, "--what", "logits,hidden:0.5", "-o", str(tmp_path / "c")])
     assert done.exit_code == 0, done.output
-    assert read_artifact(tmp_path / "c").meta.labels == read_artifact(model).meta.labels
+    assert read_artifact(tmp_path / "c").metadata.labels == read_artifact(model).metadata.labels
     for wrong, why in (
         ([*base, "--what", "logits", "--widths", "8", "-o", str(tmp_path / "d")], "from a corpus folder alone"),
         ([*base[:3], "-o", str(tmp_path / "d"), *quickly], "The student is either"),

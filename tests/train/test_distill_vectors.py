@@ -282,7 +282,7 @@ def test_student_learns_vectors_at_every_depth_and_width(corpus, shards, tmp_pat
         assert outcome.metrics[f"cosine_{depth}"] > max(0.5, before[f"cosine_{depth}"] + 0.2), (before, outcome.metrics)
     made = read_artifact(outcome.model)
     assert ("mlm_loss" in outcome.metrics) == ("heads.mlm.bias" in made.weights) == bool(words)
-    assert made.meta.task == "embed" and made.meta.pooling == "mean"
+    assert made.metadata.task == "embed" and made.metadata.pooling == "mean"
     assert np.array_equal(Passages.open(tmp_path / "texts").ends, found.ends)
 
 
@@ -362,7 +362,7 @@ app({[*given, "-o", str(tmp_path / "out")]!r})
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["accuracy"] > 0.5
     albert = Albert(tmp_path / "out" / "model")
-    assert albert.meta.details["max_length"] == 8
+    assert albert.metadata.details["max_length"] == 8
     first, longer = "cat dog cow hen pig fox", "cat dog cow hen pig fox oak elm ash fir yew bay"
     assert albert.classify(first).probabilities == albert.classify(longer).probabilities
     with pytest.raises(AlbertkitError, match="only classes of texts"):

@@ -118,7 +118,8 @@ def test_two_processes_train_as_one(bench, tmp_path, config):
         assert mine["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-4)
 
 
-# What torchrun does, with workers forked from a process that has torch already: reading torch takes most of the time of a short training.
+# What torchrun does, with workers forked from a process that has torch already: reading torch takes most of the time of
+# a short training.
 LAUNCH = """
 import os, sys, torch._dynamo
 from pathlib import Path
@@ -140,8 +141,9 @@ elastic_launch(config, work)(*sys.argv[1:])
 
 @pytest.mark.slow
 def test_a_killed_worker_is_replaced_and_the_run_goes_on(bench, tmp_path, config):
-    """Two processes with parted moments, one killed: torchrun starts both again, without --resume in the command. The checkpoint is one that a single
-    process goes on from, and the numbers are those of a single process."""
+    """Two processes with parted moments, one killed: torchrun starts both again, without --resume in the command. The
+    checkpoint is one that a single process goes on from, and the numbers are those of a single process.
+    """
     given = {"schedule": "constant", "warmup_ratio": 0.0, "log_every": 1, "evaluations": 1, "save_steps": 4}
     out, pids = tmp_path / "team", tmp_path / "pids"
     pids.mkdir()

@@ -93,9 +93,9 @@ def test_every_depth_becomes_a_good_model(plain, stretched):
     )
     assert min(after) >= before[-1] - 0.1, (before, after)
     assert after[0] > before[0] + 0.05, (before, after)
-    meta = read_artifact(stretched.model).meta
+    meta = read_artifact(stretched.model).metadata
     assert list(meta.metrics["dev at depth"]) == [str(d) for d in range(1, LAYERS)]
-    assert meta.made[-1]["step"] == "elastic" and meta.made[-1]["depths"]["distill_weight"] == 0.5
+    assert meta.history[-1]["step"] == "elastic" and meta.history[-1]["depths"]["distill_weight"] == 0.5
     assert "accuracy" in meta.metrics["dev"] and not any("_at_" in name for name in meta.metrics["dev"])
     assert meta.details["max_length"] == 40  # as it was fine-tuned
     report = (stretched.model.parent / "report.md").read_text()
@@ -111,7 +111,7 @@ def test_the_promised_agreement_holds_on_fresh_texts(stretched):
         assert np.mean([r.label == label for r, label in zip(early, full, strict=True)]) >= share
         depths.append(np.mean([r.depth for r in early]))
     assert depths[0] <= depths[1] <= depths[2] < LAYERS
-    promised = model.meta.details["early_exit"]
+    promised = model.metadata.details["early_exit"]
     assert promised["depth"] == LAYERS and promised["texts"] == 300 and promised["confidence"] == 0.95
 
 
@@ -125,7 +125,7 @@ def test_where_one_depth_is_trained_it_alone_chooses_the_checkpoint(start, every
     depths = [found["accuracy"], *(value for name, value in found.items() if "_at_" in name)]
     mean = np.mean(depths) if every else found["accuracy"]
     assert len(set(depths)) > 1 and found["over_depths"] == pytest.approx((found["accuracy"] + mean) / 2)
-    assert is_full_depth_only(work.to_artifact(found, TrainState()).meta.made) is not every
+    assert is_full_depth_only(work.to_artifact(found, TrainState()).metadata.history) is not every
 
 
 def test_a_folder_of_one_depth_is_not_gone_on_with_for_all(plain, tmp_path):
@@ -155,13 +155,13 @@ def test_every_task_has_a_loss_at_every_depth(start, kind, options):
     assert sum("_at_" in name for name in found) == LAYERS - 1 and "over_depths" in found
     assert work.early_exit is not None and len(work.early_exit["exit_depths"]) == LAYERS - 1
     state = TrainState()
-    json.dumps(work.to_artifact(found, state).meta.details)
+    json.dumps(work.to_artifact(found, state).metadata.details)
 
 
 def test_what_the_full_depth_says_costs_nothing_where_depths_agree(start):
     """With a layer that does nothing, all depths are one; only what is right is left of the loss."""
     still = {n: np.zeros_like(w) if "groups" in n and "norm" not in n else w for n, w in start.weights.items()}
-    frozen = Artifact(start.config, still, start.tokenizer, start.meta)
+    frozen = Artifact(start.config, still, start.tokenizer, start.metadata)
     for kind in ("classify", "tag", "answer", "choose", "intent", "match"):
         examples = KINDS[kind](16)
         settings = TrainSettings(steps=1, batch_size=8, device="cpu")
@@ -196,7 +196,7 @@ def test_depths_are_drawn_by_the_step(start):
 def test_the_head_comes_along_only_for_the_same_task(plain):
     artifact = read_artifact(plain.model)
     settings, examples = TrainSettings(steps=1, device="cpu"), texts(16)
-    same = ElasticTask(load_task(artifact.meta), artifact, examples, (), settings, ElasticSettings(max_length=40))
+    same = ElasticTask(load_task(artifact.metadata), artifact, examples, (), settings, ElasticSettings(max_length=40))
     name = "heads.classify.linear.weight"
     assert np.array_equal(same.model.weights()[name], artifact.weights[name])
     other = [dataclasses.replace(e, label=f"{e.label}!") for e in examples]
@@ -234,7 +234,7 @@ def test_from_a_pre_trained_model_in_one_go(start, tmp_path):
     """`finetune --elastic`; parts of a batch give the gradient of the whole."""
     options = FinetuneSettings(epochs=8, elastic=True, max_length=40, **QUICK)
     done = tune.finetune_examples("classify", texts(240), texts(60, 9), tmp_path, start, options)
-    found = read_artifact(done.model).meta
+    found = read_artifact(done.model).metadata
     assert min(found.metrics["dev at depth"].values()) > 0.75 and found.details["early_exit"]["texts"] == 45
 
 
@@ -253,14 +253,14 @@ def test_tagging_leaves_early_too(start, tmp_path):
 
 
 def test_what_cannot_be_made_elastic_is_said(start, plain, tmp_path):
-    vectors = dataclasses.replace(start, meta=dataclasses.replace(start.meta, task="embed"))
+    vectors = dataclasses.replace(start, metadata=dataclasses.replace(start.metadata, task="embed"))
     with pytest.raises(AlbertkitError, match="already makes good at several depths"):
         finetune_elastic(vectors, texts(10), (), tmp_path / "a")
     with pytest.raises(AlbertkitError, match="made for 'pretrain'"):
         finetune_elastic(start, texts(10), (), tmp_path / "b")
-    meta = read_artifact(plain.model).meta
+    meta = read_artifact(plain.model).metadata
     frozen = dataclasses.replace(
-        read_artifact(plain.model), meta=dataclasses.replace(meta, details={**meta.details, "reads": "vector"})
+        read_artifact(plain.model), metadata=dataclasses.replace(meta, details={**meta.details, "reads": "vector"})
     )
     with pytest.raises(AlbertkitError, match="head on frozen vectors"):
         finetune_elastic(frozen, texts(10), (), tmp_path / "c")

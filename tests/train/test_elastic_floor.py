@@ -1,4 +1,6 @@
-"""Out of scope at every depth: an elastic model has the floor that plain fine-tuning sets, from its full depth's scores."""
+"""Out of scope at every depth: an elastic model has the floor that plain fine-tuning sets, from its full depth's
+scores.
+"""
 
 from __future__ import annotations
 

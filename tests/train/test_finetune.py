@@ -1,4 +1,6 @@
-"""Fine-tuning: it learns every task, does not collapse unseen, resumes, and the torch-free runtime says what torch says."""
+"""Fine-tuning: it learns every task, does not collapse unseen, resumes, and the torch-free runtime says what torch
+says.
+"""
 
 from __future__ import annotations
 
@@ -133,7 +135,7 @@ def test_the_runtime_says_what_torch_says(tuned, start, task):
     done = tuned(task)
     examples = TASKS[task][0](60, 9)
     artifact = read_artifact(done.model)
-    made = load_task(artifact.meta)
+    made = load_task(artifact.metadata)
     work = FinetuneTask(made, artifact, examples, (), TrainSettings(steps=1, device="cpu"), 40)
     work.model = AlbertModel.from_artifact(artifact)
     work.objective.model = work.model
@@ -144,10 +146,10 @@ def test_the_runtime_says_what_torch_says(tuned, start, task):
         for a, b in pairs:
             np.testing.assert_allclose(a, b, atol=1e-4)
     found = predict(albert, examples, task)
-    assert made.measure(found, examples) == pytest.approx(artifact.meta.metrics["dev"], abs=1e-6)
+    assert made.measure(found, examples) == pytest.approx(artifact.metadata.metrics["dev"], abs=1e-6)
     small = made.measure(predict(Albert(done.model, bits=8), examples, task), examples)
     metric = TASKS[task][1]
-    assert abs(small[metric] - artifact.meta.metrics["dev"][metric]) <= 1.01 / 60
+    assert abs(small[metric] - artifact.metadata.metrics["dev"][metric]) <= 1.01 / 60
 
 
 def test_the_methods_of_albert(tuned):
@@ -180,7 +182,9 @@ def test_other_kinds_of_labels(start, tmp_path, kind, metric, least):
 
 def test_a_collapse_starts_again_with_another_seed_and_half_the_rate(start, tmp_path):
     """Dead weights give everybody the same answer; after two new starts the run is kept and says so."""
-    dead = Artifact(start.config, {n: np.zeros_like(w) for n, w in start.weights.items()}, start.tokenizer, start.meta)
+    dead = Artifact(
+        start.config, {n: np.zeros_like(w) for n, w in start.weights.items()}, start.tokenizer, start.metadata
+    )
     said: list[str] = []
     options = FinetuneSettings(epochs=1, batch_size=16, learning_rate=1e-6, device="cpu")
     done = tune.finetune_examples("classify", texts(40), texts(30, 9), tmp_path, dead, options, log=said.append)
@@ -246,7 +250,7 @@ def test_seeds_are_summed_up_and_the_best_is_kept(start, tmp_path):
     done = tune.finetune_examples("classify", texts(80), texts(40, 9), tmp_path, start, options)
     found = [run["metrics"]["accuracy"] for run in done.runs]
     assert len(found) == 3 and done.metrics["accuracy"] == max(found)
-    mean, spread = read_artifact(done.model).meta.metrics["dev over seeds"]["accuracy"]
+    mean, spread = read_artifact(done.model).metadata.metrics["dev over seeds"]["accuracy"]
     assert mean == pytest.approx(np.mean(found)) and spread == pytest.approx(np.std(found, ddof=1))
     assert "Over 3 seeds" in (tmp_path / "report.md").read_text()
 
@@ -371,7 +375,7 @@ def test_a_finished_fine_tuning_run_again_stays_as_it_is(start, tmp_path):
     before = read_artifact(first.model)
     again = tune.finetune_examples("classify", texts(60), texts(30, 9), tmp_path, start, options)
     after = read_artifact(again.model)
-    assert again.metrics == first.metrics and after.meta.details == before.meta.details
+    assert again.metrics == first.metrics and after.metadata.details == before.metadata.details
     assert all(np.array_equal(after.weights[name], weight) for name, weight in before.weights.items())
     with pytest.raises(AlbertkitError, match="other examples"):
         tune.finetune_examples("classify", texts(60, 5), texts(30, 9), tmp_path, start, options)

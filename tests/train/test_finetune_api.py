@@ -1,4 +1,6 @@
-"""`from albertkit import finetune`: files or lists in, a model out; what it refuses; when a training is at chance; what an epoch says."""
+"""`from albertkit import finetune`: files or lists in, a model out; what it refuses; when a training is at chance; what
+an epoch says.
+"""
 
 from __future__ import annotations
 

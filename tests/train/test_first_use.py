@@ -1,4 +1,6 @@
-"""What someone meets who fine-tunes for the first time: files as they come, odd data, the report, the verbs that use the result."""
+"""What someone meets who fine-tunes for the first time: files as they come, odd data, the report, the verbs that use
+the result.
+"""
 
 from __future__ import annotations
 
@@ -120,7 +122,7 @@ def test_several_classes_are_no_intent(start, tmp_path):
 def meta(artifact: Artifact, task: ClassifyTask):
     import dataclasses
 
-    return dataclasses.replace(artifact.meta, task="classify", labels=task.labels, details={"kind": task.kind})
+    return dataclasses.replace(artifact.metadata, task="classify", labels=task.labels, details={"kind": task.kind})
 
 
 # Pairs ----------------------------------------------------------------------------------------------------------------
@@ -174,7 +176,8 @@ def test_ranks_count_equal_vectors_against_the_partner():
     assert two == pytest.approx({"nearest": 0.5, "reciprocal_rank": 0.75, "mean_cosine": 0.85})
 
 
-# Data ------------------------------------------------------------------------------------------------------------------
+# Data
+# ------------------------------------------------------------------------------------------------------------------
 
 
 def test_classes_that_take_turns_are_both_held_out():
@@ -244,7 +247,8 @@ def test_one_class_among_held_out_texts_gives_no_warning(recwarn):
     assert found["mcc"] == 0 and "in_scope_accuracy" not in found and not recwarn.list
 
 
-# Training ----------------------------------------------------------------------------------------------------------------
+# Training
+# ----------------------------------------------------------------------------------------------------------------
 
 
 def test_class_weights_are_refused_where_they_mean_nothing(start, tmp_path):
@@ -303,7 +307,9 @@ def test_intents_that_differ_are_no_collapse():
 
 
 def test_the_threshold_is_found_on_held_out_questions(start):
-    """Two questions with an answer of score 3 and 2, and two without whose best score is 1: above 1 is right, above 0 is not."""
+    """Two questions with an answer of score 3 and 2, and two without whose best score is 1: above 1 is right, above 0
+    is not.
+    """
     task = AnswerTask(threshold=0.0, stride=2)
     asked = [QuestionExample(str(n), "red", "cat dog", ((0, "cat"),) if n < 2 else (), n >= 2) for n in range(4)]
     features = task.features(asked, read_artifact(start).tokenizer, 16)
@@ -330,7 +336,8 @@ def test_the_threshold_goes_into_the_model(start, tmp_path):
     assert done.metrics["f1"] == pytest.approx(done.metrics["best_f1"])
 
 
-# The report --------------------------------------------------------------------------------------------------------------
+# The report
+# --------------------------------------------------------------------------------------------------------------
 
 
 def seen(example, result) -> HeadEvaluation:
@@ -390,7 +397,8 @@ def test_many_metrics_stand_below_each_other():
     assert max(line.count("|") for line in lines) < 15 and "| m59 | 0.5900 |" in lines
 
 
-# scikit-learn's way --------------------------------------------------------------------------------------------------------
+# scikit-learn's way
+# --------------------------------------------------------------------------------------------------------
 
 
 def test_the_classifier_behaves_as_scikit_learn_expects(start, tmp_path):
@@ -401,7 +409,7 @@ def test_the_classifier_behaves_as_scikit_learn_expects(start, tmp_path):
     assert whole.fit(texts, labels).score(texts, labels) > 0.9
     search = GridSearchCV(AlbertClassifier(model=start), {"max_length": [8, 16]}, cv=2).fit(texts, labels)
     model = search.best_estimator_
-    assert model.albert_.meta.details["max_length"] == search.best_params_["max_length"]
+    assert model.albert_.metadata.details["max_length"] == search.best_params_["max_length"]
     for again in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         assert np.array_equal(again.predict_proba(texts), model.predict_proba(texts))
     saved = Albert(model.save(tmp_path / "saved")).classify(texts)

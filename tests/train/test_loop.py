@@ -19,7 +19,7 @@ import safetensors.numpy
 import torch
 
 from albertkit.albert import Albert
-from albertkit.artifact import Meta
+from albertkit.artifact import ArtifactMetadata
 from albertkit.errors import AlbertkitError
 from albertkit.train import checkpoint, distributed, loop, pretrain
 from albertkit.train.distributed import ProcessGroup
@@ -464,10 +464,14 @@ def test_positions_that_longer_rows_need_begin_as_those_that_are_known(bench):
         assert torch.equal(table[:16], before[:16])
         assert torch.equal(table[16:31], before[1:16]) and torch.equal(table[31], before[1])
     made = work.to_artifact({}, checkpoint.TrainState())
-    assert made.meta.made[-1]["positions"] == 32
-    assert known_positions(made) == 32 and known_positions(dataclasses.replace(made, meta=Meta())) == 40
+    assert made.metadata.history[-1]["positions"] == 32
+    assert known_positions(made) == 32 and known_positions(dataclasses.replace(made, metadata=ArtifactMetadata())) == 40
     whole = PretrainTask(
-        work.shards, made.config, work.settings, PretrainSettings(lengths="40"), dataclasses.replace(made, meta=Meta())
+        work.shards,
+        made.config,
+        work.settings,
+        PretrainSettings(lengths="40"),
+        dataclasses.replace(made, metadata=ArtifactMetadata()),
     )
     last = whole.model.encoder.embeddings.position.weight.detach().clone()
     whole.next_batch(0, 0.0, processes)
@@ -562,7 +566,7 @@ def test_a_checkpoint_opens_as_a_model(bench, tmp_path):
     for folder in (tmp_path / "checkpoints" / "step-00000002" / "model", tmp_path / "model"):
         guesses = Albert(folder).fill_mask("one cat [MASK] cow .")
         assert len(guesses[0]) >= 1 and 0 < guesses[0][0].score <= 1
-        made = json.loads((folder / "albertkit.json").read_text())["made"]
+        made = json.loads((folder / "albertkit.json").read_text())["history"]
         assert made[-1]["step"] == "pretrain" and made[-1]["settings"]["batch_size"] == 8
 
 

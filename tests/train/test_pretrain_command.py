@@ -78,7 +78,7 @@ def test_a_start_is_trained_on(bench, shape, tmp_path, say):
     assert say("pretrain", bench.shards, "-o", first, "--shape", shape, "--steps", 2, *QUICK)[0] == 0
     code, _, err = say("pretrain", bench.shards, "-o", second, "--model", first / "model", "--steps", 2, *QUICK)
     assert code == 0, err
-    made = json.loads((second / "model" / "albertkit.json").read_text())["made"]
+    made = json.loads((second / "model" / "albertkit.json").read_text())["history"]
     assert [step["updates"] for step in made] == [2, 2]
 
 

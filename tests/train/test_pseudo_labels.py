@@ -1,4 +1,6 @@
-"""Texts without labels: they get those the runtime would give them, are learnt with the labelled ones, and what cannot be labelled is refused."""
+"""Texts without labels: they get those the runtime would give them, are learnt with the labelled ones, and what cannot
+be labelled is refused.
+"""
 
 from __future__ import annotations
 
@@ -84,11 +86,14 @@ def test_a_model_without_a_task_learns_that_of_the_teacher(plain, start, tmp_pat
     quick = ElasticSettings(epochs=4, **QUICK)
     done = finetune_elastic(start, texts(60), texts(40, 3), tmp_path / "out", quick, UnlabelledTexts(lines, plain))
     model, master = read_artifact(done.model), read_artifact(plain)
-    assert start.meta.task == "pretrain" and (model.meta.task, model.meta.labels) == ("classify", master.meta.labels)
-    assert model.meta.details["max_length"] == 40  # the teacher's
-    assert model.meta.made[-1]["examples"] == 90 and model.meta.made[-1]["step"] == "elastic"
+    assert start.metadata.task == "pretrain" and (model.metadata.task, model.metadata.labels) == (
+        "classify",
+        master.metadata.labels,
+    )
+    assert model.metadata.details["max_length"] == 40  # the teacher's
+    assert model.metadata.history[-1]["examples"] == 90 and model.metadata.history[-1]["step"] == "elastic"
     assert heads(model) != heads(master)
-    assert Albert(done.model).classify("a red cat", depth=1).label in master.meta.labels
+    assert Albert(done.model).classify("a red cat", depth=1).label in master.metadata.labels
 
 
 def test_a_model_without_a_task_and_without_texts_is_refused(plain, start, tmp_path):
@@ -105,7 +110,7 @@ def test_a_model_without_a_task_and_without_texts_is_refused(plain, start, tmp_p
 
 def test_who_cannot_teach_or_learn_is_refused(plain, start, tmp_path):
     frozen = read_artifact(plain)
-    frozen = replace(frozen, meta=replace(frozen.meta, details={**frozen.meta.details, "reads": "vector"}))
+    frozen = replace(frozen, metadata=replace(frozen.metadata, details={**frozen.metadata.details, "reads": "vector"}))
     make_static_model(write_artifact(start, tmp_path / "start"), tmp_path / "static", dim=8)
     cases = ((start, start, "the teacher was made for"), (start, frozen, "the teacher is a head on frozen"), (plain, frozen, "the teacher is a head on frozen"),
              (frozen, plain, "this model is a head on frozen"), (tmp_path / "static", plain, "static table"))  # fmt: skip
@@ -159,7 +164,7 @@ def test_the_verb_takes_them(plain, tmp_path):
     assert out.exit_code == 0, out.output
     assert "labelling 20 texts" in out.output
     assert json.loads((tmp_path / "out" / "runs.json").read_text())
-    assert read_artifact(tmp_path / "out" / "model").meta.made[-1]["examples"] == 36 + 20
+    assert read_artifact(tmp_path / "out" / "model").metadata.history[-1]["examples"] == 36 + 20
 
 
 def test_the_verb_begins_with_a_model_without_a_task(plain, start, tmp_path):
@@ -169,7 +174,7 @@ def test_the_verb_begins_with_a_model_without_a_task(plain, start, tmp_path):
     given = ["elastic", str(tmp_path / "start"), str(tmp_path / "train.tsv"), "-o", str(tmp_path / "out"), "--epochs", "1", "--device", "cpu"]  # fmt: skip
     out = CliRunner().invoke(app, [*given, "--texts", str(tmp_path / "more.txt"), "--teacher", str(plain)])
     assert out.exit_code == 0, out.output
-    assert read_artifact(tmp_path / "out" / "model").meta.task == "classify"
+    assert read_artifact(tmp_path / "out" / "model").metadata.task == "classify"
     out = CliRunner().invoke(app, [*given, "--texts", str(tmp_path / "more.txt")])
     assert out.exit_code != 0 and "name a fine-tuned --teacher" in str(out.exception)
     out = CliRunner().invoke(app, [*given, "--teacher", str(plain)])

@@ -1,4 +1,6 @@
-"""Training for few bits: torch rounds to the bit as the file stores, computes as the runtime does, and what it trains is better than plain rounding."""
+"""Training for few bits: torch rounds to the bit as the file stores, computes as the runtime does, and what it trains
+is better than plain rounding.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ import torch
 from hypothesis import given, settings
 
 from albertkit.albert import Albert
-from albertkit.artifact import Artifact, Meta, read_artifact, read_stored, write_artifact
+from albertkit.artifact import Artifact, ArtifactMetadata, read_artifact, read_stored, write_artifact
 from albertkit.compress.quantize import QualityCheck, QualityLimit, quantize
 from albertkit.errors import AlbertkitError
 from albertkit.model import AlbertModel, Batch
@@ -107,7 +109,8 @@ def test_fake_quantized_model_equals_the_runtime(start, bits, top):
             near.append(np.abs(out.encoded.hidden.numpy() - want[inside]))
             far.append(np.abs(plain(packed).encoded.hidden.numpy() - want[inside]))
             apart.append(np.abs(out.heads["mlm"].logits.numpy() - engine.mlm_logits(want[inside])))
-    # a number on the edge between two levels may fall to either side, so: close nearly everywhere, and far closer than without rounding
+    # a number on the edge between two levels may fall to either side, so: close nearly everywhere, and far closer than
+    # without rounding
     near, far, apart = np.concatenate(near), np.concatenate(far), np.concatenate(apart)
     assert np.median(near) < 1e-5 and near.mean() < 0.1 * far.mean() and np.median(apart) < 1e-3
 
@@ -172,7 +175,9 @@ def tuned(start, tmp_path_factory):
 
 
 def test_training_for_four_bits_beats_rounding(tuned, tmp_path):
-    """Also rounding after the same training without any: what helps is to know of the rounding, not to train for longer."""
+    """Also rounding after the same training without any: what helps is to know of the rounding, not to train for
+    longer.
+    """
     fresh, artifact = graded(300, 11), read_artifact(tuned)
     lines = [e.text for e in graded(240, 0)]
     data = data_for_model(artifact, graded(240, 0), graded(60, 9))
@@ -191,7 +196,7 @@ def test_training_for_four_bits_beats_rounding(tuned, tmp_path):
         errors[name] = albert.task.measure(predict(albert, fresh, "classify"), fresh)["rmse"]
     assert errors["aware"] < min(errors["plain"], errors["after"]), errors
     assert report.check.after == QualityCheck(tuned, fresh).score(tmp_path / "aware").value
-    steps = [step["step"] for step in read_stored(tmp_path / "aware").meta.made]
+    steps = [step["step"] for step in read_stored(tmp_path / "aware").metadata.history]
     assert steps[-2:] == ["training for 4 bits", "quantize"]
 
 
@@ -222,7 +227,7 @@ def test_examples_with_score_zero_are_an_error(start, tmp_path):
 def test_quality_of_vectors_and_masks(start, tmp_path):
     lines = [e.text for e in texts(60, 5)]
     write_artifact(start, tmp_path / "words")
-    vectors = dataclasses.replace(start, meta=Meta(task="embed"))
+    vectors = dataclasses.replace(start, metadata=ArtifactMetadata(task="embed"))
     write_artifact(vectors, tmp_path / "vectors")
     for name, metric in (("words", "masks"), ("vectors", "cosine")):
         verdict = quantize(
@@ -235,7 +240,7 @@ def test_quality_of_vectors_and_masks(start, tmp_path):
 
 def test_texts_alone_train_vectors_for_four_bits(start, tmp_path):
     lines, held = [e.text for e in texts(160, 5)], [e.text for e in texts(60, 6)]
-    vectors = dataclasses.replace(start, meta=Meta(task="embed"))
+    vectors = dataclasses.replace(start, metadata=ArtifactMetadata(task="embed"))
     write_artifact(vectors, tmp_path / "float")
     training = RecoverySettings(epochs=4, batch_size=16, learning_rate=1e-3, device="cpu")
     trained = train_for_bits(tmp_path / "float", 4, data_for_model(vectors, lines, held), training, tmp_path / "run")

@@ -1,4 +1,6 @@
-"""Recovery after pruning: quality comes back, a killed one goes on to the same weights, and the verb tells what was lost."""
+"""Recovery after pruning: quality comes back, a killed one goes on to the same weights, and the verb tells what was
+lost.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from albertkit.artifact import Artifact, Meta, read_artifact, write_artifact
+from albertkit.artifact import Artifact, ArtifactMetadata, read_artifact, write_artifact
 from albertkit.cli.entry_point import app
 from albertkit.compress.prune import PruneSettings, prune
 from albertkit.errors import AlbertkitError
@@ -56,21 +58,24 @@ def test_recovery_improves_a_pruned_model(whole, tmp_path):
     assert before > 0.9 and pruned < before - 0.05 and after > pruned + 0.6 * (before - pruned), recovery.scores
     made = read_artifact(tmp_path / "small")
     assert (report.heads, report.ffn) == (1, 8) == (made.config.num_attention_heads, made.config.intermediate_size)
-    assert [step["step"] for step in made.meta.made[-2:]] == ["prune", "recover"] and made.meta.task == "classify"
-    assert made.meta.metrics["dev"]["spearman"] == pytest.approx(after, abs=1e-3)
+    assert [step["step"] for step in made.metadata.history[-2:]] == [
+        "prune",
+        "recover",
+    ] and made.metadata.task == "classify"
+    assert made.metadata.metrics["dev"]["spearman"] == pytest.approx(after, abs=1e-3)
 
 
 def test_recovery_improves_vectors_without_a_task(start, tmp_path):
     lines, held = [e.text for e in texts(200, 5)], [e.text for e in texts(50, 6)]
-    write_artifact(dataclasses.replace(start, meta=Meta(task="embed")), tmp_path / "whole")
+    write_artifact(dataclasses.replace(start, metadata=ArtifactMetadata(task="embed")), tmp_path / "whole")
     artifact = read_artifact(tmp_path / "whole")
     recovery = Recovery(data_for_model(artifact, lines, held), RecoverySettings(epochs=5, **QUICK), tmp_path / "run")
     prune(tmp_path / "whole", tmp_path / "small", dataclasses.replace(CUT, vocabulary=lines), lines, recovery=recovery)
     scores = {name: score.value for name, score in recovery.scores.items()}
     assert scores["full"] == pytest.approx(1, abs=1e-5) and scores["recovered"] > scores["pruned"] + 0.05, scores
     made = read_artifact(tmp_path / "small")
-    assert [step["step"] for step in made.meta.made] == ["prune", "recover", "prune"]  # words go last
-    assert made.config.vocab_size < artifact.config.vocab_size and made.meta.task == "embed"
+    assert [step["step"] for step in made.metadata.history] == ["prune", "recover", "prune"]  # words go last
+    assert made.config.vocab_size < artifact.config.vocab_size and made.metadata.task == "embed"
 
 
 def test_killed_recovery_resumes_to_the_same_weights(whole, tmp_path, monkeypatch):
@@ -172,7 +177,7 @@ def test_recovery_that_makes_it_worse_keeps_the_start(whole, tmp_path):
 def test_recovery_that_ends_worse_is_logged(start, tmp_path, monkeypatch):
     """Without a task the loss chooses, and the cosine may still be lower."""
     lines, said = [e.text for e in texts(60, 5)], []
-    write_artifact(dataclasses.replace(start, meta=Meta(task="embed")), tmp_path / "whole")
+    write_artifact(dataclasses.replace(start, metadata=ArtifactMetadata(task="embed")), tmp_path / "whole")
     data = data_for_model(read_artifact(tmp_path / "whole"), lines, lines[:20])
     recovery = Recovery(data, RecoverySettings(epochs=1, **QUICK), tmp_path / "run", said.append)
 

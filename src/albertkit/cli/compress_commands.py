@@ -82,13 +82,13 @@ def take_training(values: dict[str, Any], flag: str) -> tuple[Path | None, Path 
 
 def check_output(output: Path, force: bool) -> None:
     """Refuse an output that exists, or that is not a model folder, before an hour is spent on it."""
-    from albertkit.artifact import META_FILE
+    from albertkit.artifact import METADATA_FILE
 
     if not output.exists() or (output.is_dir() and not any(output.iterdir())):
         return
     if not force:
         raise AlbertkitError(f"{output} exists and is not empty. Choose another folder, or pass --force.")
-    if not (output / META_FILE).is_file():
+    if not (output / METADATA_FILE).is_file():
         raise AlbertkitError(f"{output} is not a model folder, so it is not replaced. Choose another folder.")
 
 
@@ -142,7 +142,7 @@ def quantize(
     if check is not None:
         from albertkit.train.distill_data import read_check_examples
 
-        limit = QualityLimit(read_check_examples(open_stored(source).meta, check, reading, log), tolerance, accept)
+        limit = QualityLimit(read_check_examples(open_stored(source).metadata, check, reading, log), tolerance, accept)
     if train is not None:
         from albertkit.train.distill_data import read_training_data
         from albertkit.train.recover import train_for_bits
@@ -160,7 +160,7 @@ def quantize(
 
 def print_quantized(output: Path, report: QuantizeResult) -> None:
     """Sizes, agreement, and the loss that was measured."""
-    from albertkit.artifact import read_meta
+    from albertkit.artifact import read_metadata
 
     click.echo(f"{output}: {format_megabytes(report.bytes)} (before {format_megabytes(report.bytes_before)})")
     click.echo(f"vectors agree with the float model's{format_agreement(report)}")
@@ -168,7 +168,7 @@ def print_quantized(output: Path, report: QuantizeResult) -> None:
         click.echo(str(report.check))
         if not report.check.is_tolerable:
             note(f"that is more than the tolerance, {report.check.tolerance:g}")
-    if "early_exit" in read_meta(output)[0].details:
+    if "early_exit" in read_metadata(output)[0].details:
         note(f"early exit was calibrated for the float model; calibrate again:  albertkit calibrate {output} DEV")
 
 
@@ -206,9 +206,9 @@ def prune(source: Path, output: Path, file: Path | None, force: bool, as_json: b
     --layers 6                   the first six; for a model that was trained for it, or before training
     --recover train.tsv          train it again, with SOURCE as its teacher
 
-    With --recover, the pruned model is trained on SOURCE's logits and hidden states, and on the labels of the examples; a
-    model without a task on vectors and hidden states, from a file with one text per line or from a corpus folder. Needs
-    torch. OUTPUT.run has the checkpoints; rerun the command to resume. Quantize afterwards.
+    With --recover, the pruned model is trained on SOURCE's logits and hidden states, and on the labels of the examples;
+    a model without a task on vectors and hidden states, from a file with one text per line or from a corpus folder.
+    Needs torch. OUTPUT.run has the checkpoints; rerun the command to resume. Quantize afterwards.
     """
     from albertkit.compress.prune import PruneSettings
     from albertkit.compress.prune import prune as run

@@ -81,10 +81,10 @@ def plan(shape: str, length: int | None, batch_size: int, as_json: bool, **limit
     model folder, a config in a .json file, or small-pretrained, the built-in model with weights. Without --latency and
     --memory: parameters, operations, bytes.
 
-    With a limit, the machine is measured for some seconds. Variants that are predicted to fit (shapes, bits, depths; for
-    a folder also pruned ones and a static table) are built and measured, each in a process of its own. No other one is
-    better than those marked *. For a folder, the quality is measured too: on --task if there is one, else as the cosine
-    with the full model's vectors.
+    With a limit, the machine is measured for some seconds. Variants that are predicted to fit (shapes, bits, depths;
+    for a folder also pruned ones and a static table) are built and measured, each in a process of its own. No other one
+    is better than those marked *. For a folder, the quality is measured too: on --task if there is one, else as the
+    cosine with the full model's vectors.
     """
     options = limits.pop("options")
     if limits["latency"] is None and limits["memory"] is None:
@@ -122,7 +122,7 @@ def read_plan_examples(shape: str, path: Path) -> list[Any]:
     from albertkit.interop.convert import open_stored
     from albertkit.tasks import TASKS
 
-    task = open_stored(shape).meta.task if is_model(shape) else "embed"
+    task = open_stored(shape).metadata.task if is_model(shape) else "embed"
     if task not in TASKS:
         raise AlbertkitError(
             f"--task cannot score {shape}: it is not a fine-tuned model. Name the folder of one, or omit --task."
@@ -206,7 +206,7 @@ def convert(source: Path, output: Path, force: bool, as_json: bool) -> None:
     from albertkit.interop.convert import convert as run
 
     artifact = run(source, output, overwrite=force)
-    step = artifact.meta.made[-1] if artifact.meta.made else {}
+    step = artifact.metadata.history[-1] if artifact.metadata.history else {}
     if as_json:
         print_json({"source": str(source), "output": str(output), "heads": artifact.heads, **step})
         return
@@ -232,7 +232,8 @@ def convert(source: Path, output: Path, force: bool, as_json: bool) -> None:
 )
 @advanced_option("--full-range", is_flag=True, help="8-bit activations in int8 files: for ARM, and x86 with VNNI only.")
 def export(source: Path, output: Path | None, force: bool, as_json: bool, **settings: OptionValue) -> None:
-    """Export SOURCE as one ONNX file for onnxruntime, OpenVINO and others, after comparing its outputs with the model's.
+    """Export SOURCE as one ONNX file for onnxruntime, OpenVINO and others, after comparing its outputs with the
+    model's.
 
     It has standard operators only, and stores every weight once. Inputs are input_ids, attention_mask and
     token_type_ids, of any batch size and length. Outputs are sentence_embedding and last_hidden_state, or the task's
@@ -259,10 +260,10 @@ def export(source: Path, output: Path | None, force: bool, as_json: bool, **sett
 def serve(folders: tuple[str, ...], indexes: tuple[Path, ...], **settings: OptionValue) -> None:
     """Serve the models in FOLDERS, or the built-in one, over HTTP.
 
-    Name a model with NAME=FOLDER. Clients of OpenAI and text-embeddings-inference work; /docs lists every endpoint, / is
-    a page to try them. Every option is also a variable ALBERTKIT_SERVE_OPTION, and FOLDERS is ALBERTKIT_SERVE_MODELS.
-    API keys come from ALBERTKIT_SERVE_KEYS or --keys-file. SIGHUP reopens models that changed on disk; SIGTERM finishes
-    open requests first.
+    Name a model with NAME=FOLDER. Clients of OpenAI and text-embeddings-inference work; /docs lists every endpoint, /
+    is a page to try them. Every option is also a variable ALBERTKIT_SERVE_OPTION, and FOLDERS is
+    ALBERTKIT_SERVE_MODELS. API keys come from ALBERTKIT_SERVE_KEYS or --keys-file. SIGHUP reopens models that changed
+    on disk; SIGTERM finishes open requests first.
     """
     for module in ("httptools", "msgspec", "orjson", "starlette", "uvicorn"):
         need(module, "serve", "serving")

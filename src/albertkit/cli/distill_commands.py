@@ -21,7 +21,7 @@ from albertkit.train.distill_settings import VectorDistillSettings, parse_distil
 from albertkit.train.train_settings import TrainSettings
 
 if TYPE_CHECKING:
-    from albertkit.artifact import Artifact, Meta
+    from albertkit.artifact import Artifact, ArtifactMetadata
     from albertkit.tokenizer import Tokenizer
     from albertkit.train.distill_settings import DistillSettings
     from albertkit.train.loop import TrainResult
@@ -69,10 +69,10 @@ def distill(sources: tuple[str, ...], output: Path, **values: OptionValue) -> No
     """
     need("torch", "train", "distillation")
     set_default_budget(values)
-    from albertkit.artifact import META_FILE
+    from albertkit.artifact import METADATA_FILE
     from albertkit.train.teachers import TeacherMixture
 
-    if (output / META_FILE).is_file():
+    if (output / METADATA_FILE).is_file():
         raise AlbertkitError(
             f"{output} is a finished model, and a training writes its own folder. Choose another --output."
         )
@@ -106,7 +106,7 @@ def run_distillation(
     teachers: TeacherMixture, data: Path, output: Path, settings: DistillSettings, values: dict[str, Any]
 ) -> TrainResult:
     """Train on vectors of a corpus at several depths and widths, or on any outputs of a teacher for texts or examples."""
-    from albertkit.artifact import Meta
+    from albertkit.artifact import ArtifactMetadata
     from albertkit.data.shards import Shards
     from albertkit.interop.convert import open_stored
     from albertkit.train.distill import CorpusDistillation, DistillJob, distill
@@ -123,9 +123,9 @@ def run_distillation(
             "--depths, --widths and --mlm-weight are for vectors from a corpus folder alone. Omit them."
         )
     teacher = teachers.folders[0]
-    metadata = open_stored(teacher).meta if is_albert(teacher) else Meta()
+    metadata = open_stored(teacher).metadata if is_albert(teacher) else ArtifactMetadata()
     task = "embed" if metadata.task == "embed" else "pretrain"
-    own = Meta(task=task, pooling=metadata.pooling, normalise=metadata.normalise)
+    own = ArtifactMetadata(task=task, pooling=metadata.pooling, normalize=metadata.normalize)
     student = open_student(values, training.seed, lambda: teacher_tokenizer(teacher), own)
     settings, examples = read_teacher_data(teacher, metadata, (data, values["dev"]), settings, reading, log)
     if examples.task is None:
@@ -135,7 +135,7 @@ def run_distillation(
 
 
 def open_student(
-    values: dict[str, Any], seed: int, tokenizer: Callable[[], Tokenizer], metadata: Meta | None = None
+    values: dict[str, Any], seed: int, tokenizer: Callable[[], Tokenizer], metadata: ArtifactMetadata | None = None
 ) -> Artifact:
     """The model of --model, or a new one of --shape with a tokenizer."""
     if (values["model"] is None) == (values["shape"] is None):

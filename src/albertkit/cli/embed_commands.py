@@ -117,7 +117,8 @@ def similar(texts: TextInput, model: ModelOptions, as_json: bool) -> None:
     compared = list(texts)
     if not 2 <= len(compared) <= MAX_COMPARED:
         raise AlbertkitError(
-            f"{len(compared)} texts were passed; similar compares 2 to {MAX_COMPARED:,}. For more, use index and search."
+            f"{len(compared)} texts were passed; similar compares 2 to {MAX_COMPARED:,}. "
+            "For more, use index and search."
         )
     scores = model.open().similarity(compared, depth=model.depth)
     if as_json:

@@ -143,7 +143,7 @@ def elastic(
 
     settings, reading = take_settings(ElasticSettings, values), take_settings(ReadOptions, values)
     start, texts, teacher = open_model(model), values["texts"], values["teacher"]
-    if start.meta.task == "pretrain" and teacher is None:
+    if start.metadata.task == "pretrain" and teacher is None:
         if dev is not None or texts is not None or settings.epochs is not None:
             raise AlbertkitError(
                 "--dev, --texts and --epochs are for tasks, and this model is pre-trained. "
@@ -153,10 +153,10 @@ def elastic(
         return
     if minutes is not None:
         raise AlbertkitError("--minutes is for masked language modelling; a task is trained for --epochs. Omit it.")
-    if start.meta.task == "embed" and teacher is None:
+    if start.metadata.task == "embed" and teacher is None:
         raise AlbertkitError(
-            f"{model} computes vectors, which become elastic from a teacher:  albertkit distill TEACHER SHARDS -m {model} "
-            "--depths 3,6,9,12. Then  albertkit calibrate  finds when texts may exit."
+            f"{model} computes vectors, which become elastic from a teacher:  albertkit distill TEACHER SHARDS "
+            f"-m {model} --depths 3,6,9,12. Then  albertkit calibrate  finds when texts may exit."
         )
     if teacher is not None and texts is None:
         raise AlbertkitError(f"--teacher {teacher} labels texts, and there are none. Add --texts.")
@@ -164,7 +164,7 @@ def elastic(
     unlabelled = list(read_texts(texts)) if texts else []
     if texts is not None and not unlabelled:
         raise AlbertkitError(f"{texts} contains no text. Write one text per line.")
-    task = task_source(start, labeller).meta.task
+    task = task_source(start, labeller).metadata.task
     parts = read_parts(task, {"train": train, **({"dev": dev} if dev else {})}, reading, log)
     if dev is None:
         parts["train"], parts["dev"] = split_examples(parts["train"])
@@ -180,7 +180,7 @@ def train_elastic(
     teacher: Artifact | None,
 ) -> None:
     """Every depth of a task, with unlabelled texts that a teacher labels."""
-    from albertkit.artifact import model_folder, read_meta
+    from albertkit.artifact import model_folder, read_metadata
     from albertkit.runtime.calibration import ExitCalibration
     from albertkit.train.elastic import UnlabelledTexts, finetune_elastic
 
@@ -189,7 +189,7 @@ def train_elastic(
     settings = replace(settings, progress_bar=True)
     result = finetune_elastic(start, parts["train"], parts["dev"], output, settings, unlabelled, log)
     print_json({"model": str(result.model), **result.metrics})
-    stored = read_meta(model_folder(result.model))[0].details.get("early_exit")
+    stored = read_metadata(model_folder(result.model))[0].details.get("early_exit")
     if stored is None:
         note("too few held-out examples to calibrate early exit; run  albertkit calibrate  with more")
     else:
@@ -238,13 +238,13 @@ def calibrate(model: Path, dev: Path, exit_depths: str | None, as_json: bool, **
     For a model that computes vectors, DEV is a file with one text per line. The thresholds are written into MODEL's
     albertkit.json, for `--early-exit 99%`. Calibrate again after `quantize`.
     """
-    from albertkit.artifact import model_folder, read_meta
+    from albertkit.artifact import model_folder, read_metadata
     from albertkit.runtime.calibration import calibrate as run
     from albertkit.tasks import TASKS
     from albertkit.train.train_settings import parse_integers
 
     folder = model_folder(model)
-    task = read_meta(folder)[0].task
+    task = read_metadata(folder)[0].task
     if task in TASKS:
         examples = read_parts(task, {"dev": dev}, take_settings(ReadOptions, values), note)["dev"]
     else:

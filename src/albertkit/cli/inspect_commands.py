@@ -65,7 +65,7 @@ def models(as_json: bool) -> None:
         rows = {
             "language": model.language or "not stated",
             "licence": model.licence or "not stated",
-            "size": f"{format_megabytes(model.bytes)} ({model.quantisation or 'float32'})",
+            "size": f"{format_megabytes(model.bytes)} ({model.quantization or 'float32'})",
             "shape": ", ".join(f"{name} {value:,}" for name, value in model.shape.items()),
             "path": model.path,
         }
@@ -94,7 +94,7 @@ def info(source: Path, as_json: bool) -> None:
     from albertkit.weights import size
 
     artifact = open_model(source)
-    metadata, tokenizer = artifact.meta, artifact.tokenizer
+    metadata, tokenizer = artifact.metadata, artifact.tokenizer
     encoder = {name: array.shape for name, array in artifact.weights.items() if name.startswith("encoder.")}
     description: dict[str, Any] = {
         "path": str(source),
@@ -105,7 +105,7 @@ def info(source: Path, as_json: bool) -> None:
         "tokenizer": None if tokenizer is None else {"kind": tokenizer.kind, "tokens": tokenizer.vocab_size},
         "metrics": metadata.metrics,
     }
-    config, history = artifact.config.to_dict(), list(metadata.made)
+    config, history = artifact.config.to_dict(), list(metadata.history)
     if as_json:
         print_json({**description, "config": config, "history": history}, indent=2)
         return

@@ -117,8 +117,8 @@ def tokenizer(texts: tuple[str, ...], output: Path, max_mb: int | None, as_json:
 def corpus(texts: tuple[str, ...], output: Path, as_json: bool, **options: OptionValue) -> None:
     """Tokenize TEXTS into shards for pre-training: token ids with the ends of sentences and documents.
 
-    TEXTS are files or folders of plain text (one paragraph per line, an empty line between documents), JSONL or Parquet,
-    also compressed (.gz, .xz, .zst), or - for stdin. If it is stopped or killed, rerun the command to resume.
+    TEXTS are files or folders of plain text (one paragraph per line, an empty line between documents), JSONL or
+    Parquet, also compressed (.gz, .xz, .zst), or - for stdin. If it is stopped or killed, rerun the command to resume.
     """
     from albertkit.data.corpus import build_corpus, estimate_corpus
 
@@ -156,8 +156,8 @@ def print_estimate(estimate: CorpusEstimate, output: Path, as_json: bool) -> Non
         print_json({"corpus": str(output), **asdict(estimate)})
         return
     click.echo(
-        f"{output}: about {estimate.tokens:,} tokens from {estimate.inputs:,} files of {estimate.bytes / 1e6:,.1f} MB, in "
-        f"{estimate.shards:,} shards of {estimate.corpus_bytes / 1e6:,.1f} MB together; nothing was written"
+        f"{output}: about {estimate.tokens:,} tokens from {estimate.inputs:,} files of {estimate.bytes / 1e6:,.1f} MB, "
+        f"in {estimate.shards:,} shards of {estimate.corpus_bytes / 1e6:,.1f} MB together; nothing was written"
     )
 
 

@@ -214,7 +214,7 @@ def report_depths(albert: Albert, results: Sequence[Any], model: ModelOptions) -
     report_exits([result.depth for result in results if result.depth is not None], model.depth or albert.depth)
     is_shallow = model.depth is not None and model.depth != albert.depth
     has_rule = model.early_exit is not None and ":" in model.early_exit
-    if (is_shallow or has_rule) and is_full_depth_only(albert.meta.made):
+    if (is_shallow or has_rule) and is_full_depth_only(albert.metadata.history):
         note(
             "this model was fine-tuned at its full depth only, so predictions of other depths may be wrong; "
             "train every depth with  albertkit elastic"

@@ -22,7 +22,7 @@ import numpy as np
 from onnx import TensorProto
 
 from albertkit.albert import Albert
-from albertkit.artifact import Artifact, Meta, read_artifact, write_artifact
+from albertkit.artifact import Artifact, ArtifactMetadata, read_artifact, write_artifact
 from albertkit.compress.cost import PlanCandidate
 from albertkit.compress.prune import PruneSettings, prune_heads_and_ffn, truncate_layers
 from albertkit.compress.quantize import vector_cosines
@@ -287,7 +287,7 @@ def build_candidate(
 def random_model(config: AlbertConfig, tokenizer: Tokenizer) -> Artifact:
     """An untrained model."""
     weights = {n: as_float(w) for n, w in random_weights(encoder_shapes(config, pooler=False), 32).items()}
-    return Artifact(config, weights, tokenizer, Meta(task="embed"))
+    return Artifact(config, weights, tokenizer, ArtifactMetadata(task="embed"))
 
 
 def tokenizer_memory(tokenizer: Tokenizer) -> float:

@@ -145,7 +145,7 @@ def plan(shape: str | Path, request: PlanRequest, progress: Progress = lambda _:
         candidates = shape_candidates(_short_name(shape), config)
     else:
         quality = depth_cosines(model, data.held) if data.metric is None else depth_scores(shape, model, data.metric)
-        has_vectors = gives_vectors(model.meta)
+        has_vectors = gives_vectors(model.metadata)
         candidates = model_candidates(_short_name(shape), config, quality, has_vectors)
     machine = measure_machine([c.config for c in candidates if not c.is_static], length, threads, progress=progress)
     progress("measuring memory")
@@ -228,7 +228,7 @@ def _calibration_data(model: Artifact, request: PlanRequest, progress: Progress)
 
 def _metric(model: Artifact, examples: Sequence[Any]) -> Metric:
     """A function that scores a folder, at a depth, by the first metric of its task."""
-    task = model.meta.task
+    task = model.metadata.task
     if task not in TASKS:
         raise AlbertkitError(
             f"this model was made for {task!r}, which has no score. Fine-tune it, or omit the examples."
@@ -327,7 +327,7 @@ def build_commands(candidate: PlanCandidate, source: str, model: Artifact | None
     if config.num_hidden_layers != full.num_hidden_layers:
         options.append(f"--layers {config.num_hidden_layers}")
     commands = []
-    if model.meta.quantisation is not None:
+    if model.metadata.quantization is not None:
         is_last = not options and candidate.bits == 32
         commands, source = [f"albertkit convert {source} {'OUT' if is_last else 'FLOAT'}"], "FLOAT"
     commands += [f"albertkit prune {source} PRUNED {' '.join(options)} -f TEXTS"] if options else []

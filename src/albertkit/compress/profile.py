@@ -109,7 +109,7 @@ def profile_model(
             pool(albert, albert.engine.run(batch, depth), batch.lengths, "mean")
         times.append(time.perf_counter() - start)
     seconds = float(np.percentile(times, 25))
-    bits = 8 if albert.meta.quantisation else 32
+    bits = 8 if albert.metadata.quantization else 32
     found = _operator_seconds(source, batches, depth, threads)
     peaks = {"float32": peak_throughput(threads, 32), **({"int8": peak_throughput(threads, 8)} if bits == 8 else {})}
     kind = "int8" if bits == 8 else "float32"

@@ -92,8 +92,8 @@ def prune(
     before = open_model(source)
     _check_request(before, settings, source)
     truncate_layers(before, settings.layers)  # an unavailable depth is an error before anything is computed
-    if settings.layers is not None and recovery is None and before.meta.task == "embed":
-        check_trained_depth(before.config, before.meta, settings.layers, ", or train what is left (--recover)")
+    if settings.layers is not None and recovery is None and before.metadata.task == "embed":
+        check_trained_depth(before.config, before.metadata, settings.layers, ", or train what is left (--recover)")
     if texts is not None and len(texts) < 10:
         raise AlbertkitError(f"{len(texts)} calibration texts are too few. Pass at least 10, better hundreds.")
     sample, text_kind = _comparison_texts(before, settings, texts)
@@ -133,9 +133,9 @@ def _comparison_texts(
 
 
 def _check_request(artifact: Artifact, settings: PruneSettings, source: Path | str) -> None:
-    if artifact.meta.quantisation is not None:
+    if artifact.metadata.quantization is not None:
         raise AlbertkitError(
-            f"{source} is stored as {artifact.meta.quantisation}, and quantized weights cannot be pruned. Prune the "
+            f"{source} is stored as {artifact.metadata.quantization}, and quantized weights cannot be pruned. Prune the "
             "float model it came from, then quantize; without it, convert this one first:  "
             f"albertkit convert {source} FLOAT"
         )
@@ -178,11 +178,11 @@ def _with_history(before: Artifact, after: Artifact) -> Artifact:
     for part in parts:
         if getattr(before.config, part) != getattr(after.config, part):
             step[part] = f"{getattr(before.config, part)} → {getattr(after.config, part)}"
-    if before.meta.metrics:
-        step["scores before"] = before.meta.metrics
-    details = {name: value for name, value in after.meta.details.items() if name != "early_exit"}
-    meta = dataclasses.replace(after.meta, metrics={}, details=details, made=(*after.meta.made, step))
-    return dataclasses.replace(after, meta=meta)
+    if before.metadata.metrics:
+        step["scores before"] = before.metadata.metrics
+    details = {name: value for name, value in after.metadata.details.items() if name != "early_exit"}
+    meta = dataclasses.replace(after.metadata, metrics={}, details=details, history=(*after.metadata.history, step))
+    return dataclasses.replace(after, metadata=meta)
 
 
 # Layers ----------------------------------------------------------------------------------------------------------
@@ -203,7 +203,7 @@ def truncate_layers(artifact: Artifact, layers: int | None) -> Artifact:
         for name, array in artifact.weights.items()
         if not name.startswith("encoder.groups.") or int(name.split(".")[2]) < groups
     }
-    meta = artifact.meta
+    meta = artifact.metadata
     if meta.depth is not None and meta.depth >= layers:
         meta = dataclasses.replace(meta, depth=None)
     smaller = config.replace(num_hidden_layers=layers, num_hidden_groups=groups)
@@ -240,7 +240,7 @@ def prune_heads_and_ffn(
     if heads != config.num_attention_heads:
         options = dataclasses.replace(options, head_size=config.head_size)
     smaller = config.replace(num_attention_heads=heads, intermediate_size=columns, options=options)
-    return Artifact(smaller, weights, artifact.tokenizer, artifact.meta)
+    return Artifact(smaller, weights, artifact.tokenizer, artifact.metadata)
 
 
 def input_moments(

@@ -47,7 +47,7 @@ def prune_vocabulary(artifact: Artifact, texts: Sequence[str]) -> Artifact:
         bos_token_id=small.cls_id if small.cls_id is not None else small.pad_id,
         eos_token_id=small.sep_id if small.sep_id is not None else small.pad_id,
     )
-    return Artifact(config, weights, small, artifact.meta)
+    return Artifact(config, weights, small, artifact.metadata)
 
 
 def prune_tokenizer(tokenizer: Tokenizer, texts: Sequence[str]) -> PrunedTokenizer:

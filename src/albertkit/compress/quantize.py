@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from albertkit.albert import Albert
-from albertkit.artifact import QUANTISED_FILE, Artifact, Stored, read_stored, write_artifact
+from albertkit.artifact import QUANTIZED_FILE, Artifact, StoredModel, read_stored, write_artifact
 from albertkit.config import AlbertConfig
 from albertkit.errors import AlbertkitError
 from albertkit.file_io import new_folder
@@ -116,9 +116,9 @@ class TrainedWeights:
 def open_float_model(source: Path | str) -> Artifact:
     """A model that is not quantized yet."""
     artifact = open_model(source)
-    if artifact.meta.quantisation is not None:
+    if artifact.metadata.quantization is not None:
         raise AlbertkitError(
-            f"{source} is already stored as {artifact.meta.quantisation}. Quantize the float model it came from, or "
+            f"{source} is already stored as {artifact.metadata.quantization}. Quantize the float model it came from, or "
             f"convert it to floats first:  albertkit convert {source} FLOAT"
         )
     return artifact
@@ -162,7 +162,9 @@ def quantize(
         calibration = "as trained"
     stored = artifact if trained is None else trained.artifact
     step = {"step": "quantize", "bits": bits, "calibration": calibration}
-    stored = dataclasses.replace(stored, meta=dataclasses.replace(stored.meta, made=(*stored.meta.made, step)))
+    stored = dataclasses.replace(
+        stored, metadata=dataclasses.replace(stored.metadata, history=(*stored.metadata.history, step))
+    )
     with new_folder(Path(target), overwrite) as scratch:
         progress("rounding")
         write_artifact(stored, scratch, bits=bits, moments=seen, smooths=None if trained is None else trained.smooth)
@@ -171,7 +173,7 @@ def quantize(
         loss = None
         if check is not None:
             loss = require_quality(folder, scratch, check, _remedy(bits, texts is not None, trained is not None))
-        size = (scratch / QUANTISED_FILE).stat().st_size
+        size = (scratch / QUANTIZED_FILE).stat().st_size
     progress("")
     return QuantizeResult(
         bits=bits,
@@ -210,7 +212,10 @@ def _remedy(bits: int, has_texts: bool, is_trained: bool) -> str:
 
 
 def vector_cosines(
-    first: Artifact | Stored, second: Artifact | Stored, ids: list[list[int]], second_ids: list[list[int]] | None = None
+    first: Artifact | StoredModel,
+    second: Artifact | StoredModel,
+    ids: list[list[int]],
+    second_ids: list[list[int]] | None = None,
 ) -> np.ndarray:
     """Cosines of the mean-pooled vectors of two models; `second_ids` are the same texts in another vocabulary."""
     vectors = mean_vectors(first.config, dict(first.weights), ids)
@@ -255,10 +260,10 @@ class QualityCheck:
             raise AlbertkitError("there are no examples to compare models on. Pass a file with some hundred.")
         self.full, self.examples = Albert(full), examples
         weights = self.full.engine.weights if hasattr(self.full.engine, "weights") else {}
-        self.task = self.full.meta.task if self.full.meta.task in TASKS else None
+        self.task = self.full.metadata.task if self.full.metadata.task in TASKS else None
         self.reference: MaskedPredictions | None = None
         has_masks = "heads.mlm.bias" in weights and self.full.tokenizer.mask_id is not None
-        self.metric = "masks" if self.full.meta.task == "pretrain" and has_masks else "cosine"
+        self.metric = "masks" if self.full.metadata.task == "pretrain" and has_masks else "cosine"
 
     def score(self, folder: Path | str) -> QualityScore:
         """The score of one model."""

@@ -84,8 +84,9 @@ def make_static_model(
     table[special] = 0
     table /= max(float(np.linalg.norm(table[used], axis=1).mean()), 1e-12)
     meta = dataclasses.replace(
-        albert.meta, task="embed", labels=(), pooling="mean", normalise=True, depth=None, quantisation=None,
-        details={}, metrics={}, made=(*albert.meta.made, {"step": "static", "dim": size, "texts": len(texts or ())}),
+        albert.metadata, task="embed", labels=(), pooling="mean", normalize=True, depth=None, quantization=None,
+        details={}, metrics={},
+        history=(*albert.metadata.history, {"step": "static", "dim": size, "texts": len(texts or ())}),
     )  # fmt: skip
     weights = {"encoder.embeddings.word.weight": np.ascontiguousarray(table, np.float32)}
     config = static_config(albert.config, albert.tokenizer.vocab_size, size)
@@ -125,7 +126,7 @@ def token_vectors(albert: Albert, progress: Progress = lambda _: None) -> np.nda
     texts = split_tokens(albert, [[i] for i in range(count)], "error").ids
     done = 0
     for batch in token_batches(texts, token_budget=albert.token_budget):
-        out[batch.order] = pool(albert, albert.engine.run(batch, albert.depth), batch.lengths, albert.meta.pooling)
+        out[batch.order] = pool(albert, albert.engine.run(batch, albert.depth), batch.lengths, albert.metadata.pooling)
         done += len(batch.order)
         progress(f"{done:,} of {count:,} tokens read")
     return out

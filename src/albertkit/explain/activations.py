@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from albertkit.artifact import Stored
+from albertkit.artifact import StoredModel
 from albertkit.config import AlbertConfig
 from albertkit.errors import AlbertkitError
 from albertkit.quantized import QuantizedMatrix
@@ -51,8 +51,8 @@ class NumpyEncoder:
         }
 
     @classmethod
-    def from_stored(cls, stored: Stored) -> NumpyEncoder:
-        return cls(stored.config, dict(stored.weights), stored.meta.depth or 0)
+    def from_stored(cls, stored: StoredModel) -> NumpyEncoder:
+        return cls(stored.config, dict(stored.weights), stored.metadata.depth or 0)
 
     def run(
         self, ids: Sequence[int], segments: Sequence[int] | None = None, depth: int | None = None

@@ -135,7 +135,7 @@ def read_target(
     """What a target needs of each row of a batch: head scores, a vector, or the log-odds of a word."""
     form = targets[0].form
     if form == "cosine":
-        return list(pool(albert, hidden, lengths, albert.meta.pooling))
+        return list(pool(albert, hidden, lengths, albert.metadata.pooling))
     if form != "word":
         return read_heads(albert, hidden, lengths)
     states = hidden[np.arange(len(targets)), [target.tokens[0] for target in targets]]

@@ -98,7 +98,7 @@ def prediction_kind(albert: RuntimeModel, text: str) -> str | None:
     """fill for a text with masks, else the model's task; None if the model predicts nothing but vectors."""
     if "[MASK]" in text and can_fill_masks(albert):
         return "fill"
-    task = TASKS.get(albert.meta.task)
+    task = TASKS.get(albert.metadata.task)
     return task.name if task is not None and task.can_be_explained and not task.gives_vectors else None
 
 
@@ -129,9 +129,9 @@ def explain_kind(albert: RuntimeModel, texts: ExplainInput) -> str:
     """What is explained; an error if a part is missing or not used."""
     kind = prediction_kind(albert, texts.text)
     if kind is None:
-        if albert.meta.task in TASKS and not TASKS[albert.meta.task].can_be_explained:
+        if albert.metadata.task in TASKS and not TASKS[albert.metadata.task].can_be_explained:
             raise AlbertkitError(
-                f"a model for {albert.meta.task!r} cannot be explained; choose a model for another task"
+                f"a model for {albert.metadata.task!r} cannot be explained; choose a model for another task"
             )
         kind = "embed" if texts.pair is None else "similar"
     used = OPTIONAL_PARTS.get(kind, set())

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 
-from albertkit.artifact import Stored
+from albertkit.artifact import StoredModel
 from albertkit.errors import AlbertkitError, nearest, need
 from albertkit.explain.activations import NumpyEncoder
 from albertkit.explain.attribution import (
@@ -201,7 +201,7 @@ class Explainer:
         self.albert = albert
 
     @cached_property
-    def stored(self) -> Stored:
+    def stored(self) -> StoredModel:
         """The model as its folder holds it."""
         stored = open_stored(self.albert.source)
         if not self.albert.name.startswith(stored.identity[:16]):
@@ -299,8 +299,8 @@ class Explainer:
         if target.tokens:
             return sorted(set(target.tokens))
         albert = self.albert
-        if target.form == "cosine" or albert.meta.details.get("reads") == "vector":
-            reads_all = albert.meta.pooling in ("mean", "max")
+        if target.form == "cosine" or albert.metadata.details.get("reads") == "vector":
+            reads_all = albert.metadata.pooling in ("mean", "max")
         else:
             reads_all = albert.config.options.classifier == "mean"
         return list(range(len(one.tokens))) if reads_all else [0]

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from albertkit.artifact import Artifact, Stored
+from albertkit.artifact import Artifact, StoredModel
 from albertkit.errors import AlbertkitError, need
 from albertkit.explain.attribution import Attribution, InputVariants, filler_token
 from albertkit.model import AlbertModel
@@ -28,10 +28,10 @@ from albertkit.runtime.graph_builder import as_float
 TOKENS_AT_ONCE = 4096  # gradients keep the activations of every layer
 
 
-def torch_model(stored: Stored) -> AlbertModel:
+def torch_model(stored: StoredModel) -> AlbertModel:
     """A stored model in float, for gradients with respect to its inputs."""
     floats = {name: np.asarray(as_float(weight), np.float32) for name, weight in stored.weights.items()}
-    model = AlbertModel.from_artifact(Artifact(stored.config, floats, stored.tokenizer, stored.meta))
+    model = AlbertModel.from_artifact(Artifact(stored.config, floats, stored.tokenizer, stored.metadata))
     return model.requires_grad_(False)
 
 
@@ -66,9 +66,9 @@ class TargetFunction:
         return torch.stack([self._value(read[copy * rows : (copy + 1) * rows]) for copy in range(copies)])
 
     def _read(self, encoded: Any) -> list[Any]:
-        target, details = self.target, self.albert.meta.details
+        target, details = self.target, self.albert.metadata.details
         if target.form == "cosine":
-            return list(pool(encoded, self.albert.meta.pooling))
+            return list(pool(encoded, self.albert.metadata.pooling))
         states = encoded.hidden.split(list(encoded.batch.lengths))
         if target.form == "word":
             head, size = self.model.heads["mlm"], self.albert.tokenizer.vocab_size
@@ -82,7 +82,7 @@ class TargetFunction:
         weight, bias = self.heads["choose" if target.form == "choice" else "classify"]
         vectors = encoded.pooled if encoded.pooled is not None else text_means(encoded.hidden, encoded.batch)
         if details.get("reads") == "vector":
-            vectors = torch.nn.functional.normalize(pool(encoded, self.albert.meta.pooling), dim=-1)
+            vectors = torch.nn.functional.normalize(pool(encoded, self.albert.metadata.pooling), dim=-1)
         scores = vectors @ weight.T + bias
         return [(row, None) for row in scores] if target.head == 0 else list(scores)
 

@@ -81,7 +81,7 @@ def read_depths(albert: RuntimeModel, tokenized: TokenizedInput, depths: Sequenc
         if tokenized.kind == "fill":
             return list(hidden)
         if tokenized.example is None:
-            return list(pool(albert, hidden, lengths, albert.meta.pooling))
+            return list(pool(albert, hidden, lengths, albert.metadata.pooling))
         return read_heads(albert, hidden, lengths)
 
     rows = tokenized.rows
@@ -191,13 +191,13 @@ def trace_early_exit(
         rows, row_segments = [list(ids)], [list(segments)]
         judge, kind = VectorConvergence([[0]], [len(ids)]), "cosine"
     else:
-        features = task_features(albert, [example], albert.meta.task)
+        features = task_features(albert, [example], albert.metadata.task)
         rows, row_segments = [f.ids for f in features], [f.segments for f in features]
         judge, kind = UncertaintyEstimator(albert.task, features, [example]), albert.task.uncertainty_measure
 
     def read(hidden: np.ndarray, lengths: np.ndarray) -> list[Any]:
         if example is None:
-            return list(pool(albert, hidden, lengths, albert.meta.pooling))
+            return list(pool(albert, hidden, lengths, albert.metadata.pooling))
         return read_heads(albert, hidden, lengths)
 
     states = read_outputs(albert, rows, row_segments, [*exit_depths, albert.depth], read)
@@ -216,7 +216,7 @@ def calibrated_exit_depth(
     albert: RuntimeModel, exit_depths: Sequence[int], uncertainty: Sequence[float | None]
 ) -> int | None:
     """Where `early_exit="99%"` exits; None if the model is not calibrated, or not for as much agreement."""
-    stored = albert.meta.details.get("early_exit")
+    stored = albert.metadata.details.get("early_exit")
     if stored is None:
         return None
     try:
@@ -292,7 +292,7 @@ class DepthTrace:
         began = time.perf_counter()
         hidden = self.albert.engine.run(self.batch, depth)
         seconds = time.perf_counter() - began
-        vector = pool(self.albert, hidden, self.batch.lengths, self.albert.meta.pooling)[0]
+        vector = pool(self.albert, hidden, self.batch.lengths, self.albert.metadata.pooling)[0]
         prediction: Prediction = None
         if self.kind == "fill":
             prediction = fill_mask(self.albert, self.text, self.k, depth)

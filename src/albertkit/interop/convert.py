@@ -8,11 +8,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from albertkit.artifact import (
-    META_FILE,
+    METADATA_FILE,
     Artifact,
-    Stored,
-    identity_of,
+    StoredModel,
     model_folder,
+    model_identity,
     read_artifact,
     read_stored,
     write_artifact,
@@ -36,7 +36,7 @@ def open_model(path: Path | str | None = None) -> Artifact:
         return plbert.read_file(path)
     if path.is_file() and path.name in huggingface.WEIGHT_FILES:
         path = path.parent
-    if path.is_dir() and (path / META_FILE).is_file():
+    if path.is_dir() and (path / METADATA_FILE).is_file():
         return read_artifact(path)
     if sentence_transformers.is_folder(path):
         return sentence_transformers.read_folder(path)
@@ -53,12 +53,14 @@ def open_model(path: Path | str | None = None) -> Artifact:
     raise AlbertkitError(f"{path} {problem}; pass {FORMATS}")
 
 
-def open_stored(path: Path | str | None = None) -> Stored:
+def open_stored(path: Path | str | None = None) -> StoredModel:
     """Open any ALBERT checkpoint for running: an artifact as it is stored, anything else through its reader."""
-    if (model_folder(path) / META_FILE).is_file():
+    if (model_folder(path) / METADATA_FILE).is_file():
         return read_stored(path)
     artifact = open_model(path)
-    return Stored(artifact.config, dict(artifact.weights), artifact.tokenizer, artifact.meta, identity_of(artifact))
+    return StoredModel(
+        artifact.config, dict(artifact.weights), artifact.tokenizer, artifact.metadata, model_identity(artifact)
+    )
 
 
 def convert(source: Path | str, target: Path | str, overwrite: bool = False) -> Artifact:

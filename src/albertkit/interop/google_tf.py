@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from albertkit.artifact import Artifact, Meta
+from albertkit.artifact import Artifact, ArtifactMetadata
 from albertkit.config import AlbertConfig, Options
 from albertkit.errors import AlbertkitError
 from albertkit.interop.huggingface import layout_name, read_config, translate
@@ -48,9 +48,9 @@ def read_checkpoint(prefix: Path) -> Artifact:
         if name.transpose and name.ours in weights:
             weights[name.ours] = np.ascontiguousarray(weights[name.ours].T)
     task = "answer" if "heads.answer.linear.weight" in weights else "pretrain"
-    meta = Meta(
+    meta = ArtifactMetadata(
         task=task,
-        made=({"step": "convert", "from": prefix.name, "layout": f"{layout_name(config)} (TensorFlow)"},),
+        history=({"step": "convert", "from": prefix.name, "layout": f"{layout_name(config)} (TensorFlow)"},),
     )
     return Artifact(config, weights, read_tokenizer(prefix.parent, config.vocab_size), meta)
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from albertkit.artifact import Artifact, Meta
+from albertkit.artifact import Artifact, ArtifactMetadata
 from albertkit.config import AlbertConfig, Options
 from albertkit.errors import AlbertkitError, need
 from albertkit.file_io import read_json, read_tensors
@@ -62,7 +62,7 @@ def read_folder(folder: Path) -> Artifact:
     for head in ("answer", "choose", "tag", "classify"):
         task = head if f"heads.{head}.linear.weight" in weights else task
     made = ({"step": "convert", "from": path.name, "layout": layout_name(config)},)
-    meta = Meta(task=task, labels=read_labels(settings), made=made)
+    meta = ArtifactMetadata(task=task, labels=read_labels(settings), history=made)
     return Artifact(config, weights, Tokenizer.load(folder, vocab_size=config.vocab_size), meta)
 
 

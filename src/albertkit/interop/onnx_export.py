@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto, TensorProto, helper
 
-from albertkit.artifact import Stored
+from albertkit.artifact import StoredModel
 from albertkit.config import AlbertConfig
 from albertkit.errors import AlbertkitError
 from albertkit.file_io import flush
@@ -98,9 +98,9 @@ def export(
     if settings.tokenizer and tokenizer_file.exists() and not overwrite:
         raise AlbertkitError(f"{tokenizer_file} exists; choose another folder or allow overwriting (--force)")
     heads = exported_heads(stored, settings.head)
-    depth = settings.depth or stored.meta.depth or stored.config.num_hidden_layers
+    depth = settings.depth or stored.metadata.depth or stored.config.num_hidden_layers
     if "vector" in heads:
-        check_trained_depth(stored.config, stored.meta, depth)
+        check_trained_depth(stored.config, stored.metadata, depth)
     levels = graphs.Levels(255 if settings.full_range else 127)
     model = build(stored, heads, depth, levels, settings.loop)
     data = model.SerializeToString()
@@ -114,16 +114,16 @@ def export(
         write_file(to_json(stored.tokenizer.vocabulary).encode(), tokenizer_file)
     weights = sum(len(t.raw_data) for t in model.graph.initializer)
     outputs = [output.name for output in model.graph.output]
-    bits = 8 if stored.meta.quantisation else 32
+    bits = 8 if stored.metadata.quantization else 32
     return ExportResult(
         str(target), len(data), weights, outputs, bits, 0 if stored.config.options.static else depth, error
     )
 
 
-def exported_heads(stored: Stored, requested: str | None) -> tuple[str, ...]:
+def exported_heads(stored: StoredModel, requested: str | None) -> tuple[str, ...]:
     """The heads that the file computes."""
     stored_heads = {name.split(".")[1] for name in stored.weights if name.startswith("heads.")}
-    task = stored.meta.task
+    task = stored.metadata.task
     if requested is not None:
         heads: tuple[str, ...] = (requested,)
     elif task == "pretrain":
@@ -142,9 +142,11 @@ def exported_heads(stored: Stored, requested: str | None) -> tuple[str, ...]:
 # Building --------------------------------------------------------------------------------------------------------
 
 
-def build(stored: Stored, heads: tuple[str, ...], depth: int, levels: graphs.Levels, loop: bool = False) -> ModelProto:
+def build(
+    stored: StoredModel, heads: tuple[str, ...], depth: int, levels: graphs.Levels, loop: bool = False
+) -> ModelProto:
     """The model as an onnx message."""
-    config, weights, meta = stored.config, stored.weights, stored.meta
+    config, weights, meta = stored.config, stored.weights, stored.metadata
     b = PortableBuilder(levels)
     ids, mask, segments = (
         b.input(name, TensorProto.INT64, ["texts", "length"])
@@ -203,14 +205,14 @@ def _name_output(b: PortableBuilder, tensor: str, name: str) -> None:
 
 
 def _head(
-    b: PortableBuilder, stored: Stored, head: str, hidden: str, inside: str, heads: tuple[str, ...]
+    b: PortableBuilder, stored: StoredModel, head: str, hidden: str, inside: str, heads: tuple[str, ...]
 ) -> dict[str, list[Any]]:
     """The nodes of one head; names and shapes of its outputs."""
-    config, weights, meta = stored.config, stored.weights, stored.meta
+    config, weights, meta = stored.config, stored.weights, stored.metadata
     b.prefix = f"{head}."
     if head == "vector":
         vector = pool_nodes(b, stored, hidden, inside, meta.pooling)
-        _name_output(b, normalize_nodes(b, vector) if meta.normalise else vector, "sentence_embedding")
+        _name_output(b, normalize_nodes(b, vector) if meta.normalize else vector, "sentence_embedding")
         found: dict[str, list[Any]] = {"sentence_embedding": ["texts", config.hidden_size]}
         if not config.options.static:
             _name_output(b, hidden, "last_hidden_state")
@@ -239,7 +241,7 @@ def _head(
     return {"logits": ["texts", labels]}
 
 
-def pool_nodes(b: PortableBuilder, stored: Stored, hidden: str, inside: str, how: str) -> str:
+def pool_nodes(b: PortableBuilder, stored: StoredModel, hidden: str, inside: str, how: str) -> str:
     """Hidden states of each text to one vector."""
     if how in ("cls", "pooler"):
         first = b.node("Gather", hidden, b.constant(0, np.int64), axis=1)
@@ -274,7 +276,7 @@ def check_difference(
     """The difference of the file to the model; an error if it is too large."""
     stored = open_stored(source)
     checks = [(data, depth, FLOAT_ERROR)]
-    if stored.meta.quantisation:
+    if stored.metadata.quantization:
         one_layer = build(stored, heads, 1, levels).SerializeToString()
         checks = [(one_layer, 1, LAYER_ERROR), (data, depth, INT8_ERROR)]
     for file, layers_applied, allowed in checks:
@@ -338,7 +340,7 @@ def typical_norm(albert: RuntimeModel, weights: graphs.Weights, output: str, hea
     head = next((name for name in heads if name in ("classify", "choose")), None)
     if output != "logits" or head is None:
         return 0.0
-    read = albert.meta.details.get("reads") == "vector"  # a vector of length 1; else numbers from -1 to 1
+    read = albert.metadata.details.get("reads") == "vector"  # a vector of length 1; else numbers from -1 to 1
     weight = graphs.as_float(weights[f"heads.{head}.linear.weight"])
     return float(np.linalg.norm(weight)) / (weight.shape[1] ** 0.5 if read else 1.0)
 
@@ -350,9 +352,9 @@ def runtime_outputs(
     found: dict[str, list[np.ndarray]] = {}
     for head in heads:
         if head == "vector":
-            vectors = pool(albert, hidden, rows.lengths, albert.meta.pooling)
+            vectors = pool(albert, hidden, rows.lengths, albert.metadata.pooling)
             lengths = np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
-            found["sentence_embedding"] = list(vectors / lengths if albert.meta.normalise else vectors)
+            found["sentence_embedding"] = list(vectors / lengths if albert.metadata.normalize else vectors)
             if not albert.config.options.static:
                 found["last_hidden_state"] = [row[:n] for row, n in zip(hidden, rows.lengths, strict=True)]
         elif head == "mlm":

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from albertkit.artifact import Artifact, Meta
+from albertkit.artifact import Artifact, ArtifactMetadata
 from albertkit.errors import AlbertkitError
 from albertkit.interop.huggingface import WORD_TABLE, Tensors, encoder_prefix, from_state_dict, read_pickle
 from albertkit.tokenizer import Tokenizer
@@ -46,7 +46,7 @@ def read_file(path: Path) -> Artifact:
     shape = _shape(tensors)
     config, weights = from_state_dict(tensors, {**shape, "num_hidden_layers": layers, "num_attention_heads": HEADS})
     tokenizer = Tokenizer.from_symbols(SYMBOLS) if config.vocab_size == len(SYMBOLS) else None
-    meta = Meta(task="embed", made=({"step": "convert", "from": path.name, "layout": "pl-bert"},))
+    meta = ArtifactMetadata(task="embed", history=({"step": "convert", "from": path.name, "layout": "pl-bert"},))
     return Artifact(config, weights, tokenizer, meta)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from albertkit.artifact import META_FILE, Artifact, Meta, public_config, write_weights
+from albertkit.artifact import METADATA_FILE, Artifact, ArtifactMetadata, public_config, write_weights
 from albertkit.errors import AlbertkitError
 from albertkit.file_io import new_folder, read_json, write_json
 from albertkit.interop import huggingface
@@ -26,7 +26,7 @@ MODES = ("mean", "cls", "max")
 
 def is_folder(folder: Path) -> bool:
     """Whether this is a sentence-transformers folder and not an artifact."""
-    return (folder / MODULES).is_file() and not (folder / META_FILE).is_file()
+    return (folder / MODULES).is_file() and not (folder / METADATA_FILE).is_file()
 
 
 def _list_modules(folder: Path) -> list[tuple[str, Path]]:
@@ -65,7 +65,9 @@ def read_folder(folder: Path) -> Artifact:
     encoder, pooling, normalize = read_modules(folder)
     artifact = huggingface.read_folder(encoder)
     made = ({"step": "convert", "from": folder.name, "layout": "sentence-transformers"},)
-    meta = Meta(task="embed", pooling=pooling, normalise=normalize, prompts=read_prompts(folder), made=made)
+    meta = ArtifactMetadata(
+        task="embed", pooling=pooling, normalize=normalize, prompts=read_prompts(folder), history=made
+    )
     config, weights = artifact.config, artifact.weights
     limit = folder / "sentence_bert_config.json"
     length = read_json(limit).get("max_seq_length") if limit.is_file() else None
@@ -106,7 +108,7 @@ def _pooling(settings: dict[str, Any], folder: Path) -> str:
 
 def write_folder(artifact: Artifact, folder: Path | str, overwrite: bool = False) -> Path:
     """Write a folder that sentence-transformers opens, with the same vectors."""
-    meta, config = artifact.meta, artifact.config
+    meta, config = artifact.metadata, artifact.config
     if config.options.active():
         raise AlbertkitError(
             f"this model uses {', '.join(config.options.active())}, which sentence-transformers cannot compute"
@@ -116,7 +118,7 @@ def write_folder(artifact: Artifact, folder: Path | str, overwrite: bool = False
     if artifact.tokenizer is None:
         raise AlbertkitError("a sentence-transformers folder needs a tokenizer, and this artifact has none")
     steps = [("", "models.Transformer"), ("1_Pooling", "models.Pooling"), ("2_Normalize", "models.Normalize")]
-    steps = steps if meta.normalise else steps[:2]
+    steps = steps if meta.normalize else steps[:2]
     with new_folder(Path(folder), overwrite) as scratch:
         write_json(scratch / "config.json", public_config(artifact))
         write_weights(artifact, scratch)

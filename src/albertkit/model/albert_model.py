@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from albertkit.artifact import Artifact, Meta, read_artifact, write_artifact
+from albertkit.artifact import Artifact, ArtifactMetadata, read_artifact, write_artifact
 from albertkit.config import AlbertConfig
 from albertkit.errors import AlbertkitError, nearest
 from albertkit.model.encoder import Encoder, EncoderOutput
@@ -127,9 +127,9 @@ class AlbertModel(nn.Module):
         self,
         folder: Path | str,
         tokenizer: Tokenizer | None = None,
-        meta: Meta | None = None,
+        metadata: ArtifactMetadata | None = None,
         overwrite: bool = False,
     ) -> Path:
         """Write an artifact folder."""
-        artifact = Artifact(self.config, self.weights(), tokenizer, meta or Meta())
+        artifact = Artifact(self.config, self.weights(), tokenizer, metadata or ArtifactMetadata())
         return write_artifact(artifact, folder, overwrite=overwrite)

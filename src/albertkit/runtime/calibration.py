@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from albertkit import builtin
-from albertkit.artifact import META_FILE, model_folder, read_stored
+from albertkit.artifact import METADATA_FILE, model_folder, read_stored
 from albertkit.errors import AlbertkitError
 from albertkit.file_io import read_json
 from albertkit.runtime.early_exit import (
@@ -60,8 +60,8 @@ def calibrate(model: Path | str, examples: Sequence[Any], exit_depths: Sequence[
         raise AlbertkitError(
             f"{folder.name} is a built-in model and is not changed; copy its folder, {folder}, and calibrate the copy"
         )
-    if not (folder / META_FILE).is_file():
-        raise AlbertkitError(f"{folder} has no {META_FILE}; run  albertkit convert {folder} OUT  first")
+    if not (folder / METADATA_FILE).is_file():
+        raise AlbertkitError(f"{folder} has no {METADATA_FILE}; run  albertkit convert {folder} OUT  first")
     opened = RuntimeModel(read_stored(folder), source=folder)
     if opened.config.options.static:
         raise AlbertkitError(f"{folder} is a static model, which has no layers to exit from")
@@ -69,23 +69,23 @@ def calibrate(model: Path | str, examples: Sequence[Any], exit_depths: Sequence[
     chosen = sorted(set(exit_depths)) if exit_depths else [d for d in available_exit_depths(opened) if d < full]
     if not chosen or not 1 <= chosen[0] <= chosen[-1] < full:
         raise AlbertkitError(f"exit_depths are {exit_depths}; choose depths from 1 to {full - 1}, before the full one")
-    measure = calibrate_task if opened.meta.task in TASKS else calibrate_vectors
+    measure = calibrate_task if opened.metadata.task in TASKS else calibrate_vectors
     found = measure(opened, examples, chosen)
     if found is None:
         raise AlbertkitError(
             f"{len(examples)} texts are too few to guarantee anything; give {MIN_TEXTS} or more (about 400 for 99 %)"
         )
-    data = read_json(folder / META_FILE)
+    data = read_json(folder / METADATA_FILE)
     data["details"] = {**data.get("details", {}), "early_exit": found.to_dict()}
-    fresh = folder / f".{META_FILE}.part"
+    fresh = folder / f".{METADATA_FILE}.part"
     fresh.write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    os.replace(fresh, folder / META_FILE)  # noqa: PTH105  whole or not at all
+    os.replace(fresh, folder / METADATA_FILE)  # noqa: PTH105  whole or not at all
     return found
 
 
 def calibrate_task(model: RuntimeModel, examples: Sequence[Any], exit_depths: Sequence[int]) -> ExitCalibration | None:
     """For results of a task; None for too few examples."""
-    features = task_features(model, examples, model.meta.task)
+    features = task_features(model, examples, model.metadata.task)
     ids, segments = [f.ids for f in features], [f.segments for f in features]
     depths = [*exit_depths, model.depth]
     scores = read_depths(model, ids, segments, depths, lambda hidden, lengths: read_heads(model, hidden, lengths))

@@ -190,7 +190,7 @@ def exit_rule(model: RuntimeModel, early_exit: EarlyExit, depth: int | None, kin
 
 
 def _calibration(model: RuntimeModel, early_exit: EarlyExit, kind: str) -> ExitCalibration:
-    stored = model.meta.details.get("early_exit")
+    stored = model.metadata.details.get("early_exit")
     if stored is None:
         raise AlbertkitError(
             f"early_exit={early_exit!r} needs a calibration, and this model has none. "
@@ -198,7 +198,7 @@ def _calibration(model: RuntimeModel, early_exit: EarlyExit, kind: str) -> ExitC
         )
     if kind != calibrated_kind(model):
         raise AlbertkitError(
-            f"early_exit={early_exit!r} was calibrated for this model's results ({model.meta.task}), not for its "
+            f"early_exit={early_exit!r} was calibrated for this model's results ({model.metadata.task}), not for its "
             f"vectors. Choose cosine:NUMBER, or depth"
         )
     return ExitCalibration.from_dict(stored)
@@ -236,10 +236,10 @@ def parse_early_exit(early_exit: EarlyExit) -> tuple[str, float]:
 
 def available_exit_depths(model: RuntimeModel) -> tuple[int, ...]:
     """Depths at which texts may exit: those of the calibration, those the model was distilled for, or every one."""
-    stored = model.meta.details.get("early_exit")
+    stored = model.metadata.details.get("early_exit")
     if stored is not None:
         return ExitCalibration.from_dict(stored).exit_depths
-    trained = trained_depths(model.meta.made)
+    trained = trained_depths(model.metadata.history)
     return tuple(range(1, model.depth)) if trained is None else trained
 
 
@@ -247,7 +247,7 @@ def calibrated_kind(model: RuntimeModel) -> str:
     """The uncertainty that a model's stored limits are for: that of its task, else of its vectors."""
     from albertkit.tasks import TASKS
 
-    return model.task.uncertainty_measure if model.meta.task in TASKS else "cosine"
+    return model.task.uncertainty_measure if model.metadata.task in TASKS else "cosine"
 
 
 # Layer by layer --------------------------------------------------------------------------------------------------

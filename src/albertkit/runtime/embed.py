@@ -100,9 +100,9 @@ class TokenVectors:
 
 def embed_options(model: RuntimeModel, **keywords: Unpack[EmbedKeywords]) -> EmbedOptions:
     """The keywords of `embed`, checked."""
-    pooling = keywords.get("pooling") or model.meta.pooling
+    pooling = keywords.get("pooling") or model.metadata.pooling
     layer, dim, long_texts = keywords.get("layer"), keywords.get("dim"), keywords.get("long_texts", "split")
-    normalize, prompt, prompts = keywords.get("normalize"), keywords.get("prompt"), model.meta.prompts
+    normalize, prompt, prompts = keywords.get("normalize"), keywords.get("prompt"), model.metadata.prompts
     if pooling not in POOLINGS:
         raise AlbertkitError(
             f"unknown pooling {pooling!r}{nearest(pooling, POOLINGS)}; choose one of {', '.join(POOLINGS)}"
@@ -115,13 +115,13 @@ def embed_options(model: RuntimeModel, **keywords: Unpack[EmbedKeywords]) -> Emb
         raise AlbertkitError(f"pooling={pooling!r} is not available: a static model has only mean. Omit pooling")
     layers = model.layers_to_apply(keywords.get("depth"), layer, pooling)
     if layer is None:
-        check_trained_depth(model.config, model.meta, layers, f"; layer={layers} gives the hidden states there")
+        check_trained_depth(model.config, model.metadata, layers, f"; layer={layers} gives the hidden states there")
     return EmbedOptions(
         pooling,
         layers,
         long_texts,
         dim,
-        model.meta.normalise if normalize is None else normalize,
+        model.metadata.normalize if normalize is None else normalize,
         prompts.get("default", "") if prompt is None else prompts.get(prompt, prompt),
     )
 

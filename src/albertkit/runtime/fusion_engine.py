@@ -36,7 +36,7 @@ class FusionModel:
 
     def __init__(self, model: str | Path, fusion: str = "fusion", threads: int | None = None) -> None:
         stored = read_stored(model)
-        self.config, self.meta, self.tokenizer = stored.config, stored.meta, stored.tokenizer
+        self.config, self.metadata, self.tokenizer = stored.config, stored.metadata, stored.tokenizer
         weights, start = stored.weights, f"heads.{fusion}."
         self.heads = {name: as_float(array) for name, array in weights.items() if name.startswith("heads.")}
         names = [
@@ -82,7 +82,7 @@ class FusionModel:
         places = np.arange(segment_ids.size).reshape(segment_ids.shape)
         flat = vectors.reshape(-1, vectors.shape[2])
         (hidden,) = self._embedding.run(None, {"vectors": flat, "ids": places, "segments": segment_ids})
-        layers = self.meta.depth or self.config.num_hidden_layers
+        layers = self.metadata.depth or self.config.num_hidden_layers
         return self.engine.apply_layers(hidden, lengths, 0, layers if depth is None else depth), lengths
 
     def _project(self, kind: str, values: np.ndarray, texts: int, segment: int) -> np.ndarray:

@@ -42,7 +42,7 @@ def predict(
     early_exit: EarlyExit = None,
 ) -> list[Any]:
     """Results for examples, in their order; with `early_exit`, each result has the depth at which it exited."""
-    if task == "generate" == model.meta.task:
+    if task == "generate" == model.metadata.task:
         from albertkit.runtime.generate import generate
 
         if early_exit is not None:
@@ -65,7 +65,7 @@ def predict_intents(
     model: RuntimeModel, texts: str | Iterable[str], depth: int | None = None, early_exit: EarlyExit = None
 ) -> list[IntentResult]:
     """Intents and slots; a model that only classifies gives intents without slots."""
-    if model.meta.task == "classify" and model.task.kind == "single":
+    if model.metadata.task == "classify" and model.task.kind == "single":
         labels = predict(model, text_examples(texts), "classify", depth, early_exit)
         return [IntentResult.from_classification(label) for label in labels]
     return predict(model, word_examples(texts), "intent", depth, early_exit)
@@ -73,7 +73,7 @@ def predict_intents(
 
 def check_task(model: RuntimeModel, task: str) -> None:
     """Refuse a model that was fine-tuned for another task."""
-    made = model.meta.task
+    made = model.metadata.task
     if made != task:
         hint = f"; use {TASKS[made].usage}" if made in TASKS else "; fine-tune it first"
         raise AlbertkitError(f"this model was made for {made!r} and cannot do {task!r}{hint}")
@@ -90,13 +90,13 @@ def task_depth(model: RuntimeModel, depth: int | None) -> int:
     """Layers to apply before the heads; a head on frozen sentence vectors reads only those of trained depths."""
     layers = model.layers_to_apply(depth)
     if reads_vectors(model):
-        check_trained_depth(model.config, model.meta, layers)
+        check_trained_depth(model.config, model.metadata, layers)
     return layers
 
 
 def reads_vectors(model: RuntimeModel) -> bool:
     """Whether the head was trained on frozen sentence vectors."""
-    return bool(model.meta.details.get("reads") == "vector")
+    return bool(model.metadata.details.get("reads") == "vector")
 
 
 def task_scores(model: RuntimeModel, features: Sequence[Feature], depth: int | None = None) -> list[Any]:
@@ -153,7 +153,7 @@ def head_scores(model: RuntimeModel, head: str, hidden: np.ndarray, lengths: np.
         by_text = scores.reshape(*hidden.shape[:2], -1)
         return [row[:length] for row, length in zip(by_text, lengths, strict=True)]
     if reads_vectors(model):
-        return list(unit_length(pool(model, hidden, lengths, model.meta.pooling)) @ weight.T + bias)
+        return list(unit_length(pool(model, hidden, lengths, model.metadata.pooling)) @ weight.T + bias)
     pooling = "mean" if model.config.options.classifier == "mean" else "pooler"
     return list(pool(model, hidden, lengths, pooling) @ weight.T + bias)
 

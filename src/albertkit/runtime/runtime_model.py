@@ -1,8 +1,8 @@
 """`RuntimeModel`: a stored model opened for inference, and the depths at which it may be used. No torch.
 
-In: a `Stored` model (`artifact.py`). Out: its engine, heads, tokenizer and metadata, with every option checked. Before
-this file: `engine.py`. After it: `embed.py`, `predict.py`, `mask_filling.py` and `generate.py`; `albert.Albert` is its
-subclass for users.
+In: a `StoredModel` model (`artifact.py`). Out: its engine, heads, tokenizer and metadata, with every option checked.
+Before this file: `engine.py`. After it: `embed.py`, `predict.py`, `mask_filling.py` and `generate.py`; `albert.Albert`
+is its subclass for users.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from albertkit import builtin
-from albertkit.artifact import Meta, Stored, read_stored
+from albertkit.artifact import ArtifactMetadata, StoredModel, read_stored
 from albertkit.config import AlbertConfig
 from albertkit.errors import AlbertkitError
 from albertkit.quantized import quantize_weights, unpack_weights
@@ -40,7 +40,7 @@ class RuntimeModel:
 
     def __init__(
         self,
-        stored: Stored,
+        stored: StoredModel,
         *,
         source: str | Path | None = None,
         bits: int | None = None,
@@ -54,18 +54,18 @@ class RuntimeModel:
             raise AlbertkitError(
                 f"{source} has no tokenizer, so it cannot read text; put tokenizer.json beside the weights"
             )
-        self.config, self.meta, self.tokenizer = stored.config, stored.meta, stored.tokenizer
+        self.config, self.metadata, self.tokenizer = stored.config, stored.metadata, stored.tokenizer
         self.source, self.bits, self.device, self.token_budget = source, bits, device, token_budget
-        self.depth = self.check_depth(depth if depth is not None else stored.meta.depth)
-        kind = stored.meta.quantisation or (f"int{bits}" if bits else "float")
-        self.name = f"{stored.identity[:16]}-{kind}-{stored.meta.pooling}-depth{self.depth}-{self.max_tokens}"
+        self.depth = self.check_depth(depth if depth is not None else stored.metadata.depth)
+        kind = stored.metadata.quantization or (f"int{bits}" if bits else "float")
+        self.name = f"{stored.identity[:16]}-{kind}-{stored.metadata.pooling}-depth{self.depth}-{self.max_tokens}"
         self.heads = {
             name.split(".")[1]: (as_float(weights[name]), as_float(weights[name.replace("weight", "bias")]))
             for name in weights
             if name.startswith("heads.") and name.endswith(".linear.weight")
         }
         self.can_fill_masks = "heads.mlm.bias" in weights
-        self._generation_weights: Weights = dict(weights) if stored.meta.task == "generate" else {}
+        self._generation_weights: Weights = dict(weights) if stored.metadata.task == "generate" else {}
         self.engine: InferenceEngine = open_engine(self.config, weights, threads, device)
 
     @property
@@ -81,7 +81,7 @@ class RuntimeModel:
     @property
     def max_task_tokens(self) -> int:
         """Tokens of an example that the model's task was trained with."""
-        return min(int(self.meta.details.get("max_length", self.max_tokens)), self.max_tokens)
+        return min(int(self.metadata.details.get("max_length", self.max_tokens)), self.max_tokens)
 
     @cached_property
     def special_tokens(self) -> tuple[list[int], list[int]]:
@@ -102,7 +102,7 @@ class RuntimeModel:
         """The task the model was fine-tuned for, a class of `tasks/`; an error for a model without one."""
         from albertkit.tasks import load_task
 
-        return load_task(self.meta)
+        return load_task(self.metadata)
 
     @cached_property
     def generator(self) -> TextGenerator:
@@ -155,15 +155,15 @@ class RuntimeModel:
         return layer if layer >= 0 else depth + 1 + layer
 
 
-def quantize_stored(stored: Stored, bits: int) -> Weights:
+def quantize_stored(stored: StoredModel, bits: int) -> Weights:
     """The weights of a float model in 8 or 4 bits, calibrated on a few example texts; those of a quantized model as
     they are.
     """
-    if stored.meta.quantisation == f"int{bits}":
+    if stored.metadata.quantization == f"int{bits}":
         return stored.weights
-    if stored.meta.quantisation is not None:
+    if stored.metadata.quantization is not None:
         raise AlbertkitError(
-            f"bits={bits} is not available: the model is stored as {stored.meta.quantisation}. Open the float model"
+            f"bits={bits} is not available: the model is stored as {stored.metadata.quantization}. Open the float model"
         )
     from albertkit.runtime.activation_moments import example_tokens, token_moments
 
@@ -211,9 +211,9 @@ def is_full_depth_only(history: Sequence[Mapping[str, Any]]) -> bool:
     return last.get("step") == "finetune" or (isinstance(depths, Mapping) and depths.get("elastic") is False)
 
 
-def check_trained_depth(config: AlbertConfig, metadata: Meta, depth: int, remedy: str = "") -> None:
+def check_trained_depth(config: AlbertConfig, metadata: ArtifactMetadata, depth: int, remedy: str = "") -> None:
     """Refuse a depth that a model's vectors were not trained for; `remedy` is another way, for the error."""
-    trained = trained_depths(metadata.made)
+    trained = trained_depths(metadata.history)
     if trained is None or depth in (*trained, metadata.depth, config.num_hidden_layers):
         return
     raise AlbertkitError(

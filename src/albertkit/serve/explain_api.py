@@ -103,7 +103,7 @@ async def explain(service: Service, context: RequestContext, body: ExplainReques
     matches = [state.choice == states[albert.depth - 1].choice for state in states]
     return ExplainResponse(
         model=model.name,
-        task=albert.meta.task,
+        task=albert.metadata.task,
         kind=trace.kind,
         full_depth=albert.depth,
         tokens=tokens,

@@ -167,7 +167,7 @@ class Service:
         depth: int | None = None,
     ) -> np.ndarray:
         """Cosines (texts,) of a query with texts, with the model's prompts for both if it has them."""
-        prompts = model.albert.meta.prompts
+        prompts = model.albert.metadata.prompts
         query_options, text_options = (
             model.albert.embed_options(normalize=True, depth=depth, prompt=name if name in prompts else None)
             for name in ("query", "passage")

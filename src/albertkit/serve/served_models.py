@@ -143,7 +143,7 @@ class ServedModel:
             began = time.perf_counter()
             hidden = albert.engine.run(pad_batch(list(ids), None, list(range(rows))), albert.depth)
             best = min(best, time.perf_counter() - began)
-        if albert.meta.task == "generate":
+        if albert.metadata.task == "generate":
             _ = albert.generator  # opened now, so that the first request does not wait for it
         if not np.isfinite(hidden).all():
             name = source.folder or "the built-in model"
@@ -153,8 +153,8 @@ class ServedModel:
     @cached_property
     def endpoints(self) -> frozenset[str]:
         albert = self.albert
-        endpoints = {*COMMON_ENDPOINTS, *TASK_ENDPOINTS.get(albert.meta.task, ())}
-        if albert.meta.task == "classify" and albert.task.kind == "single":
+        endpoints = {*COMMON_ENDPOINTS, *TASK_ENDPOINTS.get(albert.metadata.task, ())}
+        if albert.metadata.task == "classify" and albert.task.kind == "single":
             endpoints.add("intent")  # intents without slots
         if can_fill_masks(albert):
             endpoints.add("fill")
@@ -165,7 +165,7 @@ class ServedModel:
     @cached_property
     def info(self) -> ModelInfo:
         """What clients and the page need to know."""
-        albert, config, meta = self.albert, self.albert.config, self.albert.meta
+        albert, config, meta = self.albert, self.albert.config, self.albert.metadata
         return ModelInfo(
             id=self.name,
             created=int(self.opened),
@@ -183,7 +183,7 @@ class ServedModel:
             tokenizer=albert.tokenizer.kind,
             pooling=meta.pooling,
             prompts=dict(meta.prompts),
-            weights=meta.quantisation or (f"int{albert.bits}" if albert.bits else "float32"),
+            weights=meta.quantization or (f"int{albert.bits}" if albert.bits else "float32"),
             version=albert.name,
         )
 
@@ -205,9 +205,9 @@ class ServedModels:
             return self._named(name, endpoint)
         able = [model for model in self if endpoint in model.endpoints]
         if not able:
-            tasks = ", ".join(f"{model.name} ({model.albert.meta.task})" for model in self)
+            tasks = ", ".join(f"{model.name} ({model.albert.metadata.task})" for model in self)
             raise HttpError(424, f"no served model has {endpoint!r} (served: {tasks}); serve a model for this task")
-        trained = [model for model in able if endpoint in TASK_ENDPOINTS.get(model.albert.meta.task, ())]
+        trained = [model for model in able if endpoint in TASK_ENDPOINTS.get(model.albert.metadata.task, ())]
         return (trained or able)[0]
 
     def _named(self, name: str, endpoint: str) -> ServedModel:
@@ -218,7 +218,7 @@ class ServedModels:
         if endpoint not in model.endpoints:
             raise HttpError(
                 424,
-                f"model {name!r}, trained for {model.albert.meta.task!r}, does not have {endpoint!r}; "
+                f"model {name!r}, trained for {model.albert.metadata.task!r}, does not have {endpoint!r}; "
                 f"it has {', '.join(sorted(model.endpoints))}",
             )
         return model

@@ -169,7 +169,7 @@ async def intent(service: Service, context: RequestContext, body: TextsRequest) 
     """Intents of texts with their slots; a classifier gives intents without slots."""
     model = service.choose_model(context, body.model, "intent")
     texts = as_texts(body.texts, "texts")
-    if model.albert.meta.task == "classify":
+    if model.albert.metadata.task == "classify":
         labels = await service.predict(context, model, [TextExample(text) for text in texts], "classify", body.depth)
         return TaskResults(model.name, [IntentResult.from_classification(label) for label in labels])
     examples = await service.run_tokenizer(tagging_examples, texts)

@@ -154,7 +154,7 @@ class InfoResponse:
 async def embed(service: Service, context: RequestContext, body: EmbedRequest) -> list[np.ndarray]:
     """Sentence vectors."""
     model = service.choose_model(context, body.model, "embed")
-    prompts = model.albert.meta.prompts
+    prompts = model.albert.metadata.prompts
     if body.prompt_name is not None and body.prompt_name not in prompts:
         names = ", ".join(prompts) or "none"
         raise HttpError(422, f"prompt {body.prompt_name!r} is unknown; the model has {names}", param="prompt_name")
@@ -281,9 +281,9 @@ async def info(service: Service, context: RequestContext, body: None) -> InfoRes
     """The first served model and the limits."""
     model, settings = next(iter(service.models)), service.settings
     albert = model.albert
-    model_type: dict[str, Any] = {"embedding": {"pooling": albert.meta.pooling}}
+    model_type: dict[str, Any] = {"embedding": {"pooling": albert.metadata.pooling}}
     if "classify" in model.endpoints:
-        names = {str(i): label for i, label in enumerate(albert.meta.labels)}
+        names = {str(i): label for i, label in enumerate(albert.metadata.labels)}
         model_type = {"classifier": {"id2label": names, "label2id": {label: int(i) for i, label in names.items()}}}
     return InfoResponse(
         model_id=model.name,

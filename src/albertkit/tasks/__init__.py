@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from albertkit.artifact import Meta
+from albertkit.artifact import ArtifactMetadata
 from albertkit.errors import AlbertkitError, nearest
 from albertkit.tasks.answer import AnswerTask
 from albertkit.tasks.choose import ChooseTask
@@ -44,7 +44,7 @@ def make_task(name: str, examples: Sequence[Any], **settings: object) -> Task:
     return task
 
 
-def load_task(metadata: Meta) -> Task:
+def load_task(metadata: ArtifactMetadata) -> Task:
     """The task that a model was fine-tuned for, with its labels and settings."""
     if metadata.task not in TASKS:
         raise AlbertkitError(
@@ -59,6 +59,6 @@ def load_task(metadata: Meta) -> Task:
     return task
 
 
-def gives_vectors(metadata: Meta) -> bool:
+def gives_vectors(metadata: ArtifactMetadata) -> bool:
     """Whether a model is used for its vectors: it was not fine-tuned, or for a task whose vectors are compared."""
     return metadata.task not in TASKS or bool(TASKS[metadata.task].gives_vectors)

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from albertkit.albert import Albert
-from albertkit.artifact import Artifact, Meta, read_artifact, write_artifact
+from albertkit.artifact import Artifact, ArtifactMetadata, read_artifact, write_artifact
 from albertkit.config import AlbertConfig
 from albertkit.data.passages import Passages, PassageShares, distinct_words, draw_passages, everyday_sentences
 from albertkit.data.shard_writer import write_array, write_json
@@ -77,11 +77,13 @@ class DistillJob:
         return choose_device(self.settings.device)
 
 
-def new_student(config: AlbertConfig, tokenizer: Tokenizer, seed: int, meta: Meta | None = None) -> Artifact:
+def new_student(
+    config: AlbertConfig, tokenizer: Tokenizer, seed: int, meta: ArtifactMetadata | None = None
+) -> Artifact:
     """An untrained student with a vocabulary."""
     torch.manual_seed(seed)
     config = fit(config, tokenizer)
-    return Artifact(config, AlbertModel(config).weights(), tokenizer, meta or Meta())
+    return Artifact(config, AlbertModel(config).weights(), tokenizer, meta or ArtifactMetadata())
 
 
 def distill(
@@ -117,7 +119,7 @@ def distill(
         states=states,
         logits=logits,
         vectors=vectors,
-        meta=open_stored(job.teacher).meta if is_albert(job.teacher) else None,
+        metadata=open_stored(job.teacher).metadata if is_albert(job.teacher) else None,
         identity=identity,
     )
     task = DistillTask(job.data, job.student, job.settings, settings, outputs, max_length)
@@ -159,7 +161,7 @@ class CorpusDistillation:
         shares = PassageShares(longest=min(MAX_PASSAGE, student.config.max_position_embeddings - 2))
         draw_passages(shards, tokenizer.id_of("?"), shares, seed, [ids for ids in sentences if ids]).save(texts)
         passages, device = Passages.open(texts), choose_device(self.settings.device)
-        own = student_vectors(student, passages, device) if student.meta.task == "embed" else None
+        own = student_vectors(student, passages, device) if student.metadata.task == "embed" else None
         dim = student.config.hidden_size
         targets = passage_targets(passages, self.corpus / "tokenizer", self.teachers, dim, device, self.workers, own)
         write_array(texts / TARGETS, targets)
@@ -187,7 +189,7 @@ class CorpusDistillation:
             write_json(record, wanted)
 
 
-# Stored outputs of a teacher -------------------------------------------------------------------------------------
+# StoredModel outputs of a teacher -------------------------------------------------------------------------------------
 
 
 def load_or_compute(
@@ -268,7 +270,7 @@ def compute_scores(job: DistillJob, features: Sequence[Feature]) -> list[Any]:
             f"{job.teacher} splits text differently from the student, but its scores are per token. Use a student with "
             "its vocabulary (--shape does)."
         )
-    length = min(int(albert.meta.details.get("max_length", albert.max_tokens)), albert.max_tokens)
+    length = min(int(albert.metadata.details.get("max_length", albert.max_tokens)), albert.max_tokens)
     by_example: dict[int, list[Feature]] = {}
     for feature in task.features(job.data.train, albert.tokenizer, length):
         by_example.setdefault(feature.example, []).append(feature)

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from albertkit.artifact import Artifact, Meta
+from albertkit.artifact import Artifact, ArtifactMetadata
 from albertkit.data.passages import PassageShares, draw_passages
 from albertkit.data.shards import Shards
 from albertkit.errors import AlbertkitError
@@ -57,11 +57,11 @@ class DistillData:
 
 def data_for_model(artifact: Artifact, train: Sequence[Any], dev: Sequence[Any]) -> DistillData:
     """Data with the task that the model was fine-tuned for, if it was."""
-    if artifact.meta.details.get("reads") == "vector":
+    if artifact.metadata.details.get("reads") == "vector":
         raise AlbertkitError(
             "this model is a head on frozen vectors, so it has no layers to train. Fine-tune without --freeze first."
         )
-    return DistillData(load_task(artifact.meta) if artifact.meta.task in TASKS else None, train, dev)
+    return DistillData(load_task(artifact.metadata) if artifact.metadata.task in TASKS else None, train, dev)
 
 
 def text_of(example: object, tokenizer: Tokenizer) -> str:
@@ -82,19 +82,19 @@ def read_training_data(
     artifact: Artifact, train: Path, dev: Path | None, options: ReadOptions, log: Log
 ) -> DistillData:
     """Examples of the model's task; for a model without one, texts of a file (one per line) or of a corpus folder."""
-    task = artifact.meta.task
+    task = artifact.metadata.task
     if task not in TASKS:
         check_vocabulary(artifact, train)
         return data_for_model(artifact, *read_plain_texts(train, dev, log))
     parts = read_parts(task, {"train": train, **({"dev": dev} if dev else {})}, options, log)
     if dev is None:
         parts["train"], parts["dev"] = split_examples(parts["train"])
-    log_unknown_labels(artifact.meta, parts["train"], "which cannot be learnt", log)
-    log_unknown_labels(artifact.meta, parts["dev"], "counted as missed", log)
+    log_unknown_labels(artifact.metadata, parts["train"], "which cannot be learnt", log)
+    log_unknown_labels(artifact.metadata, parts["dev"], "counted as missed", log)
     return data_for_model(artifact, parts["train"], parts["dev"])
 
 
-def read_check_examples(metadata: Meta, path: Path, options: ReadOptions, log: Log) -> list[Any]:
+def read_check_examples(metadata: ArtifactMetadata, path: Path, options: ReadOptions, log: Log) -> list[Any]:
     """Labelled examples for a fine-tuned model, texts for any other: what `quantize --check` measures on."""
     if metadata.task not in TASKS:
         refuse_table(path)
@@ -106,7 +106,7 @@ def read_check_examples(metadata: Meta, path: Path, options: ReadOptions, log: L
 
 
 def read_teacher_data(
-    teacher: Path, metadata: Meta, paths: tuple[Path, Path | None], settings: DistillSettings,
+    teacher: Path, metadata: ArtifactMetadata, paths: tuple[Path, Path | None], settings: DistillSettings,
     options: ReadOptions, log: Log,
 ) -> tuple[DistillSettings, DistillData]:  # fmt: skip
     """Training data for a teacher's outputs; texts without labels set the weight of labels to 0."""
@@ -137,7 +137,7 @@ def read_teacher_data(
     return settings, DistillData(task, labelled, held_out)
 
 
-def log_unknown_labels(metadata: Meta, examples: list[Any], consequence: str, log: Log) -> None:
+def log_unknown_labels(metadata: ArtifactMetadata, examples: list[Any], consequence: str, log: Log) -> None:
     """A line about labels that a model does not have, and what becomes of them; an error if it has none of them."""
     for text in check_known_labels(load_task(metadata), examples, consequence):
         log(f"note: {text}")

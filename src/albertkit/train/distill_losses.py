@@ -2,7 +2,8 @@
 
 In: a `Batch`, and a teacher: an ALBERT model, or a BERT-like encoder of transformers. Out: `LayerStates` of both, and
 losses without a gradient for the teacher. Both must have the same vocabulary, because their tokens are compared one by
-one. After this file: `distill_task.py`. Logits are compared by `task_heads.DISTILL_LOSSES`, vectors come from `teachers.py`.
+one. After this file: `distill_task.py`. Logits are compared by `task_heads.DISTILL_LOSSES`, vectors come from
+`teachers.py`.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from albertkit.artifact import Artifact, Meta
+from albertkit.artifact import Artifact, ArtifactMetadata
 from albertkit.errors import AlbertkitError
 from albertkit.model import AlbertModel, Batch, ModelOutput, pool
 from albertkit.model.albert_model import to_tensors
@@ -65,7 +65,7 @@ class TeacherOutputs:
     """Scores for the features of the examples."""
     vectors: np.ndarray | None = None
     """One row for each training text, then one for each held-out text."""
-    meta: Meta | None = None
+    metadata: ArtifactMetadata | None = None
     """The teacher's."""
     identity: tuple[str, ...] = ()
     """What a training with another teacher, or from another model, differs in."""
@@ -202,7 +202,9 @@ class DistillTask(finetune.FinetuneTask):
         if self.has_task and task.heads not in DISTILL_LOSSES:
             raise AlbertkitError(f"{task_name(task)!r} cannot be distilled. Fine-tune the model instead.")
         super().__init__(task, student, data.train, data.dev, settings, max_length)
-        pooling = outputs.meta.pooling if outputs.meta is not None and distill.vectors else student.meta.pooling
+        pooling = (
+            outputs.metadata.pooling if outputs.metadata is not None and distill.vectors else student.metadata.pooling
+        )
         self.objective: DistillObjective = DistillObjective(self.model, task, distill, outputs, pooling)
         self.metric_names: tuple[str, ...] = tuple(f"{name}_loss" for name in self.objective.parts)
         features = [feature for unit in self.features for feature in unit]
@@ -275,7 +277,7 @@ class DistillTask(finetune.FinetuneTask):
     def to_artifact(self, metrics: dict[str, float], state: TrainState) -> Artifact:
         """The model as it is now, with the projection, which `without_projection` removes."""
         artifact = super().to_artifact(metrics, state) if self.has_task else self._without_task(metrics)
-        history = artifact.meta.made
+        history = artifact.metadata.history
         step = {
             **(history[-1] if self.has_task else {}),
             "step": self.step,
@@ -288,16 +290,18 @@ class DistillTask(finetune.FinetuneTask):
         if isinstance(self.objective.projection, nn.Linear):
             weights[PROJECTION] = self.objective.projection.weight.detach().cpu().numpy()
         history = (*(history[:-1] if self.has_task else history), step)
-        return dataclasses.replace(artifact, weights=weights, meta=dataclasses.replace(artifact.meta, made=history))
+        return dataclasses.replace(
+            artifact, weights=weights, metadata=dataclasses.replace(artifact.metadata, history=history)
+        )
 
     def _without_task(self, metrics: dict[str, float]) -> Artifact:
         """The model without a task; for vectors, if it was trained on those."""
-        before = self.initial_model.meta
+        before = self.initial_model.metadata
         details = {name: value for name, value in before.details.items() if name != "early_exit"}
         metrics = {"held-out": metrics} if metrics else {}  # type: ignore[dict-item]
-        meta = dataclasses.replace(before, metrics=metrics, details=details, quantisation=None)
+        meta = dataclasses.replace(before, metrics=metrics, details=details, quantization=None)
         if self.distill.vectors:
-            meta = dataclasses.replace(meta, task="embed", pooling=self.objective.pooling, normalise=True, prompts={})
+            meta = dataclasses.replace(meta, task="embed", pooling=self.objective.pooling, normalize=True, prompts={})
         return Artifact(self.model.config, self.model.weights(), self.tokenizer, meta)
 
 

@@ -237,17 +237,17 @@ class VectorDistillTask:
             "texts": len(self.passages),
             "settings": {k: v for k, v in {**asdict(self.settings), **asdict(self.goals)}.items() if v is not None},
         }
-        before = self.initial_model.meta
+        before = self.initial_model.metadata
         meta = dataclasses.replace(
             before,
             task="embed",
             pooling="mean",
-            normalise=True,
-            quantisation=None,
+            normalize=True,
+            quantization=None,
             depth=None,
             prompts={},
             metrics={**before.metrics, "vectors": metrics},
-            made=(*before.made, step),
+            history=(*before.history, step),
         )
         return Artifact(self.model.config, self.model.weights(), self.tokenizer, meta)
 

@@ -215,14 +215,14 @@ class ElasticTask(FinetuneTask):
         """The current model, with its metric at every depth and the calibration of early exit."""
         full_metrics = {name: value for name, value in metrics.items() if "_at_" not in name and name != OVER_DEPTHS}
         artifact = super().to_artifact(full_metrics, state)
-        *before, last = artifact.meta.made
+        *before, last = artifact.metadata.history
         step = {**last, "step": "elastic", "depths": {n: getattr(self.elastic, n) for n in LOSS_FIELDS}}
-        details, scores = dict(artifact.meta.details), dict(artifact.meta.metrics)
+        details, scores = dict(artifact.metadata.details), dict(artifact.metadata.metrics)
         if metrics and self.early_exit is not None:
             details["early_exit"] = self.early_exit
             scores["dev at depth"] = {n.split("_at_")[1]: value for n, value in metrics.items() if "_at_" in n}
-        meta = dataclasses.replace(artifact.meta, details=details, metrics=scores, made=(*before, step))
-        return dataclasses.replace(artifact, meta=meta)
+        meta = dataclasses.replace(artifact.metadata, details=details, metrics=scores, history=(*before, step))
+        return dataclasses.replace(artifact, metadata=meta)
 
 
 @dataclass(frozen=True)
@@ -255,7 +255,7 @@ def finetune_elastic(
     if teacher is not None and unlabelled is not None and not unlabelled.texts:
         raise AlbertkitError("a teacher labels texts, and there are none; pass texts, too")
     source, settings = task_source(artifact, teacher), settings or ElasticSettings()
-    task = load_task(source.meta)
+    task = load_task(source.metadata)
     unknown = check_known_labels(task, train, "which cannot be learnt")
     if unknown:
         raise AlbertkitError(f"{unknown[0]}; omit these examples, or fine-tune a model with these labels first")
@@ -267,31 +267,31 @@ def finetune_elastic(
         train = [*train, *pseudo_label(teacher or artifact, unlabelled.texts, settings.device)]
     share = 0.5 if source is artifact else 1.0  # the model is fine-tuned for the task already
     epochs = settings.epochs or max(1.0, preset_epochs(len(train)) * share)
-    length = settings.max_length or int(source.meta.details.get("max_length", 128))
+    length = settings.max_length or int(source.metadata.details.get("max_length", 128))
     settings = dataclasses.replace(settings, epochs=epochs, max_length=length)
     return run_seeds(FinetuneJob(task, artifact, train, dev, Path(output), settings), log)
 
 
 def task_source(model: Artifact, teacher: Artifact | None) -> Artifact:
     """The model or its teacher: the one with the task to train. Raises if the model cannot be trained."""
-    if teacher is not None and teacher.meta.task not in TASKS:
+    if teacher is not None and teacher.metadata.task not in TASKS:
         raise AlbertkitError(
-            f"the teacher was made for {teacher.meta.task!r}, so it cannot label texts; pass a fine-tuned model"
+            f"the teacher was made for {teacher.metadata.task!r}, so it cannot label texts; pass a fine-tuned model"
         )
-    if teacher is not None and teacher.meta.details.get("reads") == "vector":
+    if teacher is not None and teacher.metadata.details.get("reads") == "vector":
         raise AlbertkitError(
             "the teacher is a head on frozen vectors, which cannot label here; pass one fine-tuned without --freeze"
         )
     if model.config.options.static:
         raise AlbertkitError("this model is a static table without layers to train; choose one with layers")
-    if model.meta.task not in TASKS and teacher is not None:
+    if model.metadata.task not in TASKS and teacher is not None:
         return teacher
-    if model.meta.task == "embed":
+    if model.metadata.task == "embed":
         raise AlbertkitError(
             "this model computes vectors, which `albertkit distill` trains at several depths; use depth=, "
             "or run  albertkit calibrate MODEL TEXTS  for early_exit="
         )
-    if model.meta.details.get("reads") == "vector":
+    if model.metadata.details.get("reads") == "vector":
         raise AlbertkitError(
             "this model is a head on frozen vectors, without layers to train; fine-tune without --freeze first"
         )
@@ -302,7 +302,11 @@ def task_source(model: Artifact, teacher: Artifact | None) -> Artifact:
 
 def _check_same_labels(teacher: Artifact, model: Artifact) -> None:
     of_teacher, of_model = (
-        {"task": m.meta.task, "labels": sorted(m.meta.labels), "intents": sorted(m.meta.details.get("intents", ()))}
+        {
+            "task": m.metadata.task,
+            "labels": sorted(m.metadata.labels),
+            "intents": sorted(m.metadata.details.get("intents", ())),
+        }
         for m in (teacher, model)
     )
     for name, value in of_model.items():
@@ -315,14 +319,14 @@ def _check_same_labels(teacher: Artifact, model: Artifact) -> None:
 
 def pseudo_label(model: Artifact, texts: Sequence[str], device: str = "auto") -> list[Any]:
     """Examples of the model's task, labelled by its full depth; texts that are out of scope are dropped."""
-    task = load_task(model.meta)
+    task = load_task(model.metadata)
     if isinstance(task, ClassifyTask):
         examples: list[Any] = [TextExample(*line.split("\t", 1)) for line in texts]
     elif isinstance(task, TagTask | IntentTask):
         examples = [TaggedExample(line, split_words(line)) for line in texts]
     else:
         raise AlbertkitError(
-            f"unlabelled texts work for classify, tag and intent; this model is for {model.meta.task}, "
+            f"unlabelled texts work for classify, tag and intent; this model is for {model.metadata.task}, "
             "whose examples are more than a text"
         )
     task, features, scores = predict_scores(model, examples, device)

@@ -1,6 +1,7 @@
 """`evaluate`: a fine-tuned model and labelled examples → metrics, on the torch-free runtime.
 
-In: a model and a file or list of examples. Out: `EvaluationResult`. Before this file: `runtime/predict.py` and `tasks/`.
+In: a model and a file or list of examples. Out: `EvaluationResult`. Before this file: `runtime/predict.py` and
+`tasks/`.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def evaluate(
         evaluate("sentiment", "test.tsv").metrics["accuracy"]
     """
     albert = model if isinstance(model, Albert) else Albert(model)
-    task, options = albert.meta.task, options or ReadOptions()
+    task, options = albert.metadata.task, options or ReadOptions()
     if task not in TASKS:
         raise AlbertkitError(f"{model} was made for {task!r}, which has no metrics. Fine-tune it for a task first.")
     if task == "generate":  # before the work, not after it

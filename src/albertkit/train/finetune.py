@@ -196,12 +196,12 @@ def run_seeds(job: FinetuneJob, log: Log) -> FinetuneResult:
     _, artifact, task = best
     if len(runs) > 1:
         spread = _mean_and_deviation([run["metrics"] for run in runs])
-        meta = dataclasses.replace(artifact.meta, metrics={**artifact.meta.metrics, "dev over seeds": spread})
-        artifact = dataclasses.replace(artifact, meta=meta)
+        meta = dataclasses.replace(artifact.metadata, metrics={**artifact.metadata.metrics, "dev over seeds": spread})
+        artifact = dataclasses.replace(artifact, metadata=meta)
     write_artifact(artifact, output / "model", overwrite=(output / "model").exists())
     write_json(output / "runs.json", runs)
     write_report(output, task, artifact, runs)
-    return FinetuneResult(output / "model", artifact.meta.metrics.get("dev", {}), runs)
+    return FinetuneResult(output / "model", artifact.metadata.metrics.get("dev", {}), runs)
 
 
 def _dev_hash_before(output: Path) -> str | None:

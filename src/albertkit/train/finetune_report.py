@@ -58,7 +58,7 @@ class EvaluatedRun(Protocol):
 def write_report(output: Path, run: EvaluatedRun, artifact: Artifact, runs: list[dict[str, Any]]) -> Path:
     """Write the report beside the model."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1024 if sys.platform != "darwin" else 2**20)
-    lines = ["# Report", "", f"Task: {artifact.meta.task}. {len(run.features):,} training inputs, "
+    lines = ["# Report", "", f"Task: {artifact.metadata.task}. {len(run.features):,} training inputs, "
              f"{len(run.dev):,} examples held out. Peak memory {peak:,.0f} MB.", ""]  # fmt: skip
     lines += metrics_table(runs)
     failed = next((run["failed"] for run in runs if run.get("failed")), None)
@@ -68,19 +68,19 @@ def write_report(output: Path, run: EvaluatedRun, artifact: Artifact, runs: list
             "Pass more examples or epochs, a lower learning rate, or train a head only (`--freeze`).",
             "",
         ]
-    spread = artifact.meta.metrics.get("dev over seeds")
+    spread = artifact.metadata.metrics.get("dev over seeds")
     if spread:
         shown = ", ".join(
             f"{name} {mean:.4f} ± {spread[name][1]:.4f}" for name, (mean, _) in list(spread.items())[:MAX_COLUMNS]
         )
         lines += [f"Over {len(runs)} seeds: {shown}.", ""]
-    at = artifact.meta.metrics.get("dev at depth")
+    at = artifact.metadata.metrics.get("dev at depth")
     if at:
         lines += ["| depth | " + " | ".join(at) + " |", "|---" * (len(at) + 1) + "|",
                   "| score | " + " | ".join(f"{value:.4f}" for value in at.values()) + " |", ""]  # fmt: skip
     if len(run.dev):
         if isinstance(run.task, ClassifyTask):
-            lines += draw_plots(output, run, float(artifact.meta.details.get("temperature", 1.0)))
+            lines += draw_plots(output, run, float(artifact.metadata.details.get("temperature", 1.0)))
         if run.task.has_correct_results:
             lines += errors_table(run)
     (output / "report.md").write_text("\n".join(lines), encoding="utf-8")

@@ -243,7 +243,7 @@ class FinetuneTask:
 
     def to_artifact(self, metrics: dict[str, float], state: TrainState) -> Artifact:
         """The current model."""
-        task, before = self.task, self.initial_model.meta
+        task, before = self.task, self.initial_model.metadata
         has_own_temperature = isinstance(task, ClassifyTask) and bool(task.min_probability)
         if metrics and isinstance(task, ClassifyTask) and len(self.dev) and not has_own_temperature:
             task = dataclasses.replace(task, temperature=task.fit_temperature(np.stack(self.last_scores), self.dev))
@@ -264,8 +264,8 @@ class FinetuneTask:
             labels=tuple(task.labels),
             details=details,
             metrics={"dev": metrics} if metrics else {},
-            made=(*before.made, step),
-            quantisation=None,
+            history=(*before.history, step),
+            quantization=None,
             depth=None,
         )
         if "vector" in task.heads:  # the pooling that was trained
@@ -277,12 +277,12 @@ def predict_scores(
     model: Artifact, examples: Sequence[Any], device: str = "auto"
 ) -> tuple[Any, list[Feature], list[Any]]:
     """(task, features, scores of each feature) of a fine-tuned model, computed in float32."""
-    task = load_task(model.meta)
+    task = load_task(model.metadata)
     if model.tokenizer is None:
         raise AlbertkitError("the model has no tokenizer; pass a folder that contains one")
     network = AlbertModel.from_artifact(model)
     network.to("cuda" if device == "auto" and torch.cuda.is_available() else device.replace("auto", "cpu"))
-    features = task.features(examples, model.tokenizer, int(model.meta.details.get("max_length", 128)))
+    features = task.features(examples, model.tokenizer, int(model.metadata.details.get("max_length", 128)))
     return task, features, compute_scores(FinetuneObjective(network, task), features, pack_features)
 
 

@@ -68,13 +68,15 @@ def train_frozen_head(
     artifact = fit_head(base, open_model(model), in_scope, out_of_scope, settings)
     seconds = time.perf_counter() - began
     write_head(artifact, model, output / "model", overwrite=(output / "model").exists())
-    albert, length = Albert(output / "model"), artifact.meta.details["max_length"]
+    albert, length = Albert(output / "model"), artifact.metadata.details["max_length"]
     metrics: dict[str, float] = {}
     evaluation = evaluate_head(albert, base, train, dev)
     save_vectors(output / "vectors.npy", base, [*train, *dev], length)
     if len(dev):
         metrics = albert.task.measure(evaluation.results, dev)
-        artifact = dataclasses.replace(artifact, meta=dataclasses.replace(artifact.meta, metrics={"dev": metrics}))
+        artifact = dataclasses.replace(
+            artifact, metadata=dataclasses.replace(artifact.metadata, metrics={"dev": metrics})
+        )
         write_head(artifact, model, output / "model", overwrite=True)
     runs = [{"seed": settings.seed, "metrics": metrics, "seconds": seconds, "collapsed": 0}]
     write_json(output / "runs.json", runs)
@@ -106,7 +108,7 @@ def evaluate_head(albert: Albert, base: Albert, train: Sequence[Any], dev: Seque
     """Apply the head of `albert` to held-out examples; the vectors are those of `base`, on which it was trained."""
     _check_single_texts(dev)
     weight, bias = albert.heads["classify"]
-    scores = list(encode_texts(base, dev, albert.meta.details["max_length"]) @ weight.T + bias)
+    scores = list(encode_texts(base, dev, albert.metadata.details["max_length"]) @ weight.T + bias)
     return HeadEvaluation(train, dev, albert.task, albert.task.results(scores, (), dev), scores)
 
 
@@ -137,7 +139,7 @@ def _cache_keys(albert: Albert, examples: Sequence[TextExample], length: int) ->
 
 def encode_ids(albert: Albert, ids: list[list[int]]) -> np.ndarray:
     """Unit vectors (texts, dim) of token ids."""
-    return unit_length(window_vectors(albert, ids, albert.depth, albert.meta.pooling))
+    return unit_length(window_vectors(albert, ids, albert.depth, albert.metadata.pooling))
 
 
 def save_vectors(path: Path, albert: Albert, examples: Sequence[TextExample], length: int) -> None:
@@ -213,9 +215,9 @@ def fit_head(
     step = {"step": "frozen classifier", "examples": len(examples), "strength": strength, "seed": seed}
     details = {k: v for k, v in dataclasses.asdict(task).items() if k != "labels"}
     details |= {"reads": "vector", "max_length": length}
-    made = (*base.meta.made, step)
+    made = (*base.metadata.history, step)
     meta = dataclasses.replace(
-        base.meta, task="classify", labels=task.labels, made=made, quantisation=None, details=details
+        base.metadata, task="classify", labels=task.labels, history=made, quantization=None, details=details
     )
     return Artifact(base.config, weights, base.tokenizer, meta)
 

@@ -205,7 +205,7 @@ class TrainingRun:
             raise AlbertkitError(f"{self.output}: {error}") from None
         checkpoint.restore_optimizers(self.optimizers, tensors)
         self.state = state
-        self.metrics = artifact.meta.metrics.get("held-out", {})
+        self.metrics = artifact.metadata.metrics.get("held-out", {})
 
     def gather_optimizer_state(self, is_due: bool) -> bool:
         """Whether the main process saves. A sharded optimizer sends it its state, so all processes call this."""

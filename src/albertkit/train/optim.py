@@ -16,7 +16,8 @@ from albertkit.train.train_settings import TrainSettings
 
 
 class Lamb(torch.optim.Optimizer):
-    """Layer-wise adaptive moments (arXiv 1904.00962): an Adam step, rescaled for each tensor to the size of its weights.
+    """Layer-wise adaptive moments (arXiv 1904.00962): an Adam step, rescaled for each tensor to the size of its
+    weights.
 
     update = m̂ / (√v̂ + ε) + λ·w, and w moves by lr · ‖w‖ / ‖update‖ · update. Groups with `adapt=False` keep the plain
     step. Relatives: AdamW is the same without the ratio; LARS has it without the second moment.
@@ -76,8 +77,8 @@ class Lamb(torch.optim.Optimizer):
 
 
 class Muon(torch.optim.Optimizer):
-    """Momentum, orthogonalised (Jordan et al. 2024): each matrix moves by the nearest matrix of equal singular values, scaled
-    to the size of an AdamW step (arXiv 2502.16982), so that AdamW's learning rates fit.
+    """Momentum, orthogonalised (Jordan et al. 2024): each matrix moves by the nearest matrix of equal singular values,
+    scaled to the size of an AdamW step (arXiv 2502.16982), so that AdamW's learning rates fit.
 
     The same numbers as `torch.optim.Muon(adjust_lr_fn="match_rms_adamw")`, but in float32 where there is no GPU: bf16
     products are slow on most processors, and crash on some.

@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from albertkit.artifact import Artifact, Meta
+from albertkit.artifact import Artifact, ArtifactMetadata
 from albertkit.compress.cost import operations
 from albertkit.config import AlbertConfig
 from albertkit.data import masking
@@ -287,14 +287,16 @@ class PretrainTask:
             "settings": {k: v for k, v in {**asdict(self.settings), **asdict(self.goals)}.items() if v is not None},
             "corpus": self.shards.manifest.get("counts", {}),
         }
-        before = self.initial_model.meta.made if self.initial_model else ()
-        meta = Meta(task="pretrain", metrics={"held-out": metrics} if metrics else {}, made=(*before, done))
+        before = self.initial_model.metadata.history if self.initial_model else ()
+        meta = ArtifactMetadata(
+            task="pretrain", metrics={"held-out": metrics} if metrics else {}, history=(*before, done)
+        )
         return Artifact(self.config, self.model.weights(), self.tokenizer, meta)
 
 
 def known_positions(start: Artifact) -> int:
     """Positions that a model has learnt: as it says itself, or else all that it has."""
-    said = [done["positions"] for done in start.meta.made if done.get("positions")]
+    said = [done["positions"] for done in start.metadata.history if done.get("positions")]
     return int(max(said)) if said else start.config.max_position_embeddings
 
 

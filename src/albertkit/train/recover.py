@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from albertkit.albert import Albert
-from albertkit.artifact import Artifact, identity_of, read_artifact, write_artifact
+from albertkit.artifact import Artifact, model_identity, read_artifact, write_artifact
 from albertkit.compress.quantize import QualityCheck, QualityScore, TrainedWeights, open_float_model
 from albertkit.errors import AlbertkitError
 from albertkit.model import AlbertModel
@@ -64,7 +64,7 @@ class RecoveryJob:
     @property
     def max_length(self) -> int:
         """Longest input in tokens."""
-        return self.settings.max_length or int(self.model.meta.details.get("max_length", 128))
+        return self.settings.max_length or int(self.model.metadata.details.get("max_length", 128))
 
     def train_settings(self, steps: int, evaluations: int = 1) -> TrainSettings:
         """The settings of the loop; with held-out data, the best evaluation is the result."""
@@ -107,8 +107,8 @@ def recover_model(
     outputs = TeacherOutputs(
         states=AlbertTeacher(job.teacher),
         logits=job.teacher_scores if job.distill.logits else None,
-        meta=job.teacher.meta,
-        identity=(identity_of(job.teacher), job.identity or identity_of(job.model), f"seed {job.settings.seed}"),
+        metadata=job.teacher.metadata,
+        identity=(model_identity(job.teacher), job.identity or model_identity(job.model), f"seed {job.settings.seed}"),
     )
     task = DistillTask(job.data, job.model, job.train_settings(1), job.distill, outputs, job.max_length)
     epochs = job.settings.epochs or preset_epochs(len(task.features)) / 2  # the full model learnt all of it before
@@ -139,7 +139,7 @@ class Recovery:
 
     def __call__(self, full: Artifact, pruned: Artifact) -> Artifact:
         """The pruned model, trained."""
-        distill = DistillSettings(hidden=1.0, vectors=1.0 if full.meta.task == "embed" else 0.0)
+        distill = DistillSettings(hidden=1.0, vectors=1.0 if full.metadata.task == "embed" else 0.0)
         if self.data.task is not None:
             distill = DistillSettings(labels=0.5, logits=1.0, hidden=1.0)
         job = RecoveryJob(pruned, full, self.data, distill, self.settings, self.identity)
@@ -304,7 +304,7 @@ def train_for_bits(
     artifact = open_float_model(source)
     smooth = calibrate_smoothing(artifact, data.texts()[:CALIBRATION_TEXTS] or None, bits)
     if data.task is None:
-        distill = DistillSettings(hidden=1.0, vectors=1.0 if artifact.meta.task == "embed" else 0.0)
+        distill = DistillSettings(hidden=1.0, vectors=1.0 if artifact.metadata.task == "embed" else 0.0)
     else:
         distill = DistillSettings(labels=0.5, logits=1.0, hidden=0.5)
 

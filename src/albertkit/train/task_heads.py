@@ -69,7 +69,7 @@ def init_bias_from_frequencies(head: Any, targets: Sequence[Any]) -> None:
 
 def has_same_task(task: Task, model: Artifact) -> bool:
     """Whether a model was fine-tuned for this task with these labels, so that its heads fit."""
-    before = (model.meta.task, tuple(model.meta.labels), tuple(model.meta.details.get("intents", ())))
+    before = (model.metadata.task, tuple(model.metadata.labels), tuple(model.metadata.details.get("intents", ())))
     return before == (task_name(task), tuple(task.labels), tuple(getattr(task, "intents", ())))
 
 

@@ -27,7 +27,7 @@ from tokenizers import Tokenizer as RustTokenizer
 from tqdm import tqdm
 
 from albertkit.albert import Albert
-from albertkit.artifact import META_FILE, model_folder
+from albertkit.artifact import METADATA_FILE, model_folder
 from albertkit.data.passages import Passages, gather_spans
 from albertkit.errors import AlbertkitError, need
 from albertkit.file_io import digest, read_json
@@ -67,7 +67,7 @@ def is_albert(folder: Path | str | None) -> bool:
     """Whether a folder is an artifact, or an ALBERT checkpoint of another project."""
     try:
         place, _ = find_encoder(model_folder(folder))
-        if (place / META_FILE).is_file() or not (place / "config.json").is_file():
+        if (place / METADATA_FILE).is_file() or not (place / "config.json").is_file():
             return True  # the reader of artifacts explains what is missing
         return read_json(place / "config.json").get("model_type") in ("albert", "albertkit")
     except AlbertkitError:
@@ -96,8 +96,8 @@ def teacher_identity(folder: Path) -> str:
     parts: tuple[Any, ...]
     if is_albert(folder):
         stored = open_stored(folder)
-        meta = stored.meta
-        parts = (stored.identity, stored.config, meta.pooling, meta.normalise, meta.depth, meta.prompts)
+        meta = stored.metadata
+        parts = (stored.identity, stored.config, meta.pooling, meta.normalize, meta.depth, meta.prompts)
     else:
         place, pooling = find_encoder(model_folder(folder))
         files = [place / name for name in ("config.json", "model.safetensors", "tokenizer.json")]
