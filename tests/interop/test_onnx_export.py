@@ -272,7 +272,7 @@ def test_bad_requests(tmp_path):
         ("there.onnx", ExportSettings(), "exists"),
         ("m", ExportSettings(), "is a folder"),
         ("x.onnx", ExportSettings(head="tag"), "choose one of vector, mlm"),
-        ("tokenizer.json", ExportSettings(tokenizer=True), "is where --tokenizer writes"),
+        ("tokenizer.json", ExportSettings(tokenizer=True), "is the file that --tokenizer writes"),
     ):
         with pytest.raises(AlbertkitError, match=message):
             export(tmp_path / "m", tmp_path / target, settings)

@@ -68,7 +68,7 @@ def test_what_cannot_be_fused():
     ):
         with pytest.raises(AlbertkitError, match=why):
             fusion(batch, extra)
-    with pytest.raises(AlbertkitError, match="fuse a plain one"):
+    with pytest.raises(AlbertkitError, match="pass a batch without them"):
         fusion(
             fusion(batch, ExtraFeatures("image", features(0, 4, 1, 6))), ExtraFeatures("image", features(0, 4, 1, 6))
         )
