@@ -94,10 +94,10 @@ def test_intents_without_slots_from_a_file_to_use(clinc, start, tmp_path, how):
     assert made.exit_code == 0, made.output
     shown = json.loads(made.stdout.splitlines()[-1])
     assert 0 <= shown["in_scope_accuracy"] <= 1 and 0 <= shown["out_of_scope_f1"] <= 1
-    measured = run(evaluate, out / "model", clinc, "--json")
+    measured = run(evaluate, "-m", out / "model", clinc, "--json")
     assert measured.exit_code == 0, measured.output
     assert json.loads(measured.stdout.splitlines()[-1])["examples"] == 13
-    said = run(intent, out / "model", "cat dog")
+    said = run(intent, "-m", out / "model", "cat dog")
     assert said.exit_code == 0 and said.output.split("\t")[0] in ("animal", "tree", "oos")
     found = Albert(out / "model").understand(["cat dog", "oak elm"])
     labels = Albert(out / "model").classify(["cat dog", "oak elm"])
@@ -158,7 +158,7 @@ def test_the_loss_is_chosen_and_what_belongs_apart_is_not_learnt_as_together(sta
     with pytest.raises(AlbertkitError, match="cosent"):
         MatchTask.from_examples([TextExample("a", "b", 3.5), TextExample("c", "d", 1.0)], loss="mnrl")
     for arguments, said in (
-        (["classify", "--loss", "mnrl"], "means nothing"),
+        (["classify", "--loss", "mnrl"], "classify has no option 'loss'"),
         (["match", "--loss", "triplet"], "cosent"),
     ):
         made = run(finetune, arguments[0], __file__, "-o", "out", *arguments[1:])
@@ -215,7 +215,7 @@ def test_a_regression_is_evaluated_on_numbers_only(start, tmp_path):
     path.write_text("text,score\n" + "".join(f"cat {w},{n / 3}\n" for n, w in enumerate(ANIMALS * 3)))
     run(finetune, "classify", path, "-o", tmp_path / "out", "--model", start, "--epochs", "1", "--restarts", "0")
     path.write_text("text,label\ncat,good\ndog,bad\n")
-    made = run(evaluate, tmp_path / "out" / "model", path)
+    made = run(evaluate, "-m", tmp_path / "out" / "model", path)
     assert isinstance(made.exception, AlbertkitError) and "line 2: the label 'good' is not a number" in str(
         made.exception
     )
@@ -223,7 +223,7 @@ def test_a_regression_is_evaluated_on_numbers_only(start, tmp_path):
     path.write_text("text,label\n" + "".join(f"{t},{label}\n" for t, label in zip(texts, labels, strict=True)))
     run(finetune, "classify", path, "-o", tmp_path / "two", "--model", start, "--epochs", "1", "--restarts", "0")
     path.write_text("text,score\n" + "".join(f"cat {w},{n / 3}\n" for n, w in enumerate(ANIMALS * 3)))
-    made = run(evaluate, tmp_path / "two" / "model", path)
+    made = run(evaluate, "-m", tmp_path / "two" / "model", path)
     assert "knows none of the labels" in str(made.exception)
     with pytest.raises(AlbertkitError, match=r"t:1 has the label 'good'"):
         ClassifyTask((), "regression").target(TextExample("a", label="good", where="t:1"))
@@ -422,7 +422,7 @@ def test_the_classifier_behaves_as_scikit_learn_expects(start, tmp_path):
     ("texts", "labels", "said"),
     [
         (["a", "b"], ["x"], "2 texts and labels of shape"),
-        (["a", "b"], [["x", "y"], ["x", "z"]], "one label a text"),
+        (["a", "b"], [["x", "y"], ["x", "z"]], "one label per text"),
         ("ab", ["x", "y"], "a list of texts"),
         (["a", None], ["x", "y"], "text 1 is NoneType"),
         (["a", "b"], [None, "y"], "one label is None"),
