@@ -81,8 +81,8 @@ def test_options_go_where_they_belong(start, tmp_path, monkeypatch):
         ("classify", [TextExample("a", label="x")], {"epoch": 3}, "no option 'epoch'.*did you mean 'epochs'"),
         ("classify", [TextExample("a", label="x")], {"overlap": 3}, "classify has no option 'overlap'"),
         ("classify", [TextExample("a", label="x")], {"label_column": "y"}, "given with lists of examples"),
-        ("classify", [], {}, "no examples in train; give some"),
-        ("classify", ["lovely"], {}, "train holds a str, which is no example; write  Text"),
+        ("classify", [], {}, "no examples in train. Pass some"),
+        ("classify", ["lovely"], {}, "train contains a str, which is no example; write  Text"),
         ("classify", "nowhere.tsv", {}, "nowhere.tsv"),
         (
             "classify",
