@@ -20,7 +20,9 @@ def topics(tmp_path_factory):
     start = lessons.start.__wrapped__(tmp_path_factory)
     options = lessons.FinetuneSettings(epochs=4, batch_size=16, learning_rate=5e-3, max_length=40, device="cpu")
     place = tmp_path_factory.mktemp("topics")
-    return lessons.tune.finetune("classify", lessons.texts(160), lessons.texts(40, 9), place, start, options).model
+    return lessons.tune.finetune_examples(
+        "classify", lessons.texts(160), lessons.texts(40, 9), place, start, options
+    ).model
 
 
 @pytest.fixture(scope="session")
