@@ -21,7 +21,7 @@ from albertkit.tasks.examples import ChoiceExample, QuestionExample, Span, Tagge
 from albertkit.tokenizer import Tokenizer
 from albertkit.train import finetune as tune
 from albertkit.train.finetune_report import FinetuneResult
-from albertkit.train.finetune_task import FinetuneTask
+from albertkit.train.finetune_task import FinetuneTask, compute_scores
 from albertkit.train.train_settings import FinetuneSettings, TrainSettings, preset_epochs, preset_learning_rate
 from tests.conftest import tiny
 from tests.train.conftest import TOPICS, VOCAB
@@ -141,7 +141,8 @@ def test_the_runtime_says_what_torch_says(tuned, start, task):
     work.objective.model = work.model
     features = made.features(examples, artifact.tokenizer, 40)
     albert = Albert(done.model)
-    for ours, theirs in zip(task_scores(albert, features), work.scores(features), strict=True):
+    scores = compute_scores(work.objective, features, lambda chosen: work.make_batch(chosen, ()))
+    for ours, theirs in zip(task_scores(albert, features), scores, strict=True):
         pairs = zip(ours, theirs, strict=True) if isinstance(ours, tuple) else ((ours, theirs),)
         for a, b in pairs:
             np.testing.assert_allclose(a, b, atol=1e-4)
@@ -188,7 +189,7 @@ def test_a_collapse_starts_again_with_another_seed_and_half_the_rate(start, tmp_
     said: list[str] = []
     options = FinetuneSettings(epochs=1, batch_size=16, learning_rate=1e-6, device="cpu")
     done = tune.finetune_examples("classify", texts(40), texts(30, 9), tmp_path, dead, options, log=said.append)
-    assert sum("collapsed" in text for text in said) == 3 and "no new start is left" in said[-1]
+    assert sum("collapsed" in text for text in said) == 3 and "no restart is left" in said[-1]
     assert done.runs[0]["collapsed"] == 2 and done.runs[0]["rate"] == pytest.approx(2.5e-7)
 
 
@@ -301,7 +302,7 @@ def test_micro_parts_and_checkpointing_change_nothing(start):
 
 def test_class_weights_and_temperature():
     task = make_task("classify", [TextExample("a", label="x")] * 30 + [TextExample("b", label="y")] * 10)
-    assert tune.weighted(
+    assert tune._with_class_weights(
         task, [TextExample("a", label="x")] * 30 + [TextExample("b", label="y")] * 10
     ).class_weights == pytest.approx((2 / 3, 2))
     rng = np.random.default_rng(0)
@@ -319,7 +320,7 @@ def test_what_is_said_before_anything_is_trained(start, tmp_path):
     with pytest.raises(AlbertkitError, match="made:0 has no label"):
         make_task("classify", [TextExample("a", where="made:0")])
     task = make_task("classify", [TextExample("a", label="x"), TextExample("b", label="y")])
-    with pytest.raises(AlbertkitError, match=r"d:7 has the class 'z'.* known are x, y"):
+    with pytest.raises(AlbertkitError, match=r"d:7 has the class 'z'.* classes are x, y"):
         task.target(TextExample("a", label="z", where="d:7"))
     with pytest.raises(AlbertkitError, match="unknown task 'clasify' .did you mean 'classify'"):
         make_task("clasify", [])
