@@ -310,7 +310,7 @@ def test_the_public_door():
     assert sorted(albertkit.__all__) == [n for n in dir(albertkit) if n != "__version__"]
     for name in albertkit.__all__:
         assert getattr(albertkit, name).__doc__, name
-    with pytest.raises(AttributeError, match="it offers Albert, AlbertConfig"):
+    with pytest.raises(AttributeError, match="it has Albert, AlbertConfig"):
         _ = albertkit.nothing
 
 
