@@ -19,10 +19,10 @@ ZH = [*"的一是不了在人有我他这中大来上国", *listed("##a ##b ##in
 
 
 def wordpiece(lower: bool = True) -> Tokenizer:
-    from albertkit.tokenizer.vocabulary import wordpiece
+    from albertkit.tokenizer.vocabulary import wordpiece_vocabulary
 
     specials = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    return Tokenizer(wordpiece(specials + ZH, "test", lower, lower))
+    return Tokenizer(wordpiece_vocabulary(specials + ZH, "test", lower, lower))
 
 
 def trained() -> Tokenizer:

@@ -546,10 +546,10 @@ def test_the_command_line(folder, tmp_path):
     (tmp_path / "dev.tsv").write_text("text\tlabel\n" + "\n".join(rows) + "\n")
     said = run.invoke(app, ["calibrate", str(tmp_path / "model"), str(tmp_path / "dev.tsv"), "--exit-depths", "1,2,4"])
     assert said.exit_code == 0 and "90 held-out texts, compared with depth 5" in said.stdout, said.output
-    assert "--early-exit 99.5%  cannot be promised" in said.stdout
+    assert "--early-exit 99.5%  is not possible" in said.stdout
     said = run.invoke(app, ["classify", "-m", str(tmp_path / "model"), "cat", "--early-exit", "entropy:1", "--json"])
     assert json.loads(said.stdout)["depth"] == 1
-    assert said.stderr == "1.00 layers a text on average, 5.00 times fewer than 5\n"
+    assert said.stderr == "1.00 layers per text on average, 5.00 × fewer than 5\n"
     said = run.invoke(app, ["classify", "-m", str(tmp_path / "model"), "cat", "--depth", "2", "--json"])
     assert "depth" not in json.loads(said.stdout)
     said = run.invoke(
@@ -557,14 +557,14 @@ def test_the_command_line(folder, tmp_path):
         ["evaluate", "-m", str(tmp_path / "model"), str(tmp_path / "dev.tsv"), "--early-exit", "entropy:1", "--json"],
     )
     found = json.loads(said.stdout.splitlines()[-1])
-    assert found["mean_depth"] == 1 and found["times_fewer_layers"] == 5
+    assert found["mean_depth"] == 1 and found["speedup_in_layers"] == 5
     (tmp_path / "texts.txt").write_text("\n".join(sentence(np.random.default_rng(i)) for i in range(60)))
     write_artifact(read_artifact(folder("embed")), tmp_path / "vectors")
     said = run.invoke(app, ["calibrate", str(tmp_path / "vectors"), str(tmp_path / "texts.txt"), "--json"])
     assert json.loads(said.stdout)["texts"] == 45, said.output
     said = run.invoke(app, ["embed", "cat", "-m", str(tmp_path / "vectors"), "--early-exit", "cosine:0.5"])
     assert len(json.loads(said.stdout)["vector"]) == 32, said.output
-    assert said.stderr == "2.00 layers a text on average, 2.50 times fewer than 5\n"
+    assert said.stderr == "2.00 layers per text on average, 2.50 × fewer than 5\n"
     run.invoke(
         app,
         ["embed", "cat", "-m", str(tmp_path / "vectors"), "-o", str(tmp_path / "v.npy"), "--early-exit", "cosine:0.5"],
@@ -604,7 +604,7 @@ def test_elastic_says_how_vectors_learn_depths(folder, tmp_path):
 
 
 def test_the_built_in_models_are_not_changed():
-    with pytest.raises(AlbertkitError, match="small comes with the package and is not changed; copy its folder"):
+    with pytest.raises(AlbertkitError, match="small is a built-in model and is not changed; copy its folder"):
         calibrate("small", ["a text"] * 500)
 
 

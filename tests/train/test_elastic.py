@@ -254,7 +254,7 @@ def test_tagging_leaves_early_too(start, tmp_path):
 
 def test_what_cannot_be_made_elastic_is_said(start, plain, tmp_path):
     vectors = dataclasses.replace(start, metadata=dataclasses.replace(start.metadata, task="embed"))
-    with pytest.raises(AlbertkitError, match="already makes good at several depths"):
+    with pytest.raises(AlbertkitError, match="trains at several depths"):
         finetune_elastic(vectors, texts(10), (), tmp_path / "a")
     with pytest.raises(AlbertkitError, match="made for 'pretrain'"):
         finetune_elastic(start, texts(10), (), tmp_path / "b")
@@ -300,9 +300,9 @@ def test_the_verb_from_a_model_to_an_early_answer(plain, tmp_path):
     said = run.invoke(app, ["classify", "-m", out, "cat dog cow hen pig red", "--early-exit", "90%", "--json"])
     assert json.loads(said.stdout)["label"] == "animal" and json.loads(said.stdout)["depth"] <= LAYERS, said.output
     said = run.invoke(app, ["evaluate", "-m", out, str(tmp_path / "dev.tsv"), "--early-exit", "90%"])
-    assert "mean_depth" in said.stdout and "times_fewer_layers" in said.stdout, said.output
+    assert "mean_depth" in said.stdout and "speedup_in_layers" in said.stdout, said.output
     said = run.invoke(app, ["elastic", str(plain.model), str(tmp_path / "train.tsv"), "-o", out, "--minutes", "1"])
-    assert "is for masked words" in str(said.exception)
+    assert "is for masked language modelling" in str(said.exception)
 
 
 # Masked words ----------------------------------------------------------------------------------------------------
@@ -343,4 +343,4 @@ def test_the_verb_on_a_pre_trained_model(bench, shards, tmp_path):
     assert done.exit_code == 0, done.output
     assert "mlm_loss_at_1" in json.loads(done.stdout.splitlines()[-1])
     said = CliRunner().invoke(app, ["elastic", str(tmp_path / "start"), str(tmp_path), *given])
-    assert "is no corpus folder" in str(said.exception)
+    assert "is not a corpus folder" in str(said.exception)

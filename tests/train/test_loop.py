@@ -602,7 +602,7 @@ def test_a_corpus_with_hardly_any_held_out_text_trains(tmp_path, held):
 def test_a_held_out_split_that_happens_to_give_no_row_is_no_score(bench, monkeypatch):
     """Short documents give a row by chance, and few of them perhaps none."""
     work = bench.work(TrainSettings(steps=1, device="cpu"))
-    monkeypatch.setattr(pretrain.Stream, "rows_in_group", property(lambda self: 0))
+    monkeypatch.setattr(pretrain.RowStream, "rows_in_group", property(lambda self: 0))
     assert work.evaluate() == {}
 
 

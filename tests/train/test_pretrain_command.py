@@ -94,9 +94,9 @@ def test_errors_are_sentences(bench, shape, tmp_path, say):
     run = tmp_path / "run"
     given = ("-o", run, "--shape", shape, "--steps", 2, *QUICK)
     refused(say("pretrain", bench.shards, "-o", run, "--shape", "smal", "--steps", 2), "did you mean 'small'?", ".json")
-    refused(say("pretrain", tmp_path / "nowhere", *given), "is not a folder; make a corpus with")
+    refused(say("pretrain", tmp_path / "nowhere", *given), "is not a folder. Build a corpus with")
     (tmp_path / "empty").mkdir()
-    refused(say("pretrain", tmp_path / "empty", *given), "is empty; make a corpus with")
+    refused(say("pretrain", tmp_path / "empty", *given), "is empty. Build a corpus with")
     refused(say("pretrain", bench.shards, *given, "--tokens", 5), "given by steps and tokens", "exactly one of")
     refused(say("pretrain", bench.shards, "-o", run, "--shape", shape, "--steps", 0), "steps is 0; it must be above 0")
     refused(say("pretrain", bench.shards, *given, "--optimizer", "adam"), "choose one of adamw, lamb, muon")

@@ -181,4 +181,4 @@ def test_the_verb_begins_with_a_model_without_a_task(plain, start, tmp_path):
     assert "Add --texts" in str(out.exception)
     (tmp_path / "none.txt").write_text("\n")
     out = CliRunner().invoke(app, [*given, "--teacher", str(plain), "--texts", str(tmp_path / "none.txt")])
-    assert "none.txt holds no text" in str(out.exception)
+    assert "none.txt contains no text" in str(out.exception)
