@@ -95,7 +95,8 @@ class ArtifactMetadata:
             )
         if self.quantization is not None and self.quantization not in QUANTIZATIONS:
             raise AlbertkitError(
-                f"quantization is {self.quantization!r} in {METADATA_FILE}; this albertkit knows {', '.join(QUANTIZATIONS)}"
+                f"quantization is {self.quantization!r} in {METADATA_FILE}; "
+                f"this albertkit knows {', '.join(QUANTIZATIONS)}"
             )
         prompts = self.prompts.items() if isinstance(self.prompts, dict) else [(0, 0)]
         if not isinstance(self.normalize, bool) or not all(isinstance(x, str) for pair in prompts for x in pair):

@@ -105,7 +105,7 @@ def parse_teacher(name: str) -> tuple[Path, float]:
 def run_distillation(
     teachers: TeacherMixture, data: Path, output: Path, settings: DistillSettings, values: dict[str, Any]
 ) -> TrainResult:
-    """Train on vectors of a corpus at several depths and widths, or on any outputs of a teacher for texts or examples."""
+    """Train on vectors of a corpus at several depths and widths, or on outputs of a teacher for texts or examples."""
     from albertkit.artifact import ArtifactMetadata
     from albertkit.data.shards import Shards
     from albertkit.interop.convert import open_stored

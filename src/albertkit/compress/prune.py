@@ -135,7 +135,8 @@ def _comparison_texts(
 def _check_request(artifact: Artifact, settings: PruneSettings, source: Path | str) -> None:
     if artifact.metadata.quantization is not None:
         raise AlbertkitError(
-            f"{source} is stored as {artifact.metadata.quantization}, and quantized weights cannot be pruned. Prune the "
+            f"{source} is stored as {artifact.metadata.quantization}, and quantized weights cannot be pruned. "
+            "Prune the "
             "float model it came from, then quantize; without it, convert this one first:  "
             f"albertkit convert {source} FLOAT"
         )

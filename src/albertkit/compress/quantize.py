@@ -118,7 +118,8 @@ def open_float_model(source: Path | str) -> Artifact:
     artifact = open_model(source)
     if artifact.metadata.quantization is not None:
         raise AlbertkitError(
-            f"{source} is already stored as {artifact.metadata.quantization}. Quantize the float model it came from, or "
+            f"{source} is already stored as {artifact.metadata.quantization}. "
+            "Quantize the float model it came from, or "
             f"convert it to floats first:  albertkit convert {source} FLOAT"
         )
     return artifact
