@@ -103,7 +103,7 @@ found this for decoders, where it saves memory.)
 **Said:** ALBERT combines a recurrent network with the transformer; H = RNN(X), Y = Transformer(H). It does not, and the document's code calls `nn.Transformer` without its second input, and raises.
 
 **Here:** x + GRU(x), one layer of width H, from the first token to the last, between the embeddings (after their projection to H) and the first shared layer. One direction, as in the document: attention looks both
-ways anyway, nothing can leak from padding behind a text, and no token learns of later ones. Added to its input, so that a fresh model begins near one without it. StoredModel in 8 bits, computed in float32.
+ways anyway, nothing can leak from padding behind a text, and no token learns of later ones. Added to its input, so that a fresh model begins near one without it. Stored in 8 bits, computed in float32.
 
 **Cost:** 6·H² + 6·H parameters and 12·H² operations a token, once and not in each layer. Its tokens are computed one after the other, so it takes more time than its operations say.
 

@@ -116,6 +116,11 @@ def read(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
 
 
+def history(one: dict[str, Any]) -> Any:
+    """How its models were made; results recorded before the name changed call it "made"."""
+    return one["history"] if "history" in one else one["made"]
+
+
 def percent(value: float) -> str:
     return f"{100 * value:.1f}"
 
@@ -123,7 +128,7 @@ def percent(value: float) -> str:
 def data_set(title: str, one: dict[str, Any]) -> list[str]:
     """Quality at each depth, then what exits give."""
     metric, layers = one["metric"], one["elastic"]["layers"]
-    learnt = one["history"]["elastic"][-1]
+    learnt = history(one)["elastic"][-1]
     lines = [f"### {title}", "",
              f"{metric}, in percent, of {one['examples']:,} held-out examples{left_out(one)}{', int8' if one['bits'] == 8 else ''}. The last training saw {learnt['examples']:,} examples in {learnt['updates']:,} updates; "
              f"{taught(one)}{SHORT if learnt['updates'] < 1000 else ''}{begun(one.get('begun'))} Times are of {on(one['machine'])}.", ""]  # fmt: skip
@@ -169,7 +174,7 @@ def on(machine: dict[str, Any]) -> str:
 
 def taught(one: dict[str, Any]) -> str:
     """Where the labels came from, and what the full depth alone had."""
-    learnt, plain = one["history"]["elastic"][-1], one["history"]["plain"][-1]
+    learnt, plain = history(one)["elastic"][-1], history(one)["plain"][-1]
     if learnt["examples"] == plain["examples"]:
         return "“full depth alone” had the same updates."
     mixed = learnt["depths"]["distill_weight"]
