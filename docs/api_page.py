@@ -58,14 +58,21 @@ What stands under other headings may still move; the [changelog](../CHANGELOG.md
 def page() -> str:
     """The whole page."""
     parts = [TEXT, "## The public API\n"]
-    parts += [entry(f"albertkit.{name}", getattr(albertkit, name)) for name in albertkit.__all__]
+    parts += [entry(f"albertkit.{name}", public(name)) for name in albertkit.__all__]
     for title, names in GROUPS.items():
         parts += [f"## {title}\n", *(entry(name, find(name)) for name in names)]
     return "\n".join(parts)
 
 
+def public(name: str) -> Any:
+    """A public name; `albertkit.serve` is a package that can be called, so its function is documented."""
+    return importlib.import_module("albertkit.serve.server").serve if name == "serve" else getattr(albertkit, name)
+
+
 def find(path: str) -> Any:
     """What a dotted path names."""
+    if path == "albertkit.serve":
+        return public("serve")
     module, name = path.rsplit(".", 1)
     return getattr(importlib.import_module(module), name)
 

@@ -229,11 +229,11 @@ def test_finetuning_starts_from_it(tmp_path):
 
     examples = [TextExample(text, label=label) for text, label in zip(TEXTS, LABELS, strict=True)]
     options = FinetuneSettings(epochs=1, batch_size=12, max_length=16, restarts=0)
-    done = finetune_examples("classify", examples, examples, tmp_path, options=options)
+    done = finetune_examples("classify", examples, examples, tmp_path, settings=options)
     made = Albert(done.model)
     assert made.metadata.quantization is None and made.dim == 384 and made.metadata.history[-1]["step"] == "finetune"
     assert set(made.metadata.history[0]) == set(read_metadata(FOLDER)[0].history[0])
-    frozen = finetune_examples("classify", examples, (), tmp_path / "frozen", options=FinetuneSettings(freeze=True))
+    frozen = finetune_examples("classify", examples, (), tmp_path / "frozen", settings=FinetuneSettings(freeze=True))
     assert Albert(frozen.model).metadata.quantization == "int8"
 
 

@@ -251,7 +251,7 @@ class DocShell:
             return
         given = command.make_context(words[0], words[1:], parent=click.Context(app, **app.context_settings)).params
         keys = [one.name for one in command.params if {"-o", "--output"} & set(one.opts)]
-        for key in [*keys, "target"]:
+        for key in {*keys, "output"}:
             name = Path(given[key]).parts[0] if given.get(key) and Path(given[key]).parts else ""
             again = words[0] in ANEW and Path(name).is_dir() and name != ""
             if name in self.given_names or again:

@@ -425,7 +425,7 @@ def test_depths_that_vectors_were_not_taught_at_are_refused(albert, folder, tmp_
     distilled = {"step": "distill", "settings": {"depths": "2,5"}}
 
     def opened(name, *steps, **details):
-        meta = dataclasses.replace(artifact.metadata, made=steps, **details)
+        meta = dataclasses.replace(artifact.metadata, history=steps, **details)
         return Albert(write_artifact(dataclasses.replace(artifact, metadata=meta), tmp_path / name), threads=1)
 
     model = opened("distilled", distilled, {"step": "quantize"})

@@ -178,7 +178,7 @@ def test_the_exported_int8_file(tmp_path):
 def test_a_task_head_reads_the_same(case, tmp_path):
     """The torch model's scores, through the artifact, from the runtime and from the exported file."""
     artifact = make(
-        CASES[case], metadata=ArtifactMetadata(task="classify", labels=("a", "b"), details={"kind": "single"})
+        CASES[case], meta=ArtifactMetadata(task="classify", labels=("a", "b"), details={"kind": "single"})
     )
     write_artifact(artifact, tmp_path / "m")
     albert = Albert(tmp_path / "m", threads=1)

@@ -98,7 +98,7 @@ def test_it_learns_and_opens_again(start, tmp_path):
     assert done.metrics["rmse"] < spread / 4
     made = read_artifact(tmp_path / "model")
     assert made.metadata.task == "embed" and made.metadata.history[-1]["task"] == "count"
-    with pytest.raises(AlbertkitError, match="a head 'count' of somebody's own"):
+    with pytest.raises(AlbertkitError, match="a custom head 'count'"):
         AlbertModel.from_artifact(made)
     model = AlbertModel.from_artifact(made, heads={"count": Counting(made.config.hidden_size)})
     assert torch.equal(model.heads["count"].inner.weight, torch.from_numpy(made.weights["heads.count.inner.weight"]))

@@ -325,7 +325,7 @@ def test_a_start_keeps_its_own_shape_and_must_know_the_same_words(bench, corpus)
     assert work.config == work.model.config == config
     work.to_artifact({}, TrainState())  # the weights fit the shape they are saved with
     small = tiny(vocab_size=40)
-    with pytest.raises(AlbertkitError, match="50 pieces.*40"):
+    with pytest.raises(AlbertkitError, match="50 tokens.*40"):
         bench.work(settings, config=small, model=Artifact(small, AlbertModel(small).weights()))
     other = Tokenizer.train(["some other words than those of the corpus"] * 9, "wordpiece", 50, min_count=1)
     with pytest.raises(AlbertkitError, match="tokenizer"):

@@ -28,6 +28,7 @@ from albertkit.quantized import (
 )
 from albertkit.runtime.batching import token_batches
 from albertkit.runtime.engine import Engine
+from albertkit.runtime.engine import levels as machine_levels
 from albertkit.runtime.graph_builder import Levels
 from albertkit.runtime.predict import predict
 from albertkit.tokenizer import Tokenizer
@@ -90,6 +91,8 @@ def test_stored_weights_are_the_trained_ones(start, tmp_path, bits):
 @pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize("top", [255, 127])
 def test_fake_quantized_model_equals_the_runtime(start, bits, top):
+    if top > machine_levels().top:
+        pytest.skip("this processor sums pairs of 8-bit products in 16 bits, so 255 levels overflow")
     smooth = calibrate_smoothing(start, [e.text for e in texts(40)], bits)
     levels = Levels(top)
     weights = unpack_weights(
