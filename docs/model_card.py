@@ -18,7 +18,7 @@ ROOT = Path(__file__).parent.parent
 FOLDER = MODELS / DEFAULT
 HEADINGS = {
     "STS-B dev": (
-        "How alike are two sentences?",
+        "Similarity of two sentences",
         "STS-B dev: Spearman's correlation of the cosine with people's marks, for vectors cut to some widths.",
     ),
     "SQuAD dev": (

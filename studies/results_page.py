@@ -185,7 +185,7 @@ def trainer(path: Path) -> list[str]:
         return []
     lines = ["## Beside transformers' Trainer", "",
              "The same checkpoint, examples, epochs, rate and batch, by `bench/finetuning.py`. The Trainer pads to the longest text of a batch; with group_by_length its batches "
-             "hold texts of like length, as ours do.", "",
+             "hold texts of similar length, as ours do.", "",
              "| data | program | seconds | accuracy | albertkit is faster by |", "|---|---|---|---|---|"]  # fmt: skip
     for data, found in read(path).items():
         for name, runs in found["runs"].items():

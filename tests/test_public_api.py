@@ -15,7 +15,6 @@ import pytest
 
 import albertkit
 from albertkit.albert import Albert
-from tests.conftest import ROOT
 
 PUBLIC_METHODS = [name for name, _ in inspect.getmembers(Albert, inspect.isfunction) if not name.startswith("_")]
 
@@ -68,14 +67,3 @@ def test_a_pickled_model_opens_again_with_its_options():
     assert (again.name, again.depth, again.token_budget, again.engine.threads) == (albert.name, 6, 512, 1)
     assert np.array_equal(again.embed("a cat"), albert.embed("a cat")) and repr(again) == repr(albert)
     assert "depth=6" in repr(albert) and "int8" in repr(albert)
-
-
-@pytest.mark.slow
-def test_a_strictly_typed_program_uses_the_public_api():
-    pytest.importorskip("mypy")
-    program = ROOT / "tests" / "typed_program.py"
-    done = subprocess.run(
-        [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", "--config-file=", str(program)],
-        capture_output=True, text=True, cwd=ROOT,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout
