@@ -29,7 +29,7 @@ albertkit evaluate -m sentiment-elastic test.tsv --early-exit 99%   # also print
 
 `Albert(FOLDER).classify(texts, depth=4)` and `early_exit="99%"` do the same, and so do `tag`, `understand`, `answer` and `choose`; a result says in `depth` where it left.
 `albertkit finetune classify train.tsv -o OUT --elastic` trains a model so from the start. A pre-trained model learns masked words at every depth with
-`albertkit elastic MODEL SHARDS -o OUT`.
+`albertkit pretrain SHARDS -m MODEL --depths 3,6,9 -o OUT`.
 
 ## How it is trained
 
@@ -38,7 +38,7 @@ learns from the right answers and from what the full depth says (`--distill-weig
 cross-layer consistency loss can be added (`--consistency-weight`). Each ingredient can be turned off; what each is worth is measured below.
 
 **Begin with a model that knows its depths.** A pre-trained model that only ever learnt at its full depth has little to say after three layers, and fine-tuning is too short to mend it. So teach it
-before, once for all tasks: `albertkit elastic small-pretrained SHARDS -o words` (masked words at every depth, SHARDS from `albertkit corpus`), then `finetune` and `elastic` from
+before, once for all tasks: `albertkit pretrain SHARDS -m small-pretrained --depths 3,6,9 -o words` (masked words at every depth, SHARDS from `albertkit corpus`), then `finetune` and `elastic` from
 `words/model`. That costs a little at the full depth and gives much at the others. Models that `distill` made, as the built-in `small`, know their depths already.
 
 **Labels are few, texts are not.** `--texts more.txt` adds lines without labels (a tab between the two of a pair), for classes, tags and intents: the model labels them at its full depth, and all depths learn from them. With `--teacher FOLDER` another model for the same task labels them, and MODEL may be one

@@ -1,6 +1,6 @@
 """Vectors and results → files, as they come: the one writer of .npy, .jsonl and .parquet.
 
-In: texts with their vectors (`open_vector_writer`), or tables of results (`TABLE_WRITERS`, for `bulk/worker.py`).
+In: texts with their vectors (`open_vector_writer`), or tables of results (`ParquetTables`, for `bulk/worker.py`).
 Out: a file, written as NAME.part and renamed when it is complete. If the work stops half-way, the part stays usable
 and the error says how to resume. Memory stays bounded. The reader of texts is `text_reader.py`.
 """
@@ -172,21 +172,3 @@ class ParquetTables:
         """Write the footer."""
         if self.writer is not None:
             self.writer.close()
-
-
-class JsonlTables:
-    """Arrow tables to lines of JSON."""
-
-    def __init__(self, file: Any) -> None:
-        self.file = file
-
-    def write(self, table: Table) -> None:
-        """Add a table."""
-        for row in table.to_pylist():
-            self.file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
-
-    def close(self) -> None:
-        """Nothing is left to write."""
-
-
-TABLE_WRITERS: dict[str, type[ParquetTables] | type[JsonlTables]] = {"parquet": ParquetTables, "jsonl": JsonlTables}

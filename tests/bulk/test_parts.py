@@ -35,25 +35,23 @@ sizes = {"most": st.integers(1, 5), "room": st.integers(1, 40)}
 cells = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 
 
-def all_rows(
-    path, most: int, room: int, field: str | None = None, block: int = parts.BLOCK_BYTES
-) -> list[str | BadRow]:
+def all_rows(path, most: int, room: int, field: str | None = None) -> list[str | BadRow]:
     """The rows of a file, part by part; checks the parts on the way."""
-    before, parts.PART_BYTES, parts.BLOCK_BYTES = (parts.PART_BYTES, parts.BLOCK_BYTES), room, block
+    before, parts.PART_BYTES = parts.PART_BYTES, room
     try:
         sources, table = parts.plan_parts(find_inputs([str(path)], field), most)
         return _rows(sources, table, most)
     finally:
-        parts.PART_BYTES, parts.BLOCK_BYTES = before
+        parts.PART_BYTES = before
 
 
 def _rows(sources, table, most: int) -> list[str | BadRow]:
     found: list[str | BadRow] = []
     for number in range(len(table)):
         part = parts.get_part(table, sources, number)
-        assert part.span.first == len(found) and 1 <= part.rows <= most
-        assert number == 0 or part.span.start == table["stop"][number - 1]
-        mine = list(parts.read_part(part.file, part.span))
+        assert part.first == len(found) and 1 <= part.rows <= most
+        assert number == 0 or part.start == table["stop"][number - 1]
+        mine = list(parts.read_part(part))
         assert [row for row, _ in mine] == list(range(len(found), len(found) + part.rows))
         found += [text for _, text in mine]
     return found
@@ -65,8 +63,8 @@ def known(rows: list[str | BadRow]) -> list[str | None]:
 
 @quick
 @given(pieces=st.lists(st.sampled_from(PIECES), max_size=30), mark=st.booleans(), most=st.integers(1, 30),
-       room=st.integers(1, 200), block=st.integers(1, 60))  # fmt: skip
-def test_parts_cover_every_line_once(tmp_path, pieces, mark, block, most, room):
+       room=st.integers(1, 200))  # fmt: skip
+def test_parts_cover_every_line_once(tmp_path, pieces, mark, most, room):
     data = b"".join(pieces)
     path = tmp_path / "a.txt"
     path.write_bytes((b"\xef\xbb\xbf" if mark and data else b"") + data)
@@ -81,7 +79,7 @@ def test_parts_cover_every_line_once(tmp_path, pieces, mark, block, most, room):
             wanted.append(line.removesuffix(b"\r").decode())
         except UnicodeDecodeError:
             wanted.append(None)
-    assert known(all_rows(path, most, room, block=block)) == wanted
+    assert known(all_rows(path, most, room)) == wanted
 
 
 @quick
@@ -183,7 +181,7 @@ def test_a_changed_file_is_noticed(tmp_path):
     (source,), table = parts.plan_parts(find_inputs([str(path)]), 10)
     path.write_text("one\ntwo\nthree\n")
     with pytest.raises(AlbertkitError, match="changed since"):
-        list(parts.read_part(source, parts.get_part(table, [source], 0).span))
+        list(parts.read_part(parts.get_part(table, [source], 0)))
 
 
 def test_a_lone_carriage_return_outside_quotes_is_an_error(tmp_path):

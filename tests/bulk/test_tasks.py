@@ -11,10 +11,9 @@ import pytest
 
 from albertkit.albert import Albert
 from albertkit.artifact import ArtifactMetadata, write_artifact
-from albertkit.tokenizer import Tokenizer
 from tests.bulk.sample_texts import run_bulk, texts, write_lines
 from tests.bulk.test_engines import in_process
-from tests.conftest import SPIECE, tiny
+from tests.conftest import tiny
 from tests.test_albert import make
 
 parquet = pytest.importorskip("pyarrow.parquet")
@@ -88,27 +87,3 @@ def test_a_spark_column_equals_albert(models, monkeypatch):
     expected = Albert(models / "int8", threads=1).embed(lines)
     assert [row["text"] for row in rows] == lines
     assert np.array_equal(np.array([row["vector"] for row in rows], np.float32), expected)
-
-
-def test_a_corpus_on_ray_is_the_same(ray, tmp_path, monkeypatch):
-    """Byte for byte, whoever cuts it."""
-    from functools import partial
-
-    from albertkit.bulk.engines import tokenize_on_ray
-    from albertkit.data import documents as reading
-    from albertkit.data.corpus import CorpusSettings, build_corpus
-
-    monkeypatch.setattr(reading, "BLOCK_BYTES", 8192)  # several for each actor
-    file = tmp_path / "a.txt"
-    file.write_text("".join(f"{' '.join(texts(5, seed))}.\n\n" for seed in range(400)))
-    tokenizer = Tokenizer.from_spiece(SPIECE)
-    given = CorpusSettings(min_tokens=1, shard_tokens=4096, held_out=0.1)
-    build_corpus([file], tmp_path / "local", tokenizer, given, workers=1)
-    build_corpus([file], tmp_path / "ray", tokenizer, given, workers=partial(tokenize_on_ray, workers=2))
-    names = sorted(path.relative_to(tmp_path / "local") for path in (tmp_path / "local").rglob("*") if path.is_file())
-    assert len(names) > 6
-    assert names == sorted(
-        path.relative_to(tmp_path / "ray") for path in (tmp_path / "ray").rglob("*") if path.is_file()
-    )
-    for name in names:
-        assert (tmp_path / "local" / name).read_bytes() == (tmp_path / "ray" / name).read_bytes(), name

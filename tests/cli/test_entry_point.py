@@ -113,9 +113,11 @@ def test_help_shows_every_command_in_one_untruncated_line():
 
 
 def test_tables_align_wide_characters(capsys):
-    from albertkit.cli.console import display_width, print_table, shorten
+    import click
 
-    print_table([("猫", "1"), ("cat", "12")], header=("word", "n"))
+    from albertkit.cli.console import display_width, format_table, shorten
+
+    click.echo(format_table([("猫", "1"), ("cat", "12")], header=("word", "n")))
     assert capsys.readouterr().out.splitlines() == ["word   n", "猫     1", "cat   12"]
     assert shorten("我想退货 " * 10, 12) == "我想退货 我…" and display_width("我…") == 3
 

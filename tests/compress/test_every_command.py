@@ -30,7 +30,7 @@ PRUNED = {
 }
 # whose models are smaller, and were trained with the whole one as their teacher; the elastic one taught itself
 TRAINED = {
-    "recovered": ["prune", "whole", "recovered", "--heads", "2", "--ffn", "1/2", "--recover", "train.tsv", "--epochs", "1"],
+    "recovered": ["prune", "whole", "recovered", "--heads", "2", "--ffn", "1/2", "--train", "train.tsv", "--epochs", "1"],
     "aware-int4": ["quantize", "whole", "aware-int4", "--bits", "4", "--train", "train.tsv", "--epochs", "1"],
     "student/model": ["distill", "whole", "train.tsv", "--what", "logits,hidden", "--shape", "shape.json", "--steps", "4", "-o", "student"],
     "elastic/model": ["elastic", "whole", "train.tsv", "--epochs", "1", "-o", "elastic"],
@@ -151,11 +151,12 @@ def test_each_variant_is_what_it_is_called(models):
 
 @pytest.mark.parametrize("name", ["heads", "all"])
 def test_a_pruned_model_is_trained_on(models, name, tmp_path):
-    from albertkit.cli.task_commands import Reading, read_files
+    from albertkit.tasks.readers.labelled_files import ReadOptions
+    from albertkit.tasks.validate import read_parts
     from albertkit.train.finetune import finetune_examples
     from albertkit.train.train_settings import FinetuneSettings
 
-    examples = read_files("classify", {"train": models / "train.tsv"}, Reading())["train"]
+    examples = read_parts("classify", {"train": models / "train.tsv"}, ReadOptions(), print)["train"]
     done = finetune_examples(
         "classify",
         examples,
@@ -163,7 +164,6 @@ def test_a_pruned_model_is_trained_on(models, name, tmp_path):
         tmp_path / "out",
         models / name,
         FinetuneSettings(epochs=1, seeds=1),
-        progress_bar=False,
     )
     config = read_artifact(done.model).config
     assert config.attention_size == read_artifact(models / name).config.attention_size
@@ -196,9 +196,9 @@ def test_unknown_labels_are_logged(models, tmp_path):
     said = run("quantize", models / "whole", tmp_path / "q", "--check", tmp_path / "half.tsv", "--accept")
     assert "10 labels of 20 unknown to the model, counted as missed before and after" in said
     short = ["--epochs", "1", "--batch-size", "8", "--device", "cpu"]
-    said = run("prune", models / "whole", tmp_path / "p", "--ffn", "1/2", "--recover", tmp_path / "half.tsv", "--dev", models / "test.tsv", *short)  # fmt: skip
+    said = run("prune", models / "whole", tmp_path / "p", "--ffn", "1/2", "--train", tmp_path / "half.tsv", "--dev", models / "test.tsv", *short)  # fmt: skip
     assert "10 labels of 20 unknown to the model, which cannot be learnt" in said
-    for arguments in (["quantize", "--check"], ["prune", "--ffn", "1/2", "--recover"]):
+    for arguments in (["quantize", "--check"], ["prune", "--ffn", "1/2", "--train"]):
         verb, *flags = arguments
         with pytest.raises(AlbertkitError, match="knows none of the labels"):
             run(verb, models / "whole", tmp_path / "x", *flags, tmp_path / "none.tsv")
@@ -221,7 +221,7 @@ def test_without_torch(models, tmp_path):
         ["static", models / "vocabulary", tmp_path / "s"],
         ["export", models / "heads-int8", tmp_path / "m.onnx"],
         ["profile", models / "heads", "--length", "8"],
-        ["plan", models / "heads", "--latency", "1s", "--count", "1", "--texts", models / "lines.txt"],
+        ["plan", models / "heads", "--latency", "1s", "--count", "1", "-f", models / "lines.txt"],
     ]
     code = "import json, sys; from albertkit.cli.entry_point import app\nfor line in json.load(sys.stdin): app(line, standalone_mode=False)"
     done = subprocess.run(

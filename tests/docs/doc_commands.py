@@ -326,14 +326,14 @@ def shorter(words: list[str]) -> list[str]:
         add = [*add, "--model", "my-albert"]
     if words and words[0] in ("quantize", "prune") and not {"-f", "--file"} & set(words):
         add = [*add, "-f", "texts.txt"]  # without, the model writes its own
-    if {"--recover", "--train"} & set(words):
+    if "--train" in words:
         add = [*add, "--epochs", "1", "--batch-size", "8"]
     if "--engine" in words:
         add = [*add, "--workers", "1"]
     if "--check" in words and words[0] == "quantize":
         add = [*add, "--accept"]  # a model that has learnt nothing loses much
     if {"--latency", "--memory"} & set(words):
-        add = [*add, "--count", "1", *([] if "--texts" in words else ["--texts", "texts.txt"])]
+        add = [*add, "--count", "1", *([] if {"-f", "--file"} & set(words) else ["-f", "texts.txt"])]
     return kept if "--dry-run" in words else [*kept, *add]
 
 

@@ -64,7 +64,7 @@ def distilled(data: Callable[[], Path], teacher: Callable[[], Path], *more: Any)
 
 def recovered(model: Callable[[], Path], data: Callable[[], Path]) -> Callable[[Path], Path]:
     def run(out: Path) -> Path:
-        albertkit("prune", model(), out, "--ffn", "1/2", "--heads", "1/2", "--recover", data(), *TASK)
+        albertkit("prune", model(), out, "--ffn", "1/2", "--heads", "1/2", "--train", data(), *TASK)
         return out
 
     return run

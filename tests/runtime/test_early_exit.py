@@ -451,7 +451,7 @@ def test_depths_that_vectors_were_not_taught_at_are_refused(albert, folder, tmp_
     ):  # which depths are good is another question then
         changed = opened(name, distilled, {"step": later})
         assert changed.embed("cat", depth=3).shape == (32,) and exits.available_exit_depths(changed) == (1, 2, 3, 4)
-    with pytest.raises(AlbertkitError, match=r"depths 2, 5.*--recover"):
+    with pytest.raises(AlbertkitError, match=r"depths 2, 5.*--train"):
         prune(tmp_path / "distilled", tmp_path / "cut", PruneSettings(layers=3))
     assert prune(tmp_path / "distilled", tmp_path / "cut", PruneSettings(layers=2)).layers == 2
     assert opened("own", distilled, depth=3).embed("cat").shape == (32,)  # its own depth is what it was made for

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from albertkit.albert import Albert
 from albertkit.artifact import Artifact, write_artifact
-from albertkit.cli.task_commands import parse_dialogues
+from albertkit.cli.use_commands import parse_dialogues
 from albertkit.errors import AlbertkitError
 from albertkit.model import AlbertModel
 from albertkit.runtime.predict import predict

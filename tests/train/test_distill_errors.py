@@ -16,8 +16,8 @@ from click.testing import CliRunner
 from albertkit.albert import Albert
 from albertkit.artifact import read_artifact, write_artifact
 from albertkit.cli.console import log
-from albertkit.cli.distill_commands import parse_teacher
 from albertkit.cli.entry_point import app
+from albertkit.cli.finetune_commands import parse_teacher
 from albertkit.errors import AlbertkitError
 from albertkit.tasks import load_task
 from albertkit.tasks.readers.labelled_files import ReadOptions

@@ -21,7 +21,7 @@ from sklearn.preprocessing import FunctionTransformer
 from albertkit.albert import Albert
 from albertkit.artifact import Artifact, read_artifact, write_artifact
 from albertkit.cli.finetune_commands import evaluate, finetune
-from albertkit.cli.task_commands import intent
+from albertkit.cli.use_commands import intent
 from albertkit.errors import AlbertkitError
 from albertkit.model import AlbertModel
 from albertkit.sklearn import AlbertClassifier

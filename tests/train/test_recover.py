@@ -227,7 +227,7 @@ def test_commands_prune_and_quantize_train_and_report(start, tmp_path):
         str(tmp_path / "small"),
         "--ffn",
         "1/2",
-        "--recover",
+        "--train",
         str(tmp_path / "train.tsv"),
         *quick,
     ]
@@ -252,8 +252,8 @@ def test_commands_prune_and_quantize_train_and_report(start, tmp_path):
     found = json.loads(done.stdout)
     assert found["check"]["metric"] == "accuracy" and found["bits"] == 4
     for wrong, why in (
-        (["--epochs", "3"], "without --recover"),
-        (["--recover", "x", "--epochs", "1", "--minutes", "1"], "Choose one budget"),
+        (["--epochs", "3"], "without --train"),
+        (["--train", "x", "--epochs", "1", "--minutes", "1"], "Choose one budget"),
     ):
         refused = run.invoke(app, ["prune", str(model), str(tmp_path / "y"), "--ffn", "8", *wrong])
         assert refused.exit_code == 1 and why in str(refused.exception)

@@ -5,11 +5,9 @@ In: a task, input files, `BulkOptions`. Out: the folder
     _manifest.json       what the output depends on: model hash, options, input files with size and time; counts
     _parts.npy           the table of `parts.py`
     part-000000.parquet  one file per part, as `worker.py` describes them
-    …
 
-The same command on the same folder does what is missing. A command that would give other output is an error that
-names the difference. No row comes to this process: it hands out part numbers and gets counts back. Before this file:
-`engines.py`; after it: `cli/bulk_options.py`.
+The same command on the same folder does what is missing; a command that would give other output is an error that names
+the difference. This process hands out part numbers and gets counts back. Before this file: `engines.py`.
 """
 
 from __future__ import annotations
@@ -179,7 +177,7 @@ class OutputFolder:
             "model": self.job.model_hash,
             "bits": options.bits,
             "options": {name: value for name, value in sorted(options.task_options.items()) if value is not None},
-            "output": options.format,
+            "output": "parquet",
             "skip_bad": options.skip_bad,
             "part_rows": options.part_rows,
             "inputs": [[f.name, f.format, f.size, f.modified_ns, f.column] for f in self.files],
@@ -202,7 +200,7 @@ class OutputFolder:
             if name.startswith(".part-") and name.endswith(".part"):
                 with contextlib.suppress(OSError):
                     self.system.delete_file(f"{self.path}/{name}")
-        numbers = [n for n in range(len(table)) if part_name(n, self.options.format) in names]
+        numbers = [n for n in range(len(table)) if part_name(n) in names]
         with ThreadPoolExecutor(8) as threads:
             counts = list(threads.map(self._count_rows, numbers))
         return [n for n, count in zip(numbers, counts, strict=True) if count == int(table["rows"][n])]
@@ -213,17 +211,15 @@ class OutputFolder:
         from pyarrow.parquet import ParquetFile
 
         try:
-            with self.system.open_input_file(f"{self.path}/{part_name(number, self.options.format)}") as file:
-                if self.options.format == "parquet":
-                    return int(ParquetFile(file).metadata.num_rows)
-                return sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b""))
+            with self.system.open_input_file(f"{self.path}/{part_name(number)}") as file:
+                return int(ParquetFile(file).metadata.num_rows)
         except (OSError, ArrowInvalid):
             return -1
 
     def check_complete(self, table: np.ndarray) -> None:
         """Raise unless every part is there, and no other."""
         names = {name for name in self._list() if name.startswith("part-")}
-        expected = {part_name(n, self.options.format) for n in range(len(table))}
+        expected = {part_name(n) for n in range(len(table))}
         if names != expected:
             raise AlbertkitError(
                 f"{self.job.output} should contain {len(expected):,} parts, and {sorted(names ^ expected)[0]} differs. "
@@ -233,28 +229,19 @@ class OutputFolder:
 
 def check_same_job(identity: dict[str, Any], manifest: dict[str, Any], output: str) -> None:
     """Raise if a folder was started by a command that gives other output."""
-    for name, value in identity.items():
-        before = manifest.get(name)
-        if before == value:
-            continue
-        difference = f"{name} was {_short_json(before)} and is {_short_json(value)}"
-        if name == "inputs":
-            difference = _input_difference(before or [], value)
-        raise AlbertkitError(
-            f"{output} was started by another command: {difference}. Repeat that command, or choose another folder."
-        )
-
-
-def _input_difference(before: list[list[Any]], now: list[list[Any]]) -> str:
-    old, new = ({entry[0]: entry for entry in entries} for entries in (before, now))
-    changed = next((name for name in [*new, *old] if old.get(name) != new.get(name)), None)
+    changed = next((name for name, value in identity.items() if manifest.get(name) != value), None)
     if changed is None:
-        return "the inputs are in another order"
-    return (
-        f"the input {changed} has changed" if changed in old and changed in new else f"the inputs differ by {changed}"
+        return
+    before, now = manifest.get(changed), identity[changed]
+    difference = f"{changed} was {json.dumps(before)[:80]} and is {json.dumps(now)[:80]}"
+    if changed == "inputs":
+        old, new = ({entry[0]: entry for entry in entries} for entries in (before or [], now))
+        name = next((name for name in [*new, *old] if old.get(name) != new.get(name)), None)
+        difference = "the inputs are in another order"
+        if name is not None:
+            difference = (
+                f"the input {name} has changed" if name in old and name in new else f"the inputs differ by {name}"
+            )
+    raise AlbertkitError(
+        f"{output} was started by another command: {difference}. Repeat that command, or choose another folder."
     )
-
-
-def _short_json(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 80 else f"{text[:77]}…"

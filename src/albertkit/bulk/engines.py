@@ -1,15 +1,13 @@
-"""Engines: parts in several processes of this machine, or on a Ray cluster; also the tokenizing of a corpus on Ray.
+"""Engines: parts in several processes of this machine, or on a Ray cluster.
 
 In: a `BulkJob` and parts. Out: the `PartResult` of each part, in the order in which they finish. Each worker has one
 part at a time. A worker that was killed is replaced and its part done again; a part that kills worker after worker
 stops the run. Before this file: `worker.py`; after it: `bulk_run.py`.
 
-Ray is used for plain actors with our own list of parts, not through Ray Data. The output of Ray Data depends on how
-its scheduler cut blocks in that run: names of output files contain a random id, a retried task writes another file,
-and its checkpoints need a column of ids in the input and keep all finished ids in memory. With numbered parts,
-exactly-once is a matter of one rename, and resuming a look into a folder. Rows never pass through Ray's object store:
-an actor gets a number and a range, reads its rows itself, and returns a count. Input, output and model must have the
-same path on every machine, or be URLs (the model: a folder, or built in); workers check the model's hash.
+Ray runs plain actors with our own list of parts, not Ray Data, whose output files depend on how its scheduler cut
+blocks in that run. Rows never pass through Ray's object store: an actor gets a number and a range, reads its rows
+itself, and returns a count. Input, output and model must have the same path on every machine, or be URLs (the model: a
+folder, or built in); workers check the model's hash.
 """
 
 from __future__ import annotations
@@ -21,22 +19,17 @@ import os
 import signal
 import threading
 import traceback
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from albertkit.bulk.parts import WorkPart
 from albertkit.bulk.worker import BulkJob, PartResult, PartWorker
-from albertkit.data.document_tokenizer import DocumentTokenizer, TokenizedDocuments, TokenizeSettings
-from albertkit.data.documents import Block
-from albertkit.data.workers import WAITING, TokenizedBlocks, start_process
+from albertkit.data.workers import start_process
 from albertkit.errors import AlbertkitError, need
-from albertkit.tokenizer import Tokenizer
 
 MAX_ATTEMPTS = 4  # at a part
 OBJECT_STORE_BYTES = 100 << 20  # of Ray on this machine; nothing but numbers goes through it
@@ -177,18 +170,6 @@ def connect_ray(address: str | None, cores: int) -> Iterator[Any]:
         ray.shutdown()
 
 
-@contextlib.contextmanager
-def start_actors(ray: ModuleType, kind: type, count: int, cores: int, *args: object) -> Iterator[list[Any]]:
-    """Actors that Ray restarts when they die, and whose calls it repeats."""
-    remote = ray.remote(num_cpus=cores, max_restarts=-1, max_task_retries=MAX_ATTEMPTS - 1)(kind)
-    actors = [remote.remote(*args) for _ in range(count)]
-    try:
-        yield actors
-    finally:
-        for actor in actors:
-            ray.kill(actor)
-
-
 class PartActor:
     """A `PartWorker` in a Ray process. It returns our errors, since Ray would take a raised one for a dead worker."""
 
@@ -209,21 +190,25 @@ class PartActor:
 def run_ray(job: BulkJob, parts: Iterable[WorkPart], workers: int, address: str | None = None) -> Iterator[PartResult]:
     """Do the parts on Ray. An actor gets one when it is ready: those without room on the cluster delay nothing."""
     todo, has_more, threads = iter(parts), True, job.options.threads
-    with (
-        connect_ray(address, workers * threads) as ray,
-        start_actors(ray, PartActor, workers, threads, job) as actors,
-    ):
+    with connect_ray(address, workers * threads) as ray:
+        # Ray restarts an actor that dies, and repeats its call.
+        remote = ray.remote(num_cpus=threads, max_restarts=-1, max_task_retries=MAX_ATTEMPTS - 1)(PartActor)
+        actors = [remote.remote(job) for _ in range(workers)]
         calls: dict[Any, tuple[Any, WorkPart | None]] = {actor.run.remote(None): (actor, None) for actor in actors}
-        while has_more or any(part is not None for _, part in calls.values()):
-            ready = ray.wait(list(calls), num_returns=1)[0][0]
-            actor, part = calls.pop(ready)
-            result = _part_result(ray, ready, part)
-            following = next(todo, None) if has_more else None
-            if following is not None:
-                calls[actor.run.remote(following)] = (actor, following)
-            has_more = following is not None
-            if result is not None:
-                yield result
+        try:
+            while has_more or any(part is not None for _, part in calls.values()):
+                ready = ray.wait(list(calls), num_returns=1)[0][0]
+                actor, part = calls.pop(ready)
+                result = _part_result(ray, ready, part)
+                following = next(todo, None) if has_more else None
+                if following is not None:
+                    calls[actor.run.remote(following)] = (actor, following)
+                has_more = following is not None
+                if result is not None:
+                    yield result
+        finally:
+            for actor in actors:
+                ray.kill(actor)
 
 
 def _part_result(ray: Any, ready: Any, part: WorkPart | None) -> PartResult | None:
@@ -238,49 +223,3 @@ def _part_result(ray: Any, ready: Any, part: WorkPart | None) -> PartResult | No
     if isinstance(result, AlbertkitError):
         raise result
     return result
-
-
-class TokenizerActor:
-    """A `DocumentTokenizer` in a Ray process. It returns our errors, as `PartActor`."""
-
-    def __init__(self, tokenizer: Path, settings: TokenizeSettings) -> None:
-        os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the other cores have workers of their own
-        self.tokenizer = DocumentTokenizer(Tokenizer.load(tokenizer, trusted=True), settings)
-
-    def tokenize(self, block: Block) -> TokenizedDocuments | AlbertkitError:
-        """The tokens of a block."""
-        try:
-            return self.tokenizer(block)
-        except AlbertkitError as error:
-            return error
-
-
-def tokenize_on_ray(
-    blocks: Iterable[Block], tokenizer: Path, settings: TokenizeSettings, workers: int = 1, address: str | None = None
-) -> TokenizedBlocks:
-    """As `data.workers.tokenize_blocks`, by actors of a cluster, with the same corpus byte for byte.
-
-    This process reads blocks and writes shards; texts go to the actors and token ids come back. The tokenizer's folder
-    (inside that of the corpus) must have the same path on every machine.
-    """
-    with (
-        connect_ray(address, workers) as ray,
-        start_actors(ray, TokenizerActor, workers, 1, tokenizer.absolute(), settings) as actors,
-    ):
-        waiting: deque[tuple[Block, Any]] = deque()
-        for number, block in enumerate(blocks):
-            if len(waiting) == WAITING * workers:
-                yield _tokenized(ray, *waiting.popleft())
-            waiting.append((block, actors[number % workers].tokenize.remote(block)))
-        while waiting:
-            yield _tokenized(ray, *waiting.popleft())
-
-
-def _tokenized(ray: Any, block: Block, call: Any) -> tuple[Block, TokenizedDocuments]:
-    try:
-        result = ray.get(call)
-    except ray.exceptions.RayActorError as error:
-        raise AlbertkitError(f"Ray's workers died repeatedly ({str(error)[:100]}). Use fewer --workers.") from None
-    if isinstance(result, AlbertkitError):
-        raise result
-    return block, result

@@ -1,13 +1,11 @@
 """Input files → numbered parts, and the rows of each part. Planning and working read with the same functions.
 
 In: `TextFile`s. Out: a table of parts that depends on the files alone, so that every run of the same command has the
-same parts and a part's number names its output; and the texts of a part with their row numbers. A part belongs to one
-file and is limited in rows and in bytes. Text files are read once for planning; of Parquet files only the footer is
-read. Before this file: `object_store.py`; after it: `worker.py`.
+same parts; and the texts of a part with their row numbers. Before this file: `object_store.py`; after it: `worker.py`.
 
-A row is a line of a text file (ended by \\n or \\r\\n; blank lines are rows, too), a line of a .jsonl file that is
-not blank, a record of a .csv file (quotes may enclose line ends) or of a .tsv file (no quotes), or a row of a Parquet
-file.
+A row is a line of a text file (blank ones too), a line of a .jsonl file that is not blank, a record of a .csv file
+(quotes may enclose line ends) or of a .tsv file (no quotes), or a row of a Parquet file. Text files are read once for
+planning; of Parquet files only the footer is read.
 """
 
 from __future__ import annotations
@@ -17,6 +15,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from io import BufferedReader
 from typing import Any
 
 import numpy as np
@@ -31,6 +30,7 @@ from albertkit.text_reader import (
     TextFile,
     column_index,
     column_value,
+    decode,
     open_parquet,
     parse_json_line,
 )
@@ -38,26 +38,19 @@ from albertkit.text_reader import (
 PART_BYTES = 64 << 20
 MAX_PARTS = 5_000_000
 PARQUET_ROWS = 4096  # read at once
-BLOCK_BYTES = 1 << 18  # of lines, read at once
+Record = bytes | list[str]  # a line, or the cells of a csv record
 PART_TABLE = np.dtype([("source", "<i4"), ("start", "<i8"), ("stop", "<i8"), ("first", "<i8"), ("rows", "<i8")])
 
 
 @dataclass(frozen=True)
-class FileSpan:
-    """Bytes, or rows of a Parquet file, from `start` to before `stop`; `first` is the number of the first row."""
-
-    start: int
-    stop: int
-    first: int = 0
-
-
-@dataclass(frozen=True)
 class WorkPart:
-    """One row of the table of parts, as a worker gets it."""
+    """Bytes of one file, or rows of a Parquet file, from `start` to before `stop`; one row of the table of parts."""
 
     number: int
     file: TextFile
-    span: FileSpan
+    start: int
+    stop: int
+    first: int  # the number of its first row in the file
     rows: int
 
 
@@ -67,7 +60,7 @@ class WorkPart:
 def get_part(table: np.ndarray, files: Sequence[TextFile], number: int) -> WorkPart:
     """The part of a number."""
     file, start, stop, first, rows = (int(value) for value in table[number])
-    return WorkPart(number, files[file], FileSpan(start, stop, first), rows)
+    return WorkPart(number, files[file], start, stop, first, rows)
 
 
 def plan_parts(
@@ -93,7 +86,7 @@ def _line_parts(file: TextFile, begin: int, max_rows: int) -> Iterator[tuple[int
     """(start, stop, first row, rows) of each part of a file of lines or records."""
     start, first, count, end = begin, 0, 0, begin
     with open_input(file) as stream:
-        for _, end in _read_records(file, stream, FileSpan(begin, file.size)):
+        for _, end in _read_records(WorkPart(0, file, begin, file.size, 0, 0), stream):
             count += 1
             if count == max_rows or end - start >= PART_BYTES:
                 yield start, end, first, count
@@ -120,7 +113,7 @@ def _find_column(file: TextFile) -> tuple[TextFile, int]:
     if not file.size:
         return dataclasses.replace(file, column=0), 0
     with open_input(file) as stream:
-        header, begin = next(_read_records(file, stream, FileSpan(0, file.size)), ([], file.size))
+        header, begin = next(_read_records(WorkPart(0, file, 0, file.size, 0, 0), stream), ([], file.size))
     if isinstance(header, bytes):
         header = header.decode("utf-8", "replace").rstrip("\r\n").split("\t")
     return dataclasses.replace(file, column=column_index(header, column, file.name)), begin
@@ -129,13 +122,11 @@ def _find_column(file: TextFile) -> tuple[TextFile, int]:
 # Reading ------------------------------------------------------------------------------------------------------------
 
 
-def read_part(
-    file: TextFile, span: FileSpan, root: str = "", any_length: bool = False
-) -> Iterator[tuple[int, str | BadRow]]:
+def read_part(part: WorkPart, root: str = "", any_length: bool = False) -> Iterator[tuple[int, str | BadRow]]:
     """Row numbers and texts; where there is no text, why."""
-    found = _parquet_texts(file, span, root) if file.format == "parquet" else _texts(file, span, root)
-    for number, text in enumerate(found, span.first):
-        if type(text) is str:
+    found = _parquet_texts(part, root) if part.file.format == "parquet" else _texts(part, root)
+    for number, text in enumerate(found, part.first):
+        if isinstance(text, str):
             if len(text) > TEXT_LIMIT and not any_length:
                 text = BadRow(
                     f"has {len(text):,} characters; at most {TEXT_LIMIT:,} are read (--long-texts truncate cuts)"
@@ -145,40 +136,35 @@ def read_part(
         yield number, text
 
 
-def _texts(file: TextFile, span: FileSpan, root: str) -> Iterator[Any]:
-    with open_input(file, root) as stream:
-        if file.format == "text":
-            yield from _line_texts(file, stream, span)
-            return
-        for record, _ in _read_records(file, stream, span):
-            yield _parse_record(file, record)
+def _texts(part: WorkPart, root: str) -> Iterator[object]:
+    with open_input(part.file, root) as stream:
+        for record, _ in _read_records(part, stream):
+            yield _parse_record(part.file, record)
 
 
-def _read_records(file: TextFile, stream: Any, span: FileSpan) -> Iterator[tuple[Any, int]]:
+def _read_records(part: WorkPart, stream: BufferedReader) -> Iterator[tuple[Record, int]]:
     """Each record, not yet parsed, and the byte after it."""
-    lines = _read_lines(file, stream, span)
-    if file.format == "csv":
-        yield from _csv_records(file, lines, span)
-    elif file.format == "text":
-        yield from lines
+    lines = _read_lines(part, stream)
+    if part.file.format == "csv":
+        yield from _csv_records(part, lines)
     else:
-        yield from ((line, end) for line, end in lines if line.strip())
+        yield from ((line, end) for line, end in lines if part.file.format == "text" or line.strip())
 
 
-def _read_lines(file: TextFile, stream: Any, span: FileSpan) -> Iterator[tuple[bytes, int]]:
-    at = span.start
+def _read_lines(part: WorkPart, stream: BufferedReader) -> Iterator[tuple[bytes, int]]:
+    at = part.start
     stream.seek(at)
-    while at < span.stop:
+    while at < part.stop:
         line = stream.readline(LINE_LIMIT + 1)
         if not line or len(line) > LINE_LIMIT:
             reason = f"has a line of over {LINE_LIMIT:,} bytes" if line else "ends early"
-            raise AlbertkitError(f"{file.name} {reason} at byte {at:,}. Break its lines, or copy it again.")
+            raise AlbertkitError(f"{part.file.name} {reason} at byte {at:,}. Break its lines, or copy it again.")
         is_first, at = at == 0, at + len(line)
         yield (line.removeprefix(BOM) if is_first else line), at
 
 
-def _csv_records(file: TextFile, lines: Iterator[tuple[bytes, int]], span: FileSpan) -> Iterator[tuple[list[str], int]]:
-    end, number = span.start, span.first
+def _csv_records(part: WorkPart, lines: Iterator[tuple[bytes, int]]) -> Iterator[tuple[list[str], int]]:
+    end, number = part.start, part.first
 
     def text_lines() -> Iterator[str]:
         nonlocal end
@@ -192,57 +178,32 @@ def _csv_records(file: TextFile, lines: Iterator[tuple[bytes, int]], span: FileS
                 number += 1
                 yield record, end
     except csv.Error as error:
-        raise AlbertkitError(f"row {number} of {file.name} is not CSV ({error}). Correct it.") from None
+        raise AlbertkitError(f"row {number} of {part.file.name} is not CSV ({error}). Correct it.") from None
 
 
-def _line_texts(file: TextFile, stream: Any, span: FileSpan) -> Iterator[Any]:
-    """The texts of a text file, many lines at a time, since most blocks are valid."""
-    at = span.start
-    while at < span.stop:
-        stream.seek(at)
-        block = stream.read(min(BLOCK_BYTES, span.stop - at))
-        block = block[: block.rfind(b"\n") + 1] if at + len(block) < span.stop else block
-        try:
-            if not block or at == 0:  # a very long line; or a byte order mark
-                raise ValueError
-            lines = block.decode("utf-8").removesuffix("\n").split("\n")
-        except ValueError:
-            begin = at
-            for line, at in _read_lines(file, stream, FileSpan(begin, span.stop)):
-                yield _parse_record(file, line)
-                if at >= begin + len(block):
-                    break
-        else:
-            at += len(block)
-            yield from (line.removesuffix("\r") for line in lines)
-
-
-def _parse_record(file: TextFile, record: Any) -> Any:
+def _parse_record(file: TextFile, record: Record) -> object:
     """The text of a record, or why there is none."""
     try:
-        if file.format == "csv":
-            return _check_utf8(_cell(record, file.column))
-        line = _check_utf8(record.decode("utf-8", "surrogateescape")).removesuffix("\n").removesuffix("\r")
-        if file.format == "text":
-            return line
-        if file.format == "tsv":
-            return _cell(line.split("\t"), file.column)
-        text = column_value(parse_json_line(line), str(file.column))
-        return _check_utf8(text) if isinstance(text, str) else text
+        if isinstance(record, bytes):
+            line = decode(record).removesuffix("\n").removesuffix("\r")
+            if file.format == "text":
+                return line
+            if file.format == "jsonl":
+                return _check_utf8(column_value(parse_json_line(line), str(file.column)))
+            record = line.split("\t")
+        column = int(file.column or 0)
+        if column >= len(record):
+            raise BadRow(f"has {len(record)} columns, and the text is in column {column + 1}")
+        return _check_utf8(record[column])
     except BadRow as bad:
         return bad
 
 
-def _cell(record: list[str], column: Any) -> str:
-    if column >= len(record):
-        raise BadRow(f"has {len(record)} columns, and the text is in column {column + 1}")
-    return record[column]
-
-
-def _check_utf8(text: str) -> str:
-    """The text, if UTF-8 can store it: without undecodable bytes and lone surrogates."""
+def _check_utf8(text: object) -> object:
+    """The value, if UTF-8 can store it: without undecodable bytes and lone surrogates."""
     try:
-        text.encode("utf-8")
+        if isinstance(text, str):
+            text.encode("utf-8")
     except UnicodeEncodeError:
         raise BadRow("is not UTF-8") from None
     return text
@@ -256,16 +217,16 @@ def _open_parquet_input(file: TextFile, root: str = "") -> Iterator[Any]:
         yield parquet
 
 
-def _parquet_texts(file: TextFile, span: FileSpan, root: str) -> Iterator[Any]:
-    with _open_parquet_input(file, root) as parquet:
+def _parquet_texts(part: WorkPart, root: str) -> Iterator[object]:
+    with _open_parquet_input(part.file, root) as parquet:
         at = 0
         for group in range(parquet.num_row_groups):
             count = parquet.metadata.row_group(group).num_rows
-            if at + count <= span.start or at >= span.stop:
+            if at + count <= part.start or at >= part.stop:
                 at += count
                 continue
-            for batch in parquet.iter_batches(PARQUET_ROWS, row_groups=[group], columns=[file.column]):
-                low, high = max(span.start - at, 0), min(span.stop - at, len(batch))
+            for batch in parquet.iter_batches(PARQUET_ROWS, row_groups=[group], columns=[part.file.column]):
+                low, high = max(part.start - at, 0), min(part.stop - at, len(batch))
                 if low < high:
                     yield from batch.column(0)[low:high].to_pylist()
                 at += len(batch)

@@ -1,7 +1,6 @@
 """One part → one output file: what every engine runs in its workers. No torch.
 
-In: a `BulkJob`, and a part of `parts.py`. Out: `part-000123.parquet` (or .jsonl) in the output folder, with the
-columns
+In: a `BulkJob`, and a part of `parts.py`. Out: `part-000123.parquet` in the output folder, with the columns
 
     source   the input file
     row      the row's number in it, from 0
@@ -18,6 +17,7 @@ import hashlib
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,7 @@ from albertkit.bulk.parts import WorkPart, read_part
 from albertkit.errors import AlbertkitError
 from albertkit.file_io import digest
 from albertkit.text_reader import BadRow, TextFile
-from albertkit.vector_writer import TABLE_WRITERS
+from albertkit.vector_writer import ParquetTables
 
 GROUP_ROWS = 16_384  # written at once
 TASKS = ("embed", "classify", "tag")
@@ -51,14 +51,10 @@ class BulkOptions:
     """Field or column of the text; a number (from 1) for a csv or tsv file without header."""
     part_rows: int = 50_000
     """Most rows of an output file."""
-    format: str = "parquet"
-    """Format of the output files: parquet or jsonl."""
     skip_bad: bool = False
     """Give rows without a text no result, instead of stopping."""
 
     def __post_init__(self) -> None:
-        if self.format not in TABLE_WRITERS:
-            raise AlbertkitError(f"format is {self.format!r}; choose one of {', '.join(TABLE_WRITERS)}")
         if not 1 <= self.part_rows <= 10_000_000:
             raise AlbertkitError(f"part_rows is {self.part_rows}; choose 1 to 10,000,000")
 
@@ -83,9 +79,9 @@ class PartResult:
     bad_rows: int
 
 
-def part_name(number: int, format: str) -> str:
+def part_name(number: int) -> str:
     """The output file of a part."""
-    return f"part-{number:06d}.{format}"
+    return f"part-{number:06d}.parquet"
 
 
 def hash_model(model: str | None) -> str:
@@ -113,7 +109,7 @@ class PartWorker:
 
     def __call__(self, part: WorkPart) -> PartResult:
         """Do one part."""
-        target = f"{self.folder}/{part_name(part.number, self.options.format)}"
+        target = f"{self.folder}/{part_name(part.number)}"
         try:
             with open_output(self.system, target) as file:
                 rows, bad_rows = self._write(file, part)
@@ -130,10 +126,10 @@ class PartWorker:
 
     def _write(self, file: Any, part: WorkPart) -> tuple[int, int]:
         """(rows, bad rows) written."""
-        writer = TABLE_WRITERS[self.options.format](file)
+        writer = ParquetTables(file)
         rows = bad_rows = 0
         for group in split_groups(self._results(self._texts(part))):
-            writer.write(self._table(part.file, part.span.first + rows, group))
+            writer.write(self._table(part.file, part.first + rows, group))
             rows += len(group)
             bad_rows += sum(result is None for result in group)
         writer.close()
@@ -142,7 +138,7 @@ class PartWorker:
     def _texts(self, part: WorkPart) -> Iterator[str | None]:
         """The text of each row of a part; None where there is none and bad rows are skipped."""
         any_length = self.options.task_options.get("long_texts") == "truncate"
-        for number, text in read_part(part.file, part.span, self.root, any_length):
+        for number, text in read_part(part, self.root, any_length):
             if not isinstance(text, BadRow):
                 yield text
             elif self.options.skip_bad:
@@ -154,24 +150,19 @@ class PartWorker:
 
     def _results(self, given: Iterator[str | None]) -> Iterator[Any]:
         """The results of the rows, in order; None where there was no text. Reads no further than the model does."""
-        missing: deque[int] = deque()
+        has_text: deque[bool] = deque()
 
         def texts() -> Iterator[str]:
-            for row, text in enumerate(given):
-                if text is None:
-                    missing.append(row)
-                else:
+            for text in given:
+                has_text.append(text is not None)
+                if text is not None:
                     yield text
 
-        at = 0
         for result in self._compute(texts()):
-            while missing and missing[0] == at:
-                missing.popleft()
+            while not has_text.popleft():
                 yield None
-                at += 1
             yield result
-            at += 1
-        yield from (None for _ in missing)
+        yield from (None for _ in has_text)
 
     def _compute(self, texts: Iterator[str]) -> Iterator[Any]:
         options = dict(self.options.task_options)
@@ -220,11 +211,6 @@ class PartWorker:
 
 def split_groups(items: Iterable[Any]) -> Iterator[list[Any]]:
     """Lists of `GROUP_ROWS` items."""
-    group: list[Any] = []
-    for item in items:
-        group.append(item)
-        if len(group) == GROUP_ROWS:
-            yield group
-            group = []
-    if group:
+    rest = iter(items)
+    while group := list(islice(rest, GROUP_ROWS)):
         yield group

@@ -1,7 +1,7 @@
 """Options that commands share, and options made from the fields of a settings dataclass.
 
-In: click decorators above a command. Out: `TextInput` and `ModelOptions`, which the command receives instead of single
-arguments; frequent options come first in `--help`, others under headings of their own at the end.
+In: click decorators above a command. Out: objects, which the command receives instead of single arguments: `TextInput`,
+`ModelOptions`, settings dataclasses. Frequent options come first in `--help`, others under headings at the end.
 """
 
 from __future__ import annotations
@@ -10,12 +10,14 @@ import dataclasses
 import functools
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from albertkit.errors import AlbertkitError
+from albertkit.cli.console import print_json, stage_progress_bar, to_json
+from albertkit.errors import AlbertkitError, need
 from albertkit.settings import ADVANCED
 
 if TYPE_CHECKING:
@@ -24,15 +26,17 @@ if TYPE_CHECKING:
 
 Function = Callable[..., Any]
 OptionValue = Any  # what click has parsed and checked: a str, number, bool, Path, a tuple of these, or None
-Settings = TypeVar("Settings")
 PATH = click.Path(path_type=Path)
 DEFAULT_MODEL = "[default: the built-in English model]"
+CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 
 class Option(click.Option):
-    """An option that `--help` may list under a heading of its own."""
+    """An option that `--help` may list under a heading of its own; defaults are shown, but not those of flags."""
 
     def __init__(self, *args: Any, heading: str = "Options", **attributes: OptionValue) -> None:
+        default = attributes.get("default")
+        attributes["show_default"] = default is not None and not isinstance(default, bool)
         super().__init__(*args, **attributes)
         self.heading = heading
 
@@ -54,22 +58,63 @@ class Command(click.Command):
                     formatter.write_dl(records)
 
 
-def command(name: str | None = None, example: str = "") -> Callable[[Callable[..., Any]], Command]:
+def command(example: str) -> Callable[[Function], Command]:
     """A command of the toolkit, with an example at the end of its help."""
-    return click.command(
-        name,
-        cls=Command,
-        epilog=f"Example:  {example}" if example else None,
-        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    )
+    return click.command(cls=Command, epilog=f"Example:  {example}", context_settings=CONTEXT)
+
+
+def add_options(function: Function, *decorators: Callable[[Function], Function]) -> Function:
+    """A command with options, listed in this order."""
+    for decorator in reversed(decorators):
+        function = decorator(function)
+    return function
+
+
+def gather(function: Function, **kinds: type) -> Function:
+    """A command that receives the fields of each dataclass as one object, by the name given."""
+
+    @functools.wraps(function)
+    def run(**values: OptionValue) -> None:
+        for name, kind in kinds.items():
+            fields = [field.name for field in dataclasses.fields(kind) if field.name in values]
+            values[name] = kind(**{field: values.pop(field) for field in fields})
+        function(**values)
+
+    return run
+
+
+def settings_options(
+    heading: str | None = None, environment: str = "", **kinds: type
+) -> Callable[[Function], Function]:
+    """One option per documented field of some dataclasses, which the command receives by the names given.
+
+    heading: of all these options. environment: prefix of a variable for each option.
+    """
+
+    def setting_option(field: dataclasses.Field[Any]) -> Callable[[Function], Function]:
+        flag, kind = f"--{field.name.replace('_', '-')}", str(field.type).removesuffix(" | None")
+        attributes: dict[str, Any] = {"heading": heading} if heading else {}
+        if kind == "bool":
+            flag = f"{flag}/--no-{flag[2:]}"
+        else:
+            attributes["type"] = {"int": int, "float": float}.get(kind, str)
+        if environment:
+            attributes["envvar"] = f"{environment}{field.name.upper()}"
+        return option(flag, field.name, default=field.default, **{**field.metadata, **attributes})
+
+    fields = [field for kind in kinds.values() for field in dataclasses.fields(kind) if "help" in field.metadata]
+    return lambda function: add_options(gather(function, **kinds), *map(setting_option, fields))
 
 
 option = functools.partial(click.option, cls=Option)
-advanced_option = functools.partial(click.option, cls=Option, heading=ADVANCED)
+advanced_option = functools.partial(option, heading=ADVANCED)
+source_argument = click.argument("source", type=PATH)
+output_argument = click.argument("output", type=PATH)
 json_option = option("--json", "as_json", is_flag=True, help="Print JSON.")
 force_option = option("--force", is_flag=True, help="Replace an existing output.")
+depth_option = option("--depth", type=click.IntRange(1, 1024), help="Layers to apply  [default: the model's]")
 threads_option = advanced_option("--threads", type=click.IntRange(1, 1024), help="CPU threads  [default: all cores]")
-bits_option = advanced_option("--bits", type=click.Choice(["8", "4"]), help="Quantize a float model when it is opened.")
+text_column_option = option("--text-column", help="Column or JSON field that contains the text  [default: text]")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,6 +124,10 @@ class TextInput:
     texts: tuple[str, ...]
     file: Path | None
     text_column: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.texts and self.file is not None:
+            raise AlbertkitError(f"--file {self.file} was passed together with TEXTS. Pass one of them.")
 
     def __iter__(self) -> Iterator[str]:
         """Each text, without blank ones."""
@@ -102,16 +151,16 @@ class TextInput:
 
 def text_input(function: Function) -> Function:
     """Add TEXTS, --file and --text-column; the command receives them as `texts: TextInput`."""
+    file_option = option("-f", "--file", type=PATH, help="Read texts from a file, one per line; - reads stdin.")
+    gathered = gather(function, texts=TextInput)
+    return add_options(gathered, click.argument("texts", nargs=-1), file_option, text_column_option)
 
-    @functools.wraps(function)
-    def run(texts: tuple[str, ...], file: Path | None, text_column: str | None, **rest: OptionValue) -> None:
-        if texts and file is not None:
-            raise AlbertkitError(f"--file {file} was passed together with TEXTS. Pass one of them.")
-        function(texts=TextInput(texts, file, text_column), **rest)
 
-    column = option("--text-column", help="Column or JSON field of --file that contains the text  [default: text]")
-    file = option("-f", "--file", type=PATH, help="Read texts from a file, one per line; - reads stdin.")
-    return click.argument("texts", nargs=-1)(file(column(run)))
+def read_file(path: Path | None) -> list[str] | None:
+    """The texts of a file that may be named."""
+    from albertkit.text_reader import read_texts
+
+    return None if path is None else list(read_texts(path))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,7 +168,7 @@ class ModelOptions:
     """Which model to open, and how to run it."""
 
     model: str | None
-    bits: int | None = None
+    bits: str | None = None
     threads: int | None = None
     depth: int | None = None
     early_exit: str | None = None
@@ -128,62 +177,103 @@ class ModelOptions:
         """The model, ready to run."""
         from albertkit.albert import Albert
 
-        return Albert(self.model, bits=self.bits, threads=self.threads)
+        return Albert(self.model, bits=self.quantize_bits, threads=self.threads)
+
+    def depth_options(self) -> dict[str, Any]:
+        """The keywords depth and early_exit of `Albert`."""
+        return {"depth": self.depth, "early_exit": self.early_exit}
+
+    @property
+    def quantize_bits(self) -> int | None:
+        """`bits` as a number."""
+        return int(self.bits) if self.bits else None
 
 
 def model_options(required: bool = False, early_exit: bool = False) -> Callable[[Function], Function]:
     """Add --model, --depth, --bits, --threads (and --early-exit); the command receives `model: ModelOptions`."""
+    default = "" if required else f"  {DEFAULT_MODEL}"
+    exit_option = option(
+        "--early-exit",
+        help="Stop when confident: 99% agrees with the full depth on 99 % of texts (see calibrate);"
+        " or a rule such as entropy:0.1, patience:2, cosine:0.99.",
+    )
+    options = (
+        option("-m", "--model", required=required, help=f"Model folder or name.{default}"),
+        depth_option,
+        *([exit_option] if early_exit else []),
+        advanced_option("--bits", type=click.Choice(["8", "4"]), help="Quantize a float model when it is opened."),
+        threads_option,
+    )
+    return lambda function: add_options(gather(function, model=ModelOptions), *options)
 
-    def decorate(function: Function) -> Function:
-        @functools.wraps(function)
-        def run(model: str | None, bits: str | None, **rest: OptionValue) -> None:
-            values = {name: rest.pop(name, None) for name in ("threads", "depth", "early_exit")}
-            function(model=ModelOptions(model, int(bits) if bits else None, **values), **rest)
 
-        decorated = bits_option(threads_option(run))
-        if early_exit:
-            decorated = option(
-                "--early-exit",
-                help="Stop when confident: 99% agrees with the full depth on 99 % of texts (see calibrate);"
-                " or a rule such as entropy:0.1, patience:2, cosine:0.99.",
-            )(decorated)
-        decorated = option("--depth", type=click.IntRange(1, 1024), help="Layers to apply  [default: the model's]")(
-            decorated
+bulk_option = functools.partial(option, heading="Many files (TEXTS are files, patterns, folders or URLs)")
+
+
+@dataclasses.dataclass(frozen=True)
+class BulkInput:
+    """The options of bulk work: many files in, a folder of numbered output files out."""
+
+    engine: str | None
+    workers: int | None
+    address: str | None
+    part_rows: int
+    skip_bad: bool
+
+    def run(
+        self, task: str, texts: TextInput, model: ModelOptions, output: Path | None, options: dict[str, Any]
+    ) -> bool:
+        """Do the work and print its summary if an engine was named; False where it was not."""
+        if self.engine is None:
+            for name in ("workers", "address"):
+                if getattr(self, name) is not None:
+                    raise AlbertkitError(f"--{name} is an option of bulk work. Add --engine local or --engine ray.")
+            return False
+        if not texts.texts or output is None:
+            raise AlbertkitError(
+                f"--engine {self.engine} reads the files named as TEXTS and writes a folder. "
+                "Name input files after the command and an output folder with -o, without --file."
+            )
+        if self.address is not None and self.engine != "ray":
+            raise AlbertkitError(f"--address {self.address} is an option of --engine ray. Add it, or omit the address.")
+        need("pyarrow", "ray" if self.engine == "ray" else "parquet", f"--engine {self.engine}")
+        from albertkit.bulk.bulk_run import BulkOptions, bulk
+        from albertkit.bulk.engines import run_local, run_ray
+        from albertkit.data.workers import worker_count
+
+        work = BulkOptions(
+            model.model,
+            options,
+            model.quantize_bits,
+            model.threads or 1,
+            texts.text_column,
+            self.part_rows,
+            self.skip_bad,
         )
-        default = "" if required else f"  {DEFAULT_MODEL}"
-        return option("-m", "--model", required=required, help=f"Model folder or name.{default}")(decorated)
-
-    return decorate
-
-
-def settings_options(*kinds: type, environment: str = "", heading: str | None = None) -> Callable[[Function], Function]:
-    """One option per documented field of some dataclasses; with `environment`, a variable with that prefix as well."""
-
-    def decorate(function: Function) -> Function:
-        fields = [field for kind in kinds for field in dataclasses.fields(kind) if "help" in field.metadata]
-        for field in reversed(fields):
-            flag = f"--{field.name.replace('_', '-')}"
-            kind = str(field.type)
-            attributes: dict[str, Any] = {**field.metadata, "default": field.default}
-            if heading is not None:
-                attributes["heading"] = heading
-            attributes["show_default"] = field.default not in (None, True, False)
-            if kind == "bool":
-                flag = f"{flag}/--no-{field.name.replace('_', '-')}"
-            else:
-                attributes["type"] = {"int": int, "float": float}.get(kind.removesuffix(" | None"), str)
-            if environment:
-                attributes["envvar"] = f"{environment}{field.name.upper()}"
-            function = option(flag, field.name, **attributes)(function)
-        return function
-
-    return decorate
+        engine = functools.partial(run_ray, address=self.address) if self.engine == "ray" else run_local
+        workers = self.workers or worker_count(None)
+        try:
+            # Ray reports what happened to a worker on stdout.
+            with redirect_stdout(sys.stderr), stage_progress_bar() as progress:
+                summary = bulk(task, texts.texts, str(output), work, engine=engine, workers=workers, progress=progress)
+        except KeyboardInterrupt:
+            raise AlbertkitError("Stopped; finished parts are kept. Rerun the command to resume.") from None
+        print_json({"output": str(output), **to_json(summary)})
+        return True
 
 
-def take_settings(kind: type[Settings], values: dict[str, Any]) -> Settings:
-    """A settings dataclass from a command's keyword arguments, which lose its fields."""
-    fields = dataclasses.fields(kind)  # type: ignore[arg-type]
-    return kind(**{field.name: values.pop(field.name) for field in fields if field.name in values})
+def bulk_options(function: Function) -> Function:
+    """Add the options of bulk work; the command receives them as `bulk: BulkInput`."""
+    return add_options(
+        gather(function, bulk=BulkInput),
+        bulk_option("--engine", type=click.Choice(["local", "ray"]), help="Local processes, or a Ray cluster."),
+        bulk_option("--workers", type=click.IntRange(1, 100_000), help="Processes  [default: one per core]"),
+        bulk_option(
+            "--part-rows", type=click.IntRange(1, 10_000_000), default=50_000, help="Most rows per output file."
+        ),
+        bulk_option("--skip-bad", is_flag=True, help="Give rows without a text no result instead of stopping."),
+        bulk_option("--address", help="With --engine ray: a running cluster, such as auto or HEAD:6379."),
+    )
 
 
 def open_tokenizer(model: str | Path | None) -> Tokenizer:
@@ -194,6 +284,4 @@ def open_tokenizer(model: str | Path | None) -> Tokenizer:
     path = resolve(model)
     if path.is_dir():
         return Tokenizer.load(path)
-    if path.suffix == ".txt":
-        return Tokenizer.from_vocab(path)
-    return Tokenizer.from_spiece(path)
+    return Tokenizer.from_vocab(path) if path.suffix == ".txt" else Tokenizer.from_spiece(path)

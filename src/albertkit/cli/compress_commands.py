@@ -5,11 +5,10 @@ In: arguments. Out: calls of `compress/`, and of `train/` where a compressed mod
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -17,25 +16,28 @@ from albertkit.cli.arguments import (
     PATH,
     Function,
     OptionValue,
+    add_options,
     command,
     force_option,
+    gather,
     json_option,
     option,
+    output_argument,
+    read_file,
     settings_options,
-    take_settings,
+    source_argument,
 )
-from albertkit.cli.console import format_megabytes, log, note, print_json, show_status
+from albertkit.cli.console import format_megabytes, log, note, print_result, show_status, to_json
 from albertkit.errors import AlbertkitError, need
 from albertkit.tasks.readers.labelled_files import ReadOptions
-from albertkit.text_reader import read_texts
 from albertkit.train.distill_settings import RecoverySettings
 
 if TYPE_CHECKING:
+    from albertkit.artifact import Artifact
     from albertkit.compress.prune import PruneResult
     from albertkit.compress.quantize import QuantizeResult
+    from albertkit.train.distill_data import DistillData
 
-source_argument = click.argument("source", type=PATH)
-output_argument = click.argument("output", type=PATH)
 file_option = option("-f", "--file", type=PATH, help="Some hundred typical texts, one per line.")
 
 
@@ -56,28 +58,40 @@ class Amount(click.ParamType):
             self.fail(f"{value!r} is neither a number to keep, such as 8, nor a share, such as 0.5, 50% or 2/3")
 
 
-def training_options(flag: str, help_text: str) -> Callable[[Function], Function]:
-    """Add `flag` and the options of the training behind it."""
+@dataclass(frozen=True)
+class TrainingInput:
+    """Examples and settings of the training of a compressed model."""
 
-    def decorate(function: Function) -> Function:
-        function = settings_options(RecoverySettings, ReadOptions, heading=f"Training ({flag})")(function)
-        dev = option("--dev", type=PATH, help="Held-out examples  [default: one in ten]", heading=f"Training ({flag})")
-        return option(flag, "train", type=PATH, help=help_text)(dev(function))
+    train: Path | None
+    dev: Path | None
+    settings: RecoverySettings
+    reading: ReadOptions
 
-    return decorate
+    def __post_init__(self) -> None:
+        if self.train is not None:
+            need("torch", "train", "training")
+        elif self.settings != RecoverySettings() or self.dev is not None:
+            raise AlbertkitError(
+                "Settings of a training were passed without --train. Name the examples to train on with it."
+            )
+
+    def read(self, model: Artifact) -> DistillData:
+        """The examples, as the task of a model reads them."""
+        from albertkit.train.distill_data import read_training_data
+
+        assert self.train is not None
+        return read_training_data(model, self.train, self.dev, self.reading, log)
 
 
-def take_training(values: dict[str, Any], flag: str) -> tuple[Path | None, Path | None, RecoverySettings, ReadOptions]:
-    """The training's files and settings; an error if there are settings without a file."""
-    train, dev, reading = values.pop("train"), values.pop("dev"), take_settings(ReadOptions, values)
-    settings = take_settings(RecoverySettings, values)
-    if train is None and (settings != RecoverySettings() or dev is not None):
-        raise AlbertkitError(
-            f"Settings of a training were passed without {flag}. Name the examples to train on with it."
-        )
-    if train is not None:
-        need("torch", "train", "training")
-    return train, dev, settings, reading
+def training_options(function: Function) -> Function:
+    """Add --train and the options of the training behind it; the command receives `training: TrainingInput`."""
+    heading = "Training (--train)"
+    return add_options(
+        gather(function, training=TrainingInput),
+        option("--train", type=PATH, help="Train the result on these examples (texts, for a model without a task)."),
+        option("--dev", type=PATH, help="Held-out examples  [default: one in ten]", heading=heading),
+        settings_options(heading, settings=RecoverySettings, reading=ReadOptions),
+    )
 
 
 def check_output(output: Path, force: bool) -> None:
@@ -98,10 +112,10 @@ def run_folder(output: Path) -> Path:
     return output.with_name(f"{output.name}.run")
 
 
-@command(example="albertkit quantize sentiment/ sentiment-4bit/ --bits 4 --train train.tsv --check dev.tsv")
+@command("albertkit quantize sentiment/ sentiment-4bit/ --bits 4 --train train.tsv --check dev.tsv")
 @source_argument
 @output_argument
-@option("--bits", type=click.Choice(["8", "4"]), default="8", show_default=True, help="Bits per weight.")
+@option("--bits", type=click.Choice(["8", "4"]), default="8", help="Bits per weight.")
 @file_option
 @option("--check", type=PATH, help="Measure the loss on these examples (or texts) before writing.")
 @option(
@@ -110,11 +124,11 @@ def run_folder(output: Path) -> Path:
     help="Most that --check may lose  [default: 0.01 of a task's score, 0.02 of cosine, 0.1 of masks]",
 )
 @option("--accept", is_flag=True, help="Write the model even if --check loses more than --tolerance.")
-@training_options("--train", "Train for few bits on these examples (texts, for a model without a task).")
+@training_options
 @force_option
 @json_option
 def quantize(
-    source: Path, output: Path, bits: str, file: Path | None, force: bool, as_json: bool, **values: OptionValue
+    source: Path, output: Path, bits: str, training: TrainingInput, as_json: bool, **values: OptionValue
 ) -> None:
     """Write SOURCE with its weights in 8 or 4 bits to OUTPUT, and compare the two.
 
@@ -133,8 +147,7 @@ def quantize(
     from albertkit.compress.quantize import quantize as run
     from albertkit.interop.convert import open_stored
 
-    train, dev, settings, reading = take_training(values, "--train")
-    check, tolerance, accept = values["check"], values["tolerance"], values["accept"]
+    check, tolerance, accept, force = (values[name] for name in ("check", "tolerance", "accept", "force"))
     if check is None and (tolerance is not None or accept):
         raise AlbertkitError("--tolerance and --accept say what --check may lose. Name examples with --check.")
     check_output(output, force)
@@ -142,32 +155,32 @@ def quantize(
     if check is not None:
         from albertkit.train.distill_data import read_check_examples
 
-        limit = QualityLimit(read_check_examples(open_stored(source).metadata, check, reading, log), tolerance, accept)
-    if train is not None:
-        from albertkit.train.distill_data import read_training_data
+        examples = read_check_examples(open_stored(source).metadata, check, training.reading, log)
+        limit = QualityLimit(examples, tolerance, accept)
+    if training.train is not None:
         from albertkit.train.recover import train_for_bits
 
-        data = read_training_data(open_float_model(source), train, dev, reading, log)
+        data = training.read(open_float_model(source))
         folder = run_folder(output) / f"{bits}-bits"
-        trained = train_for_bits(source, int(bits), data, settings, folder, log, progress_bar=True)
-    texts = None if file is None else list(read_texts(file))
-    report = run(trained or source, output, int(bits), texts, force, limit, show_status)
-    if as_json:
-        print_json(report)
-    else:
-        print_quantized(output, report)
+        trained = train_for_bits(source, int(bits), data, training.settings, folder, log, progress_bar=True)
+    report = run(trained or source, output, int(bits), read_file(values["file"]), force, limit, show_status)
+    print_result(
+        as_json,
+        report,
+        f"{output}: {format_megabytes(report.bytes)} (before {format_megabytes(report.bytes_before)})",
+        f"vectors agree with the float model's{format_agreement(report)}",
+        *([] if report.check is None else [str(report.check)]),
+    )
+    if not as_json:
+        note_quantized(output, report)
 
 
-def print_quantized(output: Path, report: QuantizeResult) -> None:
-    """Sizes, agreement, and the loss that was measured."""
+def note_quantized(output: Path, report: QuantizeResult) -> None:
+    """On stderr: a loss above the tolerance, and a calibration that no longer holds."""
     from albertkit.artifact import read_metadata
 
-    click.echo(f"{output}: {format_megabytes(report.bytes)} (before {format_megabytes(report.bytes_before)})")
-    click.echo(f"vectors agree with the float model's{format_agreement(report)}")
-    if report.check is not None:
-        click.echo(str(report.check))
-        if not report.check.is_tolerable:
-            note(f"that is more than the tolerance, {report.check.tolerance:g}")
+    if report.check is not None and not report.check.is_tolerable:
+        note(f"that is more than the tolerance, {report.check.tolerance:g}")
     if "early_exit" in read_metadata(output)[0].details:
         note(f"early exit was calibrated for the float model; calibrate again:  albertkit calibrate {output} DEV")
 
@@ -180,7 +193,7 @@ def format_agreement(report: PruneResult | QuantizeResult) -> str:
     return f", on {report.text_kind}: {cosines} (pass typical texts with -f)"
 
 
-@command(example="albertkit prune sentiment/ smaller/ --ffn 1/2 --heads 2/3 --recover train.tsv --dev dev.tsv")
+@command("albertkit prune sentiment/ smaller/ --ffn 1/2 --heads 2/3 --train train.tsv --dev dev.tsv")
 @source_argument
 @output_argument
 @option("--heads", type=Amount(), help="Attention heads to keep, as a number or a share.")
@@ -188,13 +201,11 @@ def format_agreement(report: PruneResult | QuantizeResult) -> str:
 @option("--layers", type=click.IntRange(min=1), help="Keep the first layers only.")
 @option("--vocabulary", type=PATH, help="Keep the tokens that the texts of this file use.")
 @file_option
-@option(
-    "--fit/--no-fit", default=True, help="Fit the remaining weights to the output of the full layer  [default: fit]"
-)
-@training_options("--recover", "Train the pruned model on these examples (texts, for a model without a task).")
+@option("--fit/--no-fit", default=True, help="Fit the remaining weights to the full layer's output  [default: fit]")
+@training_options
 @force_option
 @json_option
-def prune(source: Path, output: Path, file: Path | None, force: bool, as_json: bool, **values: OptionValue) -> None:
+def prune(source: Path, output: Path, training: TrainingInput, as_json: bool, **values: OptionValue) -> None:
     """Remove heads, feed-forward columns, layers or vocabulary from SOURCE and write the rest to OUTPUT.
 
     Matrices become smaller, so the model becomes faster, and stays an ordinary model for every command. The importance
@@ -204,55 +215,52 @@ def prune(source: Path, output: Path, file: Path | None, force: bool, as_json: b
     --ffn 1/2 --heads 2/3        half of the columns, two thirds of the heads
     --vocabulary domain.txt      the same vectors for such texts, with a smaller embedding table
     --layers 6                   the first six; for a model that was trained for it, or before training
-    --recover train.tsv          train it again, with SOURCE as its teacher
+    --train train.tsv            train it again, with SOURCE as its teacher
 
-    With --recover, the pruned model is trained on SOURCE's logits and hidden states, and on the labels of the examples;
+    With --train, the pruned model is trained on SOURCE's logits and hidden states, and on the labels of the examples;
     a model without a task on vectors and hidden states, from a file with one text per line or from a corpus folder.
     Needs torch. OUTPUT.run has the checkpoints; rerun the command to resume. Quantize afterwards.
     """
     from albertkit.compress.prune import PruneSettings
     from albertkit.compress.prune import prune as run
 
-    train, dev, training, reading = take_training(values, "--recover")
+    force, vocabulary = values.pop("force"), values.pop("vocabulary")
     check_output(output, force)
-    texts = None if file is None else list(read_texts(file))
-    vocabulary = values.pop("vocabulary")
-    settings = PruneSettings(vocabulary=None if vocabulary is None else list(read_texts(vocabulary)), **values)
+    texts = read_file(values.pop("file"))
+    settings = PruneSettings(vocabulary=read_file(vocabulary), **values)
     recovery = None
-    if train is not None:
+    if training.train is not None:
         from albertkit.interop.convert import open_model
-        from albertkit.train.distill_data import read_training_data
         from albertkit.train.recover import Recovery
 
-        data = read_training_data(open_model(source), train, dev, reading, log)
+        data = training.read(open_model(source))
         texts = texts or data.texts()[:512] or None
         asked = repr((sorted(values.items()), texts))
-        recovery = Recovery(data, training, run_folder(output), log, progress_bar=True, identity=asked)
+        recovery = Recovery(data, training.settings, run_folder(output), log, progress_bar=True, identity=asked)
     report = run(source, output, settings, texts, force, show_status, recovery)
     scores = {} if recovery is None else {name: asdict(score) for name, score in recovery.scores.items()}
-    if as_json:
-        print_json({**asdict(report), "scores": scores})
-    else:
-        print_pruned(output, report, scores, ", before the vocabulary was cut" if vocabulary else "")
-
-
-def print_pruned(output: Path, report: PruneResult, scores: dict[str, Any], when: str) -> None:
-    """The new shape, sizes, agreement, and scores after recovery."""
-    click.echo(
-        f"{output}: {report.layers} layers, {report.heads} heads, feed-forward {report.ffn}, "
-        f"{report.vocabulary:,} tokens"
-    )
-    before = format_megabytes(4 * report.parameters_before)
-    click.echo(f"  parameters  {report.parameters:,} (before {report.parameters_before:,})")
-    click.echo(f"  as float32  {format_megabytes(4 * report.parameters)} (before {before})")
-    click.echo(f"  operations  {report.operations / report.operations_before:.0%} of before, per token")
-    click.echo(f"  vectors agree with the full model's{format_agreement(report)}")
+    lines = describe_pruned(output, report)
     if scores:
+        when = ", before the vocabulary was cut" if vocabulary else ""
         shown = ", ".join(f"{name} {score['value']:.4f}" for name, score in scores.items())
-        click.echo(f"  {next(iter(scores.values()))['metric']} on held-out examples{when}: {shown}")
+        lines.append(f"  {next(iter(scores.values()))['metric']} on held-out examples{when}: {shown}")
+    print_result(as_json, {**to_json(report), "scores": scores}, *lines)
 
 
-@command(example="albertkit static my-albert/ table/ -f texts.txt --dim 256")
+def describe_pruned(output: Path, report: PruneResult) -> list[str]:
+    """The new shape, sizes and agreement."""
+    sizes = [format_megabytes(4 * parameters) for parameters in (report.parameters, report.parameters_before)]
+    return [
+        f"{output}: {report.layers} layers, {report.heads} heads, feed-forward {report.ffn}, "
+        f"{report.vocabulary:,} tokens",
+        f"  parameters  {report.parameters:,} (before {report.parameters_before:,})",
+        f"  as float32  {sizes[0]} (before {sizes[1]})",
+        f"  operations  {report.operations / report.operations_before:.0%} of before, per token",
+        f"  vectors agree with the full model's{format_agreement(report)}",
+    ]
+
+
+@command("albertkit static my-albert/ table/ -f texts.txt --dim 256")
 @source_argument
 @output_argument
 @option("-f", "--file", type=PATH, help="Typical texts, one per line, to count how often each token occurs.")
@@ -267,12 +275,12 @@ def static(source: Path, output: Path, file: Path | None, dim: int | None, force
     """
     from albertkit.compress.static_model import make_static_model
 
-    texts = None if file is None else list(read_texts(file))
-    report = make_static_model(source, output, texts, dim, overwrite=force, progress=show_status)
-    if as_json:
-        print_json(report)
-        return
-    click.echo(f"{output}: {report.tokens:,} tokens, {report.dim} dimensions, {format_megabytes(report.bytes)}")
-    click.echo(f"  the kept directions have {report.explained_variance:.1%} of the variance")
-    if not report.has_frequencies:
+    report = make_static_model(source, output, read_file(file), dim, overwrite=force, progress=show_status)
+    print_result(
+        as_json,
+        report,
+        f"{output}: {report.tokens:,} tokens, {report.dim} dimensions, {format_megabytes(report.bytes)}",
+        f"  the kept directions have {report.explained_variance:.1%} of the variance",
+    )
+    if not as_json and not report.has_frequencies:
         note("token frequencies are unknown, so all tokens weigh the same; pass --file for better vectors")

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-import time
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,9 +17,10 @@ from typing import Any, TypeVar
 import click
 
 T = TypeVar("T")
+JsonValue = Any  # a dict, list, str, number, bool or None
 
 
-def to_json(value: object) -> object:
+def to_json(value: object) -> JsonValue:
     """A result as plain lists and dicts; the depth at which an early exit happened is included."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {field.name: to_json(getattr(value, field.name)) for field in dataclasses.fields(value)}
@@ -35,16 +35,18 @@ def to_json(value: object) -> object:
     return value
 
 
-def result_fields(result: object) -> dict[str, object]:
-    """A result's fields as JSON values."""
-    fields = to_json(result)
-    assert isinstance(fields, dict)
-    return fields
-
-
 def print_json(value: object, indent: int | None = None) -> None:
     """One JSON value, on one line unless `indent` is given."""
     click.echo(json.dumps(to_json(value), indent=indent, ensure_ascii=False))
+
+
+def print_result(as_json: bool, value: object, *lines: str) -> None:
+    """A result as JSON, or as lines for people."""
+    if as_json:
+        print_json(value)
+        return
+    for line in lines:
+        click.echo(line)
 
 
 def display_width(text: str) -> int:
@@ -68,25 +70,26 @@ def shorten(text: str, width: int) -> str:
     return line + "…"
 
 
-def print_table(rows: Iterable[Sequence[str]], header: Sequence[str] = (), indent: int = 0) -> None:
+def format_table(rows: Iterable[Sequence[str]], header: Sequence[str] = (), indent: int = 0) -> str:
     """Rows in aligned columns; columns of numbers are aligned to the right."""
-    cells = [list(row) for row in rows]
-    columns = list(zip(*([list(header)] if header else []), *cells, strict=True))
+    cells = [*([header] if header else []), *rows]
+    columns = list(zip(*cells, strict=True))
     widths = [max(map(display_width, column)) for column in columns]
     numeric = [all(_is_number(cell) for cell in column[bool(header) :]) for column in columns]
-    for number, row in enumerate([list(header), *cells] if header else cells):
-        line = "  ".join(pad(*cell) for cell in zip(row, widths, numeric, strict=True)).rstrip()
-        click.echo(" " * indent + (click.style(line, bold=True) if header and not number else line))
+    lines = ["  ".join(pad(*cell) for cell in zip(row, widths, numeric, strict=True)).rstrip() for row in cells]
+    if header:
+        lines[0] = click.style(lines[0], bold=True)
+    return "\n".join(" " * indent + line for line in lines)
 
 
 def _is_number(cell: str) -> bool:
     return not cell or cell.lstrip("+-−")[:1].isdigit()
 
 
-def print_properties(title: str, rows: Iterable[tuple[str, Any]]) -> None:
+def format_properties(title: str, values: dict[str, Any]) -> str:
     """A titled list of names and values."""
-    click.echo("\n" + click.style(title, bold=True))
-    print_table([(name, format_value(value)) for name, value in rows], indent=2)
+    rows = [(name, format_value(value)) for name, value in values.items()]
+    return f"\n{click.style(title, bold=True)}\n{format_table(rows, indent=2)}"
 
 
 def format_value(value: object) -> str:
@@ -130,34 +133,23 @@ def track_progress(items: Iterable[T], unit: str) -> Iterable[T]:
 
 
 @contextmanager
-def progress_bar(title: str, unit: str, total: int | None = None) -> Iterator[Callable[[int], object]]:
-    """A function that advances a progress bar on stderr by a count, on a terminal only."""
-    from tqdm import tqdm
-
-    with tqdm(desc=title, unit=f" {unit}", total=total, disable=not sys.stderr.isatty(), leave=False) as bar:
-        yield bar.update
-
-
-@contextmanager
-def stage_progress_bar(unit: str = "") -> Iterator[Callable[[str, int, int, int], None]]:
-    """A function (stage, done, total, tokens) behind a progress bar that starts again with each stage."""
+def stage_progress_bar(unit: str = "") -> Iterator[Callable[..., None]]:
+    """A function (stage, done, total, tokens=0) behind a progress bar that starts again with each stage."""
     from tqdm import tqdm
 
     bar = tqdm(unit=unit, unit_scale=True, disable=not sys.stderr.isatty(), leave=False)
-    started: dict[str, tuple[float, int]] = {}
+    stages: set[str] = set()
 
     def update(stage: str, done: int, total: int, tokens: int = 0) -> None:
         if bar.disable:
             return
-        if stage not in started:
-            started[stage] = (time.perf_counter(), tokens)
+        if stage not in stages:
+            stages.add(stage)
             bar.reset(total or None)
             bar.set_description(stage)
             bar.initial = bar.n = done
-        start, first = started[stage]
-        if tokens > first:
-            rate = (tokens - first) / max(time.perf_counter() - start, 1e-9)
-            bar.set_postfix_str(f"{tokens / 1e6:,.1f} M tokens, {rate / 1e6:.2f} M/s", refresh=False)
+        if tokens:
+            bar.set_postfix_str(f"{tokens / 1e6:,.1f} M tokens", refresh=False)
         bar.update(done - bar.n)
 
     with bar:

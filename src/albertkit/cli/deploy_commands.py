@@ -5,7 +5,7 @@ In: arguments. Out: calls of `compress/`, `interop/` and `serve/`, printed.
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,20 +16,30 @@ from albertkit.cli.arguments import (
     OptionValue,
     advanced_option,
     command,
+    depth_option,
     force_option,
     json_option,
     option,
+    output_argument,
+    read_file,
     settings_options,
-    take_settings,
+    source_argument,
     threads_option,
 )
-from albertkit.cli.console import format_megabytes, note, print_json, print_properties, print_table, show_status
-from albertkit.cli.pretrain_commands import config_option
+from albertkit.cli.console import (
+    format_megabytes,
+    format_properties,
+    format_table,
+    note,
+    print_result,
+    show_status,
+    to_json,
+)
+from albertkit.cli.pretrain_commands import config_option, read_shape
 from albertkit.errors import AlbertkitError, need
 from albertkit.serve.serve_settings import PREFIX, ServeSettings
 from albertkit.tasks.readers.labelled_files import ReadOptions
 from albertkit.tasks.validate import read_parts
-from albertkit.text_reader import read_texts
 
 if TYPE_CHECKING:
     from albertkit.compress.planner import PlanResult
@@ -61,17 +71,16 @@ DURATION = Quantity("TIME", {"ms": 1e-3, "s": 1.0, "us": 1e-6, "µs": 1e-6})
 SIZE = Quantity("SIZE", {"mb": 1e6, "kb": 1e3, "gb": 1e9, "b": 1.0})
 
 
-@command(example="albertkit plan my-albert/ --latency 20ms --memory 64MB --texts texts.txt")
+@command("albertkit plan my-albert/ --latency 20ms --memory 64MB -f texts.txt")
 @click.argument("shape", default="base")
 @option("--latency", type=DURATION, help="Find models that process one text within this time, such as 20ms.")
 @option("--memory", type=SIZE, help="Find models that add at most this much memory to a process, such as 64MB.")
-@option("--texts", type=PATH, help="Typical texts: their usual length, and vectors to compare.")
-@option("--task", type=PATH, help="Labelled examples, to measure the quality of a fine-tuned model.")
+@option("-f", "--file", type=PATH, help="Typical texts, one per line: their usual length, and vectors to compare.")
+@option("--check", type=PATH, help="Labelled examples, to measure the quality of a fine-tuned model.")
 @option("--length", type=int, help="Tokens per text  [default: 128, or the most that SHAPE reads]")
-@option("--batch-size", default=32, show_default=True, help="Texts per batch, for the memory of a shape.")
+@option("--batch-size", default=32, help="Texts per batch, for the memory of a shape.")
 @config_option
-@option("--count", default=6, show_default=True, type=click.IntRange(1, 50), help="Candidates to measure.")
-@option("--plot", type=PATH, help="Plot latency against quality as this PNG.")
+@option("--count", default=6, type=click.IntRange(1, 50), help="Candidates to measure.")
 @threads_option
 @json_option
 def plan(shape: str, length: int | None, batch_size: int, as_json: bool, **limits: OptionValue) -> None:
@@ -83,37 +92,25 @@ def plan(shape: str, length: int | None, batch_size: int, as_json: bool, **limit
 
     With a limit, the machine is measured for some seconds. Variants that are predicted to fit (shapes, bits, depths;
     for a folder also pruned ones and a static table) are built and measured, each in a process of its own. No other one
-    is better than those marked *. For a folder, the quality is measured too: on --task if there is one, else as the
+    is better than those marked *. For a folder, the quality is measured too: on --check if there is one, else as the
     cosine with the full model's vectors.
     """
     options = limits.pop("options")
     if limits["latency"] is None and limits["memory"] is None:
-        for name in ("texts", "task", "plot", "threads"):
+        for name in ("file", "check", "threads"):
             if limits[name] is not None:
                 raise AlbertkitError(f"--{name} was passed without a limit to plan for. Add --latency or --memory.")
         print_cost(shape, options, length, batch_size, as_json)
         return
     if options:
         raise AlbertkitError("--option shows what a shape costs. With a limit, pass a folder that has these options.")
-    from albertkit.compress.planner import PlanRequest, check_plot_path, plot_proposals
+    from albertkit.compress.planner import PlanRequest
     from albertkit.compress.planner import plan as run
 
-    plot, texts, task = limits.pop("plot"), limits.pop("texts"), limits.pop("task")
-    if plot is not None:
-        check_plot_path(plot)
-    request = PlanRequest(
-        length=length,
-        texts=None if texts is None else list(read_texts(texts)),
-        examples=None if task is None else read_plan_examples(shape, task),
-        **limits,
-    )
-    result = run(shape, request, show_status)
-    if as_json:
-        print_json(result.as_dict())
-    else:
-        print_plan(result)
-    if plot is not None:
-        plot_proposals(result, plot)
+    texts, check = read_file(limits.pop("file")), limits.pop("check")
+    examples = None if check is None else read_plan_examples(shape, check)
+    result = run(shape, PlanRequest(length=length, texts=texts, examples=examples, **limits), show_status)
+    print_result(as_json, result.as_dict(), *describe_plan(result))
 
 
 def read_plan_examples(shape: str, path: Path) -> list[Any]:
@@ -125,47 +122,42 @@ def read_plan_examples(shape: str, path: Path) -> list[Any]:
     task = open_stored(shape).metadata.task if is_model(shape) else "embed"
     if task not in TASKS:
         raise AlbertkitError(
-            f"--task cannot score {shape}: it is not a fine-tuned model. Name the folder of one, or omit --task."
+            f"--check cannot score {shape}: it is not a fine-tuned model. Name the folder of one, or omit --check."
         )
     return read_parts(task, {"test": path}, ReadOptions(), note)["test"]
 
 
 def print_cost(shape: str, options: tuple[str, ...], length: int | None, batch_size: int, as_json: bool) -> None:
     """What a shape costs, computed from its config alone."""
-    from albertkit.cli.pretrain_commands import read_shape
     from albertkit.compress.cost import shape_cost
 
     config = read_shape(shape, options)
     length = min(128, config.max_position_embeddings) if length is None else length
     cost = shape_cost(config, length, batch_size)
-    if as_json:
-        print_json({"config": config.to_dict(), **asdict(cost)}, indent=2)
-        return
-    total = cost.parameters["total"]
-    click.echo(f"{shape}: {total:,} parameters ({cost.unshared:,} without sharing and factorisation)")
-    print_properties("parameters", [(part, f"{count:,}") for part, count in cost.parameters.items()])
-    print_properties(
-        f"operations per token (length {length})",
-        [(part, f"{count / 1e6:,.2f} M") for part, count in cost.operations.items()],
+    operations = {part: f"{count / 1e6:,.2f} M" for part, count in cost.operations.items()}
+    sizes, memory = (
+        {name: format_megabytes(size) for name, size in part.items()} for part in (cost.bytes, cost.memory)
     )
-    print_properties("weights", [(kind, format_megabytes(size)) for kind, size in cost.bytes.items()])
-    print_properties(
-        f"memory besides the weights ({batch_size} texts of {length} tokens, float32)",
-        [(part, format_megabytes(size)) for part, size in cost.memory.items()],
+    print_result(
+        as_json,
+        {"config": config.to_dict(), **to_json(cost)},
+        f"{shape}: {cost.parameters['total']:,} parameters ({cost.unshared:,} without sharing and factorisation)",
+        format_properties("parameters", {part: f"{count:,}" for part, count in cost.parameters.items()}),
+        format_properties(f"operations per token (length {length})", operations),
+        format_properties("weights", sizes),
+        format_properties(f"memory besides the weights ({batch_size} texts of {length} tokens, float32)", memory),
     )
 
 
-def print_plan(result: PlanResult) -> None:
+def describe_plan(result: PlanResult) -> Iterator[str]:
     """A table of what was measured, and the commands that make each proposal."""
     machine = result.machine
     peaks = ", ".join(f"{'float32' if b == 32 else 'int8'} {rate / 1e9:,.0f}" for b, rate in machine.peaks.items())
-    click.echo(
-        f"one text of {machine.length} tokens, {machine.threads} threads; matrix products reach {peaks} G operations/s"
-    )
-    click.echo(f"Python and its libraries take {result.process / 1e6:.0f} MB; the memory below comes on top")
+    size = f"one text of {machine.length} tokens, {machine.threads} threads"
+    yield f"{size}; matrix products reach {peaks} G operations/s"
+    yield f"Python and its libraries take {result.process / 1e6:.0f} MB; the memory below comes on top"
     if not any(proposal.fits for proposal in result.proposals):
-        click.echo(click.style("nothing fits these limits; the nearest are", bold=True))
-    click.echo()
+        yield click.style("nothing fits these limits; the nearest are", bold=True)
     rows = []
     for proposal in result.proposals:
         measured = proposal.measured
@@ -184,18 +176,16 @@ def print_plan(result: PlanResult) -> None:
         is_over = not proposal.fits and result.request.allows(proposal.latency, proposal.memory)
         rows.append([*row, "over the limit when measured" if is_over else ""])
     quality = [result.metric, "loss"] if result.metric else []
-    header = ["", "", "ms", "measured", "MB", "measured", "file MB", *quality, ""]
-    print_table(rows, header=header, indent=2)
+    yield "\n" + format_table(rows, ["", "", "ms", "measured", "MB", "measured", "file MB", *quality, ""], indent=2)
     for proposal in result.proposals:
         if proposal.commands:
-            click.echo(click.style(f"\n{proposal.candidate.name}", bold=True))
-            for step in proposal.commands:
-                click.echo(f"  {step}")
+            yield click.style(f"\n{proposal.candidate.name}", bold=True)
+            yield from (f"  {step}" for step in proposal.commands)
 
 
-@command(example="albertkit convert albert_base/model.ckpt-best my-albert/")
-@click.argument("source", type=PATH)
-@click.argument("output", type=PATH)
+@command("albertkit convert albert_base/model.ckpt-best my-albert/")
+@source_argument
+@output_argument
 @force_option
 @json_option
 def convert(source: Path, output: Path, force: bool, as_json: bool) -> None:
@@ -207,23 +197,24 @@ def convert(source: Path, output: Path, force: bool, as_json: bool) -> None:
 
     artifact = run(source, output, overwrite=force)
     step = artifact.metadata.history[-1] if artifact.metadata.history else {}
-    if as_json:
-        print_json({"source": str(source), "output": str(output), "heads": artifact.heads, **step})
-        return
-    click.echo(f"{output}: {step.get('layout', 'artifact')}, heads: {', '.join(artifact.heads) or 'none'}")
-    if artifact.config.options.active():
+    print_result(
+        as_json,
+        {"source": str(source), "output": str(output), "heads": artifact.heads, **step},
+        f"{output}: {step.get('layout', 'artifact')}, heads: {', '.join(artifact.heads) or 'none'}",
+    )
+    if not as_json and artifact.config.options.active():
         note("this layout is not transformers' own: transformers refuses the folder, albertkit reads it")
 
 
-@command(example="albertkit export sentiment/ sentiment.onnx")
-@click.argument("source", type=PATH)
+@command("albertkit export sentiment/ sentiment.onnx")
+@source_argument
 @click.argument("output", type=PATH, required=False)
 @option(
     "--head",
     type=click.Choice(["vector", "mlm", "classify", "tag", "answer", "choose"]),
     help="The output of the file  [default: by the model's task]",
 )
-@option("--depth", type=click.IntRange(1, 1024), help="Layers to apply  [default: the model's]")
+@depth_option
 @option("--tokenizer", is_flag=True, help="Write tokenizer.json beside the file.")
 @force_option
 @json_option
@@ -244,20 +235,21 @@ def export(source: Path, output: Path | None, force: bool, as_json: bool, **sett
 
     output = output or Path(f"{source.resolve().name}.onnx")
     result = run(source, output, ExportSettings(**settings), overwrite=force)
-    if as_json:
-        print_json(result)
-        return
     overhead = result.bytes / max(1, result.weight_bytes) - 1
-    click.echo(f"{output}: {format_megabytes(result.bytes)}, {overhead:.2%} more than its weights")
-    click.echo(f"  outputs  {', '.join(result.outputs)}")
-    click.echo(f"  differs from the model by at most {result.error:.1e} of a vector's length, on random tokens")
+    print_result(
+        as_json,
+        result,
+        f"{output}: {format_megabytes(result.bytes)}, {overhead:.2%} more than its weights",
+        f"  outputs  {', '.join(result.outputs)}",
+        f"  differs from the model by at most {result.error:.1e} of a vector's length, on random tokens",
+    )
 
 
-@command(example="albertkit serve sentiment=runs/sentiment my-albert --port 8080")
+@command("albertkit serve sentiment=runs/sentiment my-albert --port 8080")
 @click.argument("folders", nargs=-1, envvar=f"{PREFIX}MODELS")
 @option("--index", "indexes", multiple=True, type=PATH, help="Serve this index at /search. Repeatable.")
-@settings_options(ServeSettings, environment=PREFIX)
-def serve(folders: tuple[str, ...], indexes: tuple[Path, ...], **settings: OptionValue) -> None:
+@settings_options(environment=PREFIX, settings=ServeSettings)
+def serve(folders: tuple[str, ...], indexes: tuple[Path, ...], settings: ServeSettings) -> None:
     """Serve the models in FOLDERS, or the built-in one, over HTTP.
 
     Name a model with NAME=FOLDER. Clients of OpenAI and text-embeddings-inference work; /docs lists every endpoint, /
@@ -269,5 +261,4 @@ def serve(folders: tuple[str, ...], indexes: tuple[Path, ...], **settings: Optio
         need(module, "serve", "serving")
     from albertkit.serve import server
 
-    chosen = take_settings(ServeSettings, settings)
-    server.serve(folders, chosen, indexes, on_ready=lambda address: click.echo(f"serving on {address}"))
+    server.serve(folders, settings, indexes, on_ready=lambda address: click.echo(f"serving on {address}"))

@@ -19,14 +19,12 @@ from albertkit.errors import AlbertkitError
 # Group → module → command → one line for `albertkit --help`.
 GROUPS: dict[str, dict[str, dict[str, str]]] = {
     "Use": {
-        "embed_commands": {
+        "use_commands": {
             "embed": "Compute sentence vectors.",
             "similar": "Compare texts: a table of cosine similarities.",
             "fill": "Predict the word behind each [MASK].",
             "infill": "Fill blanks of several words.",
             "generate": "Generate a text from each text, with a fine-tuned model.",
-        },
-        "task_commands": {
             "classify": "Classify texts or pairs of texts.",
             "tag": "Find entities in texts.",
             "intent": "Predict the intent of a request and its slots.",
@@ -53,8 +51,8 @@ GROUPS: dict[str, dict[str, dict[str, str]]] = {
             "evaluate": "Measure a fine-tuned model on labelled examples.",
             "elastic": "Train a model to work at every depth.",
             "calibrate": "Find when texts may exit early.",
+            "distill": "Train a small model to imitate larger ones.",
         },
-        "distill_commands": {"distill": "Train a small model to imitate larger ones."},
     },
     "Compress": {
         "compress_commands": {

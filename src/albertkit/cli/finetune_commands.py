@@ -1,11 +1,13 @@
-"""Commands that train and measure task models: finetune, evaluate, elastic, calibrate.
+"""Commands that train and measure task models: finetune, evaluate, elastic, calibrate, distill.
 
-In: arguments. Out: calls of `train/` and `runtime/`, printed. Commands that use the models are in `task_commands.py`.
+In: arguments. Out: calls of `train/` and `runtime/`, printed. Commands that use the models are in `use_commands.py`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,32 +17,34 @@ from albertkit.cli.arguments import (
     PATH,
     ModelOptions,
     OptionValue,
+    advanced_option,
     command,
     json_option,
     model_options,
     option,
     settings_options,
-    take_settings,
 )
-from albertkit.cli.console import log, note, print_json, print_table
-from albertkit.cli.pretrain_commands import DEFAULT_MINUTES
-from albertkit.cli.task_commands import report_depths
+from albertkit.cli.console import format_table, log, note, print_json, print_result
+from albertkit.cli.pretrain_commands import default_budget, print_trained, read_shape, resume_option, run_output_option
+from albertkit.cli.use_commands import report_depths
 from albertkit.errors import AlbertkitError, need
 from albertkit.settings import setting
 from albertkit.tasks.readers.labelled_files import ReadOptions
 from albertkit.tasks.splits import split_examples
 from albertkit.tasks.validate import read_parts
 from albertkit.text_reader import read_texts
-from albertkit.train.train_settings import ElasticSettings, FinetuneSettings
+from albertkit.train.distill_settings import VectorDistillSettings, parse_distill_settings
+from albertkit.train.train_settings import ElasticSettings, FinetuneSettings, TrainSettings
 
 if TYPE_CHECKING:
-    from albertkit.artifact import Artifact
+    from albertkit.artifact import Artifact, ArtifactMetadata
     from albertkit.runtime.calibration import ExitCalibration
+    from albertkit.tokenizer import Tokenizer
 
 TASK_NAMES = ["classify", "tag", "answer", "choose", "match", "intent", "dialogue", "generate"]
 AGREEMENTS = (0.9, 0.95, 0.98, 0.99, 0.995)
 dev_option = option("--dev", type=PATH, help="Held-out examples  [default: one in ten of TRAIN]")
-run_output_option = option("-o", "--output", type=PATH, required=True, help="Folder for runs, report and model.")
+report_output_option = option("-o", "--output", type=PATH, required=True, help="Folder for runs, report and model.")
 
 
 @dataclass(frozen=True)
@@ -59,15 +63,20 @@ class TaskSettings:
     n_best: int | None = setting(None, "answer: answers kept per question  [default: 20].", advanced=True)
 
 
-@command(example="albertkit finetune classify train.tsv --dev dev.tsv -o sentiment")
+@command("albertkit finetune classify train.tsv --dev dev.tsv -o sentiment")
 @click.argument("task", type=click.Choice(TASK_NAMES))
 @click.argument("train", type=PATH)
-@run_output_option
+@report_output_option
 @dev_option
 @option("-m", "--model", help="Model to start from, a folder or a name  [default: a built-in English model]")
-@settings_options(FinetuneSettings, TaskSettings, ReadOptions)
+@settings_options(settings=FinetuneSettings, task_settings=TaskSettings, reading=ReadOptions)
 def finetune(
-    task: str, train: Path, dev: Path | None, output: Path, model: str | None, **settings: OptionValue
+    task: str,
+    train: Path,
+    settings: FinetuneSettings,
+    task_settings: TaskSettings,
+    reading: ReadOptions,
+    **files: OptionValue,
 ) -> None:
     """Fine-tune a model for TASK on the labelled examples in TRAIN.
 
@@ -85,36 +94,34 @@ def finetune(
     """
     from albertkit.train.finetune import finetune as run
 
-    unset = [field.name for field in fields(TaskSettings) if settings[field.name] is None]
-    for name in unset:
-        del settings[name]
-    result = run(task, train, dev, output=output, model=model, log=log, progress_bar=True, **settings)
+    task_options = {name: value for name, value in vars(task_settings).items() if value is not None}
+    settings = replace(settings, progress_bar=True)
+    result = run(task, train, **files, settings=settings, log=log, **vars(reading), **task_options)
     print_json({"model": str(result.model), **result.metrics})
 
 
-@command(example="albertkit evaluate -m sentiment test.tsv")
+@command("albertkit evaluate -m sentiment test.tsv")
 @click.argument("test", type=PATH)
 @model_options(required=True, early_exit=True)
 @json_option
-@settings_options(ReadOptions)
-def evaluate(test: Path, model: ModelOptions, as_json: bool, **reading: OptionValue) -> None:
+@settings_options(reading=ReadOptions)
+def evaluate(test: Path, model: ModelOptions, as_json: bool, reading: ReadOptions) -> None:
     """Measure a fine-tuned model on the labelled examples in TEST, on the torch-free runtime."""
     from albertkit.train.evaluation import evaluate as run
 
-    albert, options = model.open(), take_settings(ReadOptions, reading)
-    result = run(albert, test, depth=model.depth, early_exit=model.early_exit, options=options, log=log)
-    if as_json:
-        print_json({"examples": result.examples, **result.metrics})
-        return
-    click.echo(f"{result.examples:,} examples")
-    print_table([(name, f"{value:.4f}") for name, value in result.metrics.items()], indent=2)
-    report_depths(albert, (), model)
+    albert = model.open()
+    result = run(albert, test, **model.depth_options(), options=reading, log=log)
+    table = format_table([(name, f"{value:.4f}") for name, value in result.metrics.items()], indent=2)
+    described = {"examples": result.examples, **result.metrics}
+    print_result(as_json, described, f"{result.examples:,} examples", table)
+    if not as_json:
+        report_depths(albert, (), model)
 
 
-@command(example="albertkit elastic sentiment train.tsv --dev dev.tsv -o sentiment-elastic")
+@command("albertkit elastic sentiment train.tsv --dev dev.tsv -o sentiment-elastic")
 @click.argument("model", type=PATH)
 @click.argument("train", type=PATH)
-@run_output_option
+@report_output_option
 @dev_option
 @option(
     "--texts",
@@ -122,10 +129,9 @@ def evaluate(test: Path, model: ModelOptions, as_json: bool, **reading: OptionVa
     help="Unlabelled texts, one per line (a tab between the texts of a pair); MODEL labels them at full depth.",
 )
 @option("--teacher", type=PATH, help="A better model for the same task, to label --texts. MODEL may then have no task.")
-@option("--minutes", type=float, help="For a pre-trained MODEL: budget in minutes  [default: 10]")
-@settings_options(ElasticSettings, ReadOptions)
+@settings_options(settings=ElasticSettings, reading=ReadOptions)
 def elastic(
-    model: Path, train: Path, output: Path, dev: Path | None, minutes: float | None, **values: OptionValue
+    model: Path, train: Path, output: Path, settings: ElasticSettings, reading: ReadOptions, **files: OptionValue
 ) -> None:
     """Train MODEL on TRAIN until every depth is a good model, with one head for all depths.
 
@@ -133,59 +139,34 @@ def elastic(
     thresholds are chosen on held-out examples so that 99 of 100 agree with the full depth. The output folder then has
     model/, report.md and runs/. Rerun the command to resume.
 
-    MODEL is fine-tuned, or pre-trained if there is a --teacher. For a pre-trained MODEL without a teacher, TRAIN is the
-    folder that `albertkit corpus` wrote, and masked language modelling is trained at every depth. Models for vectors
-    become elastic with `albertkit distill`.
+    MODEL is fine-tuned, or pre-trained if there is a --teacher. Masked language modelling becomes elastic with
+    `albertkit pretrain --depths`, and a model for vectors with `albertkit distill`.
     """
     need("torch", "train", "training")
+    from albertkit.artifact import model_folder, read_metadata
     from albertkit.interop.convert import open_model
-    from albertkit.train.elastic import task_source
+    from albertkit.runtime.calibration import ExitCalibration
+    from albertkit.train.elastic import UnlabelledTexts, finetune_elastic, task_source
 
-    settings, reading = take_settings(ElasticSettings, values), take_settings(ReadOptions, values)
-    start, texts, teacher = open_model(model), values["texts"], values["teacher"]
-    if start.metadata.task == "pretrain" and teacher is None:
-        if dev is not None or texts is not None or settings.epochs is not None:
-            raise AlbertkitError(
-                "--dev, --texts and --epochs are for tasks, and this model is pre-trained. "
-                "Omit them and pass --minutes, or name a fine-tuned --teacher."
-            )
-        pretrain_all_depths(start, train, output, settings, minutes)
-        return
-    if minutes is not None:
-        raise AlbertkitError("--minutes is for masked language modelling; a task is trained for --epochs. Omit it.")
-    if start.metadata.task == "embed" and teacher is None:
+    dev, texts, teacher = files["dev"], files["texts"], files["teacher"]
+    start = open_model(model)
+    if start.metadata.task in ("pretrain", "embed") and teacher is None:
         raise AlbertkitError(
-            f"{model} computes vectors, which become elastic from a teacher:  albertkit distill TEACHER SHARDS "
-            f"-m {model} --depths 3,6,9,12. Then  albertkit calibrate  finds when texts may exit."
+            f"{model} is not fine-tuned for a task. Fine-tune it, or name a --teacher. Masked language modelling "
+            f"becomes elastic with  albertkit pretrain SHARDS -m {model} --depths 3,6,9; vectors with  albertkit "
+            f"distill TEACHER SHARDS -m {model} --depths 3,6,9,12, and then  albertkit calibrate."
         )
     if teacher is not None and texts is None:
         raise AlbertkitError(f"--teacher {teacher} labels texts, and there are none. Add --texts.")
     labeller = None if teacher is None else open_model(teacher)
-    unlabelled = list(read_texts(texts)) if texts else []
-    if texts is not None and not unlabelled:
+    unlabelled = None if texts is None else UnlabelledTexts(list(read_texts(texts)), labeller)
+    if unlabelled is not None and not unlabelled.texts:
         raise AlbertkitError(f"{texts} contains no text. Write one text per line.")
     task = task_source(start, labeller).metadata.task
     parts = read_parts(task, {"train": train, **({"dev": dev} if dev else {})}, reading, log)
     if dev is None:
         parts["train"], parts["dev"] = split_examples(parts["train"])
-    train_elastic(start, parts, output, settings, unlabelled, labeller)
-
-
-def train_elastic(
-    start: Artifact,
-    parts: dict[str, list[Any]],
-    output: Path,
-    settings: ElasticSettings,
-    texts: list[str],
-    teacher: Artifact | None,
-) -> None:
-    """Every depth of a task, with unlabelled texts that a teacher labels."""
-    from albertkit.artifact import model_folder, read_metadata
-    from albertkit.runtime.calibration import ExitCalibration
-    from albertkit.train.elastic import UnlabelledTexts, finetune_elastic
-
     output.mkdir(parents=True, exist_ok=True)
-    unlabelled = UnlabelledTexts(texts, teacher) if texts else None
     settings = replace(settings, progress_bar=True)
     result = finetune_elastic(start, parts["train"], parts["dev"], output, settings, unlabelled, log)
     print_json({"model": str(result.model), **result.metrics})
@@ -193,46 +174,16 @@ def train_elastic(
     if stored is None:
         note("too few held-out examples to calibrate early exit; run  albertkit calibrate  with more")
     else:
-        print_calibration(ExitCalibration.from_dict(stored))
+        click.echo("\n".join(describe_calibration(ExitCalibration.from_dict(stored))))
 
 
-def pretrain_all_depths(
-    start: Artifact, shards: Path, output: Path, elastic: ElasticSettings, minutes: float | None
-) -> None:
-    """Masked language modelling at every depth: a depth is drawn for every second training step."""
-    from albertkit.train.loop import train
-    from albertkit.train.pretrain import PretrainTask
-    from albertkit.train.train_settings import PretrainSettings, TrainSettings
-
-    if not (shards / "manifest.json").is_file():
-        raise AlbertkitError(
-            f"{shards} is not a corpus folder, which a pre-trained model needs. "
-            "Make one with  albertkit corpus, or fine-tune the model first."
-        )
-    depths = ",".join(str(depth) for depth in range(1, start.config.num_hidden_layers))
-    length = str(min(128, start.config.max_position_embeddings))
-    goals = PretrainSettings(lengths=length, depths=depths, consistency_weight=elastic.consistency_weight)
-    settings = TrainSettings(
-        minutes=minutes or DEFAULT_MINUTES,
-        batch_size=elastic.batch_size,
-        micro_batch_size=elastic.micro_batch_size,
-        learning_rate=elastic.learning_rate,
-        seed=elastic.seed,
-        device=elastic.device,
-    )
-    task = PretrainTask(shards, start.config, settings, goals, start)
-    result = train(task, settings, output, resume=True, log=log, progress_bar=True)
-    if result.model is not None:
-        print_json({"model": str(result.model), **result.metrics})
-
-
-@command(example="albertkit calibrate sentiment-int8 dev.tsv")
+@command("albertkit calibrate sentiment-int8 dev.tsv")
 @click.argument("model", type=PATH)
 @click.argument("dev", type=PATH)
 @option("--exit-depths", help="Depths at which texts may exit, such as 3,6,9  [default: all, or those of distill]")
 @json_option
-@settings_options(ReadOptions)
-def calibrate(model: Path, dev: Path, exit_depths: str | None, as_json: bool, **values: OptionValue) -> None:
+@settings_options(reading=ReadOptions)
+def calibrate(model: Path, dev: Path, exit_depths: str | None, as_json: bool, reading: ReadOptions) -> None:
     """Find when texts may exit MODEL early and still agree with its full depth, on the held-out examples in DEV.
 
     For a model that computes vectors, DEV is a file with one text per line. The thresholds are written into MODEL's
@@ -246,24 +197,130 @@ def calibrate(model: Path, dev: Path, exit_depths: str | None, as_json: bool, **
     folder = model_folder(model)
     task = read_metadata(folder)[0].task
     if task in TASKS:
-        examples = read_parts(task, {"dev": dev}, take_settings(ReadOptions, values), note)["dev"]
+        examples = read_parts(task, {"dev": dev}, reading, note)["dev"]
     else:
         examples = list(read_texts(dev))
     calibration = run(folder, examples, parse_integers("exit_depths", exit_depths) if exit_depths else None)
-    if as_json:
-        print_json(calibration.to_dict())
-    else:
-        print_calibration(calibration)
+    print_result(as_json, calibration.to_dict(), *describe_calibration(calibration))
 
 
-def print_calibration(calibration: ExitCalibration) -> None:
+def describe_calibration(calibration: ExitCalibration) -> Iterator[str]:
     """One line per agreement with the full depth."""
-    click.echo(f"{calibration.texts:,} held-out texts, compared with depth {calibration.depth}; {calibration.about}")
+    yield f"{calibration.texts:,} held-out texts, compared with depth {calibration.depth}; {calibration.about}"
     for agreement in AGREEMENTS:
         risk = calibration.risk(agreement)
         if risk is None:
-            click.echo(f"  --early-exit {agreement:.1%}  is not possible: too few texts, or too few agree")
+            yield f"  --early-exit {agreement:.1%}  is not possible: too few texts, or too few agree"
             continue
         depth = next(mean for other, _, mean in calibration.risks if other == risk)
-        fewer = calibration.depth / depth
-        click.echo(f"  --early-exit {agreement:.1%}  {depth:.2f} layers per text, {fewer:.2f} × fewer")
+        yield f"  --early-exit {agreement:.1%}  {depth:.2f} layers per text, {calibration.depth / depth:.2f} × fewer"
+
+
+@command("albertkit distill sentiment/ train.tsv --what logits,hidden:0.5 --shape mini -o small")
+@click.argument("sources", nargs=-1, required=True, metavar="TEACHER... DATA")
+@run_output_option
+@option("-m", "--model", help="The student: a model folder or name to start from.")
+@option("--shape", help="The student: a new model of this preset, folder or JSON file.")
+@option("--what", default="vectors", help="vectors, logits, hidden, attention; with weights: logits,hidden:0.5.")
+@option("--labels", default=0.5, help="With logits: weight of the labels.")
+@option("--temperature", default=2.0, help="With logits: softmax temperature of the comparison.")
+@option("--dev", type=PATH, help="Held-out examples or texts  [default: one in ten of DATA]")
+@option("--max-length", default=128, type=click.IntRange(8, 100_000), help="Longest input, in tokens.")
+@resume_option
+@advanced_option("--workers", default=1, help="Processes that decode the ids of a corpus.")
+@default_budget
+@settings_options(training=TrainSettings, goals=VectorDistillSettings, reading=ReadOptions)
+def distill(
+    sources: tuple[str, ...],
+    output: Path,
+    training: TrainSettings,
+    goals: VectorDistillSettings,
+    reading: ReadOptions,
+    **values: OptionValue,
+) -> None:
+    """Train a student to imitate TEACHERs on DATA. The student is --model, or a new one of --shape.
+
+    \b
+    --what vectors     sentence vectors of one or several teachers (gte:1.5 has a higher weight)
+    --what logits      logits of a fine-tuned ALBERT; DATA are examples of its task
+    --what hidden      hidden states: token embeddings, then after every layer
+    --what attention   attention of the last layer, and relations of its values
+
+    DATA is a file with one text per line, or a corpus folder; for logits, labelled examples as for finetune, or (for
+    classes of single texts) a .txt file without labels. Vectors from a corpus folder are trained at every depth of
+    --depths and every width of --widths, with masked language modelling beside them if --mlm-weight is above 0.
+
+    Teachers are ALBERT models, or BERT-like encoders with config.json, model.safetensors and tokenizer.json, which need
+    transformers. For hidden and attention the student must have the teacher's vocabulary. The teacher's outputs are
+    kept in OUTPUT/teacher.
+
+    The budget is one of --steps, --tokens and --minutes (default: 10 minutes).
+    """
+    need("torch", "train", "distillation")
+    from albertkit.artifact import METADATA_FILE, ArtifactMetadata
+    from albertkit.data.shards import Shards
+    from albertkit.interop.convert import open_stored
+    from albertkit.train.distill import CorpusDistillation, DistillJob
+    from albertkit.train.distill import distill as run
+    from albertkit.train.distill_data import check_vocabulary, is_corpus, read_teacher_data
+    from albertkit.train.teachers import TeacherMixture, is_albert, teacher_tokenizer
+
+    if (output / METADATA_FILE).is_file():
+        raise AlbertkitError(
+            f"{output} is a finished model, and a training writes its own folder. Choose another --output."
+        )
+    if len(sources) < 2:
+        raise AlbertkitError(f"Only {sources[0]} was passed; a teacher comes before the data. Name its folder.")
+    data, resume = Path(sources[-1]), values["resume"]
+    teachers = TeacherMixture(*zip(*map(parse_teacher, sources[:-1]), strict=True))
+    labels = values["labels"] if "logits" in values["what"] else 0.0
+    settings = parse_distill_settings(values["what"], labels, values["temperature"])
+    if is_corpus(data) and settings.vectors and not settings.logits and not settings.needs_states:
+        student = open_student(values, training.seed, Shards.open(data).tokenizer)
+        work = CorpusDistillation(teachers, data, training, goals, values["workers"])
+        print_trained(work.run(student, output, resume, log))
+        return
+    if goals != VectorDistillSettings():
+        raise AlbertkitError(
+            "--depths, --widths and --mlm-weight are for vectors from a corpus folder alone. Omit them."
+        )
+    teacher = teachers.folders[0]
+    metadata = open_stored(teacher).metadata if is_albert(teacher) else ArtifactMetadata()
+    task = "embed" if metadata.task == "embed" else "pretrain"
+    own = ArtifactMetadata(task=task, pooling=metadata.pooling, normalize=metadata.normalize)
+    student = open_student(values, training.seed, lambda: teacher_tokenizer(teacher), own)
+    settings, examples = read_teacher_data(teacher, metadata, (data, values["dev"]), settings, reading, log)
+    if examples.task is None:
+        check_vocabulary(student, data)
+    job = DistillJob(teachers, student, examples, settings, training, values["max_length"])
+    print_trained(run(job, output, resume, log, progress_bar=sys.stderr.isatty()))
+
+
+def parse_teacher(name: str) -> tuple[Path, float]:
+    """FOLDER or FOLDER:WEIGHT."""
+    path, colon, number = name.rpartition(":")
+    if not colon or Path(name).exists():
+        return Path(name), 1.0
+    try:
+        weight = float(number)
+    except ValueError:
+        raise AlbertkitError(f"teacher {name!r} is neither a folder nor FOLDER:WEIGHT, such as gte:1.5.") from None
+    if not 0 < weight < 1e6:
+        raise AlbertkitError(f"teacher {name!r} has the weight {weight:g}; it must be above 0, such as {path}:1.5.")
+    return Path(path), weight
+
+
+def open_student(
+    values: dict[str, Any], seed: int, tokenizer: Callable[[], Tokenizer], metadata: ArtifactMetadata | None = None
+) -> Artifact:
+    """The model of --model, or a new one of --shape with a tokenizer."""
+    if (values["model"] is None) == (values["shape"] is None):
+        raise AlbertkitError("The student is either --model or --shape. Pass one of them.")
+    if values["model"] is not None:
+        from albertkit.builtin import resolve
+        from albertkit.interop.convert import open_model
+
+        return open_model(resolve(values["model"]))
+    from albertkit.train.distill import new_student
+
+    return new_student(read_shape(values["shape"]), tokenizer(), seed, metadata)

@@ -21,21 +21,24 @@ from albertkit.cli.arguments import (
     TextInput,
     advanced_option,
     command,
+    depth_option,
     force_option,
     json_option,
     open_tokenizer,
     option,
+    source_argument,
     text_input,
     threads_option,
 )
 from albertkit.cli.console import (
     display_width,
     format_megabytes,
+    format_properties,
+    format_table,
     note,
     pad,
     print_json,
-    print_properties,
-    print_table,
+    print_result,
 )
 from albertkit.errors import AlbertkitError
 
@@ -48,7 +51,7 @@ METHODS = ["occlusion", "shapley", "gradients", "rollout", "attention"]
 MAX_PROFILED = 1000  # texts
 
 
-@command(example="albertkit models --json")
+@command("albertkit models --json")
 @json_option
 def models(as_json: bool) -> None:
     """List the built-in models: purpose, size, shape, licence, language and scores.
@@ -58,20 +61,16 @@ def models(as_json: bool) -> None:
     from albertkit.builtin import BUILTINS, describe
 
     for number, model in enumerate(map(describe, BUILTINS)):
-        if as_json:
-            print_json(model)
-            continue
-        click.echo("\n" * bool(number) + click.style(model.name, bold=True) + f"  {model.purpose}")
-        rows = {
-            "language": model.language or "not stated",
-            "licence": model.licence or "not stated",
-            "size": f"{format_megabytes(model.bytes)} ({model.quantization or 'float32'})",
-            "shape": ", ".join(f"{name} {value:,}" for name, value in model.shape.items()),
-            "path": model.path,
-        }
-        scores = [("scores" if not i else "", line) for i, line in enumerate(format_scores(model.scores))]
-        for name, value in [*rows.items(), *scores]:
-            click.echo(f"  {name:10}{value}")
+        rows = [
+            ("language", model.language or "not stated"),
+            ("licence", model.licence or "not stated"),
+            ("size", f"{format_megabytes(model.bytes)} ({model.quantization or 'float32'})"),
+            ("shape", ", ".join(f"{name} {value:,}" for name, value in model.shape.items())),
+            ("path", model.path),
+            *(("scores" if not i else "", line) for i, line in enumerate(format_scores(model.scores))),
+        ]
+        title = "\n" * bool(number) + click.style(model.name, bold=True) + f"  {model.purpose}"
+        print_result(as_json, model, title, *(f"  {name:10}{value}" for name, value in rows))
 
 
 def format_scores(scores: dict[str, Any]) -> Iterator[str]:
@@ -82,8 +81,8 @@ def format_scores(scores: dict[str, Any]) -> Iterator[str]:
             yield f"{data}: " + ", ".join(f"{name} {value:.3f}" for name, value in numbers.items())
 
 
-@command(example="albertkit info albert_tiny_zh/")
-@click.argument("source", type=PATH)
+@command("albertkit info albert_tiny_zh/")
+@source_argument
 @json_option
 def info(source: Path, as_json: bool) -> None:
     """Describe any ALBERT checkpoint or artifact: its layout, shape, heads, tokenizer and history.
@@ -106,16 +105,13 @@ def info(source: Path, as_json: bool) -> None:
         "metrics": metadata.metrics,
     }
     config, history = artifact.config.to_dict(), list(metadata.history)
-    if as_json:
-        print_json({**description, "config": config, "history": history}, indent=2)
-        return
-    print_properties("model", description.items())
-    print_properties("config", config.items())
+    shown = [format_properties("model", description), format_properties("config", config)]
     if history:
-        print_properties("history", [(str(number), step) for number, step in enumerate(history, 1)])
+        shown.append(format_properties("history", {str(number): step for number, step in enumerate(history, 1)}))
+    print_result(as_json, {**description, "config": config, "history": history}, *shown)
 
 
-@command(example="cat notes.txt | albertkit tokenize --json")
+@command("cat notes.txt | albertkit tokenize --json")
 @text_input
 @option("-m", "--model", help=f"Model folder or name, spiece.model or vocab.txt.  {DEFAULT_MODEL}")
 @option("--pair", help="A second text, appended to each text as segment 1.")
@@ -127,21 +123,18 @@ def tokenize(texts: TextInput, model: str | None, pair: str | None, max_length: 
     for text in texts:
         encoding = tokenizer.encode(text, pair, max_length=max_length)
         tokens = tokenizer.tokens(encoding.ids)
-        if as_json:
-            ids = {"ids": encoding.ids, "segments": encoding.segments, "offsets": encoding.offsets}
-            print_json({"text": text, "tokens": tokens, **ids})
-        else:
-            click.echo(" ".join(tokens))
-            click.echo(" ".join(map(str, encoding.ids)))
+        ids = {"ids": encoding.ids, "segments": encoding.segments, "offsets": encoding.offsets}
+        lines = (" ".join(tokens), " ".join(map(str, encoding.ids)))
+        print_result(as_json, {"text": text, "tokens": tokens, **ids}, *lines)
         if encoding.unknown_fraction > 0.5:
             note(f"more than half of the tokens of {text[:30]!r} are unknown to this vocabulary; is it the right one?")
 
 
-@command(example="albertkit profile my-albert/ --length 32 --batch-size 1")
+@command("albertkit profile my-albert/ --length 32 --batch-size 1")
 @click.argument("model", type=PATH)
 @option("-f", "--file", type=PATH, help="Texts to run, one per line  [default: random tokens]")
-@option("--length", default=128, show_default=True, type=click.IntRange(min=1), help="Tokens per random text.")
-@option("--batch-size", default=8, show_default=True, type=click.IntRange(1, 10_000), help="Random texts.")
+@option("--length", default=128, type=click.IntRange(min=1), help="Tokens per random text.")
+@option("--batch-size", default=8, type=click.IntRange(1, 10_000), help="Random texts.")
 @threads_option
 @json_option
 def profile(model: Path, file: Path | None, length: int, batch_size: int, threads: int | None, as_json: bool) -> None:
@@ -168,10 +161,10 @@ def profile(model: Path, file: Path | None, length: int, batch_size: int, thread
         rate = f"{part.operations / part.seconds / 1e9:,.0f}" if part.operations and part.seconds else ""
         share = "" if part.of_peak is None else f"{part.of_peak:.0%}"
         rows.append((part.name, f"{part.seconds * 1e3:.3f}", f"{part.share:.1%}", rate, share))
-    print_table(rows, header=("part", "ms", "time", "G ops/s", "of peak"), indent=2)
+    click.echo(format_table(rows, header=("part", "ms", "time", "G ops/s", "of peak"), indent=2))
 
 
-@command(example="albertkit explain -m sentiment 'what a lovely film' -o film.html")
+@command("albertkit explain -m sentiment 'what a lovely film' -o film.html")
 @click.argument("text", required=False)
 @option("-m", "--model", required=True, help="Model folder or name.")
 @option("--pair", help="The second text: of a pair to classify, or to compare by vectors.")
@@ -181,26 +174,20 @@ def profile(model: Path, file: Path | None, length: int, batch_size: int, thread
 @option("--at", help="tag: a word or its number from 1; masks: their number; answer: start or end.")
 @option("--method", "methods", multiple=True, type=click.Choice(METHODS), help="Repeatable  [default: occlusion]")
 @option("-o", "--output", type=PATH, help="Write a page (.html) or a picture (.png).")
-@option("--depth", type=click.IntRange(1, 1024), help="Layers to apply  [default: the model's]")
+@depth_option
 @force_option
 @json_option
 @advanced_option(
     "--hide", type=click.Choice(["mask", "drop", "pad"]), help="How words are hidden  [default: mask; drop for vectors]"
 )
-@advanced_option(
-    "--samples", default=16, show_default=True, type=click.IntRange(1, 10_000), help="shapley: orders of words."
-)
-@advanced_option(
-    "--steps", default=64, show_default=True, type=click.IntRange(8, 1024), help="gradients: integration steps."
-)
-@advanced_option("-k", default=3, show_default=True, type=click.IntRange(1, 1000), help="Predictions per mask.")
+@advanced_option("--samples", default=16, type=click.IntRange(1, 10_000), help="shapley: orders of words.")
+@advanced_option("--steps", default=64, type=click.IntRange(8, 1024), help="gradients: integration steps.")
+@advanced_option("-k", default=3, type=click.IntRange(1, 1000), help="Predictions per mask.")
 @advanced_option("--attention", is_flag=True, help="With --json or a picture: include the attention of every head.")
 @advanced_option(
     "--check", type=PATH, help="Measure the methods on a file of texts, or .jsonl with text, pair, question, choices."
 )
-@advanced_option(
-    "--max-texts", default=200, show_default=True, type=click.IntRange(1, 10_000), help="Most texts of --check."
-)
+@advanced_option("--max-texts", default=200, type=click.IntRange(1, 10_000), help="Most texts of --check.")
 @threads_option
 def explain(
     text: str | None, model: str, output: Path | None, check: Path | None, as_json: bool, **options: OptionValue
@@ -350,5 +337,5 @@ def print_faithfulness(results: list[Faithfulness], hide: str) -> None:
         rows.append(
             (result.method, *(f"{x:.3f}" for x in means), gain, f"{result.wins:.0%}", *(f"{x:.3f}" for x in alone))
         )
-    print_table(rows, header=("method", "without them", "random", "gain", "wins", "them alone", "random"))
+    click.echo(format_table(rows, header=("method", "without them", "random", "gain", "wins", "them alone", "random")))
     click.echo("without them: how far the probability falls (higher is better); them alone: the same (lower is better)")

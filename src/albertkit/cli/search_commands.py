@@ -20,9 +20,10 @@ from albertkit.cli.arguments import (
     force_option,
     json_option,
     option,
+    text_column_option,
     text_input,
 )
-from albertkit.cli.console import print_json, progress_bar, shorten
+from albertkit.cli.console import print_json, print_result, shorten, track_progress
 from albertkit.errors import AlbertkitError
 
 if TYPE_CHECKING:
@@ -34,25 +35,21 @@ index_model_option = option(
 )
 
 
-@command(example="albertkit index notes/ faq.jsonl --text-column question -o notes.idx")
+@command("albertkit index notes/ faq.jsonl --text-column question -o notes.idx")
 @click.argument("files", nargs=-1, type=PATH)
 @option("-o", "--output", type=PATH, required=True, help="The index: a new file, or one to update.")
 @index_model_option
-@option("--text-column", help="Column or JSON field with the text  [default for tables: text]")
+@text_column_option
 @option("--id-column", help="Column or JSON field with the id of a record  [default: file:line]")
 @option(
     "--split",
     type=click.Choice(["lines", "paragraphs", "file"]),
     default="lines",
-    show_default=True,
     help="What one record of a text file is.",
 )
 @option("--delete", multiple=True, help="Delete this id, or all records of this file. Repeatable.")
 @option("--keep", is_flag=True, help="Keep records that FILES no longer contain.")
 @force_option
-@advanced_option(
-    "--batch-size", default=512, show_default=True, type=click.IntRange(1, 100_000), help="Records per transaction."
-)
 @json_option
 def index(
     files: tuple[Path, ...],
@@ -86,26 +83,25 @@ def index(
         changed = 0
         if files:
             records = records_from(files, options["text_column"], options["split"], options["id_column"])
-            with progress_bar("index", "texts") as advance:
-                changed = opened.add(records, batch=options["batch_size"], progress=advance)
+            changed = opened.add(track_progress(records, "texts"))
             deleted += 0 if options["keep"] else opened.delete_unseen(files)
         total = len(opened)
-    if as_json:
-        print_json({"index": str(output), "changed": changed, "deleted": deleted, "total": total})
-    else:
-        click.echo(f"{output}: {total:,} texts, {changed:,} new or changed, {deleted:,} deleted")
+    print_result(
+        as_json,
+        {"index": str(output), "changed": changed, "deleted": deleted, "total": total},
+        f"{output}: {total:,} texts, {changed:,} new or changed, {deleted:,} deleted",
+    )
 
 
-@command(example='albertkit search notes.idx "how do I get my money back?"')
+@command('albertkit search notes.idx "how do I get my money back?"')
 @click.argument("index", type=PATH)
 @text_input
 @index_model_option
-@option("-k", default=10, show_default=True, type=click.IntRange(1, 10_000), help="Results per query.")
+@option("-k", default=10, type=click.IntRange(1, 10_000), help="Results per query.")
 @option(
     "--mode",
     type=click.Choice(["hybrid", "vector", "keyword"]),
     default="hybrid",
-    show_default=True,
     help="Search by meaning, by keywords, or both.",
 )
 @json_option
@@ -132,13 +128,13 @@ def search(index: Path, texts: TextInput, model: str | None, k: int, mode: str, 
             click.echo("no results", err=True)
 
 
-@command(example="albertkit cluster reviews.txt -k 12")
+@command("albertkit cluster reviews.txt -k 12")
 @click.argument("file", type=PATH)
 @option("-m", "--model", help=f"Model folder or name.  {DEFAULT_MODEL}")
 @option("-k", type=click.IntRange(min=1), help="Clusters  [default: the root of half the texts, up to 100]")
-@option("--text-column", help="Column or JSON field with the text  [default for tables: text]")
-@option("--members", default=3, show_default=True, type=click.IntRange(min=0), help="Other texts shown per cluster.")
-@advanced_option("--seed", default=0, show_default=True, help="Random seed of the first centres.")
+@text_column_option
+@option("--members", default=3, type=click.IntRange(min=0), help="Other texts shown per cluster.")
+@advanced_option("--seed", default=0, help="Random seed of the first centres.")
 @json_option
 def cluster(
     file: Path, model: str | None, k: int | None, text_column: str | None, members: int, seed: int, as_json: bool
@@ -157,11 +153,8 @@ def cluster(
         raise AlbertkitError(f"{file} contains no text. Name a file with one text per line.")
     embedder = open_embedder(model)
     vectors = []
-    with progress_bar("embed", "texts", len(records)) as advance:
-        for start in range(0, len(records), EMBED_BATCH):
-            batch = [record.text for record in records[start : start + EMBED_BATCH]]
-            vectors.append(embedder.embed(batch))
-            advance(len(batch))
+    for start in track_progress(range(0, len(records), EMBED_BATCH), "batches"):
+        vectors.append(embedder.embed([record.text for record in records[start : start + EMBED_BATCH]]))
     clusters = cluster_vectors(np.concatenate(vectors), k, seed)
     for number, size in enumerate(clusters.sizes.tolist()):
         nearest = clusters.members(number).tolist()

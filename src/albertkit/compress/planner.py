@@ -1,7 +1,7 @@
 """What fits a machine: the public `plan`, from limits to measured proposals.
 
 In: the name of a preset, a config file or a model folder, and a `PlanRequest`. Out: `PlanResult`, with the commands
-that make each proposal, and a plot. Before this file: `cost.py` lists and estimates candidates, `benchmark.py`
+that make each proposal. Before this file: `cost.py` lists and estimates candidates, `benchmark.py`
 measures machine and candidates.
 
 Rough estimates of quality (`PlanCandidate.loss`) only choose what is measured; the numbers that are shown were
@@ -32,9 +32,9 @@ from albertkit.compress.benchmark import (
     measure_machine,
     tokenizer_memory,
 )
-from albertkit.compress.cost import PlanCandidate, depths_below, model_candidates, operations, shape_candidates
+from albertkit.compress.cost import PlanCandidate, depths_below, model_candidates, shape_candidates
 from albertkit.config import PRESETS, AlbertConfig, preset
-from albertkit.errors import AlbertkitError, need
+from albertkit.errors import AlbertkitError
 from albertkit.file_io import read_json
 from albertkit.interop.convert import open_model
 from albertkit.runtime.activation_moments import Progress, calibration_tokens, synthetic_tokens
@@ -334,53 +334,3 @@ def build_commands(candidate: PlanCandidate, source: str, model: Artifact | None
     if candidate.bits != 32:
         commands.append(f"albertkit quantize {'PRUNED' if options else source} OUT --bits {candidate.bits} -f TEXTS")
     return tuple(commands)
-
-
-# Plot ------------------------------------------------------------------------------------------------------------
-
-
-def check_plot_path(path: Path) -> None:
-    """Raise an error if a plot could not be written, before anything is measured for it."""
-    need("matplotlib", "train", "a picture")
-    if not path.resolve().parent.is_dir() or path.is_dir():
-        raise AlbertkitError(f"{path} cannot be written. Name a .png file in an existing folder.")
-
-
-def plot_proposals(result: PlanResult, path: Path) -> None:
-    """Write a PNG of latency against quality (or operations), with memory as the size of each dot."""
-    need("matplotlib", "train", "a picture")
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    known = any(p.measured.quality is not None for p in result.proposals if p.measured)
-    points = []
-    for candidate, m in [(p.candidate, p.measured) for p in result.proposals if p.measured]:
-        height = m.quality if known else operations(candidate.config, 64)["total"] / 1e6
-        if height is not None:
-            points.append((m.latency * 1e3, height, 20 + m.memory / 1e6, candidate.name))
-    if not points:
-        raise AlbertkitError("nothing was measured, so there is nothing to plot.")
-    figure, axes = plt.subplots(figsize=(9, 5))
-    front: list[tuple[float, float]] = []
-    for x, y, dot, name in sorted(points):  # the fastest first: what is slower must be better
-        axes.scatter([x], [y], s=dot, alpha=0.6, color="tab:blue")
-        axes.annotate(name, (x, y), fontsize=7, xytext=(6, 4), textcoords="offset points")
-        if not front or y > front[-1][1]:
-            front.append((x, y))
-    axes.plot([x for x, _ in front], [y for _, y in front], color="tab:blue", linewidth=1)
-    axes.margins(x=0.25, y=0.1)
-    if result.request.latency is not None:
-        axes.axvline(result.request.latency * 1e3, color="tab:red", linestyle="--", linewidth=1)
-    axes.set_xscale("log")
-    axes.set_xlabel("latency of one text, ms (measured)")
-    axes.set_ylabel(result.metric if known else "operations per token, millions")
-    axes.set_title("Proposals: a larger dot takes more memory; the line joins the best for their time")
-    figure.tight_layout()
-    try:
-        figure.savefig(path, dpi=120)
-    except (OSError, ValueError) as error:
-        raise AlbertkitError(f"{path} cannot be written: {error}. Name a .png file in an existing folder.") from None
-    finally:
-        plt.close(figure)

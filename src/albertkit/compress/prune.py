@@ -93,7 +93,7 @@ def prune(
     _check_request(before, settings, source)
     truncate_layers(before, settings.layers)  # an unavailable depth is an error before anything is computed
     if settings.layers is not None and recovery is None and before.metadata.task == "embed":
-        check_trained_depth(before.config, before.metadata, settings.layers, ", or train what is left (--recover)")
+        check_trained_depth(before.config, before.metadata, settings.layers, ", or train what is left (--train)")
     if texts is not None and len(texts) < 10:
         raise AlbertkitError(f"{len(texts)} calibration texts are too few. Pass at least 10, better hundreds.")
     sample, text_kind = _comparison_texts(before, settings, texts)

@@ -17,7 +17,6 @@ import sqlite3
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +38,7 @@ from albertkit.data.document_tokenizer import DocumentTokenizer, TokenizedDocume
 from albertkit.data.documents import CORPUS_FORMATS, Block, BlockPosition, read_blocks
 from albertkit.data.shard_writer import DocumentArrays, ShardWriter, WrittenShard, write_array, write_json
 from albertkit.data.shards import FORMAT, MANIFEST, SPLITS, TOKENIZER, UNIGRAMS, Shards, run_sums, token_dtype
-from albertkit.data.workers import BlockTokenizer, tokenize_blocks, worker_count
+from albertkit.data.workers import tokenize_blocks, worker_count
 from albertkit.errors import AlbertkitError
 from albertkit.text_reader import TextFile, find_text_files
 from albertkit.tokenizer import Tokenizer
@@ -90,17 +89,17 @@ def build_corpus(
     tokenizer: Tokenizer,
     settings: CorpusSettings = CorpusSettings(),  # noqa: B008  frozen
     *,
-    workers: int | BlockTokenizer | None = None,
+    workers: int | None = None,
     force: bool = False,
     progress: Progress = lambda *_: None,
 ) -> BuildResult:
     """Build a corpus, or resume one that was started with the same inputs, settings and tokenizer.
 
-    workers: processes that tokenize, by default one per core, or a function that tokenizes elsewhere, such as
-    `bulk.engines.tokenize_on_ray`; the corpus is the same. force: replace the corpus that is there.
+    workers: processes that tokenize, by default one per core; the corpus is the same. force: replace the corpus that is
+    there.
     """
     folder = Path(output)
-    tokenize = workers if callable(workers) else partial(tokenize_blocks, workers=worker_count(workers))
+    workers = worker_count(workers)
     if tokenizer.kind == "phoneme":
         raise AlbertkitError("a phoneme tokenizer cannot build a corpus. Use a unigram or WordPiece vocabulary.")
     files = find_text_files(texts, settings.text_column, CORPUS_FORMATS)
@@ -120,7 +119,7 @@ def build_corpus(
             try:
                 was_resumed = builder.resume(identity)
                 write_tokenizer(tokenizer, folder)
-                builder.run(tokenize, progress)
+                builder.run(workers, progress)
                 manifest = builder.finish()
             except BaseException:
                 if not builder.has_shards:
@@ -212,13 +211,13 @@ class CorpusBuilder:
         self.log.save(state, arrays)
         self.has_shards = any(self.entries.values())
 
-    def run(self, tokenize: BlockTokenizer, progress: Progress) -> None:
+    def run(self, workers: int, progress: Progress) -> None:
         """Read and tokenize everything from the position on."""
         settings = self.settings
         before = np.cumsum([0] + [file.size for file in self.files]).tolist()
         how = TokenizeSettings(settings.max_sentence, settings.dedupe == "paragraphs", settings.skip_bad)
         blocks = read_blocks(self.files, settings.text_column, self.position)
-        with closing(tokenize(blocks, self.folder / TOKENIZER, how)) as results:
+        with closing(tokenize_blocks(blocks, self.folder / TOKENIZER, how, workers)) as results:
             for block, documents in results:
                 has_finished = self._add(block, documents)
                 self._check_unknown(CHECKED_TOKENS)

@@ -31,7 +31,6 @@ from albertkit.tokenizer import Tokenizer
 
 WAITING = 2  # blocks at each worker
 TokenizedBlocks = Generator[tuple[Block, TokenizedDocuments], None, None]
-BlockTokenizer = Callable[[Iterable[Block], Path, TokenizeSettings], TokenizedBlocks]
 
 
 def worker_count(count: int | None) -> int:

@@ -1,6 +1,6 @@
 """Files and folders → what a student is trained on: examples of a task, lines of text, or passages of a corpus.
 
-In: paths as the commands `distill`, `prune --recover` and `quantize --train` take them. Out: `DistillData`.
+In: paths as the commands `distill`, `prune --train` and `quantize --train` take them. Out: `DistillData`.
 Before this file: `tasks/readers/`, `data/`; after it: `distill.py`, `recover.py`, `recover.py`.
 """
 

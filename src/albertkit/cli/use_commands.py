@@ -1,0 +1,364 @@
+"""Commands that apply a model to texts: embed, similar, fill, infill, generate; and for one task each: classify, tag,
+intent, track, answer, choose.
+
+In: arguments. Out: calls of `Albert`, printed; with --engine, of `bulk/`.
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from albertkit.cli.arguments import (
+    PATH,
+    BulkInput,
+    ModelOptions,
+    OptionValue,
+    TextInput,
+    advanced_option,
+    bulk_options,
+    command,
+    force_option,
+    json_option,
+    model_options,
+    option,
+    text_input,
+)
+from albertkit.cli.console import format_table, note, print_result, shorten, to_json, track_progress
+from albertkit.errors import AlbertkitError
+
+if TYPE_CHECKING:
+    from albertkit.albert import Albert
+    from albertkit.tasks.examples import DialogueTurn
+
+T = TypeVar("T")
+MAX_COMPARED = 1000
+context_option = option("--context", type=PATH, help="File with the text to read  [default: stdin]")
+bulk_output_option = option("-o", "--output", type=PATH, help="With --engine: folder of the output.")
+
+
+@command("cat notes.txt | albertkit embed -o notes.npy")
+@text_input
+@model_options(early_exit=True)
+@option("-o", "--output", type=PATH, help="Write .npy, .jsonl or .parquet  [default: JSON lines on stdout]")
+@option("--dim", type=click.IntRange(min=1), help="Keep only the first dimensions of each vector.")
+@option("--prompt", help="Text, or name of one of the model's prompts, to put before each text.")
+@option("--pooling", type=click.Choice(["mean", "cls", "pooler", "max"]), help="Pooling  [default: the model's]")
+@force_option
+@advanced_option("--layer", type=int, help="Hidden state to use: 0 the embeddings, -1 the last.")
+@advanced_option(
+    "--long-texts",
+    type=click.Choice(["split", "truncate", "error"]),
+    default="split",
+    help="What to do with texts longer than the model's maximum.",
+)
+@bulk_options
+def embed(
+    texts: TextInput,
+    model: ModelOptions,
+    output: Path | None,
+    force: bool,
+    bulk: BulkInput,
+    **embed_options: OptionValue,
+) -> None:
+    """Compute sentence vectors of TEXTS, or of the lines of --file or stdin.
+
+    Works in a pipe and in bounded memory. If you stop it with Ctrl-C, the finished vectors are in OUTPUT.part.
+
+    With --engine, many files in several processes:
+
+      albertkit embed --engine local 'texts/*.jsonl' -o vectors
+    """
+    options = {**embed_options, **model.depth_options()}
+    if bulk.run("embed", texts, model, output, options):
+        return
+    from albertkit.vector_writer import open_vector_writer, vector_json
+
+    albert = model.open()
+    exit_depths: Counter[int] = Counter()
+    vectors = pair_with_input(
+        texts, lambda given: albert.embed_iter(given, **options, on_exit=lambda depth: exit_depths.update([depth]))
+    )
+    if output is None:
+        for text, vector in vectors:
+            click.echo(vector_json(text, vector))
+    else:
+        with open_vector_writer(output, force) as write:
+            for text, vector in track_progress(vectors, "texts"):
+                write(text, vector)
+    report_exits(list(exit_depths.elements()), model.depth or albert.depth)
+
+
+def pair_with_input(texts: Iterable[str], compute: Callable[[Iterator[str]], Iterable[T]]) -> Iterator[tuple[str, T]]:
+    """Each text with its result, from a function that reads ahead."""
+    pending: deque[str] = deque()
+
+    def remember() -> Iterator[str]:
+        for text in texts:
+            pending.append(text)
+            yield text
+
+    for result in compute(remember()):
+        yield pending.popleft(), result
+
+
+def report_exits(depths: list[int], full_depth: int) -> None:
+    """How many layers texts took with early exit, on stderr."""
+    if depths:
+        mean = sum(depths) / len(depths)
+        click.echo(
+            f"{mean:.2f} layers per text on average, {full_depth / mean:.2f} × fewer than {full_depth}", err=True
+        )
+
+
+@command("albertkit similar 'a cat sat' 'the dog stood'")
+@text_input
+@model_options()
+@json_option
+def similar(texts: TextInput, model: ModelOptions, as_json: bool) -> None:
+    """Compare TEXTS, or the lines of --file or stdin: the cosine similarity of each pair."""
+    compared = list(texts)
+    if not 2 <= len(compared) <= MAX_COMPARED:
+        raise AlbertkitError(
+            f"{len(compared)} texts were passed; similar compares 2 to {MAX_COMPARED:,}. "
+            "For more, use index and search."
+        )
+    scores = model.open().similarity(compared, depth=model.depth).tolist()
+    numbers = [str(number) for number in range(1, len(compared) + 1)]
+    rows = [
+        (number, shorten(text, 40), *(f"{score:.2f}" for score in row))
+        for number, text, row in zip(numbers, compared, scores, strict=True)
+    ]
+    rounded = [[round(score, 6) for score in row] for row in scores]
+    print_result(as_json, {"texts": compared, "scores": rounded}, format_table(rows, ("", "", *numbers)))
+
+
+@command("albertkit fill 'the capital of france is [MASK].'")
+@text_input
+@model_options()
+@option("-k", default=5, type=click.IntRange(1, 1000), help="Predictions per mask.")
+@json_option
+def fill(texts: TextInput, model: ModelOptions, k: int, as_json: bool) -> None:
+    """Predict the word behind each [MASK] in TEXTS, or in the lines of --file or stdin."""
+    albert = model.open()
+    for text in texts:
+        for predictions in albert.fill_mask(text, k=k, depth=model.depth):
+            lines = (f"{prediction.score:6.1%}  {prediction.word}\t{prediction.text}" for prediction in predictions)
+            print_result(as_json, {"text": text, "predictions": predictions}, *lines)
+
+
+@command("albertkit infill 'The [MASK:3] of France is Paris.'")
+@text_input
+@model_options()
+@option("--length", help="Tokens of a plain [MASK]: 3, or a range such as 1-4  [default: 1]")
+@option("-k", default=1, show_default=True, type=click.IntRange(1, 256), help="Lengths to show, the best first.")
+@advanced_option("--rounds", default=10, show_default=True, help="Most rounds in which uncertain tokens are refilled.")
+@json_option
+def infill(texts: TextInput, model: ModelOptions, length: str | None, k: int, rounds: int, as_json: bool) -> None:
+    """Fill blanks of several words in TEXTS, or in the lines of --file or stdin, without any training.
+
+    [MASK:3] stands for three tokens, [MASK:1-4] for one to four, of which the best length is kept. All masks are filled
+    at once; the least confident ones are then masked and filled again, fewer in each round (mask-predict).
+    """
+    albert = model.open()
+    for text in texts:
+        for filled in albert.infill(text, length, rounds=rounds, k=k, depth=model.depth):
+            line = filled.text if k == 1 else f"{filled.score:8.3f}  {filled.text}"
+            print_result(as_json, {"source": text, **vars(filled)}, line)
+
+
+@command("albertkit generate -m questions/model 'Paris | The capital of France is Paris.' --beams 4")
+@text_input
+@model_options(required=True)
+@option("--beams", default=1, type=click.IntRange(1, 100), help="Width of the beam search.")
+@option("--max-tokens", type=click.IntRange(min=1), help="Most tokens to generate  [default: as in training]")
+@option("--no-repeat", default=0, type=click.IntRange(0, 100), help="Generate no n-gram of this length twice.")
+@option("--sample", is_flag=True, help="Sample tokens by their probability instead of taking the likeliest.")
+@advanced_option("--temperature", default=1.0, help="With --sample: below 1 prefers likely tokens.")
+@advanced_option("--top-p", default=1.0, help="With --sample: nucleus sampling.")
+@advanced_option("--seed", default=0, help="With --sample: random seed.")
+@json_option
+def generate(texts: TextInput, model: ModelOptions, as_json: bool, **settings: OptionValue) -> None:
+    """Generate a text from each of TEXTS, or from the lines of --file or stdin.
+
+    The model comes from `albertkit finetune generate`.
+    """
+    sources = list(texts)
+    for text, result in zip(sources, model.open().generate(sources, depth=model.depth, **settings), strict=True):
+        print_result(as_json, {"source": text, **vars(result)}, result.text)
+
+
+# Fine-tuned models --------------------------------------------------------------------------------------------------
+
+
+@command("albertkit classify -m sentiment 'what a lovely film'")
+@text_input
+@model_options(required=True, early_exit=True)
+@option("--pair", help="The second text of each pair.")
+@json_option
+@bulk_output_option
+@bulk_options
+def classify(
+    texts: TextInput, model: ModelOptions, pair: str | None, as_json: bool, output: Path | None, bulk: BulkInput
+) -> None:
+    """Predict the class of TEXTS, or of the lines of --file or stdin, with its probability.
+
+    With --engine, many files in several processes:
+
+      albertkit classify -m sentiment --engine local 'texts/*.jsonl' -o labels
+    """
+    options = model.depth_options()
+    if bulk.run("classify", texts, model, output, {"pair": pair, **options}):
+        return
+    inputs, albert = list(texts.lines()), model.open()
+    results = albert.classify(inputs, [pair] * len(inputs) if pair else None, **options)
+    for text, result in zip(inputs, results, strict=True):
+        label = ", ".join(result.label) if isinstance(result.label, tuple) else result.label
+        shown = f"{label:.4f}" if isinstance(label, float) else f"{label}\t{result.probability:.1%}"
+        print_result(as_json, {"text": text, **to_json(result)}, f"{shown}\t{text}")
+    report_depths(albert, results, model)
+
+
+@command("albertkit tag -m ner 'Angela Merkel visited Paris.'")
+@text_input
+@model_options(required=True, early_exit=True)
+@json_option
+@bulk_output_option
+@bulk_options
+def tag(texts: TextInput, model: ModelOptions, as_json: bool, output: Path | None, bulk: BulkInput) -> None:
+    """Find the entities in TEXTS, or in the lines of --file or stdin.
+
+    With --engine, many files in several processes:
+
+      albertkit tag -m ner --engine local 'texts/*.jsonl' -o entities
+    """
+    if bulk.run("tag", texts, model, output, model.depth_options()):
+        return
+    inputs, albert = list(texts.lines()), model.open()
+    results = albert.tag(inputs, **model.depth_options())
+    for text, result in zip(inputs, results, strict=True):
+        lines = [f"{s.label}\t{text[s.start : s.end]}\t{s.start}:{s.end}\t{s.score:.1%}" for s in result.spans]
+        print_result(as_json, result, *lines)
+    report_depths(albert, results, model)
+
+
+@command("albertkit intent -m atis 'flights from boston to denver on monday'")
+@text_input
+@model_options(required=True, early_exit=True)
+@json_option
+def intent(texts: TextInput, model: ModelOptions, as_json: bool) -> None:
+    """Predict the intent of TEXTS, or of the lines of --file or stdin, and the slots they fill."""
+    inputs, albert = list(texts.lines()), model.open()
+    results = albert.understand(inputs, **model.depth_options())
+    for text, result in zip(inputs, results, strict=True):
+        slots = ", ".join(f"{span.label}={text[span.start : span.end]}" for span in result.spans)
+        line = f"{result.intent}\t{result.probability:.1%}\t{slots}"
+        print_result(as_json, {"text": text, **to_json(result)}, line)
+    report_depths(albert, results, model)
+
+
+@command("albertkit track -m restaurants 'a cheap place' 'thai food, please'")
+@text_input
+@model_options(required=True, early_exit=True)
+@json_option
+def track(texts: TextInput, model: ModelOptions, as_json: bool) -> None:
+    """Track what a user wants after each turn of a dialogue.
+
+    TEXTS, or the lines of --file or stdin, are what the user says, in order. A line may start with what the system said
+    before, followed by a tab. An empty line starts a new dialogue.
+
+    \b
+    printf 'a cheap place\\nwhich food?\\tthai, and the phone number\\n' | albertkit track -m restaurants
+    price=cheap             –      a cheap place
+    food=thai, price=cheap  phone  thai, and the phone number
+
+    The output has the state so far, what this turn requests, and the user's words, separated by tabs. With --json it
+    also has what this turn adds to the state.
+    """
+    turns, albert = list(parse_dialogues(texts.lines())), model.open()
+    results = albert.track(turns, **model.depth_options())
+    for number, (turn, result) in enumerate(zip(turns, results, strict=True)):
+        place = {"dialogue": int(turn.dialogue), "turn": turn.number, "system": turn.system, "user": turn.user}
+        state = ", ".join(f"{slot}={value}" for slot, value in sorted(result.goal.items()))
+        line = f"{state or '–'}\t{', '.join(sorted(result.requests)) or '–'}\t{turn.user}"
+        gap = [""] if number and not turn.number else []
+        print_result(as_json, {**place, **to_json(result)}, *gap, line)
+    report_depths(albert, results, model)
+
+
+def parse_dialogues(lines: Iterable[str]) -> Iterator[DialogueTurn]:
+    """Turns from lines: the user's words, or system, tab, user; an empty line starts a new dialogue."""
+    from albertkit.tasks.examples import DialogueTurn
+
+    dialogue = number = 0
+    for line_number, line in enumerate(lines, 1):
+        if not line.strip():
+            dialogue, number = dialogue + (number > 0), 0
+            continue
+        system, tab, user = line.partition("\t")
+        system, user = (system.strip(), user.strip()) if tab else ("", line.strip())
+        if not user or "\t" in user:
+            raise AlbertkitError(
+                f"line {line_number} is {line!r:.60}; a turn has at most one tab and ends with the user's words. "
+                "Write the user's words, or the system's words, a tab and the user's words."
+            )
+        yield DialogueTurn(str(dialogue), number, system, user)
+        number += 1
+
+
+@command("albertkit answer -m qa 'Who wrote it?' --context book.txt")
+@click.argument("question")
+@context_option
+@model_options(required=True, early_exit=True)
+@json_option
+def answer(question: str, context: Path | None, model: ModelOptions, as_json: bool) -> None:
+    """Answer QUESTION with words of a text of any length."""
+    text, albert = read_whole(context), model.open()
+    result = albert.answer(question, text, **model.depth_options())
+    line = f"{result.text}\t{result.probability:.1%}\t{result.start}:{result.end}" if result.text else "no answer"
+    print_result(as_json, result, line)
+    report_depths(albert, [result], model)
+
+
+@command("albertkit choose -m race 'What is it about?' rain sun snow --context story.txt")
+@click.argument("question")
+@click.argument("choices", nargs=-1, required=True)
+@context_option
+@model_options(required=True, early_exit=True)
+@json_option
+def choose(question: str, choices: tuple[str, ...], context: Path | None, model: ModelOptions, as_json: bool) -> None:
+    """Choose the right one of CHOICES for QUESTION about a text."""
+    text, albert = read_whole(context), model.open()
+    result = albert.choose(text, question, choices, **model.depth_options())
+    pairs = zip(choices, result.probabilities, strict=True)
+    lines = [f"{'→' if choice == result.text else ' '} {chance:.1%}\t{choice}" for choice, chance in pairs]
+    print_result(as_json, result, *lines)
+    report_depths(albert, [result], model)
+
+
+def read_whole(file: Path | None) -> str:
+    """The text of a file, or all of stdin."""
+    try:
+        return file.read_text("utf-8") if file else io.TextIOWrapper(sys.stdin.buffer, "utf-8").read()
+    except (OSError, UnicodeDecodeError) as error:
+        raise AlbertkitError(f"{file or 'stdin'} cannot be read as UTF-8 text: {error}") from None
+
+
+def report_depths(albert: Albert, results: Sequence[Any], model: ModelOptions) -> None:
+    """On stderr: the layers that early exit took; a note where a depth was never trained."""
+    from albertkit.runtime.runtime_model import is_full_depth_only
+
+    report_exits([result.depth for result in results if result.depth is not None], model.depth or albert.depth)
+    is_shallow = model.depth is not None and model.depth != albert.depth
+    has_rule = model.early_exit is not None and ":" in model.early_exit
+    if (is_shallow or has_rule) and is_full_depth_only(albert.metadata.history):
+        note(
+            "this model was fine-tuned at its full depth only, so predictions of other depths may be wrong; "
+            "train every depth with  albertkit elastic"
+        )
