@@ -68,19 +68,15 @@ def bulk(
     with OutputFolder(job, find_inputs(inputs, options.text_column)) as folder:
         table, files = folder.open(progress)
         total, finished = int(table["rows"].sum()), folder.finished_parts(table)
-        is_missing = np.ones(len(table), bool)
-        is_missing[finished] = False
         rows = before = int(table["rows"][finished].sum())
         bad_rows = done_parts = 0
         progress("parts", rows, total)
-        numbers = np.flatnonzero(is_missing).tolist()
+        numbers = np.setdiff1d(np.arange(len(table)), finished).tolist()
         parts = (get_part(table, files, number) for number in numbers)
         for result in engine(job, parts, min(workers, len(numbers))) if numbers else ():
             rows, bad_rows, done_parts = rows + result.rows, bad_rows + result.bad_rows, done_parts + 1
             progress("parts", rows, total)
         folder.check_complete(table)
-    if rows != total:
-        raise AlbertkitError(f"{rows:,} rows were written and {total:,} planned. Run the same command again.")
     seconds = time.perf_counter() - began
     return BulkSummary(total, len(table), rows - before, done_parts, bad_rows, seconds, (rows - before) / seconds)
 
@@ -131,7 +127,7 @@ class OutputFolder:
     def open(self, progress: Progress) -> tuple[np.ndarray, list[TextFile]]:
         """The table of parts, read or planned, and the files with the columns of their texts."""
         try:
-            table, columns = self._read_plan() if self._exists(MANIFEST) else self._write_plan(progress)
+            table, columns = self._read_plan() if MANIFEST in self._list() else self._write_plan(progress)
         except AlbertkitError:
             raise
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -182,11 +178,6 @@ class OutputFolder:
             "part_rows": options.part_rows,
             "inputs": [[f.name, f.format, f.size, f.modified_ns, f.column] for f in self.files],
         }
-
-    def _exists(self, name: str) -> bool:
-        from pyarrow import fs
-
-        return bool(self.system.get_file_info(f"{self.path}/{name}").type == fs.FileType.File)
 
     def _list(self) -> list[str]:
         from pyarrow import fs

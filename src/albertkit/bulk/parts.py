@@ -11,10 +11,9 @@ planning; of Parquet files only the footer is read.
 from __future__ import annotations
 
 import csv
-import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import BufferedReader
 from typing import Any
 
@@ -38,6 +37,7 @@ from albertkit.text_reader import (
 PART_BYTES = 64 << 20
 MAX_PARTS = 5_000_000
 PARQUET_ROWS = 4096  # read at once
+BLOCK_BYTES = 1 << 18  # of lines, read at once
 Record = bytes | list[str]  # a line, or the cells of a csv record
 PART_TABLE = np.dtype([("source", "<i4"), ("start", "<i8"), ("stop", "<i8"), ("first", "<i8"), ("rows", "<i8")])
 
@@ -109,14 +109,14 @@ def _find_column(file: TextFile) -> tuple[TextFile, int]:
         return file, 0
     column = str(file.column)
     if column.isdigit() and int(column) > 0:  # a number means that there is no header
-        return dataclasses.replace(file, column=int(column) - 1), 0
+        return replace(file, column=int(column) - 1), 0
     if not file.size:
-        return dataclasses.replace(file, column=0), 0
+        return replace(file, column=0), 0
     with open_input(file) as stream:
         header, begin = next(_read_records(WorkPart(0, file, 0, file.size, 0, 0), stream), ([], file.size))
     if isinstance(header, bytes):
         header = header.decode("utf-8", "replace").rstrip("\r\n").split("\t")
-    return dataclasses.replace(file, column=column_index(header, column, file.name)), begin
+    return replace(file, column=column_index(header, column, file.name)), begin
 
 
 # Reading ------------------------------------------------------------------------------------------------------------
@@ -138,8 +138,10 @@ def read_part(part: WorkPart, root: str = "", any_length: bool = False) -> Itera
 
 def _texts(part: WorkPart, root: str) -> Iterator[object]:
     with open_input(part.file, root) as stream:
-        for record, _ in _read_records(part, stream):
-            yield _parse_record(part.file, record)
+        if part.file.format == "text":
+            yield from _line_texts(part, stream)
+        else:
+            yield from (_parse_record(part.file, record) for record, _ in _read_records(part, stream))
 
 
 def _read_records(part: WorkPart, stream: BufferedReader) -> Iterator[tuple[Record, int]]:
@@ -161,6 +163,28 @@ def _read_lines(part: WorkPart, stream: BufferedReader) -> Iterator[tuple[bytes,
             raise AlbertkitError(f"{part.file.name} {reason} at byte {at:,}. Break its lines, or copy it again.")
         is_first, at = at == 0, at + len(line)
         yield (line.removeprefix(BOM) if is_first else line), at
+
+
+def _line_texts(part: WorkPart, stream: BufferedReader) -> Iterator[object]:
+    """The texts of a text file, many lines at a time, since most blocks are valid."""
+    at = part.start
+    while at < part.stop:
+        stream.seek(at)
+        block = stream.read(min(BLOCK_BYTES, part.stop - at))
+        block = block[: block.rfind(b"\n") + 1] if at + len(block) < part.stop else block
+        try:
+            if not block or at == 0:  # a very long line; or a byte order mark
+                raise ValueError
+            lines = block.decode("utf-8").removesuffix("\n").split("\n")
+        except ValueError:
+            begin = at
+            for line, at in _read_lines(replace(part, start=begin), stream):
+                yield _parse_record(part.file, line)
+                if at >= begin + len(block):
+                    break
+        else:
+            at += len(block)
+            yield from (line.removesuffix("\r") for line in lines)
 
 
 def _csv_records(part: WorkPart, lines: Iterator[tuple[bytes, int]]) -> Iterator[tuple[list[str], int]]:

@@ -8,7 +8,7 @@ what failed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -35,13 +35,7 @@ def embed_series(
     model: str | None = None, bits: int | None = None, threads: int = 1, **keywords: Unpack[EmbedKeywords]
 ) -> SeriesFunction:
     """The pandas function of `embed_udf`: texts → vectors; null gives null. keywords: those of `Albert.embed`."""
-
-    def run(batches: Iterator[Any]) -> Iterator[Any]:
-        albert = open_once(model, bits, threads)
-        for texts in batches:
-            yield _fill_series(texts, albert.embed(texts[texts.notna()].tolist(), **keywords))
-
-    return run
+    return _series(lambda texts: open_once(model, bits, threads).embed(texts, **keywords))
 
 
 def classify_series(
@@ -49,20 +43,24 @@ def classify_series(
 ) -> SeriesFunction:
     """The pandas function of `classify_udf`: texts → labels; null gives null."""
 
+    def labels(texts: list[str]) -> list[str]:
+        results = open_once(model, bits, threads).classify(texts, **keywords)
+        return [str(result.label) for result in results]
+
+    return _series(labels)
+
+
+def _series(compute: Callable[[list[str]], Iterable[Any]]) -> SeriesFunction:
+    """A function from pandas Series to Series, which computes for the texts that are not null."""
+
     def run(batches: Iterator[Any]) -> Iterator[Any]:
-        albert = open_once(model, bits, threads)
+        pandas = need("pandas", "spark", "Spark")
         for texts in batches:
-            results = albert.classify(texts[texts.notna()].tolist(), **keywords)
-            yield _fill_series(texts, [str(result.label) for result in results])
+            results = iter(compute(texts[texts.notna()].tolist()))
+            values = [next(results) if is_text else None for is_text in texts.notna()]
+            yield pandas.Series(values, index=texts.index, dtype=object)
 
     return run
-
-
-def _fill_series(texts: Any, results: Any) -> Any:
-    """A pandas Series with the results of those texts that are not null."""
-    pandas, rest = need("pandas", "spark", "Spark"), iter(results)
-    values = [next(rest) if is_text else None for is_text in texts.notna()]
-    return pandas.Series(values, index=texts.index, dtype=object)
 
 
 def embed_udf(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import io
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout
@@ -154,6 +155,16 @@ def text_input(function: Function) -> Function:
     file_option = option("-f", "--file", type=PATH, help="Read texts from a file, one per line; - reads stdin.")
     gathered = gather(function, texts=TextInput)
     return add_options(gathered, click.argument("texts", nargs=-1), file_option, text_column_option)
+
+
+def read_whole(file: Path | None) -> str:
+    """The text of a file, or all of stdin."""
+    if file is None and sys.stdin.isatty():
+        raise AlbertkitError("No text was passed. Name its file, or pipe it in.")
+    try:
+        return file.read_text("utf-8") if file else io.TextIOWrapper(sys.stdin.buffer, "utf-8").read()
+    except (OSError, UnicodeDecodeError) as error:
+        raise AlbertkitError(f"{file or 'stdin'} cannot be read as UTF-8 text: {error}") from None
 
 
 def read_file(path: Path | None) -> list[str] | None:

@@ -12,21 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from albertkit.cli.arguments import (
-    PATH,
-    Function,
-    OptionValue,
-    add_options,
-    command,
-    force_option,
-    gather,
-    json_option,
-    option,
-    output_argument,
-    read_file,
-    settings_options,
-    source_argument,
-)
+from albertkit.cli import arguments as cli
 from albertkit.cli.console import format_megabytes, log, note, print_result, show_status, to_json
 from albertkit.errors import AlbertkitError, need
 from albertkit.tasks.readers.labelled_files import ReadOptions
@@ -38,7 +24,7 @@ if TYPE_CHECKING:
     from albertkit.compress.quantize import QuantizeResult
     from albertkit.train.distill_data import DistillData
 
-file_option = option("-f", "--file", type=PATH, help="Some hundred typical texts, one per line.")
+file_option = cli.option("-f", "--file", type=cli.PATH, help="Some hundred typical texts, one per line.")
 
 
 class Amount(click.ParamType):
@@ -46,7 +32,7 @@ class Amount(click.ParamType):
 
     name = "N|SHARE"
 
-    def convert(self, value: OptionValue, param: click.Parameter | None, ctx: click.Context | None) -> int | float:
+    def convert(self, value: cli.OptionValue, param: click.Parameter | None, ctx: click.Context | None) -> int | float:
         """The number as an int, a share as a float."""
         if isinstance(value, int | float):
             return value
@@ -83,14 +69,16 @@ class TrainingInput:
         return read_training_data(model, self.train, self.dev, self.reading, log)
 
 
-def training_options(function: Function) -> Function:
+def training_options(function: cli.Function) -> cli.Function:
     """Add --train and the options of the training behind it; the command receives `training: TrainingInput`."""
     heading = "Training (--train)"
-    return add_options(
-        gather(function, training=TrainingInput),
-        option("--train", type=PATH, help="Train the result on these examples (texts, for a model without a task)."),
-        option("--dev", type=PATH, help="Held-out examples  [default: one in ten]", heading=heading),
-        settings_options(heading, settings=RecoverySettings, reading=ReadOptions),
+    return cli.add_options(
+        cli.gather(function, training=TrainingInput),
+        cli.option(
+            "--train", type=cli.PATH, help="Train the result on these examples (texts, for a model without a task)."
+        ),
+        cli.option("--dev", type=cli.PATH, help="Held-out examples  [default: one in ten]", heading=heading),
+        cli.settings_options(heading, settings=RecoverySettings, reading=ReadOptions),
     )
 
 
@@ -112,23 +100,23 @@ def run_folder(output: Path) -> Path:
     return output.with_name(f"{output.name}.run")
 
 
-@command("albertkit quantize sentiment/ sentiment-4bit/ --bits 4 --train train.tsv --check dev.tsv")
-@source_argument
-@output_argument
-@option("--bits", type=click.Choice(["8", "4"]), default="8", help="Bits per weight.")
+@cli.command("albertkit quantize sentiment/ sentiment-4bit/ --bits 4 --train train.tsv --check dev.tsv")
+@cli.source_argument
+@cli.output_argument
+@cli.option("--bits", type=click.Choice(["8", "4"]), default="8", help="Bits per weight.")
 @file_option
-@option("--check", type=PATH, help="Measure the loss on these examples (or texts) before writing.")
-@option(
+@cli.option("--check", type=cli.PATH, help="Measure the loss on these examples (or texts) before writing.")
+@cli.option(
     "--tolerance",
     type=click.FloatRange(0, 1),
     help="Most that --check may lose  [default: 0.01 of a task's score, 0.02 of cosine, 0.1 of masks]",
 )
-@option("--accept", is_flag=True, help="Write the model even if --check loses more than --tolerance.")
+@cli.option("--accept", is_flag=True, help="Write the model even if --check loses more than --tolerance.")
 @training_options
-@force_option
-@json_option
+@cli.force_option
+@cli.json_option
 def quantize(
-    source: Path, output: Path, bits: str, training: TrainingInput, as_json: bool, **values: OptionValue
+    source: Path, output: Path, bits: str, training: TrainingInput, as_json: bool, **values: cli.OptionValue
 ) -> None:
     """Write SOURCE with its weights in 8 or 4 bits to OUTPUT, and compare the two.
 
@@ -163,7 +151,7 @@ def quantize(
         data = training.read(open_float_model(source))
         folder = run_folder(output) / f"{bits}-bits"
         trained = train_for_bits(source, int(bits), data, training.settings, folder, log, progress_bar=True)
-    report = run(trained or source, output, int(bits), read_file(values["file"]), force, limit, show_status)
+    report = run(trained or source, output, int(bits), cli.read_file(values["file"]), force, limit, show_status)
     print_result(
         as_json,
         report,
@@ -193,19 +181,19 @@ def format_agreement(report: PruneResult | QuantizeResult) -> str:
     return f", on {report.text_kind}: {cosines} (pass typical texts with -f)"
 
 
-@command("albertkit prune sentiment/ smaller/ --ffn 1/2 --heads 2/3 --train train.tsv --dev dev.tsv")
-@source_argument
-@output_argument
-@option("--heads", type=Amount(), help="Attention heads to keep, as a number or a share.")
-@option("--ffn", type=Amount(), help="Feed-forward columns to keep, as a number or a share.")
-@option("--layers", type=click.IntRange(min=1), help="Keep the first layers only.")
-@option("--vocabulary", type=PATH, help="Keep the tokens that the texts of this file use.")
+@cli.command("albertkit prune sentiment/ smaller/ --ffn 1/2 --heads 2/3 --train train.tsv --dev dev.tsv")
+@cli.source_argument
+@cli.output_argument
+@cli.option("--heads", type=Amount(), help="Attention heads to keep, as a number or a share.")
+@cli.option("--ffn", type=Amount(), help="Feed-forward columns to keep, as a number or a share.")
+@cli.option("--layers", type=click.IntRange(min=1), help="Keep the first layers only.")
+@cli.option("--vocabulary", type=cli.PATH, help="Keep the tokens that the texts of this file use.")
 @file_option
-@option("--fit/--no-fit", default=True, help="Fit the remaining weights to the full layer's output  [default: fit]")
+@cli.option("--fit/--no-fit", default=True, help="Fit the remaining weights to the full layer's output  [default: fit]")
 @training_options
-@force_option
-@json_option
-def prune(source: Path, output: Path, training: TrainingInput, as_json: bool, **values: OptionValue) -> None:
+@cli.force_option
+@cli.json_option
+def prune(source: Path, output: Path, training: TrainingInput, as_json: bool, **values: cli.OptionValue) -> None:
     """Remove heads, feed-forward columns, layers or vocabulary from SOURCE and write the rest to OUTPUT.
 
     Matrices become smaller, so the model becomes faster, and stays an ordinary model for every command. The importance
@@ -226,8 +214,8 @@ def prune(source: Path, output: Path, training: TrainingInput, as_json: bool, **
 
     force, vocabulary = values.pop("force"), values.pop("vocabulary")
     check_output(output, force)
-    texts = read_file(values.pop("file"))
-    settings = PruneSettings(vocabulary=read_file(vocabulary), **values)
+    texts = cli.read_file(values.pop("file"))
+    settings = PruneSettings(vocabulary=cli.read_file(vocabulary), **values)
     recovery = None
     if training.train is not None:
         from albertkit.interop.convert import open_model
@@ -260,13 +248,13 @@ def describe_pruned(output: Path, report: PruneResult) -> list[str]:
     ]
 
 
-@command("albertkit static my-albert/ table/ -f texts.txt --dim 256")
-@source_argument
-@output_argument
-@option("-f", "--file", type=PATH, help="Typical texts, one per line, to count how often each token occurs.")
-@option("--dim", type=click.IntRange(min=1), help="Dimensions of a vector  [default: 256, or the model's]")
-@force_option
-@json_option
+@cli.command("albertkit static my-albert/ table/ -f texts.txt --dim 256")
+@cli.source_argument
+@cli.output_argument
+@cli.option("-f", "--file", type=cli.PATH, help="Typical texts, one per line, to count how often each token occurs.")
+@cli.option("--dim", type=click.IntRange(min=1), help="Dimensions of a vector  [default: 256, or the model's]")
+@cli.force_option
+@cli.json_option
 def static(source: Path, output: Path, file: Path | None, dim: int | None, force: bool, as_json: bool) -> None:
     """Distil SOURCE into a table with one vector per token, for vectors in microseconds.
 
@@ -275,7 +263,7 @@ def static(source: Path, output: Path, file: Path | None, dim: int | None, force
     """
     from albertkit.compress.static_model import make_static_model
 
-    report = make_static_model(source, output, read_file(file), dim, overwrite=force, progress=show_status)
+    report = make_static_model(source, output, cli.read_file(file), dim, overwrite=force, progress=show_status)
     print_result(
         as_json,
         report,

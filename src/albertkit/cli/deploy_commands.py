@@ -11,21 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from albertkit.cli.arguments import (
-    PATH,
-    OptionValue,
-    advanced_option,
-    command,
-    depth_option,
-    force_option,
-    json_option,
-    option,
-    output_argument,
-    read_file,
-    settings_options,
-    source_argument,
-    threads_option,
-)
+from albertkit.cli import arguments as cli
 from albertkit.cli.console import (
     format_megabytes,
     format_properties,
@@ -51,7 +37,7 @@ class Quantity(click.ParamType):
     def __init__(self, name: str, units: dict[str, float]) -> None:
         self.name, self.units = name, units
 
-    def convert(self, value: OptionValue, param: click.Parameter | None, ctx: click.Context | None) -> float:
+    def convert(self, value: cli.OptionValue, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """The number in seconds or bytes."""
         if isinstance(value, int | float):
             return float(value)
@@ -71,19 +57,21 @@ DURATION = Quantity("TIME", {"ms": 1e-3, "s": 1.0, "us": 1e-6, "µs": 1e-6})
 SIZE = Quantity("SIZE", {"mb": 1e6, "kb": 1e3, "gb": 1e9, "b": 1.0})
 
 
-@command("albertkit plan my-albert/ --latency 20ms --memory 64MB -f texts.txt")
+@cli.command("albertkit plan my-albert/ --latency 20ms --memory 64MB -f texts.txt")
 @click.argument("shape", default="base")
-@option("--latency", type=DURATION, help="Find models that process one text within this time, such as 20ms.")
-@option("--memory", type=SIZE, help="Find models that add at most this much memory to a process, such as 64MB.")
-@option("-f", "--file", type=PATH, help="Typical texts, one per line: their usual length, and vectors to compare.")
-@option("--check", type=PATH, help="Labelled examples, to measure the quality of a fine-tuned model.")
-@option("--length", type=int, help="Tokens per text  [default: 128, or the most that SHAPE reads]")
-@option("--batch-size", default=32, help="Texts per batch, for the memory of a shape.")
+@cli.option("--latency", type=DURATION, help="Find models that process one text within this time, such as 20ms.")
+@cli.option("--memory", type=SIZE, help="Find models that add at most this much memory to a process, such as 64MB.")
+@cli.option(
+    "-f", "--file", type=cli.PATH, help="Typical texts, one per line: their usual length, and vectors to compare."
+)
+@cli.option("--check", type=cli.PATH, help="Labelled examples, to measure the quality of a fine-tuned model.")
+@cli.option("--length", type=int, help="Tokens per text  [default: 128, or the most that SHAPE reads]")
+@cli.option("--batch-size", default=32, help="Texts per batch, for the memory of a shape.")
 @config_option
-@option("--count", default=6, type=click.IntRange(1, 50), help="Candidates to measure.")
-@threads_option
-@json_option
-def plan(shape: str, length: int | None, batch_size: int, as_json: bool, **limits: OptionValue) -> None:
+@cli.option("--count", default=6, type=click.IntRange(1, 50), help="Candidates to measure.")
+@cli.threads_option
+@cli.json_option
+def plan(shape: str, length: int | None, batch_size: int, as_json: bool, **limits: cli.OptionValue) -> None:
     """Show what a SHAPE costs; with a limit, find what fits this machine.
 
     SHAPE is a preset (tiny, mini, small, base, large, xlarge, xxlarge; tiny-zh, small-zh; base-v1 for version 1), a
@@ -107,7 +95,7 @@ def plan(shape: str, length: int | None, batch_size: int, as_json: bool, **limit
     from albertkit.compress.planner import PlanRequest
     from albertkit.compress.planner import plan as run
 
-    texts, check = read_file(limits.pop("file")), limits.pop("check")
+    texts, check = cli.read_file(limits.pop("file")), limits.pop("check")
     examples = None if check is None else read_plan_examples(shape, check)
     result = run(shape, PlanRequest(length=length, texts=texts, examples=examples, **limits), show_status)
     print_result(as_json, result.as_dict(), *describe_plan(result))
@@ -183,11 +171,11 @@ def describe_plan(result: PlanResult) -> Iterator[str]:
             yield from (f"  {step}" for step in proposal.commands)
 
 
-@command("albertkit convert albert_base/model.ckpt-best my-albert/")
-@source_argument
-@output_argument
-@force_option
-@json_option
+@cli.command("albertkit convert albert_base/model.ckpt-best my-albert/")
+@cli.source_argument
+@cli.output_argument
+@cli.force_option
+@cli.json_option
 def convert(source: Path, output: Path, force: bool, as_json: bool) -> None:
     """Convert any ALBERT checkpoint into an artifact folder, which transformers opens too.
 
@@ -206,23 +194,25 @@ def convert(source: Path, output: Path, force: bool, as_json: bool) -> None:
         note("this layout is not transformers' own: transformers refuses the folder, albertkit reads it")
 
 
-@command("albertkit export sentiment/ sentiment.onnx")
-@source_argument
-@click.argument("output", type=PATH, required=False)
-@option(
+@cli.command("albertkit export sentiment/ sentiment.onnx")
+@cli.source_argument
+@click.argument("output", type=cli.PATH, required=False)
+@cli.option(
     "--head",
     type=click.Choice(["vector", "mlm", "classify", "tag", "answer", "choose"]),
     help="The output of the file  [default: by the model's task]",
 )
-@depth_option
-@option("--tokenizer", is_flag=True, help="Write tokenizer.json beside the file.")
-@force_option
-@json_option
-@advanced_option(
+@cli.depth_option
+@cli.option("--tokenizer", is_flag=True, help="Write tokenizer.json beside the file.")
+@cli.force_option
+@cli.json_option
+@cli.advanced_option(
     "--loop", is_flag=True, help="Apply the layer in a Loop: less memory in OpenVINO, slower in onnxruntime."
 )
-@advanced_option("--full-range", is_flag=True, help="8-bit activations in int8 files: for ARM, and x86 with VNNI only.")
-def export(source: Path, output: Path | None, force: bool, as_json: bool, **settings: OptionValue) -> None:
+@cli.advanced_option(
+    "--full-range", is_flag=True, help="8-bit activations in int8 files: for ARM, and x86 with VNNI only."
+)
+def export(source: Path, output: Path | None, force: bool, as_json: bool, **settings: cli.OptionValue) -> None:
     """Export SOURCE as one ONNX file for onnxruntime, OpenVINO and others, after comparing its outputs with the
     model's.
 
@@ -245,10 +235,10 @@ def export(source: Path, output: Path | None, force: bool, as_json: bool, **sett
     )
 
 
-@command("albertkit serve sentiment=runs/sentiment my-albert --port 8080")
+@cli.command("albertkit serve sentiment=runs/sentiment my-albert --port 8080")
 @click.argument("folders", nargs=-1, envvar=f"{PREFIX}MODELS")
-@option("--index", "indexes", multiple=True, type=PATH, help="Serve this index at /search. Repeatable.")
-@settings_options(environment=PREFIX, settings=ServeSettings)
+@cli.option("--index", "indexes", multiple=True, type=cli.PATH, help="Serve this index at /search. Repeatable.")
+@cli.settings_options(environment=PREFIX, settings=ServeSettings)
 def serve(folders: tuple[str, ...], indexes: tuple[Path, ...], settings: ServeSettings) -> None:
     """Serve the models in FOLDERS, or the built-in one, over HTTP.
 

@@ -13,17 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from albertkit.cli.arguments import (
-    PATH,
-    ModelOptions,
-    OptionValue,
-    advanced_option,
-    command,
-    json_option,
-    model_options,
-    option,
-    settings_options,
-)
+from albertkit.cli import arguments as cli
 from albertkit.cli.console import format_table, log, note, print_json, print_result
 from albertkit.cli.pretrain_commands import default_budget, print_trained, read_shape, resume_option, run_output_option
 from albertkit.cli.use_commands import report_depths
@@ -43,8 +33,10 @@ if TYPE_CHECKING:
 
 TASK_NAMES = ["classify", "tag", "answer", "choose", "match", "intent", "dialogue", "generate"]
 AGREEMENTS = (0.9, 0.95, 0.98, 0.99, 0.995)
-dev_option = option("--dev", type=PATH, help="Held-out examples  [default: one in ten of TRAIN]")
-report_output_option = option("-o", "--output", type=PATH, required=True, help="Folder for runs, report and model.")
+dev_option = cli.option("--dev", type=cli.PATH, help="Held-out examples  [default: one in ten of TRAIN]")
+report_output_option = cli.option(
+    "-o", "--output", type=cli.PATH, required=True, help="Folder for runs, report and model."
+)
 
 
 @dataclass(frozen=True)
@@ -63,20 +55,20 @@ class TaskSettings:
     n_best: int | None = setting(None, "answer: answers kept per question  [default: 20].", advanced=True)
 
 
-@command("albertkit finetune classify train.tsv --dev dev.tsv -o sentiment")
+@cli.command("albertkit finetune classify train.tsv --dev dev.tsv -o sentiment")
 @click.argument("task", type=click.Choice(TASK_NAMES))
-@click.argument("train", type=PATH)
+@click.argument("train", type=cli.PATH)
 @report_output_option
 @dev_option
-@option("-m", "--model", help="Model to start from, a folder or a name  [default: a built-in English model]")
-@settings_options(settings=FinetuneSettings, task_settings=TaskSettings, reading=ReadOptions)
+@cli.option("-m", "--model", help="Model to start from, a folder or a name  [default: a built-in English model]")
+@cli.settings_options(settings=FinetuneSettings, task_settings=TaskSettings, reading=ReadOptions)
 def finetune(
     task: str,
     train: Path,
     settings: FinetuneSettings,
     task_settings: TaskSettings,
     reading: ReadOptions,
-    **files: OptionValue,
+    **files: cli.OptionValue,
 ) -> None:
     """Fine-tune a model for TASK on the labelled examples in TRAIN.
 
@@ -100,12 +92,12 @@ def finetune(
     print_json({"model": str(result.model), **result.metrics})
 
 
-@command("albertkit evaluate -m sentiment test.tsv")
-@click.argument("test", type=PATH)
-@model_options(required=True, early_exit=True)
-@json_option
-@settings_options(reading=ReadOptions)
-def evaluate(test: Path, model: ModelOptions, as_json: bool, reading: ReadOptions) -> None:
+@cli.command("albertkit evaluate -m sentiment test.tsv")
+@click.argument("test", type=cli.PATH)
+@cli.model_options(required=True, early_exit=True)
+@cli.json_option
+@cli.settings_options(reading=ReadOptions)
+def evaluate(test: Path, model: cli.ModelOptions, as_json: bool, reading: ReadOptions) -> None:
     """Measure a fine-tuned model on the labelled examples in TEST, on the torch-free runtime."""
     from albertkit.train.evaluation import evaluate as run
 
@@ -118,20 +110,22 @@ def evaluate(test: Path, model: ModelOptions, as_json: bool, reading: ReadOption
         report_depths(albert, (), model)
 
 
-@command("albertkit elastic sentiment train.tsv --dev dev.tsv -o sentiment-elastic")
-@click.argument("model", type=PATH)
-@click.argument("train", type=PATH)
+@cli.command("albertkit elastic sentiment train.tsv --dev dev.tsv -o sentiment-elastic")
+@click.argument("model", type=cli.PATH)
+@click.argument("train", type=cli.PATH)
 @report_output_option
 @dev_option
-@option(
+@cli.option(
     "--texts",
-    type=PATH,
+    type=cli.PATH,
     help="Unlabelled texts, one per line (a tab between the texts of a pair); MODEL labels them at full depth.",
 )
-@option("--teacher", type=PATH, help="A better model for the same task, to label --texts. MODEL may then have no task.")
-@settings_options(settings=ElasticSettings, reading=ReadOptions)
+@cli.option(
+    "--teacher", type=cli.PATH, help="A better model for the same task, to label --texts. MODEL may then have no task."
+)
+@cli.settings_options(settings=ElasticSettings, reading=ReadOptions)
 def elastic(
-    model: Path, train: Path, output: Path, settings: ElasticSettings, reading: ReadOptions, **files: OptionValue
+    model: Path, train: Path, output: Path, settings: ElasticSettings, reading: ReadOptions, **files: cli.OptionValue
 ) -> None:
     """Train MODEL on TRAIN until every depth is a good model, with one head for all depths.
 
@@ -177,12 +171,12 @@ def elastic(
         click.echo("\n".join(describe_calibration(ExitCalibration.from_dict(stored))))
 
 
-@command("albertkit calibrate sentiment-int8 dev.tsv")
-@click.argument("model", type=PATH)
-@click.argument("dev", type=PATH)
-@option("--exit-depths", help="Depths at which texts may exit, such as 3,6,9  [default: all, or those of distill]")
-@json_option
-@settings_options(reading=ReadOptions)
+@cli.command("albertkit calibrate sentiment-int8 dev.tsv")
+@click.argument("model", type=cli.PATH)
+@click.argument("dev", type=cli.PATH)
+@cli.option("--exit-depths", help="Depths at which texts may exit, such as 3,6,9  [default: all, or those of distill]")
+@cli.json_option
+@cli.settings_options(reading=ReadOptions)
 def calibrate(model: Path, dev: Path, exit_depths: str | None, as_json: bool, reading: ReadOptions) -> None:
     """Find when texts may exit MODEL early and still agree with its full depth, on the held-out examples in DEV.
 
@@ -216,27 +210,27 @@ def describe_calibration(calibration: ExitCalibration) -> Iterator[str]:
         yield f"  --early-exit {agreement:.1%}  {depth:.2f} layers per text, {calibration.depth / depth:.2f} × fewer"
 
 
-@command("albertkit distill sentiment/ train.tsv --what logits,hidden:0.5 --shape mini -o small")
+@cli.command("albertkit distill sentiment/ train.tsv --what logits,hidden:0.5 --shape mini -o small")
 @click.argument("sources", nargs=-1, required=True, metavar="TEACHER... DATA")
 @run_output_option
-@option("-m", "--model", help="The student: a model folder or name to start from.")
-@option("--shape", help="The student: a new model of this preset, folder or JSON file.")
-@option("--what", default="vectors", help="vectors, logits, hidden, attention; with weights: logits,hidden:0.5.")
-@option("--labels", default=0.5, help="With logits: weight of the labels.")
-@option("--temperature", default=2.0, help="With logits: softmax temperature of the comparison.")
-@option("--dev", type=PATH, help="Held-out examples or texts  [default: one in ten of DATA]")
-@option("--max-length", default=128, type=click.IntRange(8, 100_000), help="Longest input, in tokens.")
+@cli.option("-m", "--model", help="The student: a model folder or name to start from.")
+@cli.option("--shape", help="The student: a new model of this preset, folder or JSON file.")
+@cli.option("--what", default="vectors", help="vectors, logits, hidden, attention; with weights: logits,hidden:0.5.")
+@cli.option("--labels", default=0.5, help="With logits: weight of the labels.")
+@cli.option("--temperature", default=2.0, help="With logits: softmax temperature of the comparison.")
+@cli.option("--dev", type=cli.PATH, help="Held-out examples or texts  [default: one in ten of DATA]")
+@cli.option("--max-length", default=128, type=click.IntRange(8, 100_000), help="Longest input, in tokens.")
 @resume_option
-@advanced_option("--workers", default=1, help="Processes that decode the ids of a corpus.")
+@cli.advanced_option("--workers", default=1, help="Processes that decode the ids of a corpus.")
 @default_budget
-@settings_options(training=TrainSettings, goals=VectorDistillSettings, reading=ReadOptions)
+@cli.settings_options(training=TrainSettings, goals=VectorDistillSettings, reading=ReadOptions)
 def distill(
     sources: tuple[str, ...],
     output: Path,
     training: TrainSettings,
     goals: VectorDistillSettings,
     reading: ReadOptions,
-    **values: OptionValue,
+    **values: cli.OptionValue,
 ) -> None:
     """Train a student to imitate TEACHERs on DATA. The student is --model, or a new one of --shape.
 

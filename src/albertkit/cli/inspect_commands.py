@@ -6,7 +6,6 @@ In: arguments. Out: descriptions, tables and explanations, printed.
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -14,22 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from albertkit.cli.arguments import (
-    DEFAULT_MODEL,
-    PATH,
-    OptionValue,
-    TextInput,
-    advanced_option,
-    command,
-    depth_option,
-    force_option,
-    json_option,
-    open_tokenizer,
-    option,
-    source_argument,
-    text_input,
-    threads_option,
-)
+from albertkit.cli import arguments as cli
 from albertkit.cli.console import (
     display_width,
     format_megabytes,
@@ -51,8 +35,8 @@ METHODS = ["occlusion", "shapley", "gradients", "rollout", "attention"]
 MAX_PROFILED = 1000  # texts
 
 
-@command("albertkit models --json")
-@json_option
+@cli.command("albertkit models --json")
+@cli.json_option
 def models(as_json: bool) -> None:
     """List the built-in models: purpose, size, shape, licence, language and scores.
 
@@ -81,9 +65,9 @@ def format_scores(scores: dict[str, Any]) -> Iterator[str]:
             yield f"{data}: " + ", ".join(f"{name} {value:.3f}" for name, value in numbers.items())
 
 
-@command("albertkit info albert_tiny_zh/")
-@source_argument
-@json_option
+@cli.command("albertkit info albert_tiny_zh/")
+@cli.source_argument
+@cli.json_option
 def info(source: Path, as_json: bool) -> None:
     """Describe any ALBERT checkpoint or artifact: its layout, shape, heads, tokenizer and history.
 
@@ -111,15 +95,15 @@ def info(source: Path, as_json: bool) -> None:
     print_result(as_json, {**description, "config": config, "history": history}, *shown)
 
 
-@command("cat notes.txt | albertkit tokenize --json")
-@text_input
-@option("-m", "--model", help=f"Model folder or name, spiece.model or vocab.txt.  {DEFAULT_MODEL}")
-@option("--pair", help="A second text, appended to each text as segment 1.")
-@option("--max-length", type=click.IntRange(min=1), help="Truncate to this many tokens.")
-@json_option
-def tokenize(texts: TextInput, model: str | None, pair: str | None, max_length: int | None, as_json: bool) -> None:
+@cli.command("cat notes.txt | albertkit tokenize --json")
+@cli.text_input
+@cli.option("-m", "--model", help=f"Model folder or name, spiece.model or vocab.txt.  {cli.DEFAULT_MODEL}")
+@cli.option("--pair", help="A second text, appended to each text as segment 1.")
+@cli.option("--max-length", type=click.IntRange(min=1), help="Truncate to this many tokens.")
+@cli.json_option
+def tokenize(texts: cli.TextInput, model: str | None, pair: str | None, max_length: int | None, as_json: bool) -> None:
     """Show the tokens of TEXTS, or of the lines of --file or stdin: ids, segments and character offsets."""
-    tokenizer = open_tokenizer(model)
+    tokenizer = cli.open_tokenizer(model)
     for text in texts:
         encoding = tokenizer.encode(text, pair, max_length=max_length)
         tokens = tokenizer.tokens(encoding.ids)
@@ -130,13 +114,13 @@ def tokenize(texts: TextInput, model: str | None, pair: str | None, max_length: 
             note(f"more than half of the tokens of {text[:30]!r} are unknown to this vocabulary; is it the right one?")
 
 
-@command("albertkit profile my-albert/ --length 32 --batch-size 1")
-@click.argument("model", type=PATH)
-@option("-f", "--file", type=PATH, help="Texts to run, one per line  [default: random tokens]")
-@option("--length", default=128, type=click.IntRange(min=1), help="Tokens per random text.")
-@option("--batch-size", default=8, type=click.IntRange(1, 10_000), help="Random texts.")
-@threads_option
-@json_option
+@cli.command("albertkit profile my-albert/ --length 32 --batch-size 1")
+@click.argument("model", type=cli.PATH)
+@cli.option("-f", "--file", type=cli.PATH, help="Texts to run, one per line  [default: random tokens]")
+@cli.option("--length", default=128, type=click.IntRange(min=1), help="Tokens per random text.")
+@cli.option("--batch-size", default=8, type=click.IntRange(1, 10_000), help="Random texts.")
+@cli.threads_option
+@cli.json_option
 def profile(model: Path, file: Path | None, length: int, batch_size: int, threads: int | None, as_json: bool) -> None:
     """Show where the time of MODEL goes, part by part, beside the machine's fastest matrix product.
 
@@ -145,7 +129,7 @@ def profile(model: Path, file: Path | None, length: int, batch_size: int, thread
     """
     from albertkit.compress.profile import profile_model as run
 
-    texts = None if file is None else list(TextInput((), file))[:MAX_PROFILED]
+    texts = None if file is None else list(cli.TextInput((), file))[:MAX_PROFILED]
     result = run(model, texts, (length, batch_size), threads)
     if as_json:
         print_json(result)
@@ -164,33 +148,35 @@ def profile(model: Path, file: Path | None, length: int, batch_size: int, thread
     click.echo(format_table(rows, header=("part", "ms", "time", "G ops/s", "of peak"), indent=2))
 
 
-@command("albertkit explain -m sentiment 'what a lovely film' -o film.html")
+@cli.command("albertkit explain -m sentiment 'what a lovely film' -o film.html")
 @click.argument("text", required=False)
-@option("-m", "--model", required=True, help="Model folder or name.")
-@option("--pair", help="The second text: of a pair to classify, or to compare by vectors.")
-@option("--question", help="For a model that answers or chooses: the question about the text.")
-@option("--choice", "choices", multiple=True, help="For a model that chooses: one of the choices. Repeatable.")
-@option("--target", help="Class, label, choice or word to explain  [default: the prediction]")
-@option("--at", help="tag: a word or its number from 1; masks: their number; answer: start or end.")
-@option("--method", "methods", multiple=True, type=click.Choice(METHODS), help="Repeatable  [default: occlusion]")
-@option("-o", "--output", type=PATH, help="Write a page (.html) or a picture (.png).")
-@depth_option
-@force_option
-@json_option
-@advanced_option(
+@cli.option("-m", "--model", required=True, help="Model folder or name.")
+@cli.option("--pair", help="The second text: of a pair to classify, or to compare by vectors.")
+@cli.option("--question", help="For a model that answers or chooses: the question about the text.")
+@cli.option("--choice", "choices", multiple=True, help="For a model that chooses: one of the choices. Repeatable.")
+@cli.option("--target", help="Class, label, choice or word to explain  [default: the prediction]")
+@cli.option("--at", help="tag: a word or its number from 1; masks: their number; answer: start or end.")
+@cli.option("--method", "methods", multiple=True, type=click.Choice(METHODS), help="Repeatable  [default: occlusion]")
+@cli.option("-o", "--output", type=cli.PATH, help="Write a page (.html) or a picture (.png).")
+@cli.depth_option
+@cli.force_option
+@cli.json_option
+@cli.advanced_option(
     "--hide", type=click.Choice(["mask", "drop", "pad"]), help="How words are hidden  [default: mask; drop for vectors]"
 )
-@advanced_option("--samples", default=16, type=click.IntRange(1, 10_000), help="shapley: orders of words.")
-@advanced_option("--steps", default=64, type=click.IntRange(8, 1024), help="gradients: integration steps.")
-@advanced_option("-k", default=3, type=click.IntRange(1, 1000), help="Predictions per mask.")
-@advanced_option("--attention", is_flag=True, help="With --json or a picture: include the attention of every head.")
-@advanced_option(
-    "--check", type=PATH, help="Measure the methods on a file of texts, or .jsonl with text, pair, question, choices."
+@cli.advanced_option("--samples", default=16, type=click.IntRange(1, 10_000), help="shapley: orders of words.")
+@cli.advanced_option("--steps", default=64, type=click.IntRange(8, 1024), help="gradients: integration steps.")
+@cli.advanced_option("-k", default=3, type=click.IntRange(1, 1000), help="Predictions per mask.")
+@cli.advanced_option("--attention", is_flag=True, help="With --json or a picture: include the attention of every head.")
+@cli.advanced_option(
+    "--check",
+    type=cli.PATH,
+    help="Measure the methods on a file of texts, or .jsonl with text, pair, question, choices.",
 )
-@advanced_option("--max-texts", default=200, type=click.IntRange(1, 10_000), help="Most texts of --check.")
-@threads_option
+@cli.advanced_option("--max-texts", default=200, type=click.IntRange(1, 10_000), help="Most texts of --check.")
+@cli.threads_option
 def explain(
-    text: str | None, model: str, output: Path | None, check: Path | None, as_json: bool, **options: OptionValue
+    text: str | None, model: str, output: Path | None, check: Path | None, as_json: bool, **options: cli.OptionValue
 ) -> None:
     """Explain what a model predicts for TEXT: which words matter, how the prediction forms layer by layer, and (with -o
     or --json) what each head attends to.
@@ -226,9 +212,10 @@ def explain(
         if output.suffix not in (".html", ".png"):
             raise AlbertkitError(f"{output} ends with {output.suffix!r}; an explanation is .html or .png. Rename it.")
         check_writable(output, force)
+    text = cli.read_whole(None).strip() if text is None else text
     given = {name: options.pop(name) for name in ("pair", "question", "choices")}
     explainer, settings = Explainer(Albert(model, threads=threads)), ExplainSettings(methods=methods, **options)
-    explanation = explainer.explain(ExplainInput(read_text(text), **given), settings)
+    explanation = explainer.explain(ExplainInput(text, **given), settings)
     if output is not None and output.suffix == ".html":
         explanation.to_html(output, overwrite=force)
     elif output is not None:
@@ -239,15 +226,6 @@ def explain(
         print_explanation(explanation)
     else:
         click.echo(f"{output}: {explanation.target}, {format_target(explanation)}")
-
-
-def read_text(text: str | None) -> str:
-    """The argument, or all of stdin."""
-    if text is not None:
-        return text
-    if sys.stdin.isatty():
-        raise AlbertkitError("No text was passed. Write it after the command, or pipe it in.")
-    return sys.stdin.read().strip()
 
 
 def format_target(explanation: Explanation) -> str:

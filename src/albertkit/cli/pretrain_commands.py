@@ -14,19 +14,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from albertkit.cli.arguments import (
-    PATH,
-    Function,
-    OptionValue,
-    advanced_option,
-    command,
-    force_option,
-    json_option,
-    open_tokenizer,
-    option,
-    settings_options,
-    text_column_option,
-)
+from albertkit.cli import arguments as cli
 from albertkit.cli.console import format_table, log, print_json, print_result, stage_progress_bar, to_json
 from albertkit.data.corpus_settings import CorpusSettings
 from albertkit.errors import AlbertkitError, need
@@ -38,33 +26,35 @@ if TYPE_CHECKING:
     from albertkit.train.loop import TrainResult
 
 DEFAULT_MINUTES = 10.0
-run_output_option = option(
-    "-o", "--output", type=PATH, required=True, help="Folder for checkpoints, metrics and the model."
+run_output_option = cli.option(
+    "-o", "--output", type=cli.PATH, required=True, help="Folder for checkpoints, metrics and the model."
 )
-config_option = option(
+config_option = cli.option(
     "--option", "options", multiple=True, metavar="NAME=VALUE", help="An option beyond ALBERT; see docs/options.md."
 )
-resume_option = option("--resume", is_flag=True, help="Resume from the last checkpoint in --output, if there is one.")
+resume_option = cli.option(
+    "--resume", is_flag=True, help="Resume from the last checkpoint in --output, if there is one."
+)
 
 
-@command("albertkit tokenizer wiki/ -o vocabulary/ --vocab-size 30000 --max-mb 200")
+@cli.command("albertkit tokenizer wiki/ -o vocabulary/ --vocab-size 30000 --max-mb 200")
 @click.argument("texts", nargs=-1, required=True)
-@option("-o", "--output", type=PATH, required=True, help="A new folder for the tokenizer.")
-@option("--vocab-size", default=30_000, help="Most tokens in the vocabulary.")
-@option("--kind", type=click.Choice(["unigram", "wordpiece"]), default="unigram", help="Kind of subwords.")
-@option("--cased", is_flag=True, help="Keep capital letters.")
-@option("--accents", "keep_accents", is_flag=True, help="Keep accents.")
-@option("--max-mb", type=click.IntRange(min=1), help="Train on this many MB, evenly over TEXTS  [default: all]")
-@text_column_option
-@advanced_option("--min-count", default=2, help="WordPiece: least count of a pair that is merged.")
-@json_option
+@cli.option("-o", "--output", type=cli.PATH, required=True, help="A new folder for the tokenizer.")
+@cli.option("--vocab-size", default=30_000, help="Most tokens in the vocabulary.")
+@cli.option("--kind", type=click.Choice(["unigram", "wordpiece"]), default="unigram", help="Kind of subwords.")
+@cli.option("--cased", is_flag=True, help="Keep capital letters.")
+@cli.option("--accents", "keep_accents", is_flag=True, help="Keep accents.")
+@cli.option("--max-mb", type=click.IntRange(min=1), help="Train on this many MB, evenly over TEXTS  [default: all]")
+@cli.text_column_option
+@cli.advanced_option("--min-count", default=2, help="WordPiece: least count of a pair that is merged.")
+@cli.json_option
 def tokenizer(
     texts: tuple[str, ...],
     output: Path,
     max_mb: int | None,
     text_column: str | None,
     as_json: bool,
-    **values: OptionValue,
+    **values: cli.OptionValue,
 ) -> None:
     """Train a tokenizer on TEXTS: SentencePiece unigram (English ALBERT) or WordPiece (Chinese ALBERT).
 
@@ -94,17 +84,17 @@ def tokenizer(
     print_result(as_json, described, f"{output}: {trained.kind}, {trained.vocab_size:,} tokens")
 
 
-@command("albertkit corpus wiki/ books.jsonl.zst -o shards/ --tokenizer vocabulary/")
+@cli.command("albertkit corpus wiki/ books.jsonl.zst -o shards/ --tokenizer vocabulary/")
 @click.argument("texts", nargs=-1, required=True)
-@option("-o", "--output", type=PATH, required=True, help="Folder of the corpus.")
-@option("--tokenizer", help="Model folder or name, spiece.model or vocab.txt  [default: English]")
-@option("--workers", type=click.IntRange(1, 256), help="Processes  [default: one per core]")
-@force_option
-@option("--dry-run", is_flag=True, help="Estimate the corpus and write nothing.")
-@json_option
-@settings_options(settings=CorpusSettings)
+@cli.option("-o", "--output", type=cli.PATH, required=True, help="Folder of the corpus.")
+@cli.option("--tokenizer", help="Model folder or name, spiece.model or vocab.txt  [default: English]")
+@cli.option("--workers", type=click.IntRange(1, 256), help="Processes  [default: one per core]")
+@cli.force_option
+@cli.option("--dry-run", is_flag=True, help="Estimate the corpus and write nothing.")
+@cli.json_option
+@cli.settings_options(settings=CorpusSettings)
 def corpus(
-    texts: tuple[str, ...], output: Path, settings: CorpusSettings, as_json: bool, **options: OptionValue
+    texts: tuple[str, ...], output: Path, settings: CorpusSettings, as_json: bool, **options: cli.OptionValue
 ) -> None:
     """Tokenize TEXTS into shards for pre-training: token ids with the ends of sentences and documents.
 
@@ -113,7 +103,7 @@ def corpus(
     """
     from albertkit.data.corpus import build_corpus, estimate_corpus
 
-    vocabulary = open_tokenizer(options["tokenizer"])
+    vocabulary = cli.open_tokenizer(options["tokenizer"])
     if options["dry_run"]:
         estimate = estimate_corpus(texts, vocabulary, settings)
         print_result(
@@ -159,11 +149,11 @@ def print_corpus(built: BuildResult, seconds: float, as_json: bool) -> None:
         click.echo(f"{counts['tokens_read'] / seconds / 1e6:.2f} million tokens per second", err=True)
 
 
-def default_budget(function: Function) -> Function:
+def default_budget(function: cli.Function) -> cli.Function:
     """Give a training without a budget ten minutes, and say so."""
 
     @functools.wraps(function)
-    def run(**values: OptionValue) -> None:
+    def run(**values: cli.OptionValue) -> None:
         if all(values[name] is None for name in ("steps", "tokens", "minutes")):
             values["minutes"] = DEFAULT_MINUTES
             click.echo(f"no budget was passed: training for {DEFAULT_MINUTES:g} minutes", err=True)
@@ -172,18 +162,18 @@ def default_budget(function: Function) -> Function:
     return run
 
 
-@command("albertkit pretrain shards -o run --shape small --minutes 30")
-@click.argument("shards", type=PATH)
+@cli.command("albertkit pretrain shards -o run --shape small --minutes 30")
+@click.argument("shards", type=cli.PATH)
 @run_output_option
-@option("-m", "--model", help="Continue from this model's weights instead of random ones.")
-@option("--shape", default="small", help="A preset, or a folder or JSON file with a config.")
+@cli.option("-m", "--model", help="Continue from this model's weights instead of random ones.")
+@cli.option("--shape", default="small", help="A preset, or a folder or JSON file with a config.")
 @config_option
 @resume_option
-@option("--dry-run", is_flag=True, help="Print the plan of the training and stop.")
+@cli.option("--dry-run", is_flag=True, help="Print the plan of the training and stop.")
 @default_budget
-@settings_options(settings=TrainSettings, goals=PretrainSettings)
+@cli.settings_options(settings=TrainSettings, goals=PretrainSettings)
 def pretrain(
-    shards: Path, output: Path, settings: TrainSettings, goals: PretrainSettings, **values: OptionValue
+    shards: Path, output: Path, settings: TrainSettings, goals: PretrainSettings, **values: cli.OptionValue
 ) -> None:
     """Pre-train a model on SHARDS, the folder that `albertkit corpus` wrote.
 
@@ -226,18 +216,9 @@ def print_trained(result: TrainResult) -> None:
 
 
 def read_shape(shape: str, options: Sequence[str] = ()) -> AlbertConfig:
-    """A config by preset name, or from a model folder or a JSON file; with options such as low_rank=32."""
-    from albertkit.config import AlbertConfig, preset
-    from albertkit.file_io import read_json
+    """The config of a preset, model or JSON file; with options such as low_rank=32."""
+    from albertkit.compress.planner import config_of
     from albertkit.options import given_options
 
-    path = Path(shape)
-    try:
-        if path.is_dir() or path.suffix == ".json":
-            config = AlbertConfig.from_dict(read_json(path / "config.json" if path.is_dir() else path))
-        else:
-            config = preset(shape)
-    except AlbertkitError as error:
-        hint = "" if path.suffix == ".json" or path.is_dir() else " Or pass a folder or a .json file."
-        raise AlbertkitError(f"{error}{hint}") from None
+    config = config_of(shape)
     return config.replace(options=given_options(options, config.options)) if options else config

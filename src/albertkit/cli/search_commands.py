@@ -10,19 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from albertkit.cli.arguments import (
-    DEFAULT_MODEL,
-    PATH,
-    OptionValue,
-    TextInput,
-    advanced_option,
-    command,
-    force_option,
-    json_option,
-    option,
-    text_column_option,
-    text_input,
-)
+from albertkit.cli import arguments as cli
 from albertkit.cli.console import print_json, print_result, shorten, track_progress
 from albertkit.errors import AlbertkitError
 
@@ -30,27 +18,27 @@ if TYPE_CHECKING:
     from albertkit.search.index import Embedder
 
 EMBED_BATCH = 512
-index_model_option = option(
+index_model_option = cli.option(
     "-m", "--model", help="Model folder or name  [default: the index's own, or the built-in English model]"
 )
 
 
-@command("albertkit index notes/ faq.jsonl --text-column question -o notes.idx")
-@click.argument("files", nargs=-1, type=PATH)
-@option("-o", "--output", type=PATH, required=True, help="The index: a new file, or one to update.")
+@cli.command("albertkit index notes/ faq.jsonl --text-column question -o notes.idx")
+@click.argument("files", nargs=-1, type=cli.PATH)
+@cli.option("-o", "--output", type=cli.PATH, required=True, help="The index: a new file, or one to update.")
 @index_model_option
-@text_column_option
-@option("--id-column", help="Column or JSON field with the id of a record  [default: file:line]")
-@option(
+@cli.text_column_option
+@cli.option("--id-column", help="Column or JSON field with the id of a record  [default: file:line]")
+@cli.option(
     "--split",
     type=click.Choice(["lines", "paragraphs", "file"]),
     default="lines",
     help="What one record of a text file is.",
 )
-@option("--delete", multiple=True, help="Delete this id, or all records of this file. Repeatable.")
-@option("--keep", is_flag=True, help="Keep records that FILES no longer contain.")
-@force_option
-@json_option
+@cli.option("--delete", multiple=True, help="Delete this id, or all records of this file. Repeatable.")
+@cli.option("--keep", is_flag=True, help="Keep records that FILES no longer contain.")
+@cli.force_option
+@cli.json_option
 def index(
     files: tuple[Path, ...],
     output: Path,
@@ -58,7 +46,7 @@ def index(
     delete: tuple[str, ...],
     force: bool,
     as_json: bool,
-    **options: OptionValue,
+    **options: cli.OptionValue,
 ) -> None:
     """Index FILES for search: lines or paragraphs of text files, rows of tables and JSONL files, folders of both.
 
@@ -93,19 +81,19 @@ def index(
     )
 
 
-@command('albertkit search notes.idx "how do I get my money back?"')
-@click.argument("index", type=PATH)
-@text_input
+@cli.command('albertkit search notes.idx "how do I get my money back?"')
+@click.argument("index", type=cli.PATH)
+@cli.text_input
 @index_model_option
-@option("-k", default=10, type=click.IntRange(1, 10_000), help="Results per query.")
-@option(
+@cli.option("-k", default=10, type=click.IntRange(1, 10_000), help="Results per query.")
+@cli.option(
     "--mode",
     type=click.Choice(["hybrid", "vector", "keyword"]),
     default="hybrid",
     help="Search by meaning, by keywords, or both.",
 )
-@json_option
-def search(index: Path, texts: TextInput, model: str | None, k: int, mode: str, as_json: bool) -> None:
+@cli.json_option
+def search(index: Path, texts: cli.TextInput, model: str | None, k: int, mode: str, as_json: bool) -> None:
     """Search INDEX for TEXTS, or for each line of --file or stdin, by meaning and by keywords.
 
     Keyword search needs no model.
@@ -128,14 +116,14 @@ def search(index: Path, texts: TextInput, model: str | None, k: int, mode: str, 
             click.echo("no results", err=True)
 
 
-@command("albertkit cluster reviews.txt -k 12")
-@click.argument("file", type=PATH)
-@option("-m", "--model", help=f"Model folder or name.  {DEFAULT_MODEL}")
-@option("-k", type=click.IntRange(min=1), help="Clusters  [default: the root of half the texts, up to 100]")
-@text_column_option
-@option("--members", default=3, type=click.IntRange(min=0), help="Other texts shown per cluster.")
-@advanced_option("--seed", default=0, help="Random seed of the first centres.")
-@json_option
+@cli.command("albertkit cluster reviews.txt -k 12")
+@click.argument("file", type=cli.PATH)
+@cli.option("-m", "--model", help=f"Model folder or name.  {cli.DEFAULT_MODEL}")
+@cli.option("-k", type=click.IntRange(min=1), help="Clusters  [default: the root of half the texts, up to 100]")
+@cli.text_column_option
+@cli.option("--members", default=3, type=click.IntRange(min=0), help="Other texts shown per cluster.")
+@cli.advanced_option("--seed", default=0, help="Random seed of the first centres.")
+@cli.json_option
 def cluster(
     file: Path, model: str | None, k: int | None, text_column: str | None, members: int, seed: int, as_json: bool
 ) -> None:

@@ -6,8 +6,6 @@ In: arguments. Out: calls of `Albert`, printed; with --engine, of `bulk/`.
 
 from __future__ import annotations
 
-import io
-import sys
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -15,21 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from albertkit.cli.arguments import (
-    PATH,
-    BulkInput,
-    ModelOptions,
-    OptionValue,
-    TextInput,
-    advanced_option,
-    bulk_options,
-    command,
-    force_option,
-    json_option,
-    model_options,
-    option,
-    text_input,
-)
+from albertkit.cli import arguments as cli
 from albertkit.cli.console import format_table, note, print_result, shorten, to_json, track_progress
 from albertkit.errors import AlbertkitError
 
@@ -39,33 +23,33 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 MAX_COMPARED = 1000
-context_option = option("--context", type=PATH, help="File with the text to read  [default: stdin]")
-bulk_output_option = option("-o", "--output", type=PATH, help="With --engine: folder of the output.")
+context_option = cli.option("--context", type=cli.PATH, help="File with the text to read  [default: stdin]")
+bulk_output_option = cli.option("-o", "--output", type=cli.PATH, help="With --engine: folder of the output.")
 
 
-@command("cat notes.txt | albertkit embed -o notes.npy")
-@text_input
-@model_options(early_exit=True)
-@option("-o", "--output", type=PATH, help="Write .npy, .jsonl or .parquet  [default: JSON lines on stdout]")
-@option("--dim", type=click.IntRange(min=1), help="Keep only the first dimensions of each vector.")
-@option("--prompt", help="Text, or name of one of the model's prompts, to put before each text.")
-@option("--pooling", type=click.Choice(["mean", "cls", "pooler", "max"]), help="Pooling  [default: the model's]")
-@force_option
-@advanced_option("--layer", type=int, help="Hidden state to use: 0 the embeddings, -1 the last.")
-@advanced_option(
+@cli.command("cat notes.txt | albertkit embed -o notes.npy")
+@cli.text_input
+@cli.model_options(early_exit=True)
+@cli.option("-o", "--output", type=cli.PATH, help="Write .npy, .jsonl or .parquet  [default: JSON lines on stdout]")
+@cli.option("--dim", type=click.IntRange(min=1), help="Keep only the first dimensions of each vector.")
+@cli.option("--prompt", help="Text, or name of one of the model's prompts, to put before each text.")
+@cli.option("--pooling", type=click.Choice(["mean", "cls", "pooler", "max"]), help="Pooling  [default: the model's]")
+@cli.force_option
+@cli.advanced_option("--layer", type=int, help="Hidden state to use: 0 the embeddings, -1 the last.")
+@cli.advanced_option(
     "--long-texts",
     type=click.Choice(["split", "truncate", "error"]),
     default="split",
     help="What to do with texts longer than the model's maximum.",
 )
-@bulk_options
+@cli.bulk_options
 def embed(
-    texts: TextInput,
-    model: ModelOptions,
+    texts: cli.TextInput,
+    model: cli.ModelOptions,
     output: Path | None,
     force: bool,
-    bulk: BulkInput,
-    **embed_options: OptionValue,
+    bulk: cli.BulkInput,
+    **embed_options: cli.OptionValue,
 ) -> None:
     """Compute sentence vectors of TEXTS, or of the lines of --file or stdin.
 
@@ -117,11 +101,11 @@ def report_exits(depths: list[int], full_depth: int) -> None:
         )
 
 
-@command("albertkit similar 'a cat sat' 'the dog stood'")
-@text_input
-@model_options()
-@json_option
-def similar(texts: TextInput, model: ModelOptions, as_json: bool) -> None:
+@cli.command("albertkit similar 'a cat sat' 'the dog stood'")
+@cli.text_input
+@cli.model_options()
+@cli.json_option
+def similar(texts: cli.TextInput, model: cli.ModelOptions, as_json: bool) -> None:
     """Compare TEXTS, or the lines of --file or stdin: the cosine similarity of each pair."""
     compared = list(texts)
     if not 2 <= len(compared) <= MAX_COMPARED:
@@ -139,12 +123,12 @@ def similar(texts: TextInput, model: ModelOptions, as_json: bool) -> None:
     print_result(as_json, {"texts": compared, "scores": rounded}, format_table(rows, ("", "", *numbers)))
 
 
-@command("albertkit fill 'the capital of france is [MASK].'")
-@text_input
-@model_options()
-@option("-k", default=5, type=click.IntRange(1, 1000), help="Predictions per mask.")
-@json_option
-def fill(texts: TextInput, model: ModelOptions, k: int, as_json: bool) -> None:
+@cli.command("albertkit fill 'the capital of france is [MASK].'")
+@cli.text_input
+@cli.model_options()
+@cli.option("-k", default=5, type=click.IntRange(1, 1000), help="Predictions per mask.")
+@cli.json_option
+def fill(texts: cli.TextInput, model: cli.ModelOptions, k: int, as_json: bool) -> None:
     """Predict the word behind each [MASK] in TEXTS, or in the lines of --file or stdin."""
     albert = model.open()
     for text in texts:
@@ -153,14 +137,18 @@ def fill(texts: TextInput, model: ModelOptions, k: int, as_json: bool) -> None:
             print_result(as_json, {"text": text, "predictions": predictions}, *lines)
 
 
-@command("albertkit infill 'The [MASK:3] of France is Paris.'")
-@text_input
-@model_options()
-@option("--length", help="Tokens of a plain [MASK]: 3, or a range such as 1-4  [default: 1]")
-@option("-k", default=1, show_default=True, type=click.IntRange(1, 256), help="Lengths to show, the best first.")
-@advanced_option("--rounds", default=10, show_default=True, help="Most rounds in which uncertain tokens are refilled.")
-@json_option
-def infill(texts: TextInput, model: ModelOptions, length: str | None, k: int, rounds: int, as_json: bool) -> None:
+@cli.command("albertkit infill 'The [MASK:3] of France is Paris.'")
+@cli.text_input
+@cli.model_options()
+@cli.option("--length", help="Tokens of a plain [MASK]: 3, or a range such as 1-4  [default: 1]")
+@cli.option("-k", default=1, show_default=True, type=click.IntRange(1, 256), help="Lengths to show, the best first.")
+@cli.advanced_option(
+    "--rounds", default=10, show_default=True, help="Most rounds in which uncertain tokens are refilled."
+)
+@cli.json_option
+def infill(
+    texts: cli.TextInput, model: cli.ModelOptions, length: str | None, k: int, rounds: int, as_json: bool
+) -> None:
     """Fill blanks of several words in TEXTS, or in the lines of --file or stdin, without any training.
 
     [MASK:3] stands for three tokens, [MASK:1-4] for one to four, of which the best length is kept. All masks are filled
@@ -173,18 +161,18 @@ def infill(texts: TextInput, model: ModelOptions, length: str | None, k: int, ro
             print_result(as_json, {"source": text, **vars(filled)}, line)
 
 
-@command("albertkit generate -m questions/model 'Paris | The capital of France is Paris.' --beams 4")
-@text_input
-@model_options(required=True)
-@option("--beams", default=1, type=click.IntRange(1, 100), help="Width of the beam search.")
-@option("--max-tokens", type=click.IntRange(min=1), help="Most tokens to generate  [default: as in training]")
-@option("--no-repeat", default=0, type=click.IntRange(0, 100), help="Generate no n-gram of this length twice.")
-@option("--sample", is_flag=True, help="Sample tokens by their probability instead of taking the likeliest.")
-@advanced_option("--temperature", default=1.0, help="With --sample: below 1 prefers likely tokens.")
-@advanced_option("--top-p", default=1.0, help="With --sample: nucleus sampling.")
-@advanced_option("--seed", default=0, help="With --sample: random seed.")
-@json_option
-def generate(texts: TextInput, model: ModelOptions, as_json: bool, **settings: OptionValue) -> None:
+@cli.command("albertkit generate -m questions/model 'Paris | The capital of France is Paris.' --beams 4")
+@cli.text_input
+@cli.model_options(required=True)
+@cli.option("--beams", default=1, type=click.IntRange(1, 100), help="Width of the beam search.")
+@cli.option("--max-tokens", type=click.IntRange(min=1), help="Most tokens to generate  [default: as in training]")
+@cli.option("--no-repeat", default=0, type=click.IntRange(0, 100), help="Generate no n-gram of this length twice.")
+@cli.option("--sample", is_flag=True, help="Sample tokens by their probability instead of taking the likeliest.")
+@cli.advanced_option("--temperature", default=1.0, help="With --sample: below 1 prefers likely tokens.")
+@cli.advanced_option("--top-p", default=1.0, help="With --sample: nucleus sampling.")
+@cli.advanced_option("--seed", default=0, help="With --sample: random seed.")
+@cli.json_option
+def generate(texts: cli.TextInput, model: cli.ModelOptions, as_json: bool, **settings: cli.OptionValue) -> None:
     """Generate a text from each of TEXTS, or from the lines of --file or stdin.
 
     The model comes from `albertkit finetune generate`.
@@ -197,15 +185,20 @@ def generate(texts: TextInput, model: ModelOptions, as_json: bool, **settings: O
 # Fine-tuned models --------------------------------------------------------------------------------------------------
 
 
-@command("albertkit classify -m sentiment 'what a lovely film'")
-@text_input
-@model_options(required=True, early_exit=True)
-@option("--pair", help="The second text of each pair.")
-@json_option
+@cli.command("albertkit classify -m sentiment 'what a lovely film'")
+@cli.text_input
+@cli.model_options(required=True, early_exit=True)
+@cli.option("--pair", help="The second text of each pair.")
+@cli.json_option
 @bulk_output_option
-@bulk_options
+@cli.bulk_options
 def classify(
-    texts: TextInput, model: ModelOptions, pair: str | None, as_json: bool, output: Path | None, bulk: BulkInput
+    texts: cli.TextInput,
+    model: cli.ModelOptions,
+    pair: str | None,
+    as_json: bool,
+    output: Path | None,
+    bulk: cli.BulkInput,
 ) -> None:
     """Predict the class of TEXTS, or of the lines of --file or stdin, with its probability.
 
@@ -225,13 +218,13 @@ def classify(
     report_depths(albert, results, model)
 
 
-@command("albertkit tag -m ner 'Angela Merkel visited Paris.'")
-@text_input
-@model_options(required=True, early_exit=True)
-@json_option
+@cli.command("albertkit tag -m ner 'Angela Merkel visited Paris.'")
+@cli.text_input
+@cli.model_options(required=True, early_exit=True)
+@cli.json_option
 @bulk_output_option
-@bulk_options
-def tag(texts: TextInput, model: ModelOptions, as_json: bool, output: Path | None, bulk: BulkInput) -> None:
+@cli.bulk_options
+def tag(texts: cli.TextInput, model: cli.ModelOptions, as_json: bool, output: Path | None, bulk: cli.BulkInput) -> None:
     """Find the entities in TEXTS, or in the lines of --file or stdin.
 
     With --engine, many files in several processes:
@@ -248,11 +241,11 @@ def tag(texts: TextInput, model: ModelOptions, as_json: bool, output: Path | Non
     report_depths(albert, results, model)
 
 
-@command("albertkit intent -m atis 'flights from boston to denver on monday'")
-@text_input
-@model_options(required=True, early_exit=True)
-@json_option
-def intent(texts: TextInput, model: ModelOptions, as_json: bool) -> None:
+@cli.command("albertkit intent -m atis 'flights from boston to denver on monday'")
+@cli.text_input
+@cli.model_options(required=True, early_exit=True)
+@cli.json_option
+def intent(texts: cli.TextInput, model: cli.ModelOptions, as_json: bool) -> None:
     """Predict the intent of TEXTS, or of the lines of --file or stdin, and the slots they fill."""
     inputs, albert = list(texts.lines()), model.open()
     results = albert.understand(inputs, **model.depth_options())
@@ -263,11 +256,11 @@ def intent(texts: TextInput, model: ModelOptions, as_json: bool) -> None:
     report_depths(albert, results, model)
 
 
-@command("albertkit track -m restaurants 'a cheap place' 'thai food, please'")
-@text_input
-@model_options(required=True, early_exit=True)
-@json_option
-def track(texts: TextInput, model: ModelOptions, as_json: bool) -> None:
+@cli.command("albertkit track -m restaurants 'a cheap place' 'thai food, please'")
+@cli.text_input
+@cli.model_options(required=True, early_exit=True)
+@cli.json_option
+def track(texts: cli.TextInput, model: cli.ModelOptions, as_json: bool) -> None:
     """Track what a user wants after each turn of a dialogue.
 
     TEXTS, or the lines of --file or stdin, are what the user says, in order. A line may start with what the system said
@@ -312,29 +305,31 @@ def parse_dialogues(lines: Iterable[str]) -> Iterator[DialogueTurn]:
         number += 1
 
 
-@command("albertkit answer -m qa 'Who wrote it?' --context book.txt")
+@cli.command("albertkit answer -m qa 'Who wrote it?' --context book.txt")
 @click.argument("question")
 @context_option
-@model_options(required=True, early_exit=True)
-@json_option
-def answer(question: str, context: Path | None, model: ModelOptions, as_json: bool) -> None:
+@cli.model_options(required=True, early_exit=True)
+@cli.json_option
+def answer(question: str, context: Path | None, model: cli.ModelOptions, as_json: bool) -> None:
     """Answer QUESTION with words of a text of any length."""
-    text, albert = read_whole(context), model.open()
+    text, albert = cli.read_whole(context), model.open()
     result = albert.answer(question, text, **model.depth_options())
     line = f"{result.text}\t{result.probability:.1%}\t{result.start}:{result.end}" if result.text else "no answer"
     print_result(as_json, result, line)
     report_depths(albert, [result], model)
 
 
-@command("albertkit choose -m race 'What is it about?' rain sun snow --context story.txt")
+@cli.command("albertkit choose -m race 'What is it about?' rain sun snow --context story.txt")
 @click.argument("question")
 @click.argument("choices", nargs=-1, required=True)
 @context_option
-@model_options(required=True, early_exit=True)
-@json_option
-def choose(question: str, choices: tuple[str, ...], context: Path | None, model: ModelOptions, as_json: bool) -> None:
+@cli.model_options(required=True, early_exit=True)
+@cli.json_option
+def choose(
+    question: str, choices: tuple[str, ...], context: Path | None, model: cli.ModelOptions, as_json: bool
+) -> None:
     """Choose the right one of CHOICES for QUESTION about a text."""
-    text, albert = read_whole(context), model.open()
+    text, albert = cli.read_whole(context), model.open()
     result = albert.choose(text, question, choices, **model.depth_options())
     pairs = zip(choices, result.probabilities, strict=True)
     lines = [f"{'→' if choice == result.text else ' '} {chance:.1%}\t{choice}" for choice, chance in pairs]
@@ -342,15 +337,7 @@ def choose(question: str, choices: tuple[str, ...], context: Path | None, model:
     report_depths(albert, [result], model)
 
 
-def read_whole(file: Path | None) -> str:
-    """The text of a file, or all of stdin."""
-    try:
-        return file.read_text("utf-8") if file else io.TextIOWrapper(sys.stdin.buffer, "utf-8").read()
-    except (OSError, UnicodeDecodeError) as error:
-        raise AlbertkitError(f"{file or 'stdin'} cannot be read as UTF-8 text: {error}") from None
-
-
-def report_depths(albert: Albert, results: Sequence[Any], model: ModelOptions) -> None:
+def report_depths(albert: Albert, results: Sequence[Any], model: cli.ModelOptions) -> None:
     """On stderr: the layers that early exit took; a note where a depth was never trained."""
     from albertkit.runtime.runtime_model import is_full_depth_only
 
