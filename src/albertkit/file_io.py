@@ -72,19 +72,24 @@ def _digest(file: Any) -> str:
     return total.hexdigest()
 
 
+def check_new_folder(target: Path, overwrite: bool = False) -> None:
+    """Raise unless a folder is new or empty, or a model that may be replaced."""
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        if not overwrite:
+            raise AlbertkitError(
+                f"{target} exists and is not empty. Choose another folder, or allow overwriting (--force)."
+            )
+        if not any((target / name).is_file() for name in MODEL_FILES):
+            raise AlbertkitError(f"{target} is not a model folder, so it is not replaced. Choose another folder.")
+
+
 @contextlib.contextmanager
 def new_folder(target: Path, overwrite: bool = False) -> Iterator[Path]:
     """A scratch folder that becomes `target` when the block ends well, and vanishes when it does not."""
     from safetensors import SafetensorError
 
+    check_new_folder(target, overwrite)
     target = Path(os.path.abspath(target))  # noqa: PTH100  keeps a symlinked parent as the user wrote it
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        if not overwrite:
-            raise AlbertkitError(
-                f"{target} exists and is not empty; choose another place or allow overwriting (--force)"
-            )
-        if not any((target / name).is_file() for name in MODEL_FILES):
-            raise AlbertkitError(f"{target} is no model folder, so it is not replaced; choose another place")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".part", dir=target.parent))

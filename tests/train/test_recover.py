@@ -194,16 +194,17 @@ def test_recovery_that_ends_worse_is_logged(start, tmp_path, monkeypatch):
 
 
 def test_paths_are_checked_before_training(whole, tmp_path, monkeypatch):
-    from albertkit.cli.compress_commands import check_output, run_folder
+    from albertkit.cli.compress_commands import run_folder
+    from albertkit.file_io import check_new_folder
     from albertkit.train.distill_data import read_plain_texts
 
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "letter.txt").write_text("not a model")
     with pytest.raises(AlbertkitError, match="exists and is not empty"):
-        check_output(tmp_path / "mine", False)
+        check_new_folder(tmp_path / "mine", False)
     with pytest.raises(AlbertkitError, match="is not a model folder, so it is not replaced"):
-        check_output(tmp_path / "mine", True)
-    check_output(whole, True)
+        check_new_folder(tmp_path / "mine", True)
+    check_new_folder(whole, True)
     monkeypatch.chdir(tmp_path / "mine")
     assert run_folder(Path()) == tmp_path / "mine.run"
     (tmp_path / "table.tsv").write_text("text\tlabel\n" * 20)

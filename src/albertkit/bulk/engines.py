@@ -21,7 +21,7 @@ import threading
 import traceback
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from itertools import islice
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -47,63 +47,51 @@ def check_attempts(number: int, failures: int) -> None:
 # Local processes ----------------------------------------------------------------------------------------------------
 
 
-@dataclass
-class LocalWorker:
-    """A worker process and its part."""
-
-    pipe: Connection
-    process: BaseProcess
-    part: WorkPart | None = None
-
-
 def run_local(job: BulkJob, parts: Iterable[WorkPart], workers: int) -> Iterator[PartResult]:
     """Do the parts in processes of this machine."""
-    todo, retries, failures = iter(parts), list[WorkPart](), Counter[int]()
-    running: list[LocalWorker] = []
+    todo, failures = iter(parts), Counter[int]()
+    running: dict[Any, tuple[BaseProcess, WorkPart]] = {}  # by the pipe to the process
 
-    def start() -> LocalWorker:
-        worker = LocalWorker(*start_process(_work, job))
-        running.append(worker)
-        return worker
+    def assign(pipe: Any, process: BaseProcess, part: WorkPart) -> None:
+        running[pipe] = process, part
+        with contextlib.suppress(OSError):  # if it is gone, receiving detects that
+            pipe.send(part)
 
-    def assign(worker: LocalWorker) -> bool:
-        worker.part = retries.pop() if retries else next(todo, None)
-        if worker.part is not None:
-            with contextlib.suppress(OSError):  # if it is gone, receiving detects that
-                worker.pipe.send(worker.part)
-        return worker.part is not None
+    def stop(pipe: Any) -> None:
+        process, _ = running.pop(pipe)
+        process.kill()  # an unfinished part is done again, or was not wanted
+        process.join()
+        pipe.close()
 
     try:
-        for _ in range(workers):
-            if not assign(start()):
-                break
-        while busy := {worker.pipe: worker for worker in running if worker.part is not None}:
-            for pipe in wait(list(busy)):
-                worker = busy[pipe]  # type: ignore[index]
-                result, part = _receive(worker), worker.part
-                if result is None and part is not None:
+        for part in islice(todo, workers):
+            assign(*start_process(_work, job), part)
+        while running:
+            for pipe in wait(list(running)):
+                process, part = running[pipe]
+                result = _receive(pipe)
+                if result is None:
                     failures[part.number] += 1
                     check_attempts(part.number, failures[part.number])
-                    retries.append(part)
-                    running.remove(worker)
-                    worker = start()
-                assign(worker)
-                if result is not None:
-                    yield result
+                    stop(pipe)
+                    assign(*start_process(_work, job), part)
+                    continue
+                following = next(todo, None)
+                if following is None:
+                    stop(pipe)
+                else:
+                    assign(pipe, process, following)
+                yield result
     finally:
-        for worker in running:
-            worker.process.kill()  # an unfinished part is done again, or was not wanted
-            worker.process.join()
-            worker.pipe.close()
+        for pipe in list(running):
+            stop(pipe)
 
 
-def _receive(worker: LocalWorker) -> PartResult | None:
+def _receive(pipe: Any) -> PartResult | None:
     """The result of a worker; None if it is gone."""
     try:
-        result = worker.pipe.recv()
+        result = pipe.recv()
     except (EOFError, OSError):
-        worker.pipe.close()
-        worker.process.join()
         return None
     if isinstance(result, PartResult):
         return result

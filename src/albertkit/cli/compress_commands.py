@@ -15,6 +15,7 @@ import click
 from albertkit.cli import arguments as cli
 from albertkit.cli.console import format_megabytes, log, note, print_result, show_status, to_json
 from albertkit.errors import AlbertkitError, need
+from albertkit.file_io import check_new_folder
 from albertkit.tasks.readers.labelled_files import ReadOptions
 from albertkit.train.distill_settings import RecoverySettings
 
@@ -82,18 +83,6 @@ def training_options(function: cli.Function) -> cli.Function:
     )
 
 
-def check_output(output: Path, force: bool) -> None:
-    """Refuse an output that exists, or that is not a model folder, before an hour is spent on it."""
-    from albertkit.artifact import METADATA_FILE
-
-    if not output.exists() or (output.is_dir() and not any(output.iterdir())):
-        return
-    if not force:
-        raise AlbertkitError(f"{output} exists and is not empty. Choose another folder, or pass --force.")
-    if not (output / METADATA_FILE).is_file():
-        raise AlbertkitError(f"{output} is not a model folder, so it is not replaced. Choose another folder.")
-
-
 def run_folder(output: Path) -> Path:
     """Where a training keeps its checkpoints, beside what it makes."""
     output = output.absolute()
@@ -138,7 +127,7 @@ def quantize(
     check, tolerance, accept, force = (values[name] for name in ("check", "tolerance", "accept", "force"))
     if check is None and (tolerance is not None or accept):
         raise AlbertkitError("--tolerance and --accept say what --check may lose. Name examples with --check.")
-    check_output(output, force)
+    check_new_folder(output, force)  # before an hour is spent on it
     limit = trained = None
     if check is not None:
         from albertkit.train.distill_data import read_check_examples
@@ -213,7 +202,7 @@ def prune(source: Path, output: Path, training: TrainingInput, as_json: bool, **
     from albertkit.compress.prune import prune as run
 
     force, vocabulary = values.pop("force"), values.pop("vocabulary")
-    check_output(output, force)
+    check_new_folder(output, force)  # before an hour is spent on it
     texts = cli.read_file(values.pop("file"))
     settings = PruneSettings(vocabulary=cli.read_file(vocabulary), **values)
     recovery = None

@@ -61,12 +61,11 @@ def tokenizer(
     TEXTS are what `corpus` reads. A hundred megabytes are plenty; memory grows with the number of different words.
     """
     from albertkit.data.documents import CORPUS_FORMATS, read_paragraphs
-    from albertkit.file_io import new_folder
+    from albertkit.file_io import check_new_folder, new_folder
     from albertkit.text_reader import find_text_files
     from albertkit.tokenizer import Tokenizer
 
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise AlbertkitError(f"{output} exists and is not empty. Name a new folder.")
+    check_new_folder(output)
     sources = find_text_files(texts, text_column, CORPUS_FORMATS)
     total = sum(source.size for source in sources)
     with stage_progress_bar("B") as progress:
