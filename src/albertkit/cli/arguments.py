@@ -109,8 +109,10 @@ def settings_options(
 
 option = functools.partial(click.option, cls=Option)
 advanced_option = functools.partial(option, heading=ADVANCED)
-source_argument = click.argument("source", type=PATH)
-output_argument = click.argument("output", type=PATH)
+path_option = functools.partial(option, type=PATH)
+path_argument = functools.partial(click.argument, type=PATH)
+source_argument = path_argument("source")
+output_argument = path_argument("output")
 json_option = option("--json", "as_json", is_flag=True, help="Print JSON.")
 force_option = option("--force", is_flag=True, help="Replace an existing output.")
 depth_option = option("--depth", type=click.IntRange(1, 1024), help="Layers to apply  [default: the model's]")
@@ -152,7 +154,7 @@ class TextInput:
 
 def text_input(function: Function) -> Function:
     """Add TEXTS, --file and --text-column; the command receives them as `texts: TextInput`."""
-    file_option = option("-f", "--file", type=PATH, help="Read texts from a file, one per line; - reads stdin.")
+    file_option = path_option("-f", "--file", help="Read texts from a file, one per line; - reads stdin.")
     gathered = gather(function, texts=TextInput)
     return add_options(gathered, click.argument("texts", nargs=-1), file_option, text_column_option)
 

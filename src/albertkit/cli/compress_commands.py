@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from albertkit.compress.quantize import QuantizeResult
     from albertkit.train.distill_data import DistillData
 
-file_option = cli.option("-f", "--file", type=cli.PATH, help="Some hundred typical texts, one per line.")
+file_option = cli.path_option("-f", "--file", help="Some hundred typical texts, one per line.")
 
 
 class Amount(click.ParamType):
@@ -75,10 +75,8 @@ def training_options(function: cli.Function) -> cli.Function:
     heading = "Training (--train)"
     return cli.add_options(
         cli.gather(function, training=TrainingInput),
-        cli.option(
-            "--train", type=cli.PATH, help="Train the result on these examples (texts, for a model without a task)."
-        ),
-        cli.option("--dev", type=cli.PATH, help="Held-out examples  [default: one in ten]", heading=heading),
+        cli.path_option("--train", help="Train the result on these examples (texts, for a model without a task)."),
+        cli.path_option("--dev", help="Held-out examples  [default: one in ten]", heading=heading),
         cli.settings_options(heading, settings=RecoverySettings, reading=ReadOptions),
     )
 
@@ -94,7 +92,7 @@ def run_folder(output: Path) -> Path:
 @cli.output_argument
 @cli.option("--bits", type=click.Choice(["8", "4"]), default="8", help="Bits per weight.")
 @file_option
-@cli.option("--check", type=cli.PATH, help="Measure the loss on these examples (or texts) before writing.")
+@cli.path_option("--check", help="Measure the loss on these examples (or texts) before writing.")
 @cli.option(
     "--tolerance",
     type=click.FloatRange(0, 1),
@@ -176,7 +174,7 @@ def format_agreement(report: PruneResult | QuantizeResult) -> str:
 @cli.option("--heads", type=Amount(), help="Attention heads to keep, as a number or a share.")
 @cli.option("--ffn", type=Amount(), help="Feed-forward columns to keep, as a number or a share.")
 @cli.option("--layers", type=click.IntRange(min=1), help="Keep the first layers only.")
-@cli.option("--vocabulary", type=cli.PATH, help="Keep the tokens that the texts of this file use.")
+@cli.path_option("--vocabulary", help="Keep the tokens that the texts of this file use.")
 @file_option
 @cli.option("--fit/--no-fit", default=True, help="Fit the remaining weights to the full layer's output  [default: fit]")
 @training_options
@@ -240,7 +238,7 @@ def describe_pruned(output: Path, report: PruneResult) -> list[str]:
 @cli.command("albertkit static my-albert/ table/ -f texts.txt --dim 256")
 @cli.source_argument
 @cli.output_argument
-@cli.option("-f", "--file", type=cli.PATH, help="Typical texts, one per line, to count how often each token occurs.")
+@cli.path_option("-f", "--file", help="Typical texts, one per line, to count how often each token occurs.")
 @cli.option("--dim", type=click.IntRange(min=1), help="Dimensions of a vector  [default: 256, or the model's]")
 @cli.force_option
 @cli.json_option

@@ -61,10 +61,8 @@ SIZE = Quantity("SIZE", {"mb": 1e6, "kb": 1e3, "gb": 1e9, "b": 1.0})
 @click.argument("shape", default="base")
 @cli.option("--latency", type=DURATION, help="Find models that process one text within this time, such as 20ms.")
 @cli.option("--memory", type=SIZE, help="Find models that add at most this much memory to a process, such as 64MB.")
-@cli.option(
-    "-f", "--file", type=cli.PATH, help="Typical texts, one per line: their usual length, and vectors to compare."
-)
-@cli.option("--check", type=cli.PATH, help="Labelled examples, to measure the quality of a fine-tuned model.")
+@cli.path_option("-f", "--file", help="Typical texts, one per line: their usual length, and vectors to compare.")
+@cli.path_option("--check", help="Labelled examples, to measure the quality of a fine-tuned model.")
 @cli.option("--length", type=int, help="Tokens per text  [default: 128, or the most that SHAPE reads]")
 @cli.option("--batch-size", default=32, help="Texts per batch, for the memory of a shape.")
 @config_option
@@ -196,7 +194,7 @@ def convert(source: Path, output: Path, force: bool, as_json: bool) -> None:
 
 @cli.command("albertkit export sentiment/ sentiment.onnx")
 @cli.source_argument
-@click.argument("output", type=cli.PATH, required=False)
+@cli.path_argument("output", required=False)
 @cli.option(
     "--head",
     type=click.Choice(["vector", "mlm", "classify", "tag", "answer", "choose"]),
@@ -237,7 +235,7 @@ def export(source: Path, output: Path | None, force: bool, as_json: bool, **sett
 
 @cli.command("albertkit serve sentiment=runs/sentiment my-albert --port 8080")
 @click.argument("folders", nargs=-1, envvar=f"{PREFIX}MODELS")
-@cli.option("--index", "indexes", multiple=True, type=cli.PATH, help="Serve this index at /search. Repeatable.")
+@cli.path_option("--index", "indexes", multiple=True, help="Serve this index at /search. Repeatable.")
 @cli.settings_options(environment=PREFIX, settings=ServeSettings)
 def serve(folders: tuple[str, ...], indexes: tuple[Path, ...], settings: ServeSettings) -> None:
     """Serve the models in FOLDERS, or the built-in one, over HTTP.

@@ -33,10 +33,7 @@ if TYPE_CHECKING:
 
 TASK_NAMES = ["classify", "tag", "answer", "choose", "match", "intent", "dialogue", "generate"]
 AGREEMENTS = (0.9, 0.95, 0.98, 0.99, 0.995)
-dev_option = cli.option("--dev", type=cli.PATH, help="Held-out examples  [default: one in ten of TRAIN]")
-report_output_option = cli.option(
-    "-o", "--output", type=cli.PATH, required=True, help="Folder for runs, report and model."
-)
+dev_option = cli.path_option("--dev", help="Held-out examples  [default: one in ten of TRAIN]")
 
 
 @dataclass(frozen=True)
@@ -57,8 +54,8 @@ class TaskSettings:
 
 @cli.command("albertkit finetune classify train.tsv --dev dev.tsv -o sentiment")
 @click.argument("task", type=click.Choice(TASK_NAMES))
-@click.argument("train", type=cli.PATH)
-@report_output_option
+@cli.path_argument("train")
+@run_output_option
 @dev_option
 @cli.option("-m", "--model", help="Model to start from, a folder or a name  [default: a built-in English model]")
 @cli.settings_options(settings=FinetuneSettings, task_settings=TaskSettings, reading=ReadOptions)
@@ -93,7 +90,7 @@ def finetune(
 
 
 @cli.command("albertkit evaluate -m sentiment test.tsv")
-@click.argument("test", type=cli.PATH)
+@cli.path_argument("test")
 @cli.model_options(required=True, early_exit=True)
 @cli.json_option
 @cli.settings_options(reading=ReadOptions)
@@ -111,18 +108,15 @@ def evaluate(test: Path, model: cli.ModelOptions, as_json: bool, reading: ReadOp
 
 
 @cli.command("albertkit elastic sentiment train.tsv --dev dev.tsv -o sentiment-elastic")
-@click.argument("model", type=cli.PATH)
-@click.argument("train", type=cli.PATH)
-@report_output_option
+@cli.path_argument("model")
+@cli.path_argument("train")
+@run_output_option
 @dev_option
-@cli.option(
+@cli.path_option(
     "--texts",
-    type=cli.PATH,
     help="Unlabelled texts, one per line (a tab between the texts of a pair); MODEL labels them at full depth.",
 )
-@cli.option(
-    "--teacher", type=cli.PATH, help="A better model for the same task, to label --texts. MODEL may then have no task."
-)
+@cli.path_option("--teacher", help="A better model for the same task, to label --texts. MODEL may then have no task.")
 @cli.settings_options(settings=ElasticSettings, reading=ReadOptions)
 def elastic(
     model: Path, train: Path, output: Path, settings: ElasticSettings, reading: ReadOptions, **files: cli.OptionValue
@@ -172,8 +166,8 @@ def elastic(
 
 
 @cli.command("albertkit calibrate sentiment-int8 dev.tsv")
-@click.argument("model", type=cli.PATH)
-@click.argument("dev", type=cli.PATH)
+@cli.path_argument("model")
+@cli.path_argument("dev")
 @cli.option("--exit-depths", help="Depths at which texts may exit, such as 3,6,9  [default: all, or those of distill]")
 @cli.json_option
 @cli.settings_options(reading=ReadOptions)
@@ -218,7 +212,7 @@ def describe_calibration(calibration: ExitCalibration) -> Iterator[str]:
 @cli.option("--what", default="vectors", help="vectors, logits, hidden, attention; with weights: logits,hidden:0.5.")
 @cli.option("--labels", default=0.5, help="With logits: weight of the labels.")
 @cli.option("--temperature", default=2.0, help="With logits: softmax temperature of the comparison.")
-@cli.option("--dev", type=cli.PATH, help="Held-out examples or texts  [default: one in ten of DATA]")
+@cli.path_option("--dev", help="Held-out examples or texts  [default: one in ten of DATA]")
 @cli.option("--max-length", default=128, type=click.IntRange(8, 100_000), help="Longest input, in tokens.")
 @resume_option
 @cli.advanced_option("--workers", default=1, help="Processes that decode the ids of a corpus.")

@@ -115,8 +115,8 @@ def tokenize(texts: cli.TextInput, model: str | None, pair: str | None, max_leng
 
 
 @cli.command("albertkit profile my-albert/ --length 32 --batch-size 1")
-@click.argument("model", type=cli.PATH)
-@cli.option("-f", "--file", type=cli.PATH, help="Texts to run, one per line  [default: random tokens]")
+@cli.path_argument("model")
+@cli.path_option("-f", "--file", help="Texts to run, one per line  [default: random tokens]")
 @cli.option("--length", default=128, type=click.IntRange(min=1), help="Tokens per random text.")
 @cli.option("--batch-size", default=8, type=click.IntRange(1, 10_000), help="Random texts.")
 @cli.threads_option
@@ -157,7 +157,7 @@ def profile(model: Path, file: Path | None, length: int, batch_size: int, thread
 @cli.option("--target", help="Class, label, choice or word to explain  [default: the prediction]")
 @cli.option("--at", help="tag: a word or its number from 1; masks: their number; answer: start or end.")
 @cli.option("--method", "methods", multiple=True, type=click.Choice(METHODS), help="Repeatable  [default: occlusion]")
-@cli.option("-o", "--output", type=cli.PATH, help="Write a page (.html) or a picture (.png).")
+@cli.path_option("-o", "--output", help="Write a page (.html) or a picture (.png).")
 @cli.depth_option
 @cli.force_option
 @cli.json_option

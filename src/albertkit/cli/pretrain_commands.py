@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from albertkit.train.loop import TrainResult
 
 DEFAULT_MINUTES = 10.0
-run_output_option = cli.option(
-    "-o", "--output", type=cli.PATH, required=True, help="Folder for checkpoints, metrics and the model."
+run_output_option = cli.path_option(
+    "-o", "--output", required=True, help="Folder for checkpoints, reports and the model."
 )
 config_option = cli.option(
     "--option", "options", multiple=True, metavar="NAME=VALUE", help="An option beyond ALBERT; see docs/options.md."
@@ -39,7 +39,7 @@ resume_option = cli.option(
 
 @cli.command("albertkit tokenizer wiki/ -o vocabulary/ --vocab-size 30000 --max-mb 200")
 @click.argument("texts", nargs=-1, required=True)
-@cli.option("-o", "--output", type=cli.PATH, required=True, help="A new folder for the tokenizer.")
+@cli.path_option("-o", "--output", required=True, help="A new folder for the tokenizer.")
 @cli.option("--vocab-size", default=30_000, help="Most tokens in the vocabulary.")
 @cli.option("--kind", type=click.Choice(["unigram", "wordpiece"]), default="unigram", help="Kind of subwords.")
 @cli.option("--cased", is_flag=True, help="Keep capital letters.")
@@ -85,7 +85,7 @@ def tokenizer(
 
 @cli.command("albertkit corpus wiki/ books.jsonl.zst -o shards/ --tokenizer vocabulary/")
 @click.argument("texts", nargs=-1, required=True)
-@cli.option("-o", "--output", type=cli.PATH, required=True, help="Folder of the corpus.")
+@cli.path_option("-o", "--output", required=True, help="Folder of the corpus.")
 @cli.option("--tokenizer", help="Model folder or name, spiece.model or vocab.txt  [default: English]")
 @cli.option("--workers", type=click.IntRange(1, 256), help="Processes  [default: one per core]")
 @cli.force_option
@@ -162,7 +162,7 @@ def default_budget(function: cli.Function) -> cli.Function:
 
 
 @cli.command("albertkit pretrain shards -o run --shape small --minutes 30")
-@click.argument("shards", type=cli.PATH)
+@cli.path_argument("shards")
 @run_output_option
 @cli.option("-m", "--model", help="Continue from this model's weights instead of random ones.")
 @cli.option("--shape", default="small", help="A preset, or a folder or JSON file with a config.")

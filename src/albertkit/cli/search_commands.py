@@ -24,8 +24,8 @@ index_model_option = cli.option(
 
 
 @cli.command("albertkit index notes/ faq.jsonl --text-column question -o notes.idx")
-@click.argument("files", nargs=-1, type=cli.PATH)
-@cli.option("-o", "--output", type=cli.PATH, required=True, help="The index: a new file, or one to update.")
+@cli.path_argument("files", nargs=-1)
+@cli.path_option("-o", "--output", required=True, help="The index: a new file, or one to update.")
 @index_model_option
 @cli.text_column_option
 @cli.option("--id-column", help="Column or JSON field with the id of a record  [default: file:line]")
@@ -82,7 +82,7 @@ def index(
 
 
 @cli.command('albertkit search notes.idx "how do I get my money back?"')
-@click.argument("index", type=cli.PATH)
+@cli.path_argument("index")
 @cli.text_input
 @index_model_option
 @cli.option("-k", default=10, type=click.IntRange(1, 10_000), help="Results per query.")
@@ -117,7 +117,7 @@ def search(index: Path, texts: cli.TextInput, model: str | None, k: int, mode: s
 
 
 @cli.command("albertkit cluster reviews.txt -k 12")
-@click.argument("file", type=cli.PATH)
+@cli.path_argument("file")
 @cli.option("-m", "--model", help=f"Model folder or name.  {cli.DEFAULT_MODEL}")
 @cli.option("-k", type=click.IntRange(min=1), help="Clusters  [default: the root of half the texts, up to 100]")
 @cli.text_column_option

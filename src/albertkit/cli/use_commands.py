@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 MAX_COMPARED = 1000
-context_option = cli.option("--context", type=cli.PATH, help="File with the text to read  [default: stdin]")
-bulk_output_option = cli.option("-o", "--output", type=cli.PATH, help="With --engine: folder of the output.")
+context_option = cli.path_option("--context", help="File with the text to read  [default: stdin]")
+bulk_output_option = cli.path_option("-o", "--output", help="With --engine: folder of the output.")
 
 
 @cli.command("cat notes.txt | albertkit embed -o notes.npy")
 @cli.text_input
 @cli.model_options(early_exit=True)
-@cli.option("-o", "--output", type=cli.PATH, help="Write .npy, .jsonl or .parquet  [default: JSON lines on stdout]")
+@cli.path_option("-o", "--output", help="Write .npy, .jsonl or .parquet  [default: JSON lines on stdout]")
 @cli.option("--dim", type=click.IntRange(min=1), help="Keep only the first dimensions of each vector.")
 @cli.option("--prompt", help="Text, or name of one of the model's prompts, to put before each text.")
 @cli.option("--pooling", type=click.Choice(["mean", "cls", "pooler", "max"]), help="Pooling  [default: the model's]")
