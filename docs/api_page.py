@@ -25,7 +25,7 @@ GROUPS = {
         "albertkit.model.albert_model.AlbertModel",
         "albertkit.model.albert_model.build_head",
         "albertkit.model.packed_batch.Batch",
-        "albertkit.model.heads.pool",
+        "albertkit.model.albert_model.pool",
     ),
     "Search": (
         "albertkit.search.index.Index",

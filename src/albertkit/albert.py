@@ -23,7 +23,8 @@ from albertkit.runtime.runtime_model import RuntimeModel
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from albertkit.explain.explainer import ExplainKeywords, Explanation
+    from albertkit.explain.explain_input import ExplainKeywords
+    from albertkit.explain.explainer import Explanation
     from albertkit.runtime.generate import GenerateKeywords
     from albertkit.runtime.mask_filling import Infilling, MaskPrediction
     from albertkit.runtime.predict import PredictKeywords
@@ -355,19 +356,18 @@ class Albert(RuntimeModel):
         *,
         pair: str | None = None,
         question: str | None = None,
-        choices: Iterable[str] = (),
         **settings: Unpack[ExplainKeywords],
     ) -> Explanation:
         """Explain a prediction: values of words, attention, and how the prediction forms (see `docs/explain.md`).
 
-        pair, question, choices: what the model's task needs beside the text. Settings: the fields of `ExplainSettings`,
-        among them methods (occlusion, shapley, gradients, rollout, attention) and target (what to explain).
+        pair, question: what the model's task needs beside the text. Settings: the fields of `ExplainSettings`,
+        among them methods (occlusion, gradients) and target (what to explain).
 
         >>> Albert().explain("a cat sat on the mat").to_dict()  # doctest: +SKIP
         """
         from albertkit.explain import Explainer, ExplainInput, ExplainSettings
 
-        texts = ExplainInput(text, pair, question, tuple(choices))
+        texts = ExplainInput(text, pair, question)
         return Explainer(self).explain(texts, ExplainSettings(**settings))
 
 

@@ -122,6 +122,33 @@ def new_folder(target: Path, overwrite: bool = False) -> Iterator[Path]:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
+def write_file(path: Path, data: bytes, overwrite: bool = False) -> Path:
+    """Write a file whole or not at all; its folder is created."""
+    check_absent(path, overwrite)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, part = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(data)
+            Path(part).chmod(0o644)
+            flush(Path(part))
+            Path(part).replace(path)
+        finally:
+            Path(part).unlink(missing_ok=True)
+    except OSError as error:
+        raise AlbertkitError(f"writing {path} failed: {error.strerror}; nothing was changed") from None
+    return path
+
+
+def check_absent(path: Path, overwrite: bool) -> None:
+    """An error if a file may not be written."""
+    if path.is_dir():
+        raise AlbertkitError(f"{path} is a folder; choose the name of a file")
+    if path.exists() and not overwrite:
+        raise AlbertkitError(f"{path} exists; choose another name or allow overwriting (--force)")
+
+
 def flush(path: Path) -> None:
     """Bring a file, or the names in a folder, to the disk."""
     if path.is_dir() and os.name == "nt":

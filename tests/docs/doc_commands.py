@@ -143,9 +143,8 @@ def quantise(source: Path, target: Path) -> None:
 
 def foreign(folder: Path) -> None:
     """Checkpoints in the layouts of others."""
-    from albertkit.interop.google_tf import to_variables
     from albertkit.interop.sentence_transformers import write_folder
-    from tests.interop.bundle_writer import write_bundle
+    from tests.interop.bundle_writer import to_variables, write_bundle
     from tests.interop.test_foreign_layouts import google_config
 
     config = shape().replace(classifier_dropout_prob=0.1)

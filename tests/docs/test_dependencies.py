@@ -112,6 +112,6 @@ def test_pins_are_within_the_ranges():
 
 
 def test_a_tensorflow_checkpoint_alone_needs_the_checksum_library():
-    tree = ast.parse((SOURCE / "interop" / "tensor_bundle.py").read_text(encoding="utf-8"))
+    tree = ast.parse((SOURCE / "interop" / "google_tf.py").read_text(encoding="utf-8"))
     top = ast.Module([node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)], [])
     assert "google_crc32c" not in imported(ast.unparse(top))

@@ -10,8 +10,8 @@ from tests.serve.conftest import MADE, make
 from tests.train import test_finetune as lessons
 
 
-def explain(explainer: Explainer, text: str, pair=None, question=None, choices=(), **settings) -> Explanation:
-    return explainer.explain(ExplainInput(text, pair, question, tuple(choices)), ExplainSettings(**settings))
+def explain(explainer: Explainer, text: str, pair=None, question=None, **settings) -> Explanation:
+    return explainer.explain(ExplainInput(text, pair, question), ExplainSettings(**settings))
 
 
 @pytest.fixture(scope="session")

@@ -14,10 +14,9 @@ from albertkit.artifact import ArtifactMetadata
 from albertkit.config import Options
 from albertkit.errors import AlbertkitError
 from albertkit.explain import Explainer
-from albertkit.explain.attribution import InputVariants, attention_by_word, rollout
-from albertkit.explain.explain_input import ExplainInput, merge_words, tokenize_input
-from albertkit.explain.explainer import ExplainSettings
-from albertkit.explain.target import log_odds
+from albertkit.explain.activations import rollout
+from albertkit.explain.attribution import InputVariants, log_odds
+from albertkit.explain.explain_input import ExplainInput, ExplainSettings, merge_words, tokenize_input
 from tests.explain.conftest import explain
 from tests.serve.conftest import make
 from tests.train.conftest import TOPICS
@@ -30,7 +29,6 @@ ASKED: dict[str, dict] = {
     "stars": {"text": TEXT},
     "names": {"text": TEXT},
     "reader": {"text": TEXT, "question": "Who ate it?"},
-    "exam": {"text": TEXT, "question": "Where was she?", "choices": ("in Paris", "at home", "away")},
     "atis": {"text": TEXT},
 }
 VECTORS: dict[str, dict] = {"embed": {"text": TEXT}, "similar": {"text": TEXT, "pair": "someone went to France"}}
@@ -63,7 +61,6 @@ def test_rows_of_a_rollout_sum_to_one(layers, heads, tokens, seed):
     shares = np.random.default_rng(seed).dirichlet(np.ones(tokens), (layers, heads, tokens))
     rolled = rollout(shares)
     assert rolled.sum(axis=-1) == pytest.approx(np.ones(tokens)) and (rolled >= 0).all()
-    assert attention_by_word(rolled, [0], np.arange(tokens) // 2, tokens).sum() == pytest.approx(1)
 
 
 def test_words_that_share_a_token_are_one():
@@ -97,14 +94,14 @@ def test_every_token_of_a_text_belongs_to_a_word_that_holds_it(explainers, text,
 def test_occlusion_equals_each_variant_alone(explainers, model, asked, hide):
     explainer = explainers[model]
     ready = explainer.prepare(
-        ExplainInput(asked["text"], asked.get("pair"), asked.get("question"), asked.get("choices", ())),
+        ExplainInput(asked["text"], asked.get("pair"), asked.get("question")),
         ExplainSettings(),
     )
     found = explainer.attribute(ready, "occlusion", ExplainSettings(hide=hide))
     variants = InputVariants(explainer.albert, ready.input, ready.target, hide)
     words = len(ready.input.words)
-    whole = variants.values(np.ones((1, words), bool))[0][0]
-    alone = [whole - variants.values(np.arange(words)[None] != word)[0][0] for word in range(words)]
+    whole = variants.values(np.ones((1, words), bool))[0]
+    alone = [whole - variants.values(np.arange(words)[None] != word)[0] for word in range(words)]
     assert found.values == pytest.approx(alone, abs=1e-4)
     assert np.abs(found.values).max() > 1e-4
 
@@ -134,33 +131,16 @@ def test_a_hidden_word_is_the_text_with_a_mask_in_its_place(learnt):
     assert found.probability == pytest.approx(albert.classify(" ".join(words)).probabilities["animal"], abs=1e-6)
 
 
-@pytest.mark.parametrize("method", ["occlusion", "shapley", "gradients"])
+@pytest.mark.parametrize("method", ["occlusion", "gradients"])
 def test_what_was_learnt_is_found(learnt, method):
     """Animals speak for `animal`, trees against it, and colours matter less."""
     text = "cat red cow oak pig green fig hen blue"
-    found = explain(learnt, text, methods=method, target="animal", samples=8)
+    found = explain(learnt, text, methods=method, target="animal")
     values = dict(zip(text.split(), found.attribution(method).tolist(), strict=True))
     beasts, trees, colours = (
         [v for word, v in values.items() if word in ring] for ring in (TOPICS[1], TOPICS[2], TOPICS[0])
     )
     assert np.mean(beasts) > 2 * np.mean(np.abs(colours)) and np.mean(trees) < 0 < min(beasts), values
-
-
-@pytest.mark.parametrize(("model", "asked"), CASES, ids=NAMES)
-def test_shapley_values_add_up(explainers, model, asked):
-    (found,) = explain(explainers[model], **asked, methods="shapley", samples=2).attributions
-    assert found.values.sum() == pytest.approx(found.full - found.empty, abs=1e-6)
-
-
-def test_shapley_of_a_sum_is_the_sum():
-    """Where words do not depend on each other, every order gives the same."""
-    from types import SimpleNamespace
-
-    from albertkit.explain.attribution import shapley
-
-    own = np.array([1.0, -2.0, 0.5])
-    variants = SimpleNamespace(input=SimpleNamespace(words=[1, 2, 3], rows=[1]), values=lambda kept: (kept @ own, None))
-    assert shapley(variants, 3).values == pytest.approx(own)
 
 
 @pytest.mark.parametrize("hide", ["mask", "pad"])
@@ -189,24 +169,12 @@ def test_gradients_of_slots_and_of_frozen_heads(explainers, tmp_path):
 
 
 def test_a_classifier_that_reads_the_mean(tmp_path):
-    """Without a pooler, gradients go through the mean, and what is attended to is the mean over all tokens."""
+    """Without a pooler, gradients go through the mean."""
     meta = ArtifactMetadata(task="classify", labels=("no", "yes"))
     folder = make(tmp_path / "mean", meta, {"classify": 2}, options=Options(classifier="mean"))
     explainer = Explainer(Albert(folder, threads=1))
-    found = explain(explainer, TEXT, methods=["gradients", "occlusion", "attention"], steps=96)
-    gradients, occluded, attention_attribution = found.attributions
+    gradients, occluded = explain(explainer, TEXT, methods=["gradients", "occlusion"], steps=96).attributions
     assert (gradients.full, gradients.empty) == pytest.approx((occluded.full, occluded.empty), abs=2e-3)
-    (one,) = found.maps
-    table = one.attention[-1].mean(axis=0)
-    assert attention_attribution.values == pytest.approx(
-        attention_by_word(table, range(len(one.tokens)), one.owner, len(found.words))
-    )
-
-
-def test_limits_count_the_rows_of_choices(explainers):
-    choices = [f"word {n}" for n in range(26)]
-    with pytest.raises(AlbertkitError, match=r"samples=100 is out of range: a text of \d+ words allows 1 to \d\d?$"):
-        explain(explainers["exam"], "a b c", question="who?", choices=choices, methods="shapley", samples=100)
 
 
 def test_a_word_is_chosen_as_texts_are_read(explainers):
@@ -215,7 +183,7 @@ def test_a_word_is_chosen_as_texts_are_read(explainers):
 
 
 def test_ends_words_masks_and_labels_are_chosen(explainers):
-    reader, names, words, exam = (explainers[name] for name in ("reader", "names", "words", "exam"))
+    reader, names, words = (explainers[name] for name in ("reader", "names", "words"))
     asked = ASKED["reader"]
     both, start, end = (explain(reader, **asked, at=at) for at in (None, "start", "end"))
     assert both.value == pytest.approx(start.value + end.value, abs=1e-5)
@@ -228,13 +196,6 @@ def test_ends_words_masks_and_labels_are_chosen(explainers):
     assert [word.text for word in second.words] == ["the", "of", "the", "story", "is", "a"]
     named = explain(words, ASKED["words"]["text"], target="house")
     assert named.target == "'house' at mask 1"
-    chosen = explain(exam, **ASKED["exam"], target="away")
-    wanted = exam.albert.choose(TEXT, "Where was she?", ASKED["exam"]["choices"]).probabilities[2]
-    assert chosen.probability == pytest.approx(wanted, abs=1e-6) and chosen.target == "choice 3, 'away'"
-    parts = {word.part for word in chosen.words}
-    assert parts == {"text", "question", "choice 1", "choice 2", "choice 3"}
-    blank = explain(exam, TEXT, question="She was in _ .", choices=("Paris", "London"))
-    assert blank.parts["choice 2"] == "She was in London ."
 
 
 # Layers ----------------------------------------------------------------------------------------------------------
@@ -250,7 +211,6 @@ def test_every_depth_is_what_the_runtime_says(explainers, model, asked):
         "tag": lambda depth: albert.tag(text, depth=depth),
         "intent": lambda depth: albert.understand(text, depth=depth),
         "answer": lambda depth: albert.answer(asked["question"], text, depth=depth),
-        "choose": lambda depth: albert.choose(text, asked["question"], asked["choices"], depth=depth),
         "similar": lambda depth: pytest.approx(albert.similarity(text, asked["pair"], depth=depth), abs=1e-5),
         "embed": lambda depth: None,
     }
@@ -282,15 +242,11 @@ def flat(value) -> list:
 
 def test_attention_equals_that_of_the_numpy_encoder(explainers):
     explainer = explainers["pairs"]
-    found = explain(explainer, **ASKED["pairs"], methods=["attention", "rollout"])
+    found = explain(explainer, **ASKED["pairs"])
     encoding = explainer.albert.tokenizer.encode(TEXT, "She was hungry.")
     seen = explainer.encoder.run(encoding.ids, encoding.segments).attention
     (one,) = found.maps
     assert np.array_equal(one.attention, seen) and one.rollout == pytest.approx(rollout(seen))
-    last = seen[-1].mean(axis=0)[0]
-    values = found.attribution("attention")
-    assert values[0] == pytest.approx(last[one.owner == 0].sum(), abs=1e-6)
-    assert values.sum() == pytest.approx(last[one.owner >= 0].sum(), abs=1e-6)
 
 
 # Python API and errors ------------------------------------------------------------------------------------------------
@@ -318,8 +274,7 @@ def test_the_built_in_model_for_words_fills_masks_for_the_other():
         ("words", {"text": "[MASK]" + "a " * 600_000}, "1,200,006 characters"),
         ("pairs", {"text": ""}, "has no word"),
         ("reader", {"text": "a b"}, "needs question"),
-        ("exam", {"text": "a b", "question": "who?"}, "needs choices"),
-        ("exam", {"text": "a b", "question": "who?", "choices": ("one",)}, "pass 2 to 26"),
+        ("exam", {"text": "a b"}, "a model for 'choose' cannot be explained"),
         ("names", {"text": "a b", "pair": "c"}, "is not used"),
         ("pairs", {"text": "a b", "target": "yess"}, "did you mean 'yes'"),
         ("pairs", {"text": "a b", "at": 1}, "at='1' is not used"),
@@ -329,11 +284,10 @@ def test_the_built_in_model_for_words_fills_masks_for_the_other():
         ("words", {"text": "a [MASK] b", "at": "2"}, "from 1 to 1"),
         ("words", {"text": "a [MASK] b", "target": "qqqqqqqq"}, "not a single token"),
         ("stars", {"text": "a b", "target": "3"}, "omit it"),
-        ("pairs", {"text": "a b", "methods": "shaply"}, "did you mean 'shapley'"),
+        ("pairs", {"text": "a b", "methods": "gradient"}, "did you mean 'gradients'"),
         ("pairs", {"text": "a b", "hide": "gone"}, "choose one of mask, drop, pad"),
         ("pairs", {"text": "a b", "hide": "drop", "methods": "gradients"}, "choose mask or pad"),
         ("pairs", {"text": "a b", "steps": 2, "methods": "gradients"}, "choose 8 to 1024"),
-        ("pairs", {"text": "a b", "samples": 0, "methods": "shapley"}, "allows 1 to 5000"),
         ("pairs", {"text": "a b", "depth": 0}, "depth is 0"),
     ],
 )

@@ -27,7 +27,6 @@ def task(kind: str) -> Callable[[], Path]:
 CASES: dict[str, tuple[Callable[[], Path], tuple[object, ...]]] = {
     "vector": (tiny_model, ()),
     "vector-depth": (tiny_model, ("--depth", 2)),
-    "vector-loop": (tiny_model, ("--loop",)),
     "vector-int8": (int8, ()),
     "words": (tiny_model, ("--head", "mlm")),
     "single": (task("single"), ()),

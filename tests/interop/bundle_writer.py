@@ -9,8 +9,10 @@ from pathlib import Path
 import google_crc32c
 import numpy as np
 
-CODES = {"float32": 1, "float64": 2, "int32": 3, "uint8": 4, "int16": 5, "int8": 6, "int64": 9, "bool": 10}
-CODES |= {"bfloat16": 14, "uint16": 17, "float16": 19, "uint32": 22, "uint64": 23}
+from albertkit.artifact import Artifact
+from albertkit.tensor_names import BRIGHTMART, PUBLIC, tensor_names
+
+CODES = {"float32": 1, "float64": 2, "int32": 3, "int64": 9, "bfloat16": 14, "float16": 19}
 Spoil = Callable[[int, bytes], bytes]
 
 
@@ -98,22 +100,31 @@ def write_bundle(
     prefix: Path,
     tensors: Mapping[str, np.ndarray],
     shards: int = 1,
-    big: bool = False,
     extra: Mapping[bytes, bytes] | None = None,
     bfloat16: frozenset[str] = frozenset(),
     **options: object,
 ) -> None:
     """Tensors in turn over the shards; of the float32 named in `bfloat16`, only the upper half is stored."""
     data = [bytearray() for _ in range(shards)]
-    records = {b"": header(shards, big), **(extra or {})}
+    records = {b"": header(shards), **(extra or {})}
     for i, (name, values) in enumerate(tensors.items()):
         code = CODES[str(values.dtype)]
         if name in bfloat16:
             code, values = 14, np.asarray(values.view(np.uint32) >> 16, np.uint16)
-        raw = values.astype(values.dtype.newbyteorder(">" if big else "<")).tobytes()
+        raw = values.tobytes()
         shard = data[i % shards]
         records[name.encode()] = entry(code, values.shape, i % shards, len(shard), len(raw), masked(raw))
         shard += raw
     Path(f"{prefix}.index").write_bytes(table(sorted(records.items()), **options))
     for i, shard in enumerate(data):
         Path(f"{prefix}.data-{i:05d}-of-{shards:05d}").write_bytes(shard)
+
+
+def to_variables(artifact: Artifact) -> dict[str, np.ndarray]:
+    """The weights under Google's variable names."""
+    rows = BRIGHTMART if artifact.config.options.brightmart_layout else PUBLIC
+    names = [name for name in tensor_names(artifact.config, rows) if name.ours in artifact.weights]
+    arrays = {
+        name.tf: artifact.weights[name.ours].T if name.transpose else artifact.weights[name.ours] for name in names
+    }
+    return {name: np.ascontiguousarray(array) for name, array in arrays.items()}

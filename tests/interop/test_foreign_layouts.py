@@ -14,13 +14,12 @@ from albertkit.config import Options
 from albertkit.errors import AlbertkitError
 from albertkit.interop import plbert
 from albertkit.interop.convert import convert, open_model
-from albertkit.interop.google_tf import to_variables
 from albertkit.interop.huggingface import from_state_dict
 from albertkit.model import AlbertModel, Batch
 from albertkit.model.albert_model import build_head
 from albertkit.tensor_names import BRIGHTMART, PUBLIC, tensor_names
 from tests.conftest import SPIECE, tiny
-from tests.interop.bundle_writer import write_bundle
+from tests.interop.bundle_writer import to_variables, write_bundle
 
 
 def model_of(config, heads=("mlm", "sop")) -> AlbertModel:

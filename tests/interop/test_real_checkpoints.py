@@ -12,8 +12,8 @@ import torch
 from albertkit.albert import Albert
 from albertkit.compress.quantize import quantize
 from albertkit.interop.convert import convert, open_model
+from albertkit.interop.google_tf import find_bundle, list_bundle, read_bundle
 from albertkit.interop.plbert import SYMBOLS
-from albertkit.interop.tensor_bundle import find_bundle, read_bundle
 from albertkit.model import AlbertModel, Batch
 from albertkit.runtime.batching import token_batches
 from albertkit.runtime.engine import levels
@@ -178,7 +178,7 @@ def test_pl_bert_equals_the_graph_it_came_from(opened, tmp_path):
 
 def test_the_real_tensorflow_bundle_reads_fully():
     prefix = find_bundle(real("bert-tf"))
-    tensors = read_bundle(prefix)
+    tensors = read_bundle(prefix, list_bundle(prefix))
     assert len(tensors) == 78 and sum(a.size for a in tensors.values()) == 6_698_373
     assert all(np.isfinite(a).all() for a in tensors.values())
 

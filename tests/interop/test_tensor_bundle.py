@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import tempfile
 from pathlib import Path
@@ -14,8 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from albertkit.errors import AlbertkitError
-from albertkit.interop import tensor_bundle
-from albertkit.interop.tensor_bundle import find_bundle, list_bundle, read_bundle
+from albertkit.interop import google_tf
+from albertkit.interop.google_tf import find_bundle, list_bundle, read_bundle
 
 from . import bundle_writer as writer
 
@@ -25,20 +24,23 @@ REAL = CHECKPOINTS / "bert-tf" / "bert_model.ckpt"
 SMALL = {
     "bert/embeddings/LayerNorm/beta": np.arange(3, dtype=np.float32),
     "bert/embeddings/LayerNorm/gamma": np.ones((2, 1), np.float64),
-    "bert/pooler/dense/bias": np.array([1, -2], np.int16),
+    "bert/pooler/dense/bias": np.array([1, -2], np.float16),
     "global_step": np.array(7, np.int64),
 }
-DTYPES = [name for name in writer.CODES if name != "bfloat16"]
+DTYPES = ["float32", "float16", "int32", "int64"]
 NAMES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=40).filter(lambda n: n[0] != "\0")
 ARRAYS = st.sampled_from(DTYPES).flatmap(
     lambda dtype: hnp.arrays(dtype, hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=5))
 )
 
 
+def read_all(prefix: Path) -> dict[str, np.ndarray]:
+    return read_bundle(prefix, list_bundle(prefix))
+
+
 def same(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> bool:
     return one.keys() == other.keys() and all(
-        one[n].dtype == other[n].dtype and one[n].shape == other[n].shape and one[n].tobytes() == other[n].tobytes()
-        for n in one
+        one[n].shape == other[n].shape and one[n].tobytes() == other[n].astype(np.float32).tobytes() for n in one
     )
 
 
@@ -65,16 +67,14 @@ def fails(call, *parts: str) -> None:
 @given(
     tensors=st.dictionaries(NAMES, ARRAYS, max_size=12),
     shards=st.integers(1, 4),
-    big=st.booleans(),
     block_bytes=st.integers(1, 300),
     restart_every=st.integers(1, 5),
 )
-def test_what_is_written_is_read(tensors, shards, big, block_bytes, restart_every) -> None:
+def test_what_is_written_is_read(tensors, shards, block_bytes, restart_every) -> None:
     with tempfile.TemporaryDirectory() as folder:
         prefix = Path(folder) / "model.ckpt"
-        writer.write_bundle(prefix, tensors, shards, big, block_bytes=block_bytes, restart_every=restart_every)
-        assert same(read_bundle(prefix), tensors)
-        assert same(read_bundle(prefix, verify=False), tensors)
+        writer.write_bundle(prefix, tensors, shards, block_bytes=block_bytes, restart_every=restart_every)
+        assert same(read_all(prefix), tensors)
         listed = list_bundle(prefix)
         assert list(listed) == sorted(tensors, key=str.encode)
         for name, values in tensors.items():
@@ -85,47 +85,48 @@ def test_what_is_written_is_read(tensors, shards, big, block_bytes, restart_ever
 def test_many_entries_over_many_blocks(tmp_path: Path) -> None:
     tensors = {f"layer_{i:04d}/kernel": np.full((2, 3), i, np.float32) for i in range(1500)}
     writer.write_bundle(tmp_path / "m", tensors, shards=3, block_bytes=512)
-    assert same(read_bundle(tmp_path / "m"), tensors)
+    assert same(read_all(tmp_path / "m"), tensors)
 
 
 def test_a_tensor_longer_than_one_chunk(tmp_path: Path) -> None:
-    tensors = {"a": np.arange(700_001, dtype=np.float32), "b": np.arange(3, dtype=np.uint8)}
+    tensors = {"a": np.arange(700_001, dtype=np.float32), "b": np.arange(3, dtype=np.int32)}
     writer.write_bundle(tmp_path / "m", tensors)
-    got = read_bundle(tmp_path / "m")
+    got = read_all(tmp_path / "m")
     assert same(got, tensors)
     assert got["a"].flags.writeable
 
 
-@pytest.mark.parametrize("big", [False, True])
 @pytest.mark.parametrize("shape", [(), (3,), (2, 2)])
-def test_bfloat16_becomes_float32(tmp_path: Path, big: bool, shape: tuple[int, ...]) -> None:
+def test_bfloat16_becomes_float32(tmp_path: Path, shape: tuple[int, ...]) -> None:
     values = np.full(shape, 1.5, np.float32)
-    writer.write_bundle(tmp_path / "m", {"x": values}, big=big, bfloat16=frozenset("x"))
+    writer.write_bundle(tmp_path / "m", {"x": values}, bfloat16=frozenset("x"))
     assert list_bundle(tmp_path / "m")["x"].dtype == "bfloat16"
-    assert same(read_bundle(tmp_path / "m"), {"x": values})
-
-
-def test_any_nonzero_byte_is_true(tmp_path: Path) -> None:
-    data = bytes([0, 1, 2, 255])
-    prefix = bundle_with(tmp_path / "m", writer.entry(10, (4,), size=4, crc=writer.masked(data)), data)
-    assert read_bundle(prefix)["x"].tobytes() == b"\0\1\1\1"
+    assert same(read_all(tmp_path / "m"), {"x": values})
 
 
 def test_checksum_known_values() -> None:
-    assert tensor_bundle._extend_crc(0, b"123456789") == 0xE3069283
-    assert tensor_bundle._mask_crc(tensor_bundle._extend_crc(0, b"123456789")) == writer.masked(b"123456789")
-    assert tensor_bundle._mask_crc(0) == 0xA282EAD8
+    assert (
+        google_tf._masked_crc(b"123456789")
+        == writer.masked(b"123456789")
+        == ((0xE3069283 >> 15 | 0xE3069283 << 17) + 0xA282EAD8) % 2**32
+    )
+    assert google_tf._masked_crc(b"") == 0xA282EAD8
 
 
-def test_strings_are_listed_and_skipped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_big_endian_checkpoints_are_refused(tmp_path: Path) -> None:
+    fails(
+        lambda: list_bundle(bundle_with(tmp_path / "m", writer.entry(1, ()), head=writer.header(big=True))),
+        "big-endian",
+    )
+
+
+def test_strings_are_listed_and_not_read(tmp_path: Path) -> None:
     extra = {b"_OBJECT_GRAPH": writer.entry(7, (), size=99), b"odd": writer.entry(4242, (2,), size=1)}
     writer.write_bundle(tmp_path / "m", SMALL, extra=extra)
     listed = list_bundle(tmp_path / "m")
-    assert (listed["_OBJECT_GRAPH"].dtype, listed["odd"].dtype) == ("string", "type-4242")
-    with caplog.at_level(logging.INFO):
-        assert same(read_bundle(tmp_path / "m"), SMALL)
-    assert "_OBJECT_GRAPH" in caplog.text
-    fails(lambda: read_bundle(tmp_path / "m", ["_OBJECT_GRAPH"]), "_OBJECT_GRAPH", "string")
+    assert (listed["_OBJECT_GRAPH"].dtype, listed["odd"].dtype) == ("of type 7", "of type 4242")
+    assert same(read_bundle(tmp_path / "m", list(SMALL)), SMALL)
+    fails(lambda: read_bundle(tmp_path / "m", ["_OBJECT_GRAPH"]), "_OBJECT_GRAPH", "only numbers")
 
 
 def test_partitioned_tensors_are_named(tmp_path: Path) -> None:
@@ -135,7 +136,7 @@ def test_partitioned_tensors_are_named(tmp_path: Path) -> None:
     writer.write_bundle(tmp_path / "m", SMALL, extra=extra)
     assert list_bundle(tmp_path / "m")["embed/table"].shard == -1
     assert len(list_bundle(tmp_path / "m")) == 5
-    fails(lambda: read_bundle(tmp_path / "m"), "embed/table", "partitioned")
+    fails(lambda: read_all(tmp_path / "m"), "embed/table", "partitioned")
     assert same(read_bundle(tmp_path / "m", list(SMALL)), SMALL)
 
 
@@ -156,7 +157,7 @@ def test_every_truncation_of_the_index(tmp_path: Path) -> None:
     whole = index.read_bytes()
     for length in range(len(whole)):
         index.write_bytes(whole[:length])
-        fails(lambda: read_bundle(tmp_path / "m"), str(index))
+        fails(lambda: read_all(tmp_path / "m"), str(index))
 
 
 def test_every_flip_of_the_index(tmp_path: Path) -> None:
@@ -167,7 +168,7 @@ def test_every_flip_of_the_index(tmp_path: Path) -> None:
         for bits in (0x01, 0x80, 0xFF):
             index.write_bytes(whole[:place] + bytes([whole[place] ^ bits]) + whole[place + 1 :])
             try:
-                assert same(read_bundle(tmp_path / "m"), SMALL)
+                assert same(read_all(tmp_path / "m"), SMALL)
             except AlbertkitError:
                 continue
 
@@ -192,7 +193,7 @@ def test_every_flip_of_the_index_with_valid_checksums(tmp_path: Path, bits: int)
 
             writer.write_bundle(tmp_path / "m", SMALL, block_bytes=60, spoil=spoil)
             try:
-                got = read_bundle(tmp_path / "m")
+                got = read_all(tmp_path / "m")
                 assert all(isinstance(values, np.ndarray) for values in got.values())
             except AlbertkitError:
                 continue
@@ -207,7 +208,7 @@ def test_random_records_with_valid_checksums(records: dict[bytes, bytes], plain:
         Path(f"{prefix}.index").write_bytes(writer.table(sorted(records.items())))
         try:
             list_bundle(prefix)
-            read_bundle(prefix, verify=False)
+            read_all(prefix)
         except AlbertkitError:
             pass
 
@@ -227,21 +228,19 @@ def test_every_flip_and_truncation_of_the_data(tmp_path: Path) -> None:
     whole = data.read_bytes()
     for place in range(len(whole)):
         data.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
-        fails(lambda: read_bundle(tmp_path / "m"), data.name, "checksum")
-        assert not same(read_bundle(tmp_path / "m", verify=False), SMALL)
+        fails(lambda: read_all(tmp_path / "m"), data.name, "checksum")
         data.write_bytes(whole[:place])
-        fails(lambda: read_bundle(tmp_path / "m"), data.name, f"{place} bytes")
-        fails(lambda: read_bundle(tmp_path / "m", verify=False), data.name)
+        fails(lambda: read_all(tmp_path / "m"), data.name, f"{place} bytes")
 
 
 def test_missing_files_are_named(tmp_path: Path) -> None:
-    fails(lambda: read_bundle(tmp_path / "m"), "m.index")
+    fails(lambda: read_all(tmp_path / "m"), "m.index")
     writer.write_bundle(tmp_path / "m", SMALL, shards=2)
     (tmp_path / "m.data-00001-of-00002").unlink()
-    fails(lambda: read_bundle(tmp_path / "m"), "m.data-00001-of-00002", "missing")
+    fails(lambda: read_all(tmp_path / "m"), "m.data-00001-of-00002", "missing")
     assert len(list_bundle(tmp_path / "m")) == 4
     (tmp_path / "m.data-00001-of-00002").mkdir()
-    fails(lambda: read_bundle(tmp_path / "m"), "m.data-00001-of-00002")
+    fails(lambda: read_all(tmp_path / "m"), "m.data-00001-of-00002")
     fails(lambda: list_bundle(tmp_path / ("n" * 300)))
 
 
@@ -254,10 +253,10 @@ ENTRIES = {
     "negative_dim": (writer.entry(1, (-1,), size=4), "over the limit"),
     "huge_dims": (writer.entry(1, (HUGE, HUGE), size=4), "over the limit"),
     "zero_times_huge": (writer.entry(1, (0, HUGE)), "over the limit"),
-    "over_8_gb": (writer.entry(4, (2**33 + 1,), size=2**33 + 1), "over the limit"),
+    "over_8_gb": (writer.entry(1, (2**31 + 1,), size=2**33 + 4), "over the limit"),
     "past_the_end": (writer.entry(1, (4,), offset=8, size=16), "ends at byte 24"),
     "offset_huge": (writer.entry(1, (4,), offset=-1, size=16), "ends at byte"),
-    "promises_much": (writer.entry(4, (2**33,), size=2**33), "it has 16 bytes"),
+    "promises_much": (writer.entry(1, (2**31,), size=2**33), "it has 16 bytes"),
     "no_such_shard": (writer.entry(1, (4,), shard=1, size=16), "there must be 2 to"),
     "shard_huge": (writer.entry(1, (4,), shard=-1, size=16), "header gives 1 shards"),
     "many_axes": (writer.entry(4, (1,) * 33, size=1), "over 32"),
@@ -272,7 +271,7 @@ ENTRIES = {
 @pytest.mark.parametrize("name", ENTRIES)
 def test_hostile_entries(tmp_path: Path, name: str) -> None:
     entry, text = ENTRIES[name]
-    fails(lambda: read_bundle(bundle_with(tmp_path / "m", entry)), text)
+    fails(lambda: read_all(bundle_with(tmp_path / "m", entry)), text)
 
 
 @pytest.mark.parametrize("head", [b"", writer.header(0), writer.header(-1), writer.header(100_000)])
@@ -305,24 +304,24 @@ def test_hostile_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         fails(lambda: list_bundle(tmp_path / "m"), str(index), text)
     index.write_bytes(writer.table([first, *((b"%03d" % i, value) for i in range(50))]))
     assert len(list_bundle(tmp_path / "m")) == 50
-    monkeypatch.setattr(tensor_bundle, "MAX_ENTRIES", 50)
+    monkeypatch.setattr(google_tf, "MAX_ENTRIES", 50)
     fails(lambda: list_bundle(tmp_path / "m"), "over 50 entries")
-    monkeypatch.setattr(tensor_bundle, "MAX_INDEX_BYTES", 100)
+    monkeypatch.setattr(google_tf, "MAX_INDEX_BYTES", 100)
     fails(lambda: list_bundle(tmp_path / "m"), "over the limit of 100")
 
 
 def test_the_total_is_bounded_and_memory_errors_are_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     writer.write_bundle(tmp_path / "m", SMALL)
-    monkeypatch.setattr(tensor_bundle, "MAX_TOTAL_BYTES", 39)
-    fails(lambda: read_bundle(tmp_path / "m"), "40 bytes", "limit of 39")
-    monkeypatch.setattr(tensor_bundle, "MAX_TOTAL_BYTES", 40)
-    assert same(read_bundle(tmp_path / "m"), SMALL)
+    monkeypatch.setattr(google_tf, "MAX_TOTAL_BYTES", 39)
+    fails(lambda: read_all(tmp_path / "m"), "40 bytes", "limit of 39")
+    monkeypatch.setattr(google_tf, "MAX_TOTAL_BYTES", 40)
+    assert same(read_all(tmp_path / "m"), SMALL)
 
     def full(*_: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(tensor_bundle.np, "empty", full)
-    fails(lambda: read_bundle(tmp_path / "m"), "memory")
+    monkeypatch.setattr(google_tf.np, "frombuffer", full)
+    fails(lambda: read_all(tmp_path / "m"), "memory")
 
 
 # Finding
@@ -349,7 +348,7 @@ def test_symbolic_links_are_followed(tmp_path: Path) -> None:
         (tmp_path / f"link{suffix}").symlink_to(tmp_path / "store" / f"m{suffix}")
     found = find_bundle(tmp_path)
     assert found == tmp_path / "link"
-    assert same(read_bundle(found), SMALL)
+    assert same(read_all(found), SMALL)
 
 
 def test_the_checkpoint_file_chooses_among_several(tmp_path: Path) -> None:
@@ -385,7 +384,7 @@ def test_a_path_in_the_checkpoint_file_is_refused(tmp_path: Path, named: str) ->
 def test_a_real_checkpoint() -> None:
     assert find_bundle(REAL.parent) == REAL
     listed = list_bundle(REAL)
-    tensors = read_bundle(REAL)
+    tensors = read_all(REAL)
     assert list(tensors) == list(listed)
     assert all(np.isfinite(values).all() for values in tensors.values())
     assert sum(values.size for values in tensors.values()) == 6_698_373

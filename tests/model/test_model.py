@@ -163,18 +163,18 @@ TEXTS = [[1, 2, 3, 4], [5, 6, 7, 8], [9, 10], [11], [12, 13, 14, 15, 16], [17, 1
 
 def test_padded_attention_is_the_same():
     """The way a GPU takes for many lengths, on the CPU."""
-    batch = Batch.of(TEXTS)
+    batch, layer = Batch.of(TEXTS), attention.Attention(tiny()).eval()
     mixed = torch.randn(sum(map(len, TEXTS)), 3, 2, 4, requires_grad=True)
-    query = torch.randn(len(TEXTS), 2, 1, 4)
-    pairs = [(attention.attend(mixed, batch), attention.attend_padded(mixed, batch))]
-    plain = attention.attend_first(query, mixed[:, 1:], batch)
-    padded = torch.stack([
-        torch.nn.functional.scaled_dot_product_attention(
-            query[i], part[:, 1].transpose(0, 1), part[:, 2].transpose(0, 1))[:, 0]
-        for i, part in enumerate(mixed.split([len(t) for t in TEXTS]))
-    ])  # fmt: skip
-    pairs.append((plain, padded))
-    for one, two in pairs:
+    query, key, value = mixed.unbind(1)
+    for first, queries in ((False, query), (True, torch.randn(len(TEXTS), 2, 4))):
+        one = layer.attend(queries, key, value, batch, first, local=False)
+        two = layer.attend_padded(queries, key, value, batch, first, local=False)
+        if first:
+            parts = zip(queries, key.split(list(batch.lengths)), value.split(list(batch.lengths)), strict=True)
+            alone = [
+                torch.einsum("hl,lhd->hd", torch.einsum("hd,lhd->hl", q / 2, k).softmax(-1), v) for q, k, v in parts
+            ]
+            assert torch.allclose(one, torch.stack(alone), atol=1e-6)
         assert torch.allclose(one, two, atol=1e-6)
         gradients = [torch.autograd.grad(x.sin().sum(), mixed, retain_graph=True)[0] for x in (one, two)]
         assert torch.allclose(*gradients, atol=1e-6)

@@ -21,8 +21,7 @@ from albertkit.config import AlbertConfig, Options, preset
 from albertkit.errors import AlbertkitError
 from albertkit.model import AlbertModel, Batch
 from albertkit.model.albert_model import build_head
-from albertkit.model.attention_options import ConfigurableAttention
-from albertkit.model.encoder_options import DocumentNorm, GruFront
+from albertkit.model.optional_modules import ConfigurableAttention, DocumentNorm, GruFront
 from albertkit.options import given_options
 from albertkit.tasks import make_task
 from albertkit.tokenizer import Tokenizer

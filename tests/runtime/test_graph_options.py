@@ -152,12 +152,11 @@ def test_the_verb_quantize_watches_the_options(tmp_path):
     assert Albert(tmp_path / "q", threads=1).embed(["one cat .", "two dog"]).shape == (2, 32)
 
 
-@pytest.mark.parametrize("loop", [False, True])
 @pytest.mark.parametrize("case", CASES)
-def test_the_exported_file_says_it_too(case, loop, tmp_path):
+def test_the_exported_file_says_it_too(case, tmp_path):
     """`export` compares before it writes; here longer and shorter batches than it does."""
     write_artifact(make(CASES[case], num_hidden_layers=4), tmp_path / "m")
-    report = export(tmp_path / "m", tmp_path / "m.onnx", ExportSettings(head="vector", loop=loop))
+    report = export(tmp_path / "m", tmp_path / "m.onnx", ExportSettings(head="vector"))
     assert report.error < 1e-4
     session = ort.InferenceSession(tmp_path / "m.onnx", providers=["CPUExecutionProvider"])
     stored = read_stored(tmp_path / "m")
@@ -177,9 +176,7 @@ def test_the_exported_int8_file(tmp_path):
 @pytest.mark.parametrize("case", ["classifier", "everything", "window"])
 def test_a_task_head_reads_the_same(case, tmp_path):
     """The torch model's scores, through the artifact, from the runtime and from the exported file."""
-    artifact = make(
-        CASES[case], meta=ArtifactMetadata(task="classify", labels=("a", "b"), details={"kind": "single"})
-    )
+    artifact = make(CASES[case], meta=ArtifactMetadata(task="classify", labels=("a", "b"), details={"kind": "single"}))
     write_artifact(artifact, tmp_path / "m")
     albert = Albert(tmp_path / "m", threads=1)
     texts = ["one red green blue .", "two cat dog cow hen pig fox owl bee . oak elm ash"]

@@ -336,7 +336,9 @@ def test_everybody_can_use_it(visit, viewport, theme, locale):
     page = one.page
     for tab in TABS:
         panel = one.open(tab)
-        page.wait_for_function("() => document.getAnimations().every(one => one.playState !== 'running')")  # colours stand
+        page.wait_for_function(
+            "() => document.getAnimations().every(one => one.playState !== 'running')"
+        )  # colours stand
         where = "document" if tab == "compare" else f"'#panel-{tab}'"  # the frame stays the same
         assert barriers(page, where) == [], tab
         assert page.evaluate("document.scrollingElement.scrollWidth") <= viewport["width"], tab

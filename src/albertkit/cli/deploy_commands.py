@@ -205,9 +205,6 @@ def convert(source: Path, output: Path, force: bool, as_json: bool) -> None:
 @cli.force_option
 @cli.json_option
 @cli.advanced_option(
-    "--loop", is_flag=True, help="Apply the layer in a Loop: less memory in OpenVINO, slower in onnxruntime."
-)
-@cli.advanced_option(
     "--full-range", is_flag=True, help="8-bit activations in int8 files: for ARM, and x86 with VNNI only."
 )
 def export(source: Path, output: Path | None, force: bool, as_json: bool, **settings: cli.OptionValue) -> None:

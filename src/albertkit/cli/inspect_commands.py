@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,11 +26,11 @@ from albertkit.cli.console import (
 from albertkit.errors import AlbertkitError
 
 if TYPE_CHECKING:
-    from albertkit.explain import Explainer, Explanation, Faithfulness
+    from albertkit.explain import Explanation
 
 BAR_WIDTH = 24  # columns of the longest bar
 WORD_WIDTH = 24  # columns of the longest word
-METHODS = ["occlusion", "shapley", "gradients", "rollout", "attention"]
+METHODS = ["occlusion", "gradients"]
 MAX_PROFILED = 1000  # texts
 
 
@@ -152,74 +151,47 @@ def profile(model: Path, file: Path | None, length: int, batch_size: int, thread
 @click.argument("text", required=False)
 @cli.option("-m", "--model", required=True, help="Model folder or name.")
 @cli.option("--pair", help="The second text: of a pair to classify, or to compare by vectors.")
-@cli.option("--question", help="For a model that answers or chooses: the question about the text.")
-@cli.option("--choice", "choices", multiple=True, help="For a model that chooses: one of the choices. Repeatable.")
-@cli.option("--target", help="Class, label, choice or word to explain  [default: the prediction]")
+@cli.option("--question", help="For a model that answers: the question about the text.")
+@cli.option("--target", help="Class, label or word to explain  [default: the prediction]")
 @cli.option("--at", help="tag: a word or its number from 1; masks: their number; answer: start or end.")
 @cli.option("--method", "methods", multiple=True, type=click.Choice(METHODS), help="Repeatable  [default: occlusion]")
-@cli.path_option("-o", "--output", help="Write a page (.html) or a picture (.png).")
+@cli.path_option("-o", "--output", help="Write an HTML page.")
 @cli.depth_option
 @cli.force_option
 @cli.json_option
 @cli.advanced_option(
     "--hide", type=click.Choice(["mask", "drop", "pad"]), help="How words are hidden  [default: mask; drop for vectors]"
 )
-@cli.advanced_option("--samples", default=16, type=click.IntRange(1, 10_000), help="shapley: orders of words.")
 @cli.advanced_option("--steps", default=64, type=click.IntRange(8, 1024), help="gradients: integration steps.")
 @cli.advanced_option("-k", default=3, type=click.IntRange(1, 1000), help="Predictions per mask.")
-@cli.advanced_option("--attention", is_flag=True, help="With --json or a picture: include the attention of every head.")
-@cli.advanced_option(
-    "--check",
-    type=cli.PATH,
-    help="Measure the methods on a file of texts, or .jsonl with text, pair, question, choices.",
-)
-@cli.advanced_option("--max-texts", default=200, type=click.IntRange(1, 10_000), help="Most texts of --check.")
+@cli.advanced_option("--attention", is_flag=True, help="With --json: include the attention of every head.")
 @cli.threads_option
-def explain(
-    text: str | None, model: str, output: Path | None, check: Path | None, as_json: bool, **options: cli.OptionValue
-) -> None:
+def explain(text: str | None, model: str, output: Path | None, as_json: bool, **options: cli.OptionValue) -> None:
     """Explain what a model predicts for TEXT: which words matter, how the prediction forms layer by layer, and (with -o
     or --json) what each head attends to.
 
     \b
     occlusion   the effect of hiding a word
-    shapley     the mean effect of a word, in random orders
     gradients   integrated gradients; needs  pip install 'albertkit[explain]'
-    rollout     attention rolled out through all layers
-    attention   attention of the last layer
 
-    Values are log-odds (0.7 doubles the odds), or cosines for vectors. --check measures, on texts of yours, whether
-    hiding the words that a method ranks first changes the prediction more than hiding random ones. Without TEXT, stdin
-    is read.
+    Values are log-odds (0.7 doubles the odds), or cosines for vectors. Without TEXT, stdin is read.
     """
     from albertkit.albert import Albert
     from albertkit.explain import Explainer, ExplainInput, ExplainSettings
+    from albertkit.file_io import check_absent
 
-    methods, threads, max_texts = (
-        options.pop("methods") or ("occlusion",),
-        options.pop("threads"),
-        options.pop("max_texts"),
-    )
+    methods, threads = options.pop("methods") or ("occlusion",), options.pop("threads")
     force, attention = options.pop("force"), options.pop("attention")
-    if check is not None:
-        if text is not None or output is not None:
-            raise AlbertkitError("--check reads texts from a file and prints a table. Omit TEXT and --output.")
-        check_methods(Explainer(Albert(model, threads=threads)), check, max_texts, methods, options, as_json)
-        return
     if output is not None:
-        from albertkit.explain.views import check_writable
-
-        if output.suffix not in (".html", ".png"):
-            raise AlbertkitError(f"{output} ends with {output.suffix!r}; an explanation is .html or .png. Rename it.")
-        check_writable(output, force)
+        if output.suffix != ".html":
+            raise AlbertkitError(f"{output} ends with {output.suffix!r}; an explanation is an .html page. Rename it.")
+        check_absent(output, force)
     text = cli.read_whole(None).strip() if text is None else text
-    given = {name: options.pop(name) for name in ("pair", "question", "choices")}
+    given = {name: options.pop(name) for name in ("pair", "question")}
     explainer, settings = Explainer(Albert(model, threads=threads)), ExplainSettings(methods=methods, **options)
     explanation = explainer.explain(ExplainInput(text, **given), settings)
-    if output is not None and output.suffix == ".html":
+    if output is not None:
         explanation.to_html(output, overwrite=force)
-    elif output is not None:
-        explanation.to_png(output, overwrite=force, attention=attention)
     if as_json:
         print_json(explanation.to_dict(attention))
     elif output is None:
@@ -239,10 +211,8 @@ def print_explanation(explanation: Explanation) -> None:
     """Words with bars, then the layers."""
     click.echo(f"{explanation.kind}: {explanation.target}, {format_target(explanation)}")
     for attribution in explanation.attributions:
-        ends = ""
-        if attribution.full is not None and attribution.empty is not None:
-            ends = f", {attribution.full:+.2f} whole, {attribution.empty:+.2f} with all words hidden"
-        click.echo(f"\n{attribution.method}{ends}")
+        ends = f"{attribution.full:+.2f} whole, {attribution.empty:+.2f} with all words hidden"
+        click.echo(f"\n{attribution.method}, {ends}")
         print_word_bars(explanation, attribution.values.tolist())
     print_layers(explanation)
 
@@ -278,42 +248,3 @@ def print_layers(explanation: Explanation) -> None:
         click.echo(f"  unchanged from layer {explanation.stable_depth} on")
     if early_exit is not None and early_exit.exit_depth_99 is not None:
         click.echo(f"  --early-exit 99% exits after layer {early_exit.exit_depth_99}")
-
-
-def check_methods(
-    explainer: Explainer, path: Path, max_texts: int, methods: tuple[str, ...], options: dict[str, Any], as_json: bool
-) -> None:
-    """Measure the methods on a file of texts."""
-    from albertkit.explain import ExplainSettings, measure_faithfulness
-    from albertkit.explain.faithfulness import read_inputs
-
-    for name in ("pair", "question", "choices", "target", "at"):
-        if options.pop(name):
-            raise AlbertkitError(f"--{name} belongs to one text. With --check, put it into a .jsonl file, or omit it.")
-    hide = options.pop("hide") or "drop"
-    settings = ExplainSettings(methods=methods, **options)
-    results = measure_faithfulness(explainer, read_inputs(path, max_texts), settings, hide)
-    if as_json:
-        rows = [asdict(result) for result in results]
-        for row in rows:  # one text has no standard error, and JSON no number for that
-            row["gain_error"] = None if math.isnan(row["gain_error"]) else row["gain_error"]
-        print_json({"hide": hide, "methods": rows})
-        return
-    print_faithfulness(results, hide)
-
-
-def print_faithfulness(results: list[Faithfulness], hide: str) -> None:
-    """The check's results, one line per method."""
-    shares = ", ".join(f"{share:.0%}" for share in results[0].shares)
-    click.echo(f"{results[0].texts} texts; words are hidden by {hide}; means over the best {shares} of the words")
-    rows = []
-    for result in results:
-        error = "" if math.isnan(result.gain_error) else f" ± {result.gain_error:.3f}"
-        means = (result.comprehensiveness, result.random_comprehensiveness)
-        alone = (result.sufficiency, result.random_sufficiency)
-        gain = f"{result.gain:+.3f}{error}"
-        rows.append(
-            (result.method, *(f"{x:.3f}" for x in means), gain, f"{result.wins:.0%}", *(f"{x:.3f}" for x in alone))
-        )
-    click.echo(format_table(rows, header=("method", "without them", "random", "gain", "wins", "them alone", "random")))
-    click.echo("without them: how far the probability falls (higher is better); them alone: the same (lower is better)")

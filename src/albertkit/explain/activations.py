@@ -156,6 +156,34 @@ class NumpyEncoder:
         return np.asarray(centred / spread * self.weights[f"{name}.weight"] + self.weights[f"{name}.bias"])
 
 
+@dataclass(frozen=True)
+class AttentionMap:
+    """The attention in one row of tokens."""
+
+    row: int
+    tokens: tuple[str, ...]
+    attention: np.ndarray  # (layers, heads, from token, to token); each row sums to 1
+    rollout: np.ndarray  # (from token, to token); each row sums to 1
+    reader: int = 0
+    """The token that the target reads; the first if it reads several."""
+
+
+def rollout(attention: np.ndarray) -> np.ndarray:
+    """Attention multiplied through the layers, (layers, heads, tokens, tokens) → (tokens, tokens).
+
+    A layer is the mean A of its heads with half of it on the residual path, (A + 1) / 2 (Abnar and Zuidema, 2020).
+
+    >>> rollout(np.array([[[[1.0, 0.0], [1.0, 0.0]]]])).tolist()
+    [[1.0, 0.0], [0.5, 0.5]]
+    """
+    tokens = attention.shape[-1]
+    flow = np.eye(tokens)
+    for layer in attention:
+        mixed = layer.mean(axis=0, dtype=np.float64) + np.eye(tokens)
+        flow = mixed / mixed.sum(axis=-1, keepdims=True) @ flow
+    return flow
+
+
 def softmax(scores: np.ndarray) -> np.ndarray:
     exponentials = np.exp(scores - scores.max(axis=-1, keepdims=True))
     return np.asarray(exponentials / exponentials.sum(axis=-1, keepdims=True), np.float32)

@@ -1,57 +1,250 @@
-"""How much each word contributes to a prediction: occlusion, Shapley values, attention and attention rollout.
+"""What is explained, and how much each word contributes to it.
 
-In: a `TokenizedInput` and an `ExplainTarget`, or attention. Out: an `Attribution`. Before: `target.py`; next:
-`explainer.py`.
+In: a `TokenizedInput` and its scores at full depth. Out: an `ExplainTarget`, one value of the prediction, and an
+`Attribution` of it by occlusion: value of the text - value without the word. `gradients.py` has the other method, since
+it needs torch. Before: `explain_input.py`; next: `explainer.py`.
 
-occlusion   value of the text - value without the word. One variant per word, all in one call.
-shapley     what a word adds on average when words are added in random orders (Castro et al., 2009); each order is
-            also used in reverse. The values sum to value of the text - value with all words hidden.
-rollout     attention multiplied through the layers (Abnar and Zuidema, 2020): the mean A of the heads of each layer
-            with half of it on the residual path, (A + 1) / 2. It ignores values, feed-forward layers and sign.
-attention   attention of the last layer, averaged over heads.
-gradients   integrated gradients; in `gradients.py`, because they need torch.
+For classes, words and tokens the value is the log-odds ln(p / (1 - p)) of one of them; for an answer the sum over its
+first and last token; for a regression the predicted value; for vectors a cosine.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from albertkit.errors import AlbertkitError
-from albertkit.explain.explain_input import TokenizedInput, TokenRow
-from albertkit.explain.target import ExplainTarget, log_odds
+from albertkit.errors import AlbertkitError, nearest
+from albertkit.explain.explain_input import HIDE_MODES, ExplainSettings, Prediction, TokenizedInput, TokenRow
 from albertkit.runtime.batching import token_batches
 from albertkit.runtime.embed import pool
+from albertkit.runtime.mask_filling import likeliest_tokens
 from albertkit.runtime.predict import read_heads
+from albertkit.tasks.answer import AnswerResult
+from albertkit.tasks.confidence import cosines
 
 if TYPE_CHECKING:
     from albertkit.runtime.runtime_model import RuntimeModel
 
-METHODS = ("occlusion", "shapley", "gradients", "rollout", "attention")
-HIDE_MODES = ("mask", "drop", "pad")
-MAX_VARIANTS = 20_000  # rows of tokens; with choices, a variant has one row per choice
+
+@dataclass(frozen=True)
+class ExplainTarget:
+    """One value about a prediction."""
+
+    name: str
+    form: str
+    """class, label (of a multi-label task), number, token, span, word, cosine."""
+    index: int = 0
+    """The class, label or word."""
+    tokens: tuple[int, ...] = ()
+    """Tokens that are read: of a tagged word or a mask; the first and last of an answer."""
+    columns: tuple[int, ...] = ()
+    """For an answer: 0 for its first token, 1 for its last."""
+    head: int | None = None
+    """For a model with two heads (intents and slots): which one is read."""
+    scale: float = 1.0
+    """Scores are divided by it: the temperature; for a regression, 1 / spread."""
+    offset: float = 0.0
+    reference: np.ndarray | None = None
+    """The vector to compare with if there is no second text."""
+
+    @property
+    def unit(self) -> str:
+        """What the value is: log-odds, value or cosine."""
+        return {"number": "value", "cosine": "cosine"}.get(self.form, "log-odds")
+
+    def select(self, read: Sequence[Any]) -> list[tuple[Any, int]]:
+        """(scores, index) of each distribution, from the scores of each row; numpy or torch."""
+        scores = read[0] if self.head is None else read[0][self.head]
+        if self.form == "token":
+            return [(scores[self.tokens[0]], self.index)]
+        if self.form == "span":
+            return [(scores[:, c], t) for c, t in zip(self.columns, self.tokens, strict=True)]
+        return [(scores, self.index)]
+
+    def terms(self, read: Sequence[Any]) -> np.ndarray:
+        """The value's summands (two for an answer), from the scores of each row."""
+        if self.form == "cosine":
+            other = self.reference if self.reference is not None else read[1]
+            return cosines(read[0][None], np.asarray(other)[None])
+        if self.form == "word":  # already computed by `read_target`: the scores of all words are large
+            return np.asarray(read[0], np.float64)[None]
+        selected = self.select(read)
+        if self.form in ("label", "number"):
+            return np.array([self.offset + float(scores[index]) / self.scale for scores, index in selected])
+        return np.array([log_odds(np.asarray(scores, np.float64) / self.scale, index) for scores, index in selected])
+
+    def value(self, read: Sequence[Any]) -> float:
+        return float(self.terms(read).sum())
+
+    def probability(self, read: Sequence[Any]) -> float:
+        """The value as a probability; values and cosines are not converted."""
+        terms = self.terms(read)
+        if self.unit != "log-odds":
+            return float(terms.sum())
+        return float(np.prod(1 / (1 + np.exp(-np.clip(terms, -700, 700)))))
+
+    def at_positions(self, positions: np.ndarray) -> ExplainTarget:
+        """The same target after tokens were dropped; `positions` has the new position of each old token."""
+        return replace(self, tokens=tuple(int(positions[token]) for token in self.tokens)) if self.tokens else self
+
+
+def log_odds(scores: np.ndarray, index: int) -> float:
+    """ln(p / (1 - p)) of one of several scores.
+
+    >>> round(log_odds(np.array([2.0, 0.0]), 0), 6)
+    2.0
+    """
+    rest = np.delete(scores, index)
+    top = rest.max()
+    return float(scores[index] - top - np.log(np.exp(rest - top).sum()))
+
+
+# Choosing the target ---------------------------------------------------------------------------------------------
+
+
+def choose_target(
+    albert: RuntimeModel, tokenized: TokenizedInput, read: Sequence[Any], result: Prediction, settings: ExplainSettings
+) -> ExplainTarget:
+    """The target of an input, from the scores of its rows at full depth and their result."""
+    kind = tokenized.kind
+    if settings.at is not None and kind not in ("tag", "intent", "answer", "fill"):
+        raise AlbertkitError(
+            f"at={settings.at!r} is not used for {kind!r}: it selects a word, a mask or an end of an answer; omit it"
+        )
+    if kind in ("similar", "embed"):
+        return _cosine_target(tokenized, read, settings)
+    if kind == "fill":
+        return _word_target(albert, tokenized, read[0], settings)
+    task = albert.task
+    if kind == "classify":
+        return _class_target(task, read[0], settings)
+    if kind == "answer":
+        return _span_target(tokenized, result, settings)
+    if kind == "intent" and settings.at is None:
+        index = _index_of(settings.target, task.intents, int(np.argmax(read[0][0])))
+        return ExplainTarget(task.intents[index], "class", index, head=0)
+    scores, head = (read[0], None) if kind == "tag" else (read[0][1], 1)
+    return _token_target(task, tokenized, scores, settings, head)
+
+
+def _index_of(name: str | None, names: Sequence[str], default: int) -> int:
+    if name is None:
+        return default
+    if name not in names:
+        raise AlbertkitError(f"target={name!r} is unknown{nearest(name, names)}; choose one of {', '.join(names[:20])}")
+    return list(names).index(name)
+
+
+def _class_target(task: Any, scores: np.ndarray, settings: ExplainSettings) -> ExplainTarget:
+    if task.kind == "regression":
+        _check_unused(settings.target, "a regression has no classes")
+        return ExplainTarget("value", "number", scale=1 / task.std, offset=task.mean)
+    index = _index_of(settings.target, task.labels, int(np.argmax(scores)))
+    form = "label" if task.kind == "multi" else "class"
+    return ExplainTarget(task.labels[index], form, index, scale=task.temperature)
+
+
+def _token_target(
+    task: Any, tokenized: TokenizedInput, scores: np.ndarray, settings: ExplainSettings, head: int | None
+) -> ExplainTarget:
+    """The label of a word; by default of the word with the most confident label other than O."""
+    owner = tokenized.rows[0].owner
+    firsts = [int(np.argmax(owner == word)) for word in range(len(tokenized.words))]
+    if settings.at is None:
+        labels = [i for i, label in enumerate(task.labels) if label != "O"]
+        best = [max(log_odds(scores[token].astype(np.float64), i) for i in labels) for token in firsts]
+        word = int(np.argmax(best))
+    else:
+        word = _position_of(str(settings.at), [one.text for one in tokenized.words])
+    token = firsts[word]
+    index = _index_of(settings.target, task.labels, int(scores[token].argmax()))
+    name = f"{task.labels[index]} at {tokenized.words[word].text!r}"
+    return ExplainTarget(name, "token", index, (token,), head=head)
+
+
+def _position_of(at: str, words: Sequence[str]) -> int:
+    """A word by its text or by its number from 1."""
+    if at in words:
+        return list(words).index(at)
+    if at.isdigit() and 1 <= int(at) <= len(words):
+        return int(at) - 1
+    raise AlbertkitError(
+        f"at={at!r} is not a word of the text{nearest(at, words)}; pass a word, or its number from 1 to {len(words)}"
+    )
+
+
+def _span_target(tokenized: TokenizedInput, result: Prediction, settings: ExplainSettings) -> ExplainTarget:
+    """The answer's first and last token; [CLS] if there is no answer."""
+    _check_unused(settings.target, "the position of the answer is explained")
+    if settings.at not in (None, "start", "end"):
+        raise AlbertkitError(f"at={settings.at!r} is unknown; choose start or end, or omit it to explain both")
+    assert isinstance(result, AnswerResult)
+    tokens, name = (0, 0), "no answer"
+    if result.text:
+        inside = [
+            token
+            for token, place in enumerate(tokenized.rows[0].places)
+            if place and place[0] == "text" and place[1] < result.end and place[2] > result.start
+        ]
+        tokens, name = (inside[0], inside[-1]), repr(result.text)
+    columns = {None: (0, 1), "start": (0,), "end": (1,)}[settings.at]
+    suffix = "" if settings.at is None else f", its {settings.at}"
+    return ExplainTarget(name + suffix, "span", tokens=tuple(tokens[c] for c in columns), columns=columns)
+
+
+def _word_target(
+    albert: RuntimeModel, tokenized: TokenizedInput, hidden: np.ndarray, settings: ExplainSettings
+) -> ExplainTarget:
+    """A word for a mask; `hidden` (tokens, H)."""
+    masks = [place for place, token in enumerate(tokenized.rows[0].ids) if token == albert.tokenizer.mask_id]
+    at = str(settings.at or 1)
+    if not at.isdigit() or not 1 <= int(at) <= len(masks):
+        raise AlbertkitError(f"at={settings.at!r} is not a mask; pass its number, from 1 to {len(masks)}")
+    place, word = masks[int(at) - 1], settings.target
+    if word is None:
+        token: int | None = likeliest_tokens(albert, hidden[[place]], 1)[0][0][0]
+    else:
+        forms = (f"▁{word}", word, f"##{word}")
+        token = next((i for i in map(albert.tokenizer.id_of, forms) if i is not None), None)
+        if token is None:  # as a text is tokenized: in lower case, for instance
+            ids = albert.tokenizer.encode(word, add_specials=False).ids
+            token = ids[0] if len(ids) == 1 and ids[0] != albert.tokenizer.unk_id else None
+    if token is None:
+        raise AlbertkitError(f"target={word!r} is not a single token of this vocabulary; choose another word")
+    shown = word or albert.tokenizer.tokens([token])[0].removeprefix("##").replace("▁", "")
+    return ExplainTarget(f"{shown!r} at mask {at}", "word", token, (place,))
+
+
+def _cosine_target(tokenized: TokenizedInput, read: Sequence[Any], settings: ExplainSettings) -> ExplainTarget:
+    _check_unused(settings.target, "vectors have no classes")
+    if tokenized.kind == "similar":
+        return ExplainTarget("similarity of the two texts", "cosine")
+    return ExplainTarget("direction of the text's vector", "cosine", reference=np.asarray(read[0]))
+
+
+def _check_unused(target: str | None, reason: str) -> None:
+    if target is not None:
+        raise AlbertkitError(f"target={target!r} is not used: {reason}; omit it")
+
+
+# Values of words -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Attribution:
-    """How much each word contributes to the target's value. Positive values support the target, negative ones oppose
+    """How much each word contributes to the target's value: positive values support the target, negative ones oppose
     it.
-
-    Attention and rollout have no negative values.
     """
 
     method: str
     values: np.ndarray  # (words,)
-    full: float | None = None
-    """The value of the whole text; None for attention and rollout, which explain no value."""
-    empty: float | None = None
-    """The value with all words hidden. For shapley and gradients, the values sum to full - empty."""
-
-
-# Words hidden ----------------------------------------------------------------------------------------------------
+    full: float
+    """The value of the whole text."""
+    empty: float
+    """The value with all words hidden. For gradients, the values sum to full - empty."""
 
 
 @dataclass(frozen=True)
@@ -64,33 +257,31 @@ class InputVariants:
     hide: str = "mask"
     depth: int | None = None
 
-    def values(self, kept: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(variants, words) bool → the target's value and probability for each variant."""
+    def values(self, kept: np.ndarray) -> np.ndarray:
+        """(variants, words) bool → the target's value for each variant."""
+        return np.array([target.value(read) for target, read in self.read(kept)])
+
+    def read(self, kept: np.ndarray) -> list[tuple[ExplainTarget, list[Any]]]:
+        """For each variant the target, at its new positions, and what it reads of each row."""
         filler = filler_token(self.albert, self.hide)
-        unique: dict[tuple[int, bytes], int] = {}
+        numbers: dict[tuple[int, bytes], int] = {}  # equal rows are computed once
         rows: list[tuple[np.ndarray, np.ndarray, ExplainTarget]] = []
-        row_numbers: list[list[int]] = []
-        targets: list[ExplainTarget] = []
+        variants = []
         for kept_words in np.asarray(kept, bool):
-            numbers = []
-            for number, row in enumerate(self.input.rows):
-                read = self.target.tokens if number == 0 else ()
+            target, row_numbers = self.target, []
+            for place, row in enumerate(self.input.rows):
+                read = self.target.tokens if place == 0 else ()
                 ids, segments, positions = hide_words(row, kept_words, filler, self.hide, read)
-                target = self.target.at_positions(positions) if number == 0 else self.target
-                key = (number, np.append(ids, target.tokens).tobytes())
-                if key not in unique:
-                    unique[key] = len(rows)
+                if place == 0:
+                    target = self.target.at_positions(positions)
+                key = (place, np.append(ids, target.tokens).tobytes())
+                if key not in numbers:
+                    numbers[key] = len(rows)
                     rows.append((ids, segments, target))
-                numbers.append(unique[key])
-                if number == 0:
-                    targets.append(target)
-            row_numbers.append(numbers)
+                row_numbers.append(numbers[key])
+            variants.append((target, row_numbers))
         scores = self._scores(rows)
-        pairs = [(target, [scores[n] for n in numbers]) for target, numbers in zip(targets, row_numbers, strict=True)]
-        return (
-            np.array([target.value(read) for target, read in pairs]),
-            np.array([target.probability(read) for target, read in pairs]),
-        )
+        return [(target, [scores[number] for number in row_numbers]) for target, row_numbers in variants]
 
     def _scores(self, rows: Sequence[tuple[np.ndarray, np.ndarray, ExplainTarget]]) -> list[Any]:
         albert, scores = self.albert, [None] * len(rows)
@@ -147,70 +338,5 @@ def occlusion(variants: InputVariants) -> Attribution:
     """Hide each word by itself."""
     words = len(variants.input.words)
     kept = np.concatenate([np.ones((1, words), bool), ~np.eye(words, dtype=bool), np.zeros((1, words), bool)])
-    values, _ = variants.values(kept)
+    values = variants.values(kept)
     return Attribution("occlusion", values[0] - values[1:-1], float(values[0]), float(values[-1]))
-
-
-def shapley(variants: InputVariants, samples: int = 16, seed: int = 0) -> Attribution:
-    """Add the words one by one, in `samples` random orders and their reverses."""
-    words = len(variants.input.words)
-    most = max(1, MAX_VARIANTS // (2 * words * len(variants.input.rows)))
-    if not 1 <= samples <= most:
-        raise AlbertkitError(f"samples={samples} is out of range: a text of {words} words allows 1 to {most}")
-    rng = np.random.default_rng(seed)
-    orders = [order for _ in range(samples) for one in [rng.permutation(words)] for order in (one, one[::-1])]
-    ranks = np.argsort(np.array(orders), axis=1)  # the step at which each word is added
-    kept = ranks[:, None, :] < np.arange(words + 1)[None, :, None]  # (orders, steps, words)
-    values = variants.values(kept.reshape(-1, words))[0].reshape(len(orders), words + 1)
-    gains = np.diff(values, axis=1)  # of the word added at each step
-    means = np.take_along_axis(gains, ranks, axis=1).mean(axis=0)
-    return Attribution("shapley", means, float(values[0, -1]), float(values[0, 0]))
-
-
-# Attention -------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class AttentionMap:
-    """The attention in one row of tokens."""
-
-    row: int
-    tokens: tuple[str, ...]
-    attention: np.ndarray  # (layers, heads, from token, to token); each row sums to 1
-    rollout: np.ndarray  # (from token, to token); each row sums to 1
-    owner: np.ndarray  # (tokens,) the word of each token, or -1
-    reader: int = 0
-    """The token that the target reads; the first if it reads several."""
-
-
-def rollout(attention: np.ndarray) -> np.ndarray:
-    """(layers, heads, tokens, tokens) → (tokens, tokens).
-
-    >>> rollout(np.array([[[[1.0, 0.0], [1.0, 0.0]]]])).tolist()
-    [[1.0, 0.0], [0.5, 0.5]]
-    """
-    tokens = attention.shape[-1]
-    flow = np.eye(tokens)
-    for layer in attention:
-        mixed = layer.mean(axis=0, dtype=np.float64) + np.eye(tokens)
-        flow = mixed / mixed.sum(axis=-1, keepdims=True) @ flow
-    return flow
-
-
-def attention_by_word(table: np.ndarray, readers: Sequence[int], owner: np.ndarray, words: int) -> np.ndarray:
-    """(words,) attention from some reading tokens, on average, to the tokens of each word."""
-    sums = np.zeros(words)
-    has_word = owner >= 0
-    np.add.at(sums, owner[has_word], table[list(readers)].mean(axis=0)[has_word])
-    return sums
-
-
-def attention_attribution(
-    method: str, maps: Sequence[AttentionMap], readers: Sequence[Sequence[int]], words: int
-) -> Attribution:
-    """Attention or rollout from the tokens that are read in each row."""
-    values = np.zeros(words)
-    for one, read in zip(maps, readers, strict=True):
-        table = one.rollout if method == "rollout" else one.attention[-1].mean(axis=0)
-        values += attention_by_word(table, read, one.owner, words)
-    return Attribution(method, values)

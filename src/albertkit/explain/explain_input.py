@@ -1,49 +1,47 @@
 """The input of an explanation: texts as rows of tokens, with the word that each token belongs to.
 
-In: an `Albert` and an `ExplainInput`. Out: a `TokenizedInput`. Next: `target.py` chooses what is explained. A word is
-a run of characters of one part (`text`, `pair`, `question`, `choice 2`, …). Special tokens belong to no word. If one
+In: an `Albert` and an `ExplainInput`. Out: a `TokenizedInput`. Next: `attribution.py` chooses what is explained. A word
+is a run of characters of one part (`text`, `pair` or `question`). Special tokens belong to no word. If one
 token covers characters of two words, the two count as one word.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypedDict
 
 import numpy as np
 
-from albertkit.errors import AlbertkitError
+from albertkit.errors import AlbertkitError, nearest
 from albertkit.explain.activations import MAX_TOKENS
 from albertkit.runtime.embed import embed_options
 from albertkit.runtime.mask_filling import MaskPrediction, encode_masks
 from albertkit.runtime.predict import task_features
 from albertkit.tasks import TASKS
 from albertkit.tasks.answer import AnswerResult
-from albertkit.tasks.choose import ChoiceResult, join_choice
 from albertkit.tasks.classify import Classification
-from albertkit.tasks.examples import ChoiceExample, QuestionExample, TaggedExample, TextExample
+from albertkit.tasks.examples import QuestionExample, TaggedExample, TextExample
 from albertkit.tasks.tag import IntentResult, TagResult
+from albertkit.tasks.task import Feature
 from albertkit.tasks.word_alignment import split_words
+from albertkit.tokenizer import Encoding
 
 if TYPE_CHECKING:
     from albertkit.runtime.runtime_model import RuntimeModel
 
+METHODS = ("occlusion", "gradients")
+HIDE_MODES = ("mask", "drop", "pad")
 MAX_CHARACTERS = 1_000_000
-MAX_CHOICES = 26
-OPTIONAL_PARTS = {
-    "classify": {"pair"},
-    "similar": {"pair"},
-    "answer": {"question"},
-    "choose": {"question", "choices"},
-}
-Example = TextExample | TaggedExample | QuestionExample | ChoiceExample
+PARTS = {"classify": "pair", "similar": "pair", "answer": "question"}  # what is read beside the text
+Example = TextExample | TaggedExample | QuestionExample
 MaskPredictions = list[list[MaskPrediction]]
-Prediction = Classification | TagResult | IntentResult | AnswerResult | ChoiceResult | MaskPredictions | float | None
+Prediction = Classification | TagResult | IntentResult | AnswerResult | MaskPredictions | float | None
 """A task's result; the words for each mask; a cosine; None for the vector of one text."""
 Place = tuple[str, int, int]  # part, and characters [start, end) of it
 Places = list[Place | None]  # one per token; None for special tokens
 RowData = tuple[list[int], list[int], Places]  # ids, segments, places
+PartsAndRows = tuple[dict[str, str], list[RowData]]
 
 
 @dataclass(frozen=True)
@@ -53,7 +51,47 @@ class ExplainInput:
     text: str
     pair: str | None = None
     question: str | None = None
-    choices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class ExplainSettings:
+    """What to explain, and how."""
+
+    methods: Sequence[str] = ("occlusion",)
+    """occlusion, gradients (needs torch), or both."""
+    target: str | None = None
+    """The class, label or word to explain; default the predicted one."""
+    at: str | int | None = None
+    """tag: a word or its number from 1; fill: the number of a mask; answer: start or end."""
+    hide: str | None = None
+    """How a word is hidden: mask, drop or pad; default mask, but for vectors drop (pad for gradients)."""
+    depth: int | None = None
+    """Layers to apply; default the model's."""
+    k: int = 3
+    """Words for each mask."""
+    steps: int = 64
+    """Interpolation steps for gradients."""
+
+    def __post_init__(self) -> None:
+        methods = (self.methods,) if isinstance(self.methods, str) else tuple(dict.fromkeys(self.methods))
+        for method in methods:
+            if method not in METHODS:
+                hint = nearest(method, METHODS)
+                raise AlbertkitError(f"method {method!r} is unknown{hint}; choose one of {', '.join(METHODS)}")
+        object.__setattr__(self, "methods", methods)
+        object.__setattr__(self, "at", None if self.at is None else str(self.at))
+
+
+class ExplainKeywords(TypedDict, total=False):
+    """The fields of `ExplainSettings` as keywords of `Albert.explain`."""
+
+    methods: str | Sequence[str]
+    target: str | None
+    at: str | int | None
+    hide: str | None
+    depth: int | None
+    k: int
+    steps: int
 
 
 @dataclass(frozen=True)
@@ -81,7 +119,7 @@ class TokenizedInput:
     """Texts as rows of tokens whose words are known."""
 
     kind: str
-    """fill, classify, tag, intent, answer, choose; similar (cosine of a pair) or embed (vector of one text)."""
+    """fill, classify, tag, intent, answer; similar (cosine of a pair) or embed (vector of one text)."""
     parts: dict[str, str]
     rows: tuple[TokenRow, ...]
     words: tuple[ExplainedWord, ...]
@@ -107,22 +145,35 @@ def tokenize_input(albert: RuntimeModel, texts: ExplainInput) -> TokenizedInput:
     if albert.config.options.static:
         raise AlbertkitError("a static model has no layers to explain; choose an ALBERT model")
     kind = explain_kind(albert, texts)
-    longest = max(len(text) for text in (texts.text, texts.pair or "", texts.question or "", *texts.choices))
+    longest = max(len(text) for text in (texts.text, texts.pair or "", texts.question or ""))
     if longest > MAX_CHARACTERS:  # checked before tokenization
         raise AlbertkitError(
             f"the text has {longest:,} characters; an explained text must fit into {MAX_TOKENS} tokens"
         )
-    if kind == "fill":
-        return _mask_input(albert, texts)
-    if kind == "classify":
-        return _classify_input(albert, texts)
-    if kind in ("tag", "intent"):
-        return _tag_input(albert, texts, kind)
+    example = task_example(kind, texts)
+    features = [] if example is None else task_features(albert, [example], kind)
     if kind == "answer":
-        return _answer_input(albert, texts)
-    if kind == "choose":
-        return _choice_input(albert, texts)
-    return _vector_input(albert, texts, kind)
+        parts, rows = _answer_rows(albert, texts, _single(features))
+    elif kind in ("tag", "intent"):
+        parts, rows = _tag_rows(texts, _single(features))
+    elif kind == "classify":
+        parts, rows = _classify_rows(albert, texts, features[0])
+    elif kind == "fill":
+        parts, rows = _mask_rows(albert, texts)
+    else:
+        parts, rows = _vector_rows(albert, texts)
+    words: list[ExplainedWord] = []
+    for part, text in parts.items():
+        places = [place for _, _, all_places in rows for place in all_places if place and place[0] == part]
+        words += [ExplainedWord(part, a, b, text[a:b]) for a, b in merge_words(split_words(text), places)]
+    if not words:
+        raise AlbertkitError("the text has no word to explain; pass a text with words")
+    numbers = {(word.part, at): number for number, word in enumerate(words) for at in range(word.start, word.end)}
+    token_rows = []
+    for ids, segments, row_places in rows:
+        _check_fits(len(ids), min(MAX_TOKENS, albert.max_tokens))
+        token_rows.append(TokenRow(list(ids), list(segments), word_numbers(row_places, numbers), row_places))
+    return TokenizedInput(kind, parts, tuple(token_rows), tuple(words), example)
 
 
 def explain_kind(albert: RuntimeModel, texts: ExplainInput) -> str:
@@ -134,152 +185,110 @@ def explain_kind(albert: RuntimeModel, texts: ExplainInput) -> str:
                 f"a model for {albert.metadata.task!r} cannot be explained; choose a model for another task"
             )
         kind = "embed" if texts.pair is None else "similar"
-    used = OPTIONAL_PARTS.get(kind, set())
-    for name in ("pair", "question", "choices"):
-        is_given = getattr(texts, name) not in (None, ())
-        if is_given and name not in used:
+    for name in ("pair", "question"):
+        if getattr(texts, name) is not None and PARTS.get(kind) != name:
             raise AlbertkitError(f"{name} is not used for {kind!r}; omit it")
-        if not is_given and name in used and kind in ("answer", "choose"):
-            raise AlbertkitError(f"a model for {kind!r} needs {name}; pass it with the text")
-    if kind == "choose" and not 2 <= len(texts.choices) <= MAX_CHOICES:
-        raise AlbertkitError(f"there are {len(texts.choices)} choices; pass 2 to {MAX_CHOICES}")
+    if kind == "answer" and texts.question is None:
+        raise AlbertkitError("a model for 'answer' needs question; pass it with the text")
     return kind
 
 
-# One function per kind -------------------------------------------------------------------------------------------
+def task_example(kind: str | None, texts: ExplainInput) -> Example | None:
+    """What the model's task reads; None for masks and vectors."""
+    if kind == "classify":
+        return TextExample(texts.text, texts.pair)
+    if kind in ("tag", "intent"):
+        return TaggedExample(texts.text, split_words(texts.text))
+    return QuestionExample("0", texts.question or "", texts.text) if kind == "answer" else None
 
 
-def _mask_input(albert: RuntimeModel, texts: ExplainInput) -> TokenizedInput:
-    encoding = encode_masks(albert, texts.text, 1)[0]
-    places: Places = [
-        None if token == albert.tokenizer.mask_id else ("text", a, b)
-        for token, (a, b) in zip(encoding.ids, encoding.offsets, strict=True)
+# Parts and rows of each kind -------------------------------------------------------------------------------------
+
+
+def _places(encoding: Encoding, names: Sequence[str], skip: int = 0, mask_id: int | None = None) -> Places:
+    """Where tokens lie in their parts, one name per segment, which begin after `skip` characters."""
+    tokens = zip(encoding.ids, encoding.segments, encoding.offsets, encoding.specials, strict=True)
+    return [
+        None if special or token == mask_id or a < b <= skip else (names[segment], max(0, a - skip), b - skip)
+        for token, segment, (a, b), special in tokens
     ]
-    return _build(albert, "fill", {"text": texts.text}, [(encoding.ids, encoding.segments, places)])
 
 
-def _classify_input(albert: RuntimeModel, texts: ExplainInput) -> TokenizedInput:
-    example = TextExample(texts.text, texts.pair)
-    (feature,) = task_features(albert, [example], "classify")
+def _mask_rows(albert: RuntimeModel, texts: ExplainInput) -> PartsAndRows:
+    encoding = encode_masks(albert, texts.text, 1)[0]
+    places = _places(encoding, ["text"], mask_id=albert.tokenizer.mask_id)
+    return {"text": texts.text}, [(encoding.ids, encoding.segments, places)]
+
+
+def _classify_rows(albert: RuntimeModel, texts: ExplainInput, feature: Feature) -> PartsAndRows:
     encoding = albert.tokenizer.encode(texts.text, texts.pair)
     _check_fits(len(encoding.ids), len(feature.ids))
     parts = _text_and_pair(texts)
-    names = list(parts)
-    places: Places = [
-        (names[segment], a, b) if not special else None
-        for segment, (a, b), special in zip(encoding.segments, encoding.offsets, encoding.specials, strict=True)
-    ]
-    return _build(albert, "classify", parts, [(feature.ids, feature.segments, places)], example)
+    return parts, [(feature.ids, feature.segments, _places(encoding, list(parts)))]
 
 
-def _tag_input(albert: RuntimeModel, texts: ExplainInput, kind: str) -> TokenizedInput:
-    example = TaggedExample(texts.text, split_words(texts.text))
-    feature = _single(task_features(albert, [example], kind))
+def _tag_rows(texts: ExplainInput, feature: Feature) -> PartsAndRows:
     places: Places = [("text", a, b) if b > a else None for a, b in feature.offsets or []]
-    return _build(albert, kind, {"text": texts.text}, [(feature.ids, feature.segments, places)], example)
+    return {"text": texts.text}, [(feature.ids, feature.segments, places)]
 
 
-def _answer_input(albert: RuntimeModel, texts: ExplainInput) -> TokenizedInput:
+def _answer_rows(albert: RuntimeModel, texts: ExplainInput, feature: Feature) -> PartsAndRows:
     question = texts.question or ""
-    example = QuestionExample("0", question, texts.text)
-    feature = _single(task_features(albert, [example], "answer"))
     encoding = albert.tokenizer.encode(question, add_specials=False)
     context: Places = [("text", a, b) if b > a else None for a, b in feature.offsets or []]
     count = feature.segments.count(0) - 2
     _check_fits(len(encoding.ids), count)
-    places = [None, *(("question", a, b) for a, b in encoding.offsets), *context[count + 1 :]]
-    parts = {"question": question, "text": texts.text}
-    return _build(albert, "answer", parts, [(feature.ids, feature.segments, places)], example)
+    places = [None, *_places(encoding, ["question"]), *context[count + 1 :]]
+    return {"question": question, "text": texts.text}, [(feature.ids, feature.segments, places)]
 
 
-def _choice_input(albert: RuntimeModel, texts: ExplainInput) -> TokenizedInput:
-    """One row per choice. The context and, without a blank, the question are the same words in all rows."""
-    question = texts.question or ""
-    example = ChoiceExample(texts.text, question, texts.choices)
-    features = task_features(albert, [example], "choose")
-    first = albert.tokenizer.encode(texts.text, add_specials=False)
-    is_separate = "_" not in question and bool(question)
-    parts = {"text": texts.text, **({"question": question} if is_separate else {})}
-    rows: list[RowData] = []
-    for number, (choice, feature) in enumerate(zip(texts.choices, features, strict=True), 1):
-        second = albert.tokenizer.encode(join_choice(question, choice), add_specials=False)
-        _check_fits(len(first.ids) + len(second.ids) + 3, len(feature.ids))
-        name, shift = f"choice {number}", len(question) + 1 if is_separate else 0
-        parts[name] = choice if is_separate else join_choice(question, choice)
-        behind: Places = [
-            ("question", a, min(b, len(question)))
-            if is_separate and a < len(question)
-            else (name, max(0, a - shift), b - shift)
-            for a, b in second.offsets
-        ]
-        places: Places = [None, *(("text", a, b) for a, b in first.offsets), None, *behind, None]
-        rows.append((feature.ids, feature.segments, places))
-    return _build(albert, "choose", parts, rows, example)
-
-
-def _vector_input(albert: RuntimeModel, texts: ExplainInput, kind: str) -> TokenizedInput:
+def _vector_rows(albert: RuntimeModel, texts: ExplainInput) -> PartsAndRows:
     """One row per text. The model's prompt precedes it and belongs to no word."""
-    prompt = embed_options(albert).prompt
-    size = len(prompt)
-    parts = _text_and_pair(texts)
+    prompt, parts = embed_options(albert).prompt, _text_and_pair(texts)
     rows: list[RowData] = []
     for name, text in parts.items():
         encoding = albert.tokenizer.encode(prompt + text)
         _check_fits(len(encoding.ids), albert.max_tokens)
-        places: Places = [
-            (name, max(0, a - size), b - size) if b > size or (b == a and not special) else None
-            for (a, b), special in zip(encoding.offsets, encoding.specials, strict=True)
-        ]
-        rows.append((encoding.ids, encoding.segments, places))
-    return _build(albert, kind, parts, rows)
+        rows.append((encoding.ids, encoding.segments, _places(encoding, [name], skip=len(prompt))))
+    return parts, rows
 
 
 def _text_and_pair(texts: ExplainInput) -> dict[str, str]:
     return {"text": texts.text} if texts.pair is None else {"text": texts.text, "pair": texts.pair}
 
 
+def _single(features: Sequence[Feature]) -> Feature:
+    if len(features) != 1:
+        most = max(len(feature.ids) for feature in features)
+        raise AlbertkitError(f"the text does not fit into the {most} tokens that this model reads at once; shorten it")
+    return features[0]
+
+
+def _check_fits(tokens: int, room: int) -> None:
+    if tokens > room:
+        raise AlbertkitError(f"the text has {tokens} tokens; an explained text must fit into {room}")
+
+
 # Words -----------------------------------------------------------------------------------------------------------
 
 
-def _build(
-    albert: RuntimeModel, kind: str, parts: dict[str, str], rows: Sequence[RowData], example: Example | None = None
-) -> TokenizedInput:
-    """Find the words of all parts, and the word of each token."""
-    words: list[ExplainedWord] = []
-    for part, text in parts.items():
-        places = [place for _, _, all_places in rows for place in all_places if place and place[0] == part]
-        words += [ExplainedWord(part, a, b, text[a:b]) for a, b in merge_words(split_words(text), places)]
-    numbers = {(word.part, at): number for number, word in enumerate(words) for at in range(word.start, word.end)}
-    token_rows = []
-    for ids, segments, row_places in rows:
-        _check_fits(len(ids), min(MAX_TOKENS, albert.max_tokens))
-        token_rows.append(TokenRow(list(ids), list(segments), word_numbers(row_places, numbers), row_places))
-    used = sorted({number for row in token_rows for number in row.owner.tolist() if number >= 0})
-    if not used:
-        raise AlbertkitError("the text has no word to explain; pass a text with words")
-    renumber = {old: new for new, old in enumerate(used)}
-    token_rows = [
-        replace(row, owner=np.array([renumber.get(number, -1) for number in row.owner.tolist()], np.int64))
-        for row in token_rows
-    ]
-    return TokenizedInput(kind, parts, tuple(token_rows), tuple(words[old] for old in used), example)
-
-
 def merge_words(words: Sequence[tuple[int, int]], places: Sequence[Place]) -> list[tuple[int, int]]:
-    """Words of a part, merged if one token covers characters of several.
+    """Words of a part that tokens cover, merged if one token covers characters of several.
 
     >>> merge_words([(0, 2), (2, 5), (6, 8)], [("text", 0, 3), ("text", 3, 5), ("text", 5, 8)])
     [(0, 5), (6, 8)]
     """
+    covered: set[int] = set()
     joins: set[int] = set()
     for _, a, b in places:
         overlapping = [number for number, (start, end) in enumerate(words) if start < b and end > a]
+        covered.update(overlapping)
         joins.update(overlapping[1:])
     merged: list[tuple[int, int]] = []
     for number, (a, b) in enumerate(words):
         if number in joins:
             merged[-1] = (merged[-1][0], b)
-        else:
+        elif number in covered:
             merged.append((a, b))
     return merged
 
@@ -298,15 +307,3 @@ def word_numbers(places: Places, numbers: dict[tuple[str, int], int]) -> np.ndar
         elif at + 1 < len(places) and places[at + 1] is not None:
             owner[at] = owner[at + 1]
     return owner
-
-
-def _single(features: Sequence[Any]) -> Any:
-    if len(features) != 1:
-        most = max(len(feature.ids) for feature in features)
-        raise AlbertkitError(f"the text does not fit into the {most} tokens that this model reads at once; shorten it")
-    return features[0]
-
-
-def _check_fits(tokens: int, room: int) -> None:
-    if tokens > room:
-        raise AlbertkitError(f"the text has {tokens} tokens; an explained text must fit into {room}")

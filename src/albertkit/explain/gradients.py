@@ -20,8 +20,8 @@ from albertkit.artifact import Artifact, StoredModel
 from albertkit.errors import AlbertkitError, need
 from albertkit.explain.attribution import Attribution, InputVariants, filler_token
 from albertkit.model import AlbertModel
-from albertkit.model.encoder_options import text_means
-from albertkit.model.heads import pool
+from albertkit.model.albert_model import pool
+from albertkit.model.optional_modules import text_means
 from albertkit.model.packed_batch import Batch
 from albertkit.runtime.graph_builder import as_float
 
@@ -79,7 +79,7 @@ class TargetFunction:
             weight, bias = self.heads["tag" if target.form == "token" else "answer"]
             read = [state @ weight.T + bias for state in states]
             return [(None, scores) for scores in read] if target.head == 1 else read
-        weight, bias = self.heads["choose" if target.form == "choice" else "classify"]
+        weight, bias = self.heads["classify"]
         vectors = encoded.pooled if encoded.pooled is not None else text_means(encoded.hidden, encoded.batch)
         if details.get("reads") == "vector":
             vectors = torch.nn.functional.normalize(pool(encoded, self.albert.metadata.pooling), dim=-1)
@@ -92,8 +92,6 @@ class TargetFunction:
         if target.form == "cosine":
             other = read[1] if target.reference is None else torch.from_numpy(np.array(target.reference, np.float32))
             return torch.nn.functional.cosine_similarity(read[0], other, dim=0)
-        if target.form == "choice":
-            read = [torch.cat([row.reshape(-1) for row in read])]
         selected = target.select(read)
         if target.form in ("label", "number"):
             return torch.stack([target.offset + scores[index] / target.scale for scores, index in selected]).sum()

@@ -11,14 +11,21 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from albertkit.errors import AlbertkitError
-from albertkit.explain.attribution import read_target
-from albertkit.explain.explain_input import Example, Prediction, TokenizedInput, prediction_kind
-from albertkit.explain.target import ExplainTarget
+from albertkit.explain.attribution import ExplainTarget, read_target
+from albertkit.explain.explain_input import (
+    Example,
+    ExplainInput,
+    Prediction,
+    TokenizedInput,
+    prediction_kind,
+    task_example,
+)
 from albertkit.runtime.batching import TokenBatch, token_batches
 from albertkit.runtime.early_exit import ExitCalibration, available_exit_depths, calibrated_kind
 from albertkit.runtime.early_exit import read_depths as read_outputs
@@ -26,12 +33,9 @@ from albertkit.runtime.embed import VectorConvergence, pool
 from albertkit.runtime.mask_filling import encode_masks, fill_mask, likeliest_tokens, mask_predictions
 from albertkit.runtime.predict import predict, read_heads, task_features
 from albertkit.tasks.answer import AnswerResult
-from albertkit.tasks.choose import ChoiceResult
 from albertkit.tasks.classify import Classification
 from albertkit.tasks.confidence import UncertaintyEstimator
-from albertkit.tasks.examples import QuestionExample, TaggedExample, TextExample
 from albertkit.tasks.tag import IntentResult
-from albertkit.tasks.word_alignment import split_words
 
 if TYPE_CHECKING:
     from albertkit.runtime.runtime_model import RuntimeModel
@@ -78,14 +82,17 @@ def read_depths(albert: RuntimeModel, tokenized: TokenizedInput, depths: Sequenc
     """What is read from each row at each depth: head scores, a vector, or for masks the hidden states."""
 
     def read(hidden: np.ndarray, lengths: np.ndarray) -> Sequence[Any]:
-        if tokenized.kind == "fill":
-            return list(hidden)
-        if tokenized.example is None:
-            return list(pool(albert, hidden, lengths, albert.metadata.pooling))
-        return read_heads(albert, hidden, lengths)
+        return list(hidden) if tokenized.kind == "fill" else _read_rows(albert, tokenized.example, hidden, lengths)
 
     rows = tokenized.rows
     return read_outputs(albert, [row.ids for row in rows], [row.segments for row in rows], depths, read)
+
+
+def _read_rows(albert: RuntimeModel, example: Example | None, hidden: np.ndarray, lengths: np.ndarray) -> list[Any]:
+    """The scores of the heads for each row; without an example, its vector."""
+    if example is None:
+        return list(pool(albert, hidden, lengths, albert.metadata.pooling))
+    return read_heads(albert, hidden, lengths)
 
 
 def prediction_from(albert: RuntimeModel, tokenized: TokenizedInput, read: Sequence[Any], k: int = 5) -> Prediction:
@@ -114,17 +121,9 @@ def layer_predictions(
         read: Sequence[Any] = states[depth]
         if target.form == "word":
             read = read_target(albert, read[0][None], lengths, [target])
-        prediction = predictions[depth]
-        layers.append(
-            LayerPrediction(
-                depth,
-                prediction,
-                summarize(prediction),
-                target.value(read),
-                target.probability(read),
-                first_choice(prediction) == final,
-            )
-        )
+        prediction, value, probability = predictions[depth], target.value(read), target.probability(read)
+        matches = first_choice(prediction) == final
+        layers.append(LayerPrediction(depth, prediction, summarize(prediction), value, probability, matches))
     return tuple(layers)
 
 
@@ -145,8 +144,6 @@ def first_choice(prediction: Prediction) -> object:
         return round(prediction.label, 2) if isinstance(prediction.label, float) else prediction.label
     if isinstance(prediction, AnswerResult):
         return prediction.start, prediction.end
-    if isinstance(prediction, ChoiceResult):
-        return prediction.index
     if prediction is None or isinstance(prediction, float):
         return prediction if prediction is None else round(prediction, 2)
     spans = [(span.start, span.end, span.label) for span in prediction.spans]
@@ -165,8 +162,6 @@ def summarize(prediction: Prediction) -> PredictionSummary:
         return tuple(ranked[:3])
     if isinstance(prediction, AnswerResult):
         return ((prediction.text or "no answer", prediction.probability),)
-    if isinstance(prediction, ChoiceResult):
-        return tuple((f"{number}", p) for number, p in enumerate(prediction.probabilities, 1))
     if prediction is None or isinstance(prediction, float):
         return () if prediction is None else ((f"{prediction:.3f}", None),)
     spans = tuple((f"{span.text} {span.label}", span.score) for span in prediction.spans)
@@ -194,16 +189,11 @@ def trace_early_exit(
         features = task_features(albert, [example], albert.metadata.task)
         rows, row_segments = [f.ids for f in features], [f.segments for f in features]
         judge, kind = UncertaintyEstimator(albert.task, features, [example]), albert.task.uncertainty_measure
-
-    def read(hidden: np.ndarray, lengths: np.ndarray) -> list[Any]:
-        if example is None:
-            return list(pool(albert, hidden, lengths, albert.metadata.pooling))
-        return read_heads(albert, hidden, lengths)
-
-    states = read_outputs(albert, rows, row_segments, [*exit_depths, albert.depth], read)
+    depths = [*exit_depths, albert.depth]
+    states = read_outputs(albert, rows, row_segments, depths, partial(_read_rows, albert, example))
     uncertainty: list[float | None] = []
     previous = None
-    for depth in (*exit_depths, albert.depth):
+    for depth in depths:
         (value,) = judge.uncertainty([0], states[depth], previous)
         uncertainty.append(float(value) if np.isfinite(value) else None)
         previous = states[depth]
@@ -269,17 +259,11 @@ class DepthTrace:
     def of(cls, albert: RuntimeModel, text: str, pair: str | None, question: str | None, k: int) -> DepthTrace:
         """Tokenize a text. `question` is that of a model for answers; `k` is the number of words for each mask."""
         kind = prediction_kind(albert, text)
-        example: Example | None = None
+        if kind == "answer" and question is None:
+            kind = None
         if kind == "fill":
             encode_masks(albert, text, k)  # checks the text and k
-        elif kind == "classify":
-            example = TextExample(text, pair)
-        elif kind in ("tag", "intent"):
-            example = TaggedExample(text, split_words(text))
-        elif kind == "answer" and question is not None:
-            example = QuestionExample("0", question, text)
-        else:
-            kind = None
+        example = task_example(kind, ExplainInput(text, pair, question))
         encoding = albert.tokenizer.encode(text, pair, recognize_mask=kind == "fill")
         if len(encoding.ids) > albert.max_tokens:
             raise AlbertkitError(
@@ -298,8 +282,7 @@ class DepthTrace:
             prediction = fill_mask(self.albert, self.text, self.k, depth)
         elif self.kind is not None:
             (prediction,) = predict(self.albert, [self.example], self.kind, depth)
-        choice = first_choice(prediction)
-        return DepthState(depth, seconds, unit_length(vector), unit_length(hidden[0]), prediction, choice)
+        return DepthState(depth, seconds, _unit(vector), _unit(hidden[0]), prediction, first_choice(prediction))
 
     def trace_early_exit(self) -> EarlyExitTrace | None:
         """Where the text could exit early; None for masks, which are always computed to the full depth."""
@@ -308,6 +291,6 @@ class DepthTrace:
         return trace_early_exit(self.albert, self.example, self.batch.ids[0], self.batch.segments[0])
 
 
-def unit_length(vectors: np.ndarray) -> np.ndarray:
+def _unit(vectors: np.ndarray) -> np.ndarray:
     """Vectors (…, H) scaled to length 1."""
     return np.asarray(vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), 1e-12), np.float32)

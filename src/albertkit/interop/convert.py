@@ -29,7 +29,6 @@ FORMATS = (
 def open_model(path: Path | str | None = None) -> Artifact:
     """Open any ALBERT checkpoint; the files decide the format. None is the built-in model."""
     from albertkit.interop import google_tf, huggingface, plbert, sentence_transformers
-    from albertkit.interop.tensor_bundle import find_bundle
 
     path = model_folder(path)
     if path.is_file() and path.suffix in (".onnx", ".t7", ".pth", ".pt"):
@@ -42,7 +41,7 @@ def open_model(path: Path | str | None = None) -> Artifact:
         return sentence_transformers.read_folder(path)
     if path.is_dir() and huggingface.weight_file(path) is not None:
         return huggingface.read_folder(path)
-    bundle = find_bundle(path)
+    bundle = google_tf.find_bundle(path)
     if bundle is not None:
         return google_tf.read_checkpoint(bundle)
     if path.is_dir():

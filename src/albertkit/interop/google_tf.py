@@ -1,26 +1,41 @@
 """Google's TensorFlow checkpoints (and albert_zh's), without TensorFlow.
 
-In: a checkpoint prefix, or a folder with one, plus its albert_config.json and vocabulary. Out: an `Artifact`.
-Before this file: `tensor_bundle.py` reads the file format, `tensor_names.py` has the names.
+In: a checkpoint prefix, or a folder with one, plus its albert_config.json and vocabulary. Out: an `Artifact`. A
+checkpoint is `PREFIX.index`, a sorted table from tensor name to dtype, shape and offset, and shards
+`PREFIX.data-0000N-of-0000M` with the raw values. Files may be hostile: every number is checked before it is used, every
+failure is an `AlbertkitError`, and nothing in a checkpoint is executed. Before this file: `huggingface.py`.
 """
 
 from __future__ import annotations
 
+import math
+import re
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from albertkit.artifact import Artifact, ArtifactMetadata
 from albertkit.config import AlbertConfig, Options
-from albertkit.errors import AlbertkitError
+from albertkit.errors import AlbertkitError, nearest
 from albertkit.interop.huggingface import layout_name, read_config, translate
-from albertkit.interop.tensor_bundle import list_bundle, read_bundle
 from albertkit.tensor_names import BRIGHTMART, PUBLIC, tensor_names
 from albertkit.tokenizer import Tokenizer, check_size
 
 # Variables of the optimizer, beside the weights.
 SLOTS = ("/adam_m", "/adam_v", "/lamb_m", "/lamb_v", "/Adam", "/Adam_1", "/LAMB", "/LAMB_1", "/m", "/v")
 COUNTERS = ("global_step", "beta1_power", "beta2_power", "_CHECKPOINTABLE_OBJECT_GRAPH", "save_counter")
+
+MAX_ENTRIES, MAX_KEY_BYTES, MAX_DIMS, MAX_VALUE_BYTES = 100_000, 4096, 32, 1 << 20
+MAX_INDEX_BYTES, MAX_TENSOR_BYTES, MAX_TOTAL_BYTES = 64 << 20, 8 << 30, 16 << 30
+_MAGIC, _FOOTER, _TRAILER = 0xDB4775248B80FB57, 48, 5
+# Types of tensors that are read, by their number in the index.
+_DTYPES = {1: "float32", 2: "float64", 3: "int32", 9: "int64", 14: "bfloat16", 19: "float16"}
+_ITEM_BYTES = {"float32": 4, "float64": 8, "int32": 4, "int64": 8, "bfloat16": 2, "float16": 2}
+_SUFFIX = re.compile(r"\.(index|meta|data-\d{5}-of-\d{5})$")
+_CHECKPOINT_NAME = re.compile(r'^\s*model_checkpoint_path:\s*"([^"\n]*)"', re.MULTILINE)
 
 
 def read_checkpoint(prefix: Path) -> Artifact:
@@ -41,18 +56,16 @@ def read_checkpoint(prefix: Path) -> Artifact:
     config = AlbertConfig.from_dict(settings)
     if brightmart:
         config = config.replace(options=Options(brightmart_layout=True))
-    arrays = {n.removeprefix(name_prefix): a.astype(np.float32) for n, a in read_bundle(prefix, variables).items()}
+    arrays = {name.removeprefix(name_prefix): array for name, array in read_bundle(prefix, variables).items()}
     table = tensor_names(config, BRIGHTMART if brightmart else PUBLIC)
     weights = translate(arrays, table, lambda name: name.tf)
     for name in table:
         if name.transpose and name.ours in weights:
             weights[name.ours] = np.ascontiguousarray(weights[name.ours].T)
     task = "answer" if "heads.answer.linear.weight" in weights else "pretrain"
-    meta = ArtifactMetadata(
-        task=task,
-        history=({"step": "convert", "from": prefix.name, "layout": f"{layout_name(config)} (TensorFlow)"},),
-    )
-    return Artifact(config, weights, read_tokenizer(prefix.parent, config.vocab_size), meta)
+    made = {"step": "convert", "from": prefix.name, "layout": f"{layout_name(config)} (TensorFlow)"}
+    tokenizer = read_tokenizer(prefix.parent, config.vocab_size)
+    return Artifact(config, weights, tokenizer, ArtifactMetadata(task=task, history=(made,)))
 
 
 def read_tokenizer(folder: Path, vocab_size: int) -> Tokenizer:
@@ -67,16 +80,6 @@ def read_tokenizer(folder: Path, vocab_size: int) -> Tokenizer:
     return tokenizer
 
 
-def to_variables(artifact: Artifact) -> dict[str, np.ndarray]:
-    """The weights under Google's variable names."""
-    out = {}
-    for name in tensor_names(artifact.config, BRIGHTMART if artifact.config.options.brightmart_layout else PUBLIC):
-        if name.ours in artifact.weights:
-            array = artifact.weights[name.ours]
-            out[name.tf] = np.ascontiguousarray(array.T) if name.transpose else array
-    return out
-
-
 def _name_prefix(variables: set[str]) -> str:
     """The prefix of all names: TF-Hub exports have `module/`."""
     tail = "bert/embeddings/word_embeddings"
@@ -84,3 +87,250 @@ def _name_prefix(variables: set[str]) -> str:
     if len(roots) != 1:
         raise AlbertkitError(f"the checkpoint has {len(roots)} variables named …{tail}; exactly one is needed")
     return roots[0]
+
+
+# The files of a checkpoint ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class BundleEntry:
+    """One tensor of a checkpoint; `crc32c` is masked, as stored; shard -1 marks a tensor stored in slices."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    shard: int
+    offset: int
+    size: int
+    crc32c: int
+
+
+def find_bundle(path: Path) -> Path | None:
+    """The prefix of the checkpoint at a path (a prefix, one of its files, or a folder), or None.
+
+    Where a folder has several, the plain name in its `checkpoint` file decides; a path in it is not followed.
+    """
+    with _report_errors(path):
+        short = _SUFFIX.sub("", path.name)
+        for name in filter(None, (path.name, short)):
+            if (path.parent / f"{name}.index").is_file():
+                return path.parent / name
+        folder, start = (path, "") if path.is_dir() else (path.parent, f"{short}.ckpt")
+        found = sorted(f.name[:-6] for f in folder.glob("[!.]*.index") if f.name.startswith(start))
+        if len(found) < 2:
+            return folder / found[0] if found else None
+        named = None
+        if (note := folder / "checkpoint").is_file():
+            with note.open("rb") as file:
+                named = _CHECKPOINT_NAME.search(file.read(MAX_VALUE_BYTES).decode("utf-8", "replace"))
+        if named and named[1] in found:
+            return folder / named[1]
+        reason = f"; the 'checkpoint' file names {named[1][:200]!r}, not one of them" if named else ""
+        raise _BundleError(f"{len(found)} checkpoints: {', '.join(found[:9])}{reason}", "give the path of one")
+
+
+def list_bundle(prefix: Path) -> dict[str, BundleEntry]:
+    """The tensors of a checkpoint by name, sorted; only the index file is read."""
+    return _read_index(prefix)[1]
+
+
+def read_bundle(prefix: Path, names: Collection[str]) -> dict[str, np.ndarray]:
+    """Tensors of a checkpoint as float32."""
+    shards, entries = _read_index(prefix)
+    chosen: list[BundleEntry] = []
+    with _report_errors(prefix):
+        for name in names:
+            if (entry := entries.get(name)) is None:
+                raise _BundleError(f"there is no tensor {name!r}{nearest(name, entries)}", "see list_bundle")
+            if entry.dtype not in _ITEM_BYTES:
+                raise _BundleError(f"tensor {name!r} is {entry.dtype}, and only numbers are read", "omit it")
+            if entry.shard < 0:
+                raise _BundleError(f"tensor {name!r} is partitioned into slices, not whole", "save it again whole")
+            chosen.append(entry)
+        if (total := sum(entry.size for entry in chosen)) > MAX_TOTAL_BYTES:
+            raise _BundleError(f"{total} bytes of tensors, over the limit of {MAX_TOTAL_BYTES}", "give fewer names")
+    return {entry.name: _read_tensor(prefix, shards, entry) for entry in chosen}
+
+
+class _BundleError(Exception):
+    """A fault and its remedy; `_report_errors` adds the file and raises `AlbertkitError`."""
+
+    def __init__(self, fault: str, remedy: str = "download or copy the checkpoint again") -> None:
+        super().__init__(f"{fault}; {remedy}")
+
+
+@contextmanager
+def _report_errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except _BundleError as error:
+        raise AlbertkitError(f"{path}: {error}") from None
+    except UnicodeDecodeError as error:
+        raise AlbertkitError(f"{path}: {error.object[:60]!r} is not UTF-8; copy the files again") from None
+    except OSError as error:
+        raise AlbertkitError(f"{path}: {error.strerror or error}; check the path and permissions") from None
+    except MemoryError:
+        raise AlbertkitError(f"{path}: does not fit in memory; read it on a machine with more") from None
+
+
+def _read_tensor(prefix: Path, shards: int, entry: BundleEntry) -> np.ndarray:
+    import ml_dtypes  # noqa: F401  numpy then has the type bfloat16
+
+    path = Path(f"{prefix}.data-{entry.shard:05d}-of-{shards:05d}")
+    with _report_errors(path):
+        name, end = entry.name, entry.offset + entry.size
+        if not path.is_file():
+            raise _BundleError(f"this shard, which holds tensor {name!r}, is missing", "put it beside the index")
+        if end > (have := path.stat().st_size):
+            raise _BundleError(f"it has {have} bytes, and tensor {name!r} ends at byte {end}")
+        with path.open("rb") as file:
+            file.seek(entry.offset)
+            data = file.read(entry.size)
+        if len(data) != entry.size or _masked_crc(data) != entry.crc32c:
+            raise _BundleError(f"the values of tensor {name!r} do not match their checksum")
+        return np.frombuffer(data, np.dtype(entry.dtype)).astype(np.float32).reshape(entry.shape)
+
+
+def _masked_crc(data: bytes) -> int:
+    import google_crc32c  # imported here, since only TensorFlow checkpoints need it
+
+    crc = int(google_crc32c.value(data))
+    return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+# The index: a table of blocks with the keys in order, whose values are protobuf messages -----------------------------
+
+
+def _read_index(prefix: Path) -> tuple[int, dict[str, BundleEntry]]:
+    """The number of shards, and the tensors."""
+    path, shards, entries = Path(f"{prefix}.index"), 0, {}
+    with _report_errors(path):
+        if not path.is_file():
+            raise _BundleError("there is no such file", "give the checkpoint's prefix, its path without '.index'")
+        if (size := path.stat().st_size) > MAX_INDEX_BYTES:
+            raise _BundleError(f"it has {size} bytes, over the limit of {MAX_INDEX_BYTES}", "check the path")
+        for key, value in _read_table(path.read_bytes()):
+            if not key:
+                shards = _parse_header(value)
+            elif key[0]:  # keys that begin with a zero byte place the slices of a partitioned tensor
+                name = key.decode("utf-8")
+                entries[name] = _parse_entry(name, value)
+        last_shard = max((entry.shard for entry in entries.values()), default=0)
+        if not max(0, last_shard) < shards < 100_000:
+            raise _BundleError(f"its header gives {shards} shards, and there must be {last_shard + 1} to 99999")
+    return shards, entries
+
+
+def _read_table(data: bytes) -> Iterator[tuple[bytes, bytes]]:
+    if len(data) < _FOOTER or int.from_bytes(data[-8:], "little") != _MAGIC:
+        raise _BundleError(f"it ends in {data[-8:].hex() or 'nothing'}, and an index ends in 57fb808b247547db")
+    at, handle = 0, [0, 0, 0, 0]
+    for i in range(4):  # place and size of the meta block (not used), then of the block that lists all others
+        handle[i], at = _varint(data[-_FOOTER:], at, _FOOTER - 8)
+    last, count, block_bytes, key_bytes = None, 0, 0, 0
+    for _, value in _records(_read_block(data, handle[2], handle[3])):
+        offset, at = _varint(value, 0, len(value))
+        size, _ = _varint(value, at, len(value))
+        block_bytes += size + _TRAILER
+        if block_bytes > len(data):
+            raise _BundleError(f"its blocks overlap, as together they are over its {len(data)} bytes")
+        for key, content in _records(_read_block(data, offset, size)):
+            if last is not None and key <= last:
+                raise _BundleError(f"key {key[:80]!r} follows {last[:80]!r}, and keys must be in order")
+            last, count, key_bytes = key, count + 1, key_bytes + len(key)
+            if count > MAX_ENTRIES or key_bytes > MAX_INDEX_BYTES:
+                raise _BundleError(f"it holds over {MAX_ENTRIES} entries, or names over {MAX_INDEX_BYTES} bytes")
+            yield key, content
+
+
+def _read_block(data: bytes, offset: int, size: int) -> bytes:
+    stop = offset + size
+    if stop + _TRAILER > len(data) - _FOOTER:
+        raise _BundleError(f"a block of {size} bytes at {offset} does not fit in its {len(data)} bytes")
+    if _masked_crc(data[offset : stop + 1]) != int.from_bytes(data[stop + 1 : stop + 5], "little"):
+        raise _BundleError(f"the checksum of the block at byte {offset} does not match")
+    if data[stop]:
+        raise _BundleError(f"it is compressed (type {data[stop]}), not plain", "save it with TensorFlow 1.2 or newer")
+    return data[offset:stop]
+
+
+def _records(block: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """The key and value of each record of a block; a key gives only what differs from the key before it."""
+    end = len(block) - 4 - 4 * int.from_bytes(block[-4:], "little")
+    if end < 0:
+        raise _BundleError("a block is shorter than its list of restart points")
+    at, key = 0, b""
+    while at < end:
+        shared, at = _varint(block, at, end)
+        added, at = _varint(block, at, end)
+        length, at = _varint(block, at, end)
+        if shared > len(key) or shared + added > MAX_KEY_BYTES or length > min(MAX_VALUE_BYTES, end - at - added):
+            raise _BundleError(f"a record has lengths {shared}, {added} and {length}, which do not fit its block")
+        key = key[:shared] + block[at : at + added]
+        yield key, block[at + added : at + added + length]
+        at += added + length
+
+
+def _parse_header(message: bytes) -> int:
+    """The number of shards."""
+    shards = 0
+    for tag, number, inner in _fields(message):
+        shards = number if tag == 8 else shards
+        if tag == 16 and number:
+            raise _BundleError("its numbers are big-endian", "save it on a little-endian machine")
+        if tag == 26 and any(kind == 16 and version > 1 for kind, version, _ in _fields(inner)):
+            raise _BundleError("it asks for a newer reader than version 1", "save it in format V2")
+    return shards
+
+
+def _parse_entry(name: str, message: bytes) -> BundleEntry:
+    shape: tuple[int, ...] = ()
+    numbers, sliced = dict.fromkeys((8, 24, 32, 40, 53), 0), False  # dtype, shard, offset, size, crc
+    for tag, number, inner in _fields(message):
+        shape = _parse_shape(inner) if tag == 18 else shape
+        sliced = sliced or tag == 58
+        if tag in numbers:
+            numbers[tag] = number
+    code, shard, offset, size, crc = numbers.values()
+    dtype = _DTYPES.get(code, f"of type {code}")
+    if dtype in _ITEM_BYTES:
+        expected = math.prod(shape) * _ITEM_BYTES[dtype]
+        if math.prod(max(dim, 1) for dim in shape) * _ITEM_BYTES[dtype] > MAX_TENSOR_BYTES:
+            raise _BundleError(f"tensor {name!r} of shape {shape} is over the limit of {MAX_TENSOR_BYTES} bytes")
+        if not sliced and size != expected:
+            raise _BundleError(f"tensor {name!r} of {dtype} {shape} takes {expected} bytes, and {size} are given")
+    return BundleEntry(name, dtype, shape, -1 if sliced else shard, offset, size, crc)
+
+
+def _parse_shape(message: bytes) -> tuple[int, ...]:
+    dims: list[int] = []
+    for tag, number, inner in _fields(message):
+        if tag == 18:
+            dims.append(([0] + [size for kind, size, _ in _fields(inner) if kind == 8])[-1])
+        if len(dims) > MAX_DIMS or (tag == 24 and number):
+            raise _BundleError(f"a tensor has an unknown number of axes, or over {MAX_DIMS}")
+    return tuple(dims)
+
+
+def _fields(message: bytes) -> Iterator[tuple[int, int, bytes]]:
+    """Each field of a protobuf message: its tag (number and wire type together), its number, its bytes."""
+    at, end = 0, len(message)
+    while at < end:
+        tag, at = _varint(message, at, end)
+        wire, number, width = tag & 7, 0, {1: 8, 5: 4}.get(tag & 7, 0)
+        if wire in (0, 2):
+            number, at = _varint(message, at, end)
+            width = number if wire == 2 else 0
+        if width > end - at or wire not in (0, 1, 2, 5):
+            raise _BundleError(f"a protobuf field of wire type {wire} and {width} bytes has {end - at} bytes left")
+        payload, at = message[at : at + width], at + width
+        yield tag, int.from_bytes(payload, "little") if wire in (1, 5) else number, payload
+
+
+def _varint(data: bytes, at: int, end: int) -> tuple[int, int]:
+    value = 0
+    for place in range(at, min(at + 10, end)):
+        value |= (data[place] & 127) << 7 * (place - at)
+        if data[place] < 128:
+            return value & 0xFFFFFFFFFFFFFFFF, place + 1
+    raise _BundleError("a variable-length number in it does not end where it should")

@@ -24,12 +24,7 @@ from albertkit.tokenizer import Tokenizer
 Tensors = dict[str, np.ndarray]
 
 CONFIG_FILES = ("config.json", "albert_config.json", "bert_config.json")
-WEIGHT_FILES = (
-    "model.safetensors",
-    "model.safetensors.index.json",
-    "pytorch_model.bin",
-    "pytorch_model.bin.index.json",
-)
+WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
 MAX_PICKLE_BYTES = 16 * 2**30
 WORD_TABLE = "embeddings.word_embeddings.weight"
 # Tensors that a model does not need: buffers, and copies of tied weights (in albert_zh, random numbers).
@@ -87,34 +82,17 @@ def read_labels(settings: dict[str, Any]) -> tuple[str, ...]:
     table = settings.get("id2label")
     if not isinstance(table, dict) or not table:
         return ()
-    try:
-        rows = sorted((int(key), str(label)) for key, label in table.items())
-    except ValueError:
+    numbers = [str(number) for number in range(len(table))]
+    if set(table) != set(numbers):
         raise AlbertkitError(
-            f"id2label in config.json has a key that is no number: {sorted(table)[:5]}; correct it"
-        ) from None
-    if [number for number, _ in rows] != list(range(len(rows))):
-        raise AlbertkitError("id2label in config.json does not number its labels 0, 1, 2 …; correct it")
-    if all(label == f"LABEL_{number}" for number, label in rows):
-        return ()
-    return tuple(label for _, label in rows)
+            f"id2label in config.json must number its labels 0, 1, 2 …, not {sorted(table)[:5]}; correct it"
+        )
+    labels = tuple(str(table[number]) for number in numbers)
+    return () if labels == tuple(f"LABEL_{number}" for number in numbers) else labels
 
 
 def read_weights(path: Path) -> Tensors:
-    """A state dict from one file, or from the shards of an index file."""
-    if path.name.endswith(".index.json"):
-        table = read_json(path).get("weight_map")
-        if not isinstance(table, dict) or not all(isinstance(name, str) for name in table.values()):
-            raise AlbertkitError(f"{path} has no 'weight_map' of tensor names to file names; copy the file again")
-        tensors: Tensors = {}
-        for name in sorted(set(table.values())):
-            if Path(name).name != name or name.startswith(".") or Path(name).suffix not in (".safetensors", ".bin"):
-                raise AlbertkitError(
-                    f"{path} names the shard {name!r}; only plain file names in its folder are allowed "
-                    "(.safetensors, .bin)"
-                )
-            tensors |= read_weights(path.parent / name)
-        return tensors
+    """A state dict from a file."""
     if path.suffix == ".safetensors":
         return read_tensors(path)
     return {name: value for name, value in read_pickle(path).items() if isinstance(value, np.ndarray)}

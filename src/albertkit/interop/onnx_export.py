@@ -15,10 +15,7 @@ Before the file is written, its outputs are compared with the runtime's, on text
 from __future__ import annotations
 
 import json
-import os
-import tempfile
-from dataclasses import dataclass
-from itertools import groupby
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +25,7 @@ from onnx import ModelProto, TensorProto, helper
 from albertkit.artifact import StoredModel
 from albertkit.config import AlbertConfig
 from albertkit.errors import AlbertkitError
-from albertkit.file_io import flush
+from albertkit.file_io import check_absent, write_file
 from albertkit.interop.convert import open_stored
 from albertkit.interop.onnx_operators import HIDDEN, PortableBuilder
 from albertkit.runtime import graph as graphs
@@ -55,8 +52,6 @@ class ExportSettings:
     """The output: vector, mlm, classify, tag, answer or choose; None: the heads of the task."""
     depth: int | None = None
     """Layers to apply; None: those of the model."""
-    loop: bool = False
-    """Apply the layer in a Loop instead of one copy of its nodes per use; weights are stored once either way."""
     tokenizer: bool = False
     """Write tokenizer.json beside the file, for the `tokenizers` library and others."""
     full_range: bool = False
@@ -83,41 +78,31 @@ def export(
 ) -> ExportResult:
     """Write a model as one ONNX file, after comparing it with the model."""
     target, settings = Path(target), settings or ExportSettings()
-    if target.is_dir():
-        raise AlbertkitError(f"{target} is a folder; name a file, such as {target / 'model.onnx'}")
-    if target.exists() and not overwrite:
-        raise AlbertkitError(f"{target} exists; choose another name or allow overwriting (--force)")
-    stored = open_stored(source)
     tokenizer_file = target.parent / "tokenizer.json"
     if settings.tokenizer and target.resolve() == tokenizer_file.resolve():
         raise AlbertkitError(f"{target} is the file that --tokenizer writes; choose another name, such as model.onnx")
-    if settings.tokenizer and tokenizer_file.is_dir():
-        raise AlbertkitError(
-            f"{tokenizer_file} is a folder, and --tokenizer writes a file of that name; choose another folder"
-        )
-    if settings.tokenizer and tokenizer_file.exists() and not overwrite:
-        raise AlbertkitError(f"{tokenizer_file} exists; choose another folder or allow overwriting (--force)")
+    for path in [target, tokenizer_file][: 1 + settings.tokenizer]:
+        check_absent(path, overwrite)
+    stored = open_stored(source)
     heads = exported_heads(stored, settings.head)
     depth = settings.depth or stored.metadata.depth or stored.config.num_hidden_layers
     if "vector" in heads:
         check_trained_depth(stored.config, stored.metadata, depth)
     levels = graphs.Levels(255 if settings.full_range else 127)
-    model = build(stored, heads, depth, levels, settings.loop)
+    model = build(stored, heads, depth, levels)
     data = model.SerializeToString()
     if len(data) > MAX_FILE_BYTES:
         raise AlbertkitError(
             f"the file would have {len(data):,} bytes; ONNX allows {MAX_FILE_BYTES:,}, so quantize the model first"
         )
-    error = check_difference(data, source, heads, depth, levels)
-    write_file(data, target)
+    error = check_difference(data, stored, heads, depth, levels)
+    write_file(target, data, overwrite)
     if settings.tokenizer and stored.tokenizer is not None:
-        write_file(to_json(stored.tokenizer.vocabulary).encode(), tokenizer_file)
+        write_file(tokenizer_file, to_json(stored.tokenizer.vocabulary).encode(), overwrite)
     weights = sum(len(t.raw_data) for t in model.graph.initializer)
     outputs = [output.name for output in model.graph.output]
-    bits = 8 if stored.metadata.quantization else 32
-    return ExportResult(
-        str(target), len(data), weights, outputs, bits, 0 if stored.config.options.static else depth, error
-    )
+    bits, applied = 8 if stored.metadata.quantization else 32, 0 if stored.config.options.static else depth
+    return ExportResult(str(target), len(data), weights, outputs, bits, applied, error)
 
 
 def exported_heads(stored: StoredModel, requested: str | None) -> tuple[str, ...]:
@@ -142,9 +127,7 @@ def exported_heads(stored: StoredModel, requested: str | None) -> tuple[str, ...
 # Building --------------------------------------------------------------------------------------------------------
 
 
-def build(
-    stored: StoredModel, heads: tuple[str, ...], depth: int, levels: graphs.Levels, loop: bool = False
-) -> ModelProto:
+def build(stored: StoredModel, heads: tuple[str, ...], depth: int, levels: graphs.Levels) -> ModelProto:
     """The model as an onnx message."""
     config, weights, meta = stored.config, stored.weights, stored.metadata
     b = PortableBuilder(levels)
@@ -158,7 +141,11 @@ def build(
     if not config.options.static:
         masked = b.node("Mul", b.node("Sub", b.constant(1.0, np.float32), inside), b.constant(HIDDEN, np.float32))
         masked = b.node("Unsqueeze", masked, b.constant([1, 2], np.int64))  # (texts, 1, 1, length)
-        hidden = layers(b, config, weights, hidden, masked, depth, loop)
+        for layer in range(depth):
+            for inner in range(config.inner_group_num):
+                name, local = f"{config.group_of(layer)}.{inner}", config.options.local(layer)
+                b.prefix = f"group{name}."
+                hidden = graphs.layer(b, config, weights, f"encoder.groups.{name}", hidden, masked, local).result
     outputs: dict[str, list[Any]] = {}
     for head in heads:
         outputs |= _head(b, stored, head, hidden, inside, heads)
@@ -171,32 +158,6 @@ def build(
         "prompts": json.dumps(meta.prompts, ensure_ascii=False),
     }
     return b.model(outputs, metadata)
-
-
-def layers(
-    b: PortableBuilder, config: AlbertConfig, weights: graphs.Weights, hidden: str, mask: str, depth: int, loop: bool
-) -> str:
-    """The shared layers, `depth` times: all uses one after the other, or one Loop for each run of equal uses."""
-
-    def group(number: int, local: bool, x: str) -> str:
-        for inner in range(config.inner_group_num):
-            b.prefix = f"group{number}.{inner}."
-            x = graphs.layer(b, config, weights, f"encoder.groups.{number}.{inner}", x, mask, local).result
-        return x
-
-    uses = groupby((config.group_of(i), config.options.local(i)) for i in range(depth))
-    shape = ["texts", "length", config.hidden_size]
-    for run, ((number, local), same) in enumerate(uses):
-        times = len(list(same))
-        if not loop or times == 1:
-            for _ in range(times):
-                hidden = group(number, local, hidden)
-            continue
-        start = f"hidden_{run}"
-        with b.body() as nodes:
-            end = group(number, local, start)
-        hidden = b.repeat(times, hidden, nodes, (start, end), shape)
-    return hidden
 
 
 def _name_output(b: PortableBuilder, tensor: str, name: str) -> None:
@@ -271,16 +232,15 @@ def normalize_nodes(b: PortableBuilder, vector: str) -> str:
 
 
 def check_difference(
-    data: bytes, source: Path | str | None, heads: tuple[str, ...], depth: int, levels: graphs.Levels
+    data: bytes, stored: StoredModel, heads: tuple[str, ...], depth: int, levels: graphs.Levels
 ) -> float:
     """The difference of the file to the model; an error if it is too large."""
-    stored = open_stored(source)
     checks = [(data, depth, FLOAT_ERROR)]
     if stored.metadata.quantization:
         one_layer = build(stored, heads, 1, levels).SerializeToString()
         checks = [(one_layer, 1, LAYER_ERROR), (data, depth, INT8_ERROR)]
     for file, layers_applied, allowed in checks:
-        error = largest_difference(file, source, heads, layers_applied, levels)
+        error = largest_difference(file, stored, heads, layers_applied, levels)
         if not error <= allowed:
             raise AlbertkitError(
                 f"the file's outputs differ from the model's by {error:.2g} after {layers_applied} layers, and "
@@ -307,16 +267,15 @@ def onnx_inputs(rows: TokenBatch) -> dict[str, np.ndarray]:
 
 
 def largest_difference(
-    data: bytes, source: Path | str | None, heads: tuple[str, ...], depth: int, levels: graphs.Levels
+    data: bytes, stored: StoredModel, heads: tuple[str, ...], depth: int, levels: graphs.Levels
 ) -> float:
     """Largest relative difference between the outputs of an exported file and the runtime's, for one batch."""
     import onnxruntime as ort
 
-    albert = RuntimeModel(open_stored(source), source=source, threads=1)
-    weights = open_stored(source).weights
+    albert = RuntimeModel(replace(stored, weights=dict(stored.weights)), source="the model", threads=1)
     rows = random_batch(albert.config)
     if not albert.config.options.static:
-        albert.engine = Engine(albert.config, weights, 1, levels)
+        albert.engine = Engine(albert.config, dict(stored.weights), 1, levels)
     hidden = albert.engine.run(rows, depth)
     options = ort.SessionOptions()
     options.log_severity_level = 3
@@ -324,24 +283,23 @@ def largest_difference(
     found = dict(zip([o.name for o in session.get_outputs()], session.run(None, onnx_inputs(rows)), strict=True))
     worst = 0.0
     for name, outputs in runtime_outputs(albert, hidden, rows, heads).items():
-        least = max(1e-6, typical_norm(albert, weights, name, heads))
+        least = max(1e-6, typical_norm(stored, name, heads))
         for text, length in enumerate(rows.lengths):
-            expected = outputs[text]
-            actual = (
-                found[name][text][: len(expected)] if expected.ndim and len(expected) == length else found[name][text]
-            )
+            expected, actual = outputs[text], found[name][text]
+            if expected.ndim and len(expected) == length:
+                actual = actual[:length]
             error = float(np.linalg.norm(actual - expected)) / max(float(np.linalg.norm(expected)), least)
             worst = max(worst, error if np.isfinite(error) else np.inf)
     return worst
 
 
-def typical_norm(albert: RuntimeModel, weights: graphs.Weights, output: str, heads: tuple[str, ...]) -> float:
+def typical_norm(stored: StoredModel, output: str, heads: tuple[str, ...]) -> float:
     """The typical norm of the scores of one text; one score may be near 0, where any rounding looks large."""
     head = next((name for name in heads if name in ("classify", "choose")), None)
     if output != "logits" or head is None:
         return 0.0
-    read = albert.metadata.details.get("reads") == "vector"  # a vector of length 1; else numbers from -1 to 1
-    weight = graphs.as_float(weights[f"heads.{head}.linear.weight"])
+    read = stored.metadata.details.get("reads") == "vector"  # a vector of length 1; else numbers from -1 to 1
+    weight = graphs.as_float(stored.weights[f"heads.{head}.linear.weight"])
     return float(np.linalg.norm(weight)) / (weight.shape[1] ** 0.5 if read else 1.0)
 
 
@@ -367,20 +325,3 @@ def runtime_outputs(
             else:
                 found["tag_logits" if head == "tag" and heads != ("tag",) else "logits"] = scores
     return found
-
-
-def write_file(data: bytes, target: Path) -> None:
-    """Write a file completely or not at all."""
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".part", dir=target.parent)
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(data)
-            Path(name).chmod(0o644)
-            flush(Path(name))
-            Path(name).replace(target)
-        finally:
-            Path(name).unlink(missing_ok=True)
-    except OSError as error:
-        raise AlbertkitError(f"writing {target} failed: {error.strerror}; the file is unchanged") from None

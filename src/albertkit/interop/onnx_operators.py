@@ -7,9 +7,8 @@ computes in float from int8 weights is dequantised in the graph. After this file
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -122,34 +121,6 @@ class PortableBuilder(Builder):
         context = self.node("MatMul", probabilities, self.node("Transpose", value, perm=[0, 2, 1, 3]))
         joined = self.constant([0, 0, heads * size], np.int64)
         return self.node("Reshape", self.node("Transpose", context, perm=[0, 2, 1, 3]), joined)
-
-    @contextlib.contextmanager
-    def body(self) -> Iterator[list[Any]]:
-        """Collects the nodes of the block in a list of their own, for a Loop."""
-        outer, self.nodes = self.nodes, []
-        try:
-            yield self.nodes
-        finally:
-            self.nodes = outer
-
-    def repeat(self, times: int, hidden: str, body: list[Any], inside: tuple[str, str], shape: list[Any]) -> str:
-        """A Loop: `body` maps the tensor `inside[0]` into `inside[1]`, `times` times, starting with `hidden`."""
-        condition, next_condition = f"condition_{self.count}", f"next_condition_{self.count}"
-        nodes = [helper.make_node("Identity", [condition], [next_condition]), *body]
-        graph = helper.make_graph(
-            nodes,
-            "layer",
-            [
-                helper.make_tensor_value_info(f"iteration_{self.count}", TensorProto.INT64, []),
-                helper.make_tensor_value_info(condition, TensorProto.BOOL, []),
-                helper.make_tensor_value_info(inside[0], TensorProto.FLOAT, shape),
-            ],
-            [
-                helper.make_tensor_value_info(next_condition, TensorProto.BOOL, []),
-                helper.make_tensor_value_info(inside[1], TensorProto.FLOAT, shape),
-            ],
-        )
-        return self.node("Loop", self.constant(times, np.int64), self.constant(True, np.bool_), hidden, body=graph)
 
     def model(self, outputs: dict[str, list[Any]], metadata: dict[str, str]) -> ModelProto:
         """The finished file; `outputs` are named tensors of the graph and their shapes."""

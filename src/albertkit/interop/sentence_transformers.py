@@ -6,6 +6,7 @@ normalisation and prompts; any other module is an error. `write_folder` writes a
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,6 @@ POOLINGS = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
 }
-MODES = ("mean", "cls", "max")
 
 
 def is_folder(folder: Path) -> bool:
@@ -31,8 +31,6 @@ def is_folder(folder: Path) -> bool:
 
 def _list_modules(folder: Path) -> list[tuple[str, Path]]:
     """Type and folder of each module."""
-    import json
-
     try:
         listed = json.loads((folder / MODULES).read_bytes()[:65536])
     except (ValueError, RecursionError, OSError):
@@ -97,7 +95,7 @@ def _pooling(settings: dict[str, Any], folder: Path) -> str:
         raise AlbertkitError(
             f"{folder} excludes the prompt from pooling (include_prompt false), which albertkit does not support"
         )
-    if settings.get("pooling_mode") in MODES:
+    if settings.get("pooling_mode") in POOLINGS.values():
         return str(settings["pooling_mode"])
     enabled = [name for name, value in settings.items() if name.startswith("pooling_mode_") and value is True]
     if len(enabled) != 1 or enabled[0] not in POOLINGS:
@@ -113,7 +111,7 @@ def write_folder(artifact: Artifact, folder: Path | str, overwrite: bool = False
         raise AlbertkitError(
             f"this model uses {', '.join(config.options.active())}, which sentence-transformers cannot compute"
         )
-    if meta.pooling not in MODES:
+    if meta.pooling not in POOLINGS.values():
         raise AlbertkitError(f"pooling {meta.pooling!r} is unknown to sentence-transformers; choose mean, cls or max")
     if artifact.tokenizer is None:
         raise AlbertkitError("a sentence-transformers folder needs a tokenizer, and this artifact has none")

@@ -1,39 +1,10 @@
-"""The model in torch: `AlbertModel` (encoder plus heads), `Batch` (packed texts), the heads and their outputs."""
+"""The model in torch, top to bottom: `packed_batch.py`, `attention.py`, `encoder.py`, `albert_model.py`.
 
-from albertkit.model.albert_model import AlbertModel, ModelOutput
+Beside them: `optional_modules.py` (options beyond ALBERT) and `fusion.py` (features of images, sounds or sensors).
+"""
+
+from albertkit.model.albert_model import AlbertModel, ModelOutput, pool
 from albertkit.model.encoder import Encoder, EncoderOutput
-from albertkit.model.heads import (
-    POOLINGS,
-    AnswerHead,
-    ChooseHead,
-    ClassifyHead,
-    ClassLogits,
-    Head,
-    MlmHead,
-    MlmLogits,
-    SentenceOrderHead,
-    SpanLogits,
-    TagHead,
-    pool,
-)
 from albertkit.model.packed_batch import Batch
 
-__all__ = [
-    "POOLINGS",
-    "AlbertModel",
-    "AnswerHead",
-    "Batch",
-    "ChooseHead",
-    "ClassLogits",
-    "ClassifyHead",
-    "Encoder",
-    "EncoderOutput",
-    "Head",
-    "MlmHead",
-    "MlmLogits",
-    "ModelOutput",
-    "SentenceOrderHead",
-    "SpanLogits",
-    "TagHead",
-    "pool",
-]
+__all__ = ["AlbertModel", "Batch", "Encoder", "EncoderOutput", "ModelOutput", "pool"]

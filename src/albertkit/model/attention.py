@@ -2,7 +2,7 @@
 
 In: hidden states (tokens, H) and the batch. Out: (tokens, H). A token attends to the tokens of its own text only.
 Neighbouring texts of equal length are one call of torch's fused attention, without padding or mask, unless the batch
-has an attention mask. After this file: `encoder.py`.
+has an attention mask. After this file: `optional_modules.py`, `encoder.py`.
 """
 
 from __future__ import annotations
@@ -34,64 +34,66 @@ class Attention(nn.Module):
     def forward(self, hidden: Tensor, batch: Batch, first: bool = False, local: bool = False) -> Tensor:
         """(tokens, H) → (tokens, H); with `first`, only the first token of each text attends: (texts, H).
 
-        `local` is used with the option `window` only (`attention_options.py`).
+        `local` is used with the option `window` only (`optional_modules.py`).
         """
-        tokens = hidden.shape[0]
-        parts = (self.key, self.value) if first else (self.query, self.key, self.value)
-        weight, bias = torch.cat([p.weight for p in parts]), torch.cat([p.bias for p in parts])
-        mixed = F.linear(hidden, weight, bias).view(tokens, len(parts), self.heads, -1)  # (tokens, 3 or 2, heads, d)
-        dropout = self.weight_dropout if self.training else 0.0
-        if first:
-            query = self.query(batch.first(hidden)).view(-1, self.heads, 1, mixed.shape[-1])
-            mixed = attend_first(query, mixed, batch, dropout)  # (texts, heads, d)
-        else:
-            mixed = attend(mixed, batch, dropout)  # (tokens, heads, d)
-        out: Tensor = self.output_dropout(self.output(mixed.flatten(1)))
+        query, key, value = self.project(hidden, batch, first)
+        mixed = self.attend(query, key, value, batch, first, local)
+        out: Tensor = self.output_dropout(self.project_output(mixed.flatten(1)))
         return out
 
+    def project(self, hidden: Tensor, batch: Batch, first: bool) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries (tokens, heads, d), or with `first` (texts, heads, d); keys and values (tokens, heads, d)."""
+        parts = (self.key, self.value) if first else (self.query, self.key, self.value)
+        weight, bias = torch.cat([p.weight for p in parts]), torch.cat([p.bias for p in parts])
+        mixed = F.linear(hidden, weight, bias).unflatten(-1, (len(parts), self.heads, -1))
+        if first:
+            key, value = mixed.unbind(1)
+            return self.query(batch.first(hidden)).unflatten(-1, (self.heads, -1)), key, value
+        query, key, value = mixed.unbind(1)
+        return query, key, value
 
-def attend(mixed: Tensor, batch: Batch, dropout: float = 0.0) -> Tensor:
-    """Attention over packed queries, keys and values (tokens, 3, heads, d); one fused call per run of equal lengths.
+    def project_output(self, mixed: Tensor) -> Tensor:
+        """(tokens or texts, heads · d) → (tokens or texts, H)."""
+        out: Tensor = self.output(mixed)
+        return out
 
-    On a GPU, many runs are padded into one call, since starting many small calls takes longer.
-    """
-    if batch.attention_mask is not None or (mixed.is_cuda and len(batch.runs) > MAX_RUNS_ON_GPU):
-        return attend_padded(mixed, batch, dropout)
-    parts = []
-    sizes = [texts * length for texts, length in batch.runs]
-    for part, (texts, length) in zip(
-        mixed.split(sizes), batch.runs, strict=True
-    ):  # each slice would cost a backward pass
-        query, key, value = part.view(texts, length, *mixed.shape[1:]).permute(2, 0, 3, 1, 4).unbind(0)
-        context = F.scaled_dot_product_attention(query, key, value, dropout_p=dropout)  # (texts, heads, length, d)
-        parts.append(context.transpose(1, 2).reshape(texts * length, *mixed.shape[2:]))
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, batch: Batch, first: bool, local: bool) -> Tensor:
+        """Packed queries, keys and values → (tokens or texts, heads, d); one fused call per run of equal lengths.
 
+        On a GPU, many runs are padded into one call, since starting many small calls takes longer.
+        """
+        if batch.attention_mask is not None or (query.is_cuda and len(batch.runs) > MAX_RUNS_ON_GPU):
+            return self.attend_padded(query, key, value, batch, first, local)
+        parts = []
+        sizes = [n * length for n, length in batch.runs]
+        query_sizes = [n for n, _ in batch.runs] if first else sizes
+        runs = zip(query.split(query_sizes), key.split(sizes), value.split(sizes), batch.runs, strict=True)
+        for q, k, v, (n, _) in runs:
+            q, k, v = (x.unflatten(0, (n, -1)).transpose(1, 2) for x in (q, k, v))  # (texts, heads, length, d)
+            parts.append(self.attend_texts(q, k, v, first, local, None).transpose(1, 2).flatten(0, 1))
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-def attend_padded(mixed: Tensor, batch: Batch, dropout: float = 0.0) -> Tensor:
-    """The same in one call over padded texts; no token attends to padding."""
-    padding = batch.padding
-    query, key, value = padding.pad(mixed).permute(2, 0, 3, 1, 4).unbind(0)  # (texts, heads, longest, d) each
-    mask = padding.mask[:, None, None, :]
-    if batch.attention_mask is not None:
-        mask = mask & batch.attention_mask[:, None]
-        mask = mask | ~mask.any(-1, keepdim=True)  # padding attends to all: an empty row would give NaN
-    context = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout)
-    return padding.unpad(context.transpose(1, 2))
-
-
-def attend_first(query: Tensor, mixed: Tensor, batch: Batch, dropout: float = 0.0) -> Tensor:
-    """One query per text (texts, heads, 1, d) over packed keys, values (tokens, 2, heads, d) → (texts, heads, d)."""
-    if batch.attention_mask is not None or (mixed.is_cuda and len(batch.runs) > MAX_RUNS_ON_GPU):
+    def attend_padded(
+        self, query: Tensor, key: Tensor, value: Tensor, batch: Batch, first: bool, local: bool
+    ) -> Tensor:
+        """The same in one call over padded texts; no token attends to padding."""
         padding = batch.padding
-        key, value = padding.pad(mixed).permute(2, 0, 3, 1, 4).unbind(0)
-        mask = padding.mask[:, None, None, :]
+        keys, values = (padding.pad(x).transpose(1, 2) for x in (key, value))  # (texts, heads, longest, d)
+        queries = query[:, :, None] if first else padding.pad(query).transpose(1, 2)
+        inside = padding.mask[:, None, None]  # (texts, 1, 1, longest)
         if batch.attention_mask is not None:
-            mask = mask & batch.attention_mask[:, None, :1]
-        return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout)[:, :, 0]
-    parts = []
-    tokens, texts = mixed.split([n * length for n, length in batch.runs]), query.split([n for n, _ in batch.runs])
-    for part, part_query, (n, length) in zip(tokens, texts, batch.runs, strict=True):
-        key, value = part.view(n, length, *mixed.shape[1:]).permute(2, 0, 3, 1, 4).unbind(0)
-        parts.append(F.scaled_dot_product_attention(part_query, key, value, dropout_p=dropout)[:, :, 0])
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+            inside = inside & batch.attention_mask[:, None, : 1 if first else None]
+            inside = inside | ~inside.any(-1, keepdim=True)  # padding attends to all: an empty row would give NaN
+        context = self.attend_texts(queries, keys, values, first, local, inside)
+        return context[:, :, 0] if first else padding.unpad(context.transpose(1, 2))
+
+    def attend_texts(
+        self, query: Tensor, key: Tensor, value: Tensor, first: bool, local: bool, inside: Tensor | None
+    ) -> Tensor:
+        """Texts of one length: (texts, heads, queries, d) over (texts, heads, length, d); `inside`: the mask."""
+        return F.scaled_dot_product_attention(query, key, value, attn_mask=inside, dropout_p=self.dropout)
+
+    @property
+    def dropout(self) -> float:
+        """Dropout of the attention weights; 0 outside training."""
+        return self.weight_dropout if self.training else 0.0

@@ -2,7 +2,7 @@
 
 In: a `Batch`. Out: an `EncoderOutput`. Post-LN; dropout as in the original code: after the embeddings, on the attention
 weights, after the attention output and after the feed-forward output. Before this file: `packed_batch.py`, and
-`encoder_options.py` with what goes beyond canonical ALBERT. After it: `heads.py`.
+`optional_modules.py` with what goes beyond canonical ALBERT. After it: `albert_model.py`.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from albertkit.config import AlbertConfig
 from albertkit.errors import AlbertkitError
 from albertkit.model.attention import Attention
-from albertkit.model.attention_options import ConfigurableAttention
-from albertkit.model.encoder_options import BrightmartEmbeddings, GruFront, make_norm
+from albertkit.model.optional_modules import BrightmartEmbeddings, ConfigurableAttention, GruFront, make_norm
 from albertkit.model.packed_batch import Batch
 
 ACTIVATION: dict[str, Callable[[Tensor], Tensor]] = {

@@ -30,7 +30,7 @@ class ExtraFeatures:
 
 
 class Fusion(nn.Module):
-    """A projection from D to E for each kind of features; `fuse` inserts the results into texts.
+    """A projection from D to E for each kind of features; calling it inserts the results into texts.
 
     sizes: D of each kind. where: "start", after the first token ([CLS]), or "end", after the last. Positions are
     counted again with the extra tokens. As a head of an `AlbertModel` it is saved and loaded with the model; pass
@@ -57,10 +57,8 @@ class Fusion(nn.Module):
         return found
 
     def forward(self, batch: Batch, extras: Sequence[ExtraFeatures] | ExtraFeatures) -> Batch:
-        return self.fuse(batch, [extras] if isinstance(extras, ExtraFeatures) else extras)
-
-    def fuse(self, batch: Batch, extras: Sequence[ExtraFeatures]) -> Batch:
         """The batch with the extra tokens of each text, kinds in the order given."""
+        extras = [extras] if isinstance(extras, ExtraFeatures) else extras
         if batch.attention_mask is not None or batch.vectors is not None:
             raise AlbertkitError("this batch already has an attention mask or vectors; pass a batch without them")
         texts = len(batch.lengths)

@@ -94,26 +94,19 @@ class Batch:
         return cls(flat, kinds, places, length_runs(lengths))
 
     @classmethod
-    def unpad(
-        cls,
-        ids: Tensor,
-        mask: Tensor | None = None,
-        segments: Tensor | None = None,
-        positions: Tensor | None = None,
-    ) -> Batch:
+    def unpad(cls, ids: Tensor, mask: Tensor | None = None, segments: Tensor | None = None) -> Batch:
         """Pack a padded (texts, length) batch: only tokens whose mask is not 0 are kept, at their own positions."""
         if ids.dim() != 2:
             raise AlbertkitError(f"ids has shape {tuple(ids.shape)}; a padded batch is (texts, length)")
         texts, length = ids.shape
         if segments is None:
             segments = torch.zeros_like(ids)
-        if positions is None:
-            positions = torch.arange(length, device=ids.device).expand(texts, length)
+        positions = torch.arange(length, device=ids.device).expand(texts, length)
         if mask is None:
             return cls(ids.reshape(-1), segments.reshape(-1), positions.reshape(-1), ((texts, length),))
         kept = mask != 0  # (texts, length)
         lengths = tuple(int(n) for n in kept.sum(1).tolist())
-        return cls(ids[kept], segments[kept], positions.expand_as(ids)[kept], length_runs(lengths))
+        return cls(ids[kept], segments[kept], positions[kept], length_runs(lengths))
 
     def pad(self, values: Tensor, fill: float = 0.0) -> Tensor:
         """(tokens, …) → (texts, longest, …), each text at the left, `fill` after its end."""

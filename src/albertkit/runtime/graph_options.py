@@ -2,7 +2,7 @@
 bias; the GRU.
 
 In: a builder, a config with options, weights. Out: names of tensors. `graph.py` asks here where an option is on; the
-same functions make the engine's graphs and the exported file. `model/attention_options.py` is the same in torch, with
+same functions make the engine's graphs and the exported file. `model/optional_modules.py` is the same in torch, with
 the formulas.
 
 Low rank is multiplied into the matrices around it when the graph is built, so that it runs as attention with narrow

@@ -38,6 +38,7 @@ class ChooseTask(Task):
     usage = "choose"
     example_types = (ChoiceExample,)
     result_type = ChoiceResult
+    can_be_explained = False
 
     @classmethod
     def from_examples(cls, examples: Sequence[ChoiceExample]) -> ChooseTask:

@@ -48,7 +48,7 @@ class Task:
     name: ClassVar[str] = ""
     """As in `albertkit.json`, in commands and in URLs."""
     heads: ClassVar[tuple[str, ...]] = ()
-    """The heads of `model/heads.py` whose scores it reads; "vector" is the mean of the token vectors."""
+    """The heads of `model/albert_model.py` whose scores it reads; "vector" is the mean of the token vectors."""
     example_types: ClassVar[tuple[type, ...]] = ()
     result_type: ClassVar[type[TaskResult]]
     setting_names: ClassVar[tuple[str, ...]] = ()

@@ -26,9 +26,9 @@ from albertkit.artifact import Artifact
 from albertkit.errors import AlbertkitError
 from albertkit.interop.convert import open_model
 from albertkit.model import AlbertModel, Batch, ModelOutput
+from albertkit.model.albert_model import ClassLogits, SpanLogits
 from albertkit.model.attention import Attention
 from albertkit.model.encoder import EncoderOutput
-from albertkit.model.heads import ClassLogits, SpanLogits
 from albertkit.tokenizer import Tokenizer
 from albertkit.train.teachers import is_albert, load_transformers_encoder, max_positions
 

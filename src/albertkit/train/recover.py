@@ -25,9 +25,9 @@ from albertkit.artifact import Artifact, model_identity, read_artifact, write_ar
 from albertkit.compress.quantize import QualityCheck, QualityScore, TrainedWeights, open_float_model
 from albertkit.errors import AlbertkitError
 from albertkit.model import AlbertModel
+from albertkit.model.albert_model import MlmHead
 from albertkit.model.attention import Attention
 from albertkit.model.encoder import FeedForward
-from albertkit.model.heads import MlmHead
 from albertkit.quantized import BITS, BLOCK, is_quantizable, smoothing_factors, uses_four_bits
 from albertkit.runtime.activation_moments import activation_moments
 from albertkit.runtime.graph import LOWEST

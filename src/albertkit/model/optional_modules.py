@@ -1,15 +1,8 @@
-"""Attention with options: low rank, a window, shared keys and values, a learnable bias on the scores.
+"""Modules beyond canonical ALBERT, each behind a field of `config.Options` and off by default; all can be combined.
 
-In: hidden states (tokens, H) and the batch. Out: (tokens, H), as from `attention.py`. Every option is off by default,
-and all can be combined. `docs/options.md` has the formulas; `runtime/graph_options.py` computes the same without torch.
-
-    low rank      s = (QA)(KB)ᵀ/√d_a and softmax(s)·(VC)·D, with A, B, C (d, d_a) and D (d_a, d) for all heads. Since
-                  XW·A = X·(WA), A is multiplied into the matrix of the queries, and so on: heads then are d_a wide.
-    window        Each token attends to tokens at most `window` away and to the first one, which attends to all. Long
-                  texts are cut into blocks of `window` tokens that attend to themselves and their two neighbours,
-                  so the cost grows linearly with the length.
-    shared heads  One matrix of keys and one of values for all heads.
-    θ             Added to the scores: one number per head for the first token, or one per head and distance.
+Each replaces a module of the same signature; the code that builds the module chooses. `docs/options.md` has the
+formulas; `runtime/graph_options.py` computes the same without torch. Before this file: `attention.py`; after it:
+`encoder.py`.
 """
 
 from __future__ import annotations
@@ -19,8 +12,95 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from albertkit.config import AlbertConfig
-from albertkit.model.attention import MAX_RUNS_ON_GPU, Attention
+from albertkit.model.attention import Attention
 from albertkit.model.packed_batch import Batch
+
+
+class DocumentNorm(nn.Module):
+    """(x − μ) / (σ + ε), scaled and shifted, with torch's σ (over n − 1), as document 003 writes it.
+
+    LayerNorm adds ε to the variance, which also keeps the gradient of √ finite. Here the variance of equal numbers is
+    0, so it is clamped to the smallest number that float32 divides by without overflow.
+    """
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.ones(size)), nn.Parameter(torch.zeros(size))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        variance, mean = torch.var_mean(x.float(), dim=-1, keepdim=True)
+        spread = variance.clamp(min=1e-36).sqrt() + self.eps
+        return ((x.float() - mean) / spread * self.weight + self.bias).type_as(x)
+
+
+def make_norm(config: AlbertConfig, size: int) -> nn.Module:
+    """The norm that a config chooses, for vectors of `size` numbers."""
+    kind = DocumentNorm if config.options.norm == "document" else nn.LayerNorm
+    return kind(size, eps=config.layer_norm_eps)
+
+
+class GruFront(nn.Module):
+    """x + GRU(x): one forward layer of width H between the embeddings and the first shared layer.
+
+    One direction, as in document 003: attention sees both sides anyway, padding after a text has no effect, and tokens
+    do not depend on later ones, which generation needs. The residual keeps an untrained model close to one without GRU.
+    """
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        limit = size**-0.5
+        self.input_weight = nn.Parameter(torch.empty(3 * size, size).uniform_(-limit, limit))
+        self.state_weight = nn.Parameter(torch.empty(3 * size, size).uniform_(-limit, limit))
+        self.input_bias = nn.Parameter(torch.zeros(3 * size))
+        self.state_bias = nn.Parameter(torch.zeros(3 * size))
+
+    def forward(self, hidden: Tensor, batch: Batch) -> Tensor:
+        """(tokens, H) → (tokens, H), each text by itself."""
+        if len(batch.runs) == 1:
+            return hidden + self.read(hidden.unflatten(0, batch.runs[0])).flatten(0, 1)
+        padding = batch.padding
+        return hidden + padding.unpad(self.read(padding.pad(hidden)))
+
+    def read(self, x: Tensor) -> Tensor:
+        """(texts, length, H) → (texts, length, H)."""
+        # float32 on a GPU: older cuDNN kernels do not support bf16 and would compute one token at a time
+        dtype = torch.float32 if x.is_cuda else x.dtype
+        weights = [w.to(dtype) for w in (self.input_weight, self.state_weight, self.input_bias, self.state_bias)]
+        begin = x.new_zeros(1, len(x), x.shape[2], dtype=dtype)
+        grad = torch.is_grad_enabled()
+        out: Tensor = torch.gru(x.to(dtype).contiguous(), begin, weights, True, 1, 0.0, grad, False, True)[0]
+        return out.to(x.dtype)
+
+
+def text_means(hidden: Tensor, batch: Batch) -> Tensor:
+    """(tokens, H) → (texts, H): the mean of each text's tokens."""
+    if len(batch.runs) == 1:
+        return hidden.unflatten(0, batch.runs[0]).mean(1)
+    return torch.stack([text.mean(0) for text in hidden.split(list(batch.lengths))])
+
+
+class BrightmartEmbeddings(nn.Module):
+    """Embeddings of the albert_zh checkpoints: the word table is projected to H first, without bias; position, segment
+    and LayerNorm have size H. They cannot be converted to the layout of the official Chinese models.
+    """
+
+    def __init__(self, config: AlbertConfig) -> None:
+        super().__init__()
+        e, h = config.embedding_size, config.hidden_size
+        self.word = nn.Embedding(config.vocab_size, e)
+        self.projection = nn.Linear(e, h, bias=False)
+        self.position = nn.Embedding(config.max_position_embeddings, h)
+        self.segment = nn.Embedding(config.type_vocab_size, h)
+        self.norm = make_norm(config, h)
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+        self.scale = e**0.5 if config.options.scale_embedding else 1.0
+        self.gru = GruFront(h) if config.options.gru else None
+
+    def forward(self, batch: Batch) -> Tensor:
+        words = self.projection(batch.words(self.word) * self.scale)
+        out: Tensor = self.dropout(self.norm(words + self.segment(batch.segments) + self.position(batch.positions)))
+        return out if self.gru is None else self.gru(out, batch)
 
 
 class LowRank(nn.Module):
@@ -44,7 +124,16 @@ def compose_projection(matrix: Tensor, weight: Tensor, bias: Tensor) -> tuple[Te
 
 
 class ConfigurableAttention(Attention):
-    """Multi-head attention with the options of a config."""
+    """Multi-head attention with options:
+
+    low rank      s = (QA)(KB)ᵀ/√d_a and softmax(s)·(VC)·D, with A, B, C (d, d_a) and D (d_a, d) for all heads. Since
+                  XW·A = X·(WA), A is multiplied into the matrix of the queries, and so on: heads then are d_a wide.
+    window        Each token attends to tokens at most `window` away and to the first one, which attends to all. Long
+                  texts are cut into blocks of `window` tokens that attend to themselves and their two neighbours,
+                  so the cost grows linearly with the length.
+    shared heads  One matrix of keys and one of values for all heads.
+    θ             Added to the scores: one number per head for the first token, or one per head and distance.
+    """
 
     def __init__(self, config: AlbertConfig) -> None:
         super().__init__(config)
@@ -59,8 +148,7 @@ class ConfigurableAttention(Attention):
             columns = (2 * self.reach + 1,) if options.attention_bias == "relative" else ()
             self.theta = nn.Parameter(torch.zeros(self.heads, *columns))
 
-    def forward(self, hidden: Tensor, batch: Batch, first: bool = False, local: bool = False) -> Tensor:
-        """(tokens, H) → (tokens, H); with `first`, only first tokens attend: (texts, H); `local`: inside the window."""
+    def project(self, hidden: Tensor, batch: Batch, first: bool) -> tuple[Tensor, Tensor, Tensor]:
         parts = {"query": self.query, "key": self.key, "value": self.value}
         projections: dict[str, tuple[Tensor, Tensor]] = {n: (part.weight, part.bias) for n, part in parts.items()}
         if self.low is not None:
@@ -74,38 +162,17 @@ class ConfigurableAttention(Attention):
             key, value = (x.expand(-1, self.heads, -1) for x in (key, value))
             if hidden.is_cuda:  # compiled attention does not support heads that share memory
                 key, value = key.contiguous(), value.contiguous()
-        mixed = self.attend(query, key, value, batch, first, local).flatten(1)
-        weight = self.output.weight
-        if self.low is not None:
-            weight = (weight.unflatten(1, (self.heads, -1)) @ self.low.lift).flatten(1)  # (H, heads · d_a)
-        out: Tensor = self.output_dropout(F.linear(mixed, weight, self.output.bias))
-        return out
+        return query, key, value
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, batch: Batch, first: bool, local: bool) -> Tensor:
-        """Packed queries, keys and values (tokens, heads, size) → (tokens or texts, heads, size)."""
-        if batch.attention_mask is not None or (query.is_cuda and len(batch.runs) > MAX_RUNS_ON_GPU):
-            padding = batch.padding
-            padded = [padding.pad(x).transpose(1, 2) for x in (key, value)]
-            queries = query[:, :, None] if first else padding.pad(query).transpose(1, 2)
-            inside = padding.mask[:, None, None]  # (texts, 1, 1, longest)
-            if batch.attention_mask is not None:
-                inside = inside & batch.attention_mask[:, None, : 1 if first else None]
-                inside = inside | ~inside.any(-1, keepdim=True)  # padding attends to all, else it gives NaN
-            context = self.attend_texts(queries, padded[0], padded[1], first, local, inside)
-            return context[:, :, 0] if first else padding.unpad(context.transpose(1, 2))
-        parts = []
-        sizes = [n * length for n, length in batch.runs]
-        query_sizes = [n for n, _ in batch.runs] if first else sizes
-        runs = zip(query.split(query_sizes), key.split(sizes), value.split(sizes), batch.runs, strict=True)
-        for q, k, v, (n, _) in runs:
-            q, k, v = (x.unflatten(0, (n, -1)).transpose(1, 2) for x in (q, k, v))  # (texts, heads, length, size)
-            parts.append(self.attend_texts(q, k, v, first, local, None).transpose(1, 2).flatten(0, 1))
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+    def project_output(self, mixed: Tensor) -> Tensor:
+        if self.low is None:
+            return super().project_output(mixed)
+        weight = (self.output.weight.unflatten(1, (self.heads, -1)) @ self.low.lift).flatten(1)  # (H, heads · d_a)
+        return F.linear(mixed, weight, self.output.bias)
 
     def attend_texts(
         self, query: Tensor, key: Tensor, value: Tensor, first: bool, local: bool, inside: Tensor | None
     ) -> Tensor:
-        """Texts of one length: (texts, heads, queries, size) over (texts, heads, length, size); `inside`: the mask."""
         length = key.shape[2]
         if local and not first and length > self.window + 1:
             by_key = inside is None or inside.shape[2] == 1
@@ -115,11 +182,6 @@ class ConfigurableAttention(Attention):
             inside = window if inside is None else inside & window
         mask = self.score_mask(self.bias(query.shape[2], length, key.device), inside, query.dtype)
         return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=self.dropout)
-
-    @property
-    def dropout(self) -> float:
-        """Dropout of the attention weights; 0 outside training."""
-        return self.weight_dropout if self.training else 0.0
 
     def window_mask(self, length: int, device: torch.device) -> Tensor:
         """(length, length) bool: which tokens attend to which, inside the window or with the first token."""
@@ -190,9 +252,8 @@ class ConfigurableAttention(Attention):
         in_window = (distance.abs() <= w) & ((position > 0) & (position < length))[:, None]  # (blocks, w, 3w)
         allowed = F.pad(in_window, (1, 0), value=True)[None, None]  # (1, 1, blocks, w, 1 + 3w)
         if inside is not None:
-            not_padding = cut_blocks(inside.transpose(2, 3).to(torch.uint8), w, rest)[
-                ..., 0
-            ].bool()  # (texts, 1, blocks, 3w)
+            blocks = cut_blocks(inside.transpose(2, 3).to(torch.uint8), w, rest)
+            not_padding = blocks[..., 0].bool()  # (texts, 1, blocks, 3w)
             allowed = (allowed & F.pad(not_padding, (1, 0), value=True)[:, :, :, None]).expand(-1, heads, -1, -1, -1)
         mask = allowed
         if self.theta is not None:
