@@ -37,7 +37,6 @@ GROUPS = {
         "albertkit.compress.prune.prune",
         "albertkit.compress.static_model.make_static_model",
         "albertkit.interop.onnx_export.export",
-        "albertkit.compress.profile.profile_model",
     ),
     "Data": (
         "albertkit.tasks.readers.read_examples.read_examples",

@@ -10,7 +10,7 @@ two million parameters.
 Each variant is a folder under RUNS and is made once; a training that was stopped goes on. With --jobs, what needs the
 fine-tuned model is trained side by side after it. The task is SST-2 (shared/data/sst-2): one training example in ten
 chooses checkpoints, and quality is accuracy on its dev file, by the torch-free runtime. With --texts, the student first
-learns hidden states and attention of the pre-trained model. Speed: one short text, and texts a second, in rounds over
+learns hidden states of the pre-trained model. Speed: one short text, and texts a second, in rounds over
 all variants, so that a busy moment hits all alike. `carry.py` brings the variants from one machine to another.
 """
 
@@ -137,7 +137,7 @@ def make_pruned(job: Job) -> None:
 def make_recovered(job: Job) -> None:
     """The same, trained afterwards."""
     from albertkit.compress.prune import PruneSettings, prune
-    from albertkit.train.distill_settings import RecoverySettings
+    from albertkit.train.distill_data import RecoverySettings
     from albertkit.train.recover import Recovery
 
     recovery = Recovery(job.task_data(), RecoverySettings(**job.usual), job.runs / "recovered.run", print)
@@ -154,7 +154,7 @@ def make_plain(job: Job) -> None:
 def make_aware(job: Job) -> None:
     """Few bits, trained for them."""
     from albertkit.compress.quantize import quantize
-    from albertkit.train.distill_settings import RecoverySettings
+    from albertkit.train.distill_data import RecoverySettings
     from albertkit.train.recover import train_for_bits
 
     data, settings = job.task_data(), RecoverySettings(**job.usual)
@@ -168,8 +168,7 @@ def make_student(job: Job) -> None:
     from albertkit.artifact import write_artifact
     from albertkit.interop.convert import open_model
     from albertkit.train.distill import DistillJob, distill, new_student
-    from albertkit.train.distill_data import DistillData
-    from albertkit.train.distill_settings import DistillSettings
+    from albertkit.train.distill_data import DistillData, DistillSettings
     from albertkit.train.teachers import TeacherMixture
     from albertkit.train.train_settings import TrainSettings
 
@@ -184,7 +183,7 @@ def make_student(job: Job) -> None:
         steps=2 if job.quick else job.text_steps, batch_size=64, learning_rate=1e-3, evaluations=5, device=job.device, compile="no", tensorboard=False
     )  # fmt: skip
     data = DistillData(None, [line for i, line in enumerate(lines) if i % 20], lines[::20][:1000])
-    states = DistillSettings(hidden=1.0, attention=1.0)
+    states = DistillSettings(hidden=1.0)
     distillation = DistillJob(TeacherMixture((start,), (1.0,)), fresh, data, states, settings)
     done = distill(distillation, job.runs / "student.run", resume=True, log=print)
     if done.model is None:
@@ -209,7 +208,7 @@ def make_taught(job: Job) -> None:
     """The same student, from the fine-tuned model."""
     from albertkit.artifact import read_artifact
     from albertkit.train.distill import DistillJob, distill
-    from albertkit.train.distill_settings import DistillSettings
+    from albertkit.train.distill_data import DistillSettings
     from albertkit.train.teachers import TeacherMixture
     from albertkit.train.train_settings import TrainSettings
 

@@ -1,4 +1,4 @@
-"""What `plan` and `profile` go by: a task's own score where there is one, and the fastest product that was seen."""
+"""What `plan` goes by: a task's own score where there is one."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 
 from albertkit.artifact import Artifact, ArtifactMetadata, write_artifact
 from albertkit.compress import planner
-from albertkit.compress import profile as profiles
 from albertkit.compress.cost import depths_below, model_candidates
+from albertkit.compress.quantize import QualityCheck, QualityScore
 from albertkit.errors import AlbertkitError
 from albertkit.tasks.examples import TextExample
 from tests.compress.test_every_command import run
@@ -30,32 +30,17 @@ def test_depths_are_ranked_by_the_task_score(classifier, tmp_path, monkeypatch):
     be tried.
     """
     folder = write_artifact(classifier, tmp_path / "m")
+    examples = [TextExample(f"text {i}", label="ab"[i % 2]) for i in range(10)]
+    check = QualityCheck(folder, examples)
+    assert 0 <= check.score(folder, 4).value <= 1  # a real score, at a depth
     scores = {2: 0.7, 4: 0.9, 8: 0.9}
-    found = planner.depth_scores(str(folder), classifier, lambda folder, depth=None: scores.get(depth, 0.85))
+    monkeypatch.setattr(
+        QualityCheck, "score", lambda self, folder, depth=None: QualityScore("accuracy", scores.get(depth, 0.85))
+    )
+    found = planner.depth_quality(planner.PlannedModel(classifier, [], [], check), folder)
     assert set(found) == set(depths_below(8)) and found[8] == found[4] == 1 and found[2] == pytest.approx(0.8)
     losses = {(c.config.num_hidden_layers, c.bits): c.loss for c in model_candidates("m", classifier.config, found) if not c.is_static and c.config.intermediate_size == 48}  # fmt: skip
     assert losses[4, 8] == losses[8, 8] < losses[2, 8]
-    examples = [TextExample(f"text {i}", label="ab"[i % 2]) for i in range(10)]
-    asked = []
-
-    def stop(*given, **more):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(
-        planner, "depth_scores", lambda *given: asked.append(given) or dict.fromkeys(depths_below(8), 1.0)
-    )
-    monkeypatch.setattr(planner, "measure_machine", stop)
-    with pytest.raises(KeyboardInterrupt):
-        planner.plan(str(folder), planner.PlanRequest(latency=1.0, examples=examples, length=8, threads=1))
-    ((_, _, metric),) = asked
-    assert 0 <= metric(folder, 4) <= 1  # a real score, at a depth
-
-
-def test_no_part_is_faster_than_the_peak(classifier, tmp_path, monkeypatch):
-    monkeypatch.setattr(profiles, "peak_throughput", lambda threads, bits: 1.0)  # as if other work had slowed it down
-    found = profiles.profile_model(write_artifact(classifier, tmp_path / "m"), size=(8, 1), threads=1)
-    shares = [part.of_peak for part in found.parts if part.of_peak is not None]
-    assert max(shares) == pytest.approx(1) and found.of_peak <= 1 and found.peaks["float32"] > 1
 
 
 def test_shape_can_be_a_config_file(tmp_path):
@@ -67,7 +52,7 @@ def test_shape_can_be_a_config_file(tmp_path):
 
 
 def test_examples_need_weights():
-    with pytest.raises(AlbertkitError, match="tiny is a shape without weights"):
+    with pytest.raises(AlbertkitError, match="tiny is not a fine-tuned model"):
         planner.plan("tiny", planner.PlanRequest(latency=1.0, examples=[]))
 
 
@@ -101,7 +86,7 @@ def test_config_file_is_planned_and_measured_cost_decides(tmp_path):
 
 
 def test_plan_rejects_a_static_model(classifier, tmp_path):
-    from albertkit.compress.static_model import static_config
+    from albertkit.compress.cost import static_config
 
     table = {"encoder.embeddings.word.weight": np.ones((30000, 8), np.float32)}
     write_artifact(

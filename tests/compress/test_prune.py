@@ -15,13 +15,13 @@ from hypothesis import given, settings
 
 from albertkit.albert import Albert
 from albertkit.artifact import Artifact, ArtifactMetadata, read_artifact, read_stored, write_artifact
+from albertkit.compress.cost import resolve_count
 from albertkit.compress.prune import (
     PruneSettings,
     importance,
     input_moments,
     prune,
     prune_heads_and_ffn,
-    resolve_count,
     truncate_layers,
 )
 from albertkit.compress.quantize import mean_vectors, quantize

@@ -9,8 +9,7 @@ from hypothesis import HealthCheck, given, settings
 
 from albertkit.albert import Albert
 from albertkit.artifact import Artifact, read_artifact, write_artifact
-from albertkit.compress.prune import PruneSettings, prune
-from albertkit.compress.prune_vocabulary import prune_tokenizer, prune_vocabulary
+from albertkit.compress.prune import PruneSettings, prune, prune_tokenizer, prune_vocabulary
 from albertkit.compress.quantize import quantize
 from albertkit.errors import AlbertkitError
 from albertkit.tokenizer import Tokenizer
@@ -51,12 +50,10 @@ english = st.lists(st.one_of(words, st.text(max_size=6)), max_size=8).map(" ".jo
 @settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_unigram_texts_keep_their_tokens(unigram, texts):
     texts = [*texts, "the end"]
-    made = prune_tokenizer(unigram, texts)
-    assert pieces(made.tokenizer, texts) == pieces(unigram, texts)
-    assert [unigram.tokens([i])[0] for i in made.kept] == made.tokenizer.vocabulary.tokens
-    assert made.tokenizer.vocab_size < 1000 and made.tokenizer.tokens([0, 1, 2, 3, 4]) == unigram.tokens(
-        [0, 1, 2, 3, 4]
-    )
+    made, kept = prune_tokenizer(unigram, texts)
+    assert pieces(made, texts) == pieces(unigram, texts)
+    assert [unigram.tokens([i])[0] for i in kept] == made.vocabulary.tokens
+    assert made.vocab_size < 1000 and made.tokens([0, 1, 2, 3, 4]) == unigram.tokens([0, 1, 2, 3, 4])
 
 
 chinese = st.lists(
@@ -69,23 +66,21 @@ chinese = st.lists(
 def test_wordpiece_texts_keep_their_tokens(wordpiece, texts):
     """Unknown words too: a word that has no pieces must not suddenly get some."""
     texts = [*texts, "我 cat"]
-    made = prune_tokenizer(wordpiece, texts)
-    assert pieces(made.tokenizer, texts) == pieces(wordpiece, texts)
-    assert "[unused1]" not in made.tokenizer.vocabulary.tokens and made.tokenizer.pad_id == 0
+    made, _ = prune_tokenizer(wordpiece, texts)
+    assert pieces(made, texts) == pieces(wordpiece, texts)
+    assert "[unused1]" not in made.vocabulary.tokens and made.pad_id == 0
 
 
 def test_other_words_can_still_be_spelt(unigram):
-    made = prune_tokenizer(unigram, DOMAIN)
+    made, _ = prune_tokenizer(unigram, DOMAIN)
     for text in ("zebra crossings", "quick brown fox; 345!", "in 1999, he left"):
-        encoding = made.tokenizer.encode(text)
-        assert encoding.unknown_fraction == 0 and made.tokenizer.decode(encoding.ids) == unigram.decode(
-            unigram.encode(text).ids
-        )
+        encoding = made.encode(text)
+        assert encoding.unknown_fraction == 0 and made.decode(encoding.ids) == unigram.decode(unigram.encode(text).ids)
 
 
 def test_tokenizer_files_agree(unigram, tmp_path):
     """tokenizer.json, spiece.model, the sentencepiece package and transformers' reader all say the same."""
-    made = prune_tokenizer(unigram, DOMAIN).tokenizer
+    made, _ = prune_tokenizer(unigram, DOMAIN)
     made.save(tmp_path)
     assert Tokenizer.load(tmp_path).fingerprint() == made.fingerprint()
     assert Tokenizer.from_spiece(tmp_path / "spiece.model").vocabulary.tokens == made.vocabulary.tokens

@@ -21,8 +21,7 @@ from albertkit.model import AlbertModel
 from albertkit.tokenizer import Tokenizer
 from albertkit.train import finetune as tune
 from albertkit.train import loop, recover
-from albertkit.train.distill_data import data_for_model
-from albertkit.train.distill_settings import DistillSettings, RecoverySettings, parse_distill_settings
+from albertkit.train.distill_data import DistillSettings, RecoverySettings, data_for_model, parse_distill_settings
 from albertkit.train.recover import Recovery, RecoveryJob, recover_model
 from albertkit.train.train_settings import FinetuneSettings
 from tests.conftest import tiny
@@ -81,8 +80,7 @@ def test_recovery_improves_vectors_without_a_task(start, tmp_path):
 def test_killed_recovery_resumes_to_the_same_weights(whole, tmp_path, monkeypatch):
     artifact = read_artifact(whole)
     data = data_for_model(artifact, texts(80, 0, "regression"), ())
-    settings = DistillSettings(labels=0.5, logits=1.0, hidden=1.0)
-    job = RecoveryJob(artifact, artifact, data, settings, RecoverySettings(epochs=3, **QUICK))
+    job = RecoveryJob(artifact, artifact, data, RecoverySettings(epochs=3, **QUICK), "recover")
     straight, _ = recover_model(job, tmp_path / "straight")
     steps = loop.TrainingRun.step
 
@@ -111,22 +109,18 @@ def test_folder_of_another_training_is_an_error(whole, tmp_path):
     """Other labels of the same texts, another lesson, another teacher: none goes on in silence with what is there."""
     artifact = read_artifact(whole)
     examples = texts(40, 0, "regression")
-    training, learnt = RecoverySettings(epochs=1, **QUICK), DistillSettings(labels=0.5, logits=1.0, hidden=1.0)
-    data = data_for_model(artifact, examples, ())
-    recover_model(RecoveryJob(artifact, artifact, data, learnt, training), tmp_path / "run")
+    training, data = RecoverySettings(epochs=1, **QUICK), data_for_model(artifact, examples, ())
+    job = RecoveryJob(artifact, artifact, data, training, "recover")
+    recover_model(job, tmp_path / "run")
     corrected = [dataclasses.replace(examples[0], label=9.0), *examples[1:]]
     name = "encoder.groups.0.0.ffn.up.weight"
     name = name if name in artifact.weights else next(n for n in artifact.weights if n.endswith("ffn.up.weight"))
     other = dataclasses.replace(artifact, weights={**artifact.weights, name: artifact.weights[name] + 1})
-    for given in (
-        (artifact, artifact, data_for_model(artifact, corrected, ()), learnt),
-        (artifact, artifact, data, DistillSettings(labels=0.5, logits=1.0)),
-        (artifact, other, data, learnt),
-    ):
+    for change in ({"data": data_for_model(artifact, corrected, ())}, {"hidden": 0.5}, {"teacher": other}):
         with pytest.raises(
-            AlbertkitError, match="run: this folder holds a training on other examples, or from another"
+            AlbertkitError, match="run: this folder contains a training on other examples, from another"
         ):
-            recover_model(RecoveryJob(*given, training), tmp_path / "run")
+            recover_model(dataclasses.replace(job, **change), tmp_path / "run")
 
 
 def test_run_of_another_pruning_is_not_resumed(whole, tmp_path):
@@ -151,7 +145,7 @@ def test_run_of_another_pruning_is_not_resumed(whole, tmp_path):
         (keep, lines, 9),
     ):
         with pytest.raises(
-            AlbertkitError, match="run: this folder holds a training on other examples, or from another"
+            AlbertkitError, match="run: this folder contains a training on other examples, from another"
         ):
             again("third", *other)
     again("fourth", keep, lines, asked="half", run="told")
@@ -181,7 +175,7 @@ def test_recovery_that_ends_worse_is_logged(start, tmp_path, monkeypatch):
     data = data_for_model(read_artifact(tmp_path / "whole"), lines, lines[:20])
     recovery = Recovery(data, RecoverySettings(epochs=1, **QUICK), tmp_path / "run", said.append)
 
-    def ruin(job: RecoveryJob, *given):
+    def ruin(job: RecoveryJob, *given, **more):
         rng = np.random.default_rng(0)
         weights = {n: rng.normal(size=a.shape).astype(np.float32) for n, a in job.model.weights.items()}
         return dataclasses.replace(job.model, weights=weights), {}
@@ -262,15 +256,13 @@ def test_commands_prune_and_quantize_train_and_report(start, tmp_path):
     assert "Name examples with --check" in str(refused.exception)
 
 
-def test_texts_are_read_from_files_and_corpora(shards, tmp_path):
+def test_texts_are_read_from_files(tmp_path):
     from albertkit.train.distill_data import read_plain_texts
 
     (tmp_path / "lines.txt").write_text("\n".join(f"text {i}" for i in range(40)))
     train, dev = read_plain_texts(tmp_path / "lines.txt", None, print)
     assert len(train) == 36 and len(dev) == 4 and not set(train) & set(dev)
-    train, dev = read_plain_texts(shards, None, print)
-    assert len(train) > 500 and isinstance(train[0], np.ndarray)
-    with pytest.raises(AlbertkitError, match="is not a corpus folder"):
+    with pytest.raises(AlbertkitError, match="is a folder, and a file with one text per line is needed"):
         read_plain_texts(tmp_path, None, print)
 
 
@@ -288,7 +280,6 @@ def test_distill_settings_are_parsed_and_checked():
     assert parse_distill_settings("logits, hidden:0.5", 0.25) == DistillSettings(logits=1.0, hidden=0.5, labels=0.25)
     for text, why in (
         ("logit", "did you mean"),
-        ("embeddings", "hidden includes the embeddings of tokens"),
         ("hidden,hidden", "twice"),
         ("hidden:x", "no number after the colon"),
         ("hidden:0", "all weights are 0"),

@@ -17,7 +17,7 @@ from albertkit.cli.console import format_megabytes, log, note, print_result, sho
 from albertkit.errors import AlbertkitError, need
 from albertkit.file_io import check_new_folder
 from albertkit.tasks.readers.labelled_files import ReadOptions
-from albertkit.train.distill_settings import RecoverySettings
+from albertkit.train.distill_data import RecoverySettings
 
 if TYPE_CHECKING:
     from albertkit.artifact import Artifact
@@ -95,10 +95,9 @@ def run_folder(output: Path) -> Path:
 @cli.path_option("--check", help="Measure the loss on these examples (or texts) before writing.")
 @cli.option(
     "--tolerance",
-    type=click.FloatRange(0, 1),
+    type=click.FloatRange(min=0),
     help="Most that --check may lose  [default: 0.01 of a task's score, 0.02 of cosine, 0.1 of masks]",
 )
-@cli.option("--accept", is_flag=True, help="Write the model even if --check loses more than --tolerance.")
 @training_options
 @cli.force_option
 @cli.json_option
@@ -118,20 +117,21 @@ def quantize(
     (quantization-aware training). It pays at 4 bits. Needs torch. OUTPUT.run has the checkpoints; rerun the command to
     resume.
     """
+    from albertkit.artifact import read_metadata
     from albertkit.compress.quantize import QualityLimit, open_float_model
     from albertkit.compress.quantize import quantize as run
     from albertkit.interop.convert import open_stored
 
-    check, tolerance, accept, force = (values[name] for name in ("check", "tolerance", "accept", "force"))
-    if check is None and (tolerance is not None or accept):
-        raise AlbertkitError("--tolerance and --accept say what --check may lose. Name examples with --check.")
+    check, tolerance, force = (values[name] for name in ("check", "tolerance", "force"))
+    if check is None and tolerance is not None:
+        raise AlbertkitError("--tolerance says what --check may lose. Name examples with --check.")
     check_new_folder(output, force)  # before an hour is spent on it
     limit = trained = None
     if check is not None:
         from albertkit.train.distill_data import read_check_examples
 
         examples = read_check_examples(open_stored(source).metadata, check, training.reading, log)
-        limit = QualityLimit(examples, tolerance, accept)
+        limit = QualityLimit(examples, tolerance)
     if training.train is not None:
         from albertkit.train.recover import train_for_bits
 
@@ -146,17 +146,7 @@ def quantize(
         f"vectors agree with the float model's{format_agreement(report)}",
         *([] if report.check is None else [str(report.check)]),
     )
-    if not as_json:
-        note_quantized(output, report)
-
-
-def note_quantized(output: Path, report: QuantizeResult) -> None:
-    """On stderr: a loss above the tolerance, and a calibration that no longer holds."""
-    from albertkit.artifact import read_metadata
-
-    if report.check is not None and not report.check.is_tolerable:
-        note(f"that is more than the tolerance, {report.check.tolerance:g}")
-    if "early_exit" in read_metadata(output)[0].details:
+    if not as_json and "early_exit" in read_metadata(output)[0].details:
         note(f"early exit was calibrated for the float model; calibrate again:  albertkit calibrate {output} DEV")
 
 
@@ -193,8 +183,8 @@ def prune(source: Path, output: Path, training: TrainingInput, as_json: bool, **
     --train train.tsv            train it again, with SOURCE as its teacher
 
     With --train, the pruned model is trained on SOURCE's logits and hidden states, and on the labels of the examples;
-    a model without a task on vectors and hidden states, from a file with one text per line or from a corpus folder.
-    Needs torch. OUTPUT.run has the checkpoints; rerun the command to resume. Quantize afterwards.
+    a model without a task on vectors and hidden states, from a file with one text per line. Needs torch.
+    OUTPUT.run has the checkpoints; rerun the command to resume. Quantize afterwards.
     """
     from albertkit.compress.prune import PruneSettings
     from albertkit.compress.prune import prune as run

@@ -75,7 +75,6 @@ GROUPS: dict[str, dict[str, dict[str, str]]] = {
             "info": "Describe a model: shape, heads, tokenizer, history.",
             "tokenize": "Show the tokens of texts.",
             "explain": "Explain a prediction: words, layers, attention.",
-            "profile": "Show where the time of a model goes.",
         },
     },
 }

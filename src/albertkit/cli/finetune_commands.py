@@ -23,7 +23,7 @@ from albertkit.tasks.readers.labelled_files import ReadOptions
 from albertkit.tasks.splits import split_examples
 from albertkit.tasks.validate import read_parts
 from albertkit.text_reader import read_texts
-from albertkit.train.distill_settings import VectorDistillSettings, parse_distill_settings
+from albertkit.train.distill_data import VectorDistillSettings, parse_distill_settings
 from albertkit.train.train_settings import ElasticSettings, FinetuneSettings, TrainSettings
 
 if TYPE_CHECKING:
@@ -209,7 +209,7 @@ def describe_calibration(calibration: ExitCalibration) -> Iterator[str]:
 @run_output_option
 @cli.option("-m", "--model", help="The student: a model folder or name to start from.")
 @cli.option("--shape", help="The student: a new model of this preset, folder or JSON file.")
-@cli.option("--what", default="vectors", help="vectors, logits, hidden, attention; with weights: logits,hidden:0.5.")
+@cli.option("--what", default="vectors", help="vectors, logits, hidden; with weights: logits,hidden:0.5.")
 @cli.option("--labels", default=0.5, help="With logits: weight of the labels.")
 @cli.option("--temperature", default=2.0, help="With logits: softmax temperature of the comparison.")
 @cli.path_option("--dev", help="Held-out examples or texts  [default: one in ten of DATA]")
@@ -232,15 +232,14 @@ def distill(
     --what vectors     sentence vectors of one or several teachers (gte:1.5 has a higher weight)
     --what logits      logits of a fine-tuned ALBERT; DATA are examples of its task
     --what hidden      hidden states: token embeddings, then after every layer
-    --what attention   attention of the last layer, and relations of its values
 
-    DATA is a file with one text per line, or a corpus folder; for logits, labelled examples as for finetune, or (for
-    classes of single texts) a .txt file without labels. Vectors from a corpus folder are trained at every depth of
-    --depths and every width of --widths, with masked language modelling beside them if --mlm-weight is above 0.
+    DATA is a file with one text per line, or, for vectors, a corpus folder; for logits, labelled examples as for
+    finetune, or (for classes of single texts) a .txt file without labels. Vectors from a corpus folder are trained at
+    every depth of --depths and every width of --widths.
 
-    Teachers are ALBERT models, or BERT-like encoders with config.json, model.safetensors and tokenizer.json, which need
-    transformers. For hidden and attention the student must have the teacher's vocabulary. The teacher's outputs are
-    kept in OUTPUT/teacher.
+    Teachers are ALBERT models; for vectors also BERT-like encoders with config.json, model.safetensors and
+    tokenizer.json, which need transformers. For hidden the student must have the teacher's vocabulary. The teacher's
+    vectors are kept in OUTPUT/teacher.
 
     The budget is one of --steps, --tokens and --minutes (default: 10 minutes).
     """
@@ -250,7 +249,7 @@ def distill(
     from albertkit.interop.convert import open_stored
     from albertkit.train.distill import CorpusDistillation, DistillJob
     from albertkit.train.distill import distill as run
-    from albertkit.train.distill_data import check_vocabulary, is_corpus, read_teacher_data
+    from albertkit.train.distill_data import is_corpus, read_teacher_data
     from albertkit.train.teachers import TeacherMixture, is_albert, teacher_tokenizer
 
     if (output / METADATA_FILE).is_file():
@@ -263,23 +262,19 @@ def distill(
     teachers = TeacherMixture(*zip(*map(parse_teacher, sources[:-1]), strict=True))
     labels = values["labels"] if "logits" in values["what"] else 0.0
     settings = parse_distill_settings(values["what"], labels, values["temperature"])
-    if is_corpus(data) and settings.vectors and not settings.logits and not settings.needs_states:
+    if is_corpus(data) and settings.vectors and not settings.logits and not settings.hidden:
         student = open_student(values, training.seed, Shards.open(data).tokenizer)
         work = CorpusDistillation(teachers, data, training, goals, values["workers"])
         print_trained(work.run(student, output, resume, log))
         return
     if goals != VectorDistillSettings():
-        raise AlbertkitError(
-            "--depths, --widths and --mlm-weight are for vectors from a corpus folder alone. Omit them."
-        )
+        raise AlbertkitError("--depths and --widths are for vectors from a corpus folder alone. Omit them.")
     teacher = teachers.folders[0]
     metadata = open_stored(teacher).metadata if is_albert(teacher) else ArtifactMetadata()
     task = "embed" if metadata.task == "embed" else "pretrain"
     own = ArtifactMetadata(task=task, pooling=metadata.pooling, normalize=metadata.normalize)
     student = open_student(values, training.seed, lambda: teacher_tokenizer(teacher), own)
     settings, examples = read_teacher_data(teacher, metadata, (data, values["dev"]), settings, reading, log)
-    if examples.task is None:
-        check_vocabulary(student, data)
     job = DistillJob(teachers, student, examples, settings, training, values["max_length"])
     print_trained(run(job, output, resume, log, progress_bar=sys.stderr.isatty()))
 

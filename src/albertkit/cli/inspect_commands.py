@@ -1,4 +1,4 @@
-"""Commands that inspect models: models, info, tokenize, explain, profile.
+"""Commands that inspect models: models, info, tokenize, explain.
 
 In: arguments. Out: descriptions, tables and explanations, printed.
 """
@@ -17,7 +17,6 @@ from albertkit.cli.console import (
     display_width,
     format_megabytes,
     format_properties,
-    format_table,
     note,
     pad,
     print_json,
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
 BAR_WIDTH = 24  # columns of the longest bar
 WORD_WIDTH = 24  # columns of the longest word
 METHODS = ["occlusion", "gradients"]
-MAX_PROFILED = 1000  # texts
 
 
 @cli.command("albertkit models --json")
@@ -111,40 +109,6 @@ def tokenize(texts: cli.TextInput, model: str | None, pair: str | None, max_leng
         print_result(as_json, {"text": text, "tokens": tokens, **ids}, *lines)
         if encoding.unknown_fraction > 0.5:
             note(f"more than half of the tokens of {text[:30]!r} are unknown to this vocabulary; is it the right one?")
-
-
-@cli.command("albertkit profile my-albert/ --length 32 --batch-size 1")
-@cli.path_argument("model")
-@cli.path_option("-f", "--file", help="Texts to run, one per line  [default: random tokens]")
-@cli.option("--length", default=128, type=click.IntRange(min=1), help="Tokens per random text.")
-@cli.option("--batch-size", default=8, type=click.IntRange(1, 10_000), help="Random texts.")
-@cli.threads_option
-@cli.json_option
-def profile(model: Path, file: Path | None, length: int, batch_size: int, threads: int | None, as_json: bool) -> None:
-    """Show where the time of MODEL goes, part by part, beside the machine's fastest matrix product.
-
-    A part near 100 % of the peak cannot become faster on this machine; only less work helps (prune, quantize, fewer
-    layers).
-    """
-    from albertkit.compress.profile import profile_model as run
-
-    texts = None if file is None else list(cli.TextInput((), file))[:MAX_PROFILED]
-    result = run(model, texts, (length, batch_size), threads)
-    if as_json:
-        print_json(result)
-        return
-    peaks = ", ".join(f"{kind} {rate / 1e9:,.0f}" for kind, rate in result.peaks.items())
-    click.echo(
-        f"{result.texts} texts, {result.tokens:,} tokens, {result.depth} layers, {result.threads} threads: "
-        f"{result.seconds * 1e3:.2f} ms"
-    )
-    click.echo(f"fastest matrix product, G operations/s: {peaks}; the model reaches {result.of_peak:.0%} of it\n")
-    rows = []
-    for part in result.parts:
-        rate = f"{part.operations / part.seconds / 1e9:,.0f}" if part.operations and part.seconds else ""
-        share = "" if part.of_peak is None else f"{part.of_peak:.0%}"
-        rows.append((part.name, f"{part.seconds * 1e3:.3f}", f"{part.share:.1%}", rate, share))
-    click.echo(format_table(rows, header=("part", "ms", "time", "G ops/s", "of peak"), indent=2))
 
 
 @cli.command("albertkit explain -m sentiment 'what a lovely film' -o film.html")

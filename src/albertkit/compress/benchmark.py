@@ -1,36 +1,34 @@
-"""Measurements for the planner: how fast this machine computes the layers of a shape, and what candidates really cost.
+"""Measurements for the planner: how fast this machine computes the layers of a shape, and what a model really costs.
 
-In: shapes, a length and threads; or `PlanCandidate`s (`cost.py`) and the model they are variants of. Out: `Machine`,
-which predicts latencies, and a `Measurement` per candidate. After this file: `planner.py`, `profile.py`. Each
-distinct layer is timed with random weights at its own size, because the speed of a product depends on it; where
-layers alternate (groups, windows), a whole period is timed. Candidates are measured in a process of their own.
+In: shapes, a length and threads, or a model folder. Out: `Machine`, which predicts latencies, and the measured latency
+and memory of a folder, in a process of its own. Each distinct layer is timed with random weights at its own size,
+because the speed of a product depends on it; where layers alternate (groups, windows), a whole period is timed.
+After this file: `planner.py`.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 from onnx import TensorProto
 
 from albertkit.albert import Albert
-from albertkit.artifact import Artifact, ArtifactMetadata, read_artifact, write_artifact
-from albertkit.compress.cost import PlanCandidate
-from albertkit.compress.prune import PruneSettings, prune_heads_and_ffn, truncate_layers
-from albertkit.compress.quantize import vector_cosines
+from albertkit.artifact import Artifact, ArtifactMetadata, write_artifact
+from albertkit.compress.cost import static_config
 from albertkit.config import AlbertConfig
 from albertkit.errors import AlbertkitError
 from albertkit.quantized import QuantizedMatrix, is_quantizable, quantize_rows
 from albertkit.runtime import graph as graphs
-from albertkit.runtime.activation_moments import Progress, token_moments
+from albertkit.runtime.activation_moments import Progress
 from albertkit.runtime.batching import TokenBatch, token_batches
 from albertkit.runtime.embed import embed_windows, split_tokens
 from albertkit.runtime.engine import Engine, cores, levels, open_graph
@@ -40,7 +38,7 @@ from albertkit.weights import Shapes, encoder_shapes
 
 SECONDS = 0.2  # for one measurement of a layer, at least
 STRETCH = 0.02  # seconds of calls that are timed together
-CANDIDATE_SECONDS = 0.5  # for the latency of a candidate
+CANDIDATE_SECONDS = 0.5  # for the latency of a model
 ROUNDS = 2  # how often everything is measured, some seconds apart; the faster round counts
 VOCABULARY = 1000  # size of the word table in measured shapes
 SPREAD = 0.02  # of random weights; larger ones make attention so sharp that it computes with slow denormal numbers
@@ -75,11 +73,11 @@ def peak_throughput(threads: int, bits: int = 32, size: int = 1024) -> float:
     rng = np.random.default_rng(0)
     b = Builder(levels())
     x = b.input("x", TensorProto.FLOAT, ["n", size])
-    weight: np.ndarray | QuantizedMatrix = rng.normal(size=(size, size)).astype(np.float32)
+    weight: np.ndarray = rng.normal(size=(size, size)).astype(np.float32)
     rows = rng.normal(size=(size, size)).astype(np.float32)
     if bits != 32:  # the integer product alone, without the quantization of its input
         x = b.node("QuantizeLinear", x, b.constant(1.0, np.float32), b.constant(0, np.uint8))
-        out = b.integer_product(x, "w", quantize_rows(np.asarray(weight)), b.constant(0, np.uint8))
+        out = b.integer_product(x, "w", quantize_rows(weight), b.constant(0, np.uint8))
     else:
         out = b.product(x, "w", weight)
     session = open_graph(b.graph(out, ["n", size]), threads)
@@ -108,6 +106,8 @@ class Machine:
 
     def latency(self, config: AlbertConfig, bits: int = 32, depth: int | None = None) -> float:
         """Seconds for one text."""
+        if config.options.static:
+            return self.static_seconds
         key = timed_shape(config), 32 if bits == 32 else 8  # 4-bit weights are unpacked into 8-bit ones
         if key not in self.layer_seconds:
             raise AlbertkitError(
@@ -115,15 +115,6 @@ class Machine:
                 f"{config.num_attention_heads} heads) in {key[1]} bits. Pass it to `measure_machine`."
             )
         return self.text_seconds[key] + (depth or config.num_hidden_layers) * self.layer_seconds[key]
-
-    def faster(self, other: Machine) -> Machine:
-        """The faster of two measurements of the same things, one by one: other processes only slow things down."""
-        return replace(
-            self,
-            layer_seconds={key: min(s, other.layer_seconds[key]) for key, s in self.layer_seconds.items()},
-            text_seconds={key: min(s, other.text_seconds[key]) for key, s in self.text_seconds.items()},
-            static_seconds=min(self.static_seconds, other.static_seconds),
-        )
 
 
 def measure_machine(
@@ -134,21 +125,23 @@ def measure_machine(
     progress: Progress = lambda _: None,
     rounds: int = ROUNDS,
 ) -> Machine:
-    """Measure the machine for some shapes, with weights of so many bits."""
+    """Measure the machine for some shapes, with weights of so many bits.
+
+    Of several rounds the faster one counts, for each layer by itself: other processes only slow things down, and a
+    slow moment of the machine does not hit the same layer twice.
+    """
     threads = cores() if threads is None else threads
     shapes = list(dict.fromkeys((timed_shape(config), kind) for kind in bits for config in configs))
-    fastest, peaks = None, {kind: peak_throughput(threads, kind) for kind in bits}
-    for _ in range(rounds):  # a slow moment of the machine does not hit the same layer twice
-        layers, texts = {}, {}
+    layers, texts = dict.fromkeys(shapes, math.inf), dict.fromkeys(shapes, math.inf)
+    static, peaks = math.inf, {kind: peak_throughput(threads, kind) for kind in bits}
+    for _ in range(rounds):
         for number, (config, kind) in enumerate(shapes, 1):
             progress(f"measuring layer {number} of {len(shapes)}, {'float32' if kind == 32 else 'int8'}")
-            layers[config, kind], texts[config, kind] = _layer_seconds(config, kind, length, threads)
-        static = typical_seconds(lambda: _mean(_one_text(length), np.zeros((1, length, 128), np.float32)), 0.02)
-        machine = Machine(threads, length, layers, texts, static, peaks)
-        fastest = machine if fastest is None else fastest.faster(machine)
-    if fastest is None:
-        raise AlbertkitError(f"rounds={rounds} is too small: the machine is measured at least once. Pass 1 or more.")
-    return fastest
+            layer, text = _layer_seconds(config, kind, length, threads)
+            layers[config, kind], texts[config, kind] = min(layer, layers[config, kind]), min(text, texts[config, kind])
+        table = typical_seconds(lambda: _mean(_one_text(length), np.zeros((1, length, 128), np.float32)), 0.02)
+        static = min(static, table)
+    return Machine(threads, length, layers, texts, static, peaks)
 
 
 def _layer_seconds(config: AlbertConfig, bits: int, length: int, threads: int) -> tuple[float, float]:
@@ -176,6 +169,9 @@ def _mean(batch: TokenBatch, states: np.ndarray) -> float:
     return float(np.linalg.norm(np.where(inside, states, 0).sum(axis=1) / batch.lengths[:, None]))
 
 
+# Untrained models ------------------------------------------------------------------------------------------------
+
+
 def random_weights(shapes: Shapes, bits: int) -> graphs.Weights:
     """Random weights, which cost as much time as trained ones."""
     rng = np.random.default_rng(0)
@@ -194,117 +190,28 @@ def random_weights(shapes: Shapes, bits: int) -> graphs.Weights:
     return weights
 
 
-# Candidates ------------------------------------------------------------------------------------------------------
-
-
-class Metric(Protocol):
-    """A function that scores the model in a folder."""
-
-    def __call__(self, folder: Path, depth: int | None = None) -> float:
-        """The score on labelled examples, at a depth or the model's own."""
-
-
-@dataclass(frozen=True)
-class CalibrationData:
-    """What candidates are fitted to and compared on."""
-
-    ids: list[list[int]]
-    """Texts to calibrate with, as token ids."""
-    held: list[list[int]]
-    """Texts to compare vectors on."""
-    metric: Metric | None = None
-    """The score of a folder on labelled examples."""
-
-
-@dataclass(frozen=True)
-class Measurement:
-    """What a candidate was measured to cost."""
-
-    latency: float
-    memory: float
-    """Most bytes that it added to the process."""
-    process: float
-    """Most bytes of the whole process."""
-    quality: float | None = None
-    loss: float | None = None
-    """How far the quality is below that of the full model."""
-
-
-def measure_candidates(
-    candidates: Sequence[PlanCandidate],
-    model: Artifact | None,
-    tokenizer: Tokenizer,
-    data: CalibrationData | None,
-    machine: Machine,
-    progress: Progress = lambda _: None,
-) -> list[Measurement]:
-    """Build and measure each candidate; without a model, with random weights. Length and threads are the machine's."""
-    found, full_score = [], None
-    with tempfile.TemporaryDirectory() as scratch:
-        if data is not None and data.metric is not None and model is not None:
-            write_artifact(model, Path(scratch) / "full")
-            full_score = data.metric(Path(scratch) / "full")
-        for number, candidate in enumerate(candidates, 1):
-            progress(f"measuring candidate {number} of {len(candidates)}: {candidate.name}")
-            folder = Path(scratch) / str(number)
-            build_candidate(candidate, model, tokenizer, data, folder)
-            cost = measure_folder(folder, machine.length, machine.threads)
-            measurement = Measurement(cost["latency"], cost["memory"], cost["process"])
-            if data is not None and model is not None and not candidate.is_static:  # vectors of a table are others
-                measurement = _with_quality(measurement, model, folder, data, full_score)
-            found.append(measurement)
-    return found
-
-
-def _with_quality(
-    measurement: Measurement, model: Artifact, folder: Path, data: CalibrationData, full_score: float | None
-) -> Measurement:
-    if data.metric is not None and full_score is not None:
-        quality = data.metric(folder)
-        return replace(measurement, quality=quality, loss=full_score - quality)
-    quality = float(vector_cosines(model, read_artifact(folder), data.held).mean())
-    return replace(measurement, quality=quality, loss=1 - quality)
-
-
-def build_candidate(
-    candidate: PlanCandidate, model: Artifact | None, tokenizer: Tokenizer, data: CalibrationData | None, folder: Path
-) -> Artifact:
-    """Write a candidate as an artifact."""
-    config, bits = candidate.config, None if candidate.bits == 32 else candidate.bits
-    if model is None or candidate.is_static:
-        artifact = random_model(config.replace(vocab_size=max(config.vocab_size, tokenizer.vocab_size)), tokenizer)
-        write_artifact(artifact, folder, bits=bits)
-        return artifact
-    if data is None:
-        raise AlbertkitError("no texts were given: the variants of a model are fitted to texts. Pass some.")
-    settings = PruneSettings(heads=config.num_attention_heads, ffn=config.intermediate_size)
-    artifact = prune_heads_and_ffn(truncate_layers(model, config.num_hidden_layers), settings, data.ids)
-    moments = None if bits is None else token_moments(artifact.config, dict(artifact.weights), data.ids)
-    write_artifact(artifact, folder, bits=bits, moments=moments)
-    return artifact
-
-
 def random_model(config: AlbertConfig, tokenizer: Tokenizer) -> Artifact:
     """An untrained model."""
     weights = {n: as_float(w) for n, w in random_weights(encoder_shapes(config, pooler=False), 32).items()}
     return Artifact(config, weights, tokenizer, ArtifactMetadata(task="embed"))
 
 
+# In a process of its own -----------------------------------------------------------------------------------------
+
+
 def tokenizer_memory(tokenizer: Tokenizer) -> float:
     """Bytes that a tokenizer adds to a process."""
-    from albertkit.compress.static_model import static_config
-
     config = static_config(AlbertConfig(), tokenizer.vocab_size, 1)
     with tempfile.TemporaryDirectory() as scratch:
         write_artifact(random_model(config, tokenizer), Path(scratch) / "table")
         return measure_folder(Path(scratch) / "table", 8, 1)["memory"]
 
 
-# In a process of its own -----------------------------------------------------------------------------------------
-
-
 def measure_folder(folder: Path | None, length: int, threads: int) -> dict[str, float]:
-    """Latency and memory of the model in a folder, in a new process; without a folder, of a process without a model."""
+    """Latency and memory of the model in a folder, in a new process; without a folder, of a process without a model.
+
+    latency: seconds for one text; memory: most bytes that the model added; process: most bytes of the process.
+    """
     request = json.dumps({"folder": None if folder is None else str(folder), "length": length, "threads": threads})
     done = subprocess.run([sys.executable, "-c", CHILD], input=request, capture_output=True, text=True, check=False)
     if done.returncode:

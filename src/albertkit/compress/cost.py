@@ -1,9 +1,7 @@
-"""What a shape costs before it is built: parameters, operations, bytes, activation memory; and the smaller variants
-of it.
+"""What a shape costs before it is built, and the smaller variants of it.
 
-In: an `AlbertConfig`, a length and a batch size. Out: `ShapeCost` and `PlanCandidate`. Counts come from the tables in
-`weights.py`; the formulas for operations and memory are in the docstrings. Nothing is measured here: `benchmark.py`
-does that, and `planner.py` combines both. No torch.
+In: an `AlbertConfig`, a length and a batch size. Out: `ShapeCost` and `PlanCandidate`s. Counts come from the tables in
+`weights.py`. Nothing is measured here: `benchmark.py` does that, and `planner.py` combines both. No torch.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ DEPTH_SHARES = (1.0, 0.75, 0.5, 1 / 3, 0.25)
 PRUNING_SHARES = ((1.0, 1.0), (1.0, 0.5), (2 / 3, 0.5), (0.5, 0.25))  # of heads and of feed-forward columns
 ROUNDING_LOSS = {32: 0.0, 8: 0.1, 4: 0.8}  # estimated, in the unit of `PlanCandidate.loss`
 SESSION_BYTES = 10e6  # that onnxruntime takes for itself
-STATIC_DIM = 256
+STATIC_DIM, STATIC_LENGTH = 256, 8192  # numbers of a static vector; tokens that are averaged at once
 MULTIPLE = 16  # a share of many columns is rounded to a multiple of it, which processors compute just as fast
 
 Amount = int | float  # how many to keep, or as a float above 0 and up to 1 which share
@@ -114,8 +112,13 @@ def operations(config: AlbertConfig, length: int) -> dict[str, float]:
     if config.options.static:
         return {"mean of vectors": 1.0 * h, "total": 1.0 * h}
     a, keys = config.score_size * config.num_attention_heads, config.score_size * config.key_heads
-    uses, inner = config.num_hidden_layers * config.inner_group_num, config.inner_group_num
-    attended = inner * sum(attended_keys(config, layer, length) for layer in range(config.num_hidden_layers))
+    uses = config.num_hidden_layers * config.inner_group_num
+    window = config.options.window
+    keys_by_layer = [
+        3 * window + 2 if config.options.local(layer) and length > 3 * window else length
+        for layer in range(config.num_hidden_layers)
+    ]
+    attended = config.inner_group_num * sum(keys_by_layer)
     parts = {
         "projection E→H": 2.0 * e * h,
         **({"GRU": 2.0 * 6 * h * h} if config.options.gru else {}),
@@ -126,12 +129,6 @@ def operations(config: AlbertConfig, length: int) -> dict[str, float]:
         **({"mean of tokens": 1.0 * h} if config.options.classifier else {"pooler": 2.0 * h * h / length}),
     }
     return {**parts, "total": sum(parts.values())}
-
-
-def attended_keys(config: AlbertConfig, layer: int, length: int) -> int:
-    """Keys that are computed for each token of a text, in layer number `layer`."""
-    window = config.options.window
-    return 3 * window + 2 if config.options.local(layer) and length > 3 * window else length
 
 
 def weight_bytes(shapes: Shapes) -> dict[str, int]:
@@ -235,7 +232,7 @@ def shape_candidates(name: str, config: AlbertConfig) -> list[PlanCandidate]:
     for other, shape in shapes.items():
         if _work(shape) <= _work(config):
             for depth in DEPTH_SHARES:
-                smaller = _smaller(shape, depth, 1.0, 1.0)
+                smaller = _shallower(shape, depth)
                 loss = math.log2(_work(config) / _work(smaller))
                 found += [PlanCandidate(other, smaller, bits, shape, loss + ROUNDING_LOSS[bits]) for bits in FORMATS]
     return _distinct(found)
@@ -251,28 +248,36 @@ def model_candidates(
     """
     found = []
     for depth in DEPTH_SHARES:
-        shallow = _smaller(config, depth, 1.0, 1.0)
+        shallow = _shallower(config, depth)
         layers = shallow.num_hidden_layers
         depth_loss = math.log2(config.num_hidden_layers / layers) if quality is None else 8 * (1 - quality[layers])
         for heads, ffn in PRUNING_SHARES:
             if config.options.shared_heads or config.options.attention_bias:
                 heads = 1.0  # such heads cannot be removed (`prune.py`)
-            pruned = _smaller(config, depth, heads, ffn)
+            pruned = pruned_config(shallow, heads, ffn)
             loss = depth_loss + 0.5 * math.log2(_work(shallow) / _work(pruned))
             found += [PlanCandidate(name, pruned, bits, config, loss + ROUNDING_LOSS[bits]) for bits in FORMATS]
-    if not static:
-        return _distinct(found)
-    dim = min(STATIC_DIM, config.hidden_size)
-    table = AlbertConfig(
-        vocab_size=config.vocab_size,
+    if static:
+        table = static_config(config, config.vocab_size, min(STATIC_DIM, config.hidden_size))
+        found.append(PlanCandidate(name, table, 32, config, 9.0))
+    return _distinct(found)
+
+
+def static_config(config: AlbertConfig, vocab_size: int, dim: int) -> AlbertConfig:
+    """The config of a static model; the sizes of layers are placeholders."""
+    return AlbertConfig(
+        vocab_size=vocab_size,
         embedding_size=dim,
         hidden_size=dim,
         num_hidden_layers=1,
         num_attention_heads=1,
         intermediate_size=1,
+        max_position_embeddings=STATIC_LENGTH,
+        pad_token_id=config.pad_token_id,
+        bos_token_id=config.bos_token_id,
+        eos_token_id=config.eos_token_id,
         options=Options(static=True),
     )
-    return _distinct([*found, PlanCandidate(name, table, 32, config, 9.0)])
 
 
 def depths_below(layers: int) -> list[int]:
@@ -302,21 +307,20 @@ def _work(config: AlbertConfig) -> float:
     return operations(config, 64)["total"]
 
 
-def _smaller(config: AlbertConfig, depth: float, heads: float, ffn: float) -> AlbertConfig:
-    """A shape with a share of its layers, heads and feed-forward columns."""
-    layers = max(1, round(config.num_hidden_layers * depth))
-    if config.num_hidden_groups > 1:
-        layers = config.num_hidden_layers  # groups fix the depth
-    remaining = resolve_count(heads, config.num_attention_heads, "heads")
-    options = config.options
-    if remaining != config.num_attention_heads:
+def pruned_config(config: AlbertConfig, heads: Amount | None, ffn: Amount | None) -> AlbertConfig:
+    """A shape with so many of its heads and feed-forward columns."""
+    options, kept = config.options, resolve_count(heads, config.num_attention_heads, "heads")
+    if kept != config.num_attention_heads:
         options = replace(options, head_size=config.head_size)
-    return config.replace(
-        num_hidden_layers=layers,
-        num_attention_heads=remaining,
-        intermediate_size=resolve_count(ffn, config.intermediate_size, "ffn"),
-        options=options,
-    )
+    columns = resolve_count(ffn, config.intermediate_size, "ffn")
+    return config.replace(num_attention_heads=kept, intermediate_size=columns, options=options)
+
+
+def _shallower(config: AlbertConfig, share: float) -> AlbertConfig:
+    """A shape with a share of its layers; with several groups, all of them."""
+    if config.num_hidden_groups > 1:
+        return config
+    return config.replace(num_hidden_layers=max(1, round(config.num_hidden_layers * share)))
 
 
 def _distinct(candidates: Sequence[PlanCandidate]) -> list[PlanCandidate]:

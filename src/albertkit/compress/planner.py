@@ -1,18 +1,16 @@
 """What fits a machine: the public `plan`, from limits to measured proposals.
 
 In: the name of a preset, a config file or a model folder, and a `PlanRequest`. Out: `PlanResult`, with the commands
-that make each proposal. Before this file: `cost.py` lists and estimates candidates, `benchmark.py`
-measures machine and candidates.
-
-Rough estimates of quality (`PlanCandidate.loss`) only choose what is measured; the numbers that are shown were
-measured.
+that make each proposal. Before this file: `cost.py` lists and estimates candidates, `benchmark.py` measures. Rough
+estimates of quality (`PlanCandidate.loss`) only choose what is built; the numbers that are shown were measured.
 """
 
 from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,27 +18,17 @@ from typing import Any
 import numpy as np
 
 from albertkit import builtin
-from albertkit.albert import Albert
-from albertkit.artifact import Artifact, model_folder
-from albertkit.compress.benchmark import (
-    CalibrationData,
-    Machine,
-    Measurement,
-    Metric,
-    measure_candidates,
-    measure_folder,
-    measure_machine,
-    tokenizer_memory,
-)
+from albertkit.artifact import Artifact, model_folder, read_artifact, write_artifact
+from albertkit.compress.benchmark import Machine, measure_folder, measure_machine, random_model, tokenizer_memory
 from albertkit.compress.cost import PlanCandidate, depths_below, model_candidates, shape_candidates
+from albertkit.compress.prune import PruneSettings, prune_heads_and_ffn, truncate_layers
+from albertkit.compress.quantize import QualityCheck, mean_vectors, vector_cosines
 from albertkit.config import PRESETS, AlbertConfig, preset
 from albertkit.errors import AlbertkitError
 from albertkit.file_io import read_json
 from albertkit.interop.convert import open_model
-from albertkit.runtime.activation_moments import Progress, calibration_tokens, synthetic_tokens
-from albertkit.runtime.batching import token_batches
-from albertkit.runtime.engine import Engine, cores
-from albertkit.runtime.predict import predict
+from albertkit.runtime.activation_moments import Progress, calibration_tokens, synthetic_tokens, token_moments
+from albertkit.runtime.engine import cores
 from albertkit.tasks import TASKS, gives_vectors
 from albertkit.tokenizer import Tokenizer
 
@@ -66,6 +54,20 @@ class PlanRequest:
     def allows(self, latency: float, memory: float) -> bool:
         """Whether a model of this cost is within the limits."""
         return latency <= (self.latency or math.inf) and memory <= (self.memory or math.inf)
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What a candidate was measured to cost."""
+
+    latency: float
+    memory: float
+    """Most bytes that it added to the process."""
+    process: float
+    """Most bytes of the whole process."""
+    quality: float | None = None
+    loss: float | None = None
+    """How far the quality is below that of the full model."""
 
 
 @dataclass(frozen=True)
@@ -115,6 +117,19 @@ class PlanResult:
         return {"machine": machine, "process": self.process, "metric": self.metric, "proposals": proposals}
 
 
+@dataclass(frozen=True)
+class PlannedModel:
+    """A model with weights, and what its variants are fitted to and compared on."""
+
+    artifact: Artifact
+    ids: list[list[int]]
+    """Texts to calibrate with, as token ids."""
+    held: list[list[int]]
+    """Texts to compare vectors on."""
+    check: QualityCheck | None
+    """Scores folders on labelled examples, if there are any."""
+
+
 def plan(shape: str | Path, request: PlanRequest, progress: Progress = lambda _: None) -> PlanResult:
     """Measure this machine, propose models within the limits, build and measure them.
 
@@ -123,43 +138,36 @@ def plan(shape: str | Path, request: PlanRequest, progress: Progress = lambda _:
     shape: a model folder, a built-in model, a preset or a config in a .json file.
     """
     shape, threads = str(shape), request.threads or cores()
-    model = open_model(shape) if is_model(shape) else None
-    if model is None and request.examples is not None:
-        raise AlbertkitError(
-            f"{shape} is a shape without weights, so examples cannot be scored. Name the folder of a fine-tuned model, "
-            "or omit the examples."
-        )
-    if model is not None and model.config.options.static:
-        raise AlbertkitError(
-            f"{shape} is a static model: no smaller variant exists. Plan for the model it was made from."
-        )
-    tokenizer = _tokenizer(model)
-    if request.texts is not None and len(request.texts) < 10:
-        raise AlbertkitError(
-            f"{len(request.texts)} texts are too few to measure with. Pass at least 10, better hundreds."
-        )
-    config = config_of(shape) if model is None else model.config
+    artifact = open_model(shape) if is_model(shape) else None
+    _check_request(shape, artifact, request)
+    config = config_of(shape) if artifact is None else artifact.config
+    tokenizer = Tokenizer.load(model_folder(None)) if artifact is None else artifact.tokenizer
+    if tokenizer is None:
+        raise AlbertkitError("this model has no tokenizer, so it cannot be measured on texts. Convert it with one.")
     length = _text_length(config, request, tokenizer)
-    data = None if model is None else _calibration_data(model, request, progress)
-    if model is None or data is None:
-        candidates = shape_candidates(_short_name(shape), config)
+    model = None if artifact is None else _planned_model(shape, artifact, request, progress)
+    name = Path(shape).stem if shape.endswith(".json") else _folder_name(shape)
+    if model is None:
+        candidates = shape_candidates(name, config)
     else:
-        quality = depth_cosines(model, data.held) if data.metric is None else depth_scores(shape, model, data.metric)
-        has_vectors = gives_vectors(model.metadata)
-        candidates = model_candidates(_short_name(shape), config, quality, has_vectors)
+        quality = depth_quality(model, model_folder(shape))
+        candidates = model_candidates(name, config, quality, gives_vectors(model.artifact.metadata))
     machine = measure_machine([c.config for c in candidates if not c.is_static], length, threads, progress=progress)
     progress("measuring memory")
     words, process = tokenizer_memory(tokenizer), measure_folder(None, length, threads)["process"]
     chosen = propose(candidates, machine, request, words)
-    measurements = measure_candidates([p.candidate for p in chosen], model, tokenizer, data, machine, progress)
+    measurements = measure_candidates([p.candidate for p in chosen], model, tokenizer, machine, progress)
     proposals = [
         replace(
-            p, measured=m, fits=request.allows(m.latency, m.memory), commands=build_commands(p.candidate, shape, model)
+            p,
+            measured=m,
+            fits=request.allows(m.latency, m.memory),
+            commands=build_commands(p.candidate, shape, artifact),
         )
         for p, m in zip(chosen, measurements, strict=True)
     ]
     progress("")
-    metric = "" if data is None else "score" if data.metric is not None else "cosine"
+    metric = "" if model is None else "cosine" if model.check is None else "score"
     return PlanResult(proposals, pareto_front(proposals), machine, request, process, metric)
 
 
@@ -167,12 +175,7 @@ def plan(shape: str | Path, request: PlanRequest, progress: Progress = lambda _:
 
 
 def config_of(shape: str) -> AlbertConfig:
-    """The shape of a folder, of a built-in model, of a .json file or of a preset."""
-    if is_model(shape):
-        folder = model_folder(shape)
-        if (folder / "config.json").is_file():
-            return AlbertConfig.from_dict(read_json(folder / "config.json"))
-        return open_model(folder).config
+    """The shape in a .json file, or of a preset."""
     if Path(shape).suffix == ".json":
         if not Path(shape).is_file():
             raise AlbertkitError(f"{shape} does not exist. Name a config file, a model folder or a preset.")
@@ -185,20 +188,25 @@ def is_model(shape: str) -> bool:
     return Path(shape).is_dir() or (shape in builtin.BUILTINS and shape not in PRESETS)
 
 
-def _short_name(shape: str) -> str:
-    """The name of a folder (for the `model` inside a training folder, that of the training) or of a file."""
+def _folder_name(shape: str) -> str:
+    """The name of a folder; for the `model` inside a training folder, that of the training."""
     folder = Path(shape).resolve()
-    if folder.suffix == ".json":
-        return folder.stem
     return folder.parent.name if folder.name == "model" else folder.name
 
 
-def _tokenizer(model: Artifact | None) -> Tokenizer:
-    if model is None:  # a shape is measured with the vocabulary of the built-in model
-        return Tokenizer.load(model_folder(None))
-    if model.tokenizer is None:
-        raise AlbertkitError("this model has no tokenizer, so it cannot be measured on texts. Convert it with one.")
-    return model.tokenizer
+def _check_request(shape: str, artifact: Artifact | None, request: PlanRequest) -> None:
+    if request.examples is not None and (artifact is None or artifact.metadata.task not in TASKS):
+        raise AlbertkitError(
+            f"{shape} is not a fine-tuned model, so examples cannot be scored. Name the folder of one, or omit them."
+        )
+    if artifact is not None and artifact.config.options.static:
+        raise AlbertkitError(
+            f"{shape} is a static model: no smaller variant exists. Plan for the model it was made from."
+        )
+    if request.texts is not None and len(request.texts) < 10:
+        raise AlbertkitError(
+            f"{len(request.texts)} texts are too few to measure with. Pass at least 10, better hundreds."
+        )
 
 
 def _text_length(config: AlbertConfig, request: PlanRequest, tokenizer: Tokenizer) -> int:
@@ -215,50 +223,30 @@ def _text_length(config: AlbertConfig, request: PlanRequest, tokenizer: Tokenize
     return length
 
 
-def _calibration_data(model: Artifact, request: PlanRequest, progress: Progress) -> CalibrationData:
-    """What the variants of a model are fitted to and compared on."""
+def _planned_model(shape: str, artifact: Artifact, request: PlanRequest, progress: Progress) -> PlannedModel:
     texts = request.texts
     if texts is None:
-        ids, held = synthetic_tokens(model, progress), synthetic_tokens(model, progress, texts=16, seed=1)
+        ids, held = synthetic_tokens(artifact, progress), synthetic_tokens(artifact, progress, texts=16, seed=1)
     else:
-        ids = calibration_tokens(model, [text for i, text in enumerate(texts) if i % 10])
-        held = calibration_tokens(model, texts[::10])
-    return CalibrationData(ids, held, None if request.examples is None else _metric(model, request.examples))
+        ids = calibration_tokens(artifact, [text for i, text in enumerate(texts) if i % 10])
+        held = calibration_tokens(artifact, texts[::10])
+    check = None if request.examples is None else QualityCheck(shape, request.examples)
+    return PlannedModel(artifact, ids, held, check)
 
 
-def _metric(model: Artifact, examples: Sequence[Any]) -> Metric:
-    """A function that scores a folder, at a depth, by the first metric of its task."""
-    task = model.metadata.task
-    if task not in TASKS:
-        raise AlbertkitError(
-            f"this model was made for {task!r}, which has no score. Fine-tune it, or omit the examples."
-        )
+def depth_quality(model: PlannedModel, folder: Path) -> dict[int, float]:
+    """By depth, how well the output agrees with that of all layers.
 
-    def score(folder: Path, depth: int | None = None) -> float:
-        albert = Albert(folder)
-        return float(next(iter(albert.task.measure(predict(albert, examples, task, depth), examples).values())))
-
-    return score
-
-
-def depth_cosines(model: Artifact, ids: list[list[int]]) -> dict[int, float]:
-    """By depth, the mean cosine of the vectors with those of all layers."""
-    engine, depths = Engine(model.config, dict(model.weights)), depths_below(model.config.num_hidden_layers)
-    sums, count = np.zeros(len(depths)), 0
-    for batch in token_batches(ids[:32]):
-        inside = (np.arange(batch.ids.shape[1])[None] < batch.lengths[:, None])[..., None]
-        sums_by_depth = [np.where(inside, engine.run(batch, depth), 0).sum(axis=1) for depth in depths]
-        unit = [v / np.maximum(np.linalg.norm(v, axis=1, keepdims=True), 1e-12) for v in sums_by_depth]
-        sums += [float((v * unit[-1]).sum()) for v in unit]
-        count += len(batch.lengths)
-    return dict(zip(depths, (sums / max(1, count)).tolist(), strict=True))
-
-
-def depth_scores(shape: str, model: Artifact, metric: Metric) -> dict[int, float]:
-    """By depth, 1 minus the loss of the task's score, which an elastic model keeps where its vectors differ."""
-    full = model.config.num_hidden_layers
-    scores = {depth: metric(model_folder(shape), depth) for depth in depths_below(full)}
-    return {depth: 1 - max(0.0, scores[full] - score) for depth, score in scores.items()}
+    With labelled examples, 1 minus the loss of the task's score, which an elastic model keeps where its vectors
+    differ; without, the mean cosine of the vectors.
+    """
+    config, full = model.artifact.config, model.artifact.config.num_hidden_layers
+    depths = depths_below(full)
+    if model.check is not None:
+        scores = {depth: model.check.score(folder, depth).value for depth in depths}
+        return {depth: 1 - max(0.0, scores[full] - score) for depth, score in scores.items()}
+    vectors = {depth: mean_vectors(config, dict(model.artifact.weights), model.held[:32], depth) for depth in depths}
+    return {depth: float((found * vectors[full]).sum(axis=1).mean()) for depth, found in vectors.items()}
 
 
 # Proposals -------------------------------------------------------------------------------------------------------
@@ -273,42 +261,89 @@ def propose(
     """
     found = []
     for candidate in candidates:
-        seconds = machine.static_seconds if candidate.is_static else machine.latency(candidate.config, candidate.bits)
-        memory = candidate.memory(machine.length, tokenizer)
+        seconds, memory = machine.latency(candidate.config, candidate.bits), candidate.memory(machine.length, tokenizer)
         found.append(Proposal(candidate, seconds, memory, request.allows(seconds, memory)))
+
+    def excess(proposal: Proposal) -> float:  # by how many times the limits are exceeded, in the worse of the two
+        return max(proposal.latency / (request.latency or math.inf), proposal.memory / (request.memory or math.inf))
+
+    def costs(proposal: Proposal) -> tuple[float, ...]:
+        return proposal.latency, proposal.memory, proposal.candidate.file_bytes
+
     fitting = sorted((p for p in found if p.fits), key=lambda p: (p.candidate.loss, p.latency))
     if not fitting:
-        return sorted(found, key=lambda p: _excess(p, request))[:3]
+        return sorted(found, key=excess)[:3]
     chosen: list[Proposal] = []
     for proposal in fitting:  # what costs more than a better one in every way is not measured
-        if not any(_costs_no_more(better, proposal) for better in chosen):
+        if not any(_is_no_worse(costs(better), costs(proposal)) for better in chosen):
             chosen.append(proposal)
     tables = [proposal for proposal in chosen[request.count :] if proposal.candidate.is_static]
     return [*chosen[: request.count - len(tables)], *tables]  # a table is so different that it is always shown
 
 
-def _costs_no_more(one: Proposal, other: Proposal) -> bool:
-    costs = ((p.latency, p.memory, p.candidate.file_bytes) for p in (one, other))
-    return all(a <= b for a, b in zip(*costs, strict=True))
+def measure_candidates(
+    candidates: Sequence[PlanCandidate],
+    model: PlannedModel | None,
+    tokenizer: Tokenizer,
+    machine: Machine,
+    progress: Progress = lambda _: None,
+) -> list[Measurement]:
+    """Build and measure each candidate; without a model, with random weights. Length and threads are the machine's."""
+    found = []
+    with tempfile.TemporaryDirectory() as scratch:
+        full_score = 1.0
+        if model is not None and model.check is not None:
+            full_score = model.check.score(write_artifact(model.artifact, Path(scratch) / "full")).value
+        for number, candidate in enumerate(candidates, 1):
+            progress(f"measuring candidate {number} of {len(candidates)}: {candidate.name}")
+            folder = Path(scratch) / str(number)
+            build_candidate(candidate, model, tokenizer, folder)
+            measurement = Measurement(**measure_folder(folder, machine.length, machine.threads))
+            if model is not None and not candidate.is_static:  # vectors of a table are others
+                if model.check is not None:
+                    quality = model.check.score(folder).value
+                else:
+                    quality = float(vector_cosines(model.artifact, read_artifact(folder), model.held).mean())
+                measurement = replace(measurement, quality=quality, loss=full_score - quality)
+            found.append(measurement)
+    return found
 
 
-def _excess(proposal: Proposal, request: PlanRequest) -> float:
-    """By how many times the limits are exceeded, in the worse of the two."""
-    return max(proposal.latency / (request.latency or math.inf), proposal.memory / (request.memory or math.inf))
+def build_candidate(candidate: PlanCandidate, model: PlannedModel | None, tokenizer: Tokenizer, folder: Path) -> None:
+    """Write a candidate as an artifact."""
+    config, bits = candidate.config, None if candidate.bits == 32 else candidate.bits
+    if model is None or candidate.is_static:
+        config = config.replace(vocab_size=max(config.vocab_size, tokenizer.vocab_size))
+        write_artifact(random_model(config, tokenizer), folder, bits=bits)
+        return
+    settings = PruneSettings(heads=config.num_attention_heads, ffn=config.intermediate_size)
+    artifact = prune_heads_and_ffn(truncate_layers(model.artifact, config.num_hidden_layers), settings, model.ids)
+    moments = None if bits is None else token_moments(artifact.config, dict(artifact.weights), model.ids)
+    write_artifact(artifact, folder, bits=bits, moments=moments)
 
 
 def pareto_front(proposals: Sequence[Proposal]) -> list[Proposal]:
     """Those that no other one beats in measured latency, memory and quality at once."""
-    return [p for p in proposals if p.measured and not any(_beats(q, p) for q in proposals if q is not p)]
+
+    def costs(proposal: Proposal) -> tuple[float, ...]:
+        measured = proposal.measured
+        assert measured is not None
+        return (
+            measured.latency,
+            measured.memory,
+            (proposal.candidate.loss if measured.quality is None else -measured.quality),
+        )
+
+    all_costs = [costs(proposal) for proposal in proposals]
+    return [
+        proposal
+        for proposal, own in zip(proposals, all_costs, strict=True)
+        if not any(other != own and _is_no_worse(other, own) for other in all_costs)
+    ]
 
 
-def _beats(one: Proposal, other: Proposal) -> bool:
-    a, b = one.measured, other.measured
-    if a is None or b is None:
-        return False
-    quality = [(-(m.quality if m.quality is not None else -p.candidate.loss)) for m, p in ((a, one), (b, other))]
-    costs, other_costs = (a.latency, a.memory, quality[0]), (b.latency, b.memory, quality[1])
-    return all(x <= y for x, y in zip(costs, other_costs, strict=True)) and costs != other_costs
+def _is_no_worse(costs: Iterable[float], other: Iterable[float]) -> bool:
+    return all(a <= b for a, b in zip(costs, other, strict=True))
 
 
 def build_commands(candidate: PlanCandidate, source: str, model: Artifact | None) -> tuple[str, ...]:
@@ -319,13 +354,15 @@ def build_commands(candidate: PlanCandidate, source: str, model: Artifact | None
     if candidate.is_static:
         return (f"albertkit static {source} OUT -f TEXTS",)
     config, full = candidate.config, candidate.full
-    options = []
-    if config.num_attention_heads != full.num_attention_heads:
-        options.append(f"--heads {config.num_attention_heads}")
-    if config.intermediate_size != full.intermediate_size:
-        options.append(f"--ffn {config.intermediate_size}")
-    if config.num_hidden_layers != full.num_hidden_layers:
-        options.append(f"--layers {config.num_hidden_layers}")
+    options = [
+        f"--{flag} {getattr(config, name)}"
+        for flag, name in (
+            ("heads", "num_attention_heads"),
+            ("ffn", "intermediate_size"),
+            ("layers", "num_hidden_layers"),
+        )
+        if getattr(config, name) != getattr(full, name)
+    ]
     commands = []
     if model.metadata.quantization is not None:
         is_last = not options and candidate.bits == 32

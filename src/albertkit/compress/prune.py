@@ -2,22 +2,22 @@
 
 In: any ALBERT checkpoint or artifact, and what to keep. Out: an artifact with smaller matrices, and a `PruneResult`.
 The importance of a head or column is how much its contribution varies over all tokens and all uses of the shared
-layer; a constant contribution moves into the bias. The matrix that reads the rest is fitted by least squares to the
-output of the full layer (Optimal Brain Surgeon, Hassibi & Stork 1993). `train/recover.py` recovers more by training.
+layer; the matrix that reads the rest is fitted by least squares to the output of the full layer (Optimal Brain
+Surgeon, Hassibi & Stork 1993). `train/recover.py` recovers more by training.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+import unicodedata
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from albertkit.artifact import Artifact, write_artifact
-from albertkit.compress.cost import Amount, operations, resolve_count
-from albertkit.compress.prune_vocabulary import prune_vocabulary
+from albertkit.compress.cost import Amount, operations, pruned_config
 from albertkit.compress.quantize import vector_cosines
 from albertkit.config import AlbertConfig
 from albertkit.errors import AlbertkitError
@@ -31,8 +31,14 @@ from albertkit.runtime.activation_moments import (
     synthetic_tokens,
 )
 from albertkit.runtime.runtime_model import check_trained_depth
+from albertkit.tokenizer import Tokenizer, spiece
+from albertkit.tokenizer.normalizer import SPACE
+from albertkit.tokenizer.vocabulary import SPECIALS, is_digit_comma
 
 RIDGE = 0.001  # regularization of the fit, as a share of the mean second moment
+ALPHABETS_END = 0x2E80  # from here on there are thousands of characters, most of which a text does not use
+CJK = ("CJK UNIFIED IDEOGRAPH", "CJK COMPATIBILITY IDEOGRAPH")  # each is a word, so "##" never stands before it
+MAX_TOKEN_CHARACTERS = 64
 
 
 @dataclass(frozen=True)
@@ -97,14 +103,14 @@ def prune(
     if texts is not None and len(texts) < 10:
         raise AlbertkitError(f"{len(texts)} calibration texts are too few. Pass at least 10, better hundreds.")
     sample, text_kind = _comparison_texts(before, settings, texts)
-    held = (
-        synthetic_tokens(before, progress, texts=16, seed=1) if sample is None else calibration_tokens(before, sample)
-    )
+    if sample is None:
+        held = synthetic_tokens(before, progress, texts=16, seed=1)
+    else:
+        held = calibration_tokens(before, sample)
     ids: list[list[int]] = []
     if settings.heads is not None or settings.ffn is not None:
-        ids = calibration_tokens(
-            before, None if texts is None else [t for i, t in enumerate(texts) if i % 10], progress
-        )
+        seen = None if texts is None else [text for i, text in enumerate(texts) if i % 10]
+        ids = calibration_tokens(before, seen, progress)
     pruned = prune_heads_and_ffn(truncate_layers(before, settings.layers), settings, ids, progress)
     after = _with_history(before, pruned)
     if recovery is not None:
@@ -117,42 +123,6 @@ def prune(
     cosines = vector_cosines(before, after, held, None if sample is None else calibration_tokens(after, sample))
     write_artifact(after, target, overwrite)
     progress("")
-    return _result(before, after, cosines, text_kind)
-
-
-def _comparison_texts(
-    artifact: Artifact, settings: PruneSettings, texts: Sequence[str] | None
-) -> tuple[Sequence[str] | None, str]:
-    """Texts to compare on, and what they are; None for token ids of the model's own, which need its full vocabulary."""
-    if texts is not None:
-        return texts[::10], "texts"
-    lines = [line for line in settings.vocabulary or () if line.strip()]
-    if lines and artifact.tokenizer is not None:
-        return lines[:: -(-len(lines) // 64)], "lines of the vocabulary"
-    return None, synthetic_kind(artifact)
-
-
-def _check_request(artifact: Artifact, settings: PruneSettings, source: Path | str) -> None:
-    if artifact.metadata.quantization is not None:
-        raise AlbertkitError(
-            f"{source} is stored as {artifact.metadata.quantization}, and quantized weights cannot be pruned. "
-            "Prune the "
-            "float model it came from, then quantize; without it, convert this one first:  "
-            f"albertkit convert {source} FLOAT"
-        )
-    if settings == PruneSettings(fit=settings.fit):
-        raise AlbertkitError("nothing is to be pruned. Say what to keep: heads, ffn, layers or vocabulary.")
-    if artifact.config.options.static and (settings.heads or settings.ffn or settings.layers):
-        raise AlbertkitError("a static model has no layers; only its vocabulary can be pruned. Omit the others.")
-    for option, shared in (("shared_heads", "one key and value matrix"), ("attention_bias", "a table of biases")):
-        if settings.heads is not None and getattr(artifact.config.options, option):
-            raise AlbertkitError(
-                f"heads={settings.heads} is not available: this model has the option {option}, so its heads share "
-                f"{shared}. Prune ffn, layers or vocabulary."
-            )
-
-
-def _result(before: Artifact, after: Artifact, cosines: np.ndarray, text_kind: str) -> PruneResult:
     old, new = before.config, after.config
     return PruneResult(
         parameters_before=sum(array.size for array in before.weights.values()),
@@ -170,13 +140,43 @@ def _result(before: Artifact, after: Artifact, cosines: np.ndarray, text_kind: s
     )
 
 
+def _comparison_texts(
+    artifact: Artifact, settings: PruneSettings, texts: Sequence[str] | None
+) -> tuple[Sequence[str] | None, str]:
+    """Texts to compare on, and what they are; None for token ids of the model's own, which need its full vocabulary."""
+    if texts is not None:
+        return texts[::10], "texts"
+    lines = [line for line in settings.vocabulary or () if line.strip()]
+    if lines and artifact.tokenizer is not None:
+        return lines[:: -(-len(lines) // 64)], "lines of the vocabulary"
+    return None, synthetic_kind(artifact)
+
+
+def _check_request(artifact: Artifact, settings: PruneSettings, source: Path | str) -> None:
+    if artifact.metadata.quantization is not None:
+        raise AlbertkitError(
+            f"{source} is stored as {artifact.metadata.quantization}, and quantized weights cannot be pruned. Prune "
+            "the float model it came from, then quantize; without it, convert this one first:  "
+            f"albertkit convert {source} FLOAT"
+        )
+    if settings == PruneSettings(fit=settings.fit):
+        raise AlbertkitError("nothing is to be pruned. Say what to keep: heads, ffn, layers or vocabulary.")
+    if artifact.config.options.static and (settings.heads or settings.ffn or settings.layers):
+        raise AlbertkitError("a static model has no layers; only its vocabulary can be pruned. Omit the others.")
+    for option, shared in (("shared_heads", "one key and value matrix"), ("attention_bias", "a table of biases")):
+        if settings.heads is not None and getattr(artifact.config.options, option):
+            raise AlbertkitError(
+                f"heads={settings.heads} is not available: this model has the option {option}, so its heads share "
+                f"{shared}. Prune ffn, layers or vocabulary."
+            )
+
+
 def _with_history(before: Artifact, after: Artifact) -> Artifact:
     """The result with this step in its history, without scores and early-exit limits: those were the full model's."""
-    parts = ("num_attention_heads", "intermediate_size", "num_hidden_layers", "vocab_size")
     if before.config == after.config:
         return after
     step: dict[str, object] = {"step": "prune"}
-    for part in parts:
+    for part in ("num_attention_heads", "intermediate_size", "num_hidden_layers", "vocab_size"):
         if getattr(before.config, part) != getattr(after.config, part):
             step[part] = f"{getattr(before.config, part)} → {getattr(after.config, part)}"
     if before.metadata.metrics:
@@ -225,32 +225,25 @@ def prune_heads_and_ffn(
     artifact: Artifact, settings: PruneSettings, ids: list[list[int]], progress: Progress = lambda _: None
 ) -> Artifact:
     """The model with fewer heads and feed-forward columns in its shared layers, chosen on texts (token ids)."""
-    config = artifact.config
-    heads = resolve_count(settings.heads, config.num_attention_heads, "heads")
-    columns = resolve_count(settings.ffn, config.intermediate_size, "ffn")
-    if (heads, columns) == (config.num_attention_heads, config.intermediate_size):
+    config, smaller = artifact.config, pruned_config(artifact.config, settings.heads, settings.ffn)
+    if smaller == config:
         return artifact
-    moments = input_moments(artifact, ids, progress)
+    heads, columns = smaller.num_attention_heads, smaller.intermediate_size
     weights = dict(artifact.weights)
-    for prefix, (attention, ffn) in moments.items():
+    for prefix, (attention, ffn) in input_moments(artifact, ids, progress).items():
         progress(f"pruning {prefix}")
         names = [f"{prefix}.attention.{part}" for part in ("query", "key", "value")]
         _keep_blocks(weights, names, f"{prefix}.attention.output", attention, config.head_size, heads, settings.fit)
         _keep_blocks(weights, [f"{prefix}.ffn.up"], f"{prefix}.ffn.down", ffn, 1, columns, settings.fit)
-    options = config.options
-    if heads != config.num_attention_heads:
-        options = dataclasses.replace(options, head_size=config.head_size)
-    smaller = config.replace(num_attention_heads=heads, intermediate_size=columns, options=options)
     return Artifact(smaller, weights, artifact.tokenizer, artifact.metadata)
 
 
 def input_moments(
     artifact: Artifact, ids: list[list[int]], progress: Progress = lambda _: None
 ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """For each layer, the mean of x·xᵀ over the inputs x of its output product and of its down product; x ends with a
-    1.
+    """For each layer, the mean of x·xᵀ over the inputs x of its output product and of its down product, in all uses.
 
-    Over all uses of the layer; (A + 1, A + 1) and (F + 1, F + 1).
+    A 1 is appended to x; (A + 1, A + 1) and (F + 1, F + 1).
     """
     sums: dict[str, list[np.ndarray | float]] = {}
     counts: dict[str, int] = {}
@@ -282,14 +275,14 @@ def _keep_blocks(
     after: str,
     moments: np.ndarray,
     block: int,
-    count: int,
+    keep: int,
     fit: bool,
 ) -> None:
-    """Keep the `count` most important blocks of what `before` computes and `after` reads."""
+    """Keep the `keep` most important blocks of what `before` computes and `after` reads."""
     weight, bias = weights[f"{after}.weight"], weights[f"{after}.bias"]
-    if count * block == weight.shape[1]:
+    if keep * block == weight.shape[1]:
         return
-    best = np.sort(np.argsort(importance(weight, moments, block))[-count:])
+    best = np.sort(np.argsort(importance(weight, moments, block))[-keep:])
     kept = (best[:, None] * block + np.arange(block)).ravel()
     removed = np.setdiff1d(np.arange(weight.shape[1]), kept)
     for name in before:
@@ -305,3 +298,103 @@ def _keep_blocks(
         smaller, bias = smaller + added[:, :-1], bias + added[:, -1]
     weights[f"{after}.weight"] = np.ascontiguousarray(smaller, np.float32)
     weights[f"{after}.bias"] = np.asarray(bias, np.float32)
+
+
+# The vocabulary --------------------------------------------------------------------------------------------------
+
+
+def prune_vocabulary(artifact: Artifact, texts: Sequence[str]) -> Artifact:
+    """The model with the tokens that `texts` need.
+
+    The texts are split into the same tokens as before, so their vectors are the same numbers; this is checked.
+    """
+    tokenizer, config = artifact.tokenizer, artifact.config
+    if tokenizer is None:
+        raise AlbertkitError("this model has no tokenizer, so its vocabulary cannot be pruned. Convert it with one.")
+    small, kept = prune_tokenizer(tokenizer, texts)
+    by_token = ("encoder.embeddings.word.weight", "heads.mlm.bias")
+    weights = {name: array[kept] if name in by_token else array for name, array in artifact.weights.items()}
+    config = config.replace(
+        vocab_size=small.vocab_size,
+        pad_token_id=small.pad_id,
+        bos_token_id=small.cls_id if small.cls_id is not None else small.pad_id,
+        eos_token_id=small.sep_id if small.sep_id is not None else small.pad_id,
+    )
+    return Artifact(config, weights, small, artifact.metadata)
+
+
+def prune_tokenizer(tokenizer: Tokenizer, texts: Sequence[str]) -> tuple[Tokenizer, np.ndarray]:
+    """The tokenizer with the tokens that `texts` need, and the old id of each new id, ascending."""
+    if tokenizer.kind == "phoneme":
+        raise AlbertkitError("a table of symbols has one id per character, so there is nothing to prune.")
+    before = tokenizer.ids_batch(list(texts))
+    used = {i for ids in before for i in ids}
+    if not used:
+        raise AlbertkitError("the texts of the domain are empty. Pass a file with one text per line.")
+    kept = used | _required(tokenizer, used)
+    small, old_ids = _restrict(tokenizer, kept)
+
+    def changed_texts() -> list[str]:
+        after = small.ids_batch(list(texts))
+        return [text for text, a, b in zip(texts, before, after, strict=True) if a != old_ids[b].tolist()]
+
+    changed = changed_texts()
+    if changed:  # a word that was unknown as a whole has other tokens now: keep all that it could be split into
+        kept |= {i for text in changed for i in _substring_ids(tokenizer, text)}
+        small, old_ids = _restrict(tokenizer, kept)
+        if changed_texts():
+            raise AlbertkitError(f"the smaller vocabulary splits {changed[0][:40]!r} differently. Omit this text.")
+    return small, old_ids
+
+
+def _required(tokenizer: Tokenizer, used: set[int]) -> set[int]:
+    """Tokens that are kept although no text uses them.
+
+    Special tokens; the characters that spell other words (of an alphabet all, of ideographs those in the texts); the
+    unigram token of the lowest score, from which the score of unknown characters follows; and tokens like "2010,".
+    """
+    vocabulary = tokenizer.vocabulary
+    plain = [token.removeprefix("##").removeprefix(SPACE) for token in vocabulary.tokens]
+    characters = {c for i in used for c in plain[i]}
+    kept = set(vocabulary.hidden) | {vocabulary.ids[name] for name in SPECIALS[vocabulary.kind]}
+    for i, letter in enumerate(plain):
+        is_single = len(letter) == 1 and (ord(letter) < ALPHABETS_END or letter in characters)
+        is_unused = is_single and vocabulary.tokens[i] == f"##{letter}" and unicodedata.name(letter, "").startswith(CJK)
+        if is_single and not is_unused:
+            kept.add(i)
+    if vocabulary.kind == "unigram":
+        kept |= {vocabulary.ids[SPACE]} if SPACE in vocabulary.ids else set()
+        kept.add(int(np.argmin(vocabulary.scores)))
+        splits = tokenizer._unigram._digit_comma_splits
+        kept |= {i for i, (new, _) in splits.items() if used.issuperset(new) and is_digit_comma(vocabulary.tokens[i])}
+    return kept
+
+
+def _restrict(tokenizer: Tokenizer, kept: set[int]) -> tuple[Tokenizer, np.ndarray]:
+    old = tokenizer.vocabulary
+    order = sorted(kept)
+    new_ids = {i: at for at, i in enumerate(order)}
+    vocabulary = dataclasses.replace(
+        old,
+        tokens=[old.tokens[i] for i in order],
+        scores=[old.scores[i] for i in order] if old.scores else [],
+        hidden=frozenset(new_ids[i] for i in old.hidden),
+        unk_id=None if old.unk_id is None else new_ids[old.unk_id],
+        spiece=spiece.select_tokens(old.spiece, kept) if old.spiece else b"",
+    )
+    return Tokenizer(vocabulary), np.array(order)
+
+
+def _substring_ids(tokenizer: Tokenizer, text: str) -> Iterator[int]:
+    """Every token that some part of the text could be."""
+    if tokenizer.kind == "unigram":
+        normal = tokenizer._unigram.normalize(text)[0]
+    else:
+        normal = tokenizer._bert.normalizer.normalize_str(text)
+    for word in set(normal.split()):
+        for start in range(len(word)):
+            for end in range(start + 1, min(len(word), start + MAX_TOKEN_CHARACTERS) + 1):
+                for prefix in ("", "##", SPACE):
+                    found = tokenizer.id_of(prefix + word[start:end])
+                    if found is not None:
+                        yield found

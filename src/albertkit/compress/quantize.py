@@ -11,6 +11,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -55,8 +56,6 @@ class QualityLimit:
     examples: Sequence[Any]
     tolerance: float | None = None
     """The most that may be lost. Default: 0.01 of a task's score, 0.02 of cosine, 0.1 of masks."""
-    accept: bool = False
-    """Whether it is written even if it loses more."""
 
 
 @dataclass(frozen=True)
@@ -70,11 +69,6 @@ class QualityLoss:
     tolerance: float
     accuracy: tuple[float, float] | None = None
     """For `masks`: the share of masked tokens predicted as in the text, before and after."""
-
-    @property
-    def is_tolerable(self) -> bool:
-        """Whether no more was lost than allowed."""
-        return self.loss <= self.tolerance
 
     def __str__(self) -> str:
         text = f"{self.metric} {self.before:.4f} before, {self.after:.4f} after: {self.loss:.4f} lost"
@@ -225,12 +219,12 @@ def vector_cosines(
     return cosines
 
 
-def mean_vectors(config: AlbertConfig, weights: Weights, ids: list[list[int]]) -> np.ndarray:
-    """Mean-pooled vectors of length 1."""
+def mean_vectors(config: AlbertConfig, weights: Weights, ids: list[list[int]], depth: int | None = None) -> np.ndarray:
+    """Mean-pooled vectors of length 1, after `depth` layers or all."""
     engine = open_engine(config, weights)
     out = np.empty((len(ids), config.hidden_size), np.float32)
     for batch in token_batches(ids):
-        hidden = engine.run(batch, config.num_hidden_layers)
+        hidden = engine.run(batch, depth or config.num_hidden_layers)
         for at, place in enumerate(batch.order):
             mean = hidden[at, : batch.lengths[at]].mean(axis=0)
             out[place] = mean / max(float(np.linalg.norm(mean)), 1e-12)
@@ -238,19 +232,6 @@ def mean_vectors(config: AlbertConfig, weights: Weights, ids: list[list[int]]) -
 
 
 # What is lost ----------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class MaskedPredictions:
-    """What a model predicts at masked positions, and the tokens of the text there, as ids."""
-
-    predicted: np.ndarray
-    original: np.ndarray
-
-    @property
-    def accuracy(self) -> float:
-        """The share that is predicted as in the text."""
-        return float(np.mean(self.predicted == self.original))
 
 
 class QualityCheck:
@@ -262,30 +243,35 @@ class QualityCheck:
         self.full, self.examples = Albert(full), examples
         weights = self.full.engine.weights if hasattr(self.full.engine, "weights") else {}
         self.task = self.full.metadata.task if self.full.metadata.task in TASKS else None
-        self.reference: MaskedPredictions | None = None
         has_masks = "heads.mlm.bias" in weights and self.full.tokenizer.mask_id is not None
         self.metric = "masks" if self.full.metadata.task == "pretrain" and has_masks else "cosine"
 
-    def score(self, folder: Path | str) -> QualityScore:
-        """The score of one model."""
+    def score(self, folder: Path | str, depth: int | None = None) -> QualityScore:
+        """The score of one model; for a task, at a depth or its own."""
         albert = Albert(folder)
         if self.task is not None:
-            name, value = next(iter(self._task_metrics(albert).items()))
+            name, value = next(iter(self._task_metrics(albert, depth).items()))
             return QualityScore(name, float(value))
         if self.metric == "masks":
-            self.reference = self.masked_predictions(self.full) if self.reference is None else self.reference
-            found = self.masked_predictions(albert)
-            return QualityScore("masks", float(np.mean(found.predicted == self.reference.predicted)), found.accuracy)
+            predicted, original = self.masked_predictions(albert)
+            agreement, accuracy = np.mean(predicted == self.reference[0]), np.mean(predicted == original)
+            return QualityScore("masks", float(agreement), float(accuracy))
         texts = list(self.examples)
         vectors, full = (a.embed(texts, long_texts="truncate", normalize=True) for a in (albert, self.full))
         return QualityScore("cosine", float((vectors * full).sum(axis=1).mean()))
 
-    def _task_metrics(self, albert: Albert) -> dict[str, float]:
-        metrics: dict[str, float] = albert.task.measure(predict(albert, self.examples, self.task or ""), self.examples)
+    def _task_metrics(self, albert: Albert, depth: int | None = None) -> dict[str, float]:
+        results = predict(albert, self.examples, self.task or "", depth)
+        metrics: dict[str, float] = albert.task.measure(results, self.examples)
         return metrics
 
-    def masked_predictions(self, albert: Albert) -> MaskedPredictions:
-        """The likeliest token at each masked position; the same positions for all models of one vocabulary."""
+    @cached_property
+    def reference(self) -> tuple[np.ndarray, np.ndarray]:
+        """The `masked_predictions` of the full model."""
+        return self.masked_predictions(self.full)
+
+    def masked_predictions(self, albert: Albert) -> tuple[np.ndarray, np.ndarray]:
+        """The likeliest token at each masked position, and that of the text; the same positions for all models."""
         generator, predicted, original = np.random.default_rng(0), [], []
         limit = min(128, albert.config.max_position_embeddings)
         ids = [e.ids for e in albert.tokenizer.encode_batch(list(self.examples), max_length=limit)]
@@ -298,7 +284,7 @@ class QualityCheck:
             masked = dataclasses.replace(batch, ids=np.where(chosen, albert.tokenizer.mask_id or 0, batch.ids))
             predicted.append(albert.engine.mlm_logits(albert.engine.run(masked, albert.depth)[chosen]).argmax(axis=1))
             original.append(batch.ids[chosen])
-        return MaskedPredictions(np.concatenate(predicted), np.concatenate(original))
+        return np.concatenate(predicted), np.concatenate(original)
 
     def loss(self, folder: Path | str, tolerance: float | None = None) -> QualityLoss:
         """What the model in a folder has lost."""
@@ -309,24 +295,23 @@ class QualityCheck:
             lost = -lost
         allowed = TOLERANCES.get(after.metric, TASK_TOLERANCE) if tolerance is None else tolerance
         accuracy = None
-        if after.accuracy is not None and self.reference is not None:
-            accuracy = self.reference.accuracy, after.accuracy
+        if after.accuracy is not None:
+            accuracy = float(np.mean(self.reference[0] == self.reference[1])), after.accuracy
         return QualityLoss(after.metric, before, after.value, lost, allowed, accuracy)
 
 
 def require_quality(full: Path | str | None, compressed: Path | str, limit: QualityLimit, remedy: str) -> QualityLoss:
     """What a folder has lost; an error with the numbers and the remedy if that is more than the limit allows."""
     found = QualityCheck(full, limit.examples).loss(compressed, limit.tolerance)
-    if found.before == 0 and not limit.accept:
+    if found.before == 0:
         raise AlbertkitError(
             f"{found.metric} of the full model is 0 on these examples, so a loss cannot be measured; nothing was "
             "written. Check that their labels belong to this model, and that the right columns are read "
             "(--text-column, --label-column)."
         )
-    if not found.is_tolerable and not limit.accept:
-        more = f"allow as much (--tolerance {math.ceil(found.loss * 100) / 100:g}), or " if found.loss <= 1 else ""
+    if not found.loss <= found.tolerance:  # also where one is no number
         raise AlbertkitError(
-            f"{found}, but the tolerance is {found.tolerance:g}; nothing was written. {remedy}; or {more}write it "
-            "anyway (--accept)."
+            f"{found}, but the tolerance is {found.tolerance:g}; nothing was written. {remedy}; or allow as much "
+            f"(--tolerance {math.ceil(found.loss * 100) / 100:g})."
         )
     return found

@@ -17,18 +17,16 @@ import numpy as np
 
 from albertkit.albert import Albert
 from albertkit.artifact import Artifact, write_artifact
-from albertkit.config import AlbertConfig, Options
+from albertkit.compress.cost import STATIC_DIM, static_config
 from albertkit.errors import AlbertkitError
 from albertkit.runtime.activation_moments import Progress
 from albertkit.runtime.batching import token_batches
 from albertkit.runtime.embed import pool, split_tokens
 from albertkit.tokenizer import Tokenizer
 
-DIM = 256
 SIF_A = 2e-4  # tokens of a lower frequency have almost full weight
 WHITENING_POWER = 0.25  # of its variance, which a direction is divided by
 PRIOR = {"unigram": 10.0, "wordpiece": 0.1}  # mean count of each token before any text is read
-LENGTH = 8192  # tokens of a text that are averaged at once; longer texts are read in windows
 
 
 @dataclass(frozen=True)
@@ -64,7 +62,7 @@ def make_static_model(
     albert = Albert(source)
     if albert.config.options.static:
         raise AlbertkitError(f"{source} is a static model already. Name the model it was made from.")
-    size = min(DIM, albert.dim) if dim is None else dim
+    size = min(STATIC_DIM, albert.dim) if dim is None else dim
     if not 1 <= size <= albert.dim:
         raise AlbertkitError(
             f"dim={dim} is out of range: the vectors of this model have {albert.dim} numbers. Pass 1 to {albert.dim}."
@@ -94,23 +92,6 @@ def make_static_model(
     progress("")
     nbytes = weights["encoder.embeddings.word.weight"].nbytes
     return StaticModelResult(len(table), size, nbytes, explained, len(texts or ()), frequency is not None)
-
-
-def static_config(config: AlbertConfig, vocab_size: int, dim: int) -> AlbertConfig:
-    """The config of a static model; the sizes of layers are placeholders."""
-    return AlbertConfig(
-        vocab_size=vocab_size,
-        embedding_size=dim,
-        hidden_size=dim,
-        num_hidden_layers=1,
-        num_attention_heads=1,
-        intermediate_size=1,
-        max_position_embeddings=LENGTH,
-        pad_token_id=config.pad_token_id,
-        bos_token_id=config.bos_token_id,
-        eos_token_id=config.eos_token_id,
-        options=Options(static=True),
-    )
 
 
 def _special_ids(tokenizer: Tokenizer) -> set[int]:

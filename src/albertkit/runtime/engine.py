@@ -224,8 +224,8 @@ def levels() -> graphs.Levels:
     return graphs.Levels(255 if "avx512_vnni" in flags or "avx_vnni" in flags else 127)
 
 
-def open_graph(graph: graphs.Graph, threads: int, trace: Path | None = None) -> onnxruntime.InferenceSession:
-    """A session over a graph; the weights are handed over, not copied. `trace`: where the times of its operators go."""
+def open_graph(graph: graphs.Graph, threads: int) -> onnxruntime.InferenceSession:
+    """A session over a graph; the weights are handed over, not copied."""
     import onnxruntime as ort
 
     options = ort.SessionOptions()
@@ -233,8 +233,6 @@ def open_graph(graph: graphs.Graph, threads: int, trace: Path | None = None) -> 
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL  # the graphs are fused as they are
-    if trace is not None:
-        options.enable_profiling, options.profile_file_prefix = True, str(trace)
     names = list(graph.weights)
     options.add_external_initializers(names, [ort.OrtValue.ortvalue_from_numpy(graph.weights[n]) for n in names])
     return ort.InferenceSession(graph.model, options, providers=["CPUExecutionProvider"])

@@ -1,7 +1,8 @@
-"""Files and folders → what a student is trained on: examples of a task, lines of text, or passages of a corpus.
+"""What a student is trained on, and for how long: settings, and the data that files and folders contain. No torch.
 
-In: paths as the commands `distill`, `prune --train` and `quantize --train` take them. Out: `DistillData`.
-Before this file: `tasks/readers/`, `data/`; after it: `distill.py`, `recover.py`, `recover.py`.
+In: values and paths as the commands `distill`, `prune --train` and `quantize --train` take them. Out: frozen,
+checked settings, and `DistillData`: examples of a task, or lines of text. After this file:
+`distill.py`, `distill_vectors.py`, `recover.py`.
 """
 
 from __future__ import annotations
@@ -12,12 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from albertkit.artifact import Artifact, ArtifactMetadata
-from albertkit.data.passages import PassageShares, draw_passages
-from albertkit.data.shards import Shards
-from albertkit.errors import AlbertkitError
+from albertkit.errors import AlbertkitError, nearest
+from albertkit.settings import setting
 from albertkit.tasks import TASKS, load_task
 from albertkit.tasks.examples import TextExample
 from albertkit.tasks.readers.read_examples import ReadOptions
@@ -25,19 +23,125 @@ from albertkit.tasks.splits import split_examples
 from albertkit.tasks.task import Task
 from albertkit.tasks.validate import check_known_labels, read_parts
 from albertkit.text_reader import read_texts
-from albertkit.tokenizer import Tokenizer
-from albertkit.train.distill_settings import DistillSettings
+from albertkit.train.train_settings import parse_integers
 
 Log = Callable[[str], None]
-MAX_TEXTS = 500_000  # texts of a corpus that are used
+TEACHER_OUTPUTS = ("vectors", "logits", "hidden")
+MAX_EVERYDAY = 5_000_000
+MAX_TEXTS = 500_000  # texts of a file that are used
 MIN_TEXTS = 10
 MAX_DEV_TEXTS = 1000
 TABLES = (".csv", ".tsv", ".json", ".jsonl", ".parquet")
 
 
+# Settings --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class DistillSettings:
+    """The weight of each output of a teacher in the loss; 0 omits it."""
+
+    vectors: float = 0.0
+    """The vector of a text."""
+    logits: float = 0.0
+    """The logits of a task's head."""
+    hidden: float = 0.0
+    """Hidden states after every layer."""
+    labels: float = 0.0
+    """The labels of the examples, without a teacher."""
+    temperature: float = 2.0
+    """Logits are divided by it before they are compared."""
+
+    def __post_init__(self) -> None:
+        weights = {name: getattr(self, name) for name in (*TEACHER_OUTPUTS, "labels")}
+        for name, weight in weights.items():
+            if not 0 <= weight < 1e6:
+                raise AlbertkitError(f"the weight of {name} is {weight}. It must be 0 or above.")
+        if not any(weights.values()):
+            raise AlbertkitError(f"all weights are 0. Give one of {', '.join(TEACHER_OUTPUTS)} a weight above 0.")
+        if not 0 < self.temperature < 1e3:
+            raise AlbertkitError(
+                f"temperature={self.temperature} is out of range: it must be above 0. Pass 2, for example."
+            )
+
+
+def parse_distill_settings(what: str, labels: float = 0.0, temperature: float = 2.0) -> DistillSettings:
+    """From text such as `logits,hidden:0.5`; the default weight is 1."""
+    weights: dict[str, float] = {}
+    for part in what.split(","):
+        name, colon, number = part.strip().partition(":")
+        if name not in TEACHER_OUTPUTS:
+            raise AlbertkitError(
+                f"{name!r} is no output of a teacher{nearest(name, TEACHER_OUTPUTS)}. Choose from "
+                f"{', '.join(TEACHER_OUTPUTS)}."
+            )
+        if name in weights:
+            raise AlbertkitError(f"{name} occurs twice in {what!r}. Name it once.")
+        try:
+            weights[name] = float(number) if colon else 1.0
+        except ValueError:
+            raise AlbertkitError(
+                f"{part.strip()!r} has no number after the colon. Write a weight like hidden:0.5."
+            ) from None
+    return DistillSettings(**weights, labels=labels, temperature=temperature)
+
+
+@dataclass(frozen=True)
+class RecoverySettings:
+    """How long and how fast a compressed model is trained to recover what it lost."""
+
+    epochs: float | None = setting(None, "Passes over the examples [default: half of finetune's].")
+    minutes: float | None = setting(None, "Budget in minutes instead of epochs.")
+    batch_size: int = setting(32, "Examples per training step.")
+    micro_batch_size: int | None = setting(None, "Examples at once, if a batch does not fit into memory.")
+    learning_rate: float | None = setting(None, "Peak learning rate [default: by the size of the model].")
+    max_length: int = setting(0, "Longest input in tokens; 0 takes that of the fine-tuning, or 128.")
+    seed: int = setting(0, "Seed of all random numbers.")
+    device: str = setting("auto", "cpu or cuda; auto takes a GPU if there is one.")
+
+    def __post_init__(self) -> None:
+        if self.epochs is not None and self.minutes is not None:
+            raise AlbertkitError("both epochs and minutes were passed. Choose one budget.")
+        for name in ("epochs", "minutes", "batch_size", "micro_batch_size", "learning_rate"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < 1e9:
+                raise AlbertkitError(f"{name}={value} is out of range: it must be above 0.")
+        if self.max_length != 0 and not 8 <= self.max_length <= 1_000_000:
+            raise AlbertkitError(
+                f"max_length={self.max_length} is out of range. Pass 8 or more, or 0 for the model's own."
+            )
+
+
+@dataclass(frozen=True)
+class VectorDistillSettings:
+    """What sentence vectors are trained for, from a corpus folder."""
+
+    depths: str = setting("3,6,9,12", "Depths at which vectors are trained.")
+    widths: str = setting("64,128,256,384", "Widths to which vectors can be cut.")
+    batch_tokens: int = setting(262_144, "Tokens per batch of texts; a GPU waits for the processor with far fewer.")
+    max_texts: int = setting(4_096, "Most texts per batch.")
+    neighbor_share: float = setting(0.0, "Share of a batch that comes in runs of texts with similar meaning.")
+    shallow_share: float = setting(0.0, "Share of the training steps that stop at half of the depths, to save time.")
+    everyday: int = setting(0, "Sentences about everyday life, made by a grammar, to add to those of the corpus.")
+
+    def __post_init__(self) -> None:
+        for name in ("neighbor_share", "shallow_share"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise AlbertkitError(f"{name}={getattr(self, name)} is no share. Pass a number from 0 to 1.")
+        if not 0 <= self.everyday <= MAX_EVERYDAY:
+            raise AlbertkitError(f"everyday={self.everyday} is out of range. Pass 0 to {MAX_EVERYDAY:,}.")
+
+    def numbers(self, name: str) -> tuple[int, ...]:
+        """`depths` or `widths` as numbers."""
+        return parse_integers(name, getattr(self, name))
+
+
+# Data ------------------------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True)
 class DistillData:
-    """Training and held-out data: examples of a task, or texts (strings, or token ids of a corpus) without one."""
+    """Training and held-out data: examples of a task, or texts without one."""
 
     task: Task | None
     train: Sequence[Any]
@@ -64,12 +168,10 @@ def data_for_model(artifact: Artifact, train: Sequence[Any], dev: Sequence[Any])
     return DistillData(load_task(artifact.metadata) if artifact.metadata.task in TASKS else None, train, dev)
 
 
-def text_of(example: object, tokenizer: Tokenizer) -> str:
+def text_of(example: object) -> str:
     """The text of an example that has one."""
     if isinstance(example, str):
         return example
-    if isinstance(example, np.ndarray):
-        return tokenizer.decode(example.tolist())
     text, pair = getattr(example, "text", None), getattr(example, "pair", None)
     if not isinstance(text, str) or pair is not None:
         raise AlbertkitError(
@@ -81,17 +183,22 @@ def text_of(example: object, tokenizer: Tokenizer) -> str:
 def read_training_data(
     artifact: Artifact, train: Path, dev: Path | None, options: ReadOptions, log: Log
 ) -> DistillData:
-    """Examples of the model's task; for a model without one, texts of a file (one per line) or of a corpus folder."""
-    task = artifact.metadata.task
-    if task not in TASKS:
-        check_vocabulary(artifact, train)
-        return data_for_model(artifact, *read_plain_texts(train, dev, log))
-    parts = read_parts(task, {"train": train, **({"dev": dev} if dev else {})}, options, log)
+    """Examples of the model's task; for a model without one, the lines of a file."""
+    if artifact.metadata.task in TASKS:
+        return data_for_model(artifact, *read_labelled(artifact.metadata, train, dev, options, log))
+    return data_for_model(artifact, *read_plain_texts(train, dev, log))
+
+
+def read_labelled(
+    metadata: ArtifactMetadata, train: Path, dev: Path | None, options: ReadOptions, log: Log
+) -> tuple[list[Any], list[Any]]:
+    """Examples of a fine-tuned model's task and held-out ones; without a file for those, one in ten of the first."""
+    parts = read_parts(metadata.task, {"train": train, **({"dev": dev} if dev else {})}, options, log)
+    log_unknown_labels(metadata, parts["train"], "which cannot be learnt", log)
     if dev is None:
-        parts["train"], parts["dev"] = split_examples(parts["train"])
-    log_unknown_labels(artifact.metadata, parts["train"], "which cannot be learnt", log)
-    log_unknown_labels(artifact.metadata, parts["dev"], "counted as missed", log)
-    return data_for_model(artifact, parts["train"], parts["dev"])
+        return split_examples(parts["train"])
+    log_unknown_labels(metadata, parts["dev"], "counted as missed", log)
+    return parts["train"], parts["dev"]
 
 
 def read_check_examples(metadata: ArtifactMetadata, path: Path, options: ReadOptions, log: Log) -> list[Any]:
@@ -119,22 +226,18 @@ def read_teacher_data(
             "Pass a fine-tuned model, or distil vectors or hidden."
         )
     task: Any = load_task(metadata)
+    if data.suffix != ".txt" or metadata.task != "classify":
+        return settings, DistillData(task, *read_labelled(metadata, data, dev, options, log))
+    if metadata.details.get("pairs"):
+        raise AlbertkitError(
+            f"{teacher} was fine-tuned for pairs of texts, and {data} contains single lines. "
+            "Pass a table with both texts, as for finetune."
+        )
     held_out = [] if dev is None else read_parts(metadata.task, {"dev": dev}, options, log)["dev"]
     log_unknown_labels(metadata, held_out, "counted as missed", log)
-    if data.suffix == ".txt" and metadata.task == "classify":
-        if metadata.details.get("pairs"):
-            raise AlbertkitError(
-                f"{teacher} was fine-tuned for pairs of texts, and {data} contains single lines. "
-                "Pass a table with both texts, as for finetune."
-            )
-        label: Any = {"single": (task.labels or ("",))[0], "multi": ()}.get(task.kind, 0.0)
-        examples = [TextExample(text, label=label) for text in read_texts(data)]
-        return dataclasses.replace(settings, labels=0.0), DistillData(task, examples, held_out)
-    labelled = read_parts(metadata.task, {"train": data}, options, log)["train"]
-    log_unknown_labels(metadata, labelled, "not trained on", log)
-    if dev is None:
-        labelled, held_out = split_examples(labelled)
-    return settings, DistillData(task, labelled, held_out)
+    label: Any = {"single": (task.labels or ("",))[0], "multi": ()}.get(task.kind, 0.0)
+    examples = [TextExample(text, label=label) for text in read_texts(data)]
+    return dataclasses.replace(settings, labels=0.0), DistillData(task, examples, held_out)
 
 
 def log_unknown_labels(metadata: ArtifactMetadata, examples: list[Any], consequence: str, log: Log) -> None:
@@ -148,28 +251,10 @@ def is_corpus(path: Path) -> bool:
     return (path / "manifest.json").is_file()
 
 
-def check_vocabulary(artifact: Artifact, path: Path) -> None:
-    """Refuse a corpus that was tokenized with another vocabulary than the model's."""
-    if not is_corpus(path):
-        return
-    tokenizer = artifact.tokenizer
-    if tokenizer is None or Shards.open(path).tokenizer().vocabulary.ids != tokenizer.vocabulary.ids:
-        raise AlbertkitError(
-            f"{path} was tokenized with another vocabulary than the model's. Make the corpus with its tokenizer."
-        )
-
-
-def read_plain_texts(train: Path, dev: Path | None, log: Log) -> tuple[list[Any], list[Any]]:
+def read_plain_texts(train: Path, dev: Path | None, log: Log) -> tuple[list[str], list[str]]:
     """Texts to train on and held-out ones; without a file for those, one in ten of the first."""
-    if is_corpus(train):
-        texts = corpus_passages(train)
-    elif train.is_dir():
-        raise AlbertkitError(
-            f"{train} is not a corpus folder. Make one with  albertkit corpus, or pass a file with one text per line."
-        )
-    else:
-        refuse_table(train)
-        texts = list(read_texts(train))
+    refuse_table(train)
+    texts = list(read_texts(train))
     if len(texts) > MAX_TEXTS:
         step = -(-len(texts) // MAX_TEXTS)
         log(f"note: {train} contains {len(texts):,} texts; every {step}th is used")
@@ -185,15 +270,8 @@ def read_plain_texts(train: Path, dev: Path | None, log: Log) -> tuple[list[Any]
 
 def refuse_table(file: Path) -> None:
     """Refuse a table where lines are read as texts: its labels and commas would be trained on as words."""
-    if file.suffix.lower() in TABLES:
+    if file.is_dir() or file.suffix.lower() in TABLES:
+        kind = "folder" if file.is_dir() else "table"
         raise AlbertkitError(
-            f"{file} is a table, and a file with one text per line is needed here. Write its texts to a .txt file."
+            f"{file} is a {kind}, and a file with one text per line is needed here. Write its texts to a .txt file."
         )
-
-
-def corpus_passages(folder: Path) -> list[Any]:
-    """Sentences and passages of a corpus, as token ids, shuffled."""
-    corpus = Shards.open(folder)
-    passages = draw_passages(corpus.split("train"), corpus.tokenizer().id_of("?"), PassageShares(), 0)
-    order = np.random.default_rng(0).permutation(len(passages))[:MAX_TEXTS]
-    return [np.array(passages[int(i)]) for i in order]

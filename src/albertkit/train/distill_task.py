@@ -1,11 +1,11 @@
 """Distillation as a training task: a student imitates the outputs of a teacher, and learns labels beside them.
 
 In: a task and examples (or texts without a task), the student, `DistillSettings`, and the `TeacherOutputs`. Out: a
-`TrainingTask` for `loop.py`. Before this file: `finetune_task.py`, which it extends, and `distill_losses.py`;
-`distill.py`, `recover.py` and `recover.py` run it.
+`TrainingTask` for `loop.py`. Before this file: `finetune_task.py`, which it extends; `distill.py` and `recover.py`
+run it.
 
     loss = labels · task loss + logits · KL (with temperature) + vectors · (2 · (1 - cos) + KL of similarities)
-           + hidden · mean squared error + attention · KL
+           + hidden · mean squared error
 """
 
 from __future__ import annotations
@@ -18,28 +18,19 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from albertkit.artifact import Artifact, ArtifactMetadata
+from albertkit.artifact import Artifact
 from albertkit.errors import AlbertkitError
 from albertkit.model import AlbertModel, Batch, ModelOutput, pool
-from albertkit.model.albert_model import to_tensors
-from albertkit.model.encoder import EncoderOutput
+from albertkit.model.albert_model import ClassLogits, SpanLogits, to_tensors
 from albertkit.runtime.batching import group_by_length
 from albertkit.tasks.task import Feature, Task
 from albertkit.tokenizer import Tokenizer
 from albertkit.train import finetune_task as finetune
 from albertkit.train.checkpoint import TrainState
-from albertkit.train.distill_data import DistillData
-from albertkit.train.distill_losses import (
-    LayerStates,
-    attention_loss,
-    hidden_loss,
-    record_attention,
-    scores_as_output,
-    vector_loss,
-)
-from albertkit.train.distill_settings import TEACHER_OUTPUTS, DistillSettings
+from albertkit.train.distill_data import TEACHER_OUTPUTS, DistillData, DistillSettings
 from albertkit.train.distributed import ProcessGroup, call_in_dtype
 from albertkit.train.task_heads import (
     DISTILL_LOSSES,
@@ -49,44 +40,95 @@ from albertkit.train.task_heads import (
     has_same_task,
     task_name,
 )
+from albertkit.train.teachers import AlbertTeacher
 from albertkit.train.train_settings import TrainSettings
 
 PROJECTION = "heads.distill.linear.weight"  # from the student's width to the teacher's, in checkpoints only
 CHUNK = 4096  # texts tokenized together
+SIMILARITY_SCALE = 20.0
 
 
 @dataclass(frozen=True)
 class TeacherOutputs:
     """The outputs of a teacher: computed before training (`logits`, `vectors`), or during it (`states`)."""
 
-    states: nn.Module | None = None
-    """Computes `LayerStates` of a batch."""
+    states: AlbertTeacher | None = None
+    """Computes the hidden states of a batch."""
     logits: Callable[[Sequence[Feature]], list[Any]] | None = None
     """Scores for the features of the examples."""
     vectors: np.ndarray | None = None
     """One row for each training text, then one for each held-out text."""
-    metadata: ArtifactMetadata | None = None
-    """The teacher's."""
+    pooling: str | None = None
+    """The teacher's; by default the student's."""
     identity: tuple[str, ...] = ()
     """What a training with another teacher, or from another model, differs in."""
 
 
 @dataclass(frozen=True)
 class TextsOnly(Task):
-    """Texts without a task: strings, or arrays of token ids without special tokens."""
+    """Texts without a task."""
 
     def features(self, examples: Sequence[Any], tokenizer: Tokenizer, max_length: int) -> list[Feature]:
         """Token ids of each text, truncated."""
         features = []
         for start in range(0, len(examples), CHUNK):
-            part = examples[start : start + CHUNK]
-            if isinstance(part[0], str):
-                rows = [e.ids for e in tokenizer.encode_batch(list(part), max_length=max_length)]
-            else:
-                first, last = tokenizer.cls_id or 0, tokenizer.sep_id or 0
-                rows = [[first, *row[: max_length - 2].tolist(), last] for row in part]
-            features += [Feature(ids, [0] * len(ids), start + n, target=0) for n, ids in enumerate(rows)]
+            encodings = tokenizer.encode_batch(list(examples[start : start + CHUNK]), max_length=max_length)
+            features += [Feature(e.ids, [0] * len(e.ids), start + n, target=0) for n, e in enumerate(encodings)]
         return features
+
+
+# Losses ----------------------------------------------------------------------------------------------------------
+
+
+def similarity_rows(vectors: Tensor) -> Tensor:
+    """log softmax of the similarities of each text to the others, (texts, texts), from vectors of length 1."""
+    diagonal = torch.eye(len(vectors), device=vectors.device, dtype=torch.bool)
+    return (SIMILARITY_SCALE * vectors @ vectors.T).masked_fill(diagonal, -1e4).log_softmax(-1)
+
+
+def vector_loss(student: Tensor, teacher: Tensor, target_rows: Tensor | None = None) -> Tensor:
+    """2 · mean(1 - cos), where both have the same width, plus the KL of the rows of in-batch similarities.
+
+    target_rows: `similarity_rows` of the teacher, where they are known already.
+    """
+    student, teacher = F.normalize(student, dim=-1), F.normalize(teacher, dim=-1)
+    if student.shape == teacher.shape:
+        distance = 2 * (1 - (student * teacher).sum(-1).mean())
+    else:
+        distance = student.new_zeros(())
+    target_rows = similarity_rows(teacher) if target_rows is None else target_rows
+    return distance + F.kl_div(similarity_rows(student), target_rows, log_target=True, reduction="batchmean")
+
+
+def layer_map(student: int, teacher: int) -> list[int]:
+    """The teacher's layer for each layer of the student, 0 the embeddings: evenly spaced, the last for the last."""
+    return [(2 * i * teacher + student) // (2 * student) for i in range(student + 1)]
+
+
+def hidden_loss(student: Sequence[Tensor], teacher: Sequence[Tensor], project: Callable[[Tensor], Tensor]) -> Tensor:
+    """Mean squared error of hidden states, divided by the teacher's mean square, averaged over layers."""
+    losses = []
+    for hidden, layer in zip(student, layer_map(len(student) - 1, len(teacher) - 1), strict=True):
+        target = teacher[layer].float()
+        losses.append(F.mse_loss(project(hidden.float()), target) / target.square().mean().clamp(min=1e-12))
+    return torch.stack(losses).mean()
+
+
+def scores_as_output(heads: tuple[str, ...], rows: list[Any], device: torch.device) -> ModelOutput:
+    """The stored scores of each text (`finetune_task.split_scores`) as a model output with heads alone."""
+    outputs: dict[str, Any] = {}
+    for number, head in enumerate(heads):
+        arrays = [row[number] if len(heads) > 1 else row for row in rows]
+        join = np.concatenate if head in ("tag", "answer") else np.stack
+        scores = torch.from_numpy(np.ascontiguousarray(join(arrays), np.float32)).to(device)
+        if head == "answer":
+            outputs[head] = SpanLogits(scores[:, 0], scores[:, 1])
+        else:
+            outputs[head] = scores if head == "vector" else ClassLogits(scores)
+    return ModelOutput(None, outputs)  # type: ignore[arg-type]
+
+
+# Training --------------------------------------------------------------------------------------------------------
 
 
 class DistillObjective(finetune.FinetuneObjective):
@@ -101,10 +143,10 @@ class DistillObjective(finetune.FinetuneObjective):
         self.teacher = outputs.states
         self.parts = [name for name in ("labels", *TEACHER_OUTPUTS) if getattr(distill, name)]
         self.logits: list[Any] = []
-        width, own_width = getattr(self.teacher, "width", 0), model.config.hidden_size
+        own_width = model.config.hidden_size
         self.projection: nn.Module = nn.Identity()
-        if distill.hidden and width != own_width:
-            self.projection = nn.Linear(own_width, width, bias=False)
+        if distill.hidden and self.teacher is not None and self.teacher.width != own_width:
+            self.projection = nn.Linear(own_width, self.teacher.width, bias=False)
             nn.init.normal_(self.projection.weight, std=own_width**-0.5)
 
     def train(self, mode: bool = True) -> DistillObjective:
@@ -118,12 +160,8 @@ class DistillObjective(finetune.FinetuneObjective):
         """As in `finetune_task.py`; with `layers`, hidden states after every layer are kept."""
         inputs = {"choose": {"choices": 1}} if "choose" in self.heads else None
         heads = [head for head in self.heads if head != "vector"]
-        first = (
-            bool(self.heads)
-            and set(self.heads) <= finetune.FIRST_TOKEN_HEADS
-            and not layers
-            and not self.distill.vectors
-        )
+        needs_tokens = layers or self.distill.vectors or not self.heads
+        first = not needs_tokens and set(self.heads) <= finetune.FIRST_TOKEN_HEADS
         out: ModelOutput = call_in_dtype(
             self.called, self.dtype, batch, heads=heads, inputs=inputs, first_only=first, keep_layers=layers
         )
@@ -134,36 +172,25 @@ class DistillObjective(finetune.FinetuneObjective):
     def losses(self, batch: Batch, targets: list[Any], rows: list[tuple[int, int]]) -> dict[str, Tensor]:
         """Each part of the loss; `rows` are the numbers of each text's feature and example."""
         distill, losses = self.distill, {}
-        with record_attention(self.model) as attention:
-            out = self.run(batch, targets, distill.needs_states)
-            student = LayerStates(out.encoded.layers, attention() if distill.attention else None)
+        out = self.run(batch, targets, layers=bool(distill.hidden))
         if distill.labels:
             losses["labels"] = LOSSES[self.heads](self.task, out, targets)
         if distill.logits:
             full = scores_as_output(self.heads, [self.logits[row] for row, _ in rows], batch.ids.device)
             losses["logits"] = DISTILL_LOSSES[self.heads](self.task, out, full, targets, distill.temperature)
-        teacher, encoded = None, None
         if self.teacher is not None:
             with torch.no_grad():
-                teacher, encoded = self.teacher(batch)
+                teacher = self.teacher(batch)
         if distill.vectors:
-            target = self.target_vectors(rows, encoded, out.encoded.hidden.device)
+            if self.teacher_vectors is None:
+                target = pool(teacher, self.pooling).float()
+            else:
+                vectors = self.teacher_vectors[[example for _, example in rows]]
+                target = torch.from_numpy(np.asarray(vectors, np.float32)).to(out.encoded.hidden.device)
             losses["vectors"] = vector_loss(pool(out.encoded, self.pooling).float(), target)
-        if distill.hidden and teacher is not None:
-            losses["hidden"] = hidden_loss(student, teacher, self.projection)
-        if distill.attention and teacher is not None:
-            losses["attention"] = attention_loss(student, teacher, batch)
+        if distill.hidden:
+            losses["hidden"] = hidden_loss(out.encoded.layers, teacher.layers, self.projection)
         return losses
-
-    def target_vectors(
-        self, rows: list[tuple[int, int]], encoded: EncoderOutput | None, device: torch.device
-    ) -> Tensor:
-        """The teacher's vectors: those computed before, or of what it just encoded."""
-        if self.teacher_vectors is None:
-            assert encoded is not None
-            return pool(encoded, self.pooling).float()
-        vectors = self.teacher_vectors[[example for _, example in rows]]
-        return torch.from_numpy(np.asarray(vectors, np.float32)).to(device)
 
     def forward(  # type: ignore[override]
         self, batch: Batch, targets: list[Any], texts: int, rows: list[tuple[int, int]], share: float
@@ -202,15 +229,12 @@ class DistillTask(finetune.FinetuneTask):
         if self.has_task and task.heads not in DISTILL_LOSSES:
             raise AlbertkitError(f"{task_name(task)!r} cannot be distilled. Fine-tune the model instead.")
         super().__init__(task, student, data.train, data.dev, settings, max_length)
-        pooling = (
-            outputs.metadata.pooling if outputs.metadata is not None and distill.vectors else student.metadata.pooling
-        )
+        pooling = (outputs.pooling if distill.vectors else None) or student.metadata.pooling
         self.objective: DistillObjective = DistillObjective(self.model, task, distill, outputs, pooling)
         self.metric_names: tuple[str, ...] = tuple(f"{name}_loss" for name in self.objective.parts)
         features = [feature for unit in self.features for feature in unit]
         if distill.logits:
-            if outputs.logits is None:
-                raise AlbertkitError("logits have a weight, but no teacher computes any. Pass a fine-tuned teacher.")
+            assert outputs.logits is not None
             self.objective.logits = outputs.logits(features)
         numbers = {id(feature): n for n, feature in enumerate(features)}
         self.features = [

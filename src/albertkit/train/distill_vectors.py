@@ -1,10 +1,8 @@
 """Sentence vectors distilled from teachers at several depths and widths at once: a training task for `loop.py`.
 
-In: a pre-trained model, `Passages` with their targets (`teachers.py`), and shards for masked language modelling.
-After this file: `distill.py`. A batch contains texts of one length, so nothing is padded. The mean vector after each
-depth, cut to each width, is compared with the target cut to the same width:
-
-    loss = 2 · (1 - cos) + KL of the rows of in-batch similarities (scale 20)
+In: a pre-trained model, and `Passages` with their targets (`teachers.py`). After this file: `distill.py`. A batch
+contains texts of one length, so nothing is padded. The mean vector after each depth, cut to each width, is compared
+with the target cut to the same width, by `distill_task.vector_loss`.
 """
 
 from __future__ import annotations
@@ -22,60 +20,48 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from albertkit.artifact import Artifact
+from albertkit.compress.cost import operations
 from albertkit.data.passages import Passages
 from albertkit.errors import AlbertkitError
 from albertkit.model import AlbertModel, Batch
 from albertkit.model.albert_model import to_tensors
 from albertkit.model.encoder import Layer
 from albertkit.tokenizer import Tokenizer
-from albertkit.train import pretrain
 from albertkit.train.checkpoint import TrainState
-from albertkit.train.distill_losses import similarity_rows, vector_loss
-from albertkit.train.distill_settings import VectorDistillSettings
+from albertkit.train.distill_data import VectorDistillSettings
+from albertkit.train.distill_task import similarity_rows, vector_loss
 from albertkit.train.distributed import ProcessGroup, call_in_dtype, compute_dtype
 from albertkit.train.loop import Alarm
 from albertkit.train.teachers import StudentVectors
-from albertkit.train.train_settings import PretrainSettings, TrainSettings
+from albertkit.train.train_settings import TrainSettings
 
+TARGETS = "targets.npy"  # the vectors of teachers for the passages
 RUN = 16  # texts of similar meaning that come together
 STEP = 64  # rows of a batch are a multiple of it, where there are as many
 ITERATIONS = 4  # of the power method: a direction that is only roughly the widest is good enough
 
 
 class VectorDistillObjective(nn.Module):
-    """Texts with targets, or rows with masked tokens, to a loss."""
+    """Texts with targets to a loss."""
 
-    def __init__(
-        self, model: AlbertModel, mlm: pretrain.PretrainObjective | None, goals: VectorDistillSettings
-    ) -> None:
+    def __init__(self, model: AlbertModel, goals: VectorDistillSettings) -> None:
         super().__init__()
-        self.model, self.mlm, self.goals = model, mlm, goals
+        self.model = model
         self.depths, self.widths = goals.numbers("depths"), goals.numbers("widths")
         self.dtype = torch.float32
 
-    def forward(self, kind: str, *inputs: Any) -> tuple[Tensor, Tensor]:
-        """(loss, sums of `VectorDistillTask.metric_names`).
-
-        inputs: the weight of this part of the batch, then either rows for pre-training, or depths, ids and targets.
-        """
-        if kind == "mlm" and self.mlm is not None:
-            share, *rows = inputs
-            self.mlm.dtype = self.dtype
-            loss, sums = self.mlm(*rows)
-            empty = torch.zeros(len(self.depths), 2, device=sums.device)
-            return share * self.goals.mlm_weight * loss, torch.cat([empty, sums[:2]])
-        share, depths, ids, targets = inputs
+    def forward(self, depths: Sequence[int], ids: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """(loss, sums of `VectorDistillTask.metric_names`)."""
         by_depth = self.vectors(ids, depths)
         targets = targets.float()
-        scale = self.goals.similarity_scale
-        target_rows = [similarity_rows(F.normalize(targets[:, :width]), scale) for width in self.widths]
+        target_rows = [similarity_rows(F.normalize(targets[:, :width])) for width in self.widths]
         losses = [self.compare(vectors, targets, target_rows) for vectors in by_depth]
         cosines = [
             F.cosine_similarity(v[:, : targets.shape[1]], targets[:, : v.shape[1]]).detach().sum() for v in by_depth
         ]
-        sums = torch.zeros(len(self.depths) + 2, 2, device=ids.device)  # the last two are of masked tokens
+        sums = torch.zeros(len(self.depths), 2, device=ids.device)
         sums[: len(cosines), 0], sums[: len(cosines), 1] = torch.stack(cosines), len(ids)
-        return share * torch.stack(losses).mean(), sums
+        return torch.stack(losses).mean(), sums
 
     def vectors(self, ids: Tensor, depths: Sequence[int]) -> list[Tensor]:
         """(texts, length) → the mean vector of each text after each depth."""
@@ -86,7 +72,7 @@ class VectorDistillObjective(nn.Module):
     def compare(self, vectors: Tensor, targets: Tensor, target_rows: Sequence[Tensor]) -> Tensor:
         """The mean loss over widths; the target rows are the same for every depth."""
         losses = [
-            vector_loss(vectors[:, :width], targets[:, :width], self.goals.similarity_scale, rows)
+            vector_loss(vectors[:, :width], targets[:, :width], rows)
             for width, rows in zip(self.widths, target_rows, strict=True)
         ]
         return torch.stack(losses).mean()
@@ -98,16 +84,11 @@ class VectorDistillTask:
     has_fixed_shape = False
 
     def __init__(
-        self,
-        student: Artifact,
-        passages: Path,
-        shards: Path | None,
-        settings: TrainSettings,
-        goals: VectorDistillSettings | None = None,
+        self, student: Artifact, passages: Path, settings: TrainSettings, goals: VectorDistillSettings
     ) -> None:
-        self.initial_model, self.settings, self.goals = student, settings, goals or VectorDistillSettings()
+        self.initial_model, self.settings, self.goals = student, settings, goals
         self.passages = Passages.open(passages)
-        self.targets = np.load(passages / "targets.npy", mmap_mode="r", allow_pickle=False)
+        self.targets = np.load(passages / TARGETS, mmap_mode="r", allow_pickle=False)
         if student.tokenizer is None or len(self.targets) != len(self.passages):
             raise AlbertkitError(
                 f"{passages} has {len(self.passages)} texts, but {len(self.targets)} targets. Delete the folder; it is "
@@ -115,15 +96,8 @@ class VectorDistillTask:
             )
         self.tokenizer = student.tokenizer
         torch.manual_seed(settings.seed)
-        self.mlm: pretrain.PretrainTask | None = None
-        if shards is not None and self.goals.mlm_weight:
-            length = min(128, student.config.max_position_embeddings)
-            goal = PretrainSettings(lengths=str(length), eval_rows=512)
-            self.mlm = pretrain.PretrainTask(shards, student.config, settings, goal, student)
-            self.model = self.mlm.model
-        else:
-            self.model = encoder_only(student)
-        self.objective = VectorDistillObjective(self.model, self.mlm.objective if self.mlm else None, self.goals)
+        self.model = encoder_only(student)
+        self.objective = VectorDistillObjective(self.model, goals)
         check_widths(self.goals, min(student.config.hidden_size, self.targets.shape[1]))
         lengths = self.passages.lengths
         self.lengths, self.firsts = np.unique(lengths, return_index=True)
@@ -135,12 +109,12 @@ class VectorDistillTask:
         self.length_probabilities = self.counts / self.counts.sum()
         self.order: np.ndarray | None = None
         self.tables: tuple[PassageTable, Tensor] | None = None
-        self.flops_per_token = 3 * pretrain.operations(student.config, 64)["total"]
+        self.flops_per_token = 3 * operations(student.config, 64)["total"]
 
     @property
     def metric_names(self) -> tuple[str, ...]:
-        """Cosine with the target after each depth, then masked language modelling."""
-        return (*(f"cosine_{d}" for d in self.objective.depths), "mlm_loss", "mlm_accuracy")
+        """Cosine with the target after each depth."""
+        return tuple(f"cosine_{depth}" for depth in self.objective.depths)
 
     @property
     def selection_metric(self) -> str:
@@ -154,22 +128,14 @@ class VectorDistillTask:
                 module.compile(dynamic=True)
 
     def next_batch(self, step: int, progress: float, processes: ProcessGroup) -> tuple[list[tuple[Any, ...]], int]:
-        """Texts of one length, and rows with masked tokens."""
+        """Texts of one length."""
         self.objective.dtype = compute_dtype(self.settings, processes.device)
         rng = np.random.default_rng([self.settings.seed, 7, step, processes.rank])
         ids, targets = self.draw_texts(rng, processes.device)
-        tokens = ids.numel() * processes.world_size
         depths = self.objective.depths
         if np.random.default_rng([self.settings.seed, 8, step]).random() < self.goals.shallow_share:
             depths = depths[: -(-len(depths) // 2)]
-        if self.mlm is None:
-            return [("texts", 1.0, depths, ids, targets)], tokens
-        rows, more = self.mlm.next_batch(step, progress, processes)
-        # the loop takes the mean over parts: texts are one half of it, and all parts of rows together the other
-        count = len(rows) + 1
-        parts: list[tuple[Any, ...]] = [("texts", count / 2, depths, ids, targets)]
-        parts += [("mlm", count / (2 * len(rows)), *row) for row in rows]
-        return parts, tokens + more
+        return [(depths, ids, targets)], ids.numel() * processes.world_size
 
     def draw_texts(self, rng: np.random.Generator, device: torch.device) -> tuple[Tensor, Tensor]:
         """Ids and targets of texts of one length, which is drawn by its frequency among the texts."""
@@ -200,32 +166,26 @@ class VectorDistillTask:
 
     @torch.no_grad()
     def evaluate(self) -> dict[str, float]:
-        """Cosines on fixed batches, and masked language modelling on held-out rows."""
+        """Cosines on fixed batches."""
         device = next(self.model.parameters()).device
         sums = torch.zeros(len(self.metric_names), 2, device=device)
         with torch.compiler.set_stance("force_eager"):
             for number in range(8):
                 texts = self.draw_texts(np.random.default_rng([10**6, number]), device)
-                sums += self.objective("texts", 1.0, self.objective.depths, *texts)[1]
-        metrics = {n: a / max(b, 1) for n, (a, b) in zip(self.metric_names, sums.tolist(), strict=True)}
-        if self.mlm is not None:
-            metrics |= {k: v for k, v in self.mlm.evaluate().items() if k in metrics}
-        return {k: v for k, v in metrics.items() if v}
+                sums += self.objective(self.objective.depths, *texts)[1]
+        return {n: a / b for n, (a, b) in zip(self.metric_names, sums.tolist(), strict=True)}
 
     def check_metrics(self, numbers: dict[str, float], progress: float, step: int) -> Alarm | None:
         """Nothing: too high a learning rate shows as a number that is not finite."""
         return None
 
     def data_position(self) -> dict[str, Any]:
-        """The position in the rows with masked tokens; texts follow from the step."""
-        return {"mlm": self.mlm.data_position()} if self.mlm else {}
+        """Nothing: texts follow from the step."""
+        return {}
 
     def restore(self, artifact: Artifact, data: dict[str, Any]) -> None:
-        """Saved weights, and the position in the rows."""
-        if self.mlm is not None:
-            self.mlm.restore(artifact, data.get("mlm", {}))
-        else:
-            self.model.load_state_dict(to_tensors(artifact.weights))
+        """Saved weights."""
+        self.model.load_state_dict(to_tensors(artifact.weights))
 
     def to_artifact(self, metrics: dict[str, float], state: TrainState) -> Artifact:
         """The model as it is now: for vectors, with mean pooling."""

@@ -1,17 +1,13 @@
 """Elastic depth: a model is trained so that every depth is a good model, with one head for all depths.
 
-In: a model, examples, `ElasticSettings`, optionally unlabelled texts. Out: `ElasticTask` for `loop.py`;
-`finetune_elastic` runs it and returns a `FinetuneResult`. Before this file: `finetune_task.py`, which it extends;
-after it: `runtime/early_exit.py`.
-
-One pass gives the hidden states after every layer, and the head reads those of the full depth and of the sampled
-depths:
+In: a fine-tuned model, examples, `ElasticSettings`, optionally unlabelled texts. Out: a `FinetuneResult` with the
+metric at every depth and the calibration of early exit (`runtime/early_exit.py`). Before this file:
+`finetune_task.py`, which it extends. One pass gives the hidden states after every layer, and the head reads those of
+the full depth and of the sampled depths:
 
     loss = full + shallow_weight · mean over depths of [ (1 - w) · labels + w · full depth ] + λ · consistency
 
-where w is `distill_weight`, and the predictions of the full depth have no gradient. Shared layers make this
-natural: depth d + 1 applies the same function as depth d, once more. Models for vectors learn several depths in
-`distill_vectors.py`.
+where w is `distill_weight`, and the predictions of the full depth have no gradient.
 """
 
 from __future__ import annotations
@@ -55,15 +51,10 @@ from albertkit.train.task_heads import DISTILL_LOSSES, LOSSES, copy_heads, has_s
 from albertkit.train.train_settings import ElasticSettings, TrainSettings, preset_epochs
 
 OVER_DEPTHS = "over_depths"
-LOSS_FIELDS = (
-    "elastic",
-    "sampled_depths",
-    "shallow_weight",
-    "distill_weight",
-    "temperature",
-    "consistency_weight",
-)
-"""The fields of `ElasticSettings` that change the loss."""
+# The fields of `ElasticSettings` that change the loss.
+LOSS_FIELDS = ("elastic", "sampled_depths", "shallow_weight", "distill_weight", "temperature", "consistency_weight")
+DepthOutputs = tuple[dict[int, ModelOutput], tuple[Tensor, ...]]
+"""Output by depth, and hidden states after every layer."""
 
 
 class MultiDepthModel(nn.Module):
@@ -73,8 +64,7 @@ class MultiDepthModel(nn.Module):
         super().__init__()
         self.model, self.names = model, heads
 
-    def forward(self, batch: Batch, depths: Sequence[int]) -> tuple[dict[int, ModelOutput], tuple[Tensor, ...]]:
-        """(output by depth, hidden states after every layer)."""
+    def forward(self, batch: Batch, depths: Sequence[int]) -> DepthOutputs:
         encoder = self.model.encoder
         encoded = encoder(batch, depth=max(depths), keep_layers=True)
         outputs = {}
@@ -102,10 +92,9 @@ class ElasticObjective(FinetuneObjective):
         self.multi_depth_model = MultiDepthModel(model, self.heads)
         self.full_depth = model.config.num_hidden_layers
 
-    def outputs(self, batch: Batch, depths: Sequence[int]) -> tuple[dict[int, ModelOutput], tuple[Tensor, ...]]:
+    def outputs(self, batch: Batch, depths: Sequence[int]) -> DepthOutputs:
         """The outputs of `MultiDepthModel`, computed in the chosen precision."""
-        outputs: tuple[dict[int, ModelOutput], tuple[Tensor, ...]]
-        outputs = call_in_dtype(self.multi_depth_model, self.dtype, batch, depths)
+        outputs: DepthOutputs = call_in_dtype(self.multi_depth_model, self.dtype, batch, depths)
         return outputs
 
     def sample_depths(self) -> list[int]:
@@ -195,12 +184,7 @@ class ElasticTask(FinetuneTask):
         self.last_scores, self.results = scores[full_depth], results[full_depth]
         metrics = self.task.measure(self.results, self.dev)
         name = self.metric or next(iter(metrics))
-        if name not in metrics:
-            raise AlbertkitError(f"there is no metric {name!r}; choose one of {', '.join(metrics)}")
-        at_depth = {
-            depth: metrics[name] if depth == full_depth else self.task.measure(results[depth], self.dev)[name]
-            for depth in results
-        }
+        at_depth = {depth: self.task.measure(found, self.dev)[name] for depth, found in results.items()}
         sign = -1 if lower_is_better(name) else 1
         mean = float(np.mean(list(at_depth.values()))) if self.elastic.elastic else metrics[name]
         calibration = calibrate_scores(self.task, scores, self.dev_features, self.dev, results)
@@ -248,11 +232,12 @@ def finetune_elastic(
 
     With a teacher, `model` may be a model without a task, which is then trained for that of the teacher.
     """
+    unlabelled = unlabelled or UnlabelledTexts(())
     artifact = model if isinstance(model, Artifact) else open_model(model)
-    teacher = None if unlabelled is None else unlabelled.teacher
+    teacher = unlabelled.teacher
     if teacher is not None and not isinstance(teacher, Artifact):
         teacher = open_model(teacher)
-    if teacher is not None and unlabelled is not None and not unlabelled.texts:
+    if teacher is not None and not unlabelled.texts:
         raise AlbertkitError("a teacher labels texts, and there are none; pass texts, too")
     source, settings = task_source(artifact, teacher), settings or ElasticSettings()
     task = load_task(source.metadata)
@@ -261,7 +246,7 @@ def finetune_elastic(
         raise AlbertkitError(f"{unknown[0]}; omit these examples, or fine-tune a model with these labels first")
     for note in check_known_labels(task, dev):
         log(note)
-    if unlabelled is not None and unlabelled.texts:
+    if unlabelled.texts:
         check_pairs(task, train, unlabelled.texts)
         log(f"labelling {len(unlabelled.texts):,} texts")
         train = [*train, *pseudo_label(teacher or artifact, unlabelled.texts, settings.device)]
@@ -278,12 +263,13 @@ def task_source(model: Artifact, teacher: Artifact | None) -> Artifact:
         raise AlbertkitError(
             f"the teacher was made for {teacher.metadata.task!r}, so it cannot label texts; pass a fine-tuned model"
         )
-    if teacher is not None and teacher.metadata.details.get("reads") == "vector":
-        raise AlbertkitError(
-            "the teacher is a head on frozen vectors, which cannot label here; pass one fine-tuned without --freeze"
-        )
     if model.config.options.static:
         raise AlbertkitError("this model is a static table without layers to train; choose one with layers")
+    for who, artifact in (("the teacher", teacher), ("this model", model)):
+        if artifact is not None and artifact.metadata.details.get("reads") == "vector":
+            raise AlbertkitError(
+                f"{who} is a head on frozen vectors, without layers to train; pass one fine-tuned without --freeze"
+            )
     if model.metadata.task not in TASKS and teacher is not None:
         return teacher
     if model.metadata.task == "embed":
@@ -291,30 +277,18 @@ def task_source(model: Artifact, teacher: Artifact | None) -> Artifact:
             "this model computes vectors, which `albertkit distill` trains at several depths; use depth=, "
             "or run  albertkit calibrate MODEL TEXTS  for early_exit="
         )
-    if model.metadata.details.get("reads") == "vector":
-        raise AlbertkitError(
-            "this model is a head on frozen vectors, without layers to train; fine-tune without --freeze first"
-        )
-    if teacher is not None:
-        _check_same_labels(teacher, model)
+    for name, value in _labels(model).items():
+        if teacher is not None and _labels(teacher)[name] != value:
+            raise AlbertkitError(
+                f"the teacher's {name} is {_labels(teacher)[name]}, and that of the model {value}; "
+                "pass one that was fine-tuned on the same examples"
+            )
     return model
 
 
-def _check_same_labels(teacher: Artifact, model: Artifact) -> None:
-    of_teacher, of_model = (
-        {
-            "task": m.metadata.task,
-            "labels": sorted(m.metadata.labels),
-            "intents": sorted(m.metadata.details.get("intents", ())),
-        }
-        for m in (teacher, model)
-    )
-    for name, value in of_model.items():
-        if of_teacher[name] != value:
-            raise AlbertkitError(
-                f"the teacher's {name} is {of_teacher[name]}, and that of the model {value}; "
-                "pass one that was fine-tuned on the same examples"
-            )
+def _labels(model: Artifact) -> dict[str, Any]:
+    meta = model.metadata
+    return {"task": meta.task, "labels": sorted(meta.labels), "intents": sorted(meta.details.get("intents", ()))}
 
 
 def pseudo_label(model: Artifact, texts: Sequence[str], device: str = "auto") -> list[Any]:
@@ -331,15 +305,14 @@ def pseudo_label(model: Artifact, texts: Sequence[str], device: str = "auto") ->
         )
     task, features, scores = predict_scores(model, examples, device)
     results = task.results(scores, features, examples)
-    labelled = [_with_label(example, result) for example, result in zip(examples, results, strict=True)]
-    return [e for e in labelled if getattr(e, "label", "") != OUT_OF_SCOPE or OUT_OF_SCOPE in task.labels]
-
-
-def _with_label(example: Any, result: Any) -> Any:
-    if isinstance(example, TextExample):
-        return dataclasses.replace(example, label=result.label)
-    spans = tuple(Span(s.start, s.end, s.label) for s in result.spans)
-    return dataclasses.replace(example, spans=spans, intent=getattr(result, "intent", None))
+    labelled: list[Any] = []
+    for example, result in zip(examples, results, strict=True):
+        if isinstance(example, TaggedExample):
+            spans = tuple(Span(s.start, s.end, s.label) for s in result.spans)
+            labelled.append(dataclasses.replace(example, spans=spans, intent=getattr(result, "intent", None)))
+        elif result.label != OUT_OF_SCOPE or OUT_OF_SCOPE in task.labels:
+            labelled.append(dataclasses.replace(example, label=result.label))
+    return labelled
 
 
 def check_pairs(task: Task, examples: Sequence[Any], texts: Sequence[str]) -> None:

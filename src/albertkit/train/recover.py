@@ -1,5 +1,4 @@
-"""Training of compressed models with the full model as the teacher: recovery after pruning, quantization-aware
-training.
+"""Training of compressed models with the full model as the teacher: after pruning, and for few bits.
 
 In: a `RecoveryJob`: a compressed model, the full one, and examples of its task or texts. Out: the model, trained; for
 few bits `TrainedWeights`, which `compress/quantize.py` rounds to exactly the numbers that the last step computed
@@ -34,15 +33,15 @@ from albertkit.runtime.graph import LOWEST
 from albertkit.runtime.graph_builder import Levels
 from albertkit.runtime.predict import task_scores
 from albertkit.tasks.task import Feature
-from albertkit.train.distill_data import DistillData, text_of
-from albertkit.train.distill_losses import PLAIN_OPTIONS, AlbertTeacher
-from albertkit.train.distill_settings import DistillSettings, RecoverySettings
+from albertkit.train.distill_data import DistillData, DistillSettings, RecoverySettings
 from albertkit.train.distill_task import DistillTask, TeacherOutputs, without_projection
 from albertkit.train.distributed import choose_device
 from albertkit.train.loop import train
+from albertkit.train.teachers import AlbertTeacher
 from albertkit.train.train_settings import TrainSettings, preset_epochs, preset_learning_rate
 
 CALIBRATION_TEXTS = 512
+PLAIN_OPTIONS = {"head_size", "brightmart_layout", "scale_embedding"}  # options that do not change attention
 
 Log = Callable[[str], None]
 Smooth = dict[str, np.ndarray]
@@ -55,16 +54,21 @@ class RecoveryJob:
     model: Artifact
     teacher: Artifact
     data: DistillData
-    distill: DistillSettings
     settings: RecoverySettings
+    step: str
+    """Its name in the history of the model."""
+    hidden: float = 1.0
+    """With a task, the weight of hidden states in the loss."""
     identity: str = ""
     """How `model` was made, so that a run of another one is not resumed. Default: its weights, whose last bits may
     differ between machines."""
 
     @property
-    def max_length(self) -> int:
-        """Longest input in tokens."""
-        return self.settings.max_length or int(self.model.metadata.details.get("max_length", 128))
+    def distill(self) -> DistillSettings:
+        """What is learnt from the teacher: logits, with a task; vectors, for a model that computes them."""
+        if self.data.task is not None:
+            return DistillSettings(labels=0.5, logits=1.0, hidden=self.hidden)
+        return DistillSettings(hidden=1.0, vectors=1.0 if self.teacher.metadata.task == "embed" else 0.0)
 
     def train_settings(self, steps: int, evaluations: int = 1) -> TrainSettings:
         """The settings of the loop; with held-out data, the best evaluation is the result."""
@@ -107,14 +111,15 @@ def recover_model(
     outputs = TeacherOutputs(
         states=AlbertTeacher(job.teacher),
         logits=job.teacher_scores if job.distill.logits else None,
-        metadata=job.teacher.metadata,
+        pooling=job.teacher.metadata.pooling,
         identity=(model_identity(job.teacher), job.identity or model_identity(job.model), f"seed {job.settings.seed}"),
     )
-    task = DistillTask(job.data, job.model, job.train_settings(1), job.distill, outputs, job.max_length)
+    max_length = job.settings.max_length or int(job.model.metadata.details.get("max_length", 128))
+    task = DistillTask(job.data, job.model, job.train_settings(1), job.distill, outputs, max_length)
     epochs = job.settings.epochs or preset_epochs(len(task.features)) / 2  # the full model learnt all of it before
     evaluations = math.ceil(epochs) if job.settings.minutes is None else 10
     task.settings = job.train_settings(max(1, round(task.batches * epochs)), evaluations)
-    task.is_trained = True
+    task.is_trained, task.step = True, job.step
     prepare(task)
     result = train(task, task.settings, output, resume=True, log=log, progress_bar=progress_bar)
     if result.model is None:
@@ -139,22 +144,16 @@ class Recovery:
 
     def __call__(self, full: Artifact, pruned: Artifact) -> Artifact:
         """The pruned model, trained."""
-        distill = DistillSettings(hidden=1.0, vectors=1.0 if full.metadata.task == "embed" else 0.0)
-        if self.data.task is not None:
-            distill = DistillSettings(labels=0.5, logits=1.0, hidden=1.0)
-        job = RecoveryJob(pruned, full, self.data, distill, self.settings, self.identity)
-        recovered, _ = recover_model(job, self.output, _name_step, self.log, self.progress_bar)
+        job = RecoveryJob(pruned, full, self.data, self.settings, "recover", identity=self.identity)
+        recovered, _ = recover_model(job, self.output, log=self.log, progress_bar=self.progress_bar)
         if len(self.data.dev):
             self._score({"full": full, "pruned": pruned, "recovered": recovered})
         return recovered
 
     def _score(self, models: dict[str, Artifact]) -> None:
-        dev, tokenizer = self.data.dev, models["full"].tokenizer
-        if self.data.task is None and tokenizer is not None:
-            dev = [text_of(text, tokenizer) for text in dev]
         with tempfile.TemporaryDirectory() as scratch:
             folders = {name: write_artifact(model, Path(scratch) / name) for name, model in models.items()}
-            check = QualityCheck(folders["full"], dev)
+            check = QualityCheck(folders["full"], self.data.dev)
             self.scores = {name: check.score(folder) for name, folder in folders.items()}
         before, after = self.scores["pruned"], self.scores["recovered"]
         if after.value < before.value:
@@ -162,10 +161,6 @@ class Recovery:
                 f"note: training made it worse: {after.metric} {before.value:.4f} pruned, {after.value:.4f} recovered. "
                 f"Pass more examples, or a lower --learning-rate (delete {self.output} first)."
             )
-
-
-def _name_step(task: DistillTask) -> None:
-    task.step = "recover"
 
 
 # Quantization-aware training ---------------------------------------------------------------------------------------
@@ -303,16 +298,11 @@ def train_for_bits(
     """Train a float model for 8 or 4 bits in the folder `output`, where the same call resumes."""
     artifact = open_float_model(source)
     smooth = calibrate_smoothing(artifact, data.texts()[:CALIBRATION_TEXTS] or None, bits)
-    if data.task is None:
-        distill = DistillSettings(hidden=1.0, vectors=1.0 if artifact.metadata.task == "embed" else 0.0)
-    else:
-        distill = DistillSettings(labels=0.5, logits=1.0, hidden=0.5)
 
     def prepare(task: DistillTask) -> None:
-        task.step = f"training for {bits} bits"
         task.objective.called = FakeQuantizedModel(task.model, bits, smooth)
         task.settings = dataclasses.replace(task.settings, precision="float32")  # half precision rounds differently
 
-    job = RecoveryJob(artifact, artifact, data, distill, settings)
+    job = RecoveryJob(artifact, artifact, data, settings, f"training for {bits} bits", hidden=0.5)
     trained, metrics = recover_model(job, output, prepare, log, progress_bar)
     return TrainedWeights(source, trained, smooth, metrics)

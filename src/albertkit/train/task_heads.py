@@ -2,7 +2,7 @@
 
 In: a `Task`, and the model to start from, or a model's output and the targets. Out: a model with the task's heads,
 or the mean loss. Next: `finetune_task.py` uses `LOSSES`; `elastic.py` and `distill_task.py` use `DISTILL_LOSSES`
-too. Losses of hidden states are in `distill_losses.py`.
+too. Losses of hidden states are in `distill_task.py`.
 """
 
 from __future__ import annotations

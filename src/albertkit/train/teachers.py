@@ -1,6 +1,7 @@
-"""Teachers of sentence vectors: ALBERT models, and BERT-like sentence encoders of other projects.
+"""Teachers: ALBERT models for vectors and hidden states, and BERT-like sentence encoders for vectors.
 
-In: `Passages` or texts, and model folders. Out: one target vector per text. After this file: `distill.py`.
+In: `Passages` or texts, and model folders. Out: one target vector per text, or a module that computes hidden states.
+After this file: `distill.py`.
 
 The vectors of all teachers are centred, scaled to length 1, weighted and concatenated; a principal component analysis
 rotates them so that the first numbers carry most, and they are cut to the student's width. A student that was trained
@@ -10,7 +11,6 @@ on the same teachers before keeps its axes: the targets are rotated towards its 
 from __future__ import annotations
 
 import hashlib
-import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -24,22 +24,26 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from tokenizers import Tokenizer as RustTokenizer
+from torch import nn
 from tqdm import tqdm
 
 from albertkit.albert import Albert
-from albertkit.artifact import METADATA_FILE, model_folder
-from albertkit.data.passages import Passages, gather_spans
+from albertkit.artifact import METADATA_FILE, Artifact, model_folder
+from albertkit.data.passages import Passages
 from albertkit.errors import AlbertkitError, need
 from albertkit.file_io import digest, read_json
 from albertkit.interop import sentence_transformers
-from albertkit.interop.convert import open_stored
+from albertkit.interop.convert import open_model, open_stored
+from albertkit.model import AlbertModel, Batch
+from albertkit.model.encoder import EncoderOutput
 from albertkit.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 MAX_LENGTH = 256  # most tokens of a text that an encoder of transformers reads
-CHUNK = 8192  # texts tokenized together
+CHUNK = 8192  # texts encoded together
+COMPARED_TEXTS = 64  # on which two tokenizers are compared
 MAX_ROWS = 4096  # texts at once on the device
 MAX_TOKENS = 131_072  # tokens at once on the device
 SAMPLE = 100_000  # texts from which the principal components are computed
@@ -48,8 +52,6 @@ ROTATED_ROWS = 65_536  # texts rotated at once
 
 StudentVectors = Callable[[np.ndarray], torch.Tensor]
 """From ascending numbers of texts to the vectors that the student computes for them now."""
-Keep = Callable[[Sequence[str], Callable[[], np.ndarray]], np.ndarray]
-"""Gets a chunk of texts and a function that computes its vectors; may return stored ones."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,7 @@ class TeacherMixture:
 def is_albert(folder: Path | str | None) -> bool:
     """Whether a folder is an artifact, or an ALBERT checkpoint of another project."""
     try:
-        place, _ = find_encoder(model_folder(folder))
+        place = read_encoder_folder(model_folder(folder)).path
         if (place / METADATA_FILE).is_file() or not (place / "config.json").is_file():
             return True  # the reader of artifacts explains what is missing
         return read_json(place / "config.json").get("model_type") in ("albert", "albertkit")
@@ -74,21 +76,27 @@ def is_albert(folder: Path | str | None) -> bool:
         return False
 
 
-def find_encoder(folder: Path) -> tuple[Path, str]:
-    """The folder of an encoder and its pooling: those of a sentence-transformers folder, otherwise the mean."""
-    return (
-        sentence_transformers.read_modules(folder)[:2] if sentence_transformers.is_folder(folder) else (folder, "mean")
-    )
+@dataclass(frozen=True)
+class EncoderFolder:
+    """Where an encoder of another project is stored, and how it reads and pools texts."""
+
+    path: Path
+    pooling: str = "mean"
+    prompt: str = ""
+    """Before each text."""
+    max_length: int = MAX_LENGTH
 
 
-def find_prompt_and_length(folder: Path) -> tuple[str, int]:
-    """The prompt before each text and the most tokens read: of a sentence-transformers folder, or the defaults."""
+def read_encoder_folder(folder: Path) -> EncoderFolder:
+    """What a sentence-transformers folder says; for any other, the defaults."""
     if not sentence_transformers.is_folder(folder):
-        return "", MAX_LENGTH
-    configs = sorted(find_encoder(folder)[0].glob("sentence_*_config.json"))
+        return EncoderFolder(folder)
+    path, pooling = sentence_transformers.read_modules(folder)[:2]
+    configs = sorted(path.glob("sentence_*_config.json"))
     length = read_json(configs[0]).get("max_seq_length") if configs else None
+    length = min(MAX_LENGTH, length) if isinstance(length, int) and length > 2 else MAX_LENGTH
     prompt = sentence_transformers.read_prompts(folder).get("default", "")
-    return prompt, min(MAX_LENGTH, length) if isinstance(length, int) and length > 2 else MAX_LENGTH
+    return EncoderFolder(path, pooling, prompt, length)
 
 
 def teacher_identity(folder: Path) -> str:
@@ -99,22 +107,22 @@ def teacher_identity(folder: Path) -> str:
         meta = stored.metadata
         parts = (stored.identity, stored.config, meta.pooling, meta.normalize, meta.depth, meta.prompts)
     else:
-        place, pooling = find_encoder(model_folder(folder))
-        files = [place / name for name in ("config.json", "model.safetensors", "tokenizer.json")]
+        encoder = read_encoder_folder(model_folder(folder))
+        files = [encoder.path / name for name in ("config.json", "model.safetensors", "tokenizer.json")]
         missing = [file.name for file in files if not file.is_file()]
         if missing:
             raise AlbertkitError(
-                f"{place} has no {missing[0]}. Name an ALBERT model, or a folder with config.json, model.safetensors "
-                "and tokenizer.json."
+                f"{encoder.path} has no {missing[0]}. Name an ALBERT model, or a folder with config.json, "
+                "model.safetensors and tokenizer.json."
             )
-        parts = (*map(digest, files), pooling, find_prompt_and_length(model_folder(folder)))
+        parts = (*map(digest, files), encoder.pooling, encoder.prompt, encoder.max_length)
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
 def teacher_tokenizer(folder: Path) -> Tokenizer:
     """The tokenizer of a teacher."""
     if not is_albert(folder):
-        return Tokenizer.load(find_encoder(folder)[0])
+        return Tokenizer.load(read_encoder_folder(folder).path)
     tokenizer = open_stored(folder).tokenizer
     if tokenizer is None:
         raise AlbertkitError(f"{folder} has no tokenizer. Start from a student that has one (--model).")
@@ -129,12 +137,12 @@ def max_positions(model: PreTrainedModel) -> int:
     return getattr(model.config, "max_position_embeddings", None) or 512
 
 
-def load_transformers_encoder(folder: Path, device: torch.device) -> tuple[PreTrainedModel, RustTokenizer]:
+def load_transformers_encoder(encoder: EncoderFolder, device: torch.device) -> tuple[PreTrainedModel, RustTokenizer]:
     """An encoder of transformers, in half precision on a GPU, and its tokenizer."""
     transformers = need("transformers", "distill", "a teacher")
     from safetensors.torch import load_file
 
-    (folder, _), (_, max_length) = find_encoder(folder), find_prompt_and_length(folder)
+    folder = encoder.path
     try:
         config = transformers.AutoConfig.from_pretrained(folder)
         model = transformers.AutoModel.from_config(config)
@@ -148,68 +156,68 @@ def load_transformers_encoder(folder: Path, device: torch.device) -> tuple[PreTr
     if required:
         raise AlbertkitError(f"{folder}/model.safetensors lacks {required[0]!r}. Download the file again.")
     tokenizer.no_padding()
-    tokenizer.enable_truncation(min(max_length, max_positions(model)))
+    tokenizer.enable_truncation(min(encoder.max_length, max_positions(model)))
     model = model.to(device).eval()
     return (model.half() if device.type == "cuda" else model), tokenizer
+
+
+# Hidden states ---------------------------------------------------------------------------------------------------
+
+
+class AlbertTeacher(nn.Module):
+    """The encoder of an ALBERT model, whose hidden states are distilled."""
+
+    def __init__(self, artifact: Artifact) -> None:
+        super().__init__()
+        encoder = {n: a for n, a in artifact.weights.items() if n.startswith("encoder.")}
+        self.model = AlbertModel.from_artifact(Artifact(artifact.config, encoder, None)).requires_grad_(False)
+        self.width, self.max_length = artifact.config.hidden_size, artifact.config.max_position_embeddings
+
+    def forward(self, batch: Batch) -> EncoderOutput:
+        encoded: EncoderOutput = self.model.encoder(batch, keep_layers=True)
+        return encoded
+
+
+def open_state_teacher(folder: Path, student: Tokenizer, texts: Sequence[str]) -> AlbertTeacher:
+    """A teacher whose hidden states are distilled: an ALBERT model with the student's vocabulary."""
+    if not is_albert(folder):
+        raise AlbertkitError(f"{folder} is not an ALBERT model, so only its vectors can be distilled. Omit hidden.")
+    artifact, tokenizer = open_model(folder), teacher_tokenizer(folder)
+    if artifact.config.options.static:
+        raise AlbertkitError(f"{folder} is a static model, which has no hidden states. Distill its vectors.")
+    sample = list(texts)[:COMPARED_TEXTS]
+    ids, own_ids = ([e.ids for e in one.encode_batch(sample)] if sample else [] for one in (tokenizer, student))
+    if tokenizer.vocabulary.ids != student.vocabulary.ids or ids != own_ids:
+        why = f"it has {tokenizer.vocab_size:,} tokens, the student {student.vocab_size:,}"
+        if tokenizer.vocab_size == student.vocab_size:
+            why = "as many tokens, but other ones, or other rules"
+        raise AlbertkitError(
+            f"{folder} splits text differently from the student ({why}), but hidden states are compared token by "
+            "token. Use a student with the teacher's vocabulary (--shape does), or distill vectors or logits."
+        )
+    return AlbertTeacher(artifact)
 
 
 # Texts to vectors ------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class TokenIds:
-    """Texts as token ids, one after the other."""
-
-    flat: np.ndarray
-    lengths: np.ndarray
-
-
-@dataclass(frozen=True)
-class PromptTokenizer:
-    """How an encoder of transformers reads texts: its tokenizer, as JSON to share with processes, and a prompt."""
-
-    json: str
-    prompt: str
-
-    def tokenize(self, texts: Sequence[str]) -> TokenIds:
-        """Token ids of the texts."""
-        prompted = [self.prompt + text for text in texts]
-        ids = [np.array(one.ids, np.int32) for one in _open_tokenizer(self.json).encode_batch_fast(prompted)]
-        return TokenIds(np.concatenate(ids), np.array([len(row) for row in ids]))
-
-
-@cache
-def _open_tokenizer(json: str) -> RustTokenizer:
-    return RustTokenizer.from_str(json)
-
-
-Reader = PromptTokenizer | None
-"""None: a teacher that reads texts themselves."""
-Inputs = TokenIds | list[str]
-
-
-def read_texts_as(reader: Reader, texts: Sequence[str]) -> Inputs:
-    """Texts as the input of a teacher."""
-    return list(texts) if reader is None else reader.tokenize(texts)
-
-
 @torch.inference_mode()
-def encode_ids(model: PreTrainedModel, ids: TokenIds, device: torch.device, pooling: str = "mean") -> torch.Tensor:
+def encode_ids(
+    model: PreTrainedModel, ids: Sequence[Sequence[int]], device: torch.device, pooling: str = "mean"
+) -> torch.Tensor:
     """Mean, first or maximum of the last hidden states of each text, length 1, (texts, width)."""
-    starts = np.cumsum(ids.lengths) - ids.lengths
-    order = np.argsort(ids.lengths, kind="stable")
+    lengths = np.array([len(row) for row in ids])
+    order = np.argsort(lengths, kind="stable")
     out = torch.empty(len(order), model.config.hidden_size)
     start = 0
     while start < len(order):
-        last = min(start + MAX_ROWS, len(order)) - 1
-        places = order[start : start + max(1, min(MAX_ROWS, MAX_TOKENS // max(1, int(ids.lengths[order[last]]))))]
-        lengths = ids.lengths[places]
-        inside = np.arange(lengths.max()) < lengths[:, None]  # (texts, longest)
-        table = np.zeros(inside.shape, np.int32)
-        table[inside] = gather_spans(ids.flat, starts[places], lengths)
+        longest = int(lengths[order[min(start + MAX_ROWS, len(order)) - 1]])
+        places = order[start : start + max(1, min(MAX_ROWS, MAX_TOKENS // max(1, longest)))]
+        inside = np.arange(lengths[places].max()) < lengths[places, None]  # (texts, longest)
+        table = np.zeros(inside.shape, np.int64)
+        table[inside] = np.concatenate([ids[place] for place in places])
         mask = torch.from_numpy(inside).to(device)
-        tokens = torch.from_numpy(table).to(device).long()
-        hidden = model(input_ids=tokens, attention_mask=mask).last_hidden_state.float()
+        hidden = model(input_ids=torch.from_numpy(table).to(device), attention_mask=mask).last_hidden_state.float()
         if pooling == "cls":
             pooled = hidden[:, 0]
         elif pooling == "max":
@@ -227,83 +235,58 @@ class VectorTeacher:
     def __init__(self, folder: Path, device: torch.device) -> None:
         self.device = device
         self.albert, self.model = None, None
-        self.reader: Reader = None
         if is_albert(folder):
             self.albert = Albert(folder, device=device.type)
             self.width = self.albert.dim
         else:
-            self.pooling = find_encoder(folder)[1]
-            self.model, tokenizer = load_transformers_encoder(folder, device)
-            self.reader = PromptTokenizer(tokenizer.to_str(), find_prompt_and_length(folder)[0])
+            self.encoder = read_encoder_folder(folder)
+            self.model, self.tokenizer = load_transformers_encoder(self.encoder, device)
             self.width = self.model.config.hidden_size
 
-    def encode(self, inputs: Inputs) -> torch.Tensor:
+    def encode(self, texts: Sequence[str]) -> torch.Tensor:
         """(texts, width), length 1."""
         if self.albert is not None:
-            assert isinstance(inputs, list)
-            return torch.from_numpy(self.albert.embed(inputs, long_texts="truncate", normalize=True))
-        assert isinstance(inputs, TokenIds) and self.model is not None
-        return encode_ids(self.model, inputs, self.device, self.pooling)
+            return torch.from_numpy(self.albert.embed(list(texts), long_texts="truncate", normalize=True))
+        assert self.model is not None
+        encodings = self.tokenizer.encode_batch_fast([self.encoder.prompt + text for text in texts])
+        return encode_ids(self.model, [encoding.ids for encoding in encodings], self.device, self.encoder.pooling)
 
 
 class TeacherEnsemble:
-    """Several teachers; texts are tokenized once for those with equal tokenizers."""
+    """Several teachers."""
 
     def __init__(self, folders: Sequence[Path], device: torch.device) -> None:
         self.teachers = [VectorTeacher(folder, device) for folder in folders]
         self.widths = [teacher.width for teacher in self.teachers]
-        self.readers: list[Reader] = list(dict.fromkeys(teacher.reader for teacher in self.teachers))
 
-    def encode(self, inputs: Sequence[Inputs]) -> np.ndarray:
-        """(texts, sum of widths), float16, from the input of each of `readers`."""
-        by_reader = dict(zip(self.readers, inputs, strict=True))
-        vectors = [teacher.encode(by_reader[teacher.reader]) for teacher in self.teachers]
-        return torch.cat(vectors, 1).half().numpy()
-
-    def encode_texts(self, texts: Sequence[str]) -> np.ndarray:
-        """The same for texts."""
-        return self.encode([read_texts_as(reader, texts) for reader in self.readers])
+    def encode(self, texts: Sequence[str]) -> np.ndarray:
+        """(texts, sum of widths), float16."""
+        return torch.cat([teacher.encode(texts) for teacher in self.teachers], 1).half().numpy()
 
 
-_tokenizer: Tokenizer | None = None
-_readers: Sequence[Reader] = ()
+_load_tokenizer = cache(Tokenizer.load)  # once in each process
 
 
-def _start_reading(folder: str, readers: Sequence[Reader], alone: bool) -> None:
-    global _tokenizer, _readers
-    if not alone:
-        os.environ["TOKENIZERS_PARALLELISM"] = "false"  # other processes tokenize too
-    _tokenizer, _readers = Tokenizer.load(folder), readers
+def _decode(tokenizer: Path, flat: np.ndarray, ends: np.ndarray) -> list[str]:
+    return [_load_tokenizer(tokenizer).decode(row.tolist()) for row in np.split(flat, ends[:-1])]
 
 
-def _read_passages(flat: np.ndarray, ends: np.ndarray) -> list[Inputs]:
-    assert _tokenizer is not None
-    texts = [_tokenizer.decode(row.tolist()) for row in np.split(flat, ends[:-1])]
-    return [read_texts_as(reader, texts) for reader in _readers]
+def passage_texts(passages: Passages, tokenizer: Path, workers: int) -> Iterator[list[str]]:
+    """The passages as texts, chunk by chunk, in order."""
 
-
-def teacher_inputs(
-    passages: Passages, tokenizer: Path, readers: Sequence[Reader], workers: int
-) -> Iterator[list[Inputs]]:
-    """The passages as input of each of the readers, chunk by chunk, in order."""
-
-    def chunk(start: int) -> tuple[np.ndarray, np.ndarray]:
+    def chunk(start: int) -> tuple[Path, np.ndarray, np.ndarray]:
         ends = np.asarray(passages.ends[start : start + CHUNK])
         first = int(passages.ends[start - 1]) if start else 0
-        return np.asarray(passages.ids[first : ends[-1]]), ends - first
+        return tokenizer, np.asarray(passages.ids[first : ends[-1]]), ends - first
 
     starts = range(0, len(passages), CHUNK)
-    arguments = (str(tokenizer), readers, workers <= 1)
     if workers <= 1:
-        _start_reading(*arguments)
-        for start in starts:
-            yield _read_passages(*chunk(start))
+        yield from (_decode(*chunk(start)) for start in starts)
         return
-    context = get_context("spawn")
-    with ProcessPoolExecutor(workers, mp_context=context, initializer=_start_reading, initargs=arguments) as pool:
-        waiting: deque[Future[list[Inputs]]] = deque()
+    with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
+        waiting: deque[Future[list[str]]] = deque()
         for start in starts:
-            waiting.append(pool.submit(_read_passages, *chunk(start)))
+            waiting.append(pool.submit(_decode, *chunk(start)))
             if len(waiting) >= 4 * workers:
                 yield waiting.popleft().result()
         while waiting:
@@ -326,32 +309,18 @@ def passage_targets(
     if len(mixture.folders) != len(mixture.weights):
         raise AlbertkitError(f"{len(mixture.folders)} teachers have {len(mixture.weights)} weights. Pass one for each.")
     teachers = TeacherEnsemble(mixture.folders, device)
+    chunks = passage_texts(passages, tokenizer, workers)
     raw = np.empty((len(passages), sum(teachers.widths)), np.float16)
-    at = 0
-    inputs = teacher_inputs(passages, tokenizer, teachers.readers, workers)
-    for chunk in tqdm(inputs, total=-(-len(passages) // CHUNK), desc="teachers"):
-        vectors = teachers.encode(chunk)
-        raw[at : at + len(vectors)] = vectors
-        at += len(vectors)
+    for number, texts in enumerate(tqdm(chunks, total=-(-len(passages) // CHUNK), desc="teachers")):
+        raw[number * CHUNK : number * CHUNK + len(texts)] = teachers.encode(texts)
     return mix_vectors(raw, teachers.widths, mixture.weights, dim, device, student)
 
 
-def text_targets(
-    texts: Sequence[str],
-    mixture: TeacherMixture,
-    dim: int,
-    device: torch.device,
-    keep: Keep = lambda chunk, compute: compute(),
-) -> np.ndarray:
+def text_targets(texts: Sequence[str], mixture: TeacherMixture, dim: int, device: torch.device) -> np.ndarray:
     """Targets of texts, float16 (texts, dim); the vectors of one teacher unchanged, if they have `dim` numbers."""
     teachers = TeacherEnsemble(mixture.folders, device)
-    chunks = [texts[start : start + CHUNK] for start in range(0, len(texts), CHUNK)]
-    raw = np.concatenate(
-        [
-            keep(chunk, lambda chunk=chunk: teachers.encode_texts(chunk))  # type: ignore[misc]
-            for chunk in tqdm(chunks, desc="teachers", disable=None)
-        ]
-    )
+    starts = tqdm(range(0, len(texts), CHUNK), desc="teachers", disable=None)
+    raw = np.concatenate([teachers.encode(texts[start : start + CHUNK]) for start in starts])
     if len(teachers.teachers) == 1 and raw.shape[1] == dim:
         return raw
     return mix_vectors(raw, teachers.widths, mixture.weights, dim, device)
