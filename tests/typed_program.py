@@ -22,7 +22,6 @@ from albertkit import (
     FinetuneResult,
     GeneratedText,
     Index,
-    Infilling,
     IntentResult,
     MaskPrediction,
     PlanRequest,
@@ -69,10 +68,9 @@ def vectors(albert: Albert) -> np.ndarray:
 
 def words(albert: Albert) -> list[str]:
     masks: list[list[MaskPrediction]] = albert.fill_mask("a [MASK]", k=3)
-    blanks: list[Infilling] = albert.infill("a [MASK:2]", rounds=5)
     written: GeneratedText = albert.generate("a long text", beams=2)
     several: list[GeneratedText] = albert.generate(["a long text"], sample=True, temperature=0.7)
-    return [masks[0][0].word, blanks[0].text, written.text, *(text.text for text in several)]
+    return [masks[0][0].word, written.text, *(text.text for text in several)]
 
 
 def tasks(albert: Albert) -> list[object]:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from albertkit.runtime.early_exit import ExitCalibration
     from albertkit.runtime.embed import EmbedOptions, TokenVectors
     from albertkit.runtime.generate import GenerateSettings
-    from albertkit.runtime.mask_filling import Infilling, MaskPrediction
+    from albertkit.runtime.predict import MaskPrediction
     from albertkit.search.cluster import Clusters, cluster
     from albertkit.search.index import Index, SearchHit
     from albertkit.serve.serve_settings import ServeSettings
@@ -55,7 +55,7 @@ __all__ = [
     "Albert", "AlbertConfig", "AlbertkitError", "AnswerResult", "Artifact", "ChoiceExample", "ChoiceResult",
     "Classification", "Clusters", "DialogueState", "DialogueTurn", "EarlyExitVectors", "EmbedOptions",
     "EvaluationResult", "ExitCalibration", "Explainer", "Explanation", "ExportResult", "ExportSettings",
-    "FinetuneResult", "GenerateSettings", "GeneratedText", "Index", "Infilling", "IntentResult", "MaskPrediction",
+    "FinetuneResult", "GenerateSettings", "GeneratedText", "Index", "IntentResult", "MaskPrediction",
     "MatchResult", "PlanRequest", "PlanResult", "PruneResult", "PruneSettings", "QuantizeResult", "QuestionExample",
     "Record", "RewriteExample", "SearchHit", "ServeSettings", "StaticModelResult", "TagResult", "TaggedExample",
     "TextExample", "TokenVectors", "Tokenizer", "calibrate", "cluster", "convert", "evaluate", "export", "finetune",
@@ -81,7 +81,7 @@ _NAMES = {  # the public names of each module
     "runtime.early_exit": ("ExitCalibration",),
     "runtime.embed": ("EmbedOptions", "TokenVectors"),
     "runtime.generate": ("GenerateSettings",),
-    "runtime.mask_filling": ("Infilling", "MaskPrediction"),
+    "runtime.predict": ("MaskPrediction",),
     "search.cluster": ("Clusters", "cluster"),
     "search.index": ("Index", "SearchHit"),
     "serve": ("serve",),

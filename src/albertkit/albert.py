@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from albertkit.explain.explain_input import ExplainKeywords
     from albertkit.explain.explainer import Explanation
     from albertkit.runtime.generate import GenerateKeywords
-    from albertkit.runtime.mask_filling import Infilling, MaskPrediction
-    from albertkit.runtime.predict import PredictKeywords
+    from albertkit.runtime.predict import MaskPrediction, PredictKeywords
     from albertkit.tasks.answer import AnswerResult
     from albertkit.tasks.choose import ChoiceResult
     from albertkit.tasks.classify import Classification
@@ -209,24 +208,9 @@ class Albert(RuntimeModel):
         >>> len(Albert().fill_mask("The [MASK] sat on the mat.", k=3)[0])
         3
         """
-        from albertkit.runtime.mask_filling import fill_mask
+        from albertkit.runtime.predict import fill_mask
 
         return fill_mask(self.mask_model, text, k, depth)
-
-    def infill(
-        self, text: str, length: str | int | None = None, *, rounds: int = 10, k: int = 1, depth: int | None = None
-    ) -> list[Infilling]:
-        """The `k` best ways to fill the blanks of a text: [MASK:3] is three tokens, [MASK:1-4] one to four.
-
-        length: tokens of a [MASK] without a number, such as 3 or "1-4". rounds: times that the least certain tokens
-        are replaced.
-
-        >>> Albert().infill("The cat [MASK:2] the mat.")[0].lengths
-        (2,)
-        """
-        from albertkit.runtime.mask_filling import infill
-
-        return infill(self.mask_model, text, length, rounds, k, depth)
 
     @overload
     def generate(

@@ -13,7 +13,6 @@ from albertkit.artifact import write_artifact
 from albertkit.config import Options
 from albertkit.errors import AlbertkitError
 from albertkit.interop.sentence_transformers import write_folder
-from albertkit.langchain import AlbertEmbeddings
 from albertkit.sklearn import AlbertVectorizer
 from tests.conftest import tiny
 from tests.test_albert import TEXTS, make
@@ -74,13 +73,9 @@ def test_what_we_would_compute_differently_is_refused(artifact, tmp_path):
 
 def test_wrappers(artifact, tmp_path):
     write_artifact(artifact, tmp_path / "m")
-    chain = AlbertEmbeddings(tmp_path / "m")
-    documents = chain.embed_documents(TEXTS)
-    assert np.allclose(documents, chain.albert.embed(TEXTS)) and isinstance(documents[0][0], float)
-    assert np.allclose(chain.embed_query("one"), chain.albert.embed("one"))
     step = AlbertVectorizer(tmp_path / "m", pooling="cls")
     assert step.get_params()["pooling"] == "cls" and np.allclose(
-        step.fit_transform(TEXTS), chain.albert.embed(TEXTS, pooling="cls")
+        step.fit_transform(TEXTS), Albert(tmp_path / "m").embed(TEXTS, pooling="cls")
     )
     pipeline = pytest.importorskip("sklearn.pipeline")
     linear = pytest.importorskip("sklearn.linear_model")

@@ -186,9 +186,9 @@ def test_track_needs_a_model_for_dialogues(tmp_path):
     assert done.returncode == 2 and "cannot do 'dialogue'; fine-tune it first" in done.stderr
 
 
-@pytest.mark.parametrize("verb", ["classify", "tag", "intent", "generate", "infill"])
+@pytest.mark.parametrize("verb", ["classify", "tag", "intent", "generate"])
 def test_bytes_that_are_no_text_are_refused(folder, verb):
-    done = cli(verb, *([] if verb == "infill" else ["-m", folder]), text=b"[MASK]\nb \xe9\n")
+    done = cli(verb, "-m", folder, text=b"[MASK]\nb \xe9\n")
     assert (
         done.returncode == 2 and done.stderr == "albertkit: line 2 of stdin is not UTF-8. Convert the file to UTF-8.\n"
     )

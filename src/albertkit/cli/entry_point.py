@@ -23,7 +23,6 @@ GROUPS: dict[str, dict[str, dict[str, str]]] = {
             "embed": "Compute sentence vectors.",
             "similar": "Compare texts: a table of cosine similarities.",
             "fill": "Predict the word behind each [MASK].",
-            "infill": "Fill blanks of several words.",
             "generate": "Generate a text from each text, with a fine-tuned model.",
             "classify": "Classify texts or pairs of texts.",
             "tag": "Find entities in texts.",

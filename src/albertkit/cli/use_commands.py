@@ -1,5 +1,5 @@
-"""Commands that apply a model to texts: embed, similar, fill, infill, generate; and for one task each: classify, tag,
-intent, track, answer, choose.
+"""Commands that apply a model to texts: embed, similar, fill, generate; and for one task each: classify, tag, intent,
+track, answer, choose.
 
 In: arguments. Out: calls of `Albert`, printed; with --engine, of `bulk/`.
 """
@@ -135,30 +135,6 @@ def fill(texts: cli.TextInput, model: cli.ModelOptions, k: int, as_json: bool) -
         for predictions in albert.fill_mask(text, k=k, depth=model.depth):
             lines = (f"{prediction.score:6.1%}  {prediction.word}\t{prediction.text}" for prediction in predictions)
             print_result(as_json, {"text": text, "predictions": predictions}, *lines)
-
-
-@cli.command("albertkit infill 'The [MASK:3] of France is Paris.'")
-@cli.text_input
-@cli.model_options()
-@cli.option("--length", help="Tokens of a plain [MASK]: 3, or a range such as 1-4  [default: 1]")
-@cli.option("-k", default=1, show_default=True, type=click.IntRange(1, 256), help="Lengths to show, the best first.")
-@cli.advanced_option(
-    "--rounds", default=10, show_default=True, help="Most rounds in which uncertain tokens are refilled."
-)
-@cli.json_option
-def infill(
-    texts: cli.TextInput, model: cli.ModelOptions, length: str | None, k: int, rounds: int, as_json: bool
-) -> None:
-    """Fill blanks of several words in TEXTS, or in the lines of --file or stdin, without any training.
-
-    [MASK:3] stands for three tokens, [MASK:1-4] for one to four, of which the best length is kept. All masks are filled
-    at once; the least confident ones are then masked and filled again, fewer in each round (mask-predict).
-    """
-    albert = model.open()
-    for text in texts:
-        for filled in albert.infill(text, length, rounds=rounds, k=k, depth=model.depth):
-            line = filled.text if k == 1 else f"{filled.score:8.3f}  {filled.text}"
-            print_result(as_json, {"source": text, **vars(filled)}, line)
 
 
 @cli.command("albertkit generate -m questions/model 'Paris | The capital of France is Paris.' --beams 4")
