@@ -33,7 +33,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -221,13 +221,20 @@ def ingredients(models: Path) -> dict[str, Any]:
 # Measuring -------------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class PatienceRule(ExitRule):
+    """A text exits when `patience` looks in a row say the same as the one before (PABEE)."""
+
+    patience: int = 1
+
+
 def depths_of(rule: ExitRule, judge: Any, read_examples: dict[int, list[Any]], units: Sequence[int]) -> dict[int, int]:
     """Where units leave, from what was read at every depth."""
     left: dict[int, int] = {}
     said: dict[int, tuple[Any, int]] = {}
     before = None
     for number, look in enumerate(rule.exit_depths):
-        if rule.patience:
+        if isinstance(rule, PatienceRule):
             for unit, answer in zip(units, judge.predictions(units, read_examples[look]), strict=True):
                 last, times = said.get(unit, (None, 0))
                 said[unit] = (answer, times + 1 if number and answer == last else 0)
@@ -339,7 +346,7 @@ def measure(chosen: Set, examples: list[Any], folder: Path, args: argparse.Names
             flat = [
                 (f"entropy:{e}", ExitRule(held.full, tuple(exit_depths), (e,) * len(exit_depths))) for e in ENTROPIES
             ]
-            flat += [(f"patience:{p}", ExitRule(held.full, tuple(exit_depths), patience=p)) for p in PATIENCES]
+            flat += [(f"patience:{p}", PatienceRule(held.full, tuple(exit_depths), patience=p)) for p in PATIENCES]
             record["rules"] = {text: held.rule(rule) for text, rule in flat}
         if name == "elastic":
             for depth in (d for d in TIMED if d < held.full):
@@ -415,7 +422,7 @@ def walked(held: Held, rules: list[tuple[np.ndarray, ExitRule]]) -> ExitStats:
         left = walk.run([f.ids for f in features], [f.segments for f in features])
         held.task.results(left.outputs, features, examples)
         depths.append(left.depths)
-    return ExitStats([], np.concatenate(depths), held.full)
+    return ExitStats([], np.concatenate(depths))
 
 
 def race(ways: dict[str, Callable[[], Any]], repeats: int) -> dict[str, dict[str, float]]:
@@ -432,7 +439,7 @@ def race(ways: dict[str, Callable[[], Any]], repeats: int) -> dict[str, dict[str
             times[name].append(time.perf_counter() - began)
             spent[name].append(time.process_time() - used)
             if isinstance(done, ExitStats):
-                depths[name] = done.mean
+                depths[name] = float(done.depths.mean())
     return {
         name: {
             "seconds": min(own),
@@ -497,7 +504,7 @@ def vectors(path: Path, args: argparse.Namespace) -> dict[str, Any]:
 def early(albert: Albert, texts: list[str], cosine: float) -> ExitStats:
     """Vectors that stop when they stop moving."""
     found, depths = albert.embed_early_exit(texts, early_exit=f"cosine:{cosine}")
-    return ExitStats(list(found), depths, albert.depth)
+    return ExitStats(list(found), depths)
 
 
 def main() -> None:

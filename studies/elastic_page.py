@@ -57,9 +57,11 @@ fewer layers learns as much from such texts; what elastic depth adds is that one
 |---|---|
 | `"99%"` or `0.99` | it is sure enough that texts agree with the full depth 99 times in 100 |
 | `"entropy:0.1"` | the entropy of its classes is at most a tenth of the highest possible one |
-| `"patience:2"` | two looks in a row said the same as the one before |
 | `"cosine:0.99"` | its vector has at least this cosine with that of the last look (vectors, `match`) |
 | `"change:0.05"` | its value changed by at most so many spreads of the training values (regression) |
+
+The tables below also contain `patience`, the rule of PABEE: a text exits when that many looks in a row predict the same. It needs more layers for the same agreement, so it is measured here
+and is not an option.
 
 For tags the least sure word counts, for answers the less sure end of the least sure window, for several labels the least sure one; all windows and choices of an example leave together. Texts
 that are left are packed into full batches again, so time follows the layers applied.

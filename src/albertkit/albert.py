@@ -8,15 +8,17 @@ scores, `explain/` explains.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
 
 import numpy as np
 
+from albertkit.errors import AlbertkitError
 from albertkit.interop.convert import open_stored
 from albertkit.runtime import embed as embedding
 from albertkit.runtime.batching import TOKEN_BUDGET
-from albertkit.runtime.early_exit import EarlyExit
+from albertkit.runtime.early_exit import EarlyExit, exit_rule
 from albertkit.runtime.embed import EmbedKeywords, EmbedOptions, TokenVectors
 from albertkit.runtime.runtime_model import RuntimeModel
 
@@ -90,7 +92,7 @@ class Albert(RuntimeModel):
         source = self.source
         if source is not None and Path(source).exists():
             source = Path(source).absolute()
-        return _open, (source, {**self._options, "token_budget": self.token_budget})
+        return partial(Albert, **self._options, token_budget=self.token_budget), (source,)
 
     # Vectors -----------------------------------------------------------------------------------------------------
 
@@ -105,10 +107,9 @@ class Albert(RuntimeModel):
         >>> Albert().embed(["a cat", "a dog"], dim=128).shape
         (2, 128)
         """
-        vectors = list(self.embed_iter([texts] if isinstance(texts, str) else texts, early_exit=early_exit, **keywords))
         if isinstance(texts, str):
-            return vectors[0]
-        return np.stack(vectors) if vectors else np.zeros((0, keywords.get("dim") or self.dim), np.float32)
+            return next(self.embed_iter([texts], early_exit=early_exit, **keywords))
+        return self._stack(self.embed_iter(texts, early_exit=early_exit, **keywords), keywords)
 
     def embed_iter(
         self,
@@ -125,16 +126,15 @@ class Albert(RuntimeModel):
         >>> next(Albert().embed_iter(open("texts.txt"))).shape  # doctest: +SKIP
         (256,)
         """
-        options = self.embed_options(**keywords)
-        if early_exit is None:
-            yield from embedding.embed_texts(self, texts, options)
-            return
-        rule = embedding.vector_exit_rule(self, early_exit, keywords)
-        for stats in embedding.embed_texts_early(self, texts, options, rule):
-            for vector, depth in zip(stats.outputs, stats.depths.tolist(), strict=True):
-                if on_exit is not None:
-                    on_exit(depth)
-                yield vector
+        options, layer, rule = self.embed_options(**keywords), keywords.get("layer"), None
+        if early_exit is not None and layer is not None:
+            raise AlbertkitError(
+                f"layer={layer} and early_exit={early_exit!r} exclude each other: each chooses where texts stop. "
+                f"Omit one"
+            )
+        if early_exit is not None:
+            rule = exit_rule(self, early_exit, keywords.get("depth"), "cosine")
+        yield from embedding.embed_texts(self, texts, options, rule, on_exit)
 
     def embed_early_exit(
         self, texts: Iterable[str], early_exit: EarlyExit, **keywords: Unpack[EmbedKeywords]
@@ -148,10 +148,13 @@ class Albert(RuntimeModel):
         (1, 256)
         """
         depths: list[int] = []
-        found = list(self.embed_iter(texts, early_exit=early_exit, on_exit=depths.append, **keywords))
-        width = keywords.get("dim") or self.dim
-        vectors = np.stack(found) if found else np.zeros((0, width), np.float32)
+        found = self.embed_iter(texts, early_exit=early_exit, on_exit=depths.append, **keywords)
+        vectors = self._stack(found, keywords)
         return EarlyExitVectors(vectors, np.array(depths, np.int64))
+
+    def _stack(self, vectors: Iterable[np.ndarray], keywords: EmbedKeywords) -> np.ndarray:
+        found = list(vectors)
+        return np.stack(found) if found else np.zeros((0, keywords.get("dim") or self.dim), np.float32)
 
     def embed_options(self, **keywords: Unpack[EmbedKeywords]) -> EmbedOptions:
         """The keywords of `embed`, checked, with the model's own where none are given.
@@ -239,7 +242,7 @@ class Albert(RuntimeModel):
 
     # Tasks -------------------------------------------------------------------------------------------------------
     # For a fine-tuned model. depth: layers to apply. early_exit: each text stops when its prediction is certain, and
-    # its result has the depth: "99%" (agree with the full depth for 99 % of texts), "entropy:0.1" or "patience:2".
+    # its result has the depth: "99%" (agree with the full depth for 99 % of texts), or "entropy:0.1".
 
     @overload
     def classify(self, texts: str, pairs: str | None = None, **keywords: Unpack[PredictKeywords]) -> Classification: ...
@@ -357,7 +360,3 @@ class Albert(RuntimeModel):
 
 def _one_or_all(found: list[T], single: bool) -> T | list[T]:
     return found[0] if single else found
-
-
-def _open(source: str | Path | None, options: dict[str, Any]) -> Albert:
-    return Albert(source, **options)

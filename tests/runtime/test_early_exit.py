@@ -23,7 +23,6 @@ from albertkit.runtime.calibration import MIN_TEXTS, calibrate, fit, fit_line, l
 from albertkit.runtime.early_exit import (
     ExitCalibration,
     ExitRule,
-    ExitStats,
     LayerWalk,
     parse_early_exit,
     read_depths,
@@ -156,15 +155,9 @@ def alone(model: Albert, task: str, rule: ExitRule, example) -> tuple[list, int]
     judge = UncertaintyEstimator(model.task, features, [example])
     ids, segments = [f.ids for f in features], [f.segments for f in features]
     read = read_depths(model, ids, segments, [*rule.exit_depths, rule.depth], lambda h, n: read_heads(model, h, n))
-    before, said, same = None, None, 0
+    before = None
     for number, look in enumerate(rule.exit_depths):
-        if rule.patience:
-            now = judge.predictions([0], read[look])[0]
-            same, said = (same + 1 if number and now == said else 0), now
-            leaves = same >= rule.patience
-        else:
-            leaves = judge.uncertainty([0], read[look], before)[0] <= rule.limits[number]
-        if leaves:
+        if judge.uncertainty([0], read[look], before)[0] <= rule.limits[number]:
             return read[look], look
         before = read[look]
     return read[rule.depth], rule.depth
@@ -180,14 +173,13 @@ def tied(scores: list) -> bool:
 @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_schedule_says_what_each_text_says_alone(albert, task, data):
-    """Random exit_depths and limits or patience, random texts: leaving and packing again change nothing for anybody."""
+    """Random exit_depths and limits, random texts: leaving and packing again change nothing for anybody."""
     model = albert(task)
     exit_depths = tuple(
         sorted(data.draw(st.sets(st.integers(1, LAYERS - 1), max_size=LAYERS - 1), label="exit_depths"))
     )
-    patience = data.draw(st.integers(0, 2), label="patience")
     limits = tuple(data.draw(st.floats(0.0, 1.0), label="limit") for _ in exit_depths)
-    rule = ExitRule(LAYERS, exit_depths, limits, patience)
+    rule = ExitRule(LAYERS, exit_depths, limits)
     given_examples = examples(task, data.draw(st.integers(1, 25), label="texts"), data.draw(st.integers(0, 99)))
     features = task_features(model, given_examples, task)
     judge = UncertaintyEstimator(model.task, features, given_examples)
@@ -236,12 +228,6 @@ def test_the_torch_engine_goes_step_by_step_too(folder):
     assert [(r.spans and r.spans[0].label, r.depth) for r in ours] == [
         (r.spans and r.spans[0].label, r.depth) for r in theirs
     ]
-
-
-def test_means_and_savings():
-    left = ExitStats([], np.array([2, 4, 12, 6]), 12)
-    assert left.mean_depth == 6.0
-    assert ExitStats([], np.zeros(0, int), 12).mean_depth == 12
 
 
 # Doubts ----------------------------------------------------------------------------------------------------------
@@ -475,8 +461,8 @@ def test_heads_on_frozen_vectors_read_taught_depths_only(folder, tmp_path):
 
 def test_what_exit_may_be():
     assert parse_early_exit(0.99) == parse_early_exit("99%") == parse_early_exit("0.99") == ("agreement", 0.99)
-    assert parse_early_exit("entropy:0.1") == ("entropy", 0.1) and parse_early_exit("patience:2") == ("patience", 2.0)
-    for odd in ("much", "entropy:", "speed:3", True, "", ":", "99%%", "patience:inf", "entropy:1e999", "nan"):
+    assert parse_early_exit("entropy:0.1") == ("entropy", 0.1)
+    for odd in ("much", "entropy:", "speed:3", True, "", ":", "99%%", "cosine:inf", "entropy:1e999", "nan"):
         with pytest.raises(AlbertkitError, match="write early_exit='99%'"):
             parse_early_exit(odd)
     for odd in (1.0, "100%", 0.3, 99, -0.5):
@@ -493,10 +479,6 @@ def test_what_does_not_fit_is_said(albert, folder):
         albert("classify").classify("cat", early_exit="cosine:0.9")
     with pytest.raises(AlbertkitError, match="have no entropy: choose cosine:NUMBER"):
         albert("embed").embed("cat", early_exit="entropy:0.9")
-    with pytest.raises(AlbertkitError, match="patience counts predictions"):
-        albert("embed").embed("cat", early_exit="patience:1")
-    with pytest.raises(AlbertkitError, match="1 or more exit depths"):
-        albert("classify").classify("cat", early_exit="patience:0.5")
     with pytest.raises(AlbertkitError, match="layer=1 and early_exit="):
         albert("embed").embed("cat", early_exit="cosine:0.9", layer=1)
     with pytest.raises(AlbertkitError, match="7 texts are too few"):
@@ -529,7 +511,7 @@ def test_the_methods_take_depth_and_exit(albert):
         label.depth is None and label == predict(albert("classify"), [TextExample("cat dog")], "classify", depth=2)[0]
     )
     assert albert("classify").classify(["cat", "dog"], early_exit="entropy:1")[1].depth == 1
-    assert albert("tag").tag("cat dog", early_exit="patience:1").depth >= 2
+    assert albert("tag").tag("cat dog", early_exit="entropy:1").depth == 1
     assert albert("intent").understand("cat dog", early_exit="entropy:1").depth == 1
     assert albert("answer").answer("cat", "red cat oak", early_exit="entropy:1").depth == 1
     assert albert("choose").choose("red", "cat", ["oak", "elm"], depth=3, early_exit="entropy:0").depth == 3
@@ -583,7 +565,7 @@ def test_the_command_line_says_when_shallow_depths_were_not_taught(folder, tmp_p
         write_artifact(dataclasses.replace(artifact, metadata=meta), tmp_path / name)
         for way, shallow in (
             (["--depth", "2"], True),
-            (["--early-exit", "patience:1"], True),
+            (["--early-exit", "entropy:0.1"], True),
             (["--depth", "5"], False),
             ([], False),
         ):

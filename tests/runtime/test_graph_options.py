@@ -27,10 +27,9 @@ from albertkit.interop.onnx_export import ExportSettings, export
 from albertkit.model import AlbertModel, Batch
 from albertkit.model.albert_model import build_head
 from albertkit.runtime.batching import token_batches
-from albertkit.runtime.engine import Engine
+from albertkit.runtime.engine import Engine, TorchEngine
 from albertkit.runtime.graph import layer_feed, layer_graph
 from albertkit.runtime.predict import predict
-from albertkit.runtime.torch_engine import TorchEngine
 from albertkit.tasks.examples import TextExample
 from albertkit.tokenizer import Tokenizer
 from tests.conftest import tiny
@@ -202,8 +201,13 @@ def test_one_session_serves_both_kinds_of_layers():
     )
     assert sum(a.nbytes for a in graph.weights.values()) == sum(a.nbytes for a in plain.weights.values())
     hidden, lengths = np.zeros((1, 30, 32), np.float32), np.array([30], np.int32)
-    assert [int(layer_feed(config, n, hidden, lengths)["local"]) for n in range(4)] == [2, 0, 2, 0]
-    assert [int(layer_feed(config, 0, hidden[:, :n], lengths)["local"]) for n in (4, 5, 9, 10)] == [0, 1, 1, 2]
+    assert [bool(layer_feed(config, n, hidden, lengths)["local"]) for n in range(4)] == [True, False, True, False]
+    assert [bool(layer_feed(config, 0, hidden[:, :n], lengths)["local"]) for n in (3, 4, 5, 9)] == [
+        False,
+        False,
+        True,
+        True,
+    ]
     assert "local" not in layer_feed(tiny(), 0, hidden, lengths)
 
 

@@ -208,7 +208,7 @@ def model_options(required: bool = False, early_exit: bool = False) -> Callable[
     exit_option = option(
         "--early-exit",
         help="Stop when confident: 99% agrees with the full depth on 99 % of texts (see calibrate);"
-        " or a rule such as entropy:0.1, patience:2, cosine:0.99.",
+        " or a rule such as entropy:0.1, cosine:0.99.",
     )
     options = (
         option("-m", "--model", required=required, help=f"Model folder or name.{default}"),

@@ -32,6 +32,7 @@ from albertkit.runtime import graph as graphs
 from albertkit.runtime.batching import TokenBatch
 from albertkit.runtime.embed import pool
 from albertkit.runtime.engine import Engine
+from albertkit.runtime.graph_builder import Levels, as_float
 from albertkit.runtime.predict import head_scores
 from albertkit.runtime.runtime_model import RuntimeModel, check_trained_depth
 from albertkit.tasks import TASKS
@@ -88,7 +89,7 @@ def export(
     depth = settings.depth or stored.metadata.depth or stored.config.num_hidden_layers
     if "vector" in heads:
         check_trained_depth(stored.config, stored.metadata, depth)
-    levels = graphs.Levels(255 if settings.full_range else 127)
+    levels = Levels(255 if settings.full_range else 127)
     model = build(stored, heads, depth, levels)
     data = model.SerializeToString()
     if len(data) > MAX_FILE_BYTES:
@@ -127,7 +128,7 @@ def exported_heads(stored: StoredModel, requested: str | None) -> tuple[str, ...
 # Building --------------------------------------------------------------------------------------------------------
 
 
-def build(stored: StoredModel, heads: tuple[str, ...], depth: int, levels: graphs.Levels) -> ModelProto:
+def build(stored: StoredModel, heads: tuple[str, ...], depth: int, levels: Levels) -> ModelProto:
     """The model as an onnx message."""
     config, weights, meta = stored.config, stored.weights, stored.metadata
     b = PortableBuilder(levels)
@@ -183,7 +184,7 @@ def _head(
         _name_output(b, graphs.mlm_head(b, config, weights, hidden), "logits")
         return {"logits": ["texts", "length", config.vocab_size]}
     name = f"heads.{head}.linear"
-    labels = len(graphs.as_float(weights[f"{name}.bias"]))
+    labels = len(as_float(weights[f"{name}.bias"]))
     if head == "answer":
         start, end = b.split(graphs.dense(b, weights, name, hidden), 2)
         for part, called in ((start, "start_logits"), (end, "end_logits")):
@@ -232,7 +233,7 @@ def normalize_nodes(b: PortableBuilder, vector: str) -> str:
 
 
 def check_difference(
-    data: bytes, stored: StoredModel, heads: tuple[str, ...], depth: int, levels: graphs.Levels
+    data: bytes, stored: StoredModel, heads: tuple[str, ...], depth: int, levels: Levels
 ) -> float:
     """The difference of the file to the model; an error if it is too large."""
     checks = [(data, depth, FLOAT_ERROR)]
@@ -267,7 +268,7 @@ def onnx_inputs(rows: TokenBatch) -> dict[str, np.ndarray]:
 
 
 def largest_difference(
-    data: bytes, stored: StoredModel, heads: tuple[str, ...], depth: int, levels: graphs.Levels
+    data: bytes, stored: StoredModel, heads: tuple[str, ...], depth: int, levels: Levels
 ) -> float:
     """Largest relative difference between the outputs of an exported file and the runtime's, for one batch."""
     import onnxruntime as ort
@@ -299,7 +300,7 @@ def typical_norm(stored: StoredModel, output: str, heads: tuple[str, ...]) -> fl
     if output != "logits" or head is None:
         return 0.0
     read = stored.metadata.details.get("reads") == "vector"  # a vector of length 1; else numbers from -1 to 1
-    weight = graphs.as_float(stored.weights[f"heads.{head}.linear.weight"])
+    weight = as_float(stored.weights[f"heads.{head}.linear.weight"])
     return float(np.linalg.norm(weight)) / (weight.shape[1] ** 0.5 if read else 1.0)
 
 

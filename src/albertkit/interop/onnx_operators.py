@@ -105,10 +105,6 @@ class PortableBuilder(Builder):
         """Attention; `mask` (texts, 1, 1, length) is added to the scores."""
         return self.attend_parts(self.split(self.node("Add", mixed, bias), 3), mask, heads, size)
 
-    def key_mask(self, mask: str, length: str) -> str:
-        """As (texts, length)."""
-        return self.node("Squeeze", mask, self.constant([1, 2], np.int64))
-
     def attend_parts(self, parts: Sequence[str], mask: str, heads: int, size: int, extra: str = "") -> str:
         """The same over queries, keys and values; `extra` is added to the scores, too."""
         shape = self.constant([0, 0, heads, size], np.int64)

@@ -1,8 +1,7 @@
 """Second moments of the shared layer's inputs: the mean of x·xᵀ over the inputs x of each matrix, over all uses of it.
 
 In: an artifact and, if there are any, texts like those it will read. Out: `{matrix name: moments}` for
-`quantized.quantize_weights`, which smooths inputs by them, and rounds weights so that errors cancel on such inputs.
-Before this file: `engine.py`. After it: `runtime_model.py` (`bits=`), `compress/quantize.py`, `compress/prune.py`.
+`quantized.quantize_weights`. Before this file: `engine.py`. After it: `runtime_model.py` (`bits=`), `compress/`.
 
 Without texts, the model generates some: random tokens fill some places, and its masked-language-model head the others
 in a few rounds. A model without that head reads plain English sentences if its vocabulary is English, else random
@@ -13,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, product
 
 import numpy as np
 
@@ -23,7 +22,7 @@ from albertkit.data.passages import everyday_sentences
 from albertkit.errors import AlbertkitError
 from albertkit.runtime import graph as graphs
 from albertkit.runtime.batching import TokenBatch, token_batches
-from albertkit.runtime.engine import Engine, cores, open_graph
+from albertkit.runtime.engine import Engine, open_graph
 from albertkit.tokenizer import Tokenizer
 
 TEXTS, LENGTH, ROUNDS = 32, 64, 4
@@ -61,10 +60,10 @@ def token_moments(
         return {}
     sums: dict[tuple[str, int], np.ndarray | float] = {}
     counts: dict[str, int] = {}
-    for inputs_of_layer in record_inputs(config, weights, ids, progress):
-        counts[inputs_of_layer.prefix] = counts.get(inputs_of_layer.prefix, 0) + len(inputs_of_layer.inputs[0])
-        for at, values in enumerate(inputs_of_layer.inputs):
-            sums[inputs_of_layer.prefix, at] = sums.get((inputs_of_layer.prefix, at), 0.0) + values.T @ values
+    for use in record_inputs(config, weights, ids, progress):
+        counts[use.prefix] = counts.get(use.prefix, 0) + len(use.inputs[0])
+        for at, values in enumerate(use.inputs):
+            sums[use.prefix, at] = sums.get((use.prefix, at), 0.0) + values.T @ values
     return {
         f"{prefix}.{part}.weight": (np.asarray(sums[prefix, at]) / max(1, count)).astype(np.float32)
         for prefix, count in counts.items()
@@ -86,30 +85,25 @@ def record_inputs(
     config: AlbertConfig, weights: graphs.Weights, ids: list[list[int]], progress: Progress = lambda _: None
 ) -> Iterator[LayerInputs]:
     """The inputs of the shared layers' matrices at every use; a sample if there are many tokens."""
-    threads = cores()
-    engine = Engine(config, dict(weights), threads)
-    places = [(g, i) for g in range(config.num_hidden_groups) for i in range(config.inner_group_num)]
-    prefixes = {(g, i): f"encoder.groups.{g}.{i}" for g, i in places}
+    engine = Engine(config, dict(weights))
+    layers, inner_layers = config.num_hidden_layers, config.inner_group_num
     watched = {
-        place: open_graph(graphs.layer_graph(config, weights, prefix, engine.levels, watch=True), threads)
-        for place, prefix in prefixes.items()
+        prefix: open_graph(graphs.layer_graph(config, weights, prefix, engine.levels, watch=True), engine.threads)
+        for prefix in (f"encoder.groups.{g}.{i}" for g in range(config.num_hidden_groups) for i in range(inner_layers))
     }
     tokens = sum(len(row) for row in ids)
-    share = min(1.0, SAMPLE * len(places) / (tokens * config.num_hidden_layers * config.inner_group_num))
+    share = min(1.0, SAMPLE * len(watched) / (tokens * layers * inner_layers))
     generator = np.random.default_rng(0)
     for batch in token_batches(ids):
         progress("recording activations")
         hidden = engine.run(batch, 0)
         inside = np.arange(batch.ids.shape[1])[None] < batch.lengths[:, None]
-        for layer in range(config.num_hidden_layers):
-            for inner in range(config.inner_group_num):
-                place = (config.group_of(layer), inner)
-                before = hidden
-                hidden, *inputs_of_layer = watched[place].run(
-                    None, graphs.layer_feed(config, layer, hidden, batch.lengths)
-                )
-                chosen = inside & (generator.random(inside.shape) < share)
-                yield LayerInputs(prefixes[place], tuple(values[chosen] for values in [before, *inputs_of_layer]))
+        for layer, inner in product(range(layers), range(inner_layers)):
+            prefix = f"encoder.groups.{config.group_of(layer)}.{inner}"
+            result, *inputs = watched[prefix].run(None, graphs.layer_feed(config, layer, hidden, batch.lengths))
+            chosen = inside & (generator.random(inside.shape) < share)
+            yield LayerInputs(prefix, tuple(values[chosen] for values in [hidden, *inputs]))
+            hidden = result
 
 
 def calibration_tokens(
@@ -169,10 +163,8 @@ def synthetic_tokens(
 
 
 def example_tokens(config: AlbertConfig, tokenizer: Tokenizer | None, texts: int, seed: int = 0) -> list[list[int]]:
-    """Token ids of about `texts` times `LENGTH` tokens, without running a model: sentences for an English vocabulary,
-    else random tokens.
-
-    A text has one to four sentences.
+    """Token ids of about `texts` times `LENGTH` tokens, without running a model: texts of one to four sentences for an
+    English vocabulary, else random tokens.
     """
     if tokenizer is None or not reads_english(tokenizer):
         return random_tokens(config, texts, seed)

@@ -1,8 +1,7 @@
 """Calibration of early exit: held-out texts to the limits behind `early_exit="99%"`. No torch.
 
 In: a model folder, and examples of its task, or texts for a model that gives vectors. Out: `ExitCalibration`
-(`early_exit.py`), written into `albertkit.json`. Training (`train/elastic.py`) does the same with its own held-out
-scores. Calibrate again after quantizing or pruning, or for texts of another kind.
+(`early_exit.py`), written into `albertkit.json`. Training (`train/elastic.py`) does the same with its own scores.
 
 How: a quarter of the texts fits, for each depth, the line log-odds(disagree) = a + b · log(uncertainty). Exiting
 wherever that probability is at most r is then one rule for each r. The other texts test these rules from the most
@@ -18,7 +17,6 @@ import json
 import math
 import os
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +30,13 @@ from albertkit.runtime.early_exit import (
     CONFIDENCE,
     FIT_SHARE,
     SMALL,
+    Confidence,
     ExitCalibration,
     available_exit_depths,
     read_depths,
     risk_limits,
 )
-from albertkit.runtime.embed import combine_windows, embed_options, pool, split_texts
+from albertkit.runtime.embed import VectorConvergence, combine_windows, embed_options, pool, split_texts
 from albertkit.runtime.predict import read_heads, task_features
 from albertkit.runtime.runtime_model import RuntimeModel
 from albertkit.tasks import TASKS
@@ -104,12 +103,9 @@ def calibrate_vectors(model: RuntimeModel, texts: Sequence[str], exit_depths: Se
 
     found = read_depths(model, windows.ids, None, [*exit_depths, model.depth], read)
     vectors = {depth: combine_windows(np.stack(rows), windows, options) for depth, rows in found.items()}
-    last = vectors[model.depth]
-    uncertainty, agrees = [np.full(len(texts), np.inf)], [cosines(vectors[exit_depths[0]], last) >= MIN_COSINE]
-    for before, depth in pairwise(exit_depths):
-        uncertainty.append(1 - cosines(vectors[depth], vectors[before]))
-        agrees.append(cosines(vectors[depth], last) >= MIN_COSINE)
-    return fit(np.stack(uncertainty, 1), np.stack(agrees, 1), exit_depths, model.depth, SAME_VECTOR)
+    confidence = VectorConvergence([[place] for place in range(len(texts))], [1] * len(texts))
+    agrees = [vectors_agree(vectors[depth], vectors[model.depth]) for depth in exit_depths]
+    return fit_outputs(confidence, vectors, agrees, SAME_VECTOR)
 
 
 def calibrate_scores(
@@ -121,32 +117,42 @@ def calibrate_scores(
 ) -> ExitCalibration | None:
     """From the heads' scores of held-out examples at every exit depth, the full depth last; None if too few."""
     confidence = UncertaintyEstimator(task, features, examples)
-    depths = sorted(scores)
-    *exit_depths, full = depths
+    *exit_depths, full = sorted(scores)
     units = range(len(confidence.units))
     if len(units) < MIN_TEXTS or not exit_depths:
         return None
-    uncertainty = [
-        confidence.uncertainty(units, scores[depth], scores[depths[at - 1]] if at else None)
-        for at, depth in enumerate(exit_depths)
-    ]
     if task.gives_vectors:
-        last = np.stack(scores[full])
-        agrees = [cosines(np.stack(scores[depth]), last) >= MIN_COSINE for depth in exit_depths]
-        about = SAME_VECTOR
+        agrees, about = [vectors_agree(scores[depth], scores[full]) for depth in exit_depths], SAME_VECTOR
     elif not task.has_independent_results:  # each turn of a dialogue is compared by itself
-        right = confidence.predictions(units, scores[full])
-        predicted = [confidence.predictions(units, scores[depth]) for depth in exit_depths]
-        agrees = [np.array([a == b for a, b in zip(own, right, strict=True)]) for own in predicted]
+        turns = {depth: confidence.predictions(units, rows) for depth, rows in scores.items()}
+        agrees = [np.array([a == b for a, b in zip(turns[d], turns[full], strict=True)]) for d in exit_depths]
         about = "the prediction for the turn is the same"
     else:
         found = results or {depth: task.results(rows, features, examples) for depth, rows in scores.items()}
         agrees = [results_agree(task, found[depth], found[full]) for depth in exit_depths]
         about = "the value is nearly the same" if confidence.compares_depths else "the result is the same"
-    return fit(np.stack(uncertainty, 1), np.stack(agrees, 1), exit_depths, full, about)
+    return fit_outputs(confidence, scores, agrees, about)
+
+
+def vectors_agree(vectors: Sequence[np.ndarray] | np.ndarray, full: Sequence[np.ndarray] | np.ndarray) -> np.ndarray:
+    """(texts,) whether vectors have a high cosine with those of the full depth."""
+    return cosines(np.stack(vectors), np.stack(full)) >= MIN_COSINE
 
 
 # Statistics ------------------------------------------------------------------------------------------------------
+
+
+def fit_outputs(
+    confidence: Confidence, outputs: Mapping[int, Sequence[Any]], agrees: list[np.ndarray], about: str
+) -> ExitCalibration | None:
+    """From the outputs at every depth and, for each exit depth, whether each text agrees with the full depth."""
+    *exit_depths, full = sorted(outputs)
+    units, uncertainty = range(len(agrees[0])), list[np.ndarray]()
+    before = None
+    for depth in exit_depths:
+        uncertainty.append(confidence.uncertainty(units, outputs[depth], before))
+        before = outputs[depth]
+    return fit(np.stack(uncertainty, 1), np.stack(agrees, 1), exit_depths, full, about)
 
 
 def fit(

@@ -2,18 +2,15 @@
 
 In: token ids, and `early_exit=` of `Albert`. Out: `ExitStats`, the output of each text and the depth at which it
 exited. Before this file: `engine.py` applies layers, `calibration.py` found the limits. After it: `embed.py` for
-vectors, `predict.py` for tasks.
-
-Between two exit depths every batch goes through some layers; then the heads are read, certain texts exit, and those of
-broken batches are put into full batches again. A bounded number of tokens is on its way at once, so memory is bounded,
-too. What is predicted for a text never depends on the others.
+vectors, `predict.py` for tasks. What is predicted for a text never depends on the others.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from itertools import takewhile
 from typing import Any, Protocol
 
 import numpy as np
@@ -46,8 +43,6 @@ class ExitRule:
     """Depths before it, at which texts may exit."""
     limits: tuple[float, ...] = ()
     """The highest uncertainty to exit with, at each of them."""
-    patience: int = 0
-    """Or: exit depths in a row whose prediction is that of the one before."""
 
 
 @dataclass(frozen=True)
@@ -58,13 +53,6 @@ class ExitStats:
     """Head scores of each feature, or the vectors of texts."""
     depths: np.ndarray
     """(examples,) layers applied to each."""
-    full_depth: int
-    """Layers applied without early exit."""
-
-    @property
-    def mean_depth(self) -> float:
-        """Layers applied to a text, on average."""
-        return float(self.depths.mean()) if len(self.depths) else float(self.full_depth)
 
 
 class Confidence(Protocol):
@@ -75,9 +63,6 @@ class Confidence(Protocol):
 
     def uncertainty(self, units: Sequence[int], now: Sequence[Any], before: Sequence[Any] | None) -> np.ndarray:
         """(units,) uncertainty from the outputs at this exit depth and at the last one."""
-
-    def predictions(self, units: Sequence[int], now: Sequence[Any]) -> list[Any]:
-        """Predictions in a form that can be compared."""
 
 
 @dataclass(frozen=True)
@@ -108,24 +93,18 @@ class ExitCalibration:
             lines = tuple(None if line is None else (float(line[0]), float(line[1])) for line in data["lines"])
             exit_depths = tuple(int(depth) for depth in data["exit_depths"])
             risks = tuple((float(r), float(a), float(d)) for r, a, d in data["risks"])
-            made = cls(int(data["depth"]), exit_depths, lines, risks, int(data["texts"]), str(data.get("about", "")))
+            if len(lines) != len(exit_depths) or min(exit_depths) < 1 or not all(0 < r < 1 for r, _, _ in risks):
+                raise ValueError
+            return cls(int(data["depth"]), exit_depths, lines, risks, int(data["texts"]), str(data.get("about", "")))
         except (TypeError, ValueError, KeyError, IndexError):
             raise AlbertkitError(DAMAGED) from None
-        is_valid = len(lines) == len(exit_depths) and min(exit_depths, default=0) >= 1
-        if not is_valid or not all(0 < r < 1 for r, _, _ in risks):
-            raise AlbertkitError(DAMAGED)
-        return made
 
     def risk(self, share: float) -> float | None:
         """The highest probability of disagreeing with which a text may exit, for a share of agreement; None if no rule
         keeps it.
         """
-        found = None
-        for risk, agreement, _ in self.risks:
-            if agreement < share:
-                break
-            found = risk
-        return found
+        kept = list(takewhile(lambda row: row[1] >= share, self.risks))
+        return kept[-1][0] if kept else None
 
     def limits(self, share: float) -> tuple[float, ...]:
         """The highest uncertainty with which a text may exit at each depth; below 0 where none may."""
@@ -173,19 +152,11 @@ def exit_rule(model: RuntimeModel, early_exit: EarlyExit, depth: int | None, kin
                 f"Omit depth, choose {kind}:NUMBER, or calibrate again"
             )
         return agreement_rule(calibration, value, compares_depths=kind != "entropy")
-    exit_depths = tuple(depth for depth in available_exit_depths(model) if depth < last)
-    if name == "patience":
-        if kind != "entropy":
-            raise AlbertkitError(
-                f"patience counts predictions that stay the same; for values and vectors choose {FORMS}"
-            )
-        if value != int(value) or value < 1:
-            raise AlbertkitError(f"patience is {value:g}; choose 1 or more exit depths")
-        return ExitRule(last, exit_depths, patience=int(value))
     if name != kind:
         raise AlbertkitError(
             f"early_exit is {early_exit!r}; this model's results have no {name}: choose {kind}:NUMBER, or {FORMS}"
         )
+    exit_depths = tuple(depth for depth in available_exit_depths(model) if depth < last)
     return ExitRule(last, exit_depths, (1 - value if name == "cosine" else value,) * len(exit_depths))
 
 
@@ -214,18 +185,17 @@ def agreement_rule(calibration: ExitCalibration, share: float, compares_depths: 
 
 
 def parse_early_exit(early_exit: EarlyExit) -> tuple[str, float]:
-    """`0.99`, `"99%"`, `"entropy:0.1"`, `"patience:2"`, `"cosine:0.99"`, `"change:0.05"` as a name and a number."""
+    """`0.99`, `"99%"`, `"entropy:0.1"`, `"cosine:0.99"`, `"change:0.05"` as a name and a number."""
     name, colon, rest = str(early_exit).strip().lower().rpartition(":")
     name = name if colon else "agreement"
     try:
         value = float(rest.removesuffix("%")) / (100 if rest.endswith("%") else 1)
     except ValueError:
         value = math.nan
-    is_known = name in ("agreement", "entropy", "patience", "cosine", "change")
+    is_known = name in ("agreement", "entropy", "cosine", "change")
     if isinstance(early_exit, bool) or not is_known or not math.isfinite(value):
         raise AlbertkitError(
-            f"early_exit is {early_exit!r}; write {FORMS}, entropy:0.1, patience:2, cosine:0.99 (vectors) or "
-            f"change:0.05 (values)"
+            f"early_exit is {early_exit!r}; write {FORMS}, entropy:0.1, cosine:0.99 (vectors) or change:0.05 (values)"
         )
     if name == "agreement" and not 0.5 <= value < 1:
         raise AlbertkitError(f"early_exit is {early_exit!r}; a share of agreement is from 50% to below 100%")
@@ -264,7 +234,11 @@ class HiddenBatch:
 
 @dataclass(frozen=True)
 class LayerWalk:
-    """Features through the layers, with a rule."""
+    """Features through the layers, with a rule.
+
+    Between two exit depths every batch goes through some layers; then the heads are read, certain texts exit, and those
+    of broken batches are put into full batches again. A bounded number of tokens is on its way at once.
+    """
 
     model: RuntimeModel
     rule: ExitRule
@@ -287,51 +261,37 @@ class LayerWalk:
                 end += 1
             self._run_units(order[start:end], ids, segments, outputs, depths)
             start = end
-        return ExitStats(outputs, depths, self.rule.depth)
+        return ExitStats(outputs, depths)
 
     def _run_units(
         self, units: list[int], ids: TokenIds, segments: TokenIds | None, outputs: list[Any], depths: np.ndarray
     ) -> None:
         """Some units from the embeddings to where each exits; fills `outputs` by feature and `depths` by unit."""
         engine, here = self.model.engine, 0
-        batches = list(self._embed([place for u in units for place in self.units[u]], ids, segments))
-        repeats: dict[int, tuple[Any, int]] = {}
+        places = [place for unit in units for place in self.units[unit]]
+        batches: list[HiddenBatch] = []
+        for group in group_by_length([len(ids[place]) for place in places], self.model.token_budget):
+            batch = pad_batch(ids, segments, [places[at] for at in group])
+            batches.append(HiddenBatch(engine.run(batch, 0), batch.lengths, batch.order))
         before: list[Any] | None = None
         for number, depth in enumerate((*self.rule.exit_depths, self.rule.depth)):
-            for batch in batches:
-                batch.hidden = engine.apply_layers(batch.hidden, batch.lengths, here, depth)
-                for place, output in zip(batch.order, self.read(batch.hidden, batch.lengths), strict=True):
+            for moving in batches:
+                moving.hidden = engine.apply_layers(moving.hidden, moving.lengths, here, depth)
+                for place, output in zip(moving.order, self.read(moving.hidden, moving.lengths), strict=True):
                     outputs[place] = output
             here = depth
             if depth == self.rule.depth:
                 return
-            exiting = self._exiting(number, units, outputs, before, repeats)
-            for unit in exiting:
-                depths[unit] = depth
+            uncertainty = self.confidence.uncertainty(units, outputs, before)
+            exiting = {u for u, value in zip(units, uncertainty, strict=True) if value <= self.rule.limits[number]}
             if exiting:
+                depths[list(exiting)] = depth
                 units = [unit for unit in units if unit not in exiting]
                 if not units:
                     return
-                gone = {place for u in exiting for place in self.units[u]}
+                gone = {place for unit in exiting for place in self.units[unit]}
                 batches = rebatch(batches, gone, self.model.token_budget)
             before = list(outputs) if self.confidence.compares_depths else None
-
-    def _embed(self, places: list[int], ids: TokenIds, segments: TokenIds | None) -> Iterator[HiddenBatch]:
-        for group in group_by_length([len(ids[place]) for place in places], self.model.token_budget):
-            batch = pad_batch(ids, segments, [places[at] for at in group])
-            yield HiddenBatch(self.model.engine.run(batch, 0), batch.lengths, batch.order)
-
-    def _exiting(
-        self, number: int, units: list[int], now: list[Any], before: list[Any] | None, repeats: dict[int, Any]
-    ) -> set[int]:
-        """Units that exit at a depth; `repeats` counts, for patience, how often each prediction stayed the same."""
-        if not self.rule.patience:
-            uncertainty = self.confidence.uncertainty(units, now, before)
-            return {u for u, value in zip(units, uncertainty, strict=True) if value <= self.rule.limits[number]}
-        for unit, prediction in zip(units, self.confidence.predictions(units, now), strict=True):
-            last, times = repeats.get(unit, (None, 0))
-            repeats[unit] = (prediction, times + 1 if number and prediction == last else 0)
-        return {unit for unit in units if repeats[unit][1] >= self.rule.patience}
 
 
 def rebatch(batches: list[HiddenBatch], gone: set[int], token_budget: int) -> list[HiddenBatch]:

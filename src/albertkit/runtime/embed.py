@@ -1,18 +1,15 @@
-"""Texts to sentence vectors: the one place that does it, for `Albert`, the server, bulk work, the planner and
-training.
+"""Texts to sentence vectors: the one place that does it, for `Albert`, the server, bulk work and training.
 
 In: a `RuntimeModel`, texts and `EmbedOptions`. Out: vectors, one per text, in order. Before this file:
 `runtime_model.py`, `early_exit.py`. After it: `albert.py`; the server calls `split_texts`, `pool` and
-`combine_windows` around its own queue.
-
-A text longer than the position table is read in overlapping windows; its vector is the mean of theirs, weighted by
-tokens.
+`combine_windows` around its own queue. A text longer than the position table is read in overlapping windows; its
+vector is the mean of theirs, weighted by tokens.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypedDict
@@ -21,7 +18,7 @@ import numpy as np
 
 from albertkit.errors import AlbertkitError, nearest
 from albertkit.runtime.batching import token_batches
-from albertkit.runtime.early_exit import FORMS, EarlyExit, ExitRule, ExitStats, LayerWalk, exit_rule
+from albertkit.runtime.early_exit import ExitRule, ExitStats, LayerWalk
 from albertkit.runtime.engine import StaticEngine
 from albertkit.runtime.runtime_model import RuntimeModel, check_trained_depth
 
@@ -129,24 +126,28 @@ def embed_options(model: RuntimeModel, **keywords: Unpack[EmbedKeywords]) -> Emb
 # Texts to vectors ------------------------------------------------------------------------------------------------
 
 
-def embed_texts(model: RuntimeModel, texts: Iterable[str], options: EmbedOptions) -> Iterator[np.ndarray]:
-    """The vector of each text (dim,), in order and in bounded memory however many texts there are."""
-    start = 0
-    for chunk in text_chunks(texts):
-        yield from embed_windows(model, split_texts(model, chunk, options, start), options)
-        start += len(chunk)
+def embed_texts(
+    model: RuntimeModel,
+    texts: Iterable[str],
+    options: EmbedOptions,
+    rule: ExitRule | None = None,
+    on_exit: Callable[[int], None] | None = None,
+) -> Iterator[np.ndarray]:
+    """The vector of each text (dim,), in order and in bounded memory however many texts there are.
 
-
-def embed_texts_early(
-    model: RuntimeModel, texts: Iterable[str], options: EmbedOptions, rule: ExitRule
-) -> Iterator[ExitStats]:
-    """The same with early exit, chunk by chunk; `outputs` are vectors, one per text."""
+    rule: for early exit. on_exit: called with the depth at which each text exited.
+    """
     start = 0
     for chunk in text_chunks(texts):
         windows = split_texts(model, chunk, options, start)
-        stats = exit_vectors(model, windows, options, rule)
-        vectors = combine_windows(np.stack(stats.outputs), windows, options)
-        yield ExitStats(list(vectors), stats.depths, stats.full_depth)
+        if rule is None:
+            yield from embed_windows(model, windows, options)
+        else:
+            stats = exit_vectors(model, windows, options, rule)
+            if on_exit is not None:
+                for depth in stats.depths.tolist():
+                    on_exit(depth)
+            yield from combine_windows(np.stack(stats.outputs), windows, options)
         start += len(chunk)
 
 
@@ -331,20 +332,6 @@ class VectorConvergence:
             [window_mean(rows, self.lengths, self.units[u], self.pooling) for u in units] for rows in (now, before)
         ]
         return 1 - cosines(*(np.stack(table) for table in tables))
-
-    def predictions(self, units: Sequence[int], now: Sequence[Any]) -> list[Any]:
-        """Vectors have no prediction that could stay the same."""
-        raise AlbertkitError("patience counts predictions that stay the same; for vectors choose " + FORMS)
-
-
-def vector_exit_rule(model: RuntimeModel, early_exit: EarlyExit, keywords: EmbedKeywords) -> ExitRule:
-    """The rule for `embed(early_exit=)`."""
-    layer = keywords.get("layer")
-    if layer is not None:
-        raise AlbertkitError(
-            f"layer={layer} and early_exit={early_exit!r} exclude each other: each chooses where texts stop. Omit one"
-        )
-    return exit_rule(model, early_exit, keywords.get("depth"), "cosine")
 
 
 def exit_vectors(model: RuntimeModel, windows: TokenWindows, options: EmbedOptions, rule: ExitRule) -> ExitStats:

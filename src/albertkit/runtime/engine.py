@@ -1,13 +1,8 @@
-"""Engines: token ids to hidden states. `Engine` applies the shared layer through onnxruntime, `StaticEngine` reads a
-table.
+"""Engines: token ids to hidden states. `Engine` applies the shared layer through onnxruntime, `TorchEngine` through
+torch on a GPU; `StaticEngine` reads a table.
 
 In: config, weights and a `TokenBatch` (`batching.py`). Out: hidden states as numpy arrays. Before this file:
-`graph.py` builds the graphs. After it: `runtime_model.py` opens the engine of a model. `torch_engine.py` does the same
-on a GPU.
-
-The layer is opened once and holds each weight once; depth is the number of times it is called, from 1 to beyond L.
-Hidden states go from call to call as numpy arrays: copying them costs less than onnxruntime's own values (40 µs per
-call).
+`graph.py` builds the graphs. After it: `runtime_model.py` opens the engine of a model.
 """
 
 from __future__ import annotations
@@ -24,13 +19,17 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from albertkit.config import AlbertConfig
-from albertkit.errors import AlbertkitError
+from albertkit.errors import AlbertkitError, need
 from albertkit.quantized import QuantizedMatrix
 from albertkit.runtime import graph as graphs
 from albertkit.runtime.batching import TokenBatch
+from albertkit.runtime.graph_builder import Graph, Levels, as_float
 
 if TYPE_CHECKING:
     import onnxruntime
+    from torch import Tensor
+
+    from albertkit.model import Batch
 
 NO_POOLER = "this model has no pooler; choose the pooling mean, cls or max"
 NO_MLM_HEAD = "this model has no masked-language-model head, so it cannot fill masks; use a pre-trained checkpoint"
@@ -68,20 +67,22 @@ def open_engine(
         return StaticEngine(config, weights)
     if device == "cpu":
         return Engine(config, weights, threads)
-    from albertkit.runtime.torch_engine import TorchEngine
-
     return TorchEngine(config, weights, device)
 
 
 class Engine:
-    """A model ready to run on the CPU. It takes the layers out of `weights`, so that they are not held twice."""
+    """A model ready to run on the CPU. It takes the layers out of `weights`, so that they are not held twice.
+
+    Depth is the number of times the layer is called. Hidden states go from call to call as numpy arrays: copying them
+    costs less than onnxruntime's own values (40 µs per call).
+    """
 
     def __init__(
         self,
         config: AlbertConfig,
         weights: graphs.Weights,
         threads: int | None = None,
-        precision: graphs.Levels | None = None,
+        precision: Levels | None = None,
     ) -> None:
         threads = cores() if threads is None else threads
         if not isinstance(threads, int) or not 1 <= threads <= 1024:
@@ -138,6 +139,78 @@ class Engine:
         return np.asarray(out)
 
 
+class TorchEngine:
+    """A model ready to run on `device` ("cuda", "mps", or "torch" for torch on the CPU), in float32."""
+
+    def __init__(self, config: AlbertConfig, weights: graphs.Weights, device: str) -> None:
+        self.torch = need("torch", "train", f"device={device!r}")
+        from albertkit.artifact import Artifact
+        from albertkit.model import AlbertModel
+
+        self.device = "cpu" if device == "torch" else device
+        if self.device.startswith("cuda") and not self.torch.cuda.is_available():
+            raise AlbertkitError(
+                f"device={device!r} is not available: torch finds no GPU on this machine. Omit device to use the CPU"
+            )
+        known = {n: as_float(w) for n, w in weights.items() if n.startswith(("encoder.", "heads.mlm."))}
+        self.config, self.threads = config, cores()
+        try:
+            self.model = AlbertModel.from_artifact(Artifact(config, known)).to(self.device)
+        except (RuntimeError, AssertionError) as error:
+            raise AlbertkitError(f"torch cannot use device {device!r}: {str(error).splitlines()[0][:160]}") from None
+
+    def run(self, batch: TokenBatch, depth: int) -> np.ndarray:
+        """See `InferenceEngine`."""
+        packed = self._pack(batch.ids, batch.lengths, batch.segments)
+        with self.torch.inference_mode():
+            self.model.encoder.check(packed)
+            return self._apply(self.model.encoder.embeddings(packed), packed, 0, depth)
+
+    def apply_layers(self, hidden: np.ndarray, lengths: np.ndarray, first: int, last: int) -> np.ndarray:
+        """See `InferenceEngine`."""
+        packed = self._pack(np.zeros(hidden.shape[:2], np.int64), lengths)
+        inside = np.arange(hidden.shape[1])[None] < lengths[:, None]
+        with self.torch.inference_mode():
+            return self._apply(self.torch.from_numpy(hidden[inside]).to(self.device), packed, first, last)
+
+    def _pack(self, ids: np.ndarray, lengths: np.ndarray, segments: np.ndarray | None = None) -> Batch:
+        from albertkit.model import Batch
+
+        torch = self.torch
+        mask = torch.arange(ids.shape[1])[None] < torch.from_numpy(lengths)[:, None]
+        kinds = None if segments is None else torch.from_numpy(segments)
+        return Batch.unpad(torch.from_numpy(ids), mask, kinds).to(self.device)
+
+    def _apply(self, hidden: Tensor, packed: Batch, first: int, last: int) -> np.ndarray:
+        for layer in range(first, last):
+            hidden = self.model.encoder.apply_layer(layer, hidden, packed)
+        out: np.ndarray = packed.pad(hidden).float().cpu().numpy()
+        return out
+
+    def pooler(self, first: np.ndarray) -> np.ndarray:
+        """See `InferenceEngine`."""
+        if self.model.encoder.pooler is None:
+            raise AlbertkitError(NO_POOLER)
+        with self.torch.inference_mode():
+            moved = self.torch.from_numpy(first).to(self.device)
+            out: np.ndarray = self.torch.tanh(self.model.encoder.pooler(moved)).cpu().numpy()
+        return out
+
+    def mlm_logits(self, hidden: np.ndarray) -> np.ndarray:
+        """See `InferenceEngine`."""
+        from albertkit.model import Batch, EncoderOutput
+
+        if "mlm" not in self.model.heads:
+            raise AlbertkitError(NO_MLM_HEAD)
+        table = self.model.encoder.embeddings
+        with self.torch.inference_mode():
+            moved = self.torch.from_numpy(np.ascontiguousarray(hidden)).to(self.device)
+            batch = Batch.of([[0] * len(hidden)])
+            encoded = EncoderOutput(moved, None, (), batch, table.word.weight, table.projection.weight)
+            out: np.ndarray = self.model.heads["mlm"](encoded).logits.cpu().numpy()
+        return out
+
+
 class StaticEngine:
     """A table with one vector per token, made by `compress/static_model.py`: no onnxruntime, no layers. Its hidden
     states are rows of the table; special tokens have rows of zeros.
@@ -153,7 +226,7 @@ class StaticEngine:
         if isinstance(self.table, QuantizedMatrix):
             found: np.ndarray = self.table.values[ids] * self.table.scale[ids][..., None]
             return found
-        return graphs.as_float(self.table)[ids]
+        return as_float(self.table)[ids]
 
     def run(self, batch: TokenBatch, depth: int) -> np.ndarray:
         """The vectors of a batch (texts, length, H), at any depth."""
@@ -211,20 +284,20 @@ def cpu_quota(group: Path = Path("/sys/fs/cgroup")) -> float:
         return math.inf
 
 
-def levels() -> graphs.Levels:
+def levels() -> Levels:
     """8-bit activations where products of 8-bit numbers are summed without overflow; 7-bit ones on older x86
     processors.
     """
     if platform.machine().lower() not in ("x86_64", "amd64", "i386", "i686"):
-        return graphs.Levels(255)
+        return Levels(255)
     try:
         flags = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="ignore")
     except OSError:
-        return graphs.Levels(127)
-    return graphs.Levels(255 if "avx512_vnni" in flags or "avx_vnni" in flags else 127)
+        return Levels(127)
+    return Levels(255 if "avx512_vnni" in flags or "avx_vnni" in flags else 127)
 
 
-def open_graph(graph: graphs.Graph, threads: int) -> onnxruntime.InferenceSession:
+def open_graph(graph: Graph, threads: int) -> onnxruntime.InferenceSession:
     """A session over a graph; the weights are handed over, not copied."""
     import onnxruntime as ort
 

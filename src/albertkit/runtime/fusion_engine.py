@@ -1,8 +1,7 @@
 """`FusionModel`: a model that reads features (of images, of other models) beside tokens, run without torch.
 
 In: an artifact with a `Fusion` head (`model/fusion.py`), token ids, features as numpy arrays. Out: hidden states, or a
-head's scores. Before this file: `engine.py`; the embedding graph is the engine's, with the word table as an input, in
-which each token's vector has its own row. Not included: batching, since features come from elsewhere; pass texts of
+head's scores. Before this file: `engine.py`. Not included: batching, since features come from elsewhere; pass texts of
 similar length together.
 """
 
@@ -20,35 +19,26 @@ from albertkit.runtime import graph as graphs
 from albertkit.runtime.engine import Engine, open_graph
 from albertkit.runtime.graph_builder import Builder, as_float
 
-
-class EmbeddingInputBuilder(Builder):
-    """A builder whose word table is an input of the graph."""
-
-    def weight(self, name: str, array: np.ndarray) -> str:
-        """An array beside the graph, except for the word table."""
-        if name == "word":
-            return self.input("vectors", TensorProto.FLOAT, ["rows", array.shape[1]])
-        return super().weight(name, array)
+PREFIX = "heads.fusion."
 
 
 class FusionModel:
-    """A model with features, ready to run. `fusion` is the name of its `Fusion` among the heads."""
+    """A model with features, ready to run. position: where they stand, at the start or end. kinds: their names."""
 
-    def __init__(self, model: str | Path, fusion: str = "fusion", threads: int | None = None) -> None:
+    def __init__(self, model: str | Path, threads: int | None = None) -> None:
         stored = read_stored(model)
         self.config, self.metadata, self.tokenizer = stored.config, stored.metadata, stored.tokenizer
-        weights, start = stored.weights, f"heads.{fusion}."
+        weights = stored.weights
         self.heads = {name: as_float(array) for name, array in weights.items() if name.startswith("heads.")}
-        names = [
-            name[len(start) :].split(".") for name in self.heads if name.startswith((f"{start}start.", f"{start}end."))
-        ]
+        names = [name.removeprefix(PREFIX).split(".") for name in self.heads if name.startswith(PREFIX)]
         if not names:
-            raise AlbertkitError(f"{model} has no fusion {fusion!r}; train one (docs/fusion.md)")
+            raise AlbertkitError(f"{model} has no fusion; train one (docs/fusion.md)")
         self.position, self.kinds = names[0][0], sorted({".".join(parts[1:-1]) for parts in names})
-        self.prefix, self.table = f"{start}{self.position}.", as_float(weights["encoder.embeddings.word.weight"])
-        b = EmbeddingInputBuilder()
-        ids, segments = (b.input(name, TensorProto.INT64, ["texts", "length"]) for name in ("ids", "segments"))
-        out = graphs.embedding(b, self.config, {**weights, "encoder.embeddings.word.weight": self.table}, ids, segments)
+        self.table = as_float(weights["encoder.embeddings.word.weight"])
+        b = Builder()
+        words = b.input("words", TensorProto.FLOAT, ["texts", "length", self.table.shape[1]])
+        segments = b.input("segments", TensorProto.INT64, ["texts", "length"])
+        out = graphs.embedding(b, self.config, weights, segments, segments, words)
         self._embedding = open_graph(b.graph(out, ["texts", "length", self.config.hidden_size]), 1)
         self.engine = Engine(self.config, weights, threads)
 
@@ -62,7 +52,7 @@ class FusionModel:
         """Hidden states (texts, length, H) and lengths (texts,) of texts with features (texts, k, D) of each kind, in
         the order of the kinds. segments: the segment of each kind; default 0.
         """
-        projections, feature_segments = [], []
+        projections, feature_segments = [], list[int]()
         for kind, values in features.items():
             segment = (segments or {}).get(kind, 0)
             projections.append(self._project(kind, np.asarray(values, np.float32), len(ids), segment))
@@ -71,17 +61,15 @@ class FusionModel:
             raise AlbertkitError(f"there are no features; give some of {', '.join(self.kinds)}")
         extra = np.concatenate(projections, 1)  # (texts, k, E)
         lengths = np.array([len(row) + extra.shape[1] for row in ids], np.int32)
-        self._check(ids, lengths)
-        vectors = np.zeros((len(ids), int(lengths.max()), self.table.shape[1]), np.float32)
-        segment_ids = np.zeros(vectors.shape[:2], np.int64)
+        self._check(ids, int(lengths.max()))
+        words = np.zeros((len(ids), int(lengths.max()), self.table.shape[1]), np.float32)
+        segment_ids = np.zeros(words.shape[:2], np.int64)
         for i, row in enumerate(ids):
             at = 1 if self.position == "start" else len(row)
             own = self.table[np.asarray(row)]
-            vectors[i, : lengths[i]] = np.concatenate([own[:at], extra[i], own[at:]])
+            words[i, : lengths[i]] = np.concatenate([own[:at], extra[i], own[at:]])
             segment_ids[i, at : at + extra.shape[1]] = feature_segments
-        places = np.arange(segment_ids.size).reshape(segment_ids.shape)
-        flat = vectors.reshape(-1, vectors.shape[2])
-        (hidden,) = self._embedding.run(None, {"vectors": flat, "ids": places, "segments": segment_ids})
+        (hidden,) = self._embedding.run(None, {"words": words, "segments": segment_ids})
         layers = self.metadata.depth or self.config.num_hidden_layers
         return self.engine.apply_layers(hidden, lengths, 0, layers if depth is None else depth), lengths
 
@@ -89,7 +77,7 @@ class FusionModel:
         """Features of one kind at size E, (texts, k, E)."""
         if kind not in self.kinds:
             raise AlbertkitError(f"unknown kind {kind!r}{nearest(kind, self.kinds)}; there is {', '.join(self.kinds)}")
-        weight, bias = (self.heads[f"{self.prefix}{kind}.{part}"] for part in ("weight", "bias"))
+        weight, bias = (self.heads[f"{PREFIX}{self.position}.{kind}.{part}"] for part in ("weight", "bias"))
         if values.ndim != 3 or len(values) != texts or values.shape[1] < 1 or values.shape[2] != weight.shape[1]:
             raise AlbertkitError(
                 f"the features {kind!r} have shape {values.shape}; "
@@ -100,14 +88,12 @@ class FusionModel:
         projected: np.ndarray = values @ weight.T + bias
         return projected
 
-    def _check(self, ids: Sequence[Sequence[int]], lengths: np.ndarray) -> None:
+    def _check(self, ids: Sequence[Sequence[int]], longest: int) -> None:
         if min(map(len, ids), default=0) < 1:
             raise AlbertkitError("one text has no tokens; each needs at least one")
         most = self.config.max_position_embeddings
-        if int(lengths.max()) > most:
-            raise AlbertkitError(
-                f"with its features a text has {int(lengths.max())} tokens; this model reads {most}. Shorten it"
-            )
+        if longest > most:
+            raise AlbertkitError(f"with its features a text has {longest} tokens; this model reads {most}. Shorten it")
         if min(map(min, ids)) < 0 or max(map(max, ids)) >= len(self.table):
             raise AlbertkitError(f"a token is not among 0 to {len(self.table) - 1}; use this model's tokenizer")
 

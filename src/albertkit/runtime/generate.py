@@ -1,13 +1,11 @@
 """Texts generated token by token, without torch, by a model fine-tuned for `generate`.
 
 In: a `RuntimeModel`, source texts, `GenerateSettings`. Out: one `GeneratedText` per text. Before this file:
-`tasks/generation.py` defines which token attends to which; `engine.py` gives embeddings and logits. After it:
-`albert.py`, the server.
+`tasks/generation.py` defines which token attends to which; `engine.py` gives embeddings and logits.
 
 Sources never attend to the target, and a target token never attends to later ones; so each use of the shared layer
 keeps the keys and values of its tokens, and a step computes two tokens per text: the last token, and a mask for the
-next. The mask's keys are discarded. The same small graph reads the source (nothing cached, many new tokens) and makes
-a step. Finished texts leave the batch.
+next, whose keys are discarded. One small graph reads the source (nothing cached, many new tokens) and makes a step.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ from albertkit.errors import AlbertkitError
 from albertkit.runtime import graph as graphs
 from albertkit.runtime.batching import TokenBatch, group_by_length, pad_batch
 from albertkit.runtime.embed import shorten
-from albertkit.runtime.engine import Engine, InferenceEngine, open_graph
+from albertkit.runtime.engine import Engine, open_graph
 from albertkit.runtime.graph_builder import Builder, Graph, Levels, as_float
 from albertkit.runtime.runtime_model import RuntimeModel
 from albertkit.tasks.generation import GeneratedText, check_can_generate, special_ids
@@ -99,19 +97,13 @@ def step_graph(config: AlbertConfig, weights: graphs.Weights, prefix: str, level
     hidden = b.input("hidden", TensorProto.FLOAT, ["texts", "new", config.hidden_size])
     keys, values = (b.input(n, TensorProto.FLOAT, ["texts", "past", config.attention_size]) for n in ("keys", "values"))
     bias = b.input("bias", TensorProto.FLOAT, ["texts", 1, "new", "all"])
-    inputs = ("query", "key", "value")
-    together = graphs.stack_rows([weights[f"{prefix}.attention.{part}.weight"] for part in inputs])
-    biases = np.concatenate([as_float(weights[f"{prefix}.attention.{part}.bias"]) for part in inputs])
-    mixed = b.node("Add", b.product(hidden, "qkv", together), b.weight("qkv.bias", biases))
-    query, key, value = b.split(mixed, 3)
+    mixed, qkv_bias = graphs.input_product(b, config, weights, prefix, hidden)
+    query, key, value = b.split(b.node("Add", mixed, qkv_bias), 3)
     context = b.node(
         "MultiHeadAttention", query, b.node("Concat", keys, key, axis=1), b.node("Concat", values, value, axis=1),
         "", "", bias, num_heads=config.num_attention_heads,
     )  # fmt: skip
-    out = b.product(context, "output", weights[f"{prefix}.attention.output.weight"])
-    names = ("attention.output.bias", "attention_norm.weight", "attention_norm.bias")
-    vectors = [b.weight(name, as_float(weights[f"{prefix}.{name}"])) for name in names]
-    middle = graphs.sum_norm(b, out, vectors[0], hidden, vectors[1:], config.layer_norm_eps)
+    middle = graphs.attention_output(b, config, weights, prefix, context, hidden)
     _, result = graphs.ffn_block(b, config, weights, prefix, middle)
     return b.graph(result, ["texts", "new", config.hidden_size], [key, value])
 
@@ -144,6 +136,8 @@ class KeyValueCache:
 
     def take(self, chosen: np.ndarray) -> None:
         """Continue with some of the texts, in this order; one may be taken several times."""
+        if np.array_equal(chosen, np.arange(len(self.origin))):
+            return
         if np.array_equal(self.origin[chosen], self.origin):  # beams of one source change places: its keys stay
             for table in (*self.keys, *self.values):
                 table[:, self.source : self.past] = table[chosen, self.source : self.past]
@@ -160,10 +154,15 @@ class KeyValueCache:
     def attention_bias(self, new: int) -> np.ndarray:
         """Added to the attention scores of new tokens: excludes padding of sources, and later tokens."""
         table = np.zeros((len(self.lengths), 1, new, self.past + new), np.float32)
-        beyond = np.arange(self.source)[None] >= self.lengths[:, None]
-        table[:, :, :, : self.source] = np.where(beyond, EXCLUDED, np.float32(0))[:, None, None]
+        table[:, :, :, : self.source] = padding_bias(self.lengths, self.source)
         table[:, :, :, self.past :] = np.triu(np.full((new, new), EXCLUDED), 1)
         return table
+
+
+def padding_bias(lengths: np.ndarray, width: int) -> np.ndarray:
+    """Added to the attention scores of `width` source tokens: excludes padding, (texts, 1, 1, width)."""
+    is_padding = np.arange(width)[None] >= lengths[:, None]
+    return np.where(is_padding, EXCLUDED, np.float32(0))[:, None, None]
 
 
 class TextGenerator:
@@ -171,16 +170,12 @@ class TextGenerator:
     out.
     """
 
-    def __init__(
-        self, config: AlbertConfig, weights: graphs.Weights, engine: InferenceEngine, tokenizer: Tokenizer
-    ) -> None:
-        if not isinstance(engine, Engine):
-            raise AlbertkitError("texts are generated on the CPU; omit device")
+    def __init__(self, config: AlbertConfig, weights: graphs.Weights, engine: Engine, tokenizer: Tokenizer) -> None:
         check_can_generate(config, weights)
         self.config, self.engine = config, engine
         self.end, self.mask = special_ids(tokenizer)[1:]
-        banned = {tokenizer.pad_id, tokenizer.cls_id, tokenizer.mask_id, tokenizer.unk_id} - {None}
-        self.vocabulary, self.banned = tokenizer.vocab_size, sorted(i for i in banned if i is not None)
+        special = {tokenizer.pad_id, tokenizer.cls_id, tokenizer.mask_id, tokenizer.unk_id}
+        self.vocabulary, self.banned = tokenizer.vocab_size, sorted(i for i in special if i is not None)
         self._embedding = open_graph(target_embedding(config, weights, engine.levels), 1)
         self._layers = [
             [self._open(weights, f"encoder.groups.{g}.{i}") for i in range(config.inner_group_num)]
@@ -199,8 +194,7 @@ class TextGenerator:
         hidden = self.engine.run(batch, 0)
         texts, length, _ = hidden.shape
         nothing = np.zeros((texts, 0, self.config.attention_size), np.float32)
-        bias = np.zeros((texts, 1, length, length), np.float32)
-        bias += np.where(np.arange(length)[None] >= batch.lengths[:, None], EXCLUDED, np.float32(0))[:, None, None]
+        bias = np.repeat(padding_bias(batch.lengths, length), length, axis=2)
         cache = KeyValueCache([], [], batch.lengths.astype(np.int64), length, np.arange(texts))
         for use in self.layer_sessions(depth):
             hidden, key, value = use.run(None, {"hidden": hidden, "keys": nothing, "values": nothing, "bias": bias})
@@ -233,35 +227,6 @@ class TextGenerator:
 
 # Choosing tokens -------------------------------------------------------------------------------------------------
 
-Pick = Callable[[np.ndarray, int], int]  # log-probabilities (V,) and the place of the text → a token
-
-
-def sampler(settings: GenerateSettings) -> Pick:
-    """Tokens sampled by their probability; each text has its own random numbers, whatever its neighbours."""
-    generators: dict[int, np.random.Generator] = {}
-
-    def pick(log_probabilities: np.ndarray, place: int) -> int:
-        rng = generators.setdefault(place, np.random.default_rng([settings.seed, place]))
-        with np.errstate(over="ignore"):  # at a temperature near 0 all but the likeliest are infinitely far
-            share = np.exp((log_probabilities - log_probabilities.max()) / settings.temperature)
-        share /= share.sum()
-        order = np.flatnonzero(
-            share > (1 - settings.top_p) / len(share)
-        )  # the others have less than 1 - top_p together
-        if settings.top_p < 1:
-            order = order[np.argsort(-share[order], kind="stable")]
-        summed = np.cumsum(share[order])
-        count = min(int(np.searchsorted(summed, settings.top_p * (1 - 1e-9))) + 1, len(order))
-        at = np.searchsorted(summed[:count], rng.random() * summed[count - 1], side="right")
-        return int(order[min(int(at), count - 1)])
-
-    return pick
-
-
-def pick_likeliest(log_probabilities: np.ndarray, place: int) -> int:
-    """The likeliest token."""
-    return int(log_probabilities.argmax())
-
 
 @dataclass
 class Hypothesis:
@@ -277,64 +242,50 @@ class Hypothesis:
         return self.total / max(1, len(self.ids) + self.ended)
 
 
+Pick = Callable[[np.ndarray, int], int]  # log-probabilities (V,) and the place of the text → a token
+
+
+def sampler(settings: GenerateSettings) -> Pick:
+    """Tokens sampled by their probability; each text has its own random numbers, whatever its neighbours."""
+    generators: dict[int, np.random.Generator] = {}
+
+    def pick(log_probabilities: np.ndarray, place: int) -> int:
+        rng = generators.setdefault(place, np.random.default_rng([settings.seed, place]))
+        with np.errstate(over="ignore"):  # at a temperature near 0 all but the likeliest are infinitely far
+            share = np.exp((log_probabilities - log_probabilities.max()) / settings.temperature)
+        share /= share.sum()
+        # the others have less than 1 - top_p together
+        order = np.flatnonzero(share > (1 - settings.top_p) / len(share))
+        if settings.top_p < 1:
+            order = order[np.argsort(-share[order], kind="stable")]
+        summed = np.cumsum(share[order])
+        count = min(int(np.searchsorted(summed, settings.top_p * (1 - 1e-9))) + 1, len(order))
+        at = np.searchsorted(summed[:count], rng.random() * summed[count - 1], side="right")
+        return int(order[min(int(at), count - 1)])
+
+    return pick
+
+
+def pick_likeliest(log_probabilities: np.ndarray, place: int) -> int:
+    """The likeliest token."""
+    return int(log_probabilities.argmax())
+
+
 def exclude_repeats(log_probabilities: np.ndarray, texts: Sequence[Hypothesis], size: int) -> None:
-    """Take bias the words that would end a run of `size` tokens which a text already holds."""
+    """Exclude the tokens that would complete an n-gram of `size` tokens which a text already contains."""
     for row, text in zip(log_probabilities, texts if size else (), strict=False):
         ids = text.ids
         runs = [ids[i : i + size] for i in range(len(ids) - size + 1)]
         row[[run[-1] for run in runs if run[:-1] == ids[len(ids) - size + 1 :]]] = -np.inf
 
 
-def decode(
-    generator: TextGenerator, batch: TokenBatch, pick: Pick, most: int, depth: int, settings: GenerateSettings
-) -> list[Hypothesis]:
-    """One text for each source, token by token."""
-    texts = [Hypothesis([]) for _ in batch.order]
-    cache, going, last = generator.read(batch, depth, most), np.arange(len(texts)), None
-    for _ in range(most):
-        log_probabilities = generator.step(cache, last, depth)
-        exclude_repeats(log_probabilities, [texts[i] for i in going], settings.no_repeat)
-        last = np.array([pick(row, int(batch.order[i])) for row, i in zip(log_probabilities, going, strict=True)])
-        for row, word, i in zip(log_probabilities, last.tolist(), going.tolist(), strict=True):
-            texts[i].total += float(row[word])
-            texts[i].ended = word == generator.end
-            if word != generator.end:
-                texts[i].ids.append(word)
-        active = np.flatnonzero(last != generator.end)
-        if not len(active):
-            break
-        if len(active) < len(last):
-            cache.take(active)
-            going, last = going[active], last[active]
-    return texts
-
-
-def beam_search(
-    generator: TextGenerator, batch: TokenBatch, most: int, depth: int, settings: GenerateSettings
-) -> list[Hypothesis]:
-    """Beam search: the best text of several for each source, by mean log-probability."""
-    count, beams = len(batch.order), settings.beams
-    cache = generator.read(batch, depth, most)
-    alive: list[list[Hypothesis]] = [[Hypothesis([])] for _ in range(count)]
-    done: list[list[Hypothesis]] = [[] for _ in range(count)]
-    going, last = list(range(count)), None
-    for _ in range(most):
-        log_probabilities, start, chosen = generator.step(cache, last, depth), 0, []
-        exclude_repeats(log_probabilities, [text for i in going for text in alive[i]], settings.no_repeat)
-        for i in going:
-            own = alive[i]
-            table = log_probabilities[start : start + len(own)]
-            alive[i], parents = expand_beams(table, own, done[i], beams, generator.end)
-            if len(done[i]) >= beams and done[i][0].score >= max((t.score for t in alive[i]), default=-np.inf):
-                alive[i], parents = [], []
-            chosen += [start + parent for parent in parents]
-            start += len(own)
-        going = [i for i in going if alive[i]]
-        if not going:
-            break
-        cache.take(np.array(chosen))
-        last = np.array([text.ids[-1] for i in going for text in alive[i]])
-    return [max([*ended, *texts], key=lambda t: t.score) for ended, texts in zip(done, alive, strict=True)]
+def expand_text(row: np.ndarray, text: Hypothesis, done: list[Hypothesis], word: int, end: int) -> list[Hypothesis]:
+    """A text with its next token; one that is finished goes to `done`."""
+    total = text.total + float(row[word])
+    if word != end:
+        return [Hypothesis([*text.ids, word], total)]
+    done.append(Hypothesis(text.ids, total, True))
+    return []
 
 
 def expand_beams(
@@ -360,6 +311,37 @@ def expand_beams(
     return texts, parents
 
 
+def decode(
+    generator: TextGenerator, batch: TokenBatch, most: int, depth: int, settings: GenerateSettings, pick: Pick
+) -> list[Hypothesis]:
+    """The best text for each source: of one that grows by the tokens of `pick`, or of several beams."""
+    cache = generator.read(batch, depth, most)
+    alive = [[Hypothesis([])] for _ in batch.order]
+    done: list[list[Hypothesis]] = [[] for _ in batch.order]
+    going, last = list(range(len(alive))), None
+    for _ in range(most):
+        log_probabilities, start, chosen = generator.step(cache, last, depth), 0, list[int]()
+        exclude_repeats(log_probabilities, [text for i in going for text in alive[i]], settings.no_repeat)
+        for i in going:
+            own = alive[i]
+            table = log_probabilities[start : start + len(own)]
+            if settings.beams > 1:
+                alive[i], parents = expand_beams(table, own, done[i], settings.beams, generator.end)
+            else:
+                word = pick(table[0], int(batch.order[i]))
+                alive[i], parents = expand_text(table[0], own[0], done[i], word, generator.end), [0]
+            if len(done[i]) >= settings.beams and done[i][0].score >= max((t.score for t in alive[i]), default=-np.inf):
+                alive[i] = []
+            chosen += [start + parent for parent in parents[: len(alive[i])]]
+            start += len(own)
+        going = [i for i in going if alive[i]]
+        if not going:
+            break
+        cache.take(np.array(chosen))
+        last = np.array([text.ids[-1] for i in going for text in alive[i]])
+    return [max([*ended, *texts], key=lambda t: t.score) for ended, texts in zip(done, alive, strict=True)]
+
+
 def generate(
     model: RuntimeModel, texts: Sequence[str], settings: GenerateSettings | None = None, depth: int | None = None
 ) -> list[GeneratedText]:
@@ -380,10 +362,7 @@ def generate(
     token_budget = max(1, MAX_BATCHES * model.token_budget // settings.beams)
     for places in group_by_length([len(source) + most for source in sources], token_budget):
         batch = pad_batch(sources, None, places)
-        if settings.beams > 1:
-            made = beam_search(generator, batch, most, layers, settings)
-        else:
-            made = decode(generator, batch, pick, most, layers, settings)
+        made = decode(generator, batch, most, layers, settings, pick)
         for place, text in zip(batch.order.tolist(), made, strict=True):
             found[place] = GeneratedText(model.tokenizer.decode(text.ids), text.score, text.ended)
     return found

@@ -1,11 +1,8 @@
 """Weights to ONNX graphs: the embedding, the one shared layer, and the heads.
 
-In: a config and weights (float arrays or int8 `QuantizedMatrix`es). Out: `Graph`s. Before this file: `builder.py`
-collects the nodes. Next: `engine.py` opens the graphs in onnxruntime and applies the layer; `interop/onnx_export.py`
-puts the same parts into one file.
-
-The layer: one product for Q, K and V together, multi-head attention over the first n tokens of each text, the output
-product, LayerNorm of a sum, the feed-forward products with their activation, and LayerNorm again.
+In: a config and weights (float arrays or int8 `QuantizedMatrix`es). Out: `Graph`s. Before this file:
+`graph_builder.py` collects the nodes. Next: `engine.py` opens the graphs in onnxruntime and applies the layer;
+`interop/onnx_export.py` puts the same parts into one file.
 
 With int8 weights, each token is scaled by its own largest number, so that what a text gets never depends on its
 neighbours in the batch (the stock operator scales a whole batch at once). The activation's output is shifted up by the
@@ -21,48 +18,14 @@ import numpy as np
 from onnx import TensorProto
 
 from albertkit.config import AlbertConfig
-from albertkit.quantized import QuantizedMatrix
-from albertkit.runtime import graph_options
-from albertkit.runtime.graph_builder import Builder, Graph, Levels, as_float
-
-__all__ = [
-    "Graph",
-    "Levels",
-    "Weights",
-    "as_float",
-    "dense_graph",
-    "embedding_graph",
-    "layer_feed",
-    "layer_graph",
-    "mlm_graph",
-]
+from albertkit.quantized import QuantizedMatrix, quantize_rows
+from albertkit.runtime.graph_builder import HIDDEN, Builder, Graph, Levels, as_float
 
 Weights = dict[str, "np.ndarray | QuantizedMatrix"]
+QKV = ("query", "key", "value")
 
 # How far below zero each activation goes; None where it is not bounded closely.
 LOWEST = {"gelu": 0.17, "gelu_new": 0.1701, "relu": 0.0, "silu": 0.2785, "tanh": None}
-
-
-def stack_rows(parts: list[np.ndarray | QuantizedMatrix]) -> np.ndarray | QuantizedMatrix:
-    """Several matrices as one, rows below rows."""
-    if all(isinstance(part, QuantizedMatrix) for part in parts):
-        matrices = [part for part in parts if isinstance(part, QuantizedMatrix)]
-        for m in matrices[1:]:
-            if not np.array_equal(m.smooth, matrices[0].smooth):  # type: ignore[arg-type]
-                return np.concatenate([as_float(part) for part in parts])
-        values, scale = np.concatenate([m.values for m in matrices]), np.concatenate([m.scale for m in matrices])
-        return QuantizedMatrix(values, scale, matrices[0].smooth)  # the same for all, since they read the same input
-    return np.concatenate([as_float(part) for part in parts])
-
-
-def shifted_bias(weight: np.ndarray | QuantizedMatrix, bias: np.ndarray, shift: float) -> np.ndarray:
-    """The bias that takes back what adding `shift` to every input of a product has added to its outputs."""
-    rows = (
-        weight.values.sum(axis=1, dtype=np.int64) * weight.scale
-        if isinstance(weight, QuantizedMatrix)
-        else weight.sum(axis=1)
-    )
-    return (bias - shift * rows).astype(np.float32)
 
 
 @dataclass(frozen=True)
@@ -75,73 +38,7 @@ class LayerNames:
     result: str
 
 
-def sum_norm(b: Builder, x: str, bias: str, skip: str, norm: Sequence[str], eps: float, kind: str = "") -> str:
-    """LayerNorm of x + bias + skip. (onnxruntime's one operator for this is four times slower than these three.)"""
-    scale, shift = norm
-    return b.norm(b.node("Add", b.node("Add", x, bias), skip), scale, shift, eps, kind)
-
-
-def attention_block(
-    b: Builder,
-    config: AlbertConfig,
-    weights: Weights,
-    prefix: str,
-    hidden: str,
-    mask: str,
-    local: str | bool = False,
-) -> tuple[str, str]:
-    """The first half of a layer: what its output product reads, and its result. `local`: whether it sees a window
-    alone; or the name of a number that says so (`graph_options.kind_of`).
-    """
-    parts, bias = graph_options.input_parts(config, weights, prefix)
-    mixed = b.product(hidden, "qkv", stack_rows(parts))
-    bias_name = b.weight("qkv.bias", bias)
-    if config.options.has_attention_options:
-        mixed = b.node("Add", mixed, bias_name)
-        context = graph_options.attend(b, config, weights, prefix, mixed, mask, local)
-    else:
-        context = b.attend(mixed, bias_name, mask, config.num_attention_heads, config.head_size)
-    out = b.product(context, "output", graph_options.output_part(config, weights, prefix))
-    bias_name, *norm = _vectors(
-        b, weights, prefix, "attention.output.bias", "attention_norm.weight", "attention_norm.bias"
-    )
-    return context, sum_norm(b, out, bias_name, hidden, norm, config.layer_norm_eps, config.options.norm)
-
-
-def ffn_block(b: Builder, config: AlbertConfig, weights: Weights, prefix: str, hidden: str) -> tuple[str, str]:
-    """The second half of a layer: what its down product reads, and its result."""
-    up = b.product(hidden, "up", weights[f"{prefix}.ffn.up.weight"])
-    wide = b.activation(config.hidden_act, up, *_vectors(b, weights, prefix, "ffn.up.bias"))
-    down = weights[f"{prefix}.ffn.down.weight"]
-    floor = LOWEST[config.hidden_act] if isinstance(down, QuantizedMatrix) else None
-    down_bias = as_float(weights[f"{prefix}.ffn.down.bias"])
-    if floor is not None:
-        down_bias = shifted_bias(down, down_bias, floor)
-        wide = b.node("Add", wide, b.constant(floor, np.float32)) if floor else wide
-    narrow = b.product(wide, "down", down, floor)
-    norm = _vectors(b, weights, prefix, "ffn_norm.weight", "ffn_norm.bias")
-    return wide, sum_norm(
-        b, narrow, b.weight("ffn.down.bias", down_bias), hidden, norm, config.layer_norm_eps, config.options.norm
-    )
-
-
-def _vectors(b: Builder, weights: Weights, prefix: str, *names: str) -> list[str]:
-    return [b.weight(name, as_float(weights[f"{prefix}.{name}"])) for name in names]
-
-
-def layer(
-    b: Builder,
-    config: AlbertConfig,
-    weights: Weights,
-    prefix: str,
-    hidden: str,
-    mask: str,
-    local: str | bool = False,
-) -> LayerNames:
-    """One layer over `hidden` (texts, length, H); `local` as in `attention_block`."""
-    context, middle = attention_block(b, config, weights, prefix, hidden, mask, local)
-    wide, result = ffn_block(b, config, weights, prefix, middle)
-    return LayerNames(context, middle, wide, result)
+# The layer -------------------------------------------------------------------------------------------------------
 
 
 def layer_graph(config: AlbertConfig, weights: Weights, prefix: str, levels: Levels, watch: bool = False) -> Graph:
@@ -153,31 +50,214 @@ def layer_graph(config: AlbertConfig, weights: Weights, prefix: str, levels: Lev
     b = Builder(levels)
     hidden = b.input("hidden", TensorProto.FLOAT, ["texts", "length", config.hidden_size])
     lengths = b.input("lengths", TensorProto.INT32, ["texts"])
-    local = b.input("local", TensorProto.INT64, []) if config.options.window else False
+    local = b.input("local", TensorProto.BOOL, []) if config.options.window else False
     made = layer(b, config, weights, prefix, hidden, lengths, local)
     more = []
     if watch:
-        more = [graph_options.expand_low_rank(b, config, weights, prefix, made.context), made.middle, made.wide]
+        more = [expand_low_rank(b, config, weights, prefix, made.context), made.middle, made.wide]
     return b.graph(made.result, ["texts", "length", config.hidden_size], more)
 
 
 def layer_feed(config: AlbertConfig, layer: int, hidden: np.ndarray, lengths: np.ndarray) -> dict[str, np.ndarray]:
     """The inputs of a layer's graph for layer number `layer` (from 0)."""
     fed = {"hidden": hidden, "lengths": lengths}
-    if config.options.window:
-        fed["local"] = np.array(graph_options.kind_of(config, layer, hidden.shape[1]), np.int64)
+    window = config.options.window
+    if window:  # within one window there is nothing to hide
+        fed["local"] = np.array(config.options.local(layer) and hidden.shape[1] > window + 1)
     return fed
 
 
-def embedding(b: Builder, config: AlbertConfig, weights: Weights, ids: str, segments: str) -> str:
-    """Word, segment and position vectors, their sum normalised and projected to H."""
-    table = weights["encoder.embeddings.word.weight"]
-    if isinstance(table, QuantizedMatrix):
-        rows = b.node("Cast", b.node("Gather", b.weight("word", table.values), ids), to=TensorProto.FLOAT)
-        scale = b.node("Gather", b.weight("word.scale", table.scale[:, None]), ids)
-        words = b.node("Mul", rows, scale)
+def layer(
+    b: Builder,
+    config: AlbertConfig,
+    weights: Weights,
+    prefix: str,
+    hidden: str,
+    mask: str,
+    local: str | bool = False,
+) -> LayerNames:
+    """One layer over `hidden` (texts, length, H). `local`: whether tokens attend inside the window only, or the name of
+    an input that says so.
+    """
+    mixed, bias = input_product(b, config, weights, prefix, hidden)
+    if config.options.has_attention_options:
+        context = attend_with_options(b, config, weights, prefix, b.node("Add", mixed, bias), mask, local)
     else:
-        words = b.node("Gather", b.weight("word", table), ids)
+        context = b.attend(mixed, bias, mask, config.num_attention_heads, config.head_size)
+    middle = attention_output(b, config, weights, prefix, context, hidden)
+    wide, result = ffn_block(b, config, weights, prefix, middle)
+    return LayerNames(context, middle, wide, result)
+
+
+def input_product(b: Builder, config: AlbertConfig, weights: Weights, prefix: str, hidden: str) -> tuple[str, str]:
+    """Queries, keys and values side by side, from one product; and their biases, not yet added."""
+    parts = [weights[f"{prefix}.attention.{name}.weight"] for name in QKV]
+    biases = [as_float(weights[f"{prefix}.attention.{name}.bias"]) for name in QKV]
+    if config.options.low_rank:
+        low = [as_float(weights[f"{prefix}.attention.low.{name}"]) for name in QKV]
+        parts = [multiply_heads(part, matrix) for part, matrix in zip(parts, low, strict=True)]
+        biases = [(bias.reshape(-1, m.shape[1]) @ m.T).ravel() for bias, m in zip(biases, low, strict=True)]
+    mixed = b.product(hidden, "qkv", stack_rows(parts))
+    return mixed, b.weight("qkv.bias", np.concatenate(biases).astype(np.float32))
+
+
+def stack_rows(parts: list[np.ndarray | QuantizedMatrix]) -> np.ndarray | QuantizedMatrix:
+    """Several matrices as one, rows below rows."""
+    matrices = [part for part in parts if isinstance(part, QuantizedMatrix)]
+    smooth = matrices[0].smooth if matrices else None
+    if len(matrices) < len(parts) or not all(np.array_equal(m.smooth, smooth) for m in matrices):  # type: ignore[arg-type]
+        return np.concatenate([as_float(part) for part in parts])
+    return QuantizedMatrix(
+        np.concatenate([m.values for m in matrices]), np.concatenate([m.scale for m in matrices]), smooth
+    )
+
+
+def attention_output(b: Builder, config: AlbertConfig, weights: Weights, prefix: str, context: str, hidden: str) -> str:
+    """The end of a layer's first half: the output product, and LayerNorm of its sum with the layer's input."""
+    weight = weights[f"{prefix}.attention.output.weight"]
+    if config.options.low_rank:  # for heads as wide as they are computed
+        plain = as_float(weight).reshape(config.hidden_size, config.num_attention_heads, config.head_size)
+        made = (plain @ as_float(weights[f"{prefix}.attention.low.lift"])).reshape(config.hidden_size, -1)
+        weight = quantize_rows(made) if isinstance(weight, QuantizedMatrix) else made
+    out = b.product(context, "output", weight)
+    bias, *norm = _vectors(b, weights, prefix, "attention.output.bias", "attention_norm.weight", "attention_norm.bias")
+    return sum_norm(b, config, out, bias, hidden, norm)
+
+
+def ffn_block(b: Builder, config: AlbertConfig, weights: Weights, prefix: str, hidden: str) -> tuple[str, str]:
+    """The second half of a layer: what its down product reads, and its result."""
+    up = b.product(hidden, "up", weights[f"{prefix}.ffn.up.weight"])
+    wide = b.activation(config.hidden_act, up, *_vectors(b, weights, prefix, "ffn.up.bias"))
+    down = weights[f"{prefix}.ffn.down.weight"]
+    down_bias = as_float(weights[f"{prefix}.ffn.down.bias"])
+    floor = None
+    if isinstance(down, QuantizedMatrix):
+        floor = LOWEST[config.hidden_act]
+        if floor:  # the bias takes back what adding `floor` to every input adds to the outputs
+            wide = b.node("Add", wide, b.constant(floor, np.float32))
+            rows = down.values.sum(axis=1, dtype=np.int64) * down.scale
+            down_bias = (down_bias - floor * rows).astype(np.float32)
+    narrow = b.product(wide, "down", down, floor)
+    norm = _vectors(b, weights, prefix, "ffn_norm.weight", "ffn_norm.bias")
+    return wide, sum_norm(b, config, narrow, b.weight("ffn.down.bias", down_bias), hidden, norm)
+
+
+def sum_norm(b: Builder, config: AlbertConfig, x: str, bias: str, skip: str, norm: Sequence[str]) -> str:
+    """LayerNorm of x + bias + skip. (onnxruntime's one operator for this is four times slower than these three.)"""
+    summed = b.node("Add", b.node("Add", x, bias), skip)
+    return b.norm(summed, *norm, config.layer_norm_eps, config.options.norm)
+
+
+def _vectors(b: Builder, weights: Weights, prefix: str, *names: str) -> list[str]:
+    return [b.weight(name, as_float(weights[f"{prefix}.{name}"])) for name in names]
+
+
+# Attention beyond canonical ALBERT -------------------------------------------------------------------------------
+# `model/optional_modules.py` is the same in torch, with the formulas. Low rank is multiplied into the matrices around
+# it when the graph is built, so that it runs as attention with narrow heads; 8-bit matrices are rounded again for it.
+
+
+def multiply_heads(weight: np.ndarray | QuantizedMatrix, matrix: np.ndarray) -> np.ndarray | QuantizedMatrix:
+    """A matrix whose rows, head by head, go through `matrix` (narrow, wide)."""
+    plain = weight.values * weight.scale[:, None] if isinstance(weight, QuantizedMatrix) else weight
+    made = (matrix @ plain.reshape(-1, matrix.shape[1], plain.shape[1])).reshape(-1, plain.shape[1])
+    if not isinstance(weight, QuantizedMatrix):
+        return made
+    small = quantize_rows(made)
+    return QuantizedMatrix(small.values, small.scale, weight.smooth)
+
+
+def expand_low_rank(b: Builder, config: AlbertConfig, weights: Weights, prefix: str, context: str) -> str:
+    """What the output matrix as it is stored would read: heads brought up from low rank, (texts, length, A)."""
+    if not config.options.low_rank:
+        return context
+    heads = b.node("Reshape", context, b.constant([0, 0, config.num_attention_heads, config.score_size], np.int64))
+    lift = b.transpose("low.lift", as_float(weights[f"{prefix}.attention.low.lift"]))
+    return b.node("Reshape", b.node("MatMul", heads, lift), b.constant([0, 0, config.attention_size], np.int64))
+
+
+def attend_with_options(
+    b: Builder, config: AlbertConfig, weights: Weights, prefix: str, mixed: str, mask: str, local: str | bool
+) -> str:
+    """Attention over the input product with its biases: (texts, length, rows) → (texts, length, heads · size)."""
+    heads, size, few = config.num_attention_heads, config.score_size, config.key_heads
+    query, key, value = b.split(mixed, [heads * size, few * size, few * size])
+    if few != heads:
+        repeats = b.constant([1, 1, heads], np.int64)
+        key, value = b.node("Tile", key, repeats), b.node("Tile", value, repeats)
+    theta = ""
+    if config.options.attention_bias:
+        theta = theta_scores(b, config, as_float(weights[f"{prefix}.attention.theta"]), query)
+
+    def attend_all() -> str:
+        return b.attend_parts((query, key, value), mask, heads, size, theta)
+
+    def attend_window() -> str:
+        outside = outside_window(b, config.options.window, query)
+        extra = b.node("Add", theta, outside) if theta else outside
+        return b.attend_parts((query, key, value), mask, heads, size, extra)
+
+    if isinstance(local, str):  # one session, which holds each weight once, serves both kinds of layers
+        return b.choose(local, attend_window, attend_all)
+    return attend_window() if local else attend_all()
+
+
+def theta_scores(b: Builder, config: AlbertConfig, theta: np.ndarray, query: str) -> str:
+    """θ of each score, (1, heads, length, length)."""
+    table, (place, column) = b.weight("theta", theta), positions(b, query)
+    if config.options.attention_bias == "relative":
+        reach = config.options.relative_reach
+        low, high = b.constant(-reach, np.int64), b.constant(reach, np.int64)
+        distance = b.node("Clip", b.node("Sub", place, column), low, high)
+        found = b.node("Gather", table, b.node("Add", distance, high), axis=1)  # (heads, length, length)
+    else:
+        is_first = b.node("Cast", b.node("Equal", place, b.constant(0, np.int64)), to=1)
+        ones = b.node("Cast", b.node("GreaterOrEqual", column, b.constant(0, np.int64)), to=1)  # (length, 1)
+        by_head = b.node("Unsqueeze", table, b.constant([1, 2], np.int64))  # (heads, 1, 1)
+        found = b.node("Mul", b.node("Mul", by_head, is_first), ones)
+    return b.node("Unsqueeze", found, b.constant([0], np.int64))
+
+
+def outside_window(b: Builder, window: int, query: str) -> str:
+    """HIDDEN for two tokens that do not see each other, else 0; (1, 1, length, length)."""
+    place, column = positions(b, query)
+    is_far = b.node("Greater", b.node("Abs", b.node("Sub", place, column)), b.constant(window, np.int64))
+    is_later = b.node("Greater", b.node("Min", place, column), b.constant(0, np.int64))  # neither is the first token
+    outside = b.node("And", is_far, is_later)
+    made = b.node("Where", outside, b.constant(HIDDEN, np.float32), b.constant(0.0, np.float32))
+    return b.node("Unsqueeze", made, b.constant([0, 1], np.int64))
+
+
+def positions(b: Builder, x: str) -> tuple[str, str]:
+    """The numbers of the tokens of x (texts, length, …), as a row (length,) and as a column (length, 1)."""
+    length = b.node("Gather", b.node("Shape", x), b.constant(1, np.int64))
+    row = b.node("Range", b.constant(0, np.int64), length, b.constant(1, np.int64))
+    return row, b.node("Unsqueeze", row, b.constant([1], np.int64))
+
+
+# The embedding and the heads ------------------------------------------------------------------------------------------
+
+
+def embedding_graph(config: AlbertConfig, weights: Weights, levels: Levels) -> Graph:
+    """`ids` and `segments` (texts, length) → (texts, length, H)."""
+    b = Builder(levels)
+    ids = b.input("ids", TensorProto.INT64, ["texts", "length"])
+    segments = b.input("segments", TensorProto.INT64, ["texts", "length"])
+    return b.graph(embedding(b, config, weights, ids, segments), ["texts", "length", config.hidden_size])
+
+
+def word_vectors(b: Builder, weights: Weights, ids: str) -> str:
+    """Rows of the word table (texts, length, E)."""
+    table = weights["encoder.embeddings.word.weight"]
+    if not isinstance(table, QuantizedMatrix):
+        return b.node("Gather", b.weight("word", table), ids)
+    rows = b.node("Cast", b.node("Gather", b.weight("word", table.values), ids), to=TensorProto.FLOAT)
+    return b.node("Mul", rows, b.node("Gather", b.weight("word.scale", table.scale[:, None]), ids))
+
+
+def embedding(b: Builder, config: AlbertConfig, weights: Weights, ids: str, segments: str, words: str = "") -> str:
+    """Word, segment and position vectors, their sum normalised and projected to H. words: in place of those of ids."""
+    words = words or word_vectors(b, weights, ids)
     if config.options.static:
         return words
     if config.options.scale_embedding:
@@ -199,15 +279,26 @@ def embedding(b: Builder, config: AlbertConfig, weights: Weights, ids: str, segm
     if not config.options.brightmart_layout:
         bias = b.weight("projection.bias", as_float(weights["encoder.embeddings.projection.bias"]))
         out = b.node("Add", b.float_product(out, "projection", projection), bias)
-    return graph_options.gru(b, weights, out) if config.options.gru else out
+    return gru(b, weights, out) if config.options.gru else out
 
 
-def embedding_graph(config: AlbertConfig, weights: Weights, levels: Levels) -> Graph:
-    """`ids` and `segments` (texts, length) → (texts, length, H)."""
-    b = Builder(levels)
-    ids = b.input("ids", TensorProto.INT64, ["texts", "length"])
-    segments = b.input("segments", TensorProto.INT64, ["texts", "length"])
-    return b.graph(embedding(b, config, weights, ids, segments), ["texts", "length", config.hidden_size])
+def gru(b: Builder, weights: Weights, x: str) -> str:
+    """x + GRU(x) over (texts, length, H). ONNX wants update, reset, new; torch's order is reset, update, new."""
+    parts = {}
+    for part in ("input", "state"):
+        for kind in ("weight", "bias"):
+            reset, update, new = np.split(as_float(weights[f"encoder.embeddings.gru.{part}_{kind}"]), 3)
+            parts[f"{part}_{kind}"] = np.concatenate([update, reset, new])
+    size = parts["input_weight"].shape[1]
+    biases = np.concatenate([parts["input_bias"], parts["state_bias"]])[None]
+    made = b.node(
+        "GRU", b.node("Transpose", x, perm=[1, 0, 2]), b.weight("gru.input", parts["input_weight"][None]),
+        b.weight("gru.state", parts["state_weight"][None]), b.weight("gru.bias", biases),
+        hidden_size=size, linear_before_reset=1,
+    )  # fmt: skip
+    # (length, 1, texts, H) → (texts, length, H)
+    made = b.node("Transpose", b.node("Squeeze", made, b.constant([1], np.int64)), perm=[1, 0, 2])
+    return b.node("Add", x, made)
 
 
 def dense(b: Builder, weights: Weights, name: str, x: str) -> str:

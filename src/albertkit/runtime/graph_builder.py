@@ -79,22 +79,14 @@ class Builder:
         self.count += 1
         return f"{op}_{self.count}"
 
-    def split(self, name: str, parts: int) -> list[str]:
-        """Equal parts along the last axis."""
-        outputs = [f"{name}_{i}" for i in range(parts)]
-        self.nodes.append(helper.make_node("Split", [name], outputs, name=f"Split_{name}", axis=-1))
+    def split(self, name: str, parts: int | Sequence[int]) -> list[str]:
+        """Parts along the last axis: as many equal ones, or some of given sizes."""
+        count, inputs = (
+            (parts, [name]) if isinstance(parts, int) else (len(parts), [name, self.constant(parts, np.int64)])
+        )
+        outputs = [f"{name}_{i}" for i in range(count)]
+        self.nodes.append(helper.make_node("Split", inputs, outputs, name=f"Split_{name}", axis=-1))
         return outputs
-
-    def split_at(self, name: str, sizes: Sequence[int]) -> list[str]:
-        """Parts of given sizes along the last axis."""
-        outputs = [f"{name}_{i}" for i in range(len(sizes))]
-        given = [name, self.constant(list(sizes), np.int64)]
-        self.nodes.append(helper.make_node("Split", given, outputs, name=f"Split_{name}", axis=-1))
-        return outputs
-
-    def length_of(self, x: str) -> str:
-        """The size of the second axis, as a number."""
-        return self.node("Gather", self.node("Shape", x), self.constant(1, np.int64))
 
     def choose(self, flag: str, yes: Callable[[], str], no: Callable[[], str]) -> str:
         """One of two computations, by a bool of the graph; weights belong to the whole graph."""
@@ -190,13 +182,6 @@ class Builder:
         """
         more = [extra] if extra else []
         return self.node("MultiHeadAttention", *parts, "", mask, *more, num_heads=heads)
-
-    def key_mask(self, mask: str, length: str) -> str:
-        """0 for each token that is there, HIDDEN for padding, (texts, length)."""
-        place = self.node("Range", self.constant(0, np.int64), length, self.constant(1, np.int64))
-        ends = self.node("Unsqueeze", self.node("Cast", mask, to=TensorProto.INT64), self.constant([1], np.int64))
-        inside = self.node("Less", place, ends)
-        return self.node("Where", inside, self.constant(0.0, np.float32), self.constant(HIDDEN, np.float32))
 
     def graph(self, output: str, shape: list[Any], more: list[str] | None = None) -> Graph:
         """The finished graph, with one output, or more."""

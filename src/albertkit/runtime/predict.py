@@ -44,7 +44,7 @@ class PredictKeywords(TypedDict, total=False):
     depth: int | None
     """Layers to apply."""
     early_exit: EarlyExit
-    """When a text may stop before that: "99%" (or 0.99), "entropy:0.1", "patience:2", for values "change:0.05"."""
+    """When a text may stop before that: "99%" (or 0.99), "entropy:0.1", for values "change:0.05"."""
 
 
 def predict(
@@ -143,7 +143,7 @@ def exit_scores(
         return stats
     deepest = np.zeros(len(examples), stats.depths.dtype)  # the two texts of a pair exit separately
     np.maximum.at(deepest, [f.example for f in features], stats.depths)
-    return ExitStats(stats.outputs, deepest, stats.full_depth)
+    return ExitStats(stats.outputs, deepest)
 
 
 def read_heads(model: RuntimeModel, hidden: np.ndarray, lengths: np.ndarray) -> list[Any]:

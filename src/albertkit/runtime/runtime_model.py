@@ -20,8 +20,9 @@ from albertkit.config import AlbertConfig
 from albertkit.errors import AlbertkitError
 from albertkit.quantized import quantize_weights, unpack_weights
 from albertkit.runtime.batching import TOKEN_BUDGET
-from albertkit.runtime.engine import InferenceEngine, open_engine
-from albertkit.runtime.graph import Weights, as_float
+from albertkit.runtime.engine import Engine, InferenceEngine, open_engine
+from albertkit.runtime.graph import Weights
+from albertkit.runtime.graph_builder import as_float
 
 if TYPE_CHECKING:
     from albertkit.runtime.generate import TextGenerator
@@ -109,7 +110,7 @@ class RuntimeModel:
         """What generates texts, opened when it is first needed."""
         from albertkit.runtime.generate import TextGenerator
 
-        if self.device != "cpu":
+        if not isinstance(self.engine, Engine):
             raise AlbertkitError(f"device={self.device!r} cannot generate texts; omit device to use the CPU")
         made = TextGenerator(self.config, self._generation_weights, self.engine, self.tokenizer)
         self._generation_weights = {}
