@@ -71,8 +71,8 @@ computed, and operations fall. 8-bit matrices are rounded once more for it when 
 **Here:** token i sees token j where |i − j| ≤ window, or where i or j is the first token; scores are scaled by √d. With `global_every` = g, layers g, 2g, 3g … (counted from 1) see everything; 0 means
 that none does. Distances count the tokens of a text.
 
-**Cost:** no parameters. Beyond three windows, blocks of `window` queries look at three blocks of keys and the first token, so a token costs 3·window + 2 keys instead of n. Up to there a mask is
-used; within one window there is nothing to hide. The runtime has one graph with an input that says which kind of layer it is, so weights are held once.
+**Cost:** no parameters. In torch, beyond three windows, blocks of `window` queries look at three blocks of keys and the first token, so a token costs 3·window + 2 keys instead of n. Up to there,
+and in the runtime and exported files at every length, a mask is used, which saves no time. The runtime has one graph with an input that says which kind of layer it is, so weights are held once.
 
 **Test:** `tests/model/test_options.py::test_attention_is_its_formula`, `tests/model/test_options.py::test_blocks_over_padding_are_the_same_as_alone`
 

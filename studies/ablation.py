@@ -17,7 +17,7 @@ its checkpoint, so the same command may be given as often as needed; --only choo
 folder of compiled code, since most variants compile the same layer. `speed` times updates of each variant alone on the
 machine: what several jobs at once see of it is not a speed. `reading` does the same for texts that are only read, with
 random weights, since what the documents promise is faster inference: by the torch-free runtime on a processor, by torch
-on a GPU. `lengths` times one layer with a window and without, in torch and in the runtime. `table` writes
+on a GPU. `lengths` times one layer with a window and without, in torch. `table` writes
 docs/ablation.md from what was kept.
 """
 
@@ -455,26 +455,6 @@ def torch_times(config: AlbertConfig, length: int, texts: int, device: str, seco
     return {"full": usual(lambda: call(False), seconds), "window": usual(lambda: call(True), seconds)}
 
 
-def runtime_times(
-    config: AlbertConfig, length: int, texts: int, threads: int | None, seconds: float
-) -> dict[str, float]:
-    """The same in onnxruntime, with weights as small as trained ones: large ones would make denormal numbers, which are
-    slow.
-    """
-    from albertkit.compress.benchmark import random_weights
-    from albertkit.runtime.engine import cores, levels, open_graph
-    from albertkit.runtime.graph import layer_feed, layer_graph
-    from albertkit.weights import layer_shapes
-
-    session = open_graph(
-        layer_graph(config, random_weights(layer_shapes(config, "layer"), 32), "layer", levels()), threads or cores()
-    )
-    hidden = np.random.default_rng(0).normal(size=(texts, length, config.hidden_size)).astype(np.float32)
-    near = layer_feed(config, 0, hidden, np.array([length] * texts, np.int32))
-    fed = {"full": near | {"local": np.array(0)}, "window": near}
-    return {name: usual(lambda given=given: session.run(None, given), seconds) for name, given in fed.items()}
-
-
 def lengths(args: argparse.Namespace) -> None:
     """Where a window begins to pay."""
     import torch
@@ -484,24 +464,13 @@ def lengths(args: argparse.Namespace) -> None:
     tokens = args.tokens or (FILL if device == "cuda" else 0)
     config = preset(args.shape).replace(max_position_embeddings=max(asked), options=Options(window=args.window))
     before = json.loads(args.results.read_text(encoding="utf-8")) if args.results.is_file() else {}
-    for name, times in (
-        ("torch", lambda n, texts: torch_times(config, n, texts, device, args.seconds)),
-        ("runtime", lambda n, texts: runtime_times(config, n, texts, args.threads, args.seconds)),
-    ):
-        if name == "runtime" and device == "cuda":
-            continue  # the runtime is for processors; measure it on one
-        rows = []
-        for length in asked:
-            texts = max(1, tokens // length)
-            rows.append({"length": length, "texts": texts, **times(length, texts)})
-            print(name, rows[-1], flush=True)
-        where = about(args.device) | {"threads": str(torch.get_num_threads())}
-        before[f"{name}, {where['device']}"] = {
-            "machine": where,
-            "shape": args.shape,
-            "window": args.window,
-            "rows": rows,
-        }
+    rows = []
+    for length in asked:
+        texts = max(1, tokens // length)
+        rows.append({"length": length, "texts": texts, **torch_times(config, length, texts, device, args.seconds)})
+        print(rows[-1], flush=True)
+    where = about(args.device) | {"threads": str(torch.get_num_threads())}
+    before[f"torch, {where['device']}"] = {"machine": where, "shape": args.shape, "window": args.window, "rows": rows}
     args.results.parent.mkdir(parents=True, exist_ok=True)
     args.results.write_text(json.dumps(before, indent=1) + "\n", encoding="utf-8")
 
