@@ -418,7 +418,7 @@ def walked(held: Held, rules: list[tuple[np.ndarray, ExitRule]]) -> ExitStats:
         examples = [held.examples[place] for place in places]
         features = task_features(albert, examples, albert.metadata.task)
         judge = UncertaintyEstimator(held.task, features, examples)
-        walk = LayerWalk(albert, rule, lambda h, n: read_heads(albert, h, n), judge, judge.units)
+        walk = LayerWalk(albert, rule, lambda h, n: read_heads(albert, h, n), judge)
         left = walk.run([f.ids for f in features], [f.segments for f in features])
         held.task.results(left.outputs, features, examples)
         depths.append(left.depths)

@@ -11,13 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from albertkit.artifact import Artifact, write_artifact
-from albertkit.compress.quantize import quantize
-from albertkit.config import Options
 from albertkit.errors import AlbertkitError
 from albertkit.model import AlbertModel, Batch
 from albertkit.model.albert_model import build_head
 from albertkit.model.fusion import ExtraFeatures, Fusion
-from albertkit.runtime.fusion_engine import FusionModel
 from albertkit.train import distributed
 from tests.conftest import ROOT, tiny
 
@@ -85,69 +82,15 @@ def test_the_gradient_reaches_the_projection():
 
 
 @pytest.mark.parametrize("where", ["start", "end"])
-@pytest.mark.parametrize(
-    "options",
-    [
-        Options(),
-        Options(scale_embedding=True),
-        Options(brightmart_layout=True),
-        Options(classifier="mean", gru=True, window=2, norm="document"),
-    ],
-)
-def test_the_runtime_says_what_torch_says(tmp_path, where, options):
-    config = tiny(options=options, initializer_range=0.3)
-    torch.manual_seed(0)
-    fusion = Fusion(config, {"image": 6, "sound": 4}, where)
-    model = AlbertModel(config, {"fusion": fusion, "classify": build_head("classify", config, 3)}).eval()
-    write_artifact(Artifact(config, model.weights()), tmp_path / "m")
-    image, sound = features(0, 4, 2, 6), features(1, 4, 1, 4)
-    batch = fusion(Batch.of(TEXTS), [ExtraFeatures("image", image, segment=1), ExtraFeatures("sound", sound)])
-    with torch.no_grad():
-        out = model(batch, heads=["classify"])
-    ready = FusionModel(tmp_path / "m", threads=1)
-    assert ready.position == where
-    given = {"image": image.numpy(), "sound": sound.numpy()}
-    hidden, lengths = ready.run(TEXTS, given, {"image": 1})
-    wanted = batch.pad(out.encoded.hidden).numpy()
-    for row, right, length in zip(hidden, wanted, lengths, strict=True):
-        np.testing.assert_allclose(row[:length], right[:length], atol=1e-5, rtol=1e-4)
-    scores = ready.classify(TEXTS, given, segments={"image": 1})
-    np.testing.assert_allclose(scores, out.heads["classify"].logits.numpy(), atol=1e-5, rtol=1e-4)
-    again = AlbertModel.from_artifact(tmp_path / "m", heads={"fusion": Fusion(config, {"image": 6, "sound": 4}, where)})
+def test_a_stored_fusion_opens_with_its_position(tmp_path, where):
+    config, kinds = tiny(), {"image": 6, "sound": 4}
+    fusion = Fusion(config, kinds, where)
+    write_artifact(Artifact(config, AlbertModel(config, {"fusion": fusion}).weights()), tmp_path / "m")
+    again = AlbertModel.from_artifact(tmp_path / "m", heads={"fusion": Fusion(config, kinds, where)})
     torch.testing.assert_close(again.heads["fusion"].kinds["sound"].weight, fusion.kinds["sound"].weight)
-    other = Fusion(config, {"image": 6, "sound": 4}, "end" if where == "start" else "start")
+    other = Fusion(config, kinds, "end" if where == "start" else "start")
     with pytest.raises(AlbertkitError, match="do not fit the model"):
         AlbertModel.from_artifact(tmp_path / "m", heads={"fusion": other})
-
-
-def test_what_the_runtime_refuses(tmp_path):
-    config = tiny()
-    write_artifact(
-        Artifact(config, AlbertModel(config, {"fusion": Fusion(config, {"image": 6})}).weights()), tmp_path / "m"
-    )
-    ready = FusionModel(tmp_path / "m", threads=1)
-    image = features(0, 4, 1, 6).numpy()
-    for ids, extras, segments, why in (
-        (TEXTS, {"imagee": image}, {}, "did you mean 'image'"),
-        (TEXTS, {"image": image[:, :, :5]}, {}, r"must be \(4, k, 6\)"),
-        (TEXTS, {"image": image[:3]}, {}, "for 4 texts"),
-        (TEXTS, {}, {}, "no features"),
-        (TEXTS, {"image": image}, {"image": 2}, "segment is 2"),
-        (TEXTS, {"image": np.repeat(image, 39, 1)}, {}, "reads 40"),
-        ([*TEXTS[:3], []], {"image": image}, {}, "no tokens"),
-        ([*TEXTS[:3], [-1]], {"image": image}, {}, "not among 0 to"),
-        ([*TEXTS[:3], [97]], {"image": image}, {}, "not among 0 to"),
-    ):
-        with pytest.raises(AlbertkitError, match=why):
-            ready.run(ids, extras, segments)
-    with pytest.raises(AlbertkitError, match="no 'classify' head"):
-        ready.classify(TEXTS, {"image": image})
-
-
-def test_without_a_fusion(tmp_path):
-    write_artifact(Artifact(tiny(), AlbertModel(tiny()).weights()), tmp_path / "m")
-    with pytest.raises(AlbertkitError, match="no fusion"):
-        FusionModel(tmp_path / "m")
 
 
 def test_the_example_of_the_page_needs_text_and_picture(tmp_path, monkeypatch):
@@ -166,7 +109,3 @@ def test_the_example_of_the_page_needs_text_and_picture(tmp_path, monkeypatch):
     assert space["text_alone"] < 0.56 and space["picture_alone"] < 0.85
     assert space["accuracy"] > space["picture_alone"] + 0.05
     assert space["right"] == pytest.approx(space["accuracy"], abs=0.005)
-    quantize(tmp_path / "digits" / "model", tmp_path / "int8", bits=8)
-    small = FusionModel(tmp_path / "int8", threads=1)
-    scores = small.classify(space["ids"], {"image": space["pixels"]}, segments={"image": 1})
-    assert np.mean(scores.argmax(1) == space["scores"].argmax(1)) > 0.95

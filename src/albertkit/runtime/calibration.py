@@ -36,7 +36,7 @@ from albertkit.runtime.early_exit import (
     read_depths,
     risk_limits,
 )
-from albertkit.runtime.embed import VectorConvergence, combine_windows, embed_options, pool, split_texts
+from albertkit.runtime.embed import VectorConvergence, combine_windows, embed_options, pooled_reader, split_texts
 from albertkit.runtime.predict import read_heads, task_features
 from albertkit.runtime.runtime_model import RuntimeModel
 from albertkit.tasks import TASKS
@@ -97,11 +97,8 @@ def calibrate_vectors(model: RuntimeModel, texts: Sequence[str], exit_depths: Se
     windows = split_texts(model, texts, options)
     if len(texts) < MIN_TEXTS:
         return None
-
-    def read(hidden: np.ndarray, lengths: np.ndarray) -> list[np.ndarray]:
-        return list(pool(model, hidden, lengths, options.pooling))
-
-    found = read_depths(model, windows.ids, None, [*exit_depths, model.depth], read)
+    depths, read = [*exit_depths, model.depth], pooled_reader(model, options.pooling)
+    found = read_depths(model, windows.ids, None, depths, read)
     vectors = {depth: combine_windows(np.stack(rows), windows, options) for depth, rows in found.items()}
     confidence = VectorConvergence([[place] for place in range(len(texts))], [1] * len(texts))
     agrees = [vectors_agree(vectors[depth], vectors[model.depth]) for depth in exit_depths]

@@ -58,6 +58,8 @@ class ExitStats:
 class Confidence(Protocol):
     """How certain predictions are: `tasks/confidence.py` for tasks, `embed.VectorConvergence` for vectors."""
 
+    units: list[list[int]]
+    """The features of each unit, which exit together."""
     compares_depths: bool
     """Whether uncertainty needs the outputs of the exit depth before."""
 
@@ -244,20 +246,18 @@ class LayerWalk:
     rule: ExitRule
     read: ReadOutputs
     confidence: Confidence
-    units: list[list[int]]
-    """Features that exit together."""
 
-    def run(self, ids: TokenIds, segments: TokenIds | None) -> ExitStats:
+    def run(self, ids: TokenIds, segments: TokenIds | None = None) -> ExitStats:
         """All features, some units at a time, the longest first."""
         outputs: list[Any] = [None] * len(ids)
-        depths = np.full(len(self.units), self.rule.depth)
-        longest = [max(len(ids[place]) for place in unit) for unit in self.units]
-        order = sorted(range(len(self.units)), key=lambda u: -longest[u])
+        depths = np.full(len(self.confidence.units), self.rule.depth)
+        longest = [max(len(ids[place]) for place in unit) for unit in self.confidence.units]
+        order = sorted(range(len(self.confidence.units)), key=lambda u: -longest[u])
         start = 0
         while start < len(order):
             end, tokens = start, 0
             while end < len(order) and (end == start or tokens < MAX_BATCHES * self.model.token_budget):
-                tokens += sum(len(ids[place]) for place in self.units[order[end]])
+                tokens += sum(len(ids[place]) for place in self.confidence.units[order[end]])
                 end += 1
             self._run_units(order[start:end], ids, segments, outputs, depths)
             start = end
@@ -268,7 +268,7 @@ class LayerWalk:
     ) -> None:
         """Some units from the embeddings to where each exits; fills `outputs` by feature and `depths` by unit."""
         engine, here = self.model.engine, 0
-        places = [place for unit in units for place in self.units[unit]]
+        places = [place for unit in units for place in self.confidence.units[unit]]
         batches: list[HiddenBatch] = []
         for group in group_by_length([len(ids[place]) for place in places], self.model.token_budget):
             batch = pad_batch(ids, segments, [places[at] for at in group])
@@ -289,7 +289,7 @@ class LayerWalk:
                 units = [unit for unit in units if unit not in exiting]
                 if not units:
                     return
-                gone = {place for unit in exiting for place in self.units[unit]}
+                gone = {place for unit in exiting for place in self.confidence.units[unit]}
                 batches = rebatch(batches, gone, self.model.token_budget)
             before = list(outputs) if self.confidence.compares_depths else None
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from albertkit.errors import AlbertkitError, nearest
 from albertkit.runtime.batching import token_batches
-from albertkit.runtime.early_exit import ExitRule, ExitStats, LayerWalk
+from albertkit.runtime.early_exit import ExitRule, LayerWalk, ReadOutputs
 from albertkit.runtime.engine import StaticEngine
 from albertkit.runtime.runtime_model import RuntimeModel, check_trained_depth
 
@@ -143,7 +143,8 @@ def embed_texts(
         if rule is None:
             yield from embed_windows(model, windows, options)
         else:
-            stats = exit_vectors(model, windows, options, rule)
+            confidence = VectorConvergence(windows.by_text, windows.lengths, options.pooling)
+            stats = LayerWalk(model, rule, pooled_reader(model, options.pooling), confidence).run(windows.ids)
             if on_exit is not None:
                 for depth in stats.depths.tolist():
                     on_exit(depth)
@@ -179,6 +180,11 @@ def pool(model: RuntimeModel, hidden: np.ndarray, lengths: np.ndarray, pooling: 
     else:
         pooled = np.where(inside, hidden, 0).sum(axis=1) / lengths[:, None]
     return pooled
+
+
+def pooled_reader(model: RuntimeModel, pooling: str) -> ReadOutputs:
+    """`pool`, for reading a model at several depths."""
+    return lambda hidden, lengths: list(pool(model, hidden, lengths, pooling))
 
 
 def combine_windows(vectors: np.ndarray, windows: TokenWindows, options: EmbedOptions) -> np.ndarray:
@@ -332,14 +338,3 @@ class VectorConvergence:
             [window_mean(rows, self.lengths, self.units[u], self.pooling) for u in units] for rows in (now, before)
         ]
         return 1 - cosines(*(np.stack(table) for table in tables))
-
-
-def exit_vectors(model: RuntimeModel, windows: TokenWindows, options: EmbedOptions, rule: ExitRule) -> ExitStats:
-    """The vector of each window (not yet combined) at the depth where its text exited; `depths` are by text."""
-    units = windows.by_text
-    confidence = VectorConvergence(units, windows.lengths, options.pooling)
-
-    def read(hidden: np.ndarray, lengths: np.ndarray) -> list[np.ndarray]:
-        return list(pool(model, hidden, lengths, options.pooling))
-
-    return LayerWalk(model, rule, read, confidence, units).run(windows.ids, None)

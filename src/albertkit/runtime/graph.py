@@ -255,9 +255,9 @@ def word_vectors(b: Builder, weights: Weights, ids: str) -> str:
     return b.node("Mul", rows, b.node("Gather", b.weight("word.scale", table.scale[:, None]), ids))
 
 
-def embedding(b: Builder, config: AlbertConfig, weights: Weights, ids: str, segments: str, words: str = "") -> str:
-    """Word, segment and position vectors, their sum normalised and projected to H. words: in place of those of ids."""
-    words = words or word_vectors(b, weights, ids)
+def embedding(b: Builder, config: AlbertConfig, weights: Weights, ids: str, segments: str) -> str:
+    """Word, segment and position vectors, their sum normalised and projected to H."""
+    words = word_vectors(b, weights, ids)
     if config.options.static:
         return words
     if config.options.scale_embedding:

@@ -135,9 +135,7 @@ def exit_scores(
     task_depth(model, depth)  # or an error
     rule = exit_rule(model, early_exit, depth, task.uncertainty_measure)
     confidence = UncertaintyEstimator(task, features, examples)
-    walk = LayerWalk(
-        model, rule, lambda hidden, lengths: read_heads(model, hidden, lengths), confidence, confidence.units
-    )
+    walk = LayerWalk(model, rule, lambda hidden, lengths: read_heads(model, hidden, lengths), confidence)
     stats = walk.run([f.ids for f in features], [f.segments for f in features])
     if len(confidence.units) == len(examples):
         return stats
