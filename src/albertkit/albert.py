@@ -57,7 +57,7 @@ class Albert(RuntimeModel):
     apply unless a call says otherwise. token_budget: tokens computed together.
 
     >>> Albert().embed("a cat sat on the mat").shape
-    (256,)
+    (384,)
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Albert(RuntimeModel):
             depth=depth,
             token_budget=token_budget,
         )
-        self._options = {"bits": bits, "threads": threads, "device": device, "depth": depth}
+        self._options: dict[str, Any] = {"bits": bits, "threads": threads, "device": device, "depth": depth}
 
     def __repr__(self) -> str:
         source = "built-in model" if self.source is None else str(self.source)
@@ -124,7 +124,7 @@ class Albert(RuntimeModel):
         on_exit: called with the depth at which each text exited.
 
         >>> next(Albert().embed_iter(open("texts.txt"))).shape  # doctest: +SKIP
-        (256,)
+        (384,)
         """
         options, layer, rule = self.embed_options(**keywords), keywords.get("layer"), None
         if early_exit is not None and layer is not None:
@@ -145,7 +145,7 @@ class Albert(RuntimeModel):
         "cosine:0.99" exits when the vectors at two exit depths in a row have at least that cosine.
 
         >>> Albert().embed_early_exit(["a cat sat on the mat"], "cosine:0.9").vectors.shape
-        (1, 256)
+        (1, 384)
         """
         depths: list[int] = []
         found = self.embed_iter(texts, early_exit=early_exit, on_exit=depths.append, **keywords)

@@ -13,7 +13,6 @@ held-out ones, with 95 % confidence in the draw of those, however well the lines
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -25,7 +24,7 @@ import numpy as np
 from albertkit import builtin
 from albertkit.artifact import METADATA_FILE, model_folder, read_stored
 from albertkit.errors import AlbertkitError
-from albertkit.file_io import read_json
+from albertkit.file_io import read_json, write_json
 from albertkit.runtime.early_exit import (
     CONFIDENCE,
     FIT_SHARE,
@@ -77,7 +76,7 @@ def calibrate(model: Path | str, examples: Sequence[Any], exit_depths: Sequence[
     data = read_json(folder / METADATA_FILE)
     data["details"] = {**data.get("details", {}), "early_exit": found.to_dict()}
     fresh = folder / f".{METADATA_FILE}.part"
-    fresh.write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_json(fresh, data)
     os.replace(fresh, folder / METADATA_FILE)  # noqa: PTH105  whole or not at all
     return found
 
@@ -99,7 +98,7 @@ def calibrate_vectors(model: RuntimeModel, texts: Sequence[str], exit_depths: Se
         return None
     depths, read = [*exit_depths, model.depth], pooled_reader(model, options.pooling)
     found = read_depths(model, windows.ids, None, depths, read)
-    vectors = {depth: combine_windows(np.stack(rows), windows, options) for depth, rows in found.items()}
+    vectors = {depth: list(combine_windows(np.stack(rows), windows, options)) for depth, rows in found.items()}
     confidence = VectorConvergence([[place] for place in range(len(texts))], [1] * len(texts))
     agrees = [vectors_agree(vectors[depth], vectors[model.depth]) for depth in exit_depths]
     return fit_outputs(confidence, vectors, agrees, SAME_VECTOR)
@@ -131,7 +130,7 @@ def calibrate_scores(
     return fit_outputs(confidence, scores, agrees, about)
 
 
-def vectors_agree(vectors: Sequence[np.ndarray] | np.ndarray, full: Sequence[np.ndarray] | np.ndarray) -> np.ndarray:
+def vectors_agree(vectors: Sequence[np.ndarray], full: Sequence[np.ndarray]) -> np.ndarray:
     """(texts,) whether vectors have a high cosine with those of the full depth."""
     return cosines(np.stack(vectors), np.stack(full)) >= MIN_COSINE
 
