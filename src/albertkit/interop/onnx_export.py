@@ -232,9 +232,7 @@ def normalize_nodes(b: PortableBuilder, vector: str) -> str:
 # Checking and writing --------------------------------------------------------------------------------------------
 
 
-def check_difference(
-    data: bytes, stored: StoredModel, heads: tuple[str, ...], depth: int, levels: Levels
-) -> float:
+def check_difference(data: bytes, stored: StoredModel, heads: tuple[str, ...], depth: int, levels: Levels) -> float:
     """The difference of the file to the model; an error if it is too large."""
     checks = [(data, depth, FLOAT_ERROR)]
     if stored.metadata.quantization:
@@ -267,9 +265,7 @@ def onnx_inputs(rows: TokenBatch) -> dict[str, np.ndarray]:
     return {"input_ids": rows.ids, "attention_mask": inside.astype(np.int64), "token_type_ids": rows.segments}
 
 
-def largest_difference(
-    data: bytes, stored: StoredModel, heads: tuple[str, ...], depth: int, levels: Levels
-) -> float:
+def largest_difference(data: bytes, stored: StoredModel, heads: tuple[str, ...], depth: int, levels: Levels) -> float:
     """Largest relative difference between the outputs of an exported file and the runtime's, for one batch."""
     import onnxruntime as ort
 

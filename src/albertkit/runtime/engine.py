@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -34,40 +34,6 @@ if TYPE_CHECKING:
 NO_POOLER = "this model has no pooler; choose the pooling mean, cls or max"
 NO_MLM_HEAD = "this model has no masked-language-model head, so it cannot fill masks; use a pre-trained checkpoint"
 TABLE_ROWS = 1024  # rows of a static table that are read at once: few enough to stay in the cache
-
-
-class InferenceEngine(Protocol):
-    """What every engine computes; H is the hidden size, V the size of the vocabulary."""
-
-    config: AlbertConfig
-    threads: int
-
-    def run(self, batch: TokenBatch, depth: int) -> np.ndarray:
-        """Hidden states (texts, length, H) after `depth` layers; depth 0 gives the embeddings. Values beyond a text's
-        length are undefined.
-        """
-
-    def apply_layers(self, hidden: np.ndarray, lengths: np.ndarray, first: int, last: int) -> np.ndarray:
-        """Hidden states (texts, length, H) after layer `last`, from those after layer `first`."""
-
-    def pooler(self, first: np.ndarray) -> np.ndarray:
-        """tanh of a dense layer over first tokens (n, H)."""
-
-    def mlm_logits(self, hidden: np.ndarray) -> np.ndarray:
-        """Scores over the vocabulary (n, V) for hidden states (n, H)."""
-
-
-def open_engine(
-    config: AlbertConfig, weights: graphs.Weights, threads: int | None = None, device: str = "cpu"
-) -> InferenceEngine:
-    """The engine for a model: onnxruntime on the CPU, torch on another device, a table for a static model."""
-    if config.options.static:
-        if device != "cpu":
-            raise AlbertkitError(f"device={device!r} is not available for a static model; omit device to use the CPU")
-        return StaticEngine(config, weights)
-    if device == "cpu":
-        return Engine(config, weights, threads)
-    return TorchEngine(config, weights, device)
 
 
 class Engine:
@@ -104,13 +70,15 @@ class Engine:
         return open_graph(graph, self.threads)
 
     def run(self, batch: TokenBatch, depth: int) -> np.ndarray:
-        """See `InferenceEngine`."""
+        """Hidden states (texts, length, H) after `depth` layers; depth 0 gives the embeddings. Values beyond a text's
+        length are undefined.
+        """
         hidden: np.ndarray
         (hidden,) = self._embedding.run(None, {"ids": batch.ids, "segments": batch.segments})
         return self.apply_layers(hidden, batch.lengths, 0, depth)
 
     def apply_layers(self, hidden: np.ndarray, lengths: np.ndarray, first: int, last: int) -> np.ndarray:
-        """See `InferenceEngine`."""
+        """Hidden states (texts, length, H) after layer `last`, from those after layer `first`."""
         for layer in range(first, last):
             for inner in self._layers[self.config.group_of(layer)]:
                 (hidden,) = inner.run(None, graphs.layer_feed(self.config, layer, hidden, lengths))
@@ -129,12 +97,12 @@ class Engine:
         return open_graph(graphs.mlm_graph(self.config, self.weights, self.levels), self.threads)
 
     def pooler(self, first: np.ndarray) -> np.ndarray:
-        """See `InferenceEngine`."""
+        """tanh of a dense layer over first tokens (n, H)."""
         (out,) = self._pooler.run(None, {"x": np.ascontiguousarray(first)})
         return np.asarray(out)
 
     def mlm_logits(self, hidden: np.ndarray) -> np.ndarray:
-        """See `InferenceEngine`."""
+        """Scores over the vocabulary (n, V) for hidden states (n, H)."""
         (out,) = self._mlm_head.run(None, {"x": np.ascontiguousarray(hidden)})
         return np.asarray(out)
 
@@ -160,14 +128,14 @@ class TorchEngine:
             raise AlbertkitError(f"torch cannot use device {device!r}: {str(error).splitlines()[0][:160]}") from None
 
     def run(self, batch: TokenBatch, depth: int) -> np.ndarray:
-        """See `InferenceEngine`."""
+        """See `Engine`."""
         packed = self._pack(batch.ids, batch.lengths, batch.segments)
         with self.torch.inference_mode():
             self.model.encoder.check(packed)
             return self._apply(self.model.encoder.embeddings(packed), packed, 0, depth)
 
     def apply_layers(self, hidden: np.ndarray, lengths: np.ndarray, first: int, last: int) -> np.ndarray:
-        """See `InferenceEngine`."""
+        """See `Engine`."""
         packed = self._pack(np.zeros(hidden.shape[:2], np.int64), lengths)
         inside = np.arange(hidden.shape[1])[None] < lengths[:, None]
         with self.torch.inference_mode():
@@ -188,7 +156,7 @@ class TorchEngine:
         return out
 
     def pooler(self, first: np.ndarray) -> np.ndarray:
-        """See `InferenceEngine`."""
+        """See `Engine`."""
         if self.model.encoder.pooler is None:
             raise AlbertkitError(NO_POOLER)
         with self.torch.inference_mode():
@@ -197,7 +165,7 @@ class TorchEngine:
         return out
 
     def mlm_logits(self, hidden: np.ndarray) -> np.ndarray:
-        """See `InferenceEngine`."""
+        """See `Engine`."""
         from albertkit.model import Batch, EncoderOutput
 
         if "mlm" not in self.model.heads:
@@ -259,6 +227,22 @@ class StaticEngine:
     def mlm_logits(self, hidden: np.ndarray) -> np.ndarray:
         """There are none."""
         raise AlbertkitError("a static model cannot fill masks; use the model it was made from")
+
+
+InferenceEngine = Engine | TorchEngine | StaticEngine
+
+
+def open_engine(
+    config: AlbertConfig, weights: graphs.Weights, threads: int | None = None, device: str = "cpu"
+) -> InferenceEngine:
+    """The engine for a model: onnxruntime on the CPU, torch on another device, a table for a static model."""
+    if config.options.static:
+        if device != "cpu":
+            raise AlbertkitError(f"device={device!r} is not available for a static model; omit device to use the CPU")
+        return StaticEngine(config, weights)
+    if device == "cpu":
+        return Engine(config, weights, threads)
+    return TorchEngine(config, weights, device)
 
 
 # The machine -----------------------------------------------------------------------------------------------------
