@@ -165,7 +165,7 @@ REFUSED = """
 | `pooling="pooler"` with `classifier=mean` | `embed` | there is no pooler |
 | any option in transformers or sentence-transformers | their readers, `export` | they would compute something else; export ONNX instead |
 
-All other combinations work. `tests/runtime/test_graph_options.py` draws combinations at random, and each is refused by the config or gives the same vectors in torch, in the runtime and in the view inside;
+All other combinations work. `tests/runtime/test_graph.py` draws combinations at random, and each is refused by the config or gives the same vectors in torch, in the runtime and in the view inside;
 `tests/model/test_options.py` compares each option with its formula written out plainly, and trains with it.
 """
 

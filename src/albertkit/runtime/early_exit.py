@@ -60,8 +60,6 @@ class Confidence(Protocol):
 
     units: list[list[int]]
     """The features of each unit, which exit together."""
-    compares_depths: bool
-    """Whether uncertainty needs the outputs of the exit depth before."""
 
     def uncertainty(self, units: Sequence[int], now: Sequence[Any], before: Sequence[Any] | None) -> np.ndarray:
         """(units,) uncertainty from the outputs at this exit depth and at the last one."""
@@ -291,7 +289,7 @@ class LayerWalk:
                     return
                 gone = {place for unit in exiting for place in self.confidence.units[unit]}
                 batches = rebatch(batches, gone, self.model.token_budget)
-            before = list(outputs) if self.confidence.compares_depths else None
+            before = list(outputs)
 
 
 def rebatch(batches: list[HiddenBatch], gone: set[int], token_budget: int) -> list[HiddenBatch]:

@@ -323,8 +323,6 @@ def _describe(value: Any) -> str:
 class VectorConvergence:
     """The uncertainty of vectors: how far each text's moved since the last exit depth, as 1 - cosine."""
 
-    compares_depths = True
-
     def __init__(self, units: list[list[int]], lengths: Sequence[int], pooling: str = "mean") -> None:
         self.units, self.lengths, self.pooling = units, lengths, pooling
 

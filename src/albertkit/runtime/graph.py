@@ -105,7 +105,8 @@ def stack_rows(parts: list[np.ndarray | QuantizedMatrix]) -> np.ndarray | Quanti
     """Several matrices as one, rows below rows."""
     matrices = [part for part in parts if isinstance(part, QuantizedMatrix)]
     smooth = matrices[0].smooth if matrices else None
-    if len(matrices) < len(parts) or not all(np.array_equal(m.smooth, smooth) for m in matrices):  # type: ignore[arg-type]
+    is_alike = all(np.array_equal(m.smooth, smooth) for m in matrices)  # type: ignore[arg-type]
+    if len(matrices) < len(parts) or not is_alike:
         return np.concatenate([as_float(part) for part in parts])
     return QuantizedMatrix(
         np.concatenate([m.values for m in matrices]), np.concatenate([m.scale for m in matrices]), smooth
