@@ -72,12 +72,13 @@ def test_the_built_in_model_and_eight_bits():
     """The engine also rounds activations to 8 bits, so that it is close to this and not the same."""
     albert = Albert(threads=1)
     text = "A man plays the guitar."
-    seen = Explainer(albert).encoder.run(albert.tokenizer.encode(text).ids)
+    ids = albert.tokenizer.encode(text).ids
+    seen = Explainer(albert).encoder.run(ids)
     for layer in (0, 3, 12):
         mine, engine = seen.hidden[layer], albert.token_vectors(text, layer=layer).vectors
         cosines = (mine * engine).sum(1) / np.linalg.norm(mine, axis=1) / np.linalg.norm(engine, axis=1)
         assert cosines.min() > 0.99, (layer, cosines)
-    assert seen.attention.shape == (12, 6, len(seen.ids), len(seen.ids))
+    assert seen.attention.shape == (12, 6, len(ids), len(ids))
 
 
 def test_limits_and_depth(tmp_path):
@@ -85,7 +86,8 @@ def test_limits_and_depth(tmp_path):
     folder = write_artifact(
         Artifact(config, weights_of(config), None, ArtifactMetadata(task="embed", depth=2)), tmp_path / "m"
     )
-    encoder = NumpyEncoder.from_stored(read_stored(folder))
+    stored = read_stored(folder)
+    encoder = NumpyEncoder(stored.config, stored.weights, stored.metadata.depth)
     assert len(encoder.run(IDS).hidden) == 3  # the depth that the model was made for
     assert encoder.run(IDS, depth=0).attention.shape == (0, 4, 6, 6)
     most = min(MAX_TOKENS, config.max_position_embeddings)

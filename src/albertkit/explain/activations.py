@@ -8,13 +8,12 @@ so the numbers are close to the engine's, which also rounds activations. It is s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from albertkit.artifact import StoredModel
 from albertkit.config import AlbertConfig
 from albertkit.errors import AlbertkitError
 from albertkit.quantized import QuantizedMatrix
@@ -30,13 +29,12 @@ class LayerActivations:
 
     hidden: np.ndarray  # (layers + 1, tokens, H); the first is the embedding output
     attention: np.ndarray  # (layers, heads, from token, to token); each row sums to 1
-    ids: list[int]
 
 
 class NumpyEncoder:
     """The encoder in numpy. If a group has several inner layers, the attention is that of the last one."""
 
-    def __init__(self, config: AlbertConfig, weights: dict[str, Any], depth: int = 0) -> None:
+    def __init__(self, config: AlbertConfig, weights: Mapping[str, Any], depth: int | None = None) -> None:
         if config.options.static:
             raise AlbertkitError("a static model has no layers to explain; choose an ALBERT model")
         self.config = config
@@ -49,10 +47,6 @@ class NumpyEncoder:
             for name, weight in weights.items()
             if name.startswith(prefixes) and weight is not self.words
         }
-
-    @classmethod
-    def from_stored(cls, stored: StoredModel) -> NumpyEncoder:
-        return cls(stored.config, dict(stored.weights), stored.metadata.depth or 0)
 
     def run(
         self, ids: Sequence[int], segments: Sequence[int] | None = None, depth: int | None = None
@@ -71,9 +65,7 @@ class NumpyEncoder:
             states.append(hidden)
             maps.append(attention)
         shape = (0, self.config.num_attention_heads, len(ids), len(ids))
-        return LayerActivations(
-            np.stack(states), np.stack(maps) if maps else np.zeros(shape, np.float32), list(map(int, ids))
-        )
+        return LayerActivations(np.stack(states), np.stack(maps) if maps else np.zeros(shape, np.float32))
 
     def _embed(self, ids: np.ndarray, segments: np.ndarray) -> np.ndarray:
         """Token ids (tokens,) → embedding output (tokens, H)."""

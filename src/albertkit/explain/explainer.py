@@ -147,7 +147,7 @@ class Explainer:
     @cached_property
     def encoder(self) -> NumpyEncoder:
         """The encoder in numpy, for attention."""
-        return NumpyEncoder.from_stored(self.stored)
+        return NumpyEncoder(self.stored.config, self.stored.weights, self.stored.metadata.depth)
 
     @cached_property
     def torch_model(self) -> AlbertModel:

@@ -19,11 +19,10 @@ from torch import Tensor
 from albertkit.artifact import Artifact, StoredModel
 from albertkit.errors import AlbertkitError, need
 from albertkit.explain.attribution import Attribution, InputVariants, filler_token
-from albertkit.model import AlbertModel
-from albertkit.model.albert_model import pool
-from albertkit.model.optional_modules import text_means
+from albertkit.model import AlbertModel, EncoderOutput, pool
 from albertkit.model.packed_batch import Batch
 from albertkit.runtime.graph_builder import as_float
+from albertkit.runtime.predict import reads_vectors
 
 TOKENS_AT_ONCE = 4096  # gradients keep the activations of every layer
 
@@ -42,10 +41,6 @@ class TargetFunction:
         self.albert, self.target, self.model, self.depth = variants.albert, variants.target, model, depth
         rows = variants.input.rows
         self.batch = Batch.of([row.ids for row in rows], [row.segments for row in rows])
-        self.heads: dict[str, Any] = {
-            name: tuple(torch.from_numpy(np.array(part, np.float32)) for part in pair)
-            for name, pair in self.albert.heads.items()
-        }
 
     def __call__(self, vectors: Tensor) -> Tensor:
         """(copies, tokens, E) → (copies,)."""
@@ -65,26 +60,28 @@ class TargetFunction:
         rows = len(one.lengths)
         return torch.stack([self._value(read[copy * rows : (copy + 1) * rows]) for copy in range(copies)])
 
-    def _read(self, encoded: Any) -> list[Any]:
-        target, details = self.target, self.albert.metadata.details
+    def _read(self, encoded: EncoderOutput) -> list[Any]:
+        """What the target reads of each row, as `attribution.read_target` does."""
+        target, heads, lengths = self.target, self.model.heads, list(encoded.batch.lengths)
         if target.form == "cosine":
             return list(pool(encoded, self.albert.metadata.pooling))
-        states = encoded.hidden.split(list(encoded.batch.lengths))
         if target.form == "word":
-            head, size = self.model.heads["mlm"], self.albert.tokenizer.vocab_size
-            starts = np.cumsum([0, *encoded.batch.lengths])[:-1]
-            scores = head(encoded, torch.from_numpy(starts + target.tokens[0])).logits
-            return list(scores[:, :size])
-        if target.form in ("token", "span"):
-            weight, bias = self.heads["tag" if target.form == "token" else "answer"]
-            read = [state @ weight.T + bias for state in states]
-            return [(None, scores) for scores in read] if target.head == 1 else read
-        weight, bias = self.heads["classify"]
-        vectors = encoded.pooled if encoded.pooled is not None else text_means(encoded.hidden, encoded.batch)
-        if details.get("reads") == "vector":
+            starts = np.cumsum([0, *lengths])[:-1]
+            scores = heads["mlm"](encoded, torch.from_numpy(starts + target.tokens[0])).logits
+            return list(scores[:, : self.albert.tokenizer.vocab_size])
+        if target.form == "token":
+            read = heads["tag"](encoded).logits.split(lengths)
+        elif target.form == "span":
+            answer = heads["answer"](encoded)
+            read = torch.stack([answer.start, answer.end], -1).split(lengths)
+        elif reads_vectors(self.albert):
             vectors = torch.nn.functional.normalize(pool(encoded, self.albert.metadata.pooling), dim=-1)
-        scores = vectors @ weight.T + bias
-        return [(row, None) for row in scores] if target.head == 0 else list(scores)
+            read = heads["classify"].linear(vectors)  # type: ignore[operator]
+        else:
+            read = heads["classify"](encoded).logits
+        if target.head is None:
+            return list(read)
+        return [(None, scores) if target.head else (scores, None) for scores in read]
 
     def _value(self, read: Sequence[Any]) -> Tensor:
         """`ExplainTarget.value` in torch."""

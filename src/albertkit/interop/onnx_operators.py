@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike, DTypeLike
 from onnx import ModelProto, TensorProto, helper
 
 from albertkit.quantized import QuantizedMatrix
@@ -51,7 +52,7 @@ class PortableBuilder(Builder):
         stored, is_transposed = self.stored_arrays[key]
         return stored if is_transposed == transposed else self.node("Transpose", stored, perm=[1, 0])
 
-    def constant(self, value: Any, dtype: Any) -> str:
+    def constant(self, value: ArrayLike, dtype: DTypeLike) -> str:
         """A small array; equal arrays share one tensor."""
         array = np.asarray(value, dtype)
         key = (f"{array.dtype} {array.shape}", array.tobytes())

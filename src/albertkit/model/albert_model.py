@@ -7,7 +7,7 @@ whose `forward` takes an `EncoderOutput` (`docs/own-head.md`). Before this file:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -128,12 +128,17 @@ def to_tensors(weights: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
 
 def build_head(name: str, config: AlbertConfig, labels: int = 2) -> nn.Module:
     """A fresh built-in head; `labels` counts the classes of `classify` and `tag`."""
-    if name in ("classify", "tag"):
-        return (ClassifyHead if name == "classify" else TagHead)(config, labels)
-    classes = {"mlm": MlmHead, "sop": SentenceOrderHead, "answer": AnswerHead, "choose": ChooseHead}
-    if name not in classes:
+    heads: dict[str, Callable[[], nn.Module]] = {
+        "mlm": lambda: MlmHead(config),
+        "sop": lambda: ClassifyHead(config, 2),  # the two segments are in order (0) or swapped (1)
+        "classify": lambda: ClassifyHead(config, labels),
+        "tag": lambda: TagHead(config, labels),
+        "answer": lambda: AnswerHead(config),
+        "choose": lambda: ChooseHead(config),
+    }
+    if name not in heads:
         raise AlbertkitError(f"unknown head {name!r}{nearest(name, HEADS)}; built in are {', '.join(HEADS)}")
-    return classes[name](config)
+    return heads[name]()
 
 
 @dataclass(frozen=True)
@@ -210,16 +215,6 @@ class MlmHead(nn.Module):
         if self.bare_projection:  # albert_zh normalises at H and projects to E with the transposed embedding projection
             vectors = vectors @ encoded.projection
         return MlmLogits(F.linear(vectors, encoded.word_table, self.bias), positions)
-
-
-class SentenceOrderHead(Head):
-    """Whether the two segments are in order (0) or swapped (1)."""
-
-    def __init__(self, config: AlbertConfig) -> None:
-        super().__init__(config, 2)
-
-    def forward(self, encoded: EncoderOutput) -> ClassLogits:
-        return ClassLogits(self.scores(self.text(encoded)))
 
 
 class ClassifyHead(Head):
