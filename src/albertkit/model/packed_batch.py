@@ -110,11 +110,8 @@ class Batch:
 
     def pad(self, values: Tensor, fill: float = 0.0) -> Tensor:
         """(tokens, …) → (texts, longest, …), each text at the left, `fill` after its end."""
-        longest = max(self.lengths)
-        out = values.new_full((len(self.lengths), longest, *values.shape[1:]), fill)
-        for row, part in enumerate(values.split(list(self.lengths))):
-            out[row, : len(part)] = part
-        return out
+        texts = list(values.split(list(self.lengths)))
+        return nn.utils.rnn.pad_sequence(texts, batch_first=True, padding_value=fill)
 
     @property
     def lengths(self) -> tuple[int, ...]:
