@@ -30,10 +30,9 @@ def features(seed: int, *shape: int) -> torch.Tensor:
     st.lists(st.lists(st.integers(0, 96), min_size=1, max_size=9), min_size=1, max_size=4),
     st.integers(1, 3),
     st.integers(1, 2),
-    st.sampled_from(["start", "end"]),
 )
-def test_where_extra_tokens_stand(texts, k, m, where):
-    fusion = Fusion(tiny(), {"image": 6, "sound": 4}, where)
+def test_extra_tokens_follow_the_first_token(texts, k, m):
+    fusion = Fusion(tiny(), {"image": 6, "sound": 4})
     image, sound = features(0, len(texts), k, 6), features(1, len(texts), m, 4)
     plain = Batch.of(texts, [[0] * len(t) for t in texts])
     fused = fusion(plain, [ExtraFeatures("image", image, segment=1), ExtraFeatures("sound", sound)])
@@ -41,11 +40,10 @@ def test_where_extra_tokens_stand(texts, k, m, where):
     table = torch.nn.Embedding(97, 16)
     with torch.no_grad():
         words = fused.words(table).split(list(fused.lengths))
-        wanted = torch.cat([fusion.kinds["image"](image), fusion.kinds["sound"](sound)], 1)
+        wanted = torch.cat([fusion.start["image"](image), fusion.start["sound"](sound)], 1)
         for i, (row, text) in enumerate(zip(words, texts, strict=True)):
-            at = 1 if where == "start" else len(text)
-            torch.testing.assert_close(row[at : at + k + m], wanted[i])
-            torch.testing.assert_close(torch.cat([row[:at], row[at + k + m :]]), table(torch.tensor(text)))
+            torch.testing.assert_close(row[1 : 1 + k + m], wanted[i])
+            torch.testing.assert_close(torch.cat([row[:1], row[1 + k + m :]]), table(torch.tensor(text)))
     for kinds, places, text in zip(
         fused.segments.split(list(fused.lengths)), fused.positions.split(list(fused.lengths)), texts, strict=True
     ):
@@ -69,8 +67,6 @@ def test_what_cannot_be_fused():
         fusion(
             fusion(batch, ExtraFeatures("image", features(0, 4, 1, 6))), ExtraFeatures("image", features(0, 4, 1, 6))
         )
-    with pytest.raises(AlbertkitError, match="start or end"):
-        Fusion(tiny(), {"image": 6}, "middle")
     assert fusion(batch, []) is batch
 
 
@@ -78,19 +74,17 @@ def test_the_gradient_reaches_the_projection():
     model = AlbertModel(tiny(), {"fusion": Fusion(tiny(), {"image": 6}), "classify": build_head("classify", tiny())})
     batch = model.heads["fusion"](Batch.of(TEXTS), ExtraFeatures("image", features(0, 4, 2, 6)))
     model(batch, heads=["classify"]).heads["classify"].logits.square().sum().backward()
-    assert float(model.heads["fusion"].kinds["image"].weight.grad.abs().sum()) > 0
+    assert float(model.heads["fusion"].start["image"].weight.grad.abs().sum()) > 0
 
 
-@pytest.mark.parametrize("where", ["start", "end"])
-def test_a_stored_fusion_opens_with_its_position(tmp_path, where):
+def test_a_stored_fusion_opens_again(tmp_path):
     config, kinds = tiny(), {"image": 6, "sound": 4}
-    fusion = Fusion(config, kinds, where)
+    fusion = Fusion(config, kinds)
     write_artifact(Artifact(config, AlbertModel(config, {"fusion": fusion}).weights()), tmp_path / "m")
-    again = AlbertModel.from_artifact(tmp_path / "m", heads={"fusion": Fusion(config, kinds, where)})
-    torch.testing.assert_close(again.heads["fusion"].kinds["sound"].weight, fusion.kinds["sound"].weight)
-    other = Fusion(config, kinds, "end" if where == "start" else "start")
+    again = AlbertModel.from_artifact(tmp_path / "m", heads={"fusion": Fusion(config, kinds)})
+    torch.testing.assert_close(again.heads["fusion"].start["sound"].weight, fusion.start["sound"].weight)
     with pytest.raises(AlbertkitError, match="do not fit the model"):
-        AlbertModel.from_artifact(tmp_path / "m", heads={"fusion": other})
+        AlbertModel.from_artifact(tmp_path / "m", heads={"fusion": Fusion(config, {"image": 6})})
 
 
 def test_the_example_of_the_page_needs_text_and_picture(tmp_path, monkeypatch):

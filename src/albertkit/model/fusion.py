@@ -31,29 +31,19 @@ class ExtraFeatures:
 class Fusion(nn.Module):
     """A projection from D to E for each kind of features; calling it inserts the results into texts.
 
-    sizes: D of each kind. where: "start", after the first token ([CLS]), or "end", after the last. Positions are
-    counted again with the extra tokens. As a head of an `AlbertModel` it is saved and loaded with the model; pass
-    `heads` to the model then, since it is no head that runs.
+    sizes: D of each kind. The extra tokens follow the first token ([CLS]), and positions are counted again with them.
+    As a head of an `AlbertModel` it is saved and loaded with the model; pass `heads` to the model then, since it is no
+    head that runs.
     """
 
-    def __init__(self, config: AlbertConfig, sizes: Mapping[str, int], where: str = "start") -> None:
+    def __init__(self, config: AlbertConfig, sizes: Mapping[str, int]) -> None:
         super().__init__()
-        if where not in ("start", "end"):
-            raise AlbertkitError(f"where is {where!r}; choose start or end")
-        self.config, self.where = config, where
-        # Named after `where`, so that a saved model records it.
-        self.add_module(
-            where, nn.ModuleDict({kind: nn.Linear(size, config.embedding_size) for kind, size in sizes.items()})
-        )
-        for linear in self.kinds.values():
+        self.config = config
+        # The name in files: extra tokens stand at the start of a text.
+        self.start = nn.ModuleDict({kind: nn.Linear(size, config.embedding_size) for kind, size in sizes.items()})
+        for linear in self.start.values():
             nn.init.normal_(linear.weight, std=config.initializer_range)  # type: ignore[arg-type]
             nn.init.zeros_(linear.bias)  # type: ignore[arg-type]
-
-    @property
-    def kinds(self) -> nn.ModuleDict:
-        """The projection of each kind."""
-        found: nn.ModuleDict = self.get_submodule(self.where)  # type: ignore[assignment]
-        return found
 
     def forward(self, batch: Batch, extras: Sequence[ExtraFeatures] | ExtraFeatures) -> Batch:
         """The batch with the extra tokens of each text, kinds in the order given."""
@@ -75,8 +65,7 @@ class Fusion(nn.Module):
                 f"{self.config.max_position_embeddings}, so shorten it"
             )
         is_word, begins = torch.ones(sum(lengths), dtype=torch.bool), torch.tensor([0, *lengths[:-1]]).cumsum(0)
-        first = begins + (1 if self.where == "start" else torch.tensor(batch.lengths))
-        places = first[:, None] + torch.arange(count)  # (texts, k)
+        places = begins[:, None] + 1 + torch.arange(count)  # (texts, k)
         is_word[places.flatten()] = False
         is_word, places = is_word.to(device), places.to(device)
         ids, segments = (values.new_zeros(len(is_word)) for values in (batch.ids, batch.segments))
@@ -89,10 +78,10 @@ class Fusion(nn.Module):
 
     def project(self, extra: ExtraFeatures, texts: int) -> Tensor:
         """Features of one kind at size E."""
-        if extra.kind not in self.kinds:
-            known = ", ".join(self.kinds) or "none"
-            raise AlbertkitError(f"unknown kind {extra.kind!r}{nearest(extra.kind, self.kinds)}; there is {known}")
-        linear, shape = self.kinds[extra.kind], tuple(extra.vectors.shape)
+        if extra.kind not in self.start:
+            known = ", ".join(self.start) or "none"
+            raise AlbertkitError(f"unknown kind {extra.kind!r}{nearest(extra.kind, self.start)}; there is {known}")
+        linear, shape = self.start[extra.kind], tuple(extra.vectors.shape)
         if len(shape) != 3 or shape[0] != texts or shape[1] < 1 or shape[2] != linear.in_features:
             raise AlbertkitError(
                 f"the features {extra.kind!r} have shape {shape}; for {texts} texts it must be "
