@@ -27,11 +27,11 @@ from tokenizers import Regex, pre_tokenizers
 
 sys.path[:0] = [str(Path(__file__).parents[2] / "src")]
 
-from albertkit.tokenizer import Tokenizer, spiece  # noqa: E402
+from albertkit.tokenizer import Tokenizer  # noqa: E402
 from albertkit.tokenizer.normalizer import Normalizer  # noqa: E402
-from albertkit.tokenizer.tokenizer_json import metaspace_words  # noqa: E402
+from albertkit.tokenizer.tokenizer_files import metaspace_words  # noqa: E402
 from albertkit.tokenizer.train_vocabulary import PUNCTUATION  # noqa: E402
-from albertkit.tokenizer.vocabulary import SPECIALS, Vocabulary  # noqa: E402
+from albertkit.tokenizer.vocabulary import SPECIALS, Vocabulary, parse_spiece  # noqa: E402
 
 LEAST = 8  # a character that occurs less often in the text gets no token
 EVERYDAY = 4  # how often the Tatoeba sentences are repeated: encyclopedias have few words of conversation
@@ -91,7 +91,7 @@ def charsmap() -> bytes:
         spm.SentencePieceTrainer.train(
             input=str(texts), model_prefix=f"{folder}/m", normalization_rule_tsv=str(tsv), **options
         )
-        return spiece.parse(Path(folder, "m.model").read_bytes()).charsmap
+        return parse_spiece(Path(folder, "m.model").read_bytes()).charsmap
 
 
 def train(given: argparse.Namespace) -> None:
@@ -145,7 +145,7 @@ def unigram(words: Path, size: int, alphabet: set[str], table: bytes) -> Vocabul
             required_chars="".join(sorted(alphabet - {" "})), seed_sentencepiece_size=400_000, num_threads=2,
             max_sentencepiece_length=16, minloglevel=1,
         )  # fmt: skip
-        found = spiece.parse(Path(folder, "m.model").read_bytes())
+        found = parse_spiece(Path(folder, "m.model").read_bytes())
     scored = enumerate(zip(found.tokens, found.scores, strict=True))
     learnt = [(token, score) for i, (token, score) in scored if i not in found.special_types and is_word(token)]
     tokens, scores = [*first, *(t for t, _ in learnt)], [0.0] * len(first) + [round(s, 3) for _, s in learnt]

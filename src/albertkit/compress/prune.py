@@ -31,9 +31,9 @@ from albertkit.runtime.activation_moments import (
     synthetic_tokens,
 )
 from albertkit.runtime.runtime_model import check_trained_depth
-from albertkit.tokenizer import Tokenizer, spiece
+from albertkit.tokenizer import Tokenizer
 from albertkit.tokenizer.normalizer import SPACE
-from albertkit.tokenizer.vocabulary import SPECIALS, is_digit_comma
+from albertkit.tokenizer.vocabulary import SPECIALS, is_digit_comma, select_spiece_tokens
 
 RIDGE = 0.001  # regularization of the fit, as a share of the mean second moment
 ALPHABETS_END = 0x2E80  # from here on there are thousands of characters, most of which a text does not use
@@ -380,7 +380,7 @@ def _restrict(tokenizer: Tokenizer, kept: set[int]) -> tuple[Tokenizer, np.ndarr
         scores=[old.scores[i] for i in order] if old.scores else [],
         hidden=frozenset(new_ids[i] for i in old.hidden),
         unk_id=None if old.unk_id is None else new_ids[old.unk_id],
-        spiece=spiece.select_tokens(old.spiece, kept) if old.spiece else b"",
+        spiece=select_spiece_tokens(old.spiece, kept) if old.spiece else b"",
     )
     return Tokenizer(vocabulary), np.array(order)
 

@@ -29,7 +29,7 @@ from albertkit.errors import AlbertkitError
 from albertkit.file_io import digest, flush
 from albertkit.text_reader import TextFile
 from albertkit.tokenizer import Tokenizer
-from albertkit.tokenizer.tokenizer_json import to_json
+from albertkit.tokenizer.tokenizer_files import to_json
 
 RULES = 1  # raised when the same text would give other shards, so that a newer version does not resume an older run
 RESUME_LOG = "unfinished.sqlite"

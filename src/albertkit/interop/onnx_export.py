@@ -36,7 +36,7 @@ from albertkit.runtime.graph_builder import Levels, as_float
 from albertkit.runtime.predict import head_scores
 from albertkit.runtime.runtime_model import RuntimeModel, check_trained_depth
 from albertkit.tasks import TASKS
-from albertkit.tokenizer.tokenizer_json import to_json
+from albertkit.tokenizer.tokenizer_files import to_json
 
 HEADS = ("vector", "mlm", "classify", "tag", "answer", "choose")
 MAX_FILE_BYTES = 2_000_000_000  # bytes that one protobuf message may have

@@ -1,39 +1,49 @@
-"""`Tokenizer`: text to token ids and back, and the tokenizer files of a model folder.
+"""`Tokenizer`: text to token ids and back.
 
 In: texts, or a folder, whose files decide the kind of tokenizer. Out: `Encoding`s, ids, texts, or files.
-Before this file: the other files of this package. After it: everything that runs or trains a model.
+Before this file: `unigram.py`, `vocabulary.py`, `tokenizer_files.py`. After it: everything that runs or trains a model.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from albertkit.errors import AlbertkitError
-from albertkit.tokenizer.encoding import Encoding, EncodingTemplate, TokenSpans, Truncation, check_lengths
 from albertkit.tokenizer.normalizer import SPACE, check_text
-from albertkit.tokenizer.tokenizer_json import read_json, to_json, wordpiece_tokenizer
-from albertkit.tokenizer.unigram import Unigram
-from albertkit.tokenizer.vocabulary import (
-    SPECIALS,
-    Kind,
-    Vocabulary,
-    check_size,
-    read_bytes,
-    read_spiece,
-    read_vocab,
-    symbols_vocabulary,
-)
+from albertkit.tokenizer.tokenizer_files import read_folder, wordpiece_tokenizer, write_folder
+from albertkit.tokenizer.unigram import TokenSpans, Unigram
+from albertkit.tokenizer.vocabulary import SPECIALS, Kind, Vocabulary, read_spiece, read_vocab, symbols_vocabulary
 
 _CJK = r"[\u2e80-\u9fff\uf900-\ufaff\uff00-\uff60]"
 _BETWEEN_CJK = re.compile(f"(?<={_CJK}) (?={_CJK})")
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """One text or pair as a model input; all lists have the same length."""
+
+    ids: list[int]
+    segments: list[int]  # 0 in the first text, 1 in the second
+    offsets: list[tuple[int, int]]  # characters of the text of that segment; (0, 0) at special tokens
+    specials: list[bool]  # True at [CLS] and [SEP]
+    unk_id: int | None = None
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def unknown_fraction(self) -> float:
+        """The share of unknown tokens among the tokens that cover text; 0 for an empty text."""
+        text_tokens = sum(end > start for start, end in self.offsets)
+        return self.ids.count(self.unk_id) / text_tokens if text_tokens and self.unk_id is not None else 0.0
 
 
 class Tokenizer:
@@ -92,22 +102,25 @@ class Tokenizer:
         keep_accents: bool = False,
         min_count: int = 2,
         split_scripts: bool = False,
-        charsmap: bytes = b"",
     ) -> Tokenizer:
         """Train a new vocabulary; the texts are read once, one by one.
 
         min_count: how often a pair of tokens must occur to be merged; for WordPiece only.
         split_scripts: for unigram vocabularies of languages without spaces; tokens cross neither punctuation nor
             scripts, and only runs of letters and digits begin with "▁".
-        charsmap: a compiled normalisation table of SentencePiece; for unigram only.
 
         The same texts gave the same vocabulary in all our trials. The unigram trainer of the tokenizers library does
         not guarantee it, so keep the result.
         """
-        from albertkit.tokenizer.train_vocabulary import train  # imported here, since few programs need it
+        from albertkit.tokenizer import train_vocabulary  # imported here, since few programs need it
 
-        rules = {"lower": lower, "keep_accents": keep_accents, "split_scripts": split_scripts, "charsmap": charsmap}
-        return cls(train(texts, kind, vocab_size, min_count=min_count, **rules))  # type: ignore[arg-type]
+        if kind == "unigram":
+            return cls(train_vocabulary.train_unigram(texts, vocab_size, lower, not keep_accents, split_scripts))
+        if kind != "wordpiece" or split_scripts:
+            raise AlbertkitError(
+                f"kind is {kind!r} with split_scripts={split_scripts}: choose 'unigram', or 'wordpiece' without it"
+            )
+        return cls(train_vocabulary.train_wordpiece(texts, vocab_size, lower, not keep_accents, min_count))
 
     # --- text to ids ------------------------------------------------------------
 
@@ -117,20 +130,13 @@ class Tokenizer:
         pair: str | None = None,
         *,
         max_length: int | None = None,
-        truncation: Truncation = "longest",
-        stride: int | None = None,
         add_specials: bool = True,
         recognize_mask: bool = False,
     ) -> Encoding:
         """One text or pair; the options are those of `encode_batch`."""
+        pairs = None if pair is None else [pair]
         return self.encode_batch(
-            [text],
-            None if pair is None else [pair],
-            max_length=max_length,
-            truncation=truncation,
-            stride=stride,
-            add_specials=add_specials,
-            recognize_mask=recognize_mask,
+            [text], pairs, max_length=max_length, add_specials=add_specials, recognize_mask=recognize_mask
         )[0]
 
     def encode_batch(
@@ -139,42 +145,54 @@ class Tokenizer:
         pairs: Sequence[str] | None = None,
         *,
         max_length: int | None = None,
-        truncation: Truncation = "longest",
-        stride: int | None = None,
         add_specials: bool = True,
         recognize_mask: bool = False,
     ) -> list[Encoding]:
         """Many texts or pairs at once.
 
-        max_length: the maximum number of tokens, special ones included; None: no limit.
-        truncation: which text is cut if there are more: the longer one, the first, the second, or none ("error").
-        stride: instead of cutting, make windows over the second text (or the only one) that overlap by this many
-            tokens; the first window is returned and has the others in `overflow`.
+        max_length: the maximum number of tokens, special ones included; the longer text of a pair is cut first.
         add_specials: add [CLS] and [SEP].
         recognize_mask: "[MASK]" in a text is the mask token; otherwise it is ordinary text.
         """
         if isinstance(texts, str | bytes) or isinstance(pairs, str | bytes):
             raise AlbertkitError("texts is one text: use encode, or pass a list of texts")
-        firsts = [check_text(text) for text in texts]
-        seconds = [check_text(text) for text in pairs] if pairs is not None else []
-        if pairs is not None and len(seconds) != len(firsts):
-            raise AlbertkitError(f"there are {len(firsts)} texts and {len(seconds)} pairs: pass one pair for each text")
+        if pairs is not None and len(pairs) != len(texts):
+            raise AlbertkitError(f"there are {len(texts)} texts and {len(pairs)} pairs: pass one pair for each text")
         if pairs is not None and self.kind == "phoneme":
             raise AlbertkitError("a phoneme model takes no pairs: pass one text")
         extra = 0 if not add_specials else 2 + (pairs is not None)
-        check_lengths(max_length, truncation, stride, extra, pairs is not None)
-        template = EncodingTemplate(
-            start_id=(self.pad_id if self.cls_id is None else self.cls_id) if add_specials else None,
-            end_id=(self.pad_id if self.sep_id is None else self.sep_id) if add_specials else None,  # as Kokoro has it
-            unk_id=self.unk_id,
-            max_tokens=None if max_length is None else max_length - extra,
-            truncation=truncation,
-            stride=stride,
-        )
-        spans = self._spans(firsts + seconds, recognize_mask)
+        least = extra + 1 + (pairs is not None)
+        if max_length is not None and (type(max_length) is not int or max_length < least):
+            raise AlbertkitError(
+                f"max_length is {max_length!r} and must be at least {least}: {extra} special tokens and one token of "
+                "each text"
+            )
+        spans = self._spans([check_text(text) for text in [*texts, *(pairs or ())]], recognize_mask)
+        rows: Iterable[Sequence[TokenSpans]] = zip(spans[: len(texts)], spans[len(texts) :], strict=True)
         if pairs is None:
-            return [template(first, None) for first in spans]
-        return [template(a, b) for a, b in zip(spans[: len(firsts)], spans[len(firsts) :], strict=True)]
+            rows = ([first] for first in spans)
+        limit = None if max_length is None else max_length - extra
+        return [self._encoding(_truncate(row, limit), add_specials) for row in rows]
+
+    def _encoding(self, texts: Sequence[TokenSpans], add_specials: bool) -> Encoding:
+        """Put the special tokens around the texts."""
+        cls = self.pad_id if self.cls_id is None else self.cls_id
+        sep = self.pad_id if self.sep_id is None else self.sep_id  # as Kokoro has it
+        out = Encoding([], [], [], [], unk_id=self.unk_id)
+
+        def add(spans: TokenSpans, segment: int, special: bool = False) -> None:
+            out.ids.extend(spans.ids)
+            out.segments.extend([segment] * len(spans.ids))
+            out.offsets.extend(spans.offsets)
+            out.specials.extend([special] * len(spans.ids))
+
+        if add_specials:
+            add(TokenSpans([cls], [(0, 0)]), 0, special=True)
+        for segment, spans in enumerate(texts):
+            add(spans, segment)
+            if add_specials:
+                add(TokenSpans([sep], [(0, 0)]), segment, special=True)
+        return out
 
     def ids_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Only the ids of many texts, without special tokens; the fastest method for a corpus."""
@@ -184,16 +202,6 @@ class Tokenizer:
         if self.kind == "wordpiece":
             return [found.ids for found in self._bert.encode_batch_fast(clean, add_special_tokens=False)]
         return [self._symbol_spans(text).ids for text in clean]
-
-    def check_known(self, text: str) -> str | None:
-        """A warning if over half of the tokens are unknown, else None."""
-        share = self.encode(text).unknown_fraction
-        if share <= 0.5:
-            return None
-        return (
-            f"{share:.0%} of the tokens of {text[:30]!r} are unknown to this {self.kind} vocabulary of "
-            f"{self.vocab_size} tokens: the text is probably in a language that the model was not trained on"
-        )
 
     # --- ids to text ------------------------------------------------------------
 
@@ -249,15 +257,15 @@ class Tokenizer:
             return self._unigram.spans(texts)
         if self.kind == "wordpiece":
             found: list[Any] = self._bert.encode_batch(texts, add_special_tokens=False)
-            return [TokenSpans(e.ids, e.offsets, e.word_ids) for e in found]
+            return [TokenSpans(e.ids, e.offsets) for e in found]
         return [self._symbol_spans(text) for text in texts]
 
     def _masked_spans(self, text: str) -> TokenSpans:
         """A text in which [MASK] is the mask token; text directly after it continues the word."""
-        out, at = TokenSpans([], [], []), 0
+        out, at = TokenSpans([], []), 0
         for number, between in enumerate(text.split("[MASK]")):
             if number:
-                out.append(TokenSpans([self.mask_id or 0], [(0, len("[MASK]"))], [0]), at)
+                out.append(TokenSpans([self.mask_id or 0], [(0, len("[MASK]"))]), at)
                 at += len("[MASK]")
             head = len(between.split(maxsplit=1)[0]) if between.strip() and not between[0].isspace() else 0
             if number and head and self.kind == "unigram":
@@ -269,14 +277,23 @@ class Tokenizer:
         return out
 
     def _symbol_spans(self, text: str) -> TokenSpans:
-        out, word = TokenSpans([], [], []), 0
-        for at, c in enumerate(text.lower() if self.lower and len(text.lower()) == len(text) else text):
-            word += at > 0 and c.isspace()
-            if c in self._ids:
-                out.ids.append(self._ids[c])
-                out.offsets.append((at, at + 1))
-                out.words.append(word)
-        return out
+        lowered = text.lower() if self.lower and len(text.lower()) == len(text) else text
+        places = [at for at, c in enumerate(lowered) if c in self._ids]
+        return TokenSpans([self._ids[lowered[at]] for at in places], [(at, at + 1) for at in places])
+
+
+def _truncate(texts: Sequence[TokenSpans], limit: int | None) -> Sequence[TokenSpans]:
+    """One or two texts with at most `limit` tokens; the longer is cut first, and of two equal ones the second."""
+    lengths = [len(spans.ids) for spans in texts]
+    over = 0 if limit is None else sum(lengths) - limit
+    if over <= 0:
+        return texts
+    if len(texts) == 1:
+        return [texts[0].first(lengths[0] - over)]
+    a, b = lengths
+    gap = min(over, abs(a - b))
+    a, b, over = (a - gap, b, over - gap) if a > b else (a, b - gap, over - gap)
+    return [texts[0].first(a - over // 2), texts[1].first(b - (over + 1) // 2)]
 
 
 @contextmanager
@@ -289,84 +306,3 @@ def _pause_garbage_collection() -> Iterator[None]:
     finally:
         if was_on:
             gc.enable()
-
-
-# --- the files of a folder ------------------------------------------------------------
-
-
-def read_folder(folder: Path, vocab_size: int | None, trusted: bool) -> Vocabulary:
-    """The vocabulary in a folder; see `Tokenizer.load`."""
-    tokenizer_json, spiece, vocab = (folder / name for name in ("tokenizer.json", "spiece.model", "vocab.txt"))
-    options = _read_options(folder / "tokenizer_config.json")
-    lower, accents = options.get("do_lower_case", True), options.get("keep_accents", False)
-    if tokenizer_json.is_file():
-        path, vocabulary = tokenizer_json, read_json(tokenizer_json)
-        if vocabulary.kind == "unigram" and spiece.is_file():
-            tokens = vocabulary.tokens if trusted else read_spiece(spiece, lower=lower, keep_accents=accents).tokens
-            if tokens != vocabulary.tokens:
-                raise AlbertkitError(
-                    f"tokenizer.json and spiece.model in {folder} have different vocabularies "
-                    f"({len(vocabulary.tokens)} and {len(tokens)} tokens): remove the one that does not belong "
-                    "to the checkpoint"
-                )
-            vocabulary = dataclasses.replace(vocabulary, spiece=read_bytes(spiece))
-    elif spiece.is_file() and vocab.is_file():
-        raise AlbertkitError(
-            f"{folder} contains both spiece.model and vocab.txt: remove vocab.txt if the model is English ALBERT "
-            "(SentencePiece), or spiece.model if it is Chinese or Korean ALBERT (WordPiece)"
-        )
-    elif spiece.is_file():
-        path, vocabulary = spiece, read_spiece(spiece, lower=lower, keep_accents=accents)
-    elif vocab.is_file():
-        path, vocabulary = vocab, read_vocab(vocab, lower=lower, strip_accents=options.get("strip_accents"))
-    else:
-        raise AlbertkitError(
-            f"{folder} contains no tokenizer: put tokenizer.json, spiece.model or vocab.txt of the checkpoint there"
-        )
-    if vocab_size is not None:
-        check_size(path, vocabulary, vocab_size)
-    return vocabulary
-
-
-def _read_options(path: Path) -> dict[str, bool]:
-    """The rules for case and accents in a tokenizer_config.json."""
-    if not path.is_file():
-        return {}
-    try:
-        data = json.loads(read_bytes(path).decode("utf-8"))
-        found = {k: data[k] for k in ("do_lower_case", "keep_accents", "strip_accents") if data.get(k) is not None}
-    except AlbertkitError:
-        raise
-    except (ValueError, AttributeError, RecursionError) as error:
-        raise AlbertkitError(f"{path} is not a JSON object ({error}): correct it or remove it") from None
-    for key, value in found.items():
-        if not isinstance(value, bool):
-            raise AlbertkitError(f"{key} in {path} is {value!r} and must be true or false: correct it")
-    return found
-
-
-def write_folder(vocabulary: Vocabulary, folder: Path, model_max_length: int, compact: bool = False) -> None:
-    """Write tokenizer.json, tokenizer_config.json, and the spiece.model or vocab.txt it was read from.
-
-    compact: for albertkit only; omits tokenizer.json if spiece.model has the same content.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    keys = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
-    config = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],
-        "model_max_length": model_max_length,
-        "do_lower_case": vocabulary.lower,
-        **({"keep_accents": not vocabulary.strip_accents} if vocabulary.kind == "unigram" else {}),
-        **({"strip_accents": vocabulary.strip_accents} if vocabulary.kind == "wordpiece" else {}),
-        **dict(zip(keys, SPECIALS.get(vocabulary.kind, vocabulary.tokens[:1]), strict=False)),
-    }
-    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    if vocabulary.spiece:
-        (folder / "spiece.model").write_bytes(vocabulary.spiece)
-        rules = {"lower": vocabulary.lower, "keep_accents": not vocabulary.strip_accents}
-        if compact and read_spiece(folder / "spiece.model", **rules) == vocabulary:
-            return
-    (folder / "tokenizer.json").write_text(to_json(vocabulary), encoding="utf-8")
-    if vocabulary.kind == "wordpiece":
-        (folder / "vocab.txt").write_bytes("".join(token + "\n" for token in vocabulary.tokens).encode())

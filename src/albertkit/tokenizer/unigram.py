@@ -12,18 +12,33 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer as RustTokenizer
 from tokenizers import models, pre_tokenizers
 
-from albertkit.tokenizer.encoding import TokenSpans
 from albertkit.tokenizer.normalizer import SPACE, Normalizer, Spans
-from albertkit.tokenizer.tokenizer_json import remove_bare_marks
+from albertkit.tokenizer.tokenizer_files import remove_bare_marks
 from albertkit.tokenizer.vocabulary import Vocabulary, is_digit_comma
 
 MAX_CACHED_CHARACTERS = 2_000_000  # about 250,000 English words, 50 MB
 TEXTS_PER_STEP, WORDS_PER_CALL = 1024, 256
+
+
+class TokenSpans(NamedTuple):
+    """The tokens of one text, without special tokens, and the characters that each covers."""
+
+    ids: list[int]
+    offsets: Spans
+
+    def first(self, count: int) -> TokenSpans:
+        """The first tokens."""
+        return TokenSpans(self.ids[:count], self.offsets[:count])
+
+    def append(self, other: TokenSpans, shift: int) -> None:
+        """Append the tokens of a text that begins at character `shift`."""
+        self.ids.extend(other.ids)
+        self.offsets.extend([(start + shift, end + shift) for start, end in other.offsets])
 
 
 class Unigram:
@@ -100,7 +115,7 @@ class Unigram:
 
     def _map_offsets(self, found: Any, text: str, spans: Spans | None) -> TokenSpans:
         """The library's result with offsets into the original text, without spaces, and the digit-comma rule."""
-        ids, words = found.ids, found.word_ids
+        ids: list[int] = found.ids
         offsets = [(a + 1, b) if text[a] == " " else (a, b) for a, b in found.offsets]
         space_id = self.vocabulary.ids.get(SPACE)
         if ids and ids[0] == space_id and text[0] != " ":
@@ -108,16 +123,15 @@ class Unigram:
         if spans is not None:
             offsets = [(spans[a][0], spans[b - 1][1] if b > a else spans[a][0]) for a, b in offsets]
         if self._digit_comma_splits.keys().isdisjoint(ids):
-            return TokenSpans(ids, offsets, words)
-        out = TokenSpans([], [], [])
-        for i, (start, stop), word in zip(ids, offsets, words, strict=True):
+            return TokenSpans(ids, offsets)
+        out = TokenSpans([], [])
+        for i, (start, stop) in zip(ids, offsets, strict=True):
             part_ids, sizes = self._digit_comma_splits.get(i, ([i], [-1]))
             at = start
             for part_id, size in zip(part_ids, sizes, strict=True):
                 end = stop if size < 0 else max(at, min(at + size, stop - 1))
                 out.ids.append(part_id)
                 out.offsets.append((at, start if part_id == space_id else end))
-                out.words.append(word)
                 at = end
         return out
 

@@ -1,25 +1,29 @@
 """`Vocabulary`, the complete description of a tokenizer, and its readers for `spiece.model`, `vocab.txt` and symbols.
 
 In: a file or a list of symbols. Out: a `Vocabulary`; a damaged file raises `AlbertkitError` and nothing else.
-Before this file: `spiece.py`. After it: `tokenizer_json.py` (reads and writes tokenizer.json), `unigram.py` (runs it).
+SentencePiece's files are read without its package. After this file: `tokenizer_files.py`, and `unigram.py`, which
+runs it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import struct
+from collections.abc import Container, Iterator
+from dataclasses import dataclass, field
 from functools import cached_property
+from math import isfinite
 from pathlib import Path
 from typing import Literal
 
 from albertkit.errors import AlbertkitError
-from albertkit.tokenizer import spiece
 
 Kind = Literal["unigram", "wordpiece", "phoneme"]
 SPECIALS: dict[str, tuple[str, ...]] = {  # pad, unknown, cls, sep, mask: in the order of ALBERT's ids
     "unigram": ("<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]"),
     "wordpiece": ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"),
 }
-MAX_FILE_BYTES, MAX_TOKENS = 64 << 20, spiece.MAX_TOKENS
+MAX_FILE_BYTES, MAX_TOKENS = 64 << 20, 1_000_000
+USE_RIGHT_FILE = "use the tokenizer file that came with the checkpoint"
 
 
 @dataclass(frozen=True)
@@ -48,76 +52,48 @@ def read_bytes(path: Path) -> bytes:
     try:
         size = path.stat().st_size
         if size > MAX_FILE_BYTES:
-            raise AlbertkitError(
-                f"{path} has {size} bytes, and a tokenizer file has at most {MAX_FILE_BYTES}: use the right file"
-            )
+            raise AlbertkitError(f"{path} has {size} bytes; a tokenizer file has at most {MAX_FILE_BYTES}")
         return path.read_bytes()
     except OSError as error:
-        raise AlbertkitError(
-            f"{path} cannot be read ({error.strerror or error}): check the path and its permissions"
-        ) from None
+        raise AlbertkitError(f"{path} cannot be read ({error.strerror or error}): check its permissions") from None
 
 
 def check_tokens(vocabulary: Vocabulary, path: Path | str) -> Vocabulary:
     """Check that a vocabulary has no repeated token and has ALBERT's special tokens; returns it."""
     if len(vocabulary.ids) != len(vocabulary.tokens):
         twice = next(token for i, token in enumerate(vocabulary.tokens) if vocabulary.ids[token] != i)
-        raise AlbertkitError(
-            f"{path} contains the token {twice!r} twice, and a token has one id: use the file that belongs to the "
-            "checkpoint"
-        )
-    names = SPECIALS[vocabulary.kind]
-    missing = [name for name in names if name not in vocabulary.ids]
+        raise AlbertkitError(f"{path} contains the token {twice!r} twice: {USE_RIGHT_FILE}")
+    missing = [name for name in SPECIALS[vocabulary.kind] if name not in vocabulary.ids]
     if missing:
-        raise AlbertkitError(
-            f"{path} lacks {', '.join(missing)}, and a {vocabulary.kind} vocabulary of ALBERT has {' '.join(names)}: "
-            "use the file that belongs to the checkpoint"
-        )
+        raise AlbertkitError(f"{path} lacks {', '.join(missing)}, which ALBERT needs: {USE_RIGHT_FILE}")
     return vocabulary
 
 
 def check_size(path: Path, vocabulary: Vocabulary, vocab_size: int) -> None:
     """Check the vocabulary against a model: the embedding table may be padded, but not smaller nor much larger."""
     size = len(vocabulary.tokens)
-    if size <= vocab_size <= max(size * 1.1, size + 1024):
-        return
-    raise AlbertkitError(
-        f"{path} has {size} tokens and the model's vocab_size is {vocab_size}: they do not belong together. Use the "
-        "tokenizer files that came with the checkpoint"
-    )
+    if not size <= vocab_size <= max(size * 1.1, size + 1024):
+        raise AlbertkitError(f"{path} has {size} tokens and the model's vocab_size is {vocab_size}: {USE_RIGHT_FILE}")
 
 
 def read_spiece(path: Path, *, lower: bool, keep_accents: bool) -> Vocabulary:
     """The vocabulary in a `spiece.model`."""
     data = read_bytes(path)
     try:
-        model = spiece.parse(data)
+        model = parse_spiece(data)
     except ValueError as error:  # UnicodeDecodeError is one
-        raise AlbertkitError(
-            f"{path} is not a SentencePiece model ({error}): copy the original spiece.model again"
-        ) from None
-    if model.rules["model_type"] != 1:
-        raise AlbertkitError(
-            f"{path} is a SentencePiece model of type {model.rules['model_type']}, and ALBERT uses unigram (type 1): "
-            "use the spiece.model that belongs to the checkpoint"
-        )
-    if [model.rules[name] for name in ("dummy_prefix", "extra_spaces", "escape", "suffix")] != [1, 1, 1, 0]:
-        raise AlbertkitError(
-            f"{path} does not treat spaces as ALBERT does ({model.rules}): use a model with a dummy prefix and no "
-            "whitespace suffix"
-        )
+        raise AlbertkitError(f"{path} is not a SentencePiece model ({error}): copy the original again") from None
+    kind = model.rules["model_type"]
+    if kind != 1:
+        raise AlbertkitError(f"{path} is a model of type {kind} and must be unigram (type 1): {USE_RIGHT_FILE}")
+    if model.rules != SentencePieceModel().rules:
+        raise AlbertkitError(f"{path} does not treat spaces as ALBERT does ({model.rules}): {USE_RIGHT_FILE}")
     types = model.special_types
-    unsupported = next((i for i, token_type in types.items() if token_type not in (2, 3, 4)), None)
-    if unsupported is not None:
-        raise AlbertkitError(
-            f"token {unsupported} of {path} is of type {types[unsupported]}, and ALBERT has only normal, unknown, "
-            "control and user-defined tokens: train the model without byte fallback and unused tokens"
-        )
+    if not {2, 3, 4}.issuperset(types.values()):
+        raise AlbertkitError(f"{path} has byte or unused tokens, which ALBERT has not: train the model without them")
     unknown = [i for i, token_type in types.items() if token_type == 2]
     if len(unknown) != 1:
-        raise AlbertkitError(
-            f"{path} has {len(unknown)} unknown tokens and must have one: copy the original file again"
-        )
+        raise AlbertkitError(f"{path} has {len(unknown)} unknown tokens and must have one: copy the original again")
     vocabulary = Vocabulary(
         kind="unigram",
         tokens=model.tokens,
@@ -168,3 +144,136 @@ def symbols_vocabulary(symbols: list[str], lower: bool = False) -> Vocabulary:
 def is_digit_comma(token: str) -> bool:
     """Whether ALBERT splits the comma off a token, such as "▁2010,"."""
     return token[-1:] == "," and token[-2:-1].isdigit()
+
+
+# The protobuf message in a spiece.model ------------------------------------------------------------------------------
+
+
+@dataclass
+class SentencePieceModel:
+    """The parts of a SentencePiece model that a tokenizer needs."""
+
+    tokens: list[str] = field(default_factory=list)
+    scores: list[float] = field(default_factory=list)
+    special_types: dict[int, int] = field(default_factory=dict)  # type of each token that is not normal (1)
+    charsmap: bytes = b""
+    rules: dict[str, int] = field(
+        default_factory=lambda: {"model_type": 1, "dummy_prefix": 1, "extra_spaces": 1, "escape": 1, "suffix": 0}
+    )
+
+
+def parse_spiece(data: bytes) -> SentencePieceModel:
+    """Read a model from bytes; ValueError if they are not a SentencePiece model."""
+    model = SentencePieceModel()
+    rest = _read_common_layout(data, model)
+    for number, value in _fields(data, rest):
+        if not isinstance(value, bytes):
+            continue
+        if number == 1:
+            _read_token(value, model)
+        elif number == 2:
+            names = {3: "model_type", 24: "suffix"}
+            model.rules |= {names[f]: v for f, v in _fields(value) if f in names and isinstance(v, int)}
+        elif number == 3:
+            for f, v in _fields(value):
+                if f == 2 and isinstance(v, bytes):
+                    model.charsmap = v
+                elif f in (3, 4, 5) and isinstance(v, int):
+                    model.rules[("dummy_prefix", "extra_spaces", "escape")[f - 3]] = v
+    if not model.tokens:
+        raise ValueError("it contains no tokens")
+    if len(model.tokens) > MAX_TOKENS:
+        raise ValueError(f"more than {MAX_TOKENS} tokens")
+    if "" in model.tokens or not (isfinite(sum(model.scores)) and max(map(abs, model.scores)) <= 1e6):
+        raise ValueError("a token has no text or no usable score")
+    return model
+
+
+def _read_common_layout(data: bytes, model: SentencePieceModel) -> int:
+    """Read tokens (text, score, optional type) while they have the common layout; returns the number of bytes read."""
+    at = 0
+    texts: list[bytes] = []
+    scores: list[bytes] = []
+    try:
+        while data[at] == 10 and data[at + 2] == 10:
+            size, text = data[at + 1], data[at + 3]  # 128 and more would go on in the next byte
+            end = at + 4 + text
+            if data[end] != 21 or size > 127 or at + 2 + size > len(data):
+                break
+            if size != text + 7:
+                if size != text + 9 or data[end + 5] != 24 or not 1 < data[end + 6] < 128:
+                    break
+                model.special_types[len(texts)] = data[end + 6]
+            texts.append(data[at + 4 : end])
+            scores.append(data[end + 1 : end + 5])
+            at += 2 + size
+    except IndexError:
+        pass
+    model.tokens = [text.decode() for text in texts]
+    model.scores = list(struct.unpack(f"<{len(scores)}f", b"".join(scores)))
+    return at
+
+
+def _read_token(data: bytes, model: SentencePieceModel) -> None:
+    text, score, token_type = b"", 0.0, 1
+    for number, value in _fields(data):
+        if number == 1 and isinstance(value, bytes):
+            text = value
+        elif number == 2 and isinstance(value, bytes) and len(value) == 4:
+            (score,) = struct.unpack("<f", value)
+        elif number == 3 and isinstance(value, int):
+            token_type = value
+    if token_type != 1:
+        model.special_types[len(model.tokens)] = token_type
+    model.tokens.append(text.decode())
+    model.scores.append(score)
+
+
+def _fields(data: bytes, at: int = 0) -> Iterator[tuple[int, int | bytes]]:
+    """The fields of one protobuf message: numbers as int, everything else as bytes."""
+    end = len(data)
+
+    def varint() -> int:
+        nonlocal at
+        value = 0
+        for shift in range(0, 70, 7):
+            if at >= end:
+                break
+            byte = data[at]
+            at += 1
+            value |= (byte & 127) << shift
+            if byte < 128:
+                return value
+        raise ValueError("a number is cut off")
+
+    while at < end:
+        key = varint()
+        wire = key & 7
+        if wire == 0:
+            yield key >> 3, varint()
+            continue
+        size = {1: 8, 5: 4}.get(wire, -1) if wire != 2 else varint()
+        if size < 0 or at + size > end:
+            raise ValueError("a field is cut off or of an unknown type")
+        yield key >> 3, data[at : at + size]
+        at += size
+
+
+def select_spiece_tokens(data: bytes, kept: Container[int]) -> bytes:
+    """The same model with the tokens of the ids in `kept` only; everything else is unchanged."""
+    out, number = bytearray(), 0
+    for field_number, value in _fields(data):
+        if not isinstance(value, bytes):
+            raise ValueError("a SentencePiece model contains messages only")
+        number += field_number == 1
+        if field_number != 1 or number - 1 in kept:
+            out += _write_varint(field_number << 3 | 2) + _write_varint(len(value)) + value
+    return bytes(out)
+
+
+def _write_varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 127:
+        out.append(value & 127 | 128)
+        value >>= 7
+    return bytes([*out, value])

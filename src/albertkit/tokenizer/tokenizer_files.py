@@ -1,13 +1,14 @@
-"""`tokenizer.json`, the format of the `tokenizers` library: read as a `Vocabulary`, and written from one.
+"""The tokenizer files of a model folder: read as a `Vocabulary`, and written from one.
 
-In: a file that albertkit or transformers wrote for ALBERT. Out: a `Vocabulary`; and the reverse, a file that
-transformers opens. Running and training share `set_bert_rules` and `metaspace_words`.
-Before this file: `vocabulary.py`. After it: `tokenizer.py`.
+In: a folder that albertkit or transformers wrote for ALBERT. Out: a `Vocabulary`; and the reverse, files that
+transformers opens. `tokenizer.json` is the format of the `tokenizers` library; running and training share its parts.
+Before this file: `vocabulary.py`. After it: `unigram.py`, `tokenizer.py`.
 """
 
 from __future__ import annotations
 
 import base64
+import dataclasses
 import json
 import math
 import unicodedata
@@ -19,14 +20,19 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from tokenizers import Tokenizer as RustTokenizer
 
 from albertkit.errors import AlbertkitError
+from albertkit.file_io import read_json, write_json
 from albertkit.tokenizer.normalizer import CJK, SPACE
 from albertkit.tokenizer.vocabulary import (
     MAX_TOKENS,
     SPECIALS,
+    USE_RIGHT_FILE,
     Vocabulary,
+    check_size,
     check_tokens,
     is_digit_comma,
     read_bytes,
+    read_spiece,
+    read_vocab,
     symbols_vocabulary,
     wordpiece_vocabulary,
 )
@@ -39,7 +45,48 @@ PENALTY = 100.0  # transformers lowers the score of "2010," by this, so that the
 # --- reading ------------------------------------------------------------
 
 
-def read_json(path: Path) -> Vocabulary:
+def read_folder(folder: Path, vocab_size: int | None, trusted: bool) -> Vocabulary:
+    """The vocabulary in a folder; see `Tokenizer.load`."""
+    tokenizer_json, spiece, vocab = (folder / name for name in ("tokenizer.json", "spiece.model", "vocab.txt"))
+    options = _read_options(folder / "tokenizer_config.json")
+    lower, accents = options.get("do_lower_case", True), options.get("keep_accents", False)
+    if tokenizer_json.is_file():
+        path, vocabulary = tokenizer_json, read_tokenizer_json(tokenizer_json)
+        if vocabulary.kind == "unigram" and spiece.is_file():
+            tokens = vocabulary.tokens if trusted else read_spiece(spiece, lower=lower, keep_accents=accents).tokens
+            if tokens != vocabulary.tokens:
+                raise AlbertkitError(
+                    f"tokenizer.json and spiece.model in {folder} have different vocabularies "
+                    f"({len(vocabulary.tokens)} and {len(tokens)} tokens): remove the file of another checkpoint"
+                )
+            vocabulary = dataclasses.replace(vocabulary, spiece=read_bytes(spiece))
+    elif spiece.is_file() and vocab.is_file():
+        raise AlbertkitError(
+            f"{folder} contains both spiece.model and vocab.txt: remove vocab.txt if the model is English ALBERT, or "
+            "spiece.model if it is Chinese or Korean ALBERT"
+        )
+    elif spiece.is_file():
+        path, vocabulary = spiece, read_spiece(spiece, lower=lower, keep_accents=accents)
+    elif vocab.is_file():
+        path, vocabulary = vocab, read_vocab(vocab, lower=lower, strip_accents=options.get("strip_accents"))
+    else:
+        raise AlbertkitError(f"{folder} contains no tokenizer: copy tokenizer.json, spiece.model or vocab.txt there")
+    if vocab_size is not None:
+        check_size(path, vocabulary, vocab_size)
+    return vocabulary
+
+
+def _read_options(path: Path) -> dict[str, bool]:
+    """The rules for case and accents in a tokenizer_config.json."""
+    data = read_json(path) if path.is_file() else {}
+    found = {k: data[k] for k in ("do_lower_case", "keep_accents", "strip_accents") if data.get(k) is not None}
+    for key, value in found.items():
+        if not isinstance(value, bool):
+            raise AlbertkitError(f"{key} in {path} is {value!r} and must be true or false: correct it")
+    return found
+
+
+def read_tokenizer_json(path: Path) -> Vocabulary:
     """The vocabulary and the rules in a `tokenizer.json`."""
     try:
         data = json.loads(read_bytes(path).decode("utf-8"))
@@ -49,10 +96,7 @@ def read_json(path: Path) -> Vocabulary:
         if model_type == "Unigram":
             return _read_unigram(path, data, steps)
         if model_type not in ("WordPiece", "WordLevel"):
-            raise AlbertkitError(
-                f"{path} contains a {model_type} model, and ALBERT uses Unigram or WordPiece (WordLevel for symbols): "
-                "use the tokenizer.json that belongs to the checkpoint"
-            )
+            raise AlbertkitError(f"{path} is a {model_type} model, not Unigram or WordPiece: {USE_RIGHT_FILE}")
         ids: dict[str, int] = model["vocab"]
         if not ids or not all(type(i) is int and 0 <= i < MAX_TOKENS for i in ids.values()):
             raise TypeError("its ids are not small whole numbers")
@@ -74,10 +118,7 @@ def read_json(path: Path) -> Vocabulary:
         raise
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, MemoryError, OverflowError) as error:
         reason = f"no {error}" if isinstance(error, KeyError) else str(error)
-        raise AlbertkitError(
-            f"{path} is not a usable tokenizer.json ({reason}): copy the original again, or remove it if there is a "
-            "spiece.model or vocab.txt"
-        ) from None
+        raise AlbertkitError(f"{path} is not a usable tokenizer.json ({reason}): copy the original again") from None
 
 
 def _normalizer_steps(step: Any) -> list[dict[str, Any]]:
@@ -143,6 +184,30 @@ def _splits_scripts(step: Any) -> bool:
 
 
 # --- writing ------------------------------------------------------------
+
+
+def write_folder(vocabulary: Vocabulary, folder: Path, model_max_length: int, compact: bool) -> None:
+    """Write the tokenizer files; see `Tokenizer.save`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    keys = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],
+        "model_max_length": model_max_length,
+        "do_lower_case": vocabulary.lower,
+        **({"keep_accents": not vocabulary.strip_accents} if vocabulary.kind == "unigram" else {}),
+        **({"strip_accents": vocabulary.strip_accents} if vocabulary.kind == "wordpiece" else {}),
+        **dict(zip(keys, SPECIALS.get(vocabulary.kind, vocabulary.tokens[:1]), strict=False)),
+    }
+    write_json(folder / "tokenizer_config.json", config)
+    if vocabulary.spiece:
+        (folder / "spiece.model").write_bytes(vocabulary.spiece)
+        rules = {"lower": vocabulary.lower, "keep_accents": not vocabulary.strip_accents}
+        if compact and read_spiece(folder / "spiece.model", **rules) == vocabulary:
+            return
+    (folder / "tokenizer.json").write_text(to_json(vocabulary), encoding="utf-8")
+    if vocabulary.kind == "wordpiece":
+        (folder / "vocab.txt").write_bytes("".join(token + "\n" for token in vocabulary.tokens).encode())
 
 
 def set_bert_rules(tokenizer: RustTokenizer, lower: bool, strip_accents: bool) -> RustTokenizer:
