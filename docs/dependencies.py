@@ -61,7 +61,6 @@ WHY = {
     "pyspark": Why("pyspark", "Apache Spark", "a function for Spark's tables", "nothing, where Spark is already there"),
     "pandas": Why("pandas", "NumFOCUS", "the tables that Spark hands to such a function", "nothing, where Spark is already there"),
     "pyarrow": Why("pyarrow", "Apache Arrow", "Parquet files", "nothing as well kept"),
-    "zstandard": Why("zstandard", "its author", ".zst files, before Python 3.14 has them itself", "the zstd program"),
     "httptools": Why("httptools", "MagicStack", "parses HTTP", "uvicorn's own parser, at twice the processor time"),
     "msgspec": Why("msgspec", "its author", "reads, checks and describes requests", "FastAPI and pydantic, at 12 MB"),
     "orjson": Why("orjson", "its author", "writes arrays of numbers as JSON", "json, at twenty times the time"),

@@ -1,9 +1,8 @@
 """Files of texts → records: the one reader of .txt, .jsonl, .csv, .tsv, .parquet and stdin, also compressed.
 
-In: paths, folders, or "-" for stdin. Out: `read_texts` and `read_records` give texts; `find_text_files`,
-`open_text_file`, `read_lines`, `parse_json_line` and `open_parquet` are the steps below them, on which
-`data/documents.py`, `bulk/part_reader.py`, `search/records.py` and `tasks/readers/` build. Memory stays bounded:
-lines and rows are read one after another. The writer of results is `vector_writer.py`.
+In: paths, folders, or "-" for stdin. Out: `read_texts` and `read_records` give texts; the steps below them are for
+`data/documents.py`, `bulk/parts.py`, `search/records.py` and `tasks/readers/`. Memory stays bounded: lines and rows
+are read one after another. The writer of results is `vector_writer.py`.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import lzma
 import os
 import sys
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,7 +37,7 @@ FORMATS: Mapping[str, TextFormat] = {
     ".tsv": "tsv",
     ".parquet": "parquet",
 }
-COMPRESSIONS = (".gz", ".xz", ".zst")
+COMPRESSIONS = (".gz", ".xz")
 LINE_LIMIT = 64 << 20  # bytes of one line
 TEXT_LIMIT = 1_000_000  # characters of one text in indexes, labelled files and bulk work
 MAX_FILES = 100_000
@@ -56,7 +55,7 @@ class TextFile:
 
     name: str  # as the user wrote it; "-" is stdin
     format: TextFormat
-    compression: str = ""  # "", ".gz", ".xz" or ".zst"
+    compression: str = ""  # "", ".gz" or ".xz"
     size: int = 0  # bytes on disk
     modified_ns: int = 0
     column: str | int | None = None  # where the text is, if known: a name, or in csv and tsv an index
@@ -93,10 +92,8 @@ def read_records(
         rows = _read_rows(file, columns, limit)
     for number, (text, *ids) in rows:
         if not isinstance(text, str):
-            raise AlbertkitError(
-                f"{_place(file, number)} contains a {type(text).__name__} as {text_column or DEFAULT_COLUMN!r}, which "
-                "must be a text. Correct it, or pass another --text-column."
-            )
+            found = f"{_place(file, number)} contains a {type(text).__name__} as {text_column or DEFAULT_COLUMN!r}"
+            raise AlbertkitError(f"{found}, which must be a text. Correct it, or pass another --text-column.")
         if text.strip():
             yield Record(str(ids[0]) if ids else f"{file.name}:{number}", text.strip(), file.name, number)
 
@@ -104,37 +101,25 @@ def read_records(
 # Paths → files ------------------------------------------------------------------------------------------------------
 
 
-def walk_text_files(
-    paths: Iterable[Path | str],
-    text_column: str | None = None,
-    formats: Mapping[str, TextFormat] = FORMATS,
-    folder_suffixes: Iterable[str] | None = None,
-) -> Iterator[TextFile]:
-    """The files in the order given; of folders, the files with `folder_suffixes` (those of `formats`), sorted.
-
-    formats: the format of each suffix; other names are text files, or JSONL if there is a text column.
-    """
-    suffixes = set(folder_suffixes or formats)
-    for path in paths:
-        yield from (_text_file(name, text_column, formats) for name in _walk(str(path), suffixes))
-
-
 def find_text_files(
     paths: Iterable[Path | str],
     text_column: str | None = None,
     formats: Mapping[str, TextFormat] = FORMATS,
+    folder_suffixes: Collection[str] = (),
     allow_pipes: bool = False,
 ) -> list[TextFile]:
-    """As `walk_text_files`: at least one file, not too many, and pipes, which are read only once, if allowed."""
-    files = list(walk_text_files(paths, text_column, formats))
+    """The files in the order given; of folders, the files with `folder_suffixes` (those of `formats`), sorted.
+
+    formats: the format of each suffix; other names are text files, or JSONL if there is a text column.
+    allow_pipes: the files are read only once.
+    """
+    names = [name for path in paths for name in _walk(str(path), folder_suffixes or formats)]
+    files = [_text_file(name, text_column, formats) for name in names]
     pipe = next((file.name for file in files if file.name != "-" and not Path(file.name).is_file()), None)
     if pipe is not None and not allow_pipes:
         raise AlbertkitError(f"{pipe} is not a regular file, and inputs are read twice. Pipe it in and pass '-'.")
     if not files:
-        raise AlbertkitError(
-            f"no text file was found. Pass files or folders with {', '.join(formats)}, "
-            f"also compressed ({', '.join(COMPRESSIONS)})."
-        )
+        raise AlbertkitError(f"no text file was found. Pass files or folders with {', '.join(formats)} (.gz, .xz).")
     if len(files) > MAX_FILES:
         raise AlbertkitError(f"there are {len(files):,} files; at most {MAX_FILES:,} are read. Join some of them.")
     if sum(file.name == "-" for file in files) > 1:
@@ -142,7 +127,7 @@ def find_text_files(
     return files
 
 
-def _walk(path: str, suffixes: set[str]) -> Iterator[str]:
+def _walk(path: str, suffixes: Collection[str]) -> Iterator[str]:
     if path == "-" or not Path(path).is_dir():
         yield path
         return
@@ -154,7 +139,7 @@ def _walk(path: str, suffixes: set[str]) -> Iterator[str]:
 
 
 def content_suffix(name: str) -> str:
-    """The suffix in lower case, without .gz, .xz or .zst: `a.JSONL.gz` → `.jsonl`."""
+    """The suffix in lower case, without .gz or .xz: `a.JSONL.gz` → `.jsonl`."""
     path = Path(name)
     return Path(path.stem if path.suffix.lower() in COMPRESSIONS else path.name).suffix.lower()
 
@@ -168,7 +153,9 @@ def _text_file(name: str, text_column: str | None, formats: Mapping[str, TextFor
         raise AlbertkitError(f"{name} cannot be read: {error.strerror}. Pass files or folders of text.") from None
     suffix, inner = Path(name).suffix.lower(), content_suffix(name)
     compression = suffix if suffix in COMPRESSIONS else ""
-    format = formats.get(inner, "jsonl" if text_column is not None or inner == ".json" else "text")
+    if suffix in (".bz2", ".zip", ".zst"):
+        raise AlbertkitError(f"{name} is compressed; only {', '.join(COMPRESSIONS)} are read. Pipe its text in ('-').")
+    format = formats.get(inner, "jsonl" if inner == ".json" else "text")
     if text_column is not None and format == "text":
         format = "jsonl"
     if format == "parquet" and compression:
@@ -195,53 +182,24 @@ class CountingReader(io.RawIOBase):
         return size
 
 
-class ZstdReader(io.RawIOBase):
-    """A .zst file, decompressed; unlike the library's own reader it detects a missing end."""
-
-    def __init__(self, file: Any, library: Any):
-        self.file, self.library, self.frame = file, library, library.decompressobj()
-        self.in_frame, self.compressed, self.output = False, b"", b""
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: WriteableBuffer) -> int:
-        while not self.output:
-            compressed = self.compressed or self.file.read(
-                1024
-            )  # little, since the output may be a thousand times more
-            if not compressed:
-                if self.in_frame:
-                    raise EOFError("its end is missing")
-                return 0
-            self.output, self.in_frame, self.compressed = self.frame.decompress(compressed), True, b""
-            if self.frame.eof:
-                self.compressed, self.in_frame = self.frame.unused_data, False
-                self.frame = self.library.decompressobj()
-        view = memoryview(buffer)
-        size = min(len(self.output), len(view))
-        view[:size], self.output = self.output[:size], self.output[size:]
-        return size
-
-
 @contextmanager
 def open_text_file(file: TextFile) -> Iterator[tuple[Any, CountingReader]]:
     """The decompressed bytes of a file, and the count of bytes read on disk."""
     try:
         with open_raw(file) as raw:
             counter = CountingReader(raw)
-            yield _decompress(io.BufferedReader(counter, 1 << 14), file), counter
-    except AlbertkitError:
-        raise
-    except Exception as error:
-        damaged = (EOFError, lzma.LZMAError, gzip.BadGzipFile, zlib.error)
-        if isinstance(error, damaged) or type(error).__name__ == "ZstdError":  # whose module may not be installed
-            reason = f"cannot be decompressed ({str(error)[:100]}): it is damaged or incomplete. Copy it again."
-        elif isinstance(error, OSError):
-            reason = f"cannot be read: {error.strerror or error}. Check the disk."
-        else:
-            raise
-        raise AlbertkitError(f"{file.name} {reason}") from None
+            stream: Any = io.BufferedReader(counter, 1 << 14)
+            if file.compression == ".gz":
+                stream = gzip.GzipFile(fileobj=stream)
+            elif file.compression == ".xz":
+                stream = lzma.LZMAFile(stream)  # noqa: SIM115  closing it is not needed
+            yield stream, counter
+    except (EOFError, lzma.LZMAError, gzip.BadGzipFile, zlib.error) as error:
+        raise AlbertkitError(
+            f"{file.name} cannot be decompressed ({str(error)[:100]}): it is damaged or incomplete. Copy it again."
+        ) from None
+    except OSError as error:
+        raise AlbertkitError(f"{file.name} cannot be read: {error.strerror or error}. Check the disk.") from None
 
 
 def open_raw(file: TextFile) -> AbstractContextManager[IO[bytes] | io.FileIO]:
@@ -254,17 +212,6 @@ def open_raw(file: TextFile) -> AbstractContextManager[IO[bytes] | io.FileIO]:
         raw.close()
         raise AlbertkitError(f"{file.name} changed while it was read. Run the command again when it is complete.")
     return raw
-
-
-def _decompress(stream: Any, file: TextFile) -> Any:
-    if file.compression == ".gz":
-        return gzip.GzipFile(fileobj=stream)
-    if file.compression == ".xz":
-        return lzma.LZMAFile(stream)
-    if file.compression == ".zst":
-        zstandard: Any = need("zstandard", "zst", f"reading {file.name}")
-        return io.BufferedReader(ZstdReader(stream, zstandard.ZstdDecompressor()), 1 << 16)
-    return stream
 
 
 # Bytes → lines and rows ---------------------------------------------------------------------------------------------

@@ -25,10 +25,6 @@ if TYPE_CHECKING:
 ROW_GROUP = 4096  # rows of a Parquet row group
 
 
-class IncompleteOutput(AlbertkitError):
-    """The work was stopped after part of the output was written."""
-
-
 @contextlib.contextmanager
 def open_vector_writer(target: Path, overwrite: bool = False) -> Iterator[Callable[[str, np.ndarray], None]]:
     """A function that writes one text with its vector; the suffix of the target decides the format."""
@@ -45,7 +41,7 @@ def open_vector_writer(target: Path, overwrite: bool = False) -> Iterator[Callab
     except OSError as error:
         raise AlbertkitError(f"{part} cannot be written: {error.strerror}. Choose another place.") from None
     with file:
-        writer: NpyVectors | JsonlVectors | ParquetVectors = VECTOR_WRITERS[target.suffix](file)
+        writer = VECTOR_WRITERS[target.suffix](file)
         try:
             yield writer.write
         except (KeyboardInterrupt, OSError, AlbertkitError) as error:
@@ -63,7 +59,7 @@ def _stopped(error: BaseException, rows: int, part: Path) -> AlbertkitError:
     if not rows:
         part.unlink(missing_ok=True)
         return AlbertkitError(reason)
-    return IncompleteOutput(
+    return AlbertkitError(
         f"{reason}; the first {rows} vectors are in {part}. To resume, move it and embed the texts from number "
         f"{rows + 1} on into another file."
     )
@@ -71,9 +67,8 @@ def _stopped(error: BaseException, rows: int, part: Path) -> AlbertkitError:
 
 def vector_json(text: str, vector: np.ndarray) -> str:
     """A text and its vector as one line of JSON."""
-    return json.dumps(
-        {"text": replace_surrogates(text), "vector": [round(float(x), 7) for x in vector]}, ensure_ascii=False
-    )
+    row = {"text": replace_surrogates(text), "vector": [round(float(x), 7) for x in vector]}
+    return json.dumps(row, ensure_ascii=False)
 
 
 class JsonlVectors:
@@ -128,14 +123,13 @@ class ParquetVectors:
             self._write_group()
 
     def _write_group(self) -> None:
-        width = len(self.vectors[0]) if self.vectors else 0
-        flat = self.arrow.array(np.concatenate(self.vectors) if self.vectors else np.zeros(0, np.float32))
-        vectors = self.arrow.FixedSizeListArray.from_arrays(flat, max(1, width))
+        matrix = np.stack(self.vectors) if self.vectors else np.zeros((0, 1), np.float32)
+        vectors = self.arrow.FixedSizeListArray.from_arrays(self.arrow.array(matrix.ravel()), matrix.shape[1])
         self.tables.write(self.arrow.table({"text": self.texts, "vector": vectors}))
         self.texts, self.vectors = [], []
 
     def close(self) -> None:
-        if self.texts or not self.tables.is_open:
+        if self.texts or self.tables.writer is None:
             self._write_group()
         self.tables.close()
 
@@ -155,17 +149,12 @@ class ParquetTables:
         self.file = file
         self.writer: Any = None
 
-    @property
-    def is_open(self) -> bool:
-        """Whether a table was written."""
-        return self.writer is not None
-
     def write(self, table: Table) -> None:
         """Add a table."""
-        if self.writer is None:
-            # numbers of vectors hardly repeat, and nobody searches for the smallest one
-            options = {"use_dictionary": ["source"], "write_statistics": ["row"]}
-            self.writer = self.parquet.ParquetWriter(self.file, table.schema, **options)
+        if self.writer is None:  # numbers of vectors hardly repeat, and nobody searches for the smallest one
+            self.writer = self.parquet.ParquetWriter(
+                self.file, table.schema, use_dictionary=["source"], write_statistics=["row"]
+            )
         self.writer.write_table(table)
 
     def close(self) -> None:

@@ -83,7 +83,7 @@ def tokenizer(
     print_result(as_json, described, f"{output}: {trained.kind}, {trained.vocab_size:,} tokens")
 
 
-@cli.command("albertkit corpus wiki/ books.jsonl.zst -o shards/ --tokenizer vocabulary/")
+@cli.command("albertkit corpus wiki/ books.jsonl.gz -o shards/ --tokenizer vocabulary/")
 @click.argument("texts", nargs=-1, required=True)
 @cli.path_option("-o", "--output", required=True, help="Folder of the corpus.")
 @cli.option("--tokenizer", help="Model folder or name, spiece.model or vocab.txt  [default: English]")
@@ -98,7 +98,7 @@ def corpus(
     """Tokenize TEXTS into shards for pre-training: token ids with the ends of sentences and documents.
 
     TEXTS are files or folders of plain text (one paragraph per line, an empty line between documents), JSONL or
-    Parquet, also compressed (.gz, .xz, .zst), or - for stdin. If it is stopped or killed, rerun the command to resume.
+    Parquet, also compressed (.gz, .xz), or - for stdin. If it is stopped or killed, rerun the command to resume.
     """
     from albertkit.data.corpus import build_corpus, estimate_corpus
 

@@ -14,10 +14,10 @@ from albertkit.text_reader import (
     TEXT_LIMIT,
     Record,
     TextFile,
+    find_text_files,
     read_lines,
     read_records,
     replace_surrogates,
-    walk_text_files,
 )
 
 SPLITS = ("lines", "paragraphs", "file")
@@ -40,7 +40,7 @@ def records_from(
     """
     if split not in SPLITS:
         raise AlbertkitError(f"split is {split!r}{nearest(str(split), SPLITS)}; choose one of {', '.join(SPLITS)}")
-    for file in walk_text_files(files, field, folder_suffixes=FOLDER_SUFFIXES):
+    for file in find_text_files(files, field, folder_suffixes=FOLDER_SUFFIXES, allow_pipes=True):
         if file.format != "text" or split == "lines":
             yield from read_records(file, field, id_field, TEXT_LIMIT)
         else:
