@@ -13,9 +13,10 @@ import dataclasses
 
 import numpy as np
 
-from albertkit.artifact import Artifact, expected_shapes
+from albertkit.artifact import Artifact
 from albertkit.compress.quantize import mean_vectors
 from albertkit.errors import AlbertkitError
+from albertkit.weights import expected_shapes
 
 
 def widen(artifact: Artifact, times: int) -> Artifact:
@@ -32,8 +33,7 @@ def widen(artifact: Artifact, times: int) -> Artifact:
         num_attention_heads=config.num_attention_heads * times,
         intermediate_size=config.intermediate_size * times,
     )
-    rows = {name: len(array) for name, array in artifact.weights.items() if array.ndim == 2}
-    shapes = expected_shapes(wide, frozenset(artifact.weights), rows)
+    shapes = expected_shapes(wide, {name: array.shape for name, array in artifact.weights.items()})
     unknown = sorted(set(artifact.weights) - set(shapes))
     if unknown:
         raise AlbertkitError(f"tensor {unknown[0]!r} belongs to a head of another program; take it out before widening")

@@ -7,10 +7,9 @@ In: a folder, or an `Artifact` in memory. Out: the other one.
     quantized.safetensors   in 8 or 4 bits, under our names (`quantized.py`)
     tokenizer.json      (+ spiece.model or vocab.txt if the original has one; or spiece.model alone, if quantised)
     albertkit.json      task, labels, pooling, depth, metrics, how it was made, and the hash of each file
-    README.md           a model card, written here
+    README.md           a model card
 
-Writing is atomic: everything goes into a folder beside the target, is flushed to disk, and is renamed. Reading never
-unpickles, bounds every size before it allocates, and checks names, shapes and hashes.
+Writing is atomic. Reading never unpickles, bounds every size, and checks names, shapes and hashes.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,16 +26,13 @@ import numpy as np
 
 from albertkit import __version__, builtin
 from albertkit.config import AlbertConfig
-from albertkit.errors import AlbertkitError, nearest
-from albertkit.file_io import digest, new_folder, read_json, read_tensors, write_json
-from albertkit.model_card import model_card
-from albertkit.quantized import QuantizedMatrix, quantize_weights, unpack_weights
-from albertkit.tensor_names import CLASSIFIERS, tensor_names
+from albertkit.errors import AlbertkitError, check_choice, check_keys, nearest
+from albertkit.file_io import digest, new_folder, read_json, read_tensors, write_json, write_tensors
+from albertkit.quantized import QuantizedMatrix, pack_kept, quantize_weights, unpack_weights
 from albertkit.tokenizer import Tokenizer
-from albertkit.weights import HEADS, Shapes, encoder_shapes, head_shapes, heads_in
+from albertkit.weights import CLASSIFIERS, HEADS, expected_shapes, heads_in, size, tensor_names
 
 FORMAT = 1
-JSON_LIMIT = 16 * 2**20
 WEIGHTS_FILE = "model.safetensors"
 QUANTIZED_FILE = "quantized.safetensors"
 METADATA_FILE = "albertkit.json"
@@ -78,49 +75,41 @@ class ArtifactMetadata:
     """What was done, first step first."""
 
     def __post_init__(self) -> None:
-        for name, kind in (("task", str), ("pooling", str), ("details", dict), ("metrics", dict)):
-            if not isinstance(getattr(self, name), kind):
-                raise AlbertkitError(
-                    f"{name} is {getattr(self, name)!r} in {METADATA_FILE}; it must be a {kind.__name__}"
-                )
-        if not all(isinstance(label, str) for label in self.labels) or not all(
-            isinstance(s, dict) for s in self.history
-        ):
-            raise AlbertkitError(f"labels must be texts and the steps of 'history' objects in {METADATA_FILE}")
-        if self.quantization is not None and not isinstance(self.quantization, str):
-            raise AlbertkitError(f"quantization is {self.quantization!r} in {METADATA_FILE}; it must be a text or null")
-        if self.task not in TASKS:
+        for name, (kind, rule) in _FIELD_TYPES.items():
+            value: Any = getattr(self, name)
+            if not isinstance(value, kind):
+                raise AlbertkitError(f"{name} is {value!r} in {METADATA_FILE}; it must be {rule}")
+        texts = [*self.labels, *self.prompts, *self.prompts.values()]
+        if not all(isinstance(text, str) for text in texts) or not all(isinstance(s, dict) for s in self.history):
             raise AlbertkitError(
-                f"task is {self.task!r}{nearest(str(self.task), TASKS)}; choose one of {', '.join(TASKS)}"
+                f"labels and prompts must be texts, and 'history' a list of objects, in {METADATA_FILE}"
             )
-        if self.quantization is not None and self.quantization not in QUANTIZATIONS:
-            raise AlbertkitError(
-                f"quantization is {self.quantization!r} in {METADATA_FILE}; "
-                f"this albertkit knows {', '.join(QUANTIZATIONS)}"
-            )
-        prompts = self.prompts.items() if isinstance(self.prompts, dict) else [(0, 0)]
-        if not isinstance(self.normalize, bool) or not all(isinstance(x, str) for pair in prompts for x in pair):
-            raise AlbertkitError(f"normalize must be true or false and prompts an object of texts in {METADATA_FILE}")
-        if self.depth is not None and (not isinstance(self.depth, int) or not 1 <= self.depth <= 1024):
-            raise AlbertkitError(
-                f"depth is {self.depth!r} in {METADATA_FILE}; it must be a whole number from 1 to 1024"
-            )
+        check_choice("task", self.task, TASKS)
+        if self.quantization is not None:
+            check_choice("quantization", self.quantization, QUANTIZATIONS)
+        if self.depth is not None and not 1 <= self.depth <= 1024:
+            raise AlbertkitError(f"depth is {self.depth} in {METADATA_FILE}; it must be from 1 to 1024")
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> ArtifactMetadata:
         """Read `albertkit.json`; unknown keys are errors."""
-        known = {f.name for f in dataclasses.fields(cls)}
-        for key in data:
-            if key not in known:
-                raise AlbertkitError(
-                    f"unknown key {key!r} in {METADATA_FILE}{nearest(key, known)}; a newer albertkit may know it"
-                )
-        values = dict(data)
-        for key in ("labels", "history"):
-            if not isinstance(values.get(key, []), list):
-                raise AlbertkitError(f"{key} is {values[key]!r} in {METADATA_FILE}; it must be a list")
-            values[key] = tuple(values.get(key, ()))
+        check_keys("key", data, _FIELD_TYPES, f" in {METADATA_FILE}")
+        values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
         return cls(**values)
+
+
+_FIELD_TYPES: dict[str, tuple[Any, str]] = {
+    "task": (str, "a text"),
+    "labels": (tuple | list, "a list of texts"),
+    "pooling": (str, "a text"),
+    "normalize": (bool, "true or false"),
+    "prompts": (dict, "an object of texts"),
+    "depth": (int | None, "a whole number or null"),
+    "quantization": (str | None, "a text or null"),
+    "details": (dict, "an object"),
+    "metrics": (dict, "an object"),
+    "history": (tuple | list, "a list of objects"),
+}
 
 
 @dataclass(frozen=True)
@@ -138,40 +127,25 @@ class Artifact:
     @property
     def heads(self) -> list[str]:
         """The heads the weights hold."""
-        return heads_in(frozenset(self.weights))
+        return heads_in(self.weights)
 
 
-def expected_shapes(config: AlbertConfig, names: frozenset[str], rows: dict[str, int]) -> Shapes:
-    """What a file with these tensors must hold; `rows` counts the rows of task heads."""
-    expected = encoder_shapes(config, pooler="encoder.pooler.weight" in names)
-    for head in heads_in(names):
-        if head in HEADS:
-            expected |= head_shapes(config, head, labels=rows.get(f"heads.{head}.linear.weight", 2))
-    return expected
-
-
-def check_weights(
-    config: AlbertConfig, weights: dict[str, np.ndarray] | dict[str, np.ndarray | QuantizedMatrix]
-) -> None:
+def check_weights(config: AlbertConfig, weights: Mapping[str, np.ndarray | QuantizedMatrix]) -> None:
     """Refuse missing, odd, mis-shaped or non-finite tensors, by name."""
-    arrays = {n: w.values if isinstance(w, QuantizedMatrix) else w for n, w in weights.items()}
-    rows = {n: len(a) for n, a in arrays.items() if a.ndim == 2}
-    expected = expected_shapes(config, frozenset(weights), rows)
+    shapes = {name: w.values.shape if isinstance(w, QuantizedMatrix) else w.shape for name, w in weights.items()}
+    expected = expected_shapes(config, shapes)
     for name, shape in expected.items():
-        if name not in arrays:
+        if name not in shapes:
             raise AlbertkitError(f"tensor {name!r} is missing; a model of this config needs it with shape {shape}")
-        if arrays[name].shape != shape:
-            raise AlbertkitError(
-                f"tensor {name!r} has shape {arrays[name].shape}; config.json asks for {shape}, so one of them is wrong"
-            )
-    for name, array in arrays.items():
-        own_head = name.startswith("heads.") and name.split(".")[1] not in HEADS
-        if name not in expected and not own_head:
+        if shapes[name] != shape:
+            raise AlbertkitError(f"tensor {name!r} has shape {shapes[name]}; config.json asks for {shape}")
+    for name, weight in weights.items():
+        is_custom_head = name.startswith("heads.") and name.split(".")[1] not in HEADS
+        if name not in expected and not is_custom_head:
             raise AlbertkitError(f"tensor {name!r} is not part of this model{nearest(name, expected)}")
-        weight = weights[name]
-        numbers = weight.scale if isinstance(weight, QuantizedMatrix) else array
+        numbers = weight.scale if isinstance(weight, QuantizedMatrix) else weight
         if numbers.dtype.kind != "f":
-            raise AlbertkitError(f"tensor {name!r} holds {array.dtype}; weights must be floating point")
+            raise AlbertkitError(f"tensor {name!r} holds {numbers.dtype}; weights must be floating point")
         if not np.isfinite(numbers).all():
             raise AlbertkitError(f"tensor {name!r} holds NaN or infinity; the file is damaged or the training failed")
 
@@ -183,9 +157,7 @@ def read_metadata(folder: Path) -> tuple[ArtifactMetadata, dict[str, str]]:
     data.pop("albertkit", None)
     files = data.pop("files", {})
     if found != FORMAT:
-        raise AlbertkitError(
-            f"{folder / METADATA_FILE} has format {found!r}; this albertkit reads {FORMAT}, so update it"
-        )
+        raise AlbertkitError(f"{folder / METADATA_FILE} has format {found!r}; this albertkit reads {FORMAT}: update it")
     if not isinstance(files, dict) or not all(isinstance(v, str) for v in files.values()):
         raise AlbertkitError(f"'files' in {folder / METADATA_FILE} must map file names to hashes")
     return ArtifactMetadata.from_dict(data), files
@@ -195,9 +167,7 @@ def check_files(folder: Path, files: dict[str, str]) -> None:
     """Compare each file with the hash that was written with it."""
     for name, wanted in files.items():
         if Path(name).name != name:
-            raise AlbertkitError(
-                f"{METADATA_FILE} names the file {name!r}; only plain names inside the folder are allowed"
-            )
+            raise AlbertkitError(f"{METADATA_FILE} names the file {name!r}; only plain names are allowed")
         path = folder / name
         if not path.is_file():
             raise AlbertkitError(f"{path} is missing; {METADATA_FILE} lists it, so the folder is incomplete")
@@ -239,41 +209,34 @@ def read_stored(folder: Path | str | None) -> StoredModel:
     """
     folder = model_folder(folder)
     if not (folder / METADATA_FILE).is_file():
-        raise AlbertkitError(f"{folder} holds no {METADATA_FILE}; run  albertkit convert {folder} OUT  first")
+        raise AlbertkitError(f"{folder} contains no {METADATA_FILE}; run  albertkit convert {folder} OUT  first")
     meta, files = read_metadata(folder)
     check_files(folder, files)
-    config = AlbertConfig.from_dict(read_json(folder / "config.json"))
+    data = read_json(folder / "config.json")
+    config = AlbertConfig.from_dict(data)
+    weights_file = QUANTIZED_FILE if meta.quantization else WEIGHTS_FILE
+    tensors = read_tensors(folder / weights_file)
+    weights: dict[str, np.ndarray | QuantizedMatrix]
     if meta.quantization:
-        tensors = read_tensors(folder / QUANTIZED_FILE)
-        rows = {n: len(a) for n, a in tensors.items() if a.ndim == 2}
-        stored = unpack_weights(tensors, expected_shapes(config, frozenset(tensors), rows))
+        weights = unpack_weights(tensors, expected_shapes(config, {name: a.shape for name, a in tensors.items()}))
     else:
-        public = json_architecture(folder) or _classifier(meta.task)
-        ours = {name.torch: name.ours for name in tensor_names(config, classifier=public)}
-        stored = {ours.get(name, name): array for name, array in read_tensors(folder / WEIGHTS_FILE).items()}
-    check_weights(config, stored)
+        task = meta.task if meta.task in CLASSIFIERS else "classify"
+        classifier = next((h for h in CLASSIFIERS if [ARCHITECTURES[h]] == data.get("architectures")), task)
+        ours = {name.torch: name.ours for name in tensor_names(config, classifier=classifier)}
+        weights = {ours.get(name, name): array for name, array in tensors.items()}
+    check_weights(config, weights)
     tokenizer = None
     if any((folder / name).is_file() for name in ("tokenizer.json", "spiece.model")):
         tokenizer = Tokenizer.load(folder, vocab_size=config.vocab_size, trusted=True)
-    main = QUANTIZED_FILE if meta.quantization else WEIGHTS_FILE
-    identity = hashlib.sha256(f"{files.get(main) or digest(folder / main)}".encode()).hexdigest()
-    return StoredModel(config, stored, tokenizer, meta, identity)
+    identity = hashlib.sha256((files.get(weights_file) or digest(folder / weights_file)).encode()).hexdigest()
+    return StoredModel(config, weights, tokenizer, meta, identity)
 
 
 def read_artifact(folder: Path | str | None) -> Artifact:
     """Open a folder that albertkit wrote, with all weights as floats."""
-    folder = model_folder(folder)
-    if not folder.is_dir():
-        raise AlbertkitError(f"{folder} is not a folder; give the folder of a model")
-    if not (folder / METADATA_FILE).is_file():
-        raise AlbertkitError(f"{folder} holds no {METADATA_FILE}; run  albertkit convert {folder} OUT  first")
     stored = read_stored(folder)
     weights = {name: w.floats() if isinstance(w, QuantizedMatrix) else w for name, w in stored.weights.items()}
     return Artifact(stored.config, weights, stored.tokenizer, stored.metadata)
-
-
-def _classifier(task: str) -> str:
-    return task if task in CLASSIFIERS else "classify"
 
 
 def public_classifier(artifact: Artifact) -> str:
@@ -282,13 +245,6 @@ def public_classifier(artifact: Artifact) -> str:
     if artifact.metadata.task in there:
         return artifact.metadata.task
     return there[0] if there else "classify"
-
-
-def json_architecture(folder: Path) -> str | None:
-    """Which head the class named in config.json gives to `classifier`."""
-    listed = read_json(folder / "config.json").get("architectures")
-    found = listed[0] if isinstance(listed, list) and listed else None
-    return next((head for head in CLASSIFIERS if ARCHITECTURES[head] == found), None)
 
 
 def write_artifact(
@@ -305,31 +261,26 @@ def write_artifact(
     moments, smooths: see `quantized.quantize_weights`.
     kept: matrices that are 8-bit already; they are written unchanged, and everything else as floats.
     """
-    from safetensors.numpy import save_file
-
     folder = Path(folder)
-    config, meta = artifact.config, artifact.metadata
+    config = artifact.config
     if artifact.tokenizer is not None and artifact.tokenizer.vocab_size > config.vocab_size:
         raise AlbertkitError(
-            f"the tokenizer has {artifact.tokenizer.vocab_size} tokens and the model {config.vocab_size}; "
-            f"they do not belong together. Use the tokenizer of the model"
+            f"the tokenizer has {artifact.tokenizer.vocab_size} tokens and the model {config.vocab_size}; use its own"
         )
-    file = WEIGHTS_FILE
-    if bits is not None or kept:
-        floats = artifact.weights
-        packed = quantize_weights(floats, bits, moments, smooths) if bits is not None else pack_kept(floats, kept or {})
-        file, tensors = QUANTIZED_FILE, {n: np.ascontiguousarray(a) for n, a in packed.items()}
-        meta = dataclasses.replace(meta, quantization=f"int{bits or 8}")
-        artifact = dataclasses.replace(artifact, metadata=meta)
+    if bits is not None:
+        file, tensors = QUANTIZED_FILE, quantize_weights(artifact.weights, bits, moments, smooths)
+    elif kept:
+        file, tensors = QUANTIZED_FILE, pack_kept(artifact.weights, kept)
     else:
-        meta = dataclasses.replace(meta, quantization=None)
-        tensors = public_tensors(artifact)
+        file, tensors = WEIGHTS_FILE, public_tensors(artifact)
+    is_quantized = file == QUANTIZED_FILE
+    meta = dataclasses.replace(artifact.metadata, quantization=f"int{bits or 8}" if is_quantized else None)
+    artifact = dataclasses.replace(artifact, metadata=meta)
     with new_folder(folder, overwrite) as scratch:
         write_json(scratch / "config.json", public_config(artifact))
-        save_file(tensors, str(scratch / file), metadata={"format": "pt"})
-        if artifact.tokenizer is not None:
-            whole = file == WEIGHTS_FILE  # nobody else reads quantised files, so nobody else needs tokenizer.json
-            artifact.tokenizer.save(scratch, model_max_length=config.max_position_embeddings, compact=not whole)
+        write_tensors(scratch / file, tensors)
+        if artifact.tokenizer is not None:  # other programs cannot read quantised files and need no tokenizer.json
+            artifact.tokenizer.save(scratch, model_max_length=config.max_position_embeddings, compact=is_quantized)
         files = {path.name: digest(path) for path in sorted(scratch.iterdir())}
         about = {"format": FORMAT, "albertkit": __version__, **dataclasses.asdict(meta), "files": files}
         write_json(scratch / METADATA_FILE, about)
@@ -337,27 +288,10 @@ def write_artifact(
     return folder
 
 
-def pack_kept(weights: dict[str, np.ndarray], kept: dict[str, QuantizedMatrix]) -> dict[str, np.ndarray]:
-    """The tensors of a quantised file: the matrices in `kept` unchanged, everything else as floats."""
-    out: dict[str, np.ndarray] = {n: np.asarray(a, np.float32) for n, a in weights.items() if n not in kept}
-    for name, matrix in kept.items():
-        out |= {name: matrix.values, f"{name}.scale": matrix.scale}
-        if matrix.smooth is not None:
-            out[f"{name}.smooth"] = matrix.smooth
-    return out
-
-
 def public_tensors(artifact: Artifact) -> dict[str, np.ndarray]:
     """The weights under their public names."""
     theirs = {name.ours: name.torch for name in tensor_names(artifact.config, classifier=public_classifier(artifact))}
-    return {theirs.get(n, n): np.ascontiguousarray(a) for n, a in artifact.weights.items()}
-
-
-def write_weights(artifact: Artifact, folder: Path) -> None:
-    """`model.safetensors` alone."""
-    from safetensors.numpy import save_file
-
-    save_file(public_tensors(artifact), str(folder / WEIGHTS_FILE), metadata={"format": "pt"})
+    return {theirs.get(n, n): a for n, a in artifact.weights.items()}
 
 
 def public_config(artifact: Artifact) -> dict[str, Any]:
@@ -371,3 +305,40 @@ def public_config(artifact: Artifact) -> dict[str, Any]:
         data["id2label"] = {str(i): label for i, label in enumerate(artifact.metadata.labels)}
         data["label2id"] = {label: i for i, label in enumerate(artifact.metadata.labels)}
     return data
+
+
+def model_card(artifact: Artifact) -> str:
+    """README.md of the folder, from what the artifact records."""
+    config, meta = artifact.config, artifact.metadata
+    encoder = {n: a.shape for n, a in artifact.weights.items() if n.startswith("encoder.")}
+    lines = [
+        "---",
+        "library_name: albertkit",
+        "tags: [albert]",
+        "---",
+        f"# ALBERT, {size(encoder):,} parameters",
+        "",
+        f"- layers {config.num_hidden_layers} (weights of {config.num_hidden_groups * config.inner_group_num}), "
+        f"hidden {config.hidden_size}, heads {config.num_attention_heads}, "
+        f"embedding {config.embedding_size}, vocabulary {config.vocab_size:,}, length {config.max_position_embeddings}",
+        f"- task: {meta.task}; heads: {', '.join(artifact.heads) or 'none'}",
+    ]
+    if artifact.tokenizer is not None:
+        lines.append(f"- tokenizer: {artifact.tokenizer.kind}, {artifact.tokenizer.vocab_size:,} tokens")
+    if meta.labels:
+        shown = ", ".join(meta.labels[:20]) + (" …" if len(meta.labels) > 20 else "")
+        lines.append(f"- labels: {shown}")
+    if config.options.active():
+        lines.append(f"- options beyond canonical ALBERT: {', '.join(config.options.active())}")
+    for title, entries in (("Scores", meta.metrics.items()), ("How it was made", enumerate(meta.history, 1))):
+        rows = [f"- {key}: {json.dumps(value, ensure_ascii=False)}" for key, value in entries]
+        lines += ["", f"## {title}", "", *rows] if rows else []
+    lines += [
+        "",
+        "```python",
+        "from albertkit import Albert",
+        'Albert("FOLDER").embed(["a text", "another"])',
+        "```",
+        "",
+    ]
+    return "\n".join(lines)

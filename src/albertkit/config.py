@@ -1,21 +1,17 @@
-"""The shape of a model: `AlbertConfig`, its options, and the table of presets.
+"""The shape of a model: `AlbertConfig`, and the table of presets. The defaults are canonical ALBERT.
 
 In: a `config.json` with the public ALBERT names, or a preset name. Out: one frozen, validated `AlbertConfig`.
-After this file: `weights.py` turns a config into the table of its tensors.
-
-The defaults are canonical ALBERT. Everything that this project adds is in `Options` (`options.py`), stored in
-`config.json` under the key `albertkit`, so that a reader of the public format sees that the model is not canonical.
+Everything that this project adds is in `options.py`. After this file: `weights.py` lists a config's tensors.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from albertkit.errors import AlbertkitError, nearest
+from albertkit.errors import AlbertkitError, check_choice, check_keys, nearest
 from albertkit.options import Options, read_options
 
 __all__ = ["PRESETS", "AlbertConfig", "Options", "preset"]
@@ -46,6 +42,7 @@ LIMITS = {
     "max_position_embeddings": 1_048_576,
     "type_vocab_size": 1_024,
 }
+TOKEN_IDS = ("pad_token_id", "bos_token_id", "eos_token_id")
 MAX_PARAMETERS = 20_000_000_000
 
 
@@ -94,59 +91,44 @@ class AlbertConfig:
     def __post_init__(self) -> None:
         for name, limit in LIMITS.items():
             value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= limit:
+            if type(value) is not int or not 1 <= value <= limit:
                 raise AlbertkitError(f"{name} is {value!r}; it must be a whole number from 1 to {limit:,}")
         if not isinstance(self.options, Options):
             raise AlbertkitError(f"options is {type(self.options).__name__}; it must be an Options")
         if self.hidden_size % self.num_attention_heads and not self.options.head_size:
+            heads = self.num_attention_heads
             raise AlbertkitError(
-                f"hidden_size {self.hidden_size} is not a multiple of num_attention_heads "
-                f"{self.num_attention_heads}; choose a number of heads that divides it"
+                f"hidden_size {self.hidden_size} is not a multiple of num_attention_heads {heads}; change one of them"
             )
         if self.options.low_rank >= self.head_size:
-            raise AlbertkitError(
-                f"option low_rank is {self.options.low_rank}; a head is {self.head_size} wide, so it must be below that"
-            )
+            rank = self.options.low_rank
+            raise AlbertkitError(f"option low_rank is {rank}; a head is {self.head_size} wide, so pass one below that")
         if self.options.norm == "document" and min(self.embedding_size, self.hidden_size) < 2:
             raise AlbertkitError("option norm is 'document', whose σ needs two numbers; E and H must be 2 or more")
         if self.num_hidden_groups > self.num_hidden_layers:
+            groups = self.num_hidden_groups
             raise AlbertkitError(
-                f"num_hidden_groups {self.num_hidden_groups} exceeds num_hidden_layers "
-                f"{self.num_hidden_layers}; a group without a layer would never be used"
+                f"num_hidden_groups {groups} exceeds num_hidden_layers {self.num_hidden_layers}; lower it to that"
             )
-        if not isinstance(self.hidden_act, str) or self.hidden_act not in ACTIVATIONS:
-            raise AlbertkitError(
-                f"hidden_act {self.hidden_act!r} is unknown; choose one of {', '.join(ACTIVATIONS)}"
-                f"{nearest(str(self.hidden_act), ACTIVATIONS)}"
-            )
+        check_choice("hidden_act", self.hidden_act, ACTIVATIONS)
         object.__setattr__(self, "hidden_act", ACTIVATIONS[self.hidden_act])
         for name in ("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout_prob"):
             self._number(name, 0.0, 1.0, "from 0 up to, not including, 1")
         self._number("layer_norm_eps", 1e-20, 1.0, "between 1e-20 and 1")
         self._number("initializer_range", 0.0, 10.0, "from 0 to 10")
-        for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-                raise AlbertkitError(f"{name} is {value!r}; it must be a token id, 0 or above")
+        for name in TOKEN_IDS:
+            if type(getattr(self, name)) is not int or getattr(self, name) < 0:
+                raise AlbertkitError(f"{name} is {getattr(self, name)!r}; it must be a token id, 0 or above")
         layer = self.hidden_size * (4 * self.attention_size + 2 * self.intermediate_size)
         tables = self.embedding_size * (self.vocab_size + self.max_position_embeddings)
         total = tables + layer * self.num_hidden_groups * self.inner_group_num
         if total > MAX_PARAMETERS:
-            raise AlbertkitError(
-                f"this shape has about {total:,} parameters; the limit is {MAX_PARAMETERS:,}, so check the sizes"
-            )
+            raise AlbertkitError(f"this shape has {total:,} parameters; the limit is {MAX_PARAMETERS:,}: lower a size")
 
     def _number(self, name: str, low: float, high: float, rule: str) -> None:
         value = getattr(self, name)
-        if (
-            not isinstance(value, int | float)
-            or isinstance(value, bool)
-            or abs(value) > 1e30
-            or not math.isfinite(value)
-        ):
+        if not isinstance(value, int | float) or isinstance(value, bool) or not low <= value < high:
             raise AlbertkitError(f"{name} is {value!r}; it must be a number {rule}")
-        if not low <= value < high:
-            raise AlbertkitError(f"{name} is {value!r}; it must be {rule}")
         object.__setattr__(self, name, float(value))
 
     @property
@@ -170,7 +152,7 @@ class AlbertConfig:
         return 1 if self.options.shared_heads else self.num_attention_heads
 
     def group_of(self, layer: int) -> int:
-        """The group whose weights layer `layer` uses; layers past the last one go on with the last group.
+        """The group whose weights layer `layer` uses; layers past the last one use the last group.
 
         The published rule is int(i / L · m). Whole numbers give the same group for every public checkpoint and spare
         the rare shapes (22 groups of 22 layers) where rounding would leave a group unused.
@@ -181,9 +163,7 @@ class AlbertConfig:
     def replace(self, **changes: Any) -> AlbertConfig:
         """A copy with some fields changed, checked again."""
         known = {f.name for f in dataclasses.fields(self)}
-        for name in changes:
-            if name not in known:
-                raise AlbertkitError(f"unknown config field {name!r}{nearest(name, known)}")
+        check_keys("config field", changes, known)
         return dataclasses.replace(self, **changes)
 
     def to_dict(self) -> dict[str, Any]:
@@ -201,32 +181,20 @@ class AlbertConfig:
         if not isinstance(data, Mapping):
             raise AlbertkitError(f"config.json holds a {type(data).__name__}; it must be an object of names and values")
         known = {f.name for f in dataclasses.fields(cls)} - {"options"}
+        check_keys("key", data, {"albertkit", *known, *REQUIRED_VALUES, *FOREIGN_KEYS}, " in config.json")
         values: dict[str, Any] = {}
         for key, value in data.items():
             if key in known:
                 values[key] = value
             elif key == "albertkit":
                 values["options"] = read_options(value)
-            elif key in REQUIRED_VALUES:
-                if value not in REQUIRED_VALUES[key]:
-                    allowed = " or ".join(repr(v) for v in REQUIRED_VALUES[key])
-                    raise AlbertkitError(
-                        f"{key} is {value!r} in config.json; this is not an ALBERT unless it is {allowed}"
-                    )
-            elif key not in FOREIGN_KEYS:
-                raise AlbertkitError(
-                    f"unknown key {key!r} in config.json{nearest(key, known | FOREIGN_KEYS)}; remove it or correct "
-                    "its name"
-                )
+            elif key in REQUIRED_VALUES and value not in REQUIRED_VALUES[key]:
+                allowed = " or ".join(map(repr, REQUIRED_VALUES[key]))
+                raise AlbertkitError(f"{key} is {value!r} in config.json; in an ALBERT it must be {allowed}")
         missing = [name for name in SHAPE_KEYS if name not in values]
         if missing:
-            raise AlbertkitError(
-                f"config.json lacks {', '.join(missing)}; a model's shape must be written out, so add the missing keys"
-            )
-        for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
-            if values.get(name, 0) is None:
-                del values[name]
-        return cls(**values)
+            raise AlbertkitError(f"config.json lacks {', '.join(missing)}; a model's shape needs them, so add them")
+        return cls(**{name: value for name, value in values.items() if name not in TOKEN_IDS or value is not None})
 
 
 # Without these a file does not say what model it is; the defaults of different programs differ.
@@ -249,111 +217,39 @@ REQUIRED_VALUES: dict[str, tuple[Any, ...]] = {
 }
 
 # Keys of other projects that do not change the encoder's numbers.
-FOREIGN_KEYS = frozenset(
-    [
-        "_name_or_path",
-        "_attn_implementation",
-        "_attn_implementation_autoset",
-        "architectures",
-        "auto_map",
-        "bad_words_ids",
-        "begin_suppress_tokens",
-        "chunk_size_feed_forward",
-        "cross_attention_hidden_size",
-        "custom_pipelines",
-        "decoder_start_token_id",
-        "directionality",
-        "diversity_penalty",
-        "do_sample",
-        "dtype",
-        "early_stopping",
-        "encoder_no_repeat_ngram_size",
-        "exponential_decay_length_penalty",
-        "finetuning_task",
-        "forced_bos_token_id",
-        "forced_eos_token_id",
-        "id2label",
-        "label2id",
-        "language",
-        "layers_to_keep",
-        "length_penalty",
-        "max_length",
-        "min_length",
-        "model_max_length",
-        "no_repeat_ngram_size",
-        "num_beam_groups",
-        "num_beams",
-        "num_labels",
-        "num_return_sequences",
-        "output_attentions",
-        "output_hidden_states",
-        "output_past",
-        "output_scores",
-        "pooler_fc_size",
-        "pooler_num_attention_heads",
-        "pooler_num_fc_layers",
-        "pooler_size_per_head",
-        "pooler_type",
-        "prefix",
-        "problem_type",
-        "remove_invalid_values",
-        "repetition_penalty",
-        "return_dict",
-        "return_dict_in_generate",
-        "sep_token_id",
-        "suppress_tokens",
-        "task_specific_params",
-        "temperature",
-        "tf_legacy_loss",
-        "tokenizer_class",
-        "top_k",
-        "top_p",
-        "torch_dtype",
-        "torchscript",
-        "transformers_version",
-        "typical_p",
-        "use_bfloat16",
-        "use_cache",
-        "xla_device",
-    ]
-)
+FOREIGN_KEYS = frozenset([
+    "_name_or_path", "_attn_implementation", "_attn_implementation_autoset", "architectures", "auto_map",
+    "bad_words_ids", "begin_suppress_tokens", "chunk_size_feed_forward", "cross_attention_hidden_size",
+    "custom_pipelines", "decoder_start_token_id", "directionality", "diversity_penalty", "do_sample", "dtype",
+    "early_stopping", "encoder_no_repeat_ngram_size", "exponential_decay_length_penalty", "finetuning_task",
+    "forced_bos_token_id", "forced_eos_token_id", "id2label", "label2id", "language", "layers_to_keep",
+    "length_penalty", "max_length", "min_length", "model_max_length", "no_repeat_ngram_size", "num_beam_groups",
+    "num_beams", "num_labels", "num_return_sequences", "output_attentions", "output_hidden_states", "output_past",
+    "output_scores", "pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers", "pooler_size_per_head",
+    "pooler_type", "prefix", "problem_type", "remove_invalid_values", "repetition_penalty", "return_dict",
+    "return_dict_in_generate", "sep_token_id", "suppress_tokens", "task_specific_params", "temperature",
+    "tf_legacy_loss", "tokenizer_class", "top_k", "top_p", "torch_dtype", "torchscript", "transformers_version",
+    "typical_p", "use_bfloat16", "use_cache", "xla_device",
+])  # fmt: skip
 
-_ZH = {"vocab_size": 21_128, "hidden_act": "gelu"}
+
+def _shape(layers: int, hidden: int, heads: int, **others: Any) -> dict[str, Any]:
+    """The fields of a shape whose feed-forward part is four times as wide as its layers."""
+    sizes = {"num_hidden_layers": layers, "hidden_size": hidden, "num_attention_heads": heads}
+    return {**sizes, "intermediate_size": 4 * hidden, **others}
+
+
 # Name → what differs from the defaults. Heads of 26 in tiny-zh are what the public checkpoint has.
 PRESETS: dict[str, dict[str, Any]] = {
-    "tiny": {
-        "embedding_size": 64,
-        "hidden_size": 128,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 4,
-        "intermediate_size": 512,
-        "max_position_embeddings": 128,
-        "initializer_range": 0.05,
-    },
-    "mini": {
-        "embedding_size": 48,
-        "hidden_size": 192,
-        "num_hidden_layers": 6,
-        "num_attention_heads": 6,
-        "intermediate_size": 768,
-    },
-    "tiny-zh": dict(_ZH, hidden_size=312, num_hidden_layers=4, num_attention_heads=12, intermediate_size=1_248),
-    "small-zh": dict(_ZH, hidden_size=384, num_hidden_layers=6, num_attention_heads=12, intermediate_size=1_536),
-    "small": {"hidden_size": 384, "num_attention_heads": 6, "intermediate_size": 1_536},
+    "tiny": _shape(4, 128, 4, embedding_size=64, max_position_embeddings=128, initializer_range=0.05),
+    "mini": _shape(6, 192, 6, embedding_size=48),
+    "tiny-zh": _shape(4, 312, 12, vocab_size=21_128, hidden_act="gelu"),
+    "small-zh": _shape(6, 384, 12, vocab_size=21_128, hidden_act="gelu"),
+    "small": _shape(12, 384, 6),
     "base": {},
-    "large": {
-        "hidden_size": 1_024,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 16,
-        "intermediate_size": 4_096,
-    },
-    "xlarge": {
-        "hidden_size": 2_048,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 16,
-        "intermediate_size": 8_192,
-    },
-    "xxlarge": {"hidden_size": 4_096, "num_attention_heads": 64, "intermediate_size": 16_384},
+    "large": _shape(24, 1_024, 16),
+    "xlarge": _shape(24, 2_048, 16),
+    "xxlarge": _shape(12, 4_096, 64),
 }
 
 
@@ -362,11 +258,8 @@ def preset(name: str) -> AlbertConfig:
 
     Version 2 (the default) trains without dropout. Version 1 uses 0.1, except xxlarge, which never had any.
     """
-    size, version = name, 2
-    for number in (1, 2):
-        if name.endswith(f"-v{number}"):
-            size, version = name.removesuffix(f"-v{number}"), number
+    size = name.removesuffix("-v1").removesuffix("-v2")
     if size not in PRESETS:
         raise AlbertkitError(f"unknown preset {name!r}{nearest(size, PRESETS)}; choose one of {', '.join(PRESETS)}")
-    dropout = 0.1 if version == 1 and size != "xxlarge" else 0.0
+    dropout = 0.1 if name.endswith("-v1") and size != "xxlarge" else 0.0
     return AlbertConfig(**PRESETS[size], hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout)

@@ -1,15 +1,14 @@
-"""The one error of the project, and the check for optional parts.
+"""The one error of the project, and the checks that many modules share.
 
 Every error a user can cause is an `AlbertkitError` whose text is one sentence with the value found, the rule it
-breaks and the remedy. The command line prints that sentence on stderr and leaves with code 2; nothing else in the
-package prints or exits.
+breaks and the remedy. The command line prints that sentence on stderr and exits with code 2.
 """
 
 from __future__ import annotations
 
 import difflib
 import importlib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from types import ModuleType
 
 
@@ -21,6 +20,20 @@ def nearest(word: str, choices: Iterable[str]) -> str:
     """A ready-made hint such as ` (did you mean 'hidden_size'?)`, or nothing when no choice is close."""
     close = difflib.get_close_matches(word, list(choices), n=1, cutoff=0.6)
     return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def check_choice(name: str, value: object, choices: Iterable[str]) -> None:
+    """Raise `NAME is VALUE; choose one of …` if the value is none of the choices."""
+    choices = list(choices)
+    if value not in choices:
+        raise AlbertkitError(f"{name} is {value!r}{nearest(str(value), choices)}; choose one of {', '.join(choices)}")
+
+
+def check_keys(what: str, keys: Iterable[str], known: Collection[str], where: str = "") -> None:
+    """Raise if one of the keys is not known, with the nearest known one; a misspelt key is never ignored."""
+    for key in keys:
+        if key not in known:
+            raise AlbertkitError(f"unknown {what} {key!r}{where}{nearest(key, known)}; correct its name or remove it")
 
 
 def need(module: str, extra: str, purpose: str) -> ModuleType:

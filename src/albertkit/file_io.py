@@ -59,16 +59,20 @@ def read_tensors(path: Path) -> dict[str, np.ndarray]:
     return {name: t.astype(np.float32) if t.dtype.name in small else t for name, t in tensors.items()}
 
 
+def write_tensors(path: Path, tensors: dict[str, np.ndarray]) -> None:
+    """A safetensors file that transformers reads, too."""
+    from safetensors.numpy import save_file
+
+    contiguous = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
+    save_file(contiguous, str(path), metadata={"format": "pt"})
+
+
 def digest(path: Path) -> str:
     """SHA-256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest() if hasattr(hashlib, "file_digest") else _digest(file)
-
-
-def _digest(file: Any) -> str:
     total = hashlib.sha256()
-    while block := file.read(2**20):
-        total.update(block)
+    with path.open("rb") as file:
+        while block := file.read(2**20):
+            total.update(block)
     return total.hexdigest()
 
 

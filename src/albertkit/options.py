@@ -1,4 +1,4 @@
-"""What goes beyond canonical ALBERT: `Options`, one field an idea, and the rules of what goes together.
+"""What goes beyond canonical ALBERT: `Options`, one field per idea; and `setting`, a field with its help text.
 
 In: the key `albertkit` of a `config.json`, or `name=value` from a command line. Out: checked `Options`, all off by
 default. After this file: `config.py` contains them; `model/optional_modules.py` (torch) and
@@ -12,17 +12,18 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from albertkit.errors import AlbertkitError, nearest
+from albertkit.errors import AlbertkitError, check_keys
 
-LARGEST = {
-    "low_rank": 65_536,
-    "window": 2_048,
-    "global_every": 1_024,
-    "relative_reach": 65_536,
-    "head_size": 65_536,
-}
+LARGEST = {"low_rank": 65_536, "window": 2_048, "global_every": 1_024, "relative_reach": 65_536, "head_size": 65_536}
 CHOICES = {"attention_bias": ("", "head", "relative"), "norm": ("", "document"), "classifier": ("", "mean")}
 REACH = 64
+ADVANCED = "Advanced options"
+
+
+def setting(default: Any, help_text: str, advanced: bool = False) -> Any:
+    """A dataclass field with a default and the sentence that explains it; `--help` lists advanced ones at the end."""
+    heading = {"heading": ADVANCED} if advanced else {}
+    return dataclasses.field(default=default, metadata={"help": help_text, **heading})
 
 
 @dataclass(frozen=True)
@@ -59,8 +60,8 @@ class Options:
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             value: Any = getattr(self, field.name)
-            alike = type(value) is type(field.default)
-            if not alike:
+            has_right_type = type(value) is type(field.default)
+            if not has_right_type:
                 raise AlbertkitError(f"option {field.name} is {value!r}; it must be like {field.default!r}")
             if field.name in CHOICES and value not in CHOICES[field.name]:
                 shown = " or ".join(repr(choice) for choice in CHOICES[field.name])
@@ -69,12 +70,10 @@ class Options:
                 raise AlbertkitError(f"option {field.name} is {value}; it must be 0 to {LARGEST[field.name]:,}")
         if self.global_every and not self.window:
             raise AlbertkitError(
-                "option global_every is set without a window; without one all layers are global already"
+                "option global_every is set without a window, and all layers are global then; set both"
             )
         if self.global_every == 1:
-            raise AlbertkitError(
-                "option global_every is 1, which makes every layer global; leave the window away instead"
-            )
+            raise AlbertkitError("option global_every is 1, which makes every layer global; omit the window instead")
         if self.relative_reach < 1 or (self.relative_reach != REACH and self.attention_bias != "relative"):
             raise AlbertkitError(
                 f"option relative_reach is {self.relative_reach}; it must be 1 or more, and needs "
@@ -100,54 +99,32 @@ class Options:
 
 def read_options(value: Any) -> Options:
     """The key `albertkit` of a config.json."""
-    known = {f.name: f for f in dataclasses.fields(Options)}
     if not isinstance(value, Mapping):
         raise AlbertkitError(f"the key 'albertkit' in config.json holds {value!r}; it must be an object of options")
-    for key in value:
-        if key not in known:
-            raise AlbertkitError(
-                f"unknown option {key!r} in config.json{nearest(key, known)}; a newer albertkit may know it"
-            )
+    check_keys("option", value, [field.name for field in dataclasses.fields(Options)], " in config.json")
     return Options(**value)
-
-
-_SHAPE = "part of the shape: write it into a .json file for --shape"
-ELSEWHERE = {
-    "layer_decay": "--layer-decay of pretrain",
-    "consistency": "--consistency-weight of pretrain and elastic",
-    "likeness": "--consistency-similarity of pretrain",
-    "num_hidden_groups": _SHAPE,
-    "inner_group_num": _SHAPE,
-    "embedding_size": _SHAPE,
-}
-"""Ideas of the documents that are no options of a model's arithmetic."""
 
 
 def given_options(pairs: Iterable[str], before: Options | None = None) -> Options:
     """Options as a command line gives them: ["low_rank=32", "gru=true"]."""
-    known = {f.name: f for f in dataclasses.fields(Options)}
+    defaults = {field.name: field.default for field in dataclasses.fields(Options)}
     found: dict[str, Any] = {}
     for pair in pairs:
         name, equals, text = (part.strip() for part in pair.partition("="))
         if not equals:
             raise AlbertkitError(f"option {pair!r} has no value; write it like low_rank=32 or gru=true")
-        if name not in known:
-            hint = f"; it is {ELSEWHERE[name]}" if name in ELSEWHERE else nearest(name, known)
-            raise AlbertkitError(f"unknown option {name!r}{hint}; there are {', '.join(known)}")
+        check_keys("option", [name], defaults)
         if name in found:
             raise AlbertkitError(f"option {name} is given twice; give it once")
-        found[name] = _value(name, text, known[name].default)
+        found[name] = _parse(name, text, type(defaults[name]))
     return dataclasses.replace(before or Options(), **found)
 
 
-def _value(name: str, text: str, like: Any) -> Any:
-    if isinstance(like, bool):
+def _parse(name: str, text: str, kind: type) -> bool | int | str:
+    if kind is bool:
         if text.lower() not in ("true", "false", "yes", "no"):
             raise AlbertkitError(f"option {name} is {text!r}; write true or false")
         return text.lower() in ("true", "yes")
-    if isinstance(like, int):
-        try:
-            return int(text)
-        except ValueError:
-            raise AlbertkitError(f"option {name} is {text!r}; write a whole number") from None
-    return text
+    if kind is int and not text.removeprefix("-").isdecimal():
+        raise AlbertkitError(f"option {name} is {text!r}; write a whole number")
+    return int(text) if kind is int else text

@@ -1,17 +1,14 @@
 """Storage of weights in 8 or 4 bits: how matrices are rounded, packed and read back.
 
-In: float matrices (rows, columns), one row for each output. Out: `QuantizedMatrix`. `artifact.py` writes and reads
-the tensors; `runtime/activation_moments.py` measures the inputs, and `compress/quantize.py` is the command.
+In: float matrices (rows, columns), one row for each output. Out: `QuantizedMatrix`. `artifact.py` stores the tensors.
 
 8 bits: each row has one float scale; a weight is value · scale with a value from -127 to 127. With `moments` of the
-inputs, a matrix also has one factor per column (`smooth`): inputs are multiplied by it and weights divided by it, so
-that a few large LayerNorm channels do not dominate the 8-bit range (Xiao et al., SmoothQuant, arXiv 2211.10438).
-Weights are then rounded so that their errors cancel on such inputs: a shared layer repeats its error at every use, so
-it adds up even at 8 bits.
+inputs, a matrix also has one factor per column (`smooth`), so that a few large LayerNorm channels do not dominate the
+8-bit range (Xiao et al., SmoothQuant, arXiv 2211.10438). Weights are then rounded so that their errors cancel on such
+inputs: a shared layer repeats its error at every use, so it adds up even at 8 bits.
 
 4 bits: a value is q · step, with q from -8 to 7 and an integer step from 1 to 15 for each block of 32 neighbouring
-weights. A 4-bit matrix is therefore an 8-bit one in half the space: it unpacks into int8 exactly, and runs on the
-same kernels.
+weights. So a 4-bit matrix unpacks into an int8 one exactly, and runs on the same kernels.
 """
 
 from __future__ import annotations
@@ -205,6 +202,16 @@ def quantize_weights(
             continue
         packed, steps, scale = quantize_blocks(array, inputs)
         out |= {name: packed, f"{name}.step": steps, f"{name}.scale": scale}
+    return out
+
+
+def pack_kept(weights: dict[str, np.ndarray], kept: dict[str, QuantizedMatrix]) -> dict[str, np.ndarray]:
+    """The tensors of a quantized file: the matrices in `kept` unchanged, everything else as floats."""
+    out: dict[str, np.ndarray] = {n: np.asarray(a, np.float32) for n, a in weights.items() if n not in kept}
+    for name, matrix in kept.items():
+        out |= {name: matrix.values, f"{name}.scale": matrix.scale}
+        if matrix.smooth is not None:
+            out[f"{name}.smooth"] = matrix.smooth
     return out
 
 

@@ -52,7 +52,7 @@ def test_every_layer_is_the_engines(shape):
 
 def test_attention_is_that_of_transformers():
     transformers = pytest.importorskip("transformers")
-    from albertkit.tensor_names import tensor_names
+    from albertkit.weights import tensor_names
 
     config = tiny()
     torch.manual_seed(0)

@@ -10,7 +10,7 @@ import google_crc32c
 import numpy as np
 
 from albertkit.artifact import Artifact
-from albertkit.tensor_names import BRIGHTMART, PUBLIC, tensor_names
+from albertkit.weights import BRIGHTMART, PUBLIC, tensor_names
 
 CODES = {"float32": 1, "float64": 2, "int32": 3, "int64": 9, "bfloat16": 14, "float16": 19}
 Spoil = Callable[[int, bytes], bytes]

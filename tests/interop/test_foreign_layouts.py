@@ -17,7 +17,7 @@ from albertkit.interop.convert import convert, open_model
 from albertkit.interop.huggingface import from_state_dict
 from albertkit.model import AlbertModel, Batch
 from albertkit.model.albert_model import build_head
-from albertkit.tensor_names import BRIGHTMART, PUBLIC, tensor_names
+from albertkit.weights import BRIGHTMART, PUBLIC, tensor_names
 from tests.conftest import SPIECE, tiny
 from tests.interop.bundle_writer import to_variables, write_bundle
 

@@ -379,12 +379,6 @@ def test_options_go_through_config_json():
         AlbertConfig.from_dict({**data, "albertkit": {"windw": 4}})
 
 
-@pytest.mark.parametrize(("name", "place"), [("layer_decay", "--layer-decay"), ("embedding_size", "--shape")])
-def test_what_is_no_option_is_pointed_at(name, place):
-    with pytest.raises(AlbertkitError, match=f"unknown option '{name}'; it is .*{place}"):
-        given_options([f"{name}=1"])
-
-
 def test_options_from_the_command_line(shards, tmp_path, monkeypatch, capsys):
     assert given_options(["low_rank=4", "gru=yes", "norm=document"]) == Options(low_rank=4, gru=True, norm="document")
     for wrong, says in (

@@ -19,7 +19,7 @@ import click
 
 from albertkit.cli.console import print_json, stage_progress_bar, to_json
 from albertkit.errors import AlbertkitError, need
-from albertkit.settings import ADVANCED
+from albertkit.options import ADVANCED
 
 if TYPE_CHECKING:
     from albertkit.albert import Albert

@@ -18,7 +18,7 @@ from albertkit.cli.console import format_table, log, note, print_json, print_res
 from albertkit.cli.pretrain_commands import default_budget, print_trained, read_shape, resume_option, run_output_option
 from albertkit.cli.use_commands import report_depths
 from albertkit.errors import AlbertkitError, need
-from albertkit.settings import setting
+from albertkit.options import setting
 from albertkit.tasks.readers.labelled_files import ReadOptions
 from albertkit.tasks.splits import split_examples
 from albertkit.tasks.validate import read_parts

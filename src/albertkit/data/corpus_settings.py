@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from albertkit.errors import AlbertkitError, nearest
-from albertkit.settings import setting
+from albertkit.options import setting
 
 DEDUPE = ("documents", "paragraphs", "none")
 

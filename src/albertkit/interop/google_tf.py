@@ -21,8 +21,8 @@ from albertkit.artifact import Artifact, ArtifactMetadata
 from albertkit.config import AlbertConfig, Options
 from albertkit.errors import AlbertkitError, nearest
 from albertkit.interop.huggingface import layout_name, read_config, translate
-from albertkit.tensor_names import BRIGHTMART, PUBLIC, tensor_names
 from albertkit.tokenizer import Tokenizer, check_size
+from albertkit.weights import BRIGHTMART, PUBLIC, tensor_names
 
 # Variables of the optimizer, beside the weights.
 SLOTS = ("/adam_m", "/adam_v", "/lamb_m", "/lamb_v", "/Adam", "/Adam_1", "/LAMB", "/LAMB_1", "/m", "/v")

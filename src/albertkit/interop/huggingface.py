@@ -18,8 +18,8 @@ from albertkit.artifact import Artifact, ArtifactMetadata
 from albertkit.config import AlbertConfig, Options
 from albertkit.errors import AlbertkitError, need
 from albertkit.file_io import read_json, read_tensors
-from albertkit.tensor_names import BRIGHTMART, PUBLIC, TensorName, tensor_names
 from albertkit.tokenizer import Tokenizer
+from albertkit.weights import BRIGHTMART, PUBLIC, TensorName, tensor_names
 
 Tensors = dict[str, np.ndarray]
 

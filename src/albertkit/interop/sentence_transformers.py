@@ -10,9 +10,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from albertkit.artifact import METADATA_FILE, Artifact, ArtifactMetadata, public_config, write_weights
+from albertkit.artifact import METADATA_FILE, Artifact, ArtifactMetadata, public_config, public_tensors
 from albertkit.errors import AlbertkitError
-from albertkit.file_io import new_folder, read_json, write_json
+from albertkit.file_io import new_folder, read_json, write_json, write_tensors
 from albertkit.interop import huggingface
 
 MODULES = "modules.json"
@@ -119,7 +119,7 @@ def write_folder(artifact: Artifact, folder: Path | str, overwrite: bool = False
     steps = steps if meta.normalize else steps[:2]
     with new_folder(Path(folder), overwrite) as scratch:
         write_json(scratch / "config.json", public_config(artifact))
-        write_weights(artifact, scratch)
+        write_tensors(scratch / "model.safetensors", public_tensors(artifact))
         artifact.tokenizer.save(scratch, model_max_length=config.max_position_embeddings)
         modules = [
             {"idx": i, "name": str(i), "path": place, "type": f"sentence_transformers.{kind}"}

@@ -83,7 +83,7 @@ class AlbertModel(nn.Module):
         if not isinstance(artifact, Artifact):
             artifact = read_artifact(artifact)
         modules = dict(heads or {})
-        for name in heads_in(frozenset(artifact.weights)):
+        for name in heads_in(artifact.weights):
             if name in modules:
                 continue
             if name not in HEADS:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from albertkit.errors import AlbertkitError
-from albertkit.settings import setting
+from albertkit.options import setting
 
 PREFIX = "ALBERTKIT_SERVE_"
 LOCAL_HOSTS = ("127.0.0.1", "::1", "localhost")

@@ -15,7 +15,7 @@ from typing import Any
 
 from albertkit.artifact import Artifact, ArtifactMetadata
 from albertkit.errors import AlbertkitError, nearest
-from albertkit.settings import setting
+from albertkit.options import setting
 from albertkit.tasks import TASKS, load_task
 from albertkit.tasks.examples import TextExample
 from albertkit.tasks.readers.read_examples import ReadOptions

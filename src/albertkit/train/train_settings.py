@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from albertkit.config import AlbertConfig
 from albertkit.errors import AlbertkitError
-from albertkit.settings import setting
+from albertkit.options import setting
 
 LEARNING_RATES = {"adamw": 1e-3, "lamb": 1.76e-3, "muon": 1e-3}
 SCHEDULES = ("linear", "wsd", "constant")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from albertkit.errors import AlbertkitError, nearest
-from albertkit.settings import setting
+from albertkit.options import setting
 from albertkit.text_reader import (
     BOM,
     LINE_LIMIT,
