@@ -67,14 +67,15 @@ def test_features_english():
     assert (feature.ids, feature.segments) == (whole.ids, whole.segments)
 
 
-def test_windows_as_the_tokenizer_cuts_them():
+def test_windows_overlap_by_the_stride():
     long = replace(BRONCOS, context=" ".join([CONTEXT] * 5))
     features = AnswerTask(stride=10).features([long], ENGLISH, 40)
-    whole = ENGLISH.encode(long.question, long.context, max_length=40, stride=10)
-    windows = [whole, *whole.overflow]
-    assert [f.ids for f in features] == [w.ids for w in windows]
-    assert [f.segments for f in features] == [w.segments for w in windows]
-    assert [f.target == (0, 0) for f in features] == [False] + [True] * (len(windows) - 1)
+    question, context = (ENGLISH.encode(text, add_specials=False).ids for text in (long.question, long.context))
+    size = 40 - 3 - len(question)
+    starts = range(0, len(context) - 10, size - 10)
+    assert [f.ids for f in features] == [[2, *question, 3, *context[start : start + size], 3] for start in starts]
+    assert all(f.segments == [0] * (len(question) + 2) + [1] * (len(f.ids) - len(question) - 2) for f in features)
+    assert [f.target == (0, 0) for f in features] == [False] + [True] * (len(starts) - 1)
 
 
 def test_targets():
