@@ -81,9 +81,7 @@ class ArtifactMetadata:
                 raise AlbertkitError(f"{name} is {value!r} in {METADATA_FILE}; it must be {rule}")
         texts = [*self.labels, *self.prompts, *self.prompts.values()]
         if not all(isinstance(text, str) for text in texts) or not all(isinstance(s, dict) for s in self.history):
-            raise AlbertkitError(
-                f"labels and prompts must be texts, and 'history' a list of objects, in {METADATA_FILE}"
-            )
+            raise AlbertkitError(f"labels, prompts or history of {METADATA_FILE} contain values of another type")
         check_choice("task", self.task, TASKS)
         if self.quantization is not None:
             check_choice("quantization", self.quantization, QUANTIZATIONS)
@@ -264,9 +262,8 @@ def write_artifact(
     folder = Path(folder)
     config = artifact.config
     if artifact.tokenizer is not None and artifact.tokenizer.vocab_size > config.vocab_size:
-        raise AlbertkitError(
-            f"the tokenizer has {artifact.tokenizer.vocab_size} tokens and the model {config.vocab_size}; use its own"
-        )
+        tokens = artifact.tokenizer.vocab_size
+        raise AlbertkitError(f"the tokenizer has {tokens} tokens and the model {config.vocab_size}; use the right one")
     if bits is not None:
         file, tensors = QUANTIZED_FILE, quantize_weights(artifact.weights, bits, moments, smooths)
     elif kept:
@@ -275,7 +272,6 @@ def write_artifact(
         file, tensors = WEIGHTS_FILE, public_tensors(artifact)
     is_quantized = file == QUANTIZED_FILE
     meta = dataclasses.replace(artifact.metadata, quantization=f"int{bits or 8}" if is_quantized else None)
-    artifact = dataclasses.replace(artifact, metadata=meta)
     with new_folder(folder, overwrite) as scratch:
         write_json(scratch / "config.json", public_config(artifact))
         write_tensors(scratch / file, tensors)

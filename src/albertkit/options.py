@@ -69,16 +69,12 @@ class Options:
             if field.name in LARGEST and not 0 <= value <= LARGEST[field.name]:
                 raise AlbertkitError(f"option {field.name} is {value}; it must be 0 to {LARGEST[field.name]:,}")
         if self.global_every and not self.window:
-            raise AlbertkitError(
-                "option global_every is set without a window, and all layers are global then; set both"
-            )
+            raise AlbertkitError("option global_every is set without a window; set the window, too")
         if self.global_every == 1:
             raise AlbertkitError("option global_every is 1, which makes every layer global; omit the window instead")
         if self.relative_reach < 1 or (self.relative_reach != REACH and self.attention_bias != "relative"):
-            raise AlbertkitError(
-                f"option relative_reach is {self.relative_reach}; it must be 1 or more, and needs "
-                "attention_bias=relative"
-            )
+            reach = self.relative_reach
+            raise AlbertkitError(f"option relative_reach is {reach}; pass 1 or more, and attention_bias=relative")
         beside = [name for name in self.active() if name != "static"]
         if self.static and beside:
             raise AlbertkitError(f"a static model is a table without layers; {', '.join(beside)} cannot apply to it")

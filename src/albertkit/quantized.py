@@ -125,10 +125,8 @@ def unpack_blocks(packed: np.ndarray, steps: np.ndarray, scale: np.ndarray, colu
     """A 4-bit matrix as the 8-bit matrix that it stores."""
     rows, blocks = steps.shape
     if packed.shape != (rows, blocks * BLOCK // 2) or scale.shape != (rows,) or columns > blocks * BLOCK:
-        raise AlbertkitError(
-            f"a 4-bit matrix has parts of shapes {packed.shape}, {steps.shape}, {scale.shape}, which do not match; "
-            "the file is damaged, so write it again"
-        )
+        parts = f"{packed.shape}, {steps.shape} and {scale.shape}"
+        raise AlbertkitError(f"a 4-bit matrix has parts of shapes {parts}, which do not match; the file is damaged")
     if steps.max(initial=0) > 15:
         raise AlbertkitError(f"a 4-bit matrix has a step of {steps.max()}; steps are 1 to 15, so the file is damaged")
     nibbles = np.empty((rows, blocks * BLOCK), np.int8)
@@ -230,18 +228,14 @@ def unpack_weights(
         if name not in shapes or array.ndim != 2:
             raise AlbertkitError(f"tensor {name!r} is quantized, but it is no matrix of this model")
         if smooth is not None and (smooth.dtype != np.float32 or smooth.shape != shapes[name][1:]):
-            raise AlbertkitError(
-                f"tensor {name!r} has {smooth.shape} smoothing factors; it has {shapes[name][1:]} columns"
-            )
+            raise AlbertkitError(f"tensor {name!r} has {smooth.shape} smoothing factors and {shapes[name][1:]} columns")
         if steps is not None:
             if array.dtype != np.uint8 or steps.dtype != np.uint8 or steps.ndim != 2:
                 raise AlbertkitError(f"tensor {name!r} holds {array.dtype}; at 4 bits it must be packed uint8")
             matrix = unpack_blocks(array, steps, scale.astype(np.float32), shapes[name][1])
         elif array.dtype != np.int8 or scale.shape != array.shape[:1]:
-            raise AlbertkitError(
-                f"tensor {name!r} holds {array.dtype} with {scale.shape} scales; at 8 bits it must be int8 with one "
-                "scale per row"
-            )
+            found = f"{array.dtype} with {scale.shape} scales"
+            raise AlbertkitError(f"tensor {name!r} holds {found}; at 8 bits it must be int8 with one scale per row")
         else:
             matrix = QuantizedMatrix(array, scale.astype(np.float32))
         out[name] = QuantizedMatrix(matrix.values, matrix.scale, smooth)

@@ -195,9 +195,8 @@ def open_text_file(file: TextFile) -> Iterator[tuple[Any, CountingReader]]:
                 stream = lzma.LZMAFile(stream)  # noqa: SIM115  closing it is not needed
             yield stream, counter
     except (EOFError, lzma.LZMAError, gzip.BadGzipFile, zlib.error) as error:
-        raise AlbertkitError(
-            f"{file.name} cannot be decompressed ({str(error)[:100]}): it is damaged or incomplete. Copy it again."
-        ) from None
+        reason = str(error)[:100]
+        raise AlbertkitError(f"{file.name} cannot be decompressed ({reason}): it is damaged. Copy it again.") from None
     except OSError as error:
         raise AlbertkitError(f"{file.name} cannot be read: {error.strerror or error}. Check the disk.") from None
 
@@ -281,11 +280,14 @@ def column_index(header: Sequence[str], column: str, name: str) -> int:
         return int(column) - 1
     names = [cell.strip() for cell in header]
     if column not in names:
-        raise AlbertkitError(
-            f"{name} has no column {column!r}{nearest(column, names)}; its first row has {', '.join(names[:20])}. "
-            "Pass one of these, or a number from 1 if there is no header (--text-column)."
-        )
+        raise AlbertkitError(f"{name} {_missing('column', column, names)}, or a number from 1 if there is no header.")
     return names.index(column)
+
+
+def _missing(what: str, column: str, names: Iterable[str]) -> str:
+    """The end of a sentence on a file or line that has no such column or field."""
+    listed = ", ".join(list(names)[:20]) or "none"
+    return f"has no {what} {column!r}{nearest(column, names)}; its {what}s: {listed}. Pass one (--text-column)"
 
 
 def decode(line: bytes) -> str:
@@ -310,8 +312,7 @@ def parse_json_line(line: str) -> dict[str, Any]:
 def column_value(row: Mapping[str, Any], column: str) -> object:
     """The value of a field of a JSON object."""
     if column not in row:
-        names = ", ".join(list(row)[:20]) or "none"
-        raise BadRow(f"has no field {column!r}{nearest(column, row)}; its fields: {names}. Pass one (--text-column)")
+        raise BadRow(_missing("field", column, row))
     return row[column]
 
 
@@ -325,10 +326,7 @@ def open_parquet(name: str, raw: IO[bytes] | io.FileIO, columns: Sequence[str] =
             names = file.schema_arrow.names
             for column in columns:
                 if column not in names:
-                    hint, listed = nearest(column, names), ", ".join(names[:20]) or "none"
-                    raise AlbertkitError(
-                        f"{name} has no column {column!r}{hint}; its columns: {listed}. Pass one (--text-column)."
-                    )
+                    raise AlbertkitError(f"{name} {_missing('column', column, names)}.")
             yield file
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         reason = str(error)[:100]

@@ -59,10 +59,8 @@ def _stopped(error: BaseException, rows: int, part: Path) -> AlbertkitError:
     if not rows:
         part.unlink(missing_ok=True)
         return AlbertkitError(reason)
-    return AlbertkitError(
-        f"{reason}; the first {rows} vectors are in {part}. To resume, move it and embed the texts from number "
-        f"{rows + 1} on into another file."
-    )
+    remedy = f"To resume, move it and embed the texts from number {rows + 1} on into another file."
+    return AlbertkitError(f"{reason}; the first {rows} vectors are in {part}. {remedy}")
 
 
 def vector_json(text: str, vector: np.ndarray) -> str:

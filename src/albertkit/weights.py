@@ -122,9 +122,10 @@ def heads_in(names: Iterable[str]) -> list[str]:
 def expected_shapes(config: AlbertConfig, shapes: Shapes) -> Shapes:
     """The shapes that a file with tensors of these names must have; its task heads have as many rows as they like."""
     expected = encoder_shapes(config, pooler="encoder.pooler.weight" in shapes)
-    for head in set(heads_in(shapes)) & set(HEADS):
-        rows = shapes.get(f"heads.{head}.linear.weight", (2,))
-        expected |= head_shapes(config, head, labels=rows[0])
+    for head in heads_in(shapes):
+        shape = shapes.get(f"heads.{head}.linear.weight", ())
+        if head in HEADS:
+            expected |= head_shapes(config, head, labels=shape[0] if len(shape) == 2 else 2)
     return expected
 
 

@@ -117,9 +117,7 @@ class Tokenizer:
         if kind == "unigram":
             return cls(train_vocabulary.train_unigram(texts, vocab_size, lower, not keep_accents, split_scripts))
         if kind != "wordpiece" or split_scripts:
-            raise AlbertkitError(
-                f"kind is {kind!r} with split_scripts={split_scripts}: choose 'unigram', or 'wordpiece' without it"
-            )
+            raise AlbertkitError(f"kind is {kind!r}: choose 'unigram', or 'wordpiece' without split_scripts")
         return cls(train_vocabulary.train_wordpiece(texts, vocab_size, lower, not keep_accents, min_count))
 
     # --- text to ids ------------------------------------------------------------
@@ -163,10 +161,7 @@ class Tokenizer:
         extra = 0 if not add_specials else 2 + (pairs is not None)
         least = extra + 1 + (pairs is not None)
         if max_length is not None and (type(max_length) is not int or max_length < least):
-            raise AlbertkitError(
-                f"max_length is {max_length!r} and must be at least {least}: {extra} special tokens and one token of "
-                "each text"
-            )
+            raise AlbertkitError(f"max_length is {max_length!r} and must be at least {least}, for a token of each text")
         spans = self._spans([check_text(text) for text in [*texts, *(pairs or ())]], recognize_mask)
         rows: Iterable[Sequence[TokenSpans]] = zip(spans[: len(texts)], spans[len(texts) :], strict=True)
         if pairs is None:

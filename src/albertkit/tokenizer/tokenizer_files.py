@@ -55,16 +55,12 @@ def read_folder(folder: Path, vocab_size: int | None, trusted: bool) -> Vocabula
         if vocabulary.kind == "unigram" and spiece.is_file():
             tokens = vocabulary.tokens if trusted else read_spiece(spiece, lower=lower, keep_accents=accents).tokens
             if tokens != vocabulary.tokens:
-                raise AlbertkitError(
-                    f"tokenizer.json and spiece.model in {folder} have different vocabularies "
-                    f"({len(vocabulary.tokens)} and {len(tokens)} tokens): remove the file of another checkpoint"
-                )
+                sizes = f"{len(vocabulary.tokens)} and {len(tokens)} tokens in tokenizer.json and spiece.model"
+                raise AlbertkitError(f"{folder} has different vocabularies ({sizes}): {USE_RIGHT_FILE}")
             vocabulary = dataclasses.replace(vocabulary, spiece=read_bytes(spiece))
     elif spiece.is_file() and vocab.is_file():
-        raise AlbertkitError(
-            f"{folder} contains both spiece.model and vocab.txt: remove vocab.txt if the model is English ALBERT, or "
-            "spiece.model if it is Chinese or Korean ALBERT"
-        )
+        rule = "English ALBERT needs the first, Chinese and Korean the second"
+        raise AlbertkitError(f"{folder} contains both spiece.model and vocab.txt: remove one ({rule})")
     elif spiece.is_file():
         path, vocabulary = spiece, read_spiece(spiece, lower=lower, keep_accents=accents)
     elif vocab.is_file():
@@ -91,7 +87,7 @@ def read_tokenizer_json(path: Path) -> Vocabulary:
     try:
         data = json.loads(read_bytes(path).decode("utf-8"))
         model, model_type = data["model"], data["model"].get("type")
-        steps = _normalizer_steps(data.get("normalizer"))
+        steps = _steps(data.get("normalizer"), "normalizers")
         names = {step["type"] for step in steps}
         if model_type == "Unigram":
             return _read_unigram(path, data, steps)
@@ -121,12 +117,12 @@ def read_tokenizer_json(path: Path) -> Vocabulary:
         raise AlbertkitError(f"{path} is not a usable tokenizer.json ({reason}): copy the original again") from None
 
 
-def _normalizer_steps(step: Any) -> list[dict[str, Any]]:
-    """The steps of a normalizer, in order."""
+def _steps(step: Any, key: str) -> list[dict[str, Any]]:
+    """The steps of a normalizer or pre-tokenizer, in order; `key` is what a sequence calls them."""
     if step is None:
         return []
     if step["type"] == "Sequence":
-        return [inner for nested in step["normalizers"] for inner in _normalizer_steps(nested)]
+        return [inner for nested in step[key] for inner in _steps(nested, key)]
     return [step]
 
 
@@ -156,6 +152,7 @@ def _read_unigram(path: Path, data: dict[str, Any], steps: list[dict[str, Any]])
     for i in [i for i, score in enumerate(scores) if score < -0.75 * PENALTY]:
         if is_digit_comma(tokens[i]):
             scores[i] = model["vocab"][i][1] + PENALTY
+    words = _steps(data.get("pre_tokenizer"), "pretokenizers")
     blobs = [step["precompiled_charsmap"] for step in steps if step["type"] == "Precompiled"]
     vocabulary = Vocabulary(
         kind="unigram",
@@ -166,21 +163,12 @@ def _read_unigram(path: Path, data: dict[str, Any], steps: list[dict[str, Any]])
         lower="Lowercase" in names,
         strip_accents=bool(names & {"StripAccents", "NFKD"}),
         charsmap=base64.b64decode(blobs[0], validate=True) if blobs else b"",
-        split_scripts=_splits_scripts(data.get("pre_tokenizer")),
+        split_scripts=any(step["type"] == "Split" and step["pattern"] == {"Regex": BARE_MARK} for step in words),
     )
     check_tokens(vocabulary, path)
     if vocabulary.unk_id != vocabulary.ids[special[1]] or model.get("byte_fallback"):
         raise TypeError("its unknown token is not <unk>, or it falls back to bytes")
     return vocabulary
-
-
-def _splits_scripts(step: Any) -> bool:
-    """Whether a pre-tokenizer drops the "▁" before ideographs, as `remove_bare_marks` does."""
-    if not step:
-        return False
-    if step["type"] == "Sequence":
-        return any(map(_splits_scripts, step["pretokenizers"]))
-    return step["type"] == "Split" and step["behavior"] == "Removed" and step["pattern"].get("Regex") == BARE_MARK
 
 
 # --- writing ------------------------------------------------------------
@@ -245,7 +233,7 @@ def remove_bare_marks() -> pre_tokenizers.Split:
 def to_json(vocabulary: Vocabulary) -> str:
     """A self-contained tokenizer.json that transformers and the tokenizers library can open."""
     if vocabulary.kind == "phoneme":
-        return _phoneme_json(vocabulary)
+        return str(_phoneme_tokenizer(vocabulary).to_str())
     tokenizer = wordpiece_tokenizer(vocabulary) if vocabulary.kind == "wordpiece" else _unigram_tokenizer(vocabulary)
     names = [vocabulary.tokens[i] for i in sorted(vocabulary.hidden)]
     tokenizer.add_special_tokens([AddedToken(n, special=True, normalized=False, lstrip=n == "[MASK]") for n in names])
@@ -287,7 +275,8 @@ def _combining_characters() -> str:
     return "[" + "".join(f"\\x{{{a:x}}}-\\x{{{b:x}}}" for a, b in zip(starts, ends, strict=True)) + "]"
 
 
-def _phoneme_json(vocabulary: Vocabulary) -> str:
+def _phoneme_tokenizer(vocabulary: Vocabulary) -> RustTokenizer:
+    """Characters to ids, with the padding symbol at both ends; other characters are dropped."""
     pad = vocabulary.tokens[0]
     ids = {symbol: i for i, symbol in enumerate(vocabulary.tokens) if symbol}
     tokenizer = RustTokenizer(models.WordLevel(ids, unk_token=pad))
@@ -296,13 +285,7 @@ def _phoneme_json(vocabulary: Vocabulary) -> str:
     tokenizer.normalizer = normalizers.Sequence([*steps, normalizers.Replace(Regex(others), "")])
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"(?m:.)|\n"), "isolated")
     tokenizer.decoder = decoders.Fuse()
-    data = json.loads(tokenizer.to_str())
-    ends = {"SpecialToken": {"id": "pad", "type_id": 0}}
-    middle = [{"Sequence": {"id": "A", "type_id": 0}}]
-    data["post_processor"] = {
-        "type": "TemplateProcessing",
-        "single": [ends, *middle, ends],
-        "pair": [ends, *middle, {"Sequence": {"id": "B", "type_id": 0}}, ends],
-        "special_tokens": {"pad": {"id": "pad", "ids": [0], "tokens": [pad]}},
-    }
-    return json.dumps(data, ensure_ascii=False)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="pad $A pad", pair="pad $A $B:0 pad", special_tokens=[{"id": "pad", "ids": [0], "tokens": [pad]}]
+    )
+    return tokenizer

@@ -83,10 +83,7 @@ def train_wordpiece(
         if not letters:
             raise AlbertkitError(NO_VOCABULARY)
         if len(first + letters) > vocab_size:
-            raise AlbertkitError(
-                f"the texts have {len(letters)} letters, which do not fit into a vocab_size of {vocab_size}: raise "
-                "vocab_size"
-            )
+            raise AlbertkitError(f"vocab_size is {vocab_size} and the texts have {len(letters)} letters: raise it")
         file.seek(0)
         tokens = train_round(file, vocab_size, first + letters)
     return wordpiece_vocabulary(tokens, "the trained vocabulary", lower, strip_accents)
