@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from albertkit.errors import AlbertkitError, nearest
+from albertkit.errors import check_choice
 
 MODELS = Path(__file__).parent / "models"
 BUILTINS = {
@@ -19,10 +19,8 @@ BUILTINS = {
     "small-pretrained": "words behind masks, and a start for other tasks",
 }
 DEFAULT = "small"  # what `Albert()` opens
-FINETUNE_MODEL = (
-    "small-pretrained"  # what fine-tuning begins with, unless it is about whole texts (`train/frozen_head.py`)
-)
-MASK_MODEL = "small-pretrained"  # what fills masks when `Albert()` is asked to
+FINETUNE_MODEL = "small-pretrained"  # what fine-tuning starts from, unless it is about whole texts
+MASK_MODEL = "small-pretrained"  # what `Albert().fill_mask` uses
 
 
 def resolve(model: Path | str | None, default: str = DEFAULT) -> Path:
@@ -59,8 +57,7 @@ def describe(name: str) -> BuiltinModel:
     from albertkit.config import AlbertConfig
     from albertkit.file_io import read_json
 
-    if name not in BUILTINS:
-        raise AlbertkitError(f"{name!r} is no built-in model{nearest(name, BUILTINS)}; there is {', '.join(BUILTINS)}")
+    check_choice("built-in model", name, BUILTINS)
     folder = MODELS / name
     meta, _ = read_metadata(folder)
     config = AlbertConfig.from_dict(read_json(folder / "config.json"))

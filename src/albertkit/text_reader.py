@@ -15,7 +15,7 @@ import lzma
 import os
 import sys
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +25,6 @@ from typing import IO, TYPE_CHECKING, Any, Literal
 from albertkit.errors import AlbertkitError, nearest, need
 
 if TYPE_CHECKING:
-    from _typeshed import WriteableBuffer
     from pyarrow.parquet import ParquetFile
 
 TextFormat = Literal["text", "jsonl", "csv", "tsv", "parquet"]
@@ -166,34 +165,17 @@ def _text_file(name: str, text_column: str | None, formats: Mapping[str, TextFor
 # Files → bytes ------------------------------------------------------------------------------------------------------
 
 
-class CountingReader(io.RawIOBase):
-    """A file that counts the bytes read from it."""
-
-    def __init__(self, file: Any):
-        self.count = 0
-        self._readinto = getattr(file, "readinto1", file.readinto)  # of a pipe: what is there, without waiting for more
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: WriteableBuffer) -> int:
-        size = self._readinto(buffer) or 0
-        self.count += size
-        return size
-
-
 @contextmanager
-def open_text_file(file: TextFile) -> Iterator[tuple[Any, CountingReader]]:
-    """The decompressed bytes of a file, and the count of bytes read on disk."""
+def open_text_file(file: TextFile) -> Iterator[tuple[Any, Callable[[], int]]]:
+    """The decompressed bytes of a file, and a function that returns how many bytes were read from the disk."""
     try:
         with open_raw(file) as raw:
-            counter = CountingReader(raw)
-            stream: Any = io.BufferedReader(counter, 1 << 14)
+            stream: Any = io.BufferedReader(raw, 1 << 14) if isinstance(raw, io.RawIOBase) else raw
             if file.compression == ".gz":
                 stream = gzip.GzipFile(fileobj=stream)
             elif file.compression == ".xz":
                 stream = lzma.LZMAFile(stream)  # noqa: SIM115  closing it is not needed
-            yield stream, counter
+            yield stream, raw.tell if raw.seekable() else lambda: 0
     except (EOFError, lzma.LZMAError, gzip.BadGzipFile, zlib.error) as error:
         reason = str(error)[:100]
         raise AlbertkitError(f"{file.name} cannot be decompressed ({reason}): it is damaged. Copy it again.") from None

@@ -84,7 +84,7 @@ def read_blocks(
 
 
 def _byte_blocks(file: TextFile, text_column: str, start: BlockPosition) -> Iterator[Block]:
-    with open_text_file(file) as (stream, counter):
+    with open_text_file(file) as (stream, position):
         _skip(stream, start.offset)
         data, size, has_more = b"", BLOCK_BYTES, True
         while has_more or data:
@@ -103,7 +103,7 @@ def _byte_blocks(file: TextFile, text_column: str, start: BlockPosition) -> Iter
                 block, data = data[:cut], data[cut:]
                 line = start.line + block.count(b"\n")
                 end = BlockPosition(start.source, start.offset + cut, line, is_inside)
-                yield Block(file.name, file.format, text_column, start, end, counter.count, block)
+                yield Block(file.name, file.format, text_column, start, end, position(), block)
                 start = end
 
 

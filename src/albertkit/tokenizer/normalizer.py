@@ -245,6 +245,4 @@ def check_text(text: object) -> str:
     """Check that a text is a str; lone surrogates become U+FFFD."""
     if isinstance(text, str):
         return text if text.isascii() else _SURROGATE.sub("\ufffd", text)
-    if isinstance(text, bytes):
-        raise AlbertkitError("the text is bytes and must be str: decode it first, for example text.decode('utf-8')")
-    raise AlbertkitError(f"the text is {type(text).__name__} ({text!r:.40}) and must be str: pass a string")
+    raise AlbertkitError(f"the text is {type(text).__name__} ({text!r:.40}) and must be str: convert or decode it")
