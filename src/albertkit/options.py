@@ -1,8 +1,8 @@
 """What goes beyond canonical ALBERT: `Options`, one field per idea; and `setting`, a field with its help text.
 
 In: the key `albertkit` of a `config.json`, or `name=value` from a command line. Out: checked `Options`, all off by
-default. After this file: `config.py` contains them; `model/optional_modules.py` (torch) and
-`runtime/graph.py` (ONNX) compute them. `docs/options.md` has the formula, the source and the cost of each.
+default. After this file: `config.py` contains them; `model/optional_modules.py` (torch) and `runtime/graph_options.py`
+(ONNX) compute them. `docs/options.md` has the formula, the source and the cost of each.
 """
 
 from __future__ import annotations
