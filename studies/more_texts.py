@@ -31,7 +31,7 @@ from tasksets import SETS, load  # noqa: E402
 
 from albertkit import Albert  # noqa: E402
 from albertkit.runtime.batching import token_batches  # noqa: E402
-from albertkit.runtime.predict import encode_masks, likeliest_tokens  # noqa: E402
+from albertkit.runtime.mask_filling import encode_masks, likeliest_tokens  # noqa: E402
 from albertkit.tasks.splits import split_examples  # noqa: E402
 
 SHARE = 0.2  # of the words of a sentence that are replaced

@@ -16,7 +16,7 @@ from albertkit.runtime.calibration import calibrate
 from albertkit.runtime.early_exit import ExitCalibration
 from albertkit.runtime.embed import EmbedOptions, TokenVectors
 from albertkit.runtime.generate import GenerateSettings
-from albertkit.runtime.predict import MaskPrediction
+from albertkit.runtime.mask_filling import MaskPrediction
 from albertkit.search.cluster import Clusters, cluster
 from albertkit.search.index import Index, SearchHit
 from albertkit.serve.serve_settings import ServeSettings

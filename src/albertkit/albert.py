@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from albertkit.explain.explain_input import ExplainKeywords
     from albertkit.explain.explainer import Explanation
     from albertkit.runtime.generate import GenerateKeywords
-    from albertkit.runtime.predict import MaskPrediction, PredictKeywords
+    from albertkit.runtime.mask_filling import MaskPrediction
+    from albertkit.runtime.predict import PredictKeywords
     from albertkit.tasks.answer import AnswerResult
     from albertkit.tasks.choose import ChoiceResult
     from albertkit.tasks.classify import Classification
@@ -211,7 +212,7 @@ class Albert(RuntimeModel):
         >>> len(Albert().fill_mask("The [MASK] sat on the mat.", k=3)[0])
         3
         """
-        from albertkit.runtime.predict import fill_mask
+        from albertkit.runtime.mask_filling import fill_mask
 
         return fill_mask(self.mask_model, text, k, depth)
 

@@ -20,7 +20,8 @@ from albertkit.errors import AlbertkitError, nearest
 from albertkit.explain.explain_input import HIDE_MODES, ExplainSettings, Prediction, TokenizedInput, TokenRow
 from albertkit.runtime.batching import token_batches
 from albertkit.runtime.embed import pool
-from albertkit.runtime.predict import likeliest_tokens, read_heads
+from albertkit.runtime.mask_filling import likeliest_tokens
+from albertkit.runtime.predict import read_heads
 from albertkit.tasks.answer import AnswerResult
 from albertkit.tasks.confidence import cosines
 

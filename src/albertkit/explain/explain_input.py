@@ -16,7 +16,8 @@ import numpy as np
 from albertkit.errors import AlbertkitError, nearest
 from albertkit.explain.activations import MAX_TOKENS
 from albertkit.runtime.embed import embed_options
-from albertkit.runtime.predict import MaskPrediction, encode_masks, task_features
+from albertkit.runtime.mask_filling import MaskPrediction, encode_masks
+from albertkit.runtime.predict import task_features
 from albertkit.tasks import TASKS
 from albertkit.tasks.answer import AnswerResult
 from albertkit.tasks.classify import Classification

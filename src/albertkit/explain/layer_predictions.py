@@ -30,15 +30,8 @@ from albertkit.runtime.batching import TokenBatch, token_batches
 from albertkit.runtime.early_exit import ExitCalibration, available_exit_depths, calibrated_kind
 from albertkit.runtime.early_exit import read_depths as read_outputs
 from albertkit.runtime.embed import VectorConvergence, pool
-from albertkit.runtime.predict import (
-    encode_masks,
-    fill_mask,
-    likeliest_tokens,
-    mask_predictions,
-    predict,
-    read_heads,
-    task_features,
-)
+from albertkit.runtime.mask_filling import encode_masks, fill_mask, likeliest_tokens, mask_predictions
+from albertkit.runtime.predict import predict, read_heads, task_features
 from albertkit.tasks.answer import AnswerResult
 from albertkit.tasks.classify import Classification
 from albertkit.tasks.confidence import UncertaintyEstimator

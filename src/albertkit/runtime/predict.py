@@ -1,14 +1,13 @@
-"""Predictions without torch: examples to features, features through the engine and a head, scores to results.
+"""Task results without torch: examples to features, features through the engine and a head, scores to results.
 
 In: a `RuntimeModel` that was fine-tuned, and examples. Out: the task's results. The same `tasks/` code trained it.
-For a model with a masked-language-model head also: a text with `[MASK]` to `MaskPrediction`s. Before this file:
-`embed.py` pools. After it: `albert.py`; the server calls `task_features` and `read_heads` around its queue.
+Before this file: `embed.py` pools. After it: `albert.py`; the server calls `task_features` and `read_heads` around its
+queue.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any, TypedDict
 
 import numpy as np
@@ -16,7 +15,7 @@ import numpy as np
 from albertkit.errors import AlbertkitError
 from albertkit.runtime.batching import token_batches
 from albertkit.runtime.early_exit import EarlyExit, ExitStats, LayerWalk, exit_rule
-from albertkit.runtime.embed import MAX_CHARACTERS, list_texts, pool, unit_length
+from albertkit.runtime.embed import list_texts, pool, unit_length
 from albertkit.runtime.runtime_model import RuntimeModel, check_trained_depth
 from albertkit.tasks import TASKS
 from albertkit.tasks.confidence import UncertaintyEstimator
@@ -24,18 +23,6 @@ from albertkit.tasks.examples import DialogueTurn, TaggedExample, TextExample
 from albertkit.tasks.tag import IntentResult
 from albertkit.tasks.task import Feature
 from albertkit.tasks.word_alignment import split_words
-from albertkit.tokenizer import Encoding
-
-
-@dataclass(frozen=True)
-class MaskPrediction:
-    """One word for a mask."""
-
-    word: str
-    score: float
-    """Its probability."""
-    text: str
-    """The text with the word in its place."""
 
 
 class PredictKeywords(TypedDict, total=False):
@@ -167,62 +154,6 @@ def head_scores(model: RuntimeModel, head: str, hidden: np.ndarray, lengths: np.
         return list(unit_length(pool(model, hidden, lengths, model.metadata.pooling)) @ weight.T + bias)
     pooling = "mean" if model.config.options.classifier == "mean" else "pooler"
     return list(pool(model, hidden, lengths, pooling) @ weight.T + bias)
-
-
-# Masks ---------------------------------------------------------------------------------------------------------------
-
-
-def fill_mask(model: RuntimeModel, text: str, k: int, depth: int | None = None) -> list[list[MaskPrediction]]:
-    """The `k` likeliest words for each [MASK] of a text."""
-    encoding, places = encode_masks(model, text, k)
-    (batch,) = token_batches([encoding.ids], [encoding.segments])
-    hidden = model.engine.run(batch, model.layers_to_apply(depth))[0, places]
-    return mask_predictions(model, text, likeliest_tokens(model, hidden, k))
-
-
-def encode_masks(model: RuntimeModel, text: str, k: int) -> tuple[Encoding, list[int]]:
-    """A text with [MASK] as the model reads it, and the places of its masks."""
-    if model.tokenizer.mask_id is None:
-        raise AlbertkitError("this vocabulary has no [MASK]; use a model whose tokenizer has one")
-    if not isinstance(k, int) or not 1 <= k <= model.config.vocab_size:
-        raise AlbertkitError(f"k is {k}; choose 1 to {model.config.vocab_size}")
-    if len(text) > MAX_CHARACTERS:
-        raise AlbertkitError(
-            f"the text has {len(text):,} characters; with a mask it must fit into {model.max_tokens} tokens. Shorten it"
-        )
-    encoding = model.tokenizer.encode(text, recognize_mask=True)
-    places = [i for i, token in enumerate(encoding.ids) if token == model.tokenizer.mask_id]
-    if not places:
-        raise AlbertkitError(f"{text[:40]!r} has no [MASK]; write [MASK] where a word is missing")
-    if len(encoding.ids) > model.max_tokens:
-        raise AlbertkitError(
-            f"the text has {len(encoding.ids)} tokens; with a mask it must fit into {model.max_tokens}. Shorten it"
-        )
-    return encoding, places
-
-
-def likeliest_tokens(model: RuntimeModel, hidden: np.ndarray, k: int) -> list[list[tuple[int, float]]]:
-    """The `k` likeliest tokens and their probabilities for hidden states (n, H)."""
-    scores = model.engine.mlm_logits(hidden)[:, : model.tokenizer.vocab_size]
-    scores = np.exp(scores - scores.max(axis=1, keepdims=True))
-    scores /= scores.sum(axis=1, keepdims=True)
-    best = np.argsort(-scores, axis=1)[:, :k]
-    return [[(int(i), float(row[i])) for i in top] for row, top in zip(scores, best, strict=True)]
-
-
-def mask_predictions(
-    model: RuntimeModel, text: str, tokens: list[list[tuple[int, float]]]
-) -> list[list[MaskPrediction]]:
-    """The tokens of `likeliest_tokens`, for each mask of a text, as words in that text."""
-    parts = text.split("[MASK]")
-
-    def predict(mask: int, token: int, score: float) -> MaskPrediction:
-        shown = model.tokenizer.tokens([token])[0]
-        word = shown.removeprefix("##").replace("▁", "")
-        filled = "[MASK]".join(parts[: mask + 1]) + word + "[MASK]".join(parts[mask + 1 :])
-        return MaskPrediction(word or shown, score, filled)
-
-    return [[predict(mask, token, score) for token, score in top] for mask, top in enumerate(tokens)]
 
 
 # Texts to examples -----------------------------------------------------------------------------------------------

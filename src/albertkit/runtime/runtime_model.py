@@ -1,7 +1,7 @@
 """`RuntimeModel`: a stored model opened for inference, and the depths at which it may be used. No torch.
 
 In: a `StoredModel` model (`artifact.py`). Out: its engine, heads, tokenizer and metadata, with every option checked.
-Before this file: `engine.py`. After it: `embed.py`, `predict.py` and `generate.py`; `albert.Albert`
+Before this file: `engine.py`. After it: `embed.py`, `predict.py`, `mask_filling.py`, `generate.py`; `albert.Albert`
 is its subclass for users.
 """
 

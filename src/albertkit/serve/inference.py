@@ -18,15 +18,8 @@ import numpy as np
 
 from albertkit.errors import AlbertkitError
 from albertkit.runtime.embed import EmbedOptions, TokenWindows, combine_windows, pool, split_texts, split_tokens
-from albertkit.runtime.predict import (
-    MaskPrediction,
-    encode_masks,
-    likeliest_tokens,
-    mask_predictions,
-    read_heads,
-    task_depth,
-    task_features,
-)
+from albertkit.runtime.mask_filling import MaskPrediction, encode_masks, likeliest_tokens, mask_predictions
+from albertkit.runtime.predict import read_heads, task_depth, task_features
 from albertkit.search.index import Index
 from albertkit.serve.batch_queue import BatchJob, ComputeModel, ComputeRoute
 from albertkit.serve.batcher import Batcher

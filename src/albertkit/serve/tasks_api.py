@@ -22,7 +22,7 @@ from msgspec import Meta
 from albertkit.albert import Albert
 from albertkit.runtime.embed import shorten
 from albertkit.runtime.generate import GenerateSettings
-from albertkit.runtime.predict import MaskPrediction
+from albertkit.runtime.mask_filling import MaskPrediction
 from albertkit.serve.batch_queue import TokenCost
 from albertkit.serve.inference import RequestContext, Service, as_texts
 from albertkit.serve.schemas import Count, Depth, HttpError, Served, StrictRequest, Texts
