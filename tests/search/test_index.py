@@ -541,7 +541,7 @@ def run(command, *args, ok=True, text=None):
 @pytest.fixture
 def toy_model(tmp_path, monkeypatch):
     made = Toy()
-    monkeypatch.setattr(cli_search, "load_model", lambda model: made)
+    monkeypatch.setattr("albertkit.albert.Albert", lambda model: made)
     (tmp_path / "model").mkdir()
     return made
 

@@ -28,21 +28,16 @@ if TYPE_CHECKING:
 file_option = cli.path_option("-f", "--file", help="Some hundred typical texts, one per line.")
 
 
-class Amount(click.ParamType):
-    """A number to keep (8), or a share (0.5, 50%, 2/3)."""
-
-    name = "N|SHARE"
-
-    def convert(self, value: cli.OptionValue, param: click.Parameter | None, ctx: click.Context | None) -> int | float:
-        """The number as an int, a share as a float."""
-        if isinstance(value, int | float):
-            return value
-        try:
-            if value.endswith("%"):
-                return float(Fraction(value[:-1]) / 100)
-            return int(value) if value.isdigit() else float(Fraction(value))
-        except (ValueError, ZeroDivisionError):
-            self.fail(f"{value!r} is neither a number to keep, such as 8, nor a share, such as 0.5, 50% or 2/3")
+def parse_amount(text: str) -> int | float:
+    """A number to keep (8), or a share (0.5, 50%, 2/3) as a float."""
+    try:
+        if text.endswith("%"):
+            return float(Fraction(text[:-1]) / 100)
+        return int(text) if text.isdigit() else float(Fraction(text))
+    except (ValueError, ZeroDivisionError):
+        raise click.BadParameter(
+            f"{text!r} is neither a number to keep, such as 8, nor a share, such as 0.5, 50% or 2/3"
+        ) from None
 
 
 @dataclass(frozen=True)
@@ -161,8 +156,8 @@ def format_agreement(report: PruneResult | QuantizeResult) -> str:
 @cli.command("albertkit prune sentiment/ smaller/ --ffn 1/2 --heads 2/3 --train train.tsv --dev dev.tsv")
 @cli.source_argument
 @cli.output_argument
-@cli.option("--heads", type=Amount(), help="Attention heads to keep, as a number or a share.")
-@cli.option("--ffn", type=Amount(), help="Feed-forward columns to keep, as a number or a share.")
+@cli.option("--heads", type=parse_amount, metavar="N|SHARE", help="Attention heads to keep, as a number or a share.")
+@cli.option("--ffn", type=parse_amount, metavar="N|SHARE", help="Feed-forward columns to keep, as a number or a share.")
 @cli.option("--layers", type=click.IntRange(min=1), help="Keep the first layers only.")
 @cli.path_option("--vocabulary", help="Keep the tokens that the texts of this file use.")
 @file_option

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from albertkit.cli import arguments as cli
-from albertkit.cli.console import print_json, print_result, shorten, track_progress
+from albertkit.cli.console import print_result, shorten, track_progress
 from albertkit.errors import AlbertkitError
 
 if TYPE_CHECKING:
@@ -105,14 +105,10 @@ def search(index: Path, texts: cli.TextInput, model: str | None, k: int, mode: s
     with Index.open(index, embedder) as opened:
         results = opened.search_many(queries, k, mode)
     for query, hits in zip(queries, results, strict=True):
-        if as_json:
-            print_json({"query": query, "hits": hits})
-            continue
-        if len(queries) > 1:
-            click.echo(click.style(query, bold=True))
-        for hit in hits:
-            click.echo(f"{hit.score:7.4f}  {shorten(hit.text, 90)}  {click.style(hit.id, dim=True)}")
-        if not hits:
+        title = [click.style(query, bold=True)] if len(queries) > 1 else []
+        lines = [f"{hit.score:7.4f}  {shorten(hit.text, 90)}  {click.style(hit.id, dim=True)}" for hit in hits]
+        print_result(as_json, {"query": query, "hits": hits}, *title, *lines)
+        if not hits and not as_json:
             click.echo("no results", err=True)
 
 
@@ -145,19 +141,17 @@ def cluster(
         vectors.append(embedder.embed([record.text for record in records[start : start + EMBED_BATCH]]))
     clusters = cluster_vectors(np.concatenate(vectors), k, seed)
     for number, size in enumerate(clusters.sizes.tolist()):
-        nearest = clusters.members(number).tolist()
-        name = records[nearest[0]].text
-        if as_json:
-            texts = [{"line": records[i].line, "text": records[i].text} for i in nearest]
-            print_json({"size": size, "central": name, "texts": texts})
-            continue
-        click.echo(f"{size:6,}  " + click.style(shorten(name, 100), bold=True))
-        for i in nearest[1 : 1 + members]:
-            click.echo(f"        {shorten(records[i].text, 100)}")
+        nearest = [records[i] for i in clusters.members(number).tolist()]
+        texts = [{"line": record.line, "text": record.text} for record in nearest]
+        title = f"{size:6,}  " + click.style(shorten(nearest[0].text, 100), bold=True)
+        others = (f"        {shorten(record.text, 100)}" for record in nearest[1 : 1 + members])
+        print_result(as_json, {"size": size, "central": nearest[0].text, "texts": texts}, title, *others)
 
 
 def open_embedder(model: str | Path | None, index: Path | None = None) -> Embedder:
     """The model that computes the vectors: the one named, else the index's own, else the built-in one."""
+    from albertkit.albert import Albert
+
     if index is not None:
         from albertkit.builtin import BUILTINS, MODELS
         from albertkit.search.index import Index
@@ -170,13 +164,6 @@ def open_embedder(model: str | Path | None, index: Path | None = None) -> Embedd
                     "Name its folder with -m."
                 )
             model = model or place
-    return load_model(model)
-
-
-def load_model(model: str | Path | None) -> Embedder:
-    """A model that computes vectors."""
-    from albertkit.albert import Albert
-
     return Albert(model)
 
 
