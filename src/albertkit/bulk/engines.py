@@ -1,13 +1,9 @@
 """Engines: parts in several processes of this machine, or on a Ray cluster.
 
-In: a `BulkJob` and parts. Out: the `PartResult` of each part, in the order in which they finish. Each worker has one
-part at a time. A worker that was killed is replaced and its part done again; a part that kills worker after worker
-stops the run. Before this file: `worker.py`; after it: `bulk_run.py`.
-
-Ray runs plain actors with our own list of parts, not Ray Data, whose output files depend on how its scheduler cut
-blocks in that run. Rows never pass through Ray's object store: an actor gets a number and a range, reads its rows
-itself, and returns a count. Input, output and model must have the same path on every machine, or be URLs (the model: a
-folder, or built in); workers check the model's hash.
+In: a `BulkJob` and parts. Out: the `PartResult` of each part, in the order in which they finish. A worker that was
+killed is replaced and its part done again; a part that kills worker after worker stops the run. Ray runs plain actors
+with our own list of parts, not Ray Data, whose output files depend on how its scheduler cut blocks in that run. Before
+this file: `worker.py`; after it: `bulk_run.py`.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
 """Input files → numbered parts, and the rows of each part. Planning and working read with the same functions.
 
 In: `TextFile`s. Out: a table of parts that depends on the files alone, so that every run of the same command has the
-same parts; and the texts of a part with their row numbers. Before this file: `object_store.py`; after it: `worker.py`.
-
-A row is a line of a text file (blank ones too), a line of a .jsonl file that is not blank, a record of a .csv file
-(quotes may enclose line ends) or of a .tsv file (no quotes), or a row of a Parquet file. Text files are read once for
-planning; of Parquet files only the footer is read.
+same parts; and the texts of a part with their row numbers. A row is a line of a text file (blank ones too), a line of
+a .jsonl file that is not blank, a record of a .csv or .tsv file, or a row of a Parquet file. Before this file:
+`object_store.py`; after it: `worker.py`.
 """
 
 from __future__ import annotations

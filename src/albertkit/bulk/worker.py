@@ -1,14 +1,9 @@
 """One part → one output file: what every engine runs in its workers. No torch.
 
-In: a `BulkJob`, and a part of `parts.py`. Out: `part-000123.parquet` in the output folder, with the columns
-
-    source   the input file
-    row      the row's number in it, from 0
-    vector   for embed; for classify: label, probability; for tag: spans (start, end, label, score)
-
-one row for each row of the input, in its order, without the texts. A row without a text has no result (null), if bad
-rows may be skipped. Doing a part twice gives the same file, so a worker may be killed at any time and its part given
-to another. Before this file: `parts.py`; after it: `engines.py`.
+In: a `BulkJob`, and a part of `parts.py`. Out: `part-000123.parquet` in the output folder, one row per row of the
+input: source (the file), row (its number), and vector (embed), label and probability (classify) or spans (tag). Doing a
+part twice gives the same file, so a worker may be killed at any time. Before this file: `parts.py`; after it:
+`engines.py`.
 """
 
 from __future__ import annotations

@@ -113,14 +113,13 @@ def tokenize(texts: cli.TextInput, model: str | None, pair: str | None, max_leng
 
 @cli.command("albertkit explain -m sentiment 'what a lovely film' -o film.html")
 @click.argument("text", required=False)
-@cli.option("-m", "--model", required=True, help="Model folder or name.")
+@cli.model_options(required=True)
 @cli.option("--pair", help="The second text: of a pair to classify, or to compare by vectors.")
 @cli.option("--question", help="For a model that answers: the question about the text.")
 @cli.option("--target", help="Class, label or word to explain  [default: the prediction]")
 @cli.option("--at", help="tag: a word or its number from 1; masks: their number; answer: start or end.")
 @cli.option("--method", "methods", multiple=True, type=click.Choice(METHODS), help="Repeatable  [default: occlusion]")
 @cli.path_option("-o", "--output", help="Write an HTML page.")
-@cli.depth_option
 @cli.force_option
 @cli.json_option
 @cli.advanced_option(
@@ -129,8 +128,9 @@ def tokenize(texts: cli.TextInput, model: str | None, pair: str | None, max_leng
 @cli.advanced_option("--steps", default=64, type=click.IntRange(8, 1024), help="gradients: integration steps.")
 @cli.advanced_option("-k", default=3, type=click.IntRange(1, 1000), help="Predictions per mask.")
 @cli.advanced_option("--attention", is_flag=True, help="With --json: include the attention of every head.")
-@cli.threads_option
-def explain(text: str | None, model: str, output: Path | None, as_json: bool, **options: cli.OptionValue) -> None:
+def explain(
+    text: str | None, model: cli.ModelOptions, output: Path | None, as_json: bool, **options: cli.OptionValue
+) -> None:
     """Explain what a model predicts for TEXT: which words matter, how the prediction forms layer by layer, and (with -o
     or --json) what each head attends to.
 
@@ -140,20 +140,18 @@ def explain(text: str | None, model: str, output: Path | None, as_json: bool, **
 
     Values are log-odds (0.7 doubles the odds), or cosines for vectors. Without TEXT, stdin is read.
     """
-    from albertkit.albert import Albert
     from albertkit.explain import Explainer, ExplainInput, ExplainSettings
     from albertkit.file_io import check_absent
 
-    methods, threads = options.pop("methods") or ("occlusion",), options.pop("threads")
-    force, attention = options.pop("force"), options.pop("attention")
+    methods, force, attention = options.pop("methods") or ("occlusion",), options.pop("force"), options.pop("attention")
     if output is not None:
         if output.suffix != ".html":
             raise AlbertkitError(f"{output} ends with {output.suffix!r}; an explanation is an .html page. Rename it.")
         check_absent(output, force)
     text = cli.read_whole(None).strip() if text is None else text
     given = {name: options.pop(name) for name in ("pair", "question")}
-    explainer, settings = Explainer(Albert(model, threads=threads)), ExplainSettings(methods=methods, **options)
-    explanation = explainer.explain(ExplainInput(text, **given), settings)
+    settings = ExplainSettings(methods=methods, depth=model.depth, **options)
+    explanation = Explainer(model.open()).explain(ExplainInput(text, **given), settings)
     if output is not None:
         explanation.to_html(output, overwrite=force)
     if as_json:

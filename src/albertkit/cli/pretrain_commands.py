@@ -132,19 +132,16 @@ def print_corpus(built: BuildResult, seconds: float, as_json: bool) -> None:
         "documents": {name: sum(entry["documents"] for entry in entries) for name, entries in splits.items()},
         "shards": sum(map(len, splits.values())),
     }
-    if built.was_complete:
-        line = f"{folder} is complete: {counts['tokens']:,} tokens; nothing was done"
-        print_result(as_json, described, line)
-        return
-    print_result(
-        as_json,
-        described,
+    lines = [
         f"{folder}: {counts['tokens']:,} tokens, {counts['sentences']:,} sentences, "
         f"{counts['documents_kept']:,} documents in {described['shards']:,} shards",
         f"dropped: {counts['duplicates']:,} duplicate documents, {counts['too_short']:,} short documents, "
         f"{counts['paragraph_duplicates']:,} duplicate paragraphs, {counts['bad_lines']:,} bad lines",
-    )
-    if not as_json and not built.was_resumed and seconds > 1:
+    ]
+    if built.was_complete:
+        lines = [f"{folder} is complete: {counts['tokens']:,} tokens; nothing was done"]
+    print_result(as_json, described, *lines)
+    if not as_json and not built.was_complete and not built.was_resumed and seconds > 1:
         click.echo(f"{counts['tokens_read'] / seconds / 1e6:.2f} million tokens per second", err=True)
 
 
