@@ -213,8 +213,9 @@ def print_trained(result: TrainResult) -> None:
 
 def read_shape(shape: str, options: Sequence[str] = ()) -> AlbertConfig:
     """The config of a preset, model or JSON file; with options such as low_rank=32."""
-    from albertkit.compress.planner import config_of
+    from albertkit.artifact import model_folder
+    from albertkit.compress.planner import config_of, is_model
     from albertkit.options import given_options
 
-    config = config_of(shape)
+    config = config_of(str(model_folder(shape) / "config.json") if is_model(shape) else shape)
     return config.replace(options=given_options(options, config.options)) if options else config
