@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from typing import Any
+from typing import Any, cast
 
 from albertkit.bulk.parts import WorkPart
 from albertkit.bulk.worker import BulkJob, PartResult, PartWorker
@@ -46,14 +46,14 @@ def check_attempts(number: int, failures: int) -> None:
 def run_local(job: BulkJob, parts: Iterable[WorkPart], workers: int) -> Iterator[PartResult]:
     """Do the parts in processes of this machine."""
     todo, failures = iter(parts), Counter[int]()
-    running: dict[Any, tuple[BaseProcess, WorkPart]] = {}  # by the pipe to the process
+    running: dict[Connection, tuple[BaseProcess, WorkPart]] = {}
 
-    def assign(pipe: Any, process: BaseProcess, part: WorkPart) -> None:
+    def assign(pipe: Connection, process: BaseProcess, part: WorkPart) -> None:
         running[pipe] = process, part
         with contextlib.suppress(OSError):  # if it is gone, receiving detects that
             pipe.send(part)
 
-    def stop(pipe: Any) -> None:
+    def stop(pipe: Connection) -> None:
         process, _ = running.pop(pipe)
         process.kill()  # an unfinished part is done again, or was not wanted
         process.join()
@@ -63,7 +63,7 @@ def run_local(job: BulkJob, parts: Iterable[WorkPart], workers: int) -> Iterator
         for part in islice(todo, workers):
             assign(*start_process(_work, job), part)
         while running:
-            for pipe in wait(list(running)):
+            for pipe in cast("list[Connection]", wait(list(running))):
                 process, part = running[pipe]
                 result = _receive(pipe)
                 if result is None:
@@ -83,7 +83,7 @@ def run_local(job: BulkJob, parts: Iterable[WorkPart], workers: int) -> Iterator
             stop(pipe)
 
 
-def _receive(pipe: Any) -> PartResult | None:
+def _receive(pipe: Connection) -> PartResult | None:
     """The result of a worker; None if it is gone."""
     try:
         result = pipe.recv()

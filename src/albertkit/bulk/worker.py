@@ -23,7 +23,7 @@ from albertkit.bulk.object_store import locate, open_output
 from albertkit.bulk.parts import WorkPart, read_part
 from albertkit.errors import AlbertkitError
 from albertkit.file_io import digest
-from albertkit.text_reader import BadRow, TextFile
+from albertkit.text_reader import BadRow
 from albertkit.vector_writer import ParquetTables
 
 GROUP_ROWS = 16_384  # written at once
@@ -69,7 +69,6 @@ class BulkJob:
 class PartResult:
     """A finished part."""
 
-    number: int
     rows: int
     bad_rows: int
 
@@ -117,14 +116,18 @@ class PartWorker:
                 f"writing {target} failed: {error.strerror or error}. Correct that and run the same command again, "
                 "which keeps the finished parts."
             ) from None
-        return PartResult(part.number, rows, bad_rows)
+        return PartResult(rows, bad_rows)
 
     def _write(self, file: Any, part: WorkPart) -> tuple[int, int]:
         """(rows, bad rows) written."""
+        import pyarrow as arrow
+
         writer = ParquetTables(file)
         rows = bad_rows = 0
         for group in split_groups(self._results(self._texts(part))):
-            writer.write(self._table(part.file, part.first + rows, group))
+            numbers = arrow.array(part.first + rows + np.arange(len(group), dtype=np.int64))
+            names = arrow.DictionaryArray.from_arrays(arrow.array(np.zeros(len(group), np.int32)), [part.file.name])
+            writer.write(arrow.table({"source": names, "row": numbers, **self._columns(group)}))
             rows += len(group)
             bad_rows += sum(result is None for result in group)
         writer.close()
@@ -170,14 +173,6 @@ class PartWorker:
                 yield from self.albert.tag(group, **options)
             else:
                 yield from self.albert.classify(group, None if pair is None else [pair] * len(group), **options)
-
-    def _table(self, file: TextFile, first: int, results: list[Any]) -> Any:
-        import pyarrow as arrow
-
-        count = len(results)
-        numbers = arrow.array(np.arange(first, first + count, dtype=np.int64))
-        names = arrow.DictionaryArray.from_arrays(arrow.array(np.zeros(count, np.int32)), [file.name])
-        return arrow.table({"source": names, "row": numbers, **self._columns(results)})
 
     def _columns(self, results: list[Any]) -> dict[str, Any]:
         """The results as columns of a table."""
