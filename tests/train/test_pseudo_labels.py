@@ -176,7 +176,7 @@ def test_the_verb_begins_with_a_model_without_a_task(plain, start, tmp_path):
     assert out.exit_code == 0, out.output
     assert read_artifact(tmp_path / "out" / "model").metadata.task == "classify"
     out = CliRunner().invoke(app, [*given, "--texts", str(tmp_path / "more.txt")])
-    assert out.exit_code != 0 and "name a fine-tuned --teacher" in str(out.exception)
+    assert out.exit_code != 0 and "or name a --teacher" in str(out.exception)
     out = CliRunner().invoke(app, [*given, "--teacher", str(plain)])
     assert "Add --texts" in str(out.exception)
     (tmp_path / "none.txt").write_text("\n")

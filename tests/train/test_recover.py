@@ -152,7 +152,7 @@ def test_run_of_another_pruning_is_not_resumed(whole, tmp_path):
     again(
         "fifth", dataclasses.replace(keep, fit=False), lines, asked="half", run="told"
     )  # other weights, and the caller says they are not
-    with pytest.raises(AlbertkitError, match="told: this folder holds"):
+    with pytest.raises(AlbertkitError, match="told: this folder contains"):
         again("sixth", keep, lines, asked="a third", run="told")
 
 

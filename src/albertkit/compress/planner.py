@@ -22,7 +22,7 @@ from albertkit.artifact import Artifact, model_folder, read_artifact, write_arti
 from albertkit.compress.benchmark import Machine, measure_folder, measure_machine, random_model, tokenizer_memory
 from albertkit.compress.cost import PlanCandidate, depths_below, model_candidates, shape_candidates
 from albertkit.compress.prune import PruneSettings, prune_heads_and_ffn, truncate_layers
-from albertkit.compress.quantize import QualityCheck, mean_vectors, vector_cosines
+from albertkit.compress.quantize import QualityCheck, mean_vectors, split_texts, vector_cosines
 from albertkit.config import PRESETS, AlbertConfig, preset
 from albertkit.errors import AlbertkitError
 from albertkit.file_io import read_json
@@ -203,10 +203,6 @@ def _check_request(shape: str, artifact: Artifact | None, request: PlanRequest) 
         raise AlbertkitError(
             f"{shape} is a static model: no smaller variant exists. Plan for the model it was made from."
         )
-    if request.texts is not None and len(request.texts) < 10:
-        raise AlbertkitError(
-            f"{len(request.texts)} texts are too few to measure with. Pass at least 10, better hundreds."
-        )
 
 
 def _text_length(config: AlbertConfig, request: PlanRequest, tokenizer: Tokenizer) -> int:
@@ -224,12 +220,12 @@ def _text_length(config: AlbertConfig, request: PlanRequest, tokenizer: Tokenize
 
 
 def _planned_model(shape: str, artifact: Artifact, request: PlanRequest, progress: Progress) -> PlannedModel:
-    texts = request.texts
-    if texts is None:
-        ids, held = synthetic_tokens(artifact, progress), synthetic_tokens(artifact, progress, texts=16, seed=1)
+    fitted, held_out = split_texts(request.texts)
+    ids = calibration_tokens(artifact, fitted, progress)
+    if held_out is None:
+        held = synthetic_tokens(artifact, progress, texts=16, seed=1)
     else:
-        ids = calibration_tokens(artifact, [text for i, text in enumerate(texts) if i % 10])
-        held = calibration_tokens(artifact, texts[::10])
+        held = calibration_tokens(artifact, held_out)
     check = None if request.examples is None else QualityCheck(shape, request.examples)
     return PlannedModel(artifact, ids, held, check)
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from albertkit.artifact import Artifact, write_artifact
 from albertkit.compress.cost import Amount, operations, pruned_config
-from albertkit.compress.quantize import vector_cosines
+from albertkit.compress.quantize import split_texts, vector_cosines
 from albertkit.config import AlbertConfig
 from albertkit.errors import AlbertkitError
 from albertkit.interop.convert import open_model
@@ -97,22 +97,19 @@ def prune(
     """
     before = open_model(source)
     _check_request(before, settings, source)
-    truncate_layers(before, settings.layers)  # an unavailable depth is an error before anything is computed
+    shallow = truncate_layers(before, settings.layers)
     if settings.layers is not None and recovery is None and before.metadata.task == "embed":
         check_trained_depth(before.config, before.metadata, settings.layers, ", or train what is left (--train)")
-    if texts is not None and len(texts) < 10:
-        raise AlbertkitError(f"{len(texts)} calibration texts are too few. Pass at least 10, better hundreds.")
-    sample, text_kind = _comparison_texts(before, settings, texts)
+    fitted, held_out = split_texts(texts)
+    sample, text_kind = _comparison_texts(before, settings, held_out)
     if sample is None:
         held = synthetic_tokens(before, progress, texts=16, seed=1)
     else:
         held = calibration_tokens(before, sample)
     ids: list[list[int]] = []
     if settings.heads is not None or settings.ffn is not None:
-        seen = None if texts is None else [text for i, text in enumerate(texts) if i % 10]
-        ids = calibration_tokens(before, seen, progress)
-    pruned = prune_heads_and_ffn(truncate_layers(before, settings.layers), settings, ids, progress)
-    after = _with_history(before, pruned)
+        ids = calibration_tokens(before, fitted, progress)
+    after = _with_history(before, prune_heads_and_ffn(shallow, settings, ids, progress))
     if recovery is not None:
         progress("")
         after = recovery(before, after)
@@ -145,7 +142,7 @@ def _comparison_texts(
 ) -> tuple[Sequence[str] | None, str]:
     """Texts to compare on, and what they are; None for token ids of the model's own, which need its full vocabulary."""
     if texts is not None:
-        return texts[::10], "texts"
+        return texts, "texts"
     lines = [line for line in settings.vocabulary or () if line.strip()]
     if lines and artifact.tokenizer is not None:
         return lines[:: -(-len(lines) // 64)], "lines of the vocabulary"

@@ -143,15 +143,12 @@ def quantize(
     artifact = open_float_model(folder)
     if artifact.config.options.static and bits != 8:
         raise AlbertkitError(f"bits={bits} is not available: a static table is stored in 8 bits. Omit bits.")
-    if texts is not None and len(texts) < 10:
-        raise AlbertkitError(f"{len(texts)} calibration texts are too few. Pass at least 10, better hundreds.")
-    held = _held_out_ids(artifact, texts, progress)
+    fitted, held_out = split_texts(texts)
+    held = _held_out_ids(artifact, held_out, progress)
     text_kind = synthetic_kind(artifact) if texts is None else "texts"
     seen = None
     if trained is None:
-        seen = activation_moments(
-            artifact, None if texts is None else [text for i, text in enumerate(texts) if i % 10], progress
-        )
+        seen = activation_moments(artifact, fitted, progress)
         calibration = text_kind if texts is None else f"{len(texts)} texts"
     else:
         calibration = "as trained"
@@ -182,14 +179,23 @@ def quantize(
     )
 
 
+def split_texts(texts: Sequence[str] | None) -> tuple[Sequence[str] | None, Sequence[str] | None]:
+    """Texts to fit a compressed model to, and one in ten to compare it on."""
+    if texts is None:
+        return None, None
+    if len(texts) < 10:
+        raise AlbertkitError(f"{len(texts)} calibration texts are too few. Pass at least 10, better hundreds.")
+    return [text for i, text in enumerate(texts) if i % 10], texts[::10]
+
+
 def _held_out_ids(artifact: Artifact, texts: Sequence[str] | None, progress: Progress) -> list[list[int]]:
-    """Texts to compare vectors on, as token ids; other ones than those that are calibrated on."""
+    """Texts to compare vectors on, as token ids; without any, generated ones."""
     if texts is None:
         return synthetic_tokens(artifact, progress, texts=16, seed=1)
     if artifact.tokenizer is None:
         raise AlbertkitError("this model has no tokenizer, so it cannot read calibration texts. Convert it with one.")
     limit = artifact.config.max_position_embeddings
-    return [e.ids for e in artifact.tokenizer.encode_batch(list(texts)[::10][:64], max_length=limit)]
+    return [e.ids for e in artifact.tokenizer.encode_batch(list(texts[:64]), max_length=limit)]
 
 
 def _remedy(bits: int, has_texts: bool, is_trained: bool) -> str:
