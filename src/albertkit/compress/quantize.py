@@ -112,9 +112,8 @@ def open_float_model(source: Path | str) -> Artifact:
     artifact = open_model(source)
     if artifact.metadata.quantization is not None:
         raise AlbertkitError(
-            f"{source} is already stored as {artifact.metadata.quantization}. "
-            "Quantize the float model it came from, or "
-            f"convert it to floats first:  albertkit convert {source} FLOAT"
+            f"{source} is already stored as {artifact.metadata.quantization}. Quantize the float model it came from, "
+            f"or convert it to floats first:  albertkit convert {source} FLOAT"
         )
     return artifact
 
@@ -146,12 +145,10 @@ def quantize(
     fitted, held_out = split_texts(texts)
     held = _held_out_ids(artifact, held_out, progress)
     text_kind = synthetic_kind(artifact) if texts is None else "texts"
-    seen = None
+    moments, calibration = None, "as trained"
     if trained is None:
-        seen = activation_moments(artifact, fitted, progress)
+        moments = activation_moments(artifact, fitted, progress)
         calibration = text_kind if texts is None else f"{len(texts)} texts"
-    else:
-        calibration = "as trained"
     stored = artifact if trained is None else trained.artifact
     step = {"step": "quantize", "bits": bits, "calibration": calibration}
     stored = dataclasses.replace(
@@ -159,7 +156,7 @@ def quantize(
     )
     with new_folder(Path(target), overwrite) as scratch:
         progress("rounding")
-        write_artifact(stored, scratch, bits=bits, moments=seen, smooths=None if trained is None else trained.smooth)
+        write_artifact(stored, scratch, bits=bits, moments=moments, smooths=None if trained is None else trained.smooth)
         progress("comparing")
         cosines = vector_cosines(artifact, read_stored(scratch), held)
         loss = None
