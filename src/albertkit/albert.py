@@ -306,12 +306,9 @@ class Albert(RuntimeModel):
 
         >>> Albert("dialogues").track(["a cheap hotel", ("In which area?", "the north")])[-1]  # doctest: +SKIP
         """
-        from albertkit.runtime.predict import check_task, dialogue_turns, predict
+        from albertkit.runtime.predict import dialogue_turns, predict
 
-        check_task(self, "dialogue")
-        examples = dialogue_turns(turns)
-        found = predict(self, examples, "dialogue", **keywords) if examples else []
-        return _one_or_all(found, isinstance(turns, str))
+        return _one_or_all(predict(self, dialogue_turns(turns), "dialogue", **keywords), isinstance(turns, str))
 
     def answer(self, question: str, context: str, **keywords: Unpack[PredictKeywords]) -> AnswerResult:
         """The part of the context that answers the question; empty if none does.

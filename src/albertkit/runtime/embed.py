@@ -222,17 +222,15 @@ def token_vectors(
 ) -> list[TokenVectors]:
     """The vector of each token of each text; long texts are truncated."""
     layers = model.layers_to_apply(depth, layer)
-    made: list[TokenVectors] = []
-    for chunk in text_chunks(texts):
-        encodings = model.tokenizer.encode_batch(chunk, max_length=model.max_tokens)
-        found: dict[int, TokenVectors] = {}
-        for batch in token_batches([e.ids for e in encodings], [e.segments for e in encodings], model.token_budget):
-            hidden = model.engine.run(batch, layers)
-            for row, place in zip(hidden, batch.order.tolist(), strict=True):
-                e = encodings[place]
-                found[place] = TokenVectors(row[: len(e.ids)].copy(), model.tokenizer.tokens(e.ids), e.offsets, e.ids)
-        made += [found[place] for place in range(len(encodings))]
-    return made
+    encodings = model.tokenizer.encode_batch(list_texts(texts), max_length=model.max_tokens)
+    vectors: dict[int, np.ndarray] = {}
+    for batch in token_batches([e.ids for e in encodings], [e.segments for e in encodings], model.token_budget):
+        for place, row, length in zip(batch.order, model.engine.run(batch, layers), batch.lengths, strict=True):
+            vectors[place] = row[:length].copy()
+    return [
+        TokenVectors(vectors[place], model.tokenizer.tokens(e.ids), e.offsets, e.ids)
+        for place, e in enumerate(encodings)
+    ]
 
 
 # Texts to tokens -------------------------------------------------------------------------------------------------

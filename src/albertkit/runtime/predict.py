@@ -42,7 +42,10 @@ def predict(
     early_exit: EarlyExit = None,
 ) -> list[Any]:
     """Results for examples, in their order; with `early_exit`, each result has the depth at which it exited."""
-    if task == "generate" == model.metadata.task:
+    check_task(model, task)
+    if not examples:
+        return []
+    if task == "generate":
         from albertkit.runtime.generate import generate
 
         if early_exit is not None:
