@@ -97,8 +97,8 @@ def test_track_is_predict(albert):
 def test_track_at_a_depth_and_leaving_early(albert):
     asked = [DialogueTurn("x", n, system, user) for n, (system, user) in enumerate(TURNS)]
     assert albert.track(TURNS, depth=1) == predict(albert, asked, "dialogue", 1)
-    found = albert.track(TURNS, early_exit="patience:1")
-    assert found == predict(albert, asked, "dialogue", early_exit="patience:1")
+    found = albert.track(TURNS, early_exit="entropy:0.5")
+    assert found == predict(albert, asked, "dialogue", early_exit="entropy:0.5")
     assert all(1 <= s.depth <= albert.depth for s in found) and albert.track("cat")
     assert albert.track("cat").depth is None
 
@@ -142,7 +142,7 @@ def test_the_verb_prints_the_state_after_each_turn(folder, tmp_path):
 
 
 def test_the_verb_for_machines(folder, albert):
-    done = cli("track", "-m", folder, "--json", "--early-exit", "patience:1", text="one\tcat two\none\tthree\n\ndog\n")
+    done = cli("track", "-m", folder, "--json", "--early-exit", "entropy:0.5", text="one\tcat two\none\tthree\n\ndog\n")
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     assert [(r["dialogue"], r["turn"], r["system"], r["user"]) for r in rows] == [
         (0, 0, "one", "cat two"),
@@ -150,8 +150,8 @@ def test_the_verb_for_machines(folder, albert):
         (1, 0, "", "dog"),
     ]
     states = [
-        *albert.track(TURNS[:1] + TURNS[2:3], early_exit="patience:1"),
-        albert.track("dog", early_exit="patience:1"),
+        *albert.track(TURNS[:1] + TURNS[2:3], early_exit="entropy:0.5"),
+        albert.track("dog", early_exit="entropy:0.5"),
     ]
     for row, state in zip(rows, states, strict=True):
         assert (row["goal"], row["added"], row["requests"]) == (state.goal, state.added, sorted(state.requests))
