@@ -306,7 +306,7 @@ class Own:
         from albertkit.search.index import Index
 
         index = Index.open(path, Rows(np.zeros((0, DIM), np.float32)))
-        return lambda q: np.array([int(hit.id) for hit in index.search_vectors(q[None], K)[0]])
+        return lambda q: np.array([int(hit.id) for hit in index.search_many([""], K, "vector", q[None])[0]])
 
 
 class Rows:

@@ -1,7 +1,7 @@
 """Files of texts → records: the one reader of .txt, .jsonl, .csv, .tsv, .parquet and stdin, also compressed.
 
 In: paths, folders, or "-" for stdin. Out: `read_texts` and `read_records` give texts; the steps below them are for
-`data/documents.py`, `bulk/parts.py`, `search/records.py` and `tasks/readers/`. Memory stays bounded: lines and rows
+`data/documents.py`, `bulk/parts.py`, `search/index.py` and `tasks/readers/`. Memory stays bounded: lines and rows
 are read one after another. The writer of results is `vector_writer.py`.
 """
 

@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 from albertkit.cli import search_commands as cli_search
 from albertkit.errors import AlbertkitError
 from albertkit.search import index as module
-from albertkit.search.index import Index, Record, cluster, records_from
+from albertkit.search.cluster import cluster
+from albertkit.search.index import Index, Record, records_from
 from albertkit.search.keywords import space_characters, terms
 from albertkit.search.vectors import BLOCK
 from albertkit.text_reader import TEXT_LIMIT

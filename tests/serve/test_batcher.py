@@ -12,11 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from albertkit.serve.batch_queue import BatchJob, ComputeRoute, TokenCost, WaitFactor
-from albertkit.serve.batcher import Batcher
+from albertkit.serve.batcher import Batcher, BatchJob, ComputeRoute, EngineCall, WaitFactor
 from albertkit.serve.schemas import HttpError
-from albertkit.serve.served_models import ModelSource
-from albertkit.serve.vector_cache import OVERHEAD, VectorCache, cache_key
+from albertkit.serve.served_models import ModelSource, TokenCost
 from tests.waiting import LIMIT, wait_until, wait_until_async
 
 
@@ -52,6 +50,10 @@ def model(seconds=1e-6):
 
 def job(made, *rows, depth=1, deadline=LIMIT, **more):
     return BatchJob(ComputeRoute(made, depth, total), list(rows), time.monotonic() + deadline, **more)
+
+
+def call(made, function, deadline=LIMIT):
+    return BatchJob(EngineCall(made.token_cost, function), [()], time.monotonic() + deadline, work=1)
 
 
 async def begun(batcher):
@@ -183,11 +185,11 @@ def test_late_jobs_are_rejected_and_not_computed():
         first = asyncio.ensure_future(batcher.run(job(made, [1])))
         await begun(batcher)
         late = asyncio.ensure_future(batcher.run(job(made, [2], deadline=0.1)))
-        call = asyncio.ensure_future(batcher.run(job(made, deadline=0.1, call=lambda: 1, work=1)))
-        await wait_until_async(lambda: late.done() and call.done())
+        late_call = asyncio.ensure_future(batcher.run(call(made, lambda: 1, deadline=0.1)))
+        await wait_until_async(lambda: late.done() and late_call.done())
         engine.gate.set()
         assert await first == [1.0]
-        for one in (late, call):
+        for one in (late, late_call):
             with pytest.raises(HttpError, match="could not be computed within") as caught:
                 await one
             assert caught.value.status == 503 and caught.value.retry_after == 1
@@ -205,9 +207,9 @@ def test_jobs_that_did_not_start_are_rejected_at_their_deadline():
         computed = job(made, [1], deadline=2.0)
         first = asyncio.ensure_future(batcher.run(computed))
         await begun(batcher)
-        for rows, more in ([[[2]], {}], [[], {"call": lambda: 1, "work": 1}]):
+        for one in (job(made, [2], deadline=0.3), call(made, lambda: 1, deadline=0.3)):
             with pytest.raises(HttpError, match="could not be computed within") as caught:
-                await batcher.run(job(made, *rows, deadline=0.3, **more))
+                await batcher.run(one)
             assert caught.value.status == 503
         with pytest.raises(HttpError, match="could not be computed within"):  # its time was over before it came here
             await batcher.run(job(made, [3], deadline=-0.1))
@@ -275,14 +277,14 @@ def test_longer_waits_than_estimated_make_it_reject_more():
         made.albert.engine.gate.clear()
         first = asyncio.ensure_future(batcher.run(job(made, [1] * 60)))
         await begun(batcher)
-        assert batcher.check_queue(own_seconds=1.0) == pytest.approx(0.6)
+        assert batcher.check(1.0) == pytest.approx(0.6)
         for _ in range(20):
             batcher.wait_factor.update(3.0)
         with pytest.raises(HttpError, match="about 1.8 s"):
-            batcher.check_queue(own_seconds=1.0)
+            batcher.check(1.0)
         for _ in range(2000):
             batcher.wait_factor.update(0.8)
-        assert batcher.check_queue(own_seconds=1.0) == pytest.approx(0.6)
+        assert batcher.check(1.0) == pytest.approx(0.6)
         made.albert.engine.gate.set()
         await first
 
@@ -337,8 +339,8 @@ def test_a_batch_that_fails_fails_alone():
         made.albert.engine.fail = False
         assert await batcher.run(job(made, [1], [2])) == [1.0, 2.0]
         with pytest.raises(ZeroDivisionError):
-            await batcher.run(job(made, call=lambda: 1 // 0, work=1))
-        assert await batcher.run(job(made, call=lambda: 5, work=1)) == [5] and batcher.batch_age() is not None
+            await batcher.run(call(made, lambda: 1 // 0))
+        assert await batcher.run(call(made, lambda: 5)) == [5] and batcher.batch_age() is not None
 
     running(test)
 
@@ -378,28 +380,6 @@ def test_the_token_cost_is_measured_on_full_batches():
 
 
 # Beside it -------------------------------------------------------------------------------------------------------
-
-
-@given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 50)), max_size=200), st.integers(500, 5000))
-@settings(max_examples=60)
-def test_the_cache_stays_within_its_bytes(puts, limit):
-    cache = VectorCache(limit)
-    for name, size in puts:
-        cache.put(cache_key("m", str(name)), np.full(size, name, np.float32), size)
-        assert cache.bytes <= limit
-        found = cache.get(cache_key("m", str(name)))
-        assert found is None or (found[0] == name).all()
-    assert cache.bytes == sum(v.nbytes + OVERHEAD for v, _ in cache._entries.values())
-
-
-def test_the_cache_removes_the_least_recently_used():
-    cache = VectorCache(2 * (OVERHEAD + 4))
-    for name in ("a", "b"):
-        cache.put(cache_key("m", name), np.zeros(1, np.float32), 1)
-    assert cache.get(cache_key("m", "a")) is not None
-    cache.put(cache_key("m", "c"), np.zeros(1, np.float32), 1)
-    assert cache.get(cache_key("m", "b")) is None and cache.get(cache_key("m", "a")) is not None and len(cache) == 2
-    assert cache_key("ab", "c") != cache_key("a", "bc") and cache_key("m", "\ud800") != cache_key("m", "x")
 
 
 def test_names_of_models(tmp_path):

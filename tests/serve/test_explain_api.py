@@ -50,21 +50,17 @@ def test_limits(server, alberts):
         asyncio.run(explain_api.attention_of(None, None, model, SimpleNamespace(tokens=60), 100, "float"))
 
 
-def test_two_encoders_stay_open_and_changed_files_are_refused(folders, alberts, monkeypatch):
-    monkeypatch.setattr(explain_api, "_encoders", type(explain_api._encoders)())
-    models = [
-        SimpleNamespace(number=-place, albert=alberts[name])
-        for place, name in enumerate(("words", "pairs", "names"), 1)
-    ]
-    first = explain_api.open_encoder(models[0])
-    assert explain_api.open_encoder(models[0]) is first
-    for model in models[1:]:
-        explain_api.open_encoder(model)
-    assert len(explain_api._encoders) == 2 and explain_api.open_encoder(models[0]) is not first
+def test_two_encoders_stay_open_and_changed_files_are_refused(folders, alberts):
+    explain_api.open_encoder.cache_clear()
+    first = explain_api.open_encoder(alberts["words"])
+    assert explain_api.open_encoder(alberts["words"]) is first
+    for name in ("pairs", "names"):
+        explain_api.open_encoder(alberts[name])
+    assert explain_api.open_encoder(alberts["words"]) is not first
     albert = Albert(folders["pairs"], threads=1)
     albert.source = folders["names"]  # the folder no longer has what is served
     with pytest.raises(AlbertkitError, match="have changed"):
-        explain_api.open_encoder(SimpleNamespace(number=-9, albert=albert))
+        explain_api.open_encoder(albert)
 
 
 def leaves(told, limit) -> int:

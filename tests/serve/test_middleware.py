@@ -1,4 +1,4 @@
-"""The door: keys, names, origins, limits, the cache, what is logged and counted, and settings."""
+"""The door: keys, names, origins, limits, what is logged and counted, and settings."""
 
 from __future__ import annotations
 
@@ -8,12 +8,10 @@ import re
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 from openai import AuthenticationError, OpenAI
 
 from albertkit.errors import AlbertkitError
-from albertkit.runtime.embed import split_texts
 from albertkit.serve.serve_settings import ApiKeys, ServeSettings, hash_key
 from albertkit.serve.server import bind
 from tests.serve.conftest import Served
@@ -32,7 +30,6 @@ def guarded(folders, tmp_path_factory):
         "ALBERTKIT_SERVE_KEYS": "first, other",
         "ALBERTKIT_SERVE_ADMIN_KEY": "admin",
         "ALBERTKIT_SERVE_MAX_TEXTS": "5",
-        "ALBERTKIT_SERVE_CACHE_MEGABYTES": "1",
         "ALBERTKIT_SERVE_ACCESS_LOG": "1",
     }
     flags = (
@@ -158,19 +155,6 @@ def metric(server, name, **headers) -> float:
     return sum(float(value) for value in re.findall(rf"^{name}(?:{{.*}})? (\S+)$", page, re.M))
 
 
-def test_the_cache_gives_the_same(guarded, alberts):
-    words = alberts["words"]
-    texts = ["said before", "said again", "word " * 20]
-    for given in (texts, texts[::-1], [texts[0], "new", texts[2]]):
-        found = guarded.post("/v1/embeddings", {"model": "words", "input": given, "dimensions": 7}, headers=KEY).json()
-        assert np.allclose([d["embedding"] for d in found["data"]], words.embed(given, dim=7), atol=1e-6)
-        assert found["usage"]["prompt_tokens"] == sum(map(len, split_texts(words, given, words.embed_options()).ids))
-    assert metric(guarded, "albertkit_cache_hits_total", **KEY) >= 5
-    assert 0 < metric(guarded, "albertkit_cache_bytes", **KEY) < 2**20
-    other = guarded.post("/embed", {"inputs": texts[0], "depth": 1}, headers=KEY).json()
-    assert np.allclose(other, [words.embed(texts[0], depth=1)], atol=1e-6)
-
-
 def test_logs_hold_no_text(guarded):
     for path, body in (
         ("/embed", {"inputs": SECRET}),
@@ -215,7 +199,6 @@ def test_metrics(server):
         ({"workers": 0}, "workers=0"),
         ({"deadline": -1.0}, "deadline=-1"),
         ({"bits": 3}, "bits=3"),
-        ({"cache_megabytes": -1.0}, "cache_megabytes=-1"),
         ({"threads": 0}, "threads=0"),
         ({"max_pending_bytes": 10}, "below max_bytes"),
     ],

@@ -10,11 +10,11 @@ from sklearn.model_selection import GridSearchCV
 from albertkit.albert import Albert
 from albertkit.artifact import Artifact, read_artifact, write_artifact
 from albertkit.model import AlbertModel
-from albertkit.serve.vector_cache import OVERHEAD, VectorCache
 from albertkit.sklearn import AlbertClassifier
 from albertkit.tasks.examples import TextExample
 from albertkit.tokenizer import Tokenizer
 from albertkit.train import frozen_head as frozen
+from albertkit.train.frozen_head import OVERHEAD, VectorCache
 from albertkit.train.train_settings import FinetuneSettings
 from tests.conftest import tiny
 from tests.train.conftest import TOPICS, VOCAB

@@ -11,6 +11,8 @@ from albertkit.errors import AlbertkitError
 
 ROWS = 8192  # rows compared with the centres at a time
 MOST = 100  # clusters, when their number is not given
+STARTS = 4  # of which the best is kept
+STEPS = 50  # at most, of each start
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,7 @@ class Clusters:
         return rows[np.argsort(-self.closeness[rows], kind="stable")]
 
 
-def cluster(vectors: np.ndarray, k: int | None = None, seed: int = 0, starts: int = 4, steps: int = 50) -> Clusters:
+def cluster(vectors: np.ndarray, k: int | None = None, seed: int = 0) -> Clusters:
     """Group vectors by direction into at most k clusters; by default the square root of n / 2, and not more than 100.
 
     The best of a few starts is kept. Fewer clusters come back when fewer rows differ.
@@ -50,7 +52,7 @@ def cluster(vectors: np.ndarray, k: int | None = None, seed: int = 0, starts: in
     if k < 1:
         raise AlbertkitError(f"k is {k}; ask for at least 1 cluster")
     rng = np.random.default_rng(seed)
-    results = [_means(rows, _seeds(rows, min(k, len(rows)), rng), steps) for _ in range(max(1, starts))]
+    results = [_means(rows, _seeds(rows, min(k, len(rows)), rng)) for _ in range(STARTS)]
     labels, closeness = max(results, key=lambda result: float(result[1].sum()))
     kept, sizes = np.unique(labels, return_counts=True)
     order = np.argsort(-sizes, kind="stable")
@@ -76,9 +78,9 @@ def _seeds(rows: np.ndarray, k: int, rng: np.random.Generator) -> np.ndarray:
     return rows[chosen]
 
 
-def _means(rows: np.ndarray, centres: np.ndarray, steps: int) -> tuple[np.ndarray, np.ndarray]:
+def _means(rows: np.ndarray, centres: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     labels, closeness = _assign(rows, centres)
-    for _ in range(steps):
+    for _ in range(STEPS):
         sums = np.zeros_like(centres)
         order = np.argsort(labels, kind="stable")
         present, begins = np.unique(labels[order], return_index=True)

@@ -1,11 +1,7 @@
-"""Search and grouping: texts in one SQLite file with their words and vectors, found by meaning, by words, or both.
+"""Search: texts in one SQLite file with their words and vectors, found by meaning, by words, or both.
 
-In: files or records and an embedder. Out: an index on disk, hits, clusters.
-
-The file holds the texts, an FTS5 table of their words, and blocks of 1,024 vectors as bytes, each vector with its own
-scale. A vector search reads all blocks in turn and compares every row, so that it is exact up to the rounding to bytes
-and takes the same few megabytes for a thousand rows as for a million. Every batch is one transaction: killed at any
-moment, the index keeps the batches that were finished. docs/search.md has the measurements behind this choice.
+In: files or records and an embedder. Out: an index on disk, and hits. Every batch is one transaction: killed at any
+moment, the index keeps the batches that were finished. docs/search.md has the measurements behind this design.
 """
 
 from __future__ import annotations
@@ -18,7 +14,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import dropwhile, groupby, islice
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -27,17 +23,25 @@ import numpy as np
 from albertkit.errors import AlbertkitError, nearest
 from albertkit.search import keywords as words
 from albertkit.search import vectors
-from albertkit.search.cluster import Clusters, cluster
 from albertkit.search.keywords import KeywordTable
-from albertkit.search.records import records_from, storable_record
 from albertkit.search.vectors import Ranked, StoredVector, VectorTable, fuse
-from albertkit.text_reader import Record, replace_surrogates
+from albertkit.text_reader import (
+    TEXT_LIMIT,
+    Record,
+    TextFile,
+    find_text_files,
+    read_lines,
+    read_records,
+    replace_surrogates,
+)
 
-__all__ = ["Clusters", "Embedder", "Index", "Record", "SearchHit", "cluster", "records_from"]
+__all__ = ["Embedder", "Index", "Record", "SearchHit", "records_from"]
 
 FORMAT = 1
 MAGIC = 0x414C4258  # "ALBX", in the header of the file
 MODES = ("hybrid", "vector", "keyword")
+SPLITS = ("lines", "paragraphs", "file")
+FOLDER_SUFFIXES = (".txt", ".md", ".rst", ".jsonl", ".ndjson")
 REMEDIES = {
     "locked": "another program is writing it, so wait until it is done",
     "readonly": "it may not be written, so choose another place",
@@ -173,15 +177,15 @@ class Index:
     # Writing ------------------------------------------------------------------------------------------------------
 
     def add(self, records: Iterable[Record], batch: int = 512, progress: Callable[[int], object] | None = None) -> int:
-        """Add or replace records; returns how many were new or changed. A text that the index holds is not embedded
-        again.
+        """Add or replace records; returns how many were new or changed. Only texts that are new to the index are
+        embedded.
 
-        Each batch is one transaction, so that after a crash a second run goes on where the first one ended.
+        Each batch is one transaction, so that after a crash a second run resumes where the first one ended.
         """
         changed, source = 0, iter(records)
         while group := list(islice(source, max(1, batch))):
             with self._transaction("IMMEDIATE"):
-                changed += self._add({r.id: r for r in map(storable_record, group)})
+                changed += self._add({r.id: r for r in map(_storable, group)})
             if progress is not None:
                 progress(len(group))
         return changed
@@ -189,50 +193,46 @@ class Index:
     def _add(self, group: dict[str, Record]) -> int:
         ask = "SELECT slot, text, source, line FROM texts WHERE id = ?"
         known = {id: row for id in group if (row := self._sql.execute(ask, (id,)).fetchone())}
-        fresh = [r for r in group.values() if r.id not in known or known[r.id][1] != r.text]
-        vectors = self._vectors(r.text for r in fresh)
-        moved = [r for r in group.values() if r.id in known and known[r.id][2:] != (r.source, r.line)]
-        rows = [(r.source, r.line, known[r.id][0]) for r in moved]
-        self._sql.executemany("UPDATE texts SET source = ?, line = ? WHERE slot = ?", rows)
-        slots = self._slots(sum(r.id not in known for r in fresh))
-        stored = {}
-        for record in fresh:
-            if record.id in known:
-                slot = known[record.id][0]
-                self._words.remove(slot, known[record.id][1])
-                change = (_hash(record.text), record.text, slot)
-                self._sql.execute("UPDATE texts SET hash = ?, text = ? WHERE slot = ?", change)
-            else:
-                slot = next(slots)
-                row = (slot, record.id, record.source, record.line, _hash(record.text), record.text)
-                self._sql.execute("INSERT INTO texts VALUES (?, ?, ?, ?, ?, ?)", row)
-            self._words.add(slot, record.text)
-            stored[slot] = vectors[record.text]
+        vectors = self._vectors(r.text for r in group.values() if r.id not in known or known[r.id][1] != r.text)
+        slots = self._slots(len(group) - len(known))
+        stored, changed = {}, 0
+        for record in group.values():
+            slot, *old = known.get(record.id) or (next(slots), None, None, None)
+            if old == [record.text, record.source, record.line]:
+                continue
+            changed += 1
+            row = (slot, record.id, record.source, record.line, _hash(record.text), record.text)
+            self._sql.execute("INSERT OR REPLACE INTO texts VALUES (?, ?, ?, ?, ?, ?)", row)
+            if old[0] != record.text:
+                if old[0] is not None:
+                    self._words.remove(slot, old[0])
+                self._words.add(slot, record.text)
+                stored[slot] = vectors[record.text]
         self._blocks.write(stored)
         seen = "INSERT OR IGNORE INTO seen SELECT slot FROM texts WHERE id = ?"
         self._sql.executemany(seen, [(id,) for id in group])
-        return len({r.id for r in fresh} | {r.id for r in moved})
+        return changed
 
     def _vectors(self, texts: Iterable[str]) -> dict[str, StoredVector]:
         """The vector of each text: taken from the index where an equal text is there, else embedded."""
         ask, slots = "SELECT slot FROM texts WHERE hash = ? AND text = ? LIMIT 1", {}
-        missing = []
         for text in dict.fromkeys(texts):
             row = self._sql.execute(ask, (_hash(text), text)).fetchone()
-            if row is None:
-                missing.append(text)
-            else:
-                slots[text] = row[0]
-        held = self._blocks.read(slots.values())
-        found = {text: held[slot] for text, slot in slots.items()}
+            slots[text] = None if row is None else row[0]
+        known = self._blocks.read(slot for slot in slots.values() if slot is not None)
+        found = {text: known[slot] for text, slot in slots.items() if slot is not None}
+        missing = [text for text, slot in slots.items() if slot is None]
         if missing:
-            found |= zip(missing, StoredVector.all_from(self._embed(missing)), strict=True)
+            found |= zip(missing, StoredVector.all_from(self._unit_vectors(missing)), strict=True)
         return found
 
-    def _embed(self, texts: list[str]) -> np.ndarray:
-        if self.embedder is None:
+    def _unit_vectors(self, texts: list[str], vectors: np.ndarray | None = None) -> np.ndarray:
+        """The vectors of texts at length 1; embedded where they are not known."""
+        if vectors is None and self.embedder is None:
             raise AlbertkitError(f"{self.path} was opened without a model; only keyword search works so (name it: -m)")
-        rows = np.asarray(self.embedder.embed(texts), np.float32)
+        if vectors is None and self.embedder is not None:
+            vectors = self.embedder.embed(texts)
+        rows = np.asarray(vectors, np.float32)
         if rows.shape != (len(texts), self.dim) or not np.isfinite(rows).all():
             raise AlbertkitError(
                 f"the model gave vectors of shape {rows.shape}, or not finite ones; "
@@ -282,26 +282,30 @@ class Index:
         """The k best texts for a query; fewer when fewer match."""
         return self.search_many([query], k, mode)[0]
 
-    def search_many(self, queries: Sequence[str], k: int = 10, mode: str = "hybrid") -> list[list[SearchHit]]:
-        """`search` for many queries, which share each pass over the vectors."""
+    def search_many(
+        self, queries: Sequence[str], k: int = 10, mode: str = "hybrid", vectors: np.ndarray | None = None
+    ) -> list[list[SearchHit]]:
+        """`search` for many queries, which share each pass over the vectors; `vectors` of the queries if known."""
         if mode not in MODES:
             raise AlbertkitError(f"mode is {mode!r}{nearest(str(mode), MODES)}; choose one of {', '.join(MODES)}")
         if not 1 <= k <= 10_000:
             raise AlbertkitError(f"k is {k}; it must be a whole number from 1 to 10000")
+        if not len(queries):
+            return []
+        by_vector: list[Ranked] = []
+        by_keyword: list[Ranked] = []
         depth = k if mode != "hybrid" else max(100, 2 * k)
-        empty: list[Ranked] = [[] for _ in queries]
-        vectors = self._embed(list(map(replace_surrogates, queries))) if mode != "keyword" and len(queries) else None
+        if mode != "keyword":
+            vectors = self._unit_vectors(list(map(replace_surrogates, queries)), vectors)
         with self._transaction("DEFERRED"):
-            near = empty if vectors is None else self._blocks.nearest(vectors, depth)
-            rows = self._one("SELECT coalesce(max(slot), 0) FROM texts")
-            said = empty if mode == "vector" else [self._words.best(q, depth, rows) for q in queries]
-            ranked = [fuse(a, b)[:k] if mode == "hybrid" else a or b for a, b in zip(near, said, strict=True)]
-            return [self._hits(found) for found in ranked]
-
-    def search_vectors(self, vectors: np.ndarray, k: int = 10) -> list[list[SearchHit]]:
-        """The texts nearest to vectors that were made elsewhere with the same model."""
-        with self._transaction("DEFERRED"):
-            return [self._hits(found) for found in self._blocks.nearest(np.asarray(vectors, np.float32), k)]
+            if mode != "keyword" and vectors is not None:
+                by_vector = self._blocks.nearest(vectors, depth)
+            if mode != "vector":
+                rows = self._one("SELECT coalesce(max(slot), 0) FROM texts")
+                by_keyword = [self._words.best(query, depth, rows) for query in queries]
+            if mode == "hybrid":
+                return [self._hits(fuse(*lists)[:k]) for lists in zip(by_vector, by_keyword, strict=True)]
+            return [self._hits(found) for found in by_vector or by_keyword]
 
     def _hits(self, ranked: Ranked) -> list[SearchHit]:
         ask = "SELECT id, text, source, line FROM texts WHERE slot = ?"
@@ -342,3 +346,47 @@ def _sentence(path: Path, error: Exception) -> str:
 
 def _hash(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode("utf-8"), digest_size=8).digest(), "big", signed=True)
+
+
+# Records from files -----------------------------------------------------------------------------------------------
+
+
+def records_from(
+    files: Iterable[Path | str], field: str | None = None, split: str = "lines", id_field: str | None = None
+) -> Iterator[Record]:
+    """Records of text files (one per line, paragraph or file) and of tables (one per row, the text in `field`).
+
+    Folders are walked in order; hidden files and other kinds of files are skipped. A file that is named itself is
+    always read. `field` makes text files JSONL; without it the field is `text`.
+    """
+    if split not in SPLITS:
+        raise AlbertkitError(f"split is {split!r}{nearest(str(split), SPLITS)}; choose one of {', '.join(SPLITS)}")
+    for file in find_text_files(files, field, folder_suffixes=FOLDER_SUFFIXES, allow_pipes=True):
+        if file.format != "text" or split == "lines":
+            yield from read_records(file, field, id_field, TEXT_LIMIT)
+            continue
+        lines = dropwhile(lambda line: not line[1].strip(), read_lines(file, TEXT_LIMIT))
+        for has_text, group in groupby(lines, lambda line: split == "file" or bool(line[1].strip())):
+            if has_text:
+                yield _join_lines(file, group, "paragraphs" if split == "file" else "lines")
+
+
+def _join_lines(file: TextFile, lines: Iterable[tuple[int, str]], smaller_unit: str) -> Record:
+    """Numbered lines as one record."""
+    numbers, texts, length = [], [], 0
+    for number, text in lines:
+        numbers.append(number)
+        texts.append(text)
+        length += len(text.encode()) + 1
+        if length > TEXT_LIMIT + 1:
+            raise AlbertkitError(
+                f"the text that begins on line {numbers[0]} of {file.name} has over {TEXT_LIMIT:,} bytes. "
+                f"Index the file by {smaller_unit} (--split)."
+            )
+    return Record(f"{file.name}:{numbers[0]}", "\n".join(texts).strip(), file.name, numbers[0])
+
+
+def _storable(record: Record) -> Record:
+    """The record without lone surrogates, which SQLite cannot store."""
+    id, text, source = map(replace_surrogates, (record.id, record.text, record.source))
+    return Record(id, text, source, record.line)

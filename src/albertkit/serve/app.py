@@ -1,4 +1,4 @@
-"""The Starlette app: the table of endpoints, the page, health, metrics and reload.
+"""The Starlette app: the table of endpoints and its OpenAPI description, the page, health, metrics and reload.
 
 In: a `Service`. Out: an ASGI app. Before: the endpoints and `middleware.py`; next: `server.py` listens.
 """
@@ -8,6 +8,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import html
+import itertools
+import json
 import logging
 import os
 import signal
@@ -17,7 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from msgspec import Struct
+import msgspec
+from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -26,23 +30,30 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
+from albertkit import __version__
 from albertkit.errors import AlbertkitError
-from albertkit.serve import explain_api, openai, openapi, search_api, tasks_api, tei
+from albertkit.serve import explain_api, openai, search_api, tasks_api, tei
 from albertkit.serve.inference import RequestContext, Service
-from albertkit.serve.middleware import Endpoint, EndpointApp, Message, RawBody, Receive, Send, error_reply
-from albertkit.serve.schemas import ERROR_TYPES, HttpError, TokenItem, Vector
+from albertkit.serve.middleware import Endpoint, EndpointApp, HttpReply, error_reply
+from albertkit.serve.schemas import ERRORS, ErrorResponse, HttpError, OpenAIErrorResponse
 from albertkit.serve.serve_settings import ApiKeys, split_list
-from albertkit.serve.tasks_api import TaskResults
-from albertkit.tasks.classify import Classification
-from albertkit.tasks.generation import GeneratedText
-from albertkit.tasks.tag import IntentResult, TagResult
 
 log = logging.getLogger("albertkit.serve")
 PAGE = Path(__file__).parent / "page"
 MAX_BATCH_AGE = 120.0  # seconds that a batch may take before the server reports itself as unhealthy
 PARENT_VARIABLE = "ALBERTKIT_SERVE_PARENT"  # set in workers: the process that forwards a reload to all
+GET_ERRORS = {401, 404, 500, 503}
+POST_ERRORS = {400, 401, 404, 413, 415, 422, 424, 429, 500, 503}
+ADMIN_ERRORS = {403, 409}
+SUMMARY = "ALBERT models over HTTP: OpenAI's and text-embeddings-inference's endpoints, and albertkit's own."
+STYLE = """
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem;
+color-scheme: light dark } h2 { margin-top: 2.5rem } code, pre { font: 14px/1.45 ui-monospace, monospace }
+pre { overflow-x: auto; padding: .75rem; border: 1px solid #8886; border-radius: .4rem }
+summary { cursor: pointer } .m { font-weight: 700 }
+"""
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -65,17 +76,13 @@ class ReloadResponse:
     models: dict[str, str]
 
 
-class EmptyRequest(Struct):
-    """A request without fields."""
-
-
 async def health(service: Service, context: RequestContext, body: None) -> HealthResponse:
     """Whether requests are answered: 200, or 503 while starting, stopping or stuck."""
-    if not service.is_ready or service.is_draining:
-        state = "shutting down" if service.is_draining else "starting"
-        check_engine(service)
-        raise HttpError(503, f"the server is {state}", retry_after=1)
-    return server_state(service)
+    state = server_state(service)
+    if state.status != "ok":
+        reason = "shutting down" if service.is_draining else "starting"
+        raise HttpError(503, f"the server is {reason}", retry_after=1)
+    return state
 
 
 async def live(service: Service, context: RequestContext, body: None) -> HealthResponse:
@@ -83,30 +90,25 @@ async def live(service: Service, context: RequestContext, body: None) -> HealthR
     return server_state(service)
 
 
-def check_engine(service: Service) -> None:
-    """An error if the engine's thread has stopped or hangs."""
+def server_state(service: Service) -> HealthResponse:
+    """The state of the server; an error if the engine's thread has stopped or hangs."""
     age = service.batcher.batch_age()
     if age is None or age > MAX_BATCH_AGE:
         raise HttpError(503, "the engine does not respond; restart the server")
-
-
-def server_state(service: Service) -> HealthResponse:
-    """The state of a server whose engine works."""
-    check_engine(service)
     status: Literal["ok", "starting", "draining"] = "ok" if service.is_ready else "starting"
     names = [model.name for model in service.models]
     waiting = round(service.batcher.waiting()[1], 3)
     return HealthResponse("draining" if service.is_draining else status, names, waiting)
 
 
-async def metrics(service: Service, context: RequestContext, body: None) -> RawBody:
+async def metrics(service: Service, context: RequestContext, body: None) -> HttpReply:
     """Metrics for Prometheus."""
     service.metrics.waiting.set(service.batcher.waiting()[1])
     service.metrics.pending_bytes.set(service.pending_bytes)
-    return RawBody(service.metrics.export(), service.metrics.content_type)
+    return HttpReply(200, service.metrics.export(), CONTENT_TYPE_LATEST.encode())
 
 
-async def reload(service: Service, context: RequestContext, body: EmptyRequest) -> ReloadResponse:
+async def reload(service: Service, context: RequestContext, body: None) -> ReloadResponse:
     """Reload changed models and API keys while requests run."""
     results = await reload_all(service)
     parent = os.environ.get(PARENT_VARIABLE)
@@ -120,7 +122,8 @@ async def reload(service: Service, context: RequestContext, body: EmptyRequest) 
 
 async def reload_all(service: Service) -> dict[str, str]:
     """Reload models and keys; what cannot be read stays as it was."""
-    results = await service.run_slow(service.models.reload)
+    results = await asyncio.to_thread(service.models.reload)
+    explain_api.open_encoder.cache_clear()  # it holds the old models
     for result in results.values():
         service.metrics.reloads.labels(result if result in ("same", "reloaded") else "kept").inc()
     try:
@@ -135,48 +138,109 @@ async def schema(service: Service, context: RequestContext, body: None) -> dict[
     return description()
 
 
-async def docs(service: Service, context: RequestContext, body: None) -> RawBody:
+async def docs(service: Service, context: RequestContext, body: None) -> HttpReply:
     """This description as HTML."""
-    return RawBody(openapi.render_page(description()).encode(), "text/html; charset=utf-8")
+    return HttpReply(200, describe_as_html().encode(), b"text/html; charset=utf-8")
 
 
 OPENAI, TEI, OWN, SERVER = "OpenAI's", "text-embeddings-inference's", "albertkit's own", "the server"
 ENDPOINTS = (
-    Endpoint("POST", "/v1/embeddings", openai.embeddings, openai.EmbeddingsRequest, openai.EmbeddingsResponse, OPENAI),
-    Endpoint("GET", "/v1/models", openai.models, None, openai.ModelListResponse, OPENAI),
-    Endpoint("GET", "/v1/models/{name:path}", openai.one_model, None, openai.ModelInfo, OPENAI),
-    Endpoint("POST", "/embed", tei.embed, tei.EmbedRequest, list[Vector], TEI),
-    Endpoint("POST", "/rerank", tei.rerank, tei.RerankRequest, list[tei.RankItem], TEI),
-    Endpoint("POST", "/predict", tei.predict, tei.PredictRequest, tei.Predictions, TEI),
-    Endpoint("POST", "/similarity", tei.similarity, tei.SimilarityRequest, list[float], TEI),
-    Endpoint("POST", "/tokenize", tei.tokenize, tei.TokenizeRequest, list[list[TokenItem]], TEI),
-    Endpoint("POST", "/decode", tei.decode, tei.DecodeRequest, list[str], TEI),
-    Endpoint("GET", "/info", tei.info, None, tei.InfoResponse, TEI),
-    Endpoint("POST", "/", tei.root, tei.RootRequest, tei.RootResponse, TEI),
-    Endpoint("POST", "/classify", tasks_api.classify, tasks_api.ClassifyRequest, TaskResults[Classification], OWN),
-    Endpoint("POST", "/tag", tasks_api.tag, tasks_api.TextsRequest, TaskResults[TagResult], OWN),
-    Endpoint("POST", "/intent", tasks_api.intent, tasks_api.TextsRequest, TaskResults[IntentResult], OWN),
-    Endpoint("POST", "/answer", tasks_api.answer, tasks_api.AnswerRequest, tasks_api.AnswerResponse, OWN),
-    Endpoint("POST", "/choose", tasks_api.choose, tasks_api.ChooseRequest, tasks_api.ChooseResponse, OWN),
-    Endpoint("POST", "/fill", tasks_api.fill, tasks_api.FillRequest, TaskResults[tasks_api.FillItem], OWN),
-    Endpoint("POST", "/generate", tasks_api.generate, tasks_api.GenerateRequest, TaskResults[GeneratedText], OWN),
-    Endpoint("POST", "/similar", search_api.similar, search_api.SimilarRequest, search_api.SimilarResponse, OWN),
-    Endpoint("POST", "/search", search_api.search, search_api.SearchRequest, search_api.SearchResponse, OWN),
-    Endpoint("POST", "/explain", explain_api.explain, explain_api.ExplainRequest, explain_api.ExplainResponse, OWN),
-    Endpoint("GET", "/health", health, None, HealthResponse, SERVER, is_public=True),
-    Endpoint("GET", "/health/ready", health, None, HealthResponse, SERVER, is_public=True),
-    Endpoint("GET", "/health/live", live, None, HealthResponse, SERVER, is_public=True),
-    Endpoint("GET", "/metrics", metrics, None, None, SERVER),
-    Endpoint("POST", "/admin/reload", reload, EmptyRequest, ReloadResponse, SERVER, is_admin=True),
-    Endpoint("GET", "/openapi.json", schema, None, dict[str, Any], SERVER, is_public=True),
-    Endpoint("GET", "/docs", docs, None, None, SERVER, is_public=True),
+    Endpoint("POST", "/v1/embeddings", openai.embeddings, OPENAI),
+    Endpoint("GET", "/v1/models", openai.models, OPENAI),
+    Endpoint("GET", "/v1/models/{name:path}", openai.one_model, OPENAI),
+    Endpoint("POST", "/embed", tei.embed, TEI),
+    Endpoint("POST", "/rerank", tei.rerank, TEI),
+    Endpoint("POST", "/predict", tei.predict, TEI),
+    Endpoint("POST", "/similarity", tei.similarity, TEI),
+    Endpoint("POST", "/tokenize", tei.tokenize, TEI),
+    Endpoint("POST", "/decode", tei.decode, TEI),
+    Endpoint("GET", "/info", tei.info, TEI),
+    Endpoint("POST", "/", tei.root, TEI),
+    Endpoint("POST", "/classify", tasks_api.classify, OWN),
+    Endpoint("POST", "/tag", tasks_api.tag, OWN),
+    Endpoint("POST", "/intent", tasks_api.intent, OWN),
+    Endpoint("POST", "/answer", tasks_api.answer, OWN),
+    Endpoint("POST", "/choose", tasks_api.choose, OWN),
+    Endpoint("POST", "/fill", tasks_api.fill, OWN),
+    Endpoint("POST", "/generate", tasks_api.generate, OWN),
+    Endpoint("POST", "/similar", search_api.similar, OWN),
+    Endpoint("POST", "/search", search_api.search, OWN),
+    Endpoint("POST", "/explain", explain_api.explain, OWN),
+    Endpoint("GET", "/health", health, SERVER, is_public=True),
+    Endpoint("GET", "/health/ready", health, SERVER, is_public=True),
+    Endpoint("GET", "/health/live", live, SERVER, is_public=True),
+    Endpoint("GET", "/metrics", metrics, SERVER),
+    Endpoint("POST", "/admin/reload", reload, SERVER, is_admin=True),
+    Endpoint("GET", "/openapi.json", schema, SERVER, is_public=True),
+    Endpoint("GET", "/docs", docs, SERVER, is_public=True),
 )
 
 
 @functools.cache
 def description() -> dict[str, Any]:
-    """All endpoints as OpenAPI."""
-    return openapi.describe(ENDPOINTS)
+    """All endpoints as OpenAPI 3.1."""
+    types = [one for e in ENDPOINTS for one in (e.request, e.response) if one is not None]
+    types += [ErrorResponse, OpenAIErrorResponse]
+    schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
+    schema_of = {id(one): schema for one, schema in zip(types, schemas, strict=True)}
+    paths: dict[str, dict[str, Any]] = {}
+    for e in ENDPOINTS:
+        paths.setdefault(e.path.replace(":path", ""), {})[e.method.lower()] = describe(e, schema_of)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "albertkit", "version": __version__, "description": SUMMARY},
+        "paths": paths,
+        "components": {
+            "schemas": components,
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
+    }
+
+
+def describe(e: Endpoint, schema_of: dict[int, Any]) -> dict[str, Any]:
+    """One endpoint as an OpenAPI operation; `schema_of` has the schema of each type, by its id."""
+    content: dict[str, Any] = {"text/plain": {}, "text/html": {}, "application/json": {}}
+    if e.response is not None:
+        content = {"application/json": {"schema": schema_of[id(e.response)]}}
+    is_openai = e.path.startswith("/v1/")
+    statuses = GET_ERRORS if e.request is None else POST_ERRORS - ({422} if is_openai else set())
+    error = schema_of[id(OpenAIErrorResponse if is_openai else ErrorResponse)]
+    errors = {
+        str(status): {"description": ERRORS[status][1], "content": {"application/json": {"schema": error}}}
+        for status in sorted(statuses | (ADMIN_ERRORS if e.is_admin else set()))
+    }
+    operation: dict[str, Any] = {
+        "operationId": f"{e.method.lower()}_{e.handler.__name__}",
+        "tags": [e.group],
+        "summary": (e.handler.__doc__ or "").strip(),
+        "responses": {"200": {"description": "The response.", "content": content}, **errors},
+        "security": [] if e.is_public else [{}, {"key": []}],
+    }
+    if e.request is not None:
+        body = {"application/json": {"schema": schema_of[id(e.request)]}}
+        operation["requestBody"] = {"required": True, "content": body}
+    if "{name:path}" in e.path:
+        operation["parameters"] = [{"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}]
+    return operation
+
+
+def describe_as_html() -> str:
+    """All endpoints with their schemas as a page that loads nothing else."""
+    parts = [f"<p>{SUMMARY} As data: <a href='openapi.json'>openapi.json</a>.</p>"]
+    for group, endpoints in itertools.groupby(ENDPOINTS, key=lambda e: e.group):
+        parts.append(f"<h2>{html.escape(group)}</h2>")
+        for e in endpoints:
+            parts.append(f"<h3><span class=m>{e.method}</span> <code>{html.escape(e.path)}</code></h3>")
+            parts.append(f"<p>{html.escape(e.handler.__doc__ or '')}</p>")
+            for name, one in (("Request", e.request), ("Response", e.response)):
+                if one is not None:
+                    text = html.escape(json.dumps(msgspec.json.schema(one), indent=2, ensure_ascii=False))
+                    parts.append(f"<details><summary>{name}</summary><pre>{text}</pre></details>")
+    title, body = f"albertkit {__version__}", "\n".join(parts)
+    return (
+        "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'>"
+        f"<title>{title}: endpoints</title><style>{STYLE}</style><h1>{title}</h1>{body}</html>"
+    )
 
 
 def make_app(service: Service) -> ASGIApp:
@@ -198,9 +262,8 @@ def make_app(service: Service) -> ASGIApp:
         service.is_ready = True
         yield
         service.is_ready = False
-        await loop.run_in_executor(None, service.batcher.stop)
-        for pool in (service.tokenizer_pool, service.slow_pool):
-            pool.shutdown(wait=False, cancel_futures=True)
+        await asyncio.to_thread(service.batcher.stop)
+        service.tokenizer_pool.shutdown(wait=False, cancel_futures=True)
 
     routes: list[BaseRoute] = [Route(e.path, EndpointApp(e, service), methods=[e.method]) for e in ENDPOINTS]
     if service.settings.page:
@@ -231,7 +294,7 @@ async def index_page(request: Request) -> Response:
 async def handle_routing_error(request: Request, error: Exception) -> Response:
     """Unknown paths and methods as an error response."""
     assert isinstance(error, HTTPException)
-    status = error.status_code if error.status_code in ERROR_TYPES else 400
+    status = error.status_code if error.status_code in ERRORS else 400
     messages = {
         404: f"path {request.url.path!r} is unknown; choose one of {', '.join(description()['paths'])}",
         405: f"method {request.method} is not allowed for this path; see /docs",
@@ -243,7 +306,7 @@ async def handle_routing_error(request: Request, error: Exception) -> Response:
 def restrict_hosts(app: ASGIApp, hosts: frozenset[str]) -> ASGIApp:
     """An app that answers only requests whose Host header is allowed."""
 
-    async def check_host(scope: Message, receive: Receive, send: Send) -> None:
+    async def check_host(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             host = dict(scope["headers"]).get(b"host", b"").decode("latin-1").lower()
             name = host[1 : host.find("]")] if host.startswith("[") else host.partition(":")[0]

@@ -1,11 +1,10 @@
 """The batcher: one thread owns the engine and computes the rows of all requests together.
 
-In: `BatchJob`s. Out: their results, delivered to the event loop. Before: `batch_queue.py`; next: `inference.py`.
+In: `BatchJob`s. Out: their results, delivered to the event loop. Before: `served_models.py`; next: `inference.py`.
 
-While the engine computes one batch, rows collect for the next, so batches grow with the load and no request waits for
-a full batch. The oldest row is always in the next batch, with waiting rows of similar length. A job that cannot meet
-its deadline is rejected on arrival, estimated from the waiting work, the measured speed and how much longer others
-waited than estimated. Jobs whose client has disconnected are not computed, nor jobs that were not started in time.
+While the engine computes one batch, rows collect for the next, so no request waits for a full batch. The oldest row is
+always in the next batch, with waiting rows of similar length. A job that cannot meet its deadline is rejected on
+arrival. Jobs whose client has disconnected are not computed, nor jobs that were not started in time.
 """
 
 from __future__ import annotations
@@ -15,26 +14,138 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from albertkit.runtime.batching import pad_batch
-from albertkit.serve.batch_queue import (
-    BatchJob,
-    ComputeModel,
-    ComputeRoute,
-    QueuedRow,
-    RowQueue,
-    TokenCost,
-    WaitFactor,
-)
+import numpy as np
+
+from albertkit.runtime.batching import group_by_length, pad_batch
 from albertkit.serve.schemas import HttpError
+from albertkit.serve.served_models import NEW_WEIGHT, ServedModel, TokenCost
 
 log = logging.getLogger("albertkit.serve")
+DECREASE_WEIGHT = 0.005  # weight of a wait that was shorter than estimated
 WINDOW_BATCHES = 16  # at most so many batches of waiting tokens are sorted by length together
 WINDOW_SHARE = 8  # and at most the deadline divided by this: rows in the window may overtake older ones
-BatchObserver = Callable[[ComputeModel, int, int, float, float], None]
+BatchObserver = Callable[[ServedModel, int, int, float, float], None]
 """(model, rows, tokens, seconds, seconds that the oldest row waited), called after every batch."""
+Reader = Callable[["ComputeRoute", np.ndarray, np.ndarray, list[Any]], Sequence[Any]]
+"""(route, hidden states (rows, length, H), lengths, arguments) → one result per row."""
+
+
+class WaitFactor:
+    """How many times longer than the work ahead a slow request waits, because others are put before it.
+
+    A longer wait counts forty times as much as a shorter one, so that few responses are later than estimated. The first
+    value is cautious.
+    """
+
+    MAX = 4.0
+
+    def __init__(self) -> None:
+        self.value = 1.5
+
+    def update(self, factor: float) -> None:
+        factor = min(self.MAX, factor)
+        weight = NEW_WEIGHT if factor > self.value else DECREASE_WEIGHT
+        self.value = max(1.0, self.value + weight * (factor - self.value))
+
+
+@dataclass(frozen=True)
+class ComputeRoute:
+    """Rows of the same route can share a batch: same model, depth and reader."""
+
+    model: ServedModel
+    depth: int
+    reader: Reader
+    pooling: str = ""
+    """For readers that pool."""
+
+    @property
+    def cost(self) -> TokenCost:
+        return self.model.token_cost
+
+
+@dataclass(frozen=True, eq=False)
+class EngineCall:
+    """A function that uses the engine, called on its thread; it shares a batch with nothing."""
+
+    cost: TokenCost
+    function: Callable[[], Any]
+    depth = 1
+
+
+@dataclass(eq=False)
+class BatchJob:
+    """What one request needs computed: rows of tokens, or a call (as one row without tokens)."""
+
+    route: ComputeRoute | EngineCall
+    ids: Sequence[Sequence[int]]
+    """The tokens of each row."""
+    deadline: float
+    segments: Sequence[Sequence[int]] | None = None
+    arguments: Sequence[Any] | None = None
+    """One argument per row for the reader."""
+    work: int = 0
+    """Tokens times layers that are not computed yet."""
+    results: list[Any] = field(default_factory=list)
+    missing: int = 0
+    """Rows without a result."""
+    is_live: bool = True
+    """Whether somebody waits for it."""
+    arrived: float = 0.0
+    started: float = 0.0
+    compute_seconds: float = 0.0
+    """Seconds of the batches it was in."""
+    error: BaseException | None = None
+    done: asyncio.Future[None] | None = None
+
+    @property
+    def tokens(self) -> int:
+        return sum(map(len, self.ids))
+
+    @property
+    def seconds(self) -> float:
+        """Estimated seconds for its work."""
+        return self.work * self.route.cost.seconds
+
+
+@dataclass(eq=False)
+class QueuedRow:
+    """One row of a job."""
+
+    __slots__ = ("job", "length", "place")
+    job: BatchJob
+    place: int
+    length: int
+
+
+class RowQueue:
+    """Rows of one route, in the order of arrival. The first of them, the window, are sorted by length into batches."""
+
+    def __init__(self) -> None:
+        self.window: list[QueuedRow] = []
+        self.waiting: deque[QueuedRow] = deque()
+
+    def oldest(self, tokens: int) -> QueuedRow | None:
+        """The first live row; fills the window up to `tokens`."""
+        self.window = [row for row in self.window if row.job.is_live]
+        size = sum(row.length for row in self.window)
+        while self.waiting and size < tokens:
+            row = self.waiting.popleft()
+            if row.job.is_live:
+                self.window.append(row)
+                size += row.length
+        return self.window[0] if self.window else None
+
+    def take(self, token_budget: int) -> list[QueuedRow]:
+        """The batch that contains the oldest row, the longest row first."""
+        places = next(p for p in group_by_length([row.length for row in self.window], token_budget) if 0 in p)
+        batch = [self.window[place] for place in places]
+        taken = set(places)
+        self.window = [row for place, row in enumerate(self.window) if place not in taken]
+        return batch
 
 
 class Batcher:
@@ -42,8 +153,7 @@ class Batcher:
 
     def __init__(self, token_budget: int, deadline: float, observe: BatchObserver | None = None) -> None:
         self.token_budget, self.deadline, self._observe = token_budget, deadline, observe
-        self._queues: dict[ComputeRoute, RowQueue] = {}
-        self._calls: deque[BatchJob] = deque()
+        self._queues: dict[ComputeRoute | EngineCall, RowQueue] = {}
         self._waiting_work: dict[TokenCost, int] = {}
         self.wait_factor = WaitFactor()
         self._condition = threading.Condition()
@@ -81,38 +191,34 @@ class Batcher:
             works = list(self._waiting_work.items())
         return sum(work for _, work in works), sum(work * cost.seconds for cost, work in works)
 
-    def check_queue(self, own_seconds: float = 0.0, deadline: float | None = None) -> float:
-        """Reject a job that would finish after its deadline; returns the seconds of work ahead of it."""
-        _, ahead = self.waiting()
-        estimate = ahead * self.wait_factor.value
-        left = self.deadline if deadline is None else deadline - time.monotonic()
-        if left <= 0:
-            raise self._timeout()
-        if estimate + own_seconds > left:
-            raise HttpError(
-                429,
-                f"about {estimate:.1f} s of work are waiting and the deadline is in {left:.2g} s; retry later",
-                retry_after=estimate + own_seconds - left,
-            )
-        return ahead
-
-    def check(self, model: ComputeModel, work: int, deadline: float | None = None) -> tuple[float, float]:
-        """Reject work (tokens times layers) that would finish late; (seconds of work ahead, seconds of this work)."""
-        seconds = work * model.token_cost.seconds
+    def check(self, seconds: float = 0.0, deadline: float | None = None) -> float:
+        """Reject work of some seconds that would finish after its deadline; returns the seconds of work ahead of it."""
         if seconds > self.deadline:
             raise HttpError(
                 413,
                 f"this request takes about {seconds:.0f} s to compute, and the deadline is {self.deadline:g} s; "
                 "send fewer texts per request",
             )
-        return self.check_queue(seconds, deadline), seconds
+        _, ahead = self.waiting()
+        estimate = ahead * self.wait_factor.value
+        left = self.deadline if deadline is None else deadline - time.monotonic()
+        if left <= 0:
+            raise self._timeout()
+        if estimate + seconds > left:
+            raise HttpError(
+                429,
+                f"about {estimate:.1f} s of work are waiting and the deadline is in {left:.2g} s; retry later",
+                retry_after=estimate + seconds - left,
+            )
+        return ahead
 
     async def run(self, job: BatchJob) -> list[Any]:
         """The results of a job's rows, in order. If cancelled, the job is dropped."""
-        if not job.ids and job.call is None:
+        if not job.ids:
             return []
         job.work = job.work or job.tokens * max(1, job.route.depth)
-        job.seconds_ahead, job.own_seconds = self.check(job.route.model, job.work, job.deadline)
+        seconds = job.seconds
+        ahead = self.check(seconds, job.deadline)
         loop = asyncio.get_running_loop()
         job.done = loop.create_future()
         self._add(job)
@@ -121,36 +227,13 @@ class Batcher:
             await job.done
         finally:
             timer.cancel()
-            if job.is_live:
-                with self._condition:
-                    self._close(job)
-        self._measure_wait(job)
+            with self._condition:
+                self._close(job)
+        if ahead * WINDOW_SHARE > self.deadline and isinstance(job.route, ComputeRoute):  # it waited long for others
+            self.wait_factor.update((time.monotonic() - job.arrived - seconds) / ahead)
         if job.error is not None:
             raise job.error
         return job.results
-
-    def _measure_wait(self, job: BatchJob) -> None:
-        """Update the wait factor after a job that waited long for others."""
-        if job.seconds_ahead * WINDOW_SHARE > self.deadline and job.call is None:
-            waited = time.monotonic() - job.arrived - job.own_seconds
-            self.wait_factor.update(waited / job.seconds_ahead)
-
-    def _expire(self, job: BatchJob) -> None:
-        """At the deadline: reject a job that has not started."""
-        with self._condition:
-            is_late = job.is_live and not job.started
-            if is_late:
-                self._reject(job)
-        if is_late:
-            wake([job])
-
-    def _reject(self, job: BatchJob) -> None:
-        """Close a job that cannot start in time; the lock is held."""
-        job.error = self._timeout()
-        self._close(job)
-
-    def _timeout(self) -> HttpError:
-        return HttpError(503, f"the request could not be computed within {self.deadline:g} s; retry", retry_after=1)
 
     def _add(self, job: BatchJob) -> None:
         job.arrived = time.monotonic()
@@ -159,160 +242,53 @@ class Batcher:
         with self._condition:
             if self._is_stopped:
                 raise HttpError(503, "the server is shutting down; send the request to another one", retry_after=1)
-            cost = job.route.model.token_cost
-            self._waiting_work[cost] = self._waiting_work.get(cost, 0) + job.work
-            if job.call is not None:
-                self._calls.append(job)
-            else:
-                self._queues.setdefault(job.route, RowQueue()).waiting.extend(rows)
+            self._waiting_work[job.route.cost] = self._waiting_work.get(job.route.cost, 0) + job.work
+            self._queues.setdefault(job.route, RowQueue()).waiting.extend(rows)
             self._condition.notify()
 
+    def _expire(self, job: BatchJob) -> None:
+        """At the deadline: reject a job that has not started."""
+        with self._condition:
+            if job.is_live and not job.started:
+                self._reject(job)
+
+    # With the lock held ------------------------------------------------------------------------------------------
+
+    def _reject(self, job: BatchJob) -> None:
+        """Close a job that cannot start in time."""
+        job.error = self._timeout()
+        self._close(job)
+        self._deliver([job])
+
+    def _timeout(self) -> HttpError:
+        return HttpError(503, f"the request could not be computed within {self.deadline:g} s; retry", retry_after=1)
+
     def _close(self, job: BatchJob) -> None:
-        """Mark a job as finished or dropped, and subtract its work; the lock is held."""
+        """Mark a job as finished or dropped, and subtract its work."""
         if job.is_live:
             job.is_live = False
             self._subtract_work(job, job.work)
 
     def _subtract_work(self, job: BatchJob, work: int) -> None:
-        """Subtract computed work from the waiting work; the lock is held."""
-        cost = job.route.model.token_cost
+        """Subtract computed work from the waiting work."""
         job.work -= work
-        left = self._waiting_work.get(cost, 0) - work
-        self._waiting_work[cost] = left
-        if left <= 0:
-            del self._waiting_work[cost]
+        left = self._waiting_work.pop(job.route.cost, 0) - work
+        if left > 0:
+            self._waiting_work[job.route.cost] = left
 
-    # On the engine's thread --------------------------------------------------------------------------------------
-
-    def _run(self) -> None:
-        while (batch := self._next()) is not None:
-            self._batch_started = time.monotonic()
-            jobs = [batch] if isinstance(batch, BatchJob) else list({row.job for row in batch})
-            try:
-                if isinstance(batch, BatchJob):
-                    self._call(batch)
-                else:
-                    self._compute(batch)
-            except BaseException as problem:  # an error in this file: no request may wait forever
-                log.exception("batcher failed")
-                with self._condition:
-                    for job in jobs:
-                        job.error = job.error or problem
-                        self._close(job)
-                self._deliver(jobs)
-            self._batch_started = None
-
-    def _next(self) -> list[QueuedRow] | BatchJob | None:
-        """Wait for the next batch or call, the oldest first; None if the server stops and nothing waits."""
-        with self._condition:
-            while True:
-                now = time.monotonic()
-                first: tuple[float, ComputeRoute | None] | None = None
-                while self._calls and not self._is_in_time(self._calls[0], now):
-                    self._calls.popleft()
-                if self._calls:
-                    first = (self._calls[0].arrived, None)
-                for route, rows in list(self._queues.items()):
-                    window = self._window_tokens(route)
-                    row = rows.oldest(window)
-                    while row is not None and not self._is_in_time(row.job, now):
-                        row = rows.oldest(window)
-                    if row is None:
-                        del self._queues[route]
-                    elif first is None or row.job.arrived < first[0]:
-                        first = (row.job.arrived, route)
-                if first is not None:
-                    route_or_call = first[1]
-                    if route_or_call is None:
-                        call = self._calls.popleft()
-                        call.started = now
-                        return call
-                    batch = self._queues[route_or_call].take(self.token_budget)
-                    for job in {row.job for row in batch}:
-                        job.started = job.started or now
-                    return batch
-                if self._is_stopped:
-                    return None
-                self._condition.wait()
-
-    def _window_tokens(self, route: ComputeRoute) -> int:
+    def _window_tokens(self, route: ComputeRoute | EngineCall) -> int:
         """How many waiting tokens are sorted by length together."""
-        in_time = self.deadline / WINDOW_SHARE / (route.model.token_cost.seconds * max(1, route.depth))
+        in_time = self.deadline / WINDOW_SHARE / (route.cost.seconds * max(1, route.depth))
         return int(min(WINDOW_BATCHES * self.token_budget, max(self.token_budget, in_time)))
 
     def _is_in_time(self, job: BatchJob, now: float) -> bool:
-        """Whether a job is still wanted; one that was not started and cannot finish in time is rejected. The lock is
-        held.
+        """Whether a job is still wanted; one that was not started and cannot finish in time is rejected.
 
         A started job is finished: else, under overload, the engine might only compute results that are never delivered.
         """
-        if job.is_live and not job.started and now + job.work * job.route.model.token_cost.seconds > job.deadline:
+        if job.is_live and not job.started and now + job.seconds > job.deadline:
             self._reject(job)
-            self._deliver([job])
         return job.is_live
-
-    def _compute(self, batch: list[QueuedRow]) -> None:
-        route = batch[0].job.route
-        began = time.monotonic()
-        error: BaseException | None = None
-        results: list[Any] = []
-        size = 0
-        try:
-            has_segments = any(row.job.segments is not None for row in batch)
-            padded = pad_batch(
-                [row.job.ids[row.place] for row in batch],
-                [row.segments for row in batch] if has_segments else None,
-                list(range(len(batch))),
-            )
-            size = padded.ids.size
-            hidden = route.model.albert.engine.run(padded, route.depth)
-            results = list(route.reader(route, hidden, padded.lengths, [row.argument for row in batch]))
-        except BaseException as problem:  # the thread must continue after any failure
-            log.exception("batch failed")
-            error = problem
-        seconds = time.monotonic() - began
-        tokens = sum(row.length for row in batch)
-        if size * 2 >= self.token_budget and route.depth and error is None:
-            route.model.token_cost.update(seconds / (tokens * route.depth))
-        if self._observe is not None:  # before the responses, so that metrics include them
-            self._observe(route.model, len(batch), tokens, seconds, began - min(row.job.arrived for row in batch))
-        self._deliver(self._store(batch, results, error, seconds))
-
-    def _store(
-        self, batch: list[QueuedRow], results: list[Any], error: BaseException | None, seconds: float
-    ) -> list[BatchJob]:
-        """Store the results of a batch; returns the finished jobs."""
-        finished = []
-        with self._condition:
-            for job in {row.job for row in batch}:
-                job.compute_seconds += seconds
-            for at, row in enumerate(batch):
-                job = row.job
-                if not job.is_live:
-                    continue
-                if error is not None:
-                    job.error = error
-                else:
-                    job.results[row.place] = results[at]
-                    job.missing -= 1
-                    self._subtract_work(job, min(job.work, row.length * max(1, job.route.depth)))
-                if error is not None or not job.missing:
-                    self._close(job)
-                    finished.append(job)
-        return finished
-
-    def _call(self, job: BatchJob) -> None:
-        began = time.monotonic()
-        try:
-            job.results = [job.call()] if job.call is not None else []
-        except BaseException as problem:
-            job.error = problem
-        job.compute_seconds = time.monotonic() - began
-        with self._condition:
-            is_live = job.is_live
-            self._close(job)
-        if is_live:
-            self._deliver([job])
 
     def _deliver(self, jobs: list[BatchJob]) -> None:
         if not jobs or self._loop is None:
@@ -321,6 +297,85 @@ class Batcher:
             self._loop.call_soon_threadsafe(wake, jobs)
         except RuntimeError:  # the event loop is closed: nobody waits
             log.debug("results without an event loop")
+
+    # On the engine's thread --------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while (batch := self._next()) is not None:
+            began = self._batch_started = time.monotonic()
+            results, error = [], None
+            try:
+                results = self._compute(batch)
+            except BaseException as problem:  # the thread must continue after any failure; the requests report it
+                error = problem
+            self._store(batch, results, error, time.monotonic() - began)
+            self._batch_started = None
+
+    def _next(self) -> list[QueuedRow] | None:
+        """Wait for the batch with the oldest row; None if the server stops and nothing waits."""
+        with self._condition:
+            while True:
+                now = time.monotonic()
+                heads: list[tuple[float, RowQueue]] = []
+                for route, queue in list(self._queues.items()):
+                    window = self._window_tokens(route)
+                    row = queue.oldest(window)
+                    while row is not None and not self._is_in_time(row.job, now):
+                        row = queue.oldest(window)
+                    if row is None:
+                        del self._queues[route]
+                    else:
+                        heads.append((row.job.arrived, queue))
+                if heads:
+                    batch = min(heads, key=lambda head: head[0])[1].take(self.token_budget)
+                    for row in batch:
+                        row.job.started = row.job.started or now
+                    return batch
+                if self._is_stopped:
+                    return None
+                self._condition.wait()
+
+    def _compute(self, batch: list[QueuedRow]) -> list[Any]:
+        """One result per row."""
+        route = batch[0].job.route
+        if isinstance(route, EngineCall):
+            return [route.function()]
+        began = time.monotonic()
+        ids, segments, arguments = [], [], []
+        for row in batch:
+            job, place = row.job, row.place
+            ids.append(job.ids[place])
+            segments.append(job.segments[place] if job.segments else [0] * row.length)
+            arguments.append(job.arguments[place] if job.arguments else None)
+        padded = pad_batch(ids, segments, list(range(len(batch))))
+        hidden = route.model.albert.engine.run(padded, route.depth)
+        results = list(route.reader(route, hidden, padded.lengths, arguments))
+        seconds, tokens = time.monotonic() - began, sum(row.length for row in batch)
+        if padded.ids.size * 2 >= self.token_budget and route.depth:
+            route.cost.update(seconds / (tokens * route.depth))
+        if self._observe is not None:  # before the responses, so that metrics include them
+            self._observe(route.model, len(batch), tokens, seconds, began - min(row.job.arrived for row in batch))
+        return results
+
+    def _store(self, batch: list[QueuedRow], results: list[Any], error: BaseException | None, seconds: float) -> None:
+        """Store the results of a batch, and deliver the finished jobs."""
+        finished = []
+        with self._condition:
+            for job in {row.job for row in batch}:
+                job.compute_seconds += seconds
+            for number, row in enumerate(batch):
+                job = row.job
+                if not job.is_live:
+                    continue
+                job.error = error
+                if error is None:
+                    job.results[row.place] = results[number]
+                    job.missing -= 1
+                    self._subtract_work(job, min(job.work, row.length * max(1, job.route.depth)))
+                if error is not None or not job.missing:
+                    self._close(job)
+                    finished.append(job)
+        self._deliver(finished)
 
 
 def wake(jobs: list[BatchJob]) -> None:

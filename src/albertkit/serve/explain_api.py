@@ -6,16 +6,16 @@ float weights of two models for attention. Next: `app.py`.
 
 from __future__ import annotations
 
+import asyncio
 import base64
-import threading
-from collections import OrderedDict
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Annotated, Any, Literal
 
 import numpy as np
 from msgspec import Meta
 
+from albertkit.albert import Albert
 from albertkit.explain.activations import NumpyEncoder
 from albertkit.explain.explainer import Explainer
 from albertkit.explain.layer_predictions import DepthState, DepthTrace, EarlyExitTrace, stable_depth
@@ -24,13 +24,10 @@ from albertkit.serve.schemas import NUMBERS, Count, HttpError, Served, StrictReq
 from albertkit.serve.served_models import ServedModel
 from albertkit.serve.tei import token_items
 
-OPEN_ENCODERS = 2  # their float weights are large
 ATTENTION_COST = 4  # numpy is about so many times slower than the engine
 MAX_NUMBERS = {"float": 1_000_000, "base64": 5_000_000}  # of attention in one response
 MAX_UINT16 = 65535
 AttentionFormat = Literal["float", "base64"]
-_encoders: OrderedDict[int, NumpyEncoder] = OrderedDict()
-_encoders_lock = threading.Lock()
 
 
 class ExplainRequest(StrictRequest):
@@ -94,9 +91,11 @@ async def explain(service: Service, context: RequestContext, body: ExplainReques
     deepest = max(albert.depth, albert.config.num_hidden_layers)
     states = []
     for depth in range(1, deepest + 1):  # one turn each, so that other requests are computed in between
-        states.append(await service.run_engine(context, model, partial(trace.run, depth), trace.tokens * depth * 2))
+        states.append(
+            await service.run_engine(context, model.token_cost, partial(trace.run, depth), trace.tokens * depth * 2)
+        )
     context.tokens = trace.tokens
-    early_exit = await service.run_engine(context, model, trace.trace_early_exit, trace.tokens * deepest)
+    early_exit = await service.run_engine(context, model.token_cost, trace.trace_early_exit, trace.tokens * deepest)
     attention = await attention_of(service, context, model, trace, deepest, body.attention) if body.attention else None
     tokenize = partial(token_items, model, body.text, pair=body.pair, recognize_mask=trace.kind == "fill")
     tokens = await service.run_tokenizer(tokenize)
@@ -148,23 +147,18 @@ async def attention_of(
         raise HttpError(
             413, f"the text has {tokens} tokens; with attention={form!r} it may have {most}: shorten it", param="text"
         )
-    encoder = await service.run_slow(open_encoder, model)
+    encoder = await asyncio.to_thread(open_encoder, model.albert)
     compute = partial(encoder.run, trace.batch.ids[0], trace.batch.segments[0], depth)
-    activations = await service.run_engine(context, model, compute, tokens * depth * ATTENTION_COST)
+    activations = await service.run_engine(context, model.token_cost, compute, tokens * depth * ATTENTION_COST)
     if form == "base64":
         return await service.run_tokenizer(pack_attention, activations.attention)
     return activations.attention.round(6)
 
 
-def open_encoder(model: ServedModel) -> NumpyEncoder:
-    """The float weights of a served model, opened on first use; the least recently used model is closed."""
-    with _encoders_lock:
-        if model.number not in _encoders:
-            _encoders[model.number] = Explainer(model.albert).encoder
-            while len(_encoders) > OPEN_ENCODERS:
-                _encoders.popitem(last=False)
-        _encoders.move_to_end(model.number)
-        return _encoders[model.number]
+@lru_cache(maxsize=2)  # their float weights are large
+def open_encoder(albert: Albert) -> NumpyEncoder:
+    """The float weights of a served model, opened on first use."""
+    return Explainer(albert).encoder
 
 
 def pack_attention(attention: np.ndarray) -> str:

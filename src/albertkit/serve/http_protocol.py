@@ -1,10 +1,7 @@
 """uvicorn's HTTP protocol with timeouts and limits for slow or greedy clients.
 
-In: bytes of a connection. Out: uvicorn's requests. Before: uvicorn; next: `server.py`.
-
-uvicorn waits forever for the rest of a request, stores any number of headers, and keeps a response as long as its
-client does not read it. Here a request must be complete `timeout` seconds after its first byte, its head has at most
-64 KB, a response must make progress within the same time, and above `max_connections` a new connection is rejected.
+A request must be complete `timeout` seconds after its first byte, its head has at most 64 KB, a response must make
+progress within the same time, and above `max_connections` a new connection is rejected. Next: `server.py`.
 """
 
 from __future__ import annotations
@@ -21,34 +18,18 @@ log = logging.getLogger("albertkit.serve")
 MAX_HEAD = 65536
 
 
-def raw_response(status: str, text: str, header: str = "") -> bytes:
+def raw_response(status: str, text: str, header: str = "connection: close") -> bytes:
     """A complete response for a connection that is closed after it."""
     body = f'{{"error":"{text}","error_type":"connection"}}'
-    lines = [f"HTTP/1.1 {status}", "content-type: application/json", f"content-length: {len(body)}"]
-    return "\r\n".join([*lines, "connection: close", *([header] if header else []), "", body]).encode()
+    head = f"HTTP/1.1 {status}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n{header}"
+    return f"{head}\r\n\r\n{body}".encode()
 
 
 TIMEOUT = raw_response("408 Request Timeout", "the request was not complete in time; send it faster, or send less")
-BUSY = raw_response("503 Service Unavailable", "too many connections; retry later", "retry-after: 1")
-TOO_LONG = raw_response(
-    "431 Request Header Fields Too Large", "the head of the request is longer than 64 KB; shorten it"
+BUSY = raw_response(
+    "503 Service Unavailable", "too many connections; retry later", "connection: close\r\nretry-after: 1"
 )
-
-
-class RejectedConnections:
-    """Counts rejected connections and logs them at most once per second."""
-
-    def __init__(self) -> None:
-        self.count, self.next_log = 0, 0.0
-
-    def add(self) -> None:
-        self.count += 1
-        if time.monotonic() >= self.next_log:
-            log.warning("connections rejected", extra={"facts": {"reason": "too many", "count": self.count}})
-            self.count, self.next_log = 0, time.monotonic() + 1
-
-
-rejected = RejectedConnections()
+TOO_LONG = raw_response("431 Request Header Fields Too Large", "the head has over 64 KB; shorten it")
 
 
 class TimeoutProtocol(HttpToolsProtocol):
@@ -56,6 +37,7 @@ class TimeoutProtocol(HttpToolsProtocol):
 
     timeout = 20.0
     max_connections = 4096
+    next_log = 0.0  # rejected connections are logged at most once per second
 
     def __init__(self, *values: Any, **named: Any) -> None:
         super().__init__(*values, **named)
@@ -70,7 +52,9 @@ class TimeoutProtocol(HttpToolsProtocol):
         if sock is not None:  # else a response waits 40 ms for the client's acknowledgement of its head
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if len(self.connections) > self.max_connections:
-            rejected.add()
+            if time.monotonic() >= TimeoutProtocol.next_log:
+                TimeoutProtocol.next_log = time.monotonic() + 1
+                log.warning("connections rejected", extra={"facts": {"reason": "too many"}})
             transport.write(BUSY)
             transport.close()
             return
@@ -148,5 +132,4 @@ class TimeoutProtocol(HttpToolsProtocol):
 
 def make_protocol(timeout: float, max_connections: int) -> type[TimeoutProtocol]:
     """The protocol with a server's limits."""
-    limits = {"timeout": timeout, "max_connections": max_connections}
-    return type("LimitedProtocol", (TimeoutProtocol,), limits)
+    return type("LimitedProtocol", (TimeoutProtocol,), {"timeout": timeout, "max_connections": max_connections})

@@ -7,35 +7,79 @@ computed on the engine's thread, and assembled here. Before: `served_models.py`,
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
+from prometheus_client.multiprocess import MultiProcessCollector
 
 from albertkit.errors import AlbertkitError
 from albertkit.runtime.embed import EmbedOptions, TokenWindows, combine_windows, pool, split_texts, split_tokens
 from albertkit.runtime.mask_filling import MaskPrediction, encode_masks, likeliest_tokens, mask_predictions
 from albertkit.runtime.predict import read_heads, task_depth, task_features
 from albertkit.search.index import Index
-from albertkit.serve.batch_queue import BatchJob, ComputeModel, ComputeRoute
-from albertkit.serve.batcher import Batcher
-from albertkit.serve.metrics import ServerMetrics
+from albertkit.serve.batcher import Batcher, BatchJob, ComputeRoute, EngineCall
 from albertkit.serve.schemas import HttpError
 from albertkit.serve.serve_settings import ApiKeys, ServeSettings
-from albertkit.serve.served_models import ServedModel, ServedModels
-from albertkit.serve.vector_cache import VectorCache, cache_key
+from albertkit.serve.served_models import ServedModel, ServedModels, TokenCost
 from albertkit.tokenizer import Tokenizer
 
 T = TypeVar("T")
 Text = str | list[int]
 """A text, or its token ids."""
 TOKENIZER_THREADS = 2
-SLOW_THREADS = 4
+FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 TOKEN_CHARACTERS = 6  # a high estimate: a request that is rejected for its size has no second chance
+
+
+class ServerMetrics:
+    """Metrics for Prometheus; they contain no text.
+
+    With several workers the numbers of all are summed, through files in a folder that `server.py` creates before this
+    file is imported.
+    """
+
+    def __init__(self) -> None:
+        disable_created_metrics()
+        is_shared = FOLDER_VARIABLE in os.environ
+        self.registry = CollectorRegistry()
+        registry: dict[str, Any] = {"registry": None if is_shared else self.registry}
+        gauge: dict[str, Any] = {"multiprocess_mode": "livesum", **registry}
+        seconds, sizes = {"buckets": SECONDS, **registry}, {"buckets": SIZES, **registry}
+        self.requests = Counter("albertkit_requests", "Finished requests.", ["endpoint", "status"], **registry)
+        self.seconds = Histogram("albertkit_request_seconds", "Time of a request.", ["endpoint"], **seconds)
+        self.rejected = Counter("albertkit_rejected", "Requests with an error, by type.", ["error_type"], **registry)
+        self.disconnected = Counter("albertkit_disconnected", "Requests whose client disconnected.", **registry)
+        self.texts = Counter("albertkit_texts", "Computed rows.", ["model"], **registry)
+        self.tokens = Counter("albertkit_tokens", "Computed tokens.", ["model"], **registry)
+        self.batch_seconds = Histogram("albertkit_batch_seconds", "Time of a batch.", ["model"], **seconds)
+        self.batch_texts = Histogram("albertkit_batch_texts", "Rows in a batch.", **sizes)
+        self.batch_tokens = Histogram("albertkit_batch_tokens", "Tokens in a batch.", **sizes)
+        self.wait = Histogram("albertkit_wait_seconds", "How long the oldest row of a batch waited.", **seconds)
+        self.waiting = Gauge("albertkit_waiting_seconds", "Waiting work, in seconds.", **gauge)
+        self.pending_bytes = Gauge("albertkit_pending_bytes", "Bytes of open requests.", **gauge)
+        self.reloads = Counter("albertkit_reloads", "Reloads of a model, by result.", ["result"], **registry)
+        if is_shared:
+            MultiProcessCollector(self.registry)
+
+    def export(self) -> bytes:
+        return generate_latest(self.registry)
+
+    def observe_batch(self, model: ServedModel, texts: int, tokens: int, seconds: float, waited: float) -> None:
+        self.texts.labels(model.name).inc(texts)
+        self.tokens.labels(model.name).inc(tokens)
+        self.batch_seconds.labels(model.name).observe(seconds)
+        self.batch_texts.observe(texts)
+        self.batch_tokens.observe(tokens)
+        self.wait.observe(waited)
 
 
 @dataclass
@@ -48,6 +92,8 @@ class RequestContext:
     tokens: int = 0
     wait_seconds: float = 0.0
     compute_seconds: float = 0.0
+    bytes: int = 0
+    """Of the request and its response, counted in the service's `pending_bytes`."""
     is_disconnected: bool = False
 
     @classmethod
@@ -64,7 +110,6 @@ class Service:
     batcher: Batcher
     metrics: ServerMetrics
     keys: ApiKeys
-    cache: VectorCache
     indexes: dict[str, Index] = field(default_factory=dict)
     process_id: bytes = field(default_factory=lambda: secrets.token_hex(4).encode())
     """Prefix of the request ids of this process."""
@@ -73,8 +118,6 @@ class Service:
     pending_bytes: int = 0
     """Bytes of all open requests."""
     tokenizer_pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(TOKENIZER_THREADS, "tokens"))
-    slow_pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(SLOW_THREADS, "slow"))
-    """For opening models and searching indexes."""
 
     def choose_model(self, context: RequestContext, name: str | None, endpoint: str) -> ServedModel:
         """The model for a request."""
@@ -89,19 +132,22 @@ class Service:
         if context.texts > most:
             raise HttpError(413, f"the request has {context.texts:,} texts; send at most {most:,} per request")
 
+    def count_bytes(self, context: RequestContext, count: int, limit: int | None = None) -> None:
+        """Count bytes of an open request; with `limit`, reject it if all requests together exceed it."""
+        if limit is not None and self.pending_bytes + count > limit:
+            raise HttpError(429, f"open requests already take {self.pending_bytes:,} bytes; retry later", retry_after=1)
+        context.bytes += count
+        self.pending_bytes += count
+
     async def run_tokenizer(self, function: Callable[..., T], *values: Any) -> T:
         """Call a function on a thread for tokenization."""
         return await asyncio.get_running_loop().run_in_executor(self.tokenizer_pool, function, *values)
 
-    async def run_slow(self, function: Callable[..., T], *values: Any) -> T:
-        """Call a function on a thread for slow work outside the engine."""
-        return await asyncio.get_running_loop().run_in_executor(self.slow_pool, function, *values)
-
-    async def run_engine(self, context: RequestContext, model: ComputeModel, function: Callable[[], T], work: int) -> T:
+    async def run_engine(self, context: RequestContext, cost: TokenCost, function: Callable[[], T], work: int) -> T:
         """Call a function that uses the engine, on its thread and in its turn; `work` is tokens times layers."""
-        job = BatchJob(ComputeRoute(model, 0, read_vectors), [], context.deadline, call=function, work=work)
+        job = BatchJob(EngineCall(cost, function), [()], context.deadline, work=work)
         (result,) = await self._run(context, job)
-        return result
+        return cast(T, result)
 
     async def _run(self, context: RequestContext, job: BatchJob) -> list[Any]:
         """A job's results; its tokens and times are added to the context."""
@@ -122,49 +168,17 @@ class Service:
     ) -> np.ndarray:
         """Sentence vectors (texts, dim)."""
         self.count_texts(context, texts)
-        keys = [b""] * len(texts)
-        entries: list[tuple[np.ndarray, int] | None] = [None] * len(texts)
-        if self.cache.limit and all(isinstance(text, str) for text in texts):
-            keys = [cache_key(f"{model.number} {options}", str(text)) for text in texts]
-            entries = [self.cache.get(key) for key in keys]
-            misses = entries.count(None)
-            self.metrics.observe_cache(len(entries) - misses, misses, self.cache.bytes)
-        places = [place for place, entry in enumerate(entries) if entry is None]
-        fresh = await self._embed_fresh(context, model, [texts[place] for place in places], options) if places else []
-        for place, (vector, tokens) in zip(places, fresh, strict=True):
-            entries[place] = (vector, tokens)
-            if keys[place]:
-                self.cache.put(keys[place], vector, tokens)
-        found = [entry for entry in entries if entry is not None]
-        cached_tokens = sum(tokens for _, tokens in found) - sum(tokens for _, tokens in fresh)
-        context.tokens += cached_tokens
-        if not found:
+        if not texts:
             return np.zeros((0, options.dim or model.albert.dim), np.float32)
-        return np.stack([vector for vector, _ in found])
-
-    async def _embed_fresh(
-        self, context: RequestContext, model: ServedModel, texts: Sequence[Text], options: EmbedOptions
-    ) -> list[tuple[np.ndarray, int]]:
-        """The vector and the number of tokens of each text, computed."""
         estimate = sum(map(len, texts)) // TOKEN_CHARACTERS
-        self.batcher.check(model, estimate * options.depth)  # before tokenization
+        self.batcher.check(estimate * options.depth * model.token_cost.seconds)  # before tokenization
         windows = await self.run_tokenizer(split_into_windows, model, texts, options)
         route = ComputeRoute(model, options.depth, read_vectors, options.pooling)
-        ids = [np.array(window, np.int32) for window in windows.ids]
-        rows = await self._run(context, BatchJob(route, ids, context.deadline))
-        vectors, lengths = combine_windows(np.stack(rows), windows, options), windows.lengths
-        return [
-            (vector, sum(lengths[place] for place in places))
-            for vector, places in zip(vectors, windows.by_text, strict=True)
-        ]
+        rows = await self._run(context, BatchJob(route, windows.ids, context.deadline))
+        return combine_windows(np.stack(rows), windows, options)
 
     async def query_cosines(
-        self,
-        context: RequestContext,
-        model: ServedModel,
-        query: str,
-        texts: Sequence[str],
-        depth: int | None = None,
+        self, context: RequestContext, model: ServedModel, query: str, texts: Sequence[str], depth: int | None = None
     ) -> np.ndarray:
         """Cosines (texts,) of a query with texts, with the model's prompts for both if it has them."""
         prompts = model.albert.metadata.prompts
@@ -183,21 +197,14 @@ class Service:
         self, context: RequestContext, model: ServedModel, examples: Sequence[Any], task: str, depth: int | None = None
     ) -> list[Any]:
         """The results of the model's task for examples."""
-        self.count_texts(context, examples)
-        scores, features = await self._scores(context, model, examples, task, depth)
+        scores, features = await self.predict_scores(context, model, examples, task, depth)
         return await self.run_tokenizer(model.albert.task.results, scores, features, examples)
 
     async def predict_scores(
-        self, context: RequestContext, model: ServedModel, examples: Sequence[Any], task: str
-    ) -> np.ndarray:
-        """The scores of the task's head, (examples, classes); for tasks with one row per example."""
-        self.count_texts(context, examples)
-        scores, _ = await self._scores(context, model, examples, task, None)
-        return np.stack(scores).astype(np.float64)
-
-    async def _scores(
-        self, context: RequestContext, model: ServedModel, examples: Sequence[Any], task: str, depth: int | None
+        self, context: RequestContext, model: ServedModel, examples: Sequence[Any], task: str, depth: int | None = None
     ) -> tuple[list[Any], list[Any]]:
+        """The scores of the task's head and the features, one of each per row."""
+        self.count_texts(context, examples)
         layers = task_depth(model.albert, depth)
         features = await self.run_tokenizer(task_features, model.albert, examples, task)
         ids, segments = [f.ids for f in features], [f.segments for f in features]
@@ -262,21 +269,16 @@ def strip_special_tokens(tokenizer: Tokenizer, ids: Sequence[int]) -> list[int]:
     return list(ids[start:stop])
 
 
-def as_texts(value: object, name: str) -> list[str]:
+def as_texts(value: str | list[str]) -> list[str]:
     """One text or several, as a list."""
-    texts = [value] if isinstance(value, str) else value
-    if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
-        raise HttpError(422, f"{name} must be a text or a list of at least one text", param=name)
-    return texts
+    return [value] if isinstance(value, str) else value
 
 
-def as_texts_or_tokens(value: object, name: str) -> list[Text]:
+def as_texts_or_tokens(value: str | list[str | int | list[int]], name: str) -> list[Text]:
     """One text or several, or the token ids of one or several, as a list."""
-    if isinstance(value, list) and value and all(type(token) is int for token in value):
+    if isinstance(value, str):
         return [value]
-    if isinstance(value, list) and value and all(isinstance(ids, list) for ids in value):
-        for ids in value:
-            if not ids or not all(type(token) is int for token in ids):
-                raise HttpError(422, f"each list in {name} must contain token ids, at least one", param=name)
-        return value
-    return list(as_texts(value, name))
+    kinds = {type(item) for item in value}
+    if len(kinds) > 1:
+        raise HttpError(422, f"{name} contains texts and token ids; send either", param=name)
+    return cast(list[Text], [value] if kinds == {int} else value)

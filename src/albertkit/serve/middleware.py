@@ -10,21 +10,21 @@ import itertools
 import logging
 import re
 import time
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from types import NoneType
+from typing import Any, get_type_hints
 
 import msgspec
 import orjson
+from starlette.types import Receive, Scope, Send
 
 from albertkit.errors import AlbertkitError
 from albertkit.serve.inference import RequestContext, Service
 from albertkit.serve.schemas import HttpError
 
 log = logging.getLogger("albertkit.serve")
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
 Headers = list[tuple[bytes, bytes]]
 Handler = Callable[..., Awaitable[Any]]
 """(service, context, body, path parameters) → the response."""
@@ -34,32 +34,6 @@ REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 _numbers = itertools.count(1)
 OPENAI_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 OPENAI_CODES = {401: "invalid_api_key", 404: "model_not_found", 429: "rate_limit_exceeded"}
-
-
-@dataclass(frozen=True)
-class Endpoint:
-    """A path, its handler, and the types of request and response."""
-
-    method: str
-    path: str
-    handler: Handler
-    request: Any = None
-    """The struct of the body; None without a body."""
-    response: Any = None
-    """The type of the response; None if it is not JSON."""
-    group: str = "albertkit"
-    is_public: bool = False
-    """Needs no API key."""
-    is_admin: bool = False
-    """Needs the admin key."""
-
-
-@dataclass(frozen=True)
-class RawBody:
-    """A response that is not JSON."""
-
-    body: bytes
-    content_type: str
 
 
 @dataclass(frozen=True)
@@ -73,6 +47,32 @@ class HttpReply:
     error_type: str | None = None
 
 
+@dataclass(frozen=True)
+class Endpoint:
+    """A path and its handler, whose annotations are the types of request and response."""
+
+    method: str
+    path: str
+    handler: Handler
+    group: str
+    is_public: bool = False
+    """Needs no API key."""
+    is_admin: bool = False
+    """Needs the admin key."""
+
+    @cached_property
+    def request(self) -> Any:
+        """The struct of the body; None without a body."""
+        body = get_type_hints(self.handler, include_extras=True)["body"]
+        return None if body is NoneType else body
+
+    @cached_property
+    def response(self) -> Any:
+        """The type of the response; None if it is not JSON."""
+        result = get_type_hints(self.handler, include_extras=True)["return"]
+        return None if result is HttpReply else result
+
+
 class ClientDisconnected(Exception):
     """The client has closed the connection."""
 
@@ -82,51 +82,46 @@ class EndpointApp:
 
     def __init__(self, endpoint: Endpoint, service: Service) -> None:
         self.endpoint, self.service = endpoint, service
-        self.decoder = None if endpoint.request is None else msgspec.json.Decoder(endpoint.request)
+        self.decoder = msgspec.json.Decoder(endpoint.request)
         self.seconds = service.metrics.seconds.labels(endpoint.path)
 
-    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         began = time.perf_counter()
         context = RequestContext.begin(self.service.settings)
         headers = dict(scope["headers"])
         client_id = headers.get(b"x-request-id", b"")
         is_valid = REQUEST_ID.fullmatch(client_id) is not None
         request_id = client_id if is_valid else b"%s-%x" % (self.service.process_id, next(_numbers))
-        counter = ByteCounter(self.service)
         reply: HttpReply | None = None
         try:
-            reply = await self._reply(scope, headers, receive, context, counter)
+            reply = await self._reply(scope, headers, receive, context)
             if reply is not None:
                 await send_reply(send, reply, self._headers(reply, context, request_id))
         finally:
-            counter.release()
+            self.service.pending_bytes -= context.bytes
             self._record(reply, context, request_id, time.perf_counter() - began)
 
     async def _reply(
-        self,
-        scope: Message,
-        headers: dict[bytes, bytes],
-        receive: Receive,
-        context: RequestContext,
-        counter: ByteCounter,
+        self, scope: Scope, headers: dict[bytes, bytes], receive: Receive, context: RequestContext
     ) -> HttpReply | None:
         """The response; None if the client has disconnected."""
         path, parameters = scope["path"], scope.get("path_params", {})
         try:
             self._check_key(headers)
-            if self.decoder is None:
+            if self.endpoint.request is None:
                 result = await self.endpoint.handler(self.service, context, None, **parameters)
             else:
-                self.service.batcher.check_queue()  # before the body is read
-                body = self._decode(await read_body(headers, receive, self.service, counter))
+                self.service.batcher.check()  # before the body is read
+                body = self._decode(await read_body(headers, receive, self.service, context))
                 watch = asyncio.ensure_future(watch_disconnect(receive, context, asyncio.current_task()))
                 try:
                     result = await self.endpoint.handler(self.service, context, body, **parameters)
                 finally:
                     watch.cancel()
-            reply = encode_result(result)
-            counter.add(len(reply.body))
-            return reply
+            if not isinstance(result, HttpReply):
+                result = HttpReply(200, orjson.dumps(result, option=orjson.OPT_SERIALIZE_NUMPY))
+            self.service.count_bytes(context, len(result.body))
+            return result
         except ClientDisconnected:
             return None
         except asyncio.CancelledError:
@@ -153,9 +148,8 @@ class EndpointApp:
             raise HttpError(401, "an API key is missing or wrong; send it as  Authorization: Bearer KEY")
 
     def _decode(self, body: bytes) -> Any:
-        assert self.decoder is not None
         try:
-            return self.decoder.decode(body or b"{}" if self.endpoint.is_admin else body)
+            return self.decoder.decode(body)
         except msgspec.ValidationError as error:
             field = re.search(r"at `\$\.([^`]+)`", str(error))
             raise HttpError(422, f"invalid request: {error}", param=field.group(1) if field else None) from None
@@ -200,26 +194,7 @@ class EndpointApp:
         log.info("request", extra={"facts": facts})
 
 
-class ByteCounter:
-    """Bytes of one request, counted in the service's `pending_bytes`."""
-
-    def __init__(self, service: Service) -> None:
-        self.service, self.bytes = service, 0
-
-    def add(self, count: int, limit: int | None = None) -> None:
-        """Count more bytes; with `limit`, reject the request if all requests together exceed it."""
-        pending = self.service.pending_bytes
-        if limit is not None and pending + count > limit:
-            raise HttpError(429, f"open requests already take {pending:,} bytes; retry later", retry_after=1)
-        self.bytes += count
-        self.service.pending_bytes += count
-
-    def release(self) -> None:
-        self.service.pending_bytes -= self.bytes
-        self.bytes = 0
-
-
-async def read_body(headers: dict[bytes, bytes], receive: Receive, service: Service, counter: ByteCounter) -> bytes:
+async def read_body(headers: dict[bytes, bytes], receive: Receive, service: Service, context: RequestContext) -> bytes:
     """The body, within the limits."""
     most, pending_limit = service.settings.max_bytes, service.settings.max_pending_bytes
     content_type = headers.get(b"content-type", b"application/json").split(b";")[0].strip().lower()
@@ -230,7 +205,7 @@ async def read_body(headers: dict[bytes, bytes], receive: Receive, service: Serv
     length = headers.get(b"content-length", b"0")
     if length.isdigit() and int(length[:18]) > most:
         raise HttpError(413, f"the body has {int(length[:18]):,} bytes; send at most {most:,} per request")
-    counter.add(OVERHEAD + (int(length) if length.isdigit() else 0), pending_limit)
+    service.count_bytes(context, OVERHEAD + (int(length) if length.isdigit() else 0), pending_limit)
     parts, total = [], 0
     while True:
         message = await receive()
@@ -241,7 +216,7 @@ async def read_body(headers: dict[bytes, bytes], receive: Receive, service: Serv
         if total > most:
             raise HttpError(413, f"the body has more than {most:,} bytes; send fewer texts per request")
         if b"content-length" not in headers:
-            counter.add(len(part), pending_limit)
+            service.count_bytes(context, len(part), pending_limit)
         parts.append(part)
         if not message.get("more_body"):
             return b"".join(parts)
@@ -254,13 +229,6 @@ async def watch_disconnect(receive: Receive, context: RequestContext, task: asyn
     context.is_disconnected = True
     if task is not None:
         task.cancel()
-
-
-def encode_result(result: object) -> HttpReply:
-    """A handler's result as a reply."""
-    if isinstance(result, RawBody):
-        return HttpReply(200, result.body, result.content_type.encode())
-    return HttpReply(200, orjson.dumps(result, option=orjson.OPT_SERIALIZE_NUMPY))
 
 
 def error_reply(path: str, error: HttpError) -> HttpReply:

@@ -13,17 +13,7 @@ import numpy as np
 from msgspec import Meta
 
 from albertkit.serve.inference import RequestContext, Service, as_texts_or_tokens
-from albertkit.serve.schemas import (
-    NUMBERS,
-    TEXT,
-    Depth,
-    Dimensions,
-    HttpError,
-    LongTexts,
-    Pooling,
-    StrictRequest,
-    TextsOrTokens,
-)
+from albertkit.serve.schemas import NUMBERS, Depth, Dimensions, Pooling, StrictRequest, TextsOrTokens
 from albertkit.serve.served_models import ModelInfo
 
 
@@ -37,7 +27,10 @@ class EmbeddingsRequest(StrictRequest):
     user: str | None = None
     depth: Depth = None
     pooling: Pooling = None
-    long_texts: LongTexts = "split"
+    long_texts: Annotated[
+        Literal["split", "truncate", "error"],
+        Meta(description="For texts beyond the model's length: the mean of windows, truncation, or an error."),
+    ] = "split"
     prompt: Annotated[str | None, Meta(description="A prompt's name or text, put before each text.")] = None
 
 
@@ -46,7 +39,7 @@ class EmbeddingItem:
     """One vector; in base64, it is little-endian float32."""
 
     index: int
-    embedding: Annotated[Any, Meta(extra_json_schema={"anyOf": [NUMBERS, TEXT]})]
+    embedding: Annotated[Any, Meta(extra_json_schema={"anyOf": [NUMBERS, {"type": "string"}]})]
     object: Literal["embedding"] = "embedding"
 
 
@@ -97,8 +90,4 @@ async def models(service: Service, context: RequestContext, body: None) -> Model
 
 async def one_model(service: Service, context: RequestContext, body: None, name: str) -> ModelInfo:
     """One served model."""
-    for model in service.models:
-        if model.name == name:
-            return model.info
-    names = ", ".join(model.name for model in service.models)
-    raise HttpError(404, f"model {name!r} is not served; choose one of {names}", param="model")
+    return service.models.named(name).info

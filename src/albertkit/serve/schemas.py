@@ -1,8 +1,7 @@
 """Types shared by the endpoints: fields of requests, tokens, errors.
 
-Requests are msgspec structs, so decoding JSON also validates it; responses are dataclasses. The OpenAPI description
-is generated from both. `HttpError` is raised by any handler; `middleware.py` turns it into a response. Next: the
-endpoints.
+Requests are msgspec structs, so decoding JSON also validates it; responses are dataclasses. `app.py` generates the
+OpenAPI description from both. `HttpError` is raised by any handler; `middleware.py` turns it into a response.
 """
 
 from __future__ import annotations
@@ -14,48 +13,39 @@ from typing import Annotated, Any, Literal, TypedDict
 from msgspec import Meta, Struct
 
 NUMBERS = {"type": "array", "items": {"type": "number"}}
-TEXT = {"type": "string"}
-TEXTS = {"type": "array", "items": TEXT, "minItems": 1}
-IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
-MANY_IDS = {"type": "array", "items": IDS, "minItems": 1}
-PAIR = {"type": "array", "items": TEXT, "minItems": 1, "maxItems": 2}
-ONE_OR_MANY = {"anyOf": [TEXT, TEXTS]}
-
-
-def union(description: str, *schemas: dict[str, Any]) -> Meta:
-    """A field that takes one of several JSON types; the handler validates it."""
-    return Meta(description=description, extra_json_schema={"anyOf": list(schemas)})
-
-
-Texts = Annotated[Any, union("A text, or several.", TEXT, TEXTS)]
+NOT_EMPTY = Meta(min_length=1)
+TokenIds = Annotated[list[Annotated[int, Meta(ge=0)]], NOT_EMPTY]
+Texts = Annotated[str | Annotated[list[str], NOT_EMPTY], Meta(description="A text, or several.")]
 TextsOrTokens = Annotated[
-    Any, union("A text, several, the token ids of one, or of several.", TEXT, TEXTS, IDS, MANY_IDS)
+    str | Annotated[list[str | Annotated[int, Meta(ge=0)] | TokenIds], NOT_EMPTY],
+    Meta(description="A text, several, the token ids of one, or of several."),
 ]
 TextsOrPairs = Annotated[
-    Any,
-    union(
-        "A text, a pair of texts, or a list of [text] and [text, text].",
-        TEXT,
-        PAIR,
-        {"type": "array", "items": PAIR, "minItems": 1},
-    ),
+    str | Annotated[list[str | Annotated[list[str], Meta(min_length=1, max_length=2)]], NOT_EMPTY],
+    Meta(description="A text, a pair of texts, or a list of [text] and [text, text]."),
 ]
-IdsOrMany = Annotated[Any, union("Token ids of a text, or of several.", IDS, MANY_IDS)]
+IdsOrMany = Annotated[
+    list[Annotated[int, Meta(ge=0)] | TokenIds],
+    Meta(min_length=1, description="Token ids of a text, or of several."),
+]
 Vector = Annotated[Any, Meta(extra_json_schema=NUMBERS)]
 Table = Annotated[Any, Meta(extra_json_schema={"type": "array", "items": NUMBERS})]
 Served = Annotated[str | None, Meta(description="Name of a served model; default the first with this endpoint.")]
 Depth = Annotated[Annotated[int, Meta(ge=1, le=1024)] | None, Meta(description="Layers to apply; default the model's.")]
 Dimensions = Annotated[Annotated[int, Meta(ge=1)] | None, Meta(description="Keep the first numbers of each vector.")]
 Pooling = Annotated[Literal["mean", "cls", "pooler", "max"] | None, Meta(description="Default the model's.")]
-LongTexts = Annotated[
-    Literal["split", "truncate", "error"],
-    Meta(description="For texts beyond the model's length: the mean of windows, truncation, or an error."),
-]
 Count = Annotated[int, Meta(ge=1, le=1000, description="How many results to return.")]
 
 
 class StrictRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     """A request in which an unknown field is an error."""
+
+
+class ModelRequest(StrictRequest, kw_only=True):
+    """A request to a model, at a depth."""
+
+    model: Served = None
+    depth: Depth = None
 
 
 @dataclass(frozen=True)
@@ -91,23 +81,23 @@ class OpenAIErrorResponse(TypedDict):
     error: OpenAIErrorDetail
 
 
-ERROR_TYPES = {
-    400: "invalid",
-    401: "key",
-    403: "forbidden",
-    404: "unknown",
-    405: "method",
-    408: "slow",
-    409: "conflict",
-    413: "too_large",
-    415: "media_type",
-    421: "host",
-    422: "validation",
-    424: "model",
-    429: "overloaded",
-    500: "internal",
-    503: "unavailable",
+ERRORS = {
+    400: ("invalid", "The body is not JSON in UTF-8."),
+    401: ("key", "The API key is missing or wrong."),
+    403: ("forbidden", "The server has no admin key."),
+    404: ("unknown", "The path, model or index is not served."),
+    405: ("method", "The path has other methods."),
+    409: ("conflict", "A model could not be reloaded; the old one is kept."),
+    413: ("too_large", "Too many bytes, texts or tokens, or more work than fits into the deadline."),
+    415: ("media_type", "The body is not JSON, or compressed."),
+    421: ("host", "The host name is not allowed."),
+    422: ("validation", "A value is not valid."),
+    424: ("model", "No served model has this endpoint."),
+    429: ("overloaded", "Too much work is waiting; retry after Retry-After seconds."),
+    500: ("internal", "An internal error."),
+    503: ("unavailable", "The deadline was missed, or the server is shutting down; retry after Retry-After seconds."),
 }
+"""Status → its type for programs, and what it means."""
 
 
 class HttpError(Exception):
@@ -116,9 +106,5 @@ class HttpError(Exception):
     def __init__(self, status: int, message: str, retry_after: float | None = None, param: str | None = None) -> None:
         super().__init__(message)
         self.status, self.message, self.param = status, message, param
+        self.error_type = ERRORS[status][0]
         self.retry_after = None if retry_after is None else max(1, math.ceil(retry_after))
-
-    @property
-    def error_type(self) -> str:
-        """The kind of error, for programs."""
-        return ERROR_TYPES[self.status]

@@ -5,7 +5,7 @@ In: texts. Out: cosines and search hits. Before: `inference.py`; next: `app.py`.
 
 from __future__ import annotations
 
-import threading
+import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,19 +16,17 @@ from msgspec import Meta
 
 from albertkit.data.sentences import split_sentences
 from albertkit.errors import AlbertkitError
-from albertkit.search.index import Index, SearchHit
+from albertkit.search.index import Index
 from albertkit.serve.inference import RequestContext, Service
-from albertkit.serve.schemas import Count, Depth, Dimensions, HttpError, Served, StrictRequest, Table
+from albertkit.serve.schemas import Count, Dimensions, HttpError, ModelRequest, Table
 from albertkit.serve.served_models import ServedModel, ServedModels
 
 
-class SimilarRequest(StrictRequest):
+class SimilarRequest(ModelRequest, kw_only=True):
     """Texts to compare with each other, or with `others`."""
 
     texts: Annotated[list[str], Meta(min_length=1)]
     others: Annotated[list[str] | None, Meta(description="The columns; default the texts themselves.")] = None
-    model: Served = None
-    depth: Depth = None
     dimensions: Dimensions = None
 
 
@@ -40,7 +38,7 @@ class SimilarResponse:
     scores: Table
 
 
-class SearchRequest(StrictRequest):
+class SearchRequest(ModelRequest, kw_only=True):
     """A query, and what to search: `texts`, one `text` split into sentences or lines, or a served index."""
 
     query: str
@@ -50,8 +48,6 @@ class SearchRequest(StrictRequest):
     index: Annotated[str | None, Meta(description="Name of a served index; default the first.")] = None
     mode: Annotated[Literal["hybrid", "vector", "keyword"], Meta(description="For an index.")] = "hybrid"
     k: Count = 10
-    model: Served = None
-    depth: Depth = None
 
 
 class HitLocation(TypedDict, total=False):
@@ -124,33 +120,16 @@ def split_text(text: str, unit: str) -> list[tuple[int, int]]:
     return found
 
 
-class PrecomputedEmbedder:
-    """An embedder that returns vectors which the batcher computed before; one set per thread."""
-
-    def __init__(self, name: str, dim: int) -> None:
-        self.name, self.dim = name, dim
-        self._local = threading.local()
-
-    def set_vectors(self, vectors: np.ndarray) -> None:
-        self._local.vectors = vectors
-
-    def embed(self, texts: Iterable[str]) -> np.ndarray:
-        vectors: np.ndarray = self._local.vectors
-        return vectors
-
-
 def open_indexes(paths: Iterable[Path], models: ServedModels) -> dict[str, Index]:
     """Indexes by file name; each needs the served model that it was built with."""
     indexes: dict[str, Index] = {}
+    names = [model.albert.name for model in models]
     for path in paths:
-        with Index.open(path, None) as index:
-            known = [model.albert for model in models if model.albert.name == index.model]
-            if not known:
-                names = ", ".join(model.albert.name for model in models)
-                raise AlbertkitError(
-                    f"{path} was built with model {index.model}; serve this model too (served: {names})"
-                )
-        indexes[path.stem] = Index.open(path, PrecomputedEmbedder(known[0].name, known[0].dim))
+        index = indexes[path.stem] = Index.open(path, None)
+        if index.model not in names:
+            raise AlbertkitError(
+                f"{path} was built with model {index.model}; serve this model too (served: {', '.join(names)})"
+            )
     return indexes
 
 
@@ -173,16 +152,10 @@ async def search_index(
             424, f"index {name!r} was built with model {index.model}, but {model.name!r} is {model.albert.name}"
         )
     context.model = model.name
-    vectors = np.zeros((1, index.dim), np.float32)
+    vectors = None
     if body.mode != "keyword":
         vectors = await service.embed(context, model, [body.query], model.albert.embed_options())
-
-    def run() -> list[SearchHit]:
-        assert isinstance(index.embedder, PrecomputedEmbedder)
-        index.embedder.set_vectors(vectors)
-        return index.search(body.query, body.k, body.mode)
-
-    hits = await service.run_slow(run)
+    (hits,) = await asyncio.to_thread(index.search_many, [body.query], body.k, body.mode, vectors)
     return SearchResponse(
         model.name,
         [{"id": hit.id, "text": hit.text, "score": hit.score, "source": hit.source, "line": hit.line} for hit in hits],

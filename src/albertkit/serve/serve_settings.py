@@ -19,6 +19,15 @@ from albertkit.options import setting
 PREFIX = "ALBERTKIT_SERVE_"
 LOCAL_HOSTS = ("127.0.0.1", "::1", "localhost")
 MEGABYTE = 2**20
+COUNTS = ("token_budget", "max_texts", "max_tokens", "max_bytes", "max_pending_bytes", "max_connections")
+TIMES = ("deadline", "client_timeout", "keep_alive", "shutdown_timeout")
+RANGES = {
+    "port": (0, 65535),
+    "workers": (1, 256),
+    "threads": (1, 1024),
+    **dict.fromkeys(COUNTS, (1, 1e12)),
+    **dict.fromkeys(TIMES, (1e-3, 1e9)),
+}
 
 
 @dataclass(frozen=True)
@@ -40,7 +49,6 @@ class ServeSettings:
     client_timeout: float = setting(20.0, "Seconds a client may take to send a request, or to read more of a response.")
     keep_alive: float = setting(75.0, "Seconds an idle connection stays open.")
     shutdown_timeout: float = setting(30.0, "Seconds for open requests to finish after SIGTERM.")
-    cache_megabytes: float = setting(0.0, "Megabytes for the vectors of repeated texts; 0 for no cache.")
     cors_origins: str | None = setting(
         None, "Origins whose pages may call the server, separated by commas [default: none]."
     )
@@ -53,20 +61,12 @@ class ServeSettings:
     page: bool = setting(True, "Serve the page at /.")
 
     def __post_init__(self) -> None:
-        counts = ("workers", "token_budget", "max_texts", "max_tokens", "max_bytes", "max_pending_bytes")
-        for name in (*counts, "max_connections", "deadline", "client_timeout", "keep_alive", "shutdown_timeout"):
-            if not 0 < getattr(self, name) < 1e12:
-                raise AlbertkitError(f"{name}={getattr(self, name)} is not valid; it must be above 0")
-        if not 0 <= self.port < 65536:
-            raise AlbertkitError(f"port={self.port} is not valid; choose 1 to 65535, or 0 for a free one")
-        if not 0 <= self.cache_megabytes < 1e6:
-            raise AlbertkitError(f"cache_megabytes={self.cache_megabytes} is not valid; choose 0 or more")
+        for name, (low, high) in RANGES.items():
+            value = getattr(self, name)
+            if value is not None and not low <= value <= high:
+                raise AlbertkitError(f"{name}={value} is not valid; choose {low:g} to {high:g}")
         if self.bits not in (None, 4, 8):
             raise AlbertkitError(f"bits={self.bits} is not valid; choose 8 or 4")
-        if self.workers > 256:
-            raise AlbertkitError(f"workers={self.workers} is not valid; choose 1 to 256")
-        if self.threads is not None and not 1 <= self.threads <= 1024:
-            raise AlbertkitError(f"threads={self.threads} is not valid; choose 1 to 1024")
         if self.max_pending_bytes < self.max_bytes:
             raise AlbertkitError(
                 f"max_pending_bytes={self.max_pending_bytes} is below max_bytes={self.max_bytes}; increase it"
@@ -119,10 +119,7 @@ def matches(header: bytes, hashes: Iterable[bytes]) -> bool:
     """Compare with every key in constant time."""
     scheme, _, value = header.partition(b" ")
     digest = hashlib.sha256(value.strip() if scheme.lower() == b"bearer" else b"").digest()
-    is_match = False
-    for known in hashes:
-        is_match |= hmac.compare_digest(digest, known)
-    return is_match
+    return sum(hmac.compare_digest(digest, known) for known in hashes) > 0
 
 
 def hash_key(key: str) -> bytes:

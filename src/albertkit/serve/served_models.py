@@ -9,7 +9,6 @@ old model. Running requests finish with the old one. If the new files cannot be 
 from __future__ import annotations
 
 import hashlib
-import itertools
 import logging
 import threading
 import time
@@ -29,13 +28,14 @@ from albertkit.errors import AlbertkitError, nearest
 from albertkit.explain.explain_input import can_fill_masks
 from albertkit.runtime.batching import pad_batch
 from albertkit.runtime.early_exit import available_exit_depths
-from albertkit.serve.batch_queue import TokenCost
 from albertkit.serve.schemas import HttpError
 from albertkit.serve.serve_settings import ServeSettings
 from albertkit.weights import encoder_shapes
 from albertkit.weights import size as count_parameters
 
 log = logging.getLogger("albertkit.serve")
+NEW_WEIGHT = 0.2  # weight of a new measurement in a moving average
+GENERATE_COST = 8.0  # first estimate: how many times more a generated token costs than one that is read
 COMMON_ENDPOINTS = ("embed", "rerank", "similar", "search", "tokenize", "explain")
 TASK_ENDPOINTS = {
     "classify": ("classify", "predict"),
@@ -45,7 +45,16 @@ TASK_ENDPOINTS = {
     "intent": ("intent",),
     "generate": ("generate",),
 }
-_numbers = itertools.count(1)
+
+
+class TokenCost:
+    """Seconds per token and layer: a moving average over batches that are at least half full."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def update(self, seconds: float) -> None:
+        self.seconds += NEW_WEIGHT * (seconds - self.seconds)
 
 
 @dataclass(frozen=True)
@@ -127,8 +136,9 @@ class ServedModel:
     stamp: str
     token_cost: TokenCost
     opened: float = field(default_factory=time.time)
-    number: int = field(default_factory=lambda: next(_numbers))
-    """Different for each opening, so that cached results of one model are not used for another."""
+
+    def __post_init__(self) -> None:
+        self.generate_cost = TokenCost(GENERATE_COST * self.token_cost.seconds)
 
     @classmethod
     def open(cls, source: ModelSource, settings: ServeSettings, threads: int) -> ServedModel:
@@ -201,20 +211,14 @@ class ServedModels:
 
     def choose(self, name: str | None, endpoint: str) -> ServedModel:
         """The named model, or the first with an endpoint; models trained for it come first."""
-        if name is not None:
-            return self._named(name, endpoint)
-        able = [model for model in self if endpoint in model.endpoints]
-        if not able:
-            tasks = ", ".join(f"{model.name} ({model.albert.metadata.task})" for model in self)
-            raise HttpError(424, f"no served model has {endpoint!r} (served: {tasks}); serve a model for this task")
-        trained = [model for model in able if endpoint in TASK_ENDPOINTS.get(model.albert.metadata.task, ())]
-        return (trained or able)[0]
-
-    def _named(self, name: str, endpoint: str) -> ServedModel:
-        model = self._models.get(name)
-        if model is None:
-            hint, names = nearest(name, self._models), ", ".join(self._models)
-            raise HttpError(404, f"model {name!r} is not served{hint}; choose one of {names}", param="model")
+        if name is None:
+            able = [model for model in self if endpoint in model.endpoints]
+            if not able:
+                tasks = ", ".join(f"{model.name} ({model.albert.metadata.task})" for model in self)
+                raise HttpError(424, f"no served model has {endpoint!r} (served: {tasks}); serve a model for this task")
+            trained = [model for model in able if endpoint in TASK_ENDPOINTS.get(model.albert.metadata.task, ())]
+            return (trained or able)[0]
+        model = self.named(name)
         if endpoint not in model.endpoints:
             raise HttpError(
                 424,
@@ -222,6 +226,13 @@ class ServedModels:
                 f"it has {', '.join(sorted(model.endpoints))}",
             )
         return model
+
+    def named(self, name: str) -> ServedModel:
+        """The model of a name."""
+        if name not in self._models:
+            hint, names = nearest(name, self._models), ", ".join(self._models)
+            raise HttpError(404, f"model {name!r} is not served{hint}; choose one of {names}", param="model")
+        return self._models[name]
 
     def reload(self) -> dict[str, str]:
         """Open changed models again: each name → 'same', 'reloaded', or the reason why the old one was kept."""

@@ -2,18 +2,17 @@
 
 In: models, settings and indexes. Out: a running server. Before: `app.py`.
 
-With several workers, this process opens the models, binds one socket per worker, forks, and then supervises: a worker
-that dies is restarted on the same socket, which keeps its waiting connections; SIGTERM and SIGHUP are forwarded.
-Workers with one thread each share all memory that is not written to: weights, vocabulary, libraries. An engine with
-several threads does not survive a fork, so then each worker opens the models itself.
+With several workers, this process binds one socket per worker, forks, and then supervises: a worker that dies is
+restarted on the same socket, which keeps its waiting connections. Workers with one thread each share the models that
+this process opened; an engine with several threads does not survive a fork, so then each worker opens them itself.
 """
 
 from __future__ import annotations
 
 import gc
 import logging
+import multiprocessing
 import os
-import shutil
 import signal
 import socket
 import sys
@@ -22,7 +21,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,15 +29,18 @@ import orjson
 
 from albertkit.errors import AlbertkitError, need
 from albertkit.runtime.engine import cores
-from albertkit.serve.serve_settings import MEGABYTE, ApiKeys, ServeSettings
+from albertkit.serve.serve_settings import ApiKeys, ServeSettings
 
 if TYPE_CHECKING:
+    from multiprocessing.context import ForkProcess
+
     from albertkit.serve.inference import Service
 
 log = logging.getLogger("albertkit.serve")
 Listen = Callable[[socket.socket, Callable[[], None]], None]
 """(socket, called when ready) → runs until a signal."""
-SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGCHLD")
+RESTART_DELAY = 2.0  # seconds before a worker is restarted if the last one was started less than this ago
+SIGNALS = {getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGCHLD") if hasattr(signal, name)}
 UVICORN_MESSAGES = (
     "Started server process",
     "Finished server process",
@@ -46,19 +48,6 @@ UVICORN_MESSAGES = (
     "Application ",
     "Shutting down",
 )
-
-
-@dataclass(frozen=True)
-class Deployment:
-    """What to serve."""
-
-    models: list[str]
-    settings: ServeSettings
-    indexes: list[Path] = field(default_factory=list)
-
-    @property
-    def threads(self) -> int:
-        return self.settings.threads or max(1, cores() // self.settings.workers)
 
 
 def serve(
@@ -76,7 +65,7 @@ def serve(
     http://127.0.0.1:8000
     """
     settings = settings or ServeSettings()
-    deployment = Deployment(list(models), settings, list(indexes))
+    open_models = partial(prepare, list(models), settings, list(indexes))
     configure_logging()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the engine uses the processors; threads do not survive a fork
     raise_file_limit()
@@ -84,45 +73,60 @@ def serve(
         signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the app handles it
     if settings.workers == 1:
         need("prometheus_client", "serve", "serving")
-        run = prepare(deployment)
+        run = open_models()
         (listener,) = bind(settings)
         run(listener, lambda: on_ready(address(settings, listener)))
         return
     if not hasattr(os, "fork") or sys.platform == "darwin":
         raise AlbertkitError("workers above 1 need Linux; start several servers behind a load balancer instead")
-    folder = tempfile.mkdtemp(prefix="albertkit-metrics-")
-    os.environ["PROMETHEUS_MULTIPROC_DIR"] = folder
-    try:
+    with tempfile.TemporaryDirectory(prefix="albertkit-metrics-", ignore_cleanup_errors=True) as folder:
+        os.environ["PROMETHEUS_MULTIPROC_DIR"] = folder
         need("prometheus_client", "serve", "serving")  # after the variable is set: it is read on import
-        supervise(deployment, on_ready)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        if engine_threads(settings) == 1:
+            run = open_models()
+        else:
+            check_models(models)
+
+            def run(listener: socket.socket, on_ready: Callable[[], None]) -> None:
+                open_models()(listener, on_ready)
+
+        supervise(settings, run, on_ready)
 
 
-def prepare(deployment: Deployment) -> Listen:
+def engine_threads(settings: ServeSettings) -> int:
+    """Threads of each worker's engine."""
+    return settings.threads or max(1, cores() // settings.workers)
+
+
+def check_models(models: Sequence[str]) -> None:
+    """Read the models that workers will open, so that errors are reported once."""
+    from albertkit.interop.convert import open_stored
+    from albertkit.serve.served_models import ModelSource
+
+    for source in ModelSource.parse_all(list(models)):
+        open_stored(source.folder)
+
+
+def prepare(names: list[str], settings: ServeSettings, index_paths: list[Path]) -> Listen:
     """Open the models; returns a function that listens."""
     from albertkit.serve.batcher import Batcher
-    from albertkit.serve.inference import Service
-    from albertkit.serve.metrics import ServerMetrics
+    from albertkit.serve.inference import ServerMetrics, Service
     from albertkit.serve.search_api import open_indexes
     from albertkit.serve.served_models import ModelSource, ServedModels
-    from albertkit.serve.vector_cache import VectorCache
 
-    settings = deployment.settings
     keys = ApiKeys.read(settings)
-    models = ServedModels(ModelSource.parse_all(deployment.models), settings, deployment.threads)
+    models = ServedModels(ModelSource.parse_all(names), settings, engine_threads(settings))
     if not settings.is_local and not keys.users:
         log.warning("open to the network without keys", extra={"facts": {"host": settings.host}})
-    for index in open_indexes(deployment.indexes, models).values():
+    for index in open_indexes(index_paths, models).values():
         index.close()  # checked now; after a fork they are opened again
 
     def run(listener: socket.socket, on_ready: Callable[[], None]) -> None:
         models.reload()  # for a worker that starts later than others
         metrics = ServerMetrics()
         batcher = Batcher(settings.token_budget, settings.deadline, metrics.observe_batch)
-        indexes = open_indexes(deployment.indexes, models)
-        cache = VectorCache(int(settings.cache_megabytes * MEGABYTE))
-        listen(Service(settings, models, batcher, metrics, keys, cache, indexes), listener, on_ready)
+        service = Service(settings, models, batcher, metrics, keys, open_indexes(index_paths, models))
+        listen(service, listener, on_ready)
 
     return run
 
@@ -239,87 +243,64 @@ def configure_logging() -> None:
 # Several workers -------------------------------------------------------------------------------------------------
 
 
-@dataclass
-class WorkerProcess:
-    """A worker and its socket, which outlives it."""
+def supervise(settings: ServeSettings, run: Listen, on_ready: Callable[[str], None]) -> None:
+    """Start one process per socket, and restart those that die, until a signal to stop."""
+    from prometheus_client.multiprocess import mark_process_dead
 
-    number: int
-    listener: socket.socket
-    pid: int = 0
-    started: float = 0.0
-    failures: int = 0
-    restart_at: float = 0.0
-
-    def send(self, number: int) -> None:
-        if self.pid:
-            try:
-                os.kill(self.pid, number)
-            except ProcessLookupError:
-                log.debug("worker has exited")
-
-
-def supervise(deployment: Deployment, on_ready: Callable[[str], None]) -> None:
-    """Start the workers and restart them until a signal to stop."""
-    settings = deployment.settings
-    is_shared = deployment.threads == 1
-    run = prepare(deployment) if is_shared else None
-    if not is_shared:
-        from albertkit.interop.convert import open_stored
-        from albertkit.serve.served_models import ModelSource
-
-        for source in ModelSource.parse_all(deployment.models):
-            open_stored(source.folder)  # errors are reported here, once
     gc.collect()
     gc.freeze()  # so that the garbage collector does not write to shared memory
-    signals = {getattr(signal, name) for name in SIGNALS}
-    signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     os.environ["ALBERTKIT_SERVE_PARENT"] = str(os.getpid())
-    workers = [WorkerProcess(number, listener) for number, listener in enumerate(bind(settings), 1)]
+    listeners = bind(settings)
+
+    def start(place: int) -> ForkProcess:
+        worker = multiprocessing.get_context("fork").Process(target=work, args=(listeners, place, run))
+        worker.start()
+        facts = {"worker": place + 1, "of": len(listeners), "child": worker.pid}
+        log.info("worker started", extra={"facts": facts})
+        return worker
+
+    workers = [start(place) for place in range(len(listeners))]
+    on_ready(address(settings, listeners[0]))
+    last_start = time.monotonic()
+    while (number := signal.sigwait(SIGNALS)) not in (signal.SIGTERM, signal.SIGINT):
+        for place, worker in enumerate(workers):
+            if worker.is_alive() and number == signal.SIGHUP:
+                os.kill(worker.ident or 0, signal.SIGHUP)
+            if worker.exitcode is None:
+                continue
+            mark_process_dead(worker.pid)
+            cause = f"signal {-worker.exitcode}" if worker.exitcode < 0 else f"code {worker.exitcode}"
+            facts = {"worker": place + 1, "child": worker.pid, "cause": cause}
+            log.error("worker died", extra={"facts": facts})
+            if time.monotonic() - last_start < RESTART_DELAY:
+                time.sleep(RESTART_DELAY)  # it may fail again; signals wait
+            workers[place], last_start = start(place), time.monotonic()
+    log.info("draining", extra={"facts": {"signal": number}})
     for worker in workers:
-        start_worker(worker, workers, deployment, run)
-    on_ready(address(settings, workers[0].listener))
-    while True:
-        missing = [worker for worker in workers if not worker.pid]
-        for worker in missing:
-            if time.monotonic() >= worker.restart_at:
-                start_worker(worker, workers, deployment, run)
-        info = signal.sigtimedwait(signals, 0.2 if missing else 60)
-        number = 0 if info is None else info.si_signo
-        if number in (signal.SIGTERM, signal.SIGINT):
-            stop_workers(workers, number, settings.shutdown_timeout)
-            return
-        if number == signal.SIGHUP:
-            for worker in workers:
-                worker.send(signal.SIGHUP)
-        collect_exited(workers)
+        worker.terminate()
+    limit = time.monotonic() + settings.shutdown_timeout + 5
+    for worker in workers:
+        worker.join(max(0.0, limit - time.monotonic()))
+        worker.kill()  # one that takes too long
+    log.info("stopped")
 
 
-def start_worker(
-    worker: WorkerProcess, workers: list[WorkerProcess], deployment: Deployment, run: Listen | None
-) -> None:
-    pid = os.fork()
-    if pid:
-        worker.pid, worker.started = pid, time.monotonic()
-        log.info("worker started", extra={"facts": {"worker": worker.number, "of": len(workers), "child": pid}})
-        return
-    code = 1
+def work(listeners: list[socket.socket], place: int, run: Listen) -> None:
+    """The main function of a worker."""
+    for listener in listeners:
+        if listener is not listeners[place]:
+            listener.close()
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the app handles it
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    threading.Thread(target=watch_parent, args=(os.getppid(),), daemon=True).start()
     try:
-        for other in workers:
-            if other is not worker:
-                other.listener.close()
-        for name in SIGNALS:
-            signal.signal(getattr(signal, name), signal.SIG_DFL)
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the app handles it
-        signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        threading.Thread(target=watch_parent, args=(os.getppid(),), daemon=True).start()
-        (run or prepare(deployment))(worker.listener, lambda: None)
-        code = 0
-    except AlbertkitError as error:
-        log.error("worker failed", extra={"facts": {"reason": str(error)}})
-    except BaseException:
-        log.exception("worker failed")
-    finally:
-        os._exit(code)
+        run(listeners[place], lambda: None)
+    except Exception as error:
+        log.exception("worker failed", extra={"facts": {"reason": str(error)}})
+        sys.exit(1)
 
 
 def watch_parent(parent: int) -> None:
@@ -327,37 +308,3 @@ def watch_parent(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(1)
     os.kill(os.getpid(), signal.SIGTERM)
-
-
-def collect_exited(workers: list[WorkerProcess]) -> None:
-    """Collect workers that have exited, and schedule their restart: at once, or later if they fail repeatedly."""
-    from prometheus_client.multiprocess import mark_process_dead
-
-    for worker in workers:
-        pid, status = os.waitpid(worker.pid, os.WNOHANG) if worker.pid else (0, 0)
-        if not pid:
-            continue
-        is_early = time.monotonic() - worker.started < 5
-        worker.failures = worker.failures + 1 if is_early else 0
-        delay = min(10.0, 0.25 * 2**worker.failures) if worker.failures else 0.0
-        worker.pid, worker.restart_at = 0, time.monotonic() + delay
-        mark_process_dead(pid)
-        cause = f"signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else f"code {os.WEXITSTATUS(status)}"
-        facts = {"worker": worker.number, "child": pid, "cause": cause, "restart_in": delay}
-        log.error("worker died", extra={"facts": facts})
-
-
-def stop_workers(workers: list[WorkerProcess], number: int, timeout: float) -> None:
-    """Let all workers finish their requests; kill those that take too long."""
-    log.info("draining", extra={"facts": {"signal": number}})
-    for worker in workers:
-        worker.send(signal.SIGTERM)
-    limit = time.monotonic() + timeout + 5
-    for worker in workers:
-        while worker.pid and not os.waitpid(worker.pid, os.WNOHANG)[0]:
-            if time.monotonic() > limit:
-                worker.send(signal.SIGKILL)
-            time.sleep(0.05)
-        worker.pid = 0
-        worker.listener.close()
-    log.info("stopped")

@@ -1,23 +1,21 @@
 """The endpoints of Hugging Face's text-embeddings-inference (TEI).
 
 In: requests in TEI's format. Out: responses in TEI's format. Unknown fields are ignored, as in TEI. Unlike TEI, a
-long text is read in windows unless `truncate` is set, and `rerank` works with any model. Before: `inference.py`;
-next: `app.py`.
+long text is read in windows unless `truncate` is set, and `rerank` works with any model.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, TypedDict
+from typing import Annotated, Any, TypedDict, cast
 
 import numpy as np
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, ValidationError, convert
+from msgspec.structs import asdict
 
 from albertkit import __version__
 from albertkit.serve.inference import TOKENIZER_THREADS, RequestContext, Service, as_texts, as_texts_or_tokens
 from albertkit.serve.schemas import (
-    NUMBERS,
-    ONE_OR_MANY,
     Depth,
     Dimensions,
     HttpError,
@@ -28,8 +26,10 @@ from albertkit.serve.schemas import (
     TextsOrPairs,
     TextsOrTokens,
     TokenItem,
+    Vector,
 )
 from albertkit.serve.served_models import ServedModel
+from albertkit.tasks.classify import ClassifyTask
 from albertkit.tasks.examples import TextExample
 
 POSITIVE_LABELS = ("1", "yes", "true", "entailment", "positive")  # the class that means "relevant" of two
@@ -52,7 +52,9 @@ class EmbedRequest(Struct, kw_only=True):
 class RootRequest(Struct, kw_only=True):
     """TEI's root: vectors, or classes if the first served model is a classifier."""
 
-    inputs: Annotated[Any, Meta(description="As for /embed or /predict.", extra_json_schema=ONE_OR_MANY)]
+    inputs: Annotated[
+        Any, Meta(description="As for /embed or /predict.", extra_json_schema={"type": ["string", "array"]})
+    ]
     normalize: bool | None = None
     truncate: bool | None = None
 
@@ -64,7 +66,6 @@ class RerankRequest(Struct, kw_only=True):
     texts: Annotated[list[str], Meta(min_length=1)]
     raw_scores: bool = False
     return_text: bool = False
-    truncate: bool | None = None
     model: Served = None
 
 
@@ -86,21 +87,14 @@ class PredictRequest(Struct, kw_only=True):
 
     inputs: TextsOrPairs
     raw_scores: bool = False
-    truncate: bool | None = None
     model: Served = None
 
 
-PREDICTION = {
-    "type": "object",
-    "properties": {"label": {"type": "string"}, "score": {"type": "number"}},
-    "required": ["label", "score"],
-}
-PREDICTIONS = {"type": "array", "items": PREDICTION}
-ONE_OR_MANY_PREDICTIONS = {"anyOf": [PREDICTIONS, {"type": "array", "items": PREDICTIONS}]}
-Predictions = Annotated[Any, Meta(extra_json_schema=ONE_OR_MANY_PREDICTIONS)]
-RootResponse = Annotated[
-    Any, Meta(extra_json_schema={"anyOf": [{"type": "array", "items": NUMBERS}, ONE_OR_MANY_PREDICTIONS]})
-]
+class LabelScore(TypedDict):
+    """A class and its score."""
+
+    label: str
+    score: float
 
 
 class TokenizeRequest(Struct, kw_only=True):
@@ -151,7 +145,7 @@ class InfoResponse:
     version: str
 
 
-async def embed(service: Service, context: RequestContext, body: EmbedRequest) -> list[np.ndarray]:
+async def embed(service: Service, context: RequestContext, body: EmbedRequest) -> list[Vector]:
     """Sentence vectors."""
     model = service.choose_model(context, body.model, "embed")
     prompts = model.albert.metadata.prompts
@@ -174,9 +168,8 @@ async def embed(service: Service, context: RequestContext, body: EmbedRequest) -
 async def similarity(service: Service, context: RequestContext, body: SimilarityRequest) -> list[float]:
     """Cosines of a text with others."""
     model = service.choose_model(context, body.model, "embed")
-    options = model.albert.embed_options(normalize=True)
     texts = [body.inputs.source_sentence, *body.inputs.sentences]
-    vectors = await service.embed(context, model, texts, options)
+    vectors = await service.embed(context, model, texts, model.albert.embed_options(normalize=True))
     cosines: list[float] = (vectors[1:] @ vectors[0]).tolist()
     return cosines
 
@@ -184,10 +177,13 @@ async def similarity(service: Service, context: RequestContext, body: Similarity
 async def rerank(service: Service, context: RequestContext, body: RerankRequest) -> list[RankItem]:
     """Texts by their relevance for a query, the best first."""
     model = service.choose_model(context, body.model, "rerank")
-    if can_score_pairs(model):
+    task = model.albert.task if "classify" in model.endpoints else None
+    if task is not None and (task.kind == "regression" or len(task.labels) == 2):
         examples = [TextExample(body.query, text) for text in body.texts]
-        rows = await service.predict_scores(context, model, examples, "classify")
-        scores = relevance(model, rows, body.raw_scores)
+        rows, _ = await service.predict_scores(context, model, examples, "classify")
+        positive = [i for i, label in enumerate(task.labels) if label.lower() in POSITIVE_LABELS]
+        column = 0 if task.kind == "regression" else (positive or [1])[0]
+        scores = class_scores(task, rows, body.raw_scores)[:, column]
     else:
         scores = await service.query_cosines(context, model, body.query, body.texts)
     items: list[RankItem] = []
@@ -199,53 +195,47 @@ async def rerank(service: Service, context: RequestContext, body: RerankRequest)
     return items
 
 
-def can_score_pairs(model: ServedModel) -> bool:
-    """Whether a model scores pairs: a regression, or a classifier with two classes."""
-    task = model.albert.task if "classify" in model.endpoints else None
-    return task is not None and (task.kind == "regression" or len(task.labels) == 2)
-
-
-def relevance(model: ServedModel, rows: np.ndarray, raw: bool) -> np.ndarray:
-    """(texts, classes) scores → relevance of each text: the value, or the probability of the positive class."""
-    task = model.albert.task
-    if task.kind == "regression":
-        return np.asarray(rows[:, 0] if raw else task.mean + task.std * rows[:, 0])
-    positive = next((i for i, label in enumerate(task.labels) if label.lower() in POSITIVE_LABELS), 1)
-    return np.asarray((rows if raw else task.probabilities(rows))[:, positive])
-
-
-async def predict(service: Service, context: RequestContext, body: PredictRequest) -> list[Any]:
+async def predict(
+    service: Service, context: RequestContext, body: PredictRequest
+) -> list[LabelScore | list[LabelScore]]:
     """Classes, the most likely first: a list for one text or pair, a list of lists for several."""
     model = service.choose_model(context, body.model, "predict")
     examples, is_list = as_pairs(body.inputs)
     task = model.albert.task
-    rows = await service.predict_scores(context, model, examples, "classify")
-    if task.kind == "regression":
-        labels: tuple[str, ...] = ("value",)
-        scores = rows if body.raw_scores else task.mean + task.std * rows
-    else:
-        labels, scores = task.labels, rows if body.raw_scores else task.probabilities(rows)
-    found = [[{"label": labels[i], "score": float(row[i])} for i in np.argsort(-row, kind="stable")] for row in scores]
-    return found if is_list else found[0]
+    rows, _ = await service.predict_scores(context, model, examples, "classify")
+    labels = ("value",) if task.kind == "regression" else task.labels
+    found: list[list[LabelScore]] = [
+        [{"label": labels[i], "score": float(row[i])} for i in np.argsort(-row, kind="stable")]
+        for row in class_scores(task, rows, body.raw_scores)
+    ]
+    return [*found] if is_list else [*found[0]]
 
 
-def as_pairs(value: object) -> tuple[list[TextExample], bool]:
+def class_scores(task: ClassifyTask, rows: list[np.ndarray], is_raw: bool) -> np.ndarray:
+    """The scores of a head (texts, classes) as they are, or as the values of a regression or probabilities."""
+    scores = np.stack(rows).astype(np.float64)
+    if is_raw:
+        return scores
+    return task.mean + task.std * scores if task.kind == "regression" else task.probabilities(scores)
+
+
+def as_pairs(value: str | list[str | list[str]]) -> tuple[list[TextExample], bool]:
     """Examples, and whether the value is a list of them: "a", ["a", "b"] (a pair), or [["a"], ["a", "b"]]."""
-    is_list = isinstance(value, list) and bool(value) and isinstance(value[0], list)
+    is_list = isinstance(value, list) and isinstance(value[0], list)
     examples = []
     for one in value if isinstance(value, list) and is_list else [value]:
         parts = [one] if isinstance(one, str) and not is_list else one
-        if not isinstance(parts, list) or len(parts) not in (1, 2) or not all(isinstance(p, str) for p in parts):
+        if isinstance(parts, str) or len(parts) > 2 or not all(isinstance(part, str) for part in parts):
             rule = "a text, a pair [text, text], or a list of [text] and [text, text]"
             raise HttpError(422, f"inputs must be {rule}", param="inputs")
-        examples.append(TextExample(*parts))
+        examples.append(TextExample(*cast(list[str], parts)))
     return examples, is_list
 
 
 async def tokenize(service: Service, context: RequestContext, body: TokenizeRequest) -> list[list[TokenItem]]:
     """The tokens of texts."""
     model = service.choose_model(context, body.model, "tokenize")
-    texts = as_texts(body.inputs, "inputs")
+    texts = as_texts(body.inputs)
     service.count_texts(context, texts)
     specials = body.add_special_tokens
     tokens = await service.run_tokenizer(lambda: [token_items(model, text, add_specials=specials) for text in texts])
@@ -269,9 +259,7 @@ def token_items(
 async def decode(service: Service, context: RequestContext, body: DecodeRequest) -> list[str]:
     """The texts of token ids."""
     model = service.choose_model(context, body.model, "tokenize")
-    many = [ids for ids in as_texts_or_tokens(body.ids, "ids") if not isinstance(ids, str)]
-    if not many:
-        raise HttpError(422, "ids must be the token ids of a text, or a list of such lists", param="ids")
+    many = cast(list[list[int]], as_texts_or_tokens([*body.ids], "ids"))
     service.count_texts(context, many)
     tokenizer = model.albert.tokenizer
     return await service.run_tokenizer(lambda: [tokenizer.decode(ids, body.skip_special_tokens) for ids in many])
@@ -303,7 +291,9 @@ async def info(service: Service, context: RequestContext, body: None) -> InfoRes
 
 async def root(service: Service, context: RequestContext, body: RootRequest) -> list[Any]:
     """TEI's root: classes from a classifier, else vectors."""
-    if "predict" in next(iter(service.models)).endpoints:
-        return await predict(service, context, PredictRequest(inputs=body.inputs))
-    request = EmbedRequest(inputs=body.inputs, normalize=body.normalize, truncate=body.truncate)
-    return await embed(service, context, request)
+    try:
+        if "predict" in next(iter(service.models)).endpoints:
+            return await predict(service, context, convert({"inputs": body.inputs}, PredictRequest))
+        return await embed(service, context, convert(asdict(body), EmbedRequest))
+    except ValidationError as error:
+        raise HttpError(422, f"invalid request: {error}", param="inputs") from None

@@ -12,9 +12,10 @@ regularization.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import threading
 import time
-from collections import Counter, defaultdict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +31,6 @@ from albertkit.errors import AlbertkitError, need
 from albertkit.interop.convert import open_model, open_stored
 from albertkit.quantized import QuantizedMatrix
 from albertkit.runtime.embed import unit_length, window_vectors
-from albertkit.serve.vector_cache import OVERHEAD, VectorCache, cache_key
 from albertkit.tasks import TASKS
 from albertkit.tasks.classify import OUT_OF_SCOPE, ClassifyTask
 from albertkit.tasks.examples import TextExample
@@ -39,11 +39,40 @@ from albertkit.train.train_settings import FinetuneSettings
 
 STRENGTHS = (1.0, 10.0, 100.0)  # inverse regularization, scikit-learn's C
 MAX_CACHE_BYTES = 512 * 2**20
-VECTOR_CACHE = VectorCache(MAX_CACHE_BYTES)
+OVERHEAD = 400  # bytes of a cached vector beside its numbers, measured
 CACHE_LOCK = threading.Lock()  # estimators may run in threads
 MAX_TRIAL_EXAMPLES, MIN_TRIAL_EXAMPLES = 1_200, 200
 ERROR_RATIO = 0.8  # the vector model is chosen if its errors are below this share of the other's
 RIDGE = 1e-3
+
+
+class VectorCache:
+    """Vectors by key, limited in bytes; the least recently used one is removed first."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit, self.bytes = limit, 0
+        self._vectors: OrderedDict[bytes, np.ndarray] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._vectors)
+
+    def get(self, key: bytes) -> np.ndarray | None:
+        if key in self._vectors:
+            self._vectors.move_to_end(key)
+        return self._vectors.get(key)
+
+    def put(self, key: bytes, vector: np.ndarray) -> None:
+        """Add a vector; remove others if the limit is exceeded."""
+        if key in self._vectors or vector.nbytes + OVERHEAD > self.limit:
+            return
+        self._vectors[key] = vector.copy()  # the vector may be a view of a whole batch
+        self.bytes += vector.nbytes + OVERHEAD
+        while self.bytes > self.limit:
+            _, old = self._vectors.popitem(last=False)
+            self.bytes -= old.nbytes + OVERHEAD
+
+
+VECTOR_CACHE = VectorCache(MAX_CACHE_BYTES)
 
 
 def train_frozen_head(
@@ -121,12 +150,12 @@ def encode_texts(albert: Albert, examples: Sequence[TextExample], length: int) -
     """Unit vectors of texts, truncated to `length` tokens, from the cache where possible."""
     keys, ids = _cache_keys(albert, examples, length)
     with CACHE_LOCK:
-        known = {key: entry[0] for key in keys if (entry := VECTOR_CACHE.get(key)) is not None}
+        known = {key: vector for key in keys if (vector := VECTOR_CACHE.get(key)) is not None}
     missing = {key: row for key, row in zip(keys, ids, strict=True) if key not in known}
     known.update(zip(missing, encode_ids(albert, list(missing.values())), strict=True))
     with CACHE_LOCK:
         for key in missing:
-            VECTOR_CACHE.put(key, known[key], 0)
+            VECTOR_CACHE.put(key, known[key])
     return np.array([known[key] for key in keys], np.float32).reshape(len(keys), albert.dim)
 
 
@@ -134,7 +163,7 @@ def _cache_keys(albert: Albert, examples: Sequence[TextExample], length: int) ->
     """(keys, token ids) of texts; a key is a hash of the ids and the model."""
     ids = [e.ids for e in albert.tokenizer.encode_batch([e.text for e in examples], max_length=length)]
     model = f"{albert.name} {albert.device} {albert.config}"
-    return [cache_key(model, str(row)) for row in ids], ids
+    return [hashlib.blake2b(f"{model}\0{row}".encode(), digest_size=16).digest() for row in ids], ids
 
 
 def encode_ids(albert: Albert, ids: list[list[int]]) -> np.ndarray:
@@ -164,7 +193,7 @@ def load_vectors(path: Path) -> None:
         return
     with CACHE_LOCK:
         for key, vector in pairs:
-            VECTOR_CACHE.put(key.tobytes(), vector, 0)
+            VECTOR_CACHE.put(key.tobytes(), vector)
 
 
 def fit_head(
