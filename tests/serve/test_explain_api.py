@@ -47,7 +47,7 @@ def test_limits(server, alberts):
     assert long.status_code == 422 and "must fit into 64" in long.json()["error"]
     model = SimpleNamespace(albert=alberts["words"])
     with pytest.raises(HttpError, match="it may have 50"):
-        asyncio.run(explain_api.attention_of(None, None, model, SimpleNamespace(tokens=60), 100, "float"))
+        asyncio.run(explain_api.attention_of(None, model, SimpleNamespace(tokens=60), 100, "float"))
 
 
 def test_two_encoders_stay_open_and_changed_files_are_refused(folders, alberts):

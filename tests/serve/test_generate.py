@@ -80,12 +80,12 @@ def test_generation_measures_a_token_cost_of_its_own(folders):
         reading, own.seconds = model.token_cost.seconds, 1.0  # so slow that nothing fits
         with pytest.raises(HttpError, match="takes about .* send fewer texts") as caught:
             request = tasks_api.GenerateRequest(texts="a text")
-            await tasks_api.generate(service, RequestContext.begin(service.settings), request)
+            await tasks_api.generate(RequestContext(service), request)
         assert caught.value.status == 413
         own.seconds = 1e-3
-        context = RequestContext.begin(service.settings)
+        context = RequestContext(service)
         request = tasks_api.GenerateRequest(texts=["a text", "another"])
-        found = await tasks_api.generate(service, context, request)
+        found = await tasks_api.generate(context, request)
         assert len(found.results) == 2 and own.seconds != 1e-3 and model.token_cost.seconds == reading
         assert context.texts == 2 and context.tokens > 4 and context.compute_seconds > 0
 

@@ -200,6 +200,7 @@ def test_metrics(server):
         ({"deadline": -1.0}, "deadline=-1"),
         ({"bits": 3}, "bits=3"),
         ({"threads": 0}, "threads=0"),
+        ({"workers": 2, "threads": 2}, "threads=2"),
         ({"max_pending_bytes": 10}, "below max_bytes"),
     ],
 )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -26,13 +26,11 @@ CREATE TABLE vectors (block INTEGER PRIMARY KEY, data BLOB NOT NULL);
 JOINED = "scales s JOIN vectors v ON s.block = v.block"
 
 
-class StoredVector:
+class StoredVector(NamedTuple):
     """One vector as bytes and a scale; a scale of 0 marks a slot that holds nothing."""
 
-    __slots__ = ("data", "scale")
-
-    def __init__(self, scale: float = 0.0, data: np.ndarray | None = None) -> None:
-        self.scale, self.data = scale, data
+    scale: float = 0.0
+    data: np.ndarray | None = None
 
     @classmethod
     def all_from(cls, vectors: np.ndarray) -> list[StoredVector]:

@@ -36,7 +36,7 @@ from albertkit import __version__
 from albertkit.errors import AlbertkitError
 from albertkit.serve import explain_api, openai, search_api, tasks_api, tei
 from albertkit.serve.inference import RequestContext, Service
-from albertkit.serve.middleware import Endpoint, EndpointApp, HttpReply, error_reply
+from albertkit.serve.middleware import Endpoint, EndpointApp, error_response
 from albertkit.serve.schemas import ERRORS, ErrorResponse, HttpError, OpenAIErrorResponse
 from albertkit.serve.serve_settings import ApiKeys, split_list
 
@@ -76,18 +76,18 @@ class ReloadResponse:
     models: dict[str, str]
 
 
-async def health(service: Service, context: RequestContext, body: None) -> HealthResponse:
+async def health(context: RequestContext, body: None) -> HealthResponse:
     """Whether requests are answered: 200, or 503 while starting, stopping or stuck."""
-    state = server_state(service)
+    state = server_state(context.service)
     if state.status != "ok":
-        reason = "shutting down" if service.is_draining else "starting"
+        reason = "shutting down" if context.service.is_draining else "starting"
         raise HttpError(503, f"the server is {reason}", retry_after=1)
     return state
 
 
-async def live(service: Service, context: RequestContext, body: None) -> HealthResponse:
+async def live(context: RequestContext, body: None) -> HealthResponse:
     """Whether the process works; if not, restart it."""
-    return server_state(service)
+    return server_state(context.service)
 
 
 def server_state(service: Service) -> HealthResponse:
@@ -101,16 +101,16 @@ def server_state(service: Service) -> HealthResponse:
     return HealthResponse("draining" if service.is_draining else status, names, waiting)
 
 
-async def metrics(service: Service, context: RequestContext, body: None) -> HttpReply:
+async def metrics(context: RequestContext, body: None) -> Response:
     """Metrics for Prometheus."""
-    service.metrics.waiting.set(service.batcher.waiting()[1])
-    service.metrics.pending_bytes.set(service.pending_bytes)
-    return HttpReply(200, service.metrics.export(), CONTENT_TYPE_LATEST.encode())
+    context.service.metrics.waiting.set(context.service.batcher.waiting()[1])
+    context.service.metrics.pending_bytes.set(context.service.pending_bytes)
+    return Response(context.service.metrics.export(), headers={"content-type": CONTENT_TYPE_LATEST})
 
 
-async def reload(service: Service, context: RequestContext, body: None) -> ReloadResponse:
+async def reload(context: RequestContext, body: None) -> ReloadResponse:
     """Reload changed models and API keys while requests run."""
-    results = await reload_all(service)
+    results = await reload_all(context.service)
     parent = os.environ.get(PARENT_VARIABLE)
     if parent is not None:
         os.kill(int(parent), signal.SIGHUP)
@@ -133,14 +133,14 @@ async def reload_all(service: Service) -> dict[str, str]:
     return results
 
 
-async def schema(service: Service, context: RequestContext, body: None) -> dict[str, Any]:
+async def schema(context: RequestContext, body: None) -> dict[str, Any]:
     """This description."""
     return description()
 
 
-async def docs(service: Service, context: RequestContext, body: None) -> HttpReply:
+async def docs(context: RequestContext, body: None) -> Response:
     """This description as HTML."""
-    return HttpReply(200, describe_as_html().encode(), b"text/html; charset=utf-8")
+    return Response(describe_as_html(), media_type="text/html")
 
 
 OPENAI, TEI, OWN, SERVER = "OpenAI's", "text-embeddings-inference's", "albertkit's own", "the server"
@@ -250,15 +250,9 @@ def make_app(service: Service) -> ASGIApp:
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         service.batcher.start()
         loop = asyncio.get_running_loop()
-        tasks: set[asyncio.Task[dict[str, str]]] = set()
-
-        def start_reload() -> None:
-            task = loop.create_task(reload_all(service))
-            tasks.add(task)
-            task.add_done_callback(tasks.discard)
-
+        tasks: list[asyncio.Task[dict[str, str]]] = []  # the event loop keeps no reference to them
         if threading.current_thread() is threading.main_thread() and hasattr(signal, "SIGHUP"):
-            loop.add_signal_handler(signal.SIGHUP, start_reload)
+            loop.add_signal_handler(signal.SIGHUP, lambda: tasks.append(loop.create_task(reload_all(service))))
         service.is_ready = True
         yield
         service.is_ready = False
@@ -299,8 +293,9 @@ async def handle_routing_error(request: Request, error: Exception) -> Response:
         404: f"path {request.url.path!r} is unknown; choose one of {', '.join(description()['paths'])}",
         405: f"method {request.method} is not allowed for this path; see /docs",
     }
-    reply = error_reply(request.url.path, HttpError(status, messages.get(status, error.detail)))
-    return Response(reply.body, status, headers=dict(error.headers or {}), media_type="application/json")
+    response = error_response(request.url.path, HttpError(status, messages.get(status, error.detail)))
+    response.headers.update(error.headers or {})
+    return response
 
 
 def restrict_hosts(app: ASGIApp, hosts: frozenset[str]) -> ASGIApp:
@@ -312,7 +307,7 @@ def restrict_hosts(app: ASGIApp, hosts: frozenset[str]) -> ASGIApp:
             name = host[1 : host.find("]")] if host.startswith("[") else host.partition(":")[0]
             if name not in hosts:
                 error = HttpError(421, f"host name {name!r} is not allowed; allow it with --hosts")
-                await Response(error_reply("", error).body, 421, media_type="application/json")(scope, receive, send)
+                await error_response("", error)(scope, receive, send)
                 return
         await app(scope, receive, send)
 

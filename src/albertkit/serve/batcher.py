@@ -16,7 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -111,11 +111,9 @@ class BatchJob:
         return self.work * self.route.cost.seconds
 
 
-@dataclass(eq=False)
-class QueuedRow:
+class QueuedRow(NamedTuple):
     """One row of a job."""
 
-    __slots__ = ("job", "length", "place")
     job: BatchJob
     place: int
     length: int

@@ -19,7 +19,7 @@ from albertkit.albert import Albert
 from albertkit.explain.activations import NumpyEncoder
 from albertkit.explain.explainer import Explainer
 from albertkit.explain.layer_predictions import DepthState, DepthTrace, EarlyExitTrace, stable_depth
-from albertkit.serve.inference import RequestContext, Service
+from albertkit.serve.inference import RequestContext
 from albertkit.serve.schemas import NUMBERS, Count, HttpError, Served, StrictRequest, TokenItem
 from albertkit.serve.served_models import ServedModel
 from albertkit.serve.tei import token_items
@@ -82,23 +82,22 @@ class ExplainResponse:
     attention: Annotated[Any, Meta(extra_json_schema={"type": ["array", "string", "null"]})]
 
 
-async def explain(service: Service, context: RequestContext, body: ExplainRequest) -> ExplainResponse:
+async def explain(context: RequestContext, body: ExplainRequest) -> ExplainResponse:
     """How a prediction forms, layer by layer."""
-    model = service.choose_model(context, body.model, "explain")
+    model = context.choose_model(body.model, "explain")
     albert = model.albert
-    service.count_texts(context, [body.text])
-    trace = await service.run_tokenizer(DepthTrace.of, albert, body.text, body.pair, body.question, body.k)
+    context.count_texts([body.text])
+    trace = await context.run_tokenizer(DepthTrace.of, albert, body.text, body.pair, body.question, body.k)
     deepest = max(albert.depth, albert.config.num_hidden_layers)
     states = []
     for depth in range(1, deepest + 1):  # one turn each, so that other requests are computed in between
-        states.append(
-            await service.run_engine(context, model.token_cost, partial(trace.run, depth), trace.tokens * depth * 2)
-        )
+        work = trace.tokens * depth * 2
+        states.append(await context.run_engine(model.token_cost, partial(trace.run, depth), work))
     context.tokens = trace.tokens
-    early_exit = await service.run_engine(context, model.token_cost, trace.trace_early_exit, trace.tokens * deepest)
-    attention = await attention_of(service, context, model, trace, deepest, body.attention) if body.attention else None
+    early_exit = await context.run_engine(model.token_cost, trace.trace_early_exit, trace.tokens * deepest)
+    attention = await attention_of(context, model, trace, deepest, body.attention) if body.attention else None
     tokenize = partial(token_items, model, body.text, pair=body.pair, recognize_mask=trace.kind == "fill")
-    tokens = await service.run_tokenizer(tokenize)
+    tokens = await context.run_tokenizer(tokenize)
     matches = [state.choice == states[albert.depth - 1].choice for state in states]
     return ExplainResponse(
         model=model.name,
@@ -133,12 +132,7 @@ def depth_items(
 
 
 async def attention_of(
-    service: Service,
-    context: RequestContext,
-    model: ServedModel,
-    trace: DepthTrace,
-    depth: int,
-    form: AttentionFormat,
+    context: RequestContext, model: ServedModel, trace: DepthTrace, depth: int, form: AttentionFormat
 ) -> np.ndarray | str:
     """Attention of each head: layers × heads × from token × to token."""
     heads, tokens = model.albert.config.num_attention_heads, trace.tokens
@@ -149,9 +143,9 @@ async def attention_of(
         )
     encoder = await asyncio.to_thread(open_encoder, model.albert)
     compute = partial(encoder.run, trace.batch.ids[0], trace.batch.segments[0], depth)
-    activations = await service.run_engine(context, model.token_cost, compute, tokens * depth * ATTENTION_COST)
+    activations = await context.run_engine(model.token_cost, compute, tokens * depth * ATTENTION_COST)
     if form == "base64":
-        return await service.run_tokenizer(pack_attention, activations.attention)
+        return await context.run_tokenizer(pack_attention, activations.attention)
     return activations.attention.round(6)
 
 

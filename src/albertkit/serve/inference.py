@@ -83,27 +83,8 @@ class ServerMetrics:
 
 
 @dataclass
-class RequestContext:
-    """One request: its deadline, and what is logged about it. It never holds a text."""
-
-    deadline: float
-    model: str | None = None
-    texts: int = 0
-    tokens: int = 0
-    wait_seconds: float = 0.0
-    compute_seconds: float = 0.0
-    bytes: int = 0
-    """Of the request and its response, counted in the service's `pending_bytes`."""
-    is_disconnected: bool = False
-
-    @classmethod
-    def begin(cls, settings: ServeSettings) -> RequestContext:
-        return cls(time.monotonic() + settings.deadline)
-
-
-@dataclass
 class Service:
-    """What the endpoints share."""
+    """What all requests share."""
 
     settings: ServeSettings
     models: ServedModels
@@ -119,66 +100,80 @@ class Service:
     """Bytes of all open requests."""
     tokenizer_pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(TOKENIZER_THREADS, "tokens"))
 
-    def choose_model(self, context: RequestContext, name: str | None, endpoint: str) -> ServedModel:
+
+class RequestContext:
+    """One request: what it may use, its deadline, and what is logged about it. It never holds a text."""
+
+    def __init__(self, service: Service) -> None:
+        self.service, self.settings = service, service.settings
+        self.deadline = time.monotonic() + self.settings.deadline
+        self.model_name: str | None = None
+        self.texts = self.tokens = 0
+        self.bytes = 0  # of the request and its response, counted in the service's `pending_bytes`
+        self.wait_seconds = self.compute_seconds = 0.0
+        self.is_disconnected = False
+        self.error_type: str | None = None
+
+    def choose_model(self, name: str | None, endpoint: str) -> ServedModel:
         """The model for a request."""
-        model = self.models.choose(name, endpoint)
-        context.model = model.name
+        model = self.service.models.choose(name, endpoint)
+        self.model_name = model.name
         return model
 
-    def count_texts(self, context: RequestContext, texts: Sequence[Any]) -> None:
+    def count_texts(self, texts: Sequence[Any]) -> None:
         """Count a request's texts, and reject too many."""
-        context.texts += len(texts)
+        self.texts += len(texts)
         most = self.settings.max_texts
-        if context.texts > most:
-            raise HttpError(413, f"the request has {context.texts:,} texts; send at most {most:,} per request")
+        if self.texts > most:
+            raise HttpError(413, f"the request has {self.texts:,} texts; send at most {most:,} per request")
 
-    def count_bytes(self, context: RequestContext, count: int, limit: int | None = None) -> None:
+    def count_bytes(self, count: int, limit: int | None = None) -> None:
         """Count bytes of an open request; with `limit`, reject it if all requests together exceed it."""
-        if limit is not None and self.pending_bytes + count > limit:
-            raise HttpError(429, f"open requests already take {self.pending_bytes:,} bytes; retry later", retry_after=1)
-        context.bytes += count
-        self.pending_bytes += count
+        if limit is not None and self.service.pending_bytes + count > limit:
+            raise HttpError(
+                429, f"open requests already take {self.service.pending_bytes:,} bytes; retry later", retry_after=1
+            )
+        self.bytes += count
+        self.service.pending_bytes += count
 
     async def run_tokenizer(self, function: Callable[..., T], *values: Any) -> T:
         """Call a function on a thread for tokenization."""
-        return await asyncio.get_running_loop().run_in_executor(self.tokenizer_pool, function, *values)
+        return await asyncio.get_running_loop().run_in_executor(self.service.tokenizer_pool, function, *values)
 
-    async def run_engine(self, context: RequestContext, cost: TokenCost, function: Callable[[], T], work: int) -> T:
+    async def run_engine(self, cost: TokenCost, function: Callable[[], T], work: int) -> T:
         """Call a function that uses the engine, on its thread and in its turn; `work` is tokens times layers."""
-        job = BatchJob(EngineCall(cost, function), [()], context.deadline, work=work)
-        (result,) = await self._run(context, job)
+        job = BatchJob(EngineCall(cost, function), [()], self.deadline, work=work)
+        (result,) = await self._run(job)
         return cast(T, result)
 
-    async def _run(self, context: RequestContext, job: BatchJob) -> list[Any]:
-        """A job's results; its tokens and times are added to the context."""
+    async def _run(self, job: BatchJob) -> list[Any]:
+        """A job's results; its tokens and times are added to the self."""
         tokens, most = job.tokens, self.settings.max_tokens
         if tokens > most:
             raise HttpError(413, f"the request has {tokens:,} tokens; send at most {most:,} per request")
-        context.tokens += tokens
+        self.tokens += tokens
         try:
-            return await self.batcher.run(job)
+            return await self.service.batcher.run(job)
         finally:
-            context.wait_seconds += max(0.0, job.started - job.arrived) if job.started else 0.0
-            context.compute_seconds += job.compute_seconds
+            self.wait_seconds += max(0.0, job.started - job.arrived) if job.started else 0.0
+            self.compute_seconds += job.compute_seconds
 
     # Vectors -----------------------------------------------------------------------------------------------------
 
-    async def embed(
-        self, context: RequestContext, model: ServedModel, texts: Sequence[Text], options: EmbedOptions
-    ) -> np.ndarray:
+    async def embed(self, model: ServedModel, texts: Sequence[Text], options: EmbedOptions) -> np.ndarray:
         """Sentence vectors (texts, dim)."""
-        self.count_texts(context, texts)
+        self.count_texts(texts)
         if not texts:
             return np.zeros((0, options.dim or model.albert.dim), np.float32)
         estimate = sum(map(len, texts)) // TOKEN_CHARACTERS
-        self.batcher.check(estimate * options.depth * model.token_cost.seconds)  # before tokenization
+        self.service.batcher.check(estimate * options.depth * model.token_cost.seconds)  # before tokenization
         windows = await self.run_tokenizer(split_into_windows, model, texts, options)
         route = ComputeRoute(model, options.depth, read_vectors, options.pooling)
-        rows = await self._run(context, BatchJob(route, windows.ids, context.deadline))
+        rows = await self._run(BatchJob(route, windows.ids, self.deadline))
         return combine_windows(np.stack(rows), windows, options)
 
     async def query_cosines(
-        self, context: RequestContext, model: ServedModel, query: str, texts: Sequence[str], depth: int | None = None
+        self, model: ServedModel, query: str, texts: Sequence[str], depth: int | None = None
     ) -> np.ndarray:
         """Cosines (texts,) of a query with texts, with the model's prompts for both if it has them."""
         prompts = model.albert.metadata.prompts
@@ -187,46 +182,46 @@ class Service:
             for name in ("query", "passage")
         )
         one, many = await asyncio.gather(
-            self.embed(context, model, [query], query_options), self.embed(context, model, texts, text_options)
+            self.embed(model, [query], query_options), self.embed(model, texts, text_options)
         )
         return np.asarray(many @ one[0])
 
     # Predictions -------------------------------------------------------------------------------------------------
 
     async def predict(
-        self, context: RequestContext, model: ServedModel, examples: Sequence[Any], task: str, depth: int | None = None
+        self, model: ServedModel, examples: Sequence[Any], task: str, depth: int | None = None
     ) -> list[Any]:
         """The results of the model's task for examples."""
-        scores, features = await self.predict_scores(context, model, examples, task, depth)
+        scores, features = await self.predict_scores(model, examples, task, depth)
         return await self.run_tokenizer(model.albert.task.results, scores, features, examples)
 
     async def predict_scores(
-        self, context: RequestContext, model: ServedModel, examples: Sequence[Any], task: str, depth: int | None = None
+        self, model: ServedModel, examples: Sequence[Any], task: str, depth: int | None = None
     ) -> tuple[list[Any], list[Any]]:
         """The scores of the task's head and the features, one of each per row."""
-        self.count_texts(context, examples)
+        self.count_texts(examples)
         layers = task_depth(model.albert, depth)
         features = await self.run_tokenizer(task_features, model.albert, examples, task)
         ids, segments = [f.ids for f in features], [f.segments for f in features]
-        job = BatchJob(ComputeRoute(model, layers, read_scores), ids, context.deadline, segments)
-        return await self._run(context, job), features
+        job = BatchJob(ComputeRoute(model, layers, read_scores), ids, self.deadline, segments)
+        return await self._run(job), features
 
     async def fill_masks(
-        self, context: RequestContext, model: ServedModel, texts: Sequence[str], k: int, depth: int | None
+        self, model: ServedModel, texts: Sequence[str], k: int, depth: int | None
     ) -> list[list[list[MaskPrediction]]]:
         """For each text, the most likely words for each of its masks."""
-        self.count_texts(context, texts)
+        self.count_texts(texts)
         albert = model.albert
         layers = albert.layers_to_apply(depth)
         encodings = await self.run_tokenizer(lambda: [encode_masks(albert, text, k) for text in texts])
         job = BatchJob(
             ComputeRoute(model, layers, read_words),
             [encoding.ids for encoding, _ in encodings],
-            context.deadline,
+            self.deadline,
             [encoding.segments for encoding, _ in encodings],
             [(places, k) for _, places in encodings],
         )
-        best = await self._run(context, job)
+        best = await self._run(job)
         return [mask_predictions(albert, text, words) for text, words in zip(texts, best, strict=True)]
 
 

@@ -18,6 +18,7 @@ from typing import Any, get_type_hints
 
 import msgspec
 import orjson
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from albertkit.errors import AlbertkitError
@@ -25,26 +26,15 @@ from albertkit.serve.inference import RequestContext, Service
 from albertkit.serve.schemas import HttpError
 
 log = logging.getLogger("albertkit.serve")
-Headers = list[tuple[bytes, bytes]]
 Handler = Callable[..., Awaitable[Any]]
-"""(service, context, body, path parameters) → the response."""
+"""(context, body, path parameters) → the response."""
+JSON = "application/json"
 OVERHEAD = 4096  # bytes of a request beside its body
 LARGE_RESPONSE = 65536  # a larger response is counted until the client has received it
 REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 _numbers = itertools.count(1)
 OPENAI_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 OPENAI_CODES = {401: "invalid_api_key", 404: "model_not_found", 429: "rate_limit_exceeded"}
-
-
-@dataclass(frozen=True)
-class HttpReply:
-    """A response as bytes."""
-
-    status: int
-    body: bytes
-    content_type: bytes = b"application/json"
-    headers: tuple[tuple[bytes, bytes], ...] = ()
-    error_type: str | None = None
 
 
 @dataclass(frozen=True)
@@ -70,7 +60,7 @@ class Endpoint:
     def response(self) -> Any:
         """The type of the response; None if it is not JSON."""
         result = get_type_hints(self.handler, include_extras=True)["return"]
-        return None if result is HttpReply else result
+        return None if result is Response else result
 
 
 class ClientDisconnected(Exception):
@@ -87,54 +77,63 @@ class EndpointApp:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         began = time.perf_counter()
-        context = RequestContext.begin(self.service.settings)
+        context = RequestContext(self.service)
         headers = dict(scope["headers"])
         client_id = headers.get(b"x-request-id", b"")
         is_valid = REQUEST_ID.fullmatch(client_id) is not None
         request_id = client_id if is_valid else b"%s-%x" % (self.service.process_id, next(_numbers))
-        reply: HttpReply | None = None
+        response: Response | None = None
         try:
-            reply = await self._reply(scope, headers, receive, context)
-            if reply is not None:
-                await send_reply(send, reply, self._headers(reply, context, request_id))
+            response = await self._respond(scope, headers, receive, context)
+            if response is not None:
+                wait, compute = 1000 * context.wait_seconds, 1000 * context.compute_seconds
+                response.headers["cache-control"] = "no-store"
+                response.headers["x-content-type-options"] = "nosniff"
+                response.headers["x-request-id"] = request_id.decode()
+                response.headers["server-timing"] = f"wait;dur={wait:.2f}, compute;dur={compute:.2f}"
+                await send_response(send, response)
         finally:
             self.service.pending_bytes -= context.bytes
-            self._record(reply, context, request_id, time.perf_counter() - began)
+            status = 499 if response is None else response.status_code
+            self._record(status, context, request_id, time.perf_counter() - began)
 
-    async def _reply(
+    async def _respond(
         self, scope: Scope, headers: dict[bytes, bytes], receive: Receive, context: RequestContext
-    ) -> HttpReply | None:
+    ) -> Response | None:
         """The response; None if the client has disconnected."""
-        path, parameters = scope["path"], scope.get("path_params", {})
+        parameters = scope.get("path_params", {})
         try:
             self._check_key(headers)
             if self.endpoint.request is None:
-                result = await self.endpoint.handler(self.service, context, None, **parameters)
+                result = await self.endpoint.handler(context, None, **parameters)
             else:
                 self.service.batcher.check()  # before the body is read
-                body = self._decode(await read_body(headers, receive, self.service, context))
+                body = self._decode(await read_body(headers, receive, context))
                 watch = asyncio.ensure_future(watch_disconnect(receive, context, asyncio.current_task()))
                 try:
-                    result = await self.endpoint.handler(self.service, context, body, **parameters)
+                    result = await self.endpoint.handler(context, body, **parameters)
                 finally:
                     watch.cancel()
-            if not isinstance(result, HttpReply):
-                result = HttpReply(200, orjson.dumps(result, option=orjson.OPT_SERIALIZE_NUMPY))
-            self.service.count_bytes(context, len(result.body))
+            if not isinstance(result, Response):
+                result = Response(orjson.dumps(result, option=orjson.OPT_SERIALIZE_NUMPY), media_type=JSON)
+            context.count_bytes(len(result.body))
             return result
         except ClientDisconnected:
+            context.is_disconnected = True
             return None
         except asyncio.CancelledError:
             if not context.is_disconnected:
                 raise
             return None
         except HttpError as error:
-            return error_reply(path, error)
+            problem = error
         except AlbertkitError as error:
-            return error_reply(path, HttpError(422, str(error)))
+            problem = HttpError(422, str(error))
         except Exception:
             log.exception("request failed", extra={"facts": {"endpoint": self.endpoint.path}})
-            return error_reply(path, HttpError(500, "internal error; see the server's log"))
+            problem = HttpError(500, "internal error; see the server's log")
+        context.error_type = problem.error_type
+        return error_response(scope["path"], problem)
 
     def _check_key(self, headers: dict[bytes, bytes]) -> None:
         endpoint, keys = self.endpoint, self.service.keys
@@ -156,26 +155,15 @@ class EndpointApp:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise HttpError(400, f"the body is not valid JSON in UTF-8: {str(error)[:200]}") from None
 
-    def _headers(self, reply: HttpReply, context: RequestContext, request_id: bytes) -> Headers:
-        timing = f"wait;dur={1000 * context.wait_seconds:.2f}, compute;dur={1000 * context.compute_seconds:.2f}"
-        return [
-            (b"content-type", reply.content_type),
-            (b"content-length", str(len(reply.body)).encode()),
-            (b"cache-control", b"no-store"),
-            (b"x-content-type-options", b"nosniff"),
-            (b"x-request-id", request_id),
-            (b"server-timing", timing.encode()),
-            *reply.headers,
-        ]
-
-    def _record(self, reply: HttpReply | None, context: RequestContext, request_id: bytes, seconds: float) -> None:
-        metrics, status = self.service.metrics, 499 if reply is None else reply.status
+    def _record(self, status: int, context: RequestContext, request_id: bytes, seconds: float) -> None:
+        """Count and log a finished request."""
+        metrics = self.service.metrics
         metrics.requests.labels(self.endpoint.path, str(status)).inc()
         self.seconds.observe(seconds)
-        if reply is None:
+        if context.is_disconnected:
             metrics.disconnected.inc()
-        elif reply.error_type is not None:
-            metrics.rejected.labels(reply.error_type).inc()
+        elif context.error_type is not None:
+            metrics.rejected.labels(context.error_type).inc()
         if not self.service.settings.access_log or self.endpoint.path.startswith(("/health", "/metrics")):
             return
         facts: dict[str, Any] = {
@@ -183,20 +171,20 @@ class EndpointApp:
             "endpoint": f"{self.endpoint.method} {self.endpoint.path}",
             "status": status,
             "ms": round(1000 * seconds, 2),
-            "model": context.model,
+            "model": context.model_name,
             "texts": context.texts,
             "tokens": context.tokens,
             "wait_ms": round(1000 * context.wait_seconds, 2),
             "compute_ms": round(1000 * context.compute_seconds, 2),
         }
-        if reply is None or reply.error_type is not None:
-            facts["error_type"] = "disconnected" if reply is None else reply.error_type
+        if context.is_disconnected or context.error_type is not None:
+            facts["error_type"] = context.error_type or "disconnected"
         log.info("request", extra={"facts": facts})
 
 
-async def read_body(headers: dict[bytes, bytes], receive: Receive, service: Service, context: RequestContext) -> bytes:
+async def read_body(headers: dict[bytes, bytes], receive: Receive, context: RequestContext) -> bytes:
     """The body, within the limits."""
-    most, pending_limit = service.settings.max_bytes, service.settings.max_pending_bytes
+    most, pending_limit = context.settings.max_bytes, context.settings.max_pending_bytes
     content_type = headers.get(b"content-type", b"application/json").split(b";")[0].strip().lower()
     if content_type != b"application/json" and not content_type.endswith(b"+json"):
         raise HttpError(415, "the body must be JSON; send it with  Content-Type: application/json")
@@ -205,7 +193,7 @@ async def read_body(headers: dict[bytes, bytes], receive: Receive, service: Serv
     length = headers.get(b"content-length", b"0")
     if length.isdigit() and int(length[:18]) > most:
         raise HttpError(413, f"the body has {int(length[:18]):,} bytes; send at most {most:,} per request")
-    service.count_bytes(context, OVERHEAD + (int(length) if length.isdigit() else 0), pending_limit)
+    context.count_bytes(OVERHEAD + (int(length) if length.isdigit() else 0), pending_limit)
     parts, total = [], 0
     while True:
         message = await receive()
@@ -216,7 +204,7 @@ async def read_body(headers: dict[bytes, bytes], receive: Receive, service: Serv
         if total > most:
             raise HttpError(413, f"the body has more than {most:,} bytes; send fewer texts per request")
         if b"content-length" not in headers:
-            service.count_bytes(context, len(part), pending_limit)
+            context.count_bytes(len(part), pending_limit)
         parts.append(part)
         if not message.get("more_body"):
             return b"".join(parts)
@@ -231,13 +219,8 @@ async def watch_disconnect(receive: Receive, context: RequestContext, task: asyn
         task.cancel()
 
 
-def error_reply(path: str, error: HttpError) -> HttpReply:
+def error_response(path: str, error: HttpError) -> Response:
     """An error in the endpoint's format: OpenAI's under /v1, else TEI's."""
-    headers: Headers = []
-    if error.retry_after is not None:
-        headers.append((b"retry-after", str(error.retry_after).encode()))
-    if error.status == 401:
-        headers.append((b"www-authenticate", b"Bearer"))
     status = error.status
     body: dict[str, Any] = {"error": error.message, "error_type": error.error_type}
     if path.startswith("/v1/"):
@@ -245,14 +228,18 @@ def error_reply(path: str, error: HttpError) -> HttpReply:
         kind = OPENAI_TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
         code = OPENAI_CODES.get(status, error.error_type)
         body = {"error": {"message": error.message, "type": kind, "param": error.param, "code": code}}
-    return HttpReply(status, orjson.dumps(body), headers=tuple(headers), error_type=error.error_type)
+    response = Response(orjson.dumps(body), status, media_type=JSON)
+    if error.retry_after is not None:
+        response.headers["retry-after"] = str(error.retry_after)
+    if status == 401:
+        response.headers["www-authenticate"] = "Bearer"
+    return response
 
 
-async def send_reply(send: Send, reply: HttpReply, headers: Headers) -> None:
-    """Send a reply; a large one in two messages, which waits until the client has received most of it."""
-    await send({"type": "http.response.start", "status": reply.status, "headers": headers})
-    if len(reply.body) <= LARGE_RESPONSE:
-        await send({"type": "http.response.body", "body": reply.body})
-        return
-    await send({"type": "http.response.body", "body": reply.body, "more_body": True})
-    await send({"type": "http.response.body", "body": b""})
+async def send_response(send: Send, response: Response) -> None:
+    """Send a response; a large one in two messages, which waits until the client has received most of it."""
+    is_large = len(response.body) > LARGE_RESPONSE
+    await send({"type": "http.response.start", "status": response.status_code, "headers": response.raw_headers})
+    await send({"type": "http.response.body", "body": response.body, "more_body": is_large})
+    if is_large:
+        await send({"type": "http.response.body", "body": b""})

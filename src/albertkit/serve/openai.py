@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from msgspec import Meta
 
-from albertkit.serve.inference import RequestContext, Service, as_texts_or_tokens
+from albertkit.serve.inference import RequestContext, as_texts_or_tokens
 from albertkit.serve.schemas import NUMBERS, Depth, Dimensions, Pooling, StrictRequest, TextsOrTokens
 from albertkit.serve.served_models import ModelInfo
 
@@ -69,13 +69,13 @@ class ModelListResponse:
     object: Literal["list"] = "list"
 
 
-async def embeddings(service: Service, context: RequestContext, body: EmbeddingsRequest) -> EmbeddingsResponse:
+async def embeddings(context: RequestContext, body: EmbeddingsRequest) -> EmbeddingsResponse:
     """Sentence vectors."""
-    model = service.choose_model(context, body.model, "embed")
+    model = context.choose_model(body.model, "embed")
     options = model.albert.embed_options(
         pooling=body.pooling, depth=body.depth, dim=body.dimensions, long_texts=body.long_texts, prompt=body.prompt
     )
-    vectors = await service.embed(context, model, as_texts_or_tokens(body.input, "input"), options)
+    vectors = await context.embed(model, as_texts_or_tokens(body.input, "input"), options)
     rows: list[Any] = list(np.ascontiguousarray(vectors, np.float32))
     if body.encoding_format == "base64":
         rows = [base64.b64encode(row.astype("<f4").tobytes()).decode("ascii") for row in rows]
@@ -83,11 +83,11 @@ async def embeddings(service: Service, context: RequestContext, body: Embeddings
     return EmbeddingsResponse(items, model.name, TokenUsage(context.tokens, context.tokens))
 
 
-async def models(service: Service, context: RequestContext, body: None) -> ModelListResponse:
+async def models(context: RequestContext, body: None) -> ModelListResponse:
     """The served models, with their properties and endpoints."""
-    return ModelListResponse([model.info for model in service.models])
+    return ModelListResponse([model.info for model in context.service.models])
 
 
-async def one_model(service: Service, context: RequestContext, body: None, name: str) -> ModelInfo:
+async def one_model(context: RequestContext, body: None, name: str) -> ModelInfo:
     """One served model."""
-    return service.models.named(name).info
+    return context.service.models[name].info

@@ -17,7 +17,7 @@ from msgspec import Meta
 from albertkit.data.sentences import split_sentences
 from albertkit.errors import AlbertkitError
 from albertkit.search.index import Index
-from albertkit.serve.inference import RequestContext, Service
+from albertkit.serve.inference import RequestContext
 from albertkit.serve.schemas import Count, Dimensions, HttpError, ModelRequest, Table
 from albertkit.serve.served_models import ServedModel, ServedModels
 
@@ -50,22 +50,17 @@ class SearchRequest(ModelRequest, kw_only=True):
     k: Count = 10
 
 
-class HitLocation(TypedDict, total=False):
-    """In the request's texts: index (and characters of `text`). In an index: id and source."""
+class HitItem(TypedDict, total=False):
+    """A text, its score and its place: index (and characters of `text`) in a request, id and source in an index."""
 
+    text: str
+    score: float
     index: int
     start: int
     end: int
     id: str
     source: str
     line: int
-
-
-class HitItem(HitLocation):
-    """A text and its score."""
-
-    text: str
-    score: float
 
 
 @dataclass(frozen=True)
@@ -76,29 +71,29 @@ class SearchResponse:
     hits: list[HitItem]
 
 
-async def similar(service: Service, context: RequestContext, body: SimilarRequest) -> SimilarResponse:
+async def similar(context: RequestContext, body: SimilarRequest) -> SimilarResponse:
     """Cosines of texts."""
-    model = service.choose_model(context, body.model, "similar")
+    model = context.choose_model(body.model, "similar")
     options = model.albert.embed_options(normalize=True, depth=body.depth, dim=body.dimensions)
-    vectors = await service.embed(context, model, [*body.texts, *(body.others or [])], options)
+    vectors = await context.embed(model, [*body.texts, *(body.others or [])], options)
     rows = vectors[: len(body.texts)]
     columns = rows if body.others is None else vectors[len(body.texts) :]
     return SimilarResponse(model.name, np.ascontiguousarray(rows @ columns.T, np.float32))
 
 
-async def search(service: Service, context: RequestContext, body: SearchRequest) -> SearchResponse:
+async def search(context: RequestContext, body: SearchRequest) -> SearchResponse:
     """The texts that match a query best: of the request's texts, of the parts of one text, or of a served index."""
-    model = service.choose_model(context, body.model, "search")
+    model = context.choose_model(body.model, "search")
     if body.texts is not None and body.text is not None:
         raise HttpError(422, "texts and text are both set; send one of them", param="texts")
     if body.texts is None and body.text is None:
-        return await search_index(service, context, model, body)
+        return await search_index(context, model, body)
     places: Sequence[tuple[int, int]] = ()
     texts = body.texts or []
     if body.text is not None:
-        places = await service.run_tokenizer(split_text, body.text, body.split)
+        places = await context.run_tokenizer(split_text, body.text, body.split)
         texts = [body.text[a:b] for a, b in places]
-    scores = await service.query_cosines(context, model, body.query, texts, body.depth) if texts else np.zeros(0)
+    scores = await context.query_cosines(model, body.query, texts, body.depth) if texts else np.zeros(0)
     hits: list[HitItem] = []
     for i in np.argsort(-scores, kind="stable")[: body.k].tolist():
         hit: HitItem = {"text": texts[i], "score": float(scores[i]), "index": i}
@@ -133,28 +128,26 @@ def open_indexes(paths: Iterable[Path], models: ServedModels) -> dict[str, Index
     return indexes
 
 
-async def search_index(
-    service: Service, context: RequestContext, model: ServedModel, body: SearchRequest
-) -> SearchResponse:
-    name = body.index or next(iter(service.indexes), None)
+async def search_index(context: RequestContext, model: ServedModel, body: SearchRequest) -> SearchResponse:
+    name = body.index or next(iter(context.service.indexes), None)
     if name is None:
         raise HttpError(
             422, "the request has no texts and no index is served; send texts or text, or serve with --index"
         )
-    if name not in service.indexes:
-        names = ", ".join(service.indexes) or "none"
+    if name not in context.service.indexes:
+        names = ", ".join(context.service.indexes) or "none"
         raise HttpError(404, f"index {name!r} is not served; choose one of {names}", param="index")
-    index = service.indexes[name]
+    index = context.service.indexes[name]
     if body.model is None:
-        model = next((one for one in service.models if one.albert.name == index.model), model)
+        model = next((one for one in context.service.models if one.albert.name == index.model), model)
     if model.albert.name != index.model:
         raise HttpError(
             424, f"index {name!r} was built with model {index.model}, but {model.name!r} is {model.albert.name}"
         )
-    context.model = model.name
+    context.model_name = model.name
     vectors = None
     if body.mode != "keyword":
-        vectors = await service.embed(context, model, [body.query], model.albert.embed_options())
+        vectors = await context.embed(model, [body.query], model.albert.embed_options())
     (hits,) = await asyncio.to_thread(index.search_many, [body.query], body.k, body.mode, vectors)
     return SearchResponse(
         model.name,

@@ -36,8 +36,8 @@ class ServeSettings:
 
     host: str = setting("127.0.0.1", "Address to listen on; 0.0.0.0 for all networks.")
     port: int = setting(8080, "Port to listen on; 0 for a free one.")
-    workers: int = setting(1, "Processes that share the port; with one thread each they also share the model's memory.")
-    threads: int | None = setting(None, "Processors per worker [default: all, divided among the workers].")
+    workers: int = setting(1, "Processes that share the port and the model's memory; several have one thread each.")
+    threads: int | None = setting(None, "Processors to use [default: all].")
     bits: int | None = setting(None, "Quantize float models on opening: 8 or 4.")
     token_budget: int = setting(1024, "Tokens that are computed together; texts of all clients share a batch.")
     deadline: float = setting(30.0, "Seconds until the response; a request that would take longer is rejected at once.")
@@ -67,6 +67,8 @@ class ServeSettings:
                 raise AlbertkitError(f"{name}={value} is not valid; choose {low:g} to {high:g}")
         if self.bits not in (None, 4, 8):
             raise AlbertkitError(f"bits={self.bits} is not valid; choose 8 or 4")
+        if self.workers > 1 and self.threads not in (None, 1):
+            raise AlbertkitError(f"threads={self.threads} is not valid: workers have one thread each; omit it")
         if self.max_pending_bytes < self.max_bytes:
             raise AlbertkitError(
                 f"max_pending_bytes={self.max_pending_bytes} is below max_bytes={self.max_bytes}; increase it"

@@ -8,7 +8,6 @@ old model. Running requests finish with the old one. If the new files cannot be 
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import threading
 import time
@@ -88,17 +87,16 @@ class ModelSource:
                 raise AlbertkitError(f"two models have the name {source.name!r}; rename one with NAME=FOLDER")
         return sources
 
-    def stamp(self) -> str:
-        """A hash that changes when the files change."""
+    def stamp(self) -> list[tuple[str, int, int, int]]:
+        """What changes when the files change."""
         try:
             folder = model_folder(self.folder)
-            files = sorted(folder.iterdir()) if folder.is_dir() else [folder]
-            facts = [(file.name, file.stat().st_size, file.stat().st_mtime_ns, file.stat().st_ino) for file in files]
+            states = [(file.name, file.stat()) for file in (sorted(folder.iterdir()) if folder.is_dir() else [folder])]
         except OSError as error:
             raise AlbertkitError(
                 f"{self.folder} cannot be read: {error.strerror}; choose a model folder or a built-in model"
             ) from None
-        return hashlib.sha256(repr(facts).encode()).hexdigest()
+        return [(name, state.st_size, state.st_mtime_ns, state.st_ino) for name, state in states]
 
 
 @dataclass(frozen=True)
@@ -133,7 +131,7 @@ class ServedModel:
 
     name: str
     albert: Albert
-    stamp: str
+    stamp: list[tuple[str, int, int, int]]
     token_cost: TokenCost
     opened: float = field(default_factory=time.time)
 
@@ -218,7 +216,7 @@ class ServedModels:
                 raise HttpError(424, f"no served model has {endpoint!r} (served: {tasks}); serve a model for this task")
             trained = [model for model in able if endpoint in TASK_ENDPOINTS.get(model.albert.metadata.task, ())]
             return (trained or able)[0]
-        model = self.named(name)
+        model = self[name]
         if endpoint not in model.endpoints:
             raise HttpError(
                 424,
@@ -227,8 +225,7 @@ class ServedModels:
             )
         return model
 
-    def named(self, name: str) -> ServedModel:
-        """The model of a name."""
+    def __getitem__(self, name: str) -> ServedModel:
         if name not in self._models:
             hint, names = nearest(name, self._models), ", ".join(self._models)
             raise HttpError(404, f"model {name!r} is not served{hint}; choose one of {names}", param="model")

@@ -2,9 +2,9 @@
 
 In: models, settings and indexes. Out: a running server. Before: `app.py`.
 
-With several workers, this process binds one socket per worker, forks, and then supervises: a worker that dies is
-restarted on the same socket, which keeps its waiting connections. Workers with one thread each share the models that
-this process opened; an engine with several threads does not survive a fork, so then each worker opens them itself.
+With several workers, this process opens the models, binds one socket per worker, forks, and then supervises: a worker
+that dies is restarted on the same socket, which keeps its waiting connections. Workers share all memory that is not
+written to: weights, vocabulary, libraries.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,7 +64,6 @@ def serve(
     http://127.0.0.1:8000
     """
     settings = settings or ServeSettings()
-    open_models = partial(prepare, list(models), settings, list(indexes))
     configure_logging()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the engine uses the processors; threads do not survive a fork
     raise_file_limit()
@@ -73,7 +71,7 @@ def serve(
         signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the app handles it
     if settings.workers == 1:
         need("prometheus_client", "serve", "serving")
-        run = open_models()
+        run = prepare(list(models), settings, list(indexes))
         (listener,) = bind(settings)
         run(listener, lambda: on_ready(address(settings, listener)))
         return
@@ -82,29 +80,7 @@ def serve(
     with tempfile.TemporaryDirectory(prefix="albertkit-metrics-", ignore_cleanup_errors=True) as folder:
         os.environ["PROMETHEUS_MULTIPROC_DIR"] = folder
         need("prometheus_client", "serve", "serving")  # after the variable is set: it is read on import
-        if engine_threads(settings) == 1:
-            run = open_models()
-        else:
-            check_models(models)
-
-            def run(listener: socket.socket, on_ready: Callable[[], None]) -> None:
-                open_models()(listener, on_ready)
-
-        supervise(settings, run, on_ready)
-
-
-def engine_threads(settings: ServeSettings) -> int:
-    """Threads of each worker's engine."""
-    return settings.threads or max(1, cores() // settings.workers)
-
-
-def check_models(models: Sequence[str]) -> None:
-    """Read the models that workers will open, so that errors are reported once."""
-    from albertkit.interop.convert import open_stored
-    from albertkit.serve.served_models import ModelSource
-
-    for source in ModelSource.parse_all(list(models)):
-        open_stored(source.folder)
+        supervise(settings, prepare(list(models), settings, list(indexes)), on_ready)
 
 
 def prepare(names: list[str], settings: ServeSettings, index_paths: list[Path]) -> Listen:
@@ -115,7 +91,8 @@ def prepare(names: list[str], settings: ServeSettings, index_paths: list[Path]) 
     from albertkit.serve.served_models import ModelSource, ServedModels
 
     keys = ApiKeys.read(settings)
-    models = ServedModels(ModelSource.parse_all(names), settings, engine_threads(settings))
+    threads = 1 if settings.workers > 1 else settings.threads or cores()  # several threads do not survive a fork
+    models = ServedModels(ModelSource.parse_all(names), settings, threads)
     if not settings.is_local and not keys.users:
         log.warning("open to the network without keys", extra={"facts": {"host": settings.host}})
     for index in open_indexes(index_paths, models).values():
@@ -265,9 +242,9 @@ def supervise(settings: ServeSettings, run: Listen, on_ready: Callable[[str], No
     last_start = time.monotonic()
     while (number := signal.sigwait(SIGNALS)) not in (signal.SIGTERM, signal.SIGINT):
         for place, worker in enumerate(workers):
-            if worker.is_alive() and number == signal.SIGHUP:
-                os.kill(worker.ident or 0, signal.SIGHUP)
             if worker.exitcode is None:
+                if number == signal.SIGHUP and worker.pid is not None:
+                    os.kill(worker.pid, signal.SIGHUP)
                 continue
             mark_process_dead(worker.pid)
             cause = f"signal {-worker.exitcode}" if worker.exitcode < 0 else f"code {worker.exitcode}"

@@ -18,7 +18,7 @@ from albertkit.albert import Albert
 from albertkit.runtime.embed import shorten
 from albertkit.runtime.generate import GenerateSettings
 from albertkit.runtime.mask_filling import MaskPrediction
-from albertkit.serve.inference import RequestContext, Service, as_texts
+from albertkit.serve.inference import RequestContext, as_texts
 from albertkit.serve.schemas import Count, HttpError, ModelRequest, Texts
 from albertkit.serve.served_models import ServedModel
 from albertkit.tasks.choose import ChoiceResult
@@ -119,9 +119,9 @@ class FillItem:
     masks: list[list[MaskPrediction]]
 
 
-async def classify(service: Service, context: RequestContext, body: ClassifyRequest) -> TaskResults[Classification]:
+async def classify(context: RequestContext, body: ClassifyRequest) -> TaskResults[Classification]:
     """Classes of texts, or of pairs of texts."""
-    model = service.choose_model(context, body.model, "classify")
+    model = context.choose_model(body.model, "classify")
     texts = as_texts(body.texts)
     pairs = body.pairs if body.pairs is not None else [None] * len(texts)
     if len(pairs) != len(texts):
@@ -129,78 +129,78 @@ async def classify(service: Service, context: RequestContext, body: ClassifyRequ
             422, f"there are {len(texts)} texts and {len(pairs)} pairs; send one pair per text", param="pairs"
         )
     examples = [TextExample(a, b) for a, b in zip(texts, pairs, strict=True)]
-    return TaskResults(model.name, await service.predict(context, model, examples, "classify", body.depth))
+    return TaskResults(model.name, await context.predict(model, examples, "classify", body.depth))
 
 
-async def tag(service: Service, context: RequestContext, body: TextsRequest) -> TaskResults[TagResult]:
+async def tag(context: RequestContext, body: TextsRequest) -> TaskResults[TagResult]:
     """The entities in texts."""
-    model = service.choose_model(context, body.model, "tag")
-    examples = await service.run_tokenizer(tagging_examples, as_texts(body.texts))
-    return TaskResults(model.name, await service.predict(context, model, examples, "tag", body.depth))
+    model = context.choose_model(body.model, "tag")
+    examples = await context.run_tokenizer(tagging_examples, as_texts(body.texts))
+    return TaskResults(model.name, await context.predict(model, examples, "tag", body.depth))
 
 
-async def intent(service: Service, context: RequestContext, body: TextsRequest) -> TaskResults[IntentResult]:
+async def intent(context: RequestContext, body: TextsRequest) -> TaskResults[IntentResult]:
     """Intents of texts with their slots; a classifier gives intents without slots."""
-    model = service.choose_model(context, body.model, "intent")
+    model = context.choose_model(body.model, "intent")
     texts = as_texts(body.texts)
     if model.albert.metadata.task == "classify":
-        labels = await service.predict(context, model, [TextExample(text) for text in texts], "classify", body.depth)
+        labels = await context.predict(model, [TextExample(text) for text in texts], "classify", body.depth)
         return TaskResults(model.name, [IntentResult.from_classification(label) for label in labels])
-    examples = await service.run_tokenizer(tagging_examples, texts)
-    return TaskResults(model.name, await service.predict(context, model, examples, "intent", body.depth))
+    examples = await context.run_tokenizer(tagging_examples, texts)
+    return TaskResults(model.name, await context.predict(model, examples, "intent", body.depth))
 
 
 def tagging_examples(texts: list[str]) -> list[TaggedExample]:
     return [TaggedExample(text, split_words(text)) for text in texts]
 
 
-async def answer(service: Service, context: RequestContext, body: AnswerRequest) -> AnswerResponse:
+async def answer(context: RequestContext, body: AnswerRequest) -> AnswerResponse:
     """The answer to a question, as characters of the context."""
-    model = service.choose_model(context, body.model, "answer")
+    model = context.choose_model(body.model, "answer")
     examples = [QuestionExample("0", body.question, body.context)]
-    (best,) = await service.predict(context, model, examples, "answer", body.depth)
+    (best,) = await context.predict(model, examples, "answer", body.depth)
     others = [AnswerItem(one.text, one.start, one.end, one.score, one.probability) for one in best.others]
     return AnswerResponse(best.text, best.start, best.end, best.score, best.probability, model.name, others)
 
 
-async def choose(service: Service, context: RequestContext, body: ChooseRequest) -> ChooseResponse:
+async def choose(context: RequestContext, body: ChooseRequest) -> ChooseResponse:
     """Which of several choices is right."""
-    model = service.choose_model(context, body.model, "choose")
+    model = context.choose_model(body.model, "choose")
     examples = [ChoiceExample(body.context, body.question, tuple(body.choices))]
-    (best,) = await service.predict(context, model, examples, "choose", body.depth)
+    (best,) = await context.predict(model, examples, "choose", body.depth)
     return ChooseResponse(best.index, best.text, best.probabilities, model.name)
 
 
-async def fill(service: Service, context: RequestContext, body: FillRequest) -> TaskResults[FillItem]:
+async def fill(context: RequestContext, body: FillRequest) -> TaskResults[FillItem]:
     """The most likely words for each [MASK]."""
-    model = service.choose_model(context, body.model, "fill")
+    model = context.choose_model(body.model, "fill")
     texts = as_texts(body.texts)
-    masks = await service.fill_masks(context, model, texts, body.k, body.depth)
+    masks = await context.fill_masks(model, texts, body.k, body.depth)
     return TaskResults(model.name, [FillItem(text, words) for text, words in zip(texts, masks, strict=True)])
 
 
-async def generate(service: Service, context: RequestContext, body: GenerateRequest) -> TaskResults[GeneratedText]:
+async def generate(context: RequestContext, body: GenerateRequest) -> TaskResults[GeneratedText]:
     """Texts generated from texts."""
-    model = service.choose_model(context, body.model, "generate")
+    model = context.choose_model(body.model, "generate")
     texts = as_texts(body.texts)
-    service.count_texts(context, texts)
+    context.count_texts(texts)
     settings = {name: getattr(body, name) for name in GenerateSettings.__dataclass_fields__}
     GenerateSettings(**settings)  # checks them
     layers = model.albert.layers_to_apply(body.depth)
     most = body.max_tokens or model.albert.task.target_length
-    total, allowed = len(texts) * body.beams * most, service.settings.max_tokens
+    total, allowed = len(texts) * body.beams * most, context.settings.max_tokens
     if total > allowed:
         raise HttpError(413, f"up to {total:,} tokens would be generated; request at most {allowed:,} at a time")
-    lengths = await service.run_tokenizer(source_lengths, model.albert, texts)
+    lengths = await context.run_tokenizer(source_lengths, model.albert, texts)
     works = [(length + 2 * body.beams * most) * layers for length in lengths]
     context.tokens += sum(lengths)
-    service.batcher.check(sum(works) * model.generate_cost.seconds, context.deadline)
+    context.service.batcher.check(sum(works) * model.generate_cost.seconds, context.deadline)
     step = len(texts) if body.sample else GENERATE_TEXTS  # samples depend on a text's place in the input
     results: list[GeneratedText] = []
     for start in range(0, len(texts), step):  # one turn each, so that other requests are computed in between
         work = sum(works[start : start + step])
         call = partial(generate_batch, model, texts[start : start + step], settings, body.depth, work)
-        results += await service.run_engine(context, model.generate_cost, call, work)
+        results += await context.run_engine(model.generate_cost, call, work)
     return TaskResults(model.name, results)
 
 

@@ -6,7 +6,6 @@ long text is read in windows unless `truncate` is set, and `rerank` works with a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, Any, TypedDict, cast
 
 import numpy as np
@@ -14,7 +13,7 @@ from msgspec import Meta, Struct, ValidationError, convert
 from msgspec.structs import asdict
 
 from albertkit import __version__
-from albertkit.serve.inference import TOKENIZER_THREADS, RequestContext, Service, as_texts, as_texts_or_tokens
+from albertkit.serve.inference import TOKENIZER_THREADS, RequestContext, as_texts, as_texts_or_tokens
 from albertkit.serve.schemas import (
     Depth,
     Dimensions,
@@ -69,17 +68,12 @@ class RerankRequest(Struct, kw_only=True):
     model: Served = None
 
 
-class OptionalText(TypedDict, total=False):
-    """The text, on request."""
-
-    text: str
-
-
-class RankItem(OptionalText):
-    """A text's index in the request, and its relevance."""
+class RankItem(TypedDict, total=False):
+    """A text's index in the request, its relevance, and on request the text."""
 
     index: int
     score: float
+    text: str
 
 
 class PredictRequest(Struct, kw_only=True):
@@ -127,27 +121,9 @@ class SimilarityRequest(Struct, kw_only=True):
     model: Served = None
 
 
-@dataclass(frozen=True)
-class InfoResponse:
-    """The first served model and the limits, in TEI's format."""
-
-    model_id: str
-    model_sha: str
-    model_dtype: str
-    model_type: dict[str, Any]
-    max_concurrent_requests: int
-    max_input_length: int
-    max_batch_tokens: int
-    max_batch_requests: int | None
-    max_client_batch_size: int
-    auto_truncate: bool
-    tokenization_workers: int
-    version: str
-
-
-async def embed(service: Service, context: RequestContext, body: EmbedRequest) -> list[Vector]:
+async def embed(context: RequestContext, body: EmbedRequest) -> list[Vector]:
     """Sentence vectors."""
-    model = service.choose_model(context, body.model, "embed")
+    model = context.choose_model(body.model, "embed")
     prompts = model.albert.metadata.prompts
     if body.prompt_name is not None and body.prompt_name not in prompts:
         names = ", ".join(prompts) or "none"
@@ -161,31 +137,31 @@ async def embed(service: Service, context: RequestContext, body: EmbedRequest) -
         long_texts="truncate" if body.truncate else "split",
         prompt=body.prompt_name,
     )
-    vectors = await service.embed(context, model, as_texts_or_tokens(body.inputs, "inputs"), options)
+    vectors = await context.embed(model, as_texts_or_tokens(body.inputs, "inputs"), options)
     return list(np.ascontiguousarray(vectors, np.float32))
 
 
-async def similarity(service: Service, context: RequestContext, body: SimilarityRequest) -> list[float]:
+async def similarity(context: RequestContext, body: SimilarityRequest) -> list[float]:
     """Cosines of a text with others."""
-    model = service.choose_model(context, body.model, "embed")
+    model = context.choose_model(body.model, "embed")
     texts = [body.inputs.source_sentence, *body.inputs.sentences]
-    vectors = await service.embed(context, model, texts, model.albert.embed_options(normalize=True))
+    vectors = await context.embed(model, texts, model.albert.embed_options(normalize=True))
     cosines: list[float] = (vectors[1:] @ vectors[0]).tolist()
     return cosines
 
 
-async def rerank(service: Service, context: RequestContext, body: RerankRequest) -> list[RankItem]:
+async def rerank(context: RequestContext, body: RerankRequest) -> list[RankItem]:
     """Texts by their relevance for a query, the best first."""
-    model = service.choose_model(context, body.model, "rerank")
+    model = context.choose_model(body.model, "rerank")
     task = model.albert.task if "classify" in model.endpoints else None
     if task is not None and (task.kind == "regression" or len(task.labels) == 2):
         examples = [TextExample(body.query, text) for text in body.texts]
-        rows, _ = await service.predict_scores(context, model, examples, "classify")
+        rows, _ = await context.predict_scores(model, examples, "classify")
         positive = [i for i, label in enumerate(task.labels) if label.lower() in POSITIVE_LABELS]
         column = 0 if task.kind == "regression" else (positive or [1])[0]
         scores = class_scores(task, rows, body.raw_scores)[:, column]
     else:
-        scores = await service.query_cosines(context, model, body.query, body.texts)
+        scores = await context.query_cosines(model, body.query, body.texts)
     items: list[RankItem] = []
     for index in np.argsort(-scores, kind="stable").tolist():
         item: RankItem = {"index": index, "score": float(scores[index])}
@@ -195,14 +171,12 @@ async def rerank(service: Service, context: RequestContext, body: RerankRequest)
     return items
 
 
-async def predict(
-    service: Service, context: RequestContext, body: PredictRequest
-) -> list[LabelScore | list[LabelScore]]:
+async def predict(context: RequestContext, body: PredictRequest) -> list[LabelScore | list[LabelScore]]:
     """Classes, the most likely first: a list for one text or pair, a list of lists for several."""
-    model = service.choose_model(context, body.model, "predict")
+    model = context.choose_model(body.model, "predict")
     examples, is_list = as_pairs(body.inputs)
     task = model.albert.task
-    rows, _ = await service.predict_scores(context, model, examples, "classify")
+    rows, _ = await context.predict_scores(model, examples, "classify")
     labels = ("value",) if task.kind == "regression" else task.labels
     found: list[list[LabelScore]] = [
         [{"label": labels[i], "score": float(row[i])} for i in np.argsort(-row, kind="stable")]
@@ -232,13 +206,13 @@ def as_pairs(value: str | list[str | list[str]]) -> tuple[list[TextExample], boo
     return examples, is_list
 
 
-async def tokenize(service: Service, context: RequestContext, body: TokenizeRequest) -> list[list[TokenItem]]:
+async def tokenize(context: RequestContext, body: TokenizeRequest) -> list[list[TokenItem]]:
     """The tokens of texts."""
-    model = service.choose_model(context, body.model, "tokenize")
+    model = context.choose_model(body.model, "tokenize")
     texts = as_texts(body.inputs)
-    service.count_texts(context, texts)
+    context.count_texts(texts)
     specials = body.add_special_tokens
-    tokens = await service.run_tokenizer(lambda: [token_items(model, text, add_specials=specials) for text in texts])
+    tokens = await context.run_tokenizer(lambda: [token_items(model, text, add_specials=specials) for text in texts])
     context.tokens = sum(map(len, tokens))
     return tokens
 
@@ -256,44 +230,44 @@ def token_items(
     ]
 
 
-async def decode(service: Service, context: RequestContext, body: DecodeRequest) -> list[str]:
+async def decode(context: RequestContext, body: DecodeRequest) -> list[str]:
     """The texts of token ids."""
-    model = service.choose_model(context, body.model, "tokenize")
+    model = context.choose_model(body.model, "tokenize")
     many = cast(list[list[int]], as_texts_or_tokens([*body.ids], "ids"))
-    service.count_texts(context, many)
+    context.count_texts(many)
     tokenizer = model.albert.tokenizer
-    return await service.run_tokenizer(lambda: [tokenizer.decode(ids, body.skip_special_tokens) for ids in many])
+    return await context.run_tokenizer(lambda: [tokenizer.decode(ids, body.skip_special_tokens) for ids in many])
 
 
-async def info(service: Service, context: RequestContext, body: None) -> InfoResponse:
-    """The first served model and the limits."""
-    model, settings = next(iter(service.models)), service.settings
+async def info(context: RequestContext, body: None) -> dict[str, Any]:
+    """The first served model and the limits, in TEI's format."""
+    model, settings = next(iter(context.service.models)), context.settings
     albert = model.albert
     model_type: dict[str, Any] = {"embedding": {"pooling": albert.metadata.pooling}}
     if "classify" in model.endpoints:
         names = {str(i): label for i, label in enumerate(albert.metadata.labels)}
         model_type = {"classifier": {"id2label": names, "label2id": {label: int(i) for i, label in names.items()}}}
-    return InfoResponse(
-        model_id=model.name,
-        model_sha=albert.name,
-        model_dtype=model.info.weights,
-        model_type=model_type,
-        max_concurrent_requests=settings.max_connections,
-        max_input_length=albert.max_tokens,
-        max_batch_tokens=settings.token_budget,
-        max_batch_requests=None,
-        max_client_batch_size=settings.max_texts,
-        auto_truncate=False,
-        tokenization_workers=TOKENIZER_THREADS,
-        version=__version__,
-    )
+    return {
+        "model_id": model.name,
+        "model_sha": albert.name,
+        "model_dtype": model.info.weights,
+        "model_type": model_type,
+        "max_concurrent_requests": settings.max_connections,
+        "max_input_length": albert.max_tokens,
+        "max_batch_tokens": settings.token_budget,
+        "max_batch_requests": None,
+        "max_client_batch_size": settings.max_texts,
+        "auto_truncate": False,
+        "tokenization_workers": TOKENIZER_THREADS,
+        "version": __version__,
+    }
 
 
-async def root(service: Service, context: RequestContext, body: RootRequest) -> list[Any]:
+async def root(context: RequestContext, body: RootRequest) -> list[Any]:
     """TEI's root: classes from a classifier, else vectors."""
     try:
-        if "predict" in next(iter(service.models)).endpoints:
-            return await predict(service, context, convert({"inputs": body.inputs}, PredictRequest))
-        return await embed(service, context, convert(asdict(body), EmbedRequest))
+        if "predict" in next(iter(context.service.models)).endpoints:
+            return await predict(context, convert({"inputs": body.inputs}, PredictRequest))
+        return await embed(context, convert(asdict(body), EmbedRequest))
     except ValidationError as error:
         raise HttpError(422, f"invalid request: {error}", param="inputs") from None
