@@ -18,7 +18,7 @@ from msgspec import Meta
 from albertkit.albert import Albert
 from albertkit.explain.activations import NumpyEncoder
 from albertkit.explain.explainer import Explainer
-from albertkit.explain.layer_predictions import DepthState, DepthTrace, EarlyExitTrace, stable_depth
+from albertkit.explain.layer_predictions import DepthTrace, EarlyExitTrace, stable_depth
 from albertkit.serve.inference import RequestContext
 from albertkit.serve.schemas import NUMBERS, Count, HttpError, Served, StrictRequest, TokenItem
 from albertkit.serve.served_models import ServedModel
@@ -96,39 +96,33 @@ async def explain(context: RequestContext, body: ExplainRequest) -> ExplainRespo
     context.tokens = trace.tokens
     early_exit = await context.run_engine(model.token_cost, trace.trace_early_exit, trace.tokens * deepest)
     attention = await attention_of(context, model, trace, deepest, body.attention) if body.attention else None
-    tokenize = partial(token_items, model, body.text, pair=body.pair, recognize_mask=trace.kind == "fill")
-    tokens = await context.run_tokenizer(tokenize)
-    matches = [state.choice == states[albert.depth - 1].choice for state in states]
-    return ExplainResponse(
-        model=model.name,
-        task=albert.metadata.task,
-        kind=trace.kind,
-        full_depth=albert.depth,
-        tokens=tokens,
-        depths=depth_items(trace, states, matches, body.vectors),
-        stable_depth=None if trace.kind is None else stable_depth(matches[: albert.depth]),
-        early_exit=early_exit,
-        attention=attention,
-    )
-
-
-def depth_items(
-    trace: DepthTrace, states: list[DepthState], matches: list[bool], with_vectors: bool
-) -> list[DepthItem]:
-    """Every depth, compared with the full depth."""
-    full = states[trace.albert.depth - 1]
-    return [
+    has_masks = trace.kind == "fill"
+    tokens = await context.run_tokenizer(lambda: token_items(model, body.text, body.pair, recognize_mask=has_masks))
+    full = states[albert.depth - 1]
+    matches = [state.choice == full.choice for state in states]
+    depths = [
         DepthItem(
             depth=state.depth,
             milliseconds=round(1000 * state.seconds, 4),
             cosine=float(state.vector @ full.vector),
             token_cosines=(state.tokens * full.tokens).sum(axis=1).tolist(),
             prediction=state.prediction,
-            matches_full_depth=None if trace.kind is None else same,
-            vector=state.vector if with_vectors else None,
+            matches_full_depth=None if trace.kind is None else is_same,
+            vector=state.vector if body.vectors else None,
         )
-        for state, same in zip(states, matches, strict=True)
+        for state, is_same in zip(states, matches, strict=True)
     ]
+    return ExplainResponse(
+        model=model.name,
+        task=albert.metadata.task,
+        kind=trace.kind,
+        full_depth=albert.depth,
+        tokens=tokens,
+        depths=depths,
+        stable_depth=None if trace.kind is None else stable_depth(matches[: albert.depth]),
+        early_exit=early_exit,
+        attention=attention,
+    )
 
 
 async def attention_of(
