@@ -71,11 +71,11 @@ def test_openai_models_and_errors(openai, server, folders):
     with pytest.raises(NotFoundError, match="choose one of words"):
         openai.models.retrieve("nobody")
     for given, message in (
-        ([], "at least one text"),
-        (["a", 3], "list of at least one text"),
+        ([], "Expected `array` of length >= 1"),
+        (["a", 3], "input contains texts and token ids"),
         ([40_000], "not in this model's vocabulary of 30,000"),
-        ([[]], "token ids, at least one"),
-        ([-1], "token id -1 is not"),
+        ([[]], "Expected `array` of length >= 1"),
+        ([-1], "Expected `int` >= 0"),
     ):
         with pytest.raises(BadRequestError, match=message):
             openai.embeddings.create(model="words", input=given)
