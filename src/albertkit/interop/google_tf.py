@@ -35,7 +35,6 @@ _MAGIC, _FOOTER, _TRAILER = 0xDB4775248B80FB57, 48, 5
 _DTYPES = {1: "float32", 2: "float64", 3: "int32", 9: "int64", 14: "bfloat16", 19: "float16"}
 _ITEM_BYTES = {"float32": 4, "float64": 8, "int32": 4, "int64": 8, "bfloat16": 2, "float16": 2}
 _SUFFIX = re.compile(r"\.(index|meta|data-\d{5}-of-\d{5})$")
-_CHECKPOINT_NAME = re.compile(r'^\s*model_checkpoint_path:\s*"([^"\n]*)"', re.MULTILINE)
 
 
 def read_checkpoint(prefix: Path) -> Artifact:
@@ -106,10 +105,7 @@ class BundleEntry:
 
 
 def find_bundle(path: Path) -> Path | None:
-    """The prefix of the checkpoint at a path (a prefix, one of its files, or a folder), or None.
-
-    Where a folder has several, the plain name in its `checkpoint` file decides; a path in it is not followed.
-    """
+    """The prefix of the checkpoint at a path (a prefix, one of its files, or a folder with one), or None."""
     with _report_errors(path):
         short = _SUFFIX.sub("", path.name)
         for name in filter(None, (path.name, short)):
@@ -117,16 +113,9 @@ def find_bundle(path: Path) -> Path | None:
                 return path.parent / name
         folder, start = (path, "") if path.is_dir() else (path.parent, f"{short}.ckpt")
         found = sorted(f.name[:-6] for f in folder.glob("[!.]*.index") if f.name.startswith(start))
-        if len(found) < 2:
-            return folder / found[0] if found else None
-        named = None
-        if (note := folder / "checkpoint").is_file():
-            with note.open("rb") as file:
-                named = _CHECKPOINT_NAME.search(file.read(MAX_VALUE_BYTES).decode("utf-8", "replace"))
-        if named and named[1] in found:
-            return folder / named[1]
-        reason = f"; the 'checkpoint' file names {named[1][:200]!r}, not one of them" if named else ""
-        raise _BundleError(f"{len(found)} checkpoints: {', '.join(found[:9])}{reason}", "give the path of one")
+        if len(found) > 1:
+            raise _BundleError(f"{len(found)} checkpoints: {', '.join(found[:9])}", "give the path of one")
+        return folder / found[0] if found else None
 
 
 def list_bundle(prefix: Path) -> dict[str, BundleEntry]:
