@@ -224,7 +224,7 @@ def run(models: dict[str, Path], args: argparse.Namespace) -> None:
     """Every data set that has a model; what is done is written before the next begins."""
     import torch
 
-    from albertkit.data.shard_writer import write_json
+    from albertkit.data.shards import write_json
 
     torch.set_num_threads(args.threads)
     kept = json.loads(args.out.read_text(encoding="utf-8")) if args.out.exists() else {"sets": {}}

@@ -44,7 +44,7 @@ LIBRARIES = ("sklearn", "scipy", "seqeval")
 
 def run(name: str, args: argparse.Namespace) -> dict[str, Any]:
     """Fine-tune with each seed, predict what is held out, and write the record."""
-    from albertkit.data.shard_writer import write_json
+    from albertkit.data.shards import write_json
     from albertkit.interop.convert import open_model
     from albertkit.train.finetune import finetune_examples
     from albertkit.train.train_settings import FinetuneSettings
@@ -241,7 +241,7 @@ def revive(row: dict[str, Any]) -> Any:
 
 def score(folder: Path, data: Path) -> None:
     """Fill in the metrics of every record in a folder from the predictions beside it."""
-    from albertkit.data.shard_writer import write_json
+    from albertkit.data.shards import write_json
 
     for path in sorted(folder.glob("*.json")):
         record = json.loads(path.read_text(encoding="utf-8"))

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from albertkit.data import documents as reading
-from albertkit.data import shard_writer as writing
+from albertkit.data import shards as writing
 from albertkit.data.corpus import CorpusSettings, build_corpus
 from albertkit.data.corpus_folder import RESUME_LOG, ResumeLog
 from albertkit.data.sentences import split_sentences
@@ -109,21 +109,6 @@ def test_duplicate_documents_are_dropped(tmp_path, tokenizer):
     plain = build_corpus([tmp_path / "a.txt", tmp_path / "b.txt"], tmp_path / "x", tokenizer, SMALL, workers=1)
     counts = plain.shards.manifest["counts"]
     assert (counts["documents_read"], counts["documents_kept"], counts["duplicates"]) == (120, 60, 60)
-    kept = CorpusSettings(shard_tokens=3000, held_out=0.1, min_tokens=1, dedupe="none")
-    every = build_corpus([tmp_path / "a.txt", tmp_path / "b.txt"], tmp_path / "y", tokenizer, kept, workers=1)
-    assert every.shards.manifest["counts"]["documents_kept"] == 120
-    train, held = sentences_in(every.shards), sentences_in(every.shards, "held-out")
-    assert not [d for d in held if d in train]  # the same document is always on the same side
-
-
-def test_duplicate_paragraphs_are_dropped(tmp_path, tokenizer):
-    same = "This very paragraph stands in every document of this file, word for word."
-    documents = [f"Number {i} is a text of its own.\n{same}" for i in range(50)]
-    (tmp_path / "a.txt").write_text("\n\n".join([*documents, same, f"{same}\n{same}"]))
-    rules = CorpusSettings(dedupe="paragraphs", min_tokens=3, held_out=0)
-    counts = build_corpus([tmp_path / "a.txt"], tmp_path / "x", tokenizer, rules, workers=1).shards.manifest["counts"]
-    assert counts["paragraph_duplicates"] == 52 and counts["documents_kept"] == 50 and counts["too_short"] == 2
-    assert counts["sentences"] == 51
 
 
 def test_short_documents_are_dropped(tmp_path, tokenizer):
@@ -143,15 +128,15 @@ def test_what_is_held_out_stays_held_out(tmp_path, tokenizer):
     assert all(document not in held for document in sentences_in(few))
 
 
-def test_a_document_larger_than_a_shard_is_cut(tmp_path, tokenizer):
-    (tmp_path / "a.txt").write_text("\n".join(text(60).replace("\n\n", "\n").split("\n")), encoding="utf-8")
+def test_a_document_larger_than_a_shard_has_its_own(tmp_path, tokenizer):
+    long, short = text(60).replace("\n\n", "\n"), "A short one. It fits."
+    (tmp_path / "a.txt").write_text(f"{short}\n\n{long}\n\n{short} Yes.", encoding="utf-8")
     rules = CorpusSettings(shard_tokens=700, min_tokens=1, held_out=0)
     shards = build_corpus([tmp_path / "a.txt"], tmp_path / "x", tokenizer, rules, workers=1).shards
-    assert shards.manifest["counts"]["documents_kept"] < sum(len(s.documents) for s in shards.split("train"))
-    assert all(len(shard.tokens) <= 700 for shard in shards.split("train"))
-    flat = [s for d in sentences_in(shards) for s in d]
-    whole = [s for line in text(60).split("\n") for s in split_sentences(line)]
-    assert flat == tokenizer.ids_batch(whole)
+    assert [len(shard.documents) for shard in shards.split("train")] == [1, 1, 1]
+    assert len(shards.split("train")[1].tokens) > 700
+    whole = [s for line in long.split("\n") for s in split_sentences(line)]
+    assert sentences_in(shards)[1] == tokenizer.ids_batch(whole)
 
 
 def test_parts_of_one_long_document_are_in_one_split(tmp_path, tokenizer, monkeypatch):
@@ -210,10 +195,9 @@ def killed(work, at: int) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-@pytest.mark.parametrize(("dedupe", "stride"), [("documents", 5), ("paragraphs", 11)])
-def test_a_run_killed_at_any_step_resumes(tmp_path, texts, tokenizer, dedupe, stride, monkeypatch):
+def test_a_run_killed_at_any_step_resumes(tmp_path, texts, tokenizer, monkeypatch):
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
-    rules = CorpusSettings(shard_tokens=4000, held_out=0.2, min_tokens=1, dedupe=dedupe)
+    rules = CorpusSettings(shard_tokens=4000, held_out=0.2, min_tokens=1)
     build_corpus([texts], tmp_path / "whole", tokenizer, rules, workers=1)
     wanted = contents(tmp_path / "whole")
     out, step, resumed = tmp_path / "out", 1, 0
@@ -227,7 +211,7 @@ def test_a_run_killed_at_any_step_resumes(tmp_path, texts, tokenizer, dedupe, st
         resumed += built.was_resumed
         assert contents(out) == wanted, f"killed at step {step}"
         shutil.rmtree(out)
-        step += stride
+        step += 5
     assert step > 40 and resumed > 3
 
 
@@ -358,14 +342,14 @@ def test_a_full_disk_is_an_error_and_the_run_resumes(tmp_path, texts, tokenizer,
     real_replace = writing._replace
     count = 0
 
-    def replace(path, write):
+    def replace(path):
         nonlocal count
         count += full in path.name
         if full in path.name and (count == 3 or full in ("unigrams", "manifest")):
             (path.parent / f".{path.name}.part").write_bytes(b"half")
             (path.parent / f".{path.name}.part").unlink()
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return real_replace(path, write)
+        return real_replace(path)
 
     monkeypatch.setattr(writing, "_replace", replace)
     if full == "journal":
@@ -497,7 +481,6 @@ def test_leftovers_of_an_earlier_run_are_replaced(tmp_path, texts, tokenizer, wh
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"dedupe": "document"},
         {"min_tokens": 0},
         {"held_out": 0.9},
         {"held_out": float("nan")},
@@ -512,16 +495,17 @@ def test_settings_are_checked(wrong):
 
 
 def test_a_worker_that_dies_is_one_sentence(tmp_path, texts, tokenizer, monkeypatch):
-    from albertkit.data import workers
+    from concurrent.futures import ProcessPoolExecutor
 
-    start = workers.start_process
+    submit = ProcessPoolExecutor.submit
 
-    def start_and_kill(*args):
-        pipe, process = start(*args)
-        process.kill()
-        return pipe, process
+    def submit_and_kill(self, *args):
+        future = submit(self, *args)
+        for process in (self._processes or {}).values():
+            process.kill()
+        return future
 
-    monkeypatch.setattr(workers, "start_process", start_and_kill)
+    monkeypatch.setattr(ProcessPoolExecutor, "submit", submit_and_kill)
     with pytest.raises(AlbertkitError, match="a worker process was killed"):
         build_corpus([texts], tmp_path / "out", tokenizer, SMALL, workers=2)
 

@@ -91,12 +91,12 @@ def test_ids_are_those_of_the_tokenizer(kind):
 
 
 def test_a_small_cache_changes_no_result(english, monkeypatch):
-    monkeypatch.setattr(words, "CACHE_CHARACTERS", 50)
+    monkeypatch.setattr(words, "CACHED_CHARACTERS", 50)
     monkeypatch.setattr(words, "LOOKUP_SENTENCES", 3)
     texts = [f"The {i % 7} (cats), {i % 3} dogs and {i} birds." for i in range(60)]
     fast = words.WordTokenizer(english, np.arange(30000, dtype=np.uint16))
     assert rows(fast, texts) == english.ids_batch(texts)
-    assert len(fast.cache.new) + len(fast.cache.old) < 60
+    assert len(fast.cache) < 60
 
 
 def cut(tokenizer, text, **rules):
@@ -154,17 +154,16 @@ def test_the_real_chinese_vocabulary():
     assert marked(tokenizer, "他在2019年买了iPhone。") == "|他|在|2019|年|买|了|iphone|。"
 
 
-def test_counts_of_tokens_sentences_and_paragraphs_agree(english):
+def test_counts_of_tokens_and_sentences_agree(english):
     text = "One two. Three four five.\nSix.\n\n\n  \nSeven eight? Nine!\n\u200e\n"
-    made = cut(english, text, hash_paragraphs=True)
-    assert made.documents.tolist() == [2, 2] and made.paragraphs.tolist()[:3] == [2, 1, 2]
-    assert made.sentences.sum() == len(made.tokens) and made.paragraphs.sum() == len(made.sentences)
+    made = cut(english, text)
+    assert made.documents.tolist() == [3, 2]
+    assert made.sentences.sum() == len(made.tokens) and made.documents.sum() == len(made.sentences)
     assert (made.sentences > 0).all()
-    assert made.document_hashes.tolist() == [
+    assert made.hashes.tolist() == [
         hash64("One two. Three four five.\nSix."),
         hash64("Seven eight? Nine!\n\u200e"),
     ]
-    assert len(made.paragraph_hashes) == 4
     empty = cut(english, "\n\n")
     assert not len(empty.tokens) and not len(empty.documents)
 
@@ -174,7 +173,7 @@ def test_a_long_sentence_is_cut_before_a_word(english):
     whole = cut(english, text)
     made = cut(english, text, max_sentence=16)
     assert (token_ids(made.tokens) == token_ids(whole.tokens)).all() and len(whole.sentences) == 1
-    assert made.sentences.max() <= 16 and made.paragraphs.tolist() == [len(made.sentences)]
+    assert made.sentences.max() <= 16 and made.documents.tolist() == [len(made.sentences)]
     ends = np.cumsum(made.sentences)[:-1]
     assert word_starts(whole.tokens)[ends].all()
     solid = cut(english, "x" * 300, max_sentence=16)  # one word: cut all the same

@@ -43,7 +43,7 @@ def test_the_highest_bit_marks_word_starts():
 def test_open_shards_have_the_arrays_of_the_corpus(corpus):
     shards = Shards.open(corpus, verify=True)
     assert shards.folder == corpus and shards.vocabulary == shards.tokenizer().vocab_size
-    assert shards.dtype == np.uint16 and shards.unigrams().shape == (shards.vocabulary,)
+    assert shards.split("train")[0].tokens.dtype == np.uint16 and shards.unigrams().shape == (shards.vocabulary,)
     names = [shard.name for shard in shards.split("train")]
     assert names == [f"train-{i:05d}" for i in range(len(names))] and len(names) > 2
     for shard in shards.split("train"):
@@ -118,18 +118,4 @@ def test_verify_finds_a_flipped_bit(corpus):
     path.write_bytes(data)
     Shards.open(corpus)
     with pytest.raises(AlbertkitError, match="has changed since it was written"):
-        Shards.open(corpus, verify=True)
-
-
-@pytest.mark.parametrize(("part", "said"), [("tokens", "beyond its vocabulary"), ("sentences", "is not increasing")])
-def test_verify_finds_wrong_arrays_with_correct_hashes(corpus, part, said):
-    from albertkit.file_io import digest
-
-    path = corpus / f"train-00000.{part}.npy"
-    array = np.load(path)
-    array[1] = 0x7FFF if part == "tokens" else array[0]
-    np.save(path, array)
-    files = json.loads((corpus / "manifest.json").read_text())["splits"]["train"][0]["files"]
-    spoil_entry(corpus, files={**files, path.name: digest(path)})
-    with pytest.raises(AlbertkitError, match=said):
         Shards.open(corpus, verify=True)

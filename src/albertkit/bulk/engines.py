@@ -24,7 +24,7 @@ from typing import Any, cast
 
 from albertkit.bulk.parts import WorkPart
 from albertkit.bulk.worker import BulkJob, PartResult, PartWorker
-from albertkit.data.workers import start_process
+from albertkit.data.document_tokenizer import follow_parent
 from albertkit.errors import AlbertkitError, need
 
 MAX_ATTEMPTS = 4  # at a part
@@ -61,7 +61,7 @@ def run_local(job: BulkJob, parts: Iterable[WorkPart], workers: int) -> Iterator
 
     try:
         for part in islice(todo, workers):
-            assign(*start_process(_work, job), part)
+            assign(*_start_process(job), part)
         while running:
             for pipe in cast("list[Connection]", wait(list(running))):
                 process, part = running[pipe]
@@ -70,7 +70,7 @@ def run_local(job: BulkJob, parts: Iterable[WorkPart], workers: int) -> Iterator
                     failures[part.number] += 1
                     check_attempts(part.number, failures[part.number])
                     stop(pipe)
-                    assign(*start_process(_work, job), part)
+                    assign(*_start_process(job), part)
                     continue
                 following = next(todo, None)
                 if following is None:
@@ -81,6 +81,16 @@ def run_local(job: BulkJob, parts: Iterable[WorkPart], workers: int) -> Iterator
     finally:
         for pipe in list(running):
             stop(pipe)
+
+
+def _start_process(job: BulkJob) -> tuple[Connection, BaseProcess]:
+    """A worker process, and this side of the pipe to it."""
+    context = multiprocessing.get_context("spawn")
+    pipe, other = context.Pipe()
+    process = context.Process(target=_work, args=(other, job), daemon=True)
+    process.start()
+    other.close()
+    return pipe, process
 
 
 def _receive(pipe: Connection) -> PartResult | None:
@@ -99,7 +109,7 @@ def _receive(pipe: Connection) -> PartResult | None:
 def _work(pipe: Connection, job: BulkJob) -> None:
     """The loop of a worker process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent stops, and ends this process
-    threading.Thread(target=_follow_parent, daemon=True).start()
+    threading.Thread(target=follow_parent, daemon=True).start()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the other cores have workers of their own
     result: Any
     worker: PartWorker | None = None
@@ -115,14 +125,6 @@ def _work(pipe: Connection, job: BulkJob) -> None:
         except BaseException:
             result = traceback.format_exc()
         pipe.send(result)
-
-
-def _follow_parent() -> None:
-    """End this process when its parent is gone, even in the middle of a part."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
 
 
 # Ray ----------------------------------------------------------------------------------------------------------------

@@ -252,7 +252,7 @@ class BulkInput:
         need("pyarrow", "ray" if self.engine == "ray" else "parquet", f"--engine {self.engine}")
         from albertkit.bulk.bulk_run import BulkOptions, bulk
         from albertkit.bulk.engines import run_local, run_ray
-        from albertkit.data.workers import worker_count
+        from albertkit.data.document_tokenizer import worker_count
 
         work = BulkOptions(
             model.model,

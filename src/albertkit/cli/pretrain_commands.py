@@ -16,7 +16,7 @@ import click
 
 from albertkit.cli import arguments as cli
 from albertkit.cli.console import format_table, log, print_json, print_result, stage_progress_bar, to_json
-from albertkit.data.corpus_settings import CorpusSettings
+from albertkit.data.corpus_folder import CorpusSettings
 from albertkit.errors import AlbertkitError, need
 from albertkit.train.train_settings import PretrainSettings, TrainSettings
 
@@ -136,7 +136,7 @@ def print_corpus(built: BuildResult, seconds: float, as_json: bool) -> None:
         f"{folder}: {counts['tokens']:,} tokens, {counts['sentences']:,} sentences, "
         f"{counts['documents_kept']:,} documents in {described['shards']:,} shards",
         f"dropped: {counts['duplicates']:,} duplicate documents, {counts['too_short']:,} short documents, "
-        f"{counts['paragraph_duplicates']:,} duplicate paragraphs, {counts['bad_lines']:,} bad lines",
+        f"{counts['bad_lines']:,} bad lines",
     ]
     if built.was_complete:
         lines = [f"{folder} is complete: {counts['tokens']:,} tokens; nothing was done"]

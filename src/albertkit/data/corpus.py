@@ -1,7 +1,6 @@
 """Texts → a corpus folder: token ids in shards, ready for pre-training.
 
-In: files of text, JSONL or Parquet, and a tokenizer. Out: the folder that `shards.py` describes and opens. Before
-this file: `documents.py`, `workers.py`, `shard_writer.py` and `corpus_folder.py`; after it: training.
+In: files of text, JSONL or Parquet, and a tokenizer. Out: the folder that `shards.py` describes and opens.
 
 A document is dropped if its text occurred before or if it is short. Which of the others are held out depends on a
 hash of the document, so that it stays held out when inputs are added. The folder does not depend on the number of
@@ -14,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,22 +22,40 @@ from typing import Any
 import numpy as np
 
 from albertkit.data.corpus_folder import (
+    CorpusSettings,
+    Progress,
     ResumeLog,
     check_folder,
     check_same_corpus,
-    check_shards,
     corpus_identity,
     delete_arrays,
     delete_corpus,
     delete_resume_log,
     write_tokenizer,
 )
-from albertkit.data.corpus_settings import CorpusSettings
-from albertkit.data.document_tokenizer import DocumentTokenizer, TokenizedDocuments, TokenizeSettings
-from albertkit.data.documents import CORPUS_FORMATS, Block, BlockPosition, read_blocks
-from albertkit.data.shard_writer import DocumentArrays, ShardWriter, WrittenShard, write_array, write_json
-from albertkit.data.shards import FORMAT, MANIFEST, SPLITS, TOKENIZER, UNIGRAMS, Shards, run_sums, token_dtype
-from albertkit.data.workers import tokenize_blocks, worker_count
+from albertkit.data.document_tokenizer import (
+    DocumentTokenizer,
+    TokenizedDocuments,
+    TokenizeSettings,
+    tokenize_blocks,
+    worker_count,
+)
+from albertkit.data.documents import CORPUS_FORMATS, BlockPosition, read_blocks
+from albertkit.data.shards import (
+    FORMAT,
+    MANIFEST,
+    SPLITS,
+    TOKENIZER,
+    UNIGRAMS,
+    DocumentArrays,
+    Shards,
+    ShardWriter,
+    check_files,
+    run_sums,
+    token_dtype,
+    write_array,
+    write_json,
+)
 from albertkit.errors import AlbertkitError
 from albertkit.text_reader import TextFile, find_text_files
 from albertkit.tokenizer import Tokenizer
@@ -48,19 +65,9 @@ __all__ = ["BuildResult", "CorpusEstimate", "CorpusSettings", "build_corpus", "e
 CHECKED_TOKENS = 10_000  # after which the share of unknown ones is checked
 SAMPLED_FILES = 4  # that an estimate reads
 COUNTS = (
-    "documents_read",
-    "documents_kept",
-    "duplicates",
-    "too_short",
-    "paragraph_duplicates",
-    "bad_lines",
-    "tokens_read",
-    "unknown",
-    "sentences",
-    "tokens",
-    "words",
+    *("documents_read", "documents_kept", "duplicates", "too_short", "bad_lines"),
+    *("tokens_read", "unknown", "sentences", "tokens", "words"),
 )
-Progress = Callable[[str, int, int, int], object]  # the stage, bytes done, bytes in all, tokens so far
 
 
 @dataclass(frozen=True)
@@ -122,11 +129,11 @@ def build_corpus(
                 builder.run(workers, progress)
                 manifest = builder.finish()
             except BaseException:
-                if not builder.has_shards:
+                if not builder.saved_shards:
                     log.close()
                     delete_corpus(folder)
                 raise
-            log.delete()
+        delete_resume_log(folder)
     except (OSError, sqlite3.Error) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise AlbertkitError(
@@ -139,7 +146,7 @@ def build_corpus(
 def estimate_corpus(texts: Sequence[Path | str], tokenizer: Tokenizer, settings: CorpusSettings) -> CorpusEstimate:
     """Estimate the corpus of some inputs from the beginnings of a few; writes nothing."""
     files = find_text_files(texts, settings.text_column, CORPUS_FORMATS)
-    tokenize = DocumentTokenizer(tokenizer, TokenizeSettings(settings.max_sentence, skip_bad=settings.skip_bad))
+    tokenize = DocumentTokenizer(tokenizer, TokenizeSettings(settings.max_sentence, settings.skip_bad))
     regular = [file for file in files if file.name != "-"]
     read = tokens = 0
     for file in regular[:: max(1, len(regular) // SAMPLED_FILES)][:SAMPLED_FILES]:
@@ -160,21 +167,23 @@ class CorpusBuilder:
         self, folder: Path, log: ResumeLog, files: list[TextFile], settings: CorpusSettings, tokenizer: Tokenizer
     ):
         self.folder, self.log, self.files, self.settings = folder, log, files, settings
-        self.vocabulary, self.dtype = tokenizer.vocab_size, token_dtype(tokenizer.vocab_size)
-        self.writers = {s: ShardWriter(folder, s, self.dtype, self.vocabulary, settings.shard_tokens) for s in SPLITS}
-        self.entries: dict[str, list[dict[str, Any]]] = {split: [] for split in SPLITS}
+        self.vocabulary = tokenizer.vocab_size
+        self.writers = {s: ShardWriter(folder, s, self.vocabulary, settings.shard_tokens) for s in SPLITS}
         self.counts = dict.fromkeys(COUNTS, 0)
-        self.unigrams = np.zeros(self.vocabulary, np.int64)
         self.position = BlockPosition()
         self.is_held_out = False  # whether the last document was
-        self.has_shards = False  # whether the resume log knows of a finished shard
+        self.saved_shards = 0  # finished shards that the resume log knows of
         self.identity: dict[str, Any] = {}
+
+    def entries(self) -> dict[str, list[dict[str, Any]]]:
+        """The finished shards of each split."""
+        return {split: writer.entries for split, writer in self.writers.items()}
 
     def resume(self, identity: dict[str, Any]) -> bool:
         """Go to the position in the resume log; whether there is one. Raises if the log is of another corpus."""
         state, arrays = self.log.read()
-        self.identity, self.has_shards = identity, bool(state) and any(state["entries"].values())
-        if not self.has_shards:
+        self.identity, self.saved_shards = identity, sum(map(len, state.get("entries", {}).values()))
+        if not self.saved_shards:
             delete_arrays(self.folder)
             self.log.clear()
             self._save()
@@ -185,15 +194,15 @@ class CorpusBuilder:
                 "start over, or another folder."
             )
         check_same_corpus(identity, state["identity"], self.folder)
-        check_shards(self.folder, state["entries"])
         self.position, self.is_held_out = BlockPosition(**state["position"]), state["is_held_out"]
-        self.entries, self.counts = state["entries"], state["counts"]
-        self.unigrams = np.frombuffer(arrays["unigrams"], np.int64).copy()
+        self.counts = state["counts"]
+        self.writers["train"].unigrams = np.frombuffer(arrays["unigrams"], np.int64).copy()
         for split, writer in self.writers.items():
-            types: tuple[Any, ...] = (self.dtype, np.int64, np.int64)
-            parts = [np.frombuffer(arrays[f"{split} {i}"], kind) for i, kind in enumerate(types)]
-            for _ in writer.add(DocumentArrays(*parts), 0):
-                raise AssertionError("the pending documents of a resume log fit in a shard")
+            writer.entries = state["entries"][split]
+            for entry in writer.entries:
+                check_files(self.folder, entry)
+            types: tuple[Any, ...] = (token_dtype(self.vocabulary), np.int64, np.int64)
+            writer.add(DocumentArrays(*(np.frombuffer(arrays[f"{split} {i}"], t) for i, t in enumerate(types))))
         return True
 
     def _save(self) -> None:
@@ -201,54 +210,38 @@ class CorpusBuilder:
             "identity": self.identity,
             "position": dataclasses.asdict(self.position),
             "is_held_out": self.is_held_out,
-            "entries": self.entries,
+            "entries": self.entries(),
             "counts": self.counts,
         }
-        arrays = {"unigrams": self.unigrams}
+        arrays = {"unigrams": self.writers["train"].unigrams}
         for split, writer in self.writers.items():
             pending = writer.pending()
             arrays |= {f"{split} {i}": a for i, a in enumerate((pending.tokens, pending.sentences, pending.documents))}
         self.log.save(state, arrays)
-        self.has_shards = any(self.entries.values())
+        self.saved_shards = sum(map(len, self.entries().values()))
 
     def run(self, workers: int, progress: Progress) -> None:
         """Read and tokenize everything from the position on."""
         settings = self.settings
         before = np.cumsum([0] + [file.size for file in self.files]).tolist()
-        how = TokenizeSettings(settings.max_sentence, settings.dedupe == "paragraphs", settings.skip_bad)
+        how = TokenizeSettings(settings.max_sentence, settings.skip_bad)
         blocks = read_blocks(self.files, settings.text_column, self.position)
         with closing(tokenize_blocks(blocks, self.folder / TOKENIZER, how, workers)) as results:
             for block, documents in results:
-                has_finished = self._add(block, documents)
+                for split, chosen in self.choose(documents).items():
+                    self.writers[split].add(chosen)
+                self.position = block.end
                 self._check_unknown(CHECKED_TOKENS)
-                if has_finished:
+                if sum(map(len, self.entries().values())) > self.saved_shards:
                     self._save()
                 progress("corpus", before[block.start.source] + block.bytes_read, before[-1], self.counts["tokens"])
 
-    def _add(self, block: Block, documents: TokenizedDocuments) -> bool:
-        """Choose among the documents of a block and add them to shards; whether one was finished."""
-        has_finished = False
-        for split, chosen in self.choose(documents).items():
-            for shard in self.writers[split].add(chosen, len(self.entries[split])):
-                self._record(split, shard)
-                has_finished = True
-        self.position = block.end
-        return has_finished
-
     def choose(self, documents: TokenizedDocuments) -> dict[str, DocumentArrays]:
         """The documents that are kept, by split."""
-        counts, settings = self.counts, self.settings
-        total = len(documents.documents)
-        paragraphs = np.ones(len(documents.paragraphs), bool)
-        new = np.ones(total, bool)
-        if settings.dedupe == "paragraphs":
-            paragraphs = self.log.first_seen(documents.paragraph_hashes)
-            counts["paragraph_duplicates"] += int(np.count_nonzero(~paragraphs))
-        elif settings.dedupe == "documents":
-            new = self.log.first_seen(documents.document_hashes)
-        sizes = run_sums(documents.sentences, documents.paragraphs) * paragraphs  # tokens of each paragraph
-        long = run_sums(sizes, documents.documents) >= settings.min_tokens
-        held_out = documents.document_hashes < np.uint64(int(settings.held_out * 2.0**64))
+        counts, settings, total = self.counts, self.settings, len(documents.documents)
+        new = self.log.first_seen(documents.hashes)
+        long = run_sums(documents.sentences, documents.documents) >= settings.min_tokens
+        held_out = documents.hashes < np.uint64(int(settings.held_out * 2.0**64))
         if total and documents.is_inside:
             held_out[0] = self.is_held_out
         self.is_held_out = bool(held_out[-1]) if total else self.is_held_out
@@ -259,19 +252,11 @@ class CorpusBuilder:
         counts["bad_lines"] += documents.bad_lines
         counts["unknown"] += documents.unknown
         counts["tokens_read"] += len(documents.tokens)
-        chosen = {
-            split: _select(documents, new & long & (held_out == (split == "held-out")), paragraphs) for split in SPLITS
-        }
+        chosen = {split: _select(documents, new & long & (held_out == (split == "held-out"))) for split in SPLITS}
         for part in chosen.values():
             counts["sentences"] += len(part.sentences)
             counts["tokens"] += len(part.tokens)
         return chosen
-
-    def _record(self, split: str, shard: WrittenShard) -> None:
-        self.entries[split].append(shard.entry)
-        self.counts["words"] += shard.entry["words"]
-        if split == "train":
-            self.unigrams += shard.unigrams
 
     def _check_unknown(self, least: int) -> None:
         """Stop if the vocabulary does not fit the text."""
@@ -286,37 +271,29 @@ class CorpusBuilder:
     def finish(self) -> dict[str, Any]:
         """Write the last shards, the counts and the manifest."""
         self._check_unknown(1)
-        for split, writer in self.writers.items():
-            if writer.used:
-                self._record(split, writer.close(len(self.entries[split])))
-        if not self.entries["train"]:
+        for writer in self.writers.values():
+            writer.finish_shard()
+            self.counts["words"] += sum(entry["words"] for entry in writer.entries)
+        if not self.writers["train"].entries:
             raise AlbertkitError(_empty(self.counts, self.settings))
-        sha256 = write_array(self.folder / UNIGRAMS, self.unigrams)
         manifest = {
             "format": FORMAT,
             "vocabulary": self.vocabulary,
-            "dtype": self.dtype.name,
+            "dtype": token_dtype(self.vocabulary).name,
             **self.identity,
-            "unigrams": sha256,
+            "unigrams": write_array(self.folder / UNIGRAMS, self.writers["train"].unigrams),
             "counts": self.counts,
-            "splits": self.entries,
+            "splits": self.entries(),
         }
         write_json(self.folder / MANIFEST, manifest)
         return manifest
 
 
-def _select(documents: TokenizedDocuments, chosen: np.ndarray, paragraphs: np.ndarray) -> DocumentArrays:
-    """The chosen documents of a block, without the paragraphs that are dropped."""
-    if chosen.all() and paragraphs.all():
-        counts = run_sums(documents.paragraphs, documents.documents)
-        return DocumentArrays(documents.tokens, documents.sentences, counts)
-    if not chosen.any():
-        return DocumentArrays.empty(documents.tokens.dtype)
-    of_paragraphs = np.repeat(chosen, documents.documents) & paragraphs
-    of_sentences = np.repeat(of_paragraphs, documents.paragraphs)
+def _select(documents: TokenizedDocuments, chosen: np.ndarray) -> DocumentArrays:
+    """The chosen documents of a block."""
+    of_sentences = np.repeat(chosen, documents.documents)
     tokens = documents.tokens[np.repeat(of_sentences, documents.sentences)]
-    counts = run_sums(documents.paragraphs * of_paragraphs, documents.documents)[chosen]
-    return DocumentArrays(tokens, documents.sentences[of_sentences], counts[counts > 0])
+    return DocumentArrays(tokens, documents.sentences[of_sentences], documents.documents[chosen])
 
 
 def _empty(counts: dict[str, int], settings: CorpusSettings) -> str:

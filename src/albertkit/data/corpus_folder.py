@@ -1,11 +1,7 @@
-"""The corpus folder before it is complete: its identity, its resume log, what in it may be deleted.
+"""The folder of a corpus: its settings and identity, its resume log, what in it may be deleted.
 
 In: a folder, inputs, settings, a tokenizer. Out: the identity of a corpus, or an error; the `ResumeLog`, which stores
-how far a run came. Before this file: `corpus_settings.py`; after it: `corpus.py`.
-
-The resume log is one SQLite file in the corpus folder, deleted when the corpus is complete. Hashes and progress
-change together, in one transaction per finished shard, so that a killed run loses only what came after its last
-shard. The hashes take about 20 bytes each on disk, and SQLite's cache of 64 MB in memory, however many there are.
+how far a run came. Before this file: `shards.py`; after it: `corpus.py`.
 """
 
 from __future__ import annotations
@@ -18,32 +14,57 @@ import re
 import shutil
 import sqlite3
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from albertkit.data.corpus_settings import CorpusSettings
 from albertkit.data.shards import MANIFEST, TOKENIZER
 from albertkit.errors import AlbertkitError
 from albertkit.file_io import digest, flush
+from albertkit.options import setting
 from albertkit.text_reader import TextFile
 from albertkit.tokenizer import Tokenizer
 from albertkit.tokenizer.tokenizer_files import to_json
 
 RULES = 1  # raised when the same text would give other shards, so that a newer version does not resume an older run
 RESUME_LOG = "unfinished.sqlite"
-_QUERY_HASHES = 500  # in one query
 _CORPUS_FILE = re.compile(
     r"\.?((train|held-out)-\d{5,}\.(tokens|sentences|documents)|unigrams)\.npy(\.part)?|\.manifest\.json\.part"
 )
+Progress = Callable[[str, int, int, int], object]  # the stage, bytes done, bytes in all, tokens so far
+
+
+@dataclass(frozen=True)
+class CorpusSettings:
+    """How a corpus is made from its inputs with its tokenizer."""
+
+    text_column: str | None = setting(None, "JSON field or Parquet column with the text  [default: text]")
+    held_out: float = setting(0.005, "Share of the documents kept out of training.")
+    min_tokens: int = setting(16, "Drop documents with fewer tokens.")
+    skip_bad: bool = setting(False, "Skip and count bad lines instead of stopping.")
+    max_unknown: float = setting(
+        0.2, "Stop above this share of unknown tokens: the vocabulary does not fit the text.", advanced=True
+    )
+    max_sentence: int = setting(512, "Cut sentences with more tokens.", advanced=True)
+    shard_tokens: int = setting(16_000_000, "Most tokens per shard.", advanced=True)
+
+    def __post_init__(self) -> None:
+        for name, least, most in (
+            ("min_tokens", 1, 2**31),
+            ("held_out", 0, 0.5),
+            ("max_sentence", 16, 2**16),
+            ("shard_tokens", self.max_sentence, 2**30),
+            ("max_unknown", 0, 1),
+        ):
+            value = getattr(self, name)
+            if not least <= value <= most:
+                raise AlbertkitError(f"{name} is {value!r} and must be from {least:,} to {most:,}: choose another")
 
 
 def corpus_identity(
-    files: list[TextFile],
-    tokenizer: Tokenizer,
-    settings: CorpusSettings,
-    progress: Callable[[str, int, int, int], object],
+    files: list[TextFile], tokenizer: Tokenizer, settings: CorpusSettings, progress: Progress
 ) -> dict[str, Any]:
     """What decides the bytes of a corpus: the tokenizer, the settings, and the hash of each input."""
     inputs = []
@@ -116,16 +137,6 @@ def delete_arrays(folder: Path) -> None:
             path.unlink()
 
 
-def check_shards(folder: Path, entries: dict[str, list[dict[str, Any]]]) -> None:
-    """Raise if finished shards have changed since they were written."""
-    for entry in (entry for split in entries.values() for entry in split):
-        for name, sha256 in entry["files"].items():
-            if not (folder / name).is_file() or digest(folder / name) != sha256:
-                raise AlbertkitError(
-                    f"{folder / name} is missing or has changed since it was written. Use --force to start over."
-                )
-
-
 def write_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
     """Write a copy of the tokenizer beside the shards, and flush it to the disk."""
     tokenizer.save(folder / TOKENIZER)
@@ -138,7 +149,12 @@ def write_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
 
 
 class ResumeLog:
-    """How far a run came, and the hashes of all texts seen; only one process can open it."""
+    """How far a run came, and the hashes of all documents seen; only one process can open it.
+
+    One SQLite file in the corpus folder, deleted when the corpus is complete. Hashes and progress change together, in
+    one transaction per finished shard, so that a killed run loses only what came after its last shard. The hashes take
+    about 20 bytes each on disk, and SQLite's cache of 64 MB in memory, however many there are.
+    """
 
     def __init__(self, folder: Path):
         self.path = folder / RESUME_LOG
@@ -177,29 +193,15 @@ class ResumeLog:
 
     def first_seen(self, hashes: np.ndarray) -> np.ndarray:
         """True for each hash (uint64) that is new, here and in this array; all are stored."""
-        unique, first = np.unique(hashes.view(np.int64), return_index=True)
-        values = unique.tolist()
-        known: set[int] = set()
-        for start in range(0, len(values), _QUERY_HASHES):
-            some = values[start : start + _QUERY_HASHES]
-            marks = ",".join("?" * len(some))
-            known.update(row[0] for row in self._db.execute(f"SELECT hash FROM seen WHERE hash IN ({marks})", some))
-        fresh = [(number, value) for number, value in zip(first.tolist(), values, strict=True) if value not in known]
-        self._db.executemany("INSERT INTO seen VALUES (?)", [(value,) for _, value in fresh])
-        result = np.zeros(len(hashes), bool)
-        result[[number for number, _ in fresh]] = True
-        return result
+        insert = "INSERT OR IGNORE INTO seen VALUES (?)"
+        is_new = [self._db.execute(insert, (value,)).rowcount == 1 for value in hashes.view(np.int64).tolist()]
+        return np.array(is_new, bool)
 
     def close(self) -> None:
         """Close the file; what was not saved is lost."""
         with contextlib.suppress(sqlite3.Error):
             self._db.execute("ROLLBACK")
         self._db.close()
-
-    def delete(self) -> None:
-        """Close and delete the file."""
-        self.close()
-        delete_resume_log(self.path.parent)
 
 
 def is_locked(folder: Path) -> bool:

@@ -1,47 +1,45 @@
-"""Blocks → token ids with word starts, and the ends of sentences, paragraphs and documents.
+"""Blocks of documents → token ids, in one process or in several.
 
-In: a `Block`. Out: `TokenizedDocuments`, numpy arrays. Before this file: `documents.py`, `sentences.py` and the
-tokenizer; after it: `corpus.py`, which decides what is kept. This is most of the work of building a corpus, and runs
-in every worker.
+In: a `Block`. Out: `TokenizedDocuments`, ready for shards. Before this file: `documents.py`, `sentences.py` and the
+tokenizer; after it: `corpus.py`, which decides what is kept. This is most of the work of building a corpus.
 
 The tokens of a word do not depend on its neighbours, and few words make up most of a text. So `WordTokenizer`
-tokenizes a word once and caches its bytes; a sentence is bytes joined. The ids equal those of `Tokenizer.ids_batch`.
-A "word" is:
-
-- unigram: what is between spaces. A new one is first split at punctuation where no token of the vocabulary reaches
-  across: "(Berlin)," is "▁", "(", "berlin", ")" and ",". The best tokenization of the whole is then that of its
-  parts, and most parts are cached. This is done for ASCII, whose normalization goes letter by letter.
-- WordPiece: a Chinese character, an ASCII punctuation mark, or what is between those and spaces. The tokenizer splits
-  there by itself, before it looks at its vocabulary.
-
-Against `ids_batch`, English Wikipedia takes four fifths of the time for the first 24 MB and two fifths when read
-again, and Chinese Wikipedia with WordPiece less than a third.
+tokenizes each word once and caches its bytes. The ids equal those of `Tokenizer.ids_batch`.
 """
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import itertools
+import multiprocessing
+import os
 import re
+import signal
+import threading
 import unicodedata
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Generator, Iterable
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from typing import Any
+from functools import cache
+from pathlib import Path
 
 import numpy as np
 
 from albertkit.data.documents import Block, parse_documents
 from albertkit.data.sentences import split_sentences
 from albertkit.data.shards import run_sums, token_dtype, token_ids, word_bit
+from albertkit.errors import AlbertkitError
 from albertkit.tokenizer import Tokenizer
-from albertkit.tokenizer.normalizer import CJK, SPACE, Normalizer
+from albertkit.tokenizer.normalizer import CJK, SPACE
 
-CACHE_CHARACTERS = 2_000_000  # of words in a generation; in all about 600,000 words and parts, in 150 MB
+CACHED_CHARACTERS = 4_000_000  # of words; about 600,000 words in 150 MB
 LOOKUP_SENTENCES = 1024  # looked up at a time
-JOINED_PARTS = 256  # parts that the tokenizer gets as one text
-PUNCTUATION = "!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~"
+WAITING = 2  # blocks for each worker, so that it never idles
 WHOLE = "\ud800"  # marks a sentence that stands for a word: a lone surrogate, which no text from bytes contains
-_HAN, _MARKS = "\u3400-\u4dbf\u4e00-\u9fff", re.escape(PUNCTUATION)
+_HAN, _MARKS = "\u3400-\u4dbf\u4e00-\u9fff", re.escape("!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~")
 _CHUNKS = re.compile(f"[{_HAN}{_MARKS}]|[^ {_HAN}{_MARKS}]+")
 _IDEOGRAPH = re.compile(f"[{CJK}]")
 
@@ -52,10 +50,8 @@ class TokenizedDocuments:
 
     tokens: np.ndarray  # (tokens,) ids, the highest bit set where a word starts
     sentences: np.ndarray  # (sentences,) tokens in each, never 0
-    paragraphs: np.ndarray  # (paragraphs,) sentences in each
-    documents: np.ndarray  # (documents,) paragraphs in each
-    paragraph_hashes: np.ndarray  # (paragraphs,) uint64; empty unless paragraphs are deduplicated
-    document_hashes: np.ndarray  # (documents,) uint64
+    documents: np.ndarray  # (documents,) sentences in each, perhaps 0
+    hashes: np.ndarray  # (documents,) uint64, of their texts
     is_inside: bool  # the first document continues the last one of the block before
     unknown: int  # tokens that are [UNK]
     bad_lines: int  # lines that were not text, skipped
@@ -66,7 +62,6 @@ class TokenizeSettings:
     """What a worker needs besides the tokenizer."""
 
     max_sentence: int = 512
-    hash_paragraphs: bool = False
     skip_bad: bool = False
 
 
@@ -101,22 +96,16 @@ class DocumentTokenizer:
     def __call__(self, block: Block) -> TokenizedDocuments:
         """The tokens of a block."""
         found = parse_documents(block, self.settings.skip_bad)
-        hashes = [hash64("\n".join(document)) for document in found.paragraphs]
-        paragraphs = [paragraph for document in found.paragraphs for paragraph in document]
-        sentence_lists = [split_sentences(paragraph) for paragraph in paragraphs]
-        tokens, sentences, counts = self.encode([sentence for part in sentence_lists for sentence in part])
-        unknown = 0
-        if self.tokenizer.unk_id is not None:
-            unknown = int(np.count_nonzero(token_ids(tokens) == self.tokenizer.unk_id))
+        sentences = [[s for text in document for s in split_sentences(text)] for document in found.paragraphs]
+        tokens, lengths, counts = self.encode([sentence for document in sentences for sentence in document])
+        unknown = self.tokenizer.unk_id
         return TokenizedDocuments(
             tokens,
-            sentences,
-            run_sums(counts, np.array([len(part) for part in sentence_lists], np.int64)),
-            np.array([len(document) for document in found.paragraphs], np.int64),
-            np.array([hash64(p) for p in paragraphs] if self.settings.hash_paragraphs else [], np.uint64),
-            np.array(hashes, np.uint64),
+            lengths,
+            run_sums(counts, np.array([len(document) for document in sentences], np.int64)),
+            np.array([hash64("\n".join(document)) for document in found.paragraphs], np.uint64),
             found.is_inside,
-            unknown,
+            0 if unknown is None else int(np.count_nonzero(token_ids(tokens) == unknown)),
             found.bad_lines,
         )
 
@@ -155,15 +144,18 @@ class DocumentTokenizer:
 
 
 class WordTokenizer:
-    """Sentences to the bytes of their token ids, for one tokenizer; its cache changes no result."""
+    """Sentences to the bytes of their token ids, for one tokenizer; its cache changes no result.
+
+    A word is what is between spaces; for WordPiece also a Chinese character or an ASCII punctuation mark, where the
+    tokenizer splits by itself before it looks at its vocabulary.
+    """
 
     def __init__(self, tokenizer: Tokenizer, table: np.ndarray):
         """`table` gives for each id the number that is stored: the id, with the bit of a word start."""
         self.tokenizer, self.table = tokenizer, table
         self.split_words: Callable[[str], list[str]] = _CHUNKS.findall if tokenizer.kind == "wordpiece" else str.split
-        splitter = PunctuationSplitter(tokenizer, table) if tokenizer.kind == "unigram" else None
-        self.splitter = splitter if splitter is not None and splitter.is_usable else None
-        self.cache, self.part_cache = WordCache(CACHE_CHARACTERS), WordCache(CACHE_CHARACTERS // 2)
+        self.cache: dict[str, bytes] = {}
+        self.cached_characters = 0
 
     def __call__(self, sentences: list[str]) -> tuple[bytes, np.ndarray]:
         """The bytes of all sentences, and the number of tokens in each."""
@@ -180,112 +172,88 @@ class WordTokenizer:
                 if SPACE in sentence:  # a literal "▁" joins words
                     rows[number] = [WHOLE + sentence]
         words = list(itertools.chain.from_iterable(rows))
-        self.cache.start_generation()
-        found: list[Any] = list(map(self.cache.new.get, words))  # bytes, and None where a word is new
-        absent = [number for number, there in enumerate(found) if there is None]
-        self._add_words(self.cache.missing({words[number] for number in absent}))
-        for number in absent:
-            found[number] = self.cache.new[words[number]]
+        self._cache_words(set(words))
+        found = list(map(self.cache.__getitem__, words))
         sizes = np.fromiter(map(len, found), np.int64, len(found)) // self.table.itemsize
         return b"".join(found), run_sums(sizes, np.array([len(row) for row in rows], np.int64))
 
-    def _add_words(self, words: list[str]) -> None:
-        """Tokenize and cache some words."""
-        if self.splitter is not None:
-            ascii_words = [word for word in words if word.isascii() and word.isprintable()]
-            words = [word for word in words if not (word.isascii() and word.isprintable())]
-            rows = self.splitter.split(ascii_words)
-            self.part_cache.start_generation()
-            fresh = self.part_cache.missing(set().union(*rows))
-            self.part_cache.add(fresh, self.splitter.encode_parts(fresh))
-            find, join = self.part_cache.new.__getitem__, b"".join
-            self.cache.add(ascii_words, [find(row[0]) if len(row) == 1 else join(map(find, row)) for row in rows])
-        found = self.tokenizer.ids_batch([word[1:] if word[0] == WHOLE else word for word in words])
-        self.cache.add(words, [self.table[ids].tobytes() for ids in found])
-
-
-class WordCache:
-    """Words and their bytes, in two generations: when the new one is full the old one is dropped."""
-
-    def __init__(self, capacity: int) -> None:
-        self.capacity = capacity  # characters
-        self.new: dict[str, bytes] = {}
-        self.old: dict[str, bytes] = {}
-        self.size = 0
-
-    def start_generation(self) -> None:
-        """Begin a new generation if this one is full."""
-        if self.size > self.capacity:
-            self.old, self.new, self.size = self.new, {}, 0
-
-    def missing(self, words: set[str]) -> list[str]:
-        """Those that are not cached; what only the old generation has moves to the new one."""
-        absent = words.difference(self.new)
-        fresh = absent.difference(self.old)
-        old = self.old
-        moved = {word: old[word] for word in absent.difference(fresh)}
-        self.new.update(moved)
-        self.size += sum(map(len, moved))
-        return list(fresh)
-
-    def add(self, words: list[str], found: list[bytes]) -> None:
-        """Cache some words."""
-        self.new.update(zip(words, found, strict=True))
-        self.size += sum(map(len, words))
-
-
-class PunctuationSplitter:
-    """Splits printable ASCII words at marks that no token of a unigram vocabulary joins to their neighbours."""
-
-    def __init__(self, tokenizer: Tokenizer, table: np.ndarray):
-        vocabulary = tokenizer.vocabulary
-        self.tokenizer, self.table, self.lower = tokenizer, table, vocabulary.lower
-        # which characters the tokens have before and after each mark
-        before: dict[str, set[str]] = {c: set() for c in PUNCTUATION if c in vocabulary.ids}
-        after: dict[str, set[str]] = {c: set() for c in before}
-        for i, token in enumerate(vocabulary.tokens):
-            if i not in vocabulary.hidden:
-                for one, two in itertools.pairwise(token):
-                    if two in before:
-                        before[two].add(one)
-                    if one in after:
-                        after[one].add(two)
-        self.separate_marks = [c for c in before if not before[c] and not after[c]]  # they are tokens of their own
-        trailing = [c for c in before if c not in self.separate_marks and not any(map(str.isalpha, before[c]))]
-        self.trailing_mark = re.compile(rf"([A-Za-z])(?=[{re.escape(''.join(trailing))}])") if trailing else None
-        self.has_space = np.array([token.startswith(SPACE) for token in vocabulary.tokens])
-        plain = Normalizer(vocabulary.charsmap, vocabulary.lower, vocabulary.strip_accents).plain_ascii
-        inner = any(SPACE in token[1:] for token in vocabulary.tokens)
-        # a part from within a word is tokenized after this mark, which is then removed
-        self.anchor = self.separate_marks[0] if self.separate_marks else ""
-        plain = plain and not vocabulary.split_scripts
-        self.is_usable = plain and not inner and bool(self.anchor) and len(tokenizer.ids_batch([self.anchor])[0]) == 2
-
-    def split(self, words: list[str]) -> list[list[str]]:
-        """The parts of each word; the first begins with "▁"."""
-        text = SPACE + f"\n{SPACE}".join(words)
-        text = text.lower() if self.lower else text
-        for mark in self.separate_marks:
-            text = text.replace(mark, f" {mark} ")
-        if self.trailing_mark is not None:
-            text = self.trailing_mark.sub(r"\1 ", text)
-        return [line.split() for line in text.split("\n")] if words else []
-
-    def encode_parts(self, parts: list[str]) -> list[bytes]:
-        """The bytes of each part. The tokenizer gets them as words of a few long texts, which is faster."""
-        leads = [part[0] == SPACE and part != SPACE for part in parts]
-        words = [part[1:] if lead else self.anchor + part.strip(SPACE) for part, lead in zip(parts, leads, strict=True)]
-        texts = [" ".join(words[at : at + JOINED_PARTS]) for at in range(0, len(words), JOINED_PARTS)]
-        ids = np.array([i for row in self.tokenizer.ids_batch(texts) for i in row], np.int64)
-        starts = np.flatnonzero(self.has_space[ids])  # each word has one token with "▁", its first
-        ends = np.append(starts[1:], len(ids))
-        starts = starts + np.where(leads, 0, 2)  # without "▁" and the mark
-        alone = np.array([part == SPACE for part in parts], bool)
-        starts, ends = np.where(alone, starts - 2, starts), np.where(alone, starts - 1, ends)
-        flat, size = self.table[ids].tobytes(), self.table.itemsize
-        return [flat[a:b] for a, b in zip((starts * size).tolist(), (ends * size).tolist(), strict=True)]
+    def _cache_words(self, words: set[str]) -> None:
+        """Tokenize the words that are not cached; a full cache is emptied first."""
+        if self.cached_characters > CACHED_CHARACTERS:
+            self.cache, self.cached_characters = {}, 0
+        new = list(words.difference(self.cache))
+        ids = self.tokenizer.ids_batch([word[1:] if word[0] == WHOLE else word for word in new])
+        self.cache.update(zip(new, [self.table[row].tobytes() for row in ids], strict=True))
+        self.cached_characters += sum(map(len, new))
 
 
 def hash64(text: str) -> int:
     """64 bits of BLAKE2, the same on every machine."""
     return int.from_bytes(hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=8).digest(), "little")
+
+
+# Several processes --------------------------------------------------------------------------------------------------
+
+
+TokenizedBlocks = Generator[tuple[Block, TokenizedDocuments], None, None]
+
+
+def worker_count(count: int | None) -> int:
+    """The number of workers; by default one per core."""
+    if count is None:
+        count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        return min(count, 64)
+    if not 1 <= count <= 256:
+        raise AlbertkitError(f"workers is {count} and must be from 1 to 256. Pass the number of cores.")
+    return count
+
+
+def tokenize_blocks(
+    blocks: Iterable[Block], tokenizer: Path, settings: TokenizeSettings, workers: int = 1
+) -> TokenizedBlocks:
+    """Each block with its tokens, in the order of the blocks; one worker is this process itself."""
+    if workers == 1:
+        tokenize = DocumentTokenizer(Tokenizer.load(tokenizer, trusted=True), settings)
+        yield from ((block, tokenize(block)) for block in blocks)
+        return
+    pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _start_worker)
+    waiting: deque[tuple[Block, Future[TokenizedDocuments]]] = deque()
+    try:
+        for block in blocks:
+            waiting.append((block, pool.submit(_tokenize, block, tokenizer, settings)))
+            if len(waiting) > WAITING * workers:
+                first, result = waiting.popleft()
+                yield first, result.result()
+        yield from ((block, result.result()) for block, result in waiting)
+    except BrokenProcessPool:
+        raise AlbertkitError(
+            "a worker process was killed, perhaps because memory ran out. Run the same command again with fewer "
+            "--workers."
+        ) from None
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _tokenize(block: Block, tokenizer: Path, settings: TokenizeSettings) -> TokenizedDocuments:
+    """The tokens of a block, in a worker."""
+    return _load_tokenizer(tokenizer, settings)(block)
+
+
+@cache
+def _load_tokenizer(tokenizer: Path, settings: TokenizeSettings) -> DocumentTokenizer:
+    return DocumentTokenizer(Tokenizer.load(tokenizer, trusted=True), settings)
+
+
+def _start_worker() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent stops, and ends its workers
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the other cores have workers of their own
+    gc.disable()  # there are no reference cycles here, and looking for them is a tenth of the time
+    threading.Thread(target=follow_parent, daemon=True).start()
+
+
+def follow_parent() -> None:
+    """End this process when its parent is gone."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)

@@ -10,7 +10,8 @@ follows, never on how the bytes arrived: reading can resume at any block and giv
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -67,6 +68,12 @@ class Documents:
     paragraphs: list[list[str]] = field(default_factory=list)  # of each document, none of them empty
     is_inside: bool = False  # the first document continues the last one of the block before
     bad_lines: int = 0  # skipped
+
+    def skip(self, problem: str, skip_bad: bool) -> None:
+        """Count a bad line, or raise."""
+        if not skip_bad:
+            raise AlbertkitError(problem)
+        self.bad_lines += 1
 
 
 # Files → blocks -----------------------------------------------------------------------------------------------------
@@ -126,9 +133,7 @@ def _cut(data: bytes, format: TextFormat) -> tuple[int, bool]:
     """How many bytes make a block (0: read more), and whether it ends inside a document."""
     if format == "jsonl":
         return data.rfind(b"\n") + 1, False
-    blank = max(
-        data.rfind(b"\n\n") + 2 if b"\n\n" in data else 0, data.rfind(b"\n\r\n") + 3 if b"\n\r\n" in data else 0
-    )
+    blank = max(data.rfind(end) + len(end) if end in data else 0 for end in (b"\n\n", b"\n\r\n"))
     if blank or len(data) < DOCUMENT_LIMIT:
         return blank, False
     return data.rfind(b"\n") + 1, True
@@ -163,20 +168,21 @@ def _row_blocks(file: TextFile, text_column: str, start: BlockPosition) -> Itera
 def parse_documents(block: Block, skip_bad: bool = False) -> Documents:
     """The documents of a block; with `skip_bad`, lines that are not text are counted instead of being an error."""
     result = Documents()
+    rows: Sequence[str | None] = block.data if isinstance(block.data, tuple) else _lines(block, result, skip_bad)
     if block.format == "text":
-        _parse_text(block, result, skip_bad)
+        result.is_inside = block.start.is_inside and (rows[0] is None or bool(rows[0].strip()))
+        lines = [line.strip() for line in rows if line is not None]
+        result.paragraphs = [list(group) for has_text, group in itertools.groupby(lines, bool) if has_text]
         return result
-    for number, row in enumerate(_rows(block, result, skip_bad), block.start.line):
-        if row is None:
+    for number, row in enumerate(rows, block.start.line):
+        if row is None or not row.strip():
             continue
         try:
             text = row if block.format == "parquet" else _json_text(row, block.text_column)
             if "\0" in text:
                 raise BadRow("contains zero bytes. Convert it to UTF-8")
         except BadRow as bad:
-            if not skip_bad:
-                raise AlbertkitError(f"line {number} of {block.source} {bad}, {SKIP_HINT}") from None
-            result.bad_lines += 1
+            result.skip(f"line {number} of {block.source} {bad}, {SKIP_HINT}", skip_bad)
             continue
         if len(text) > DOCUMENT_LIMIT:
             raise AlbertkitError(
@@ -186,6 +192,40 @@ def parse_documents(block: Block, skip_bad: bool = False) -> Documents:
         if lines:
             result.paragraphs.append(lines)
     return result
+
+
+def _lines(block: Block, result: Documents, skip_bad: bool) -> list[str | None]:
+    """The lines of a block of bytes; None where one is skipped."""
+    data = block.data
+    assert isinstance(data, bytes)
+    if block.start.line == 1 and data.startswith(BOM):
+        data = data[len(BOM) :]
+    try:
+        if b"\0" in data or len(data) > DOCUMENT_LIMIT:
+            raise ValueError
+        return [*data.decode("utf-8").split("\n")]
+    except ValueError:  # look at each line, to name it or to skip it
+        lines: list[str | None] = []
+    for number, line in enumerate(data.split(b"\n"), block.start.line):
+        if len(line) > DOCUMENT_LIMIT:
+            raise AlbertkitError(_long_line(block.source, number))
+        try:
+            if b"\0" in line:
+                raise BadRow("contains zero bytes")
+            lines.append(decode(line))
+        except BadRow as bad:
+            problem = f"line {number} of {block.source} {bad}. Omit the file, convert it to UTF-8, {SKIP_HINT}"
+            result.skip(problem, skip_bad)
+            lines.append(None)
+    return lines
+
+
+def _json_text(line: str, text_column: str) -> str:
+    """The text in one line of JSONL."""
+    text = column_value(parse_json_line(line), text_column)
+    if text is not None and not isinstance(text, str):
+        raise BadRow(f"contains a {type(text).__name__} as {text_column!r}, which must be a text (--text-column)")
+    return text or ""
 
 
 def read_paragraphs(
@@ -207,66 +247,3 @@ def read_paragraphs(
                 if left <= 0:
                     break
         before += file.size
-
-
-def _lines(block: Block, result: Documents, skip_bad: bool) -> list[str | None]:
-    """The lines of a block of bytes; None where one is skipped."""
-    data = block.data
-    assert isinstance(data, bytes)
-    if block.start.line == 1 and data.startswith(BOM):
-        data = data[len(BOM) :]
-    try:
-        if b"\0" in data or len(data) > DOCUMENT_LIMIT:
-            raise ValueError
-        return [*data.decode("utf-8").split("\n")]
-    except ValueError:  # look at each line, to name it or to skip it
-        return [
-            _line(line, block, number, result, skip_bad)
-            for number, line in enumerate(data.split(b"\n"), block.start.line)
-        ]
-
-
-def _line(line: bytes, block: Block, number: int, result: Documents, skip_bad: bool) -> str | None:
-    if len(line) > DOCUMENT_LIMIT:
-        raise AlbertkitError(_long_line(block.source, number))
-    try:
-        if b"\0" in line:
-            raise BadRow("contains zero bytes")
-        return decode(line)
-    except BadRow as bad:
-        if not skip_bad:
-            raise AlbertkitError(
-                f"line {number} of {block.source} {bad}. Omit the file, convert it to UTF-8, {SKIP_HINT}"
-            ) from None
-    result.bad_lines += 1
-    return None
-
-
-def _parse_text(block: Block, result: Documents, skip_bad: bool) -> None:
-    lines = _lines(block, result, skip_bad)
-    result.is_inside = block.start.is_inside and bool(lines[0] is None or lines[0].strip())
-    paragraphs: list[str] = []
-    for line in lines:
-        text = None if line is None else line.strip()
-        if text:
-            paragraphs.append(text)
-        elif text == "" and paragraphs:
-            result.paragraphs.append(paragraphs)
-            paragraphs = []
-    if paragraphs:
-        result.paragraphs.append(paragraphs)
-
-
-def _rows(block: Block, result: Documents, skip_bad: bool) -> list[Any]:
-    """The texts of a Parquet block, or the lines of a JSONL block; None where there is nothing."""
-    if isinstance(block.data, tuple):
-        return list(block.data)
-    return [line if line and line.strip() else None for line in _lines(block, result, skip_bad)]
-
-
-def _json_text(line: str, text_column: str) -> str:
-    """The text in one line of JSONL."""
-    text = column_value(parse_json_line(line), text_column)
-    if text is not None and not isinstance(text, str):
-        raise BadRow(f"contains a {type(text).__name__} as {text_column!r}, which must be a text (--text-column)")
-    return text or ""

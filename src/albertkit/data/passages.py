@@ -3,14 +3,8 @@
 In: the shards of `corpus.py`. Out: `Passages`, ragged ids on disk. After this file: `train/teachers.py` computes a
 target vector for each.
 
-What is drawn, a seeded share of each kind: whole sentences; passages of two to eight sentences; the opening of a
-document, which is often a definition or a title; phrases of two to ten words from inside a sentence; every sentence
-that ends with a question mark; every single word; and sentences in which one to three words were replaced, so that a
-student learns what a single word changes. Each text occurs once.
-
 `everyday_sentences` adds what encyclopaedias and old books hardly contain: what people, animals and things do,
-questions, requests, headlines, opinions. They are made from `everyday_grammar.json`, and differ from each other in
-single words.
+questions, requests, headlines, opinions. They are made from `everyday_grammar.json`.
 """
 
 from __future__ import annotations
@@ -41,16 +35,13 @@ class PassageShares:
     """How many texts of each kind, for each sentence of the corpus."""
 
     sentences: float = 0.8
-    passages: float = 0.15
-    phrases: float = 0.25
-    questions: float = 1.0
-    openings: float = 1.0
-    variants: float = 0.25
-    """Sentences with some words replaced."""
-    words: float = 1.0
-    """Of the different words, not of the sentences."""
-    longest: int = 254
-    """Tokens of the longest passage, without special ones."""
+    passages: float = 0.15  # of two to eight sentences
+    phrases: float = 0.25  # of two to ten words from inside a sentence
+    questions: float = 1.0  # sentences that end with a question mark
+    openings: float = 1.0  # of documents: often a definition or a title
+    variants: float = 0.25  # sentences with one to three words replaced: what does a single word change?
+    words: float = 1.0  # of the different words, not of the sentences
+    longest: int = 254  # tokens of the longest passage, without special ones
 
 
 @dataclass(frozen=True)
@@ -144,9 +135,8 @@ def find_distinct_words(whole: np.ndarray, words: np.ndarray, rng: np.random.Gen
         if len(places) > SAMPLED_WORDS:
             places = places[rng.integers(0, len(places), SAMPLED_WORDS)]
         if len(places):
-            _, first, times = np.unique(
-                whole[places[:, None] + np.arange(size)], axis=0, return_index=True, return_counts=True
-            )
+            rows = whole[places[:, None] + np.arange(size)]
+            _, first, times = np.unique(rows, axis=0, return_index=True, return_counts=True)
             found[size] = np.sort(places[first[times >= MIN_COUNT]])
     return found
 

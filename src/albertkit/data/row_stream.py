@@ -3,12 +3,9 @@
 In: the shards of `corpus.py`. Out: `SegmentPairs`, rows of two consecutive segments. After this file: `masking.py`,
 on the device.
 
-A row is a run of whole sentences of one document, long enough to fill it, split in two at the end of a sentence. The
-excess is trimmed from the longer segment, at either side with equal probability. Rows are split only where both
-segments have the same probability of each shape, so that neither a missing start or end nor the length of a sentence
-reveals which segment came first. Documents too short for a row continue into the next one. Such rows, and those
-without a fair place to split (one long sentence, say), have no target for sentence order. A share of the rows is one
-text without a split, since that is what a model mostly reads in use.
+A row is a run of whole sentences of one document, split in two at the end of a sentence. Neither the shape nor the
+length of a segment reveals which one came first. Rows without a fair place to split, and rows of documents too short
+for a row, have no target for sentence order. A share of the rows is one text, which is what a model mostly reads.
 
 Every epoch cuts the documents anew. Shards are planned and shuffled in groups, so that memory does not grow with the
 corpus, and a position in the stream is three numbers.
@@ -17,32 +14,17 @@ corpus, and a position in the stream is three numbers.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, fields
+from typing import TypeVar
 
 import numpy as np
 
+from albertkit.data.shards import Shard
 from albertkit.errors import AlbertkitError
 
 SPECIALS = 3  # [CLS] first [SEP] second [SEP]
 GROUP_TOKENS = 256 * 2**20  # tokens planned and shuffled together
 SPLIT_TRIES = 16  # to find a place where a row may be split
-
-
-class TokenShard(Protocol):
-    """What a shard must have; `shards.Shard` does."""
-
-    @property
-    def tokens(self) -> np.ndarray:
-        """Token ids, the highest bit set where a word starts."""
-
-    @property
-    def sentences(self) -> np.ndarray:
-        """Token at which each sentence ends."""
-
-    @property
-    def documents(self) -> np.ndarray:
-        """Sentence at which each document ends."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +74,16 @@ class SentenceRuns:
     tail: np.ndarray  # whether the run ends with its document; others start at a sentence
 
 
-def plan_rows(shard: TokenShard, width: int, epoch: int, rng: np.random.Generator, single: float = 0.0) -> RowSpans:
+Arrays = TypeVar("Arrays", SegmentPairs, RowSpans, SentenceRuns)
+
+
+def _concatenate(parts: Sequence[Arrays]) -> Arrays:
+    """One object with the arrays of all parts."""
+    names = [field.name for field in fields(parts[0])]
+    return type(parts[0])(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
+
+
+def plan_rows(shard: Shard, width: int, epoch: int, rng: np.random.Generator, single: float = 0.0) -> RowSpans:
     """Cut a shard into rows of `width` tokens, or one more for the share that is a `single` text.
 
     What is trimmed in one epoch is read in another.
@@ -109,8 +100,7 @@ def plan_rows(shard: TokenShard, width: int, epoch: int, rng: np.random.Generato
     if len(short) and ends[-1] >= width:
         kept = short[rng.random(len(short)) < (end[short] - begin[short]) / width]
         parts.append(_cross_documents(begin[kept], end, int(ends[-1]), width))
-    names = ("a0", "a1", "b0", "b1", "ordered")
-    spans = RowSpans(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
+    spans = _concatenate(parts)
     return _join_segments(spans, width, int(ends[-1]), rng.random(len(spans)) < single)
 
 
@@ -139,12 +129,10 @@ def _find_runs(
     """The sentences of each row inside the documents: all documents step forward together."""
     begin, end = documents
     at = np.searchsorted(starts, begin)
-    firsts, lasts, tails = [np.empty(0, np.int64)], [np.empty(0, np.int64)], [np.empty(0, bool)]
+    runs: list[SentenceRuns] = [SentenceRuns(at[:0], at[:0], np.empty(0, bool))]
 
     def add(first: np.ndarray, last: np.ndarray, tail: bool) -> None:
-        firsts.append(first)
-        lasts.append(last)
-        tails.append(np.full(len(first), tail))
+        runs.append(SentenceRuns(first, last, np.full(len(first), tail)))
 
     if epoch:  # another cut: begin up to one row later, where the document is long enough
         later = np.searchsorted(starts, begin + (rng.random(len(begin)) * width).astype(np.int64))
@@ -163,7 +151,7 @@ def _find_runs(
             add(first, np.searchsorted(ends, end[tail]), True)
         more = left >= width
         at, end = stop[more] + 1, end[more]
-    return SentenceRuns(np.concatenate(firsts), np.concatenate(lasts), np.concatenate(tails))
+    return _concatenate(runs)
 
 
 def _split_runs(
@@ -188,9 +176,7 @@ def _split_runs(
         open_runs = open_runs[~fits]
     ordered = half >= 0
     before, after = half - begin, end - half
-    odd = rng.integers(
-        0, 2, len(begin)
-    )  # the odd token is on either side: always on one side, it would reveal the order
+    odd = rng.integers(0, 2, len(begin))  # the odd token: always on one side, it would reveal the order
     off_first = np.clip((excess + before - after + odd) // 2, 0, excess)
     off_second = excess - off_first
     front = (rng.random(len(begin)) * (off_first + 1)).astype(np.int64)
@@ -218,7 +204,7 @@ class RowStream:
 
     def __init__(
         self,
-        shards: Sequence[TokenShard],
+        shards: Sequence[Shard],
         length: int,
         seed: int,
         position: StreamPosition | None = None,
@@ -236,31 +222,29 @@ class RowStream:
         self.position = position or StreamPosition()
         self._open(self.position)
 
-    def _groups(self, epoch: int) -> list[np.ndarray]:
+    def _groups(self, epoch: int) -> list[list[int]]:
         """The shards of each group, in this epoch's order."""
         order = np.random.default_rng([self.seed, epoch]).permutation(len(self.shards))
-        groups: list[np.ndarray] = []
-        current: list[int] = []
+        groups: list[list[int]] = [[]]
         size = 0
-        for shard in order:
-            tokens = len(self.shards[shard].tokens)
-            if current and size + tokens > GROUP_TOKENS:
-                groups.append(np.array(current))
-                current, size = [], 0
-            current.append(shard)
+        for number in order.tolist():
+            tokens = len(self.shards[number].tokens)
+            if groups[-1] and size + tokens > GROUP_TOKENS:
+                groups.append([])
+                size = 0
+            groups[-1].append(number)
             size += tokens
-        return [*groups, np.array(current)]
+        return groups
 
     def _open(self, at: StreamPosition) -> None:
         """Plan and shuffle the group at a position."""
         groups = self._groups(at.epoch)
-        self._last = at.group == len(groups) - 1
-        members = groups[at.group]
+        self._is_last = at.group == len(groups) - 1
+        self._members = groups[at.group]
         self._spans = []
-        for s in members:
-            rng = np.random.default_rng([self.seed, at.epoch, s, self.width])
-            self._spans.append(plan_rows(self.shards[s], self.width, at.epoch, rng, self.single))
-        self._members = members
+        for number in self._members:
+            rng = np.random.default_rng([self.seed, at.epoch, number, self.width])
+            self._spans.append(plan_rows(self.shards[number], self.width, at.epoch, rng, self.single))
         counts = np.array([len(spans) for spans in self._spans])
         self._bounds = np.concatenate([[0], np.cumsum(counts)])
         order = np.random.default_rng([self.seed, at.epoch, at.group, self.width, 1])
@@ -277,19 +261,13 @@ class RowStream:
                 parts.append(self._read(found[wanted[: len(found)]]))
                 wanted = wanted[len(found) :]
                 rows -= len(found)
+            epoch, group, row = self.position.epoch, self.position.group, self.position.row
             if rows:
-                self.position = (
-                    StreamPosition(self.position.epoch + 1, 0)
-                    if self._last
-                    else StreamPosition(self.position.epoch, self.position.group + 1)
-                )
+                self.position = StreamPosition(epoch + 1) if self._is_last else StreamPosition(epoch, group + 1)
                 self._open(self.position)
             else:
-                self.position = StreamPosition(self.position.epoch, self.position.group, self.position.row + len(found))
-        if len(parts) == 1:
-            return parts[0]
-        names = ("tokens", "first", "ordered")
-        return SegmentPairs(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
+                self.position = StreamPosition(epoch, group, row + len(found))
+        return _concatenate(parts)
 
     def _read(self, places: np.ndarray) -> SegmentPairs:
         """Gather rows from their shards."""

@@ -1,8 +1,5 @@
 """A paragraph → its sentences, in English and Chinese.
 
-In: a paragraph. Out: its sentences, in order; only white space between them is lost. Before this file:
-`documents.py`, which finds paragraphs; after it: `document_tokenizer.py`, which turns sentences into ids.
-
 A sentence ends at . ! ? … with closing quotes and brackets behind it, when white space follows and the next word does
 not begin with a small letter; and at 。 ！ ？ ； and their like without any space. A full stop does not end a sentence
 after a title (Mr.), an initial, an abbreviation, or the number that opens a list item. Some abbreviations may also

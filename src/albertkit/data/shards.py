@@ -1,7 +1,4 @@
-"""A corpus folder → memory-mapped arrays: token ids, with the ends of sentences and documents.
-
-In: a folder that `corpus.py` wrote. Out: `Shards`, and a list of `Shard` for each split. Before this file:
-`corpus.py`; after it: `row_stream.py` and `passages.py`. No torch here.
+"""A corpus folder: token ids in memory-mapped arrays, with the ends of sentences and documents. No torch here.
 
     manifest.json               counts, settings, inputs, and the hash of each file; written last
     tokenizer/                  the tokenizer the ids belong to
@@ -10,19 +7,24 @@ In: a folder that `corpus.py` wrote. Out: `Shards`, and a list of `Shard` for ea
     train-00000.sentences.npy   uint32: the token at which each sentence ends
     train-00000.documents.npy   uint32: the sentence at which each document ends
 
-Opening compares types and lengths with the manifest; with `verify` it also reads every file and compares its hash.
+`corpus.py` fills a `ShardWriter` for each split; `row_stream.py` and `passages.py` read what `Shards` opens. Each file
+is written completely or not at all.
 """
 
 from __future__ import annotations
 
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any, BinaryIO, TypeGuard
 
 import numpy as np
 
 from albertkit.errors import AlbertkitError, nearest
-from albertkit.file_io import digest, read_json
+from albertkit.file_io import digest, flush, read_json
 from albertkit.tokenizer import Tokenizer
 
 FORMAT = 1
@@ -92,15 +94,10 @@ class Shards:
             raise AlbertkitError(f"the tokenizer in {folder} has changed (its hash differs). Copy the folder again.")
         shards.unigrams()
         for split in SPLITS:
-            for shard, entry in zip(shards.split(split), manifest["splits"][split], strict=True):
-                if verify:
-                    _verify(folder, shard, entry, shards.vocabulary)
+            shards.split(split)
+            for entry in manifest["splits"][split] if verify else ():
+                check_files(folder, entry)
         return shards
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """uint16, or uint32 for a vocabulary of more than 32,768 tokens."""
-        return token_dtype(self.vocabulary)
 
     def tokenizer(self) -> Tokenizer:
         """The tokenizer the ids belong to."""
@@ -117,8 +114,8 @@ class Shards:
         return [self._shard(entry) for entry in self.manifest["splits"][name]]
 
     def _shard(self, entry: dict[str, Any]) -> Shard:
-        types = {"tokens": self.dtype, "sentences": np.dtype(np.uint32), "documents": np.dtype(np.uint32)}
-        name = entry["name"]
+        name, ends = entry["name"], np.dtype(np.uint32)
+        types = {"tokens": token_dtype(self.vocabulary), "sentences": ends, "documents": ends}
         arrays = {part: _load(self.folder / f"{name}.{part}.npy", types[part], entry[part]) for part in PARTS}
         for part, within in (("sentences", "tokens"), ("documents", "sentences")):
             last = int(arrays[part][-1])
@@ -194,15 +191,105 @@ def _load(path: Path, dtype: np.dtype[Any], length: int) -> np.ndarray:
     return found
 
 
-def _verify(folder: Path, shard: Shard, entry: dict[str, Any], vocabulary: int) -> None:
-    """Check all of a shard: hashes, ids within the vocabulary, increasing ends."""
-    for name, wanted in entry["files"].items():
-        if digest(folder / name) != wanted:
-            raise AlbertkitError(f"{folder / name} has changed since it was written (its hash differs). Copy it again.")
-    if int(token_ids(shard.tokens).max()) >= vocabulary:
-        raise AlbertkitError(
-            f"{shard.name} in {folder} contains ids beyond its vocabulary of {vocabulary}. Build the corpus again."
+def check_files(folder: Path, entry: dict[str, Any]) -> None:
+    """Raise if the files of a shard have changed since they were written."""
+    for name, sha256 in entry["files"].items():
+        if not (folder / name).is_file() or digest(folder / name) != sha256:
+            raise AlbertkitError(
+                f"{folder / name} is missing or has changed since it was written. Copy the folder again, or build the "
+                "corpus again with --force."
+            )
+
+
+# Writing ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class DocumentArrays:
+    """Some documents as tokens."""
+
+    tokens: np.ndarray  # (tokens,) with word starts
+    sentences: np.ndarray  # (sentences,) tokens in each
+    documents: np.ndarray  # (documents,) sentences in each
+
+
+class ShardWriter:
+    """Fills and writes the shards of one split."""
+
+    def __init__(self, folder: Path, split: str, vocabulary: int, capacity: int):
+        self.folder, self.split, self.vocabulary, self.capacity = folder, split, vocabulary, capacity
+        self.entries: list[dict[str, Any]] = []  # of the finished shards, as the manifest has them
+        self.unigrams = np.zeros(vocabulary, np.int64)  # of the finished shards
+        self.parts: list[DocumentArrays] = []  # of the shard that is being filled
+        self.used = 0  # tokens in them
+
+    def add(self, documents: DocumentArrays) -> None:
+        """Add documents, and write each shard that is full; a document above the capacity has a shard of its own."""
+        sentence_ends = np.cumsum(np.concatenate([[0], documents.documents]))
+        token_ends = np.concatenate([[0], np.cumsum(documents.sentences)])[sentence_ends]  # of each document; 0 first
+        at = 0
+        while at < len(documents.documents):
+            stop = int(np.searchsorted(token_ends, token_ends[at] + self.capacity - self.used, "right")) - 1
+            if stop == at and self.used:
+                self.finish_shard()
+                continue
+            stop = max(stop, at + 1)
+            tokens = documents.tokens[token_ends[at] : token_ends[stop]]
+            sentences = documents.sentences[sentence_ends[at] : sentence_ends[stop]]
+            self.parts.append(DocumentArrays(tokens, sentences, documents.documents[at:stop]))
+            self.used += len(tokens)
+            at = stop
+
+    def finish_shard(self) -> None:
+        """Write the pending documents as a shard, if there are any, and begin the next."""
+        if not self.used:
+            return
+        name, pending = f"{self.split}-{len(self.entries):05d}", self.pending()
+        arrays = {
+            "tokens": pending.tokens,
+            "sentences": np.cumsum(pending.sentences).astype(np.uint32),
+            "documents": np.cumsum(pending.documents).astype(np.uint32),
+        }
+        files = {f"{name}.{part}.npy": write_array(self.folder / f"{name}.{part}.npy", a) for part, a in arrays.items()}
+        counts = {part: len(array) for part, array in arrays.items()}
+        words = int(np.count_nonzero(word_starts(pending.tokens)))
+        self.entries.append({"name": name, **counts, "words": words, "files": files})
+        for part in self.parts:
+            self.unigrams += np.bincount(token_ids(part.tokens), minlength=self.vocabulary)
+        self.parts, self.used = [], 0
+
+    def pending(self) -> DocumentArrays:
+        """The documents that are not yet written."""
+        none = np.zeros(0, np.int64)
+        return DocumentArrays(
+            np.concatenate([none.astype(token_dtype(self.vocabulary)), *(part.tokens for part in self.parts)]),
+            np.concatenate([none, *(part.sentences for part in self.parts)]),
+            np.concatenate([none, *(part.documents for part in self.parts)]),
         )
-    for part, ends in (("sentences", shard.sentences), ("documents", shard.documents)):
-        if ends[0] == 0 or not (ends[1:] > ends[:-1]).all():
-            raise AlbertkitError(f"{shard.name}.{part}.npy in {folder} is not increasing. Build the corpus again.")
+
+
+def write_array(path: Path, array: np.ndarray) -> str:
+    """Write an .npy file completely or not at all; its SHA-256."""
+    with _replace(path) as file:
+        np.save(file, array, allow_pickle=False)
+    return digest(path)
+
+
+def write_json(path: Path, data: object) -> None:
+    """Write indented JSON completely or not at all."""
+    with _replace(path) as file:
+        file.write((json.dumps(data, indent=2, ensure_ascii=False) + "\n").encode())
+
+
+@contextmanager
+def _replace(path: Path) -> Iterator[BinaryIO]:
+    part = path.with_name(f".{path.name}.part")
+    try:
+        with part.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+        flush(path.parent)
+    finally:
+        part.unlink(missing_ok=True)
