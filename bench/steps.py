@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import math
 import statistics
 import sys
 import tempfile
@@ -26,6 +27,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent.parent / "src"))
 
 from albertkit import Tokenizer
+from albertkit.compress.cost import operations
 from albertkit.config import preset
 from albertkit.data.corpus import CorpusSettings, build_corpus
 from albertkit.train import loop, pretrain
@@ -37,6 +39,31 @@ RESULT = ROOT / "bench" / "results" / "steps.json"
 LENGTH = 128
 
 
+def share_of_peak(tokens_per_second: float, work: pretrain.PretrainTask, device: torch.device) -> float:
+    """The operations of a training at this speed, as a share of those of large matrix products on the device."""
+    config = work.config
+    output_layer = 2 * config.embedding_size * (config.hidden_size + config.vocab_size)
+    forward = operations(config, work.length)["total"] + work.goals.mask_ratio * output_layer
+    return tokens_per_second * 3 * forward / measure_peak_flops(device)
+
+
+def measure_peak_flops(device: torch.device, size: int | None = None) -> float:
+    """Operations per second of a large matrix product on this device: bf16 on a GPU, float32 elsewhere."""
+    is_cuda = device.type == "cuda"
+    size = size or (8192 if is_cuda else 1024)
+    x = torch.randn(size, size, device=device, dtype=torch.bfloat16 if is_cuda else torch.float32)
+    best = math.inf
+    for _ in range(4):
+        began = time.perf_counter()
+        y = x @ x
+        if is_cuda:
+            torch.cuda.synchronize()
+        else:
+            y.sum().item()
+        best = min(best, time.perf_counter() - began)
+    return 2 * size**3 / best
+
+
 def ours(shards: Path, shape: str, rows: int, folder: Path) -> tuple[Callable[[], None], Callable[[float], float]]:
     """A step of the loop, and the share of the machine's peak that a speed is."""
     settings = TrainSettings(steps=10**6, batch_size=rows, evaluations=0, tensorboard=False, device="cpu")
@@ -44,7 +71,7 @@ def ours(shards: Path, shape: str, rows: int, folder: Path) -> tuple[Callable[[]
     run = loop.TrainingRun(work, settings, folder, ProcessGroup(0, 1, torch.device("cpu")), print)
     run.open(False)
     run.reset_sums()
-    return lambda: run.step(0.5), lambda speed: speed * work.flops_per_token / run.peak_flops
+    return lambda: run.step(0.5), lambda speed: share_of_peak(speed, work, torch.device("cpu"))
 
 
 def theirs(shape: str, rows: int) -> Callable[[], None]:

@@ -327,7 +327,7 @@ def alone(
     """
     import torch
 
-    from albertkit.data.shard_writer import write_json
+    from albertkit.data.shards import write_json
 
     machine = about(args.device) | {"threads": str(torch.get_num_threads())}
     records = json.loads(args.results.read_text(encoding="utf-8")) if args.results.is_file() else []

@@ -40,7 +40,7 @@ SHAPE = {
     "attention_probs_dropout_prob": 0.1,
     "initializer_range": 0.1,
 }
-CLOCKS = ("seconds", "tokens_per_second", "share_of_peak")
+CLOCKS = ("seconds", "tokens_per_second")
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": sys.path[0]}
 
 

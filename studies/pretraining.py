@@ -25,7 +25,10 @@ from typing import Any
 
 import torch
 
+sys.path.insert(0, str(Path(__file__).parent.parent / "bench"))
 sys.path.insert(0, str(Path(__file__).parent.parent / "src"))
+
+from steps import measure_peak_flops, share_of_peak
 
 from albertkit.config import preset
 from albertkit.train import loop, pretrain
@@ -73,8 +76,8 @@ def ours(shards: Path, shape: str, batch: int, steps: int) -> dict[str, float]:
                 run.log_metrics(0.0)
 
         found = timed(step, batch * work.length, steps)
-    found["share_of_peak"] = found["tokens_per_second"] * work.flops_per_token / run.peak_flops
-    found["peak_tflops"] = run.peak_flops / 1e12
+    found["share_of_peak"] = share_of_peak(found["tokens_per_second"], work, processes.device)
+    found["peak_tflops"] = measure_peak_flops(processes.device) / 1e12
     return found
 
 

@@ -23,7 +23,6 @@ import albertkit
 from albertkit.compress import benchmark, planner
 from albertkit.options import Options
 from albertkit.serve import server as serving
-from albertkit.train import distributed
 from tests.conftest import ROOT, draw_nothing, program
 from tests.docs.doc_commands import NOT_RUN, DocShell, here, joined, once, write_files
 
@@ -78,12 +77,11 @@ def doc_files(tmp_path_factory):
 
 @pytest.fixture
 def shell(doc_files, tmp_path, monkeypatch):
-    """A folder of its own with all the pages name; the machine is not measured."""
+    """A folder of its own with all the pages name."""
     folder = tmp_path / "here"
     shutil.copytree(doc_files, folder, copy_function=os.link)  # whoever writes a file writes a new one
     monkeypatch.chdir(folder)
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
-    monkeypatch.setattr(distributed, "measure_peak_flops", lambda device, size=None: 1e12)
     monkeypatch.setattr(Figure, "savefig", draw_nothing)
     monkeypatch.setattr(benchmark, "typical_seconds", once)
     monkeypatch.setattr(benchmark, "measure_folder", here)

@@ -15,7 +15,6 @@ from albertkit.errors import AlbertkitError
 from albertkit.model import AlbertModel, Batch
 from albertkit.model.albert_model import build_head
 from albertkit.model.fusion import ExtraFeatures, Fusion
-from albertkit.train import distributed
 from tests.conftest import ROOT, tiny
 
 TEXTS = [[2, 5, 6, 3], [2, 3], [2, 9, 8, 7, 6, 5, 3], [2, 11, 12, 3]]
@@ -90,7 +89,6 @@ def test_a_stored_fusion_opens_again(tmp_path):
 def test_the_example_of_the_page_needs_text_and_picture(tmp_path, monkeypatch):
     """The python blocks of docs/fusion.md, in order."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(distributed, "measure_peak_flops", lambda device, size=None: 1e12)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     space: dict = {"__name__": "page"}

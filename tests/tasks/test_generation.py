@@ -29,7 +29,6 @@ from albertkit.tasks.generation import (
 )
 from albertkit.tasks.readers.read_examples import ReadOptions, read_examples
 from albertkit.tokenizer import Tokenizer
-from albertkit.train import distributed
 from albertkit.train import finetune as tune
 from albertkit.train.finetune_task import pack_features
 from albertkit.train.train_settings import FinetuneSettings
@@ -40,11 +39,9 @@ COLOURS, ANIMALS, TREES = TOPICS[:3]
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    """One thread, and no measurement of the machine."""
+def one_thread():
     before = torch.get_num_threads()
     torch.set_num_threads(1)
-    monkeypatch.setattr(distributed, "measure_peak_flops", lambda device, size=None: 1e12)
     yield
     torch.set_num_threads(before)
 
@@ -211,10 +208,7 @@ def trained(start, tmp_path_factory):
     options = FinetuneSettings(
         epochs=16, batch_size=16, learning_rate=4e-3, max_length=24, target_length=6, label_smoothing=0.05, device="cpu"
     )
-    patch = pytest.MonkeyPatch()
-    patch.setattr(distributed, "measure_peak_flops", lambda device, size=None: 1e12)
     done = tune.finetune_examples("generate", rewrites(400, 0), rewrites(60, 1), out, start, options)
-    patch.undo()
     return out, done
 
 

@@ -16,7 +16,7 @@ from albertkit.config import AlbertConfig
 from albertkit.data.shards import Shards
 from albertkit.file_io import digest
 from albertkit.tokenizer import Tokenizer
-from albertkit.train import distributed, loop
+from albertkit.train import loop
 from albertkit.train.pretrain import PretrainSettings, PretrainTask
 from albertkit.train.train_settings import TrainSettings
 from tests.conftest import draw_nothing, tiny
@@ -143,9 +143,3 @@ def no_pictures(request, monkeypatch):
     """Pictures are empty files, but in a test that is marked with `pictures`."""
     if "pictures" not in request.keywords:
         monkeypatch.setattr(Figure, "savefig", draw_nothing)
-
-
-@pytest.fixture(autouse=True)
-def no_peak(monkeypatch):
-    """The measurement of the machine takes longer than the trainings here."""
-    monkeypatch.setattr(distributed, "measure_peak_flops", lambda device, size=None: 1e12)

@@ -141,14 +141,13 @@ elastic_launch(config, work)(*sys.argv[1:])
 
 @pytest.mark.slow
 def test_a_killed_worker_is_replaced_and_the_run_goes_on(bench, tmp_path, config):
-    """Two processes with parted moments, one killed: torchrun starts both again, without --resume in the command. The
+    """Two processes, one killed: torchrun starts both again, without --resume in the command. The
     checkpoint is one that a single process goes on from, and the numbers are those of a single process.
     """
     given = {"schedule": "constant", "warmup_ratio": 0.0, "log_every": 1, "evaluations": 1, "save_steps": 4}
     out, pids = tmp_path / "team", tmp_path / "pids"
     pids.mkdir()
-    line = [*command(bench.shards, out, config, steps=40, **given)[2:], "--shard-optimizer"]
-    line = [sys.executable, "-c", LAUNCH, str(pids), *line]
+    line = [sys.executable, "-c", LAUNCH, str(pids), *command(bench.shards, out, config, steps=40, **given)[2:]]
     with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENVIRONMENT) as process:
         try:
             wait_until(lambda: 8 in checkpoint.saved_steps(out) or process.poll() is not None)

@@ -38,9 +38,8 @@ from albertkit.tokenizer import Tokenizer
 from albertkit.train.collapse import find_collapse
 from albertkit.train.finetune import _with_class_weights
 from albertkit.train.finetune import finetune_examples as tune
-from albertkit.train.finetune_report import draw_plots, errors_table, metrics_table
+from albertkit.train.finetune_report import EvaluatedRun, draw_confusion, errors_table, metrics_table
 from albertkit.train.finetune_task import FinetuneTask
-from albertkit.train.frozen_head import HeadEvaluation
 from albertkit.train.train_settings import FinetuneSettings, TrainSettings
 from tests.conftest import tiny
 from tests.train.conftest import TOPICS, VOCAB
@@ -340,8 +339,8 @@ def test_the_threshold_goes_into_the_model(start, tmp_path):
 # --------------------------------------------------------------------------------------------------------------
 
 
-def seen(example, result) -> HeadEvaluation:
-    return HeadEvaluation((), [example], None, [result], ())
+def seen(example, result) -> EvaluatedRun:
+    return EvaluatedRun((), [example], None, [result])
 
 
 @pytest.mark.parametrize(
@@ -373,22 +372,12 @@ def test_entities_alone_are_not_wrong_for_an_intent():
     assert "No errors" in errors_table(seen(TaggedExample("a", ((0, 1),), (), "ask"), TagResult("a", ())))[0]
 
 
-@pytest.mark.parametrize(
-    ("kind", "labels", "drawn"),
-    [
-        ("single", ["a", "b"], {"confusion", "reliability"}),
-        ("multi", [("a",), ("a", "b")], {"reliability"}),
-        ("regression", [1.5, 2.0], {"values"}),
-    ],
-)
-def test_pictures_of_each_kind_of_label(tmp_path, recwarn, kind, labels, drawn):
-    dev = [TextExample("x", label=label) for label in labels * 20]
-    task = ClassifyTask.from_examples(dev, kind)
-    rows = [np.random.default_rng(n).normal(size=task.outputs("classify")) for n in range(len(dev))]
-    lines = draw_plots(tmp_path, HeadEvaluation((), dev, task, task.results(rows, (), dev), rows), 2.0)
-    assert {path.stem for path in tmp_path.glob("*.png")} == drawn and all(name in lines[0] for name in drawn)
-    few = HeadEvaluation((), dev[:2], task, task.results(rows[:2], (), dev[:2]), rows[:2])
-    assert draw_plots(tmp_path, few, 2.0) and not recwarn.list
+def test_the_confusion_of_classes_is_drawn(tmp_path, recwarn):
+    dev = [TextExample("x", label=label) for label in ["a", "b"] * 20]
+    task = ClassifyTask.from_examples(dev, "single")
+    rows = [np.random.default_rng(n).normal(size=2) for n in range(len(dev))]
+    lines = draw_confusion(tmp_path / "confusion.png", EvaluatedRun((), dev, task, task.results(rows, (), dev)))
+    assert (tmp_path / "confusion.png").is_file() and "confusion.png" in lines[0] and not recwarn.list
 
 
 def test_many_metrics_stand_below_each_other():

@@ -96,7 +96,7 @@ def finetune(
 @cli.settings_options(reading=ReadOptions)
 def evaluate(test: Path, model: cli.ModelOptions, as_json: bool, reading: ReadOptions) -> None:
     """Measure a fine-tuned model on the labelled examples in TEST, on the torch-free runtime."""
-    from albertkit.train.evaluation import evaluate as run
+    from albertkit.train.finetune import evaluate as run
 
     albert = model.open()
     result = run(albert, test, **model.depth_options(), options=reading, log=log)

@@ -1,33 +1,41 @@
-"""Checkpoints: a model that anyone can open, and beside it what only the training needs to resume.
+"""What a training writes into its folder: checkpoints to resume from, and a log of its metrics.
 
     run/checkpoints/step-00001000/
-      model/                 an artifact folder
+      model/                 an artifact folder, which anyone can open
       training.safetensors   the optimizer state
       training.json          step, tokens, seconds, position in the data, best score
+    run/metrics.jsonl        one object per line: step, kind, tokens, seconds, then the numbers
+    run/tensorboard/         the same for TensorBoard
+    run/loss.png             a plot of it, at the end
 
-A folder appears whole or not at all, so the one with the highest step is always complete. Also here: `stop_on_signals`,
-which lets `loop.py` save before it ends.
+A checkpoint appears whole or not at all, so the one with the highest step is always complete. Also here:
+`stop_on_signals`, which lets `loop.py` save before it ends.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import shutil
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from tqdm import tqdm
 
 from albertkit.artifact import Artifact, read_artifact, write_artifact
 from albertkit.errors import AlbertkitError
 from albertkit.file_io import digest, new_folder, read_json, write_json
+from albertkit.train.train_settings import TrainSettings
 
 FOLDER_NAME = re.compile(r"step-(\d{8,})")
 
@@ -39,15 +47,11 @@ class TrainState:
     step: int = 0
     tokens: int = 0
     seconds: float = 0.0
-    backoff: float = 1.0
-    """Factor of the learning rate; each rewind halves it."""
-    best: dict[str, Any] = field(default_factory=dict)
-    """`step` and `score` of the best evaluation."""
+    backoff: float = 1.0  # factor of the learning rate; each rewind halves it
+    best: dict[str, Any] = field(default_factory=dict)  # `step` and `score` of the best evaluation
     evaluations_since_best: int = 0
-    sums: list[list[float]] = field(default_factory=list)
-    """What the next line of metrics has summed up so far."""
-    data: dict[str, Any] = field(default_factory=dict)
-    """The task's position in its data."""
+    sums: list[list[float]] = field(default_factory=list)  # of the next line of metrics, so far
+    data: dict[str, Any] = field(default_factory=dict)  # the task's position in its data
 
 
 def optimizer_tensors(optimizers: list[torch.optim.Optimizer]) -> dict[str, Tensor]:
@@ -62,24 +66,19 @@ def optimizer_tensors(optimizers: list[torch.optim.Optimizer]) -> dict[str, Tens
 
 def restore_optimizers(optimizers: list[torch.optim.Optimizer], flat: dict[str, Tensor]) -> None:
     """Load the state that `optimizer_tensors` collected."""
-    if flat and {int(key.split(".")[0]) for key in flat} != set(range(len(optimizers))):
-        raise AlbertkitError(
-            "the checkpoint's optimizer state does not fit; resume with the optimizer it was made with"
-        )
-    for number, optimizer in enumerate(optimizers):
-        state: dict[int, dict[str, Tensor]] = {}
+    states: dict[int, dict[int, dict[str, Tensor]]] = {number: {} for number in range(len(optimizers))}
+    try:
         for key, value in flat.items():
             owner, parameter, name = key.split(".", 2)
-            if int(owner) == number:
-                state.setdefault(int(parameter), {})[name] = value
-        try:
-            # the plain method: a sharded optimizer has not gathered its own state
-            groups = torch.optim.Optimizer.state_dict(optimizer)["param_groups"]
-            optimizer.load_state_dict({"state": state, "param_groups": groups})
-        except (ValueError, KeyError, RuntimeError) as error:
-            raise AlbertkitError(
-                f"the checkpoint's optimizer state does not fit ({error}); resume with the optimizer it was made with"
-            ) from None
+            states[int(owner)].setdefault(int(parameter), {})[name] = value
+        for optimizer, state in zip(optimizers, states.values(), strict=True):
+            if flat and not state:
+                raise ValueError("an optimizer has no state")
+            optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+    except (ValueError, KeyError, RuntimeError) as error:
+        raise AlbertkitError(
+            f"the checkpoint's optimizer state does not fit ({error}); resume with the optimizer it was made with"
+        ) from None
 
 
 def save(run: Path, artifact: Artifact, tensors: dict[str, Tensor], state: TrainState) -> Path:
@@ -151,22 +150,15 @@ def _delete(run: Path, step: int) -> None:
     shutil.rmtree(renamed, ignore_errors=True)
 
 
-@dataclass
-class StopRequest:
-    """Whether a signal asked the training to stop."""
-
-    is_set: bool = False
-
-
 @contextmanager
-def stop_on_signals() -> Iterator[StopRequest]:
-    """SIGTERM and Ctrl-C set the request, and the loop saves after the current step. A second Ctrl-C interrupts."""
-    stop = StopRequest()
+def stop_on_signals() -> Iterator[Event]:
+    """SIGTERM and Ctrl-C set the event, and the loop saves after the current step. A second Ctrl-C interrupts."""
+    stop = Event()
 
     def request(number: int, frame: object) -> None:
-        if stop.is_set and number == signal.SIGINT:
+        if stop.is_set() and number == signal.SIGINT:
             raise KeyboardInterrupt
-        stop.is_set = True
+        stop.set()
 
     try:
         before = {number: signal.signal(number, request) for number in (signal.SIGTERM, signal.SIGINT)}
@@ -177,3 +169,91 @@ def stop_on_signals() -> Iterator[StopRequest]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+# The log of metrics --------------------------------------------------------------------------------------------------
+
+
+class TrainLog:
+    """Writes while the training runs. Lines after the step it resumes from are deleted first."""
+
+    def __init__(self, run: Path, settings: TrainSettings, step: int, progress_bar: bool) -> None:
+        self.path = run / "metrics.jsonl"
+        self._delete_after(step)
+        self.file = self.path.open("a", encoding="utf-8")
+        self.board = _open_tensorboard(run / "tensorboard", step) if settings.tensorboard else None
+        form = "{desc}{percentage:3.0f}%|{bar}| {elapsed}{postfix}"
+        self.bar = tqdm(total=1.0, bar_format=form, disable=None if progress_bar else True, mininterval=0.5)
+
+    def _delete_after(self, step: int) -> None:
+        """Truncate the file behind the last complete line of a step up to `step`."""
+        if not self.path.exists():
+            return
+        size = 0
+        with self.path.open("rb") as file:
+            for line in file:
+                try:
+                    if not line.endswith(b"\n") or json.loads(line)["step"] > step:
+                        break
+                except (ValueError, KeyError, TypeError):
+                    break
+                size += len(line)
+        os.truncate(self.path, size)
+
+    def write(self, step: int, kind: str, numbers: Mapping[str, float]) -> None:
+        """Add one line of metrics."""
+        values = {k: round(v, 6) if isinstance(v, float) else v for k, v in numbers.items()}
+        self.file.write(json.dumps({"step": step, "kind": kind, **values}) + "\n")
+        self.file.flush()
+        if self.board is not None:
+            for name, value in numbers.items():
+                self.board.add_scalar(f"{kind}/{name}", value, step)
+
+    def show_progress(self, progress: float, text: str) -> None:
+        """Move the progress bar."""
+        self.bar.n = min(1.0, progress)
+        self.bar.set_postfix_str(text, refresh=False)
+        self.bar.update(0)
+
+    def close(self) -> None:
+        """Close all files."""
+        self.bar.close()
+        self.file.close()
+        if self.board is not None:
+            self.board.close()
+
+
+def _open_tensorboard(folder: Path, step: int) -> Any:
+    try:
+        from tensorboardX import SummaryWriter
+    except ImportError:
+        return None
+    return SummaryWriter(str(folder), purge_step=step + 1 if step else None)
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def plot_metrics(metrics: Path, target: Path) -> bool:
+    """Plot losses and accuracies over tokens; False if matplotlib is not installed."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        return False
+    all_lines = read_metrics(metrics)
+    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    for axes, group in zip(figure.subplots(1, 2), ("loss", "accuracy"), strict=True):
+        for kind, style in (("train", "-"), ("eval", "o--")):
+            lines = [line for line in all_lines if line["kind"] == kind]
+            for name in sorted({n for line in lines for n in line if group in n}):
+                points = [(line["tokens"] / 1e6, line[name]) for line in lines if name in line]
+                axes.plot(*zip(*points, strict=True), style, lw=1, ms=3, label=f"{kind} {name.replace('_', ' ')}")
+        axes.set_xlabel("million tokens")
+        axes.set_ylabel(group)
+        axes.grid(alpha=0.3)
+        if axes.get_legend_handles_labels()[0]:
+            axes.legend(fontsize=7)
+    figure.savefig(target, dpi=110)
+    return True

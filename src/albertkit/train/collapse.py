@@ -21,7 +21,7 @@ from scipy.special import logsumexp
 from albertkit.tasks.choose import ChooseTask
 from albertkit.tasks.tag import TagTask
 from albertkit.tasks.task import IGNORE_INDEX
-from albertkit.train.finetune_report import correct_answer
+from albertkit.train.finetune_report import correct_answer, predicted_answer
 from albertkit.train.finetune_task import FinetuneTask
 
 MIN_EXAMPLES = 5  # held-out examples that are needed to decide anything,
@@ -60,18 +60,7 @@ def _predicts_the_same(run: FinetuneTask) -> bool:
     if isinstance(run.task, ChooseTask):  # the most likely of equal choices is random, and looks like a prediction
         rows = [result.probabilities for result in run.results]
         return statistics.fmean(max(row) - min(row) for row in rows) < EQUAL_CHOICES
-    return len({repr(_prediction(result)) for result in run.results}) == 1
-
-
-def _prediction(result: Any) -> object:
-    """The prediction of a result, without its confidence."""
-    if hasattr(result, "intent"):
-        return result.intent, tuple((s.start, s.end, s.label) for s in result.spans)
-    for name in ("label", "index", "spans", "text"):
-        if hasattr(result, name):
-            value = getattr(result, name)
-            return round(value, 4) if isinstance(value, float) else value
-    return result
+    return len({repr(predicted_answer(result, digits=4)) for result in run.results}) == 1
 
 
 def _predicts_the_mean(run: FinetuneTask) -> bool:

@@ -22,8 +22,7 @@ from albertkit.albert import Albert
 from albertkit.artifact import Artifact, ArtifactMetadata, read_artifact, write_artifact
 from albertkit.config import AlbertConfig
 from albertkit.data.passages import Passages, PassageShares, distinct_words, draw_passages, everyday_sentences
-from albertkit.data.shard_writer import write_array, write_json
-from albertkit.data.shards import Shards
+from albertkit.data.shards import Shards, write_array, write_json
 from albertkit.errors import AlbertkitError
 from albertkit.file_io import digest, read_json
 from albertkit.interop.convert import open_stored

@@ -33,10 +33,11 @@ from albertkit.train.checkpoint import TrainState
 from albertkit.train.distill_data import TEACHER_OUTPUTS, DistillData, DistillSettings
 from albertkit.train.distributed import ProcessGroup, call_in_dtype
 from albertkit.train.task_heads import (
-    DISTILL_LOSSES,
+    DISTILLABLE,
     LOSSES,
     build_task_model,
     copy_heads,
+    distill_loss,
     has_same_task,
     task_name,
 )
@@ -177,7 +178,7 @@ class DistillObjective(finetune.FinetuneObjective):
             losses["labels"] = LOSSES[self.heads](self.task, out, targets)
         if distill.logits:
             full = scores_as_output(self.heads, [self.logits[row] for row, _ in rows], batch.ids.device)
-            losses["logits"] = DISTILL_LOSSES[self.heads](self.task, out, full, targets, distill.temperature)
+            losses["logits"] = distill_loss(self.task, out, full, targets, distill.temperature)
         if self.teacher is not None:
             with torch.no_grad():
                 teacher = self.teacher(batch)
@@ -226,7 +227,7 @@ class DistillTask(finetune.FinetuneTask):
                 "logits and labels belong to a task, and the data has none. Pass examples of a task, and a teacher "
                 "fine-tuned for it."
             )
-        if self.has_task and task.heads not in DISTILL_LOSSES:
+        if self.has_task and task.heads not in DISTILLABLE:
             raise AlbertkitError(f"{task_name(task)!r} cannot be distilled. Fine-tune the model instead.")
         super().__init__(task, student, data.train, data.dev, settings, max_length)
         pooling = (outputs.pooling if distill.vectors else None) or student.metadata.pooling

@@ -109,7 +109,6 @@ class VectorDistillTask:
         self.length_probabilities = self.counts / self.counts.sum()
         self.order: np.ndarray | None = None
         self.tables: tuple[PassageTable, Tensor] | None = None
-        self.flops_per_token = 3 * operations(student.config, 64)["total"]
 
     @property
     def metric_names(self) -> tuple[str, ...]:

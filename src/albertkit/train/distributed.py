@@ -6,9 +6,7 @@ process is a group of one.
 
 from __future__ import annotations
 
-import math
 import os
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -130,20 +128,3 @@ def call_in_dtype(model: nn.Module, dtype: torch.dtype, *args: Any, **kwargs: An
         return model(*args, **kwargs)
     weights = {name: p.to(dtype) for name, p in model.named_parameters()}
     return torch.func.functional_call(model, weights, args, kwargs)
-
-
-def measure_peak_flops(device: torch.device, size: int | None = None) -> float:
-    """Operations per second of a large matrix product on this device: bf16 on a GPU, float32 elsewhere."""
-    is_cuda = device.type == "cuda"
-    size = size or (8192 if is_cuda else 1024)
-    x = torch.randn(size, size, device=device, dtype=torch.bfloat16 if is_cuda else torch.float32)
-    best = math.inf
-    for _ in range(4):
-        began = time.perf_counter()
-        y: Tensor = x @ x
-        if is_cuda:
-            torch.cuda.synchronize()
-        else:
-            y.sum().item()
-        best = min(best, time.perf_counter() - began)
-    return 2 * size**3 / best

@@ -47,7 +47,7 @@ from albertkit.train.finetune_task import (
     split_scores,
 )
 from albertkit.train.pretrain import consistency_loss
-from albertkit.train.task_heads import DISTILL_LOSSES, LOSSES, copy_heads, has_same_task
+from albertkit.train.task_heads import LOSSES, copy_heads, distill_loss, has_same_task
 from albertkit.train.train_settings import ElasticSettings, TrainSettings, preset_epochs
 
 OVER_DEPTHS = "over_depths"
@@ -108,7 +108,7 @@ class ElasticObjective(FinetuneObjective):
         """(loss, sums of `ElasticTask.metric_names`)."""
         elastic, depths = self.elastic, self.sample_depths()
         outputs, layers = self.outputs(batch, [*depths, self.full_depth])
-        label_loss, distill_loss = LOSSES[self.heads], DISTILL_LOSSES[self.heads]
+        label_loss = LOSSES[self.heads]
         full_output = outputs[self.full_depth]
         full = label_loss(self.task, full_output, targets)
         losses = []

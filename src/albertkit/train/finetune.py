@@ -1,9 +1,9 @@
-"""`from albertkit import finetune`: labelled examples and a model to a model for a task. No torch until it is needed.
+"""`from albertkit import finetune, evaluate`: train a model for a task, and measure it. No torch until it is needed.
 
 In: a task's name, files or lists of examples, a folder. Out: `FinetuneResult`, and the folder:
 
     OUTPUT/model/          the artifact of the best run
-    OUTPUT/report.md       metrics, worst errors, time and memory; confusion.png or reliability.png beside it
+    OUTPUT/report.md       metrics, worst errors, time and memory; confusion.png beside it
     OUTPUT/runs/seed-0/    each run as `loop.py` leaves it (metrics, checkpoints)
 
 A run is repeated for each seed, and restarted if it collapses (`collapse.py`). `finetune_task.py` is what the loop
@@ -25,18 +25,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from albertkit import builtin
+from albertkit.albert import Albert
 from albertkit.artifact import Artifact, read_artifact, write_artifact
-from albertkit.data.shard_writer import write_json
+from albertkit.data.shards import write_json
 from albertkit.errors import AlbertkitError, nearest, need
 from albertkit.interop.convert import open_model
+from albertkit.runtime.early_exit import EarlyExit
+from albertkit.runtime.predict import predict
 from albertkit.tasks import TASKS, make_task
 from albertkit.tasks.classify import ClassifyTask
 from albertkit.tasks.examples import TextExample
 from albertkit.tasks.readers.read_examples import ReadOptions
 from albertkit.tasks.splits import split_examples
 from albertkit.tasks.task import lower_is_better
-from albertkit.tasks.validate import read_parts
-from albertkit.train.finetune_report import FinetuneResult, write_report
+from albertkit.tasks.validate import check_known_labels, read_parts
+from albertkit.train.finetune_report import EvaluatedRun, FinetuneResult, write_report
 from albertkit.train.frozen_head import choose_base_model, draw_shots, train_frozen_head
 from albertkit.train.train_settings import (
     ElasticSettings,
@@ -140,11 +143,8 @@ def finetune_examples(
             raise AlbertkitError(f"shots is {settings.shots}, but {task} has no classes to draw from; omit --shots")
         train = draw_shots(train, settings.shots, settings.seed)
     if task == "generate":
-        lengths: dict[str, Option] = {
-            "target_length": settings.target_length,
-            "label_smoothing": settings.label_smoothing,
-        }
-        task_options = {**lengths, **task_options}
+        task_options.setdefault("target_length", settings.target_length)
+        task_options.setdefault("label_smoothing", settings.label_smoothing)
     made = make_task(task, train, **task_options)
     if settings.class_weights:
         made = _with_class_weights(made, train)
@@ -195,12 +195,14 @@ def run_seeds(job: FinetuneJob, log: Log) -> FinetuneResult:
     assert best is not None
     _, artifact, task = best
     if len(runs) > 1:
-        spread = _mean_and_deviation([run["metrics"] for run in runs])
+        values = {name: [run["metrics"][name] for run in runs] for name in runs[0]["metrics"]}
+        spread = {name: [statistics.fmean(v), statistics.stdev(v)] for name, v in values.items()}
         meta = dataclasses.replace(artifact.metadata, metrics={**artifact.metadata.metrics, "dev over seeds": spread})
         artifact = dataclasses.replace(artifact, metadata=meta)
     write_artifact(artifact, output / "model", overwrite=(output / "model").exists())
     write_json(output / "runs.json", runs)
-    write_report(output, task, artifact, runs)
+    evaluated = EvaluatedRun(task.features, task.dev, task.task, task.results)
+    write_report(output, evaluated, artifact, runs)
     return FinetuneResult(output / "model", artifact.metadata.metrics.get("dev", {}), runs)
 
 
@@ -210,13 +212,6 @@ def _dev_hash_before(output: Path) -> str | None:
         return str(json.loads((output / "runs.json").read_bytes())[0]["dev"])
     except (OSError, ValueError, LookupError, TypeError):
         return None
-
-
-def _mean_and_deviation(metrics: list[dict[str, float]]) -> dict[str, list[float]]:
-    return {
-        name: [statistics.fmean(m[name] for m in metrics), statistics.stdev(m[name] for m in metrics)]
-        for name in metrics[0]
-    }
 
 
 def _run_until_stable(job: FinetuneJob, seed: int, log: Log) -> tuple[FinetuneTask, TrainResult, dict[str, Any]]:
@@ -286,3 +281,49 @@ def loop_settings(
         tensorboard=False,
         keep_checkpoints=1,
     )
+
+
+# Evaluating ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class EvaluationResult:
+    """The metrics of a model on labelled examples."""
+
+    examples: int
+    metrics: dict[str, float]
+
+
+def evaluate(
+    model: Albert | Path | str,
+    test: Examples,
+    *,
+    depth: int | None = None,
+    early_exit: EarlyExit = None,
+    options: ReadOptions | None = None,
+    log: Log = lambda text: None,
+) -> EvaluationResult:
+    """Measure a fine-tuned model on labelled examples: a file, or a list of `albertkit.tasks.examples`.
+
+    Example:
+
+        evaluate("sentiment", "test.tsv").metrics["accuracy"]
+    """
+    albert = model if isinstance(model, Albert) else Albert(model)
+    task, options = albert.metadata.task, options or ReadOptions()
+    if task not in TASKS:
+        raise AlbertkitError(f"{model} was made for {task!r}, which has no metrics. Fine-tune it for a task first.")
+    if task == "generate":  # before the work, not after it
+        need("rouge_score", "generate", "measuring generated texts")
+        need("sacrebleu", "generate", "measuring generated texts")
+    if task == "classify" and options.kind == "auto" and options.separator is None:
+        options = dataclasses.replace(options, kind=albert.task.kind)
+    examples = read_parts(task, {"test": test}, options, log)["test"]
+    for text in check_known_labels(albert.task, examples):
+        log(text)
+    results = predict(albert, examples, task, depth, early_exit)
+    metrics = dict(albert.task.measure(results, examples))
+    if early_exit is not None and results:
+        metrics["mean_depth"] = sum(result.depth for result in results) / len(results)
+        metrics["speedup_in_layers"] = (depth or albert.depth) / metrics["mean_depth"]
+    return EvaluationResult(len(examples), metrics)

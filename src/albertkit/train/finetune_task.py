@@ -21,7 +21,6 @@ import torch
 from torch import Tensor, nn
 
 from albertkit.artifact import Artifact
-from albertkit.compress.cost import operations
 from albertkit.errors import AlbertkitError, nearest
 from albertkit.model import AlbertModel, Batch, ModelOutput, pool
 from albertkit.model.albert_model import to_tensors
@@ -114,14 +113,14 @@ class FinetuneTask:
         self.model = self.build_model()
         self.objective = FinetuneObjective(self.model, task)
         self.metric = metric
-        length = int(np.mean([len(f.ids) for unit in self.features for f in unit]))
-        self.flops_per_token = 3 * operations(model.config, max(1, min(length, self.max_length)))["total"]
         inputs = [(f.ids, f.target) for unit in self.features for f in unit]
         content = repr((type(self).__name__, task.labels, model.config, inputs, *loss_settings(task)))
         self.identity = hashlib.sha256(content.encode() + self.identity_bytes()).hexdigest()[:16]
         self.position = (0, 0)  # epoch and batch
         self._order: tuple[int, list[np.ndarray]] | None = None
-        self._metric_names: list[str] = []  # of the last evaluation
+        self.last_scores: list[Any] = []  # of the last evaluation, as the results and the names of the metrics
+        self.results: list[Any] = []
+        self._metric_names: list[str] = []
 
     def identity_bytes(self) -> bytes:
         """What `identity` depends on besides the examples: the weights to start from."""
@@ -326,16 +325,9 @@ def loss_settings(task: Task) -> list[tuple[str, object]]:
 
 def zero_scores(task: Task, feature: Feature, hidden_size: int) -> Any:
     """Scores of 0 for a feature, in the shape of the task's heads."""
-    labels, length = len(task.labels), len(feature.ids)
-    classes = len(getattr(task, "intents", ())) or max(1, labels)
-    shapes = {
-        "classify": (classes,),
-        "tag": (length, labels),
-        "answer": (length, 2),
-        "choose": (1,),
-        "vector": (hidden_size,),
-    }
-    scores = [np.zeros(shapes[head], np.float32) for head in task.heads]
+    length = len(feature.ids)
+    shapes = {"tag": (length, len(task.labels)), "answer": (length, 2), "choose": (1,), "vector": (hidden_size,)}
+    scores = [np.zeros(shapes.get(head, (task.outputs(head),)), np.float32) for head in task.heads]
     return scores[0] if len(scores) == 1 else tuple(scores)
 
 

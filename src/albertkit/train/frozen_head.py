@@ -4,20 +4,16 @@ In: `TextExample`s with one class each, and a model. Out: an artifact whose head
 `train_frozen_head` is `finetune --freeze`: it also writes a report. `choose_base_model` picks the built-in model
 that `finetune.py` starts from.
 
-Every text is encoded once, by the torch-free runtime: vectors are cached within a process, and OUTPUT/vectors.npy
-keeps them for the next run. The head is scikit-learn's logistic regression; cross-validation chooses its
-regularization.
+Every text is encoded once, by the torch-free runtime. The head is scikit-learn's logistic regression;
+cross-validation chooses its regularization.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import threading
 import time
-from collections import Counter, OrderedDict, defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +22,7 @@ import numpy as np
 from albertkit import builtin
 from albertkit.albert import Albert
 from albertkit.artifact import Artifact, write_artifact
-from albertkit.data.shard_writer import write_array, write_json
+from albertkit.data.shards import write_json
 from albertkit.errors import AlbertkitError, need
 from albertkit.interop.convert import open_model, open_stored
 from albertkit.quantized import QuantizedMatrix
@@ -34,45 +30,13 @@ from albertkit.runtime.embed import unit_length, window_vectors
 from albertkit.tasks import TASKS
 from albertkit.tasks.classify import OUT_OF_SCOPE, ClassifyTask
 from albertkit.tasks.examples import TextExample
-from albertkit.train.finetune_report import FinetuneResult, write_report
+from albertkit.train.finetune_report import EvaluatedRun, FinetuneResult, write_report
 from albertkit.train.train_settings import FinetuneSettings
 
 STRENGTHS = (1.0, 10.0, 100.0)  # inverse regularization, scikit-learn's C
-MAX_CACHE_BYTES = 512 * 2**20
-OVERHEAD = 400  # bytes of a cached vector beside its numbers, measured
-CACHE_LOCK = threading.Lock()  # estimators may run in threads
 MAX_TRIAL_EXAMPLES, MIN_TRIAL_EXAMPLES = 1_200, 200
 ERROR_RATIO = 0.8  # the vector model is chosen if its errors are below this share of the other's
 RIDGE = 1e-3
-
-
-class VectorCache:
-    """Vectors by key, limited in bytes; the least recently used one is removed first."""
-
-    def __init__(self, limit: int) -> None:
-        self.limit, self.bytes = limit, 0
-        self._vectors: OrderedDict[bytes, np.ndarray] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._vectors)
-
-    def get(self, key: bytes) -> np.ndarray | None:
-        if key in self._vectors:
-            self._vectors.move_to_end(key)
-        return self._vectors.get(key)
-
-    def put(self, key: bytes, vector: np.ndarray) -> None:
-        """Add a vector; remove others if the limit is exceeded."""
-        if key in self._vectors or vector.nbytes + OVERHEAD > self.limit:
-            return
-        self._vectors[key] = vector.copy()  # the vector may be a view of a whole batch
-        self.bytes += vector.nbytes + OVERHEAD
-        while self.bytes > self.limit:
-            _, old = self._vectors.popitem(last=False)
-            self.bytes -= old.nbytes + OVERHEAD
-
-
-VECTOR_CACHE = VectorCache(MAX_CACHE_BYTES)
 
 
 def train_frozen_head(
@@ -91,21 +55,17 @@ def train_frozen_head(
         train = draw_shots(train, settings.shots, settings.seed)
     began = time.perf_counter()
     base = Albert(model)
-    load_vectors(output / "vectors.npy")
     in_scope = [e for e in train if e.label != OUT_OF_SCOPE]
     out_of_scope = [e for e in train if e.label == OUT_OF_SCOPE]
     artifact = fit_head(base, open_model(model), in_scope, out_of_scope, settings)
     seconds = time.perf_counter() - began
     write_head(artifact, model, output / "model", overwrite=(output / "model").exists())
-    albert, length = Albert(output / "model"), artifact.metadata.details["max_length"]
+    evaluation = evaluate_head(Albert(output / "model"), base, train, dev)
     metrics: dict[str, float] = {}
-    evaluation = evaluate_head(albert, base, train, dev)
-    save_vectors(output / "vectors.npy", base, [*train, *dev], length)
     if len(dev):
-        metrics = albert.task.measure(evaluation.results, dev)
-        artifact = dataclasses.replace(
-            artifact, metadata=dataclasses.replace(artifact.metadata, metrics={"dev": metrics})
-        )
+        metrics = evaluation.task.measure(evaluation.results, dev)
+        metadata = dataclasses.replace(artifact.metadata, metrics={"dev": metrics})
+        artifact = dataclasses.replace(artifact, metadata=metadata)
         write_head(artifact, model, output / "model", overwrite=True)
     runs = [{"seed": settings.seed, "metrics": metrics, "seconds": seconds, "collapsed": 0}]
     write_json(output / "runs.json", runs)
@@ -122,23 +82,12 @@ def draw_shots(examples: Sequence[TextExample], shots: int, seed: int = 0) -> li
     return [by_class[c][i] for c in sorted(by_class) for i in rng.permutation(len(by_class[c]))[:shots]]
 
 
-@dataclass(frozen=True)
-class HeadEvaluation:
-    """Predictions of a head for held-out examples, for the report."""
-
-    features: Sequence[Any]
-    dev: Sequence[Any]
-    task: Any
-    results: Sequence[Any]
-    last_scores: Sequence[Any]
-
-
-def evaluate_head(albert: Albert, base: Albert, train: Sequence[Any], dev: Sequence[Any]) -> HeadEvaluation:
+def evaluate_head(albert: Albert, base: Albert, train: Sequence[Any], dev: Sequence[Any]) -> EvaluatedRun:
     """Apply the head of `albert` to held-out examples; the vectors are those of `base`, on which it was trained."""
     _check_single_texts(dev)
     weight, bias = albert.heads["classify"]
     scores = list(encode_texts(base, dev, albert.metadata.details["max_length"]) @ weight.T + bias)
-    return HeadEvaluation(train, dev, albert.task, albert.task.results(scores, (), dev), scores)
+    return EvaluatedRun(train, dev, albert.task, albert.task.results(scores, (), dev))
 
 
 def _check_single_texts(examples: Sequence[TextExample]) -> None:
@@ -147,53 +96,10 @@ def _check_single_texts(examples: Sequence[TextExample]) -> None:
 
 
 def encode_texts(albert: Albert, examples: Sequence[TextExample], length: int) -> np.ndarray:
-    """Unit vectors of texts, truncated to `length` tokens, from the cache where possible."""
-    keys, ids = _cache_keys(albert, examples, length)
-    with CACHE_LOCK:
-        known = {key: vector for key in keys if (vector := VECTOR_CACHE.get(key)) is not None}
-    missing = {key: row for key, row in zip(keys, ids, strict=True) if key not in known}
-    known.update(zip(missing, encode_ids(albert, list(missing.values())), strict=True))
-    with CACHE_LOCK:
-        for key in missing:
-            VECTOR_CACHE.put(key, known[key])
-    return np.array([known[key] for key in keys], np.float32).reshape(len(keys), albert.dim)
-
-
-def _cache_keys(albert: Albert, examples: Sequence[TextExample], length: int) -> tuple[list[bytes], list[list[int]]]:
-    """(keys, token ids) of texts; a key is a hash of the ids and the model."""
+    """Unit vectors (texts, dim) of texts, truncated to `length` tokens."""
     ids = [e.ids for e in albert.tokenizer.encode_batch([e.text for e in examples], max_length=length)]
-    model = f"{albert.name} {albert.device} {albert.config}"
-    return [hashlib.blake2b(f"{model}\0{row}".encode(), digest_size=16).digest() for row in ids], ids
-
-
-def encode_ids(albert: Albert, ids: list[list[int]]) -> np.ndarray:
-    """Unit vectors (texts, dim) of token ids."""
-    return unit_length(window_vectors(albert, ids, albert.depth, albert.metadata.pooling))
-
-
-def save_vectors(path: Path, albert: Albert, examples: Sequence[TextExample], length: int) -> None:
-    """Write the vectors of texts with their keys, without the texts."""
-    keys, _ = _cache_keys(albert, examples, length)
-    if len(keys) * (4 * albert.dim + OVERHEAD) > MAX_CACHE_BYTES:
-        return  # more than the cache takes
-    table = np.empty(len(keys), [("key", "u1", 16), ("vector", "<f4", albert.dim)])
-    table["key"] = np.frombuffer(b"".join(keys), np.uint8).reshape(-1, 16)
-    table["vector"] = encode_texts(albert, examples, length)
-    write_array(path, table)
-
-
-def load_vectors(path: Path) -> None:
-    """Fill the cache from a file of `save_vectors`. Keys depend on the model; a damaged file is ignored."""
-    try:
-        if not path.is_file() or path.stat().st_size > MAX_CACHE_BYTES:
-            return
-        table = np.load(path, allow_pickle=False)
-        pairs = list(zip(table["key"], table["vector"], strict=True))
-    except (OSError, ValueError, EOFError, IndexError):
-        return
-    with CACHE_LOCK:
-        for key, vector in pairs:
-            VECTOR_CACHE.put(key.tobytes(), vector)
+    vectors = unit_length(window_vectors(albert, ids, albert.depth, albert.metadata.pooling))
+    return np.asarray(vectors, np.float32).reshape(len(ids), albert.dim)
 
 
 def fit_head(

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from threading import Event
 from typing import Any, Protocol
 
 import torch
@@ -21,15 +22,14 @@ from torch import Tensor, nn
 
 from albertkit.artifact import Artifact, write_artifact
 from albertkit.data.masking import mix_seed
-from albertkit.data.shard_writer import write_json
+from albertkit.data.shards import write_json
 from albertkit.errors import AlbertkitError
 from albertkit.file_io import read_json
 from albertkit.tasks.task import lower_is_better
 from albertkit.train import checkpoint, distributed
-from albertkit.train.checkpoint import StopRequest, TrainState, stop_on_signals
+from albertkit.train.checkpoint import TrainLog, TrainState, plot_metrics, stop_on_signals
 from albertkit.train.distributed import ProcessGroup, process_group
 from albertkit.train.optim import build_optimizers
-from albertkit.train.train_log import TrainLog, plot_metrics
 from albertkit.train.train_settings import TrainSettings
 
 MAX_REWINDS = 3
@@ -43,8 +43,7 @@ class Alarm:
     """A problem that the metrics show."""
 
     text: str
-    rewind: bool = False
-    """Return to the last checkpoint with half the learning rate, instead of stopping."""
+    rewind: bool = False  # return to the last checkpoint with half the learning rate, instead of stopping
 
 
 class TrainingTask(Protocol):
@@ -63,13 +62,9 @@ class TrainingTask(Protocol):
         """Whether all batches have one shape, or a few."""
 
     @property
-    def flops_per_token(self) -> float:
-        """Operations per token of training."""
-
-    @property
     def objective(self) -> nn.Module:
-        """Contains the model. A call with one micro-batch returns (loss, sums): sums are (n, 2), a total and a count
-        for each of `metric_names`.
+        """Contains the model. Called with one micro-batch, it returns the loss, and a total and a count for each of
+        `metric_names`: (n, 2).
         """
 
     def compile(self) -> None:
@@ -98,8 +93,7 @@ class TrainingTask(Protocol):
 class TrainResult:
     """How a training ended."""
 
-    model: Path | None
-    """The folder of the finished model, or None if the training was stopped."""
+    model: Path | None  # the folder of the finished model, or None if the training was stopped
     state: TrainState
     metrics: dict[str, float]
 
@@ -122,8 +116,9 @@ def train(
             return run.train(stop)
         except torch.OutOfMemoryError:
             rows = settings.micro_batch_size or settings.batch_size
-            remedy = "set --micro-batch-size to half"
-            raise AlbertkitError(f"the device is out of memory with {rows} rows at once; {remedy}") from None
+            raise AlbertkitError(
+                f"the device is out of memory with {rows} rows at once; set --micro-batch-size to half"
+            ) from None
         finally:
             if run.train_log:
                 run.train_log.close()
@@ -134,7 +129,6 @@ class TrainingRun:
 
     train_log: TrainLog | None = None
     resumes = False  # whether the caller asked to resume
-    has_sharded_optimizer = False
 
     def __init__(
         self, task: TrainingTask, settings: TrainSettings, output: Path, processes: ProcessGroup, log: Log
@@ -143,8 +137,7 @@ class TrainingRun:
         self.state = TrainState()
         task.objective.to(processes.device)
         distributed.allow_cudnn_attention(task.has_fixed_shape)
-        self.has_sharded_optimizer = settings.shard_optimizer and processes.world_size > 1
-        self.optimizers = build_optimizers(task.objective, settings, self.has_sharded_optimizer)
+        self.optimizers = build_optimizers(task.objective, settings)
         self.peak_rates = [[group["lr"] for group in o.param_groups] for o in self.optimizers]
         self.objective = task.objective
         if settings.compile == "whole":
@@ -153,7 +146,6 @@ class TrainingRun:
             task.compile()
         if processes.world_size > 1:
             self.objective = nn.parallel.DistributedDataParallel(self.objective, find_unused_parameters=True)
-        self.peak_flops = distributed.measure_peak_flops(processes.device) if processes.is_main else 1.0
         self.metrics: dict[str, float] = {}
         self.rewinds = 0
         self.reset_sums()
@@ -180,7 +172,7 @@ class TrainingRun:
         else:
             if self.settings.load_best and getattr(self.task, "is_trained", False):
                 self.evaluate()  # the initial model is kept, if all that follows is worse
-            if self.gather_optimizer_state(True) and self.processes.is_main:
+            if self.processes.is_main:
                 self.save()
         self.processes.barrier()
         self.started_at = time.perf_counter() - self.state.seconds
@@ -207,14 +199,6 @@ class TrainingRun:
         self.state = state
         self.metrics = artifact.metadata.metrics.get("held-out", {})
 
-    def gather_optimizer_state(self, is_due: bool) -> bool:
-        """Whether the main process saves. A sharded optimizer sends it its state, so all processes call this."""
-        if self.has_sharded_optimizer:
-            is_due = self.processes.broadcast(float(is_due)) > 0
-            for optimizer in self.optimizers if is_due else ():
-                optimizer.consolidate_state_dict(0)  # type: ignore[attr-defined]
-        return is_due
-
     def save(self) -> None:
         """Write a checkpoint and delete those that are no longer needed."""
         self.state.data, self.state.sums = self.task.data_position(), self.sums.tolist()
@@ -232,7 +216,7 @@ class TrainingRun:
         spent = self.settings.progress(self.state.step, self.state.tokens, self.state.seconds)
         return self.processes.broadcast(spent) if self.settings.minutes is not None else spent
 
-    def train(self, stop: StopRequest) -> TrainResult:
+    def train(self, stop: Event) -> TrainResult:
         """Step until the budget is spent or a signal asks to stop."""
         settings = self.settings
         if self.processes.world_size == 1 and len(self.state.sums) == len(self.sums):  # of a line in progress
@@ -251,12 +235,11 @@ class TrainingRun:
             is_evaluated = count > 0 and (int(progress * count) > int(before * count) or progress >= 1)
             if is_evaluated:
                 self.evaluate()
-            is_stopped = self.processes.any(stop.is_set) if is_log_due or self.processes.world_size == 1 else False
+            is_stopped = self.processes.any(stop.is_set()) if is_log_due or self.processes.world_size == 1 else False
             is_save_due = time.perf_counter() - saved_at > 60 * settings.save_minutes
             is_save_due |= settings.save_steps is not None and self.state.step % settings.save_steps == 0
             is_save_due |= is_evaluated or is_stopped
-            is_save_due = self.processes.is_main and is_save_due and self.has_finite_weights()
-            if self.gather_optimizer_state(is_save_due) and self.processes.is_main:
+            if is_save_due and self.processes.is_main and self.has_finite_weights():
                 self.save()
                 saved_at = time.perf_counter()
             if is_stopped:
@@ -313,16 +296,14 @@ class TrainingRun:
             self.rewind(f"{alarm.text} ({', '.join(f'{k} {v:.3g}' for k, v in numbers.items())})")
             return False
         speed = self.tokens_since_log / (time.perf_counter() - self.logged_at)
-        share_of_peak = speed * self.task.flops_per_token / self.peak_flops / self.processes.world_size
         if self.train_log:
             seconds, rate = self.state.seconds, self.optimizers[0].param_groups[0]["lr"]
-            numbers |= {"learning_rate": rate, "tokens_per_second": speed, "share_of_peak": share_of_peak}
+            numbers |= {"learning_rate": rate, "tokens_per_second": speed}
             self.train_log.write(step, "train", {"tokens": self.state.tokens, "seconds": seconds, **numbers})
             left = seconds * (1 / max(progress, 1e-9) - 1)
             left_text = f"{left / 60:.0f} min left" if left >= 90 else f"{left:.0f} s left"
             shown = " ".join(f"{name} {numbers[name]:.3f}" for name in names)
-            speed_text = f"{speed / 1000:,.1f} ktok/s {share_of_peak:.0%} of peak"
-            self.train_log.show_progress(progress, f" {shown} {speed_text} {left_text}")
+            self.train_log.show_progress(progress, f" {shown} {speed / 1000:,.1f} ktok/s {left_text}")
         if alarm is not None:
             last = self.last_checkpoint()
             raise AlbertkitError(f"stopped at step {step:,}: {alarm.text}. The last checkpoint is {last}")
@@ -384,7 +365,7 @@ class TrainingRun:
     def finish(self) -> TrainResult:
         """Write the finished model and the plot."""
         target = self.output / "model"
-        if self.gather_optimizer_state(True) and self.processes.is_main:
+        if self.processes.is_main:
             self.save()
             best = self.state.best.get("step", self.state.step)
             if self.settings.load_best and (best != self.state.step or not self.metrics):

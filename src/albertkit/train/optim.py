@@ -24,14 +24,10 @@ class Lamb(torch.optim.Optimizer):
     """
 
     def __init__(
-        self,
-        params: Iterable[Any],
-        lr: float = 1.76e-3,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-6,
-        weight_decay: float = 0.01,
+        self, params: Iterable[Any], lr: float = 1.76e-3, eps: float = 1e-6, weight_decay: float = 0.01
     ) -> None:
-        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "adapt": True})
+        defaults = {"lr": lr, "betas": (0.9, 0.999), "eps": eps, "weight_decay": weight_decay, "adapt": True}
+        super().__init__(params, defaults)
 
     @torch.no_grad()
     def step(self, closure: object = None) -> None:  # type: ignore[override]
@@ -85,14 +81,9 @@ class Muon(torch.optim.Optimizer):
     """
 
     def __init__(
-        self,
-        params: Iterable[Any],
-        lr: float = 1e-3,
-        momentum: float = 0.95,
-        weight_decay: float = 0.01,
-        rounds: int = 5,
+        self, params: Iterable[Any], lr: float = 1e-3, momentum: float = 0.95, weight_decay: float = 0.01
     ) -> None:
-        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "rounds": rounds})
+        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
 
     @torch.no_grad()
     def step(self, closure: object = None) -> None:  # type: ignore[override]
@@ -105,12 +96,12 @@ class Muon(torch.optim.Optimizer):
                     self.state[p]["momentum_buffer"] = torch.zeros_like(p)
                 buffer = self.state[p]["momentum_buffer"]
                 buffer.lerp_(p.grad, 1 - group["momentum"])
-                update = orthogonalize(p.grad.lerp(buffer, group["momentum"]), group["rounds"])
+                update = orthogonalize(p.grad.lerp(buffer, group["momentum"]))
                 p.mul_(1 - group["lr"] * group["weight_decay"])
                 p.add_(update, alpha=-group["lr"] * 0.2 * max(p.shape) ** 0.5)
 
 
-def orthogonalize(matrix: Tensor, rounds: int) -> Tensor:
+def orthogonalize(matrix: Tensor, rounds: int = 5) -> Tensor:
     """Bring all singular values near 1, by a few steps of the Newton-Schulz polynomial."""
     x = matrix.bfloat16() if matrix.is_cuda else matrix
     wide = x if x.shape[0] <= x.shape[1] else x.T
@@ -121,40 +112,17 @@ def orthogonalize(matrix: Tensor, rounds: int) -> Tensor:
     return (wide if x.shape[0] <= x.shape[1] else wide.T).to(matrix.dtype)
 
 
-def build_optimizers(
-    model: nn.Module, settings: TrainSettings, is_sharded: bool = False
-) -> list[torch.optim.Optimizer]:
-    """One optimizer, or two for Muon, which is made for the matrices inside the layers only.
-
-    is_sharded: each process keeps the state of some tensors, updates those, and sends them to the others
-    (ZeRO-1, arXiv 1910.02054).
-    """
+def build_optimizers(model: nn.Module, settings: TrainSettings) -> list[torch.optim.Optimizer]:
+    """One optimizer, or two for Muon, which is made for the matrices inside the layers only."""
     named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
-    vectors = [p for _, p in named if p.dim() < 2]
-    rates = {"lr": settings.peak_learning_rate, "weight_decay": settings.weight_decay}
-    if settings.optimizer == "muon":
-        inner = [p for n, p in named if p.dim() == 2 and ".groups." in n]
-        others = [p for n, p in named if p.dim() == 2 and ".groups." not in n]
-        return [_build(Muon, inner, is_sharded, **rates), _build_adamw(others, vectors, rates, is_sharded)]
     matrices = [p for _, p in named if p.dim() >= 2]
-    if settings.optimizer == "adamw":
-        return [_build_adamw(matrices, vectors, rates, is_sharded)]
-    groups = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0, "adapt": False}]
-    return [_build(Lamb, groups, is_sharded, **rates)]
-
-
-def _build_adamw(
-    matrices: list[Any], vectors: list[Any], rates: dict[str, float], is_sharded: bool
-) -> torch.optim.Optimizer:
-    groups: list[dict[str, Any]] = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
-    fused = not is_sharded  # restored steps of a sharded optimizer lie on the CPU
-    return _build(torch.optim.AdamW, groups, is_sharded, **rates, betas=(0.9, 0.98), eps=1e-6, fused=fused)
-
-
-def _build(kind: Any, groups: Any, is_sharded: bool, **options: Any) -> torch.optim.Optimizer:
-    if is_sharded:
-        from torch.distributed.optim import ZeroRedundancyOptimizer
-
-        return ZeroRedundancyOptimizer(groups, kind, **options)
-    optimizer: torch.optim.Optimizer = kind(groups, **options)
-    return optimizer
+    vectors: dict[str, Any] = {"params": [p for _, p in named if p.dim() < 2], "weight_decay": 0.0}
+    rates: dict[str, Any] = {"lr": settings.peak_learning_rate, "weight_decay": settings.weight_decay}
+    if settings.optimizer == "lamb":
+        return [Lamb([{"params": matrices}, {**vectors, "adapt": False}], **rates)]
+    optimizers: list[torch.optim.Optimizer] = []
+    if settings.optimizer == "muon":
+        optimizers = [Muon([p for n, p in named if p.dim() == 2 and ".groups." in n], **rates)]
+        matrices = [p for n, p in named if p.dim() == 2 and ".groups." not in n]
+    groups = [{"params": matrices}, vectors]
+    return [*optimizers, torch.optim.AdamW(groups, **rates, betas=(0.9, 0.98), eps=1e-6, fused=True)]

@@ -1,8 +1,8 @@
 """The heads of a task: building them, and their losses against labels or against another model's scores.
 
 In: a `Task`, and the model to start from, or a model's output and the targets. Out: a model with the task's heads,
-or the mean loss. Next: `finetune_task.py` uses `LOSSES`; `elastic.py` and `distill_task.py` use `DISTILL_LOSSES`
-too. Losses of hidden states are in `distill_task.py`.
+or the mean loss. Next: `finetune_task.py` uses `LOSSES`; `elastic.py` and `distill_task.py` use `distill_loss` too.
+Losses of hidden states are in `distill_task.py`.
 """
 
 from __future__ import annotations
@@ -187,73 +187,40 @@ def kl_divergence(student: Tensor, teacher: Tensor, temperature: float) -> Tenso
     return temperature**2 * F.kl_div(student, teacher, log_target=True, reduction="batchmean")
 
 
-def distill_classify(
-    task: ClassifyTask, student: ModelOutput, teacher: ModelOutput, targets: list[Any], temperature: float
+DISTILLABLE = LOSSES.keys() - {("mlm",)}  # heads of the tasks that `distill_loss` knows
+
+
+def distill_loss(
+    task: Any, student: ModelOutput, teacher: ModelOutput, targets: list[Any], temperature: float
 ) -> Tensor:
-    """KL of classes; binary cross-entropy for several labels; squared error for values."""
-    scores, full = student.heads["classify"].logits.float(), teacher.heads["classify"].logits.float().detach()
-    if task.kind == "single":
-        return kl_divergence(scores, full, temperature)
-    if task.kind == "multi":
-        probabilities = torch.sigmoid(full / temperature)
-        return temperature**2 * F.binary_cross_entropy_with_logits(scores / temperature, probabilities)
-    return F.mse_loss(scores, full)
+    """The mean loss of a student's scores against a teacher's, summed over the heads of the task.
 
-
-def distill_tag(
-    task: Task, student: ModelOutput, teacher: ModelOutput, targets: list[Any], temperature: float
-) -> Tensor:
-    """KL of labels, at the first token of each word."""
-    scores, full = student.heads["tag"].logits, teacher.heads["tag"].logits.detach()
-    is_read = torch.tensor([t != IGNORE_INDEX for row in targets for t in row], device=scores.device)
-    return kl_divergence(scores[is_read], full[is_read], temperature) if bool(is_read.any()) else scores.sum() * 0
-
-
-def distill_answer(
-    task: Task, student: ModelOutput, teacher: ModelOutput, targets: list[Any], temperature: float
-) -> Tensor:
-    """KL of first and of last tokens, over the tokens of each text."""
-    batch, scores, full = student.encoded.batch, student.heads["answer"], teacher.heads["answer"]
-    losses = [
-        kl_divergence(batch.pad(a.float(), -1e4), batch.pad(b.float().detach(), -1e4), temperature)
-        for a, b in ((scores.start, full.start), (scores.end, full.end))
-    ]
-    return (losses[0] + losses[1]) / 2
-
-
-def distill_choose(
-    task: Task, student: ModelOutput, teacher: ModelOutput, targets: list[Any], temperature: float
-) -> Tensor:
-    """KL of the choices of each question."""
-    scores, full = (
-        _choices_by_question(output.heads["choose"].logits.float()[:, 0], targets) for output in (student, teacher)
-    )
-    return kl_divergence(scores, full.detach(), temperature)
-
-
-def distill_intent(
-    task: Task, student: ModelOutput, teacher: ModelOutput, targets: list[Any], temperature: float
-) -> Tensor:
-    """KL of intents and of slots."""
-    scores, full = student.heads["classify"].logits, teacher.heads["classify"].logits.detach()
-    slots = distill_tag(task, student, teacher, [t[1] for t in targets], temperature)
-    return kl_divergence(scores, full, temperature) + slots
-
-
-def distill_match(
-    task: Task, student: ModelOutput, teacher: ModelOutput, targets: list[Any], temperature: float
-) -> Tensor:
-    """Twice the cosine distance of vectors."""
-    vectors, full = student.heads["vector"].float(), teacher.heads["vector"].float().detach()
-    return 2 * (1 - F.cosine_similarity(vectors, full).mean())
-
-
-DistillLoss = Callable[[Any, ModelOutput, ModelOutput, list[Any], float], Tensor]
-DISTILL_LOSSES: dict[tuple[str, ...], DistillLoss] = {
-    ("classify",): distill_classify,
-    ("tag",): distill_tag,
-    ("answer",): distill_answer,
-    ("choose",): distill_choose,
-    ("classify", "tag"): distill_intent,
-    ("vector",): distill_match,
-}
+    KL of classes, labels of words, answer tokens and choices; binary cross-entropy for several labels; squared error
+    for values; twice the cosine distance of vectors.
+    """
+    losses = []
+    for head in task.heads:
+        ours, full = student.heads[head], teacher.heads[head]
+        if head == "vector":
+            losses.append(2 * (1 - F.cosine_similarity(ours.float(), full.float().detach()).mean()))
+            continue
+        if head == "answer":
+            pad, sides = student.encoded.batch.pad, ((ours.start, full.start), (ours.end, full.end))
+            rows = [(pad(a.float(), -1e4), pad(b.float().detach(), -1e4)) for a, b in sides]
+            losses.append((kl_divergence(*rows[0], temperature) + kl_divergence(*rows[1], temperature)) / 2)
+            continue
+        scores, wanted = ours.logits.float(), full.logits.float().detach()
+        if head == "choose":
+            scores, wanted = (_choices_by_question(x[:, 0], targets) for x in (scores, wanted))
+        if head == "tag":  # at the first token of each word
+            tags = [t[1] for t in targets] if "classify" in task.heads else targets
+            is_read = torch.tensor([t != IGNORE_INDEX for row in tags for t in row], device=scores.device)
+            scores, wanted = scores[is_read], wanted[is_read]
+        if task.kind == "multi":
+            probabilities = torch.sigmoid(wanted / temperature)
+            losses.append(temperature**2 * F.binary_cross_entropy_with_logits(scores / temperature, probabilities))
+        elif task.kind == "regression":
+            losses.append(F.mse_loss(scores, wanted))
+        else:
+            losses.append(kl_divergence(scores, wanted, temperature) if len(scores) else scores.sum())
+    return torch.stack(losses).sum() if len(losses) > 1 else losses[0]

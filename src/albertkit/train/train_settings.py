@@ -44,7 +44,6 @@ class TrainSettings:
         "no, or auto (layer on a GPU).",
     )
     device: str = setting("auto", "cpu, cuda, mps; auto takes a GPU if there is one.")
-    shard_optimizer: bool = setting(False, "Split the optimizer state among the processes (ZeRO-1).")
     seed: int = setting(0, "Seed of all random numbers.")
     log_every: int = setting(20, "Training steps between two lines of metrics.jsonl.")
     evaluations: int = setting(10, "Evaluations over the whole budget; the best checkpoint is kept.")
