@@ -31,7 +31,7 @@ from tests.conftest import tiny
 from tests.train.conftest import Bench, write_shards
 from tests.waiting import wait_until
 
-CLOCKS = ("seconds", "tokens_per_second", "share_of_peak")
+CLOCKS = ("seconds", "tokens_per_second")
 
 
 def weights(run: Path) -> bytes:

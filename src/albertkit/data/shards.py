@@ -230,7 +230,7 @@ class ShardWriter:
         at = 0
         while at < len(documents.documents):
             stop = int(np.searchsorted(token_ends, token_ends[at] + self.capacity - self.used, "right")) - 1
-            if stop == at and self.used:
+            if stop <= at and self.used:
                 self.finish_shard()
                 continue
             stop = max(stop, at + 1)
