@@ -500,7 +500,7 @@ def shared_options(parser: argparse.ArgumentParser, batch: int) -> None:
     shape_options(parser, batch)
     parser.add_argument("--learning-rate", type=float)
     parser.add_argument("--optimizer", default="adamw")
-    parser.add_argument("--compile", default="auto", help="auto (the layer, on a GPU), layer, whole or no")
+    parser.add_argument("--compile", default="auto", help="auto (the layer, on a GPU), layer or no")
     parser.set_defaults(log_every=50, eval_rows=2048)
 
 

@@ -139,7 +139,6 @@ def one_thread():
 
 
 @pytest.fixture(autouse=True)
-def no_pictures(request, monkeypatch):
-    """Pictures are empty files, but in a test that is marked with `pictures`."""
-    if "pictures" not in request.keywords:
-        monkeypatch.setattr(Figure, "savefig", draw_nothing)
+def no_pictures(monkeypatch):
+    """Pictures are empty files: drawing takes longer than the trainings here."""
+    monkeypatch.setattr(Figure, "savefig", draw_nothing)

@@ -570,10 +570,8 @@ def test_a_checkpoint_opens_as_a_model(bench, tmp_path):
         assert made[-1]["step"] == "pretrain" and made[-1]["settings"]["batch_size"] == 8
 
 
-@pytest.mark.pictures
-def test_plot_and_tensorboard_are_written(bench, tmp_path):
+def test_tensorboard_is_written(bench, tmp_path):
     bench.train(tmp_path, steps=6, log_every=2, tensorboard=True)
-    assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
     events = list((tmp_path / "tensorboard").glob("events.*"))
     data = b"".join(path.read_bytes() for path in events)
     assert b"train/mlm_loss" in data and b"eval/sop_accuracy" in data

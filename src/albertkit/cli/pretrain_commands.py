@@ -181,7 +181,7 @@ def pretrain(
 
       --option low_rank=32 --option gru=true --option window=64 --option global_every=3
 
-    The output folder then has checkpoints/, metrics.jsonl, tensorboard/, loss.png, and the finished model in model/.
+    The output folder then has checkpoints/, metrics.jsonl, tensorboard/ and the finished model in model/.
     Ctrl-C saves a checkpoint; the same command with --resume continues, and ends with the same weights as an
     uninterrupted run (bit-identical on a CPU, unless the budget is in minutes).
     """

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, TypeGuard
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -140,30 +140,31 @@ def _check_manifest(data: dict[str, Any], path: Path) -> None:
     """Raise if a manifest is incomplete or names files outside its folder."""
     if data.get("format") != FORMAT:
         raise AlbertkitError(f"{path} has format {data.get('format')!r}; this version reads {FORMAT}. Update albertkit")
-    size, splits = data.get("vocabulary"), data.get("splits")
-    if not _is_count(size) or data.get("dtype") != token_dtype(size).name or not isinstance(data.get("tokenizer"), str):
-        raise AlbertkitError(
-            f"{path} has vocabulary {size!r} and dtype {data.get('dtype')!r}, which do not fit. Build it again."
+    try:
+        is_complete = (
+            _is_count(data["vocabulary"])
+            and data["dtype"] == token_dtype(data["vocabulary"]).name
+            and isinstance(data["tokenizer"], str)
+            and all(_is_complete(data["splits"][split], split) for split in SPLITS)
         )
-    if not isinstance(splits, dict) or set(splits) != set(SPLITS):
-        raise AlbertkitError(
-            f"'splits' in {path} must be an object with {' and '.join(SPLITS)}. Build the corpus again."
-        )
-    for split in SPLITS:
-        for number, entry in enumerate(splits[split] if isinstance(splits[split], list) else [None]):
-            name = f"{split}-{number:05d}"
-            wanted = {f"{name}.{part}.npy" for part in PARTS}
-            if (
-                not isinstance(entry, dict)
-                or entry.get("name") != name
-                or not all(_is_count(entry.get(part)) for part in PARTS)
-                or not isinstance(entry.get("files"), dict)
-                or set(entry["files"]) != wanted
-            ):
-                raise AlbertkitError(f"shard {number} of {split!r} in {path} is incomplete. Build the corpus again.")
+    except (KeyError, TypeError):
+        is_complete = False
+    if not is_complete:
+        raise AlbertkitError(f"{path} is incomplete or was changed. Build the corpus again.")
 
 
-def _is_count(value: Any) -> TypeGuard[int]:
+def _is_complete(entries: list[dict[str, Any]], split: str) -> bool:
+    """Whether the shards of a split are numbered and have their three files, and counts of what is in them."""
+    names = [f"{split}-{number:05d}" for number in range(len(entries))]
+    return all(
+        entry["name"] == name
+        and set(entry["files"]) == {f"{name}.{part}.npy" for part in PARTS}
+        and all(_is_count(entry[part]) for part in PARTS)
+        for name, entry in zip(names, entries, strict=True)
+    )
+
+
+def _is_count(value: object) -> bool:
     """Whether a value is a positive whole number."""
     return type(value) is int and value > 0
 

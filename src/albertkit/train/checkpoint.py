@@ -6,7 +6,6 @@
       training.json          step, tokens, seconds, position in the data, best score
     run/metrics.jsonl        one object per line: step, kind, tokens, seconds, then the numbers
     run/tensorboard/         the same for TensorBoard
-    run/loss.png             a plot of it, at the end
 
 A checkpoint appears whole or not at all, so the one with the highest step is always complete. Also here:
 `stop_on_signals`, which lets `loop.py` save before it ends.
@@ -234,26 +233,3 @@ def _open_tensorboard(folder: Path, step: int) -> Any:
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """The lines of metrics.jsonl."""
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-
-
-def plot_metrics(metrics: Path, target: Path) -> bool:
-    """Plot losses and accuracies over tokens; False if matplotlib is not installed."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        return False
-    all_lines = read_metrics(metrics)
-    figure = Figure(figsize=(9, 3.6), layout="constrained")
-    for axes, group in zip(figure.subplots(1, 2), ("loss", "accuracy"), strict=True):
-        for kind, style in (("train", "-"), ("eval", "o--")):
-            lines = [line for line in all_lines if line["kind"] == kind]
-            for name in sorted({n for line in lines for n in line if group in n}):
-                points = [(line["tokens"] / 1e6, line[name]) for line in lines if name in line]
-                axes.plot(*zip(*points, strict=True), style, lw=1, ms=3, label=f"{kind} {name.replace('_', ' ')}")
-        axes.set_xlabel("million tokens")
-        axes.set_ylabel(group)
-        axes.grid(alpha=0.3)
-        if axes.get_legend_handles_labels()[0]:
-            axes.legend(fontsize=7)
-    figure.savefig(target, dpi=110)
-    return True

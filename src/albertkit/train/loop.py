@@ -1,7 +1,7 @@
 """The training loop, the only one of the project.
 
 In: a `TrainingTask` (the model, its data and its loss), `TrainSettings`, a folder. Out: that folder, with
-checkpoints, metrics, a plot and the finished model. `pretrain.py`, `finetune_task.py`, `elastic.py` and
+checkpoints, metrics and the finished model. `pretrain.py`, `finetune_task.py`, `elastic.py` and
 `distill_task.py` are the tasks; everything else happens here once: budget, schedule, accumulation, several
 processes, checkpoints, resuming, rewinding after divergence.
 """
@@ -27,7 +27,7 @@ from albertkit.errors import AlbertkitError
 from albertkit.file_io import read_json
 from albertkit.tasks.task import lower_is_better
 from albertkit.train import checkpoint, distributed
-from albertkit.train.checkpoint import TrainLog, TrainState, plot_metrics, stop_on_signals
+from albertkit.train.checkpoint import TrainLog, TrainState, stop_on_signals
 from albertkit.train.distributed import ProcessGroup, process_group
 from albertkit.train.optim import build_optimizers
 from albertkit.train.train_settings import TrainSettings
@@ -140,9 +140,7 @@ class TrainingRun:
         self.optimizers = build_optimizers(task.objective, settings)
         self.peak_rates = [[group["lr"] for group in o.param_groups] for o in self.optimizers]
         self.objective = task.objective
-        if settings.compile == "whole":
-            self.objective = torch.compile(task.objective, dynamic=False)  # type: ignore[assignment]
-        elif settings.compile == "layer" or (settings.compile == "auto" and processes.device.type == "cuda"):
+        if settings.compile == "layer" or (settings.compile == "auto" and processes.device.type == "cuda"):
             task.compile()
         if processes.world_size > 1:
             self.objective = nn.parallel.DistributedDataParallel(self.objective, find_unused_parameters=True)
@@ -363,7 +361,7 @@ class TrainingRun:
             self.state.best, self.state.evaluations_since_best = {"step": self.state.step, "score": score}, 0
 
     def finish(self) -> TrainResult:
-        """Write the finished model and the plot."""
+        """Write the finished model."""
         target = self.output / "model"
         if self.processes.is_main:
             self.save()
@@ -376,6 +374,5 @@ class TrainingRun:
                     self.log("every evaluation was worse than the initial model, so the result is the initial model")
                 self.state = last
             write_artifact(self.task.to_artifact(self.metrics, self.state), target, overwrite=target.exists())
-            plot_metrics(self.output / "metrics.jsonl", self.output / "loss.png")
         self.processes.barrier()
         return TrainResult(target, self.state, self.metrics)

@@ -17,7 +17,7 @@ from albertkit.options import setting
 LEARNING_RATES = {"adamw": 1e-3, "lamb": 1.76e-3, "muon": 1e-3}
 SCHEDULES = ("linear", "wsd", "constant")
 PRECISIONS = ("auto", "bf16", "float32")
-COMPILE_MODES = ("auto", "layer", "whole", "no")
+COMPILE_MODES = ("auto", "layer", "no")
 SIMILARITIES = ("cosine", "dot")
 
 
@@ -38,11 +38,7 @@ class TrainSettings:
     decay_ratio: float = setting(0.2, "Share of the budget in which wsd decays.")
     max_grad_norm: float = setting(1.0, "Gradients are clipped to this norm; 0 does not clip.")
     precision: str = setting("auto", "bf16 or float32; auto is bf16 on a GPU that supports it.")
-    compile: str = setting(
-        "auto",
-        "torch.compile: layer (the shared layer; starts quickly), whole (everything; a minute to start, runs faster), "
-        "no, or auto (layer on a GPU).",
-    )
+    compile: str = setting("auto", "torch.compile: layer (the shared layer), no, or auto (layer on a GPU).")
     device: str = setting("auto", "cpu, cuda, mps; auto takes a GPU if there is one.")
     seed: int = setting(0, "Seed of all random numbers.")
     log_every: int = setting(20, "Training steps between two lines of metrics.jsonl.")
