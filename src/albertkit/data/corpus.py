@@ -21,18 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from albertkit.data.corpus_folder import (
-    CorpusSettings,
-    Progress,
-    ResumeLog,
-    check_folder,
-    check_same_corpus,
-    corpus_identity,
-    delete_arrays,
-    delete_corpus,
-    delete_resume_log,
-    write_tokenizer,
-)
+from albertkit.data import corpus_folder
+from albertkit.data.corpus_folder import CorpusSettings, Progress, ResumeLog
 from albertkit.data.document_tokenizer import (
     DocumentTokenizer,
     TokenizedDocuments,
@@ -110,30 +100,30 @@ def build_corpus(
     if tokenizer.kind == "phoneme":
         raise AlbertkitError("a phoneme tokenizer cannot build a corpus. Use a unigram or WordPiece vocabulary.")
     files = find_text_files(texts, settings.text_column, CORPUS_FORMATS)
-    identity = corpus_identity(files, tokenizer, settings, progress)
+    identity = corpus_folder.corpus_identity(files, tokenizer, settings, progress)
     try:
-        check_folder(folder)
+        corpus_folder.check_folder(folder)
         if force:
-            delete_corpus(folder)
+            corpus_folder.delete_corpus(folder)
         if (folder / MANIFEST).is_file():
             shards = Shards.open(folder)
-            check_same_corpus(identity, shards.manifest, folder)
-            delete_resume_log(folder)  # the run was killed between the manifest and the end
+            corpus_folder.check_same_corpus(identity, shards.manifest, folder)
+            corpus_folder.delete_resume_log(folder)  # the run was killed between the manifest and the end
             return BuildResult(shards, was_complete=True, was_resumed=False)
         folder.mkdir(parents=True, exist_ok=True)
         with closing(ResumeLog(folder)) as log:
             builder = CorpusBuilder(folder, log, files, settings, tokenizer)
             try:
                 was_resumed = builder.resume(identity)
-                write_tokenizer(tokenizer, folder)
+                corpus_folder.write_tokenizer(tokenizer, folder)
                 builder.run(workers, progress)
                 manifest = builder.finish()
             except BaseException:
                 if not builder.saved_shards:
                     log.close()
-                    delete_corpus(folder)
+                    corpus_folder.delete_corpus(folder)
                 raise
-        delete_resume_log(folder)
+        corpus_folder.delete_resume_log(folder)
     except (OSError, sqlite3.Error) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise AlbertkitError(
@@ -184,7 +174,7 @@ class CorpusBuilder:
         state, arrays = self.log.read()
         self.identity, self.saved_shards = identity, sum(map(len, state.get("entries", {}).values()))
         if not self.saved_shards:
-            delete_arrays(self.folder)
+            corpus_folder.delete_arrays(self.folder)
             self.log.clear()
             self._save()
             return False
@@ -193,7 +183,7 @@ class CorpusBuilder:
                 f"{self.folder} contains an incomplete corpus, and reading stdin cannot be resumed. Use --force to "
                 "start over, or another folder."
             )
-        check_same_corpus(identity, state["identity"], self.folder)
+        corpus_folder.check_same_corpus(identity, state["identity"], self.folder)
         self.position, self.is_held_out = BlockPosition(**state["position"]), state["is_held_out"]
         self.counts = state["counts"]
         self.writers["train"].unigrams = np.frombuffer(arrays["unigrams"], np.int64).copy()

@@ -27,6 +27,7 @@ from albertkit.errors import AlbertkitError, need
 from albertkit.interop.convert import open_model, open_stored
 from albertkit.quantized import QuantizedMatrix
 from albertkit.runtime.embed import unit_length, window_vectors
+from albertkit.runtime.predict import predict
 from albertkit.tasks import TASKS
 from albertkit.tasks.classify import OUT_OF_SCOPE, ClassifyTask
 from albertkit.tasks.examples import TextExample
@@ -51,6 +52,7 @@ def train_frozen_head(
     model = builtin.resolve(model, builtin.DEFAULT)
     if not TASKS[task].can_train_on_frozen_vectors or not all(isinstance(e, TextExample) for e in train):
         raise AlbertkitError(f"{task} needs more than frozen vectors, which are for classes of texts; omit --freeze")
+    _check_single_texts([*train, *dev])
     if settings.shots:
         train = draw_shots(train, settings.shots, settings.seed)
     began = time.perf_counter()
@@ -60,16 +62,17 @@ def train_frozen_head(
     artifact = fit_head(base, open_model(model), in_scope, out_of_scope, settings)
     seconds = time.perf_counter() - began
     write_head(artifact, model, output / "model", overwrite=(output / "model").exists())
-    evaluation = evaluate_head(Albert(output / "model"), base, train, dev)
+    albert = Albert(output / "model")
+    results = predict(albert, dev, "classify") if len(dev) else []
     metrics: dict[str, float] = {}
     if len(dev):
-        metrics = evaluation.task.measure(evaluation.results, dev)
+        metrics = albert.task.measure(results, dev)
         metadata = dataclasses.replace(artifact.metadata, metrics={"dev": metrics})
         artifact = dataclasses.replace(artifact, metadata=metadata)
         write_head(artifact, model, output / "model", overwrite=True)
     runs = [{"seed": settings.seed, "metrics": metrics, "seconds": seconds, "collapsed": 0}]
     write_json(output / "runs.json", runs)
-    write_report(output, evaluation, artifact, runs)
+    write_report(output, EvaluatedRun(train, dev, albert.task, results), artifact, runs)
     return FinetuneResult(output / "model", metrics, runs)
 
 
@@ -80,14 +83,6 @@ def draw_shots(examples: Sequence[TextExample], shots: int, seed: int = 0) -> li
         by_class[example.label].append(example)
     rng = np.random.default_rng(seed)
     return [by_class[c][i] for c in sorted(by_class) for i in rng.permutation(len(by_class[c]))[:shots]]
-
-
-def evaluate_head(albert: Albert, base: Albert, train: Sequence[Any], dev: Sequence[Any]) -> EvaluatedRun:
-    """Apply the head of `albert` to held-out examples; the vectors are those of `base`, on which it was trained."""
-    _check_single_texts(dev)
-    weight, bias = albert.heads["classify"]
-    scores = list(encode_texts(base, dev, albert.metadata.details["max_length"]) @ weight.T + bias)
-    return EvaluatedRun(train, dev, albert.task, albert.task.results(scores, (), dev))
 
 
 def _check_single_texts(examples: Sequence[TextExample]) -> None:
