@@ -20,7 +20,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from albertkit.artifact import Artifact
-from albertkit.compress.cost import operations
 from albertkit.data.passages import Passages
 from albertkit.errors import AlbertkitError
 from albertkit.model import AlbertModel, Batch
