@@ -38,8 +38,7 @@ from albertkit.tasks.match import MatchResult
 from albertkit.tasks.tag import IntentResult, TagResult
 from albertkit.text_reader import Record
 from albertkit.tokenizer import Tokenizer
-from albertkit.train.finetune import EvaluationResult, evaluate
-from albertkit.train.finetune import finetune
+from albertkit.train.finetune import EvaluationResult, evaluate, finetune
 from albertkit.train.frozen_head import FinetuneResult
 
 __version__: str
