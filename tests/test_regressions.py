@@ -43,7 +43,7 @@ def test_force_replaces_models_and_nothing_else(folder, tmp_path):
     precious = tmp_path / "precious"
     precious.mkdir()
     (precious / "thesis.txt").write_text("years of work")
-    with pytest.raises(AlbertkitError, match="no model folder"):
+    with pytest.raises(AlbertkitError, match="is not a model folder"):
         write_artifact(read_artifact(folder), precious, overwrite=True)
     assert (precious / "thesis.txt").read_text() == "years of work"
 
