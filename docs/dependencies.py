@@ -44,6 +44,7 @@ WHY = {
     "numpy": Why("numpy", "NumFOCUS", "arrays", "nothing"),
     "onnx": Why("onnx", "LF AI & Data", "the graph of the shared layer, and exported files", "writing protobuf by hand"),
     "onnxruntime": Why("onnxruntime", "Microsoft", "runs that graph", "torch, which is ten times as large"),
+    "protobuf": Why("google", "Google", "SentencePiece models; onnx brings it anyway", "sentencepiece, or a parser of our own"),
     "safetensors": Why("safetensors", "Hugging Face", "weights on disk, without pickle", "pickle"),
     "tokenizers": Why("tokenizers", "Hugging Face", "cuts words into pieces, and learns vocabularies", "sentencepiece and a WordPiece of our own"),
     "tqdm": Why("tqdm", "its authors", "progress bars; tokenizers brings it anyway", "a bar of our own"),

@@ -91,7 +91,7 @@ def charsmap() -> bytes:
         spm.SentencePieceTrainer.train(
             input=str(texts), model_prefix=f"{folder}/m", normalization_rule_tsv=str(tsv), **options
         )
-        return parse_spiece(Path(folder, "m.model").read_bytes()).charsmap
+        return parse_spiece(Path(folder, "m.model").read_bytes()).normalizer.charsmap
 
 
 def train(given: argparse.Namespace) -> None:
@@ -146,8 +146,8 @@ def unigram(words: Path, size: int, alphabet: set[str], table: bytes) -> Vocabul
             max_sentencepiece_length=16, minloglevel=1,
         )  # fmt: skip
         found = parse_spiece(Path(folder, "m.model").read_bytes())
-    scored = enumerate(zip(found.tokens, found.scores, strict=True))
-    learnt = [(token, score) for i, (token, score) in scored if i not in found.special_types and is_word(token)]
+    scored = [(token.text.decode(), token.score) for token in found.token if token.type == 1]
+    learnt = [(token, score) for token, score in scored if is_word(token)]
     tokens, scores = [*first, *(t for t, _ in learnt)], [0.0] * len(first) + [round(s, 3) for _, s in learnt]
     scores = array("f", scores).tolist()
     return Vocabulary("unigram", tokens, scores, frozenset(range(5)), 1, True, True, table, split_scripts=True)

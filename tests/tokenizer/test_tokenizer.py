@@ -421,12 +421,19 @@ def test_trusted_files_are_not_compared(tok, tmp_path):
     assert trusted.vocabulary.spiece == b"kept as it is"
 
 
-def test_both_readers_of_spiece_agree(monkeypatch):
-    data = SPIECE.read_bytes()
-    fast = vocabulary.parse_spiece(data)
-    monkeypatch.setattr(vocabulary, "_read_common_layout", lambda data, model: 0)
-    assert vocabulary.parse_spiece(data) == fast
-    assert len(fast.tokens) == 30000
+def test_tokens_and_scores_of_a_spiece_model_equal_the_library(tok, sp):
+    assert tok.vocabulary.tokens == [sp.id_to_piece(i) for i in range(30000)]
+    assert tok.vocabulary.scores == [sp.get_score(i) for i in range(30000)]
+
+
+def test_unused_fields_of_a_spiece_model_are_kept(tok, sp, tmp_path):
+    kept = [*range(13), *range(100, 5000)]
+    (tmp_path / "spiece.model").write_bytes(vocabulary.select_spiece_tokens(SPIECE.read_bytes(), set(kept)))
+    small = Tokenizer.from_spiece(tmp_path / "spiece.model")
+    assert small.vocabulary.tokens == [tok.vocabulary.tokens[i] for i in kept]
+    assert small.vocabulary.charsmap == tok.vocabulary.charsmap
+    theirs = pytest.importorskip("sentencepiece").SentencePieceProcessor(model_file=str(tmp_path / "spiece.model"))
+    assert theirs.vocab_size() == len(kept)
 
 
 def test_a_damaged_table_is_noticed_when_it_is_needed(tok, tmp_path):

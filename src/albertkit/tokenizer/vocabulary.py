@@ -7,13 +7,12 @@ runs it.
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Container, Iterator
-from dataclasses import dataclass, field
-from functools import cached_property
-from math import isfinite
+import functools
+import math
+from collections.abc import Container
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from albertkit.errors import AlbertkitError
 
@@ -41,7 +40,7 @@ class Vocabulary:
     spiece: bytes = b""  # the spiece.model it was read from; `save` writes it again
     split_scripts: bool = False  # unigram: runs of letters and digits are words; ideographs, punctuation have no "▁"
 
-    @cached_property
+    @functools.cached_property
     def ids(self) -> dict[str, int]:
         """The id of each token."""
         return dict(zip(self.tokens, range(len(self.tokens)), strict=True))
@@ -81,28 +80,30 @@ def read_spiece(path: Path, *, lower: bool, keep_accents: bool) -> Vocabulary:
     data = read_bytes(path)
     try:
         model = parse_spiece(data)
+        rows = [(token.text.decode(), token.score, token.type) for token in model.token]
+        tokens, scores, types = map(list, zip(*rows, strict=True))
+        if "" in tokens or not (math.isfinite(sum(scores)) and max(map(abs, scores)) <= 1e6):
+            raise ValueError("a token has no text or no usable score")
     except ValueError as error:  # UnicodeDecodeError is one
         raise AlbertkitError(f"{path} is not a SentencePiece model ({error}): copy the original again") from None
-    kind = model.rules["model_type"]
+    kind, spaces = model.trainer.model_type, model.normalizer
     if kind != 1:
         raise AlbertkitError(f"{path} is a model of type {kind} and must be unigram (type 1): {USE_RIGHT_FILE}")
-    if model.rules != SentencePieceModel().rules:
-        raise AlbertkitError(f"{path} does not treat spaces as ALBERT does ({model.rules}): {USE_RIGHT_FILE}")
-    types = model.special_types
-    if not {2, 3, 4}.issuperset(types.values()):
+    if not (spaces.dummy_prefix and spaces.extra_spaces and spaces.escape) or model.trainer.whitespace_suffix:
+        raise AlbertkitError(f"{path} does not treat spaces as ALBERT does: {USE_RIGHT_FILE}")
+    if not {1, 2, 3, 4}.issuperset(types):  # normal, unknown, control, user-defined
         raise AlbertkitError(f"{path} has byte or unused tokens, which ALBERT has not: train the model without them")
-    unknown = [i for i, token_type in types.items() if token_type == 2]
-    if len(unknown) != 1:
-        raise AlbertkitError(f"{path} has {len(unknown)} unknown tokens and must have one: copy the original again")
+    if types.count(2) != 1:
+        raise AlbertkitError(f"{path} has {types.count(2)} unknown tokens and must have one: copy the original again")
     vocabulary = Vocabulary(
         kind="unigram",
-        tokens=model.tokens,
-        scores=model.scores,
-        hidden=frozenset(i for i, token_type in types.items() if token_type in (2, 3)),
-        unk_id=unknown[0],
+        tokens=tokens,
+        scores=scores,
+        hidden=frozenset(i for i, token_type in enumerate(types) if token_type in (2, 3)),
+        unk_id=types.index(2),
         lower=lower,
         strip_accents=not keep_accents,
-        charsmap=model.charsmap,
+        charsmap=spaces.charsmap,
         spiece=data,
     )
     return check_tokens(vocabulary, path)
@@ -146,134 +147,56 @@ def is_digit_comma(token: str) -> bool:
     return token[-1:] == "," and token[-2:-1].isdigit()
 
 
-# The protobuf message in a spiece.model ------------------------------------------------------------------------------
+# SentencePiece's files ----------------------------------------------------------------------------------------------
 
 
-@dataclass
-class SentencePieceModel:
-    """The parts of a SentencePiece model that a tokenizer needs."""
+@functools.cache
+def _spiece_class() -> Any:
+    """The part of SentencePiece's `ModelProto` that ALBERT needs; protobuf keeps all other fields of a file."""
+    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
-    tokens: list[str] = field(default_factory=list)
-    scores: list[float] = field(default_factory=list)
-    special_types: dict[int, int] = field(default_factory=dict)  # type of each token that is not normal (1)
-    charsmap: bytes = b""
-    rules: dict[str, int] = field(
-        default_factory=lambda: {"model_type": 1, "dummy_prefix": 1, "extra_spaces": 1, "escape": 1, "suffix": 0}
-    )
-
-
-def parse_spiece(data: bytes) -> SentencePieceModel:
-    """Read a model from bytes; ValueError if they are not a SentencePiece model."""
-    model = SentencePieceModel()
-    rest = _read_common_layout(data, model)
-    for number, value in _fields(data, rest):
-        if not isinstance(value, bytes):
-            continue
-        if number == 1:
-            _read_token(value, model)
-        elif number == 2:
-            names = {3: "model_type", 24: "suffix"}
-            model.rules |= {names[f]: v for f, v in _fields(value) if f in names and isinstance(v, int)}
-        elif number == 3:
-            for f, v in _fields(value):
-                if f == 2 and isinstance(v, bytes):
-                    model.charsmap = v
-                elif f in (3, 4, 5) and isinstance(v, int):
-                    model.rules[("dummy_prefix", "extra_spaces", "escape")[f - 3]] = v
-    if not model.tokens:
-        raise ValueError("it contains no tokens")
-    if len(model.tokens) > MAX_TOKENS:
-        raise ValueError(f"more than {MAX_TOKENS} tokens")
-    if "" in model.tokens or not (isfinite(sum(model.scores)) and max(map(abs, model.scores)) <= 1e6):
-        raise ValueError("a token has no text or no usable score")
-    return model
+    kinds = descriptor_pb2.FieldDescriptorProto
+    file = descriptor_pb2.FileDescriptorProto(name="spiece.proto", package="spiece", syntax="proto2")
+    fields = [  # message, name, number, type, default
+        ("Token", "text", 1, kinds.TYPE_BYTES, None),
+        ("Token", "score", 2, kinds.TYPE_FLOAT, None),
+        ("Token", "type", 3, kinds.TYPE_INT32, "1"),
+        ("Trainer", "model_type", 3, kinds.TYPE_INT32, "1"),
+        ("Trainer", "whitespace_suffix", 24, kinds.TYPE_BOOL, "false"),
+        ("Normalizer", "charsmap", 2, kinds.TYPE_BYTES, None),
+        ("Normalizer", "dummy_prefix", 3, kinds.TYPE_BOOL, "true"),
+        ("Normalizer", "extra_spaces", 4, kinds.TYPE_BOOL, "true"),
+        ("Normalizer", "escape", 5, kinds.TYPE_BOOL, "true"),
+    ]
+    messages = {name: file.message_type.add(name=name) for name in ("Token", "Trainer", "Normalizer", "Model")}
+    for message, name, number, kind, default in fields:
+        messages[message].field.add(name=name, number=number, type=kind, label=1, default_value=default)
+    for number, name in enumerate(("Token", "Trainer", "Normalizer"), 1):
+        label = kinds.LABEL_REPEATED if name == "Token" else kinds.LABEL_OPTIONAL
+        messages["Model"].field.add(
+            name=name.lower(), number=number, type=kinds.TYPE_MESSAGE, label=label, type_name=f".spiece.{name}"
+        )
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("spiece.Model"))
 
 
-def _read_common_layout(data: bytes, model: SentencePieceModel) -> int:
-    """Read tokens (text, score, optional type) while they have the common layout; returns the number of bytes read."""
-    at = 0
-    texts: list[bytes] = []
-    scores: list[bytes] = []
+def parse_spiece(data: bytes) -> Any:
+    """The protobuf message in a `spiece.model`; ValueError if it is none or has no tokens."""
+    from google.protobuf.message import DecodeError
+
     try:
-        while data[at] == 10 and data[at + 2] == 10:
-            size, text = data[at + 1], data[at + 3]  # 128 and more would go on in the next byte
-            end = at + 4 + text
-            if data[end] != 21 or size > 127 or at + 2 + size > len(data):
-                break
-            if size != text + 7:
-                if size != text + 9 or data[end + 5] != 24 or not 1 < data[end + 6] < 128:
-                    break
-                model.special_types[len(texts)] = data[end + 6]
-            texts.append(data[at + 4 : end])
-            scores.append(data[end + 1 : end + 5])
-            at += 2 + size
-    except IndexError:
-        pass
-    model.tokens = [text.decode() for text in texts]
-    model.scores = list(struct.unpack(f"<{len(scores)}f", b"".join(scores)))
-    return at
-
-
-def _read_token(data: bytes, model: SentencePieceModel) -> None:
-    text, score, token_type = b"", 0.0, 1
-    for number, value in _fields(data):
-        if number == 1 and isinstance(value, bytes):
-            text = value
-        elif number == 2 and isinstance(value, bytes) and len(value) == 4:
-            (score,) = struct.unpack("<f", value)
-        elif number == 3 and isinstance(value, int):
-            token_type = value
-    if token_type != 1:
-        model.special_types[len(model.tokens)] = token_type
-    model.tokens.append(text.decode())
-    model.scores.append(score)
-
-
-def _fields(data: bytes, at: int = 0) -> Iterator[tuple[int, int | bytes]]:
-    """The fields of one protobuf message: numbers as int, everything else as bytes."""
-    end = len(data)
-
-    def varint() -> int:
-        nonlocal at
-        value = 0
-        for shift in range(0, 70, 7):
-            if at >= end:
-                break
-            byte = data[at]
-            at += 1
-            value |= (byte & 127) << shift
-            if byte < 128:
-                return value
-        raise ValueError("a number is cut off")
-
-    while at < end:
-        key = varint()
-        wire = key & 7
-        if wire == 0:
-            yield key >> 3, varint()
-            continue
-        size = {1: 8, 5: 4}.get(wire, -1) if wire != 2 else varint()
-        if size < 0 or at + size > end:
-            raise ValueError("a field is cut off or of an unknown type")
-        yield key >> 3, data[at : at + size]
-        at += size
+        model = _spiece_class().FromString(data)
+    except DecodeError as error:
+        raise ValueError(str(error)) from None
+    if not 0 < len(model.token) <= MAX_TOKENS:
+        raise ValueError(f"it contains no tokens or more than {MAX_TOKENS}")
+    return model
 
 
 def select_spiece_tokens(data: bytes, kept: Container[int]) -> bytes:
     """The same model with the tokens of the ids in `kept` only; everything else is unchanged."""
-    out, number = bytearray(), 0
-    for field_number, value in _fields(data):
-        if not isinstance(value, bytes):
-            raise ValueError("a SentencePiece model contains messages only")
-        number += field_number == 1
-        if field_number != 1 or number - 1 in kept:
-            out += _write_varint(field_number << 3 | 2) + _write_varint(len(value)) + value
-    return bytes(out)
-
-
-def _write_varint(value: int) -> bytes:
-    out = bytearray()
-    while value > 127:
-        out.append(value & 127 | 128)
-        value >>= 7
-    return bytes([*out, value])
+    old, new = parse_spiece(data), parse_spiece(data)
+    new.ClearField("token")
+    new.token.extend(token for i, token in enumerate(old.token) if i in kept)
+    return bytes(new.SerializeToString())
