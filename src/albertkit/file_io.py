@@ -80,9 +80,7 @@ def check_new_folder(target: Path, overwrite: bool = False) -> None:
     """Raise unless a folder is new or empty, or a model that may be replaced."""
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         if not overwrite:
-            raise AlbertkitError(
-                f"{target} exists and is not empty. Choose another folder, or allow overwriting (--force)."
-            )
+            raise AlbertkitError(f"{target} exists and is not empty. Choose another folder, or overwrite it (--force).")
         if not any((target / name).is_file() for name in MODEL_FILES):
             raise AlbertkitError(f"{target} is not a model folder, so it is not replaced. Choose another folder.")
 

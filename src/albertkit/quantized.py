@@ -174,11 +174,9 @@ def quantize_weights(
     smooth: dict[str, np.ndarray] | None = None,
     cancel_errors: bool = True,
 ) -> dict[str, np.ndarray]:
-    """Float weights to the tensors of a quantized file: `NAME`, `NAME.scale`, `NAME.smooth` and, at 4 bits,
-    `NAME.step`.
+    """Float weights to the tensors of a quantized file: `NAME`, `NAME.scale`, `NAME.smooth`, at 4 bits `NAME.step`.
 
-    smooth: the factors that weights were trained with (`train/recover.py`); such weights are rounded to the nearest
-    value.
+    smooth: the factors that weights were trained with (`train/recover.py`).
     cancel_errors: False rounds 8-bit weights to the nearest value, which saves one inverse per matrix.
     """
     if bits not in BITS:

@@ -214,10 +214,13 @@ def read_lines(file: TextFile, limit: int = LINE_LIMIT) -> Iterator[tuple[int, s
                 raise AlbertkitError(f"{_place(file, number)} {bad}. Convert the file to UTF-8.") from None
 
 
-def _read_rows(file: TextFile, columns: Sequence[str], limit: int = LINE_LIMIT) -> Iterator[tuple[int, list[Any]]]:
+def _read_rows(file: TextFile, columns: Sequence[str], limit: int) -> Iterator[tuple[int, list[Any]]]:
     """The values of some columns of a .jsonl, .csv, .tsv or .parquet file, with the line (or row) number."""
     if file.format == "parquet":
-        yield from enumerate(_parquet_rows(file, columns), 1)
+        with open_raw(file) as raw, open_parquet(file.name, raw, columns) as parquet:
+            batches = parquet.iter_batches(batch_size=64, columns=list(columns), use_threads=False)
+            tables = ([batch.column(column).to_pylist() for column in columns] for batch in batches)
+            yield from enumerate((list(row) for table in tables for row in zip(*table, strict=True)), 1)
     elif file.format == "jsonl":
         for number, line in read_lines(file, limit):
             if line.strip():
@@ -235,9 +238,8 @@ def _table_rows(file: TextFile, columns: Sequence[str], limit: int) -> Iterator[
     csv.field_size_limit(LINE_LIMIT)
     lines = (line + "\n" for _, line in read_lines(file, limit))
     is_tsv = file.format == "tsv"
-    reader = csv.reader(
-        lines, "excel-tab" if is_tsv else "excel", quoting=csv.QUOTE_NONE if is_tsv else csv.QUOTE_MINIMAL
-    )
+    quoting = csv.QUOTE_NONE if is_tsv else csv.QUOTE_MINIMAL
+    reader = csv.reader(lines, "excel-tab" if is_tsv else "excel", quoting=quoting)
     indexes: list[int] = []
     line = 0
     try:
@@ -313,12 +315,6 @@ def open_parquet(name: str, raw: IO[bytes] | io.FileIO, columns: Sequence[str] =
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         reason = str(error)[:100]
         raise AlbertkitError(f"{name} is not a complete Parquet file ({reason}). Copy or write it again.") from None
-
-
-def _parquet_rows(file: TextFile, columns: Sequence[str]) -> Iterator[list[Any]]:
-    with open_raw(file) as raw, open_parquet(file.name, raw, columns) as parquet:
-        for batch in parquet.iter_batches(batch_size=64, columns=list(columns), use_threads=False):
-            yield from map(list, zip(*(batch.column(column).to_pylist() for column in columns), strict=True))
 
 
 def replace_surrogates(text: str) -> str:

@@ -236,11 +236,8 @@ class Tokenizer:
 
     def fingerprint(self) -> str:
         """A hash of the vocabulary and the rules: equal fingerprints give equal ids."""
-        vocabulary = self.vocabulary
-        table = hashlib.sha256(vocabulary.charsmap).hexdigest()
-        rules: list[Any] = [vocabulary.kind, vocabulary.tokens, vocabulary.scores]
-        rules += [vocabulary.lower, vocabulary.strip_accents, table]
-        rules += [vocabulary.split_scripts] if vocabulary.split_scripts else []
+        v, table = self.vocabulary, hashlib.sha256(self.vocabulary.charsmap).hexdigest()
+        rules = [v.kind, v.tokens, v.scores, v.lower, v.strip_accents, table, *([True] if v.split_scripts else [])]
         return hashlib.sha256(json.dumps(rules).encode()).hexdigest()
 
     # --- tokens of each kind ------------------------------------------------------------

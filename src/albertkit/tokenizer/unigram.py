@@ -54,10 +54,9 @@ class Unigram:
         model = models.Unigram(list(zip(names, vocabulary.scores, strict=True)), vocabulary.unk_id, False)
         self._rust = RustTokenizer(model)  # puts "▁" before the text
         self._rust_no_prefix = RustTokenizer(model)
-        words = pre_tokenizers.Metaspace(SPACE, prepend_scheme="always")
-        self._rust.pre_tokenizer = (
-            pre_tokenizers.Sequence([words, remove_bare_marks()]) if vocabulary.split_scripts else words
-        )
+        steps: list[Any] = [pre_tokenizers.Metaspace(SPACE, prepend_scheme="always")]
+        steps += [remove_bare_marks()] if vocabulary.split_scripts else []
+        self._rust.pre_tokenizer = pre_tokenizers.Sequence(steps)
         self._cache: dict[str, tuple[int, ...]] = {}
         self._cached_characters = 0
 
