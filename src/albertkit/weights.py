@@ -96,21 +96,13 @@ def encoder_shapes(config: AlbertConfig, pooler: bool = True) -> Shapes:
 
 def head_shapes(config: AlbertConfig, head: str, labels: int = 2) -> Shapes:
     """The tensors of one built-in head; `labels` counts the classes of `classify` and `tag`."""
-    h, e = config.hidden_size, config.embedding_size
-    wide = h if config.options.brightmart_layout else e
-    table: dict[str, Shapes] = {
-        "mlm": {
-            **linear("heads.mlm.dense", wide, h),
-            **norm("heads.mlm.norm", wide),
-            "heads.mlm.bias": (config.vocab_size,),
-        },
-        "sop": linear("heads.sop.linear", 2, h),
-        "classify": linear("heads.classify.linear", labels, h),
-        "tag": linear("heads.tag.linear", labels, h),
-        "answer": linear("heads.answer.linear", 2, h),
-        "choose": linear("heads.choose.linear", 1, h),
-    }
-    return table[head]
+    hidden = config.hidden_size
+    if head == "mlm":
+        wide = hidden if config.options.brightmart_layout else config.embedding_size
+        bias: Shapes = {"heads.mlm.bias": (config.vocab_size,)}
+        return linear("heads.mlm.dense", wide, hidden) | norm("heads.mlm.norm", wide) | bias
+    outputs = {"sop": 2, "classify": labels, "tag": labels, "answer": 2, "choose": 1}
+    return linear(f"heads.{head}.linear", outputs[head], hidden)
 
 
 def heads_in(names: Iterable[str]) -> list[str]:
