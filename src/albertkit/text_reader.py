@@ -238,8 +238,7 @@ def _table_rows(file: TextFile, columns: Sequence[str], limit: int) -> Iterator[
     csv.field_size_limit(LINE_LIMIT)
     lines = (line + "\n" for _, line in read_lines(file, limit))
     is_tsv = file.format == "tsv"
-    quoting = csv.QUOTE_NONE if is_tsv else csv.QUOTE_MINIMAL
-    reader = csv.reader(lines, "excel-tab" if is_tsv else "excel", quoting=quoting)
+    reader = csv.reader(lines, "excel-tab", quoting=csv.QUOTE_NONE) if is_tsv else csv.reader(lines)
     indexes: list[int] = []
     line = 0
     try:
