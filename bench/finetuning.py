@@ -28,7 +28,7 @@ RATE, BATCH, LENGTH = 1e-4, 32, 128
 
 def examples(path: Path, count: int | None) -> list[Any]:
     """Texts with classes."""
-    from albertkit.tasks.readers.read_examples import read_examples
+    from albertkit.tasks.readers import read_examples
 
     return read_examples("classify", path).examples[:count]
 

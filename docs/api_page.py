@@ -39,7 +39,7 @@ GROUPS = {
         "albertkit.interop.onnx_export.export",
     ),
     "Data": (
-        "albertkit.tasks.readers.read_examples.read_examples",
+        "albertkit.tasks.readers.read_examples",
         "albertkit.runtime.predict.predict",
         "albertkit.data.corpus.build_corpus",
         "albertkit.data.shards.Shards",

@@ -14,7 +14,7 @@ from pathlib import Path
 sys.path[:0] = [str(Path(__file__).parent.parent / "src")]
 
 from albertkit.tasks.generation import question_generation_examples  # noqa: E402
-from albertkit.tasks.readers.read_examples import read_examples  # noqa: E402
+from albertkit.tasks.readers import read_examples  # noqa: E402
 
 
 def main() -> None:

@@ -210,7 +210,7 @@ def finetune(model: Path, task: str, seed: int, folder: Path, args: argparse.Nam
     """Scores on held-out examples after fine-tuning, the last update's, so that no epoch is chosen by them."""
     from albertkit.artifact import read_artifact
     from albertkit.tasks import make_task
-    from albertkit.tasks.readers.read_examples import read_examples
+    from albertkit.tasks.readers import read_examples
     from albertkit.train.finetune_task import FinetuneTask
     from albertkit.train.train_settings import TrainSettings, preset_epochs, preset_learning_rate
 

@@ -51,7 +51,7 @@ from albertkit.compress.quantize import quantize  # noqa: E402
 from albertkit.interop.convert import open_model  # noqa: E402
 from albertkit.model import AlbertModel, ModelOutput  # noqa: E402
 from albertkit.tasks import make_task  # noqa: E402
-from albertkit.tasks.readers.read_examples import read_examples  # noqa: E402
+from albertkit.tasks.readers import read_examples  # noqa: E402
 from albertkit.train.collapse import find_collapse  # noqa: E402
 from albertkit.train.finetune import loop_settings  # noqa: E402
 from albertkit.train.finetune_task import FinetuneTask  # noqa: E402

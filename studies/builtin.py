@@ -57,7 +57,7 @@ def likeness(file: Path, limit: int | None) -> tuple[int, Callable[[Embed], dict
     """STS-B: Spearman's correlation of cosines with people's marks, by width of the vectors."""
     from scipy.stats import spearmanr
 
-    from albertkit.tasks.readers.read_examples import read_examples
+    from albertkit.tasks.readers import read_examples
 
     pairs = some(read_examples("match", file).examples, limit)
     marks = [pair.label for pair in pairs]
@@ -73,7 +73,7 @@ def likeness(file: Path, limit: int | None) -> tuple[int, Callable[[Embed], dict
 
 def retrieval(file: Path, limit: int | None) -> tuple[int, Callable[[Embed], dict[str, float]]]:
     """SQuAD: each question finds its own paragraph among all paragraphs of the file."""
-    from albertkit.tasks.readers.read_examples import read_examples
+    from albertkit.tasks.readers import read_examples
 
     questions = some(read_examples("answer", file).examples, limit)
     contexts = list(dict.fromkeys(q.context for q in questions))
@@ -102,7 +102,7 @@ def intents(file: Path, limit: int | None) -> tuple[int, Callable[[Embed], dict[
     from sklearn.linear_model import LogisticRegression
     from sklearn.metrics import v_measure_score
 
-    from albertkit.tasks.readers.read_examples import ReadOptions, read_examples
+    from albertkit.tasks.readers import ReadOptions, read_examples
 
     parts = {}
     for split in ("train", "dev"):

@@ -47,7 +47,7 @@ class Job:
 
     def read_examples(self, part: str) -> list[Any]:
         """Examples of SST-2's train or dev."""
-        from albertkit.tasks.readers.read_examples import ReadOptions, read_examples
+        from albertkit.tasks.readers import ReadOptions, read_examples
 
         path = self.shared / "data" / "sst-2" / f"{part}.tsv"
         found: list[Any] = read_examples("classify", path, ReadOptions(split=part)).examples
@@ -55,7 +55,7 @@ class Job:
 
     def examples(self) -> tuple[list[Any], list[Any]]:
         """To learn from, and to choose checkpoints by."""
-        from albertkit.tasks.splits import split_examples
+        from albertkit.tasks.dataset import split_examples
 
         if tasks.missing():  # checkpoints are then chosen by plain accuracy
             tasks.stand_in()

@@ -97,7 +97,7 @@ class Lesson:
     def __init__(self, name: str, args: argparse.Namespace) -> None:
         from albertkit.builtin import FINETUNE_MODEL, resolve
         from albertkit.interop.convert import open_model
-        from albertkit.tasks.splits import split_examples
+        from albertkit.tasks.dataset import split_examples
         from albertkit.train.train_settings import preset_epochs
 
         if tasks.missing():  # checkpoints are then chosen by plain metrics
@@ -457,7 +457,7 @@ def vectors(path: Path, args: argparse.Namespace) -> dict[str, Any]:
     from scipy.stats import spearmanr
 
     from albertkit.builtin import DEFAULT, about
-    from albertkit.tasks.readers.read_examples import read_examples
+    from albertkit.tasks.readers import read_examples
 
     pairs = read_examples("classify", path).examples
     albert = Albert(threads=args.threads, depth=about(DEFAULT).shape["layers"])

@@ -38,7 +38,7 @@ Rows = list[tuple[str, str]]
 
 def draw(path: Path, shots: int, classes: int | None, seed: int) -> dict[str, Rows]:
     """(text, intent) to learn from, and to be measured on."""
-    from albertkit.tasks.readers.read_examples import ReadOptions, read_examples
+    from albertkit.tasks.readers import ReadOptions, read_examples
     from albertkit.train.frozen_head import draw_shots
 
     parts = {split: read_examples("intent", path, ReadOptions(split=split)).examples for split in ("train", "test")}

@@ -28,10 +28,10 @@ from inference import machine, versions  # noqa: E402
 from albertkit.albert import Albert  # noqa: E402
 from albertkit.artifact import read_metadata  # noqa: E402
 from albertkit.builtin import FINETUNE_MODEL, resolve  # noqa: E402
+from albertkit.tasks.dataset import split_examples  # noqa: E402
 from albertkit.tasks.examples import RewriteExample  # noqa: E402
 from albertkit.tasks.generation import question_generation_examples  # noqa: E402
-from albertkit.tasks.readers.read_examples import read_examples  # noqa: E402
-from albertkit.tasks.splits import split_examples  # noqa: E402
+from albertkit.tasks.readers import read_examples  # noqa: E402
 
 RESULT = Path(__file__).parent / "results" / "generation.json"
 WAYS: dict[str, tuple[int | None, dict[str, Any]]] = {

@@ -32,7 +32,7 @@ from tasksets import SETS, load  # noqa: E402
 from albertkit import Albert  # noqa: E402
 from albertkit.runtime.batching import token_batches  # noqa: E402
 from albertkit.runtime.mask_filling import encode_masks, likeliest_tokens  # noqa: E402
-from albertkit.tasks.splits import split_examples  # noqa: E402
+from albertkit.tasks.dataset import split_examples  # noqa: E402
 
 SHARE = 0.2  # of the words of a sentence that are replaced
 LIKELY = 8  # words proposed for each, of which one is drawn

@@ -69,7 +69,7 @@ SETS: dict[str, Set] = {
 
 def load(chosen: Set, data: Path, most: int | None = None) -> dict[str, list[Any]]:
     """The examples: train, dev, and test where there is one; at most `most` of each, from all over the file."""
-    from albertkit.tasks.readers.read_examples import ReadOptions, read_examples
+    from albertkit.tasks.readers import ReadOptions, read_examples
 
     found = {}
     for part in ("train", "dev", "test"):

@@ -18,8 +18,8 @@ import numpy as np
 from albertkit.albert import Albert
 from albertkit.errors import AlbertkitError
 from albertkit.file_io import new_folder
+from albertkit.tasks.dataset import split_examples
 from albertkit.tasks.examples import TextExample
-from albertkit.tasks.splits import split_examples
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin, TransformerMixin

@@ -10,6 +10,7 @@ import sys
 
 import numpy as np
 import pytest
+from albertkit.tasks.dataset import read_parts
 from click.testing import CliRunner
 
 from albertkit.albert import Albert
@@ -18,7 +19,6 @@ from albertkit.cli.entry_point import app
 from albertkit.errors import AlbertkitError
 from albertkit.model import AlbertModel, Batch
 from albertkit.tasks.readers.labelled_files import ReadOptions
-from albertkit.tasks.validate import read_parts
 from tests.conftest import ROOT, tiny
 from tests.test_albert import make
 

@@ -30,8 +30,7 @@ from albertkit.runtime.early_exit import (
 )
 from albertkit.runtime.predict import predict, read_heads, task_features
 from albertkit.tasks.confidence import UncertaintyEstimator, cosines
-from albertkit.tasks.examples import ChoiceExample, QuestionExample, TaggedExample, TextExample
-from albertkit.tasks.word_alignment import split_words
+from albertkit.tasks.examples import ChoiceExample, QuestionExample, TaggedExample, TextExample, split_words
 from albertkit.tokenizer import Tokenizer
 from tests.conftest import tiny
 from tests.train.conftest import TOPICS, VOCAB

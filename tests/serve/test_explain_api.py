@@ -17,8 +17,7 @@ from albertkit.runtime.early_exit import ExitCalibration
 from albertkit.runtime.predict import exit_scores, task_features
 from albertkit.serve import explain_api
 from albertkit.serve.schemas import HttpError
-from albertkit.tasks.examples import QuestionExample, TaggedExample, TextExample
-from albertkit.tasks.word_alignment import split_words
+from albertkit.tasks.examples import QuestionExample, TaggedExample, TextExample, split_words
 
 
 def attention(albert, text, pair=None):

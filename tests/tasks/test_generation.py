@@ -27,7 +27,7 @@ from albertkit.tasks.generation import (
     sentences_around,
     text_quality,
 )
-from albertkit.tasks.readers.read_examples import ReadOptions, read_examples
+from albertkit.tasks.readers import ReadOptions, read_examples
 from albertkit.tokenizer import Tokenizer
 from albertkit.train import finetune as tune
 from albertkit.train.finetune_task import pack_features

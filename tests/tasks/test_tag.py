@@ -12,9 +12,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from albertkit.errors import AlbertkitError
-from albertkit.tasks.examples import Span, TaggedExample
-from albertkit.tasks.tag import Entity, IntentResult, IntentTask, TagTask
-from albertkit.tasks.word_alignment import example_words, iob2_tags, label_tokens, split_words, word_windows
+from albertkit.tasks.examples import Span, TaggedExample, split_words
+from albertkit.tasks.tag import (
+    Entity,
+    IntentResult,
+    IntentTask,
+    TagTask,
+    example_words,
+    iob2_tags,
+    label_tokens,
+    word_windows,
+)
 from albertkit.tokenizer import Tokenizer
 from tests.conftest import SPIECE
 

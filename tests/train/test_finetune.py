@@ -401,8 +401,8 @@ def test_the_lowest_rmse_is_the_best(start, tmp_path):
 
 
 def test_what_is_held_out_when_nothing_is_said():
+    from albertkit.tasks.dataset import split_examples
     from albertkit.tasks.examples import DialogueTurn
-    from albertkit.tasks.splits import split_examples
 
     turns = [DialogueTurn(str(n // 4), n % 4, "", "") for n in range(80)]
     train, dev = split_examples(turns)

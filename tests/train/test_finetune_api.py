@@ -88,9 +88,9 @@ def test_options_go_where_they_belong(start, tmp_path, monkeypatch):
             "classify",
             texts(20),
             {"dev": [TextExample("a", label="x")]},
-            "training contains none of the 1 label held out",
+            "training contains none of the labels",
         ),
-        ("tag", texts(20), {}, "example 1 of train: tag learns from TaggedExample, and this is a TextExample"),
+        ("tag", texts(20), {}, "example 1: tag learns from TaggedExample, and this is a TextExample"),
         ("intent", texts(20), {"freeze": True, "overlap": 3}, "overlap is no option of a head on frozen vectors"),
     ],
 )

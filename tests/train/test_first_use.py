@@ -27,13 +27,12 @@ from albertkit.model import AlbertModel
 from albertkit.sklearn import AlbertClassifier
 from albertkit.tasks.answer import AnswerTask
 from albertkit.tasks.classify import Classification, ClassifyTask
+from albertkit.tasks.dataset import check_known_labels, split_examples
 from albertkit.tasks.examples import ChoiceExample, DialogueTurn, QuestionExample, Span, TaggedExample, TextExample
 from albertkit.tasks.match import MatchResult, MatchTask, partner_ranks
-from albertkit.tasks.readers.read_examples import ReadOptions, read_examples
-from albertkit.tasks.splits import split_examples
+from albertkit.tasks.readers import ReadOptions, read_examples
 from albertkit.tasks.tag import Entity, IntentResult, IntentTask, TagResult, TagTask
 from albertkit.tasks.task import Task
-from albertkit.tasks.validate import check_known_labels
 from albertkit.tokenizer import Tokenizer
 from albertkit.train.collapse import find_collapse
 from albertkit.train.finetune import _with_class_weights

@@ -24,8 +24,8 @@ from albertkit.cli.console import (
 from albertkit.cli.pretrain_commands import config_option, read_shape
 from albertkit.errors import AlbertkitError, need
 from albertkit.serve.serve_settings import PREFIX, ServeSettings
+from albertkit.tasks.dataset import read_parts
 from albertkit.tasks.readers.labelled_files import ReadOptions
-from albertkit.tasks.validate import read_parts
 
 if TYPE_CHECKING:
     from albertkit.compress.planner import PlanResult

@@ -19,9 +19,8 @@ from albertkit.cli.pretrain_commands import default_budget, print_trained, read_
 from albertkit.cli.use_commands import report_depths
 from albertkit.errors import AlbertkitError, need
 from albertkit.options import setting
+from albertkit.tasks.dataset import read_parts, split_examples
 from albertkit.tasks.readers.labelled_files import ReadOptions
-from albertkit.tasks.splits import split_examples
-from albertkit.tasks.validate import read_parts
 from albertkit.text_reader import read_texts
 from albertkit.train.distill_data import VectorDistillSettings, parse_distill_settings
 from albertkit.train.train_settings import ElasticSettings, FinetuneSettings, TrainSettings

@@ -24,7 +24,7 @@ from albertkit.tasks.classify import Classification
 from albertkit.tasks.examples import QuestionExample, TaggedExample, TextExample
 from albertkit.tasks.tag import IntentResult, TagResult
 from albertkit.tasks.task import Feature
-from albertkit.tasks.word_alignment import split_words
+from albertkit.tasks.examples import split_words
 from albertkit.tokenizer import Encoding
 
 if TYPE_CHECKING:

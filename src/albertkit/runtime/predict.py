@@ -19,10 +19,9 @@ from albertkit.runtime.embed import list_texts, pool, unit_length
 from albertkit.runtime.runtime_model import RuntimeModel, check_trained_depth
 from albertkit.tasks import TASKS
 from albertkit.tasks.confidence import UncertaintyEstimator
-from albertkit.tasks.examples import DialogueTurn, TaggedExample, TextExample
+from albertkit.tasks.examples import DialogueTurn, TaggedExample, TextExample, split_words
 from albertkit.tasks.tag import IntentResult
 from albertkit.tasks.task import Feature
-from albertkit.tasks.word_alignment import split_words
 
 
 class PredictKeywords(TypedDict, total=False):

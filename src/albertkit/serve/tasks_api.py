@@ -23,10 +23,9 @@ from albertkit.serve.schemas import Count, HttpError, ModelRequest, Texts
 from albertkit.serve.served_models import ServedModel
 from albertkit.tasks.choose import ChoiceResult
 from albertkit.tasks.classify import Classification
-from albertkit.tasks.examples import ChoiceExample, QuestionExample, TaggedExample, TextExample
+from albertkit.tasks.examples import ChoiceExample, QuestionExample, TaggedExample, TextExample, split_words
 from albertkit.tasks.generation import GeneratedText
 from albertkit.tasks.tag import IntentResult, TagResult
-from albertkit.tasks.word_alignment import split_words
 
 T = TypeVar("T")
 GENERATE_TEXTS = 8  # texts that are generated together

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from albertkit.errors import AlbertkitError
-from albertkit.tasks.examples import QuestionExample
+from albertkit.tasks.examples import QuestionExample, nearest_occurrence
 from albertkit.tasks.task import Feature, Task, TaskResult
 from albertkit.tokenizer import Tokenizer
 
@@ -78,6 +78,11 @@ class AnswerTask(Task):
     @classmethod
     def from_examples(cls, examples: Sequence[QuestionExample], **settings: float | None) -> AnswerTask:
         """The task of these examples: with a threshold of 0 if some questions have no answer."""
+        if not any(example.answers for example in examples):
+            raise AlbertkitError(
+                f"none of the {len(examples)} questions has an answer. Training needs some: write them in 'answers', "
+                'like [{"text": "Ann", "answer_start": 0}].'
+            )
         default = 0.0 if any(example.is_impossible for example in examples) else None
         values: dict[str, Any] = {"threshold": default, **settings}
         return cls(**values)
@@ -190,12 +195,8 @@ def answer_span(example: QuestionExample) -> tuple[int, int] | None:
     if not example.answers or not example.answers[0][1]:
         return None
     start, text = example.answers[0]
-    if start < 0 or example.context[start : start + len(text)] != text:
-        found = [match.start() for match in re.finditer(f"(?={re.escape(text)})", example.context)]
-        if not found:
-            return None
-        start = min(found, key=lambda at: abs(at - start))
-    return start, start + len(text)
+    found = nearest_occurrence(example.context, text, start)
+    return None if found is None else (found, found + len(text))
 
 
 def _tokens_of_span(offsets: Sequence[tuple[int, int]], span: tuple[int, int] | None) -> tuple[int, int] | None:

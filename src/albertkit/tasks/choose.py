@@ -14,7 +14,7 @@ import numpy as np
 
 from albertkit.errors import AlbertkitError
 from albertkit.tasks.examples import ChoiceExample
-from albertkit.tasks.task import Feature, Task, TaskResult, softmax
+from albertkit.tasks.task import Feature, Task, TaskResult, group_features, softmax
 from albertkit.tokenizer import Tokenizer
 
 _BLANK = re.compile("_+")
@@ -79,12 +79,9 @@ class ChooseTask(Task):
         self, scores: Sequence[np.ndarray], features: Sequence[Feature], examples: Sequence[ChoiceExample]
     ) -> list[ChoiceResult]:
         """The likeliest choice of each example, from the (1,) score of each feature."""
-        rows: list[list[float]] = [[] for _ in examples]
-        for score, feature in zip(scores, features, strict=True):
-            rows[feature.example].append(float(np.asarray(score).reshape(())))
         results = []
-        for row, example in zip(rows, examples, strict=True):
-            probabilities = softmax(np.array(row))
+        for example, places in zip(examples, group_features(features, len(examples)), strict=True):
+            probabilities = softmax(np.array([float(np.asarray(scores[place]).reshape(())) for place in places]))
             best = int(probabilities.argmax())
             results.append(ChoiceResult(best, example.choices[best], tuple(probabilities.tolist())))
         return results

@@ -15,7 +15,7 @@ import numpy as np
 
 from albertkit.errors import AlbertkitError, nearest, need
 from albertkit.tasks.examples import TextExample
-from albertkit.tasks.task import Feature, Task, TaskResult, softmax
+from albertkit.tasks.task import Feature, Task, TaskResult, check_variety, softmax
 from albertkit.tokenizer import Tokenizer
 
 OUT_OF_SCOPE = "oos"  # the class of texts that belong to no other class
@@ -75,23 +75,19 @@ class ClassifyTask(Task):
             kind = label_kind(labels[0])
         if kind == "regression":
             values = np.array([float(label) for label in labels], np.float64)  # type: ignore[arg-type]
+            check_variety(examples, set(values.tolist()), "value")
             return cls((), "regression", mean=float(values.mean()), std=float(values.std()) or 1.0)
         counts = Counter(name for label in labels for name in _class_names(label))
-        if len(counts) < 2 and kind == "single":
-            raise AlbertkitError(
-                f"all {len(labels)} examples have the class {next(iter(counts))!r}. Training needs at least two."
-            )
+        if kind == "single":
+            check_variety(examples, counts, "class")
         return cls(tuple(sorted(counts)), kind)
 
     def features(self, examples: Sequence[TextExample], tokenizer: Tokenizer, max_length: int) -> list[Feature]:
         """One feature per example; the longer text of a pair is truncated first."""
         features: dict[int, Feature] = {}
-        for numbers in (
-            [i for i, e in enumerate(examples) if e.pair is None],
-            [i for i, e in enumerate(examples) if e.pair is not None],
-        ):
-            has_pairs = bool(numbers) and examples[numbers[0]].pair is not None
-            pairs = [examples[i].pair or "" for i in numbers] if has_pairs else None
+        for has_pair in (False, True):
+            numbers = [i for i, example in enumerate(examples) if (example.pair is not None) == has_pair]
+            pairs = [examples[i].pair or "" for i in numbers] if has_pair else None
             encodings = tokenizer.encode_batch([examples[i].text for i in numbers], pairs, max_length=max_length)
             for i, encoding in zip(numbers, encodings, strict=True):
                 target = self.target(examples[i]) if self.has_known_label(examples[i]) else None

@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from albertkit.tasks.task import Feature, Task
-from albertkit.tasks.word_alignment import example_words, label_tokens
+from albertkit.tasks.tag import example_words, label_tokens
+from albertkit.tasks.task import Feature, Task, group_features
 
 MAX_DIFFERENCE = 0.1  # values agree that differ by at most this many standard deviations
 MIN_COSINE = 0.95  # vectors agree whose cosine is at least this
@@ -34,10 +34,9 @@ class UncertaintyEstimator:
     def __init__(self, task: Task, features: Sequence[Feature], examples: Sequence[Any]) -> None:
         self.task, self.features = task, features
         self.compares_depths = task.uncertainty_measure != "entropy"
-        by_text = task.gives_vectors
-        self.units: list[list[int]] = [[] for _ in (features if by_text else examples)]
-        for place, feature in enumerate(features):
-            self.units[place if by_text else feature.example].append(place)
+        self.units = group_features(features, len(examples))
+        if task.gives_vectors:
+            self.units = [[place] for place in range(len(features))]
         self.label_tokens: list[np.ndarray] = []
         if "tag" in task.heads:
             self.label_tokens = tokens_with_labels(features, examples, self.units)

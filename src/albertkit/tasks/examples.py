@@ -1,23 +1,58 @@
-"""Examples: one class for each kind of labelled data.
+"""Examples: one class for each kind of labelled data, the rules it must obey, and the words of a text.
 
-In: files, through `readers/`, or lists of a program, through `validate.py`. Out: plain values with the file and line
-they come from, so that errors can name them. After this file: one module per task turns examples into features.
+In: values from files (`readers/`) or from a program. Out: plain values with the file and line they come from, so that
+errors can name them. After this file: one module per task turns examples into features.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+import unicodedata
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import pairwise
+from math import isfinite
+from numbers import Integral
+
+from albertkit.text_reader import TEXT_LIMIT
+
+
+class Example:
+    """Base of all examples."""
+
+    where: str
+    """File and line, for errors: `train.tsv:12`."""
+
+    def problem(self, labelled: bool = True) -> str | None:
+        """The rule that the example breaks, with the remedy; None if there is none. labelled: it must have a label."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
-class TextExample:
+class TextExample(Example):
     """A text or a pair of texts with its label: a class, several classes, or a number."""
 
     text: str
     pair: str | None = None
     label: str | float | tuple[str, ...] | None = None
     where: str = ""
-    """File and line, for errors: `train.tsv:12`."""
+
+    def problem(self, labelled: bool = True) -> str | None:
+        """As in `Example`."""
+        label, problem = self.label, text_problem(self.text, "text")
+        if self.pair is not None:
+            problem = problem or text_problem(self.pair, "second text")
+        if problem or (label is None and not labelled):
+            return problem
+        if label is None:
+            return "the label is missing; write one or omit the example"
+        if not isinstance(label, str | float | tuple | Integral):
+            return f"the label is a {type(label).__name__}; write a class (text), a number or several classes (tuple)"
+        if isinstance(label, float) and not isfinite(label):
+            return f"the label is {label}; write a finite number or omit the example"
+        return None
 
 
 @dataclass(frozen=True)
@@ -30,7 +65,7 @@ class Span:
 
 
 @dataclass(frozen=True)
-class TaggedExample:
+class TaggedExample(Example):
     """A text, the characters of its words, and its entities, which begin and end with words."""
 
     text: str
@@ -40,9 +75,26 @@ class TaggedExample:
     """The class of the text, for intents with slots."""
     where: str = ""
 
+    def problem(self, labelled: bool = True) -> str | None:
+        """As in `Example`; entities must not overlap."""
+        problem = text_problem(self.text, "text")
+        if self.intent is not None:
+            problem = problem or text_problem(self.intent, "intent")
+        if problem:
+            return problem
+        for span in self.spans:
+            if not isinstance(span.label, str) or not span.label:
+                place = f"the entity from {span.start} to {span.end} has the label {span.label!r}"
+                return f"{place}; give it a name, such as 'PER', or omit it"
+        for one, two in pairwise(sorted(self.spans, key=lambda span: (span.start, span.end))):
+            if two.start < one.end:
+                names = [f"{self.text[span.start : span.end]!r:.40} ({span.label})" for span in (one, two)]
+                return f"the entities {names[0]} and {names[1]} overlap; keep one of them"
+        return None
+
 
 @dataclass(frozen=True)
-class QuestionExample:
+class QuestionExample(Example):
     """A question about a context."""
 
     id: str
@@ -54,9 +106,31 @@ class QuestionExample:
     """Whether the question is marked as unanswerable."""
     where: str = ""
 
+    def problem(self, labelled: bool = True) -> str | None:
+        """As in `Example`; an answer may be anywhere in the context."""
+        problem = text_problem(self.context, "context") or text_problem(self.question, "question")
+        for _, text in self.answers:
+            problem = problem or text_problem(text, "answer")
+            if not problem and text.strip() not in self.context:
+                problem = f"the answer {text!r:.60} is not in the context; correct it"
+        if not problem and labelled and not self.answers and not self.is_impossible:
+            return "there is no answer; give one, or mark the question with is_impossible"
+        return problem
+
+    def locate_answers(self) -> tuple[QuestionExample, int]:
+        """The example with each answer at the nearest place in the context, and how many were elsewhere."""
+        answers, moved = [], 0
+        for start, text in self.answers:
+            bare = text.strip()
+            expected = int(start) + text.index(bare) if isinstance(start, Integral) else 0
+            found = nearest_occurrence(self.context, bare, expected)
+            moved += found != expected
+            answers.append((expected if found is None else found, bare))
+        return replace(self, answers=tuple(answers)), moved
+
 
 @dataclass(frozen=True)
-class ChoiceExample:
+class ChoiceExample(Example):
     """A question about a context with several choices, of which one is correct."""
 
     context: str
@@ -66,18 +140,39 @@ class ChoiceExample:
     """The number of the correct choice, from 0."""
     where: str = ""
 
+    def problem(self, labelled: bool = True) -> str | None:
+        """As in `Example`; one of context and question may be empty."""
+        count = len(self.choices)
+        if count < 2:
+            return "there must be at least two choices; write them as a list of texts"
+        parts = [(name, text) for name in ("context", "question") if (text := getattr(self, name)) != ""]
+        parts = [*(parts or [("question", "")]), *(("choice", choice) for choice in self.choices)]
+        problem = next((problem for name, text in parts if (problem := text_problem(text, name))), None)
+        if problem or (self.answer is None and not labelled):
+            return problem
+        is_number = isinstance(self.answer, Integral) and not isinstance(self.answer, bool)
+        if self.answer is None or not is_number or not 0 <= self.answer < count:
+            last = chr(ord("A") + count - 1)
+            return f"the answer must be a number from 0 to {count - 1}, in files also a letter up to {last}; correct it"
+        return None
+
 
 @dataclass(frozen=True)
-class RewriteExample:
+class RewriteExample(Example):
     """A text, and the text to generate from it: a summary, a question, a simpler sentence."""
 
     source: str
     target: str | None = None
     where: str = ""
 
+    def problem(self, labelled: bool = True) -> str | None:
+        """As in `Example`."""
+        problem = text_problem(self.source, "source")
+        return problem or (text_problem(self.target, "target") if labelled or self.target is not None else None)
+
 
 @dataclass(frozen=True)
-class DialogueTurn:
+class DialogueTurn(Example):
     """One turn of a dialogue: the system's text, the user's reply, and the state after it."""
 
     dialogue: str
@@ -89,3 +184,92 @@ class DialogueTurn:
     updates: tuple[tuple[str, str], ...] = ()
     """(slot, value) that this turn adds; `request` is a slot, too."""
     where: str = ""
+
+    def problem(self, labelled: bool = True) -> str | None:
+        """As in `Example`; the system may be silent."""
+        problem = text_problem(self.user, "user's text")
+        return problem or (text_problem(self.system, "system's text") if self.system != "" else None)
+
+
+def text_problem(text: object, name: str) -> str | None:
+    """The problem with a text and its remedy; None if there is none."""
+    if text is None:
+        return f"the {name} is missing; write one"
+    if not isinstance(text, str):
+        return f"the {name} is a {type(text).__name__}; write a text in quotes"
+    if not text.strip():
+        return f"the {name} is empty; write one or delete the row"
+    if len(text) > TEXT_LIMIT:
+        return f"the {name} has over {TEXT_LIMIT:,} characters; cut it into several"
+    if "\0" in text:
+        return f"the {name} contains zero bytes; delete them"
+    return None
+
+
+def nearest_occurrence(context: str, text: str, start: int) -> int | None:
+    """Where the text is in the context: at `start`, or as near to it as possible."""
+    start = max(0, start)
+    before, after = context.rfind(text, 0, start + len(text)), context.find(text, start)
+    return min((place for place in (before, after) if place >= 0), key=lambda p: abs(p - start), default=None)
+
+
+# Words ---------------------------------------------------------------------------------------------------------------
+
+Words = Sequence[tuple[int, int]]
+CJK = re.compile(
+    "[\u2e80-\u2fdf\u3005-\u3007\u3021-\u3029\u3040-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff"
+    "\uf900-\ufaff\uff66-\uff9f\U00020000-\U0003ffff]"
+)
+_SAME = {"’": "'", "‐": "-", "‑": "-"}
+_WORD = re.compile(  # over the classes of `_character_class`
+    r"(?:w\.){2,}(?![wd])"  # U.S.
+    r"|w\.(?= +w)"  # George W. Bush
+    r"|[wd][wdmz]*(?:(?:[-./&@']|(?<=d)[,:](?=d))[wd][wdmz]*)*"  # all-rounder, O'Brien, 1,000.5, 10:30
+    r"|([-.'])\1+"  # ...
+    r"|[^ ](?:m|zx)*"  # one Chinese character, one punctuation mark, one emoji with its modifiers
+)
+_CONTRACTION = re.compile("(?:n['’]t|['’](?:s|m|d|ll|ve|re))$", re.IGNORECASE)
+
+
+def split_words(text: str, cuts: Iterable[int] = ()) -> tuple[tuple[int, int], ...]:
+    """The words of a text: runs of letters and digits, single punctuation marks, single Chinese characters.
+
+    Marks inside a word stay in it (all-rounder, 1,000, O'Brien, U.S.), those at its ends are words, and so are 's and
+    similar endings, as in most labelled English data. Only white space and control characters are left out. `cuts` are
+    further places where a word must end, for entities that end inside a word.
+
+    >>> [text[a:b] for text in ["The U.S. beat 北京, 3-1."] for a, b in split_words(text)]
+    ['The', 'U.S.', 'beat', '北', '京', ',', '3-1', '.']
+    """
+    words = [match.span() for match in _WORD.finditer("".join(map(_character_class, text)))]
+    endings = (a + match.start() for a, b in words if b - a > 2 and (match := _CONTRACTION.search(text[a:b])))
+    starts = [a for a, _ in words]
+    inside: dict[int, set[int]] = {}
+    for cut in (*cuts, *endings):
+        number = bisect_right(starts, cut) - 1
+        if number >= 0 and words[number][0] < cut < words[number][1]:
+            inside.setdefault(number, set()).add(cut)
+    if not inside:
+        return tuple(words)
+    parts: list[tuple[int, int]] = []
+    for number, (a, b) in enumerate(words):
+        parts += pairwise([a, *sorted(inside.get(number, ())), b])
+    return tuple(parts)
+
+
+@lru_cache(maxsize=65536)
+def _character_class(c: str) -> str:
+    """w letter, d digit, c Chinese, m modifier of the one before, z joiner, x other mark, or the mark itself."""
+    category = unicodedata.category(c)
+    if c.isspace() or category in ("Cc", "Cs", "Zs"):
+        return " "
+    if c == "\u200d":
+        return "z"
+    if category[0] == "M" or category == "Cf" or "\U0001f3fb" <= c <= "\U0001f3ff":
+        return "m"
+    if CJK.match(c):
+        return "c"
+    if category[0] in "LN" or c == "_":
+        return "d" if c.isdigit() else "w"
+    c = _SAME.get(c, c)
+    return c if c in "-./&@',:" else "x"

@@ -22,9 +22,8 @@ import numpy as np
 from albertkit.config import AlbertConfig
 from albertkit.data.sentences import split_sentences
 from albertkit.errors import AlbertkitError, need
-from albertkit.tasks.examples import QuestionExample, RewriteExample
+from albertkit.tasks.examples import CJK, QuestionExample, RewriteExample, split_words
 from albertkit.tasks.task import IGNORE_INDEX, Feature, Task, TaskResult
-from albertkit.tasks.word_alignment import CJK, split_words
 from albertkit.tokenizer import Tokenizer
 
 SUPPORTED_OPTIONS = {"scale_embedding", "head_size", "brightmart_layout"}  # that work token by token

@@ -13,7 +13,7 @@ import numpy as np
 
 from albertkit.errors import AlbertkitError, need
 from albertkit.tasks.examples import TextExample
-from albertkit.tasks.task import Feature, Task, TaskResult
+from albertkit.tasks.task import Feature, Task, TaskResult, check_variety
 from albertkit.tokenizer import Tokenizer
 
 LOSSES = ("cosent", "mnrl", "contrastive")
@@ -76,6 +76,7 @@ class MatchTask(Task):
             raise AlbertkitError(
                 f"pairs have the classes {', '.join(sorted(labels))}. Write 1 for matching pairs and 0 for others."
             )
+        check_variety(examples, {e.label for e in examples if e.label is not None}, "label")
         return cls(tuple(sorted(labels)), loss or ("cosent" if has_labels else "mnrl"))
 
     def target(self, example: TextExample) -> float:

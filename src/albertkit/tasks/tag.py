@@ -1,7 +1,6 @@
 """Entities in a text, and intents with slots: tags of words are predicted at tokens and returned as characters.
 
-In: `TaggedExample`s. Out: `TagResult`s or `IntentResult`s. Before this file: `word_alignment.py`; beside it:
-`classify.py`.
+In: `TaggedExample`s. Out: `TagResult`s or `IntentResult`s. Before this file: `task.py`; beside it: `classify.py`.
 
 Each word is tokenized by itself: a word has the same tokens with and without a comma after it, and no token belongs to
 two words. The first token of a word predicts its tag. A long text becomes windows of words; each word is predicted
@@ -10,6 +9,7 @@ once, by the window that shows most of its context.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -20,17 +20,8 @@ import numpy as np
 
 from albertkit.errors import AlbertkitError, need
 from albertkit.tasks.classify import Classification
-from albertkit.tasks.examples import TaggedExample, TextExample
-from albertkit.tasks.task import IGNORE_INDEX, Feature, Task, TaskResult, softmax
-from albertkit.tasks.word_alignment import (
-    LabelledSpan,
-    Words,
-    example_words,
-    iob2_tags,
-    label_tokens,
-    word_tokens,
-    word_windows,
-)
+from albertkit.tasks.examples import Span, TaggedExample, TextExample, Words, split_words
+from albertkit.tasks.task import IGNORE_INDEX, Feature, Task, TaskResult, check_variety, group_features, softmax
 from albertkit.tokenizer import Tokenizer
 
 
@@ -141,11 +132,8 @@ class TagTask(Task):
         self, scores: Sequence[np.ndarray], features: Sequence[Feature], examples: Sequence[TaggedExample]
     ) -> list[TagResult]:
         """The entities of each text, from (tokens, labels) scores of each feature."""
-        windows: list[list[int]] = [[] for _ in examples]
-        for i, feature in enumerate(features):
-            windows[feature.example].append(i)
         results = []
-        for example, own in zip(examples, windows, strict=True):
+        for example, own in zip(examples, group_features(features, len(examples)), strict=True):
             words = example_words(example)
             places = label_tokens([features[i] for i in own], words)
             table = [np.asarray(scores[own[window]][token], np.float64) for window, token in places]
@@ -230,6 +218,7 @@ class IntentTask(Task):
             where = (without and without.where) or "an example"
             raise AlbertkitError(f"{where} has no intent. Training needs an intent for each text.")
         intents = sorted({e.intent for e in examples if e.intent is not None})
+        check_variety(examples, intents, "intent")
         return cls(tuple(intents), TagTask.from_examples(examples).labels, overlap)
 
     def outputs(self, head: str) -> int:
@@ -279,7 +268,7 @@ class IntentTask(Task):
         }
 
 
-def entity_metrics(predicted: Sequence[Sequence[LabelledSpan]], examples: Sequence[TaggedExample]) -> dict[str, float]:
+def entity_metrics(predicted: Sequence[Sequence[Entity | Span]], examples: Sequence[TaggedExample]) -> dict[str, float]:
     """F1, precision and recall over all entities ("f1", …), and the F1 of each label ("f1_PER")."""
     report = need("seqeval.metrics", "train", "measuring entities").classification_report
     words = [example_words(example) for example in examples]
@@ -298,5 +287,97 @@ def entity_metrics(predicted: Sequence[Sequence[LabelledSpan]], examples: Sequen
     }
 
 
-def _span_set(spans: Iterable[LabelledSpan]) -> set[tuple[int, int, str]]:
+def _span_set(spans: Iterable[Entity | Span]) -> set[tuple[int, int, str]]:
     return {(span.start, span.end, span.label) for span in spans}
+
+
+# Words, tags and tokens ----------------------------------------------------------------------------------------------
+
+
+def example_words(example: TaggedExample) -> Words:
+    """The words of an example: its own, or those of its text."""
+    if not example.words:
+        return split_words(example.text)
+    before = 0
+    for a, b in example.words:
+        if not before <= a < b <= len(example.text):
+            raise AlbertkitError(
+                f"{example.where or 'an example'} has a word from {a} to {b} in a text of {len(example.text)} "
+                f"characters, after a word that ends at {before}. Words must be in order, not empty, and in the text."
+            )
+        before = b
+    return example.words
+
+
+def iob2_tags(words: Words, spans: Iterable[Entity | Span], where: str = "") -> list[str]:
+    """The IOB2 tag of each word. Of overlapping entities the one that begins first is kept, then the longer one."""
+    tags = ["O"] * len(words)
+    first = {a: i for i, (a, _) in enumerate(words)}
+    last = {b: i for i, (_, b) in enumerate(words)}
+    for span in sorted(spans, key=lambda s: (s.start, -s.end)):
+        i, j = first.get(span.start), last.get(span.end)
+        if i is None or j is None or j < i:
+            raise AlbertkitError(
+                f"{where or 'an example'} has the entity {span.label!r} from {span.start} to {span.end}, which does "
+                "not begin and end with a word. Pass words that do (split_words can cut at both ends)."
+            )
+        if all(tag == "O" for tag in tags[i : j + 1]):
+            tags[i : j + 1] = [f"B-{span.label}"] + [f"I-{span.label}"] * (j - i)
+    return tags
+
+
+def word_tokens(words: Iterable[str], tokenizer: Tokenizer) -> dict[str, list[tuple[int, tuple[int, int]]]]:
+    """(id, characters) of the tokens of each word, without tokens for no character; a word has at least one token."""
+    texts = sorted(words)
+    unknown = tokenizer.pad_id if tokenizer.unk_id is None else tokenizer.unk_id
+    tokens = {}
+    for text, encoding in zip(texts, tokenizer.encode_batch(texts, add_specials=False), strict=True):
+        real = [(i, (a, b)) for i, (a, b) in zip(encoding.ids, encoding.offsets, strict=True) if b > a]
+        tokens[text] = real or [(unknown, (0, len(text)))]
+    return tokens
+
+
+def word_windows(sizes: Sequence[int], room: int, overlap: int) -> list[range]:
+    """Ranges of words that fit into `room` tokens and share at most `overlap` tokens.
+
+    sizes: tokens of each word, at most room - overlap, so that a word always fits behind the overlap.
+    """
+    windows, start = [], 0
+    while True:
+        end, used = start, 0
+        while end < len(sizes) and used + sizes[end] <= room:
+            used += sizes[end]
+            end += 1
+        windows.append(range(start, end))
+        if end == len(sizes):
+            return windows
+        start, shared = end, sizes[end - 1]
+        while shared <= overlap:
+            start -= 1
+            shared += sizes[start - 1]
+
+
+def label_tokens(features: Sequence[Feature], words: Words) -> list[tuple[int, int]]:
+    """The (window, token) that predicts each word: its first token, in the window with the most context on both sides.
+
+    The beginning and the end of the text do not count as missing context.
+    """
+    starts = [a for a, _ in words]
+    if len(features) == 1:  # most texts have one window, in which words begin in order
+        offsets, token, found = features[0].offsets or [], 0, []
+        for start in starts:
+            token += 1
+            while offsets[token][0] < start:
+                token += 1
+            found.append((0, token))
+        return found
+    best: list[tuple[float, int, int]] = [(-1, 0, 0)] * len(words)
+    for number, feature in enumerate(features):
+        offsets, last = feature.offsets or [], len(feature.ids) - 1
+        owners = [bisect_right(starts, a) - 1 for a, _ in offsets[1:last]]
+        for token, (before, word) in enumerate(pairwise([-1, *owners]), start=1):
+            if before != word:
+                left = inf if owners[0] == 0 else token
+                right = inf if owners[-1] == len(words) - 1 else last - token
+                best[word] = max(best[word], (min(left, right), -number, token))
+    return [(-number, token) for _, number, token in best]

@@ -6,12 +6,13 @@ this code. Before this file: `examples.py`; after it: one module per task.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 
+from albertkit.errors import AlbertkitError
 from albertkit.tokenizer import Tokenizer
 
 IGNORE_INDEX = -100  # a target that the loss ignores
@@ -96,6 +97,23 @@ class Task:
     def measure(self, results: Sequence[Any], examples: Sequence[Any]) -> dict[str, float]:
         """Metrics by name; the first one selects the best checkpoint (see `lower_is_better`)."""
         raise NotImplementedError
+
+
+def group_features(features: Sequence[Feature], count: int) -> list[list[int]]:
+    """The places of each example's features. count: of the examples."""
+    groups: list[list[int]] = [[] for _ in range(count)]
+    for place, feature in enumerate(features):
+        groups[feature.example].append(place)
+    return groups
+
+
+def check_variety(examples: Sequence[Any], values: Collection[Any], noun: str) -> None:
+    """Raise if all examples have the same value (a class, a number), since there is nothing to learn."""
+    if len(values) == 1:
+        raise AlbertkitError(
+            f"all {len(examples)} examples have the {noun} {next(iter(values))!r}. Training needs at least two: "
+            "add examples of another."
+        )
 
 
 def lower_is_better(metric: str) -> bool:

@@ -17,11 +17,10 @@ from albertkit.artifact import Artifact, ArtifactMetadata
 from albertkit.errors import AlbertkitError, nearest
 from albertkit.options import setting
 from albertkit.tasks import TASKS, load_task
+from albertkit.tasks.dataset import check_known_labels, read_parts, split_examples
 from albertkit.tasks.examples import TextExample
-from albertkit.tasks.readers.read_examples import ReadOptions
-from albertkit.tasks.splits import split_examples
+from albertkit.tasks.readers import ReadOptions
 from albertkit.tasks.task import Task
-from albertkit.tasks.validate import check_known_labels, read_parts
 from albertkit.text_reader import read_texts
 from albertkit.train.train_settings import parse_integers
 

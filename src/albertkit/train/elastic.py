@@ -30,11 +30,10 @@ from albertkit.runtime.batching import group_by_length
 from albertkit.runtime.calibration import calibrate_scores
 from albertkit.tasks import TASKS, load_task
 from albertkit.tasks.classify import OUT_OF_SCOPE, ClassifyTask
-from albertkit.tasks.examples import Span, TaggedExample, TextExample
+from albertkit.tasks.dataset import check_known_labels
+from albertkit.tasks.examples import Span, TaggedExample, TextExample, split_words
 from albertkit.tasks.tag import IntentTask, TagTask
 from albertkit.tasks.task import Feature, Task, lower_is_better
-from albertkit.tasks.validate import check_known_labels
-from albertkit.tasks.word_alignment import split_words
 from albertkit.train.checkpoint import TrainState
 from albertkit.train.distributed import call_in_dtype
 from albertkit.train.finetune import FinetuneJob, run_seeds

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from albertkit.errors import AlbertkitError
 from albertkit.tasks.examples import TextExample
-from albertkit.tasks.readers.read_examples import ReadOptions, read_examples
+from albertkit.tasks.readers import ReadOptions, read_examples
 
 
 def put(path, text):
@@ -111,21 +111,12 @@ def test_csv_quotes_and_lines_inside_cells(tmp_path):
     assert [e.where for e in data.examples] == [f"{path}:2", f"{path}:4"]
 
 
-def test_semicolons_and_other_delimiters(tmp_path):
+def test_semicolons(tmp_path):
     assert plain(read_examples("classify", put(tmp_path / "a.csv", "text;label\na, b;x\nc;y\n")))[0] == (
         "a, b",
         None,
         "x",
     )
-    path = put(tmp_path / "a.txt", "text|label\na|x\nb|y\n")
-    assert plain(read_examples("classify", path, ReadOptions(delimiter="|")))[1] == ("b", None, "y")
-
-
-def test_quotes_when_asked(tmp_path):
-    path = put(tmp_path / "a.tsv", 'text\tlabel\n"a\tb"\tx\n')
-    assert plain(read_examples("classify", path, ReadOptions(quotes=True))) == [("a\tb", None, "x")]
-    path = put(tmp_path / "a.csv", 'text,label\n"a,x\n')
-    assert plain(read_examples("classify", path, ReadOptions(quotes=False))) == [('"a', None, "x")]
 
 
 @pytest.mark.parametrize("pack", [gzip.compress, lzma.compress], ids=[".gz", ".xz"])

@@ -1,15 +1,17 @@
-"""Labelled files: their lines or JSON objects, and the problems found in them, collected.
+"""Labelled files: their lines, cells and JSON values, and the problems found in them, collected.
 
-In: a path and `ReadOptions`. Out: numbered lines, numbered JSON objects, and `Problems`, which become one error or one
-note. Before this file: `text_reader.py` opens files; after it: `tables.py`, `tagged_files.py` and `json_files.py`.
+In: a path and `ReadOptions`. Out: numbered lines or rows, and `Problems`, which become one error or one note.
+Before this file: `text_reader.py` opens files; after it: `tables.py`, `tagged_files.py` and `json_files.py`.
 """
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,29 +19,32 @@ from albertkit.errors import AlbertkitError, nearest
 from albertkit.options import setting
 from albertkit.text_reader import (
     BOM,
-    LINE_LIMIT,
-    TEXT_LIMIT,
-    BadRow,
     TextFile,
     content_suffix,
     find_text_files,
+    open_parquet,
+    open_raw,
     open_text_file,
-    parse_json_line,
     replace_surrogates,
 )
 
+Row = tuple[int, list[Any]]  # line, cells
 FORMATS = ("auto", "csv", "tsv", "jsonl", "json", "parquet", "columns")
 HEADERS = ("auto", "yes", "no")
 KINDS = ("auto", "single", "multi", "regression")
 SUFFIXES = {".csv": "csv", ".tsv": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "json", ".parquet": "parquet"}
+SIMPLE_TYPES = ("string", "large_string", "int", "uint", "float", "double", "bool", "list<", "dictionary<")
 JSON_BEGIN = re.compile(r"\s*[\[{]\s*($|[\[{\"}])")  # not a word that is a bracket
+SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+SPACE, TEXT_END = re.compile(r"\s*"), re.compile(r"\Z")
+LIST_SPACE, LIST_END = re.compile(r"[\s,]*"), re.compile(r"\]\s*\Z")
+ENCODING_REMEDY = (
+    "convert the file from its encoding, such as  iconv -f GB18030 -t UTF-8  (Chinese), or from WINDOWS-1252 or "
+    "ISO-8859-1 (Western Europe)"
+)
 MAX_SHOWN = 5  # problems in one error
-JSON_LIMIT = 256 << 20  # decompressed bytes of a JSON file, which is parsed at once
-FILE_LIMIT = 1 << 30  # decompressed bytes of any labelled file, which is kept in memory
+FILE_LIMIT = 1 << 30  # decompressed bytes of a labelled file, which is kept in memory
 MAX_NAMES, MAX_CHARACTERS = 20, 2000  # of a list in an error
-
-Numbered = Iterator[tuple[int, str]]  # line number, line
-JsonRows = Iterator[tuple[int, dict[str, Any]]]  # line number, object
 
 
 @dataclass(frozen=True)
@@ -57,10 +62,6 @@ class ReadOptions:
     kind: str = setting("auto", "What labels are: single, multi, regression, auto.", advanced=True)
     split: str | None = setting(None, "Part of a file or folder that has several: train, dev, test.", advanced=True)
     skip_bad: bool = setting(False, "Skip and count bad rows instead of stopping.", advanced=True)
-    delimiter: str | None = None
-    """Character between two cells, if it is neither a comma (csv) nor a tab (tsv)."""
-    quotes: bool | None = None
-    """Whether double quotes may enclose a cell; by default they may in csv and not in tsv."""
     labelled: bool = True
     """Whether every row must have a label."""
 
@@ -71,20 +72,10 @@ class ReadOptions:
                 raise AlbertkitError(
                     f"{name} is {value!r}{nearest(str(value), allowed)}; choose one of {', '.join(allowed)}"
                 )
-        if self.delimiter is not None and (len(self.delimiter) != 1 or self.delimiter in '\n\r"'):
-            raise AlbertkitError(f"delimiter is {self.delimiter!r}; it must be one character, such as ;")
         if self.separator == "":
             raise AlbertkitError("separator is empty; pass what separates two labels, such as |")
         if self.separator is not None and self.kind not in ("auto", "multi"):
             raise AlbertkitError(f"separator is for several labels, and kind is {self.kind}; omit one of them")
-
-
-@dataclass(frozen=True)
-class LabelledData:
-    """The examples of a file, and notes on how they were read."""
-
-    examples: list[Any]
-    notes: tuple[str, ...] = ()
 
 
 @dataclass
@@ -93,6 +84,8 @@ class Problems:
 
     name: str
     skip_bad: bool = False
+    labelled: bool = True
+    """Whether an example without a label is a problem."""
     count: int = 0
     shown: list[str] = field(default_factory=list)
     lines: set[int] = field(default_factory=set)
@@ -107,12 +100,6 @@ class Problems:
         self.count += 1
         if len(self.shown) < MAX_SHOWN:
             self.shown.append(f"{f'line {place}' if isinstance(place, int) else place}: {problem}")
-
-    def include(self, other: Problems) -> None:
-        """Add those of a file whose lines belong to the lines of this one."""
-        self.lines |= other.lines
-        self.count += other.count
-        self.shown = [*self.shown, *(f"{other.name}, {shown}" for shown in other.shown)][:MAX_SHOWN]
 
     def finish(self, kept: int) -> tuple[str, ...]:
         """Raise the problems, or return a note on skipped rows."""
@@ -129,6 +116,179 @@ class Problems:
         return ()
 
 
+@dataclass
+class LabelledFile:
+    """A labelled file, or a folder of files with one line per example, while it is read."""
+
+    path: Path
+    options: ReadOptions
+    notes: list[str] = field(default_factory=list)
+    """On how it was read."""
+
+    def __post_init__(self) -> None:
+        self.problems = Problems(str(self.path), self.options.skip_bad, self.options.labelled)
+
+    @cached_property
+    def format(self) -> str:
+        """One of `FORMATS`: from the options, else from the name of the file, else from its first line."""
+        if self.options.format != "auto":
+            return self.options.format
+        if known := SUFFIXES.get(content_suffix(self.path.name)):
+            return known
+        first = next((line for line in self._bytes().split(b"\n") if line.strip()), b"").decode("utf-8", "replace")
+        return "json" if JSON_BEGIN.match(first) else "tsv" if "\t" in first else "columns"
+
+    @property
+    def is_json(self) -> bool:
+        """Whether the file contains JSON values."""
+        return self.format in ("json", "jsonl")
+
+    def regular_file(self, name: str = "") -> TextFile:
+        """The file, or the one of this name in the folder."""
+        path = self.path / name if name else self.path
+        if path.is_dir():
+            names = list_names(sorted(p.name for p in path.iterdir()))
+            raise AlbertkitError(f"{path} is a folder with {names}; name one file")
+        if str(path) == "-":
+            raise AlbertkitError("labelled data is read twice, so it cannot come from a pipe. Pass a file.")
+        return find_text_files([path])[0]
+
+    def _bytes(self, name: str = "") -> bytes:
+        """The content of a file that is not UTF-16, without the mark of UTF-8."""
+        file = self.regular_file(name)
+        with open_text_file(file) as (stream, _):
+            data: bytes = stream.read(FILE_LIMIT + 1)
+        if len(data) > FILE_LIMIT:
+            raise AlbertkitError(
+                f"{file.name} has over {FILE_LIMIT:,} bytes, which are kept in memory. Use a part of it."
+            )
+        if data.startswith((b"\xff\xfe", b"\xfe\xff")):
+            raise AlbertkitError(
+                f"{file.name} is UTF-16; it must be UTF-8. Run  iconv -f UTF-16 -t UTF-8 {self.path.name} > new"
+            )
+        return data.removeprefix(BOM)
+
+    def lines(self, name: str = "") -> Iterator[tuple[int, str]]:
+        """Every line with its number, without its end. One that is not UTF-8 is a problem, and contains `�`.
+
+        name: of a file in the folder; a bad line in one file spoils the lines of that number in all.
+        """
+        start = f"{name}: " if name else ""
+        for number, raw in enumerate(self._bytes(name).removesuffix(b"\n").split(b"\n"), 1):
+            line = raw.removesuffix(b"\r")
+            if b"\0" in line:
+                self.problems.add(number, f"{start}zero bytes; convert the file if it is UTF-16, else delete them")
+            try:
+                yield number, line.decode("utf-8")
+            except UnicodeDecodeError as error:
+                byte = f"{start}byte {error.start + 1} is 0x{line[error.start]:02x}, which is not UTF-8"
+                self.problems.add(number, f"{byte}; {ENCODING_REMEDY}")
+                yield number, line.decode("utf-8", "replace")
+
+    def cells(self) -> Iterator[Row]:
+        """The rows of a csv or tsv file, without blank ones."""
+        rows = self._csv_rows() if self.format == "csv" else ((line, text.split("\t")) for line, text in self.lines())
+        for line, cells in rows:
+            if line not in self.problems.lines and any(cell.strip() for cell in cells):
+                yield line, cells
+
+    def _csv_rows(self) -> Iterator[Row]:
+        """Rows whose cells may be quoted, and then contain line breaks; spreadsheets also write tabs or semicolons."""
+        lines = [text for _, text in self.lines()]
+        delimiter = next((mark for mark in "\t,;" if mark in lines[0]), ",")
+        reader = csv.reader((text + "\n" for text in lines), delimiter=delimiter, strict=True)
+        while True:
+            start = reader.line_num + 1
+            try:
+                cells = next(reader, None)
+            except csv.Error as error:
+                place = f"from here to line {reader.line_num} ({error})"
+                self.problems.add(start, f"the quotes are wrong {place}; double the quotes inside a quoted cell")
+                continue
+            if cells is None:
+                return
+            if not self.problems.lines.isdisjoint(range(start, reader.line_num + 1)):
+                self.problems.lines.add(start)
+            yield start, cells
+
+    def parquet_columns(self) -> tuple[list[str], list[Row]]:
+        """The names of the columns with texts, numbers or lists, and the rows."""
+        rows: list[Row] = []
+        size = 0
+        with open_raw(self.regular_file()) as raw, open_parquet(str(self.path), raw) as parquet:
+            names = [f.name for f in parquet.schema_arrow if str(f.type).startswith(SIMPLE_TYPES)]
+            for batch in parquet.iter_batches(batch_size=1024, columns=names, use_threads=False):
+                size += batch.nbytes
+                if size > FILE_LIMIT:
+                    raise AlbertkitError(f"{self.path} has over {FILE_LIMIT:,} bytes. Use a part of it.")
+                columns = [column.to_pylist() for column in batch.columns]
+                rows += [(i, list(cells)) for i, cells in enumerate(zip(*columns, strict=True), len(rows) + 1)]
+        return names, rows
+
+    @cached_property
+    def json_values(self) -> list[tuple[int, Any]]:
+        """The values of a .json file with their lines: those of one list, or one after another over any lines."""
+        text = "\n".join(line for _, line in self.lines())
+        if self.problems.shown:
+            raise AlbertkitError(f"{self.path}, {self.problems.shown[0]}")
+        is_list = text.lstrip().startswith("[")
+        between, end = (LIST_SPACE, LIST_END) if is_list else (SPACE, TEXT_END)
+        place = text.index("[") + 1 if is_list else 0
+        values, line, seen, has_surrogates = [], 1, 0, SURROGATE.search(text)
+        while True:
+            place = between.match(text, place).end()  # type: ignore[union-attr]  # it matches nothing, too
+            line, seen = line + text.count("\n", seen, place), place
+            if end.match(text, place):
+                return values
+            try:
+                value, place = json.JSONDecoder().raw_decode(text, place)
+            except (ValueError, RecursionError) as error:
+                raise AlbertkitError(
+                    f"line {line} of {self.path}: the JSON value is broken ({str(error)[:80]}). Correct it."
+                ) from None
+            values.append((line, _without_surrogates(value) if has_surrogates else value))
+
+    @property
+    def json_object(self) -> dict[str, Any]:
+        """The only value of a .json file; empty if the file is something else."""
+        values = self.json_values if self.format == "json" else []
+        return values[0][1] if len(values) == 1 and isinstance(values[0][1], dict) else {}
+
+    def objects(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Each JSON object with its line; everything else is a problem."""
+        if not self.is_json:
+            raise AlbertkitError(f"{self.path} is not JSON, which this task reads. Pass --format jsonl if it is.")
+        if self.format == "json":
+            values: Iterable[tuple[int, Any]] = self.json_values
+        else:
+            lines = (line for line in self.lines() if line[1].strip() and line[0] not in self.problems.lines)
+            values = ((number, _parse_json(line)) for number, line in lines)
+        for number, value in values:
+            if isinstance(value, dict):
+                yield number, value
+            else:
+                self.problems.add(number, f"{str(value)[:40]!r} is not a JSON object; write one in braces")
+
+
+def _parse_json(line: str) -> Any:
+    """The value of a line; the line itself if it is not JSON."""
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
+        return line.strip()
+    return _without_surrogates(value) if SURROGATE.search(line) else value
+
+
+def _without_surrogates(value: Any) -> Any:
+    """A JSON value with "?" for lone surrogates, which JSON can contain and UTF-8 cannot."""
+    return json.loads(replace_surrogates(json.dumps(value, ensure_ascii=False)))
+
+
+def clean(value: Any) -> Any:
+    """A text without white space at its ends; anything else as it is."""
+    return value.strip() if isinstance(value, str) else value
+
+
 def count_noun(count: int, noun: str) -> str:
     """1 row, 2 rows."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
@@ -139,165 +299,3 @@ def list_names(names: Iterable[Any]) -> str:
     texts = [replace_surrogates(str(name)) for name in names]
     more = f" and {len(texts) - MAX_NAMES:,} more" if len(texts) > MAX_NAMES else ""
     return ", ".join(texts[:MAX_NAMES])[:MAX_CHARACTERS] + more or "none"
-
-
-def text_problem(text: object, name: str) -> str | None:
-    """The problem with a text and its remedy; None if there is none."""
-    if text is None:
-        return f"the {name} is missing; write one"
-    if not isinstance(text, str):
-        return f"the {name} is a {type(text).__name__}; write a text in quotes"
-    if not text.strip():
-        return f"the {name} is empty; write one or delete the row"
-    if len(text) > TEXT_LIMIT:
-        return f"the {name} has over {TEXT_LIMIT:,} characters; cut it into several"
-    if "\0" in text:
-        return f"the {name} contains zero bytes; delete them"
-    return None
-
-
-def clean(text: str) -> str:
-    """The text without lone surrogates, which JSON can contain, and without white space at its ends."""
-    return replace_surrogates(text).strip()
-
-
-# Bytes → lines -----------------------------------------------------------------------------------------------------
-
-
-def find_file(path: Path) -> TextFile:
-    """The file, if it is one."""
-    if path.is_dir():
-        names = list_names(sorted(p.name for p in path.iterdir()))
-        raise AlbertkitError(f"{path} is a folder with {names}; name one file")
-    if str(path) == "-":
-        raise AlbertkitError("labelled data is read twice, so it cannot come from a pipe. Pass a file.")
-    return find_text_files([path])[0]
-
-
-def file_format(path: Path, options: ReadOptions) -> str:
-    """The format of a file: from the options, else from its name, else from its first line."""
-    if options.format != "auto":
-        return options.format
-    if known := SUFFIXES.get(content_suffix(path.name)):
-        return known
-    lines = file_lines(path, Problems(str(path), skip_bad=True))
-    first = next((text for _, text in lines if text.strip()), "")
-    if JSON_BEGIN.match(first):
-        return "json"
-    return "tsv" if "\t" in first or options.delimiter else "columns"
-
-
-def file_lines(path: Path, problems: Problems) -> Numbered:
-    """Every line with its number. One that is not UTF-8 is added to the problems, and contains `�` instead of bytes."""
-    size = 0
-    with open_text_file(find_file(path)) as (stream, _):
-        for number, line in enumerate(iter(lambda: stream.readline(LINE_LIMIT), b""), 1):
-            size += len(line)
-            if size > FILE_LIMIT:
-                raise AlbertkitError(
-                    f"{path} has over {FILE_LIMIT:,} bytes, which are kept in memory. Use a part of it."
-                )
-            if len(line) == LINE_LIMIT:
-                raise AlbertkitError(f"line {number} of {path} has over {LINE_LIMIT:,} bytes. Break it into several.")
-            raw = _without_bom(line, path) if number == 1 else line
-            yield number, _decode_line(raw.removesuffix(b"\n").removesuffix(b"\r"), number, problems)
-
-
-def _without_bom(data: bytes, path: Path) -> bytes:
-    """The bytes without the mark of UTF-8; that of UTF-16 is an error."""
-    if data.startswith((b"\xff\xfe", b"\xfe\xff")):
-        raise AlbertkitError(f"{path} is UTF-16; it must be UTF-8. Run  iconv -f UTF-16 -t UTF-8 {path.name} > new")
-    return data.removeprefix(BOM)
-
-
-def _decode_line(raw: bytes, number: int, problems: Problems) -> str:
-    if b"\0" in raw:
-        problems.add(number, "contains zero bytes; convert the file if it is UTF-16, else delete them")
-    try:
-        return raw.decode("utf-8")
-    except UnicodeDecodeError as error:
-        problems.add(number, _encoding_problem(raw, error))
-        return raw.decode("utf-8", "replace")
-
-
-def _encoding_problem(raw: bytes, error: UnicodeDecodeError) -> str:
-    place = error.start - (raw.rfind(b"\n", 0, error.start) + 1) + 1
-    return (
-        f"byte {place} is 0x{raw[error.start]:02x}, which is not UTF-8; convert the file from its encoding, such as  "
-        "iconv -f GB18030 -t UTF-8  (Chinese), or from WINDOWS-1252 or ISO-8859-1 (Western Europe)"
-    )
-
-
-# Lines → JSON ------------------------------------------------------------------------------------------------------
-
-
-def file_text(path: Path) -> str:
-    """A whole file, for JSON over several lines."""
-    with open_text_file(find_file(path)) as (stream, _):
-        data = stream.read(JSON_LIMIT + 1)
-    if len(data) > JSON_LIMIT:
-        raise AlbertkitError(f"{path} has over {JSON_LIMIT:,} bytes. Write it as JSONL, or use a part of it.")
-    data = _without_bom(data, path)
-    try:
-        return str(data, "utf-8")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise AlbertkitError(f"line {line} of {path}: {_encoding_problem(data, error)}") from None
-
-
-def json_objects(path: Path, format: str, problems: Problems) -> JsonRows:
-    """Each JSON object with its line: one per line or, in .json files, in a list or one after another."""
-    if format == "jsonl":
-        yield from _objects_in_lines(file_lines(path, problems), problems)
-        return
-    text = file_text(path)
-    first, _, rest = text.lstrip().partition("\n")
-    if rest.strip() and parse_object(first) is not None:
-        yield from _objects_in_lines(enumerate(text.split("\n"), 1), problems)
-        return
-    for line, value in _json_values(text, path):
-        if isinstance(value, dict):
-            yield line, value
-        else:
-            problems.add(line, f"contains a {type(value).__name__}; write an object in braces")
-
-
-def parse_object(text: str) -> dict[str, Any] | None:
-    """The JSON object that a text is; None if it is something else."""
-    try:
-        return parse_json_line(text)
-    except BadRow:
-        return None
-
-
-def _objects_in_lines(lines: Iterable[tuple[int, str]], problems: Problems) -> JsonRows:
-    for number, line in lines:
-        if not line.strip() or number in problems.lines:
-            continue
-        row = parse_object(line)
-        if row is None:
-            problems.add(number, f"{line.strip()[:40]!r} is not a JSON object; write one object per line")
-        else:
-            yield number, row
-
-
-def _json_values(text: str, path: Path) -> Iterator[tuple[int, Any]]:
-    """JSON values one after another, or those of one list."""
-    decoder, place, line, seen = json.JSONDecoder(), 0, 1, 0
-    is_list = text.lstrip().startswith("[")
-    between = " \t\r\n," if is_list else " \t\r\n"
-    if is_list:
-        place = text.index("[") + 1
-    while True:
-        while place < len(text) and text[place] in between:
-            place += 1
-        line, seen = line + text.count("\n", seen, place), place
-        if text.startswith("]", place) and not text[place + 1 :].strip() if is_list else place == len(text):
-            return
-        try:
-            value, place = decoder.raw_decode(text, place)
-        except (ValueError, RecursionError) as error:
-            raise AlbertkitError(
-                f"line {line} of {path}: the JSON value is broken ({str(error)[:80]}). Correct it."
-            ) from None
-        yield line, value

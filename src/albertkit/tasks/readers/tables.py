@@ -1,220 +1,333 @@
 """Tables of texts: csv, tsv, JSONL, Parquet, and the GLUE files as they come → `TextExample`s and `RewriteExample`s.
 
-In: a file and `ReadOptions`. Out: texts or pairs with labels, or sources with targets, and notes. Before this file:
-`labelled_files.py` and `column_roles.py`; after it: `read_examples.py`.
+In: a `LabelledFile`. Out: for each row its line, and its example or its problem. Before this file:
+`labelled_files.py`; after it: `read_examples`.
 
-In tsv a quote is a character like any other, as in GLUE; in csv it encloses cells.
+In tsv a quote is a character like any other, as in GLUE; in csv it encloses cells. Columns are found by the options,
+then by well-known names, then by the cells: labels repeat, texts are long and differ.
 """
 
 from __future__ import annotations
 
-import csv
+import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
-from itertools import chain
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from albertkit.errors import AlbertkitError
-from albertkit.tasks.examples import RewriteExample, TextExample
-from albertkit.tasks.readers.column_roles import (
-    SAMPLE,
-    SCORES,
-    SOURCE_TARGET,
-    Row,
-    Table,
-    find_column,
-    find_roles,
-    has_header,
-    has_only_pairs,
-    parse_number,
+from albertkit.errors import AlbertkitError, nearest
+from albertkit.tasks.examples import RewriteExample, TextExample, text_problem
+from albertkit.tasks.readers.json_files import Rows
+from albertkit.tasks.readers.labelled_files import LabelledFile, ReadOptions, Row, clean, count_noun, list_names
+
+PAIRS = (
+    ("sentence1", "sentence2"),
+    ("#1 string", "#2 string"),
+    ("question1", "question2"),
+    ("premise", "hypothesis"),
+    ("question", "sentence"),
+    ("text_a", "text_b"),
+    ("text1", "text2"),
+    ("query", "passage"),
+    ("query", "document"),
 )
-from albertkit.tasks.readers.labelled_files import (
-    FILE_LIMIT,
-    Problems,
-    ReadOptions,
-    clean,
-    count_noun,
-    file_format,
-    file_lines,
-    find_file,
-    json_objects,
-    text_problem,
+TEXTS = (
+    *("sentence", "text", "review", "content", "comment", "utterance", "query", "question", "description", "title"),
+    *("text_a", "sentence1", "文本", "内容", "评论", "句子"),
 )
-from albertkit.text_reader import open_parquet, open_raw
+SOURCE_TARGET = (
+    ("source", "target"),
+    ("input", "output"),
+    ("document", "summary"),
+    ("article", "summary"),
+    ("article", "highlights"),
+    ("text", "summary"),
+    ("context", "question"),
+    ("question", "answer"),
+    ("原文", "摘要"),
+)
+SCORES = ("score", "similarity", "similarity_score", "relatedness_score")
+LABELS = (
+    *("label", "labels", "gold_label", "quality", "is_duplicate", *SCORES, "class", "category", "intent", "sentiment"),
+    *("target", "rating", "stars", "class index", "标签", "类别"),
+)
+ID_NAMES = {"index", "id", "idx", "guid", "uid", "编号"}
+KNOWN = {*(name for pair in (*PAIRS, *SOURCE_TARGET) for name in pair), *TEXTS, *LABELS, *ID_NAMES}
+SAMPLE = 2000  # rows from which the roles of columns are guessed
+TEXT_ROLES = {"text": "text", "pair": "second text", "label": "label"}
+REWRITE_ROLES = {"text": "source", "label": "target"}
 
-MAX_FIELDS = 256  # of JSON objects; later ones are ignored
-SIMPLE_TYPES = ("string", "large_string", "int", "uint", "float", "double", "bool", "list<", "dictionary<")
+Roles = dict[str, int]  # the column of text, pair and label, from 0, if there is one
 
 
-def read_texts(
-    path: Path, options: ReadOptions, problems: Problems, needs_pair: bool = False
-) -> tuple[list[TextExample], list[str]]:
-    """The rows of a table as examples, and notes. needs_pair: whether a table of single texts is an error."""
-    table = read_table(path, options, problems)
+@dataclass
+class Table:
+    """Rows of equal width, and the names of the columns where there are any."""
+
+    path: Path
+    names: list[str] | None
+    rows: list[Row]
+
+    @property
+    def width(self) -> int:
+        """Number of columns."""
+        return len(self.names) if self.names is not None else len(self.rows[0][1]) if self.rows else 0
+
+    @property
+    def places(self) -> dict[str, int]:
+        """The first column of each name, in lower case."""
+        return {name.casefold(): place for place, name in reversed(list(enumerate(self.names or [])))}
+
+    def title(self, column: int) -> str:
+        """A column in messages: 1 'text'."""
+        return f"{column + 1} {self.names[column]!r}" if self.names is not None else str(column + 1)
+
+    @property
+    def titles(self) -> str:
+        """All columns in messages."""
+        return list_names(map(self.title, range(self.width)))
+
+
+def read_texts(file: LabelledFile, needs_pair: bool = False) -> Rows:
+    """The rows of a table as texts or pairs. needs_pair: whether a table of single texts is an error."""
+    table, options = read_table(file), file.options
     if not table.rows:
-        return [], []
+        return
     if needs_pair and options.labelled and has_only_pairs(table, options):
-        options = replace(options, labelled=False)
+        options, file.problems.labelled = replace(options, labelled=False), False
     roles = find_roles(table, options, needs_pair)
-    notes = [", ".join(f"{role} in column {table.title(c)}" for role, c in vars(roles).items() if c is not None)]
-    if needs_pair and roles.label is None:
-        notes.append("there is no label, so every pair matches (--label-column names one)")
-    assert roles.text is not None
-    raw = [None if roles.label is None else row[roles.label] for _, row in table.rows]
-    is_score = roles.label is not None and table.names is not None and table.names[roles.label].casefold() in SCORES
-    kind = _label_kind(raw, options, is_score)
+    text, pair, label = roles["text"], roles.get("pair"), roles.get("label")
+    file.notes.append(_roles_note(table, roles, TEXT_ROLES))
+    if needs_pair and label is None:
+        file.notes.append("there is no label, so every pair matches (--label-column names one)")
+    labels = [None if label is None else clean(row[label]) for _, row in table.rows]
+    is_score = label is not None and table.names is not None and table.names[label].casefold() in SCORES
+    kind = _label_kind(labels, options, is_score)
     if kind == "regression" and options.kind == "auto":
-        notes.append("the labels are numbers, so this is a regression (--kind single makes them classes)")
-    examples = []
-    for (line, row), cell in zip(table.rows, raw, strict=True):
-        text, pair = row[roles.text], None if roles.pair is None else row[roles.pair]
-        problem = text_problem(text, "text") or (None if roles.pair is None else text_problem(pair, "second text"))
-        label, label_problem = _parse_label(cell, kind, options)
-        if problem or label_problem:
-            problems.add(line, problem or label_problem or "")
-        else:
-            examples.append(TextExample(clean(text), None if pair is None else clean(pair), label, f"{path}:{line}"))
-    return examples, notes
-
-
-def read_rewrites(path: Path, options: ReadOptions, problems: Problems) -> tuple[list[RewriteExample], list[str]]:
-    """The rows of a table as sources (the text column) and targets (the label column), and notes."""
-    table = read_table(path, replace(options, kind="single"), problems)
-    if not table.rows:
-        return [], []
-    source, target = source_and_target(table, options)
-    note = f"source in column {table.title(source)}"
-    if target is not None:
-        note += f", target in column {table.title(target)}"
-    examples = []
-    for line, row in table.rows:
-        written = None if target is None else row[target]
-        problem = text_problem(row[source], "source")
-        if written is not None or options.labelled:
-            problem = problem or text_problem(written, "target")
+        file.notes.append("the labels are numbers, so this is a regression (--kind single makes them classes)")
+    for (line, row), cell in zip(table.rows, labels, strict=True):
+        second = None if pair is None else clean(row[pair])
+        problem = None if pair is None else text_problem(second, "second text")
+        problem = problem or _label_problem(cell, kind)
         if problem:
-            problems.add(line, problem)
+            yield line, problem
         else:
-            text = None if written is None else clean(written)
-            examples.append(RewriteExample(clean(row[source]), text, f"{path}:{line}"))
-    return examples, [note]
+            parsed = _parse_label(cell, kind, options.separator)
+            yield line, TextExample(clean(row[text]), second, parsed, f"{file.path}:{line}")
 
 
-def source_and_target(table: Table, options: ReadOptions) -> tuple[int, int | None]:
+def read_rewrites(file: LabelledFile) -> Rows:
+    """The rows of a table as sources (the text column) and targets (the label column)."""
+    table = read_table(file)
+    if not table.rows:
+        return
+    roles = find_source_and_target(table, file.options)
+    file.notes.append(_roles_note(table, roles, REWRITE_ROLES))
+    for line, row in table.rows:
+        target = row[roles["label"]] if "label" in roles else None
+        yield line, RewriteExample(clean(row[roles["text"]]), clean(target), f"{file.path}:{line}")
+
+
+# Columns -------------------------------------------------------------------------------------------------------------
+
+
+def find_roles(table: Table, options: ReadOptions, needs_pair: bool = False) -> Roles:
+    """The columns to use. needs_pair: whether there must be a second text."""
+    roles = _given_roles(table, options)
+    _add_by_name(table, roles, needs_pair)
+    if "text" not in roles or (options.labelled and "label" not in roles):
+        guess = _guess_by_content(table, roles, options)
+        if table.names is None or len(guess) == table.width:
+            roles = guess  # if columns have names, a guess must use all of them
+    needed = {"text": True, "pair": needs_pair, "label": options.labelled}
+    _check_roles(table, roles, {role: name for role, name in TEXT_ROLES.items() if needed[role]})
+    return roles
+
+
+def find_source_and_target(table: Table, options: ReadOptions) -> Roles:
     """The columns of source and target: as given, by well-known names, or the first and the second of two."""
-    source = find_column(table, "text", options.text_column)
-    target = find_column(table, "label", options.label_column)
-    places = {name.casefold(): place for place, name in reversed(list(enumerate(table.names or [])))}
-    for one, other in SOURCE_TARGET:
-        if source is None and target is None and one in places and other in places:
-            source, target = places[one], places[other]
-    if table.width == 2 and (source is None or target is None):
-        source = (0 if target is None else 1 - target) if source is None else source
-        target = 1 - source
-    if source is None and target is None and not options.labelled:
-        names = [one for one, _ in SOURCE_TARGET if one in places]
-        source = places[names[0]] if names else 0 if table.width == 1 else None
-    if source is None or (target is None and options.labelled) or source == target:
-        raise AlbertkitError(
-            f"it is not clear which columns of {table.name} contain source and target; it has {table.titles}: "
-            "name both (--text-column for the source, --label-column for the target)"
-        )
-    return source, target
+    roles, places = _given_roles(table, replace(options, pair_column=None)), table.places
+    known = [pair for pair in SOURCE_TARGET if pair[0] in places and (pair[1] in places or not options.labelled)]
+    if not roles and known:
+        roles = {role: places[name] for role, name in zip(REWRITE_ROLES, known[0], strict=True) if name in places}
+    if table.width <= 2:
+        free = [column for column in range(table.width) if column not in roles.values()]
+        missing = [role for role in REWRITE_ROLES if role not in roles]
+        roles.update(zip(missing, free, strict=False))
+    needed = REWRITE_ROLES if options.labelled else {"text": "source"}
+    _check_roles(table, roles, needed)
+    return roles
 
 
-# Files → tables ----------------------------------------------------------------------------------------------------
-
-
-def read_table(path: Path, options: ReadOptions, problems: Problems) -> Table:
-    """Any table, all rows of one width."""
-    format = file_format(path, options)
-    if format == "parquet":
-        return _parquet_table(path)
-    if format in ("jsonl", "json"):
-        return _json_table(path, format, problems)
-    if format in ("csv", "tsv"):
-        return _cell_table(path, format, options, problems)
-    raise AlbertkitError(
-        f"the format of {path} is not clear from its name or first line. Name it (--format csv, tsv, jsonl …)."
+def has_only_pairs(table: Table, options: ReadOptions) -> bool:
+    """Whether a table of pairs has no label: two columns, or both texts given and no column named like a label."""
+    if options.label_column is not None:
+        return False
+    has_label_name = any(name.casefold() in LABELS for name in table.names or ())
+    return table.width == 2 or (
+        options.text_column is not None and options.pair_column is not None and not has_label_name
     )
 
 
-def _json_table(path: Path, format: str, problems: Problems) -> Table:
-    """JSON objects as a table; missing fields are None."""
-    rows = list(json_objects(path, format, problems))
-    names = list(dict.fromkeys(name for _, row in rows[:SAMPLE] for name in row))[:MAX_FIELDS]
-    return Table(str(path), [(line, [row.get(name) for name in names]) for line, row in rows], names)
+def _given_roles(table: Table, options: ReadOptions) -> Roles:
+    """The columns that the options give, by name or by number from 1."""
+    roles = {}
+    for role in TEXT_ROLES:
+        column, names = getattr(options, f"{role}_column"), table.names or []
+        if column is None:
+            continue
+        number = int(column) - 1 if isinstance(column, int) or column.isdecimal() else -1
+        if column in names:
+            roles[role] = names.index(column)
+        elif str(column).casefold() in table.places:
+            roles[role] = table.places[str(column).casefold()]
+        elif 0 <= number < table.width:
+            roles[role] = number
+        else:
+            raise AlbertkitError(
+                f"{table.path} has no column {column!r}{nearest(str(column), names)}; it has {table.titles}: "
+                f"name one, or give its number from 1 (--{role}-column)"
+            )
+    return roles
 
 
-def _cell_table(path: Path, format: str, options: ReadOptions, problems: Problems) -> Table:
+def _check_roles(table: Table, roles: Roles, needed: dict[str, str]) -> None:
+    """Raise for a missing role, and for two roles of one column. needed: the roles and what they are called."""
+    missing = [role for role in needed if role not in roles]
+    if missing:
+        what = " and the ".join(needed[role] for role in missing)
+        raise AlbertkitError(
+            f"it is not clear which column of {table.path} contains the {what}; it has {table.titles}: "
+            f"name it ({', '.join(f'--{role}-column' for role in missing)})"
+        )
+    if len(set(roles.values())) < len(roles):
+        raise AlbertkitError(
+            f"one column of {table.path} cannot be two things; it has {table.titles}: name others (--text-column …)"
+        )
+
+
+def _roles_note(table: Table, roles: Roles, names: dict[str, str]) -> str:
+    return ", ".join(f"{name} in column {table.title(roles[role])}" for role, name in names.items() if role in roles)
+
+
+def _add_by_name(table: Table, roles: Roles, needs_pair: bool) -> None:
+    """Fill in roles by well-known names; no second text if only the first one is given."""
+    places = table.places
+    if "label" not in roles:
+        _add_first(roles, "label", LABELS, places)
+    if "pair" not in roles and (needs_pair or "text" not in roles):
+        for one, other in PAIRS:
+            if one not in places or other not in places:
+                continue
+            text, pair = places[one], places[other]
+            if roles.get("label") not in (text, pair) and roles.get("text", text) == text:
+                roles["text"], roles["pair"] = text, pair
+                return
+    if "text" not in roles:
+        _add_first(roles, "text", TEXTS, places)
+
+
+def _add_first(roles: Roles, role: str, names: Sequence[str], places: dict[str, int]) -> None:
+    free = [places[name] for name in names if name in places and places[name] not in roles.values()]
+    if free:
+        roles[role] = free[0]
+
+
+def _guess_by_content(table: Table, roles: Roles, options: ReadOptions) -> Roles:
+    """The roles with the others guessed by the cells."""
+    rows, indexes = table.rows[:SAMPLE], range(table.width)
+    columns = [["" if row[i] is None else str(row[i]).strip() for _, row in rows] for i in indexes]
+    if len(columns) == 4 and set(columns[1]) <= {"0", "1"} and set(columns[2]) <= {"", "*"}:  # CoLA
+        return {"label": 1, "text": 3} | roles
+    roles = dict(roles)
+    distinct = [len(set(column)) for column in columns]
+    length = [sum(map(len, column)) for column in columns]
+    if "label" not in roles and options.labelled:
+        full = [i for i in indexes if "" not in columns[i] and i not in roles.values()]
+        full = [i for i in full if table.names is None or table.names[i].casefold() not in ID_NAMES]
+        repeated = [i for i in full if 1 < distinct[i] <= len(rows) / 2]
+        if full:
+            roles["label"] = min(repeated or full, key=lambda i: (distinct[i], length[i], -i))
+    if "text" not in roles:
+        texts = [i for i in indexes if i not in roles.values()]
+        texts = [i for i in texts if any(parse_number(cell) is None for cell in columns[i])]
+        texts = [i for i in texts if distinct[i] > len(rows) / 2 or len(rows) < 10]
+        texts = [i for i in texts if length[i] >= max(length[j] for j in texts) / 4]
+        if len(texts) == 1:
+            roles["text"] = texts[0]
+        elif len(texts) == 2 and "pair" not in roles:
+            roles["text"], roles["pair"] = texts
+    return roles
+
+
+# Files → tables ------------------------------------------------------------------------------------------------------
+
+
+def read_table(file: LabelledFile) -> Table:
+    """Any table, all rows of one width."""
+    if file.format == "parquet":
+        return Table(file.path, *file.parquet_columns())
+    if file.is_json:  # missing fields are None
+        objects = list(file.objects())
+        names = list(dict.fromkeys(name for _, row in objects[:SAMPLE] for name in row))
+        return Table(file.path, names, [(line, [row.get(name) for name in names]) for line, row in objects])
+    if file.format in ("csv", "tsv"):
+        return _cell_table(file)
+    raise AlbertkitError(
+        f"the format of {file.path} is not clear from its name or first line. Name it (--format csv, tsv, jsonl …)."
+    )
+
+
+def _cell_table(file: LabelledFile) -> Table:
     """Lines of cells as a table; the header, or else most rows, determines the number of cells."""
-    rows = list(_rows_of_cells(path, format, options, problems))
-    header = options.header == "yes" or (options.header == "auto" and has_header(rows, options))
+    rows = list(file.cells())
+    header = file.options.header == "yes" or (file.options.header == "auto" and has_header(rows, file.options))
     names = [cell.strip() for cell in rows.pop(0)[1]] if header and rows else None
     widths = Counter(len(cells) for _, cells in rows).most_common(1)
     width = len(names) if names is not None else widths[0][0] if widths else 0
-    more = "quote a cell that contains the delimiter" if format == "csv" else "a text cannot contain the delimiter"
-    fewer = f"write all {width}, with {'a tab' if format == 'tsv' else 'the delimiter'} between them"
+    is_csv = file.format == "csv"
+    more = "quote a cell that contains the delimiter" if is_csv else "a text cannot contain the delimiter"
+    fewer = f"write all {width}, with {'the delimiter' if is_csv else 'a tab'} between them"
     expected = "the header has" if header else "most rows have"
     for line, cells in rows:
         if len(cells) != width:
             remedy = fewer if len(cells) < width else more
-            problems.add(line, f"{count_noun(len(cells), 'cell')} where {expected} {width}; {remedy}")
-    return Table(str(path), [row for row in rows if len(row[1]) == width], names)
+            file.problems.add(line, f"{count_noun(len(cells), 'cell')} where {expected} {width}; {remedy}")
+    return Table(file.path, names, [row for row in rows if len(row[1]) == width])
 
 
-def _rows_of_cells(path: Path, format: str, options: ReadOptions, problems: Problems) -> Iterator[Row]:
-    """Lines split into cells, without blank rows."""
-    lines = file_lines(path, problems)
-    first = next(lines, None)
-    if first is None:
-        return
-    delimiter = options.delimiter or ("\t" if format == "tsv" else _csv_delimiter(first[1]))
-    lines = chain([first], lines)
-    has_quotes = format == "csv" if options.quotes is None else options.quotes
-    plain = ((line, text.split(delimiter)) for line, text in lines)
-    for line, cells in _quoted_rows(lines, delimiter, problems) if has_quotes else plain:
-        if line not in problems.lines and any(cell.strip() for cell in cells):
-            yield line, cells
+def parse_number(value: object) -> float | None:
+    """A finite number, or the number in a text."""
+    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+        return None
+    try:
+        number = float(value)
+    except (ValueError, OverflowError):
+        return None
+    return number if math.isfinite(number) else None
 
 
-def _csv_delimiter(line: str) -> str:
-    """A comma, or a tab or semicolon, which spreadsheets of some countries write."""
-    return next((mark for mark in "\t,;" if mark in line), ",")
-
-
-def _quoted_rows(lines: Iterable[tuple[int, str]], delimiter: str, problems: Problems) -> Iterator[Row]:
-    """Rows whose cells may be quoted, and then contain line breaks."""
-    reader = csv.reader((text + "\n" for _, text in lines), delimiter=delimiter, strict=True)
-    while True:
-        start = reader.line_num + 1
-        try:
-            cells = next(reader, None)
-        except csv.Error as error:
-            place = f"from here to line {reader.line_num} ({error})"
-            problems.add(start, f"the quotes are wrong {place}; double the quotes inside a quoted cell")
-            continue
-        if cells is None:
-            return
-        if any(line in problems.lines for line in range(start, reader.line_num + 1)):
-            problems.lines.add(start)
-        yield start, cells
-
-
-def _parquet_table(path: Path) -> Table:
-    rows: list[Row] = []
-    size = 0
-    with open_raw(find_file(path)) as raw, open_parquet(str(path), raw) as file:
-        names = [f.name for f in file.schema_arrow if str(f.type).startswith(SIMPLE_TYPES)]
-        for batch in file.iter_batches(batch_size=1024, columns=names, use_threads=False):
-            size += batch.nbytes
-            if size > FILE_LIMIT:
-                raise AlbertkitError(f"{path} has over {FILE_LIMIT:,} bytes. Use a part of it.")
-            columns = [column.to_pylist() for column in batch.columns]
-            rows += [(i, list(cells)) for i, cells in enumerate(zip(*columns, strict=True), len(rows) + 1)]
-    return Table(str(path), rows, names)
+def has_header(rows: Sequence[Row], options: ReadOptions) -> bool:
+    """Whether the first row names the columns: it contains a well-known name, or differs from all rows below it."""
+    columns_given = (options.text_column, options.pair_column, options.label_column)
+    if any(isinstance(column, str) and not column.isdigit() for column in columns_given):
+        return True
+    if not rows:
+        return False
+    first, below = [cell.strip() for cell in rows[0][1]], [cells for _, cells in rows[1 : SAMPLE + 1]]
+    below = [cells for cells in below if len(cells) == len(first)]
+    columns = [[cells[i].strip() for cells in below] for i in range(len(first))]
+    if any(cell.casefold() in KNOWN and cell not in column for cell, column in zip(first, columns, strict=True)):
+        return True
+    if len(below) < 2 or len(set(first)) < len(first) or not all(0 < len(cell) <= 40 for cell in first):
+        return False
+    for cell, column in zip(first, columns, strict=True):
+        if parse_number(cell) is None and all(parse_number(other) is not None for other in column):
+            return True
+        if len(below) >= 10 and cell not in column and len(set(column)) <= len(below) // 5:
+            return True
+    return False
 
 
 # Cells → labels ------------------------------------------------------------------------------------------------------
@@ -233,30 +346,27 @@ def _label_kind(cells: Sequence[Any], options: ReadOptions, is_score: bool) -> s
     return "regression" if mostly_numbers and has_fractions and (is_score or len(numbers) > 10) else "single"
 
 
-def _parse_label(cell: Any, kind: str, options: ReadOptions) -> tuple[str | float | tuple[str, ...] | None, str | None]:
-    """A cell as a label, and the problem with it."""
-    if isinstance(cell, str):
-        cell = clean(cell)
-    if kind == "multi" and (cell is not None or options.labelled):
-        return _parse_labels(cell, options)
+def _label_problem(cell: Any, kind: str) -> str | None:
+    """The problem with a cell that should be a label; an empty one has none."""
     if cell is None or cell == "":
-        return None, "the label is missing; write one" if options.labelled else None
+        return None
+    parts = cell if kind == "multi" and isinstance(cell, list | tuple) else [cell]
+    odd = [part for part in parts if not isinstance(part, str | int | float)]
+    if odd:
+        return f"the label is a {type(odd[0]).__name__}; write a text or a number"
+    if kind == "regression" and parse_number(cell) is None:
+        return f"the label {cell!r:.40} is not a number; write one"
+    return None
+
+
+def _parse_label(cell: Any, kind: str, separator: str | None) -> str | float | tuple[str, ...] | None:
+    """A cell without problems as a label; None if it is missing."""
+    if kind == "multi" and cell is not None:
+        parts = cell.split(separator) if isinstance(cell, str) and separator is not None else cell
+        parts = parts if isinstance(parts, list | tuple) else [parts]
+        return tuple(dict.fromkeys(name for part in parts if (name := str(part).strip())))
+    if cell is None or cell == "":
+        return None
     if kind == "regression":
-        number = parse_number(cell)
-        return number, f"the label {cell!r:.40} is not a number; write one" if number is None else None
-    if isinstance(cell, bool):
-        return str(cell).lower(), None
-    if not isinstance(cell, (str, int, float)):
-        return None, f"the label is a {type(cell).__name__}; write a text or a number"
-    return str(cell), None
-
-
-def _parse_labels(cell: Any, options: ReadOptions) -> tuple[tuple[str, ...] | None, str | None]:
-    """A cell as several labels, and the problem with it."""
-    if cell is None:
-        return None, "the label is missing; write [] for none"
-    parts = cell.split(options.separator) if isinstance(cell, str) and options.separator is not None else cell
-    parts = list(parts) if isinstance(parts, (list, tuple)) else [parts]
-    if not all(isinstance(part, (str, int, float)) for part in parts):
-        return None, "a label is neither text nor number; write a list of names"
-    return tuple(dict.fromkeys(name for part in parts if (name := clean(str(part))))), None
+        return parse_number(cell)
+    return str(cell).lower() if isinstance(cell, bool) else str(cell)

@@ -1,0 +1,249 @@
+"""Data sets: their parts, read from files or taken from lists, checked, compared with each other, and held out.
+
+In: a task's name and files or lists of examples. Out: the examples of each part and notes, or one error that names the
+examples. Before this file: `readers/`; after it: `train/` and the commands that read labelled data.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import is_dataclass, replace
+from numbers import Integral
+from pathlib import Path
+from typing import Any
+
+from albertkit.errors import AlbertkitError, nearest
+from albertkit.tasks import TASKS
+from albertkit.tasks.classify import OUT_OF_SCOPE, label_kind
+from albertkit.tasks.examples import (
+    ChoiceExample,
+    DialogueTurn,
+    QuestionExample,
+    RewriteExample,
+    TaggedExample,
+    TextExample,
+)
+from albertkit.tasks.readers import LabelledData, ReadOptions, check_rows, read_examples
+from albertkit.tasks.readers.labelled_files import Problems, count_noun, list_names
+from albertkit.tasks.task import Task
+
+CONSTRUCTORS = {
+    TextExample: "TextExample('lovely', label='good')",
+    TaggedExample: "TaggedExample('Ann sings', ((0, 3), (4, 9)), (Span(0, 3, 'PER'),))",
+    QuestionExample: "QuestionExample('1', 'Who sings?', 'Ann sings.', ((0, 'Ann'),))",
+    ChoiceExample: "ChoiceExample('Ann sings.', 'Who sings?', ('Ann', 'Bob'), 0)",
+    DialogueTurn: "DialogueTurn('1', 0, '', 'thai food', (('food', 'thai'),), (('food', 'thai'),))",
+    RewriteExample: "RewriteExample('a long text', 'a short one')",
+}
+LabelName = tuple[str, str]  # its kind (label, intent, entity, slot) and its name
+
+
+def read_parts(
+    task: str, sources: Mapping[str, Path | str | Sequence[Any]], options: ReadOptions, log: Callable[[str], None]
+) -> dict[str, list[Any]]:
+    """The examples of each part (train, dev, test): read from a file, or taken from a list that is checked."""
+    parts: dict[str, list[Any]] = {}
+    for name, source in sources.items():
+        if isinstance(source, str | Path):
+            kind = _kind_of_part(parts.get("train", ()), options)
+            data = read_examples(task, source, replace(options, split=options.split or name, kind=kind))
+        else:
+            data = validate_examples(task, name, source, options.skip_bad)
+        for note in data.notes:
+            log(f"{source}: {note}" if isinstance(source, str | Path) else note)
+        parts[name] = data.examples
+    if "train" in parts:
+        for note in check_labels(parts["train"], parts.get("dev", ())):
+            log(note)
+    return parts
+
+
+def _kind_of_part(train: Sequence[Any], options: ReadOptions) -> str:
+    """What the labels of another part are: as in the options, else as in training."""
+    label = next((e.label for e in train if isinstance(e, TextExample) and e.label is not None), None)
+    if options.kind != "auto" or options.separator is not None or label is None:
+        return options.kind
+    return label_kind(label)
+
+
+def validate_examples(task: str, name: str, examples: Sequence[Any], skip_bad: bool = False) -> LabelledData:
+    """The examples of a list, which obey the same rules as those of files, and have one type and one kind of label."""
+    if not examples:
+        raise AlbertkitError(f"there are no examples in {name}. Pass some, or a file.")
+    odd = next((example for example in examples if not is_dataclass(example)), None)
+    if odd is not None:
+        raise AlbertkitError(
+            f"{name} contains a {type(odd).__name__}, which is no example; write  {CONSTRUCTORS[TextExample]}  of "
+            "albertkit.tasks.examples (TaggedExample, QuestionExample, ChoiceExample …), or pass a file"
+        )
+    types, first = TASKS[task].example_types, examples[0]
+    expected = next((kind for kind in types if isinstance(first, kind)), types[0])
+    has_labels = not TASKS[task].gives_vectors or getattr(first, "label", None) is not None
+
+    def rows() -> Iterator[tuple[str, Any]]:
+        for number, example in enumerate(examples, 1):
+            found: Any = example
+            if not isinstance(example, expected):
+                found = f"{task} learns from {expected.__name__}, and this is a {type(example).__name__}"
+                found += f"; write  {CONSTRUCTORS[expected]}"
+            elif isinstance(example, TextExample) and not example.problem(has_labels):
+                found = _kind_problem(example.label, first.label) or example
+            yield f"example {number}", found
+
+    return check_rows(task, rows(), Problems(name, skip_bad, has_labels))
+
+
+def _kind_problem(label: Any, first: Any) -> str | None:
+    """The problem with a label that is of another kind than the first one."""
+    kind = "regression" if isinstance(first, float) and isinstance(label, Integral) else label_kind(label)
+    if first is None or kind == label_kind(first):
+        return None
+    rule = "give all of them classes (str), or all several (tuple), or all values (float)"
+    return f"the label is {label!r:.40}, and the first example has {first!r:.40}; {rule}"
+
+
+# Labels of one part beside those of another --------------------------------------------------------------------------
+
+
+def check_labels(train: Sequence[Any], dev: Sequence[Any] = ()) -> tuple[str, ...]:
+    """Notes on labels in `dev` that training does not contain, and on examples that both contain.
+
+    Errors: numbers in one part and classes in the other; training contains none of the labels in `dev`.
+    """
+    known = Counter(label for example in train for label in label_names(example))
+    with_label = [e for e in (*train, *dev) if isinstance(e, TextExample) and e.label is not None]
+    for example in with_label:
+        if problem := _kind_problem(example.label, with_label[0].label):
+            raise AlbertkitError(f"{example.where or 'a held-out example'}: {problem}")
+    labels = [(example, label) for example in dev for label in label_names(example)]
+    notes = _unknown_labels(labels, known, "training contains") if known else []
+    seen = {key for example in train if (key := _identity(example)) is not None}
+    twice = [example for example in dev if _identity(example) in seen]
+    if twice:
+        where = f", the first {twice[0].where}" if twice[0].where else ""
+        notes.append(f"{len(twice):,} of {count_noun(len(dev), 'held-out example')} in the training data too{where}")
+    return tuple(notes)
+
+
+def check_known_labels(task: Task, examples: Sequence[Any], effect: str = "counted as missed") -> tuple[str, ...]:
+    """Notes on labels that a model does not know, and their effect; an error if it knows none of them."""
+    names = {"label": task.labels, "intent": getattr(task, "intents", ())}
+    if isinstance(examples[0] if examples else None, TaggedExample):
+        names["entity"] = tuple(label[2:] for label in task.labels if label != "O")
+    known = Counter((kind, name) for kind, own in names.items() for name in own)
+    if getattr(task, "min_probability", 0):
+        known["label", OUT_OF_SCOPE] += 1
+    kinds = {kind for kind, _ in known}
+    labels = [(example, pair) for example in examples for pair in label_names(example) if pair[0] in kinds]
+    return tuple(_unknown_labels(labels, known, "the model knows", effect))
+
+
+def _unknown_labels(
+    labels: Sequence[tuple[Any, LabelName]], known: Counter[LabelName], knows: str, effect: str = "counted as missed"
+) -> list[str]:
+    """A note on labels that are not known; an error if none is. knows: the beginning of that error."""
+    new = [(example, label) for example, label in labels if label not in known]
+    if not new:
+        return []
+    example, (kind, label) = new[0]
+    hint = nearest(label, [name for other, name in known if other == kind])
+    first = f"{example.where or 'an example'}: {kind} {label!r}{hint}"
+    if len(new) == len(labels):
+        raise AlbertkitError(
+            f"{knows} none of the labels; the first is {first}, and {knows} "
+            f"{list_names(name for _, name in known)}: pass data with the same labels, and how labels are written "
+            "(--label-column, --separator, --kind)"
+        )
+    count = f"{count_noun(len(new), 'label')} of {len(labels):,} unknown, {effect}"
+    return [f"{count}; the first: {first}"]
+
+
+def label_names(example: Any) -> Iterator[LabelName]:
+    """(kind, name) of everything in an example that a model chooses among."""
+    if isinstance(example, TextExample) and isinstance(example.label, (str, tuple, Integral)):
+        for name in example.label if isinstance(example.label, tuple) else (str(example.label),):
+            yield "label", name
+    elif isinstance(example, TaggedExample):
+        if example.intent is not None:
+            yield "intent", example.intent
+        for span in example.spans:
+            yield "entity", span.label
+    elif isinstance(example, DialogueTurn):
+        for slot, _ in (*example.state, *example.updates):
+            yield "slot", slot
+
+
+def _identity(example: Any) -> tuple[Any, ...] | None:
+    """What makes two examples the same; None for turns, since people repeat themselves."""
+    if isinstance(example, TextExample):
+        return example.text, example.pair
+    if isinstance(example, QuestionExample):
+        return example.question, example.context
+    if isinstance(example, RewriteExample):
+        return example.source, example.target
+    if isinstance(example, ChoiceExample):
+        return example.context, example.question, example.choices
+    return (example.text,) if isinstance(example, TaggedExample) else None
+
+
+# Held-out examples ---------------------------------------------------------------------------------------------------
+
+
+def split_examples(examples: list[Any]) -> tuple[list[Any], list[Any]]:
+    """(train, dev): one in ten is held out. Turns of a dialogue, and examples about one text, stay together.
+
+    The last example of a class, an intent or an entity label is never held out.
+    """
+    by_key: dict[str, list[Any]] = {}
+    for number, example in enumerate(examples):
+        names = ("dialogue", "context", "source")
+        key = next((value for name in names if (value := getattr(example, name, None))), str(number))
+        by_key.setdefault(key, []).append(example)
+    groups = list(by_key.values())
+    if len(groups) < 2:
+        raise AlbertkitError(
+            f"all {len(examples)} examples belong together, so none can be held out. Pass some with --dev."
+        )
+    held_out = set(range(0, len(groups), 10))
+    if _has_one_class([groups[number] for number in held_out], groups):
+        held_out = set(range(0, len(groups), 11))  # the classes alternate in this file
+    held_out = _keep_every_class(held_out, groups)
+    parts: tuple[list[Any], list[Any]] = [], []
+    for number, group in enumerate(groups):
+        parts[number in held_out].extend(group)
+    return parts
+
+
+def _keep_every_class(held_out: set[int], groups: Sequence[Sequence[Any]]) -> set[int]:
+    """The groups to hold out without those that contain the last example of a class; at least one."""
+    names = [{name for example in group for name in _learnable_names(example)} for group in groups]
+    left = Counter(name for number, own in enumerate(names) if number not in held_out for name in own)
+    kept = set()
+    for number in sorted(held_out):
+        if names[number] <= left.keys():
+            kept.add(number)
+        else:
+            left.update(names[number])
+    if not kept:
+        possible = [number for number, own in enumerate(names) if all(left[name] > 1 for name in own)]
+        kept = set(possible[:1])
+    if not kept:
+        raise AlbertkitError(
+            f"each of the {len(groups)} examples is the only one of a class, so none can be held out. "
+            "Add examples of the same classes, or pass some with --dev."
+        )
+    return kept
+
+
+def _learnable_names(example: Any) -> set[LabelName]:
+    """What a model can only learn from an example that has it: its one class, its intent, its entity labels."""
+    if isinstance(example, DialogueTurn) or isinstance(getattr(example, "label", None), tuple):
+        return set()
+    return set(label_names(example))
+
+
+def _has_one_class(held_out: Sequence[Sequence[Any]], groups: Sequence[Sequence[Any]]) -> bool:
+    """Whether several held-out groups have one label, though there are others."""
+    some, every = ({repr(getattr(e, "label", None)) for group in part for e in group} for part in (held_out, groups))
+    return len(held_out) > 1 and len(some) == 1 < len(every)
