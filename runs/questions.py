@@ -9,13 +9,41 @@ import argparse
 import json
 import os
 import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parent.parent / "src")]
 
-from albertkit.tasks.generation import question_generation_examples  # noqa: E402
+from albertkit.data.sentences import split_sentences  # noqa: E402
+from albertkit.tasks.examples import QuestionExample, RewriteExample  # noqa: E402
 from albertkit.tasks.readers import read_examples  # noqa: E402
 
+CONTEXT_CHARACTERS = 300  # kept before and after an answer, in a text without sentences
+
+
+def question_generation_examples(
+    questions: Sequence[QuestionExample], separator: str = " | "
+) -> Iterator[RewriteExample]:
+    """Answerable questions as examples: from an answer and its sentence, the question."""
+    for example in questions:
+        if example.answers and not example.is_impossible:
+            start, answer = example.answers[0]
+            sentence = sentences_around(example.context, start, start + len(answer))
+            yield RewriteExample(f"{answer}{separator}{sentence}", example.question, example.where)
+
+
+def sentences_around(text: str, start: int, end: int) -> str:
+    """The sentences of a text that contain its characters from `start` to `end`."""
+    kept, position = [], 0
+    cut = text[max(0, start - CONTEXT_CHARACTERS) : end + CONTEXT_CHARACTERS].strip()
+    for sentence in split_sentences(text):
+        begin = text.find(sentence, position)
+        if begin < 0:  # white space inside was changed
+            return cut
+        position = begin + len(sentence)
+        if begin < end and position > start:
+            kept.append(sentence)
+    return " ".join(kept) or cut
 
 def main() -> None:
     """Read questions, write pairs."""

@@ -21,16 +21,16 @@ import time
 from pathlib import Path
 from typing import Any
 
-sys.path[:0] = [str(Path(__file__).parent.parent / name) for name in ("src", "bench", "studies")]
+sys.path[:0] = [str(Path(__file__).parent.parent / name) for name in ("src", "bench", "studies", "runs")]
 
 from inference import machine, versions  # noqa: E402
+from questions import question_generation_examples  # noqa: E402
 
 from albertkit.albert import Albert  # noqa: E402
 from albertkit.artifact import read_metadata  # noqa: E402
 from albertkit.builtin import FINETUNE_MODEL, resolve  # noqa: E402
 from albertkit.tasks.dataset import split_examples  # noqa: E402
 from albertkit.tasks.examples import RewriteExample  # noqa: E402
-from albertkit.tasks.generation import question_generation_examples  # noqa: E402
 from albertkit.tasks.readers import read_examples  # noqa: E402
 
 RESULT = Path(__file__).parent / "results" / "generation.json"

@@ -1,5 +1,4 @@
-"""scikit-learn estimators: `AlbertVectorizer` for vectors, `AlbertClassifier` for classes; also in a Pipeline or
-GridSearchCV.
+"""scikit-learn estimators: `AlbertVectorizer` for vectors, `AlbertClassifier` for classes.
 
 In: lists of texts and labels. Out: vectors or labels. Before this file: `albert.py`, `train/`. Needs scikit-learn, and
 torch for a classifier that is not `frozen`.
@@ -64,11 +63,6 @@ class AlbertVectorizer(TransformerMixin, BaseEstimator):
         check_is_fitted(self)
         return self.albert_.embed(X, pooling=self.pooling, depth=self.depth)
 
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.input_tags.string, tags.input_tags.two_d_array = True, False
-        return tags
-
 
 class AlbertClassifier(ClassifierMixin, BaseEstimator):
     """Classes of texts.
@@ -103,7 +97,7 @@ class AlbertClassifier(ClassifierMixin, BaseEstimator):
     def fit(self, X: Sequence[str], y: Sequence[Any]) -> AlbertClassifier:
         """Train on texts and their labels."""
         texts, labels = check_texts(X), np.asarray(y)
-        if labels.ndim != 1 or len(labels) != len(texts):
+        if labels.shape != (len(texts),):
             raise AlbertkitError(
                 f"there are {len(texts)} texts and labels of shape {labels.shape}; give one label per text"
             )
@@ -112,15 +106,14 @@ class AlbertClassifier(ClassifierMixin, BaseEstimator):
             raise AlbertkitError(f"one label is {odd[0]!r}; labels are texts or numbers, one for each text")
         check_classification_targets(labels)
         self.classes_ = np.unique(labels)
-        names = {str(label): label for label in self.classes_.tolist()}
-        if len(names) < len(self.classes_):
+        self.names_ = {str(label): label for label in self.classes_.tolist()}
+        if len(self.names_) < len(self.classes_):
             raise AlbertkitError("two labels look the same as text; rename one of them")
         examples = [TextExample(text, label=str(label)) for text, label in zip(texts, labels.tolist(), strict=True)]
         with tempfile.TemporaryDirectory() as folder:
             model = self._train(examples, Path(folder))
-            self.files_ = {file.name: file.read_bytes() for file in sorted(model.iterdir())}
+            self.files_ = {file.name: file.read_bytes() for file in model.iterdir()}
             self.albert_ = Albert(model)
-        self.names_ = names
         return self
 
     def save(self, folder: str | Path) -> Path:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from albertkit.errors import AlbertkitError
 from albertkit.tasks.dialogue import (
     NAMED,
     DialogueState,
@@ -94,13 +92,6 @@ def test_measure_by_hand():
     assert next(iter(found)) == "joint_goal"
     assert found == {"joint_goal": 0.5, "requests": 0.75, "slot_area": 0.75, "slot_food": 0.75, "slot_price range": 1.0}
     assert measure([], []) == {"joint_goal": 0.0, "requests": 0.0}
-
-
-def test_errors():
-    with pytest.raises(AlbertkitError, match="4 turns and 1 predictions"):
-        track_states(TURNS, [{}])
-    with pytest.raises(AlbertkitError, match="'south' has no '='"):
-        track_states(TURNS[:1], [{"south": 0.9}])
 
 
 def test_values_that_the_words_name_share_a_label():

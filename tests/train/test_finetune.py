@@ -317,8 +317,6 @@ def test_class_weights_and_temperature():
 def test_what_is_said_before_anything_is_trained(start, tmp_path):
     with pytest.raises(AlbertkitError, match="all 3 examples have the class 'x'"):
         make_task("classify", [TextExample("a", label="x")] * 3)
-    with pytest.raises(AlbertkitError, match="made:0 has no label"):
-        make_task("classify", [TextExample("a", where="made:0")])
     task = make_task("classify", [TextExample("a", label="x"), TextExample("b", label="y")])
     with pytest.raises(AlbertkitError, match=r"d:7 has the class 'z'.* classes are x, y"):
         task.target(TextExample("a", label="z", where="d:7"))

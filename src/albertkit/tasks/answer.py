@@ -2,10 +2,6 @@
 
 In: `QuestionExample`s. Out: `AnswerResult`s, whose text is `context[start:end]`; exact match and F1 as the official
 scripts of SQuAD 2.0 and CMRC 2018 compute them. Before this file: `task.py`.
-
-Without a threshold (every question has an answer, as in SQuAD 1.1) the highest sum of start and end score wins. With a
-threshold (SQuAD 2.0) the sum at the window's [CLS], which stands for "not here", is subtracted first. So windows can be
-compared, and the same number decides whether there is an answer at all.
 """
 
 from __future__ import annotations
@@ -23,7 +19,7 @@ import numpy as np
 
 from albertkit.errors import AlbertkitError
 from albertkit.tasks.examples import QuestionExample, nearest_occurrence
-from albertkit.tasks.task import Feature, Task, TaskResult
+from albertkit.tasks.task import Feature, Task, TaskResult, encode_once
 from albertkit.tokenizer import Tokenizer
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
@@ -43,7 +39,7 @@ class AnswerResult(TaskResult):
     start: int
     end: int
     score: float
-    """See the top of this file; that of no answer is the threshold."""
+    """Sum of start and end score, see `AnswerTask.threshold`; that of no answer is the threshold."""
     probability: float
     """Among the answers kept; with a threshold, no answer is one of them."""
     others: tuple[AnswerResult, ...] = ()
@@ -61,7 +57,11 @@ class AnswerTask(Task):
     n_best: int = 20
     """Answers kept for each question."""
     threshold: float | None = None
-    """An answer must score more than this, or there is none; None: every question has an answer."""
+    """An answer must score more than this, or there is none; None: every question has an answer.
+
+    With a threshold (SQuAD 2.0) the score at the window's [CLS], which stands for "not here", is subtracted from each
+    sum of start and end score. So windows can be compared.
+    """
 
     name = "answer"
     heads = ("answer",)
@@ -95,8 +95,7 @@ class AnswerTask(Task):
         """
         cls, sep = tokenizer.encode("", "", max_length=max_length).ids[:2]
         longest = min(max_length // 2, max_length - 4)  # at least one token of context
-        texts = list(dict.fromkeys(example.context for example in examples))
-        contexts = dict(zip(texts, tokenizer.encode_batch(texts, add_specials=False), strict=True))
+        contexts = encode_once((example.context for example in examples), tokenizer)
         questions = tokenizer.encode_batch([example.question for example in examples], add_specials=False)
         features: list[Feature] = []
         for number, (example, question) in enumerate(zip(examples, questions, strict=True)):

@@ -14,7 +14,7 @@ import numpy as np
 
 from albertkit.errors import AlbertkitError
 from albertkit.tasks.examples import ChoiceExample
-from albertkit.tasks.task import Feature, Task, TaskResult, group_features, softmax
+from albertkit.tasks.task import Feature, Task, TaskResult, encode_once, group_features, softmax
 from albertkit.tokenizer import Tokenizer
 
 _BLANK = re.compile("_+")
@@ -40,16 +40,6 @@ class ChooseTask(Task):
     result_type = ChoiceResult
     can_be_explained = False
 
-    @classmethod
-    def from_examples(cls, examples: Sequence[ChoiceExample]) -> ChooseTask:
-        """The task; the examples must have answers."""
-        for example in examples:
-            if example.answer is None:
-                raise AlbertkitError(
-                    f"{example.where or 'an example'} does not say which choice is correct. Training needs the answer."
-                )
-        return cls()
-
     def features(self, examples: Sequence[ChoiceExample], tokenizer: Tokenizer, max_length: int) -> list[Feature]:
         """One per choice; the first one of an example has the number of the correct choice as target.
 
@@ -57,10 +47,9 @@ class ChooseTask(Task):
         choice is mostly at the end.
         """
         cls, sep = tokenizer.encode("", "", max_length=max_length).ids[:2]
-        for example in examples:
-            _check_choices(example)
-        firsts = list(dict.fromkeys(example.context for example in examples))
-        contexts = dict(zip(firsts, tokenizer.encode_batch(firsts, add_specials=False), strict=True))
+        if not all(example.choices for example in examples):
+            raise AlbertkitError("a question has no choices. Pass at least one.")
+        contexts = encode_once((example.context for example in examples), tokenizer)
         seconds = [join_choice(example.question, choice) for example in examples for choice in example.choices]
         encodings = iter(tokenizer.encode_batch(seconds, add_specials=False))
         features: list[Feature] = []
@@ -101,12 +90,3 @@ def join_choice(question: str, choice: str) -> str:
     if "_" not in question:
         return f"{question} {choice}" if question else choice
     return _BLANK.sub(lambda _: choice, question)
-
-
-def _check_choices(example: ChoiceExample) -> None:
-    count, answer = len(example.choices), example.answer
-    if not count or (answer is not None and not 0 <= answer < count):
-        raise AlbertkitError(
-            f"{example.where or 'an example'} has {count} choices and the answer {answer}, counted from 0. "
-            "Pass at least one choice, and the number of one of them."
-        )

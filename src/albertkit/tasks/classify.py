@@ -68,9 +68,6 @@ class ClassifyTask(Task):
     def from_examples(cls, examples: Sequence[TextExample], kind: str | None = None) -> ClassifyTask:
         """The task with the kind and the classes of these examples."""
         labels = [e.label for e in examples]
-        if not labels or any(label is None for label in labels):
-            where = next((e.where for e in examples if e.label is None), "the data")
-            raise AlbertkitError(f"{where} has no label. Training needs a label for each text.")
         if kind is None:
             kind = label_kind(labels[0])
         if kind == "regression":

@@ -2,11 +2,6 @@
 
 In: a task, features, and the scores of the heads after some layers. Out: the uncertainty of each example, from 0, and
 its prediction, to compare with other depths. Training (`train/elastic.py`) and use (`runtime/early_exit.py`) share it.
-
-Uncertainty is the entropy of the classes as a share of the highest possible one, at temperature 1: of several labels
-that of the most uncertain one; of tags that of the most uncertain word; of answers the larger of first and last token;
-of choices that over the choices. Values and vectors have no distribution: their uncertainty is how far they moved since
-the previous depth, in standard deviations of the training values or as 1 - cosine.
 """
 
 from __future__ import annotations
@@ -27,6 +22,10 @@ MIN_COSINE = 0.95  # vectors agree whose cosine is at least this
 class UncertaintyEstimator:
     """The uncertainty of the examples of a task.
 
+    It is the entropy of the classes as a share of the highest possible one, at temperature 1: of several labels that of
+    the most uncertain one; of tags that of the most uncertain word; of answers the larger of first and last token. For
+    values and vectors it is the change since the previous depth, in standard deviations or as 1 - cosine.
+
     The features of a unit exit together, so that windows and choices are compared at one depth: `units` has the
     features of each example; of each text, for tasks that compare vectors.
     """
@@ -37,9 +36,12 @@ class UncertaintyEstimator:
         self.units = group_features(features, len(examples))
         if task.gives_vectors:
             self.units = [[place] for place in range(len(features))]
-        self.label_tokens: list[np.ndarray] = []
-        if "tag" in task.heads:
-            self.label_tokens = tokens_with_labels(features, examples, self.units)
+        tokens: list[list[int]] = [[] for _ in features]
+        for example, places in zip(examples, self.units, strict=True) if "tag" in task.heads else ():
+            for window, token in label_tokens([features[p] for p in places], example_words(example)):
+                tokens[places[window]].append(token)
+        self.label_tokens = [np.array(own, np.int64) for own in tokens]
+        """The tokens of each feature that predict a word, for tags."""
 
     def uncertainty(self, units: Sequence[int], scores: Sequence[Any], previous: Sequence[Any] | None) -> np.ndarray:
         """(units,) from the scores of each feature at this depth and, for values and vectors, at the previous one."""
@@ -129,26 +131,15 @@ def cosines(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     return found
 
 
-def tokens_with_labels(
-    features: Sequence[Feature], examples: Sequence[Any], units: list[list[int]]
-) -> list[np.ndarray]:
-    """The tokens of each feature that predict a word."""
-    found: list[list[int]] = [[] for _ in features]
-    for example, places in zip(examples, units, strict=True):
-        for window, token in label_tokens([features[p] for p in places], example_words(example)):
-            found[places[window]].append(token)
-    return [np.array(tokens, np.int64) for tokens in found]
-
-
 def results_agree(task: Task, results: Sequence[Any], full: Sequence[Any]) -> np.ndarray:
     """(examples,) whether two lists of results have the same predictions; values may differ by `MAX_DIFFERENCE`."""
     pairs = zip(results, full, strict=True)
     if task.kind == "regression":
         return np.array([abs(a.label - b.label) for a, b in pairs]) <= MAX_DIFFERENCE * getattr(task, "std", 1.0)
-    return np.array([prediction_of(a) == prediction_of(b) for a, b in pairs], bool)
+    return np.array([_prediction_of(a) == _prediction_of(b) for a, b in pairs], bool)
 
 
-def prediction_of(result: object) -> Hashable:
+def _prediction_of(result: object) -> Hashable:
     """The prediction of a result, without its probabilities."""
     if hasattr(result, "spans"):
         return getattr(result, "intent", None), tuple((s.start, s.end, s.label) for s in result.spans)

@@ -87,8 +87,8 @@ def validate_examples(task: str, name: str, examples: Sequence[Any], skip_bad: b
             if not isinstance(example, expected):
                 found = f"{task} learns from {expected.__name__}, and this is a {type(example).__name__}"
                 found += f"; write  {CONSTRUCTORS[expected]}"
-            elif isinstance(example, TextExample) and not example.problem(has_labels):
-                found = _kind_problem(example.label, first.label) or example
+            elif isinstance(example, TextExample) and example.label is not None:
+                found = example.problem() or _kind_problem(example.label, first.label) or example
             yield f"example {number}", found
 
     return check_rows(task, rows(), Problems(name, skip_bad, has_labels))

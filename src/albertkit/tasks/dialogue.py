@@ -141,10 +141,6 @@ def track_states(
     Per slot the likeliest value that reaches the threshold replaces the earlier one. The turns of a dialogue are in
     order, with those of others between them; a turn whose number is not higher than the last restarts its dialogue.
     """
-    if len(turns) != len(predictions):
-        raise AlbertkitError(
-            f"there are {len(turns)} turns and {len(predictions)} predictions. Pass one for each turn."
-        )
     goals: dict[str, tuple[int, dict[str, str]]] = {}  # last turn and goal of each dialogue
     states = []
     for turn, probabilities in zip(turns, predictions, strict=True):
@@ -153,11 +149,7 @@ def track_states(
         best: dict[str, float] = {}
         requests = set()
         for label, probability in probabilities.items():
-            slot, equals, value = label.partition("=")
-            if not equals:
-                raise AlbertkitError(
-                    f"the label {label!r} has no '='. Labels of a turn are slot=value or request=slot."
-                )
+            slot, _, value = label.partition("=")
             if probability < threshold:
                 continue
             if slot == REQUEST:

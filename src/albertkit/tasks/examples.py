@@ -25,8 +25,8 @@ class Example:
     where: str
     """File and line, for errors: `train.tsv:12`."""
 
-    def problem(self, labelled: bool = True) -> str | None:
-        """The rule that the example breaks, with the remedy; None if there is none. labelled: it must have a label."""
+    def problem(self) -> str | None:
+        """What is wrong with the example, and the remedy; None if nothing is."""
         raise NotImplementedError
 
 
@@ -39,20 +39,16 @@ class TextExample(Example):
     label: str | float | tuple[str, ...] | None = None
     where: str = ""
 
-    def problem(self, labelled: bool = True) -> str | None:
-        """As in `Example`."""
+    def problem(self) -> str | None:
+        """As in `Example`; a label may be missing, since that is not always wrong."""
         label, problem = self.label, text_problem(self.text, "text")
         if self.pair is not None:
             problem = problem or text_problem(self.pair, "second text")
-        if problem or (label is None and not labelled):
-            return problem
-        if label is None:
-            return "the label is missing; write one or omit the example"
-        if not isinstance(label, str | float | tuple | Integral):
-            return f"the label is a {type(label).__name__}; write a class (text), a number or several classes (tuple)"
-        if isinstance(label, float) and not isfinite(label):
-            return f"the label is {label}; write a finite number or omit the example"
-        return None
+        if not problem and not isinstance(label, str | float | tuple | Integral | None):
+            problem = f"the label is a {type(label).__name__}; write a class (text), a number or a tuple of classes"
+        if not problem and isinstance(label, float) and not isfinite(label):
+            problem = f"the label is {label}; write a finite number or omit the example"
+        return problem
 
 
 @dataclass(frozen=True)
@@ -75,7 +71,7 @@ class TaggedExample(Example):
     """The class of the text, for intents with slots."""
     where: str = ""
 
-    def problem(self, labelled: bool = True) -> str | None:
+    def problem(self) -> str | None:
         """As in `Example`; entities must not overlap."""
         problem = text_problem(self.text, "text")
         if self.intent is not None:
@@ -106,14 +102,14 @@ class QuestionExample(Example):
     """Whether the question is marked as unanswerable."""
     where: str = ""
 
-    def problem(self, labelled: bool = True) -> str | None:
+    def problem(self) -> str | None:
         """As in `Example`; an answer may be anywhere in the context."""
         problem = text_problem(self.context, "context") or text_problem(self.question, "question")
         for _, text in self.answers:
             problem = problem or text_problem(text, "answer")
             if not problem and text.strip() not in self.context:
                 problem = f"the answer {text!r:.60} is not in the context; correct it"
-        if not problem and labelled and not self.answers and not self.is_impossible:
+        if not problem and not self.answers and not self.is_impossible:
             return "there is no answer; give one, or mark the question with is_impossible"
         return problem
 
@@ -140,7 +136,7 @@ class ChoiceExample(Example):
     """The number of the correct choice, from 0."""
     where: str = ""
 
-    def problem(self, labelled: bool = True) -> str | None:
+    def problem(self) -> str | None:
         """As in `Example`; one of context and question may be empty."""
         count = len(self.choices)
         if count < 2:
@@ -148,7 +144,7 @@ class ChoiceExample(Example):
         parts = [(name, text) for name in ("context", "question") if (text := getattr(self, name)) != ""]
         parts = [*(parts or [("question", "")]), *(("choice", choice) for choice in self.choices)]
         problem = next((problem for name, text in parts if (problem := text_problem(text, name))), None)
-        if problem or (self.answer is None and not labelled):
+        if problem:
             return problem
         is_number = isinstance(self.answer, Integral) and not isinstance(self.answer, bool)
         if self.answer is None or not is_number or not 0 <= self.answer < count:
@@ -165,10 +161,9 @@ class RewriteExample(Example):
     target: str | None = None
     where: str = ""
 
-    def problem(self, labelled: bool = True) -> str | None:
+    def problem(self) -> str | None:
         """As in `Example`."""
-        problem = text_problem(self.source, "source")
-        return problem or (text_problem(self.target, "target") if labelled or self.target is not None else None)
+        return text_problem(self.source, "source") or text_problem(self.target, "target")
 
 
 @dataclass(frozen=True)
@@ -185,7 +180,7 @@ class DialogueTurn(Example):
     """(slot, value) that this turn adds; `request` is a slot, too."""
     where: str = ""
 
-    def problem(self, labelled: bool = True) -> str | None:
+    def problem(self) -> str | None:
         """As in `Example`; the system may be silent."""
         problem = text_problem(self.user, "user's text")
         return problem or (text_problem(self.system, "system's text") if self.system != "" else None)

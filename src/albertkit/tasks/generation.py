@@ -1,35 +1,26 @@
 """Text generation: a target is written from a source, token by token, by an encoder trained to fill masks.
 
-In: `RewriteExample`s. Out: `GeneratedText`s. Before this file: `task.py`; after it: `train/finetune_task.py` trains the
-task, `runtime/generate.py` applies it. A training input is
-
-    [CLS] source [SEP] target [SEP] [MASK] [MASK] … [MASK]
-
-Source tokens see the source. A target token sees the source, the targets before it and itself. For each target token
-there is a mask at the same position, which sees the source, the targets before it and itself, and predicts the token;
-no other token sees it. So one pass trains every position as it is used (UniLM, Dong et al. 2019; s2s-ft, Bao et al.
-2021). In use there is one mask, for the next token.
+In: `RewriteExample`s. Out: `GeneratedText`s. After this file: `train/finetune_task.py` trains the task, and
+`runtime/generate.py` applies it, with one mask for the next token. `GenerateTask.features` shows the training input.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from albertkit.config import AlbertConfig
-from albertkit.data.sentences import split_sentences
 from albertkit.errors import AlbertkitError, need
-from albertkit.tasks.examples import CJK, QuestionExample, RewriteExample, split_words
+from albertkit.tasks.examples import CJK, RewriteExample, split_words
 from albertkit.tasks.task import IGNORE_INDEX, Feature, Task, TaskResult
 from albertkit.tokenizer import Tokenizer
 
 SUPPORTED_OPTIONS = {"scale_embedding", "head_size", "brightmart_layout"}  # that work token by token
 SPECIAL_TOKENS = 3  # [CLS] and two [SEP]
 MIN_SOURCE = 4  # tokens of a source
-CONTEXT_CHARACTERS = 300  # kept before and after an answer, in a text without sentences
 
 
 @dataclass(frozen=True)
@@ -84,10 +75,7 @@ class GenerateTask(Task):
 
     @classmethod
     def from_examples(cls, examples: Sequence[RewriteExample], **settings: float) -> GenerateTask:
-        """The task; the examples must have targets."""
-        for example in examples:
-            if not example.target:
-                raise AlbertkitError(f"{example.where or 'an example'} has no target. Training needs one.")
+        """The task with the mean length of these targets."""
         lengths = [len(split_words(example.target or "")) for example in examples]
         values: dict[str, Any] = {"target_words": max(1, round(float(np.mean(lengths)))), **settings}
         return cls(**values)
@@ -109,7 +97,12 @@ class GenerateTask(Task):
         return [[first, *ids[:room], last] for ids in tokenizer.ids_batch(texts)]
 
     def features(self, examples: Sequence[RewriteExample], tokenizer: Tokenizer, max_length: int) -> list[Feature]:
-        """One per example; a truncated target has no end to predict."""
+        """One per example: [CLS] source [SEP] target [SEP] [MASK] … [MASK]; a truncated target has no end to predict.
+
+        Source tokens see the source; a target token also sees the targets before it and itself. For each target token
+        there is a mask at its position, which sees the same but the token, and predicts it; no other token sees the
+        mask. So one pass trains every position as it is used (UniLM, Dong et al. 2019; s2s-ft, Bao et al. 2021).
+        """
         _, last, mask = special_ids(tokenizer)
         sources = self.sources([example.source for example in examples], tokenizer, max_length)
         targets = tokenizer.ids_batch([example.target or "" for example in examples])
@@ -214,31 +207,3 @@ def text_quality(texts: Sequence[str], targets: Sequence[str]) -> dict[str, floa
     chinese = len(CJK.findall(letters)) > len(letters) / 2
     bleu = BLEU(lowercase=True, tokenize="zh" if chinese else "13a").corpus_score(list(texts), [list(targets)])
     return {"rouge_l": float(np.mean(rouge)), "bleu": bleu.score / 100}
-
-
-# Question generation ---------------------------------------------------------------------------------------------
-
-
-def question_generation_examples(
-    questions: Sequence[QuestionExample], separator: str = " | "
-) -> Iterator[RewriteExample]:
-    """Answerable questions as examples: from an answer and its sentence, the question."""
-    for example in questions:
-        if example.answers and not example.is_impossible:
-            start, answer = example.answers[0]
-            sentence = sentences_around(example.context, start, start + len(answer))
-            yield RewriteExample(f"{answer}{separator}{sentence}", example.question, example.where)
-
-
-def sentences_around(text: str, start: int, end: int) -> str:
-    """The sentences of a text that contain its characters from `start` to `end`."""
-    kept, position = [], 0
-    cut = text[max(0, start - CONTEXT_CHARACTERS) : end + CONTEXT_CHARACTERS].strip()
-    for sentence in split_sentences(text):
-        begin = text.find(sentence, position)
-        if begin < 0:  # white space inside was changed
-            return cut
-        position = begin + len(sentence)
-        if begin < end and position > start:
-            kept.append(sentence)
-    return " ".join(kept) or cut

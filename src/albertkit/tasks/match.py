@@ -63,10 +63,6 @@ class MatchTask(Task):
             if e.pair is None:
                 raise AlbertkitError(f"{e.where or 'an example'} has no second text. Matching needs pairs.")
         labels = {str(e.label) for e in examples if not isinstance(e.label, float) and e.label is not None}
-        if len(labels) > 2:
-            raise AlbertkitError(
-                f"pairs have the classes {', '.join(sorted(labels)[:5])} …; matching needs two classes, or numbers."
-            )
         has_labels = any(e.label is not None for e in examples)
         if loss == "mnrl" and has_labels and not labels:
             raise AlbertkitError(
@@ -74,7 +70,8 @@ class MatchTask(Task):
             )
         if labels and labels not in CLASSES:
             raise AlbertkitError(
-                f"pairs have the classes {', '.join(sorted(labels))}. Write 1 for matching pairs and 0 for others."
+                f"pairs have the classes {', '.join(sorted(labels)[:5])}; matching needs two classes or numbers. "
+                "Write 1 for matching pairs and 0 for others."
             )
         check_variety(examples, {e.label for e in examples if e.label is not None}, "label")
         return cls(tuple(sorted(labels)), loss or ("cosent" if has_labels else "mnrl"))

@@ -21,7 +21,16 @@ import numpy as np
 from albertkit.errors import AlbertkitError, need
 from albertkit.tasks.classify import Classification
 from albertkit.tasks.examples import Span, TaggedExample, TextExample, Words, split_words
-from albertkit.tasks.task import IGNORE_INDEX, Feature, Task, TaskResult, check_variety, group_features, softmax
+from albertkit.tasks.task import (
+    IGNORE_INDEX,
+    Feature,
+    Task,
+    TaskResult,
+    check_variety,
+    encode_once,
+    group_features,
+    softmax,
+)
 from albertkit.tokenizer import Tokenizer
 
 
@@ -213,10 +222,6 @@ class IntentTask(Task):
     @classmethod
     def from_examples(cls, examples: Sequence[TaggedExample], overlap: int = 64) -> IntentTask:
         """The task with all intents and slots of these examples."""
-        without = next((e for e in examples if e.intent is None), None)
-        if without is not None or not examples:
-            where = (without and without.where) or "an example"
-            raise AlbertkitError(f"{where} has no intent. Training needs an intent for each text.")
         intents = sorted({e.intent for e in examples if e.intent is not None})
         check_variety(examples, intents, "intent")
         return cls(tuple(intents), TagTask.from_examples(examples).labels, overlap)
@@ -328,10 +333,9 @@ def iob2_tags(words: Words, spans: Iterable[Entity | Span], where: str = "") -> 
 
 def word_tokens(words: Iterable[str], tokenizer: Tokenizer) -> dict[str, list[tuple[int, tuple[int, int]]]]:
     """(id, characters) of the tokens of each word, without tokens for no character; a word has at least one token."""
-    texts = sorted(words)
     unknown = tokenizer.pad_id if tokenizer.unk_id is None else tokenizer.unk_id
     tokens = {}
-    for text, encoding in zip(texts, tokenizer.encode_batch(texts, add_specials=False), strict=True):
+    for text, encoding in encode_once(words, tokenizer).items():
         real = [(i, (a, b)) for i, (a, b) in zip(encoding.ids, encoding.offsets, strict=True) if b > a]
         tokens[text] = real or [(unknown, (0, len(text)))]
     return tokens

@@ -6,14 +6,14 @@ this code. Before this file: `examples.py`; after it: one module per task.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 
 from albertkit.errors import AlbertkitError
-from albertkit.tokenizer import Tokenizer
+from albertkit.tokenizer import Encoding, Tokenizer
 
 IGNORE_INDEX = -100  # a target that the loss ignores
 
@@ -72,6 +72,11 @@ class Task:
     labels: tuple[str, ...] = ()
     """The classes, in the order of the head's rows."""
 
+    @classmethod
+    def from_examples(cls, examples: Sequence[Any], **settings: Any) -> Task:
+        """The task with the labels of these examples, which have been checked. settings: those in `setting_names`."""
+        return cls(**settings)
+
     @property
     def uncertainty_measure(self) -> str:
         """How uncertainty is measured: entropy, or how far a vector (cosine) or value (change) moved."""
@@ -105,6 +110,12 @@ def group_features(features: Sequence[Feature], count: int) -> list[list[int]]:
     for place, feature in enumerate(features):
         groups[feature.example].append(place)
     return groups
+
+
+def encode_once(texts: Iterable[str], tokenizer: Tokenizer) -> dict[str, Encoding]:
+    """The encoding of each different text, without special tokens."""
+    different = list(dict.fromkeys(texts))
+    return dict(zip(different, tokenizer.encode_batch(different, add_specials=False), strict=True))
 
 
 def check_variety(examples: Sequence[Any], values: Collection[Any], noun: str) -> None:

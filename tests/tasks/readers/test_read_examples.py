@@ -320,12 +320,11 @@ PIECES += [
     suffix=st.sampled_from(["csv", "tsv", "jsonl", "json", "txt", "parquet", "gz"]),
     task=st.sampled_from(sorted(READERS)),
     skip_bad=st.booleans(),
-    labelled=st.booleans(),
 )
-def test_any_file_is_read_or_refused(tmp_path, pieces, suffix, task, skip_bad, labelled):
+def test_any_file_is_read_or_refused(tmp_path, pieces, suffix, task, skip_bad):
     path = tmp_path / f"a.{suffix}"
     path.write_bytes(b"".join(pieces))
     try:
-        assert read_examples(task, path, ReadOptions(skip_bad=skip_bad, labelled=labelled)).examples
+        assert read_examples(task, path, ReadOptions(skip_bad=skip_bad)).examples
     except AlbertkitError as error:
         assert str(path) in str(error)

@@ -205,16 +205,12 @@ def test_numbers_that_are_labels_or_values(tmp_path, name, labels, kind):
     assert {type(e.label) for e in data.examples} == {kind}
 
 
-def test_unlabelled(tmp_path):
+def test_a_missing_label_column_is_named(tmp_path):
     path = put(tmp_path / "test.tsv", "index\tsentence\n0\ta\n1\tb\n")
-    assert plain(read_examples("classify", path, ReadOptions(labelled=False))) == [("a", None, None), ("b", None, None)]
     with pytest.raises(
         AlbertkitError, match="not clear which column .* contains the label; it has 1 'index', 2 'sentence'"
     ):
         read_examples("classify", path)
-    path = put(tmp_path / "b.txt", "one text\nother text\n")
-    options = ReadOptions(labelled=False, format="tsv")
-    assert plain(read_examples("classify", path, options)) == [("one text", None, None), ("other text", None, None)]
 
 
 # Columns -------------------------------------------------------------------------------------------------------------

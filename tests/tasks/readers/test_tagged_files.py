@@ -66,8 +66,6 @@ def test_columns_by_number(tmp_path):
     assert data.examples[0].text == "He ran" and named(data) == [[("He", "PRP"), ("ran", "VBD")]]
     with pytest.raises(AlbertkitError, match=r"columns 1 to 3 and no 'word'.*--text-column"):
         read_examples("tag", tmp_path / "a.conll", ReadOptions(text_column="word"))
-    data = read_examples("tag", put(tmp_path / "b.txt", "He\nran\n"), ReadOptions(labelled=False))
-    assert data.examples[0].text == "He ran" and not data.examples[0].spans
 
 
 def test_folder_of_intents(tmp_path):
@@ -104,7 +102,6 @@ def test_cluener_spaces_at_the_ends_and_test_files(tmp_path):
     row = {"text": "在 北京 了", "label": {"address": {" 北京 ": [[1, 4]]}}}
     assert read_examples("tag", put(tmp_path / "a.json", json.dumps(row))).examples[0].spans == (Span(2, 4, "address"),)
     put(tmp_path / "test.json", '{"id": 0, "text": "四川"}\n{"id": 1, "text": "成都"}\n')
-    assert len(read_examples("tag", tmp_path / "test.json", ReadOptions(labelled=False)).examples) == 2
     put(tmp_path / "b.json", '{"text": "", "label": {}}')
     with pytest.raises(AlbertkitError, match="line 1: the text is empty"):
         read_examples("tag", tmp_path / "b.json")

@@ -55,9 +55,10 @@ def check_rows(task: str, rows: Iterable[tuple[int | str, Any]], problems: Probl
     """
     examples, moved = [], 0
     for place, row in rows:
-        problem = row if isinstance(row, str) else row.problem(problems.labelled)
-        if task == "intent" and problems.labelled and getattr(row, "intent", "") is None:
-            problem = problem or "the intent is missing; write one or omit the example"
+        problem = row if isinstance(row, str) else row.problem()
+        for name, is_needed in (("label", problems.needs_label), ("intent", task == "intent")):
+            if is_needed and getattr(row, name, "") is None:
+                problem = problem or f"the {name} is missing; write one or omit the example"
         if problem:
             problems.add(place, problem)
         elif place not in problems.lines:

@@ -36,13 +36,12 @@ def read_questions(file: LabelledFile) -> Rows:
             continue
         is_impossible = bool(row.get("is_impossible"))
         answers = [] if is_impossible else _parse_answers(row.get("answers"))
-        if answers is None and file.options.labelled:
+        if answers is None:
             yield place, ANSWERS_PROBLEM
             continue
-        is_impossible = is_impossible or (answers == [] and may_lack_answers)
+        is_impossible = is_impossible or (not answers and may_lack_answers)
         id, where = str(row.get("id", number)), f"{file.path}:{place}"
-        answered = tuple(answers or ())
-        yield place, QuestionExample(id, clean(row["question"]), row["context"], answered, is_impossible, where)
+        yield place, QuestionExample(id, clean(row["question"]), row["context"], tuple(answers), is_impossible, where)
 
 
 def _tree_rows(file: LabelledFile, data: list[Any]) -> Iterator[QuestionRow]:
@@ -125,17 +124,16 @@ def read_turns(file: LabelledFile) -> Rows:
             yield line, f"needs a list of turns in 'dialogue', and has {list_names(row)}; write it as in WOZ 2.0"
             continue
         for number, turn in enumerate(turns):
-            labels = _turn_labels(turn, file.options.labelled) if isinstance(turn, dict) else "is no object in braces"
+            labels = _turn_labels(turn) if isinstance(turn, dict) else "is no object in braces"
             if not isinstance(labels, str):
                 texts = clean(turn.get("system_transcript") or ""), clean(turn.get("transcript"))
                 labels = DialogueTurn(name, number, *texts, *labels, f"{file.path}:{line}")
             yield f"line {line}, turn {number}", labels
 
 
-def _turn_labels(turn: dict[str, Any], labelled: bool) -> tuple[tuple[Any, ...], tuple[Any, ...]] | str:
+def _turn_labels(turn: dict[str, Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]] | str:
     """The state after a turn and its updates, as (slot, value); or the problem."""
-    default: Any = None if labelled else []
-    acts, updates = turn.get("belief_state", default), turn.get("turn_label", default)
+    acts, updates = turn.get("belief_state"), turn.get("turn_label")
     if not isinstance(acts, list) or not all(isinstance(act, dict) for act in acts):
         return f"needs a list of acts in 'belief_state', and has {list_names(turn)}; write it as in WOZ 2.0"
     informed = [act.get("slots") for act in acts if act.get("act") == "inform"]

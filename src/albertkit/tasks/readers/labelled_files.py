@@ -62,8 +62,6 @@ class ReadOptions:
     kind: str = setting("auto", "What labels are: single, multi, regression, auto.", advanced=True)
     split: str | None = setting(None, "Part of a file or folder that has several: train, dev, test.", advanced=True)
     skip_bad: bool = setting(False, "Skip and count bad rows instead of stopping.", advanced=True)
-    labelled: bool = True
-    """Whether every row must have a label."""
 
     def __post_init__(self) -> None:
         for name, allowed in (("header", HEADERS), ("format", FORMATS), ("kind", KINDS)):
@@ -84,8 +82,8 @@ class Problems:
 
     name: str
     skip_bad: bool = False
-    labelled: bool = True
-    """Whether an example without a label is a problem."""
+    needs_label: bool = True
+    """Whether a text without a label is a problem."""
     count: int = 0
     shown: list[str] = field(default_factory=list)
     lines: set[int] = field(default_factory=set)
@@ -126,7 +124,7 @@ class LabelledFile:
     """On how it was read."""
 
     def __post_init__(self) -> None:
-        self.problems = Problems(str(self.path), self.options.skip_bad, self.options.labelled)
+        self.problems = Problems(str(self.path), self.options.skip_bad)
 
     @cached_property
     def format(self) -> str:

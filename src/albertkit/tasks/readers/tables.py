@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -94,9 +94,8 @@ def read_texts(file: LabelledFile, needs_pair: bool = False) -> Rows:
     table, options = read_table(file), file.options
     if not table.rows:
         return
-    if needs_pair and options.labelled and has_only_pairs(table, options):
-        options, file.problems.labelled = replace(options, labelled=False), False
-    roles = find_roles(table, options, needs_pair)
+    file.problems.needs_label = not (needs_pair and has_only_pairs(table, options))
+    roles = find_roles(table, options, needs_pair, file.problems.needs_label)
     text, pair, label = roles["text"], roles.get("pair"), roles.get("label")
     file.notes.append(_roles_note(table, roles, TEXT_ROLES))
     if needs_pair and label is None:
@@ -125,38 +124,36 @@ def read_rewrites(file: LabelledFile) -> Rows:
     roles = find_source_and_target(table, file.options)
     file.notes.append(_roles_note(table, roles, REWRITE_ROLES))
     for line, row in table.rows:
-        target = row[roles["label"]] if "label" in roles else None
-        yield line, RewriteExample(clean(row[roles["text"]]), clean(target), f"{file.path}:{line}")
+        source, target = row[roles["text"]], row[roles["label"]]
+        yield line, RewriteExample(clean(source), clean(target), f"{file.path}:{line}")
 
 
 # Columns -------------------------------------------------------------------------------------------------------------
 
 
-def find_roles(table: Table, options: ReadOptions, needs_pair: bool = False) -> Roles:
+def find_roles(table: Table, options: ReadOptions, needs_pair: bool, needs_label: bool) -> Roles:
     """The columns to use. needs_pair: whether there must be a second text."""
     roles = _given_roles(table, options)
     _add_by_name(table, roles, needs_pair)
-    if "text" not in roles or (options.labelled and "label" not in roles):
-        guess = _guess_by_content(table, roles, options)
+    if "text" not in roles or (needs_label and "label" not in roles):
+        guess = _guess_by_content(table, roles, needs_label)
         if table.names is None or len(guess) == table.width:
             roles = guess  # if columns have names, a guess must use all of them
-    needed = {"text": True, "pair": needs_pair, "label": options.labelled}
+    needed = {"text": True, "pair": needs_pair, "label": needs_label}
     _check_roles(table, roles, {role: name for role, name in TEXT_ROLES.items() if needed[role]})
     return roles
 
 
 def find_source_and_target(table: Table, options: ReadOptions) -> Roles:
     """The columns of source and target: as given, by well-known names, or the first and the second of two."""
-    roles, places = _given_roles(table, replace(options, pair_column=None)), table.places
-    known = [pair for pair in SOURCE_TARGET if pair[0] in places and (pair[1] in places or not options.labelled)]
+    roles, places = _given_roles(table, options), table.places
+    known = [names for names in SOURCE_TARGET if names[0] in places and names[1] in places]
     if not roles and known:
-        roles = {role: places[name] for role, name in zip(REWRITE_ROLES, known[0], strict=True) if name in places}
-    if table.width <= 2:
-        free = [column for column in range(table.width) if column not in roles.values()]
-        missing = [role for role in REWRITE_ROLES if role not in roles]
-        roles.update(zip(missing, free, strict=False))
-    needed = REWRITE_ROLES if options.labelled else {"text": "source"}
-    _check_roles(table, roles, needed)
+        roles = {"text": places[known[0][0]], "label": places[known[0][1]]}
+    if table.width == 2:
+        free = [column for column in (0, 1) if column not in roles.values()]
+        roles |= zip([role for role in REWRITE_ROLES if role not in roles], free, strict=False)
+    _check_roles(table, roles, REWRITE_ROLES)
     return roles
 
 
@@ -234,7 +231,7 @@ def _add_first(roles: Roles, role: str, names: Sequence[str], places: dict[str, 
         roles[role] = free[0]
 
 
-def _guess_by_content(table: Table, roles: Roles, options: ReadOptions) -> Roles:
+def _guess_by_content(table: Table, roles: Roles, needs_label: bool) -> Roles:
     """The roles with the others guessed by the cells."""
     rows, indexes = table.rows[:SAMPLE], range(table.width)
     columns = [["" if row[i] is None else str(row[i]).strip() for _, row in rows] for i in indexes]
@@ -243,7 +240,7 @@ def _guess_by_content(table: Table, roles: Roles, options: ReadOptions) -> Roles
     roles = dict(roles)
     distinct = [len(set(column)) for column in columns]
     length = [sum(map(len, column)) for column in columns]
-    if "label" not in roles and options.labelled:
+    if "label" not in roles and needs_label:
         full = [i for i in indexes if "" not in columns[i] and i not in roles.values()]
         full = [i for i in full if table.names is None or table.names[i].casefold() not in ID_NAMES]
         repeated = [i for i in full if 1 < distinct[i] <= len(rows) / 2]

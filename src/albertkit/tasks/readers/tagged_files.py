@@ -38,7 +38,7 @@ class TaggedSentence:
 
     line: int
     words: list[str]
-    tags: list[str] | None
+    tags: list[str]
     intent: str | None = None
 
 
@@ -49,7 +49,7 @@ def read_tagged(file: LabelledFile) -> Rows:
     elif file.is_json:
         rows = list(file.objects())
         if rows and "text" in rows[0][1] and "tokens" not in rows[0][1]:
-            yield from ((line, _cluener_example(row, file.options, f"{file.path}:{line}")) for line, row in rows)
+            yield from ((line, _cluener_example(row, f"{file.path}:{line}")) for line, row in rows)
         else:
             yield from _make_examples(_json_sentences(rows, file), file, file.path)
     elif file.format == "parquet":
@@ -61,13 +61,13 @@ def read_tagged(file: LabelledFile) -> Rows:
 def _make_examples(sentences: Iterator[TaggedSentence], file: LabelledFile, path: Path) -> Rows:
     """Sentences → examples; whether tags are bare names is decided for the whole file."""
     made = list(sentences)
-    tags = {tag for sentence in made for tag in sentence.tags or ()} - {"O"}
+    tags = {tag for sentence in made for tag in sentence.tags} - {"O"}
     has_bare_names = bool(tags) and not any(map(PREFIXED_TAG.fullmatch, tags))
     if has_bare_names:
         _check_underlines(tags, path)
         file.notes.append(BARE_NAMES)
     for sentence in made:
-        own = sentence.tags or []
+        own = sentence.tags
         if has_bare_names:
             own = [tag if tag in ("O", "") else f"I-{tag}" for tag in own]
         odd = next((tag for tag in own if tag != "O" and not PREFIXED_TAG.fullmatch(tag)), None)
@@ -125,7 +125,7 @@ def _column_sentences(file: LabelledFile) -> Iterator[TaggedSentence]:
         cells = line.split("\t") if "\t" in line else SPACES.split(line.strip(" "))
         if not line.strip() or cells[0] == "-DOCSTART-":
             if rows and file.problems.lines.isdisjoint(range(start, start + len(rows))):
-                tags = [cells[tag].strip() for cells in rows] if word != tag else None
+                tags = [cells[tag].strip() for cells in rows]
                 yield TaggedSentence(start, [cells[word] for cells in rows], tags)
             rows = []
             continue
@@ -144,13 +144,13 @@ def _column_sentences(file: LabelledFile) -> Iterator[TaggedSentence]:
 
 
 def _word_and_tag_columns(width: int, options: ReadOptions, where: str) -> tuple[int, int]:
-    """The columns of words and tags, from 0; the same if there are no tags."""
+    """The columns of words and tags, from 0."""
     columns = []
     for role, column in (("text", options.text_column or 1), ("label", options.label_column or width)):
         if not str(column).isdecimal() or not 1 <= int(column) <= width:
             raise AlbertkitError(f"{where} has columns 1 to {width} and no {column!r}: pass a number (--{role}-column)")
         columns.append(int(column) - 1)
-    if columns[0] == columns[1] and options.labelled:
+    if columns[0] == columns[1]:
         raise AlbertkitError(f"{where} needs two cells, a word and its label, and has {width}")
     return columns[0], columns[1]
 
@@ -189,8 +189,7 @@ def _json_sentences(rows: Sequence[tuple[int, dict[str, Any]]], file: LabelledFi
         if not _are_texts(words) or not words:
             problem = f"needs a list of words in 'tokens', and has {list_names(row)}; write them as texts, none empty"
         elif tags is None:
-            is_missing = file.options.labelled
-            problem = f"needs a list of labels in 'labels', and has {list_names(row)}; write them" if is_missing else ""
+            problem = f"needs a list of labels in 'labels', and has {list_names(row)}; write one per word"
         elif not _are_texts(tags):
             problem = "the labels are not all texts; write names such as B-PER, since numbers do not say what they mean"
         else:
@@ -198,16 +197,16 @@ def _json_sentences(rows: Sequence[tuple[int, dict[str, Any]]], file: LabelledFi
         if problem:
             file.problems.add(line, problem)
         else:
-            yield TaggedSentence(line, words or [], tags, clean(row.get("intent")))
+            yield TaggedSentence(line, words, tags, clean(row.get("intent")))
 
 
 def _are_texts(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(part, str) and part for part in value)
 
 
-def _cluener_example(row: dict[str, Any], options: ReadOptions, where: str) -> TaggedExample | str:
+def _cluener_example(row: dict[str, Any], where: str) -> TaggedExample | str:
     """{"text": …, "label": {kind: {entity: [[first, last], …]}}}; every character but white space is a word."""
-    text, label = row.get("text"), row.get("label", None if options.labelled else {})
+    text, label = row.get("text"), row.get("label")
     if not isinstance(text, str):
         return text_problem(text, "text") or ""
     try:
