@@ -13,7 +13,6 @@ from albertkit.errors import AlbertkitError
 from albertkit.tasks.answer import (
     AnswerResult,
     AnswerTask,
-    answer_span,
     best_threshold,
     grade,
     is_chinese,
@@ -87,15 +86,15 @@ def test_targets():
     assert targets(answers=((3, "Leeds"),)) == [None]  # not there
     assert targets(answers=((4, ""),)) == [None]
     assert targets(answers=((3, " "),)) == [None]  # no token stands for it
-    assert targets(answers=((0, "Denver Broncos"),)) == targets()  # found near by
-    assert targets(answers=((-1, "Denver Broncos"),)) == targets()
+    assert targets(answers=((0, "Denver Broncos"),)) == targets(answers=((-1, "Denver Broncos"),)) == [None]
     assert targets(answers=((4, "Denver Broncos"), (0, "The Denver Broncos"))) == targets()  # the first counts
 
 
 def test_place_of_the_nearest():
     question = QuestionExample("1", "?", "a bb a bb a", ((6, "a"),))
-    assert answer_span(question) == (5, 6)
-    assert answer_span(replace(question, context="aaaa", answers=((9, "aa"),))) == (2, 4)
+    assert question.locate_answers() == (replace(question, answers=((5, "a"),)), 1)
+    question = replace(question, context="aaaa", answers=((9, "aa"),))
+    assert question.locate_answers()[0].answers == ((2, "aa"),)
 
 
 def test_answers_are_snapped_to_tokens():

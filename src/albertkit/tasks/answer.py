@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from albertkit.errors import AlbertkitError
-from albertkit.tasks.examples import QuestionExample, nearest_occurrence
+from albertkit.tasks.examples import QuestionExample
 from albertkit.tasks.task import Feature, Task, TaskResult, encode_once
 from albertkit.tokenizer import Tokenizer
 
@@ -91,7 +91,7 @@ class AnswerTask(Task):
         """The question with each window of the context; a question of more than half the length loses its end.
 
         A target is (first token, last token) of the first answer; (0, 0) if it is not completely in the window; None if
-        no answer is known or its text is not in the context.
+        no answer is known or it is not at its place (see `QuestionExample.locate_answers`).
         """
         cls, sep = tokenizer.encode("", "", max_length=max_length).ids[:2]
         longest = min(max_length // 2, max_length - 4)  # at least one token of context
@@ -103,7 +103,7 @@ class AnswerTask(Task):
             before = [cls, *question.ids[:longest], sep]
             room = max_length - len(before) - 1
             overlap = min(self.stride, room // 2)
-            tokens = None if example.is_impossible else _tokens_of_span(context.offsets, answer_span(example))
+            tokens = _tokens_of_answer(context.offsets, example)
             is_known = example.is_impossible or tokens is not None
             for start in range(0, max(len(context.ids) - overlap, 1), room - overlap):
                 ids = context.ids[start : start + room]
@@ -189,20 +189,12 @@ class AnswerTask(Task):
         return metrics
 
 
-def answer_span(example: QuestionExample) -> tuple[int, int] | None:
-    """Characters of the first answer; if its text is not where the data says, the nearest place that has it."""
-    if not example.answers or not example.answers[0][1]:
+def _tokens_of_answer(offsets: Sequence[tuple[int, int]], example: QuestionExample) -> tuple[int, int] | None:
+    """The first and the last token that share characters with the first answer; None if it is not at its place."""
+    start, text = example.answers[0] if example.answers and not example.is_impossible else (0, "")
+    if not text or not example.context.startswith(text, start):
         return None
-    start, text = example.answers[0]
-    found = nearest_occurrence(example.context, text, start)
-    return None if found is None else (found, found + len(text))
-
-
-def _tokens_of_span(offsets: Sequence[tuple[int, int]], span: tuple[int, int] | None) -> tuple[int, int] | None:
-    """The first and the last token that share characters with a span."""
-    if span is None:
-        return None
-    inside = [i for i, (a, b) in enumerate(offsets) if a < b and a < span[1] and b > span[0]]
+    inside = [i for i, (a, b) in enumerate(offsets) if a < b and a < start + len(text) and b > start]
     return (inside[0], inside[-1]) if inside else None
 
 

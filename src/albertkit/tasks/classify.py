@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from albertkit.errors import AlbertkitError, nearest, need
+from albertkit.errors import AlbertkitError, need
 from albertkit.tasks.examples import TextExample
 from albertkit.tasks.task import Feature, Task, TaskResult, check_variety, softmax
 from albertkit.tokenizer import Tokenizer
@@ -87,15 +87,8 @@ class ClassifyTask(Task):
             pairs = [examples[i].pair or "" for i in numbers] if has_pair else None
             encodings = tokenizer.encode_batch([examples[i].text for i in numbers], pairs, max_length=max_length)
             for i, encoding in zip(numbers, encodings, strict=True):
-                target = self.target(examples[i]) if self.has_known_label(examples[i]) else None
-                features[i] = Feature(encoding.ids, encoding.segments, i, target)
+                features[i] = Feature(encoding.ids, encoding.segments, i, self.target(examples[i]))
         return [features[i] for i in range(len(examples))]
-
-    def has_known_label(self, example: TextExample) -> bool:
-        """Whether the label is one of the task's; others are not trained on, and count as errors in metrics."""
-        if example.label is None or self.kind == "regression":
-            return example.label is not None
-        return all(name in self.labels for name in _class_names(example.label))
 
     @staticmethod
     def numeric_label(example: TextExample) -> float:
@@ -109,21 +102,18 @@ class ClassifyTask(Task):
             ) from None
 
     def target(self, example: TextExample) -> int | list[float] | float | None:
-        """The label as a class number, a list of 0 and 1, or a standardized value."""
-        label = example.label
-        if label is None:
+        """The label as a class number, a list of 0 and 1, or a standardized value; None if there is none or no such.
+
+        Labels that the task does not have are not trained on, and count as errors in metrics.
+        """
+        if example.label is None:
             return None
         if self.kind == "regression":
             return (self.numeric_label(example) - self.mean) / self.std
-        for name in _class_names(label):
-            if name not in self.labels:
-                raise AlbertkitError(
-                    f"{example.where or 'an example'} has the class {name!r}{nearest(name, self.labels)}, which is not "
-                    f"in the training data. Its classes are {', '.join(self.labels[:20])}."
-                )
-        if self.kind == "multi":
-            return [float(name in _class_names(label)) for name in self.labels]
-        return self.labels.index(str(label))
+        names = _class_names(example.label)
+        if not all(name in self.labels for name in names):
+            return None
+        return [float(label in names) for label in self.labels] if self.kind == "multi" else self.labels.index(names[0])
 
     def results(
         self, scores: Sequence[np.ndarray], features: Sequence[Feature], examples: Sequence[TextExample]
@@ -199,12 +189,13 @@ class ClassifyTask(Task):
 
     def fit_temperature(self, scores: np.ndarray, examples: Sequence[TextExample]) -> float:
         """The temperature with the lowest loss on held-out examples; 1 for a regression or without known labels."""
-        known = [i for i, e in enumerate(examples) if self.has_known_label(e)]
+        all_targets = [self.target(example) for example in examples]
+        known = [i for i, target in enumerate(all_targets) if target is not None]
         if self.kind == "regression" or not len(scores) or not known:
             return 1.0
         from scipy.optimize import minimize_scalar
 
-        scores, targets = scores[known], np.array([self.target(examples[i]) for i in known])
+        scores, targets = scores[known], np.array([all_targets[i] for i in known])
 
         def loss(log_temperature: float) -> float:
             scaled = scores.astype(np.float64) / math.exp(log_temperature)

@@ -367,14 +367,6 @@ def label_tokens(features: Sequence[Feature], words: Words) -> list[tuple[int, i
     The beginning and the end of the text do not count as missing context.
     """
     starts = [a for a, _ in words]
-    if len(features) == 1:  # most texts have one window, in which words begin in order
-        offsets, token, found = features[0].offsets or [], 0, []
-        for start in starts:
-            token += 1
-            while offsets[token][0] < start:
-                token += 1
-            found.append((0, token))
-        return found
     best: list[tuple[float, int, int]] = [(-1, 0, 0)] * len(words)
     for number, feature in enumerate(features):
         offsets, last = feature.offsets or [], len(feature.ids) - 1

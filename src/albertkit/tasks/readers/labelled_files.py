@@ -211,17 +211,13 @@ class LabelledFile:
 
     def parquet_columns(self) -> tuple[list[str], list[Row]]:
         """The names of the columns with texts, numbers or lists, and the rows."""
-        rows: list[Row] = []
-        size = 0
         with open_raw(self.regular_file()) as raw, open_parquet(str(self.path), raw) as parquet:
             names = [f.name for f in parquet.schema_arrow if str(f.type).startswith(SIMPLE_TYPES)]
-            for batch in parquet.iter_batches(batch_size=1024, columns=names, use_threads=False):
-                size += batch.nbytes
-                if size > FILE_LIMIT:
-                    raise AlbertkitError(f"{self.path} has over {FILE_LIMIT:,} bytes. Use a part of it.")
-                columns = [column.to_pylist() for column in batch.columns]
-                rows += [(i, list(cells)) for i, cells in enumerate(zip(*columns, strict=True), len(rows) + 1)]
-        return names, rows
+            table = parquet.read(columns=names, use_threads=False)
+            if table.nbytes > FILE_LIMIT:
+                raise AlbertkitError(f"{self.path} has over {FILE_LIMIT:,} bytes. Use a part of it.")
+            rows = zip(*(column.to_pylist() for column in table.columns), strict=True)
+            return names, [(number, list(cells)) for number, cells in enumerate(rows, 1)]
 
     @cached_property
     def json_values(self) -> list[tuple[int, Any]]:
