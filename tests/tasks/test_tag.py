@@ -50,8 +50,8 @@ def chinese(tmp_path_factory) -> Tokenizer:
     return Tokenizer.from_vocab(path)
 
 
-def split(text: str, cuts=()) -> list[str]:
-    return [text[a:b] for a, b in split_words(text, cuts)]
+def split(text: str) -> list[str]:
+    return [text[a:b] for a, b in split_words(text)]
 
 
 def spaced(words: list[str], entities: dict[tuple[int, int], str] | None = None, **more) -> TaggedExample:
@@ -106,10 +106,6 @@ def plain(spans) -> list[tuple[int, int, str]]:
 )
 def test_words_of(text, words):
     assert split(text) == words
-
-
-def test_words_of_cuts():
-    assert split("Yorkbased iPhone", [4, 0, 9, 12, 99]) == ["York", "based", "iP", "hone"]
 
 
 @given(st.text(max_size=60))

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
@@ -226,30 +225,22 @@ _WORD = re.compile(  # over the classes of `_character_class`
 _CONTRACTION = re.compile("(?:n['’]t|['’](?:s|m|d|ll|ve|re))$", re.IGNORECASE)
 
 
-def split_words(text: str, cuts: Iterable[int] = ()) -> tuple[tuple[int, int], ...]:
+def split_words(text: str) -> tuple[tuple[int, int], ...]:
     """The words of a text: runs of letters and digits, single punctuation marks, single Chinese characters.
 
     Marks inside a word stay in it (all-rounder, 1,000, O'Brien, U.S.), those at its ends are words, and so are 's and
-    similar endings, as in most labelled English data. Only white space and control characters are left out. `cuts` are
-    further places where a word must end, for entities that end inside a word.
+    similar endings, as in most labelled English data. Only white space and control characters are left out.
 
     >>> [text[a:b] for text in ["The U.S. beat 北京, 3-1."] for a, b in split_words(text)]
     ['The', 'U.S.', 'beat', '北', '京', ',', '3-1', '.']
     """
-    words = [match.span() for match in _WORD.finditer("".join(map(_character_class, text)))]
-    endings = (a + match.start() for a, b in words if b - a > 2 and (match := _CONTRACTION.search(text[a:b])))
-    starts = [a for a, _ in words]
-    inside: dict[int, set[int]] = {}
-    for cut in (*cuts, *endings):
-        number = bisect_right(starts, cut) - 1
-        if number >= 0 and words[number][0] < cut < words[number][1]:
-            inside.setdefault(number, set()).add(cut)
-    if not inside:
-        return tuple(words)
-    parts: list[tuple[int, int]] = []
-    for number, (a, b) in enumerate(words):
-        parts += pairwise([a, *sorted(inside.get(number, ())), b])
-    return tuple(parts)
+    words: list[tuple[int, int]] = []
+    for match in _WORD.finditer("".join(map(_character_class, text))):
+        start, end = match.span()
+        ending = _CONTRACTION.search(text[start:end]) if end - start > 2 else None
+        cut = start + ending.start() if ending else start
+        words += [(start, cut), (cut, end)] if cut > start else [(start, end)]
+    return tuple(words)
 
 
 @lru_cache(maxsize=65536)

@@ -324,7 +324,7 @@ def iob2_tags(words: Words, spans: Iterable[Entity | Span], where: str = "") -> 
         if i is None or j is None or j < i:
             raise AlbertkitError(
                 f"{where or 'an example'} has the entity {span.label!r} from {span.start} to {span.end}, which does "
-                "not begin and end with a word. Pass words that do (split_words can cut at both ends)."
+                "not begin and end with a word. Pass words that do."
             )
         if all(tag == "O" for tag in tags[i : j + 1]):
             tags[i : j + 1] = [f"B-{span.label}"] + [f"I-{span.label}"] * (j - i)
