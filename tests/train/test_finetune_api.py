@@ -88,7 +88,7 @@ def test_options_go_where_they_belong(start, tmp_path, monkeypatch):
             "classify",
             texts(20),
             {"dev": [TextExample("a", label="x")]},
-            "training contains none of the labels",
+            "training knows none of the labels",
         ),
         ("tag", texts(20), {}, "example 1: tag learns from TaggedExample, and this is a TextExample"),
         ("intent", texts(20), {"freeze": True, "overlap": 3}, "overlap is no option of a head on frozen vectors"),

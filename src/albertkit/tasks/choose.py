@@ -40,6 +40,11 @@ class ChooseTask(Task):
     result_type = ChoiceResult
     can_be_explained = False
 
+    @classmethod
+    def from_examples(cls, examples: Sequence[ChoiceExample]) -> ChooseTask:
+        """The task, which has no labels."""
+        return cls()
+
     def features(self, examples: Sequence[ChoiceExample], tokenizer: Tokenizer, max_length: int) -> list[Feature]:
         """One per choice; the first one of an example has the number of the correct choice as target.
 

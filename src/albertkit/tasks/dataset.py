@@ -117,7 +117,7 @@ def check_labels(train: Sequence[Any], dev: Sequence[Any] = ()) -> tuple[str, ..
         if problem := _kind_problem(example.label, with_label[0].label):
             raise AlbertkitError(f"{example.where or 'a held-out example'}: {problem}")
     labels = [(example, label) for example in dev for label in label_names(example)]
-    notes = _unknown_labels(labels, known, "training contains") if known else []
+    notes = _unknown_labels(labels, known, "training") if known else []
     seen = {key for example in train if (key := _identity(example)) is not None}
     twice = [example for example in dev if _identity(example) in seen]
     if twice:
@@ -136,13 +136,13 @@ def check_known_labels(task: Task, examples: Sequence[Any], effect: str = "count
         known["label", OUT_OF_SCOPE] += 1
     kinds = {kind for kind, _ in known}
     labels = [(example, pair) for example in examples for pair in label_names(example) if pair[0] in kinds]
-    return tuple(_unknown_labels(labels, known, "the model knows", effect))
+    return tuple(_unknown_labels(labels, known, "the model", effect))
 
 
 def _unknown_labels(
-    labels: Sequence[tuple[Any, LabelName]], known: Counter[LabelName], knows: str, effect: str = "counted as missed"
+    labels: Sequence[tuple[Any, LabelName]], known: Counter[LabelName], owner: str, effect: str = "counted as missed"
 ) -> list[str]:
-    """A note on labels that are not known; an error if none is. knows: the beginning of that error."""
+    """A note on labels that are not known; an error if none is. owner: who knows labels."""
     new = [(example, label) for example, label in labels if label not in known]
     if not new:
         return []
@@ -151,11 +151,11 @@ def _unknown_labels(
     first = f"{example.where or 'an example'}: {kind} {label!r}{hint}"
     if len(new) == len(labels):
         raise AlbertkitError(
-            f"{knows} none of the labels; the first is {first}, and {knows} "
+            f"{owner} knows none of the labels; the first is {first}, and {owner} knows "
             f"{list_names(name for _, name in known)}: pass data with the same labels, and how labels are written "
             "(--label-column, --separator, --kind)"
         )
-    count = f"{count_noun(len(new), 'label')} of {len(labels):,} unknown, {effect}"
+    count = f"{count_noun(len(new), 'label')} of {len(labels):,} unknown to {owner}, {effect}"
     return [f"{count}; the first: {first}"]
 
 

@@ -26,7 +26,6 @@ from albertkit.tasks.task import (
     Feature,
     Task,
     TaskResult,
-    check_variety,
     encode_once,
     group_features,
     softmax,
@@ -223,7 +222,6 @@ class IntentTask(Task):
     def from_examples(cls, examples: Sequence[TaggedExample], overlap: int = 64) -> IntentTask:
         """The task with all intents and slots of these examples."""
         intents = sorted({e.intent for e in examples if e.intent is not None})
-        check_variety(examples, intents, "intent")
         return cls(tuple(intents), TagTask.from_examples(examples).labels, overlap)
 
     def outputs(self, head: str) -> int:

@@ -72,11 +72,6 @@ class Task:
     labels: tuple[str, ...] = ()
     """The classes, in the order of the head's rows."""
 
-    @classmethod
-    def from_examples(cls, examples: Sequence[Any], **settings: Any) -> Task:
-        """The task with the labels of these examples, which have been checked. settings: those in `setting_names`."""
-        return cls(**settings)
-
     @property
     def uncertainty_measure(self) -> str:
         """How uncertainty is measured: entropy, or how far a vector (cosine) or value (change) moved."""

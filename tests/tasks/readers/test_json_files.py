@@ -234,7 +234,7 @@ def test_bad_turns(tmp_path, changes, message):
 
 def test_other_bad_dialogues(tmp_path):
     assert "needs a list of turns in 'dialogue'" in refused("dialogue", put(tmp_path / "a.json", [{"turns": []}]))
-    assert "is no object in braces" in refused("dialogue", put(tmp_path / "a.json", [{"dialogue": ["hello"]}]))
+    assert "contains no object" in refused("dialogue", put(tmp_path / "a.json", [{"dialogue": ["hello"]}]))
     assert "'3' is not a JSON object; write one in braces" in refused("dialogue", put(tmp_path / "a.json", [3]))
 
 

@@ -212,7 +212,7 @@ def test_training_needs_two_values():
 def test_unknown_labels():
     train, dev = texts("good", "bad"), texts("god", "bad", "new", start=5)
     assert check_labels(train, dev) == (
-        "2 labels of 3 unknown, counted as missed; the first: a.tsv:5: label 'god' (did you mean 'good'?)",
+        "2 labels of 3 unknown to training, counted as missed; the first: a.tsv:5: label 'god' (did you mean 'good'?)",
     )
     train = [TaggedExample("a b", ((0, 1), (2, 3)), (Span(0, 1, "X"),), i) for i in ("go", "stop")]
     with pytest.raises(AlbertkitError, match="intent 'gone'"):

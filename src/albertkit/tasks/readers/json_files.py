@@ -17,6 +17,9 @@ from albertkit.tasks.readers.labelled_files import LabelledFile, clean, list_nam
 DEV_NAMES = {"dev", "val", "valid", "validation", "validate"}
 ANSWERS_PROBLEM = '\'answers\' is missing or not like [{"text": …, "answer_start": …}]; write it like this'
 SLOTS_PROBLEM = "'turn_label' and the slots of 'belief_state' must be lists like [[\"food\", \"thai\"]]; correct them"
+QUESTIONS = "SQuAD or CMRC 2018 JSON, or JSONL with question, context and answers"
+CHOICES = "RACE, or JSONL with context, question, choices and answer"
+DIALOGUES = "dialogues as in WOZ 2.0"
 Rows = Iterator[tuple[int | str, Any]]  # line or name of a row, and its example or its problem
 QuestionRow = tuple[int | str, dict[str, Any]]  # line or name, the question with its context and answers
 
@@ -28,7 +31,7 @@ def read_questions(file: LabelledFile) -> Rows:
     """SQuAD 1.1 and 2.0, CMRC 2018, or flat rows with question, context and answers."""
     data = file.json_object.get("data")
     is_tree = isinstance(data, list)
-    rows = list(_tree_rows(file, data) if is_tree else file.objects())
+    rows = list[QuestionRow](_tree_rows(file, data or []) if is_tree else file.objects(QUESTIONS))
     may_lack_answers = not is_tree or any("is_impossible" in row for _, row in rows)
     for number, (place, row) in enumerate(rows, 1):
         if "context" not in row or "question" not in row:
@@ -85,7 +88,7 @@ def _parse_answers(answers: Any) -> list[tuple[Any, Any]] | None:
 
 def read_choices(file: LabelledFile) -> Rows:
     """RACE as JSONL, or flat rows with context, question, choices and answer."""
-    for line, row in file.objects():
+    for line, row in file.objects(CHOICES):
         parts = _choice_parts(row)
         if not parts:
             yield line, f"needs question, choices and answer, or those of RACE, and has {list_names(row)}; write them"
@@ -118,17 +121,19 @@ def _choice_parts(row: dict[str, Any]) -> list[tuple[Any, Any, Any, Any]]:
 
 def read_turns(file: LabelledFile) -> Rows:
     """WOZ 2.0: a list of dialogues. The state is what was informed; a request belongs to its turn alone."""
-    for line, row in file.objects():
+    for line, row in file.objects(DIALOGUES):
         turns, name = row.get("dialogue"), str(row.get("dialogue_idx", line))
         if not isinstance(turns, list):
             yield line, f"needs a list of turns in 'dialogue', and has {list_names(row)}; write it as in WOZ 2.0"
             continue
         for number, turn in enumerate(turns):
-            labels = _turn_labels(turn) if isinstance(turn, dict) else "is no object in braces"
-            if not isinstance(labels, str):
+            place = f"line {line}, turn {number}"
+            labels = _turn_labels(turn) if isinstance(turn, dict) else "contains no object; write one in braces"
+            if isinstance(labels, str):
+                yield place, labels
+            else:
                 texts = clean(turn.get("system_transcript") or ""), clean(turn.get("transcript"))
-                labels = DialogueTurn(name, number, *texts, *labels, f"{file.path}:{line}")
-            yield f"line {line}, turn {number}", labels
+                yield place, DialogueTurn(name, number, *texts, *labels, f"{file.path}:{line}")
 
 
 def _turn_labels(turn: dict[str, Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]] | str:

@@ -228,7 +228,8 @@ class LabelledFile:
         is_list = text.lstrip().startswith("[")
         between, end = (LIST_SPACE, LIST_END) if is_list else (SPACE, TEXT_END)
         place = text.index("[") + 1 if is_list else 0
-        values, line, seen, has_surrogates = [], 1, 0, SURROGATE.search(text)
+        values: list[tuple[int, Any]] = []
+        line, seen, has_surrogates = 1, 0, SURROGATE.search(text)
         while True:
             place = between.match(text, place).end()  # type: ignore[union-attr]  # it matches nothing, too
             line, seen = line + text.count("\n", seen, place), place
@@ -248,10 +249,10 @@ class LabelledFile:
         values = self.json_values if self.format == "json" else []
         return values[0][1] if len(values) == 1 and isinstance(values[0][1], dict) else {}
 
-    def objects(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Each JSON object with its line; everything else is a problem."""
+    def objects(self, expected: str = "JSON") -> Iterator[tuple[int, dict[str, Any]]]:
+        """Each JSON object with its line; everything else is a problem. expected: what a task reads, for the error."""
         if not self.is_json:
-            raise AlbertkitError(f"{self.path} is not JSON, which this task reads. Pass --format jsonl if it is.")
+            raise AlbertkitError(f"{self.path} is not JSON; this task reads {expected}. Pass --format jsonl if it is.")
         if self.format == "json":
             values: Iterable[tuple[int, Any]] = self.json_values
         else:
