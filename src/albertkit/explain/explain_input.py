@@ -21,10 +21,9 @@ from albertkit.runtime.predict import task_features
 from albertkit.tasks import TASKS
 from albertkit.tasks.answer import AnswerResult
 from albertkit.tasks.classify import Classification
-from albertkit.tasks.examples import QuestionExample, TaggedExample, TextExample
+from albertkit.tasks.examples import QuestionExample, TaggedExample, TextExample, split_words
 from albertkit.tasks.tag import IntentResult, TagResult
 from albertkit.tasks.task import Feature
-from albertkit.tasks.examples import split_words
 from albertkit.tokenizer import Encoding
 
 if TYPE_CHECKING:
