@@ -82,7 +82,12 @@ def test_options_go_where_they_belong(start, tmp_path, monkeypatch):
         ("classify", [TextExample("a", label="x")], {"overlap": 3}, "classify has no option 'overlap'"),
         ("classify", [TextExample("a", label="x")], {"label_column": "y"}, "given with lists of examples"),
         ("classify", [], {}, "no examples in train. Pass some"),
-        ("classify", ["lovely"], {}, "train contains a str, which is no example; write  Text"),
+        (
+            "classify",
+            ["lovely"],
+            {},
+            "example 1: classify learns from TextExample, and this is a str; write  TextExample.text, pair, label, where",
+        ),
         ("classify", "nowhere.tsv", {}, "nowhere.tsv"),
         (
             "classify",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import is_dataclass, replace
+from dataclasses import fields, replace
 from numbers import Integral
 from pathlib import Path
 from typing import Any
@@ -16,26 +16,11 @@ from typing import Any
 from albertkit.errors import AlbertkitError, nearest
 from albertkit.tasks import TASKS
 from albertkit.tasks.classify import OUT_OF_SCOPE, label_kind
-from albertkit.tasks.examples import (
-    ChoiceExample,
-    DialogueTurn,
-    QuestionExample,
-    RewriteExample,
-    TaggedExample,
-    TextExample,
-)
+from albertkit.tasks.examples import DialogueTurn, TaggedExample, TextExample
 from albertkit.tasks.readers import LabelledData, ReadOptions, check_rows, read_examples
 from albertkit.tasks.readers.labelled_files import Problems, count_noun, list_names
 from albertkit.tasks.task import Task
 
-CONSTRUCTORS = {
-    TextExample: "TextExample('lovely', label='good')",
-    TaggedExample: "TaggedExample('Ann sings', ((0, 3), (4, 9)), (Span(0, 3, 'PER'),))",
-    QuestionExample: "QuestionExample('1', 'Who sings?', 'Ann sings.', ((0, 'Ann'),))",
-    ChoiceExample: "ChoiceExample('Ann sings.', 'Who sings?', ('Ann', 'Bob'), 0)",
-    DialogueTurn: "DialogueTurn('1', 0, '', 'thai food', (('food', 'thai'),), (('food', 'thai'),))",
-    RewriteExample: "RewriteExample('a long text', 'a short one')",
-}
 LabelName = tuple[str, str]  # its kind (label, intent, entity, slot) and its name
 
 
@@ -71,12 +56,6 @@ def validate_examples(task: str, name: str, examples: Sequence[Any], skip_bad: b
     """The examples of a list, which obey the same rules as those of files, and have one type and one kind of label."""
     if not examples:
         raise AlbertkitError(f"there are no examples in {name}. Pass some, or a file.")
-    odd = next((example for example in examples if not is_dataclass(example)), None)
-    if odd is not None:
-        raise AlbertkitError(
-            f"{name} contains a {type(odd).__name__}, which is no example; write  {CONSTRUCTORS[TextExample]}  of "
-            "albertkit.tasks.examples (TaggedExample, QuestionExample, ChoiceExample …), or pass a file"
-        )
     types, first = TASKS[task].example_types, examples[0]
     expected = next((kind for kind in types if isinstance(first, kind)), types[0])
     has_labels = not TASKS[task].gives_vectors or getattr(first, "label", None) is not None
@@ -86,7 +65,7 @@ def validate_examples(task: str, name: str, examples: Sequence[Any], skip_bad: b
             found: Any = example
             if not isinstance(example, expected):
                 found = f"{task} learns from {expected.__name__}, and this is a {type(example).__name__}"
-                found += f"; write  {CONSTRUCTORS[expected]}"
+                found += f"; write  {expected.__name__}({', '.join(field.name for field in fields(expected))})"
             elif isinstance(example, TextExample) and example.label is not None:
                 found = example.problem() or _kind_problem(example.label, first.label) or example
             yield f"example {number}", found
@@ -176,15 +155,10 @@ def label_names(example: Any) -> Iterator[LabelName]:
 
 def _identity(example: Any) -> tuple[Any, ...] | None:
     """What makes two examples the same; None for turns, since people repeat themselves."""
-    if isinstance(example, TextExample):
-        return example.text, example.pair
-    if isinstance(example, QuestionExample):
-        return example.question, example.context
-    if isinstance(example, RewriteExample):
-        return example.source, example.target
-    if isinstance(example, ChoiceExample):
-        return example.context, example.question, example.choices
-    return (example.text,) if isinstance(example, TaggedExample) else None
+    if isinstance(example, DialogueTurn):
+        return None
+    inputs = ("text", "pair", "context", "question", "choices", "source", "target")
+    return tuple(getattr(example, name, None) for name in inputs)
 
 
 # Held-out examples ---------------------------------------------------------------------------------------------------
