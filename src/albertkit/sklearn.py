@@ -112,7 +112,7 @@ class AlbertClassifier(ClassifierMixin, BaseEstimator):
         examples = [TextExample(text, label=str(label)) for text, label in zip(texts, labels.tolist(), strict=True)]
         with tempfile.TemporaryDirectory() as folder:
             model = self._train(examples, Path(folder))
-            self.files_ = {file.name: file.read_bytes() for file in model.iterdir()}
+            self.files_ = {file.name: file.read_bytes() for file in sorted(model.iterdir())}
             self.albert_ = Albert(model)
         return self
 

@@ -153,10 +153,10 @@ class ClassifyTask(Task):
         from sklearn import metrics
 
         if self.kind == "multi":
-            rows = [_class_names(e.label) for e in examples]
-            truth = np.array([[float(name in row) for name in self.labels] for row in rows])
-            found_rows = [_class_names(r.label) for r in results]
-            predicted = np.array([[float(name in row) for name in self.labels] for row in found_rows])
+            truth, predicted = (
+                np.array([[float(name in _class_names(one.label)) for name in self.labels] for one in part])
+                for part in (examples, results)
+            )
             return {
                 "f1": float(metrics.f1_score(truth, predicted, average="micro", zero_division=0)),
                 "f1_macro": float(metrics.f1_score(truth, predicted, average="macro", zero_division=0)),

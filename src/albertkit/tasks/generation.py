@@ -80,20 +80,15 @@ class GenerateTask(Task):
         values: dict[str, Any] = {"target_words": max(1, round(float(np.mean(lengths)))), **settings}
         return cls(**values)
 
-    def source_length(self, max_length: int) -> int:
-        """Maximum tokens of a source."""
+    def sources(self, texts: Sequence[str], tokenizer: Tokenizer, max_length: int) -> list[list[int]]:
+        """[CLS] source [SEP] as ids; long sources lose their end."""
+        first, last, _ = special_ids(tokenizer)
         room = max_length - self.target_length - SPECIAL_TOKENS
         if room < MIN_SOURCE:
             raise AlbertkitError(
                 f"target_length={self.target_length} leaves {max(0, room)} of {max_length} tokens for a source. "
                 "Use a smaller --target-length or a larger --max-length."
             )
-        return room
-
-    def sources(self, texts: Sequence[str], tokenizer: Tokenizer, max_length: int) -> list[list[int]]:
-        """[CLS] source [SEP] as ids; long sources lose their end."""
-        first, last, _ = special_ids(tokenizer)
-        room = self.source_length(max_length)
         return [[first, *ids[:room], last] for ids in tokenizer.ids_batch(texts)]
 
     def features(self, examples: Sequence[RewriteExample], tokenizer: Tokenizer, max_length: int) -> list[Feature]:
