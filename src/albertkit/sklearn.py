@@ -17,6 +17,7 @@ import numpy as np
 from albertkit.albert import Albert
 from albertkit.errors import AlbertkitError
 from albertkit.file_io import new_folder
+from albertkit.runtime.embed import list_texts
 from albertkit.tasks.dataset import split_examples
 from albertkit.tasks.examples import TextExample
 
@@ -96,7 +97,7 @@ class AlbertClassifier(ClassifierMixin, BaseEstimator):
 
     def fit(self, X: Sequence[str], y: Sequence[Any]) -> AlbertClassifier:
         """Train on texts and their labels."""
-        texts, labels = check_texts(X), np.asarray(y)
+        texts, labels = list_texts(X), np.asarray(y)
         if labels.shape != (len(texts),):
             raise AlbertkitError(
                 f"there are {len(texts)} texts and labels of shape {labels.shape}; give one label per text"
@@ -165,21 +166,10 @@ class AlbertClassifier(ClassifierMixin, BaseEstimator):
     def predict(self, X: Sequence[str]) -> np.ndarray:
         """The label of each text."""
         check_is_fitted(self)
-        return np.array([self.names_[str(found.label)] for found in self.albert_.classify(check_texts(X))])
+        return np.array([self.names_[str(found.label)] for found in self.albert_.classify(list_texts(X))])
 
     def predict_proba(self, X: Sequence[str]) -> np.ndarray:
         """Probabilities, one column per class of `classes_`."""
         check_is_fitted(self)
-        found = [result.probabilities or {} for result in self.albert_.classify(check_texts(X))]
+        found = [result.probabilities or {} for result in self.albert_.classify(list_texts(X))]
         return np.array([[row[str(label)] for label in self.classes_.tolist()] for row in found])
-
-
-def check_texts(texts: Sequence[str]) -> list[str]:
-    """Texts as a list; anything else is an error that names the first."""
-    if isinstance(texts, str):
-        raise AlbertkitError("X is one text; give a list of texts")
-    found = list(texts)
-    odd = next((i for i, text in enumerate(found) if not isinstance(text, str)), None)
-    if odd is not None:
-        raise AlbertkitError(f"text {odd} is {type(found[odd]).__name__}; X holds texts, one for each label")
-    return found
