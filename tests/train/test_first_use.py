@@ -411,8 +411,8 @@ def test_the_classifier_behaves_as_scikit_learn_expects(start, tmp_path):
     [
         (["a", "b"], ["x"], "2 texts and labels of shape"),
         (["a", "b"], [["x", "y"], ["x", "z"]], "one label per text"),
-        ("ab", ["x", "y"], "a list of texts"),
-        (["a", None], ["x", "y"], "text 1 is NoneType"),
+        ("ab", ["x", "y"], "1 texts and labels of shape"),
+        (["a", None], ["x", "y"], "text 1 is missing"),
         (["a", "b"], [None, "y"], "one label is None"),
         (["a", "b", "c"], [0.1, 0.25, 3.3], "continuous"),
     ],
