@@ -10,7 +10,6 @@ import sys
 
 import numpy as np
 import pytest
-from albertkit.tasks.dataset import read_parts
 from click.testing import CliRunner
 
 from albertkit.albert import Albert
@@ -18,6 +17,7 @@ from albertkit.artifact import ArtifactMetadata, read_artifact, read_stored, wri
 from albertkit.cli.entry_point import app
 from albertkit.errors import AlbertkitError
 from albertkit.model import AlbertModel, Batch
+from albertkit.tasks.dataset import read_parts
 from albertkit.tasks.readers.labelled_files import ReadOptions
 from tests.conftest import ROOT, tiny
 from tests.test_albert import make

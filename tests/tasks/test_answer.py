@@ -175,9 +175,9 @@ def test_at_the_very_start_and_end(place):
 
 def test_chinese(chinese):
     questions = [
-        QuestionExample("1", "生命数耗完即算为什么？", ZH, ((8, "踢爆"),)),
-        QuestionExample("2", "多少分钟？", ZH, ((18, "4分钟"),)),
-        QuestionExample("3", "？", ZH, ((25, "配对"),)),  # unknown to the vocabulary
+        QuestionExample("1", "生命数耗完即算为什么？", ZH, ((ZH.index("踢爆", 6), "踢爆"),)),
+        QuestionExample("2", "多少分钟？", ZH, ((ZH.index("4分钟"), "4分钟"),)),
+        QuestionExample("3", "？", ZH, ((ZH.index("配对"), "配对"),)),  # unknown to the vocabulary
     ]
     for max_length in (64, 20):
         found = ask(AnswerTask(stride=6), questions, chinese, max_length)
