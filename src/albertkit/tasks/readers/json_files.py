@@ -138,7 +138,8 @@ def read_turns(file: LabelledFile) -> Rows:
 
 def _turn_labels(turn: dict[str, Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]] | str:
     """The state after a turn and its updates, as (slot, value); or the problem."""
-    acts, updates = turn.get("belief_state"), turn.get("turn_label")
+    acts: Any = turn.get("belief_state")
+    updates: Any = turn.get("turn_label")
     if not isinstance(acts, list) or not all(isinstance(act, dict) for act in acts):
         return f"needs a list of acts in 'belief_state', and has {list_names(turn)}; write it as in WOZ 2.0"
     informed = [act.get("slots") for act in acts if act.get("act") == "inform"]

@@ -184,8 +184,8 @@ def _count_problem(words: Sequence[str], tags: Sequence[str]) -> str | None:
 def _json_sentences(rows: Sequence[tuple[int, dict[str, Any]]], file: LabelledFile) -> Iterator[TaggedSentence]:
     """{"tokens": [...], "labels": [...]}, and an "intent" if there is one."""
     for line, row in rows:
-        words = row.get("tokens")
-        tags = next((row[name] for name in TAG_FIELDS if name in row), None)
+        words: Any = row.get("tokens")
+        tags: Any = next((row[name] for name in TAG_FIELDS if name in row), None)
         if not _are_texts(words) or not words:
             problem = f"needs a list of words in 'tokens', and has {list_names(row)}; write them as texts, none empty"
         elif tags is None:
