@@ -34,11 +34,10 @@ from albertkit.runtime.early_exit import EarlyExit
 from albertkit.runtime.predict import predict
 from albertkit.tasks import TASKS, make_task
 from albertkit.tasks.classify import ClassifyTask
+from albertkit.tasks.dataset import check_known_labels, read_parts, split_examples
 from albertkit.tasks.examples import TextExample
 from albertkit.tasks.readers import ReadOptions
-from albertkit.tasks.dataset import split_examples
 from albertkit.tasks.task import lower_is_better
-from albertkit.tasks.dataset import check_known_labels, read_parts
 from albertkit.train.finetune_report import EvaluatedRun, FinetuneResult, write_report
 from albertkit.train.frozen_head import choose_base_model, draw_shots, train_frozen_head
 from albertkit.train.train_settings import (
