@@ -31,7 +31,7 @@ from albertkit.tokenizer import Tokenizer
 from albertkit.train import finetune_task as finetune
 from albertkit.train.checkpoint import TrainState
 from albertkit.train.distill_data import TEACHER_OUTPUTS, DistillData, DistillSettings
-from albertkit.train.distributed import ProcessGroup, call_in_dtype
+from albertkit.train.distributed import ProcessGroup
 from albertkit.train.task_heads import (
     DISTILLABLE,
     LOSSES,
@@ -140,7 +140,7 @@ class DistillObjective(finetune.FinetuneObjective):
     ) -> None:
         super().__init__(model, task)
         self.distill, self.teacher_vectors, self.pooling = distill, outputs.vectors, pooling
-        self.called: nn.Module = model
+        self.reads_all_tokens = self.reads_all_tokens or not self.heads or bool(distill.vectors)
         self.teacher = outputs.states
         self.parts = [name for name in ("labels", *TEACHER_OUTPUTS) if getattr(distill, name)]
         self.logits: list[Any] = []
@@ -157,23 +157,10 @@ class DistillObjective(finetune.FinetuneObjective):
             self.teacher.eval()
         return self
 
-    def run(self, batch: Batch, targets: Sequence[Any] = (), layers: bool = False) -> ModelOutput:
-        """As in `finetune_task.py`; with `layers`, hidden states after every layer are kept."""
-        inputs = {"choose": {"choices": 1}} if "choose" in self.heads else None
-        heads = [head for head in self.heads if head != "vector"]
-        needs_tokens = layers or self.distill.vectors or not self.heads
-        first = not needs_tokens and set(self.heads) <= finetune.FIRST_TOKEN_HEADS
-        out: ModelOutput = call_in_dtype(
-            self.called, self.dtype, batch, heads=heads, inputs=inputs, first_only=first, keep_layers=layers
-        )
-        if "vector" in self.heads:
-            out.heads["vector"] = pool(out.encoded, "mean")
-        return out
-
     def losses(self, batch: Batch, targets: list[Any], rows: list[tuple[int, int]]) -> dict[str, Tensor]:
         """Each part of the loss; `rows` are the numbers of each text's feature and example."""
         distill, losses = self.distill, {}
-        out = self.run(batch, targets, layers=bool(distill.hidden))
+        out = self.run(batch, targets, keep_layers=bool(distill.hidden))
         if distill.labels:
             losses["labels"] = LOSSES[self.heads](self.task, out, targets)
         if distill.logits:

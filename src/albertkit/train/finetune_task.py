@@ -58,20 +58,20 @@ class FinetuneObjective(nn.Module):
     def __init__(self, model: AlbertModel, task: Task) -> None:
         super().__init__()
         self.model, self.task = model, task
+        self.called: nn.Module = model  # the model, or one that computes with its weights
         self.heads = task.heads
+        self.reads_all_tokens = not set(self.heads) <= FIRST_TOKEN_HEADS
         self.dtype = torch.float32
 
-    def run(self, batch: Batch, targets: Sequence[Any] = ()) -> ModelOutput:
+    def run(self, batch: Batch, targets: Sequence[Any] = (), keep_layers: bool = False) -> ModelOutput:
         """The output of the task's heads; each choice is scored by itself, and tokens where `targets` have one."""
         inputs: dict[str, dict[str, Any]] = {"choose": {"choices": 1}} if "choose" in self.heads else {}
         if "mlm" in self.heads:
             is_target = torch.tensor([t != IGNORE_INDEX for row in targets for t in row], device=batch.ids.device)
             inputs["mlm"] = {"positions": is_target.nonzero()[:, 0]}
         heads = [head for head in self.heads if head != "vector"]
-        first_only = set(self.heads) <= FIRST_TOKEN_HEADS
-        out: ModelOutput = call_in_dtype(
-            self.model, self.dtype, batch, heads=heads, inputs=inputs, first_only=first_only
-        )
+        options = {"first_only": not (self.reads_all_tokens or keep_layers), "keep_layers": keep_layers}
+        out: ModelOutput = call_in_dtype(self.called, self.dtype, batch, heads=heads, inputs=inputs, **options)
         if "vector" in self.heads:
             out.heads["vector"] = pool(out.encoded, "mean")
         return out
