@@ -329,12 +329,5 @@ def model_card(artifact: Artifact) -> str:
     for title, entries in (("Scores", meta.metrics.items()), ("How it was made", enumerate(meta.history, 1))):
         rows = [f"- {key}: {json.dumps(value, ensure_ascii=False)}" for key, value in entries]
         lines += ["", f"## {title}", "", *rows] if rows else []
-    lines += [
-        "",
-        "```python",
-        "from albertkit import Albert",
-        'Albert("FOLDER").embed(["a text", "another"])',
-        "```",
-        "",
-    ]
-    return "\n".join(lines)
+    usage = '```python\nfrom albertkit import Albert\nAlbert("FOLDER").embed(["a text", "another"])\n```\n'
+    return "\n".join([*lines, "", usage])

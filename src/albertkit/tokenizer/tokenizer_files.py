@@ -39,7 +39,7 @@ from albertkit.tokenizer.vocabulary import (
 
 LETTERS = rf"[[\p{{L}}\p{{N}}]&&[^{CJK}]]"  # as in `normalizer.py`, for the tokenizers library
 BARE_MARK = rf"^{SPACE}(?!{LETTERS})"  # the "▁" before ideographs and punctuation
-PENALTY = 100.0  # transformers lowers the score of "2010," by this, so that the comma becomes a separate token
+PENALTY = 100.0  # transformers lowers the score of "2010," by this, so that the comma is separate; reading undoes it
 
 
 # --- reading ------------------------------------------------------------
