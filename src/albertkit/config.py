@@ -160,11 +160,11 @@ class AlbertConfig:
         last = self.num_hidden_layers - 1
         return min(layer, last) * self.num_hidden_groups // self.num_hidden_layers
 
-    def replace(self, **changes: Any) -> AlbertConfig:
+    def replace(self, **changes: int | float | str | Options) -> AlbertConfig:
         """A copy with some fields changed, checked again."""
         known = {f.name for f in dataclasses.fields(self)}
         check_keys("config field", changes, known)
-        return dataclasses.replace(self, **changes)
+        return dataclasses.replace(self, **changes)  # type: ignore[arg-type]
 
     def to_dict(self) -> dict[str, Any]:
         """The content of `config.json`, under the public names."""

@@ -162,6 +162,6 @@ def flush(path: Path) -> None:
         os.close(handle)
 
 
-def write_json(path: Path, data: Any) -> None:
+def write_json(path: Path, data: object) -> None:
     """Readable JSON with a newline at its end."""
     path.write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

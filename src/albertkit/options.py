@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from albertkit.errors import AlbertkitError, check_keys
 
@@ -18,9 +18,10 @@ LARGEST = {"low_rank": 65_536, "window": 2_048, "global_every": 1_024, "relative
 CHOICES = {"attention_bias": ("", "head", "relative"), "norm": ("", "document"), "classifier": ("", "mean")}
 REACH = 64
 ADVANCED = "Advanced options"
+T = TypeVar("T")
 
 
-def setting(default: Any, help_text: str, advanced: bool = False) -> Any:
+def setting(default: T, help_text: str, advanced: bool = False) -> T:
     """A dataclass field with a default and the sentence that explains it; `--help` lists advanced ones at the end."""
     heading = {"heading": ADVANCED} if advanced else {}
     return dataclasses.field(default=default, metadata={"help": help_text, **heading})
@@ -93,7 +94,7 @@ class Options:
         return self.window > 0 and not (self.global_every and (layer + 1) % self.global_every == 0)
 
 
-def read_options(value: Any) -> Options:
+def read_options(value: object) -> Options:
     """The key `albertkit` of a config.json."""
     if not isinstance(value, Mapping):
         raise AlbertkitError(f"the key 'albertkit' in config.json holds {value!r}; it must be an object of options")

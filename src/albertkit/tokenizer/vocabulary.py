@@ -12,9 +12,12 @@ import math
 from collections.abc import Container
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from albertkit.errors import AlbertkitError
+
+if TYPE_CHECKING:
+    from google.protobuf.message import Message
 
 Kind = Literal["unigram", "wordpiece", "phoneme"]
 SPECIALS: dict[str, tuple[str, ...]] = {  # pad, unknown, cls, sep, mask: in the order of ALBERT's ids
@@ -151,7 +154,7 @@ def is_digit_comma(token: str) -> bool:
 
 
 @functools.cache
-def _spiece_class() -> Any:
+def _spiece_class() -> type[Message]:
     """The part of SentencePiece's `ModelProto` that ALBERT needs; protobuf keeps all other fields of a file."""
     from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
@@ -181,7 +184,7 @@ def _spiece_class() -> Any:
     return message_factory.GetMessageClass(pool.FindMessageTypeByName("spiece.Model"))
 
 
-def parse_spiece(data: bytes) -> Any:
+def parse_spiece(data: bytes) -> Message:
     """The protobuf message in a `spiece.model`; ValueError if it is none or has no tokens."""
     from google.protobuf.message import DecodeError
 
