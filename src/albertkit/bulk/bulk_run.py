@@ -28,7 +28,7 @@ from albertkit.bulk.engines import run_local
 from albertkit.bulk.object_store import find_inputs, locate, open_output, short_reason
 from albertkit.bulk.parts import PART_TABLE, WorkPart, get_part, plan_parts
 from albertkit.bulk.worker import TASKS, BulkJob, BulkOptions, PartResult, PartWorker, hash_model, part_name
-from albertkit.errors import AlbertkitError
+from albertkit.errors import AlbertkitError, check_choice
 from albertkit.text_reader import TextFile
 
 MANIFEST, PARTS = "_manifest.json", "_parts.npy"  # readers of a folder of Parquet files skip names that begin so
@@ -61,8 +61,7 @@ def bulk(
 ) -> BulkSummary:
     """Do a task (embed, classify or tag) for every row of the inputs that the output folder does not have yet."""
     began = time.perf_counter()
-    if task not in TASKS:
-        raise AlbertkitError(f"task is {task!r}; choose one of {', '.join(TASKS)}")
+    check_choice("task", task, TASKS)
     job = BulkJob(task, output, options, hash_model(options.model), root=str(Path.cwd()))
     check_job(job)
     with OutputFolder(job, find_inputs(inputs, options.text_column)) as folder:

@@ -23,7 +23,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from albertkit.errors import AlbertkitError, nearest
+from albertkit.errors import AlbertkitError, check_choice
 from albertkit.file_io import digest, flush, read_json
 from albertkit.tokenizer import Tokenizer
 
@@ -109,8 +109,7 @@ class Shards:
 
     def split(self, name: str) -> list[Shard]:
         """The shards of `train` or `held-out`, in order."""
-        if name not in SPLITS:
-            raise AlbertkitError(f"split is {name!r}{nearest(str(name), SPLITS)}; choose one of {', '.join(SPLITS)}")
+        check_choice("split", name, SPLITS)
         return [self._shard(entry) for entry in self.manifest["splits"][name]]
 
     def _shard(self, entry: dict[str, Any]) -> Shard:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 
-from albertkit.errors import AlbertkitError, nearest
+from albertkit.errors import AlbertkitError, check_choice, nearest
 from albertkit.runtime.batching import token_batches
 from albertkit.runtime.early_exit import ExitRule, LayerWalk, ReadOutputs
 from albertkit.runtime.engine import StaticEngine
@@ -104,8 +104,7 @@ def embed_options(model: RuntimeModel, **keywords: Unpack[EmbedKeywords]) -> Emb
         raise AlbertkitError(
             f"unknown pooling {pooling!r}{nearest(pooling, POOLINGS)}; choose one of {', '.join(POOLINGS)}"
         )
-    if long_texts not in LONG_TEXTS:
-        raise AlbertkitError(f"long_texts is {long_texts!r}; choose one of {', '.join(LONG_TEXTS)}")
+    check_choice("long_texts", long_texts, LONG_TEXTS)
     if dim is not None and (not isinstance(dim, int) or not 1 <= dim <= model.dim):
         raise AlbertkitError(f"dim is {dim}; this model has 1 to {model.dim} dimensions")
     if model.config.options.static and pooling != "mean":

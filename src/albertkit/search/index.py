@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from albertkit.errors import AlbertkitError, nearest
+from albertkit.errors import AlbertkitError, check_choice
 from albertkit.search import keywords as words
 from albertkit.search import vectors
 from albertkit.search.keywords import KeywordTable
@@ -286,8 +286,7 @@ class Index:
         self, queries: Sequence[str], k: int = 10, mode: str = "hybrid", vectors: np.ndarray | None = None
     ) -> list[list[SearchHit]]:
         """`search` for many queries, which share each pass over the vectors; `vectors` of the queries if known."""
-        if mode not in MODES:
-            raise AlbertkitError(f"mode is {mode!r}{nearest(str(mode), MODES)}; choose one of {', '.join(MODES)}")
+        check_choice("mode", mode, MODES)
         if not 1 <= k <= 10_000:
             raise AlbertkitError(f"k is {k}; it must be a whole number from 1 to 10000")
         if not len(queries):
@@ -359,8 +358,7 @@ def records_from(
     Folders are walked in order; hidden files and other kinds of files are skipped. A file that is named itself is
     always read. `field` makes text files JSONL; without it the field is `text`.
     """
-    if split not in SPLITS:
-        raise AlbertkitError(f"split is {split!r}{nearest(str(split), SPLITS)}; choose one of {', '.join(SPLITS)}")
+    check_choice("split", split, SPLITS)
     for file in find_text_files(files, field, folder_suffixes=FOLDER_SUFFIXES, allow_pipes=True):
         if file.format != "text" or split == "lines":
             yield from read_records(file, field, id_field, TEXT_LIMIT)

@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from albertkit.errors import AlbertkitError, nearest
+from albertkit.errors import AlbertkitError, check_choice
 from albertkit.options import setting
 from albertkit.text_reader import (
     BOM,
@@ -65,11 +65,7 @@ class ReadOptions:
 
     def __post_init__(self) -> None:
         for name, allowed in (("header", HEADERS), ("format", FORMATS), ("kind", KINDS)):
-            value = getattr(self, name)
-            if value not in allowed:
-                raise AlbertkitError(
-                    f"{name} is {value!r}{nearest(str(value), allowed)}; choose one of {', '.join(allowed)}"
-                )
+            check_choice(name, getattr(self, name), allowed)
         if self.separator == "":
             raise AlbertkitError("separator is empty; pass what separates two labels, such as |")
         if self.separator is not None and self.kind not in ("auto", "multi"):
