@@ -27,12 +27,12 @@ from albertkit.config import AlbertConfig
 from albertkit.errors import AlbertkitError
 from albertkit.file_io import check_absent, write_file
 from albertkit.interop.convert import open_stored
-from albertkit.interop.onnx_operators import HIDDEN, PortableBuilder
+from albertkit.interop.onnx_operators import PortableBuilder
 from albertkit.runtime import graph as graphs
 from albertkit.runtime.batching import TokenBatch
 from albertkit.runtime.embed import pool
 from albertkit.runtime.engine import Engine
-from albertkit.runtime.graph_builder import Levels, as_float
+from albertkit.runtime.graph_builder import HIDDEN, Levels, as_float
 from albertkit.runtime.predict import head_scores
 from albertkit.runtime.runtime_model import RuntimeModel, check_trained_depth
 from albertkit.tasks import TASKS

@@ -17,9 +17,7 @@ from numpy.typing import ArrayLike, DTypeLike
 from onnx import ModelProto, TensorProto, helper
 
 from albertkit.quantized import QuantizedMatrix
-from albertkit.runtime.graph_builder import HIDDEN, IR, OPSET, Builder
-
-__all__ = ["HIDDEN", "PortableBuilder"]
+from albertkit.runtime.graph_builder import IR, OPSET, Builder
 
 
 @dataclass
