@@ -2,7 +2,7 @@
 # Questions from answers: a model that reads an answer and its sentence, and writes the question. SQuAD 1.1 or 2.0, or another file in its format.
 #   runs/questions.sh train-v1.1.json dev-v1.1.json
 #   MOST=2000 EPOCHS=1 OUT=try runs/questions.sh train-v1.1.json dev-v1.1.json     (to try it)
-# The training goes on where it was stopped.
+# Rerun it to resume the training.
 set -euo pipefail
 here="$(cd "$(dirname "$0")" && pwd)"
 train="$1"
@@ -15,7 +15,7 @@ python "$here/questions.py" "$dev" "$out/test.jsonl" ${MOST:+--most "$MOST"}
 
 # 2. Learn to write, from the built-in model (START names another one).
 albertkit finetune generate "$out/train.jsonl" -o "$out/run" --target-length 32 --label-smoothing 0.1 \
-  ${START:+--start "$START"} ${EPOCHS:+--epochs "$EPOCHS"}
+  ${START:+--model "$START"} ${EPOCHS:+--epochs "$EPOCHS"}
 
 # 3. BLEU and ROUGE-L, beside a copy of the source's first words; then in 8 bits.
 albertkit evaluate -m "$out/run" "$out/test.jsonl"

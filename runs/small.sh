@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# The built-in models: English, H 384, 12 shared layers, on one GPU. Each step goes on where it was stopped.
-# The shipped ones were made in four sittings, with these settings in the end; LOG.md tells what each sitting did.
+# The built-in models: English, H 384, 12 shared layers, on one GPU. Rerun it to resume after an interruption.
+# The shipped ones were made in four sittings, with these settings in the end; LOG.md describes each sitting.
 #   TEXTS=folder-of-text TEACHERS=folder OUT=small-run runs/small.sh
 set -euo pipefail
 out="${OUT:-small-run}"
 
-# 1. Shards of the text, with the original English vocabulary of 30,000 pieces, which is also the default.
+# 1. Shards of the text, with the original English vocabulary of 30,000 tokens, which is also the default.
 albertkit corpus "$TEXTS" -o "$out/shards"
 
 # 2. Masked words and sentence order; long rows for a while, so that every position has been seen, then short ones again, which would be forgotten.
@@ -13,8 +13,8 @@ albertkit pretrain "$out/shards" -o "$out/pretrain" --shape small --batch-size 1
   --warmup-ratio 0.02 --minutes "${MINUTES:-25}" --lengths 128:0.74,512:0.16,128:0.1 --short-ratio 0.2 --single-ratio 0.4 --resume
 
 # 3. Sentence vectors from two open teachers, at depths 3, 6, 9 and 12 and widths 64 to 384.
-albertkit distill "$out/shards" -o "$out/vectors" --model "$out/pretrain/model" --workers 10 \
-  --teacher "$TEACHERS/minilm" --teacher "$TEACHERS/gte:1.5" --optimizer muon --learning-rate 1e-3 --warmup-ratio 0.02 \
+albertkit distill "$TEACHERS/minilm" "$TEACHERS/gte:1.5" "$out/shards" -o "$out/vectors" --model "$out/pretrain/model" --workers 10 \
+  --optimizer muon --learning-rate 1e-3 --warmup-ratio 0.02 \
   --everyday 1200000 --batch-tokens 131072 --neighbor-share 0.5 --shallow-share 0.5 --minutes "${MINUTES:-25}" --resume
 
 # Its texts had at most 256 tokens; positions that it never saw are cut off, so that longer texts are read in windows.

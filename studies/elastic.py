@@ -456,11 +456,11 @@ def vectors(path: Path, args: argparse.Namespace) -> dict[str, Any]:
     """
     from scipy.stats import spearmanr
 
-    from albertkit.builtin import DEFAULT, about
+    from albertkit.builtin import DEFAULT, describe
     from albertkit.tasks.readers import read_examples
 
     pairs = read_examples("classify", path).examples
-    albert = Albert(threads=args.threads, depth=about(DEFAULT).shape["layers"])
+    albert = Albert(threads=args.threads, depth=describe(DEFAULT).shape["layers"])
     marks = [float(e.label) for e in pairs]
     texts = [t for e in pairs for t in (e.text, e.pair or "")]
     full, exit_depths = albert.depth, [look for look in available_exit_depths(albert) if look < albert.depth]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
+import itertools
 import json
 import os
 import re
@@ -20,6 +21,7 @@ import torch
 from matplotlib.figure import Figure
 
 import albertkit
+from albertkit.cli.entry_point import app
 from albertkit.compress import benchmark, planner
 from albertkit.options import Options
 from albertkit.serve import server as serving
@@ -41,6 +43,23 @@ SHOWN = {  # kinds of blocks that are only looked at
 
 def blocks(text: str, kind: str) -> list[str]:
     return re.findall(rf"^```{kind}\n(.*?)^```", text, re.S | re.M)
+
+
+SCRIPTS = sorted([*(ROOT / "runs").glob("*.sh"), *(ROOT / "studies").rglob("*.sh")])
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
+def test_commands_of_a_script_have_known_options(script):
+    """Scripts that take hours are not run, but each of their commands is parsed."""
+    text = script.read_text(encoding="utf-8").replace("\\\n", " ")
+    text = re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", text)  # ${MINUTES:-25}
+    text = re.sub(r"\$\{\w+:\+(--[a-z-]+) [^}]*\}", r"\1 1", text)  # ${EPOCHS:+--epochs "$EPOCHS"}
+    text = re.sub(r'"\$\{\w+\[@\]\}"', "", text)  # "${model[@]}"
+    for line in re.findall(r"^ *(?:show )?albertkit (\w+ .*)$", text, re.M):
+        name, *words = itertools.takewhile(lambda word: word not in (">", "|", "&"), shlex.split(line))
+        command = app.get_command(click.Context(app), name)
+        assert command is not None, line
+        command.make_context(name, words, parent=click.Context(app, **app.context_settings))
 
 
 def test_the_two_readmes_are_in_step():
