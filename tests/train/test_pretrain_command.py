@@ -79,7 +79,7 @@ def test_a_start_is_trained_on(bench, shape, tmp_path, say):
     code, _, err = say("pretrain", bench.shards, "-o", second, "--model", first / "model", "--steps", 2, *QUICK)
     assert code == 0, err
     made = json.loads((second / "model" / "albertkit.json").read_text())["history"]
-    assert [step["updates"] for step in made] == [2, 2]
+    assert [step["steps"] for step in made] == [2, 2]
 
 
 def refused(result: tuple[int, str, str], *texts: str) -> None:

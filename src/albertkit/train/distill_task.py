@@ -293,7 +293,7 @@ class DistillTask(finetune.FinetuneTask):
         step = {
             **(history[-1] if self.has_task else {}),
             "step": self.step,
-            "updates": state.step,
+            "steps": state.step,
             "minutes": round(state.seconds / 60, 2),
             "examples": len(self.features),
             "distill": {n: v for n, v in dataclasses.asdict(self.distill).items() if v},

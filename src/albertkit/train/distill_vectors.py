@@ -189,7 +189,7 @@ class VectorDistillTask:
         """The model as it is now: for vectors, with mean pooling."""
         step = {
             "step": "distill",
-            "updates": state.step,
+            "steps": state.step,
             "tokens": state.tokens,
             "minutes": round(state.seconds / 60, 2),
             "texts": len(self.passages),

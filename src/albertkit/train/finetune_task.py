@@ -249,7 +249,7 @@ class FinetuneTask:
         step = {
             "step": "finetune",
             "task": task.name or type(task).__name__.lower(),
-            "updates": state.step,
+            "steps": state.step,
             "minutes": round(state.seconds / 60, 2),
             "examples": len(self.features),
             "settings": {k: v for k, v in asdict(self.settings).items() if v is not None},

@@ -266,7 +266,7 @@ class PretrainTask:
         """The current model."""
         step = {
             "step": "pretrain",
-            "updates": state.step,
+            "steps": state.step,
             "tokens": state.tokens,
             "minutes": round(state.seconds / 60, 2),
             "positions": self.trained_positions,
