@@ -1,4 +1,4 @@
-"""The built-in model, measured: sentence vectors at every depth and width beside its teachers, words behind masks,
+"""The built-in model, measured: sentence vectors at every depth and width beside its teachers, masked-word predictions,
 texts a second.
 
     python studies/builtin.py [MODEL] --float FOLDER --sts sts-b/dev.tsv --squad squad/dev.json --clinc

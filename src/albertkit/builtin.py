@@ -15,8 +15,8 @@ from albertkit.errors import check_choice
 
 MODELS = Path(__file__).parent / "models"
 BUILTINS = {
-    "small": "sentence vectors, and a start for classifying texts",
-    "small-pretrained": "words behind masks, and a start for other tasks",
+    "small": "sentence vectors; the start for classifying texts",
+    "small-pretrained": "masked-word predictions; the start for fine-tuning other tasks",
 }
 DEFAULT = "small"  # what `Albert()` opens
 FINETUNE_MODEL = "small-pretrained"  # what fine-tuning starts from, unless it is about whole texts
