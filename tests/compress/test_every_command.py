@@ -231,7 +231,7 @@ def test_without_torch(models, tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "p").is_dir() and (tmp_path / "s").is_dir() and (tmp_path / "m.onnx").is_file()
-    assert "* heads, float32" in done.stdout.splitlines()[-1]
+    assert done.stdout.splitlines()[-1].split()[:3] == ["*", "heads,", "float32,"]
 
 
 def test_static_tables_cannot_be_trained(models, tmp_path):

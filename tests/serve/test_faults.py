@@ -299,9 +299,7 @@ def test_reload_under_load_drops_nothing(tmp_path):
     folder = tmp_path / "m"
     make(folder, *MADE["words"], seed=1)
     first = Albert(folder, threads=1).embed(TEXTS)
-    with Served(
-        f"m={folder}", "--threads", 1, "--cache-megabytes", 1, env={"ALBERTKIT_SERVE_ADMIN_KEY": "k"}
-    ) as server:
+    with Served(f"m={folder}", "--threads", 1, env={"ALBERTKIT_SERVE_ADMIN_KEY": "k"}) as server:
         admin = {"authorization": "Bearer k"}
         wanted = [first]
         with Load(server, wanted) as load:

@@ -21,7 +21,7 @@ from albertkit.tasks.examples import ChoiceExample, QuestionExample, Span, Tagge
 from albertkit.tokenizer import Tokenizer
 from albertkit.train import finetune as tune
 from albertkit.train.finetune_report import FinetuneResult
-from albertkit.train.finetune_task import FinetuneTask, compute_scores
+from albertkit.train.finetune_task import FinetuneObjective, FinetuneTask, compute_scores, pack_features
 from albertkit.train.train_settings import FinetuneSettings, TrainSettings, preset_epochs, preset_learning_rate
 from tests.conftest import tiny
 from tests.train.conftest import TOPICS, VOCAB
@@ -136,12 +136,10 @@ def test_the_runtime_says_what_torch_says(tuned, start, task):
     examples = TASKS[task][0](60, 9)
     artifact = read_artifact(done.model)
     made = load_task(artifact.metadata)
-    work = FinetuneTask(made, artifact, examples, (), TrainSettings(steps=1, device="cpu"), 40)
-    work.model = AlbertModel.from_artifact(artifact)
-    work.objective.model = work.model
+    objective = FinetuneObjective(AlbertModel.from_artifact(artifact), made)
     features = made.features(examples, artifact.tokenizer, 40)
     albert = Albert(done.model)
-    scores = compute_scores(work.objective, features, lambda chosen: work.make_batch(chosen, ()))
+    scores = compute_scores(objective, features, pack_features)
     for ours, theirs in zip(task_scores(albert, features), scores, strict=True):
         pairs = zip(ours, theirs, strict=True) if isinstance(ours, tuple) else ((ours, theirs),)
         for a, b in pairs:
