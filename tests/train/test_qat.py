@@ -243,7 +243,7 @@ def test_texts_alone_train_vectors_for_four_bits(start, tmp_path):
     lines, held = [e.text for e in texts(160, 5)], [e.text for e in texts(60, 6)]
     vectors = dataclasses.replace(start, metadata=ArtifactMetadata(task="embed"))
     write_artifact(vectors, tmp_path / "float")
-    training = RecoverySettings(epochs=4, batch_size=16, learning_rate=1e-3, device="cpu")
+    training = RecoverySettings(epochs=12, batch_size=16, learning_rate=1e-3, device="cpu")
     trained = train_for_bits(tmp_path / "float", 4, data_for_model(vectors, lines, held), training, tmp_path / "run")
     quantize(trained, tmp_path / "aware", 4, lines)
     quantize(tmp_path / "float", tmp_path / "plain", 4, lines)
