@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from albertkit.serve.batcher import Batcher, BatchJob, ComputeRoute, EngineCall, WaitFactor
+from albertkit.serve.batcher import MAX_WAIT_FACTOR, Batcher, BatchJob, ComputeRoute, EngineCall
 from albertkit.serve.schemas import HttpError
 from albertkit.serve.served_models import ModelSource, TokenCost
 from tests.waiting import LIMIT, wait_until, wait_until_async
@@ -262,12 +262,12 @@ def test_a_started_job_of_many_batches_is_finished():
 @given(st.lists(st.floats(0, 100), max_size=300))
 @settings(max_examples=60)
 def test_the_wait_factor_stays_in_bounds(waits):
-    wait_factor = WaitFactor()
+    batcher = Batcher(1024, 30.0)
     for times in waits:
-        before = wait_factor.value
-        wait_factor.update(times)
-        assert 1.0 <= wait_factor.value <= WaitFactor.MAX
-        assert (wait_factor.value - before) * (min(times, WaitFactor.MAX) - before) >= 0  # towards what was seen
+        before = batcher.wait_factor
+        batcher.update_wait_factor(times)
+        assert 1.0 <= batcher.wait_factor <= MAX_WAIT_FACTOR
+        assert (batcher.wait_factor - before) * (min(times, MAX_WAIT_FACTOR) - before) >= 0  # towards what was seen
 
 
 def test_longer_waits_than_estimated_make_it_reject_more():
@@ -279,11 +279,11 @@ def test_longer_waits_than_estimated_make_it_reject_more():
         await begun(batcher)
         assert batcher.check(1.0) == pytest.approx(0.6)
         for _ in range(20):
-            batcher.wait_factor.update(3.0)
+            batcher.update_wait_factor(3.0)
         with pytest.raises(HttpError, match="about 1.8 s"):
             batcher.check(1.0)
         for _ in range(2000):
-            batcher.wait_factor.update(0.8)
+            batcher.update_wait_factor(0.8)
         assert batcher.check(1.0) == pytest.approx(0.6)
         made.albert.engine.gate.set()
         await first
@@ -298,10 +298,10 @@ def test_a_long_queue_raises_the_wait_factor():
     async def test(batcher):
         run = made.albert.engine.run
         made.albert.engine.run = lambda rows, depth: time.sleep(0.0015 * int(rows.lengths.sum())) or run(rows, depth)
-        batcher.wait_factor.value = 1.0
+        batcher.wait_factor = 1.0
         jobs = [job(made, [1] * 20, deadline=1.0) for _ in range(20)]
         await asyncio.gather(*[batcher.run(one) for one in jobs], return_exceptions=True)
-        assert batcher.wait_factor.value > 1.2
+        assert batcher.wait_factor > 1.2
 
     running(test, budget=20, deadline=1.0)
 

@@ -1,13 +1,9 @@
 """A command on many files → a folder of output files: started, resumed, completed, checked.
 
-In: a task, input files, `BulkOptions`. Out: the folder
-
-    _manifest.json       what the output depends on: model hash, options, input files with size and time; counts
-    _parts.npy           the table of `parts.py`
-    part-000000.parquet  one file per part, as `worker.py` describes them
-
-The same command on the same folder does what is missing; a command that would give other output is an error that names
-the difference. This process hands out part numbers and gets counts back. Before this file: `engines.py`.
+In: a task, input files, `BulkOptions`. Out: the folder of _manifest.json (what the output depends on:
+model hash, options, input files), _parts.npy (the table of `parts.py`) and one part-000000.parquet per part. The same
+command on the same folder does what is missing; a command that would give other output is an error. Before this file:
+`engines.py`.
 """
 
 from __future__ import annotations
@@ -226,12 +222,8 @@ def check_same_job(identity: dict[str, Any], manifest: dict[str, Any], output: s
     difference = f"{changed} was {json.dumps(before)[:80]} and is {json.dumps(now)[:80]}"
     if changed == "inputs":
         old, new = ({entry[0]: entry for entry in entries} for entries in (before or [], now))
-        name = next((name for name in [*new, *old] if old.get(name) != new.get(name)), None)
-        difference = "the inputs are in another order"
-        if name is not None:
-            difference = (
-                f"the input {name} has changed" if name in old and name in new else f"the inputs differ by {name}"
-            )
+        name = next((name for name in [*new, *old] if old.get(name) != new.get(name)), "their order")
+        difference = f"the input {name} has changed" if name in old and name in new else f"the inputs differ by {name}"
     raise AlbertkitError(
         f"{output} was started by another command: {difference}. Repeat that command, or choose another folder."
     )

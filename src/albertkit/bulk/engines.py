@@ -1,9 +1,8 @@
 """Engines: parts in several processes of this machine, or on a Ray cluster.
 
 In: a `BulkJob` and parts. Out: the `PartResult` of each part, in the order in which they finish. A worker that was
-killed is replaced and its part done again; a part that kills worker after worker stops the run. Ray runs plain actors
-with our own list of parts, not Ray Data, whose output files depend on how its scheduler cut blocks in that run. Before
-this file: `worker.py`; after it: `bulk_run.py`.
+killed is replaced and its part done again; a part that kills worker after worker stops the run. Ray runs plain actors,
+not Ray Data, whose output files differ from run to run. Before this file: `worker.py`; after it: `bulk_run.py`.
 """
 
 from __future__ import annotations

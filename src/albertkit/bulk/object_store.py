@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from albertkit.errors import AlbertkitError, need
-from albertkit.text_reader import DEFAULT_COLUMN, FORMATS, MAX_FILES, TextFile, TextFormat
+from albertkit.text_reader import DEFAULT_COLUMN, FORMATS, TextFile, TextFormat
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
@@ -44,10 +44,6 @@ def find_inputs(names: Iterable[str], text_column: str | None = None) -> list[Te
     files = [_text_file(name, info, text_column) for given in names for name, info in _list(str(given))]
     if not files:
         raise AlbertkitError(f"no input file was found. Pass files, folders or patterns of {', '.join(FORMATS)}.")
-    if len(files) > MAX_FILES:
-        raise AlbertkitError(
-            f"there are {len(files):,} input files; at most {MAX_FILES:,} are read. Join some of them."
-        )
     return files
 
 

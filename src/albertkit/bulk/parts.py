@@ -1,9 +1,8 @@
 """Input files → numbered parts, and the rows of each part. Planning and working read with the same functions.
 
-In: `TextFile`s. Out: a table of parts that depends on the files alone, so that every run of the same command has the
-same parts; and the texts of a part with their row numbers. A row is a line of a text file (blank ones too), a line of
-a .jsonl file that is not blank, a record of a .csv or .tsv file, or a row of a Parquet file. Before this file:
-`object_store.py`; after it: `worker.py`.
+In: `TextFile`s. Out: a table of parts that depends on the files alone, and the texts of a part with their row numbers.
+A row is a line of a text file (blank ones too), a line of a .jsonl file that is not blank, a record of a .csv or .tsv
+file, or a row of a Parquet file. Before this file: `object_store.py`; after it: `worker.py`.
 """
 
 from __future__ import annotations
@@ -33,9 +32,7 @@ from albertkit.text_reader import (
 )
 
 PART_BYTES = 64 << 20
-MAX_PARTS = 5_000_000
 PARQUET_ROWS = 4096  # read at once
-BLOCK_BYTES = 1 << 18  # of lines, read at once
 Record = bytes | list[str]  # a line, or the cells of a csv record
 PART_TABLE = np.dtype([("source", "<i4"), ("start", "<i8"), ("stop", "<i8"), ("first", "<i8"), ("rows", "<i8")])
 
@@ -66,17 +63,14 @@ def plan_parts(
 ) -> tuple[list[TextFile], np.ndarray]:
     """The files, with the column of their text, and the table of parts; `progress` gets the bytes read so far."""
     tables: list[np.ndarray] = []
-    planned, done, count = [], 0, 0
+    planned, done = [], 0
     for number, given in enumerate(files):
         file, begin = _find_column(given)
         cut = _parquet_parts(file, max_rows) if file.format == "parquet" else _line_parts(file, begin, max_rows)
         tables.append(np.array([(number, *part) for part in cut], PART_TABLE))
         planned.append(file)
-        count += len(tables[-1])
         done += file.size
         progress(done)
-        if count > MAX_PARTS:
-            raise AlbertkitError(f"there are over {MAX_PARTS:,} parts. Raise the rows of a part (--part-rows).")
     return planned, np.concatenate(tables) if tables else np.zeros(0, PART_TABLE)
 
 
@@ -120,15 +114,13 @@ def _find_column(file: TextFile) -> tuple[TextFile, int]:
 # Reading ------------------------------------------------------------------------------------------------------------
 
 
-def read_part(part: WorkPart, root: str = "", any_length: bool = False) -> Iterator[tuple[int, str | BadRow]]:
+def read_part(part: WorkPart, root: str = "") -> Iterator[tuple[int, str | BadRow]]:
     """Row numbers and texts; where there is no text, why."""
     found = _parquet_texts(part, root) if part.file.format == "parquet" else _texts(part, root)
     for number, text in enumerate(found, part.first):
         if isinstance(text, str):
-            if len(text) > TEXT_LIMIT and not any_length:
-                text = BadRow(
-                    f"has {len(text):,} characters; at most {TEXT_LIMIT:,} are read (--long-texts truncate cuts)"
-                )
+            if len(text) > TEXT_LIMIT:
+                text = BadRow(f"has {len(text):,} characters; at most {TEXT_LIMIT:,} are read")
         elif not isinstance(text, BadRow):
             text = BadRow("contains no text" if text is None else f"contains a {type(text).__name__}, not a text")
         yield number, text
@@ -136,10 +128,7 @@ def read_part(part: WorkPart, root: str = "", any_length: bool = False) -> Itera
 
 def _texts(part: WorkPart, root: str) -> Iterator[object]:
     with open_input(part.file, root) as stream:
-        if part.file.format == "text":
-            yield from _line_texts(part, stream)
-        else:
-            yield from (_parse_record(part.file, record) for record, _ in _read_records(part, stream))
+        yield from (_parse_record(part.file, record) for record, _ in _read_records(part, stream))
 
 
 def _read_records(part: WorkPart, stream: BufferedReader) -> Iterator[tuple[Record, int]]:
@@ -161,28 +150,6 @@ def _read_lines(part: WorkPart, stream: BufferedReader) -> Iterator[tuple[bytes,
             raise AlbertkitError(f"{part.file.name} {reason} at byte {at:,}. Break its lines, or copy it again.")
         is_first, at = at == 0, at + len(line)
         yield (line.removeprefix(BOM) if is_first else line), at
-
-
-def _line_texts(part: WorkPart, stream: BufferedReader) -> Iterator[object]:
-    """The texts of a text file, many lines at a time, since most blocks are valid."""
-    at = part.start
-    while at < part.stop:
-        stream.seek(at)
-        block = stream.read(min(BLOCK_BYTES, part.stop - at))
-        block = block[: block.rfind(b"\n") + 1] if at + len(block) < part.stop else block
-        try:
-            if not block or at == 0:  # a very long line; or a byte order mark
-                raise ValueError
-            lines = block.decode("utf-8").removesuffix("\n").split("\n")
-        except ValueError:
-            begin = at
-            for line, at in _read_lines(replace(part, start=begin), stream):
-                yield _parse_record(part.file, line)
-                if at >= begin + len(block):
-                    break
-        else:
-            at += len(block)
-            yield from (line.removesuffix("\r") for line in lines)
 
 
 def _csv_records(part: WorkPart, lines: Iterator[tuple[bytes, int]]) -> Iterator[tuple[list[str], int]]:

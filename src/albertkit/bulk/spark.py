@@ -1,9 +1,7 @@
 """A column of texts in Spark → a column of vectors or labels.
 
-In: a model. Out: a function for `df.withColumn("vector", embed_udf("model")("text"))`. Spark passes pandas Series to
-its Python workers in batches (spark.sql.execution.arrow.maxRecordsPerBatch); each of them becomes one call of
-`Albert`, which packs it by tokens. The model is opened once in each Python worker. Spark reads, writes and repeats
-what failed.
+In: a model. Out: a function for `df.withColumn("vector", embed_udf("model")("text"))`. Each batch of rows that Spark
+passes to a Python worker (spark.sql.execution.arrow.maxRecordsPerBatch) becomes one call of `Albert`.
 """
 
 from __future__ import annotations
@@ -26,25 +24,23 @@ SeriesFunction = Callable[[Iterator[Any]], Iterator[Any]]  # pandas Series to pa
 
 
 @lru_cache(maxsize=4)
-def open_once(model: str | None, bits: int | None, threads: int) -> Albert:
-    """A model, opened once in a process."""
-    return Albert(model, bits=bits, threads=threads)
+def open_once(model: str | None, bits: int | None) -> Albert:
+    """A model, opened once in a process; Spark runs one process per core."""
+    return Albert(model, bits=bits, threads=1)
 
 
 def embed_series(
-    model: str | None = None, bits: int | None = None, threads: int = 1, **keywords: Unpack[EmbedKeywords]
+    model: str | None = None, bits: int | None = None, **keywords: Unpack[EmbedKeywords]
 ) -> SeriesFunction:
     """The pandas function of `embed_udf`: texts → vectors; null gives null. keywords: those of `Albert.embed`."""
-    return _series(lambda texts: open_once(model, bits, threads).embed(texts, **keywords))
+    return _series(lambda texts: open_once(model, bits).embed(texts, **keywords))
 
 
-def classify_series(
-    model: str, bits: int | None = None, threads: int = 1, **keywords: Unpack[PredictKeywords]
-) -> SeriesFunction:
+def classify_series(model: str, bits: int | None = None, **keywords: Unpack[PredictKeywords]) -> SeriesFunction:
     """The pandas function of `classify_udf`: texts → labels; null gives null."""
 
     def labels(texts: list[str]) -> list[str]:
-        results = open_once(model, bits, threads).classify(texts, **keywords)
+        results = open_once(model, bits).classify(texts, **keywords)
         return [str(result.label) for result in results]
 
     return _series(labels)
@@ -64,17 +60,15 @@ def _series(compute: Callable[[list[str]], Iterable[Any]]) -> SeriesFunction:
 
 
 def embed_udf(
-    model: str | None = None, bits: int | None = None, threads: int = 1, **keywords: Unpack[EmbedKeywords]
+    model: str | None = None, bits: int | None = None, **keywords: Unpack[EmbedKeywords]
 ) -> Callable[..., Column]:
     """A Spark function: a column of texts to a column of vectors (array of float)."""
-    return _udf(embed_series(model, bits, threads, **keywords), "array<float>")
+    return _udf(embed_series(model, bits, **keywords), "array<float>")
 
 
-def classify_udf(
-    model: str, bits: int | None = None, threads: int = 1, **keywords: Unpack[PredictKeywords]
-) -> Callable[..., Column]:
+def classify_udf(model: str, bits: int | None = None, **keywords: Unpack[PredictKeywords]) -> Callable[..., Column]:
     """A Spark function: a column of texts to a column of labels (string)."""
-    return _udf(classify_series(model, bits, threads, **keywords), "string")
+    return _udf(classify_series(model, bits, **keywords), "string")
 
 
 def _udf(function: SeriesFunction, kind: str) -> Any:

@@ -2,17 +2,15 @@
 
 In: a `BulkJob`, and a part of `parts.py`. Out: `part-000123.parquet` in the output folder, one row per row of the
 input: source (the file), row (its number), and vector (embed), label and probability (classify) or spans (tag). Doing a
-part twice gives the same file, so a worker may be killed at any time. Before this file: `parts.py`; after it:
-`engines.py`.
+part twice gives the same file. Before this file: `parts.py`; after it: `engines.py`.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import islice, tee
 from typing import Any
 
 import numpy as np
@@ -135,8 +133,7 @@ class PartWorker:
 
     def _texts(self, part: WorkPart) -> Iterator[str | None]:
         """The text of each row of a part; None where there is none and bad rows are skipped."""
-        any_length = self.options.task_options.get("long_texts") == "truncate"
-        for number, text in read_part(part, self.root, any_length):
+        for number, text in read_part(part, self.root):
             if not isinstance(text, BadRow):
                 yield text
             elif self.options.skip_bad:
@@ -148,19 +145,9 @@ class PartWorker:
 
     def _results(self, given: Iterator[str | None]) -> Iterator[Any]:
         """The results of the rows, in order; None where there was no text. Reads no further than the model does."""
-        has_text: deque[bool] = deque()
-
-        def texts() -> Iterator[str]:
-            for text in given:
-                has_text.append(text is not None)
-                if text is not None:
-                    yield text
-
-        for result in self._compute(texts()):
-            while not has_text.popleft():
-                yield None
-            yield result
-        yield from (None for _ in has_text)
+        rows, ahead = tee(given)
+        results = self._compute(text for text in ahead if text is not None)
+        yield from (None if text is None else next(results) for text in rows)
 
     def _compute(self, texts: Iterator[str]) -> Iterator[Any]:
         options = dict(self.options.task_options)

@@ -75,15 +75,11 @@ def format_table(rows: Iterable[Sequence[str]], header: Sequence[str] = (), inde
     cells = [*([header] if header else []), *rows]
     columns = list(zip(*cells, strict=True))
     widths = [max(map(display_width, column)) for column in columns]
-    numeric = [all(_is_number(cell) for cell in column[bool(header) :]) for column in columns]
+    numeric = [all(not c or c.lstrip("+-−")[:1].isdigit() for c in column[bool(header) :]) for column in columns]
     lines = ["  ".join(pad(*cell) for cell in zip(row, widths, numeric, strict=True)).rstrip() for row in cells]
     if header:
         lines[0] = click.style(lines[0], bold=True)
     return "\n".join(" " * indent + line for line in lines)
-
-
-def _is_number(cell: str) -> bool:
-    return not cell or cell.lstrip("+-−")[:1].isdigit()
 
 
 def format_properties(title: str, values: dict[str, Any]) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,6 @@ from albertkit.cli.console import format_table, log, note, print_json, print_res
 from albertkit.cli.pretrain_commands import default_budget, print_trained, read_shape, resume_option, run_output_option
 from albertkit.cli.use_commands import report_depths
 from albertkit.errors import AlbertkitError, need
-from albertkit.options import setting
 from albertkit.tasks.dataset import read_parts, split_examples
 from albertkit.tasks.readers.labelled_files import ReadOptions
 from albertkit.text_reader import read_texts
@@ -35,36 +34,23 @@ AGREEMENTS = (0.9, 0.95, 0.98, 0.99, 0.995)
 dev_option = cli.path_option("--dev", help="Held-out examples  [default: one in ten of TRAIN]")
 
 
-@dataclass(frozen=True)
-class TaskSettings:
-    """Settings that only some tasks have; None keeps the task's default."""
-
-    loss: str | None = setting(
-        None,
-        "match: cosent (scores or classes), contrastive (classes) or mnrl (positive pairs)"
-        "  [default: cosent, or mnrl without labels].",
-        advanced=True,
-    )
-    stride: int | None = setting(
-        None, "answer: tokens shared by two windows of a long context  [default: 128].", advanced=True
-    )
-    n_best: int | None = setting(None, "answer: answers kept per question  [default: 20].", advanced=True)
-
-
 @cli.command("albertkit finetune classify train.tsv --dev dev.tsv -o sentiment")
 @click.argument("task", type=click.Choice(TASK_NAMES))
 @cli.path_argument("train")
 @run_output_option
 @dev_option
 @cli.option("-m", "--model", help="Model to start from, a folder or a name  [default: a built-in English model]")
-@cli.settings_options(settings=FinetuneSettings, task_settings=TaskSettings, reading=ReadOptions)
+@cli.settings_options(settings=FinetuneSettings)
+@cli.advanced_option(
+    "--loss",
+    help="match: cosent (scores or classes), contrastive (classes) or mnrl (positive pairs)"
+    "  [default: cosent, or mnrl without labels].",
+)
+@cli.advanced_option("--stride", type=int, help="answer: tokens that windows of a long context share  [default: 128].")
+@cli.advanced_option("--n-best", type=int, help="answer: answers kept per question  [default: 20].")
+@cli.settings_options(reading=ReadOptions)
 def finetune(
-    task: str,
-    train: Path,
-    settings: FinetuneSettings,
-    task_settings: TaskSettings,
-    reading: ReadOptions,
-    **files: cli.OptionValue,
+    task: str, train: Path, settings: FinetuneSettings, reading: ReadOptions, **values: cli.OptionValue
 ) -> None:
     """Fine-tune a model for TASK on the labelled examples in TRAIN.
 
@@ -82,9 +68,8 @@ def finetune(
     """
     from albertkit.train.finetune import finetune as run
 
-    task_options = {name: value for name, value in vars(task_settings).items() if value is not None}
-    settings = replace(settings, progress_bar=True)
-    result = run(task, train, **files, settings=settings, log=log, **vars(reading), **task_options)
+    passed = {name: value for name, value in values.items() if value is not None}
+    result = run(task, train, **passed, settings=replace(settings, progress_bar=True), log=log, **vars(reading))
     print_json({"model": str(result.model), **result.metrics})
 
 

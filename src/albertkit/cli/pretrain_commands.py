@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import os
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -46,7 +45,6 @@ resume_option = cli.option(
 @cli.option("--accents", "keep_accents", is_flag=True, help="Keep accents.")
 @cli.option("--max-mb", type=click.IntRange(min=1), help="Train on this many MB, evenly over TEXTS  [default: all]")
 @cli.text_column_option
-@cli.advanced_option("--min-count", default=2, help="WordPiece: least count of a pair that is merged.")
 @cli.json_option
 def tokenizer(
     texts: tuple[str, ...],
@@ -113,14 +111,13 @@ def corpus(
             "together; nothing was written",
         )
         return
-    start = time.perf_counter()
     with stage_progress_bar("B") as progress:
         workers, force = options["workers"], options["force"]
         built = build_corpus(texts, output, vocabulary, settings, workers=workers, force=force, progress=progress)
-    print_corpus(built, time.perf_counter() - start, as_json)
+    print_corpus(built, as_json)
 
 
-def print_corpus(built: BuildResult, seconds: float, as_json: bool) -> None:
+def print_corpus(built: BuildResult, as_json: bool) -> None:
     """What a corpus contains, and what was dropped."""
     manifest, folder = built.shards.manifest, built.shards.folder
     counts, splits = manifest["counts"], manifest["splits"]
@@ -141,8 +138,6 @@ def print_corpus(built: BuildResult, seconds: float, as_json: bool) -> None:
     if built.was_complete:
         lines = [f"{folder} is complete: {counts['tokens']:,} tokens; nothing was done"]
     print_result(as_json, described, *lines)
-    if not as_json and not built.was_complete and not built.was_resumed and seconds > 1:
-        click.echo(f"{counts['tokens_read'] / seconds / 1e6:.2f} million tokens per second", err=True)
 
 
 def default_budget(function: cli.Function) -> cli.Function:

@@ -6,10 +6,11 @@ In: arguments. Out: calls of `Albert`, printed; with --engine, of `bulk/`.
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import tee
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from albertkit.albert import Albert
     from albertkit.tasks.examples import DialogueTurn
 
-T = TypeVar("T")
 MAX_COMPARED = 1000
 context_option = cli.path_option("--context", help="File with the text to read  [default: stdin]")
 bulk_output_option = cli.path_option("-o", "--output", help="With --engine: folder of the output.")
@@ -66,9 +66,9 @@ def embed(
 
     albert = model.open()
     exit_depths: Counter[int] = Counter()
-    vectors = pair_with_input(
-        texts, lambda given: albert.embed_iter(given, **options, on_exit=lambda depth: exit_depths.update([depth]))
-    )
+    shown, embedded = tee(texts)  # the model reads ahead
+    found = albert.embed_iter(embedded, **options, on_exit=lambda depth: exit_depths.update([depth]))
+    vectors = zip(shown, found, strict=True)
     if output is None:
         for text, vector in vectors:
             click.echo(vector_json(text, vector))
@@ -77,19 +77,6 @@ def embed(
             for text, vector in track_progress(vectors, "texts"):
                 write(text, vector)
     report_exits(list(exit_depths.elements()), model.depth or albert.depth)
-
-
-def pair_with_input(texts: Iterable[str], compute: Callable[[Iterator[str]], Iterable[T]]) -> Iterator[tuple[str, T]]:
-    """Each text with its result, from a function that reads ahead."""
-    pending: deque[str] = deque()
-
-    def remember() -> Iterator[str]:
-        for text in texts:
-            pending.append(text)
-            yield text
-
-    for result in compute(remember()):
-        yield pending.popleft(), result
 
 
 def report_exits(depths: list[int], full_depth: int) -> None:

@@ -9,8 +9,6 @@ import asyncio
 import contextlib
 import functools
 import html
-import itertools
-import json
 import logging
 import os
 import signal
@@ -21,7 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
-from prometheus_client import CONTENT_TYPE_LATEST
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -48,12 +46,7 @@ GET_ERRORS = {401, 404, 500, 503}
 POST_ERRORS = {400, 401, 404, 413, 415, 422, 424, 429, 500, 503}
 ADMIN_ERRORS = {403, 409}
 SUMMARY = "ALBERT models over HTTP: OpenAI's and text-embeddings-inference's endpoints, and albertkit's own."
-STYLE = """
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem;
-color-scheme: light dark } h2 { margin-top: 2.5rem } code, pre { font: 14px/1.45 ui-monospace, monospace }
-pre { overflow-x: auto; padding: .75rem; border: 1px solid #8886; border-radius: .4rem }
-summary { cursor: pointer } .m { font-weight: 700 }
-"""
+STYLE = "body { font: 16px/1.5 system-ui; margin: 2rem; color-scheme: light dark } td { padding-right: 2rem }"
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -105,7 +98,7 @@ async def metrics(context: RequestContext, body: None) -> Response:
     """Metrics for Prometheus."""
     context.service.metrics.waiting.set(context.service.batcher.waiting()[1])
     context.service.metrics.pending_bytes.set(context.service.pending_bytes)
-    return Response(context.service.metrics.export(), headers={"content-type": CONTENT_TYPE_LATEST})
+    return Response(generate_latest(context.service.metrics.registry), headers={"content-type": CONTENT_TYPE_LATEST})
 
 
 async def reload(context: RequestContext, body: None) -> ReloadResponse:
@@ -139,8 +132,15 @@ async def schema(context: RequestContext, body: None) -> dict[str, Any]:
 
 
 async def docs(context: RequestContext, body: None) -> Response:
-    """This description as HTML."""
-    return Response(describe_as_html(), media_type="text/html")
+    """The endpoints as HTML."""
+    cells = ((e.group, e.method, e.path, e.handler.__doc__ or "") for e in ENDPOINTS)
+    rows = "\n".join("<tr>" + "".join(f"<td>{html.escape(cell)}" for cell in row) for row in cells)
+    page = (
+        f"<!doctype html><html lang=en><meta charset=utf-8><title>albertkit {__version__}</title><style>{STYLE}</style>"
+        f"<h1>albertkit {__version__}</h1><p>{SUMMARY} Every field is in <a href='openapi.json'>openapi.json</a>.</p>"
+        f"<table>{rows}</table></html>"
+    )
+    return Response(page, media_type="text/html")
 
 
 OPENAI, TEI, OWN, SERVER = "OpenAI's", "text-embeddings-inference's", "albertkit's own", "the server"
@@ -222,25 +222,6 @@ def describe(e: Endpoint, schema_of: dict[int, Any]) -> dict[str, Any]:
     if "{name:path}" in e.path:
         operation["parameters"] = [{"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}]
     return operation
-
-
-def describe_as_html() -> str:
-    """All endpoints with their schemas as a page that loads nothing else."""
-    parts = [f"<p>{SUMMARY} As data: <a href='openapi.json'>openapi.json</a>.</p>"]
-    for group, endpoints in itertools.groupby(ENDPOINTS, key=lambda e: e.group):
-        parts.append(f"<h2>{html.escape(group)}</h2>")
-        for e in endpoints:
-            parts.append(f"<h3><span class=m>{e.method}</span> <code>{html.escape(e.path)}</code></h3>")
-            parts.append(f"<p>{html.escape(e.handler.__doc__ or '')}</p>")
-            for name, one in (("Request", e.request), ("Response", e.response)):
-                if one is not None:
-                    text = html.escape(json.dumps(msgspec.json.schema(one), indent=2, ensure_ascii=False))
-                    parts.append(f"<details><summary>{name}</summary><pre>{text}</pre></details>")
-    title, body = f"albertkit {__version__}", "\n".join(parts)
-    return (
-        "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'>"
-        f"<title>{title}: endpoints</title><style>{STYLE}</style><h1>{title}</h1>{body}</html>"
-    )
 
 
 def make_app(service: Service) -> ASGIApp:

@@ -3,8 +3,7 @@
 In: `BatchJob`s. Out: their results, delivered to the event loop. Before: `served_models.py`; next: `inference.py`.
 
 While the engine computes one batch, rows collect for the next, so no request waits for a full batch. The oldest row is
-always in the next batch, with waiting rows of similar length. A job that cannot meet its deadline is rejected on
-arrival. Jobs whose client has disconnected are not computed, nor jobs that were not started in time.
+always in the next batch, with waiting rows of similar length. A job that cannot meet its deadline is rejected.
 """
 
 from __future__ import annotations
@@ -26,30 +25,13 @@ from albertkit.serve.served_models import NEW_WEIGHT, ServedModel, TokenCost
 
 log = logging.getLogger("albertkit.serve")
 DECREASE_WEIGHT = 0.005  # weight of a wait that was shorter than estimated
+MAX_WAIT_FACTOR = 4.0
 WINDOW_BATCHES = 16  # at most so many batches of waiting tokens are sorted by length together
 WINDOW_SHARE = 8  # and at most the deadline divided by this: rows in the window may overtake older ones
 BatchObserver = Callable[[ServedModel, int, int, float, float], None]
 """(model, rows, tokens, seconds, seconds that the oldest row waited), called after every batch."""
 Reader = Callable[["ComputeRoute", np.ndarray, np.ndarray, list[Any]], Sequence[Any]]
 """(route, hidden states (rows, length, H), lengths, arguments) → one result per row."""
-
-
-class WaitFactor:
-    """How many times longer than the work ahead a slow request waits, because others are put before it.
-
-    A longer wait counts forty times as much as a shorter one, so that few responses are later than estimated. The first
-    value is cautious.
-    """
-
-    MAX = 4.0
-
-    def __init__(self) -> None:
-        self.value = 1.5
-
-    def update(self, factor: float) -> None:
-        factor = min(self.MAX, factor)
-        weight = NEW_WEIGHT if factor > self.value else DECREASE_WEIGHT
-        self.value = max(1.0, self.value + weight * (factor - self.value))
 
 
 @dataclass(frozen=True)
@@ -153,7 +135,7 @@ class Batcher:
         self.token_budget, self.deadline, self._observe = token_budget, deadline, observe
         self._queues: dict[ComputeRoute | EngineCall, RowQueue] = {}
         self._waiting_work: dict[TokenCost, int] = {}
-        self.wait_factor = WaitFactor()
+        self.wait_factor = 1.5  # how many times longer than the work ahead a slow request waits; at first cautious
         self._condition = threading.Condition()
         self._is_stopped = False
         self._batch_started: float | None = None
@@ -198,7 +180,7 @@ class Batcher:
                 "send fewer texts per request",
             )
         _, ahead = self.waiting()
-        estimate = ahead * self.wait_factor.value
+        estimate = ahead * self.wait_factor
         left = self.deadline if deadline is None else deadline - time.monotonic()
         if left <= 0:
             raise self._timeout()
@@ -228,10 +210,16 @@ class Batcher:
             with self._condition:
                 self._close(job)
         if ahead * WINDOW_SHARE > self.deadline and isinstance(job.route, ComputeRoute):  # it waited long for others
-            self.wait_factor.update((time.monotonic() - job.arrived - seconds) / ahead)
+            self.update_wait_factor((time.monotonic() - job.arrived - seconds) / ahead)
         if job.error is not None:
             raise job.error
         return job.results
+
+    def update_wait_factor(self, factor: float) -> None:
+        """Learn from a wait; a longer one counts forty times as much, so that few responses are late."""
+        factor = min(MAX_WAIT_FACTOR, factor)
+        weight = NEW_WEIGHT if factor > self.wait_factor else DECREASE_WEIGHT
+        self.wait_factor = max(1.0, self.wait_factor + weight * (factor - self.wait_factor))
 
     def _add(self, job: BatchJob) -> None:
         job.arrived = time.monotonic()

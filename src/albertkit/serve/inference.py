@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
 import numpy as np
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from albertkit.errors import AlbertkitError
@@ -69,9 +69,6 @@ class ServerMetrics:
         self.reloads = Counter("albertkit_reloads", "Reloads of a model, by result.", ["result"], **registry)
         if is_shared:
             MultiProcessCollector(self.registry)
-
-    def export(self) -> bytes:
-        return generate_latest(self.registry)
 
     def observe_batch(self, model: ServedModel, texts: int, tokens: int, seconds: float, waited: float) -> None:
         self.texts.labels(model.name).inc(texts)

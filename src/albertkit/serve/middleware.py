@@ -6,6 +6,7 @@ In: an `Endpoint` and the `Service`. Out: an ASGI app. Before: the endpoints; ne
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import re
@@ -23,7 +24,7 @@ from starlette.types import Receive, Scope, Send
 
 from albertkit.errors import AlbertkitError
 from albertkit.serve.inference import RequestContext, Service
-from albertkit.serve.schemas import HttpError
+from albertkit.serve.schemas import HttpError, validation_error
 
 log = logging.getLogger("albertkit.serve")
 Handler = Callable[..., Awaitable[Any]]
@@ -150,8 +151,10 @@ class EndpointApp:
         try:
             return self.decoder.decode(body)
         except msgspec.ValidationError as error:
-            field = re.search(r"at `\$\.([^`]+)`", str(error))
-            raise HttpError(422, f"invalid request: {error}", param=field.group(1) if field else None) from None
+            values = None
+            with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                values = msgspec.json.decode(body)
+            raise validation_error(error, values, self.endpoint.request) from None
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise HttpError(400, f"the body is not valid JSON in UTF-8: {str(error)[:200]}") from None
 

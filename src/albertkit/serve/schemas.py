@@ -6,11 +6,16 @@ OpenAPI description from both. `HttpError` is raised by any handler; `middleware
 
 from __future__ import annotations
 
+import json
 import math
+import re
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypedDict
+from typing import Annotated, Any, Literal, TypedDict, get_args, get_type_hints
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, ValidationError
+
+from albertkit.errors import nearest
 
 NUMBERS = {"type": "array", "items": {"type": "number"}}
 NOT_EMPTY = Meta(min_length=1)
@@ -108,3 +113,46 @@ class HttpError(Exception):
         self.status, self.message, self.param = status, message, param
         self.error_type = ERRORS[status][0]
         self.retry_after = None if retry_after is None else max(1, math.ceil(retry_after))
+
+
+JSON_TYPES = {
+    "str": "a text",
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "array": "a list",
+    "object": "a JSON object",
+}
+LIMITS = {">=": "at least", "<=": "at most", ">": "above", "<": "below"}
+EXPECTED = re.compile(r"Expected `([^`]+)`(?:(?P<length> of length)? (?P<sign>[<>]=?) (?P<limit>\S+))?")
+
+
+def validation_error(error: ValidationError, values: Any, request: type[Struct]) -> HttpError:
+    """The error of msgspec as one sentence with value, rule and remedy. values: the request, None if unknown."""
+    problem, _, path = str(error).partition(" - at `$")
+    if field := re.search(r"(missing|unknown).* field `([^`]+)`", problem):
+        name = field[2]
+        if field[1] == "missing":
+            return HttpError(422, f"the field {name!r} is missing, and the request needs it. Add it.", param=name)
+        hint = nearest(name, request.__struct_fields__)
+        return HttpError(422, f"unknown field {name!r}{hint}. Correct its name or remove it.", param=name)
+    name, value = path.strip(".`"), values
+    with suppress(LookupError, TypeError):  # a key that occurs twice
+        for key, place in re.findall(r"\.(\w+)|\[(\d+)\]", path):
+            value = value[key] if key else value[int(place)]
+    allowed = choices(get_type_hints(request).get(name))
+    rule = f"one of {', '.join(allowed)}" if allowed else "in the range of 64-bit numbers"
+    if match := EXPECTED.match(problem):
+        rule = " or ".join(JSON_TYPES.get(kind, kind) for kind in match[1].split(" | "))
+        if match["sign"]:
+            rule += f"{' of length' if match['length'] else ','} {LIMITS[match['sign']]} {match['limit']}"
+    shown = (name or "body") + ("" if values is None else f"={json.dumps(value, ensure_ascii=False):.60}")
+    return HttpError(
+        422, f"{shown} is not valid: it must be {rule}. Correct it; see /openapi.json.", param=name or None
+    )
+
+
+def choices(annotation: Any) -> list[str]:
+    """The texts that a field with a `Literal` may be."""
+    parts = get_args(annotation)
+    return [text for part in parts for text in ([part] if isinstance(part, str) else choices(part))]

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, TypedDict
+from typing import Annotated, Literal, TypedDict, cast
 
 import numpy as np
 from msgspec import Meta
@@ -149,7 +149,4 @@ async def search_index(context: RequestContext, model: ServedModel, body: Search
     if body.mode != "keyword":
         vectors = await context.embed(model, [body.query], model.albert.embed_options())
     (hits,) = await asyncio.to_thread(index.search_many, [body.query], body.k, body.mode, vectors)
-    return SearchResponse(
-        model.name,
-        [{"id": hit.id, "text": hit.text, "score": hit.score, "source": hit.source, "line": hit.line} for hit in hits],
-    )
+    return SearchResponse(model.name, [cast(HitItem, vars(hit)) for hit in hits])

@@ -2,8 +2,8 @@
 
 In: folders, as FOLDER or NAME=FOLDER; none for the built-in models. Out: `ServedModel`s. Next: `inference.py`.
 
-A reload opens the new files next to the old model, checks their hashes, computes a batch, and only then replaces the
-old model. Running requests finish with the old one. If the new files cannot be opened, nothing changes.
+A reload opens the new files next to the old model, computes a batch, and only then replaces the old model. Running
+requests finish with the old one.
 """
 
 from __future__ import annotations

@@ -2,9 +2,8 @@
 
 In: models, settings and indexes. Out: a running server. Before: `app.py`.
 
-With several workers, this process opens the models, binds one socket per worker, forks, and then supervises: a worker
-that dies is restarted on the same socket, which keeps its waiting connections. Workers share all memory that is not
-written to: weights, vocabulary, libraries.
+With several workers, this process opens the models, binds one socket per worker and forks, so that workers share the
+memory of the weights. A worker that dies is restarted on the same socket, which keeps its waiting connections.
 """
 
 from __future__ import annotations
@@ -40,13 +39,6 @@ Listen = Callable[[socket.socket, Callable[[], None]], None]
 """(socket, called when ready) → runs until a signal."""
 RESTART_DELAY = 2.0  # seconds before a worker is restarted if the last one was started less than this ago
 SIGNALS = {getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGCHLD") if hasattr(signal, name)}
-UVICORN_MESSAGES = (
-    "Started server process",
-    "Finished server process",
-    "Waiting for application",
-    "Application ",
-    "Shutting down",
-)
 
 
 def serve(
@@ -205,16 +197,13 @@ class JsonFormatter(logging.Formatter):
 
 
 def configure_logging() -> None:
-    """Send the records of the server and of uvicorn to stderr, without uvicorn's routine messages."""
+    """Send the records of the server and uvicorn's warnings to stderr."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter())
-    handler.addFilter(lambda record: not str(record.msg).startswith(UVICORN_MESSAGES))
-    for name in ("albertkit.serve", "uvicorn", "uvicorn.error"):
+    for name, level in (("albertkit.serve", logging.INFO), ("uvicorn", logging.WARNING)):
         logger = logging.getLogger(name)
-        logger.handlers = [handler] if name != "uvicorn.error" else []
-        logger.setLevel(logging.INFO)
-        logger.propagate = name == "uvicorn.error"
-    logging.getLogger("uvicorn.access").disabled = True
+        logger.handlers, logger.propagate = [handler], False
+        logger.setLevel(level)
 
 
 # Several workers -------------------------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ from albertkit.serve.schemas import (
     TextsOrTokens,
     TokenItem,
     Vector,
+    validation_error,
 )
 from albertkit.serve.served_models import ServedModel
 from albertkit.tasks.classify import ClassifyTask
@@ -196,14 +197,12 @@ def class_scores(task: ClassifyTask, rows: list[np.ndarray], is_raw: bool) -> np
 def as_pairs(value: str | list[str | list[str]]) -> tuple[list[TextExample], bool]:
     """Examples, and whether the value is a list of them: "a", ["a", "b"] (a pair), or [["a"], ["a", "b"]]."""
     is_list = isinstance(value, list) and isinstance(value[0], list)
-    examples = []
-    for one in value if isinstance(value, list) and is_list else [value]:
-        parts = [one] if isinstance(one, str) and not is_list else one
+    rows = value if is_list else [value if isinstance(value, list) else [value]]
+    for parts in rows:
         if isinstance(parts, str) or len(parts) > 2 or not all(isinstance(part, str) for part in parts):
             rule = "a text, a pair [text, text], or a list of [text] and [text, text]"
             raise HttpError(422, f"inputs must be {rule}", param="inputs")
-        examples.append(TextExample(*cast(list[str], parts)))
-    return examples, is_list
+    return [TextExample(*cast(list[str], parts)) for parts in rows], is_list
 
 
 async def tokenize(context: RequestContext, body: TokenizeRequest) -> list[list[TokenItem]]:
@@ -265,9 +264,10 @@ async def info(context: RequestContext, body: None) -> dict[str, Any]:
 
 async def root(context: RequestContext, body: RootRequest) -> list[Any]:
     """TEI's root: classes from a classifier, else vectors."""
+    is_classifier = "predict" in next(iter(context.service.models)).endpoints
+    request: type[Struct] = PredictRequest if is_classifier else EmbedRequest
     try:
-        if "predict" in next(iter(context.service.models)).endpoints:
-            return await predict(context, convert({"inputs": body.inputs}, PredictRequest))
-        return await embed(context, convert(asdict(body), EmbedRequest))
+        converted: Any = convert(asdict(body), request)
     except ValidationError as error:
-        raise HttpError(422, f"invalid request: {error}", param="inputs") from None
+        raise validation_error(error, asdict(body), request) from None
+    return await (predict if is_classifier else embed)(context, converted)

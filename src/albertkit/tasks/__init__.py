@@ -23,16 +23,7 @@ from albertkit.tasks.task import Task
 
 TASKS: dict[str, Any] = {
     task.name: task
-    for task in (
-        ClassifyTask,
-        TagTask,
-        AnswerTask,
-        ChooseTask,
-        IntentTask,
-        MatchTask,
-        DialogueTask,
-        GenerateTask,
-    )
+    for task in (ClassifyTask, TagTask, AnswerTask, ChooseTask, IntentTask, MatchTask, DialogueTask, GenerateTask)
 }
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from albertkit.errors import AlbertkitError, need
+from albertkit.errors import AlbertkitError, check_choice, need
 from albertkit.tasks.examples import TextExample
 from albertkit.tasks.task import Feature, Task, TaskResult, check_variety, softmax
 from albertkit.tokenizer import Tokenizer
@@ -61,8 +61,7 @@ class ClassifyTask(Task):
     can_train_on_frozen_vectors = True
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise AlbertkitError(f"kind={self.kind!r} is not known. Pass one of {', '.join(KINDS)}.")
+        check_choice("kind", self.kind, KINDS)
 
     @classmethod
     def from_examples(cls, examples: Sequence[TextExample], kind: str | None = None) -> ClassifyTask:

@@ -3,9 +3,8 @@
 In: `DialogueTurn`s. Out: `DialogueState`s and metrics. Before this file: `classify.py`, which predicts the labels.
 
 A label is "slot=value" for what a turn informs of, "request=slot" for what it asks. If the user's text contains the
-value, the label is "slot=<named>" instead, one for all values of a slot, and the value is read from the text: most
-values are too rare to be trained one by one. The others ("dontcare", "cheap" for "not expensive") are labels of their
-own. Values that training did not contain are missed. A later value of a slot replaces an earlier one.
+value, the label is "slot=<named>" instead, and the value is read from the text: most values are too rare to be trained
+one by one. A later value of a slot replaces an earlier one.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from albertkit.errors import AlbertkitError, need
+from albertkit.errors import AlbertkitError, check_choice, need
 from albertkit.tasks.examples import TextExample
 from albertkit.tasks.task import Feature, Task, TaskResult, check_variety
 from albertkit.tokenizer import Tokenizer
@@ -53,8 +53,7 @@ class MatchTask(Task):
     has_correct_results = False
 
     def __post_init__(self) -> None:
-        if self.loss not in LOSSES:
-            raise AlbertkitError(f"loss={self.loss!r} is not known. Pass one of {', '.join(LOSSES)}.")
+        check_choice("loss", self.loss, LOSSES)
 
     @classmethod
     def from_examples(cls, examples: Sequence[TextExample], loss: str | None = None) -> MatchTask:
@@ -120,7 +119,12 @@ class MatchTask(Task):
         cosines = np.array([r.score for r in results])
         truth = np.array([self.target(e) for e in examples])
         if len(set(truth.tolist())) < 2:
-            return self._retrieval_metrics(results, cosines)
+            mean = {"mean_cosine": float(cosines.mean())}
+            ranks = [r.rank for r in results if r.rank is not None]
+            if len(ranks) < len(results):
+                return mean
+            nearest = sum(rank == 1 for rank in ranks) / len(ranks)
+            return {"nearest": nearest, "reciprocal_rank": sum(1 / rank for rank in ranks) / len(ranks), **mean}
         if not self.labels:
             return {
                 "spearman": float(spearmanr(cosines, truth).statistic),
@@ -133,18 +137,6 @@ class MatchTask(Task):
             "auc": float(metrics.roc_auc_score(truth, cosines)),
             "average_precision": float(metrics.average_precision_score(truth, cosines)),
             "best_accuracy": float(max(accuracy.max(), (1 - truth).mean())),
-        }
-
-    @staticmethod
-    def _retrieval_metrics(results: Sequence[MatchResult], cosines: np.ndarray) -> dict[str, float]:
-        mean = {"mean_cosine": float(cosines.mean())}
-        ranks = [r.rank for r in results if r.rank is not None]
-        if len(ranks) < len(results):
-            return mean
-        return {
-            "nearest": sum(rank == 1 for rank in ranks) / len(ranks),
-            "reciprocal_rank": sum(1 / rank for rank in ranks) / len(ranks),
-            **mean,
         }
 
 

@@ -2,9 +2,8 @@
 
 In: `TaggedExample`s. Out: `TagResult`s or `IntentResult`s. Before this file: `task.py`; beside it: `classify.py`.
 
-Each word is tokenized by itself: a word has the same tokens with and without a comma after it, and no token belongs to
-two words. The first token of a word predicts its tag. A long text becomes windows of words; each word is predicted
-once, by the window that shows most of its context.
+Each word is tokenized by itself, so no token belongs to two words; its first token predicts its tag. A long text
+becomes windows of words; each word is predicted once, by the window that shows most of its context.
 """
 
 from __future__ import annotations
@@ -21,15 +20,7 @@ import numpy as np
 from albertkit.errors import AlbertkitError, need
 from albertkit.tasks.classify import Classification
 from albertkit.tasks.examples import Span, TaggedExample, TextExample, Words, split_words
-from albertkit.tasks.task import (
-    IGNORE_INDEX,
-    Feature,
-    Task,
-    TaskResult,
-    encode_once,
-    group_features,
-    softmax,
-)
+from albertkit.tasks.task import IGNORE_INDEX, Feature, Task, TaskResult, encode_once, group_features, softmax
 from albertkit.tokenizer import Tokenizer
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -88,10 +89,6 @@ def _read_classes(file: LabelledFile) -> Rows:
     return read_clinc(file) if is_clinc(file) else read_texts(file)
 
 
-def _read_pairs(file: LabelledFile) -> Rows:
-    return read_texts(file, needs_pair=True)
-
-
 def _read_intents(file: LabelledFile) -> Rows:
     """Words with tags and an intent, or texts with an intent."""
     is_tagged = file.path.is_dir() or (file.is_json and "tokens" in next(file.objects(), (0, {}))[1])
@@ -103,7 +100,7 @@ READERS: dict[str, Callable[[LabelledFile], Rows]] = {
     "tag": read_tagged,
     "answer": read_questions,
     "choose": read_choices,
-    "match": _read_pairs,
+    "match": partial(read_texts, needs_pair=True),
     "intent": _read_intents,
     "dialogue": read_turns,
     "generate": read_rewrites,

@@ -1,7 +1,6 @@
 """Tables of texts: csv, tsv, JSONL, Parquet, and the GLUE files as they come → `TextExample`s and `RewriteExample`s.
 
-In: a `LabelledFile`. Out: for each row its line, and its example or its problem. Before this file:
-`labelled_files.py`; after it: `read_examples`.
+In: a `LabelledFile`. Out: for each row its line, and its example or its problem. Before: `labelled_files.py`.
 
 In tsv a quote is a character like any other, as in GLUE; in csv it encloses cells. Columns are found by the options,
 then by well-known names, then by the cells: labels repeat, texts are long and differ.

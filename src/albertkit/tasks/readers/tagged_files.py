@@ -1,7 +1,6 @@
 """Words with tags: CoNLL columns, folders of seq.in, seq.out and label, CLUENER, tokens in JSONL → `TaggedExample`s.
 
-In: a `LabelledFile`. Out: for each sentence its place, and its example or its problem. Before this file:
-`labelled_files.py`; after it: `read_examples`.
+In: a `LabelledFile`. Out: for each sentence its place, and its example or its problem. Before: `labelled_files.py`.
 
 Tags may be IOB1, IOB2, BIOES, BILOU or BMES, or bare names; all become spans by one rule: B, S, U or another name
 begins an entity; E, L, S, U end it; everything else continues it.
