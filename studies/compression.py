@@ -160,13 +160,13 @@ def exported(made: dict[str, Path], place: Path) -> dict[str, dict]:
 
     from albertkit.albert import Albert
     from albertkit.interop.onnx_export import ExportSettings, export
-    from albertkit.runtime.engine import levels
+    from albertkit.runtime.engine import machine_max_level
 
     out = {}
     texts = sts()[0][:64]
     for name in ("whole, float32", "whole, int8", "FFN 1/2, heads 2/3, int8", "static, int8"):
         path = place / "model.onnx"
-        wide = levels().top == 255  # as the runtime does on this processor
+        wide = machine_max_level() == 255  # as the runtime does on this processor
         report = export(made[name], path, ExportSettings(head="vector", full_range=wide), overwrite=True)
         albert = Albert(made[name])
         encodings = albert.tokenizer.encode_batch(texts)

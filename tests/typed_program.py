@@ -69,7 +69,7 @@ def vectors(albert: Albert) -> np.ndarray:
 def words(albert: Albert) -> list[str]:
     masks: list[list[MaskPrediction]] = albert.fill_mask("a [MASK]", k=3)
     written: GeneratedText = albert.generate("a long text", beams=2)
-    several: list[GeneratedText] = albert.generate(["a long text"], sample=True, temperature=0.7)
+    several: list[GeneratedText] = albert.generate(["a long text"], beams=2, max_tokens=9)
     return [masks[0][0].word, written.text, *(text.text for text in several)]
 
 

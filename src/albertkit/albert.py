@@ -229,8 +229,8 @@ class Albert(RuntimeModel):
     ) -> GeneratedText | list[GeneratedText]:
         """The text that a model fine-tuned for `generate` writes from each text.
 
-        beams: beam search. sample: sample tokens, with temperature, top_p and seed. no_repeat: generate no n-gram of
-        so many tokens twice. max_tokens: most tokens to generate. Default: what it was trained with.
+        beams: beam search. no_repeat: generate no n-gram of so many tokens twice. max_tokens: most tokens to generate.
+        Default: what it was trained with.
 
         >>> Albert("summaries").generate("A long text.", beams=2).text  # doctest: +SKIP
         """

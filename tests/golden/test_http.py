@@ -43,7 +43,6 @@ POSTS: list[tuple[str, str, dict[str, Any]]] = [
     ("fill", "/fill", {"texts": ["a [MASK] cat", "[MASK] and [MASK]"], "k": 3, "model": "words"}),
     ("generate", "/generate", {"texts": TEXTS[:2]}),
     ("generate-beams", "/generate", {"texts": TEXTS[:2], "beams": 3, "no_repeat": 2}),
-    ("generate-sample", "/generate", {"texts": TEXTS[:2], "sample": True, "temperature": 0.8, "top_p": 0.9, "seed": 7}),
     ("similar", "/similar", {"texts": TEXTS, "others": ["cat", "oak"], "depth": 2, "dimensions": 9}),
     ("search-texts", "/search", {"query": "cat", "texts": TEXTS, "k": 2}),
     ("search-text", "/search", {"query": "cat", "text": "One cat. Two dogs.\n\nA tree .", "k": 9}),

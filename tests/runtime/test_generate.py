@@ -22,12 +22,10 @@ from albertkit.model.albert_model import build_head
 from albertkit.runtime.batching import token_batches
 from albertkit.runtime.generate import (
     MAX_BATCHES,
-    GenerateSettings,
     Hypothesis,
     KeyValueCache,
     TextGenerator,
     expand_beams,
-    sampler,
 )
 from albertkit.tasks.examples import RewriteExample
 from albertkit.tasks.generation import GenerateTask, check_can_generate
@@ -195,38 +193,6 @@ def test_a_spread_keeps_the_best(own, beams, seed):
     assert all(text.ended and text.ids in [b.ids for b in before] for text in done)
 
 
-@settings(max_examples=50)
-@given(st.integers(0, 10_000), st.floats(0.05, 1.0), st.floats(0.2, 3.0))
-def test_words_are_drawn_among_the_likeliest(seed, top_p, temperature):
-    chances = np.log(np.random.default_rng(seed).dirichlet(np.ones(9)))
-    pick = sampler(GenerateSettings(sample=True, top_p=top_p, temperature=temperature, seed=seed))
-    share = np.exp(chances / temperature)
-    share /= share.sum()
-    order = np.argsort(-share)
-    before = np.cumsum(share[order]) - share[order]
-    allowed = set(order[before < top_p].tolist())
-    assert {pick(chances, 0) for _ in range(40)} <= allowed
-
-
-def test_drawing_follows_seed_and_probability(tokenizer, tmp_path):
-    _, folder = made(tokenizer, tmp_path / "m")
-    albert = Albert(folder, threads=1)
-    one, again = (albert.generate(SOURCES, sample=True, seed=5) for _ in range(2))
-    assert one == again
-    assert any(albert.generate(SOURCES, sample=True, seed=s) != one for s in range(6, 10))
-    assert albert.generate(SOURCES, sample=True, temperature=1e-3, seed=1)[0].text == albert.generate(SOURCES)[0].text
-    pick = sampler(GenerateSettings(sample=True, seed=2))
-    chances = np.log(np.array([0.5, 0.3, 0.2]))
-    counts = np.bincount([pick(chances, 0) for _ in range(3000)], minlength=3) / 3000
-    np.testing.assert_allclose(counts, [0.5, 0.3, 0.2], atol=0.04)
-
-
-@pytest.mark.filterwarnings("error")
-def test_the_smallest_temperature_takes_the_likeliest():
-    chances = np.array([-np.inf, -3.0, -0.06, -5.0])
-    assert {sampler(GenerateSettings(sample=True, temperature=5e-324, seed=s))(chances, 0) for s in range(5)} == {2}
-
-
 def test_what_is_kept_at_once_counts_what_is_written(tokenizer, tmp_path, monkeypatch):
     """Short sources with long targets do not come in batches that only their sources would fit into."""
     _, folder = made(tokenizer, tmp_path / "m")
@@ -258,19 +224,14 @@ def test_beams_that_change_places_keep_their_source():
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_no_run_is_written_twice(tokenizer, tmp_path, size):
+def test_no_run_is_written_twice(tokenizer, tmp_path, monkeypatch, size):
     _, folder = made(tokenizer, tmp_path / "m")
-    albert = Albert(folder, threads=1)
-    words = [t for t in range(tokenizer.vocab_size) if not tokenizer.tokens([t])[0].startswith("##")]
-    again = 0
-    for style in ({}, {"beams": 3}, {"sample": True, "top_p": 0.4}):
-        for text in albert.generate(SOURCES, max_tokens=20, no_repeat=size, **style):
-            ids = tokenizer.ids_batch([text.text])[0]
-            if all(i in words for i in ids):  # pieces of words may be read back as other pieces
-                runs = [tuple(ids[i : i + size]) for i in range(len(ids) - size + 1)]
-                assert len(runs) == len(set(runs))
-                again += len(runs)
-    assert again > 20
+    albert, written = Albert(folder, threads=1), []
+    monkeypatch.setattr(Tokenizer, "decode", lambda self, ids: written.append(ids) or "")
+    for style in ({}, {"beams": 3}):
+        albert.generate(SOURCES, max_tokens=20, no_repeat=size, **style)
+    runs = [[tuple(ids[i : i + size]) for i in range(len(ids) - size + 1)] for ids in written]
+    assert all(len(own) == len(set(own)) for own in runs) and sum(map(len, runs)) > 20
 
 
 @pytest.mark.parametrize("bits", [8, 4])
@@ -292,12 +253,6 @@ def test_what_cannot_write_says_why(tokenizer, tmp_path):
     albert = Albert(folder, threads=1)
     with pytest.raises(AlbertkitError, match="positions left"):
         albert.generate("red cat", max_tokens=100)
-    with pytest.raises(AlbertkitError, match="choose one of them"):
-        albert.generate("red", beams=2, sample=True)
-    with pytest.raises(AlbertkitError, match="need sample=True"):
-        albert.generate("red", temperature=0.5)
-    with pytest.raises(AlbertkitError, match="seed is -1"):
-        albert.generate("red", sample=True, seed=-1)
     with pytest.raises(AlbertkitError, match="use the CPU"):
         Albert(folder, device="torch").generate("red")
     with pytest.raises(AlbertkitError, match="made for 'pretrain'"):

@@ -194,10 +194,10 @@ def test_one_session_serves_both_kinds_of_layers():
     artifact = make(CASES["window, mixed"])
     config = artifact.config
     graph = layer_graph(
-        config, dict(artifact.weights), "encoder.groups.0.0", Engine(config, dict(artifact.weights), 1).levels
+        config, dict(artifact.weights), "encoder.groups.0.0", Engine(config, dict(artifact.weights), 1).max_level
     )
     plain = layer_graph(
-        tiny(), dict(artifact.weights), "encoder.groups.0.0", Engine(config, dict(artifact.weights), 1).levels
+        tiny(), dict(artifact.weights), "encoder.groups.0.0", Engine(config, dict(artifact.weights), 1).max_level
     )
     assert sum(a.nbytes for a in graph.weights.values()) == sum(a.nbytes for a in plain.weights.values())
     hidden, lengths = np.zeros((1, 30, 32), np.float32), np.array([30], np.int32)

@@ -21,8 +21,8 @@ TEXTS = [f"the {word} house number {n}" for n, word in enumerate(("red", "old", 
 
 @pytest.mark.parametrize(
     "style",
-    [{}, {"beams": 3, "no_repeat": 2}, {"sample": True, "temperature": 0.8, "top_p": 0.9, "seed": 7}, {"max_tokens": 2}, {"depth": 1}],
-    ids=("likeliest", "beams", "drawn", "short", "shallow"),
+    [{}, {"beams": 3, "no_repeat": 2}, {"max_tokens": 2}, {"depth": 1}],
+    ids=("likeliest", "beams", "short", "shallow"),
 )  # fmt: skip
 def test_generate_equals_that_of_albert(server, alberts, style):
     assert len(TEXTS) > tasks_api.GENERATE_TEXTS
@@ -43,8 +43,6 @@ def test_one_text_and_a_long_one(server, alberts):
     ("asked", "status", "said"),
     [
         ({"texts": "a", "beams": 17}, 422, "<= 16"),
-        ({"texts": "a", "beams": 2, "sample": True}, 422, "choose one of them"),
-        ({"texts": "a", "temperature": 0.5}, 422, "need sample=True"),
         ({"texts": "a", "max_tokens": 1000}, 422, "positions left"),
         ({"texts": "a", "tempo": 1}, 422, "tempo"),
         ({"texts": []}, 422, "length >= 1 - at `$.texts`"),

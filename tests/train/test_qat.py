@@ -27,9 +27,7 @@ from albertkit.quantized import (
     unpack_weights,
 )
 from albertkit.runtime.batching import token_batches
-from albertkit.runtime.engine import Engine
-from albertkit.runtime.engine import levels as machine_levels
-from albertkit.runtime.graph_builder import Levels
+from albertkit.runtime.engine import Engine, machine_max_level
 from albertkit.runtime.predict import predict
 from albertkit.tokenizer import Tokenizer
 from albertkit.train import finetune as tune
@@ -90,16 +88,15 @@ def test_stored_weights_are_the_trained_ones(start, tmp_path, bits):
 @pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize("top", [255, 127])
 def test_fake_quantized_model_equals_the_runtime(start, bits, top):
-    if top > machine_levels().top:
+    if top > machine_max_level():
         pytest.skip("this processor sums pairs of 8-bit products in 16 bits, so 255 levels overflow")
     smooth = calibrate_smoothing(start, [e.text for e in texts(40)], bits)
-    levels = Levels(top)
     weights = unpack_weights(
         quantize_weights(start.weights, bits, None, smooth), {n: a.shape for n, a in start.weights.items()}
     )
-    engine = Engine(start.config, weights, 1, levels)
+    engine = Engine(start.config, weights, 1, top)
     ids = [e.ids for e in start.tokenizer.encode_batch([e.text for e in texts(12, 3)])]
-    model = FakeQuantizedModel(AlbertModel.from_artifact(start), bits, smooth, levels).eval()
+    model = FakeQuantizedModel(AlbertModel.from_artifact(start), bits, smooth, top).eval()
     plain = AlbertModel.from_artifact(start)
     far, near, apart = [], [], []
     with torch.no_grad():
@@ -124,8 +121,8 @@ def test_tokens_are_rounded_alone_and_gradients_pass(seed, floor):
     x = torch.randn(5, 16, generator=generator)
     x = x.clamp(min=-0.17) if floor else x
     x.requires_grad_()
-    y = fake_quantize_tokens(x, Levels(), None, floor)
-    assert torch.equal(y[2:3], fake_quantize_tokens(x[2:3], Levels(), None, floor))  # whatever its neighbours are
+    y = fake_quantize_tokens(x, 255, None, floor)
+    assert torch.equal(y[2:3], fake_quantize_tokens(x[2:3], 255, None, floor))  # whatever its neighbours are
     reach = (x.detach() + floor).amax(1) / 255 if floor else x.detach().abs().amax(1) / 127
     assert ((y - x).abs().amax(1) <= 0.5001 * reach + 1e-6).all()
     y.backward(torch.full_like(y, 3.0))

@@ -130,10 +130,6 @@ def fill(texts: cli.TextInput, model: cli.ModelOptions, k: int, as_json: bool) -
 @cli.option("--beams", default=1, type=click.IntRange(1, 100), help="Width of the beam search.")
 @cli.option("--max-tokens", type=click.IntRange(min=1), help="Most tokens to generate  [default: as in training]")
 @cli.option("--no-repeat", default=0, type=click.IntRange(0, 100), help="Generate no n-gram of this length twice.")
-@cli.option("--sample", is_flag=True, help="Sample tokens by their probability instead of taking the likeliest.")
-@cli.advanced_option("--temperature", default=1.0, help="With --sample: below 1 prefers likely tokens.")
-@cli.advanced_option("--top-p", default=1.0, help="With --sample: nucleus sampling.")
-@cli.advanced_option("--seed", default=0, help="With --sample: random seed.")
 @cli.json_option
 def generate(texts: cli.TextInput, model: cli.ModelOptions, as_json: bool, **settings: cli.OptionValue) -> None:
     """Generate a text from each of TEXTS, or from the lines of --file or stdin.

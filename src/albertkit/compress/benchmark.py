@@ -31,7 +31,7 @@ from albertkit.runtime import graph as graphs
 from albertkit.runtime.activation_moments import Progress
 from albertkit.runtime.batching import TokenBatch, token_batches
 from albertkit.runtime.embed import embed_windows, split_tokens
-from albertkit.runtime.engine import Engine, cores, levels, open_graph
+from albertkit.runtime.engine import Engine, cores, machine_max_level, open_graph
 from albertkit.runtime.graph_builder import Builder, as_float
 from albertkit.tokenizer import Tokenizer
 from albertkit.weights import Shapes, encoder_shapes
@@ -71,7 +71,7 @@ def typical_seconds(call: Callable[[], object], seconds: float = SECONDS, least:
 def peak_throughput(threads: int, bits: int = 32, size: int = 1024) -> float:
     """Operations per second of a large matrix product by onnxruntime, in float32 or int8."""
     rng = np.random.default_rng(0)
-    b = Builder(levels())
+    b = Builder(machine_max_level())
     x = b.input("x", TensorProto.FLOAT, ["n", size])
     weight: np.ndarray = rng.normal(size=(size, size)).astype(np.float32)
     rows = rng.normal(size=(size, size)).astype(np.float32)

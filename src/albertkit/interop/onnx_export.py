@@ -32,7 +32,7 @@ from albertkit.runtime import graph as graphs
 from albertkit.runtime.batching import TokenBatch
 from albertkit.runtime.embed import pool
 from albertkit.runtime.engine import Engine
-from albertkit.runtime.graph_builder import HIDDEN, Levels, as_float
+from albertkit.runtime.graph_builder import HIDDEN, as_float
 from albertkit.runtime.predict import head_scores
 from albertkit.runtime.runtime_model import RuntimeModel, check_trained_depth
 from albertkit.tasks import TASKS
@@ -89,14 +89,14 @@ def export(
     depth = settings.depth or stored.metadata.depth or stored.config.num_hidden_layers
     if "vector" in heads:
         check_trained_depth(stored.config, stored.metadata, depth)
-    levels = Levels(255 if settings.full_range else 127)
-    model = build(stored, heads, depth, levels)
+    max_level = 255 if settings.full_range else 127
+    model = build(stored, heads, depth, max_level)
     data = model.SerializeToString()
     if len(data) > MAX_FILE_BYTES:
         raise AlbertkitError(
             f"the file would have {len(data):,} bytes; ONNX allows {MAX_FILE_BYTES:,}, so quantize the model first"
         )
-    error = check_difference(data, stored, heads, depth, levels)
+    error = check_difference(data, stored, heads, depth, max_level)
     write_file(target, data, overwrite)
     if settings.tokenizer and stored.tokenizer is not None:
         write_file(tokenizer_file, to_json(stored.tokenizer.vocabulary).encode(), overwrite)
@@ -128,10 +128,10 @@ def exported_heads(stored: StoredModel, requested: str | None) -> tuple[str, ...
 # Building --------------------------------------------------------------------------------------------------------
 
 
-def build(stored: StoredModel, heads: tuple[str, ...], depth: int, levels: Levels) -> ModelProto:
+def build(stored: StoredModel, heads: tuple[str, ...], depth: int, max_level: int) -> ModelProto:
     """The model as an onnx message."""
     config, weights, meta = stored.config, stored.weights, stored.metadata
-    b = PortableBuilder(levels)
+    b = PortableBuilder(max_level)
     ids, mask, segments = (
         b.input(name, TensorProto.INT64, ["texts", "length"])
         for name in ("input_ids", "attention_mask", "token_type_ids")
@@ -146,7 +146,7 @@ def build(stored: StoredModel, heads: tuple[str, ...], depth: int, levels: Level
             for inner in range(config.inner_group_num):
                 name, local = f"{config.group_of(layer)}.{inner}", config.options.local(layer)
                 b.prefix = f"group{name}."
-                hidden = graphs.layer(b, config, weights, f"encoder.groups.{name}", hidden, masked, local).result
+                hidden, _ = graphs.layer(b, config, weights, f"encoder.groups.{name}", hidden, masked, local)
     outputs: dict[str, list[Any]] = {}
     for head in heads:
         outputs |= _head(b, stored, head, hidden, inside, heads)
@@ -232,14 +232,14 @@ def normalize_nodes(b: PortableBuilder, vector: str) -> str:
 # Checking and writing --------------------------------------------------------------------------------------------
 
 
-def check_difference(data: bytes, stored: StoredModel, heads: tuple[str, ...], depth: int, levels: Levels) -> float:
+def check_difference(data: bytes, stored: StoredModel, heads: tuple[str, ...], depth: int, max_level: int) -> float:
     """The difference of the file to the model; an error if it is too large."""
     checks = [(data, depth, FLOAT_ERROR)]
     if stored.metadata.quantization:
-        one_layer = build(stored, heads, 1, levels).SerializeToString()
+        one_layer = build(stored, heads, 1, max_level).SerializeToString()
         checks = [(one_layer, 1, LAYER_ERROR), (data, depth, INT8_ERROR)]
     for file, layers_applied, allowed in checks:
-        error = largest_difference(file, stored, heads, layers_applied, levels)
+        error = largest_difference(file, stored, heads, layers_applied, max_level)
         if not error <= allowed:
             raise AlbertkitError(
                 f"the file's outputs differ from the model's by {error:.2g} after {layers_applied} layers, and "
@@ -259,25 +259,21 @@ def random_batch(config: AlbertConfig, texts: int = 4) -> TokenBatch:
     return TokenBatch(np.where(inside, ids, 0), np.where(inside, segments, 0), lengths, np.arange(texts))
 
 
-def onnx_inputs(rows: TokenBatch) -> dict[str, np.ndarray]:
-    """A batch as the inputs of an exported file."""
-    inside = np.arange(rows.ids.shape[1])[None] < rows.lengths[:, None]
-    return {"input_ids": rows.ids, "attention_mask": inside.astype(np.int64), "token_type_ids": rows.segments}
-
-
-def largest_difference(data: bytes, stored: StoredModel, heads: tuple[str, ...], depth: int, levels: Levels) -> float:
+def largest_difference(data: bytes, stored: StoredModel, heads: tuple[str, ...], depth: int, max_level: int) -> float:
     """Largest relative difference between the outputs of an exported file and the runtime's, for one batch."""
     import onnxruntime as ort
 
     albert = RuntimeModel(replace(stored, weights=dict(stored.weights)), source="the model", threads=1)
     rows = random_batch(albert.config)
     if not albert.config.options.static:
-        albert.engine = Engine(albert.config, dict(stored.weights), 1, levels)
+        albert.engine = Engine(albert.config, dict(stored.weights), 1, max_level)
     hidden = albert.engine.run(rows, depth)
     options = ort.SessionOptions()
     options.log_severity_level = 3
     session = ort.InferenceSession(data, options, providers=["CPUExecutionProvider"])
-    found = dict(zip([o.name for o in session.get_outputs()], session.run(None, onnx_inputs(rows)), strict=True))
+    inside = (np.arange(rows.ids.shape[1])[None] < rows.lengths[:, None]).astype(np.int64)
+    inputs = {"input_ids": rows.ids, "attention_mask": inside, "token_type_ids": rows.segments}
+    found = dict(zip([o.name for o in session.get_outputs()], session.run(None, inputs), strict=True))
     worst = 0.0
     for name, outputs in runtime_outputs(albert, hidden, rows, heads).items():
         least = max(1e-6, typical_norm(stored, name, heads))

@@ -2,10 +2,8 @@
 
 In: an artifact and, if there are any, texts like those it will read. Out: `{matrix name: moments}` for
 `quantized.quantize_weights`. Before this file: `engine.py`. After it: `runtime_model.py` (`bits=`), `compress/`.
-
-Without texts, the model generates some: random tokens fill some places, and its masked-language-model head the others
-in a few rounds. A model without that head reads plain English sentences if its vocabulary is English, else random
-tokens. No torch.
+Without texts, the masked-language-model head fills random texts in a few rounds; a model without that head reads plain
+English sentences if its vocabulary is English, else random tokens.
 """
 
 from __future__ import annotations
@@ -88,7 +86,7 @@ def record_inputs(
     engine = Engine(config, dict(weights))
     layers, inner_layers = config.num_hidden_layers, config.inner_group_num
     watched = {
-        prefix: open_graph(graphs.layer_graph(config, weights, prefix, engine.levels, watch=True), engine.threads)
+        prefix: open_graph(graphs.layer_graph(config, weights, prefix, engine.max_level, watch=True), engine.threads)
         for prefix in (f"encoder.groups.{g}.{i}" for g in range(config.num_hidden_groups) for i in range(inner_layers))
     }
     tokens = sum(len(row) for row in ids)
@@ -128,8 +126,7 @@ def calibration_tokens(
 def random_tokens(config: AlbertConfig, texts: int, seed: int = 0) -> list[list[int]]:
     """Random token ids: enough to see which channels are large."""
     first, length = min(5, config.vocab_size - 1), min(LENGTH, config.max_position_embeddings)
-    drawn: list[list[int]] = np.random.default_rng(seed).integers(first, config.vocab_size, (texts, length)).tolist()
-    return drawn
+    return list(np.random.default_rng(seed).integers(first, config.vocab_size, (texts, length)).tolist())
 
 
 def synthetic_kind(artifact: Artifact) -> str:

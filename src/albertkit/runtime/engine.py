@@ -23,7 +23,7 @@ from albertkit.errors import AlbertkitError, need
 from albertkit.quantized import QuantizedMatrix
 from albertkit.runtime import graph as graphs
 from albertkit.runtime.batching import TokenBatch
-from albertkit.runtime.graph_builder import Graph, Levels, as_float
+from albertkit.runtime.graph_builder import MAX_LEVEL, Graph, as_float
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -48,15 +48,15 @@ class Engine:
         config: AlbertConfig,
         weights: graphs.Weights,
         threads: int | None = None,
-        precision: Levels | None = None,
+        max_level: int | None = None,
     ) -> None:
         threads = cores() if threads is None else threads
         if not isinstance(threads, int) or not 1 <= threads <= 1024:
             raise AlbertkitError(f"threads is {threads}; choose 1 to 1024")
         self.config, self.threads = config, threads
-        self.levels = levels() if precision is None else precision
+        self.max_level = machine_max_level() if max_level is None else max_level
         few = threads if config.options.gru else 1  # a lookup and a small product are quicker without threads
-        self._embedding = open_graph(graphs.embedding_graph(config, weights, self.levels), few)
+        self._embedding = open_graph(graphs.embedding_graph(config, weights, self.max_level), few)
         self._layers = [
             [self._open_layer(weights, f"encoder.groups.{g}.{i}") for i in range(config.inner_group_num)]
             for g in range(config.num_hidden_groups)
@@ -64,7 +64,7 @@ class Engine:
         self.weights = weights  # what the heads may still need
 
     def _open_layer(self, weights: graphs.Weights, prefix: str) -> onnxruntime.InferenceSession:
-        graph = graphs.layer_graph(self.config, weights, prefix, self.levels)
+        graph = graphs.layer_graph(self.config, weights, prefix, self.max_level)
         for name in [name for name in weights if name.startswith(f"{prefix}.")]:
             del weights[name]
         return open_graph(graph, self.threads)
@@ -94,7 +94,7 @@ class Engine:
     def _mlm_head(self) -> onnxruntime.InferenceSession:
         if "heads.mlm.bias" not in self.weights:
             raise AlbertkitError(NO_MLM_HEAD)
-        return open_graph(graphs.mlm_graph(self.config, self.weights, self.levels), self.threads)
+        return open_graph(graphs.mlm_graph(self.config, self.weights, self.max_level), self.threads)
 
     def pooler(self, first: np.ndarray) -> np.ndarray:
         """tanh of a dense layer over first tokens (n, H)."""
@@ -152,8 +152,7 @@ class TorchEngine:
     def _apply(self, hidden: Tensor, packed: Batch, first: int, last: int) -> np.ndarray:
         for layer in range(first, last):
             hidden = self.model.encoder.apply_layer(layer, hidden, packed)
-        out: np.ndarray = packed.pad(hidden).float().cpu().numpy()
-        return out
+        return np.asarray(packed.pad(hidden).float().cpu().numpy())
 
     def pooler(self, first: np.ndarray) -> np.ndarray:
         """See `Engine`."""
@@ -161,8 +160,7 @@ class TorchEngine:
             raise AlbertkitError(NO_POOLER)
         with self.torch.inference_mode():
             moved = self.torch.from_numpy(first).to(self.device)
-            out: np.ndarray = self.torch.tanh(self.model.encoder.pooler(moved)).cpu().numpy()
-        return out
+            return np.asarray(self.torch.tanh(self.model.encoder.pooler(moved)).cpu().numpy())
 
     def mlm_logits(self, hidden: np.ndarray) -> np.ndarray:
         """See `Engine`."""
@@ -175,8 +173,7 @@ class TorchEngine:
             moved = self.torch.from_numpy(np.ascontiguousarray(hidden)).to(self.device)
             batch = Batch.of([[0] * len(hidden)])
             encoded = EncoderOutput(moved, None, (), batch, table.word.weight, table.projection.weight)
-            out: np.ndarray = self.model.heads["mlm"](encoded).logits.cpu().numpy()
-        return out
+            return np.asarray(self.model.heads["mlm"](encoded).logits.cpu().numpy())
 
 
 class StaticEngine:
@@ -192,8 +189,7 @@ class StaticEngine:
     def rows(self, ids: np.ndarray) -> np.ndarray:
         """The vectors of ids of any shape."""
         if isinstance(self.table, QuantizedMatrix):
-            found: np.ndarray = self.table.values[ids] * self.table.scale[ids][..., None]
-            return found
+            return np.asarray(self.table.values[ids] * self.table.scale[ids][..., None])
         return as_float(self.table)[ids]
 
     def run(self, batch: TokenBatch, depth: int) -> np.ndarray:
@@ -268,17 +264,17 @@ def cpu_quota(group: Path = Path("/sys/fs/cgroup")) -> float:
         return math.inf
 
 
-def levels() -> Levels:
-    """8-bit activations where products of 8-bit numbers are summed without overflow; 7-bit ones on older x86
-    processors.
+def machine_max_level() -> int:
+    """The highest level of an 8-bit activation. Older x86 processors sum pairs of products of 8-bit numbers in 16 bits,
+    which would overflow; there activations take 7 bits.
     """
     if platform.machine().lower() not in ("x86_64", "amd64", "i386", "i686"):
-        return Levels(255)
+        return MAX_LEVEL
     try:
         flags = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="ignore")
     except OSError:
-        return Levels(127)
-    return Levels(255 if "avx512_vnni" in flags or "avx_vnni" in flags else 127)
+        return 127
+    return MAX_LEVEL if "avx512_vnni" in flags or "avx_vnni" in flags else 127
 
 
 def open_graph(graph: Graph, threads: int) -> onnxruntime.InferenceSession:

@@ -1,18 +1,16 @@
 """Texts generated token by token, without torch, by a model fine-tuned for `generate`.
 
 In: a `RuntimeModel`, source texts, `GenerateSettings`. Out: one `GeneratedText` per text. Before this file:
-`tasks/generation.py` defines which token attends to which; `engine.py` gives embeddings and logits.
-
-Sources never attend to the target, and a target token never attends to later ones; so each use of the shared layer
-keeps the keys and values of its tokens, and a step computes two tokens per text: the last token, and a mask for the
-next, whose keys are discarded. One small graph reads the source (nothing cached, many new tokens) and makes a step.
+`tasks/generation.py` defines which token attends to which. No token attends to later ones, so each use of the shared
+layer caches keys and values. A step computes two tokens per text: the last one, and a mask for the next, whose keys are
+discarded. The same small graph reads the source, with an empty cache.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
 import numpy as np
 from onnx import TensorProto
@@ -23,10 +21,13 @@ from albertkit.runtime import graph as graphs
 from albertkit.runtime.batching import TokenBatch, group_by_length, pad_batch
 from albertkit.runtime.embed import shorten
 from albertkit.runtime.engine import Engine, open_graph
-from albertkit.runtime.graph_builder import Builder, Graph, Levels, as_float
+from albertkit.runtime.graph_builder import Builder, Graph, as_float
 from albertkit.runtime.runtime_model import RuntimeModel
 from albertkit.tasks.generation import GeneratedText, check_can_generate, special_ids
 from albertkit.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    import onnxruntime
 
 EXCLUDED = np.float32(-1e9)  # added to the attention score of a token that may not be attended to
 MAX_BEAMS = 100
@@ -35,18 +36,10 @@ MAX_BATCHES = 2  # times the token budget: sources and targets whose keys and va
 
 @dataclass(frozen=True)
 class GenerateSettings:
-    """How the next token is chosen: the likeliest one, beam search, or sampling."""
+    """How the next token is chosen: the likeliest one, or beam search."""
 
     beams: int = 1
     """Beams of beam search; the text with the best mean log-probability wins. 1 is greedy decoding."""
-    sample: bool = False
-    """Sample tokens by their probability."""
-    temperature: float = 1.0
-    """Below 1 samples likely tokens more often, above 1 less often."""
-    top_p: float = 1.0
-    """Sample among the likeliest tokens that have this probability together."""
-    seed: int = 0
-    """Of the random numbers, which also depend on the place of a text in the input."""
     no_repeat: int = 0
     """No n-gram of so many tokens is generated twice; 0 allows everything."""
     max_tokens: int | None = None
@@ -55,18 +48,6 @@ class GenerateSettings:
     def __post_init__(self) -> None:
         if not 1 <= self.beams <= MAX_BEAMS:
             raise AlbertkitError(f"beams is {self.beams}; choose 1 to {MAX_BEAMS}")
-        if self.sample and self.beams > 1:
-            raise AlbertkitError(f"beams is {self.beams} and sample is on; choose one of them")
-        if not 0 < self.temperature <= 100 or not 0 < self.top_p <= 1:
-            raise AlbertkitError(
-                f"temperature is {self.temperature} and top_p {self.top_p}; temperature is above 0, and top_p at most 1"
-            )
-        if not self.sample and (self.temperature != 1 or self.top_p != 1):
-            raise AlbertkitError(
-                f"temperature={self.temperature} and top_p={self.top_p} need sample=True. Set it, or omit them"
-            )
-        if self.seed < 0:
-            raise AlbertkitError(f"seed is {self.seed}; choose 0 or above")
         if (self.max_tokens is not None and self.max_tokens < 1) or self.no_repeat < 0:
             raise AlbertkitError(
                 f"max_tokens is {self.max_tokens} and no_repeat {self.no_repeat}; "
@@ -78,10 +59,6 @@ class GenerateKeywords(TypedDict, total=False):
     """The keywords of `Albert.generate`: the fields of `GenerateSettings`."""
 
     beams: int
-    sample: bool
-    temperature: float
-    top_p: float
-    seed: int
     no_repeat: int
     max_tokens: int | None
 
@@ -89,11 +66,11 @@ class GenerateKeywords(TypedDict, total=False):
 # Graphs ----------------------------------------------------------------------------------------------------------
 
 
-def step_graph(config: AlbertConfig, weights: graphs.Weights, prefix: str, levels: Levels) -> Graph:
+def step_graph(config: AlbertConfig, weights: graphs.Weights, prefix: str, max_level: int) -> Graph:
     """One layer over new tokens: `hidden` (texts, new, H), cached `keys` and `values` (texts, past, A), and `bias`
     (texts, 1, new, past + new), added to the attention scores → hidden states, and the new keys and values.
     """
-    b = Builder(levels)
+    b = Builder(max_level)
     hidden = b.input("hidden", TensorProto.FLOAT, ["texts", "new", config.hidden_size])
     keys, values = (b.input(n, TensorProto.FLOAT, ["texts", "past", config.attention_size]) for n in ("keys", "values"))
     bias = b.input("bias", TensorProto.FLOAT, ["texts", 1, "new", "all"])
@@ -108,14 +85,14 @@ def step_graph(config: AlbertConfig, weights: graphs.Weights, prefix: str, level
     return b.graph(result, ["texts", "new", config.hidden_size], [key, value])
 
 
-def target_embedding(config: AlbertConfig, weights: graphs.Weights, levels: Levels) -> Graph:
+def target_embedding(config: AlbertConfig, weights: graphs.Weights, max_level: int) -> Graph:
     """The embedding of targets at any position: `segments` takes positions; their table includes the second segment's
     vector.
     """
     place, kind = "encoder.embeddings.position.weight", "encoder.embeddings.segment.weight"
     table = as_float(weights[place])
     both = {place: np.zeros_like(table), kind: table + as_float(weights[kind])[1]}
-    return graphs.embedding_graph(config, {**weights, **both}, levels)
+    return graphs.embedding_graph(config, {**weights, **both}, max_level)
 
 
 # Reading and stepping --------------------------------------------------------------------------------------------
@@ -176,16 +153,16 @@ class TextGenerator:
         self.end, self.mask = special_ids(tokenizer)[1:]
         special = {tokenizer.pad_id, tokenizer.cls_id, tokenizer.mask_id, tokenizer.unk_id}
         self.vocabulary, self.banned = tokenizer.vocab_size, sorted(i for i in special if i is not None)
-        self._embedding = open_graph(target_embedding(config, weights, engine.levels), 1)
+        self._embedding = open_graph(target_embedding(config, weights, engine.max_level), 1)
         self._layers = [
-            [self._open(weights, f"encoder.groups.{g}.{i}") for i in range(config.inner_group_num)]
+            [
+                open_graph(step_graph(config, weights, f"encoder.groups.{g}.{i}", engine.max_level), engine.threads)
+                for i in range(config.inner_group_num)
+            ]
             for g in range(config.num_hidden_groups)
         ]
 
-    def _open(self, weights: graphs.Weights, prefix: str) -> Any:
-        return open_graph(step_graph(self.config, weights, prefix, self.engine.levels), self.engine.threads)
-
-    def layer_sessions(self, depth: int) -> list[Any]:
+    def layer_sessions(self, depth: int) -> list[onnxruntime.InferenceSession]:
         """The graph of each use of a layer, in order."""
         return [inner for layer in range(depth) for inner in self._layers[self.config.group_of(layer)]]
 
@@ -221,8 +198,7 @@ class TextGenerator:
         scores = self.engine.mlm_logits(hidden[:, -1])[:, : self.vocabulary].astype(np.float64)
         scores[:, self.banned] = -np.inf
         scores -= scores.max(axis=1, keepdims=True)
-        log_probabilities: np.ndarray = scores - np.log(np.exp(scores).sum(axis=1, keepdims=True))
-        return log_probabilities
+        return np.asarray(scores - np.log(np.exp(scores).sum(axis=1, keepdims=True)))
 
 
 # Choosing tokens -------------------------------------------------------------------------------------------------
@@ -242,35 +218,6 @@ class Hypothesis:
         return self.total / max(1, len(self.ids) + self.ended)
 
 
-Pick = Callable[[np.ndarray, int], int]  # log-probabilities (V,) and the place of the text → a token
-
-
-def sampler(settings: GenerateSettings) -> Pick:
-    """Tokens sampled by their probability; each text has its own random numbers, whatever its neighbours."""
-    generators: dict[int, np.random.Generator] = {}
-
-    def pick(log_probabilities: np.ndarray, place: int) -> int:
-        rng = generators.setdefault(place, np.random.default_rng([settings.seed, place]))
-        with np.errstate(over="ignore"):  # at a temperature near 0 all but the likeliest are infinitely far
-            share = np.exp((log_probabilities - log_probabilities.max()) / settings.temperature)
-        share /= share.sum()
-        # the others have less than 1 - top_p together
-        order = np.flatnonzero(share > (1 - settings.top_p) / len(share))
-        if settings.top_p < 1:
-            order = order[np.argsort(-share[order], kind="stable")]
-        summed = np.cumsum(share[order])
-        count = min(int(np.searchsorted(summed, settings.top_p * (1 - 1e-9))) + 1, len(order))
-        at = np.searchsorted(summed[:count], rng.random() * summed[count - 1], side="right")
-        return int(order[min(int(at), count - 1)])
-
-    return pick
-
-
-def pick_likeliest(log_probabilities: np.ndarray, place: int) -> int:
-    """The likeliest token."""
-    return int(log_probabilities.argmax())
-
-
 def exclude_repeats(log_probabilities: np.ndarray, texts: Sequence[Hypothesis], size: int) -> None:
     """Exclude the tokens that would complete an n-gram of `size` tokens which a text already contains."""
     for row, text in zip(log_probabilities, texts if size else (), strict=False):
@@ -279,8 +226,9 @@ def exclude_repeats(log_probabilities: np.ndarray, texts: Sequence[Hypothesis], 
         row[[run[-1] for run in runs if run[:-1] == ids[len(ids) - size + 1 :]]] = -np.inf
 
 
-def expand_text(row: np.ndarray, text: Hypothesis, done: list[Hypothesis], word: int, end: int) -> list[Hypothesis]:
-    """A text with its next token; one that is finished goes to `done`."""
+def expand_text(row: np.ndarray, text: Hypothesis, done: list[Hypothesis], end: int) -> list[Hypothesis]:
+    """A text with its likeliest next token; one that is finished goes to `done`."""
+    word = int(row.argmax())
     total = text.total + float(row[word])
     if word != end:
         return [Hypothesis([*text.ids, word], total)]
@@ -312,9 +260,9 @@ def expand_beams(
 
 
 def decode(
-    generator: TextGenerator, batch: TokenBatch, most: int, depth: int, settings: GenerateSettings, pick: Pick
+    generator: TextGenerator, batch: TokenBatch, most: int, depth: int, settings: GenerateSettings
 ) -> list[Hypothesis]:
-    """The best text for each source: of one that grows by the tokens of `pick`, or of several beams."""
+    """The best text for each source: of one that grows by its likeliest token, or of several beams."""
     cache = generator.read(batch, depth, most)
     alive = [[Hypothesis([])] for _ in batch.order]
     done: list[list[Hypothesis]] = [[] for _ in batch.order]
@@ -328,8 +276,7 @@ def decode(
             if settings.beams > 1:
                 alive[i], parents = expand_beams(table, own, done[i], settings.beams, generator.end)
             else:
-                word = pick(table[0], int(batch.order[i]))
-                alive[i], parents = expand_text(table[0], own[0], done[i], word, generator.end), [0]
+                alive[i], parents = expand_text(table[0], own[0], done[i], generator.end), [0]
             if len(done[i]) >= settings.beams and done[i][0].score >= max((t.score for t in alive[i]), default=-np.inf):
                 alive[i] = []
             chosen += [start + parent for parent in parents[: len(alive[i])]]
@@ -357,12 +304,11 @@ def generate(
             f"max_tokens is {most}; after a source of {longest} tokens this model has "
             f"{model.max_tokens - longest} positions left"
         )
-    found: list[Any] = [None] * len(sources)
-    pick = sampler(settings) if settings.sample else pick_likeliest
+    found: dict[int, GeneratedText] = {}
     token_budget = max(1, MAX_BATCHES * model.token_budget // settings.beams)
     for places in group_by_length([len(source) + most for source in sources], token_budget):
         batch = pad_batch(sources, None, places)
-        made = decode(generator, batch, most, layers, settings, pick)
+        made = decode(generator, batch, most, layers, settings)
         for place, text in zip(batch.order.tolist(), made, strict=True):
             found[place] = GeneratedText(model.tokenizer.decode(text.ids), text.score, text.ended)
-    return found
+    return [found[place] for place in range(len(sources))]

@@ -1,25 +1,21 @@
 """Weights to ONNX graphs: the embedding, the one shared layer, and the heads.
 
 In: a config and weights (float arrays or int8 `QuantizedMatrix`es). Out: `Graph`s. Before this file:
-`graph_builder.py` collects the nodes. Next: `engine.py` opens the graphs in onnxruntime and applies the layer;
-`interop/onnx_export.py` puts the same parts into one file.
-
-With int8 weights, each token is scaled by its own largest number, so that what a text gets never depends on its
-neighbours in the batch (the stock operator scales a whole batch at once). The activation's output is shifted up by the
-most it can be below zero, so that all 8 bits are used; the shift comes off through the bias of the next product.
+`graph_builder.py` collects the nodes. Next: `engine.py` opens the graphs; `interop/onnx_export.py` puts the same parts
+into one file. With int8 weights, each token is scaled by its own largest number, whatever its neighbours are. The
+activation's output is shifted up by the most it can be below zero, to use all 8 bits; the next bias takes it back.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from onnx import TensorProto
 
 from albertkit.config import AlbertConfig
 from albertkit.quantized import QuantizedMatrix, quantize_rows
-from albertkit.runtime.graph_builder import HIDDEN, Builder, Graph, Levels, as_float
+from albertkit.runtime.graph_builder import HIDDEN, Builder, Graph, as_float
 
 Weights = dict[str, "np.ndarray | QuantizedMatrix"]
 QKV = ("query", "key", "value")
@@ -28,34 +24,22 @@ QKV = ("query", "key", "value")
 LOWEST = {"gelu": 0.17, "gelu_new": 0.1701, "relu": 0.0, "silu": 0.2785, "tanh": None}
 
 
-@dataclass(frozen=True)
-class LayerNames:
-    """Tensors inside one layer: what the output, up and down products read, and what the layer gives."""
-
-    context: str
-    middle: str
-    wide: str
-    result: str
-
-
 # The layer -------------------------------------------------------------------------------------------------------
 
 
-def layer_graph(config: AlbertConfig, weights: Weights, prefix: str, levels: Levels, watch: bool = False) -> Graph:
+def layer_graph(config: AlbertConfig, weights: Weights, prefix: str, max_level: int, watch: bool = False) -> Graph:
     """One layer: `hidden` (texts, length, H) and `lengths` (texts,) → (texts, length, H).
 
     With `watch`, the inputs of the output, up and down products come out too, for calibration. With the option
     `window` there is an input `local`; `layer_feed` gives all of them.
     """
-    b = Builder(levels)
+    b = Builder(max_level)
     hidden = b.input("hidden", TensorProto.FLOAT, ["texts", "length", config.hidden_size])
     lengths = b.input("lengths", TensorProto.INT32, ["texts"])
     local = b.input("local", TensorProto.BOOL, []) if config.options.window else False
-    made = layer(b, config, weights, prefix, hidden, lengths, local)
-    more = []
-    if watch:
-        more = [expand_low_rank(b, config, weights, prefix, made.context), made.middle, made.wide]
-    return b.graph(made.result, ["texts", "length", config.hidden_size], more)
+    result, (context, *others) = layer(b, config, weights, prefix, hidden, lengths, local)
+    more = [expand_low_rank(b, config, weights, prefix, context), *others] if watch else []
+    return b.graph(result, ["texts", "length", config.hidden_size], more)
 
 
 def layer_feed(config: AlbertConfig, layer: int, hidden: np.ndarray, lengths: np.ndarray) -> dict[str, np.ndarray]:
@@ -75,9 +59,10 @@ def layer(
     hidden: str,
     mask: str,
     local: str | bool = False,
-) -> LayerNames:
-    """One layer over `hidden` (texts, length, H). `local`: whether tokens attend inside the window only, or the name of
-    an input that says so.
+) -> tuple[str, list[str]]:
+    """One layer over `hidden` (texts, length, H): its result, and what its output, up and down products read.
+
+    local: whether tokens attend inside the window only, or the name of an input that says so.
     """
     mixed, bias = input_product(b, config, weights, prefix, hidden)
     if config.options.has_attention_options:
@@ -86,7 +71,7 @@ def layer(
         context = b.attend(mixed, bias, mask, config.num_attention_heads, config.head_size)
     middle = attention_output(b, config, weights, prefix, context, hidden)
     wide, result = ffn_block(b, config, weights, prefix, middle)
-    return LayerNames(context, middle, wide, result)
+    return result, [context, middle, wide]
 
 
 def input_product(b: Builder, config: AlbertConfig, weights: Weights, prefix: str, hidden: str) -> tuple[str, str]:
@@ -239,9 +224,9 @@ def positions(b: Builder, x: str) -> tuple[str, str]:
 # The embedding and the heads ------------------------------------------------------------------------------------------
 
 
-def embedding_graph(config: AlbertConfig, weights: Weights, levels: Levels) -> Graph:
+def embedding_graph(config: AlbertConfig, weights: Weights, max_level: int) -> Graph:
     """`ids` and `segments` (texts, length) → (texts, length, H)."""
-    b = Builder(levels)
+    b = Builder(max_level)
     ids = b.input("ids", TensorProto.INT64, ["texts", "length"])
     segments = b.input("segments", TensorProto.INT64, ["texts", "length"])
     return b.graph(embedding(b, config, weights, ids, segments), ["texts", "length", config.hidden_size])
@@ -328,8 +313,8 @@ def mlm_head(b: Builder, config: AlbertConfig, weights: Weights, x: str) -> str:
     return b.node("Add", scores, b.weight("bias", as_float(weights["heads.mlm.bias"])))
 
 
-def mlm_graph(config: AlbertConfig, weights: Weights, levels: Levels) -> Graph:
+def mlm_graph(config: AlbertConfig, weights: Weights, max_level: int) -> Graph:
     """`x` (n, H) → scores over the vocabulary (n, V)."""
-    b = Builder(levels)
+    b = Builder(max_level)
     x = b.input("x", TensorProto.FLOAT, ["n", config.hidden_size])
     return b.graph(mlm_head(b, config, weights, x), ["n", config.vocab_size])

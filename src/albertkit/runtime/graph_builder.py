@@ -12,28 +12,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from onnx import TensorProto, helper
+from numpy.typing import ArrayLike, DTypeLike
+from onnx import GraphProto, TensorProto, helper
 
 from albertkit.quantized import QuantizedMatrix
 
 MICROSOFT = "com.microsoft"
 OPSET, IR = 17, 8  # old enough for every onnxruntime we accept
 HIDDEN = -1e9  # added to the score of a token that may not be seen
+MAX_LEVEL = 255  # of an activation, in 8 bits; 127 where products of 8-bit numbers overflow (`engine.max_level`)
 FUSED = {"MultiHeadAttention", "FastGelu", "BiasGelu", "QuickGelu", "MatMulIntegerToFloat"}
-
-
-@dataclass(frozen=True)
-class Levels:
-    """How many levels an activation may take: products of two 8-bit numbers are summed in pairs into 16 bits by
-    processors without VNNI instructions, and would overflow there; 7 bits fit.
-    """
-
-    top: int = 255
-
-    @property
-    def middle(self) -> int:
-        """The level that stands for zero when numbers of both signs are written."""
-        return (self.top + 1) // 2
 
 
 @dataclass(frozen=True)
@@ -53,7 +41,7 @@ def as_float(weight: np.ndarray | QuantizedMatrix) -> np.ndarray:
 class Builder:
     """Collects nodes; every `node` call returns the name of its output."""
 
-    levels: Levels = field(default_factory=Levels)
+    max_level: int = MAX_LEVEL
     nodes: list[Any] = field(default_factory=list)
     inputs: list[Any] = field(default_factory=list)
     weights: dict[str, np.ndarray] = field(default_factory=dict)
@@ -67,7 +55,7 @@ class Builder:
         self.inputs.append(helper.make_tensor_value_info(name, kind, shape))
         return name
 
-    def node(self, op: str, *names: str, **settings: Any) -> str:
+    def node(self, op: str, *names: str, **settings: int | float | Sequence[int] | GraphProto) -> str:
         """An operator with one output."""
         output = self.fresh(op)
         domain = MICROSOFT if op in FUSED else ""
@@ -99,7 +87,7 @@ class Builder:
             self.nodes = outer
         return self.node("If", flag, then_branch=branches[0], else_branch=branches[1])
 
-    def constant(self, value: Any, dtype: Any) -> str:
+    def constant(self, value: ArrayLike, dtype: DTypeLike) -> str:
         """A small array inside the graph."""
         array = np.asarray(value, dtype)
         name = f"c{len(self.constants)}"
@@ -121,20 +109,20 @@ class Builder:
         return self.weight(name, as_float(weight))
 
     def product(self, x: str, name: str, weight: np.ndarray | QuantizedMatrix, floor: float | None = None) -> str:
-        """x · Wᵀ. `floor`: x is nowhere below -floor, and has been shifted up by it (see `graph.shifted_bias`)."""
+        """x · Wᵀ. `floor`: x is nowhere below -floor, and has been shifted up by it (see `graph.ffn_block`)."""
         if isinstance(weight, np.ndarray):
             return self.node("MatMul", x, self.transpose(name, weight))
-        levels = self.levels
+        middle = (self.max_level + 1) // 2  # stands for zero where numbers have both signs
         if weight.smooth is not None:
             x = self.node("Mul", x, self.weight(f"{name}.smooth", weight.smooth))
         size = x if floor is not None else self.node("Abs", x)
         top = self.node("ReduceMax", size, axes=[-1], keepdims=1)
-        reach = levels.top if floor is not None else levels.middle - 1
+        reach = self.max_level if floor is not None else middle - 1
         # up to `reach` levels for the largest number of a token; a token of zeros stays zeros
         grow = self.node(
             "Div", self.constant(reach, np.float32), self.node("Max", top, self.constant(1e-20, np.float32))
         )
-        zero = self.constant(0 if floor is not None else levels.middle, np.uint8)
+        zero = self.constant(0 if floor is not None else middle, np.uint8)
         small = self.node("QuantizeLinear", self.node("Mul", x, grow), self.constant(1.0, np.float32), zero)
         return self.node("Div", self.integer_product(small, name, weight, zero), grow)
 

@@ -61,10 +61,6 @@ class GenerateRequest(TextsRequest):
     """Texts to generate from, with the settings of generation (see `docs/generation.md`)."""
 
     beams: Annotated[int, Meta(ge=1, le=16, description="Width of the beam search.")] = 1
-    sample: Annotated[bool, Meta(description="Sample tokens by their probability.")] = False
-    temperature: Annotated[float, Meta(gt=0, le=100, description="With `sample`: below 1 prefers likely tokens.")] = 1.0
-    top_p: Annotated[float, Meta(gt=0, le=1, description="With `sample`: nucleus sampling.")] = 1.0
-    seed: Annotated[int, Meta(ge=0, le=2**63 - 1, description="With `sample`: the random seed.")] = 0
     no_repeat: Annotated[int, Meta(ge=0, le=100, description="Generate no n-gram of this size twice.")] = 0
     max_tokens: Annotated[
         Annotated[int, Meta(ge=1, le=1024)] | None, Meta(description="Most tokens to generate; default as trained.")
@@ -194,11 +190,10 @@ async def generate(context: RequestContext, body: GenerateRequest) -> TaskResult
     works = [(length + 2 * body.beams * most) * layers for length in lengths]
     context.tokens += sum(lengths)
     context.service.batcher.check(sum(works) * model.generate_cost.seconds, context.deadline)
-    step = len(texts) if body.sample else GENERATE_TEXTS  # samples depend on a text's place in the input
     results: list[GeneratedText] = []
-    for start in range(0, len(texts), step):  # one turn each, so that other requests are computed in between
-        work = sum(works[start : start + step])
-        call = partial(generate_batch, model, texts[start : start + step], settings, body.depth, work)
+    for start in range(0, len(texts), GENERATE_TEXTS):  # one turn each, so that other requests are computed in between
+        work = sum(works[start : start + GENERATE_TEXTS])
+        call = partial(generate_batch, model, texts[start : start + GENERATE_TEXTS], settings, body.depth, work)
         results += await context.run_engine(model.generate_cost, call, work)
     return TaskResults(model.name, results)
 

@@ -30,7 +30,7 @@ from albertkit.model.encoder import FeedForward
 from albertkit.quantized import BITS, BLOCK, is_quantizable, smoothing_factors, uses_four_bits
 from albertkit.runtime.activation_moments import activation_moments
 from albertkit.runtime.graph import LOWEST
-from albertkit.runtime.graph_builder import Levels
+from albertkit.runtime.graph_builder import MAX_LEVEL
 from albertkit.runtime.predict import task_scores
 from albertkit.tasks.task import Feature
 from albertkit.train.distill_data import DistillData, DistillSettings, RecoverySettings
@@ -209,15 +209,16 @@ def fake_quantize_weight(name: str, weight: Tensor, bits: int, smooth: Tensor | 
     return straight_through(rounded if smooth is None else rounded * smooth, weight)
 
 
-def fake_quantize_tokens(x: Tensor, levels: Levels, smooth: Tensor | None = None, floor: float | None = None) -> Tensor:
+def fake_quantize_tokens(x: Tensor, max_level: int, smooth: Tensor | None = None, floor: float | None = None) -> Tensor:
     """The input of a product as the runtime rounds it, each token by its own largest number (`Builder.product`)."""
     with torch.no_grad():
         y = x.float() if smooth is None else x.float() * smooth
         y = y if floor is None else y + floor
-        reach = levels.top if floor is not None else levels.middle - 1
+        middle = (max_level + 1) // 2
+        reach = max_level if floor is not None else middle - 1
         largest = (y if floor is not None else y.abs()).amax(-1, keepdim=True)
         factor = y.new_tensor(reach) / largest.clamp(min=1e-20)
-        low, high = (0, levels.top) if floor is not None else (-levels.middle, levels.top - levels.middle)
+        low, high = (0, max_level) if floor is not None else (-middle, max_level - middle)
         y = (y * factor).round().clamp(low, high) / factor
         y = y if floor is None else y - floor
         y = y if smooth is None else y / smooth
@@ -227,7 +228,7 @@ def fake_quantize_tokens(x: Tensor, levels: Levels, smooth: Tensor | None = None
 class FakeQuantizedModel(nn.Module):
     """A model that computes as it will when it is stored in few bits; its parameters are those of the float model."""
 
-    def __init__(self, model: AlbertModel, bits: int, smooth: Smooth, levels: Levels | None = None) -> None:
+    def __init__(self, model: AlbertModel, bits: int, smooth: Smooth, max_level: int = MAX_LEVEL) -> None:
         super().__init__()
         if bits not in BITS:
             raise AlbertkitError(
@@ -239,7 +240,7 @@ class FakeQuantizedModel(nn.Module):
                 f"this model has the option {special[0]}, and only plain layers can be trained for few bits. Quantize "
                 "it without --train."
             )
-        self.model, self.bits, self.levels = model, bits, levels or Levels()
+        self.model, self.bits, self.max_level = model, bits, max_level
         self.smooth = {name: torch.from_numpy(np.array(array)) for name, array in smooth.items()}
         self.matrices = {n for n, p in model.named_parameters() if is_quantizable(n, p.detach().cpu().numpy())}
         floor = LOWEST[model.config.hidden_act]
@@ -251,12 +252,12 @@ class FakeQuantizedModel(nn.Module):
                 self._round_input(module.up, f"{name}.up.weight")
                 self._round_input(module.down, f"{name}.down.weight", floor)
             elif isinstance(module, MlmHead) and not module.bare_projection:
-                module.norm.register_forward_hook(lambda _m, _i, out: fake_quantize_tokens(out, self.levels))
+                module.norm.register_forward_hook(lambda _m, _i, out: fake_quantize_tokens(out, self.max_level))
 
     def _round_input(self, module: nn.Module, name: str, floor: float | None = None) -> None:
         def hook(_module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
             smooth = self._smooth_on(name, inputs[0].device)
-            return (fake_quantize_tokens(inputs[0], self.levels, smooth, floor), *inputs[1:])
+            return (fake_quantize_tokens(inputs[0], self.max_level, smooth, floor), *inputs[1:])
 
         module.register_forward_pre_hook(hook)
 
