@@ -83,7 +83,7 @@ def measure_faithfulness(
     decreases: dict[str, list[np.ndarray]] = {method: [] for method in settings.methods}
     for number, text in enumerate(texts, 1):
         try:
-            state = explainer.prepare(text, settings, every_depth=False)
+            state = explainer.prepare(text, settings)
         except AlbertkitError as error:
             raise AlbertkitError(f"text {number}, {text.text[:30]!r}: {error}") from None
         words = len(state.input.words)

@@ -1,11 +1,9 @@
 """What is explained, and how much each word contributes to it.
 
 In: a `TokenizedInput` and its scores at full depth. Out: an `ExplainTarget`, one value of the prediction, and an
-`Attribution` of it by occlusion: value of the text - value without the word. `gradients.py` has the other method, since
-it needs torch. Before: `explain_input.py`; next: `explainer.py`.
-
-For classes, words and tokens the value is the log-odds ln(p / (1 - p)) of one of them; for an answer the sum over its
-first and last token; for a regression the predicted value; for vectors a cosine.
+`Attribution` of it by occlusion: value of the text - value without the word. The value is the log-odds ln(p / (1 - p))
+of a class, word or token (for an answer, the sum over its first and last token), a regression's value, or a cosine.
+Before: `explain_input.py`; next: `gradients.py`, the other method, and `explainer.py`.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from albertkit.errors import AlbertkitError, nearest
+from albertkit.errors import AlbertkitError, check_choice, nearest
 from albertkit.explain.explain_input import HIDE_MODES, ExplainSettings, Prediction, TokenizedInput, TokenRow
 from albertkit.runtime.batching import token_batches
 from albertkit.runtime.embed import pool
@@ -85,10 +83,6 @@ class ExplainTarget:
         if self.unit != "log-odds":
             return float(terms.sum())
         return float(np.prod(1 / (1 + np.exp(-np.clip(terms, -700, 700)))))
-
-    def at_positions(self, positions: np.ndarray) -> ExplainTarget:
-        """The same target after tokens were dropped; `positions` has the new position of each old token."""
-        return replace(self, tokens=tuple(int(positions[token]) for token in self.tokens)) if self.tokens else self
 
 
 def log_odds(scores: np.ndarray, index: int) -> float:
@@ -272,8 +266,8 @@ class InputVariants:
             for place, row in enumerate(self.input.rows):
                 read = self.target.tokens if place == 0 else ()
                 ids, segments, positions = hide_words(row, kept_words, filler, self.hide, read)
-                if place == 0:
-                    target = self.target.at_positions(positions)
+                if place == 0:  # where its tokens are after others were dropped
+                    target = replace(target, tokens=tuple(int(positions[token]) for token in target.tokens))
                 key = (place, np.append(ids, target.tokens).tobytes())
                 if key not in numbers:
                     numbers[key] = len(rows)
@@ -297,8 +291,7 @@ class InputVariants:
 
 def filler_token(albert: RuntimeModel, hide: str) -> int:
     """The id of the token that replaces a hidden one."""
-    if hide not in HIDE_MODES:
-        raise AlbertkitError(f"hide={hide!r} is unknown; choose one of {', '.join(HIDE_MODES)}")
+    check_choice("hide", hide, HIDE_MODES)
     mask = albert.tokenizer.mask_id
     if hide == "mask" and mask is None:
         raise AlbertkitError("hide='mask' needs [MASK], which this vocabulary does not have; choose drop or pad")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypedDict
 
 import numpy as np
 
-from albertkit.errors import AlbertkitError, nearest
+from albertkit.errors import AlbertkitError, check_choice
 from albertkit.explain.activations import MAX_TOKENS
 from albertkit.runtime.embed import embed_options
 from albertkit.runtime.mask_filling import MaskPrediction, encode_masks
@@ -74,9 +74,7 @@ class ExplainSettings:
     def __post_init__(self) -> None:
         methods = (self.methods,) if isinstance(self.methods, str) else tuple(dict.fromkeys(self.methods))
         for method in methods:
-            if method not in METHODS:
-                hint = nearest(method, METHODS)
-                raise AlbertkitError(f"method {method!r} is unknown{hint}; choose one of {', '.join(METHODS)}")
+            check_choice("method", method, METHODS)
         object.__setattr__(self, "methods", methods)
         object.__setattr__(self, "at", None if self.at is None else str(self.at))
 

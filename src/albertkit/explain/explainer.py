@@ -185,13 +185,13 @@ class Explainer:
             early_exit=trace_early_exit(albert, tokenized.example, first.ids, first.segments) if can_exit else None,
         )
 
-    def prepare(self, texts: ExplainInput, settings: ExplainSettings, every_depth: bool = True) -> ExplainState:
-        """Tokenize a text, compute it (to every depth if wanted) and choose the target."""
+    def prepare(self, texts: ExplainInput, settings: ExplainSettings) -> ExplainState:
+        """Tokenize a text, compute it to every depth and choose the target."""
         albert = self.albert
         filler_token(albert, settings.hide or "drop")  # checks `hide`
         tokenized = tokenize_input(albert, texts)
         depth = albert.layers_to_apply(settings.depth)
-        states = read_depths(albert, tokenized, range(1, depth + 1) if every_depth else [depth])
+        states = read_depths(albert, tokenized, range(1, depth + 1))
         prediction = prediction_from(albert, tokenized, states[depth], settings.k)
         target = choose_target(albert, tokenized, states[depth], prediction, settings)
         return ExplainState(tokenized, target, prediction, states, depth)

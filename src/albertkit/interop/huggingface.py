@@ -134,11 +134,6 @@ def _to_arrays(value: Any, torch: Any) -> Any:
 # State dicts ------------------------------------------------------------------------------------------------------
 
 
-def is_brightmart(tensors: Mapping[str, Any]) -> bool:
-    """Whether a state dict has the layout of albert_zh."""
-    return any(".layer_shared." in name for name in tensors)
-
-
 def encoder_prefix(tensors: Mapping[str, Any]) -> str:
     """The prefix of `embeddings.word_embeddings.weight` in the only ALBERT encoder of a state dict."""
     layers = "encoder.albert_layer_groups."
@@ -191,11 +186,9 @@ def from_state_dict(
     """Recognise the layout of a PyTorch state dict; returns the config and the weights under our names."""
     tensors = {n.replace(".gamma", ".weight").replace(".beta", ".bias"): a for n, a in tensors.items()}
     settings = dict(config)
-    if is_brightmart(tensors):
-        # albert_zh was trained with the tanh form, which its code calls `gelu`.
-        settings["hidden_act"] = (
-            "gelu_new" if settings.get("hidden_act") == "gelu" else settings.get("hidden_act", "gelu_new")
-        )
+    if any(".layer_shared." in name for name in tensors):  # the layout of albert_zh
+        if settings.get("hidden_act", "gelu") == "gelu":
+            settings["hidden_act"] = "gelu_new"  # the tanh form, which its code calls `gelu`
         full_config = AlbertConfig.from_dict(settings).replace(options=Options(brightmart_layout=True))
         return full_config, translate(tensors, tensor_names(full_config, BRIGHTMART), lambda n: n.torch, UNUSED_TENSORS)
     tensors = add_public_prefix(tensors)

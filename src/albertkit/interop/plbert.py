@@ -1,10 +1,8 @@
 """PL-BERT: an ALBERT over phonemes, part of speech synthesisers.
 
 In: its PyTorch file (`step_….t7`, or a synthesiser's `.pth`) or an ONNX file that contains it (Kokoro).
-Out: an `Artifact` with the encoder and a tokenizer of 178 symbols, one character each.
-
-ONNX files name biases and norms but not matrices; a matrix is found through the product that a named bias is added to.
-The symbols are those of PL-BERT. Kokoro uses the ids of some capital letters for other symbols.
+Out: an `Artifact` with the encoder and a tokenizer of 178 symbols, one character each. The symbols are those of
+PL-BERT; Kokoro uses the ids of some capital letters for other symbols.
 """
 
 from __future__ import annotations
@@ -81,7 +79,10 @@ def _shape(tensors: Tensors) -> dict[str, int]:
 
 
 def read_onnx(path: Path) -> tuple[Tensors, int]:
-    """The tensors under their PyTorch names, and the number of uses of the shared layer."""
+    """The tensors under their PyTorch names, and the number of uses of the shared layer.
+
+    ONNX files name biases and norms but not matrices: a matrix is found through the product its bias is added to.
+    """
     import onnx
     from onnx import numpy_helper
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from albertkit.artifact import Artifact, ArtifactMetadata, read_artifact, write_artifact
 from albertkit.config import AlbertConfig
-from albertkit.errors import AlbertkitError, nearest
+from albertkit.errors import AlbertkitError, check_choice
 from albertkit.model.encoder import ACTIVATION, Encoder, EncoderOutput
 from albertkit.model.optional_modules import make_norm, text_means
 from albertkit.model.packed_batch import Batch
@@ -136,8 +136,7 @@ def build_head(name: str, config: AlbertConfig, labels: int = 2) -> nn.Module:
         "answer": lambda: AnswerHead(config),
         "choose": lambda: ChooseHead(config),
     }
-    if name not in heads:
-        raise AlbertkitError(f"unknown head {name!r}{nearest(name, HEADS)}; built in are {', '.join(HEADS)}")
+    check_choice("head", name, HEADS)
     return heads[name]()
 
 
@@ -257,26 +256,16 @@ class ChooseHead(Head):
         return ClassLogits(self.scores(self.text(encoded)).view(-1, choices))
 
 
-def pool(encoded: EncoderOutput, how: str = "mean", layer: int | None = None) -> Tensor:
-    """Sentence vectors (texts, H). `layer` picks a kept hidden state (0: embeddings, -1: last); default: the last."""
-    if how not in POOLINGS:
-        raise AlbertkitError(f"unknown pooling {how!r}{nearest(how, POOLINGS)}; choose one of {', '.join(POOLINGS)}")
+def pool(encoded: EncoderOutput, how: str = "mean") -> Tensor:
+    """Sentence vectors (texts, H)."""
+    check_choice("pooling", how, POOLINGS)
     if how == "pooler":
-        if encoded.pooled is None or layer is not None:
-            reason = "this encoder has none" if encoded.pooled is None else "it reads the last layer only"
-            raise AlbertkitError(f"pooling 'pooler' is not possible here: {reason}; choose mean, cls or max")
+        if encoded.pooled is None:
+            raise AlbertkitError("pooling 'pooler' is not possible: this encoder has none; choose mean, cls or max")
         return encoded.pooled
-    hidden = encoded.hidden
-    if layer is not None:
-        if not -len(encoded.layers) <= layer < len(encoded.layers):
-            raise AlbertkitError(
-                f"layer {layer} was not kept ({len(encoded.layers)} were); encode with keep_layers=True, "
-                f"and count from 0, the embeddings"
-            )
-        hidden = encoded.layers[layer]
     if how == "cls":
-        return encoded.batch.first(hidden)
-    texts = hidden.split(list(encoded.batch.lengths))
+        return encoded.batch.first(encoded.hidden)
+    texts = encoded.hidden.split(list(encoded.batch.lengths))
     if how == "mean":
         return torch.stack([text.mean(0) for text in texts])
     return torch.stack([text.amax(0) for text in texts])

@@ -2,13 +2,7 @@
 
 In: a model folder, and examples of its task, or texts for a model that gives vectors. Out: `ExitCalibration`
 (`early_exit.py`), written into `albertkit.json`. Training (`train/elastic.py`) does the same with its own scores.
-
-How: a quarter of the texts fits, for each depth, the line log-odds(disagree) = a + b · log(uncertainty). Exiting
-wherever that probability is at most r is then one rule for each r. The other texts test these rules from the most
-careful one on, in an order that was fixed before; the last rule counts before the first whose agreement is not above
-the share with 95 % confidence (Clopper and Pearson's lower bound). So the share is guaranteed for texts like the
-held-out ones, with 95 % confidence in the draw of those, however well the lines fit (fixed-sequence testing, as in
-"Learn then Test", arXiv 2110.01052).
+`fit` has the statistics.
 """
 
 from __future__ import annotations
@@ -40,6 +34,7 @@ from albertkit.runtime.predict import read_heads, task_features
 from albertkit.runtime.runtime_model import RuntimeModel
 from albertkit.tasks import TASKS
 from albertkit.tasks.confidence import MIN_COSINE, UncertaintyEstimator, cosines, results_agree
+from albertkit.tasks.task import Feature, Task
 
 MIN_TEXTS = 40  # below which nothing is guaranteed
 RISKS = tuple(10 ** (step / 20) for step in range(-80, 0))  # probabilities of disagreeing, the most careful first
@@ -105,9 +100,9 @@ def calibrate_vectors(model: RuntimeModel, texts: Sequence[str], exit_depths: Se
 
 
 def calibrate_scores(
-    task: Any,
+    task: Task,
     scores: Mapping[int, Sequence[Any]],
-    features: Sequence[Any],
+    features: Sequence[Feature],
     examples: Sequence[Any],
     results: Mapping[int, Sequence[Any]] | None = None,
 ) -> ExitCalibration | None:
@@ -154,7 +149,13 @@ def fit_outputs(
 def fit(
     uncertainty: np.ndarray, agrees: np.ndarray, exit_depths: Sequence[int], depth: int, about: str = ""
 ) -> ExitCalibration | None:
-    """From uncertainty (texts, exit depths) and whether each agrees with the full depth; None for too few texts."""
+    """From uncertainty (texts, exit depths) and whether each agrees with the full depth; None for too few texts.
+
+    A quarter of the texts fits, for each depth, the line log-odds(disagree) = a + b · log(uncertainty). Exiting where
+    that probability is at most r is one rule for each r. The other texts test these rules, the most careful first; the
+    last one counts before agreement falls below the share, with 95 % confidence (Clopper and Pearson's lower bound).
+    So the share holds for texts like these, however well the lines fit ("Learn then Test", arXiv 2110.01052).
+    """
     count = len(uncertainty)
     if count < MIN_TEXTS or not exit_depths:
         return None

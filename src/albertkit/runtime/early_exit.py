@@ -8,7 +8,7 @@ vectors, `predict.py` for tasks. What is predicted for a text never depends on t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import takewhile
 from typing import Any, Protocol
@@ -87,7 +87,7 @@ class ExitCalibration:
         return {**asdict(self), "confidence": CONFIDENCE}
 
     @classmethod
-    def from_dict(cls, data: Any) -> ExitCalibration:
+    def from_dict(cls, data: Mapping[str, Any]) -> ExitCalibration:
         """From `albertkit.json`, checked."""
         try:
             lines = tuple(None if line is None else (float(line[0]), float(line[1])) for line in data["lines"])

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 
-from albertkit.errors import AlbertkitError, check_choice, nearest
+from albertkit.errors import AlbertkitError, check_choice
 from albertkit.runtime.batching import token_batches
 from albertkit.runtime.early_exit import ExitRule, LayerWalk, ReadOutputs
 from albertkit.runtime.engine import StaticEngine
@@ -100,10 +100,7 @@ def embed_options(model: RuntimeModel, **keywords: Unpack[EmbedKeywords]) -> Emb
     pooling = keywords.get("pooling") or model.metadata.pooling
     layer, dim, long_texts = keywords.get("layer"), keywords.get("dim"), keywords.get("long_texts", "split")
     normalize, prompt, prompts = keywords.get("normalize"), keywords.get("prompt"), model.metadata.prompts
-    if pooling not in POOLINGS:
-        raise AlbertkitError(
-            f"unknown pooling {pooling!r}{nearest(pooling, POOLINGS)}; choose one of {', '.join(POOLINGS)}"
-        )
+    check_choice("pooling", pooling, POOLINGS)
     check_choice("long_texts", long_texts, LONG_TEXTS)
     if dim is not None and (not isinstance(dim, int) or not 1 <= dim <= model.dim):
         raise AlbertkitError(f"dim is {dim}; this model has 1 to {model.dim} dimensions")
@@ -173,12 +170,9 @@ def pool(model: RuntimeModel, hidden: np.ndarray, lengths: np.ndarray, pooling: 
     if pooling == "pooler":
         return model.engine.pooler(hidden[:, 0])
     inside = np.arange(hidden.shape[1])[None, :, None] < lengths[:, None, None]
-    pooled: np.ndarray
     if pooling == "max":
-        pooled = np.where(inside, hidden, -np.inf).max(axis=1)
-    else:
-        pooled = np.where(inside, hidden, 0).sum(axis=1) / lengths[:, None]
-    return pooled
+        return np.asarray(np.where(inside, hidden, -np.inf).max(axis=1))
+    return np.asarray(np.where(inside, hidden, 0).sum(axis=1) / lengths[:, None])
 
 
 def pooled_reader(model: RuntimeModel, pooling: str) -> ReadOutputs:
@@ -203,17 +197,14 @@ def window_mean(
         return vectors[windows[0]]
     own = np.stack([vectors[window] for window in windows])
     if pooling == "max":
-        highest: np.ndarray = own.max(axis=0)
-        return highest
+        return np.asarray(own.max(axis=0))
     weights = np.array([lengths[window] for window in windows], np.float32)
-    mean: np.ndarray = (own * (weights / weights.sum())[:, None]).sum(axis=0)
-    return mean
+    return np.asarray((own * (weights / weights.sum())[:, None]).sum(axis=0))
 
 
 def unit_length(vectors: np.ndarray) -> np.ndarray:
     """Rows scaled to length 1."""
-    scaled: np.ndarray = vectors / np.maximum(np.sqrt((vectors * vectors).sum(axis=1, keepdims=True)), 1e-12)
-    return scaled
+    return np.asarray(vectors / np.maximum(np.sqrt((vectors * vectors).sum(axis=1, keepdims=True)), 1e-12))
 
 
 def token_vectors(

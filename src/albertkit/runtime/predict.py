@@ -54,8 +54,7 @@ def predict(
         return list(generate(model, [example.source for example in examples], depth=depth))
     features = task_features(model, examples, task)
     if early_exit is None:
-        found: list[Any] = model.task.results(task_scores(model, features, depth), features, examples)
-        return found
+        return list(model.task.results(task_scores(model, features, depth), features, examples))
     stats = exit_scores(model, features, examples, early_exit, depth)
     results = model.task.results(stats.outputs, features, examples)
     for result, layers in zip(results, stats.depths.tolist(), strict=True):
@@ -84,8 +83,7 @@ def check_task(model: RuntimeModel, task: str) -> None:
 def task_features(model: RuntimeModel, examples: Sequence[Any], task: str) -> list[Feature]:
     """What the encoder reads for examples of a task; an error when the model was made for another one."""
     check_task(model, task)
-    features: list[Feature] = model.task.features(examples, model.tokenizer, model.max_task_tokens)
-    return features
+    return list(model.task.features(examples, model.tokenizer, model.max_task_tokens))
 
 
 def task_depth(model: RuntimeModel, depth: int | None) -> int:
