@@ -139,7 +139,7 @@ class KeyValueCache:
 def padding_bias(lengths: np.ndarray, width: int) -> np.ndarray:
     """Added to the attention scores of `width` source tokens: excludes padding, (texts, 1, 1, width)."""
     is_padding = np.arange(width)[None] >= lengths[:, None]
-    return np.where(is_padding, EXCLUDED, np.float32(0))[:, None, None]
+    return np.asarray(np.where(is_padding, EXCLUDED, np.float32(0))[:, None, None])
 
 
 class TextGenerator:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
-from onnx import GraphProto, TensorProto, helper
+from onnx import TensorProto, helper
 
 from albertkit.quantized import QuantizedMatrix
 
@@ -55,7 +55,7 @@ class Builder:
         self.inputs.append(helper.make_tensor_value_info(name, kind, shape))
         return name
 
-    def node(self, op: str, *names: str, **settings: int | float | Sequence[int] | GraphProto) -> str:
+    def node(self, op: str, *names: str, **settings: Any) -> str:
         """An operator with one output."""
         output = self.fresh(op)
         domain = MICROSOFT if op in FUSED else ""
