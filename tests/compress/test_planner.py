@@ -60,7 +60,7 @@ class Rates(dict):
 
 
 def machine(rate=1e-9, call=1e-5) -> Machine:
-    return Machine(2, 32, Rates(rate, call), Rates(rate / 100, 1e-4), 1e-4, {32: 1e11, 8: 4e11})
+    return Machine(2, 32, Rates(rate, call), Rates(rate / 100, 1e-4), 1e-4)
 
 
 def test_latency_adds_up():
@@ -160,7 +160,6 @@ def test_commands_build_the_candidate():
 def test_the_machine_is_measured(more, monkeypatch):
     monkeypatch.setattr("albertkit.compress.benchmark.SECONDS", 0.01)
     monkeypatch.setattr("albertkit.compress.benchmark.STRETCH", 0.001)
-    monkeypatch.setattr("albertkit.compress.benchmark.peak_throughput", lambda threads, bits: 1e9)
     config = tiny(hidden_size=64, num_attention_heads=2, **more)
     found = measure_machine([config], 8, threads=1)
     assert (

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from albertkit.data import document_tokenizer as words
-from albertkit.data.document_tokenizer import DocumentTokenizer, TokenizeSettings, hash64, word_start_table
+from albertkit.data.corpus_folder import CorpusSettings
+from albertkit.data.document_tokenizer import DocumentTokenizer, hash64, word_start_table
 from albertkit.data.documents import Block, BlockPosition, parse_documents
 from albertkit.data.shards import token_ids, word_starts
 from albertkit.tokenizer import Tokenizer
@@ -101,7 +102,7 @@ def test_a_small_cache_changes_no_result(english, monkeypatch):
 
 def cut(tokenizer, text, **rules):
     block = Block("t", "text", "text", BlockPosition(), BlockPosition(), 0, text.encode())
-    return DocumentTokenizer(tokenizer, TokenizeSettings(**rules))(block)
+    return DocumentTokenizer(tokenizer, CorpusSettings(**rules))(block)
 
 
 def marked(tokenizer, text):

@@ -316,7 +316,7 @@ def test_other_vocabularies_are_an_error(words, teacher, tmp_path):
     student = new_student(tiny(), other, 1)
     data = DistillData(None, ["cat dog"] * 20, ())
     with pytest.raises(
-        AlbertkitError, match="splits text differently from the student .as many tokens, but other ones"
+        AlbertkitError, match="splits text differently from the student"
     ):
         distill(job(teacher, student, data, DistillSettings(hidden=1.0), quick(1)), tmp_path / "out")
     two = TeacherMixture((teacher, teacher), (1.0, 1.0))

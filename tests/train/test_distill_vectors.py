@@ -225,19 +225,6 @@ def test_everyday_sentences_may_hold_words_of_the_corpus():
     assert 140 < sum(text.split().count("zyzzyva") == 1 for text in mixed) < 260
 
 
-def test_targets_are_rotated_towards_student_vectors():
-    rng = np.random.default_rng(0)
-    raw = rng.normal(size=(4000, 24)).astype(np.float16)
-    plain = teachers.mix_vectors(raw, [24], (1.0,), 12).astype(np.float32)
-    turn = np.linalg.qr(rng.normal(size=(12, 12)))[0].astype(np.float32)
-    noisy = plain @ turn + 0.2 * rng.normal(size=plain.shape).astype(np.float32)
-    turned = teachers.mix_vectors(raw, [24], (1.0,), 12, student=lambda rows: torch.from_numpy(noisy[rows])).astype(
-        np.float32
-    )
-    assert np.abs(turned - plain @ turn).max() < 0.05
-    assert np.allclose(turned[:50] @ turned[:50].T, plain[:50] @ plain[:50].T, atol=5e-3)
-
-
 def test_first_numbers_of_targets_carry_most():
     rng = np.random.default_rng(0)
     hidden = rng.normal(size=(3000, 6)) * [5, 4, 3, 2, 1, 0.5]
@@ -319,18 +306,10 @@ def test_command_distills_vectors_from_bert(corpus, shards, tmp_path):
     assert targets.shape == (len(Passages.open(tmp_path / "out" / "texts")), 32) and np.isfinite(targets).all()
     assert Albert(tmp_path / "out").embed("cat dog cow").shape == (32,)
     assert '"cosine_3": 0.' in done.output
-    # a second student goes on from the first, with other texts: its axes stay
-    reached = json.loads(done.stdout.splitlines()[-1])["cosine_3"]
-    more = [*command, "-o", str(tmp_path / "more"), "--model", str(tmp_path / "out")]
-    more += ["--seed", "5", "--steps", "1", "--learning-rate", "1e-9"]
-    done = CliRunner().invoke(app, more)
-    assert done.exit_code == 0, done.output
-    assert json.loads(done.stdout.splitlines()[-1])["cosine_3"] > 0.7 * reached > 0.1
 
 
 def test_freezing_needs_no_torch_and_reads_as_much_as_it_is_told(start, tmp_path):
     """`finetune --freeze` in a process where torch cannot be imported; tokens beyond --max-length are not read."""
-    import json
     import subprocess
     import sys
 
@@ -402,7 +381,7 @@ def test_batches_have_runs_of_neighbors_and_shallow_steps(corpus, tmp_path):
     assert likeness[1] > 1.5 * likeness[0]
     depths = {work.next_batch(step, 0.0, ProcessGroup(0, 1, cpu))[0][0][0] for step in range(20)}
     assert depths == {(1, 2), (1, 2, 3)}
-    with pytest.raises(AlbertkitError, match="neighbor_share=2"):
+    with pytest.raises(AlbertkitError, match="neighbor_share is 2; it must be from 0 to 1"):
         distill.VectorDistillSettings(neighbor_share=2)
 
 

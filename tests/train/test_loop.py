@@ -22,7 +22,7 @@ from albertkit.albert import Albert
 from albertkit.artifact import ArtifactMetadata
 from albertkit.errors import AlbertkitError
 from albertkit.train import checkpoint, loop, pretrain
-from albertkit.train.checkpoint import TrainLog, read_metrics
+from albertkit.train.checkpoint import TrainLog
 from albertkit.train.distributed import ProcessGroup
 from albertkit.train.loop import TrainingRun
 from albertkit.train.pretrain import PretrainObjective, PretrainTask, known_positions
@@ -36,6 +36,10 @@ CLOCKS = ("seconds", "tokens_per_second")
 
 def weights(run: Path) -> bytes:
     return (run / "model" / "model.safetensors").read_bytes()
+
+
+def read_metrics(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def lines(run: Path, kind: str | None = None) -> list[dict]:

@@ -138,9 +138,7 @@ def print_cost(shape: str, options: tuple[str, ...], length: int | None, batch_s
 def describe_plan(result: PlanResult) -> Iterator[str]:
     """A table of what was measured, and the commands that make each proposal."""
     machine = result.machine
-    peaks = ", ".join(f"{'float32' if b == 32 else 'int8'} {rate / 1e9:,.0f}" for b, rate in machine.peaks.items())
-    size = f"one text of {machine.length} tokens, {machine.threads} threads"
-    yield f"{size}; matrix products reach {peaks} G operations/s"
+    yield f"one text of {machine.length} tokens, {machine.threads} threads"
     yield f"Python and its libraries take {result.process / 1e6:.0f} MB; the memory below comes on top"
     if not any(proposal.fits for proposal in result.proposals):
         yield click.style("nothing fits these limits; the nearest are", bold=True)

@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-from onnx import TensorProto
 
 from albertkit.albert import Albert
 from albertkit.artifact import Artifact, ArtifactMetadata, write_artifact
@@ -31,8 +30,8 @@ from albertkit.runtime import graph as graphs
 from albertkit.runtime.activation_moments import Progress
 from albertkit.runtime.batching import TokenBatch, token_batches
 from albertkit.runtime.embed import embed_windows, split_tokens
-from albertkit.runtime.engine import Engine, cores, machine_max_level, open_graph
-from albertkit.runtime.graph_builder import Builder, as_float
+from albertkit.runtime.engine import Engine, cores
+from albertkit.runtime.graph_builder import as_float
 from albertkit.tokenizer import Tokenizer
 from albertkit.weights import Shapes, encoder_shapes
 
@@ -68,22 +67,6 @@ def typical_seconds(call: Callable[[], object], seconds: float = SECONDS, least:
     return float(np.percentile(times, 25))
 
 
-def peak_throughput(threads: int, bits: int = 32, size: int = 1024) -> float:
-    """Operations per second of a large matrix product by onnxruntime, in float32 or int8."""
-    rng = np.random.default_rng(0)
-    b = Builder(machine_max_level())
-    x = b.input("x", TensorProto.FLOAT, ["n", size])
-    weight: np.ndarray = rng.normal(size=(size, size)).astype(np.float32)
-    rows = rng.normal(size=(size, size)).astype(np.float32)
-    if bits != 32:  # the integer product alone, without the quantization of its input
-        x = b.node("QuantizeLinear", x, b.constant(1.0, np.float32), b.constant(0, np.uint8))
-        out = b.integer_product(x, "w", quantize_rows(weight), b.constant(0, np.uint8))
-    else:
-        out = b.product(x, "w", weight)
-    session = open_graph(b.graph(out, ["n", size]), threads)
-    return 2.0 * size**3 / typical_seconds(lambda: session.run(None, {"x": rows}), 0.2)
-
-
 def timed_shape(config: AlbertConfig) -> AlbertConfig:
     """The part of a shape that is timed: one layer, or one period where layers alternate."""
     period = config.num_hidden_layers if config.num_hidden_groups > 1 else max(1, config.options.global_every)
@@ -101,8 +84,6 @@ class Machine:
     """What a text costs besides its layers: padding, embedding, mean."""
     static_seconds: float
     """The same without an embedding."""
-    peaks: dict[int, float]
-    """Operations per second of a large matrix product, by bits."""
 
     def latency(self, config: AlbertConfig, bits: int = 32, depth: int | None = None) -> float:
         """Seconds for one text."""
@@ -133,7 +114,7 @@ def measure_machine(
     threads = cores() if threads is None else threads
     shapes = list(dict.fromkeys((timed_shape(config), kind) for kind in bits for config in configs))
     layers, texts = dict.fromkeys(shapes, math.inf), dict.fromkeys(shapes, math.inf)
-    static, peaks = math.inf, {kind: peak_throughput(threads, kind) for kind in bits}
+    static = math.inf
     for _ in range(rounds):
         for number, (config, kind) in enumerate(shapes, 1):
             progress(f"measuring layer {number} of {len(shapes)}, {'float32' if kind == 32 else 'int8'}")
@@ -141,7 +122,7 @@ def measure_machine(
             layers[config, kind], texts[config, kind] = min(layer, layers[config, kind]), min(text, texts[config, kind])
         table = typical_seconds(lambda: _mean(_one_text(length), np.zeros((1, length, 128), np.float32)), 0.02)
         static = min(static, table)
-    return Machine(threads, length, layers, texts, static, peaks)
+    return Machine(threads, length, layers, texts, static)
 
 
 def _layer_seconds(config: AlbertConfig, bits: int, length: int, threads: int) -> tuple[float, float]:

@@ -113,7 +113,7 @@ class PlanResult:
             }
             for p in self.proposals
         ]
-        machine = {name: getattr(self.machine, name) for name in ("threads", "length", "static_seconds", "peaks")}
+        machine = {name: getattr(self.machine, name) for name in ("threads", "length", "static_seconds")}
         return {"machine": machine, "process": self.process, "metric": self.metric, "proposals": proposals}
 
 

@@ -107,6 +107,12 @@ class TrainedWeights:
     metrics: dict[str, float] = field(default_factory=dict)
 
 
+def check_bits(bits: int) -> None:
+    """Raise if weights cannot be stored in so many bits."""
+    if bits not in BITS:
+        raise AlbertkitError(f"bits={bits!r} is not available: weights are stored in 8 or 4 bits. Pass one of these.")
+
+
 def open_float_model(source: Path | str) -> Artifact:
     """A model that is not quantized yet."""
     artifact = open_model(source)
@@ -137,8 +143,7 @@ def quantize(
     """
     trained = source if isinstance(source, TrainedWeights) else None
     folder = source.source if isinstance(source, TrainedWeights) else source
-    if bits not in BITS:
-        raise AlbertkitError(f"bits={bits!r} is not available: weights are stored in 8 or 4 bits. Pass one of these.")
+    check_bits(bits)
     artifact = open_float_model(folder)
     if artifact.config.options.static and bits != 8:
         raise AlbertkitError(f"bits={bits} is not available: a static table is stored in 8 bits. Omit bits.")

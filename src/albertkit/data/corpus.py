@@ -1,11 +1,9 @@
 """Texts → a corpus folder: token ids in shards, ready for pre-training.
 
-In: files of text, JSONL or Parquet, and a tokenizer. Out: the folder that `shards.py` describes and opens.
-
-A document is dropped if its text occurred before or if it is short. Which of the others are held out depends on a
-hash of the document, so that it stays held out when inputs are added. The folder does not depend on the number of
-workers, nor on how often the run was killed: after each finished shard the resume log stores the position. The
-manifest is written last; without it the folder is no corpus.
+In: files of text, JSONL or Parquet, and a tokenizer. Out: the folder that `shards.py` describes and opens. Documents
+that are short or occurred before are dropped. A hash of the document decides whether it is held out, so that it stays
+held out when inputs are added. The folder does not depend on the number of workers, nor on how often the run was
+killed: after each finished shard the resume log stores the position.
 """
 
 from __future__ import annotations
@@ -26,7 +24,6 @@ from albertkit.data.corpus_folder import CorpusSettings, Progress, ResumeLog
 from albertkit.data.document_tokenizer import (
     DocumentTokenizer,
     TokenizedDocuments,
-    TokenizeSettings,
     tokenize_blocks,
     worker_count,
 )
@@ -136,7 +133,7 @@ def build_corpus(
 def estimate_corpus(texts: Sequence[Path | str], tokenizer: Tokenizer, settings: CorpusSettings) -> CorpusEstimate:
     """Estimate the corpus of some inputs from the beginnings of a few; writes nothing."""
     files = find_text_files(texts, settings.text_column, CORPUS_FORMATS)
-    tokenize = DocumentTokenizer(tokenizer, TokenizeSettings(settings.max_sentence, settings.skip_bad))
+    tokenize = DocumentTokenizer(tokenizer, settings)
     regular = [file for file in files if file.name != "-"]
     read = tokens = 0
     for file in regular[:: max(1, len(regular) // SAMPLED_FILES)][:SAMPLED_FILES]:
@@ -214,9 +211,8 @@ class CorpusBuilder:
         """Read and tokenize everything from the position on."""
         settings = self.settings
         before = np.cumsum([0] + [file.size for file in self.files]).tolist()
-        how = TokenizeSettings(settings.max_sentence, settings.skip_bad)
         blocks = read_blocks(self.files, settings.text_column, self.position)
-        with closing(tokenize_blocks(blocks, self.folder / TOKENIZER, how, workers)) as results:
+        with closing(tokenize_blocks(blocks, self.folder / TOKENIZER, settings, workers)) as results:
             for block, documents in results:
                 for split, chosen in self.choose(documents).items():
                     self.writers[split].add(chosen)

@@ -1,10 +1,8 @@
 """Blocks of documents → token ids, in one process or in several.
 
-In: a `Block`. Out: `TokenizedDocuments`, ready for shards. Before this file: `documents.py`, `sentences.py` and the
-tokenizer; after it: `corpus.py`, which decides what is kept. This is most of the work of building a corpus.
-
-The tokens of a word do not depend on its neighbours, and few words make up most of a text. So `WordTokenizer`
-tokenizes each word once and caches its bytes. The ids equal those of `Tokenizer.ids_batch`.
+In: a `Block`. Out: `TokenizedDocuments`, ready for shards. Before this file: `documents.py` and `sentences.py`; after
+it: `corpus.py`, which decides what is kept. The tokens of a word do not depend on its neighbours, and few words make
+up most of a text, so `WordTokenizer` tokenizes each word once. The ids equal those of `Tokenizer.ids_batch`.
 """
 
 from __future__ import annotations
@@ -28,6 +26,7 @@ from pathlib import Path
 
 import numpy as np
 
+from albertkit.data.corpus_folder import CorpusSettings
 from albertkit.data.documents import Block, parse_documents
 from albertkit.data.sentences import split_sentences
 from albertkit.data.shards import run_sums, token_dtype, token_ids, word_bit
@@ -57,14 +56,6 @@ class TokenizedDocuments:
     bad_lines: int  # lines that were not text, skipped
 
 
-@dataclass(frozen=True)
-class TokenizeSettings:
-    """What a worker needs besides the tokenizer."""
-
-    max_sentence: int = 512
-    skip_bad: bool = False
-
-
 def word_start_table(tokenizer: Tokenizer) -> np.ndarray:
     """Which tokens start a word: bool (vocabulary,). The first token of a sentence always does.
 
@@ -85,7 +76,7 @@ def _is_own_word(token: str) -> bool:
 class DocumentTokenizer:
     """Blocks to tokens, for one tokenizer; its cache changes no result."""
 
-    def __init__(self, tokenizer: Tokenizer, settings: TokenizeSettings):
+    def __init__(self, tokenizer: Tokenizer, settings: CorpusSettings):
         self.tokenizer, self.settings = tokenizer, settings
         self.dtype = token_dtype(tokenizer.vocab_size)
         self.bit = self.dtype.type(word_bit(self.dtype))
@@ -209,7 +200,7 @@ def worker_count(count: int | None) -> int:
 
 
 def tokenize_blocks(
-    blocks: Iterable[Block], tokenizer: Path, settings: TokenizeSettings, workers: int = 1
+    blocks: Iterable[Block], tokenizer: Path, settings: CorpusSettings, workers: int = 1
 ) -> TokenizedBlocks:
     """Each block with its tokens, in the order of the blocks; one worker is this process itself."""
     if workers == 1:
@@ -234,13 +225,13 @@ def tokenize_blocks(
         pool.shutdown(cancel_futures=True)
 
 
-def _tokenize(block: Block, tokenizer: Path, settings: TokenizeSettings) -> TokenizedDocuments:
+def _tokenize(block: Block, tokenizer: Path, settings: CorpusSettings) -> TokenizedDocuments:
     """The tokens of a block, in a worker."""
     return _load_tokenizer(tokenizer, settings)(block)
 
 
 @cache
-def _load_tokenizer(tokenizer: Path, settings: TokenizeSettings) -> DocumentTokenizer:
+def _load_tokenizer(tokenizer: Path, settings: CorpusSettings) -> DocumentTokenizer:
     return DocumentTokenizer(Tokenizer.load(tokenizer, trusted=True), settings)
 
 

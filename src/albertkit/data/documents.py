@@ -1,11 +1,9 @@
 """Text files → blocks of about a megabyte → documents: lists of paragraphs, each a text without line breaks.
 
-In: `TextFile`s. Out: `Block`s of whole documents as bytes, with the position where each begins, and the `Documents`
-in a block. Before this file: `text_reader.py`; after it: `document_tokenizer.py`, and the training of tokenizers.
-
-In a text file a blank line separates documents and each line is a paragraph. In JSONL and Parquet each row is a
-document, and the lines of its text are paragraphs. Where a block ends depends only on where it begins and on what
-follows, never on how the bytes arrived: reading can resume at any block and gives the same blocks.
+In: `TextFile`s. Out: `Block`s of whole documents, and the `Documents` in a block. In a text file a blank line separates
+documents and each line is a paragraph. In JSONL and Parquet each row is a document, and the lines of its text are
+paragraphs. Where a block ends depends only on where it begins and on what follows: reading can resume at any block.
+Before this file: `text_reader.py`; after it: `document_tokenizer.py`, and the training of tokenizers.
 """
 
 from __future__ import annotations

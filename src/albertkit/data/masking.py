@@ -1,20 +1,15 @@
 """Rows → masked rows, on the device: sentence order and n-gram masking, drawn anew each time a row is seen.
 
-In: `SegmentPairs` as tensors. Out: `MaskedRows`, with the targets of both objectives. Before this file:
-`row_stream.py`; after it: `train/pretrain.py`.
-
-Random numbers come from a hash of (seed, step, row, column), not from a generator: they are the same on every device
-and for any number of processes, and a resumed run needs no saved state.
-
-Masking: n-grams of one to three words tile the words of a segment, with p(n) ∝ 1/n. Tiles are taken in random order
-until 15 % of the row are masked, the last one with the probability that makes it 15 % on average. 80 % of the tokens
-become [MASK], 10 % a random token, 10 % stay. Special tokens are never masked, and a word is masked as a whole.
+In: `SegmentPairs` as tensors (`row_stream.py`). Out: `MaskedRows`, with the targets of both objectives, for
+`train/pretrain.py`. Random numbers come from a hash of (seed, step, row, column): they are the same on every device and
+for any number of processes, and a resumed run needs no saved state.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -48,9 +43,9 @@ def random_key(seed: int, step: int, device: torch.device | str) -> Tensor:
     return to_device([mixed & 0xFFFFFFFF, mixed >> 32], device)
 
 
-def to_device(numbers: list[int] | int, device: torch.device | str) -> Tensor:
+def to_device(numbers: np.ndarray | list[int] | int, device: torch.device | str) -> Tensor:
     """Integers on a device, without waiting for it."""
-    here = torch.tensor(numbers, dtype=torch.int64)
+    here = torch.as_tensor(numbers, dtype=torch.int64)
     if torch.device(device).type == "cuda":
         return here.pin_memory().to(device, non_blocking=True)
     return here.to(device)
@@ -108,7 +103,11 @@ def arrange_segments(
 
 
 def choose_masks(starts: Tensor, special: Tensor, edges: Tensor, draw: tuple[Tensor, Tensor], rate: float) -> Tensor:
-    """Which tokens to mask, (rows, length) bool. `edges`: where a segment begins, which no n-gram crosses."""
+    """Which tokens to mask, (rows, length) bool. `edges`: where a segment begins, which no n-gram crosses.
+
+    N-grams of one to three words tile the words of a segment, with p(n) ∝ 1/n. Tiles are taken in random order until
+    the share `rate` of the row is masked, the last one with the probability that makes it so on average.
+    """
     key, rows = draw
     length = starts.shape[1]
     drawn = uniform(key, rows, length, 1)

@@ -1,15 +1,12 @@
 """Texts to distil sentence vectors from, as token ids sorted by length: drawn from shards, or made by a grammar.
 
 In: the shards of `corpus.py`. Out: `Passages`, ragged ids on disk. After this file: `train/teachers.py` computes a
-target vector for each.
-
-`everyday_sentences` adds what encyclopaedias and old books hardly contain: what people, animals and things do,
+target vector for each. `everyday_sentences` adds what encyclopaedias and old books hardly contain: what people do,
 questions, requests, headlines, opinions. They are made from `everyday_grammar.json`.
 """
 
 from __future__ import annotations
 
-import json
 import random
 import re
 from collections.abc import Iterator, Sequence
@@ -21,6 +18,7 @@ import numpy as np
 
 from albertkit.data.shards import Shard, token_ids, word_starts
 from albertkit.errors import AlbertkitError
+from albertkit.file_io import read_json
 
 MAX_WORD_TOKENS = 4  # of a word that is a text by itself, or replaces another
 SAMPLED_WORDS = 4_000_000  # words among which different ones are looked for, for each number of tokens
@@ -229,8 +227,7 @@ def _phrases(
 @cache
 def everyday_grammar() -> dict[str, list[str]]:
     """The choices under each name; a name in braces inside a choice stands for one of its choices."""
-    choices: dict[str, list[str]] = json.loads(GRAMMAR.read_text("utf-8"))
-    return choices
+    return read_json(GRAMMAR)
 
 
 def everyday_sentences(count: int, seed: int = 0, words: Sequence[str] = ()) -> Iterator[str]:
@@ -238,12 +235,14 @@ def everyday_sentences(count: int, seed: int = 0, words: Sequence[str] = ()) -> 
 
     words: in half of the sentences one word is replaced by one of these, since the grammar contains only some hundreds.
     """
-    rng = random.Random(seed)
+    rng, choices = random.Random(seed), everyday_grammar()
     seen: set[int] = set()
     for _ in range(count * TRIES_PER_SENTENCE):
         if len(seen) == count:
             return
-        text = _fill_names("{text}", rng)
+        text = "{text}"
+        while "{" in text:  # replace names in braces until none is left
+            text = NAME.sub(lambda name: rng.choice(choices[name[1]]), text)
         if words and rng.random() < 0.5:
             parts = text.split(" ")
             parts[rng.randrange(len(parts))] = rng.choice(words)
@@ -252,11 +251,3 @@ def everyday_sentences(count: int, seed: int = 0, words: Sequence[str] = ()) -> 
         if key not in seen:
             seen.add(key)
             yield text
-
-
-def _fill_names(text: str, rng: random.Random) -> str:
-    """Replace names in braces by one of their choices until none is left."""
-    choices = everyday_grammar()
-    while "{" in text:
-        text = NAME.sub(lambda name: rng.choice(choices[name[1]]), text)
-    return text

@@ -1,14 +1,9 @@
 """Shards → rows: an endless, seeded, resumable stream of training rows, all of one length, without padding.
 
-In: the shards of `corpus.py`. Out: `SegmentPairs`, rows of two consecutive segments. After this file: `masking.py`,
-on the device.
-
-A row is a run of whole sentences of one document, split in two at the end of a sentence. Neither the shape nor the
-length of a segment reveals which one came first. Rows without a fair place to split, and rows of documents too short
-for a row, have no target for sentence order. A share of the rows is one text, which is what a model mostly reads.
-
-Every epoch cuts the documents anew. Shards are planned and shuffled in groups, so that memory does not grow with the
-corpus, and a position in the stream is three numbers.
+In: the shards of `corpus.py`. Out: `SegmentPairs`, for `masking.py`. A row is a run of whole sentences of one document,
+split in two at the end of a sentence; its shape does not reveal which segment came first. Rows without a fair place to
+split have no target for sentence order. Every epoch cuts the documents anew. Shards are planned and shuffled in groups,
+so that memory does not grow with the corpus, and a position in the stream is three numbers.
 """
 
 from __future__ import annotations

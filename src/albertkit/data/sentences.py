@@ -2,9 +2,8 @@
 
 A sentence ends at . ! ? … with closing quotes and brackets behind it, when white space follows and the next word does
 not begin with a small letter; and at 。 ！ ？ ； and their like without any space. A full stop does not end a sentence
-after a title (Mr.), an initial, an abbreviation, or the number that opens a list item. Some abbreviations may also
-end one (U.S., Inc., p.m.): there the next word decides. What is left out: line breaks inside a paragraph mean
-nothing, quotes are not matched, and scripts with other stops (Thai, Devanagari) stay whole.
+after a title (Mr.), an initial, an abbreviation, or the number that opens a list item; after some abbreviations (U.S.,
+Inc., p.m.) the next word decides. Quotes are not matched, and scripts with other stops (Thai, Devanagari) stay whole.
 """
 
 from __future__ import annotations

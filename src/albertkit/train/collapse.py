@@ -1,11 +1,9 @@
 """The collapse rule: did a fine-tuning learn anything, judged by its predictions for held-out examples?
 
-In: a `FinetuneTask` after its last evaluation. Out: the reason why it collapsed, or None. Next: `finetune.py`
-restarts such a run.
-
-A model collapsed if it predicts the same for every example, though the labels differ, or if its loss is that of a
-prediction which does not depend on the text: class frequencies, equal choices, the mean of the values. Scores are
-divided by several temperatures first, since an overconfident model may have a high loss and yet have learnt much.
+In: a `FinetuneTask` after its last evaluation. Out: the reason why it collapsed, or None; `finetune.py` restarts such
+a run. A model collapsed if it predicts the same for every example, though the labels differ, or if its loss is that
+of a prediction which does not depend on the text. Scores are divided by several temperatures first, since an
+overconfident model may have a high loss and yet have learnt much.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ from albertkit.tasks.task import Feature
 from albertkit.tokenizer import Tokenizer
 from albertkit.train.distill_data import DistillData, DistillSettings, VectorDistillSettings, text_of
 from albertkit.train.distill_task import PROJECTION, DistillTask, TeacherOutputs, without_projection
-from albertkit.train.distill_vectors import TARGETS, VectorDistillTask, check_widths, student_vectors
+from albertkit.train.distill_vectors import TARGETS, VectorDistillTask, check_widths
 from albertkit.train.distributed import choose_device
 from albertkit.train.loop import TrainResult, train
 from albertkit.train.pretrain import fit
@@ -145,9 +145,8 @@ class CorpusDistillation:
         shares = PassageShares(longest=min(MAX_PASSAGE, student.config.max_position_embeddings - 2))
         draw_passages(shards, tokenizer.id_of("?"), shares, seed, [ids for ids in sentences if ids]).save(texts)
         passages, device = Passages.open(texts), choose_device(self.settings.device)
-        own = student_vectors(student, passages, device) if student.metadata.task == "embed" else None
         dim = student.config.hidden_size
-        targets = passage_targets(passages, self.corpus / "tokenizer", self.teachers, dim, device, self.workers, own)
+        targets = passage_targets(passages, self.corpus / "tokenizer", self.teachers, dim, device, self.workers)
         write_array(texts / TARGETS, targets)
 
     def check_targets(self, texts: Path) -> None:

@@ -22,7 +22,7 @@ from albertkit.tasks.examples import TextExample
 from albertkit.tasks.readers import ReadOptions
 from albertkit.tasks.task import Task
 from albertkit.text_reader import read_texts
-from albertkit.train.train_settings import parse_integers
+from albertkit.train.train_settings import check_numbers, parse_integers
 
 Log = Callable[[str], None]
 TEACHER_OUTPUTS = ("vectors", "logits", "hidden")
@@ -52,16 +52,10 @@ class DistillSettings:
     """Logits are divided by it before they are compared."""
 
     def __post_init__(self) -> None:
-        weights = {name: getattr(self, name) for name in (*TEACHER_OUTPUTS, "labels")}
-        for name, weight in weights.items():
-            if not 0 <= weight < 1e6:
-                raise AlbertkitError(f"the weight of {name} is {weight}. It must be 0 or above.")
-        if not any(weights.values()):
+        check_numbers(self, "0 or above", *TEACHER_OUTPUTS, "labels")
+        check_numbers(self, "above 0", "temperature")
+        if not any(getattr(self, name) for name in (*TEACHER_OUTPUTS, "labels")):
             raise AlbertkitError(f"all weights are 0. Give one of {', '.join(TEACHER_OUTPUTS)} a weight above 0.")
-        if not 0 < self.temperature < 1e3:
-            raise AlbertkitError(
-                f"temperature={self.temperature} is out of range: it must be above 0. Pass 2, for example."
-            )
 
 
 def parse_distill_settings(what: str, labels: float = 0.0, temperature: float = 2.0) -> DistillSettings:
@@ -101,14 +95,8 @@ class RecoverySettings:
     def __post_init__(self) -> None:
         if self.epochs is not None and self.minutes is not None:
             raise AlbertkitError("both epochs and minutes were passed. Choose one budget.")
-        for name in ("epochs", "minutes", "batch_size", "micro_batch_size", "learning_rate"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < 1e9:
-                raise AlbertkitError(f"{name}={value} is out of range: it must be above 0.")
-        if self.max_length != 0 and not 8 <= self.max_length <= 1_000_000:
-            raise AlbertkitError(
-                f"max_length={self.max_length} is out of range. Pass 8 or more, or 0 for the model's own."
-            )
+        check_numbers(self, "above 0", "epochs", "minutes", "batch_size", "micro_batch_size", "learning_rate")
+        check_numbers(self, "8 or more, or 0 for the model's own", "max_length")
 
 
 @dataclass(frozen=True)
@@ -124,9 +112,7 @@ class VectorDistillSettings:
     everyday: int = setting(0, "Sentences about everyday life, made by a grammar, to add to those of the corpus.")
 
     def __post_init__(self) -> None:
-        for name in ("neighbor_share", "shallow_share"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise AlbertkitError(f"{name}={getattr(self, name)} is no share. Pass a number from 0 to 1.")
+        check_numbers(self, "from 0 to 1", "neighbor_share", "shallow_share")
         if not 0 <= self.everyday <= MAX_EVERYDAY:
             raise AlbertkitError(f"everyday={self.everyday} is out of range. Pass 0 to {MAX_EVERYDAY:,}.")
 

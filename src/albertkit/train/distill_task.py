@@ -136,7 +136,7 @@ class DistillObjective(finetune.FinetuneObjective):
     """Texts, targets and outputs of a teacher to a loss."""
 
     def __init__(
-        self, model: AlbertModel, task: Any, distill: DistillSettings, outputs: TeacherOutputs, pooling: str
+        self, model: AlbertModel, task: Task, distill: DistillSettings, outputs: TeacherOutputs, pooling: str
     ) -> None:
         super().__init__(model, task)
         self.distill, self.teacher_vectors, self.pooling = distill, outputs.vectors, pooling

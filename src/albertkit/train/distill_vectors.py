@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from albertkit.artifact import Artifact
+from albertkit.data.masking import to_device
 from albertkit.data.passages import Passages
 from albertkit.errors import AlbertkitError
 from albertkit.model import AlbertModel, Batch
@@ -31,7 +32,6 @@ from albertkit.train.distill_data import VectorDistillSettings
 from albertkit.train.distill_task import similarity_rows, vector_loss
 from albertkit.train.distributed import ProcessGroup, call_in_dtype, compute_dtype
 from albertkit.train.loop import Alarm
-from albertkit.train.teachers import StudentVectors
 from albertkit.train.train_settings import TrainSettings
 
 TARGETS = "targets.npy"  # the vectors of teachers for the passages
@@ -97,6 +97,8 @@ class VectorDistillTask:
         torch.manual_seed(settings.seed)
         self.model = encoder_only(student)
         self.objective = VectorDistillObjective(self.model, goals)
+        self.metric_names = tuple(f"cosine_{depth}" for depth in self.objective.depths)  # cosine with the target
+        self.selection_metric = self.metric_names[-1]
         check_widths(self.goals, min(student.config.hidden_size, self.targets.shape[1]))
         lengths = self.passages.lengths
         self.lengths, self.firsts = np.unique(lengths, return_index=True)
@@ -108,16 +110,6 @@ class VectorDistillTask:
         self.length_probabilities = self.counts / self.counts.sum()
         self.order: np.ndarray | None = None
         self.tables: tuple[PassageTable, Tensor] | None = None
-
-    @property
-    def metric_names(self) -> tuple[str, ...]:
-        """Cosine with the target after each depth."""
-        return tuple(f"cosine_{depth}" for depth in self.objective.depths)
-
-    @property
-    def selection_metric(self) -> str:
-        """Cosine with the target after the last depth."""
-        return f"cosine_{self.objective.depths[-1]}"
 
     def compile(self) -> None:
         """Compile one layer for all lengths."""
@@ -257,31 +249,6 @@ def load_on_device(array: np.ndarray, device: torch.device) -> Tensor:
     if device.type == "cuda" and array.nbytes < torch.cuda.mem_get_info(device)[0] / 4:
         tensor = tensor.to(device)
     return tensor
-
-
-def to_device(numbers: np.ndarray, device: torch.device) -> Tensor:
-    """Integers to a device, without waiting for it."""
-    tensor = torch.from_numpy(numbers)
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
-
-
-def student_vectors(student: Artifact, passages: Passages, device: torch.device) -> StudentVectors:
-    """The vectors that a student computes now; see `teachers.mix_vectors`."""
-    model = encoder_only(student).to(device).eval()
-    assert student.tokenizer is not None
-    table, lengths = PassageTable(passages, student.tokenizer, device), passages.lengths
-
-    @torch.inference_mode()
-    def vectors(numbers: np.ndarray) -> Tensor:
-        found = []
-        for same_length in np.split(numbers, np.flatnonzero(np.diff(lengths[numbers])) + 1):
-            for at in range(0, len(same_length), 256):
-                ids = table.rows(same_length[at : at + 256])
-                hidden = model(Batch.unpad(ids), heads=()).encoded.hidden
-                found.append(hidden.view(*ids.shape, -1).mean(1))
-        return torch.cat(found)
-
-    return vectors
 
 
 def neighbor_order(vectors: Tensor, leaf: int = 8, seed: int = 0) -> Tensor:

@@ -271,11 +271,6 @@ def task_source(model: Artifact, teacher: Artifact | None) -> Artifact:
             )
     if model.metadata.task not in TASKS and teacher is not None:
         return teacher
-    if model.metadata.task == "embed":
-        raise AlbertkitError(
-            "this model computes vectors, which `albertkit distill` trains at several depths; use depth=, "
-            "or run  albertkit calibrate MODEL TEXTS  for early_exit="
-        )
     for name, value in _labels(model).items():
         if teacher is not None and _labels(teacher)[name] != value:
             raise AlbertkitError(

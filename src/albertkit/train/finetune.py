@@ -37,7 +37,7 @@ from albertkit.tasks.classify import ClassifyTask
 from albertkit.tasks.dataset import check_known_labels, read_parts, split_examples
 from albertkit.tasks.examples import TextExample
 from albertkit.tasks.readers import ReadOptions
-from albertkit.tasks.task import lower_is_better
+from albertkit.tasks.task import Task, lower_is_better
 from albertkit.train.finetune_report import EvaluatedRun, FinetuneResult, write_report
 from albertkit.train.frozen_head import choose_base_model, draw_shots, train_frozen_head
 from albertkit.train.train_settings import (
@@ -150,7 +150,7 @@ def finetune_examples(
     return run_seeds(FinetuneJob(made, artifact, train, dev, output, settings), log)
 
 
-def _with_class_weights(task: Any, examples: Sequence[TextExample]) -> ClassifyTask:
+def _with_class_weights(task: Task, examples: Sequence[TextExample]) -> ClassifyTask:
     """The task with a weight for each class, larger for rarer ones."""
     if not isinstance(task, ClassifyTask) or task.kind != "single":
         raise AlbertkitError("class weights need texts with one class each; omit --class-weights")

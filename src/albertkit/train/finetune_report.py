@@ -5,6 +5,7 @@ In: the finished run. Out: `report.md`, and `confusion.png` for texts of one cla
 
 from __future__ import annotations
 
+import dataclasses
 import resource
 import sys
 from collections.abc import Sequence
@@ -16,6 +17,8 @@ import numpy as np
 
 from albertkit.artifact import Artifact
 from albertkit.tasks.classify import OUT_OF_SCOPE, ClassifyTask
+from albertkit.tasks.examples import ChoiceExample, Example, TaggedExample
+from albertkit.tasks.task import TaskResult
 
 MAX_ERRORS = 20
 MAX_COLUMNS = 8  # metrics side by side; the others are rows
@@ -87,9 +90,9 @@ def errors_table(run: EvaluatedRun) -> list[str]:
     """A table of the errors with the highest confidence."""
     rows = []
     for example, result in zip(run.dev, run.results, strict=True):
+        if isinstance(example, TaggedExample) and not hasattr(result, "intent"):  # a task of entities only
+            example = dataclasses.replace(example, intent=None)
         correct, predicted = correct_answer(example), predicted_answer(result)
-        if hasattr(example, "spans") and not hasattr(result, "intent"):  # a task of entities only
-            correct = None, correct[1]
         if correct is not None and correct != predicted:
             answers = (_readable(correct, example), _readable(predicted, example))
             rows.append((_error_size(example, result), example, *answers))
@@ -122,23 +125,23 @@ def _cell(value: object, most: int = 60) -> str:
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
-def correct_answer(example: Any) -> Any:
+def correct_answer(example: Example) -> object:
     """The label of an example, in a form that compares with `predicted_answer`."""
-    if hasattr(example, "spans"):
+    if isinstance(example, TaggedExample):
         return example.intent, tuple((s.start, s.end, s.label) for s in example.spans)
     if hasattr(example, "answers"):
         return example.answers[0][1] if example.answers else ""
-    if hasattr(example, "choices"):
+    if isinstance(example, ChoiceExample):
         return example.answer
     if hasattr(example, "target"):
         return example.target
     if hasattr(example, "state"):
         return dict(example.state)
-    label = example.label
+    label = getattr(example, "label", None)
     return round(label, 2) if isinstance(label, float) else tuple(sorted(label)) if isinstance(label, tuple) else label
 
 
-def predicted_answer(result: Any, digits: int = 2) -> Any:
+def predicted_answer(result: TaskResult, digits: int = 2) -> object:
     """The prediction of a result, without its confidence; `digits` of a value count."""
     if hasattr(result, "spans"):
         return getattr(result, "intent", None), tuple((s.start, s.end, s.label) for s in result.spans)

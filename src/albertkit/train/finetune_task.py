@@ -2,10 +2,8 @@
 
 In: a `Task` (`tasks/`), examples, the model to start from, `TrainSettings`. Out: `FinetuneTask` for `loop.py`.
 Before this file: `task_heads.py`; after it: `finetune.py` runs it, `elastic.py` and `distill_task.py` extend it.
-
-Texts are packed without padding. Batches contain texts of similar length: a part of the shuffled examples is sorted
-and cut into batches, and the batches are shuffled. Seed and epoch decide it, so a position in the data is two
-numbers.
+Texts are packed without padding, and batches contain texts of similar length. Seed and epoch decide the batches, so a
+position in the data is two numbers.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ from torch import Tensor, nn
 from albertkit.artifact import Artifact
 from albertkit.errors import AlbertkitError, nearest
 from albertkit.model import AlbertModel, Batch, ModelOutput, pool
-from albertkit.model.albert_model import to_tensors
+from albertkit.model.albert_model import Head, to_tensors
 from albertkit.runtime.batching import group_by_length
 from albertkit.tasks import load_task
 from albertkit.tasks.answer import AnswerTask
@@ -131,7 +129,8 @@ class FinetuneTask:
         """The model to train."""
         model = build_task_model(self.initial_model, self.task)
         if self.task.heads == ("classify",) and self.task.kind == "multi":
-            init_bias_from_frequencies(model.heads["classify"], [f.target for unit in self.features for f in unit])
+            head: Head = model.heads["classify"]  # type: ignore[assignment]
+            init_bias_from_frequencies(head, [f.target for unit in self.features for f in unit])
         return model
 
     def make_batch(self, features: Sequence[Feature], examples: Sequence[Any]) -> Batch:
@@ -323,7 +322,7 @@ def loss_settings(task: Task) -> list[tuple[str, object]]:
     return custom + [(name, value) for name, value, default in values if isinstance(value, kinds) and value != default]
 
 
-def zero_scores(task: Task, feature: Feature, hidden_size: int) -> Any:
+def zero_scores(task: Task, feature: Feature, hidden_size: int) -> np.ndarray | tuple[np.ndarray, ...]:
     """Scores of 0 for a feature, in the shape of the task's heads."""
     length = len(feature.ids)
     shapes = {"tag": (length, len(task.labels)), "answer": (length, 2), "choose": (1,), "vector": (hidden_size,)}

@@ -1,11 +1,8 @@
 """A classifier on frozen sentence vectors: seconds instead of minutes, and a handful of examples is enough. No torch.
 
-In: `TextExample`s with one class each, and a model. Out: an artifact whose head reads the sentence vector.
-`train_frozen_head` is `finetune --freeze`: it also writes a report. `choose_base_model` picks the built-in model
-that `finetune.py` starts from.
-
-Every text is encoded once, by the torch-free runtime. The head is scikit-learn's logistic regression;
-cross-validation chooses its regularization.
+In: `TextExample`s with one class each, and a model. Out: an artifact whose head reads the sentence vector: a
+logistic regression, whose regularization cross-validation chooses. `train_frozen_head` is `finetune --freeze`;
+`choose_base_model` picks the built-in model that `finetune.py` starts from.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
 """Pre-training: masked language modelling and sentence order, on a corpus.
 
 In: the folder that `corpus.py` wrote, a shape, `TrainSettings` and `PretrainSettings`. Out: a `TrainingTask` for
-`loop.py`.
-
-Loss = MLM + sentence order (+ λ · consistency of the layers, an option). MLM scores are computed at masked tokens only.
-Both losses are divided by the expected number of targets, not by the drawn one, so that a batch gives the same gradient
-however it is split among processes and micro-batches.
+`loop.py`. Loss = MLM + sentence order (+ λ · consistency of the layers, an option). Losses are divided by the expected
+number of targets, not by the drawn one, so that a batch gives the same gradient however it is split among processes
+and micro-batches.
 """
 
 from __future__ import annotations

@@ -21,13 +21,13 @@ from torch import Tensor, nn
 
 from albertkit.albert import Albert
 from albertkit.artifact import Artifact, model_identity, read_artifact, write_artifact
-from albertkit.compress.quantize import QualityCheck, QualityScore, TrainedWeights, open_float_model
+from albertkit.compress.quantize import QualityCheck, QualityScore, TrainedWeights, check_bits, open_float_model
 from albertkit.errors import AlbertkitError
-from albertkit.model import AlbertModel
+from albertkit.model import AlbertModel, Batch, ModelOutput
 from albertkit.model.albert_model import MlmHead
 from albertkit.model.attention import Attention
 from albertkit.model.encoder import FeedForward
-from albertkit.quantized import BITS, BLOCK, is_quantizable, smoothing_factors, uses_four_bits
+from albertkit.quantized import BLOCK, is_quantizable, smoothing_factors, uses_four_bits
 from albertkit.runtime.activation_moments import activation_moments
 from albertkit.runtime.graph import LOWEST
 from albertkit.runtime.graph_builder import MAX_LEVEL
@@ -146,11 +146,9 @@ class Recovery:
         """The pruned model, trained."""
         job = RecoveryJob(pruned, full, self.data, self.settings, "recover", identity=self.identity)
         recovered, _ = recover_model(job, self.output, log=self.log, progress_bar=self.progress_bar)
-        if len(self.data.dev):
-            self._score({"full": full, "pruned": pruned, "recovered": recovered})
-        return recovered
-
-    def _score(self, models: dict[str, Artifact]) -> None:
+        if not len(self.data.dev):
+            return recovered
+        models = {"full": full, "pruned": pruned, "recovered": recovered}
         with tempfile.TemporaryDirectory() as scratch:
             folders = {name: write_artifact(model, Path(scratch) / name) for name, model in models.items()}
             check = QualityCheck(folders["full"], self.data.dev)
@@ -161,6 +159,7 @@ class Recovery:
                 f"note: training made it worse: {after.metric} {before.value:.4f} pruned, {after.value:.4f} recovered. "
                 f"Pass more examples, or a lower --learning-rate (delete {self.output} first)."
             )
+        return recovered
 
 
 # Quantization-aware training ---------------------------------------------------------------------------------------
@@ -230,10 +229,7 @@ class FakeQuantizedModel(nn.Module):
 
     def __init__(self, model: AlbertModel, bits: int, smooth: Smooth, max_level: int = MAX_LEVEL) -> None:
         super().__init__()
-        if bits not in BITS:
-            raise AlbertkitError(
-                f"bits={bits!r} is not available: weights are stored in 8 or 4 bits. Pass one of these."
-            )
+        check_bits(bits)
         special = sorted(set(model.config.options.active()) - PLAIN_OPTIONS)
         if special:
             raise AlbertkitError(
@@ -275,8 +271,9 @@ class FakeQuantizedModel(nn.Module):
             if name in self.matrices
         }
 
-    def forward(self, *inputs: Any, **options: Any) -> Any:
-        return torch.func.functional_call(self.model, self.weights(), inputs, options)
+    def forward(self, batch: Batch, **options: object) -> ModelOutput:
+        output: ModelOutput = torch.func.functional_call(self.model, self.weights(), (batch,), options)
+        return output
 
 
 def calibrate_smoothing(artifact: Artifact, texts: Sequence[str] | None, bits: int) -> Smooth:

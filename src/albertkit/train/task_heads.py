@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from albertkit.artifact import Artifact
 from albertkit.errors import AlbertkitError
 from albertkit.model import AlbertModel, ModelOutput
-from albertkit.model.albert_model import build_head, to_tensors
+from albertkit.model.albert_model import Head, build_head, to_tensors
 from albertkit.tasks import TASKS
 from albertkit.tasks.classify import ClassifyTask
 from albertkit.tasks.generation import GenerateTask, check_can_generate
@@ -57,7 +57,7 @@ def build_task_head(name: str, initial: Artifact, task: Task) -> nn.Module:
 
 
 @torch.no_grad()
-def init_bias_from_frequencies(head: Any, targets: Sequence[Any]) -> None:
+def init_bias_from_frequencies(head: Head, targets: Sequence[Sequence[float]]) -> None:
     """Let a multi-label head start with the frequency of each label.
 
     Rare labels have scores far below 0. Biases move by one learning rate per step, too slowly to get there, so the
@@ -191,7 +191,7 @@ DISTILLABLE = LOSSES.keys() - {("mlm",)}  # heads of the tasks that `distill_los
 
 
 def distill_loss(
-    task: Any, student: ModelOutput, teacher: ModelOutput, targets: list[Any], temperature: float
+    task: Task, student: ModelOutput, teacher: ModelOutput, targets: list[Any], temperature: float
 ) -> Tensor:
     """The mean loss of a student's scores against a teacher's, summed over the heads of the task.
 

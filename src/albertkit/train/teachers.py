@@ -1,24 +1,21 @@
 """Teachers: ALBERT models for vectors and hidden states, and BERT-like sentence encoders for vectors.
 
 In: `Passages` or texts, and model folders. Out: one target vector per text, or a module that computes hidden states.
-After this file: `distill.py`.
-
 The vectors of all teachers are centred, scaled to length 1, weighted and concatenated; a principal component analysis
-rotates them so that the first numbers carry most, and they are cut to the student's width. A student that was trained
-on the same teachers before keeps its axes: the targets are rotated towards its vectors (orthogonal Procrustes).
+rotates them so that the first numbers carry most, and they are cut to the student's width. Next: `distill.py`.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from multiprocessing import get_context
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -47,11 +44,7 @@ COMPARED_TEXTS = 64  # on which two tokenizers are compared
 MAX_ROWS = 4096  # texts at once on the device
 MAX_TOKENS = 131_072  # tokens at once on the device
 SAMPLE = 100_000  # texts from which the principal components are computed
-ALIGNMENT_SAMPLE = 30_000  # texts from which the rotation towards a student's vectors is computed
 ROTATED_ROWS = 65_536  # texts rotated at once
-
-StudentVectors = Callable[[np.ndarray], torch.Tensor]
-"""From ascending numbers of texts to the vectors that the student computes for them now."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +94,7 @@ def read_encoder_folder(folder: Path) -> EncoderFolder:
 
 def teacher_identity(folder: Path) -> str:
     """A hash of what decides a teacher's vectors: its weights, and how it reads and pools."""
-    parts: tuple[Any, ...]
+    parts: tuple[object, ...]
     if is_albert(folder):
         stored = open_stored(folder)
         meta = stored.metadata
@@ -188,12 +181,9 @@ def open_state_teacher(folder: Path, student: Tokenizer, texts: Sequence[str]) -
     sample = list(texts)[:COMPARED_TEXTS]
     ids, own_ids = ([e.ids for e in one.encode_batch(sample)] if sample else [] for one in (tokenizer, student))
     if tokenizer.vocabulary.ids != student.vocabulary.ids or ids != own_ids:
-        why = f"it has {tokenizer.vocab_size:,} tokens, the student {student.vocab_size:,}"
-        if tokenizer.vocab_size == student.vocab_size:
-            why = "as many tokens, but other ones, or other rules"
         raise AlbertkitError(
-            f"{folder} splits text differently from the student ({why}), but hidden states are compared token by "
-            "token. Use a student with the teacher's vocabulary (--shape does), or distill vectors or logits."
+            f"{folder} splits text differently from the student, but hidden states are compared token by token. Use a "
+            "student with the teacher's vocabulary (--shape does), or distill vectors or logits."
         )
     return AlbertTeacher(artifact)
 
@@ -263,6 +253,13 @@ class TeacherEnsemble:
         """(texts, sum of widths), float16."""
         return torch.cat([teacher.encode(texts) for teacher in self.teachers], 1).half().numpy()
 
+    def encode_chunks(self, chunks: Iterable[Sequence[str]], count: int) -> np.ndarray:
+        """The same for `count` texts in chunks of `CHUNK`."""
+        vectors = np.empty((count, sum(self.widths)), np.float16)
+        for number, texts in enumerate(tqdm(chunks, total=-(-count // CHUNK), desc="teachers", disable=None)):
+            vectors[number * CHUNK : number * CHUNK + len(texts)] = self.encode(texts)
+        return vectors
+
 
 _load_tokenizer = cache(Tokenizer.load)  # once in each process
 
@@ -303,36 +300,25 @@ def passage_targets(
     dim: int,
     device: torch.device,
     workers: int = 1,
-    student: StudentVectors | None = None,
 ) -> np.ndarray:
     """The target of every passage, float16 (texts, dim)."""
-    if len(mixture.folders) != len(mixture.weights):
-        raise AlbertkitError(f"{len(mixture.folders)} teachers have {len(mixture.weights)} weights. Pass one for each.")
     teachers = TeacherEnsemble(mixture.folders, device)
-    chunks = passage_texts(passages, tokenizer, workers)
-    raw = np.empty((len(passages), sum(teachers.widths)), np.float16)
-    for number, texts in enumerate(tqdm(chunks, total=-(-len(passages) // CHUNK), desc="teachers")):
-        raw[number * CHUNK : number * CHUNK + len(texts)] = teachers.encode(texts)
-    return mix_vectors(raw, teachers.widths, mixture.weights, dim, device, student)
+    raw = teachers.encode_chunks(passage_texts(passages, tokenizer, workers), len(passages))
+    return mix_vectors(raw, teachers.widths, mixture.weights, dim, device)
 
 
 def text_targets(texts: Sequence[str], mixture: TeacherMixture, dim: int, device: torch.device) -> np.ndarray:
     """Targets of texts, float16 (texts, dim); the vectors of one teacher unchanged, if they have `dim` numbers."""
     teachers = TeacherEnsemble(mixture.folders, device)
-    starts = tqdm(range(0, len(texts), CHUNK), desc="teachers", disable=None)
-    raw = np.concatenate([teachers.encode(texts[start : start + CHUNK]) for start in starts])
+    chunks = (texts[start : start + CHUNK] for start in range(0, len(texts), CHUNK))
+    raw = teachers.encode_chunks(chunks, len(texts))
     if len(teachers.teachers) == 1 and raw.shape[1] == dim:
         return raw
     return mix_vectors(raw, teachers.widths, mixture.weights, dim, device)
 
 
 def mix_vectors(
-    raw: np.ndarray,
-    widths: list[int],
-    weights: Sequence[float],
-    dim: int,
-    device: torch.device | str = "cpu",
-    student: StudentVectors | None = None,
+    raw: np.ndarray, widths: list[int], weights: Sequence[float], dim: int, device: torch.device | str = "cpu"
 ) -> np.ndarray:
     """Concatenated vectors of teachers (texts, sum of widths) → targets (texts, dim), float16."""
     sample = np.sort(np.random.default_rng(0).permutation(len(raw))[:SAMPLE])
@@ -351,11 +337,6 @@ def mix_vectors(
 
     weighted = weigh(sampled)
     basis = torch.linalg.eigh(weighted.T.double() @ weighted.double())[1].flip(1)[:, :dim].float()  # strongest first
-    if student is not None:
-        few = np.sort(np.random.default_rng(1).permutation(len(sample))[:ALIGNMENT_SAMPLE])
-        vectors = F.normalize(student(sample[few]).to(device).float())
-        left, _, right = torch.linalg.svd((weighted[torch.from_numpy(few)] @ basis).T @ vectors)
-        basis = basis @ (left @ right)
     targets = np.empty((len(raw), basis.shape[1]), np.float16)
     for start in range(0, len(raw), ROTATED_ROWS):
         rotated = F.normalize(weigh(to_device(raw[start : start + ROTATED_ROWS])) @ basis)

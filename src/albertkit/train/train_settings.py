@@ -7,11 +7,12 @@ sentence is no flag. Next: `loop.py`, `pretrain.py`, `finetune.py`, `elastic.py`
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
 from albertkit.config import AlbertConfig
-from albertkit.errors import AlbertkitError
+from albertkit.errors import AlbertkitError, check_choice
 from albertkit.options import setting
 
 LEARNING_RATES = {"adamw": 1e-3, "lamb": 1.76e-3, "muon": 1e-3}
@@ -19,6 +20,14 @@ SCHEDULES = ("linear", "wsd", "constant")
 PRECISIONS = ("auto", "bf16", "float32")
 COMPILE_MODES = ("auto", "layer", "no")
 SIMILARITIES = ("cosine", "dot")
+RULES: dict[str, Callable[[float], bool]] = {
+    "above 0": lambda value: 0 < value < 1e15,
+    "0 or above": lambda value: 0 <= value < 1e15,
+    "0 or above, and below 1": lambda value: 0 <= value < 1,
+    "from 0 to 1": lambda value: 0 <= value <= 1,
+    "8 or more, or 0 for the model's own": lambda value: value == 0 or 8 <= value <= 1_000_000,
+}
+"""What a number in the settings may be, in the words of the error; see `check_numbers`."""
 
 
 @dataclass(frozen=True)
@@ -56,16 +65,15 @@ class TrainSettings:
             given = " and ".join(budgets) or "none"
             raise AlbertkitError(f"the budget is given by {given}; pass exactly one of steps, tokens and minutes")
         numbers = ("steps", "tokens", "minutes", "batch_size", "micro_batch_size", "learning_rate")
-        _check_positive(self, *numbers, "log_every", "save_minutes", "save_steps", "keep_checkpoints")
+        check_numbers(self, "above 0", *numbers, "log_every", "save_minutes", "save_steps", "keep_checkpoints")
+        check_numbers(self, "0 or above", "weight_decay", "max_grad_norm", "evaluations", "patience")
+        check_numbers(self, "0 or above, and below 1", "warmup_ratio", "decay_ratio")
         if not 0 <= self.seed < 2**63:
             raise AlbertkitError(f"seed is {self.seed}; it must be 0 or above, and below 2^63")
-        _check_ratio(self, "warmup_ratio", "decay_ratio")
-        for name in ("weight_decay", "max_grad_norm", "evaluations", "patience"):
-            if not 0 <= getattr(self, name) < 1e6:
-                raise AlbertkitError(f"{name} is {getattr(self, name)}; it must be 0 or above")
-        choices = (("optimizer", tuple(LEARNING_RATES)), ("schedule", SCHEDULES), ("precision", PRECISIONS))
-        for name, allowed in (*choices, ("compile", COMPILE_MODES)):
-            _check_choice(self, name, allowed)
+        check_choice("optimizer", self.optimizer, LEARNING_RATES)
+        check_choice("schedule", self.schedule, SCHEDULES)
+        check_choice("precision", self.precision, PRECISIONS)
+        check_choice("compile", self.compile, COMPILE_MODES)
 
     @property
     def peak_learning_rate(self) -> float:
@@ -109,14 +117,13 @@ class PretrainSettings:
     eval_rows: int = setting(1024, "Held-out rows to evaluate on.")
 
     def __post_init__(self) -> None:
-        _check_ratio(self, "short_ratio", "single_ratio")
+        check_numbers(self, "0 or above, and below 1", "short_ratio", "single_ratio")
+        check_numbers(self, "0 or above", "sop_weight", "consistency_weight")
+        check_choice("consistency_similarity", self.consistency_similarity, SIMILARITIES)
         if not 0 < self.mask_ratio < 0.9:
             raise AlbertkitError(f"mask_ratio is {self.mask_ratio}; it must be between 0 and 0.9")
         if not 0 < self.layer_decay <= 1:
             raise AlbertkitError(f"layer_decay is {self.layer_decay}; it must be above 0 and at most 1")
-        if self.sop_weight < 0 or self.consistency_weight < 0:
-            raise AlbertkitError("sop_weight and consistency_weight must be 0 or above")
-        _check_choice(self, "consistency_similarity", SIMILARITIES)
         self.phases()
         self.shallow_depths()
 
@@ -174,11 +181,11 @@ class FinetuneSettings:
     shortest_input: ClassVar[int] = 8
 
     def __post_init__(self) -> None:
-        _check_positive(self, "epochs", "batch_size", "micro_batch_size", "learning_rate", "seeds", "shots")
-        if not self.shortest_input <= self.max_length <= 1_000_000 or self.restarts < 0:
-            raise AlbertkitError(f"max_length is {self.max_length}; it must be 8 or more, and restarts 0 or more")
-        if self.dropout is not None:
-            _check_ratio(self, "dropout")
+        check_numbers(self, "above 0", "epochs", "batch_size", "micro_batch_size", "learning_rate", "seeds", "shots")
+        check_numbers(self, "0 or above", "restarts")
+        check_numbers(self, "0 or above, and below 1", "dropout")
+        if not self.shortest_input <= self.max_length <= 1_000_000:
+            raise AlbertkitError(f"max_length is {self.max_length}; it must be 8 or more")
         if self.freeze and self.seeds > 1:
             raise AlbertkitError(
                 f"seeds is {self.seeds}, but a head on frozen vectors does not depend on the seed; omit --seeds "
@@ -211,13 +218,9 @@ class ElasticSettings(FinetuneSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.sampled_depths < 0 or self.shallow_weight < 0 or self.consistency_weight < 0:
-            raise AlbertkitError("sampled_depths, shallow_weight and consistency_weight must be 0 or above")
-        if not 0 <= self.distill_weight <= 1 or self.temperature <= 0:
-            raise AlbertkitError(
-                f"distill_weight is {self.distill_weight} and temperature {self.temperature}; "
-                "distill_weight goes from 0 to 1, and temperature is above 0"
-            )
+        check_numbers(self, "0 or above", "sampled_depths", "shallow_weight", "consistency_weight")
+        check_numbers(self, "from 0 to 1", "distill_weight")
+        check_numbers(self, "above 0", "temperature")
 
 
 def preset_learning_rate(config: AlbertConfig) -> float:
@@ -247,19 +250,9 @@ def parse_integers(name: str, text: str) -> tuple[int, ...]:
     return numbers
 
 
-def _check_positive(settings: object, *names: str) -> None:
+def check_numbers(settings: object, rule: str, *names: str) -> None:
+    """Raise `NAME is VALUE; it must be RULE` for the first of these fields that breaks one of the `RULES`."""
     for name in names:
         value = getattr(settings, name)
-        if value is not None and not 0 < value < 1e15:
-            raise AlbertkitError(f"{name} is {value}; it must be above 0")
-
-
-def _check_ratio(settings: object, *names: str) -> None:
-    for name in names:
-        if not 0 <= getattr(settings, name) < 1:
-            raise AlbertkitError(f"{name} is {getattr(settings, name)}; it must be 0 or above, and below 1")
-
-
-def _check_choice(settings: object, name: str, allowed: tuple[str, ...]) -> None:
-    if getattr(settings, name) not in allowed:
-        raise AlbertkitError(f"{name} is {getattr(settings, name)!r}; choose one of {', '.join(allowed)}")
+        if value is not None and not RULES[rule](value):
+            raise AlbertkitError(f"{name} is {value}; it must be {rule}")
