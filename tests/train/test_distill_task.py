@@ -315,9 +315,7 @@ def test_other_vocabularies_are_an_error(words, teacher, tmp_path):
     other = Tokenizer.from_vocab(tmp_path / "vocab.txt")
     student = new_student(tiny(), other, 1)
     data = DistillData(None, ["cat dog"] * 20, ())
-    with pytest.raises(
-        AlbertkitError, match="splits text differently from the student"
-    ):
+    with pytest.raises(AlbertkitError, match="splits text differently from the student"):
         distill(job(teacher, student, data, DistillSettings(hidden=1.0), quick(1)), tmp_path / "out")
     two = TeacherMixture((teacher, teacher), (1.0, 1.0))
     with pytest.raises(AlbertkitError, match="only vectors can be distilled from several"):
