@@ -107,21 +107,17 @@ def draw_passages(
     at = np.flatnonzero((length >= 6) & (length <= 48) & (rng.random(len(length)) < shares.variants))
     variants = exchange_words(whole, words, known, begin[at], length[at], rng)
     own = np.fromiter((token for text in more for token in text), texts.dtype)
-    lengths = np.fromiter((len(text) for text in more), np.int64, len(more))
-    return sort_by_length(np.concatenate([texts, variants, own]), np.concatenate([length, length[at], lengths]))
+    own_lengths = np.fromiter((len(text) for text in more), np.int64, len(more))
+    tokens, lengths = np.concatenate([texts, variants, own]), np.concatenate([length, length[at], own_lengths])
+    order = np.argsort(lengths, kind="stable")
+    begin, lengths = (np.cumsum(lengths) - lengths)[order], lengths[order]
+    return Passages(gather_spans(tokens, begin, lengths), np.cumsum(lengths))
 
 
 def gather_spans(whole: np.ndarray, begin: np.ndarray, length: np.ndarray) -> np.ndarray:
     """The tokens of some spans, one after the other."""
     ends = np.cumsum(length)
     return whole[np.repeat(begin - (ends - length), length) + np.arange(ends[-1] if len(ends) else 0)]
-
-
-def sort_by_length(tokens: np.ndarray, length: np.ndarray) -> Passages:
-    """Texts in a row, sorted by length."""
-    order = np.argsort(length, kind="stable")
-    begin = np.cumsum(length) - length
-    return Passages(gather_spans(tokens, begin[order], length[order]), np.cumsum(length[order]))
 
 
 def find_distinct_words(whole: np.ndarray, words: np.ndarray, rng: np.random.Generator) -> dict[int, np.ndarray]:

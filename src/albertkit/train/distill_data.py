@@ -26,7 +26,6 @@ from albertkit.train.train_settings import check_numbers, parse_integers
 
 Log = Callable[[str], None]
 TEACHER_OUTPUTS = ("vectors", "logits", "hidden")
-MAX_EVERYDAY = 5_000_000
 MAX_TEXTS = 500_000  # texts of a file that are used
 MIN_TEXTS = 10
 MAX_DEV_TEXTS = 1000
@@ -113,8 +112,7 @@ class VectorDistillSettings:
 
     def __post_init__(self) -> None:
         check_numbers(self, "from 0 to 1", "neighbor_share", "shallow_share")
-        if not 0 <= self.everyday <= MAX_EVERYDAY:
-            raise AlbertkitError(f"everyday={self.everyday} is out of range. Pass 0 to {MAX_EVERYDAY:,}.")
+        check_numbers(self, "0 or above", "everyday")
 
     def numbers(self, name: str) -> tuple[int, ...]:
         """`depths` or `widths` as numbers."""

@@ -95,7 +95,8 @@ class VectorDistillTask:
             )
         self.tokenizer = student.tokenizer
         torch.manual_seed(settings.seed)
-        self.model = encoder_only(student)
+        needed = {n: a for n, a in student.weights.items() if n.startswith("encoder.") and ".pooler." not in n}
+        self.model = AlbertModel.from_artifact(dataclasses.replace(student, weights=needed))
         self.objective = VectorDistillObjective(self.model, goals)
         self.metric_names = tuple(f"cosine_{depth}" for depth in self.objective.depths)  # cosine with the target
         self.selection_metric = self.metric_names[-1]
@@ -210,12 +211,6 @@ def check_widths(goals: VectorDistillSettings, width: int) -> None:
         raise AlbertkitError(
             f"width {widths[-1]} is not available: the vectors have {width} numbers. Pass --widths {available}."
         )
-
-
-def encoder_only(model: Artifact) -> AlbertModel:
-    """The encoder without pooler and heads, which vectors do not need."""
-    weights = {n: a for n, a in model.weights.items() if n.startswith("encoder.") and ".pooler." not in n}
-    return AlbertModel.from_artifact(dataclasses.replace(model, weights=weights))
 
 
 # Passages --------------------------------------------------------------------------------------------------------
