@@ -35,14 +35,16 @@ sizes = {"most": st.integers(1, 5), "room": st.integers(1, 40)}
 cells = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 
 
-def all_rows(path, most: int, room: int, field: str | None = None) -> list[str | BadRow]:
+def all_rows(
+    path, most: int, room: int, field: str | None = None, block: int = parts.BLOCK_BYTES
+) -> list[str | BadRow]:
     """The rows of a file, part by part; checks the parts on the way."""
-    before, parts.PART_BYTES = parts.PART_BYTES, room
+    before, parts.PART_BYTES, parts.BLOCK_BYTES = (parts.PART_BYTES, parts.BLOCK_BYTES), room, block
     try:
         sources, table = parts.plan_parts(find_inputs([str(path)], field), most)
         return _rows(sources, table, most)
     finally:
-        parts.PART_BYTES = before
+        parts.PART_BYTES, parts.BLOCK_BYTES = before
 
 
 def _rows(sources, table, most: int) -> list[str | BadRow]:
@@ -63,8 +65,8 @@ def known(rows: list[str | BadRow]) -> list[str | None]:
 
 @quick
 @given(pieces=st.lists(st.sampled_from(PIECES), max_size=30), mark=st.booleans(), most=st.integers(1, 30),
-       room=st.integers(1, 200))  # fmt: skip
-def test_parts_cover_every_line_once(tmp_path, pieces, mark, most, room):
+       room=st.integers(1, 200), block=st.integers(1, 60))  # fmt: skip
+def test_parts_cover_every_line_once(tmp_path, pieces, mark, block, most, room):
     data = b"".join(pieces)
     path = tmp_path / "a.txt"
     path.write_bytes((b"\xef\xbb\xbf" if mark and data else b"") + data)
@@ -79,7 +81,7 @@ def test_parts_cover_every_line_once(tmp_path, pieces, mark, most, room):
             wanted.append(line.removesuffix(b"\r").decode())
         except UnicodeDecodeError:
             wanted.append(None)
-    assert known(all_rows(path, most, room)) == wanted
+    assert known(all_rows(path, most, room, block=block)) == wanted
 
 
 @quick

@@ -33,6 +33,7 @@ from albertkit.text_reader import (
 
 PART_BYTES = 64 << 20
 PARQUET_ROWS = 4096  # read at once
+BLOCK_BYTES = 1 << 18  # of lines, read at once
 Record = bytes | list[str]  # a line, or the cells of a csv record
 PART_TABLE = np.dtype([("source", "<i4"), ("start", "<i8"), ("stop", "<i8"), ("first", "<i8"), ("rows", "<i8")])
 
@@ -128,7 +129,10 @@ def read_part(part: WorkPart, root: str = "") -> Iterator[tuple[int, str | BadRo
 
 def _texts(part: WorkPart, root: str) -> Iterator[object]:
     with open_input(part.file, root) as stream:
-        yield from (_parse_record(part.file, record) for record, _ in _read_records(part, stream))
+        if part.file.format == "text":
+            yield from _line_texts(part, stream)
+        else:
+            yield from (_parse_record(part.file, record) for record, _ in _read_records(part, stream))
 
 
 def _read_records(part: WorkPart, stream: BufferedReader) -> Iterator[tuple[Record, int]]:
@@ -150,6 +154,28 @@ def _read_lines(part: WorkPart, stream: BufferedReader) -> Iterator[tuple[bytes,
             raise AlbertkitError(f"{part.file.name} {reason} at byte {at:,}. Break its lines, or copy it again.")
         is_first, at = at == 0, at + len(line)
         yield (line.removeprefix(BOM) if is_first else line), at
+
+
+def _line_texts(part: WorkPart, stream: BufferedReader) -> Iterator[object]:
+    """The texts of a text file, many lines at a time, since most blocks are valid."""
+    at = part.start
+    while at < part.stop:
+        stream.seek(at)
+        block = stream.read(min(BLOCK_BYTES, part.stop - at))
+        block = block[: block.rfind(b"\n") + 1] if at + len(block) < part.stop else block
+        try:
+            if not block or at == 0:  # a very long line; or a byte order mark
+                raise ValueError
+            lines = block.decode("utf-8").removesuffix("\n").split("\n")
+        except ValueError:
+            begin = at
+            for line, at in _read_lines(replace(part, start=begin), stream):
+                yield _parse_record(part.file, line)
+                if at >= begin + len(block):
+                    break
+        else:
+            at += len(block)
+            yield from (line.removesuffix("\r") for line in lines)
 
 
 def _csv_records(part: WorkPart, lines: Iterator[tuple[bytes, int]]) -> Iterator[tuple[list[str], int]]:
