@@ -45,6 +45,7 @@ def sentences_around(text: str, start: int, end: int) -> str:
             kept.append(sentence)
     return " ".join(kept) or cut
 
+
 def main() -> None:
     """Read questions, write pairs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

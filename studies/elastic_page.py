@@ -66,8 +66,8 @@ and is not an option.
 For tags the least sure word counts, for answers the less sure end of the least sure window, for several labels the least sure one; all windows and choices of an example leave together. Texts
 that are left are packed into full batches again, so time follows the layers applied.
 
-**What 99 % means.** `elastic` looks at its held-out examples after every layer: how sure is each text, and does it say there what it says at the full depth? A quarter of them draws for each
-depth a line from doubt to the chance of disagreeing. The others test rules of the form "leave where that chance is at most r", from the most careful one on, and stop before the first rule whose
+**What 99 % means.** `elastic` looks at its held-out examples after every layer: how sure is each text, and is the prediction there that of the full depth? A quarter of them draws for each
+depth one line from uncertainty to the chance of disagreeing. The others test rules of the form "leave where that chance is at most r", from the most careful one on, and stop before the first rule whose
 agreement is not above 99 % with 95 % confidence (Clopper and Pearson's lower bound). So the promise is: for texts like the held-out ones, with 95 % confidence in their draw. It
 does not depend on the lines being right; bad lines only make texts leave later. 99 % needs 400 held-out texts at least. The same examples may have chosen the best epoch; for limits from texts that played no part in the
 training, for texts of another kind, or after quantising:

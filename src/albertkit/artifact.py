@@ -206,6 +206,8 @@ def read_stored(folder: Path | str | None) -> StoredModel:
     `interop/convert.open_stored` opens other checkpoints, too.
     """
     folder = model_folder(folder)
+    if not folder.is_dir():
+        raise AlbertkitError(f"{folder} is not a folder; pass the folder of a model")
     if not (folder / METADATA_FILE).is_file():
         raise AlbertkitError(f"{folder} contains no {METADATA_FILE}; run  albertkit convert {folder} OUT  first")
     meta, files = read_metadata(folder)

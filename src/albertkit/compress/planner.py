@@ -180,7 +180,10 @@ def config_of(shape: str) -> AlbertConfig:
         if not Path(shape).is_file():
             raise AlbertkitError(f"{shape} does not exist. Name a config file, a model folder or a preset.")
         return AlbertConfig.from_dict(read_json(Path(shape)))
-    return preset(shape)
+    try:
+        return preset(shape)
+    except AlbertkitError as error:
+        raise AlbertkitError(f"{error}; or name a model folder or a .json file") from None
 
 
 def is_model(shape: str) -> bool:
