@@ -43,7 +43,11 @@ def away(monkeypatch):
 
 @pytest.mark.parametrize(
     ("name", "goals"),
-    [*((name, {}) for name in CASES), ("canonical", {"consistency_weight": 0.1}), ("canonical", {"layer_decay": 0.9})],
+    [
+        *((name, {}) for name in CASES if not name.startswith("gru")),
+        ("canonical", {"consistency_weight": 0.1}),
+        ("canonical", {"layer_decay": 0.9}),
+    ],
 )
 def test_an_update_computes_where_its_tensors_are(away, name, goals):
     config = tiny().replace(options=Options(**CASES.get(name, {})))

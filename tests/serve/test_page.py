@@ -265,7 +265,7 @@ def test_depth(visit):
         min(float(seen[1][0]), float(seen[2][0])) > 0.5
     )  # times of one text on a busy machine; bench/ holds the real ones
     assert 0.5 < float(seen[2][1]) < float(seen[1][1]) < 1
-    panel.locator(".chart .dot").nth(8).click()
+    panel.locator(".chart .dot").nth(8).dispatch_event("click")  # measured times may put dots over each other
     playwright.expect(panel.locator(".chart .label")).to_have_text("9")
 
 

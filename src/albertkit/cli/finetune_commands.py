@@ -112,7 +112,7 @@ def elastic(
     model/, report.md and runs/. Rerun the command to resume.
 
     MODEL is fine-tuned, or pre-trained if there is a --teacher. Masked language modelling becomes elastic with
-    `albertkit pretrain --depths`, and a model for vectors with `albertkit distill`.
+    `albertkit pretrain --depths 3,6,9`, and a model for vectors with `albertkit distill`.
     """
     need("torch", "train", "training")
     from albertkit.artifact import model_folder, read_metadata

@@ -56,7 +56,7 @@ class FinetuneObjective(nn.Module):
     def __init__(self, model: AlbertModel, task: Task) -> None:
         super().__init__()
         self.model, self.task = model, task
-        self.called: nn.Module = model  # the model, or one that computes with its weights
+        self.network: nn.Module = model  # the model, or one that computes with its weights
         self.heads = task.heads
         self.reads_all_tokens = not set(self.heads) <= FIRST_TOKEN_HEADS
         self.dtype = torch.float32
@@ -69,7 +69,7 @@ class FinetuneObjective(nn.Module):
             inputs["mlm"] = {"positions": is_target.nonzero()[:, 0]}
         heads = [head for head in self.heads if head != "vector"]
         options = {"first_only": not (self.reads_all_tokens or keep_layers), "keep_layers": keep_layers}
-        out: ModelOutput = call_in_dtype(self.called, self.dtype, batch, heads=heads, inputs=inputs, **options)
+        out: ModelOutput = call_in_dtype(self.network, self.dtype, batch, heads=heads, inputs=inputs, **options)
         if "vector" in self.heads:
             out.heads["vector"] = pool(out.encoded, "mean")
         return out

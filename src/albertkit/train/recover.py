@@ -298,7 +298,7 @@ def train_for_bits(
     smooth = calibrate_smoothing(artifact, data.texts()[:CALIBRATION_TEXTS] or None, bits)
 
     def prepare(task: DistillTask) -> None:
-        task.objective.called = FakeQuantizedModel(task.model, bits, smooth)
+        task.objective.network = FakeQuantizedModel(task.model, bits, smooth)
         task.settings = dataclasses.replace(task.settings, precision="float32")  # half precision rounds differently
 
     job = RecoveryJob(artifact, artifact, data, settings, f"training for {bits} bits", hidden=0.5)
