@@ -49,7 +49,7 @@ WHY = {
     "tokenizers": Why("tokenizers", "Hugging Face", "cuts words into pieces, and learns vocabularies", "sentencepiece and a WordPiece of our own"),
     "tqdm": Why("tqdm", "its authors", "progress bars; tokenizers brings it anyway", "a bar of our own"),
     "torch": Why("torch", "PyTorch Foundation", "training, and computing on a GPU", "nothing"),
-    "matplotlib": Why("matplotlib", "NumFOCUS", "pictures of runs and plans", "drawing by hand"),
+    "matplotlib": Why("matplotlib", "NumFOCUS", "the confusion matrix of a report", "drawing by hand"),
     "scikit-learn": Why("sklearn", "NumFOCUS", "metrics, heads on frozen vectors, and its own interface", "metrics of our own"),
     "scipy": Why("scipy", "NumFOCUS", "correlations", "formulas of our own"),
     "seqeval": Why("seqeval", "its author; no release since 2020", "entity F1 as others report it", "a measure that nobody could compare"),

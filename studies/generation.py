@@ -6,7 +6,7 @@ of the table on docs/generation.md.
     python studies/generation.py --show
 
 DATA is a folder with train.* and test.* (or dev.*) of pairs that `albertkit finetune generate` reads; or with SQuAD
-files (train*.json, dev*.json), which become answer-and-sentence → question (`tasks/readers/rewrites.py`). One training
+files (train*.json, dev*.json), which become answer-and-sentence → question (`runs/questions.py`). One training
 example in ten, by source, chooses the checkpoint; the test part is used once, at the end. `train` needs torch and
 writes RUNS/NAME; `measure` needs none, but rouge-score and sacrebleu. Every way of writing is measured on the same
 examples: greedy, beams, and greedy with int8 weights. Results of data sets measured before stay.

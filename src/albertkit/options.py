@@ -1,8 +1,8 @@
 """What goes beyond canonical ALBERT: `Options`, one field per idea; and `setting`, a field with its help text.
 
 In: the key `albertkit` of a `config.json`, or `name=value` from a command line. Out: checked `Options`, all off by
-default. After this file: `config.py` contains them; `model/optional_modules.py` (torch) and `runtime/graph_options.py`
-(ONNX) compute them. `docs/options.md` has the formula, the source and the cost of each.
+default. After this file: `config.py` contains them; `model/optional_modules.py` (torch) and `runtime/graph.py` (ONNX)
+compute them. `docs/options.md` has the formula, the source and the cost of each.
 """
 
 from __future__ import annotations
@@ -122,6 +122,6 @@ def _parse(name: str, text: str, kind: type) -> bool | int | str:
         if text.lower() not in ("true", "false", "yes", "no"):
             raise AlbertkitError(f"option {name} is {text!r}; write true or false")
         return text.lower() in ("true", "yes")
-    if kind is int and not text.removeprefix("-").isdecimal():
-        raise AlbertkitError(f"option {name} is {text!r}; write a whole number")
+    if kind is int and (len(text) > 18 or not text.removeprefix("-").isdecimal()):
+        raise AlbertkitError(f"option {name} is {text!r:.40}; write a whole number")
     return int(text) if kind is int else text

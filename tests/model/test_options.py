@@ -384,6 +384,7 @@ def test_options_from_the_command_line(shards, tmp_path, monkeypatch, capsys):
         ("gru", "no value"),
         ("gru=maybe", "true or false"),
         ("window=a", "whole number"),
+        ("window=" + "9" * 5000, "whole number"),
         ("grv=true", "gru"),
     ):
         with pytest.raises(AlbertkitError, match=says):

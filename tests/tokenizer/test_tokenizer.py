@@ -11,6 +11,7 @@ import struct
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -77,6 +78,13 @@ def test_hand_checked(tok):
     assert tok.tokens(tok.encode("2010, x5,").ids) == ["[CLS]", "▁2010", ",", "▁x", "5", ",", "[SEP]"]
     assert (tok.pad_id, tok.unk_id, tok.cls_id, tok.sep_id, tok.mask_id) == (0, 1, 2, 3, 4)
     assert (tok.kind, tok.vocab_size, tok.lower) == ("unigram", 30000, True)
+
+
+def test_texts_may_come_from_arrays_and_generators(tok):
+    texts, pairs = ["this is a test", "two"], ["a pair", "more"]
+    wanted = [encoding.ids for encoding in tok.encode_batch(texts, pairs)]
+    assert [e.ids for e in tok.encode_batch(np.array(texts), np.array(pairs))] == wanted
+    assert [e.ids for e in tok.encode_batch(iter(texts), iter(pairs))] == wanted
 
 
 def test_golden_file(tok):

@@ -163,7 +163,7 @@ def _position_of(at: str, words: Sequence[str]) -> int:
     """A word by its text or by its number from 1."""
     if at in words:
         return list(words).index(at)
-    if at.isdigit() and 1 <= int(at) <= len(words):
+    if at.isdecimal() and 1 <= int(at) <= len(words):
         return int(at) - 1
     raise AlbertkitError(
         f"at={at!r} is not a word of the text{nearest(at, words)}; pass a word, or its number from 1 to {len(words)}"
@@ -195,7 +195,7 @@ def _word_target(
     """A word for a mask; `hidden` (tokens, H)."""
     masks = [place for place, token in enumerate(tokenized.rows[0].ids) if token == albert.tokenizer.mask_id]
     at = str(settings.at or 1)
-    if not at.isdigit() or not 1 <= int(at) <= len(masks):
+    if not at.isdecimal() or not 1 <= int(at) <= len(masks):
         raise AlbertkitError(f"at={settings.at!r} is not a mask; pass its number, from 1 to {len(masks)}")
     place, word = masks[int(at) - 1], settings.target
     if word is None:

@@ -2,7 +2,7 @@
 
 In: a config or a folder. Out: a `ModelOutput`. The parameters have the names of `weights.py`. A head is any `nn.Module`
 whose `forward` takes an `EncoderOutput` (`docs/own-head.md`). Before this file: `encoder.py`; the losses are in
-`train/task_losses.py`.
+`train/task_heads.py`.
 """
 
 from __future__ import annotations

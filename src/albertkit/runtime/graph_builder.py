@@ -20,7 +20,9 @@ from albertkit.quantized import QuantizedMatrix
 MICROSOFT = "com.microsoft"
 OPSET, IR = 17, 8  # old enough for every onnxruntime we accept
 HIDDEN = -1e9  # added to the score of a token that may not be seen
-MAX_LEVEL = 255  # of an activation, in 8 bits; 127 where products of 8-bit numbers overflow (`engine.max_level`)
+MAX_LEVEL = (
+    255  # of an activation, in 8 bits; 127 where products of 8-bit numbers overflow (`engine.machine_max_level`)
+)
 FUSED = {"MultiHeadAttention", "FastGelu", "BiasGelu", "QuickGelu", "MatMulIntegerToFloat"}
 
 

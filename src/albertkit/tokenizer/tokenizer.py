@@ -154,6 +154,7 @@ class Tokenizer:
         """
         if isinstance(texts, str | bytes) or isinstance(pairs, str | bytes):
             raise AlbertkitError("texts is one text: use encode, or pass a list of texts")
+        texts, pairs = list(texts), None if pairs is None else list(pairs)
         if pairs is not None and len(pairs) != len(texts):
             raise AlbertkitError(f"there are {len(texts)} texts and {len(pairs)} pairs: pass one pair for each text")
         if pairs is not None and self.kind == "phoneme":
