@@ -76,11 +76,13 @@ def digest(path: Path) -> str:
     return total.hexdigest()
 
 
-def check_new_folder(target: Path, overwrite: bool = False) -> None:
+def check_new_folder(
+    target: Path, overwrite: bool = False, remedy: str = "Choose another folder, or overwrite it (--force)."
+) -> None:
     """Raise unless a folder is new or empty, or a model that may be replaced."""
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         if not overwrite:
-            raise AlbertkitError(f"{target} exists and is not empty. Choose another folder, or overwrite it (--force).")
+            raise AlbertkitError(f"{target} exists and is not empty. {remedy}")
         if not any((target / name).is_file() for name in MODEL_FILES):
             raise AlbertkitError(f"{target} is not a model folder, so it is not replaced. Choose another folder.")
 

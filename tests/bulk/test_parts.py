@@ -137,6 +137,9 @@ def test_long_lines_are_bad_rows_or_errors(tmp_path, monkeypatch):
     rows = all_rows(path, 5, 1000)
     assert [len(row) for row in known(rows) if row is not None] == [300_000, 5, 4]
     assert "characters" in str(rows[2])
+    sources, table = parts.plan_parts(find_inputs([str(path)]), 5)
+    whole = parts.WorkPart(0, sources[0], *(int(table[0][name]) for name in ("start", "stop", "first", "rows")))
+    assert len(dict(parts.read_part(whole, any_length=True))[2]) == parts.TEXT_LIMIT + 1  # to be truncated later
     monkeypatch.setattr(parts, "LINE_LIMIT", 299_999)
     with pytest.raises(AlbertkitError, match="line of over 299,999 bytes at byte 0"):
         all_rows(path, 5, 1000)

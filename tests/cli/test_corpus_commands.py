@@ -105,7 +105,7 @@ def test_tokenizer(tmp_path, kind):
     assert made.decode(made.ids_batch(["The old river."])[0]) == "the old river."
     assert "tokens" in run(*args, "-o", tmp_path / "two", "--cased", "--accents", "--max-mb", 1)
     assert not Tokenizer.load(tmp_path / "two").lower
-    with pytest.raises(AlbertkitError, match="exists and is not empty"):
+    with pytest.raises(AlbertkitError, match="exists and is not empty. Choose another folder.$"):
         run(*args, "-o", tmp_path / "one")
     assert json.loads(run("corpus", tmp_path / "a.jsonl", "--text-column", "body", "--min-tokens", 1, "--workers", 1, "-o",
                           tmp_path / "corpus", "--tokenizer", tmp_path / "one", "--json"))["counts"]["tokens"]  # fmt: skip

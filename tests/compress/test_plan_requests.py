@@ -101,6 +101,12 @@ def test_texts_without_a_limit_are_refused(tmp_path):
         run("plan", "tiny", "-f", tmp_path / "lines.txt")
 
 
+def test_too_few_texts_are_an_error(tmp_path):
+    (tmp_path / "few.txt").write_text("one\ntwo\n")
+    with pytest.raises(AlbertkitError, match="2 calibration texts are too few"):
+        run("plan", "tiny", "--latency", "50ms", "-f", tmp_path / "few.txt")
+
+
 def test_commands_for_a_quantized_model_begin_with_convert(classifier):
     whole = dataclasses.replace(classifier, metadata=dataclasses.replace(classifier.metadata, quantization="int8"))
     same = next(c for c in model_candidates("m", classifier.config) if c.bits == 32)

@@ -115,13 +115,15 @@ def _find_column(file: TextFile) -> tuple[TextFile, int]:
 # Reading ------------------------------------------------------------------------------------------------------------
 
 
-def read_part(part: WorkPart, root: str = "") -> Iterator[tuple[int, str | BadRow]]:
+def read_part(part: WorkPart, root: str = "", any_length: bool = False) -> Iterator[tuple[int, str | BadRow]]:
     """Row numbers and texts; where there is no text, why."""
     found = _parquet_texts(part, root) if part.file.format == "parquet" else _texts(part, root)
     for number, text in enumerate(found, part.first):
         if isinstance(text, str):
-            if len(text) > TEXT_LIMIT:
-                text = BadRow(f"has {len(text):,} characters; at most {TEXT_LIMIT:,} are read")
+            if len(text) > TEXT_LIMIT and not any_length:
+                text = BadRow(
+                    f"has {len(text):,} characters; at most {TEXT_LIMIT:,} are read (--long-texts truncate cuts)"
+                )
         elif not isinstance(text, BadRow):
             text = BadRow("contains no text" if text is None else f"contains a {type(text).__name__}, not a text")
         yield number, text

@@ -133,7 +133,8 @@ class PartWorker:
 
     def _texts(self, part: WorkPart) -> Iterator[str | None]:
         """The text of each row of a part; None where there is none and bad rows are skipped."""
-        for number, text in read_part(part, self.root):
+        any_length = self.options.task_options.get("long_texts") == "truncate"
+        for number, text in read_part(part, self.root, any_length):
             if not isinstance(text, BadRow):
                 yield text
             elif self.options.skip_bad:

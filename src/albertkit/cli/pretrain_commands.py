@@ -63,7 +63,7 @@ def tokenizer(
     from albertkit.text_reader import find_text_files
     from albertkit.tokenizer import Tokenizer
 
-    check_new_folder(output)
+    check_new_folder(output, remedy="Choose another folder.")
     sources = find_text_files(texts, text_column, CORPUS_FORMATS)
     total = sum(source.size for source in sources)
     with stage_progress_bar("B") as progress:

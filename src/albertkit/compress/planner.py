@@ -206,6 +206,7 @@ def _check_request(shape: str, artifact: Artifact | None, request: PlanRequest) 
         raise AlbertkitError(
             f"{shape} is a static model: no smaller variant exists. Plan for the model it was made from."
         )
+    split_texts(request.texts)  # an error if they are too few
 
 
 def _text_length(config: AlbertConfig, request: PlanRequest, tokenizer: Tokenizer) -> int:
