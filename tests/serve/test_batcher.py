@@ -345,6 +345,18 @@ def test_a_batch_that_fails_fails_alone():
     running(test)
 
 
+def test_a_reader_that_loses_rows_fails_alone():
+    made = model()
+
+    async def test(batcher):
+        loses = ComputeRoute(made, 1, lambda *given: total(*given)[1:])
+        with pytest.raises(RuntimeError, match="1 results for 2 rows"):
+            await batcher.run(BatchJob(loses, [[1], [2]], time.monotonic() + LIMIT))
+        assert await batcher.run(job(made, [1], [2])) == [1.0, 2.0]
+
+    running(test)
+
+
 def test_stopping_computes_waiting_jobs_and_rejects_new_ones():
     made = model()
 

@@ -307,7 +307,7 @@ def test_a_signal_saves_and_the_rest_is_the_same(bench, tmp_path, monkeypatch, n
 def test_a_second_interrupt_breaks_off():
     with loop.stop_on_signals() as stop:
         os.kill(os.getpid(), signal.SIGINT)
-        assert stop.is_set()
+        assert stop.is_set
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
             wait_until(lambda: False, "the second interrupt had no effect")

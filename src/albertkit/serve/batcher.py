@@ -63,7 +63,7 @@ class BatchJob:
     """What one request needs computed: rows of tokens, or a call (as one row without tokens)."""
 
     route: ComputeRoute | EngineCall
-    ids: Sequence[Sequence[int]]
+    ids: Sequence[Sequence[int] | np.ndarray]
     """The tokens of each row."""
     deadline: float
     segments: Sequence[Sequence[int]] | None = None
@@ -292,6 +292,8 @@ class Batcher:
             results, error = [], None
             try:
                 results = self._compute(batch)
+                if len(results) != len(batch):
+                    raise RuntimeError(f"the reader returned {len(results)} results for {len(batch)} rows")
             except BaseException as problem:  # the thread must continue after any failure; the requests report it
                 error = problem
             self._store(batch, results, error, time.monotonic() - began)
@@ -327,12 +329,10 @@ class Batcher:
         if isinstance(route, EngineCall):
             return [route.function()]
         began = time.monotonic()
-        ids, segments, arguments = [], [], []
-        for row in batch:
-            job, place = row.job, row.place
-            ids.append(job.ids[place])
-            segments.append(job.segments[place] if job.segments else [0] * row.length)
-            arguments.append(job.arguments[place] if job.arguments else None)
+        ids, segments = [row.job.ids[row.place] for row in batch], None
+        if any(row.job.segments for row in batch):
+            segments = [row.job.segments[row.place] if row.job.segments else [0] * row.length for row in batch]
+        arguments = [row.job.arguments[row.place] if row.job.arguments else None for row in batch]
         padded = pad_batch(ids, segments, list(range(len(batch))))
         hidden = route.model.albert.engine.run(padded, route.depth)
         results = list(route.reader(route, hidden, padded.lengths, arguments))

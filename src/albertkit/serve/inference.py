@@ -166,7 +166,8 @@ class RequestContext:
         self.service.batcher.check(estimate * options.depth * model.token_cost.seconds)  # before tokenization
         windows = await self.run_tokenizer(split_into_windows, model, texts, options)
         route = ComputeRoute(model, options.depth, read_vectors, options.pooling)
-        rows = await self._run(BatchJob(route, windows.ids, self.deadline))
+        ids = [np.array(window, np.int32) for window in windows.ids]
+        rows = await self._run(BatchJob(route, ids, self.deadline))
         return combine_windows(np.stack(rows), windows, options)
 
     async def query_cosines(

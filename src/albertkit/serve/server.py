@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("albertkit.serve")
 Listen = Callable[[socket.socket, Callable[[], None]], None]
 """(socket, called when ready) → runs until a signal."""
-RESTART_DELAY = 2.0  # seconds before a worker is restarted if the last one was started less than this ago
+RESTART_DELAY = 2.0  # least seconds between two starts of the same worker
 SIGNALS = {getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGCHLD") if hasattr(signal, name)}
 
 
@@ -69,6 +69,7 @@ def serve(
         return
     if not hasattr(os, "fork") or sys.platform == "darwin":
         raise AlbertkitError("workers above 1 need Linux; start several servers behind a load balancer instead")
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # `supervise` waits for them; threads started later inherit this
     with tempfile.TemporaryDirectory(prefix="albertkit-metrics-", ignore_cleanup_errors=True) as folder:
         os.environ["PROMETHEUS_MULTIPROC_DIR"] = folder
         need("prometheus_client", "serve", "serving")  # after the variable is set: it is read on import
@@ -210,38 +211,42 @@ def configure_logging() -> None:
 
 
 def supervise(settings: ServeSettings, run: Listen, on_ready: Callable[[str], None]) -> None:
-    """Start one process per socket, and restart those that die, until a signal to stop."""
+    """Start one process per socket, and restart those that die, until a signal to stop; `SIGNALS` are blocked."""
     from prometheus_client.multiprocess import mark_process_dead
 
     gc.collect()
     gc.freeze()  # so that the garbage collector does not write to shared memory
-    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     os.environ["ALBERTKIT_SERVE_PARENT"] = str(os.getpid())
     listeners = bind(settings)
+    restart_times = [0.0] * len(listeners)  # each worker is not restarted before its time
+    dead: set[int] = set()  # places of workers to restart
 
     def start(place: int) -> ForkProcess:
-        worker = multiprocessing.get_context("fork").Process(target=work, args=(listeners, place, run))
+        # A daemon, so that it ends if this process fails.
+        worker = multiprocessing.get_context("fork").Process(target=work, args=(listeners, place, run), daemon=True)
         worker.start()
+        restart_times[place] = time.monotonic() + RESTART_DELAY
         facts = {"worker": place + 1, "of": len(listeners), "child": worker.pid}
         log.info("worker started", extra={"facts": facts})
         return worker
 
     workers = [start(place) for place in range(len(listeners))]
     on_ready(address(settings, listeners[0]))
-    last_start = time.monotonic()
-    while (number := signal.sigwait(SIGNALS)) not in (signal.SIGTERM, signal.SIGINT):
+    while (number := next_signal(0.2 if dead else 60)) not in (signal.SIGTERM, signal.SIGINT):
         for place, worker in enumerate(workers):
             if worker.exitcode is None:
                 if number == signal.SIGHUP and worker.pid is not None:
                     os.kill(worker.pid, signal.SIGHUP)
                 continue
-            mark_process_dead(worker.pid)
-            cause = f"signal {-worker.exitcode}" if worker.exitcode < 0 else f"code {worker.exitcode}"
-            facts = {"worker": place + 1, "child": worker.pid, "cause": cause}
-            log.error("worker died", extra={"facts": facts})
-            if time.monotonic() - last_start < RESTART_DELAY:
-                time.sleep(RESTART_DELAY)  # it may fail again; signals wait
-            workers[place], last_start = start(place), time.monotonic()
+            if place not in dead:
+                dead.add(place)
+                mark_process_dead(worker.pid)
+                cause = f"signal {-worker.exitcode}" if worker.exitcode < 0 else f"code {worker.exitcode}"
+                facts = {"worker": place + 1, "child": worker.pid, "cause": cause}
+                log.error("worker died", extra={"facts": facts})
+            if time.monotonic() >= restart_times[place]:
+                dead.remove(place)
+                workers[place] = start(place)
     log.info("draining", extra={"facts": {"signal": number}})
     for worker in workers:
         worker.terminate()
@@ -250,6 +255,12 @@ def supervise(settings: ServeSettings, run: Listen, on_ready: Callable[[str], No
         worker.join(max(0.0, limit - time.monotonic()))
         worker.kill()  # one that takes too long
     log.info("stopped")
+
+
+def next_signal(timeout: float) -> int:
+    """The next of `SIGNALS`; 0 if none comes within some seconds."""
+    info = signal.sigtimedwait(SIGNALS, timeout)
+    return 0 if info is None else info.si_signo
 
 
 def work(listeners: list[socket.socket], place: int, run: Listen) -> None:

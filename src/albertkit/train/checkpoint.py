@@ -22,7 +22,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from threading import Event
 from typing import Any
 
 import torch
@@ -149,15 +148,22 @@ def _delete(run: Path, step: int) -> None:
     shutil.rmtree(renamed, ignore_errors=True)
 
 
+@dataclass
+class StopRequest:
+    """Whether a signal asked the training to stop. Not an `Event`: a signal handler might wait for its lock forever."""
+
+    is_set: bool = False
+
+
 @contextmanager
-def stop_on_signals() -> Iterator[Event]:
-    """SIGTERM and Ctrl-C set the event, and the loop saves after the current step. A second Ctrl-C interrupts."""
-    stop = Event()
+def stop_on_signals() -> Iterator[StopRequest]:
+    """SIGTERM and Ctrl-C set the request, and the loop saves after the current step. A second Ctrl-C interrupts."""
+    stop = StopRequest()
 
     def request(number: int, frame: object) -> None:
-        if stop.is_set() and number == signal.SIGINT:
+        if stop.is_set and number == signal.SIGINT:
             raise KeyboardInterrupt
-        stop.set()
+        stop.is_set = True
 
     try:
         before = {number: signal.signal(number, request) for number in (signal.SIGTERM, signal.SIGINT)}

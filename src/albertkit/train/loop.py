@@ -14,7 +14,6 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from threading import Event
 from typing import Any, Protocol
 
 import torch
@@ -27,7 +26,7 @@ from albertkit.errors import AlbertkitError
 from albertkit.file_io import read_json
 from albertkit.tasks.task import lower_is_better
 from albertkit.train import checkpoint, distributed
-from albertkit.train.checkpoint import TrainLog, TrainState, stop_on_signals
+from albertkit.train.checkpoint import StopRequest, TrainLog, TrainState, stop_on_signals
 from albertkit.train.distributed import ProcessGroup, process_group
 from albertkit.train.optim import build_optimizers
 from albertkit.train.train_settings import TrainSettings
@@ -214,7 +213,7 @@ class TrainingRun:
         spent = self.settings.progress(self.state.step, self.state.tokens, self.state.seconds)
         return self.processes.broadcast(spent) if self.settings.minutes is not None else spent
 
-    def train(self, stop: Event) -> TrainResult:
+    def train(self, stop: StopRequest) -> TrainResult:
         """Step until the budget is spent or a signal asks to stop."""
         settings = self.settings
         if self.processes.world_size == 1 and len(self.state.sums) == len(self.sums):  # of a line in progress
@@ -233,7 +232,7 @@ class TrainingRun:
             is_evaluated = count > 0 and (int(progress * count) > int(before * count) or progress >= 1)
             if is_evaluated:
                 self.evaluate()
-            is_stopped = self.processes.any(stop.is_set()) if is_log_due or self.processes.world_size == 1 else False
+            is_stopped = self.processes.any(stop.is_set) if is_log_due or self.processes.world_size == 1 else False
             is_save_due = time.perf_counter() - saved_at > 60 * settings.save_minutes
             is_save_due |= settings.save_steps is not None and self.state.step % settings.save_steps == 0
             is_save_due |= is_evaluated or is_stopped
