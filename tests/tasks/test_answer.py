@@ -86,7 +86,8 @@ def test_targets():
     assert targets(answers=((3, "Leeds"),)) == [None]  # not there
     assert targets(answers=((4, ""),)) == [None]
     assert targets(answers=((3, " "),)) == [None]  # no token stands for it
-    assert targets(answers=((0, "Denver Broncos"),)) == targets(answers=((-1, "Denver Broncos"),)) == [None]
+    for start in (-1, 0, 9, 999):  # not at its place
+        assert targets(answers=((start, "Denver Broncos"),)) == targets()
     assert targets(answers=((4, "Denver Broncos"), (0, "The Denver Broncos"))) == targets()  # the first counts
 
 

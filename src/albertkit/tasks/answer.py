@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from albertkit.errors import AlbertkitError
-from albertkit.tasks.examples import QuestionExample
+from albertkit.tasks.examples import QuestionExample, nearest_occurrence
 from albertkit.tasks.task import Feature, Task, TaskResult, encode_once
 from albertkit.tokenizer import Tokenizer
 
@@ -91,7 +91,7 @@ class AnswerTask(Task):
         """The question with each window of the context; a question of more than half the length loses its end.
 
         A target is (first token, last token) of the first answer; (0, 0) if it is not completely in the window; None if
-        no answer is known or it is not at its place (see `QuestionExample.locate_answers`).
+        no answer is known or its text is not in the context.
         """
         cls, sep = tokenizer.encode("", "", max_length=max_length).ids[:2]
         longest = min(max_length // 2, max_length - 4)  # at least one token of context
@@ -190,11 +190,12 @@ class AnswerTask(Task):
 
 
 def _tokens_of_answer(offsets: Sequence[tuple[int, int]], example: QuestionExample) -> tuple[int, int] | None:
-    """The first and the last token that share characters with the first answer; None if it is not at its place."""
+    """The first and the last token that share characters with the first answer, at the nearest place that has it."""
     start, text = example.answers[0] if example.answers and not example.is_impossible else (0, "")
-    if not text or not example.context.startswith(text, start):
+    place = nearest_occurrence(example.context, text, start) if text else None
+    if place is None:
         return None
-    inside = [i for i, (a, b) in enumerate(offsets) if a < b and a < start + len(text) and b > start]
+    inside = [i for i, (a, b) in enumerate(offsets) if a < b and a < place + len(text) and b > place]
     return (inside[0], inside[-1]) if inside else None
 
 

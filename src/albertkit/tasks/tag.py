@@ -20,7 +20,16 @@ import numpy as np
 from albertkit.errors import AlbertkitError, need
 from albertkit.tasks.classify import Classification
 from albertkit.tasks.examples import Span, TaggedExample, TextExample, Words, split_words
-from albertkit.tasks.task import IGNORE_INDEX, Feature, Task, TaskResult, encode_once, group_features, softmax
+from albertkit.tasks.task import (
+    IGNORE_INDEX,
+    Feature,
+    Task,
+    TaskResult,
+    check_variety,
+    encode_once,
+    group_features,
+    softmax,
+)
 from albertkit.tokenizer import Tokenizer
 
 
@@ -213,6 +222,7 @@ class IntentTask(Task):
     def from_examples(cls, examples: Sequence[TaggedExample], overlap: int = 64) -> IntentTask:
         """The task with all intents and slots of these examples."""
         intents = sorted({e.intent for e in examples if e.intent is not None})
+        check_variety(examples, intents, "intent")
         return cls(tuple(intents), TagTask.from_examples(examples).labels, overlap)
 
     def outputs(self, head: str) -> int:

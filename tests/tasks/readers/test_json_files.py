@@ -172,6 +172,7 @@ def test_plain_choices(tmp_path):
     [
         ({"choices": ["a", "b"], "right": 2, "question": "x"}, "a number from 0 to 1"),
         ({"choices": ["a", "b"], "right": True, "question": "x"}, "a number from 0 to 1"),
+        ({"choices": ["a", "b"], "answer": "ß", "question": "x"}, "a number from 0 to 1"),
         ({"choices": ["a"], "right": 0, "question": "x"}, "at least two choices"),
         ({"choices": ["a", " "], "right": 0, "question": "x"}, "the choice is empty"),
         ({"choices": ["a", 2], "right": 0, "question": "x"}, "the choice is a int"),

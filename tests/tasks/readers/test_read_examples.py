@@ -118,6 +118,14 @@ def test_bad_json(tmp_path):
     assert "line 2" in refused(tmp_path / "a.jsonl", good + deep)
 
 
+def test_bad_lines_of_json_files_are_passed_over(tmp_path):
+    path = tmp_path / "a.json"
+    text = '{"text": "a", "label": "x"}\n{broken\n\n{"text": "b", "label": "y"}\n'
+    assert "line 2: '{broken' is not a JSON object" in refused(path, text)
+    data = read_examples("classify", path, ReadOptions(skip_bad=True))
+    assert [e.where for e in data.examples] == [f"{path}:1", f"{path}:4"] and "1 bad row skipped" in data.notes[-1]
+
+
 def test_labels_that_are_no_numbers(tmp_path):
     rows = "".join(f"text {i}\t{i / 7:.2f}\n" for i in range(30))
     message = refused(tmp_path / "a.tsv", f"text\tscore\n{rows}bad\tN/A\n")
@@ -199,6 +207,7 @@ def test_training_needs_two_values():
     for task, examples, message in (
         ("classify", texts("x", "x", "x"), "all 3 examples have the class 'x'. Training needs at least two"),
         ("classify", texts(2.5, 2.5), "all 2 examples have the value 2.5"),
+        ("intent", [TaggedExample("a", ((0, 1),), (), "ask")] * 2, "all 2 examples have the intent 'ask'"),
         ("tag", [TaggedExample("a", ((0, 1),))], "none of the 1 examples contains an entity"),
         ("answer", [QuestionExample("1", "Who?", "He.", (), True)], "none of the 1 questions has an answer"),
         ("match", [TextExample("a", "b", 1.0)] * 2, "all 2 examples have the label 1.0"),

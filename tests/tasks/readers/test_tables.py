@@ -86,6 +86,16 @@ def test_other_glue_headers(tmp_path):
         assert plain(read_examples("match", put(tmp_path / f"{name}.tsv", rows))) == [right]
 
 
+def test_other_names_of_pairs(tmp_path):
+    for one, two in (("sentence_a", "sentence_b"), ("query", "title")):
+        rows = f"label\t{two}\tnote\t{one}\n0\tB\tx\tA\n1\tD\ty\tC\n"
+        assert plain(read_examples("match", put(tmp_path / "a.tsv", rows))) == [("A", "B", "0"), ("C", "D", "1")]
+    for source, target in (("src", "tgt"), ("passage", "question")):
+        path = put(tmp_path / "b.tsv", f"{target}\tnote\t{source}\nB\tx\tA\n")
+        (example,) = read_examples("generate", path).examples
+        assert (example.source, example.target) == ("A", "B")
+
+
 def test_chinese_without_header(tmp_path):
     one = "".join(f"这间酒店的环境很不错{i}\t{'positive' if i % 2 else 'negative'}\n" for i in range(12))
     assert plain(read_examples("classify", put(tmp_path / "train.tsv", one)))[1] == (

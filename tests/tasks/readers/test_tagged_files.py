@@ -144,6 +144,15 @@ def test_bare_names(tmp_path):
     assert named(data) == [[("New York", "LOC"), ("May", "TIME")]] and "one entity" in data.notes[0]
 
 
+def test_bare_letters(tmp_path):
+    row = {"tokens": ["Ann", "Lee", "sings"], "labels": ["B", "I", "O"]}
+    for name, text in (("a.txt", "Ann B\nLee I\nsings O\n"), ("a.jsonl", json.dumps(row))):
+        data = read_examples("tag", put(tmp_path / name, text))
+        assert data.examples[0].spans == (Span(0, 7, "entity"),) and "letters without names" in data.notes[0]
+    data = read_examples("tag", put(tmp_path / "b.txt", "a B\nb M\nc E\nd S\ne O\n"))
+    assert named(data) == [[("a b c", "entity"), ("d", "entity")]]
+
+
 def written(spans: list[tuple[int, int, str]], count: int, scheme: str) -> list[str]:
     """Labels of words from spans (first, last, name), restated from the definitions of the schemes."""
     labels = ["O"] * count

@@ -93,7 +93,7 @@ def read_choices(file: LabelledFile) -> Rows:
         if not parts:
             yield line, f"needs question, choices and answer, or those of RACE, and has {list_names(row)}; write them"
         for number, (context, question, choices, answer) in enumerate(parts, 1):
-            if isinstance(answer, str) and len(answer.strip()) == 1:
+            if isinstance(answer, str) and len(answer.strip().upper()) == 1:
                 answer = ord(answer.strip().upper()) - ord("A")
             texts = tuple(map(clean, choices)) if isinstance(choices, list) else ()
             example = ChoiceExample(clean(context) or context, clean(question), texts, answer, f"{file.path}:{line}")

@@ -124,13 +124,19 @@ class LabelledFile:
 
     @cached_property
     def format(self) -> str:
-        """One of `FORMATS`: from the options, else from the name of the file, else from its first line."""
-        if self.options.format != "auto":
-            return self.options.format
-        if known := SUFFIXES.get(content_suffix(self.path.name)):
-            return known
-        first = next((line for line in self._bytes().split(b"\n") if line.strip()), b"").decode("utf-8", "replace")
-        return "json" if JSON_BEGIN.match(first) else "tsv" if "\t" in first else "columns"
+        """One of `FORMATS`: from the options, else from the name of the file, else from its first line.
+
+        JSON whose first line is an object, with more lines below it, is jsonl: its bad lines can be skipped.
+        """
+        named = SUFFIXES.get(content_suffix(self.path.name), "auto")
+        format = named if self.options.format == "auto" else self.options.format
+        if format not in ("auto", "json"):
+            return format
+        lines = (line for line in self._bytes().split(b"\n") if line.strip())
+        first, has_more = next(lines, b"").decode("utf-8", "replace"), any(lines)
+        if format == "json" or JSON_BEGIN.match(first):
+            return "jsonl" if has_more and isinstance(_parse_json(first), dict) else "json"
+        return "tsv" if "\t" in first else "columns"
 
     @property
     def is_json(self) -> bool:

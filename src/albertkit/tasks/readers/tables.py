@@ -28,8 +28,10 @@ PAIRS = (
     ("question", "sentence"),
     ("text_a", "text_b"),
     ("text1", "text2"),
+    ("sentence_a", "sentence_b"),
     ("query", "passage"),
     ("query", "document"),
+    ("query", "title"),
 )
 TEXTS = (
     *("sentence", "text", "review", "content", "comment", "utterance", "query", "question", "description", "title"),
@@ -37,12 +39,14 @@ TEXTS = (
 )
 SOURCE_TARGET = (
     ("source", "target"),
+    ("src", "tgt"),
     ("input", "output"),
     ("document", "summary"),
     ("article", "summary"),
     ("article", "highlights"),
     ("text", "summary"),
     ("context", "question"),
+    ("passage", "question"),
     ("question", "answer"),
     ("原文", "摘要"),
 )

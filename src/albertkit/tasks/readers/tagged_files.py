@@ -2,8 +2,8 @@
 
 In: a `LabelledFile`. Out: for each sentence its place, and its example or its problem. Before: `labelled_files.py`.
 
-Tags may be IOB1, IOB2, BIOES, BILOU or BMES, or bare names; all become spans by one rule: B, S, U or another name
-begins an entity; E, L, S, U end it; everything else continues it.
+Tags may be IOB1, IOB2, BIOES, BILOU or BMES, or bare letters or names; all become spans by one rule: B, S, U or another
+name begins an entity; E, L, S, U end it; everything else continues it.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ from albertkit.tasks.readers.labelled_files import LabelledFile, ReadOptions, cl
 
 FOLDER_FILES = ("seq.in", "seq.out", "label")
 SPACES = re.compile(r" +")  # and no others: a word may be an ideographic space
+LETTERS = frozenset("BIESLUM")
 PREFIXED_TAG = re.compile(r"([BIESLUM])-(.+)", re.S)
 UNDERLINED_TAG = re.compile(r"[BIES]_.+", re.S)
+BARE_LETTERS = "tags are letters without names: their entities are called entity"
 BARE_NAMES = "tags have no B- or I-: neighbouring words with the same tag are one entity"
 CLUENER_PROBLEM = (
     '\'label\' is missing or not as expected; write it like {"name": {"叶老桂": [[9, 11]]}}, or {} for no entity'
@@ -58,17 +60,18 @@ def read_tagged(file: LabelledFile) -> Rows:
 
 
 def _make_examples(sentences: Iterator[TaggedSentence], file: LabelledFile, path: Path) -> Rows:
-    """Sentences → examples; whether tags are bare names is decided for the whole file."""
+    """Sentences → examples; whether tags are bare letters or names is decided for the whole file."""
     made = list(sentences)
-    tags = {tag for sentence in made for tag in sentence.tags} - {"O"}
-    has_bare_names = bool(tags) and not any(map(PREFIXED_TAG.fullmatch, tags))
-    if has_bare_names:
+    tags = {tag for sentence in made for tag in sentence.tags} - {"O", ""}
+    is_bare = bool(tags) and not any(map(PREFIXED_TAG.fullmatch, tags))
+    has_letters = tags <= LETTERS
+    if is_bare:
         _check_underlines(tags, path)
-        file.notes.append(BARE_NAMES)
+        file.notes.append(BARE_LETTERS if has_letters else BARE_NAMES)
     for sentence in made:
         own = sentence.tags
-        if has_bare_names:
-            own = [tag if tag in ("O", "") else f"I-{tag}" for tag in own]
+        if is_bare:
+            own = [tag if tag in ("O", "") else f"{tag}-entity" if has_letters else f"I-{tag}" for tag in own]
         odd = next((tag for tag in own if tag != "O" and not PREFIXED_TAG.fullmatch(tag)), None)
         if odd is not None:
             yield sentence.line, f"the label {odd!r:.40} is neither O nor like B-PER; correct it"
