@@ -311,7 +311,7 @@ def evaluate(
     albert = model if isinstance(model, Albert) else Albert(model)
     task, options = albert.metadata.task, options or ReadOptions()
     if task not in TASKS:
-        raise AlbertkitError(f"{model} was made for {task!r}, which has no metrics. Fine-tune it for a task first.")
+        raise AlbertkitError(f"this model was made for {task!r}, which has no metrics. Fine-tune it for a task first.")
     if task == "generate":  # before the work, not after it
         need("rouge_score", "generate", "measuring generated texts")
         need("sacrebleu", "generate", "measuring generated texts")
