@@ -5,7 +5,7 @@ here="$(cd "$(dirname "$0")" && pwd)"
 scratch="$(mktemp -d)"
 trap 'rm -rf "$scratch"' EXIT
 cd "$scratch"
-cp "$here/notes.txt" .
+cp "$here/../examples/notes.txt" .
 
 show() {  # a command as one would type it, then what it prints
   printf '\n$'

@@ -95,7 +95,7 @@ def test_the_sdist_builds_tests_and_explains_itself(built):
         names = {name.split("/", 1)[1] for name in archive.getnames() if "/" in name}
     for wanted in ("pyproject.toml", "PKG-INFO", "README.md", "README.zh-CN.md", "CHANGELOG.md", "SECURITY.md", "LICENSE", "NOTICE",
                    "Makefile", "constraints.txt", "mkdocs.yml", "tests/conftest.py", "tests/docs/doc_commands.py", "docs/generate.py",
-                   "bench/inference.py", "runs/notes.txt", "deploy/kubernetes.yaml", "src/albertkit/py.typed"):  # fmt: skip
+                   "bench/inference.py", "examples/notes.txt", "deploy/kubernetes.yaml", "src/albertkit/py.typed"):  # fmt: skip
         assert wanted in names, wanted
     stray = [
         name for name in names if re.search(r"__pycache__|\.pyc$|(^|/)\.venv|(^|/)\.cache|\.egg-info|^site/", name)

@@ -17,6 +17,7 @@ MODELS = Path(__file__).parent / "models"
 BUILTINS = {
     "small": "sentence vectors; the start for classifying texts",
     "small-pretrained": "masked-word predictions; the start for fine-tuning other tasks",
+    "small-zh": "Chinese: sentence vectors, masked-word predictions and fine-tuning",
 }
 DEFAULT = "small"  # what `Albert()` opens
 FINETUNE_MODEL = "small-pretrained"  # what fine-tuning starts from, unless it is about whole texts

@@ -63,7 +63,7 @@ SHORTER: dict[str, tuple[dict[str, int], list[str]]] = {  # verb → options to 
     "cluster": ({"-k": 1}, ["-k", "2"]),
 }  # fmt: skip
 ANEW = ("convert", "quantize", "prune", "static", "distill")  # verbs that refuse what is there
-TEXTS = (ROOT / "runs" / "notes.txt").read_text(encoding="utf-8").splitlines()
+TEXTS = (ROOT / "examples" / "notes.txt").read_text(encoding="utf-8").splitlines()
 GOOD, BAD = ("lovely", "fine", "a joy", "warm and clever"), ("dull", "a bore", "slow and cold", "a waste")
 TAGS = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
 MODELS: dict[str, tuple[ArtifactMetadata, dict[str, int]]] = {
@@ -92,8 +92,7 @@ def write_files(folder: Path) -> Path:
         save(folder / name, meta, heads)
     quantise(folder / "sentiment", folder / "sentiment-int8")
     foreign(folder)
-    for path in (ROOT / "runs").glob("*.tsv"):
-        shutil.copy(path, folder / "runs")
+    shutil.copytree(ROOT / "examples", folder / "examples")
     for name in ("notes.txt", "texts.txt", "domain.txt", "reviews.txt", "book.txt", "mine.txt", "my-texts.txt"):
         (folder / name).write_text("\n".join(TEXTS) + "\n", encoding="utf-8")
     for name in ("notes", "texts", "wiki", "my-texts", "domain"):
