@@ -34,8 +34,8 @@ docs: .venv/all  ## rewrite the generated parts of README and docs
 	$(BIN)/python docs/dependencies.py
 	$(BIN)/python docs/tutorial/make.py
 
-site: .venv/all  ## the pages of docs/ as a site, in site/
-	$(BIN)/python docs/make_site.py
+site: .venv-site/all  ## the docs as a site, in site/
+	.venv-site/bin/python docs/build_site.py
 
 dist: .venv/all  ## wheel and sdist, in dist/
 	rm -rf dist
@@ -46,12 +46,18 @@ dist-check: dist  ## the wheel in empty environments, alone and with all extras 
 	.ci/dist-check
 
 clean:  ## remove what was set up
-	rm -rf .venv .venv-bench site dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-bench .venv-site build site dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 .venv-bench/all: pyproject.toml bench/constraints.txt
 	test -x .venv-bench/bin/python || $(PYTHON) -m venv .venv-bench
 	.venv-bench/bin/python -m pip install -q -c constraints.txt pip
 	.venv-bench/bin/python -m pip install -q -c bench/constraints.txt -e '.[train,serve]' --group bench
+	touch $@
+
+.venv-site/all: pyproject.toml constraints.txt
+	test -x .venv-site/bin/python || $(PYTHON) -m venv .venv-site
+	.venv-site/bin/python -m pip install -q -c constraints.txt pip
+	.venv-site/bin/python -m pip install -q -c constraints.txt --group site
 	touch $@
 
 .venv/pip: constraints.txt
