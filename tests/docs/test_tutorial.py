@@ -1,4 +1,4 @@
-"""The tutorial: its code runs, its text says what the code gives, and both languages are in step."""
+"""ALBERT explained, and the documents claim by claim: code runs, numbers are computed, both languages agree."""
 
 from __future__ import annotations
 
@@ -14,12 +14,9 @@ import torch
 from albertkit.config import Options
 from tests.conftest import ROOT, program
 
-TUTORIAL = ROOT / "docs" / "tutorial"
-make = program("docs/tutorial/make")
+tutorial = program("docs/tutorial")
 
-CHAPTERS = make.chapters()
-LANGUAGES = (TUTORIAL, TUTORIAL / "zh")
-TEXTS = [folder / page.name for folder in LANGUAGES for page in CHAPTERS]
+SECTIONS = range(len(tutorial.sections(tutorial.ALBERT[0].read_text(encoding="utf-8"))))
 
 
 @pytest.fixture
@@ -31,59 +28,54 @@ def one_thread():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda path: path.stem)
-def test_a_chapter_says_what_its_code_gives(chapter, one_thread):
-    for path, text in make.stale(make.chapter_texts(chapter)).items():
-        assert path.read_text(encoding="utf-8") == text, "stale; run  python docs/tutorial/make.py"
+@pytest.mark.parametrize("number", SECTIONS)
+def test_a_section_shows_what_its_code_prints(number, one_thread):
+    """Of albert.md and its twin."""
+    for path, text in tutorial.stale(tutorial.albert_texts(numbers=[number])).items():
+        assert path.read_text(encoding="utf-8") == text, "stale; run  python docs/tutorial.py"
 
 
-def test_the_page_about_the_documents_says_what_is_computed():
-    assert not make.stale(make.document_texts()), "stale; run  python docs/tutorial/make.py"
+def test_the_page_about_the_documents_shows_what_is_computed():
+    assert not tutorial.stale(tutorial.documents_texts()), "stale; run  python docs/tutorial.py"
 
 
-def test_every_chapter_is_there_twice_and_listed():
-    assert [page.name[0] for page in CHAPTERS] == list("12345")
-    for folder in LANGUAGES:
-        listed = re.findall(r"\]\((\d-[\w-]+\.md)\)", (folder / "README.md").read_text(encoding="utf-8"))
-        assert listed == [page.name for page in CHAPTERS]
-
-
-@pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda path: path.stem)
-def test_both_languages_have_the_same_code_headings_and_marks(chapter):
-    english, chinese = make.twins(chapter)  # raises where code differs
-    for number, (ours, theirs) in enumerate(zip(english.prose, chinese.prose, strict=True)):
-        assert re.findall(r"^#+", ours, re.M) == re.findall(r"^#+", theirs, re.M), f"part {number}"
-        assert len(make.MARK.findall(ours)) == len(make.MARK.findall(theirs)), f"part {number}"
-        assert make.ABOUT.findall(ours) == make.ABOUT.findall(theirs), f"part {number}"
-    assert english.shown == chinese.shown
+@pytest.mark.parametrize("number", SECTIONS)
+def test_both_languages_have_the_same_code_output_headings_and_marks(number):
+    english, chinese = (tutorial.sections(page.read_text(encoding="utf-8"))[number] for page in tutorial.ALBERT)
+    (prose, code, output), (prose_zh, code_zh, output_zh) = (
+        [tutorial.BLOCK.split(text)[kind::3] for kind in range(3)] for text in (english, chinese)
+    )
+    tutorial.compare_code(code, code_zh)
+    assert output == output_zh
+    for ours, theirs in zip(prose, prose_zh, strict=True):
+        for same in (r"^#+", r"<!--±([\d.]+)-->", r"<!--=", r"^>"):
+            assert re.findall(same, ours, re.M) == re.findall(same, theirs, re.M)
 
 
 def test_both_pages_about_the_documents_are_in_step():
     rows = [
         [(line.count("|"), re.findall(r"`([^`]+)`", line)) for line in text.splitlines() if line.startswith(("|", "#"))]
-        for text in (path.read_text(encoding="utf-8") for path in make.DOCUMENTS)
+        for text in (path.read_text(encoding="utf-8") for path in tutorial.DOCUMENTS)
     ]
     assert rows[0] == rows[1]
 
 
-# What may stand in a sentence as it is: formulas, names, numbers of documents and chapters.
+# Digits that need no computation: formulas, names, numbers of sections.
 PLAIN = [
     r"```.*?^```",  # blocks
     r"<!--.*?-->[^<]*<!--/-->",  # computed
     r"<!--±[\d.]+-->",
     r"`[^`\n]*`",
     r"^>.*$",  # formulas
-    r"\]\([^)]*\)",
-    r"^#+ \d\. ",
-    r"\b00[0-4]\b",
-    r"(?i)\bchapters? \d|第 \d 章|^\| \[\d\. ",
-    r"\bint8\b|\b4 bits\b|4 位|float\d+",
-    r"m = \d|H − 1|4·d·d_a|\(2w \+ 2\)·n",
-    r"\b[Ll]ayer 0\b|第 0 层|length 1\b|长度 1\b",
+    r"arXiv [\d.]+|\]\([^)]*\)",
+    r"^## \d\. ",
+    r"(?i)\bsections? \d( (to|and) \d)?|第 \d( 至 \d|、\d)? 节",
+    r"\b[1-9] bits\b|[1-9] 位",
+    r"version \d|m = \d|length 1\b|长度 1\b|\b[Ll]ayer 0\b|第 0 层",
 ]
 
 
-@pytest.mark.parametrize("page", TEXTS, ids=lambda path: f"{path.parent.name}-{path.stem}")
+@pytest.mark.parametrize("page", tutorial.ALBERT, ids=("en", "zh"))
 def test_no_number_is_written_by_hand(page):
     text = page.read_text(encoding="utf-8")
     for pattern in PLAIN:
@@ -92,7 +84,7 @@ def test_no_number_is_written_by_hand(page):
     assert not left, f"write it as <!--=expression-->…<!--/-->: {left[0]!r}"
 
 
-@pytest.mark.parametrize("page", make.DOCUMENTS, ids=lambda path: path.parent.name)
+@pytest.mark.parametrize("page", tutorial.DOCUMENTS, ids=lambda path: path.parent.name)
 def test_tests_and_options_named_beside_a_claim_exist(page):
     text = page.read_text(encoding="utf-8")
     named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", text)
@@ -108,7 +100,7 @@ def verdicts(tmp_path, monkeypatch):
     """The words about measured claims, with lines of our own: two seeds of a variant that is smaller, as good, and not
     faster.
     """
-    make.facts()  # puts the folder on the path
+    tutorial.facts()  # puts the folder on the path
     import verdicts
 
     def line(variant, seed, parameters):
@@ -129,9 +121,9 @@ def verdicts(tmp_path, monkeypatch):
 def test_a_measured_claim_gets_its_verdict_in_both_languages(verdicts):
     assert (
         verdicts.measured("low_rank")
-        == " · [measured](ablation.md): holds: smaller, fewer, no worse; does not hold: faster"
+        == " · [measured](../results/ideas.md): holds: smaller, fewer, no worse; does not hold: faster"
     )
-    assert verdicts.tested("low_rank") == " · [实测](../ablation.md)：成立：参数更少、运算更少、质量不降；不成立：更快"
+    assert verdicts.tested("low_rank") == " · [实测](../../results/ideas.md)：成立：参数更少、运算更少、质量不降；不成立：更快"
     assert verdicts.measured("gru") == verdicts.tested("gru") == ""
     with verdicts.LINES.open("a", encoding="utf-8") as file:
         file.write(
@@ -147,18 +139,20 @@ def test_a_measured_claim_gets_its_verdict_in_both_languages(verdicts):
 
 
 def test_every_verdict_that_the_page_asks_for_can_be_given(verdicts):
-    for path, name in zip(make.DOCUMENTS, ("measured", "tested"), strict=True):
+    for path, name in zip(tutorial.DOCUMENTS, ("measured", "tested"), strict=True):
         asked = re.findall(rf"<!--={name}\(([^)]*)\)-->", path.read_text(encoding="utf-8"))
         pairs = [(*re.findall(r'"([^"]+)"', one), "canonical")[:2] for one in asked]
         assert len(pairs) >= 10
         assert set(pairs) <= {(claim.variant, claim.against) for claim in verdicts.judge().CLAIMS}
 
 
-# The maker itself ------------------------------------------------------------------------------------------------
+# The program itself -----------------------------------------------------------------------------------------------
 
-CHAPTER = """# Title
+PAGE = """# Title
 
 {word}
+
+## 1. One
 
 ```python
 x = 20 + 1  # {word}
@@ -167,52 +161,53 @@ print("x is", x)
 
 {word}: <!--=x * 2-->0<!--/-->
 
-```bash
-echo "$((1 + 1))" > two.txt  # {word}
-cat two.txt
+```python
+y = open("two.txt", "w").write("2")
 ```
 
+## 2. Two
+
 ```python
-y = open("two.txt").read().strip()
+import os
+
+print("x" in globals(), os.listdir())
 ```
 """
 
 
 @pytest.fixture
 def pages(tmp_path):
-    (tmp_path / "zh").mkdir()
-    chapter = tmp_path / "1-one.md"
-    chapter.write_text(CHAPTER.format(word="words"), encoding="utf-8")
-    (tmp_path / "zh" / "1-one.md").write_text(CHAPTER.format(word="文字"), encoding="utf-8")
-    return chapter
+    paths = tmp_path / "en.md", tmp_path / "zh.md"
+    for path, word in zip(paths, ("words", "文字"), strict=True):
+        path.write_text(PAGE.format(word=word), encoding="utf-8")
+    return paths
 
 
 def test_output_and_values_are_filled_in_and_stay(pages):
-    texts = make.chapter_texts(pages)
-    assert len(make.stale(texts)) == 2
+    texts = tutorial.albert_texts(pages)
+    assert len(tutorial.stale(texts)) == 2
     for path, text in texts.items():
-        assert "```text\nx is 21\n```\n" in text and "```text\n2\n```\n" in text and "-->42<!--/-->" in text
-        assert text.endswith("strip()\n```\n")
+        assert "```text\nx is 21\n```\n" in text and "-->42<!--/-->" in text
+        assert text.endswith("```text\nFalse []\n```\n"), "sections share no names and no files"
         path.write_text(text, encoding="utf-8")
-    assert "文字: <!--=" in texts[pages.parent / "zh" / "1-one.md"]
-    assert not make.stale(make.chapter_texts(pages))
-    pages.write_text(pages.read_text().replace("x is 21", "x is 22"), encoding="utf-8")
-    assert list(make.stale(make.chapter_texts(pages))) == [pages]
+    assert "文字: <!--=" in texts[pages[1]]
+    assert not tutorial.stale(tutorial.albert_texts(pages))
+    pages[0].write_text(texts[pages[0]].replace("x is 21", "x is 22"), encoding="utf-8")
+    assert not tutorial.stale(tutorial.albert_texts(pages, numbers=[2]))
+    assert list(tutorial.stale(tutorial.albert_texts(pages, numbers=[1]))) == [pages[0]]
 
 
-@pytest.mark.parametrize("old,new", [("20 + 1", "20 + 2"), ("1 + 1", "1 + 2"), ("```bash", "```sh")])
+@pytest.mark.parametrize("old,new", [("20 + 1", "20 + 2"), ("```python\nimport", "```py\nimport")])
 def test_code_that_differs_between_languages_is_an_error(pages, old, new):
-    twin = pages.parent / "zh" / pages.name
-    twin.write_text(twin.read_text(encoding="utf-8").replace(old, new), encoding="utf-8")
+    pages[1].write_text(pages[1].read_text(encoding="utf-8").replace(old, new), encoding="utf-8")
     with pytest.raises(SystemExit, match="code block"):
-        make.chapter_texts(pages)
+        tutorial.albert_texts(pages)
 
 
-def test_a_failing_command_is_an_error(pages):
-    for path in (pages, pages.parent / "zh" / pages.name):
-        path.write_text(path.read_text(encoding="utf-8").replace("cat two.txt", "cat three.txt"), encoding="utf-8")
-    with pytest.raises(SystemExit, match=r"three\.txt"):
-        make.chapter_texts(pages)
+def test_a_section_that_one_language_lacks_is_an_error(pages):
+    pages[1].write_text(pages[1].read_text(encoding="utf-8").split("## 2.")[0], encoding="utf-8")
+    with pytest.raises(SystemExit, match="3 sections in English, 2 in Chinese"):
+        tutorial.albert_texts(pages)
 
 
 @pytest.mark.parametrize(
@@ -227,22 +222,23 @@ def test_a_failing_command_is_an_error(pages):
     ],
 )
 def test_numbers_that_processors_round_differently_are_near(one, other, near):
-    assert make.near(one, other, 0.03) is near
+    assert tutorial.is_near(one, other, 0.03) is near
 
 
-def test_check_ends_with_one_when_a_page_is_stale(tmp_path):
-    """As a user calls it, on a copy whose first chapter says something else."""
+def test_check_exits_with_one_when_a_page_is_stale(tmp_path):
+    """As a user calls it, on a copy whose first section shows something else."""
     docs = tmp_path / "docs"
-    (docs / "tutorial" / "zh").mkdir(parents=True)
-    script = docs / "tutorial" / "make.py"
-    script.write_text((TUTORIAL / "make.py").read_text(encoding="utf-8"), encoding="utf-8")
-    for folder in (docs / "tutorial", docs / "tutorial" / "zh"):
-        (folder / "1-one.md").write_text("```python\nprint(1 + 1)\n```\n\n```text\n3\n```\n", encoding="utf-8")
+    for folder in (docs / "understand", docs / "zh" / "understand"):
+        folder.mkdir(parents=True)
+        text = "# Title\n\n## 1. One\n\n```python\nprint(1 + 1)\n```\n\n```text\n3\n```\n"
+        (folder / "albert.md").write_text(text, encoding="utf-8")
+    script = docs / "tutorial.py"
+    script.write_text((ROOT / "docs" / "tutorial.py").read_text(encoding="utf-8"), encoding="utf-8")
 
     def call(*arguments):
         return subprocess.run([sys.executable, script, *arguments, "1"], capture_output=True, text=True)
 
     checked = call("--check")
-    assert checked.returncode == 1 and "docs/tutorial/1-one.md is stale" in checked.stdout
+    assert checked.returncode == 1 and "docs/understand/albert.md is stale" in checked.stdout
     assert call().returncode == 0
     assert call("--check").returncode == 0

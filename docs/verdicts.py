@@ -1,8 +1,7 @@
-"""What the measured comparison of the documents' ideas says about a claim, for `docs/documents.md`.
+"""The measured verdict on a claim, for docs/understand/documents.md and its Chinese twin.
 
-In: lines of `studies/results/ablation.jsonl` and speeds, as `studies/ablation.py` writes them, and the claims and their
-judging in `studies/ablation_page.py`. Out: a few words that go behind the places where a claim is shown, or nothing
-where nothing was measured.
+In: the runs and speeds that `studies/ablation.py` recorded, and the claims in `studies/ablation_page.py`. Out: a few
+words for the last column of the tables, or nothing where nothing was measured.
 """
 
 from __future__ import annotations
@@ -15,12 +14,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-STUDIES = Path(__file__).resolve().parent.parent.parent / "studies"
+STUDIES = Path(__file__).resolve().parent.parent / "studies"
 LINES, SPEEDS = STUDIES / "results" / "ablation.jsonl", STUDIES / "results" / "ablation-speed.json"
 CHINESE = {
     "holds: ": "成立：",
     "partly: ": "部分成立：",
-    "cannot tell: ": "看不出：",
+    "cannot tell: ": "无法判断：",
     "does not hold: ": "不成立：",
     "not seen: ": "未见：",
     "not measured: ": "未测：",
@@ -40,7 +39,7 @@ CHINESE = {
 
 @cache
 def judge() -> Any:
-    """The module that knows the claims."""
+    """The module with the claims."""
     spec = importlib.util.spec_from_file_location("ablation_page", STUDIES / "ablation_page.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -50,7 +49,7 @@ def judge() -> Any:
 
 
 def verdict(variant: str, against: str = "canonical") -> str:
-    """Which wishes of a claim were seen to come true, in the comparison with the most lines."""
+    """Which parts of a claim hold, in the comparison with the most runs."""
     lines = [json.loads(line) for line in LINES.read_text(encoding="utf-8").splitlines()] if LINES.is_file() else []
     recipes: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for line in lines:
@@ -68,7 +67,7 @@ def verdict(variant: str, against: str = "canonical") -> str:
 def measured(variant: str, against: str = "canonical") -> str:
     """In English."""
     found = verdict(variant, against)
-    return f" · [measured](ablation.md): {found}" if found else ""
+    return f" · [measured](../results/ideas.md): {found}" if found else ""
 
 
 def tested(variant: str, against: str = "canonical") -> str:
@@ -76,4 +75,4 @@ def tested(variant: str, against: str = "canonical") -> str:
     found = verdict(variant, against)
     for english, chinese in CHINESE.items():
         found = found.replace(english, chinese)
-    return f" · [实测](../ablation.md)：{found}" if found else ""
+    return f" · [实测](../../results/ideas.md)：{found}" if found else ""
