@@ -17,16 +17,44 @@ REPORT = Path(__file__).parent / "results" / "report.json"
 NEWCOMER = DOCS.parent / "studies" / "results" / "newcomer.json"
 MARKS = re.compile(r"(<!-- benchmarks: begin[^>]*-->\n).*?(<!-- benchmarks: end -->)", re.S)
 RECALL, LEAST_RECALL = re.compile(r"recall (\d\.\d+)"), 0.95
-CHINESE = {
-    "one short text": "一条短文本", "128 tokens": "128 个词元的文本", "long documents": "长文档", "mixed texts": "长短混合的文本", "cold start": "冷启动", "cold memory": "冷启动的内存",
-    "on disk": "磁盘大小", "growth of memory": "一百万条文本后半程的内存增长", "pre-training": "预训练", "fine-tuning": "微调", "search": "一次搜索",
-    "server, one text a request": "服务器，每次一条文本", "server, 8 texts a request": "服务器，每次 8 条文本",
+README_ROWS = (
+    "mixed texts",
+    "one short text",
+    "server, 8 texts a request",
+    "cold start",
+    "fine-tuning",
+    "pre-training",
+)
+TITLES = {  # what was measured → its name in README.md and in README.zh-CN.md
+    "one short text": ("one short text", "一条短文本"),
+    "128 tokens": ("texts of 128 tokens", "128 个词元的文本"),
+    "long documents": ("long documents", "长文档"),
+    "mixed texts": ("short and long texts, mixed", "长短混合的文本"),
+    "cold start": ("process start to first vector", "从启动进程到得到第一个向量"),
+    "cold memory": ("memory of a new process", "新进程的内存"),
+    "on disk": ("size on disk", "磁盘大小"),
+    "pre-training": ("pre-training", "预训练"),
+    "fine-tuning": ("fine-tuning", "微调"),
+    "search": ("search of a small collection", "小型文本库的搜索"),
+    "server, one text a request": ("server, one text per request", "服务器，每个请求一条文本"),
+    "server, 8 texts a request": ("server, 8 texts per request", "服务器，每个请求 8 条文本"),
+}
+README_WORDS = {
+    "README.md": {
+        "head": "| | albertkit | nearest peer | speedup |",
+        "measured": "Measured by `make bench` on {threads} threads of an {cpu}, {date}. [Benchmarks](docs/results/benchmarks.md) has every program and every row.",
+        "losses": "A peer is ahead in {0}.",
+        "loss": "{title} ({peer}: {theirs}, albertkit: {ours})",
+        "and": (", ", " and "),
+    },
+    "README.zh-CN.md": {
+        "head": "| | albertkit | 最接近的同类程序 | speedup（加速比） |",
+        "measured": "由 `make bench` 在 {cpu}（{threads} 个线程）上测得，{date}。所有程序和数据见[基准测试](docs/results/benchmarks.md)。",
+        "losses": "同类程序领先的有：{0}。",
+        "loss": "{title}（{peer}：{theirs}，albertkit：{ours}）",
+        "and": ("；", "；"),
+    },
 }  # fmt: skip
-HEADS = {
-    "README.md": ("| | albertkit | nearest other program | times better |", "Measured by `make bench` on {cpu}, {threads} threads, {date} ({mode} run); all programs and failures are in [benchmarks](docs/benchmarks.md)."),
-    "README.zh-CN.md": ("| | albertkit | 最接近的其他程序 | 好多少倍 |", "由 `make bench` 在 {cpu}（{threads} 个线程）上测得，{date}（{mode}）；所有程序和失败都在[基准测试](docs/benchmarks.md)一页。"),
-}  # fmt: skip
-MODES = {"README.md": {"quick": "quick", "full": "full"}, "README.zh-CN.md": {"quick": "快速", "full": "完整"}}
 
 
 def load(path: Path = REPORT) -> dict[str, Any] | None:
@@ -103,18 +131,30 @@ def newcomer(path: Path = NEWCOMER) -> list[str]:
 
 
 def table(report: dict[str, Any], name: str) -> str:
-    """README's part, in its language."""
-    head, below = HEADS[name]
-    lines = ["", head, "|---|---|---|---|"]
-    for row in nearest(report):
-        title = CHINESE.get(row["what"], row["what"]) if name == "README.zh-CN.md" else row["what"]
-        unit = row["unit"]
-        lines.append(f"| {title} | {number(row['value'])} {unit} | {row['peer']}: {number(row['theirs'])} {unit} | {row['ratio']:.2f} |")  # fmt: skip
+    """README's part, in its language: at most six speedups, and one sentence about what a peer does better."""
+    words, language = README_WORDS[name], list(README_WORDS).index(name)
+    found = {row["what"]: row for row in nearest(report)}
+    lines = ["", words["head"], "|---|---|---|---|"]
+    for row in (found[what] for what in README_ROWS if what in found and found[what]["ratio"] > 1):
+        ours, theirs = (f"{number(row[side])} {row['unit']}" for side in ("value", "theirs"))
+        lines.append(f"| {TITLES[row['what']][language]} | {ours} | {row['peer']}: {theirs} | {row['ratio']:.1f}× |")
+    losses = [
+        words["loss"].format(
+            title=TITLES[row["what"]][language],
+            peer=row["peer"].split(" (recall")[0],
+            theirs=f"{number(row['theirs'])} {row['unit']}",
+            ours=f"{number(row['value'])} {row['unit']}",
+        )
+        for row in sorted(found.values(), key=lambda row: float(row["ratio"]))
+        if row["ratio"] < 1
+    ]
     machine = report["machine"]
-    said = below.format(
-        cpu=machine["processor"], threads=machine["threads"], date=machine["date"], mode=MODES[name][report["mode"]]
-    )
-    return "\n".join([*lines, "", said, "", ""])
+    cpu = machine["processor"].replace("(R)", "").removesuffix(" Processor")
+    said = [words["measured"].format(cpu=cpu, threads=machine["threads"], date=machine["date"])]
+    if losses:
+        comma, last = words["and"]
+        said.append(words["losses"].format(last.join(filter(None, (comma.join(losses[:-1]), losses[-1])))))
+    return "\n".join([*lines, "", *said, "", ""])
 
 
 def readme(text: str, report: dict[str, Any] | None, name: str) -> str:

@@ -145,7 +145,7 @@ def main() -> None:
         print("docs/elastic.png")
     if report is not None:
         print(benchmarks_page.picture(report).relative_to(DOCS.parent))
-        for name in benchmarks_page.HEADS:
+        for name in benchmarks_page.README_WORDS:
             readme = DOCS.parent / name
             text = readme.read_text(encoding="utf-8")
             readme.write_text(benchmarks_page.readme(text, report, name), encoding="utf-8")

@@ -100,6 +100,22 @@ def test_it_is_small_whole_and_the_one_that_was_measured():
     assert builtin.fingerprint(FOLDER) == measured["model"]["hash"]
 
 
+@pytest.mark.parametrize("name", ["README.md", "README.zh-CN.md"])
+def test_readme_quotes_what_was_measured(name):
+    measured = json.loads((ROOT / "studies" / "results" / "builtin.json").read_text(encoding="utf-8"))
+    scores, speed = measured["tasks"]["STS-B dev"]["scores"], measured["speed"]["encoders"]
+    half = speed["int8, depth 6"]
+    quoted = [
+        f"{sum(p.stat().st_size for p in FOLDER.iterdir()) / 1e6:.1f} MB",
+        *(f"{100 * scores[key]['384']:.1f}" for key in ("int8, depth 12", "int8, depth 6", "MiniLM-L6")),
+        f"{half['texts_per_second']:.0f} ",
+        f"{half['ratio'] / speed['MiniLM-L6, float32']['ratio']:.1f}",
+        f"{half['texts_per_second'] / speed['MiniLM-L6, int8']['texts_per_second']:.1f}",
+    ]
+    text = (ROOT / name).read_text(encoding="utf-8").split("\n## ")[0]
+    assert [number for number in quoted if number not in text] == []
+
+
 def test_everything_shipped_is_small():
     assert sorted(p.name for p in builtin.MODELS.iterdir()) == sorted(builtin.BUILTINS)
     assert sum(p.stat().st_size for p in builtin.MODELS.rglob("*") if p.is_file()) <= ALL

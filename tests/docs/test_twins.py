@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import shlex
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -21,9 +22,14 @@ def code_blocks(page: Path, kind: str) -> list[str]:
 
 
 def command_shapes(page: Path) -> list[tuple[str, ...]]:
-    """Program, subcommand and option names of each command of a page, without texts, files and models."""
+    """The shape of each command of a page."""
+    return line_shapes(line for block in code_blocks(page, "bash") for line in joined(block))
+
+
+def line_shapes(lines: Iterable[str]) -> list[tuple[str, ...]]:
+    """Program, subcommand and option names of each command, without texts, files and models."""
     found = []
-    for line in (line for block in code_blocks(page, "bash") for line in joined(block)):
+    for line in lines:
         for part in re.split(r"\s(?:\||&&)\s", line):
             words = shlex.split(part, comments=True)
             names = words[:2] if words[0] == "albertkit" else words[:1]
