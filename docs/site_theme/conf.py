@@ -14,7 +14,7 @@ from sphinx.search.en import SearchEnglish
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-import build_site  # noqa: E402
+import build_site
 
 project = "albertkit"
 html_title = "albertkit"

@@ -34,6 +34,7 @@ from albertkit.tasks.readers import ReadOptions, read_examples
 from albertkit.tasks.tag import Entity, IntentResult, IntentTask, TagResult, TagTask
 from albertkit.tasks.task import Task
 from albertkit.tokenizer import Tokenizer
+from albertkit.train import finetune_report
 from albertkit.train.collapse import find_collapse
 from albertkit.train.finetune import _with_class_weights
 from albertkit.train.finetune import finetune_examples as tune
@@ -377,6 +378,20 @@ def test_the_confusion_of_classes_is_drawn(tmp_path, recwarn):
     rows = [np.random.default_rng(n).normal(size=2) for n in range(len(dev))]
     lines = draw_confusion(tmp_path / "confusion.png", EvaluatedRun((), dev, task, task.results(rows, (), dev)))
     assert (tmp_path / "confusion.png").is_file() and "confusion.png" in lines[0] and not recwarn.list
+
+
+@pytest.mark.parametrize("has_font", [True, False])
+def test_chinese_classes_are_drawn_without_a_warning(tmp_path, recwarn, monkeypatch, has_font):
+    """Without a Chinese font the picture has numbers, and the line below it has the names."""
+    monkeypatch.setattr(finetune_report, "CHINESE_FONTS", ("DejaVu Sans",) if has_font else ())
+    labels = ["\u7269\u6d41", "\u9000\u6b3e"]
+    dev = [TextExample("x", label=label) for label in labels * 20]
+    task = ClassifyTask.from_examples(dev, "single")
+    rows = [np.random.default_rng(n).normal(size=2) for n in range(len(dev))]
+    run = EvaluatedRun((), dev, task, task.results(rows, (), dev))
+    lines = draw_confusion(tmp_path / "confusion.png", run)
+    assert (f"1 {task.labels[0]} · 2 {task.labels[1]}" in lines) is not has_font
+    assert has_font or not recwarn.list
 
 
 def test_many_metrics_stand_below_each_other():

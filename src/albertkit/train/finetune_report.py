@@ -22,6 +22,9 @@ from albertkit.tasks.task import TaskResult
 
 MAX_ERRORS = 20
 MAX_COLUMNS = 8  # metrics side by side; the others are rows
+CHINESE_FONTS = (
+    "Noto Sans CJK SC", "Source Han Sans SC", "PingFang SC", "Microsoft YaHei", "WenQuanYi Micro Hei", "WenQuanYi Zen Hei", "SimHei",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -185,12 +188,26 @@ def draw_confusion(path: Path, run: EvaluatedRun) -> list[str]:
     axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
     axes.set_xlabel("predicted")
     axes.set_ylabel("correct")
+    font, caption = _tick_font(labels), []
     if len(labels) <= 20:  # there is room for names
-        axes.set_xticks(range(len(labels)), labels, rotation=90, fontsize=7)
-        axes.set_yticks(range(len(labels)), labels, fontsize=7)
+        names_shown = labels if font else [str(number) for number in range(1, len(labels) + 1)]
+        axes.set_xticks(range(len(labels)), names_shown, rotation=90, fontsize=7, fontfamily=font)
+        axes.set_yticks(range(len(labels)), names_shown, fontsize=7, fontfamily=font)
+        if not font:
+            caption = [" · ".join(f"{number} {label}" for number, label in enumerate(labels, 1)), ""]
     if len(labels) <= 10:  # and for numbers
         for (i, j), n in np.ndenumerate(counts):
             color = "white" if shares[i, j] > 0.6 else "black"
             axes.text(j, i, str(int(n)), ha="center", va="center", fontsize=7, color=color)
     figure.savefig(path, dpi=110)
-    return [f"![confusion of classes]({path.name})", ""]
+    return [f"![confusion of classes]({path.name})", "", *caption]
+
+
+def _tick_font(labels: Sequence[str]) -> str | None:
+    """A font of this machine that has the characters of the labels; None if there is none for Chinese ones."""
+    from matplotlib import font_manager
+
+    if all(ord(character) < 0x2E80 for label in labels for character in label):
+        return "sans-serif"
+    installed = {font.name for font in font_manager.fontManager.ttflist}
+    return next((font for font in CHINESE_FONTS if font in installed), None)
