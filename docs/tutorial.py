@@ -153,7 +153,9 @@ def stale(texts: dict[Path, str]) -> dict[Path, str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Run the code of “ALBERT explained” and write its output into the page.")
+    parser = argparse.ArgumentParser(
+        description="Run the code of “ALBERT explained” and write its output into the page."
+    )
     parser.add_argument("sections", nargs="*", type=int, help="default: all, and the page about the documents")
     parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if a page is stale")
     options = parser.parse_args()

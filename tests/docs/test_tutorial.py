@@ -123,7 +123,10 @@ def test_a_measured_claim_gets_its_verdict_in_both_languages(verdicts):
         verdicts.measured("low_rank")
         == " · [measured](../results/ideas.md): holds: smaller, fewer, no worse; does not hold: faster"
     )
-    assert verdicts.tested("low_rank") == " · [实测](../../results/ideas.md)：成立：参数更少、运算更少、质量不降；不成立：更快"
+    assert (
+        verdicts.tested("low_rank")
+        == " · [实测](../../results/ideas.md)：成立：参数更少、运算更少、质量不降；不成立：更快"
+    )
     assert verdicts.measured("gru") == verdicts.tested("gru") == ""
     with verdicts.LINES.open("a", encoding="utf-8") as file:
         file.write(

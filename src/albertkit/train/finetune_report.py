@@ -23,7 +23,8 @@ from albertkit.tasks.task import TaskResult
 MAX_ERRORS = 20
 MAX_COLUMNS = 8  # metrics side by side; the others are rows
 CHINESE_FONTS = (
-    "Noto Sans CJK SC", "Source Han Sans SC", "PingFang SC", "Microsoft YaHei", "WenQuanYi Micro Hei", "WenQuanYi Zen Hei", "SimHei",
+    "Noto Sans CJK SC", "Source Han Sans SC", "PingFang SC", "Microsoft YaHei", "WenQuanYi Micro Hei",
+    "WenQuanYi Zen Hei", "SimHei",
 )  # fmt: skip
 
 
