@@ -1,8 +1,7 @@
-"""The page of all benchmarks, its picture, and README's table: for `generate.py`.
+"""The comparison with other programs: its rows, its picture and README's table, for `docs/generate.py`.
 
-In: `bench/results/report.json` (bench/report.py) and `newcomer.json` (studies/newcomer.py), if they are there. Out:
-docs/benchmarks.md, docs/benchmarks.png, and the part of README.md and README.zh-CN.md between two marks. Without a
-report the page says so, and README stays as it is.
+In: `bench/results/report.json`, which `bench/report.py` writes. Out: docs/images/benchmarks.png, and the part of README.md
+and README.zh-CN.md between two marks.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from typing import Any
 
 DOCS = Path(__file__).parent.parent / "docs"
 REPORT = Path(__file__).parent / "results" / "report.json"
-NEWCOMER = DOCS.parent / "studies" / "results" / "newcomer.json"
 MARKS = re.compile(r"(<!-- benchmarks: begin[^>]*-->\n).*?(<!-- benchmarks: end -->)", re.S)
 RECALL, LEAST_RECALL = re.compile(r"recall (\d\.\d+)"), 0.95
 README_ROWS = (
@@ -94,42 +92,6 @@ def number(value: float | None) -> str:
     return "" if value is None else f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def page(report: dict[str, Any] | None) -> str:
-    """docs/benchmarks.md."""
-    if report is None:
-        return "<!-- Written by `make docs`; do not edit. -->\n\n# Benchmarks\n\nNo run of `make bench` has been recorded yet.\n"
-    machine = report["machine"]
-    lines = ["<!-- Written by `make docs`; do not edit. -->", "", "# Benchmarks", "",
-             f"One {report['mode']} run of `make bench` on {machine['threads']} threads of {machine['processor']} ({', '.join(machine['instructions'])}), Python {machine['python']}, {machine['date']}. Each benchmark compares outputs first where there are any,",
-             "and gives every program the same texts, weights and threads. \"Times better\" is above 1 where albertkit is better. The share is of what this machine can do at most: of its fastest matrix product, or, for the server, of the",
-             "engine without a server.", "", "![times better than other programs](benchmarks.png)", ""]  # fmt: skip
-    for name, part in report["parts"].items():
-        lines += [f"## {name[0].upper()}{name[1:]}", "", f"`{part['command']}`, {part['seconds']:,.0f} s.", ""]
-        if part["status"] != "done":
-            lines += [f"**It {'ran out of time' if part['status'] == 'out of time' else 'failed'}.** The end of what it said:", "", "```text", *part["output"].strip().splitlines()[-12:], "```", ""]  # fmt: skip
-            continue
-        lines += ["| | unit | albertkit | | other program | | times better | share of the limit |", "|---|---|---|---|---|---|---|---|"]  # fmt: skip
-        for row in part["rows"]:
-            share = f"{row['share']:.0%}" if row["share"] is not None else ""
-            ratio = f"{row['ratio']:.2f}" if row["ratio"] is not None else ""
-            lines.append(f"| {row['what']} | {row['unit']} | {row['ours'].removeprefix('albertkit').strip(', ') or '–'} | {number(row['value'])} | {row['peer'] or ''} | {number(row['theirs'])} | {ratio} | {share} |")  # fmt: skip
-        lines.append("")
-    lines += [f"Libraries: {', '.join(f'{n} {v}' for n, v in report['libraries'].items())}.", "", *newcomer()]
-    return "\n".join(lines)
-
-
-def newcomer(path: Path = NEWCOMER) -> list[str]:
-    """How long the way through README took, if it was walked."""
-    if not path.is_file():
-        return []
-    found = json.loads(path.read_text(encoding="utf-8"))
-    machine = found["machine"]
-    return ["## From a clone to a served model", "",
-            f"`studies/newcomer.py` types README's commands into a shell, in a fresh clone with nothing installed: {machine['threads']} threads of {machine['processor']}, packages from a near index, {machine['date']}. The first classifier is a head on the built-in vectors, without torch;",
-            "\"whole model\" is the same with torch and all weights learning, as README says below its commands: with 120 examples it is slower and less accurate.", "",
-            "| reached | seconds after the start |", "|---|---|", *(f"| {name} | {seconds:,.0f} |" for name, seconds in found["reached_seconds"].items()), ""]  # fmt: skip
-
-
 def table(report: dict[str, Any], name: str) -> str:
     """README's part, in its language: at most six speedups, and one sentence about what a peer does better."""
     words, language = README_WORDS[name], list(README_WORDS).index(name)
@@ -166,8 +128,8 @@ def readme(text: str, report: dict[str, Any] | None, name: str) -> str:
     return MARKS.sub(lambda found: found.group(1) + table(report, name) + found.group(2), text)
 
 
-def picture(report: dict[str, Any], path: Path = DOCS / "benchmarks.png") -> Path:
-    """Times better than the nearest other program, one bar for each thing measured."""
+def picture(report: dict[str, Any], path: Path = DOCS / "images" / "benchmarks.png") -> Path:
+    """The ratio to the nearest other program, one bar for each measurement."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -186,7 +148,7 @@ def picture(report: dict[str, Any], path: Path = DOCS / "benchmarks.png") -> Pat
         axes.annotate(f"{ratio:.2f}", (ratio, at), xytext=(4 if ratio >= 1 else -4, 0), textcoords="offset points", va="center", ha="left" if ratio >= 1 else "right", fontsize=8)  # fmt: skip
     axes.margins(x=0.15)
     axes.invert_yaxis()
-    axes.set_xlabel("times better than the nearest other program")
+    axes.set_xlabel("ratio to the nearest other program; above 1 albertkit is better")
     figure.tight_layout()
     figure.savefig(path, dpi=120, metadata={"Software": None})
     pyplot.close(figure)

@@ -1,7 +1,6 @@
 """Inference side by side with peers, in one run: same weights, same texts, same threads, outputs compared first.
 
-    python bench/inference.py                     # measure (about ten minutes on two cores), keep the result as data
-    python bench/inference.py --table             # docs/inference.md from the kept data
+    python bench/inference.py       # about ten minutes on two cores; writes bench/results/inference.json
 
 Peers: transformers (SDPA), sentence-transformers (torch), an ONNX export of the same model run by onnxruntime in
 batches of 32 sorted by length, that export with onnxruntime's stock dynamic int8, and with int8 after onnxruntime's
@@ -28,7 +27,6 @@ import numpy as np
 
 ROOT = Path(__file__).parent.parent
 RESULT = ROOT / "bench" / "results" / "inference.json"
-PAGE = ROOT / "docs" / "inference.md"
 CORPUS = Path(os.environ.get("ALBERTKIT_SHARED", ROOT.parent / "shared")) / "corpus" / "enwiki-00.txt.xz"
 LIBRARIES = (
     "albertkit",
@@ -420,70 +418,20 @@ def versions() -> dict[str, str]:
     return out
 
 
-# The page --------------------------------------------------------------------------------------------------------
-
-
-def table(result: dict) -> str:
-    m = result["machine"]
-    lines = [
-        "<!-- Written by `python bench/inference.py --table`; do not edit. -->",
-        "",
-        "# Inference, side by side",
-        "",
-        f"Base shape, random weights, {result['texts']} sentences and paragraphs of English Wikipedia (median {result['tokens']['median']:.0f}, "
-        f"mean {result['tokens']['mean']:.0f} tokens), one run on {m['threads']} threads of {m['processor']} ({', '.join(m['instructions'])}), "
-        f"{m['date']}. Ratios are to the ONNX export in onnxruntime, batches of 32 sorted by length.",
-        "",
-        "| | mixed texts/s | ratio | long documents/s | ratio | one short text, ms | ratio | agreement with transformers | MB on disk |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
-    works = result["workloads"]
-    for name in works["mixed texts"]:
-        cells = [name]
-        for work in ("mixed texts", "long documents", "one short text"):
-            speed, base = works[work][name]["texts_per_second"], works[work]["onnxruntime, export"]["texts_per_second"]
-            cells += [f"{1000 / speed:.1f}" if work == "one short text" else f"{speed:.2f}", f"{speed / base:.2f}"]
-        size = result["bytes"].get(name)
-        cells += [f"{result['agreement'][name]:.5f}", f"{size / 1e6:.1f}" if size else "–"]
-        lines.append("| " + " | ".join(cells) + " |")
-    peak = result["peak"]
-    lines += [
-        "",
-        "Float32 on texts of 128 tokens, as a share of the fastest matrix product measured in the same run "
-        f"({', '.join(f'{n} {v:.0f}' for n, v in peak['gflops_by_library'].items())} GFLOP/s): "
-        f"{', '.join(f'{n} {v:.0%}' for n, v in peak['shares_at_128_tokens'].items())}.",
-        "",
-        "| cold start | process to first vector, s | peak RSS, MB |",
-        "|---|---|---|",
-        *(f"| {name} | {c['seconds']:.2f} | {c['peak_rss_mb']:.0f} |" for name, c in result["cold"].items()),
-        "",
-        *([result["remark"], ""] if "remark" in result else []),
-        "Agreement is the smallest cosine of 24 sentence vectors with those of transformers. Random weights are the hardest case for int8 and 4 bits; "
-        "`albertkit quantize` reports it for a real model.",
-        "",
-        f"Libraries: {', '.join(f'{n} {v}' for n, v in result['libraries'].items())}.",
-        "",
-    ]
-    return "\n".join(lines)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--texts", type=int, default=1000)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--table", action="store_true", help="only write docs/inference.md from the kept data")
     parser.add_argument("--worker", choices=RUNNERS, help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.worker:
         work_loop(arguments.worker, arguments.folder, arguments.threads)
         return
-    if not arguments.table:
-        RESULT.parent.mkdir(exist_ok=True)
-        RESULT.write_text(json.dumps(measure(arguments.texts, arguments.rounds, arguments.threads), indent=2) + "\n")
-    PAGE.write_text(table(json.loads(RESULT.read_text())), encoding="utf-8")
-    print(f"{PAGE.relative_to(ROOT)} written")
+    RESULT.parent.mkdir(exist_ok=True)
+    RESULT.write_text(json.dumps(measure(arguments.texts, arguments.rounds, arguments.threads), indent=2) + "\n")
+    print(f"{RESULT.relative_to(ROOT)} written; now run  make docs")
 
 
 if __name__ == "__main__":

@@ -8,8 +8,8 @@
 Each benchmark is a program of its own, with a time limit. One that fails or runs out of time is reported as such and
 does not stop the others. All work on a copy of `bench/` without earlier results, so that a report holds what this run
 measured and nothing else, and each benchmark's own record stays. Texts are those of `runs/tiny.txt.xz`, so that the run
-needs nothing but a clone. Out: `bench/results/report.json`, docs/benchmarks.md and its picture; `make docs` puts the
-table into README.
+needs nothing but a clone. Out: `bench/results/report.json` and docs/images/benchmarks.png; `make docs` writes the
+tables.
 """
 
 from __future__ import annotations
@@ -273,15 +273,17 @@ def versions() -> dict[str, str]:
 
 
 def show(whole: dict[str, Any], out: Path) -> None:
-    """The page and its picture, beside a report that was put elsewhere; and the ratios on the screen."""
+    """The picture, beside a report that was put elsewhere, and the ratios on the screen."""
     import benchmarks_page
 
-    folder = DOCS if out.resolve() == RESULT else out.parent
-    (folder / "benchmarks.md").write_text(benchmarks_page.page(whole), encoding="utf-8")
     if benchmarks_page.nearest(whole):
+        folder = DOCS / "images" if out.resolve() == RESULT else out.parent
         benchmarks_page.picture(whole, folder / "benchmarks.png")
+    for name, part in whole["parts"].items():
+        if part["status"] != "done":
+            print(f"{name}: {part['status']}\n{part['output'].strip()[-600:]}")
     for row in benchmarks_page.rows(whole):
-        ratio = f"{row['ratio']:6.2f} times better than {row['peer']}" if row["ratio"] is not None else ""
+        ratio = f"{row['ratio']:6.2f}× compared with {row['peer']}" if row["ratio"] is not None else ""
         share = f"  {row['share']:.0%} of the limit" if row["share"] is not None else ""
         print(f"{row['what']:32} {row['value']:12,.4g} {row['unit']:10} {ratio}{share}")
 

@@ -1,8 +1,7 @@
-"""Measure ways to keep and search vectors on disk, and print what was measured as the table of docs/search.md.
+"""Compare programs that store and search vectors on disk.
 
 python bench/search.py --rows 100000                 run every candidate that is installed, add to results/search.json
 python bench/search.py --rows 1000000 --only usearch
-python bench/search.py --table                       the table, from results/search.json
 
 Each phase is its own process, so that peak memory and import time belong to one library. `--site FOLDER` names a folder
 with one `pip install --target` folder a library (FOLDER/usearch, FOLDER/faiss-cpu …); without it the libraries must be
@@ -470,42 +469,6 @@ def version(package: str, site: Path | None) -> str:
     return importlib.metadata.version(package)
 
 
-# The table --------------------------------------------------------------------------------------------------------
-
-COLUMNS = (
-    ("", "label", "{}"),
-    ("install, MB", "install_mb", "{:,.0f}"),
-    ("import, s", "import_s", "{:.2f}"),
-    ("build, s", "build_s", "{:,.0f}"),
-    ("add 1,000, s", "add_1000_s", "{:.2f}"),
-    ("open + first query, s", "first_query_s", "{:.2f}"),
-    ("query, CPU ms", "query_cpu_ms", "{:,.1f}"),
-    ("query, 1 thread, ms", "query_ms_1", "{:,.1f}"),
-    ("query, 2 threads, ms", "query_ms_2", "{:,.1f}"),
-    ("recall@10", "recall_10", "{:.3f}"),
-    ("file, MB", "file_mb", "{:,.0f}"),
-    ("peak memory, build, MB", "build_rss_mb", "{:,}"),
-    ("peak memory, query, MB", "query_rss_mb", "{:,}"),
-    ("delete", "delete", "{}"),
-    ("crash-safe", "crash_safe", "{}"),
-)
-
-
-def table(data: dict[str, Any]) -> str:
-    """The measurements as Markdown: one table for each number of rows."""
-    lines = []
-    for rows in sorted({row["rows"] for row in data["runs"]}):
-        lines += [f"### {rows:,} vectors", "", "| " + " | ".join(c[0] for c in COLUMNS) + " |", "|---" * len(COLUMNS) + "|"]  # fmt: skip
-        for run in (r for r in data["runs"] if r["rows"] == rows):
-            cells = ["–" if run.get(key) is None else form.format(run[key]) for _, key, form in COLUMNS]
-            lines.append("| " + " | ".join(cells) + " |")
-        lines.append("")
-    machine = data["machine"]
-    versions = sorted({f"{r['label'].split(',')[0]} {r['version']}" for r in data["runs"] if r["candidate"] not in ("albertkit", "numpy8")})  # fmt: skip
-    lines.append(f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gb']} GB, shared with other work; Python {machine['python']}, SQLite {machine['sqlite']}; {', '.join(versions)}.")  # fmt: skip
-    return "\n".join([*lines, ""])
-
-
 def machine() -> dict[str, Any]:
     cpu = platform.processor() or "unknown"
     try:
@@ -543,13 +506,9 @@ def main() -> None:
     parser.add_argument("--only", action="append", choices=list(CANDIDATES))
     parser.add_argument("--site", type=Path)
     parser.add_argument("--folder", type=Path, help="where vectors and indexes are written  [default: a temporary one]")
-    parser.add_argument("--table", action="store_true")
     parser.add_argument("--phase", choices=("build", "add", "query"), help=argparse.SUPPRESS)
     parser.add_argument("--threads", type=int, default=1, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.table:
-        print(table(json.loads(RESULTS.read_text(encoding="utf-8"))), end="")
-        return
     if options.phase:
         sys.path += [p for p in os.environ.get("BENCH_SITE", "").split(os.pathsep) if p]
         print(json.dumps(phase(options.only[0], options.phase, options.folder, options.threads)))

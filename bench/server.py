@@ -2,7 +2,6 @@
 
     python bench/server.py                  # measure (about half an hour on two cores), keep the result as data
     python bench/server.py --quick          # seconds instead of minutes, to see that it runs; nothing is kept
-    python bench/server.py --table          # docs/server-load.md from the kept data
 
 Every answer is compared with the vector the engine gives for that text. The peers are sentence-transformers behind
 FastAPI (torch, float32, one `encode` a request on a thread, as its documentation shows) and infinity-emb, where
@@ -35,7 +34,6 @@ import numpy as np
 sys.path[:0] = [str(Path(__file__).parent.parent / "src"), str(Path(__file__).parent)]
 
 RESULT = Path(__file__).parent / "results" / "server.json"
-PAGE = Path(__file__).parent.parent / "docs" / "server-load.md"
 FASTAPI = """
 import os, sys
 import torch
@@ -367,45 +365,6 @@ def write_peers(folder: Path, float_folder: Path, st: Path) -> None:
     write_folder(artifact, st, overwrite=True)
 
 
-# Keeping and showing ---------------------------------------------------------------------------------------------
-
-
-def table() -> str:
-    """docs/server-load.md."""
-    found = json.loads(RESULT.read_text(encoding="utf-8"))
-    machine = found["machine"]
-    lines = [
-        "<!-- Written by `python bench/server.py --table`; do not edit. -->", "", "# The server under load", "",
-        f"The built-in model, {found['threads']} threads of {machine['processor']}, {machine['date']}. Clients ran in a second process on the same machine. Every answer was compared with the engine's.", "",
-        "| texts a request | clients | texts/s | engine alone, texts/s | share | p50 ms | p99 ms | wrong | lost |", "|---|---|---|---|---|---|---|---|---|",
-    ]  # fmt: skip
-    for run in found["throughput"]:
-        lines.append(
-            f"| {run['size']} | {run['clients']} | {run['texts_per_second']:,.0f} | {run['bare']:,.0f} | {run['ratio']:.0%} "
-            f"| {run['milliseconds']['50']:.1f} | {run['milliseconds']['99']:.1f} | {run['wrong']} | {run['lost']} |"
-        )
-    over = found["overload"]
-    run = over["overload"]
-    lines += [
-        "", f"Twice the load it can bear ({over['rate']:,.0f} requests/s of 8 texts, answers due in {over['deadline']:g} s): "
-        f"{run['answered']:,} answered with p99 {run['milliseconds']['99'] / 1000:.2f} s, {run['refused']:,} refused (p99 {run['refused_milliseconds_99']:.0f} ms), "
-        f"{run['lost']} lost, {run['wrong']} wrong; {over['after']['texts_per_second'] / over['usual']['texts_per_second']:.0%} of the usual speed afterwards.", "",
-        f"Resident memory over {found['steady']['requests']:,} requests, tenth by tenth, MB: "
-        + ", ".join(f"{one['rss'] / 2**20:.0f}" for one in found["steady"]["seen"]) + ".", "",
-        "| server | texts a request | requests/s | p99 ms | least cosine with the engine's vector | RSS, MB |", "|---|---|---|---|---|---|",
-    ]  # fmt: skip
-    for name, runs in found["peers"].items():
-        for run in runs:
-            if "failed" in run:
-                lines.append(f"| {name} | | {run['failed'][:80]} | | | |")
-                continue
-            lines.append(
-                f"| {name} | {run['size']} | {run['requests_per_second']:,.1f} | {run['milliseconds']['99']:.0f} "
-                f"| {run['least_cosine']:.4f} | {run['rss'] / 2**20:.0f} |"
-            )
-    return "\n".join([*lines, ""])
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, help="an artifact; default the built-in model")
@@ -414,14 +373,10 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=100_000, help="for resident memory")
     parser.add_argument("--parts", default="throughput,overload,steady,peers")
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--table", action="store_true")
     parser.add_argument("--client", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.client:
         print(json.dumps(asyncio.run(Client(json.loads(given.client)).run())))
-        return
-    if given.table:
-        PAGE.write_text(table(), encoding="utf-8")
         return
     from inference import machine, versions
 

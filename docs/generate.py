@@ -1,49 +1,37 @@
-"""Write the pages of docs/ that show what the program itself says: run by `make docs`, checked by a test.
+"""Write what is generated in docs/: run by `make docs`, checked by a test.
 
-cli.md                the help of every verb api.md                the public names of Python, with their signatures
-(see api_page.py) shapes.md             what each preset costs pretraining-cost.md   measured training speed, and what
-follows for many GPUs results.md            fine-tuning on real data, beside published numbers (see
-studies/results_page.py) scale.md              what large jobs would cost (see studies/scale_page.py) benchmarks.md
-every benchmark in one report; also benchmarks.png and README's table (see bench/benchmarks_page.py) elastic.md
-quality and time at every depth and with early exit; also elastic.png (see studies/elastic_page.py) options.md
-what goes beyond canonical ALBERT, and what it costs (see options_page.py) generation.md, explain.md, finetuning.md   by
-hand, but for the tables of what was measured (see studies/measured_page.py) ablation.md           the documents' ideas,
-measured (see studies/ablation_page.py) model-card.md         the built-in model; also README.md and albertkit.json in
-the folders of both (see model_card.py)
+`PAGES` are whole files: the command line, the Python API, the files of the built-in models. `TABLES` are tables inside
+pages that are written by hand: a page contains `<!-- table: NAME -->` and `<!-- /table -->`, and the text between them is
+replaced by what the function NAME returns. The functions are in `docs/tables/`, one module per page.
 """
 
 from __future__ import annotations
 
-import json
+import re
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import click
 
+from albertkit.builtin import BUILTINS
 from albertkit.cli.console import format_megabytes
 from albertkit.cli.entry_point import GROUPS, app
 from albertkit.compress.cost import shape_cost
 from albertkit.config import PRESETS, preset
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "studies"))
-sys.path.insert(0, str(Path(__file__).parent.parent / "bench"))
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parent.parent / "bench"))
 
-import ablation_page
 import api_page
 import benchmarks_page
-import elastic_page
-import measured_page
-import model_card
 import options_page
-import results_page
-import scale_page
-from scale_page import BUDGET, LINKS, STEP, cost_row
+from tables import benchmarks, compression, elastic, ideas, models, tasks
 
 DOCS = Path(__file__).parent
-STUDIES = DOCS.parent / "studies"
 NOTE = "<!-- Written by `make docs`; do not edit. -->\n"
+MARKED = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- /table -->)", re.S)
 
 
 def cli_page() -> str:
@@ -86,72 +74,49 @@ def shapes_page() -> str:
     return "\n".join([*lines, ""])
 
 
-def cost_page() -> str:
-    found = json.loads((STUDIES / "results" / "pretraining.json").read_text(encoding="utf-8"))
-    machine = found["machine"]
-    lines = [NOTE, "# What pre-training costs", "",
-             f"Measured on one {machine['gpu']}, torch {machine['torch']}, rows of {machine['length']} tokens, bf16, by `studies/pretraining.py`: tokens a second",
-             "end to end (reading shards, drawing masks and order, forward, backward, optimizer, losses read every twenty updates), share of the",
-             "measured bf16 matrix-product peak, and peak memory for a token of the batch. transformers computes on tokens that lie ready on the device.", "",
-             "| shape | rows | program | thousand tokens / s | ours ÷ it | share of peak | kB / token |",
-             "|---|---|---|---|---|---|---|"]  # fmt: skip
-    for shape, runs in found["shapes"].items():
-        ours = runs["albertkit"]
-        for name, run in runs.items():
-            if name == "rows":
-                continue
-            share = f"{run['share_of_peak']:.0%}" if "share_of_peak" in run else ""
-            lines.append(
-                f"| {shape} | {runs['rows']} | {name} | {run['tokens_per_second'] / 1e3:,.0f} "
-                f"| {ours['tokens_per_second'] / run['tokens_per_second']:.2f} | {share} "
-                f"| {run['bytes_per_token'] / 1e3:,.0f} |"
-            )
-    lines += ["", "## Many GPUs", "",
-              "A model, not a measurement: time of an update = tokens of a GPU ÷ the speed above + the time to add up the gradients (float32, a ring, nothing hidden",
-              f"behind computing). {BUDGET / 1e9:,.0f} G tokens in updates of {STEP / 1e6:.1f} M tokens. Since layers share their weights, gradients are small; "
-              "memory is what one GPU needs for",
-              "the rows of the table above, weights and optimizer included.", "",
-              "| shape | gradients | memory | GPU hours, 1 GPU | " + " | ".join(f"hours on {n} GPUs ({link[0]})" for n, link in LINKS.items()) + " |",
-              "|---|---|---|---|" + "---|" * len(LINKS)]  # fmt: skip
-    for shape, runs in found["shapes"].items():
-        lines.append(cost_row(shape, runs))
-    return "\n".join([*lines, ""])
-
-
-BUILT_IN = f"../src/albertkit/models/{model_card.DEFAULT}"
-PAGES = {
+PAGES: dict[str, Callable[[], str]] = {
     "cli.md": cli_page,
     "api.md": api_page.page,
     "shapes.md": shapes_page,
-    "pretraining-cost.md": cost_page,
-    "results.md": results_page.page,
-    "elastic.md": elastic_page.page,
-    "scale.md": scale_page.page,
-    "benchmarks.md": lambda: benchmarks_page.page(benchmarks_page.load()),
     "options.md": options_page.page,
-    **{name: partial(measured_page.page, name) for name in measured_page.TABLES},
-    "ablation.md": ablation_page.written,
-    f"{BUILT_IN}/albertkit.json": model_card.meta_text,
-    f"{BUILT_IN}/README.md": model_card.readme,
-    f"../src/albertkit/models/{model_card.FINETUNE_MODEL}/albertkit.json": model_card.start_meta,
-    f"../src/albertkit/models/{model_card.FINETUNE_MODEL}/README.md": model_card.start_readme,
-    "model-card.md": model_card.page,
+    **{f"../src/albertkit/models/{name}/albertkit.json": partial(models.meta_text, name) for name in BUILTINS},
+    **{f"../src/albertkit/models/{name}/README.md": partial(models.card, name) for name in BUILTINS},
 }
+TABLES: dict[str, Callable[[], str]] = {
+    **benchmarks.TABLES,
+    **models.TABLES,
+    **tasks.TABLES,
+    **compression.TABLES,
+    **elastic.TABLES,
+    **ideas.TABLES,
+}
+
+
+def fill(text: str) -> str:
+    """A page with its tables as they are now. A name that is not in `TABLES` is an error."""
+    return MARKED.sub(lambda found: f"{found[1]}\n{TABLES[found[2]]()}\n{found[3]}", text)
+
+
+def marked_pages() -> list[Path]:
+    """The pages that contain a table."""
+    return [path for path in sorted(DOCS.rglob("*.md")) if MARKED.search(path.read_text(encoding="utf-8"))]
 
 
 def main() -> None:
     report = benchmarks_page.load()
-    if elastic_page.picture():
-        print("docs/elastic.png")
+    elastic.picture()
     if report is not None:
-        print(benchmarks_page.picture(report).relative_to(DOCS.parent))
+        benchmarks_page.picture(report)
         for name in benchmarks_page.README_WORDS:
             readme = DOCS.parent / name
             text = readme.read_text(encoding="utf-8")
             readme.write_text(benchmarks_page.readme(text, report, name), encoding="utf-8")
     for name, make in PAGES.items():
         (DOCS / name).write_text(make(), encoding="utf-8")
-        print((DOCS / name).resolve().relative_to(DOCS.parent.resolve()))
+    for path in marked_pages():
+        path.write_text(fill(path.read_text(encoding="utf-8")), encoding="utf-8")
+    for path in [*(DOCS / name for name in PAGES), *marked_pages()]:
+        print(path.resolve().relative_to(DOCS.parent.resolve()))
 
 
 if __name__ == "__main__":

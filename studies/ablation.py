@@ -1,5 +1,5 @@
-"""The documents' ideas, measured: each option on and off, at one budget, with several seeds; the source of
-docs/ablation.md.
+"""The documents' ideas, measured: each option on and off, at one budget, with several seeds. The tables are in
+docs/results/ideas.md.
 
     python studies/ablation.py run SHARDS --task sst-2=TRAIN,DEV --task mrpc=TRAIN,DEV --runs RUNS --shape small
     --tokens 200e6 --seeds 0,1,2 [--jobs 8]
@@ -7,7 +7,6 @@ docs/ablation.md.
     [--compile auto]
     python studies/ablation.py reading [--shape small] [--batch N] [--seconds 2] [--device auto]
     python studies/ablation.py lengths [--shape small] [--window 64] [--device auto]
-    python studies/ablation.py table
 
 `run` pre-trains every variant on the same shards with the same budget (--tokens, or --minutes of the machine), measures
 masked words and sentence order on held-out rows, fine-tunes the result on labelled files of classes, and writes one
@@ -17,8 +16,7 @@ its checkpoint, so the same command may be given as often as needed; --only choo
 folder of compiled code, since most variants compile the same layer. `speed` times updates of each variant alone on the
 machine: what several jobs at once see of it is not a speed. `reading` does the same for texts that are only read, with
 random weights, since what the documents promise is faster inference: by the torch-free runtime on a processor, by torch
-on a GPU. `lengths` times one layer with a window and without, in torch. `table` writes
-docs/ablation.md from what was kept.
+on a GPU. `lengths` times one layer with a window and without, in torch.
 """
 
 from __future__ import annotations
@@ -475,14 +473,6 @@ def lengths(args: argparse.Namespace) -> None:
     args.results.write_text(json.dumps(before, indent=1) + "\n", encoding="utf-8")
 
 
-def table(args: argparse.Namespace) -> None:
-    """The page."""
-    from ablation_page import written
-
-    args.page.write_text(written(args.results, args.lengths_file, args.speed_file), encoding="utf-8")
-    print(args.page)
-
-
 def shape_options(parser: argparse.ArgumentParser, batch: int | None) -> None:
     """What `run`, `speed` and `reading` are all asked."""
     parser.add_argument("--shape", default="small")
@@ -543,12 +533,6 @@ def main() -> None:
     two.add_argument("--seconds", type=float, default=1.0)
     two.add_argument("--results", type=Path, default=LENGTHS)
     two.set_defaults(call=lengths)
-    three = verbs.add_parser("table")
-    three.add_argument("--results", type=Path, default=LINES)
-    three.add_argument("--lengths-file", type=Path, default=LENGTHS)
-    three.add_argument("--speed-file", type=Path, default=SPEEDS)
-    three.add_argument("--page", type=Path, default=Path(__file__).parent.parent / "docs" / "ablation.md")
-    three.set_defaults(call=table)
     args = parser.parse_args()
     if args.call is run and (args.tokens is None) == (args.minutes is None):
         parser.error("give one budget: --tokens or --minutes")

@@ -1,13 +1,11 @@
-"""Lines of studies/ablation.py to docs/ablation.md. What the documents claim is written here; every number comes from
-the lines.
+"""What the documents claim, and whether recorded trainings of studies/ablation.py agree.
 
-In: lines of ablation.jsonl, and the content of ablation-lengths.json and ablation-speed.json. Out: the text of the
-page. A claim that was not measured says so.
+In: lines of `ablation.jsonl` and the content of `ablation-speed.json`. Out: for each claim the measured differences and a
+verdict, for docs/results/ideas.md and docs/understand/documents.md. A claim that was not measured says so.
 """
 
 from __future__ import annotations
 
-import json
 import math
 from collections import defaultdict
 from dataclasses import dataclass
@@ -18,13 +16,10 @@ Line = dict[str, Any]
 Speeds = dict[str, dict[str, float]]
 """Tokens a second of each variant, by what was done and where: "reading, …" or "updates, …"."""
 Spreads = dict[str, tuple[float, int]]
-"""Of each measure, the spread over seeds, and how many numbers it rests on beyond one a variant."""
+"""For each measure: its spread over seeds, and the degrees of freedom."""
 RESULTS = Path(__file__).parent / "results"
 CANONICAL = "canonical"
 SOME, QUICK = 0.02, 0.05  # ratios of counts, and of speeds, that are nearer to one are none
-CORPORA = {
-    "2797892f": "; `albertkit corpus` made the shards of 27 MB of English Wikipedia (compressed), with the built-in vocabulary"
-}
 CHANCE = 0.55  # of sentence order: what lies below is a guess
 STUDENT = {1: 63.7, 2: 9.9, 3: 5.8, 4: 4.6, 5: 4.0, 6: 3.7, 8: 3.4, 10: 3.2, 15: 2.9, 20: 2.8, 30: 2.7}
 """Standard errors that one comparison in a hundred passes by chance, by the degrees of freedom."""
@@ -161,18 +156,6 @@ def moves(claim: Claim, lines: list[Line]) -> dict[str, tuple[float, str]]:
     return found
 
 
-def least(lines: list[Line]) -> str:
-    """The smallest differences of two variants with as many seeds as most have that count."""
-    counts = [len(whole(lines, name)) for name in {line["variant"] for line in lines}]
-    seeds, known, parts = max(set(counts), key=counts.count), spreads(lines), []
-    for name in telling(lines):
-        if name in known and seeds:
-            spread, free = known[name]
-            limit = STUDENT[max(n for n in STUDENT if n <= free)] * spread * math.sqrt(2 / seeds)
-            parts.append(f"{shown(name)} {limit:.3f}" if name == "mlm_loss" else f"{shown(name)} {100 * limit:.1f}")
-    return ", ".join(parts)
-
-
 def shown(name: str) -> str:
     """A measure as it is called on the page."""
     return (
@@ -234,34 +217,6 @@ def judged(claim: Claim, lines: list[Line], speeds: Speeds) -> tuple[str, str]:
     return ", ".join(said + ([claim.note] if claim.note else [])), verdict + (" (one seed)" if once else "")
 
 
-def cell(values: list[float], scale: float = 1.0, digits: int = 2) -> str:
-    """mean ± spread."""
-    if not values:
-        return ""
-    mean, spread = mean_spread(values)
-    return f"{mean * scale:,.{digits}f}" + (f" ± {spread * scale:.{digits}f}" if len(values) > 1 else "")
-
-
-def variant_table(by: dict[str, list[Line]], speeds: Speeds) -> list[str]:
-    """One row a variant."""
-    found = {name: numbers(lines) for name, lines in by.items()}
-    tasks = sorted({n for measures in found.values() for n in measures if n.startswith("task ")})
-    heads = [
-        "variant", "what differs", "seeds", "parameters, M", "operations a token, M", *(f"thousand tokens/s, {device}" for device in speeds),
-        "MLM loss", "MLM accuracy, %", "SOP accuracy, %", *(f"{shown(t)}, %" for t in tasks),
-    ]  # fmt: skip
-    rows = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
-    for name, m in found.items():
-        failed = sum("failed" in line for line in by[name])
-        cells = [
-            name + (f" ({failed} failed)" if failed else ""), given(name, by[name][0]["recipe"]), str(len(by[name])), cell(m["parameters"][:1], 1e-6), cell(m["operations_per_token"][:1], 1e-6, 1),
-            *(cell([of[name]] if name in of else [], 1e-3, 1) for of in speeds.values()), cell(m["mlm_loss"], 1, 3), cell(m["mlm_accuracy"], 100), cell(m["sop_accuracy"], 100),
-            *(cell(m[task], 100) for task in tasks),
-        ]  # fmt: skip
-        rows.append("| " + " | ".join(cells) + " |")
-    return rows
-
-
 def speeds_of(recipe: dict[str, Any], speeds: list[dict[str, Any]]) -> Speeds:
     """Tokens a second of the same shape and length, by what was done and where."""
     found: Speeds = {}
@@ -273,122 +228,3 @@ def speeds_of(recipe: dict[str, Any], speeds: list[dict[str, Any]]) -> Speeds:
             label = f"{own.get('what', 'updates')}, {machine['device']}{threads}, {own['batch']} rows{compiled}"
             found[label] = record["tokens_per_second"]
     return found
-
-
-def length_tables(found: dict[str, Any]) -> list[str]:
-    """One table for each machine."""
-    out = []
-    for name, part in found.items():
-        out += [
-            "", f"### {name}", "",
-            f"One layer of `{part['shape']}`, window {part['window']}, torch {part['machine']['torch']}, {part['machine']['threads']} threads.", "",
-            "| tokens | texts at once | all see all, ms | window, ms | times faster |", "|---|---|---|---|---|",
-        ]  # fmt: skip
-        for row in part["rows"]:
-            times = f"{row['full'] * 1e3:.2f} | {row['window'] * 1e3:.2f} | {row['full'] / row['window']:.2f}"
-            out.append(f"| {row['length']} | {row['texts']} | {times} |")
-        behind = [at for at, row in enumerate(part["rows"]) if row["full"] <= (1 + QUICK) * row["window"]]
-        pays = next((row["length"] for row in part["rows"][(behind[-1] + 1 if behind else 0) :]), None)
-        out += ["", f"It pays from {pays} tokens on." if pays else "It does not pay at these lengths."]
-    return out
-
-
-def command(recipe: dict[str, Any], seeds: list[int]) -> str:
-    """How to measure a recipe again."""
-    given = {name: recipe.get(name) for name in ("shape", "layers", "length", "batch", "tokens", "minutes", "optimizer", "learning_rate", "epochs", "examples")}  # fmt: skip
-    flags = [f"--{name.replace('_', '-')} {value}" for name, value in given.items() if value is not None]
-    tasks = [f"--task {name}=TRAIN,DEV" for name in recipe.get("tasks", [])]
-    return " ".join(["python studies/ablation.py run SHARDS", *tasks, *flags, f"--seeds {','.join(map(str, seeds))}"])
-
-
-def given(name: str, recipe: dict[str, Any]) -> str:
-    """What a variant changes, in the words of its config."""
-    from ablation import VARIANTS
-
-    if name not in VARIANTS:
-        return ""
-    variant = VARIANTS[name]
-    config, plain = (
-        v.config(recipe["shape"], recipe["length"], recipe.get("layers")) for v in (variant, VARIANTS[CANONICAL])
-    )
-    if name == CANONICAL:
-        return f"k = {plain.embedding_size}, H = {plain.hidden_size}, {plain.num_attention_heads} heads, one group"
-    own = {n: getattr(config.options, n) for n in variant.options} | {n: getattr(config, n) for n in variant.shape}
-    return ", ".join(f"`{n}={value}`" for n, value in (own | variant.goals).items())
-
-
-def again(recipe: dict[str, Any], machine: dict[str, str]) -> str:
-    """How to measure a speed again."""
-    what = recipe.get("what", "updates")
-    flags = [
-        f"--{n} {recipe[n]}"
-        for n in ("shape", "layers", "length", "batch", "optimizer", "compile")
-        if recipe.get(n) is not None
-    ]
-    verb = "speed SHARDS" if what == "updates" else "reading"
-    return f"`python studies/ablation.py {verb} {' '.join(flags)} --device {'cpu' if machine['device'] == 'CPU' else 'cuda'}`"
-
-
-def recipe_part(lines: list[Line], speeds: list[dict[str, Any]]) -> list[str]:
-    """What was measured with one recipe: the command, the variants, the claims."""
-    by: dict[str, list[Line]] = defaultdict(list)
-    for line in lines:
-        by[line["variant"]].append(line)
-    recipe, machine = lines[0]["recipe"], lines[0]["machine"]
-    fast, layers = speeds_of(recipe, speeds), recipe.get("layers")
-    budget = f"{recipe['tokens']:,} tokens" if recipe["tokens"] else f"{recipe['minutes']:g} minutes"
-    many = f" with {layers} layers" if layers else ""
-    corpus = f" The corpus: {recipe['corpus']}{CORPORA.get(recipe['corpus'][-9:-1], '')}." if "corpus" in recipe else ""
-    timed = [again(record["recipe"], record["machine"]) for record in speeds if speeds_of(recipe, [record])]
-    out = [
-        "", f"## `{recipe['shape']}`{many}, {budget} of length {recipe['length']}, {machine['device']}, torch {machine['torch']}", "",
-        f"`{command(recipe, sorted({line['seed'] for line in lines}))}`{corpus}", "",
-        *([f"Speeds: {', '.join(timed)}.", ""] if timed else []),
-        *variant_table(by, fast), "",
-        *(["Nobody learnt sentence order with this budget (half of the answers are right by chance): it is left out of the verdicts.", ""] if "sop_accuracy" in numbers(lines) and unlearnt(lines) else []),
-        f"The smallest differences that count: {least(lines)}. Below, in some eighty comparisons, chance makes about one.", "",
-        "| document | what it said | compared | what we measured | verdict |", "|---|---|---|---|---|",
-    ]  # fmt: skip
-    for claim in CLAIMS:
-        said, verdict = judged(claim, lines, fast)
-        out.append(f"| {claim.document} | {claim.says} | {claim.variant} with {claim.against} | {said} | {verdict} |")
-    return out
-
-
-INTRODUCTION = """# The documents' ideas, measured
-
-Written by `python studies/ablation.py table`; [options](options.md) has the formulas, and [claim by claim](documents.md) all that the documents say, with what needs no training to be judged. Every variant sees the same
-shards, the same budget and the same settings; only what its name says differs, and nothing was tuned for one of them. TRAIN and DEV are those of the data sets named, with at most `--examples` rows each. ± is the standard deviation over seeds.
-
-A difference counts (better, worse) where chance makes one so large in one comparison of a hundred, with the spread of all variants together, or of the two where that is larger; otherwise the seeds cannot tell (same). Of tasks Matthews' correlation is judged, since
-a frequent class is no skill. The verdict says of each thing that the document expects whether it *holds*, *does not hold*, holds *partly* (on one machine, or in one measure and not in another), or whether the seeds *cannot tell*. *smaller*: at least 2 % fewer parameters, of the whole model. *fewer*: at least 2 % fewer operations. *faster*: at
-least 5 % more tokens a second when texts are read, on every machine; *trains faster*: the same for updates. *better*: a measure of quality is better and none is worse; *no worse*: none is seen to be worse; *worse*: one is. Speeds are of each variant alone on the machine, the best of
-several rounds."""
-
-
-def page(lines: list[Line], lengths: dict[str, Any], speeds: list[dict[str, Any]] | None = None) -> str:
-    """The whole page: for each recipe the variants and the claims, then the lengths."""
-    out = [INTRODUCTION]
-    by_recipe: dict[str, list[Line]] = defaultdict(list)
-    for line in lines:
-        by_recipe[repr(sorted(line["recipe"].items()))].append(line)
-    for of in by_recipe.values():
-        out += recipe_part(of, speeds or [])
-    if lengths:
-        out += [
-            "", "## Where a window begins to pay", "",
-            "`python studies/ablation.py lengths`: the time of one layer, with all tokens seeing all and in a window.",
-            *length_tables(lengths),
-        ]  # fmt: skip
-    return "\n".join(out) + "\n"
-
-
-def written(lines: Path = RESULTS / "ablation.jsonl", lengths: Path = RESULTS / "ablation-lengths.json", speeds: Path = RESULTS / "ablation-speed.json") -> str:  # fmt: skip
-    """The page of what was kept, with the variants in the order of the bench."""
-    from ablation import VARIANTS
-
-    order = list(VARIANTS)
-    found = [json.loads(line) for line in lines.read_text(encoding="utf-8").splitlines()] if lines.is_file() else []
-    found.sort(key=lambda line: (order.index(line["variant"]), line["seed"]))
-    others = [json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None for path in (lengths, speeds)]
-    return page(found, others[0] or {}, others[1])

@@ -3,7 +3,6 @@ what training gives back.
 
     python studies/compression.py --model FOLDER      # without training: measure, keep studies/results/compression.json
     python studies/compression.py --trained RUNS      # with training, on SST-2; see compression_trained.py
-    python studies/compression.py --table             # the measured part of docs/compression.md from the kept data
 
 Quality: Spearman's correlation on STS-B dev, accuracy at masked words of held-out text where the model has that head,
 and the mean cosine with the whole model's vectors. Time: texts a second on STS-B's sentences, and one short text.
@@ -27,13 +26,11 @@ from pathlib import Path
 import numpy as np
 
 sys.path[:0] = [str(Path(__file__).parent.parent / name) for name in ("src", "bench", "studies")]
-from compression_trained import run, table  # noqa: E402
+from compression_trained import run  # noqa: E402
 
 ROOT = Path(__file__).parent.parent
 RESULT = ROOT / "studies" / "results" / "compression.json"
-PAGE = ROOT / "docs" / "compression.md"
 SHARED = Path(os.environ.get("ALBERTKIT_SHARED", ROOT.parent / "shared"))
-BEGIN, END = "<!-- measured: begin (python studies/compression.py --table) -->", "<!-- measured: end -->"
 ROUNDS = 5
 
 
@@ -192,56 +189,6 @@ def exported(made: dict[str, Path], place: Path) -> dict[str, dict]:
     return out
 
 
-def block(result: dict) -> str:
-    """The measured part of the page."""
-    lines = [BEGIN, ""]
-    if "quality" in result:
-        lines += without_training(result)
-    if "trained" in result:
-        found = result["trained"]
-        lines += [
-            f"With training ({found['threads']} threads of {found['processor']}, {found['date']}). Variants of one shape in the same bits do the same work, and both show the better of their times.",
-            "",
-            *table(found["variants"]),
-            "",
-        ]
-    return "\n".join([*lines, END])
-
-
-def without_training(result: dict) -> list[str]:
-    """Two tables: forms of one model, and exported files."""
-    m = result["machine"]
-    lines = [
-        f"Model: {m['model']}; {m['threads']} threads of {m['processor']}, {m['date']}. No model was trained after pruning.", "",
-        "| | STS-B dev | masked words | cosine | MB | texts/s | one text, ms |", "|---|---|---|---|---|---|---|",
-    ]  # fmt: skip
-    for name, q in result["quality"].items():
-        s = result["speed"][name]
-        words = "" if q["masked_words"] is None else f"{q['masked_words']:.1%}"
-        cosine = "" if q["cosine"] is None else f"{q['cosine']:.4f}"
-        lines.append(
-            f"| {name} | {q['sts_b_dev']:.1f} | {words} | {cosine} | {q['bytes'] / 1e6:.1f} | {s['texts_per_second']:,.0f} | {s['one_text_ms']:.3f} |"
-        )
-    lines += [
-        "",
-        "| exported file | MB | more than its weights | onnxruntime, least cosine | OpenVINO, least cosine |",
-        "|---|---|---|---|---|",
-    ]
-    for name, e in result["export"].items():
-        if name.endswith(", loop"):
-            continue  # measured before that option was removed
-        other = f"{e['openvino_least_cosine']:.6f}" if "openvino_least_cosine" in e else ""
-        lines.append(
-            f"| {name} | {e['bytes'] / 1e6:.2f} | {e['over_weights']:.2%} | {e['onnxruntime_least_cosine']:.6f} | {other} |"
-        )
-    return [*lines, ""]
-
-
-def with_block(page: str, text: str, begin: str = BEGIN, end: str = END) -> str:
-    """The page with its measured part replaced."""
-    return page[: page.index(begin)] + text + page[page.index(end) + len(end) :]
-
-
 def machine(threads: int | None) -> dict:
     """Where and when something was measured."""
     from albertkit.runtime.engine import cores
@@ -274,7 +221,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", help="a float model's folder  [default: the built-in model]")
     parser.add_argument("--threads", type=int)
-    parser.add_argument("--table", action="store_true", help="write the page's measured part from the kept data")
     parser.add_argument("--try", dest="trial", action="store_true", help="one round, and keep nothing")
     parser.add_argument("--trained", help="folder for what is trained: recovery, 4 bits, a small student")
     parser.add_argument(
@@ -289,17 +235,14 @@ def main() -> None:
     given = parser.parse_args()
     if given.trained:
         found = run(given, SHARED)
-        if found is None:
-            return
-        keep({"trained": machine(given.threads) | found})
-    elif not given.table:
-        result = measured(given)
-        if given.trial:
-            print(block(result))
-            return
+        if found is not None:
+            keep({"trained": machine(given.threads) | found})
+        return
+    result = measured(given)
+    if given.trial:
+        print(json.dumps(result, indent=2))
+    else:
         keep(result)
-    result = json.loads(RESULT.read_text(encoding="utf-8"))
-    PAGE.write_text(with_block(PAGE.read_text(encoding="utf-8"), block(result)), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
 import time
 from pathlib import Path
 from typing import Any
@@ -288,49 +289,6 @@ def measure(made: dict[str, Path], dev: list[Any], threads: int | None, rounds: 
     return out
 
 
-ROWS = {
-    "whole": "fine-tuned, whole, float32",
-    "pruned": "FFN 1/2, heads 2/3, not trained",
-    "recovered": "FFN 1/2, heads 2/3, recovered",
-    "plain-4bit": "whole, 4-bit, not trained",
-    "aware-4bit": "whole, trained for 4 bits",
-    "alone": f"{STUDENT}, from labels alone",
-    "taught": f"{STUDENT}, distilled (logits, hidden)",
-}
-
-
-ALIKE = (("pruned", "recovered"), ("plain-4bit", "aware-4bit"), ("alone", "taught"))  # of one shape, in the same bits
-
-
-def fairly(result: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Variants that do the same work share the better time of each kind."""
-    found = {name: dict(row) for name, row in result.items()}
-    for names in ALIKE:
-        rows = [found[name] for name in names if name in found]
-        for row in rows:
-            row |= {
-                "texts_per_second": max(r["texts_per_second"] for r in rows),
-                "one_text_ms": min(r["one_text_ms"] for r in rows),
-            }
-    return found
-
-
-def table(result: dict[str, dict[str, Any]]) -> list[str]:
-    """The rows for docs/compression.md."""
-    result = fairly(result)
-    whole = result["whole"]
-    lines = [
-        f"| SST-2 dev | {whole['metric']} | parameters | MB | texts/s | one text, ms | time of the whole |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for name, row in result.items():
-        lines.append(
-            f"| {ROWS[name]} | {row['score']:.4f} | {row['parameters'] / 1e6:.2f} M | {row['bytes'] / 1e6:.1f} | {row['texts_per_second']:,.0f} "
-            f"| {row['one_text_ms']:.3f} | {row['one_text_ms'] / whole['one_text_ms']:.0%} |"
-        )
-    return lines
-
-
 def run(given: argparse.Namespace, shared: Path) -> dict[str, Any] | None:
     """Train and measure; None where nothing is to be kept."""
     runs = Path(given.trained)
@@ -346,6 +304,6 @@ def run(given: argparse.Namespace, shared: Path) -> dict[str, Any] | None:
         raise SystemExit(f"{', '.join(lacking)} not made yet; run --only train first")
     result = measure(made, job.read("dev"), given.threads, 1 if given.quick else 5)
     if given.quick:
-        print("\n".join(table(result)))
+        print(json.dumps(result, indent=2))
         return None
     return {"variants": result}

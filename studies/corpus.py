@@ -1,8 +1,7 @@
 """Make a corpus and measure it: tokens a second, processor time, and the memory of all processes together.
 
-python studies/corpus.py TEXTS… -o FOLDER --name english                  measure, add to results/corpus.json, print the
-table python studies/corpus.py TEXTS… -o FOLDER --tokenizer vocab.txt --name chinese python studies/corpus.py --table
-the table of docs/corpus.md, from results/corpus.json
+    python studies/corpus.py TEXTS… -o FOLDER --name "English Wikipedia"      # adds to studies/results/corpus.json
+    python studies/corpus.py TEXTS… -o FOLDER --name "Chinese Wikipedia, WordPiece" --tokenizer vocab.txt
 
 The command line runs as people run it, in a process of its own. Memory is the sum of the resident sizes of that process
 and all below it, looked at ten times a second; pages that they share count more than once.
@@ -124,22 +123,6 @@ def machine() -> dict:
     }
 
 
-def table(data: dict) -> str:
-    lines = [
-        "| | text | tokens | seconds (all runs) | million tokens/s | peak RSS, all processes | shards |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for name, row in data["runs"].items():
-        lines.append(
-            f"| {name} | {row['text_bytes'] / 1e6:,.0f} MB in {len(row['files'])} .xz | {row['counts']['tokens_read'] / 1e6:,.1f} M "
-            f"| {row['seconds']:.1f} ({', '.join(map(str, row['seconds_of_all_runs']))}) | {row['tokens_per_second'] / 1e6:.2f} | {row['peak_rss_mb']:,.0f} MB "
-            f"| {row['corpus_bytes'] / 1e6:,.0f} MB |"
-        )
-    m = data["machine"]
-    lines += ["", f"{m['processor']}, {m['cores']} cores, Python {m['python']}, {m['date']}."]
-    return "\n".join(lines) + "\n"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("texts", nargs="*", default=sorted(map(str, SHARED.glob("corpus/enwiki-*"))))
@@ -147,21 +130,18 @@ def main() -> None:
     parser.add_argument("--name", default="English Wikipedia", help="row of the table")
     parser.add_argument("--tokenizer")
     parser.add_argument("--repeat", type=int, default=1, help="measure so often, and keep the run in the middle")
-    parser.add_argument("--table", action="store_true")
     args = parser.parse_args()
     data = json.loads(RESULT.read_text()) if RESULT.exists() else {"machine": machine(), "runs": {}}
-    if not args.table:
-        if args.output is None:
-            parser.error("name a folder for the corpus (-o)")
-        options = ["--tokenizer", args.tokenizer] if args.tokenizer else []
-        runs = sorted(
-            (measure(args.texts, args.output, options) for _ in range(args.repeat)), key=lambda row: row["seconds"]
-        )
-        row = {**runs[len(runs) // 2], "seconds_of_all_runs": [round(run["seconds"], 1) for run in runs]}
-        data["machine"] = machine()
-        data["runs"][args.name] = {"text_bytes": unpacked(args.texts), **row}
-        RESULT.write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n")
-    print(table(data), end="")
+    if args.output is None:
+        parser.error("name a folder for the corpus (-o)")
+    options = ["--tokenizer", args.tokenizer] if args.tokenizer else []
+    runs = sorted(
+        (measure(args.texts, args.output, options) for _ in range(args.repeat)), key=lambda row: row["seconds"]
+    )
+    row = {**runs[len(runs) // 2], "seconds_of_all_runs": [round(run["seconds"], 1) for run in runs]}
+    data["machine"] = machine()
+    data["runs"][args.name] = {"text_bytes": unpacked(args.texts), **row}
+    RESULT.write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,8 @@
-"""Generation, measured: BLEU and ROUGE-L of what a fine-tuned encoder writes, beside a copy of the source; the source
-of the table on docs/generation.md.
+"""Generation, measured: BLEU and ROUGE-L of what a fine-tuned encoder writes, beside a copy of the source.
+The table is in docs/results/ideas.md.
 
     python studies/generation.py DATA --start MODEL --out studies/results/generation.json [--models RUNS] [--step
     train|measure|both] [--most N] [--epochs E]
-    python studies/generation.py --show
 
 DATA is a folder with train.* and test.* (or dev.*) of pairs that `albertkit finetune generate` reads; or with SQuAD
 files (train*.json, dev*.json), which become answer-and-sentence → question (`runs/questions.py`). One training
@@ -105,21 +104,10 @@ def measure(args: argparse.Namespace, model: Path) -> dict[str, Any]:
     }
 
 
-def show(path: Path) -> str:
-    """The results as a table in Markdown."""
-    found = json.loads(path.read_text(encoding="utf-8"))
-    lines = ["| data | way | ROUGE-L | BLEU | length | finished |", "|---|---|---|---|---|---|"]
-    for name, one in found["sets"].items():
-        for way, m in one["ways"].items():
-            rest = [f"{m[k]:.2f}" if k in m else "" for k in ("length_ratio", "finished")]
-            lines.append(f"| {name} | {way} | {m['rouge_l']:.3f} | {m['bleu']:.3f} | {' | '.join(rest)} |")
-    return "\n".join(lines)
-
-
 def main() -> None:
     """Train, measure, record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("data", type=Path, nargs="?")
+    parser.add_argument("data", type=Path)
     parser.add_argument("--start", help="model to begin with; default the built-in one")
     parser.add_argument("--out", type=Path, default=RESULT)
     parser.add_argument("--models", type=Path, default=Path("generation-runs"))
@@ -136,13 +124,7 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--show", action="store_true", help="print the results so far")
     args = parser.parse_args()
-    if args.show:
-        print(show(args.out))
-        return
-    if args.data is None:
-        parser.error("name the folder of the data, or --show")
     name = args.name or args.data.name
     if args.step != "measure":
         train(args, args.models / name)

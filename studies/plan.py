@@ -1,7 +1,6 @@
 """The planner's predictions beside measurements: ten varied shapes, float32 and int8, each in a process of its own.
 
     python studies/plan.py              # measure (about ten minutes on two cores), keep studies/results/plan.json
-    python studies/plan.py --table      # docs/planning.md from the kept data
 
 For each shape, rates and models are measured in turns (rates, models, rates), so that both see the machine at the same
 pace: a layer is timed as `albertkit plan` does it, and the model is built with random weights and measured through the
@@ -22,7 +21,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 RESULT = ROOT / "studies" / "results" / "plan.json"
-PAGE = ROOT / "docs" / "planning.md"
 ALLOWED = 0.25
 BUSY = 0.1  # share of the processors that other work may take in a round
 KEPT, MOST = 5, 8  # rounds that count, and rounds that are tried to find them
@@ -129,41 +127,15 @@ def about(threads: int) -> dict:
     }
 
 
-def table(result: dict) -> str:
-    machine, rows = result["machine"], result["rows"]
-    off = [abs(r["predicted_ms"] / r["measured_ms"] - 1) for r in rows]
-    within = sum(x <= ALLOWED for x in off)
-    lines = [
-        "<!-- Written by `python studies/plan.py --table`; do not edit. -->", "", "# Predicted and measured latency", "",
-        f"`albertkit plan` times one layer of each shape in question and what a text costs beside its layers, and predicts whole models from that. Here its "
-        f"predictions for ten shapes stand beside measurements of the same shapes, one text at a time, on {machine['threads']} threads of "
-        f"{machine['processor']}, {machine['date']}: {within} of {len(rows)} are within {ALLOWED:.0%}, the worst is {max(off):.0%} off. Layers and "
-        f"models were timed in turns; other work took up to {max(r['others'] for r in rows):.0%} of the processors meanwhile.", "",
-        "| shape | tokens | weights | predicted, ms | measured, ms | predicted ÷ measured |", "|---|---|---|---|---|---|",
-    ]  # fmt: skip
-    lines += [
-        f"| {r['shape']} | {r['length']} | {'float32' if r['bits'] == 32 else 'int8'} | {r['predicted_ms']:.2f} "
-        f"| {r['measured_ms']:.2f} | {r['predicted_ms'] / r['measured_ms']:.2f} |"
-        for r in rows
-    ]
-    return "\n".join([*lines, ""])
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--table", action="store_true", help="write docs/planning.md from the kept result")
     parser.add_argument("--lengths", type=int, nargs="+", default=[32, 128])
     parser.add_argument("--threads", type=int)
     parser.add_argument("--only", type=int, help="the first shapes only, and keep nothing: to try the program")
     given = parser.parse_args()
-    if not given.table:
-        result = measure(given.lengths, given.threads, given.only)
-        if given.only is not None:
-            print(table(result))
-            return
+    result = measure(given.lengths, given.threads, given.only)
+    if given.only is None:
         RESULT.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
-    result = json.loads(RESULT.read_text(encoding="utf-8"))
-    PAGE.write_text(table(result), encoding="utf-8")
     off = [abs(r["predicted_ms"] / r["measured_ms"] - 1) for r in result["rows"]]
     print(f"worst {max(off):.0%}; {sum(x <= ALLOWED for x in off)} of {len(off)} within {ALLOWED:.0%}")
     sys.exit(0 if max(off) <= ALLOWED else 1)

@@ -1,10 +1,7 @@
 """Everything together, on mixed-length texts at the base shape: how many times as fast as sentence-transformers, and
 what is lost.
 
-    python studies/together.py --peer-python .venv-bench/bin/python     # measure, keep studies/results/together.json,
-    write the table
-    python studies/together.py --table                                  # the table of docs/compression.md from the kept
-    data
+    python studies/together.py --peer-python .venv-bench/bin/python     # writes studies/results/together.json
     python studies/together.py --quick                                  # few texts, keeps nothing: does it run
 
 The model has the base shape (H 768, 12 layers, feed-forward 3072, 12 heads) and the function of the built-in `small`:
@@ -39,14 +36,12 @@ from typing import Any
 import numpy as np
 
 sys.path[:0] = [str(Path(__file__).parent.parent / name) for name in ("src", "bench", "studies")]
-from compression import PAGE, ROOT, sts, wiki, with_block  # noqa: E402
+from compression import ROOT, sts, wiki  # noqa: E402
 from inference import Child, SentenceTransformers, machine, mixed_texts, ours, versions, work_loop  # noqa: E402
 
 RESULT = ROOT / "studies" / "results" / "together.json"
-BEGIN, END = "<!-- together: begin (python studies/together.py --table) -->", "<!-- together: end -->"
 SHAPE = {"hidden_size": 768, "num_hidden_layers": 12, "intermediate_size": 3072, "num_attention_heads": 12}
 SAME = 0.9999  # least cosine of a widened model's vectors with those it was made from
-TIMES, LOSS = 10, 1.0  # what is asked for: times as fast, percent lost
 DEFAULT, SIZES = 32, (4, 8, 16, 32, 64, 128)  # texts in a batch of sentence-transformers
 OURS: dict[str, tuple[str, dict[str, Any]]] = {  # name → folder, settings of `embed`
     "albertkit, float32": ("float", {}),
@@ -234,58 +229,6 @@ def peer_versions(python: str) -> dict[str, str]:
     return {name: found[name] for name in ("sentence-transformers", "transformers", "torch")}
 
 
-# The page ----------------------------------------------------------------------------------------------------------
-
-
-def block(result: dict[str, Any]) -> str:
-    """The table between its markers; without a result, how to get one."""
-    lines = table(result) if result else ["`python studies/together.py` fills in this part."]
-    return "\n".join([BEGIN, "", *lines, "", END])
-
-
-def table(result: dict[str, Any]) -> list[str]:
-    """Where and on what it was measured, a row for each, and who does what is asked for."""
-    m, tokens, rows = result["machine"], result["tokens"], result["rows"]
-    lines = [
-        f"{result['texts']} sentences and paragraphs of English Wikipedia (median {tokens['median']:.0f}, mean {tokens['mean']:.0f} tokens, cut at {result['positions']}), the best of {result['rounds']} rounds, "
-        f"{m['threads']} threads of {m['processor']} ({', '.join(m['instructions'])}), {m['date']}. The model is `{result['model']}` at the base shape; least cosine with the original's vectors: {result['least_cosine']:.6f}.",
-        "",
-        f"| | texts/s | ratio to batches of {DEFAULT} | ratio to batches of {result['best_batch']} | STS-B dev | lost | MB |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for name, row in rows.items():
-        depth = f" (mean depth {result['mean_depth'][name]:.1f})" if name in result["mean_depth"] else ""
-        lines.append(
-            f"| {name}{depth} | {row['texts_per_second']:.1f} | {row['times_default']:.1f} | {row['times_best']:.1f} | {row['sts_b_dev']:.2f} | {shown(row['loss_percent'])} % | {row['bytes'] / 1e6:.1f} |"
-        )
-    names = enough(rows)
-    return [
-        *lines, "",
-        f"{TIMES} times as fast as sentence-transformers in either batch size, with at most {LOSS:g} % lost: {'; '.join(names) if names else 'none'}.", "",
-        f"Libraries: {', '.join(f'{name} {number}' for name, number in result['libraries'].items())}.",
-    ]  # fmt: skip
-
-
-def shown(loss: float) -> str:
-    """A loss with two digits; never minus zero."""
-    return f"{round(loss, 2) + 0.0:.2f}"
-
-
-def enough(rows: dict[str, dict[str, Any]]) -> list[str]:
-    """Those of ours that are as fast and lose as little as is asked for."""
-    return [
-        name
-        for name, row in rows.items()
-        if name in OURS and min(row["times_default"], row["times_best"]) >= TIMES and row["loss_percent"] <= LOSS
-    ]
-
-
-def kept() -> dict[str, Any]:
-    """What was measured last, if anything was."""
-    found: dict[str, Any] = json.loads(RESULT.read_text(encoding="utf-8")) if RESULT.is_file() else {}
-    return found
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
@@ -295,7 +238,6 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--peer-python", default=os.environ.get("PEER", sys.executable), help="a Python with sentence-transformers  [default: the variable PEER, else this one]")  # fmt: skip
-    parser.add_argument("--table", action="store_true", help="only write the table from the kept data")
     parser.add_argument("--quick", action="store_true", help="few texts, one round, and keep nothing")
     parser.add_argument("--worker", choices=RUNNERS, help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
@@ -305,11 +247,9 @@ def main() -> None:
         return
     if given.quick:
         given.texts, given.rounds = 6, 1
-        print(block(measure(given)))
-        return
-    if not given.table:
+        print(json.dumps(measure(given), indent=2))
+    else:
         RESULT.write_text(json.dumps(measure(given), indent=2) + "\n", encoding="utf-8")
-    PAGE.write_text(with_block(PAGE.read_text(encoding="utf-8"), block(kept()), BEGIN, END), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from albertkit.search.index import Index, Record, records_from
 from albertkit.search.keywords import space_characters, terms
 from albertkit.search.vectors import BLOCK
 from albertkit.text_reader import TEXT_LIMIT
-from tests.conftest import ROOT, program
+from tests.conftest import ROOT
 
 
 class Toy:
@@ -587,12 +587,6 @@ def test_cluster_verb(tmp_path, toy_model):
 @pytest.mark.parametrize("command", [cli_search.index, cli_search.search, cli_search.cluster])
 def test_help_has_an_example(command):
     assert f"Example:  albertkit {command.name}" in run(command, "--help").stdout
-
-
-def test_the_page_shows_what_was_measured():
-    bench = program("bench/search")
-    table = bench.table(json.loads(bench.RESULTS.read_text(encoding="utf-8")))
-    assert table in (ROOT / "docs" / "search.md").read_text(encoding="utf-8")
 
 
 def test_search_needs_no_torch():

@@ -1,0 +1,114 @@
+"""Tables of results/ideas.md: the documents' ideas, generation, adapters, faithfulness of explanations."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from statistics import fmean
+from typing import Any
+
+from tables import FOLDERS, ROOT, megabytes, percent, read, table, times
+
+sys.path.append(str(ROOT / "studies"))
+import ablation_page as ablation
+
+CPU, GPU = "reading, CPU", "reading, NVIDIA"
+
+
+def runs() -> tuple[list[dict[str, Any]], ablation.Speeds]:
+    """The recorded trainings of the comparison with the most lines, and the speeds of its shape."""
+    by_recipe: dict[str, list[dict[str, Any]]] = {}
+    for line in (FOLDERS[0] / "ablation.jsonl").read_text(encoding="utf-8").splitlines():
+        run = json.loads(line)
+        by_recipe.setdefault(repr(sorted(run["recipe"].items())), []).append(run)
+    largest = max(by_recipe.values(), key=len)
+    return largest, ablation.speeds_of(largest[0]["recipe"], read("ablation-speed.json"))
+
+
+def claims() -> str:
+    lines, speeds = runs()
+    rows = []
+    for claim in ablation.CLAIMS:
+        mine, theirs = (ablation.numbers(ablation.whole(lines, name)) for name in (claim.variant, claim.against))
+        if not mine or not theirs:
+            continue
+        ratios = [f"× {fmean(mine[n]) / fmean(theirs[n]):.2f}" for n in ("parameters", "operations_per_token")]
+        changes = ablation.moves(claim, lines)
+        loss, accuracy = changes["mlm_loss"][0], changes["mlm_accuracy"][0]
+        rows.append((claim.document, claim.says, f"{claim.variant} / {claim.against}", *ratios, f"{loss:+.2f}", f"{accuracy:+.1f}", ablation.judged(claim, lines, speeds)[1]))  # fmt: skip
+    heads = ("document", "claim", "compared", "parameters", "operations", "MLM loss", "MLM accuracy, points", "verdict")
+    return table(heads, rows)
+
+
+def variants() -> str:
+    from ablation import VARIANTS
+
+    lines, speeds = runs()
+    rows = []
+    for name in VARIANTS:
+        m = ablation.numbers(ablation.whole(lines, name))
+        fast = [next((by[name] for place, by in speeds.items() if place.startswith(where) and name in by), None) for where in (CPU, GPU)]  # fmt: skip
+        rows.append((
+            name, f"{m['parameters'][0] / 1e6:.2f}", f"{m['operations_per_token'][0] / 1e6:.1f}", *("–" if speed is None else f"{speed / 1e3:,.1f}" for speed in fast),
+            spread(m["mlm_loss"], 1, 2), spread(m["task sst-2 mcc"]), spread(m["task mrpc mcc"]),
+        ))  # fmt: skip
+    heads = ("variant", "parameters, M", "operations per token, M", "CPU, k tokens/s", "GPU, k tokens/s", "MLM loss", "SST-2 Matthews", "MRPC Matthews")  # fmt: skip
+    return table(heads, rows)
+
+
+def spread(values: list[float], scale: float = 100, digits: int = 1) -> str:
+    """Mean and standard deviation over seeds."""
+    mean, deviation = ablation.mean_spread(values)
+    return f"{scale * mean:.{digits}f} ± {scale * deviation:.{digits}f}"
+
+
+def windows() -> str:
+    rows = []
+    for name, part in read("ablation-lengths.json").items():
+        for row in part["rows"]:
+            rows.append((name.removeprefix("torch, "), f"{row['length']:,}", row["texts"], f"{1e3 * row['full']:.2f}", f"{1e3 * row['window']:.2f}", times(row["full"] / row["window"])))  # fmt: skip
+    return table(("machine", "tokens", "texts at once", "full attention, ms", "window of 64, ms", "speedup"), rows)
+
+
+def generation() -> str:
+    rows = []
+    for one in read("generation.json")["sets"].values():
+        for name, m in one["ways"].items():
+            length = f"{m['length_ratio']:.2f}" if "length_ratio" in m else "–"
+            speed = f"{m['texts_per_second']:.1f}" if "texts_per_second" in m else "–"
+            rows.append((name, percent(m["rouge_l"]), percent(m["bleu"]), length, speed))
+    return table(("decoding", "ROUGE-L", "BLEU", "length, share of the target's", "texts/s"), rows)
+
+
+def generated() -> str:
+    shown = next(iter(read("generation.json")["sets"].values()))["shown"][:3]
+    return table(("source", "target", "generated"), ([escape(one[part]) for part in ("source", "target", "written")] for one in shown))  # fmt: skip
+
+
+def escape(text: str) -> str:
+    """A text of others inside a table."""
+    return re.sub(r"([\\`*_{}\[\]<>|#])", r"\\\1", " ".join(text.split()))
+
+
+def adapters() -> str:
+    rows = []
+    for name, way in read("adapters.json")["ways"].items():
+        mean = {key: fmean(run[key] for run in way["runs"]) for key in ("accuracy", "seconds", "memory", "rate", "trained", "bytes")}  # fmt: skip
+        rows.append((name.replace("rate", "learning rate"), percent(mean["accuracy"]), f"{mean['seconds']:.0f}", f"{megabytes(mean['memory'], 0)}", f"{mean['trained']:,.0f}", megabytes(mean["bytes"], 2)))  # fmt: skip
+    return table(("trained", "accuracy", "seconds", "peak memory, MB", "trained parameters", "MB per task"), rows)
+
+
+def faithfulness() -> str:
+    rows = []
+    for one in read("faithfulness.json").values():
+        for row in (row for row in one["rows"] if row["method"] in ("occlusion", "gradients")):
+            numbers = [f"{row[key]:.2f}" for key in ("comprehensiveness", "random_comprehensiveness", "sufficiency", "random_sufficiency")]  # fmt: skip
+            rows.append((row["method"], row["hide"], *numbers, f"{row['gain']:+.2f} ± {row['gain_error']:.2f}", f"{row['wins']:.0%}"))  # fmt: skip
+    heads = ("method", "`--hide`", "without the words", "without random words", "the words only", "random words only", "gain", "texts where it wins")  # fmt: skip
+    return table(heads, rows)
+
+
+TABLES = {
+    "claims": claims, "variants": variants, "windows": windows, "generation": generation, "generated": generated, "adapters": adapters, "faithfulness": faithfulness,
+}  # fmt: skip
