@@ -1,8 +1,8 @@
-"""Write docs/dependencies.md: every package that albertkit asks for, why, and what it weighs. Run by `make docs`.
+"""Write the table of dependencies into docs/understand/architecture.md. Run by `make docs`.
 
-In: `pyproject.toml`, what is installed here (versions, files, licences), and the table `WHY`, the only part written by
-hand. Out: the page. Sizes are of this machine's wheels, so the page is not compared byte by byte;
-tests/docs/test_dependencies.py checks its rows.
+In: `pyproject.toml`, the installed packages (versions, files, licences), and `WHY`, the only part written by hand. Out:
+one row per package, and the size of each extra. Sizes are those of this machine's wheels, so
+tests/docs/test_dependencies.py checks the rows and not the text.
 """
 
 from __future__ import annotations
@@ -24,51 +24,50 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parent.parent
-PAGE = ROOT / "docs" / "dependencies.md"
+PAGE = ROOT / "docs" / "understand" / "architecture.md"
+MARKED = re.compile(r"(<!-- dependencies -->\n).*?(<!-- /dependencies -->)", re.S)
 
 
 @dataclass(frozen=True)
 class Why:
-    """What no metadata tells about a package."""
+    """What the metadata of a package does not contain."""
 
     module: str
-    keeper: str
-    reason: str
-    instead: str
+    purpose: str
 
 
 WHY = {
-    "click": Why("click", "Pallets", "the command line", "typer and rich, which are slower to start and bring more packages"),
-    "google-crc32c": Why("google_crc32c", "Google", "checksums of TensorFlow checkpoints; loaded when one is read", "TensorFlow"),
-    "ml-dtypes": Why("ml_dtypes", "JAX authors", "bfloat16 arrays in numpy, for checkpoints that hold them", "torch, to read such files"),
-    "numpy": Why("numpy", "NumFOCUS", "arrays", "nothing"),
-    "onnx": Why("onnx", "LF AI & Data", "the graph of the shared layer, and exported files", "writing protobuf by hand"),
-    "onnxruntime": Why("onnxruntime", "Microsoft", "runs that graph", "torch, which is ten times as large"),
-    "protobuf": Why("google", "Google", "SentencePiece models; onnx brings it anyway", "sentencepiece, or a parser of our own"),
-    "safetensors": Why("safetensors", "Hugging Face", "weights on disk, without pickle", "pickle"),
-    "tokenizers": Why("tokenizers", "Hugging Face", "cuts words into pieces, and learns vocabularies", "sentencepiece and a WordPiece of our own"),
-    "tqdm": Why("tqdm", "its authors", "progress bars; tokenizers brings it anyway", "a bar of our own"),
-    "torch": Why("torch", "PyTorch Foundation", "training, and computing on a GPU", "nothing"),
-    "matplotlib": Why("matplotlib", "NumFOCUS", "the confusion matrix of a report", "drawing by hand"),
-    "scikit-learn": Why("sklearn", "NumFOCUS", "metrics, heads on frozen vectors, and its own interface", "metrics of our own"),
-    "scipy": Why("scipy", "NumFOCUS", "correlations", "formulas of our own"),
-    "seqeval": Why("seqeval", "its author; no release since 2020", "entity F1 as others report it", "a measure that nobody could compare"),
-    "tensorboardX": Why("tensorboardX", "its author", "metrics for TensorBoard", "torch's writer, which needs the tensorboard package"),
-    "transformers": Why("transformers", "Hugging Face", "opens the teachers of `albertkit distill`", "readers for every other encoder"),
-    "rouge-score": Why("rouge_score", "Google Research", "ROUGE as others report it", "a measure that nobody could compare"),
-    "sacrebleu": Why("sacrebleu", "its authors", "BLEU and chrF as others report them", "a measure that nobody could compare"),
-    "captum": Why("captum", "Meta", "integrated gradients", "a method of our own that nobody could compare"),
-    "ray": Why("ray", "Anyscale", "bulk work on a cluster", "a scheduler of our own"),
-    "pyspark": Why("pyspark", "Apache Spark", "a function for Spark's tables", "nothing, where Spark is already there"),
-    "pandas": Why("pandas", "NumFOCUS", "the tables that Spark hands to such a function", "nothing, where Spark is already there"),
-    "pyarrow": Why("pyarrow", "Apache Arrow", "Parquet files", "nothing as well kept"),
-    "httptools": Why("httptools", "MagicStack", "parses HTTP", "uvicorn's own parser, at twice the processor time"),
-    "msgspec": Why("msgspec", "its author", "reads, checks and describes requests", "FastAPI and pydantic, at 12 MB"),
-    "orjson": Why("orjson", "its author", "writes arrays of numbers as JSON", "json, at twenty times the time"),
-    "prometheus-client": Why("prometheus_client", "Prometheus", "counters at /metrics", "a text format of our own"),
-    "starlette": Why("starlette", "its authors", "routes and responses", "FastAPI"),
-    "uvicorn": Why("uvicorn", "its authors", "carries HTTP, signals and shutting down", "a server of our own"),
-}  # fmt: skip
+    "click": Why("click", "the command line"),
+    "google-crc32c": Why("google_crc32c", "checksums of TensorFlow checkpoints"),
+    "ml-dtypes": Why("ml_dtypes", "bfloat16 checkpoints"),
+    "numpy": Why("numpy", "arrays"),
+    "onnx": Why("onnx", "the graph of the shared layer; exported files"),
+    "onnxruntime": Why("onnxruntime", "runs the graph"),
+    "protobuf": Why("google", "SentencePiece models"),
+    "safetensors": Why("safetensors", "weights on disk, without pickle"),
+    "tokenizers": Why("tokenizers", "tokenizing, and training vocabularies"),
+    "tqdm": Why("tqdm", "progress bars"),
+    "torch": Why("torch", "training; inference on a GPU"),
+    "matplotlib": Why("matplotlib", "confusion matrices"),
+    "scikit-learn": Why("sklearn", "metrics, heads on frozen vectors, estimators"),
+    "scipy": Why("scipy", "correlations"),
+    "seqeval": Why("seqeval", "entity F1"),
+    "tensorboardX": Why("tensorboardX", "metrics for TensorBoard"),
+    "transformers": Why("transformers", "teachers of `albertkit distill`"),
+    "rouge-score": Why("rouge_score", "ROUGE"),
+    "sacrebleu": Why("sacrebleu", "BLEU and chrF"),
+    "captum": Why("captum", "integrated gradients"),
+    "ray": Why("ray", "bulk work on a cluster"),
+    "pyspark": Why("pyspark", "a function for Spark tables; not measured here"),
+    "pandas": Why("pandas", "batches of Spark tables"),
+    "pyarrow": Why("pyarrow", "Parquet files"),
+    "httptools": Why("httptools", "parses HTTP"),
+    "msgspec": Why("msgspec", "validates and describes requests"),
+    "orjson": Why("orjson", "writes JSON"),
+    "prometheus-client": Why("prometheus_client", "metrics at /metrics"),
+    "starlette": Why("starlette", "routes and responses"),
+    "uvicorn": Why("uvicorn", "the HTTP server"),
+}
 
 
 def declared(path: Path = ROOT / "pyproject.toml") -> dict[str, list[str]]:
@@ -96,13 +95,13 @@ def installed(name: str) -> Distribution | None:
 
 
 def size(found: Distribution) -> int:
-    """Bytes of its files, compiled Python left out."""
+    """Bytes of its files, without compiled Python."""
     paths = [Path(str(found.locate_file(file))) for file in found.files or () if file.suffix != ".pyc"]
     return sum(path.stat().st_size for path in paths if path.is_file())
 
 
 def licence(found: Distribution) -> str:
-    """As its metadata says it: the expression, else the classifiers, else the first words of the text."""
+    """From its metadata: the expression, else the classifiers, else the first words of the text."""
     about: Any = found.metadata
     if about.get("License-Expression"):
         return str(about["License-Expression"])
@@ -112,7 +111,7 @@ def licence(found: Distribution) -> str:
 
 
 def needed(names: Iterable[str]) -> dict[str, Distribution]:
-    """Those packages, and all that they ask for."""
+    """These packages, and everything that they require."""
     found: dict[str, Distribution] = {}
     waiting = list(names)
     while waiting:
@@ -127,44 +126,28 @@ def needed(names: Iterable[str]) -> dict[str, Distribution]:
     return found
 
 
-def page() -> str:
-    """The whole page."""
+def table() -> str:
+    """One row per package, then one sentence with the size of each extra."""
     parts, inner = declared(), included()
-    lines = ["<!-- Written by `python docs/dependencies.py`; do not edit. -->", "", "# Dependencies", "",
-             "Every package that albertkit asks for, by `pip install albertkit` or with an extra. Versions are those of `constraints.txt`, with which the tests run; sizes are of installed files",
-             "(x86-64 Linux; torch without CUDA), licences as the packages' own metadata gives them. A package is taken where it is better kept than what we would write, and left where a page of code",
-             "does the same.", ""]  # fmt: skip
+    installed_by: dict[str, list[str]] = {}
     for part, names in parts.items():
-        lines += [f"## {'The base install' if part == 'base' else f'`albertkit[{part}]`'}", ""]
-        lines += ["| package | version | MB | licence | kept by | for | instead of |", "|---|---|---|---|---|---|---|"]
-        lines += [row(name) for name in names]
-        others_too = sorted(inner.get(part, ()))
-        total = needed([*names, *(name for other in others_too for name in parts[other])])
-        brings = f"It brings {' and '.join(f'`albertkit[{other}]`' for other in others_too)}. " if others_too else ""
-        lines += ["", f"{brings}With all that these ask for in turn: {len(total)} package{'s' * (len(total) > 1)}, {megabytes(sum(map(size, total.values())))} MB."
-                      + (f" {others(names, total)}" if part == "base" else ""), ""]  # fmt: skip
-    return "\n".join(
-        [
-            *lines,
-            "## How they are watched",
-            "",
-            "`constraints.txt` pins what is tested. The workflow runs `pip-audit` against it on every change and once a week. tests/docs/test_dependencies.py compares the",
-            "imports of `src/` with `pyproject.toml`, both ways round.",
-            "",
-        ]
-    )
+        for name in names:
+            installed_by.setdefault(name, []).append(part)
+    lines = ["| package | for | in | version | MB | licence |", "|---|---|---|---|---|---|"]
+    lines += [row(name, where) for name, where in installed_by.items()]
+    sizes = []
+    for part, names in parts.items():
+        own = [*names, *(name for other in inner.get(part, ()) for name in parts[other])]
+        total = needed(own if part == "base" else [*parts["base"], *own])
+        title = "`albertkit`" if part == "base" else f"`albertkit[{part}]`"
+        sizes.append(f"{title} {len(total)} packages, {sum(map(size, total.values())) / 1e6:,.0f} MB")
+    return "\n".join([*lines, "", f"With everything that they require: {'; '.join(sizes)}."])
 
 
-def row(name: str) -> str:
-    found, why = installed(name), WHY[name]
+def row(name: str, parts: list[str]) -> str:
+    found = installed(name)
     facts = [found.version.split("+")[0], megabytes(size(found)), licence(found)] if found else ["–", "–", "–"]
-    return f"| {' | '.join([name, *facts, why.keeper, why.reason, why.instead])} |"
-
-
-def others(names: list[str], total: dict[str, Distribution]) -> str:
-    """What comes along, by name."""
-    own = {canonicalize_name(name) for name in names}
-    return f"Beside those named: {', '.join(sorted(name for name in total if name not in own))}."
+    return f"| {' | '.join([name, WHY[name].purpose, ', '.join(parts), *facts])} |"
 
 
 def megabytes(count: float) -> str:
@@ -172,7 +155,8 @@ def megabytes(count: float) -> str:
 
 
 def main() -> None:
-    PAGE.write_text(re.sub(r" +\n", "\n", page()), encoding="utf-8")
+    text = PAGE.read_text(encoding="utf-8")
+    PAGE.write_text(MARKED.sub(lambda found: f"{found[1]}\n{table()}\n\n{found[2]}", text), encoding="utf-8")
     print(PAGE.relative_to(ROOT))
 
 
