@@ -54,7 +54,7 @@ SHORTER: dict[str, tuple[dict[str, int], list[str]]] = {  # verb → options to 
                  ["--steps", "2", "--batch-size", "4", "--lengths", "32", "--shape", "tiny-shape.json", "--no-tensorboard"]),
     "distill": ({"--minutes": 1, "--steps": 1, "--batch-size": 1}, ["--steps", "2", "--batch-size", "4", "--no-tensorboard"]),
     "finetune": ({"--epochs": 1, "--seeds": 1}, ["--epochs", "1", "--batch-size", "8", "--restarts", "0"]),
-    "elastic": ({"--epochs": 1, "--dev": 1}, ["--epochs", "1", "--batch-size", "4", "--dev", "fresh.tsv"]),
+    "elastic": ({"--epochs": 1}, ["--epochs", "1", "--batch-size", "4"]),
     "prune": ({"--minutes": 1, "--epochs": 1}, []),
     "quantize": ({"--minutes": 1, "--epochs": 1}, []),
     "static": ({"--dim": 1}, []),
@@ -322,6 +322,8 @@ def shorter(words: list[str]) -> list[str]:
             kept.append(word)
     if words and words[0] == "finetune" and "--model" not in words:
         add = [*add, "--model", "my-albert"]
+    if words and words[0] == "elastic" and "train.tsv" in words:
+        add = [*add, "--dev", "fresh.tsv"]  # dev.tsv is too short for a calibration
     if words and words[0] in ("quantize", "prune") and not {"-f", "--file"} & set(words):
         add = [*add, "-f", "texts.txt"]  # without, the model writes its own
     if "--train" in words:
