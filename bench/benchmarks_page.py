@@ -136,8 +136,8 @@ def picture(report: dict[str, Any], path: Path = DOCS / "images" / "benchmarks.p
     from matplotlib import pyplot
 
     shown = nearest(report)
-    figure, axes = pyplot.subplots(figsize=(8, 0.42 * len(shown) + 1.2))
-    names = [f"{row['what']}  (beside {row['peer']})" for row in shown]
+    figure, axes = pyplot.subplots(figsize=(9, 0.5 * len(shown) + 1.2))
+    names = [f"{TITLES[row['what']][0]}\nbeside {row['peer'].split(' (recall')[0]}" for row in shown]
     ratios = [row["ratio"] for row in shown]
     axes.barh(
         names, [ratio - 1 for ratio in ratios], left=1, color=["#00897b" if r >= 1 else "#c0392b" for r in ratios]
@@ -145,10 +145,10 @@ def picture(report: dict[str, Any], path: Path = DOCS / "images" / "benchmarks.p
     axes.set_xscale("log")
     axes.axvline(1, color="#46505c", linewidth=1)
     for at, ratio in enumerate(ratios):
-        axes.annotate(f"{ratio:.2f}", (ratio, at), xytext=(4 if ratio >= 1 else -4, 0), textcoords="offset points", va="center", ha="left" if ratio >= 1 else "right", fontsize=8)  # fmt: skip
-    axes.margins(x=0.15)
+        axes.annotate(f"{ratio:.2f}×", (ratio, at), xytext=(4 if ratio >= 1 else -4, 0), textcoords="offset points", va="center", ha="left" if ratio >= 1 else "right", fontsize=8)  # fmt: skip
+    axes.margins(x=0.2)
     axes.invert_yaxis()
-    axes.set_xlabel("ratio to the nearest other program; above 1 albertkit is better")
+    axes.set_xlabel("ratio; above 1 albertkit is better")
     figure.tight_layout()
     figure.savefig(path, dpi=120, metadata={"Software": None})
     pyplot.close(figure)

@@ -1,6 +1,6 @@
 """The measured verdict on a claim, for docs/understand/documents.md and its Chinese twin.
 
-In: the runs and speeds that `studies/ablation.py` recorded, and the claims in `studies/ablation_page.py`. Out: a few
+In: the runs and speeds that `studies/ablation.py` recorded, and the claims in `studies/claims.py`. Out: a few
 words for the last column of the tables, or nothing where nothing was measured.
 """
 
@@ -40,10 +40,10 @@ CHINESE = {
 @cache
 def judge() -> Any:
     """The module with the claims."""
-    spec = importlib.util.spec_from_file_location("ablation_page", STUDIES / "ablation_page.py")
+    spec = importlib.util.spec_from_file_location("claims", STUDIES / "claims.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules["ablation_page"] = module  # dataclasses look their module up
+    sys.modules["claims"] = module  # dataclasses look their module up
     spec.loader.exec_module(module)
     return module
 
@@ -61,7 +61,7 @@ def verdict(variant: str, against: str = "canonical") -> str:
     (claim,) = (c for c in page.CLAIMS if (c.variant, c.against) == (variant, against))
     kept = json.loads(SPEEDS.read_text(encoding="utf-8")) if SPEEDS.is_file() else []
     speeds = page.speeds_of(largest[0]["recipe"], kept)
-    return str(page.judged(claim, largest, speeds)[1])
+    return str(page.judged(claim, largest, speeds))
 
 
 def measured(variant: str, against: str = "canonical") -> str:

@@ -26,7 +26,7 @@ def report() -> str:
         ("measured", "unit", "albertkit", "nearest other program", "its value", "speedup or ratio"),
         (
             (
-                r["what"].replace(" a request", " per request"),
+                benchmarks_page.TITLES[r["what"]][0],
                 r["unit"],
                 number(r["value"]),
                 r["peer"],

@@ -11,32 +11,32 @@ from typing import Any
 from tables import FOLDERS, ROOT, megabytes, percent, read, table, times
 
 sys.path.append(str(ROOT / "studies"))
-import ablation_page as ablation
+import claims as judging
 
 CPU, GPU = "reading, CPU", "reading, NVIDIA"
 
 
-def runs() -> tuple[list[dict[str, Any]], ablation.Speeds]:
+def runs() -> tuple[list[dict[str, Any]], judging.Speeds]:
     """The recorded trainings of the comparison with the most lines, and the speeds of its shape."""
     by_recipe: dict[str, list[dict[str, Any]]] = {}
     for line in (FOLDERS[0] / "ablation.jsonl").read_text(encoding="utf-8").splitlines():
         run = json.loads(line)
         by_recipe.setdefault(repr(sorted(run["recipe"].items())), []).append(run)
     largest = max(by_recipe.values(), key=len)
-    return largest, ablation.speeds_of(largest[0]["recipe"], read("ablation-speed.json"))
+    return largest, judging.speeds_of(largest[0]["recipe"], read("ablation-speed.json"))
 
 
 def claims() -> str:
     lines, speeds = runs()
     rows = []
-    for claim in ablation.CLAIMS:
-        mine, theirs = (ablation.numbers(ablation.whole(lines, name)) for name in (claim.variant, claim.against))
+    for claim in judging.CLAIMS:
+        mine, theirs = (judging.numbers(judging.whole(lines, name)) for name in (claim.variant, claim.against))
         if not mine or not theirs:
             continue
         ratios = [f"× {fmean(mine[n]) / fmean(theirs[n]):.2f}" for n in ("parameters", "operations_per_token")]
-        changes = ablation.moves(claim, lines)
+        changes = judging.moves(claim, lines)
         loss, accuracy = changes["mlm_loss"][0], changes["mlm_accuracy"][0]
-        rows.append((claim.document, claim.says, f"{claim.variant} / {claim.against}", *ratios, f"{loss:+.2f}", f"{accuracy:+.1f}", ablation.judged(claim, lines, speeds)[1]))  # fmt: skip
+        rows.append((claim.document, claim.says, f"{claim.variant} / {claim.against}", *ratios, f"{loss:+.2f}", f"{accuracy:+.1f}", judging.judged(claim, lines, speeds)))  # fmt: skip
     heads = ("document", "claim", "compared", "parameters", "operations", "MLM loss", "MLM accuracy, points", "verdict")
     return table(heads, rows)
 
@@ -47,7 +47,7 @@ def variants() -> str:
     lines, speeds = runs()
     rows = []
     for name in VARIANTS:
-        m = ablation.numbers(ablation.whole(lines, name))
+        m = judging.numbers(judging.whole(lines, name))
         fast = [next((by[name] for place, by in speeds.items() if place.startswith(where) and name in by), None) for where in (CPU, GPU)]  # fmt: skip
         rows.append((
             name, f"{m['parameters'][0] / 1e6:.2f}", f"{m['operations_per_token'][0] / 1e6:.1f}", *("–" if speed is None else f"{speed / 1e3:,.1f}" for speed in fast),
@@ -59,7 +59,7 @@ def variants() -> str:
 
 def spread(values: list[float], scale: float = 100, digits: int = 1) -> str:
     """Mean and standard deviation over seeds."""
-    mean, deviation = ablation.mean_spread(values)
+    mean, deviation = judging.mean_spread(values)
     return f"{scale * mean:.{digits}f} ± {scale * deviation:.{digits}f}"
 
 

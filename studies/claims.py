@@ -9,15 +9,13 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 Line = dict[str, Any]
 Speeds = dict[str, dict[str, float]]
-"""Tokens a second of each variant, by what was done and where: "reading, …" or "updates, …"."""
+"""Tokens per second of each variant, by work and machine: "reading, …" (inference) or "updates, …" (training)."""
 Spreads = dict[str, tuple[float, int]]
 """For each measure: its spread over seeds, and the degrees of freedom."""
-RESULTS = Path(__file__).parent / "results"
 CANONICAL = "canonical"
 SOME, QUICK = 0.02, 0.05  # ratios of counts, and of speeds, that are nearer to one are none
 CHANCE = 0.55  # of sentence order: what lies below is a guess
@@ -37,29 +35,27 @@ class Claim:
     """Of: smaller (fewer parameters), fewer (operations), faster (tokens a second when it reads), trains faster; of all
     measures of quality: better, no worse, worse.
     """
-    note: str = ""
 
 
-SHORT = "rows of this length are too short for a window to save much: see [where it begins to pay](#where-a-window-begins-to-pay)"
 CLAIMS = (
     Claim("000–004", "ALBERT keeps the quality of BERT with far fewer parameters, and is faster.", CANONICAL, "no sharing, k = H", ("smaller", "faster", "no worse")),
     Claim("000", "Attention factorised into low-rank matrices cuts parameters and speeds the model up, at equal quality.", "low_rank", CANONICAL, ("smaller", "fewer", "faster", "no worse")),
     Claim("000, 003", "Sharing parameters across layers makes the model smaller and faster, and helps it generalise.", CANONICAL, "no sharing", ("smaller", "faster", "better")),
     Claim("001", "Sharing within m groups of layers cuts parameters about N/m times, at comparable quality.", "groups 4", "no sharing", ("smaller", "no worse")),
-    Claim("001", "The same, with fewer groups.", "groups 2", "no sharing", ("smaller", "no worse")),
+    Claim("001", "The same with two groups.", "groups 2", "no sharing", ("smaller", "no worse")),
     Claim("001, 003", "The factorised embedding cuts parameters by about E/k at comparable quality, and makes training more efficient.", CANONICAL, "k = H", ("smaller", "trains faster", "no worse")),
-    Claim("001", "k is a small part of the width; a smaller one still does.", "k = 64", CANONICAL, ("smaller", "no worse")),
-    Claim("–", "(No document says it; the other way round: a larger k is better.)", "k = 256", CANONICAL, ("better",)),
+    Claim("001", "A small k is enough.", "k = 64", CANONICAL, ("smaller", "no worse")),
+    Claim("–", "(In no document:) a larger k is better.", "k = 256", CANONICAL, ("better",)),
     Claim("001", "A consistency loss between layers improves generalisation.", "consistency cosine", CANONICAL, ("better",)),
-    Claim("001", "The similarity in it may be a dot product.", "consistency dot", CANONICAL, ("no worse",)),
-    Claim("001", "The sentence is the mean of the last hidden states.", "classifier mean", CANONICAL, ("no worse",)),
-    Claim("002", "Local attention lowers the cost of computing, and may hurt global understanding.", "window", CANONICAL, ("fewer", "faster", "worse"), SHORT),
-    Claim("002", "Local and global attention are combined.", "window, every 3rd layer global", CANONICAL, ("fewer", "no worse"), SHORT),
+    Claim("001", "Its similarity may be a dot product.", "consistency dot", CANONICAL, ("no worse",)),
+    Claim("001", "A text is represented by the mean of its last hidden states.", "classifier mean", CANONICAL, ("no worse",)),
+    Claim("002", "Local attention lowers the cost of computing, and may hurt global understanding.", "window", CANONICAL, ("fewer", "faster", "worse")),
+    Claim("002", "Local and global attention are combined.", "window, every 3rd layer global", CANONICAL, ("fewer", "no worse")),
     Claim("002", "Parameters shared across heads cut parameters and computing at equal quality.", "shared_heads", CANONICAL, ("smaller", "fewer", "faster", "no worse")),
     Claim("003", "A recurrent network before the transformer improves performance further.", "gru", CANONICAL, ("better",)),
     Claim("003", "Layer normalisation as (x − μ)/(σ + ε) keeps training stable.", "norm document", CANONICAL, ("no worse",)),
-    Claim("004", "A learnable bias θ in attention reduces computing and adapts in training (one a head).", "attention_bias head", CANONICAL, ("fewer", "better")),
-    Claim("004", "The same, with one θ for each distance.", "attention_bias relative", CANONICAL, ("fewer", "better")),
+    Claim("004", "A learnable bias θ in attention reduces computing and adapts in training (one per head).", "attention_bias head", CANONICAL, ("fewer", "better")),
+    Claim("004", "The same with one θ per distance.", "attention_bias relative", CANONICAL, ("fewer", "better")),
     Claim("004", "layer_decay_rate speeds learning up.", "layer_decay 0.9", CANONICAL, ("better",)),
     Claim("004", "scale_embedding speeds learning up.", "scale_embedding", CANONICAL, ("better",)),
 )  # fmt: skip
@@ -156,36 +152,17 @@ def moves(claim: Claim, lines: list[Line]) -> dict[str, tuple[float, str]]:
     return found
 
 
-def shown(name: str) -> str:
-    """A measure as it is called on the page."""
-    return (
-        name.removeprefix("task ")
-        .replace("_", " ")
-        .replace("mlm", "MLM")
-        .replace("sop", "SOP")
-        .replace("mcc", "Matthews")
-    )
-
-
-def judged(claim: Claim, lines: list[Line], speeds: Speeds) -> tuple[str, str]:
-    """What the lines of one recipe say about a claim, and the verdict."""
+def judged(claim: Claim, lines: list[Line], speeds: Speeds) -> str:
+    """Which parts of a claim hold in the runs of one recipe."""
     failed = [line for line in lines if line["variant"] == claim.variant and "failed" in line]
     mine, theirs = (numbers(whole(lines, name)) for name in (claim.variant, claim.against))
     if not mine and failed:
-        return f"no training came to its end: {failed[0]['failed']}", f"not seen: {', '.join(claim.wants)}"
+        return f"not seen: {', '.join(claim.wants)}"
     if not mine or not theirs:
-        return "", "not measured"
+        return "not measured"
     ratios = {n: mean_spread(mine[n])[0] / mean_spread(theirs[n])[0] for n in ("parameters", "operations_per_token")}
     quality = moves(claim, lines)
     reading, training = quicker(claim, "faster", speeds), quicker(claim, "trains faster", speeds)
-    said = [f"{len(failed)} trainings failed"] if failed else []
-    said += [f"{name.replace('_', ' ')} × {ratio:.3g}" for name, ratio in ratios.items()]
-    said += [f"tokens per second × {ratio:.3g} ({place})" for place, ratio in reading.items()]
-    said += [f"tokens per second × {r:.3g} ({p})" for p, r in training.items() if "trains faster" in claim.wants]
-    said += [
-        f"{shown(n)} {c:+.3f} ({word})" if n == "mlm_loss" else f"{shown(n)} {c:+.2f} ({word})"
-        for n, (c, word) in quality.items()
-    ]
     words = {word for _, word in quality.values()}
     verdicts: dict[str, list[str]] = {
         "holds": [],
@@ -214,7 +191,7 @@ def judged(claim: Claim, lines: list[Line], speeds: Speeds) -> tuple[str, str]:
         verdicts[word].append(want)
     verdict = "; ".join(f"{word}: {', '.join(wants)}" for word, wants in verdicts.items() if wants)
     once = min(len(whole(lines, name)) for name in (claim.variant, claim.against)) == 1
-    return ", ".join(said + ([claim.note] if claim.note else [])), verdict + (" (one seed)" if once else "")
+    return verdict + (" (one seed)" if once else "")
 
 
 def speeds_of(recipe: dict[str, Any], speeds: list[dict[str, Any]]) -> Speeds:
