@@ -174,8 +174,9 @@ def test_models_lists_it():
     assert about["language"] == meta.details["language"] and about["licence"] == meta.details["licence"]
     assert about["scores"] == meta.metrics and "STS-B dev, Spearman" in about["scores"]
     shown = say("models")
-    for word in ("small", about["language"], about["licence"], "MB", "STS-B dev", about["path"]):
+    for word in ("small", about["purpose"], about["language"], about["licence"], "MB", "STS-B dev"):
         assert word in shown
+    assert "_" not in shown  # no raw names of metrics
 
 
 def test_verbs_need_no_model(tmp_path, monkeypatch):

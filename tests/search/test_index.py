@@ -196,9 +196,24 @@ def test_hybrid_takes_from_both(index):
     index.add([Record("code", "error E1234 zzz yyy xxx"), Record("near", "alpha beta gamma")])
     assert index.search("what is E1234", 1)[0].id == "code"
     hits = index.search("alpha beta delta", 5)
-    assert hits[0].id == "near" and hits[0].score == pytest.approx(2 / 61)
+    assert hits[0].id == "near" and hits[0].matched == "both"
     assert len(index.search("alpha", 100)) == 100  # vectors fill what words do not find
     assert index.search("!!! ???", 3, "keyword") == []
+
+
+def test_scores_are_cosines_and_hits_name_what_matched(index):
+    """Also for a text that only its words found, since 100 others are nearer."""
+    long = "E1234 " + " ".join(f"far{i}" for i in range(60))
+    index.add([*many(300), Record("code", long), Record("same", "alpha beta gamma")])
+    query = "alpha beta gamma E1234"
+    hits = {hit.id: hit for hit in index.search(query, 50)}
+    assert {hits[name].matched for name in ("same", "code")} == {"both", "words"}
+    assert {hit.matched for name, hit in hits.items() if name not in ("same", "code")} == {"meaning"}
+    cosines = Toy().embed(hit.text for hit in hits.values()) @ Toy().embed([query])[0]
+    assert [hit.score for hit in hits.values()] == pytest.approx(cosines, abs=0.02)
+    assert index.search("alpha beta gamma", 1)[0].score <= 1
+    assert index.search("alpha", 1, "keyword")[0].matched == "words"
+    assert {hit.matched for hit in index.search("alpha", 5, "vector")} == {"meaning"}
 
 
 @settings(max_examples=150)

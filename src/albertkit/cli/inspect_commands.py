@@ -35,31 +35,32 @@ METHODS = ["occlusion", "gradients"]
 @cli.command("albertkit models --json")
 @cli.json_option
 def models(as_json: bool) -> None:
-    """List the built-in models: purpose, size, shape, licence, language and scores.
+    """List the built-in models: purpose, language, size, licence and scores.
 
-    Use their names wherever a model folder is expected: -m small, Albert("small").
+    Use their names wherever a model folder is expected: -m small, Albert("small"). With --json there is one line per
+    model with everything that is known about it.
     """
     from albertkit.builtin import BUILTINS, describe
 
-    for number, model in enumerate(map(describe, BUILTINS)):
-        rows = [
-            ("language", model.language or "not stated"),
-            ("licence", model.licence or "not stated"),
-            ("size", f"{format_megabytes(model.bytes)} ({model.quantization or 'float32'})"),
-            ("shape", ", ".join(f"{name} {value:,}" for name, value in model.shape.items())),
-            ("path", model.path),
-            *(("scores" if not i else "", line) for i, line in enumerate(format_scores(model.scores))),
-        ]
-        title = "\n" * bool(number) + click.style(model.name, bold=True) + f"  {model.purpose}"
-        print_result(as_json, model, title, *(f"  {name:10}{value}" for name, value in rows))
+    for model in map(describe, BUILTINS):
+        size = f"{format_megabytes(model.bytes)} {model.quantization or 'float32'}"
+        title = click.style(f"{model.name:18}", bold=True) + model.purpose
+        about = " · ".join(filter(None, [model.language, size, model.licence]))
+        scores = "; ".join(format_scores(model.scores))
+        print_result(as_json, model, title, *(" " * 18 + line for line in (about, scores) if line))
 
 
 def format_scores(scores: dict[str, Any]) -> Iterator[str]:
-    """One line per data set."""
-    for data, values in scores.items():
-        numbers = {k: v for k, v in values.items() if isinstance(v, int | float)} if isinstance(values, dict) else {}
-        if numbers:
-            yield f"{data}: " + ", ".join(f"{name} {value:.3f}" for name, value in numbers.items())
+    """The score at full depth for each data set, in percent; without data sets, the share of masked tokens predicted.
+
+    Losses and the progress of training are left to --json.
+    """
+    measured = {data: depths for data, depths in scores.items() if any(key.startswith("depth ") for key in depths)}
+    for data, depths in measured.items():
+        yield f"{data} {100 * next(iter(depths.values())):.1f}"
+    accuracy = scores.get("held-out", {}).get("mlm_accuracy")
+    if accuracy is not None and not measured:
+        yield f"masked tokens predicted {accuracy:.1%}"
 
 
 @cli.command("albertkit info albert_tiny_zh/")

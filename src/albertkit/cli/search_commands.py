@@ -96,7 +96,8 @@ def index(
 def search(index: Path, texts: cli.TextInput, model: str | None, k: int, mode: str, as_json: bool) -> None:
     """Search INDEX for TEXTS, or for each line of --file or stdin, by meaning and by keywords.
 
-    Keyword search needs no model.
+    Each result shows the cosine of its meaning with that of the query, what matched (meaning, words or both) and the
+    text. Keyword search needs no model and shows BM25 instead.
     """
     from albertkit.search.index import Index
 
@@ -106,7 +107,10 @@ def search(index: Path, texts: cli.TextInput, model: str | None, k: int, mode: s
         results = opened.search_many(queries, k, mode)
     for query, hits in zip(queries, results, strict=True):
         title = [click.style(query, bold=True)] if len(queries) > 1 else []
-        lines = [f"{hit.score:7.4f}  {shorten(hit.text, 90)}  {click.style(hit.id, dim=True)}" for hit in hits]
+        lines = [
+            f"{hit.score:6.3f}  {hit.matched:8}  {shorten(hit.text, 90)}  {click.style(hit.id, dim=True)}"
+            for hit in hits
+        ]
         print_result(as_json, {"query": query, "hits": hits}, *title, *lines)
         if not hits and not as_json:
             click.echo("no results", err=True)

@@ -72,13 +72,16 @@ class Embedder(Protocol):
 
 @dataclass(frozen=True)
 class SearchHit:
-    """A found text: the cosine in vector mode, BM25 in keyword mode, the sum of 1 / (60 + rank) in hybrid mode."""
+    """A found text."""
 
     id: str
     text: str
     score: float
+    """The cosine of query and text, at most 1; in keyword mode, which needs no model, BM25."""
     source: str
     line: int
+    matched: str
+    """What found the text: "meaning" (its vector), "words" (words of the query), or "both"."""
 
 
 class Index:
@@ -279,7 +282,11 @@ class Index:
     # Searching ----------------------------------------------------------------------------------------------------
 
     def search(self, query: str, k: int = 10, mode: str = "hybrid") -> list[SearchHit]:
-        """The k best texts for a query; fewer when fewer match."""
+        """The k best texts for a query; fewer when fewer match.
+
+        Hybrid mode ranks texts by reciprocal rank fusion of both searches, so a text with many words of the query may
+        come before one with a higher cosine.
+        """
         return self.search_many([query], k, mode)[0]
 
     def search_many(
@@ -302,14 +309,30 @@ class Index:
             if mode != "vector":
                 rows = self._one("SELECT coalesce(max(slot), 0) FROM texts")
                 by_keyword = [self._words.best(query, depth, rows) for query in queries]
-            if mode == "hybrid":
-                return [self._hits(fuse(*lists)[:k]) for lists in zip(by_vector, by_keyword, strict=True)]
-            return [self._hits(found) for found in by_vector or by_keyword]
+            if vectors is None:
+                return [self._hits(ranked, "words") for ranked in by_keyword]
+            if mode == "vector":
+                return [
+                    self._hits([(min(score, 1.0), slot) for score, slot in found], "meaning") for found in by_vector
+                ]
+            return [self._fused_hits(*lists, k) for lists in zip(vectors, by_vector, by_keyword, strict=True)]
 
-    def _hits(self, ranked: Ranked) -> list[SearchHit]:
+    def _fused_hits(self, query: np.ndarray, by_vector: Ranked, by_keyword: Ranked, k: int) -> list[SearchHit]:
+        """The best of both searches, each with its cosine."""
+        cosines, worded = {slot: score for score, slot in by_vector}, {slot for _, slot in by_keyword}
+        best = [slot for _, slot in fuse(by_vector, by_keyword)[:k]]
+        far = self._blocks.read(slot for slot in best if slot not in cosines)
+        found: list[SearchHit] = []
+        for slot in best:
+            cosine = far[slot].dot(query) if slot in far else cosines[slot]
+            matched = "words" if slot in far else "both" if slot in worded else "meaning"
+            found += self._hits([(min(cosine, 1.0), slot)], matched)
+        return found
+
+    def _hits(self, ranked: Ranked, matched: str) -> list[SearchHit]:
         ask = "SELECT id, text, source, line FROM texts WHERE slot = ?"
         rows = [(score, self._sql.execute(ask, (slot,)).fetchone()) for score, slot in ranked]
-        return [SearchHit(row[0], row[1], float(score), row[2], row[3]) for score, row in rows if row]
+        return [SearchHit(row[0], row[1], float(score), row[2], row[3], matched) for score, row in rows if row]
 
     # The connection -----------------------------------------------------------------------------------------------
 

@@ -39,6 +39,10 @@ class StoredVector(NamedTuple):
         data = np.round(vectors / scales[:, None]).astype(np.int8)
         return [cls(float(scale), row) for scale, row in zip(scales, data, strict=True)]
 
+    def dot(self, vector: np.ndarray) -> float:
+        """The dot product with a row of floats."""
+        return 0.0 if self.data is None else self.scale * float(self.data @ vector)
+
 
 class VectorTable:
     """The two tables of vectors; transactions are the caller's."""

@@ -51,7 +51,10 @@ class SearchRequest(ModelRequest, kw_only=True):
 
 
 class HitItem(TypedDict, total=False):
-    """A text, its score and its place: index (and characters of `text`) in a request, id and source in an index."""
+    """A text, its cosine and its place: index (and characters of `text`) in a request, id and source in an index.
+
+    Hits of an index also have `matched`: meaning, words or both. In keyword mode the score is BM25.
+    """
 
     text: str
     score: float
@@ -61,6 +64,7 @@ class HitItem(TypedDict, total=False):
     id: str
     source: str
     line: int
+    matched: str
 
 
 @dataclass(frozen=True)
