@@ -1,5 +1,5 @@
 """Do adapters pay for a shared layer? Fine-tuning with LoRA (arXiv 2106.09685) beside training everything, on the one
-loop; the source of the section on docs/finetuning.md.
+loop; the source of a section of docs/results/ideas.md.
 
     python studies/adapters.py DATA [--examples 6000] [--epochs 1] [--seeds 1] [--start small]
     python studies/adapters.py DATA --quick    # toy size; keeps nothing
