@@ -343,7 +343,7 @@ class Albert(RuntimeModel):
         question: str | None = None,
         **settings: Unpack[ExplainKeywords],
     ) -> Explanation:
-        """Explain a prediction: values of words, attention, and how the prediction forms (see `docs/explain.md`).
+        """Explain a prediction: values of words, attention, and how the prediction forms (see `docs/guides/explain.md`).
 
         pair, question: what the model's task needs beside the text. Settings: the fields of `ExplainSettings`,
         among them methods (occlusion, gradients) and target (what to explain).

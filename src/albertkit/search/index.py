@@ -1,7 +1,7 @@
 """Search: texts in one SQLite file with their words and vectors, found by meaning, by words, or both.
 
 In: files or records and an embedder. Out: an index on disk, and hits. Every batch is one transaction: killed at any
-moment, the index keeps the batches that were finished. docs/search.md has the measurements behind this design.
+moment, the index keeps the batches that were finished. docs/results/benchmarks.md has the measurements behind this design.
 """
 
 from __future__ import annotations

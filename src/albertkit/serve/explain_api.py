@@ -34,8 +34,8 @@ class ExplainRequest(StrictRequest):
     """A text to explain, with the second text or the question that the model's task needs."""
 
     text: str
-    pair: str | None = None
-    question: str | None = None
+    pair: Annotated[str | None, Meta(description="The second text, for a model of pairs.")] = None
+    question: Annotated[str | None, Meta(description="For a model that answers questions.")] = None
     k: Count = 5
     vectors: Annotated[bool, Meta(description="Return the sentence vector at each depth.")] = False
     attention: Annotated[

@@ -22,9 +22,11 @@ class EmbeddingsRequest(StrictRequest):
 
     input: TextsOrTokens
     model: Annotated[str, Meta(description="Name of a served model.")]
-    encoding_format: Literal["float", "base64"] = "float"
+    encoding_format: Annotated[
+        Literal["float", "base64"], Meta(description="Vectors as numbers, or as little-endian float32 in base64.")
+    ] = "float"
     dimensions: Dimensions = None
-    user: str | None = None
+    user: Annotated[str | None, Meta(description="Ignored.")] = None
     depth: Depth = None
     pooling: Pooling = None
     long_texts: Annotated[

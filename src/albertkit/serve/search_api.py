@@ -25,8 +25,8 @@ from albertkit.serve.served_models import ServedModel, ServedModels
 class SimilarRequest(ModelRequest, kw_only=True):
     """Texts to compare with each other, or with `others`."""
 
-    texts: Annotated[list[str], Meta(min_length=1)]
-    others: Annotated[list[str] | None, Meta(description="The columns; default the texts themselves.")] = None
+    texts: Annotated[list[str], Meta(min_length=1, description="Texts to compare.")]
+    others: Annotated[list[str] | None, Meta(description="Compare with these; the default is `texts`.")] = None
     dimensions: Dimensions = None
 
 
@@ -42,11 +42,13 @@ class SearchRequest(ModelRequest, kw_only=True):
     """A query, and what to search: `texts`, one `text` split into sentences or lines, or a served index."""
 
     query: str
-    texts: list[str] | None = None
-    text: str | None = None
-    split: Literal["sentences", "lines"] = "sentences"
-    index: Annotated[str | None, Meta(description="Name of a served index; default the first.")] = None
-    mode: Annotated[Literal["hybrid", "vector", "keyword"], Meta(description="For an index.")] = "hybrid"
+    texts: Annotated[list[str] | None, Meta(description="Texts to search.")] = None
+    text: Annotated[str | None, Meta(description="One text to split and search.")] = None
+    split: Annotated[Literal["sentences", "lines"], Meta(description="How to split `text`.")] = "sentences"
+    index: Annotated[str | None, Meta(description="Name of a served index; the default is the first.")] = None
+    mode: Annotated[
+        Literal["hybrid", "vector", "keyword"], Meta(description="For an index: by meaning, by keywords, or both.")
+    ] = "hybrid"
     k: Count = 10
 
 

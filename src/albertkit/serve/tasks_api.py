@@ -58,12 +58,12 @@ class FillRequest(TextsRequest):
 
 
 class GenerateRequest(TextsRequest):
-    """Texts to generate from, with the settings of generation (see `docs/generation.md`)."""
+    """Texts to generate from, with the settings of generation."""
 
     beams: Annotated[int, Meta(ge=1, le=16, description="Width of the beam search.")] = 1
-    no_repeat: Annotated[int, Meta(ge=0, le=100, description="Generate no n-gram of this size twice.")] = 0
+    no_repeat: Annotated[int, Meta(ge=0, le=100, description="Do not repeat n-grams of this size; 0 allows them.")] = 0
     max_tokens: Annotated[
-        Annotated[int, Meta(ge=1, le=1024)] | None, Meta(description="Most tokens to generate; default as trained.")
+        Annotated[int, Meta(ge=1, le=1024)] | None, Meta(description="Most tokens to generate; the default is that of training.")
     ] = None
 
 

@@ -33,13 +33,14 @@ from albertkit.tasks.classify import ClassifyTask
 from albertkit.tasks.examples import TextExample
 
 POSITIVE_LABELS = ("1", "yes", "true", "entailment", "positive")  # the class that means "relevant" of two
+RawScores = Annotated[bool, Meta(description="Return logits instead of probabilities.")]
 
 
 class EmbedRequest(Struct, kw_only=True):
     """Sentence vectors. The fields from `model` on are not TEI's."""
 
     inputs: TextsOrTokens
-    normalize: bool | None = None
+    normalize: Annotated[bool | None, Meta(description="Vectors of length 1; default the model's.")] = None
     truncate: Annotated[bool | None, Meta(description="Truncate long texts instead of reading windows.")] = None
     prompt_name: Annotated[str | None, Meta(description="One of the model's prompts.")] = None
     dimensions: Dimensions = None
@@ -63,9 +64,9 @@ class RerankRequest(Struct, kw_only=True):
     """Texts to rank for a query: by a model fine-tuned on pairs, else by the cosine of vectors."""
 
     query: str
-    texts: Annotated[list[str], Meta(min_length=1)]
-    raw_scores: bool = False
-    return_text: bool = False
+    texts: Annotated[list[str], Meta(min_length=1, description="Texts to rank.")]
+    raw_scores: RawScores = False
+    return_text: Annotated[bool, Meta(description="Return the texts too.")] = False
     model: Served = None
 
 
@@ -81,7 +82,7 @@ class PredictRequest(Struct, kw_only=True):
     """Texts or pairs to classify."""
 
     inputs: TextsOrPairs
-    raw_scores: bool = False
+    raw_scores: RawScores = False
     model: Served = None
 
 
@@ -96,7 +97,7 @@ class TokenizeRequest(Struct, kw_only=True):
     """Texts to tokenize."""
 
     inputs: Texts
-    add_special_tokens: bool = True
+    add_special_tokens: Annotated[bool, Meta(description="Add [CLS] and [SEP].")] = True
     model: Served = None
 
 
@@ -104,7 +105,7 @@ class DecodeRequest(Struct, kw_only=True):
     """Token ids to decode."""
 
     ids: IdsOrMany
-    skip_special_tokens: bool = True
+    skip_special_tokens: Annotated[bool, Meta(description="Omit [CLS], [SEP] and [PAD].")] = True
     model: Served = None
 
 
