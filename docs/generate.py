@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "bench"))
 import api_page
 import benchmarks_page
 import options_page
-from tables import benchmarks, compression, elastic, ideas, models, tasks
+from tables import benchmarks, compression, elastic, http_api, ideas, models, tasks
 
 DOCS = Path(__file__).parent
 NOTE = "<!-- Written by `make docs`; do not edit. -->\n"
@@ -89,6 +89,7 @@ TABLES: dict[str, Callable[[], str]] = {
     **compression.TABLES,
     **elastic.TABLES,
     **ideas.TABLES,
+    **http_api.TABLES,
 }
 
 

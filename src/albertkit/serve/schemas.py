@@ -36,9 +36,13 @@ IdsOrMany = Annotated[
 Vector = Annotated[Any, Meta(extra_json_schema=NUMBERS)]
 Table = Annotated[Any, Meta(extra_json_schema={"type": "array", "items": NUMBERS})]
 Served = Annotated[str | None, Meta(description="Name of a served model; the default is the first with this endpoint.")]
-Depth = Annotated[Annotated[int, Meta(ge=1, le=1024)] | None, Meta(description="Layers to apply; the default is the model's.")]
+Depth = Annotated[
+    Annotated[int, Meta(ge=1, le=1024)] | None, Meta(description="Layers to apply; the default is the model's.")
+]
 Dimensions = Annotated[Annotated[int, Meta(ge=1)] | None, Meta(description="Keep the first dimensions of each vector.")]
-Pooling = Annotated[Literal["mean", "cls", "pooler", "max"] | None, Meta(description="Pooling; the default is the model's.")]
+Pooling = Annotated[
+    Literal["mean", "cls", "pooler", "max"] | None, Meta(description="Pooling; the default is the model's.")
+]
 Count = Annotated[int, Meta(ge=1, le=1000, description="How many results to return.")]
 
 

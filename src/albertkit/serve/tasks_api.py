@@ -63,7 +63,8 @@ class GenerateRequest(TextsRequest):
     beams: Annotated[int, Meta(ge=1, le=16, description="Width of the beam search.")] = 1
     no_repeat: Annotated[int, Meta(ge=0, le=100, description="Do not repeat n-grams of this size; 0 allows them.")] = 0
     max_tokens: Annotated[
-        Annotated[int, Meta(ge=1, le=1024)] | None, Meta(description="Most tokens to generate; the default is that of training.")
+        Annotated[int, Meta(ge=1, le=1024)] | None,
+        Meta(description="Most tokens to generate; the default is that of training."),
     ] = None
 
 

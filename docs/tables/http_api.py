@@ -1,23 +1,22 @@
-"""The tables of docs/reference/http.md, from the server's own OpenAPI description: for `generate.py`.
+"""The tables of docs/reference/http.md, from the server's own OpenAPI description.
 
-In: a page with marks `<!-- generated: NAME -->` … `<!-- /generated -->`. Out: the page with fresh tables between them.
-NAME is `errors`, `limits`, or one of the groups of endpoints in `GROUPS`.
+`http-errors` and `http-limits` are tables; `http-openai`, `http-tei`, `http-tasks` and `http-server` are the endpoints
+of a group, each with its fields and its response.
 """
 
 from __future__ import annotations
 
 import json
-import re
+from collections.abc import Callable
 from dataclasses import fields
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 from albertkit.serve.app import OPENAI, OWN, SERVER, TEI, description
 from albertkit.serve.schemas import ERRORS
 from albertkit.serve.serve_settings import ServeSettings
+from tables import table
 
-PAGE = Path(__file__).parent / "reference" / "http.md"
-MARKS = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- /generated -->\n)", re.S)
 GROUPS = {"openai": OPENAI, "tei": TEI, "tasks": OWN, "server": SERVER}
 LIMITS = ("max_texts", "max_tokens", "max_bytes", "deadline", "client_timeout", "max_pending_bytes", "max_connections")
 TYPES = {"string": "text", "integer": "integer", "number": "number", "boolean": "true or false", "null": "null"}
@@ -25,30 +24,32 @@ PLURALS = {"text": "texts", "integer": "integers"}
 INLINE = 90  # characters of a response that fits into a line
 
 
-def page() -> str:
-    """The page with fresh tables."""
-    return MARKS.sub(lambda mark: mark[1] + "\n" + between(mark[2]) + "\n" + mark[3], PAGE.read_text(encoding="utf-8"))
+def errors() -> str:
+    """Every status with its type and meaning."""
+    return table(
+        ("status", "`error_type`", "meaning"),
+        [(status, f"`{kind}`", meaning) for status, (kind, meaning) in ERRORS.items()],
+    )
 
 
-def between(name: str) -> str:
-    """What stands between the marks of a name."""
-    if name == "errors":
-        rows = [f"| {status} | `{kind}` | {meaning} |\n" for status, (kind, meaning) in ERRORS.items()]
-        return "| status | `error_type` | meaning |\n|---|---|---|\n" + "".join(rows)
-    if name == "limits":
-        settings = {one.name: one for one in fields(ServeSettings)}
-        rows = [
-            f"| `--{name.replace('_', '-')}` | {settings[name].default:,} | {settings[name].metadata['help']} |\n"
-            for name in LIMITS
-        ]
-        return "| option | default | meaning |\n|---|---|---|\n" + "".join(rows)
-    group = [
-        (method.upper(), path, operation)
+def limits() -> str:
+    """The settings that limit requests."""
+    settings = {one.name: one for one in fields(ServeSettings)}
+    rows = [
+        (f"`--{name.replace('_', '-')}`", f"{settings[name].default:,}", settings[name].metadata["help"])
+        for name in LIMITS
+    ]
+    return table(("option", "default", "meaning"), rows)
+
+
+def endpoints(group: str) -> str:
+    """The endpoints of a group."""
+    return "\n".join(
+        endpoint(method.upper(), path, operation)
         for path, methods in description()["paths"].items()
         for method, operation in methods.items()
-        if GROUPS[name] in operation["tags"]
-    ]
-    return "\n".join(endpoint(*one) for one in group)
+        if group in operation["tags"]
+    )
 
 
 def endpoint(method: str, path: str, operation: dict[str, Any]) -> str:
@@ -56,11 +57,10 @@ def endpoint(method: str, path: str, operation: dict[str, Any]) -> str:
     text = f"### {method} {path}\n\n{operation['summary']}\n"
     if "requestBody" in operation:
         request = resolve(operation["requestBody"]["content"]["application/json"]["schema"])
-        text += "\n| field | type | default | meaning |\n|---|---|---|---|\n"
-        text += "".join(
-            f"| `{name}` | {type_of(one)} | {default(name, one, request)} | {one.get('description', '')} |\n"
-            for name, one in sorted(request["properties"].items(), key=lambda item: item[0] not in request["required"])
-        )
+        names = sorted(request["properties"], key=lambda name: name not in request["required"])  # required ones first
+        given = [(name, request["properties"][name]) for name in names]
+        rows = [(f"`{n}`", type_of(one), default(n, one, request), one.get("description", "")) for n, one in given]
+        text += "\n" + table(("field", "type", "default", "meaning"), rows)
     content = operation["responses"]["200"]["content"]
     schema = content["application/json"].get("schema") if len(content) == 1 else None
     if schema is None:
@@ -124,10 +124,17 @@ def shape(schema: dict[str, Any], indent: int | None = None) -> str:
         return f"[{shape(schema.get('items', {}), indent)}, …]"
     if "properties" in schema:
         rows = [f'"{name}": {shape(one, inner)}' for name, one in schema["properties"].items()]
-        if indent is None or all(len(row) <= INLINE for row in rows) and sum(map(len, rows)) <= INLINE:
+        if indent is None or (all(len(row) <= INLINE for row in rows) and sum(map(len, rows)) <= INLINE):
             return "{" + ", ".join(rows) + "}"
         pad = " " * (indent + 2)
         return "{\n" + "".join(f"{pad}{row}\n" for row in rows) + " " * indent + "}"
     if kind == "object":
         return f'{{"…": {shape(schema.get("additionalProperties") or {}, indent)}}}'
     return TYPES.get(str(kind), "value")
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "http-errors": errors,
+    "http-limits": limits,
+    **{f"http-{name}": partial(endpoints, group) for name, group in GROUPS.items()},
+}
