@@ -69,7 +69,7 @@ clean:  ## remove what was set up
 	touch $@
 
 .venv/base: .venv/pip pyproject.toml
-	$(BIN)/python -m pip install -q -c constraints.txt -e .
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[frozen,serve]'
 	touch $@
 
 .venv/all: .venv/base

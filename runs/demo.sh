@@ -1,24 +1,45 @@
 #!/usr/bin/env bash
-# What the built-in model does, offline and without torch, in seconds. `make run` calls it.
+# A demo of the built-in models, offline and without torch, in seconds. `make run` calls it.
 set -euo pipefail
-here="$(cd "$(dirname "$0")" && pwd)"
+examples="$(cd "$(dirname "$0")/../examples" && pwd)"
 scratch="$(mktemp -d)"
 trap 'rm -rf "$scratch"' EXIT
 cd "$scratch"
-cp "$here/../examples/notes.txt" .
+cp "$examples"/{notes.txt,messages.tsv,messages-dev.tsv} .
 
-show() {  # a command as one would type it, then what it prints
-  printf '\n$'
+show() {  # a title and a command as you would type it, then its output
+  printf '\n# %s\n$' "$1"
+  shift
   for word in "$@"; do
     case "$word" in *[!a-zA-Z0-9._/-]*) printf ' "%s"' "$word" ;; *) printf ' %s' "$word" ;; esac
   done
   printf '\n'
-  "$@"
+  "$@" 2>errors || { cat errors >&2; exit 1; }
 }
 
-show albertkit models
-show albertkit embed "A man plays the guitar." "Someone makes music." --dim 6
-show albertkit similar "A man plays the guitar." "Someone makes music." "The train was late." "My bus did not come on time."
-show albertkit fill "paris is the [MASK] of france." -k 3
-show albertkit index notes.txt -o notes.idx
-show albertkit search notes.idx "can I get my money back?" "my screen is black" -k 2
+show "A sentence vector, cut to 6 numbers" \
+  albertkit embed "A man plays the guitar." --dim 6
+show "Similarity: 1 is the same meaning, 0 is unrelated" \
+  albertkit similar "A man plays the guitar." "Someone makes music." "The train was late." "My bus did not come on time."
+show "The likeliest words for a mask" \
+  albertkit fill "paris is the [MASK] of france." -k 3
+show "The same in Chinese" \
+  albertkit fill "北京是中国的[MASK]。" -m small-zh -k 3
+show "Search 16 notes by meaning and by words" \
+  albertkit index notes.txt -o notes.idx
+show "The score is the cosine of query and note" \
+  albertkit search notes.idx "can I get my money back?" "my screen is black" -k 1
+show "A classifier, trained on 120 messages to a shop" \
+  albertkit finetune classify messages.tsv --dev messages-dev.tsv -o messages --freeze
+show "Its predictions for new messages" \
+  albertkit classify -m messages "Where is my parcel?" "The lid was cracked." "I want my money back."
+
+cat <<'END'
+
+# What to type next
+. .venv/bin/activate
+albertkit finetune classify examples/messages.tsv -o messages --freeze
+albertkit explain -m messages "Where is my parcel?"
+albertkit serve messages
+# then open http://127.0.0.1:8080/ in a browser
+END

@@ -212,7 +212,7 @@ def test_the_demonstration_runs(tmp_path):
         pytest.skip("albertkit is not installed beside this Python")
     done = subprocess.run([ROOT / "runs" / "demo.sh"], cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("\n$ albertkit ") == 6 and list(tmp_path.iterdir()) == []
+    assert done.stdout.count("\n$ albertkit ") == 8 and list(tmp_path.iterdir()) == []
 
 
 # A start for more ------------------------------------------------------------------------------------------------
