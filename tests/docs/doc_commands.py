@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import gzip
 import json
+import lzma
 import re
 import shlex
 import shutil
@@ -117,6 +118,7 @@ def write_files(folder: Path) -> Path:
     (folder / "mails").mkdir()
     (folder / "mails" / "one.txt").write_text("Angela Merkel visited Paris.\n", encoding="utf-8")
     (folder / "books.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
+    (folder / "runs" / "tiny.txt.xz").write_bytes(lzma.compress((folder / "texts" / "new.txt").read_bytes()))
     wide = shape().replace(hidden_size=64, num_attention_heads=1)  # heads as wide as those of real shapes
     (folder / "tiny-shape.json").write_text(json.dumps(wide.to_dict()), encoding="utf-8")
     return folder
